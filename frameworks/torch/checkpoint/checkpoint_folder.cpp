@@ -1,7 +1,6 @@
 #include "checkpoint/checkpoint_folder.h"
 
 #include <algorithm>
-#include <array>
 #include <cctype>
 #include <cerrno>
 #include <charconv>
@@ -21,7 +20,7 @@ constexpr const char* kManifest = "manifest";
 constexpr const char* kCommon = "common";
 constexpr const char* kRank = "rank-";
 
-/// All of the text is digits.
+/// The number, if the whole text is its digits.
 std::optional<std::uint64_t> digits(std::string_view text) {
   std::uint64_t value = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
@@ -29,7 +28,7 @@ std::optional<std::uint64_t> digits(std::string_view text) {
   return value;
 }
 
-/// Whether hvd has given a file this name: only those are removed.
+/// Whether hvd gives files this name. Other files are never removed.
 bool is_ours(std::string name) {
   const std::string_view partial = kPartial;
   if (name.ends_with(partial)) name.resize(name.size() - partial.size());
@@ -50,7 +49,7 @@ bool is_there(const fs::path& path) {
 
 fs::path CheckpointFolder::folder_of(std::uint64_t step) const {
   std::string number = std::to_string(step);
-  constexpr std::size_t kDigits = 12;  // so that a listing is in order
+  constexpr std::size_t kDigits = 12;  // listings by name are then in order
   if (number.size() < kDigits) number.insert(0, kDigits - number.size(), '0');
   return path_ / (std::string(kStep) + number);
 }
@@ -58,7 +57,7 @@ fs::path CheckpointFolder::folder_of(std::uint64_t step) const {
 std::string CheckpointFolder::common_name() { return kCommon; }
 std::string CheckpointFolder::rank_name(int rank) { return kRank + std::to_string(rank); }
 
-/// Complete or not.
+/// All steps that have a folder, complete or not, ascending.
 std::vector<std::uint64_t> CheckpointFolder::all_steps() const {
   std::vector<std::uint64_t> found;
   std::error_code error;
@@ -114,21 +113,11 @@ void CheckpointFolder::begin(std::uint64_t step, std::optional<std::uint64_t> lo
 }
 
 Manifest::File CheckpointFolder::write(std::uint64_t step, const std::string& name,
-                                       std::span<const std::string> parts) {
-  return {name, write_durably(folder_of(step) / name, parts, calls_)};
+                                       const ByteSource& source) {
+  return {name, write_durably(folder_of(step) / name, source, calls_)};
 }
 
-Manifest::File CheckpointFolder::write_common(std::uint64_t step,
-                                              std::span<const std::string> parts) {
-  return write(step, common_name(), parts);
-}
-
-Manifest::File CheckpointFolder::write_rank(std::uint64_t step, int rank,
-                                            std::span<const std::string> parts) {
-  return write(step, rank_name(rank), parts);
-}
-
-/// That they are there and whole; what is in them only reading tells.
+/// Compares the sizes only. Reading a file compares its checksum.
 void CheckpointFolder::check_sizes(const Manifest& manifest) const {
   for (const Manifest::File& file : manifest.files) {
     const fs::path path = folder_of(manifest.step) / file.name;
@@ -150,9 +139,8 @@ void CheckpointFolder::check_sizes(const Manifest& manifest) const {
 std::string CheckpointFolder::commit(const Manifest& manifest,
                                      std::optional<std::uint64_t> loaded) {
   check_sizes(manifest);
-  sync_folder(path_, calls_);  // the name of the step's folder
-  const std::array<std::string, 1> text{manifest.encode()};
-  write_durably(folder_of(manifest.step) / kManifest, text, calls_);
+  sync_folder(path_, calls_);  // for the name of the step's folder
+  write_durably(folder_of(manifest.step) / kManifest, manifest.encode(), calls_);
   std::string complaint;
   if (loaded) {
     for (const std::uint64_t step : steps()) {
@@ -168,12 +156,12 @@ void CheckpointFolder::abandon(std::uint64_t step) noexcept {
   try {
     remove(step);
   } catch (const std::exception&) {
-    // It has no manifest, so it means nothing; the next save removes it.
+    // Files without a manifest are ignored, and the next save removes them.
   }
   lock_.reset();
 }
 
-/// The manifest goes first, and for good, so that a checkpoint that has lost a file never counts.
+/// Removes the manifest first, durably, so that a checkpoint without some file is never complete.
 std::string CheckpointFolder::remove(std::uint64_t step) {
   const fs::path folder = folder_of(step);
   if (is_there(folder / kManifest)) {
@@ -205,7 +193,7 @@ std::string CheckpointFolder::remove_all_but(std::size_t keep) noexcept {
       const auto place = std::lower_bound(complete.begin(), complete.end(), step);
       const bool is_complete = place != complete.end() && *place == step;
       const bool recent = static_cast<std::size_t>(complete.end() - place) <= keep;
-      // A later one without a manifest may be another process's that is being written.
+      // A later step without a manifest may be one that another process is writing.
       if (is_complete ? recent : place == complete.end()) continue;
       if (std::string left = remove(step); !left.empty()) complaint = std::move(left);
     }
@@ -223,7 +211,7 @@ Manifest CheckpointFolder::manifest(std::uint64_t step) const {
     throw CheckpointError("there is no complete checkpoint of step " + std::to_string(step) +
                           " in " + path_.string() + ", which has those of steps:" + there);
   }
-  Manifest manifest = Manifest::decode(read_file(path), path.string());
+  Manifest manifest = Manifest::decode(read_file(path, calls_), path.string());
   if (manifest.step != step) {
     throw CheckpointError(path.string() + ": expected step " + std::to_string(step) +
                           ", got step " + std::to_string(manifest.step) +
@@ -234,7 +222,7 @@ Manifest CheckpointFolder::manifest(std::uint64_t step) const {
 }
 
 std::string CheckpointFolder::read(std::uint64_t step, const Manifest::File& file) const {
-  return read_file(folder_of(step) / file.name, file.contents);
+  return read_file(folder_of(step) / file.name, file.contents, calls_);
 }
 
 }  // namespace hvd::libtorch

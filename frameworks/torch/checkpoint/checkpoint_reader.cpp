@@ -2,92 +2,129 @@
 
 #include <c10/util/Exception.h>
 
-#include "checkpoint/sharded_item.h"
+#include <algorithm>
+#include <utility>
+
+#include "checkpoint/state_item.h"
 #include "hvd/torch/checkpoint_error.h"
 
 namespace hvd::libtorch {
-namespace {
 
-bool is_optimizer(const TrainingState::Entry& entry) { return entry.item->takes_shards(); }
-
-}  // namespace
-
-/// The first rank chooses and reads what is the same on all ranks.
+/// The first rank chooses the checkpoint and reads its manifest and its file of replicated state.
 std::optional<Manifest> CheckpointReader::choose(std::optional<std::uint64_t> step) {
-  const auto said = talk_.after("choose", [&] {
-    if (!talk_.first()) return std::string();
+  const auto results = vote_.run("choose", [&] {
+    if (!vote_.first()) return std::string();
     if (!step) step = folder_.newest();
     if (!step) return std::string();
     const Manifest manifest = folder_.manifest(*step);
     common_ = folder_.read(*step, manifest.common());
     return manifest.encode();
   });
-  if (said.front().empty()) return std::nullopt;
-  talk_.broadcast_bytes("common", common_);
-  return Manifest::decode(said.front(), "the first rank's manifest");
+  if (results.front().empty()) return std::nullopt;
+  Manifest manifest = Manifest::decode(results.front(), "the first rank's manifest");
+  if (!vote_.first()) common_.assign(manifest.common().contents.bytes, '\0');
+  vote_.broadcast_bytes("common", 0, common_.data(), common_.size());
+  return manifest;
 }
 
-/// Each file is read by somebody, also when there are fewer ranks now.
-/// @return this rank's; of one that is new that of another
-std::string CheckpointReader::read_own(const Manifest& manifest) const {
-  const auto rank = static_cast<std::size_t>(talk_.rank());
-  const auto ranks = static_cast<std::size_t>(talk_.process_set().size());
-  std::string own = folder_.read(manifest.step, manifest.of_rank(rank % manifest.ranks()));
-  for (std::size_t other = rank + ranks; other < manifest.ranks(); other += ranks)
-    folder_.read(manifest.step, manifest.of_rank(other));
-  return own;
+/// @pre this rank has the own state of the checkpoint's first rank
+CheckpointReader::Send CheckpointReader::send_needed(const TrainingState& state,
+                                                     const Manifest& manifest) const {
+  const auto items = items_in(own_.front());
+  for (const auto& entry : state.entries()) {
+    const bool sharded =
+        entry.item->takes_shards() && has_item(items, entry.name, kShardedOptimizer);
+    const bool merged = entry.item->merges() && manifest.ranks() != vote_.ranks();
+    if (sharded || merged) return Send::kAll;
+  }
+  return manifest.ranks() < vote_.ranks() ? Send::kToNewRanks : Send::kNone;
 }
 
-/// Of all ranks that there were.
-std::function<void()> CheckpointReader::decode_shards(const TrainingState::Entry& entry,
-                                                      const Manifest& manifest) const {
-  std::vector<std::string> files;
-  for (std::size_t rank = 0; rank < manifest.ranks(); ++rank)
-    files.push_back(folder_.read(manifest.step, manifest.of_rank(rank)));
-  const std::string kind = is_optimizer(entry) ? kShardedOptimizer : entry.item->kind();
+/// The file of rank i is read by rank i modulo the present number of ranks. The shares of the
+/// replicated tensors go to all ranks, the own state where it is needed.
+void CheckpointReader::read_ranks(const TrainingState& state, const Manifest& manifest) {
+  const std::size_t rank = static_cast<std::size_t>(vote_.rank());
+  const std::size_t ranks = vote_.ranks(), files = manifest.ranks();
+  std::vector<std::string> read(files);
+  own_.resize(files);
+  const auto results = vote_.run("read", [&] {
+    for (std::size_t i = rank; i < files; i += ranks) {
+      read[i] = folder_.read(manifest.step, manifest.of_rank(i));
+      const std::size_t own_bytes = read[i].size() - manifest.of_rank(i).share;
+      if (i == rank) own_[i] = read[i].substr(0, own_bytes);
+    }
+    return vote_.first() ? std::string(1, static_cast<char>(send_needed(state, manifest)))
+                         : std::string();
+  });
+  const auto send = static_cast<Send>(results.front().front());
+  std::optional<ReplicatedBytes> replicated;
+  if (manifest.shared_bytes() > 0) replicated.emplace(common_, manifest.shared_bytes());
+  for (std::size_t i = 0; i < files; ++i) {
+    const Manifest::File& file = manifest.of_rank(i);
+    const auto share = static_cast<std::size_t>(file.share);
+    const auto own = static_cast<std::size_t>(file.contents.bytes) - share;
+    const std::size_t reader = i % ranks;
+    std::string bytes = std::move(read[i]);
+    // Sends the whole file, or only the share at its end.
+    const std::size_t begin = send == Send::kNone ? own : 0;
+    const std::size_t count = own - begin + share;
+    if (reader != rank) bytes.assign(own + share, '\0');
+    vote_.broadcast_bytes("rank", reader, bytes.data() + begin, count);
+    if (replicated) replicated->add_share(std::string_view(bytes).substr(own));
+    bytes.resize(own);
+    const bool needed = send == Send::kAll || (send == Send::kToNewRanks && i == rank % files);
+    if (needed) own_[i] = std::move(bytes);
+  }
+  if (replicated) common_ = replicated->take();
+}
+
+std::function<void()> CheckpointReader::decode_shards(const TrainingState::Entry& entry) const {
+  const std::string kind = entry.item->takes_shards() ? kShardedOptimizer : entry.item->kind();
   std::vector<std::string_view> shards;
-  for (const std::string& file : files)
-    shards.push_back(find_item(items_in(file), entry.name, kind).bytes);
+  for (const std::string& bytes : own_)
+    shards.push_back(find_item(items_in(bytes), entry.name, kind).bytes);
   return entry.item->decode_shards(shards);
 }
 
-CheckpointReader::Changes CheckpointReader::decode(const TrainingState& state,
-                                                   const Manifest& manifest,
-                                                   bool allow_unused) const {
-  const std::string own = read_own(manifest);
-  const auto common_items = items_in(common_);
-  const auto own_items = items_in(own);
-  if (!allow_unused) {
-    require_all_used(common_items, state);
-    require_all_used(own_items, state);
+std::function<void()> CheckpointReader::decode_entry(const TrainingState::Entry& entry,
+                                                     bool is_new) const {
+  const auto common = items_in(common_);
+  const auto own = items_in(own_[static_cast<std::size_t>(vote_.rank()) % own_.size()]);
+  const auto& [name, item] = entry;
+  if (item->takes_shards()) {
+    // An optimizer loads the state of a wrapped or an unwrapped one.
+    if (has_item(own, name, kShardedOptimizer)) return decode_shards(entry);
+    if (has_item(common, name, kElementwiseOptimizer))
+      return item->decode_shards({find_item(common, name, kElementwiseOptimizer).bytes});
+    return item->decode(find_item(common, name, kWholeOptimizer).bytes);
   }
-  const auto ranks = static_cast<std::size_t>(talk_.process_set().size());
-  const bool is_new = static_cast<std::size_t>(talk_.rank()) >= manifest.ranks();
+  const StoredItem& stored = find_item(item->per_rank() ? own : common, name, item->kind());
+  if (item->merges() && own_.size() != vote_.ranks()) return decode_shards(entry);
+  return item->per_rank() && is_new ? item->decode_for_new_rank(stored.bytes, vote_.rank())
+                                    : item->decode(stored.bytes);
+}
+
+CheckpointReader::Changes CheckpointReader::decode(const TrainingState& state,
+                                                   bool allow_unused) const {
+  const std::size_t rank = static_cast<std::size_t>(vote_.rank());
+  if (!allow_unused) {
+    require_all_used(items_in(common_), state);
+    require_all_used(items_in(own_[rank % own_.size()]), state);
+  }
   Changes optimizers, changes;
   for (const auto& entry : state.entries()) {
-    // An optimizer takes what was saved of one, sharded or not.
-    const bool optimizer = is_optimizer(entry);
-    const bool sharded = optimizer && has_item(own_items, entry.name, kShardedOptimizer);
-    const bool per_rank = optimizer ? sharded : entry.item->per_rank();
-    const std::string kind = !optimizer ? entry.item->kind()
-                             : sharded  ? kShardedOptimizer
-                                        : kWholeOptimizer;
-    const StoredItem& stored = find_item(per_rank ? own_items : common_items, entry.name, kind);
-    const auto change = [&] {
-      try {
-        const bool merged = entry.item->merges() && manifest.ranks() != ranks;
-        if (sharded || merged) return decode_shards(entry, manifest);
-        return per_rank && is_new ? entry.item->decode_for_new_rank(stored.bytes, talk_.rank())
-                                  : entry.item->decode(stored.bytes);
-      } catch (const c10::Error& error) {
-        throw CheckpointError("'" + entry.name + "': " + error.what_without_backtrace());
-      } catch (const std::exception& error) {
-        throw CheckpointError("'" + entry.name + "': " + error.what());
-      }
-    };
-    (is_optimizer(entry) ? optimizers : changes).push_back(change());
+    try {
+      auto& list = entry.item->takes_shards() ? optimizers : changes;
+      list.push_back(decode_entry(entry, rank >= own_.size()));
+    } catch (const c10::Error& error) {
+      throw CheckpointError("'" + entry.name + "': " + error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      const std::string prefix = "'" + entry.name + "'";
+      const std::string text = error.what();
+      throw CheckpointError(text.starts_with(prefix) ? text : prefix + ": " + text);
+    }
   }
-  // LibTorch's optimizers first, the only ones that may refuse at the last moment.
+  // LibTorch's optimizers first: only their changes may still fail.
   changes.insert(changes.begin(), optimizers.begin(), optimizers.end());
   return changes;
 }
@@ -95,18 +132,21 @@ CheckpointReader::Changes CheckpointReader::decode(const TrainingState& state,
 std::optional<std::uint64_t> CheckpointReader::load(const TrainingState& state,
                                                     std::optional<std::uint64_t> step,
                                                     bool allow_unused) {
-  const std::string own =
+  const std::string description =
       description_of(state) + " for " + (step ? "step " + std::to_string(*step) : "the newest");
-  require_equal(talk_.after("state", [&] { return own; }), talk_.process_set(), "load_checkpoint");
+  require_equal(vote_.run("state", [&] { return description; }), vote_.process_set(),
+                "load_checkpoint");
   const auto manifest = choose(step);
   if (!manifest) return std::nullopt;
+  read_ranks(state, *manifest);
   Changes changes;
-  talk_.after("decode", [&] {
-    changes = decode(state, *manifest, allow_unused);
+  vote_.run("decode", [&] {
+    changes = decode(state, allow_unused);
     return std::string();
   });
   common_.clear();
-  talk_.after("change", [&] {
+  own_.clear();
+  vote_.run("change", [&] {
     for (const auto& change : changes) change();
     return std::string();
   });

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
 #include <functional>
@@ -8,33 +9,42 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/rank_talk.h"
+#include "checkpoint/checkpoint_vote.h"
 #include "checkpoint/state_file.h"
 
 namespace hvd::libtorch {
 
-/// One rank's part in loading one checkpoint. Not thread-safe.
+/// One rank's part in loading one checkpoint. Each file is opened and read by one rank, which sends
+/// it to the ranks that need it. Not thread-safe.
 class CheckpointReader {
  public:
-  CheckpointReader(const std::filesystem::path& folder, RankTalk talk)
-      : folder_(folder), talk_(std::move(talk)) {}
+  CheckpointReader(const std::filesystem::path& folder, CheckpointVote vote,
+                   FileCalls& calls = FileCalls::system())
+      : folder_(folder, calls), vote_(std::move(vote)) {}
 
-  /// Collective. @return the step; nullopt when there is none. @throws as load_checkpoint().
+  /// Collective. @return the step; nullopt when there is no checkpoint. @throws as
+  /// load_checkpoint()
   std::optional<std::uint64_t> load(const TrainingState& state, std::optional<std::uint64_t> step,
                                     bool allow_unused);
 
  private:
   using Changes = std::vector<std::function<void()>>;
+  /// Which bytes of the ranks' own state are sent to other ranks.
+  enum class Send : char { kNone, kToNewRanks, kAll };
 
   std::optional<Manifest> choose(std::optional<std::uint64_t> step);
-  std::string read_own(const Manifest& manifest) const;
-  std::function<void()> decode_shards(const TrainingState::Entry& entry,
-                                      const Manifest& manifest) const;
-  Changes decode(const TrainingState& state, const Manifest& manifest, bool allow_unused) const;
+  Send send_needed(const TrainingState& state, const Manifest& manifest) const;
+  void read_ranks(const TrainingState& state, const Manifest& manifest);
+  std::function<void()> decode_shards(const TrainingState::Entry& entry) const;
+  std::function<void()> decode_entry(const TrainingState::Entry& entry, bool is_new) const;
+  Changes decode(const TrainingState& state, bool allow_unused) const;
 
   CheckpointFolder folder_;
-  RankTalk talk_;
+  CheckpointVote vote_;
   std::string common_;
+  /// The own state of each rank that has saved the checkpoint; empty where this rank does not need
+  /// it.
+  std::vector<std::string> own_;
 };
 
 }  // namespace hvd::libtorch

@@ -2,64 +2,110 @@
 
 #include <c10/util/Exception.h>
 
-#include <exception>
+#include <algorithm>
+#include <set>
+#include <tuple>
 #include <utility>
 
-#include "checkpoint/state_file.h"
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/object.h"
 
 namespace hvd::libtorch {
 namespace {
 
-/// Size and checksum of each file that a rank has written.
-using Written = std::vector<std::pair<std::uint64_t, std::uint32_t>>;
+/// Size, checksum and share of each file that a rank has written.
+using Written = std::vector<std::tuple<std::uint64_t, std::uint32_t, std::uint64_t>>;
+
+/// A rank's description of a state, and the bytes and hash of its replicated tensors.
+using StateStatement = std::tuple<std::string, std::uint64_t, std::uint64_t>;
+
+/// How many ranks write shares of so many replicated bytes. One rank writes a small state alone.
+std::size_t count_writers(std::uint64_t bytes, std::size_t ranks) {
+  constexpr std::uint64_t kSmallestShare = std::uint64_t{256} << 10;
+  const auto writers = static_cast<std::size_t>(
+      std::min<std::uint64_t>(bytes / kSmallestShare, static_cast<std::uint64_t>(ranks)));
+  return writers < 2 ? 0 : writers;
+}
 
 }  // namespace
 
-std::uint64_t CheckpointWriter::begin(const TrainingState& state, std::optional<std::uint64_t> step,
-                                      std::optional<std::uint64_t> loaded) {
-  // A state that cannot be saved together leaves no folder behind.
-  const std::string own =
-      description_of(state, /*with_contents=*/true) + " for " +
-      (step ? "step " + std::to_string(*step) : "the step after the newest") +
-      (loaded ? ", replacing what is newer than step " + std::to_string(*loaded) : std::string());
-  require_equal(talk_.after("state", [&] { return own; }), talk_.process_set(), "save_checkpoint");
-  const auto said = talk_.after("begin", [&] {
-    if (!talk_.first()) return std::string();
-    if (!step) {
-      const auto newest = folder_.newest();
-      step = newest ? *newest + 1 : 0;
-    }
-    folder_.begin(*step, loaded);
-    return encode_object(*step);
-  });
-  return decode_object<std::uint64_t>(said.front());
+void Snapshot::free_memory() {
+  common = {};
+  own = {};
+  for (std::string* const memory : {&common_memory, &own_memory}) std::string().swap(*memory);
 }
 
-void CheckpointWriter::take(const TrainingState& state, std::uint64_t step, Snapshot& snapshot,
-                            std::optional<std::uint64_t> loaded) const noexcept {
-  snapshot.step = step;
+void CheckpointWriter::take(const TrainingState& state, std::optional<std::uint64_t> step,
+                            std::optional<std::uint64_t> loaded, bool copy, Snapshot& snapshot) {
+  snapshot.common = {};
+  snapshot.own = {};
   snapshot.loaded = loaded;
-  snapshot.complaint.clear();
+  const std::string description =
+      description_of(state, /*with_contents=*/true) + " for " +
+      (step ? "step " + std::to_string(*step) : "the step after the newest") +
+      (loaded ? ", replacing steps after " + std::to_string(*loaded) : std::string());
+  std::vector<TensorText> common;
+  const auto statements = vote_.run("state", [&] {
+    common = encode_items(state, vote_.first() ? Items::kReplicated : Items::kReplicatedTensors);
+    const auto replicated = ReplicatedTensors::in(common, /*remove=*/false);
+    const bool shared = count_writers(replicated.bytes(), vote_.ranks()) > 0;
+    return encode_object(
+        StateStatement{description, replicated.bytes(), shared ? replicated.hash() : 0});
+  });
+  std::vector<std::string> descriptions;
+  std::set<std::pair<std::uint64_t, std::uint64_t>> tensors;
+  for (const std::string& statement : statements) {
+    auto [theirs, bytes, hash] = decode_object<StateStatement>(statement);
+    descriptions.push_back(std::move(theirs));
+    tensors.emplace(bytes, hash);
+  }
+  require_equal(descriptions, vote_.process_set(), "save_checkpoint");
+
+  // Tensors that differ between ranks are the first rank's, which then writes all of them.
+  const ReplicatedTensors replicated = ReplicatedTensors::in(common, /*remove=*/false);
+  const std::size_t writers =
+      tensors.size() == 1 ? count_writers(replicated.bytes(), vote_.ranks()) : 0;
+  bool begun = false;
   try {
-    if (talk_.first()) encode_items(state, Share::kCommon, snapshot.common);
-    encode_items(state, Share::kOfRank, snapshot.own);
-  } catch (const c10::Error& error) {
-    snapshot.complaint = error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    snapshot.complaint = error.what();
+    const auto results = vote_.run("begin", [&] {
+      snapshot.own.parts = encode_items(state, Items::kOfRank);
+      snapshot.own.share = replicated.share(writers, static_cast<std::size_t>(vote_.rank()));
+      if (vote_.first()) {
+        if (writers > 0) {
+          ReplicatedTensors::in(common, /*remove=*/true);
+          common.insert(common.begin(), TensorText{encode_object(replicated.places), {}});
+        }
+        snapshot.common.parts = std::move(common);
+      }
+      if (copy) {
+        snapshot.common.copy_into(snapshot.common_memory);
+        snapshot.own.copy_into(snapshot.own_memory);
+      }
+      if (!vote_.first()) return std::string();
+      if (!step) {
+        const auto newest = folder_.newest();
+        step = newest ? *newest + 1 : 0;
+      }
+      folder_.begin(*step, loaded);
+      begun = true;
+      return encode_object(*step);
+    });
+    snapshot.step = decode_object<std::uint64_t>(results.front());
+  } catch (...) {
+    if (begun) folder_.abandon(*step);
+    throw;
   }
 }
 
 std::string CheckpointWriter::write_own(const Snapshot& snapshot) {
-  if (!snapshot.complaint.empty()) throw CheckpointError(snapshot.complaint);
   Written written;
-  const auto add = [&](const Manifest::File& file) {
-    written.emplace_back(file.contents.bytes, file.contents.checksum);
+  const auto write = [&](const std::string& name, const FileBytes& bytes) {
+    const Manifest::File file =
+        folder_.write(snapshot.step, name, [&bytes](const ByteSink& sink) { bytes.write(sink); });
+    written.emplace_back(file.contents.bytes, file.contents.checksum, bytes.share_bytes());
   };
-  if (talk_.first()) add(folder_.write_common(snapshot.step, snapshot.common));
-  add(folder_.write_rank(snapshot.step, talk_.rank(), snapshot.own));
+  if (vote_.first()) write(CheckpointFolder::common_name(), snapshot.common);
+  write(CheckpointFolder::rank_name(vote_.rank()), snapshot.own);
   return encode_object(written);
 }
 
@@ -67,7 +113,8 @@ void CheckpointWriter::commit(const Snapshot& snapshot, const std::vector<std::s
                               int keep) {
   Manifest manifest{.step = snapshot.step, .files = {}};
   const auto add = [&](std::string name, const Written::value_type& file) {
-    manifest.files.push_back({std::move(name), {file.first, file.second}});
+    const auto& [bytes, checksum, share] = file;
+    manifest.files.push_back({std::move(name), {bytes, checksum}, share});
   };
   for (std::size_t r = 0; r < written.size(); ++r) {
     const auto files = decode_object<Written>(written[r]);
@@ -75,21 +122,21 @@ void CheckpointWriter::commit(const Snapshot& snapshot, const std::vector<std::s
     add(CheckpointFolder::rank_name(static_cast<int>(r)), files.back());
   }
   const std::string newer = folder_.commit(manifest, snapshot.loaded);
-  if (!newer.empty()) TORCH_WARN("hvd: a newer checkpoint that is replaced stays: ", newer);
+  if (!newer.empty()) TORCH_WARN("hvd: a newer checkpoint was not removed: ", newer);
   if (keep == 0) return;
   const std::string left = folder_.remove_all_but(static_cast<std::size_t>(keep));
-  if (!left.empty()) TORCH_WARN("hvd: an old checkpoint stays: ", left);
+  if (!left.empty()) TORCH_WARN("hvd: an old checkpoint was not removed: ", left);
 }
 
 void CheckpointWriter::write(const Snapshot& snapshot, int keep) {
   try {
-    const auto written = talk_.after("write", [&] { return write_own(snapshot); });
-    talk_.after("commit", [&] {
-      if (talk_.first()) commit(snapshot, written, keep);
+    const auto written = vote_.run("write", [&] { return write_own(snapshot); });
+    vote_.run("commit", [&] {
+      if (vote_.first()) commit(snapshot, written, keep);
       return std::string();
     });
   } catch (const CheckpointError&) {
-    if (talk_.first()) folder_.abandon(snapshot.step);
+    if (vote_.first()) folder_.abandon(snapshot.step);
     throw;
   }
 }

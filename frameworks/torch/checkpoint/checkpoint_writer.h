@@ -7,35 +7,37 @@
 #include <vector>
 
 #include "checkpoint/checkpoint_folder.h"
-#include "checkpoint/rank_talk.h"
+#include "checkpoint/checkpoint_vote.h"
+#include "checkpoint/state_file.h"
 
 namespace hvd::libtorch {
 
-/// What one rank writes of a checkpoint, taken out of the program's hands.
+/// The files that one rank writes for a checkpoint. Not copyable once it holds copies.
 struct Snapshot {
   std::uint64_t step = 0;
-  std::vector<std::string> common;  ///< of the first rank
-  std::vector<std::string> own;
-  std::optional<std::uint64_t> loaded;  ///< complete ones later than this are replaced
-  std::string complaint;                ///< why there is none
+  std::optional<std::uint64_t> loaded;  ///< complete checkpoints later than this are replaced
+  FileBytes common;                     ///< only on the first rank
+  FileBytes own;
+  std::string common_memory, own_memory;  ///< of copies; kept for the next checkpoint
+
+  void free_memory();
 };
 
-/// One rank's part in writing checkpoints. begin(), take(), write(), in this order, on every
-/// rank; write() may be called by another thread. One checkpoint at a time.
+/// One rank's part in writing checkpoints: take(), then write(), on every rank. write() may run in
+/// another thread. One checkpoint at a time.
 class CheckpointWriter {
  public:
-  CheckpointWriter(const std::filesystem::path& folder, RankTalk talk)
-      : folder_(folder), talk_(std::move(talk)) {}
+  CheckpointWriter(const std::filesystem::path& folder, CheckpointVote vote)
+      : folder_(folder), vote_(std::move(vote)) {}
 
-  /// Agrees on the step and makes its folder. Collective. @param loaded complete checkpoints later
-  /// than this one are replaced. @throws as save_checkpoint().
-  std::uint64_t begin(const TrainingState& state, std::optional<std::uint64_t> step,
-                      std::optional<std::uint64_t> loaded = std::nullopt);
-  /// Local; never throws, since the other ranks are about to write. @param snapshot is filled, in
-  /// the memory that it has
-  void take(const TrainingState& state, std::uint64_t step, Snapshot& snapshot,
-            std::optional<std::uint64_t> loaded = std::nullopt) const noexcept;
-  /// Collective. @param keep how many stay; 0: all. @throws as save_checkpoint().
+  /// Agrees on the step and on the files' contents, and makes the step's folder. Collective.
+  /// @param snapshot is filled. It borrows the state's tensors, which must not change until it is
+  /// written. @param copy copies them
+  /// @throws as save_checkpoint()
+  void take(const TrainingState& state, std::optional<std::uint64_t> step,
+            std::optional<std::uint64_t> loaded, bool copy, Snapshot& snapshot);
+  /// Writes the files, and then the manifest. Collective.
+  /// @param keep how many complete checkpoints remain; 0: all. @throws as save_checkpoint()
   void write(const Snapshot& snapshot, int keep);
 
  private:
@@ -43,7 +45,7 @@ class CheckpointWriter {
   void commit(const Snapshot& snapshot, const std::vector<std::string>& written, int keep);
 
   CheckpointFolder folder_;
-  RankTalk talk_;
+  CheckpointVote vote_;
 };
 
 }  // namespace hvd::libtorch

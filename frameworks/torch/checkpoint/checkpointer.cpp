@@ -10,31 +10,63 @@
 #include "checkpoint/termination_notice.h"
 #include "hvd/background.h"
 #include "hvd/error.h"
+#include "hvd/torch/checkpoint.h"
 #include "hvd/torch/operations.h"
 
 namespace hvd {
+namespace {
 
+libtorch::CheckpointVote vote_in(const ProcessSet& set, const std::string& who) {
+  if (!set.included())
+    throw UsageError(who + ": this rank is not in process set " + std::to_string(set.id()));
+  return {set, who};
+}
+
+}  // namespace
+
+std::uint64_t save_checkpoint(const std::filesystem::path& folder, const TrainingState& state,
+                              const SaveCheckpointOptions& options) {
+  const std::string who = "save_checkpoint";
+  if (options.keep < 0) {
+    throw UsageError(who + ": keep: expected a number of checkpoints, or 0 for all, got " +
+                     std::to_string(options.keep));
+  }
+  libtorch::CheckpointWriter writer(folder, vote_in(options.process_set, who));
+  libtorch::Snapshot snapshot;
+  writer.take(state, options.step, options.replace_newer_than, /*copy=*/false, snapshot);
+  writer.write(snapshot, options.keep);
+  return snapshot.step;
+}
+
+std::optional<std::uint64_t> load_checkpoint(const std::filesystem::path& folder,
+                                             const TrainingState& state,
+                                             const LoadCheckpointOptions& options) {
+  libtorch::CheckpointReader reader(folder, vote_in(options.process_set, "load_checkpoint"));
+  return reader.load(state, options.step, options.allow_unused);
+}
+
+using libtorch::CheckpointVote;
 using libtorch::CheckpointWriter;
-using libtorch::RankTalk;
 using libtorch::Snapshot;
 
 struct Checkpointer::Impl {
   const std::filesystem::path folder;
   const TrainingState state;
   const CheckpointerOptions options;
-  const RankTalk talk;
+  const CheckpointVote vote;
   CheckpointWriter writer;
   std::optional<libtorch::TerminationNotice> notice;
-  std::optional<std::uint64_t> saved;   ///< the last step that was handed over
-  std::optional<std::uint64_t> loaded;  ///< what is newer is replaced by the next save
-  Snapshot snapshot;                    ///< in the background: its memory, from one to the next
-  std::future<void> writing;            ///< last: it waits for the thread, which uses the others
+  std::optional<std::uint64_t> saved;   ///< the last saved step
+  std::optional<std::uint64_t> loaded;  ///< the next save replaces newer checkpoints
+  Snapshot snapshot;                    ///< in the background: its memory is kept for the next save
+  std::future<void>
+      writing;  ///< last, since its destructor waits for the thread, which uses the other members
 
   void write_in_background();
 };
 
-/// Between the ranks' background threads. join() lets it end first, as a rank that has joined takes
-/// no part in exchanges.
+/// The background threads of the ranks communicate. join() waits for their exchange to end, since a
+/// rank that has joined takes no part in operations.
 void Checkpointer::Impl::write_in_background() {
   auto exchange = std::make_shared<BackgroundExchange>();
   writing = std::async(std::launch::async, [this, exchange = std::move(exchange)]() mutable {
@@ -62,13 +94,13 @@ void check(const CheckpointerOptions& options) {
 Checkpointer::Checkpointer(std::filesystem::path folder, TrainingState state,
                            CheckpointerOptions options) {
   check(options);
-  // The folder is in the names of operations: programs have one Checkpointer for each.
-  RankTalk talk(options.process_set, "Checkpointer of " + folder.string());
-  CheckpointWriter writer(folder, talk);
+  // Operations have the folder in their names, since a program has one Checkpointer per folder.
+  CheckpointVote vote(options.process_set, "Checkpointer of " + folder.string());
+  CheckpointWriter writer(folder, vote);
   impl_.reset(new Impl{.folder = std::move(folder),
                        .state = std::move(state),
                        .options = std::move(options),
-                       .talk = std::move(talk),
+                       .vote = std::move(vote),
                        .writer = std::move(writer),
                        .notice = {},
                        .saved = {},
@@ -94,13 +126,13 @@ void Checkpointer::wait() {
     impl_->saved.reset();
     throw;
   }
-  impl_->loaded.reset();  // what was newer has been replaced
+  impl_->loaded.reset();  // newer checkpoints have been replaced
 }
 
 std::optional<std::uint64_t> Checkpointer::load(std::optional<std::uint64_t> step) {
   wait();
-  impl_->snapshot = {};  // what is read takes room, too
-  libtorch::CheckpointReader reader(impl_->folder, impl_->talk);
+  impl_->snapshot.free_memory();  // frees memory for the bytes that are read
+  libtorch::CheckpointReader reader(impl_->folder, impl_->vote);
   const auto found = reader.load(impl_->state, step, /*allow_unused=*/false);
   if (impl_->options.replace_newer && found) impl_->loaded = found;
   return found;
@@ -109,19 +141,20 @@ std::optional<std::uint64_t> Checkpointer::load(std::optional<std::uint64_t> ste
 std::uint64_t Checkpointer::save(std::optional<std::uint64_t> step) {
   wait();
   Impl& impl = *impl_;
-  const std::uint64_t agreed = impl.writer.begin(impl.state, step, impl.loaded);
-  impl.saved.reset();
   if (impl.options.background) {
-    impl.writer.take(impl.state, agreed, impl.snapshot, impl.loaded);
+    impl.writer.take(impl.state, step, impl.loaded, /*copy=*/true, impl.snapshot);
+    impl.saved.reset();
     impl.write_in_background();
+    impl.saved = impl.snapshot.step;
   } else {
     Snapshot snapshot;
-    impl.writer.take(impl.state, agreed, snapshot, impl.loaded);
+    impl.writer.take(impl.state, step, impl.loaded, /*copy=*/false, snapshot);
+    impl.saved.reset();
     impl.writer.write(snapshot, impl.options.keep);
     impl.loaded.reset();
+    impl.saved = snapshot.step;
   }
-  impl.saved = agreed;
-  return agreed;
+  return *impl.saved;
 }
 
 bool Checkpointer::should_stop(std::uint64_t step) {
@@ -137,12 +170,12 @@ bool Checkpointer::should_stop(std::uint64_t step) {
                                 .op = ReduceOp::kSum,
                                 .process_set = impl.options.process_set});
   if (counts[0].item<std::int64_t>() == 0) return false;
-  // A rank in join() would not hear of it. The signal is still there at the next call.
+  // A rank in join() takes no part. The signal is remembered for the next call.
   if (counts[1].item<std::int64_t>() < impl.options.process_set.size()) return false;
   try {
     wait();
   } catch (const CheckpointError& error) {
-    // On every rank alike. What is about to be written takes its place.
+    // The error is the same on every rank. The next checkpoint replaces the failed one.
     TORCH_WARN("hvd: a checkpoint was not written: ", error.what());
   }
   if (impl.saved != step) {

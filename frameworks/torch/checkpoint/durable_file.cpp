@@ -1,18 +1,93 @@
 #include "checkpoint/durable_file.h"
 
 #include <fcntl.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <bit>
 #include <cerrno>
+#include <cstddef>
+#include <cstdio>
+#include <cstring>
 #include <string_view>
 #include <system_error>
 #include <utility>
 
-#include "checkpoint/checksum.h"
 #include "hvd/torch/checkpoint_error.h"
 
 namespace hvd::libtorch {
+namespace {
+
+constexpr std::size_t kSlices = 8;
+using Tables = std::array<std::array<std::uint32_t, 256>, kSlices>;
+
+/// tables[k][b]: the contribution of byte b when k more bytes follow it.
+constexpr Tables make_tables() {
+  Tables tables{};
+  for (std::uint32_t byte = 0; byte < 256; ++byte) {
+    std::uint32_t value = byte;
+    for (int bit = 0; bit < 8; ++bit) value = (value >> 1) ^ ((value & 1) != 0 ? 0xEDB88320U : 0);
+    tables[0][byte] = value;
+  }
+  for (std::size_t k = 1; k < kSlices; ++k) {
+    for (std::size_t byte = 0; byte < 256; ++byte) {
+      const std::uint32_t value = tables[k - 1][byte];
+      tables[k][byte] = (value >> 8) ^ tables[0][value & 0xFF];
+    }
+  }
+  return tables;
+}
+
+constexpr Tables kTables = make_tables();
+
+std::uint32_t one_byte(std::uint32_t value, char byte) {
+  return (value >> 8) ^ kTables[0][(value ^ static_cast<unsigned char>(byte)) & 0xFF];
+}
+
+}  // namespace
+
+// "Slicing by 8", since a checkpoint may have gigabytes.
+std::uint32_t crc32(std::string_view bytes, std::uint32_t before) noexcept {
+  static_assert(std::endian::native == std::endian::little);
+  std::uint32_t value = ~before;
+  while (bytes.size() >= kSlices) {
+    std::uint64_t word = 0;
+    std::memcpy(&word, bytes.data(), sizeof(word));
+    word ^= value;
+    value = 0;
+    for (std::size_t k = 0; k < kSlices; ++k)
+      value ^= kTables[kSlices - 1 - k][(word >> (8 * k)) & 0xFF];
+    bytes.remove_prefix(kSlices);
+  }
+  for (const char byte : bytes) value = one_byte(value, byte);
+  return ~value;
+}
+
+int FileCalls::open(const std::string& path, int flags, mode_t mode) {
+  return ::open(path.c_str(), flags, mode);
+}
+ssize_t FileCalls::read(int file, void* data, std::size_t bytes) {
+  return ::read(file, data, bytes);
+}
+ssize_t FileCalls::write(int file, const void* data, std::size_t bytes) {
+  return ::write(file, data, bytes);
+}
+int FileCalls::fsync(int file) { return ::fsync(file); }
+int FileCalls::close(int file) { return ::close(file); }
+int FileCalls::rename(const std::string& from, const std::string& to) {
+  return ::rename(from.c_str(), to.c_str());
+}
+int FileCalls::mkdir(const std::string& path, mode_t mode) { return ::mkdir(path.c_str(), mode); }
+int FileCalls::unlink(const std::string& path) { return ::unlink(path.c_str()); }
+int FileCalls::rmdir(const std::string& path) { return ::rmdir(path.c_str()); }
+
+FileCalls& FileCalls::system() {
+  static FileCalls calls;
+  return calls;
+}
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -27,7 +102,7 @@ namespace fs = std::filesystem;
                         std::generic_category().message(number) + advice);
 }
 
-/// Repeats what a signal has interrupted.
+/// Repeats a call that a signal has interrupted.
 template <class Call>
 auto uninterrupted(const Call& call) {
   auto result = call();
@@ -35,7 +110,7 @@ auto uninterrupted(const Call& call) {
   return result;
 }
 
-/// An open file or folder. Move-only in spirit: it stays in one scope.
+/// An open file or folder, closed at the end of the scope.
 class OpenFile {
  public:
   OpenFile(const fs::path& path, int flags, FileCalls& calls)
@@ -59,17 +134,23 @@ class OpenFile {
       bytes.remove_prefix(static_cast<std::size_t>(written));
     }
   }
+  /// @return 0 at the end of the file
+  std::size_t read(char* data, std::size_t bytes) {
+    const auto got = uninterrupted([&] { return calls_.read(file_, data, bytes); });
+    if (got < 0) fail("read", path_);
+    return static_cast<std::size_t>(got);
+  }
   void sync() {
     if (uninterrupted([&] { return calls_.fsync(file_); }) != 0) fail("bring to the disk", path_);
   }
-  /// Some network file systems refuse fsync() of a folder, whose names they keep by themselves.
+  /// Some network file systems refuse fsync() of a folder and keep its names by themselves.
   void sync_names() {
     if (uninterrupted([&] { return calls_.fsync(file_); }) != 0 && errno != EINVAL &&
         errno != EBADF)
       fail("bring to the disk", path_);
   }
-  /// Some file systems say only here that there is no room. Not repeated: the file is closed after
-  /// EINTR too.
+  /// Some file systems report a full disk only here. The call is not repeated, since EINTR closes
+  /// the file too.
   void close() {
     if (calls_.close(std::exchange(file_, -1)) != 0 && errno != EINTR) fail("close", path_);
   }
@@ -91,17 +172,16 @@ void sync_folder(const fs::path& folder, FileCalls& calls) {
   file.sync_names();
 }
 
-FileContents write_durably(const fs::path& path, std::span<const std::string> parts,
-                           FileCalls& calls) {
+FileContents write_durably(const fs::path& path, const ByteSource& source, FileCalls& calls) {
   const fs::path partial = path.string() + kPartial;
   FileContents contents;
   try {
     OpenFile file(partial, O_WRONLY | O_CREAT | O_TRUNC, calls);
-    for (const std::string& part : parts) {
-      file.write(part);
-      contents.bytes += part.size();
-      contents.checksum = crc32(part, contents.checksum);
-    }
+    source([&](std::string_view bytes) {
+      file.write(bytes);
+      contents.bytes += bytes.size();
+      contents.checksum = crc32(bytes, contents.checksum);
+    });
     file.sync();
     file.close();
     if (calls.rename(partial.string(), path.string()) != 0) fail("rename", partial);
@@ -111,6 +191,10 @@ FileContents write_durably(const fs::path& path, std::span<const std::string> pa
   }
   sync_folder(folder_of(path), calls);
   return contents;
+}
+
+FileContents write_durably(const fs::path& path, std::string_view bytes, FileCalls& calls) {
+  return write_durably(path, [bytes](const ByteSink& sink) { sink(bytes); }, calls);
 }
 
 void make_folder(const fs::path& folder, FileCalls& calls) {
@@ -125,7 +209,7 @@ void make_folder(const fs::path& folder, FileCalls& calls) {
 void make_folder_durably(const fs::path& folder, FileCalls& calls) {
   std::error_code error;
   if (fs::is_directory(folder, error)) return;
-  // "a/b/" has an empty name and the parent "a/b".
+  // The path "a/b/" has an empty name and the parent "a/b".
   if (folder.has_parent_path() && folder.parent_path() != folder)
     make_folder_durably(folder.parent_path(), calls);
   if (!folder.has_filename()) return;
@@ -133,28 +217,27 @@ void make_folder_durably(const fs::path& folder, FileCalls& calls) {
   sync_folder(folder_of(folder), calls);
 }
 
-std::string read_file(const fs::path& path) {
-  const int file = uninterrupted([&] { return ::open(path.c_str(), O_RDONLY | O_CLOEXEC); });
-  if (file < 0) fail("open", path);
+std::string read_file(const fs::path& path, FileCalls& calls) {
+  OpenFile file(path, O_RDONLY, calls);
   std::error_code error;
   const auto size = fs::file_size(path, error);
-  std::string bytes(error ? 0 : size, '\0');
-  std::size_t filled = 0;
-  ssize_t got = 1;
-  while (filled < bytes.size() && got > 0) {
-    got = uninterrupted([&] { return ::read(file, bytes.data() + filled, bytes.size() - filled); });
-    if (got > 0) filled += static_cast<std::size_t>(got);
+  if (error) {
+    errno = error.value();
+    fail("read", path);
   }
-  const int number = error ? error.value() : errno;
-  ::close(file);
-  errno = number;
-  if (got < 0 || error) fail("read", path);
+  std::string bytes(size, '\0');
+  std::size_t filled = 0;
+  while (filled < bytes.size()) {
+    const std::size_t got = file.read(bytes.data() + filled, bytes.size() - filled);
+    if (got == 0) break;
+    filled += got;
+  }
   bytes.resize(filled);
   return bytes;
 }
 
-std::string read_file(const fs::path& path, const FileContents& expected) {
-  std::string bytes = read_file(path);
+std::string read_file(const fs::path& path, const FileContents& expected, FileCalls& calls) {
+  std::string bytes = read_file(path, calls);
   const std::string who = path.string() + " is damaged: ";
   if (bytes.size() != expected.bytes) {
     throw CheckpointError(who + "expected " + std::to_string(expected.bytes) + " bytes, got " +

@@ -1,13 +1,39 @@
 #pragma once
 
+#include <sys/types.h>
+
+#include <cstddef>
 #include <cstdint>
 #include <filesystem>
-#include <span>
+#include <functional>
 #include <string>
-
-#include "checkpoint/file_calls.h"
+#include <string_view>
 
 namespace hvd::libtorch {
+
+/// CRC-32 as in zlib, gzip and PNG. @param before the checksum of the bytes that precede these; 0
+/// at the beginning
+std::uint32_t crc32(std::string_view bytes, std::uint32_t before = 0) noexcept;
+
+/// The system calls that a checkpoint makes. Tests replace them to count them, to let them fail, or
+/// to kill the process before one. Results and errno are those of the system. Thread-safe.
+class FileCalls {
+ public:
+  virtual ~FileCalls() = default;
+
+  virtual int open(const std::string& path, int flags, mode_t mode);
+  virtual ssize_t read(int file, void* data, std::size_t bytes);
+  virtual ssize_t write(int file, const void* data, std::size_t bytes);
+  virtual int fsync(int file);
+  virtual int close(int file);
+  virtual int rename(const std::string& from, const std::string& to);
+  virtual int mkdir(const std::string& path, mode_t mode);
+  virtual int unlink(const std::string& path);
+  virtual int rmdir(const std::string& path);
+
+  /// Makes the calls without any change.
+  static FileCalls& system();
+};
 
 /// A file's size in bytes and its CRC-32.
 struct FileContents {
@@ -16,32 +42,40 @@ struct FileContents {
   bool operator==(const FileContents&) const = default;
 };
 
-/// Makes `parts`, one behind the other, the contents of `path`. Whoever reads it at any later time,
-/// after a crash of the process or of the system too, finds what was there before or all of the
-/// new: a temporary file beside it is written, brought to the disk and renamed, and the folder is
-/// brought to the disk. After an error the temporary file is gone and `path` as it was, unless the
-/// error came from that last step.
-/// @throws CheckpointError naming the file and what went wrong.
-FileContents write_durably(const std::filesystem::path& path, std::span<const std::string> parts,
+using ByteSink = std::function<void(std::string_view)>;
+/// Passes a file's bytes to the sink, in order and in parts of any size.
+using ByteSource = std::function<void(const ByteSink&)>;
+
+/// Replaces `path` by a file with the source's bytes. A reader finds the old file or the complete
+/// new one, also after a crash of the process or of the system: the bytes are written to a
+/// temporary file beside it, which is synced and renamed, and then the folder is synced. After an
+/// error the temporary file is removed and `path` is unchanged, unless syncing the folder has
+/// failed.
+/// @throws CheckpointError that names the file and the failed call; and what the source throws
+FileContents write_durably(const std::filesystem::path& path, const ByteSource& source,
+                           FileCalls& calls);
+/// The same for one string.
+FileContents write_durably(const std::filesystem::path& path, std::string_view bytes,
                            FileCalls& calls);
 
-/// Creates the folder and those above it that do not exist, durably. @throws CheckpointError.
+/// Creates the folder and its missing parents, durably. @throws CheckpointError
 void make_folder_durably(const std::filesystem::path& folder, FileCalls& calls);
 
-/// Creates one folder, if it does not exist; sync_folder() of the one above it makes it durable.
-/// @throws CheckpointError.
+/// Creates one folder if it does not exist. It is durable after sync_folder() of its parent.
+/// @throws CheckpointError
 void make_folder(const std::filesystem::path& folder, FileCalls& calls);
 
-/// Brings the names in a folder to the disk, where the file system can do that for a folder.
-/// @throws CheckpointError.
+/// Syncs the names in a folder to the disk. No effect on file systems that cannot sync folders.
+/// @throws CheckpointError
 void sync_folder(const std::filesystem::path& folder, FileCalls& calls);
 
-/// The whole file. @throws CheckpointError when it cannot be read.
-std::string read_file(const std::filesystem::path& path);
-/// The same, and that it is what was written. @throws CheckpointError when it is not.
-std::string read_file(const std::filesystem::path& path, const FileContents& expected);
+/// The bytes of a file. @throws CheckpointError when it cannot be read
+std::string read_file(const std::filesystem::path& path, FileCalls& calls = FileCalls::system());
+/// The same. @throws CheckpointError also when size or checksum differ from `expected`
+std::string read_file(const std::filesystem::path& path, const FileContents& expected,
+                      FileCalls& calls = FileCalls::system());
 
-/// What write_durably() calls its file until it is complete.
+/// The suffix of the temporary file of write_durably().
 inline constexpr const char* kPartial = ".partial";
 
 }  // namespace hvd::libtorch

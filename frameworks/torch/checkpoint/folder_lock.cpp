@@ -21,7 +21,7 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
 }
 
-/// The job, as its launcher calls it; empty where no launcher has named it.
+/// The launcher's name of the job; empty if there is none.
 std::string job_name() {
   for (const char* variable : {"HVD_JOB_NAME", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"}) {
     const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe)
@@ -36,7 +36,7 @@ std::string this_process() {
          (job.empty() ? "" : " of the job with " + job);
 }
 
-/// Whether the path still names the open file, which its last holder may have removed.
+/// Returns whether the path still names the open file, which its last holder may have removed.
 bool is_same_file(int file, const std::filesystem::path& path) {
   struct stat open {};
   struct stat named {};
@@ -50,11 +50,11 @@ FolderLock::FolderLock(const std::filesystem::path& folder) : path_(folder / kNa
   while (!try_lock()) {
   }
   const std::string text = this_process();
-  // The text is for error messages only, so an error here is none of the checkpoint's.
+  // The text is only used in error texts, so a failure here is ignored.
   if (::ftruncate(file_, 0) == 0 && ::pwrite(file_, text.data(), text.size(), 0) < 0) return;
 }
 
-/// @return false when the last holder has removed the file meanwhile
+/// @return false when the last holder has removed the file in the meantime
 bool FolderLock::try_lock() {
   constexpr mode_t kMode = 0666;
   file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kMode);
@@ -85,7 +85,7 @@ std::string FolderLock::holder() const {
 
 FolderLock::~FolderLock() {
   ::unlink(path_.c_str());
-  // A process that was forked meanwhile has the descriptor too, so closing alone would not do.
+  // Unlocks explicitly, since a forked process may have the descriptor too.
   ::flock(file_, LOCK_UN);
   ::close(file_);
 }

@@ -5,16 +5,15 @@
 
 namespace hvd::libtorch {
 
-/// The right to write into a folder. One process of all jobs has it at a time, and one object of
-/// that process.
+/// Locks a folder for writing. One process of all jobs can lock it at a time, with one object.
 ///
-/// It is a file in the folder that is locked with flock() and names its holder. The kernel gives
-/// the lock up when the process ends in any way, so a file that a killed process has left is taken
-/// over. Where the file system has no locks, every process gets the right. Not thread-safe.
+/// The lock is a file in the folder, locked with flock(), with the name of the holder. The kernel
+/// releases it when the process ends, so the file of a killed process does not block others. On
+/// file systems without locks every process succeeds. Not thread-safe.
 class FolderLock {
  public:
-  /// @throws CheckpointError that names host, process and job of the holder, or when there is no
-  /// such folder
+  /// @throws CheckpointError with host, process and job of the holder, or when the folder does not
+  /// exist
   explicit FolderLock(const std::filesystem::path& folder);
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;

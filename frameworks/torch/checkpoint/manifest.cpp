@@ -6,14 +6,14 @@
 #include <system_error>
 #include <vector>
 
-#include "checkpoint/checksum.h"
+#include "checkpoint/durable_file.h"
 #include "hvd/torch/checkpoint_error.h"
 
 namespace hvd::libtorch {
 namespace {
 
 constexpr std::string_view kTitle = "hvd-checkpoint";
-constexpr int kVersion = 1;
+constexpr int kNewestVersion = 2;
 
 std::string hexadecimal(std::uint32_t value) {
   std::ostringstream text;
@@ -39,7 +39,7 @@ std::optional<Number> number(std::string_view text, int base = 10) {
   return value;
 }
 
-/// "KEY VALUE ..." with `values` values; empty if it is no such line.
+/// The values of a line "KEY VALUE ..." that has `values` of them; empty for any other line.
 std::vector<std::string_view> values_of(std::string_view line, std::string_view key,
                                         std::size_t values) {
   std::vector<std::string_view> words = split(line, ' ');
@@ -49,35 +49,48 @@ std::vector<std::string_view> values_of(std::string_view line, std::string_view 
 }
 
 std::optional<Manifest::File> file_of(std::string_view line) {
-  const auto words = values_of(line, "file", 3);
+  auto words = values_of(line, "file", 3);
+  if (words.empty()) words = values_of(line, "file", 4);
   if (words.empty()) return std::nullopt;
   const auto bytes = number<std::uint64_t>(words[1]);
   const auto checksum = number<std::uint32_t>(words[2], 16);
-  // A name with a folder in it would lead out of the checkpoint.
-  if (!bytes || !checksum || words[0].find('/') != std::string_view::npos) return std::nullopt;
-  return Manifest::File{std::string(words[0]), {*bytes, *checksum}};
+  const auto share = words.size() == 4 ? number<std::uint64_t>(words[3]) : 0;
+  // A name with a slash would lead out of the checkpoint's folder.
+  if (!bytes || !checksum || !share || words[0].find('/') != std::string_view::npos)
+    return std::nullopt;
+  if (*share > *bytes) return std::nullopt;
+  return Manifest::File{std::string(words[0]), {*bytes, *checksum}, *share};
 }
 
-/// The version comes first: what another one has behind it nobody here knows.
+/// Checked before anything else, since other versions may differ in all that follows.
 void check_version(const std::vector<std::string_view>& lines, const std::string& where) {
   const auto words = lines.empty() ? lines : values_of(lines.front(), kTitle, 1);
   const auto version = words.empty() ? std::nullopt : number<int>(words.front());
-  if (!version) throw CheckpointError(where + " is no manifest of a checkpoint, or damaged");
-  if (*version != kVersion) {
-    throw CheckpointError(where + ": expected a checkpoint of version " + std::to_string(kVersion) +
-                          ", got version " + std::to_string(*version) +
-                          "; load it with the hvd that wrote it");
+  if (!version)
+    throw CheckpointError(where + " is not the manifest of a checkpoint, or is damaged");
+  if (*version < 1 || *version > kNewestVersion) {
+    throw CheckpointError(where + ": expected a checkpoint of version 1 to " +
+                          std::to_string(kNewestVersion) + ", got version " +
+                          std::to_string(*version) + "; load it with the hvd that wrote it");
   }
 }
 
 }  // namespace
 
+std::uint64_t Manifest::shared_bytes() const noexcept {
+  std::uint64_t sum = 0;
+  for (const File& file : files) sum += file.share;
+  return sum;
+}
+
 std::string Manifest::encode() const {
   std::ostringstream text;
-  text << kTitle << ' ' << kVersion << "\nstep " << step << '\n';
+  text << kTitle << ' ' << (shared_bytes() > 0 ? 2 : 1) << "\nstep " << step << '\n';
   for (const File& file : files) {
     text << "file " << file.name << ' ' << file.contents.bytes << ' '
-         << hexadecimal(file.contents.checksum) << '\n';
+         << hexadecimal(file.contents.checksum);
+    if (file.share > 0) text << ' ' << file.share;
+    text << '\n';
   }
   const std::string body = std::move(text).str();
   return body + "checksum " + hexadecimal(crc32(body)) + '\n';
@@ -104,7 +117,7 @@ Manifest Manifest::decode(std::string_view text, const std::string& where) {
     if (!file) throw damaged;
     manifest.files.push_back(std::move(*file));
   }
-  // Text that is not the canonical one has been tampered with where the checksum does not see it.
+  // A text that decodes but is not canonical has an error that the checksum does not detect.
   if (manifest.encode() != text) throw damaged;
   return manifest;
 }

@@ -1,37 +1,107 @@
 #pragma once
 
-#include <functional>
+#include <torch/types.h>
+
+#include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
+#include "checkpoint/durable_file.h"
 #include "hvd/torch/training_state.h"
 
 namespace hvd::libtorch {
 
-/// Which of a state's items a file of a checkpoint holds.
-enum class Share { kCommon, kOfRank };
+/// Some of the bytes of a dense tensor, whose elements are in row-major order.
+struct TensorSlice {
+  torch::Tensor tensor;
+  std::size_t begin = 0, bytes = 0;
+};
 
-/// The items' bytes, behind a table of names and kinds: what a file consists of. The large parts
-/// are not copied together. @param parts become that, in the memory that they have
-void encode_items(const TrainingState& state, Share share, std::vector<std::string>& parts);
+/// Passes the slice's bytes to the sink. Copies at most one tensor of the CPU that is not
+/// contiguous, or 16 MiB of a GPU's memory, at a time.
+void write_slice(const TensorSlice& slice, const ByteSink& sink);
+
+/// Bytes that are partly in tensors, which are not copied and must not change.
+struct TensorText {
+  std::string text;
+  std::vector<BorrowedTensor> tensors;  ///< by ascending position
+
+  std::size_t size() const;
+  void write(const ByteSink& sink) const;
+};
+
+/// The bytes of a file, in the memory of a training state or copied from it.
+struct FileBytes {
+  std::vector<TensorText> parts;
+  std::vector<TensorSlice> share;  ///< behind the parts
+
+  std::size_t share_bytes() const;
+  /// Copies all bytes into `memory`, whose capacity is kept, and lets the tensors go.
+  void copy_into(std::string& memory);
+  void write(const ByteSink& sink) const;
+
+ private:
+  const std::string* copy_ = nullptr;
+};
+
+/// Which of a state's items are encoded.
+enum class Items { kReplicated, kReplicatedTensors, kOfRank };
+
+/// The bytes of a state's items, behind a table of their names, kinds and sizes. Large tensors are
+/// borrowed. @param which kReplicatedTensors: only items that have replicated tensors
+std::vector<TensorText> encode_items(const TrainingState& state, Items which);
+
+/// The tensors that every rank of a job is expected to have alike, and whose bytes the ranks write
+/// together. The first rank's file has the other bytes, and a table of the positions of these.
+struct ReplicatedTensors {
+  std::vector<torch::Tensor> tensors;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> places;  ///< position and size in the whole
+
+  std::uint64_t bytes() const;
+  /// A hash of all bytes, for a comparison between ranks that run the same program.
+  std::uint64_t hash() const;
+  /// The slices that the rank at `position` of `writers` writes.
+  std::vector<TensorSlice> share(std::size_t writers, std::size_t position) const;
+
+  /// Takes the replicated tensors out of the parts. @param remove false: the parts keep them
+  static ReplicatedTensors in(std::vector<TensorText>& parts, bool remove);
+};
+
+/// Puts the bytes of a file of replicated state together: the first rank's with the ranks' shares.
+class ReplicatedBytes {
+ public:
+  /// @param first_file that file as it was written, with the table in front
+  /// @throws Error, CheckpointError when it does not fit `shared_bytes`
+  ReplicatedBytes(std::string_view first_file, std::uint64_t shared_bytes);
+  /// Adds the next of the shares, in rank order. @pre all of them have the size that was given
+  void add_share(std::string_view bytes);
+  std::string take() { return std::move(bytes_); }
+
+ private:
+  std::string bytes_;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> places_;
+  std::size_t place_ = 0;       ///< where the next share begins
+  std::uint64_t in_place_ = 0;  ///< offset in it
+};
 
 /// One item in the bytes of a file.
 struct StoredItem {
   std::string name, kind;
   std::string_view bytes;
 };
-/// @param file must live as long as what is returned. @throws Error when it is no such file.
+/// @param file must outlive the result. @throws Error when it is not of encode_items()'s form
 std::vector<StoredItem> items_in(std::string_view file);
 
-/// The item of that name and kind. @throws CheckpointError when there is none.
+/// The item of that name and kind. @throws CheckpointError when there is none
 const StoredItem& find_item(const std::vector<StoredItem>& stored, const std::string& name,
                             const std::string& kind);
-/// Whether there is one of that name and kind.
 bool has_item(const std::vector<StoredItem>& stored, const std::string& name,
               const std::string& kind);
 
-/// @throws CheckpointError when the file has an item that the state does not name.
+/// @throws CheckpointError when the file has an item that the state does not name
 void require_all_used(const std::vector<StoredItem>& stored, const TrainingState& state);
 
 }  // namespace hvd::libtorch

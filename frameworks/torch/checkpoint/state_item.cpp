@@ -5,12 +5,15 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <tuple>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 #include <vector>
 
-#include "checkpoint/checksum.h"
+#include "checkpoint/durable_file.h"
 #include "data/rank_comparison.h"
+#include "data/reproducible.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/checkpoint_error.h"
@@ -34,7 +37,7 @@ struct ModuleTensor {
   torch::Tensor tensor;
 };
 
-/// What the module has, in its order: parameters, then buffers.
+/// The module's parameters and then its buffers, in its order.
 std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module) {
   std::vector<ModuleTensor> all;
   const auto add = [&](const std::string& what, const auto& named) {
@@ -53,15 +56,15 @@ struct StoredTensor {
   std::string_view bytes;
 };
 
-void write_stored(ObjectWriter& writer, const std::string& name, const torch::Tensor& tensor) {
+void write_stored(ObjectWriter& writer, const std::string& name, const torch::Tensor& tensor,
+                  bool replicated) {
   if (tensor.layout() != torch::kStrided)
     throw UsageError(name + ": expected a dense tensor, got one of another layout");
-  const torch::Tensor plain = tensor.detach().resolve_conj().resolve_neg().cpu().contiguous();
   ObjectCodec<std::string>::write(writer, name);
-  ObjectCodec<torch::ScalarType>::write(writer, plain.scalar_type());
-  ObjectCodec<std::vector<std::int64_t>>::write(writer, plain.sizes().vec());
-  writer.count(plain.nbytes());
-  writer.raw(plain.const_data_ptr(), plain.nbytes());
+  ObjectCodec<torch::ScalarType>::write(writer, tensor.scalar_type());
+  ObjectCodec<std::vector<std::int64_t>>::write(writer, tensor.sizes().vec());
+  writer.count(tensor.nbytes());
+  writer.tensor(tensor, replicated);
 }
 
 using StoredTensors = std::vector<std::pair<std::string, StoredTensor>>;
@@ -96,7 +99,7 @@ torch::Tensor to_tensor(const StoredTensor& stored) {
   return tensor;
 }
 
-/// LibTorch can neither save a scheduler nor tell where it is; whoever derives from it knows.
+/// Gives access to a scheduler's number of steps, which LibTorch neither saves nor returns.
 class StepCount : public torch::optim::LRScheduler {
  public:
   static unsigned& of(torch::optim::LRScheduler& scheduler) {
@@ -118,7 +121,7 @@ void ModuleItem::encode(ObjectWriter& writer) const {
   writer.reserve(bytes);
   writer.count(tensors.size());
   for (const auto& [what, key, tensor] : tensors)
-    write_stored(writer, what + " '" + key + "'", tensor);
+    write_stored(writer, what + " '" + key + "'", tensor, what == "parameter");
 }
 
 /// @param what "parameter" or "buffer"
@@ -170,9 +173,13 @@ std::function<void()> ModuleItem::decode(std::string_view bytes) {
   };
 }
 
+std::string OptimizerItem::stored_kind() const {
+  return encodes_elements(optimizer_) ? kElementwiseOptimizer : kWholeOptimizer;
+}
+
 void OptimizerItem::encode(ObjectWriter& writer) const {
   refuse_sharded(optimizer_, "TrainingState::optimizer()");
-  writer.reserve(saved_bytes(optimizer_));
+  if (encodes_elements(optimizer_)) return encode_elements(writer, optimizer_);
   ObjectCodec<OptimizerLayout>::write(writer, layout_of(optimizer_));
   writer.string([&] { save_optimizer(optimizer_, writer); });
 }
@@ -183,7 +190,7 @@ std::function<void()> OptimizerItem::decode(std::string_view bytes) {
       decode_object<std::pair<OptimizerLayout, std::string>>(bytes));
   const std::string differs = difference(saved->first, layout_of(optimizer_), "the checkpoint's");
   if (!differs.empty()) throw CheckpointError(differs);
-  archive_of(saved->second);  // that it is one
+  archive_of(saved->second);  // checks the bytes
   return [this, saved] {
     const std::string before = save_optimizer(optimizer_);
     try {
@@ -200,7 +207,8 @@ std::function<void()> OptimizerItem::decode_shards(const std::vector<std::string
   return decode_shards_into(optimizer_, shards);
 }
 
-// As bytes a model and its optimizer would need room for two copies more.
+// Broadcast in place: encoded as bytes, a model and its optimizer would need memory for two more
+// copies.
 void ModuleItem::broadcast(int root_rank, const std::string& /*name*/) {
   broadcast_parameters(module_, root_rank);
 }
@@ -211,8 +219,8 @@ void OptimizerItem::broadcast(int root_rank, const std::string& /*name*/) {
 
 namespace {
 
-/// Sends what `encode` gives on the root rank; the others take it. Collective. @throws on every
-/// rank
+/// Sends the result of `encode` from the root rank to the others, which decode it. Collective.
+/// @throws on every rank
 void broadcast_with(int root_rank, const std::string& name,
                     const std::function<std::string()>& encode,
                     const std::function<std::function<void()>(const std::string&)>& decode) {
@@ -242,7 +250,8 @@ void StateItem::broadcast(int root_rank, const std::string& name) {
                  [this](const std::string& bytes) { return decode(bytes); });
 }
 
-// Streams of a process set's ranks are not those of the rank that joined last.
+// The shared streams of a process set are not replaced, since the rank that joined last may not be
+// in the set.
 void StreamTableItem::broadcast_shared(int root_rank, const std::string& name) {
   if (!table_->of_job()) return;
   broadcast_with(
@@ -274,7 +283,7 @@ std::function<void()> ScalerItem::decode(std::string_view bytes) {
   return [this, loaded] { scaler_ = *loaded; };
 }
 
-/// Not how many samples were drawn: a loader's workers draw ahead.
+/// Without the number of drawn samples, since a loader's workers draw ahead.
 std::string SamplerItem::in_common() const {
   return "epoch " + std::to_string(sampler_.epoch()) + " with " + std::to_string(sampler_.size()) +
          " samples on each rank";
@@ -315,7 +324,7 @@ std::function<void()> GeneratorItem::decode(std::string_view bytes) {
   torch::Tensor state =
       torch::empty({static_cast<std::int64_t>(bytes.size())}, torch::TensorOptions(torch::kUInt8));
   if (!bytes.empty()) std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
-  // It checks what it is given, and is no stream that anybody uses.
+  // set_state() checks the state. The clone is used only for this check.
   at::Generator probe = generator_.clone();
   probe.set_state(state);
   return [this, state] {
@@ -325,12 +334,9 @@ std::function<void()> GeneratorItem::decode(std::string_view bytes) {
 }
 
 std::uint64_t GeneratorItem::seed_for(std::string_view bytes, int rank) {
-  // The finalizer of SplitMix64, so that neighbouring ranks get seeds far apart.
-  std::uint64_t seed = (static_cast<std::uint64_t>(crc32(bytes)) << 32) +
-                       static_cast<std::uint64_t>(rank) * 0x9E3779B97F4A7C15U;
-  seed = (seed ^ (seed >> 30)) * 0xBF58476D1CE4E5B9U;
-  seed = (seed ^ (seed >> 27)) * 0x94D049BB133111EBU;
-  return seed ^ (seed >> 31);
+  constexpr std::uint64_t kGamma = 0x9E3779B97F4A7C15U;  // which mix() adds to its argument
+  return mix((static_cast<std::uint64_t>(crc32(bytes)) << 32) +
+             (static_cast<std::uint64_t>(rank) - 1) * kGamma);
 }
 
 std::function<void()> GeneratorItem::decode_for_new_rank(std::string_view bytes, int rank) {
@@ -343,6 +349,136 @@ std::function<void()> GeneratorItem::decode_for_new_rank(std::string_view bytes,
 void StreamTableItem::encode(ObjectWriter& writer) const {
   const std::string bytes = table_->encode();
   writer.raw(bytes.data(), bytes.size());
+}
+
+namespace {
+
+using torch::optim::ReduceLROnPlateauScheduler;
+
+// LibTorch's plateau scheduler has a private state and no functions that save it. The arguments of
+// an explicit instantiation may name private members, which gives access to them here.
+
+template <class Tag, auto Member>
+struct Reveal {
+  friend constexpr auto member(Tag) { return Member; }
+};
+
+#define HVD_REVEAL(tag, name)          \
+  struct tag {                         \
+    friend constexpr auto member(tag); \
+  };                                   \
+  template struct Reveal<tag, &ReduceLROnPlateauScheduler::name>;
+
+HVD_REVEAL(Best, best)
+HVD_REVEAL(Cooldown, cooldown_counter)
+HVD_REVEAL(Epochs, last_epoch)
+HVD_REVEAL(BadEpochs, num_bad_epochs)
+
+#undef HVD_REVEAL
+
+/// References to the members that step() changes.
+auto remembered_by(ReduceLROnPlateauScheduler& scheduler) {
+  return std::tie(scheduler.*member(Best()), scheduler.*member(Cooldown()),
+                  scheduler.*member(Epochs()), scheduler.*member(BadEpochs()));
+}
+
+using Remembered = std::tuple<float, int, int, int>;
+
+}  // namespace
+
+void PlateauItem::encode(ObjectWriter& writer) const {
+  ObjectCodec<Remembered>::write(writer, Remembered(remembered_by(scheduler_)));
+}
+
+std::function<void()> PlateauItem::decode(std::string_view bytes) {
+  return [this, saved = decode_object<Remembered>(bytes)] { remembered_by(scheduler_) = saved; };
+}
+
+void CustomItem::encode(ObjectWriter& writer) const {
+  torch::serialize::OutputArchive archive;
+  save_(archive);
+  append(writer, archive);
+}
+
+std::function<void()> CustomItem::decode(std::string_view bytes) {
+  auto archive = std::make_shared<torch::serialize::InputArchive>();
+  archive->load_from(bytes.data(), bytes.size());
+  return [this, archive] { load_(*archive); };
+}
+
+std::string MetricItem::kind() const {
+  switch (metric_.kind_) {
+    case Metric::Kind::kMean:
+      return "metric (mean)";
+    case Metric::Kind::kSum:
+      return "metric (sum)";
+    case Metric::Kind::kMin:
+      return "metric (minimum)";
+    case Metric::Kind::kMax:
+      return "metric (maximum)";
+  }
+  return "metric";
+}
+
+void MetricItem::encode(ObjectWriter& writer) const {
+  ObjectCodec<torch::Tensor>::write(writer, metric_.total_);
+  ObjectCodec<double>::write(writer, metric_.weight_);
+}
+
+std::function<void()> MetricItem::decode(std::string_view bytes) {
+  auto [total, weight] = decode_object<std::pair<torch::Tensor, double>>(bytes);
+  return [this, total = total, weight = weight] {
+    metric_.total_ = total;
+    metric_.weight_ = weight;
+  };
+}
+
+// The first rank gets the values of all ranks and the others none, so that compute() returns the
+// same.
+std::function<void()> MetricItem::decode_shards(const std::vector<std::string_view>& shards) {
+  torch::Tensor all;
+  double weights = 0;
+  for (const std::string_view shard : shards) {
+    auto [total, weight] = decode_object<std::pair<torch::Tensor, double>>(shard);
+    if (metric_.process_set_.rank() != 0 || !total.defined()) continue;
+    const torch::NoGradGuard no_grad;
+    if (!all.defined()) {
+      all = total;
+    } else {
+      all = metric_.extreme() ? torch::minimum(all, total) : all + total;
+    }
+    weights += weight;
+  }
+  return [this, all, weights] {
+    metric_.total_ = all;
+    metric_.weight_ = weights;
+  };
+}
+
+void ShardedOptimizerItem::encode(ObjectWriter& writer) const {
+  encode_shard(writer, optimizer_.inner(), [&] { optimizer_.encode_part(writer); });
+}
+
+std::function<void()> ShardedOptimizerItem::decode(std::string_view bytes) {
+  const auto item = std::make_shared<OptimizerItem>(optimizer_);
+  const std::function<void()> change = item->decode(bytes);
+  return [this, item, change] {
+    change();
+    optimizer_.share_out_anew();
+  };
+}
+
+std::function<void()> ShardedOptimizerItem::decode_shards(
+    const std::vector<std::string_view>& shards) {
+  const std::function<void()> change = decode_shards_into(optimizer_, shards);
+  return [this, change] {
+    change();
+    optimizer_.share_out_anew();
+  };
+}
+
+void ShardedOptimizerItem::broadcast(int root_rank, const std::string& /*name*/) {
+  broadcast_optimizer_state(optimizer_, root_rank);
 }
 
 }  // namespace hvd::libtorch

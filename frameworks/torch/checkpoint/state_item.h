@@ -13,16 +13,18 @@
 #include "hvd/torch/metric.h"
 #include "hvd/torch/random_streams.h"
 #include "hvd/torch/sampler.h"
+#include "hvd/torch/sharded_optimizer.h"
 #include "hvd/torch/training_state.h"
 
 namespace hvd::libtorch {
 
-/// A module's parameters and buffers. Names, shapes and dtypes must be those that were saved.
+/// A module's parameters and buffers. Names, shapes and dtypes must equal the saved ones.
 class ModuleItem final : public StateItem {
  public:
   explicit ModuleItem(torch::nn::Module& module, ModelStateOptions options = {})
       : owner_(module.weak_from_this().lock()), module_(module), options_(std::move(options)) {}
   std::string kind() const override { return "model"; }
+  bool has_replicated_tensors() const override { return true; }
   void encode(ObjectWriter& writer) const override;
   std::function<void()> decode(std::string_view bytes) override;
   void broadcast(int root_rank, const std::string& name) override;
@@ -30,18 +32,26 @@ class ModuleItem final : public StateItem {
  private:
   std::string stored_name(const std::string& what, const std::string& key) const;
 
-  std::shared_ptr<torch::nn::Module> owner_;  ///< null if it is not owned by a pointer
+  std::shared_ptr<torch::nn::Module> owner_;  ///< null if the module is not owned by a shared_ptr
   torch::nn::Module& module_;
   const ModelStateOptions options_;
 };
 
-/// An optimizer, whose type and whose parameters' shapes must be those that were saved.
+/// The kinds of an optimizer's stored state: LibTorch's archive, the elements of all parameters, or
+/// one rank's part of a sharded optimizer.
+inline constexpr const char* kWholeOptimizer = "optimizer";
+inline constexpr const char* kElementwiseOptimizer = "elementwise optimizer";
+inline constexpr const char* kShardedOptimizer = "sharded optimizer";
+
+/// An optimizer, whose type and parameters' shapes must equal the saved ones.
 class OptimizerItem final : public StateItem {
  public:
   explicit OptimizerItem(torch::optim::Optimizer& optimizer) : optimizer_(optimizer) {}
-  std::string kind() const override { return "optimizer"; }
+  std::string kind() const override { return kWholeOptimizer; }
+  std::string stored_kind() const override;
+  bool has_replicated_tensors() const override { return true; }
   void encode(ObjectWriter& writer) const override;
-  /// What it returns leaves the optimizer as it was when it throws.
+  /// For kWholeOptimizer. The returned function leaves the optimizer unchanged when it throws.
   std::function<void()> decode(std::string_view bytes) override;
   bool takes_shards() const override { return true; }
   std::function<void()> decode_shards(const std::vector<std::string_view>& shards) override;
@@ -51,7 +61,7 @@ class OptimizerItem final : public StateItem {
   torch::optim::Optimizer& optimizer_;
 };
 
-/// How many steps a scheduler has made.
+/// The number of steps of a scheduler.
 class SchedulerItem final : public StateItem {
  public:
   explicit SchedulerItem(torch::optim::LRScheduler& scheduler) : scheduler_(scheduler) {}
@@ -76,7 +86,7 @@ class PlateauItem final : public StateItem {
   torch::optim::ReduceLROnPlateauScheduler& scheduler_;
 };
 
-/// By functions of the program.
+/// An object that functions of the program save and load.
 class CustomItem final : public StateItem {
  public:
   using Save = std::function<void(torch::serialize::OutputArchive&)>;
@@ -140,7 +150,7 @@ class LoaderItem final : public StateItem {
   std::shared_ptr<LoaderProgress> progress_;
 };
 
-/// A random stream, of which each rank has its own.
+/// A random stream of each rank.
 class GeneratorItem final : public StateItem {
  public:
   explicit GeneratorItem(at::Generator generator) : generator_(std::move(generator)) {}
@@ -150,14 +160,14 @@ class GeneratorItem final : public StateItem {
   std::function<void()> decode(std::string_view bytes) override;
   std::function<void()> decode_for_new_rank(std::string_view bytes, int rank) override;
 
-  /// The seed of a rank that has no stream: differs by rank and by the other rank's stream.
+  /// The seed of a new rank, computed from its number and another rank's stream.
   static std::uint64_t seed_for(std::string_view bytes, int rank);
 
  private:
   at::Generator generator_;
 };
 
-/// Streams by name, of which each rank has its own.
+/// The named random streams of each rank.
 class StreamTableItem final : public StateItem {
  public:
   explicit StreamTableItem(std::shared_ptr<StreamTable> table) : table_(std::move(table)) {}
@@ -174,6 +184,24 @@ class StreamTableItem final : public StateItem {
 
  private:
   std::shared_ptr<StreamTable> table_;
+};
+
+/// A rank's part of a sharded optimizer's state. Loading gives each rank the complete state, which
+/// is then sharded.
+class ShardedOptimizerItem final : public StateItem {
+ public:
+  explicit ShardedOptimizerItem(ShardedOptimizer& optimizer) : optimizer_(optimizer) {}
+  std::string kind() const override { return kShardedOptimizer; }
+  bool per_rank() const override { return true; }
+  void encode(ObjectWriter& writer) const override;
+  /// For the bytes of an OptimizerItem.
+  std::function<void()> decode(std::string_view bytes) override;
+  bool takes_shards() const override { return true; }
+  void broadcast(int root_rank, const std::string& name) override;
+  std::function<void()> decode_shards(const std::vector<std::string_view>& shards) override;
+
+ private:
+  ShardedOptimizer& optimizer_;
 };
 
 }  // namespace hvd::libtorch

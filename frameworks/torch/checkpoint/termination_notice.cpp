@@ -10,9 +10,9 @@ namespace {
 std::atomic<int> notices{0};
 std::atomic<bool> noticed{false};
 static_assert(std::atomic<bool>::is_always_lock_free, "written by a signal handler");
-struct sigaction former_action {};  // written while the handler is not installed
+struct sigaction former_action {};  // only written while the handler is not installed
 
-void take_notice(int number, siginfo_t* info, void* context) {
+void record_sigterm(int number, siginfo_t* info, void* context) {
   noticed.store(true);
   if ((former_action.sa_flags & SA_SIGINFO) != 0) {
     former_action.sa_sigaction(number, info, context);
@@ -28,7 +28,7 @@ TerminationNotice::TerminationNotice() {
   noticed.store(false);
   ::sigaction(SIGTERM, nullptr, &former_action);
   struct sigaction action {};
-  action.sa_sigaction = take_notice;
+  action.sa_sigaction = record_sigterm;
   action.sa_flags = SA_SIGINFO | SA_RESTART;
   ::sigemptyset(&action.sa_mask);
   ::sigaction(SIGTERM, &action, nullptr);

@@ -2,9 +2,10 @@
 
 namespace hvd::libtorch {
 
-/// While one lives, SIGTERM does not end the process but is remembered; a handler that the program
-/// has installed before is called too. When the last one goes, what was there before is back.
-/// Thread-safe but for the construction of the first and the destruction of the last one.
+/// While an object exists, SIGTERM does not end the process but is recorded. A handler that the
+/// program has installed before is called too. The destructor of the last object restores the
+/// former action. Thread-safe, except for the construction of the first object and the destruction
+/// of the last.
 class TerminationNotice {
  public:
   TerminationNotice();
@@ -12,7 +13,8 @@ class TerminationNotice {
   TerminationNotice& operator=(const TerminationNotice&) = delete;
   ~TerminationNotice();
 
-  /// Whether SIGTERM has come since the first of those that live was made.
+  /// Returns whether the process has received SIGTERM since the first of the present objects was
+  /// made.
   static bool given() noexcept;
 };
 

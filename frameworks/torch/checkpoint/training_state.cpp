@@ -4,11 +4,14 @@
 #include <ATen/Context.h>
 
 #include <algorithm>
+#include <string>
 
-#include "checkpoint/sharded_item.h"
+#include "checkpoint/checkpoint_vote.h"
 #include "checkpoint/state_item.h"
+#include "data/rank_comparison.h"
 #include "hvd/error.h"
 #include "hvd/torch/distributed_optimizer.h"
+#include "hvd/torch/join.h"
 #include "hvd/torch/parameters.h"
 
 namespace hvd {
@@ -106,6 +109,16 @@ TrainingState& TrainingState::random(at::Generator generator, const std::string&
 
 TrainingState& TrainingState::random(const RandomStreams& streams, const std::string& name) {
   return add(name, std::make_shared<libtorch::StreamTableItem>(streams.table_));
+}
+
+int join(const TrainingState& state) {
+  const int last = join();
+  libtorch::require_agreement(
+      "join.state", {.error = {}, .description = libtorch::description_of(state)}, ProcessSet());
+  for (const TrainingState::Entry& entry : state.entries()) {
+    entry.item->broadcast_shared(last, "join." + entry.name);
+  }
+  return last;
 }
 
 }  // namespace hvd

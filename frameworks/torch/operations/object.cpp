@@ -24,8 +24,8 @@ std::string to_string(const torch::Tensor& tensor) {
           static_cast<std::size_t>(tensor.numel())};
 }
 
-// What travels: the length of the type's name, the name, the object's bytes. Nothing at all says
-// that the sender could not encode it.
+// A message has the length of the type's name, the name, and the object's bytes. An empty message
+// means that the sender could not encode its object.
 
 std::string pack(std::string_view type, std::string_view bytes) {
   ObjectWriter writer;
@@ -39,7 +39,7 @@ std::string unpack(const std::string& message, std::string_view type, const std:
                    int sender) {
   if (message.empty()) {
     throw Error(what + ": rank " + std::to_string(sender) +
-                " could not encode its object; its own error says why");
+                " could not encode its object; see the error of that rank");
   }
   ObjectReader reader(message);
   std::string sent(reader.count(1), '\0');
@@ -57,7 +57,8 @@ struct Encoded {
   std::exception_ptr error;
 };
 
-/// Never throws: whoever cannot encode still takes part, so that nobody waits for it.
+/// Never throws: a rank that cannot encode its object takes part with an empty message, so that no
+/// rank waits for it.
 Encoded try_encode(const std::function<std::string()>& encode, std::string_view type) noexcept {
   Encoded result;
   try {
@@ -93,6 +94,17 @@ void finish_reading(const ObjectReader& reader) {
   }
 }
 
+void ObjectWriter::tensor(const torch::Tensor& tensor, bool replicated) {
+  const torch::Tensor plain = tensor.detach().resolve_conj().resolve_neg();
+  if (borrowed_ != nullptr && plain.nbytes() >= kBorrowedBytes) {
+    borrowed_->push_back({.position = bytes_.size(), .tensor = plain, .replicated = replicated});
+    borrowed_bytes_ += plain.nbytes();
+    return;
+  }
+  const torch::Tensor copy = plain.cpu().contiguous();
+  raw(copy.const_data_ptr(), copy.nbytes());
+}
+
 void write_tensor(ObjectWriter& writer, const torch::Tensor& tensor) {
   ObjectCodec<bool>::write(writer, tensor.defined());
   if (!tensor.defined()) return;
@@ -100,7 +112,7 @@ void write_tensor(ObjectWriter& writer, const torch::Tensor& tensor) {
   write_ivalue(writer, tensor.detach().cpu());
 }
 
-// The sender's GPU has another number here, or none.
+// The sender's GPU may have another number on this rank.
 torch::Tensor read_tensor(ObjectReader& reader) {
   if (!ObjectCodec<bool>::read(reader)) return {};
   const bool on_gpu = ObjectCodec<bool>::read(reader);

@@ -11,18 +11,18 @@
 #include "hvd/torch/object.h"
 #include "operations/archive.h"
 #include "optimizer/flat_tensor.h"
+#include "optimizer/gradient_reduction.h"
 #include "optimizer/substitution.h"
 
 namespace hvd::libtorch {
 namespace {
 
-void write_row(ObjectWriter& writer, const torch::Tensor& row) {
+void write_row(ObjectWriter& writer, const torch::Tensor& row, bool replicated) {
   ObjectCodec<bool>::write(writer, row.defined());
   if (!row.defined()) return;
-  const torch::Tensor plain = row.detach().cpu().contiguous();
-  ObjectCodec<torch::ScalarType>::write(writer, plain.scalar_type());
-  writer.count(plain.nbytes());
-  writer.raw(plain.const_data_ptr(), plain.nbytes());
+  ObjectCodec<torch::ScalarType>::write(writer, row.scalar_type());
+  writer.count(row.nbytes());
+  writer.tensor(row, replicated);
 }
 
 torch::Tensor read_row(ObjectReader& reader, std::int64_t elements) {
@@ -143,7 +143,7 @@ void require_places(const std::vector<std::vector<std::size_t>>& by_group,
 
 }  // namespace
 
-void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces) {
+void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces, bool replicated) {
   writer.reserve(bytes_of(pieces));
   writer.count(pieces.size());
   for (const SavedPiece& piece : pieces) {
@@ -152,7 +152,7 @@ void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces) 
     ObjectCodec<ElementRange>::write(writer, piece.elements);
     ObjectCodec<std::int64_t>::write(writer, piece.state.step);
     writer.count(piece.state.tensors.size());
-    for (const torch::Tensor& tensor : piece.state.tensors) write_row(writer, tensor);
+    for (const torch::Tensor& tensor : piece.state.tensors) write_row(writer, tensor, replicated);
   }
 }
 
@@ -170,6 +170,24 @@ std::vector<SavedPiece> decode_pieces(std::string_view bytes) {
   }
   finish_reading(reader);
   return pieces;
+}
+
+void encode_whole(ObjectWriter& writer, const torch::optim::Optimizer& optimizer) {
+  const std::vector<torch::Tensor> parameters = parameters_of(optimizer);
+  std::vector<SavedPiece> pieces;
+  for (std::size_t p = 0; p < parameters.size(); ++p) {
+    const auto found = optimizer.state().find(parameters[p].unsafeGetTensorImpl());
+    if (found == optimizer.state().end()) continue;
+    const ElementState state = element_state_of(*found->second);
+    const std::vector<std::int64_t> strides = strides_for(parameters[p]);
+    SavedPiece& piece =
+        pieces.emplace_back(SavedPiece{p, strides, {0, parameters[p].numel()}, {state.step, {}}});
+    for (const torch::Tensor& tensor : state.tensors) {
+      piece.state.tensors.push_back(tensor.defined() ? flat(with_strides(strides, tensor))
+                                                     : tensor);
+    }
+  }
+  encode_pieces(writer, pieces, /*replicated=*/true);
 }
 
 void encode_owned(ObjectWriter& writer, torch::optim::Optimizer& optimizer,

@@ -24,10 +24,14 @@ struct SavedPiece {
   std::size_t parameter = 0;          ///< by its place in the optimizer, through all groups
   std::vector<std::int64_t> strides;  ///< of the parameter: the order of its elements
   ElementRange elements;
-  ElementState state;  ///< of one row each, on the CPU
+  ElementState state;  ///< of one row each; on the CPU when decoded
 };
 
-void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces);
+/// @param replicated every rank has the same pieces
+void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces,
+                   bool replicated = false);
+/// Appends the state of all parameters of an elementwise optimizer, as encode_pieces() does.
+void encode_whole(ObjectWriter& writer, const torch::optim::Optimizer& optimizer);
 /// @throws Error for bytes that encode_pieces() has not made
 std::vector<SavedPiece> decode_pieces(std::string_view bytes);
 

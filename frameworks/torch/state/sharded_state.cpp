@@ -6,13 +6,14 @@
 
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/object.h"
+#include "optimizer/element_state.h"
 #include "optimizer/shard_archive.h"
 #include "state/optimizer_state.h"
 
 namespace hvd::libtorch {
 namespace {
 
-/// What one rank saves: type and shapes, options without state, its part of the state.
+/// The saved state of one rank: the layout, options without state, and a part of the state.
 struct SavedShard {
   OptimizerLayout layout;
   std::string options;
@@ -63,12 +64,21 @@ void encode_shard(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
                   const std::function<void()>& part) {
   ObjectCodec<OptimizerLayout>::write(writer, layout_of(optimizer));
   writer.string([&] {
-    OptimizerStates whole;  // loaded, and not shared out yet
+    OptimizerStates whole;  // state that was loaded and is not sharded yet
     optimizer.state().swap(whole);
     const auto give_back = c10::make_scope_exit([&] { optimizer.state().swap(whole); });
     save_optimizer(optimizer, writer);
   });
   writer.string(part);
+}
+
+bool encodes_elements(torch::optim::Optimizer& optimizer) {
+  return is_elementwise(unwrapped(optimizer));
+}
+
+void encode_elements(ObjectWriter& writer, torch::optim::Optimizer& any) {
+  torch::optim::Optimizer& optimizer = unwrapped(any);
+  encode_shard(writer, optimizer, [&] { encode_whole(writer, optimizer); });
 }
 
 }  // namespace hvd::libtorch

@@ -3,14 +3,15 @@
 #include "torch/checkpoint/checkpoint_job.h"
 #include "torch/checkpoint/file_size_limit.h"
 
-// What bad checkpoints get: a named error on every rank, nothing changed, and the job goes on.
+// Bad checkpoints cause an error with the cause on every rank. The state does not change, and the
+// job continues.
 
 namespace hvd::testing {
 namespace {
 
 using Act = std::function<void()>;
 
-/// The same error on every rank.
+/// Checks that every rank gets the same error.
 template <class E = CheckpointError>
 std::string error_on_all(const Act& act) {
   const std::string own = message_of<E>(act);
@@ -24,7 +25,7 @@ std::string error_of_loading(const SharedFolder& folder, Model& model) {
   std::string error =
       error_on_all([&] { load_checkpoint(folder.path(), TrainingState().model(model)); });
   for (auto& tensor : model->parameters())
-    EXPECT_TRUE((tensor == rank()).all().template item<bool>()) << "nothing has changed";
+    EXPECT_TRUE((tensor == rank()).all().template item<bool>()) << "the state has changed";
   return error;
 }
 
@@ -48,7 +49,7 @@ TEST(CheckpointErrors, AnotherModel) {
   EXPECT_TRUE(contains(error_of_loading(folder, doubled), "expected Double"));
 }
 
-// The model fits, but is not loaded if something else does not.
+// The model fits but is not loaded, since another item does not fit.
 TEST(CheckpointErrors, AnotherOptimizerDataSetOrVariable) {
   const SharedFolder folder;
   torch::nn::Linear net(3, 3);
@@ -84,7 +85,7 @@ TEST(CheckpointErrors, AnotherOptimizerDataSetOrVariable) {
   EXPECT_FALSE((net->weight == rank()).all().item<bool>());
 }
 
-/// Every file of a checkpoint, by what it is to the last rank.
+/// Damages every kind of file, as seen by the last rank.
 TEST(CheckpointErrors, ADamagedFileIsNamedAndTheOneBeforeLoads) {
   int epoch = 0;
   const TrainingState state = TrainingState().value("epoch", epoch).random();
@@ -137,7 +138,7 @@ TEST(CheckpointErrors, AnotherVersionOrNoSuchStep) {
   if (rank() == 0) std::ofstream(folder.file(0, "manifest")) << "hvd-checkpoint 9\nnews\n";
   barrier();
   EXPECT_TRUE(contains(error_on_all([&] { load_checkpoint(folder.path(), state); }),
-                       "expected a checkpoint of version 1, got version 9"));
+                       "expected a checkpoint of version 1 to 2, got version 9"));
 }
 
 TEST(CheckpointErrors, AFolderThatCannotBeWrittenTo) {
@@ -165,7 +166,7 @@ TEST(CheckpointErrors, OneRankThatCannotWriteFailsAllAndTheOneBeforeStays) {
     EXPECT_TRUE(contains(error, "rank " + std::to_string(size() - 1) + ": cannot write")) << error;
     EXPECT_TRUE(contains(error, "File too large")) << error;
   }
-  EXPECT_FALSE(std::filesystem::exists(folder.file(1, ""))) << "nothing is left of it";
+  EXPECT_FALSE(std::filesystem::exists(folder.file(1, ""))) << "the failed step was not removed";
   epoch = 0;
   EXPECT_EQ(load_checkpoint(folder.path(), state), 0U);
   EXPECT_EQ(epoch, 1);
@@ -223,7 +224,7 @@ TEST(CheckpointErrors, SamplersWhoseEpochDiffersByRank) {
       message_of<MismatchError>([&] { save_checkpoint(folder.path(), state); });
   EXPECT_TRUE(contains(error, "rank 0 has sampler (sampler, epoch 4 with ")) << error;
   EXPECT_TRUE(contains(error, "rank 1 has sampler (sampler, epoch 5 with ")) << error;
-  EXPECT_EQ(load_checkpoint(folder.path(), state), std::nullopt) << "nothing was written";
+  EXPECT_EQ(load_checkpoint(folder.path(), state), std::nullopt) << "a checkpoint was written";
   sampler.set_epoch(4);
   save_checkpoint(folder.path(), state);
   sampler.set_epoch(static_cast<std::size_t>(rank()));

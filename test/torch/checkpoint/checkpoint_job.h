@@ -14,7 +14,7 @@
 
 namespace hvd::testing {
 
-/// A folder that all ranks see, and that goes when the test ends. Collective.
+/// A folder that all ranks see, removed at the end of the test. Collective.
 class SharedFolder {
  public:
   SharedFolder() {
@@ -40,7 +40,7 @@ class SharedFolder {
   std::filesystem::path path_;
 };
 
-/// What a training program has, made anew on every rank, with values that differ by rank.
+/// The objects of a training program, with values that differ by rank.
 struct Program {
   torch::nn::Sequential net{torch::nn::Linear(6, 8), torch::nn::BatchNorm1d(8),
                             torch::nn::Dropout(0.5), torch::nn::Linear(8, 2)};
@@ -66,7 +66,7 @@ struct Program {
     return all.value("epoch", epoch).value("losses", losses);
   }
 
-  /// One step, by this rank's share of the data and this rank's random numbers.
+  /// One step with this rank's share of the data and this rank's random numbers.
   void train() {
     const auto indices = sampler.next(4);
     if (!indices) return;
@@ -81,7 +81,7 @@ struct Program {
     losses.push_back(loss.item<double>());
   }
 
-  /// Everything that a checkpoint should hold, as this rank has it; of tensors a hash of the bits.
+  /// The state that a checkpoint should have, as text; tensors as hashes of their bits.
   std::vector<std::string> everything() {
     std::vector<std::string> lines = but_for_sampler();
     lines.push_back("sampler " + std::to_string(sampler.epoch()) + ' ' +

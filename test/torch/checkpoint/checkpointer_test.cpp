@@ -8,7 +8,7 @@
 namespace hvd::testing {
 namespace {
 
-// The program goes on at once, and what it does then is not in the checkpoint.
+// The program continues after save(), and its changes are not in the checkpoint.
 TEST(Checkpointer, WritesInTheBackgroundWhatWasThereWhenItWasTold) {
   const SharedFolder folder;
   torch::manual_seed(rank());
@@ -69,7 +69,7 @@ TEST(Checkpointer, TheStateMayGrowAndShrinkBetweenCheckpoints) {
   }
 }
 
-// Reductions and the writing thread's own operations pass each other.
+// Reductions and the writing thread's operations run at the same time.
 TEST(Checkpointer, TrainingGoesOnBesideIt) {
   const SharedFolder folder;
   torch::manual_seed(3);
@@ -108,7 +108,7 @@ TEST(Checkpointer, AnErrorInTheBackgroundIsRaisedOnEveryRankByTheNextCall) {
   fail();
   checkpointer.wait();
   epoch = 2;
-  EXPECT_EQ(checkpointer.save(), 1U) << "an error is told once";
+  EXPECT_EQ(checkpointer.save(), 1U) << "the error was thrown again";
   checkpointer.wait();
   fail();
   EXPECT_EQ(checkpointer.load(), 1U);
@@ -139,7 +139,7 @@ TEST(Checkpointer, OnSigtermOfOneRankAllSaveTheSameStepAndStop) {
         last = step;
         if (checkpointer.should_stop(step)) break;
       }
-      EXPECT_TRUE(checkpointer.should_stop(last)) << "it does not forget, nor write it twice";
+      EXPECT_TRUE(checkpointer.should_stop(last)) << "the signal was forgotten";
     }
     EXPECT_EQ(last, 7U);
     epoch = 0;
@@ -148,7 +148,7 @@ TEST(Checkpointer, OnSigtermOfOneRankAllSaveTheSameStepAndStop) {
   }
 }
 
-// save() of this step was called already; or the one before has failed.
+// save() was already called for this step, or the previous save has failed.
 TEST(Checkpointer, OnSigtermItSavesWhatIsNotSaved) {
   const SharedFolder folder;
   int epoch = 3;
@@ -160,13 +160,13 @@ TEST(Checkpointer, OnSigtermItSavesWhatIsNotSaved) {
   {
     const LimitOnLastRank limit;
     checkpointer.save(5);
-    EXPECT_THROW(checkpointer.should_stop(5), CheckpointError) << "there still is no room";
+    EXPECT_THROW(checkpointer.should_stop(5), CheckpointError) << "the disk is still full";
   }
   EXPECT_TRUE(checkpointer.should_stop(5));
   EXPECT_EQ(load_checkpoint(folder.path(), state), 5U);
 }
 
-// The newest is damaged: an older one is loaded, and training goes on from there.
+// The newest checkpoint is damaged, so training continues from an older one.
 TEST(Checkpointer, AfterAnOlderStepWasLoadedNewerOnesAreReplacedOnRequest) {
   for (const bool background : {false, true}) {
     const SharedFolder folder;
@@ -180,14 +180,14 @@ TEST(Checkpointer, AfterAnOlderStepWasLoadedNewerOnesAreReplacedOnRequest) {
                               {.background = background, .replace_newer = true});
     EXPECT_TRUE(
         contains(message_of<CheckpointError>([&] { checkpointer.save(20); }), "load it first"))
-        << "nothing has been loaded";
+        << "no checkpoint has been loaded";
     EXPECT_EQ(checkpointer.load(10), 10U);
     epoch = 20;
     EXPECT_EQ(checkpointer.save(20), 20U);
     checkpointer.wait();
     EXPECT_TRUE(contains(message_of<CheckpointError>([&] { checkpointer.save(20); }),
                          "would stay the newest"))
-        << "only once";
+        << "newer checkpoints are replaced only once";
     EXPECT_FALSE(std::filesystem::exists(folder.file(30, "manifest")));
     EXPECT_EQ(load_checkpoint(folder.path(), state), 20U);
     EXPECT_EQ(epoch, 20);

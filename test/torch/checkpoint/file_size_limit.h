@@ -7,8 +7,8 @@
 
 namespace hvd::testing {
 
-/// While it lives, no file that a process of the last rank writes may grow beyond 100 bytes, as if
-/// its disk were full.
+/// While an object exists, the last rank cannot write files of more than 100 bytes, as if its disk
+/// were full.
 class LimitOnLastRank {
  public:
   LimitOnLastRank() : handler_(std::signal(SIGXFSZ, SIG_IGN)) {

@@ -4,7 +4,7 @@
 
 #include "torch/checkpoint/checkpoint_job.h"
 
-// A program's state to the disk and back, at the same and at another number of ranks.
+// Saves and loads a program's state at the same and at another number of ranks.
 
 namespace hvd::testing {
 namespace {
@@ -27,7 +27,7 @@ TEST(Checkpoint, BringsBackEverythingBitForBit) {
   program.sampler.set_epoch(2);
   program.epoch = 2;
   for (int i = 0; i < 3; ++i) program.train();
-  program.losses = broadcast_object(program.losses);  // the first rank's is everybody's
+  program.losses = broadcast_object(program.losses);  // all ranks load the first rank's
   broadcast_buffers(program.net);
   program.adam.param_groups()[1].options().set_lr(0.125);
   EXPECT_EQ(save_checkpoint(folder.path(), program.state(), {.step = 42}), 42U);
@@ -46,7 +46,7 @@ TEST(Checkpoint, BringsBackEverythingBitForBit) {
   EXPECT_EQ(fresh.everything(), before);
 }
 
-// Dropout draws from the rank's own stream, the batches from the sampler.
+// Dropout uses the rank's own random stream; the batches are the sampler's.
 TEST(Checkpoint, AResumedRunIsTheUninterruptedOneBitForBit) {
   const SharedFolder folder;
   std::vector<std::string> uninterrupted;
@@ -68,7 +68,7 @@ TEST(Checkpoint, AResumedRunIsTheUninterruptedOneBitForBit) {
   EXPECT_EQ(resumed.everything(), uninterrupted);
 }
 
-TEST(Checkpoint, TheFirstRanksStateIsEverybodys) {
+TEST(Checkpoint, AllRanksLoadTheFirstRanksState) {
   const SharedFolder folder;
   torch::manual_seed(rank());
   torch::nn::BatchNorm1d norm(3);
@@ -115,7 +115,7 @@ TEST(Checkpoint, LargeTensorsAndAwkwardOnes) {
   expect_equal(loaded.named_buffers(), saved.named_buffers());
 }
 
-/// The learning rate that each of `steps` steps leaves.
+/// The learning rates after each of `steps` steps.
 template <class Scheduler>
 std::vector<double> rates_of(Scheduler& scheduler, torch::optim::Optimizer& optimizer, int steps) {
   std::vector<double> rates;
@@ -134,7 +134,7 @@ TEST(Checkpoint, ASchedulerGoesOnWhereItWas) {
   rates_of(scheduler, sgd, 4);
   save_checkpoint(folder.path(), TrainingState().optimizer(sgd).scheduler(scheduler));
   torch::optim::StepLR resumed(other, 3, 0.5);
-  rates_of(resumed, other, 2);  // whatever it counts is replaced
+  rates_of(resumed, other, 2);  // its count is replaced
   load_checkpoint(folder.path(), TrainingState().optimizer(other).scheduler(resumed));
   EXPECT_EQ(rates_of(resumed, other, 7), rates_of(scheduler, sgd, 7));
   EXPECT_EQ(rates_of(scheduler, sgd, 3).back(), 0.0625);
@@ -177,7 +177,7 @@ TEST(Checkpoint, CountsOnAndKeepsTheLastOnes) {
   EXPECT_EQ(epoch, 3);
 }
 
-/// What LibTorch's generator draws next, without drawing it.
+/// The next number of LibTorch's generator, which does not change.
 std::int64_t next_number() {
   at::Generator probe = at::detail::getDefaultCPUGenerator().clone();
   return torch::randint(std::int64_t{1} << 60, {1}, probe).item<std::int64_t>();
@@ -208,10 +208,10 @@ TEST(Checkpoint, LoadsAtAnotherNumberOfRanks) {
     EXPECT_EQ(together.sampler.index(), 12U / static_cast<std::size_t>(size()));
     const auto streams = allgather_object(next_number());
     EXPECT_EQ(std::set(streams.begin(), streams.end()).size(), streams.size())
-        << "each rank has a stream of its own";
+        << "two ranks have the same stream";
     torch::manual_seed(2);
     load_checkpoint(folder.path(), together.state());
-    EXPECT_EQ(allgather_object(next_number()), streams) << "and always the same";
+    EXPECT_EQ(allgather_object(next_number()), streams) << "new streams differ between two loads";
 
     torch::manual_seed(123 + rank());
     save_checkpoint(folder.path(), together.state());

@@ -1,7 +1,6 @@
 #include "torch/checkpoint/checkpoint_job.h"
 
-// What a state can name beside models, optimizers and variables, and models that are loaded in
-// part.
+// Items other than models, optimizers and variables, and models that are loaded in part.
 
 namespace hvd::testing {
 namespace {
@@ -154,7 +153,7 @@ TEST(StateItems, AValueOfEachRank) {
   EXPECT_EQ(own, before);
   own = {rank()};
   join(state);
-  EXPECT_EQ(own, std::vector<int>{rank()}) << "join() leaves it";
+  EXPECT_EQ(own, std::vector<int>{rank()}) << "join() has changed it";
 }
 
 TEST(StateItems, AMetricGoesOnAtAnyNumberOfRanks) {

@@ -3,7 +3,7 @@
 #include "hvd/torch/checkpointer.h"
 #include "torch/checkpoint/checkpoint_job.h"
 
-// Checkpoints beside ranks that have called join().
+// Checkpoints while some ranks are in join().
 
 namespace hvd::testing {
 namespace {
@@ -16,7 +16,7 @@ TEST(UnevenSave, WhileRanksHaveJoinedItIsAnErrorThatNamesThem) {
   for (const int absent : {0, size() - 1}) {
     SCOPED_TRACE(absent);
     if (rank() != absent) {
-      // The sum is complete once the other rank has joined.
+      // The sum is complete when the other rank has joined.
       const auto sum = allreduce(torch::ones({}), {.name = "joined", .op = ReduceOp::kSum});
       EXPECT_EQ(sum.item<int>(), size() - 1);
       const std::string expected = "have called join() and take no part: " + std::to_string(absent);
@@ -28,13 +28,13 @@ TEST(UnevenSave, WhileRanksHaveJoinedItIsAnErrorThatNamesThem) {
                    expected);
     }
     join(state);
-    EXPECT_EQ(load_checkpoint(folder.path(), state), std::nullopt) << "nothing was saved";
+    EXPECT_EQ(load_checkpoint(folder.path(), state), std::nullopt) << "a checkpoint was saved";
   }
   save_checkpoint(folder.path(), state);
   EXPECT_EQ(load_checkpoint(folder.path(), state), 0U);
 }
 
-// Some ranks join at once, while the first is still writing.
+// Some ranks call join() while the first is still writing.
 TEST(UnevenSave, AJoinWaitsForWhatIsWrittenInTheBackground) {
   const SharedFolder folder;
   torch::Tensor ballast = torch::ones({std::int64_t{1} << 20});
@@ -62,7 +62,7 @@ TEST(UnevenSave, SigtermWhileRanksHaveJoinedIsRememberedUntilAllTakePart) {
     std::raise(SIGTERM);
     if (size() > 1) {
       const auto sum = allreduce(torch::ones({}), {.name = "joined", .op = ReduceOp::kSum});
-      EXPECT_EQ(sum.item<int>(), 1) << "all others have joined";
+      EXPECT_EQ(sum.item<int>(), 1) << "some other rank has not joined";
       EXPECT_FALSE(checkpointer.should_stop(1));
     }
   }
@@ -83,7 +83,7 @@ TEST(UnevenSave, JoinGivesEveryRankTheSharedRandomStreamsOfTheLast) {
   const torch::Tensor own = streams.own("noise").get_state().clone();
   torch::Tensor expected = streams.shared("order").get_state().clone();
   broadcast_(expected, last);
-  // The last rank joins when the others have.
+  // The last rank joins after the others.
   if (rank() == last) allreduce(torch::ones({}), {.name = "joined"});
   EXPECT_EQ(join(state), last);
   EXPECT_TRUE(streams.shared("order").get_state().equal(expected));

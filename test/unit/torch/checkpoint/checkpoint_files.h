@@ -10,12 +10,12 @@
 #include <string>
 #include <vector>
 
-#include "checkpoint/file_calls.h"
+#include "checkpoint/durable_file.h"
 #include "hvd/torch/checkpoint_error.h"
 
 namespace hvd::libtorch::testing {
 
-/// A folder that goes when the test ends.
+/// A folder that is removed at the end of the test.
 class TemporaryFolder {
  public:
   TemporaryFolder() {
@@ -34,15 +34,15 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-/// The system's calls, of which each can be looked at, and be made to fail, before it is made.
+/// System calls that a test observes, and lets fail.
 class WatchedCalls final : public FileCalls {
  public:
-  /// @return an errno with which the call fails; 0: it is made
+  /// @return an errno with which the call fails; 0: the call is made
   std::function<int(const std::string& call, const std::string& path)> before =
       [](const std::string&, const std::string&) { return 0; };
-  /// Without waiting for the disk, which only a crash of the system would tell.
+  /// Leaves out fsync(), whose effect shows only after a crash of the system.
   bool skip_fsync = false;
-  /// At most so many bytes at a time, as a full pipe or a signal would have it; 0: all.
+  /// The most bytes that one write() takes; 0: no limit.
   std::size_t at_most = 0;
 
   int open(const std::string& path, int flags, mode_t mode) override {
@@ -93,7 +93,14 @@ class WatchedCalls final : public FileCalls {
   std::vector<std::string> names_;
 };
 
-/// What the CheckpointError says that `act` throws; the test fails if it does not.
+/// A file with these parts.
+inline ByteSource source_of(std::vector<std::string> parts) {
+  return [parts = std::move(parts)](const ByteSink& sink) {
+    for (const std::string& part : parts) sink(part);
+  };
+}
+
+/// The text of the CheckpointError that `act` must throw; otherwise the test fails.
 inline std::string error_of(const std::function<void()>& act) {
   try {
     act();

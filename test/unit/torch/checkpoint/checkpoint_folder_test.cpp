@@ -4,7 +4,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include <array>
 #include <fstream>
 
 #include "unit/torch/checkpoint/checkpoint_files.h"
@@ -18,23 +17,31 @@ using ::testing::IsEmpty;
 
 constexpr int kRanks = 2;
 
-std::array<std::string, 2> parts_of(std::uint64_t step, int rank) {
+std::vector<std::string> parts_of(std::uint64_t step, int rank) {
   const std::string text = "step " + std::to_string(step) + " rank " + std::to_string(rank);
   return {text, std::string(100, 'x') + text};
 }
 
-/// All that the ranks of a job do for one checkpoint, in one order that they may do it in.
+Manifest::File write_common(CheckpointFolder& folder, std::uint64_t step) {
+  return folder.write(step, CheckpointFolder::common_name(), source_of(parts_of(step, -1)));
+}
+
+Manifest::File write_rank(CheckpointFolder& folder, std::uint64_t step, int rank) {
+  return folder.write(step, CheckpointFolder::rank_name(rank), source_of(parts_of(step, rank)));
+}
+
+/// Saves one checkpoint, with the calls of all ranks in a possible order.
 void save(CheckpointFolder& folder, std::uint64_t step, std::size_t keep = 100) {
   folder.begin(step);
-  Manifest manifest{.step = step, .files = {folder.write_common(step, parts_of(step, -1))}};
+  Manifest manifest{.step = step, .files = {write_common(folder, step)}};
   for (int rank = 0; rank < kRanks; ++rank)
-    manifest.files.push_back(folder.write_rank(step, rank, parts_of(step, rank)));
+    manifest.files.push_back(write_rank(folder, step, rank));
   folder.commit(manifest);
   EXPECT_EQ(folder.remove_all_but(keep), "");
 }
 
 void check(const CheckpointFolder& folder, std::uint64_t step) {
-  const auto joined = [](const std::array<std::string, 2>& parts) { return parts[0] + parts[1]; };
+  const auto joined = [](const std::vector<std::string>& parts) { return parts[0] + parts[1]; };
   const Manifest manifest = folder.manifest(step);
   ASSERT_EQ(manifest.ranks(), std::size_t{kRanks});
   EXPECT_EQ(folder.read(step, manifest.common()), joined(parts_of(step, -1)));
@@ -57,7 +64,7 @@ TEST(CheckpointFolder, KeepsTheLastOnes) {
   EXPECT_THAT(folder.steps(), ElementsAre(9U, 10U, 1234567U));
   EXPECT_EQ(folder.newest(), 1234567U);
   for (const std::uint64_t step : folder.steps()) check(folder, step);
-  EXPECT_EQ(entries_of(temporary.path() / "a" / "b"), 3U) << "nothing else is left";
+  EXPECT_EQ(entries_of(temporary.path() / "a" / "b"), 3U) << "other files are left";
   EXPECT_THAT(error_of([&] { folder.manifest(0); }),
               HasSubstr("no complete checkpoint of step 0 in"));
 }
@@ -89,21 +96,19 @@ TEST(CheckpointFolder, WhatIsNewerThanTheLoadedStepIsReplacedOnRequest) {
   EXPECT_THAT(error_of([&] { folder.begin(4, 5); }), HasSubstr("would stay the newest"));
   folder.begin(10, 5);
   EXPECT_THAT(folder.steps(), ElementsAre(5U, 20U, 30U)) << "before the new one is complete";
-  Manifest manifest{.step = 10, .files = {folder.write_common(10, parts_of(10, -1))}};
-  for (int rank = 0; rank < kRanks; ++rank)
-    manifest.files.push_back(folder.write_rank(10, rank, parts_of(10, rank)));
+  Manifest manifest{.step = 10, .files = {write_common(folder, 10)}};
+  for (int rank = 0; rank < kRanks; ++rank) manifest.files.push_back(write_rank(folder, 10, rank));
   EXPECT_EQ(folder.commit(manifest, 5), "");
   EXPECT_THAT(folder.steps(), ElementsAre(5U, 10U));
   check(folder, 10);
 }
 
-// The step that another process is writing must not be taken for the remains of an interrupted
-// write.
+// A step that another process is writing is not removed as the rest of an interrupted write.
 TEST(CheckpointFolder, TwoWritersDoNotMeet) {
   const TemporaryFolder temporary;
   CheckpointFolder folder(temporary.path()), other(temporary.path());
   folder.begin(1);
-  folder.write_common(1, parts_of(1, -1));
+  write_common(folder, 1);
   EXPECT_THAT(error_of([&] { other.begin(1); }),
               HasSubstr("is in use: another Checkpointer or save_checkpoint() of this process"));
   EXPECT_THAT(error_of([&] { other.begin(2); }), HasSubstr("is in use"));
@@ -115,7 +120,7 @@ TEST(CheckpointFolder, TwoWritersDoNotMeet) {
   save(folder, 3);
 }
 
-// The disk is slow, and the program waits for begin().
+// The program waits for begin(), so it must not wait for the disk.
 TEST(CheckpointFolder, BeginDoesNotWaitForTheDisk) {
   const TemporaryFolder temporary;
   WatchedCalls calls;
@@ -128,9 +133,8 @@ TEST(CheckpointFolder, BeginDoesNotWaitForTheDisk) {
   };
   folder.begin(2);
   EXPECT_THAT(synced, IsEmpty());
-  Manifest manifest{.step = 2, .files = {folder.write_common(2, parts_of(2, -1))}};
-  for (int rank = 0; rank < kRanks; ++rank)
-    manifest.files.push_back(folder.write_rank(2, rank, parts_of(2, rank)));
+  Manifest manifest{.step = 2, .files = {write_common(folder, 2)}};
+  for (int rank = 0; rank < kRanks; ++rank) manifest.files.push_back(write_rank(folder, 2, rank));
   synced.clear();
   folder.commit(manifest);
   ASSERT_FALSE(synced.empty());
@@ -142,8 +146,8 @@ TEST(CheckpointFolder, AnInterruptedWriteDoesNotCountAndIsRemoved) {
   CheckpointFolder folder(temporary.path());
   save(folder, 1);
   folder.begin(2);
-  folder.write_common(2, parts_of(2, -1));
-  folder.write_rank(2, 7, parts_of(2, 7));
+  write_common(folder, 2);
+  write_rank(folder, 2, 7);
   std::ofstream(folder.folder_of(2) / "rank-3.partial") << "half";
   EXPECT_EQ(folder.newest(), 1U);
   folder.begin(2);
@@ -158,7 +162,7 @@ TEST(CheckpointFolder, WhatIsNotHvdsStays) {
   CheckpointFolder folder(temporary.path());
   save(folder, 1);
   std::ofstream(folder.folder_of(1) / "notes.txt") << "mine";
-  std::filesystem::create_directory(temporary.path() / "step-7");  // not as hvd writes it
+  std::filesystem::create_directory(temporary.path() / "step-7");  // not a name of hvd
   std::ofstream(temporary.path() / "step-x") << "mine";
   save(folder, 2, 1000);
   folder.begin(3);
@@ -173,8 +177,8 @@ TEST(CheckpointFolder, CommitsOnlyWhatItSees) {
   const TemporaryFolder temporary;
   CheckpointFolder folder(temporary.path());
   folder.begin(1);
-  Manifest manifest{.step = 1, .files = {folder.write_common(1, parts_of(1, -1))}};
-  manifest.files.push_back({"rank-0", {3, 4}});
+  Manifest manifest{.step = 1, .files = {write_common(folder, 1)}};
+  manifest.files.push_back({"rank-0", {3, 4}, 0});
   EXPECT_THAT(error_of([&] { folder.commit(manifest); }), HasSubstr("rank-0 is missing"));
   EXPECT_EQ(folder.newest(), std::nullopt);
 }
@@ -193,7 +197,7 @@ TEST(CheckpointFolder, NamesWhatIsDamagedOrMissing) {
   EXPECT_THAT(error_of([&] { folder.manifest(2); }), HasSubstr("expected step 2, got step 1"));
 }
 
-// Wherever it fails, what was complete still is, and the next save works.
+// Whichever call fails, complete checkpoints remain complete and the next save succeeds.
 TEST(CheckpointFolder, AFullDiskLosesNothing) {
   for (int fatal = 0;; ++fatal) {
     SCOPED_TRACE(fatal);
@@ -204,16 +208,16 @@ TEST(CheckpointFolder, AFullDiskLosesNothing) {
     save(folder, 1);
     int made = 0;
     calls.before = [&](const std::string& call, const std::string&) {
-      // What frees room succeeds.
+      // Calls that free space succeed.
       const bool removes = call == "unlink" || call == "rmdir";
       return !removes && made++ >= fatal ? ENOSPC : 0;
     };
     bool failed = false;
     try {
       folder.begin(2);
-      Manifest manifest{.step = 2, .files = {folder.write_common(2, parts_of(2, -1))}};
+      Manifest manifest{.step = 2, .files = {write_common(folder, 2)}};
       for (int rank = 0; rank < kRanks; ++rank)
-        manifest.files.push_back(folder.write_rank(2, rank, parts_of(2, rank)));
+        manifest.files.push_back(write_rank(folder, 2, rank));
       folder.commit(manifest);
     } catch (const CheckpointError& error) {
       failed = true;
@@ -226,17 +230,17 @@ TEST(CheckpointFolder, AFullDiskLosesNothing) {
     save(folder, 3);
     check(folder, 3);
     if (!failed) {
-      EXPECT_GT(fatal, 20) << "every call has failed once";
+      EXPECT_GT(fatal, 20) << "not every call has failed once";
       break;
     }
   }
 }
 
-/// A process that saves `step`, `step` + 1, ..., keeping two, until the call with number `fatal`,
-/// before which it is killed; a write is killed in its middle.
+/// Saves `step`, `step` + 1, ..., keeping two, and is killed before the call with number `fatal`,
+/// which may be in the middle of a file.
 void save_until_killed(const std::filesystem::path& path, std::uint64_t step, int fatal) {
   WatchedCalls calls;
-  calls.skip_fsync = true;  // what the system has been told outlives the process
+  calls.skip_fsync = true;  // written data outlives the process without fsync()
   int made = 0;
   calls.at_most = 37;
   calls.before = [&](const std::string&, const std::string&) {
@@ -267,14 +271,14 @@ TEST(CheckpointFolder, AKillAtAnyMomentLeavesTheOneBeforeReadable) {
     const auto steps = folder.steps();
     ASSERT_FALSE(steps.empty());
     ASSERT_GE(steps.back(), before);
-    // Of the two that are kept the older one may be about to be removed.
+    // The older of the two kept checkpoints may be partly removed.
     check(folder, steps.back());
     const std::size_t lock = std::filesystem::exists(temporary.path() / FolderLock::kName) ? 1 : 0;
-    EXPECT_LE(entries_of(temporary.path()), 4U + lock) << "what kills have left is removed";
+    EXPECT_LE(entries_of(temporary.path()), 4U + lock) << "files of killed processes are left";
     gained.push_back(steps.back() - before);
     before = steps.back();
   }
-  // Some kills came before the first checkpoint of their process, some after its third.
+  // Some processes were killed before their first checkpoint, some after their third.
   EXPECT_EQ(gained.front(), 0U);
   EXPECT_GE(gained.back(), 3U);
 }

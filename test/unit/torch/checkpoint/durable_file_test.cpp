@@ -2,10 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include <array>
 #include <fstream>
 
-#include "checkpoint/checksum.h"
 #include "unit/torch/checkpoint/checkpoint_files.h"
 
 namespace hvd::libtorch::testing {
@@ -16,7 +14,7 @@ using ::testing::HasSubstr;
 
 TEST(Checksum, IsZlibs) {
   EXPECT_EQ(crc32(""), 0U);
-  EXPECT_EQ(crc32("123456789"), 0xCBF43926U);  // the check value of its catalogue
+  EXPECT_EQ(crc32("123456789"), 0xCBF43926U);  // the check value of the CRC catalogue
   EXPECT_EQ(crc32("The quick brown fox jumps over the lazy dog"), 0x414FA339U);
 }
 
@@ -45,8 +43,8 @@ TEST(DurableFile, BringsEverythingToTheDiskBeforeTheNameAndThenTheName) {
     made.push_back(call + ' ' + std::filesystem::path(path).filename().string());
     return 0;
   };
-  const std::array<std::string, 2> parts{"abc", "defg"};
-  const FileContents contents = write_durably(folder.path() / "file", parts, calls);
+  const FileContents contents =
+      write_durably(folder.path() / "file", source_of({"abc", "defg"}), calls);
   EXPECT_EQ(contents.bytes, 7U);
   EXPECT_EQ(contents.checksum, crc32("abcdefg"));
   const std::string name = folder.path().filename().string();
@@ -54,6 +52,19 @@ TEST(DurableFile, BringsEverythingToTheDiskBeforeTheNameAndThenTheName) {
                                 "fsync file.partial", "close file.partial", "rename file",
                                 "open " + name, "fsync " + name, "close " + name));
   EXPECT_EQ(read_file(folder.path() / "file", contents), "abcdefg");
+}
+
+TEST(DurableFile, ASourceThatThrowsLeavesTheOldFile) {
+  const TemporaryFolder folder;
+  write_durably(folder.path() / "file", "old", FileCalls::system());
+  const ByteSource source = [](const ByteSink& sink) {
+    sink("half");
+    throw CheckpointError("no memory");
+  };
+  EXPECT_EQ(error_of([&] { write_durably(folder.path() / "file", source, FileCalls::system()); }),
+            "no memory");
+  EXPECT_EQ(read_file(folder.path() / "file"), "old");
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / "file.partial"));
 }
 
 TEST(DurableFile, WritesOnAfterShortAndInterruptedCalls) {
@@ -64,24 +75,23 @@ TEST(DurableFile, WritesOnAfterShortAndInterruptedCalls) {
   calls.before = [&](const std::string& call, const std::string&) {
     return call != "close" && call != "rename" && ++count % 2 == 0 ? EINTR : 0;
   };
-  const std::array<std::string, 1> parts{"0123456789"};
-  const auto contents = write_durably(folder.path() / "file", parts, calls);
-  EXPECT_EQ(read_file(folder.path() / "file", contents), parts[0]);
+  const std::string text = "0123456789";
+  const auto contents = write_durably(folder.path() / "file", text, calls);
+  EXPECT_EQ(read_file(folder.path() / "file", contents), text);
 }
 
-// Whichever call fails, the old file stays and nothing is left beside it.
+// Whichever call fails, the old file remains and the temporary file is removed.
 TEST(DurableFile, AFailureLosesNothingAndNamesTheFile) {
   for (const std::string failing : {"open", "write", "fsync", "close", "rename"}) {
     SCOPED_TRACE(failing);
     const TemporaryFolder folder;
     WatchedCalls calls;
-    const std::array<std::string, 1> old{"old"}, newer{"newer"};
-    write_durably(folder.path() / "file", old, calls);
+    write_durably(folder.path() / "file", "old", calls);
     calls.before = [&](const std::string& call, const std::string&) {
       return call == failing ? ENOSPC : 0;
     };
     const std::string error =
-        error_of([&] { write_durably(folder.path() / "file", newer, calls); });
+        error_of([&] { write_durably(folder.path() / "file", "newer", calls); });
     EXPECT_THAT(error, HasSubstr((folder.path() / "file").string()));
     EXPECT_THAT(error, HasSubstr("No space left on device; make room"));
     EXPECT_EQ(read_file(folder.path() / "file"), "old");
@@ -92,8 +102,7 @@ TEST(DurableFile, AFailureLosesNothingAndNamesTheFile) {
 TEST(DurableFile, ReadingNoticesEveryDamage) {
   const TemporaryFolder folder;
   const auto path = folder.path() / "file";
-  const std::array<std::string, 1> parts{"some text"};
-  const auto contents = write_durably(path, parts, FileCalls::system());
+  const auto contents = write_durably(path, "some text", FileCalls::system());
   std::ofstream(path) << "some tex";
   EXPECT_THAT(error_of([&] { read_file(path, contents); }), HasSubstr("expected 9 bytes, got 8"));
   std::ofstream(path) << "some texu";
@@ -118,7 +127,7 @@ TEST(DurableFile, CreatesFoldersFromTheTop) {
               HasSubstr("Permission denied"));
 }
 
-// Some network file systems have no fsync() for folders.
+// Some network file systems do not support fsync() for folders.
 TEST(DurableFile, AFolderThatCannotBeSyncedIsNoError) {
   for (const int number : {EINVAL, EBADF, EIO}) {
     const TemporaryFolder folder;
@@ -126,12 +135,11 @@ TEST(DurableFile, AFolderThatCannotBeSyncedIsNoError) {
     calls.before = [&](const std::string& call, const std::string& path) {
       return call == "fsync" && path == folder.path().string() ? number : 0;
     };
-    const std::array<std::string, 1> parts{"text"};
     if (number == EIO) {
-      EXPECT_THAT(error_of([&] { write_durably(folder.path() / "file", parts, calls); }),
+      EXPECT_THAT(error_of([&] { write_durably(folder.path() / "file", "text", calls); }),
                   HasSubstr("cannot bring to the disk"));
     } else {
-      write_durably(folder.path() / "file", parts, calls);
+      write_durably(folder.path() / "file", "text", calls);
       EXPECT_EQ(read_file(folder.path() / "file"), "text");
     }
   }

@@ -18,7 +18,7 @@ std::string error_of_locking(const std::filesystem::path& path) {
   return error_of([&] { const FolderLock lock(path); });
 }
 
-/// A process that locks the folder and waits to be killed.
+/// A process that locks the folder and waits until it is killed.
 class OtherProcess {
  public:
   explicit OtherProcess(const std::filesystem::path& path) {
@@ -60,7 +60,8 @@ TEST(FolderLock, RefusesAndNamesTheHolderUntilItEnds) {
               HasSubstr("is in use: process " + std::to_string(other.id()) + " on " + host.data() +
                         " of the job with HVD_JOB_NAME=train-7"));
   other.kill();
-  EXPECT_TRUE(std::filesystem::exists(folder.path() / FolderLock::kName)) << "a kill leaves it";
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / FolderLock::kName))
+      << "a killed process leaves the file";
   { const FolderLock lock(folder.path()); }
   EXPECT_FALSE(std::filesystem::exists(folder.path() / FolderLock::kName));
 }
@@ -73,7 +74,7 @@ TEST(FolderLock, OneObjectOfAProcessHasIt) {
   const FolderLock again(folder.path());
 }
 
-// A child that was forked meanwhile has the descriptor too.
+// A child that was forked in the meantime has the descriptor too.
 TEST(FolderLock, AForkedChildDoesNotKeepIt) {
   const TemporaryFolder folder;
   auto lock = std::make_unique<FolderLock>(folder.path());

@@ -26,10 +26,10 @@ TEST(TerminationNotice, RemembersTheSignalAndCallsWhoWasThereBefore) {
     EXPECT_EQ(calls, 2);
     EXPECT_TRUE(TerminationNotice::given());
   }
-  EXPECT_EQ(std::signal(SIGTERM, count_call), &count_call) << "what was there before is back";
+  EXPECT_EQ(std::signal(SIGTERM, count_call), &count_call) << "the former handler was not restored";
   {
     const TerminationNotice another;
-    EXPECT_FALSE(TerminationNotice::given()) << "a notice of before does not count";
+    EXPECT_FALSE(TerminationNotice::given()) << "an earlier signal counts";
   }
   std::signal(SIGTERM, original);
 }

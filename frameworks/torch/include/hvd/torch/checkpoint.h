@@ -11,51 +11,57 @@
 namespace hvd {
 
 struct SaveCheckpointOptions {
-  /// Under which number; greater than those that are there. Not set: one more than the newest, or
-  /// 0.
+  /// The number of the checkpoint, greater than those in the folder. Not set: one more than the
+  /// newest, or 0.
   std::optional<std::uint64_t> step = {};
-  /// How many of the newest stay; older ones are removed once this one is complete. 0: all.
+  /// How many of the newest checkpoints to keep. Older ones are removed when this one is complete.
+  /// 0: all.
   int keep = 0;
-  /// The step that was loaded, where it was not the newest: complete checkpoints with greater
-  /// numbers are replaced. They are removed when this one is complete, the one of the same step
-  /// before it is written. Not set: a step that is not greater than the newest is refused.
+  /// The step that was loaded, if it was not the newest: complete checkpoints with greater numbers
+  /// are removed when this one is complete, and the one of the same step before it is written. Not
+  /// set: a step that is not greater than the newest is refused.
   std::optional<std::uint64_t> replace_newer_than = {};
   ProcessSet process_set = {};
 };
 
 struct LoadCheckpointOptions {
-  /// Which one. Not set: the newest that is complete.
+  /// The number of the checkpoint. Not set: the newest complete one.
   std::optional<std::uint64_t> step = {};
-  /// The checkpoint may hold things that the state does not name, the optimizer when a model is
-  /// loaded to be evaluated.
+  /// Allows items in the checkpoint that the state does not name, for example the optimizer when
+  /// only a model is loaded.
   bool allow_unused = false;
   ProcessSet process_set = {};
 };
 
-/// Writes a checkpoint into `folder`/step-..., on disk when this returns. Each rank writes a file
-/// of its own; they count once the first rank has written a manifest that names them all, with
-/// sizes and checksums. So a kill or a crash at any moment leaves what was there before. All ranks
-/// of the set must see the same folder, which one process of all jobs writes to at a time: while it
-/// does, a file `lock` there names it, and the lock ends with the process. Collective over the set,
-/// and no rank of it may be in join(): in a loop over data of different length save when every rank
-/// has a batch, or behind join(). Blocks. Not thread-safe with respect to what the state refers to.
+/// Writes a checkpoint to `folder`/step-... It is on the disk when the call returns. Each rank
+/// writes one file; the checkpoint is complete when the first rank has written a manifest with the
+/// names, sizes and checksums of all files. A kill or a crash at any moment therefore leaves
+/// earlier checkpoints unchanged. Tensors are written from where they are. If the ranks' parameters
+/// and optimizer states are equal, the ranks share the writing of these; otherwise the first rank
+/// writes its own.
+///
+/// All ranks of the set must see the same folder. One process writes to a folder at a time;
+/// meanwhile a file `lock` in it names that process. The lock ends with the process.
+///
+/// Collective over the set, and no rank of it may be in join(): with data of different length save
+/// when every rank has a batch, or after join(). Blocks. The objects that the state refers to must
+/// not be changed by other threads.
 /// @return the step
-/// @throws CheckpointError on every rank, when any rank cannot do its part, another process is
-/// writing to the folder, or a module has nothing to save; MismatchError when the ranks' states
-/// name different things, their samplers' epochs differ or the steps do, and on the ranks that are
-/// not in join() when others are (nothing is saved then); StalledError when ranks do not call it;
-/// and as every collective.
+/// @throws CheckpointError on every rank when one rank cannot write, when another process is
+/// writing to the folder, or when a module has no tensors; MismatchError when the ranks' items,
+/// samplers' epochs or steps differ, and on the ranks that are not in join() when others are
+/// (nothing is saved then); StalledError when some ranks do not make the call; and as every
+/// collective
 std::uint64_t save_checkpoint(const std::filesystem::path& folder, const TrainingState& state,
                               const SaveCheckpointOptions& options = {});
 
-/// Loads a checkpoint, saved by any number of ranks, into everything that the state names. The
-/// first rank reads what is the same on all and broadcasts it. Either all is loaded, on all ranks,
-/// or nothing has changed. Collective over the set; blocks.
-/// @return its step; nullopt, and nothing has changed, when the folder has no complete checkpoint
-/// and no step was asked for
-/// @throws CheckpointError on every rank when a file is damaged, missing or of another version, or
-/// when what was saved does not fit (a parameter that is missing, unexpected or of another shape;
-/// another optimizer or data set); MismatchError as above; and as every collective.
+/// Loads a checkpoint, saved by any number of ranks, into the objects that the state names. Each
+/// file is read by one rank, which sends it to the ranks that need it. Either all objects on all
+/// ranks are loaded or none changes. Collective over the set; blocks.
+/// @return the step; nullopt when the folder has no complete checkpoint and options.step is not set
+/// @throws CheckpointError on every rank when a file is damaged, missing or of another version, and
+/// when the checkpoint does not fit (a parameter that is missing, unexpected or of another shape;
+/// another optimizer or data set); MismatchError as above; and as every collective
 std::optional<std::uint64_t> load_checkpoint(const std::filesystem::path& folder,
                                              const TrainingState& state,
                                              const LoadCheckpointOptions& options = {});

@@ -11,11 +11,11 @@
 namespace hvd {
 
 struct CheckpointerOptions {
-  /// How many of the newest stay; 0: all.
+  /// How many of the newest checkpoints to keep; 0: all.
   int keep = 0;
-  /// save() returns when the state has been copied; another thread brings it to the disk.
+  /// save() returns when the state has been copied; another thread writes it to the disk.
   bool background = false;
-  /// SIGTERM does not end the process: should_stop() tells of it, once a checkpoint is on disk.
+  /// SIGTERM does not end the process; should_stop() saves a checkpoint and returns true.
   bool save_on_sigterm = false;
   /// After load(k) of a checkpoint that is not the newest, checkpoints later than k are replaced:
   /// the first save() removes them once its own is complete. Otherwise a step that is not greater
@@ -24,10 +24,10 @@ struct CheckpointerOptions {
   ProcessSet process_set = {};
 };
 
-/// Checkpoints of one training program in one folder: save_checkpoint() and load_checkpoint() for
-/// the whole of it, in the background and at its end. All functions but the destructor are
-/// collective over the set, and every rank makes one with equal arguments. One per folder; one
-/// thread at a time. No rank of the set may be in join() when save() is called (MismatchError), but
+/// Saves and loads the checkpoints of one training program in one folder, also in the background
+/// and when the job is told to end. Every rank of the set makes one with equal arguments; one
+/// object per folder. All functions except wait() and the destructor are collective over the set.
+/// Not thread-safe. No rank of the set may be in join() when save() is called (MismatchError), but
 /// a save in the background may still be under way: join() waits until it is written.
 class Checkpointer {
  public:
@@ -36,31 +36,30 @@ class Checkpointer {
   Checkpointer(std::filesystem::path folder, TrainingState state, CheckpointerOptions options = {});
   Checkpointer(const Checkpointer&) = delete;
   Checkpointer& operator=(const Checkpointer&) = delete;
-  /// Waits for what is being written; an error is a warning. Before shutdown(), or what is being
-  /// written is lost.
+  /// Waits for a save in the background; its error becomes a warning. Must run before shutdown(),
+  /// otherwise that checkpoint is lost.
   ~Checkpointer();
 
   /// As load_checkpoint(), after wait(). @return the step, nullopt if there is none
   std::optional<std::uint64_t> load(std::optional<std::uint64_t> step = std::nullopt);
 
-  /// As save_checkpoint(). In the background: waits for the one before, copies the state and
-  /// returns; training may go on at once. The copy takes as much of the host's memory as this rank
-  /// writes (of a model its first rank only), which stays for the next one until load() or the
-  /// destructor, since memory that is new costs more than the copy itself.
+  /// As save_checkpoint(). In the background it waits for the previous save, copies the bytes that
+  /// this rank writes to the host's memory, and returns. The memory of the copy is kept for the
+  /// next one, until load() or the destructor, since fresh memory costs more than the copy.
   /// @return the step
-  /// @throws as save_checkpoint(), also what went wrong in the background since the last call:
-  /// nothing is saved then
+  /// @throws as save_checkpoint(); and the error of the previous save in the background, in which
+  /// case nothing is saved
   std::uint64_t save(std::optional<std::uint64_t> step = std::nullopt);
 
-  /// Returns when nothing is being written any more. Not collective. @throws what went wrong in the
-  /// background since the last call, on every rank the same
+  /// Waits for the save in the background, if there is one. Not collective. @throws the error of
+  /// that save, the same on every rank
   void wait();
 
-  /// Whether any rank has been sent SIGTERM. If so, a checkpoint of `step` is on disk when this
-  /// returns, unless save() has written it already. Call it once per step, on all ranks, when the
-  /// state is that of `step`; it costs an allreduce of two numbers. While some ranks are in join()
-  /// it returns false and remembers the signal for the next call in which all ranks take part, so a
-  /// loop over data of different length also calls it behind join(state).
+  /// Returns whether any rank has received SIGTERM, and if so makes sure that a checkpoint of
+  /// `step` is on the disk. Call it once per step, on all ranks, when the state is that of `step`.
+  /// It costs an allreduce of two numbers. While some ranks are in join() it returns false and
+  /// remembers the signal for the next call in which all ranks take part; so with data of different
+  /// length call it after join(state) too.
   /// @throws UsageError without save_on_sigterm; otherwise as save()
   bool should_stop(std::uint64_t step);
 

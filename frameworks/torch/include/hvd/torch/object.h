@@ -32,8 +32,8 @@ class OutputArchive;
 
 namespace hvd {
 
-/// How a type of the program's own is sent as an object. A specialization has two functions: save()
-/// returns a value of any type that can be sent, and load() makes an object of such a value.
+/// Makes a type of the program's own sendable as an object. A specialisation has two functions:
+/// save() converts an object to a value of a sendable type, and load() converts it back.
 ///
 ///   template <>
 ///   struct hvd::ObjectTraits<Vocabulary> {
@@ -48,7 +48,7 @@ namespace libtorch {
 template <class T>
 concept HasObjectTraits = requires(const T& value) { ObjectTraits<T>::save(value); };
 
-/// Writes itself to LibTorch's archives: modules, optimizers' options, a program's own.
+/// Types that write themselves to LibTorch's archives, such as modules and optimizers' options.
 template <class T>
 concept Archived = std::is_default_constructible_v<T> &&
                    requires(T& value, const T& saved, torch::serialize::OutputArchive& to,
@@ -57,12 +57,21 @@ concept Archived = std::is_default_constructible_v<T> &&
                      value.load(from);
                    };
 
-/// Appends an object's bytes.
+/// A tensor that an ObjectWriter did not copy. Its bytes belong at `position` of the writer's
+/// bytes, where those of other such tensors are not counted.
+struct BorrowedTensor {
+  std::size_t position = 0;
+  torch::Tensor tensor;
+  bool replicated = false;  ///< every rank is expected to have the same values
+};
+
+/// Appends an object's bytes to a string. Not thread-safe.
 class ObjectWriter {
  public:
   ObjectWriter() = default;
-  /// Into the memory of `used`, whose contents are dropped.
-  explicit ObjectWriter(std::string used) : bytes_(std::move(used)) { bytes_.clear(); }
+  /// Lists tensors of at least kBorrowedBytes in `borrowed` instead of copying them. They must not
+  /// change until their bytes have been used.
+  explicit ObjectWriter(std::vector<BorrowedTensor>& borrowed) : borrowed_(&borrowed) {}
 
   void raw(const void* data, std::size_t bytes) {
     bytes_.append(static_cast<const char*>(data), bytes);
@@ -71,28 +80,36 @@ class ObjectWriter {
     const auto wide = static_cast<std::uint64_t>(n);
     raw(&wide, sizeof(wide));
   }
-  /// Room for so many more.
+  /// The elements of a dense tensor on any device, in row-major order, without dtype and shape.
+  void tensor(const torch::Tensor& tensor, bool replicated = false);
+  /// Reserves memory for `bytes` more bytes. No effect when tensors are borrowed.
   void reserve(std::size_t bytes) {
-    // Memory that is too small goes before the new comes, since it may be as large as a model.
-    if (bytes_.empty() && bytes_.capacity() < bytes) std::string().swap(bytes_);
-    bytes_.reserve(bytes_.size() + bytes);
+    if (borrowed_ == nullptr) bytes_.reserve(bytes_.size() + bytes);
   }
-  /// What `write` appends, as a string: behind its length, which need not be known before.
+  /// Appends the bytes that `write` appends, behind their number.
   template <class Write>
   void string(const Write& write) {
     const std::size_t begin = bytes_.size();
     count(0);
+    const std::size_t before = size();
     write();
-    const auto length = static_cast<std::uint64_t>(bytes_.size() - begin - sizeof(std::uint64_t));
+    const auto length = static_cast<std::uint64_t>(size() - before);
     std::memcpy(bytes_.data() + begin, &length, sizeof(length));
   }
+  /// The number of bytes, those of borrowed tensors included.
+  std::size_t size() const noexcept { return bytes_.size() + borrowed_bytes_; }
   std::string take() { return std::move(bytes_); }
+
+  static constexpr std::size_t kBorrowedBytes = std::size_t{64} << 10;
 
  private:
   std::string bytes_;
+  std::vector<BorrowedTensor>* borrowed_ = nullptr;
+  std::size_t borrowed_bytes_ = 0;
 };
 
-/// Reads them back. Every read is bounds-checked and throws hvd::Error on bytes that end too early.
+/// Reads bytes of an ObjectWriter. Every read checks the bounds and throws hvd::Error at the end of
+/// the bytes.
 class ObjectReader {
  public:
   explicit ObjectReader(std::string_view bytes) : bytes_(bytes) {}
@@ -144,7 +161,7 @@ inline constexpr bool kBitwise =
     std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !std::is_member_pointer_v<T> &&
     !std::is_null_pointer_v<T> && !IsView<T>::value && !HasObjectTraits<T> && !Archived<T>;
 
-/// A struct without base classes and constructors that is sent member by member.
+/// Structs without base classes and constructors, which are sent member by member.
 template <class T>
 concept PlainStruct = std::is_aggregate_v<T> && std::is_class_v<T> && !kBitwise<T> &&
                       !IsStdArray<T>::value && !HasObjectTraits<T> && !Archived<T>;
@@ -154,7 +171,7 @@ void write_archive(ObjectWriter& writer,
 void read_archive(ObjectReader& reader,
                   const std::function<void(torch::serialize::InputArchive&)>& load);
 
-/// How a T becomes bytes. The primary template takes trivially copyable types.
+/// Converts a T to bytes and back. The primary template is for trivially copyable types.
 template <class T, class = void>
 struct ObjectCodec {
   static_assert(kBitwise<T>,
@@ -307,8 +324,7 @@ template <class K, class V, class H, class E, class A>
 struct ObjectCodec<std::unordered_map<K, V, H, E, A>>
     : MapCodec<std::unordered_map<K, V, H, E, A>> {};
 
-// Whatever its element, so that an optional of something with a view inside is not taken as plain
-// bytes.
+// For every element type, since an optional of a type with a view inside is not plain bytes.
 template <class T>
 struct ObjectCodec<std::optional<T>> {
   static void write(ObjectWriter& writer, const std::optional<T>& value) {
@@ -341,7 +357,7 @@ struct ObjectCodec<std::pair<A, B>> {
   }
 };
 
-/// `encode` runs on the root only. When it throws there, so do all ranks.
+/// `encode` runs on the root only. If it throws, all ranks throw.
 std::string broadcast_bytes(const std::function<std::string()>& encode, std::string_view type,
                             int root_rank, const CollectiveOptions& options);
 std::vector<std::string> allgather_bytes(const std::function<std::string()>& encode,
@@ -365,20 +381,21 @@ T decode_object(std::string_view bytes) {
 
 }  // namespace libtorch
 
-/// The root's object, on every rank. `root_rank` is a world rank; what other ranks pass is ignored
-/// but for its type.
+/// Returns the root's object on every rank. `root_rank` is a world rank. Of the other ranks'
+/// objects only the type is used.
 ///
 /// T: trivially copyable without pointers; std::string (and const char*); std::vector, array, map,
 /// unordered_map, optional, pair and tuple of supported types; torch::Tensor (any dtype, detached);
 /// c10::IValue that TorchScript can pickle; structs of up to 16 members of supported types, without
 /// base classes, constructors and C arrays; default-constructible types with the members
-/// save(OutputArchive&) const and load(InputArchive&) of LibTorch's archives; and what has
-/// hvd::ObjectTraits. Other types do not compile, but for a struct that is trivially copyable and
-/// has pointers among its members: it compiles, and its pointers mean nothing on other ranks.
+/// save(OutputArchive&) const and load(InputArchive&) of LibTorch's archives; and types with
+/// hvd::ObjectTraits. Other types do not compile, with one exception: a trivially copyable struct
+/// with pointers among its members compiles, and its pointers are invalid on other ranks.
+///
+/// Blocks. Thread-safe for calls with distinct names. The default name is "broadcast_object"
+/// ("allgather_object"); only one such call may be under way at a time, the same on every rank.
 /// @throws MismatchError when ranks pass different types; Error on every rank when the root's
-/// object cannot be encoded; and as every collective. Blocks. Thread-safe for calls with names of
-/// their own; without a name it is "broadcast_object" ("allgather_object"), so of those only one
-/// may be under way at a time, the same on every rank.
+/// object cannot be encoded; and as every collective
 template <class T>
 T broadcast_object(const T& object, int root_rank = 0, const CollectiveOptions& options = {}) {
   return libtorch::decode_object<T>(libtorch::broadcast_bytes(
@@ -389,7 +406,7 @@ inline std::string broadcast_object(const char* text, int root_rank = 0,
   return broadcast_object(std::string(text), root_rank, options);
 }
 
-/// Every rank's object, in rank order (in the order of the process set). Types and errors as for
+/// Returns the objects of all ranks, in the order of the process set. Types and errors as for
 /// broadcast_object().
 template <class T>
 std::vector<T> allgather_object(const T& object, const CollectiveOptions& options = {}) {

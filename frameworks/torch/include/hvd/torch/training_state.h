@@ -34,40 +34,43 @@ namespace libtorch {
 
 class LoaderProgress;
 
-/// One thing that a checkpoint holds. Not thread-safe.
+/// A part of a program's state, as a checkpoint stores it. Not thread-safe.
 class StateItem {
  public:
   virtual ~StateItem() = default;
-  /// What it is; only bytes of the same kind are loaded into it.
+  /// Names the type. Bytes of another kind are not loaded into the item.
   virtual std::string kind() const = 0;
-  /// Each rank has its own; otherwise the first rank's is everybody's.
+  /// The kind of the bytes that encode() appends.
+  virtual std::string stored_kind() const { return kind(); }
+  /// true: each rank has its own state. false: all ranks load the first rank's.
   virtual bool per_rank() const { return false; }
-  /// What ranks that save it together must have in common, for people; empty: nothing is compared.
+  /// A text that must be equal on all ranks that save the item; empty: nothing is compared.
   virtual std::string in_common() const { return {}; }
-  /// Appends its bytes.
+  /// encode() appends tensors that all ranks are expected to have alike.
+  virtual bool has_replicated_tensors() const { return false; }
+  /// Appends the item's bytes.
   virtual void encode(ObjectWriter& writer) const = 0;
-  /// Takes what encode() has made. Checks it and changes nothing: that does the function which it
-  /// returns, which must not fail for what decode() could have noticed. @throws what a user should
-  /// read.
+  /// Checks bytes of encode() and changes nothing. The returned function makes the change and must
+  /// not fail for a reason that decode() could have found. @throws an error for the user
   virtual std::function<void()> decode(std::string_view bytes) = 0;
-  /// For a rank (its number) of which there was none when the checkpoint was saved. @param bytes
-  /// another rank's
+  /// As decode(), on a rank that did not exist when the checkpoint was saved.
+  /// @param bytes of another rank @param rank this rank's position
   virtual std::function<void()> decode_for_new_rank(std::string_view bytes, int rank) {
     (void)rank;
     return decode(bytes);
   }
-  /// Another number of ranks than have saved it loads all of their parts by decode_shards().
+  /// At another number of ranks the parts of all ranks are loaded, with decode_shards().
   virtual bool merges() const { return false; }
-  /// It also takes what the ranks have saved of a sharded optimizer.
+  /// decode_shards() takes the ranks' parts of a sharded optimizer.
   virtual bool takes_shards() const { return false; }
-  /// As decode(). @param shards of every rank that there was, in their order
+  /// As decode(). @param shards of every rank that saved the checkpoint, in rank order
   virtual std::function<void()> decode_shards(const std::vector<std::string_view>& shards) {
     return decode(shards.front());
   }
-  /// Gives every rank of the job what `root_rank` has. Collective. @throws on every rank, or on
+  /// Sends the state of `root_rank` to all ranks of the job. Collective. @throws on all ranks or on
   /// none
   virtual void broadcast(int root_rank, const std::string& name);
-  /// The same for what is not each rank's own. Collective.
+  /// The same for the part that the ranks have in common. Collective.
   virtual void broadcast_shared(int root_rank, const std::string& name) {
     if (!per_rank()) broadcast(root_rank, name);
   }
@@ -87,7 +90,7 @@ class ValueItem final : public StateItem {
     return [this, decoded] { value_ = std::move(*decoded); };
   }
   std::function<void()> decode_for_new_rank(std::string_view bytes, int /*rank*/) override {
-    decode_object<T>(bytes);  // that it is one
+    decode_object<T>(bytes);  // checks the bytes
     return [] {};
   }
 
@@ -98,34 +101,34 @@ class ValueItem final : public StateItem {
 
 }  // namespace libtorch
 
-/// How a model is loaded.
+/// Options for loading a model.
 struct ModelStateOptions {
   std::string name = "model";
-  /// false: a tensor of the model that the checkpoint does not have, or has with another shape or
-  /// dtype, stays as it is, and tensors of the checkpoint that the model does not have are passed
-  /// over. The first rank warns and names them. For a model with a new head.
+  /// false: tensors of the model that the checkpoint does not have, or has with another shape or
+  /// dtype, do not change, and tensors of the checkpoint that the model does not have are ignored.
+  /// The first rank warns and names them. For a model with a new head.
   bool strict = true;
-  /// From the name of a parameter or buffer in this model to its name in the checkpoint, for a
-  /// model whose modules have been renamed. It is not used when the model is saved. Names that it
-  /// gives must differ. Empty: the same names.
+  /// Maps the name of a parameter or buffer in this model to its name in the checkpoint, for a
+  /// model whose modules have been renamed. The returned names must be distinct. Not used for
+  /// saving. Empty: the names are equal.
   std::function<std::string(const std::string&)> key_in_checkpoint = {};
 };
 
-/// What a checkpoint holds, by name:
+/// The items of a checkpoint, by name:
 ///
 ///     hvd::TrainingState state;
 ///     state.model(net).optimizer(optimizer).sampler(sampler).random().value("epoch", epoch);
 ///
-/// Refers to what it is given, which must outlive it; a module that is owned by a shared_ptr or a
-/// module holder is kept alive. Every rank names the same things in the same order. A name occurs
-/// once; two models need names of their own. Copies refer to the same things. Not thread-safe.
+/// Refers to its arguments, which must outlive it. A module that is owned by a shared_ptr or a
+/// module holder is kept alive. Every rank adds the same items in the same order, with distinct
+/// names. Copies refer to the same objects. Not thread-safe.
 class TrainingState {
  public:
-  /// Parameters and buffers, by their names in the module. Loading copies into the tensors that are
-  /// there. @throws UsageError, as all of these, for a name that is empty or taken.
+  /// Parameters and buffers, by their names in the module. Loading copies into the module's
+  /// tensors.
+  /// @throws UsageError, as all functions below, for a name that is empty or in use
   TrainingState& model(torch::nn::Module& module, const std::string& name = "model");
-  /// @throws UsageError also when names that `options.key_in_checkpoint` gives are equal, on
-  /// loading
+  /// Loading throws UsageError when `options.key_in_checkpoint` returns a name twice.
   TrainingState& model(torch::nn::Module& module, ModelStateOptions options);
   template <class M>
   TrainingState& model(const torch::nn::ModuleHolder<M>& holder,
@@ -144,57 +147,60 @@ class TrainingState {
   TrainingState& model(const std::shared_ptr<M>& module, ModelStateOptions options) {
     return model(checked(module.get()), std::move(options));
   }
-  /// State, options of each group (learning rates) and defaults of any of LibTorch's optimizers.
-  /// A wrapper is taken as what it is. Saving and loading throw CheckpointError for an optimizer
-  /// that a ShardedOptimizer wraps, which has its state.
+  /// State, options of each group (learning rates) and defaults of any of LibTorch's optimizers. An
+  /// object of a wrapper's type is handled by the overloads below. Saving and loading throw
+  /// CheckpointError for an optimizer that a ShardedOptimizer wraps, since the wrapper has its
+  /// state.
   TrainingState& optimizer(torch::optim::Optimizer& optimizer,
                            const std::string& name = "optimizer");
-  /// That of the wrapped optimizer.
+  /// The same for the wrapped optimizer.
   TrainingState& optimizer(DistributedOptimizer& optimizer, const std::string& name = "optimizer");
-  /// Each rank saves its part of the state. Loads what was saved of any optimizer of the same type,
-  /// sharded or not, at any number of ranks; while it loads each rank has all of it.
+  /// Each rank saves its part of the state. Loads the state of any optimizer of the same type,
+  /// sharded or not, from any number of ranks. While loading, each rank has the complete state.
   TrainingState& optimizer(ShardedOptimizer& optimizer, const std::string& name = "optimizer");
-  /// How many steps a scheduler (StepLR, or one of the program's own) has made; the learning rate
-  /// is the optimizer's.
+  /// The number of steps of a scheduler (StepLR, or one of the program's own). The learning rate
+  /// belongs to the optimizer.
   TrainingState& scheduler(torch::optim::LRScheduler& scheduler,
                            const std::string& name = "scheduler");
   /// The best value, the numbers of steps, of bad steps and of steps of cooldown that are left.
   TrainingState& scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler,
                            const std::string& name = "scheduler");
   TrainingState& scaler(GradScaler& scaler, const std::string& name = "scaler");
-  /// Epoch, and how many samples of it all ranks have drawn; goes on at any number of ranks.
+  /// Epoch, and the number of its samples that all ranks have drawn. Any number of ranks can load
+  /// it.
   TrainingState& sampler(DistributedSampler& sampler, const std::string& name = "sampler");
-  /// Epoch, and how many samples of it the program has used, on all ranks; goes on at any number of
-  /// ranks.
+  /// Epoch, and the number of its samples that the program has used on all ranks. Any number of
+  /// ranks can load it.
   template <class Dataset>
   TrainingState& loader(DataLoader<Dataset>& loader, const std::string& name = "loader") {
     return progress(loader.progress(), name);
   }
-  /// LibTorch's own random streams of this rank, on the CPU and on hvd::device(). Each rank has its
-  /// own. Loaded by more ranks than there were, rank r of those that are new takes a stream of its
-  /// own, seeded by r and by the stream that rank r modulo the former number had.
+  /// LibTorch's default random streams on the CPU and on hvd::device(), saved for each rank. If
+  /// more ranks load them, a new rank r seeds its stream from r and from the stream of rank r
+  /// modulo the former number of ranks.
   TrainingState& random(const std::string& name = "random");
   /// The same for one generator.
   TrainingState& random(at::Generator generator, const std::string& name);
-  /// The same for all streams of a seed; those that ranks share stay shared.
+  /// The same for all streams of a seed. Shared streams remain shared.
   TrainingState& random(const RandomStreams& streams, const std::string& name = "streams");
-  /// A variable, of any type that broadcast_object() takes. The first rank's is everybody's.
+  /// A variable of any type that broadcast_object() takes. All ranks load the first rank's value.
   template <class T>
   TrainingState& value(const std::string& name, T& variable) {
     return add(name, std::make_shared<libtorch::ValueItem<T>>(variable, /*per_rank=*/false));
   }
-  /// The same, of which each rank has its own. Loaded by more ranks than there were, those that are
-  /// new keep what they have.
+  /// The same, but each rank saves and loads its own value. If more ranks load it, the new ones
+  /// keep their values.
   template <class T>
   TrainingState& value_per_rank(const std::string& name, T& variable) {
     return add(name, std::make_shared<libtorch::ValueItem<T>>(variable, /*per_rank=*/true));
   }
-  /// What a metric has taken in since its last reset(), on every rank. Loaded by another number of
-  /// ranks, its first rank takes what all had, so that compute() gives the same.
+  /// The values of a metric since its last reset(), on every rank. At another number of ranks the
+  /// first rank loads the values of all, so that compute() returns the same.
   TrainingState& metric(Metric& metric, const std::string& name);
-  /// An object of the program's own, by functions that write it to an archive and read it. The
-  /// first rank's is every rank's. `load` is called when everything else has been checked; what it
-  /// throws leaves what was loaded before it. @throws UsageError for an empty function
+  /// An object of the program's own, by functions that write it to an archive and read it. All
+  /// ranks load the first rank's. `load` is called when all other items have been checked; if it
+  /// throws, items that were loaded before it remain changed. @throws UsageError also for an empty
+  /// function
   TrainingState& custom(const std::string& name,
                         std::function<void(torch::serialize::OutputArchive&)> save,
                         std::function<void(torch::serialize::InputArchive&)> load);

@@ -1,4 +1,4 @@
-#include "checkpoint/rank_talk.h"
+#include "checkpoint/checkpoint_vote.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/Type.h>
@@ -16,18 +16,17 @@
 namespace hvd::libtorch {
 namespace {
 
-/// The message of one rank to the others.
-using Answer = std::tuple<int, std::string, std::string>;  // its rank, complaint, result
+using Result = std::tuple<int, std::string, std::string>;  // rank, error, result
 
-/// A rank in join() adds nothing to an allgather, so only its answer is missing.
-void require_all(const std::vector<Answer>& answers, const ProcessSet& process_set,
+/// A rank in join() contributes no object to an allgather, so its result is missing.
+void require_all(const std::vector<Result>& results, const ProcessSet& process_set,
                  const std::string& label) {
   std::string missing;
   for (const int rank : process_set.ranks()) {
-    const bool answered = std::any_of(answers.begin(), answers.end(), [rank](const Answer& answer) {
-      return std::get<0>(answer) == rank;
+    const bool found = std::any_of(results.begin(), results.end(), [rank](const Result& result) {
+      return std::get<0>(result) == rank;
     });
-    if (!answered) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
+    if (!found) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
   }
   if (missing.empty()) return;
   throw MismatchError(label + ": these ranks have called join() and take no part: " + missing +
@@ -35,7 +34,7 @@ void require_all(const std::vector<Answer>& answers, const ProcessSet& process_s
                       "save or load behind join(), when all ranks have returned from it");
 }
 
-std::vector<Answer> gather_answers(const Answer& own, const std::string& name,
+std::vector<Result> gather_results(const Result& own, const std::string& name,
                                    const ProcessSet& process_set, const std::string& label) {
   try {
     return allgather_object(own, {.name = name, .process_set = process_set});
@@ -46,7 +45,7 @@ std::vector<Answer> gather_answers(const Answer& own, const std::string& name,
   }
 }
 
-/// As people read it: the name of a type is not spelled the compiler's way.
+/// Demangles the name of a type at the end of `kind`.
 std::string readable(const std::string& kind) {
   const std::size_t space = kind.rfind(' ');
   if (!kind.starts_with("value") || space == std::string::npos) return kind;
@@ -55,9 +54,9 @@ std::string readable(const std::string& kind) {
 
 }  // namespace
 
-std::vector<std::string> RankTalk::after(const std::string& phase,
-                                         const std::function<std::string()>& part) const {
-  Answer own(process_set_.ranks()[static_cast<std::size_t>(rank())], {}, {});
+std::vector<std::string> CheckpointVote::run(const std::string& phase,
+                                             const std::function<std::string()>& part) const {
+  Result own(process_set_.ranks()[static_cast<std::size_t>(rank())], {}, {});
   try {
     std::get<2>(own) = part();
   } catch (const c10::Error& error) {
@@ -65,23 +64,22 @@ std::vector<std::string> RankTalk::after(const std::string& phase,
   } catch (const std::exception& error) {
     std::get<1>(own) = error.what();
   }
-  const std::vector<Answer> answers =
-      gather_answers(own, label_ + '.' + phase, process_set_, label_);
-  require_all(answers, process_set_, label_);
+  const std::vector<Result> all = gather_results(own, label_ + '.' + phase, process_set_, label_);
+  require_all(all, process_set_, label_);
   std::vector<std::string> results;
-  std::string complaint;
+  std::string first_error;
   int others = 0;
-  for (const auto& [from, error, result] : answers) {
+  for (const auto& [from, error, result] : all) {
     results.push_back(result);
     if (error.empty()) continue;
-    if (complaint.empty()) {
-      complaint = "rank " + std::to_string(from) + ": " + error;
+    if (first_error.empty()) {
+      first_error = "rank " + std::to_string(from) + ": " + error;
     } else {
       ++others;
     }
   }
-  if (!complaint.empty()) {
-    throw CheckpointError(label_ + ": " + complaint +
+  if (!first_error.empty()) {
+    throw CheckpointError(label_ + ": " + first_error +
                           (others > 1    ? " (and " + std::to_string(others) + " more ranks)"
                            : others == 1 ? " (and 1 more rank)"
                                          : ""));
@@ -89,18 +87,16 @@ std::vector<std::string> RankTalk::after(const std::string& phase,
   return results;
 }
 
-void RankTalk::broadcast_bytes(const std::string& phase, std::string& bytes) const {
+void CheckpointVote::broadcast_bytes(const std::string& phase, std::size_t sender, char* data,
+                                     std::size_t bytes) const {
   if (process_set_.size() == 1) return;
   const CollectiveOptions how{.name = label_ + '.' + phase, .process_set = process_set_};
-  const int root = process_set_.ranks().front();
-  const std::size_t size = broadcast_object(bytes.size(), root, how);
-  if (!first()) bytes.assign(size, '\0');
-  // No rank has room for more than this beside the bytes themselves.
-  constexpr std::size_t kAtOnce = std::size_t{64} << 20;
-  for (std::size_t begin = 0; begin < size; begin += kAtOnce) {
-    const auto count = static_cast<std::int64_t>(std::min(kAtOnce, size - begin));
-    broadcast_(torch::from_blob(bytes.data() + begin, {count}, torch::TensorOptions(torch::kUInt8)),
-               root, how);
+  const int root = process_set_.ranks()[sender];
+  constexpr std::size_t kAtOnce = std::size_t{64} << 20;  // bounds the memory beside `data`
+  for (std::size_t begin = 0; begin < bytes; begin += kAtOnce) {
+    const auto count = static_cast<std::int64_t>(std::min(kAtOnce, bytes - begin));
+    broadcast_(torch::from_blob(data + begin, {count}, torch::TensorOptions(torch::kUInt8)), root,
+               how);
   }
 }
 
