@@ -8,7 +8,7 @@
 
 namespace hvd::libtorch {
 
-/// Appends the archive's bytes, tensors from where they lie.
+/// Appends the archive's bytes, without a copy of its tensors.
 inline void append(ObjectWriter& writer, torch::serialize::OutputArchive& archive) {
   archive.save_to([&writer](const void* data, std::size_t bytes) {
     writer.raw(data, bytes);

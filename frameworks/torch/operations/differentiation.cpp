@@ -14,9 +14,9 @@
 namespace hvd::libtorch {
 namespace {
 
-/// What backward needs to know, carried through autograd's saved data.
+/// The arguments of a backward, stored in autograd's saved data.
 struct Backward : torch::CustomClassHolder {
-  torch::Tensor output;  ///< handed over once, to the graph
+  torch::Tensor output;  ///< moved to the graph once
   AllreduceOptions options;
   int root = 0;
   std::int64_t first_row = 0;
@@ -53,7 +53,7 @@ struct AllreduceRule {
   }
 };
 
-/// What a linear reduction multiplies each rank's contribution by.
+/// The factor of each rank's contribution to a linear reduction.
 double factor_of(const AllreduceOptions& options) {
   const double divisor = options.op == ReduceOp::kAverage ? options.process_set.size() : 1;
   return options.prescale_factor * options.postscale_factor / divisor;

@@ -8,21 +8,21 @@
 #include "hvd/torch/operations.h"
 #include "operations/operation_tasks.h"
 
-/// Autograd for collectives. A collective runs first, outside autograd; attach_*() then puts its
-/// result into the graph, with a backward that communicates, if grad mode is on and the input
-/// requires grad. `name` is the backward's.
+/// Autograd for collectives. A collective runs first, outside autograd. If grad mode is on and the
+/// input requires grad, attach_*() then adds its result to the graph, with a backward that
+/// communicates under the name `name`.
 namespace hvd::libtorch {
 
-/// Whether autograd is to record what happens to the tensor.
+/// Returns whether autograd records operations on the tensor.
 bool differentiates(const torch::Tensor& tensor);
 
 std::string backward_name(const std::string& name);
 
-/// @throws UsageError when the reduction has no derivative but one is asked for.
+/// @throws UsageError for a reduction without a derivative, if the tensor requires grad
 void check_differentiable(const torch::Tensor& tensor, const AllreduceOptions& options,
                           std::string_view operation);
 
-/// @throws UsageError when autograd would record an asynchronous operation, which it cannot.
+/// @throws UsageError when autograd would record an asynchronous operation, which is not supported
 void check_detached(const torch::Tensor& tensor, std::string_view operation, std::string_view name);
 void check_detached(at::TensorList tensors, std::string_view operation, std::string_view name);
 

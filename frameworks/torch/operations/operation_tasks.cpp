@@ -26,13 +26,14 @@ Submission reduction(OperationParameters parameters, const AllreduceOptions& opt
   return submission;
 }
 
-/// A tensor as something to concatenate along dimension 0.
+/// The tensor with at least one dimension.
 torch::Tensor with_rows(const torch::Tensor& tensor) {
   torch::Tensor rows = packed(tensor);
   return rows.dim() == 0 ? rows.reshape({1}) : rows;
 }
 
-/// Allgather, gather or alltoall: what is common to results whose size negotiation tells.
+/// The common part of allgather, gather, scatter and alltoall, whose results get their size from
+/// the negotiation.
 Task concatenation_task(OperationParameters parameters, const CollectiveOptions& options,
                         std::string name, const GatheredPtr& gathered) {
   gathered->stream = current_stream_of(gathered->input);
@@ -62,7 +63,7 @@ Task concatenation_task(OperationParameters parameters, const CollectiveOptions&
   return task;
 }
 
-/// The rows of `tensor` that go to each member. @throws UsageError for splits that do not fit.
+/// The number of rows of `tensor` for each member. @throws UsageError for splits that do not fit
 std::vector<std::int64_t> rows_to_send(const torch::Tensor& tensor, const torch::Tensor& splits,
                                        const CollectiveOptions& options) {
   const std::string who = Label{"alltoall", options.name}.str();
@@ -103,7 +104,7 @@ std::vector<std::int64_t> rows_to_send(const torch::Tensor& tensor, const torch:
   return counts;
 }
 
-/// Of contiguous tensors.
+/// Returns whether two contiguous tensors overlap in memory.
 bool share_memory(const torch::Tensor& a, const torch::Tensor& b) {
   const auto* const begin_a = static_cast<const std::byte*>(a.const_data_ptr());
   const auto* const begin_b = static_cast<const std::byte*>(b.const_data_ptr());
@@ -112,14 +113,14 @@ bool share_memory(const torch::Tensor& a, const torch::Tensor& b) {
          before(begin_b, begin_a + a.nbytes());
 }
 
-/// A tensor for a result that is `like` the input but for its shape. The caller's, if there is one.
+/// The memory of a result: the caller's tensor if it has the right dtype, otherwise a new tensor.
 torch::Tensor output_tensor(const torch::Tensor& into, at::IntArrayRef shape,
                             const torch::Tensor& like) {
   if (into.defined() && into.scalar_type() == like.scalar_type()) return into.detach();
   return torch::empty(shape, like.options());
 }
 
-/// A reduced wire tensor in the caller's type.
+/// Casts a reduced tensor to the caller's dtype.
 torch::Tensor converted(const torch::Tensor& wire, torch::ScalarType type) {
   used_by_current_stream(wire);
   return wire.to(type);
@@ -212,26 +213,32 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
 }
 
 Task reduce_task(const torch::Tensor& tensor, int root_rank, const AllreduceOptions& options,
-                 std::string name, Place place) {
-  check_reduction(tensor, options, Label{"reduce", name}, place);
+                 std::string name, Place place, const torch::Tensor& into) {
+  const Label label{"reduce", name};
+  check_reduction(tensor, options, label, place);
+  if (into.defined()) check_output(into, tensor, tensor.sizes(), label);
   torch::Tensor input = packed(tensor);
   if (const auto wire = wire_type(tensor.scalar_type(), options.compression))
     input = input.to(*wire);
+  const torch::ScalarType type = tensor.scalar_type();
   const bool in_place = place == Place::kIn;
-  const bool at_root = rank() == root_rank;
-  // Elsewhere than at the root it is what the ranks work in.
-  const torch::Tensor output =
-      in_place && at_root ? input : torch::empty(tensor.sizes(), input.options());
   Task task;
-  if (in_place && at_root) {
-    mark_written(tensor);
-    task.finish = [tensor, output] { return write_back(output, tensor); };
-  } else if (in_place) {
-    task.finish = [tensor] { return tensor; };
-  } else if (at_root) {
-    task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
+  torch::Tensor output;
+  if (rank() != root_rank) {
+    output = torch::empty(tensor.sizes(), input.options());  // memory that the ranks work in
+    if (in_place) {
+      task.finish = [tensor] { return tensor; };
+    } else {
+      task.finish = [output, type] { return converted(output.zero_(), type); };
+    }
+  } else if (in_place || into.defined()) {
+    output = in_place ? input : output_tensor(into, tensor.sizes(), input);
+    const torch::Tensor target = in_place ? tensor : into;
+    mark_written(target);
+    task.finish = [target, output] { return write_back(output, target); };
   } else {
-    task.finish = [output, type = tensor.scalar_type()] { return converted(output.zero_(), type); };
+    output = torch::empty(tensor.sizes(), input.options());
+    task.finish = [output, type] { return converted(output, type); };
   }
   task.submission =
       reduction(Reduce{options.op, options.prescale_factor, options.postscale_factor, root_rank},
@@ -268,9 +275,8 @@ Task broadcast_task(const torch::Tensor& tensor, int root_rank, const Collective
   return task;
 }
 
-/// Runs on whatever thread drives the engine: it must neither throw nor inherit that thread's modes
-/// (a waiting thread in inference mode would make an inference tensor for somebody else's
-/// training).
+/// Runs on the thread that drives the engine. It must neither throw nor use that thread's modes: a
+/// waiting thread in inference mode would make an inference tensor for another thread.
 TensorView Gathered::allocate(const OutputSizes& sizes) noexcept {
   try {
     const c10::InferenceMode inference(false);
@@ -284,7 +290,7 @@ TensorView Gathered::allocate(const OutputSizes& sizes) noexcept {
     }
     const c10::OptionalStreamGuard under(stream);
     output = torch::empty(shape, input.options());
-    // The memory may have been another tensor's, which the stream is not done with.
+    // The stream may still use the memory for another tensor.
     if (stream && sizes.writable != nullptr) *sizes.writable = record_current_stream();
     return view_of(output);
   } catch (const c10::Error& error) {
@@ -294,13 +300,13 @@ TensorView Gathered::allocate(const OutputSizes& sizes) noexcept {
   } catch (...) {
     allocation_error = "unknown exception";
   }
-  // No memory for a result that is not empty: the runtime fails the operation, naming it.
+  // Without memory the runtime fails the operation, unless the result is empty.
   return {};
 }
 
 namespace {
 
-/// What can be said of the caller's output before the ranks have agreed on the rows.
+/// Checks the caller's output as far as possible before the ranks have agreed on the rows.
 void check_target(const Gathered& gathered, const Label& label) {
   if (!gathered.target.defined()) return;
   std::vector<std::int64_t> shape = gathered.input.sizes().vec();
@@ -309,7 +315,7 @@ void check_target(const Gathered& gathered, const Label& label) {
   mark_written(gathered.target);
 }
 
-/// Other ranks still read the input when this rank's output is written.
+/// The output must not overlap the input, which other ranks still read when it is written.
 void check_apart(const Gathered& gathered, const Label& label) {
   if (!gathered.target.defined() || !share_memory(gathered.input, gathered.target)) return;
   throw UsageError(label.str() +
@@ -318,8 +324,8 @@ void check_apart(const Gathered& gathered, const Label& label) {
 
 }  // namespace
 
-/// If not, says why. The result then goes into a tensor of its own, as the other ranks have agreed
-/// on the operation.
+/// If not, sets target_error. The result then goes to a new tensor, since the other ranks have
+/// agreed on the operation.
 bool Gathered::takes_target(at::IntArrayRef shape) {
   if (target.sizes() != shape) {
     target_error = "expected shape " + shape_to_string(shape.vec()) + ", got " +
@@ -351,14 +357,16 @@ Task gather_task(const torch::Tensor& tensor, int dst_rank, const CollectiveOpti
                  const GatheredPtr& gathered) {
   check_tensor(tensor, Label{"gather", options.name});
   gathered->input = with_rows(tensor);
+  check_target(*gathered, Label{"gather", options.name});
+  check_apart(*gathered, Label{"gather", options.name});
   Task task = concatenation_task(Gather{dst_rank}, options, options.name, gathered);
   if (rank() != dst_rank) task.finish = [] { return torch::Tensor(); };
   return task;
 }
 
 Task scatter_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
-                  const GatheredPtr& gathered) {
-  const Label label{"scatter", options.name};
+                  std::string name, const GatheredPtr& gathered) {
+  const Label label{"scatter", name};
   check_tensor(tensor, label);
   if (tensor.dim() == 0) {
     throw UsageError(label.str() +
@@ -367,7 +375,7 @@ Task scatter_task(const torch::Tensor& tensor, int root_rank, const CollectiveOp
   gathered->input = packed(tensor);
   check_target(*gathered, label);
   check_apart(*gathered, label);
-  return concatenation_task(Scatter{root_rank}, options, options.name, gathered);
+  return concatenation_task(Scatter{root_rank}, options, std::move(name), gathered);
 }
 
 Task alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,

@@ -14,36 +14,35 @@
 #include "hvd/torch/operations.h"
 #include "tensors/tensor_adapter.h"
 
-/// One submission for each collective. All check their arguments and throw UsageError; `name` is
-/// used instead of the options' where a group names its members.
+/// One task for each collective. All functions check their arguments and throw UsageError. `name`
+/// replaces the options' name for members of a group.
 namespace hvd::libtorch {
 
-/// What is left to do in place: the result goes where the caller's tensor is, unless it is there.
-/// @return the target
+/// Copies the result to the caller's tensor, unless it is in its memory already. @return the target
 torch::Tensor write_back(const torch::Tensor& result, const torch::Tensor& target);
 
-/// "NAME.SUFFIX". What is unnamed stays unnamed: the core numbers it.
+/// "NAME.SUFFIX"; an empty name remains empty, since the core numbers unnamed operations.
 std::string derived_name(const std::string& name, std::string_view suffix);
-/// Of the index-th member of a group.
+/// The name of a group's member with that index.
 std::string member_name(const std::string& group, std::size_t index);
 
-/// Whether the result goes into a fresh tensor or into the input.
+/// kOut: the result is a new tensor or the caller's output. kIn: it replaces the input.
 enum class Place { kOut, kIn };
 
-/// A tensor of the caller's for the result. @throws UsageError unless it can be written, is
-/// contiguous, of the input's dtype and on its device, and of this shape, in which -1 is any size
+/// @throws UsageError unless the caller's output is writable, contiguous, of the input's dtype, on
+/// its device and of this shape, in which -1 is any size
 void check_output(const torch::Tensor& output, const torch::Tensor& input, at::IntArrayRef shape,
                   const Label&);
 
-/// A result whose size negotiation tells. Written by the engine's thread before the operation is
-/// done, read after.
+/// A result whose size is known after the negotiation. The engine's thread writes it before the
+/// operation is done; it is read afterwards.
 struct Gathered {
   torch::Tensor input;
   std::optional<c10::Stream>
-      stream;  ///< GPU: of the submission, under which the output is allocated
+      stream;  ///< on a GPU: the stream of the submission, under which the output is allocated
   torch::Tensor output;
-  torch::Tensor target;                  ///< the caller's, for the output; undefined: a fresh one
-  std::size_t position = 0;              ///< with a target: of this rank in the process set
+  torch::Tensor target;                  ///< the caller's output; undefined: a new tensor
+  std::size_t position = 0;              ///< with a target: this rank's position in the process set
   std::vector<std::int64_t> first_dims;  ///< rows from each member
   std::string allocation_error;
   std::string target_error;  ///< why the output is not the target
@@ -55,24 +54,25 @@ struct Gathered {
 };
 using GatheredPtr = std::shared_ptr<Gathered>;
 
-/// `into`, here and below: a tensor of the caller's for the result; undefined: a fresh one.
+/// `into`, here and below: the caller's output; undefined: a new tensor.
 Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options, std::string name,
                     Place place, const torch::Tensor& into = {});
-/// Zeros elsewhere than at the root; in place, there the tensor as it was.
+/// On the other ranks the result is zeros; in place it is the unchanged tensor.
+/// @param into only used on the root
 Task reduce_task(const torch::Tensor& tensor, int root_rank, const AllreduceOptions& options,
-                 std::string name, Place place);
+                 std::string name, Place place, const torch::Tensor& into = {});
 Task reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& options,
                         std::string name, const torch::Tensor& into = {});
 Task broadcast_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
                     Place place, const torch::Tensor& into = {});
 Task allgather_task(const torch::Tensor& tensor, const CollectiveOptions& options, std::string name,
                     const GatheredPtr& gathered);
-/// Undefined but at the destination.
+/// The result is undefined on the other ranks.
 Task gather_task(const torch::Tensor& tensor, int dst_rank, const CollectiveOptions& options,
                  const GatheredPtr& gathered);
 Task scatter_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
-                  const GatheredPtr& gathered);
-/// Undefined `splits`: equal ones.
+                  std::string name, const GatheredPtr& gathered);
+/// @param splits undefined: equal shares
 Task alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,
                    const CollectiveOptions& options, const GatheredPtr& gathered);
 

@@ -1,11 +1,12 @@
 #include <utility>
 
 #include "hvd/error.h"
+#include "hvd/hvd.h"
 #include "hvd/torch/operations.h"
 #include "operations/differentiation.h"
 #include "operations/operation_tasks.h"
 
-// Collectives whose result goes into a tensor of the caller's.
+// Collectives that write their result to a tensor of the caller.
 
 namespace hvd {
 namespace {
@@ -23,9 +24,10 @@ void check(const torch::Tensor& output, const torch::Tensor& input, const Label&
                      ": output: the tensor is undefined; expected one for the result");
   }
   if (!libtorch::differentiates(input)) return;
-  throw UsageError(label.str() +
-                   ": an operation into a tensor of the caller's is not differentiable, but the "
-                   "input requires grad; pass detach(), or use the call that returns its result");
+  throw UsageError(
+      label.str() +
+      ": an operation that writes to a tensor of the caller is not differentiable, but the "
+      "input requires grad; pass detach(), or use the call that returns its result");
 }
 
 GatheredPtr gathered_into(const torch::Tensor& output) {
@@ -67,10 +69,30 @@ Task alltoall_into_task(const torch::Tensor& output, const torch::Tensor& input,
 Task scatter_into_task(const torch::Tensor& output, const torch::Tensor& input, int root_rank,
                        const CollectiveOptions& options) {
   check(output, input, Label{"scatter", options.name});
-  return libtorch::scatter_task(input, root_rank, options, gathered_into(output));
+  return libtorch::scatter_task(input, root_rank, options, options.name, gathered_into(output));
 }
 
-/// Gives the program its own tensor back.
+/// The output of the other ranks is neither checked nor written.
+torch::Tensor output_at(int rank_with_result, const torch::Tensor& output) {
+  return rank() == rank_with_result ? output : torch::Tensor();
+}
+
+Task reduce_into_task(const torch::Tensor& output, const torch::Tensor& input, int root_rank,
+                      const AllreduceOptions& options) {
+  check(rank() == root_rank ? output : input, input, Label{"reduce", options.name});
+  return libtorch::reduce_task(input, root_rank, options, options.name, Place::kOut,
+                               output_at(root_rank, output));
+}
+
+Task gather_into_task(const torch::Tensor& output, const torch::Tensor& input, int dst_rank,
+                      const CollectiveOptions& options) {
+  check(rank() == dst_rank ? output : input, input, Label{"gather", options.name});
+  const GatheredPtr gathered =
+      rank() == dst_rank ? gathered_into(output) : std::make_shared<Gathered>();
+  return libtorch::gather_task(input, dst_rank, options, gathered);
+}
+
+/// Starts the task. The handle returns the caller's tensor.
 Handle begin(Task task, const torch::Tensor& output, Progress progress) {
   task.finish = [finish = std::move(task.finish), output] {
     finish();
@@ -143,6 +165,28 @@ torch::Tensor scatter_into(torch::Tensor output, const torch::Tensor& input, int
 Handle scatter_into_async(torch::Tensor output, const torch::Tensor& input, int root_rank,
                           const CollectiveOptions& options) {
   return begin(scatter_into_task(output, input, root_rank, options), output, Progress::kBackground);
+}
+
+torch::Tensor reduce_into(torch::Tensor output, const torch::Tensor& input, int root_rank,
+                          const AllreduceOptions& options) {
+  return begin(reduce_into_task(output, input, root_rank, options), output, Progress::kCaller)
+      .wait();
+}
+
+Handle reduce_into_async(torch::Tensor output, const torch::Tensor& input, int root_rank,
+                         const AllreduceOptions& options) {
+  return begin(reduce_into_task(output, input, root_rank, options), output, Progress::kBackground);
+}
+
+torch::Tensor gather_into(torch::Tensor output, const torch::Tensor& input, int dst_rank,
+                          const CollectiveOptions& options) {
+  return begin(gather_into_task(output, input, dst_rank, options), output, Progress::kCaller)
+      .wait();
+}
+
+Handle gather_into_async(torch::Tensor output, const torch::Tensor& input, int dst_rank,
+                         const CollectiveOptions& options) {
+  return begin(gather_into_task(output, input, dst_rank, options), output, Progress::kBackground);
 }
 
 }  // namespace hvd

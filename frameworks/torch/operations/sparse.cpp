@@ -34,13 +34,13 @@ torch::ScalarType check_sparse(const torch::Tensor& coo, const AllreduceOptions&
   return coo.scalar_type();
 }
 
-/// What sums of a type are computed in: integers must not wrap before they are averaged.
+/// The type in which sums are computed. Integers must not overflow before they are averaged.
 torch::ScalarType accumulation_type(torch::ScalarType type) {
   if (c10::isReducedFloatingType(type)) return torch::kFloat32;
   return c10::isIntegralType(type, /*includeBool=*/false) ? torch::kInt64 : type;
 }
 
-/// As the core scales: integers in double, toward zero.
+/// Scales as the core does: integers in double, rounded toward zero.
 torch::Tensor scaled(const torch::Tensor& values, double factor) {
   if (factor == 1) return values;
   if (c10::isFloatingType(values.scalar_type())) return values * factor;
@@ -54,7 +54,8 @@ SparseReduction::SparseReduction(const torch::Tensor& coo, AllreduceOptions opti
   const torch::NoGradGuard no_grad;
   const torch::ScalarType wide = accumulation_type(type_);
   torch::Tensor own = coo.detach();
-  // Less to send; what is added in a wider type is added once, after it has travelled.
+  // Coalescing reduces the bytes. Types that are added in a wider type are added once, after the
+  // exchange.
   if (wide == type_) own = own.coalesce();
   const torch::Tensor values = scaled(own._values().to(wide), options_.prescale_factor);
   gather(own._indices().t(), derived_name(options_.name, "indices"));
@@ -71,7 +72,7 @@ void SparseReduction::gather(const torch::Tensor& part, std::string name) {
   parts_.push_back(std::move(task.finish));
 }
 
-/// Numbers of sparse and dense dimensions agree already: the other two allgathers depend on them.
+/// The numbers of sparse and dense dimensions agree, since the other two allgathers depend on them.
 std::vector<std::int64_t> SparseReduction::common_shape(const torch::Tensor& shapes) const {
   const torch::Tensor first = shapes[0];
   for (std::int64_t i = 1; i < shapes.size(0); ++i) {

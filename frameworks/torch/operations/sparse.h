@@ -13,18 +13,18 @@
 
 namespace hvd::libtorch {
 
-/// The allreduce of one sparse COO tensor: every rank gathers all indices and values and adds them
-/// up. A third allgather, one row from each rank that contributes, carries the shape and tells by
-/// how much an average divides. The three belong into one group. Not thread-safe.
+/// The allreduce of one sparse COO tensor. Every rank gathers all indices and values and adds them.
+/// A third allgather, of one row from each contributing rank, sends the shape and gives the divisor
+/// of an average. The three allgathers must be in one group. Not thread-safe.
 class SparseReduction {
  public:
-  /// @throws UsageError for what cannot be reduced.
+  /// @throws UsageError for a tensor that cannot be reduced
   SparseReduction(const torch::Tensor& coo, AllreduceOptions options);
 
-  /// Once.
+  /// Call it once.
   std::vector<Submission> take_submissions() { return std::move(submissions_); }
-  /// Coalesced. Once all submissions have succeeded; alike on every rank. @throws MismatchError
-  /// when shapes differ.
+  /// The coalesced result, the same on every rank, when all submissions have succeeded. @throws
+  /// MismatchError when shapes differ
   torch::Tensor result() const;
 
  private:

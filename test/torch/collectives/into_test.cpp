@@ -5,7 +5,7 @@
 namespace hvd::testing {
 namespace {
 
-/// Every call into a tensor, blocking and not, gives the caller's tensor back.
+/// Checks that blocking and asynchronous calls write to the caller's tensor and return it.
 void expect_into(const torch::Tensor& output, const torch::Tensor& expected,
                  const std::function<torch::Tensor()>& blocking,
                  const std::function<Handle()>& asynchronous) {
@@ -53,7 +53,7 @@ TEST(Into, AllreduceAndBroadcast) {
           [&] { return broadcast_into_async(output, own, root, options); });
       EXPECT_TRUE(torch::equal(own, own_of(inputs, set).t()));
     }
-    // The input's own memory.
+    // The output is the input.
     torch::Tensor own = own_of(every_member(set, {5}, torch::kFloat32), set).clone();
     const torch::Tensor expected =
         reference_reduce(every_member(set, {5}, torch::kFloat32), ReduceOp::kSum);
@@ -91,6 +91,55 @@ TEST(Into, AllgatherOfEqualAndOtherRows) {
   });
 }
 
+TEST(Into, ReduceAndGatherWriteTheRootsOutputOnly) {
+  for_each_set([](const ProcessSet& set) {
+    const int root = set.ranks().back();
+    for (const torch::ScalarType type : {torch::kFloat32, torch::kFloat64, torch::kInt64}) {
+      std::vector<torch::Tensor> rows;
+      for (const int member : set.ranks())
+        rows.push_back(rank_tensor(member, {member + 1, 3}, type));
+      const auto inputs = every_member(set, {3, 4}, type);
+      const torch::Tensor own = own_of(inputs, set), own_rows_of_all = own_of(rows, set);
+      const AllreduceOptions sum{.name = "sum", .op = ReduceOp::kSum, .process_set = set};
+      const CollectiveOptions options{.name = "rows", .process_set = set};
+      const auto check = [&](const torch::Tensor& expected, const auto& blocking,
+                             const auto& asynchronous) {
+        const torch::Tensor output = torch::full_like(expected, 7);
+        if (rank() == root)
+          return expect_into(
+              output, expected, [&] { return blocking(output); },
+              [&] { return asynchronous(output); });
+        EXPECT_TRUE(blocking(output).is_same(output));
+        EXPECT_FALSE(asynchronous(torch::Tensor()).wait().defined());
+        EXPECT_TRUE((output == 7).all().template item<bool>());
+      };
+      check(
+          reference_reduce(inputs, ReduceOp::kSum),
+          [&](const torch::Tensor& output) { return reduce_into(output, own, root, sum); },
+          [&](const torch::Tensor& output) { return reduce_into_async(output, own, root, sum); });
+      check(
+          torch::cat(rows),
+          [&](const torch::Tensor& output) {
+            return gather_into(output, own_rows_of_all, root, options);
+          },
+          [&](const torch::Tensor& output) {
+            return gather_into_async(output, own_rows_of_all, root, options);
+          });
+    }
+    // The output is the input, with 16-bit compression.
+    const auto inputs = every_member(set, {5}, torch::kFloat32);
+    const torch::Tensor own = own_of(inputs, set).clone();
+    reduce_into(own, own, root,
+                {.name = "itself",
+                 .op = ReduceOp::kSum,
+                 .compression = Compression::kBFloat16,
+                 .process_set = set});
+    const torch::Tensor expected =
+        rank() == root ? reference_reduce(inputs, ReduceOp::kSum) : own_of(inputs, set);
+    EXPECT_TRUE(near(own, expected, 0.05));
+  });
+}
+
 TEST(Into, ReducescatterAlltoallAndScatter) {
   for_each_set([](const ProcessSet& set) {
     const std::int64_t rows = 2 * set.size() + 1;
@@ -114,7 +163,7 @@ TEST(Into, ReducescatterAlltoallAndScatter) {
         [&] { return scatter_into(share, own, root, options); },
         [&] { return scatter_into_async(share, own, root, options); });
 
-    // One row to each member, and what is left to the first.
+    // One row for each member, and the rest for the first.
     torch::Tensor splits = torch::ones({set.size()}, torch::kInt64);
     splits[0] = rows - set.size() + 1;
     std::vector<torch::Tensor> received;
@@ -145,6 +194,9 @@ TEST(Into, AnOutputThatDoesNotFitIsRefusedByTheCall) {
       message_of<UsageError>([&] { allgather_into(torch::ones({2, 4}), input, {.name = "g"}); }),
       "allgather 'g': output: expected shape [*,3], got [2,4]"));
   EXPECT_THROW(broadcast_into(torch::ones({6}), input, 0), UsageError);
+  EXPECT_THROW(reduce_into(torch::ones({6}), input, rank()), UsageError);
+  EXPECT_THROW(gather_into(torch::ones({6}), input, rank()), UsageError);
+  EXPECT_THROW(gather_into(torch::Tensor(), input, rank()), UsageError);
   EXPECT_THROW(reducescatter_into(torch::ones({9, 3}), input, {.op = ReduceOp::kSum}), UsageError);
   const torch::Tensor memory = torch::ones({8});
   EXPECT_TRUE(contains(message_of<UsageError>(
@@ -173,7 +225,7 @@ TEST(Into, AWrongNumberOfRowsFailsOnItsRankAlone) {
     act();
     EXPECT_EQ(output[2 * size() - 1][0].item<float>(), static_cast<float>(size()));
   }
-  // Rows of the output that are another rank's, or none in full.
+  // Inputs that are not this rank's rows of the output.
   torch::Tensor whole = torch::zeros({2 * size() + 1, 3}).narrow(0, 0, 2 * size());
   const torch::Tensor shifted =
       torch::from_blob(static_cast<float*>(whole.data_ptr()) + 6 * rank() + 3, {2, 3});

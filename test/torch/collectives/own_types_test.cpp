@@ -1,4 +1,4 @@
-// Objects of a program's own types.
+// Sends objects of a program's own types.
 #include <optional>
 
 #include "torch/support/torch_test.h"
@@ -19,7 +19,7 @@ struct Outer {
   std::map<std::string, Inner> by_name;
 };
 
-/// Not an aggregate, and not default-constructible.
+/// A type that is neither an aggregate nor default-constructible.
 class Vocabulary {
  public:
   explicit Vocabulary(std::vector<std::string> words) : words_(std::move(words)) {}
@@ -29,12 +29,12 @@ class Vocabulary {
   std::vector<std::string> words_;
 };
 
-/// Trivially copyable, but its bytes are not what is to be sent.
+/// A trivially copyable type that is sent by its ObjectTraits.
 struct Celsius {
   double degrees = 0;
 };
 
-/// Saves itself as LibTorch's own types do.
+/// A type with save() and load(), as LibTorch's own types.
 class Counter {
  public:
   Counter() = default;
@@ -139,7 +139,7 @@ TEST(OwnTypes, TraitsSayWhatIsSent) {
     ASSERT_EQ(list.size(), static_cast<std::size_t>(r));
     for (const Vocabulary& vocabulary : list) EXPECT_EQ(vocabulary.words()[1], std::to_string(r));
   }
-  // They come before the bytes of a trivially copyable type, in lists too.
+  // ObjectTraits have precedence over the bytes of a trivially copyable type, also in lists.
   EXPECT_EQ(broadcast_object(Celsius{20}).degrees, 1020);
   EXPECT_EQ(broadcast_object(std::vector<Celsius>{{1}, {2}})[1].degrees, 1002);
 }
@@ -149,7 +149,7 @@ TEST(OwnTypes, WhatSavesToArchivesIsSentSo) {
   EXPECT_EQ(broadcast_object(Counter(rank() + 100), root).count(), root + 100);
   const auto all = allgather_object(std::vector<Counter>{Counter(rank()), Counter(-rank())});
   for (int r = 0; r < size(); ++r) EXPECT_EQ(all[static_cast<std::size_t>(r)][1].count(), -r);
-  // A struct with such a member.
+  // A struct with a member of such a type.
   struct Progress {
     Counter steps;
     std::string phase;
@@ -161,7 +161,7 @@ TEST(OwnTypes, WhatSavesToArchivesIsSentSo) {
 
 TEST(OwnTypes, WhatCannotBeSavedFailsOnEveryRank) {
   EXPECT_ANY_THROW(broadcast_object(Celsius{rank() == 0 ? -300.0 : 5.0}, 0));
-  EXPECT_EQ(broadcast_object(Celsius{1}).degrees, 1001) << "nothing was left behind";
+  EXPECT_EQ(broadcast_object(Celsius{1}).degrees, 1001) << "a failed call has left bytes behind";
 }
 
 }  // namespace

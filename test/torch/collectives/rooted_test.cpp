@@ -11,14 +11,14 @@ constexpr torch::ScalarType kTypes[] = {torch::kUInt8,   torch::kInt32,    torch
                                         torch::kFloat16, torch::kBFloat16, torch::kFloat32,
                                         torch::kFloat64};
 
-/// A root that is not the set's first member, if it has another.
+/// The set's last member.
 int root_of(const ProcessSet& set) { return set.ranks().back(); }
 
 torch::Tensor at_root(const torch::Tensor& value, const ProcessSet& set) {
   return rank() == root_of(set) ? value : torch::zeros_like(value);
 }
 
-/// A member's rows of what the root scatters.
+/// A member's rows of the root's tensor.
 torch::Tensor share_of(const torch::Tensor& whole, const ProcessSet& set) {
   std::int64_t first = 0;
   for (int position = 0; position < set.rank(); ++position)
@@ -106,7 +106,7 @@ TEST(Reduce, BackwardIsABroadcastFromTheRoot) {
                                       .prescale_factor = 2,
                                       .postscale_factor = 0.25,
                                       .process_set = set});
-      // Other numbers on the other ranks, where they do not count.
+      // The other ranks' gradients differ and are not used.
       (y * (rank() + 1.0)).sum().backward();
       const double divisor = op == ReduceOp::kAverage ? set.size() : 1;
       EXPECT_TRUE(
@@ -138,7 +138,7 @@ TEST(Scatter, SharesOutTheRootsRows) {
         SCOPED_TRACE(std::string(c10::toString(type)) + " " + std::to_string(rows));
         const bool root = rank() == root_of(set);
         const torch::Tensor whole = rank_tensor(root_of(set), {rows, 3}, type);
-        // Of the others' tensors the rows do not matter.
+        // The rows of the other ranks' tensors are not used.
         const torch::Tensor own = root ? whole : rank_tensor(rank(), {rank(), 3}, type);
         const torch::Tensor expected = share_of(whole, set);
         const CollectiveOptions options{.name = "rows", .process_set = set};
@@ -153,6 +153,36 @@ TEST(Scatter, SharesOutTheRootsRows) {
     EXPECT_TRUE(near(scatter(columns, root_of(set), {.name = "strided", .process_set = set}),
                      share_of(columns.contiguous(), set)));
   });
+}
+
+TEST(Scatter, AGroupIsScatteredTogether) {
+  for_each_set([](const ProcessSet& set) {
+    const bool root = rank() == root_of(set);
+    std::vector<torch::Tensor> own, expected;
+    for (const std::int64_t rows : {1, 5, 12}) {
+      const torch::Tensor whole =
+          rank_tensor(root_of(set), {rows, 3}, torch::kFloat64, static_cast<int>(rows));
+      own.push_back((root ? whole : torch::zeros({0, 3}, whole.options())).requires_grad_());
+      expected.push_back(share_of(whole.detach(), set));
+    }
+    const CollectiveOptions options{.name = "group", .process_set = set};
+    const auto results = grouped_scatter(own, root_of(set), options);
+    std::vector<torch::Tensor> detached;
+    for (const torch::Tensor& tensor : own) detached.push_back(tensor.detach());
+    const auto later = grouped_scatter_async(detached, root_of(set), options).wait_all();
+    ASSERT_EQ(results.size(), own.size());
+    ASSERT_EQ(later.size(), own.size());
+    torch::Tensor sum = torch::zeros({}, torch::kFloat64);
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      EXPECT_TRUE(near(results[i].detach(), expected[i]));
+      EXPECT_TRUE(near(later[i], expected[i]));
+      sum = sum + results[i].sum() * static_cast<double>(i + 1);
+    }
+    sum.backward();
+    for (std::size_t i = 0; i < own.size(); ++i)
+      EXPECT_TRUE(near(own[i].grad(), torch::full_like(own[i], i + 1.0).detach()));
+  });
+  EXPECT_THROW(grouped_scatter_async({torch::ones({2}, torch::requires_grad())}, 0), UsageError);
 }
 
 TEST(Scatter, BackwardIsAGatherToTheRoot) {
@@ -223,7 +253,8 @@ TEST(HandleWaitFor, ReturnsWhetherAllIsDone) {
   Handle handle;
   if (rank() == 0) {
     handle = grouped_allreduce_async(group, options);
-    EXPECT_EQ(handle.wait_for(milliseconds(20)), size() == 1);  // the others are at the barrier
+    EXPECT_EQ(handle.wait_for(milliseconds(20)),
+              size() == 1);  // the other ranks wait at the barrier
     EXPECT_EQ(handle.wait_for(milliseconds(0)), size() == 1);
   }
   barrier();
