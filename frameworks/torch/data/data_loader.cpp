@@ -7,10 +7,8 @@
 #include <bit>
 #include <exception>
 
-#include "data/epoch_order.h"
-#include "data/mix.h"
 #include "data/rank_comparison.h"
-#include "data/vector_functions.h"
+#include "data/reproducible.h"
 #include "hvd/error.h"
 
 namespace hvd::libtorch {
@@ -18,10 +16,10 @@ namespace {
 
 constexpr const char* kLoaderKey = "hvd_data_loader";
 constexpr std::int64_t kLoaderVersion = 1;
-/// The saved kind of order.
+/// The kind of order, as it is saved.
 constexpr std::int64_t kInOrder = 0, kShuffled = 1, kOwnOrder = 2;
 
-/// Empty when there is none.
+/// The error text for the options; empty if they are valid.
 std::string error_in(const DataLoaderOptions& options) {
   const auto at_least = [](const char* option, std::int64_t least, std::int64_t got) {
     return got >= least ? std::string()
@@ -38,13 +36,13 @@ std::string error_in(const DataLoaderOptions& options) {
   return error;
 }
 
-/// How many samples an epoch has.
+/// The number of samples in an epoch.
 std::size_t epoch_size(std::optional<std::size_t> dataset_size, const DataLoaderOptions& options) {
   const std::size_t all = dataset_size.value_or(0);
   return options.order ? options.samples_per_epoch.value_or(all) : all;
 }
 
-/// What a state belongs to.
+/// The name of a data set and its order in error texts.
 std::string order_of(std::size_t dataset_size, std::int64_t order, std::uint64_t seed) {
   const char* const how = order == kOwnOrder   ? " samples in an order of the program's own"
                           : order == kShuffled ? " samples shuffled"
@@ -94,7 +92,7 @@ LoaderProgress::LoaderProgress(std::optional<std::size_t> dataset_size, DataLoad
                      .description = description(dataset_size_, options_)},
                     set);
   if (options_.workers > 0) settle_vector_functions();
-  // The first rank has no fewer samples than any other.
+  // No other rank has more samples than the first.
   if (rank_ == 0 && batches_left() == 0) {
     TORCH_WARN("hvd: ", options_.name,
                " has no batch in any epoch: ", description(dataset_size_, options_), ", on ",

@@ -8,8 +8,7 @@
 #include <cstring>
 #include <vector>
 
-#include "data/generator_state.h"
-#include "data/mix.h"
+#include "data/reproducible.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/object.h"
@@ -19,7 +18,7 @@ namespace {
 
 constexpr const char* kStreamsKey = "hvd_random_streams";
 
-/// FNV-1a: the same on every machine.
+/// FNV-1a, whose values are the same on every machine.
 std::uint64_t hash_of_bytes(std::string_view bytes) {
   std::uint64_t hash = 0xcbf29ce484222325U;
   for (const char byte : bytes) {
@@ -109,7 +108,7 @@ RandomStreams::RandomStreams(std::uint64_t seed, const ProcessSet& process_set) 
 
 void RandomStreams::seed_default() const {
   const std::uint64_t start = table_->start_of("LibTorch", false);
-  torch::manual_seed(start);  // GPUs', of 64 bits
+  torch::manual_seed(start);  // for GPUs, whose seeds have 64 bits
   at::Generator own = at::detail::getDefaultCPUGenerator();
   const std::lock_guard lock(own.mutex());
   own.set_state(libtorch::generator_from(start).get_state());

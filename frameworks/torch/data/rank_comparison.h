@@ -7,16 +7,16 @@
 
 namespace hvd::libtorch {
 
-/// What one rank says of itself.
+/// The statement of one rank for a comparison.
 struct RankStatement {
-  std::string error;        ///< why it cannot go on; empty: it can
-  std::string description;  ///< what has to be the same on every rank
+  std::string error;        ///< the rank's error; empty if there is none
+  std::string description;  ///< must be equal on all ranks
 };
 
-/// Compares the ranks' statements. Collective over the set, which this rank is in; blocks. `what`
-/// names it and whose it is, the same on every rank.
-/// @throws on every rank, if any has an error or descriptions differ: UsageError with this rank's
-/// own error, otherwise MismatchError, which names a rank; and as every collective
+/// Compares the ranks' statements. Collective over the set, of which this rank is a member; blocks.
+/// @param what the name of the operation, the same on every rank @throws on every rank, if any rank
+/// has an error or descriptions differ: UsageError with this rank's own error, otherwise
+/// MismatchError, which names a rank; and as every collective
 void require_agreement(const std::string& what, const RankStatement& own, const ProcessSet& set);
 
 }  // namespace hvd::libtorch

@@ -2,8 +2,7 @@
 
 #include <algorithm>
 
-#include "data/generator_state.h"
-#include "data/mix.h"
+#include "data/reproducible.h"
 #include "hvd/error.h"
 
 namespace hvd {
@@ -13,7 +12,7 @@ thread_local libtorch::SampleScope* this_threads_scope = nullptr;
 
 }  // namespace
 
-// For one seed and epoch what the state is made of is a bijection of the sample.
+// For a given seed and epoch, `start` is a bijection of the sample.
 at::Generator sample_generator(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample) {
   return libtorch::generator_from(
       libtorch::mix(libtorch::mix(libtorch::mix(seed) ^ epoch) ^ sample));

@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "data/mix.h"
+#include "data/reproducible.h"
 #include "hvd/error.h"
 
 namespace hvd {
@@ -16,7 +16,7 @@ using libtorch::mix;
 
 constexpr std::size_t kBatchesInPool = 50;
 
-/// 0 to n - 1 in an order that follows from the key, the same on every machine.
+/// The numbers 0 to n - 1 in an order that depends only on the key, on every machine.
 std::vector<std::size_t> permutation(std::size_t n, std::uint64_t key) {
   std::vector<std::pair<std::uint64_t, std::size_t>> keyed(n);
   for (std::size_t i = 0; i < n; ++i) keyed[i] = {mix(key ^ i), i};
@@ -43,11 +43,11 @@ SampleOrder weighted_order(std::vector<double> weights, std::size_t samples, std
     throw UsageError("weighted_order: expected weights with a finite sum above 0");
   return [sums = std::move(weights), samples, seed](std::size_t epoch) {
     const std::uint64_t key = key_of(seed, epoch);
-    // Where the last sample with a weight ends; rounding must not lead behind it.
+    // The end of the last sample with a weight, which rounding must not exceed.
     const auto end = std::lower_bound(sums.begin(), sums.end(), sums.back());
     std::vector<std::size_t> order(samples);
     for (std::size_t i = 0; i < samples; ++i) {
-      constexpr int kUnused = 11;  // a double has 53 bits
+      constexpr int kUnused = 11;  // a double has a mantissa of 53 bits
       const double uniform = std::ldexp(static_cast<double>(mix(key ^ i) >> kUnused), kUnused - 64);
       order[i] = static_cast<std::size_t>(
           std::upper_bound(sums.begin(), end, uniform * sums.back()) - sums.begin());

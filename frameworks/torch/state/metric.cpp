@@ -48,7 +48,7 @@ void Metric::update(const torch::Tensor& values, double weight) {
 double Metric::compute() const {
   const double neutral = extreme() ? std::numeric_limits<double>::infinity() : 0.0;
   double own = total_.defined() ? total_.item<double>() : neutral;
-  // Which of a number and a NaN is the less, nobody says: NaNs travel beside the numbers.
+  // The order of a number and a NaN is unspecified, so NaNs are sent separately.
   double beside = weight_;
   if (extreme()) {
     beside = std::isnan(own) ? -1 : 0;

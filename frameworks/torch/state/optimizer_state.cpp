@@ -21,8 +21,8 @@ constexpr const char* kDefaultsKey = "hvd_defaults";
 
 using torch::optim::Optimizer;
 
-/// LBFGS keeps working memory in its state, undefined tensors that cannot be saved. A step makes it
-/// anew.
+/// Removes LBFGS's working memory from its state: undefined tensors that cannot be saved. The next
+/// step makes it again.
 void drop_scratch(torch::optim::Optimizer& optimizer) {
   for (auto& item : optimizer.state()) {
     if (auto* state = dynamic_cast<torch::optim::LBFGSParamState*>(item.second.get()))
@@ -30,7 +30,7 @@ void drop_scratch(torch::optim::Optimizer& optimizer) {
   }
 }
 
-/// State is where the parameters are, on whichever GPU it was saved from.
+/// State is loaded to the device of the parameters, whatever device it was saved from.
 std::optional<torch::Device> device_of(const torch::optim::Optimizer& optimizer) {
   std::optional<torch::Device> device;
   for (const auto& group : optimizer.param_groups()) {
@@ -82,7 +82,8 @@ void save_optimizer(Optimizer& any, ObjectWriter& writer) {
 std::size_t saved_bytes(Optimizer& any) {
   Optimizer& optimizer = unwrapped(any);
   if (!is_elementwise(optimizer)) return 0;
-  constexpr std::size_t kBesides = 1024;  // of each tensor and parameter: names, shapes, alignment
+  constexpr std::size_t kBesides =
+      1024;  // per tensor and parameter, for names, shapes and alignment
   std::size_t bytes = 64 * kBesides;
   for (const auto& item : optimizer.state()) {
     bytes += kBesides;
@@ -96,13 +97,13 @@ void load_optimizer(Optimizer& any, std::string_view bytes) {
   Optimizer& optimizer = unwrapped(any);
   torch::serialize::InputArchive archive;
   archive.load_from(bytes.data(), bytes.size(), device_of(optimizer));
-  // Loading adds to what is there; what was not saved must go.
+  // Loading only adds state, so the present state is removed first.
   optimizer.state().clear();
   optimizer.load(archive);
   torch::serialize::InputArchive defaults;
   archive.read(kDefaultsKey, defaults);
   optimizer.defaults().serialize(defaults);
-  unwrapped(any);  // has the wrapper see the options, too
+  unwrapped(any);  // updates the wrapper's options
 }
 
 OptimizerLayout layout_of(Optimizer& any) {

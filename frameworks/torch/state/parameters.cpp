@@ -21,8 +21,8 @@
 namespace hvd {
 namespace {
 
-/// Autograd keeps no gradient of what was computed, a loss for instance, so that nothing would be
-/// reduced.
+/// Autograd keeps no gradient of a computed tensor such as a loss, so there would be no gradient to
+/// reduce.
 void refuse_result(const torch::Tensor& tensor, std::size_t index) {
   if (tensor.is_leaf() || tensor.retains_grad()) return;
   throw UsageError("all_reduce: tensor " + std::to_string(index) + ", shape " +
@@ -32,8 +32,8 @@ void refuse_result(const torch::Tensor& tensor, std::size_t index) {
                    "itself, such as a loss, use hvd::allreduce(tensor.detach())");
 }
 
-/// Waits for all, then raises the first error: no tensor is in use any more when this returns or
-/// throws.
+/// Waits for all handles and then throws the first error, so that no tensor is in use when it
+/// returns or throws.
 void wait_for(const std::vector<Operation>& operations) {
   for (const Operation& operation : operations) operation.wait();
   for (const Operation& operation : operations) libtorch::current_stream_waits(operation);
@@ -64,7 +64,7 @@ void broadcast_tensors(const std::string& group, const NamedParameters& tensors,
   libtorch::start_group(group, std::move(tasks), Progress::kCaller).wait_all();
 }
 
-/// Throws the same MismatchError on every rank when any has something to say.
+/// Throws the same MismatchError on every rank when any rank has an error.
 void agree(const std::string& complaint, const ProcessSet& process_set) {
   const std::vector<std::string> all = allgather_object(
       complaint, {.name = "broadcast_optimizer_state.complaint", .process_set = process_set});
@@ -83,7 +83,7 @@ void agree(const std::string& complaint, const ProcessSet& process_set) {
 torch::Device device() {
   const std::optional<int> gpu = gpu_index();
   if (!gpu || !c10::impl::hasDeviceGuardImpl(torch::kCUDA)) return torch::Device(torch::kCPU);
-  // LibTorch may have been built for another driver, and then sees none.
+  // LibTorch may have been built for another driver, and then has no GPU.
   if (*gpu >= c10::impl::VirtualGuardImpl(torch::kCUDA).deviceCount())
     return torch::Device(torch::kCPU);
   return torch::Device(torch::kCUDA, static_cast<torch::DeviceIndex>(*gpu));

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-#include "data/epoch_order.h"
+#include "data/reproducible.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 
@@ -30,12 +30,12 @@ struct DistributedSampler::State {
   std::size_t replicas;
   std::size_t dataset_size;
   std::size_t epoch = 0;
-  /// Samples of the epoch's order that ranks, of whatever number, had used when this one began: not
-  /// zero after load().
+  /// Samples of the epoch's order that any number of ranks had drawn before the present enumeration
+  /// began; greater than 0 after load().
   std::size_t start = 0;
-  std::size_t position = 0;  ///< samples that this rank has drawn since
-  bool resumed = false;      ///< load() was called, and reset() not yet
-  bool drawn = false;        ///< `indices` belongs to the epoch and the size
+  std::size_t position = 0;  ///< samples that this rank has drawn in this enumeration
+  bool resumed = false;      ///< load() was called, and reset() was not called after it
+  bool drawn = false;        ///< `indices` is valid for the epoch and the size
   std::vector<std::size_t> indices = {};
 
   std::size_t per_rank() const {
@@ -80,7 +80,7 @@ std::size_t DistributedSampler::epoch() const {
 
 void DistributedSampler::reset(std::optional<std::size_t> new_size) {
   state_->withLock([&](State& state) {
-    // The first one after load() is that of a data loader which begins where the saved one was.
+    // The first call after load() is a data loader's, which continues from the saved position.
     const bool goes_on = state.resumed && !new_size;
     state.resumed = false;
     if (goes_on) return;
@@ -133,7 +133,7 @@ DistributedSampler::Saved DistributedSampler::read(torch::serialize::InputArchiv
     expect("a data set of samples:", state.dataset_size, static_cast<std::uint64_t>(value(0)));
     expect("a sampler with shuffle =", state.options.shuffle ? 1 : 0,
            static_cast<std::uint64_t>(value(4)));
-    // Unshuffled the seed means nothing.
+    // Without shuffling the seed is not used.
     if (state.options.shuffle)
       expect("a sampler with seed =", state.options.seed, static_cast<std::uint64_t>(value(3)));
   });
@@ -148,7 +148,7 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
     state.begin_anew();
     state.epoch = saved.epoch;
     state.start = saved.used;
-    // After the last sample the next thing is an epoch from its beginning.
+    // After the last sample an epoch starts from its beginning.
     state.resumed = state.per_rank() > 0;
   });
 }

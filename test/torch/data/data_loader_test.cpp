@@ -12,7 +12,7 @@ namespace {
 using Indices = std::vector<std::size_t>;
 namespace data = torch::data;
 
-/// Samples are their own indices; the target is what the sample's generator draws first.
+/// The samples are their indices. The target is the first number of the sample's generator.
 class CountingDataset : public data::datasets::Dataset<CountingDataset> {
  public:
   explicit CountingDataset(std::size_t size) : size_(size) {}
@@ -117,7 +117,8 @@ TEST(SampleGenerator, BelongsToSeedEpochAndSampleAlone) {
         const auto sample = static_cast<std::uint64_t>(example.data.item<std::int64_t>());
         const at::Generator generator = sample_generator(4, epoch, sample);
         const torch::Tensor drawn = torch::rand({3}, generator);
-        // The transform goes on where get() has stopped, unless padding put a sample in twice.
+        // The transform continues with the generator of get(), unless padding has repeated the
+        // sample.
         EXPECT_TRUE(example.target.slice(0, 0, 3).equal(drawn));
         EXPECT_TRUE(example.target.slice(0, 3).equal(torch::rand({2}, generator)));
       }
@@ -168,7 +169,7 @@ TEST(DataLoader, CountsWhatIsUsedNotWhatWasLoadedAhead) {
     auto batch = loader->begin();
     EXPECT_EQ(loader->samples_used(), 0U);
     for (std::size_t i = 0; i < 6; ++i) {
-      EXPECT_FALSE(batch == loader->end());  // loads it
+      EXPECT_FALSE(batch == loader->end());  // loads the batch
       EXPECT_EQ(loader->samples_used(), 2 * ranks * i);
       const std::size_t examples = batch->size();
       EXPECT_EQ((*batch).size(), examples);
@@ -182,7 +183,7 @@ TEST(DataLoader, CountsWhatIsUsedNotWhatWasLoadedAhead) {
     EXPECT_EQ(loader->samples_used(), 0U);
     EXPECT_TRUE(batch == loader->end());
     EXPECT_THROW(++batch, c10::Error);
-    // One that is passed over is used too.
+    // A skipped batch counts as used too.
     auto other = loader->begin();
     ++other;
     EXPECT_EQ(loader->samples_used(), 2 * ranks);
@@ -199,7 +200,7 @@ TEST(DataLoader, GoesOnAfterABreakAndStartsAgainInAnotherEpoch) {
       seen.push_back(indices_of(batch));
       if (seen.size() == 2) break;
     }
-    loader->set_epoch(0);  // where it is already
+    loader->set_epoch(0);  // the present epoch
     const auto rest = epoch_of(*loader);
     seen.insert(seen.end(), rest.begin(), rest.end());
     EXPECT_EQ(seen, expected);
@@ -215,7 +216,7 @@ TEST(DataLoader, GoesOnAfterABreakAndStartsAgainInAnotherEpoch) {
   }
 }
 
-/// Cannot read its samples from one on until it is mended.
+/// Fails from one sample on until it is repaired.
 struct FailingDataset : data::datasets::Dataset<FailingDataset> {
   std::shared_ptr<std::atomic<bool>> broken;
   std::size_t samples = 0, from = 0;

@@ -4,14 +4,15 @@
 #include "torch/checkpoint/checkpoint_job.h"
 #include "torch/support/torch_test.h"
 
-// Training that is interrupted after any step and resumed equals training that is not, bit by bit.
+// Training that is interrupted after any step and resumed equals uninterrupted training bit for
+// bit.
 
 namespace hvd::testing {
 namespace {
 
 namespace data = torch::data;
 
-/// A regression problem of which each sample follows from its index.
+/// A regression problem whose samples are computed from their indices.
 class Samples : public data::datasets::Dataset<Samples> {
  public:
   explicit Samples(std::size_t size) : size_(size) {}
@@ -38,7 +39,7 @@ auto dataset() {
   return Samples(kSamples).map(random_transform(&with_noise)).map(data::transforms::Stack<>());
 }
 
-/// What a program has to save.
+/// The state that a program saves.
 struct Saved {
   std::string model, optimizer, loader;
 };
@@ -133,7 +134,7 @@ TEST(ExactResume, SeedsChangeWhatIsTrainedOn) {
   EXPECT_NE(second.run().back(), losses.back());
 }
 
-/// With dropout, whose random stream is each rank's own, and a checkpoint of everything.
+/// Uses dropout, whose random stream differs by rank, and a checkpoint of the complete state.
 struct TrainingWithDropout {
   torch::nn::Sequential net{torch::nn::Linear(4, 8), torch::nn::Dropout(0.3),
                             torch::nn::Linear(8, 2)};

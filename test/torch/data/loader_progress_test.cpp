@@ -4,7 +4,7 @@
 
 #include "torch/support/torch_test.h"
 
-// Which samples each rank of a loader gets, for any number of ranks in one process.
+// The samples of each rank of a loader, for any number of ranks in one process.
 
 namespace hvd::testing {
 namespace {
@@ -12,7 +12,7 @@ namespace {
 using libtorch::LoaderProgress;
 using Indices = std::vector<std::size_t>;
 
-/// The ranks of a job that all use their batches.
+/// The ranks of a job, which all use their batches.
 class LoaderRanks {
  public:
   LoaderRanks(std::size_t dataset_size, std::size_t ranks, const DataLoaderOptions& options) {
@@ -24,7 +24,7 @@ class LoaderRanks {
     batch_size_ = static_cast<std::size_t>(options.batch_size);
   }
 
-  /// What a batch of each rank holds, dealt out in turn; nullopt after the last.
+  /// The samples of the next batch of all ranks, interleaved; nullopt after the last batch.
   std::optional<Indices> step() {
     std::vector<Indices> own;
     bool any = false;
@@ -103,7 +103,7 @@ TEST(LoaderProgress, AnotherNumberOfRanksGoesOnWithWhatNobodyHasUsed) {
           out.save_to(stream);
           torch::serialize::InputArchive in;
           in.load_from(stream);
-          // Another batch size too.
+          // The batch size differs too.
           LoaderRanks second(kSize, after, {.batch_size = 3, .seed = 5, .remainder = remainder});
           Indices rest;
           for (std::size_t r = 0; r < after; ++r) second[r].load(in);
@@ -120,7 +120,7 @@ TEST(LoaderProgress, AnotherNumberOfRanksGoesOnWithWhatNobodyHasUsed) {
                                        : remainder == Remainder::kDrop ? left / after * after
                                                                        : left;
           EXPECT_EQ(rest.size(), expected);
-          rest.resize(std::min(rest.size(), left));  // without what is repeated
+          rest.resize(std::min(rest.size(), left));  // without repeated samples
           used.resize(std::min(used.size(), kSize));
           used.insert(used.end(), rest.begin(), rest.end());
           std::sort(used.begin(), used.end());

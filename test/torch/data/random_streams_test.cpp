@@ -28,7 +28,7 @@ TEST(RandomStreams, DifferByRankNameAndSeedUnlessTheyAreShared) {
   RandomStreams streams(5), equal(5), other(6);
   const torch::Tensor noise = draw(streams.own("noise"));
   EXPECT_TRUE(draw(equal.own("noise")).equal(noise));
-  EXPECT_FALSE(draw(equal.own("noise")).equal(noise));  // goes on
+  EXPECT_FALSE(draw(equal.own("noise")).equal(noise));  // continues
   EXPECT_FALSE(draw(other.own("noise")).equal(noise));
   EXPECT_FALSE(draw(streams.own("mask")).equal(noise));
   const torch::Tensor shared = draw(streams.shared("noise"));
@@ -57,7 +57,7 @@ TEST(RandomStreams, GoOnWhereTheyWereSaved) {
   RandomStreams streams(5);
   const at::Generator kept = streams.own("noise");
   draw(kept);
-  torch::randn({3}, streams.shared("order"));  // half a pair of normal numbers is left
+  torch::randn({3}, streams.shared("order"));  // leaves half a pair of normal numbers
   const std::string saved = archived(streams);
   const torch::Tensor noise = draw(kept), order = torch::randn({3}, streams.shared("order"));
   const torch::Tensor late = draw(streams.own("late"));
@@ -67,7 +67,7 @@ TEST(RandomStreams, GoOnWhereTheyWereSaved) {
   EXPECT_TRUE(draw(resumed.own("noise")).equal(noise));
   EXPECT_TRUE(torch::randn({3}, resumed.shared("order")).equal(order));
   EXPECT_TRUE(draw(resumed.own("late")).equal(late));
-  load(streams, saved);  // what was handed out before, too
+  load(streams, saved);  // also the generators that were returned before
   EXPECT_TRUE(draw(kept).equal(noise));
   EXPECT_TRUE(draw(streams.own("late")).equal(late));
 }
@@ -110,7 +110,7 @@ TEST(RandomStreams, ARankThatIsNewHasItsOwnAndWhatIsShared) {
   const torch::Tensor noise = draw(fourth.stream("noise", false));
   EXPECT_FALSE(noise.equal(draw(saved.stream("noise", false))));
   EXPECT_FALSE(noise.equal(draw(fifth.stream("noise", false))));
-  EXPECT_FALSE(noise.equal(draw(fresh.stream("noise", false))));  // not what it drew long ago
+  EXPECT_FALSE(noise.equal(draw(fresh.stream("noise", false))));  // not its first numbers
   EXPECT_TRUE(draw(fourth.stream("order", true)).equal(draw(saved.stream("order", true))));
   libtorch::StreamTable again(5, 3);
   again.decode(bytes, true)();

@@ -7,14 +7,14 @@
 
 #include "torch/support/torch_test.h"
 
-// Orders of the program's own, shared out by loaders.
+// Loaders with orders of the program's own.
 
 namespace hvd::testing {
 namespace {
 
 namespace data = torch::data;
 
-/// A batch is the numbers of its samples.
+/// A batch has the numbers of its samples.
 class Numbers : public data::datasets::BatchDataset<Numbers, std::vector<std::size_t>> {
  public:
   explicit Numbers(std::size_t size) : size_(size) {}
@@ -27,7 +27,7 @@ class Numbers : public data::datasets::BatchDataset<Numbers, std::vector<std::si
   std::size_t size_;
 };
 
-/// What all ranks get in one epoch, in the order in which they get it together.
+/// The samples of all ranks in one epoch, in their common order.
 template <class Loader>
 std::vector<std::size_t> epoch_of_all(Loader& loader) {
   std::vector<std::size_t> own;
@@ -139,7 +139,7 @@ TEST(SampleOrder, BatchesByLengthHaveEachSampleOnceAndLittlePadding) {
   EXPECT_LT(padding_of(samples) * 10, padding_of(in_order));
   EXPECT_EQ(std::set<std::size_t>(samples.begin(), samples.end()).size(), lengths.size());
   EXPECT_EQ(samples.size(), lengths.size());
-  // Batches of all lengths follow each other.
+  // Batches of different lengths are mixed.
   EXPECT_FALSE(std::is_sorted(samples.begin(), samples.end(), [&](std::size_t a, std::size_t b) {
     return lengths[a] / 50 < lengths[b] / 50;
   }));

@@ -4,14 +4,14 @@
 
 #include "torch/support/torch_test.h"
 
-// Epochs in which some ranks have more batches than others, and what join(state) makes of them.
+// Epochs in which some ranks have more batches than others, with join(state).
 
 namespace hvd::testing {
 namespace {
 
 namespace data = torch::data;
 
-/// Inputs and targets that follow from the index.
+/// Inputs and targets that are computed from the index.
 class IndexedSamples : public data::datasets::Dataset<IndexedSamples> {
  public:
   explicit IndexedSamples(std::size_t size) : size_(size) {}
@@ -27,7 +27,7 @@ class IndexedSamples : public data::datasets::Dataset<IndexedSamples> {
 
 constexpr std::int64_t kBatch = 2;
 
-/// One batch more on the first rank of several.
+/// The first of several ranks has one batch more.
 std::size_t uneven_size() { return static_cast<std::size_t>(6 * size() + 1); }
 
 auto uneven_loader() {
@@ -36,8 +36,8 @@ auto uneven_loader() {
       {.batch_size = kBatch, .workers = 2, .seed = 4, .remainder = Remainder::kUneven});
 }
 
-/// The mean of the losses of the ranks that have a batch in this step of this epoch; undefined when
-/// none has.
+/// The mean loss of the ranks that have a batch in this step of this epoch; undefined if there is
+/// no such rank.
 torch::Tensor serial_loss(Net& net, std::size_t epoch, std::size_t step) {
   IndexedSamples samples(uneven_size());
   torch::Tensor sum;
@@ -160,7 +160,7 @@ TEST(Uneven, StatesThatDifferAreNamedOnEveryRankAndTheJobGoesOn) {
   EXPECT_PRED2(contains, message_of<MismatchError>([&] { join(state); }), "step (value");
   EXPECT_EQ(epoch, rank());
 
-  // Named alike, but rank 1 cannot take what the others have.
+  // The items' names agree, but rank 1 cannot load the others' loader.
   const ProcessSet odd = add_process_set({1});
   std::vector<int> others;
   for (int r = 0; r < size(); ++r) {
@@ -171,7 +171,7 @@ TEST(Uneven, StatesThatDifferAreNamedOnEveryRankAndTheJobGoesOn) {
                                  {.process_set = rank() == 1 ? odd : rest});
   TrainingState loaders;
   loaders.loader(*loader);
-  // Rank 0 joins last: the sum is not complete before rank 1 has joined.
+  // Rank 0 joins last, since the sum is not complete before rank 1 has joined.
   if (rank() == 0) allreduce(torch::ones({}), {.name = "all but those that have joined"});
   const auto act = [&] { join(loaders); };
   const std::string said =

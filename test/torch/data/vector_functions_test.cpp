@@ -1,4 +1,4 @@
-#include "data/vector_functions.h"
+#include "data/reproducible.h"
 
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -10,8 +10,8 @@
 #include <latch>
 #include <thread>
 
-// This process must not compute before it forks: its children are processes that have called none
-// of MKL's functions.
+// This process must not compute before it forks, since its children must not have called any of
+// MKL's functions.
 
 namespace hvd::libtorch {
 namespace {
