@@ -10,7 +10,7 @@
 namespace hvd::libtorch {
 namespace {
 
-/// A count is sent as count % kCountUnit and count / kCountUnit: exact up to 2^44.
+/// A count is sent as count % kCountUnit and count / kCountUnit, which is exact up to 2^44.
 constexpr std::int64_t kCountUnit = std::int64_t{1} << 20;
 constexpr std::int64_t kCounts = 2;  // columns of a row
 
@@ -30,7 +30,7 @@ struct ChannelMap {
   const T* scale;
 };
 
-/// `planes` planes of `size` values, those of one channel, channel by channel.
+/// The values of a channel: `planes` planes of `size` values.
 template <class T>
 void map_planes(const ChannelMap<T>& map, std::int64_t channels, std::int64_t planes,
                 std::int64_t size, const T* gradient, const T* input, T* result) {
@@ -97,7 +97,7 @@ torch::Tensor input_gradient_on_host(const torch::Tensor& gradient, const torch:
   const torch::Tensor slope = (means[1] * invstd).contiguous();
   const torch::Tensor mean = by.mean.contiguous();
   const torch::Tensor scale = (weight_or_ones(by) * invstd).contiguous();
-  // 16-bit types are widened: LibTorch's own loops for them are not open to others.
+  // 16-bit types are widened, since LibTorch's own loops for them are not public.
   const torch::Tensor dy = gradient.to(type), x = input.to(type);
   const auto map = [&]<class T>(T) {
     return map_channels<T>({shift.const_data_ptr<T>(), slope.const_data_ptr<T>(),
@@ -123,7 +123,7 @@ torch::Tensor batch_moments(const torch::Tensor& input) {
   torch::Tensor row = torch::zeros({1, kCounts + 2 * channels}, options);
   if (input.numel() == 0) return row;
   const std::int64_t count = input.numel() / channels;
-  // Running statistics that nobody looks at say in which type those of a 16-bit input are computed.
+  // The unused running statistics select the type in which those of a 16-bit input are computed.
   const torch::Tensor unused = torch::zeros({2, channels}, options);
   const auto [mean, var] = at::batch_norm_update_stats(input, unused[0], unused[1], /*momentum=*/0);
   const torch::Tensor values = row[0];
@@ -163,7 +163,7 @@ torch::Tensor normalize(const torch::Tensor& input, const Normalization& by,
 torch::Tensor gradient_sums(const torch::Tensor& gradient, const torch::Tensor& input,
                             const Normalization& by) {
   if (input.numel() == 0) return torch::zeros({2, input.size(1)}, by.mean.options());
-  // In evaluation the statistics are constants: the gradients of weight and bias are the sums.
+  // In evaluation the statistics are constants, and the gradients of weight and bias are the sums.
   const auto [unused, of_weight, of_bias] = at::native_batch_norm_backward(
       like_input(gradient, input), input, weight_or_ones(by), by.mean, by.var, {}, {},
       /*train=*/false, by.eps, {false, true, true});

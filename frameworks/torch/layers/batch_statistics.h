@@ -2,30 +2,33 @@
 
 #include <torch/types.h>
 
-/// The arithmetic of batch normalization, split where ranks exchange something: without any
-/// communication, and outside autograd. Inputs are [N, C, ...], dense, on any device, in one of
-/// LibTorch's memory formats; statistics are [C] in statistics_type(), on the input's device.
+/// The arithmetic of batch normalization, split at the exchanges between ranks, without
+/// communication and autograd. Inputs have shape [N, C, ...] and are dense, on any device, in one
+/// of LibTorch's memory formats. Statistics have shape [C] and dtype statistics_type() and are on
+/// the input's device.
 namespace hvd::libtorch {
 
-/// float32; for float64 float64.
+/// float64 for float64, otherwise float32.
 torch::ScalarType statistics_type(torch::ScalarType input) noexcept;
 
-/// One rank's batch, as a row [1, 2 + 2C] that others can be put beneath: how many values each
-/// channel has (in two parts, as a float32 has 24 bits), their means, and their sums of squared
+/// The statistics of one rank's batch, as a row of shape [1, 2 + 2C]: the number of values of each
+/// channel (in two parts, since a float32 has 24 bits), their means, and their sums of squared
 /// deviations from the means. All zeros for an empty batch.
 torch::Tensor batch_moments(const torch::Tensor& input);
 
-/// All batches together. `count` is a float64 scalar on the device: nobody waits for it.
+/// The statistics of all batches together. `count` is a float64 scalar on the device, which the
+/// host does not wait for.
 struct JoinedMoments {
   torch::Tensor count;
   torch::Tensor mean;
-  torch::Tensor var;           ///< biased, as the batch is normalized by it
-  torch::Tensor unbiased_var;  ///< as running statistics have it
+  torch::Tensor var;           ///< biased; normalizes the batch
+  torch::Tensor unbiased_var;  ///< for running statistics
 };
-/// @param rows [ranks, 2 + 2C]. Merged as by Chan, Golub and LeVeque: no difference of large sums.
+/// Merges the batches with the formulas of Chan, Golub and LeVeque, which subtract no large sums.
+/// @param rows of shape [ranks, 2 + 2C]
 JoinedMoments join_moments(const torch::Tensor& rows);
 
-/// What a channel is normalized by.
+/// The parameters of a normalization, per channel.
 struct Normalization {
   torch::Tensor mean;
   torch::Tensor var;
@@ -33,12 +36,12 @@ struct Normalization {
   double eps = 0;
 };
 
-/// (input - mean) / sqrt(var + eps) * weight + bias; `bias` may be undefined.
+/// Returns (input - mean) / sqrt(var + eps) * weight + bias; `bias` may be undefined.
 torch::Tensor normalize(const torch::Tensor& input, const Normalization&,
                         const torch::Tensor& bias);
 
-/// This rank's [2, C]: sums of the output's gradient, and of it times the normalized input. They
-/// are the gradients of bias and weight.
+/// This rank's sums, of shape [2, C]: of the output's gradient, and of its product with the
+/// normalized input. They are the gradients of bias and weight.
 torch::Tensor gradient_sums(const torch::Tensor& gradient, const torch::Tensor& input,
                             const Normalization&);
 

@@ -18,20 +18,20 @@ namespace {
 using torch::nn::Module;
 using ModulePtr = std::shared_ptr<Module>;
 
-/// Where a layer is a child.
+/// A parent of a layer, and the layer's name in it.
 struct Place {
   Module* parent = nullptr;
   std::string key;
   std::string path;
 };
-/// A layer to replace, with all its places.
+/// A layer to replace, with all its parents.
 struct Found {
   Module* layer = nullptr;
   std::vector<Place> places;
 };
 
-/// Calls `act(layer)` with LibTorch's layer as what it is, unless it is another module or of a type
-/// that derives from LibTorch's. @return whether it did
+/// Calls `act(layer)` with a layer of LibTorch's exact type. @return false, without a call, for
+/// other modules and for types that derive from LibTorch's
 template <class Act>
 bool with_batch_norm(Module& module, const Act& act) {
   const auto try_one = [&]<class Layer>(const Layer*) {
@@ -48,7 +48,7 @@ bool is_batch_norm(Module& module) {
   return with_batch_norm(module, [](const auto&) {});
 }
 
-/// What a container calls instead of the child that is registered; null: `parent` has none.
+/// The pointer through which a container calls the child; null if `parent` is not a container.
 class Slots {
  public:
   explicit Slots(Module& parent)
@@ -83,7 +83,7 @@ class Slots {
   torch::nn::ModuleDictImpl* const dict_;
 };
 
-/// The layers below a module, in the order in which they are registered.
+/// The layers below a module, in the order of their registration.
 class Search {
  public:
   void look_into(Module& parent, const std::string& prefix) {
@@ -111,7 +111,8 @@ class Search {
   std::vector<Found> found_;
 };
 
-/// Whoever else holds the layer goes on calling it: a parent its typed member.
+/// Finds layers with other owners, such as a parent's typed member, which would still call the old
+/// layer.
 bool held_elsewhere(const Found& found) {
   long expected = 0;
   for (const Place& place : found.places) expected += Slots(*place.parent).any() ? 2 : 1;
@@ -152,7 +153,7 @@ template <std::size_t D, class Old>
 void replace(const torch::nn::NormImplBase<D, Old, torch::nn::BatchNormOptions>& old,
              const std::vector<Place>& places, const ProcessSet& process_set) {
   const auto layer = std::make_shared<typename Synchronised<D>::Layer>(old, process_set);
-  const Module* const replaced = &old;  // gone with its last place
+  const Module* const replaced = &old;  // destroyed with its last reference
   for (const Place& place : places) {
     Slots(*place.parent).replace(replaced, layer);
     place.parent->replace_module(place.key, layer);

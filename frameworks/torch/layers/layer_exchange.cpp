@@ -14,14 +14,15 @@
 namespace hvd::libtorch {
 namespace {
 
-/// Starts it and waits. Alone: fused with gradients it would end when they do.
+/// Starts an operation and waits. It is not fused, since it would end with the gradients that it is
+/// fused with.
 torch::Tensor run(Task task) {
   task.submission.alone = true;
   return start(std::move(task), Progress::kCaller).wait();
 }
 
-/// How many layers of each set have been given a number: by number and members, as numbers of sets
-/// are used again after shutdown() and init(). Thread-safe.
+/// Counts the numbered layers of each set. The key has the set's number and members, since numbers
+/// of sets are reused after shutdown() and init(). Thread-safe.
 class LayerCount {
  public:
   static LayerCount& instance() {
@@ -38,12 +39,12 @@ class LayerCount {
 
 }  // namespace
 
-/// One of the two, for tensors of one shape and type.
+/// A kept allgather or allreduce, for tensors of one shape and type.
 struct LayerExchange::Kept {
   struct Memory {
     torch::Tensor input, output;
-    std::int64_t rows = 0;  ///< of the output that the last exchange has filled
-    TensorView view;        ///< of all of it
+    std::int64_t rows = 0;  ///< rows of the output that the last exchange has filled
+    TensorView view;        ///< of the complete output
   };
   std::shared_ptr<Memory> memory;
   Submission submission;
@@ -59,10 +60,11 @@ LayerExchange::LayerExchange(std::string name, ProcessSet process_set)
 
 LayerExchange::~LayerExchange() = default;
 
-/// But for its parameters and its output.
+/// A submission without parameters and output.
 LayerExchange::KeptPtr LayerExchange::make(const torch::Tensor& input, std::int64_t rows,
                                            const char* suffix) const {
-  const c10::InferenceMode inference(false);  // it may be used in another mode than it is made in
+  const c10::InferenceMode inference(
+      false);  // the memory may be used in another mode than it is made in
   auto memory = std::make_shared<Kept::Memory>();
   std::vector<std::int64_t> shape = input.sizes().vec();
   memory->input = torch::empty(shape, input.options().requires_grad(false));
@@ -74,7 +76,7 @@ LayerExchange::KeptPtr LayerExchange::make(const torch::Tensor& input, std::int6
   kept->submission.name = name_ + suffix;
   kept->submission.input = view_of(memory->input);
   kept->submission.process_set = process_set_.id();
-  kept->submission.alone = true;  // fused with gradients it would end when they do
+  kept->submission.alone = true;  // not fused: it would end with the gradients of its batch
   kept->submission.keep_alive = memory;
   kept->memory = std::move(memory);
   return kept;
@@ -83,13 +85,13 @@ LayerExchange::KeptPtr LayerExchange::make(const torch::Tensor& input, std::int6
 LayerExchange::KeptPtr LayerExchange::make_gathering(const torch::Tensor& row) const {
   KeptPtr kept = make(row, process_set_.size(), ".forward");
   kept->submission.parameters = Allgather();
-  // On whatever thread drives the engine. Ranks that have joined have no row.
+  // Runs on the thread that drives the engine. Ranks that have joined have no row.
   kept->submission.allocate_output = [memory = kept->memory.get()](const OutputSizes& sizes) {
     memory->rows = 0;
     for (const std::int64_t rows : sizes.first_dims) memory->rows += rows;
     TensorView view = memory->view;
     const std::int64_t row_count = view.count / view.shape[0];
-    if (memory->rows > view.shape[0]) return TensorView();  // no layer sends more than one
+    if (memory->rows > view.shape[0]) return TensorView();  // a layer sends one row
     view.shape[0] = memory->rows;
     view.count = memory->rows * row_count;
     return view;

@@ -11,10 +11,10 @@
 
 namespace hvd::libtorch {
 
-/// What a layer exchanges with the same layer on the other ranks of its set: small tensors, again
-/// and again, for which everything waits. In the host's memory names, descriptions and memory are
-/// made once, so that a repeated exchange costs the runtime's operation and two copies of some
-/// kilobytes. Blocking; one thread at a time in each function.
+/// The exchanges of a layer with the same layer on the other ranks of its set: repeated operations
+/// on small tensors, which the forward or backward pass waits for. On the CPU, names, descriptions
+/// and memory are made once, so a repeated exchange costs the runtime's operation and two copies of
+/// some kilobytes. Blocking; each function may be used by one thread at a time.
 class LayerExchange {
  public:
   /// @param name the same on every rank of the set
@@ -25,8 +25,9 @@ class LayerExchange {
 
   const std::string& name() const noexcept { return name_; }
 
-  /// The rows of all ranks that have not joined, in rank order: [ranks, columns]. Valid until the
-  /// next call. @param row of this rank, [1, columns]. @throws as every collective
+  /// The rows of all ranks that have not joined, in rank order, of shape [ranks, columns]. Valid
+  /// until the next call. @param row this rank's row, of shape [1, columns] @throws as every
+  /// collective
   torch::Tensor gathered(const torch::Tensor& row);
   /// The sum over all ranks. Valid until the next call. @throws as every collective
   torch::Tensor summed(const torch::Tensor& sums);
@@ -35,7 +36,7 @@ class LayerExchange {
   struct Kept;
   using KeptPtr = std::unique_ptr<Kept>;
 
-  /// Has nothing while an exchange is under way. One that fails takes the memory along, as peers
+  /// Empty while an exchange is under way. A failed exchange keeps the memory, since other ranks
   /// may still write to it.
   using KeptPlace = c10::Synchronized<KeptPtr>;
 
@@ -49,8 +50,8 @@ class LayerExchange {
   KeptPlace gathering_, sum_;
 };
 
-/// The exchange of a layer, made when it is first needed: it gets its number then, so that ranks
-/// may construct other layers besides.
+/// Makes the exchange of a layer, with a number, when it is first used, so that ranks may construct
+/// different layers that they do not use.
 std::shared_ptr<LayerExchange> make_layer_exchange(const ProcessSet& process_set);
 
 }  // namespace hvd::libtorch

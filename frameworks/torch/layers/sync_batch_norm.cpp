@@ -23,19 +23,19 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Autograd takes no undefined tensors among its arguments.
+/// Autograd's arguments must be defined.
 std::optional<torch::Tensor> given(const torch::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
 
-/// What backward needs besides tensors.
+/// The arguments of backward that are not tensors.
 struct Layer : torch::CustomClassHolder {
   std::shared_ptr<LayerExchange> exchange;
   double eps = 0;
 };
 using LayerPtr = c10::intrusive_ptr<Layer>;
 
-/// The derivative. A function of its own: what is differentiated a second time ends here.
+/// The derivative, as a function of its own, so that a second derivative is refused.
 struct JoinedBackward : Function<JoinedBackward> {
   static variable_list forward(AutogradContext* context, const torch::Tensor& gradient,
                                const torch::Tensor& input,
@@ -136,7 +136,7 @@ torch::Tensor SyncBatchNormImplBase<D, Derived>::forward(const torch::Tensor& in
   _check_input_dim(input);
   const bool tracks = this->is_training() && this->options.track_running_stats();
   double factor = this->options.momentum().value_or(0);
-  if (tracks && !this->options.momentum())  // the average of all batches so far
+  if (tracks && !this->options.momentum())  // cumulative average of all batches
     factor = 1 / (1 + this->num_batches_tracked.template item<double>());
   const bool alone = !this->is_training() || process_set_.size() == 1;
   torch::Tensor output = alone ? forward_local(input, factor) : forward_joined(input, factor);
@@ -164,7 +164,8 @@ torch::Tensor SyncBatchNormImplBase<D, Derived>::forward_joined(const torch::Ten
     const torch::NoGradGuard no_grad;
     moments =
         libtorch::join_moments(layer->exchange->gathered(libtorch::batch_moments(dense.detach())));
-    // Whoever has two values knows that there are two: on a GPU only the others wait for the count.
+    // A rank with two values need not check the count, so that on a GPU only ranks with fewer wait
+    // for it.
     if (dense.numel() < 2 * dense.size(1) && moments.count.template item<double>() < 2) {
       throw UsageError(libtorch::layer_type(D) + " (" + layer->exchange->name() +
                        "): expected more than 1 value per channel on all ranks together when "

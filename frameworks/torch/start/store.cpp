@@ -15,7 +15,7 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// LibTorch's errors without their stack traces.
+/// The text of LibTorch's error without its stack trace.
 template <class Call>
 auto asked(Call&& call) {
   try {
@@ -46,7 +46,7 @@ KeyValueStore functions_of(const StorePtr& store, std::string name) {
   return functions;
 }
 
-/// As LibTorch's own env:// does: all ranks are clients.
+/// As LibTorch's own env://, with all ranks as clients.
 KeyValueStore open_agent_store(const std::string& host, std::uint16_t port,
                                std::chrono::milliseconds timeout) {
   const std::string name = "store://" + host + ":" + std::to_string(port);

@@ -15,7 +15,7 @@
 namespace hvd::libtorch {
 namespace {
 
-/// As hvd's errors are, without a backtrace.
+/// The error text without LibTorch's backtrace.
 template <class Function>
 auto without_backtrace(const Function& function) {
   try {
@@ -25,10 +25,10 @@ auto without_backtrace(const Function& function) {
   }
 }
 
-// The allocator keeps memory by the stream that is current when it gives it out. Under the default
-// one hvd would have to wait for all that the program computes, and a graph's capture forbids to
-// record an event there; so it is one from the pool. hvd asks from one thread and for one device as
-// long as it is initialized, and under one stream what has gone back is found again.
+// The allocator assigns memory to the current stream. With the default stream hvd would have to
+// wait for all work of the program, and no event can be recorded there during the capture of a
+// graph. So hvd uses a stream from the pool. It allocates from one thread and for one device while
+// it is initialised, and memory that is freed under one stream is found again under it.
 DeviceBlock allocate_block(int index, std::size_t bytes) {
   c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::CUDA);
   if (allocator == nullptr) return {};

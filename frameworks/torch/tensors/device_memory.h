@@ -4,8 +4,9 @@
 
 namespace hvd::libtorch {
 
-/// LibTorch's memory of GPUs, which hvd::torch gives to hvd::use_device_memory() when it is loaded.
-/// No header of CUDA is needed. Where LibTorch has no allocator for GPUs, its blocks are empty.
+/// LibTorch's allocator of GPU memory. hvd::torch passes it to hvd::use_device_memory() when the
+/// library is loaded. Needs no CUDA header. If LibTorch has no GPU allocator, it returns empty
+/// blocks.
 DeviceMemory device_memory();
 
 }  // namespace hvd::libtorch

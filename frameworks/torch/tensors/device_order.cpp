@@ -19,8 +19,8 @@ c10::Stream current_stream() {
       {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu_index().value_or(0))});
 }
 
-/// With the name of what was to begin: backward() shows the error of a hook to somebody who has
-/// called no operation.
+/// The text has the operation's name, since backward() may throw it to a caller that has not called
+/// the operation.
 EventPtr record_for(const Submission& submission) {
   try {
     return record_current_stream();
@@ -36,7 +36,7 @@ EventPtr record_for(const Submission& submission) {
 EventPtr record_current_stream() { return record_event(current_stream().native_handle()); }
 
 void begin_after_current_stream(std::span<Submission> submissions) {
-  EventPtr point;  // one serves all
+  EventPtr point;  // shared by all submissions
   for (Submission& submission : submissions) {
     if (submission.input.device.type == DeviceType::kCpu) continue;
     if (!point) point = record_for(submission);
@@ -49,7 +49,7 @@ void begin_after_current_stream(Submission& submission) {
 }
 
 void current_stream_waits(const EventPtr& event) {
-  // A job is left when its GPUs are done.
+  // After shutdown the GPUs have finished all work of the job.
   if (event && is_initialized()) wait_for_event(current_stream().native_handle(), event);
 }
 

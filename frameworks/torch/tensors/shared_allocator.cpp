@@ -11,7 +11,7 @@
 namespace hvd::libtorch {
 namespace {
 
-// What malloc would map and unmap each time. Smaller tensors are reduced in a common buffer anyway.
+// malloc maps and unmaps blocks of this size. Smaller tensors are reduced in a common buffer.
 constexpr std::size_t kSmallest = std::size_t{64} << 10;
 
 c10::Allocator& ordinary() {
@@ -23,9 +23,10 @@ void release(void* data) {
   if (!free_shared_block(data)) ordinary().raw_deleter()(data);
 }
 
-/// Large tensors from shared memory, whose pages stay mapped when they are freed; small ones, and
-/// what shared memory has no room for, from LibTorch's own allocator, which also says so when there
-/// is no memory at all. As there, the context of a tensor's memory is its address. Thread-safe.
+/// Allocates large tensors in shared memory, whose pages remain mapped when they are freed. Small
+/// ones, and those that do not fit in shared memory, come from LibTorch's own allocator, which also
+/// throws when there is no memory. As there, the context of a tensor's memory is its address.
+/// Thread-safe.
 class SharedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
@@ -39,17 +40,17 @@ class SharedAllocator final : public c10::Allocator {
   }
 };
 
-// Before the first tensor: those from another allocator live on, but are not shared.
+// Set before the first tensor is made, since tensors of another allocator are not shared.
 const bool installed = [] {
   if (!shared_allocator_requested()) return false;
   if (!has_shared_memory()) {
     TORCH_WARN(
-        "HVD_SHM_ALLOCATOR=1 has no effect: the system does not let this process have shared "
-        "memory (HVD_LOG_LEVEL=debug says why)");
+        "HVD_SHM_ALLOCATOR=1 has no effect: this process cannot get shared "
+        "memory (HVD_LOG_LEVEL=debug logs the reason)");
     return false;
   }
   ordinary();
-  // Never destroyed: tensors may be freed after everything else.
+  // Never destroyed, since tensors may be freed after all other objects.
   c10::SetCPUAllocator(new SharedAllocator, 1);
   return true;
 }();

@@ -2,8 +2,8 @@
 
 namespace hvd::libtorch {
 
-/// LibTorch's CPU tensors lie in memory that the ranks of this host share (HVD_SHM_ALLOCATOR=1 when
-/// the library was loaded), so that gradients are reduced where autograd has put them. See
+/// Returns whether LibTorch's CPU tensors are in memory that the ranks of this host share
+/// (HVD_SHM_ALLOCATOR=1 when the library was loaded). Gradients are then reduced in place. See
 /// docs/torch.md.
 bool shared_allocator_installed() noexcept;
 

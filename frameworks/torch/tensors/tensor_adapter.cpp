@@ -41,7 +41,7 @@ std::optional<DataType> to_data_type(torch::ScalarType type) {
   }
 }
 
-/// The core would say the same, but only of what reaches it: memory is allocated before.
+/// Checked here, since memory is allocated before the core checks the submission.
 void check_gpu(const torch::Device& device, const Label& label) {
   const std::string what = label.str() + ": the tensor is on " + device.str();
   if (!device.is_cuda())
@@ -49,8 +49,8 @@ void check_gpu(const torch::Device& device, const Label& label) {
   const std::optional<int> own = gpu_index();
   if (!own) {
     throw UsageError(what + (cuda_built()
-                                 ? ", but hvd sees no GPU in this process (hvdrun --check-build "
-                                   "says why); move it with cpu()"
+                                 ? ", but hvd has found no GPU in this process (hvdrun "
+                                   "--check-build gives the reason); move it with cpu()"
                                  : ", but this build of hvd has no CUDA (HVD_WITH_CUDA=OFF); "
                                    "rebuild hvd with it, or move the tensor with cpu()"));
   }
@@ -144,7 +144,7 @@ Compression compression_in_core(torch::ScalarType type, Compression compression)
 }
 
 void mark_written(const torch::Tensor& tensor) {
-  // An inference tensor has no version.
+  // Inference tensors have no version.
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
@@ -209,8 +209,8 @@ bool PendingResult::wait_for(std::chrono::nanoseconds timeout) const {
 }
 
 std::vector<torch::Tensor> PendingResult::wait() {
-  // All of them before the first error is raised: a group's tensors are free again when wait()
-  // returns.
+  // Waits for all operations before it throws the first error, since the tensors of a group are no
+  // longer in use when wait() returns.
   for (const Operation& operation : operations_) operation.wait();
   for (const Operation& operation : operations_) operation.status().raise_if_error();
   return results_.withLock([this](Results& results) {

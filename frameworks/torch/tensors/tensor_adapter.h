@@ -19,88 +19,89 @@
 
 namespace hvd::libtorch {
 
-/// How an operation is called in messages: "allreduce 'loss'". Formats only when asked.
+/// An operation's name in error texts, such as "allreduce 'loss'". The text is made by str() only.
 struct Label {
   std::string_view operation;
   std::string_view name;
   std::string str() const;
 };
 
-/// The core's name for the tensor's dtype. @throws UsageError for one that has none.
+/// The core's dtype for the tensor's. @throws UsageError when there is none
 DataType data_type_of(const torch::Tensor&, const Label&);
 
 bool is_supported(torch::ScalarType) noexcept;
 
-/// What an operation can do with an element.
+/// The dtypes that an operation supports.
 enum class Elements {
   kSupported,  ///< the core knows the dtype
-  kAddable,    ///< or it is complex: two numbers that are added each for itself
-  kMovable,    ///< or it is anything that is moved as bytes
+  kAddable,    ///< or it is complex, whose parts are added separately
+  kMovable,    ///< or any dtype that is moved as bytes
 };
 
-/// @throws UsageError unless the tensor is defined, dense, on the CPU or this rank's GPU, and of
-/// such a dtype.
+/// @throws UsageError unless the tensor is defined, dense, on the CPU or this rank's GPU, and of a
+/// supported dtype
 void check_tensor(const torch::Tensor&, const Label&, Elements = Elements::kSupported);
-/// ... and its elements do not share memory, so that a result can be written into it.
+/// As check_tensor(). @throws UsageError also when elements share memory, so that a result cannot
+/// be written
 void check_writable(const torch::Tensor&, const Label&, Elements = Elements::kSupported);
 
-/// The checked tensor detached, contiguous and without lazy negation or conjugation; shares the
-/// memory where it can.
+/// The checked tensor, detached, contiguous and without lazy negation or conjugation. Shares its
+/// memory if possible.
 torch::Tensor packed(const torch::Tensor&);
 
-/// View of a checked, contiguous tensor; complex as pairs of real numbers, what the core does not
-/// know as bytes, in a last dimension. Does not keep its memory alive.
+/// A view of a checked, contiguous tensor. A complex dtype becomes pairs of real numbers, and one
+/// that the core does not know becomes bytes, in an additional last dimension. Does not keep the
+/// memory alive.
 TensorView view_of(const torch::Tensor&);
 
-/// The 16-bit type that a tensor of this type travels as; nullopt: as it is.
+/// The 16-bit type that a tensor of this type is sent as; nullopt: it is not compressed.
 std::optional<torch::ScalarType> wire_type(torch::ScalarType, Compression);
-/// The same of what has to be cast before and after an allreduce: float32 the core casts itself,
-/// see Submission::compression.
+/// The same if the adapter has to cast before and after an allreduce. The core casts float32
+/// itself, see Submission::compression.
 std::optional<torch::ScalarType> type_to_cast_to(torch::ScalarType, Compression);
-/// What the core is asked for in an allreduce of this type: nothing for complex numbers, which
-/// travel as they are though their parts are real to the core.
+/// The compression that an allreduce of this type requests from the core: none for complex numbers,
+/// whose parts are real numbers for the core.
 Compression compression_in_core(torch::ScalarType, Compression) noexcept;
 
-/// Makes autograd notice that the tensor's memory changed behind its back.
+/// Increases the tensor's version, so that autograd detects the change of its memory.
 void mark_written(const torch::Tensor&);
 
-/// Shares ownership of the tensors' memory with whoever holds the pointer.
+/// A pointer that keeps the tensors' memory alive.
 std::shared_ptr<const void> keep_alive(std::vector<torch::Tensor>);
 
-/// A submission and what is left to do in the waiter once it succeeded.
+/// A submission, and the function that the waiter runs when it has succeeded.
 struct Task {
   Submission submission = {};
   std::function<torch::Tensor()> finish = {};
 };
 
-/// Submits. kCaller: the caller waits right away. GPU: the operation comes after what is in the
-/// caller's current stream. @throws as submit().
+/// Submits the task. On a GPU the operation begins after the work in the caller's current stream.
+/// @param progress kCaller: the caller waits immediately @throws as submit()
 Handle start(Task, Progress);
-/// Submits all or none. What `finish` returns, once all succeeded, is the handle's results: any
-/// number of them.
+/// Submits all or none. The results of the handle are those of the `finish` functions, which run
+/// when all have succeeded.
 Handle start(std::vector<Submission>, std::vector<std::function<torch::Tensor()>> finish, Progress);
 
-/// Makes the submissions one group, in this order. An empty name: unnamed, for members that are
-/// unnamed too.
+/// Makes the submissions one group, in this order. An unnamed group has unnamed members.
 void make_group(const std::string& name, std::span<Submission> members);
-/// Submits all or none, as one group. None at all: a handle that is done.
+/// Submits all or none, as one group. Without tasks the handle is done.
 Handle start_group(const std::string& name, std::vector<Task>, Progress);
 
-/// What a Handle refers to. Thread-safe.
+/// The shared state of a Handle's copies. Thread-safe.
 class PendingResult {
  public:
   PendingResult(std::vector<Operation> operations,
                 std::vector<std::function<torch::Tensor()>> finish);
   bool done() const noexcept;
-  /// Blocks for `timeout` at most. @return done()
+  /// Blocks for at most `timeout`. @return done()
   bool wait_for(std::chrono::nanoseconds timeout) const;
-  /// Blocks; runs each `finish` once, in the first waiter. GPU: until the operations are queued;
-  /// every waiter's current stream then waits for the results.
+  /// Blocks, on a GPU until the operations are queued. The first waiter runs each `finish` once.
+  /// Every waiter's current stream then waits for the results.
   std::vector<torch::Tensor> wait();
 
  private:
   struct Results {
-    std::vector<std::function<torch::Tensor()>> finish;  ///< until the first waiter has come
+    std::vector<std::function<torch::Tensor()>> finish;  ///< moved by the first waiter
     std::exception_ptr error = nullptr;
     EventPtr on_device = nullptr;  ///< behind what `finish` has put into the first waiter's stream;
                                    ///< null without a GPU

@@ -1,11 +1,11 @@
 #pragma once
 
 #if __cplusplus < 202002L
-#error "hvd needs C++20: compile with -std=c++20, or link hvd::torch with CMake, which sees to it"
+#error "hvd needs C++20: compile with -std=c++20, or link hvd::torch with CMake, which adds it"
 #endif
 
-/// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, state
-/// broadcast, init() in a c10d::Store, DistributedOptimizer, ShardedOptimizer, SyncBatchNorm,
+/// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, broadcasts
+/// of state, init() with a c10d::Store, DistributedOptimizer, ShardedOptimizer, SyncBatchNorm,
 /// GradScaler, DistributedSampler and checkpoints. Link `hvd::torch`. docs/torch.md is the guide.
 
 #include <torch/torch.h>

@@ -22,61 +22,61 @@ namespace hvd {
 
 class TrainingState;
 
-/// What becomes of samples that do not fill all ranks.
+/// The treatment of samples that do not fill all ranks.
 enum class Remainder {
-  kPad,   ///< repeated from the start until they do: PyTorch's DistributedSampler
-  kDrop,  ///< left out: PyTorch's with drop_last
-  /// Each sample once: the first ranks have one more, perhaps a batch more than others, which then
-  /// call hvd::join().
+  kPad,   ///< repeat samples from the start, as PyTorch's DistributedSampler
+  kDrop,  ///< leave the samples out, as PyTorch's with drop_last
+  /// Use each sample once. The first ranks have one sample more, and may have a batch more than the
+  /// others, which then call hvd::join().
   kUneven,
 };
 
 struct DataLoaderOptions {
   /// Samples per batch and rank, at least 1.
   std::int64_t batch_size = 1;
-  /// Threads that load, each with a copy of the data set; 0: the program's own. Batches and their
-  /// order do not depend on it.
+  /// Number of loading threads, each with a copy of the data set; 0: batches are loaded in the
+  /// calling thread. Batches and their order do not depend on it.
   std::int64_t workers = 0;
-  /// Batches that workers load ahead. Not set: 2 per worker.
+  /// Number of batches that workers load ahead, at least 1. Not set: 2 per worker.
   std::optional<std::int64_t> max_jobs = std::nullopt;
-  /// Reorders the data set by seed + epoch, as PyTorch does; false: in order.
+  /// Shuffles by seed + epoch, as PyTorch does; false: in the order of the data set.
   bool shuffle = true;
-  /// Of the order, and of what transforms draw (see sample_generator()).
+  /// Seed of the order and of the generators of samples (see sample_generator()).
   std::uint64_t seed = 0;
   Remainder remainder = Remainder::kPad;
   /// Leaves out a last batch of fewer than batch_size samples.
   bool drop_last = false;
   /// An order of the program's own, the same on every rank: weighted_order(), order_by_length(), or
-  /// any function. The loader shares it out among the ranks, sample by sample in turn. Empty: as
-  /// `shuffle` says, which has no effect otherwise.
+  /// any function. Its samples go to the ranks in turn. `shuffle` then has no effect. Empty: the
+  /// order is that of `shuffle`.
   SampleOrder order = {};
-  /// How many samples `order` gives for each epoch. Not set: as many as the data set has.
+  /// The number of samples that `order` returns. Not set: the size of the data set.
   std::optional<std::size_t> samples_per_epoch = std::nullopt;
-  /// How long the program waits for a batch of the workers. Not set: without a limit. An iterator
-  /// throws LibTorch's std::runtime_error when it is over.
+  /// Limit of the wait for a batch of the workers, after which an iterator throws LibTorch's
+  /// std::runtime_error. Not set: no limit.
   std::optional<std::chrono::milliseconds> timeout = std::nullopt;
   /// The ranks that share the data set.
   ProcessSet process_set = {};
-  /// In errors. Loaders that several threads use at a time need names of their own.
+  /// Used in error texts. Loaders that are used by several threads at a time need distinct names.
   std::string name = "data_loader";
 };
 
 namespace libtorch {
 
-/// Where the ranks of a loader are in their data set. Not thread-safe.
+/// The position of the ranks of a loader in their data set. Not thread-safe.
 class LoaderProgress {
  public:
-  /// What is asked of a worker.
+  /// The samples of one batch, for a worker.
   struct Request {
     std::uint64_t epoch = 0;
     std::vector<std::size_t> samples;
     std::size_t size() const noexcept { return samples.size(); }
   };
 
-  /// Collective over the options' process set: compares what ranks must agree on. @throws as
+  /// Compares the arguments of the ranks. Collective over the options' process set. @throws as
   /// make_data_loader()
   LoaderProgress(std::optional<std::size_t> dataset_size, DataLoaderOptions options);
-  /// As rank `rank` of `ranks`; talks to nobody.
+  /// For rank `rank` of `ranks`; does not communicate.
   LoaderProgress(std::size_t dataset_size, DataLoaderOptions options, std::size_t rank,
                  std::size_t ranks);
 
@@ -84,25 +84,26 @@ class LoaderProgress {
   torch::data::DataLoaderOptions torch_options() const;
   std::size_t epoch() const noexcept { return epoch_; }
   std::size_t samples_used() const noexcept { return used_; }
-  /// This rank's, of the current epoch.
+  /// On this rank, in the current epoch.
   std::size_t samples_left() const noexcept;
   std::size_t batches_left() const noexcept;
-  /// This rank's samples that are left, in order.
+  /// This rank's unused samples of the current epoch, in order.
   std::vector<std::size_t> samples() const;
 
   void set_epoch(std::size_t epoch);
-  /// Every rank has used a batch more (the last may be smaller, or empty).
+  /// Counts one batch on every rank as used (the last may be smaller, or empty).
   void use_batch();
   void end_epoch();
-  /// Changes whenever iterators of before are void.
+  /// A number that changes when existing iterators become invalid.
   std::uint64_t generation() const noexcept { return generation_; }
   void leave() noexcept { ++generation_; }
-  /// Collective: ranks must be at the same position. @throws MismatchError on every rank
+  /// Compares the positions of the ranks. Collective. @throws MismatchError on every rank when they
+  /// differ
   void begin();
 
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
-  /// What load() would throw.
+  /// Throws as load() would, and changes nothing.
   void check(torch::serialize::InputArchive& archive) const { read(archive); }
 
  private:
@@ -110,7 +111,7 @@ class LoaderProgress {
     std::size_t epoch = 0, used = 0;
   };
   Saved read(torch::serialize::InputArchive& archive) const;
-  /// The program's own order of this epoch. @throws UsageError when it is not one
+  /// The samples of this epoch from options().order. @throws UsageError when they are not valid
   const std::vector<std::size_t>& own_order() const;
 
   DataLoaderOptions options_;
@@ -124,17 +125,17 @@ class LoaderProgress {
   std::uint64_t generation_ = 0;
 };
 
-/// What LibTorch's loader asks for a rank's samples: ahead of what the program uses.
+/// Gives LibTorch's loader the samples of a rank, ahead of the program's use.
 class LoaderSampler : public torch::data::samplers::Sampler<LoaderProgress::Request> {
  public:
   explicit LoaderSampler(std::shared_ptr<const LoaderProgress> progress)
       : progress_(std::move(progress)) {}
 
-  /// Begins where the program is.
+  /// Starts from the samples that the program has not used.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   std::optional<LoaderProgress::Request> next(std::size_t batch_size) override;
   void save(torch::serialize::OutputArchive& archive) const override { progress_->save(archive); }
-  /// @throws UsageError: it is the loader that is loaded
+  /// @throws UsageError always: the state is loaded by the loader
   void load(torch::serialize::InputArchive& archive) override;
 
  private:
@@ -143,7 +144,7 @@ class LoaderSampler : public torch::data::samplers::Sampler<LoaderProgress::Requ
   std::size_t asked_ = 0;
 };
 
-/// A data set whose samples have generators.
+/// A data set whose samples have random generators.
 template <class Dataset>
 class SeededDataset {
  public:
@@ -161,7 +162,7 @@ class SeededDataset {
   std::uint64_t seed_;
 };
 
-/// LibTorch's loader, which can be begun again in mid-epoch.
+/// LibTorch's loader, which can be restarted in mid-epoch.
 template <class Dataset>
 class PrefetchingLoader
     : public torch::data::StatelessDataLoader<SeededDataset<Dataset>, LoaderSampler> {
@@ -171,7 +172,7 @@ class PrefetchingLoader
   using Base::next;
 
   void restart() {
-    this->shuttle_.drain();  // what was loaded ahead and nobody has used; begin() would refuse
+    this->shuttle_.drain();  // drops unused batches; begin() would refuse otherwise
     this->begin();
   }
 };
@@ -192,7 +193,7 @@ class UsedBatchIterator final : public torch::data::detail::ValidIterator<Batch>
   }
   void next() override {
     this->lazy_initialize();
-    if (this->batch_) count();  // one that was passed over
+    if (this->batch_) count();  // a batch that the program has skipped
     Base::next();
     counted_ = false;
   }
@@ -211,23 +212,23 @@ class UsedBatchIterator final : public torch::data::detail::ValidIterator<Batch>
 
 }  // namespace libtorch
 
-/// This rank's batches of a data set, epoch after epoch, loaded ahead by LibTorch's DataLoader. It
-/// knows how much the program has *used*, which is what save() saves, whatever workers have loaded:
-/// a program that was interrupted goes on with the batch after the last one it has used.
+/// This rank's batches of a data set, epoch after epoch, loaded ahead by LibTorch's DataLoader. The
+/// loader counts the samples that the program has *used*, however far workers have loaded ahead,
+/// and save() saves that position: an interrupted program continues after the last batch that it
+/// used.
 ///
 ///   auto loader = hvd::make_data_loader(dataset, {.batch_size = 64, .workers = 2});
 ///   while (loader->epoch() < 10) {
 ///     for (auto& batch : *loader) { ...; optimizer.step(); }  // a checkpoint may be saved here
 ///   }
 ///
-/// A batch counts as used when the iterator first hands it out (`*iterator`), so from the top of a
-/// range-for's body on. When an iterator has reached the end, epoch() is one more and the next
-/// begin() begins that epoch; one that was left early goes on at the next begin().
+/// A batch counts as used when the iterator is first dereferenced, so from the beginning of a
+/// range-for's body on. When an iterator reaches the end, epoch() increases by one, and the next
+/// begin() starts that epoch. An epoch that was left early is continued by the next begin().
 ///
-/// The order, epoch by epoch, is that of PyTorch's DistributedSampler for the same seed. Samples
-/// that were used are counted over all ranks, so a state saved by some ranks is loaded by any
-/// number of ranks, which go on with the samples that nobody has used. Not thread-safe; iterators
-/// must not outlive it.
+/// The order of an epoch is that of PyTorch's DistributedSampler for the same seed. Used samples
+/// are counted over all ranks, so any number of ranks can load the state and continue with the
+/// unused samples. Not thread-safe; iterators must not outlive the loader.
 template <class Dataset>
 class DataLoader {
   static_assert(!Dataset::is_stateful,
@@ -246,10 +247,10 @@ class DataLoader {
         loader_(libtorch::SeededDataset<Dataset>(std::move(dataset), progress_->options().seed),
                 libtorch::LoaderSampler(progress_), progress_->torch_options()) {}
 
-  /// The batches that are left of the epoch. Iterators of before are void. Collective over the
-  /// process set. @throws MismatchError on every rank when they are not at the same epoch and
-  /// position. An iterator throws what the data set throws, from a worker as
+  /// An iterator over the unused batches of the epoch. Invalidates earlier iterators. Collective
+  /// over the process set. The iterator throws the exceptions of the data set, those of workers as
   /// torch::data::WorkerException, and UsageError when the loader was set to another position.
+  /// @throws MismatchError on every rank when the ranks' epochs or positions differ
   torch::data::Iterator<BatchType> begin() {
     progress_->begin();
     loader_.restart();
@@ -267,20 +268,20 @@ class DataLoader {
   }
 
   std::size_t epoch() const noexcept { return progress_->epoch(); }
-  /// Goes to the start of another epoch; of this one, changes nothing, so that a program which was
-  /// resumed may say at the top of its loop which epoch it is in. The same on every rank.
+  /// Goes to the start of another epoch, the same on every rank. No effect for the present epoch,
+  /// so a resumed program may call it at the top of its loop.
   void set_epoch(std::size_t epoch) { progress_->set_epoch(epoch); }
-  /// Of this epoch, by all ranks together. Counts samples that were repeated.
+  /// Number of samples of this epoch that all ranks together have used, repeated ones included.
   std::size_t samples_used() const noexcept { return progress_->samples_used(); }
-  /// Of this epoch, on this rank.
+  /// Number of unused batches of this epoch on this rank.
   std::size_t batches_left() const noexcept { return progress_->batches_left(); }
 
-  /// Epoch and position. The same on every rank, so one rank's archive serves all (with
-  /// Remainder::kUneven that of the set's first rank).
+  /// Saves epoch and position, which are the same on every rank. One rank's archive can be loaded
+  /// on all (with Remainder::kUneven that of the set's first rank).
   void save(torch::serialize::OutputArchive& archive) const { progress_->save(archive); }
-  /// Call it on every rank, with any batch_size, workers and number of ranks.
-  /// @throws UsageError, and nothing has changed, when the archive holds no loader's state, or that
-  /// of a data set of another size or of another order (seed, shuffle)
+  /// Call it on every rank. batch_size, workers and the number of ranks may differ from the saved.
+  /// @throws UsageError, and changes nothing, for an archive without a loader's state, and for a
+  /// data set of another size or order (seed, shuffle)
   void load(torch::serialize::InputArchive& archive) { progress_->load(archive); }
 
  private:
@@ -295,7 +296,7 @@ class DataLoader {
       if (!batch) progress_->end_epoch();
       return batch;
     } catch (...) {
-      progress_->leave();  // or the batch that is missing would count as used
+      progress_->leave();  // otherwise the missing batch would count as used
       throw;
     }
   }
@@ -304,14 +305,14 @@ class DataLoader {
   libtorch::PrefetchingLoader<Dataset> loader_;
 };
 
-/// Collective over the process set; blocks. The ranks of the set share the data set: each has all
-/// of it, the same size on every rank.
-/// Warns, on the first rank, when an epoch has no batch on any rank.
+/// Makes a loader that divides a data set among the ranks of a set. Every rank passes the complete
+/// data set. Collective over the process set; blocks. The first rank warns when an epoch has no
+/// batch on any rank.
 /// @throws UsageError for a data set without a size, a batch_size or max_jobs below 1, a negative
-/// number of workers, a timeout that is not positive, samples_per_epoch without an order, and in a
-/// process set that this rank is not in; MismatchError on the ranks that have nothing to complain
-/// of when another rank throws, and on every rank when sizes or options (but workers and max_jobs)
-/// differ; NotInitializedError before init(); and as every collective
+/// number of workers, a timeout that is not positive, samples_per_epoch without an order, and when
+/// this rank is not in the set; MismatchError when another rank has thrown, and on every rank when
+/// sizes or options (except workers and max_jobs) differ; NotInitializedError before init(); and as
+/// every collective
 template <class Dataset>
 std::unique_ptr<DataLoader<Dataset>> make_data_loader(Dataset dataset,
                                                       DataLoaderOptions options = {}) {

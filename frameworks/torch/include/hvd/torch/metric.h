@@ -12,14 +12,14 @@ namespace libtorch {
 class MetricItem;
 }
 
-/// What ranks have measured, as one number that is the same on all of them: a loss, an accuracy.
+/// A mean, sum, minimum or maximum over the values of all ranks, such as a loss or an accuracy.
 ///
 ///   hvd::Metric loss("loss");
 ///   for (auto& batch : *loader) { ...; loss.update(batch_loss, batch.data.size(0)); }
-///   double mean = loss.compute();  // over all samples of all ranks, however they were shared out
+///   double mean = loss.compute();  // over all samples of all ranks
 ///
-/// update() is local and may be called differently often on each rank, or never; compute() is
-/// collective. Numbers are added up in float64. Not thread-safe.
+/// update() is local; the number of its calls may differ between ranks and may be 0. compute() is
+/// collective. Sums are in float64. Not thread-safe.
 class Metric {
  public:
   enum class Kind {
@@ -29,23 +29,23 @@ class Metric {
     kMax,   ///< -infinity if there is no value
   };
 
-  /// @param name the same on every rank, and another one for each metric
+  /// @param name the same on every rank; unique among the metrics
   /// @throws UsageError for an empty name
   explicit Metric(std::string name, Kind kind = Kind::kMean, ProcessSet process_set = {});
 
-  /// Each element of the tensor, of any real dtype and shape, counts `weight` times (so a mean over
-  /// a batch has the batch's size). On a GPU nobody waits for it. A minimum or maximum takes no
-  /// notice of the weight, except that 0 leaves the values out. A NaN makes the result NaN.
+  /// Adds each element of a tensor of any real dtype and shape with the weight `weight` (for the
+  /// mean of a batch, the batch's size). Does not wait for a GPU. A minimum or maximum ignores the
+  /// weight, except that values with weight 0 are left out. A NaN makes the result NaN.
   /// @throws UsageError for an undefined or complex tensor, and for a weight that is negative or
-  /// not finite; nothing has been added then
+  /// not finite; no value is added then
   void update(const torch::Tensor& values, double weight = 1);
   void update(double value, double weight = 1);
 
-  /// Over everything since construction or reset(), on all ranks of the set. One allreduce of two
-  /// numbers. Blocks; can be called again. Every rank's metric is of the same kind. @throws as
+  /// The result over all values since construction or reset() on all ranks of the set. One
+  /// allreduce of two numbers. Blocks. Every rank's metric must be of the same kind. @throws as
   /// allreduce()
   double compute() const;
-  /// Forgets this rank's values. Local: call it on every rank.
+  /// Removes this rank's values. Local: call it on every rank.
   void reset();
 
  private:
@@ -56,8 +56,8 @@ class Metric {
   std::string name_;
   Kind kind_;
   ProcessSet process_set_;
-  /// Of kMin and kMax the least of the values (kMax: of their negatives), otherwise their weighted
-  /// sum; float64, without dimensions, where the values were.
+  /// For kMin the smallest value, for kMax the smallest negated value, otherwise the weighted sum;
+  /// float64 of shape [], on the device of the values.
   torch::Tensor total_;
   double weight_ = 0;
 };

@@ -19,53 +19,53 @@ namespace hvd {
 
 using NamedParameters = torch::OrderedDict<std::string, torch::Tensor>;
 
-/// Where this rank should compute: its GPU (hvd::gpu_index()) when hvd and LibTorch both can use
-/// it, else cpu. @throws NotInitializedError.
+/// This rank's GPU (hvd::gpu_index()) if hvd and LibTorch can use it, otherwise the CPU.
+/// @throws NotInitializedError
 torch::Device device();
 
-/// loss / size of the set, so that gradients *summed* over ranks (see all_reduce) are those of the
-/// average loss. Not for DistributedOptimizer's default average, which would divide twice: warns
-/// once when one is alive. Differentiable, local.
+/// Returns loss / size of the set, so that the *sum* of the gradients over ranks (see all_reduce)
+/// is the gradient of the average loss. Do not use it with DistributedOptimizer's default average,
+/// which would divide twice; a warning is given once if there is one. Differentiable, local.
 torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_set = {});
 
-/// Reduces the parameters' `.grad` in place, all in one group, also under the name
-/// allreduce_gradients(). Blocks. The same parameters in the same order on every rank. An undefined
-/// `.grad` of a parameter that requires grad counts as zeros, and is defined afterwards if any rank
-/// had one; a parameter without grad and without requires_grad is left out.
-/// @throws UsageError for a sparse gradient, for a tensor that is the result of a computation (a
-/// loss: use allreduce()), and when no tensor requires grad or has one; MismatchError,
-/// StalledError, PeerLostError, ShutdownError.
+/// Reduces the parameters' `.grad` in place, in one group. Every rank passes the same parameters in
+/// the same order. An undefined `.grad` of a parameter that requires grad counts as zeros, and is
+/// defined afterwards if another rank had one. Parameters without `.grad` that do not require grad
+/// are left out. Blocks.
+/// @throws UsageError for a sparse gradient, for a tensor that is the result of a computation (such
+/// as a loss: use allreduce()), and when no tensor requires grad or has one; MismatchError,
+/// StalledError, PeerLostError, ShutdownError
 void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op = ReduceOp::kSum,
                 const ProcessSet& process_set = {});
 
-/// all_reduce() under a name that cannot be taken for allreduce(), which reduces a tensor itself.
+/// Another name of all_reduce(), to distinguish it from allreduce(), which reduces a tensor itself.
 inline void allreduce_gradients(const std::vector<torch::Tensor>& parameters,
                                 ReduceOp op = ReduceOp::kSum, const ProcessSet& process_set = {}) {
   all_reduce(parameters, op, process_set);
 }
 
-/// Overwrites the parameters and buffers of every rank of the set with the root's, all in one
-/// group, whatever their dtype. Collective over the set, blocks. `root_rank` is a world rank.
-/// @throws UsageError for a module that has none; MismatchError naming the tensor when the models
-/// differ; and as every collective.
+/// Overwrites the parameters and buffers of every rank of the set with the root's, in one group,
+/// for any dtype. `root_rank` is a world rank. Collective over the set; blocks.
+/// @throws UsageError for a module without tensors; MismatchError with the tensor's name when the
+/// models differ; and as every collective
 void broadcast_parameters(const torch::nn::Module& module, int root_rank = 0);
 void broadcast_parameters(const torch::nn::Module& module, int root_rank,
                           const ProcessSet& process_set);
-/// The same for given tensors; undefined ones are left out.
+/// The same for a list of tensors; undefined ones are left out.
 void broadcast_parameters(const NamedParameters& parameters, int root_rank = 0);
 void broadcast_parameters(const NamedParameters& parameters, int root_rank,
                           const ProcessSet& process_set);
 
-/// Overwrites the buffers alone: the running statistics of BatchNorm, which each rank takes from
-/// its own batches. Before an evaluation in which all ranks take part, so that they evaluate one
-/// model; as often as DistributedDataParallel does, before every forward pass, it costs a
-/// synchronous broadcast each time. Otherwise as broadcast_parameters().
+/// Overwrites only the buffers, such as the running statistics of BatchNorm, which differ between
+/// ranks. Call it before an evaluation in which all ranks take part. It is a synchronous broadcast
+/// (DistributedDataParallel makes one before every forward pass). Otherwise as
+/// broadcast_parameters().
 void broadcast_buffers(const torch::nn::Module& module, int root_rank = 0,
                        const ProcessSet& process_set = {});
 
 namespace libtorch {
 
-/// @throws UsageError for a null pointer  @param who begins the message
+/// @param who begins the error text @throws UsageError for a null pointer
 template <std::derived_from<torch::nn::Module> Module>
 const Module& module_in(const std::shared_ptr<Module>& module, const char* who) {
   if (!module) {
@@ -77,8 +77,8 @@ const Module& module_in(const std::shared_ptr<Module>& module, const char* who) 
 
 }  // namespace libtorch
 
-/// Module holders (nn::Linear, nn::Sequential, everything from TORCH_MODULE) and shared pointers to
-/// modules. @throws UsageError for a null pointer
+/// The same for module holders (nn::Linear and others from TORCH_MODULE) and shared pointers to
+/// modules. @throws UsageError also for a null pointer
 template <class Impl>
 void broadcast_parameters(const torch::nn::ModuleHolder<Impl>& module, int root_rank = 0,
                           const ProcessSet& process_set = {}) {
@@ -104,15 +104,15 @@ void broadcast_buffers(const std::shared_ptr<Module>& module, int root_rank = 0,
       root_rank, process_set);
 }
 
-/// Gives every rank of the set the root's optimizer state and options (learning rate, betas, ... of
-/// each parameter group and the defaults). For every optimizer that can be saved: SGD, Adam, AdamW,
-/// Adagrad, RMSprop, LBFGS and others with save() and load(). State that only other ranks have is
-/// dropped. Collective over the set, blocks; `root_rank` is a world rank; not thread-safe with
-/// respect to the optimizer. A DistributedOptimizer stands for the optimizer that it wraps. So does
-/// a ShardedOptimizer: options, and state that the root was given since its last step(), as by
-/// torch::load(); each rank keeps the part that it has if there is none.
+/// Replaces the optimizer's state and options (learning rate, betas, ... of each parameter group
+/// and the defaults) on every rank of the set by the root's. For SGD, Adam, AdamW, Adagrad,
+/// RMSprop, LBFGS and other optimizers with save() and load(). State that the root does not have is
+/// removed. `root_rank` is a world rank. Collective over the set; blocks. Other threads must not
+/// use the optimizer. For a DistributedOptimizer it acts on the wrapped optimizer. For a
+/// ShardedOptimizer it sends the options, and the state that the root has loaded since its last
+/// step() (as by torch::load()); without such state each rank keeps its part.
 /// @throws MismatchError on every rank when the parameter groups differ; UsageError for the
-/// optimizer that a ShardedOptimizer wraps; and as every collective.
+/// optimizer that a ShardedOptimizer wraps; and as every collective
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank = 0);
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
                                const ProcessSet& process_set);

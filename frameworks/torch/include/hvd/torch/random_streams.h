@@ -19,31 +19,32 @@ class TrainingState;
 
 namespace libtorch {
 
-/// The streams that a rank has used. Not thread-safe.
+/// The streams that a rank has used, by name. Not thread-safe.
 class StreamTable {
  public:
-  /// @param of_job shared streams are those of all ranks of the job
+  /// @param of_job all ranks of the job have the same shared streams
   StreamTable(std::uint64_t seed, int rank, bool of_job = true)
       : seed_(seed), rank_(rank), of_job_(of_job) {}
 
   bool of_job() const noexcept { return of_job_; }
 
   at::Generator stream(const std::string& name, bool shared);
-  /// Of a stream's first state.
+  /// The 64 bits of a stream's first state.
   std::uint64_t start_of(const std::string& name, bool shared) const;
 
-  /// The streams that ranks share, for decode_shared().
+  /// The shared streams, for decode_shared().
   std::string encode_shared() const;
-  /// As decode(), and streams of this rank's own stay as they are.
+  /// As decode(), but this rank's own streams do not change.
   std::function<void()> decode_shared(std::string_view bytes);
 
   std::string encode() const;
-  /// Takes what encode() has made, of this rank or, as a rank that is new, of another. Checks it
-  /// and changes nothing: that does the function which it returns. @throws UsageError
+  /// Checks bytes of encode() and changes nothing; the returned function makes the change.
+  /// @param as_new_rank the bytes are another rank's: own streams are seeded anew
+  /// @throws UsageError
   std::function<void()> decode(std::string_view bytes, bool as_new_rank);
 
  private:
-  using Key = std::pair<bool, std::string>;  ///< whether it is shared, name
+  using Key = std::pair<bool, std::string>;  ///< shared or not, and the name
 
   std::string encode(bool shared_only) const;
   std::function<void()> decode(std::string_view bytes, bool as_new_rank, bool shared_only);
@@ -56,36 +57,35 @@ class StreamTable {
 
 }  // namespace libtorch
 
-/// Random streams by name, of one seed: each rank's own, or shared, giving every rank the same
-/// numbers. A stream depends on seed, name and rank alone, on no other stream, so one more of them
-/// changes nothing.
+/// Named random streams of one seed. A stream is this rank's own, or shared, with the same numbers
+/// on every rank. It depends only on seed, name and rank, not on other streams.
 ///
 ///   hvd::RandomStreams streams(seed);
 ///   streams.seed_default();                                       // dropout differs by rank
 ///   auto noise = torch::randn({8}, streams.own("noise"));         // so does this
 ///   auto order = torch::randperm(n, streams.shared("order"));     // the same on every rank
 ///
-/// Copies share one state, as do the generators that it gives out. Not thread-safe; draw from one
-/// generator in one thread at a time.
+/// Copies share one state, which the returned generators refer to. Not thread-safe; a generator may
+/// be used by one thread at a time.
 class RandomStreams {
  public:
-  /// A rank counts by its position in the set. @throws UsageError in a process set that this rank
-  /// is not in; NotInitializedError before init()
+  /// Own streams depend on this rank's position in the set. @throws UsageError when this rank is
+  /// not in the set; NotInitializedError before init()
   explicit RandomStreams(std::uint64_t seed, const ProcessSet& process_set = {});
 
   /// A CPU generator, the same one in every call with this name.
   at::Generator own(const std::string& name) { return table_->stream(name, false); }
   at::Generator shared(const std::string& name) { return table_->stream(name, true); }
 
-  /// Seeds LibTorch's own generators, which dropout and whatever is given no generator draws from,
-  /// on the CPU and on GPUs, with streams of this rank's own. TrainingState::random() saves them.
+  /// Seeds LibTorch's default generators, which dropout and functions without a generator argument
+  /// use, on the CPU and on GPUs, from this rank's own streams. TrainingState::random() saves them.
   void seed_default() const;
 
-  /// This rank's streams, where they stand: each rank saves and loads its own archive. (A
-  /// TrainingState does that.)
+  /// Saves the present state of this rank's streams. Each rank saves and loads its own archive, as
+  /// TrainingState::random() does.
   void save(torch::serialize::OutputArchive& archive) const;
-  /// A stream that had not been used when it was saved begins anew. @throws UsageError, and nothing
-  /// has changed, for streams of another seed, and for an archive that holds none
+  /// Streams that are not in the archive start from the beginning. @throws UsageError, and changes
+  /// nothing, for streams of another seed and for an archive without streams
   void load(torch::serialize::InputArchive& archive);
 
  private:

@@ -13,19 +13,20 @@
 
 namespace hvd {
 
-/// A CPU generator of its own for a sample in an epoch: its numbers depend on these three alone, on
-/// no rank, worker or batch, and no two samples of an epoch start in the same state. Thread-safe.
+/// A CPU generator for one sample in one epoch. Its numbers depend only on the arguments. Any two
+/// samples of an epoch start in different states. Thread-safe.
 at::Generator sample_generator(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample);
 
 /// The same for a sample that a hvd::DataLoader is loading in this thread, for the `get()` of a
 /// data set: `torch::rand({2}, hvd::sample_generator(index))`. While a batch is loaded, every call
-/// for a sample gives the same generator, which goes on where the one before has stopped.
+/// for a sample returns the same generator, in the state that earlier calls have left.
 /// @throws UsageError outside a loader, and for a sample that is not in the batch
 at::Generator sample_generator(std::size_t sample);
 
 namespace libtorch {
 
-/// While it lives, this thread loads a batch of these samples, each with a generator. Scopes nest.
+/// While an object exists, its thread loads a batch of the samples, each with a generator. Scopes
+/// nest.
 class SampleScope {
  public:
   SampleScope(std::uint64_t seed, std::uint64_t epoch, const std::vector<std::size_t>& samples);
@@ -33,7 +34,7 @@ class SampleScope {
   SampleScope& operator=(const SampleScope&) = delete;
   ~SampleScope();
 
-  /// This thread's. @throws UsageError where there is none
+  /// The innermost scope of this thread. @throws UsageError when there is none
   static SampleScope& current();
 
   std::size_t size() const noexcept { return samples_.size(); }
@@ -52,7 +53,7 @@ SampleScope& scope_of_batch(std::size_t examples);
 
 }  // namespace libtorch
 
-/// A transform that draws random numbers, for a data set's `map()`. See random_transform().
+/// A transform with random numbers, for a data set's `map()`. See random_transform().
 template <class Input, class Function>
 class RandomTransform
     : public torch::data::transforms::BatchTransform<
@@ -62,8 +63,8 @@ class RandomTransform
 
   explicit RandomTransform(Function function) : function_(std::move(function)) {}
 
-  /// @throws UsageError outside a hvd::DataLoader, and where a transform before this one has made
-  /// more or fewer examples of a batch
+  /// @throws UsageError outside a hvd::DataLoader, and when a transform before this one has changed
+  /// the number of examples
   std::vector<Output> apply_batch(std::vector<Input> batch) override {
     libtorch::SampleScope& scope = libtorch::scope_of_batch(batch.size());
     std::vector<Output> results;
@@ -78,9 +79,10 @@ class RandomTransform
 };
 
 /// `dataset.map(hvd::random_transform([](torch::data::Example<> example, at::Generator& generator)
-/// {...}))`: the function gets each example with the generator of its sample (see
-/// sample_generator()) and returns what takes its place. Each worker has a copy of the function.
-/// Before `Stack`, which makes one example of a batch. Several follow each other in one stream.
+/// {...}))`: the function receives each example with the generator of its sample (see
+/// sample_generator()) and returns the transformed example. Each worker has a copy of the function.
+/// Place it before `Stack`, which turns a batch into one example. Several random transforms use the
+/// same generator one after the other.
 template <class Input = torch::data::Example<>, class Function>
 RandomTransform<Input, Function> random_transform(Function function) {
   return RandomTransform<Input, Function>(std::move(function));

@@ -14,55 +14,55 @@
 namespace hvd {
 
 struct SamplerOptions {
-  /// Reorders the data set by seed + epoch, alike on every rank; false: in order.
+  /// Shuffles by seed + epoch, the same on every rank; false: in the order of the data set.
   bool shuffle = true;
   std::uint64_t seed = 0;
-  /// True drops the tail that does not fill every rank; false repeats from the start until it does.
+  /// true: leaves out the tail that does not fill every rank; false: pads it with samples from the
+  /// start.
   bool drop_last = false;
   /// The ranks that share the data set.
   ProcessSet process_set = {};
 };
 
-/// This rank's share of a data set: indices rank, rank + size, ... of its (shuffled) order, the
-/// same number on every rank. The order is that of PyTorch's DistributedSampler for the same seed
-/// and epoch.
+/// This rank's share of a data set: the indices at positions rank, rank + size, ... of its
+/// (shuffled) order, the same number on every rank. The order is that of PyTorch's
+/// DistributedSampler for the same seed and epoch.
 ///
 /// Copies share one state, so set_epoch() reaches the copy inside a data loader, and next() on one
 /// copy advances all. Call set_epoch() before each epoch begins; a data loader's begin() calls
 /// reset(). Thread-safe.
 class DistributedSampler : public torch::data::samplers::Sampler<> {
  public:
-  /// @throws NotInitializedError before init(), which tells rank and size; UsageError when this
-  /// rank is not in the process set.
+  /// @throws NotInitializedError before init(); UsageError when this rank is not in the process set
   explicit DistributedSampler(std::size_t dataset_size, SamplerOptions options = {});
 
-  /// Chooses the order of the next enumeration: of the current one if nothing was drawn from it
-  /// yet, else from reset() on.
+  /// Sets the epoch, whose order is used at once if no index of the present order was drawn yet,
+  /// and otherwise from the next reset() on.
   void set_epoch(std::size_t epoch);
   std::size_t epoch() const;
 
-  /// Starts again, optionally over a data set of another size. The first call after load() (a data
-  /// loader's begin()) goes on where the saved sampler was, unless set_epoch() has named another
-  /// epoch meanwhile or the size changes.
+  /// Starts from the beginning, optionally with another size of the data set. The first call after
+  /// load() (by a data loader's begin()) continues from the saved position instead, unless
+  /// set_epoch() has set another epoch or the size changes.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   /// Up to `batch_size` indices, fewer at the end; nullopt when there are no more.
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
-  /// Epoch, and how many samples of its order all ranks have drawn together, each as many as this
-  /// one. The same on every rank, so one rank's archive serves all, at any number of ranks: what is
-  /// left of the epoch is dealt out among those there are. A data loader with workers draws ahead
-  /// of what the program has used.
+  /// Saves the epoch and the number of its samples that all ranks have drawn, assuming that each
+  /// has drawn as many as this one. One rank's archive can be loaded on all, at any number of
+  /// ranks, which share the rest of the epoch. A data loader with workers has drawn more samples
+  /// than the program has used.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// @throws UsageError when the archive belongs to a data set of another size, or to another order
-  /// (seed, shuffle).
+  /// @throws UsageError when the archive is for a data set of another size or for another order
+  /// (seed, shuffle)
   void load(torch::serialize::InputArchive& archive) override;
   /// Throws as load() would, and changes nothing.
   void check(torch::serialize::InputArchive& archive) const;
 
   /// Samples per epoch on this rank.
   std::size_t size() const;
-  /// Samples already drawn from this epoch; after load() at another number of ranks as if it had
-  /// been this number from the start, rounded down.
+  /// Number of samples of this epoch that this rank has drawn. After load() at another number of
+  /// ranks it is rounded down, as if the present ranks had drawn them.
   std::size_t index() const;
 
  private:

@@ -10,15 +10,15 @@ class Store;
 
 namespace hvd {
 
-/// init() of a job without MPI whose ranks meet in a store that the program has: a c10d::TCPStore,
-/// FileStore or PrefixStore, as torch.distributed takes it. Keys begin with "hvd/". The store is
-/// used until this returns and not after it; it may serve other things meanwhile.
+/// As init(), for a job without MPI whose ranks find each other through a store of the program: a
+/// c10d::TCPStore, FileStore or PrefixStore. Keys begin with "hvd/". The store is used only until
+/// the call returns, and may have other users.
 ///
 ///   auto store = c10::make_intrusive<c10d::FileStore>("/shared/store", world_size);
 ///   hvd::init(store, rank, world_size);
 ///
-/// Collective. Programs include the store's header: <torch/csrc/distributed/c10d/FileStore.hpp>.
-/// @throws UsageError without a store, for a rank that is not below world_size, and as init();
+/// Collective. Include the store's header, such as <torch/csrc/distributed/c10d/FileStore.hpp>.
+/// @throws UsageError for a null store, for a rank that is not below world_size, and as init();
 /// Error when the store fails; PeerLostError when a rank does not arrive
 void init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
           const Options& = {});

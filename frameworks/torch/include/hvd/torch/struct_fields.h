@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-/// The members of a program's own structs. Part of hvd/torch/object.h.
+/// Access to the members of a program's own structs. Part of hvd/torch/object.h.
 namespace hvd::libtorch {
 
 template <class T>
@@ -18,8 +18,8 @@ struct IsStdArray : std::false_type {};
 template <class T, std::size_t N>
 struct IsStdArray<std::array<T, N>> : std::true_type {};
 
-/// Stands for a value of any type but the struct itself, whose copy it would be. An optional takes
-/// it as its value.
+/// Converts to any type except the struct itself, which would be a copy, and optionals, which take
+/// it as their value.
 template <class Struct>
 struct AnyField {
   template <class T>
@@ -29,7 +29,8 @@ struct AnyField {
 
 inline constexpr std::size_t kMostFields = 16;
 
-/// As many as braces can initialize. Types that neither copy nor convert make it stop early.
+/// The number of members that braces can initialize. Types that neither copy nor convert end the
+/// count early.
 template <class Struct, std::size_t N = 0, class... Fields>
 constexpr std::size_t count_fields() {
   if constexpr (N <= kMostFields && requires { Struct{Fields{}..., AnyField<Struct>{}}; }) {
@@ -39,7 +40,7 @@ constexpr std::size_t count_fields() {
   }
 }
 
-/// function(members...), in the order of their declaration.
+/// Calls function(members...), in the order of their declaration.
 template <class Struct, class Function>
 constexpr decltype(auto) with_fields(Struct& value, const Function& function) {
   constexpr std::size_t kCount = count_fields<std::remove_const_t<Struct>>();

@@ -24,12 +24,12 @@ void check_layer_set(const ProcessSet& process_set, const std::string& who);
 
 class LayerExchange;
 
-/// A layer's exchanges with the other ranks of its set. They get a number when they are first
-/// needed, so that ranks may construct other layers besides. Not thread-safe.
+/// A layer's exchanges with the other ranks of its set. They are numbered at their first use, so
+/// ranks may construct different layers that they do not use. Not thread-safe.
 class LayerExchangeHolder {
  public:
   LayerExchangeHolder() = default;
-  // A copy is another layer.
+  // A copy is another layer, with exchanges of its own.
   LayerExchangeHolder(const LayerExchangeHolder&) noexcept {}
   LayerExchangeHolder& operator=(const LayerExchangeHolder&) noexcept { return *this; }
   ~LayerExchangeHolder() = default;
@@ -42,26 +42,25 @@ class LayerExchangeHolder {
 
 }  // namespace libtorch
 
-/// What SyncBatchNorm1d, 2d and 3d have in common: LibTorch's BatchNorm with the statistics of the
-/// batches of all ranks of a process set. Options, members and the keys of the state are those of
-/// torch::nn::BatchNorm1d, 2d and 3d, so a state saved from the one loads into the other.
+/// The base of SyncBatchNorm1d, 2d and 3d: LibTorch's BatchNorm with the statistics of the batches
+/// of all ranks of a process set. Options, members and state keys are those of
+/// torch::nn::BatchNorm1d, 2d and 3d, so a saved state of one loads into the other.
 ///
 /// In training, forward and backward equal BatchNorm on the joined batch: outputs, running
-/// statistics, and the gradient of the input where every rank's loss is added up. Gradients of
-/// weight and bias are this rank's part, which DistributedOptimizer reduces as any other. Batches
-/// may differ in size between ranks, and be empty. With eval(), without training, or in a set of
-/// one rank it is LibTorch's BatchNorm, and nothing is exchanged.
+/// statistics, and the gradient of the input for the sum of the ranks' losses. Gradients of weight
+/// and bias are this rank's part, which DistributedOptimizer reduces. Batch sizes may differ
+/// between ranks and may be 0. With eval(), or in a set of one rank, the layer is LibTorch's
+/// BatchNorm and does not communicate.
 ///
-/// One exchange of 2 + 2 * num_features numbers in forward, one of 2 * num_features in backward (if
-/// the input needs a gradient). Both block, so every rank of the set runs the same layers in the
-/// same order, with a batch or an empty one; a rank that leaves one out is a StalledError. One
-/// thread at a time.
+/// Forward exchanges 2 + 2 * num_features numbers, and backward 2 * num_features if the input needs
+/// a gradient. Both block, so every rank of the set runs the same layers in the same order. A rank
+/// that leaves one out causes a StalledError. Not thread-safe.
 template <std::size_t D, class Derived>
 class SyncBatchNormImplBase
     : public torch::nn::NormImplBase<D, Derived, torch::nn::BatchNormOptions> {
  public:
-  /// `process_set`: the ranks whose batches are joined. Give weights equal values on all of them
-  /// (broadcast_parameters()). @throws UsageError when this rank is not in it
+  /// @param process_set the ranks whose batches are joined. Their weights must be equal
+  /// (broadcast_parameters()). @throws UsageError when this rank is not in the set
   explicit SyncBatchNormImplBase(const torch::nn::BatchNormOptions& options_,
                                  ProcessSet process_set = {})
       : torch::nn::NormImplBase<D, Derived, torch::nn::BatchNormOptions>(options_),
@@ -69,9 +68,9 @@ class SyncBatchNormImplBase
     libtorch::check_layer_set(process_set_, libtorch::layer_type(D));
   }
 
-  /// Instead of another layer, LibTorch's or one of this kind: with the same parameters (the very
-  /// tensors, so an optimizer that updates them goes on doing so) and buffers, and in the same
-  /// mode. @throws UsageError as above
+  /// Replaces another layer, LibTorch's or one of this kind. The layers share the parameters and
+  /// buffers, so that an optimizer of the other layer remains valid, and have the same mode.
+  /// @throws UsageError as above
   template <class Other>
   explicit SyncBatchNormImplBase(
       const torch::nn::NormImplBase<D, Other, torch::nn::BatchNormOptions>& other,
@@ -88,10 +87,10 @@ class SyncBatchNormImplBase
   }
 
   /// @param input floating point, of shape [N, num_features] or [N, num_features, L] (1d), [N,
-  /// num_features, H, W] (2d), [N, num_features, D, H, W] (3d); N may be 0. @return of the same
-  /// shape and dtype. Statistics are in float32, of float64 inputs in float64.
-  /// @throws UsageError for another shape or dtype, and on every rank when they have less than two
-  /// values per channel between them; MismatchError when ranks differ in num_features or dtype;
+  /// num_features, H, W] (2d), [N, num_features, D, H, W] (3d); N may be 0. Statistics are in
+  /// float32, or in float64 for float64 inputs. @return a tensor of the input's shape and dtype
+  /// @throws UsageError for another shape or dtype, and on every rank when they have fewer than two
+  /// values per channel together; MismatchError when ranks differ in num_features or dtype;
   /// StalledError, PeerLostError, ShutdownError; NotInitializedError in training before init().
   /// Running statistics are then unchanged. backward() throws the same, and a second derivative
   /// UsageError.
@@ -135,18 +134,19 @@ TORCH_MODULE(SyncBatchNorm2d);
 TORCH_MODULE(SyncBatchNorm3d);
 
 /// Replaces every BatchNorm1d, 2d and 3d below `module`, at any depth, by the synchronised layer
-/// with the same parameters and buffers. Layers of types that derive from LibTorch's stay. Purely
-/// local. @return how many layers were replaced
+/// with the same parameters and buffers. Layers of types that derive from LibTorch's are not
+/// replaced. Local.
 ///
-/// That is possible for the children of containers (Sequential, ModuleList, ModuleDict) and for
-/// those that are only registered. A module that keeps its layer in a member of its own
-/// (`torch::nn::BatchNorm2d bn`) would go on calling the old one, as C++ cannot change the member:
-/// declare it as hvd::SyncBatchNorm2d.
-/// @throws UsageError that names the paths of all layers that are held elsewhere too, when `module`
-/// is itself a BatchNorm, or when this rank is not in the set; nothing has been replaced then
+/// Children of containers (Sequential, ModuleList, ModuleDict), and layers that are only
+/// registered, can be replaced. A module that has a layer in a typed member
+/// (`torch::nn::BatchNorm2d bn`) would still call the old one, since C++ cannot change the member's
+/// type: declare it as hvd::SyncBatchNorm2d.
+/// @return the number of replaced layers
+/// @throws UsageError, and replaces no layer, with the paths of layers that are held by members;
+/// when `module` is itself a BatchNorm; and when this rank is not in the set
 std::size_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessSet& process_set = {});
 
-/// Module holders and shared pointers to modules.
+/// The same for module holders and shared pointers to modules.
 template <class Impl>
 std::size_t convert_sync_batchnorm(const torch::nn::ModuleHolder<Impl>& module,
                                    const ProcessSet& process_set = {}) {
