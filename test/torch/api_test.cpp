@@ -2,8 +2,8 @@
 
 #include "torch/support/torch_test.h"
 
-// Every name of the public interface, with its signature. That it compiles is the test; behaviour
-// is tested elsewhere.
+// Every name of the public interface, with its signature. The test is that this file compiles;
+// other tests check the behaviour.
 
 namespace hvd::testing {
 namespace {

@@ -3,7 +3,7 @@
 #include "hvd/error.h"
 #include "torch/support/torch_test.h"
 
-// The guard of automatic mixed precision, and training under it.
+// The Autocast guard, and training under it.
 
 namespace hvd::testing {
 namespace {

@@ -8,13 +8,13 @@
 #include "torch/support/cuda_test.h"
 #include "torch/support/fake_cuda.h"
 
-// Capturing into CUDA graphs: an operation of hvd cannot be part of one. Whoever tries gets an
-// error that says so, and can go on; nobody hangs.
+// Operations of hvd cannot be captured into CUDA graphs. The attempt is an error, after which the
+// rank can continue, and no rank hangs.
 
 namespace hvd::testing {
 namespace {
 
-/// All of a test's work is on a side stream, as the default one cannot be captured.
+/// The tests work on a side stream, since the default one cannot be captured.
 class CudaCapture : public CudaTest {
  protected:
   void SetUp() override {
@@ -43,7 +43,7 @@ class CudaCapture : public CudaTest {
   std::optional<c10::StreamGuard> guard_;
 };
 
-/// A model that trains.
+/// A model and its optimizer.
 struct Training {
   explicit Training(const DistributedOptimizerOptions& options = {}) {
     torch::manual_seed(3);
@@ -108,8 +108,8 @@ TEST_F(CudaCapture, ResultsCanBeWaitedForAfterwards) {
       on_gpu(handle.wait(), reference_reduce(every_rank({100}, torch::kFloat32), ReduceOp::kSum)));
 }
 
-/// Steps, of which some are captured by some ranks, who drop or finish it; then all of them train
-/// on as if nothing had been.
+/// Trains while some ranks capture some steps, and drop or finish these. Afterwards the result
+/// equals training without captures.
 void train_with_a_captured_step(int capturing_ranks, const DistributedOptimizerOptions& options,
                                 const std::function<void(const std::function<void()>&)>& refused) {
   for (int warm_up = 0; warm_up < 3; ++warm_up) {  // before and after there are buckets
@@ -128,7 +128,7 @@ void train_with_a_captured_step(int capturing_ranks, const DistributedOptimizerO
       loss.backward();
     }
     if (capturing_ranks == size()) {
-      training.optimizer->zero_grad();  // as if it had not been
+      training.optimizer->zero_grad();  // drops the step
     } else {
       training.optimizer->step();
       EXPECT_TRUE(same_on_all_ranks(training.values()));
@@ -174,8 +174,8 @@ TEST_F(CudaCapture, StepIsRefusedAndCanBeRepeated) {
   }
 }
 
-// How a step can be captured: forward and backward under no_sync(), once, and step() outside. What
-// a replay leaves in the gradients' memory, and no hook sees, is reduced.
+// Captures forward and backward under no_sync(), and calls step() outside the capture. The
+// gradients of a replay, which no hook sees, are reduced.
 TEST_F(CudaCapture, ForwardAndBackwardCanBePartOfAGraph) {
   for (const bool buckets : {true, false}) {
     for (int warm_up = 0; warm_up < 3; ++warm_up) {  // before and after there are buckets

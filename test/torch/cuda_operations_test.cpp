@@ -8,9 +8,8 @@
 #include "hvd/error.h"
 #include "torch/support/cuda_test.h"
 
-// Every operation of the adapter on a GPU, simulated or (in test/gpu) real. The numbers are those
-// of the CPU; what is tested is that results are there, on the right device, and that nothing
-// touches memory before or after its time.
+// Every operation of the adapter on a GPU, simulated or (in test/gpu) real. The tests compare
+// results with the CPU's, and check devices and that memory is not accessed too early or too late.
 
 namespace hvd::testing {
 namespace {
@@ -22,7 +21,7 @@ torch::Tensor sum_of_all(at::IntArrayRef shape, torch::ScalarType type, int seed
   return reference_reduce(every_rank(shape, type, seed), ReduceOp::kSum);
 }
 
-/// Each rank's rows of an allgather: rank + 1 of them.
+/// A rank's input of an allgather, with rank + 1 rows.
 std::vector<torch::Tensor> ragged(int seed) {
   std::vector<torch::Tensor> rows;
   for (int r = 0; r < size(); ++r)
@@ -72,7 +71,7 @@ TEST_F(CudaOperations, AllreduceInPlaceAsyncAndStrided) {
 TEST_F(CudaOperations, AllreduceCompressed) {
   torch::Tensor tensor = gpu_tensor({33}, torch::kFloat32);
   const torch::Tensor expected =
-      sum_of_all({33}, torch::kFloat32);  // small integers: exact in 16 bits
+      sum_of_all({33}, torch::kFloat32);  // small integers, which are exact in 16 bits
   EXPECT_TRUE(on_gpu(
       allreduce(tensor,
                 {.name = "wire", .op = ReduceOp::kSum, .compression = Compression::kBFloat16}),
@@ -92,7 +91,7 @@ TEST_F(CudaOperations, Grouped) {
     EXPECT_TRUE(
         on_gpu(results[static_cast<std::size_t>(i)], sum_of_all({i + 1, 3}, torch::kFloat32, i)));
   }
-  // The same again, as a training loop would, with memory that is used again.
+  // Repeats the operation, as a training loop does, with memory that is reused.
   for (int round = 0; round < 20; ++round) {
     grouped_allreduce_async_(tensors, {.name = "group in place", .op = ReduceOp::kMax}).wait_all();
     EXPECT_TRUE(on_gpu(tensors[3],
@@ -146,7 +145,7 @@ TEST_F(CudaOperations, Reducescatter) {
 }
 
 TEST_F(CudaOperations, AlltoallAndGather) {
-  // Everybody sends r + 1 rows to rank r.
+  // Every rank sends r + 1 rows to rank r.
   std::vector<std::int64_t> splits;
   std::int64_t rows = 0, first = 0;
   for (int r = 0; r < size(); ++r) {
@@ -247,7 +246,7 @@ TEST_F(CudaOperations, RefuseAnotherGpu) {
 }
 
 TEST_F(CudaOperations, RefuseOneNameOnBothDevices) {
-  if (size() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   torch::Tensor tensor = rank_tensor(rank(), {4}, torch::kFloat32);
   if (rank() == 0) tensor = tensor.to(device());
   const std::string message =

@@ -7,8 +7,8 @@
 
 #include "torch/support/cuda_test.h"
 
-// A sharded optimizer with parameters on a (simulated) GPU: buckets are packed and reduced as a
-// whole there, parameters gathered in memory of the GPU.
+// A sharded optimizer with parameters on a (simulated) GPU, where buckets are packed and reduced as
+// a whole and parameters are gathered in the GPU's memory.
 
 namespace hvd::testing {
 namespace {

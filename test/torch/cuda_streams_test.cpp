@@ -11,15 +11,15 @@
 #include "torch/support/cuda_test.h"
 #include "torch/support/fake_cuda.h"
 
-// The order between the program's streams and hvd's, and who owns memory meanwhile. The first tests
-// are about the simulation: it notices what the others rely on.
+// The order between the program's streams and hvd's, and the ownership of memory in the meantime.
+// The first tests check that the simulation detects the faults that the others look for.
 
 namespace hvd::testing {
 namespace {
 
 using CudaStreams = CudaTest;
 
-/// An allreduce of a tensor on the GPU without the adapter, which would see to the order.
+/// An allreduce of a tensor on the GPU without the adapter, which would order it.
 Submission bare_allreduce(const char* name, const torch::Tensor& tensor) {
   Submission submission;
   submission.name = name;
@@ -47,8 +47,8 @@ TEST_F(CudaStreams, ForgottenInputEventIsNoticed) {
   EXPECT_TRUE(contains(take_cuda_faults(), "and neither waits for the other"));
 }
 
-// The simulated allocator's memory is no allocation of hvd's own; it comes with the order in which
-// it may be used, or the test ends with faults.
+// hvd's buffers come from the simulated allocator, in the order in which they may be used;
+// otherwise the test ends with faults.
 TEST_F(CudaStreams, BuffersComeFromLibTorchsAllocator) {
   const HvdCalls before = hvd_calls();
   for (const std::int64_t count : {1000, 50000, 200000}) {  // each needs a larger buffer
@@ -58,7 +58,7 @@ TEST_F(CudaStreams, BuffersComeFromLibTorchsAllocator) {
     for (const torch::Tensor& tensor : tensors)
       EXPECT_TRUE(near(tensor.cpu(), torch::full({count}, static_cast<float>(size()))));
   }
-  EXPECT_GE(hvd_calls().launches, before.launches + 6) << "they were packed and unpacked";
+  EXPECT_GE(hvd_calls().launches, before.launches + 6) << "they were not packed and unpacked";
   EXPECT_EQ(hvd_calls().made, before.made);
 }
 
@@ -103,7 +103,7 @@ TEST_F(CudaStreams, SubmittedOnOneStreamWaitedForOnAnother) {
       const c10::StreamGuard b(side_stream());
       EXPECT_TRUE(on_gpu(handle.wait(), expected));
     }
-    // Whoever waits has its own stream.
+    // Each waiting thread has its own stream.
     std::thread([&] { EXPECT_TRUE(on_gpu(handle.wait(), expected)); }).join();
     EXPECT_TRUE(on_gpu(handle.wait(), expected));
   }
@@ -158,8 +158,8 @@ TEST_F(CudaStreams, InputMayBeDroppedAndItsMemoryUsedAgain) {
   }
 }
 
-// The output is allocated when the other rank has come. By then the submitter's stream has used
-// that memory for something else.
+// The output is allocated when the other rank has submitted. By then the submitter's stream has
+// used that memory for another tensor.
 TEST_F(CudaStreams, LateOutputWaitsForWhatItsMemoryWasBefore) {
   if (size() == 1) GTEST_SKIP() << "there is no other rank to wait for";
   const std::int64_t rows = 1000 * size();

@@ -76,7 +76,7 @@ TEST(Asynchronous, ATensorThatRequiresGradIsAUsageError) {
   for (const auto& call : calls) {
     const std::string message = message_of<UsageError>([&] { call(); });
     EXPECT_NE(message.find("detach()"), std::string::npos) << message;
-    const torch::NoGradGuard no_grad;  // nobody expects a derivative
+    const torch::NoGradGuard no_grad;  // no derivative is recorded
     EXPECT_FALSE(call().wait_all().empty());
   }
 }
@@ -127,7 +127,7 @@ TEST(Backward, ThroughTwoCollectivesAndTwice) {
       torch::autograd::grad({f}, {x}, {torch::ones_like(f)},
                             /*retain_graph=*/true, /*create_graph=*/true)[0];
   const torch::Tensor total = reference_reduce(every_rank({3}, torch::kFloat64), ReduceOp::kSum);
-  // f's own backward adds the ones of every rank.
+  // The backward of f adds the ones of every rank.
   EXPECT_TRUE(near(gradient, 2.0 * size() * size() * total));
   gradient.sum().backward();
   EXPECT_TRUE(near(x.grad(), torch::full({3}, 2.0 * size() * size() * size(), torch::kFloat64)));

@@ -10,7 +10,7 @@ namespace {
 const std::vector<torch::ScalarType> kTypes = {torch::kUInt8,   torch::kInt64,   torch::kBool,
                                                torch::kFloat16, torch::kFloat32, torch::kFloat64};
 
-/// How many rows member `from` sends to member `to`: uneven, and some none.
+/// The number of rows from member `from` to member `to`: different, and sometimes 0.
 std::int64_t rows_between(int from, int to) { return (from + 2 * to) % 3; }
 
 std::vector<std::int64_t> splits_of(int from, const ProcessSet& set) {
@@ -23,7 +23,7 @@ std::int64_t total(const std::vector<std::int64_t>& splits) {
   return std::accumulate(splits.begin(), splits.end(), std::int64_t{0});
 }
 
-/// What member `from` sends to member `to`, of everything it has.
+/// The rows of `from` that go to member `to`.
 torch::Tensor part(const torch::Tensor& all, int from, int to) {
   std::int64_t first = 0;
   for (int t = 0; t < to; ++t) first += rows_between(from, t);
@@ -120,7 +120,7 @@ TEST(Alltoall, SplitsThatDoNotFitAreUsageErrors) {
 }
 
 TEST(Alltoall, ADisagreementReachesEveryRank) {
-  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   EXPECT_THROW(alltoall(torch::ones({size(), rank() == 0 ? 2 : 3}), {}, {.name = "ragged"}),
                MismatchError);
   const auto type = rank() == 0 ? torch::kFloat32 : torch::kFloat64;
@@ -141,7 +141,7 @@ TEST(Backward, OfAnAlltoallIsTheReverseExchange) {
     const AlltoallResult y = alltoall(x, exchange.splits, {.name = "forward", .process_set = set});
     EXPECT_FALSE(y.received_splits.requires_grad());
     (weight(rank(), y.output.sizes()) * y.output).sum().backward();
-    // The weight that member `to` gave to what came from here, for each.
+    // The weight that each member `to` gave to this rank's rows.
     std::vector<torch::Tensor> parts;
     for (int to = 0; to < set.size(); ++to) {
       std::int64_t first = 0, rows = 0;
@@ -154,7 +154,7 @@ TEST(Backward, OfAnAlltoallIsTheReverseExchange) {
     }
     EXPECT_TRUE(near(x.grad(), torch::cat(parts)));
 
-    // Twice: the gradient of sum(y^2) is 2x, and so its own is 2.
+    // Second derivative: the gradient of sum(y^2) is 2x, whose gradient is 2.
     const torch::Tensor z = alltoall(x, exchange.splits, {.process_set = set}).output;
     const torch::Tensor gradient = torch::autograd::grad(
         {z.square().sum()}, {x}, {}, /*retain_graph=*/true, /*create_graph=*/true)[0];
@@ -210,7 +210,7 @@ TEST(Gather, WrongCallsAreUsageErrors) {
 }
 
 TEST(Gather, ADisagreementReachesEveryRank) {
-  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   EXPECT_THROW(gather(torch::ones({2}), rank() == 0 ? 0 : 1, {.name = "roots"}), MismatchError);
   EXPECT_THROW(gather(torch::ones({1, rank() == 0 ? 2 : 3}), 0, {.name = "roots"}), MismatchError);
   EXPECT_EQ(gather(torch::ones({2}), 1, {.name = "roots"}).defined(), rank() == 1);
@@ -223,7 +223,7 @@ TEST(AllGatherIntoTensor, AlongEveryDimension) {
       std::vector<torch::Tensor> parts;
       for (const int r : set.ranks()) {
         std::vector<std::int64_t> shape{2, 3, 4};
-        shape[static_cast<std::size_t>((dim + 3) % 3)] = r;  // rank 0 has none
+        shape[static_cast<std::size_t>((dim + 3) % 3)] = r;  // rank 0 has no rows
         parts.push_back(rank_tensor(r, shape, torch::kFloat32));
       }
       const torch::Tensor result =

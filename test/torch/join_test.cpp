@@ -1,12 +1,12 @@
 #include "hvd/error.h"
 #include "torch/support/torch_test.h"
 
-// Ranks that run out of data before the others, and sums that depend on directions.
+// Ranks that run out of data before the others, and Adasum.
 
 namespace hvd::testing {
 namespace {
 
-/// The mean over the ranks that still have data, one loss for all.
+/// The mean loss over the ranks that still have data.
 torch::Tensor mean_loss(Net& net, int step, int first_rank) {
   torch::Tensor sum = torch::zeros({});
   for (int from = first_rank; from < size(); ++from)
@@ -23,7 +23,7 @@ TEST(Join, TrainingGoesOnWithTheRanksThatHaveData) {
   torch::optim::SGD reference(serial->parameters(), torch::optim::SGDOptions(0.05).momentum(0.9));
   DistributedOptimizer optimizer(sgd, distributed->named_parameters());
   for (int epoch = 0; epoch < 2; ++epoch) {
-    const int steps = 2 + rank();  // the last rank has the most
+    const int steps = 2 + rank();  // the last rank has the most steps
     for (int step = 0; step < steps; ++step) {
       optimizer.zero_grad();
       loss_of(distributed, Batch::of_rank(rank(), step)).backward();

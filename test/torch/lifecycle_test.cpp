@@ -45,9 +45,9 @@ TEST(Lifecycle, AnOptimizerLivesThroughARestart) {
   EXPECT_TRUE(same_on_all_ranks(net->parameters()));
 }
 
-// One rank drops its very first cycle and goes on to something else.
+// One rank drops its first cycle and continues with another operation.
 TEST(Lifecycle, ARankThatDoesNotComeToTheFirstStepIsNamedAndToldWhatToDo) {
-  if (size() == 1) GTEST_SKIP() << "one rank waits for nobody";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   shutdown();
   init({.deadlock_timeout = std::chrono::milliseconds(300)});
   {
@@ -89,9 +89,9 @@ TEST(Lifecycle, AProcessSetOfAnotherJobIsAnotherThoughItHasTheSameNumber) {
   if (before.included()) DistributedOptimizer(inner, names, {.process_set = before});
   shutdown();
   init();
-  std::vector<int> everybody;
-  for (int r = 0; r < size(); ++r) everybody.push_back(r);
-  const ProcessSet after = add_process_set(everybody);
+  std::vector<int> all;
+  for (int r = 0; r < size(); ++r) all.push_back(r);
+  const ProcessSet after = add_process_set(all);
   EXPECT_EQ(before.id(), after.id());
   {
     DistributedOptimizer optimizer(inner, names, {.op = ReduceOp::kSum, .process_set = after});
@@ -106,7 +106,7 @@ TEST(Lifecycle, AHandleFromBeforeTheShutdownSaysSo) {
   const Handle done = allreduce_async(torch::ones({2}), {.name = "done"});
   done.wait();
   Handle cut_off;
-  // Only rank 0 asks, so it cannot be answered.
+  // Only rank 0 submits the operation, so it cannot complete.
   if (size() > 1 && rank() == 0) cut_off = allreduce_async(torch::ones({2}), {.name = "cut"});
   shutdown();
   EXPECT_TRUE(near(done.wait(), torch::ones({2})));

@@ -8,7 +8,7 @@
 #include "hvd/error.h"
 #include "torch/support/torch_test.h"
 
-// Numbers about training, from ranks that have seen different amounts of data.
+// Metrics of ranks with different numbers of batches.
 
 namespace hvd::testing {
 namespace {
@@ -16,7 +16,7 @@ namespace {
 using Kind = Metric::Kind;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-/// Rank r has r batches (rank 0 none), the i-th of i + 1 samples.
+/// Rank r has r batches, the i-th of i + 1 samples; rank 0 has no batch.
 template <class Act>
 void for_each_batch(int rank, const Act& act) {
   for (int i = 0; i < rank; ++i) act(10.0 * rank + i, i + 1);
@@ -42,7 +42,7 @@ TEST(Metric, MeansAndSumsAreWeightedOverAllRanks) {
     }
     EXPECT_DOUBLE_EQ(mean.compute(), total / weights);
     EXPECT_DOUBLE_EQ(sum.compute(), total);
-    EXPECT_DOUBLE_EQ(sum.compute(), total) << "computing changes nothing";
+    EXPECT_DOUBLE_EQ(sum.compute(), total) << "compute() has changed the metric";
   });
 }
 
@@ -75,7 +75,7 @@ TEST(Metric, TensorsCountElementByElement) {
   EXPECT_EQ(most.compute(), 101.0 * (size() - 1));
 }
 
-// 2^24 + 1 is no float32.
+// 2^24 + 1 has no representation as float32.
 TEST(Metric, AddsUpInFloat64) {
   Metric sum("sum", Kind::kSum);
   sum.update(torch::full({}, 16777216.0F));
@@ -118,7 +118,7 @@ TEST(Metric, RefusesWhatItCannotCount) {
   EXPECT_THROW(metric.update(1, std::nan("")), UsageError);
   EXPECT_THROW(metric.update(torch::Tensor()), UsageError);
   EXPECT_THROW(metric.update(torch::ones({1}, torch::kComplexFloat)), UsageError);
-  EXPECT_TRUE(std::isnan(metric.compute())) << "nothing has been added";
+  EXPECT_TRUE(std::isnan(metric.compute())) << "no value has been added";
 }
 
 }  // namespace

@@ -96,7 +96,7 @@ TEST(Allreduce, CompressionKeepsTheTypeAndOnlyTouchesWideFloats) {
       const torch::Tensor result = allreduce(own, options);
       EXPECT_EQ(result.scalar_type(), type);
       EXPECT_TRUE(near(result, (exact / 3).to(type), 0.02));
-      // 16 bits were sent: every value fits into them.
+      // Every value is exact in the 16 bits that were sent.
       const auto wire = compression == Compression::kFloat16 ? torch::kFloat16 : torch::kBFloat16;
       EXPECT_TRUE(torch::equal(result, result.to(wire).to(type)));
       allreduce_(own, options);
@@ -130,7 +130,7 @@ TEST(Allreduce, CompressionLeavesComplexNumbersAsTheyAre) {
 
 TEST(Allreduce, CompressionRoundsAfterThePrescaleFactorAndWritesInPlace) {
   const torch::Tensor large =
-      torch::full({5}, 131072.0F) * (rank() + 1);  // beyond float16 as it is
+      torch::full({5}, 131072.0F) * (rank() + 1);  // exceeds float16 without the prescale factor
   const torch::Tensor result = allreduce(large, {.name = "large",
                                                  .prescale_factor = 1.0 / 16,
                                                  .postscale_factor = 16,
@@ -175,7 +175,7 @@ TEST(Allgather, RaggedRowsInRankOrder) {
   for (const torch::ScalarType type : kTypes) {
     SCOPED_TRACE(c10::toString(type));
     std::vector<torch::Tensor> parts;
-    // Rank 1 has no rows at all.
+    // Rank 1 has no rows.
     for (int r = 0; r < size(); ++r) {
       parts.push_back(rank_tensor(r, {r == 1 ? 0 : r + 2, 3}, type));
     }
@@ -280,9 +280,9 @@ TEST(Errors, WhatOneRankCanTellIsAUsageErrorThatNamesIt) {
 }
 
 TEST(Errors, ANameInFlightTwice) {
-  if (size() == 1) GTEST_SKIP() << "with one rank an operation may be over at once";
+  if (size() == 1) GTEST_SKIP() << "with one rank an operation may be done at once";
   Handle first;
-  // Rank 0 comes later, so the others' first one cannot be over.
+  // Rank 0 submits later, so the others' first operation cannot be done.
   if (rank() != 0) {
     first = allreduce_async(torch::ones({2}), {.name = "twice"});
     EXPECT_NE(message_of<UsageError>([] {
@@ -296,14 +296,14 @@ TEST(Errors, ANameInFlightTwice) {
 }
 
 TEST(Errors, ADisagreementReachesEveryRankAndEveryWaiter) {
-  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const Handle handle = allreduce_async(torch::ones({rank() == 1 ? 3 : 2}), {.name = "ragged"});
   const std::string message = message_of<MismatchError>([&] { handle.wait(); });
   EXPECT_NE(message.find("ragged"), std::string::npos) << message;
   EXPECT_EQ(message_of<MismatchError>([&] { handle.wait(); }), message);
   EXPECT_EQ(message_of<MismatchError>([&] { handle.wait_all(); }), message);
 
-  // All or nothing: the member on which ranks agree fails with the other.
+  // The member on which the ranks agree fails with the other.
   EXPECT_THROW(
       grouped_allreduce({torch::ones({2}), torch::ones({rank() == 0 ? 1 : 4})}, {.name = "half"}),
       MismatchError);

@@ -97,7 +97,7 @@ TEST(BroadcastBuffers, OverwritesBuffersAndNothingElse) {
   fill(*model, 6);
   broadcast_buffers(static_cast<const torch::nn::Module&>(*model));
   for (const auto& tensor : model->buffers()) EXPECT_TRUE((tensor == 6).all().item<bool>());
-  broadcast_buffers(torch::nn::Linear(2, 2));  // none
+  broadcast_buffers(torch::nn::Linear(2, 2));  // no buffers
 }
 
 TEST(BroadcastInAProcessSet, ReachesItsMembersOnly) {
@@ -127,17 +127,17 @@ TEST(BroadcastInAProcessSet, ReachesItsMembersOnly) {
   });
 }
 
-// As when nothing was registered: every rank would go on with a model of its own.
+// As with layers that were not registered: each rank would train a model of its own.
 TEST(BroadcastParameters, AModuleThatHasNoneIsRefused) {
   const torch::nn::Sequential empty{torch::nn::ReLU()};
   const std::string message = message_of<UsageError>([&] { broadcast_parameters(empty); });
   EXPECT_TRUE(contains(message, "SequentialImpl has no parameters and no buffers")) << message;
   EXPECT_NO_THROW(broadcast_buffers(empty));
-  EXPECT_NO_THROW(broadcast_parameters(NamedParameters())) << "none of them was asked for";
+  EXPECT_NO_THROW(broadcast_parameters(NamedParameters())) << "an empty list is valid";
 }
 
 TEST(BroadcastParameters, ADifferentModelIsNamed) {
-  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const auto net = std::make_shared<NetImpl>(rank() == 0 ? 8 : 9);
   const std::string message = message_of<MismatchError>([&] { broadcast_parameters(*net); });
   EXPECT_NE(message.find("fc1.weight"), std::string::npos) << message;
@@ -166,7 +166,7 @@ std::vector<std::string> contents(torch::optim::Optimizer& optimizer) {
       }
       const auto copy = state->second->clone();
       if (auto* lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(copy.get())) {
-        lbfgs->al(std::nullopt);  // scratch that cannot be saved
+        lbfgs->al(std::nullopt);  // undefined tensors that cannot be saved
       }
       torch::serialize::OutputArchive archive;
       copy->serialize(archive);
@@ -190,8 +190,8 @@ void train_alone(Net& net, torch::optim::Optimizer& optimizer, int steps) {
   }
 }
 
-/// `make(net, own)`: an optimizer with other options where `own` is true. Ranks step it before as
-/// `steps` says.
+/// @param make called as make(net, own); the optimizer has other options if `own` @param steps the
+/// number of steps before the broadcast, by rank
 template <class Make>
 void check_state_broadcast(const Make& make, const std::function<int(int rank)>& steps) {
   const int root = size() - 1;
@@ -203,7 +203,7 @@ void check_state_broadcast(const Make& make, const std::function<int(int rank)>&
   broadcast_optimizer_state(*optimizer, root);
   EXPECT_EQ(contents(*optimizer), expected);
 
-  // It works on: equal parameters stay equal.
+  // Equal parameters remain equal in further steps.
   broadcast_parameters(net, root);
   for (int step = 0; step < 3; ++step) {
     optimizer->step([&] {
@@ -285,7 +285,7 @@ TEST(BroadcastOptimizerState, LBFGS) {
 }
 
 TEST(BroadcastOptimizerState, ADifferentOptimizerIsAnErrorOnEveryRank) {
-  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   Net net(rank() == 1 ? 9 : 8);
   torch::optim::SGD optimizer(net->parameters(), 0.1);
   const std::string message =
@@ -350,7 +350,7 @@ TEST(Objects, TensorsAndIValues) {
   const torch::Tensor received = broadcast_object(own);
   EXPECT_TRUE(near(received, rank_tensor(0, {2, 3}, torch::kFloat32).t()));
   EXPECT_FALSE(broadcast_object(torch::Tensor()).defined());
-  // Also what collectives do not take.
+  // Tensors that collectives do not take.
   EXPECT_EQ(broadcast_object(torch::ones({2}, torch::kComplexDouble)).scalar_type(),
             torch::kComplexDouble);
 
@@ -364,7 +364,7 @@ TEST(Objects, TensorsAndIValues) {
 }
 
 TEST(Objects, DifferentTypesAreAMismatch) {
-  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   if (rank() == 0) {
     broadcast_object(1.5, 0, {.name = "kind"});
   } else {
@@ -375,7 +375,7 @@ TEST(Objects, DifferentTypesAreAMismatch) {
 TEST(Objects, AnObjectThatCannotBeEncodedFailsOnEveryRank) {
   const auto unsaveable =
       c10::IValue::make_capsule(c10::make_intrusive<torch::CustomClassHolder>());
-  // The owner gets the reason, the others learn whose it was.
+  // The owner gets the reason, the others the owner's rank.
   if (rank() == 0) {
     EXPECT_THROW(broadcast_object(unsaveable), c10::Error);
   } else {
@@ -405,7 +405,8 @@ TEST(AllReduce, SumsGradientsInPlaceAndZerosStandInForMissingOnes) {
   EXPECT_TRUE(everywhere.grad().is_same(gradient));
   EXPECT_TRUE(near(gradient, torch::full({3}, size() * (size() + 1) / 2.0F)));
   EXPECT_TRUE(near(one_rank.grad(), torch::full({2, 2}, 3.0F)));
-  // A single process would not have these either: an optimizer must not decay the weights.
+  // A single process has no gradients for these either, so that an optimizer does not decay the
+  // weights.
   EXPECT_FALSE(nowhere.grad().defined());
   EXPECT_FALSE(frozen.grad().defined());
 
@@ -424,7 +425,7 @@ TEST(ScaleLoss, DividesByTheSizeAndIsDifferentiable) {
 }
 
 TEST(DeviceTest, IsTheCpuWithoutAGpu) {
-  if (gpu_index()) GTEST_SKIP() << "this rank has one";
+  if (gpu_index()) GTEST_SKIP() << "this rank has a GPU";
   EXPECT_TRUE(hvd::device().is_cpu());
 }
 

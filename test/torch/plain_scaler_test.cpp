@@ -100,7 +100,7 @@ TEST(PlainScaler, FactorsAndTheScaleCanBeSet) {
   EXPECT_THROW(scaler.set_growth_factor(1), UsageError);
   EXPECT_THROW(scaler.set_backoff_factor(1), UsageError);
   EXPECT_THROW(scaler.set_growth_interval(0), UsageError);
-  EXPECT_EQ(scaler.get_growth_factor(), 4) << "what is refused changes nothing";
+  EXPECT_EQ(scaler.get_growth_factor(), 4) << "a refused value has changed the scaler";
   scaler.update(8.0);
   EXPECT_EQ(scaler.get_scale(), 8);
   EXPECT_THROW(scaler.update(0.0), UsageError);

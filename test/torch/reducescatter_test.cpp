@@ -5,7 +5,7 @@
 namespace hvd::testing {
 namespace {
 
-/// Of `rows` rows, the first one of a member's share.
+/// The first row of a member's share of `rows` rows.
 std::int64_t first_row(std::int64_t rows, const ProcessSet& set, int position) {
   std::int64_t first = 0;
   for (int p = 0; p < position; ++p) first += rows_of_member(rows, set.size(), p);
@@ -98,7 +98,7 @@ TEST(Reducescatter, WhatOneRankCanTellIsAUsageError) {
 }
 
 TEST(Reducescatter, ADisagreementReachesEveryRank) {
-  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   EXPECT_THROW(reducescatter(torch::ones({rank() == 0 ? 3 : 4}), {.name = "ragged"}),
                MismatchError);
   EXPECT_THROW(
@@ -124,7 +124,7 @@ torch::Tensor all_weights(const ProcessSet& set, std::int64_t rows) {
 TEST(Backward, OfAReducescatterIsAnAllgather) {
   for_each_set([](const ProcessSet& set) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
-      // With one row the other members get none, and go back all the same.
+      // With one row the other members get an empty share, and run backward too.
       for (const std::int64_t rows : {1, 5}) {
         const torch::Tensor x = rank_tensor(rank(), {rows, 2}, torch::kFloat64).requires_grad_();
         const torch::Tensor y = reducescatter(x, {.name = "y",

@@ -18,7 +18,7 @@ Indices drain(DistributedSampler& sampler, std::size_t batch = 3) {
   return all;
 }
 
-/// Every rank's share, interleaved as it was dealt.
+/// The shares of all ranks, interleaved.
 Indices dealt(const Indices& own) {
   const std::vector<Indices> all = allgather_object(own);
   Indices order;
@@ -188,7 +188,7 @@ TEST(Sampler, ALoaderGoesOnWhereTheSavedOneWas) {
   load(resumed, bytes);
   resumed.set_epoch(4);
   resumed.reset();
-  EXPECT_EQ(drain(resumed).size(), whole.size()) << "another epoch begins at its beginning";
+  EXPECT_EQ(drain(resumed).size(), whole.size()) << "another epoch starts from its beginning";
   load(resumed, saved(sampler));
   EXPECT_EQ(resumed.next(1), std::nullopt) << "saved at the end";
   resumed.reset();
@@ -198,7 +198,7 @@ TEST(Sampler, ALoaderGoesOnWhereTheSavedOneWas) {
   EXPECT_EQ(drain(resumed).size(), static_cast<std::size_t>((7 + size() - 1) / size()));
 }
 
-// Nothing twice and nothing left out, whatever the number of ranks was.
+// Each sample is used once, at any number of ranks.
 TEST(Sampler, GoesOnAtAnotherNumberOfRanks) {
   const ProcessSet first = add_process_set({0});
   constexpr std::size_t kSamples = 64;

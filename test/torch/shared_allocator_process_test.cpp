@@ -1,5 +1,5 @@
-// HVD_SHM_ALLOCATOR=1 in whole programs: how they end, and what they do where the system gives no
-// memory.
+// HVD_SHM_ALLOCATOR=1 in complete programs: how they end, and how they run when the system has no
+// shared memory.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -31,14 +31,14 @@ std::set<std::string> shared_files() {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm")) {
     const std::string name = entry.path().filename();
-    if (name.starts_with("hvd")) names.insert(name);  // others are of MPI
+    if (name.starts_with("hvd")) names.insert(name);  // the others belong to MPI
   }
   return names;
 }
 
 class SharedAllocatorProcess : public ::testing::Test {
  protected:
-  // Jobs of other tests may come and go meanwhile, and have files with a name for a moment.
+  // Jobs of other tests may start and end in the meantime, and have named files for a moment.
   void TearDown() override {
     for (int i = 0; i < 100 && !left_behind().empty(); ++i)
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -69,7 +69,7 @@ TEST_F(SharedAllocatorProcess, TensorsOutliveEverything) {
   }
 }
 
-// As long as one rank wants them, nobody takes buckets, and nobody waits forever.
+// If one rank has the allocator, no rank uses buckets, and no rank hangs.
 TEST_F(SharedAllocatorProcess, OneRankHasItAndTheOtherHasNot) {
   const CommandResult result = run(kMpirun + " -np 1 -x HVD_SHM_ALLOCATOR=1 " + kProgram +
                                    " return : -np 1 " + kProgram + " return");
@@ -79,7 +79,7 @@ TEST_F(SharedAllocatorProcess, OneRankHasItAndTheOtherHasNot) {
 }
 
 TEST_F(SharedAllocatorProcess, WhereThereIsNoneTensorsAreOrdinary) {
-  // No file may be as large as an arena; to exceed the limit would be a SIGXFSZ.
+  // No file may be as large as an arena. Exceeding the limit would cause SIGXFSZ.
   const CommandResult result =
       run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 4; exec \"$0\" return' " + kProgram);
   EXPECT_EQ(result.exit_code, 0) << result.output;

@@ -1,4 +1,4 @@
-// Programs that end with tensors alive, and ones that train, for shared_allocator_process_test.
+// Programs for shared_allocator_process_test that end while tensors exist, and programs that train.
 #include <hvd/memory.h>
 #include <hvd/torch.h>
 
@@ -12,7 +12,7 @@ constexpr std::int64_t kLarge = 300'000;
 
 bool has(const torch::Tensor& tensor, double value) { return (tensor == value).all().item<bool>(); }
 
-/// Lives until everything else is gone.
+/// Destroyed after all other objects.
 struct Survivor {
   torch::Tensor tensor;
   ~Survivor() {
@@ -26,7 +26,7 @@ struct Survivor {
 Survivor survivor;
 torch::Tensor plain;
 
-/// Gradients are exchanged, whatever memory they lie in on each rank.
+/// Gradients are reduced, whatever kind of memory each rank has.
 bool train() {
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Linear(300, 300), torch::nn::Linear(300, 10));

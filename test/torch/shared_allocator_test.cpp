@@ -1,5 +1,5 @@
-// LibTorch's tensors in memory that the ranks share (HVD_SHM_ALLOCATOR=1): nobody can tell, but for
-// is_shared().
+// LibTorch's tensors in memory that the ranks share (HVD_SHM_ALLOCATOR=1), which behave as other
+// tensors except for is_shared().
 #include <c10/core/CPUAllocator.h>
 #include <hvd/memory.h>
 #include <sys/wait.h>
@@ -21,7 +21,7 @@
 namespace hvd::testing {
 namespace {
 
-constexpr std::int64_t kLarge = 100'000;  // elements of float
+constexpr std::int64_t kLarge = 100'000;  // number of floats
 
 bool in_shared_memory(const torch::Tensor& tensor) {
   return is_shared(tensor.const_data_ptr(), std::max<std::size_t>(tensor.nbytes(), 1));
@@ -54,7 +54,7 @@ TEST_F(SharedAllocator, AnySizeIsAlignedAndUsable) {
         << count;
     kept.push_back(tensor);
   }
-  // A page or two of each GiB.
+  // Touches one or two pages of each GiB.
   const torch::Tensor huge = torch::empty({std::int64_t{1} << 30}, torch::kUInt8);
   EXPECT_TRUE(in_shared_memory(huge));
   huge[0] = 3;
@@ -92,7 +92,7 @@ TEST_F(SharedAllocator, StorageIsResizedMovedAndReplaced) {
   EXPECT_TRUE(in_shared_memory(blob.clone()));
 }
 
-// What plain tensors can do that those with a foreign context cannot.
+// Functions of tensors that fail for memory with a foreign context.
 TEST_F(SharedAllocator, IsAsSimpleAsLibTorchsOwn) {
   c10::Allocator& allocator = *c10::GetCPUAllocator();
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{1} << 20}) {
@@ -123,10 +123,10 @@ TEST_F(SharedAllocator, WhatIsTooLargeIsRefusedInLibTorchsWords) {
   EXPECT_NE(expected.find(std::to_string(kTooLarge)), std::string::npos) << expected;
   EXPECT_EQ(message([] { torch::empty({static_cast<std::int64_t>(kTooLarge)}, torch::kUInt8); }),
             expected);
-  EXPECT_TRUE(in_shared_memory(torch::ones({kLarge}))) << "all is as before";
+  EXPECT_TRUE(in_shared_memory(torch::ones({kLarge}))) << "the allocator works as before";
 }
 
-// The arena is as large as the machine's memory; tensors that are not written to take none of it.
+// The arena is as large as the machine's memory. Tensors that are not written to use no memory.
 TEST_F(SharedAllocator, WhatDoesNotFitIsOrdinaryMemory) {
   std::vector<torch::Tensor> all;
   constexpr std::int64_t kPiece = std::int64_t{4} << 30;
@@ -177,7 +177,7 @@ TEST_F(SharedAllocator, ThreadsMakeUseAndFreeTensors) {
       }
     });
   }
-  // Meanwhile ranks reduce.
+  // The ranks reduce at the same time.
   for (int i = 0; i < 30; ++i) {
     const torch::Tensor sum = allreduce(torch::full({kLarge}, rank() + i, torch::kFloat32),
                                         {.name = "meanwhile", .op = ReduceOp::kSum});
@@ -199,8 +199,8 @@ TEST_F(SharedAllocator, LibTorchsThreadsShareIt) {
   torch::set_num_threads(before);
 }
 
-/// What waitpid() says of a child that ends with `run`'s result; by exit(), which runs all that is
-/// registered, or by _exit().
+/// The status, by waitpid(), of a child that ends with the result of `run`. @param properly by
+/// exit(), which runs the registered handlers; otherwise by _exit()
 int in_child(bool properly, const std::function<bool()>& run) {
   std::fflush(nullptr);
   const pid_t child = ::fork();

@@ -5,8 +5,8 @@
 namespace hvd::testing {
 namespace {
 
-/// A rank's [6, 4, 2] tensor with two sparse dimensions; places repeat. The last of several ranks
-/// has no entries.
+/// A rank's [6, 4, 2] tensor with two sparse dimensions and repeated indices. The last of several
+/// ranks has no entries.
 torch::Tensor coo_of(int r, torch::ScalarType type) {
   const std::int64_t entries = r > 0 && r == size() - 1 ? 0 : 2 * r + 3;
   const torch::Tensor n = torch::arange(entries, torch::kInt64);
@@ -14,7 +14,7 @@ torch::Tensor coo_of(int r, torch::ScalarType type) {
   return torch::sparse_coo_tensor(indices, rank_tensor(r, {entries, 2}, type), {6, 4, 2});
 }
 
-/// Of the members' dense tensors.
+/// The reduction of the members' dense tensors.
 torch::Tensor dense_reference(const ProcessSet& set, torch::ScalarType type, ReduceOp op) {
   std::vector<torch::Tensor> dense;
   for (const int r : set.ranks()) dense.push_back(coo_of(r, type).to_dense());
@@ -100,7 +100,7 @@ TEST(SparseAllreduce, WrongCallsAreUsageErrors) {
 }
 
 TEST(SparseAllreduce, ADisagreementReachesEveryRank) {
-  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const auto reduce = [](const torch::Tensor& tensor) {
     return message_of<MismatchError>([&] { sparse_allreduce(tensor, {.name = "shapes"}); });
   };
@@ -126,11 +126,11 @@ TEST(SparseAllreduce, ARankThatHasJoinedDoesNotCount) {
   join();
 }
 
-// In DistributedOptimizer.
+// Sparse gradients in DistributedOptimizer.
 
 constexpr int kRows = 10;
 
-/// An embedding and something dense behind it.
+/// An embedding and a dense layer.
 struct TableImpl : torch::nn::Module {
   torch::nn::Embedding table{nullptr}, rare{nullptr};
   torch::nn::Linear head{nullptr};
@@ -144,7 +144,8 @@ struct TableImpl : torch::nn::Module {
     return torch::nn::EmbeddingOptions(kRows, 3).sparse(sparse);
   }
 
-  /// Which rows, by rank and step. Few ranks use the rare table, and nobody does at first.
+  /// The rows that a rank uses in a step. Few ranks use the rare table, and no rank does in the
+  /// first step.
   torch::Tensor loss(int r, int step) {
     torch::Tensor x =
         table->forward(torch::tensor({(r + step) % kRows, (3 * r + 1) % kRows, kRows - 1}));
@@ -156,8 +157,8 @@ TORCH_MODULE(Table);
 
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(Table&)>;
 
-/// Sparse on the members of a set against dense in one process. In the first step the set's first
-/// member has no gradient at all.
+/// Compares sparse training on the members of a set with dense training in one process. In the
+/// first step the set's first member has no gradient.
 void check_sparse_training(const ProcessSet& set, const MakeOptimizer& make,
                            DistributedOptimizerOptions options = {}, double tolerance = 1e-5) {
   torch::manual_seed(3);
@@ -221,7 +222,7 @@ TEST(SparseTraining, ADenseGradientWhereTheOthersAreSparse) {
   DistributedOptimizer optimizer(inner, net->named_parameters());
   const auto loss = [](torch::nn::Embedding& table, int r, int step) {
     torch::Tensor sum = table->forward(torch::tensor({(r + step) % kRows, 1})).square().sum();
-    // From the second step on, ranks take turns with a dense gradient.
+    // From the second step on one rank in turn has a dense gradient.
     if (step > 0 && r == step % size()) sum = sum + table->weight.sum();
     return sum;
   };
@@ -257,7 +258,7 @@ TEST(SparseTraining, WhatIsDenseSomewhereAtFirstIsDenseEverywhere) {
 }
 
 TEST(SparseTraining, AFirstGradientAfterTheFirstStep) {
-  // Nothing is sparse in the first step, so that nobody asks again.
+  // No gradient is sparse in the first step, so the ranks do not compare again.
   torch::manual_seed(3);
   Table net(true), serial(false);
   copy_values(*net, *serial);
@@ -268,7 +269,7 @@ TEST(SparseTraining, AFirstGradientAfterTheFirstStep) {
     optimizer.zero_grad();
     reference.zero_grad();
     for (int r = 0; r < size(); ++r) {
-      if (r == 0 && size() > 1) continue;  // still no gradient there
+      if (r == 0 && size() > 1) continue;  // rank 0 still has no gradient
       if (r == rank()) net->loss(r, step).backward();
       (serial->loss(r, step) / size()).backward();
     }

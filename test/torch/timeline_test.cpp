@@ -14,7 +14,7 @@ struct Bar {
   double end = 0;
 };
 
-/// Per tensor, the bars of one phase in order of time.
+/// The bars of one phase of each tensor, in order of time.
 std::map<std::string, std::vector<Bar>> bars_of(const std::filesystem::path& path,
                                                 const std::string& phase) {
   std::map<int, std::string> tensors;
@@ -33,7 +33,7 @@ std::map<std::string, std::vector<Bar>> bars_of(const std::filesystem::path& pat
   return bars;
 }
 
-/// By itself in the first step, then as the first or last of its bucket.
+/// Alone in the first step, then as the first or last of its bucket.
 std::vector<Bar> bars_of_parameter(const std::map<std::string, std::vector<Bar>>& bars,
                                    const std::string& parameter) {
   std::vector<Bar> all;
@@ -71,7 +71,7 @@ TEST(Timeline, TheLastLayersAreReducedBeforeTheFirstGradientIsReady) {
     stop_timeline();
   }
   const std::filesystem::path own = path.string() + std::to_string(rank());
-  const auto ready = bars_of(own, "NEGOTIATE");  // begins when the gradient is handed over
+  const auto ready = bars_of(own, "NEGOTIATE");  // begins when the gradient is submitted
   const auto reduced = bars_of(own, "ALLREDUCE");
   std::filesystem::remove(own);
   const auto first = bars_of_parameter(ready, "layer0.weight");
@@ -82,7 +82,7 @@ TEST(Timeline, TheLastLayersAreReducedBeforeTheFirstGradientIsReady) {
   for (std::size_t step = 0; step < std::min(first.size(), last.size()); ++step) {
     if (last[step].end < first[step].begin) ++overlapped;
   }
-  // Not in all: where ranks share cores, the engine of one may once not get its turn in time.
+  // Not in all steps: if ranks share cores, the engine of one may not be scheduled in time.
   EXPECT_GE(overlapped, kSteps / 2) << "communication does not overlap with backward";
 }
 

@@ -16,7 +16,7 @@ using torch::nn::BatchNorm3d;
 using torch::nn::ModuleList;
 using torch::nn::Sequential;
 
-/// What the children of a module are, by path.
+/// The types of a module's children, by path.
 std::vector<std::string> batch_norms(const torch::nn::Module& module) {
   std::vector<std::string> found;
   for (const auto& item : module.named_modules()) {
@@ -37,14 +37,14 @@ TEST(ConvertSyncBatchNorm, ReplacesLayersOfEveryContainer) {
   EXPECT_EQ(convert_sync_batchnorm(all), 4U);
   EXPECT_EQ(batch_norms(*all), (Paths{"0.1 synchronised", "1.0 synchronised", "1.2 synchronised",
                                       "2.norm synchronised"}));
-  // What the containers call, and not only what is registered.
+  // Checks the modules that the containers call, not only the registered ones.
   EXPECT_NE(net->ptr(1)->as<SyncBatchNorm1d>(), nullptr);
   EXPECT_NE(list->ptr(2)->as<SyncBatchNorm3d>(), nullptr);
   EXPECT_NE(dict["norm"]->as<SyncBatchNorm1d>(), nullptr);
   EXPECT_EQ(convert_sync_batchnorm(all), 0U);
 }
 
-/// Has a layer that is only registered, and one in a container.
+/// Has a layer that is only registered and a layer in a container.
 struct RegisteredImpl : torch::nn::Module {
   RegisteredImpl() {
     register_module("norm", BatchNorm1d(3));
@@ -64,7 +64,7 @@ TEST(ConvertSyncBatchNorm, ComputesWithTheSameParametersAndStatistics) {
   Registered net, serial;
   copy_values(*net, *serial);
   torch::optim::SGD inner(net->parameters(), 0.1), reference(serial->parameters(), 0.1);
-  net->named_children()["norm"]->eval();  // frozen statistics stay frozen
+  net->named_children()["norm"]->eval();  // frozen statistics remain frozen
   serial->named_children()["norm"]->eval();
   const auto before = net->named_parameters();
   EXPECT_EQ(convert_sync_batchnorm(net.ptr()), 2U);
@@ -132,7 +132,7 @@ TEST(ConvertSyncBatchNorm, ALayerThatIsSharedStaysOne) {
   EXPECT_NE(tree->ptr<torch::nn::ModuleListImpl>(1)->ptr(0)->as<SyncBatchNorm1d>(), nullptr);
 }
 
-/// Holds its layer in a member, as most modules do.
+/// Has its layer in a typed member, as most modules.
 struct TypedImpl : torch::nn::Module {
   TypedImpl() {
     register_module("bn", bn);
@@ -159,7 +159,7 @@ TEST(ConvertSyncBatchNormErrors, ALayerInAVariable) {
   EXPECT_EQ(batch_norms(*net), (Paths{"0 plain", "1 plain", "2 plain"}));
 }
 
-// A subtree with two parents is one place for what is in it: its layer's member is still found.
+// The member that holds a layer is found in a subtree with two parents.
 TEST(ConvertSyncBatchNormErrors, ATypedMemberBelowASharedModule) {
   ModuleList net;
   {

@@ -2,7 +2,7 @@
 
 #include "torch/support/torch_test.h"
 
-// What layers exchange: with the memory of the exchange before, and without it.
+// Exchanges of layers, with and without the memory of the previous exchange.
 
 namespace hvd::testing {
 namespace {
@@ -16,7 +16,7 @@ torch::Tensor row_of(int rank, std::int64_t columns, torch::ScalarType type, int
 TEST(LayerExchange, GathersRowsAndSums) {
   LayerExchange exchange("exchange.values", {});
   for (int step = 0; step < 20; ++step) {
-    // Others now and then, as a layer has for inputs of another type.
+    // Sometimes another type, as for inputs of another dtype.
     const auto type = step % 7 < 4 ? torch::kFloat32 : torch::kFloat64;
     const std::int64_t columns = step % 11 < 6 ? 5 : 9;
     const torch::Tensor own = row_of(rank(), columns, type, step);
@@ -24,7 +24,7 @@ TEST(LayerExchange, GathersRowsAndSums) {
     for (int r = 0; r < size(); ++r) all.push_back(row_of(r, columns, type, step));
     EXPECT_TRUE(torch::equal(exchange.gathered(own), torch::cat(all))) << step;
     EXPECT_TRUE(near(exchange.summed(own), reference_reduce(all, ReduceOp::kSum))) << step;
-    EXPECT_TRUE(torch::equal(own, row_of(rank(), columns, type, step))) << "the input is as it was";
+    EXPECT_TRUE(torch::equal(own, row_of(rank(), columns, type, step))) << "the input has changed";
   }
 }
 

@@ -17,13 +17,14 @@ using torch::nn::BatchNormOptions;
 
 constexpr std::int64_t kFeatures = 3;
 
-/// How many samples each rank has.
+/// The number of samples of each rank.
 using Samples = std::function<std::int64_t(int rank)>;
 const Samples kEqual = [](int) { return 4; };
 const Samples kUneven = [](int rank) { return 2 + 3 * (rank % 3); };
 const Samples kSomeEmpty = [](int rank) { return rank % 2 == 0 ? 0 : 5; };
 
-/// Another distribution for each rank, so that ranks' own statistics are far from the joined ones.
+/// The distribution differs by rank, so that the statistics of one rank differ from the joined
+/// ones.
 torch::Tensor sample(int rank, std::int64_t samples, std::vector<std::int64_t> rest, int seed) {
   const auto generator =
       at::make_generator<at::CPUGeneratorImpl>(static_cast<std::uint64_t>(1000 * seed + rank));
@@ -34,7 +35,7 @@ torch::Tensor sample(int rank, std::int64_t samples, std::vector<std::int64_t> r
 struct Joined {
   std::vector<torch::Tensor> parts;
   torch::Tensor whole() const { return torch::cat(parts); }
-  /// This rank's rows of something that belongs to the whole.
+  /// This rank's rows of a tensor of the joined batch.
   torch::Tensor own_rows(const torch::Tensor& of_whole, const ProcessSet& set) const {
     std::int64_t first = 0;
     for (int member = 0; member < set.rank(); ++member)
@@ -82,7 +83,7 @@ void check_steps(const ProcessSet& set, const Samples& samples,
   for (int step = 0; step < 3; ++step) {
     SCOPED_TRACE("step " + std::to_string(step));
     const Joined inputs = joined(set, samples, rest, step);
-    const Joined weights = joined(set, samples, rest, 100 + step);  // of the loss
+    const Joined weights = joined(set, samples, rest, 100 + step);  // weights of the loss
     const auto x = own_of(inputs.parts, set).clone(format).requires_grad_();
     const auto whole = inputs.whole().clone(format).requires_grad_();
     pair.layer->zero_grad();
@@ -152,7 +153,8 @@ TEST(SyncBatchNorm, StridedInputsAndGradients) {
   y.transpose(2, 3).pow(3).sum().backward();
   expected.transpose(2, 3).pow(3).sum().backward();
   expect_near(y, inputs.own_rows(expected, {}), 2e-5, "output");
-  ASSERT_GT(whole.grad().abs().max().item<float>(), 0.5F) << "this test tests nothing";
+  ASSERT_GT(whole.grad().abs().max().item<float>(), 0.5F)
+      << "the gradient is too small for this test";
   expect_near(x.grad(), inputs.own_rows(whole.grad(), {}), 2e-4, "gradient");
   const torch::Tensor weight = allreduce(pair.layer->weight.grad(), {.op = ReduceOp::kSum});
   expect_near(weight, pair.reference->weight.grad(), 2e-4, "gradient of the weight");
@@ -167,12 +169,13 @@ TEST(SyncBatchNorm, ReducedPrecisionKeepsStatisticsInFloat32) {
     const auto x = own_of(inputs.parts, ProcessSet()).to(type).requires_grad_();
     const auto whole = inputs.whole().to(type).to(torch::kFloat32).requires_grad_();
     const torch::Tensor y = layer->forward(x);
-    Joined weights = joined({}, kUneven, {8, 8}, 105);  // of the loss, exact in this type
+    Joined weights = joined({}, kUneven, {8, 8}, 105);  // weights of the loss, exact in this type
     for (torch::Tensor& part : weights.parts) part = part.to(type).to(torch::kFloat32);
     (y.to(torch::kFloat32) * own_of(weights.parts, ProcessSet())).sum().backward();
     const torch::Tensor expected = reference->forward(whole);
     (expected * weights.whole()).sum().backward();
-    ASSERT_GT(whole.grad().abs().max().item<float>(), 0.5F) << "this test tests nothing";
+    ASSERT_GT(whole.grad().abs().max().item<float>(), 0.5F)
+        << "the gradient is too small for this test";
     EXPECT_EQ(y.scalar_type(), type);
     expect_near(y.to(torch::kFloat32), inputs.own_rows(expected, {}), 2e-2, "output");
     expect_near(x.grad().to(torch::kFloat32), inputs.own_rows(whole.grad(), {}), 2e-2, "gradient");
@@ -227,7 +230,7 @@ TEST(SyncBatchNorm, EvaluationAndConstantInputsExchangeNothing) {
   const torch::Tensor x = sample(rank(), 2, {3, 3}, 1);
   torch::Tensor y = layer->forward(x);
   if (rank() == 0) {
-    y.sum().backward();  // the weight's gradient alone
+    y.sum().backward();  // only the weight's gradient
     EXPECT_TRUE(layer->weight.grad().defined());
     layer->eval();
     layer->forward(x);
@@ -257,7 +260,7 @@ TEST(SyncBatchNorm, RanksMayConstructOtherLayersBesides) {
   EXPECT_TRUE(near(copy->running_mean, first->running_mean));
 }
 
-/// A network with two of them, whose optimizer reduces in buckets.
+/// A network with two such layers, whose optimizer reduces in buckets.
 struct NormNetImpl : torch::nn::Module {
   explicit NormNetImpl(bool synchronised) {
     net->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3)));
@@ -303,9 +306,10 @@ TEST(SyncBatchNorm, TrainingEqualsOneProcess) {
     expect_near(item.value(), statistics[item.key()], 1e-4, item.key().c_str());
 }
 
-// In one queue the exchange would always end after what was submitted before it.
+// In a single queue the exchange would always end after the operations that were submitted before
+// it.
 TEST(SyncBatchNorm, DoesNotQueueBehindGradients) {
-  if (size() == 1) GTEST_SKIP() << "one rank exchanges nothing";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   SyncBatchNorm1d layer(kFeatures);
   torch::Tensor gradients = torch::ones({std::int64_t{16} << 20});
   int overtaken_forward = 0, overtaken_backward = 0;
@@ -343,7 +347,8 @@ TEST(SyncBatchNorm, StateHasTheKeysOfBatchNorm) {
 }
 
 TEST(SyncBatchNormErrors, ASecondDerivative) {
-  if (size() == 1) GTEST_SKIP() << "one rank has LibTorch's BatchNorm, which has one";
+  if (size() == 1)
+    GTEST_SKIP() << "one rank has LibTorch's BatchNorm, which has a second derivative";
   SyncBatchNorm1d layer(kFeatures);
   const auto x = sample(rank(), 4, {}, 1).requires_grad_();
   const torch::Tensor y = layer->forward(x).pow(3).sum();
@@ -381,7 +386,7 @@ TEST(SyncBatchNormErrors, InputsThatDoNotFit) {
 }
 
 TEST(SyncBatchNormErrors, LayersThatDifferBetweenRanks) {
-  if (size() == 1) GTEST_SKIP() << "one rank is in step with itself";
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
   const std::int64_t features = kFeatures + (rank() == 0 ? 1 : 0);
   SyncBatchNorm1d layer(features);
   const std::string message =

@@ -10,8 +10,7 @@ namespace hvd::testing {
 
 int cuda_devices();
 
-/// What was not in order on the device since the last call, where somebody looks: on the simulated
-/// one.
+/// The faults on the simulated device since the last call; empty for a real one.
 std::vector<std::string> take_cuda_faults();
 
 /// Another stream of the device.

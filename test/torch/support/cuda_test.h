@@ -11,7 +11,7 @@
 
 namespace hvd::testing {
 
-/// Tests with tensors on a GPU, simulated or real. What was not in order there fails the test.
+/// Tests with tensors on a GPU, simulated or real. A fault on the device fails the test.
 class CudaTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -29,7 +29,7 @@ class CudaTest : public ::testing::Test {
   static c10::Stream current_stream() {
     return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device());
   }
-  /// What is put into `to` from now on comes after what is in `from`.
+  /// Lets later work of `to` wait for the present work of `from`.
   static void order(const c10::Stream& from, const c10::Stream& to) {
     const c10::impl::VirtualGuardImpl gpus(c10::DeviceType::CUDA);
     void* event = nullptr;
@@ -38,7 +38,7 @@ class CudaTest : public ::testing::Test {
     gpus.destroyEvent(event, device().index());
   }
 
-  /// Equal, and on this rank's GPU.
+  /// Checks that the tensors are equal and on this rank's GPU.
   static ::testing::AssertionResult on_gpu(const torch::Tensor& actual,
                                            const torch::Tensor& expected) {
     if (!actual.defined() || actual.device() != device()) {

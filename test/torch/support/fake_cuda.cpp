@@ -25,10 +25,10 @@
 namespace hvd::testing {
 namespace {
 
-// Two, so that ranks 0 and 1 compute on different ones, and each has one that is not its own.
+// Two devices, so that ranks 0 and 1 use different ones and each has another one.
 constexpr int kDevices = 2;
 
-// Of FakeGpu's ranks: who asks.
+// The rank of the FakeGpu that this process is.
 constexpr int kHvd = 0;
 constexpr int kLibTorch = 1;
 
@@ -37,8 +37,8 @@ std::atomic<int> operators = 0;
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kDevices> streams_of_thread = {};
 
-/// The device and LibTorch's streams on it. Lives as long as the process, as the threads of
-/// autograd do.
+/// The device and LibTorch's streams on it. Exists as long as the process, as autograd's threads
+/// do.
 class FakeCuda {
  public:
   static FakeCuda& instance() {
@@ -238,7 +238,7 @@ class FakeGuard final : public c10::impl::DeviceGuardImplInterface {
 
 C10_REGISTER_GUARD_IMPL(CUDA, FakeGuard)
 
-/// What makes autograd look after streams.
+/// Registers the device with autograd, so that it handles streams.
 struct FakeHooks final : at::CUDAHooksInterface {
   explicit FakeHooks(at::CUDAHooksArgs) {}
   void init() const override {}
@@ -259,8 +259,8 @@ struct FakeHooks final : at::CUDAHooksInterface {
 
 // --- Operators ---
 
-/// One call of an operator: CUDA tensors among the arguments become CPU tensors in the same memory,
-/// and results the reverse.
+/// One call of an operator. Converts CUDA tensors among the arguments to CPU tensors in the same
+/// memory, and the results back.
 class HostCall {
  public:
   HostCall(const c10::OperatorHandle& op, torch::jit::Stack& stack) : op_(op), stack_(stack) {}
@@ -359,7 +359,7 @@ class HostCall {
     if (reading.count(op_.operator_name().name) > 0 || host_written_) ++host_waits;
   }
 
-  /// What the kernel has made of a tensor that it wrote: an output may have grown.
+  /// Takes over the size of a written tensor, which the kernel may have resized.
   void take_over(const at::Tensor& alias, const at::Tensor& original) {
     if (alias.const_data_ptr() != original.const_data_ptr()) {
       c10::StorageImpl* const storage = original.storage().unsafeGetStorageImpl();
@@ -413,7 +413,7 @@ class HostCall {
   const c10::OperatorHandle& op_;
   torch::jit::Stack& stack_;
   c10::Device device_{c10::DeviceType::CUDA, device_of_thread};
-  bool writes_ = false;        // of the argument at hand
+  bool writes_ = false;        // the present argument is written
   bool host_written_ = false;  // the result is on the CPU
   std::vector<FakeGpu::Range> ranges_;
   std::map<c10::StorageImpl*, c10::Storage> storages_;
@@ -451,7 +451,7 @@ at::Tensor& set_storage(at::Tensor& self, at::Storage storage, std::int64_t offs
   return self;
 }
 
-/// The CPU has no kernel for it: the gradient of the input of a batch norm with given sums.
+/// The gradient of the input of a batch norm with given sums, for which the CPU has no kernel.
 at::Tensor batch_norm_backward_elemt(const at::Tensor& gradient, const at::Tensor& input,
                                      const at::Tensor& mean, const at::Tensor& invstd,
                                      const std::optional<at::Tensor>& weight,
@@ -508,8 +508,8 @@ TORCH_LIBRARY_IMPL(_, CUDA, library) {
 }
 
 TORCH_LIBRARY_IMPL(aten, CUDA, library) {
-  // Whatever has a kernel on the CPU uses it, and not what LibTorch would compose of other
-  // operators: the same bits as on the CPU.
+  // Operators with a CPU kernel use it instead of LibTorch's composition of other operators, so
+  // that results have the same bits as on the CPU.
   static const std::set<std::string> own = {"empty.memory_format", "empty_strided",
                                             "set_.source_Storage_storage_offset", "copy_"};
   for (const c10::OperatorName& op : c10::Dispatcher::singleton().getAllOpNames()) {
@@ -527,6 +527,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty_strided", &hvd::testing::empty_strided);
   library.impl("set_.source_Storage_storage_offset", &hvd::testing::set_storage);
   library.impl("batch_norm_backward_elemt", &hvd::testing::batch_norm_backward_elemt);
-  // These would look for a kernel of CUDA behind the dispatcher.
+  // These operators would look for a CUDA kernel without the dispatcher.
   library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&hvd::testing::run_on_host>());
 }

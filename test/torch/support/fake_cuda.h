@@ -4,28 +4,27 @@
 
 #include "torch/support/cuda_device.h"
 
-/// A simulated CUDA device in a LibTorch that has none, so that the adapter's own code runs with
-/// tensors on a GPU: streams, events and memory are those of a FakeGpu (support/fake_gpu.h),
-/// operators are computed by the CPU's kernels in the same memory. A program that links
-/// fake_cuda.cpp has it, and hvd::init() finds it.
+/// A simulated CUDA device for a LibTorch without one, so that the adapter's code runs with tensors
+/// on a GPU. Streams, events and memory are those of a FakeGpu (support/fake_gpu.h), and the CPU's
+/// kernels compute operators in the same memory. Programs that link fake_cuda.cpp have the device,
+/// and hvd::init() finds it.
 ///
-/// LibTorch's operators take part in the FakeGpu's bookkeeping: each is an access to its tensors in
-/// the current stream. Memory that the device may still use, or not yet, is a fault, whatever
-/// values came out. hvd's own queues run when somebody waits for them, no sooner than they must.
+/// The FakeGpu records each of LibTorch's operators as an access to its tensors in the current
+/// stream. An access to memory that the device may still use, or may not use yet, is a fault, also
+/// if the values are right. hvd's own queues run as late as possible, when a thread waits for them.
 ///
-/// As in the caching allocator, memory that is freed is used again under the stream that it was
-/// allocated under, at once, unless other streams were recorded as its users.
+/// As in the caching allocator, freed memory is reused immediately under the stream that it was
+/// allocated under, unless other streams were recorded as its users.
 namespace hvd::testing {
 
-/// How often the calling thread has waited for the device: tensors read by the host, streams and
-/// events synchronised.
+/// The number of times that the calling thread has waited for the device: reads by the host, and
+/// synchronisations of streams and events.
 int fake_host_waits();
 
-/// From now on there is no memory for tensors of this many bytes and more; 0: there is.
+/// Lets allocations of at least this many bytes fail from now on; 0: none fails.
 void refuse_fake_memory_from(std::size_t bytes);
 
-/// The stream is being captured into a CUDA graph, as far as anybody can see who asks; operators
-/// compute all the same.
+/// Reports the stream as being captured into a CUDA graph. Operators still compute.
 class FakeCapture {
  public:
   explicit FakeCapture(const c10::Stream&);
@@ -37,7 +36,7 @@ class FakeCapture {
   const c10::Stream stream_;
 };
 
-/// What hvd has asked of the device.
+/// hvd's calls of the device.
 struct HvdCalls {
   int synchronize = 0;
   int records = 0;
@@ -47,8 +46,8 @@ struct HvdCalls {
 };
 HvdCalls hvd_calls();
 
-/// How many of LibTorch's operators have run on the device, by any thread; each stands for a
-/// launch.
+/// The number of LibTorch's operators that have run on the device, in any thread. Each counts as
+/// one launch.
 int fake_operators();
 
 }  // namespace hvd::testing

@@ -7,11 +7,11 @@
 #include "support/failure_printer.h"
 #include "support/watchdog.h"
 
-// The main() of the adapter's tests: joins the job, runs them, leaves.
+// The main() of the adapter's tests, which calls init() and shutdown() around them.
 
 namespace {
 
-/// Makes a test fail on every rank when it failed on one.
+/// Fails a test on every rank when it has failed on one.
 class FailTogether final : public ::testing::EmptyTestEventListener {
  public:
   void OnTestEnd(const ::testing::TestInfo& info) override {
@@ -35,7 +35,8 @@ int main(int argc, char** argv) {
   torch::set_num_threads(1);
   hvd::init();
   auto& listeners = ::testing::UnitTest::GetInstance()->listeners();
-  // OnTestEnd is called in reverse order, so the printer, which comes first, sees what is added.
+  // OnTestEnd is called in reverse order, so the printer, which was added first, sees the added
+  // failures.
   if (hvd::rank() != 0) {
     delete listeners.Release(listeners.default_result_printer());
     listeners.Append(std::make_unique<hvd::testing::FailurePrinter>(hvd::rank()).release());

@@ -86,7 +86,7 @@ void for_each_set(const std::function<void(const ProcessSet&)>& test) {
   const ProcessSet set = add_process_set(size() == 2 ? std::vector{1} : std::vector{0, 2});
   if (set.included()) {
     SCOPED_TRACE("in process set " + std::to_string(set.id()));
-    // The others wait for this rank below, whatever happens.
+    // The other ranks wait for this rank below, so an exception must not skip it.
     try {
       test(set);
     } catch (const std::exception& error) {

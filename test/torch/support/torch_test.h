@@ -10,19 +10,19 @@
 
 namespace hvd::testing {
 
-/// Values that differ by rank, position and seed; every rank can compute every rank's. Small enough
-/// that sums and products of a few stay exact in each type.
+/// Values that depend on rank, position and seed, so that every rank can compute those of any rank.
+/// They are small, so that sums and products of a few are exact in each dtype.
 torch::Tensor rank_tensor(int rank, at::IntArrayRef shape, torch::ScalarType type, int seed = 0);
 std::vector<torch::Tensor> every_rank(at::IntArrayRef shape, torch::ScalarType type, int seed = 0);
 
-/// Adds, multiplies, ... in rank order; 16-bit floats in float32, rounded once.
+/// The reduction in rank order; 16-bit floats in float32, rounded once.
 torch::Tensor reference_reduce(const std::vector<torch::Tensor>& inputs, ReduceOp op);
 
-/// Equal shape, dtype and values (within a few roundings for floating types).
+/// Checks shape, dtype and values (within a few roundings for floating types).
 ::testing::AssertionResult near(const torch::Tensor& actual, const torch::Tensor& expected,
                                 double tolerance = 1e-6);
 
-/// Every rank holds the same bytes. Collective.
+/// Checks that every rank has the same bytes. Collective.
 ::testing::AssertionResult same_on_all_ranks(const torch::Tensor& tensor);
 ::testing::AssertionResult same_on_all_ranks(const std::vector<torch::Tensor>& tensors);
 
@@ -30,7 +30,7 @@ torch::Tensor reference_reduce(const std::vector<torch::Tensor>& inputs, ReduceO
 /// ({0, 2}, or {1} of two ranks). Collective over all ranks.
 void for_each_set(const std::function<void(const ProcessSet&)>& test);
 
-/// This rank's among values in the order of the set.
+/// This rank's value among values in the order of the set.
 template <class T>
 const T& own_of(const std::vector<T>& values, const ProcessSet& set) {
   return values[static_cast<std::size_t>(set.rank())];
@@ -40,7 +40,7 @@ const T& own_of(const std::vector<T>& values, const ProcessSet& set) {
 std::vector<torch::Tensor> every_member(const ProcessSet& set, at::IntArrayRef shape,
                                         torch::ScalarType type, int seed = 0);
 
-/// What the exception says, when it is an E; otherwise the test fails.
+/// The text of the exception, which must be an E; otherwise the test fails.
 template <class E>
 std::string message_of(const std::function<void()>& act) {
   try {
@@ -75,10 +75,10 @@ struct Batch {
 };
 torch::Tensor loss_of(Net& net, const Batch& batch);
 
-/// A copy with the same values. Made from values that agree on all ranks, it agrees too.
+/// A copy with the same values.
 void copy_values(const torch::nn::Module& from, torch::nn::Module& to);
 
-/// Equal on all ranks.
+/// The same on all ranks.
 Net same_net(torch::ScalarType type = torch::kFloat32);
 
 /// The gradients of this rank's batch of a step, in the net's type.
