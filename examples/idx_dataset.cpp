@@ -13,14 +13,14 @@
 namespace idx {
 namespace {
 
-// No data set of this kind is near it; a corrupt header easily is.
+// Larger than any data set of this kind, so that a corrupt header is detected.
 constexpr std::int64_t kMaxBytes = std::int64_t{1} << 30;
 
 struct GzClose {
   void operator()(gzFile file) const { gzclose(file); }
 };
 
-/// gzread() also reads files that are not compressed.
+/// A file, compressed or not: gzread() reads both.
 class Reader {
  public:
   explicit Reader(const std::filesystem::path& path)
@@ -29,14 +29,15 @@ class Reader {
     gzbuffer(file_.get(), 1 << 18);
   }
 
-  /// The number of bytes read: fewer than asked for only at the end.
+  /// @return the number of bytes read; fewer than requested only at the end of the file
   std::size_t read(std::span<std::uint8_t> out) {
     std::size_t done = 0;
     while (done < out.size()) {
       constexpr std::size_t kChunk = std::numeric_limits<int>::max();
       const auto chunk = static_cast<unsigned>(std::min(out.size() - done, kChunk));
       const int got = gzread(file_.get(), out.data() + done, chunk);
-      // A compressed stream that ends too early reads as a short file unless asked.
+      // gzread() returns a truncated compressed stream as a short file, so the error is checked
+      // here.
       int error = Z_OK;
       const char* text = gzerror(file_.get(), &error);
       if (got < 0 || error == Z_BUF_ERROR || error == Z_DATA_ERROR) {
@@ -70,8 +71,8 @@ std::filesystem::path find(const std::filesystem::path& dir, const std::string& 
 
 Array read(const std::filesystem::path& file) {
   Reader reader(file);
-  // Two zero bytes, the element type (8: unsigned byte), the number of dimensions; then each,
-  // big-endian.
+  // The header has two zero bytes, the element type (8: unsigned byte), the number of dimensions,
+  // and the dimensions, big-endian.
   std::array<std::uint8_t, 4> magic{};
   if (reader.read(magic) != magic.size() || magic[0] != 0 || magic[1] != 0) {
     reader.fail("is not an idx file");

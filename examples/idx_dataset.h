@@ -5,7 +5,7 @@
 #include <filesystem>
 #include <vector>
 
-/// Reads data sets in the idx format of MNIST and its relatives. Knows neither hvd nor LibTorch.
+/// Reads data sets in the idx format of MNIST. Uses neither hvd nor LibTorch.
 namespace idx {
 
 /// An array of unsigned bytes, row-major.
@@ -14,8 +14,8 @@ struct Array {
   std::vector<std::uint8_t> data;
 };
 
-/// Reads one file, gzipped or not. @throws std::runtime_error, naming the file, when it cannot be
-/// read, is not an idx file of unsigned bytes, or is shorter or longer than its header says.
+/// Reads one file, gzipped or not. @throws std::runtime_error with the file's name when it cannot
+/// be read, is not an idx file of unsigned bytes, or differs in size from its header
 Array read(const std::filesystem::path& file);
 
 struct Dataset {
@@ -25,8 +25,8 @@ struct Dataset {
 
 /// Reads DIR/PREFIX-images-idx3-ubyte and DIR/PREFIX-labels-idx1-ubyte, each with or without ".gz".
 /// PREFIX is "train" or "t10k".
-/// @throws std::runtime_error as read() does, when a file is missing, or when the two do not belong
-/// together.
+/// @throws std::runtime_error as read(), when a file is missing, and when the numbers of images and
+/// labels differ
 Dataset read_dataset(const std::filesystem::path& dir, const char* prefix);
 
 }  // namespace idx

@@ -1,5 +1,5 @@
-// The smallest data-parallel program: every rank computes on its own data, the sum of the gradients
-// steps all of them alike.
+// A minimal data-parallel program. Every rank computes gradients of its own data, and all ranks
+// make the same step with the sum of the gradients.
 //   hvdrun -np 2 build/release/examples/minimal
 
 #include <hvd/torch.h>
@@ -15,11 +15,11 @@ int main() {
   hvd::broadcast_parameters(model);
   torch::optim::SGD optimizer(model->parameters(), /*lr=*/0.05);
 
-  torch::manual_seed(1 + hvd::rank());  // every rank draws other data ...
+  torch::manual_seed(1 + hvd::rank());  // other data on every rank ...
   const torch::Tensor weights = torch::linspace(-1, 1, 16).unsqueeze(1);
   for (int step = 0; step <= 100; ++step) {
     const torch::Tensor x = torch::randn({64, 16});
-    const torch::Tensor y = x.mm(weights);  // ... of the same function
+    const torch::Tensor y = x.mm(weights);  // ... from the same function
 
     optimizer.zero_grad();
     const torch::Tensor loss = torch::mse_loss(model->forward(x), y);

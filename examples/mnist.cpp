@@ -2,7 +2,7 @@
 //   hvdrun -np 2 build/release/examples/mnist --epochs 2
 // On GPUs, in mixed precision:
 //   hvdrun -np 2 build/release/examples/mnist --device cuda --precision bf16
-// With checkpoints, from which the same command goes on, on any number of ranks:
+// With checkpoints, from which the same command resumes, on any number of ranks:
 //   hvdrun -np 2 build/release/examples/mnist --checkpoints /tmp/mnist
 
 #include <hvd/torch.h>
@@ -87,7 +87,7 @@ struct Batch {
   torch::Tensor labels;  ///< [N]
 };
 
-/// Images stay bytes in memory and become floats a batch at a time.
+/// Images are kept as bytes in memory and converted to floats batch by batch.
 class ImageDataset : public torch::data::datasets::BatchDataset<ImageDataset, Batch> {
  public:
   ImageDataset(const std::filesystem::path& dir, const char* prefix) {
@@ -124,14 +124,14 @@ class ImageDataset : public torch::data::datasets::BatchDataset<ImageDataset, Ba
 
 // --- Progress ---
 
-/// A bar that is drawn over on a terminal, a line per tenth of the epoch elsewhere. Silent but on
-/// rank 0.
+/// Progress of an epoch, printed on rank 0 only: a bar on a terminal, otherwise a line per tenth of
+/// the epoch.
 class Progress {
  public:
   Progress(std::int64_t epoch, std::int64_t epochs, std::size_t images)
       : label_("epoch " + std::to_string(epoch) + "/" + std::to_string(epochs)), images_(images) {}
 
-  /// Reads the loss, and so waits for a GPU, only when it is shown.
+  /// Reads the loss, which waits for a GPU, only when it is printed.
   void update(std::size_t done, const torch::Tensor& loss) {
     if (hvd::rank() != 0) return;
     const auto now = Clock::now();
@@ -172,7 +172,8 @@ class Progress {
   }
 
   static bool is_terminal() {
-    // Under hvdrun standard output is a pipe; the launcher says what is at its other end.
+    // Under hvdrun standard output is a pipe; the launcher sets a variable if it writes to a
+    // terminal.
     const char* launcher = std::getenv("HVD_OUTPUT_TTY");
     return launcher != nullptr ? std::string_view(launcher) == "1" : isatty(STDOUT_FILENO) == 1;
   }
@@ -187,12 +188,12 @@ class Progress {
 
 // --- Training ---
 
-/// What is trained, by what and on what; a checkpoint holds all of it.
+/// The model, its optimizer and its data, all of which are in a checkpoint.
 class Training {
  public:
   Training(const Settings& settings, const ImageDataset& images, torch::Device device)
       : settings_(settings), device_(device), images_(images.size().value()) {
-    // Rank 0's weights are everybody's; dropout differs by rank.
+    // All ranks start with rank 0's weights; dropout differs by rank.
     hvd::RandomStreams(settings.seed).seed_default();
     model_ = Net();
     model_->to(device);
@@ -207,7 +208,7 @@ class Training {
 
   Net& model() { return model_; }
 
-  /// @return false: the job has been told to end, and a checkpoint has been written
+  /// @return false when the job was told to end and a checkpoint has been written
   bool run() {
     while (loader_->epoch() < static_cast<std::size_t>(settings_.epochs)) {
       if (!run_epoch()) return false;
@@ -228,7 +229,7 @@ class Training {
     if (!step) return;
     step_ = *step;
     if (hvd::rank() == 0) {
-      std::printf("goes on after step %llu, in epoch %zu\n", static_cast<unsigned long long>(step_),
+      std::printf("resumed after step %llu, in epoch %zu\n", static_cast<unsigned long long>(step_),
                   loader_->epoch() + 1);
     }
   }
@@ -278,8 +279,8 @@ class Training {
   std::uint64_t step_ = 0;
 };
 
-/// The fraction of the test set that is classified correctly. Each image is counted once: ranks
-/// take every size-th, so some take one more, which is why nothing is reduced before the end.
+/// The fraction of the test set that is classified correctly. Each rank takes every size-th image.
+/// Some ranks take one more, so the counts are reduced only at the end.
 double test_accuracy(const ImageDataset& dataset, Net& model, torch::Device device) {
   torch::NoGradGuard no_grad;
   model->eval();
@@ -296,7 +297,7 @@ double test_accuracy(const ImageDataset& dataset, Net& model, torch::Device devi
   return static_cast<double>(correct.item<std::int64_t>()) / static_cast<double>(total);
 }
 
-/// @return the accuracy; nothing when the job was told to end before
+/// @return the accuracy; nullopt when the job was told to end
 std::optional<double> train(const Settings& settings) {
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());
@@ -317,7 +318,7 @@ int run(const Settings& settings) {
     const std::optional<double> accuracy = train(settings);
     hvd::shutdown();
     if (rank == 0 && accuracy) std::printf("test accuracy %.4f\n", *accuracy);
-    if (rank == 0 && !accuracy) std::printf("stopped by SIGTERM; the same command goes on\n");
+    if (rank == 0 && !accuracy) std::printf("stopped by SIGTERM; run the same command to resume\n");
     return 0;
   } catch (const c10::Error& error) {
     std::fprintf(stderr, "mnist: rank %d: %s\n", rank, error.what_without_backtrace());
@@ -356,7 +357,7 @@ int main(int argc, char** argv) {
       ->check(CLI::Range(0, 64))
       ->capture_default_str();
   app.add_option("--checkpoints", settings.checkpoints,
-                 "Folder for a checkpoint after each epoch and on SIGTERM; goes on from the newest "
+                 "Folder for a checkpoint after each epoch and on SIGTERM; resumes from the newest "
                  "that is there");
   CLI11_PARSE(app, argc, argv);
   try {

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # From a fresh checkout to a trained network: sets the machine up, builds, and trains examples/mnist.cpp on two ranks.
 # Options go to the program: bash examples/quickstart.sh --epochs 1     (see mnist --help)
-# But for --without-mpi, the first one: Open MPI is not installed, and the ranks' messages travel over UCX.
+# The option --without-mpi must come first: Open MPI is then not installed, and the ranks use UCX.
 # The last line is the result: "test accuracy 0.8912", a fraction of 1.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -11,7 +11,7 @@ die() {
   exit 1
 }
 
-# Runs a build command quietly; when it fails, shows the end of what it said.
+# Runs a build command quietly and shows the end of its output when it fails.
 quietly() {
   if ! "$@" >"$log" 2>&1; then
     tail -n 40 "$log" >&2

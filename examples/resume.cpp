@@ -1,6 +1,6 @@
-// Training that may end at any step and goes on as if it had not: the same losses, bit by bit, with
-// workers that load ahead, random transforms and dropout. Run it again to go on; with the third
-// argument it stops in the middle of an epoch.
+// Training that can be stopped at any step and resumed with the same losses, bit for bit, although
+// workers load ahead and transforms and dropout are random. The second argument is the step to stop
+// at; run the program again to resume.
 //   hvdrun -np 2 build/release/examples/resume /tmp/checkpoints
 //   hvdrun -np 2 build/release/examples/resume /tmp/checkpoints 7
 
@@ -20,7 +20,7 @@ namespace {
 constexpr std::uint64_t kSeed = 1;
 constexpr std::size_t kEpochs = 3;
 
-/// Points on a spiral for each of two classes, made when they are asked for.
+/// Points on a spiral for each of two classes, computed on request.
 class Spirals : public torch::data::datasets::Dataset<Spirals> {
  public:
   torch::data::Example<> get(std::size_t index) override {
@@ -32,14 +32,15 @@ class Spirals : public torch::data::datasets::Dataset<Spirals> {
   std::optional<std::size_t> size() const override { return 250; }
 };
 
-/// The generator belongs to seed, epoch and sample, whichever worker calls.
+/// The generator depends on seed, epoch and sample, not on the worker.
 torch::data::Example<> jitter(torch::data::Example<> example, at::Generator& generator) {
   example.data = example.data + 0.05 * torch::randn({2}, generator);
   return example;
 }
 
 void train(const char* folder, std::size_t stop_at) {
-  hvd::RandomStreams(kSeed).seed_default();  // rank 0's weights; dropout, which differs by rank
+  hvd::RandomStreams(kSeed)
+      .seed_default();  // for rank 0's weights, and for dropout, which differs by rank
   nn::Sequential model(nn::Linear(2, 32), nn::Tanh(), nn::Dropout(0.1), nn::Linear(32, 2));
   torch::optim::AdamW adamw(model->parameters(), /*lr=*/0.01);
   hvd::broadcast_parameters(model);

@@ -1,6 +1,6 @@
-// hvd's sampler in LibTorch's own data loader, for programs that have one: each rank gets its share
-// of every epoch, in another order each time. (hvd::make_data_loader, as in mnist and resume, needs
-// no sampler and can go on in mid-epoch.) It fits a line and shows that no sample was left out.
+// Fits a line with LibTorch's own data loader and hvd's sampler, which gives each rank its share of
+// every epoch in another order, and checks that every sample was used. (hvd::make_data_loader, as
+// in mnist and resume, needs no sampler and can resume in mid-epoch.)
 //   hvdrun -np 2 build/release/examples/sampler
 
 #include <hvd/torch.h>
@@ -36,7 +36,7 @@ bool train() {
                                     torch::data::DataLoaderOptions().batch_size(16).workers(1));
   bool complete = true;
   for (std::size_t epoch = 0; epoch < 10; ++epoch) {
-    sampler.set_epoch(epoch);  // another order; it reaches the copy inside the loader
+    sampler.set_epoch(epoch);  // another order, also in the copy inside the loader
     torch::Tensor seen = torch::zeros({kSamples});
     hvd::Metric mean_loss("loss");
     for (auto& batch : *loader) {

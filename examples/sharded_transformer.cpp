@@ -1,7 +1,7 @@
-// A small transformer that learns to reverse a row of digits. Adam's state, twice the model, is
-// shared out: each rank has a part of it, and writes that part into checkpoints.
+// A small transformer that learns to reverse a row of digits. Adam's state, which is twice as large
+// as the model, is sharded: each rank has a part of it and writes that part into checkpoints.
 //   hvdrun -np 2 build/release/examples/sharded_transformer
-//   hvdrun -np 2 build/release/examples/sharded_transformer /tmp/checkpoints    # again: goes on
+//   hvdrun -np 2 build/release/examples/sharded_transformer /tmp/checkpoints  # again: resumes
 
 #include <hvd/torch.h>
 
@@ -31,7 +31,7 @@ struct ReverserImpl : nn::Module {
     register_module("encoder", encoder);
     register_module("head", head);
   }
-  /// [length, batch] digits; [length, batch, 10] scores.
+  /// @param digits of shape [length, batch] @return scores of shape [length, batch, 10]
   torch::Tensor forward(const torch::Tensor& rows) {
     const torch::Tensor where = places->forward(torch::arange(rows.size(0))).unsqueeze(1);
     return head->forward(encoder->forward(digits->forward(rows) + where));
@@ -39,7 +39,7 @@ struct ReverserImpl : nn::Module {
 };
 TORCH_MODULE(Reverser);
 
-/// Loss of one batch, of which each rank draws its own.
+/// The loss of a random batch, which differs by rank.
 torch::Tensor loss_of_batch(Reverser& model) {
   const torch::Tensor rows = torch::randint(kDigits, {kLength, 32});
   const torch::Tensor scores = model->forward(rows).flatten(0, 1);
@@ -64,14 +64,14 @@ int train(const char* folder) {
   std::uint64_t step = 0;
   hvd::TrainingState state;
   state.model(model).optimizer(optimizer).value("step", step);
-  if (folder != nullptr) hvd::load_checkpoint(folder, state);  // of any number of ranks
+  if (folder != nullptr) hvd::load_checkpoint(folder, state);  // saved by any number of ranks
 
   torch::manual_seed(100 * step + hvd::rank());
   while (step < kSteps) {
     optimizer.zero_grad();
     const torch::Tensor loss = loss_of_batch(model);
     loss.backward();
-    optimizer.clip_grad_norm_(1.0);  // by the norm of all ranks' parts
+    optimizer.clip_grad_norm_(1.0);  // uses the norm over all ranks' parts
     optimizer.step();
     const auto mean = hvd::allreduce(loss.detach(), {.name = "loss"}).item<float>();
     ++step;

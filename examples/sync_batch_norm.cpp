@@ -1,5 +1,5 @@
-// Batch normalization over the batches of all ranks, which here are of different sizes: rank 0 has
-// the smallest, too small for statistics of its own.
+// Batch normalization over the batches of all ranks, whose sizes differ. Rank 0's batch is too
+// small for statistics of its own.
 //   hvdrun -np 2 build/release/examples/sync_batch_norm
 
 #include <hvd/torch.h>
@@ -33,7 +33,7 @@ int main() {
       std::printf("step %3d  loss %.4f\n", step, mean_loss.item<float>());
   }
 
-  model->eval();  // no broadcast: the running statistics are those of all ranks, everywhere
+  model->eval();  // needs no broadcast, since running statistics are equal on all ranks
   const torch::Tensor answer = model->forward(torch::ones({1, 16})).detach();
   const torch::Tensor answers = hvd::allgather(answer);
   const bool one_model = answers.eq(answers[0]).all().item<bool>();

@@ -59,7 +59,7 @@ whole=$(accuracy) whole_loss=$(loss)
 [[ -n $whole_loss ]] || fail "no loss: $(cat "$work/out")"
 train 2 --epochs 1 --checkpoints "$work/cut"
 train 2 --epochs 2 --checkpoints "$work/cut" --workers 1
-grep -q "goes on after step 26, in epoch 2" "$work/out" || fail "it began anew: $(cat "$work/out")"
+grep -q "resumed after step 26, in epoch 2" "$work/out" || fail "it started from the beginning: $(cat "$work/out")"
 [[ $(accuracy) == "$whole" ]] || fail "accuracy $(accuracy) after a resume, $whole without"
 [[ $(loss) == "$whole_loss" ]] || fail "loss $(loss) after a resume, $whole_loss without"
 
@@ -73,9 +73,9 @@ for ((i = 0; i < 600; ++i)); do
 done
 kill -TERM "$job" 2>/dev/null || true  # it may have ended
 wait "$job" || true
-grep -q "stopped by SIGTERM" "$work/out" || [[ -n $(accuracy) ]] || fail "neither stopped nor done: $(cat "$work/out")"
+grep -q "stopped by SIGTERM" "$work/out" || [[ -n $(accuracy) ]] || fail "neither stopped nor finished: $(cat "$work/out")"
 train 2 --epochs 2 --checkpoints "$work/stopped"
-grep -q "goes on after step" "$work/out" || fail "it began anew: $(cat "$work/out")"
+grep -q "resumed after step" "$work/out" || fail "it started from the beginning: $(cat "$work/out")"
 [[ $(accuracy) == "$whole" ]] || fail "accuracy $(accuracy) after SIGTERM, $whole without"
 
 # No epoch left: only the test runs, with 101 images on 1, 2 and 3 ranks.
