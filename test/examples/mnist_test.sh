@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The MNIST example on a small data set of its own: it learns, its numbers do not depend on how the test set is shared out, and a
-# run that goes on from a checkpoint ends as one that was not cut.
+# The MNIST example on a small generated data set: the network learns, its accuracy does not depend on the number of ranks that
+# test, and a resumed run has the result of an uninterrupted one.
 # Usage: mnist_test.sh MNIST HVDRUN [OPTIONS...]
 set -euo pipefail
 
@@ -17,7 +17,7 @@ fail() {
 # be32 N: four bytes, big-endian.
 be32() { printf '%b' "$(printf '\\x%02x' $(($1 >> 24 & 255)) $(($1 >> 16 & 255)) $(($1 >> 8 & 255)) $(($1 & 255)))"; }
 
-# dataset PREFIX N: image i is a white band whose place is its label, i mod 10.
+# dataset PREFIX N: image i has a white band at the position of its label, i mod 10.
 dataset() {
   local images=$work/data/$1-images-idx3-ubyte labels=$work/data/$1-labels-idx1-ubyte label i
   for label in {0..9}; do
@@ -36,7 +36,7 @@ dataset() {
   done 3>>"$images" 4>>"$labels"
 }
 
-# train RANKS OPTIONS... : trains, leaves the output in $work/out.
+# train RANKS OPTIONS... : trains, and writes the output to $work/out.
 train() {
   "${hvdrun[@]}" -np "$1" "$mnist" --data "$work/data" --batch-size 8 "${@:2}" >"$work/out" 2>&1 </dev/null ||
     fail "training failed: $(cat "$work/out")"
@@ -51,7 +51,7 @@ dataset train 403
 dataset t10k 101
 gzip "$work/data/t10k-images-idx3-ubyte"
 
-# Two epochs in one run, and in two.
+# Two epochs in one run, and in two runs.
 train 2 --epochs 2 --checkpoints "$work/whole"
 whole=$(accuracy) whole_loss=$(loss)
 [[ $(tail -n 1 "$work/out") == *"test accuracy $whole" ]] || fail "the last line is not the accuracy: $(tail -n 1 "$work/out")"
@@ -63,7 +63,7 @@ grep -q "resumed after step 26, in epoch 2" "$work/out" || fail "it started from
 [[ $(accuracy) == "$whole" ]] || fail "accuracy $(accuracy) after a resume, $whole without"
 [[ $(loss) == "$whole_loss" ]] || fail "loss $(loss) after a resume, $whole_loss without"
 
-# Told to end wherever it is by then, and begun again.
+# Ended by SIGTERM at any point, and started again.
 "${hvdrun[@]}" -np 2 --grace 60 "$mnist" --data "$work/data" --batch-size 8 --epochs 2 --checkpoints "$work/stopped" >"$work/out" 2>&1 \
   </dev/null &
 job=$!
@@ -93,7 +93,7 @@ if [[ -n ${HVD_TEST_LONG:-} ]]; then
   train 2 --epochs 2 --device cpu --precision fp16
   [[ $(accuracy) > 0.8 ]] || fail "the network did not learn in fp16: $(cat "$work/out")"
 else
-  # A processor without arithmetic on fp16 takes a tenth of a second for an image: a few of them, to see it end.
+  # A processor without fp16 arithmetic takes a tenth of a second per image, so this run has few images.
   rm "$work/data/"*
   dataset train 48
   dataset t10k 16
@@ -101,7 +101,7 @@ else
   [[ -n $(accuracy) ]] || fail "no accuracy after training in fp16: $(cat "$work/out")"
 fi
 
-# An error is one clear line and a code of 1.
+# An error is one clear line and the exit code 1.
 code=0
 "${hvdrun[@]}" -np 2 "$mnist" --data "$work/none" >"$work/out" 2>&1 </dev/null || code=$?
 ((code == 1)) || fail "exit code $code without a data set: $(cat "$work/out")"

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The example resume: stopped in mid-epoch and started again, it prints what it prints when it is not stopped.
+# The example resume: stopped in mid-epoch and started again, it prints the lines of an uninterrupted run.
 # Usage: resume_test.sh RESUME HVDRUN [OPTIONS...]
 set -euo pipefail
 resume=$1
@@ -14,7 +14,7 @@ done
 diff "$folder/whole.txt" "$folder/parts.txt"
 test "$(wc -l <"$folder/whole.txt")" -eq 24  # 3 epochs of 125 samples on each rank in batches of 16
 
-# On another number of ranks the third epoch's samples are dealt out anew.
+# Another number of ranks shares the rest of the third epoch's samples.
 "${hvdrun[@]}" -np 2 "$resume" "$folder/wider" 20 >/dev/null
 "${hvdrun[@]}" -np 3 "$resume" "$folder/wider" | grep -o 'epoch .*' >"$folder/wider.txt"
 grep -q '^epoch 2 step 21 ' "$folder/wider.txt"
