@@ -4,9 +4,8 @@
 
 namespace hvd::runtime {
 
-/// Version and build of the library that this function is in: "0.1.0 (build 3f2a...)". Ranks with
-/// different ones are in no job together. The build is the linker's, of what has been linked; where
-/// it has written none, the version is all.
+/// Version and build of the library that holds this function: "0.1.0 (build 3f2a...)". Ranks must
+/// have the same. The build is the linker's build id; without one the text is the version alone.
 std::string build_identity();
 
 }  // namespace hvd::runtime

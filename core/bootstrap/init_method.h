@@ -8,39 +8,41 @@
 
 namespace hvd::runtime {
 
-/// What carries a job's messages.
+/// The library that carries a job's messages.
 enum class Controller : std::uint8_t { kLocal, kMpi, kUcx };
 /// "local", "mpi", "ucx"
 const char* name_of(Controller) noexcept;
 
 inline constexpr const char* kMpiMethod = "mpi://";
-/// What hvdrun sets is followed by the name of a socket.
+/// hvdrun appends the name of a socket.
 inline constexpr const char* kHvdrunMethod = "hvdrun://";
 inline constexpr const char* kLocalMethod = "local://";
 
-/// How this process finds the others.
+/// How this process finds the other ranks.
 struct InitMethod {
   Controller controller = Controller::kLocal;
   std::string place = kLocalMethod;  ///< "mpi://", "tcp://host:port", "file:///path", "local://"
-  std::string source = {};           ///< for messages: who says so: "HVD_INIT_METHOD"
-  int rank = 0;                      ///< but for MPI, which tells it
+  std::string source = {};           ///< where it was set, for error texts: "HVD_INIT_METHOD"
+  int rank = 0;                      ///< unused with MPI, which assigns the rank
   int size = 1;
-  /// The port belongs to torchrun's agent, whose store is the place.
+  /// The port belongs to torchrun's agent, and the ranks join in its store.
   bool agent_store = false;
   std::string host = {};  ///< of the agent
   std::uint16_t port = 0;
 };
 
-/// From what the program and the environment say, in this order: an explicit init method; MPI's
-/// launcher; torchrun's variables; one rank. Reads the environment.
+/// Chooses the init method from the program's options and the environment, in this order: an
+/// explicit init method; MPI's launcher; torchrun's variables; one rank.
 /// @param mpi_active the program has started MPI
-/// @throws UsageError when something is missing, is malformed, or contradicts something else
+/// @throws UsageError when a value is missing, malformed, or contradicts another one
 InitMethod choose_init_method(const RuntimeOptions&, bool mpi_active);
 
-/// Of a program that has a store of its own. @throws UsageError when the options say otherwise
+/// The init method of a program that passes a store. @throws UsageError when the options contradict
+/// its rank or size
 InitMethod method_of_store(const RuntimeOptions&, const std::string& store, int rank, int size);
 
-/// MPI has said who this is: what the program or the environment say otherwise, in words.
+/// Compares the rank and the size that MPI has assigned with those of the program and the
+/// environment. Returns the text of an error, or empty if they agree.
 std::optional<std::string> contradiction_to_mpi(const RuntimeOptions&, int rank, int size);
 
 }  // namespace hvd::runtime

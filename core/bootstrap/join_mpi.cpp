@@ -1,4 +1,4 @@
-// The one file of hvd that knows what wraps MPI.
+// The only file of core/bootstrap that uses core/transport/mpi.
 #include <chrono>
 #include <utility>
 
@@ -21,7 +21,7 @@ class JobOverMpi final : public World {
     world_->allgather(mine, all, static_cast<int>(bytes), timeout_);
   }
   void begun() override {}
-  void abandon(const std::exception&) noexcept override {}  // they wait until their deadline
+  void abandon(const std::exception&) noexcept override {}  // the others wait until their deadlines
 
  private:
   const std::string init_method_ = "mpi://";

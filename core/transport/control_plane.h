@@ -45,14 +45,14 @@ struct Message {
 struct PeerLoss {
   int rank = 0;
   std::string cause = {};  ///< "process 4711 ended", "no sign of life for 3.0 s"
-  bool known = false;  ///< another rank noticed it first, and `cause` is the whole of what it says
+  bool known = false;      ///< another rank reported the loss, and `cause` is its whole text
 };
 
 /// Carries control messages between the ranks and the coordinator, rank 0, and wakes engines.
 ///
-/// Used by the thread that drives the engine, except ring() and doorbell().ring(), which any thread
-/// may call. Nothing blocks. Messages between a pair of ranks arrive in order, whole and once.
-/// Errors of the transport are thrown as hvd::Error.
+/// Only the thread that drives the engine calls it, except ring() and doorbell().ring(), which any
+/// thread may call. No call blocks. Messages between a pair of ranks arrive in order, whole and
+/// once. Errors of the transport are thrown as hvd::Error.
 class ControlPlane : public Peers {
  public:
   virtual const Topology& topology() const noexcept = 0;
@@ -63,29 +63,31 @@ class ControlPlane : public Peers {
   virtual void publish(std::span<const std::byte> message) = 0;
   /// Sends to one rank, which may be this one.
   virtual void send(int rank, std::span<const std::byte> message) = 0;
-  /// Sends to each of `ranks`, which are others.
+  /// Sends to each of `ranks`, without this rank.
   virtual void send(std::span<const int> ranks, std::span<const std::byte> message) = 0;
-  /// The next message that has arrived, if any.
+  /// Returns the next message that has arrived, if any.
   virtual std::optional<Message> poll() = 0;
-  /// To be asked when poll() finds nothing: see message::Carrier::check_connections().
+  /// Call it when poll() returns no message: see message::Carrier::check_connections().
   /// @throws BrokenConnection
   virtual void check_connections() {}
 
-  /// Once, when the job begins: this rank will exchange messages with these, who say the same of
-  /// it. Waits, for a bounded time, until they are connected, so that the first negotiation need
-  /// not.
+  /// Called once when the job begins: this rank will exchange messages with `ranks`, and they call
+  /// it for this rank. Waits for a bounded time until they are connected, so that the first
+  /// negotiation is not delayed.
   virtual void expect_messages(std::span<const int> /*ranks*/) {}
 
-  /// A transfer is in flight that advances only in poll(): do not sleep for long.
+  /// Whether a transfer is under way that advances only in poll(): do not sleep for long.
   virtual bool busy() const noexcept = 0;
-  /// Every message to this rank rings its doorbell. When false the engine has to poll (other hosts
-  /// cannot ring).
+  /// Whether every message to this rank rings its doorbell. If not, the engine has to poll, because
+  /// other hosts cannot ring.
   virtual bool rung_by_all() const noexcept = 0;
-  /// A message may be on its way of which nobody will ring any more: poll() finds it in the end.
+  /// Whether a message may be under way for which no doorbell rings any more: poll() returns it
+  /// later.
   virtual bool needs_polling() const noexcept { return !rung_by_all(); }
-  /// A message to a rank whose process may have ended does no harm.
+  /// Whether a message to a rank whose process may have ended is harmless.
   virtual bool may_send_to_lost() const noexcept { return true; }
-  /// poll() would certainly find nothing, so the steady state makes no call to the transport.
+  /// Whether poll() would certainly return no message. The steady state then makes no call to the
+  /// transport.
   virtual bool quiet() const noexcept = 0;
   /// This rank's doorbell.
   virtual Doorbell& doorbell() noexcept = 0;
@@ -99,27 +101,28 @@ class ControlPlane : public Peers {
 
   /// Publishes this rank's heartbeat to the ranks of its host.
   virtual void heartbeat(TimePoint now) noexcept = 0;
-  /// A rank of this host whose process has ended, or that has not beaten for `timeout`. Ranks that
-  /// said farewell are not lost.
+  /// Returns a rank of this host whose process has ended, or that has sent no heartbeat for
+  /// `timeout`. Ranks that sent a farewell are not lost.
   virtual std::optional<PeerLoss> check_peers(TimePoint now, Duration timeout) = 0;
-  /// How many processes of this host have been seen to end, by whichever rank: when it changes,
-  /// this one has been rung, and check_peers() has something to say.
+  /// Number of processes whose end any rank of this host has detected. A change rings this rank,
+  /// and check_peers() then returns a loss.
   virtual std::uint32_t endings() const noexcept { return 0; }
-  /// A rank of this host that has said farewell: it sends nothing new.
+  /// A rank of this host that has sent a farewell. It sends no further messages.
   struct Departure {
     int rank = 0;
-    bool ended = false;  ///< its process, so that all it has ever sent is on this host, or lost
+    bool ended = false;  ///< its process has ended: its messages have arrived or are lost
   };
   virtual std::vector<Departure> departures() { return {}; }
-  /// The transport has failed: the death of a rank of this host that may be the reason, which may
-  /// show a little later. Waits for that, up to `patience`; the job is at its end.
+  /// After an error of the transport, returns the loss of a rank of this host that may be its
+  /// cause. Waits up to `patience`, because the loss may be detectable only later; the job ends
+  /// anyway.
   virtual std::optional<PeerLoss> find_loss_behind_error(Duration /*patience*/) {
     return std::nullopt;
   }
-  /// This rank fails because it has lost `rank`: the ranks on this host learn that from
-  /// check_peers(), rather than take the end of this process for the loss, with what it says of it.
+  /// Reports that this rank fails because it has lost `rank`. The ranks of this host get the report
+  /// and its text from check_peers(), and do not take the end of this process for the first loss.
   virtual void accuse(int rank, std::string_view cause) noexcept = 0;
-  /// This rank exits in an orderly way: its silence from now on is no loss.
+  /// Records that this rank leaves in order, so that its silence from now on is no loss.
   virtual void farewell() noexcept = 0;
 };
 

@@ -20,7 +20,7 @@ TEST(WatchedCall, IsSeenFromOutsideWhileItLasts) {
     const WatchedCall outer("MPI_Testsome", 3);
     EXPECT_EQ(call_state.moves.load(), before + 1);
     const WatchedCall inner("MPI_Get_count");
-    EXPECT_EQ(call_state.moves.load(), before + 1) << "a call inside a call is the same one";
+    EXPECT_EQ(call_state.moves.load(), before + 1) << "an inner call belongs to the outer one";
     EXPECT_STREQ(call_state.call.load(), "MPI_Testsome");
     EXPECT_EQ(call_state.peer.load(), 3);
   }
@@ -39,7 +39,7 @@ TEST(CallTimer, CountsWhileTheSameCallLasts) {
   timer.look(50ms, 10);
   EXPECT_EQ(timer.in_call(), 0ms);
   timer.look(60ms, 10);
-  EXPECT_EQ(timer.in_call(), 0ms) << "outside of a call nothing hangs, however long";
+  EXPECT_EQ(timer.in_call(), 0ms) << "time outside of calls does not count";
   EXPECT_EQ(timer.total(), 60ms);
 }
 
@@ -100,7 +100,7 @@ TEST(CallWatch, LeavesCallsAloneThatReturn) {
   Hangs work;
   {
     CallWatch watch(10s, start.handler());
-    watch.watch_calls(800ms, work.handler(), [] { return true; });  // a look each 100 ms
+    watch.watch_calls(800ms, work.handler(), [] { return true; });  // a sample each 100 ms
     const SteadyClock clock;
     for (const TimePoint begin = clock.now(); clock.now() - begin < 400ms;) {
       const WatchedCall call("MPI_Testsome");
@@ -112,7 +112,7 @@ TEST(CallWatch, LeavesCallsAloneThatReturn) {
   EXPECT_EQ(start.count, 0);
 }
 
-// All calls of a start share the limit, so that one which begins late does not get all of it again.
+// All calls of a start share the limit, so that a late call does not get the whole limit again.
 TEST(CallWatch, LimitsTheStartAsAWhole) {
   Hangs start;
   CallWatch watch(200ms, start.handler());

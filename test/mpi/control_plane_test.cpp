@@ -48,7 +48,7 @@ TEST_P(MpiControlPlaneTest, RefusesWhatItCannotCarry) {
 TEST_P(MpiControlPlaneTest, LeavesWithoutWaitingForWhoDoesNotReceive) {
   if (mpi_size() == 1) GTEST_SKIP() << "needs two ranks";
   if (mpi_rank() == 1) plane_->report(Bytes(5'000'000));
-  // Rank 0 takes no part: the message is left behind, and rank 1 gives up on it soon.
+  // Rank 0 does not receive: rank 1 gives up on the message soon.
   const SteadyClock clock;
   const TimePoint before = clock.now();
   plane_->farewell();
@@ -61,7 +61,7 @@ INSTANTIATE_TEST_SUITE_P(Board, MpiControlPlaneTest, ::testing::Bool(), [](const
   return parameter.param ? "Shared" : "Absent";
 });
 
-/// What every control plane has to do, with shared memory and without it.
+/// The cases of every control plane, with and without shared memory.
 class MpiControlPlaneCases
     : public ::testing::TestWithParam<std::tuple<bool, conformance::ControlPlaneCase>> {};
 
@@ -83,7 +83,7 @@ INSTANTIATE_TEST_SUITE_P(Board, MpiControlPlaneCases,
                                   std::get<1>(parameter.param).name;
                          });
 
-/// What an engine does when it has nothing to do, on the pattern that base/doorbell.h gives.
+/// Sleeps as an idle engine does, with the pattern of base/doorbell.h.
 control::Message sleep_until_message(control::ControlPlane& plane) {
   for (;;) {
     const std::uint32_t ticket = plane.doorbell().ticket();

@@ -13,11 +13,11 @@
 #include "transport/mpi/environment.h"
 #include "transport/mpi/mpi_world.h"
 
-// One rank of peer_loss_test: the last rank is lost in the way that the first argument says, the
-// others say when they noticed. kill, stop, exit: in the middle of the job; absent: it does not
-// join; init-kill: inside MPI_Init; hang: a call of MPI does not return; pipe: not lost, but
-// everybody gets a SIGPIPE. Lines on standard output: "rank R lost K after M ms: CAUSE", or "rank R
-// gave up: MESSAGE", and of rank 0 "segments PREFIX", how the names of what they share begin.
+// One rank of peer_loss_test. The first argument selects how the last rank is lost: kill, stop,
+// exit (in the middle of the job), absent (it does not join), init-kill (inside MPI_Init), hang (a
+// call of MPI does not return) or pipe (no loss, but every rank gets a SIGPIPE). The others print
+// "rank R lost K after M ms: CAUSE" or "rank R gave up: MESSAGE", and rank 0 prints "segments
+// PREFIX", the prefix of the names in shared memory.
 
 namespace {
 
@@ -28,7 +28,8 @@ constexpr auto kTimeout = 1s;
 void be_lost(hvd::control::ControlPlane& plane, const std::string& how) {
   if (how == "kill") raise(SIGKILL);
   if (how == "stop") raise(SIGSTOP);
-  if (how == "exit") std::exit(0);  // in the middle of the job: MPI_Finalize must not be waited for
+  if (how == "exit")
+    std::exit(0);  // in the middle of the job: the exit must not wait for MPI_Finalize
   if (how != "hang") return;
   hvd::testing::hanging_mpi.improbe_returns = false;
   plane.poll();
@@ -49,7 +50,7 @@ int watch(hvd::control::ControlPlane& plane, const std::string& how, pid_t victi
       std::printf("rank %d lost %d after %lld ms: %s\n", plane.rank(), loss->rank,
                   static_cast<long long>(after), loss->cause.c_str());
       std::fflush(stdout);
-      // The others notice it by themselves before the job ends.
+      // The others detect it before the job ends.
       std::this_thread::sleep_for(500ms);
       if (how == "stop" && plane.rank() == 0) kill(victim, SIGKILL);
       return 0;
@@ -105,7 +106,7 @@ int main(int argc, char** argv) {
     std::printf("rank %d lives\n", plane->rank());
     return 0;
   }
-  // The victim tells rank 0 its pid, as a stopped process has to be killed at the end.
+  // The victim sends its pid to rank 0, which kills the stopped process at the end.
   pid_t victim = getpid();
   if (plane->rank() == plane->size() - 1) plane->report(std::as_bytes(std::span(&victim, 1)));
   if (plane->rank() == 0) {

@@ -24,8 +24,7 @@ struct Job {
 Job run(const std::string& how) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
-  // --enable-recovery: without it mpirun ends the other ranks itself, before they can notice
-  // anything.
+  // Without --enable-recovery mpirun ends the other ranks itself, before they can detect the loss.
   const std::string command =
       "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 exec timeout -k 5 "
       "40 " HVD_TEST_MPIEXEC
@@ -85,7 +84,7 @@ TEST(PeerLoss, AnAbsentRankEndsTheStart) {
   EXPECT_LT(job.took, 20s);
 }
 
-// Killed where no deadline of hvd's is looked at: MPI's own start waits for it forever.
+// Killed inside MPI's own start, which checks no deadline of hvd and waits forever.
 TEST(PeerLoss, ARankThatDiesInsideTheStartOfMpiEndsTheStartOfTheOthers) {
   const Job job = run("init-kill");
   for (int rank = 0; rank < 2; ++rank) {
@@ -104,7 +103,7 @@ TEST(PeerLoss, ARankWhoseCallOfMpiDoesNotReturnEndsWithTheCause) {
   EXPECT_NE(job.output.find("; this process ends with code 75"), std::string::npos) << job.output;
 }
 
-// What another rank's death does to whoever writes to it.
+// A rank gets SIGPIPE when it writes to one that has ended.
 TEST(PeerLoss, ABrokenPipeEndsNoRank) {
   const Job job = run("pipe");
   for (int rank = 0; rank < 3; ++rank) {

@@ -29,7 +29,7 @@ TEST(MpiWorld, AgreesWithMpi) {
   EXPECT_TRUE(world->node()->rung_by_all());
   testing::mpi_barrier();
   EXPECT_TRUE(testing::shared_memory_left_behind(world->node()->name_prefix()).empty())
-      << "the segment's name must go as soon as all have mapped it";
+      << "the segment's name must be removed as soon as all have mapped it";
   testing::mpi_barrier();
   world->farewell();
 }

@@ -1,4 +1,4 @@
-// A libhvd_mpi.so that belongs to another hvd.
+// A libhvd_mpi.so of another version of hvd.
 struct Entry {
   const char* version;
   void* (*module)();

@@ -20,15 +20,15 @@ namespace hvd::testing {
 
 using Environment = std::map<std::string, std::string>;
 
-/// How often `part` is in `text`.
+/// How often `text` contains `part`.
 inline int count(const std::string& text, const std::string& part) {
   int found = 0;
   for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
   return found;
 }
 
-/// A process that a test has started as a shell would, with nothing of a launcher in its
-/// environment but what it is given.
+/// A process that a test starts as a shell would. Its environment has no variables of launchers
+/// except those that the test sets.
 class Process {
  public:
   Process(const std::vector<std::string>& command, const Environment& environment) {
@@ -66,7 +66,7 @@ class Process {
   }
 
   pid_t pid() const noexcept { return pid_; }
-  /// It may still have to be waited for.
+  /// It may be a zombie.
   bool has_ended() const {
     siginfo_t info{};
     return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
@@ -75,17 +75,16 @@ class Process {
 
   struct End {
     int code = -1;       ///< 128 + the signal that ended it
-    std::string output;  ///< of both kinds
+    std::string output;  ///< stdout and stderr
   };
   using Deadline = std::chrono::steady_clock::time_point;
-  /// Waits until it has written `text` so many times. False: it has not, at its end or the
-  /// deadline.
+  /// Waits until it has written `text` this many times. Returns false at its end or the deadline.
   bool wait_for(const std::string& text, int times, Deadline deadline) {
     while (count(written_, text) < times)
       if (read_some(deadline) != Read::kMore) return false;
     return true;
   }
-  /// Waits for its end. One that is still there at the deadline is killed, and its output says so.
+  /// Waits for its end. At the deadline it is killed, which its output then reports.
   End wait(Deadline deadline) {
     Read read = Read::kMore;
     while (read == Read::kMore) read = read_some(deadline);

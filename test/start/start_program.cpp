@@ -1,12 +1,12 @@
-// start_program MODE [NAME=VALUE...]: one rank of a job that nothing of MPI has started.
+// start_program MODE [NAME=VALUE...]: one rank of a job that is started without MPI.
 //
-// MODE: work (operations, a process set, shutdown, and all of it again), init (joins and leaves),
-// kill (the last rank ends itself with SIGKILL between two operations), kill_first (before the
-// first one), loop (operations without an end; "RUNNING rank" after the first). NAME: init_method,
-// rank, world_size, init_timeout (seconds) and backend of hvd::Options; store (a folder, as a store
-// of the program's own); seconds (loop ends that much after its first operation). Prints
+// MODE: work (operations, a process set and shutdown, twice), init (joins and leaves), kill (the
+// last rank kills itself between two operations), kill_first (before the first one), loop (endless
+// operations; prints "RUNNING rank" after the first). NAME: init_method, rank, world_size,
+// init_timeout (seconds) and backend of hvd::Options; store (a folder that the program uses as its
+// store); seconds (loop ends this long after its first operation). Prints
 // "OK rank size local_rank local_size controller init_method" after each job, or "CLASS message" of
-// what was thrown.
+// an exception.
 #include <fcntl.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
@@ -142,7 +142,7 @@ hvd::Options options_of(int count, char** arguments) {
   return options;
 }
 
-/// Keys are files of a folder.
+/// A store whose keys are files of a folder.
 class FolderStore {
  public:
   explicit FolderStore(std::string folder) : folder_(std::move(folder)) {}

@@ -1,6 +1,6 @@
 // torch_start_program agent | store PATH RANK SIZE: one rank of a job of LibTorch programs that
-// meets in the store of torchrun's agent, or in a c10d::FileStore; twice. Prints
-// "OK rank size local_rank controller init_method" after each job, or what was thrown.
+// joins twice in the store of torchrun's agent, or in a c10d::FileStore. Prints "OK rank size
+// local_rank controller init_method" after each job, or the text of an exception.
 #include <hvd/torch.h>
 
 #include <cstdio>

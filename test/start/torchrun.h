@@ -7,9 +7,9 @@
 
 namespace hvd::testing {
 
-/// Two ranks of a program, by the torchrun of the wheel that LibTorch is from. It asks for a fixed
-/// port, and for one that it lets go before rank 0 has it. So that nobody else takes either, it
-/// runs in a network of its own, where that can be had.
+/// Runs two ranks of a program with the torchrun of LibTorch's wheel. torchrun uses a fixed port,
+/// and one that it releases before rank 0 binds it. It runs in a network namespace of its own, if
+/// possible, so that no other program takes either port.
 inline Process::End run_torchrun(const std::vector<std::string>& program,
                                  Environment environment = {}) {
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(100);

@@ -13,11 +13,11 @@
 
 namespace hvd::testing {
 
-/// A torchrun on each of two hosts, of a job of two ranks on either. Skipped, with the reason,
-/// where such hosts cannot be made.
+/// A torchrun on each of two hosts, with two ranks each. Skipped, with the reason, where such hosts
+/// cannot be made.
 class TorchrunHosts : public ::testing::Test {
  protected:
-  static constexpr int kPort = 29400;  ///< of the first host, which is nobody else's
+  static constexpr int kPort = 29400;  ///< of the first host, which no other program uses
   static constexpr auto kPatience = std::chrono::seconds(80);
 
   void SetUp() override {
@@ -26,7 +26,7 @@ class TorchrunHosts : public ::testing::Test {
 
   Process& at(int host) { return runs_.at(static_cast<std::size_t>(host)); }
 
-  /// torchrun's own way for several hosts, if it is told nothing else.
+  /// torchrun's default for several hosts.
   void start_static(const std::vector<std::string>& program, const Environment& environment = {}) {
     for (const int host : {0, 1}) {
       start(host,
@@ -56,7 +56,7 @@ class TorchrunHosts : public ::testing::Test {
     runs_.emplace_back(command, environment);
   }
 
-  /// Both end well; what their ranks have written.
+  /// Expects both to end with 0, and returns the output of their ranks.
   std::string wait_for_both() {
     std::string written;
     for (Process& run : runs_) {
@@ -66,13 +66,13 @@ class TorchrunHosts : public ::testing::Test {
     }
     return written;
   }
-  /// All four ranks are at work.
+  /// Waits until all four ranks work.
   void expect_both_run() {
     for (const int host : {0, 1})
       ASSERT_TRUE(at(host).wait_for("RUNNING ", 2, deadline_)) << at(host).written();
   }
-  /// The ranks of the host end with the loss of one of the other host's. Which both of them say,
-  /// unless torchrun has ended one as soon as the other has.
+  /// Expects the ranks of the host to report the loss of a rank of the other host. torchrun may end
+  /// one of them before it reports.
   void expect_losses_at(int host) {
     const std::vector<std::string> lost = ranks_of(1 - host);
     const Process::End end = at(host).wait(deadline_);
@@ -90,7 +90,7 @@ class TorchrunHosts : public ::testing::Test {
       std::chrono::steady_clock::now() + kPatience;
 
  private:
-  /// c10d gives the first ranks to whichever host has come first.
+  /// c10d gives the first ranks to the host that joins first.
   std::vector<std::string> ranks_of(int host) {
     static const std::string kWord = "RUNNING ";
     std::vector<std::string> ranks;

@@ -1,4 +1,4 @@
-// torchrun on two hosts starts programs without LibTorch; and the same by hand.
+// Programs without LibTorch on two hosts, started by torchrun and by hand.
 #include "start/torchrun_hosts.h"
 
 namespace hvd::testing {
@@ -6,7 +6,7 @@ namespace {
 
 /// torchrun's agent has MASTER_PORT, and its protocol is LibTorch's.
 const Environment kOwnPort = {{"HVD_INIT_METHOD", "tcp://10.79.0.1:29401"}};
-/// The agent then leaves a port to rank 0. Of c10d only: static always keeps its own.
+/// With c10d the agent then leaves a port to rank 0; static always keeps its own.
 const Environment kPortOfRankZero = {{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}};
 
 void expect_all_worked(const std::string& output, const std::string& place) {
@@ -51,7 +51,7 @@ TEST_F(TorchrunHosts, AHostThatIsCutOff) {
   for (const int host : {0, 1}) expect_losses_at(host);
 }
 
-// A terminal on each host, two on the second.
+// Started by hand: one rank on the first host, two on the second.
 TEST_F(TorchrunHosts, ByHand) {
   std::vector<Process> ranks;
   for (const int rank : {0, 1, 2}) {
@@ -72,7 +72,7 @@ TEST_F(TorchrunHosts, ByHand) {
   }
 }
 
-// Nobody on its host is left to tell, and by its silence it would be missed after minutes.
+// No rank of its host is left to report it, and missing heartbeats would take minutes.
 TEST_F(TorchrunHosts, ByHandAKilledRankIsNamedByItsConnections) {
   for (const std::string mode : {"kill", "kill_first"}) {
     std::vector<Process> ranks;

@@ -12,7 +12,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// The agent keeps its store to itself: rank 0 has the port.
+// The agent does not share its store, so rank 0 serves the port.
 TEST(Torchrun, RankZeroServesWhereTheAgentDoesNot) {
   const auto end =
       run_torchrun({HVD_START_PROGRAM, "work"}, {{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}});

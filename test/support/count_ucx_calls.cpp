@@ -22,7 +22,7 @@ std::atomic<std::uint64_t> data_messages{0};
 
 #if HVD_HAVE_UCX
 
-/// In place of one of UCX's functions.
+/// Replaces one of UCX's functions.
 template <int kNumber, class Signature>
 struct Counted;
 template <int kNumber, class Result, class... Arguments>
@@ -102,7 +102,7 @@ hvd::testing::UcxCalls hvd::testing::ucx_calls() noexcept {
 }
 
 #if HVD_HAVE_UCX
-// In place of the system's, for every library of the process that is not the system's own.
+// Replaces the system's dlsym() for the program and its libraries.
 extern "C" void* dlsym(void* library, const char* name) noexcept {
   using Function = void* (*)(void*, const char*);
   static const auto real = [] {

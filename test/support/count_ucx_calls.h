@@ -4,9 +4,9 @@
 
 namespace hvd::testing {
 
-/// How often this process has called UCX, which hvd opens when it runs: a program that links this
-/// has a dlsym() of its own, which gives out functions that count and go on. Zeros in a build
-/// without UCX. The numbers only grow; any thread may look.
+/// How often this process has called UCX. A program that links this has a dlsym() of its own, which
+/// returns functions that count the call and forward it. Zeros in a build without UCX. The numbers
+/// only grow; any thread may read them.
 struct UcxCalls {
   std::uint64_t all = 0;
   std::uint64_t looks = 0;  ///< ucp_worker_progress

@@ -14,32 +14,30 @@
 
 namespace hvd::testing {
 
-/// Carries messages between ranks of one process, which may be threads or stepped by one thread. It
-/// matches by the whole tag and by nothing else, and writes straight into the receiver's memory
-/// whenever the sender gets round to it, as a network card does: what is freed too early shows
-/// under AddressSanitizer.
+/// Carries messages between ranks of one process, which are threads or driven by one thread. It
+/// matches by the whole tag only. The sender writes straight into the receiver's memory, as a
+/// network card does, so that AddressSanitizer finds memory that is freed too early.
 ///
-/// Thread-safe but for the members that are settings. Carriers share it, and may outlive the
-/// variable that made it.
+/// Thread-safe except the settings. Carriers share it, and may outlive the variable that made it.
 class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
  public:
   static std::shared_ptr<FakeNetwork> create(int size, std::uint32_t generation = 0) {
     return std::shared_ptr<FakeNetwork>(new FakeNetwork(size, generation));
   }
-  /// The rank's end.
+  /// The carrier of a rank.
   std::shared_ptr<message::Carrier> carrier(int rank);
 
-  // --- settings: to be changed only while no other thread uses the network ---
-  /// Of a larger message the sender's memory is read when it is received, and not before.
+  // --- settings: change them only while no other thread uses the network ---
+  /// The sender's memory of a larger message is read only when the message is received.
   std::size_t eager_bytes = std::numeric_limits<std::size_t>::max();
-  /// What take_back() answers once it no longer answers kPending.
+  /// The result of take_back() after kPending.
   message::TakenBack answer = message::TakenBack::kDone;
-  /// How often it answers kPending before.
+  /// How often it returns kPending first.
   int pending_answers = 0;
-  /// Every call that may throw does.
+  /// Every call that may throw throws.
   bool broken = false;
-  /// The rank to which nothing can be sent, as its connections have broken; what is under way to it
-  /// fails. -1: none.
+  /// A rank whose connections have broken: sends to it, and messages under way to it, fail. -1:
+  /// none.
   int unreachable = -1;
   /// No message under way completes, and no connection breaks.
   bool stalled = false;
@@ -47,26 +45,26 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   bool may_send_to_lost = true;
   int most_process_sets = message::kMostProcessSets;
 
-  // --- what has happened ---
-  /// Messages that were sent, by all ranks.
+  // --- counters ---
+  /// Messages that all ranks have sent.
   int sent() const noexcept { return sent_.load(); }
   /// Calls of take_back().
   int asked_back() const noexcept { return asked_back_.load(); }
   int progressed() const noexcept { return progressed_.load(); }
-  /// Ranks that have left in order, and that have said that something broke.
+  /// Ranks that have sent a farewell, and ranks that have recorded a failure.
   int farewells() const noexcept { return farewells_.load(); }
   int failures() const noexcept { return failures_.load(); }
-  /// Sets of requests that were made.
+  /// Number of Requests that were made.
   int requests_made() const noexcept { return requests_made_.load(); }
 
  private:
   friend class FakeRequests;
   friend class FakeCarrier;
-  /// Of one message's sender or receiver.
+  /// The sender or the receiver of a message.
   struct End {
     bool done = false;
     std::size_t bytes = 0;
-    int receiver = -1;  ///< of a sender's
+    int receiver = -1;  ///< for a sender
   };
   struct Sent {
     message::Tag tag = 0;

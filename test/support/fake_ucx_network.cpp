@@ -41,7 +41,7 @@ void FakeUcxNetwork::put(int to, Packet packet) {
   stations_[static_cast<std::size_t>(to)].coming.emplace(way.last, std::move(packet));
 }
 
-/// Both ends hear of it.
+/// Both ends detect it.
 void FakeUcxNetwork::break_ways(int one, int other, bool loses) {
   for (const auto& way_of : {std::pair(one, other), std::pair(other, one)}) {
     const int from = way_of.first;
@@ -147,7 +147,7 @@ class FakeUcxWorker final : public ucx::Worker {
     made = {&ends_.back()};
     return ucx::kOk;
   }
-  /// What was sent is on its way.
+  /// Puts sent messages under way.
   ucx::Started close(ucx::Endpoint endpoint, ucx::CloseMode mode) override {
     of(endpoint).open = false;
     if (mode == ucx::CloseMode::kFlush) let_out(outbox_.size());
@@ -195,7 +195,7 @@ class FakeUcxWorker final : public ucx::Worker {
     std::uint64_t id = 0;
     bool freed = false;
   };
-  /// What has left the caller's memory, and not yet this process.
+  /// Messages that have left the caller's memory and wait for room.
   struct Held {
     int to = 0;
     Packet packet = {};

@@ -16,36 +16,37 @@ namespace hvd::testing {
 
 struct FakeUcxOptions {
   int size = 2;
-  /// Of a packet. Now and then a connection is ten times as slow, one way.
+  /// Limits of the delay of a packet. Sometimes one direction of a connection is ten times as slow.
   Duration longest_delay{};
   std::uint64_t seed = 0;
-  /// Of a larger message the sender's memory is read when the receiver has asked for it.
+  /// The sender's memory of a larger message is read when the receiver requests it.
   std::size_t eager_bytes = 4096;
-  /// One message of so many is called sent while it waits for room: until its worker is let work.
+  /// One message of this many is reported as sent while it still waits for room, until its worker
+  /// makes progress.
   unsigned holds_one_of = 4;
 };
 
-/// UCX between ranks of one process, below the real carrier: what a worker sends arrives there
-/// after a delay drawn from the seed, in order on each connection and in any order on different
-/// ones, and everything that moves does so while its worker is let work. What a worker calls sent
-/// may still wait there for room, as in a socket that is full.
+/// UCX between ranks of one process, below the real carrier. A message arrives after a delay drawn
+/// from the seed, in order on each connection and in any order on different ones. Data only moves
+/// while a worker makes progress. A message reported as sent may still wait for room, as in a full
+/// socket.
 ///
 /// Thread-safe; each worker is used by one thread at a time. Workers share it.
 class FakeUcxNetwork : public std::enable_shared_from_this<FakeUcxNetwork> {
  public:
   /// @param clock outlives it
   static std::shared_ptr<FakeUcxNetwork> create(const FakeUcxOptions&, const Clock& clock);
-  /// Once for each rank.
+  /// Call it once for each rank.
   ucx::Workers workers(int rank);
 
-  /// The rank's process ends: its workers do nothing any more. Its connections break, which the
-  /// others see after a while, and after what was on its way.
+  /// Ends the rank's process: its workers stop, and its connections break. The others detect that
+  /// after a while, and after the messages that were under way.
   void end(int rank);
-  /// The same, and what was on its way may be lost.
+  /// The same, but messages under way may be lost.
   void kill(int rank);
-  /// The connections between two ranks break, and both see it.
+  /// Breaks the connections between two ranks, which both detect.
   void cut(int rank, int peer);
-  /// Connections that were made, by all.
+  /// Connections that all ranks have made.
   int connected() const;
 
  private:
@@ -53,9 +54,9 @@ class FakeUcxNetwork : public std::enable_shared_from_this<FakeUcxNetwork> {
   struct Packet {
     enum class Kind : std::uint8_t {
       kWhole,     ///< a message
-      kAnnounce,  ///< of a large one
-      kGoOn,      ///< its receiver has room
-      kData,      ///< of it
+      kAnnounce,  ///< of a large message
+      kGoOn,      ///< the receiver requests the data
+      kData,      ///< of a large message
       kBroken
     };
     Kind kind = {};
@@ -65,7 +66,7 @@ class FakeUcxNetwork : public std::enable_shared_from_this<FakeUcxNetwork> {
     std::size_t size = 0;
     std::vector<std::byte> bytes = {};
   };
-  /// From one worker to another.
+  /// The connection from one worker to another.
   struct Way {
     TimePoint last{};  ///< arrival
     int slowness = 1;
@@ -84,7 +85,7 @@ class FakeUcxNetwork : public std::enable_shared_from_this<FakeUcxNetwork> {
   // For workers.
   void connect(int from, int to);
   void deliver(int to, Packet);
-  /// The packets that have come, in order. False: it has ended.
+  /// Returns the packets that have arrived, in order. False if the worker has ended.
   bool collect(int worker, std::vector<Packet>& come);
   void end_worker(int worker);
   std::uint64_t draw(std::uint64_t below);

@@ -9,7 +9,7 @@
 
 namespace hvd::testing {
 
-/// A port that nobody has at this moment, nor is given by the system when anything is to do.
+/// A port that is free now, and that the system does not assign to outgoing connections.
 inline int free_port() {
   static std::mt19937 random(std::random_device{}());
   for (;;) {

@@ -5,14 +5,15 @@
 
 namespace hvd::testing {
 
-/// Runs a command of the shell; both kinds of its output, and in `code` how it ended (0: well).
+/// Runs a shell command. Returns its stdout and stderr, and stores its exit code in `code`.
 std::string shell(const std::string& command, int& code);
 
 /// Two "hosts" on one machine: network namespaces on one bridge, each with its own address and host
-/// name. All else they share: processes, cores, /tmp, /dev/shm. They are named after this process,
-/// so that tests may run side by side. Needs root and the right to make namespaces.
+/// name. They share everything else: processes, cores, /tmp, /dev/shm. Their names contain the pid
+/// of this process, so that tests can run at the same time. Needs root and the right to make
+/// namespaces.
 ///
-/// Not thread-safe. The destructor ends what still runs on them.
+/// Not thread-safe. The destructor ends the processes that still run on them.
 class TwoHosts {
  public:
   TwoHosts();
@@ -20,22 +21,22 @@ class TwoHosts {
   TwoHosts& operator=(const TwoHosts&) = delete;
   ~TwoHosts();
 
-  /// Why there are none; empty if there are.
+  /// Why the hosts could not be made; empty if they exist.
   const std::string& missing() const noexcept { return missing_; }
-  /// @pre the same of all that takes a host: it is 0 or 1.
+  /// @pre in all functions the host is 0 or 1
   const std::string& name(int host) const { return names_.at(static_cast<std::size_t>(host)); }
   static std::string address(int host) { return "10.79.0." + std::to_string(host + 1); }
-  /// What a command line begins with that is to run there.
+  /// The beginning of a command line that runs on the host.
   std::vector<std::string> prefix(int host) const;
-  /// Takes the host's cable out; whether that worked.
+  /// Disconnects the host from the network. Returns whether that worked.
   bool cut(int host) const;
-  /// Puts it in again.
+  /// Connects it again.
   bool mend(int host) const;
-  /// Nothing leaves the host faster than so many Mbit/s.
+  /// Limits the rate at which the host sends, in Mbit/s.
   bool slow(int host, int megabits) const;
-  /// Everything that runs there.
+  /// The processes that run on the host.
   std::vector<int> processes(int host) const;
-  /// SIGKILL to all of it.
+  /// Sends SIGKILL to all of them.
   void kill(int host) const;
 
  private:

@@ -6,7 +6,7 @@
 
 namespace hvd::testing {
 
-/// While it lives, ranks that join a world pretend to be on these hosts.
+/// While it exists, ranks that join a world pretend to be on these hosts.
 class PretendHosts {
  public:
   /// @param letters one per rank: "aabb"

@@ -16,9 +16,9 @@ namespace hvd::rendezvous {
 inline Deadline in(std::chrono::milliseconds time) {
   return std::chrono::steady_clock::now() + time;
 }
-/// Of what is to happen; nobody waits for it to pass.
+/// A deadline that a passing test never reaches.
 inline Deadline soon() { return in(std::chrono::seconds(50)); }
-/// Of what is not to happen.
+/// A deadline that the test waits for.
 inline Deadline short_time() { return in(std::chrono::milliseconds(300)); }
 
 inline Bytes copy_of(const std::string& text) {
@@ -42,7 +42,7 @@ inline std::string outcome_of(const std::function<void()>& call) {
     return std::string("error: ") + error.what();
   }
 }
-/// Each on a thread of its own.
+/// Runs each function on a thread of its own, and returns their outcomes.
 inline std::vector<std::string> all_of(const std::vector<std::function<void()>>& ranks) {
   std::vector<std::string> outcomes(ranks.size());
   std::vector<std::jthread> threads;

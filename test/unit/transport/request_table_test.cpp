@@ -38,7 +38,7 @@ class RequestTableTest : public ::testing::Test {
 };
 
 TEST_F(RequestTableTest, KnowsWhichSlotsAreIdleAndWithWhomTheOthersAre) {
-  EXPECT_TRUE(receiver.test().empty()) << "nothing is under way, and the carrier is not asked";
+  EXPECT_TRUE(receiver.test().empty()) << "no message is under way, so the carrier is not called";
   receiver.receive(2, room, 0, kFromZero);
   EXPECT_FALSE(receiver.idle(2));
   EXPECT_TRUE(receiver.idle(1));
@@ -94,7 +94,7 @@ TEST_F(RequestTableTest, ReceivesWhatAProbeHasMatched) {
   sender.send(0, message, 1, kFromZero);
   EXPECT_FALSE(zero->probe(kFromZero).has_value()) << "it went to rank 1";
   const auto arrival = one->probe(with_source(kFromZero, 1));
-  ASSERT_TRUE(arrival.has_value()) << "the source is not looked at";
+  ASSERT_TRUE(arrival.has_value()) << "probe() ignores the source";
   EXPECT_EQ(arrival->source, 0);
   EXPECT_EQ(arrival->bytes, 10U);
   EXPECT_FALSE(one->probe(kFromZero).has_value()) << "it is matched once";
@@ -105,7 +105,7 @@ TEST_F(RequestTableTest, ReceivesWhatAProbeHasMatched) {
 
 TEST_F(RequestTableTest, IsIdleOnceTheCarrierHasLetGo) {
   EXPECT_EQ(receiver.take_back(), TakenBack::kDone);
-  EXPECT_EQ(network->asked_back(), 0) << "nothing was under way";
+  EXPECT_EQ(network->asked_back(), 0) << "no message was under way";
   network->pending_answers = 2;
   receiver.receive(0, room, 0, kFromZero);
   EXPECT_EQ(receiver.take_back(), TakenBack::kPending);

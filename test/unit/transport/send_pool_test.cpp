@@ -17,7 +17,7 @@ constexpr Tag kTag = make_tag({.kind = kControlKind});
 /// Rank 0 sends to ranks 1 and 2.
 class SendPoolTest : public ::testing::Test {
  protected:
-  /// What the rank receives next, empty if there is nothing.
+  /// The next message of the rank; empty if there is none.
   Bytes receive(int rank) {
     const auto carrier = network->carrier(rank);
     const auto arrival = carrier->probe(kTag);
@@ -46,8 +46,8 @@ TEST_F(SendPoolTest, CopiesAMessageOnceForAllItsReceivers) {
   Bytes bytes = message;
   pool->send(bytes, others, kTag);
   std::fill(bytes.begin(), bytes.end(), std::byte{0});
-  EXPECT_TRUE(pool->empty()) << "it went out at once";
-  EXPECT_EQ(retired(), 0) << "and so nobody has to be rung again";
+  EXPECT_TRUE(pool->empty()) << "it was sent at once";
+  EXPECT_EQ(retired(), 0) << "so no rank has to be rung again";
   EXPECT_EQ(network->sent(), 2);
   EXPECT_EQ(receive(1), message);
   EXPECT_EQ(receive(2), message);
@@ -76,7 +76,7 @@ TEST_F(SendPoolTest, ASendThatFailsOnItsWayIsToldOfOnceAndKeepsNoOtherFromIt) {
   int told = 0;
   const auto count = [&](std::span<const int> done) { told += static_cast<int>(done.size()); };
   EXPECT_THROW(pool->retire(count), Error);
-  EXPECT_EQ(told, 1) << "the second message has gone out";
+  EXPECT_EQ(told, 1) << "the second message has been sent";
   EXPECT_EQ(retired(), 2);
   EXPECT_TRUE(pool->empty());
 }
@@ -98,7 +98,7 @@ TEST_F(SendPoolTest, UsesItsBuffersAgain) {
   EXPECT_EQ(network->requests_made(), 1);
   pool->send(Bytes(100'000), others, kTag);
   pool->send(message, others, kTag);
-  EXPECT_EQ(network->requests_made(), 2) << "one that has become large is not kept";
+  EXPECT_EQ(network->requests_made(), 2) << "a large buffer is not reused";
 }
 
 TEST_F(SendPoolTest, TakesBackWhatIsUnderWayWhenItEnds) {

@@ -101,7 +101,7 @@ TEST(ControlSegment, AProcessThatEndsBecauseOfALossIsNotTakenForTheLoss) {
   EXPECT_EQ(loss->cause, "lost rank 7: it ended");
 }
 
-// What the watch of a process looks at whose engine does nothing any more.
+// glance() is called by the watch while the engine hangs.
 TEST(ControlSegment, AtOneGlanceShowsWhoHasEndedAndWhomOthersAccuse) {
   Pair ended([](ControlSegment&) {});
   ASSERT_TRUE(ended.wait_for_loss(60s, 5s));
@@ -117,7 +117,7 @@ TEST(ControlSegment, AtOneGlanceShowsWhoHasEndedAndWhomOthersAccuse) {
   });
   ASSERT_TRUE(accuses.wait_for_loss(60s, 5s));
   EXPECT_EQ(accuses.control_segment().glance(0)->accused, 7);
-  EXPECT_FALSE(accuses.control_segment().glance(7)) << "that it is accused itself tells it nothing";
+  EXPECT_FALSE(accuses.control_segment().glance(7)) << "an accusation of itself does not count";
 
   Pair lives(live);
   EXPECT_FALSE(lives.control_segment().glance(0));

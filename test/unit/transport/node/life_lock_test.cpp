@@ -1,4 +1,4 @@
-// The end of another process, seen by the lock that a thread of it holds.
+// Detects the end of another process by the lock that one of its threads holds.
 #include "transport/node/life_lock.h"
 
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-/// Asks again and again, for up to 20 s.
+/// Polls for up to 20 s.
 template <class Done>
 bool soon(const Done& done) {
   const TimePoint limit = SteadyClock().now() + 20s;
@@ -44,7 +44,7 @@ struct Shared {
 /// Processes that watch each other: this one, number 0, and children.
 class Processes {
  public:
-  /// What number i does once it watches: until it ends, or for good.
+  /// The program of process i, once it watches the others.
   using Life = std::function<void(Shared&, std::optional<LifeWatch>&)>;
 
   explicit Processes(std::vector<Life> children, std::uint64_t namespace_of_first = 0)
@@ -81,7 +81,7 @@ class Processes {
       ::kill(child, SIGKILL);
       ::waitpid(child, nullptr, 0);
     }
-    // Its memory stays: this process's thread gives its lock free a little later.
+    // The memory stays mapped, because this process's thread releases its lock a little later.
   }
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
@@ -129,7 +129,7 @@ TEST(LifeLock, AKilledProcessIsSeenThoughNobodyHasWaitedForIt) {
   EXPECT_TRUE(soon([&] { return job.shared().told == 1; }));
 }
 
-// Those that watch each other, and those that watch what is not theirs once those are gone.
+// Each process watches the next one, and the one behind it once that has ended.
 TEST(LifeLock, SeveralThatEndAtOnceAreSeenInAnyOrder) {
   for (const std::vector<std::size_t>& killed : std::vector<std::vector<std::size_t>>{
            {1, 2}, {2, 1}, {1, 3}, {3, 2}, {1, 2, 3}, {3, 2, 1}}) {
@@ -146,7 +146,7 @@ TEST(LifeLock, SeveralThatEndAtOnceAreSeenInAnyOrder) {
   }
 }
 
-// It is looked for in /proc at once and again, so that what comes next is seen by the same thread.
+// The thread reads /proc repeatedly, so that the same thread also detects the next end.
 TEST(LifeLock, AThreadThatLetsGoOfTheLockIsNoEndOfItsProcess) {
   Processes job({[](Shared&, std::optional<LifeWatch>& watch) {
                    watch.reset();
@@ -154,7 +154,7 @@ TEST(LifeLock, AThreadThatLetsGoOfTheLockIsNoEndOfItsProcess) {
                  },
                  stay});
   ASSERT_TRUE(job.all_hold());
-  ASSERT_TRUE(soon([&] {  // as the end of that thread
+  ASSERT_TRUE(soon([&] {  // the end of that thread
     if (::pthread_mutex_trylock(&job.shared().locks[1].mutex) != 0) return false;
     ::pthread_mutex_unlock(&job.shared().locks[1].mutex);
     return true;
@@ -179,7 +179,7 @@ TEST(LifeLock, AProcessThatBecomesAnotherProgramHasNotEnded) {
     if (result == EOWNERDEAD) ::pthread_mutex_consistent(&job.shared().locks[1].mutex);
     ::pthread_mutex_unlock(&job.shared().locks[1].mutex);
     return true;
-  })) << "its threads are gone";
+  })) << "its threads have ended";
   ::kill(job.child(2), SIGKILL);
   EXPECT_TRUE(soon([&] { return job.ended(2); }));
   EXPECT_FALSE(job.ended(1));
@@ -196,7 +196,7 @@ TEST(LifeLock, WhoHasLeftIsNotMissedAndWhatItWatchedIsWatchedByAnother) {
   EXPECT_FALSE(job.ended(1));
 }
 
-// Or it would be waited for, and nobody be seen that comes behind it.
+// Otherwise the thread would wait for it, and miss the processes behind it.
 TEST(LifeLock, WhoEndsBeforeItHasTakenItsLockIsSeenToo) {
   Processes job({[](Shared& shared, std::optional<LifeWatch>& watch) {
                    watch.reset();
@@ -210,17 +210,18 @@ TEST(LifeLock, WhoEndsBeforeItHasTakenItsLockIsSeenToo) {
   EXPECT_TRUE(soon([&] { return job.ended(2); }));
 }
 
-// What it has to be told by is its silence.
+// Only missing heartbeats reveal its end.
 TEST(LifeLock, AProcessOfAnotherPidNamespaceIsLeftOut) {
   Processes job({stay, stay}, current_process().pid_namespace + 1);
   ASSERT_TRUE(job.all_hold());
   ::kill(job.child(1), SIGKILL);
   ::kill(job.child(2), SIGKILL);
-  EXPECT_TRUE(soon([&] { return job.ended(2); })) << "it was next behind the one that is left out";
+  EXPECT_TRUE(soon([&] { return job.ended(2); }))
+      << "it is the next one behind the process that is left out";
   EXPECT_FALSE(job.ended(1));
 }
 
-/// Whether a process with much memory is seen to end before a pidfd says so.
+/// Whether the end of a process with much memory is detected before its pidfd reports it.
 bool seen_before_the_memory_is_free() {
   constexpr std::size_t kBytes = std::size_t{512} << 20;
   Processes job({[](Shared& shared, std::optional<LifeWatch>&) {
@@ -244,7 +245,7 @@ bool seen_before_the_memory_is_free() {
   return !pidfd_was_first;
 }
 
-// On busy cores the thread that sees it may get its turn late, but not again and again.
+// On busy cores the detecting thread may be late, but not in every attempt.
 TEST(LifeLock, TheEndIsSeenBeforeTheMemoryIsFree) {
   EXPECT_TRUE(seen_before_the_memory_is_free() || seen_before_the_memory_is_free() ||
               seen_before_the_memory_is_free());
@@ -254,10 +255,10 @@ TEST(RunsNoMore, IsSaidOfProcessesThatAreGoneAndOfNoOthers) {
   ProcessIdentity own = current_process();
   EXPECT_FALSE(runs_no_more(own));
   own.start_time += 1;
-  EXPECT_TRUE(runs_no_more(own)) << "the pid is another's now";
+  EXPECT_TRUE(runs_no_more(own)) << "another process has the pid now";
   own = current_process();
   own.pid_namespace += 1;
-  EXPECT_FALSE(runs_no_more(own)) << "it cannot be seen";
+  EXPECT_FALSE(runs_no_more(own)) << "its end cannot be determined";
   int pipe[2];
   ASSERT_EQ(::pipe(pipe), 0);
   const pid_t child = ::fork();

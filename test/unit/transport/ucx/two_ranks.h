@@ -15,7 +15,7 @@ namespace hvd::testing {
 inline constexpr message::Tag kTag = 12345;
 inline constexpr std::byte kByte{7};
 
-/// Sends one's own address through a socket, and returns what the other end has sent.
+/// Sends this rank's address through a socket, and returns the address of the other.
 inline std::vector<std::byte> swap_addresses(int socket, const std::vector<std::byte>& own) {
   const auto bytes = static_cast<std::uint32_t>(own.size());
   if (::write(socket, &bytes, sizeof bytes) != sizeof bytes ||
@@ -35,7 +35,7 @@ inline std::vector<std::byte> swap_addresses(int socket, const std::vector<std::
   return other;
 }
 
-/// Sends a byte to the other rank, and receives one: then there is a connection.
+/// Exchanges a byte with the other rank, which establishes the connection.
 inline void exchange(message::RequestTable& table, int other, std::byte& byte) {
   const std::byte own{1};
   table.reset(2);

@@ -1,8 +1,8 @@
 // The other rank of ucx_library_test: ucx_peer_program ENDING BYTES LOOKS PLANE
-// Rank 0 of two. Swaps addresses over stdin and a byte over UCX, sends one message to rank 1 in
-// the plane "data" or "control", lets UCX work LOOKS times, and then: "kill" kills itself, "stop"
-// does nothing more, "live" lets UCX work until it is killed, "leave" sends off what is under way
-// and ends.
+// Rank 0 of two. Exchanges addresses over stdin and a byte over UCX, sends one message to rank 1 in
+// the plane "data" or "control", calls progress() LOOKS times, and then: "kill" kills itself,
+// "stop" stops all activity, "live" makes progress until it is killed, "leave" completes the
+// messages under way and ends.
 #include <signal.h>
 #include <sys/prctl.h>
 #include <unistd.h>
@@ -50,7 +50,7 @@ int run(const std::string& ending, std::size_t bytes, int looks, hvd::message::P
 int main(int count, char** arguments) {
   try {
     if (count != 5) return 2;
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that ends early leaves nobody behind
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // so that a test that ends early leaves no process
     return run(arguments[1], std::strtoul(arguments[2], nullptr, 10), std::atoi(arguments[3]),
                arguments[4] == std::string("data") ? hvd::message::Plane::kData
                                                    : hvd::message::Plane::kControl);
