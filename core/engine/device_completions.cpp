@@ -33,21 +33,6 @@ bool DeviceCompletions::has(const Channel& channel) const noexcept {
                      [&](const Entry& entry) { return entry.channel == &channel; });
 }
 
-// In the order in which they were queued, so each is asked about once after it has ended, and on a
-// busy device only `most` are.
-std::size_t DeviceCompletions::unfinished(std::size_t most) {
-  std::size_t found = 0;
-  for (auto entry = entries_.begin(); entry != entries_.end() && found < most;) {
-    if (entry->output_ready->query()) {
-      entry = entries_.erase(entry);
-    } else {
-      ++found;
-      ++entry;
-    }
-  }
-  return found;
-}
-
 void DeviceCompletions::look() {
   if (entries_.empty()) return;
   const TimePoint now = clock_.now();

@@ -22,9 +22,6 @@ class DeviceCompletions {
   void add(Channel&, const Batch&, EventPtr output_ready);
   bool empty() const noexcept { return entries_.empty(); }
   bool has(const Channel&) const noexcept;
-  /// How many the device has not come to the end of, counted up to `most`; lets go of those that it
-  /// has. @throws Error when one has failed
-  std::size_t unfinished(std::size_t most);
   /// Looks, now and then, which have come to their end. @throws PeerLostError, Error when one has
   /// failed or takes too long
   void look();

@@ -172,7 +172,6 @@ std::vector<OperationPtr> Engine::outstanding_in_order() const {
 }
 
 bool Engine::note_blocked(Waiting waiting) noexcept {
-  if (gathering_.let_go()) return true;
   if (!waits_for_others() || executor_.active()) return false;
   if (waiting == Waiting::kWithoutLimit) blocked_.note_wait();
   return steady_.note_blocked();
@@ -251,32 +250,12 @@ void Engine::start(control::AgreedBatch batch) {
   }
 }
 
-// A rank that repeats a schedule has reported nothing, and a plan needs all.
 bool Engine::decide() {
-  const auto decide_now = [this]() HVD_REQUIRES(progress_) {
-    const std::size_t on_device = busy_on_device();
-    return route_.decide([this, on_device](int process_set, DeviceType device)
-                             HVD_REQUIRES(progress_) {
-                               return executor_.batches_ahead(process_set, device) +
-                                      (device == DeviceType::kCpu ? 0 : on_device);
-                             });
-  };
-  const bool decided = !steady_.repeating() && decide_now();
-  if (gathering_.under_way() && (decided || steady_.repeating() || !route_.may_gather_for_device()))
-    gathering_.end();
-  return decided;
-}
-
-/// What the device has queued as far as small tensors for it may wait for that.
-std::size_t Engine::busy_on_device() {
-  const std::size_t here = executor_.batches_ahead(0, DeviceType::kCuda);
-  if (here >= control::kBusyBatches || executor_.device_completions().empty() ||
-      !route_.may_gather_for_device() || !gathering_.may_last(time_.step()))
-    return 0;
-  const std::size_t room = control::kBusyBatches - here;
-  const std::size_t unfinished = executor_.unfinished_on_device(room);
-  if (unfinished == room) gathering_.note(time_.step());
-  return unfinished;
+  // A rank that replays a schedule has not reported, and a plan needs the reports of all ranks.
+  if (steady_.repeating()) return false;
+  return route_.decide([this](int process_set, DeviceType device) HVD_REQUIRES(progress_) {
+    return executor_.batches_ahead(process_set, device);
+  });
 }
 
 void Engine::give_up(const Status& status) noexcept {

@@ -8,7 +8,6 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/device_gathering.h"
 #include "engine/engine_front.h"
 #include "engine/executor.h"
 #include "engine/operation_state.h"
@@ -78,8 +77,7 @@ class Engine {
   bool needs_polling() const noexcept HVD_REQUIRES(progress_);
   /// Data or control messages are being moved right now.
   bool transferring() const noexcept HVD_REQUIRES(progress_) {
-    return executor_.needs_polling() || control_->busy() || route_.has_own_plan() ||
-           gathering_.under_way();
+    return executor_.needs_polling() || control_->busy() || route_.has_own_plan();
   }
   /// This rank waits for something or works on something.
   bool busy() const noexcept HVD_REQUIRES(progress_) {
@@ -119,7 +117,6 @@ class Engine {
   void apply(const wire::Plan&) HVD_REQUIRES(progress_);
   void start(control::AgreedBatch) HVD_REQUIRES(progress_);
   bool decide() HVD_REQUIRES(progress_);
-  std::size_t busy_on_device() HVD_REQUIRES(progress_);
   bool do_housekeeping() HVD_REQUIRES(progress_);
   bool waiting() const noexcept HVD_REQUIRES(progress_) { return busy() || route_.waiting(); }
   Status explained(const Status& cause) HVD_REQUIRES(progress_);
@@ -146,7 +143,6 @@ class Engine {
   PeerWatch watch_ HVD_GUARDED_BY(progress_);
   ReportRoute route_ HVD_GUARDED_BY(progress_);
   BlockedNotice blocked_ HVD_GUARDED_BY(progress_);
-  DeviceGathering gathering_ HVD_GUARDED_BY(progress_);
   // Not those that wait in the schedule that is repeated.
   Outstanding outstanding_ HVD_GUARDED_BY(progress_);
   std::vector<OperationPtr> taken_ HVD_GUARDED_BY(progress_);  // from front_, empty between steps

@@ -154,7 +154,6 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   if (front_.failed()) return;
   const Status own = as_told_to(control_->rank(), cause);
   front_.set_failed(own);
-  gathering_.end();
   // Before the program hears of it, and before the others may die of it.
   if (cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(cause.code),

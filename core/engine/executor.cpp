@@ -143,13 +143,6 @@ std::size_t Executor::batches_ahead(int process_set, DeviceType device) const no
   return batches;
 }
 
-std::size_t Executor::unfinished_on_device(std::size_t most) {
-  if (completions_.empty()) return 0;
-  const std::size_t unfinished = completions_.unfinished(most);
-  close_retired();
-  return unfinished;
-}
-
 bool Executor::progress() {
   bool moved = false;
   if (!completions_.empty()) {

@@ -81,9 +81,6 @@ class Executor {
   /// same set, but for small operations that have a channel beside it; on a GPU of all sets, as its
   /// channels take turns.
   std::size_t batches_ahead(int process_set, DeviceType) const noexcept;
-  /// Of the batches that are complete here, how many the device has not finished, counted up to
-  /// `most`. Asks the device. @throws Error when one has failed there
-  std::size_t unfinished_on_device(std::size_t most);
   /// What is complete here and still in a device's queue.
   const DeviceCompletions& device_completions() const noexcept { return completions_; }
   /// The name of an operation that runs or waits to run; empty when none does.

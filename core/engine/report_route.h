@@ -72,10 +72,6 @@ class ReportRoute {
   void note_left(std::uint64_t batches_run);
 
   // --- downwards ---
-  /// Rank 0: as control::Coordinator says; not before receive() has given the last plan.
-  bool may_gather_for_device() const {
-    return coordinator_ != nullptr && !own_plan_ && coordinator_->may_gather_for_device();
-  }
   /// Rank 0: decides, and publishes, the next plan; none before receive() has given the last one.
   /// @return whether there was one
   bool decide(const control::BatchesAhead&);
