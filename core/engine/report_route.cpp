@@ -31,12 +31,16 @@ control::TreePlace find_place(const RuntimeOptions& options, const Topology& top
   return control::place_in_tree(topology, topology.rank, options.control_radix);
 }
 
-// A plan goes to the ranks below, and without a tree from rank 0 to all.
+std::vector<int> ranks_from_one(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size) - 1);
+  std::iota(ranks.begin(), ranks.end(), 1);
+  return ranks;
+}
+
+// A plan goes to the ranks below, and without a tree from rank 0 to all others.
 std::vector<int> find_receivers(const control::TreePlace& place, const Topology& topology) {
   if (topology.rank != 0 || !place.children.empty()) return place.children;
-  std::vector<int> others(static_cast<std::size_t>(topology.size) - 1);
-  std::iota(others.begin(), others.end(), 1);
-  return others;
+  return ranks_from_one(topology.size);
 }
 
 // The coordinator learns of a stall only from what it has been told, so in good time before it says
@@ -210,10 +214,10 @@ void ReportRoute::refuse(int source, const std::string& what, const std::string&
 
 void ReportRoute::tell_failure(const wire::Abort& abort) {
   const wire::Bytes bytes = wire::encode(abort);
-  if (coordinator_) return control_.publish(bytes);
+  if (coordinator_) return control_.send(ranks_from_one(control_.size()), bytes);
   std::exception_ptr failure;
   try {
-    control_.report(bytes);
+    control_.send(0, bytes);
   } catch (const std::exception&) {  // it may be the one that is lost
     failure = std::current_exception();
   }

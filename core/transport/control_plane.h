@@ -48,7 +48,7 @@ struct PeerLoss {
   bool known = false;  ///< another rank noticed it first, and `cause` is the whole of what it says
 };
 
-/// Carries control messages between the ranks and the coordinator, rank 0, and wakes engines.
+/// Carries control messages between ranks, and wakes engines. A rank sends none to itself.
 ///
 /// Used by the thread that drives the engine, except ring() and doorbell().ring(), which any thread
 /// may call. Nothing blocks. Messages between a pair of ranks arrive in order, whole and once.
@@ -57,13 +57,9 @@ class ControlPlane : public Peers {
  public:
   virtual const Topology& topology() const noexcept = 0;
 
-  /// Sends to the coordinator (on rank 0: to itself).
-  virtual void report(std::span<const std::byte> message) = 0;
-  /// Rank 0 only: sends to every rank, itself included.
-  virtual void publish(std::span<const std::byte> message) = 0;
-  /// Sends to one rank, which may be this one.
+  /// Sends to one other rank. @throws hvd::Error when there is no such other rank
   virtual void send(int rank, std::span<const std::byte> message) = 0;
-  /// Sends to each of `ranks`, which are others.
+  /// Sends to each of these other ranks, even if one of them cannot be reached.
   virtual void send(std::span<const int> ranks, std::span<const std::byte> message) = 0;
   /// The next message that has arrived, if any.
   virtual std::optional<Message> poll() = 0;

@@ -187,8 +187,6 @@ class BreakingPlane final : public control::ControlPlane {
   int size() const noexcept override { return inner_->size(); }
   void ring(int rank) noexcept override { inner_->ring(rank); }
   const Topology& topology() const noexcept override { return inner_->topology(); }
-  void report(std::span<const std::byte> message) override { inner_->report(message); }
-  void publish(std::span<const std::byte> message) override { inner_->publish(message); }
   void send(int rank, std::span<const std::byte> message) override { inner_->send(rank, message); }
   void send(std::span<const int> ranks, std::span<const std::byte> message) override {
     inner_->send(ranks, message);

@@ -15,8 +15,6 @@ class LonelyPlane final : public control::ControlPlane {
   int size() const noexcept override { return 1; }
   void ring(int) noexcept override {}
   const Topology& topology() const noexcept override { return topology_; }
-  void report(std::span<const std::byte>) override {}
-  void publish(std::span<const std::byte>) override {}
   void send(int, std::span<const std::byte>) override {}
   void send(std::span<const int>, std::span<const std::byte>) override {}
   std::optional<control::Message> poll() override { return std::nullopt; }
