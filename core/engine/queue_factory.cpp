@@ -98,14 +98,23 @@ class BackendQueues final : public QueueFactory {
     return spec;
   }
 
-  /// Of those that have GPUs the best for it, or null.
-  Backend* device_backend(const ChannelSpec& spec, const Collective& collective) const {
+  /// The backend with the highest score above 0, of equal ones the first; null when there is none.
+  /// @param forced the only backend to consider; null: all
+  Backend* best_backend(const ChannelSpec& spec, const Collective& collective,
+                        const std::string* forced) const {
     Backend* best = nullptr;
+    int best_score = 0;
     for (const auto& backend : backends_) {
-      if (forced_backend_ && backend->name() != *forced_backend_) continue;
-      if (backend->score(parts_.topology, spec, collective) > 0) best = backend.get();
+      if (forced != nullptr && backend->name() != *forced) continue;
+      const int score = backend->score(parts_.topology, spec, collective);
+      if (score <= best_score) continue;
+      best = backend.get();
+      best_score = score;
     }
     return best;
+  }
+  Backend* device_backend(const ChannelSpec& spec, const Collective& collective) const {
+    return best_backend(spec, collective, forced_backend_ ? &*forced_backend_ : nullptr);
   }
 
   // Where no backend that has GPUs can do this, a channel through the host's memory.
@@ -148,19 +157,12 @@ class BackendQueues final : public QueueFactory {
 
 Backend& BackendQueues::host_backend(const ChannelSpec& spec, const Batch& batch) const {
   const Collective collective = needed_for(batch);
-  Backend* best = nullptr;
-  int best_score = 0;
   // A forced transport does not apply to sets of one rank, which only the self backend serves. NCCL
   // is a choice for GPUs only.
   const bool choice_counts =
       forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
-  for (const auto& backend : backends_) {
-    if (choice_counts && backend->name() != *forced_backend_) continue;
-    const int score = backend->score(parts_.topology, spec, collective);
-    if (score <= best_score) continue;
-    best = backend.get();
-    best_score = score;
-  }
+  Backend* const best =
+      best_backend(spec, collective, choice_counts ? &*forced_backend_ : nullptr);
   if (best == nullptr) {
     throw Error("no backend can run " + std::string(to_string(collective.kind)) + " of " +
                 std::string(to_string(collective.dtype)) + " on " +
