@@ -64,7 +64,7 @@ std::string Batch::title() const {
       operations_.empty() || !operations_.front() ? request() : operations_.front()->request);
 }
 
-void Batch::let_go() noexcept {
+void Batch::release_operations() noexcept {
   for (OperationPtr& operation : operations_) operation = {};
 }
 

@@ -44,11 +44,13 @@ class Batch {
     operations_[index] = std::move(operation);
   }
   /// After each use: it holds no operation, and has room for as many as were agreed on.
-  void let_go() noexcept;
+  void release_operations() noexcept;
 
   const wire::Request& request() const noexcept { return agreed_.operations.front().request; }
   std::span<const wire::Response> agreed() const noexcept { return agreed_.operations; }
   std::span<const OperationPtr> operations() const noexcept { return operations_; }
+  /// Of a join, or of a change of process sets: see control::AgreedBatch::result.
+  std::int64_t result() const noexcept { return agreed_.result; }
   const ChannelSpec& spec() const noexcept { return spec_; }
   const Collective& collective() const noexcept { return collective_; }
   const Conversion& conversion() const noexcept { return conversion_; }

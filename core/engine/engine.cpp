@@ -242,7 +242,7 @@ void Engine::start(control::AgreedBatch batch) {
                                                         operations[i]->request, control_->rank()))
         throw Error(*problem);
     }
-    executor_.start(std::move(batch), operations);
+    executor_.start(executor_.prepare(std::move(batch), operations));
   } catch (...) {
     // Nobody else knows them now, and they have to end with the cause.
     for (const OperationPtr& operation : operations) outstanding_.add(operation);

@@ -64,22 +64,8 @@ Executor::Executor(Environment environment, std::unique_ptr<QueueFactory> factor
 // What a device may still be at work on outlives this.
 Executor::~Executor() { completions_.abandon(); }
 
-void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> operations) {
-  if (!wire::only_agrees(batch.operations.front().request.kind))
-    return start(make(std::move(batch), std::move(operations)));
-  for (std::size_t i = 0; i < operations.size(); ++i) {
-    operations[i]->set_result(batch.result);
-    finish_(operations[i], {}, nullptr, false);
-  }
-}
-
-std::shared_ptr<Execution> Executor::prepare(control::AgreedBatch batch) {
-  std::vector<OperationPtr> places(batch.operations.size());
-  return make(std::move(batch), std::move(places));
-}
-
-std::shared_ptr<Execution> Executor::make(control::AgreedBatch batch,
-                                          std::vector<OperationPtr> operations) {
+std::shared_ptr<Execution> Executor::prepare(control::AgreedBatch batch,
+                                             std::vector<OperationPtr> operations) {
   auto execution = std::make_shared<Execution>(std::move(batch), std::move(operations),
                                                environment_.topology.rank);
   if (!wire::only_agrees(execution->batch().request().kind))
@@ -102,9 +88,11 @@ void Executor::start(const std::shared_ptr<Execution>& execution) {
                           [](const OperationPtr& operation) { return operation ? true : false; }),
       "all operations of the batch are there");
   ChannelQueue* const queue = execution->queue_;
-  if (queue == nullptr) {  // nothing is to be moved
+  if (queue == nullptr) {  // the ranks have agreed, and no data moves
+    for (const OperationPtr& operation : execution->batch().operations())
+      operation->set_result(execution->batch().result());
     finish_all(execution->batch(), {}, nullptr, false);
-    return execution->batch_.let_go();
+    return execution->batch_.release_operations();
   }
   if (queue->ordered) execution->turn_ = order_.take_turn();
   queue->push(execution);
@@ -325,7 +313,7 @@ void Executor::complete(ChannelQueue& queue, Execution& execution) {
   if (environment_.timeline.on() && execution.launched_at_ != TimePoint{}) record(queue, execution);
   finish_all(batch, {}, output_ready, false);
   execution.phase_ = Execution::Phase::kIdle;
-  execution.batch_.let_go();
+  execution.batch_.release_operations();
 }
 
 void Executor::finish_all(const Batch& batch, const Status& status, const EventPtr& output_ready,
@@ -389,7 +377,7 @@ void Executor::abort(const Status& status) noexcept {
       if (launched) queue.staging->abandon();
       finish_all(execution->batch(), status, nullptr, launched);
       execution->phase_ = Execution::Phase::kIdle;
-      execution->batch_.let_go();
+      execution->batch_.release_operations();
     }
   }
   in_flight_ = 0;

@@ -54,14 +54,15 @@ class Executor {
   Executor(Environment, std::unique_ptr<QueueFactory>, Finish);
   ~Executor();
 
-  /// @param operations this rank's side of each agreed operation; none when it is absent from the
-  /// batch
-  void start(control::AgreedBatch, std::vector<OperationPtr> operations);
-  /// For a batch that will be started again and again, without allocating anything then.
-  std::shared_ptr<Execution> prepare(control::AgreedBatch);
+  /// Opens the channel that the batch needs, unless it is open. A batch that is started again and
+  /// again is prepared once, so that start() allocates nothing.
+  /// @param operations this rank's side of each agreed operation, or null where it is put() later;
+  /// empty when this rank is absent from the batch
+  std::shared_ptr<Execution> prepare(control::AgreedBatch, std::vector<OperationPtr> operations);
   /// Only these will run from now on: frees the buffers that none of them needs.
   void keep_buffers_for(std::span<const std::shared_ptr<Execution>>);
-  /// @pre all its operations are there, and it does not run
+  /// Queues the batch; one that only agrees on something (a barrier, a join, a change of process
+  /// sets) ends at once. @pre all its operations are there, and it does not run
   void start(const std::shared_ptr<Execution>&);
   /// The set was removed: its channels are closed once what was started on them has ended.
   void retire(int process_set);
@@ -91,7 +92,6 @@ class Executor {
   void abort(const Status&) noexcept;
 
  private:
-  std::shared_ptr<Execution> make(control::AgreedBatch, std::vector<OperationPtr>);
   ChannelQueue& queue_for(const Batch&);
   bool progress(ChannelQueue&);
   [[noreturn]] void fail_standing(const ChannelQueue&, Duration standstill, int waits_for) const;

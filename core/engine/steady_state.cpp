@@ -76,8 +76,10 @@ void SteadyState::begin(std::vector<control::AgreedBundle> schedule, TimePoint n
   HVD_EXPECT(!repeating() && !anything_waits(), "the last schedule has been left");
   executions_.clear();
   for (const control::AgreedBundle& bundle : schedule) {
-    for (const control::AgreedBatch& batch : bundle)
-      executions_.push_back(executor_.prepare(batch));
+    for (const control::AgreedBatch& batch : bundle) {
+      std::vector<OperationPtr> places(batch.operations.size());  // filled by offer()
+      executions_.push_back(executor_.prepare(batch, std::move(places)));
+    }
   }
   HVD_LOG(kDebug) << "replaying a schedule of " << executions_.size() << " batches";
   executor_.keep_buffers_for(executions_);

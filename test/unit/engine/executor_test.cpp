@@ -184,10 +184,10 @@ class ExecutorTest : public ::testing::Test {
     return asked;
   }
   void start(const wire::Request& asked) {
-    executor_.start(agreed_batch({asked}, 2), {float_state(asked, memory_)});
+    executor_.start(executor_.prepare(agreed_batch({asked}, 2), {float_state(asked, memory_)}));
   }
   std::shared_ptr<Execution> prepare(const wire::Request& asked) {
-    return executor_.prepare(agreed_batch({asked}, 2));
+    return executor_.prepare(agreed_batch({asked}, 2), {OperationPtr()});
   }
   void start_again(const std::shared_ptr<Execution>& execution) {
     execution->put(0, float_state(execution->batch().request(), memory_));
@@ -273,7 +273,7 @@ TEST_F(ExecutorTest, WhatEndsIsReadyAfterTheEventOfTheUnpackingNotOfTheCollectiv
   auto owner = std::make_shared<int>();
   const std::weak_ptr<int> kept = owner;
   operation->submission.keep_alive = std::move(owner);
-  executor_.start(agreed_batch({asked}, 2), {operation});
+  executor_.start(executor_.prepare(agreed_batch({asked}, 2), {operation}));
   executor_.retire(0);
   executor_.progress();
   EXPECT_THAT(take_log(),
@@ -435,7 +435,7 @@ TEST_F(ExecutorTest, AnAlltoallAgreesOnItsSizesInTheHostsMemoryAndIsNotStaged) {
     const OperationPtr operation = float_state(asked, memory_);
     operation->submission.parameters = Alltoall{{2, 2}};
     operation->submission.allocate_output = [](const OutputSizes&) { return TensorView{}; };
-    executor_.start(agreed_batch({asked}, 2), {operation});
+    executor_.start(executor_.prepare(agreed_batch({asked}, 2), {operation}));
     executor_.progress();
   }
   EXPECT_THAT(log_,
