@@ -24,11 +24,12 @@ Status status_of(const std::exception& error) {
 
 }  // namespace
 
-Engine::Engine(const RuntimeOptions& options, EngineParts parts, OnEnd on_end)
+Engine::Engine(const RuntimeOptions& options, EngineParts parts)
     : counters_(parts.counters),
-      on_end_(std::move(on_end)),
       control_(std::move(parts.control)),
       front_(control::ProcessSetTable(control_->size())),
+      operations_(front_, control_->rank(),
+                  parts.device ? std::optional(parts.device->device()) : std::nullopt),
       time_(parts.clock, options.peer_timeout / 4),
       negotiator_(control_->rank(), *front_.process_sets(), options.cache_capacity),
       executor_({control_->topology(), parts.clock, counters_, parts.timeline, parts.device,
@@ -283,7 +284,7 @@ void Engine::finish(const OperationPtr& operation, const Status& status, const E
                     bool in_flight) {
   auto& counter = status.ok() ? counters_.completed_operations : counters_.failed_operations;
   counter.fetch_add(1, std::memory_order_relaxed);
-  on_end_(*operation);
+  operations_.release(*operation);
   if (in_flight) {
     operation->finish_in_flight(status);
   } else {

@@ -1,6 +1,5 @@
 #pragma once
 
-#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,7 +9,7 @@
 #include "base/clock.h"
 #include "engine/engine_front.h"
 #include "engine/executor.h"
-#include "engine/operation_state.h"
+#include "engine/operation_table.h"
 #include "engine/outstanding.h"
 #include "engine/peer_watch.h"
 #include "engine/progress_ownership.h"
@@ -39,7 +38,7 @@ struct EngineParts {
 ///
 /// step() and whatever else requires progress() belong to the thread that owns progress (see
 /// Runtime);
-/// front(), doorbell() and topology() may be used by any thread.
+/// front(), operations(), doorbell() and topology() may be used by any thread.
 /// Nothing blocks, and no error escapes: the first one is the cause of failure with which
 /// everything outstanding and later ends.
 ///
@@ -47,15 +46,14 @@ struct EngineParts {
 ///      \------ loss, broken message, backend error, fail() ----> failed
 class Engine {
  public:
-  /// The operation has ended (its state is set right after): the name may be used again.
-  using OnEnd = std::function<void(OperationState&)>;
-
-  Engine(const RuntimeOptions&, EngineParts, OnEnd);
+  Engine(const RuntimeOptions&, EngineParts);
   ~Engine();
 
   // --- any thread ---
   EngineFront& front() noexcept { return front_; }
   const EngineFront& front() const noexcept { return front_; }
+  OperationTable& operations() noexcept { return operations_; }
+  const OperationTable& operations() const noexcept { return operations_; }
   Doorbell& doorbell() noexcept { return control_->doorbell(); }
   const Topology& topology() const noexcept { return control_->topology(); }
   const ProgressOwnership& progress() const noexcept HVD_RETURN_CAPABILITY(progress_) {
@@ -131,9 +129,9 @@ class Engine {
   void dump_state_if_asked() HVD_REQUIRES(progress_);
 
   observe::Counters& counters_;
-  const OnEnd on_end_;
   std::unique_ptr<control::ControlPlane> control_;
   EngineFront front_;
+  OperationTable operations_;
 
   ProgressOwnership progress_;
   StepTime time_ HVD_GUARDED_BY(progress_);

@@ -113,6 +113,7 @@ void OperationTable::take_back() {
 
 void OperationTable::release(OperationState& operation) {
   const MutexLock lock(mutex_);
+  if (!operation.in_flight) return;
   const wire::Request& request = operation.request;
   if (operation.calls_back()) callbacks_.fetch_sub(1, std::memory_order_relaxed);
   operation.in_flight = false;

@@ -39,7 +39,8 @@ class OperationTable {
   /// shutdown was requested
   void submit(std::span<const Submission>, std::span<Operation> handles,
               const std::weak_ptr<Runtime>& owner, TimePoint now);
-  /// The operation has ended: its name may be used again.
+  /// The operation has ended: its name may be used again. Ignores an operation that was not made
+  /// here.
   void release(OperationState&);
   /// Some operation in flight calls the program back.
   bool calls_back() const noexcept { return callbacks_.load(std::memory_order_relaxed) != 0; }

@@ -75,10 +75,7 @@ Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::Control
       device_(device),
       engine_(options_,
               {std::move(control), std::move(backends), clock_, counters_, timeline_,
-               std::move(arena), std::move(device)},
-              [this](OperationState& operation) { operations_.release(operation); }),
-      operations_(engine_.front(), topology().rank,
-                  device_ ? std::optional(device_->device()) : std::nullopt) {
+               std::move(arena), std::move(device)}) {
   if (options_.timeline_path) start_timeline(*options_.timeline_path);
 }
 
@@ -92,7 +89,7 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
                      Progress progress) {
   const TimePoint now = clock_.now();
   for (Operation& handle : handles) handle = Operation();
-  operations_.submit(submissions, handles, weak_from_this(), now);
+  engine_.operations().submit(submissions, handles, weak_from_this(), now);
   if (progress == Progress::kBackground) move_on();
 }
 
@@ -101,12 +98,12 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
 void Runtime::move_on() {
   Doorbell& doorbell = engine_.doorbell();
   if (!progress_policy_.inline_progress || !options_.background_thread ||
-      operations_.calls_back() || !try_acquire_progress())
+      engine_.operations().calls_back() || !try_acquire_progress())
     return doorbell.ring();
   // A callback must find the program as it would be outside of a call to hvd, with no lock held.
   // Under progress ownership this tells whether the engine has an operation with one, and it takes
   // up none meanwhile.
-  if (operations_.calls_back()) {
+  if (engine_.operations().calls_back()) {
     release_progress();
     return doorbell.ring();
   }
@@ -379,7 +376,7 @@ void Runtime::stop_thread() {
 void Runtime::close() {
   acquire_progress();
   // Who has seen before this that hvd is not shutting down has handed its operations to the engine.
-  operations_.wait_for_submissions();
+  engine_.operations().wait_for_submissions();
   const Status cause{StatusCode::kShutdown,
                      "hvd was shut down while this operation was outstanding", -1};
   // In order nothing is under way, and channels are closed so that peers that still work get what

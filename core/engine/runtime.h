@@ -9,7 +9,6 @@
 
 #include "base/mutex.h"
 #include "engine/engine.h"
-#include "engine/operation_table.h"
 #include "engine/progress_policy.h"
 
 namespace hvd::runtime {
@@ -129,7 +128,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool closed_ HVD_GUARDED_BY(progress_mutex_) = false;  // it has
 
   Engine engine_;
-  OperationTable operations_;
   std::jthread thread_;  // last: it uses everything above
 };
 

@@ -33,8 +33,7 @@ class EngineTest : public ::testing::Test {
                                                          {std::make_shared<LocalBackend>(world_)},
                                                          clock_,
                                                          counters_,
-                                                         timeline_},
-                                    [](const OperationState&) {});
+                                                         timeline_});
   }
   OperationPtr submit(Engine& engine, const std::string& name) {
     wire::Request request;
@@ -225,8 +224,7 @@ TEST_F(EngineTest, AfterAFailureItGoesOnSendingThoughConnectionsBreak) {
   Engine failing(
       RuntimeOptions{},
       runtime::EngineParts{
-          std::move(plane), {std::make_shared<LocalBackend>(world_)}, clock_, counters_, timeline_},
-      [](const OperationState&) {});
+          std::move(plane), {std::make_shared<LocalBackend>(world_)}, clock_, counters_, timeline_});
   failing.front().fail_from_outside({StatusCode::kInternal, "broken", -1});
   step(failing);
   ASSERT_TRUE(failing.front().failed());
