@@ -111,18 +111,19 @@ void Engine::begin(const OperationPtr& operation) {
   if (!steady_.repeating()) {
     if (!negotiate(operation)) return;
     blocked_.note_submission();
-    return outstanding_.add(operation);
+    outstanding_.emplace(operation->order, operation);
+    return;
   }
   if (const auto error = negotiator_.take_failure(operation->request))
     return end_with(operation, *error);
   blocked_.note_submission();
-  if (!steady_.offer(operation, time_.step())) outstanding_.add(operation);
+  if (!steady_.offer(operation, time_.step())) outstanding_.emplace(operation->order, operation);
 }
 
 bool Engine::negotiate(const OperationPtr& operation) {
   std::optional<wire::ErrorEntry> error;
   try {
-    error = negotiator_.submit(operation->request);
+    error = negotiator_.submit(operation->request, operation->order);
   } catch (const UsageError& problem) {
     // The process set has been removed since submit() looked.
     finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
@@ -147,29 +148,32 @@ bool Engine::run_steady() {
 
 void Engine::begin_steady(std::vector<control::AgreedBundle> schedule) {
   steady_.begin(std::move(schedule), time_.step());
-  for (const OperationPtr& operation : outstanding_.in_order()) {
-    if (steady_.offer(operation, time_.step()))
-      outstanding_.take(operation->request.process_set, operation->request.name);
-  }
+  std::erase_if(outstanding_, [this](const auto& entry) HVD_REQUIRES(progress_) {
+    return steady_.offer(entry.second, time_.step());
+  });
 }
 
-// What has not run is negotiated as if it had been submitted just now.
 void Engine::leave_steady() {
   route_.note_left(steady_.batches_run());
-  for (const OperationPtr& operation : steady_.take_waiting()) outstanding_.add(operation);
-  for (const OperationPtr& operation : outstanding_.in_order()) {
-    if (!negotiate(operation))
-      outstanding_.take(operation->request.process_set, operation->request.name);
-  }
+  for (const OperationPtr& operation : steady_.take_waiting())
+    outstanding_.emplace(operation->order, operation);
+  // They are negotiated as if they had just been submitted.
+  std::erase_if(outstanding_, [this](const auto& entry) HVD_REQUIRES(progress_) {
+    return !negotiate(entry.second);
+  });
 }
 
-// Those that wait for other ranks, not those that run.
-std::vector<OperationPtr> Engine::outstanding_in_order() const {
-  std::vector<OperationPtr> operations = outstanding_.in_order();
-  const std::vector<OperationPtr> repeated = steady_.waiting();
-  operations.insert(operations.end(), repeated.begin(), repeated.end());
-  sort_by_order(operations);
+Engine::OperationsInOrder Engine::all_outstanding() const {
+  OperationsInOrder operations = outstanding_;
+  for (const OperationPtr& operation : steady_.waiting())
+    operations.emplace(operation->order, operation);
   return operations;
+}
+
+OperationPtr Engine::release_outstanding(std::uint64_t order) {
+  auto node = outstanding_.extract(order);
+  HVD_EXPECT(!node.empty(), "the operation waits for a plan");
+  return std::move(node.mapped());
 }
 
 bool Engine::note_blocked(Waiting waiting) noexcept {
@@ -218,7 +222,7 @@ void Engine::apply(const wire::Plan& plan) {
   // Before an operation ends by which the caller learns of it.
   if (applied.sets_changed) front_.set_process_sets(negotiator_.process_sets());
   for (const auto& error : applied.errors)
-    end_with(outstanding_.take(error.process_set, error.name), error);
+    end_with(release_outstanding(error.use), error);
   for (auto& batch : applied.batches) start(std::move(batch));
   for (const int removed : applied.sets_removed) executor_.retire(removed);
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
@@ -233,10 +237,7 @@ void Engine::apply(const wire::Plan& plan) {
 void Engine::start(control::AgreedBatch batch) {
   std::vector<OperationPtr> operations;
   try {
-    for (const auto& agreed : batch.operations) {
-      if (!batch.absent_here)
-        operations.push_back(outstanding_.take(agreed.request.process_set, agreed.request.name));
-    }
+    for (const std::uint64_t use : batch.uses) operations.push_back(release_outstanding(use));
     // The other ranks run it, so this rank cannot let the operation end alone.
     for (std::size_t i = 0; i < operations.size(); ++i) {
       if (const auto problem = control::find_misplanned(batch.operations[i].request,
@@ -245,8 +246,9 @@ void Engine::start(control::AgreedBatch batch) {
     }
     executor_.start(executor_.prepare(std::move(batch), operations));
   } catch (...) {
-    // Nobody else knows them now, and they have to end with the cause.
-    for (const OperationPtr& operation : operations) outstanding_.add(operation);
+    // They must end with the cause of the failure, and no other part holds them.
+    for (const OperationPtr& operation : operations)
+      outstanding_.emplace(operation->order, operation);
     throw;
   }
 }
@@ -267,7 +269,7 @@ void Engine::give_up(const Status& status) noexcept {
 void Engine::end_outstanding(const Status& status) noexcept {
   std::vector<OperationPtr> taken;
   front_.take(taken, Callbacks::kAll);
-  for (OperationPtr& operation : outstanding_in_order()) taken.push_back(std::move(operation));
+  for (const auto& [order, operation] : all_outstanding()) taken.push_back(operation);
   outstanding_.clear();
   steady_.take_waiting();
   for (const auto& operation : taken) finish(operation, status, nullptr, false);

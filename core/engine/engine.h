@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <span>
@@ -10,7 +11,6 @@
 #include "engine/engine_front.h"
 #include "engine/executor.h"
 #include "engine/operation_table.h"
-#include "engine/outstanding.h"
 #include "engine/peer_watch.h"
 #include "engine/progress_ownership.h"
 #include "engine/report_route.h"
@@ -105,7 +105,11 @@ class Engine {
   bool waits_for_others() const noexcept HVD_REQUIRES(progress_) {
     return steady_.anything_waits() || !outstanding_.empty();
   }
-  std::vector<OperationPtr> outstanding_in_order() const HVD_REQUIRES(progress_);
+  using OperationsInOrder = std::map<std::uint64_t, OperationPtr>;  // by OperationState::order
+  /// The operations that wait for other ranks, also in a replayed schedule.
+  OperationsInOrder all_outstanding() const HVD_REQUIRES(progress_);
+  /// The operation no longer waits for a plan. @pre it does
+  OperationPtr release_outstanding(std::uint64_t order) HVD_REQUIRES(progress_);
   bool send_report() HVD_REQUIRES(progress_);
   bool receive() HVD_REQUIRES(progress_);
   /// A plan has come: applies it, or lets it wait.
@@ -141,8 +145,8 @@ class Engine {
   PeerWatch watch_ HVD_GUARDED_BY(progress_);
   ReportRoute route_ HVD_GUARDED_BY(progress_);
   BlockedNotice blocked_ HVD_GUARDED_BY(progress_);
-  // Not those that wait in the schedule that is repeated.
-  Outstanding outstanding_ HVD_GUARDED_BY(progress_);
+  // Those that wait for a plan, not for a replayed schedule.
+  OperationsInOrder outstanding_ HVD_GUARDED_BY(progress_);
   std::vector<OperationPtr> taken_ HVD_GUARDED_BY(progress_);  // from front_, empty between steps
   std::uint64_t begun_ HVD_GUARDED_BY(progress_) = 0;
   bool shutdown_agreed_ HVD_GUARDED_BY(progress_) = false;

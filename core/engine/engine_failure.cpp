@@ -66,9 +66,9 @@ void Engine::lose(const control::PeerLoss& loss) {
                      control_->topology().host_name(loss.rank) + "): " + loss.cause +
                      "; noticed by rank " + std::to_string(control_->rank());
   std::string waits_for = executor_.first_active();
-  const std::vector<OperationPtr> outstanding = outstanding_in_order();
+  const OperationsInOrder outstanding = all_outstanding();
   if (waits_for.empty() && !outstanding.empty())
-    waits_for = control::describe(outstanding.front()->request);
+    waits_for = control::describe(outstanding.begin()->second->request);
   if (!waits_for.empty()) text += " while waiting for " + waits_for;
   throw PeerLostError(text, loss.rank);
 }

@@ -39,7 +39,7 @@ std::string Engine::state_text() const {
   };
   std::vector<Told> told;
   for (auto& [operation, state] : executor_.running()) told.push_back({operation, state});
-  for (const OperationPtr& operation : outstanding_in_order())
+  for (const auto& [order, operation] : all_outstanding())
     told.push_back({operation, "waits for other ranks"});
   for (const OperationPtr& operation : front_.submissions())
     told.push_back({operation, "submitted"});

@@ -4,7 +4,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "engine/outstanding.h"
 #include "engine/step_time.h"
 #include "hvd/error.h"
 #include "support/contracts.h"
@@ -93,27 +92,6 @@ TEST(EngineFront, ARequestForTheStateIsTakenOnce) {
   front.request_state_dump();
   EXPECT_TRUE(front.take_dump_request());
   EXPECT_FALSE(front.take_dump_request());
-}
-
-TEST(Outstanding, GivesBackInOrderOfBeginningAndByNameAndSet) {
-  runtime::Outstanding outstanding;
-  std::uint64_t order = 0;
-  for (const char* const name : {"d", "a", "c", "b"}) {
-    const OperationPtr one = operation(name);
-    one->order = order++;
-    outstanding.add(one);
-    outstanding.add(one);
-  }
-  const OperationPtr other = operation("a", 3);
-  other->order = order;
-  outstanding.add(other);
-  EXPECT_THAT(names(outstanding.in_order()), ElementsAre("d", "a", "c", "b", "a"));
-  EXPECT_EQ(outstanding.take(3, "a").get(), other.get());
-  EXPECT_THROW(outstanding.take(3, "a"), Error);
-  EXPECT_NE(outstanding.take(0, "a").get(), other.get());
-  EXPECT_THAT(names(outstanding.in_order()), ElementsAre("d", "c", "b"));
-  outstanding.clear();
-  EXPECT_TRUE(outstanding.empty());
 }
 
 TEST(StepTime, LeavesOutWhatTheProcessWasStoppedFor) {
