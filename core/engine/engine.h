@@ -12,6 +12,7 @@
 #include "engine/executor.h"
 #include "engine/operation_table.h"
 #include "engine/peer_watch.h"
+#include "engine/progress_policy.h"
 #include "engine/progress_ownership.h"
 #include "engine/report_route.h"
 #include "engine/runtime_options.h"
@@ -76,6 +77,11 @@ class Engine {
   /// Data or control messages are being moved right now.
   bool transferring() const noexcept HVD_REQUIRES(progress_) {
     return executor_.needs_polling() || control_->busy() || route_.has_own_plan();
+  }
+  /// The most urgent reason to poll.
+  PollFor polls_for() const noexcept HVD_REQUIRES(progress_) {
+    if (steady_.launch_awaits_other_hosts()) return PollFor::kReplayedLaunch;
+    return transferring() ? PollFor::kTransfer : PollFor::kMessages;
   }
   /// This rank waits for something or works on something.
   bool busy() const noexcept HVD_REQUIRES(progress_) {

@@ -20,7 +20,24 @@ int cores_per_rank(int ranks, std::optional<double> quota) {
   return quota ? std::min(unlimited, static_cast<int>(*quota / ranks)) : unlimited;
 }
 
+Duration longest_interval(PollFor purpose) {
+  switch (purpose) {
+    case PollFor::kReplayedLaunch:
+      return std::chrono::microseconds(50);
+    case PollFor::kTransfer:
+      return std::chrono::microseconds(100);
+    case PollFor::kMessages:
+      return std::chrono::milliseconds(1);
+  }
+  return kShortestSleep;
+}
+
 }  // namespace
+
+Duration poll_interval(PollFor purpose, int looks) {
+  const int doublings = std::min(looks / 4, 10);
+  return std::min(kShortestSleep * (1 << doublings), longest_interval(purpose));
+}
 
 ProgressPolicy choose_progress_policy(ProgressMode mode, int ranks, std::optional<double> quota) {
   const int cores = cores_per_rank(ranks, quota);

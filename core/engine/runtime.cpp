@@ -20,11 +20,6 @@ namespace {
 // for about as long as it would take to be woken; then it sleeps.
 constexpr int kSpinsBeforeYield = 150;
 constexpr int kYieldsBeforeSleep = 64;
-constexpr Duration kShortestSleep = std::chrono::microseconds(20);
-// Large MPI messages need both sides again and again, and only small ones can be rung for.
-constexpr Duration kLongestPollOfTransfer = std::chrono::microseconds(100);
-// Ranks on other hosts cannot ring: this is how late their news may be noticed.
-constexpr Duration kLongestPollOfNetwork = std::chrono::milliseconds(1);
 // A longer timeout is no limit: a clock's time plus it might not fit.
 constexpr Duration kLongestTimeout = std::chrono::hours(24 * 365);
 
@@ -44,9 +39,7 @@ Duration pause_after(int idle_rounds, const Engine& engine) HVD_REQUIRES(engine.
   if (idle_rounds < kYieldsBeforeSleep && (polls || engine.busy())) return Duration::zero();
   const Duration deadline = engine.time_to_deadline();
   if (!polls) return deadline;
-  const int doublings = std::min((idle_rounds - kYieldsBeforeSleep) / 4, 10);
-  const Duration longest = engine.transferring() ? kLongestPollOfTransfer : kLongestPollOfNetwork;
-  return std::min({kShortestSleep * (1 << doublings), longest, deadline});
+  return std::min(poll_interval(engine.polls_for(), idle_rounds - kYieldsBeforeSleep), deadline);
 }
 
 }  // namespace

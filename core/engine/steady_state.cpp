@@ -81,6 +81,9 @@ void SteadyState::begin(std::vector<control::AgreedBundle> schedule, TimePoint n
       executions_.push_back(executor_.prepare(batch, std::move(places)));
     }
   }
+  on_device_ = std::ranges::any_of(executions_, [](const auto& execution) {
+    return execution->batch().spec().device.type != DeviceType::kCpu;
+  });
   HVD_LOG(kDebug) << "replaying a schedule of " << executions_.size() << " batches";
   executor_.keep_buffers_for(executions_);
   schedule_.enter(std::move(schedule));

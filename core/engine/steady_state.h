@@ -60,6 +60,11 @@ class SteadyState {
   /// The same, which go on waiting.
   std::vector<OperationPtr> waiting() const;
   bool anything_waits() const noexcept { return waiting_ > 0; }
+  /// Operations wait in a schedule with batches on a GPU, which the host launches when the ranks of
+  /// all hosts have arrived. Other hosts cannot ring, and the GPU may run idle meanwhile.
+  bool launch_awaits_other_hosts() const noexcept {
+    return waiting_ > 0 && on_device_ && schedule_.spans_hosts();
+  }
 
   /// A plan has come while this rank repeats a schedule: who made it has left, of which news is on
   /// its way. @throws hvd::Error on a single host, where that shows before the plan can come
@@ -104,6 +109,7 @@ class SteadyState {
       updates_;                   // of one exchange_updates(), kept for its memory
   std::deque<wire::Plan> plans_;  // deferred
   std::vector<std::shared_ptr<Execution>> executions_;  // by number of the batch, while repeating
+  bool on_device_ = false;   // some of them run on a GPU
   std::size_t waiting_ = 0;  // operations in executions that have not started
   TimePoint moved_at_{};     // a batch last ran or an operation last came
 };

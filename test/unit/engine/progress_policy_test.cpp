@@ -46,6 +46,19 @@ TEST(ProgressPolicy, ARankThatIsBoundToACoreHasThatCore) {
   EXPECT_TRUE(bound.spins);
 }
 
+TEST(PollInterval, GrowsToALimitThatDependsOnThePurpose) {
+  using runtime::PollFor;
+  using std::chrono::microseconds;
+  for (const PollFor purpose :
+       {PollFor::kReplayedLaunch, PollFor::kTransfer, PollFor::kMessages}) {
+    EXPECT_EQ(runtime::poll_interval(purpose, 0), microseconds(20));
+    EXPECT_EQ(runtime::poll_interval(purpose, 4), microseconds(40));
+  }
+  EXPECT_EQ(runtime::poll_interval(PollFor::kReplayedLaunch, 1000), microseconds(50));
+  EXPECT_EQ(runtime::poll_interval(PollFor::kTransfer, 1000), microseconds(100));
+  EXPECT_EQ(runtime::poll_interval(PollFor::kMessages, 1000), microseconds(1000));
+}
+
 /// A job of one rank: an operation can be carried through by whoever is asked to.
 class InlineProgress : public ::testing::Test {
  protected:

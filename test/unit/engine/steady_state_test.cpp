@@ -238,6 +238,23 @@ TEST_F(SteadyStateTest, OtherHostsAreNotRung) {
   EXPECT_FALSE(rung(2, elsewhere));
 }
 
+TEST_F(SteadyStateTest, ALaunchOnAGpuAwaitsOtherHosts) {
+  const auto waits_after_offer = [&](std::vector<std::string> hosts, bool on_device) {
+    ranks_.clear();
+    make(std::move(hosts));
+    wire::Request asked = request("x");
+    if (on_device) asked.kind = OpKind::kBarrier;  // of the GPU's memory, without a channel
+    asked.device = on_device ? DeviceType::kCuda : DeviceType::kCpu;
+    begin({{asked}});
+    EXPECT_FALSE(steady(0).launch_awaits_other_hosts()) << "no operation waits yet";
+    EXPECT_TRUE(offer(0, asked));
+    return steady(0).launch_awaits_other_hosts();
+  };
+  EXPECT_TRUE(waits_after_offer({"a", "b"}, true));
+  EXPECT_FALSE(waits_after_offer({"a", "a"}, true)) << "ranks of one host ring";
+  EXPECT_FALSE(waits_after_offer({"a", "b"}, false));
+}
+
 TEST_F(SteadyStateTest, WhatWaitsComesBackWhenItIsLeftAndWhatRunsDoesNot) {
   make({"a", "a"});
   begin({{request("x")}, {request("y"), request("z")}});
