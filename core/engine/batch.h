@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "engine/operation_state.h"
+#include "engine/operations.h"
 #include "negotiation/negotiator.h"
 
 namespace hvd::runtime {

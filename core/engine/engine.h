@@ -8,20 +8,26 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/engine_front.h"
+#include "base/mutex.h"
+#include "engine/operations.h"
 #include "engine/executor.h"
-#include "engine/operation_table.h"
-#include "engine/peer_watch.h"
+#include "engine/peers.h"
 #include "engine/progress_policy.h"
-#include "engine/progress_ownership.h"
-#include "engine/report_route.h"
+#include "engine/control_router.h"
 #include "engine/runtime_options.h"
 #include "engine/steady_state.h"
-#include "engine/step_time.h"
 #include "negotiation/negotiator.h"
 #include "transport/control_plane.h"
 
 namespace hvd::runtime {
+
+/// The right to drive one engine, as the compiler knows it. Which thread has it is for the Runtime
+/// to say (docs/threading.md): nothing of this is left in the program.
+class HVD_CAPABILITY("progress ownership") ProgressOwnership {
+ public:
+  void acquired() const noexcept HVD_ACQUIRE() {}
+  void released() const noexcept HVD_RELEASE() {}
+};
 
 /// What an engine works with. What it refers to outlives the engine.
 struct EngineParts {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,17 +13,41 @@
 #include "backend/backend.h"
 #include "backend/composite/composite_work.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "device/context.h"
-#include "engine/channel_queue.h"
-#include "engine/device_completions.h"
-#include "engine/execution.h"
-#include "engine/operation_state.h"
+#include "engine/queue.h"
+#include "engine/operations.h"
 #include "engine/queue_factory.h"
-#include "engine/timeline_slot.h"
 #include "negotiation/negotiator.h"
 #include "observe/counters.h"
+#include "observe/timeline_writer.h"
 
 namespace hvd::runtime {
+
+/// Where the timeline goes, if anywhere. Costs one relaxed load while it is off. Thread-safe.
+class TimelineSlot {
+ public:
+  bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
+  /// The writer, or null.
+  std::shared_ptr<observe::TimelineWriter> writer() const {
+    const MutexLock lock(mutex_);
+    return writer_;
+  }
+  /// Exchanges the writer; the old one is destroyed, and its file completed, when its last user is
+  /// done.
+  std::shared_ptr<observe::TimelineWriter> exchange(
+      std::shared_ptr<observe::TimelineWriter> writer) {
+    const MutexLock lock(mutex_);
+    on_.store(writer != nullptr, std::memory_order_relaxed);
+    writer_.swap(writer);
+    return writer;
+  }
+
+ private:
+  std::atomic<bool> on_{false};
+  mutable Mutex mutex_;
+  std::shared_ptr<observe::TimelineWriter> writer_ HVD_GUARDED_BY(mutex_);
+};
 
 /// Runs agreed batches. Everything between a plan and on_done, the same for every device:
 ///

@@ -7,7 +7,6 @@
 #include "backend/backend.h"
 #include "backend/staged/host_staged_channel.h"
 #include "engine/device_staging.h"
-#include "engine/fusion_buffer.h"
 #include "engine/host_staging.h"
 #include "hvd/error.h"
 

@@ -12,7 +12,7 @@
 #include "base/topology.h"
 #include "device/context.h"
 #include "engine/batch.h"
-#include "engine/channel_queue.h"
+#include "engine/queue.h"
 
 namespace hvd::runtime {
 

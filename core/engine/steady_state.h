@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/control_sender.h"
+#include "engine/peers.h"
 #include "engine/executor.h"
 #include "engine/runtime_options.h"
 #include "negotiation/dissemination_barrier.h"

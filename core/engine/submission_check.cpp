@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <variant>
 
-#include "engine/operation_state.h"
+#include "engine/operations.h"
 #include "hvd/error.h"
 #include "kernels/floating.h"
 

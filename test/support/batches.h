@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "engine/batch.h"
-#include "engine/operation_state.h"
+#include "engine/operations.h"
 #include "negotiation/process_set_table.h"
 
 /// Agreed batches and their operations, for tests of what runs them.

@@ -1,4 +1,4 @@
-#include "engine/fusion_buffer.h"
+#include "engine/host_staging.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "engine/operation_table.h"
+#include "engine/operations.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

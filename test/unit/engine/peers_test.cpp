@@ -1,5 +1,5 @@
 // When a rank looks after the others of its host.
-#include "engine/peer_watch.h"
+#include "engine/peers.h"
 
 #include <gtest/gtest.h>
 

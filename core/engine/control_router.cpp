@@ -1,4 +1,4 @@
-#include "engine/report_route.h"
+#include "engine/control_router.h"
 
 #include <algorithm>
 #include <exception>

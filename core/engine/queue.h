@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <span>
@@ -12,10 +13,47 @@
 #include "backend/backend.h"
 #include "base/clock.h"
 #include "base/expect.h"
-#include "engine/execution.h"
+#include "engine/batch.h"
 #include "engine/staging.h"
 
 namespace hvd::runtime {
+
+class ChannelQueue;
+
+/// A batch on its way through the Executor, which alone moves it on:
+///
+///   idle --start()--> queued --> packing --launched--> under way --> unpacking --completed--> idle
+///
+/// One that is not replayed goes that way once. A replayed one waits for its operations while it is
+/// idle. Used by the thread that drives the engine.
+class Execution {
+ public:
+  Execution(control::AgreedBatch agreed, std::vector<OperationPtr> operations, int world_rank)
+      : batch_(std::move(agreed), std::move(operations), world_rank) {}
+
+  const Batch& batch() const noexcept { return batch_; }
+  /// This rank's side of an operation is there. @pre !running()
+  void put(std::size_t index, OperationPtr operation) noexcept {
+    HVD_EXPECT(!running(), "a batch that runs keeps the operations that it runs for");
+    batch_.put(index, std::move(operation));
+  }
+  /// It has been started and has not ended.
+  bool running() const noexcept { return phase_ != Phase::kIdle; }
+
+ private:
+  friend class Executor;
+  enum class Phase { kIdle, kQueued, kPacking, kUnderWay, kUnpacking };
+
+  Batch batch_;
+  ChannelQueue* queue_ = nullptr;  // where it runs; null: there is nothing to run
+  Phase phase_ = Phase::kIdle;
+  const Staged* staged_ = nullptr;  // while it is staged
+  /// Of a replayed one that is not under way: the last, if it can be started again.
+  std::unique_ptr<Work> work_;
+  TimePoint agreed_at_ = {};
+  TimePoint launched_at_ = {};
+  std::uint64_t turn_ = 0;  // among the executions of ordered queues
+};
 
 /// A channel, the way to it, and what is to run on it, one after the other, first in, first out.
 ///
@@ -77,6 +115,38 @@ class LaunchOrder {
  private:
   std::uint64_t taken_ = 0;
   std::uint64_t ended_ = 0;
+};
+
+/// Batches that are complete for the host and still queued on the device: keeps their memory alive,
+/// and notices when one fails there. Used by the thread that drives the engine.
+class DeviceCompletions {
+ public:
+  /// @param limit how long anything may be in the queue; zero: forever
+  DeviceCompletions(const Clock& clock, Duration limit) : clock_(clock), limit_(limit) {}
+
+  void add(Channel&, const Batch&, EventPtr output_ready);
+  bool empty() const noexcept { return entries_.empty(); }
+  bool has(const Channel&) const noexcept;
+  /// Looks, now and then, which have come to their end. @throws PeerLostError, Error when one has
+  /// failed or takes too long
+  void look();
+  /// When to look next; nothing when nothing is in the queue.
+  std::optional<TimePoint> next_look() const noexcept;
+  /// The memory is kept until the process ends. See Note [Who frees the buffer].
+  void abandon() noexcept;
+
+ private:
+  struct Entry {
+    Channel* channel;
+    EventPtr output_ready;
+    std::vector<std::shared_ptr<const void>> keep_alive;
+    std::string what;
+    TimePoint since;
+  };
+  const Clock& clock_;
+  const Duration limit_;
+  std::deque<Entry> entries_;
+  TimePoint next_look_{};
 };
 
 }  // namespace hvd::runtime

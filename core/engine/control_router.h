@@ -9,10 +9,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/control_sender.h"
-#include "engine/peer_watch.h"
+#include "engine/peers.h"
 #include "engine/runtime_options.h"
-#include "engine/step_time.h"
 #include "negotiation/aggregator.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/messages.h"

@@ -3,17 +3,79 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <span>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/rank_set.h"
-#include "engine/control_sender.h"
 #include "engine/runtime_options.h"
-#include "engine/step_time.h"
 #include "negotiation/liveness.h"
+#include "negotiation/messages.h"
+#include "observe/counters.h"
 #include "transport/control_plane.h"
 
 namespace hvd::runtime {
+
+/// Sends control messages and counts them. A pair of references: every part of an engine that sends
+/// has its own.
+///
+/// Not thread-safe: the thread that drives the engine. What the control plane throws goes through.
+class ControlSender {
+ public:
+  ControlSender(control::ControlPlane& control, observe::Counters& counters) noexcept
+      : control_(control), counters_(counters) {}
+
+  void send(int rank, const wire::Bytes& bytes) const {
+    count(1, bytes.size());
+    control_.send(rank, bytes);
+  }
+  /// @param ranks others than this one
+  void send(std::span<const int> ranks, const wire::Bytes& bytes) const {
+    count(ranks.size(), bytes.size());
+    control_.send(ranks, bytes);
+  }
+
+ private:
+  void count(std::size_t messages, std::size_t bytes) const noexcept {
+    counters_.control_messages_sent.fetch_add(messages, std::memory_order_relaxed);
+    counters_.control_bytes_sent.fetch_add(messages * bytes, std::memory_order_relaxed);
+  }
+
+  control::ControlPlane& control_;
+  observe::Counters& counters_;
+};
+
+/// The time as the steps of an engine see it, and for how long the whole process was stopped, as
+/// far as that shows: others cannot be blamed for what they did not hear from it meanwhile.
+///
+/// Not thread-safe: the thread that drives the engine. Nothing throws.
+class StepTime {
+ public:
+  /// @param longest_sleep between two steps, while the process is not stopped
+  StepTime(const Clock& clock, Duration longest_sleep) noexcept
+      : clock_(clock), longest_sleep_(longest_sleep), step_(clock.now()) {}
+
+  void begin_step() noexcept {
+    const TimePoint now = clock_.now();
+    if (now - step_ > 2 * longest_sleep_) paused_ += now - step_ - longest_sleep_;
+    step_ = now;
+  }
+  Duration longest_sleep() const noexcept { return longest_sleep_; }
+  /// When this step began.
+  TimePoint step() const noexcept { return step_; }
+  TimePoint now() const noexcept { return clock_.now(); }
+  /// Without the time for which the process was stopped.
+  TimePoint awake(TimePoint time) const noexcept { return time - paused_; }
+  TimePoint awake() const noexcept { return awake(now()); }
+  /// What awake() was given for this.
+  TimePoint on_the_clock(TimePoint awake) const noexcept { return awake + paused_; }
+
+ private:
+  const Clock& clock_;
+  const Duration longest_sleep_;
+  TimePoint step_;
+  Duration paused_{};
+};
 
 /// Signs of life: gives this rank's, and looks now and then for those of the others that something
 /// depends on.

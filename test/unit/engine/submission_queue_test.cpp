@@ -1,10 +1,10 @@
 // What any thread may touch of an engine, its outstanding operations and its sense of time.
-#include "engine/engine_front.h"
+#include "engine/operations.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "engine/step_time.h"
+#include "engine/peers.h"
 #include "hvd/error.h"
 #include "support/contracts.h"
 #include "support/local_job.h"

@@ -1,5 +1,5 @@
 // The way of reports and plans between ranks that share one thread, without engines.
-#include "engine/report_route.h"
+#include "engine/control_router.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

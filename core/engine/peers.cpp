@@ -1,4 +1,4 @@
-#include "engine/peer_watch.h"
+#include "engine/peers.h"
 
 #include <algorithm>
 #include <numeric>
@@ -7,6 +7,7 @@
 #include <vector>
 
 namespace hvd::runtime {
+
 namespace {
 
 constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
