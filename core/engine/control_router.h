@@ -20,21 +20,21 @@
 
 namespace hvd::runtime {
 
-/// The way of reports to the coordinator and of plans from it, as one rank sees it: its place in
-/// the tree, what it merges of others (control::Aggregator), what it decides if it is rank 0
-/// (control::Coordinator), and what each control message means.
+/// Routes control messages for one rank: reports up to the coordinator and plans down from it.
+/// Holds the rank's place in the tree, merges the reports of ranks below (control::Aggregator),
+/// decides on rank 0 (control::Coordinator), and handles each kind of control message.
 ///
 ///   this rank's report, messages --> [Aggregator] --> parent, or on rank 0 [Coordinator]
 ///   messages, or on rank 0 decide() --> plan --> this rank's engine, children
 ///
-/// What rank 0 has for itself is handed over as it is: its report at once, its plan by the next
-/// receive(), before any message of others. Both count among its messages, not among its bytes.
+/// Rank 0's own report goes to the coordinator at once, and receive() returns its own plan before
+/// any message of other ranks. Both count as messages, without bytes.
 ///
-/// Not thread-safe: the thread that drives the engine. Errors of the transport, and messages that
-/// cannot be, are thrown as hvd::Error; the engine ends with them.
-class ReportRoute {
+/// Not thread-safe: used by the thread that drives the engine. Errors of the transport and
+/// impossible messages are thrown as hvd::Error; the engine fails with them.
+class ControlRouter {
  public:
-  /// What it works with. All outlive it.
+  /// References that outlive the router.
   struct Parts {
     control::ControlPlane& control;
     observe::Counters& counters;
@@ -42,79 +42,80 @@ class ReportRoute {
     PeerWatch& watch;
     const control::Negotiator& negotiator;  ///< of this rank
   };
-  /// A message, as far as it is not dealt with here.
+  /// A message of another rank, or rank 0's own plan.
   struct Received {
-    std::variant<std::monostate, wire::Plan, wire::ReplayUpdate, wire::Abort> asks = {};
+    std::variant<std::monostate, wire::Plan, wire::ReplayUpdate, wire::Abort> payload = {};
     int source = 0;
-    /// That another rank waits is nothing to go on with; a thread that waits here must come to its
-    /// rest, or it would not be known that it does.
+    /// False for Blocked: it brings this rank no work, and a waiting thread must be able to go to
+    /// sleep, or this rank could not report itself as blocked.
     bool moves = true;
   };
 
-  /// @param may_repeat the coordinator may have a schedule repeated
-  ReportRoute(const RuntimeOptions&, const Parts&, bool may_repeat);
+  /// @param may_repeat whether the coordinator may start replays
+  ControlRouter(const RuntimeOptions&, const Parts&, bool may_repeat);
 
   bool coordinates() const noexcept { return coordinator_ != nullptr; }
-  /// Whom reports and plans go to from here, each of whom has this rank among its own.
+  /// Ranks that this one exchanges reports and plans with. The relation is symmetric.
   std::vector<int> neighbours() const;
 
   // --- upwards ---
-  /// What is new on this rank.
+  /// Sends this rank's report on its way to the coordinator.
   void report(const wire::Report&);
-  /// What has come from below and is not held back goes on towards the coordinator. @return whether
-  /// anything was
+  /// Passes reports of ranks below on, unless they are held back. @return whether it passed any on
   bool forward_reports();
-  /// This rank waits, and has nothing to go on with.
-  void tell_blocked();
-  /// Rank 0: the schedule that the last plan with one began has been left.
-  void note_left(std::uint64_t batches_run);
+  /// This rank is blocked: its threads wait for operations that wait for other ranks.
+  void report_blocked();
+  /// Rank 0: the ranks have left the replay that the last plan with a schedule began.
+  void on_replay_left(std::uint64_t batches_run);
 
   // --- downwards ---
-  /// Rank 0: decides, and publishes, the next plan; none before receive() has given the last one.
-  /// @return whether there was one
+  /// Rank 0: decides and sends the next plan. It waits until receive() has returned the last plan.
+  /// @return whether there is a plan
   bool decide(const control::BatchesAhead&);
-  /// Before this rank applies the plan: ranks below report after it, in terms that this one must
-  /// know by then.
+  /// Sends the plan to the ranks below. To be called before this rank applies it: those ranks
+  /// report after it, and this one must understand their reports by then.
   void pass_down(const wire::Plan&);
-  /// After its negotiator has applied it.
-  void note_applied(const wire::Plan&);
+  /// To be called when the negotiator has applied the plan.
+  void on_applied(const wire::Plan&);
 
   // --- messages ---
-  /// receive() would find nothing.
+  /// receive() would return nothing.
   bool quiet() const noexcept { return !has_own_plan() && control_.quiet(); }
-  /// Rank 0 has decided a plan that it has not received. No doorbell announces it.
+  /// Rank 0 has decided a plan that receive() has not returned yet. No doorbell announces it.
   bool has_own_plan() const noexcept { return own_plan_.has_value(); }
-  /// The job has failed: receive() is not called any more.
+  /// Drops rank 0's own plan. To be called when the job has failed and receive() is not called any
+  /// more.
   void drop_own_plan() noexcept { own_plan_.reset(); }
-  /// Takes in the next message, if there is one.
+  /// Handles the next message, if there is one. @return it, with the payload that the engine has to
+  /// handle
   std::optional<Received> receive();
-  /// Tells of the first cause: rank 0 all ranks, others rank 0 and some ranks besides, as rank 0
-  /// may hang on the same cause.
-  void tell_failure(const wire::Abort&);
-  /// Called by each rank that hears of a loss; one of them, which is not rank 0, tells the rank
-  /// that is said to be lost: should it live, whoever told the others is whom it cannot hear.
-  void tell_the_lost(const wire::Abort&);
+  /// Sends the cause of failure: rank 0 to all ranks, others to rank 0 and to some ranks of each
+  /// other host, because rank 0 may hang for the same cause.
+  void broadcast_failure(const wire::Abort&);
+  /// Called by each rank that receives an Abort for a lost rank. One of them, which is not rank 0,
+  /// sends it to that rank: if it is alive it cannot hear the accuser, so another rank tells it.
+  void notify_suspect(const wire::Abort&);
 
   /// Rank 0: that rank is gone, and has said so or not.
   void note_departed(int rank) { coordinator_->record_departure(rank); }
 
   // --- by the clock ---
-  /// Rank 0: who is waited for for long, into the log.
-  void tell_of_stalls();
-  /// Others depend on this rank, or it does on them, for what passes here.
+  /// Rank 0: logs stalls and their ends.
+  void log_stalls();
+  /// Other ranks depend on messages that this router holds, or it waits for theirs.
   bool waiting() const noexcept;
-  /// When forward_reports() or decide() may have something to do though nothing comes.
+  /// When forward_reports() or decide() may have work although no message arrives.
   std::optional<TimePoint> deadline() const;
-  /// When note_applied() was last called.
+  /// When on_applied() was last called.
   TimePoint last_plan_at() const noexcept { return last_plan_at_; }
-  /// Rank 0: what is waited for, oldest first.
+  /// Rank 0: a line per pending operation, oldest first.
   std::vector<std::string> waiting_texts(std::size_t most) const;
 
  private:
   using Asks = decltype(Received::asks);
   Asks handle(int source, wire::AnyMessage);
-  void take_in(int source, const wire::Report&);
-  void count_own_message() noexcept;
+  void on_report(int source, const wire::Report&);
+  void count_local_message() noexcept;
   [[noreturn]] void refuse(int source, const std::string& what, const std::string& why) const;
 
   control::ControlPlane& control_;
@@ -123,9 +124,9 @@ class ReportRoute {
   PeerWatch& watch_;
   const control::Negotiator& negotiator_;
   const ControlSender sender_;
-  /// Without a tree, in which rank 0 hears everybody, a place without a parent.
+  /// Without a tree, a place without a parent: all ranks report to rank 0.
   const control::TreePlace place_;
-  const std::vector<int> receivers_;                   // others that get a plan from here
+  const std::vector<int> receivers_;                   // ranks that get plans from this one
   std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
   std::optional<control::Aggregator> aggregator_;      // inner ranks of a tree
   std::optional<wire::Plan> own_plan_;

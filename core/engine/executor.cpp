@@ -43,7 +43,7 @@ const char* phase_of(OpKind kind) {
   return "?";
 }
 
-/// It goes to its collective, and back, by the queue's staging.
+/// Its data passes through the queue's staging.
 bool staged(const Batch& batch) noexcept {
   return !batch.nothing_to_move() && !batch.exchanges_rows();
 }
@@ -61,7 +61,7 @@ Executor::Executor(Environment environment, std::unique_ptr<QueueFactory> factor
       finish_(std::move(finish)),
       completions_(environment_.clock, environment_.limit) {}
 
-// What a device may still be at work on outlives this.
+// Memory that a device may still use outlives the executor.
 Executor::~Executor() { completions_.abandon(); }
 
 std::shared_ptr<Execution> Executor::prepare(control::AgreedBatch batch,
@@ -94,7 +94,7 @@ void Executor::start(const std::shared_ptr<Execution>& execution) {
     finish_all(execution->batch(), {}, nullptr, false);
     return execution->batch_.release_operations();
   }
-  if (queue->ordered) execution->turn_ = order_.take_turn();
+  if (queue->ordered) execution->turn_ = order_.next_turn();
   queue->push(execution);
   execution->agreed_at_ = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
   execution->launched_at_ = {};
@@ -206,11 +206,11 @@ void Executor::check_headway(TimePoint now) {
                            queue.front().work_;
     const auto headway = under_way ? queue.front().work_->headway() : std::nullopt;
     const Duration standstill = queue.standstill(now, headway);
-    if (standstill >= environment_.limit) fail_standing(queue, standstill, headway->waits_for);
+    if (standstill >= environment_.limit) fail_stalled(queue, standstill, headway->waits_for);
   }
 }
 
-void Executor::fail_standing(const ChannelQueue& queue, Duration standstill, int waits_for) const {
+void Executor::fail_stalled(const ChannelQueue& queue, Duration standstill, int waits_for) const {
   const Topology& topology = environment_.topology;
   const auto rank_text = [&topology](int rank) {
     return "rank " + std::to_string(rank) + " (host " + topology.host_name(rank) + ")";
@@ -218,7 +218,7 @@ void Executor::fail_standing(const ChannelQueue& queue, Duration standstill, int
   const auto seconds = [](Duration duration) {
     return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count());
   };
-  throw PeerLostError(queue.front().batch().title() + " has got no further on " +
+  throw PeerLostError(queue.front().batch().title() + " has made no progress on " +
                           rank_text(topology.rank) + " for " + seconds(standstill) + " s on " +
                           queue.backend + ", although every rank has submitted it; it waits for " +
                           (waits_for < 0 ? "another rank" : rank_text(waits_for)) +
@@ -236,7 +236,7 @@ bool Executor::may_begin(const ChannelQueue& queue, const Execution& execution) 
   if (!staged(batch)) return true;
   try {
     return queue.staging->ready(batch);
-  } catch (const std::exception& error) {  // all ranks are shown it
+  } catch (const std::exception& error) {  // the text reaches all ranks
     throw Error("rank " + std::to_string(environment_.topology.rank) + ": " + error.what());
   }
 }
@@ -266,7 +266,8 @@ void Executor::launch(ChannelQueue& queue, Execution& execution) {
 
 std::unique_ptr<Work> Executor::launch_staged(const ChannelQueue& queue, const Batch& batch,
                                               const Staged& staged) {
-  // Where the channel takes the host's memory, which the composite works in; others have their own.
+  // A channel for the host's memory runs Adasum as a composite of other collectives; channels for a
+  // GPU have their own.
   if (staged.collective.op == ReduceOp::kAdasum && queue.channel->host() == nullptr) {
     return composite::make_adasum(launcher(queue), staged.collective, batch.spec(), staged.in,
                                   staged.out);
@@ -283,7 +284,7 @@ composite::Launch Executor::launcher(const ChannelQueue& queue) {
   };
 }
 
-// The sizes lie in the host's memory wherever the rows do.
+// The sizes are exchanged in the host's memory, wherever the rows are.
 std::unique_ptr<Work> Executor::launch_alltoall(const ChannelQueue& queue, const Batch& batch) {
   Submission& submission = batch.operations().front()->submission;
   const composite::Launch launch = launcher(queue);

@@ -70,7 +70,7 @@ void FusionBufferPool::trim(std::size_t largest) noexcept {
 }
 
 void FusionBufferPool::give_back(Buffer buffer) noexcept {
-  // The larger buffers are the ones worth keeping.
+  // Larger buffers are more expensive to map again.
   const auto place = std::find_if(free_.begin(), free_.end(),
                                   [&](const Buffer& b) { return b.capacity < buffer.capacity; });
   free_.insert(place, std::move(buffer));
@@ -133,8 +133,8 @@ bool HostStaging::pack_tensors(const Batch& batch) {
   return position_.piece == input_pieces_.size();
 }
 
-// Where nothing is reduced an absent rank has nothing to contribute: the root, or a rank with rows,
-// does.
+// In operations that do not reduce, the root or the ranks with rows contribute, and an absent rank
+// does not.
 bool HostStaging::fill_neutral(const Collective& collective) {
   if (collective.kind != OpKind::kAllreduce && collective.kind != OpKind::kReducescatter)
     return true;

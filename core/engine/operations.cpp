@@ -23,7 +23,7 @@ void release(OperationState* state, std::uint64_t unit) noexcept {
 }
 
 void OperationState::begin_again(const Submission& what, TimePoint now) {
-  HVD_EXPECT(over(), "nobody can ask for the last result any more");
+  HVD_EXPECT(over(), "no handle refers to the last use");
   submission.input.data = what.input.data;
   submission.output.data = what.output.data;
   submission.parts = what.parts;
@@ -39,8 +39,8 @@ void OperationState::begin_again(const Submission& what, TimePoint now) {
 
 namespace {
 
-// What may overlap depends on where the output lies in the input (see check_overlap() in
-// submission_check.cpp): as it did before, it may again.
+// The allowed overlap depends on where the output lies in the input (see check_overlap() in
+// submission_check.cpp). It is allowed again at the same distance.
 bool overlaps_otherwise(const Submission& what, const Submission& before) noexcept {
   const auto begin = [](const TensorView& view) {
     return reinterpret_cast<std::uintptr_t>(view.data);
@@ -64,7 +64,7 @@ bool parts_fit(const Submission& submission) noexcept {
   return true;
 }
 
-bool asks_for_the_same(const Submission& what, const Submission& before,
+bool is_same_operation(const Submission& what, const Submission& before,
                        const wire::Request& request) noexcept {
   const bool in_parts = !what.parts.empty();
   const auto alike = [in_parts](const TensorView& a, const TensorView& b) {
@@ -73,7 +73,7 @@ bool asks_for_the_same(const Submission& what, const Submission& before,
   };
   return what.name == request.name && what.parameters == before.parameters &&
          alike(what.input, before.input) &&
-         // Of what gathers, `before` has what was allocated for it since.
+         // For gathering kinds `before.output` is allocated later.
          (wire::gathers(request.kind) ? what.allocate_output != nullptr
                                       : alike(what.output, before.output)) &&
          what.process_set == 0 && before.process_set == 0 && what.group == before.group &&
@@ -90,7 +90,7 @@ void OperationState::call_back(const Status& status, const EventPtr& output_read
   try {
     on_done(status, output_ready);
   } catch (const std::exception& error) {
-    // The callback's contract forbids it; the operation itself is fine.
+    // The contract of callbacks forbids it; the operation itself is fine.
     HVD_LOG(kError) << "the completion callback of '" << request.name
                     << "' threw: " << error.what();
   }
@@ -111,7 +111,7 @@ void OperationState::finish_in_flight(const Status& status) {
   finish(status, nullptr);
 }
 
-void EngineFront::enqueue(std::span<const OperationPtr> operations) {
+void SubmissionQueue::enqueue(std::span<const OperationPtr> operations) {
   const MutexLock lock(mutex_);
   submitted_.insert(submitted_.end(), operations.begin(), operations.end());
   for (const OperationPtr& operation : operations)
@@ -119,12 +119,12 @@ void EngineFront::enqueue(std::span<const OperationPtr> operations) {
   has_submissions_.store(true, std::memory_order_release);
 }
 
-std::vector<OperationPtr> EngineFront::submissions() const {
+std::vector<OperationPtr> SubmissionQueue::queued() const {
   const MutexLock lock(mutex_);
   return submitted_;
 }
 
-void EngineFront::take(std::vector<OperationPtr>& operations, Callbacks callbacks) {
+void SubmissionQueue::pop_all(std::vector<OperationPtr>& operations, Callbacks callbacks) {
   const MutexLock lock(mutex_);
   if (callbacks_submitted_ && callbacks == Callbacks::kNone) return;
   callbacks_submitted_ = false;
@@ -132,19 +132,19 @@ void EngineFront::take(std::vector<OperationPtr>& operations, Callbacks callback
   has_submissions_.store(false, std::memory_order_relaxed);
 }
 
-void EngineFront::fail_from_outside(Status cause) {
+void SubmissionQueue::fail_from_outside(Status cause) {
   const MutexLock lock(mutex_);
   if (!outside_failure_) outside_failure_ = std::move(cause);
   has_outside_failure_.store(true, std::memory_order_release);
 }
 
-std::optional<Status> EngineFront::outside_failure() const {
+std::optional<Status> SubmissionQueue::outside_failure() const {
   if (!has_outside_failure_.load(std::memory_order_acquire)) return std::nullopt;
   const MutexLock lock(mutex_);
   return outside_failure_;
 }
 
-void EngineFront::set_failed(const Status& cause) {
+void SubmissionQueue::set_failed(const Status& cause) {
   {
     const MutexLock lock(mutex_);
     failure_ = cause;
@@ -152,19 +152,19 @@ void EngineFront::set_failed(const Status& cause) {
   failed_.store(true, std::memory_order_release);
 }
 
-Status EngineFront::failure() const {
+Status SubmissionQueue::failure() const {
   HVD_EXPECT(failed(), "the engine has failed");
   const MutexLock lock(mutex_);
   return failure_;
 }
 
-void EngineFront::set_process_sets(control::ProcessSetTable sets) {
+void SubmissionQueue::set_process_sets(control::ProcessSetTable sets) {
   auto copy = std::make_shared<const control::ProcessSetTable>(std::move(sets));
   const MutexLock lock(mutex_);
   sets_ = std::move(copy);
 }
 
-std::shared_ptr<const control::ProcessSetTable> EngineFront::process_sets() const {
+std::shared_ptr<const control::ProcessSetTable> SubmissionQueue::process_sets() const {
   const MutexLock lock(mutex_);
   return sets_;
 }
@@ -172,18 +172,18 @@ std::shared_ptr<const control::ProcessSetTable> EngineFront::process_sets() cons
 namespace {
 
 /// More names than a model has parameters. A program that makes up a new name for every operation
-/// would fill the memory: beyond this number the least recently used are forgotten.
+/// would fill the memory, so beyond this number the least recently used names are forgotten.
 constexpr std::size_t kMostRemembered = 1 << 14;
 
-// Unnamed operations are numbered from a multiple of this after each join, so that no number is in
-// use twice.
+// After each join the numbers of unnamed operations start at a multiple of this, so that no number
+// is in use twice.
 constexpr std::uint64_t kOrdinalsPerJoin = 1'000'000'000;
 
 }  // namespace
 
 void OperationTable::check_running() const {
-  if (front_.failed()) front_.failure().raise_if_error();
-  if (front_.shutdown_requested())
+  if (queue_.failed()) queue_.failure().raise_if_error();
+  if (queue_.shutdown_requested())
     throw ShutdownError("hvd is shutting down on this rank; submit before shutdown()");
 }
 
@@ -197,7 +197,7 @@ void OperationTable::submit(std::span<const Submission> submissions, std::span<O
       claimed_.push_back(claim(submission, owner, now));
     check_unnamed_groups(submissions, rank_);
   } catch (...) {
-    take_back();
+    roll_back();
     throw;
   }
   for (std::size_t i = 0; i < claimed_.size(); ++i) {
@@ -205,7 +205,7 @@ void OperationTable::submit(std::span<const Submission> submissions, std::span<O
     handles[i] = Operation(claimed_[i].get());
   }
   // Under the lock, so that operations enter the engine in the order of their numbers.
-  front_.enqueue(claimed_);
+  queue_.enqueue(claimed_);
   claimed_.clear();
 }
 
@@ -228,7 +228,7 @@ OperationPtr OperationTable::claim(const Submission& submission,
                        ": this name is already in flight; wait for its last use, or give each "
                        "operation its own name");
     }
-    unlink(*known->second);  // it may not be used again, or asks for something else
+    unlink(*known->second);  // its parameters differ, or a handle still refers to it
     operations_.erase(known);
   }
   operations_.emplace(key, made);
@@ -237,14 +237,14 @@ OperationPtr OperationTable::claim(const Submission& submission,
   return made;
 }
 
-// What has been submitted before, with the same parameters, needs neither checks nor memory.
+// An operation that was submitted before with the same parameters needs neither checks nor memory.
 OperationPtr OperationTable::claim_again(const Submission& submission, TimePoint now) {
   if (submission.process_set != 0 || submission.name.empty()) return {};
   const auto known = operations_.find(Key{0, submission.name});
   if (known == operations_.end()) return {};
   OperationState& last = *known->second;
   if (last.in_flight || !last.over()) return {};
-  if (!asks_for_the_same(submission, last.submission, last.request)) return {};
+  if (!is_same_operation(submission, last.submission, last.request)) return {};
   unlink(last);
   last.in_flight = true;
   last.begin_again(submission, now);
@@ -252,7 +252,7 @@ OperationPtr OperationTable::claim_again(const Submission& submission, TimePoint
 }
 
 wire::Request OperationTable::number(const Submission& submission) {
-  wire::Request request = make_request(submission, *front_.process_sets(), rank_, gpu_);
+  wire::Request request = make_request(submission, *queue_.process_sets(), rank_, gpu_);
   if (request.unnamed) {
     request.ordinal = joins_ * kOrdinalsPerJoin + ordinals_[{request.process_set, request.kind}]++;
     request.name = wire::unnamed_name(request.kind, request.ordinal);
@@ -260,8 +260,8 @@ wire::Request OperationTable::number(const Submission& submission) {
   return request;
 }
 
-// Nothing was sent, so the names are free, and the next unnamed operations take the numbers.
-void OperationTable::take_back() {
+// Nothing was sent, so the names are free again, and the next unnamed operations get the numbers.
+void OperationTable::roll_back() {
   for (const OperationPtr& operation : claimed_) {
     const wire::Request& request = operation->request;
     if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
@@ -283,7 +283,8 @@ void OperationTable::release(OperationState& operation) {
   if (request.kind != OpKind::kJoin) return;
   joined_ = false;
   if (operation.result() < 0) return;
-  // The ranks have made different numbers of unnamed calls, and none is in flight: all start again.
+  // The ranks have made different numbers of unnamed calls, and none is in flight: all ranks count
+  // from here.
   ++joins_;
   ordinals_.clear();
 }

@@ -16,10 +16,11 @@
 
 namespace hvd::runtime {
 
-/// Sends control messages and counts them. A pair of references: every part of an engine that sends
-/// has its own.
+/// Sends control messages and counts them. It holds references only: every part of an engine that
+/// sends has its own.
 ///
-/// Not thread-safe: the thread that drives the engine. What the control plane throws goes through.
+/// Not thread-safe: used by the thread that drives the engine. Errors of the control plane are
+/// passed on.
 class ControlSender {
  public:
   ControlSender(control::ControlPlane& control, observe::Counters& counters) noexcept
@@ -29,7 +30,7 @@ class ControlSender {
     count(1, bytes.size());
     control_.send(rank, bytes);
   }
-  /// @param ranks others than this one
+  /// @param ranks other ranks
   void send(std::span<const int> ranks, const wire::Bytes& bytes) const {
     count(ranks.size(), bytes.size());
     control_.send(ranks, bytes);
@@ -45,13 +46,13 @@ class ControlSender {
   observe::Counters& counters_;
 };
 
-/// The time as the steps of an engine see it, and for how long the whole process was stopped, as
-/// far as that shows: others cannot be blamed for what they did not hear from it meanwhile.
+/// The time of an engine's steps, and for how long the whole process was stopped, as far as the
+/// clock shows it. Silence of other ranks during that time is no sign of a loss.
 ///
-/// Not thread-safe: the thread that drives the engine. Nothing throws.
+/// Not thread-safe: used by the thread that drives the engine. Does not throw.
 class StepTime {
  public:
-  /// @param longest_sleep between two steps, while the process is not stopped
+  /// @param longest_sleep the longest time between two steps of a process that is not stopped
   StepTime(const Clock& clock, Duration longest_sleep) noexcept
       : clock_(clock), longest_sleep_(longest_sleep), step_(clock.now()) {}
 
@@ -67,7 +68,7 @@ class StepTime {
   /// Without the time for which the process was stopped.
   TimePoint awake(TimePoint time) const noexcept { return time - paused_; }
   TimePoint awake() const noexcept { return awake(now()); }
-  /// What awake() was given for this.
+  /// The inverse of awake().
   TimePoint on_the_clock(TimePoint awake) const noexcept { return awake + paused_; }
 
  private:
@@ -77,30 +78,31 @@ class StepTime {
   Duration paused_{};
 };
 
-/// Signs of life: gives this rank's, and looks now and then for those of the others that something
-/// depends on.
+/// Heartbeats: publishes this rank's, and checks those of the ranks that this one depends on.
 ///
-/// Not thread-safe: the thread that drives the engine. Errors of the transport go through.
+/// Not thread-safe: used by the thread that drives the engine. Errors of the transport are passed
+/// on.
 class PeerWatch {
  public:
-  /// All outlive it.
+  /// The references outlive it.
   PeerWatch(const RuntimeOptions&, control::ControlPlane&, observe::Counters&, const StepTime&);
 
   void heard(int rank) { liveness_.heard(rank, time_.awake()); }
   void heard(RankSpan ranks) { liveness_.heard(ranks, time_.awake()); }
-  /// A rank has asked this one, the coordinator, for a sign of life. It does so only while it
-  /// waits, so that this one has to look after the others for it.
-  void note_asked() noexcept { asked_until_ = time_.now() + options_.peer_timeout / 2; }
-  /// As of this step.
-  bool asked() const noexcept { return time_.step() < asked_until_; }
+  /// The coordinator has received a ping. Ranks ping only while they wait, so the coordinator
+  /// checks the other ranks for them.
+  void on_ping() noexcept { pinged_until_ = time_.now() + options_.peer_timeout / 2; }
+  /// Whether a rank has pinged recently, as of this step.
+  bool pinged() const noexcept { return time_.step() < pinged_until_; }
 
-  /// Whether it is time for look(), and other things that have time.
+  /// Whether it is time for look() and other periodic work.
   bool due(bool waiting) noexcept;
   TimePoint next() const noexcept { return next_; }
-  /// @param waiting whether anything depends on the others now  @return one that is lost
+  /// Publishes a heartbeat and looks for a lost rank.
+  /// @param waiting whether this rank depends on others now @return a lost rank
   std::optional<control::PeerLoss> look(bool waiting);
-  /// Ranks of this host that have said farewell so long ago that nothing of theirs is still to
-  /// come. To be asked with look(), while this rank waits.
+  /// Ranks of this host that have left the job so long ago that no message of theirs is still on
+  /// its way. To be called with look(), while this rank waits.
   std::vector<int> departed();
 
  private:
@@ -110,37 +112,37 @@ class PeerWatch {
   const StepTime& time_;
   control::Liveness liveness_;
   TimePoint next_{};
-  std::uint32_t endings_ = 0;  // that have been looked after
-  TimePoint asked_until_{};
+  std::uint32_t endings_ = 0;  // of processes, handled so far
+  TimePoint pinged_until_{};
   struct Departed {
-    TimePoint farewell{};  // as it was seen here
+    TimePoint farewell{};  // when this rank found it
     std::optional<TimePoint> end = {};
   };
   std::map<int, Departed> departed_;
 };
 
-/// When a rank tells the coordinator that it waits and has nothing to go on with: again and again,
-/// as reports of others may be on their way more slowly.
+/// When a blocked rank reports so to the coordinator. It repeats that, because the reports of other
+/// ranks may take longer.
 ///
-/// Not thread-safe: the thread that drives the engine. Nothing throws.
+/// Not thread-safe: used by the thread that drives the engine. Does not throw.
 class BlockedNotice {
  public:
   /// @param deadlock_timeout zero: never
   explicit BlockedNotice(Duration deadlock_timeout) noexcept : interval_(deadlock_timeout / 5) {}
 
-  /// A thread waits while nothing runs here, so it waits for a plan.
-  void note_wait() noexcept { waits_ = true; }
-  /// It has submitted more first, so the time begins anew.
-  void note_submission() noexcept { told_at_.reset(); }
-  /// A plan has come, or none is needed: nothing is known any more of threads that wait.
-  void note_plan() noexcept { waits_ = false; }
-  /// To be asked now and then.
+  /// A thread waits for an operation that waits for a plan, and no batch runs.
+  void on_blocked_wait() noexcept { waits_ = true; }
+  /// The rank has submitted another operation: the time starts again.
+  void on_submission() noexcept { reported_at_.reset(); }
+  /// A plan has arrived, or a schedule is replayed: the rank may not be blocked any more.
+  void on_plan() noexcept { waits_ = false; }
+  /// Whether to report now. To be called regularly.
   bool due(TimePoint now) noexcept;
 
  private:
   const Duration interval_;
   bool waits_ = false;
-  std::optional<TimePoint> told_at_;  // or since when there is something to tell
+  std::optional<TimePoint> reported_at_;  // or since when the rank is blocked
 };
 
 }  // namespace hvd::runtime

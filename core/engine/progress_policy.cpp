@@ -8,8 +8,9 @@
 namespace hvd::runtime {
 namespace {
 
-/// Cores that this rank can count on. A rank does not see how the others are bound: if all of them
-/// can have had as many as this one without sharing, they have; else they share these.
+/// The cores that this rank can rely on. A rank does not see how the others are bound: if each of
+/// them can have as many cores as this one without sharing, they are not shared; otherwise the
+/// ranks share these.
 int cores_per_rank(int ranks, std::optional<double> quota) {
   const int online = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
   cpu_set_t allowed;
@@ -34,8 +35,8 @@ Duration longest_interval(PollFor purpose) {
 
 }  // namespace
 
-Duration poll_interval(PollFor purpose, int looks) {
-  const int doublings = std::min(looks / 4, 10);
+Duration poll_interval(PollFor purpose, int polls) {
+  const int doublings = std::min(polls / 4, 10);
   return std::min(kShortestSleep * (1 << doublings), longest_interval(purpose));
 }
 

@@ -34,8 +34,7 @@ Duration ChannelQueue::standstill(TimePoint now, const std::optional<Headway>& h
 
 namespace {
 
-/// Often enough to give memory back and to notice errors, rarely enough to cost nothing beside a
-/// step.
+/// Often enough to free memory and to detect errors, rarely enough to cost little in a step.
 constexpr Duration kBetweenLooks = std::chrono::milliseconds(2);
 
 }  // namespace
@@ -61,7 +60,7 @@ void DeviceCompletions::look() {
   const TimePoint now = clock_.now();
   if (now < next_look_) return;
   next_look_ = now + kBetweenLooks;
-  // Batches of one pipeline end in order, those of several in any.
+  // Batches of one pipeline end in order; those of several pipelines end in any order.
   std::erase_if(entries_, [](const Entry& entry) { return entry.output_ready->query(); });
   const Channel* checked = nullptr;
   for (const Entry& entry : entries_) {

@@ -20,8 +20,8 @@ static_assert(kUrgentInstance < kMostInstances);
 
 bool on_device(const Batch& batch) noexcept { return batch.spec().device.type != DeviceType::kCpu; }
 
-/// Whether the batch has a channel beside the one on which gradients queue: a small operation that
-/// the program wants by itself. Agreed on, as counts and `alone` are.
+/// Small operations that must not fuse use a second channel, so that they overtake gradients. All
+/// ranks agree on counts and `alone`. Larger tensors gain nothing by overtaking.
 bool urgent(const Batch& batch) noexcept {
   const Collective& collective = batch.collective();
   const bool small =
@@ -30,8 +30,8 @@ bool urgent(const Batch& batch) noexcept {
          (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kAllgather);
 }
 
-/// What a backend has to be able to do for a batch. Adasum is made of what backends have, all on
-/// one channel: alltoall, allreduce and allgather. What has the first has the others.
+/// The collective that a backend must support for a batch. Adasum is a composite of alltoall,
+/// allreduce and allgather on one channel; a backend that has the first has the others.
 Collective needed_for(const Batch& batch) {
   Collective collective = batch.collective();
   if (collective.op == ReduceOp::kAdasum) {
@@ -77,10 +77,10 @@ class BackendQueues final : public QueueFactory {
   }
 
  private:
-  /// How tensors on a GPU travel.
+  /// The backend for tensors on a GPU, and whether they are staged.
   struct DeviceChoice {
     Backend& backend;
-    bool staged = false;  // through the host's memory
+    bool staged = false;  // in the host's memory
     std::string name() const { return std::string(backend.name()) + (staged ? ", staged" : ""); }
   };
 
@@ -116,15 +116,15 @@ class BackendQueues final : public QueueFactory {
     return best_backend(spec, collective, forced_backend_ ? &*forced_backend_ : nullptr);
   }
 
-  // Where no backend that has GPUs can do this, a channel through the host's memory.
+  // Without a backend that has GPUs, a channel for the host's memory.
   DeviceChoice device_choice(const Batch& batch) const {
     const ChannelSpec spec = device_spec(batch);
     if (Backend* const own = device_backend(spec, batch.collective())) return {*own};
     return {host_backend(staging_spec(spec), batch), true};
   }
 
-  /// Gradients travel in this queue, which is not so of the one beside NCCL's for what that cannot
-  /// do. So memory for them is made beforehand.
+  /// Gradients use this queue, and not the one beside NCCL's for operations that NCCL lacks. So its
+  /// memory is allocated ahead of use.
   bool carries_gradients(const DeviceChoice& choice, const ChannelSpec& spec) const {
     return (choice.staged ? nullptr : &choice.backend) == device_backend(spec, {.count = 1});
   }

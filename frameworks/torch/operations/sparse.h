@@ -22,7 +22,7 @@ class SparseReduction {
   SparseReduction(const torch::Tensor& coo, AllreduceOptions options);
 
   /// Once.
-  std::vector<Submission> take_submissions() { return std::move(submissions_); }
+  std::vector<Submission> begin_submissions() { return std::move(submissions_); }
   /// Coalesced. Once all submissions have succeeded; alike on every rank. @throws MismatchError
   /// when shapes differ.
   torch::Tensor result() const;

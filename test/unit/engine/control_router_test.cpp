@@ -15,7 +15,7 @@ namespace hvd::testing {
 namespace {
 
 using runtime::PeerWatch;
-using runtime::ReportRoute;
+using runtime::ControlRouter;
 using runtime::RuntimeOptions;
 using runtime::StepTime;
 using std::chrono::microseconds;
@@ -52,14 +52,14 @@ struct Node {
   void apply(const wire::Plan& plan) {
     route.pass_down(plan);
     negotiator.apply(plan);
-    route.note_applied(plan);
+    route.on_applied(plan);
   }
   /// Takes in what has come, and applies plans. @return their numbers
   std::vector<std::uint64_t> receive() {
     std::vector<std::uint64_t> plans;
     clock.advance(microseconds(1));  // what one rank sends at once comes one by one
     while (auto received = route.receive()) {
-      const auto* plan = std::get_if<wire::Plan>(&received->asks);
+      const auto* plan = std::get_if<wire::Plan>(&received->payload);
       if (plan == nullptr) continue;
       apply(*plan);
       plans.push_back(plan->sequence);
@@ -73,7 +73,7 @@ struct Node {
   StepTime time;
   control::Negotiator negotiator;
   PeerWatch watch;
-  ReportRoute route;
+  ControlRouter route;
 };
 
 class ReportRouteTest : public ::testing::Test {
@@ -91,7 +91,7 @@ class ReportRouteTest : public ::testing::Test {
     make({"a", "b", "c", "d", "e", "f", "g", "h"});
   }
   Node& node(std::size_t rank) { return *nodes_[rank]; }
-  ReportRoute& route(std::size_t rank) { return node(rank).route; }
+  ControlRouter& route(std::size_t rank) { return node(rank).route; }
   void give(std::size_t from, int to, const wire::Bytes& bytes) {
     node(from).control->send(to, bytes);
     clock_.advance(milliseconds(1));  // mail of different senders comes in the order of its sending
@@ -189,12 +189,12 @@ TEST_F(ReportRouteTest, WhatRankZeroHasForItselfIsNoMessage) {
   // Before what others have sent.
   give(1, 0, wire::encode(wire::ReplayUpdate{}));
   const auto own = route(0).receive();
-  ASSERT_TRUE(own && std::holds_alternative<wire::Plan>(own->asks));
-  EXPECT_EQ(std::get<wire::Plan>(own->asks), std::get<wire::Plan>(sent[0]));
+  ASSERT_TRUE(own && std::holds_alternative<wire::Plan>(own->payload));
+  EXPECT_EQ(std::get<wire::Plan>(own->payload), std::get<wire::Plan>(sent[0]));
   EXPECT_EQ(own->source, 0);
   EXPECT_FALSE(route(0).has_own_plan());
   const auto next = route(0).receive();
-  ASSERT_TRUE(next && std::holds_alternative<wire::ReplayUpdate>(next->asks));
+  ASSERT_TRUE(next && std::holds_alternative<wire::ReplayUpdate>(next->payload));
   EXPECT_TRUE(route(0).quiet());
 }
 
@@ -267,15 +267,15 @@ TEST_F(ReportRouteTest, WhatIsNotForTheRouteIsHandedOnWithItsSource) {
   give(2, 0, wire::encode(wire::Abort{2, {StatusCode::kInternal, "broken", -1}}));
   give(2, 0, wire::encode(wire::Blocked{0}));
   const auto news = route(0).receive();
-  ASSERT_TRUE(news && std::holds_alternative<wire::ReplayUpdate>(news->asks));
-  EXPECT_EQ(std::get<wire::ReplayUpdate>(news->asks).position, 3U);
+  ASSERT_TRUE(news && std::holds_alternative<wire::ReplayUpdate>(news->payload));
+  EXPECT_EQ(std::get<wire::ReplayUpdate>(news->payload).position, 3U);
   EXPECT_EQ(news->source, 1);
   EXPECT_TRUE(news->moves);
   const auto abort = route(0).receive();
-  ASSERT_TRUE(abort && std::holds_alternative<wire::Abort>(abort->asks));
-  EXPECT_EQ(std::get<wire::Abort>(abort->asks).cause.message, "broken");
+  ASSERT_TRUE(abort && std::holds_alternative<wire::Abort>(abort->payload));
+  EXPECT_EQ(std::get<wire::Abort>(abort->payload).cause.message, "broken");
   const auto blocked = route(0).receive();
-  ASSERT_TRUE(blocked && std::holds_alternative<std::monostate>(blocked->asks));
+  ASSERT_TRUE(blocked && std::holds_alternative<std::monostate>(blocked->payload));
   EXPECT_FALSE(blocked->moves) << "that another rank waits is nothing to go on with";
   EXPECT_FALSE(route(0).receive().has_value());
 }
@@ -303,7 +303,7 @@ TEST_F(ReportRouteTest, WhenAllAreBlockedThePlanEndsWhatTheyWaitFor) {
   node(0).submit("x");
   node(1).submit("y");
   node(0).receive();
-  for (const std::size_t rank : {0, 1}) route(rank).tell_blocked();
+  for (const std::size_t rank : {0, 1}) route(rank).report_blocked();
   EXPECT_EQ(node(0).sent(), 2U);
   EXPECT_EQ(node(1).sent(), 2U);
   node(0).receive();
@@ -326,24 +326,24 @@ TEST_F(ReportRouteTest, StallsAreToldOnce) {
               ElementsAre(HasSubstr("rank 1 (a) has submitted nothing")));
   EXPECT_THAT(route(1).waiting_texts(9), IsEmpty());
   for (int i = 0; i < 8; ++i) {  // with pauses that no process was stopped for
-    route(0).tell_of_stalls();
+    route(0).log_stalls();
     EXPECT_EQ(node(0).counters.stalls, 0U);
     clock_.advance(options_.stall_warning / 8);
     begin_step();
   }
-  for (int i = 0; i < 2; ++i) route(0).tell_of_stalls();
-  route(1).tell_of_stalls();
+  for (int i = 0; i < 2; ++i) route(0).log_stalls();
+  route(1).log_stalls();
   EXPECT_EQ(node(0).counters.stalls, 1U);
 }
 
 TEST_F(ReportRouteTest, AFailureIsToldToAllOrToRankZeroAndTwoOfEachOtherHost) {
   make({"a", "a", "b", "b", "b"});
   const wire::Abort lost{1, {StatusCode::kPeerLost, "lost", 4}};
-  route(1).tell_failure(lost);
+  route(1).broadcast_failure(lost);
   std::vector<std::size_t> told;
   for (const std::size_t rank : {0, 1, 2, 3, 4}) told.push_back(mail(rank).size());
   EXPECT_THAT(told, ElementsAre(1, 0, 1, 1, 0));
-  route(0).tell_failure(lost);
+  route(0).broadcast_failure(lost);
   for (const std::size_t rank : {1, 2, 3, 4}) EXPECT_EQ(mail(rank).size(), 1U);
 }
 
@@ -352,7 +352,7 @@ TEST_F(ReportRouteTest, WhoIsSaidToBeLostIsToldByOneRank) {
   for (const int lost : {0, 1, 3, -1}) {
     const wire::Abort abort{1, {StatusCode::kPeerLost, "lost", lost}};
     for (std::size_t rank = 0; rank < 4; ++rank) {
-      if (static_cast<int>(rank) != lost) route(rank).tell_the_lost(abort);
+      if (static_cast<int>(rank) != lost) route(rank).notify_suspect(abort);
     }
     for (std::size_t rank = 0; rank < 4; ++rank)
       EXPECT_EQ(mail(rank).size(), static_cast<int>(rank) == lost ? 1U : 0U) << rank << lost;
@@ -376,14 +376,14 @@ class CarriedReportRoute : public ReportRouteTest {
 
 TEST_F(CarriedReportRoute, TheFailureOfRankZeroIsToldToTheOthersAllTheSame) {
   carried_->unreachable = 0;
-  EXPECT_THROW(route(1).tell_failure({1, {StatusCode::kPeerLost, "lost", 0}}), Error);
+  EXPECT_THROW(route(1).broadcast_failure({1, {StatusCode::kPeerLost, "lost", 0}}), Error);
   EXPECT_EQ(mail(2).size(), 1U);
 }
 
 TEST_F(CarriedReportRoute, WhoIsSaidToBeLostIsToldOnlyWhereThatDoesNoHarm) {
   for (const bool harmless : {false, true}) {
     carried_->may_send_to_lost = harmless;
-    route(1).tell_the_lost({0, {StatusCode::kPeerLost, "lost", 2}});
+    route(1).notify_suspect({0, {StatusCode::kPeerLost, "lost", 2}});
     EXPECT_EQ(mail(2).size(), harmless ? 1U : 0U);
   }
 }
@@ -394,7 +394,7 @@ TEST(BlockedNotice, IsDueAFifthOfTheTimeAfterAThreadWaitsAgainAndAgain) {
   EXPECT_FALSE(notice.due(now));
   now += seconds(50);
   EXPECT_FALSE(notice.due(now)) << "nobody waits";
-  notice.note_wait();
+  notice.on_blocked_wait();
   for (int i = 0; i < 2; ++i) {
     EXPECT_FALSE(notice.due(now));
     EXPECT_FALSE(notice.due(now + milliseconds(1999)));
@@ -402,16 +402,16 @@ TEST(BlockedNotice, IsDueAFifthOfTheTimeAfterAThreadWaitsAgainAndAgain) {
   }
   now += milliseconds(1999);
   EXPECT_FALSE(notice.due(now));
-  notice.note_submission();
+  notice.on_submission();
   EXPECT_FALSE(notice.due(now += seconds(1)));
   EXPECT_FALSE(notice.due(now + milliseconds(1999)));
   EXPECT_TRUE(notice.due(now + seconds(2)));
   notice.note_plan();
   EXPECT_FALSE(notice.due(now + seconds(20)));
-  notice.note_wait();
+  notice.on_blocked_wait();
   EXPECT_FALSE(notice.due(now + seconds(30))) << "the time begins with the wait";
   runtime::BlockedNotice never(Duration::zero());
-  never.note_wait();
+  never.on_blocked_wait();
   EXPECT_FALSE(never.due(now));
   EXPECT_FALSE(never.due(now + seconds(99)));
 }
@@ -447,8 +447,8 @@ TEST_F(ReportRouteTest, WhoCannotRingIsAskedAndLostWithoutAnAnswer) {
   };
   EXPECT_FALSE(look(0).has_value());
   EXPECT_FALSE(look(1).has_value());
-  EXPECT_EQ(node(0).sent(), 2U) << "asks both";
-  EXPECT_EQ(node(1).sent(), 1U) << "asks rank 0";
+  EXPECT_EQ(node(0).sent(), 2U) << "payload both";
+  EXPECT_EQ(node(1).sent(), 1U) << "payload rank 0";
   for (int i = 0; i < 3; ++i) {
     clock_.advance(seconds(3));
     begin_step();

@@ -47,7 +47,7 @@ class EngineTest : public ::testing::Test {
     submission.input = {reinterpret_cast<std::byte*>(data_), 4, DataType::kFloat32, {}, {4}};
     submission.output = submission.input;
     const OperationPtr operation(new OperationState(submission, request, {}, clock_.now()));
-    engine.front().enqueue({&operation, 1});
+    engine.submission_queue().enqueue({&operation, 1});
     return operation;
   }
   bool step(Engine& engine) {
@@ -109,7 +109,7 @@ TEST_F(EngineTest, RankZeroDecidesWhileALargeBatchMoves) {
       reinterpret_cast<std::byte*>(values.data()), kCount, DataType::kFloat32, {}, {kCount}};
   submission.output = submission.input;
   const OperationPtr moved(new OperationState(submission, large, {}, clock_.now()));
-  alone->front().enqueue({&moved, 1});
+  alone->submission_queue().enqueue({&moved, 1});
   for (int steps = 0; steps < 3; ++steps) step(*alone);
   wire::Request small;
   small.name = "small";
@@ -117,7 +117,7 @@ TEST_F(EngineTest, RankZeroDecidesWhileALargeBatchMoves) {
   Submission nothing;
   nothing.name = small.name;
   const OperationPtr decided(new OperationState(nothing, small, {}, clock_.now()));
-  alone->front().enqueue({&decided, 1});
+  alone->submission_queue().enqueue({&decided, 1});
   int steps = 0;
   for (; !decided->done() && steps < 1000; ++steps)
     EXPECT_TRUE(step(*alone)) << "sleeps in between";
@@ -136,7 +136,7 @@ TEST_F(EngineTest, AFailureLeavesNoPlanToPollFor) {
   const auto alone = engine(0);
   const OperationPtr operation = submit(*alone, "x");
   step(*alone);
-  alone->front().fail_from_outside({StatusCode::kInternal, "broken", -1});
+  alone->submission_queue().fail_from_outside({StatusCode::kInternal, "broken", -1});
   while (step(*alone)) {
   }
   EXPECT_TRUE(operation->done());
@@ -170,7 +170,7 @@ TEST_F(EngineTest, WhatWasTakenUpWithASubmissionThatFailsEndsWithTheCause) {
   const std::vector<OperationPtr> operations{submit(*alone, "x"), submit(*alone, "x"),
                                              submit(*alone, "y")};
   step(*alone);
-  EXPECT_TRUE(alone->front().failed());
+  EXPECT_TRUE(alone->submission_queue().failed());
   for (const OperationPtr& operation : operations) {
     ASSERT_TRUE(operation->done()) << operation->request.name << " hangs";
     EXPECT_THAT(operation->status().message, ::testing::HasSubstr("while it is in flight"));
@@ -225,9 +225,9 @@ TEST_F(EngineTest, AfterAFailureItGoesOnSendingThoughConnectionsBreak) {
       RuntimeOptions{},
       runtime::EngineParts{
           std::move(plane), {std::make_shared<LocalBackend>(world_)}, clock_, counters_, timeline_});
-  failing.front().fail_from_outside({StatusCode::kInternal, "broken", -1});
+  failing.submission_queue().fail_from_outside({StatusCode::kInternal, "broken", -1});
   step(failing);
-  ASSERT_TRUE(failing.front().failed());
+  ASSERT_TRUE(failing.submission_queue().failed());
   before_poll = [] { throw BrokenConnection("sending to rank 1 failed", 1); };
   polls = 0;
   for (int round = 1; round <= 3; ++round) {
@@ -296,7 +296,7 @@ TEST_F(PlayedCoordinator, WhatWasAskedForBeforeTheScheduleBeganWaitsInItAndNowhe
   second.replay = {{{0}}};
   send(wire::encode(second));
   step(*engine_);
-  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_FALSE(engine_->submission_queue().failed()) << engine_->submission_queue().failure().message;
   ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
   EXPECT_EQ(count(engine_->state_text(), "waits for other ranks"), 1);
 }
@@ -306,16 +306,16 @@ TEST_F(PlayedCoordinator, AShutdownWaitsForWhatRuns) {
   step(*engine_);
   send(wire::encode(plan_of_x()));
   step(*engine_);
-  engine_->front().request_shutdown();
+  engine_->submission_queue().request_shutdown();
   step(*engine_);
   wire::Plan last = plan(2);
   last.shutdown = true;
   send(wire::encode(last));
   for (int round = 0; round < 3; ++round) step(*engine_);
-  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_FALSE(engine_->submission_queue().failed()) << engine_->submission_queue().failure().message;
   EXPECT_EQ(counters_.plans_applied, 2U);
   EXPECT_FALSE(operation->done());
-  EXPECT_FALSE(engine_->front().shut_down()) << "memory of an operation under way would be freed";
+  EXPECT_FALSE(engine_->submission_queue().shut_down()) << "memory of an operation under way would be freed";
 }
 
 // Both plans come in one receive(), and another thread has looked at the sets before that.
@@ -346,7 +346,7 @@ TEST_F(PlayedCoordinator, AnOperationOfASetThatWasRemovedBeforeTheScheduleBeganE
   third.replay = {{{0}}};
   send(wire::encode(third));
   step(*engine_);
-  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_FALSE(engine_->submission_queue().failed()) << engine_->submission_queue().failure().message;
   ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
   wire::Request late;
   late.name = "late";
@@ -354,7 +354,7 @@ TEST_F(PlayedCoordinator, AnOperationOfASetThatWasRemovedBeforeTheScheduleBeganE
   late.shape = {4};
   const OperationPtr operation = enqueue(*engine_, late);
   for (int round = 0; round < 3; ++round) step(*engine_);
-  EXPECT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  EXPECT_FALSE(engine_->submission_queue().failed()) << engine_->submission_queue().failure().message;
   ASSERT_TRUE(operation->done());
   EXPECT_EQ(operation->status().code, StatusCode::kUsage) << operation->status().message;
 }
@@ -369,7 +369,7 @@ TEST_F(PlayedCoordinator, APlanThatRunsSomethingElseUnderTheNameOfAnOperationEnd
   tensor.request.shape = {1048576};
   send(wire::encode(first));
   step(*engine_);
-  EXPECT_TRUE(engine_->front().failed());
+  EXPECT_TRUE(engine_->submission_queue().failed());
   ASSERT_TRUE(operation->done());
   EXPECT_EQ(operation->status().code, StatusCode::kInternal);
   EXPECT_EQ(
@@ -382,7 +382,7 @@ TEST_F(PlayedCoordinator, APlanThatRunsSomethingElseUnderTheNameOfAnOperationEnd
 // See MUT_REPORT in test/models/dissemination_barrier.pml.
 TEST_F(PlayedCoordinator, OtherHostsHearThatThisOneLeavesBeforeTheCoordinatorGetsAReport) {
   repeat_x();
-  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_FALSE(engine_->submission_queue().failed()) << engine_->submission_queue().failure().message;
   ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
   submit(*engine_, "something else");
   step(*engine_);
@@ -398,7 +398,7 @@ TEST_F(PlayedCoordinator, PlansThatComeEarlyAreAppliedWhenTheNewsHasCome) {
   EXPECT_EQ(counters_.plans_applied, 1U);
   send(wire::encode(wire::ReplayUpdate{.position = 1, .round = 0, .leaves = true}));
   for (int i = 0; i < 3; ++i) step(*engine_);
-  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_FALSE(engine_->submission_queue().failed()) << engine_->submission_queue().failure().message;
   EXPECT_EQ(counters_.plans_applied, 3U);
   send(wire::encode(plan(4)));
   step(*engine_);

@@ -465,7 +465,7 @@ TEST_F(ExecutorTest, ABatchThatGetsNoFurtherForTooLongIsAnError) {
   } catch (const PeerLostError& error) {
     EXPECT_EQ(error.rank(), -1) << "either end of the connection may be the cause";
     EXPECT_STREQ(error.what(),
-                 "allreduce 'x' has got no further on rank 0 (host a) for 11 s on fake, although "
+                 "allreduce 'x' has made no progress on rank 0 (host a) for 11 s on fake, although "
                  "every rank has submitted it; it waits for rank 1 (host b); expected progress "
                  "within 10 s (HVD_STALL_SHUTDOWN); a connection between ranks does not deliver, "
                  "although the ranks show signs of life");

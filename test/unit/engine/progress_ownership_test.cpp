@@ -54,7 +54,7 @@ bool done_within(const Operation& operation, Duration patience) {
 }
 
 // A rank has asked for A and B, waits for A, and then computes. What it hears of B only its
-// coordinator thread can take up, and from another host nobody rings. On one core the coordinator
+// engine thread can take up, and from another host nobody rings. On one core the coordinator
 // thread runs as soon as the waiter has woken it.
 TEST(ProgressOwnership, AfterAWaiterHasLeftTheCoordinatorThreadListens) {
   const OneCore core;
@@ -161,7 +161,7 @@ TEST(WaitFor, GivesUpInTimeAndLosesNothing) {
 TEST(WaitFor, DrivesTheEngineAndHandsItOverWhenTheTimeIsUp) {
   const SteadyClock clock;
   LocalJobOptions options;
-  options.runtime.peer_timeout = seconds(300);  // an idle coordinator thread sleeps for an eighth
+  options.runtime.peer_timeout = seconds(300);  // an idle engine thread sleeps for an eighth
   LocalJob job(options, clock);
   std::vector<std::vector<float>> data(2, std::vector<float>(4, 1));
   for (int i = 0; i < 20; ++i) {

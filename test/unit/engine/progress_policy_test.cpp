@@ -73,7 +73,7 @@ class InlineProgress : public ::testing::Test {
 
 TEST_F(InlineProgress, TheSubmittingThreadDoesWhatItCan) {
   LocalJob job(options(ProgressMode::kInline), clock_);
-  // The coordinator thread may be driving just then; it is asleep soon.
+  // The engine thread may be driving just then; it is asleep soon.
   bool done = false;
   for (int attempt = 0; attempt < 200 && !done; ++attempt) {
     const Operation operation = submit_one(job.rank(0), float_operation(memory_, "x"));

@@ -37,7 +37,7 @@ TEST(Shutdown, OfAProcessThatEndsWithoutItIsToldAsThat) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);
   std::vector<float> data(4, 1.0F);
-  job.rank(1).note_ending();
+  job.rank(1).mark_ending();
   std::jthread leaving([&job] { job.rank(1).shutdown(); });
   const Operation operation = submit_one(job.rank(0), float_operation(data, "w"));
   operation.wait();
@@ -50,7 +50,7 @@ TEST(Shutdown, AProcessThatEndsDoesNotBlameWhomItHasBroughtDown) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);
   ::testing::internal::CaptureStderr();
-  job.rank(1).note_ending();
+  job.rank(1).mark_ending();
   std::jthread leaving([&job] { job.rank(1).shutdown(); });
   job.rank(0).abort(
       {StatusCode::kPeerLost,

@@ -121,7 +121,7 @@ class SteadyStateTest : public ::testing::Test {
   }
   std::vector<std::string> taken(std::size_t rank) {
     std::vector<std::string> names;
-    for (const OperationPtr& one : steady(rank).take_waiting()) names.push_back(one->request.name);
+    for (const OperationPtr& one : steady(rank).release_waiting()) names.push_back(one->request.name);
     return names;
   }
   bool rung(std::size_t rank, std::uint32_t since) {
@@ -282,25 +282,25 @@ TEST_F(SteadyStateTest, OnOneHostAPlanCannotComeBeforeItIsLeft) {
   make({"a", "a"});
   begin({{request("x")}});
   EXPECT_THROW(steady(0).defer(plan(7)), Error);
-  EXPECT_FALSE(steady(0).take_plan().has_value());
+  EXPECT_FALSE(steady(0).next_deferred_plan().has_value());
 }
 
 TEST_F(SteadyStateTest, PlansWaitUntilItIsLeftAndWhileTheNextIsRepeated) {
   make({"a", "b"});
   begin({{request("x")}});
   for (const std::uint64_t sequence : {7, 8, 9}) steady(1).defer(plan(sequence));
-  EXPECT_FALSE(steady(1).take_plan().has_value());
+  EXPECT_FALSE(steady(1).next_deferred_plan().has_value());
   steady(1).leave_soon();
   EXPECT_EQ(advance(1), Outcome::kLeft);
-  EXPECT_EQ(steady(1).take_plan()->sequence, 7U);
-  EXPECT_EQ(steady(1).take_plan()->sequence, 8U);
-  steady(1).take_waiting();
+  EXPECT_EQ(steady(1).next_deferred_plan()->sequence, 7U);
+  EXPECT_EQ(steady(1).next_deferred_plan()->sequence, 8U);
+  steady(1).release_waiting();
   steady(1).begin({{batch({request("x")}, 2)}}, clock_.now());
-  EXPECT_FALSE(steady(1).take_plan().has_value()) << "plan 8 has begun a schedule";
+  EXPECT_FALSE(steady(1).next_deferred_plan().has_value()) << "plan 8 has begun a schedule";
   steady(1).leave_soon();
   EXPECT_EQ(advance(1), Outcome::kLeft);
-  EXPECT_EQ(steady(1).take_plan()->sequence, 9U);
-  EXPECT_FALSE(steady(1).take_plan().has_value());
+  EXPECT_EQ(steady(1).next_deferred_plan()->sequence, 9U);
+  EXPECT_FALSE(steady(1).next_deferred_plan().has_value());
 }
 
 TEST_F(SteadyStateTest, TheFirstRankOfEachHostTellsTheOtherHosts) {
@@ -314,7 +314,7 @@ TEST_F(SteadyStateTest, TheFirstRankOfEachHostTellsTheOtherHosts) {
   EXPECT_FALSE(steady(0).exchange_updates()) << "the other host has not said anything";
   EXPECT_FALSE(steady(1).exchange_updates());
   EXPECT_EQ(ranks_[0]->sent(), 1U);
-  EXPECT_EQ(ranks_[1]->sent(), 0U) << "it does not speak for its host";
+  EXPECT_EQ(ranks_[1]->sent(), 0U) << "it is not the first rank of its host";
   EXPECT_TRUE(offer(2, "x"));
   EXPECT_EQ(advance(2), Outcome::kNothing);
   EXPECT_FALSE(steady(2).exchange_updates());
@@ -368,11 +368,11 @@ TEST_F(SteadyStateTest, WhoWaitsForWhatItLacksItselfLeaves) {
   begin({{request("x"), request("y")}});
   EXPECT_TRUE(offer(0, "x"));
   EXPECT_EQ(advance(0), Outcome::kNothing);
-  EXPECT_TRUE(steady(0).note_blocked());
+  EXPECT_TRUE(steady(0).leave_if_own_missing());
   EXPECT_EQ(advance(0), Outcome::kLeft);
   for (const std::string name : {"x", "y"}) EXPECT_TRUE(offer(1, name));
   EXPECT_EQ(advance(1), Outcome::kLeft);
-  EXPECT_FALSE(steady(1).note_blocked()) << "nothing is repeated";
+  EXPECT_FALSE(steady(1).leave_if_own_missing()) << "nothing is repeated";
 }
 
 TEST_F(SteadyStateTest, WhoHasAllOfItWaitsForOthersAndAsksThemToLeaveInTheEnd) {
@@ -380,7 +380,7 @@ TEST_F(SteadyStateTest, WhoHasAllOfItWaitsForOthersAndAsksThemToLeaveInTheEnd) {
   begin({{request("x")}});
   EXPECT_TRUE(offer(0, "x"));
   EXPECT_EQ(advance(0), Outcome::kNothing);
-  EXPECT_FALSE(steady(0).note_blocked()) << "the others may be about to come";
+  EXPECT_FALSE(steady(0).leave_if_own_missing()) << "the others may be about to come";
   ASSERT_TRUE(steady(0).deadline().has_value());
   EXPECT_EQ(*steady(0).deadline(), clock_.now() + seconds(1));
   const std::uint32_t before = ticket(1);

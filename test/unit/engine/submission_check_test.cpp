@@ -340,14 +340,14 @@ TEST_F(PartsCheckTest, AskForTheSameWhereverTheyLie) {
   Submission again = submission_;
   const std::vector<TensorPart> others = {{memory() + 4, 0, 1}};
   again.parts = others;
-  EXPECT_TRUE(runtime::asks_for_the_same(again, submission_, request));
+  EXPECT_TRUE(runtime::is_same_operation(again, submission_, request));
   const std::vector<TensorPart> outside = {{memory(), 0, 7}};
   again.parts = outside;
-  EXPECT_FALSE(runtime::asks_for_the_same(again, submission_, request));
+  EXPECT_FALSE(runtime::is_same_operation(again, submission_, request));
   again.parts = {};
-  EXPECT_FALSE(runtime::asks_for_the_same(again, submission_, request)) << "it has no memory";
+  EXPECT_FALSE(runtime::is_same_operation(again, submission_, request)) << "it has no memory";
   again.input.data = again.output.data = memory();
-  EXPECT_FALSE(runtime::asks_for_the_same(again, submission_, request))
+  EXPECT_FALSE(runtime::is_same_operation(again, submission_, request))
       << "the others submit it in parts";
 }
 
@@ -362,13 +362,13 @@ TEST_F(SubmissionCheckTest, AnAllgatherAsksForTheSameWhereverItsResultGoes) {
   before.output.shape = {24};
   before.output.count = 24;
   before.allocate_output = nullptr;  // it is called once
-  EXPECT_TRUE(runtime::asks_for_the_same(submission_, before, request));
+  EXPECT_TRUE(runtime::is_same_operation(submission_, before, request));
   Submission other = submission_;
   other.input.shape = {2, 3};
-  EXPECT_FALSE(runtime::asks_for_the_same(other, before, request));
+  EXPECT_FALSE(runtime::is_same_operation(other, before, request));
   other = submission_;
   other.allocate_output = nullptr;
-  EXPECT_FALSE(runtime::asks_for_the_same(other, before, request));
+  EXPECT_FALSE(runtime::is_same_operation(other, before, request));
 }
 
 TEST_F(SubmissionCheckTest, RefusesInfiniteFactors) {

@@ -12,7 +12,7 @@
 namespace hvd::testing {
 namespace {
 
-using runtime::EngineFront;
+using runtime::SubmissionQueue;
 using runtime::OperationPtr;
 using runtime::OperationState;
 using std::chrono::seconds;
@@ -35,63 +35,63 @@ std::vector<std::string> names(const std::vector<OperationPtr>& operations) {
   return result;
 }
 
-TEST(EngineFront, OperationsAreTakenOnceInTheirOrder) {
-  EngineFront front{control::ProcessSetTable(2)};
-  EXPECT_FALSE(front.has_submissions());
+TEST(SubmissionQueue, OperationsAreTakenOnceInTheirOrder) {
+  SubmissionQueue queue{control::ProcessSetTable(2)};
+  EXPECT_FALSE(queue.has_submissions());
   const std::vector<OperationPtr> first{operation("a"), operation("b")}, second{operation("c")};
-  front.enqueue(first);
-  front.enqueue(second);
-  EXPECT_TRUE(front.has_submissions());
-  EXPECT_THAT(names(front.submissions()), ElementsAre("a", "b", "c"));
+  queue.enqueue(first);
+  queue.enqueue(second);
+  EXPECT_TRUE(queue.has_submissions());
+  EXPECT_THAT(names(queue.queued()), ElementsAre("a", "b", "c"));
   std::vector<OperationPtr> taken;
-  front.take(taken, EngineFront::Callbacks::kAll);
+  queue.pop_all(taken, SubmissionQueue::Callbacks::kAll);
   EXPECT_THAT(names(taken), ElementsAre("a", "b", "c"));
-  EXPECT_FALSE(front.has_submissions());
+  EXPECT_FALSE(queue.has_submissions());
   std::vector<OperationPtr> again;
-  front.take(again, EngineFront::Callbacks::kAll);
+  queue.pop_all(again, SubmissionQueue::Callbacks::kAll);
   EXPECT_THAT(names(again), IsEmpty());
 }
 
-TEST(EngineFront, WithoutCallbacksNothingIsTakenWhileOneIsAmongThem) {
-  EngineFront front{control::ProcessSetTable(2)};
+TEST(SubmissionQueue, WithoutCallbacksNothingIsTakenWhileOneIsAmongThem) {
+  SubmissionQueue queue{control::ProcessSetTable(2)};
   const std::vector<OperationPtr> quiet{operation("a")}, calling{operation("b", 0, true)};
   std::vector<OperationPtr> taken;
-  front.enqueue(quiet);
-  front.take(taken, EngineFront::Callbacks::kNone);
+  queue.enqueue(quiet);
+  queue.pop_all(taken, SubmissionQueue::Callbacks::kNone);
   EXPECT_THAT(names(taken), ElementsAre("a"));
   taken.clear();
-  front.enqueue(calling);
-  front.enqueue(quiet);
-  front.take(taken, EngineFront::Callbacks::kNone);
+  queue.enqueue(calling);
+  queue.enqueue(quiet);
+  queue.pop_all(taken, SubmissionQueue::Callbacks::kNone);
   EXPECT_THAT(names(taken), IsEmpty());
-  EXPECT_TRUE(front.has_submissions()) << "somebody else is to take them";
-  front.take(taken, EngineFront::Callbacks::kAll);
+  EXPECT_TRUE(queue.has_submissions()) << "somebody else is to take them";
+  queue.pop_all(taken, SubmissionQueue::Callbacks::kAll);
   EXPECT_THAT(names(taken), ElementsAre("b", "a"));
   taken.clear();
-  front.enqueue(quiet);
-  front.take(taken, EngineFront::Callbacks::kNone);
+  queue.enqueue(quiet);
+  queue.pop_all(taken, SubmissionQueue::Callbacks::kNone);
   EXPECT_THAT(names(taken), ElementsAre("a")) << "the one with a callback has gone";
 }
 
-TEST(EngineFront, OfSeveralFailuresFromOutsideTheFirstCounts) {
-  EngineFront front{control::ProcessSetTable(2)};
-  EXPECT_FALSE(front.outside_failure().has_value());
-  front.fail_from_outside({StatusCode::kInternal, "first", 1});
-  front.fail_from_outside({StatusCode::kInternal, "second", 0});
-  ASSERT_TRUE(front.outside_failure().has_value());
-  EXPECT_EQ(front.outside_failure()->message, "first");
-  EXPECT_FALSE(front.failed()) << "the engine has not acted on it yet";
-  front.set_failed({StatusCode::kPeerLost, "lost", 1});
-  EXPECT_TRUE(front.failed());
-  EXPECT_EQ(front.failure().message, "lost");
+TEST(SubmissionQueue, OfSeveralFailuresFromOutsideTheFirstCounts) {
+  SubmissionQueue queue{control::ProcessSetTable(2)};
+  EXPECT_FALSE(queue.outside_failure().has_value());
+  queue.fail_from_outside({StatusCode::kInternal, "first", 1});
+  queue.fail_from_outside({StatusCode::kInternal, "second", 0});
+  ASSERT_TRUE(queue.outside_failure().has_value());
+  EXPECT_EQ(queue.outside_failure()->message, "first");
+  EXPECT_FALSE(queue.failed()) << "the engine has not acted on it yet";
+  queue.set_failed({StatusCode::kPeerLost, "lost", 1});
+  EXPECT_TRUE(queue.failed());
+  EXPECT_EQ(queue.failure().message, "lost");
 }
 
-TEST(EngineFront, ARequestForTheStateIsTakenOnce) {
-  EngineFront front{control::ProcessSetTable(2)};
-  EXPECT_FALSE(front.take_dump_request());
-  front.request_state_dump();
-  EXPECT_TRUE(front.take_dump_request());
-  EXPECT_FALSE(front.take_dump_request());
+TEST(SubmissionQueue, ARequestForTheStateIsTakenOnce) {
+  SubmissionQueue queue{control::ProcessSetTable(2)};
+  EXPECT_FALSE(queue.consume_dump_request());
+  queue.request_state_dump();
+  EXPECT_TRUE(queue.consume_dump_request());
+  EXPECT_FALSE(queue.consume_dump_request());
 }
 
 TEST(StepTime, LeavesOutWhatTheProcessWasStoppedFor) {
@@ -111,10 +111,10 @@ TEST(StepTime, LeavesOutWhatTheProcessWasStoppedFor) {
 }
 
 TEST(EngineFrontDeathTest, HasACauseOnceItHasFailed) {
-  EngineFront front{control::ProcessSetTable(2)};
-  EXPECT_BROKEN_CONTRACT(static_cast<void>(front.failure()), "the engine has failed");
-  front.set_failed({StatusCode::kInternal, "it broke", -1});
-  EXPECT_EQ(front.failure().message, "it broke");
+  SubmissionQueue queue{control::ProcessSetTable(2)};
+  EXPECT_BROKEN_CONTRACT(static_cast<void>(queue.failure()), "the engine has failed");
+  queue.set_failed({StatusCode::kInternal, "it broke", -1});
+  EXPECT_EQ(queue.failure().message, "it broke");
 }
 
 TEST(OperationStateDeathTest, SaysHowItEndedOnceItHas) {
