@@ -25,7 +25,7 @@ Conversion conversion_of(const wire::Request& request, bool rank_absent) {
   Conversion conversion{request.dtype, request.travels_as()};
   const bool scales_early =
       rank_absent && (request.op == ReduceOp::kMin || request.op == ReduceOp::kMax ||
-                          request.op == ReduceOp::kProduct);
+                      request.op == ReduceOp::kProduct);
   if (conversion.casts() || scales_early) conversion.before = request.prescale;
   if (conversion.casts() && std::abs(request.postscale) > 1.0) conversion.after = request.postscale;
   return conversion;

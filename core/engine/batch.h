@@ -16,9 +16,8 @@ namespace hvd::runtime {
 struct Conversion {
   DataType tensor = DataType::kFloat32;
   DataType travels = DataType::kFloat32;
-  double before =
-      1.0;             ///< factor while packing; the collective applies the rest
-  double after = 1.0;  ///< factor while unpacking
+  double before = 1.0;  ///< factor while packing; the collective applies the rest
+  double after = 1.0;   ///< factor while unpacking
 
   /// The tensors are fp32 and the collective uses a 16-bit type.
   bool casts() const noexcept { return tensor != travels; }

@@ -96,8 +96,8 @@ class ControlRouter {
   /// sends it to that rank: if it is alive it cannot hear the accuser, so another rank tells it.
   void notify_suspect(const wire::Abort&);
 
-  /// Rank 0: that rank is gone, and has said so or not.
-  void note_departed(int rank) { coordinator_->record_departure(rank); }
+  /// Rank 0: the rank has left, with or without a report of it.
+  void on_departed(int rank) { coordinator_->record_departure(rank); }
 
   // --- by the clock ---
   /// Rank 0: logs stalls and their ends.
@@ -112,8 +112,8 @@ class ControlRouter {
   std::vector<std::string> waiting_texts(std::size_t most) const;
 
  private:
-  using Asks = decltype(Received::asks);
-  Asks handle(int source, wire::AnyMessage);
+  using Payload = decltype(Received::payload);
+  Payload handle(int source, wire::AnyMessage);
   void on_report(int source, const wire::Report&);
   void count_local_message() noexcept;
   [[noreturn]] void refuse(int source, const std::string& what, const std::string& why) const;

@@ -73,14 +73,16 @@ bool Engine::step(Callbacks callbacks) noexcept {
   bool moved = false;
   time_.begin_step();
   try {
-    if (const auto cause = submission_queue_.failed() ? std::nullopt : submission_queue_.outside_failure())
+    if (const auto cause =
+            submission_queue_.failed() ? std::nullopt : submission_queue_.outside_failure())
       fail(*cause, true);
     if (submission_queue_.failed()) {
       dump_state_if_requested();
       end_outstanding(submission_queue_.failure());
       router_.drop_own_plan();
       if (watch_.due(true)) control_->heartbeat(time_.step());
-      while (!control_broken_ && control_->poll()) moved = true;  // advances messages that are being sent
+      while (!control_broken_ && control_->poll())
+        moved = true;  // advances messages that are being sent
       return moved;
     }
     moved = begin_submissions(callbacks) || moved;
@@ -117,7 +119,8 @@ bool Engine::begin_submissions(Callbacks callbacks) {
     try {
       begin(popped_[next]);
     } catch (...) {
-      submission_queue_.enqueue(std::span(popped_).subspan(next));  // they end with the cause of failure
+      submission_queue_.enqueue(
+          std::span(popped_).subspan(next));  // they end with the cause of failure
       popped_.clear();
       throw;
     }
@@ -180,9 +183,8 @@ void Engine::leave_steady() {
   for (const OperationPtr& operation : steady_.release_waiting())
     outstanding_.emplace(operation->order, operation);
   // They are negotiated as if they had just been submitted.
-  std::erase_if(outstanding_, [this](const auto& entry) HVD_REQUIRES(progress_) {
-    return !negotiate(entry.second);
-  });
+  std::erase_if(outstanding_, [this](const auto& entry)
+                                  HVD_REQUIRES(progress_) { return !negotiate(entry.second); });
 }
 
 Engine::OperationsInOrder Engine::all_outstanding() const {
@@ -206,7 +208,8 @@ bool Engine::prepare_to_block(Waiting waiting) noexcept {
 
 bool Engine::send_report() {
   if (steady_.repeating()) return false;
-  if (submission_queue_.shutdown_requested()) negotiator_.request_shutdown(submission_queue_.ending());
+  if (submission_queue_.shutdown_requested())
+    negotiator_.request_shutdown(submission_queue_.ending());
   const auto news = negotiator_.take_report();
   if (!news) return false;
   router_.report(*news);
@@ -243,8 +246,7 @@ void Engine::apply(const wire::Plan& plan) {
   blocked_.on_plan();
   // Before the operation ends that tells the caller of the change.
   if (applied.sets_changed) submission_queue_.set_process_sets(negotiator_.process_sets());
-  for (const auto& error : applied.errors)
-    end_with(release_outstanding(error.use), error);
+  for (const auto& error : applied.errors) end_with(release_outstanding(error.use), error);
   for (auto& batch : applied.batches) start(std::move(batch));
   for (const int removed : applied.sets_removed) executor_.retire(removed);
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
@@ -349,10 +351,10 @@ std::string Engine::state_text() const {
   std::ostringstream text;
   text << "hvd: rank " << control_->rank() << " of " << control_->size() << " (host "
        << control_->topology().host_name(control_->rank()) << "): "
-       << (submission_queue_.failed()               ? "failed: " + submission_queue_.failure().message
-           : submission_queue_.shut_down()          ? "shut down"
+       << (submission_queue_.failed()      ? "failed: " + submission_queue_.failure().message
+           : submission_queue_.shut_down() ? "shut down"
            : submission_queue_.shutdown_requested() ? "shutting down"
-                                         : "running")
+                                                    : "running")
        << ", " << lines.size() << " operations outstanding, last plan applied "
        << negotiator_.last_applied();
   if (steady_.repeating()) text << ", replaying a schedule of " << steady_.batches() << " batches";

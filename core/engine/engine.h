@@ -9,11 +9,11 @@
 
 #include "base/clock.h"
 #include "base/mutex.h"
-#include "engine/operations.h"
+#include "engine/control_router.h"
 #include "engine/executor.h"
+#include "engine/operations.h"
 #include "engine/peers.h"
 #include "engine/progress_policy.h"
-#include "engine/control_router.h"
 #include "engine/runtime_options.h"
 #include "engine/steady_state.h"
 #include "negotiation/negotiator.h"

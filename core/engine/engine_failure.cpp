@@ -81,7 +81,8 @@ Status Engine::explain(const Status& cause) {
     // NCCL reports that a connection has broken, but not to which rank.
     if (cause.code == StatusCode::kPeerLost) {
       const auto reported = find_reported_loss(BrokenConnections::kNameLostRank);
-      const bool explains_more = reported && (reported->rank >= 0 || reported->code != StatusCode::kPeerLost);
+      const bool explains_more =
+          reported && (reported->rank >= 0 || reported->code != StatusCode::kPeerLost);
       return explains_more ? *reported : cause;
     }
     if (cause.rank < 0) {

@@ -84,8 +84,8 @@ class HostStaging final : public Staging {
 
   FusionBufferPool& pool_;
   Staged staged_;
-  FusionLease input_;   // unless packed into the output's buffer, or the caller's
-  FusionLease output_;  // unless the caller's
+  FusionLease input_;            // unless packed into the output's buffer, or the caller's
+  FusionLease output_;           // unless the caller's
   std::span<std::byte> packed_;  // destination of packing; empty: no packing
   PackPosition position_;        // of packing, then of unpacking
   bool unpacks_ = false;         // unpacking has begun

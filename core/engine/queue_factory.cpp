@@ -160,8 +160,7 @@ Backend& BackendQueues::host_backend(const ChannelSpec& spec, const Batch& batch
   // is a choice for GPUs only.
   const bool choice_counts =
       forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
-  Backend* const best =
-      best_backend(spec, collective, choice_counts ? &*forced_backend_ : nullptr);
+  Backend* const best = best_backend(spec, collective, choice_counts ? &*forced_backend_ : nullptr);
   if (best == nullptr) {
     throw Error("no backend can run " + std::string(to_string(collective.kind)) + " of " +
                 std::string(to_string(collective.dtype)) + " on " +

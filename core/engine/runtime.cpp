@@ -64,9 +64,8 @@ Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::Control
       progress_policy_(choose_progress_policy(options.progress, control->topology().local_size)),
       clock_(clock),
       device_(device),
-      engine_(options_,
-              {std::move(control), std::move(backends), clock_, counters_, timeline_,
-               std::move(arena), std::move(device)}) {
+      engine_(options_, {std::move(control), std::move(backends), clock_, counters_, timeline_,
+                         std::move(arena), std::move(device)}) {
   if (options_.timeline_path) start_timeline(*options_.timeline_path);
 }
 
@@ -245,8 +244,9 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
       pause = std::min(pause, std::max(*patience.until - clock_.now(), kShortestSleep));
     if (pause == Duration::zero()) {
       sched_yield();
-    } else if (!engine_.prepare_to_block(program_waiters_.load() > 0 ? Engine::Waiting::kWithoutLimit
-                                                                 : Engine::Waiting::kForSomeTime)) {
+    } else if (!engine_.prepare_to_block(program_waiters_.load() > 0
+                                             ? Engine::Waiting::kWithoutLimit
+                                             : Engine::Waiting::kForSomeTime)) {
       doorbell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }

@@ -200,10 +200,11 @@ bool SteadyState::exchange_updates() {
 
 void SteadyState::accept(int source, const wire::ReplayUpdate& news) {
   if (!barrier_) {
-    throw Error("rank " + std::to_string(source) + " sent a replay update to rank " +
-                std::to_string(control_.rank()) +
-                ", which is not the first rank of its host; set schedule replay (HVD_SCHEDULE_LOCK) "
-                "alike on every rank");
+    throw Error(
+        "rank " + std::to_string(source) + " sent a replay update to rank " +
+        std::to_string(control_.rank()) +
+        ", which is not the first rank of its host; set schedule replay (HVD_SCHEDULE_LOCK) "
+        "alike on every rank");
   }
   if (barrier_->accept(news)) ring_host();
 }

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "engine/peers.h"
 #include "engine/executor.h"
+#include "engine/peers.h"
 #include "engine/runtime_options.h"
 #include "negotiation/dissemination_barrier.h"
 #include "negotiation/messages.h"
@@ -106,12 +106,13 @@ class SteadyState {
   const std::vector<int> host_;  ///< the ranks of this host, ascending
   const std::size_t own_;        ///< this rank's position among them
   control::ScheduleReplay schedule_;
-  std::optional<control::DisseminationBarrier> barrier_;  // on the first rank of each of several hosts
+  std::optional<control::DisseminationBarrier>
+      barrier_;  // on the first rank of each of several hosts
   std::vector<control::DisseminationBarrier::Send>
       updates_;                   // local to exchange_updates(); keeps its memory
   std::deque<wire::Plan> plans_;  // deferred
   std::vector<std::shared_ptr<Execution>> executions_;  // by number of the batch, while repeating
-  bool on_device_ = false;   // some of them run on a GPU
+  bool on_device_ = false;                              // some of them run on a GPU
   std::size_t waiting_ = 0;  // operations in executions that have not started
   TimePoint moved_at_{};     // when a batch last ran or an operation was last offered
 };

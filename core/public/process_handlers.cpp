@@ -63,10 +63,10 @@ End what_ends_us() {
       runtime->mark_ending();  // the program's own message follows: the log need not repeat it
       const Topology& topology = runtime->topology();
       runtime->notify_before_exit({StatusCode::kPeerLost,
-                                  "lost rank " + std::to_string(topology.rank) + " (host " +
-                                      topology.host_name(topology.rank) + "): " + end.text,
-                                  topology.rank},
-                                 kPatience);
+                                   "lost rank " + std::to_string(topology.rank) + " (host " +
+                                       topology.host_name(topology.rank) + "): " + end.text,
+                                   topology.rank},
+                                  kPatience);
     }
   }
   if (previous != nullptr) previous();

@@ -107,8 +107,7 @@ int main(int argc, char** argv) {
   }
   // The victim tells rank 0 its pid, as a stopped process has to be killed at the end.
   pid_t victim = getpid();
-  if (plane->rank() == plane->size() - 1) 
-    plane->send(0, std::as_bytes(std::span(&victim, 1)));
+  if (plane->rank() == plane->size() - 1) plane->send(0, std::as_bytes(std::span(&victim, 1)));
   if (plane->rank() == 0) {
     for (;;) {
       const auto message = plane->poll();

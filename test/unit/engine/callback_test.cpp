@@ -1,4 +1,5 @@
-// What callbacks of operations may ask of hvd, and threads that wait while another one drives.
+// Callbacks of operations: the calls that they may make, and threads that wait while another one
+// drives.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

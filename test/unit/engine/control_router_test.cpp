@@ -14,8 +14,8 @@
 namespace hvd::testing {
 namespace {
 
-using runtime::PeerWatch;
 using runtime::ControlRouter;
+using runtime::PeerWatch;
 using runtime::RuntimeOptions;
 using runtime::StepTime;
 using std::chrono::microseconds;
@@ -76,7 +76,7 @@ struct Node {
   ControlRouter route;
 };
 
-class ReportRouteTest : public ::testing::Test {
+class ControlRouterTest : public ::testing::Test {
  protected:
   void make(std::vector<std::string> hosts, bool rings = true) {
     const int size = static_cast<int>(hosts.size());
@@ -123,20 +123,20 @@ class ReportRouteTest : public ::testing::Test {
   std::vector<std::unique_ptr<Node>> nodes_;
 };
 
-TEST_F(ReportRouteTest, NeighboursAreThoseOfTheTreeOrAllAndRankZero) {
+TEST_F(ControlRouterTest, NeighboursAreThoseOfTheTreeOrAllAndRankZero) {
   make_tree();
   EXPECT_THAT(route(0).neighbours(), ElementsAre(1, 2));
   EXPECT_THAT(route(1).neighbours(), ElementsAre(3, 4, 0));
   EXPECT_THAT(route(7).neighbours(), ElementsAre(3));
 }
 
-TEST_F(ReportRouteTest, NeighboursWithoutATreeAreAllOfRankZero) {
+TEST_F(ControlRouterTest, NeighboursWithoutATreeAreAllOfRankZero) {
   make({"a", "a", "b"});
   EXPECT_THAT(route(0).neighbours(), ElementsAre(1, 2));
   EXPECT_THAT(route(2).neighbours(), ElementsAre(0));
 }
 
-TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
+TEST_F(ControlRouterTest, WithoutATreeEachRankReportsToRankZeroAndReceivesItsPlan) {
   make({"a", "a", "a"});
   EXPECT_TRUE(route(0).coordinates());
   EXPECT_FALSE(route(1).coordinates());
@@ -170,7 +170,7 @@ TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
   EXPECT_FALSE(route(0).waiting());
 }
 
-TEST_F(ReportRouteTest, WhatRankZeroHasForItselfIsNoMessage) {
+TEST_F(ControlRouterTest, RankZerosOwnReportAndPlanAreNoMessages) {
   make({"a", "a"});
   node(0).submit("x");
   EXPECT_EQ(node(0).counters.control_bytes_sent, 0U);
@@ -198,7 +198,7 @@ TEST_F(ReportRouteTest, WhatRankZeroHasForItselfIsNoMessage) {
   EXPECT_TRUE(route(0).quiet());
 }
 
-TEST_F(ReportRouteTest, ARankAloneSendsNothing) {
+TEST_F(ControlRouterTest, ARankAloneSendsNoMessage) {
   make({"a"});
   node(0).submit("x");
   EXPECT_TRUE(route(0).decide({}));
@@ -213,7 +213,7 @@ TEST_F(ReportRouteTest, ARankAloneSendsNothing) {
   EXPECT_THAT(node(0).receive(), IsEmpty());
 }
 
-TEST_F(ReportRouteTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
+TEST_F(ControlRouterTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
   make_tree();
   for (const auto& node : nodes_) node->submit("x");
   EXPECT_TRUE(route(1).waiting()) << "its children's reports pass there";
@@ -237,7 +237,7 @@ TEST_F(ReportRouteTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
   }
 }
 
-TEST_F(ReportRouteTest, WhatIsHeldBackGoesOnInTime) {
+TEST_F(ControlRouterTest, AHeldReportIsForwardedInTime) {
   make_tree();
   node(1).submit("x");
   EXPECT_FALSE(route(1).forward_reports()) << "ranks below have not asked";
@@ -248,7 +248,7 @@ TEST_F(ReportRouteTest, WhatIsHeldBackGoesOnInTime) {
   EXPECT_EQ(mail(0).size(), 1U);
 }
 
-TEST_F(ReportRouteTest, ReportsForARankThatTakesNoneAreErrors) {
+TEST_F(ControlRouterTest, ReportsForARankThatTakesNoneAreErrors) {
   make({"a", "a", "a"});
   give(2, 1, wire::encode(wire::Report{}));
   EXPECT_THAT(error_of(1), HasSubstr("rank 2 reported to rank 1, which does not coordinate"));
@@ -261,7 +261,7 @@ TEST_F(ReportRouteTest, ReportsForARankThatTakesNoneAreErrors) {
   EXPECT_THAT(error_of(0), HasSubstr("rank 0 received a corrupt message from rank 1: "));
 }
 
-TEST_F(ReportRouteTest, WhatIsNotForTheRouteIsHandedOnWithItsSource) {
+TEST_F(ControlRouterTest, MessagesForTheEngineAreReturnedWithTheirSource) {
   make({"a", "a", "a"});
   give(1, 0, wire::encode(wire::ReplayUpdate{.position = 3}));
   give(2, 0, wire::encode(wire::Abort{2, {StatusCode::kInternal, "broken", -1}}));
@@ -280,7 +280,7 @@ TEST_F(ReportRouteTest, WhatIsNotForTheRouteIsHandedOnWithItsSource) {
   EXPECT_FALSE(route(0).receive().has_value());
 }
 
-TEST_F(ReportRouteTest, WhoIsAskedForASignOfLifeGivesOneAndTheCoordinatorLooksAfterTheRest) {
+TEST_F(ControlRouterTest, APingIsAnsweredAndTheCoordinatorThenChecksTheOtherRanks) {
   make({"a", "b", "c"});
   for (const int to : {0, 1}) {
     give(2, to, wire::encode(wire::Ping{}));
@@ -297,8 +297,8 @@ TEST_F(ReportRouteTest, WhoIsAskedForASignOfLifeGivesOneAndTheCoordinatorLooksAf
   EXPECT_FALSE(route(0).waiting());
 }
 
-// All say that they wait: the coordinator ends what they wait for.
-TEST_F(ReportRouteTest, WhenAllAreBlockedThePlanEndsWhatTheyWaitFor) {
+// All ranks report that they are blocked: the coordinator ends the operations that they wait for.
+TEST_F(ControlRouterTest, WhenAllRanksAreBlockedThePlanEndsTheirOperations) {
   make({"a", "a"});
   node(0).submit("x");
   node(1).submit("y");
@@ -317,7 +317,7 @@ TEST_F(ReportRouteTest, WhenAllAreBlockedThePlanEndsWhatTheyWaitFor) {
   EXPECT_EQ(std::get<wire::Plan>(plans[0]).errors.size(), 2U);
 }
 
-TEST_F(ReportRouteTest, StallsAreToldOnce) {
+TEST_F(ControlRouterTest, StallsAreToldOnce) {
   make({"a", "a"});
   node(0).submit("x");
   ASSERT_TRUE(route(0).deadline().has_value());
@@ -336,7 +336,7 @@ TEST_F(ReportRouteTest, StallsAreToldOnce) {
   EXPECT_EQ(node(0).counters.stalls, 1U);
 }
 
-TEST_F(ReportRouteTest, AFailureIsToldToAllOrToRankZeroAndTwoOfEachOtherHost) {
+TEST_F(ControlRouterTest, AFailureIsToldToAllOrToRankZeroAndTwoOfEachOtherHost) {
   make({"a", "a", "b", "b", "b"});
   const wire::Abort lost{1, {StatusCode::kPeerLost, "lost", 4}};
   route(1).broadcast_failure(lost);
@@ -347,7 +347,7 @@ TEST_F(ReportRouteTest, AFailureIsToldToAllOrToRankZeroAndTwoOfEachOtherHost) {
   for (const std::size_t rank : {1, 2, 3, 4}) EXPECT_EQ(mail(rank).size(), 1U);
 }
 
-TEST_F(ReportRouteTest, WhoIsSaidToBeLostIsToldByOneRank) {
+TEST_F(ControlRouterTest, OneRankNotifiesASuspect) {
   make({"a", "b", "c", "d"});
   for (const int lost : {0, 1, 3, -1}) {
     const wire::Abort abort{1, {StatusCode::kPeerLost, "lost", lost}};
@@ -360,9 +360,9 @@ TEST_F(ReportRouteTest, WhoIsSaidToBeLostIsToldByOneRank) {
 }
 
 /// Over a carrier that knows of broken connections, which MPI does not.
-class CarriedReportRoute : public ReportRouteTest {
+class CarriedControlRouter : public ControlRouterTest {
  protected:
-  CarriedReportRoute() {
+  CarriedControlRouter() {
     const PretendHosts pretend("abc");
     const auto shared = meet_nodes(3);
     for (int rank = 0; rank < 3; ++rank) {
@@ -374,13 +374,13 @@ class CarriedReportRoute : public ReportRouteTest {
   const std::shared_ptr<FakeNetwork> carried_ = FakeNetwork::create(3);
 };
 
-TEST_F(CarriedReportRoute, TheFailureOfRankZeroIsToldToTheOthersAllTheSame) {
+TEST_F(CarriedControlRouter, TheFailureOfRankZeroIsToldToTheOthersAllTheSame) {
   carried_->unreachable = 0;
   EXPECT_THROW(route(1).broadcast_failure({1, {StatusCode::kPeerLost, "lost", 0}}), Error);
   EXPECT_EQ(mail(2).size(), 1U);
 }
 
-TEST_F(CarriedReportRoute, WhoIsSaidToBeLostIsToldOnlyWhereThatDoesNoHarm) {
+TEST_F(CarriedControlRouter, ASuspectIsNotifiedOnlyIfTheCarrierAllowsIt) {
   for (const bool harmless : {false, true}) {
     carried_->may_send_to_lost = harmless;
     route(1).notify_suspect({0, {StatusCode::kPeerLost, "lost", 2}});
@@ -406,7 +406,7 @@ TEST(BlockedNotice, IsDueAFifthOfTheTimeAfterAThreadWaitsAgainAndAgain) {
   EXPECT_FALSE(notice.due(now += seconds(1)));
   EXPECT_FALSE(notice.due(now + milliseconds(1999)));
   EXPECT_TRUE(notice.due(now + seconds(2)));
-  notice.note_plan();
+  notice.on_plan();
   EXPECT_FALSE(notice.due(now + seconds(20)));
   notice.on_blocked_wait();
   EXPECT_FALSE(notice.due(now + seconds(30))) << "the time begins with the wait";
@@ -416,7 +416,7 @@ TEST(BlockedNotice, IsDueAFifthOfTheTimeAfterAThreadWaitsAgainAndAgain) {
   EXPECT_FALSE(never.due(now + seconds(99)));
 }
 
-TEST_F(ReportRouteTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
+TEST_F(ControlRouterTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
   options_.peer_timeout = seconds(8);
   make({"a", "a"});
   PeerWatch& watch = node(0).watch;
@@ -438,7 +438,7 @@ TEST_F(ReportRouteTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
   EXPECT_EQ(loss->cause, "it was killed");
 }
 
-TEST_F(ReportRouteTest, WhoCannotRingIsAskedAndLostWithoutAnAnswer) {
+TEST_F(ControlRouterTest, ARankOfAnotherHostIsPingedAndLostWithoutAnAnswer) {
   options_.peer_timeout = seconds(8);
   make({"a", "b", "c"}, false);
   const auto look = [&](std::size_t rank) {
@@ -465,7 +465,7 @@ TEST_F(ReportRouteTest, WhoCannotRingIsAskedAndLostWithoutAnAnswer) {
   EXPECT_EQ(loss->cause, "it has not answered for 8000 ms");
 }
 
-TEST_F(ReportRouteTest, WhatOthersPassOnIsASignOfLifeOfItsSource) {
+TEST_F(ControlRouterTest, AForwardedReportIsASignOfLifeOfItsSource) {
   options_.peer_timeout = seconds(8);
   options_.control_radix = 2;
   make({"a", "b", "c", "d", "e", "f", "g", "h"}, false);

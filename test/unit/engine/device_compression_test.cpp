@@ -150,7 +150,7 @@ TEST_P(DeviceCompressionTest, AdasumTakesNoPaddingIntoTheVector) {
   job_.expect_no_faults();
 }
 
-TEST_P(DeviceCompressionTest, ARankThatHasJoinedContributesNothing) {
+TEST_P(DeviceCompressionTest, AJoinedRankDoesNotChangeTheResult) {
   if (size_ == 1) GTEST_SKIP() << "nobody is left to wait for";
   const int joined = size_ - 1;
   const Operation waiting = submit_one(job_.runtime(joined), join_operation());

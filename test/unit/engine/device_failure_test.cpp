@@ -101,7 +101,7 @@ TEST(DeviceFailureTest, AnErrorOnTheDeviceEndsTheJobOnEveryRank) {
   EXPECT_TRUE(job.gpu().run_all()) << "nothing hangs on the device";
 }
 
-// NCCL says that a connection broke, and not which rank has ended.
+// NCCL reports that a connection broke, but not which rank has ended.
 TEST(DeviceFailureTest, ARankWhoseEndBreaksNcclsConnectionsIsNamed) {
   DeviceJob job(3, Path::kNccl);
   std::vector<Operation> first;

@@ -370,7 +370,7 @@ TEST_P(DeviceOperationsTest, ALargeTensorInManyPieces) {
   job_.expect_no_faults();
 }
 
-TEST_P(DeviceOperationsTest, ARankThatHasJoinedContributesNothing) {
+TEST_P(DeviceOperationsTest, AJoinedRankDoesNotChangeTheResult) {
   if (size_ == 1) GTEST_SKIP() << "nobody is left to wait for";
   const int joined = size_ - 1;
   const Operation waiting = submit_one(job_.runtime(joined), join_operation());

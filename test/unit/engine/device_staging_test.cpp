@@ -121,7 +121,7 @@ TEST_F(DeviceStagingTest, BatchesFollowEachOtherInTheSameBuffersWithoutARace) {
   expect_no_faults();
 }
 
-TEST_F(DeviceStagingTest, WhatIsAbandonedStaysAllocated) {
+TEST_F(DeviceStagingTest, AbandonedBuffersStayAllocated) {
   for (const bool own : {false, true}) {
     std::vector<std::span<std::byte>> buffers;
     if (own) buffers = {{gpu_.allocate(64), 64}};

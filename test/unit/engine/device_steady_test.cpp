@@ -1,4 +1,4 @@
-// What a step that repeats costs on a device, counted.
+// Counts the costs of a repeated step on a device.
 #include <gtest/gtest.h>
 
 #include <thread>

@@ -1,5 +1,4 @@
-// The road of a batch through the executor, with channels and stagings that do nothing but say what
-// they were asked for.
+// A batch's way through the executor, with channels and stagings that only record their calls.
 #include "engine/executor.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +36,7 @@ class FakeEvent final : public Event {
   bool reached = false;
 };
 
-/// What a test decides about a channel and its works.
+/// The behaviour of a channel and its works, set by the test.
 struct ChannelScript {
   bool ready = true;
   bool ends = true;  ///< a Work, when it is asked
@@ -265,7 +264,7 @@ TEST_F(ExecutorTest, TheBatchesOfAQueueFollowEachOther) {
                           "0 launch allreduce 16", "0 unstage y", "0 work destroyed", "y ended"));
 }
 
-TEST_F(ExecutorTest, WhatEndsIsReadyAfterTheEventOfTheUnpackingNotOfTheCollective) {
+TEST_F(ExecutorTest, OutputIsReadyAfterTheEventOfTheUnpackingNotOfTheCollective) {
   queues_[0].channel.reduced = std::make_shared<FakeEvent>();
   const auto unpacked = queues_[0].callers_may_read = std::make_shared<FakeEvent>();
   const wire::Request asked = request("x");
@@ -315,7 +314,7 @@ TEST_F(ExecutorTest, OrderedQueuesAreUsedInTheOrderOfThePlan) {
                                       "0 work destroyed", "second ended"));
 }
 
-TEST_F(ExecutorTest, WhereThereIsNothingToMoveNothingIsStagedOrLaunched) {
+TEST_F(ExecutorTest, ABatchWithoutDataIsNeitherStagedNorLaunched) {
   wire::Request asked = request("x");
   asked.shape = {0};
   start(asked);
@@ -324,7 +323,7 @@ TEST_F(ExecutorTest, WhereThereIsNothingToMoveNothingIsStagedOrLaunched) {
   EXPECT_EQ(counters_.backend_calls, 0U);
 }
 
-TEST_F(ExecutorTest, AReplayedBatchStartsItsLastWorkAgainOnWhatIsStagedThen) {
+TEST_F(ExecutorTest, AReplayedBatchStartsItsLastWorkAgain) {
   queues_[0].channel.repeats = true;
   const auto execution = prepare(request("x"));
   EXPECT_FALSE(execution->running());
@@ -351,7 +350,7 @@ TEST_F(ExecutorTest, AReplayedBatchOfAnotherChannelIsLaunchedEachTime) {
   }
 }
 
-TEST_F(ExecutorTest, AnAbortAbandonsWhatIsUnderWayAndEndsTheRest) {
+TEST_F(ExecutorTest, AnAbortAbandonsLaunchedBatchesAndEndsTheOthers) {
   queues_[0].channel.ends = false;
   start(request("runs"));
   start(request("waits"));
@@ -508,7 +507,7 @@ TEST_F(ExecutorTest, EachUseOfAReplayedBatchHasItsOwnTime) {
   }
 }
 
-TEST_F(ExecutorTest, ARemovedSetsChannelIsClosedOnceItHasNothingToDo) {
+TEST_F(ExecutorTest, ARemovedSetsChannelIsClosedOnceItIsIdle) {
   queues_[0].channel.ends = false;
   start(request("x"));
   start(request("y", 1));

@@ -8,7 +8,7 @@
 namespace hvd::runtime {
 namespace {
 
-TEST(FusionBufferPool, GivesAlignedMemoryOfTheSizeAskedFor) {
+TEST(FusionBufferPool, GivesAlignedMemoryOfTheSize) {
   FusionBufferPool pool;
   for (const std::size_t size : {0UL, 1UL, 63UL, 64UL, 1000UL, 1UL << 20}) {
     const FusionLease lease = pool.lease(size);
@@ -28,7 +28,7 @@ TEST(FusionBufferPool, ReusesMemoryAndKeepsTheTwoLargest) {
   EXPECT_EQ(pool.lease(4000).bytes().data(), large);
 }
 
-TEST(FusionBufferPool, TrimsWhatIsTooLarge) {
+TEST(FusionBufferPool, TrimsLargeBuffers) {
   FusionBufferPool pool;
   { const FusionLease small = pool.lease(100), large = pool.lease(5000); }
   pool.trim(4000);

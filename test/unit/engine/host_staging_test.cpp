@@ -69,7 +69,7 @@ class HostStagingTest : public ::testing::Test {
   Floats b_ = {3};
 };
 
-TEST_F(HostStagingTest, SeveralTensorsGoThroughOneBufferAndComeBack) {
+TEST_F(HostStagingTest, SeveralTensorsPassThroughOneBuffer) {
   const Batch batch = fused();
   for (int use = 0; use < 2; ++use) {
     a_ = {1, 2};
@@ -137,7 +137,7 @@ TEST_F(HostStagingTest, ATensorByItselfIsUsedWhereItLies) {
   EXPECT_EQ(pool_.free_buffers(), 0U) << "nothing was leased";
 }
 
-TEST_F(HostStagingTest, WhoReceivesABroadcastIsNotPacked) {
+TEST_F(HostStagingTest, AReceiverOfABroadcastDoesNotPack) {
   {  // what the buffer holds when it is leased next
     const runtime::FusionLease lease = pool_.lease(3 * sizeof(float));
     std::memset(lease.bytes().data(), 0, lease.bytes().size());
@@ -152,7 +152,7 @@ TEST_F(HostStagingTest, WhoReceivesABroadcastIsNotPacked) {
   unstage(at_root);
 }
 
-TEST_F(HostStagingTest, WhatIsAbandonedNeverComesBack) {
+TEST_F(HostStagingTest, AnAbandonedBufferIsNotReused) {
   {
     const Batch batch = fused();
     std::span<std::byte> out = stage(batch).out;
@@ -182,7 +182,7 @@ TEST_F(HostStagingTest, NeitherDoesTheInputsBufferWhereTheOutputHasOneOfItsOwn) 
   EXPECT_EQ(pool_.free_buffers(), 0U);
 }
 
-TEST_F(HostStagingTest, AnAbsentRankContributesWhatLeavesTheResultAsItIs) {
+TEST_F(HostStagingTest, AnAbsentRankContributesNeutralValues) {
   wire::Request asked = float_request("a", 2);
   for (const auto& [op, neutral] : std::vector<std::pair<ReduceOp, float>>{
            {ReduceOp::kSum, 0.0F}, {ReduceOp::kAverage, 0.0F}, {ReduceOp::kProduct, 1.0F}}) {
@@ -196,7 +196,7 @@ TEST_F(HostStagingTest, AnAbsentRankContributesWhatLeavesTheResultAsItIs) {
   EXPECT_EQ(pool_.free_buffers(), 1U);
 }
 
-TEST_F(HostStagingTest, WhatIsCastIsMultipliedWhereItDoesNotLeaveTheRange) {
+TEST_F(HostStagingTest, FactorsOfCastElementsAreAppliedWhereTheyDoNotOverflow) {
   wire::Request asked = float_request("a", 2);
   asked.compression = Compression::kFloat16;
   asked.prescale = 0.5;

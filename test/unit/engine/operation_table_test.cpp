@@ -223,7 +223,7 @@ TEST_F(OperationTableTest, CountsOperationsThatCallBack) {
   EXPECT_FALSE(table_.calls_back());
 }
 
-TEST_F(OperationTableTest, NothingIsAcceptedAfterShutdownOrAFailure) {
+TEST_F(OperationTableTest, SubmissionsAreRefusedAfterShutdownOrAFailure) {
   queue_.request_shutdown();
   EXPECT_THROW(submit(named("a")), ShutdownError);
   queue_.set_failed({StatusCode::kPeerLost, "rank 0 is gone", 0});

@@ -1,4 +1,4 @@
-// When a rank looks after the others of its host.
+// When a rank checks the other ranks of its host.
 #include "engine/peers.h"
 
 #include <gtest/gtest.h>
@@ -8,7 +8,7 @@
 namespace hvd::testing {
 namespace {
 
-/// Alone in its job; counts how often it was looked after the others.
+/// The control plane of a rank that is alone in its job.
 class LonelyPlane final : public control::ControlPlane {
  public:
   int rank() const noexcept override { return 0; }
@@ -39,7 +39,7 @@ class LonelyPlane final : public control::ControlPlane {
   Doorbell doorbell_;
 };
 
-TEST(PeerWatchTest, AnEndThatSomebodyHasSeenIsLookedAtWithoutWaitingForItsTime) {
+TEST(PeerWatchTest, AnEndedProcessIsHandledAtOnce) {
   VirtualClock clock;
   const runtime::RuntimeOptions options;
   LonelyPlane plane;

@@ -53,10 +53,10 @@ bool done_within(const Operation& operation, Duration patience) {
   return operation.done();
 }
 
-// A rank has asked for A and B, waits for A, and then computes. What it hears of B only its
-// engine thread can take up, and from another host nobody rings. On one core the coordinator
-// thread runs as soon as the waiter has woken it.
-TEST(ProgressOwnership, AfterAWaiterHasLeftTheCoordinatorThreadListens) {
+// A rank has submitted A and B, waits for A, and then computes. Only its engine thread can continue
+// with B, and other hosts cannot ring. On one core the engine thread runs as soon as the waiter has
+// woken it.
+TEST(ProgressOwnership, AfterAWaiterHasLeftTheEngineThreadDrives) {
   const OneCore core;
   const SteadyClock clock;
   for (const ProgressMode progress : {ProgressMode::kBackground, ProgressMode::kInline}) {
@@ -83,7 +83,7 @@ TEST(ProgressOwnership, AfterAWaiterHasLeftTheCoordinatorThreadListens) {
   }
 }
 
-// What a thread submits that is about to wait has rung for nobody yet.
+// The submission of a thread that is about to wait has not rung.
 TEST(ProgressOwnership, AThreadThatIsToWaitRingsForTheOneThatDrives) {
   const SteadyClock clock;
   LocalJobOptions options;
@@ -135,7 +135,7 @@ TEST(ProgressOwnership, ShutdownEndsInTimeThoughAnotherThreadDrives) {
   EXPECT_FALSE(job.rank(0).shutdown(seconds(60))) << "once more, at once";
 }
 
-TEST(WaitFor, GivesUpInTimeAndLosesNothing) {
+TEST(WaitFor, ReturnsInTimeAndTheOperationContinues) {
   const SteadyClock clock;
   for (const ProgressMode progress : {ProgressMode::kBackground, ProgressMode::kInline}) {
     LocalJobOptions options;
@@ -157,7 +157,7 @@ TEST(WaitFor, GivesUpInTimeAndLosesNothing) {
   }
 }
 
-// What its submission woke nobody for, as it is to be waited for, is driven by the one that waits.
+// A submission that is to be waited for wakes no thread; the waiter drives it.
 TEST(WaitFor, DrivesTheEngineAndHandsItOverWhenTheTimeIsUp) {
   const SteadyClock clock;
   LocalJobOptions options;
@@ -213,7 +213,7 @@ TEST(WaitFor, AnEmptyHandleIsRefusedAndAFailureEndsIt) {
   EXPECT_EQ(never.status().code, StatusCode::kPeerLost);
 }
 
-/// Lets another thread act when this one asks for the time.
+/// Lets another thread act whenever this one reads the time.
 class InterruptedClock final : public Clock {
  public:
   TimePoint now() const noexcept override {
@@ -330,7 +330,7 @@ TEST(ProgressOwnership, WaitsOfABackgroundThreadAreNoDeadlock) {
   job.shut_down();
 }
 
-/// Counts how often the time is asked for.
+/// Counts how often the time is read.
 class CountingClock final : public Clock {
  public:
   TimePoint now() const noexcept override {

@@ -21,7 +21,7 @@ TEST(Shutdown, EndsWhenEveryRankHasCalledItAndMayBeCalledAgain) {
   EXPECT_THROW(submit_one(job.rank(1), float_operation(data, "late")), ShutdownError);
 }
 
-TEST(Shutdown, OfOneRankEndsWhatTheOthersWantFromItAndNamesIt) {
+TEST(Shutdown, OfOneRankEndsTheOthersOperationsAndNamesTheRank) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);
   std::vector<float> data(4, 1.0F);
@@ -46,7 +46,7 @@ TEST(Shutdown, OfAProcessThatEndsWithoutItIsToldAsThat) {
   job.rank(0).shutdown();
 }
 
-TEST(Shutdown, AProcessThatEndsDoesNotBlameWhomItHasBroughtDown) {
+TEST(Shutdown, AnEndingProcessDoesNotBlameTheOthers) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);
   ::testing::internal::CaptureStderr();
@@ -106,7 +106,7 @@ TEST_P(LostFarewell, DoesNotHoldUpShutdown) {
   EXPECT_TRUE(other().shutdown(kLongPatience));
 }
 
-TEST_P(LostFarewell, EndsWhatIsAskedOfThatRank) {
+TEST_P(LostFarewell, EndsTheOperationsThatNeedTheRank) {
   std::vector<float> data(4, 1.0F);
   const Operation operation = submit_one(other(), float_operation(data, "w"));
   leave();

@@ -46,7 +46,7 @@ control::AgreedBatch batch(const std::vector<wire::Request>& requests, int ranks
   return agreed;
 }
 
-/// A rank with all of an engine but what negotiates.
+/// A rank with the parts of an engine except those that negotiate.
 struct Rank {
   Rank(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> plane,
        const std::shared_ptr<LocalWorld>& world, const Clock& clock)
@@ -121,7 +121,8 @@ class SteadyStateTest : public ::testing::Test {
   }
   std::vector<std::string> taken(std::size_t rank) {
     std::vector<std::string> names;
-    for (const OperationPtr& one : steady(rank).release_waiting()) names.push_back(one->request.name);
+    for (const OperationPtr& one : steady(rank).release_waiting())
+      names.push_back(one->request.name);
     return names;
   }
   bool rung(std::size_t rank, std::uint32_t since) {
@@ -255,7 +256,7 @@ TEST_F(SteadyStateTest, ALaunchOnAGpuAwaitsOtherHosts) {
   EXPECT_FALSE(waits_after_offer({"a", "b"}, false));
 }
 
-TEST_F(SteadyStateTest, WhatWaitsComesBackWhenItIsLeftAndWhatRunsDoesNot) {
+TEST_F(SteadyStateTest, WaitingOperationsAreReturnedAfterLeavingAndRunningOnesAreNot) {
   make({"a", "a"});
   begin({{request("x")}, {request("y"), request("z")}});
   for (const std::size_t rank : {0, 1}) EXPECT_TRUE(offer(rank, "x"));
@@ -278,7 +279,7 @@ TEST_F(SteadyStateTest, WhatWaitsComesBackWhenItIsLeftAndWhatRunsDoesNot) {
   EXPECT_EQ(advance(0), Outcome::kNothing) << "nothing is left over from before";
 }
 
-TEST_F(SteadyStateTest, OnOneHostAPlanCannotComeBeforeItIsLeft) {
+TEST_F(SteadyStateTest, OnOneHostAPlanCannotArriveDuringAReplay) {
   make({"a", "a"});
   begin({{request("x")}});
   EXPECT_THROW(steady(0).defer(plan(7)), Error);
@@ -303,7 +304,7 @@ TEST_F(SteadyStateTest, PlansWaitUntilItIsLeftAndWhileTheNextIsRepeated) {
   EXPECT_FALSE(steady(1).next_deferred_plan().has_value());
 }
 
-TEST_F(SteadyStateTest, TheFirstRankOfEachHostTellsTheOtherHosts) {
+TEST_F(SteadyStateTest, TheFirstRankOfEachHostNotifiesTheOtherHosts) {
   make({"a", "a", "b"});
   begin({{request("x")}});
   EXPECT_FALSE(steady(0).exchange_updates()) << "nothing has happened";
@@ -353,7 +354,7 @@ TEST_F(SteadyStateTest, NewsForARankThatDoesNotSpeakForItsHostAreAnError) {
   }
 }
 
-TEST_F(SteadyStateTest, AnUnnamedOperationWhosePlaceStillRunsEndsIt) {
+TEST_F(SteadyStateTest, AnUnnamedOperationWhosePlaceStillRunsEndsTheReplay) {
   make({"a", "a"});
   begin({{unnamed(0)}});
   for (const std::size_t rank : {0, 1}) EXPECT_TRUE(offer(rank, unnamed(1)));
@@ -363,7 +364,7 @@ TEST_F(SteadyStateTest, AnUnnamedOperationWhosePlaceStillRunsEndsIt) {
   EXPECT_EQ(advance(1), Outcome::kLeft);
 }
 
-TEST_F(SteadyStateTest, WhoWaitsForWhatItLacksItselfLeaves) {
+TEST_F(SteadyStateTest, ABlockedRankThatLacksAnOperationLeaves) {
   make({"a", "a"});
   begin({{request("x"), request("y")}});
   EXPECT_TRUE(offer(0, "x"));
@@ -375,7 +376,7 @@ TEST_F(SteadyStateTest, WhoWaitsForWhatItLacksItselfLeaves) {
   EXPECT_FALSE(steady(1).leave_if_own_missing()) << "nothing is repeated";
 }
 
-TEST_F(SteadyStateTest, WhoHasAllOfItWaitsForOthersAndAsksThemToLeaveInTheEnd) {
+TEST_F(SteadyStateTest, ARankWithAllOperationsAsksTheOthersToLeaveAfterSomeTime) {
   make({"a", "a"});
   begin({{request("x")}});
   EXPECT_TRUE(offer(0, "x"));
@@ -399,7 +400,7 @@ TEST_F(SteadyStateTest, WhoHasAllOfItWaitsForOthersAndAsksThemToLeaveInTheEnd) {
   EXPECT_FALSE(steady(0).watch(clock_.now() + seconds(9), true));
 }
 
-TEST_F(SteadyStateTest, WhoHasAPartOfItLeavesWhenNothingMoves) {
+TEST_F(SteadyStateTest, ARankWithSomeOperationsLeavesAfterSomeTime) {
   options_.stall_warning = seconds(2);
   make({"a", "a"});
   begin({{request("x"), request("y")}});
@@ -413,7 +414,7 @@ TEST_F(SteadyStateTest, WhoHasAPartOfItLeavesWhenNothingMoves) {
   EXPECT_EQ(advance(0), Outcome::kLeft);
 }
 
-TEST_F(SteadyStateTest, SwitchedOffNothingIsEverRepeated) {
+TEST_F(SteadyStateTest, SwitchedOffNoScheduleIsReplayed) {
   options_.schedule_lock = false;
   make({"a", "b"});
   EXPECT_FALSE(steady(0).available());

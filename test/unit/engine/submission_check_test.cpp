@@ -30,7 +30,7 @@ class SubmissionCheckTest : public ::testing::Test {
   Submission submission_;
 };
 
-TEST_F(SubmissionCheckTest, AcceptsAnAllreduceAndKeepsWhatRanksMustAgreeOn) {
+TEST_F(SubmissionCheckTest, AcceptsAnAllreduceAndKeepsTheParametersThatRanksAgreeOn) {
   submission_.input.shape = submission_.output.shape = {2, 3};
   submission_.parameters = Allreduce{.op = ReduceOp::kMax, .prescale = 0.5};
   const wire::Request request = runtime::make_request(submission_, sets_, 1);
@@ -50,7 +50,7 @@ TEST_F(SubmissionCheckTest, CompressesAnAllreduceOfFloat32Only) {
   }
 }
 
-// What goes on to the coordinator unchecked ends the job there, as a message that cannot be.
+// A request that reaches the coordinator unchecked ends the job there, as an impossible message.
 TEST_F(SubmissionCheckTest, RefusesBadGroupsOfJoinAndOfSetsToo) {
   for (const OpKind kind :
        {OpKind::kBarrier, OpKind::kJoin, OpKind::kAddProcessSet, OpKind::kRemoveProcessSet}) {
@@ -66,7 +66,7 @@ TEST_F(SubmissionCheckTest, RefusesBadGroupsOfJoinAndOfSetsToo) {
 
 // The request has one form for all kinds: what is not this kind's keeps the value that all ranks
 // have.
-TEST_F(SubmissionCheckTest, ARequestSaysWhatItsKindIsToldAndNothingElse) {
+TEST_F(SubmissionCheckTest, ARequestHasTheParametersOfItsKindOnly) {
   const auto request_for = [&](const OperationParameters& parameters) {
     submission_.parameters = parameters;
     submission_.allocate_output = [](const OutputSizes&) { return TensorView{}; };
@@ -122,7 +122,7 @@ TEST_F(SubmissionCheckTest, ARequestSaysWhatItsKindIsToldAndNothingElse) {
               });
 }
 
-TEST_F(SubmissionCheckTest, RefusesWhatConcernsAllRanksOfASetAndSetsThatCannotBeRemoved) {
+TEST_F(SubmissionCheckTest, RefusesJobWideOperationsOnASetAndSetsThatCannotBeRemoved) {
   const int set = sets_.add({0, 1});
   submission_.parameters = RemoveProcessSet{};
   expect_refused("the set of all ranks cannot be removed");
@@ -257,7 +257,7 @@ TEST_F(SubmissionCheckTest, RefusesAnOutputThatOverlapsTheInput) {
   EXPECT_NO_THROW(runtime::make_request(submission_, sets_, 1));
 }
 
-TEST_F(SubmissionCheckTest, TakesOnlyTheRowsOfAReducescatterThatNobodyElseReads) {
+TEST_F(SubmissionCheckTest, AcceptsOnlyTheRowsOfAReducescatterThatNoOtherRankReads) {
   std::vector<float> memory(12);  // 6 rows; of 4 ranks, this one gets rows 2 and 3
   submission_.parameters = Reducescatter{};
   submission_.input.data = reinterpret_cast<std::byte*>(memory.data());
@@ -335,7 +335,7 @@ TEST_F(PartsCheckTest, AreOfAnAllreduceOnAGpu) {
   expect_refused("expected null for input and output");
 }
 
-TEST_F(PartsCheckTest, AskForTheSameWhereverTheyLie) {
+TEST_F(PartsCheckTest, AreTheSameOperationAtAnyAddress) {
   const wire::Request request = runtime::make_request(submission_, sets_, 1, 0);
   Submission again = submission_;
   const std::vector<TensorPart> others = {{memory() + 4, 0, 1}};
@@ -351,8 +351,8 @@ TEST_F(PartsCheckTest, AskForTheSameWhereverTheyLie) {
       << "the others submit it in parts";
 }
 
-// Where its result went the time before is no part of what is asked for.
-TEST_F(SubmissionCheckTest, AnAllgatherAsksForTheSameWhereverItsResultGoes) {
+// The address of the last result does not matter.
+TEST_F(SubmissionCheckTest, AnAllgatherIsTheSameOperationWithAnyResultAddress) {
   submission_.parameters = Allgather();
   submission_.output = {};
   submission_.allocate_output = [](const OutputSizes&) { return TensorView(); };

@@ -1,4 +1,4 @@
-// What any thread may touch of an engine, its outstanding operations and its sense of time.
+// The queue of submissions, the state of an operation, and the time of an engine.
 #include "engine/operations.h"
 
 #include <gmock/gmock.h>
@@ -12,9 +12,9 @@
 namespace hvd::testing {
 namespace {
 
-using runtime::SubmissionQueue;
 using runtime::OperationPtr;
 using runtime::OperationState;
+using runtime::SubmissionQueue;
 using std::chrono::seconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
@@ -35,7 +35,7 @@ std::vector<std::string> names(const std::vector<OperationPtr>& operations) {
   return result;
 }
 
-TEST(SubmissionQueue, OperationsAreTakenOnceInTheirOrder) {
+TEST(SubmissionQueue, OperationsArePoppedOnceInTheirOrder) {
   SubmissionQueue queue{control::ProcessSetTable(2)};
   EXPECT_FALSE(queue.has_submissions());
   const std::vector<OperationPtr> first{operation("a"), operation("b")}, second{operation("c")};
@@ -52,7 +52,7 @@ TEST(SubmissionQueue, OperationsAreTakenOnceInTheirOrder) {
   EXPECT_THAT(names(again), IsEmpty());
 }
 
-TEST(SubmissionQueue, WithoutCallbacksNothingIsTakenWhileOneIsAmongThem) {
+TEST(SubmissionQueue, WithoutCallbacksNoOperationIsPoppedWhileOneHasACallback) {
   SubmissionQueue queue{control::ProcessSetTable(2)};
   const std::vector<OperationPtr> quiet{operation("a")}, calling{operation("b", 0, true)};
   std::vector<OperationPtr> taken;
@@ -64,7 +64,7 @@ TEST(SubmissionQueue, WithoutCallbacksNothingIsTakenWhileOneIsAmongThem) {
   queue.enqueue(quiet);
   queue.pop_all(taken, SubmissionQueue::Callbacks::kNone);
   EXPECT_THAT(names(taken), IsEmpty());
-  EXPECT_TRUE(queue.has_submissions()) << "somebody else is to take them";
+  EXPECT_TRUE(queue.has_submissions()) << "another driver is to pop them";
   queue.pop_all(taken, SubmissionQueue::Callbacks::kAll);
   EXPECT_THAT(names(taken), ElementsAre("b", "a"));
   taken.clear();
@@ -86,7 +86,7 @@ TEST(SubmissionQueue, OfSeveralFailuresFromOutsideTheFirstCounts) {
   EXPECT_EQ(queue.failure().message, "lost");
 }
 
-TEST(SubmissionQueue, ARequestForTheStateIsTakenOnce) {
+TEST(SubmissionQueue, ARequestForTheStateIsConsumedOnce) {
   SubmissionQueue queue{control::ProcessSetTable(2)};
   EXPECT_FALSE(queue.consume_dump_request());
   queue.request_state_dump();
@@ -94,7 +94,7 @@ TEST(SubmissionQueue, ARequestForTheStateIsTakenOnce) {
   EXPECT_FALSE(queue.consume_dump_request());
 }
 
-TEST(StepTime, LeavesOutWhatTheProcessWasStoppedFor) {
+TEST(StepTime, LeavesOutPausesOfTheProcess) {
   VirtualClock clock;
   const TimePoint start = clock.now();
   runtime::StepTime time(clock, seconds(1));
@@ -117,7 +117,7 @@ TEST(EngineFrontDeathTest, HasACauseOnceItHasFailed) {
   EXPECT_EQ(queue.failure().message, "it broke");
 }
 
-TEST(OperationStateDeathTest, SaysHowItEndedOnceItHas) {
+TEST(OperationStateDeathTest, HasAStatusOnceItHasEnded) {
   const OperationPtr waiting = operation("a");
   EXPECT_BROKEN_CONTRACT(static_cast<void>(waiting->status()), "the operation has ended");
   waiting->finish({}, nullptr);
