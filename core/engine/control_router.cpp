@@ -153,7 +153,7 @@ void ControlRouter::pass_down(const wire::Plan& plan) {
 
 void ControlRouter::on_applied(const wire::Plan& plan) {
   last_plan_at_ = time_.now();
-  watch_.heard(0);  // also when another rank has passed the plan on
+  watch_.on_message_from(0);  // also when another rank has passed the plan on
   if (aggregator_) aggregator_->apply(plan);
   counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
 }
@@ -172,7 +172,7 @@ std::optional<ControlRouter::Received> ControlRouter::receive() {
                   ": " + error.what());
     }
   }();
-  watch_.heard(message->source);
+  watch_.on_message_from(message->source);
   const bool moves = !std::holds_alternative<wire::Blocked>(decoded);
   return Received{handle(message->source, std::move(decoded)), message->source, moves};
 }
@@ -194,7 +194,7 @@ ControlRouter::Payload ControlRouter::handle(int source, wire::AnyMessage messag
 }
 
 void ControlRouter::on_report(int source, const wire::Report& report) {
-  for (const auto& applied : report.applied) watch_.heard(applied.ranks);
+  for (const auto& applied : report.applied) watch_.on_message_from(applied.ranks);
   if (aggregator_) return aggregator_->accept(report, time_.now());
   if (!coordinator_) refuse(source, "reported", ", which does not coordinate");
   const RankSet sender(source);

@@ -40,37 +40,37 @@ constexpr Duration kBetweenLooks = std::chrono::milliseconds(2);
 }  // namespace
 
 void DeviceCompletions::add(Channel& channel, const Batch& batch, EventPtr output_ready) {
-  Entry entry{&channel, std::move(output_ready), {}, {}, clock_.now()};
-  entry.what = control::describe(batch.request());
+  Completion completion{&channel, std::move(output_ready), {}, {}, clock_.now()};
+  completion.what = control::describe(batch.request());
   for (const OperationPtr& operation : batch.operations()) {
     const Submission& submission = operation->submission;
-    if (submission.keep_alive) entry.keep_alive.push_back(submission.keep_alive);
+    if (submission.keep_alive) completion.keep_alive.push_back(submission.keep_alive);
   }
-  if (entries_.empty()) next_look_ = entry.since + kBetweenLooks;
-  entries_.push_back(std::move(entry));
+  if (completions_.empty()) next_look_ = completion.since + kBetweenLooks;
+  completions_.push_back(std::move(completion));
 }
 
 bool DeviceCompletions::has(const Channel& channel) const noexcept {
-  return std::any_of(entries_.begin(), entries_.end(),
-                     [&](const Entry& entry) { return entry.channel == &channel; });
+  return std::any_of(completions_.begin(), completions_.end(),
+                     [&](const Completion& completion) { return completion.channel == &channel; });
 }
 
 void DeviceCompletions::look() {
-  if (entries_.empty()) return;
+  if (completions_.empty()) return;
   const TimePoint now = clock_.now();
   if (now < next_look_) return;
   next_look_ = now + kBetweenLooks;
   // Batches of one pipeline end in order; those of several pipelines end in any order.
-  std::erase_if(entries_, [](const Entry& entry) { return entry.output_ready->query(); });
+  std::erase_if(completions_, [](const Completion& completion) { return completion.output_ready->query(); });
   const Channel* checked = nullptr;
-  for (const Entry& entry : entries_) {
-    if (entry.channel != checked) entry.channel->check_health();
-    checked = entry.channel;
-    if (limit_ == Duration::zero() || now - entry.since < limit_) continue;
+  for (const Completion& completion : completions_) {
+    if (completion.channel != checked) completion.channel->check_health();
+    checked = completion.channel;
+    if (limit_ == Duration::zero() || now - completion.since < limit_) continue;
     throw PeerLostError(
-        entry.what + " has been in the device's queue for " +
+        completion.what + " has been in the device's queue for " +
             std::to_string(
-                std::chrono::duration_cast<std::chrono::seconds>(now - entry.since).count()) +
+                std::chrono::duration_cast<std::chrono::seconds>(now - completion.since).count()) +
             " s; expected every rank's GPU to get to it in " +
             std::to_string(std::chrono::duration_cast<std::chrono::seconds>(limit_).count()) +
             " s (HVD_STALL_SHUTDOWN); a rank's GPU hangs, or its program computes for longer than "
@@ -80,15 +80,15 @@ void DeviceCompletions::look() {
 }
 
 std::optional<TimePoint> DeviceCompletions::next_look() const noexcept {
-  if (entries_.empty()) return std::nullopt;
+  if (completions_.empty()) return std::nullopt;
   return next_look_;
 }
 
 void DeviceCompletions::abandon() noexcept {
-  for (Entry& entry : entries_) {
-    for (auto& owner : entry.keep_alive) keep_until_exit(std::move(owner));
+  for (Completion& completion : completions_) {
+    for (auto& owner : completion.keep_alive) keep_until_exit(std::move(owner));
   }
-  entries_.clear();
+  completions_.clear();
 }
 
 }  // namespace hvd::runtime

@@ -124,7 +124,7 @@ class DeviceCompletions {
   DeviceCompletions(const Clock& clock, Duration limit) : clock_(clock), limit_(limit) {}
 
   void add(Channel&, const Batch&, EventPtr output_ready);
-  bool empty() const noexcept { return entries_.empty(); }
+  bool empty() const noexcept { return completions_.empty(); }
   bool has(const Channel&) const noexcept;
   /// Drops the batches that have ended, at most every 2 ms. @throws PeerLostError, Error when one
   /// has failed or takes too long
@@ -135,7 +135,7 @@ class DeviceCompletions {
   void abandon() noexcept;
 
  private:
-  struct Entry {
+  struct Completion {
     Channel* channel;
     EventPtr output_ready;
     std::vector<std::shared_ptr<const void>> keep_alive;
@@ -144,7 +144,7 @@ class DeviceCompletions {
   };
   const Clock& clock_;
   const Duration limit_;
-  std::deque<Entry> entries_;
+  std::deque<Completion> completions_;
   TimePoint next_look_{};
 };
 

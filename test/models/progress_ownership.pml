@@ -16,7 +16,7 @@
  *   MUT_COUNT   a waiter that drove counts itself out after it has rung
  *   MUT_SILENT  a waiter that did not drive leaves without ringing
  *   MUT_UNHEARD a thread that is to wait does not ring for the one that drives
- *   MUT_INLINE  a thread that drove after its submission does not ring for a engine thread that has stood back
+ *   MUT_INLINE  a thread that drove after its submission does not ring for an engine thread that has yielded
  */
 #ifndef WAITERS
 #define WAITERS 2

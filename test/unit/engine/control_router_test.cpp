@@ -14,8 +14,8 @@
 namespace hvd::testing {
 namespace {
 
-using runtime::ControlRouter;
 using runtime::PeerWatch;
+using runtime::ControlRouter;
 using runtime::RuntimeOptions;
 using runtime::StepTime;
 using std::chrono::microseconds;
@@ -54,10 +54,10 @@ struct Node {
     negotiator.apply(plan);
     route.on_applied(plan);
   }
-  /// Takes in what has come, and applies plans. @return their numbers
+  /// Receives the messages that have arrived, and applies plans. @return their numbers
   std::vector<std::uint64_t> receive() {
     std::vector<std::uint64_t> plans;
-    clock.advance(microseconds(1));  // what one rank sends at once comes one by one
+    clock.advance(microseconds(1));  // messages that one rank sends at once arrive one by one
     while (auto received = route.receive()) {
       const auto* plan = std::get_if<wire::Plan>(&received->payload);
       if (plan == nullptr) continue;
@@ -94,9 +94,9 @@ class ControlRouterTest : public ::testing::Test {
   ControlRouter& route(std::size_t rank) { return node(rank).route; }
   void give(std::size_t from, int to, const wire::Bytes& bytes) {
     node(from).control->send(to, bytes);
-    clock_.advance(milliseconds(1));  // mail of different senders comes in the order of its sending
+    clock_.advance(milliseconds(1));  // messages of different senders arrive in the order of sending
   }
-  /// What a rank has got that nobody has taken in.
+  /// The messages that a rank has got and not received.
   std::vector<wire::AnyMessage> mail(std::size_t rank) {
     std::vector<wire::AnyMessage> messages;
     clock_.advance(microseconds(1));
@@ -159,7 +159,7 @@ TEST_F(ControlRouterTest, WithoutATreeEachRankReportsToRankZeroAndReceivesItsPla
       EXPECT_EQ(node(rank).counters.plans_applied, round);
     }
     EXPECT_FALSE(route(1).decide({}));
-    // What a rank tells itself counts.
+    // A message of a rank to itself counts.
     EXPECT_EQ(node(0).sent(), round * (1 + 3));
     EXPECT_EQ(node(0).received(), round * (3 + 1));
     EXPECT_EQ(node(1).sent(), round);
@@ -186,7 +186,7 @@ TEST_F(ControlRouterTest, RankZerosOwnReportAndPlanAreNoMessages) {
   const auto sent = mail(1);
   ASSERT_EQ(sent.size(), 1U);
   EXPECT_EQ(bytes, wire::encode(std::get<wire::Plan>(sent[0])).size()) << "to one other rank";
-  // Before what others have sent.
+  // Before messages of other ranks.
   give(1, 0, wire::encode(wire::ReplayUpdate{}));
   const auto own = route(0).receive();
   ASSERT_TRUE(own && std::holds_alternative<wire::Plan>(own->payload));
@@ -225,7 +225,7 @@ TEST_F(ControlRouterTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
     EXPECT_EQ(route(rank).forward_reports(), inner);
     EXPECT_EQ(node(rank).sent(), 1U) << "one message to its parent, rank " << rank;
   }
-  EXPECT_FALSE(route(0).decide({})) << "nothing has come to it";
+  EXPECT_FALSE(route(0).decide({})) << "no report has arrived";
   node(0).receive();
   EXPECT_TRUE(route(0).forward_reports());
   EXPECT_TRUE(route(0).decide({}));
@@ -388,34 +388,6 @@ TEST_F(CarriedControlRouter, ASuspectIsNotifiedOnlyIfTheCarrierAllowsIt) {
   }
 }
 
-TEST(BlockedNotice, IsDueAFifthOfTheTimeAfterAThreadWaitsAgainAndAgain) {
-  runtime::BlockedNotice notice(seconds(10));
-  TimePoint now{seconds(100)};
-  EXPECT_FALSE(notice.due(now));
-  now += seconds(50);
-  EXPECT_FALSE(notice.due(now)) << "nobody waits";
-  notice.on_blocked_wait();
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_FALSE(notice.due(now));
-    EXPECT_FALSE(notice.due(now + milliseconds(1999)));
-    EXPECT_TRUE(notice.due(now += seconds(2)));
-  }
-  now += milliseconds(1999);
-  EXPECT_FALSE(notice.due(now));
-  notice.on_submission();
-  EXPECT_FALSE(notice.due(now += seconds(1)));
-  EXPECT_FALSE(notice.due(now + milliseconds(1999)));
-  EXPECT_TRUE(notice.due(now + seconds(2)));
-  notice.on_plan();
-  EXPECT_FALSE(notice.due(now + seconds(20)));
-  notice.on_blocked_wait();
-  EXPECT_FALSE(notice.due(now + seconds(30))) << "the time begins with the wait";
-  runtime::BlockedNotice never(Duration::zero());
-  never.on_blocked_wait();
-  EXPECT_FALSE(never.due(now));
-  EXPECT_FALSE(never.due(now + seconds(99)));
-}
-
 TEST_F(ControlRouterTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
   options_.peer_timeout = seconds(8);
   make({"a", "a"});
@@ -472,8 +444,8 @@ TEST_F(ControlRouterTest, AForwardedReportIsASignOfLifeOfItsSource) {
   for (int i = 0; i < 4; ++i) {
     begin_step();
     for (const auto& one : nodes_) one->control->heartbeat(clock_.now());
-    EXPECT_FALSE(node(0).watch.look(true).has_value()) << "rank 3 is in what rank 1 has merged";
-    EXPECT_FALSE(node(1).watch.look(true).has_value()) << "a plan comes from rank 0 in the end";
+    EXPECT_FALSE(node(0).watch.look(true).has_value()) << "rank 3 is in rank 1's merged report";
+    EXPECT_FALSE(node(1).watch.look(true).has_value()) << "the plan was made by rank 0";
     clock_.advance(seconds(3));
     for (const std::size_t rank : {1, 2, 4, 5, 6, 7}) give(rank, 0, wire::encode(wire::Pong{}));
     wire::Report merged;

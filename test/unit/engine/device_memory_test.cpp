@@ -168,7 +168,7 @@ TEST(PinnedMemoryTest, IsMadeWhenTheQueueIsOpenedBesideTheThreadThatDrivesTheEng
   job->expect_no_faults();
 }
 
-// Beside NCCL, for what it cannot do.
+// Beside NCCL, for operations that it lacks.
 TEST(ReservedMemoryTest, OnlyTheQueueOfGradientsHasAny) {
   const auto job = start_job(Path::kNccl);
   std::vector<Operation> handles;
@@ -255,7 +255,7 @@ TEST_P(DeviceMemoryTest, AJobWithoutMemoryEndsOnEveryRankWithAdvice) {
     EXPECT_NE(message.find("HVD_FUSION_THRESHOLD"), std::string::npos) << message;
     EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
   }
-  EXPECT_EQ(emptied, 2) << "for what is made beforehand, and for what is needed";
+  EXPECT_EQ(emptied, 2) << "for buffers made ahead of use, and for those of the batch";
 }
 
 TEST(RegisteredMemoryTest, IsMadeAndFreedBesideTheThreadThatDrivesTheEngine) {

@@ -24,7 +24,7 @@ class DeviceRegistrationTest : public ::testing::TestWithParam<std::uint64_t> {
                                        GetParam(), backend);
   }
 
-  /// A group of tensors that are reduced in one call, and what became of them.
+  /// A group of tensors that are reduced in one call, and the result.
   static void step(DeviceJob& job, const std::string& name, int tensors, std::size_t count,
                    int ranks = kRanks, Compression compression = Compression::kNone) {
     std::vector<Operation> handles;
@@ -274,7 +274,7 @@ TEST(DevicePipelineTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
     return channel.given_back;
   };
   EXPECT_EQ(given_back(false, nullptr), 0)
-      << "it has failed: nobody knows what is still in a queue";
+      << "it has failed: the work left in its queues is unknown";
   EXPECT_EQ(given_back(true, behind), 0);
   go = true;
   EXPECT_TRUE(gpu.run_all());

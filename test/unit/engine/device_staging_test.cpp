@@ -56,7 +56,7 @@ class DeviceStagingTest : public ::testing::Test {
     }
     return Batch(agreed_batch(requests, 2), std::move(operations), 0);
   }
-  /// The collective, which the device begins when it is told to.
+  /// The collective, which the device begins when go_ is set.
   static const Staged& stage(DeviceStaging& staging, const Batch& batch) {
     EXPECT_TRUE(staging.ready(batch));
     return staging.stage(batch);

@@ -275,7 +275,7 @@ TEST_F(FailureTest, AReportedLossExplainsABrokenConnection) {
   start(3, std::make_shared<OpeningBackend>([&](const ChannelSpec& spec) {
           if (spec.set_rank != 0) throw broken(2);
           for (int round = 0; round < 5; ++round) {
-            job_->rank(1).step();  // fails, and tells of it
+            job_->rank(1).step();  // fails, and notifies the others
             clock_.advance(milliseconds(2));
           }
           throw broken(1);
@@ -373,7 +373,7 @@ TEST_F(FailureTest, AFailureReportedByTheProgramReachesEveryRank) {
 // A call of MPI that does not return after a loss makes the coordinator deaf, and its host must not
 // take that for the loss.
 TEST_F(FailureTest, OtherHostsLearnOfALossWithoutTheCoordinator) {
-  for (const int hears : {1, 2}) {  // and the ranks before it do nothing
+  for (const int hears : {1, 2}) {  // and the ranks before it take no step
     start(5, {}, {"a", "a", "a", "b", "b"});
     const Operation operation = allreduce(hears, "x");
     job_->rank(4).abort({StatusCode::kPeerLost, "lost rank 3 (host b): process 7 ended", 3});

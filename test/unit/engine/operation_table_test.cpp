@@ -28,7 +28,7 @@ class OperationTableTest : public ::testing::Test {
     submission.process_set = process_set;
     return submission;
   }
-  /// What the engine is handed, in order.
+  /// The operations that the engine gets, in order.
   std::vector<OperationPtr> submit(const std::vector<Submission>& submissions) {
     std::vector<Operation> handles(submissions.size());
     table_.submit(submissions, handles, {}, {});
@@ -104,7 +104,7 @@ TEST_F(OperationTableTest, OfTooManyNamesTheLeastRecentlyUsedAreForgotten) {
   }
   EXPECT_NE(use("0").get(), first.get()) << "the table would grow without limit";
   const OperationPtr last = use("last");
-  EXPECT_EQ(use("last").get(), last.get()) << "what has just been released is remembered";
+  EXPECT_EQ(use("last").get(), last.get()) << "the one that was just released is remembered";
 }
 
 TEST_F(OperationTableTest, AStateIsNotUsedAgainForAnotherOperationOrWhileAHandleIsLeft) {
@@ -165,7 +165,7 @@ TEST_F(OperationTableTest, AnUnnamedGroupIsOfOneKindAndSetAndComplete) {
     submission.group_index = index;
     return submission;
   };
-  // Both kinds have come before, so that each has numbers to take.
+  // Both kinds were submitted before, so that each has numbers to use.
   for (const OperationPtr& operation :
        submit({named(""), member(0, 1, Broadcast{}), named("", set)}))
     end(operation);

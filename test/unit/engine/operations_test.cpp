@@ -1,4 +1,4 @@
-// What the executor makes of several collectives, of process sets and of ranks that have joined;
+// Operations that are made of several collectives, on process sets and with joined ranks;
 // the plain operations are in the simulation and in the conformance suite.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -292,7 +292,7 @@ TEST(Locked, SeveralUnnamedOperationsOfAKindMayBeUnderWay) {
   }
 }
 
-// The members are of two sorts, so they run in two batches; something else comes in between.
+// The members are of two sorts, so they run in two batches, with another operation in between.
 TEST(Locked, AGroupInSeveralBatchesIsNotLeftHalfDone) {
   Ranks ranks(2);
   std::vector<std::vector<float>> data(6);

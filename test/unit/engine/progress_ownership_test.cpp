@@ -1,4 +1,4 @@
-// Who drives an engine, who is woken for what, and what ends when: the parts of it that need
+// Which thread drives an engine, which one a ring wakes, and when waits end: the cases that need
 // threads. The order of events is in test/models/progress_ownership.pml.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -103,7 +103,7 @@ TEST(ProgressOwnership, AThreadThatIsToWaitRingsForTheOneThatDrives) {
   const auto one_more_waits = [&] { waiting.emplace_back([&run, i = begun++] { run(1, i); }); };
   one_more_waits();
   while (!job.rank(1).has_waiters()) std::this_thread::sleep_for(milliseconds(1));
-  // Rank 0 says nothing meanwhile. That the next one comes at a moment in which nobody drives is
+  // Rank 0 sends no message meanwhile. That the next one comes at a moment in which nobody drives is
   // rare.
   const std::uint32_t before = doorbell.ticket();
   while (doorbell.ticket() == before && begun < kThreads) {

@@ -83,7 +83,7 @@ TEST(Shutdown, WithoutTheOthersEndsAfterThePatienceIsOver) {
   EXPECT_FALSE(job.rank(0).shutdown(std::chrono::milliseconds(100)));
 }
 
-/// Two ranks, of which one has left while what it had to say last was under way, and is lost.
+/// Two ranks, one of which has left while its last message was under way, which is lost.
 class LostFarewell : public ::testing::TestWithParam<int> {
  protected:
   LostFarewell()

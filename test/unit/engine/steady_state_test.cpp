@@ -235,7 +235,7 @@ TEST_F(SteadyStateTest, OtherHostsAreNotRung) {
   const std::uint32_t first = ticket(0), elsewhere = ticket(2);
   EXPECT_TRUE(offer(1, "x"));
   EXPECT_EQ(advance(1), Outcome::kNothing);
-  EXPECT_TRUE(rung(0, first)) << "it tells the other host";
+  EXPECT_TRUE(rung(0, first)) << "it notifies the other host";
   EXPECT_FALSE(rung(2, elsewhere));
 }
 
@@ -270,7 +270,7 @@ TEST_F(SteadyStateTest, WaitingOperationsAreReturnedAfterLeavingAndRunningOnesAr
   EXPECT_THAT(taken(1), ElementsAre("y"));
   EXPECT_FALSE(steady(1).anything_waits());
   EXPECT_THAT(taken(1), IsEmpty());
-  EXPECT_EQ(advance(0), Outcome::kLeft) << "nobody can run what rank 1 has left at";
+  EXPECT_EQ(advance(0), Outcome::kLeft) << "no rank can run the batch at which rank 1 has left";
   EXPECT_EQ(steady(0).waiting().size(), 1U);
   EXPECT_THAT(taken(0), ElementsAre("z"));
   execute();
@@ -312,7 +312,7 @@ TEST_F(SteadyStateTest, TheFirstRankOfEachHostNotifiesTheOtherHosts) {
     EXPECT_TRUE(offer(rank, "x"));
     EXPECT_EQ(advance(rank), Outcome::kNothing);
   }
-  EXPECT_FALSE(steady(0).exchange_updates()) << "the other host has not said anything";
+  EXPECT_FALSE(steady(0).exchange_updates()) << "the other host has sent no update";
   EXPECT_FALSE(steady(1).exchange_updates());
   EXPECT_EQ(ranks_[0]->sent(), 1U);
   EXPECT_EQ(ranks_[1]->sent(), 0U) << "it is not the first rank of its host";
@@ -322,7 +322,7 @@ TEST_F(SteadyStateTest, TheFirstRankOfEachHostNotifiesTheOtherHosts) {
   for (const wire::ReplayUpdate& news : ranks_[2]->received()) steady(2).accept(0, news);
   EXPECT_TRUE(steady(2).exchange_updates());
   EXPECT_EQ(advance(2), Outcome::kRun);
-  EXPECT_EQ(advance(1), Outcome::kNothing) << "its host has not heard of the other one";
+  EXPECT_EQ(advance(1), Outcome::kNothing) << "its host has got no update of the other one";
   const std::vector<wire::ReplayUpdate> told = ranks_[0]->received();
   ASSERT_EQ(told.size(), 1U);
   steady(0).accept(2, told.front());
@@ -331,7 +331,7 @@ TEST_F(SteadyStateTest, TheFirstRankOfEachHostNotifiesTheOtherHosts) {
   EXPECT_TRUE(rung(1, before)) << "the ranks of this host have something to do";
   EXPECT_EQ(advance(0), Outcome::kRun);
   EXPECT_EQ(advance(1), Outcome::kRun);
-  EXPECT_FALSE(steady(0).exchange_updates()) << "and nothing is told twice";
+  EXPECT_FALSE(steady(0).exchange_updates()) << "no update is sent twice";
   EXPECT_EQ(ranks_[0]->sent(), 1U);
 }
 
@@ -381,7 +381,7 @@ TEST_F(SteadyStateTest, ARankWithAllOperationsAsksTheOthersToLeaveAfterSomeTime)
   begin({{request("x")}});
   EXPECT_TRUE(offer(0, "x"));
   EXPECT_EQ(advance(0), Outcome::kNothing);
-  EXPECT_FALSE(steady(0).leave_if_own_missing()) << "the others may be about to come";
+  EXPECT_FALSE(steady(0).leave_if_own_missing()) << "the others may be about to arrive";
   ASSERT_TRUE(steady(0).deadline().has_value());
   EXPECT_EQ(*steady(0).deadline(), clock_.now() + seconds(1));
   const std::uint32_t before = ticket(1);
@@ -389,7 +389,7 @@ TEST_F(SteadyStateTest, ARankWithAllOperationsAsksTheOthersToLeaveAfterSomeTime)
   EXPECT_FALSE(steady(0).watch(clock_.now(), true));
   clock_.advance(milliseconds(1));
   EXPECT_FALSE(steady(0).watch(clock_.now(), false)) << "nothing waits here";
-  EXPECT_EQ(advance(1), Outcome::kNothing) << "and nobody has been asked";
+  EXPECT_EQ(advance(1), Outcome::kNothing) << "no rank was asked to leave";
   EXPECT_FALSE(rung(1, before));
   EXPECT_FALSE(steady(0).watch(clock_.now(), true)) << "it is not this rank that leaves";
   EXPECT_TRUE(rung(1, before));

@@ -1,10 +1,9 @@
-// The queue of submissions, the state of an operation, and the time of an engine.
+// The queue of submissions and the state of an operation.
 #include "engine/operations.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "engine/peers.h"
 #include "hvd/error.h"
 #include "support/contracts.h"
 #include "support/local_job.h"
@@ -12,10 +11,9 @@
 namespace hvd::testing {
 namespace {
 
+using runtime::SubmissionQueue;
 using runtime::OperationPtr;
 using runtime::OperationState;
-using runtime::SubmissionQueue;
-using std::chrono::seconds;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -94,23 +92,7 @@ TEST(SubmissionQueue, ARequestForTheStateIsConsumedOnce) {
   EXPECT_FALSE(queue.consume_dump_request());
 }
 
-TEST(StepTime, LeavesOutPausesOfTheProcess) {
-  VirtualClock clock;
-  const TimePoint start = clock.now();
-  runtime::StepTime time(clock, seconds(1));
-  clock.advance(seconds(2));  // a long sleep, but not twice as long as the longest
-  EXPECT_EQ(time.step(), start) << "no step has begun since";
-  time.begin_step();
-  EXPECT_EQ(time.step(), start + seconds(2));
-  EXPECT_EQ(time.awake(), clock.now());
-  clock.advance(seconds(10));
-  time.begin_step();
-  EXPECT_EQ(time.awake(), start + seconds(3)) << "one second may have been sleep";
-  EXPECT_EQ(time.awake(time.step()), time.awake());
-  EXPECT_EQ(time.on_the_clock(time.awake()), clock.now());
-}
-
-TEST(EngineFrontDeathTest, HasACauseOnceItHasFailed) {
+TEST(SubmissionQueueDeathTest, HasACauseOnceItHasFailed) {
   SubmissionQueue queue{control::ProcessSetTable(2)};
   EXPECT_BROKEN_CONTRACT(static_cast<void>(queue.failure()), "the engine has failed");
   queue.set_failed({StatusCode::kInternal, "it broke", -1});
