@@ -61,7 +61,8 @@ void DeviceCompletions::look() {
   if (now < next_look_) return;
   next_look_ = now + kBetweenLooks;
   // Batches of one pipeline end in order; those of several pipelines end in any order.
-  std::erase_if(completions_, [](const Completion& completion) { return completion.output_ready->query(); });
+  std::erase_if(completions_,
+                [](const Completion& completion) { return completion.output_ready->query(); });
   const Channel* checked = nullptr;
   for (const Completion& completion : completions_) {
     if (completion.channel != checked) completion.channel->check_health();

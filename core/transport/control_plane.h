@@ -119,7 +119,7 @@ class ControlPlane : public Peers {
   virtual void farewell() noexcept = 0;
 };
 
-/// The control plane of a job that has one rank: messages go into a queue of this process.
+/// The control plane of a job that has one rank, which has no rank to send messages to.
 std::unique_ptr<ControlPlane> make_self_control_plane();
 
 }  // namespace hvd::control

@@ -14,8 +14,8 @@
 namespace hvd::testing {
 namespace {
 
-using runtime::PeerWatch;
 using runtime::ControlRouter;
+using runtime::PeerWatch;
 using runtime::RuntimeOptions;
 using runtime::StepTime;
 using std::chrono::microseconds;
@@ -94,7 +94,8 @@ class ControlRouterTest : public ::testing::Test {
   ControlRouter& route(std::size_t rank) { return node(rank).route; }
   void give(std::size_t from, int to, const wire::Bytes& bytes) {
     node(from).control->send(to, bytes);
-    clock_.advance(milliseconds(1));  // messages of different senders arrive in the order of sending
+    clock_.advance(
+        milliseconds(1));  // messages of different senders arrive in the order of sending
   }
   /// The messages that a rank has got and not received.
   std::vector<wire::AnyMessage> mail(std::size_t rank) {

@@ -11,9 +11,9 @@
 namespace hvd::testing {
 namespace {
 
-using runtime::SubmissionQueue;
 using runtime::OperationPtr;
 using runtime::OperationState;
+using runtime::SubmissionQueue;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
