@@ -12,7 +12,7 @@
 #include "base/log.h"
 #include "bench/statistics.h"
 #include "bench/stopwatch.h"
-#include "engine/timeline_slot.h"
+#include "engine/executor.h"
 #include "hvd/collectives.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"

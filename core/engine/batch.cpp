@@ -17,21 +17,22 @@ std::int64_t row_elements(const std::vector<std::int64_t>& shape) {
   return std::accumulate(shape.begin() + 1, shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-// A factor changes what an absent rank's contribution leaves unchanged (1 in a product), so it is
-// applied before that comes in. Where elements are cast, what makes them smaller comes before they
-// are rounded to 16 bits and what makes them larger after, so that neither leaves the range
-// needlessly.
-Conversion conversion_of(const wire::Request& request, bool somebody_absent) {
+// A factor would change an absent rank's neutral contribution (1 in a product), so it is applied
+// before the collective. Where elements are cast, factors that make them smaller are applied before
+// they are rounded to 16 bits, and factors that make them larger afterwards, so that neither
+// overflows needlessly.
+Conversion conversion_of(const wire::Request& request, bool rank_absent) {
   Conversion conversion{request.dtype, request.travels_as()};
   const bool scales_early =
-      somebody_absent && (request.op == ReduceOp::kMin || request.op == ReduceOp::kMax ||
-                          request.op == ReduceOp::kProduct);
+      rank_absent && (request.op == ReduceOp::kMin || request.op == ReduceOp::kMax ||
+                      request.op == ReduceOp::kProduct);
   if (conversion.casts() || scales_early) conversion.before = request.prescale;
   if (conversion.casts() && std::abs(request.postscale) > 1.0) conversion.after = request.postscale;
   return conversion;
 }
 
-/// Parts of several tensors, rank by rank: all that concerns the first rank, then the second, ...
+/// The parts of several tensors, rank by rank: all parts of the first rank, then those of the
+/// second, ...
 template <class Byte>
 std::vector<std::span<Byte>> by_rank(std::vector<std::span<Byte>> tensors,
                                      const std::vector<std::vector<std::size_t>>& part_bytes) {
@@ -64,7 +65,7 @@ std::string Batch::title() const {
       operations_.empty() || !operations_.front() ? request() : operations_.front()->request);
 }
 
-void Batch::let_go() noexcept {
+void Batch::release_operations() noexcept {
   for (OperationPtr& operation : operations_) operation = {};
 }
 

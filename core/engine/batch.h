@@ -7,81 +7,82 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "engine/operation_state.h"
+#include "engine/operations.h"
 #include "negotiation/negotiator.h"
 
 namespace hvd::runtime {
 
-/// What becomes of an element between its tensor and the collective.
+/// How elements are converted between a tensor and the collective.
 struct Conversion {
   DataType tensor = DataType::kFloat32;
   DataType travels = DataType::kFloat32;
-  double before =
-      1.0;             ///< what it is multiplied by while it is packed; the collective has the rest
-  double after = 1.0;  ///< and while it is unpacked
+  double before = 1.0;  ///< factor while packing; the collective applies the rest
+  double after = 1.0;   ///< factor while unpacking
 
-  /// The tensors are of fp32 and the collective is of a 16-bit type.
+  /// The tensors are fp32 and the collective uses a 16-bit type.
   bool casts() const noexcept { return tensor != travels; }
-  /// The request's first factor is applied while packing though nothing is cast.
+  /// The request's first factor is applied while packing, without a cast.
   bool scales_early() const noexcept { return !casts() && before != 1.0; }
 };
 
-/// What the ranks have agreed to do in one call of a backend, and this rank's side of it. A
-/// description: it says the same whenever it is asked. How far it has got is an Execution's affair,
-/// and how its bytes get into the collective and back a Staging's.
+/// The operations that the ranks have agreed to run in one call of a backend, and this rank's side
+/// of them. Immutable but for this rank's operations: an Execution knows how far it has got, and a
+/// Staging moves its bytes to the collective and back.
 ///
 /// Used by the thread that drives the engine.
 class Batch {
  public:
-  /// @param operations this rank's side of each agreed operation; none when it is absent from the
-  /// batch, or (of a replayed one) they are yet to be put()
+  /// @param operations this rank's side of each agreed operation; empty when this rank is absent
+  /// from the batch; null where it is put() later
   Batch(control::AgreedBatch, std::vector<OperationPtr> operations, int world_rank);
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
-  /// Of a replayed batch, before each use: this rank's side of an operation is there.
+  /// Of a replayed batch, before each use: adds this rank's side of an operation.
   void put(std::size_t index, OperationPtr operation) noexcept {
     operations_[index] = std::move(operation);
   }
-  /// After each use: it holds no operation, and has room for as many as were agreed on.
-  void let_go() noexcept;
+  /// Of a replayed batch, after each use: drops the operations and keeps their places.
+  void release_operations() noexcept;
 
   const wire::Request& request() const noexcept { return agreed_.operations.front().request; }
   std::span<const wire::Response> agreed() const noexcept { return agreed_.operations; }
   std::span<const OperationPtr> operations() const noexcept { return operations_; }
+  /// Of a join, or of a change of process sets: see control::AgreedBatch::result.
+  std::int64_t result() const noexcept { return agreed_.result; }
   const ChannelSpec& spec() const noexcept { return spec_; }
   const Collective& collective() const noexcept { return collective_; }
   const Conversion& conversion() const noexcept { return conversion_; }
-  /// For messages: what it is.
+  /// For messages: kind and name.
   std::string title() const;
 
-  /// Every rank knows that there is nothing to move.
+  /// No rank has data to move, and every rank knows that.
   bool nothing_to_move() const noexcept;
-  /// An alltoall with splits, which finds its sizes out on its way and uses the callers' memory.
+  /// An alltoall with splits, which exchanges its sizes first and uses the callers' memory.
   bool exchanges_rows() const noexcept { return request().kind == OpKind::kAlltoall; }
   bool fused() const noexcept { return agreed_.operations.size() > 1; }
-  /// It is of one tensor, whose elements do not lie side by side; see Submission::parts. Ranks
-  /// agree on it by a group of one.
+  /// It has one tensor, whose elements are not contiguous; see Submission::parts. Ranks agree on it
+  /// by a group of one.
   bool in_parts() const noexcept;
-  /// It goes through a buffer; otherwise the collective works on the callers' memory.
+  /// It passes through a buffer; otherwise the collective uses the callers' memory.
   bool buffered() const noexcept { return fused() || conversion_.casts() || in_parts(); }
-  /// This rank has joined, and contributes what leaves the result as it is.
+  /// This rank has joined, and contributes values that leave the result as it is.
   bool absent_here() const noexcept { return agreed_.absent_here; }
-  /// As many elements out as in, on every rank.
+  /// Input and output have the same size on every rank.
   bool in_place_kind() const noexcept;
   bool at_root() const noexcept { return spec_.set_rank == collective_.root; }
-  /// This rank's tensors are read. Of a scatter only the root's are.
+  /// This rank's tensors are read. In a scatter only the root's are.
   bool reads_input() const noexcept { return request().kind != OpKind::kScatter || at_root(); }
-  /// This rank has a result. Of a gather only the root has.
+  /// This rank has a result. In a gather only the root has one.
   bool has_output() const noexcept { return request().kind != OpKind::kGather || at_root(); }
-  /// Of the collective.
+  /// Bytes of the collective on this rank.
   std::size_t in_bytes() const;
   std::size_t out_bytes() const;
 
-  /// Asks for the outputs whose size has been agreed on, if there are such. @return when they may
-  /// be written, for each that said so. @throws hvd::Error for one of the wrong size
+  /// Allocates the outputs whose size has been agreed on. @return for each that has one, the event
+  /// after which it may be written. @throws hvd::Error for an output of the wrong size
   std::vector<EventPtr> allocate_outputs() const;
-  /// This rank's tensors in the order in which they lie in a buffer. @param pieces filled anew
+  /// This rank's tensors in their order in a buffer. @param pieces overwritten
   void input_pieces(std::vector<std::span<const std::byte>>& pieces) const;
   void output_pieces(std::vector<std::span<std::byte>>& pieces) const;
 
@@ -98,10 +99,10 @@ class Batch {
   ChannelSpec spec_;
   Conversion conversion_;
   Collective collective_;
-  std::vector<std::int64_t> counts_;  // what collective_ refers to
+  std::vector<std::int64_t> counts_;  // referred to by collective_
   std::vector<std::int64_t> send_counts_;
   std::vector<std::vector<std::size_t>>
-      part_bytes_;  // [tensor][rank], of what is cut or joined by rows
+      part_bytes_;  // [tensor][rank], of kinds that split or join tensors by rows
 };
 
 }  // namespace hvd::runtime

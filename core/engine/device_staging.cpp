@@ -13,7 +13,7 @@
 namespace hvd::runtime {
 namespace {
 
-/// Tensors begin in the buffer where they can be copied with the widest accesses.
+/// Tensors are aligned in the buffer for the widest accesses.
 constexpr std::size_t kAlignment = 16;
 
 std::size_t aligned(std::size_t bytes) {
@@ -24,12 +24,13 @@ bool reduces(const Collective& collective) noexcept {
   return collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter;
 }
 
-/// What is in a buffer of one size on every rank, with tensors at multiples of kAlignment. What is
-/// cut or joined by rows has its sizes from the collective, so it lies without gaps.
+/// Whether the batch uses a buffer of one size on every rank, with tensors at multiples of
+/// kAlignment. Kinds that split or join tensors by rows take their sizes from the collective, so
+/// their tensors have no gaps.
 bool padded(const Batch& batch) noexcept { return batch.in_place_kind() && batch.buffered(); }
 
-/// What a tensor takes up in the buffer. One by itself has no gap behind it, which Adasum would
-/// take for a part of the vector. The same on every rank.
+/// The bytes that a tensor occupies in the buffer, the same on every rank. A single tensor has no
+/// gap behind it, because Adasum would treat the gap as a part of the vector.
 std::size_t room_for(const Batch& batch, std::size_t bytes) noexcept {
   return batch.fused() && batch.in_place_kind() ? aligned(bytes) : bytes;
 }
@@ -43,7 +44,7 @@ std::size_t padded_bytes(const Batch& batch) {
   return bytes;
 }
 
-/// Of the buffer that the result comes into.
+/// Of the buffer that receives the result.
 std::size_t buffer_bytes(const Batch& batch) {
   return padded(batch) ? padded_bytes(batch) : batch.out_bytes();
 }
@@ -68,18 +69,18 @@ DevicePipeline::~DevicePipeline() {
     if (channels_own.idle()) channel.give_back_fusion_buffers();
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: "
-                    << error.what();  // the device has failed, which others report
+                    << error.what();  // the device has failed, which is reported elsewhere
   }
 }
 
-// The channel is ready now, and says what it has itself.
+// The channel is ready at this point, so its own buffers are known.
 void DeviceStaging::reserve() {
   if (std::exchange(reserved_, true)) return;
   if (pipeline_.fusion_bytes > 0 && pipeline_.channel.fusion_buffers().empty())
     pipeline_.buffers.reserve(pipeline_.fusion_bytes);
 }
 
-// What stage() will lease, in the same cases.
+// Prepares the buffers that stage() will lease.
 bool DeviceStaging::ready(const Batch& batch) {
   reserve();
   std::array<std::size_t, 2> sizes;
@@ -96,12 +97,12 @@ bool DeviceStaging::ready(const Batch& batch) {
 
 const Staged& DeviceStaging::stage(const Batch& batch) {
   HVD_EXPECT(!input_.valid() && !output_.valid() && !in_turn_,
-             "the batch before has been unstaged; after abandon() there is none");
+             "the batch before has been unstaged; none follows abandon()");
   const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
   const std::vector<EventPtr> writable = batch.allocate_outputs();
   staged_ = {batch.collective()};
   fold_factors(batch);
-  // Where one event (or none) is all there is to wait for, the channel can do that itself.
+  // When there is at most one event to wait for, the channel can wait for it.
   const bool uses_stream = batch.buffered() || batch.absent_here() ||
                            batch.conversion().scales_early() || !writable.empty();
   if (uses_stream) wait_for_inputs(batch, writable);
@@ -117,8 +118,8 @@ const Staged& DeviceStaging::stage(const Batch& batch) {
   return staged_;
 }
 
-// With packing and unpacking at hand, factors cost nothing there. The divisor of an average comes
-// before the sum, so that fp16 does not overflow.
+// Factors cost nothing while packing and unpacking. The divisor of an average is applied before the
+// sum, so that fp16 does not overflow.
 void DeviceStaging::fold_factors(const Batch& batch) {
   conversion_ = batch.conversion();
   const bool floating = is_floating(conversion_.travels);
@@ -150,7 +151,7 @@ void DeviceStaging::use_tensor(const Batch& batch) {
   if (batch.reads_input()) staged_.in = {submission.input.data, submission.input.bytes()};
   if (batch.has_output()) staged_.out = {submission.output.data, submission.output.bytes()};
   if (!batch.conversion().scales_early()) return;
-  // Into the output where it is as large, so that the caller's input stays as it is.
+  // Into the output if it has the same size, so that the caller's input stays as it is.
   std::span<std::byte> scaled = staged_.out;
   if (!batch.in_place_kind()) {
     input_ = pipeline_.buffers.lease(staged_.in.size(), pipeline_.in.get());
@@ -163,7 +164,7 @@ void DeviceStaging::use_tensor(const Batch& batch) {
   staged_.in = scaled;
 }
 
-/// @return where this rank's contribution belongs
+/// @return the destination of this rank's contribution
 std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
   const std::size_t bytes = buffer_bytes(batch);
   lease_output(batch, bytes);
@@ -178,10 +179,10 @@ std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
   return packed;
 }
 
-// All ranks take the channel's own buffer for a batch, the same one, or none does: what decides is
-// agreed, and batches of a pipeline follow each other in one order. A tensor by itself lies in the
-// caller's memory on the ranks that have it, so a rank that has joined may not take one for it,
-// unless it is cast.
+// All ranks use the same buffer of the channel for a batch, or none does: the decision depends on
+// agreed facts, and batches of a pipeline follow each other in one order. A single tensor that is
+// not packed stays in the caller's memory, so a rank that has joined may not use a channel's buffer
+// for it, unless it is cast.
 bool DeviceStaging::through_channels_own(const Batch& batch, std::size_t bytes) const {
   return padded(batch) && device::BufferRing::fits(pipeline_.channel.fusion_buffers(), bytes);
 }
@@ -262,7 +263,7 @@ EventPtr DeviceStaging::unstage(const Batch& batch, EventPtr reduced) {
   return ready;
 }
 
-// What is dropped without release() stays allocated, and the channel's own stay in use.
+// Buffers that are dropped without release() stay allocated, and the channel's buffers stay in use.
 void DeviceStaging::abandon() noexcept {
   input_ = {};
   output_ = {};

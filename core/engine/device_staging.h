@@ -12,13 +12,13 @@
 
 namespace hvd::runtime {
 
-/// What batches of a channel go through on a device: streams for packing and unpacking, so that the
-/// next batch is packed while this one is reduced, and buffers.
+/// The streams and buffers of a channel's batches on a device: streams for packing and unpacking,
+/// so that the next batch is packed while this one is reduced.
 struct DevicePipeline {
   /// @param channel outlives this
-  /// @param folds factors of floating types are applied while packing and unpacking
-  /// @param fusion_bytes of the buffers that are made beforehand, where the channel has none of its
-  /// own; 0: none
+  /// @param folds whether factors of floating types are applied while packing and unpacking
+  /// @param fusion_bytes size of the buffers that are allocated ahead of use when the channel has
+  /// none of its own; 0: none
   DevicePipeline(device::Context&, Channel& channel, bool folds, std::size_t fusion_bytes);
   ~DevicePipeline();
 
@@ -29,17 +29,17 @@ struct DevicePipeline {
   const device::OwnedStream in;
   const device::OwnedStream out;
   device::BufferPool buffers;
-  device::BufferRing channels_own;  ///< for what is fused and as large on every rank, see
+  device::BufferRing channels_own;  ///< for fused batches of one size on all ranks, see
                                     ///< Channel::fusion_buffers()
 };
 
-/// In a device's memory, by its streams: one launch packs the tensors (and scales and casts) behind
-/// their input_ready events, the collective follows, and one launch unpacks. A batch of one tensor
-/// that is not in parts, without a factor or a cast, goes to the channel as it is. No call waits on
-/// the host.
+/// Staging in a device's memory, on its streams: one launch packs the tensors (and scales and
+/// casts) after their input_ready events, the collective follows, and one launch unpacks. A batch
+/// of one tensor that is not in parts, without a factor or a cast, is passed to the channel
+/// unchanged. No call blocks the host.
 class DeviceStaging final : public Staging {
  public:
-  /// As DevicePipeline.
+  /// See DevicePipeline.
   DeviceStaging(device::Context& context, Channel& channel, bool folds, std::size_t fusion_bytes)
       : pipeline_(context, channel, folds, fusion_bytes) {}
 
@@ -66,12 +66,12 @@ class DeviceStaging final : public Staging {
 
   DevicePipeline pipeline_;
   Staged staged_;
-  Conversion conversion_;  // the batch's, and the factors that are folded into it
+  Conversion conversion_;  // the batch's, with folded factors
   device::BufferLease input_;
   device::BufferLease output_;
-  bool in_turn_ = false;  // the output is in the channel's own buffer
+  bool in_turn_ = false;  // the output is in the channel's buffer
   bool reserved_ = false;
-  std::vector<std::span<const std::byte>> input_pieces_;  // kept for their memory
+  std::vector<std::span<const std::byte>> input_pieces_;  // keep their memory
   std::vector<std::span<std::byte>> output_pieces_;
   std::vector<device::Piece> pieces_;
 };

@@ -1,7 +1,9 @@
 #include "engine/engine.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <span>
+#include <sstream>
 #include <utility>
 
 #include "base/expect.h"
@@ -22,15 +24,36 @@ Status status_of(const std::exception& error) {
   return {StatusCode::kInternal, error.what(), broken != nullptr ? broken->rank() : -1};
 }
 
+constexpr std::size_t kMostOperationsShown = 50;
+
+std::string age(Duration duration) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
+  return text;
+}
+
+std::string line_of(const OperationState& operation, const std::string& state, TimePoint now) {
+  const wire::Request& request = operation.request;
+  std::string text = "  " + control::describe(request);
+  if (!wire::only_agrees(request.kind)) {
+    text.append(" ")
+        .append(to_string(request.dtype))
+        .append(shape_to_string(operation.submission.input.shape));
+  }
+  if (request.process_set != 0) text += " of process set " + std::to_string(request.process_set);
+  return text + ": " + age(now - operation.submitted) + ", " + state + "\n";
+}
+
 }  // namespace
 
-Engine::Engine(const RuntimeOptions& options, EngineParts parts, OnEnd on_end)
+Engine::Engine(const RuntimeOptions& options, EngineParts parts)
     : counters_(parts.counters),
-      on_end_(std::move(on_end)),
       control_(std::move(parts.control)),
-      front_(control::ProcessSetTable(control_->size())),
+      submission_queue_(control::ProcessSetTable(control_->size())),
+      operations_(submission_queue_, control_->rank(),
+                  parts.device ? std::optional(parts.device->device()) : std::nullopt),
       time_(parts.clock, options.peer_timeout / 4),
-      negotiator_(control_->rank(), *front_.process_sets(), options.cache_capacity),
+      negotiator_(control_->rank(), *submission_queue_.process_sets(), options.cache_capacity),
       executor_({control_->topology(), parts.clock, counters_, parts.timeline, parts.device,
                  options.stall_shutdown},
                 make_queue_factory({control_->topology(), *control_, parts.arena, parts.device,
@@ -41,7 +64,7 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts, OnEnd on_end)
                     HVD_REQUIRES(progress_) { finish(operation, status, ready, in_flight); }),
       steady_(options, *control_, executor_, counters_),
       watch_(options, *control_, counters_, time_),
-      route_(options, {*control_, counters_, time_, watch_, negotiator_}, steady_.available()),
+      router_(options, {*control_, counters_, time_, watch_, negotiator_}, steady_.available()),
       blocked_(options.deadlock_timeout) {}
 
 Engine::~Engine() = default;
@@ -50,57 +73,60 @@ bool Engine::step(Callbacks callbacks) noexcept {
   bool moved = false;
   time_.begin_step();
   try {
-    if (const auto cause = front_.failed() ? std::nullopt : front_.outside_failure())
+    if (const auto cause =
+            submission_queue_.failed() ? std::nullopt : submission_queue_.outside_failure())
       fail(*cause, true);
-    if (front_.failed()) {
-      dump_state_if_asked();
-      end_outstanding(front_.failure());
-      route_.drop_own_plan();
+    if (submission_queue_.failed()) {
+      dump_state_if_requested();
+      end_outstanding(submission_queue_.failure());
+      router_.drop_own_plan();
       if (watch_.due(true)) control_->heartbeat(time_.step());
-      while (!control_broken_ && control_->poll()) moved = true;  // moves what is still being sent
+      while (!control_broken_ && control_->poll())
+        moved = true;  // advances messages that are being sent
       return moved;
     }
-    moved = take_submissions(callbacks) || moved;
+    moved = begin_submissions(callbacks) || moved;
     moved = run_steady() || moved;
     // Before this rank reports that it has left: after that the ranks of this host may enter the
-    // next replay, and their flags no longer say that one left (MUT_REPORT in
+    // next replay, and their flags no longer show that one left (MUT_REPORT in
     // test/models/dissemination_barrier.pml).
     while (steady_.exchange_updates()) moved = run_steady() || moved;
     moved = send_report() || moved;
     moved = receive() || moved;
-    moved = route_.forward_reports() || moved;
+    moved = router_.forward_reports() || moved;
     moved = decide() || moved;
     moved = executor_.progress() || moved;
     moved = do_housekeeping() || moved;
-    dump_state_if_asked();
+    dump_state_if_requested();
     if (shutdown_agreed_ && !executor_.active() && executor_.device_completions().empty())
-      front_.set_shut_down();
+      submission_queue_.set_shut_down();
   } catch (const std::exception& error) {
-    if (!front_.failed()) {
-      fail(explained(status_of(error)), true);
+    if (!submission_queue_.failed()) {
+      fail(explain(status_of(error)), true);
       return true;
     }
-    // A broken connection ends what was sent to one rank. The others still have to be told.
+    // A broken connection fails the messages to one rank; the others must still be notified.
     control_broken_ = control_broken_ || dynamic_cast<const BrokenConnection*>(&error) == nullptr;
     return false;
   }
   return moved;
 }
 
-bool Engine::take_submissions(Callbacks callbacks) {
-  if (!front_.has_submissions()) return false;
-  front_.take(taken_, callbacks);
-  for (std::size_t next = 0; next < taken_.size(); ++next) {
+bool Engine::begin_submissions(Callbacks callbacks) {
+  if (!submission_queue_.has_submissions()) return false;
+  submission_queue_.pop_all(popped_, callbacks);
+  for (std::size_t next = 0; next < popped_.size(); ++next) {
     try {
-      begin(taken_[next]);
+      begin(popped_[next]);
     } catch (...) {
-      front_.enqueue(std::span(taken_).subspan(next));  // they end with the cause
-      taken_.clear();
+      submission_queue_.enqueue(
+          std::span(popped_).subspan(next));  // they end with the cause of failure
+      popped_.clear();
       throw;
     }
   }
-  const bool moved = !taken_.empty();
-  taken_.clear();
+  const bool moved = !popped_.empty();
+  popped_.clear();
   return moved;
 }
 
@@ -109,21 +135,22 @@ void Engine::begin(const OperationPtr& operation) {
   operation->order = begun_++;
   if (!steady_.repeating()) {
     if (!negotiate(operation)) return;
-    blocked_.note_submission();
-    return outstanding_.add(operation);
+    blocked_.on_submission();
+    outstanding_.emplace(operation->order, operation);
+    return;
   }
   if (const auto error = negotiator_.take_failure(operation->request))
     return end_with(operation, *error);
-  blocked_.note_submission();
-  if (!steady_.offer(operation, time_.step())) outstanding_.add(operation);
+  blocked_.on_submission();
+  if (!steady_.offer(operation, time_.step())) outstanding_.emplace(operation->order, operation);
 }
 
 bool Engine::negotiate(const OperationPtr& operation) {
   std::optional<wire::ErrorEntry> error;
   try {
-    error = negotiator_.submit(operation->request);
+    error = negotiator_.submit(operation->request, operation->order);
   } catch (const UsageError& problem) {
-    // The process set has been removed since submit() looked.
+    // The process set was removed after submit() had checked it.
     finish(operation, {StatusCode::kUsage, problem.what(), -1}, nullptr, false);
     return false;
   }
@@ -133,92 +160,93 @@ bool Engine::negotiate(const OperationPtr& operation) {
 
 bool Engine::run_steady() {
   if (!steady_.repeating()) return false;
-  if (front_.shutdown_requested()) steady_.leave_soon();
+  if (submission_queue_.shutdown_requested()) steady_.leave_soon();
   bool moved = false;
   for (;;) {
     const SteadyState::Outcome outcome = steady_.advance(time_.step());
     moved = moved || outcome != SteadyState::Outcome::kNothing;
     if (outcome != SteadyState::Outcome::kLeft) return moved;
     leave_steady();
-    while (const auto plan = steady_.take_plan()) apply(*plan);
+    while (const auto plan = steady_.next_deferred_plan()) apply(*plan);
   }
 }
 
 void Engine::begin_steady(std::vector<control::AgreedBundle> schedule) {
   steady_.begin(std::move(schedule), time_.step());
-  for (const OperationPtr& operation : outstanding_.in_order()) {
-    if (steady_.offer(operation, time_.step()))
-      outstanding_.take(operation->request.process_set, operation->request.name);
-  }
+  std::erase_if(outstanding_, [this](const auto& entry) HVD_REQUIRES(progress_) {
+    return steady_.offer(entry.second, time_.step());
+  });
 }
 
-// What has not run is negotiated as if it had been submitted just now.
 void Engine::leave_steady() {
-  route_.note_left(steady_.batches_run());
-  for (const OperationPtr& operation : steady_.take_waiting()) outstanding_.add(operation);
-  for (const OperationPtr& operation : outstanding_.in_order()) {
-    if (!negotiate(operation))
-      outstanding_.take(operation->request.process_set, operation->request.name);
-  }
+  router_.on_replay_left(steady_.batches_run());
+  for (const OperationPtr& operation : steady_.release_waiting())
+    outstanding_.emplace(operation->order, operation);
+  // They are negotiated as if they had just been submitted.
+  std::erase_if(outstanding_, [this](const auto& entry)
+                                  HVD_REQUIRES(progress_) { return !negotiate(entry.second); });
 }
 
-// Those that wait for other ranks, not those that run.
-std::vector<OperationPtr> Engine::outstanding_in_order() const {
-  std::vector<OperationPtr> operations = outstanding_.in_order();
-  const std::vector<OperationPtr> repeated = steady_.waiting();
-  operations.insert(operations.end(), repeated.begin(), repeated.end());
-  sort_by_order(operations);
+Engine::OperationsInOrder Engine::all_outstanding() const {
+  OperationsInOrder operations = outstanding_;
+  for (const OperationPtr& operation : steady_.waiting())
+    operations.emplace(operation->order, operation);
   return operations;
 }
 
-bool Engine::note_blocked(Waiting waiting) noexcept {
-  if (gathering_.let_go()) return true;
+OperationPtr Engine::release_outstanding(std::uint64_t order) {
+  auto node = outstanding_.extract(order);
+  HVD_EXPECT(!node.empty(), "the operation waits for a plan");
+  return std::move(node.mapped());
+}
+
+bool Engine::prepare_to_block(Waiting waiting) noexcept {
   if (!waits_for_others() || executor_.active()) return false;
-  if (waiting == Waiting::kWithoutLimit) blocked_.note_wait();
-  return steady_.note_blocked();
+  if (waiting == Waiting::kWithoutLimit) blocked_.on_blocked_wait();
+  return steady_.leave_if_own_missing();
 }
 
 bool Engine::send_report() {
   if (steady_.repeating()) return false;
-  if (front_.shutdown_requested()) negotiator_.request_shutdown(front_.ending());
+  if (submission_queue_.shutdown_requested())
+    negotiator_.request_shutdown(submission_queue_.ending());
   const auto news = negotiator_.take_report();
   if (!news) return false;
-  route_.report(*news);
+  router_.report(*news);
   return true;
 }
 
 bool Engine::receive() {
-  if (route_.quiet()) return false;
+  if (router_.quiet()) return false;
   bool moved = false;
-  while (const auto received = route_.receive()) {
-    if (const auto* plan = std::get_if<wire::Plan>(&received->asks)) take_in(*plan);
-    if (const auto* abort = std::get_if<wire::Abort>(&received->asks)) take_in(*abort);
-    if (const auto* news = std::get_if<wire::ReplayUpdate>(&received->asks))
+  while (const auto received = router_.receive()) {
+    if (const auto* plan = std::get_if<wire::Plan>(&received->payload)) on_plan(*plan);
+    if (const auto* abort = std::get_if<wire::Abort>(&received->payload)) on_abort(*abort);
+    if (const auto* news = std::get_if<wire::ReplayUpdate>(&received->payload))
       steady_.accept(received->source, *news);
-    moved = moved || front_.failed() || received->moves;
-    if (front_.failed()) return true;
+    moved = moved || submission_queue_.failed() || received->moves;
+    if (submission_queue_.failed()) return true;
   }
   control_->check_connections();
   return moved;
 }
 
-// Whoever made it has left what is repeated, so this rank can see that it was left; on another host
-// it will hear of it.
-void Engine::take_in(const wire::Plan& plan) {
+// Rank 0 has left the replay before it made this plan. On the same host run_steady() finds that
+// here; news from another host may still be on its way.
+void Engine::on_plan(const wire::Plan& plan) {
   run_steady();
   steady_.repeating() ? steady_.defer(plan) : apply(plan);
 }
 
 void Engine::apply(const wire::Plan& plan) {
   HVD_EXPECT(!steady_.repeating(), "nothing is repeated");
-  route_.pass_down(plan);
+  router_.pass_down(plan);
   control::Applied applied = negotiator_.apply(plan);
-  route_.note_applied(plan);
-  blocked_.note_plan();
-  // Before an operation ends by which the caller learns of it.
-  if (applied.sets_changed) front_.set_process_sets(negotiator_.process_sets());
-  for (const auto& error : applied.errors)
-    end_with(outstanding_.take(error.process_set, error.name), error);
+  router_.on_applied(plan);
+  blocked_.on_plan();
+  // Before the operation ends that tells the caller of the change.
+  if (applied.sets_changed) submission_queue_.set_process_sets(negotiator_.process_sets());
+  for (const auto& error : applied.errors) end_with(release_outstanding(error.use), error);
   for (auto& batch : applied.batches) start(std::move(batch));
   for (const int removed : applied.sets_removed) executor_.retire(removed);
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
@@ -233,50 +261,28 @@ void Engine::apply(const wire::Plan& plan) {
 void Engine::start(control::AgreedBatch batch) {
   std::vector<OperationPtr> operations;
   try {
-    for (const auto& agreed : batch.operations) {
-      if (!batch.absent_here)
-        operations.push_back(outstanding_.take(agreed.request.process_set, agreed.request.name));
-    }
-    // The other ranks run it, so this rank cannot let the operation end alone.
+    for (const std::uint64_t use : batch.uses) operations.push_back(release_outstanding(use));
+    // The other ranks run the batch, so this rank cannot end one of its operations alone.
     for (std::size_t i = 0; i < operations.size(); ++i) {
       if (const auto problem = control::find_misplanned(batch.operations[i].request,
                                                         operations[i]->request, control_->rank()))
         throw Error(*problem);
     }
-    executor_.start(std::move(batch), operations);
+    executor_.start(executor_.prepare(std::move(batch), operations));
   } catch (...) {
-    // Nobody else knows them now, and they have to end with the cause.
-    for (const OperationPtr& operation : operations) outstanding_.add(operation);
+    // They must end with the cause of the failure, and no other part holds them.
+    for (const OperationPtr& operation : operations)
+      outstanding_.emplace(operation->order, operation);
     throw;
   }
 }
 
-// A rank that repeats a schedule has reported nothing, and a plan needs all.
 bool Engine::decide() {
-  const auto decide_now = [this]() HVD_REQUIRES(progress_) {
-    const std::size_t on_device = busy_on_device();
-    return route_.decide([this, on_device](int process_set, DeviceType device)
-                             HVD_REQUIRES(progress_) {
-                               return executor_.batches_ahead(process_set, device) +
-                                      (device == DeviceType::kCpu ? 0 : on_device);
-                             });
-  };
-  const bool decided = !steady_.repeating() && decide_now();
-  if (gathering_.under_way() && (decided || steady_.repeating() || !route_.may_gather_for_device()))
-    gathering_.end();
-  return decided;
-}
-
-/// What the device has queued as far as small tensors for it may wait for that.
-std::size_t Engine::busy_on_device() {
-  const std::size_t here = executor_.batches_ahead(0, DeviceType::kCuda);
-  if (here >= control::kBusyBatches || executor_.device_completions().empty() ||
-      !route_.may_gather_for_device() || !gathering_.may_last(time_.step()))
-    return 0;
-  const std::size_t room = control::kBusyBatches - here;
-  const std::size_t unfinished = executor_.unfinished_on_device(room);
-  if (unfinished == room) gathering_.note(time_.step());
-  return unfinished;
+  // A rank that replays a schedule has not reported, and a plan needs the reports of all ranks.
+  if (steady_.repeating()) return false;
+  return router_.decide([this](int process_set, DeviceType device) HVD_REQUIRES(progress_) {
+    return executor_.batches_ahead(process_set, device);
+  });
 }
 
 void Engine::give_up(const Status& status) noexcept {
@@ -286,10 +292,10 @@ void Engine::give_up(const Status& status) noexcept {
 
 void Engine::end_outstanding(const Status& status) noexcept {
   std::vector<OperationPtr> taken;
-  front_.take(taken, Callbacks::kAll);
-  for (OperationPtr& operation : outstanding_in_order()) taken.push_back(std::move(operation));
+  submission_queue_.pop_all(taken, Callbacks::kAll);
+  for (const auto& [order, operation] : all_outstanding()) taken.push_back(operation);
   outstanding_.clear();
-  steady_.take_waiting();
+  steady_.release_waiting();
   for (const auto& operation : taken) finish(operation, status, nullptr, false);
 }
 
@@ -304,7 +310,7 @@ void Engine::finish(const OperationPtr& operation, const Status& status, const E
                     bool in_flight) {
   auto& counter = status.ok() ? counters_.completed_operations : counters_.failed_operations;
   counter.fetch_add(1, std::memory_order_relaxed);
-  on_end_(*operation);
+  operations_.release(*operation);
   if (in_flight) {
     operation->finish_in_flight(status);
   } else {
@@ -315,15 +321,63 @@ void Engine::finish(const OperationPtr& operation, const Status& status, const E
 bool Engine::needs_polling() const noexcept { return transferring() || control_->needs_polling(); }
 
 Duration Engine::time_to_deadline() const noexcept {
-  if (front_.failed()) return std::max(watch_.next() - time_.now(), Duration::zero());
+  if (submission_queue_.failed()) return std::max(watch_.next() - time_.now(), Duration::zero());
   TimePoint next = watch_.next();
   const auto at_most = [&next](std::optional<TimePoint> limit) {
     if (limit) next = std::min(next, *limit);
   };
   if (waits_for_others()) at_most(steady_.deadline());
   at_most(executor_.device_completions().next_look());
-  at_most(route_.deadline());
+  at_most(router_.deadline());
   return std::max(next - time_.now(), Duration::zero());
+}
+
+std::string Engine::state_text() const {
+  const TimePoint now = time_.now();
+  struct Line {
+    OperationPtr operation;
+    std::string state;
+  };
+  std::vector<Line> lines;
+  for (auto& [operation, state] : executor_.running()) lines.push_back({operation, state});
+  for (const auto& [order, operation] : all_outstanding())
+    lines.push_back({operation, "waits for other ranks"});
+  for (const OperationPtr& operation : submission_queue_.queued())
+    lines.push_back({operation, "submitted"});
+  std::stable_sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) {
+    return a.operation->submitted < b.operation->submitted;
+  });
+
+  std::ostringstream text;
+  text << "hvd: rank " << control_->rank() << " of " << control_->size() << " (host "
+       << control_->topology().host_name(control_->rank()) << "): "
+       << (submission_queue_.failed()      ? "failed: " + submission_queue_.failure().message
+           : submission_queue_.shut_down() ? "shut down"
+           : submission_queue_.shutdown_requested() ? "shutting down"
+                                                    : "running")
+       << ", " << lines.size() << " operations outstanding, last plan applied "
+       << negotiator_.last_applied();
+  if (steady_.repeating()) text << ", replaying a schedule of " << steady_.batches() << " batches";
+  if (negotiator_.last_applied() > 0) text << ", " << age(now - router_.last_plan_at()) << " ago";
+  text << "\n";
+  for (std::size_t i = 0; i < lines.size(); ++i) {
+    if (i == kMostOperationsShown) {
+      text << "  and " << lines.size() - i << " more\n";
+      break;
+    }
+    text << line_of(*lines[i].operation, lines[i].state, now);
+  }
+  const std::vector<std::string> waiting = router_.waiting_texts(kMostOperationsShown);
+  if (!waiting.empty()) text << "  as the coordinator sees it:\n";
+  for (const std::string& line : waiting) text << "    " << line << "\n";
+  return text.str();
+}
+
+void Engine::dump_state_if_requested() {
+  if (!submission_queue_.consume_dump_request()) return;
+  const std::string text = state_text();
+  std::fwrite(text.data(), 1, text.size(),
+              stderr);  // in one call, so that the texts of ranks do not mix
 }
 
 }  // namespace hvd::runtime

@@ -1,4 +1,4 @@
-// What an engine does by the clock, and how it ends: losses and other causes of failure.
+// Periodic work of an engine, and how it fails: losses and other causes.
 #include <chrono>
 #include <exception>
 #include <optional>
@@ -18,13 +18,13 @@
 namespace hvd::runtime {
 namespace {
 
-/// How long whoever knows better than this rank has to say so: a process of this host whose end
-/// shows, or a rank of another host, perhaps by way of a third one, all of them on busy machines.
-constexpr auto kTimeToHear = std::chrono::seconds(1);
+/// Grace period for a better explanation to arrive: the death of a process of this host, or the
+/// report of a rank of another host, perhaps through a third one, on busy machines.
+constexpr auto kExplanationGrace = std::chrono::seconds(1);
 
-// What the others call the loss of this rank: it ends, or they have given it up while it was
-// stopped or out of reach.
-Status as_told_to(int rank, const Status& cause) {
+// The other ranks report the loss of this one while it ends, or after it was stopped or
+// unreachable.
+Status as_seen_by(int rank, const Status& cause) {
   if (cause.code != StatusCode::kPeerLost || cause.rank != rank) return cause;
   const std::string theirs = "lost rank " + std::to_string(rank) + " ";
   Status own = cause;
@@ -40,129 +40,129 @@ bool Engine::do_housekeeping() {
   const bool leaves = steady_.watch(time_.step(), waits_for_others());
   const bool is_waiting = waiting();
   if (!watch_.due(is_waiting)) return leaves;
-  if (const auto loss = watch_.look(is_waiting)) lose(*loss);
+  if (const auto loss = watch_.look(is_waiting)) throw_loss(*loss);
   executor_.check_headway(time_.awake(time_.step()));
   if (is_waiting)
-    for (const int rank : watch_.departed()) note_departed(rank);
-  if (steady_.repeating()) blocked_.note_plan();
-  if (blocked_.due(time_.step())) route_.tell_blocked();
-  route_.tell_of_stalls();
+    for (const int rank : watch_.departed()) on_departed(rank);
+  if (steady_.repeating()) blocked_.on_plan();
+  if (blocked_.due(time_.step())) router_.report_blocked();
+  router_.log_stalls();
   return leaves;
 }
 
-/// What that rank had to say last has not come: it would have left when all had agreed on it, or
-/// told rank 0 that it ends.
-void Engine::note_departed(int rank) {
-  if (route_.coordinates()) return route_.note_departed(rank);
-  if (rank != 0) return;  // which is told by rank 0 of it
-  if (!front_.shutdown_requested() || waits_for_others() || executor_.active())
-    lose({.rank = rank, .cause = "it has left the job", .known = false});
+/// The last message of that rank has not arrived: it would have left when all ranks had agreed, or
+/// would have reported rank 0 that it ends.
+void Engine::on_departed(int rank) {
+  if (router_.coordinates()) return router_.on_departed(rank);
+  if (rank != 0) return;  // rank 0 will report it
+  if (!submission_queue_.shutdown_requested() || waits_for_others() || executor_.active())
+    throw_loss({.rank = rank, .cause = "it has left the job", .known = false});
   shutdown_agreed_ = true;
 }
 
-void Engine::lose(const control::PeerLoss& loss) {
+void Engine::throw_loss(const control::PeerLoss& loss) {
   if (loss.known) throw PeerLostError(loss.cause, loss.rank);
   std::string text = "lost rank " + std::to_string(loss.rank) + " (host " +
                      control_->topology().host_name(loss.rank) + "): " + loss.cause +
                      "; noticed by rank " + std::to_string(control_->rank());
   std::string waits_for = executor_.first_active();
-  const std::vector<OperationPtr> outstanding = outstanding_in_order();
+  const OperationsInOrder outstanding = all_outstanding();
   if (waits_for.empty() && !outstanding.empty())
-    waits_for = control::describe(outstanding.front()->request);
+    waits_for = control::describe(outstanding.begin()->second->request);
   if (!waits_for.empty()) text += " while waiting for " + waits_for;
   throw PeerLostError(text, loss.rank);
 }
 
-/// A broken connection is the consequence of a death more often than a fault of its own: of one on
-/// this host, or of one that others have noticed. If nobody knows better, it is that of the peer.
-Status Engine::explained(const Status& cause) {
+/// A broken connection is mostly the consequence of a death: of a process of this host, or of one
+/// that other ranks have found. Otherwise the peer counts as lost.
+Status Engine::explain(const Status& cause) {
   if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) return cause;
   try {
-    // NCCL says that a connection has broken, but not to which rank.
+    // NCCL reports that a connection has broken, but not to which rank.
     if (cause.code == StatusCode::kPeerLost) {
-      const auto told = hear_of_loss(BrokenConnections::kNameTheLost);
-      const bool says_more = told && (told->rank >= 0 || told->code != StatusCode::kPeerLost);
-      return says_more ? *told : cause;
+      const auto reported = find_reported_loss(BrokenConnections::kNameLostRank);
+      const bool explains_more =
+          reported && (reported->rank >= 0 || reported->code != StatusCode::kPeerLost);
+      return explains_more ? *reported : cause;
     }
     if (cause.rank < 0) {
-      if (const auto loss = control_->find_loss_behind_error(kTimeToHear)) lose(*loss);
+      if (const auto loss = control_->find_loss_behind_error(kExplanationGrace)) throw_loss(*loss);
       return cause;
     }
     const Topology& topology = control_->topology();
     const bool others_may_know = topology.size > 2 || topology.same_host(cause.rank, topology.rank);
-    if (const auto told =
-            others_may_know ? hear_of_loss(BrokenConnections::kIgnored) : std::nullopt)
-      return *told;
-    lose({.rank = cause.rank, .cause = cause.message});
+    if (const auto reported =
+            others_may_know ? find_reported_loss(BrokenConnections::kIgnored) : std::nullopt)
+      return *reported;
+    throw_loss({.rank = cause.rank, .cause = cause.message});
   } catch (const PeerLostError& error) {
     return {StatusCode::kPeerLost, error.what(), error.rank()};
-  } catch (const std::exception&) {  // what is known already is the cause, then
+  } catch (const std::exception&) {  // then the known cause remains
   }
   return cause;
 }
 
-/// Looks for a rank of this host that has ended, and for what others tell: one that ends because it
-/// has lost another one has told of that first.
-/// @param connections whether one of the control plane that breaks names the lost rank, unless
+/// Looks for a rank of this host that has ended, and for a loss that another rank reports: a rank
+/// that fails because of a loss reports it first.
+/// @param connections whether a broken connection of the control plane names the lost rank, unless
 /// another rank does
-/// @throws PeerLostError for a rank that this one has found out itself
-std::optional<Status> Engine::hear_of_loss(BrokenConnections connections) {
+/// @throws PeerLostError for a loss that this rank has found itself
+std::optional<Status> Engine::find_reported_loss(BrokenConnections connections) {
   std::optional<control::PeerLoss> loss;
   std::optional<control::PeerLoss> broken;
-  std::optional<Status> told;
-  bool listens = true;
-  poll_until(std::chrono::steady_clock::now() + kTimeToHear, [&] {
+  std::optional<Status> reported;
+  bool receives = true;
+  poll_until(std::chrono::steady_clock::now() + kExplanationGrace, [&] {
     loss = control_->find_loss_behind_error({});
     if (loss) return true;
     try {
-      while (!told && listens) {
+      while (!reported && receives) {
         const auto message = control_->poll();
         if (!message) break;
         const auto decoded = wire::decode(message->bytes);
-        if (const auto* const abort = std::get_if<wire::Abort>(&decoded)) told = abort->cause;
+        if (const auto* const abort = std::get_if<wire::Abort>(&decoded)) reported = abort->cause;
       }
-      if (connections == BrokenConnections::kNameTheLost && !told && listens)
+      if (connections == BrokenConnections::kNameLostRank && !reported && receives)
         control_->check_connections();
     } catch (const BrokenConnection& error) {
       if (!broken) broken = control::PeerLoss{error.rank(), error.what(), false};
     } catch (const std::exception&) {
-      listens = false;
+      receives = false;
     }
-    return told.has_value();
+    return reported.has_value();
   });
-  if (loss) lose(*loss);
-  const bool named = told && told->rank >= 0;
-  if (broken && !named && connections == BrokenConnections::kNameTheLost) lose(*broken);
-  return told;
+  if (loss) throw_loss(*loss);
+  const bool named = reported && reported->rank >= 0;
+  if (broken && !named && connections == BrokenConnections::kNameLostRank) throw_loss(*broken);
+  return reported;
 }
 
-void Engine::take_in(const wire::Abort& abort) {
+void Engine::on_abort(const wire::Abort& abort) {
   if (abort.cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
                                abort.cause.message, abort.cause.rank);
   }
-  if (abort.cause.code == StatusCode::kPeerLost && !front_.failed()) {
+  if (abort.cause.code == StatusCode::kPeerLost && !submission_queue_.failed()) {
     try {
-      route_.tell_the_lost(abort);
-    } catch (const std::exception&) {  // it is lost indeed
+      router_.notify_suspect(abort);
+    } catch (const std::exception&) {  // unreachable after all; ignore
     }
   }
-  fail(abort.cause, route_.coordinates());
+  fail(abort.cause, router_.coordinates());
 }
 
-void Engine::fail(const Status& cause, bool tell_others) noexcept {
-  if (front_.failed()) return;
-  const Status own = as_told_to(control_->rank(), cause);
-  front_.set_failed(own);
-  gathering_.end();
-  // Before the program hears of it, and before the others may die of it.
+void Engine::fail(const Status& cause, bool notify_others) noexcept {
+  if (submission_queue_.failed()) return;
+  const Status own = as_seen_by(control_->rank(), cause);
+  submission_queue_.set_failed(own);
+  // Before the program learns of the failure, and before other ranks may end because of it.
   if (cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(cause.code),
                                cause.message, cause.rank);
   }
-  // Of a process that ends without shutdown() the failure of others is mostly the consequence, and
-  // its last words should not blame them.
-  if (front_.ending()) {
+  // While a process ends without shutdown(), failures of other ranks are mostly the consequence,
+  // and its last output should not blame them.
+  if (submission_queue_.ending()) {
     HVD_LOG(kInfo) << "the runtime has failed while this process was ending: " << own.message;
   } else {
     HVD_LOG(kError) << "the runtime has failed: " << own.message;
@@ -170,10 +170,10 @@ void Engine::fail(const Status& cause, bool tell_others) noexcept {
   if (cause.code == StatusCode::kPeerLost && cause.rank >= 0)
     control_->accuse(cause.rank, cause.message);
   try {
-    if (tell_others) route_.tell_failure({control_->rank(), cause});
+    if (notify_others) router_.broadcast_failure({control_->rank(), cause});
   } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << "the other ranks could not be told: "
-                    << error.what();  // they will find out by themselves
+    HVD_LOG(kDebug) << "the other ranks could not be notified: "
+                    << error.what();  // they will find the loss themselves
   }
   give_up(own);
 }

@@ -43,7 +43,7 @@ const char* phase_of(OpKind kind) {
   return "?";
 }
 
-/// It goes to its collective, and back, by the queue's staging.
+/// Its data passes through the queue's staging.
 bool staged(const Batch& batch) noexcept {
   return !batch.nothing_to_move() && !batch.exchanges_rows();
 }
@@ -61,25 +61,11 @@ Executor::Executor(Environment environment, std::unique_ptr<QueueFactory> factor
       finish_(std::move(finish)),
       completions_(environment_.clock, environment_.limit) {}
 
-// What a device may still be at work on outlives this.
+// Memory that a device may still use outlives the executor.
 Executor::~Executor() { completions_.abandon(); }
 
-void Executor::start(control::AgreedBatch batch, std::vector<OperationPtr> operations) {
-  if (!wire::only_agrees(batch.operations.front().request.kind))
-    return start(make(std::move(batch), std::move(operations)));
-  for (std::size_t i = 0; i < operations.size(); ++i) {
-    operations[i]->set_result(batch.result);
-    finish_(operations[i], {}, nullptr, false);
-  }
-}
-
-std::shared_ptr<Execution> Executor::prepare(control::AgreedBatch batch) {
-  std::vector<OperationPtr> places(batch.operations.size());
-  return make(std::move(batch), std::move(places));
-}
-
-std::shared_ptr<Execution> Executor::make(control::AgreedBatch batch,
-                                          std::vector<OperationPtr> operations) {
+std::shared_ptr<Execution> Executor::prepare(control::AgreedBatch batch,
+                                             std::vector<OperationPtr> operations) {
   auto execution = std::make_shared<Execution>(std::move(batch), std::move(operations),
                                                environment_.topology.rank);
   if (!wire::only_agrees(execution->batch().request().kind))
@@ -102,11 +88,13 @@ void Executor::start(const std::shared_ptr<Execution>& execution) {
                           [](const OperationPtr& operation) { return operation ? true : false; }),
       "all operations of the batch are there");
   ChannelQueue* const queue = execution->queue_;
-  if (queue == nullptr) {  // nothing is to be moved
+  if (queue == nullptr) {  // the ranks have agreed, and no data moves
+    for (const OperationPtr& operation : execution->batch().operations())
+      operation->set_result(execution->batch().result());
     finish_all(execution->batch(), {}, nullptr, false);
-    return execution->batch_.let_go();
+    return execution->batch_.release_operations();
   }
-  if (queue->ordered) execution->turn_ = order_.take_turn();
+  if (queue->ordered) execution->turn_ = order_.next_turn();
   queue->push(execution);
   execution->agreed_at_ = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
   execution->launched_at_ = {};
@@ -141,13 +129,6 @@ std::size_t Executor::batches_ahead(int process_set, DeviceType device) const no
     if (queue.front().batch().spec().device.type == device) batches += queue.executions().size();
   }
   return batches;
-}
-
-std::size_t Executor::unfinished_on_device(std::size_t most) {
-  if (completions_.empty()) return 0;
-  const std::size_t unfinished = completions_.unfinished(most);
-  close_retired();
-  return unfinished;
 }
 
 bool Executor::progress() {
@@ -225,11 +206,11 @@ void Executor::check_headway(TimePoint now) {
                            queue.front().work_;
     const auto headway = under_way ? queue.front().work_->headway() : std::nullopt;
     const Duration standstill = queue.standstill(now, headway);
-    if (standstill >= environment_.limit) fail_standing(queue, standstill, headway->waits_for);
+    if (standstill >= environment_.limit) fail_stalled(queue, standstill, headway->waits_for);
   }
 }
 
-void Executor::fail_standing(const ChannelQueue& queue, Duration standstill, int waits_for) const {
+void Executor::fail_stalled(const ChannelQueue& queue, Duration standstill, int waits_for) const {
   const Topology& topology = environment_.topology;
   const auto rank_text = [&topology](int rank) {
     return "rank " + std::to_string(rank) + " (host " + topology.host_name(rank) + ")";
@@ -237,7 +218,7 @@ void Executor::fail_standing(const ChannelQueue& queue, Duration standstill, int
   const auto seconds = [](Duration duration) {
     return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count());
   };
-  throw PeerLostError(queue.front().batch().title() + " has got no further on " +
+  throw PeerLostError(queue.front().batch().title() + " has made no progress on " +
                           rank_text(topology.rank) + " for " + seconds(standstill) + " s on " +
                           queue.backend + ", although every rank has submitted it; it waits for " +
                           (waits_for < 0 ? "another rank" : rank_text(waits_for)) +
@@ -255,7 +236,7 @@ bool Executor::may_begin(const ChannelQueue& queue, const Execution& execution) 
   if (!staged(batch)) return true;
   try {
     return queue.staging->ready(batch);
-  } catch (const std::exception& error) {  // all ranks are shown it
+  } catch (const std::exception& error) {  // the text reaches all ranks
     throw Error("rank " + std::to_string(environment_.topology.rank) + ": " + error.what());
   }
 }
@@ -285,7 +266,8 @@ void Executor::launch(ChannelQueue& queue, Execution& execution) {
 
 std::unique_ptr<Work> Executor::launch_staged(const ChannelQueue& queue, const Batch& batch,
                                               const Staged& staged) {
-  // Where the channel takes the host's memory, which the composite works in; others have their own.
+  // A channel for the host's memory runs Adasum as a composite of other collectives; channels for a
+  // GPU have their own.
   if (staged.collective.op == ReduceOp::kAdasum && queue.channel->host() == nullptr) {
     return composite::make_adasum(launcher(queue), staged.collective, batch.spec(), staged.in,
                                   staged.out);
@@ -302,7 +284,7 @@ composite::Launch Executor::launcher(const ChannelQueue& queue) {
   };
 }
 
-// The sizes lie in the host's memory wherever the rows do.
+// The sizes are exchanged in the host's memory, wherever the rows are.
 std::unique_ptr<Work> Executor::launch_alltoall(const ChannelQueue& queue, const Batch& batch) {
   Submission& submission = batch.operations().front()->submission;
   const composite::Launch launch = launcher(queue);
@@ -332,7 +314,7 @@ void Executor::complete(ChannelQueue& queue, Execution& execution) {
   if (environment_.timeline.on() && execution.launched_at_ != TimePoint{}) record(queue, execution);
   finish_all(batch, {}, output_ready, false);
   execution.phase_ = Execution::Phase::kIdle;
-  execution.batch_.let_go();
+  execution.batch_.release_operations();
 }
 
 void Executor::finish_all(const Batch& batch, const Status& status, const EventPtr& output_ready,
@@ -396,7 +378,7 @@ void Executor::abort(const Status& status) noexcept {
       if (launched) queue.staging->abandon();
       finish_all(execution->batch(), status, nullptr, launched);
       execution->phase_ = Execution::Phase::kIdle;
-      execution->batch_.let_go();
+      execution->batch_.release_operations();
     }
   }
   in_flight_ = 0;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <memory>
@@ -12,32 +13,56 @@
 #include "backend/backend.h"
 #include "backend/composite/composite_work.h"
 #include "base/clock.h"
+#include "base/mutex.h"
 #include "device/context.h"
-#include "engine/channel_queue.h"
-#include "engine/device_completions.h"
-#include "engine/execution.h"
-#include "engine/operation_state.h"
+#include "engine/operations.h"
+#include "engine/queue.h"
 #include "engine/queue_factory.h"
-#include "engine/timeline_slot.h"
 #include "negotiation/negotiator.h"
 #include "observe/counters.h"
+#include "observe/timeline_writer.h"
 
 namespace hvd::runtime {
 
-/// Runs agreed batches. Everything between a plan and on_done, the same for every device:
+/// The writer of the timeline, or none. Costs one relaxed load while there is none. Thread-safe.
+class TimelineSlot {
+ public:
+  bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
+  /// The writer, or null.
+  std::shared_ptr<observe::TimelineWriter> writer() const {
+    const MutexLock lock(mutex_);
+    return writer_;
+  }
+  /// Exchanges the writer. The old one is destroyed, and its file completed, when its last user
+  /// releases it.
+  std::shared_ptr<observe::TimelineWriter> exchange(
+      std::shared_ptr<observe::TimelineWriter> writer) {
+    const MutexLock lock(mutex_);
+    on_.store(writer != nullptr, std::memory_order_relaxed);
+    writer_.swap(writer);
+    return writer;
+  }
+
+ private:
+  std::atomic<bool> on_{false};
+  mutable Mutex mutex_;
+  std::shared_ptr<observe::TimelineWriter> writer_ HVD_GUARDED_BY(mutex_);
+};
+
+/// Runs agreed batches, from the plan to the callbacks, in the same way for every device:
 ///
-///   queue_for(): the queue of the channel that can do it
+///   queue_for(): the queue of the channel that can run it
 ///   begin():     may_begin(): Channel::ready(), Staging::ready() -> Staging::stage()
 ///   launch():    Staging::pack_part() is true -> Channel::launch()
 ///   complete():  Work::progress() is true, Staging::unpack_part() is true -> Staging::unstage()
 ///                -> the operations have ended, or will have when the device reaches an event
 ///                (DeviceCompletions)
 ///
-/// Used by the thread that drives the engine. Batches of one channel run one after the other in the
-/// order of the plan; batches of different channels side by side.
+/// Batches of one channel run one after the other in the order of the plan; batches of different
+/// channels run side by side. Used by the thread that drives the engine.
 class Executor {
  public:
-  /// Tells that an operation has ended.
+  /// Called when an operation has ended.
   using Finish = std::function<void(const OperationPtr&, const Status&,
                                     const EventPtr& output_ready, bool in_flight)>;
   struct Environment {
@@ -46,58 +71,54 @@ class Executor {
     observe::Counters& counters;
     TimelineSlot& timeline;
     std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
-    /// How long work may be in a device's queue, and how long a batch under way may get no further;
-    /// zero: forever.
+    /// Time limit for work in a device's queue, and for a batch that makes no progress; zero: none.
     Duration limit = {};
   };
 
   Executor(Environment, std::unique_ptr<QueueFactory>, Finish);
   ~Executor();
 
-  /// @param operations this rank's side of each agreed operation; none when it is absent from the
-  /// batch
-  void start(control::AgreedBatch, std::vector<OperationPtr> operations);
-  /// For a batch that will be started again and again, without allocating anything then.
-  std::shared_ptr<Execution> prepare(control::AgreedBatch);
-  /// Only these will run from now on: frees the buffers that none of them needs.
+  /// Opens the channel that the batch needs, unless it is open. A batch that is started again and
+  /// again is prepared once, so that start() allocates nothing.
+  /// @param operations this rank's side of each agreed operation, or null where it is put() later;
+  /// empty when this rank is absent from the batch
+  std::shared_ptr<Execution> prepare(control::AgreedBatch, std::vector<OperationPtr> operations);
+  /// To be called when only these will run from now on: frees the buffers that none of them needs.
   void keep_buffers_for(std::span<const std::shared_ptr<Execution>>);
-  /// @pre all its operations are there, and it does not run
+  /// Queues the batch; one that only agrees on something (a barrier, a join, a change of process
+  /// sets) ends at once. @pre all its operations are there, and it does not run
   void start(const std::shared_ptr<Execution>&);
-  /// The set was removed: its channels are closed once what was started on them has ended.
+  /// The set was removed: its channels are closed once their batches have ended.
   void retire(int process_set);
-  /// Does what can be done now, of each queue's batches about kBytesPerCall. True when something
-  /// moved: there may be more to do. Throws hvd::Error when a backend fails.
+  /// Advances each queue by about kBytesPerCall of its batches. @return whether there was any
+  /// progress; there may be more to do. @throws hvd::Error when a backend fails
   bool progress();
-  /// To be called now and then. What runs has been submitted by every rank, so each of them can
-  /// take part. @param now without the time for which this process was stopped
-  /// @throws PeerLostError for a batch that has got no further for too long
+  /// To be called regularly. Every rank has submitted the running batches, so each rank can take
+  /// part in them. @param now without the time for which this process was stopped
+  /// @throws PeerLostError for a batch that has made no progress for too long
   void check_headway(TimePoint now);
   bool active() const noexcept { return in_flight_ > 0; }
-  /// Something is in flight, visible only by polling.
+  /// Something is in flight whose end rings no doorbell.
   bool needs_polling() const noexcept;
-  /// Batches that have been started and have not ended.
+  /// Batches that were started and have not ended.
   std::size_t in_flight() const noexcept { return in_flight_; }
-  /// Those of them that a batch of this process set and on this device would queue behind: of the
-  /// same set, but for small operations that have a channel beside it; on a GPU of all sets, as its
-  /// channels take turns.
+  /// The batches in flight that a batch of this process set and device would queue behind: those of
+  /// the same set, except small operations that use the urgent channel; on a GPU those of all sets,
+  /// because their channels run in one order.
   std::size_t batches_ahead(int process_set, DeviceType) const noexcept;
-  /// Of the batches that are complete here, how many the device has not finished, counted up to
-  /// `most`. Asks the device. @throws Error when one has failed there
-  std::size_t unfinished_on_device(std::size_t most);
-  /// What is complete here and still in a device's queue.
+  /// Batches that are complete for the host and still in a device's queue.
   const DeviceCompletions& device_completions() const noexcept { return completions_; }
-  /// The name of an operation that runs or waits to run; empty when none does.
+  /// The title of a batch that runs or waits to run; empty when there is none.
   std::string first_active() const;
-  /// What runs or waits to run, and which of the two.
+  /// The operations that run or wait to run, each with a text about that.
   std::vector<std::pair<OperationPtr, std::string>> running() const;
-  /// Ends everything with this status.
+  /// Ends all operations with this status.
   void abort(const Status&) noexcept;
 
  private:
-  std::shared_ptr<Execution> make(control::AgreedBatch, std::vector<OperationPtr>);
   ChannelQueue& queue_for(const Batch&);
   bool progress(ChannelQueue&);
-  [[noreturn]] void fail_standing(const ChannelQueue&, Duration standstill, int waits_for) const;
+  [[noreturn]] void fail_stalled(const ChannelQueue&, Duration standstill, int waits_for) const;
   struct Advance {
     bool moved = false;
     bool ended = false;

@@ -1,18 +1,71 @@
 #pragma once
 
 #include <cstddef>
+#include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
-#include "engine/fusion_buffer.h"
+#include "base/shared_arena.h"
 #include "engine/packer.h"
 #include "engine/staging.h"
 
 namespace hvd::runtime {
 
-/// In the host's memory, by the thread that drives the engine, in calls of about kBytesPerCall:
-/// what a call does is done when it returns, so there are no events. A batch of one tensor is not
-/// copied, unless it is cast or has to be scaled first.
+class FusionBufferPool;
+
+/// Exclusive use of a buffer until the lease ends. Move-only.
+class FusionLease {
+ public:
+  FusionLease() = default;
+  FusionLease(FusionLease&& other) noexcept;
+  FusionLease& operator=(FusionLease&& other) noexcept;
+  ~FusionLease();
+
+  std::span<std::byte> bytes() const noexcept { return {memory_.get(), size_}; }
+  /// Removes the buffer from the pool and never frees it: a peer or the transport may still write
+  /// to it.
+  void abandon() noexcept;
+
+ private:
+  friend class FusionBufferPool;
+  using Memory = std::shared_ptr<std::byte>;
+
+  FusionBufferPool* pool_ = nullptr;
+  Memory memory_;
+  std::size_t size_ = 0;
+  std::size_t capacity_ = 0;
+};
+
+/// Keeps the memory of fused batches between uses, because mapping fresh pages costs more than the
+/// copy. It is in the arena if there is one. Grows on demand; holds at most two free buffers. Used
+/// by the thread that drives the engine; outlives its leases.
+class FusionBufferPool {
+ public:
+  explicit FusionBufferPool(std::shared_ptr<SharedArena> arena = nullptr)
+      : arena_(std::move(arena)) {}
+  /// @return at least `size` bytes, 64-byte aligned, with arbitrary contents. @throws
+  /// std::bad_alloc
+  FusionLease lease(std::size_t size);
+  /// Frees the free buffers that are larger than that.
+  void trim(std::size_t largest) noexcept;
+  std::size_t free_buffers() const noexcept { return free_.size(); }
+
+ private:
+  friend class FusionLease;
+  struct Buffer {
+    FusionLease::Memory memory;
+    std::size_t capacity = 0;
+  };
+  void give_back(Buffer) noexcept;
+
+  const std::shared_ptr<SharedArena> arena_;
+  std::vector<Buffer> free_;
+};
+
+/// Staging in the host's memory, on the thread that drives the engine, in calls of about
+/// kBytesPerCall: the work of a call is complete when it returns, so there are no events. A batch
+/// of one tensor is copied only if it is cast or has to be scaled first.
 class HostStaging final : public Staging {
  public:
   /// @param pool shared by the queues of a rank; outlives this
@@ -31,12 +84,12 @@ class HostStaging final : public Staging {
 
   FusionBufferPool& pool_;
   Staged staged_;
-  FusionLease input_;   // unless the input is packed into the output's buffer, or is the caller's
-  FusionLease output_;  // unless it is the caller's
-  std::span<std::byte> packed_;  // where the contribution belongs; empty: where it lies
+  FusionLease input_;            // unless packed into the output's buffer, or the caller's
+  FusionLease output_;           // unless the caller's
+  std::span<std::byte> packed_;  // destination of packing; empty: no packing
   PackPosition position_;        // of packing, then of unpacking
-  bool unpacks_ = false;         // has begun to
-  std::vector<std::span<const std::byte>> input_pieces_;  // kept for their memory
+  bool unpacks_ = false;         // unpacking has begun
+  std::vector<std::span<const std::byte>> input_pieces_;  // keep their memory
   std::vector<std::span<std::byte>> output_pieces_;
 };
 

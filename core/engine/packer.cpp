@@ -23,10 +23,10 @@ constexpr std::size_t kBytesPerPiece = 128;
   return at.piece == 0 && at.in_piece == 0;
 }
 
-/// Calls move(part of a piece, where it lies in the buffer) for the parts that come next. Parts end
-/// between elements.
+/// Calls move(part of a piece, its offset in the buffer) for the next parts. Parts end between
+/// elements.
 /// @param piece_element bytes of an element in a piece
-/// @param buffer_element and in the buffer
+/// @param buffer_element bytes of an element in the buffer
 template <class Byte, class Move>
 PackPosition walk(std::span<const std::span<Byte>> pieces, PackPosition at, std::size_t most,
                   std::size_t piece_element, std::size_t buffer_element, const Move& move) {
@@ -35,7 +35,7 @@ PackPosition walk(std::span<const std::span<Byte>> pieces, PackPosition at, std:
     const std::span<Byte> rest = pieces[at.piece].subspan(at.in_piece);
     const std::size_t room = std::max(kCacheLine, (most - spent) / kCacheLine * kCacheLine);
     const std::size_t bytes = std::min(rest.size(), room);
-    // memcpy wants valid pointers even for nothing, and an empty tensor has none.
+    // memcpy requires valid pointers even for zero bytes, and an empty tensor has none.
     if (bytes > 0) move(rest.first(bytes), at.in_buffer);
     at.in_buffer += bytes / piece_element * buffer_element;
     at.in_piece += bytes;

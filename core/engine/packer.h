@@ -8,36 +8,36 @@
 
 namespace hvd::runtime {
 
-/// How far packing or unpacking has got. All is done when `piece` is the number of pieces.
+/// The progress of packing or unpacking. It is complete when `piece` is the number of pieces.
 struct PackPosition {
   std::size_t piece = 0;
   std::size_t in_piece = 0;   ///< bytes
   std::size_t in_buffer = 0;  ///< bytes
 };
-/// For all in one call.
+/// No limit: one call does everything.
 inline constexpr std::size_t kAllBytes = SIZE_MAX;
 
-/// Copies the pieces one behind the other, from a position on, and no more than about `most` bytes.
-/// Finding a piece counts as some bytes, so that many small ones end a call as well.
-/// @return the position to go on at. @pre the sizes add up to buffer.size()
+/// Copies the pieces into the buffer without gaps, from a position on, about `most` bytes at most.
+/// Each piece counts as some bytes more, so that many small ones end a call as well.
+/// @return the position to continue from. @pre the sizes add up to buffer.size()
 PackPosition pack(std::span<const std::span<const std::byte>> pieces, std::span<std::byte> buffer,
                   PackPosition from = {}, std::size_t most = kAllBytes);
-/// The reverse of pack().
+/// The inverse of pack().
 PackPosition unpack(std::span<const std::byte> buffer, std::span<const std::span<std::byte>> pieces,
                     PackPosition from = {}, std::size_t most = kAllBytes);
 
-/// A 16-bit type in the buffer, and the factor that elements are multiplied by on the way.
+/// A 16-bit type in the buffer, and the factor of elements on the way.
 struct PackCast {
   DataType buffer_type = DataType::kFloat16;
   double factor = 1.0;
 };
-/// The same for tensors of fp32 and a buffer of fp16 or bf16: each element is multiplied by the
-/// factor and rounded, see hvd::narrow().
+/// As pack(), for fp32 tensors and an fp16 or bf16 buffer: each element is multiplied by the factor
+/// and rounded, see hvd::narrow().
 /// @pre the buffer has room for as many elements as the pieces have
 PackPosition pack_narrowed(std::span<const std::span<const std::byte>> pieces,
                            std::span<std::byte> buffer, const PackCast&, PackPosition from = {},
                            std::size_t most = kAllBytes);
-/// The reverse, and multiplied afterwards, see hvd::widen().
+/// The inverse; elements are multiplied afterwards, see hvd::widen().
 PackPosition unpack_widened(std::span<const std::byte> buffer,
                             std::span<const std::span<std::byte>> pieces, const PackCast&,
                             PackPosition from = {}, std::size_t most = kAllBytes);

@@ -8,8 +8,9 @@
 namespace hvd::runtime {
 namespace {
 
-/// Cores that this rank can count on. A rank does not see how the others are bound: if all of them
-/// can have had as many as this one without sharing, they have; else they share these.
+/// The cores that this rank can rely on. A rank does not see how the others are bound: if each of
+/// them can have as many cores as this one without sharing, they are not shared; otherwise the
+/// ranks share these.
 int cores_per_rank(int ranks, std::optional<double> quota) {
   const int online = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
   cpu_set_t allowed;
@@ -20,7 +21,24 @@ int cores_per_rank(int ranks, std::optional<double> quota) {
   return quota ? std::min(unlimited, static_cast<int>(*quota / ranks)) : unlimited;
 }
 
+Duration longest_interval(PollFor purpose) {
+  switch (purpose) {
+    case PollFor::kReplayedLaunch:
+      return std::chrono::microseconds(50);
+    case PollFor::kTransfer:
+      return std::chrono::microseconds(100);
+    case PollFor::kMessages:
+      return std::chrono::milliseconds(1);
+  }
+  return kShortestSleep;
+}
+
 }  // namespace
+
+Duration poll_interval(PollFor purpose, int polls) {
+  const int doublings = std::min(polls / 4, 10);
+  return std::min(kShortestSleep * (1 << doublings), longest_interval(purpose));
+}
 
 ProgressPolicy choose_progress_policy(ProgressMode mode, int ranks, std::optional<double> quota) {
   const int cores = cores_per_rank(ranks, quota);

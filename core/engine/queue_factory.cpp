@@ -7,7 +7,6 @@
 #include "backend/backend.h"
 #include "backend/staged/host_staged_channel.h"
 #include "engine/device_staging.h"
-#include "engine/fusion_buffer.h"
 #include "engine/host_staging.h"
 #include "hvd/error.h"
 
@@ -21,8 +20,8 @@ static_assert(kUrgentInstance < kMostInstances);
 
 bool on_device(const Batch& batch) noexcept { return batch.spec().device.type != DeviceType::kCpu; }
 
-/// Whether the batch has a channel beside the one on which gradients queue: a small operation that
-/// the program wants by itself. Agreed on, as counts and `alone` are.
+/// Small operations that must not fuse use a second channel, so that they overtake gradients. All
+/// ranks agree on counts and `alone`. Larger tensors gain nothing by overtaking.
 bool urgent(const Batch& batch) noexcept {
   const Collective& collective = batch.collective();
   const bool small =
@@ -31,8 +30,8 @@ bool urgent(const Batch& batch) noexcept {
          (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kAllgather);
 }
 
-/// What a backend has to be able to do for a batch. Adasum is made of what backends have, all on
-/// one channel: alltoall, allreduce and allgather. What has the first has the others.
+/// The collective that a backend must support for a batch. Adasum is a composite of alltoall,
+/// allreduce and allgather on one channel; a backend that has the first has the others.
 Collective needed_for(const Batch& batch) {
   Collective collective = batch.collective();
   if (collective.op == ReduceOp::kAdasum) {
@@ -78,10 +77,10 @@ class BackendQueues final : public QueueFactory {
   }
 
  private:
-  /// How tensors on a GPU travel.
+  /// The backend for tensors on a GPU, and whether they are staged.
   struct DeviceChoice {
     Backend& backend;
-    bool staged = false;  // through the host's memory
+    bool staged = false;  // in the host's memory
     std::string name() const { return std::string(backend.name()) + (staged ? ", staged" : ""); }
   };
 
@@ -98,25 +97,34 @@ class BackendQueues final : public QueueFactory {
     return spec;
   }
 
-  /// Of those that have GPUs the best for it, or null.
-  Backend* device_backend(const ChannelSpec& spec, const Collective& collective) const {
+  /// The backend with the highest score above 0, of equal ones the first; null when there is none.
+  /// @param forced the only backend to consider; null: all
+  Backend* best_backend(const ChannelSpec& spec, const Collective& collective,
+                        const std::string* forced) const {
     Backend* best = nullptr;
+    int best_score = 0;
     for (const auto& backend : backends_) {
-      if (forced_backend_ && backend->name() != *forced_backend_) continue;
-      if (backend->score(parts_.topology, spec, collective) > 0) best = backend.get();
+      if (forced != nullptr && backend->name() != *forced) continue;
+      const int score = backend->score(parts_.topology, spec, collective);
+      if (score <= best_score) continue;
+      best = backend.get();
+      best_score = score;
     }
     return best;
   }
+  Backend* device_backend(const ChannelSpec& spec, const Collective& collective) const {
+    return best_backend(spec, collective, forced_backend_ ? &*forced_backend_ : nullptr);
+  }
 
-  // Where no backend that has GPUs can do this, a channel through the host's memory.
+  // Without a backend that has GPUs, a channel for the host's memory.
   DeviceChoice device_choice(const Batch& batch) const {
     const ChannelSpec spec = device_spec(batch);
     if (Backend* const own = device_backend(spec, batch.collective())) return {*own};
     return {host_backend(staging_spec(spec), batch), true};
   }
 
-  /// Gradients travel in this queue, which is not so of the one beside NCCL's for what that cannot
-  /// do. So memory for them is made beforehand.
+  /// Gradients use this queue, and not the one beside NCCL's for operations that NCCL lacks. So its
+  /// memory is allocated ahead of use.
   bool carries_gradients(const DeviceChoice& choice, const ChannelSpec& spec) const {
     return (choice.staged ? nullptr : &choice.backend) == device_backend(spec, {.count = 1});
   }
@@ -148,19 +156,11 @@ class BackendQueues final : public QueueFactory {
 
 Backend& BackendQueues::host_backend(const ChannelSpec& spec, const Batch& batch) const {
   const Collective collective = needed_for(batch);
-  Backend* best = nullptr;
-  int best_score = 0;
   // A forced transport does not apply to sets of one rank, which only the self backend serves. NCCL
   // is a choice for GPUs only.
   const bool choice_counts =
       forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
-  for (const auto& backend : backends_) {
-    if (choice_counts && backend->name() != *forced_backend_) continue;
-    const int score = backend->score(parts_.topology, spec, collective);
-    if (score <= best_score) continue;
-    best = backend.get();
-    best_score = score;
-  }
+  Backend* const best = best_backend(spec, collective, choice_counts ? &*forced_backend_ : nullptr);
   if (best == nullptr) {
     throw Error("no backend can run " + std::string(to_string(collective.kind)) + " of " +
                 std::string(to_string(collective.dtype)) + " on " +

@@ -12,26 +12,26 @@
 #include "base/topology.h"
 #include "device/context.h"
 #include "engine/batch.h"
-#include "engine/channel_queue.h"
+#include "engine/queue.h"
 
 namespace hvd::runtime {
 
-/// Where batches run: the one place that tells the host's memory from a device's. All of it follows
-/// from what the ranks have agreed on, so they open the same channels at the same point of the
-/// plan. Used by the thread that drives the engine.
+/// Decides where batches run, and opens the queues. No other part distinguishes the host's memory
+/// from a device's. The choice depends only on facts that the ranks have agreed on, so they open
+/// the same channels at the same point of the plan. Used by the thread that drives the engine.
 class QueueFactory {
  public:
   virtual ~QueueFactory() = default;
-  /// The name of the queue, of those of its process set, in which the batch runs. @throws
-  /// hvd::Error when no backend can run it
+  /// The name of the queue, within its process set, in which the batch runs. @throws hvd::Error
+  /// when no backend can run it
   virtual std::string choose(const Batch&) const = 0;
-  /// Opens the queue that choose() has named. What it hands out does not outlive the factory.
+  /// Opens the queue that choose() has named. The factory outlives it.
   virtual ChannelQueue open(const Batch&) = 0;
-  /// Only these will run from now on: frees the buffers that none of them needs.
+  /// To be called when only these will run from now on: frees the buffers that none of them needs.
   virtual void keep_buffers_for(std::span<const Batch* const>) = 0;
 };
 
-/// What the queues of one rank are made of.
+/// The parts of the queues of one rank.
 struct QueueParts {
   const Topology& topology;
   Peers& peers;
@@ -40,8 +40,9 @@ struct QueueParts {
   std::int64_t fusion_threshold = 0;                  ///< of the batches
 };
 
-/// Queues of these backends' channels: the best that can run a batch where its tensors are; for
-/// tensors on a GPU that none can reduce there, a channel through the host's memory.
+/// Makes queues of these backends' channels. A batch gets the backend with the highest score for it
+/// where its tensors are; without one for tensors on a GPU, a channel for the host's memory that
+/// stages them.
 std::unique_ptr<QueueFactory> make_queue_factory(QueueParts, std::vector<std::shared_ptr<Backend>>,
                                                  std::optional<std::string> forced_backend);
 

@@ -14,18 +14,13 @@
 namespace hvd::runtime {
 namespace {
 
-// A round trip between engines that are awake takes a microsecond; giving the core away takes half
-// of one, and sleeping and being woken fifty. So a driver that has just found nothing first tries
-// again at once, for about 20 us, if it has a core for that; then it gives the core away each time,
-// for about as long as it would take to be woken; then it sleeps.
+// A round trip between engines that are awake takes a microsecond; yielding the core takes half of
+// one, and sleeping and being woken fifty. So a driver that finds no work first spins for about 20
+// us, if it has a core for that, then yields the core for about as long as a wake-up takes, then
+// sleeps.
 constexpr int kSpinsBeforeYield = 150;
 constexpr int kYieldsBeforeSleep = 64;
-constexpr Duration kShortestSleep = std::chrono::microseconds(20);
-// Large MPI messages need both sides again and again, and only small ones can be rung for.
-constexpr Duration kLongestPollOfTransfer = std::chrono::microseconds(100);
-// Ranks on other hosts cannot ring: this is how late their news may be noticed.
-constexpr Duration kLongestPollOfNetwork = std::chrono::milliseconds(1);
-// A longer timeout is no limit: a clock's time plus it might not fit.
+// A longer timeout is no limit: the clock's time plus it might overflow.
 constexpr Duration kLongestTimeout = std::chrono::hours(24 * 365);
 
 void relax() noexcept {
@@ -36,17 +31,13 @@ void relax() noexcept {
 #endif
 }
 
-/// How long to sleep after this many rounds, not counting spins, in which nothing moved; zero: only
-/// give the core away.
+/// How long to sleep after this many idle rounds, not counting spins. Zero: yield the core instead.
 Duration pause_after(int idle_rounds, const Engine& engine) HVD_REQUIRES(engine.progress()) {
-  const bool polls = engine.needs_polling();  // Asked once: another thread's hand-over may turn it
-                                              // while this one decides.
+  const bool polls = engine.needs_polling();  // once: another thread's message may change it
   if (idle_rounds < kYieldsBeforeSleep && (polls || engine.busy())) return Duration::zero();
   const Duration deadline = engine.time_to_deadline();
   if (!polls) return deadline;
-  const int doublings = std::min((idle_rounds - kYieldsBeforeSleep) / 4, 10);
-  const Duration longest = engine.transferring() ? kLongestPollOfTransfer : kLongestPollOfNetwork;
-  return std::min({kShortestSleep * (1 << doublings), longest, deadline});
+  return std::min(poll_interval(engine.polls_for(), idle_rounds - kYieldsBeforeSleep), deadline);
 }
 
 }  // namespace
@@ -73,12 +64,8 @@ Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::Control
       progress_policy_(choose_progress_policy(options.progress, control->topology().local_size)),
       clock_(clock),
       device_(device),
-      engine_(options_,
-              {std::move(control), std::move(backends), clock_, counters_, timeline_,
-               std::move(arena), std::move(device)},
-              [this](OperationState& operation) { operations_.release(operation); }),
-      operations_(engine_.front(), topology().rank,
-                  device_ ? std::optional(device_->device()) : std::nullopt) {
+      engine_(options_, {std::move(control), std::move(backends), clock_, counters_, timeline_,
+                         std::move(arena), std::move(device)}) {
   if (options_.timeline_path) start_timeline(*options_.timeline_path);
 }
 
@@ -92,21 +79,20 @@ void Runtime::submit(std::span<const Submission> submissions, std::span<Operatio
                      Progress progress) {
   const TimePoint now = clock_.now();
   for (Operation& handle : handles) handle = Operation();
-  operations_.submit(submissions, handles, weak_from_this(), now);
-  if (progress == Progress::kBackground) move_on();
+  engine_.operations().submit(submissions, handles, weak_from_this(), now);
+  if (progress == Progress::kBackground) progress_after_submit();
 }
 
-/// After a submission. The calling thread does what can be done at once, if that is its job; what
-/// others do later rings the doorbell.
-void Runtime::move_on() {
+/// To be called after a submission. With inline progress the calling thread makes the progress that
+/// is possible now. Otherwise, and if work is left, it rings the doorbell.
+void Runtime::progress_after_submit() {
   Doorbell& doorbell = engine_.doorbell();
   if (!progress_policy_.inline_progress || !options_.background_thread ||
-      operations_.calls_back() || !try_acquire_progress())
+      engine_.operations().calls_back() || !try_acquire_progress())
     return doorbell.ring();
-  // A callback must find the program as it would be outside of a call to hvd, with no lock held.
-  // Under progress ownership this tells whether the engine has an operation with one, and it takes
-  // up none meanwhile.
-  if (operations_.calls_back()) {
+  // A callback must run outside of a call to hvd, with no lock held. Under progress ownership this
+  // check covers the engine's operations, and the steps below accept none with a callback.
+  if (engine_.operations().calls_back()) {
     release_progress();
     return doorbell.ring();
   }
@@ -118,10 +104,10 @@ void Runtime::move_on() {
   }
   const bool wants_polling = engine_.transferring();
   const bool work_left = engine_.busy() || engine_.needs_polling();
-  const bool left_over = engine_.front().has_submissions();
+  const bool left_over = engine_.submission_queue().has_submissions();
   release_progress();
   doorbell.hand_back(ticket);
-  if (left_over || wants_polling || closing_.load() || (work_left && standby_stood_back_.load()))
+  if (left_over || wants_polling || closing_.load() || (work_left && standby_yielded_.load()))
     doorbell.ring();
 }
 
@@ -135,36 +121,35 @@ std::vector<Operation> Runtime::submit(const std::vector<Submission>& submission
 bool Runtime::try_acquire_progress() {
   const MutexLock lock(progress_mutex_);
   if (progress_owned_) return false;
-  return own_progress();
+  return set_progress_owner();
 }
 
-bool Runtime::own_progress() {
+bool Runtime::set_progress_owner() {
   progress_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
   return progress_owned_ = true;
 }
 
-// The thread that drives is in a call of the engine, so it has come here from a callback. Only the
-// thread itself writes its own id, and takes it away.
+// Callbacks run on the thread that drives. Only the thread itself stores its own id and clears it.
 bool Runtime::in_callback() const noexcept {
   return progress_owner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
 }
 
-void Runtime::refuse_in_callback(const std::string& call) const {
+void Runtime::throw_in_callback(const std::string& call) const {
   throw UsageError(
       call + " on rank " + std::to_string(topology().rank) +
-      ": called in a callback of an operation, on the thread that moves all operations "
-      "on, so it would wait for itself; a callback must not wait for hvd: let it wake "
-      "another thread that does");
+      ": called in a callback of an operation, on the thread that drives all operations, so it "
+      "would wait for itself; a callback must not wait for hvd: let it wake another thread that "
+      "does");
 }
 
 void Runtime::acquire_progress() {
   const MutexLock lock(progress_mutex_);
   while (progress_owned_) progress_changed_.wait(progress_mutex_);
-  own_progress();
+  set_progress_owner();
   engine_.progress().acquired();
 }
 
-/// @param leaving waiters that leave with it
+/// @param leaving the waiters that stop waiting with this call
 void Runtime::release_progress(int leaving) {
   engine_.progress().released();
   {
@@ -176,10 +161,10 @@ void Runtime::release_progress(int leaving) {
   progress_changed_.notify_all();
 }
 
-/// @param driving waiters among those that drive, which is this thread if it waits
+/// @param driving 1 if this thread, which drives, counts as a waiter; else 0
 void Runtime::notify_waiters(int driving) {
-  // Writes, so that it is ordered with a waiter's counting itself in: either this sees the waiter,
-  // or the waiter what has been done.
+  // A write, which is ordered with a waiter's increment: either this thread sees the waiter, or the
+  // waiter sees the progress.
   if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= driving) return;
   // The empty critical section orders this after a waiter's check of its condition, so that it
   // cannot miss the notification.
@@ -187,16 +172,15 @@ void Runtime::notify_waiters(int driving) {
   progress_changed_.notify_all();
 }
 
-// Note [Who hears the doorbell]
-// The coordinator thread sleeps in two ways. After a step of its own it sleeps for as long as that
-// step says, and any ring wakes it unless a driver is there to hear it. Where it has stood back for
-// another thread it sleeps for long, without having looked at anything; then the thread it stood
-// back for has to wake it, and it must not find a reason to stand back again. So a waiter counts
-// itself out before it rings; the last one that leaves without having driven rings too, as what
-// rang meanwhile was left to it; and a thread that drove after its submission, which rings for
-// nothing but transfers, rings if the coordinator thread stands back. A thread that is to wait
-// rings for whoever drives already, as its submission may have rung nobody.
-// test/models/progress_ownership.pml has each of these as a mutant.
+// Note [Which thread a ring wakes]
+// The engine thread sleeps in two ways. After a step of its own it sleeps for as long as that step
+// allows, and any ring wakes it unless another thread drives. When it has yielded to another thread
+// it sleeps for long, without having driven; then that thread has to wake it, and it must not find
+// a reason to yield again. Three rules follow. A waiter counts itself out before it rings. The last
+// waiter that leaves without having driven rings too, because earlier rings were left to it. A
+// thread that drove after its submission, which rings for transfers only, rings if the engine
+// thread has yielded. A thread that is about to wait rings for the driver, because its submission
+// may have rung for no thread. test/models/progress_ownership.pml has each of these as a mutant.
 void Runtime::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     const std::uint32_t ticket = engine_.doorbell().ticket();
@@ -208,16 +192,16 @@ void Runtime::run(std::stop_token stop) {
   }
 }
 
-/// Stands back for a waiter, which drives or is about to, and for whoever owns progress.
+/// Yields to a waiter, which drives or is about to, and to the owner of progress.
 bool Runtime::acquire_progress_as_standby() {
   const MutexLock lock(progress_mutex_);
-  standby_stood_back_ = progress_owned_ || waiters_.load() > 0;
-  if (standby_stood_back_) return false;
-  return own_progress();
+  standby_yielded_ = progress_owned_ || waiters_.load() > 0;
+  if (standby_yielded_) return false;
+  return set_progress_owner();
 }
 
 void Runtime::drive_standby(const std::stop_token& stop) {
-  int idle_rounds = 0;  // no spinning: the core may be wanted by the program
+  int idle_rounds = 0;  // no spinning: the program may need the core
   for (;;) {
     const std::uint32_t ticket = engine_.doorbell().ticket();
     const bool moved = engine_.step();
@@ -260,13 +244,14 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
       pause = std::min(pause, std::max(*patience.until - clock_.now(), kShortestSleep));
     if (pause == Duration::zero()) {
       sched_yield();
-    } else if (!engine_.note_blocked(program_waiters_.load() > 0 ? Engine::Waiting::kWithoutLimit
-                                                                 : Engine::Waiting::kForSomeTime)) {
+    } else if (!engine_.prepare_to_block(program_waiters_.load() > 0
+                                             ? Engine::Waiting::kWithoutLimit
+                                             : Engine::Waiting::kForSomeTime)) {
       doorbell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }
-  // What rang meanwhile was mostly about what is done by now; looking costs less than waking the
-  // coordinator thread to look.
+  // Most rings of this time were for work that is done by now. A few more steps cost less than
+  // waking the engine thread.
   for (int looks = 0; looks < 4 && doorbell.ticket() != ticket; ++looks) {
     ticket = doorbell.ticket();
     if (engine_.step()) notify_waiters(1);
@@ -275,19 +260,19 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
   release_progress(1);
   doorbell.hand_back(ticket);
   if (work_left || closing_.load())
-    doorbell.ring();  // the coordinator thread sleeps with an idle rank's patience
+    doorbell.ring();  // the engine thread sleeps as long as an idle rank does
 }
 
-/// @param until nobody who drives tells of the time
-/// @return whether this thread owns progress, and counts among the waiters until it gives it back;
-/// else it need not wait any more
+/// @param until deadline, checked by the waiter itself
+/// @return whether this thread owns progress, and counts as a waiter until it releases it;
+/// otherwise it need not wait any more
 template <class Done>
 bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until) {
   Doorbell& doorbell = engine_.doorbell();
   {
     const MutexLock lock(progress_mutex_);
     waiters_.fetch_add(1);
-    // What this thread has submitted has rung for nobody yet, and whoever drives may be asleep.
+    // This thread's submission has not rung, and the driver may be asleep.
     if (progress_owned_) doorbell.ring();
     while (!(closed_ || done()) && (progress_owned_ || closing_.load())) {
       if (until) {
@@ -297,7 +282,7 @@ bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoi
         progress_changed_.wait(progress_mutex_);
       }
     }
-    if (!closed_ && !done()) return own_progress();
+    if (!closed_ && !done()) return set_progress_owner();
     if (waiters_.fetch_sub(1) > 1) return false;
   }
   doorbell.ring();
@@ -315,14 +300,14 @@ void Runtime::wait_until(const Done& done, const Patience& patience) {
 }
 
 void Runtime::wait(const OperationState& operation) {
-  if (in_callback()) refuse_in_callback("waiting for " + control::describe(operation.request));
+  if (in_callback()) throw_in_callback("waiting for " + control::describe(operation.request));
   wait_until([&operation] { return operation.done(); }, {});
 }
 
 bool Runtime::wait_for(const OperationState& operation, Duration timeout) {
-  if (in_callback()) refuse_in_callback("waiting for " + control::describe(operation.request));
+  if (in_callback()) throw_in_callback("waiting for " + control::describe(operation.request));
   if (timeout <= Duration::zero()) {
-    move_on();
+    progress_after_submit();
     return operation.done();
   }
   if (timeout > kLongestTimeout) {
@@ -333,7 +318,7 @@ bool Runtime::wait_for(const OperationState& operation, Duration timeout) {
   wait_until([&] { return operation.done() || clock_.now() >= until; },
              {until, Engine::Waiting::kForSomeTime});
   if (operation.done()) return true;
-  // The coordinator thread has stood back for this one, which leaves the operation to it.
+  // The engine thread has yielded to this one, and now has to continue with the operation.
   engine_.doorbell().ring();
   return false;
 }
@@ -346,18 +331,18 @@ bool Runtime::step() {
 }
 
 bool Runtime::shutdown(std::optional<Duration> patience) {
-  if (in_callback()) refuse_in_callback("shutdown()");
-  engine_.front().request_shutdown();
+  if (in_callback()) throw_in_callback("shutdown()");
+  engine_.submission_queue().request_shutdown();
   const Duration limit = patience.value_or(options_.stall_shutdown);
   const auto until = limit != Duration::zero() ? std::optional(clock_.now() + limit) : std::nullopt;
   wait_until(
       [&] {
-        return engine_.front().shut_down() || engine_.front().failed() ||
+        return engine_.submission_queue().shut_down() || engine_.submission_queue().failed() ||
                (until && clock_.now() >= *until);
       },
       {until});
-  const bool in_order = engine_.front().shut_down();
-  if (!in_order && !engine_.front().failed()) {
+  const bool in_order = engine_.submission_queue().shut_down();
+  if (!in_order && !engine_.submission_queue().failed()) {
     HVD_LOG(kWarning)
         << "shutdown: not every rank has called shutdown() in time; leaving without them";
   }
@@ -370,22 +355,21 @@ bool Runtime::shutdown(std::optional<Duration> patience) {
 void Runtime::stop_thread() {
   thread_.request_stop();
   closing_.store(true);
-  engine_.doorbell().ring();  // where a thread drives, this wakes that one only, which then rings
-                              // for the coordinator thread
+  engine_.doorbell().ring();  // wakes a driving thread, which then rings for the engine thread
   if (thread_.joinable()) thread_.join();
 }
 
-/// Ends whatever is left, also for threads that wait and drive for it.
+/// Ends the operations that are left, also for threads that wait and drive for them.
 void Runtime::close() {
   acquire_progress();
-  // Who has seen before this that hvd is not shutting down has handed its operations to the engine.
-  operations_.wait_for_submissions();
+  // A submit() that found hvd running has queued its operations when this returns.
+  engine_.operations().wait_for_submissions();
   const Status cause{StatusCode::kShutdown,
                      "hvd was shut down while this operation was outstanding", -1};
-  // In order nothing is under way, and channels are closed so that peers that still work get what
-  // they need; else a peer may still be at work on this rank's memory.
-  engine_.front().shut_down() ? engine_.end_outstanding(cause) : engine_.give_up(cause);
-  if (!engine_.front().failed()) engine_.farewell();
+  // After an orderly shutdown no batch runs, and channels are closed so that peers that still work
+  // get what they need. Otherwise a peer may still use this rank's memory.
+  engine_.submission_queue().shut_down() ? engine_.end_outstanding(cause) : engine_.give_up(cause);
+  if (!engine_.submission_queue().failed()) engine_.farewell();
   {
     const MutexLock lock(progress_mutex_);
     closed_ = true;
@@ -394,26 +378,26 @@ void Runtime::close() {
 }
 
 void Runtime::abort(const Status& cause) {
-  engine_.front().fail_from_outside(cause);
-  if (in_callback()) return;  // this thread fails in its next step, after the callback
-  wait_until([this] { return engine_.front().failed(); }, {});
+  engine_.submission_queue().fail_from_outside(cause);
+  if (in_callback()) return;  // the engine fails in its next step, after the callback
+  wait_until([this] { return engine_.submission_queue().failed(); }, {});
 }
 
-void Runtime::tell_before_dying(const Status& cause, Duration patience) noexcept {
+void Runtime::notify_before_exit(const Status& cause, Duration patience) noexcept {
   try {
     const TimePoint limit = clock_.now() + patience;
-    engine_.front().fail_from_outside(cause);
-    // This thread may own progress or be what another waits for, so it leaves the driving to
+    engine_.submission_queue().fail_from_outside(cause);
+    // This thread may own progress, or another thread may wait for it, so it leaves the driving to
     // them.
-    while (!engine_.front().failed() && clock_.now() < limit) {
+    while (!engine_.submission_queue().failed() && clock_.now() < limit) {
       engine_.doorbell().ring();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    // The message must arrive before the others notice that the process is gone.
+    // The message must arrive before the others find that the process has ended.
     std::this_thread::sleep_for(
         std::min(limit - clock_.now(), Duration(std::chrono::milliseconds(100))));
   } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << "the other ranks could not be told: " << error.what();
+    HVD_LOG(kDebug) << "the other ranks could not be notified: " << error.what();
   }
 }
 

@@ -9,12 +9,11 @@
 
 #include "base/mutex.h"
 #include "engine/engine.h"
-#include "engine/operation_table.h"
 #include "engine/progress_policy.h"
 
 namespace hvd::runtime {
 
-/// One rank: an engine, which thread owns its progress, and the coordinator thread that drives it
+/// One rank: an engine, the thread that owns its progress, and the engine thread, which drives it
 /// when no other thread does.
 ///
 /// Thread-safe. A process normally has one (see process.h); tests have many. See docs/threading.md
@@ -31,49 +30,52 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Not collective. Operations still outstanding end with ShutdownError.
   ~Runtime();
 
+  /// Submits all or none.
+  /// @param handles one per submission; handles that they held are released first
   /// @throws UsageError; the cause of failure when the runtime has failed; ShutdownError after
-  /// shutdown(). All or none are accepted.
-  /// @param handles as many; what they held is let go of first
+  /// shutdown()
   void submit(std::span<const Submission>, std::span<Operation> handles, Progress);
   std::vector<Operation> submit(const std::vector<Submission>&, Progress);
-  /// Until the operation is done. The calling thread drives the engine when nobody else does.
-  /// @throws UsageError in a callback of an operation, which is run by the thread that drives
+  /// Returns when the operation is done. The calling thread drives the engine when no other thread
+  /// does.
+  /// @throws UsageError in the callback of an operation, which runs on the thread that drives
   void wait(const OperationState&);
-  /// The same, for `timeout` at most. @return whether the operation is done
+  /// As wait(), but for `timeout` at most. @return whether the operation is done
   bool wait_for(const OperationState&, Duration timeout);
-  /// Collective: until every rank has called it, or the runtime has failed, or, with a warning,
-  /// `patience` (default: stall_shutdown; 0 = forever) has passed. Idempotent. @return whether
+  /// Collective. Returns when every rank has called it, or the runtime has failed, or, with a
+  /// warning, after `patience` (default: stall_shutdown; 0: no limit). Idempotent. @return whether
   /// every rank has called it
   bool shutdown(std::optional<Duration> patience = std::nullopt);
-  /// Before shutdown(), which the process has not called: it ends without. The others are told so.
-  void note_ending() noexcept { engine_.front().note_ending(); }
+  /// To be called before shutdown() by a process that ends without having called it. The other
+  /// ranks are notified.
+  void mark_ending() noexcept { engine_.submission_queue().mark_ending(); }
   /// Fails the runtime with this cause on every rank. Returns once the others have been notified,
   /// as far as that is possible without waiting.
   void abort(const Status& cause);
 
-  /// The same from a process that is about to end, whatever its threads are in: never longer than
+  /// As abort(), for a process that is about to end, whatever its threads do: takes no longer than
   /// `patience`.
-  void tell_before_dying(const Status& cause, Duration patience) noexcept;
+  void notify_before_exit(const Status& cause, Duration patience) noexcept;
 
   const Topology& topology() const noexcept { return engine_.topology(); }
   /// This rank's GPU, or null.
   const std::shared_ptr<device::Context>& device() const noexcept { return device_; }
   const ProgressPolicy& progress_policy() const noexcept { return progress_policy_; }
-  bool failed() const noexcept { return engine_.front().failed(); }
-  /// A thread waits for an operation, or for the others at shutdown.
+  bool failed() const noexcept { return engine_.submission_queue().failed(); }
+  /// A thread waits for an operation, or in shutdown().
   bool has_waiters() const noexcept { return waiters_.load() > 0; }
-  Status failure() const { return engine_.front().failure(); }
+  Status failure() const { return engine_.submission_queue().failure(); }
   Metrics metrics() const { return counters_.snapshot(); }
-  /// Prints what this rank is doing to stderr, soon. Async-signal-safe.
+  /// Prints the state of this rank to stderr, soon. Async-signal-safe.
   void request_state_dump() noexcept {
-    engine_.front().request_state_dump();
+    engine_.submission_queue().request_state_dump();
     engine_.doorbell().ring();
   }
   void start_timeline(const std::string& path);
   void stop_timeline();
 
-  /// One round of the engine by the calling thread, for runtimes without a coordinator thread. True
-  /// when something moved.
+  /// One step of the engine on the calling thread, for runtimes without an engine thread. @return
+  /// whether there was any progress
   bool step();
 
  private:
@@ -81,12 +83,12 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
           std::vector<std::shared_ptr<Backend>>, const Clock&, std::shared_ptr<SharedArena>,
           std::shared_ptr<device::Context>);
   void run(std::stop_token);
-  /// Drives as the coordinator thread until there is nothing to do at once, a waiter wants to
-  /// own progress, or stop is requested.
+  /// Drives as the engine thread until there is no more work, a waiter wants to own progress, or
+  /// stop is requested.
   void drive_standby(const std::stop_token&) HVD_RELEASE(engine_.progress());
-  /// The time limit of a thread that waits, and its role in the detection of deadlocks.
+  /// The time limit of a waiting thread, and its role in the detection of deadlocks.
   struct Patience {
-    std::optional<TimePoint> until = {};  ///< when it is over, which nothing else wakes it for
+    std::optional<TimePoint> until = {};  ///< the waiter wakes by itself at this time
     Engine::Waiting waiting = Engine::Waiting::kWithoutLimit;
   };
   template <class Done>
@@ -100,11 +102,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool try_acquire_progress() HVD_TRY_ACQUIRE(true, engine_.progress());
   void acquire_progress() HVD_ACQUIRE(engine_.progress());
   void release_progress(int leaving = 0) HVD_RELEASE(engine_.progress());
-  bool own_progress() HVD_REQUIRES(progress_mutex_);
+  bool set_progress_owner() HVD_REQUIRES(progress_mutex_);
   bool in_callback() const noexcept;
-  [[noreturn]] void refuse_in_callback(const std::string& call) const;
+  [[noreturn]] void throw_in_callback(const std::string& call) const;
   void notify_waiters(int driving);
-  void move_on();
+  void progress_after_submit();
   void stop_thread();
   void close();
 
@@ -116,20 +118,20 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const std::shared_ptr<device::Context> device_;  // of this rank; null without a GPU
 
   Mutex progress_mutex_;
-  Condition progress_changed_;  // nobody owns progress, or an operation has ended
+  Condition progress_changed_;  // progress is free, or an operation has ended
   bool progress_owned_ HVD_GUARDED_BY(progress_mutex_) = false;
   std::atomic<std::thread::id> progress_owner_{};  // written under progress_mutex_
   std::atomic<int> waiters_{0};  // threads inside wait_until(); written under progress_mutex_
-  std::atomic<int> program_waiters_{0};          // of them those that wait without a limit and
-                                                 // are no BackgroundThread
-  std::atomic<bool> standby_stood_back_{false};  // written under progress_mutex_; the coordinator
-                                                 // thread has not looked at anything since
-  std::atomic<bool> closing_{
-      false};  // shutdown() is about to end what is left: nobody else drives any more
-  bool closed_ HVD_GUARDED_BY(progress_mutex_) = false;  // it has
+  // Waiters without a time limit that are no BackgroundThread.
+  std::atomic<int> program_waiters_{0};
+  // The engine thread has yielded to another thread and not driven since; written under
+  // progress_mutex_.
+  std::atomic<bool> standby_yielded_{false};
+  // shutdown() is about to end the operations that are left: no other thread drives any more.
+  std::atomic<bool> closing_{false};
+  bool closed_ HVD_GUARDED_BY(progress_mutex_) = false;  // it has ended them
 
   Engine engine_;
-  OperationTable operations_;
   std::jthread thread_;  // last: it uses everything above
 };
 

@@ -38,7 +38,7 @@ control::ScheduleReplay make_schedule(const RuntimeOptions& options,
           control.remote_arrival_flags()};
 }
 
-// The first rank of each of several hosts tells the others how far its host has got.
+// The first rank of each of several hosts tells the other hosts of its host's arrivals.
 std::optional<control::DisseminationBarrier> make_dissemination_barrier(
     const control::ScheduleReplay& schedule, control::ControlPlane& control) {
   const Topology& topology = control.topology();
@@ -49,7 +49,7 @@ std::optional<control::DisseminationBarrier> make_dissemination_barrier(
                                        static_cast<int>(topology.host_names.size()));
 }
 
-// Short beside the times after which stalls are told.
+// Short compared with the times after which stalls are reported.
 Duration patience_of(const RuntimeOptions& options) {
   Duration patience = std::chrono::seconds(1);
   for (const Duration limit : {options.stall_warning, options.stall_shutdown}) {
@@ -76,9 +76,14 @@ void SteadyState::begin(std::vector<control::AgreedBundle> schedule, TimePoint n
   HVD_EXPECT(!repeating() && !anything_waits(), "the last schedule has been left");
   executions_.clear();
   for (const control::AgreedBundle& bundle : schedule) {
-    for (const control::AgreedBatch& batch : bundle)
-      executions_.push_back(executor_.prepare(batch));
+    for (const control::AgreedBatch& batch : bundle) {
+      std::vector<OperationPtr> places(batch.operations.size());  // filled by offer()
+      executions_.push_back(executor_.prepare(batch, std::move(places)));
+    }
   }
+  on_device_ = std::ranges::any_of(executions_, [](const auto& execution) {
+    return execution->batch().spec().device.type != DeviceType::kCpu;
+  });
   HVD_LOG(kDebug) << "replaying a schedule of " << executions_.size() << " batches";
   executor_.keep_buffers_for(executions_);
   schedule_.enter(std::move(schedule));
@@ -89,7 +94,7 @@ bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
   HVD_EXPECT(repeating(), "a schedule is repeated");
   moved_at_ = now;
   // A name is free again when its operation has ended. Unnamed operations of a kind share a place,
-  // and the last one may still run there.
+  // where the last one may still run.
   const wire::Request& request = operation->request;
   if (request.unnamed && schedule_.find(request, operation->place) &&
       executions_[operation->place.batch]->running()) {
@@ -107,7 +112,7 @@ SteadyState::Outcome SteadyState::advance(TimePoint now) {
   while (schedule_.replaying()) {
     const control::ScheduleReplay::Advance next = schedule_.advance();
     if (next.outcome == Outcome::kNothing) {
-      // All of this host are here: its first rank tells the other hosts.
+      // All ranks of this host have arrived: its first rank tells the other hosts.
       if (next.ring && own_ != 0) control_.ring(host_.front());
       break;
     }
@@ -142,7 +147,7 @@ std::vector<OperationPtr> SteadyState::waiting() const {
   return operations;
 }
 
-std::vector<OperationPtr> SteadyState::take_waiting() {
+std::vector<OperationPtr> SteadyState::release_waiting() {
   std::vector<OperationPtr> operations = waiting();
   executions_.clear();
   waiting_ = 0;
@@ -155,16 +160,16 @@ void SteadyState::defer(const wire::Plan& plan) {
   plans_.push_back(plan);
 }
 
-std::optional<wire::Plan> SteadyState::take_plan() {
+std::optional<wire::Plan> SteadyState::next_deferred_plan() {
   if (schedule_.replaying() || plans_.empty()) return std::nullopt;
   std::optional<wire::Plan> plan = std::move(plans_.front());
   plans_.pop_front();
   return plan;
 }
 
-// Another thread of the program might be about to submit what is missing; then a few steps are
-// negotiated for nothing.
-bool SteadyState::note_blocked() noexcept {
+// Another thread of the program might be about to submit the missing operation; then a few steps
+// are negotiated needlessly.
+bool SteadyState::leave_if_own_missing() noexcept {
   if (!schedule_.lacks_own()) return false;
   schedule_.leave_soon();
   return true;
@@ -173,7 +178,7 @@ bool SteadyState::note_blocked() noexcept {
 bool SteadyState::watch(TimePoint now, bool waits) {
   if (!schedule_.replaying() || !waits || now - moved_at_ < patience_) return false;
   moved_at_ = now;
-  if (note_blocked()) return true;
+  if (leave_if_own_missing()) return true;
   schedule_.ask_others_to_leave();
   ring_host();
   return false;
@@ -195,10 +200,11 @@ bool SteadyState::exchange_updates() {
 
 void SteadyState::accept(int source, const wire::ReplayUpdate& news) {
   if (!barrier_) {
-    throw Error("rank " + std::to_string(source) + " sent a replay update to rank " +
-                std::to_string(control_.rank()) +
-                ", which does not speak for its host; set schedule replay (HVD_SCHEDULE_LOCK) "
-                "alike on every rank");
+    throw Error(
+        "rank " + std::to_string(source) + " sent a replay update to rank " +
+        std::to_string(control_.rank()) +
+        ", which is not the first rank of its host; set schedule replay (HVD_SCHEDULE_LOCK) "
+        "alike on every rank");
   }
   if (barrier_->accept(news)) ring_host();
 }
@@ -213,8 +219,8 @@ void SteadyState::ring_host() noexcept {
 // The last rank to arrive has work of its own to begin. So on a host of many ranks it wakes the
 // first rank and its own children in a tree, and each rank wakes its children when it finds that
 // all have arrived, or that one leaves. Every rank finds that: the first rank was rung after the
-// last one had arrived, and so was every child of a rank that has found it. The tree of a few ranks
-// has one level, in which the last to arrive rings them all.
+// last one had arrived, and so was every child of a rank that has found it. On a host of a few
+// ranks the tree has one level, and the last rank rings all others.
 /// @param first this rank is the last to arrive, or one that leaves
 void SteadyState::wake_next(bool first) noexcept {
   if (host_.size() <= kMostRings) {

@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <variant>
 
-#include "engine/operation_state.h"
+#include "engine/operations.h"
 #include "hvd/error.h"
 #include "kernels/floating.h"
 
@@ -198,7 +198,7 @@ class Checker {
       fail("expected at most " + std::to_string(wire::kMaxDims) + " dimensions");
     std::int64_t elements = 1;
     auto without_zeros = static_cast<std::int64_t>(
-        size_of(input.dtype));  // the bytes that a rank with more rows than none would have
+        size_of(input.dtype));  // the bytes that a rank with at least one row would have
     for (const auto size : input.shape) {
       const bool fits =
           size >= 0 && !__builtin_mul_overflow(elements, size, &elements) &&
@@ -273,8 +273,8 @@ class Checker {
     }
   }
 
-  // The others may still read the input when this rank's result comes in: only rows that nobody
-  // else reads can take it.
+  // Other ranks may still read the input when this rank's result arrives: only rows that no other
+  // rank reads can receive it.
   void check_overlap() const {
     const TensorView& input = submission_.input;
     const TensorView& output = submission_.output;
@@ -322,7 +322,7 @@ class Checker {
   const std::optional<int> gpu_;
 };
 
-/// Writes what a kind is told into the request that travels, which has one form for all kinds.
+/// Writes the parameters of a kind into the request, which has one form for all kinds.
 class RequestWriter {
  public:
   RequestWriter(wire::Request& request, int rank) : request_(request), rank_(rank) {}
@@ -377,7 +377,7 @@ std::string member_text(const Submission& submission) {
          std::to_string(submission.process_set);
 }
 
-/// The last member of `members` is not what belongs there, or missing.
+/// The last of `members` does not belong there, or is missing.
 [[noreturn]] void refuse_unnamed_group(std::span<const Submission> members, int rank) {
   const Submission& first = members.front();
   const Submission& last = members.back();
@@ -434,8 +434,8 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
   request.group = submission.group;
   request.group_size = submission.group_size;
   request.group_index = submission.group_size > 0 ? submission.group_index : 0;
-  // All ranks have to know that it goes through a buffer, see Batch::in_parts(): it travels as a
-  // group of one, which ranks agree on, and which otherwise means nothing.
+  // All ranks must know that the tensor passes through a buffer, see Batch::in_parts(): it is sent
+  // as a group of one, which ranks agree on and which has no other meaning.
   if (!submission.parts.empty()) {
     request.group = submission.name;
     request.group_size = 1;

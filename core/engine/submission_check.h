@@ -9,16 +9,16 @@
 
 namespace hvd::runtime {
 
-/// Checks what one rank can check alone and makes the request that travels. The name and the
-/// ordinal of an unnamed operation are left to the caller.
-/// @throws UsageError that says what, expected, got and what to do.
-/// @param gpu the one of this rank, as this process counts them
+/// Checks a submission as far as one rank can, and makes the request that is sent. The caller sets
+/// the name and the number of an unnamed operation.
+/// @throws UsageError with the problem, the expected and the actual value, and advice
+/// @param gpu this rank's GPU, as this process counts them
 wire::Request make_request(const Submission&, const control::ProcessSetTable&, int rank,
                            std::optional<int> gpu = std::nullopt);
 
-/// Checks the unnamed groups of one call. The ranks know such a group by its kind and its first
-/// member's number, from which the other members' numbers follow: so its members are of one kind
-/// and process set, and all of them are in the call, in order.
+/// Checks the unnamed groups of one call. The ranks identify such a group by its kind and its first
+/// member's number, from which the other members' numbers follow. So its members have one kind and
+/// process set, and are all in the call, in order.
 /// @throws UsageError
 void check_unnamed_groups(std::span<const Submission>, int rank);
 

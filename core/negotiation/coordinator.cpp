@@ -175,17 +175,6 @@ void Coordinator::accept_request(const Source& source, Submitters submitters,
   table_.add_joined(submitters.ranks);
 }
 
-bool Coordinator::may_gather_for_device() const {
-  const auto may_wait = [](const wire::Request& request) {
-    return request.device != DeviceType::kCpu && may_share_batch(request, request);
-  };
-  if (!repeated_.waiting()) return table_.anything_ready() && table_.all_ready(may_wait);
-  bool all = true;
-  repeated_.slots().for_each(
-      [&](std::uint32_t slot) { all = all && may_wait(cache_.at(slot).request); });
-  return all;
-}
-
 // See Note [The shortcut for repeated plans] in coordinator.h.
 bool Coordinator::accept_by_shortcut(const wire::Report& report) {
   if (report.sections.size() != 1 || report.sections[0].groups.size() != 1 ||

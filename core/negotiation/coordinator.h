@@ -130,9 +130,6 @@ class Coordinator {
   /// plan.
   void record_blocked(int rank, std::uint64_t last_applied);
 
-  /// Some tensors are ready, and all of them are on a device and may be fused with later ones. Then
-  /// decide() may count the batches that the device has not finished as in flight.
-  bool may_gather_for_device() const;
   /// The next plan, if any. With kBusyBatches or more ahead of them, tensors that may share a batch
   /// are held back until one of these batches completes or a full batch of their sort has gathered.
   /// This gives fusion without a timer. Other tensors are never held back.

@@ -39,11 +39,11 @@ void Negotiator::check_submission(const wire::Request& request) const {
   }
 }
 
-std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request) {
+std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request, std::uint64_t use) {
   check_submission(request);
   if (auto error = take_failure(request)) return error;
   std::string key = tensor_key(request.process_set, request.name);
-  if (!awaiting_.emplace(std::move(key), false).second) {
+  if (!awaiting_.try_emplace(std::move(key), Awaited{use}).second) {
     throw Error(describe(request) + " was submitted while it is in flight");
   }
   unsent_.push_back(std::move(request));
@@ -76,7 +76,7 @@ std::optional<wire::Report> Negotiator::take_report() {
   wire::SlotSet hits;
   for (wire::Request& request : unsent_) {
     std::string key = tensor_key(request.process_set, request.name);
-    awaiting_[key] = true;
+    awaiting_.at(key).sent = true;
     if (request.kind == OpKind::kJoin) join_ = std::move(key);
     const auto slot = cache_.find(request);
     if (!slot || !cache_.matches(*slot, request, sets_.position(request.process_set, rank_))) {
@@ -159,16 +159,14 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
     }
     if (sets_.position(process_set, rank_) >= 0) {
       agreed.members = sets_.members(process_set);
-      wire::Response operation =
-          agree(response, cached != nullptr ? cached->ordinal : response.request.ordinal,
-                agreed.absent_here);
-      apply_set_change(operation.request, agreed, applied);
-      if (!agreed.operations.empty() &&
-          !may_share_batch(agreed.operations.front().request, operation.request)) {
+      agree(response, cached != nullptr ? cached->ordinal : response.request.ordinal, agreed);
+      const wire::Request& operation = agreed.operations.back().request;
+      apply_set_change(operation, agreed, applied);
+      if (agreed.operations.size() > 1 &&
+          !may_share_batch(agreed.operations.front().request, operation)) {
         throw Error("a plan joins " + describe(agreed.operations.front().request) + " and " +
-                    describe(operation.request) + " in one batch");
+                    describe(operation) + " in one batch");
       }
-      agreed.operations.push_back(std::move(operation));
     }
     if (cached != nullptr) {
       cache_.touch(cached->slot);
@@ -217,26 +215,27 @@ AgreedBatch Negotiator::replayed_batch(const std::vector<std::uint32_t>& slots,
   return batch;
 }
 
-wire::Response Negotiator::agree(const wire::Response& response, std::uint64_t ordinal,
-                                 bool absent) {
+/// Adds the operation to the batch; this rank no longer waits for it.
+void Negotiator::agree(const wire::Response& response, std::uint64_t ordinal, AgreedBatch& agreed) {
   const int process_set = response.request.process_set;
   wire::Response operation{
       ResponseCache::expand(response, ordinal, sets_.position(process_set, rank_)),
       response.first_dims};
   const auto found = awaiting_.find(tensor_key(process_set, operation.request.name));
-  if (absent) {
+  if (agreed.absent_here) {
     if (!was_joined_ || found != awaiting_.end()) {
       throw Error("a plan counts rank " + std::to_string(rank_) + " as absent from " +
                   describe(operation.request) + ", but it is not");
     }
-    return operation;
+    return agreed.operations.push_back(std::move(operation));
   }
-  if (found == awaiting_.end() || !found->second) {
+  if (found == awaiting_.end() || !found->second.sent) {
     throw Error("a plan runs " + describe(operation.request) +
                 ", which this rank has not asked for");
   }
+  agreed.uses.push_back(found->second.use);
+  agreed.operations.push_back(std::move(operation));
   awaiting_.erase(found);
-  return operation;
 }
 
 // Applies an operation that changes the process sets or ends a join.
@@ -264,7 +263,8 @@ void Negotiator::end_set(int process_set, Applied& applied) {
       ++found;
       continue;
     }
-    wire::ErrorEntry error;
+    FailedUse error;
+    error.use = found->second.use;
     error.process_set = process_set;
     error.name = found->first.substr(prefix.size());
     error.code = StatusCode::kUsage;
@@ -301,16 +301,17 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
     failed_in_advance_[key].push_back(error);
     return;
   }
-  if (!found->second && !missing) {
+  const auto [use, sent] = found->second;
+  if (!sent && !missing) {
     throw Error("a plan counts rank " + std::to_string(rank_) + " among those that asked for '" +
                 error.name + "', but it has not: " + error.message);
   }
   // A submission that was not reported yet must not be reported any more. If it was reported, the
   // coordinator knows that it belongs to the failed use.
-  if (!found->second) forget_unsent(error.process_set, error.name);
+  if (!sent) forget_unsent(error.process_set, error.name);
   if (join_ == key) join_.reset();
   awaiting_.erase(found);
-  applied.errors.push_back(error);
+  applied.errors.push_back({error, use});
 }
 
 }  // namespace hvd::control

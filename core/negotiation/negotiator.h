@@ -17,6 +17,9 @@ namespace hvd::control {
 /// Operations that all members run now, in one call.
 struct AgreedBatch {
   std::vector<wire::Response> operations = {};  ///< with the requests of this rank
+  /// The numbers of this rank's uses of them, see Negotiator::submit(); empty where the rank is
+  /// absent, and in a schedule to repeat.
+  std::vector<std::uint64_t> uses = {};
   Members members = {};
   /// Members, as world ranks, that have joined and did not submit these; maybe this one.
   std::vector<int> absent = {};
@@ -29,10 +32,15 @@ struct AgreedBatch {
 /// The batches of one position of a schedule, which start together or not at all.
 using AgreedBundle = std::vector<AgreedBatch>;
 
+/// An operation of this rank that ends with an error.
+struct FailedUse : wire::ErrorEntry {
+  std::uint64_t use = 0;  ///< its number, see Negotiator::submit()
+};
+
 /// The effects of a plan on one rank.
 struct Applied {
-  std::vector<AgreedBatch> batches = {};      ///< of the process sets this rank is in
-  std::vector<wire::ErrorEntry> errors = {};  ///< operations of this rank that end with an error
+  std::vector<AgreedBatch> batches = {};  ///< of the process sets this rank is in
+  std::vector<FailedUse> errors = {};
   bool shutdown = false;
   bool sets_changed = false;
   std::vector<int> sets_removed = {};
@@ -47,11 +55,12 @@ class Negotiator {
  public:
   Negotiator(int rank, ProcessSetTable, std::size_t cache_capacity);
 
-  /// A new use of an operation. @return the error it ends with at once, when the other ranks have
-  /// given up waiting for it.
+  /// A new use of an operation.
+  /// @param use the caller's number for it, which apply() returns with the outcome
+  /// @return the error it ends with at once, when the other ranks have given up waiting for it
   /// @throws UsageError when a message could not carry it or this rank is not in the process set;
   /// hvd::Error when it is in flight.
-  std::optional<wire::ErrorEntry> submit(wire::Request);
+  std::optional<wire::ErrorEntry> submit(wire::Request, std::uint64_t use = 0);
   /// The error that a replayed operation ends with, if the other ranks have given up waiting for
   /// it.
   std::optional<wire::ErrorEntry> take_failure(const wire::Request&);
@@ -82,7 +91,7 @@ class Negotiator {
   void check_submission(const wire::Request&) const;
   void check_planned(const wire::Response&, const std::vector<int>& absent) const;
   void apply_batch(const wire::Batch&, Applied&);
-  wire::Response agree(const wire::Response&, std::uint64_t ordinal, bool absent);
+  void agree(const wire::Response&, std::uint64_t ordinal, AgreedBatch&);
   void apply_set_change(const wire::Request&, AgreedBatch&, Applied&);
   void end_set(int process_set, Applied&);
   void forget_unsent(int process_set, const std::string& name);
@@ -103,7 +112,11 @@ class Negotiator {
   std::optional<std::string> join_;    // set/name of this rank's join(), once it is on its way
   bool was_joined_ = false;            // when the plan being applied was made
   std::vector<wire::Request> unsent_;  // in order of submission
-  std::unordered_map<std::string, bool> awaiting_;  // set/name -> sent
+  struct Awaited {
+    std::uint64_t use = 0;
+    bool sent = false;
+  };
+  std::unordered_map<std::string, Awaited> awaiting_;  // by set/name
   /// set/name -> how the next uses end, one entry each: the others may have given up on several
   /// before this rank gets to the first.
   std::unordered_map<std::string, std::deque<wire::ErrorEntry>> failed_in_advance_;

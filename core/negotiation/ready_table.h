@@ -128,15 +128,6 @@ class ReadyTable {
   /// ends all gathering, since gathering tensors may count on joined ranks or belong to that set.
   std::vector<PendingRef> extract_ready(const GoesOnGathering& = {});
   bool anything_ready() const noexcept { return !at_once_.empty() || !gathering_.empty(); }
-  /// The predicate holds for the request of each tensor that is ready.
-  template <class Predicate>
-  bool all_ready(const Predicate& predicate) const {
-    const auto holds = [&](const PendingRef& tensor) { return predicate(tensor->request); };
-    return std::ranges::all_of(at_once_, holds) &&
-           std::ranges::all_of(gathering_, [&](const auto& of_sort) {
-             return std::ranges::all_of(of_sort.second.tensors, holds);
-           });
-  }
   /// The failure of a member of the same group, which makes this tensor fail too.
   std::optional<Status> group_failure(const PendingTensor&) const;
   /// Every later or waiting member of this tensor's group fails too, for this reason.

@@ -1,5 +1,5 @@
 // The handle that a program holds, hvd::Operation.
-#include "engine/operation_state.h"
+#include "engine/operations.h"
 #include "engine/runtime.h"
 #include "hvd/error.h"
 

@@ -40,7 +40,7 @@ namespace {
 // them.
 constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
 
-/// Never destroyed: the coordinator thread may outlive static objects otherwise.
+/// Never destroyed: the engine thread may outlive static objects otherwise.
 struct Context {
   Mutex lifecycle;  // held through init() and shutdown(), which are collective
   Mutex mutex;
@@ -168,7 +168,7 @@ void leave_at_exit() {
   const MutexLock lock(process.lifecycle, std::adopt_lock);
   if (const auto runtime = runtime_or_null()) {
     HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
-    runtime->note_ending();
+    runtime->mark_ending();
   }
   try {
     leave(process, kPatienceAtExit);

@@ -60,13 +60,13 @@ End what_ends_us() {
                                of_a_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text,
                                end.lost);
     if (!runtime->failed()) {
-      runtime->note_ending();  // the program's own message follows: the log need not repeat it
+      runtime->mark_ending();  // the program's own message follows: the log need not repeat it
       const Topology& topology = runtime->topology();
-      runtime->tell_before_dying({StatusCode::kPeerLost,
-                                  "lost rank " + std::to_string(topology.rank) + " (host " +
-                                      topology.host_name(topology.rank) + "): " + end.text,
-                                  topology.rank},
-                                 kPatience);
+      runtime->notify_before_exit({StatusCode::kPeerLost,
+                                   "lost rank " + std::to_string(topology.rank) + " (host " +
+                                       topology.host_name(topology.rank) + "): " + end.text,
+                                   topology.rank},
+                                  kPatience);
     }
   }
   if (previous != nullptr) previous();

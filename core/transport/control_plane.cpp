@@ -1,7 +1,6 @@
 #include "transport/control_plane.h"
 
 #include <chrono>
-#include <deque>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -19,7 +18,6 @@
 namespace hvd::message {
 namespace {
 
-constexpr int kCoordinator = 0;
 constexpr std::size_t kMessageLimit = std::size_t{256} << 20;
 /// For how long the destructor waits for messages that are still under way.
 constexpr auto kFlushTime = std::chrono::milliseconds(200);
@@ -41,9 +39,6 @@ class MessageControlPlane final : public control::ControlPlane {
         sends_(*carrier_),
         incoming_(*carrier_, Plane::kControl) {
     incoming_.reset(1);
-    for (int rank = 0; rank < size(); ++rank) {
-      if (rank != this->rank()) others_.push_back(rank);
-    }
   }
   MessageControlPlane(const MessageControlPlane&) = delete;
   MessageControlPlane& operator=(const MessageControlPlane&) = delete;
@@ -55,8 +50,6 @@ class MessageControlPlane final : public control::ControlPlane {
   void ring(int world_rank) noexcept override { node_->ring(world_rank); }
   Doorbell& doorbell() noexcept override { return node_->control_segment().own_doorbell(); }
 
-  void report(std::span<const std::byte> message) override { deliver(kCoordinator, message); }
-  void publish(std::span<const std::byte> message) override;
   void send(int rank, std::span<const std::byte> message) override;
   void send(std::span<const int> ranks, std::span<const std::byte> message) override;
   std::optional<control::Message> poll() override;
@@ -70,9 +63,7 @@ class MessageControlPlane final : public control::ControlPlane {
     });
   }
 
-  bool busy() const noexcept override {
-    return incoming_.in_flight() > 0 || !sends_.empty() || !loopback_.empty();
-  }
+  bool busy() const noexcept override { return incoming_.in_flight() > 0 || !sends_.empty(); }
   bool rung_by_all() const noexcept override { return node_->rung_by_all(); }
   bool may_send_to_lost() const noexcept override { return carrier_->may_send_to_lost(); }
   bool needs_polling() const noexcept override {
@@ -99,7 +90,6 @@ class MessageControlPlane final : public control::ControlPlane {
   }
 
  private:
-  void deliver(int rank, std::span<const std::byte> message);
   void retire_sends();
   bool start_receive();
   std::optional<control::Message> next_message();
@@ -108,9 +98,7 @@ class MessageControlPlane final : public control::ControlPlane {
   const std::shared_ptr<host::Node> node_;
   const Duration time_to_connect_;
   const Tag tag_;
-  std::vector<int> others_;
   SendPool sends_;
-  std::deque<control::Message> loopback_;
   /// A message that was matched and has not arrived in full. Only one is received at a time, which
   /// keeps the messages of one rank in order.
   RequestTable incoming_;
@@ -156,24 +144,6 @@ MessageControlPlane::~MessageControlPlane() {
     keep_until_exit(std::make_shared<const control::Message>(std::move(receiving_)));
 }
 
-void MessageControlPlane::deliver(int to, std::span<const std::byte> message) {
-  require_within_limit(message.size(), "sending to", to);
-  if (to == rank()) {
-    loopback_.push_back({to, {message.begin(), message.end()}});
-    return;
-  }
-  sends_.send(message, {&to, 1}, tag_);
-  node_->announce(to);
-  ring(to);
-}
-
-void MessageControlPlane::publish(std::span<const std::byte> message) {
-  if (rank() != kCoordinator)
-    throw Error("publish: only rank 0 may call it, this is rank " + std::to_string(rank()));
-  send(others_, message);
-  loopback_.push_back({rank(), {message.begin(), message.end()}});
-}
-
 void MessageControlPlane::send(std::span<const int> ranks, std::span<const std::byte> message) {
   require_within_limit(message.size(), "sending from", rank());
   std::exception_ptr failure;
@@ -190,11 +160,14 @@ void MessageControlPlane::send(std::span<const int> ranks, std::span<const std::
 }
 
 void MessageControlPlane::send(int to, std::span<const std::byte> message) {
-  if (to < 0 || to >= size()) {
-    throw Error("send: there is no rank " + std::to_string(to) + " among " +
-                std::to_string(size()));
+  if (to < 0 || to >= size() || to == rank()) {
+    throw Error("sending from rank " + std::to_string(rank()) + " to rank " + std::to_string(to) +
+                ": expected another rank, from 0 to " + std::to_string(size() - 1));
   }
-  deliver(to, message);
+  require_within_limit(message.size(), "sending to", to);
+  sends_.send(message, {&to, 1}, tag_);
+  node_->announce(to);
+  ring(to);
 }
 
 void MessageControlPlane::retire_sends() {
@@ -236,12 +209,7 @@ std::optional<control::Message> MessageControlPlane::poll() {
 }
 
 std::optional<control::Message> MessageControlPlane::next_message() {
-  if (!loopback_.empty()) {
-    control::Message message = std::move(loopback_.front());
-    loopback_.pop_front();
-    return message;
-  }
-  if (others_.empty() || (incoming_.in_flight() == 0 && !start_receive())) return std::nullopt;
+  if (size() == 1 || (incoming_.in_flight() == 0 && !start_receive())) return std::nullopt;
   if (incoming_.test().empty()) return std::nullopt;
   node_->note_received();
   return std::exchange(receiving_, {});

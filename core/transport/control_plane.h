@@ -48,7 +48,7 @@ struct PeerLoss {
   bool known = false;      ///< another rank reported the loss, and `cause` is its whole text
 };
 
-/// Carries control messages between the ranks and the coordinator, rank 0, and wakes engines.
+/// Carries control messages between ranks, and wakes engines. A rank sends none to itself.
 ///
 /// Only the thread that drives the engine calls it, except ring() and doorbell().ring(), which any
 /// thread may call. No call blocks. Messages between a pair of ranks arrive in order, whole and
@@ -57,13 +57,9 @@ class ControlPlane : public Peers {
  public:
   virtual const Topology& topology() const noexcept = 0;
 
-  /// Sends to the coordinator (on rank 0: to itself).
-  virtual void report(std::span<const std::byte> message) = 0;
-  /// Rank 0 only: sends to every rank, itself included.
-  virtual void publish(std::span<const std::byte> message) = 0;
-  /// Sends to one rank, which may be this one.
+  /// Sends to one other rank. @throws hvd::Error when there is no such other rank
   virtual void send(int rank, std::span<const std::byte> message) = 0;
-  /// Sends to each of `ranks`, without this rank.
+  /// Sends to each of these other ranks, even if one of them cannot be reached.
   virtual void send(std::span<const int> ranks, std::span<const std::byte> message) = 0;
   /// Returns the next message that has arrived, if any.
   virtual std::optional<Message> poll() = 0;
@@ -126,7 +122,7 @@ class ControlPlane : public Peers {
   virtual void farewell() noexcept = 0;
 };
 
-/// The control plane of a job that has one rank: messages go into a queue of this process.
+/// The control plane of a job that has one rank, which has no rank to send messages to.
 std::unique_ptr<ControlPlane> make_self_control_plane();
 
 }  // namespace hvd::control

@@ -17,7 +17,7 @@ namespace {
 using namespace std::chrono_literals;
 using Bytes = std::vector<std::byte>;
 
-/// Asks again and again, for a minute at most.
+/// Polls for a minute at most.
 bool soon(const std::function<bool()>& done) {
   const SteadyClock clock;
   const TimePoint end = clock.now() + 60s;
@@ -28,15 +28,15 @@ bool soon(const std::function<bool()>& done) {
   return true;
 }
 
-/// The next message; an empty one of rank -1 if none comes.
+/// The next message; an empty one of rank -1 if no message arrives.
 control::Message receive(control::ControlPlane& plane) {
   std::optional<control::Message> message;
   if (soon([&] { return (message = plane.poll()).has_value(); })) return std::move(*message);
-  ADD_FAILURE() << "rank " << plane.rank() << " has waited in vain for a message";
+  ADD_FAILURE() << "rank " << plane.rank() << " has received no message";
   return {.source = -1, .bytes = {}};
 }
 
-/// A message that says who sent it and which one it is, of a size that depends on both: empty,
+/// A message that contains its sender and its number, of a size that depends on both: empty,
 /// eager, and in several parts.
 Bytes make_message(int source, int number) {
   constexpr std::size_t kSizes[] = {8, 100, 4000, 4096, 5000, 40'000, 300'000};
@@ -47,13 +47,21 @@ Bytes make_message(int source, int number) {
   return message;
 }
 
+std::vector<int> others_of(const control::ControlPlane& plane) {
+  std::vector<int> others;
+  for (int peer = 0; peer < plane.size(); ++peer) {
+    if (peer != plane.rank()) others.push_back(peer);
+  }
+  return others;
+}
+
 void keep_the_order_of_each_rank(PlaneRank& rank) {
   constexpr int kMessages = 200;
   control::ControlPlane& plane = rank.plane;
   std::vector<int> next(static_cast<std::size_t>(plane.size()), 0);
-  int to_come = plane.rank() == 0 ? kMessages * plane.size() : 0;
-  for (int number = 0; number < kMessages; ++number)
-    plane.report(make_message(plane.rank(), number));
+  int to_come = plane.rank() == 0 ? kMessages * (plane.size() - 1) : 0;
+  for (int number = 0; number < kMessages && plane.rank() != 0; ++number)
+    plane.send(0, make_message(plane.rank(), number));
   const bool ended = soon([&] {
     if (const auto message = plane.poll()) {
       --to_come;
@@ -64,21 +72,23 @@ void keep_the_order_of_each_rank(PlaneRank& rank) {
     }
     return to_come == 0 && !plane.busy();
   });
-  EXPECT_TRUE(ended) << to_come << " messages have not come";
+  EXPECT_TRUE(ended) << to_come << " messages have not arrived";
 }
 
-void publish_to_all_while_they_report(PlaneRank& rank) {
+void send_to_all_while_they_send(PlaneRank& rank) {
   constexpr int kRounds = 100;
   control::ControlPlane& plane = rank.plane;
+  const std::vector<int> others = others_of(plane);
   for (int round = 0; round < kRounds; ++round) {
-    plane.report(make_message(plane.rank(), round));
     if (plane.rank() == 0) {
-      for (int peer = 0; peer < plane.size(); ++peer) {
+      for (int peer = 1; peer < plane.size(); ++peer) {
         const auto message = receive(plane);
         EXPECT_TRUE(message.bytes == make_message(message.source, round));
       }
-      plane.publish(make_message(0, round + 1000));
+      plane.send(others, make_message(0, round + 1000));
+      continue;
     }
+    plane.send(0, make_message(plane.rank(), round));
     const auto plan = receive(plane);
     EXPECT_EQ(plan.source, 0);
     EXPECT_TRUE(plan.bytes == make_message(0, round + 1000)) << "round " << round;
@@ -88,7 +98,8 @@ void publish_to_all_while_they_report(PlaneRank& rank) {
 void send_to_one_rank(PlaneRank& rank) {
   control::ControlPlane& plane = rank.plane;
   if (plane.rank() == 0) {
-    for (int peer = 0; peer < plane.size(); ++peer) plane.send(peer, make_message(peer, 7));
+    for (int peer = 1; peer < plane.size(); ++peer) plane.send(peer, make_message(peer, 7));
+    return;
   }
   const auto message = receive(plane);
   EXPECT_EQ(message.source, 0);
@@ -98,28 +109,26 @@ void send_to_one_rank(PlaneRank& rank) {
 void carry_empty_and_large_messages(PlaneRank& rank) {
   control::ControlPlane& plane = rank.plane;
   const Bytes large(20'000'000, std::byte{42});
-  plane.report({});
-  plane.report(large);
-  if (plane.rank() == 0) {
-    std::vector<int> seen(static_cast<std::size_t>(plane.size()));
-    for (int message = 0; message < 2 * plane.size(); ++message) {
-      const auto received = receive(plane);
-      if (received.source < 0) return;
-      const bool first = seen[static_cast<std::size_t>(received.source)]++ == 0;
-      EXPECT_EQ(received.bytes.size(), first ? 0U : large.size());
-      EXPECT_TRUE(first || received.bytes == large);
-    }
-    plane.publish({});
+  if (plane.rank() != 0) {
+    plane.send(0, {});
+    plane.send(0, large);
+    EXPECT_TRUE(receive(plane).bytes.empty());
+    return;
   }
-  EXPECT_TRUE(receive(plane).bytes.empty());
+  std::vector<int> seen(static_cast<std::size_t>(plane.size()));
+  for (int message = 0; message < 2 * (plane.size() - 1); ++message) {
+    const auto received = receive(plane);
+    if (received.source < 0) return;
+    const bool first = seen[static_cast<std::size_t>(received.source)]++ == 0;
+    EXPECT_EQ(received.bytes.size(), first ? 0U : large.size());
+    EXPECT_TRUE(first || received.bytes == large);
+  }
+  plane.send(others_of(plane), {});
 }
 
 void send_from_any_rank_to_some(PlaneRank& rank) {
   control::ControlPlane& plane = rank.plane;
-  std::vector<int> others;
-  for (int peer = 0; peer < plane.size(); ++peer) {
-    if (peer != plane.rank()) others.push_back(peer);
-  }
+  const std::vector<int> others = others_of(plane);
   plane.send(others, make_message(plane.rank(), 100));
   for (std::size_t i = 0; i < others.size(); ++i) {
     const control::Message message = receive(plane);
@@ -131,8 +140,9 @@ void be_busy_only_while_a_transfer_is_under_way(PlaneRank& rank) {
   control::ControlPlane& plane = rank.plane;
   EXPECT_FALSE(plane.busy());
   rank.wait_for_all();
+  if (plane.size() == 1) return;
   if (plane.rank() == plane.size() - 1) {
-    plane.report(Bytes(5'000'000));
+    plane.send(0, Bytes(5'000'000));
     EXPECT_TRUE(plane.busy());
   }
   if (plane.rank() == 0) receive(plane);
@@ -146,7 +156,7 @@ void be_busy_only_while_a_transfer_is_under_way(PlaneRank& rank) {
 
 const ControlPlaneCase kControlPlaneCases[6] = {
     {"KeepsTheOrderOfEachRank", keep_the_order_of_each_rank},
-    {"PublishesToAllWhileTheyReport", publish_to_all_while_they_report},
+    {"SendsToAllWhileTheySend", send_to_all_while_they_send},
     {"SendsToOneRank", send_to_one_rank},
     {"CarriesEmptyAndLargeMessages", carry_empty_and_large_messages},
     {"AnyRankSendsToSome", send_from_any_rank_to_some},

@@ -1,6 +1,6 @@
 /* The token, the doorbell and who sleeps, as core/engine/runtime.cpp does it: docs/models.md.
  *
- * One rank: its coordinator thread, WAITERS threads that submit an operation each and wait for it, and a thread that submits one and then only
+ * One rank: its engine thread, WAITERS threads that submit an operation each and wait for it, and a thread that submits one and then only
  * computes. An operation is submitted, then sent by whoever has the token, then answered by another rank, and done when whoever has the token
  * has seen the answer. A step of the engine first sends and then receives, and other threads run in between. No sleep here ever ends by
  * itself, so what is lost is a deadlock.
@@ -16,7 +16,7 @@
  *   MUT_COUNT   a waiter that drove counts itself out after it has rung
  *   MUT_SILENT  a waiter that did not drive leaves without ringing
  *   MUT_UNHEARD a thread that is to wait does not ring for the one that drives
- *   MUT_INLINE  a thread that drove after its submission does not ring for a coordinator thread that has stood back
+ *   MUT_INLINE  a thread that drove after its submission does not ring for an engine thread that has yielded
  */
 #ifndef WAITERS
 #define WAITERS 2

@@ -108,7 +108,7 @@ int main(int argc, char** argv) {
   }
   // The victim sends its pid to rank 0, which kills the stopped process at the end.
   pid_t victim = getpid();
-  if (plane->rank() == plane->size() - 1) plane->report(std::as_bytes(std::span(&victim, 1)));
+  if (plane->rank() == plane->size() - 1) plane->send(0, std::as_bytes(std::span(&victim, 1)));
   if (plane->rank() == 0) {
     for (;;) {
       const auto message = plane->poll();

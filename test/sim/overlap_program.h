@@ -9,7 +9,7 @@
 
 namespace hvd::testing {
 
-/// What is submitted in one call: an operation, or the members of a group.
+/// The operations of one submission: a single one, or the members of a group.
 struct OverlapUnit {
   struct Member {
     std::string name = {};  ///< empty: unnamed
@@ -34,7 +34,7 @@ class OverlapProgram {
 
   int ranks() const noexcept { return ranks_; }
   const std::vector<OverlapUnit>& units() const noexcept { return units_; }
-  /// What each element of the member's result is. @param use counted from 0
+  /// The value of each element of the member's result. @param use counted from 0
   float expected(const OverlapUnit&, const OverlapUnit::Member&, int use) const;
 
  private:
@@ -54,10 +54,10 @@ class OverlapRun {
 
   /// Makes the process set of ranks 0 and 1; go_on() begins when it has ended.
   void submit_set();
-  /// Checks what has ended, and submits some of what may begin again.
+  /// Checks ended operations, and submits some of those that may begin again.
   void go_on();
   bool finished() const;
-  /// What went wrong first; empty: nothing.
+  /// The first error; empty: none.
   const std::string& problem() const noexcept { return problem_; }
 
  private:

@@ -149,7 +149,7 @@ void ProgramRun::submit_group(const std::vector<std::size_t>& members) {
 void ProgramRun::submit_step() {
   slots_.resize(program_.operations().size());
   std::vector<std::size_t> group, unnamed;
-  std::vector<std::vector<std::size_t>> units;  // what is submitted at once
+  std::vector<std::vector<std::size_t>> units;  // operations that are submitted at once
   for (std::size_t i = 0; i < program_.operations().size(); ++i) {
     const StepOperation& operation = program_.operations()[i];
     if (!operation.has_member(rank_) || !operation.is_in(step_)) continue;

@@ -62,13 +62,13 @@ class RandomProgram {
 class ProgramRun {
  public:
   ProgramRun(const RandomProgram&, runtime::Runtime&, int rank, std::uint64_t seed);
-  /// Submits what comes next, a step's operations in a random order. @pre !finished() and done()
+  /// Submits the next operations, a step's in a random order. @pre !finished() and done()
   void submit_next();
   /// All that was submitted has ended.
   bool done() const;
   /// Blocks until then.
   void wait() const;
-  /// Names what is wrong with the results of what is done(); empty when nothing is.
+  /// Describes errors in the results of ended operations; empty when there are none.
   std::string check() const;
   /// There is nothing left to submit.
   bool finished() const noexcept;

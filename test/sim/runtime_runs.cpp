@@ -96,7 +96,7 @@ void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& m
     });
     ASSERT_TRUE(finished) << "seed " << seed << ": an operation hangs";
     for (const ProgramRun& run : runs) EXPECT_EQ(run.check(), "") << "seed " << seed;
-    // A rank that has joined may still have a part in what the others have finished.
+    // A joined rank may still take part in operations that the others have finished.
     job.run_until(clock, seconds(1), [&] { return alike(job, !program.sets().empty()); });
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(job.rank(rank).metrics().plans_applied, job.rank(0).metrics().plans_applied)

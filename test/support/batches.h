@@ -5,10 +5,10 @@
 #include <vector>
 
 #include "engine/batch.h"
-#include "engine/operation_state.h"
+#include "engine/operations.h"
 #include "negotiation/process_set_table.h"
 
-/// Agreed batches and their operations, for tests of what runs them.
+/// Agreed batches and their operations, for tests of executors and stagings.
 namespace hvd::testing {
 
 inline wire::Request float_request(const std::string& name, std::int64_t count,

@@ -111,7 +111,7 @@ class DeviceJob {
                            one.app->get());
   }
 
-  /// What the program's queue finds in the tensor after it has waited for the event.
+  /// The contents of the tensor on the program's stream after the event.
   template <class Element>
   std::vector<Element> read(int rank, const TensorView& view, const EventPtr& ready) {
     Rank& one = ranks_[static_cast<std::size_t>(rank)];

@@ -10,7 +10,7 @@
 
 namespace hvd::testing {
 
-/// A clock that stands still until it is told otherwise. Thread-safe.
+/// A clock that only advance() moves. Thread-safe.
 class VirtualClock final : public Clock {
  public:
   TimePoint now() const noexcept override { return TimePoint(now_.load()); }
@@ -20,7 +20,7 @@ class VirtualClock final : public Clock {
   std::atomic<TimePoint::rep> now_{std::chrono::nanoseconds(std::chrono::hours(1)).count()};
 };
 
-/// What a rank's messages travel over, and its data.
+/// The transport of a rank's messages and data.
 struct RankWorld {
   std::unique_ptr<control::ControlPlane> plane = {};
   std::vector<std::shared_ptr<Backend>> backends = {};

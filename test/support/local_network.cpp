@@ -17,17 +17,11 @@ class LocalControlPlane final : public control::ControlPlane {
   const Topology& topology() const noexcept override { return topology_; }
   void ring(int world_rank) noexcept override { mailbox(world_rank).doorbell.ring(); }
 
-  void report(std::span<const std::byte> message) override {
-    network_->deliver(rank(), 0, message);
-  }
   void send(int to, std::span<const std::byte> message) override {
     network_->deliver(rank(), to, message);
   }
   void send(std::span<const int> ranks, std::span<const std::byte> message) override {
     for (const int to : ranks) network_->deliver(rank(), to, message);
-  }
-  void publish(std::span<const std::byte> message) override {
-    for (int to = 0; to < size(); ++to) network_->deliver(rank(), to, message);
   }
 
   std::optional<control::Message> poll() override {

@@ -1,4 +1,5 @@
-// What callbacks of operations may ask of hvd, and threads that wait while another one drives.
+// Callbacks of operations: the calls that they may make, and threads that wait while another one
+// drives.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,7 +58,7 @@ TEST(Callback, MayNotWaitAndMayAbort) {
   EXPECT_EQ(waiting.status().message, "the program gives up");
 }
 
-/// What a test tells the collectives of a rank, which is alone in its job: those of process set 0
+/// Controls the collectives of a rank that is alone in its job: those of process set 0
 /// end when they are released, those of others move until a thread that waits has returned.
 struct Script {
   std::function<bool()> somebody_waits = {};

@@ -130,7 +130,7 @@ TEST_P(CompressedAllreduce, IsTheReferenceBitForBitFusedAndAlone) {
   }
 }
 
-TEST(Compressed, NothingLeavesTheRangeThatNeedNot) {
+TEST(Compressed, FactorsAreAppliedWhereTheyDoNotOverflow) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const auto reduce = [](std::vector<float> values, ReduceOp op, double prescale,
                          double postscale) {
@@ -159,7 +159,7 @@ TEST(Compressed, NothingLeavesTheRangeThatNeedNot) {
       << "subnormals of the 16-bit type";
 }
 
-TEST(Compressed, ARankThatHasJoinedChangesNothing) {
+TEST(Compressed, AJoinedRankDoesNotChangeTheResult) {
   for (const ReduceOp op : {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kSum,
                             ReduceOp::kAverage, ReduceOp::kAdasum}) {
     Job job(2);

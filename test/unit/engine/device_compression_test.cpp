@@ -50,7 +50,7 @@ class DeviceCompressionTest : public ::testing::TestWithParam<std::tuple<Path, i
     std::ranges::copy(bytes, std::as_writable_bytes(std::span(values)).data());
     return values;
   }
-  /// As the host would reduce it: what the staged path gives to the bit, and NCCL, which rounds
+  /// As the host would reduce it: the staged path gives the same bits, and NCCL, which rounds
   /// each sum, nearly.
   static Floats expected(const std::vector<Floats>& inputs, const Allreduce& how) {
     std::vector<Bytes> bytes;
@@ -150,8 +150,8 @@ TEST_P(DeviceCompressionTest, AdasumTakesNoPaddingIntoTheVector) {
   job_.expect_no_faults();
 }
 
-TEST_P(DeviceCompressionTest, ARankThatHasJoinedContributesNothing) {
-  if (size_ == 1) GTEST_SKIP() << "nobody is left to wait for";
+TEST_P(DeviceCompressionTest, AJoinedRankDoesNotChangeTheResult) {
+  if (size_ == 1) GTEST_SKIP() << "needs a rank that waits";
   const int joined = size_ - 1;
   const Operation waiting = submit_one(job_.runtime(joined), join_operation());
   std::vector<std::vector<FloatOperation>> ranks;

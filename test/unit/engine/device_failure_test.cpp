@@ -101,7 +101,7 @@ TEST(DeviceFailureTest, AnErrorOnTheDeviceEndsTheJobOnEveryRank) {
   EXPECT_TRUE(job.gpu().run_all()) << "nothing hangs on the device";
 }
 
-// NCCL says that a connection broke, and not which rank has ended.
+// NCCL reports that a connection broke, but not which rank has ended.
 TEST(DeviceFailureTest, ARankWhoseEndBreaksNcclsConnectionsIsNamed) {
   DeviceJob job(3, Path::kNccl);
   std::vector<Operation> first;
@@ -232,7 +232,7 @@ TEST(DeviceFailureTest, AShutdownInOrderFinalizesTheCommunicators) {
   }
   for (int rank = 0; rank < 2; ++rank) {
     job.job().kill(rank);
-    EXPECT_EQ(job.nccl().counts(rank).aborted, 0) << "a peer may still need what it sends";
+    EXPECT_EQ(job.nccl().counts(rank).aborted, 0) << "a peer may still need its data";
     EXPECT_EQ(job.nccl().counts(rank).finalized, 1);
     EXPECT_EQ(job.nccl().counts(rank).destroyed, 1);
   }
@@ -289,7 +289,7 @@ TEST(DeviceFailureTest, ARemovedProcessSetClosesItsCommunicator) {
   for (int rank = 0; rank < 2; ++rank) handles.push_back(submit_one(job.runtime(rank), remove));
   ASSERT_TRUE(job.run(handles));
   EXPECT_TRUE(job.gpu().run_all());
-  // The communicator is closed once somebody has seen that the device is done with it.
+  // The communicator is closed once the engine has found that the device is done with it.
   EXPECT_TRUE(job.run_until(
       [&] { return job.nccl().counts(0).destroyed == 1 && job.nccl().counts(1).destroyed == 1; }));
   job.expect_no_faults();

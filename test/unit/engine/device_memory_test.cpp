@@ -1,5 +1,5 @@
-// Where the memory of hvd's own buffers on a device comes from, by which thread, and what becomes
-// of a job that finds none.
+// The memory of hvd's own buffers on a device: its source, the thread that allocates it, and its
+// end.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -65,7 +65,7 @@ void reduce_one(DeviceJob& job, std::size_t count, Compression compression = Com
   ASSERT_TRUE(job.run(handles));
 }
 
-/// What opens a queue in a program that trains.
+/// An operation that opens a queue, as in a program that trains.
 void reduce_one_number(DeviceJob& job) { reduce_one(job, 1); }
 
 /// A tensor by itself that is cast, through a buffer of as much.
@@ -114,7 +114,7 @@ TEST_P(DeviceMemoryTest, AStepThatRepeatsMakesNone) {
   EXPECT_EQ(job->gpu().counts(0).freed, before.freed);
 }
 
-TEST_P(DeviceMemoryTest, WhatFollowsFromTheSettingsIsMadeWhenTheQueueIsOpened) {
+TEST_P(DeviceMemoryTest, BuffersOfAKnownSizeAreAllocatedWithTheQueue) {
   const auto job = start_job(GetParam());
   reduce_one_number(*job);
   const FakeGpuCounts opened = job->gpu().counts(0);
@@ -132,7 +132,7 @@ TEST_P(DeviceMemoryTest, WhatFollowsFromTheSettingsIsMadeWhenTheQueueIsOpened) {
   job->expect_no_faults();
 }
 
-TEST_P(DeviceMemoryTest, WithoutRoomForThatBatchesGetWhatTheyNeed) {
+TEST_P(DeviceMemoryTest, WithoutRoomForThoseBuffersBatchesAllocateTheirOwn) {
   int emptied = 0;
   const auto job = start_job(GetParam(), {.empty_cache = [&emptied](int) { ++emptied; }});
   job->gpu().run_out_of_memory(1, 2);  // before and after it is emptied
@@ -168,7 +168,7 @@ TEST(PinnedMemoryTest, IsMadeWhenTheQueueIsOpenedBesideTheThreadThatDrivesTheEng
   job->expect_no_faults();
 }
 
-// Beside NCCL, for what it cannot do.
+// Beside NCCL, for operations that it lacks.
 TEST(ReservedMemoryTest, OnlyTheQueueOfGradientsHasAny) {
   const auto job = start_job(Path::kNccl);
   std::vector<Operation> handles;
@@ -215,7 +215,7 @@ struct Framework {
   }
 };
 
-TEST_P(DeviceMemoryTest, ComesFromTheFrameworkBehindItsLastUseAndGoesBackThere) {
+TEST_P(DeviceMemoryTest, MemoryComesFromTheFrameworkAndReturnsThere) {
   Framework framework;
   auto job = start_job(GetParam(), framework.memory());
   framework.gpu = &job->gpu();
@@ -240,7 +240,7 @@ TEST_P(DeviceMemoryTest, TheFrameworksCacheIsEmptiedWhenMemoryIsShort) {
   job->expect_no_faults();
 }
 
-TEST_P(DeviceMemoryTest, AJobThatFindsNoneEndsOnEveryRankAndSaysWhatToDo) {
+TEST_P(DeviceMemoryTest, AJobWithoutMemoryEndsOnEveryRankWithAdvice) {
   int emptied = 0;
   const auto job = start_job(GetParam(), {.empty_cache = [&emptied](int) { ++emptied; }});
   job->gpu().run_out_of_memory(1, -1);
@@ -255,7 +255,7 @@ TEST_P(DeviceMemoryTest, AJobThatFindsNoneEndsOnEveryRankAndSaysWhatToDo) {
     EXPECT_NE(message.find("HVD_FUSION_THRESHOLD"), std::string::npos) << message;
     EXPECT_NE(message.find("rank 1"), std::string::npos) << message;
   }
-  EXPECT_EQ(emptied, 2) << "for what is made beforehand, and for what is needed";
+  EXPECT_EQ(emptied, 2) << "for buffers made ahead of use, and for those of the batch";
 }
 
 TEST(RegisteredMemoryTest, IsMadeAndFreedBesideTheThreadThatDrivesTheEngine) {

@@ -370,8 +370,8 @@ TEST_P(DeviceOperationsTest, ALargeTensorInManyPieces) {
   job_.expect_no_faults();
 }
 
-TEST_P(DeviceOperationsTest, ARankThatHasJoinedContributesNothing) {
-  if (size_ == 1) GTEST_SKIP() << "nobody is left to wait for";
+TEST_P(DeviceOperationsTest, AJoinedRankDoesNotChangeTheResult) {
+  if (size_ == 1) GTEST_SKIP() << "needs a rank that waits";
   const int joined = size_ - 1;
   const Operation waiting = submit_one(job_.runtime(joined), join_operation());
   std::vector<std::vector<FloatOperation>> ranks;

@@ -27,7 +27,7 @@ struct Bucket {
 class DevicePartsTest : public ::testing::Test {
  protected:
   void start(int ranks, Path path, std::size_t registered_bytes = 0, std::uint64_t seed = 1) {
-    job_.reset();  // before what it uses
+    job_.reset();  // before the parts that it uses
     job_.emplace(ranks, path, runtime::RuntimeOptions{}, FakeNcclOptions{}, seed,
                  nccl::NcclOptions{.registered_bytes = registered_bytes});
   }
@@ -116,7 +116,7 @@ TEST_F(DevicePartsTest, AreReducedWhereTheyAre) {
   }
 }
 
-/// What a step costs however many gradients a bucket has, though they are elsewhere in each step.
+/// The costs of a step do not depend on the number and the addresses of a bucket's gradients.
 void DevicePartsTest::expect_exact_count(Path path, std::size_t gradients) {
   start(2, path, 1 << 20);
   const auto step = [&](int number) {

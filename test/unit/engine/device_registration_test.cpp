@@ -24,7 +24,7 @@ class DeviceRegistrationTest : public ::testing::TestWithParam<std::uint64_t> {
                                        GetParam(), backend);
   }
 
-  /// A group of tensors that are reduced in one call, and what became of them.
+  /// A group of tensors that are reduced in one call, and the result.
   static void step(DeviceJob& job, const std::string& name, int tensors, std::size_t count,
                    int ranks = kRanks, Compression compression = Compression::kNone) {
     std::vector<Operation> handles;
@@ -54,7 +54,7 @@ class DeviceRegistrationTest : public ::testing::TestWithParam<std::uint64_t> {
   }
 };
 
-TEST_P(DeviceRegistrationTest, BatchesLieInRegisteredMemoryAndStepsRegisterNothing) {
+TEST_P(DeviceRegistrationTest, BatchesLieInRegisteredMemoryAndStepsRegisterNoMore) {
   const auto job = start();
   constexpr int kSteps = 12;
   for (int number = 0; number < kSteps; ++number) step(*job, "w", kTensors, 5);
@@ -70,7 +70,7 @@ TEST_P(DeviceRegistrationTest, BatchesLieInRegisteredMemoryAndStepsRegisterNothi
   job->expect_no_faults();
 }
 
-TEST_P(DeviceRegistrationTest, BatchesLieInWindowsWhereThatIsAskedFor) {
+TEST_P(DeviceRegistrationTest, BatchesLieInWindowsIfTheUserWantsThem) {
   for (const FakeNcclOptions& fake : std::vector<FakeNcclOptions>{
            {}, {.busy_answers = 4}, {.no_windows_at = 2}, {.null_windows_from = 0}}) {
     const auto job = start(fake, {.registered_bytes = 4096, .windows = true});
@@ -89,7 +89,7 @@ TEST_P(DeviceRegistrationTest, BatchesLieInWindowsWhereThatIsAskedFor) {
   }
 }
 
-TEST_P(DeviceRegistrationTest, AWindowThatFailsEndsTheJobAndSaysWhatToDo) {
+TEST_P(DeviceRegistrationTest, AWindowThatFailsEndsTheJobWithAdvice) {
   const auto job = start({.window_fails_at = 1}, {.registered_bytes = 4096, .windows = true});
   std::vector<Operation> handles;
   for (int rank = 0; rank < kRanks; ++rank) {
@@ -110,7 +110,7 @@ TEST_P(DeviceRegistrationTest, AWindowThatFailsEndsTheJobAndSaysWhatToDo) {
   }
 }
 
-TEST_P(DeviceRegistrationTest, WhatIsAloneOrTooLargeLiesElsewhereOnEveryRank) {
+TEST_P(DeviceRegistrationTest, SingleAndLargeTensorsLieElsewhereOnEveryRank) {
   const auto job = start();
   step(*job, "alone", 1, 5);
   step(*job, "large", kTensors, 1000);
@@ -274,7 +274,7 @@ TEST(DevicePipelineTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
     return channel.given_back;
   };
   EXPECT_EQ(given_back(false, nullptr), 0)
-      << "it has failed: nobody knows what is still in a queue";
+      << "it has failed: the work left in its queues is unknown";
   EXPECT_EQ(given_back(true, behind), 0);
   go = true;
   EXPECT_TRUE(gpu.run_all());

@@ -56,7 +56,7 @@ class DeviceStagingTest : public ::testing::Test {
     }
     return Batch(agreed_batch(requests, 2), std::move(operations), 0);
   }
-  /// The collective, which the device begins when it is told to.
+  /// The collective, which the device begins when go_ is set.
   static const Staged& stage(DeviceStaging& staging, const Batch& batch) {
     EXPECT_TRUE(staging.ready(batch));
     return staging.stage(batch);
@@ -121,7 +121,7 @@ TEST_F(DeviceStagingTest, BatchesFollowEachOtherInTheSameBuffersWithoutARace) {
   expect_no_faults();
 }
 
-TEST_F(DeviceStagingTest, WhatIsAbandonedStaysAllocated) {
+TEST_F(DeviceStagingTest, AbandonedBuffersStayAllocated) {
   for (const bool own : {false, true}) {
     std::vector<std::span<std::byte>> buffers;
     if (own) buffers = {{gpu_.allocate(64), 64}};

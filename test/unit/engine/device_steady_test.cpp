@@ -1,4 +1,4 @@
-// What a step that repeats costs on a device, counted.
+// Counts the costs of a repeated step on a device.
 #include <gtest/gtest.h>
 
 #include <thread>
@@ -119,8 +119,7 @@ TEST_F(DeviceSteadyTest, TheSameWhenEachTensorIsCastByItself) {
 
 TEST_F(DeviceSteadyTest, TheHostRunsAheadOfTheDevice) {
   step(0);
-  // The operations are done for the host, and nobody has asked the device to do anything yet but
-  // what the engine's looks did.
+  // The operations are done for the host, and only the engine has queried the device.
   EXPECT_EQ(job_.gpu().counts(0).synchronize, 0);
   EXPECT_TRUE(job_.gpu().run_all());
   job_.expect_no_faults();

@@ -1,5 +1,5 @@
-// An engine without a runtime around it: what follows what in a step, and what it leaves for the
-// next one. Some of the other ranks are played by the test.
+// An engine without a runtime: the order of actions in a step, and the work that is left for the
+// next one. The test plays some of the other ranks.
 #include "engine/engine.h"
 
 #include <gmock/gmock.h>
@@ -33,8 +33,7 @@ class EngineTest : public ::testing::Test {
                                                          {std::make_shared<LocalBackend>(world_)},
                                                          clock_,
                                                          counters_,
-                                                         timeline_},
-                                    [](const OperationState&) {});
+                                                         timeline_});
   }
   OperationPtr submit(Engine& engine, const std::string& name) {
     wire::Request request;
@@ -48,7 +47,7 @@ class EngineTest : public ::testing::Test {
     submission.input = {reinterpret_cast<std::byte*>(data_), 4, DataType::kFloat32, {}, {4}};
     submission.output = submission.input;
     const OperationPtr operation(new OperationState(submission, request, {}, clock_.now()));
-    engine.front().enqueue({&operation, 1});
+    engine.submission_queue().enqueue({&operation, 1});
     return operation;
   }
   bool step(Engine& engine) {
@@ -75,7 +74,7 @@ class EngineTest : public ::testing::Test {
   float data_[4] = {1, 2, 3, 4};
 };
 
-// Nothing rings for it, so whoever drives must not go to sleep.
+// No doorbell rings for the plan, so the driver must not sleep.
 TEST_F(EngineTest, RankZerosOwnPlanIsWorkLeftUntilTheNextStep) {
   make({"a"});
   const auto alone = engine(0);
@@ -91,7 +90,7 @@ TEST_F(EngineTest, RankZerosOwnPlanIsWorkLeftUntilTheNextStep) {
   EXPECT_FALSE(step(*alone));
   EXPECT_EQ(counters_.control_messages_sent, 2U);
   EXPECT_EQ(counters_.control_messages_received, 2U);
-  EXPECT_EQ(counters_.control_bytes_sent, 0U) << "there is nobody to send any to";
+  EXPECT_EQ(counters_.control_bytes_sent, 0U) << "there is no other rank";
 }
 
 // While a large batch is packed and unpacked.
@@ -110,7 +109,7 @@ TEST_F(EngineTest, RankZeroDecidesWhileALargeBatchMoves) {
       reinterpret_cast<std::byte*>(values.data()), kCount, DataType::kFloat32, {}, {kCount}};
   submission.output = submission.input;
   const OperationPtr moved(new OperationState(submission, large, {}, clock_.now()));
-  alone->front().enqueue({&moved, 1});
+  alone->submission_queue().enqueue({&moved, 1});
   for (int steps = 0; steps < 3; ++steps) step(*alone);
   wire::Request small;
   small.name = "small";
@@ -118,7 +117,7 @@ TEST_F(EngineTest, RankZeroDecidesWhileALargeBatchMoves) {
   Submission nothing;
   nothing.name = small.name;
   const OperationPtr decided(new OperationState(nothing, small, {}, clock_.now()));
-  alone->front().enqueue({&decided, 1});
+  alone->submission_queue().enqueue({&decided, 1});
   int steps = 0;
   for (; !decided->done() && steps < 1000; ++steps)
     EXPECT_TRUE(step(*alone)) << "sleeps in between";
@@ -137,7 +136,7 @@ TEST_F(EngineTest, AFailureLeavesNoPlanToPollFor) {
   const auto alone = engine(0);
   const OperationPtr operation = submit(*alone, "x");
   step(*alone);
-  alone->front().fail_from_outside({StatusCode::kInternal, "broken", -1});
+  alone->submission_queue().fail_from_outside({StatusCode::kInternal, "broken", -1});
   while (step(*alone)) {
   }
   EXPECT_TRUE(operation->done());
@@ -145,7 +144,7 @@ TEST_F(EngineTest, AFailureLeavesNoPlanToPollFor) {
   EXPECT_FALSE(alone->transferring());
 }
 
-TEST_F(EngineTest, AfterSchedulesThatDidNotLastTheNextOneComesLaterAndLater) {
+TEST_F(EngineTest, AfterShortReplaysTheNextOneBeginsLater) {
   make({"a"});
   const auto alone = engine(0);
   const auto run = [&](const std::string& name) {
@@ -162,23 +161,23 @@ TEST_F(EngineTest, AfterSchedulesThatDidNotLastTheNextOneComesLaterAndLater) {
     }
     ASSERT_TRUE(run("y"));
   }
-  EXPECT_GT(steps.back(), steps[1] + 2) << "as if the coordinator had not heard of them";
+  EXPECT_GT(steps.back(), steps[1] + 2) << "the coordinator learns from the replays that were left";
 }
 
-TEST_F(EngineTest, WhatWasTakenUpWithASubmissionThatFailsEndsWithTheCause) {
+TEST_F(EngineTest, OperationsBegunWithAFailingSubmissionEndWithTheCause) {
   make({"a"});
   const auto alone = engine(0);
   const std::vector<OperationPtr> operations{submit(*alone, "x"), submit(*alone, "x"),
                                              submit(*alone, "y")};
   step(*alone);
-  EXPECT_TRUE(alone->front().failed());
+  EXPECT_TRUE(alone->submission_queue().failed());
   for (const OperationPtr& operation : operations) {
     ASSERT_TRUE(operation->done()) << operation->request.name << " hangs";
     EXPECT_THAT(operation->status().message, ::testing::HasSubstr("while it is in flight"));
   }
 }
 
-/// A rank's end of another network, whose poll() the test replaces.
+/// A control plane whose poll() calls the test first.
 class BreakingPlane final : public control::ControlPlane {
  public:
   BreakingPlane(std::unique_ptr<control::ControlPlane> inner, std::function<void()> before_poll)
@@ -187,8 +186,6 @@ class BreakingPlane final : public control::ControlPlane {
   int size() const noexcept override { return inner_->size(); }
   void ring(int rank) noexcept override { inner_->ring(rank); }
   const Topology& topology() const noexcept override { return inner_->topology(); }
-  void report(std::span<const std::byte> message) override { inner_->report(message); }
-  void publish(std::span<const std::byte> message) override { inner_->publish(message); }
   void send(int rank, std::span<const std::byte> message) override { inner_->send(rank, message); }
   void send(std::span<const int> ranks, std::span<const std::byte> message) override {
     inner_->send(ranks, message);
@@ -215,8 +212,8 @@ class BreakingPlane final : public control::ControlPlane {
   const std::function<void()> before_poll_;
 };
 
-// What it tells the others of its failure may wait for their connections.
-TEST_F(EngineTest, AfterAFailureItGoesOnSendingThoughConnectionsBreak) {
+// The messages about its failure may wait for connections.
+TEST_F(EngineTest, AfterAFailureItContinuesToSendThoughConnectionsBreak) {
   make({"a", "b"});
   std::function<void()> before_poll = [] {};
   int polls = 0;
@@ -224,14 +221,14 @@ TEST_F(EngineTest, AfterAFailureItGoesOnSendingThoughConnectionsBreak) {
     ++polls;
     before_poll();
   });
-  Engine failing(
-      RuntimeOptions{},
-      runtime::EngineParts{
-          std::move(plane), {std::make_shared<LocalBackend>(world_)}, clock_, counters_, timeline_},
-      [](const OperationState&) {});
-  failing.front().fail_from_outside({StatusCode::kInternal, "broken", -1});
+  Engine failing(RuntimeOptions{}, runtime::EngineParts{std::move(plane),
+                                                        {std::make_shared<LocalBackend>(world_)},
+                                                        clock_,
+                                                        counters_,
+                                                        timeline_});
+  failing.submission_queue().fail_from_outside({StatusCode::kInternal, "broken", -1});
   step(failing);
-  ASSERT_TRUE(failing.front().failed());
+  ASSERT_TRUE(failing.submission_queue().failed());
   before_poll = [] { throw BrokenConnection("sending to rank 1 failed", 1); };
   polls = 0;
   for (int round = 1; round <= 3; ++round) {
@@ -264,7 +261,7 @@ class PlayedCoordinator : public EngineTest {
     wire::Response tensor;
     tensor.request.name = "x";
     tensor.request.shape = {4};
-    first.batches.push_back({{tensor}, {}});  // it runs until the end, as rank 0 does not come
+    first.batches.push_back({{tensor}, {}});  // it does not end, as rank 0 takes no part
     return first;
   }
   /// Has both ranks repeat "x".
@@ -282,7 +279,7 @@ class PlayedCoordinator : public EngineTest {
   std::unique_ptr<Engine> engine_;
 };
 
-TEST_F(PlayedCoordinator, WhatWasAskedForBeforeTheScheduleBeganWaitsInItAndNowhereElse) {
+TEST_F(PlayedCoordinator, AnOperationSubmittedBeforeAReplayWaitsInTheReplayOnly) {
   const auto count = [](const std::string& text, const std::string& part) {
     int found = 0;
     for (auto at = text.find(part); at != std::string::npos; at = text.find(part, at + 1)) ++found;
@@ -300,29 +297,32 @@ TEST_F(PlayedCoordinator, WhatWasAskedForBeforeTheScheduleBeganWaitsInItAndNowhe
   second.replay = {{{0}}};
   send(wire::encode(second));
   step(*engine_);
-  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_FALSE(engine_->submission_queue().failed())
+      << engine_->submission_queue().failure().message;
   ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
   EXPECT_EQ(count(engine_->state_text(), "waits for other ranks"), 1);
 }
 
-TEST_F(PlayedCoordinator, AShutdownWaitsForWhatRuns) {
+TEST_F(PlayedCoordinator, AShutdownWaitsForRunningBatches) {
   const OperationPtr operation = submit(*engine_, "x");
   step(*engine_);
   send(wire::encode(plan_of_x()));
   step(*engine_);
-  engine_->front().request_shutdown();
+  engine_->submission_queue().request_shutdown();
   step(*engine_);
   wire::Plan last = plan(2);
   last.shutdown = true;
   send(wire::encode(last));
   for (int round = 0; round < 3; ++round) step(*engine_);
-  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_FALSE(engine_->submission_queue().failed())
+      << engine_->submission_queue().failure().message;
   EXPECT_EQ(counters_.plans_applied, 2U);
   EXPECT_FALSE(operation->done());
-  EXPECT_FALSE(engine_->front().shut_down()) << "memory of an operation under way would be freed";
+  EXPECT_FALSE(engine_->submission_queue().shut_down())
+      << "memory of an operation under way would be freed";
 }
 
-// Both plans come in one receive(), and another thread has looked at the sets before that.
+// Both plans arrive in one receive(), after another thread has checked the sets.
 TEST_F(PlayedCoordinator, AnOperationOfASetThatWasRemovedBeforeTheScheduleBeganEndsAlone) {
   const auto set_plan = [&](std::uint64_t sequence, const wire::Request& request) {
     wire::Plan made = plan(sequence);
@@ -350,7 +350,8 @@ TEST_F(PlayedCoordinator, AnOperationOfASetThatWasRemovedBeforeTheScheduleBeganE
   third.replay = {{{0}}};
   send(wire::encode(third));
   step(*engine_);
-  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_FALSE(engine_->submission_queue().failed())
+      << engine_->submission_queue().failure().message;
   ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
   wire::Request late;
   late.name = "late";
@@ -358,12 +359,13 @@ TEST_F(PlayedCoordinator, AnOperationOfASetThatWasRemovedBeforeTheScheduleBeganE
   late.shape = {4};
   const OperationPtr operation = enqueue(*engine_, late);
   for (int round = 0; round < 3; ++round) step(*engine_);
-  EXPECT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  EXPECT_FALSE(engine_->submission_queue().failed())
+      << engine_->submission_queue().failure().message;
   ASSERT_TRUE(operation->done());
   EXPECT_EQ(operation->status().code, StatusCode::kUsage) << operation->status().message;
 }
 
-// Memory would be read and written beyond this rank's tensors otherwise.
+// Otherwise memory beyond this rank's tensors would be read and written.
 TEST_F(PlayedCoordinator, APlanThatRunsSomethingElseUnderTheNameOfAnOperationEndsTheJob) {
   const OperationPtr operation = submit(*engine_, "x");
   step(*engine_);
@@ -373,28 +375,29 @@ TEST_F(PlayedCoordinator, APlanThatRunsSomethingElseUnderTheNameOfAnOperationEnd
   tensor.request.shape = {1048576};
   send(wire::encode(first));
   step(*engine_);
-  EXPECT_TRUE(engine_->front().failed());
+  EXPECT_TRUE(engine_->submission_queue().failed());
   ASSERT_TRUE(operation->done());
   EXPECT_EQ(operation->status().code, StatusCode::kInternal);
   EXPECT_EQ(
       operation->status().message,
       "allreduce 'x' on rank 1: the plan has another dtype than this rank submitted: expected "
       "float32, got float64; run the same build of hvd on every rank");
-  EXPECT_THAT(kinds(*coordinator_), ElementsAre("report", "other")) << "rank 0 is told";
+  EXPECT_THAT(kinds(*coordinator_), ElementsAre("report", "other")) << "rank 0 is notified";
 }
 
 // See MUT_REPORT in test/models/dissemination_barrier.pml.
-TEST_F(PlayedCoordinator, OtherHostsHearThatThisOneLeavesBeforeTheCoordinatorGetsAReport) {
+TEST_F(PlayedCoordinator, OtherHostsGetTheUpdateBeforeTheCoordinatorGetsAReport) {
   repeat_x();
-  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_FALSE(engine_->submission_queue().failed())
+      << engine_->submission_queue().failure().message;
   ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
   submit(*engine_, "something else");
   step(*engine_);
   EXPECT_THAT(kinds(*coordinator_), ElementsAre("news", "report"));
 }
 
-// Plans of ranks that have left come before the news that they did, and are applied in their order.
-TEST_F(PlayedCoordinator, PlansThatComeEarlyAreAppliedWhenTheNewsHasCome) {
+// Plans arrive before the update that ranks have left, and are applied in their order.
+TEST_F(PlayedCoordinator, EarlyPlansAreAppliedAfterTheUpdate) {
   repeat_x();
   for (const std::uint64_t sequence : {2, 3}) send(wire::encode(plan(sequence)));
   step(*engine_);
@@ -402,7 +405,8 @@ TEST_F(PlayedCoordinator, PlansThatComeEarlyAreAppliedWhenTheNewsHasCome) {
   EXPECT_EQ(counters_.plans_applied, 1U);
   send(wire::encode(wire::ReplayUpdate{.position = 1, .round = 0, .leaves = true}));
   for (int i = 0; i < 3; ++i) step(*engine_);
-  ASSERT_FALSE(engine_->front().failed()) << engine_->front().failure().message;
+  ASSERT_FALSE(engine_->submission_queue().failed())
+      << engine_->submission_queue().failure().message;
   EXPECT_EQ(counters_.plans_applied, 3U);
   send(wire::encode(plan(4)));
   step(*engine_);

@@ -1,5 +1,4 @@
-// The road of a batch through the executor, with channels and stagings that do nothing but say what
-// they were asked for.
+// A batch's way through the executor, with channels and stagings that only record their calls.
 #include "engine/executor.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +36,7 @@ class FakeEvent final : public Event {
   bool reached = false;
 };
 
-/// What a test decides about a channel and its works.
+/// The behaviour of a channel and its works, set by the test.
 struct ChannelScript {
   bool ready = true;
   bool ends = true;  ///< a Work, when it is asked
@@ -184,10 +183,10 @@ class ExecutorTest : public ::testing::Test {
     return asked;
   }
   void start(const wire::Request& asked) {
-    executor_.start(agreed_batch({asked}, 2), {float_state(asked, memory_)});
+    executor_.start(executor_.prepare(agreed_batch({asked}, 2), {float_state(asked, memory_)}));
   }
   std::shared_ptr<Execution> prepare(const wire::Request& asked) {
-    return executor_.prepare(agreed_batch({asked}, 2));
+    return executor_.prepare(agreed_batch({asked}, 2), {OperationPtr()});
   }
   void start_again(const std::shared_ptr<Execution>& execution) {
     execution->put(0, float_state(execution->batch().request(), memory_));
@@ -265,7 +264,7 @@ TEST_F(ExecutorTest, TheBatchesOfAQueueFollowEachOther) {
                           "0 launch allreduce 16", "0 unstage y", "0 work destroyed", "y ended"));
 }
 
-TEST_F(ExecutorTest, WhatEndsIsReadyAfterTheEventOfTheUnpackingNotOfTheCollective) {
+TEST_F(ExecutorTest, OutputIsReadyAfterTheEventOfTheUnpackingNotOfTheCollective) {
   queues_[0].channel.reduced = std::make_shared<FakeEvent>();
   const auto unpacked = queues_[0].callers_may_read = std::make_shared<FakeEvent>();
   const wire::Request asked = request("x");
@@ -273,7 +272,7 @@ TEST_F(ExecutorTest, WhatEndsIsReadyAfterTheEventOfTheUnpackingNotOfTheCollectiv
   auto owner = std::make_shared<int>();
   const std::weak_ptr<int> kept = owner;
   operation->submission.keep_alive = std::move(owner);
-  executor_.start(agreed_batch({asked}, 2), {operation});
+  executor_.start(executor_.prepare(agreed_batch({asked}, 2), {operation}));
   executor_.retire(0);
   executor_.progress();
   EXPECT_THAT(take_log(),
@@ -315,7 +314,7 @@ TEST_F(ExecutorTest, OrderedQueuesAreUsedInTheOrderOfThePlan) {
                                       "0 work destroyed", "second ended"));
 }
 
-TEST_F(ExecutorTest, WhereThereIsNothingToMoveNothingIsStagedOrLaunched) {
+TEST_F(ExecutorTest, ABatchWithoutDataIsNeitherStagedNorLaunched) {
   wire::Request asked = request("x");
   asked.shape = {0};
   start(asked);
@@ -324,7 +323,7 @@ TEST_F(ExecutorTest, WhereThereIsNothingToMoveNothingIsStagedOrLaunched) {
   EXPECT_EQ(counters_.backend_calls, 0U);
 }
 
-TEST_F(ExecutorTest, AReplayedBatchStartsItsLastWorkAgainOnWhatIsStagedThen) {
+TEST_F(ExecutorTest, AReplayedBatchStartsItsLastWorkAgain) {
   queues_[0].channel.repeats = true;
   const auto execution = prepare(request("x"));
   EXPECT_FALSE(execution->running());
@@ -351,7 +350,7 @@ TEST_F(ExecutorTest, AReplayedBatchOfAnotherChannelIsLaunchedEachTime) {
   }
 }
 
-TEST_F(ExecutorTest, AnAbortAbandonsWhatIsUnderWayAndEndsTheRest) {
+TEST_F(ExecutorTest, AnAbortAbandonsLaunchedBatchesAndEndsTheOthers) {
   queues_[0].channel.ends = false;
   start(request("runs"));
   start(request("waits"));
@@ -435,7 +434,7 @@ TEST_F(ExecutorTest, AnAlltoallAgreesOnItsSizesInTheHostsMemoryAndIsNotStaged) {
     const OperationPtr operation = float_state(asked, memory_);
     operation->submission.parameters = Alltoall{{2, 2}};
     operation->submission.allocate_output = [](const OutputSizes&) { return TensorView{}; };
-    executor_.start(agreed_batch({asked}, 2), {operation});
+    executor_.start(executor_.prepare(agreed_batch({asked}, 2), {operation}));
     executor_.progress();
   }
   EXPECT_THAT(log_,
@@ -465,7 +464,7 @@ TEST_F(ExecutorTest, ABatchThatGetsNoFurtherForTooLongIsAnError) {
   } catch (const PeerLostError& error) {
     EXPECT_EQ(error.rank(), -1) << "either end of the connection may be the cause";
     EXPECT_STREQ(error.what(),
-                 "allreduce 'x' has got no further on rank 0 (host a) for 11 s on fake, although "
+                 "allreduce 'x' has made no progress on rank 0 (host a) for 11 s on fake, although "
                  "every rank has submitted it; it waits for rank 1 (host b); expected progress "
                  "within 10 s (HVD_STALL_SHUTDOWN); a connection between ranks does not deliver, "
                  "although the ranks show signs of life");
@@ -508,7 +507,7 @@ TEST_F(ExecutorTest, EachUseOfAReplayedBatchHasItsOwnTime) {
   }
 }
 
-TEST_F(ExecutorTest, ARemovedSetsChannelIsClosedOnceItHasNothingToDo) {
+TEST_F(ExecutorTest, ARemovedSetsChannelIsClosedOnceItIsIdle) {
   queues_[0].channel.ends = false;
   start(request("x"));
   start(request("y", 1));

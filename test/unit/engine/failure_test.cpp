@@ -1,4 +1,5 @@
-// What ranks get when they disagree, stall, die or receive nonsense. Single thread, virtual time.
+// The errors of ranks that disagree, stall, die or receive invalid messages. Single thread, virtual
+// time.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -85,7 +86,7 @@ TEST_F(FailureTest, ADisagreementAboutACachedTensorIsFoundToo) {
   EXPECT_EQ(operations[1].status().code, StatusCode::kMismatch);
 }
 
-TEST_F(FailureTest, WhatGoesOnAfterAWarningIsSaidToDoSo) {
+TEST_F(FailureTest, TheEndOfAStallIsLoggedAfterItsWarning) {
   start(2);
   ::testing::internal::CaptureStderr();
   const Operation early = allreduce(0, "w");
@@ -126,7 +127,7 @@ TEST_F(FailureTest, TheSameNameTwiceInFlightIsAUsageErrorAndTheFirstUseGoesOn) {
   EXPECT_EQ(data(0)[0], 3.0F);
 }
 
-TEST_F(FailureTest, AGroupWithAUsedNameIsRefusedAsAWhole) {
+TEST_F(FailureTest, AGroupWithANameInUseIsRefusedAsAWhole) {
   start(2);
   const Operation first = allreduce(0, "b");
   std::vector<Submission> group;
@@ -178,7 +179,7 @@ class ClosedBackend final : public Backend {
   const int score_;
 };
 
-TEST_F(FailureTest, WhatCannotBeStartedEndsWithTheCauseAndSoDoesTheRest) {
+TEST_F(FailureTest, ABatchThatCannotStartEndsAllOperationsWithTheCause) {
   for (const int score : {0, 1}) {
     start(2, std::make_shared<ClosedBackend>(score));
     std::vector<Operation> operations;
@@ -228,7 +229,7 @@ TEST_F(FailureTest, AnErrorWithADeathBehindItIsThatDeath) {
   }
 }
 
-/// What its channels do when they are opened is the test's.
+/// A backend whose open() is the test's.
 class OpeningBackend final : public Backend {
  public:
   using Open = std::function<void(const ChannelSpec&)>;
@@ -267,14 +268,14 @@ TEST_F(FailureTest, ABrokenConnectionToAnotherHostIsALostRank) {
 }
 
 // Rank 1 ends because rank 2 has, and its connections break as it ends.
-TEST_F(FailureTest, WhoeverHasNoticedALossFirstKnowsBetterThanABrokenConnection) {
+TEST_F(FailureTest, AReportedLossExplainsABrokenConnection) {
   const auto broken = [](int rank) {
     return BrokenConnection("the connection to rank " + std::to_string(rank) + " broke", rank);
   };
   start(3, std::make_shared<OpeningBackend>([&](const ChannelSpec& spec) {
           if (spec.set_rank != 0) throw broken(2);
           for (int round = 0; round < 5; ++round) {
-            job_->rank(1).step();  // fails, and tells of it
+            job_->rank(1).step();  // fails, and notifies the others
             clock_.advance(milliseconds(2));
           }
           throw broken(1);
@@ -292,7 +293,7 @@ TEST_F(FailureTest, WhoeverHasNoticedALossFirstKnowsBetterThanABrokenConnection)
   EXPECT_THAT(operations[0].status().message, HasSubstr("lost rank 2 (host c)"));
 }
 
-/// Lets a test act inside a step, as another thread could: wherever the runtime asks for the time.
+/// Lets a test act inside a step, as another thread could: whenever the runtime reads the time.
 class MeddlingClock final : public Clock {
  public:
   explicit MeddlingClock(const Clock& clock) : clock_(clock) {}
@@ -372,7 +373,7 @@ TEST_F(FailureTest, AFailureReportedByTheProgramReachesEveryRank) {
 // A call of MPI that does not return after a loss makes the coordinator deaf, and its host must not
 // take that for the loss.
 TEST_F(FailureTest, OtherHostsLearnOfALossWithoutTheCoordinator) {
-  for (const int hears : {1, 2}) {  // and the ranks before it do nothing
+  for (const int hears : {1, 2}) {  // and the ranks before it take no step
     start(5, {}, {"a", "a", "a", "b", "b"});
     const Operation operation = allreduce(hears, "x");
     job_->rank(4).abort({StatusCode::kPeerLost, "lost rank 3 (host b): process 7 ended", 3});
@@ -385,7 +386,7 @@ TEST_F(FailureTest, OtherHostsLearnOfALossWithoutTheCoordinator) {
   }
 }
 
-// It was stopped for too long, or ends of an exception and logs what it tells the others.
+// It was stopped for too long, or ends with an exception and logs the others' error.
 TEST_F(FailureTest, NoRankIsToldThatItHasLostItself) {
   start(3);
   const std::vector<Operation> operations{allreduce(0, "x"), allreduce(1, "x")};
@@ -400,9 +401,9 @@ TEST_F(FailureTest, NoRankIsToldThatItHasLostItself) {
   EXPECT_EQ(operations[1].status().rank, 1);
 }
 
-// A scheduler suspends jobs, a laptop sleeps, Ctrl-Z: nobody can be blamed for what nobody did
-// meanwhile.
-TEST_F(FailureTest, APauseOfTheWholeJobIsHeldAgainstNobody) {
+// A scheduler suspends jobs, a laptop sleeps, Ctrl-Z: no rank is lost because of silence during
+// that time.
+TEST_F(FailureTest, APauseOfTheWholeJobIsNoLoss) {
   for (const bool several_hosts : {false, true}) {
     start(3, {},
           several_hosts ? std::vector<std::string>{"a", "a", "b"} : std::vector<std::string>{});

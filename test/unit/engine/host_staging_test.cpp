@@ -5,7 +5,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
+#include <utility>
 
 #include "hvd/error.h"
 #include "support/batches.h"
@@ -15,6 +17,7 @@ namespace {
 
 using runtime::Batch;
 using runtime::FusionBufferPool;
+using runtime::FusionLease;
 using runtime::HostStaging;
 using runtime::Staged;
 using ::testing::Each;
@@ -69,7 +72,7 @@ class HostStagingTest : public ::testing::Test {
   Floats b_ = {3};
 };
 
-TEST_F(HostStagingTest, SeveralTensorsGoThroughOneBufferAndComeBack) {
+TEST_F(HostStagingTest, SeveralTensorsPassThroughOneBuffer) {
   const Batch batch = fused();
   for (int use = 0; use < 2; ++use) {
     a_ = {1, 2};
@@ -137,8 +140,8 @@ TEST_F(HostStagingTest, ATensorByItselfIsUsedWhereItLies) {
   EXPECT_EQ(pool_.free_buffers(), 0U) << "nothing was leased";
 }
 
-TEST_F(HostStagingTest, WhoReceivesABroadcastIsNotPacked) {
-  {  // what the buffer holds when it is leased next
+TEST_F(HostStagingTest, AReceiverOfABroadcastDoesNotPack) {
+  {  // the contents of the buffer when it is leased next
     const runtime::FusionLease lease = pool_.lease(3 * sizeof(float));
     std::memset(lease.bytes().data(), 0, lease.bytes().size());
   }
@@ -152,7 +155,7 @@ TEST_F(HostStagingTest, WhoReceivesABroadcastIsNotPacked) {
   unstage(at_root);
 }
 
-TEST_F(HostStagingTest, WhatIsAbandonedNeverComesBack) {
+TEST_F(HostStagingTest, AnAbandonedBufferIsNotReused) {
   {
     const Batch batch = fused();
     std::span<std::byte> out = stage(batch).out;
@@ -182,7 +185,7 @@ TEST_F(HostStagingTest, NeitherDoesTheInputsBufferWhereTheOutputHasOneOfItsOwn) 
   EXPECT_EQ(pool_.free_buffers(), 0U);
 }
 
-TEST_F(HostStagingTest, AnAbsentRankContributesWhatLeavesTheResultAsItIs) {
+TEST_F(HostStagingTest, AnAbsentRankContributesNeutralValues) {
   wire::Request asked = float_request("a", 2);
   for (const auto& [op, neutral] : std::vector<std::pair<ReduceOp, float>>{
            {ReduceOp::kSum, 0.0F}, {ReduceOp::kAverage, 0.0F}, {ReduceOp::kProduct, 1.0F}}) {
@@ -196,7 +199,7 @@ TEST_F(HostStagingTest, AnAbsentRankContributesWhatLeavesTheResultAsItIs) {
   EXPECT_EQ(pool_.free_buffers(), 1U);
 }
 
-TEST_F(HostStagingTest, WhatIsCastIsMultipliedWhereItDoesNotLeaveTheRange) {
+TEST_F(HostStagingTest, FactorsOfCastElementsAreAppliedWhereTheyDoNotOverflow) {
   wire::Request asked = float_request("a", 2);
   asked.compression = Compression::kFloat16;
   asked.prescale = 0.5;
@@ -243,6 +246,54 @@ TEST_F(HostStagingTest, GatheredRowsLieRankByRankAndAnOutputOfTheWrongSizeIsAnEr
   EXPECT_THAT(out_b, ElementsAre(3, 12, 13));
   out_b.resize(2);
   EXPECT_THROW(stage(batch), Error);
+}
+
+TEST(FusionBufferPool, GivesAlignedMemoryOfTheSize) {
+  FusionBufferPool pool;
+  for (const std::size_t size : {0UL, 1UL, 63UL, 64UL, 1000UL, 1UL << 20}) {
+    const FusionLease lease = pool.lease(size);
+    EXPECT_EQ(lease.bytes().size(), size);
+    EXPECT_EQ(reinterpret_cast<std::uintptr_t>(lease.bytes().data()) % 64, 0U);
+  }
+}
+
+TEST(FusionBufferPool, ReusesMemoryAndKeepsTheTwoLargest) {
+  FusionBufferPool pool;
+  const std::byte* large = nullptr;
+  {
+    const FusionLease a = pool.lease(100), b = pool.lease(5000), c = pool.lease(300);
+    large = b.bytes().data();
+  }
+  EXPECT_EQ(pool.free_buffers(), 2U);
+  EXPECT_EQ(pool.lease(4000).bytes().data(), large);
+}
+
+TEST(FusionBufferPool, TrimsLargeBuffers) {
+  FusionBufferPool pool;
+  { const FusionLease small = pool.lease(100), large = pool.lease(5000); }
+  pool.trim(4000);
+  EXPECT_EQ(pool.free_buffers(), 1U);
+  pool.trim(100);
+  EXPECT_EQ(pool.free_buffers(), 1U);
+}
+
+TEST(FusionBufferPool, TwoLeasesNeverShare) {
+  FusionBufferPool pool;
+  { const FusionLease first = pool.lease(64); }
+  const FusionLease a = pool.lease(64), b = pool.lease(64);
+  EXPECT_NE(a.bytes().data(), b.bytes().data());
+}
+
+TEST(FusionBufferPool, AMovedLeaseGivesBackOnce) {
+  FusionBufferPool pool;
+  {
+    FusionLease a = pool.lease(64);
+    FusionLease b = std::move(a);
+    a = std::move(b);
+    a = pool.lease(128);
+    EXPECT_EQ(pool.free_buffers(), 1U);
+  }
+  EXPECT_EQ(pool.free_buffers(), 2U);
 }
 
 }  // namespace

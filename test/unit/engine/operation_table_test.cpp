@@ -1,4 +1,4 @@
-#include "engine/operation_table.h"
+#include "engine/operations.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,12 +28,12 @@ class OperationTableTest : public ::testing::Test {
     submission.process_set = process_set;
     return submission;
   }
-  /// What the engine is handed, in order.
+  /// The operations that the engine gets, in order.
   std::vector<OperationPtr> submit(const std::vector<Submission>& submissions) {
     std::vector<Operation> handles(submissions.size());
     table_.submit(submissions, handles, {}, {});
     std::vector<OperationPtr> taken;
-    front_.take(taken, EngineFront::Callbacks::kAll);
+    queue_.pop_all(taken, SubmissionQueue::Callbacks::kAll);
     return taken;
   }
   OperationPtr submit(const Submission& submission) {
@@ -53,8 +53,8 @@ class OperationTableTest : public ::testing::Test {
   }
 
   static inline std::array<float, 4> memory_ = {};
-  EngineFront front_{control::ProcessSetTable(2)};
-  OperationTable table_{front_, 1, std::nullopt};
+  SubmissionQueue queue_{control::ProcessSetTable(2)};
+  OperationTable table_{queue_, 1, std::nullopt};
 };
 
 TEST_F(OperationTableTest, ANameIsTakenUntilItsOperationHasEnded) {
@@ -69,7 +69,7 @@ TEST_F(OperationTableTest, ANameIsTakenUntilItsOperationHasEnded) {
 TEST_F(OperationTableTest, EachProcessSetHasItsOwnNames) {
   control::ProcessSetTable sets(2);
   const int set = sets.add({0, 1});
-  front_.set_process_sets(sets);
+  queue_.set_process_sets(sets);
   submit(named("a"));
   EXPECT_EQ(submit(named("a", set))->request.process_set, set);
   EXPECT_NE(refused({named("a", set)}), "accepted");
@@ -104,7 +104,7 @@ TEST_F(OperationTableTest, OfTooManyNamesTheLeastRecentlyUsedAreForgotten) {
   }
   EXPECT_NE(use("0").get(), first.get()) << "the table would grow without limit";
   const OperationPtr last = use("last");
-  EXPECT_EQ(use("last").get(), last.get()) << "what has just been released is remembered";
+  EXPECT_EQ(use("last").get(), last.get()) << "the one that was just released is remembered";
 }
 
 TEST_F(OperationTableTest, AStateIsNotUsedAgainForAnotherOperationOrWhileAHandleIsLeft) {
@@ -119,7 +119,7 @@ TEST_F(OperationTableTest, AStateIsNotUsedAgainForAnotherOperationOrWhileAHandle
   Operation handle;
   table_.submit({&larger, 1}, {&handle, 1}, {}, {});
   std::vector<OperationPtr> taken;
-  front_.take(taken, EngineFront::Callbacks::kAll);
+  queue_.pop_all(taken, SubmissionQueue::Callbacks::kAll);
   ASSERT_EQ(taken.at(0).get(), changed.get());
   end(changed, {StatusCode::kMismatch, "the handle says so", -1});
   EXPECT_NE(submit(larger).get(), changed.get());
@@ -129,7 +129,7 @@ TEST_F(OperationTableTest, AStateIsNotUsedAgainForAnotherOperationOrWhileAHandle
 TEST_F(OperationTableTest, UnnamedOperationsAreNumberedBySetAndKind) {
   control::ProcessSetTable sets(2);
   const int set = sets.add({0, 1});
-  front_.set_process_sets(sets);
+  queue_.set_process_sets(sets);
   Submission reducescatter = named("");
   reducescatter.parameters = Reducescatter{};
   std::array<float, 2> rows = {};
@@ -145,7 +145,7 @@ TEST_F(OperationTableTest, UnnamedOperationsAreNumberedBySetAndKind) {
 TEST_F(OperationTableTest, AllAreAcceptedOrNone) {
   submit(named("taken"));
   EXPECT_NE(refused({named("a"), named(""), named("taken")}), "accepted");
-  EXPECT_THAT(front_.submissions(), IsEmpty());
+  EXPECT_THAT(queue_.queued(), IsEmpty());
   EXPECT_EQ(submit(named(""))->request.ordinal, 0U) << "its number was given back";
   EXPECT_EQ(submit(named("a"))->request.name, "a");
   const Submission join{.name = "join", .parameters = Join{}};
@@ -156,7 +156,7 @@ TEST_F(OperationTableTest, AllAreAcceptedOrNone) {
 TEST_F(OperationTableTest, AnUnnamedGroupIsOfOneKindAndSetAndComplete) {
   control::ProcessSetTable sets(2);
   const int set = sets.add({0, 1});
-  front_.set_process_sets(sets);
+  queue_.set_process_sets(sets);
   const auto member = [](int index, int size, OperationParameters parameters = Allreduce{},
                          int process_set = 0) {
     Submission submission = named("", process_set);
@@ -165,7 +165,7 @@ TEST_F(OperationTableTest, AnUnnamedGroupIsOfOneKindAndSetAndComplete) {
     submission.group_index = index;
     return submission;
   };
-  // Both kinds have come before, so that each has numbers to take.
+  // Both kinds were submitted before, so that each has numbers to use.
   for (const OperationPtr& operation :
        submit({named(""), member(0, 1, Broadcast{}), named("", set)}))
     end(operation);
@@ -187,7 +187,7 @@ TEST_F(OperationTableTest, AnUnnamedGroupIsOfOneKindAndSetAndComplete) {
                                   {named("a"), member(0, 2)},
                                   {member(0, 2), member(1, 3)}})
     EXPECT_THAT(refused(submissions), HasSubstr(incomplete));
-  EXPECT_THAT(front_.submissions(), IsEmpty());
+  EXPECT_THAT(queue_.queued(), IsEmpty());
   const auto operations = submit({named("a"), member(0, 2), member(1, 2), member(0, 1), named("")});
   std::vector<std::uint64_t> ordinals;
   for (const OperationPtr& operation : operations) ordinals.push_back(operation->request.ordinal);
@@ -223,10 +223,10 @@ TEST_F(OperationTableTest, CountsOperationsThatCallBack) {
   EXPECT_FALSE(table_.calls_back());
 }
 
-TEST_F(OperationTableTest, NothingIsAcceptedAfterShutdownOrAFailure) {
-  front_.request_shutdown();
+TEST_F(OperationTableTest, SubmissionsAreRefusedAfterShutdownOrAFailure) {
+  queue_.request_shutdown();
   EXPECT_THROW(submit(named("a")), ShutdownError);
-  front_.set_failed({StatusCode::kPeerLost, "rank 0 is gone", 0});
+  queue_.set_failed({StatusCode::kPeerLost, "rank 0 is gone", 0});
   EXPECT_THROW(submit(named("a")), PeerLostError);
 }
 

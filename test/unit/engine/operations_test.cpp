@@ -1,4 +1,4 @@
-// What the executor makes of several collectives, of process sets and of ranks that have joined;
+// Operations that are made of several collectives, on process sets and with joined ranks;
 // the plain operations are in the simulation and in the conformance suite.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -118,7 +118,7 @@ TEST(Sets, AStalledOneDelaysNoOther) {
   EXPECT_FALSE(waiting.done());
 }
 
-TEST(Sets, ARemovedOneIsRefusedAndWhatWaitsInItEnds) {
+TEST(Sets, ARemovedSetIsRefusedAndItsOperationsEnd) {
   Ranks ranks(2);
   const int set = ranks.add_set({0, 1});
   std::vector<float> data(4, 1);
@@ -144,7 +144,7 @@ TEST(Sets, BadListsAreRefused) {
   EXPECT_THROW(submit_one(ranks.rank(0), {.parameters = RemoveProcessSet{0}}), UsageError);
 }
 
-TEST(Join, ARankThatHasJoinedMayAskForNothing) {
+TEST(Join, AJoinedRankMayNotSubmit) {
   Ranks ranks(2);
   const Operation joined = submit_one(ranks.rank(0), join_operation());
   ranks.step_a_while();
@@ -191,7 +191,7 @@ TEST(Join, FactorsDoNotTouchTheAbsentContribution) {
   }
 }
 
-TEST(Join, WithMoreBehindItInOneCallIsRefusedAndNothingHasHappened) {
+TEST(Join, IsRefusedAsAWholeWithOtherOperationsInOneCall) {
   Ranks ranks(2);
   std::vector<std::vector<float>> data = {{1}, {2}};
   EXPECT_THROW(ranks.rank(1).submit({join_operation(), float_operation(data[1], "x")},
@@ -253,7 +253,7 @@ class CountedBackend final : public Backend {
   int live_ = 0;
 };
 
-// They share a place in the schedule: the second may come before the first has ended there.
+// They share a place in the schedule: the second may be submitted before the first has ended there.
 TEST(Locked, SeveralUnnamedOperationsOfAKindMayBeUnderWay) {
   for (int rounds_between = 0; rounds_between < 8; ++rounds_between) {
     VirtualClock clock;
@@ -292,7 +292,7 @@ TEST(Locked, SeveralUnnamedOperationsOfAKindMayBeUnderWay) {
   }
 }
 
-// The members are of two sorts, so they run in two batches; something else comes in between.
+// The members are of two sorts, so they run in two batches, with another operation in between.
 TEST(Locked, AGroupInSeveralBatchesIsNotLeftHalfDone) {
   Ranks ranks(2);
   std::vector<std::vector<float>> data(6);
@@ -348,7 +348,7 @@ TEST(Locked, AWorkThatCannotBeUsedAgainIsNotKept) {
   EXPECT_EQ(backend->live(), 0);
 }
 
-// What comes again by name takes a shorter way, which has to refuse the same.
+// A repeated operation takes a shorter path, which must refuse the same submissions.
 TEST(Reuse, OfANameWithAnOutputThatOverlapsTheInputOtherwiseIsRefused) {
   Ranks ranks(2);
   std::vector<float> memory(9, 1);
@@ -421,7 +421,7 @@ TEST(Groups, AnUnnamedOneThatBeginsInTheMiddleIsRefused) {
     EXPECT_TRUE(operation.status().ok()) << operation.status().message;
 }
 
-TEST(Names, AnUnnamedOperationWhoseNameIsTakenLosesNoNumber) {
+TEST(Names, ARefusedUnnamedOperationKeepsNoNumber) {
   Ranks ranks(2);
   std::vector<std::vector<float>> data = {{1}, {2}};
   ranks.submit(0, float_operation(data[0], "allreduce.unnamed.0"));

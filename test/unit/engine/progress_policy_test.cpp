@@ -46,7 +46,19 @@ TEST(ProgressPolicy, ARankThatIsBoundToACoreHasThatCore) {
   EXPECT_TRUE(bound.spins);
 }
 
-/// A job of one rank: an operation can be carried through by whoever is asked to.
+TEST(PollInterval, GrowsToALimitThatDependsOnThePurpose) {
+  using runtime::PollFor;
+  using std::chrono::microseconds;
+  for (const PollFor purpose : {PollFor::kReplayedLaunch, PollFor::kTransfer, PollFor::kMessages}) {
+    EXPECT_EQ(runtime::poll_interval(purpose, 0), microseconds(20));
+    EXPECT_EQ(runtime::poll_interval(purpose, 4), microseconds(40));
+  }
+  EXPECT_EQ(runtime::poll_interval(PollFor::kReplayedLaunch, 1000), microseconds(50));
+  EXPECT_EQ(runtime::poll_interval(PollFor::kTransfer, 1000), microseconds(100));
+  EXPECT_EQ(runtime::poll_interval(PollFor::kMessages, 1000), microseconds(1000));
+}
+
+/// A job of one rank: any driver can carry an operation out alone.
 class InlineProgress : public ::testing::Test {
  protected:
   static LocalJobOptions options(ProgressMode mode) {
@@ -58,9 +70,9 @@ class InlineProgress : public ::testing::Test {
   const SteadyClock clock_{};
 };
 
-TEST_F(InlineProgress, TheSubmittingThreadDoesWhatItCan) {
+TEST_F(InlineProgress, TheSubmittingThreadMakesProgress) {
   LocalJob job(options(ProgressMode::kInline), clock_);
-  // The coordinator thread may be driving just then; it is asleep soon.
+  // The engine thread may be driving at first; it sleeps soon.
   bool done = false;
   for (int attempt = 0; attempt < 200 && !done; ++attempt) {
     const Operation operation = submit_one(job.rank(0), float_operation(memory_, "x"));

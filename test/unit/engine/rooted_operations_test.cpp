@@ -1,4 +1,4 @@
-// Reduce and scatter: who gets what, and what ranks are told that do it otherwise. Random programs
+// Reduce and scatter: the results, and the errors of ranks that disagree. Random programs
 // of the simulation run both among the other kinds.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -11,7 +11,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-/// A rank's side of a scatter of rows of two numbers, and what it receives.
+/// A rank's side of a scatter of rows of two numbers, and its result.
 struct Scattered {
   Submission submission(std::vector<float>& rows, int root) {
     Submission submission = float_operation(rows, "s", OpKind::kScatter);

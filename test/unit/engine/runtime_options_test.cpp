@@ -116,7 +116,7 @@ TEST_F(RuntimeOptionsTest, WordsAreTakenInAnyCase) {
   EXPECT_EQ(runtime::resolve({.backend = "local"}).backend, "self");
 }
 
-TEST_F(RuntimeOptionsTest, SaysWhatIsNotTheDefault) {
+TEST_F(RuntimeOptionsTest, DescribesSettingsThatAreNotTheDefault) {
   EXPECT_EQ(runtime::describe_settings({}), "all settings are the defaults");
   ::setenv("HVD_STALL_WARNING", "1.5", 1);
   EXPECT_EQ(

@@ -21,7 +21,7 @@ TEST(Shutdown, EndsWhenEveryRankHasCalledItAndMayBeCalledAgain) {
   EXPECT_THROW(submit_one(job.rank(1), float_operation(data, "late")), ShutdownError);
 }
 
-TEST(Shutdown, OfOneRankEndsWhatTheOthersWantFromItAndNamesIt) {
+TEST(Shutdown, OfOneRankEndsTheOthersOperationsAndNamesTheRank) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);
   std::vector<float> data(4, 1.0F);
@@ -37,7 +37,7 @@ TEST(Shutdown, OfAProcessThatEndsWithoutItIsToldAsThat) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);
   std::vector<float> data(4, 1.0F);
-  job.rank(1).note_ending();
+  job.rank(1).mark_ending();
   std::jthread leaving([&job] { job.rank(1).shutdown(); });
   const Operation operation = submit_one(job.rank(0), float_operation(data, "w"));
   operation.wait();
@@ -46,11 +46,11 @@ TEST(Shutdown, OfAProcessThatEndsWithoutItIsToldAsThat) {
   job.rank(0).shutdown();
 }
 
-TEST(Shutdown, AProcessThatEndsDoesNotBlameWhomItHasBroughtDown) {
+TEST(Shutdown, AnEndingProcessDoesNotBlameTheOthers) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);
   ::testing::internal::CaptureStderr();
-  job.rank(1).note_ending();
+  job.rank(1).mark_ending();
   std::jthread leaving([&job] { job.rank(1).shutdown(); });
   job.rank(0).abort(
       {StatusCode::kPeerLost,
@@ -83,7 +83,7 @@ TEST(Shutdown, WithoutTheOthersEndsAfterThePatienceIsOver) {
   EXPECT_FALSE(job.rank(0).shutdown(std::chrono::milliseconds(100)));
 }
 
-/// Two ranks, of which one has left while what it had to say last was under way, and is lost.
+/// Two ranks, one of which has left while its last message was under way, which is lost.
 class LostFarewell : public ::testing::TestWithParam<int> {
  protected:
   LostFarewell()
@@ -106,7 +106,7 @@ TEST_P(LostFarewell, DoesNotHoldUpShutdown) {
   EXPECT_TRUE(other().shutdown(kLongPatience));
 }
 
-TEST_P(LostFarewell, EndsWhatIsAskedOfThatRank) {
+TEST_P(LostFarewell, EndsTheOperationsThatNeedTheRank) {
   std::vector<float> data(4, 1.0F);
   const Operation operation = submit_one(other(), float_operation(data, "w"));
   leave();

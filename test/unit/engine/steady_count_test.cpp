@@ -1,5 +1,5 @@
-// What a step costs in the steady state, in things that can be counted: nothing is allocated, the
-// kernel is not called, the log is not asked, and nothing is sent.
+// Counts the costs of a step in the steady state: it allocates no memory, makes no system call,
+// does not query the log level, and sends no message.
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -188,7 +188,7 @@ void SteadyCount::count_what_steps_cost() {
 TEST_F(SteadyCount, AStepAllocatesNothingAndDoesNotCallTheKernel) { count_what_steps_cost(); }
 
 #if HVD_HAVE_UCX
-/// What the ranks tell each other travels over the real UCX.
+/// The ranks' messages use the real UCX.
 class SteadyCountOverUcx : public SteadyCount {
  protected:
   void make_planes() override {

@@ -46,7 +46,7 @@ control::AgreedBatch batch(const std::vector<wire::Request>& requests, int ranks
   return agreed;
 }
 
-/// A rank with all of an engine but what negotiates.
+/// A rank with the parts of an engine except those that negotiate.
 struct Rank {
   Rank(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> plane,
        const std::shared_ptr<LocalWorld>& world, const Clock& clock)
@@ -121,7 +121,8 @@ class SteadyStateTest : public ::testing::Test {
   }
   std::vector<std::string> taken(std::size_t rank) {
     std::vector<std::string> names;
-    for (const OperationPtr& one : steady(rank).take_waiting()) names.push_back(one->request.name);
+    for (const OperationPtr& one : steady(rank).release_waiting())
+      names.push_back(one->request.name);
     return names;
   }
   bool rung(std::size_t rank, std::uint32_t since) {
@@ -234,11 +235,28 @@ TEST_F(SteadyStateTest, OtherHostsAreNotRung) {
   const std::uint32_t first = ticket(0), elsewhere = ticket(2);
   EXPECT_TRUE(offer(1, "x"));
   EXPECT_EQ(advance(1), Outcome::kNothing);
-  EXPECT_TRUE(rung(0, first)) << "it tells the other host";
+  EXPECT_TRUE(rung(0, first)) << "it notifies the other host";
   EXPECT_FALSE(rung(2, elsewhere));
 }
 
-TEST_F(SteadyStateTest, WhatWaitsComesBackWhenItIsLeftAndWhatRunsDoesNot) {
+TEST_F(SteadyStateTest, ALaunchOnAGpuAwaitsOtherHosts) {
+  const auto waits_after_offer = [&](std::vector<std::string> hosts, bool on_device) {
+    ranks_.clear();
+    make(std::move(hosts));
+    wire::Request asked = request("x");
+    if (on_device) asked.kind = OpKind::kBarrier;  // of the GPU's memory, without a channel
+    asked.device = on_device ? DeviceType::kCuda : DeviceType::kCpu;
+    begin({{asked}});
+    EXPECT_FALSE(steady(0).launch_awaits_other_hosts()) << "no operation waits yet";
+    EXPECT_TRUE(offer(0, asked));
+    return steady(0).launch_awaits_other_hosts();
+  };
+  EXPECT_TRUE(waits_after_offer({"a", "b"}, true));
+  EXPECT_FALSE(waits_after_offer({"a", "a"}, true)) << "ranks of one host ring";
+  EXPECT_FALSE(waits_after_offer({"a", "b"}, false));
+}
+
+TEST_F(SteadyStateTest, WaitingOperationsAreReturnedAfterLeavingAndRunningOnesAreNot) {
   make({"a", "a"});
   begin({{request("x")}, {request("y"), request("z")}});
   for (const std::size_t rank : {0, 1}) EXPECT_TRUE(offer(rank, "x"));
@@ -252,7 +270,7 @@ TEST_F(SteadyStateTest, WhatWaitsComesBackWhenItIsLeftAndWhatRunsDoesNot) {
   EXPECT_THAT(taken(1), ElementsAre("y"));
   EXPECT_FALSE(steady(1).anything_waits());
   EXPECT_THAT(taken(1), IsEmpty());
-  EXPECT_EQ(advance(0), Outcome::kLeft) << "nobody can run what rank 1 has left at";
+  EXPECT_EQ(advance(0), Outcome::kLeft) << "no rank can run the batch at which rank 1 has left";
   EXPECT_EQ(steady(0).waiting().size(), 1U);
   EXPECT_THAT(taken(0), ElementsAre("z"));
   execute();
@@ -261,32 +279,32 @@ TEST_F(SteadyStateTest, WhatWaitsComesBackWhenItIsLeftAndWhatRunsDoesNot) {
   EXPECT_EQ(advance(0), Outcome::kNothing) << "nothing is left over from before";
 }
 
-TEST_F(SteadyStateTest, OnOneHostAPlanCannotComeBeforeItIsLeft) {
+TEST_F(SteadyStateTest, OnOneHostAPlanCannotArriveDuringAReplay) {
   make({"a", "a"});
   begin({{request("x")}});
   EXPECT_THROW(steady(0).defer(plan(7)), Error);
-  EXPECT_FALSE(steady(0).take_plan().has_value());
+  EXPECT_FALSE(steady(0).next_deferred_plan().has_value());
 }
 
 TEST_F(SteadyStateTest, PlansWaitUntilItIsLeftAndWhileTheNextIsRepeated) {
   make({"a", "b"});
   begin({{request("x")}});
   for (const std::uint64_t sequence : {7, 8, 9}) steady(1).defer(plan(sequence));
-  EXPECT_FALSE(steady(1).take_plan().has_value());
+  EXPECT_FALSE(steady(1).next_deferred_plan().has_value());
   steady(1).leave_soon();
   EXPECT_EQ(advance(1), Outcome::kLeft);
-  EXPECT_EQ(steady(1).take_plan()->sequence, 7U);
-  EXPECT_EQ(steady(1).take_plan()->sequence, 8U);
-  steady(1).take_waiting();
+  EXPECT_EQ(steady(1).next_deferred_plan()->sequence, 7U);
+  EXPECT_EQ(steady(1).next_deferred_plan()->sequence, 8U);
+  steady(1).release_waiting();
   steady(1).begin({{batch({request("x")}, 2)}}, clock_.now());
-  EXPECT_FALSE(steady(1).take_plan().has_value()) << "plan 8 has begun a schedule";
+  EXPECT_FALSE(steady(1).next_deferred_plan().has_value()) << "plan 8 has begun a schedule";
   steady(1).leave_soon();
   EXPECT_EQ(advance(1), Outcome::kLeft);
-  EXPECT_EQ(steady(1).take_plan()->sequence, 9U);
-  EXPECT_FALSE(steady(1).take_plan().has_value());
+  EXPECT_EQ(steady(1).next_deferred_plan()->sequence, 9U);
+  EXPECT_FALSE(steady(1).next_deferred_plan().has_value());
 }
 
-TEST_F(SteadyStateTest, TheFirstRankOfEachHostTellsTheOtherHosts) {
+TEST_F(SteadyStateTest, TheFirstRankOfEachHostNotifiesTheOtherHosts) {
   make({"a", "a", "b"});
   begin({{request("x")}});
   EXPECT_FALSE(steady(0).exchange_updates()) << "nothing has happened";
@@ -294,17 +312,17 @@ TEST_F(SteadyStateTest, TheFirstRankOfEachHostTellsTheOtherHosts) {
     EXPECT_TRUE(offer(rank, "x"));
     EXPECT_EQ(advance(rank), Outcome::kNothing);
   }
-  EXPECT_FALSE(steady(0).exchange_updates()) << "the other host has not said anything";
+  EXPECT_FALSE(steady(0).exchange_updates()) << "the other host has sent no update";
   EXPECT_FALSE(steady(1).exchange_updates());
   EXPECT_EQ(ranks_[0]->sent(), 1U);
-  EXPECT_EQ(ranks_[1]->sent(), 0U) << "it does not speak for its host";
+  EXPECT_EQ(ranks_[1]->sent(), 0U) << "it is not the first rank of its host";
   EXPECT_TRUE(offer(2, "x"));
   EXPECT_EQ(advance(2), Outcome::kNothing);
   EXPECT_FALSE(steady(2).exchange_updates());
   for (const wire::ReplayUpdate& news : ranks_[2]->received()) steady(2).accept(0, news);
   EXPECT_TRUE(steady(2).exchange_updates());
   EXPECT_EQ(advance(2), Outcome::kRun);
-  EXPECT_EQ(advance(1), Outcome::kNothing) << "its host has not heard of the other one";
+  EXPECT_EQ(advance(1), Outcome::kNothing) << "its host has got no update of the other one";
   const std::vector<wire::ReplayUpdate> told = ranks_[0]->received();
   ASSERT_EQ(told.size(), 1U);
   steady(0).accept(2, told.front());
@@ -313,7 +331,7 @@ TEST_F(SteadyStateTest, TheFirstRankOfEachHostTellsTheOtherHosts) {
   EXPECT_TRUE(rung(1, before)) << "the ranks of this host have something to do";
   EXPECT_EQ(advance(0), Outcome::kRun);
   EXPECT_EQ(advance(1), Outcome::kRun);
-  EXPECT_FALSE(steady(0).exchange_updates()) << "and nothing is told twice";
+  EXPECT_FALSE(steady(0).exchange_updates()) << "no update is sent twice";
   EXPECT_EQ(ranks_[0]->sent(), 1U);
 }
 
@@ -336,7 +354,7 @@ TEST_F(SteadyStateTest, NewsForARankThatDoesNotSpeakForItsHostAreAnError) {
   }
 }
 
-TEST_F(SteadyStateTest, AnUnnamedOperationWhosePlaceStillRunsEndsIt) {
+TEST_F(SteadyStateTest, AnUnnamedOperationWhosePlaceStillRunsEndsTheReplay) {
   make({"a", "a"});
   begin({{unnamed(0)}});
   for (const std::size_t rank : {0, 1}) EXPECT_TRUE(offer(rank, unnamed(1)));
@@ -346,24 +364,24 @@ TEST_F(SteadyStateTest, AnUnnamedOperationWhosePlaceStillRunsEndsIt) {
   EXPECT_EQ(advance(1), Outcome::kLeft);
 }
 
-TEST_F(SteadyStateTest, WhoWaitsForWhatItLacksItselfLeaves) {
+TEST_F(SteadyStateTest, ABlockedRankThatLacksAnOperationLeaves) {
   make({"a", "a"});
   begin({{request("x"), request("y")}});
   EXPECT_TRUE(offer(0, "x"));
   EXPECT_EQ(advance(0), Outcome::kNothing);
-  EXPECT_TRUE(steady(0).note_blocked());
+  EXPECT_TRUE(steady(0).leave_if_own_missing());
   EXPECT_EQ(advance(0), Outcome::kLeft);
   for (const std::string name : {"x", "y"}) EXPECT_TRUE(offer(1, name));
   EXPECT_EQ(advance(1), Outcome::kLeft);
-  EXPECT_FALSE(steady(1).note_blocked()) << "nothing is repeated";
+  EXPECT_FALSE(steady(1).leave_if_own_missing()) << "nothing is repeated";
 }
 
-TEST_F(SteadyStateTest, WhoHasAllOfItWaitsForOthersAndAsksThemToLeaveInTheEnd) {
+TEST_F(SteadyStateTest, ARankWithAllOperationsAsksTheOthersToLeaveAfterSomeTime) {
   make({"a", "a"});
   begin({{request("x")}});
   EXPECT_TRUE(offer(0, "x"));
   EXPECT_EQ(advance(0), Outcome::kNothing);
-  EXPECT_FALSE(steady(0).note_blocked()) << "the others may be about to come";
+  EXPECT_FALSE(steady(0).leave_if_own_missing()) << "the others may be about to arrive";
   ASSERT_TRUE(steady(0).deadline().has_value());
   EXPECT_EQ(*steady(0).deadline(), clock_.now() + seconds(1));
   const std::uint32_t before = ticket(1);
@@ -371,7 +389,7 @@ TEST_F(SteadyStateTest, WhoHasAllOfItWaitsForOthersAndAsksThemToLeaveInTheEnd) {
   EXPECT_FALSE(steady(0).watch(clock_.now(), true));
   clock_.advance(milliseconds(1));
   EXPECT_FALSE(steady(0).watch(clock_.now(), false)) << "nothing waits here";
-  EXPECT_EQ(advance(1), Outcome::kNothing) << "and nobody has been asked";
+  EXPECT_EQ(advance(1), Outcome::kNothing) << "no rank was asked to leave";
   EXPECT_FALSE(rung(1, before));
   EXPECT_FALSE(steady(0).watch(clock_.now(), true)) << "it is not this rank that leaves";
   EXPECT_TRUE(rung(1, before));
@@ -382,7 +400,7 @@ TEST_F(SteadyStateTest, WhoHasAllOfItWaitsForOthersAndAsksThemToLeaveInTheEnd) {
   EXPECT_FALSE(steady(0).watch(clock_.now() + seconds(9), true));
 }
 
-TEST_F(SteadyStateTest, WhoHasAPartOfItLeavesWhenNothingMoves) {
+TEST_F(SteadyStateTest, ARankWithSomeOperationsLeavesAfterSomeTime) {
   options_.stall_warning = seconds(2);
   make({"a", "a"});
   begin({{request("x"), request("y")}});
@@ -396,7 +414,7 @@ TEST_F(SteadyStateTest, WhoHasAPartOfItLeavesWhenNothingMoves) {
   EXPECT_EQ(advance(0), Outcome::kLeft);
 }
 
-TEST_F(SteadyStateTest, SwitchedOffNothingIsEverRepeated) {
+TEST_F(SteadyStateTest, SwitchedOffNoScheduleIsReplayed) {
   options_.schedule_lock = false;
   make({"a", "b"});
   EXPECT_FALSE(steady(0).available());

@@ -30,7 +30,7 @@ class SubmissionCheckTest : public ::testing::Test {
   Submission submission_;
 };
 
-TEST_F(SubmissionCheckTest, AcceptsAnAllreduceAndKeepsWhatRanksMustAgreeOn) {
+TEST_F(SubmissionCheckTest, AcceptsAnAllreduceAndKeepsTheParametersThatRanksAgreeOn) {
   submission_.input.shape = submission_.output.shape = {2, 3};
   submission_.parameters = Allreduce{.op = ReduceOp::kMax, .prescale = 0.5};
   const wire::Request request = runtime::make_request(submission_, sets_, 1);
@@ -50,7 +50,7 @@ TEST_F(SubmissionCheckTest, CompressesAnAllreduceOfFloat32Only) {
   }
 }
 
-// What goes on to the coordinator unchecked ends the job there, as a message that cannot be.
+// A request that reaches the coordinator unchecked ends the job there, as an impossible message.
 TEST_F(SubmissionCheckTest, RefusesBadGroupsOfJoinAndOfSetsToo) {
   for (const OpKind kind :
        {OpKind::kBarrier, OpKind::kJoin, OpKind::kAddProcessSet, OpKind::kRemoveProcessSet}) {
@@ -66,7 +66,7 @@ TEST_F(SubmissionCheckTest, RefusesBadGroupsOfJoinAndOfSetsToo) {
 
 // The request has one form for all kinds: what is not this kind's keeps the value that all ranks
 // have.
-TEST_F(SubmissionCheckTest, ARequestSaysWhatItsKindIsToldAndNothingElse) {
+TEST_F(SubmissionCheckTest, ARequestHasTheParametersOfItsKindOnly) {
   const auto request_for = [&](const OperationParameters& parameters) {
     submission_.parameters = parameters;
     submission_.allocate_output = [](const OutputSizes&) { return TensorView{}; };
@@ -122,7 +122,7 @@ TEST_F(SubmissionCheckTest, ARequestSaysWhatItsKindIsToldAndNothingElse) {
               });
 }
 
-TEST_F(SubmissionCheckTest, RefusesWhatConcernsAllRanksOfASetAndSetsThatCannotBeRemoved) {
+TEST_F(SubmissionCheckTest, RefusesJobWideOperationsOnASetAndSetsThatCannotBeRemoved) {
   const int set = sets_.add({0, 1});
   submission_.parameters = RemoveProcessSet{};
   expect_refused("the set of all ranks cannot be removed");
@@ -257,7 +257,7 @@ TEST_F(SubmissionCheckTest, RefusesAnOutputThatOverlapsTheInput) {
   EXPECT_NO_THROW(runtime::make_request(submission_, sets_, 1));
 }
 
-TEST_F(SubmissionCheckTest, TakesOnlyTheRowsOfAReducescatterThatNobodyElseReads) {
+TEST_F(SubmissionCheckTest, AcceptsOnlyTheRowsOfAReducescatterThatNoOtherRankReads) {
   std::vector<float> memory(12);  // 6 rows; of 4 ranks, this one gets rows 2 and 3
   submission_.parameters = Reducescatter{};
   submission_.input.data = reinterpret_cast<std::byte*>(memory.data());
@@ -335,24 +335,24 @@ TEST_F(PartsCheckTest, AreOfAnAllreduceOnAGpu) {
   expect_refused("expected null for input and output");
 }
 
-TEST_F(PartsCheckTest, AskForTheSameWhereverTheyLie) {
+TEST_F(PartsCheckTest, AreTheSameOperationAtAnyAddress) {
   const wire::Request request = runtime::make_request(submission_, sets_, 1, 0);
   Submission again = submission_;
   const std::vector<TensorPart> others = {{memory() + 4, 0, 1}};
   again.parts = others;
-  EXPECT_TRUE(runtime::asks_for_the_same(again, submission_, request));
+  EXPECT_TRUE(runtime::is_same_operation(again, submission_, request));
   const std::vector<TensorPart> outside = {{memory(), 0, 7}};
   again.parts = outside;
-  EXPECT_FALSE(runtime::asks_for_the_same(again, submission_, request));
+  EXPECT_FALSE(runtime::is_same_operation(again, submission_, request));
   again.parts = {};
-  EXPECT_FALSE(runtime::asks_for_the_same(again, submission_, request)) << "it has no memory";
+  EXPECT_FALSE(runtime::is_same_operation(again, submission_, request)) << "it has no memory";
   again.input.data = again.output.data = memory();
-  EXPECT_FALSE(runtime::asks_for_the_same(again, submission_, request))
+  EXPECT_FALSE(runtime::is_same_operation(again, submission_, request))
       << "the others submit it in parts";
 }
 
-// Where its result went the time before is no part of what is asked for.
-TEST_F(SubmissionCheckTest, AnAllgatherAsksForTheSameWhereverItsResultGoes) {
+// The address of the last result does not matter.
+TEST_F(SubmissionCheckTest, AnAllgatherIsTheSameOperationWithAnyResultAddress) {
   submission_.parameters = Allgather();
   submission_.output = {};
   submission_.allocate_output = [](const OutputSizes&) { return TensorView(); };
@@ -362,13 +362,13 @@ TEST_F(SubmissionCheckTest, AnAllgatherAsksForTheSameWhereverItsResultGoes) {
   before.output.shape = {24};
   before.output.count = 24;
   before.allocate_output = nullptr;  // it is called once
-  EXPECT_TRUE(runtime::asks_for_the_same(submission_, before, request));
+  EXPECT_TRUE(runtime::is_same_operation(submission_, before, request));
   Submission other = submission_;
   other.input.shape = {2, 3};
-  EXPECT_FALSE(runtime::asks_for_the_same(other, before, request));
+  EXPECT_FALSE(runtime::is_same_operation(other, before, request));
   other = submission_;
   other.allocate_output = nullptr;
-  EXPECT_FALSE(runtime::asks_for_the_same(other, before, request));
+  EXPECT_FALSE(runtime::is_same_operation(other, before, request));
 }
 
 TEST_F(SubmissionCheckTest, RefusesInfiniteFactors) {

@@ -65,7 +65,7 @@ class RuntimeTreeTest : public ::testing::Test {
   std::vector<std::vector<float>> data_;
 };
 
-// A message up from each rank, a plan to each child; rank 0 tells itself instead of a parent.
+// A message up from each rank, and a plan to each child; rank 0 has no parent.
 TEST_F(RuntimeTreeTest, AnOrdinaryRoundIsOneMessageUpAndOnePlanToEachChild) {
   for (int round = 0; round < 4; ++round) {
     std::vector<std::uint64_t> before;
@@ -100,7 +100,7 @@ TEST_F(RuntimeTreeTest, AStallIsToldAndEndsWithTheMissingRankAndItCanGoOn) {
     EXPECT_TRUE(operation.status().ok()) << operation.status().message;
 }
 
-TEST_F(RuntimeTreeTest, WhatOneRankIsLateForDelaysNothingElse) {
+TEST_F(RuntimeTreeTest, ALateRankDelaysItsOwnOperationOnly) {
   ASSERT_TRUE(run(allreduce_all("slow")));
   ASSERT_TRUE(run(allreduce_all("quick")));
   const auto slow = allreduce_all("slow", kRanks - 1);

@@ -374,27 +374,6 @@ TEST(Coordinator, NothingGathersAcrossAJoinOrTheEndOfASet) {
   for (const Applied& applied : ending.apply_everywhere()) EXPECT_TRUE(applied.errors.empty());
 }
 
-TEST(Coordinator, OnlyWhatMayBeFusedOnADeviceGathersForIt) {
-  Cluster cluster(2);
-  const auto submit = [&](wire::Request request, DeviceType device = DeviceType::kCuda) {
-    request.device = device;
-    cluster.submit_everywhere(request);
-    cluster.report_all();
-    return cluster.coordinator().may_gather_for_device();
-  };
-  EXPECT_FALSE(cluster.coordinator().may_gather_for_device()) << "no tensor is ready";
-  EXPECT_TRUE(submit(allreduce("a")));
-  EXPECT_TRUE(submit(allgather("b", {2, 2})));
-  EXPECT_FALSE(submit(allreduce("host"), DeviceType::kCpu));
-  cluster.decide();
-  cluster.apply_everywhere();
-  EXPECT_FALSE(cluster.coordinator().may_gather_for_device()) << "all is planned";
-  EXPECT_TRUE(submit(allreduce("a"))) << "now by its slot";
-  wire::Request alone = allreduce("alone");
-  alone.alone = true;
-  EXPECT_FALSE(submit(alone));
-}
-
 TEST(Coordinator, WithoutFusionNothingIsHeldBack) {
   CoordinatorOptions options;
   options.fusion_threshold = 0;

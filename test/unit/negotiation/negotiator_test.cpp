@@ -185,13 +185,15 @@ TEST_F(NegotiatorTest, SeveralUsesMissedAreSeveralTombstones) {
 }
 
 TEST_F(NegotiatorTest, AnErrorEndsWhatIsInFlightReportedOrNot) {
-  negotiator_.submit(allreduce("reported"));
+  negotiator_.submit(allreduce("reported"), 7);
   take_report();
-  negotiator_.submit(allreduce("unsent"));
-  negotiator_.submit(allreduce("other"));
+  negotiator_.submit(allreduce("unsent"), 8);
+  negotiator_.submit(allreduce("other"), 9);
   const Applied applied =
       negotiator_.apply(next_plan({}, {stalled("reported", {1}), stalled("unsent", {1})}));
-  EXPECT_THAT(applied.errors, SizeIs(2));
+  ASSERT_THAT(applied.errors, SizeIs(2));
+  EXPECT_EQ(applied.errors[0].use, 7U);
+  EXPECT_EQ(applied.errors[1].use, 8U);
   EXPECT_EQ(negotiator_.awaiting(), 1u);
   EXPECT_THAT(take_report()->requests, ElementsAre(allreduce("other")));
   // It was this use that failed, so the next is live.

@@ -1,4 +1,4 @@
-#include "engine/report_route.h"
+#include "engine/control_router.h"
 
 #include <algorithm>
 #include <exception>
@@ -31,16 +31,19 @@ control::TreePlace find_place(const RuntimeOptions& options, const Topology& top
   return control::place_in_tree(topology, topology.rank, options.control_radix);
 }
 
-// A plan goes to the ranks below, and without a tree from rank 0 to all.
-std::vector<int> find_receivers(const control::TreePlace& place, const Topology& topology) {
-  if (topology.rank != 0 || !place.children.empty()) return place.children;
-  std::vector<int> others(static_cast<std::size_t>(topology.size) - 1);
-  std::iota(others.begin(), others.end(), 1);
-  return others;
+std::vector<int> ranks_from_one(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size) - 1);
+  std::iota(ranks.begin(), ranks.end(), 1);
+  return ranks;
 }
 
-// The coordinator learns of a stall only from what it has been told, so in good time before it says
-// something.
+// A plan goes to the ranks below, and without a tree from rank 0 to all others.
+std::vector<int> find_receivers(const control::TreePlace& place, const Topology& topology) {
+  if (topology.rank != 0 || !place.children.empty()) return place.children;
+  return ranks_from_one(topology.size);
+}
+
+// The coordinator must receive a report well before it warns of a stall.
 Duration longest_hold(const RuntimeOptions& options) {
   Duration longest = std::chrono::seconds(1);
   for (const Duration limit : {options.stall_warning, options.stall_shutdown}) {
@@ -49,18 +52,18 @@ Duration longest_hold(const RuntimeOptions& options) {
   return longest;
 }
 
-// Two ranks of each other host, by whose accusation the ranks there learn of a loss: the
-// coordinator, which tells all, may be what hangs on it, and so may any rank that had a connection
-// to the lost one.
-std::vector<int> speakers_besides_coordinator(const Topology& topology) {
+// Two ranks of each other host, which then report the loss to the ranks of their host. The
+// coordinator sends it to all ranks, but it may hang for the same cause, and so may any rank that
+// had a connection to the lost one.
+std::vector<int> ranks_to_notify(const Topology& topology) {
   std::vector<int> speakers;
-  constexpr int kSpeakersPerHost = 2;
+  constexpr int kRanksPerHost = 2;
   std::vector<int> found(topology.host_names.size(), 0);
-  found[static_cast<std::size_t>(topology.host_index())] = kSpeakersPerHost;
+  found[static_cast<std::size_t>(topology.host_index())] = kRanksPerHost;
   for (int rank = 1; rank < topology.size; ++rank) {
     const auto host =
         static_cast<std::size_t>(topology.host_of_rank[static_cast<std::size_t>(rank)]);
-    if (found[host] == kSpeakersPerHost) continue;
+    if (found[host] == kRanksPerHost) continue;
     ++found[host];
     speakers.push_back(rank);
   }
@@ -69,7 +72,7 @@ std::vector<int> speakers_besides_coordinator(const Topology& topology) {
 
 }  // namespace
 
-ReportRoute::ReportRoute(const RuntimeOptions& options, const Parts& parts, bool may_repeat)
+ControlRouter::ControlRouter(const RuntimeOptions& options, const Parts& parts, bool may_repeat)
     : control_(parts.control),
       counters_(parts.counters),
       time_(parts.time),
@@ -84,17 +87,17 @@ ReportRoute::ReportRoute(const RuntimeOptions& options, const Parts& parts, bool
   control_.expect_messages(neighbours());
 }
 
-std::vector<int> ReportRoute::neighbours() const {
+std::vector<int> ControlRouter::neighbours() const {
   std::vector<int> ranks = receivers_;
   if (!coordinator_) ranks.push_back(std::max(place_.parent, 0));
   return ranks;
 }
 
-void ReportRoute::report(const wire::Report& report) {
+void ControlRouter::report(const wire::Report& report) {
   if (aggregator_) {
     aggregator_->accept(report, time_.now());
   } else if (coordinator_) {
-    count_own_message();
+    count_local_message();
     coordinator_->accept(report, time_.awake());
   } else {
     sender_.send(std::max(place_.parent, 0), wire::encode(report));
@@ -104,13 +107,13 @@ void ReportRoute::report(const wire::Report& report) {
   counters_.cached_operations.store(negotiator_.reported_by_bit(), std::memory_order_relaxed);
 }
 
-// Sent and received at once.
-void ReportRoute::count_own_message() noexcept {
+// A message that rank 0 hands to itself is sent and received at once.
+void ControlRouter::count_local_message() noexcept {
   counters_.control_messages_sent.fetch_add(1, std::memory_order_relaxed);
   counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
 }
 
-bool ReportRoute::forward_reports() {
+bool ControlRouter::forward_reports() {
   if (!aggregator_) return false;
   const auto merged = aggregator_->next_report(time_.now());
   if (!merged) return false;
@@ -122,40 +125,40 @@ bool ReportRoute::forward_reports() {
   return true;
 }
 
-void ReportRoute::tell_blocked() {
+void ControlRouter::report_blocked() {
   if (coordinator_) {
-    count_own_message();
+    count_local_message();
     return coordinator_->record_blocked(control_.rank(), negotiator_.last_applied());
   }
   sender_.send(0, wire::encode(wire::Blocked{negotiator_.last_applied()}));
 }
 
-void ReportRoute::note_left(std::uint64_t batches_run) {
+void ControlRouter::on_replay_left(std::uint64_t batches_run) {
   if (coordinator_) coordinator_->end_replay(batches_run);
 }
 
-bool ReportRoute::decide(const control::BatchesAhead& ahead) {
+bool ControlRouter::decide(const control::BatchesAhead& ahead) {
   if (!coordinator_ || own_plan_) return false;
   auto plan = coordinator_->decide(time_.awake(time_.step()), ahead);
   if (!plan) return false;
   if (!receivers_.empty()) sender_.send(receivers_, coordinator_->encode(*plan));
   own_plan_ = std::move(plan);
-  count_own_message();
+  count_local_message();
   return true;
 }
 
-void ReportRoute::pass_down(const wire::Plan& plan) {
+void ControlRouter::pass_down(const wire::Plan& plan) {
   if (aggregator_ && !coordinator_) sender_.send(receivers_, wire::encode(plan));
 }
 
-void ReportRoute::note_applied(const wire::Plan& plan) {
+void ControlRouter::on_applied(const wire::Plan& plan) {
   last_plan_at_ = time_.now();
-  watch_.heard(0);  // whoever has passed it on
+  watch_.on_message_from(0);  // also when another rank has passed the plan on
   if (aggregator_) aggregator_->apply(plan);
   counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
 }
 
-std::optional<ReportRoute::Received> ReportRoute::receive() {
+std::optional<ControlRouter::Received> ControlRouter::receive() {
   if (own_plan_) return Received{*std::exchange(own_plan_, std::nullopt), control_.rank()};
   const auto message = control_.poll();
   if (!message) return std::nullopt;
@@ -169,29 +172,29 @@ std::optional<ReportRoute::Received> ReportRoute::receive() {
                   ": " + error.what());
     }
   }();
-  watch_.heard(message->source);
+  watch_.on_message_from(message->source);
   const bool moves = !std::holds_alternative<wire::Blocked>(decoded);
   return Received{handle(message->source, std::move(decoded)), message->source, moves};
 }
 
-ReportRoute::Asks ReportRoute::handle(int source, wire::AnyMessage message) {
+ControlRouter::Payload ControlRouter::handle(int source, wire::AnyMessage message) {
   if (auto* plan = std::get_if<wire::Plan>(&message)) return std::move(*plan);
   if (auto* news = std::get_if<wire::ReplayUpdate>(&message)) return *news;
   if (auto* abort = std::get_if<wire::Abort>(&message)) return std::move(*abort);
-  if (const auto* report_in = std::get_if<wire::Report>(&message)) take_in(source, *report_in);
+  if (const auto* report_in = std::get_if<wire::Report>(&message)) on_report(source, *report_in);
   if (const auto* blocked = std::get_if<wire::Blocked>(&message);
       blocked != nullptr && coordinator_) {
     coordinator_->record_blocked(source, blocked->last_applied);
   }
   if (std::holds_alternative<wire::Ping>(message)) {
-    if (coordinator_) watch_.note_asked();
+    if (coordinator_) watch_.on_ping();
     sender_.send(source, wire::encode(wire::Pong{}));
   }
   return {};
 }
 
-void ReportRoute::take_in(int source, const wire::Report& report) {
-  for (const auto& applied : report.applied) watch_.heard(applied.ranks);
+void ControlRouter::on_report(int source, const wire::Report& report) {
+  for (const auto& applied : report.applied) watch_.on_message_from(applied.ranks);
   if (aggregator_) return aggregator_->accept(report, time_.now());
   if (!coordinator_) refuse(source, "reported", ", which does not coordinate");
   const RankSet sender(source);
@@ -203,32 +206,32 @@ void ReportRoute::take_in(int source, const wire::Report& report) {
   coordinator_->accept(report, time_.awake());
 }
 
-void ReportRoute::refuse(int source, const std::string& what, const std::string& why) const {
+void ControlRouter::refuse(int source, const std::string& what, const std::string& why) const {
   throw Error("rank " + std::to_string(source) + " " + what + " to rank " +
               std::to_string(control_.rank()) + why);
 }
 
-void ReportRoute::tell_failure(const wire::Abort& abort) {
+void ControlRouter::broadcast_failure(const wire::Abort& abort) {
   const wire::Bytes bytes = wire::encode(abort);
-  if (coordinator_) return control_.publish(bytes);
+  if (coordinator_) return control_.send(ranks_from_one(control_.size()), bytes);
   std::exception_ptr failure;
   try {
-    control_.report(bytes);
-  } catch (const std::exception&) {  // it may be the one that is lost
+    control_.send(0, bytes);
+  } catch (const std::exception&) {  // rank 0 may be the lost rank
     failure = std::current_exception();
   }
-  control_.send(speakers_besides_coordinator(control_.topology()), bytes);
+  control_.send(ranks_to_notify(control_.topology()), bytes);
   if (failure) std::rethrow_exception(failure);
 }
 
-void ReportRoute::tell_the_lost(const wire::Abort& abort) {
+void ControlRouter::notify_suspect(const wire::Abort& abort) {
   const int lost = abort.cause.rank;
   const int deputy = lost == 1 ? 2 : 1;
   if (lost < 0 || control_.rank() != deputy || !control_.may_send_to_lost()) return;
   control_.send(lost, wire::encode(abort));
 }
 
-void ReportRoute::tell_of_stalls() {
+void ControlRouter::log_stalls() {
   if (!coordinator_) return;
   for (const auto& text : coordinator_->resumptions()) HVD_LOG(kWarning) << text;
   for (const auto& text : coordinator_->stall_warnings(time_.awake(time_.step()))) {
@@ -237,12 +240,12 @@ void ReportRoute::tell_of_stalls() {
   }
 }
 
-bool ReportRoute::waiting() const noexcept {
+bool ControlRouter::waiting() const noexcept {
   return (aggregator_ && aggregator_->holds_anything()) ||
-         (coordinator_ && (coordinator_->waiting() || watch_.asked()));
+         (coordinator_ && (coordinator_->waiting() || watch_.pinged()));
 }
 
-std::optional<TimePoint> ReportRoute::deadline() const {
+std::optional<TimePoint> ControlRouter::deadline() const {
   std::optional<TimePoint> next = aggregator_ ? aggregator_->deadline() : std::nullopt;
   if (!coordinator_) return next;
   if (const auto stalls = coordinator_->next_deadline()) {
@@ -252,7 +255,7 @@ std::optional<TimePoint> ReportRoute::deadline() const {
   return next;
 }
 
-std::vector<std::string> ReportRoute::waiting_texts(std::size_t most) const {
+std::vector<std::string> ControlRouter::waiting_texts(std::size_t most) const {
   if (!coordinator_) return {};
   return coordinator_->waiting_texts(time_.awake(), most);
 }

@@ -1,4 +1,4 @@
-#include "engine/peer_watch.h"
+#include "engine/peers.h"
 
 #include <algorithm>
 #include <numeric>
@@ -7,17 +7,18 @@
 #include <vector>
 
 namespace hvd::runtime {
+
 namespace {
 
 constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
-/// From the end of a rank's process: what it had sent is here by then, and is taken in before.
+/// From the end of a rank's process until its last messages have been received.
 constexpr Duration kTimeToArrive = std::chrono::seconds(1);
-/// From a rank's farewell: it has sent by then what was still to go out.
+/// From a rank's farewell until its last messages have been sent.
 constexpr Duration kTimeToSend = std::chrono::seconds(15);
 
-// Ranks on other hosts cannot be seen through shared memory, so they are asked: the coordinator
-// asks all, the others ask it.
-std::vector<int> ranks_to_ask(const control::ControlPlane& control) {
+// Ranks of other hosts share no memory with this one, so they are pinged: the coordinator pings
+// all, the others ping the coordinator.
+std::vector<int> ranks_to_ping(const control::ControlPlane& control) {
   if (control.rung_by_all()) return {};
   if (control.rank() != 0) return {0};
   std::vector<int> others(static_cast<std::size_t>(control.size()) - 1);
@@ -33,7 +34,7 @@ PeerWatch::PeerWatch(const RuntimeOptions& options, control::ControlPlane& contr
       control_(control),
       sender_(control, counters),
       time_(time),
-      liveness_(ranks_to_ask(control), options.peer_timeout) {
+      liveness_(ranks_to_ping(control), options.peer_timeout) {
   control_.heartbeat(time_.step());
 }
 
@@ -41,7 +42,7 @@ bool PeerWatch::due(bool waiting) noexcept {
   const TimePoint now = time_.step();
   const Duration interval =
       waiting ? std::min(kPeerCheckInterval, options_.peer_timeout / 8) : options_.peer_timeout / 4;
-  next_ = std::min(next_, now + interval);  // an idle rank may have got work
+  next_ = std::min(next_, now + interval);  // the rank may have been idle
   const std::uint32_t endings = control_.endings();
   if (now < next_ && endings == endings_) return false;
   endings_ = endings;
@@ -77,12 +78,12 @@ std::vector<int> PeerWatch::departed() {
 
 bool BlockedNotice::due(TimePoint now) noexcept {
   if (!waits_ || interval_ == Duration::zero()) {
-    told_at_.reset();
+    reported_at_.reset();
     return false;
   }
-  if (!told_at_) told_at_ = now;
-  if (now - *told_at_ < interval_) return false;
-  told_at_ = now;
+  if (!reported_at_) reported_at_ = now;
+  if (now - *reported_at_ < interval_) return false;
+  reported_at_ = now;
   return true;
 }
 

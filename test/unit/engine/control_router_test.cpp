@@ -1,5 +1,5 @@
 // The way of reports and plans between ranks that share one thread, without engines.
-#include "engine/report_route.h"
+#include "engine/control_router.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,8 +14,8 @@
 namespace hvd::testing {
 namespace {
 
+using runtime::ControlRouter;
 using runtime::PeerWatch;
-using runtime::ReportRoute;
 using runtime::RuntimeOptions;
 using runtime::StepTime;
 using std::chrono::microseconds;
@@ -52,14 +52,14 @@ struct Node {
   void apply(const wire::Plan& plan) {
     route.pass_down(plan);
     negotiator.apply(plan);
-    route.note_applied(plan);
+    route.on_applied(plan);
   }
-  /// Takes in what has come, and applies plans. @return their numbers
+  /// Receives the messages that have arrived, and applies plans. @return their numbers
   std::vector<std::uint64_t> receive() {
     std::vector<std::uint64_t> plans;
-    clock.advance(microseconds(1));  // what one rank sends at once comes one by one
+    clock.advance(microseconds(1));  // messages that one rank sends at once arrive one by one
     while (auto received = route.receive()) {
-      const auto* plan = std::get_if<wire::Plan>(&received->asks);
+      const auto* plan = std::get_if<wire::Plan>(&received->payload);
       if (plan == nullptr) continue;
       apply(*plan);
       plans.push_back(plan->sequence);
@@ -73,10 +73,10 @@ struct Node {
   StepTime time;
   control::Negotiator negotiator;
   PeerWatch watch;
-  ReportRoute route;
+  ControlRouter route;
 };
 
-class ReportRouteTest : public ::testing::Test {
+class ControlRouterTest : public ::testing::Test {
  protected:
   void make(std::vector<std::string> hosts, bool rings = true) {
     const int size = static_cast<int>(hosts.size());
@@ -91,12 +91,13 @@ class ReportRouteTest : public ::testing::Test {
     make({"a", "b", "c", "d", "e", "f", "g", "h"});
   }
   Node& node(std::size_t rank) { return *nodes_[rank]; }
-  ReportRoute& route(std::size_t rank) { return node(rank).route; }
+  ControlRouter& route(std::size_t rank) { return node(rank).route; }
   void give(std::size_t from, int to, const wire::Bytes& bytes) {
     node(from).control->send(to, bytes);
-    clock_.advance(milliseconds(1));  // mail of different senders comes in the order of its sending
+    clock_.advance(
+        milliseconds(1));  // messages of different senders arrive in the order of sending
   }
-  /// What a rank has got that nobody has taken in.
+  /// The messages that a rank has got and not received.
   std::vector<wire::AnyMessage> mail(std::size_t rank) {
     std::vector<wire::AnyMessage> messages;
     clock_.advance(microseconds(1));
@@ -123,20 +124,20 @@ class ReportRouteTest : public ::testing::Test {
   std::vector<std::unique_ptr<Node>> nodes_;
 };
 
-TEST_F(ReportRouteTest, NeighboursAreThoseOfTheTreeOrAllAndRankZero) {
+TEST_F(ControlRouterTest, NeighboursAreThoseOfTheTreeOrAllAndRankZero) {
   make_tree();
   EXPECT_THAT(route(0).neighbours(), ElementsAre(1, 2));
   EXPECT_THAT(route(1).neighbours(), ElementsAre(3, 4, 0));
   EXPECT_THAT(route(7).neighbours(), ElementsAre(3));
 }
 
-TEST_F(ReportRouteTest, NeighboursWithoutATreeAreAllOfRankZero) {
+TEST_F(ControlRouterTest, NeighboursWithoutATreeAreAllOfRankZero) {
   make({"a", "a", "b"});
   EXPECT_THAT(route(0).neighbours(), ElementsAre(1, 2));
   EXPECT_THAT(route(2).neighbours(), ElementsAre(0));
 }
 
-TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
+TEST_F(ControlRouterTest, WithoutATreeEachRankReportsToRankZeroAndReceivesItsPlan) {
   make({"a", "a", "a"});
   EXPECT_TRUE(route(0).coordinates());
   EXPECT_FALSE(route(1).coordinates());
@@ -159,7 +160,7 @@ TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
       EXPECT_EQ(node(rank).counters.plans_applied, round);
     }
     EXPECT_FALSE(route(1).decide({}));
-    // What a rank tells itself counts.
+    // A message of a rank to itself counts.
     EXPECT_EQ(node(0).sent(), round * (1 + 3));
     EXPECT_EQ(node(0).received(), round * (3 + 1));
     EXPECT_EQ(node(1).sent(), round);
@@ -170,7 +171,7 @@ TEST_F(ReportRouteTest, WithoutATreeEachReportsToRankZeroAndHearsItsPlan) {
   EXPECT_FALSE(route(0).waiting());
 }
 
-TEST_F(ReportRouteTest, WhatRankZeroHasForItselfIsNoMessage) {
+TEST_F(ControlRouterTest, RankZerosOwnReportAndPlanAreNoMessages) {
   make({"a", "a"});
   node(0).submit("x");
   EXPECT_EQ(node(0).counters.control_bytes_sent, 0U);
@@ -186,19 +187,19 @@ TEST_F(ReportRouteTest, WhatRankZeroHasForItselfIsNoMessage) {
   const auto sent = mail(1);
   ASSERT_EQ(sent.size(), 1U);
   EXPECT_EQ(bytes, wire::encode(std::get<wire::Plan>(sent[0])).size()) << "to one other rank";
-  // Before what others have sent.
+  // Before messages of other ranks.
   give(1, 0, wire::encode(wire::ReplayUpdate{}));
   const auto own = route(0).receive();
-  ASSERT_TRUE(own && std::holds_alternative<wire::Plan>(own->asks));
-  EXPECT_EQ(std::get<wire::Plan>(own->asks), std::get<wire::Plan>(sent[0]));
+  ASSERT_TRUE(own && std::holds_alternative<wire::Plan>(own->payload));
+  EXPECT_EQ(std::get<wire::Plan>(own->payload), std::get<wire::Plan>(sent[0]));
   EXPECT_EQ(own->source, 0);
   EXPECT_FALSE(route(0).has_own_plan());
   const auto next = route(0).receive();
-  ASSERT_TRUE(next && std::holds_alternative<wire::ReplayUpdate>(next->asks));
+  ASSERT_TRUE(next && std::holds_alternative<wire::ReplayUpdate>(next->payload));
   EXPECT_TRUE(route(0).quiet());
 }
 
-TEST_F(ReportRouteTest, ARankAloneSendsNothing) {
+TEST_F(ControlRouterTest, ARankAloneSendsNoMessage) {
   make({"a"});
   node(0).submit("x");
   EXPECT_TRUE(route(0).decide({}));
@@ -213,7 +214,7 @@ TEST_F(ReportRouteTest, ARankAloneSendsNothing) {
   EXPECT_THAT(node(0).receive(), IsEmpty());
 }
 
-TEST_F(ReportRouteTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
+TEST_F(ControlRouterTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
   make_tree();
   for (const auto& node : nodes_) node->submit("x");
   EXPECT_TRUE(route(1).waiting()) << "its children's reports pass there";
@@ -225,7 +226,7 @@ TEST_F(ReportRouteTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
     EXPECT_EQ(route(rank).forward_reports(), inner);
     EXPECT_EQ(node(rank).sent(), 1U) << "one message to its parent, rank " << rank;
   }
-  EXPECT_FALSE(route(0).decide({})) << "nothing has come to it";
+  EXPECT_FALSE(route(0).decide({})) << "no report has arrived";
   node(0).receive();
   EXPECT_TRUE(route(0).forward_reports());
   EXPECT_TRUE(route(0).decide({}));
@@ -237,7 +238,7 @@ TEST_F(ReportRouteTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
   }
 }
 
-TEST_F(ReportRouteTest, WhatIsHeldBackGoesOnInTime) {
+TEST_F(ControlRouterTest, AHeldReportIsForwardedInTime) {
   make_tree();
   node(1).submit("x");
   EXPECT_FALSE(route(1).forward_reports()) << "ranks below have not asked";
@@ -248,7 +249,7 @@ TEST_F(ReportRouteTest, WhatIsHeldBackGoesOnInTime) {
   EXPECT_EQ(mail(0).size(), 1U);
 }
 
-TEST_F(ReportRouteTest, ReportsForARankThatTakesNoneAreErrors) {
+TEST_F(ControlRouterTest, ReportsForARankThatTakesNoneAreErrors) {
   make({"a", "a", "a"});
   give(2, 1, wire::encode(wire::Report{}));
   EXPECT_THAT(error_of(1), HasSubstr("rank 2 reported to rank 1, which does not coordinate"));
@@ -261,26 +262,26 @@ TEST_F(ReportRouteTest, ReportsForARankThatTakesNoneAreErrors) {
   EXPECT_THAT(error_of(0), HasSubstr("rank 0 received a corrupt message from rank 1: "));
 }
 
-TEST_F(ReportRouteTest, WhatIsNotForTheRouteIsHandedOnWithItsSource) {
+TEST_F(ControlRouterTest, MessagesForTheEngineAreReturnedWithTheirSource) {
   make({"a", "a", "a"});
   give(1, 0, wire::encode(wire::ReplayUpdate{.position = 3}));
   give(2, 0, wire::encode(wire::Abort{2, {StatusCode::kInternal, "broken", -1}}));
   give(2, 0, wire::encode(wire::Blocked{0}));
   const auto news = route(0).receive();
-  ASSERT_TRUE(news && std::holds_alternative<wire::ReplayUpdate>(news->asks));
-  EXPECT_EQ(std::get<wire::ReplayUpdate>(news->asks).position, 3U);
+  ASSERT_TRUE(news && std::holds_alternative<wire::ReplayUpdate>(news->payload));
+  EXPECT_EQ(std::get<wire::ReplayUpdate>(news->payload).position, 3U);
   EXPECT_EQ(news->source, 1);
   EXPECT_TRUE(news->moves);
   const auto abort = route(0).receive();
-  ASSERT_TRUE(abort && std::holds_alternative<wire::Abort>(abort->asks));
-  EXPECT_EQ(std::get<wire::Abort>(abort->asks).cause.message, "broken");
+  ASSERT_TRUE(abort && std::holds_alternative<wire::Abort>(abort->payload));
+  EXPECT_EQ(std::get<wire::Abort>(abort->payload).cause.message, "broken");
   const auto blocked = route(0).receive();
-  ASSERT_TRUE(blocked && std::holds_alternative<std::monostate>(blocked->asks));
+  ASSERT_TRUE(blocked && std::holds_alternative<std::monostate>(blocked->payload));
   EXPECT_FALSE(blocked->moves) << "that another rank waits is nothing to go on with";
   EXPECT_FALSE(route(0).receive().has_value());
 }
 
-TEST_F(ReportRouteTest, WhoIsAskedForASignOfLifeGivesOneAndTheCoordinatorLooksAfterTheRest) {
+TEST_F(ControlRouterTest, APingIsAnsweredAndTheCoordinatorThenChecksTheOtherRanks) {
   make({"a", "b", "c"});
   for (const int to : {0, 1}) {
     give(2, to, wire::encode(wire::Ping{}));
@@ -297,13 +298,13 @@ TEST_F(ReportRouteTest, WhoIsAskedForASignOfLifeGivesOneAndTheCoordinatorLooksAf
   EXPECT_FALSE(route(0).waiting());
 }
 
-// All say that they wait: the coordinator ends what they wait for.
-TEST_F(ReportRouteTest, WhenAllAreBlockedThePlanEndsWhatTheyWaitFor) {
+// All ranks report that they are blocked: the coordinator ends the operations that they wait for.
+TEST_F(ControlRouterTest, WhenAllRanksAreBlockedThePlanEndsTheirOperations) {
   make({"a", "a"});
   node(0).submit("x");
   node(1).submit("y");
   node(0).receive();
-  for (const std::size_t rank : {0, 1}) route(rank).tell_blocked();
+  for (const std::size_t rank : {0, 1}) route(rank).report_blocked();
   EXPECT_EQ(node(0).sent(), 2U);
   EXPECT_EQ(node(1).sent(), 2U);
   node(0).receive();
@@ -317,7 +318,7 @@ TEST_F(ReportRouteTest, WhenAllAreBlockedThePlanEndsWhatTheyWaitFor) {
   EXPECT_EQ(std::get<wire::Plan>(plans[0]).errors.size(), 2U);
 }
 
-TEST_F(ReportRouteTest, StallsAreToldOnce) {
+TEST_F(ControlRouterTest, StallsAreToldOnce) {
   make({"a", "a"});
   node(0).submit("x");
   ASSERT_TRUE(route(0).deadline().has_value());
@@ -326,33 +327,33 @@ TEST_F(ReportRouteTest, StallsAreToldOnce) {
               ElementsAre(HasSubstr("rank 1 (a) has submitted nothing")));
   EXPECT_THAT(route(1).waiting_texts(9), IsEmpty());
   for (int i = 0; i < 8; ++i) {  // with pauses that no process was stopped for
-    route(0).tell_of_stalls();
+    route(0).log_stalls();
     EXPECT_EQ(node(0).counters.stalls, 0U);
     clock_.advance(options_.stall_warning / 8);
     begin_step();
   }
-  for (int i = 0; i < 2; ++i) route(0).tell_of_stalls();
-  route(1).tell_of_stalls();
+  for (int i = 0; i < 2; ++i) route(0).log_stalls();
+  route(1).log_stalls();
   EXPECT_EQ(node(0).counters.stalls, 1U);
 }
 
-TEST_F(ReportRouteTest, AFailureIsToldToAllOrToRankZeroAndTwoOfEachOtherHost) {
+TEST_F(ControlRouterTest, AFailureIsToldToAllOrToRankZeroAndTwoOfEachOtherHost) {
   make({"a", "a", "b", "b", "b"});
   const wire::Abort lost{1, {StatusCode::kPeerLost, "lost", 4}};
-  route(1).tell_failure(lost);
+  route(1).broadcast_failure(lost);
   std::vector<std::size_t> told;
   for (const std::size_t rank : {0, 1, 2, 3, 4}) told.push_back(mail(rank).size());
   EXPECT_THAT(told, ElementsAre(1, 0, 1, 1, 0));
-  route(0).tell_failure(lost);
+  route(0).broadcast_failure(lost);
   for (const std::size_t rank : {1, 2, 3, 4}) EXPECT_EQ(mail(rank).size(), 1U);
 }
 
-TEST_F(ReportRouteTest, WhoIsSaidToBeLostIsToldByOneRank) {
+TEST_F(ControlRouterTest, OneRankNotifiesASuspect) {
   make({"a", "b", "c", "d"});
   for (const int lost : {0, 1, 3, -1}) {
     const wire::Abort abort{1, {StatusCode::kPeerLost, "lost", lost}};
     for (std::size_t rank = 0; rank < 4; ++rank) {
-      if (static_cast<int>(rank) != lost) route(rank).tell_the_lost(abort);
+      if (static_cast<int>(rank) != lost) route(rank).notify_suspect(abort);
     }
     for (std::size_t rank = 0; rank < 4; ++rank)
       EXPECT_EQ(mail(rank).size(), static_cast<int>(rank) == lost ? 1U : 0U) << rank << lost;
@@ -360,9 +361,9 @@ TEST_F(ReportRouteTest, WhoIsSaidToBeLostIsToldByOneRank) {
 }
 
 /// Over a carrier that knows of broken connections, which MPI does not.
-class CarriedReportRoute : public ReportRouteTest {
+class CarriedControlRouter : public ControlRouterTest {
  protected:
-  CarriedReportRoute() {
+  CarriedControlRouter() {
     const PretendHosts pretend("abc");
     const auto shared = meet_nodes(3);
     for (int rank = 0; rank < 3; ++rank) {
@@ -374,49 +375,21 @@ class CarriedReportRoute : public ReportRouteTest {
   const std::shared_ptr<FakeNetwork> carried_ = FakeNetwork::create(3);
 };
 
-TEST_F(CarriedReportRoute, TheFailureOfRankZeroIsToldToTheOthersAllTheSame) {
+TEST_F(CarriedControlRouter, TheFailureOfRankZeroIsToldToTheOthersAllTheSame) {
   carried_->unreachable = 0;
-  EXPECT_THROW(route(1).tell_failure({1, {StatusCode::kPeerLost, "lost", 0}}), Error);
+  EXPECT_THROW(route(1).broadcast_failure({1, {StatusCode::kPeerLost, "lost", 0}}), Error);
   EXPECT_EQ(mail(2).size(), 1U);
 }
 
-TEST_F(CarriedReportRoute, WhoIsSaidToBeLostIsToldOnlyWhereThatDoesNoHarm) {
+TEST_F(CarriedControlRouter, ASuspectIsNotifiedOnlyIfTheCarrierAllowsIt) {
   for (const bool harmless : {false, true}) {
     carried_->may_send_to_lost = harmless;
-    route(1).tell_the_lost({0, {StatusCode::kPeerLost, "lost", 2}});
+    route(1).notify_suspect({0, {StatusCode::kPeerLost, "lost", 2}});
     EXPECT_EQ(mail(2).size(), harmless ? 1U : 0U);
   }
 }
 
-TEST(BlockedNotice, IsDueAFifthOfTheTimeAfterAThreadWaitsAgainAndAgain) {
-  runtime::BlockedNotice notice(seconds(10));
-  TimePoint now{seconds(100)};
-  EXPECT_FALSE(notice.due(now));
-  now += seconds(50);
-  EXPECT_FALSE(notice.due(now)) << "nobody waits";
-  notice.note_wait();
-  for (int i = 0; i < 2; ++i) {
-    EXPECT_FALSE(notice.due(now));
-    EXPECT_FALSE(notice.due(now + milliseconds(1999)));
-    EXPECT_TRUE(notice.due(now += seconds(2)));
-  }
-  now += milliseconds(1999);
-  EXPECT_FALSE(notice.due(now));
-  notice.note_submission();
-  EXPECT_FALSE(notice.due(now += seconds(1)));
-  EXPECT_FALSE(notice.due(now + milliseconds(1999)));
-  EXPECT_TRUE(notice.due(now + seconds(2)));
-  notice.note_plan();
-  EXPECT_FALSE(notice.due(now + seconds(20)));
-  notice.note_wait();
-  EXPECT_FALSE(notice.due(now + seconds(30))) << "the time begins with the wait";
-  runtime::BlockedNotice never(Duration::zero());
-  never.note_wait();
-  EXPECT_FALSE(never.due(now));
-  EXPECT_FALSE(never.due(now + seconds(99)));
-}
-
-TEST_F(ReportRouteTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
+TEST_F(ControlRouterTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
   options_.peer_timeout = seconds(8);
   make({"a", "a"});
   PeerWatch& watch = node(0).watch;
@@ -438,7 +411,7 @@ TEST_F(ReportRouteTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
   EXPECT_EQ(loss->cause, "it was killed");
 }
 
-TEST_F(ReportRouteTest, WhoCannotRingIsAskedAndLostWithoutAnAnswer) {
+TEST_F(ControlRouterTest, ARankOfAnotherHostIsPingedAndLostWithoutAnAnswer) {
   options_.peer_timeout = seconds(8);
   make({"a", "b", "c"}, false);
   const auto look = [&](std::size_t rank) {
@@ -447,8 +420,8 @@ TEST_F(ReportRouteTest, WhoCannotRingIsAskedAndLostWithoutAnAnswer) {
   };
   EXPECT_FALSE(look(0).has_value());
   EXPECT_FALSE(look(1).has_value());
-  EXPECT_EQ(node(0).sent(), 2U) << "asks both";
-  EXPECT_EQ(node(1).sent(), 1U) << "asks rank 0";
+  EXPECT_EQ(node(0).sent(), 2U) << "payload both";
+  EXPECT_EQ(node(1).sent(), 1U) << "payload rank 0";
   for (int i = 0; i < 3; ++i) {
     clock_.advance(seconds(3));
     begin_step();
@@ -465,15 +438,15 @@ TEST_F(ReportRouteTest, WhoCannotRingIsAskedAndLostWithoutAnAnswer) {
   EXPECT_EQ(loss->cause, "it has not answered for 8000 ms");
 }
 
-TEST_F(ReportRouteTest, WhatOthersPassOnIsASignOfLifeOfItsSource) {
+TEST_F(ControlRouterTest, AForwardedReportIsASignOfLifeOfItsSource) {
   options_.peer_timeout = seconds(8);
   options_.control_radix = 2;
   make({"a", "b", "c", "d", "e", "f", "g", "h"}, false);
   for (int i = 0; i < 4; ++i) {
     begin_step();
     for (const auto& one : nodes_) one->control->heartbeat(clock_.now());
-    EXPECT_FALSE(node(0).watch.look(true).has_value()) << "rank 3 is in what rank 1 has merged";
-    EXPECT_FALSE(node(1).watch.look(true).has_value()) << "a plan comes from rank 0 in the end";
+    EXPECT_FALSE(node(0).watch.look(true).has_value()) << "rank 3 is in rank 1's merged report";
+    EXPECT_FALSE(node(1).watch.look(true).has_value()) << "the plan was made by rank 0";
     clock_.advance(seconds(3));
     for (const std::size_t rank : {1, 2, 4, 5, 6, 7}) give(rank, 0, wire::encode(wire::Pong{}));
     wire::Report merged;

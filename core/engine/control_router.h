@@ -1,0 +1,136 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/clock.h"
+#include "engine/peers.h"
+#include "engine/runtime_options.h"
+#include "negotiation/aggregator.h"
+#include "negotiation/coordinator.h"
+#include "negotiation/messages.h"
+#include "negotiation/negotiator.h"
+#include "negotiation/tree.h"
+#include "transport/control_plane.h"
+
+namespace hvd::runtime {
+
+/// Routes control messages for one rank: reports up to the coordinator and plans down from it.
+/// Holds the rank's place in the tree, merges the reports of ranks below (control::Aggregator),
+/// decides on rank 0 (control::Coordinator), and handles each kind of control message.
+///
+///   this rank's report, messages --> [Aggregator] --> parent, or on rank 0 [Coordinator]
+///   messages, or on rank 0 decide() --> plan --> this rank's engine, children
+///
+/// Rank 0's own report goes to the coordinator at once, and receive() returns its own plan before
+/// any message of other ranks. Both count as messages, without bytes.
+///
+/// Not thread-safe: used by the thread that drives the engine. Errors of the transport and
+/// impossible messages are thrown as hvd::Error; the engine fails with them.
+class ControlRouter {
+ public:
+  /// References that outlive the router.
+  struct Parts {
+    control::ControlPlane& control;
+    observe::Counters& counters;
+    const StepTime& time;
+    PeerWatch& watch;
+    const control::Negotiator& negotiator;  ///< of this rank
+  };
+  /// A message of another rank, or rank 0's own plan.
+  struct Received {
+    std::variant<std::monostate, wire::Plan, wire::ReplayUpdate, wire::Abort> payload = {};
+    int source = 0;
+    /// False for Blocked: it brings this rank no work, and a waiting thread must be able to go to
+    /// sleep, or this rank could not report itself as blocked.
+    bool moves = true;
+  };
+
+  /// @param may_repeat whether the coordinator may start replays
+  ControlRouter(const RuntimeOptions&, const Parts&, bool may_repeat);
+
+  bool coordinates() const noexcept { return coordinator_ != nullptr; }
+  /// Ranks that this one exchanges reports and plans with. The relation is symmetric.
+  std::vector<int> neighbours() const;
+
+  // --- upwards ---
+  /// Sends this rank's report on its way to the coordinator.
+  void report(const wire::Report&);
+  /// Passes reports of ranks below on, unless they are held back. @return whether it passed any on
+  bool forward_reports();
+  /// This rank is blocked: its threads wait for operations that wait for other ranks.
+  void report_blocked();
+  /// Rank 0: the ranks have left the replay that the last plan with a schedule began.
+  void on_replay_left(std::uint64_t batches_run);
+
+  // --- downwards ---
+  /// Rank 0: decides and sends the next plan. It waits until receive() has returned the last plan.
+  /// @return whether there is a plan
+  bool decide(const control::BatchesAhead&);
+  /// Sends the plan to the ranks below. To be called before this rank applies it: those ranks
+  /// report after it, and this one must understand their reports by then.
+  void pass_down(const wire::Plan&);
+  /// To be called when the negotiator has applied the plan.
+  void on_applied(const wire::Plan&);
+
+  // --- messages ---
+  /// receive() would return nothing.
+  bool quiet() const noexcept { return !has_own_plan() && control_.quiet(); }
+  /// Rank 0 has decided a plan that receive() has not returned yet. No doorbell announces it.
+  bool has_own_plan() const noexcept { return own_plan_.has_value(); }
+  /// Drops rank 0's own plan. To be called when the job has failed and receive() is not called any
+  /// more.
+  void drop_own_plan() noexcept { own_plan_.reset(); }
+  /// Handles the next message, if there is one. @return it, with the payload that the engine has to
+  /// handle
+  std::optional<Received> receive();
+  /// Sends the cause of failure: rank 0 to all ranks, others to rank 0 and to some ranks of each
+  /// other host, because rank 0 may hang for the same cause.
+  void broadcast_failure(const wire::Abort&);
+  /// Called by each rank that receives an Abort for a lost rank. One of them, which is not rank 0,
+  /// sends it to that rank: if it is alive it cannot hear the accuser, so another rank tells it.
+  void notify_suspect(const wire::Abort&);
+
+  /// Rank 0: the rank has left, with or without a report of it.
+  void on_departed(int rank) { coordinator_->record_departure(rank); }
+
+  // --- by the clock ---
+  /// Rank 0: logs stalls and their ends.
+  void log_stalls();
+  /// Other ranks depend on messages that this router holds, or it waits for theirs.
+  bool waiting() const noexcept;
+  /// When forward_reports() or decide() may have work although no message arrives.
+  std::optional<TimePoint> deadline() const;
+  /// When on_applied() was last called.
+  TimePoint last_plan_at() const noexcept { return last_plan_at_; }
+  /// Rank 0: a line per pending operation, oldest first.
+  std::vector<std::string> waiting_texts(std::size_t most) const;
+
+ private:
+  using Payload = decltype(Received::payload);
+  Payload handle(int source, wire::AnyMessage);
+  void on_report(int source, const wire::Report&);
+  void count_local_message() noexcept;
+  [[noreturn]] void refuse(int source, const std::string& what, const std::string& why) const;
+
+  control::ControlPlane& control_;
+  observe::Counters& counters_;
+  const StepTime& time_;
+  PeerWatch& watch_;
+  const control::Negotiator& negotiator_;
+  const ControlSender sender_;
+  /// Without a tree, a place without a parent: all ranks report to rank 0.
+  const control::TreePlace place_;
+  const std::vector<int> receivers_;                   // ranks that get plans from this one
+  std::unique_ptr<control::Coordinator> coordinator_;  // rank 0
+  std::optional<control::Aggregator> aggregator_;      // inner ranks of a tree
+  std::optional<wire::Plan> own_plan_;
+  TimePoint last_plan_at_{};
+};
+
+}  // namespace hvd::runtime

@@ -1,0 +1,314 @@
+#include "engine/operations.h"
+
+#include <exception>
+#include <string>
+#include <utility>
+#include <variant>
+
+#include "base/expect.h"
+#include "base/process_exit.h"
+#include "base/log.h"
+#include "engine/submission_check.h"
+#include "hvd/error.h"
+#include "negotiation/validator.h"
+
+namespace hvd::runtime {
+
+void retain(OperationState* state, std::uint64_t unit) noexcept {
+  state->holders_.fetch_add(unit, std::memory_order_relaxed);
+}
+
+void release(OperationState* state, std::uint64_t unit) noexcept {
+  if (state->holders_.fetch_sub(unit, std::memory_order_acq_rel) == unit) delete state;
+}
+
+void OperationState::begin_again(const Submission& what, TimePoint now) {
+  HVD_EXPECT(over(), "no handle refers to the last use");
+  submission.input.data = what.input.data;
+  submission.output.data = what.output.data;
+  submission.parts = what.parts;
+  submission.allocate_output = what.allocate_output;
+  submission.input_ready = what.input_ready;
+  submission.keep_alive = what.keep_alive;
+  submission.on_done = what.on_done;
+  submitted = now;
+  output_ready_.reset();
+  result_ = -1;
+  done_.store(false, std::memory_order_relaxed);
+}
+
+namespace {
+
+// The allowed overlap depends on where the output lies in the input (see check_overlap() in
+// submission_check.cpp). It is allowed again at the same distance.
+bool overlaps_otherwise(const Submission& what, const Submission& before) noexcept {
+  const auto begin = [](const TensorView& view) {
+    return reinterpret_cast<std::uintptr_t>(view.data);
+  };
+  const std::uintptr_t input = begin(what.input);
+  const std::uintptr_t output = begin(what.output);
+  if (output >= input + what.input.bytes() || input >= output + what.output.bytes()) return false;
+  return output - input != begin(before.output) - begin(before.input);
+}
+
+}  // namespace
+
+bool parts_fit(const Submission& submission) noexcept {
+  std::int64_t end = 0;
+  for (const TensorPart& part : submission.parts) {
+    if (part.first < end || part.count < 0) return false;
+    if (part.count > submission.input.count - part.first) return false;
+    if (part.count > 0 && part.data == nullptr) return false;
+    end = part.first + part.count;
+  }
+  return true;
+}
+
+bool is_same_operation(const Submission& what, const Submission& before,
+                       const wire::Request& request) noexcept {
+  const bool in_parts = !what.parts.empty();
+  const auto alike = [in_parts](const TensorView& a, const TensorView& b) {
+    return a.count == b.count && a.dtype == b.dtype && a.device == b.device &&
+           (a.count == 0 || (a.data == nullptr) == in_parts) && a.shape == b.shape;
+  };
+  return what.name == request.name && what.parameters == before.parameters &&
+         alike(what.input, before.input) &&
+         // For gathering kinds `before.output` is allocated later.
+         (wire::gathers(request.kind) ? what.allocate_output != nullptr
+                                      : alike(what.output, before.output)) &&
+         what.process_set == 0 && before.process_set == 0 && what.group == before.group &&
+         what.group_size == before.group_size && what.group_index == before.group_index &&
+         what.alone == before.alone && !std::holds_alternative<Alltoall>(what.parameters) &&
+         !wire::only_agrees(request.kind) && !overlaps_otherwise(what, before) &&
+         in_parts == (request.group_size != before.group_size) && parts_fit(what);
+}
+
+void OperationState::call_back(const Status& status, const EventPtr& output_ready) {
+  const auto on_done = std::exchange(submission.on_done, nullptr);
+  submission.allocate_output = nullptr;
+  if (!on_done) return;
+  try {
+    on_done(status, output_ready);
+  } catch (const std::exception& error) {
+    // The contract of callbacks forbids it; the operation itself is fine.
+    HVD_LOG(kError) << "the completion callback of '" << request.name
+                    << "' threw: " << error.what();
+  }
+}
+
+void OperationState::finish(const Status& status, const EventPtr& output_ready) {
+  status_ = status;
+  output_ready_ = output_ready;
+  call_back(status, output_ready);
+  submission.parts = {};
+  submission.keep_alive.reset();
+  submission.input_ready.reset();
+  done_.store(true, std::memory_order_release);
+}
+
+void OperationState::finish_in_flight(const Status& status) {
+  keep_until_exit(std::move(submission.keep_alive));
+  finish(status, nullptr);
+}
+
+void SubmissionQueue::enqueue(std::span<const OperationPtr> operations) {
+  const MutexLock lock(mutex_);
+  submitted_.insert(submitted_.end(), operations.begin(), operations.end());
+  for (const OperationPtr& operation : operations)
+    callbacks_submitted_ = callbacks_submitted_ || operation->calls_back();
+  has_submissions_.store(true, std::memory_order_release);
+}
+
+std::vector<OperationPtr> SubmissionQueue::queued() const {
+  const MutexLock lock(mutex_);
+  return submitted_;
+}
+
+void SubmissionQueue::pop_all(std::vector<OperationPtr>& operations, Callbacks callbacks) {
+  const MutexLock lock(mutex_);
+  if (callbacks_submitted_ && callbacks == Callbacks::kNone) return;
+  callbacks_submitted_ = false;
+  operations.swap(submitted_);
+  has_submissions_.store(false, std::memory_order_relaxed);
+}
+
+void SubmissionQueue::fail_from_outside(Status cause) {
+  const MutexLock lock(mutex_);
+  if (!outside_failure_) outside_failure_ = std::move(cause);
+  has_outside_failure_.store(true, std::memory_order_release);
+}
+
+std::optional<Status> SubmissionQueue::outside_failure() const {
+  if (!has_outside_failure_.load(std::memory_order_acquire)) return std::nullopt;
+  const MutexLock lock(mutex_);
+  return outside_failure_;
+}
+
+void SubmissionQueue::set_failed(const Status& cause) {
+  {
+    const MutexLock lock(mutex_);
+    failure_ = cause;
+  }
+  failed_.store(true, std::memory_order_release);
+}
+
+Status SubmissionQueue::failure() const {
+  HVD_EXPECT(failed(), "the engine has failed");
+  const MutexLock lock(mutex_);
+  return failure_;
+}
+
+void SubmissionQueue::set_process_sets(control::ProcessSetTable sets) {
+  auto copy = std::make_shared<const control::ProcessSetTable>(std::move(sets));
+  const MutexLock lock(mutex_);
+  sets_ = std::move(copy);
+}
+
+std::shared_ptr<const control::ProcessSetTable> SubmissionQueue::process_sets() const {
+  const MutexLock lock(mutex_);
+  return sets_;
+}
+
+namespace {
+
+/// More names than a model has parameters. A program that makes up a new name for every operation
+/// would fill the memory, so beyond this number the least recently used names are forgotten.
+constexpr std::size_t kMostRemembered = 1 << 14;
+
+// After each join the numbers of unnamed operations start at a multiple of this, so that no number
+// is in use twice.
+constexpr std::uint64_t kOrdinalsPerJoin = 1'000'000'000;
+
+}  // namespace
+
+void OperationTable::check_running() const {
+  if (queue_.failed()) queue_.failure().raise_if_error();
+  if (queue_.shutdown_requested())
+    throw ShutdownError("hvd is shutting down on this rank; submit before shutdown()");
+}
+
+void OperationTable::submit(std::span<const Submission> submissions, std::span<Operation> handles,
+                            const std::weak_ptr<Runtime>& owner, TimePoint now) {
+  const MutexLock lock(mutex_);
+  check_running();
+  claimed_.clear();
+  try {
+    for (const Submission& submission : submissions)
+      claimed_.push_back(claim(submission, owner, now));
+    check_unnamed_groups(submissions, rank_);
+  } catch (...) {
+    roll_back();
+    throw;
+  }
+  for (std::size_t i = 0; i < claimed_.size(); ++i) {
+    if (claimed_[i]->calls_back()) callbacks_.fetch_add(1, std::memory_order_relaxed);
+    handles[i] = Operation(claimed_[i].get());
+  }
+  // Under the lock, so that operations enter the engine in the order of their numbers.
+  queue_.enqueue(claimed_);
+  claimed_.clear();
+}
+
+OperationPtr OperationTable::claim(const Submission& submission,
+                                   const std::weak_ptr<Runtime>& owner, TimePoint now) {
+  if (joined_) {
+    throw UsageError(std::string(to_string(submission.kind())) + " '" + submission.name +
+                     "' on rank " + std::to_string(rank_) +
+                     ": this rank has called join(), so it has no more data until join() returns");
+  }
+  if (OperationPtr again = claim_again(submission, now)) return again;
+  OperationPtr made(new OperationState(submission, number(submission), owner, now));
+  const wire::Request& request = made->request;
+  const Key key{request.process_set, request.name};
+  const auto known = operations_.find(key);
+  if (known != operations_.end()) {
+    if (known->second->in_flight) {
+      if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
+      throw UsageError(control::describe(request) + " on rank " + std::to_string(rank_) +
+                       ": this name is already in flight; wait for its last use, or give each "
+                       "operation its own name");
+    }
+    unlink(*known->second);  // its parameters differ, or a handle still refers to it
+    operations_.erase(known);
+  }
+  operations_.emplace(key, made);
+  made->in_flight = true;
+  joined_ = request.kind == OpKind::kJoin;
+  return made;
+}
+
+// An operation that was submitted before with the same parameters needs neither checks nor memory.
+OperationPtr OperationTable::claim_again(const Submission& submission, TimePoint now) {
+  if (submission.process_set != 0 || submission.name.empty()) return {};
+  const auto known = operations_.find(Key{0, submission.name});
+  if (known == operations_.end()) return {};
+  OperationState& last = *known->second;
+  if (last.in_flight || !last.over()) return {};
+  if (!is_same_operation(submission, last.submission, last.request)) return {};
+  unlink(last);
+  last.in_flight = true;
+  last.begin_again(submission, now);
+  return known->second;
+}
+
+wire::Request OperationTable::number(const Submission& submission) {
+  wire::Request request = make_request(submission, *queue_.process_sets(), rank_, gpu_);
+  if (request.unnamed) {
+    request.ordinal = joins_ * kOrdinalsPerJoin + ordinals_[{request.process_set, request.kind}]++;
+    request.name = wire::unnamed_name(request.kind, request.ordinal);
+  }
+  return request;
+}
+
+// Nothing was sent, so the names are free again, and the next unnamed operations get the numbers.
+void OperationTable::roll_back() {
+  for (const OperationPtr& operation : claimed_) {
+    const wire::Request& request = operation->request;
+    if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
+    if (request.kind == OpKind::kJoin) joined_ = false;
+    operation->in_flight = false;
+    forget(request);
+  }
+  claimed_.clear();
+}
+
+void OperationTable::release(OperationState& operation) {
+  const MutexLock lock(mutex_);
+  if (!operation.in_flight) return;
+  const wire::Request& request = operation.request;
+  if (operation.calls_back()) callbacks_.fetch_sub(1, std::memory_order_relaxed);
+  operation.in_flight = false;
+  const bool may_come_again = !request.unnamed && request.process_set == 0;
+  may_come_again ? remember(operation) : forget(request);
+  if (request.kind != OpKind::kJoin) return;
+  joined_ = false;
+  if (operation.result() < 0) return;
+  // The ranks have made different numbers of unnamed calls, and none is in flight: all ranks count
+  // from here.
+  ++joins_;
+  ordinals_.clear();
+}
+
+void OperationTable::forget(const wire::Request& request) {
+  const auto known = operations_.find(Key{request.process_set, request.name});
+  if (known != operations_.end()) operations_.erase(known);
+}
+
+void OperationTable::remember(OperationState& operation) {
+  operation.released_before = last_released_;
+  (last_released_ != nullptr ? last_released_->released_after : first_released_) = &operation;
+  last_released_ = &operation;
+  if (operations_.size() <= kMostRemembered) return;
+  OperationState& oldest = *first_released_;
+  unlink(oldest);
+  forget(oldest.request);
+}
+
+void OperationTable::unlink(OperationState& operation) {
+  OperationState* const before = std::exchange(operation.released_before, nullptr);
+  OperationState* const after = std::exchange(operation.released_after, nullptr);
+  (before != nullptr ? before->released_after : first_released_) = after;
+  (after != nullptr ? after->released_before : last_released_) = before;
+}
+
+}  // namespace hvd::runtime

@@ -1,0 +1,238 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/expect.h"
+#include "base/mutex.h"
+#include "hvd/collectives.h"
+#include "negotiation/messages.h"
+#include "negotiation/process_set_table.h"
+#include "negotiation/schedule_replay.h"
+
+namespace hvd::runtime {
+
+class Runtime;
+
+/// One submitted operation, shared by the caller's handle and the engine.
+///
+/// The engine alone uses everything but done() and status() until done() is true. From then on
+/// nothing changes until the state is reused for the next operation of the same name:
+/// begin_again().
+class OperationState {
+ public:
+  OperationState(const Submission& what, wire::Request asked, std::weak_ptr<Runtime> owner,
+                 TimePoint now)
+      : submission(what), request(std::move(asked)), submitted(now), runtime_(std::move(owner)) {}
+  OperationState(const OperationState&) = delete;
+  OperationState& operator=(const OperationState&) = delete;
+
+  /// Reuses the state for the same operation. @pre over(), and is_same_operation() for `what`
+  void begin_again(const Submission& what, TimePoint now);
+  /// Done, and the program holds no handle that could ask for the result. (The engine may still
+  /// hold a reference.)
+  bool over() const noexcept {
+    return done() && holders_.load(std::memory_order_acquire) % kInternal == 0;
+  }
+
+  /// The operation calls the program back when it ends. @pre !done()
+  bool calls_back() const noexcept {
+    HVD_EXPECT(!done(), "the operation has not ended");
+    return submission.on_done != nullptr || submission.allocate_output != nullptr;
+  }
+  bool done() const noexcept { return done_.load(std::memory_order_acquire); }
+  /// @pre done()
+  const Status& status() const noexcept {
+    HVD_EXPECT(done(), "the operation has ended");
+    return status_;
+  }
+  /// See Operation::output_ready(). @pre done()
+  const EventPtr& output_ready() const noexcept {
+    HVD_EXPECT(done(), "the operation has ended");
+    return output_ready_;
+  }
+  /// See Operation::result(). The engine may read it before done().
+  std::int64_t result() const noexcept { return result_; }
+  std::shared_ptr<Runtime> runtime() const noexcept { return runtime_.lock(); }
+
+  /// Engine only, before finish().
+  void set_result(std::int64_t result) noexcept { result_ = result; }
+
+  /// Engine only, once per use. Calls the program back and releases the caller's memory.
+  void finish(const Status& status, const EventPtr& output_ready);
+  /// As finish(), but keeps memory that the transport may still use until the process ends.
+  void finish_in_flight(const Status& status);
+
+  Submission submission;
+  const wire::Request request;
+  TimePoint submitted;
+  std::uint64_t order = 0;            ///< engine only: the order in which operations were begun
+  control::SchedulePlace place = {};  ///< engine only: in the current or last schedule
+  bool in_flight = false;             ///< OperationTable only: its name is in use
+  /// OperationTable only: links of the list of ended operations.
+  OperationState* released_before = nullptr;
+  OperationState* released_after = nullptr;
+
+ private:
+  friend void retain(OperationState*, std::uint64_t unit) noexcept;
+  friend void release(OperationState*, std::uint64_t unit) noexcept;
+  void call_back(const Status&, const EventPtr&);
+
+  const std::weak_ptr<Runtime> runtime_;
+  Status status_;
+  EventPtr output_ready_;
+  std::int64_t result_ = -1;
+  std::atomic<bool> done_{false};
+  std::atomic<std::uint64_t> holders_{
+      0};  ///< handles of the program in units of kHandle, others in units of kInternal
+};
+
+/// Whether each part has memory and the parts lie in ascending order within the tensor.
+bool parts_fit(const Submission&) noexcept;
+
+/// Whether `what` asks for the same as `before`, whose request this is, and make_request() would
+/// accept it. Only for the set of all ranks.
+bool is_same_operation(const Submission& what, const Submission& before,
+                       const wire::Request&) noexcept;
+
+/// What any thread may use of an engine: the submitted operations and the program's requests, and
+/// whether the engine has failed or shut down.
+///
+/// Thread-safe. Functions marked "driver" are called by the thread that drives the engine only. No
+/// function rings a doorbell. Errors: only std::bad_alloc is thrown.
+class SubmissionQueue {
+ public:
+  explicit SubmissionQueue(control::ProcessSetTable sets)
+      : sets_(std::make_shared<const control::ProcessSetTable>(std::move(sets))) {}
+
+  // --- requests of the program ---
+  void enqueue(std::span<const OperationPtr>);
+  /// Operations are queued that pop_all() has not returned.
+  bool has_submissions() const noexcept { return has_submissions_.load(std::memory_order_acquire); }
+  std::vector<OperationPtr> queued() const;
+  void request_shutdown() noexcept { shutdown_requested_.store(true); }
+  bool shutdown_requested() const noexcept { return shutdown_requested_.load(); }
+  /// The process ends without shutdown(). In an orderly exit this comes before request_shutdown().
+  void mark_ending() noexcept { ending_.store(true); }
+  bool ending() const noexcept { return ending_.load(); }
+  /// A failure that was found outside the engine. The first one counts.
+  void fail_from_outside(Status);
+  /// Async-signal-safe.
+  void request_state_dump() noexcept { dump_requested_.store(true); }
+
+  enum class Callbacks : std::uint8_t { kAll, kNone };
+  /// Driver. Moves all queued operations to `operations`, in their order. kNone: leaves them queued
+  /// while one of them calls the program back. @param operations empty; the queue reuses its memory
+  void pop_all(std::vector<OperationPtr>& operations, Callbacks);
+  /// Driver. The cause that fail_from_outside() was given.
+  std::optional<Status> outside_failure() const;
+  /// Driver. True once after each request_state_dump().
+  bool consume_dump_request() noexcept {
+    return dump_requested_.load(std::memory_order_relaxed) && dump_requested_.exchange(false);
+  }
+
+  // --- state of the engine ---
+  /// Driver. Once.
+  void set_failed(const Status& cause);
+  bool failed() const noexcept { return failed_.load(std::memory_order_acquire); }
+  /// The cause. @pre failed()
+  Status failure() const;
+  /// Driver.
+  void set_shut_down() noexcept { shut_down_.store(true, std::memory_order_release); }
+  bool shut_down() const noexcept { return shut_down_.load(std::memory_order_acquire); }
+  /// Driver. The sets as of the last applied plan.
+  void set_process_sets(control::ProcessSetTable);
+  std::shared_ptr<const control::ProcessSetTable> process_sets() const;
+
+ private:
+  mutable Mutex mutex_;
+  std::vector<OperationPtr> submitted_ HVD_GUARDED_BY(mutex_);
+  bool callbacks_submitted_ HVD_GUARDED_BY(mutex_) = false;  // one of them calls back
+  std::shared_ptr<const control::ProcessSetTable> sets_ HVD_GUARDED_BY(mutex_);
+  Status failure_ HVD_GUARDED_BY(mutex_);
+  std::optional<Status> outside_failure_ HVD_GUARDED_BY(mutex_);
+  std::atomic<bool> has_submissions_{false};
+  std::atomic<bool> has_outside_failure_{false};
+  std::atomic<bool> shutdown_requested_{false};
+  std::atomic<bool> ending_{false};
+  std::atomic<bool> dump_requested_{false};
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> shut_down_{false};
+};
+
+/// The operations of a rank by process set and name: those in flight, and ended ones whose states
+/// are reused when the same operation comes again. Numbers the unnamed operations.
+///
+/// Thread-safe.
+class OperationTable {
+ public:
+  /// @param queue where operations go; outlives this
+  /// @param rank this one, in the job
+  /// @param gpu this rank's GPU, as this process counts them
+  OperationTable(SubmissionQueue& queue, int rank, std::optional<int> gpu)
+      : queue_(queue), rank_(rank), gpu_(gpu) {}
+
+  /// Makes operations and queues them for the engine, all or none.
+  /// @param handles one empty handle per submission
+  /// @param owner the runtime that the operations' waiters drive
+  /// @throws UsageError; the cause of failure when the engine has failed; ShutdownError once
+  /// shutdown was requested
+  void submit(std::span<const Submission>, std::span<Operation> handles,
+              const std::weak_ptr<Runtime>& owner, TimePoint now);
+  /// The operation has ended: its name may be used again. Ignores an operation that was not made
+  /// here.
+  void release(OperationState&);
+  /// An operation in flight calls the program back.
+  bool calls_back() const noexcept { return callbacks_.load(std::memory_order_relaxed) != 0; }
+  /// Returns when every submit() that has begun has ended.
+  void wait_for_submissions() { const MutexLock lock(mutex_); }
+
+ private:
+  using Key = std::pair<int, std::string_view>;  // the name is the request's
+  struct Hash {
+    std::size_t operator()(const Key& key) const noexcept {
+      return std::hash<std::string_view>()(key.second) ^
+             (static_cast<std::size_t>(key.first) * 0x9E3779B97F4A7C15u);
+    }
+  };
+
+  void check_running() const;
+  OperationPtr claim(const Submission&, const std::weak_ptr<Runtime>&, TimePoint now)
+      HVD_REQUIRES(mutex_);
+  OperationPtr claim_again(const Submission&, TimePoint now) HVD_REQUIRES(mutex_);
+  wire::Request number(const Submission&) HVD_REQUIRES(mutex_);
+  void roll_back() HVD_REQUIRES(mutex_);
+  void forget(const wire::Request&) HVD_REQUIRES(mutex_);
+  void remember(OperationState&) HVD_REQUIRES(mutex_);
+  void unlink(OperationState&) HVD_REQUIRES(mutex_);
+
+  SubmissionQueue& queue_;
+  const int rank_;
+  const std::optional<int> gpu_;
+  std::atomic<int> callbacks_{0};  // in flight, with a callback
+
+  Mutex mutex_;
+  std::unordered_map<Key, OperationPtr, Hash> operations_ HVD_GUARDED_BY(mutex_);
+  // The ended ones of operations_, in the order in which they ended.
+  OperationState* first_released_ HVD_GUARDED_BY(mutex_) = nullptr;
+  OperationState* last_released_ HVD_GUARDED_BY(mutex_) = nullptr;
+  std::vector<OperationPtr> claimed_ HVD_GUARDED_BY(mutex_);  // of the submit() under way
+  std::map<std::pair<int, OpKind>, std::uint64_t> ordinals_
+      HVD_GUARDED_BY(mutex_);                       // of the next unnamed operations
+  std::uint64_t joins_ HVD_GUARDED_BY(mutex_) = 0;  // successful ones
+  bool joined_ HVD_GUARDED_BY(mutex_) = false;      // a join() is in flight
+};
+
+}  // namespace hvd::runtime
