@@ -7,13 +7,11 @@
 
 #include "hvd/error.h"
 #include "hvd/hvd.h"
-#include "optimizer/departed_optimizers.h"
-#include "optimizer/gradient_reducer.h"
-#include "optimizer/group_mirror.h"
 #include "optimizer/live_optimizers.h"
-#include "optimizer/optimizer_options.h"
-#include "optimizer/parameter_names.h"
+#include "optimizer/parameter_groups.h"
 #include "optimizer/unscaler.h"
+#include "optimizer/wrapper_setup.h"
+#include "reducer/gradient_reducer.h"
 
 namespace hvd {
 namespace {

@@ -6,12 +6,11 @@
 #include "hvd/error.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/operations.h"
-#include "optimizer/gradient_reducer.h"
-#include "optimizer/group_mirror.h"
 #include "optimizer/live_optimizers.h"
-#include "optimizer/optimizer_options.h"
 #include "optimizer/parameter_addition.h"
-#include "optimizer/parameter_names.h"
+#include "optimizer/parameter_groups.h"
+#include "optimizer/wrapper_setup.h"
+#include "reducer/gradient_reducer.h"
 
 namespace hvd {
 
@@ -53,6 +52,7 @@ void OptimizerWrapper::enroll(std::span<const ReducedParameter> parameters) {
 
 void OptimizerWrapper::start_reducing(std::vector<ReducedParameter> parameters,
                                       libtorch::GradientReduction how) {
+  libtorch::forget_departed(parameters);
   reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
       std::move(parameters), std::move(how), options_.backward_passes_per_step));
   locked(*reducer_, &GradientReducer::compare_also, named_);
@@ -182,6 +182,7 @@ void OptimizerWrapper::group_added() {}
 /// Another SharedReducer too, so that hooks of the former one that LibTorch keeps do nothing.
 void OptimizerWrapper::replace_reducer(std::vector<ReducedParameter> parameters) {
   locked(*reducer_, &GradientReducer::remove_hooks);
+  libtorch::forget_departed(parameters);
   earlier_versions_ += locked(*reducer_, &GradientReducer::gradients_version) + 1;
   reducer_ = std::make_shared<libtorch::SharedReducer>(
       locked(*reducer_, [&](const GradientReducer& former) {

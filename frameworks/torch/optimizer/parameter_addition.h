@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "hvd/process_set.h"
-#include "optimizer/reduced_parameter.h"
+#include "reducer/reduced_parameter.h"
 
 namespace hvd::libtorch {
 

@@ -10,7 +10,7 @@
 
 #include "hvd/error.h"
 #include "hvd/torch/object.h"
-#include "optimizer/option_text.h"
+#include "optimizer/parameter_groups.h"
 
 namespace hvd::libtorch {
 namespace {

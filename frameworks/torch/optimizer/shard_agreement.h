@@ -6,7 +6,7 @@
 #include <string>
 
 #include "hvd/process_set.h"
-#include "optimizer/reduced_parameter.h"
+#include "reducer/reduced_parameter.h"
 
 namespace hvd::libtorch {
 

@@ -6,7 +6,7 @@
 
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/object.h"
-#include "optimizer/shard_archive.h"
+#include "sharded/shard_archive.h"
 #include "state/optimizer_state.h"
 
 namespace hvd::libtorch {

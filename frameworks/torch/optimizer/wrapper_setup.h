@@ -1,0 +1,40 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hvd/torch/distributed_optimizer.h"
+#include "hvd/torch/parameters.h"
+#include "reducer/gradient_reduction.h"
+#include "reducer/reduced_parameter.h"
+
+namespace hvd::libtorch {
+
+/// @param who begins messages  @throws UsageError for an option that is out of range.
+void check_options(const DistributedOptimizerOptions& options, const std::string& who);
+
+GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::string scope);
+
+/// Counts itself in `depth` for as long as anybody holds it.
+std::shared_ptr<const void> counted_scope(std::shared_ptr<std::atomic<int>> depth);
+
+/// @param who begins messages  @throws UsageError for a module without parameters.
+NamedParameters named_parameters_of(const torch::nn::Module& module, const std::string& who);
+
+/// `known`, and for what the optimizer has besides a number: how many come before it.
+NamedParameters numbered(const torch::optim::Optimizer& optimizer, NamedParameters known);
+
+/// The optimizer's parameters in its own order, each once, with their names.
+/// @param groups names that are reduced together
+/// @throws UsageError when one has no name, or a group names what is not there.
+std::vector<ReducedParameter> name_parameters(const torch::optim::Optimizer& optimizer,
+                                              const NamedParameters& named,
+                                              const std::vector<std::vector<std::string>>& groups,
+                                              const std::string& who);
+
+}  // namespace hvd::libtorch
