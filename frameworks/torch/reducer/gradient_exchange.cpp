@@ -25,7 +25,7 @@ GradientExchange::GradientExchange(const GradientReduction& how,
 
 void GradientExchange::submit(std::size_t unit) {
   if (how_.hook) return call_hook(false);
-  // The flags say which gradients there are, and so travel with the last of them.
+  // All gradients are known when the last unit is submitted.
   const bool with_flags = !flags_submitted_ && readiness_.last_unit(unit);
   submit_units({&unit, 1}, with_flags, Progress::kBackground);
 }
@@ -36,18 +36,17 @@ void GradientExchange::submit_rest() {
                Progress::kCaller);
 }
 
-/// In the order of the units, whichever is ready first, since what the hook does has to be in one
-/// order on all ranks.
+/// Keeps to the order of the units, since the hook's operations need one order on all ranks.
 void GradientExchange::call_hook(bool for_all) {
   for (const std::size_t unit : readiness_.units_left()) {
     if (!for_all && !readiness_.unit_ready(unit)) return;
     follow_streams(units_[unit]);
     hooked_.start(unit, units_[unit], readiness_);
-    readiness_.note_submitted(unit);
+    readiness_.mark_submitted(unit);
   }
 }
 
-// Buckets and flags are the same from step to step, so that a steady step allocates nothing here.
+// Buckets and flags are the same from step to step, so that a steady step does not allocate here.
 void GradientExchange::submit_units(std::span<const std::size_t> units, bool with_flags,
                                     Progress progress) {
   std::vector<Submission> others;
@@ -57,10 +56,9 @@ void GradientExchange::submit_units(std::span<const std::size_t> units, bool wit
       continue;
     }
     submit_bucket(units_[u], progress);
-    readiness_.note_submitted(u);
+    readiness_.mark_submitted(u);
   }
-  begin_after_current_stream(
-      others);  // first, as nothing may be read from a GPU whose stream is being captured
+  begin_after_current_stream(others);  // first: it throws if the stream is being captured
   if (with_flags) {
     const Submission& flags = prepare_flags();
     if (others.empty()) {
@@ -73,7 +71,7 @@ void GradientExchange::submit_units(std::span<const std::size_t> units, bool wit
     for (Operation& operation : submit_all(std::move(others), progress))
       operations_.push_back(std::move(operation));
     for (const std::size_t u : units) {
-      if (!units_[u].bucket) readiness_.note_submitted(u);
+      if (!units_[u].bucket) readiness_.mark_submitted(u);
     }
   }
   flags_submitted_ = flags_submitted_ || with_flags;
@@ -86,7 +84,7 @@ void GradientExchange::submit_bucket(GradientUnit& unit, Progress progress) {
   } else {
     for (const std::size_t i : unit.members) {
       ReducedParameter& parameter = parameters_[i];
-      // What has no gradient counts as zeros.
+      // A parameter without a gradient contributes zeros.
       if (parameter.active() && !readiness_.handed_over(i)) parameter.place(how_);
     }
   }
@@ -95,7 +93,7 @@ void GradientExchange::submit_bucket(GradientUnit& unit, Progress progress) {
 }
 
 void GradientExchange::gather(GradientUnit& unit) {
-  unit.bucket->let_go(true);  // of an attempt that has failed
+  unit.bucket->release_gradients(true);  // the rest of a failed attempt
   for (const std::size_t i : unit.members) {
     ReducedParameter& parameter = parameters_[i];
     unit.bucket->add(parameter.active() ? parameter.gather(how_) : torch::Tensor());
@@ -125,17 +123,19 @@ void GradientExchange::add_submissions(GradientUnit& unit, std::vector<Submissio
   if (!unit.group.empty()) make_group(unit.group, std::span(submissions).subspan(first));
 }
 
-/// Nothing on the CPU.
+/// Returns at once on the CPU.
 void GradientExchange::follow_streams(GradientUnit& unit) {
   for (const std::size_t i : unit.members) unit.stream.follow(parameters_[i].tensor());
 }
 
+// Two numbers follow the flags: whether this rank requests a check of the parameters, and whether
+// its parameters may have been updated.
 const Submission& GradientExchange::prepare_flags() {
-  const torch::Tensor& like = parameters_.front().tensor();
-  return flags_.prepare(
-      how_, like, parameters_.size(),
-      [this](std::size_t i) { return parameters_[i].has_gradient(); }, check_.room(like),
-      [this](std::span<float> room) { check_.write(room); });
+  return flags_.prepare(how_, parameters_.front().tensor(), parameters_.size() + 2,
+                        [this](std::size_t i) {
+                          if (i < parameters_.size()) return parameters_[i].has_gradient();
+                          return i == parameters_.size() ? check_.is_due() : check_.has_updates();
+                        });
 }
 
 void GradientExchange::wait() const {
@@ -143,7 +143,7 @@ void GradientExchange::wait() const {
   for (const Operation& operation : operations_) current_stream_waits(operation);
 }
 
-/// Nothing is under way.
+/// Whether no operation is under way.
 bool GradientExchange::over() const {
   return std::all_of(operations_.begin(), operations_.end(),
                      [](const Operation& operation) { return operation.done(); });
@@ -155,21 +155,23 @@ bool GradientExchange::succeeded() const {
                      [](const Operation& operation) { return operation.status().ok(); });
 }
 
-/// Whoever has written to a gradient that was being reduced, or put another in its place, has
-/// changed it on this rank only.
-void GradientExchange::raise_if_error() {
+void GradientExchange::raise_if_error() const {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
   for (const Operation& operation : operations_) operation.status().raise_if_error();
+}
+
+void GradientExchange::raise_if_written() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
   const std::string* written = nullptr;
   for (const std::size_t i : readiness_.submitted()) {
     if (parameters_[i].release() && written == nullptr) written = &parameters_[i].name();
   }
   if (written == nullptr) return;
-  throw UsageError(std::string(how_.who) + ": the gradient of '" + *written +
+  throw UsageError(std::string(how_.wrapper) + ": the gradient of '" + *written +
                    "' was written to or replaced between backward() and step(), while it was being "
                    "reduced over the ranks; " +
-                   right_order(how_.who) +
-                   "; what is to be changed before it is reduced, change after a backward() under "
+                   right_order(how_.wrapper) +
+                   "; to change gradients before they are reduced, run backward() under "
                    "no_sync()");
 }
 
@@ -177,7 +179,7 @@ void GradientExchange::check_parameters() {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over() && succeeded());
   if (parameters_.empty()) return;
   flags_.read();
-  check_.compare(flags_.room());
+  check_.end_cycle(flags_.used(parameters_.size()), flags_.used(parameters_.size() + 1));
 }
 
 bool GradientExchange::any_used() const {
@@ -199,7 +201,7 @@ void GradientExchange::drop_results() {
   if (how_.hook || !succeeded()) return;
   for (const std::size_t i : readiness_.submitted()) {
     parameters_[i].release();
-    parameters_[i].note_dropped_result();
+    parameters_[i].remember_dropped_result();
   }
 }
 
@@ -207,7 +209,7 @@ void GradientExchange::end_cycle() {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
   for (ReducedParameter& parameter : parameters_) parameter.end_cycle();
   for (const GradientUnit& unit : units_.all()) {
-    if (unit.bucket && unit.bucket->gathers()) unit.bucket->let_go(completed_);
+    if (unit.bucket && unit.bucket->gathers()) unit.bucket->release_gradients(completed_);
   }
   operations_.clear();
   flags_submitted_ = false;
@@ -216,16 +218,14 @@ void GradientExchange::end_cycle() {
 
 const Submission& UsedFlags::prepare(const GradientReduction& how, const torch::Tensor& like,
                                      std::size_t count,
-                                     const std::function<bool(std::size_t)>& used, std::size_t room,
-                                     const std::function<void(std::span<float>)>& fill) {
+                                     const std::function<bool(std::size_t)>& used) {
   const torch::NoGradGuard no_grad;
   const auto own = is_supported(like.scalar_type()) ? like.scalar_type() : torch::kFloat32;
   const auto dtype = type_to_cast_to(own, how.compression).value_or(own);
-  count_ = count;
   read_ = false;
   if (!flags_.defined() || flags_.scalar_type() != dtype ||
-      values_.numel() != static_cast<std::int64_t>(count + room)) {
-    values_ = torch::zeros({static_cast<std::int64_t>(count + room)}, torch::kFloat32);
+      values_.numel() != static_cast<std::int64_t>(count)) {
+    values_ = torch::zeros({static_cast<std::int64_t>(count)}, torch::kFloat32);
     flags_ = values_.to(dtype);
     GradientReduction reduction = how;
     if (how.op == ReduceOp::kAdasum) reduction.op = ReduceOp::kSum;
@@ -233,7 +233,6 @@ const Submission& UsedFlags::prepare(const GradientReduction& how, const torch::
   }
   auto* const values = values_.mutable_data_ptr<float>();
   for (std::size_t i = 0; i < count; ++i) values[i] = used(i) ? 1.0F : 0.0F;
-  if (room > 0) fill({values + count, room});
   if (!flags_.is_same(values_)) flags_.copy_(values_);
   return submission_;
 }
@@ -244,15 +243,9 @@ void UsedFlags::read() {
   if (!flags_.is_same(values_)) values_.copy_(flags_);
 }
 
-std::span<const float> UsedFlags::room() const {
-  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(read_);
-  return {values_.const_data_ptr<float>() + count_,
-          static_cast<std::size_t>(values_.numel()) - count_};
-}
-
 namespace {
 
-/// @param dense without gaps
+/// @param dense a tensor without gaps
 torch::Tensor row_of(const torch::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}); }
 
 std::string name_of(GradientUnit& unit, const ReducedParameter& first) {
@@ -291,20 +284,20 @@ void HookedBuckets::start(std::size_t index, GradientUnit& unit,
   bucket.process_set = how_.process_set;
   started.finish = how_.hook(bucket);
   if (!started.finish) {
-    throw UsageError(std::string(how_.who) + ": gradient_hook returned nothing for " + bucket.name +
-                     "; expected a function that returns the reduced gradients");
+    throw UsageError(std::string(how_.wrapper) + ": gradient_hook returned nothing for " +
+                     bucket.name + "; expected a function that returns the reduced gradients");
   }
   started_.push_back(std::move(started));
 }
 
-// After an error too, all functions are called: the other ranks may wait for what they do.
+// All functions are called even after an error: the other ranks may wait for their operations.
 std::exception_ptr HookedBuckets::finish_all(bool use) {
   const torch::NoGradGuard no_grad;
   std::exception_ptr first;
   for (const Started& started : std::exchange(started_, {})) {
     try {
       const torch::Tensor result = started.finish();
-      if (use && !first) take_over(started, result);
+      if (use && !first) use_result(started, result);
     } catch (...) {
       if (!first) first = std::current_exception();
     }
@@ -318,10 +311,10 @@ void HookedBuckets::finish() {
 
 void HookedBuckets::drop() { finish_all(false); }
 
-void HookedBuckets::take_over(const Started& started, const torch::Tensor& result) const {
+void HookedBuckets::use_result(const Started& started, const torch::Tensor& result) const {
   const BucketGradients& bucket = started.bucket;
   if (!result.defined() || result.numel() != bucket.values.numel()) {
-    throw UsageError(std::string(how_.who) + ": gradient_hook: expected " +
+    throw UsageError(std::string(how_.wrapper) + ": gradient_hook: expected " +
                      std::to_string(bucket.values.numel()) + " reduced gradients of " +
                      bucket.name + ", got " +
                      (result.defined() ? std::to_string(result.numel()) : "an undefined tensor"));

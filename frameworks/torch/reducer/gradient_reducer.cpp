@@ -48,7 +48,7 @@ GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, i
 GradientReducer::GradientReducer(Parameters parameters, const GradientReducer& former)
     : GradientReducer(std::move(parameters), former.how_, former.readiness_.passes_per_step(),
                       former.no_sync_depth_) {
-  if (former.has_reduced()) check_.go_on_after_updates();
+  if (former.has_reduced()) check_.continue_after_updates();
 }
 
 GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, int passes_per_step,
@@ -68,16 +68,16 @@ GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, i
   readiness_.set_units(units_.members());
 }
 
-void GradientReducer::compare_also(
+void GradientReducer::compare_frozen(
     const torch::OrderedDict<std::string, torch::Tensor>& parameters) {
   for (const auto& item : parameters) {
     const torch::Tensor& tensor = item.value();
-    // One that requires grad and is not the optimizer's is trained by another, and may be another
-    // one on each rank.
+    // A parameter that requires grad and does not belong to this optimizer is trained by another
+    // optimizer, and may differ between ranks.
     if (!tensor.defined() || tensor.layout() != torch::kStrided || tensor.requires_grad() ||
         known_->contains(tensor.unsafeGetTensorImpl()))
       continue;
-    check_.add(item.key(), tensor);
+    check_.add_frozen(item.key(), tensor);
   }
 }
 
@@ -97,7 +97,7 @@ void GradientReducer::open_device_queue() {
 }
 
 void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
-  readiness_.look_again();
+  readiness_.recheck_expected();
   if (hooks_.complete()) return;  // without allocating the functions
   hooks_.install(
       [self](std::size_t parameter) {
@@ -115,11 +115,11 @@ void GradientReducer::remove_hooks() noexcept {
   for (ReducedParameter& parameter : parameters_) parameter.release();
 }
 
-/// A graph of a gradient would have to lead through the other ranks. Under no_sync() it does not.
+/// A graph of a reduced gradient would have to lead through the other ranks.
 void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) const {
   if (!torch::GradMode::is_enabled() || no_sync_depth_->load() > 0) return;
   throw UsageError(
-      std::string(how_.who) + ": backward(create_graph = true) reached parameter '" +
+      std::string(how_.wrapper) + ": backward(create_graph = true) reached parameter '" +
       parameter.name() +
       "', whose gradient would be reduced and lose its graph; expected a backward() without "
       "create_graph; compute what needs the graph with "
@@ -129,7 +129,7 @@ void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) con
 void GradientReducer::before_accumulate(std::size_t index) {
   ReducedParameter& parameter = parameters_[index];
   refuse_create_graph(parameter);
-  // The gradients were reset by Module::zero_grad(), or the wrapped optimizer's: so is their cycle.
+  // Module::zero_grad() or that of the wrapped optimizer has reset the gradients.
   if (was_reset()) abandon();
   if (parameter.was_reset()) readiness_.forget_passes(index);
   if (!parameter.has_gradient()) parameter.forget_result();
@@ -138,8 +138,9 @@ void GradientReducer::before_accumulate(std::size_t index) {
     if (keeps_results() && parameter.holds_result()) parameter.keep_result();
     return;
   }
-  // Nothing has been added yet: the gradient that is being reduced stays intact.
-  throw UsageError(std::string(how_.who) + ": backward() reached parameter '" + parameter.name() +
+  // The hook runs before the addition, so that the gradient that is being reduced stays intact.
+  throw UsageError(std::string(how_.wrapper) + ": backward() reached parameter '" +
+                   parameter.name() +
                    "' again after its gradient was handed over for this step (expected " +
                    std::to_string(readiness_.passes_per_step()) +
                    " backward pass(es) per step); call step() or zero_grad() first, raise "
@@ -147,26 +148,27 @@ void GradientReducer::before_accumulate(std::size_t index) {
                    "accumulate under no_sync()");
 }
 
-/// One that was reset as a whole is the program's.
+/// A gradient that was reset belongs to the program again.
 void GradientReducer::refuse_scattered(const ReducedParameter& parameter) const {
   if (!scattered_ || !parameter.has_gradient()) return;
-  throw UsageError(std::string(how_.who) + ": backward() reached parameter '" + parameter.name() +
+  throw UsageError(std::string(how_.wrapper) + ": backward() reached parameter '" +
+                   parameter.name() +
                    "' after its gradient was reduced for this step, of which this rank has only "
                    "the part that it updates; expected step() or zero_grad() of the " +
-                   how_.who +
+                   how_.wrapper +
                    " first; to add up several backward passes, run all but the last under "
                    "no_sync() before synchronize() or a function that clips");
 }
 
-/// An average of equal gradients is the same gradient; the sum of as many is not. What a
-/// GradientHook makes of them is not known.
+/// The average of equal gradients is the same gradient, but their sum is not. The operation of a
+/// GradientHook is not known.
 bool GradientReducer::keeps_results() const {
-  return (how_.op != ReduceOp::kAverage || how_.hook) && !how_.of_changes &&
+  return (how_.op != ReduceOp::kAverage || how_.hook) && !how_.reduces_changes &&
          how_.process_set.size() > 1;
 }
 
-/// Of parameters that no backward pass has reached. What the program itself has put there without
-/// any is a gradient to be reduced.
+/// Keeps the results of parameters that no backward pass has reached. A tensor that the program has
+/// assigned itself is a gradient to be reduced.
 void GradientReducer::keep_results() {
   if (!keeps_results()) return;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -180,13 +182,12 @@ void GradientReducer::keep_results() {
 void GradientReducer::after_accumulate(std::size_t index, const variable_list& gradients) {
   readiness_.set_reduced(false);
   reached_ = true;
-  parameters_[index].note_pass();
+  parameters_[index].record_pass();
   if (no_sync_depth_->load() > 0) return;
   if (!readiness_.count_pass(index)) return;
   try {
     hand_over(index, gradients);
-    // Before the ranks have compared their parameters nothing is sent that another rank might not
-    // have.
+    // Before the ranks have compared their parameters, another rank might not have this one.
     const std::size_t unit = readiness_.unit_of(index);
     if (agreement_.same_parameters() && readiness_.unit_ready(unit)) exchange_.submit(unit);
   } catch (...) {
@@ -201,18 +202,18 @@ void GradientReducer::hand_over(std::size_t index, const variable_list& gradient
   if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
   units_[readiness_.unit_of(index)].stream.follow(parameter.tensor());
   if (!agreement_.same_parameters()) refuse_capture(parameter);
-  if (how_.error_if_nonfinite) finite_.look_at(index, parameter.tensor().grad());
+  if (how_.error_if_nonfinite) finite_.inspect(index, parameter.tensor().grad());
   if (parameter.view().defined()) {
     parameter.place(how_);
   } else {
-    parameter.note_sharing(gradients);
+    parameter.detect_sharing(gradients);
   }
   parameter.guard();
-  readiness_.note_ready(index, agreement_.waits_for_layout(parameter));
+  readiness_.mark_ready(index, agreement_.waits_for_layout(parameter));
   if (!witness_ && parameter.had_gradient()) witness_ = index;
 }
 
-/// What is not submitted yet could not be later, if a graph is being captured now.
+/// During the capture of a graph a gradient could not be submitted later.
 void GradientReducer::refuse_capture(const ReducedParameter& parameter) const {
   const torch::Tensor& tensor = parameter.tensor();
   if (!tensor.is_cuda() || !is_supported(tensor.scalar_type())) return;
@@ -228,22 +229,22 @@ void GradientReducer::submit_rest() {
   if (how_.error_if_nonfinite) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       if (parameters_[i].active() && !readiness_.handed_over(i))
-        finite_.look_at(i, parameters_[i].tensor().grad());
+        finite_.inspect(i, parameters_[i].tensor().grad());
     }
   }
   exchange_.submit_rest();
 }
 
-void GradientReducer::look_for_nonfinite() {
+void GradientReducer::raise_if_nonfinite() {
   if (!how_.error_if_nonfinite) return;
   const std::string difference = finite_.difference(parameters_);
   if (difference.empty()) return;
-  throw NonFiniteError(std::string(how_.who) + " (" + how_.scope +
+  throw NonFiniteError(std::string(how_.wrapper) + " (" + how_.scope +
                        "): before they were reduced the gradients were not finite: " + difference +
                        "; expected numbers on every rank; look at that rank's batch and loss");
 }
 
-/// Programs reset all gradients at once, so one stands for them.
+/// Programs reset all gradients at once, so one represents all.
 bool GradientReducer::was_reset() const { return witness_ && parameters_[*witness_].was_reset(); }
 
 void GradientReducer::synchronize() {
@@ -252,9 +253,11 @@ void GradientReducer::synchronize() {
   try {
     submit_rest();
     exchange_.wait();
-    look_for_nonfinite();
+    raise_if_nonfinite();
     exchange_.raise_if_error();
+    // Collective, and so before an error that this rank alone may have.
     exchange_.check_parameters();
+    exchange_.raise_if_written();
     warn_without_gradients();
     exchange_.complete();
   } catch (...) {
@@ -266,13 +269,13 @@ void GradientReducer::synchronize() {
   std::vector<std::size_t> order;
   if (units_.learning()) order = readiness_.order_of_arrival();
   end_cycle();
-  // Whatever becomes of the buckets: gradients must not be reduced twice.
+  // Set before the buckets are learnt, which may throw: gradients must not be reduced twice.
   readiness_.set_reduced(true);
   scattered_ = how_.sharded && how_.process_set.size() > 1;
   if (!order.empty() && units_.learn(std::move(order))) readiness_.set_units(units_.members());
 }
 
-/// A closure may be evaluated before the step that takes the gradients.
+/// A closure may be evaluated several times before the step that uses the gradients.
 void GradientReducer::begin_cycle() {
   readiness_.set_reduced(false);
   scattered_ =
@@ -280,15 +283,14 @@ void GradientReducer::begin_cycle() {
                                 [](const auto& parameter) { return parameter.has_gradient(); });
 }
 
-/// Other ranks may have submitted what this one has not, so the cycle is completed rather than cut
-/// off.
+/// Other ranks may have submitted more gradients, so the cycle is completed instead of cancelled.
 void GradientReducer::abandon() {
   try {
     submit_rest();
     exchange_.wait();
-    if (how_.error_if_nonfinite) finite_.difference(parameters_);  // ranks that step ask, too
+    // Ranks that call synchronize() run the same collectives.
+    if (how_.error_if_nonfinite) finite_.difference(parameters_);
     warn_of_dropped();
-    // Ranks that step do the same.
     if (exchange_.succeeded()) exchange_.check_parameters();
     exchange_.drop_results();
   } catch (...) {
@@ -303,11 +305,11 @@ void GradientReducer::abandon() {
 void GradientReducer::warn_of_dropped() {
   constexpr int kSuspicious = 5;
   if (++dropped_in_a_row_ != kSuspicious) return;
-  TORCH_WARN(how_.who, ": gradients were reduced over the ranks and then dropped ", kSuspicious,
-             " times in a row, without a step() or synchronize() of this ", how_.who,
+  TORCH_WARN(how_.wrapper, ": gradients were reduced over the ranks and then dropped ", kSuspicious,
+             " times in a row, without a step() or synchronize() of this ", how_.wrapper,
              ". If parameters are updated all the same, every rank updates "
              "its own with gradients of its own: call step() of the ",
-             how_.who, ", not of the optimizer that it wraps. (", how_.scope, ")");
+             how_.wrapper, ", not of the optimizer that it wraps. (", how_.scope, ")");
 }
 
 void GradientReducer::warn_without_gradients() {
@@ -316,13 +318,13 @@ void GradientReducer::warn_without_gradients() {
   if (warned_without_gradients_ || exchange_.any_used() || !any_active) return;
   warned_without_gradients_ = true;
   TORCH_WARN(
-      how_.who, " (", how_.scope,
+      how_.wrapper, " (", how_.scope,
       "): step() without a gradient: no rank has one of any parameter. Expected a backward() "
       "since zero_grad(), through the parameters that the ",
-      how_.who,
-      " was constructed with. What is usually forgotten: to construct it again after the "
-      "model was replaced; zero_grad() belongs before backward(), not between backward() "
-      "and step()");
+      how_.wrapper,
+      " was constructed with. Usual causes: it was not constructed again after the "
+      "model was replaced; zero_grad() was called between backward() and step() instead of "
+      "before backward()");
 }
 
 void GradientReducer::discard() {

@@ -28,32 +28,31 @@ namespace hvd::libtorch {
 class GradientReducer;
 using SharedReducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
 
-/// Reduces the gradients of one DistributedOptimizer: the order of things, which its parts do. See
+/// Reduces the gradients of one optimizer wrapper, by calling its parts in the right order. See
 /// docs/architecture.md, "From a gradient to a step".
 ///
-/// A cycle is a step: it begins with the first gradient that is handed over and ends in
-/// synchronize(), or is discarded. synchronize() submits whatever was not, with zeros for what has
-/// no gradient, so that every rank submits the same set.
+/// A cycle is a step: it begins with the first gradient that is handed over, and ends in
+/// synchronize() or is discarded. synchronize() submits the remaining gradients, with zeros for
+/// parameters without a gradient, so that every rank submits the same set.
 ///
-/// Sparse gradients travel otherwise than dense ones, and a rank without a gradient cannot tell
-/// which the others have. So in the first synchronize() ranks settle each parameter's layout,
-/// before zeros and sparse gradients are submitted; and again as long as one is open, if any is
-/// sparse, or a rank was absent (see join()).
+/// Sparse gradients need other operations than dense ones, and a rank without a gradient does not
+/// know which kind the others have. In the first synchronize() the ranks therefore agree on each
+/// parameter's layout, before zeros and sparse gradients are submitted. They do so again as long as
+/// a layout is unknown and some gradient is sparse, or a rank was absent (see join()).
 ///
-/// In the first cycle nothing is sent before all ranks have found in synchronize() that they have
-/// the same parameters: what one rank alone sent would wait for the others. Gradients travel one by
-/// one, and the ranks learn in which order they became ready (that of the set's first rank). From
-/// then on `.grad` is a view into a bucket where it can be (see GradientUnits).
+/// In the first cycle gradients are not sent before all ranks have found in synchronize() that they
+/// have the same parameters: an operation of one rank alone would wait for the others. Gradients
+/// are reduced one by one, and the ranks learn in which order they became ready on the set's first
+/// rank. From then on `.grad` is a view into a bucket where possible (see GradientUnits).
 ///
-/// A backward pass may add to gradients that have been reduced, whose average stays what it is when
-/// it is averaged once more. A sum does not, so it is put aside and added to the next one. A
-/// scattered gradient is a mixture of reduced and own elements, so that adding to it is an error.
+/// A backward pass may add to gradients that have been reduced. An average stays the same when it
+/// is averaged once more. A sum does not, so it is set aside and added to the next sum. A scattered
+/// gradient is a mixture of reduced and own elements, so that adding to it is an error.
 ///
-/// On a GPU all of this is about what is queued: a gradient is ready when its accumulation is in
-/// the current stream of the hook, and synchronize() makes the current stream of its caller wait,
-/// not the caller.
+/// On a GPU a gradient is ready when its accumulation is in the current stream of the hook, and
+/// synchronize() makes the current stream of its caller wait, not the caller.
 ///
-/// Not thread-safe. Hooks run on autograd's threads, so there is always a lock around it:
+/// Not thread-safe. Hooks run on autograd's threads, so every access goes through the lock of a
 /// SharedReducer.
 class GradientReducer {
  public:
@@ -62,45 +61,43 @@ class GradientReducer {
   GradientReducer(std::vector<ReducedParameter> parameters, GradientReduction how,
                   int passes_per_step);
 
-  /// One that takes the place of `former`, between cycles: the same but for the parameters, which
-  /// may be more.
+  /// Replaces `former` between cycles: the same but for the parameters, of which there may be more.
   GradientReducer(std::vector<ReducedParameter> parameters, const GradientReducer& former);
 
-  /// Compares those of these that are frozen, too, before the first update: the optimizer may not
-  /// have them. @pre no cycle has ended (checked by ParameterCheck::add())
-  void compare_also(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
+  /// Includes the frozen ones of these parameters, which the optimizer may not have, in the
+  /// comparison before the first update. @pre no cycle has ended (checked by
+  /// ParameterCheck::add_frozen())
+  void compare_frozen(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
   /// Whether a cycle has ended.
   bool has_reduced() const { return check_.cycles() > 0; }
-  /// On a GPU: the first operation of a process set makes its communicator, which takes up to
-  /// seconds, and the runtime's buffers for gradients. Begins that, so that it is over when the
-  /// first gradients come. Waits for nothing.
+  /// On a GPU: begins a small operation. The first operation of a process set creates its
+  /// communicator, which takes up to seconds, and the runtime's buffers, so that both exist when
+  /// the first gradients are ready. Does not wait.
   void open_device_queue();
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
-  /// a dtype may have changed. @param self this object, which hooks lock; they do nothing once it
-  /// is gone
+  /// a dtype may have changed. @param self this object, which hooks lock; without it they return
   void install_hooks(const std::weak_ptr<SharedReducer>& self);
   void remove_hooks() noexcept;
 
-  /// Ends the cycle: every `.grad` is final. Does nothing if no gradient came in since the last
-  /// one. @throws the first error, when nothing is in flight any more.
+  /// Ends the cycle: every `.grad` is final. Returns at once if no gradient has arrived since the
+  /// last cycle. @throws the first error, when no operation is in flight any more.
   void synchronize();
-  /// The next synchronize() reduces even if no gradient comes in on this rank.
+  /// The next synchronize() reduces even if no gradient arrives on this rank.
   void begin_cycle();
   /// Ends the cycle without using its results, and forgets counted passes.
   void discard();
 
   bool in_flight() const;
-  /// Between cycles, until the next one.
+  /// Valid between cycles, until the next one.
   const GradientUnits& units() const noexcept { return units_; }
   const std::vector<ReducedParameter>& parameters() const noexcept { return parameters_; }
-  /// The parameters that it was constructed with.
+  /// The parameters of the constructor.
   std::shared_ptr<const Identities> known() const noexcept { return known_; }
-  /// Another number when gradients may be others.
+  /// Changes whenever gradients may have changed.
   std::uint64_t gradients_version() const;
   void set_passes_per_step(int passes);
   const std::string& scope() const noexcept { return how_.scope; }
-  /// Above zero: backward passes do not count. Outlives this object in the guards that the user
-  /// holds.
+  /// Above zero: backward passes do not count. The user's guards may outlive this object.
   std::shared_ptr<std::atomic<int>> no_sync_depth() const noexcept { return no_sync_depth_; }
 
  private:
@@ -120,7 +117,7 @@ class GradientReducer {
   void abandon();
   void warn_of_dropped();
   void warn_without_gradients();
-  void look_for_nonfinite();
+  void raise_if_nonfinite();
   void end_cycle();
 
   const GradientReduction how_;
@@ -135,10 +132,10 @@ class GradientReducer {
   ParameterCheck check_;
   FiniteCheck finite_;
   GradientExchange exchange_;
-  std::optional<std::size_t> witness_;  ///< the first of this cycle that had a gradient
-  bool reached_ = false;      ///< by a backward pass since the last cycle, also under no_sync()
-  bool scattered_ = false;    ///< gradients are reduced where this rank updates, and nowhere else
-  int dropped_in_a_row_ = 0;  ///< cycles
+  std::optional<std::size_t> witness_;  ///< first parameter of this cycle that had a gradient
+  bool reached_ = false;      ///< a backward pass has run since the last cycle, or under no_sync()
+  bool scattered_ = false;    ///< gradients are reduced only where this rank updates
+  int dropped_in_a_row_ = 0;  ///< number of cycles
   bool warned_without_gradients_ = false;
   Operation opening_;  ///< see open_device_queue()
 };

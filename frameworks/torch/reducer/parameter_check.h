@@ -1,91 +1,100 @@
 #pragma once
 
+#include <c10/core/Event.h>
 #include <torch/types.h>
 
 #include <cstddef>
 #include <cstdint>
 #include <functional>
-#include <span>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "hvd/collectives.h"
+#include "reducer/fingerprint.h"
 #include "reducer/gradient_reduction.h"
 
 namespace hvd::libtorch {
 
-/// Finds out whether the ranks of an optimizer still have the same parameters. See
+/// Compares the parameters of an optimizer between its ranks every few cycles. See
 /// docs/decisions/0018-parameters-are-compared.md. Not thread-safe.
 ///
-/// In a few cycles each rank has a checksum of its parameters reduced along with something that is
-/// sent anyway: every rank has places of its own in it, which the others leave at zero, so that
-/// afterwards each rank sees all checksums and all ranks come to the same verdict. In the first
-/// cycle, before anything has been updated, every bit counts; later what is compared is a
-/// projection, and roundings may differ.
+/// A rank that is due for a check requests it, and a check begins in every cycle in which a rank
+/// requests one. So ranks that have joined and returned, whose counts are behind, check in the same
+/// cycles as the others. A check is one allreduce of the fingerprints of all parameters, which
+/// gives the least and the largest of each. A joined rank does not contribute. The first check
+/// compares all bits; later ones compare up to roundings.
 ///
-/// A cycle in which not all ranks have written theirs decides nothing: one has joined, or its count
-/// of cycles is another since it had. All who see it write in the next cycle, once, and then count
-/// alike.
+/// In the host's memory a check ends in the cycle in which it begins. With parameters on a GPU the
+/// result is copied to the host on the side, and read in the next cycle.
 class ParameterCheck {
  public:
   /// @param names of the parameters that are trained, as the user calls them
-  ParameterCheck(const GradientReduction& how, std::vector<std::string> names,
-                 std::vector<torch::Tensor> parameters);
+  ParameterCheck(const GradientReduction& how, const std::vector<std::string>& names,
+                 const std::vector<torch::Tensor>& parameters);
 
-  /// Compares this one, too, before the first update: a frozen parameter, which the optimizer may
-  /// not have. @pre no cycle has ended
-  void add(const std::string& name, const torch::Tensor& parameter);
+  /// Compares this frozen parameter, too, before the first update. @pre no cycle has ended
+  void add_frozen(const std::string& name, const torch::Tensor& parameter);
+  /// Parameters have been updated already, and so may differ by roundings. The next cycle has a
+  /// check. @pre no cycle has ended
+  void continue_after_updates();
 
-  /// Parameters have been updated before, and so may differ by roundings. Checks in the next cycle.
-  /// @pre no cycle has ended
-  void go_on_after_updates();
+  /// Whether this rank requests a check in the current cycle.
+  bool is_due() const;
+  /// Whether a cycle has ended, so that parameters may have been updated.
+  bool has_updates() const noexcept { return cycles_ > 0; }
+  /// Ends the cycle, before its update. Collective if `due`, or if a check is under way.
+  /// @param due whether any rank is_due()  @param updated whether any rank has_updates()
+  /// @throws DivergedError, on every rank, that names the first difference of parameters or of the
+  /// options that ranks compare.
+  void end_cycle(bool due, bool updated);
 
-  /// How many numbers the ranks need, the same in every cycle. @param like what they travel with
-  std::size_t room(const torch::Tensor& like);
-  /// This rank's checksum if it is due, else zeros.
-  void write(std::span<float> room) const;
-  /// Ends the cycle. @param reduced what write() has written, after the reduction
-  /// @throws DivergedError that names the first difference, also of the options that ranks compare.
-  /// Every rank sees the same checksums, and so throws, or none.
-  void compare(std::span<const float> reduced);
-
-  /// Cycles that have ended.
+  /// Number of cycles that have ended.
   std::uint64_t cycles() const noexcept { return cycles_; }
 
  private:
-  enum class Mode { kExact = 1, kProjection = 2 };
+  enum class Kind { kTrained, kFrozen, kStatistics };
+  struct Item {
+    std::string name;
+    torch::Tensor tensor;
+    Kind kind;
+  };
 
-  bool due() const;
-  Mode mode() const { return cycles_ == 0 ? Mode::kExact : Mode::kProjection; }
-  std::size_t codes() const { return options_ ? 2 : 1; }
-  std::size_t places() const { return 2 + codes() * (32 / bits_); }
-  void write_code(std::span<float> place, std::uint32_t code) const;
-  std::uint32_t decode(float reduced) const;
-  std::uint32_t decode_code(std::span<const float> place) const;
-  bool differs(std::span<const float> reduced);
-  bool codes_differ(std::span<const float> reduced);
-  bool options_differ(std::span<const float> reduced) const;
+  void begin_check();
+  std::vector<torch::Tensor> choose_compared();
+  void exchange_on_host();
+  void exchange_on_gpu(const std::vector<torch::Tensor>& on_gpu);
+  void run(bool wait_for_stream);
+  void compare(const std::int64_t* largest, std::size_t count);
+  [[noreturn]] void throw_diverged(const std::string& difference) const;
   [[noreturn]] void throw_of_options() const;
+  std::string difference_at(std::size_t index);
   void warn_of_nonfinite();
-  std::string first_difference() const;
+  void warn_of_statistics(const std::string& first, std::size_t others);
 
   const std::string who_;
   const std::string scope_;
   const int every_;
   const ProcessSet set_;
-  const bool average_;
-  const bool compressed_;
   const std::function<std::vector<std::string>()> options_;
-  std::vector<std::string> names_;
-  std::vector<torch::Tensor> parameters_;
-  const std::size_t trained_;  ///< as many of the first ones
-  std::size_t bits_ = 16;      ///< of a checksum in one number
+  std::vector<Item> items_;
   std::uint64_t cycles_ = 0;
-  int since_ = 0;  ///< cycles since the last check
-  bool retry_ = false;
-  Mode last_ = Mode::kExact;  ///< of the last check
-  bool nonfinite_ = false;    ///< in the last check the parameters of all ranks
-  bool warned_ = false;
-  bool options_apart_ = false;  ///< at the last check
+  int since_ = 0;      ///< cycles since the last check
+  bool soon_ = false;  ///< the next cycle has a check
+
+  // The last check.
+  Comparison comparison_ = Comparison::kExact;
+  std::uint64_t checked_cycle_ = 0;
+  std::vector<std::size_t> compared_;  ///< numbers of items
+  std::vector<std::int64_t> values_;   ///< of the options, then of the items on the host
+  torch::Tensor gpu_values_;           ///< all values, if items are on a GPU
+  torch::Tensor message_;              ///< the values, and their complements
+  Submission submission_;              ///< of message_
+  Operation operation_;
+  torch::Tensor received_;                 ///< message_ after the reduction, on the host
+  std::optional<c10::Event> received_at_;  ///< while a check on a GPU is under way
+  bool warned_of_nonfinite_ = false;
+  bool warned_of_statistics_ = false;
 };
 
 }  // namespace hvd::libtorch

@@ -30,7 +30,7 @@ class Step {
     if (!gradient(i).defined()) return ::testing::AssertionFailure() << "there is none";
     return near(gradient(i), torch::full_like(parameters[i].tensor(), value).detach());
   }
-  /// What this rank has found for a gradient: `factor` times its rank plus one.
+  /// Sets this rank's gradient to `factor` times its rank plus one.
   void set(std::size_t i, float factor = 1) {
     const torch::NoGradGuard no_grad;
     set_gradient(parameters[i],
@@ -42,7 +42,7 @@ class Step {
     ReducedParameter& parameter = parameters[i];
     if (parameter.view().defined()) parameter.place(how);
     parameter.guard();
-    readiness.note_ready(i, false);
+    readiness.mark_ready(i, false);
     if (readiness.unit_ready(readiness.unit_of(i))) exchange.submit(readiness.unit_of(i));
   }
   void finish() {
@@ -50,6 +50,7 @@ class Step {
     EXPECT_TRUE(exchange.succeeded());
     exchange.raise_if_error();
     exchange.check_parameters();
+    exchange.raise_if_written();
     exchange.complete();
     end_cycle();
   }
@@ -158,7 +159,7 @@ TEST_P(GradientExchangeTest, AGradientThatIsWrittenToMeanwhileIsAnError) {
   for (const std::size_t i : {0, 1, 2}) step.produce(i);
   step.parameters[1].tensor().mutable_grad().mul_(2);
   step.reduce();
-  const std::string message = message_of<UsageError>([&] { step.exchange.raise_if_error(); });
+  const std::string message = message_of<UsageError>([&] { step.exchange.raise_if_written(); });
   EXPECT_TRUE(contains(message, "'p1' was written to")) << message;
   step.end_cycle();
   step.produce(1);
@@ -224,6 +225,7 @@ TEST(GradientExchange, MembersOfAGroupAreSubmittedTogether) {
   exchange.wait();
   exchange.raise_if_error();
   exchange.check_parameters();
+  exchange.raise_if_written();
   exchange.complete();
   for (const std::size_t i : {0, 2})
     EXPECT_TRUE(step.gradient_is(i, static_cast<float>(i + 1) * sum_of_ranks())) << i;
