@@ -18,7 +18,7 @@
 namespace hvd::libtorch {
 namespace {
 
-/// malloc keeps what lies below memory that is in use.
+/// malloc keeps free memory that lies below memory in use.
 void return_free_memory() {
 #if defined(__GLIBC__)
   ::malloc_trim(0);
@@ -33,9 +33,9 @@ GradientUnits::GradientUnits(const GradientReduction& how, std::span<ReducedPara
   add_units_without_bucket();
 }
 
-/// As the user has grouped the parameters.
+/// Adds a unit for each group of the user's, and one for each other gradient.
 void GradientUnits::add_units_without_bucket() {
-  ++version_;
+  version_ = ++last_version_;
   std::map<int, std::size_t> unit_of_group;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (places_[i]) continue;
@@ -56,37 +56,46 @@ std::vector<std::vector<std::size_t>> GradientUnits::members() const {
   return members;
 }
 
-/// A rank alone has buckets on a GPU, where they are what a benchmark measures; on the CPU they
-/// would cost a copy and gain nothing. Adasum looks at each tensor.
+/// A single rank has buckets on a GPU only, where a benchmark measures them; on the CPU they would
+/// cost a copy without a gain. Adasum works on each tensor by itself.
 bool GradientUnits::wants_bucket(const ReducedParameter& parameter) const {
   return how_.bucket_views && how_.op != ReduceOp::kAdasum &&
          (how_.process_set.size() > 1 || parameter.tensor().is_cuda());
 }
 
-/// Groups and sparse gradients travel in their own way, and copies that LibTorch casts cannot be
-/// views. Only what all ranks of the set agree on decides: the types of active parameters, whose
-/// gradients have just been reduced, are.
+/// Groups and sparse gradients need other operations, and copies that LibTorch casts cannot be
+/// views. Decides by facts that all ranks of the set have agreed on, such as the types of active
+/// parameters, whose gradients have just been reduced.
 bool GradientUnits::fits_bucket(const ReducedParameter& parameter) const {
   if (!wants_bucket(parameter) || !parameter.active() || parameter.group() >= 0) return false;
   const std::optional<std::int64_t> sparse_dims = parameter.agreed_layout();
   if (how_.sparse == SparseGradients::kReduceSparse && !sparse_dims) return false;
   const torch::ScalarType type = parameter.tensor().scalar_type();
-  // What has gaps in memory has no elements one behind the other to share out.
+  // The elements of a bucket that is scattered must be contiguous in memory.
   if (how_.sharded && !parameter.tensor().is_non_overlapping_and_dense()) return false;
   return is_supported(type) && !type_to_cast_to(type, how_.compression) &&
          sparse_dims.value_or(0) == 0;
 }
 
-bool GradientUnits::buckets_fit() const {
+bool GradientUnits::is_as_placed(const torch::Tensor& tensor, const Place& place) {
+  return tensor.scalar_type() == place.type && tensor.device() == place.device &&
+         tensor.sizes() == place.sizes && tensor.strides() == place.strides;
+}
+
+bool GradientUnits::fits(const Places& places) const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const std::optional<Place>& place = places_[i];
-    if (place.has_value() != fits_bucket(parameters_[i])) return false;
-    const torch::Tensor& tensor = parameters_[i].tensor();
-    if (place && (tensor.scalar_type() != place->type || tensor.device() != place->device ||
-                  tensor.sizes() != place->sizes || tensor.strides() != place->strides))
-      return false;
+    if (places[i].has_value() != fits_bucket(parameters_[i])) return false;
+    if (places[i] && !is_as_placed(parameters_[i].tensor(), *places[i])) return false;
   }
   return true;
+}
+
+/// A parameter has changed since, so that the plan will not fit again.
+bool GradientUnits::is_outdated(const Plan& plan) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (plan.places[i] && !is_as_placed(parameters_[i].tensor(), *plan.places[i])) return true;
+  }
+  return false;
 }
 
 bool GradientUnits::learn(std::vector<std::size_t> order) {
@@ -100,12 +109,14 @@ bool GradientUnits::learn(std::vector<std::size_t> order) {
   return agreed && !agreed->empty() && use_buckets(*agreed);
 }
 
-/// Null if there is no memory.
+/// Null if memory is missing.
 std::shared_ptr<GradientBucket> GradientUnits::make_bucket(const std::vector<std::size_t>& members,
                                                            std::size_t number) const {
   std::vector<torch::Tensor> own;
   for (const std::size_t i : members) own.push_back(parameters_[i].tensor());
-  const std::string name = how_.scope + ".bucket" + std::to_string(number) + "[" +
+  // Names differ between plans, so that operations of one are known when it is used again.
+  const std::string plan = learnings_ == 0 ? "" : ".plan" + std::to_string(learnings_);
+  const std::string name = how_.scope + plan + ".bucket" + std::to_string(number) + "[" +
                            parameters_[members.front()].name() + " .. " +
                            parameters_[members.back()].name() + "]";
   try {
@@ -117,7 +128,7 @@ std::shared_ptr<GradientBucket> GradientUnits::make_bucket(const std::vector<std
   }
 }
 
-/// Those in the host's memory, and those on a GPU, which are larger.
+/// Plans buckets in the host's memory, and on a GPU, where they are larger.
 std::vector<std::vector<std::size_t>> GradientUnits::plan(
     const std::vector<std::size_t>& order) const {
   std::vector<GradientSize> sizes;
@@ -144,7 +155,7 @@ std::vector<std::vector<std::size_t>> GradientUnits::plan(
   return buckets;
 }
 
-/// Nothing is changed before every rank has its memory.
+/// The units change only if every rank has its memory.
 bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
   std::vector<GradientUnit> units;
   bool complete = true;
@@ -156,11 +167,18 @@ bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
   }
   if (!agreement_.on_all_ranks(complete, "buckets")) {
     if (!complete)
-      TORCH_WARN(how_.who, " (", how_.scope,
-                 "): no memory for buckets; all ranks go on without them");
+      TORCH_WARN(how_.wrapper, " (", how_.scope,
+                 "): no memory for buckets; all ranks continue without them");
     state_ = State::kRefused;
     return false;
   }
+  // Every rank has taken part in each learning, and so removes the same plan.
+  constexpr std::size_t kMostAside = 3;
+  if (aside_.size() > kMostAside)
+    aside_.erase(std::min_element(aside_.begin(), aside_.end(), [](const Plan& a, const Plan& b) {
+      return a.number < b.number;
+    }));
+  number_ = learnings_++;
   units_ = std::move(units);
   move_into_buckets();
   add_units_without_bucket();
@@ -179,17 +197,44 @@ void GradientUnits::move_into_buckets() {
       parameter.set_view(unit.bucket->view(m));
       parameter.move_to_view();
     }
-    if (!unit.bucket->gathers()) return_free_memory();  // of these gradients
+    if (!unit.bucket->gathers()) return_free_memory();  // the gradients' former memory
   }
 }
 
 bool GradientUnits::follow_parameters() {
-  if (state_ != State::kBuckets || buckets_fit()) return false;
-  for (ReducedParameter& parameter : parameters_) parameter.set_view({});
-  places_.assign(parameters_.size(), std::nullopt);
+  if (state_ == State::kRefused) return false;
+  if (state_ == State::kLearning) return !aside_.empty() && take_fitting_plan();
+  if (fits(places_)) return false;
+  set_plan_aside();
+  if (take_fitting_plan()) return true;
   units_.clear();
   add_units_without_bucket();
   state_ = State::kLearning;
+  return true;
+}
+
+void GradientUnits::set_plan_aside() {
+  for (ReducedParameter& parameter : parameters_) parameter.set_view({});
+  aside_.push_back({std::move(units_), std::move(places_), number_, version_});
+  places_.assign(parameters_.size(), std::nullopt);
+  std::erase_if(aside_, [this](const Plan& plan) { return is_outdated(plan); });
+}
+
+bool GradientUnits::take_fitting_plan() {
+  const auto found = std::find_if(aside_.begin(), aside_.end(),
+                                  [this](const Plan& plan) { return fits(plan.places); });
+  if (found == aside_.end()) return false;
+  units_ = std::move(found->units);
+  places_ = std::move(found->places);
+  number_ = found->number;
+  version_ = found->version;
+  aside_.erase(found);
+  for (const GradientUnit& unit : units_) {
+    if (!unit.bucket || unit.bucket->gathers()) continue;
+    for (std::size_t m = 0; m < unit.members.size(); ++m)
+      parameters_[unit.members[m]].set_view(unit.bucket->view(m));
+  }
+  state_ = State::kBuckets;
   return true;
 }
 
@@ -201,6 +246,7 @@ namespace {
 
 static_assert(kGradientAlignment % c10::gAlignment == 0, "as aligned as a tensor of its own");
 
+/// In bytes.
 std::size_t room_for(const torch::Tensor& parameter) { return room_in_bucket(parameter.nbytes()); }
 
 }  // namespace
@@ -217,8 +263,7 @@ GradientBucket::GradientBucket(std::string name, const GradientReduction& how,
   all.data = nullptr;
   all.count = elements_ = static_cast<std::int64_t>(bytes) / element;
   all.shape = {all.count};
-  // What a GPU packs, what is cast on its way and what a GradientHook reduces can only be reduced
-  // as a whole.
+  // Gradients that a GPU packs, that are cast or that a GradientHook reduces are not scattered.
   const bool scatters = how.sharded && how.compression == Compression::kNone && !how.hook &&
                         parameters.front().is_cpu();
   submission_ = scatters ? scatter_in_place(std::move(name), how, std::move(all))
@@ -234,8 +279,8 @@ void GradientBucket::lay_out(std::span<const torch::Tensor> parameters, std::siz
   std::size_t offset = 0;
   for (const torch::Tensor& parameter : parameters) {
     std::byte* const begin = memory.get() + offset;
-    // What lies between the gradients is reduced with them. The rest is not touched: its pages are
-    // taken when the gradients move in.
+    // The gap behind a gradient is reduced too. The pages of the gradients themselves are not
+    // touched before the gradients move in.
     std::memset(begin + parameter.nbytes(), 0, room_for(parameter) - parameter.nbytes());
     views_.push_back(GuardedGradient::of(torch::from_blob(
         begin, parameter.sizes(), strides_for(parameter), [memory](void*) {},
@@ -268,7 +313,7 @@ void GradientBucket::add(const torch::Tensor& gradient) {
   submission_.parts = gathered_->parts;
 }
 
-void GradientBucket::let_go(bool done) {
+void GradientBucket::release_gradients(bool done) {
   submission_.parts = {};
   if (!done) return begin_gathering();
   gathered_->parts.clear();

@@ -21,12 +21,12 @@ GradientReduction with_buckets(const std::string& scope) {
   return how;
 }
 
-/// Of as many parameters of 16 floats, which take up 64 bytes each.
+/// A model with `count` parameters of 16 floats, 64 bytes each.
 struct Model {
   explicit Model(const GradientReduction& reduction, std::size_t count = 16)
       : how(reduction), parameters(reduced(std::vector<std::int64_t>(count, 16), how)) {}
 
-  /// Backwards, which only the first rank says.
+  /// Only the first rank passes the order of a backward pass, which all learn.
   bool learn() {
     std::vector<std::size_t> order(parameters.size());
     std::iota(order.begin(), order.end(), 0);
@@ -174,6 +174,55 @@ TEST(GradientUnits, LearnAnewWhenParametersHaveChanged) {
     EXPECT_FALSE(model.units.follow_parameters());
     EXPECT_TRUE(model.learn());
   }
+}
+
+TEST(GradientUnits, AreLearntOnceForEachSetOfTrainedParameters) {
+  if (size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  Model model(with_buckets("sets"));
+  const auto freeze = [&](bool frozen) {
+    model.parameters[3].tensor().set_requires_grad(!frozen);
+    EXPECT_TRUE(model.units.follow_parameters());
+  };
+  ASSERT_TRUE(model.learn());
+  const Units all = model.units.members();
+  const std::uint64_t version = model.units.version();
+  freeze(true);
+  EXPECT_TRUE(model.units.learning());
+  ASSERT_TRUE(model.learn());
+  const Units without = model.units.members();
+  const void* const memory = model.units[0].bucket->flat().const_data_ptr();
+  for (int round = 0; round < 3; ++round) {
+    freeze(false);
+    EXPECT_FALSE(model.units.learning());
+    EXPECT_EQ(model.units.members(), all);
+    EXPECT_EQ(model.units.version(), version);
+    EXPECT_TRUE(model.parameters[15].view().is_same(model.units[0].bucket->view(0)));
+    freeze(true);
+    EXPECT_EQ(model.units.members(), without);
+    EXPECT_EQ(model.units[0].bucket->flat().const_data_ptr(), memory);
+    EXPECT_FALSE(model.parameters[3].view().defined());
+  }
+  EXPECT_EQ(model.units.learnings(), 2U);
+}
+
+TEST(GradientUnits, AreKeptForAFewSetsOnly) {
+  if (size() == 1) GTEST_SKIP() << "one rank has no buckets";
+  Model model(with_buckets("few"));
+  const auto freeze_only = [&](std::size_t frozen) {
+    for (std::size_t i = 0; i < model.parameters.size(); ++i)
+      model.parameters[i].tensor().set_requires_grad(i != frozen);
+    model.units.follow_parameters();
+  };
+  for (const std::size_t i : {0, 1, 2, 3, 4, 5}) {
+    freeze_only(i);
+    ASSERT_TRUE(model.learn()) << i;
+  }
+  freeze_only(4);
+  EXPECT_FALSE(model.units.learning());
+  freeze_only(0);
+  EXPECT_TRUE(model.units.learning()) << "the oldest are gone";
+  freeze_only(2);
+  EXPECT_FALSE(model.units.learning()) << "and their places were not needed";
 }
 
 TEST(GradientUnits, AreNoBucketsIfParametersLieOtherwiseInMemory) {
