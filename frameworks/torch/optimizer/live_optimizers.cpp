@@ -93,7 +93,7 @@ std::string LiveOptimizers::next_scope(const ProcessSet& process_set) {
 
 namespace {
 
-/// One backward pass or two may belong to an evaluation.
+/// One or two backward passes may belong to an evaluation.
 constexpr int kPasses = 3;
 
 struct Watch {
@@ -117,7 +117,7 @@ void end(Watches& all, const torch::Tensor& parameter) {
 
 }  // namespace
 
-/// One parameter stands for all. The hook belongs to the parameter, and does not keep it.
+/// One parameter represents all. The hook belongs to the parameter, and does not keep it alive.
 void watch_departed(std::span<const ReducedParameter> parameters, const std::string& wrapper) {
   const auto first = std::find_if(parameters.begin(), parameters.end(),
                                   [](const auto& parameter) { return parameter.active(); });

@@ -86,7 +86,7 @@ void each_option(const Visit& visit, O&... o) {
   visit("line_search_fn", o.line_search_fn()...);
 }
 
-/// As many digits as tell numbers apart.
+/// The fewest digits that identify the number.
 template <class T>
   requires std::integral<T> || std::floating_point<T>
 std::string exact_text(T value) {
@@ -117,10 +117,10 @@ bool equal(const T& a, const T& b) {
                    "the program write to the same of the two");
 }
 
-/// Of one option; see GroupMirror::reconcile().
+/// Merges one option; see GroupMirror::reconcile().
 class MergeOption {
  public:
-  /// @param who begins messages  @param group nothing: the defaults
+  /// @param who begins messages  @param group empty for the defaults
   MergeOption(const char* who, std::optional<std::size_t> group, bool apply)
       : who_(who), group_(group), apply_(apply) {}
 
@@ -147,7 +147,7 @@ class MergeOption {
   bool apply_;
 };
 
-/// @return whether all are of this type
+/// @return whether all options are of this type
 template <class T>
 bool merge_as(const MergeOption& merge, OptimizerOptions& wrapped, OptimizerOptions& wrapper,
               OptimizerOptions& last) {
@@ -171,7 +171,7 @@ bool of_libtorch(OptimizerOptions& options) {
   return merge_options(MergeOption("", std::nullopt, false), options, options, options);
 }
 
-/// Type and values. Empty if there are none, or they cannot be serialized.
+/// Type and values; empty if they cannot be serialized.
 std::string description_of(const OptimizerOptions& options) {
   try {
     torch::serialize::OutputArchive archive;
@@ -204,10 +204,10 @@ bool same(const std::vector<torch::Tensor>& a, const std::vector<torch::Tensor>&
 GroupMirror::GroupMirror(Optimizer& wrapped, Optimizer& wrapper, const char* who)
     : wrapped_(wrapped), wrapper_(wrapper), who_(who) {
   if (of_libtorch(wrapped.defaults())) last_defaults_ = wrapped.defaults().clone();
-  take_over();
+  copy_wrapped_groups();
 }
 
-void GroupMirror::take_over() {
+void GroupMirror::copy_wrapped_groups() {
   std::vector<OptimizerParamGroup> groups;
   std::vector<Last> last;
   for (const auto& group : wrapped_.param_groups()) {
@@ -268,7 +268,7 @@ bool GroupMirror::wrapped_has_other_parameters() const {
 
 void GroupMirror::reconcile() {
   refuse_changed_wrapper();
-  if (wrapped_has_other_parameters()) return take_over();
+  if (wrapped_has_other_parameters()) return copy_wrapped_groups();
   merge(false);
   merge(true);
 }
@@ -294,7 +294,7 @@ void GroupMirror::merge(bool apply) {
                   *last_defaults_);
 }
 
-/// Options that were replaced by those of another type, too.
+/// For options that are merged as a whole, also after they were replaced by another type.
 void GroupMirror::merge_whole(std::size_t group, bool apply) {
   OptimizerParamGroup& wrapped = wrapped_.param_groups()[group];
   OptimizerParamGroup& wrapper = wrapper_.param_groups()[group];

@@ -10,34 +10,35 @@
 
 namespace hvd::libtorch {
 
-/// Keeps the parameter groups of a wrapper, which LibTorch makes copies, and those of the optimizer
-/// that it wraps one: reconcile() brings an option that was written on one side since the last time
-/// to the other. See decision 30. Refers to both. Not thread-safe.
+/// Keeps the parameter groups of a wrapper, which have to be copies, equal to those of the wrapped
+/// optimizer: reconcile() copies an option that was written on one side since the last call to the
+/// other side. See decision 30. Refers to both. Not thread-safe.
 ///
-/// Of options of the program's own types bytes are compared, as they are serialized; those that
-/// cannot be serialized the wrapper's groups do not have.
+/// Options of the program's own types are compared by their serialized bytes. If they cannot be
+/// serialized, the wrapper's groups do not have them.
 class GroupMirror {
  public:
-  /// The wrapper gets copies of the wrapped one's groups. It has none. @pre its defaults are copies
-  /// already (unchecked: not all options can be compared)  @param who begins messages
+  /// Copies the wrapped optimizer's groups to the wrapper, which has no groups yet. @pre the
+  /// wrapper's defaults are copies already (unchecked: not all options can be compared)
+  /// @param who name of the wrapper, which begins messages
   GroupMirror(torch::optim::Optimizer& wrapped, torch::optim::Optimizer& wrapper, const char* who);
 
-  /// @throws UsageError when one option was written on both sides, to different values, or when the
-  /// wrapper's groups have got other parameters, or it has got state. Nothing has changed then.
+  /// @throws UsageError if an option was written on both sides, to different values, or if
+  /// parameters or state were added to the wrapper. Neither side changes then.
   void reconcile();
-  /// The same, but without the error it leaves everything as it is.
+  /// The same without the error.
   void try_to_reconcile() noexcept;
-  /// The wrapper's groups become what the wrapped one's are, whatever they were.
-  void take_over();
+  /// Replaces the wrapper's groups by copies of the wrapped optimizer's.
+  void copy_wrapped_groups();
 
  private:
   using Options = torch::optim::OptimizerOptions;
 
-  /// How it was when both sides were the same.
+  /// A group when both sides were equal.
   struct Last {
     std::vector<torch::Tensor> parameters;
-    std::unique_ptr<Options> options;  ///< null: of no type of LibTorch's
-    std::string description;           ///< instead of them; empty: not serialized
+    std::unique_ptr<Options> options;  ///< null if the type is not one of LibTorch's
+    std::string description;           ///< bytes of other options; empty: not serializable
 
     static Last of(const torch::optim::OptimizerParamGroup& group);
   };
@@ -55,9 +56,9 @@ class GroupMirror {
 };
 
 /// The options of LibTorch's optimizer types by name: "learning rate 0.1, betas (0.9, 0.999), ...".
-/// Two texts are equal if and only if all options are. Of another type the learning rate and a
-/// number for what it serializes; a type that cannot be serialized, or has no learning rate, says
-/// so and is equal to itself.
+/// Two texts are equal if and only if all options are. For other types: the learning rate and a
+/// hash of the serialized options. All options without a learning rate, or that cannot be
+/// serialized, have the same text.
 std::string text_of(const torch::optim::OptimizerOptions& options);
 
 /// A line for each parameter group: "parameter group 0 with learning rate 0.1, ...".

@@ -7,27 +7,27 @@
 
 namespace hvd::libtorch {
 
-/// Multiplies gradients and notes whether there was an inf or nan in one. Those on a GPU are looked
-/// at by the GPU, all in one launch for each type where LibTorch can, and nobody waits.
+/// Multiplies gradients, and finds out whether one contained inf or nan. Gradients on a GPU take
+/// one launch for each dtype where LibTorch has one, and the host does not wait.
 ///
-/// Not thread-safe. Made for one step: uses() and add() for each parameter, then run().
+/// Not thread-safe. For one step: uses() and add() for each parameter, then run().
 class Unscaler {
  public:
   explicit Unscaler(double factor) : factor_(factor) {}
 
   /// run() returns its result on the GPU if a parameter is there, with or without a gradient, so
-  /// that ranks do alike.
+  /// that all ranks reduce the result in the same place.
   void uses(torch::Device device);
-  /// @param values of a gradient: those on the host are multiplied at once, others by run()
+  /// @param values of a gradient; multiplied at once on the host, on a GPU by run()
   void add(const torch::Tensor& values);
-  /// @return [1], float32: 0 if all was finite
+  /// @return [1], float32: 0 if all gradients were finite
   torch::Tensor run();
 
  private:
   const double factor_;
   torch::Device device_ = torch::kCPU;
-  bool finite_ = true;  ///< what was on the host
-  /// Of what LibTorch takes many of in one launch.
+  bool finite_ = true;  ///< all gradients on the host
+  /// Gradients of dtypes that LibTorch multiplies together in one launch.
   std::map<torch::ScalarType, std::vector<torch::Tensor>> together_;
   std::vector<torch::Tensor> alone_;
 };

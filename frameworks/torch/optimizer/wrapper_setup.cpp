@@ -51,8 +51,7 @@ void check_options(const DistributedOptimizerOptions& options, const std::string
   }
   if (options.bucket_bytes < 0) {
     throw UsageError(who +
-                     ": bucket_bytes: expected a number of bytes, or 0 for as many as is usually "
-                     "best, got " +
+                     ": bucket_bytes: expected a number of bytes, or 0 for the default, got " +
                      std::to_string(options.bucket_bytes));
   }
   if (options.check_every.value_or(0) < 0) {
@@ -84,7 +83,7 @@ GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::
           .bucket_bytes = options.bucket_bytes,
           .check_every = check_every(options),
           .error_if_nonfinite = options.error_if_nonfinite,
-          .of_changes = options.adasum_delta,
+          .reduces_changes = options.adasum_delta,
           .hook = options.gradient_hook};
 }
 
@@ -92,7 +91,7 @@ using torch::optim::Optimizer;
 
 namespace {
 
-/// By name: which of the user's groups a parameter is in.
+/// The user's group of each parameter, by name.
 std::map<std::string, int> groups_by_name(const std::vector<std::vector<std::string>>& groups,
                                           const std::string& who) {
   std::map<std::string, int> by_name;
@@ -116,6 +115,18 @@ NamedParameters named_parameters_of(const torch::nn::Module& module, const std::
                      " has no parameters; expected the one that the optimizer trains");
   }
   return named;
+}
+
+std::vector<std::pair<std::string, torch::Tensor>> batch_norm_statistics(
+    const torch::nn::Module& module) {
+  std::vector<std::pair<std::string, torch::Tensor>> statistics;
+  for (const auto& buffer : module.named_buffers()) {
+    const bool wanted =
+        buffer.key().ends_with("running_mean") || buffer.key().ends_with("running_var");
+    if (wanted && buffer.value().defined() && buffer.value().is_floating_point())
+      statistics.emplace_back(buffer.key(), buffer.value());
+  }
+  return statistics;
 }
 
 NamedParameters numbered(const Optimizer& optimizer, NamedParameters known) {

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/torch/distributed_optimizer.h"
@@ -15,23 +16,29 @@
 
 namespace hvd::libtorch {
 
-/// @param who begins messages  @throws UsageError for an option that is out of range.
+/// @param who name of the wrapper, which begins messages
+/// @throws UsageError for an option that is out of range.
 void check_options(const DistributedOptimizerOptions& options, const std::string& who);
 
 GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::string scope);
 
-/// Counts itself in `depth` for as long as anybody holds it.
+/// A guard that adds one to `depth` until its last copy is destroyed.
 std::shared_ptr<const void> counted_scope(std::shared_ptr<std::atomic<int>> depth);
 
-/// @param who begins messages  @throws UsageError for a module without parameters.
+/// @param who name of the wrapper, which begins messages
+/// @throws UsageError for a module without parameters.
 NamedParameters named_parameters_of(const torch::nn::Module& module, const std::string& who);
 
-/// `known`, and for what the optimizer has besides a number: how many come before it.
+/// The running mean and variance of every BatchNorm layer that has them, by the buffer's name.
+std::vector<std::pair<std::string, torch::Tensor>> batch_norm_statistics(
+    const torch::nn::Module& module);
+
+/// `known`, and numbers as names of the optimizer's other parameters: their positions.
 NamedParameters numbered(const torch::optim::Optimizer& optimizer, NamedParameters known);
 
 /// The optimizer's parameters in its own order, each once, with their names.
 /// @param groups names that are reduced together
-/// @throws UsageError when one has no name, or a group names what is not there.
+/// @throws UsageError if a parameter has no name, or a group contains an unknown name.
 std::vector<ReducedParameter> name_parameters(const torch::optim::Optimizer& optimizer,
                                               const NamedParameters& named,
                                               const std::vector<std::vector<std::string>>& groups,

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/collectives.h"
@@ -16,13 +17,14 @@
 
 namespace hvd::libtorch {
 
-/// What becomes of sparse gradients.
+/// Treatment of sparse gradients.
 enum class SparseGradients { kRefuse, kMakeDense, kReduceSparse };
 
-/// How gradients are reduced. The same for all of one optimizer.
+/// How the gradients of one optimizer are reduced.
 struct GradientReduction {
-  const char* who = "DistributedOptimizer";  ///< the user's class, which begins messages
-  std::string scope = {};                    ///< goes before every name that ranks agree on
+  const char* wrapper =
+      "DistributedOptimizer";  ///< name of the user's class, which begins messages
+  std::string scope = {};      ///< prefix of every name that ranks agree on
   ReduceOp op = ReduceOp::kAverage;
   double prescale = 1;
   double postscale = 1;
@@ -30,37 +32,39 @@ struct GradientReduction {
   ProcessSet process_set = {};
   SparseGradients sparse = SparseGradients::kRefuse;
   bool bucket_views = false;
-  std::int64_t bucket_bytes = 0;    ///< how large buckets are; 0: as large as is usually best
+  std::int64_t bucket_bytes = 0;    ///< size of buckets; 0: the default
   int check_every = 0;              ///< see ParameterCheck
   bool error_if_nonfinite = false;  ///< see FiniteCheck
-  /// Each rank updates a part of the parameters: of a bucket in the host's memory that is not
-  /// compressed it gets its rows only; see decision 29.
+  /// Buffers with BatchNorm statistics, by name. A difference between ranks causes a warning.
+  std::vector<std::pair<std::string, torch::Tensor>> statistics = {};
+  /// Each rank updates a part of the parameters: buckets in the host's memory that are not
+  /// compressed are scattered; see decision 29.
   bool sharded = false;
-  /// What the ranks must have in common besides the parameters, a line for each thing; compared as
-  /// often as these, bit for bit. Empty: nothing.
+  /// Returns lines that must be the same on all ranks. Compared as often as the parameters, bit for
+  /// bit. May be empty.
   std::function<std::vector<std::string>()> options = {};
-  /// What travels is no gradient but what each rank's optimizer has changed.
-  bool of_changes = false;
+  /// Reduces the changes that each rank's optimizer has made, instead of gradients.
+  bool reduces_changes = false;
   /// Reduces units of gradients instead of the runtime.
   GradientHook hook = {};
 };
 
-/// Copying less than this into a common buffer costs less than another call of the backend. In
-/// bytes.
+/// A copy of fewer bytes into a common buffer costs less than another call of the backend.
 inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;
-/// From here on a tensor is not fused within one host, wherever it lies. In bytes.
+/// Tensors from this size on, in bytes, are not fused within one host.
 inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
 
-/// An allreduce of `memory` in its own place, which the core compresses if it can: real numbers.
-/// The caller sets keep_alive.
+/// An allreduce in place. The core compresses real numbers if `how` wants compression. The caller
+/// sets keep_alive.
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory);
-/// A reducescatter of `memory`, whose rows of this rank stay where they are. Not compressed.
+/// A reducescatter in place: this rank's rows stay where they are. Not compressed.
 Submission scatter_in_place(std::string name, const GradientReduction& how, TensorView memory);
-/// The same as the first of a contiguous tensor, which it keeps alive.
+/// An allreduce in place of a contiguous tensor, which the submission keeps alive.
 Submission reduction_in_place(std::string name, const GradientReduction& how,
                               const torch::Tensor& tensor);
 
-/// A gradient's strides in a bucket: the parameter's, if those leave no gaps.
+/// Strides of a gradient in a bucket: those of the parameter, or contiguous ones if those have
+/// gaps.
 std::vector<std::int64_t> strides_for(const torch::Tensor& parameter);
 
 }  // namespace hvd::libtorch

@@ -2,34 +2,25 @@
 
 #include <algorithm>
 #include <functional>
-#include <map>
 #include <string>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
-#include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"
+#include "operations/agreement.h"
 #include "tensors/shared_allocator.h"
 
 namespace hvd::libtorch {
 namespace {
 
-/// Name, shape, dtype.
-using Description = std::tuple<std::string, std::vector<std::int64_t>, std::string>;
-
-std::string text_of(const std::vector<Description>& parameters, std::size_t i) {
-  if (i >= parameters.size()) return "has no more than " + std::to_string(parameters.size());
-  const auto& [name, shape, type] = parameters[i];
-  return "has '" + name + "' " + shape_to_string(shape) + " " + type;
-}
-
-/// What a rank does otherwise, others wait for, or compare with nothing. What a single operation
-/// shows (op, compression, factors) the coordinator compares.
-std::map<std::string, std::int64_t> options_of(const GradientReduction& how) {
-  return {{"adasum_delta", how.of_changes},
+/// Options that hang or pair the wrong operations when they differ. Those of a single operation
+/// (op, compression, factors) are compared by the coordinator.
+std::vector<std::pair<std::string, std::int64_t>> options_of(const GradientReduction& how) {
+  return {{"adasum_delta", how.reduces_changes},
+          {"batch_norm_buffers", static_cast<std::int64_t>(how.statistics.size())},
           {"bucket_bytes", how.bucket_bytes},
           {"check_every", how.check_every},
           {"error_if_nonfinite", how.error_if_nonfinite},
@@ -52,9 +43,9 @@ torch::Tensor RankAgreement::reduced(const torch::Tensor& own, const std::string
                      {.name = how_.scope + "." + name, .op = op, .process_set = how_.process_set});
   } catch (const StalledError& error) {
     throw StalledError(
-        std::string(how_.who) + " (" + how_.scope +
-        "): the ranks did not all come to the same step() or synchronize(); expected "
-        "it of each rank in every step, also of one that has no batch or drops it: " +
+        std::string(how_.wrapper) + " (" + how_.scope +
+        "): not all ranks have called the same step() or synchronize(); expected the call on "
+        "each rank in every step, also on a rank that has no batch or drops it: " +
         error.what());
   }
 }
@@ -70,8 +61,8 @@ void RankAgreement::compare_parameters() {
     for (const std::int64_t size : parameter.tensor().sizes())
       mix_hash(hash, static_cast<std::size_t>(size));
   }
-  // The hash, twice, so that its maximum and its minimum come back; and an entry that only one rank
-  // sets, for each.
+  // The hash and its negative, so that the maximum and the minimum return; and an entry for each
+  // rank, which only that rank sets.
   const torch::Tensor own = torch::full({2 + how_.process_set.size()}, -1, torch::kInt64);
   auto* const values = own.mutable_data_ptr<std::int64_t>();
   values[0] = static_cast<std::int64_t>(hash >> 2U);
@@ -85,44 +76,31 @@ void RankAgreement::compare_parameters() {
 }
 
 void RankAgreement::throw_first_difference() const {
-  const std::string who = how_.who;
-  std::vector<Description> own;
+  AgreementTerms terms{.name = how_.scope + ".options",
+                       .title = text(how_.wrapper, " (", how_.scope, ")"),
+                       .process_set = how_.process_set,
+                       .expected = text("expected the same ", how_.wrapper,
+                                        "Options and the same HVD_ variables on every rank"),
+                       .without_joined = true};
+  std::vector<Fact> facts;
+  for (const auto& [name, value] : options_of(how_))
+    facts.emplace_back("the option " + name, text(value));
+  agree(terms, "", facts);
+  facts.clear();
   for (const ReducedParameter& parameter : parameters_) {
-    if (parameter.active())
-      own.emplace_back(parameter.name(), parameter.tensor().sizes().vec(),
-                       std::string(c10::toString(parameter.tensor().scalar_type())));
+    if (!parameter.active()) continue;
+    facts.emplace_back(
+        text("parameter ", facts.size()),
+        text("'", parameter.name(), "' ", shape_to_string(parameter.tensor().sizes().vec()), " ",
+             c10::toString(parameter.tensor().scalar_type())));
   }
-  const auto all_options =
-      allgather_object(std::pair(hvd::rank(), options_of(how_)),
-                       {.name = how_.scope + ".options", .process_set = how_.process_set});
-  for (const auto& [rank, options] : all_options) {
-    for (const auto& [name, value] : options) {
-      const std::int64_t first = all_options.front().second.at(name);
-      if (value == first) continue;
-      throw MismatchError(who + " (" + how_.scope + "): the option " + name + " differs: rank " +
-                          std::to_string(all_options.front().first) + " has " +
-                          std::to_string(first) + ", rank " + std::to_string(rank) + " has " +
-                          std::to_string(value) + "; expected the same " + who +
-                          "Options and the same HVD_ variables on every rank");
-    }
-  }
-  const auto all =
-      allgather_object(std::pair(hvd::rank(), own),
-                       {.name = how_.scope + ".descriptions", .process_set = how_.process_set});
-  const auto& [first_rank, first] = all.front();
-  for (const auto& [other_rank, other] : all) {
-    for (std::size_t i = 0; i < std::max(first.size(), other.size()); ++i) {
-      if (i < first.size() && i < other.size() && first[i] == other[i]) continue;
-      throw MismatchError(who + " (" + how_.scope + "): parameter " + std::to_string(i) +
-                          " differs: rank " + std::to_string(first_rank) + " " + text_of(first, i) +
-                          ", rank " + std::to_string(other_rank) + " " + text_of(other, i) +
-                          "; expected the same parameters that require grad, in the same order, on "
-                          "every rank; build the same model and freeze the "
-                          "same layers everywhere");
-    }
-  }
-  throw MismatchError(who + " (" + how_.scope +
-                      "): the ranks' parameters differ; expected the same on every rank");
+  terms.name = how_.scope + ".descriptions";
+  terms.expected =
+      "expected the same parameters that require grad, in the same order, on every rank; build the "
+      "same model and freeze the same layers everywhere";
+  agree(terms, "", facts);
+  throw MismatchError(terms.title +
+                      ": the ranks' parameters differ; expected the same on every rank");
 }
 
 bool RankAgreement::waits_for_layout(const ReducedParameter& parameter) const {
@@ -130,7 +108,7 @@ bool RankAgreement::waits_for_layout(const ReducedParameter& parameter) const {
          parameter.own_layout().value_or(0) > 0;
 }
 
-/// Only what the ranks have agreed on decides, so that all of them ask or none does.
+/// Depends only on agreements of the ranks, so that all ranks or no rank begin the next one.
 bool RankAgreement::layouts_in_doubt() const {
   return how_.sparse == SparseGradients::kReduceSparse &&
          std::any_of(parameters_.begin(), parameters_.end(), [](const ReducedParameter& parameter) {
@@ -141,8 +119,8 @@ bool RankAgreement::layouts_in_doubt() const {
 void RankAgreement::agree_on_layouts() {
   const auto count = static_cast<std::int64_t>(parameters_.size());
   const std::int64_t members = how_.process_set.size();
-  // Behind the layouts each rank has a place: one that has joined is absent, and would not learn
-  // what the others agree on.
+  // Each rank has an entry behind the layouts. A rank that has joined is absent, and does not get
+  // the result.
   const torch::Tensor message = torch::zeros({2 * count + members}, torch::kInt64);
   message[2 * count + how_.process_set.rank()] = 1;
   const torch::Tensor own = message.narrow(0, 0, 2 * count).view({2, count});
@@ -155,14 +133,14 @@ void RankAgreement::agree_on_layouts() {
     codes[1][i] = layout.value_or(0);
   }
   const torch::Tensor reply = reduced(message, "layouts", ReduceOp::kMax);
-  const bool everybody = (reply.narrow(0, 2 * count, members) == 1).all().item<bool>();
+  const bool all_present = (reply.narrow(0, 2 * count, members) == 1).all().item<bool>();
   const torch::Tensor all = reply.narrow(0, 0, 2 * count).view({2, count});
   const auto common = all.accessor<std::int64_t, 2>();
-  // Without anything sparse what is left will hardly be, and is not worth another question.
+  // If no gradient is sparse, the unknown ones will hardly be, and count as dense.
   const bool sparse = (all[1] > 0).any().item<bool>();
   for (std::int64_t i = 0; i < count; ++i) {
     ReducedParameter& parameter = parameters_[static_cast<std::size_t>(i)];
-    if (!everybody && !parameter.agreed_layout())
+    if (!all_present && !parameter.agreed_layout())
       provisional_layouts_.push_back(static_cast<std::size_t>(i));
     if (common[0][i] > 0 || (!sparse && parameter.active())) {
       parameter.agree(0);
@@ -191,26 +169,27 @@ std::optional<std::vector<std::size_t>> RankAgreement::agree_on_order(
   }
   const auto layout = static_cast<std::int64_t>(hash >> 2U);
   const auto count = static_cast<std::int64_t>(order.size());
-  // The order; the layout, twice, so that its maximum and its minimum come back; and an entry for
-  // each rank, which only that rank sets: 1 if gradients of its CPU are born in shared memory.
+  // The order; the hash of layouts and its negative, so that the maximum and the minimum return;
+  // and an entry for each rank, which only that rank sets: 1 if it allocates gradients in shared
+  // memory.
   const torch::Tensor own = torch::full({count + 2 + how_.process_set.size()}, -1, torch::kInt64);
   auto* const values = own.data_ptr<std::int64_t>();
   values[count] = layout;
   values[count + 1] = -layout;
-  const bool born_here =
+  const bool shared_here =
       shared_allocator_installed() && std::any_of(order.begin(), order.end(), [&](std::size_t i) {
         return parameters_[i].tensor().is_cpu();
       });
-  values[count + 2 + how_.process_set.rank()] = born_here ? 1 : 0;
+  values[count + 2 + how_.process_set.rank()] = shared_here ? 1 : 0;
   if (how_.process_set.rank() == 0) std::copy(order.begin(), order.end(), values);
   const torch::Tensor all = reduced(own, "order", ReduceOp::kMax);
   const auto* const common = all.const_data_ptr<std::int64_t>();
   if (std::any_of(common + count + 2, common + all.numel(),
                   [](std::int64_t entry) { return entry < 0; }))
     return std::vector<std::size_t>();
-  const bool born_shared = std::any_of(common + count + 2, common + all.numel(),
-                                       [](std::int64_t entry) { return entry > 0; });
-  if (born_shared || common[count] != -common[count + 1]) return std::nullopt;
+  const bool shared_anywhere = std::any_of(common + count + 2, common + all.numel(),
+                                           [](std::int64_t entry) { return entry > 0; });
+  if (shared_anywhere || common[count] != -common[count + 1]) return std::nullopt;
   return std::vector<std::size_t>(common, common + count);
 }
 
@@ -220,11 +199,11 @@ bool RankAgreement::on_all_ranks(bool own, const std::string& name) const {
   return least.item<std::int64_t>() == 1;
 }
 
-void FiniteCheck::look_at(std::size_t parameter, const torch::Tensor& gradient) {
+void FiniteCheck::inspect(std::size_t parameter, const torch::Tensor& gradient) {
   if (found_ || !gradient.defined()) return;
   const torch::NoGradGuard no_grad;
   torch::Tensor values = gradient.detach();
-  // Entries of one place add up, and may overflow.
+  // Entries with the same indices add up, and may overflow.
   if (values.is_sparse()) values = values.coalesce().values();
   if (torch::isfinite(values).all().item<bool>()) return;
   found_ = {.parameter = parameter, .nan = torch::isnan(values).any().item<bool>()};

@@ -20,7 +20,7 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerParamState;
 using StatePtr = std::unique_ptr<OptimizerParamState>;
 
-// One function for each kind of state, which visits what it consists of.
+// One function for each kind of state, which visits its tensors.
 template <class State, class Visit>
 void each_tensor(State& state, const Visit& visit)
   requires std::derived_from<std::remove_const_t<State>, torch::optim::SGDParamState>
@@ -112,7 +112,7 @@ StatePtr first_state(const torch::optim::OptimizerOptions& options,
 
 namespace {
 
-/// LibTorch copies more than this with several threads.
+/// LibTorch copies more bytes than this with several threads.
 constexpr std::int64_t kFewBytes = std::int64_t{128} << 10;
 
 }  // namespace

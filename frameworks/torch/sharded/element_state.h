@@ -11,15 +11,15 @@
 
 namespace hvd::libtorch {
 
-/// What an elementwise optimizer keeps for a parameter: a number of steps, and tensors with an
-/// element for each of the parameter's. Some may be undefined.
+/// The state of an elementwise optimizer for a parameter: a number of steps, and tensors with an
+/// element for each element of the parameter. Some tensors may be undefined.
 struct ElementState {
   std::int64_t step = 0;
   std::vector<torch::Tensor> tensors;
 };
 
 /// Whether the optimizer is exactly LibTorch's SGD, Adam, AdamW, Adagrad or RMSprop. These update
-/// each element by itself, so that parts of parameters can be updated in different places.
+/// each element by itself, so that different ranks can update parts of a parameter.
 bool is_elementwise(const torch::optim::Optimizer& optimizer);
 
 /// The tensors are the state's own, not copies. @pre the state is of an elementwise optimizer
@@ -27,35 +27,35 @@ ElementState element_state_of(const torch::optim::OptimizerParamState& state);
 /// @pre the optimizer is elementwise
 std::unique_ptr<torch::optim::OptimizerParamState> make_state(
     const torch::optim::Optimizer& optimizer, const ElementState& state);
-/// What the optimizer's constructor gives a parameter: null but for Adagrad.
+/// The state that the optimizer's constructor creates: null for all types but Adagrad.
 std::unique_ptr<torch::optim::OptimizerParamState> first_state(
     const torch::optim::OptimizerOptions& options, const torch::Tensor& parameter);
 
-/// Some elements of a tensor in the order of its memory, as one row: of the same memory, but no
-/// view in the sense of autograd. @pre the tensor is dense and has no gaps
+/// Some elements of a tensor in the order of its memory, as one row. It has the same memory, but is
+/// not a view in the sense of autograd. @pre the tensor is dense and has no gaps
 torch::Tensor flat_part(const torch::Tensor& tensor, std::int64_t begin, std::int64_t size);
-/// All of them.
+/// All elements, likewise.
 inline torch::Tensor flat(const torch::Tensor& tensor) {
   return flat_part(tensor, 0, tensor.numel());
 }
 
-/// `tensor`, if it is dense and has these strides, or a copy that is and has.
+/// `tensor`, if it is dense and has these strides, or else a copy with them.
 torch::Tensor with_strides(at::IntArrayRef strides, const torch::Tensor& tensor);
-/// `tensor`, if it lies as `parameter` does in memory, or a copy that does; see strides_for().
+/// `tensor`, if it has the strides of strides_for(parameter), or else a copy with them.
 torch::Tensor lying_as(const torch::Tensor& parameter, const torch::Tensor& tensor);
 
 /// Copies `count` elements, counted in the order of memory. Neither tensor has gaps, and both have
-/// one dtype and device. A few elements on the CPU cost no call of LibTorch.
+/// the same dtype and device. A few elements on the CPU are copied without a call of LibTorch.
 void copy_elements(const torch::Tensor& from, std::int64_t from_begin, const torch::Tensor& to,
                    std::int64_t to_begin, std::int64_t count);
 
-/// While it lives an optimizer has other parameters, and their state. Not thread-safe.
+/// A guard: while it lives an optimizer has other parameters, and their state. Not thread-safe.
 class Substitution {
  public:
   using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-  /// @param by_group as many as the optimizer has groups  @param states what the optimizer makes of
-  /// it stays there
+  /// @param by_group parameters of each group of the optimizer  @param states their states, as the
+  /// optimizer leaves them
   Substitution(torch::optim::Optimizer& optimizer,
                std::vector<std::vector<torch::Tensor>>& by_group, States& states)
       : optimizer_(optimizer), by_group_(by_group), states_(states) {

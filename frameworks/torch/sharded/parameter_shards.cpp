@@ -24,8 +24,8 @@ namespace {
 
 using torch::optim::Optimizer;
 
-// As large as a bucket: many small parameters cost one call of the optimizer, and the first are
-// under way before the last are updated. In bytes.
+// Size of a stage in bytes, that of a bucket: many small parameters cost one call of the optimizer,
+// and the first units are gathered before the last are updated.
 constexpr std::size_t kStage = std::size_t{8} << 20;
 
 }  // namespace
@@ -36,10 +36,10 @@ ParameterShards::ParameterShards(Optimizer& optimizer, std::vector<torch::Tensor
       parameters_(std::move(parameters)),
       scope_(std::move(scope)),
       set_(std::move(process_set)) {
-  look_up_places();
+  index_parameters();
 }
 
-void ParameterShards::look_up_places() {
+void ParameterShards::index_parameters() {
   group_of_.clear();
   for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g)
     group_of_.insert(group_of_.end(), optimizer_.param_groups()[g].params().size(), g);
@@ -83,7 +83,7 @@ void ParameterShards::follow_parameters() {
       const auto* const begin = static_cast<const std::byte*>(parameter.const_data_ptr()) +
                                 elements.begin * parameter.element_size();
       if (piece.tensor.const_data_ptr() == begin) continue;
-      // The same tensor, as its state goes by it.
+      // The same tensor object, which is the key of its state.
       piece.tensor.set_data(flat_part(parameter, elements.begin, elements.size()));
     }
   }
@@ -103,8 +103,8 @@ bool ParameterShards::activity_changed() const {
   return false;
 }
 
-std::vector<ParameterShards::Known> ParameterShards::look_at_parameters() const {
-  std::vector<Known> known;
+std::vector<ParameterShards::Properties> ParameterShards::properties_of_parameters() const {
+  std::vector<Properties> known;
   for (const torch::Tensor& parameter : parameters_) {
     known.push_back({.strides = parameter.strides().vec(),
                      .elements = strides_for(parameter),
@@ -126,7 +126,7 @@ void ParameterShards::lay_out(std::uint64_t version,
   version_ = version;
   std::vector<Unit> wanted = units();
   if (!first) absorb_state();
-  const std::vector<Known> known = std::exchange(known_, look_at_parameters());
+  const std::vector<Properties> known = std::exchange(known_, properties_of_parameters());
   if (!first && !moved && laid_out_as(wanted)) {
     for (std::size_t i = 0; i < wanted.size(); ++i) {
       shards_[i].unit.memory = std::move(wanted[i].memory);
@@ -144,7 +144,7 @@ void ParameterShards::lay_out(std::uint64_t version,
   add_first_states();
 }
 
-/// What the optimizer keeps of a whole parameter. @return whether it has kept anything
+/// Takes over state that the optimizer has for whole parameters. @return whether there was any
 bool ParameterShards::absorb_state() {
   auto& given = optimizer_.state();
   if (given.empty()) return false;
@@ -184,11 +184,11 @@ ParameterShards::StatePtr ParameterShards::cut(const Piece& piece,
   return make_state(optimizer_, own);
 }
 
-/// One parameter after the other, so that no rank has more than one parameter's whole state.
-/// @param known what the parameters were like when they were shared out as `from`
-void ParameterShards::move_state(const std::vector<Shard>& from, const std::vector<Known>& known,
-                                 States states) {
-  // Of each parameter of which this rank has state: steps, and the types of its tensors; -1: none.
+/// Moves the state parameter by parameter, so that no rank needs memory for more than one
+/// parameter's whole state. @param known properties of the parameters in the distribution `from`
+void ParameterShards::move_state(const std::vector<Shard>& from,
+                                 const std::vector<Properties>& known, States states) {
+  // For each parameter with state on this rank: steps, and the types of its tensors; -1: undefined.
   using Header = std::pair<std::int64_t, std::vector<int>>;
   std::map<std::size_t, Header> own;
   std::map<std::size_t, std::vector<torch::Tensor>> parts;
@@ -236,8 +236,8 @@ void ParameterShards::move_state(const std::vector<Shard>& from, const std::vect
   }
 }
 
-/// It is where the gradient of the last step was, in memory that the unit keeps.
-bool ParameterShards::lies_in_unit(const Piece& piece, const torch::Tensor& gradient) const {
+/// Whether the gradient is where that of the last step was, in memory of the unit.
+bool ParameterShards::is_in_unit_memory(const Piece& piece, const torch::Tensor& gradient) const {
   return piece.gradient.defined() && gradient.layout() == torch::kStrided &&
          gradient.scalar_type() == piece.gradient.scalar_type() && !gradient.is_neg() &&
          !gradient.is_conj() && gradient.strides() == known_[piece.plan.parameter].elements &&
@@ -246,14 +246,14 @@ bool ParameterShards::lies_in_unit(const Piece& piece, const torch::Tensor& grad
              piece.gradient.const_data_ptr();
 }
 
-void ParameterShards::take_gradients() {
+void ParameterShards::attach_gradients() {
   for (Shard& shard : shards_) {
     for (Piece& piece : shard.pieces) {
       if (piece.whole) continue;
       const torch::Tensor& parameter = parameters_[piece.plan.parameter];
       torch::Tensor& gradient = parameter.mutable_grad();
       torch::Tensor& part = piece.tensor.mutable_grad();
-      if (gradient.defined() && lies_in_unit(piece, gradient)) {
+      if (gradient.defined() && is_in_unit_memory(piece, gradient)) {
         part = piece.gradient;
         continue;
       }
@@ -272,13 +272,13 @@ void ParameterShards::take_gradients() {
 std::vector<torch::Tensor> ParameterShards::gradients() {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!shards_.empty());
   const torch::NoGradGuard no_grad;
-  take_gradients();
+  attach_gradients();
   std::vector<torch::Tensor> all;
   for (Shard& shard : shards_) {
     for (Piece& piece : shard.pieces) {
       torch::Tensor& gradient = piece.tensor.mutable_grad();
       if (!gradient.defined()) continue;
-      // Entries of one place add up.
+      // Entries with the same indices add up.
       if (gradient.is_sparse()) gradient = gradient.coalesce();
       all.push_back(gradient.is_sparse() ? gradient._values() : gradient.detach());
     }
@@ -286,8 +286,8 @@ std::vector<torch::Tensor> ParameterShards::gradients() {
   return all;
 }
 
-/// Units that are updated by one call of the optimizer. One that looks at more than a parameter at
-/// a time gets all.
+/// The end of the units that one call of the optimizer updates. An optimizer that is not
+/// elementwise gets all units.
 std::size_t ParameterShards::end_of_stage(std::size_t begin) const {
   if (!is_elementwise(optimizer_)) return shards_.size();
   std::size_t bytes = 0;
@@ -315,15 +315,14 @@ void ParameterShards::update(std::size_t begin, std::size_t end) {
   optimizer_.step();
 }
 
-/// A parameter alone is gathered where it is.
+/// Whether the unit is a single parameter without padding, which is gathered in its own memory.
 bool ParameterShards::gathered_in_place(const Shard& shard) const {
-  // In a bucket there is something behind it.
   const ShardUnit& plan = shard.unit.plan;
   return plan.members.size() == 1 && plan.elements == sizes_[plan.members.front()] &&
          parameters_[plan.members.front()].is_non_overlapping_and_dense();
 }
 
-/// The unit's elements, of which this rank's are up to date.
+/// The unit's elements; this rank's are up to date.
 torch::Tensor ParameterShards::pack(const Shard& shard) const {
   const torch::Tensor& like = parameters_[shard.unit.plan.members.front()];
   if (gathered_in_place(shard)) return flat(like);
@@ -425,7 +424,7 @@ void ParameterShards::finish(const std::vector<Gathering>& under_way) const {
 
 void ParameterShards::step() {
   const torch::NoGradGuard no_grad;
-  take_gradients();
+  attach_gradients();
   std::vector<Gathering> under_way;
   std::exception_ptr error;
   for (std::size_t begin = 0; begin < shards_.size();) {
@@ -433,9 +432,9 @@ void ParameterShards::step() {
     try {
       if (!error) update(begin, end);
     } catch (...) {
-      error = std::current_exception();  // the others wait for this rank's part all the same
+      error = std::current_exception();  // the other ranks wait for this rank's pieces nevertheless
     }
-    // Behind the last there is nothing to do but wait.
+    // Behind the last stage this thread waits.
     const Progress progress = end == shards_.size() ? Progress::kCaller : Progress::kBackground;
     if (set_.size() > 1) gather(begin, end, progress, under_way);
     begin = end;
@@ -445,7 +444,7 @@ void ParameterShards::step() {
 }
 
 void ParameterShards::encode(ObjectWriter& writer) {
-  // Before the first step nothing is shared out, and what the optimizer has is the same everywhere.
+  // Before the first step the state is not distributed, and is the same on every rank.
   const bool whole = shards_.empty();
   if (!whole) absorb_state();
   const bool own = !whole || set_.rank() == 0;
@@ -490,7 +489,7 @@ void ParameterShards::encode(ObjectWriter& writer) {
   encode_pieces(writer, saved);
 }
 
-/// Of all parameters, on every rank. Collective. @pre it is shared out
+/// The state of all parameters, on every rank. Collective. @pre the state is distributed
 ParameterShards::States ParameterShards::gather_state() {
   ObjectWriter own;
   encode(own);
@@ -520,7 +519,7 @@ void ParameterShards::add_parameters() {
   parameters_.clear();
   for (const auto& group : optimizer_.param_groups())
     parameters_.insert(parameters_.end(), group.params().begin(), group.params().end());
-  look_up_places();
+  index_parameters();
 }
 
 std::size_t ParameterShards::state_bytes() const {

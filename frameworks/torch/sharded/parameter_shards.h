@@ -20,56 +20,57 @@
 
 namespace hvd::libtorch {
 
-/// The parts of an optimizer's parameters that this rank updates, and the state for them. See
+/// The pieces of an optimizer's parameters that this rank updates, and their state. See
 /// docs/decisions/0029-optimizer-shards.md. Not thread-safe.
 ///
-/// A part is a one-dimensional tensor in the parameter's own memory, or the parameter itself. The
-/// optimizer is the user's: while it steps, its groups hold parts instead of parameters. Between
-/// steps it has its parameters, and no state.
+/// A piece is a one-dimensional tensor in the parameter's own memory, or the parameter itself.
+/// While the user's optimizer steps, its groups hold pieces instead of parameters. Between steps it
+/// has its parameters, and no state.
 class ParameterShards {
  public:
-  /// Parameters that are shared out together, and where they are gathered.
+  /// Parameters that are distributed together, and the memory in which they are gathered.
   struct Unit {
     ShardUnit plan;
-    /// Memory of plan.elements elements that nobody needs during step(). Undefined: a unit of one
-    /// parameter needs none, others get some in each step.
+    /// Memory for plan.elements elements that is free during step(). Undefined: a unit of one
+    /// parameter is gathered in place, and others get memory in each step.
     torch::Tensor memory = {};
-    /// Not trained at present: only its state is shared out.
+    /// Not trained at present: only the state is distributed.
     bool frozen = false;
   };
 
-  /// @param parameters of the optimizer, in its order, each once
+  /// @param parameters all of the optimizer, in its order, each once
   ParameterShards(torch::optim::Optimizer& optimizer, std::vector<torch::Tensor> parameters,
                   std::string scope, ProcessSet process_set);
 
   const std::vector<torch::Tensor>& parameters() const noexcept { return parameters_; }
 
-  /// Shares the parameters out anew unless they already are as the units say, which are the same on
-  /// all ranks; state moves with them. Collective. Then takes over what state the optimizer has by
-  /// itself: all of a parameter's, loaded by the user on every rank.
-  /// @param version another number whenever `units` returns others, but for frozen parameters
+  /// Distributes the parameters as the units say, which are the same on all ranks, and moves their
+  /// state, unless the units are those of the last call. Collective. Also takes over state that the
+  /// user has loaded into the optimizer, for whole parameters, on every rank.
+  /// @param version identifies the units, apart from frozen parameters
+  /// @param units is called only if the version, the strides of a parameter or the set of frozen
+  /// parameters has changed
   void lay_out(std::uint64_t version, const std::function<std::vector<Unit>()>& units);
-  /// A parameter's strides are not those that it had at the last lay_out().
+  /// Whether the strides of a parameter have changed since the last lay_out().
   bool strides_changed() const;
-  /// The values of the parts' gradients, those that are defined, in the memory of the parameters'.
+  /// The defined gradients of the pieces, in the memory of the parameters' gradients.
   /// @pre lay_out()
   std::vector<torch::Tensor> gradients();
-  /// Updates this rank's parts and gathers the others': while one unit is on its way the next is
-  /// updated. Collective.
-  /// @throws the error of an operation, or what the optimizer throws: then parts of parameters are
-  /// updated
+  /// Updates this rank's pieces and gathers those of the others: while one unit is gathered the
+  /// next is updated. Collective.
+  /// @throws the error of an operation or of the optimizer, after which some pieces are updated
   void step();
 
-  /// What this rank's state takes, in bytes; of types that are not elementwise as they save it.
+  /// Size of this rank's state in bytes; for types that are not elementwise, as they save it.
   std::size_t state_bytes() const;
   /// Appends this rank's part of the state, for join_parts().
   void encode(ObjectWriter& writer);
-  /// Calls `use` while the optimizer has all of the state. Collective, as long as it is shared out.
+  /// Calls `use` while the optimizer has the whole state. Collective if the state is distributed.
   void with_whole_state(const std::function<void()>& use);
-  /// Drops it: the optimizer has been given another.
+  /// Drops the state. To be called when another one was loaded into the optimizer.
   void forget_state();
-  /// The optimizer has more parameters, behind the others. Until the next lay_out() each rank has
-  /// all of the state. Collective.
+  /// To be called when the optimizer has more parameters, behind the others. Until the next
+  /// lay_out() each rank has the whole state. Collective.
   void add_parameters();
 
  private:
@@ -81,20 +82,20 @@ class ParameterShards {
     std::size_t group = 0;
     bool whole = false;  ///< `tensor` is the parameter
     torch::Tensor tensor;
-    torch::Tensor gradient = {};  ///< of `tensor`, in the unit's memory; see take_gradients()
+    torch::Tensor gradient = {};  ///< gradient of `tensor`, in the unit's memory
   };
-  /// What a parameter was like when it was shared out.
-  struct Known {
+  /// Properties of a parameter when it was distributed.
+  struct Properties {
     std::vector<std::int64_t> strides;   ///< its own
     std::vector<std::int64_t> elements;  ///< the strides that give the order of its elements
     bool active = false;
-    friend bool operator==(const Known&, const Known&) = default;
+    friend bool operator==(const Properties&, const Properties&) = default;
   };
   struct Shard {
     Unit unit;
-    std::vector<Piece> pieces;  ///< of this rank
+    std::vector<Piece> pieces;  ///< this rank's
   };
-  /// The elements of a unit on their way to the other ranks.
+  /// The elements of a unit that are being gathered.
   struct Gathering {
     std::size_t shard = 0;
     torch::Tensor elements;
@@ -102,20 +103,21 @@ class ParameterShards {
     Operation operation = {};
   };
 
-  void look_up_places();
+  void index_parameters();
   bool laid_out_as(const std::vector<Unit>& units) const;
   bool activity_changed() const;
-  std::vector<Known> look_at_parameters() const;
+  std::vector<Properties> properties_of_parameters() const;
   std::vector<Shard> make_shards(std::vector<Unit> units) const;
   void follow_parameters();
   bool absorb_state();
   States gather_state();
   void add_first_states();
-  void move_state(const std::vector<Shard>& from, const std::vector<Known>& known, States states);
+  void move_state(const std::vector<Shard>& from, const std::vector<Properties>& known,
+                  States states);
   StatePtr cut(const Piece& piece, const ElementState& whole) const;
 
-  bool lies_in_unit(const Piece& piece, const torch::Tensor& gradient) const;
-  void take_gradients();
+  bool is_in_unit_memory(const Piece& piece, const torch::Tensor& gradient) const;
+  void attach_gradients();
   std::size_t end_of_stage(std::size_t begin) const;
   void update(std::size_t begin, std::size_t end);
   void gather(std::size_t begin, std::size_t end, Progress progress,
@@ -132,10 +134,10 @@ class ParameterShards {
   const ProcessSet set_;
   std::vector<std::size_t> group_of_;  ///< by parameter
   std::vector<std::int64_t> sizes_;    ///< by parameter, in elements
-  std::vector<Known> known_;           ///< by parameter
-  std::uint64_t version_ = 0;          ///< of the units
+  std::vector<Properties> known_;      ///< by parameter
+  std::uint64_t version_ = 0;          ///< version of the units
   std::vector<Shard> shards_;
-  States states_;  ///< by piece's tensor, as the optimizer knows it
+  States states_;  ///< keyed by the pieces' tensors
 };
 
 }  // namespace hvd::libtorch

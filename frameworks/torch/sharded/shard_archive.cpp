@@ -36,7 +36,7 @@ torch::Tensor read_row(ObjectReader& reader, std::int64_t elements) {
   return row;
 }
 
-/// About as many as encode_pieces() appends.
+/// An estimate of the bytes that encode_pieces() appends.
 std::size_t bytes_of(const std::vector<SavedPiece>& pieces) {
   constexpr std::size_t kBesides = 128;
   std::size_t bytes = kBesides;
@@ -50,7 +50,7 @@ std::size_t bytes_of(const std::vector<SavedPiece>& pieces) {
 
 using PiecesOfOne = std::vector<const SavedPiece*>;
 
-/// The pieces, in order, must be all of the parameter.
+/// Checks that the pieces, in order, make up the parameter.
 void require_complete(const PiecesOfOne& pieces, std::size_t number, std::int64_t elements) {
   std::int64_t next = 0;
   for (const SavedPiece* const piece : pieces) {
@@ -79,7 +79,7 @@ ElementState joined(const torch::Tensor& parameter, const PiecesOfOne& pieces) {
     if (rows.empty()) continue;
     const torch::Tensor row = torch::cat(rows);
     if (row.numel() != parameter.numel())
-      throw CheckpointError("a tensor of the state is there for some elements only");
+      throw CheckpointError("a tensor of the state exists for some elements only");
     const torch::Tensor lying =
         torch::empty_strided(parameter.sizes(), pieces.front()->strides, row.options());
     flat(lying).copy_(row);
@@ -109,7 +109,7 @@ OptimizerStates join_pieces(const torch::optim::Optimizer& optimizer,
   return states;
 }
 
-/// A rank's parameters by group, and what the optimizer has saved of them.
+/// A rank's parameters by group, and the bytes that the optimizer has saved for them.
 using Owned = std::pair<std::vector<std::vector<std::size_t>>, std::string>;
 
 std::vector<torch::Tensor> parameters_of(const torch::optim::Optimizer& optimizer) {
@@ -137,7 +137,8 @@ void require_places(const std::vector<std::vector<std::size_t>>& by_group,
                       return std::all_of(group.begin(), group.end(),
                                          [&](std::size_t p) { return p < parameters; });
                     });
-  if (!fits) throw CheckpointError("there is state of parameters that the optimizer does not have");
+  if (!fits)
+    throw CheckpointError("there is state for parameters that the optimizer does not have");
 }
 
 }  // namespace

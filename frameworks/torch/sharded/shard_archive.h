@@ -18,32 +18,32 @@
 
 namespace hvd::libtorch {
 
-/// The state of some elements of a parameter, in bytes. Neither buckets nor the number of ranks
-/// matter to it.
+/// The state of some elements of a parameter, as it is saved. Independent of buckets and of the
+/// number of ranks.
 struct SavedPiece {
-  std::size_t parameter = 0;          ///< by its place in the optimizer, through all groups
-  std::vector<std::int64_t> strides;  ///< of the parameter: the order of its elements
+  std::size_t parameter = 0;          ///< number in the optimizer, through all groups
+  std::vector<std::int64_t> strides;  ///< strides of the parameter, which give the elements' order
   ElementRange elements;
-  ElementState state;  ///< of one row each, on the CPU
+  ElementState state;  ///< one row for each tensor, on the CPU
 };
 
 void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces);
-/// @throws Error for bytes that encode_pieces() has not made
+/// @throws Error for bytes that do not come from encode_pieces()
 std::vector<SavedPiece> decode_pieces(std::string_view bytes);
 
 using OptimizerStates =
     ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-/// What a rank has of the state of an optimizer that is not elementwise: of whole parameters, as
-/// the optimizer itself saves them. @param by_group the rank's parameters, by their places
-/// @param states of them, which stay as they are
+/// Writes a rank's part of the state of an optimizer that is not elementwise: the state of whole
+/// parameters, as the optimizer itself saves it. @param by_group numbers of the rank's parameters
+/// @param states their states, which do not change
 void encode_owned(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
                   const std::vector<std::vector<std::size_t>>& by_group, OptimizerStates& states);
 
-/// Puts the parts of all ranks together, each from encode_pieces() or encode_owned(), as is the
-/// optimizer's kind. What it returns gives the state by parameter. That of an elementwise optimizer
-/// is complete by then; another is loaded only when it is called, and may throw.
-/// @throws CheckpointError when elements of a parameter are missing, or are there twice
+/// Joins the parts of all ranks, each from encode_pieces() or encode_owned(), according to the
+/// optimizer's kind. @return a function that returns the state by parameter. The state of an
+/// elementwise optimizer is joined at once; others are loaded by the returned function, which may
+/// throw. @throws CheckpointError if elements of a parameter are missing or occur twice
 std::function<OptimizerStates()> join_parts(torch::optim::Optimizer& optimizer,
                                             const std::vector<std::string_view>& parts);
 

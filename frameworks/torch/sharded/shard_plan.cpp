@@ -7,7 +7,7 @@ namespace hvd::libtorch {
 
 ElementRange range_of(const ShardUnit& unit, int ranks, int position) {
   if (unit.owner < 0) return rows_at(unit.elements, ranks, position);
-  // Ranks before the owner have nothing at the beginning, those behind it nothing at the end.
+  // Ranks before the owner have an empty range at the beginning, those behind it at the end.
   const std::int64_t begin = position <= unit.owner ? 0 : unit.elements;
   return {begin, position < unit.owner ? 0 : unit.elements};
 }
@@ -27,14 +27,14 @@ std::vector<ShardPiece> pieces_of(const ShardUnit& unit, std::span<const std::in
   return pieces;
 }
 
-std::vector<int> share_out(std::span<const std::size_t> bytes, int ranks) {
+std::vector<int> assign_owners(std::span<const std::size_t> bytes, int ranks) {
   std::vector<std::size_t> by_size(bytes.size());
   std::iota(by_size.begin(), by_size.end(), std::size_t{0});
   std::stable_sort(by_size.begin(), by_size.end(),
                    [&](std::size_t a, std::size_t b) { return bytes[a] > bytes[b]; });
   std::vector<std::size_t> load(static_cast<std::size_t>(ranks), 0);
   std::vector<int> owners(bytes.size(), 0);
-  // The largest first, each to whoever has least.
+  // The largest first, each to the rank with the least.
   for (const std::size_t parameter : by_size) {
     const auto least = std::min_element(load.begin(), load.end());
     *least += bytes[parameter];

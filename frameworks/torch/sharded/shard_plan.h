@@ -9,12 +9,13 @@
 
 namespace hvd::libtorch {
 
-/// Parameters whose elements are shared out among the ranks together, one behind the other.
+/// Parameters whose elements are distributed over the ranks together, one behind the other.
 struct ShardUnit {
-  std::vector<std::size_t> members;  ///< parameters
-  std::vector<std::int64_t> first;   ///< of each member, the position of its first element
-  std::int64_t elements = 0;         ///< with what lies between the members
-  int owner = -1;  ///< the member of the set that has all of it; -1: each has its rows_at()
+  std::vector<std::size_t> members;  ///< numbers of parameters
+  std::vector<std::int64_t> first;   ///< position of each member's first element
+  std::int64_t elements = 0;         ///< size, including gaps between members
+  int owner = -1;  ///< position in the set of the rank that has the whole unit; -1: each rank has
+                   ///< its rows_at()
   friend bool operator==(const ShardUnit&, const ShardUnit&) = default;
 };
 
@@ -25,13 +26,14 @@ struct ShardPiece {
   std::int64_t place = 0;  ///< of the first of them in the unit
 };
 
-/// What a member of the set has of a unit.
+/// The elements of a unit that a member of the set has.
 ElementRange range_of(const ShardUnit& unit, int ranks, int position);
-/// @param sizes of all parameters, in elements  @return at most one piece of each member, in order
+/// @param sizes of all parameters, in elements  @return at most one piece for each member, in order
 std::vector<ShardPiece> pieces_of(const ShardUnit& unit, std::span<const std::int64_t> sizes,
                                   int ranks, int position);
 
-/// Who has which whole parameter, so that shares are about equal. @param bytes of each parameter
-std::vector<int> share_out(std::span<const std::size_t> bytes, int ranks);
+/// Distributes whole parameters, so that shares are about equal. @param bytes of each parameter
+/// @return the owner of each parameter, as a position in the set
+std::vector<int> assign_owners(std::span<const std::size_t> bytes, int ranks);
 
 }  // namespace hvd::libtorch

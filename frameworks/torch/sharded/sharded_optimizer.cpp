@@ -1,20 +1,24 @@
 #include "hvd/torch/sharded_optimizer.h"
 
+#include <c10/util/Type.h>
 #include <torch/optim/lbfgs.h>
 
 #include <algorithm>
 #include <cmath>
 #include <exception>
 #include <set>
+#include <span>
 #include <string>
+#include <typeinfo>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/operations.h"
+#include "operations/agreement.h"
 #include "optimizer/live_optimizers.h"
 #include "optimizer/parameter_groups.h"
-#include "optimizer/shard_agreement.h"
 #include "optimizer/unscaler.h"
 #include "optimizer/wrapper_setup.h"
 #include "reducer/gradient_reducer.h"
@@ -77,14 +81,37 @@ void refuse_unshardable(const Optimizer& optimizer) {
         "ShardedOptimizer: the optimizer has no parameters; expected some to share out");
 }
 
-/// Elements of it can be shared out, where its gradients are as the ranks have agreed.
-bool can_be_cut(const ReducedParameter& parameter) {
+/// The optimizer's type, its parameters and the options of its groups.
+std::vector<libtorch::Fact> facts_of(const Optimizer& optimizer,
+                                     std::span<const ReducedParameter> parameters) {
+  std::vector<libtorch::Fact> facts;
+  const auto add = [&](std::string value) { facts.emplace_back("", std::move(value)); };
+  add(text(c10::demangle(typeid(optimizer).name()), " with ", parameters.size(), " parameters"));
+  const std::vector<std::string> options = libtorch::group_lines(optimizer);
+  std::size_t next = 0;
+  for (std::size_t g = 0; g < optimizer.param_groups().size(); ++g) {
+    const std::size_t end = next + optimizer.param_groups()[g].params().size();
+    for (; next < std::min(end, parameters.size()); ++next) {
+      const torch::Tensor& tensor = parameters[next].tensor();
+      add(text("'", parameters[next].name(), "' ", shape_to_string(tensor.sizes().vec()), ' ',
+               c10::toString(tensor.scalar_type()), " on ",
+               c10::DeviceTypeName(tensor.device().type(), /*lower_case=*/true),
+               parameters[next].active() ? "" : " (frozen)", " in parameter group ", g));
+    }
+    add(options[g]);
+  }
+  return facts;
+}
+
+/// Whether its elements can be distributed, given the layout of its gradients.
+bool is_divisible(const ReducedParameter& parameter) {
   const torch::Tensor& tensor = parameter.tensor();
   return libtorch::is_supported(tensor.scalar_type()) && tensor.is_non_overlapping_and_dense() &&
          parameter.agreed_layout().value_or(0) == 0;
 }
 
-/// The rank has other elements of a gradient than of the parameter, whose order has changed since.
+/// After a change of strides a rank would have other elements of the gradient than of the
+/// parameter.
 void refuse_other_strides(const GradientReducer& reducer) {
   for (const ReducedParameter& parameter : reducer.parameters()) {
     if (!parameter.view().defined() || !parameter.has_gradient() ||
@@ -98,13 +125,12 @@ void refuse_other_strides(const GradientReducer& reducer) {
   }
 }
 
-/// As gradients are reduced: a bucket is shared out as it is scattered, what travels alone by
-/// itself.
+/// The units of gradients: a bucket is distributed as it is scattered, other parameters one by one.
 Units units_of(const GradientReducer& reducer, bool elementwise, int ranks) {
   const std::vector<ReducedParameter>& parameters = reducer.parameters();
   std::vector<std::size_t> bytes;
   for (const ReducedParameter& parameter : parameters) bytes.push_back(parameter.tensor().nbytes());
-  const std::vector<int> owners = libtorch::share_out(bytes, ranks);
+  const std::vector<int> owners = libtorch::assign_owners(bytes, ranks);
   Units units;
   for (const libtorch::GradientUnit& unit : reducer.units().all()) {
     if (unit.bucket && elementwise) {
@@ -116,7 +142,7 @@ Units units_of(const GradientReducer& reducer, bool elementwise, int ranks) {
       continue;
     }
     for (const std::size_t p : unit.members) {
-      const bool cut = elementwise && can_be_cut(parameters[p]);
+      const bool cut = elementwise && is_divisible(parameters[p]);
       units.push_back({.plan = {.members = {p},
                                 .first = {0},
                                 .elements = parameters[p].tensor().numel(),
@@ -133,9 +159,15 @@ ShardedOptimizer::ShardedOptimizer(Optimizer& optimizer, ShardedOptimizerOptions
     : ShardedOptimizer(WithNames(), optimizer, libtorch::numbered(optimizer, NamedParameters()),
                        std::move(options), /*numbered=*/true) {}
 
+ShardedOptimizer::ShardedOptimizer(Optimizer& optimizer, const torch::nn::Module& module,
+                                   ShardedOptimizerOptions options)
+    : ShardedOptimizer(WithNames(), optimizer, module.named_parameters(), std::move(options),
+                       /*numbered=*/false, &module) {}
+
 ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
                                    const NamedParameters& parameters,
-                                   ShardedOptimizerOptions options, bool numbered)
+                                   ShardedOptimizerOptions options, bool numbered,
+                                   const torch::nn::Module* module)
     : OptimizerWrapper(kSharded, optimizer, parameters, numbered, all_options(std::move(options))) {
   if (!options_.process_set.included()) libtorch::check_options(options_, kSharded);
   const std::string scope = LiveOptimizers::instance().next_scope(options_.process_set);
@@ -152,13 +184,20 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
   } catch (const std::exception& error) {
     complaint = error.what();
   }
-  libtorch::agree_on_shards(scope, options_.process_set, complaint, optimizer, named);
+  libtorch::agree({.name = scope + ".shards",
+                   .title = text(kSharded, " (", scope, ")"),
+                   .process_set = options_.process_set,
+                   .failed = "cannot take part",
+                   .expected = "expected the same model and the same optimizer on every rank"},
+                  complaint,
+                  complaint.empty() ? facts_of(optimizer, named) : std::vector<libtorch::Fact>());
   std::vector<torch::Tensor> tensors;
   for (const ReducedParameter& parameter : named) tensors.push_back(parameter.tensor());
   shards_ =
       std::make_unique<ParameterShards>(optimizer, std::move(tensors), scope, options_.process_set);
   libtorch::GradientReduction how = libtorch::reduction_of(options_, scope);
-  how.who = kSharded;
+  how.wrapper = kSharded;
+  if (module != nullptr) how.statistics = libtorch::batch_norm_statistics(*module);
   how.sharded = libtorch::is_elementwise(optimizer);
   how.options = [&optimizer] { return libtorch::group_lines(optimizer); };
   start_reducing(std::move(named), std::move(how));
@@ -167,7 +206,7 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
 
 ShardedOptimizer::~ShardedOptimizer() = default;
 
-/// Those that the optimizer was given since have no place in any rank's part.
+/// Parameters that were added to the optimizer since are in no rank's part.
 void ShardedOptimizer::refuse_other_parameters() const {
   const std::vector<torch::Tensor>& known = shards_->parameters();
   std::size_t next = 0;
@@ -220,9 +259,9 @@ torch::Tensor ShardedOptimizer::step(Optimizer::LossClosure closure) {
   return loss;
 }
 
-/// Also of a step that a GradScaler skips: what it leaves would be added to.
+/// Also runs for a step that a GradScaler skips: the next backward() would add to its gradients.
 void ShardedOptimizer::end_step() {
-  // In buckets there are parameters now.
+  // Buckets contain parameters now.
   for (const torch::Tensor& parameter : shards_->parameters())
     parameter.mutable_grad() = torch::Tensor();
   end_cycle();
@@ -278,7 +317,7 @@ void ShardedOptimizer::share_out_anew() {
   lay_out();
 }
 
-/// As the constructor: what is on another device cannot be gathered with the rest.
+/// As the constructor: parameters on another device cannot be gathered with the rest.
 void ShardedOptimizer::refuse_group(const torch::optim::OptimizerParamGroup& group) const {
   const torch::Device device = shards_->parameters().front().device();
   for (const torch::Tensor& parameter : group.params()) {
@@ -296,12 +335,12 @@ void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   shards_->with_whole_state([&] { optimizer_.save(archive); });
 }
 
-/// What was written here before is overwritten, as in the wrapped one.
+/// Options that were written here before are overwritten, as in the wrapped optimizer.
 void ShardedOptimizer::load(torch::serialize::InputArchive& archive) {
   groups_->try_to_reconcile();
   optimizer_.load(archive);
   shards_->forget_state();
-  groups_->take_over();
+  groups_->copy_wrapped_groups();
 }
 
 std::size_t ShardedOptimizer::state_bytes() const { return shards_->state_bytes(); }
