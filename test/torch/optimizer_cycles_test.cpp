@@ -1,5 +1,5 @@
-// What may happen in one step besides one backward pass that leaves a gradient of each parameter:
-// gradients that stay undefined, more passes after the reduction, resets, and nan.
+// Steps without exactly one backward pass that leaves a gradient of each parameter: gradients that
+// stay undefined, more passes after the reduction, resets, and nan.
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -144,26 +144,31 @@ struct Slope {
   }
 };
 
-/// What all ranks' slopes of factor 1 are together.
+/// The reduction of all ranks' slopes of factor 1.
 double whole(ReduceOp op) {
   const double sum = size() * (size() + 1) / 2.0;
   return op == ReduceOp::kSum ? sum : sum / size();
 }
 
-void for_sums_and_averages(const std::function<void(const DistributedOptimizerOptions&)>& test) {
+/// Runs a test with a net and its optimizer, for both operations, with and without buckets.
+void for_sums_and_averages(
+    const std::function<void(Slope&, DistributedOptimizer&, const DistributedOptimizerOptions&)>&
+        test) {
   for (const bool views : {true, false}) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
       SCOPED_TRACE(std::string(to_string(op)) + (views ? ", in buckets" : ""));
-      test({.op = op, .gradient_as_bucket_view = views});
+      Slope net;
+      SGD inner(net.named.values(), 0.0);
+      const DistributedOptimizerOptions options{.op = op, .gradient_as_bucket_view = views};
+      DistributedOptimizer optimizer(inner, net.named, options);
+      test(net, optimizer, options);
     }
   }
 }
 
 TEST(PassesAfterTheReduction, AddToItOnce) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
+  for_sums_and_averages([](Slope& net, DistributedOptimizer& optimizer,
+                           const DistributedOptimizerOptions& options) {
     const double one = whole(options.op);
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
@@ -183,10 +188,8 @@ TEST(PassesAfterTheReduction, AddToItOnce) {
 }
 
 TEST(PassesAfterTheReduction, WhichReachAParameterOnSomeRanksOrNone) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
+  for_sums_and_averages([](Slope& net, DistributedOptimizer& optimizer,
+                           const DistributedOptimizerOptions& options) {
     const double one = whole(options.op);
     const double of_first = options.op == ReduceOp::kSum ? 1 : 1.0 / size();
     for (int step = 0; step < 4; ++step) {
@@ -213,10 +216,8 @@ TEST(PassesAfterTheReduction, WhichReachAParameterOnSomeRanksOrNone) {
 
 // A program that adds up over several steps.
 TEST(PassesAfterTheReduction, InTheNextStepWithoutZeroGrad) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
+  for_sums_and_averages([](Slope& net, DistributedOptimizer& optimizer,
+                           const DistributedOptimizerOptions& options) {
     for (int step = 1; step < 5; ++step) {
       net.backward(1);
       optimizer.step();
@@ -225,7 +226,7 @@ TEST(PassesAfterTheReduction, InTheNextStepWithoutZeroGrad) {
     optimizer.step();  // without any backward
     net.expect(4 * whole(options.op), 4 * whole(options.op));
     for (const bool to_none : {true, false}) {
-      inner.zero_grad(to_none);
+      optimizer.inner().zero_grad(to_none);
       net.backward(1);
       optimizer.step();
       net.expect(whole(options.op), whole(options.op));
@@ -235,10 +236,8 @@ TEST(PassesAfterTheReduction, InTheNextStepWithoutZeroGrad) {
 
 // Without a backward pass `.grad` is the program's, though a result was there before.
 TEST(PassesAfterTheReduction, WhatTheProgramWritesWithoutAnyIsReduced) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
+  for_sums_and_averages([](Slope& net, DistributedOptimizer& optimizer,
+                           const DistributedOptimizerOptions& options) {
     net.backward(1);
     optimizer.step();
     for (int step = 1; step < 4; ++step) {
@@ -252,10 +251,8 @@ TEST(PassesAfterTheReduction, WhatTheProgramWritesWithoutAnyIsReduced) {
 }
 
 TEST(PassesAfterTheReduction, WhatTheProgramWritesAfterZeroGradIsReduced) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
+  for_sums_and_averages([](Slope& net, DistributedOptimizer& optimizer,
+                           const DistributedOptimizerOptions& options) {
     net.backward(1);
     optimizer.step();
     for (int step = 1; step < 4; ++step) {
@@ -271,7 +268,7 @@ TEST(PassesAfterTheReduction, WhatTheProgramWritesAfterZeroGradIsReduced) {
   });
 }
 
-// The first gradient of the former step, which this one does not have, says nothing.
+// The first gradient of the former step, which this step does not have, is no evidence of a reset.
 TEST(Resets, AreNoticedByTheFirstGradientOfTheStep) {
   Slope net;
   SGD inner(net.named.values(), 0.0);
@@ -315,10 +312,8 @@ TEST(PassesAfterTheReduction, OfSparseGradients) {
 
 // A head's gradients are reset, and those of the body are to add up.
 TEST(PassesAfterTheReduction, WhereSomeGradientsWereReset) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
+  for_sums_and_averages([](Slope& net, DistributedOptimizer& optimizer,
+                           const DistributedOptimizerOptions& options) {
     const double one = whole(options.op);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();

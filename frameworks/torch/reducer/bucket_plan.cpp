@@ -9,25 +9,25 @@
 namespace hvd::libtorch {
 namespace {
 
-// Of two ranks' buckets both fit into half of a common L3 cache (16 to 32 MiB), where a reduction
-// runs four times as fast as in memory.
+// The buckets of two ranks fit into half of a common L3 cache (16 to 32 MiB), where a reduction is
+// four times as fast as in memory.
 constexpr std::size_t kMostOnHost = std::size_t{8} << 20;
-// A small model has several buckets too, so that the first are reduced while backward still runs.
+// A small model has several buckets too, so that the first are reduced during backward.
 constexpr std::size_t kFewestOnHost = 8;
 
 // An allreduce between GPUs has a latency of tens of microseconds, in which NVLink moves 10 MB and
-// more, so that smaller buckets would leave it idle; see docs/benchmarks.md.
+// more. Smaller buckets would leave it idle; see docs/benchmarks.md.
 constexpr std::size_t kMostOnGpu = std::size_t{25} << 20;
 constexpr std::size_t kFewestOnGpu = 4;
-// Takes little longer than the latency.
+// Its reduction takes little longer than the latency.
 constexpr std::size_t kLastOnGpu = std::size_t{1} << 20;
 
 using Kind = std::pair<int, int>;  // device and dtype
 
 Kind kind_of(const GradientSize& size) { return {size.device, size.dtype}; }
 
-/// Where in the order the last bucket of each kind begins: with as many of the last gradients as
-/// fit, at least one.
+/// Position in the order at which the last bucket of each kind begins. It has as many of the last
+/// gradients as fit, at least one.
 std::map<Kind, std::size_t> last_buckets(std::span<const std::size_t> order,
                                          std::span<const GradientSize> sizes, std::size_t most) {
   struct Last {

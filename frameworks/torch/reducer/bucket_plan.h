@@ -7,37 +7,37 @@
 
 namespace hvd::libtorch {
 
-/// What a plan of buckets must know of a gradient.
+/// Properties of a gradient that decide on its bucket.
 struct GradientSize {
-  int device = 0;         ///< its type
+  int device = 0;         ///< type of the device
   int dtype = 0;          ///< as a number
-  std::size_t bytes = 0;  ///< without what a bucket adds
+  std::size_t bytes = 0;  ///< without padding
 };
 
-/// Where a gradient may begin in a bucket: as aligned as a tensor of its own. In bytes.
+/// Alignment of a gradient in a bucket, in bytes: that of a tensor.
 inline constexpr std::size_t kGradientAlignment = 64;
 
-/// What a gradient takes up in a bucket. In bytes.
+/// Size of a gradient in a bucket, with padding, in bytes.
 std::size_t room_in_bucket(std::size_t bytes);
 
-/// How large buckets are, in bytes. A bucket of one gradient may be larger.
+/// Sizes of buckets, in bytes. A bucket of one gradient may be larger.
 struct BucketLimits {
   std::size_t most = 0;
-  /// Of the one that is complete last, which nothing hides: 0: as the others.
+  /// Size of the bucket that is complete last, whose reduction does not overlap with backward. 0: as
+  /// the others.
   std::size_t last = 0;
 };
 
-/// @param total of all gradients that are in such buckets. In bytes.
-/// @param asked the size that the program wants. In bytes; 0: the best for `total`
+/// @param total bytes of all gradients in such buckets
+/// @param asked size of a bucket that the program has set, in bytes; 0: the default for `total`
 BucketLimits host_bucket_limits(std::size_t total, std::size_t asked = 0);
 BucketLimits gpu_bucket_limits(std::size_t total, std::size_t asked = 0);
 
-/// Shares gradients out among buckets.
+/// Distributes gradients over buckets, of one dtype and device each.
 ///
-/// @param order gradients as they become ready
+/// @param order indices of gradients in the order in which they become ready
 /// @param sizes of all gradients, by index
-/// @return indices of gradients, by bucket; a bucket has one dtype and device, and buckets are in
-/// the order in which they are complete
+/// @return indices of gradients, by bucket, in the order in which buckets are complete
 std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order,
                                                    std::span<const GradientSize> sizes,
                                                    const BucketLimits&);
@@ -50,7 +50,7 @@ struct ElementRange {
   friend bool operator==(const ElementRange&, const ElementRange&) = default;
 };
 
-/// The rows that a member of a set gets of a reducescatter of so many elements.
+/// The rows that the member at this position gets in a reducescatter of `elements` rows.
 ElementRange rows_at(std::int64_t elements, int ranks, int position);
 
 }  // namespace hvd::libtorch

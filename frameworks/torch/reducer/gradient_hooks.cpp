@@ -23,7 +23,7 @@ class LambdaPreHook : public torch::autograd::FunctionPreHook {
   std::function<void()> run_;
 };
 
-/// Older LibTorch cannot take a post hook away.
+/// Older LibTorch cannot remove a post hook.
 template <class Node>
 void delete_post_hook(Node& node, std::uintptr_t key) {
   if constexpr (requires { node.del_post_hook(key); }) node.del_post_hook(key);

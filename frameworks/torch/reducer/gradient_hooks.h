@@ -11,16 +11,18 @@
 
 namespace hvd::libtorch {
 
-/// Tells when autograd accumulates a gradient, and keeps the hooks that do so alive.
+/// Hooks that run when autograd accumulates a gradient. Keeps the accumulators, and so the hooks,
+/// alive.
 ///
-/// Not thread-safe; but who is told is called from autograd's threads. An exception ends the
-/// backward(). Older LibTorch cannot take a hook away that runs afterwards, so it may be called
-/// when this object is gone.
+/// Not thread-safe. The functions are called on autograd's threads; an exception of theirs ends the
+/// backward(). Older LibTorch cannot remove a hook that runs after the accumulation, so `after` may
+/// be called when this object has been destroyed.
 class GradientHooks {
  public:
-  /// Nothing has been added to `.grad` yet.
+  /// Called before autograd adds to `.grad`.
   using Before = std::function<void(std::size_t parameter)>;
-  /// @param gradients what autograd has added to `.grad`, and still holds
+  /// Called after autograd has added to `.grad`. @param gradients the summands, which autograd
+  /// still holds
   using After =
       std::function<void(std::size_t parameter, const torch::autograd::variable_list& gradients)>;
 
@@ -32,17 +34,17 @@ class GradientHooks {
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
   /// a dtype may have changed.
   void install(const Before& before, const After& after);
-  /// There is nothing for install() to do.
+  /// Whether all parameters that require grad have their hooks.
   bool complete() const;
   void remove() noexcept;
 
  private:
-  // Its pointer type differs between LibTorch versions.
+  // The pointer type differs between LibTorch versions.
   using Accumulator = decltype(torch::autograd::impl::grad_accumulator(torch::Tensor()));
   struct Hooked {
     torch::Tensor parameter;
-    // Tensors refer to their accumulator weakly: unless somebody holds it, it goes, and the hooks
-    // with it.
+    // Tensors refer to their accumulator weakly. Without this reference it would be destroyed with
+    // the hooks.
     Accumulator accumulator = {};
     torch::autograd::FunctionPreHook* pre_hook = nullptr;
     std::uintptr_t post_hook = 0;

@@ -16,7 +16,7 @@ void GradientReadiness::set_units(const std::vector<std::vector<std::size_t>>& u
   }
 }
 
-void GradientReadiness::look_again() {
+void GradientReadiness::recheck_expected() {
   for (Unit& unit : units_) unit.ready = 0;
 }
 
@@ -24,7 +24,7 @@ bool GradientReadiness::count_pass(std::size_t gradient) {
   return ++gradients_[gradient].passes >= passes_per_step_;
 }
 
-void GradientReadiness::note_ready(std::size_t gradient, bool held) {
+void GradientReadiness::mark_ready(std::size_t gradient, bool held) {
   gradients_[gradient].phase = held ? Phase::kHeld : Phase::kReady;
   arrivals_.push_back(gradient);
 }
@@ -34,7 +34,7 @@ void GradientReadiness::withdraw(std::size_t gradient) {
   units_[gradients_[gradient].unit].ready = 0;
 }
 
-/// Looks at each member once in a cycle, since a bucket may have a thousand.
+/// Checks each member once in a cycle, since a bucket may have a thousand.
 bool GradientReadiness::unit_ready(std::size_t index) {
   Unit& unit = units_[index];
   while (unit.ready < unit.members.size()) {
@@ -53,7 +53,7 @@ bool GradientReadiness::last_unit(std::size_t unit) const {
   return true;
 }
 
-void GradientReadiness::note_submitted(std::size_t unit) {
+void GradientReadiness::mark_submitted(std::size_t unit) {
   units_[unit].submitted = true;
   for (const std::size_t member : units_[unit].members) {
     if (!expected_(member)) continue;

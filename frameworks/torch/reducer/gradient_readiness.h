@@ -8,23 +8,24 @@
 
 namespace hvd::libtorch {
 
-/// Which gradients of a cycle are ready, and which units with them. Knows gradients by number only.
+/// Tracks which gradients of a cycle are ready, and which units are complete. Gradients are numbers
+/// here, so that it does not depend on LibTorch.
 ///
 ///   idle --last counted pass--> ready --its unit is complete--> submitted --end of cycle--> idle
 ///
 /// Not thread-safe.
 class GradientReadiness {
  public:
-  /// @param expected whether backward is to produce this gradient; asked each time, as the answer
-  /// may change
+  /// @param expected whether backward is to produce this gradient; called each time, since the
+  /// answer may change
   GradientReadiness(std::size_t gradients, int passes_per_step,
                     std::function<bool(std::size_t)> expected);
 
-  /// @param units the members of each; every gradient is in one. Gradients stay what they are.
+  /// @param units the members of each; every gradient is in one unit. Phases do not change.
   void set_units(const std::vector<std::vector<std::size_t>>& units);
   std::size_t unit_of(std::size_t gradient) const { return gradients_[gradient].unit; }
-  /// What is expected may have become more.
-  void look_again();
+  /// To be called when more gradients may be expected than before.
+  void recheck_expected();
 
   int passes_per_step() const noexcept { return passes_per_step_; }
   void set_passes_per_step(int passes) { passes_per_step_ = passes; }
@@ -32,33 +33,33 @@ class GradientReadiness {
   bool count_pass(std::size_t gradient);
   void forget_passes(std::size_t gradient) { gradients_[gradient].passes = 0; }
 
-  /// Backward has produced it. @param held it is not submitted before synchronize()
-  void note_ready(std::size_t gradient, bool held);
-  /// It is not ready after all.
+  /// Backward has produced the gradient. @param held it is not submitted before synchronize()
+  void mark_ready(std::size_t gradient, bool held);
+  /// Takes mark_ready() back.
   void withdraw(std::size_t gradient);
-  /// From note_ready() to the end of the cycle.
+  /// Whether mark_ready() was called in this cycle.
   bool handed_over(std::size_t gradient) const {
     return gradients_[gradient].phase != Phase::kIdle;
   }
-  /// Whether every gradient of the unit that is expected is ready, and none is held.
+  /// Whether every expected gradient of the unit is ready, and not held.
   bool unit_ready(std::size_t unit);
-  /// Whether no gradient that is expected is left over once this unit is submitted.
+  /// Whether all expected gradients are submitted once this unit is.
   bool last_unit(std::size_t unit) const;
-  void note_submitted(std::size_t unit);
+  void mark_submitted(std::size_t unit);
 
-  /// A gradient has been handed over, though its unit may not be complete, or submitted.
+  /// Whether a gradient has been handed over or submitted in this cycle.
   bool in_cycle() const { return !arrivals_.empty() || !submitted_.empty(); }
   std::vector<std::size_t> units_left() const;
   /// In order of submission.
   std::span<const std::size_t> submitted() const { return submitted_; }
-  /// As gradients became ready; those that were submitted without one, last.
+  /// Gradients in the order in which they became ready, then those that were submitted as zeros.
   std::vector<std::size_t> order_of_arrival() const;
 
-  /// Ends the cycle, whatever has become of it. Passes that were counted are forgotten.
+  /// Ends the cycle, with or without a result, and resets the counts of passes.
   void end_cycle();
-  /// How many cycles have ended.
+  /// Number of cycles that have ended.
   std::uint64_t cycles() const noexcept { return cycles_; }
-  /// The last cycle has been reduced, and no gradient has come in since.
+  /// Whether the last cycle was reduced, and no gradient has arrived since.
   bool reduced() const noexcept { return reduced_; }
   void set_reduced(bool reduced) noexcept { reduced_ = reduced; }
 
@@ -72,7 +73,7 @@ class GradientReadiness {
   struct Unit {
     std::vector<std::size_t> members;
     bool submitted = false;
-    std::size_t ready = 0;  ///< as many of the first members are known to be ready, in this cycle
+    std::size_t ready = 0;  ///< number of first members that are known to be ready in this cycle
   };
 
   int passes_per_step_;

@@ -17,7 +17,7 @@
 namespace hvd::libtorch {
 namespace {
 
-// Larger copies are shared out among LibTorch's threads. In bytes.
+// Larger copies are left to LibTorch, which uses several threads. In bytes.
 constexpr std::size_t kSmall = std::size_t{64} << 10;
 
 void refuse_graph(const torch::Tensor& gradient, const std::string& name) {
@@ -28,7 +28,7 @@ void refuse_graph(const torch::Tensor& gradient, const std::string& name) {
                    "on it, or compute what needs a graph with torch::autograd::grad()");
 }
 
-/// A tensor of the same memory that can be detached though the gradient is guarded.
+/// A tensor of the same memory that can be detached while the gradient is guarded.
 torch::Tensor unguarded(const torch::Tensor& gradient) {
   if (GuardedGradient::find(gradient) == nullptr) return gradient;
   torch::Tensor plain = at::detail::make_tensor<c10::TensorImpl>(
@@ -38,7 +38,7 @@ torch::Tensor unguarded(const torch::Tensor& gradient) {
   return plain;
 }
 
-/// Up to 64 of a sparse gradient's values, on the host.
+/// Up to 64 values of a sparse gradient, on the host.
 torch::Tensor sample_of(const torch::Tensor& coo) {
   const torch::NoGradGuard no_grad;
   const torch::Tensor values = coo.detach()._values().reshape(-1);
@@ -46,7 +46,7 @@ torch::Tensor sample_of(const torch::Tensor& coo) {
   return values.slice(0, 0, std::nullopt, stride).cpu().clone(at::MemoryFormat::Contiguous);
 }
 
-/// Two nan of the same bits are equal.
+/// Compares bits, so that a nan is equal to itself.
 bool same_bytes(const torch::Tensor& a, const torch::Tensor& b) {
   return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
          std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
@@ -58,15 +58,15 @@ std::uint32_t version_of(const torch::Tensor& tensor) {
 
 }  // namespace
 
-/// hvd's own operations have names in the same scope.
+/// The names of hvd's own operations are taken.
 void ReducedParameter::set_scope(const GradientReduction& how) {
-  static constexpr std::array<std::string_view, 14> kTaken = {
-      "add_param_group", "buckets",    "descriptions", "finite", "found_inf",
-      "layouts",         "loss",       "norm",         "open",   "options",
-      "order",           "parameters", "shards",       "used"};
+  static constexpr std::array<std::string_view, 16> kTaken = {
+      "add_param_group", "buckets", "check", "checksums", "descriptions", "finite",
+      "found_inf",       "layouts", "loss",  "norm",      "open",         "options",
+      "order",           "shards",  "used",  "parameters"};
   const bool taken = std::find(kTaken.begin(), kTaken.end(), name()) != kTaken.end();
   label_ = how.scope + (taken ? ".parameter." : ".") + name();
-  self_.wrapper = how.who;
+  self_.wrapper = how.wrapper;
 }
 
 void ReducedParameter::guard() {
@@ -92,7 +92,7 @@ bool ReducedParameter::release() noexcept {
   if (!guarded_.defined()) return false;
   torch::Tensor& gradient = parameter_.mutable_grad();
   const bool still_there = gradient.is_same(guarded_);
-  // One that is undefined was dropped, with its result.
+  // An undefined gradient was dropped, together with its result.
   bool touched = gradient.defined() && !gradient.is_same(expected_);
   if (GuardedGradient* const guard = GuardedGradient::find(guarded_)) {
     guard->release();
@@ -105,11 +105,11 @@ bool ReducedParameter::release() noexcept {
   return touched;
 }
 
-// Autograd gives two parameters gradients of one memory where they are added and nothing lies
-// between: a.view(-1) + b.view(-1). What it still holds besides is no other gradient: the one that
-// it has accumulated, and what nobody but that is a view of (a Linear's weight is computed
+// Autograd gives two parameters gradients of one memory if they are added without an operation in
+// between: a.view(-1) + b.view(-1). References that autograd still holds are no other gradient: the
+// summand itself, and the base that only the summand is a view of (a Linear's weight is computed
 // transposed).
-void ReducedParameter::note_sharing(at::TensorList known) {
+void ReducedParameter::detect_sharing(at::TensorList known) {
   const torch::Tensor& gradient = parameter_.grad();
   shared_ = false;
   if (!gradient.defined() || !gradient.has_storage()) return;
@@ -125,14 +125,14 @@ void ReducedParameter::note_sharing(at::TensorList known) {
 }
 
 SparseDims ReducedParameter::own_layout() const {
-  // What was sent counts, though `.grad` may have been reset since.
+  // `.grad` may have been reset since it was sent.
   if (sent_.defined()) return sent_.layout() == torch::kSparse ? sent_.sparse_dim() : 0;
   const torch::Tensor& gradient = parameter_.grad();
   if (!gradient.defined()) return std::nullopt;
   return gradient.layout() == torch::kSparse ? gradient.sparse_dim() : 0;
 }
 
-/// Converts a `.grad` that is not as the ranks have agreed or the user wants it.
+/// Converts `.grad` to the layout that the ranks have agreed on or the user wants.
 void ReducedParameter::choose_layout(const GradientReduction& how) {
   torch::Tensor& gradient = parameter_.mutable_grad();
   const std::int64_t agreed = agreed_.value_or(0);
@@ -167,8 +167,8 @@ void ReducedParameter::check_gradient(const GradientReduction& how) {
   }
 }
 
-/// Most gradients of a model are small, and for those an operator's way to the same copy takes ten
-/// times as long.
+/// Copies a small gradient by memcpy(): an operator of LibTorch takes ten times as long. Most
+/// gradients of a model are small. @return false for any other gradient, which is not copied
 bool ReducedParameter::copied_into_view(const torch::Tensor& gradient) const {
   if (!gradient.defined() || gradient.layout() != torch::kStrided || gradient.is_neg() ||
       gradient.requires_grad() || !gradient.is_cpu() || !view_.is_cpu() ||
@@ -207,14 +207,14 @@ void ReducedParameter::choose_sent(const GradientReduction& how) {
   check_gradient(how);
   sent_ = parameter_.grad();
   if (!guarded_.defined()) {
-    note_sharing({});
+    detect_sharing({});
   } else if (!sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided &&
              agreed_.value_or(0) == 0) {
-    sent_ = guarded_;  // what was handed over, though the program has put another in its place
+    sent_ = guarded_;  // the program has replaced the gradient that was handed over
   }
 }
 
-bool ReducedParameter::lies_as_parameter(const torch::Tensor& gradient) const {
+bool ReducedParameter::has_parameter_strides(const torch::Tensor& gradient) const {
   return gradient.layout() == torch::kStrided &&
          gradient.scalar_type() == parameter_.scalar_type() && !gradient.is_neg() &&
          !gradient.is_conj() &&
@@ -226,7 +226,7 @@ const torch::Tensor& ReducedParameter::gather(const GradientReduction& how) {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!view_.defined());
   const torch::NoGradGuard no_grad;
   choose_sent(how);
-  if (sent_.defined() && lies_as_parameter(sent_) && !shared_) {
+  if (sent_.defined() && has_parameter_strides(sent_) && !shared_) {
     wire_ = unguarded_.defined() && sent_.is_same(guarded_) ? unguarded_ : sent_;
     return wire_;
   }
@@ -258,11 +258,11 @@ Submission ReducedParameter::prepare_dense(const GradientReduction& how) {
                          parameter_.options().dtype(wire_dtype).requires_grad(false));
   }
   Submission submission = reduction_in_place(label_, how, wire_);
-  // It can be reduced where it is, so a copy into a common buffer would be the most expensive part.
-  // Elsewhere it goes through shared memory piece by piece, and the common buffer would be as large
-  // as all gradients.
+  // Memory that ranks share is reduced in place, so that a copy into a common buffer would be the
+  // most expensive part. Other memory goes through shared memory piece by piece, and the common
+  // buffer would be as large as all gradients.
   const bool one_host = local_size() == size();
-  // Then it goes through a buffer wherever it lies.
+  // Compressed gradients go through a buffer in any case.
   const bool compressed =
       std::get<Allreduce>(submission.parameters).compression != Compression::kNone;
   const std::size_t travelling = compressed ? wire_.nbytes() / 2 : wire_.nbytes();
@@ -283,7 +283,7 @@ void ReducedParameter::move_to_view() {
   const bool result = holds_result();
   view_.copy_(gradient);
   gradient = view_;
-  if (result) note_result();
+  if (result) remember_result();
 }
 
 std::vector<Submission> ReducedParameter::prepare_sparse(const GradientReduction& how) {
@@ -302,7 +302,7 @@ std::vector<Submission> ReducedParameter::prepare_sparse(const GradientReduction
   return sparse_->take_submissions();
 }
 
-/// The result is where the gradient is, unless the user has put something else there since.
+/// The result is in the gradient's memory, unless the program has replaced the gradient since.
 void ReducedParameter::complete_view(bool used) {
   torch::Tensor& gradient = parameter_.mutable_grad();
   const bool sent = sent_.defined();
@@ -320,7 +320,7 @@ void ReducedParameter::complete(bool used) {
   const torch::NoGradGuard no_grad;
   view_.defined() ? complete_view(used) : complete_wire(used);
   add_kept();
-  note_result();
+  remember_result();
 }
 
 void ReducedParameter::complete_wire(bool used) {
@@ -330,8 +330,8 @@ void ReducedParameter::complete_wire(bool used) {
   drop();
   used_by_current_stream(wire);
   if (!gradient.defined()) {
-    // Zeros stood in for a gradient that another rank has; one that was sent and is gone now was
-    // reset by the user.
+    // This rank has sent zeros, and another rank a gradient. If this rank has sent a gradient, the
+    // program has reset it.
     if (used && !sent.defined()) gradient = wire.to(parameter_.scalar_type());
     return;
   }
@@ -372,7 +372,7 @@ void ReducedParameter::forget_result() {
   kept_ = torch::Tensor();
 }
 
-void ReducedParameter::note_result() {
+void ReducedParameter::remember_result() {
   const torch::Tensor& gradient = parameter_.grad();
   result_.reset();
   if (!gradient.defined()) return;
@@ -380,12 +380,12 @@ void ReducedParameter::note_result() {
   result_version_ = version_of(gradient);
 }
 
-void ReducedParameter::note_dropped_result() {
+void ReducedParameter::remember_dropped_result() {
   const torch::Tensor& gradient = parameter_.grad();
   const torch::Tensor& reduced = view_.defined() ? view_ : wire_;
   if (gradient.defined() && reduced.defined() && gradient.layout() == torch::kStrided &&
       gradient.is_alias_of(reduced))
-    note_result();
+    remember_result();
 }
 
 void ReducedParameter::add_kept() {
@@ -395,7 +395,7 @@ void ReducedParameter::add_kept() {
   if (gradient.layout() == torch::kStrided) {
     gradient.add_(kept);
   } else {
-    gradient = kept.is_sparse() ? gradient + kept : kept + gradient;  // dense ones first
+    gradient = kept.is_sparse() ? gradient + kept : kept + gradient;  // dense + sparse
   }
 }
 
@@ -435,8 +435,8 @@ c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(
 void GuardedGradient::refuse_while_guarded() const {
   const GuardedParameter* const parameter = guarded_for_.load();
   if (parameter == nullptr) return;
-  // An operator's copy, such as detach()'s in Module::zero_grad(), below autograd. What is done
-  // with that is seen in the version.
+  // An operator's copy below autograd, such as that of detach() in Module::zero_grad(). Writes to
+  // it increase the version.
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) return;
   throw UsageError(
       std::string(parameter->wrapper) + ": the gradient of '" + parameter->name +

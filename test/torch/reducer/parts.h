@@ -35,7 +35,7 @@ inline void set_gradient(const libtorch::ReducedParameter& parameter, torch::Ten
   parameter.tensor().mutable_grad() = std::move(gradient);
 }
 
-/// Of the members' ranks plus one.
+/// The sum of all ranks plus one.
 inline float sum_of_ranks() { return static_cast<float>(size() * (size() + 1)) / 2; }
 
 }  // namespace hvd::testing

@@ -72,7 +72,7 @@ TEST_F(ReducedParameterTest, AGradientThatWasResetStaysSo) {
 TEST_F(ReducedParameterTest, SendsACopyOfMemoryThatTwoGradientsShare) {
   const torch::Tensor both = torch::full({3}, 5.0F);
   parameter.mutable_grad() = both.view({3});
-  reduced.note_sharing({});
+  reduced.detect_sharing({});
   const auto submissions = reduced.prepare(how);
   EXPECT_NE(values_of(submissions[0]), both.data_ptr());
   overwrite(submissions[0], 7);

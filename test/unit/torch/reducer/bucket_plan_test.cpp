@@ -112,7 +112,7 @@ TEST(BucketPlan, ABucketIsOfOneDtypeAndDevice) {
   sizes[1].dtype = sizes[3].dtype = 1;
   sizes[4].device = 1;
   const std::vector<std::size_t> order = {0, 1, 2, 3, 4, 5};
-  // Those that are full come first; what is left over, by device and dtype.
+  // Full buckets come first, then the rest by device and dtype.
   EXPECT_EQ(plan_buckets(order, sizes, {.most = 128}), (Buckets{{0, 2}, {5}, {1, 3}, {4}}));
 }
 

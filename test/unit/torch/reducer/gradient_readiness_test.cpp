@@ -25,9 +25,9 @@ class GradientReadinessTest : public ::testing::Test {
 TEST_F(GradientReadinessTest, AUnitIsReadyWithItsLastGradientWhicheverThatIs) {
   for (const auto& [first, last] : {std::pair{1, 2}, std::pair{2, 1}}) {
     EXPECT_FALSE(readiness.unit_ready(1));
-    readiness.note_ready(static_cast<std::size_t>(first), false);
+    readiness.mark_ready(static_cast<std::size_t>(first), false);
     EXPECT_FALSE(readiness.unit_ready(1));
-    readiness.note_ready(static_cast<std::size_t>(last), false);
+    readiness.mark_ready(static_cast<std::size_t>(last), false);
     EXPECT_TRUE(readiness.unit_ready(1));
     EXPECT_FALSE(readiness.unit_ready(0));
     readiness.end_cycle();
@@ -36,9 +36,9 @@ TEST_F(GradientReadinessTest, AUnitIsReadyWithItsLastGradientWhicheverThatIs) {
 
 TEST_F(GradientReadinessTest, WhatIsNotExpectedHoldsNothingUp) {
   expected[1] = false;
-  readiness.note_ready(2, false);
+  readiness.mark_ready(2, false);
   EXPECT_TRUE(readiness.unit_ready(1));
-  readiness.note_submitted(1);
+  readiness.mark_submitted(1);
   EXPECT_EQ(submitted(), Indices{2});
   EXPECT_FALSE(readiness.handed_over(1));
 }
@@ -47,29 +47,29 @@ TEST_F(GradientReadinessTest, WhatBecomesExpectedIsWaitedForOnceItHasLookedAgain
   expected[1] = false;
   EXPECT_FALSE(readiness.unit_ready(1));
   expected[1] = true;
-  readiness.look_again();
-  readiness.note_ready(2, false);
+  readiness.recheck_expected();
+  readiness.mark_ready(2, false);
   EXPECT_FALSE(readiness.unit_ready(1));
 }
 
 TEST_F(GradientReadinessTest, AHeldGradientIsLeftForSynchronize) {
-  readiness.note_ready(1, true);
-  readiness.note_ready(2, false);
+  readiness.mark_ready(1, true);
+  readiness.mark_ready(2, false);
   EXPECT_TRUE(readiness.handed_over(1));
   EXPECT_FALSE(readiness.unit_ready(1));
   EXPECT_EQ(readiness.units_left(), (Indices{0, 1, 2}));
 }
 
 TEST_F(GradientReadinessTest, AWithdrawnGradientMayComeAgain) {
-  readiness.note_ready(1, false);
-  readiness.note_ready(2, false);
+  readiness.mark_ready(1, false);
+  readiness.mark_ready(2, false);
   EXPECT_TRUE(readiness.unit_ready(1));
   readiness.withdraw(1);
   EXPECT_FALSE(readiness.handed_over(1));
   EXPECT_FALSE(readiness.unit_ready(1));
-  readiness.note_ready(1, false);
+  readiness.mark_ready(1, false);
   EXPECT_TRUE(readiness.unit_ready(1));
-  readiness.note_submitted(1);
+  readiness.mark_submitted(1);
   EXPECT_EQ(readiness.order_of_arrival(), (Indices{1, 2}));
 }
 
@@ -88,48 +88,48 @@ TEST_F(GradientReadinessTest, CountsTheBackwardPassesOfEachGradient) {
 }
 
 TEST_F(GradientReadinessTest, KnowsTheLastUnitOfACycle) {
-  readiness.note_ready(0, false);
-  readiness.note_submitted(0);
-  readiness.note_ready(3, false);
+  readiness.mark_ready(0, false);
+  readiness.mark_submitted(0);
+  readiness.mark_ready(3, false);
   EXPECT_FALSE(readiness.last_unit(2)) << "1 and 2 are to come";
-  readiness.note_submitted(2);
+  readiness.mark_submitted(2);
   EXPECT_TRUE(readiness.last_unit(1));
   expected[1] = expected[2] = false;
   EXPECT_TRUE(readiness.last_unit(0)) << "nobody waits for those that are not expected";
 }
 
 TEST_F(GradientReadinessTest, AReadyGradientIsLeftOverUntilItsUnitIsSubmitted) {
-  for (const std::size_t i : {0, 1, 2, 3}) readiness.note_ready(i, false);
-  readiness.note_submitted(0);
+  for (const std::size_t i : {0, 1, 2, 3}) readiness.mark_ready(i, false);
+  readiness.mark_submitted(0);
   EXPECT_FALSE(readiness.last_unit(2));
 }
 
 TEST_F(GradientReadinessTest, TellsWhatIsLeftAndInWhichOrderTheRestWent) {
   EXPECT_FALSE(readiness.in_cycle());
-  readiness.note_ready(3, false);
+  readiness.mark_ready(3, false);
   EXPECT_TRUE(readiness.in_cycle());
-  readiness.note_submitted(2);
-  readiness.note_ready(1, false);
+  readiness.mark_submitted(2);
+  readiness.mark_ready(1, false);
   EXPECT_TRUE(readiness.in_cycle());
   EXPECT_EQ(readiness.units_left(), (Indices{0, 1}));
-  readiness.note_submitted(0);
-  readiness.note_submitted(1);
+  readiness.mark_submitted(0);
+  readiness.mark_submitted(1);
   EXPECT_TRUE(readiness.units_left().empty());
   EXPECT_EQ(submitted(), (Indices{3, 0, 1, 2}));
   EXPECT_EQ(readiness.order_of_arrival(), (Indices{3, 1, 0, 2})) << "0 and 2 had no gradient";
 }
 
 TEST_F(GradientReadinessTest, ACycleWithoutAGradientIsOneOnceSomethingIsSubmitted) {
-  readiness.note_submitted(0);
+  readiness.mark_submitted(0);
   EXPECT_TRUE(readiness.in_cycle());
 }
 
 TEST_F(GradientReadinessTest, NothingOfACycleIsLeftInTheNext) {
   readiness.set_passes_per_step(2);
   readiness.count_pass(0);
-  for (const std::size_t i : {0, 1, 2}) readiness.note_ready(i, false);
+  for (const std::size_t i : {0, 1, 2}) readiness.mark_ready(i, false);
   EXPECT_TRUE(readiness.unit_ready(1));
-  readiness.note_submitted(1);
+  readiness.mark_submitted(1);
   readiness.set_reduced(true);
   EXPECT_EQ(readiness.cycles(), 0U);
 
@@ -148,14 +148,14 @@ TEST_F(GradientReadinessTest, NothingOfACycleIsLeftInTheNext) {
 TEST_F(GradientReadinessTest, OtherUnitsLeaveGradientsAsTheyAre) {
   readiness.set_passes_per_step(2);
   readiness.count_pass(2);
-  readiness.note_ready(0, false);
+  readiness.mark_ready(0, false);
   readiness.set_units({{3, 2}, {1, 0}});
   EXPECT_EQ(readiness.unit_of(0), 1U);
   EXPECT_EQ(readiness.unit_of(3), 0U);
   EXPECT_EQ(readiness.units_left(), (Indices{0, 1}));
   EXPECT_TRUE(readiness.handed_over(0));
   EXPECT_TRUE(readiness.count_pass(2));
-  readiness.note_ready(1, false);
+  readiness.mark_ready(1, false);
   EXPECT_TRUE(readiness.unit_ready(1));
   EXPECT_FALSE(readiness.unit_ready(0));
 }

@@ -24,7 +24,7 @@ TEST(ShardPlan, OwnersHaveAllAndOthersNothingInTheOrderOfRanks) {
   EXPECT_EQ(range_of(unit, 3, 2), (ElementRange{7, 7}));
 }
 
-/// Every element of every parameter belongs to exactly one rank, and what lies between to nobody.
+/// Every element of every parameter belongs to exactly one rank, and gaps to no rank.
 TEST(ShardPlan, PiecesCoverEachParameterOnce) {
   const std::vector<std::int64_t> sizes{5, 16, 1, 40, 0};
   const ShardUnit unit{.members = {3, 0, 4, 2, 1}, .first = {0, 48, 64, 64, 80}, .elements = 96};
@@ -51,10 +51,10 @@ TEST(ShardPlan, PiecesCoverEachParameterOnce) {
 }
 
 TEST(ShardPlan, WholeParametersAreSharedOutByTheirSize) {
-  EXPECT_EQ(share_out(std::vector<std::size_t>{1, 10, 4, 5, 2}, 2),
+  EXPECT_EQ(assign_owners(std::vector<std::size_t>{1, 10, 4, 5, 2}, 2),
             (std::vector<int>{0, 0, 1, 1, 1}));
-  EXPECT_EQ(share_out(std::vector<std::size_t>{3, 3}, 1), (std::vector<int>{0, 0}));
-  EXPECT_TRUE(share_out({}, 4).empty());
+  EXPECT_EQ(assign_owners(std::vector<std::size_t>{3, 3}, 1), (std::vector<int>{0, 0}));
+  EXPECT_TRUE(assign_owners({}, 4).empty());
 }
 
 }  // namespace
