@@ -210,8 +210,8 @@ TEST_F(ParameterCheckTest, TheStepOfAWrappedAdam) {
   Net net = same_net();
   torch::optim::Adam inner(net->parameters(), torch::optim::AdamOptions(0.01));
   DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 4});
-  // Reductions count, although the wrapper's step() is not called; the calls that drop the gradients
-  // throw the error.
+  // Reductions count, although the wrapper's step() is not called; the calls that drop the
+  // gradients throw the error.
   for (const bool by_wrapper : {true, false}) {
     const std::string message = error_within(12, [&](int i) {
       by_wrapper ? optimizer.zero_grad() : inner.zero_grad();

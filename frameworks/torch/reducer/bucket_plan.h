@@ -23,8 +23,8 @@ std::size_t room_in_bucket(std::size_t bytes);
 /// Sizes of buckets, in bytes. A bucket of one gradient may be larger.
 struct BucketLimits {
   std::size_t most = 0;
-  /// Size of the bucket that is complete last, whose reduction does not overlap with backward. 0: as
-  /// the others.
+  /// Size of the bucket that is complete last, whose reduction does not overlap with backward. 0:
+  /// as the others.
   std::size_t last = 0;
 };
 

@@ -259,9 +259,8 @@ TEST(ParameterShards, ArePlannedOnlyWhenAParameterOrAUnitHasChanged) {
       ++plans;
       std::vector<libtorch::ParameterShards::Unit> units;
       for (std::size_t p = 0; p < parameters.size(); ++p)
-        units.push_back(
-            {.plan = {.members = {p}, .first = {0}, .elements = parameters[p].numel()},
-             .frozen = !parameters[p].requires_grad()});
+        units.push_back({.plan = {.members = {p}, .first = {0}, .elements = parameters[p].numel()},
+                         .frozen = !parameters[p].requires_grad()});
       return units;
     });
     return plans;
