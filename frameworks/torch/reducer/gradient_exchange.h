@@ -27,7 +27,7 @@ class UsedFlags {
   /// @return valid until the next prepare()
   const Submission& prepare(const GradientReduction& how, const torch::Tensor& like,
                             std::size_t count, const std::function<bool(std::size_t)>& used);
-  /// @pre the operation of prepare() is done
+  /// Reads the reduced flags, once the operation of prepare() is done.
   void read();
   /// Whether the flag is set on some rank. @pre read()
   bool used(std::size_t flag) const {
