@@ -170,6 +170,8 @@ TEST_F(CudaOptimizer, ACheckCostsTheSameHoweverManyParametersThereAre) {
     const int waited = fake_host_waits() - before;
     EXPECT_EQ(operators.value_or(with - without), with - without) << layers << " layers";
     EXPECT_EQ(waits.value_or(waited), waited) << layers << " layers";
+    // The copy of the result, since FakeCuda has no pinned memory, and an event of the last step.
+    EXPECT_LE(waited, 2);
     operators = with - without;
     waits = waited;
   }
@@ -272,7 +274,9 @@ TEST_F(CudaOptimizer, OpensItsQueueBeforeTheFirstStep) {
   EXPECT_EQ(metrics().failed_operations, before.failed_operations);
 }
 
-void expect_no_waits(const DistributedOptimizerOptions& options) {
+/// Between comparisons of the parameters, whose own waits another test counts.
+void expect_no_waits(DistributedOptimizerOptions options) {
+  options.check_every = 0;
   Net net = make_net(device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
   DistributedOptimizer optimizer(sgd, net->named_parameters(), options);

@@ -189,7 +189,7 @@ std::int64_t fingerprint_of(const torch::Tensor& tensor, Comparison comparison) 
       std::clamp(std::round(projection * kSteps), -kLargestProjection, kLargestProjection));
 }
 
-std::vector<std::int64_t> gpu_hashes(std::span<const torch::Tensor> tensors) {
+std::vector<std::int64_t> gpu_hashes(std::span<const torch::Tensor> tensors) try {
   const torch::NoGradGuard no_grad;
   std::vector<torch::Tensor> rows;
   for (const torch::Tensor& tensor : tensors) rows.push_back(flattened(tensor));
@@ -203,6 +203,12 @@ std::vector<std::int64_t> gpu_hashes(std::span<const torch::Tensor> tensors) {
       first += rows[begin].numel();
     }
   }
+  return hashes;
+} catch (const c10::OutOfMemoryError&) {
+  // The ranks wait for each other's hashes, and copies to the host need no memory of the GPU.
+  std::vector<std::int64_t> hashes;
+  for (const torch::Tensor& tensor : tensors)
+    hashes.push_back(fingerprint_of(tensor.detach().cpu(), Comparison::kExact));
   return hashes;
 }
 

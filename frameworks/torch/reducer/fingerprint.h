@@ -24,7 +24,8 @@ inline constexpr std::int64_t kNotFinite = INT32_MIN;
 /// @param tensor dense, on the CPU. A projection of contiguous float32 does not allocate.
 std::int64_t fingerprint_of(const torch::Tensor& tensor, Comparison comparison);
 
-/// kExact fingerprints of dense tensors on one GPU. The host waits for a copy of each 64 MiB.
+/// kExact fingerprints of dense tensors on one GPU. The host waits for a copy of each 64 MiB, or of
+/// each tensor if the GPU has no memory to concatenate them.
 std::vector<std::int64_t> gpu_hashes(std::span<const torch::Tensor> tensors);
 
 /// kProjection fingerprints of dense tensors on one GPU: [tensors], int64, on that GPU. The host

@@ -1,6 +1,7 @@
 #include "reducer/parameter_check.h"
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <utility>
 
@@ -16,6 +17,9 @@ namespace {
 
 /// A short trial run may end before the first of the regular checks.
 constexpr std::uint64_t kSoon = 10;
+
+/// In place of all values and complements: this rank does not contribute to the maximum.
+constexpr std::int64_t kNoValue = std::numeric_limits<std::int64_t>::min();
 
 /// Memory for a result of a GPU. A copy to pinned memory does not wait for the GPU.
 torch::Tensor host_memory_for(const torch::Tensor& on_gpu) {
@@ -150,8 +154,15 @@ void ParameterCheck::exchange_on_host() {
 void ParameterCheck::exchange_on_gpu(const std::vector<torch::Tensor>& on_gpu) {
   const torch::Device gpu = on_gpu.front().device();
   const torch::Tensor others = torch::tensor(values_, torch::kInt64).to(gpu, /*non_blocking=*/true);
-  gpu_values_ = torch::cat({others, gpu_projections(on_gpu)});
-  message_ = torch::cat({gpu_values_, gpu_values_.bitwise_not()});
+  try {
+    gpu_values_ = torch::cat({others, gpu_projections(on_gpu)});
+    message_ = torch::cat({gpu_values_, gpu_values_.bitwise_not()});
+  } catch (const c10::OutOfMemoryError&) {
+    // The other ranks wait for this one, which does not contribute to the maximum.
+    const auto count = static_cast<std::int64_t>(compared_.size() + 1);
+    gpu_values_ = torch::full({count}, kNoValue, others.options());
+    message_ = torch::cat({gpu_values_, gpu_values_});
+  }
   const GradientReduction largest{.op = ReduceOp::kMax, .process_set = set_};
   submission_ = reduction_in_place(scope_ + ".check", largest, message_);
   begin_after_current_stream(submission_);
@@ -176,6 +187,7 @@ void ParameterCheck::run(bool wait_for_stream) {
 
 /// @param largest values of all ranks, and behind them the largest complements  @param count values
 void ParameterCheck::compare(const std::int64_t* largest, std::size_t count) {
+  if (largest[0] == kNoValue && largest[count] == kNoValue) return;  // no rank has contributed
   if (~largest[count] != largest[0]) throw_of_options();
   const std::string* first_statistics = nullptr;
   std::size_t statistics = 0;
@@ -203,7 +215,7 @@ std::string ParameterCheck::difference_at(std::size_t index) {
     std::map<int, std::int64_t> value_of_rank;
     for (const auto& [rank, value] : allgather_object(
              std::pair(rank(), own), {.name = scope_ + ".checksums", .process_set = set_}))
-      value_of_rank[rank] = value;
+      if (value != kNoValue) value_of_rank[rank] = value;
     return text("'", name, "' differs on ", who_differs(value_of_rank, comparison_));
   } catch (const Error& error) {
     return text("'", name, "' differs; on which ranks could not be found out: ", error.what());
