@@ -14,7 +14,7 @@ using torch::optim::SGDOptions;
 /// One training loop's way of doing a step.
 using Step = std::function<void(Net&, SGD&, DistributedOptimizer&, int step)>;
 
-/// Why there are none here; null when there are.
+/// The reason why this job has no buckets; null if it has.
 const char* no_buckets() {
   if (size() == 1) return "one rank reduces nothing";
   return std::getenv("HVD_SHM_ALLOCATOR") != nullptr ? "gradients are born in shared memory"
@@ -105,7 +105,7 @@ TEST(BucketViews, DoublesThatAreCastByLibTorchTravelOneByOne) {
     optimizer.zero_grad();
     layers->forward(torch::ones({2, 4}, torch::kFloat64)).sum().backward();
     optimizer.step();
-    const std::uint64_t once = step == 0 ? 2 : 0;  // which parameters there are, and their layouts
+    const std::uint64_t once = step == 0 ? 3 : 0;  // the names, layouts and values of parameters
     EXPECT_EQ(metrics().completed_operations - before, 5U + once)
         << "four gradients and which of them there are";
     EXPECT_EQ(layers->parameters()[0].grad().scalar_type(), torch::kFloat64);
@@ -226,7 +226,7 @@ TEST(BucketViews, SeveralPassesAndNoSync) {
 TEST(BucketViews, AGradientThatTheUserHasPutThere) {
   expect_equal_with_views([](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
     optimizer.zero_grad();
-    // Before backward: it is added to. Of another memory format, and of another memory.
+    // Backward adds to a gradient of another memory format, and of other memory.
     net->fc1->weight.mutable_grad() =
         torch::empty_strided(net->fc1->weight.sizes(), {1, net->fc1->weight.size(0)}).fill_(1);
     backward(net, step);
@@ -355,6 +355,35 @@ TEST(BucketViews, GradientsOfManySizes) {
     const auto skip = optimizer.skip_synchronize();
     optimizer.step();
   }
+}
+
+// A program that freezes layers in every other step has two sets of buckets, and learns twice.
+TEST(BucketViews, ASetOfFrozenLayersIsLearntOnce) {
+  const auto train = [](bool views, bool toggle) {
+    Net net = same_net();
+    SGD sgd(net->parameters(), SGDOptions(0.05));
+    DistributedOptimizer optimizer(sgd, net->named_parameters(),
+                                   {.gradient_as_bucket_view = views, .check_every = 0});
+    std::uint64_t operations = 0;
+    for (int step = 0; step < 9; ++step) {
+      for (const torch::Tensor& parameter : net->fc1->parameters())
+        parameter.set_requires_grad(!toggle || step % 2 == 0);
+      const std::uint64_t before = metrics().completed_operations;
+      optimizer.zero_grad();
+      backward(net, step);
+      optimizer.step();
+      operations = metrics().completed_operations - before;
+    }
+    std::vector<torch::Tensor> values;
+    for (const torch::Tensor& parameter : net->parameters())
+      values.push_back(parameter.detach().clone());
+    EXPECT_TRUE(same_on_all_ranks(values));
+    return std::pair(values, operations);
+  };
+  const auto [values, operations] = train(true, true);
+  const auto [expected, one_by_one] = train(false, true);
+  for (std::size_t i = 0; i < values.size(); ++i) EXPECT_TRUE(near(values[i], expected[i])) << i;
+  EXPECT_EQ(operations, train(true, false).second) << "the last step agrees on no order";
 }
 
 TEST(BucketViews, GradientsOutliveTheOptimizerAndTheJob) {

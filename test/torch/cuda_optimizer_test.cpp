@@ -115,7 +115,7 @@ class ManyLayers {
   const torch::Tensor x_ = rank_tensor(rank(), {8, 4}, torch::kFloat32).to(device());
 };
 
-/// What a steady step costs the device, LibTorch's part and hvd's.
+/// Launches and events of a steady step, LibTorch's and hvd's.
 struct StepCost {
   int operators = 0;
   HvdCalls hvd = {};
@@ -154,6 +154,51 @@ TEST_F(CudaOptimizer, ABucketCostsTheSameHoweverManyGradientsItHas) {
       EXPECT_EQ(cost.hvd.waits, few->hvd.waits) << layers << " layers";
     }
   }
+}
+
+// The check of the parameters computes all fingerprints together, and reads them a step later.
+TEST_F(CudaOptimizer, ACheckCostsTheSameHoweverManyParametersThereAre) {
+  if (size() == 1) GTEST_SKIP() << "parameters are not compared";
+  std::optional<int> operators, waits;
+  for (const int layers : {3, 40}) {
+    ManyLayers unchecked(layers, true, {.check_every = 0});
+    ManyLayers checked(layers, true, {.check_every = 1});
+    const int without = cost_of_step(unchecked, true).operators;
+    const int with = cost_of_step(checked, true).operators;
+    const int before = fake_host_waits();
+    checked.step();
+    const int waited = fake_host_waits() - before;
+    EXPECT_EQ(operators.value_or(with - without), with - without) << layers << " layers";
+    EXPECT_EQ(waits.value_or(waited), waited) << layers << " layers";
+    // The copy of the result, since FakeCuda has no pinned memory, and an event of the last step.
+    EXPECT_LE(waited, 2);
+    operators = with - without;
+    waits = waited;
+  }
+}
+
+TEST_F(CudaOptimizer, ParametersThatDifferAreNoticedAStepLater) {
+  if (size() == 1) GTEST_SKIP() << "parameters are not compared";
+  Net net = make_net(device());
+  torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
+  DistributedOptimizer optimizer(sgd, net->named_parameters(), {.check_every = 2});
+  std::string message;
+  for (int i = 0; i < 8 && message.empty(); ++i) {
+    if (i == 3 && rank() == 1) {
+      const torch::NoGradGuard no_grad;
+      net->fc2->weight.detach().add_(0.5);
+    }
+    optimizer.zero_grad();
+    loss_on(net, Batch::of_rank(rank(), i), device()).backward();
+    try {
+      optimizer.step();
+    } catch (const DivergedError& error) {
+      message = error.what();
+      EXPECT_EQ(i, 5);
+    }
+  }
+  EXPECT_TRUE(contains(message, "after 4 reductions")) << message;
+  EXPECT_TRUE(contains(message, "'fc2.weight' differs on")) << message;
 }
 
 TEST_F(CudaOptimizer, GradientsStayWhereAutogradHasPutThem) {
@@ -229,7 +274,9 @@ TEST_F(CudaOptimizer, OpensItsQueueBeforeTheFirstStep) {
   EXPECT_EQ(metrics().failed_operations, before.failed_operations);
 }
 
-void expect_no_waits(const DistributedOptimizerOptions& options) {
+/// Between comparisons of the parameters, whose own waits another test counts.
+void expect_no_waits(DistributedOptimizerOptions options) {
+  options.check_every = 0;
   Net net = make_net(device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));
   DistributedOptimizer optimizer(sgd, net->named_parameters(), options);
@@ -302,7 +349,7 @@ void CudaTwoStreams::accumulate(const DistributedOptimizerOptions& how) {
     const c10::OptionalStreamGuard guard(i % 2 == 1 ? std::optional(side) : std::nullopt);
     parameters.push_back(torch::full({16}, 1.0F * i, device()).requires_grad_());
     graphs.push_back(parameters.back() *
-                     1);  // whoever uses a parameter first decides on the stream of its gradient
+                     1);  // the first use of a parameter decides on the stream of its gradient
     named.insert("p" + std::to_string(i), parameters.back());
   }
   torch::optim::SGD sgd(parameters, torch::optim::SGDOptions(0));

@@ -156,7 +156,7 @@ TEST(Training, NoSyncAccumulatesWithoutCommunication) {
       }
       EXPECT_EQ(metrics().completed_operations, before);
     }
-    // Every second step has nothing but passes under no_sync().
+    // Every second step has only passes under no_sync().
     const int passes = step % 2 == 0 ? 3 : 2;
     if (passes == 3) loss_of(nets.distributed, Batch::of_rank(rank(), 10 * step + 2)).backward();
     for (int pass = 0; pass < passes; ++pass) {
@@ -186,7 +186,7 @@ TEST(Training, ClippingBetweenSynchronizeAndStep) {
         const auto guard = optimizer.skip_synchronize();
         optimizer.step();
       } else {
-        optimizer.step();  // nothing came in since synchronize(): nothing is reduced twice
+        optimizer.step();  // no gradient since synchronize(): no second reduction
       }
       loss_of(nets.serial, Batch::joined(step)).backward();
       torch::nn::utils::clip_grad_norm_(nets.serial->parameters(), 0.1);
@@ -249,7 +249,7 @@ TEST(Training, ParametersWithoutGradientOnSomeRanks) {
     broadcast_parameters(net);
     copy_values(*net, *serial);
     const torch::Tensor spare = net->spare->weight.detach().clone();
-    // Momentum and decay move a parameter whose gradient is zero, but not one that has none.
+    // Momentum and decay move a parameter with a zero gradient, but not one without a gradient.
     const auto options = torch::optim::SGDOptions(0.05).momentum(0.9).weight_decay(0.1);
     torch::optim::SGD inner(net->parameters(), options);
     torch::optim::SGD reference(serial->parameters(), options);

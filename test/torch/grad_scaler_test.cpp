@@ -152,7 +152,7 @@ TEST(GradScaler, EveryRankSkipsTogether) {
 }
 
 TEST(GradScaler, EveryRankSkipsThoughOnlyOneLooksBad) {
-  // What the reduction does not even out: this rank's own view of a gradient.
+  // This rank's own gradient, as if the reduction had not made it equal on all ranks.
   Line line;
   GradScaler scaler({.init_scale = 4});
   line.backward(scaler, 1);

@@ -32,8 +32,8 @@ Finish average_in_float16(const BucketGradients& bucket) {
   return [handle]() mutable { return handle.wait().to(torch::kFloat32); };
 }
 
-/// PowerSGD's two exchanges, of which the second needs the result of the first. Of one column the
-/// rank is 1, so that nothing is lost.
+/// PowerSGD's two exchanges, of which the second needs the result of the first. A matrix of one
+/// column has rank 1, so that the result is exact.
 Finish average_in_two_exchanges(const BucketGradients& bucket) {
   const torch::Tensor matrix = bucket.values.clone();
   Handle handle =
@@ -47,7 +47,7 @@ Finish average_in_two_exchanges(const BucketGradients& bucket) {
   };
 }
 
-/// The largest quarter of a bucket's elements; what is left out is added in the next step.
+/// Sends the largest quarter of a bucket's elements; the others are added in the next step.
 class TopQuarter {
  public:
   Finish operator()(const BucketGradients& bucket) {

@@ -69,7 +69,7 @@ TEST(Lifecycle, ARankThatDoesNotComeToTheFirstStepIsNamedAndToldWhatToDo) {
     EXPECT_TRUE(contains(message, "waits for allreduce 'accuracy'")) << message;
     if (!drops) {
       EXPECT_TRUE(message.starts_with("DistributedOptimizer (opt")) << message;
-      EXPECT_TRUE(contains(message, "expected it of each rank in every step")) << message;
+      EXPECT_TRUE(contains(message, "expected the call on each rank in every step")) << message;
     }
     EXPECT_TRUE(torch::equal(before, net->fc1->weight));
   }

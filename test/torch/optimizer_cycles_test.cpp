@@ -1,5 +1,5 @@
-// What may happen in one step besides one backward pass that leaves a gradient of each parameter:
-// gradients that stay undefined, more passes after the reduction, resets, and nan.
+// Steps without exactly one backward pass that leaves a gradient of each parameter: gradients that
+// stay undefined, more passes after the reduction, resets, and nan.
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -144,134 +144,130 @@ struct Slope {
   }
 };
 
-/// What all ranks' slopes of factor 1 are together.
+/// The reduction of all ranks' slopes of factor 1.
 double whole(ReduceOp op) {
   const double sum = size() * (size() + 1) / 2.0;
   return op == ReduceOp::kSum ? sum : sum / size();
 }
 
-void for_sums_and_averages(const std::function<void(const DistributedOptimizerOptions&)>& test) {
+/// Runs a test with a net and its optimizer, for both operations, with and without buckets.
+void for_sums_and_averages(const std::function<void(Slope&, DistributedOptimizer&,
+                                                    const DistributedOptimizerOptions&)>& test) {
   for (const bool views : {true, false}) {
     for (const ReduceOp op : {ReduceOp::kSum, ReduceOp::kAverage}) {
       SCOPED_TRACE(std::string(to_string(op)) + (views ? ", in buckets" : ""));
-      test({.op = op, .gradient_as_bucket_view = views});
+      Slope net;
+      SGD inner(net.named.values(), 0.0);
+      const DistributedOptimizerOptions options{.op = op, .gradient_as_bucket_view = views};
+      DistributedOptimizer optimizer(inner, net.named, options);
+      test(net, optimizer, options);
     }
   }
 }
 
 TEST(PassesAfterTheReduction, AddToItOnce) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
-    const double one = whole(options.op);
-    for (int step = 0; step < 4; ++step) {
-      optimizer.zero_grad();
-      net.backward(1);
-      EXPECT_NEAR(optimizer.clip_grad_norm_(1e9), std::sqrt(8.0) * one, 1e-4);
-      net.backward(10);
-      optimizer.synchronize();
-      net.expect(11 * one, 11 * one);
-      {
-        const auto guard = optimizer.no_sync();
-        net.backward(100);
-      }
-      optimizer.step();
-      net.expect(111 * one, 111 * one);
-    }
-  });
+  for_sums_and_averages(
+      [](Slope& net, DistributedOptimizer& optimizer, const DistributedOptimizerOptions& options) {
+        const double one = whole(options.op);
+        for (int step = 0; step < 4; ++step) {
+          optimizer.zero_grad();
+          net.backward(1);
+          EXPECT_NEAR(optimizer.clip_grad_norm_(1e9), std::sqrt(8.0) * one, 1e-4);
+          net.backward(10);
+          optimizer.synchronize();
+          net.expect(11 * one, 11 * one);
+          {
+            const auto guard = optimizer.no_sync();
+            net.backward(100);
+          }
+          optimizer.step();
+          net.expect(111 * one, 111 * one);
+        }
+      });
 }
 
 TEST(PassesAfterTheReduction, WhichReachAParameterOnSomeRanksOrNone) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
-    const double one = whole(options.op);
-    const double of_first = options.op == ReduceOp::kSum ? 1 : 1.0 / size();
-    for (int step = 0; step < 4; ++step) {
-      optimizer.zero_grad();
-      net.backward(1);
-      optimizer.synchronize();
-      net.backward(10, rank() == 0);
-      optimizer.synchronize();
-      net.expect(11 * one, one + 10 * of_first);
-      torch::nn::utils::clip_grad_value_(net.named.values(), 0.5);
-      net.backward(10, false);
-      optimizer.synchronize();
-      net.expect(0.5 + 10 * one, 0.5);
-      {
-        const torch::NoGradGuard no_grad;
-        for (const Tensor& parameter : net.named.values()) parameter.mutable_grad().fill_(2);
-      }
-      net.backward(10, false);
-      optimizer.synchronize();
-      net.expect(2 + 10 * one, 2);
-    }
-  });
+  for_sums_and_averages(
+      [](Slope& net, DistributedOptimizer& optimizer, const DistributedOptimizerOptions& options) {
+        const double one = whole(options.op);
+        const double of_first = options.op == ReduceOp::kSum ? 1 : 1.0 / size();
+        for (int step = 0; step < 4; ++step) {
+          optimizer.zero_grad();
+          net.backward(1);
+          optimizer.synchronize();
+          net.backward(10, rank() == 0);
+          optimizer.synchronize();
+          net.expect(11 * one, one + 10 * of_first);
+          torch::nn::utils::clip_grad_value_(net.named.values(), 0.5);
+          net.backward(10, false);
+          optimizer.synchronize();
+          net.expect(0.5 + 10 * one, 0.5);
+          {
+            const torch::NoGradGuard no_grad;
+            for (const Tensor& parameter : net.named.values()) parameter.mutable_grad().fill_(2);
+          }
+          net.backward(10, false);
+          optimizer.synchronize();
+          net.expect(2 + 10 * one, 2);
+        }
+      });
 }
 
 // A program that adds up over several steps.
 TEST(PassesAfterTheReduction, InTheNextStepWithoutZeroGrad) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
-    for (int step = 1; step < 5; ++step) {
-      net.backward(1);
-      optimizer.step();
-      net.expect(step * whole(options.op), step * whole(options.op));
-    }
-    optimizer.step();  // without any backward
-    net.expect(4 * whole(options.op), 4 * whole(options.op));
-    for (const bool to_none : {true, false}) {
-      inner.zero_grad(to_none);
-      net.backward(1);
-      optimizer.step();
-      net.expect(whole(options.op), whole(options.op));
-    }
-  });
+  for_sums_and_averages(
+      [](Slope& net, DistributedOptimizer& optimizer, const DistributedOptimizerOptions& options) {
+        for (int step = 1; step < 5; ++step) {
+          net.backward(1);
+          optimizer.step();
+          net.expect(step * whole(options.op), step * whole(options.op));
+        }
+        optimizer.step();  // without any backward
+        net.expect(4 * whole(options.op), 4 * whole(options.op));
+        for (const bool to_none : {true, false}) {
+          optimizer.inner().zero_grad(to_none);
+          net.backward(1);
+          optimizer.step();
+          net.expect(whole(options.op), whole(options.op));
+        }
+      });
 }
 
 // Without a backward pass `.grad` is the program's, though a result was there before.
 TEST(PassesAfterTheReduction, WhatTheProgramWritesWithoutAnyIsReduced) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
-    net.backward(1);
-    optimizer.step();
-    for (int step = 1; step < 4; ++step) {
-      const torch::NoGradGuard no_grad;
-      for (const Tensor& parameter : net.named.values())
-        parameter.mutable_grad().fill_(static_cast<double>(step * (1 + rank())));
-      optimizer.step();
-      net.expect(step * whole(options.op), step * whole(options.op));
-    }
-  });
+  for_sums_and_averages(
+      [](Slope& net, DistributedOptimizer& optimizer, const DistributedOptimizerOptions& options) {
+        net.backward(1);
+        optimizer.step();
+        for (int step = 1; step < 4; ++step) {
+          const torch::NoGradGuard no_grad;
+          for (const Tensor& parameter : net.named.values())
+            parameter.mutable_grad().fill_(static_cast<double>(step * (1 + rank())));
+          optimizer.step();
+          net.expect(step * whole(options.op), step * whole(options.op));
+        }
+      });
 }
 
 TEST(PassesAfterTheReduction, WhatTheProgramWritesAfterZeroGradIsReduced) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
-    net.backward(1);
-    optimizer.step();
-    for (int step = 1; step < 4; ++step) {
-      optimizer.zero_grad(/*set_to_none=*/false);
-      {
-        const torch::NoGradGuard no_grad;
-        net.seldom.mutable_grad().fill_(static_cast<double>(step * (1 + rank())));
-      }
-      net.backward(1, false);
-      optimizer.step();
-      net.expect(whole(options.op), step * whole(options.op));
-    }
-  });
+  for_sums_and_averages(
+      [](Slope& net, DistributedOptimizer& optimizer, const DistributedOptimizerOptions& options) {
+        net.backward(1);
+        optimizer.step();
+        for (int step = 1; step < 4; ++step) {
+          optimizer.zero_grad(/*set_to_none=*/false);
+          {
+            const torch::NoGradGuard no_grad;
+            net.seldom.mutable_grad().fill_(static_cast<double>(step * (1 + rank())));
+          }
+          net.backward(1, false);
+          optimizer.step();
+          net.expect(whole(options.op), step * whole(options.op));
+        }
+      });
 }
 
-// The first gradient of the former step, which this one does not have, says nothing.
+// The first gradient of the former step, which this step does not have, is no evidence of a reset.
 TEST(Resets, AreNoticedByTheFirstGradientOfTheStep) {
   Slope net;
   SGD inner(net.named.values(), 0.0);
@@ -315,10 +311,8 @@ TEST(PassesAfterTheReduction, OfSparseGradients) {
 
 // A head's gradients are reset, and those of the body are to add up.
 TEST(PassesAfterTheReduction, WhereSomeGradientsWereReset) {
-  for_sums_and_averages([](const DistributedOptimizerOptions& options) {
-    Slope net;
-    SGD inner(net.named.values(), 0.0);
-    DistributedOptimizer optimizer(inner, net.named, options);
+  for_sums_and_averages([](Slope& net, DistributedOptimizer& optimizer,
+                           const DistributedOptimizerOptions& options) {
     const double one = whole(options.op);
     for (int step = 0; step < 3; ++step) {
       optimizer.zero_grad();

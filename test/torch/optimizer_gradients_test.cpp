@@ -4,8 +4,8 @@
 
 #include "torch/support/torch_test.h"
 
-// What a DistributedOptimizer does with gradients besides averaging them where they are: those that
-// the program has put there, changes instead of gradients (Adasum), and sparse ones beside dense.
+// Gradients that are not simply averaged in place: gradients that the program has assigned, changes
+// instead of gradients (Adasum), and sparse gradients beside dense ones.
 
 namespace hvd::testing {
 namespace {
@@ -90,7 +90,7 @@ TEST(PutGradients, WithoutAnyBackwardOnOneRankAreSentToo) {
   });
 }
 
-// In the first step nothing has been sent yet, later some of it has: the same error.
+// The error is the same in the first step, before gradients are sent, and in later ones.
 TEST(PutGradients, WhileTheyTravelAreAnErrorThatLeavesTheParameters) {
   with_and_without_buckets([](const DistributedOptimizerOptions& options) {
     for (std::size_t way = 0; way < 2; ++way) {
@@ -191,7 +191,7 @@ torch::Tensor adasum_of_two(const torch::Tensor& a, const torch::Tensor& b) {
   return (aa > 0 ? 1 - product / (2 * aa) : 1) * a + (bb > 0 ? 1 - product / (2 * bb) : 1) * b;
 }
 
-/// Of one tensor of each rank, in pairs.
+/// The Adasum of one tensor of each rank, in pairs.
 torch::Tensor adasum_of_all(std::vector<torch::Tensor> tensors) {
   for (auto& tensor : tensors) tensor = tensor.to(torch::kFloat64);
   while (tensors.size() > 1) {
@@ -206,7 +206,7 @@ torch::Tensor adasum_of_all(std::vector<torch::Tensor> tensors) {
 
 using MakeInner = std::function<std::unique_ptr<torch::optim::Optimizer>(Net&)>;
 
-/// What the ranks of a set do, computed on one.
+/// The work of all ranks of a set, computed on one.
 struct EveryRankHere {
   Net common;
   std::vector<Net> nets;

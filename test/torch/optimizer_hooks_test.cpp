@@ -214,7 +214,7 @@ TEST(Step, ABackwardAfterSynchronizeIsReducedToo) {
 TEST(Hooks, AreGoneAfterDestruction) {
   Net net = same_net();
   SGD inner(net->parameters(), 0.1);
-  // Whoever holds the accumulator keeps its hooks; here the test does.
+  // A reference to the accumulator keeps its hooks alive.
   const auto accumulator = torch::autograd::impl::grad_accumulator(net->fc1->weight);
   {
     DistributedOptimizer optimizer(inner, net->named_parameters());
@@ -259,7 +259,7 @@ TEST(Hooks, GuardsOutliveTheOptimizer) {
   optimizer.reset();
 }
 
-/// Passes x on; its backward waits until `done` says so.
+/// Returns x; its backward waits until `done` is true.
 struct WaitInBackward : torch::autograd::Function<WaitInBackward> {
   static inline std::function<bool()> done;
   static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
@@ -291,7 +291,7 @@ TEST(Overlap, TheLastLayersAreReducedBeforeTheFirstLayersGradientIsReady) {
   DistributedOptimizer optimizer(inner, names);
   for (int step = 0; step < 4; ++step) {
     const auto before = metrics().completed_operations;
-    // In the first step nothing is sent before the ranks know that they have the same parameters.
+    // In the first step gradients are not sent before the ranks have compared their parameters.
     WaitInBackward::done = [before, step] {
       return step == 0 || metrics().completed_operations >= before + 2;
     };

@@ -48,7 +48,7 @@ MakeInner two_groups(const Options& options) {
 MakeInner sgd() { return two_groups<SGD>(SGDOptions(0.05).momentum(0.9).weight_decay(0.01)); }
 MakeInner adam() { return two_groups<torch::optim::Adam>(torch::optim::AdamOptions(0.01)); }
 
-/// One that is wrapped, and one that one process trains on the joined batch.
+/// A wrapped optimizer, and one of a single process on the joined batch.
 struct Both {
   Net net = same_net(), serial_net;
   std::unique_ptr<Optimizer> inner, serial;
@@ -93,7 +93,7 @@ TEST(AsOptimizer, AFunctionThatKnowsNothingOfRanksTrainsAsInOneProcess) {
   }
 }
 
-// In the first step nothing has been sent; later the other ranks may have reduced what is dropped.
+// In the first step gradients are not sent yet; later other ranks may have reduced them.
 TEST(AsOptimizer, ZeroGradDropsWhatIsUnderWay) {
   Both both(sgd());
   for (int step = 0; step < 5; ++step) {

@@ -250,7 +250,7 @@ TEST(AddParamGroup, TakesNamesForNewLayersOrNumbersThem) {
       head->forward(x).sum().backward();
       optimizer->step();
     }
-    // Of a sum the gradient is the input, on average (size + 1) / 2; momentum: 1 + 1.9 + 2.71.
+    // The gradient of a sum is the input, (size + 1) / 2 on average; momentum: 1 + 1.9 + 2.71.
     EXPECT_TRUE(near(head->weight.detach(), before - 0.1 * 5.61 * (size() + 1) / 2, 1e-5));
     EXPECT_TRUE(same_on_all_ranks(head->parameters()));
   }

@@ -1,5 +1,5 @@
-// What a program may get wrong with a DistributedOptimizer, so that ranks would train different
-// models or with other numbers, and nobody would know.
+// Mistakes of a program with a DistributedOptimizer after which ranks would silently train
+// different models, or with wrong numbers.
 #include <c10/util/Exception.h>
 
 #include <functional>

@@ -1,5 +1,5 @@
-// Mistakes that leave each rank with a model of its own, or with none that learns, and of which no
-// operation fails.
+// Mistakes after which each rank has a model of its own, or no model learns, although no operation
+// fails.
 #include <c10/util/Exception.h>
 
 #include <functional>
@@ -131,6 +131,59 @@ TEST(DestroyedEarly, AndTrainingGoesOnWithoutIt) {
                           }
                         }),
             0);
+}
+
+TEST(DestroyedEarly, AShardedOptimizerToo) {
+  Net net = same_net();
+  SGD inner(net->parameters(), 0.05);
+  const int expected = size() == 1 ? 0 : 1;
+  EXPECT_EQ(warnings_of("a ShardedOptimizer is destroyed that has never reduced",
+                        [&] { const ShardedOptimizer optimizer(inner, net); }),
+            expected);
+  {
+    ShardedOptimizer optimizer(inner, net);
+    backward(net, 0);
+    optimizer.step();
+  }
+  EXPECT_EQ(warnings_of("since the ShardedOptimizer was destroyed",
+                        [&] {
+                          for (int step = 0; step < 5; ++step) backward(net, step);
+                        }),
+            expected);
+}
+
+/// A model whose batch normalisation has statistics.
+torch::nn::Sequential normalised() {
+  torch::manual_seed(7);
+  torch::nn::Sequential model(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3),
+                              torch::nn::Linear(3, 1));
+  return model;
+}
+
+/// The warnings about statistics in some steps with this rank's own batches, or with equal ones.
+template <class Optimizer>
+int statistics_warnings(torch::nn::Sequential model, bool own_batches) {
+  SGD inner(model->parameters(), 0.01);
+  Optimizer optimizer(inner, model, {.check_every = 2});
+  return warnings_of("different BatchNorm statistics, each of its own batches: '1.running_mean'",
+                     [&] {
+                       for (int step = 0; step < 8; ++step) {
+                         optimizer.zero_grad();
+                         torch::manual_seed(step + (own_batches ? 100 * rank() : 0));
+                         model->forward(torch::randn({8, 4})).square().sum().backward();
+                         optimizer.step();
+                       }
+                     });
+}
+
+TEST(BatchNormStatistics, ThatDifferAreWorthAWarningOnRankZero) {
+  const int once = size() > 1 && rank() == 0 ? 1 : 0;
+  EXPECT_EQ(statistics_warnings<DistributedOptimizer>(normalised(), true), once);
+  EXPECT_EQ(statistics_warnings<ShardedOptimizer>(normalised(), true), once);
+  EXPECT_EQ(statistics_warnings<DistributedOptimizer>(normalised(), false), 0);
+  torch::nn::Sequential converted = normalised();
+  convert_sync_batchnorm(converted);
+  EXPECT_EQ(statistics_warnings<DistributedOptimizer>(converted, true), 0);
 }
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();

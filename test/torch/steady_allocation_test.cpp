@@ -1,5 +1,5 @@
-// What the wrapper adds to the allocations of a training step, LibTorch's own being those of the
-// same step with hooks that do nothing.
+// Allocations of a training step with a wrapper, compared with those of the same step with empty
+// hooks, which are LibTorch's own.
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/version.h>
 
@@ -26,7 +26,7 @@ class IdleHook : public torch::autograd::FunctionPreHook {
   variable_list operator()(const variable_list& gradients) override { return gradients; }
 };
 
-/// A model, its optimizer, and what is done in a step.
+/// A model, its optimizer, and a training step.
 struct Training {
   Net net;
   SGD sgd = SGD(net->parameters(), SGDOptions(0.01));

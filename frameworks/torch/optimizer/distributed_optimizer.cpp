@@ -7,13 +7,11 @@
 
 #include "hvd/error.h"
 #include "hvd/hvd.h"
-#include "optimizer/departed_optimizers.h"
-#include "optimizer/gradient_reducer.h"
-#include "optimizer/group_mirror.h"
 #include "optimizer/live_optimizers.h"
-#include "optimizer/optimizer_options.h"
-#include "optimizer/parameter_names.h"
+#include "optimizer/parameter_groups.h"
 #include "optimizer/unscaler.h"
+#include "optimizer/wrapper_setup.h"
+#include "reducer/gradient_reducer.h"
 
 namespace hvd {
 namespace {
@@ -31,7 +29,7 @@ constexpr const char* kWho = "DistributedOptimizer";
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const torch::nn::Module& module,
                                            DistributedOptimizerOptions options)
     : DistributedOptimizer(WithNames(), optimizer, libtorch::named_parameters_of(module, kWho),
-                           std::move(options)) {}
+                           std::move(options), /*numbered=*/false, &module) {}
 
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer,
                                            DistributedOptimizerOptions options)
@@ -40,7 +38,8 @@ DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer,
 
 DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
                                            const NamedParameters& parameters,
-                                           DistributedOptimizerOptions options, bool numbered)
+                                           DistributedOptimizerOptions options, bool numbered,
+                                           const torch::nn::Module* module)
     : OptimizerWrapper(kWho, optimizer, parameters, numbered, std::move(options)) {
   refuse_wrapper();
   libtorch::check_options(options_, kWho);
@@ -48,32 +47,14 @@ DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
       libtorch::name_parameters(optimizer, parameters, options_.groups, kWho);
   enroll(named);
   const std::string scope = LiveOptimizers::instance().next_scope(options_.process_set);
-  start_reducing(std::move(named), libtorch::reduction_of(options_, scope));
+  libtorch::GradientReduction how = libtorch::reduction_of(options_, scope);
+  if (module != nullptr) how.statistics = libtorch::batch_norm_statistics(*module);
+  start_reducing(std::move(named), std::move(how));
   if (options_.adasum_delta)
     local_gradients_ = libtorch::counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth));
 }
 
-DistributedOptimizer::~DistributedOptimizer() { warn_of_early_end(); }
-
-void DistributedOptimizer::warn_of_early_end() const {
-  const bool in_job = is_initialized() && options_.process_set.included();
-  if (!in_job || options_.process_set.size() == 1 || std::uncaught_exceptions() > 0) return;
-  if (!locked(*reducer_, &GradientReducer::has_reduced)) {
-    TORCH_WARN(
-        "a DistributedOptimizer is destroyed that has never reduced a gradient; if the wrapped "
-        "optimizer goes on to step(), each rank trains a model of its own: keep the "
-        "DistributedOptimizer for as long as the model is trained");
-    return;
-  }
-  if (locked(*reducer_, &GradientReducer::in_flight)) {
-    TORCH_WARN(
-        "a DistributedOptimizer is destroyed between backward() and step(), while gradients are "
-        "being reduced, whose results are lost; expected step() or zero_grad() before its end");
-  }
-  locked(*reducer_, [](const GradientReducer& reducer) {
-    libtorch::watch_departed(reducer.parameters(), kWho);
-  });
-}
+DistributedOptimizer::~DistributedOptimizer() = default;
 
 torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {
   refuse_new_parameters();
@@ -96,8 +77,7 @@ torch::Tensor DistributedOptimizer::reduce_and_step(const Optimizer::LossClosure
       [&] { return skip ? loss_without_synchronizing(closure) : reduced_loss(closure); });
 }
 
-/// What the optimizer changes travels as gradients do, so that all that the reducer notices of
-/// ranks that differ it notices here, too.
+/// Reduces the changes as if they were gradients, so that the reducer checks the ranks here too.
 torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosure& closure) {
   struct Trained {
     torch::Tensor parameter, before, gradient;
@@ -124,7 +104,7 @@ torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosur
     trained.gradient = gradient;
     if (gradient.defined()) gradient = trained.parameter.detach() - trained.before;
   }
-  go_back();  // to what the ranks compare
+  go_back();  // the ranks compare the parameters as they were
   try {
     locked(*reducer_, &GradientReducer::synchronize);
   } catch (...) {
@@ -148,7 +128,7 @@ torch::Tensor DistributedOptimizer::unscale_gradients(double factor) {
       torch::Tensor& gradient = parameter.mutable_grad();
       unscaler.uses(parameter.device());
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      // Entries of one place add up, and may overflow.
+      // Entries with the same indices add up, and may overflow.
       if (gradient.is_sparse()) gradient = gradient.coalesce();
       unscaler.add(gradient.is_sparse() ? gradient._values() : gradient.detach());
     }
@@ -175,11 +155,11 @@ void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const 
   optimizer_.save(archive);
 }
 
-/// What was written here before is overwritten, as in the wrapped one.
+/// Options that were written here before are overwritten, as in the wrapped optimizer.
 void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
   groups_->try_to_reconcile();
   optimizer_.load(archive);
-  groups_->take_over();
+  groups_->copy_wrapped_groups();
 }
 
 }  // namespace hvd

@@ -34,8 +34,8 @@ void check_options(const GradScalerOptions& options) {
   }
 }
 
-/// An optimizer whose gradients the program has reduced, with the interface that the scaler needs
-/// of a DistributedOptimizer.
+/// An optimizer whose gradients the program has reduced, with the part of DistributedOptimizer's
+/// interface that the scaler uses.
 class PlainOptimizer {
  public:
   struct Options {
@@ -56,7 +56,7 @@ class PlainOptimizer {
     for_each_gradient([&](const torch::Tensor& parameter, torch::Tensor& gradient) {
       unscaler.uses(parameter.device());
       if (!gradient.defined()) return;
-      // Entries of one place add up, and may overflow.
+      // Entries with the same indices add up, and may overflow.
       if (gradient.is_sparse()) gradient = gradient.coalesce();
       unscaler.add(gradient.is_sparse() ? gradient._values() : gradient.detach());
     });
@@ -68,10 +68,10 @@ class PlainOptimizer {
                                                    .process_set = options_.process_set});
     return bad.item<float>() == 0;
   }
-  /// Named as the other optimizers' are.
+  /// Has the name that the wrappers' options have.
   const Options options_;
 
-  /// Another number once a gradient has been written or replaced.
+  /// Changes when a gradient is written or replaced.
   std::uint64_t gradients_version() {
     std::uint64_t version = 0;
     for_each_gradient([&](const torch::Tensor&, const torch::Tensor& gradient) {
@@ -113,14 +113,14 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
   if (!loss.defined())
     throw UsageError("GradScaler::scale: the loss is undefined; expected a tensor");
   if (!options_.enabled) return loss;
-  // A tensor without dimensions, not a number: it makes a float16 scalar float32.
+  // A tensor without dimensions instead of a number makes a float16 scalar float32.
   return loss * torch::full({}, scale_, loss.options().dtype(torch::kFloat32).requires_grad(false));
 }
 
 void GradScaler::unscale_(DistributedOptimizer& optimizer) { unscale(optimizer); }
 void GradScaler::unscale_(ShardedOptimizer& optimizer) { unscale(optimizer); }
-bool GradScaler::step(DistributedOptimizer& optimizer) { return take_step(optimizer); }
-bool GradScaler::step(ShardedOptimizer& optimizer) { return take_step(optimizer); }
+bool GradScaler::step(DistributedOptimizer& optimizer) { return step_if_finite(optimizer); }
+bool GradScaler::step(ShardedOptimizer& optimizer) { return step_if_finite(optimizer); }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
   if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer))
@@ -132,10 +132,11 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   if (auto* const distributed = dynamic_cast<DistributedOptimizer*>(&optimizer))
-    return take_step(*distributed);
-  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer)) return take_step(*sharded);
+    return step_if_finite(*distributed);
+  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer))
+    return step_if_finite(*sharded);
   PlainOptimizer plain(optimizer, options_.process_set);
-  return take_step(plain);
+  return step_if_finite(plain);
 }
 
 template <class Optimizer>
@@ -156,7 +157,7 @@ void GradScaler::unscale(Optimizer& optimizer) {
                      "; ranks would scale differently: use one scaler for each process set");
   }
   optimizer.synchronize();
-  // What was divided before the ranks could not agree is not divided again.
+  // If the ranks' agreement has failed before, the gradients are divided already.
   Unscaled& unscaled = unscaled_[key_of(optimizer)];
   if (!unscaled.found.defined() || unscaled.gradients != optimizer.gradients_version()) {
     unscaled = {.found = optimizer.unscale_gradients(1 / scale_),
@@ -169,7 +170,7 @@ void GradScaler::unscale(Optimizer& optimizer) {
 }
 
 template <class Optimizer>
-bool GradScaler::take_step(Optimizer& optimizer) {
+bool GradScaler::step_if_finite(Optimizer& optimizer) {
   if (!options_.enabled) {
     optimizer.step();
     return true;

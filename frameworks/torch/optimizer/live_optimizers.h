@@ -14,48 +14,48 @@
 #include <vector>
 
 #include "hvd/process_set.h"
-#include "optimizer/reduced_parameter.h"
+#include "reducer/reduced_parameter.h"
 
 namespace hvd::libtorch {
 
-/// What the DistributedOptimizers and ShardedOptimizers of a process must know of each other.
-/// Thread-safe.
+/// The registry of the DistributedOptimizers and ShardedOptimizers of a process. Thread-safe.
 class LiveOptimizers {
  public:
-  /// Of this process.
+  /// The registry of this process.
   static LiveOptimizers& instance();
 
-  /// @param averaging whether gradients are averaged, not summed  @param who begins messages
-  /// @throws UsageError when the optimizer or one of its parameters is here already; nothing is
-  /// changed then.
+  /// Registers an optimizer that is wrapped. @param averaging whether gradients are averaged, not
+  /// summed  @param who name of the wrapper, which begins messages
+  /// @throws UsageError if the optimizer or one of its parameters is registered already; the
+  /// registry does not change then.
   void add(const torch::optim::Optimizer& optimizer, std::span<const ReducedParameter> parameters,
            bool averaging, const std::string& who);
-  /// One that is here gets more parameters; those that it has do not matter. @throws UsageError
-  /// when one belongs to another; nothing is changed then.
+  /// Adds parameters to a registered optimizer, which may have some of them. @throws UsageError if
+  /// a parameter belongs to another optimizer; the registry does not change then.
   void extend(const torch::optim::Optimizer& optimizer,
               std::span<const ReducedParameter> parameters, const std::string& who);
-  /// Its parameters are these and no more.
+  /// Sets the parameters of a registered optimizer to these.
   void shrink(const torch::optim::Optimizer& optimizer, std::span<const torch::Tensor> parameters);
-  /// With the same `averaging`.
+  /// @param averaging as in add()
   void remove(const torch::optim::Optimizer& optimizer, bool averaging);
-  /// A wrapper shares the optimizer's state out: the optimizer itself has none between steps. Until
-  /// remove(). It is here already.
+  /// Records that a wrapper distributes the optimizer's state, so that the optimizer itself has no
+  /// state between steps. The optimizer is registered.
   void set_sharded(const torch::optim::Optimizer& optimizer);
   bool is_sharded(const torch::optim::Optimizer& optimizer) const;
-  /// How many average.
+  /// Number of registered optimizers that average.
   int averaging() const;
-  /// "opt0", "opt1", ...: the n-th DistributedOptimizer of a process set, on every rank of it.
-  /// After shutdown() and init() numbers are used again, for sets of other members, which have
-  /// constructed other numbers of them.
+  /// "opt0", "opt1", ...: a name for the next wrapper of a process set, the same on every rank of
+  /// it. Wrappers are counted by the set's number and members, since numbers of sets are used again
+  /// after shutdown() and init().
   std::string next_scope(const ProcessSet& process_set);
 
  private:
   struct State {
     std::set<const torch::optim::Optimizer*> wrapped;
     std::set<const torch::optim::Optimizer*> sharded;
-    /// Of parameters.
+    /// The optimizer of each parameter.
     std::unordered_map<const c10::TensorImpl*, const torch::optim::Optimizer*> owners;
-    /// By the set's number and members.
+    /// Number of wrappers, by the set's number and members.
     std::map<std::pair<int, std::vector<int>>, std::uint64_t> constructed;
     int averaging = 0;
 
@@ -65,5 +65,13 @@ class LiveOptimizers {
 
   c10::Synchronized<State> state_;
 };
+
+/// Warns if backward passes continue after the wrapper of these parameters was destroyed, so that
+/// their gradients are not reduced: the wrapped optimizer would train another model on each rank.
+/// Does not keep a parameter alive. Thread-safe, as is forget_departed().
+/// @param wrapper its name in messages
+void watch_departed(std::span<const ReducedParameter> parameters, const std::string& wrapper);
+/// Ends the watch, because another wrapper reduces these parameters.
+void forget_departed(std::span<const ReducedParameter> parameters);
 
 }  // namespace hvd::libtorch

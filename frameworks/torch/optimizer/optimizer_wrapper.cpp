@@ -1,17 +1,19 @@
 #include <algorithm>
+#include <exception>
 #include <iterator>
 #include <set>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/error.h"
+#include "hvd/hvd.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/operations.h"
-#include "optimizer/gradient_reducer.h"
-#include "optimizer/group_mirror.h"
+#include "operations/agreement.h"
 #include "optimizer/live_optimizers.h"
-#include "optimizer/optimizer_options.h"
-#include "optimizer/parameter_addition.h"
-#include "optimizer/parameter_names.h"
+#include "optimizer/parameter_groups.h"
+#include "optimizer/wrapper_setup.h"
+#include "reducer/gradient_reducer.h"
 
 namespace hvd {
 
@@ -34,8 +36,32 @@ OptimizerWrapper::OptimizerWrapper(const char* who, Optimizer& optimizer,
       skip_depth_(std::make_shared<std::atomic<int>>(0)) {}
 
 OptimizerWrapper::~OptimizerWrapper() {
-  if (reducer_) locked(*reducer_, &GradientReducer::remove_hooks);
+  if (reducer_) {
+    warn_of_early_end();
+    locked(*reducer_, &GradientReducer::remove_hooks);
+  }
   if (enrolled_) LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
+}
+
+void OptimizerWrapper::warn_of_early_end() const {
+  const bool in_job = is_initialized() && options_.process_set.included();
+  if (!in_job || options_.process_set.size() == 1 || std::uncaught_exceptions() > 0) return;
+  if (!locked(*reducer_, &GradientReducer::has_reduced)) {
+    TORCH_WARN("a ", who_,
+               " is destroyed that has never reduced a gradient; if the wrapped optimizer goes "
+               "on to step(), each rank trains a model of its own: keep the ",
+               who_, " for as long as the model is trained");
+    return;
+  }
+  if (locked(*reducer_, &GradientReducer::in_flight)) {
+    TORCH_WARN(
+        "a ", who_,
+        " is destroyed between backward() and step(), while gradients are "
+        "being reduced, whose results are lost; expected step() or zero_grad() before its end");
+  }
+  locked(*reducer_, [this](const GradientReducer& reducer) {
+    libtorch::watch_departed(reducer.parameters(), who_);
+  });
 }
 
 void OptimizerWrapper::refuse_wrapper() const {
@@ -53,9 +79,10 @@ void OptimizerWrapper::enroll(std::span<const ReducedParameter> parameters) {
 
 void OptimizerWrapper::start_reducing(std::vector<ReducedParameter> parameters,
                                       libtorch::GradientReduction how) {
+  libtorch::forget_departed(parameters);
   reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
       std::move(parameters), std::move(how), options_.backward_passes_per_step));
-  locked(*reducer_, &GradientReducer::compare_also, named_);
+  locked(*reducer_, &GradientReducer::compare_frozen, named_);
   locked(*reducer_, &GradientReducer::install_hooks, reducer_);
   locked(*reducer_, &GradientReducer::open_device_queue);
 }
@@ -76,7 +103,7 @@ torch::Tensor OptimizerWrapper::loss_without_synchronizing(const LossClosure& cl
   return own;
 }
 
-/// Those that the optimizer was given since would be updated with this rank's own gradients.
+/// Parameters that were added to the optimizer since would be updated with this rank's gradients.
 void OptimizerWrapper::refuse_new_parameters() const {
   const auto known = locked(*reducer_, &GradientReducer::known);
   for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
@@ -113,7 +140,7 @@ NamedParameters OptimizerWrapper::names_with(const NamedParameters& names) const
   return numbered_ ? numbered(optimizer_, std::move(all)) : all;
 }
 
-/// LibTorch takes a parameter twice, and updates it twice.
+/// LibTorch accepts a parameter twice, and updates it twice.
 void OptimizerWrapper::refuse_known(const torch::optim::OptimizerParamGroup& group) const {
   const auto known = locked(*reducer_, &GradientReducer::known);
   std::set<const c10::TensorImpl*> seen;
@@ -136,7 +163,8 @@ void OptimizerWrapper::add_param_group(const torch::optim::OptimizerParamGroup& 
   auto& groups = optimizer_.param_groups();
   const std::size_t before = groups.size();
   NamedParameters named;
-  std::vector<ReducedParameter> all, added;
+  std::vector<ReducedParameter> all;
+  std::vector<libtorch::Fact> added;
   std::string complaint;
   try {
     refuse_new_parameters();
@@ -158,19 +186,29 @@ void OptimizerWrapper::add_param_group(const torch::optim::OptimizerParamGroup& 
     complaint = error.what();
   }
   const auto known = locked(*reducer_, &GradientReducer::known);
-  std::copy_if(all.begin(), all.end(), std::back_inserter(added), [&](const auto& parameter) {
-    return !known->contains(parameter.tensor().unsafeGetTensorImpl());
-  });
+  for (const ReducedParameter& parameter : all) {
+    const torch::Tensor& tensor = parameter.tensor();
+    if (known->contains(tensor.unsafeGetTensorImpl())) continue;
+    added.emplace_back(
+        "", text("'", parameter.name(), "' ", shape_to_string(tensor.sizes().vec()), ' ',
+                 c10::toString(tensor.scalar_type()), parameter.active() ? "" : " (frozen)"));
+  }
   try {
-    libtorch::agree_on_addition(who_, locked(*reducer_, &GradientReducer::scope),
-                                options_.process_set, complaint, added);
+    const std::string scope = locked(*reducer_, &GradientReducer::scope);
+    libtorch::agree({.name = scope + ".add_param_group",
+                     .title = text(who_, " (", scope, "): add_param_group"),
+                     .process_set = options_.process_set,
+                     .failed = "cannot add its group",
+                     .verb = "adds",
+                     .expected = "expected the same parameters on every rank"},
+                    complaint, added);
   } catch (...) {
     while (groups.size() > before) groups.pop_back();
     LiveOptimizers::instance().shrink(optimizer_, all_parameters());
     throw;
   }
   named_ = std::move(named);
-  groups_->take_over();
+  groups_->copy_wrapped_groups();
   replace_reducer(std::move(all));
   group_added();
 }
@@ -179,16 +217,17 @@ void OptimizerWrapper::refuse_group(const torch::optim::OptimizerParamGroup& /*g
 
 void OptimizerWrapper::group_added() {}
 
-/// Another SharedReducer too, so that hooks of the former one that LibTorch keeps do nothing.
+/// Replaces the SharedReducer too, so that hooks of the former one that LibTorch keeps return.
 void OptimizerWrapper::replace_reducer(std::vector<ReducedParameter> parameters) {
   locked(*reducer_, &GradientReducer::remove_hooks);
+  libtorch::forget_departed(parameters);
   earlier_versions_ += locked(*reducer_, &GradientReducer::gradients_version) + 1;
   reducer_ = std::make_shared<libtorch::SharedReducer>(
       locked(*reducer_, [&](const GradientReducer& former) {
         return std::make_unique<GradientReducer>(std::move(parameters), former);
       }));
   if (!locked(*reducer_, &GradientReducer::has_reduced))
-    locked(*reducer_, &GradientReducer::compare_also, named_);
+    locked(*reducer_, &GradientReducer::compare_frozen, named_);
   locked(*reducer_, &GradientReducer::install_hooks, reducer_);
 }
 
@@ -203,8 +242,7 @@ std::vector<torch::Tensor> OptimizerWrapper::all_parameters() const {
   return all;
 }
 
-/// One evaluation of the closure with what all ranks must agree on reduced: LBFGS decides by the
-/// loss how often it evaluates.
+/// Reduces the loss too, since LBFGS decides by it how often it evaluates the closure.
 torch::Tensor OptimizerWrapper::reduced_loss(const Optimizer::LossClosure& closure) {
   locked(*reducer_, &GradientReducer::begin_cycle);
   torch::Tensor loss;
@@ -230,7 +268,7 @@ bool OptimizerWrapper::all_finite(const torch::Tensor& unscaled) const {
       allreduce(unscaled, {.name = locked(*reducer_, &GradientReducer::scope) + ".found_inf",
                            .op = ReduceOp::kMax,
                            .process_set = options_.process_set});
-  return bad.item<float>() == 0;  // on a GPU the one time that the host waits, as in PyTorch
+  return bad.item<float>() == 0;  // on a GPU the host waits here, and only here, as in PyTorch
 }
 
 std::uint64_t OptimizerWrapper::gradients_version() const {

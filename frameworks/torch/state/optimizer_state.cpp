@@ -10,8 +10,8 @@
 #include "hvd/error.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "operations/archive.h"
-#include "optimizer/element_state.h"
 #include "optimizer/live_optimizers.h"
+#include "sharded/element_state.h"
 #include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {

@@ -6,8 +6,8 @@
 
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/object.h"
-#include "optimizer/element_state.h"
-#include "optimizer/shard_archive.h"
+#include "sharded/element_state.h"
+#include "sharded/shard_archive.h"
 #include "state/optimizer_state.h"
 
 namespace hvd::libtorch {

@@ -123,7 +123,7 @@ TEST(ShardedCheckpoint, WhatWasLoadedIsSharedOutAtOnce) {
   }
 }
 
-/// What was loaded, and what nobody has stepped, can be saved at once.
+/// State can be saved before the first step, and right after it was loaded.
 TEST(ShardedCheckpoint, IsSavedBeforeTheFirstStep) {
   for (const auto& [name, make] : elementwise_optimizers()) {
     SCOPED_TRACE(name);

@@ -98,7 +98,7 @@ TEST(ShardedErrors, LbfgsIsRefused) {
   const std::string message =
       message_of<UsageError>([&] { const ShardedOptimizer optimizer(inner, net); });
   EXPECT_TRUE(contains(message, "LBFGS")) << message;
-  // Nothing is left behind.
+  // The failed constructor has not registered anything.
   const DistributedOptimizer optimizer(inner, net);
 }
 
@@ -183,7 +183,7 @@ TEST(ShardedErrors, WrongUseIsRefused) {
   EXPECT_TRUE(contains(message_of<UsageError>([&] { optimizer.step(); }), "add_param_group"));
 }
 
-/// What it has in common with a DistributedOptimizer speaks of it by its own name.
+/// Messages of the common base name the ShardedOptimizer.
 TEST(ShardedErrors, SpeakOfAShardedOptimizer) {
   const auto speaks = [](const std::string& message) {
     EXPECT_TRUE(message.starts_with("ShardedOptimizer")) << message;
@@ -229,7 +229,7 @@ TEST(ShardedErrors, SpeakOfAShardedOptimizer) {
   speaks(message_of<DivergedError>([&] { optimizer.step(); }));
 }
 
-/// A rank that has joined has a part of the parameters that nobody updates.
+/// No rank updates the part of a rank that has joined.
 TEST(ShardedErrors, JoinIsNoticed) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   Net net = same_net();
@@ -262,7 +262,7 @@ class Failing final : public torch::optim::Optimizer {
   int steps_ = 0;
 };
 
-/// A rank whose optimizer fails does its part for the others, who would wait for it.
+/// A rank whose optimizer fails still submits its part, for which the others would wait.
 TEST(ShardedErrors, AnOptimizerThatThrowsHoldsUpNobody) {
   Net net = same_net();
   Failing inner(net->parameters());

@@ -3,7 +3,7 @@
 
 #include "torch/sharded/sharded_job.h"
 
-// What a program does with gradients between backward() and step().
+// Uses of gradients between backward() and step().
 
 namespace hvd::testing {
 namespace {
@@ -130,7 +130,7 @@ TEST(ShardedGradients, AddUp) {
   expect_equal_models(job.nets.sharded, job.nets.serial);
 }
 
-// Of a gradient that has been reduced this rank has its own part only.
+// After the reduction this rank has its own part of a gradient only.
 TEST(ShardedGradients, TakeNoFurtherPassBetweenSynchronizeAndStep) {
   train_by_each_optimizer([](Pair& nets, torch::optim::Optimizer& inner,
                              torch::optim::Optimizer& serial) {

@@ -22,7 +22,7 @@ std::map<std::string, MakeOptimizer> all_optimizers() {
   return all;
 }
 
-/// A program's own function, which knows nothing of hvd.
+/// A program's own function, written without hvd.
 void train_one_step(Optimizer& optimizer, Net& net, const Batch& batch) {
   optimizer.zero_grad();
   loss_of(net, batch).backward();

@@ -77,8 +77,8 @@ void step_both(Pair& nets, Optimizer& optimizer, torch::optim::Optimizer& serial
 }
 
 /// Calls `train` with each of the optimizers, for a pair of models of its own: one that a
-/// ShardedOptimizer is to wrap, and the one of the serial run. What it compares it has to compare
-/// while its ShardedOptimizer lives.
+/// ShardedOptimizer is to wrap, and the one of the serial run. It has to compare them while its
+/// ShardedOptimizer lives.
 using Train =
     std::function<void(Pair&, torch::optim::Optimizer& inner, torch::optim::Optimizer& serial)>;
 inline void train_by_each_optimizer(const Train& train) {

@@ -1,5 +1,6 @@
 #include <numeric>
 
+#include "sharded/parameter_shards.h"
 #include "torch/sharded/sharded_job.h"
 
 // Training with a sharded optimizer on N ranks against one process on the joined batch.
@@ -103,7 +104,7 @@ TEST(ShardedTraining, UnusedParametersStayAsTheyAre) {
   });
 }
 
-/// What is frozen is in no bucket, so everything is shared out anew, twice; state moves along.
+/// Frozen layers are in no bucket, so parameters are distributed anew twice, and state moves.
 TEST(ShardedTraining, LayersAreFrozenAndUnfrozen) {
   train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
     ShardedOptimizer optimizer(inner, nets.sharded);
@@ -244,6 +245,35 @@ TEST(ShardedTraining, RefusesOtherStridesBetweenBackwardAndStep) {
   layers.backward(3);
   optimizer.step();
   EXPECT_TRUE(same_on_all_ranks(layers.sharded->parameters()));
+}
+
+// A step of many small parameters must not plan them anew.
+TEST(ParameterShards, ArePlannedOnlyWhenAParameterOrAUnitHasChanged) {
+  Net net = same_net();
+  torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.01));
+  const std::vector<torch::Tensor> parameters = net->parameters();
+  libtorch::ParameterShards shards(adam, parameters, "parts.shards", {});
+  int plans = 0;
+  const auto plans_after = [&](std::uint64_t version) {
+    shards.lay_out(version, [&] {
+      ++plans;
+      std::vector<libtorch::ParameterShards::Unit> units;
+      for (std::size_t p = 0; p < parameters.size(); ++p)
+        units.push_back({.plan = {.members = {p}, .first = {0}, .elements = parameters[p].numel()},
+                         .frozen = !parameters[p].requires_grad()});
+      return units;
+    });
+    return plans;
+  };
+  EXPECT_EQ(plans_after(1), 1);
+  EXPECT_EQ(plans_after(1), 1);
+  EXPECT_EQ(plans_after(2), 2);
+  net->fc1->weight.set_requires_grad(false);
+  EXPECT_EQ(plans_after(2), 3);
+  EXPECT_EQ(plans_after(2), 3);
+  net->fc2->weight.set_data(net->fc2->weight.detach().t().contiguous().t());
+  EXPECT_EQ(plans_after(2), 4);
+  EXPECT_EQ(plans_after(2), 4);
 }
 
 TEST(ShardedState, IsDividedByTheNumberOfRanks) {

@@ -12,24 +12,26 @@
 
 namespace hvd {
 
-/// Gradients that travel together, as a GradientHook gets them.
+/// Gradients that a GradientHook reduces together.
 struct BucketGradients {
-  /// This rank's own gradients one behind the other, zeros for what has none: [elements], in the
-  /// parameters' type, on their device. May be written to until the result is there; it is other
-  /// memory in another step.
+  /// This rank's own gradients one behind the other, with zeros for parameters without a gradient:
+  /// [elements], of the parameters' dtype, on their device. The hook may write to it until it has
+  /// returned the result. The memory may be another one in each step.
   torch::Tensor values;
-  /// The same on every rank, and another one for each bucket: to name operations by.
+  /// A name for operations, the same on every rank and different for each bucket.
   std::string name;
-  /// Of the bucket, in the order of the calls of a step.
+  /// Number of the bucket, in the order of the calls of a step.
   std::size_t index = 0;
+  /// Names of the parameters.
   std::vector<std::string> parameters;
-  /// Of each parameter, the position of its first element. What lies between is zero.
+  /// Position of each parameter's first element. Elements between gradients are zero.
   std::vector<std::int64_t> first;
   ProcessSet process_set;
 };
 
-/// Begins to reduce gradients over the ranks, in place of hvd: a compression of the program's own.
-/// Returns a function that waits and returns the reduced gradients, of as many elements:
+/// Begins to reduce gradients over the ranks instead of hvd, for example with a compression of the
+/// program's own. Returns a function that waits and returns the reduced gradients, with as many
+/// elements:
 ///
 ///     options.gradient_hook = [](const hvd::BucketGradients& bucket) {
 ///       hvd::Handle sum = hvd::allreduce_async(bucket.values.to(torch::kFloat16),
@@ -37,19 +39,19 @@ struct BucketGradients {
 ///       return [sum]() mutable { return sum.wait().to(torch::kFloat32); };
 ///     };
 ///
-/// In each step it is called once for each bucket, and so is each function that it returned, on
-/// every rank in the same order: so both may call any operation of hvd's, with names. What it
-/// begins runs while backward goes on; what the returned function begins does not.
+/// In each step the hook is called once for each bucket, and each returned function once, in the
+/// same order on every rank. Both may therefore call any operation of hvd by name. Operations that
+/// the hook begins run while backward continues; those of the returned function do not.
 ///
-/// It is called by the thread of backward() that completes the bucket (not two at a time), and by
-/// step() or synchronize() for what is left: in the first step for all, where each gradient is a
-/// bucket of its own, and again whenever parameters were frozen or added. The returned functions
-/// are called by step() or synchronize(), or where gradients are dropped (zero_grad()). Autograd
-/// records nothing meanwhile. None of them may call the DistributedOptimizer.
+/// The thread of backward() that completes a bucket calls the hook, one bucket at a time. step() or
+/// synchronize() calls it for the remaining buckets. In the first step these are all: each gradient
+/// is then a bucket of its own, as after parameters were frozen or added. The returned functions
+/// are called by step() or synchronize(), or when gradients are dropped (zero_grad()). Autograd
+/// does not record meanwhile. Neither function may call the DistributedOptimizer.
 ///
-/// What it throws, backward() or step() throws on this rank; after backward() has thrown, step()
-/// calls it again. Other ranks wait for operations that this one has left out, and get a
-/// StalledError. A result without as many elements is a UsageError.
+/// An exception of the hook is thrown by backward() or step() on this rank; after backward() has
+/// thrown, step() calls the hook again. Other ranks wait for the operations that are missing on
+/// this rank, and get a StalledError. A result with another number of elements is a UsageError.
 using GradientHook = std::function<std::function<torch::Tensor()>(const BucketGradients&)>;
 
 }  // namespace hvd

@@ -28,68 +28,69 @@ class ParameterShards;
 class ShardedOptimizerItem;
 }  // namespace libtorch
 
-/// As DistributedOptimizerOptions.
+/// Options with the meaning that they have in DistributedOptimizerOptions, unless said otherwise.
 struct ShardedOptimizerOptions {
   /// kAverage or kSum.
   ReduceOp op = ReduceOp::kAverage;
-  /// Gradients that are compressed are reduced on every rank, not scattered: as many bytes.
+  /// Compressed gradients are reduced on every rank instead of scattered, which moves as many
+  /// bytes.
   Compression compression = Compression::kNone;
   int backward_passes_per_step = 1;
   double gradient_predivide_factor = 1;
   bool sparse_as_dense = false;
   ProcessSet process_set = {};
-  /// Also how often the ranks compare the options of the parameter groups, which they have bit for
-  /// bit: each rank updates a part of the parameters, so that these stay equal when options differ.
+  /// The ranks also compare the options of the parameter groups, bit for bit. Each rank updates a
+  /// part of the parameters, so that parameters stay equal even if the options differ.
   std::optional<int> check_every = std::nullopt;
   std::vector<std::vector<std::string>> groups = {};
-  /// Every rank gets all of what it returns, of which it uses its own part.
+  /// Each rank uses its own part of the gradients that the hook returns.
   GradientHook gradient_hook = {};
+  /// A bucket is also the unit whose elements are distributed over the ranks.
   std::int64_t bucket_bytes = 0;
   bool error_if_nonfinite = false;
 };
 
-/// A DistributedOptimizer whose ranks share the optimizer's state out among themselves (ZeRO, stage
-/// 1): each updates a part of the parameters, and so keeps state for that part only, and gets the
-/// other parts from the other ranks. Training is the same as with a DistributedOptimizer, up to
+/// A DistributedOptimizer whose state is distributed over the ranks (ZeRO, stage 1): each rank
+/// updates a part of the parameters, keeps the state of that part only, and receives the other
+/// parts from the other ranks. Training is the same as with a DistributedOptimizer, up to
 /// roundings.
 ///
-/// LibTorch's SGD, Adam, AdamW, Adagrad and RMSprop update each element by itself; of these every
+/// LibTorch's SGD, Adam, AdamW, Adagrad and RMSprop update each element by itself. With them every
 /// rank updates an equal share of the elements, and gradients are scattered: a rank gets the
-/// reduced gradients of its own elements only. Any other optimizer (one derived from those, too)
-/// updates whole parameters, which are shared out by their size; its step() must not look at
-/// parameters of other ranks. LBFGS does, and is refused.
+/// reduced gradients of its own elements only. Any other optimizer (also a class derived from
+/// those) updates whole parameters, which are distributed by size; its step() must not read the
+/// parameters of other ranks. LBFGS reads them, and is refused.
 ///
 /// Refers to `optimizer`, which must outlive it and keeps its groups and options. Schedulers work
-/// on this object or on `optimizer`; see OptimizerWrapper. The state is in here, and is lost with
-/// this object; `optimizer` has none between steps. So a checkpoint takes this object
-/// (TrainingState::optimizer()), and so do torch::save(), torch::load() and
-/// broadcast_optimizer_state(). State that is loaded into `optimizer`, on every rank alike, is
-/// shared out in the next step().
+/// on this object or on `optimizer`; see OptimizerWrapper. This object has the state, and destroys
+/// it with itself; `optimizer` has no state between steps. Pass this object to checkpoints
+/// (TrainingState::optimizer()), torch::save(), torch::load() and broadcast_optimizer_state().
+/// State that is loaded into `optimizer`, on every rank alike, is distributed by the next step().
 ///
-/// step() takes the gradients, also a step that a GradScaler skips: afterwards `.grad` is
-/// undefined, as after zero_grad(). Between synchronize() and step() it is reduced only where this
-/// rank updates, and backward() throws UsageError, also under no_sync(). A parameter may get other
-/// memory, or other strides (a memory format), between step() and backward(), on every rank alike.
+/// After step() `.grad` is undefined, as after zero_grad(), also if a GradScaler skips the step.
+/// Between synchronize() and step() gradients are reduced only where this rank updates, and
+/// backward() throws UsageError, also under no_sync(). A parameter may get other memory or strides
+/// (a memory format) between step() and backward(), on every rank alike.
 ///
-/// Not with join(): a rank that has no more data still has its part to update. One thread at a
-/// time, but for the hooks of gradients.
+/// Does not support join(): a rank without data still has its part to update. The destructor warns
+/// as that of DistributedOptimizer. One thread at a time, apart from the hooks of gradients.
 class ShardedOptimizer : public OptimizerWrapper {
  public:
   /// Collective. @throws UsageError on the rank where the optimizer is LBFGS, its parameters are on
-  /// several devices, one occurs twice or has no name or belongs to another wrapper, or an option
-  /// is out of range, MismatchError on the others then, and on all for the first difference between
-  /// ranks in the optimizer's type, its groups and options, and its parameters. Nothing has
-  /// changed.
+  /// several devices, a parameter occurs twice, has no name or belongs to another wrapper, or an
+  /// option is out of range. The other ranks then throw MismatchError, as all do for the first
+  /// difference in the optimizer's type, its groups and options, and its parameters. After an error
+  /// the optimizer is as before.
   template <class Parameters = NamedParameters>
     requires std::convertible_to<const Parameters&, NamedParameters>
   ShardedOptimizer(torch::optim::Optimizer& optimizer, const Parameters& parameters,
                    ShardedOptimizerOptions options = {})
       : ShardedOptimizer(WithNames(), optimizer, parameters, std::move(options)) {}
-  /// With the names that parameters have in the module.
+  /// Takes the names of the parameters from the module. The ranks also compare the module's
+  /// BatchNorm statistics; see DistributedOptimizerOptions::check_every.
   ShardedOptimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
-                   ShardedOptimizerOptions options = {})
-      : ShardedOptimizer(WithNames(), optimizer, module.named_parameters(), std::move(options)) {}
-  /// The same for what TORCH_MODULE makes.
+                   ShardedOptimizerOptions options = {});
+  /// The same for a module holder (TORCH_MODULE).
   template <class Impl>
   ShardedOptimizer(torch::optim::Optimizer& optimizer, const torch::nn::ModuleHolder<Impl>& module,
                    ShardedOptimizerOptions options = {})
@@ -108,29 +109,29 @@ class ShardedOptimizer : public OptimizerWrapper {
   ShardedOptimizer& operator=(const ShardedOptimizer&) = delete;
   ~ShardedOptimizer() override;
 
-  /// synchronize(), unless it was called since the last backward or skip_synchronize() is alive,
-  /// then the update of this rank's part while the parts before it travel. Collective. With a
-  /// closure: evaluates it, once, and returns the loss, reduced as the gradients are.
-  /// @throws as DistributedOptimizer::step(), nothing has changed then, and DivergedError when the
-  /// ranks have different options in a parameter group; UsageError on every rank but one that has
-  /// called join().
+  /// Calls synchronize(), unless it was called since the last backward or a skip_synchronize()
+  /// guard is alive, then updates this rank's part, piece by piece, while finished pieces are sent.
+  /// Collective. A closure is evaluated once; returns its loss, reduced as the gradients.
+  /// @throws as DistributedOptimizer::step(), after which the parameters are unchanged;
+  /// DivergedError if the ranks have different options in a parameter group; UsageError if a rank
+  /// has called join().
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
-  /// Returns when this rank's part of the gradients is final. Throws as step() does.
+  /// Returns when this rank's part of the gradients is final. Throws as step().
   void synchronize();
-  /// synchronize(), then as torch::nn::utils::clip_grad_norm_(): the norm is that of all gradients,
-  /// and the same on every rank. Collective. @return the norm before
+  /// Calls synchronize(), then clips as torch::nn::utils::clip_grad_norm_() by the norm of all
+  /// gradients, which is the same on every rank. Collective. @return the norm before clipping
   double clip_grad_norm_(double max_norm, double norm_type = 2.0);
-  /// synchronize(), then as torch::nn::utils::clip_grad_value_().
+  /// Calls synchronize(), then clips as torch::nn::utils::clip_grad_value_().
   void clip_grad_value_(double clip_value);
 
-  /// The whole state, groups and options, as the wrapped optimizer saves them: what it saves, any
-  /// optimizer of its type loads. Collective, and every rank has room for all of it meanwhile: with
-  /// torch::save(), call it on every rank, with a file of its own or none.
+  /// Saves the whole state, groups and options as the wrapped optimizer does: any optimizer of its
+  /// type can load it. Collective: with torch::save(), call it on every rank, each with a file of
+  /// its own. Every rank needs memory for the whole state meanwhile.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// The same on every rank, which keeps its part from the next step() on. Not collective.
+  /// Loads the same whole state on every rank, which keeps its part from the next step() on. Local.
   void load(torch::serialize::InputArchive& archive) override;
 
-  /// What this rank keeps for its part, in bytes.
+  /// Size of this rank's part of the state, in bytes.
   std::size_t state_bytes() const;
 
  private:
@@ -139,22 +140,23 @@ class ShardedOptimizer : public OptimizerWrapper {
 
   struct WithNames {};
   ShardedOptimizer(WithNames, torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
-                   ShardedOptimizerOptions options, bool numbered = false);
+                   ShardedOptimizerOptions options, bool numbered = false,
+                   const torch::nn::Module* module = nullptr);
 
   void refuse_group(const torch::optim::OptimizerParamGroup& group) const override;
   void group_added() override;
   void refuse_other_parameters() const;
-  /// Shares out what is to be updated, if that is not as it was.
+  /// Distributes the parameters over the ranks anew, if the units of gradients have changed.
   void lay_out();
-  /// Gradients are final: shares out.
+  /// Called when gradients are final: follows the units of gradients.
   void follow_gradients();
-  /// What step() does besides the update.
+  /// Ends the cycle after an update, or after a step that a GradScaler skips.
   void end_step();
-  /// Multiplies this rank's part of final gradients. @return for all_finite()
+  /// Multiplies this rank's part of final gradients. @return an argument of all_finite()
   torch::Tensor unscale_gradients(double factor);
-  /// Appends this rank's part of the state, to be saved.
+  /// Appends this rank's part of the state to a checkpoint.
   void encode_part(libtorch::ObjectWriter& writer) const;
-  /// The optimizer has been given another state, all of it, on every rank.
+  /// Called after the whole state was loaded on every rank: each keeps its part.
   void share_out_anew();
 
   std::unique_ptr<libtorch::ParameterShards> shards_;

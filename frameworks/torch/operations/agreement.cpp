@@ -1,0 +1,66 @@
+#include "operations/agreement.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <tuple>
+
+#include "base/text.h"
+#include "hvd/error.h"
+#include "hvd/hvd.h"
+#include "hvd/torch/object.h"
+
+namespace hvd::libtorch {
+namespace {
+
+/// A rank, why it cannot take part, and its facts.
+using RankFacts = std::tuple<int, std::string, std::vector<Fact>>;
+
+void require_all_ranks(const AgreementTerms& terms, const std::vector<RankFacts>& all) {
+  std::vector<int> missing = terms.process_set.ranks();
+  for (const RankFacts& one : all) std::erase(missing, std::get<int>(one));
+  if (missing.empty()) return;
+  throw MismatchError(text(terms.title, ": ", rank_list(missing),
+                           missing.size() == 1 ? " has" : " have",
+                           " called join() and takes no part; expected every rank of the process "
+                           "set: call it when all ranks have returned from join()"));
+}
+
+[[noreturn]] void throw_difference(const AgreementTerms& terms, const RankFacts& first,
+                                   const RankFacts& other, std::size_t index) {
+  const auto entry = [&](const RankFacts& one) {
+    const auto& facts = std::get<2>(one);
+    return text("rank ", std::get<int>(one), " ", terms.verb, " ",
+                index < facts.size() ? facts[index].second : text("no more than ", facts.size()));
+  };
+  const auto& longer = std::get<2>(first).size() > index ? std::get<2>(first) : std::get<2>(other);
+  const std::string& subject = longer[index].first;
+  throw MismatchError(text(terms.title, ": ", subject, subject.empty() ? "" : " differs: ",
+                           entry(first), ", ", entry(other), "; ", terms.expected));
+}
+
+}  // namespace
+
+void agree(const AgreementTerms& terms, const std::string& own_error,
+           const std::vector<Fact>& facts) {
+  std::vector<RankFacts> all;
+  if (terms.process_set.size() > 1)
+    all = allgather_object(RankFacts{rank(), own_error, facts},
+                           {.name = terms.name, .process_set = terms.process_set});
+  if (!own_error.empty()) throw UsageError(own_error);
+  if (all.empty()) return;
+  if (!terms.without_joined) require_all_ranks(terms, all);
+  for (const auto& [other_rank, error, other_facts] : all) {
+    if (!error.empty())
+      throw MismatchError(text(terms.title, ": rank ", other_rank, " ", terms.failed, ": ", error));
+  }
+  const auto& first = std::get<2>(all.front());
+  for (const RankFacts& other : all) {
+    const auto& theirs = std::get<2>(other);
+    const auto [mine, same_until] =
+        std::mismatch(first.begin(), first.end(), theirs.begin(), theirs.end());
+    if (mine != first.end() || same_until != theirs.end())
+      throw_difference(terms, all.front(), other, static_cast<std::size_t>(mine - first.begin()));
+  }
+}
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/process_set.h"
+
+namespace hvd::libtorch {
+
+/// Something that must be the same on every rank: its subject, and this rank's value. The subject
+/// may be empty if the value speaks for itself.
+using Fact = std::pair<std::string, std::string>;
+
+/// The parts of the messages of agree(), and who takes part.
+struct AgreementTerms {
+  std::string name;   ///< of the operation, the same on every rank
+  std::string title;  ///< begins each message: whose agreement it is
+  ProcessSet process_set = {};
+  std::string failed = "failed";  ///< "rank 1 failed: " and its error
+  std::string verb = "has";       ///< "rank 0 has A, rank 1 has B"
+  std::string expected;           ///< ends the message about a difference
+  bool without_joined = false;    ///< a rank in join() takes no part, and need not
+};
+
+/// Compares the facts of all ranks. Collective over the set, which this rank is in; blocks.
+///
+/// @param own_error why this rank cannot take part; empty if it can
+/// @throws UsageError with this rank's own error. MismatchError on every other rank: with the error
+/// of the first rank that has one, for ranks that have called join(), or for the first fact that
+/// differs. Errors as of every collective.
+void agree(const AgreementTerms& terms, const std::string& own_error,
+           const std::vector<Fact>& facts);
+
+}  // namespace hvd::libtorch

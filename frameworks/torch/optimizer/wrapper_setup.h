@@ -1,0 +1,47 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <atomic>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/torch/distributed_optimizer.h"
+#include "hvd/torch/parameters.h"
+#include "reducer/gradient_reduction.h"
+#include "reducer/reduced_parameter.h"
+
+namespace hvd::libtorch {
+
+/// @param who name of the wrapper, which begins messages
+/// @throws UsageError for an option that is out of range.
+void check_options(const DistributedOptimizerOptions& options, const std::string& who);
+
+GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::string scope);
+
+/// A guard that adds one to `depth` until its last copy is destroyed.
+std::shared_ptr<const void> counted_scope(std::shared_ptr<std::atomic<int>> depth);
+
+/// @param who name of the wrapper, which begins messages
+/// @throws UsageError for a module without parameters.
+NamedParameters named_parameters_of(const torch::nn::Module& module, const std::string& who);
+
+/// The running mean and variance of every BatchNorm layer that has them, by the buffer's name.
+std::vector<std::pair<std::string, torch::Tensor>> batch_norm_statistics(
+    const torch::nn::Module& module);
+
+/// `known`, and numbers as names of the optimizer's other parameters: their positions.
+NamedParameters numbered(const torch::optim::Optimizer& optimizer, NamedParameters known);
+
+/// The optimizer's parameters in its own order, each once, with their names.
+/// @param groups names that are reduced together
+/// @throws UsageError if a parameter has no name, or a group contains an unknown name.
+std::vector<ReducedParameter> name_parameters(const torch::optim::Optimizer& optimizer,
+                                              const NamedParameters& named,
+                                              const std::vector<std::vector<std::string>>& groups,
+                                              const std::string& who);
+
+}  // namespace hvd::libtorch

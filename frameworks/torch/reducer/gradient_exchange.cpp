@@ -1,0 +1,329 @@
+#include "reducer/gradient_exchange.h"
+
+#include <algorithm>
+#include <exception>
+#include <iterator>
+#include <string>
+#include <utility>
+
+#include "hvd/error.h"
+#include "hvd/torch/operations.h"
+#include "reducer/reduced_parameter.h"
+#include "tensors/device_order.h"
+
+namespace hvd::libtorch {
+
+GradientExchange::GradientExchange(const GradientReduction& how,
+                                   std::span<ReducedParameter> parameters, GradientUnits& units,
+                                   GradientReadiness& readiness, ParameterCheck& check)
+    : how_(how),
+      parameters_(parameters),
+      units_(units),
+      readiness_(readiness),
+      check_(check),
+      hooked_(how, parameters) {}
+
+void GradientExchange::submit(std::size_t unit) {
+  if (how_.hook) return call_hook(false);
+  // All gradients are known when the last unit is submitted.
+  const bool with_flags = !flags_submitted_ && readiness_.last_unit(unit);
+  submit_units({&unit, 1}, with_flags, Progress::kBackground);
+}
+
+void GradientExchange::submit_rest() {
+  if (how_.hook) call_hook(true);
+  submit_units(readiness_.units_left(), !flags_submitted_ && !parameters_.empty(),
+               Progress::kCaller);
+}
+
+/// Keeps to the order of the units, since the hook's operations need one order on all ranks.
+void GradientExchange::call_hook(bool for_all) {
+  for (const std::size_t unit : readiness_.units_left()) {
+    if (!for_all && !readiness_.unit_ready(unit)) return;
+    follow_streams(units_[unit]);
+    hooked_.start(unit, units_[unit], readiness_);
+    readiness_.mark_submitted(unit);
+  }
+}
+
+// Buckets and flags are the same from step to step, so that a steady step does not allocate here.
+void GradientExchange::submit_units(std::span<const std::size_t> units, bool with_flags,
+                                    Progress progress) {
+  std::vector<Submission> others;
+  for (const std::size_t u : units) {
+    if (!units_[u].bucket) {
+      add_submissions(units_[u], others);
+      continue;
+    }
+    submit_bucket(units_[u], progress);
+    readiness_.mark_submitted(u);
+  }
+  begin_after_current_stream(others);  // first: it throws if the stream is being captured
+  if (with_flags) {
+    const Submission& flags = prepare_flags();
+    if (others.empty()) {
+      submit_one(flags, progress);
+    } else {
+      others.push_back(flags);  // in the same message as the rest
+    }
+  }
+  if (!others.empty()) {
+    for (Operation& operation : submit_all(std::move(others), progress))
+      operations_.push_back(std::move(operation));
+    for (const std::size_t u : units) {
+      if (!units_[u].bucket) readiness_.mark_submitted(u);
+    }
+  }
+  flags_submitted_ = flags_submitted_ || with_flags;
+}
+
+void GradientExchange::submit_bucket(GradientUnit& unit, Progress progress) {
+  follow_streams(unit);
+  if (unit.bucket->gathers()) {
+    gather(unit);
+  } else {
+    for (const std::size_t i : unit.members) {
+      ReducedParameter& parameter = parameters_[i];
+      // A parameter without a gradient contributes zeros.
+      if (parameter.active() && !readiness_.handed_over(i)) parameter.place(how_);
+    }
+  }
+  begin_after_current_stream(unit.bucket->submission());
+  submit_one(unit.bucket->submission(), progress);
+}
+
+void GradientExchange::gather(GradientUnit& unit) {
+  unit.bucket->release_gradients(true);  // the rest of a failed attempt
+  for (const std::size_t i : unit.members) {
+    ReducedParameter& parameter = parameters_[i];
+    unit.bucket->add(parameter.active() ? parameter.gather(how_) : torch::Tensor());
+  }
+}
+
+void GradientExchange::submit_one(const Submission& submission, Progress progress) {
+  operations_.emplace_back();
+  try {
+    submit_all({&submission, 1}, {&operations_.back(), 1}, progress);
+  } catch (...) {
+    operations_.pop_back();
+    throw;
+  }
+}
+
+void GradientExchange::add_submissions(GradientUnit& unit, std::vector<Submission>& submissions) {
+  const std::size_t first = submissions.size();
+  follow_streams(unit);
+  for (const std::size_t i : unit.members) {
+    ReducedParameter& parameter = parameters_[i];
+    if (!parameter.active()) continue;
+    std::vector<Submission> parts = parameter.prepare(how_);
+    if (parts.size() > 1) make_group(parameter.label(), parts);
+    std::move(parts.begin(), parts.end(), std::back_inserter(submissions));
+  }
+  if (!unit.group.empty()) make_group(unit.group, std::span(submissions).subspan(first));
+}
+
+/// Returns at once on the CPU.
+void GradientExchange::follow_streams(GradientUnit& unit) {
+  for (const std::size_t i : unit.members) unit.stream.follow(parameters_[i].tensor());
+}
+
+// Two numbers follow the flags: whether this rank requests a check of the parameters, and whether
+// its parameters may have been updated.
+const Submission& GradientExchange::prepare_flags() {
+  return flags_.prepare(how_, parameters_.front().tensor(), parameters_.size() + 2,
+                        [this](std::size_t i) {
+                          if (i < parameters_.size()) return parameters_[i].has_gradient();
+                          return i == parameters_.size() ? check_.is_due() : check_.has_updates();
+                        });
+}
+
+void GradientExchange::wait() const {
+  for (const Operation& operation : operations_) operation.wait();
+  for (const Operation& operation : operations_) current_stream_waits(operation);
+}
+
+/// Whether no operation is under way.
+bool GradientExchange::over() const {
+  return std::all_of(operations_.begin(), operations_.end(),
+                     [](const Operation& operation) { return operation.done(); });
+}
+
+bool GradientExchange::succeeded() const {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
+  return std::all_of(operations_.begin(), operations_.end(),
+                     [](const Operation& operation) { return operation.status().ok(); });
+}
+
+void GradientExchange::raise_if_error() const {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
+  for (const Operation& operation : operations_) operation.status().raise_if_error();
+}
+
+void GradientExchange::raise_if_written() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
+  const std::string* written = nullptr;
+  for (const std::size_t i : readiness_.submitted()) {
+    if (parameters_[i].release() && written == nullptr) written = &parameters_[i].name();
+  }
+  if (written == nullptr) return;
+  throw UsageError(std::string(how_.wrapper) + ": the gradient of '" + *written +
+                   "' was written to or replaced between backward() and step(), while it was being "
+                   "reduced over the ranks; " +
+                   right_order(how_.wrapper) +
+                   "; to change gradients before they are reduced, run backward() under "
+                   "no_sync()");
+}
+
+void GradientExchange::check_parameters() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over() && succeeded());
+  if (parameters_.empty()) return;
+  flags_.read();
+  check_.end_cycle(flags_.used(parameters_.size()), flags_.used(parameters_.size() + 1));
+}
+
+bool GradientExchange::any_used() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (flags_.used(i)) return true;
+  }
+  return false;
+}
+
+void GradientExchange::complete() {
+  hooked_.finish();
+  for (const std::size_t i : readiness_.submitted()) parameters_[i].complete(flags_.used(i));
+  completed_ = true;
+}
+
+void GradientExchange::drop_results() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
+  hooked_.drop();
+  if (how_.hook || !succeeded()) return;
+  for (const std::size_t i : readiness_.submitted()) {
+    parameters_[i].release();
+    parameters_[i].remember_dropped_result();
+  }
+}
+
+void GradientExchange::end_cycle() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
+  for (ReducedParameter& parameter : parameters_) parameter.end_cycle();
+  for (const GradientUnit& unit : units_.all()) {
+    if (unit.bucket && unit.bucket->gathers()) unit.bucket->release_gradients(completed_);
+  }
+  operations_.clear();
+  flags_submitted_ = false;
+  completed_ = false;
+}
+
+const Submission& UsedFlags::prepare(const GradientReduction& how, const torch::Tensor& like,
+                                     std::size_t count,
+                                     const std::function<bool(std::size_t)>& used) {
+  const torch::NoGradGuard no_grad;
+  const auto own = is_supported(like.scalar_type()) ? like.scalar_type() : torch::kFloat32;
+  const auto dtype = type_to_cast_to(own, how.compression).value_or(own);
+  read_ = false;
+  if (!flags_.defined() || flags_.scalar_type() != dtype ||
+      values_.numel() != static_cast<std::int64_t>(count)) {
+    values_ = torch::zeros({static_cast<std::int64_t>(count)}, torch::kFloat32);
+    flags_ = values_.to(dtype);
+    GradientReduction reduction = how;
+    if (how.op == ReduceOp::kAdasum) reduction.op = ReduceOp::kSum;
+    submission_ = reduction_in_place(how.scope + ".used", reduction, flags_);
+  }
+  auto* const values = values_.mutable_data_ptr<float>();
+  for (std::size_t i = 0; i < count; ++i) values[i] = used(i) ? 1.0F : 0.0F;
+  if (!flags_.is_same(values_)) flags_.copy_(values_);
+  return submission_;
+}
+
+void UsedFlags::read() {
+  read_ = true;
+  const torch::NoGradGuard no_grad;
+  if (!flags_.is_same(values_)) values_.copy_(flags_);
+}
+
+namespace {
+
+/// @param dense a tensor without gaps
+torch::Tensor row_of(const torch::Tensor& dense) { return dense.as_strided({dense.numel()}, {1}); }
+
+std::string name_of(GradientUnit& unit, const ReducedParameter& first) {
+  if (unit.bucket) return unit.bucket->submission().name;
+  return unit.group.empty() ? first.label() : unit.group;
+}
+
+}  // namespace
+
+void HookedBuckets::start(std::size_t index, GradientUnit& unit,
+                          const GradientReadiness& readiness) {
+  const torch::NoGradGuard no_grad;
+  const bool in_bucket = unit.bucket && !unit.bucket->gathers();
+  Started started;
+  BucketGradients& bucket = started.bucket;
+  std::int64_t end = 0;
+  for (std::size_t m = 0; m < unit.members.size(); ++m) {
+    const std::size_t i = unit.members[m];
+    ReducedParameter& parameter = parameters_[i];
+    if (!parameter.active()) continue;
+    if (!in_bucket) {
+      started.rows.push_back(row_of(parameter.gather(how_)));
+    } else if (!readiness.handed_over(i)) {
+      parameter.place(how_);
+    }
+    bucket.parameters.push_back(parameter.name());
+    bucket.first.push_back(in_bucket ? unit.bucket->first()[m] : end);
+    end += parameter.tensor().numel();
+  }
+  if (bucket.parameters.empty()) return;
+  bucket.values = in_bucket                  ? unit.bucket->flat()
+                  : started.rows.size() == 1 ? started.rows.front()
+                                             : torch::cat(started.rows);
+  bucket.name = name_of(unit, parameters_[unit.members.front()]);
+  bucket.index = index;
+  bucket.process_set = how_.process_set;
+  started.finish = how_.hook(bucket);
+  if (!started.finish) {
+    throw UsageError(std::string(how_.wrapper) + ": gradient_hook returned nothing for " +
+                     bucket.name + "; expected a function that returns the reduced gradients");
+  }
+  started_.push_back(std::move(started));
+}
+
+// All functions are called even after an error: the other ranks may wait for their operations.
+std::exception_ptr HookedBuckets::finish_all(bool use) {
+  const torch::NoGradGuard no_grad;
+  std::exception_ptr first;
+  for (const Started& started : std::exchange(started_, {})) {
+    try {
+      const torch::Tensor result = started.finish();
+      if (use && !first) use_result(started, result);
+    } catch (...) {
+      if (!first) first = std::current_exception();
+    }
+  }
+  return first;
+}
+
+void HookedBuckets::finish() {
+  if (const auto error = finish_all(true)) std::rethrow_exception(error);
+}
+
+void HookedBuckets::drop() { finish_all(false); }
+
+void HookedBuckets::use_result(const Started& started, const torch::Tensor& result) const {
+  const BucketGradients& bucket = started.bucket;
+  if (!result.defined() || result.numel() != bucket.values.numel()) {
+    throw UsageError(std::string(how_.wrapper) + ": gradient_hook: expected " +
+                     std::to_string(bucket.values.numel()) + " reduced gradients of " +
+                     bucket.name + ", got " +
+                     (result.defined() ? std::to_string(result.numel()) : "an undefined tensor"));
+  }
+  const torch::Tensor row = result.reshape({-1});
+  if (!row.is_set_to(bucket.values)) bucket.values.copy_(row);
+  if (started.rows.size() < 2) return;
+  for (std::size_t i = 0; i < started.rows.size(); ++i)
+    started.rows[i].copy_(bucket.values.narrow(0, bucket.first[i], started.rows[i].numel()));
+}
+
+}  // namespace hvd::libtorch

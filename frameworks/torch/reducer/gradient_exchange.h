@@ -1,0 +1,137 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstddef>
+#include <exception>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hvd/collectives.h"
+#include "hvd/torch/gradient_hook.h"
+#include "reducer/gradient_readiness.h"
+#include "reducer/gradient_reduction.h"
+#include "reducer/gradient_units.h"
+#include "reducer/parameter_check.h"
+#include "reducer/reduced_parameter.h"
+
+namespace hvd::libtorch {
+
+/// Flags of the parameters that have a gradient on some rank, reduced together with the gradients
+/// (same dtype and factors, so that they are fused).
+class UsedFlags {
+ public:
+  /// @param like a parameter of the optimizer  @param used this rank's flag with that number
+  /// @return valid until the next prepare()
+  const Submission& prepare(const GradientReduction& how, const torch::Tensor& like,
+                            std::size_t count, const std::function<bool(std::size_t)>& used);
+  /// Reads the reduced flags, once the operation of prepare() is done.
+  void read();
+  /// Whether the flag is set on some rank. @pre read()
+  bool used(std::size_t flag) const {
+    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(read_);
+    return values_.const_data_ptr<float>()[flag] != 0.0F;
+  }
+
+ private:
+  torch::Tensor values_;  ///< float32
+  torch::Tensor flags_;   ///< of the dtype that is sent; may be values_
+  Submission submission_;
+  bool read_ = false;  ///< values_ are reduced
+};
+
+/// Lets the user's GradientHook reduce units of gradients instead of hvd. Not thread-safe.
+class HookedBuckets {
+ public:
+  HookedBuckets(const GradientReduction& how, std::span<ReducedParameter> parameters)
+      : how_(how), parameters_(parameters) {}
+
+  /// Calls the hook, unless the whole unit is frozen. @param index of the unit
+  /// @param readiness gradients that are not handed over are used as they are now
+  void start(std::size_t index, GradientUnit& unit, const GradientReadiness& readiness);
+  /// Waits for all units that were started, in that order, and makes the results the gradients.
+  /// @throws as the hook's functions; UsageError for a result of another size
+  void finish();
+  /// Waits for all units, and drops the results.
+  void drop();
+
+ private:
+  struct Started {
+    BucketGradients bucket;
+    std::vector<torch::Tensor> rows;  ///< the members' memory, unless bucket.values is
+    std::function<torch::Tensor()> finish;
+  };
+
+  std::exception_ptr finish_all(bool use);
+  void use_result(const Started& started, const torch::Tensor& result) const;
+
+  const GradientReduction& how_;
+  const std::span<ReducedParameter> parameters_;
+  std::vector<Started> started_;
+};
+
+/// The operations of a cycle, which reduce units of gradients, and the flags that are sent with the
+/// last unit (see UsedFlags). On a GPU wait() makes the caller's current stream wait.
+///
+/// Not thread-safe.
+class GradientExchange {
+ public:
+  GradientExchange(const GradientReduction& how, std::span<ReducedParameter> parameters,
+                   GradientUnits& units, GradientReadiness& readiness, ParameterCheck& check);
+
+  /// Submits a unit that is ready, from a hook. With a user's GradientHook: submits the units that
+  /// are next in its order.
+  void submit(std::size_t unit);
+  /// Submits the remaining units, with zeros for parameters without a gradient, so that every rank
+  /// submits the same set.
+  void submit_rest();
+
+  void wait() const;
+  /// @pre wait()
+  bool succeeded() const;
+  /// @throws the error of an operation, the same on every rank. @pre wait()
+  void raise_if_error() const;
+  /// @throws UsageError for a gradient that the program has written to or replaced on this rank
+  /// while it was reduced. @pre wait()
+  void raise_if_written();
+  /// Reads the flags, and compares the parameters of the ranks if a rank requests it. Collective.
+  /// @throws DivergedError on every rank. @pre succeeded()
+  void check_parameters();
+  /// Whether some rank has a gradient of some parameter. @pre check_parameters()
+  /// (checked by UsedFlags::used())
+  bool any_used() const;
+  /// Makes the results the parameters' gradients. @pre check_parameters()
+  /// (checked by UsedFlags::used())
+  void complete();
+  /// Instead of complete(): drops the results. Waits for the operations of a GradientHook.
+  /// @pre wait()
+  void drop_results();
+  /// Forgets the operations. @pre wait()
+  void end_cycle();
+
+ private:
+  bool over() const;
+  void call_hook(bool for_all);
+  void submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress);
+  void submit_bucket(GradientUnit& unit, Progress progress);
+  void gather(GradientUnit& unit);
+  void submit_one(const Submission& submission, Progress progress);
+  void add_submissions(GradientUnit& unit, std::vector<Submission>& submissions);
+  void follow_streams(GradientUnit& unit);
+  const Submission& prepare_flags();
+
+  const GradientReduction& how_;
+  const std::span<ReducedParameter> parameters_;
+  GradientUnits& units_;
+  GradientReadiness& readiness_;
+  ParameterCheck& check_;
+  std::vector<Operation> operations_;
+  HookedBuckets hooked_;
+  UsedFlags flags_;
+  bool flags_submitted_ = false;
+  bool completed_ = false;  ///< the results are the gradients now
+};
+
+}  // namespace hvd::libtorch

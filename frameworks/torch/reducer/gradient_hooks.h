@@ -1,0 +1,60 @@
+#pragma once
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+namespace hvd::libtorch {
+
+/// Hooks that run when autograd accumulates a gradient. Keeps the accumulators, and so the hooks,
+/// alive.
+///
+/// Not thread-safe. The functions are called on autograd's threads; an exception of theirs ends the
+/// backward(). Older LibTorch cannot remove a hook that runs after the accumulation, so `after` may
+/// be called when this object has been destroyed.
+class GradientHooks {
+ public:
+  /// Called before autograd adds to `.grad`.
+  using Before = std::function<void(std::size_t parameter)>;
+  /// Called after autograd has added to `.grad`. @param gradients the summands, which autograd
+  /// still holds
+  using After =
+      std::function<void(std::size_t parameter, const torch::autograd::variable_list& gradients)>;
+
+  explicit GradientHooks(const std::vector<torch::Tensor>& parameters);
+  GradientHooks(const GradientHooks&) = delete;
+  GradientHooks& operator=(const GradientHooks&) = delete;
+  ~GradientHooks() { remove(); }
+
+  /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
+  /// a dtype may have changed.
+  void install(const Before& before, const After& after);
+  /// Whether all parameters that require grad have their hooks.
+  bool complete() const;
+  void remove() noexcept;
+
+ private:
+  // The pointer type differs between LibTorch versions.
+  using Accumulator = decltype(torch::autograd::impl::grad_accumulator(torch::Tensor()));
+  struct Hooked {
+    torch::Tensor parameter;
+    // Tensors refer to their accumulator weakly. Without this reference it would be destroyed with
+    // the hooks.
+    Accumulator accumulator = {};
+    torch::autograd::FunctionPreHook* pre_hook = nullptr;
+    std::uintptr_t post_hook = 0;
+  };
+
+  static bool missing(const Hooked& hooked);
+  void hook(std::size_t index, const Before& before, const After& after);
+  static void unhook(Hooked& hooked) noexcept;
+
+  std::vector<Hooked> parameters_;
+};
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,353 @@
+#include "reducer/gradient_reducer.h"
+
+#include <algorithm>
+#include <cstddef>
+#include <utility>
+
+#include "hvd/error.h"
+#include "hvd/torch/distributed_optimizer.h"
+#include "tensors/device_order.h"
+#include "tensors/tensor_adapter.h"
+
+namespace hvd::libtorch {
+namespace {
+
+using torch::autograd::variable_list;
+using Parameters = std::vector<ReducedParameter>;
+
+Parameters in_scope_of(Parameters parameters, const GradientReduction& how) {
+  for (ReducedParameter& parameter : parameters) parameter.set_scope(how);
+  return parameters;
+}
+
+std::vector<std::string> names_of(const Parameters& parameters) {
+  std::vector<std::string> names;
+  for (const auto& parameter : parameters) names.push_back(parameter.name());
+  return names;
+}
+
+std::vector<torch::Tensor> tensors_of(const Parameters& parameters) {
+  std::vector<torch::Tensor> tensors;
+  for (const auto& parameter : parameters) tensors.push_back(parameter.tensor());
+  return tensors;
+}
+
+std::shared_ptr<const GradientReducer::Identities> identities_of(const Parameters& parameters) {
+  const auto identities = std::make_shared<GradientReducer::Identities>();
+  for (const auto& parameter : parameters)
+    identities->insert(parameter.tensor().unsafeGetTensorImpl());
+  return identities;
+}
+
+}  // namespace
+
+GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, int passes_per_step)
+    : GradientReducer(std::move(parameters), std::move(how), passes_per_step,
+                      std::make_shared<std::atomic<int>>(0)) {}
+
+GradientReducer::GradientReducer(Parameters parameters, const GradientReducer& former)
+    : GradientReducer(std::move(parameters), former.how_, former.readiness_.passes_per_step(),
+                      former.no_sync_depth_) {
+  if (former.has_reduced()) check_.continue_after_updates();
+}
+
+GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, int passes_per_step,
+                                 std::shared_ptr<std::atomic<int>> no_sync_depth)
+    : how_(std::move(how)),
+      no_sync_depth_(std::move(no_sync_depth)),
+      known_(identities_of(parameters)),
+      parameters_(in_scope_of(std::move(parameters), how_)),
+      hooks_(tensors_of(parameters_)),
+      readiness_(parameters_.size(), passes_per_step,
+                 [this](std::size_t i) { return parameters_[i].active(); }),
+      agreement_(how_, parameters_),
+      units_(how_, parameters_, agreement_),
+      check_(how_, names_of(parameters_), tensors_of(parameters_)),
+      finite_(how_),
+      exchange_(how_, parameters_, units_, readiness_, check_) {
+  readiness_.set_units(units_.members());
+}
+
+void GradientReducer::compare_frozen(
+    const torch::OrderedDict<std::string, torch::Tensor>& parameters) {
+  for (const auto& item : parameters) {
+    const torch::Tensor& tensor = item.value();
+    // A parameter that requires grad and does not belong to this optimizer is trained by another
+    // optimizer, and may differ between ranks.
+    if (!tensor.defined() || tensor.layout() != torch::kStrided || tensor.requires_grad() ||
+        known_->contains(tensor.unsafeGetTensorImpl()))
+      continue;
+    check_.add_frozen(item.key(), tensor);
+  }
+}
+
+void GradientReducer::open_device_queue() {
+  const auto on_gpu = [](const ReducedParameter& parameter) {
+    return parameter.tensor().is_cuda();
+  };
+  const auto first = std::find_if(parameters_.begin(), parameters_.end(), on_gpu);
+  if (first == parameters_.end()) return;
+  const auto number =
+      torch::zeros({1}, torch::TensorOptions(torch::kFloat32).device(first->tensor().device()));
+  std::vector<Submission> submissions;
+  submissions.push_back(reduction_in_place(
+      how_.scope + ".open", {.op = ReduceOp::kSum, .process_set = how_.process_set}, number));
+  begin_after_current_stream(submissions);
+  opening_ = std::move(submit_all(std::move(submissions)).front());
+}
+
+void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
+  readiness_.recheck_expected();
+  if (hooks_.complete()) return;  // without allocating the functions
+  hooks_.install(
+      [self](std::size_t parameter) {
+        if (const auto alive = self.lock())
+          locked(*alive, &GradientReducer::before_accumulate, parameter);
+      },
+      [self](std::size_t parameter, const variable_list& gradients) {
+        if (const auto alive = self.lock())
+          locked(*alive, &GradientReducer::after_accumulate, parameter, gradients);
+      });
+}
+
+void GradientReducer::remove_hooks() noexcept {
+  hooks_.remove();
+  for (ReducedParameter& parameter : parameters_) parameter.release();
+}
+
+/// A graph of a reduced gradient would have to lead through the other ranks.
+void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) const {
+  if (!torch::GradMode::is_enabled() || no_sync_depth_->load() > 0) return;
+  throw UsageError(
+      std::string(how_.wrapper) + ": backward(create_graph = true) reached parameter '" +
+      parameter.name() +
+      "', whose gradient would be reduced and lose its graph; expected a backward() without "
+      "create_graph; compute what needs the graph with "
+      "torch::autograd::grad(), or under no_sync() and detach_() the gradients before step()");
+}
+
+void GradientReducer::before_accumulate(std::size_t index) {
+  ReducedParameter& parameter = parameters_[index];
+  refuse_create_graph(parameter);
+  // Module::zero_grad() or that of the wrapped optimizer has reset the gradients.
+  if (was_reset()) abandon();
+  if (parameter.was_reset()) readiness_.forget_passes(index);
+  if (!parameter.has_gradient()) parameter.forget_result();
+  if (!readiness_.handed_over(index)) {
+    refuse_scattered(parameter);
+    if (keeps_results() && parameter.holds_result()) parameter.keep_result();
+    return;
+  }
+  // The hook runs before the addition, so that the gradient that is being reduced stays intact.
+  throw UsageError(std::string(how_.wrapper) + ": backward() reached parameter '" +
+                   parameter.name() +
+                   "' again after its gradient was handed over for this step (expected " +
+                   std::to_string(readiness_.passes_per_step()) +
+                   " backward pass(es) per step); call step() or zero_grad() first, raise "
+                   "backward_passes_per_step, or "
+                   "accumulate under no_sync()");
+}
+
+/// A gradient that was reset belongs to the program again.
+void GradientReducer::refuse_scattered(const ReducedParameter& parameter) const {
+  if (!scattered_ || !parameter.has_gradient()) return;
+  throw UsageError(std::string(how_.wrapper) + ": backward() reached parameter '" +
+                   parameter.name() +
+                   "' after its gradient was reduced for this step, of which this rank has only "
+                   "the part that it updates; expected step() or zero_grad() of the " +
+                   how_.wrapper +
+                   " first; to add up several backward passes, run all but the last under "
+                   "no_sync() before synchronize() or a function that clips");
+}
+
+/// The average of equal gradients is the same gradient, but their sum is not. The operation of a
+/// GradientHook is not known.
+bool GradientReducer::keeps_results() const {
+  return (how_.op != ReduceOp::kAverage || how_.hook) && !how_.reduces_changes &&
+         how_.process_set.size() > 1;
+}
+
+/// Keeps the results of parameters that no backward pass has reached. A tensor that the program has
+/// assigned itself is a gradient to be reduced.
+void GradientReducer::keep_results() {
+  if (!keeps_results()) return;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    ReducedParameter& parameter = parameters_[i];
+    if (!parameter.active() || readiness_.handed_over(i)) continue;
+    if (parameter.holds_untouched_result() || (reached_ && parameter.holds_result()))
+      parameter.keep_result();
+  }
+}
+
+void GradientReducer::after_accumulate(std::size_t index, const variable_list& gradients) {
+  readiness_.set_reduced(false);
+  reached_ = true;
+  parameters_[index].record_pass();
+  if (no_sync_depth_->load() > 0) return;
+  if (!readiness_.count_pass(index)) return;
+  try {
+    hand_over(index, gradients);
+    // Before the ranks have compared their parameters, another rank might not have this one.
+    const std::size_t unit = readiness_.unit_of(index);
+    if (agreement_.same_parameters() && readiness_.unit_ready(unit)) exchange_.submit(unit);
+  } catch (...) {
+    readiness_.withdraw(index);
+    parameters_[index].release();
+    throw;
+  }
+}
+
+void GradientReducer::hand_over(std::size_t index, const variable_list& gradients) {
+  ReducedParameter& parameter = parameters_[index];
+  if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
+  units_[readiness_.unit_of(index)].stream.follow(parameter.tensor());
+  if (!agreement_.same_parameters()) refuse_capture(parameter);
+  if (how_.error_if_nonfinite) finite_.inspect(index, parameter.tensor().grad());
+  if (parameter.view().defined()) {
+    parameter.place(how_);
+  } else {
+    parameter.detect_sharing(gradients);
+  }
+  parameter.guard();
+  readiness_.mark_ready(index, agreement_.waits_for_layout(parameter));
+  if (!witness_ && parameter.had_gradient()) witness_ = index;
+}
+
+/// During the capture of a graph a gradient could not be submitted later.
+void GradientReducer::refuse_capture(const ReducedParameter& parameter) const {
+  const torch::Tensor& tensor = parameter.tensor();
+  if (!tensor.is_cuda() || !is_supported(tensor.scalar_type())) return;
+  Submission probe = reduction_in_place(parameter.label(), how_, tensor);
+  begin_after_current_stream(probe);
+}
+
+void GradientReducer::submit_rest() {
+  if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
+  if (!agreement_.same_parameters()) agreement_.compare_parameters();
+  if (agreement_.layouts_in_doubt()) agreement_.agree_on_layouts();
+  keep_results();
+  if (how_.error_if_nonfinite) {
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      if (parameters_[i].active() && !readiness_.handed_over(i))
+        finite_.inspect(i, parameters_[i].tensor().grad());
+    }
+  }
+  exchange_.submit_rest();
+}
+
+void GradientReducer::raise_if_nonfinite() {
+  if (!how_.error_if_nonfinite) return;
+  const std::string difference = finite_.difference(parameters_);
+  if (difference.empty()) return;
+  throw NonFiniteError(std::string(how_.wrapper) + " (" + how_.scope +
+                       "): before they were reduced the gradients were not finite: " + difference +
+                       "; expected numbers on every rank; look at that rank's batch and loss");
+}
+
+/// Programs reset all gradients at once, so one represents all.
+bool GradientReducer::was_reset() const { return witness_ && parameters_[*witness_].was_reset(); }
+
+void GradientReducer::synchronize() {
+  if (readiness_.reduced()) return;
+  dropped_in_a_row_ = 0;
+  try {
+    submit_rest();
+    exchange_.wait();
+    raise_if_nonfinite();
+    exchange_.raise_if_error();
+    // Collective, and so before an error that this rank alone may have.
+    exchange_.check_parameters();
+    exchange_.raise_if_written();
+    warn_without_gradients();
+    exchange_.complete();
+  } catch (...) {
+    exchange_.wait();
+    exchange_.drop_results();
+    end_cycle();
+    throw;
+  }
+  std::vector<std::size_t> order;
+  if (units_.learning()) order = readiness_.order_of_arrival();
+  end_cycle();
+  // Set before the buckets are learnt, which may throw: gradients must not be reduced twice.
+  readiness_.set_reduced(true);
+  scattered_ = how_.sharded && how_.process_set.size() > 1;
+  if (!order.empty() && units_.learn(std::move(order))) readiness_.set_units(units_.members());
+}
+
+/// A closure may be evaluated several times before the step that uses the gradients.
+void GradientReducer::begin_cycle() {
+  readiness_.set_reduced(false);
+  scattered_ =
+      scattered_ && std::any_of(parameters_.begin(), parameters_.end(),
+                                [](const auto& parameter) { return parameter.has_gradient(); });
+}
+
+/// Other ranks may have submitted more gradients, so the cycle is completed instead of cancelled.
+void GradientReducer::abandon() {
+  try {
+    submit_rest();
+    exchange_.wait();
+    // Ranks that call synchronize() run the same collectives.
+    if (how_.error_if_nonfinite) finite_.difference(parameters_);
+    warn_of_dropped();
+    if (exchange_.succeeded()) exchange_.check_parameters();
+    exchange_.drop_results();
+  } catch (...) {
+    exchange_.wait();
+    exchange_.drop_results();
+    end_cycle();
+    throw;
+  }
+  end_cycle();
+}
+
+void GradientReducer::warn_of_dropped() {
+  constexpr int kSuspicious = 5;
+  if (++dropped_in_a_row_ != kSuspicious) return;
+  TORCH_WARN(how_.wrapper, ": gradients were reduced over the ranks and then dropped ", kSuspicious,
+             " times in a row, without a step() or synchronize() of this ", how_.wrapper,
+             ". If parameters are updated all the same, every rank updates "
+             "its own with gradients of its own: call step() of the ",
+             how_.wrapper, ", not of the optimizer that it wraps. (", how_.scope, ")");
+}
+
+void GradientReducer::warn_without_gradients() {
+  const bool any_active = std::any_of(parameters_.begin(), parameters_.end(),
+                                      [](const auto& parameter) { return parameter.active(); });
+  if (warned_without_gradients_ || exchange_.any_used() || !any_active) return;
+  warned_without_gradients_ = true;
+  TORCH_WARN(
+      how_.wrapper, " (", how_.scope,
+      "): step() without a gradient: no rank has one of any parameter. Expected a backward() "
+      "since zero_grad(), through the parameters that the ",
+      how_.wrapper,
+      " was constructed with. Usual causes: it was not constructed again after the "
+      "model was replaced; zero_grad() was called between backward() and step() instead of "
+      "before backward()");
+}
+
+void GradientReducer::discard() {
+  if (readiness_.in_cycle()) abandon();
+  end_cycle();
+  for (ReducedParameter& parameter : parameters_) parameter.forget_result();
+  scattered_ = false;
+}
+
+void GradientReducer::end_cycle() {
+  exchange_.end_cycle();
+  units_.end_cycle();
+  agreement_.end_cycle();
+  readiness_.end_cycle();
+  finite_.end_cycle();
+  witness_.reset();
+  reached_ = false;
+}
+
+std::uint64_t GradientReducer::gradients_version() const { return readiness_.cycles(); }
+
+bool GradientReducer::in_flight() const { return readiness_.in_cycle(); }
+
+void GradientReducer::set_passes_per_step(int passes) { readiness_.set_passes_per_step(passes); }
+
+}  // namespace hvd::libtorch

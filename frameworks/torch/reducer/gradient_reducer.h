@@ -1,0 +1,151 @@
+#pragma once
+
+#include <c10/util/Synchronized.h>
+#include <torch/ordered_dict.h>
+#include <torch/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "hvd/collectives.h"
+#include "reducer/gradient_exchange.h"
+#include "reducer/gradient_hooks.h"
+#include "reducer/gradient_readiness.h"
+#include "reducer/gradient_units.h"
+#include "reducer/parameter_check.h"
+#include "reducer/rank_agreement.h"
+#include "reducer/reduced_parameter.h"
+
+namespace hvd::libtorch {
+
+class GradientReducer;
+using SharedReducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
+
+/// Reduces the gradients of one optimizer wrapper, by calling its parts in the right order. See
+/// docs/architecture.md, "From a gradient to a step".
+///
+/// A cycle is a step: it begins with the first gradient that is handed over, and ends in
+/// synchronize() or is discarded. synchronize() submits the remaining gradients, with zeros for
+/// parameters without a gradient, so that every rank submits the same set.
+///
+/// Sparse gradients need other operations than dense ones, and a rank without a gradient does not
+/// know which kind the others have. In the first synchronize() the ranks therefore agree on each
+/// parameter's layout, before zeros and sparse gradients are submitted. They do so again as long as
+/// a layout is unknown and some gradient is sparse, or a rank was absent (see join()).
+///
+/// In the first cycle gradients are not sent before all ranks have found in synchronize() that they
+/// have the same parameters: an operation of one rank alone would wait for the others. Gradients
+/// are reduced one by one, and the ranks learn in which order they became ready on the set's first
+/// rank. From then on `.grad` is a view into a bucket where possible (see GradientUnits).
+///
+/// A backward pass may add to gradients that have been reduced. An average stays the same when it
+/// is averaged once more. A sum does not, so it is set aside and added to the next sum. A scattered
+/// gradient is a mixture of reduced and own elements, so that adding to it is an error.
+///
+/// On a GPU a gradient is ready when its accumulation is in the current stream of the hook, and
+/// synchronize() makes the current stream of its caller wait, not the caller.
+///
+/// Not thread-safe. Hooks run on autograd's threads, so every access goes through the lock of a
+/// SharedReducer.
+class GradientReducer {
+ public:
+  using Identities = std::unordered_set<const c10::TensorImpl*>;
+
+  GradientReducer(std::vector<ReducedParameter> parameters, GradientReduction how,
+                  int passes_per_step);
+
+  /// Replaces `former` between cycles: the same but for the parameters, of which there may be more.
+  GradientReducer(std::vector<ReducedParameter> parameters, const GradientReducer& former);
+
+  /// Includes the frozen ones of these parameters, which the optimizer may not have, in the
+  /// comparison before the first update. @pre no cycle has ended (checked by
+  /// ParameterCheck::add_frozen())
+  void compare_frozen(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
+  /// Whether a cycle has ended.
+  bool has_reduced() const { return check_.cycles() > 0; }
+  /// On a GPU: begins a small operation. The first operation of a process set creates its
+  /// communicator, which takes up to seconds, and the runtime's buffers, so that both exist when
+  /// the first gradients are ready. Does not wait.
+  void open_device_queue();
+  /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
+  /// a dtype may have changed. @param self this object, which hooks lock; without it they return
+  void install_hooks(const std::weak_ptr<SharedReducer>& self);
+  void remove_hooks() noexcept;
+
+  /// Ends the cycle: every `.grad` is final. Returns at once if no gradient has arrived since the
+  /// last cycle. @throws the first error, when no operation is in flight any more.
+  void synchronize();
+  /// The next synchronize() reduces even if no gradient arrives on this rank.
+  void begin_cycle();
+  /// Ends the cycle without using its results, and forgets counted passes.
+  void discard();
+
+  bool in_flight() const;
+  /// Valid between cycles, until the next one.
+  const GradientUnits& units() const noexcept { return units_; }
+  const std::vector<ReducedParameter>& parameters() const noexcept { return parameters_; }
+  /// The parameters of the constructor.
+  std::shared_ptr<const Identities> known() const noexcept { return known_; }
+  /// Changes whenever gradients may have changed.
+  std::uint64_t gradients_version() const;
+  void set_passes_per_step(int passes);
+  const std::string& scope() const noexcept { return how_.scope; }
+  /// Above zero: backward passes do not count. The user's guards may outlive this object.
+  std::shared_ptr<std::atomic<int>> no_sync_depth() const noexcept { return no_sync_depth_; }
+
+ private:
+  GradientReducer(std::vector<ReducedParameter> parameters, GradientReduction how,
+                  int passes_per_step, std::shared_ptr<std::atomic<int>> no_sync_depth);
+
+  void before_accumulate(std::size_t index);
+  void after_accumulate(std::size_t index, const torch::autograd::variable_list& gradients);
+  void refuse_create_graph(const ReducedParameter& parameter) const;
+  void refuse_capture(const ReducedParameter& parameter) const;
+  void hand_over(std::size_t index, const torch::autograd::variable_list& gradients);
+  void submit_rest();
+  bool was_reset() const;
+  void refuse_scattered(const ReducedParameter& parameter) const;
+  bool keeps_results() const;
+  void keep_results();
+  void abandon();
+  void warn_of_dropped();
+  void warn_without_gradients();
+  void raise_if_nonfinite();
+  void end_cycle();
+
+  const GradientReduction how_;
+  const std::shared_ptr<std::atomic<int>> no_sync_depth_;
+  const std::shared_ptr<const Identities> known_;
+
+  std::vector<ReducedParameter> parameters_;
+  GradientHooks hooks_;
+  GradientReadiness readiness_;
+  RankAgreement agreement_;
+  GradientUnits units_;
+  ParameterCheck check_;
+  FiniteCheck finite_;
+  GradientExchange exchange_;
+  std::optional<std::size_t> witness_;  ///< first parameter of this cycle that had a gradient
+  bool reached_ = false;      ///< a backward pass has run since the last cycle, or under no_sync()
+  bool scattered_ = false;    ///< gradients are reduced only where this rank updates
+  int dropped_in_a_row_ = 0;  ///< number of cycles
+  bool warned_without_gradients_ = false;
+  Operation opening_;  ///< see open_device_queue()
+};
+
+/// Calls a member of the reducer, or a function with the reducer, under the lock. @return a copy
+template <class Call, class... Arguments>
+auto locked(SharedReducer& shared, Call&& call, Arguments&&... arguments) {
+  return shared.withLock([&](const std::unique_ptr<GradientReducer>& reducer) {
+    return std::invoke(call, *reducer, std::forward<Arguments>(arguments)...);
+  });
+}
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,323 @@
+#include "reducer/gradient_units.h"
+
+#include <c10/core/alignment.h>
+#include <malloc.h>
+#include <torch/types.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <new>
+#include <utility>
+
+#include "hvd/memory.h"
+#include "reducer/bucket_plan.h"
+#include "reducer/reduced_parameter.h"
+#include "tensors/tensor_adapter.h"
+
+namespace hvd::libtorch {
+namespace {
+
+/// malloc keeps free memory that lies below memory in use.
+void return_free_memory() {
+#if defined(__GLIBC__)
+  ::malloc_trim(0);
+#endif
+}
+
+}  // namespace
+
+GradientUnits::GradientUnits(const GradientReduction& how, std::span<ReducedParameter> parameters,
+                             const RankAgreement& agreement)
+    : how_(how), parameters_(parameters), agreement_(agreement), places_(parameters.size()) {
+  add_units_without_bucket();
+}
+
+/// Adds a unit for each group of the user's, and one for each other gradient.
+void GradientUnits::add_units_without_bucket() {
+  version_ = ++last_version_;
+  std::map<int, std::size_t> unit_of_group;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (places_[i]) continue;
+    const int group = parameters_[i].group();
+    const auto [known, added] = unit_of_group.try_emplace(group, units_.size());
+    if (group >= 0 && !added) {
+      units_[known->second].members.push_back(i);
+      continue;
+    }
+    units_.push_back(
+        {.group = group < 0 ? "" : how_.scope + ".group" + std::to_string(group), .members = {i}});
+  }
+}
+
+std::vector<std::vector<std::size_t>> GradientUnits::members() const {
+  std::vector<std::vector<std::size_t>> members;
+  for (const GradientUnit& unit : units_) members.push_back(unit.members);
+  return members;
+}
+
+/// A single rank has buckets on a GPU only, where a benchmark measures them; on the CPU they would
+/// cost a copy without a gain. Adasum works on each tensor by itself.
+bool GradientUnits::wants_bucket(const ReducedParameter& parameter) const {
+  return how_.bucket_views && how_.op != ReduceOp::kAdasum &&
+         (how_.process_set.size() > 1 || parameter.tensor().is_cuda());
+}
+
+/// Groups and sparse gradients need other operations, and copies that LibTorch casts cannot be
+/// views. Decides by facts that all ranks of the set have agreed on, such as the types of active
+/// parameters, whose gradients have just been reduced.
+bool GradientUnits::fits_bucket(const ReducedParameter& parameter) const {
+  if (!wants_bucket(parameter) || !parameter.active() || parameter.group() >= 0) return false;
+  const std::optional<std::int64_t> sparse_dims = parameter.agreed_layout();
+  if (how_.sparse == SparseGradients::kReduceSparse && !sparse_dims) return false;
+  const torch::ScalarType type = parameter.tensor().scalar_type();
+  // The elements of a bucket that is scattered must be contiguous in memory.
+  if (how_.sharded && !parameter.tensor().is_non_overlapping_and_dense()) return false;
+  return is_supported(type) && !type_to_cast_to(type, how_.compression) &&
+         sparse_dims.value_or(0) == 0;
+}
+
+bool GradientUnits::is_as_placed(const torch::Tensor& tensor, const Place& place) {
+  return tensor.scalar_type() == place.type && tensor.device() == place.device &&
+         tensor.sizes() == place.sizes && tensor.strides() == place.strides;
+}
+
+bool GradientUnits::fits(const Places& places) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (places[i].has_value() != fits_bucket(parameters_[i])) return false;
+    if (places[i] && !is_as_placed(parameters_[i].tensor(), *places[i])) return false;
+  }
+  return true;
+}
+
+/// A parameter has changed since, so that the plan will not fit again.
+bool GradientUnits::is_outdated(const Plan& plan) const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (plan.places[i] && !is_as_placed(parameters_[i].tensor(), *plan.places[i])) return true;
+  }
+  return false;
+}
+
+bool GradientUnits::learn(std::vector<std::size_t> order) {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(learning());
+  const bool any = std::any_of(parameters_.begin(), parameters_.end(),
+                               [this](const auto& parameter) { return fits_bucket(parameter); });
+  if (!any) return false;
+  std::erase_if(order, [this](std::size_t i) { return !fits_bucket(parameters_[i]); });
+  const auto agreed = agreement_.agree_on_order(order);
+  if (!agreed) state_ = State::kRefused;
+  return agreed && !agreed->empty() && use_buckets(*agreed);
+}
+
+/// Null if memory is missing.
+std::shared_ptr<GradientBucket> GradientUnits::make_bucket(const std::vector<std::size_t>& members,
+                                                           std::size_t number) const {
+  std::vector<torch::Tensor> own;
+  for (const std::size_t i : members) own.push_back(parameters_[i].tensor());
+  // Names differ between plans, so that operations of one are known when it is used again.
+  const std::string plan = learnings_ == 0 ? "" : ".plan" + std::to_string(learnings_);
+  const std::string name = how_.scope + plan + ".bucket" + std::to_string(number) + "[" +
+                           parameters_[members.front()].name() + " .. " +
+                           parameters_[members.back()].name() + "]";
+  try {
+    return std::make_shared<GradientBucket>(name, how_, own);
+  } catch (const std::bad_alloc&) {
+    return nullptr;
+  } catch (const c10::Error&) {
+    return nullptr;
+  }
+}
+
+/// Plans buckets in the host's memory, and on a GPU, where they are larger.
+std::vector<std::vector<std::size_t>> GradientUnits::plan(
+    const std::vector<std::size_t>& order) const {
+  std::vector<GradientSize> sizes;
+  for (const ReducedParameter& parameter : parameters_) {
+    sizes.push_back({.device = static_cast<int>(parameter.tensor().device().type()),
+                     .dtype = static_cast<int>(parameter.tensor().scalar_type()),
+                     .bytes = parameter.tensor().nbytes()});
+  }
+  std::vector<std::vector<std::size_t>> buckets;
+  for (const bool on_gpu : {false, true}) {
+    std::vector<std::size_t> members;
+    std::size_t bytes = 0;
+    for (const std::size_t i : order) {
+      if (parameters_[i].tensor().is_cuda() != on_gpu) continue;
+      members.push_back(i);
+      bytes += sizes[i].bytes;
+    }
+    const auto asked = static_cast<std::size_t>(how_.bucket_bytes);
+    const BucketLimits limits =
+        on_gpu ? gpu_bucket_limits(bytes, asked) : host_bucket_limits(bytes, asked);
+    for (std::vector<std::size_t>& bucket : plan_buckets(members, sizes, limits))
+      buckets.push_back(std::move(bucket));
+  }
+  return buckets;
+}
+
+/// The units change only if every rank has its memory.
+bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
+  std::vector<GradientUnit> units;
+  bool complete = true;
+  for (std::vector<std::size_t>& members : plan(order)) {
+    std::shared_ptr<GradientBucket> bucket = make_bucket(members, units.size());
+    complete = bucket != nullptr;
+    if (!complete) break;
+    units.push_back({.group = "", .members = std::move(members), .bucket = std::move(bucket)});
+  }
+  if (!agreement_.on_all_ranks(complete, "buckets")) {
+    if (!complete)
+      TORCH_WARN(how_.wrapper, " (", how_.scope,
+                 "): no memory for buckets; all ranks continue without them");
+    state_ = State::kRefused;
+    return false;
+  }
+  // Every rank has taken part in each learning, and so removes the same plan.
+  constexpr std::size_t kMostAside = 3;
+  if (aside_.size() > kMostAside)
+    aside_.erase(std::min_element(aside_.begin(), aside_.end(), [](const Plan& a, const Plan& b) {
+      return a.number < b.number;
+    }));
+  number_ = learnings_++;
+  units_ = std::move(units);
+  move_into_buckets();
+  add_units_without_bucket();
+  state_ = State::kBuckets;
+  return true;
+}
+
+void GradientUnits::move_into_buckets() {
+  for (const GradientUnit& unit : units_) {
+    for (std::size_t m = 0; m < unit.members.size(); ++m) {
+      const torch::Tensor& tensor = parameters_[unit.members[m]].tensor();
+      places_[unit.members[m]] = Place{tensor.scalar_type(), tensor.device(), tensor.sizes().vec(),
+                                       tensor.strides().vec()};
+      if (unit.bucket->gathers()) continue;
+      ReducedParameter& parameter = parameters_[unit.members[m]];
+      parameter.set_view(unit.bucket->view(m));
+      parameter.move_to_view();
+    }
+    if (!unit.bucket->gathers()) return_free_memory();  // the gradients' former memory
+  }
+}
+
+bool GradientUnits::follow_parameters() {
+  if (state_ == State::kRefused) return false;
+  if (state_ == State::kLearning) return !aside_.empty() && take_fitting_plan();
+  if (fits(places_)) return false;
+  set_plan_aside();
+  if (take_fitting_plan()) return true;
+  units_.clear();
+  add_units_without_bucket();
+  state_ = State::kLearning;
+  return true;
+}
+
+void GradientUnits::set_plan_aside() {
+  for (ReducedParameter& parameter : parameters_) parameter.set_view({});
+  aside_.push_back({std::move(units_), std::move(places_), number_, version_});
+  places_.assign(parameters_.size(), std::nullopt);
+  std::erase_if(aside_, [this](const Plan& plan) { return is_outdated(plan); });
+}
+
+bool GradientUnits::take_fitting_plan() {
+  const auto found = std::find_if(aside_.begin(), aside_.end(),
+                                  [this](const Plan& plan) { return fits(plan.places); });
+  if (found == aside_.end()) return false;
+  units_ = std::move(found->units);
+  places_ = std::move(found->places);
+  number_ = found->number;
+  version_ = found->version;
+  aside_.erase(found);
+  for (const GradientUnit& unit : units_) {
+    if (!unit.bucket || unit.bucket->gathers()) continue;
+    for (std::size_t m = 0; m < unit.members.size(); ++m)
+      parameters_[unit.members[m]].set_view(unit.bucket->view(m));
+  }
+  state_ = State::kBuckets;
+  return true;
+}
+
+void GradientUnits::end_cycle() {
+  for (GradientUnit& unit : units_) unit.stream.reset();
+}
+
+namespace {
+
+static_assert(kGradientAlignment % c10::gAlignment == 0, "as aligned as a tensor of its own");
+
+/// In bytes.
+std::size_t room_for(const torch::Tensor& parameter) { return room_in_bucket(parameter.nbytes()); }
+
+}  // namespace
+
+GradientBucket::GradientBucket(std::string name, const GradientReduction& how,
+                               std::span<const torch::Tensor> parameters) {
+  const auto element = static_cast<std::int64_t>(parameters.front().element_size());
+  std::size_t bytes = 0;
+  for (const torch::Tensor& parameter : parameters) {
+    first_.push_back(static_cast<std::int64_t>(bytes) / element);
+    bytes += room_for(parameter);
+  }
+  TensorView all = view_of(parameters.front());
+  all.data = nullptr;
+  all.count = elements_ = static_cast<std::int64_t>(bytes) / element;
+  all.shape = {all.count};
+  // Gradients that a GPU packs, that are cast or that a GradientHook reduces are not scattered.
+  const bool scatters = how.sharded && how.compression == Compression::kNone && !how.hook &&
+                        parameters.front().is_cpu();
+  submission_ = scatters ? scatter_in_place(std::move(name), how, std::move(all))
+                         : reduction_in_place(std::move(name), how, std::move(all));
+  if (scatters)
+    first_own_row_ = rows_at(elements_, how.process_set.size(), how.process_set.rank()).begin;
+  submission_.alone = bytes >= kWorthACallOfItsOwn;
+  parameters.front().is_cuda() ? begin_gathering() : lay_out(parameters, bytes);
+}
+
+void GradientBucket::lay_out(std::span<const torch::Tensor> parameters, std::size_t bytes) {
+  const std::shared_ptr<std::byte> memory = allocate_shared(bytes);
+  std::size_t offset = 0;
+  for (const torch::Tensor& parameter : parameters) {
+    std::byte* const begin = memory.get() + offset;
+    // The gap behind a gradient is reduced too. The pages of the gradients themselves are not
+    // touched before the gradients move in.
+    std::memset(begin + parameter.nbytes(), 0, room_for(parameter) - parameter.nbytes());
+    views_.push_back(GuardedGradient::of(torch::from_blob(
+        begin, parameter.sizes(), strides_for(parameter), [memory](void*) {},
+        parameter.options().requires_grad(false))));
+    offset += room_for(parameter);
+  }
+  flat_ = torch::from_blob(
+      memory.get(), {elements_}, [memory](void*) {},
+      parameters.front().options().requires_grad(false));
+  submission_.input.data = submission_.output.data = memory.get();
+  submission_.output.data += first_own_row_ * parameters.front().element_size();
+  submission_.keep_alive = memory;
+}
+
+void GradientBucket::begin_gathering() {
+  gathered_ = std::make_shared<Gathered>();
+  gathered_->parts.reserve(first_.size());
+  gathered_->gradients.reserve(first_.size());
+  submission_.keep_alive = gathered_;
+}
+
+void GradientBucket::add(const torch::Tensor& gradient) {
+  TensorPart part{nullptr, first_[gathered_->parts.size()], 0};
+  if (gradient.defined()) {
+    part.data = static_cast<std::byte*>(gradient.mutable_data_ptr());
+    part.count = gradient.numel();
+    gathered_->gradients.push_back(gradient);
+  }
+  gathered_->parts.push_back(part);
+  submission_.parts = gathered_->parts;
+}
+
+void GradientBucket::release_gradients(bool done) {
+  submission_.parts = {};
+  if (!done) return begin_gathering();
+  gathered_->parts.clear();
+  gathered_->gradients.clear();
+}
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,84 @@
+#pragma once
+
+#include <torch/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "reducer/gradient_reduction.h"
+#include "reducer/reduced_parameter.h"
+
+namespace hvd::libtorch {
+
+/// Agreements of the ranks about their parameters and gradients. Every agreement is collective over
+/// the process set, and begins only by facts that the ranks have agreed on before. Not thread-safe.
+///
+/// A rank that has joined (see join()) takes no part and does not receive the result, so that the
+/// others repeat the agreement in the next cycle.
+class RankAgreement {
+ public:
+  RankAgreement(const GradientReduction& how, std::span<ReducedParameter> parameters)
+      : how_(how), parameters_(parameters) {}
+
+  /// Whether all ranks are known to have the same active parameters.
+  bool same_parameters() const noexcept { return same_parameters_; }
+  /// Compares the active parameters of all ranks, in their order, and the options.
+  /// @throws MismatchError with the first difference.
+  void compare_parameters();
+
+  /// Whether the gradient is sparse, while other ranks may have a dense one.
+  bool waits_for_layout(const ReducedParameter& parameter) const;
+  bool layouts_in_doubt() const;
+  /// Agrees on the layouts of gradients: a gradient that is dense on one rank becomes dense on all,
+  /// since it may have been submitted.
+  void agree_on_layouts();
+  /// Forgets agreements for this cycle only.
+  void end_cycle();
+
+  /// @return the order of the set's first rank; empty if a rank has joined. nullopt if buckets must
+  /// not be used: the strides of parameters differ between ranks, or a rank allocates gradients in
+  /// shared memory, so that they need no copies.
+  std::optional<std::vector<std::size_t>> agree_on_order(const std::vector<std::size_t>& own) const;
+  /// Whether `own` is true on every rank. @param name of the operation, without the scope
+  bool on_all_ranks(bool own, const std::string& name) const;
+
+ private:
+  [[noreturn]] void throw_first_difference() const;
+  /// Reduces over all ranks. @throws StalledError with advice; errors as of every collective
+  torch::Tensor reduced(const torch::Tensor& own, const std::string& name, ReduceOp op) const;
+
+  const GradientReduction& how_;
+  const std::span<ReducedParameter> parameters_;
+  bool same_parameters_ = false;
+  std::vector<std::size_t> provisional_layouts_;  ///< parameters with a layout for this cycle only
+};
+
+/// Finds out which rank has inf or nan in a gradient, before the reduction spreads it to all ranks.
+/// Reads every gradient, and sends a number for each rank and cycle. For
+/// DistributedOptimizerOptions::error_if_nonfinite. Not thread-safe.
+class FiniteCheck {
+ public:
+  explicit FiniteCheck(const GradientReduction& how) : how_(how) {}
+
+  /// Inspects this rank's own gradient before it is reduced. Undefined gradients are finite.
+  void inspect(std::size_t parameter, const torch::Tensor& gradient);
+  /// Collective over the set. @return the ranks that have found inf or nan since end_cycle(), and
+  /// the parameters, the same text on every rank; empty if all gradients were finite
+  std::string difference(std::span<const ReducedParameter> parameters) const;
+  void end_cycle() { found_.reset(); }
+
+ private:
+  struct Found {
+    std::size_t parameter;
+    bool nan;
+  };
+
+  const GradientReduction& how_;
+  std::optional<Found> found_;  ///< first one of this cycle
+};
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,455 @@
+#include "reducer/reduced_parameter.h"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "hvd/error.h"
+#include "hvd/hvd.h"
+#include "hvd/memory.h"
+#include "tensors/device_order.h"
+
+namespace hvd::libtorch {
+namespace {
+
+// Larger copies are left to LibTorch, which uses several threads. In bytes.
+constexpr std::size_t kSmall = std::size_t{64} << 10;
+
+void refuse_graph(const torch::Tensor& gradient, const std::string& name) {
+  if (!gradient.requires_grad()) return;
+  throw UsageError("gradient '" + name +
+                   "' has a graph (backward with create_graph), which would not lead through the "
+                   "other ranks; expected one without; call detach_() "
+                   "on it, or compute what needs a graph with torch::autograd::grad()");
+}
+
+/// A tensor of the same memory that can be detached while the gradient is guarded.
+torch::Tensor unguarded(const torch::Tensor& gradient) {
+  if (GuardedGradient::find(gradient) == nullptr) return gradient;
+  torch::Tensor plain = at::detail::make_tensor<c10::TensorImpl>(
+      c10::Storage(gradient.storage()), gradient.key_set(), gradient.dtype());
+  plain.unsafeGetTensorImpl()->set_sizes_and_strides(gradient.sizes(), gradient.strides(),
+                                                     gradient.storage_offset());
+  return plain;
+}
+
+/// Up to 64 values of a sparse gradient, on the host.
+torch::Tensor sample_of(const torch::Tensor& coo) {
+  const torch::NoGradGuard no_grad;
+  const torch::Tensor values = coo.detach()._values().reshape(-1);
+  const std::int64_t stride = std::max<std::int64_t>(values.numel() / 64, 1);
+  return values.slice(0, 0, std::nullopt, stride).cpu().clone(at::MemoryFormat::Contiguous);
+}
+
+/// Compares bits, so that a nan is equal to itself.
+bool same_bytes(const torch::Tensor& a, const torch::Tensor& b) {
+  return a.scalar_type() == b.scalar_type() && a.sizes() == b.sizes() &&
+         std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0;
+}
+
+std::uint32_t version_of(const torch::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : static_cast<std::uint32_t>(tensor._version());
+}
+
+}  // namespace
+
+/// The names of hvd's own operations are taken.
+void ReducedParameter::set_scope(const GradientReduction& how) {
+  static constexpr std::array<std::string_view, 16> kTaken = {
+      "add_param_group", "buckets", "check", "checksums", "descriptions", "finite",
+      "found_inf",       "layouts", "loss",  "norm",      "open",         "options",
+      "order",           "shards",  "used",  "parameters"};
+  const bool taken = std::find(kTaken.begin(), kTaken.end(), name()) != kTaken.end();
+  label_ = how.scope + (taken ? ".parameter." : ".") + name();
+  self_.wrapper = how.wrapper;
+}
+
+void ReducedParameter::guard() {
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  if (!gradient.defined()) return;
+  refuse_graph(gradient, name());
+  if (gradient.layout() == torch::kSparse) {
+    sample_ = sample_of(gradient);
+  } else if (gradient.layout() == torch::kStrided) {
+    if (GuardedGradient::find(gradient) == nullptr) {
+      unguarded_ = gradient;
+      gradient = GuardedGradient::of(gradient);
+    }
+    GuardedGradient::find(gradient)->guard(self_);
+    version_ = gradient._version();
+  } else {
+    return;
+  }
+  guarded_ = expected_ = gradient;
+}
+
+bool ReducedParameter::release() noexcept {
+  if (!guarded_.defined()) return false;
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  const bool still_there = gradient.is_same(guarded_);
+  // An undefined gradient was dropped, together with its result.
+  bool touched = gradient.defined() && !gradient.is_same(expected_);
+  if (GuardedGradient* const guard = GuardedGradient::find(guarded_)) {
+    guard->release();
+    touched = touched || (still_there && guarded_._version() != version_);
+    if (still_there && unguarded_.defined()) gradient = unguarded_;
+  } else {
+    touched = touched || (still_there && !same_bytes(sample_of(guarded_), sample_));
+  }
+  guarded_ = unguarded_ = expected_ = sample_ = torch::Tensor();
+  return touched;
+}
+
+// Autograd gives two parameters gradients of one memory if they are added without an operation in
+// between: a.view(-1) + b.view(-1). References that autograd still holds are no other gradient: the
+// summand itself, and the base that only the summand is a view of (a Linear's weight is computed
+// transposed).
+void ReducedParameter::detect_sharing(at::TensorList known) {
+  const torch::Tensor& gradient = parameter_.grad();
+  shared_ = false;
+  if (!gradient.defined() || !gradient.has_storage()) return;
+  std::size_t explained = 1;
+  for (const torch::Tensor& tensor : known) {
+    if (!tensor.defined() || tensor.is_same(gradient) || !tensor.has_storage() ||
+        !tensor.is_alias_of(gradient))
+      continue;
+    const bool owns_base = tensor.is_view() && tensor._base().use_count() == 1;
+    explained += owns_base ? 2 : 1;
+  }
+  shared_ = gradient.storage().use_count() > explained;
+}
+
+SparseDims ReducedParameter::own_layout() const {
+  // `.grad` may have been reset since it was sent.
+  if (sent_.defined()) return sent_.layout() == torch::kSparse ? sent_.sparse_dim() : 0;
+  const torch::Tensor& gradient = parameter_.grad();
+  if (!gradient.defined()) return std::nullopt;
+  return gradient.layout() == torch::kSparse ? gradient.sparse_dim() : 0;
+}
+
+/// Converts `.grad` to the layout that the ranks have agreed on or the user wants.
+void ReducedParameter::choose_layout(const GradientReduction& how) {
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  const std::int64_t agreed = agreed_.value_or(0);
+  if (gradient.layout() == torch::kStrided) {
+    if (agreed > 0) gradient = gradient.to_sparse(agreed);
+    return;
+  }
+  const bool coo = gradient.layout() == torch::kSparse;
+  if (how.sparse == SparseGradients::kRefuse ||
+      (!coo && how.sparse == SparseGradients::kReduceSparse)) {
+    throw UsageError(Label{"gradient", label_}.str() + ": expected a dense gradient, got layout " +
+                     c10::str(gradient.layout()) + "; convert it with to_dense()");
+  }
+  if (how.sparse == SparseGradients::kMakeDense || agreed == 0) {
+    gradient = gradient.to_dense();
+  } else if (gradient.sparse_dim() != agreed) {
+    gradient = gradient.to_dense().to_sparse(agreed);
+  }
+}
+
+void ReducedParameter::check_gradient(const GradientReduction& how) {
+  if (!has_gradient()) return;
+  const Label label{"gradient", label_};
+  refuse_graph(parameter_.grad(), label_);
+  const bool untouched = guarded_.defined() && parameter_.grad().is_same(expected_);
+  choose_layout(how);
+  if (untouched) expected_ = parameter_.grad();
+  const torch::Tensor& gradient = parameter_.grad();
+  if (gradient.sizes() != parameter_.sizes()) {
+    throw UsageError(label.str() + ": expected shape " + shape_to_string(parameter_.sizes().vec()) +
+                     ", got " + shape_to_string(gradient.sizes().vec()));
+  }
+}
+
+/// Copies a small gradient by memcpy(): an operator of LibTorch takes ten times as long. Most
+/// gradients of a model are small. @return false for any other gradient, which is not copied
+bool ReducedParameter::copied_into_view(const torch::Tensor& gradient) const {
+  if (!gradient.defined() || gradient.layout() != torch::kStrided || gradient.is_neg() ||
+      gradient.requires_grad() || !gradient.is_cpu() || !view_.is_cpu() ||
+      gradient.nbytes() > kSmall || gradient.scalar_type() != view_.scalar_type() ||
+      gradient.sizes() != view_.sizes() || gradient.strides() != view_.strides()) {
+    return false;
+  }
+  if (gradient.const_data_ptr() != view_.const_data_ptr()) {
+    std::memcpy(view_.mutable_data_ptr(), gradient.const_data_ptr(), gradient.nbytes());
+    mark_written(view_);
+  }
+  return true;
+}
+
+void ReducedParameter::place(const GradientReduction& how) {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(view_.defined());
+  if (torch::Tensor& gradient = parameter_.mutable_grad(); copied_into_view(gradient)) {
+    sent_ = gradient = view_;
+    return;
+  }
+  const torch::NoGradGuard no_grad;
+  check_gradient(how);
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  if (!gradient.defined()) {
+    view_.zero_();
+  } else if (!gradient.is_set_to(view_)) {
+    if (gradient.const_data_ptr() != view_.const_data_ptr() ||
+        gradient.strides() != view_.strides())
+      view_.copy_(gradient);
+    gradient = view_;
+  }
+  sent_ = gradient;
+}
+
+void ReducedParameter::choose_sent(const GradientReduction& how) {
+  check_gradient(how);
+  sent_ = parameter_.grad();
+  if (!guarded_.defined()) {
+    detect_sharing({});
+  } else if (!sent_.is_same(guarded_) && guarded_.layout() == torch::kStrided &&
+             agreed_.value_or(0) == 0) {
+    sent_ = guarded_;  // the program has replaced the gradient that was handed over
+  }
+}
+
+bool ReducedParameter::has_parameter_strides(const torch::Tensor& gradient) const {
+  return gradient.layout() == torch::kStrided &&
+         gradient.scalar_type() == parameter_.scalar_type() && !gradient.is_neg() &&
+         !gradient.is_conj() &&
+         (parameter_.is_non_overlapping_and_dense() ? gradient.strides() == parameter_.strides()
+                                                    : gradient.is_contiguous());
+}
+
+const torch::Tensor& ReducedParameter::gather(const GradientReduction& how) {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(!view_.defined());
+  const torch::NoGradGuard no_grad;
+  choose_sent(how);
+  if (sent_.defined() && has_parameter_strides(sent_) && !shared_) {
+    wire_ = unguarded_.defined() && sent_.is_same(guarded_) ? unguarded_ : sent_;
+    return wire_;
+  }
+  wire_ = torch::empty_strided(parameter_.sizes(), strides_for(parameter_),
+                               parameter_.options().requires_grad(false));
+  return sent_.defined() ? wire_.copy_(unguarded(sent_)) : wire_.zero_();
+}
+
+std::vector<Submission> ReducedParameter::prepare(const GradientReduction& how) {
+  const torch::NoGradGuard no_grad;
+  choose_sent(how);
+  if (own_layout().value_or(agreed_.value_or(0)) > 0) return prepare_sparse(how);
+  std::vector<Submission> one;
+  one.push_back(prepare_dense(how));
+  return one;
+}
+
+Submission ReducedParameter::prepare_dense(const GradientReduction& how) {
+  const Label label{"gradient", label_};
+  const auto wire_dtype =
+      type_to_cast_to(parameter_.scalar_type(), how.compression).value_or(parameter_.scalar_type());
+  if (sent_.defined()) {
+    check_tensor(sent_, label, Elements::kAddable);
+    wire_ = packed(unguarded(sent_)).to(wire_dtype);
+    if (shared_ && wire_.is_alias_of(sent_)) wire_ = wire_.clone();
+  } else {
+    check_tensor(parameter_, label, Elements::kAddable);
+    wire_ = torch::zeros(parameter_.sizes(),
+                         parameter_.options().dtype(wire_dtype).requires_grad(false));
+  }
+  Submission submission = reduction_in_place(label_, how, wire_);
+  // Memory that ranks share is reduced in place, so that a copy into a common buffer would be the
+  // most expensive part. Other memory goes through shared memory piece by piece, and the common
+  // buffer would be as large as all gradients.
+  const bool one_host = local_size() == size();
+  // Compressed gradients go through a buffer in any case.
+  const bool compressed =
+      std::get<Allreduce>(submission.parameters).compression != Compression::kNone;
+  const std::size_t travelling = compressed ? wire_.nbytes() / 2 : wire_.nbytes();
+  submission.alone = (!compressed && travelling >= kWorthACallOfItsOwn &&
+                      is_shared(wire_.const_data_ptr(), wire_.nbytes())) ||
+                     (travelling >= kLargeOnOneHost && one_host && wire_.is_cpu());
+  return submission;
+}
+
+void ReducedParameter::move_to_view() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(view_.defined());
+  const torch::NoGradGuard no_grad;
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  const bool fits = gradient.defined() && gradient.layout() == torch::kStrided &&
+                    gradient.scalar_type() == view_.scalar_type() &&
+                    gradient.sizes() == view_.sizes();
+  if (!fits) return;
+  const bool result = holds_result();
+  view_.copy_(gradient);
+  gradient = view_;
+  if (result) remember_result();
+}
+
+std::vector<Submission> ReducedParameter::prepare_sparse(const GradientReduction& how) {
+  const torch::Tensor coo =
+      sent_.defined() ? sent_
+                      : torch::_sparse_coo_tensor_with_dims(
+                            *agreed_, parameter_.dim() - *agreed_, parameter_.sizes(),
+                            parameter_.options().layout(torch::kSparse).requires_grad(false));
+  sparse_ =
+      std::make_shared<SparseReduction>(coo, AllreduceOptions{.name = label_,
+                                                              .op = how.op,
+                                                              .prescale_factor = how.prescale,
+                                                              .postscale_factor = how.postscale,
+                                                              .compression = how.compression,
+                                                              .process_set = how.process_set});
+  return sparse_->begin_submissions();
+}
+
+/// The result is in the gradient's memory, unless the program has replaced the gradient since.
+void ReducedParameter::complete_view(bool used) {
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  const bool sent = sent_.defined();
+  drop();
+  if (!gradient.defined()) {
+    if (used && !sent) gradient = view_;
+  } else if (gradient.layout() != torch::kStrided || !gradient.is_non_overlapping_and_dense()) {
+    gradient = view_;
+  } else if (gradient.const_data_ptr() != view_.const_data_ptr()) {
+    gradient.detach().copy_(view_);
+  }
+}
+
+void ReducedParameter::complete(bool used) {
+  const torch::NoGradGuard no_grad;
+  view_.defined() ? complete_view(used) : complete_wire(used);
+  add_kept();
+  remember_result();
+}
+
+void ReducedParameter::complete_wire(bool used) {
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  const torch::Tensor wire = sparse_ ? sparse_->result() : wire_;
+  const torch::Tensor sent = sent_;
+  drop();
+  used_by_current_stream(wire);
+  if (!gradient.defined()) {
+    // This rank has sent zeros, and another rank a gradient. If this rank has sent a gradient, the
+    // program has reset it.
+    if (used && !sent.defined()) gradient = wire.to(parameter_.scalar_type());
+    return;
+  }
+  if (wire.layout() == torch::kStrided && gradient.is_alias_of(wire)) return;
+  if (wire.layout() == torch::kStrided && gradient.layout() == torch::kStrided &&
+      gradient.is_non_overlapping_and_dense()) {
+    gradient.detach().copy_(wire);
+  } else {
+    gradient = wire.to(parameter_.scalar_type());
+  }
+}
+
+bool ReducedParameter::holds_result() const {
+  const torch::Tensor& gradient = parameter_.grad();
+  return gradient.defined() && result_._unsafe_get_target() == gradient.unsafeGetTensorImpl();
+}
+
+bool ReducedParameter::holds_untouched_result() const {
+  return holds_result() && version_of(parameter_.grad()) == result_version_;
+}
+
+void ReducedParameter::keep_result() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(holds_result());
+  const torch::NoGradGuard no_grad;
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  result_.reset();
+  if (gradient.layout() == torch::kStrided) {
+    kept_ = gradient.clone();
+    gradient.zero_();
+  } else {
+    kept_ = gradient;
+    gradient = torch::zeros_like(gradient);
+  }
+}
+
+void ReducedParameter::forget_result() {
+  result_.reset();
+  kept_ = torch::Tensor();
+}
+
+void ReducedParameter::remember_result() {
+  const torch::Tensor& gradient = parameter_.grad();
+  result_.reset();
+  if (!gradient.defined()) return;
+  result_ = decltype(result_)(gradient.getIntrusivePtr());
+  result_version_ = version_of(gradient);
+}
+
+void ReducedParameter::remember_dropped_result() {
+  const torch::Tensor& gradient = parameter_.grad();
+  const torch::Tensor& reduced = view_.defined() ? view_ : wire_;
+  if (gradient.defined() && reduced.defined() && gradient.layout() == torch::kStrided &&
+      gradient.is_alias_of(reduced))
+    remember_result();
+}
+
+void ReducedParameter::add_kept() {
+  const torch::Tensor kept = std::exchange(kept_, torch::Tensor());
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  if (!kept.defined() || !gradient.defined()) return;
+  if (gradient.layout() == torch::kStrided) {
+    gradient.add_(kept);
+  } else {
+    gradient = kept.is_sparse() ? gradient + kept : kept + gradient;  // dense + sparse
+  }
+}
+
+void ReducedParameter::drop() {
+  sent_ = wire_ = torch::Tensor();
+  sparse_.reset();
+}
+
+void ReducedParameter::end_cycle() {
+  const torch::NoGradGuard no_grad;
+  release();
+  drop();
+  had_gradient_ = false;
+  add_kept();
+}
+
+torch::Tensor GuardedGradient::of(const torch::Tensor& memory) {
+  torch::Tensor gradient = at::detail::make_tensor<GuardedGradient>(
+      c10::Storage(memory.storage()), memory.key_set(), memory.dtype());
+  gradient.unsafeGetTensorImpl()->set_sizes_and_strides(memory.sizes(), memory.strides(),
+                                                        memory.storage_offset());
+  return gradient;
+}
+
+c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(
+    const c10::VariableVersion& version, bool allow_metadata_change) const {
+  refuse_while_guarded();
+  return TensorImpl::shallow_copy_and_detach(version, allow_metadata_change);
+}
+
+c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(
+    c10::VariableVersion&& version, bool allow_metadata_change) const {
+  refuse_while_guarded();
+  return TensorImpl::shallow_copy_and_detach(std::move(version), allow_metadata_change);
+}
+
+void GuardedGradient::refuse_while_guarded() const {
+  const GuardedParameter* const parameter = guarded_for_.load();
+  if (parameter == nullptr) return;
+  // An operator's copy below autograd, such as that of detach() in Module::zero_grad(). Writes to
+  // it increase the version.
+  if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) return;
+  throw UsageError(
+      std::string(parameter->wrapper) + ": the gradient of '" + parameter->name +
+      "' was asked for its data() between backward() and step(), while it is being reduced over "
+      "the ranks "
+      "(clip_grad_norm_() and clip_grad_value_() do so, and the step() of a wrapped optimizer); " +
+      right_order(parameter->wrapper));
+}
+
+std::string right_order(const std::string& wrapper) {
+  return "expected backward(); then synchronize(), or the clip_grad_norm_() or clip_grad_value_() "
+         "of the " +
+         wrapper + ", after which gradients are final; then the step() of the " + wrapper;
+}
+
+}  // namespace hvd::libtorch

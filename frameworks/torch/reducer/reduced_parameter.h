@@ -1,0 +1,188 @@
+#pragma once
+
+#include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
+#include <torch/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "hvd/collectives.h"
+#include "operations/sparse.h"
+#include "reducer/gradient_reduction.h"
+
+namespace hvd::libtorch {
+
+/// The parameter of a guarded gradient, for messages.
+struct GuardedParameter {
+  std::string name = {};
+  const char* wrapper = "DistributedOptimizer";  ///< name of the class that reduces it
+};
+
+/// A dense gradient whose `data()` throws while it is guarded. LibTorch's clip_grad_norm_() and
+/// clip_grad_value_() and the step() of some optimizers write through `data()`, which no version
+/// counter shows. Ordinary operations increase `_version()`.
+///
+/// The guard is thread-safe; otherwise as a tensor.
+class GuardedGradient final : public c10::TensorImpl {
+ public:
+  GuardedGradient(c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type)
+      : c10::TensorImpl(std::move(storage), keys, type) {}
+
+  /// Another tensor of the same memory, unrelated for autograd, so that an optimizer may detach it
+  /// in place.
+  static torch::Tensor of(const torch::Tensor& memory);
+  /// Null for any other tensor.
+  static GuardedGradient* find(const torch::Tensor& gradient) {
+    return dynamic_cast<GuardedGradient*>(gradient.unsafeGetTensorImpl());
+  }
+
+  /// @param parameter must live until release()
+  void guard(const GuardedParameter& parameter) noexcept { guarded_for_.store(&parameter); }
+  void release() noexcept { guarded_for_.store(nullptr); }
+
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
+                                                         bool allow_metadata_change) const override;
+  c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(c10::VariableVersion&& version,
+                                                         bool allow_metadata_change) const override;
+
+ private:
+  void refuse_while_guarded() const;
+
+  std::atomic<const GuardedParameter*> guarded_for_ = nullptr;
+};
+
+/// The end of an error message: how to change a gradient between backward() and step().
+/// @param wrapper name of the class that reduces gradients
+std::string right_order(const std::string& wrapper);
+
+/// Number of sparse dimensions of a parameter's gradients, 0 for dense ones; nullopt: unknown.
+using SparseDims = std::optional<std::int64_t>;
+
+/// A parameter whose gradient is reduced: call prepare(), submit its operations, and when they are
+/// done complete(). Not thread-safe.
+class ReducedParameter {
+ public:
+  /// @param name the user's  @param group index of the user's group, or -1
+  ReducedParameter(std::string name, torch::Tensor parameter, int group = -1)
+      : self_{.name = std::move(name)},
+        group_(group),
+        parameter_(std::move(parameter)),
+        result_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()) {}
+
+  /// Sets the prefix of the label, and of messages. To be called before an operation is submitted.
+  void set_scope(const GradientReduction& how);
+  const std::string& name() const noexcept { return self_.name; }
+  /// The name of operations, on which the ranks agree.
+  const std::string& label() const noexcept { return label_; }
+  int group() const noexcept { return group_; }
+  const torch::Tensor& tensor() const noexcept { return parameter_; }
+  /// Whether it may get a gradient.
+  bool active() const { return parameter_.requires_grad(); }
+  bool has_gradient() const { return parameter_.grad().defined(); }
+  /// Layout of the `.grad` that was sent, or else of the current one.
+  SparseDims own_layout() const;
+  /// The layout on all ranks, to which gradients are converted. nullopt counts as dense.
+  SparseDims agreed_layout() const noexcept { return agreed_; }
+  void agree(SparseDims layout) { agreed_ = layout; }
+
+  /// Records that a backward pass has reached the parameter. It need not have a gradient then: a
+  /// function may return an undefined one.
+  void record_pass() { had_gradient_ = has_gradient(); }
+  /// Whether the gradient of the last pass in this cycle was reset.
+  bool was_reset() const { return had_gradient_ && !has_gradient(); }
+  bool had_gradient() const noexcept { return had_gradient_; }
+
+  /// Whether `.grad` is the result of a reduction that the program has not reset or replaced.
+  bool holds_result() const;
+  /// The same, if the program has not written to it either.
+  bool holds_untouched_result() const;
+  /// Sets a result aside, so that the next reduction does not count it once for each rank. `.grad`
+  /// is zeros then; complete() adds the result to the next one. @pre holds_result()
+  void keep_result();
+  /// To be called when the program has reset its gradients.
+  void forget_result();
+
+  /// Detects writes of the program to `.grad` from here to release(). This object must not move
+  /// meanwhile. @throws UsageError for a gradient with a graph of its own.
+  void guard();
+  /// @return whether the program has written to the guarded `.grad`, or replaced it
+  bool release() noexcept;
+  /// Finds out whether `.grad` shares its memory with tensors other than `known`, the gradients
+  /// that autograd still holds. If it does, prepare() sends a copy.
+  void detect_sharing(at::TensorList known);
+
+  /// An in-place reduction of the current `.grad`, or of zeros if there is none. Several
+  /// submissions (of a sparse gradient) belong into one group.
+  /// @throws UsageError for a gradient that cannot be sent.
+  std::vector<Submission> prepare(const GradientReduction& how);
+  /// Sets the gradient's place in a bucket, which is reduced as a whole. Undefined: no place.
+  void set_view(torch::Tensor view) { view_ = std::move(view); }
+  const torch::Tensor& view() const noexcept { return view_; }
+  /// Copies a `.grad` that is not in flight into the view, which becomes `.grad`. A `.grad` of
+  /// another dtype, layout or shape stays. @pre there is a view
+  void move_to_view();
+  /// Instead of prepare(): copies the current `.grad`, or zeros, into the view, which becomes
+  /// `.grad`.
+  /// @throws UsageError for a gradient that cannot be sent. @pre there is a view
+  void place(const GradientReduction& how);
+  /// Instead of prepare(): returns the current `.grad`, to be reduced in place with others; a copy
+  /// if its strides are not those of the parameter, and zeros if there is none.
+  /// @return a tensor without gaps, with the strides of strides_for()
+  /// @throws UsageError for a gradient that cannot be sent. @pre there is no view
+  const torch::Tensor& gather(const GradientReduction& how);
+
+  /// Makes the reduced values the parameter's gradient. @param used some rank has had a gradient.
+  /// If no rank has, or the gradient was reset after it was sent, `.grad` stays as it is.
+  void complete(bool used);
+  /// Instead of complete(), after a reduction whose result is dropped: a gradient that was reduced
+  /// in place holds the result nevertheless.
+  void remember_dropped_result();
+  /// Releases the memory that was reduced.
+  void drop();
+  /// Ends the cycle, with or without a result.
+  void end_cycle();
+
+ private:
+  void check_gradient(const GradientReduction& how);
+  bool copied_into_view(const torch::Tensor& gradient) const;
+  void choose_layout(const GradientReduction& how);
+  void choose_sent(const GradientReduction& how);
+  bool has_parameter_strides(const torch::Tensor& gradient) const;
+  void complete_view(bool used);
+  void complete_wire(bool used);
+  void remember_result();
+  void add_kept();
+  // Both send sent_.
+  Submission prepare_dense(const GradientReduction& how);
+  std::vector<Submission> prepare_sparse(const GradientReduction& how);
+
+  GuardedParameter self_;
+  std::string label_;
+  int group_;
+  torch::Tensor parameter_;
+  SparseDims agreed_;
+  torch::Tensor sent_;       ///< `.grad` at prepare() or gather(); undefined for zeros
+  torch::Tensor guarded_;    ///< `.grad` from guard() to release()
+  torch::Tensor unguarded_;  ///< `.grad` before guard() and after release(), unless it is guarded_
+  torch::Tensor expected_;   ///< `.grad`, unless the program has replaced it
+  torch::Tensor sample_;     ///< values of a sparse guarded_
+  std::uint32_t version_ = 0;  ///< version of guarded_
+  bool shared_ = false;
+  bool had_gradient_ = false;
+  /// The last result. A weak reference, so that a result that the program drops is freed.
+  c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl> result_;
+  std::uint32_t result_version_ = 0;
+  torch::Tensor kept_;  ///< see keep_result()
+  torch::Tensor view_;
+  torch::Tensor wire_;  ///< the tensor that is reduced; shares the memory of sent_ where possible
+  std::shared_ptr<SparseReduction> sparse_;  ///< instead of wire_
+};
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,143 @@
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+#include <torch/optim/optimizer.h>
+#include <torch/types.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hvd/collectives.h"
+#include "hvd/process_set.h"
+#include "hvd/torch/object.h"
+#include "sharded/element_state.h"
+#include "sharded/shard_plan.h"
+
+namespace hvd::libtorch {
+
+/// The pieces of an optimizer's parameters that this rank updates, and their state. See
+/// docs/decisions/0029-optimizer-shards.md. Not thread-safe.
+///
+/// A piece is a one-dimensional tensor in the parameter's own memory, or the parameter itself.
+/// While the user's optimizer steps, its groups hold pieces instead of parameters. Between steps it
+/// has its parameters, and no state.
+class ParameterShards {
+ public:
+  /// Parameters that are distributed together, and the memory in which they are gathered.
+  struct Unit {
+    ShardUnit plan;
+    /// Memory for plan.elements elements that is free during step(). Undefined: a unit of one
+    /// parameter is gathered in place, and others get memory in each step.
+    torch::Tensor memory = {};
+    /// Not trained at present: only the state is distributed.
+    bool frozen = false;
+  };
+
+  /// @param parameters all of the optimizer, in its order, each once
+  ParameterShards(torch::optim::Optimizer& optimizer, std::vector<torch::Tensor> parameters,
+                  std::string scope, ProcessSet process_set);
+
+  const std::vector<torch::Tensor>& parameters() const noexcept { return parameters_; }
+
+  /// Distributes the parameters as the units say, which are the same on all ranks, and moves their
+  /// state, unless the units are those of the last call. Collective. Also takes over state that the
+  /// user has loaded into the optimizer, for whole parameters, on every rank.
+  /// @param version identifies the units, apart from frozen parameters
+  /// @param units is called only if the version, the strides of a parameter or the set of frozen
+  /// parameters has changed
+  void lay_out(std::uint64_t version, const std::function<std::vector<Unit>()>& units);
+  /// Whether the strides of a parameter have changed since the last lay_out().
+  bool strides_changed() const;
+  /// The defined gradients of the pieces, in the memory of the parameters' gradients.
+  /// @pre lay_out()
+  std::vector<torch::Tensor> gradients();
+  /// Updates this rank's pieces and gathers those of the others: while one unit is gathered the
+  /// next is updated. Collective.
+  /// @throws the error of an operation or of the optimizer, after which some pieces are updated
+  void step();
+
+  /// Size of this rank's state in bytes; for types that are not elementwise, as they save it.
+  std::size_t state_bytes() const;
+  /// Appends this rank's part of the state, for join_parts().
+  void encode(ObjectWriter& writer);
+  /// Calls `use` while the optimizer has the whole state. Collective if the state is distributed.
+  void with_whole_state(const std::function<void()>& use);
+  /// Drops the state. To be called when another one was loaded into the optimizer.
+  void forget_state();
+  /// To be called when the optimizer has more parameters, behind the others. Until the next
+  /// lay_out() each rank has the whole state. Collective.
+  void add_parameters();
+
+ private:
+  using StatePtr = std::unique_ptr<torch::optim::OptimizerParamState>;
+  using States = ska::flat_hash_map<void*, StatePtr>;
+
+  struct Piece {
+    ShardPiece plan;
+    std::size_t group = 0;
+    bool whole = false;  ///< `tensor` is the parameter
+    torch::Tensor tensor;
+    torch::Tensor gradient = {};  ///< gradient of `tensor`, in the unit's memory
+  };
+  /// Properties of a parameter when it was distributed.
+  struct Properties {
+    std::vector<std::int64_t> strides;   ///< its own
+    std::vector<std::int64_t> elements;  ///< the strides that give the order of its elements
+    bool active = false;
+    friend bool operator==(const Properties&, const Properties&) = default;
+  };
+  struct Shard {
+    Unit unit;
+    std::vector<Piece> pieces;  ///< this rank's
+  };
+  /// The elements of a unit that are being gathered.
+  struct Gathering {
+    std::size_t shard = 0;
+    torch::Tensor elements;
+    std::shared_ptr<std::atomic<bool>> complete = std::make_shared<std::atomic<bool>>(true);
+    Operation operation = {};
+  };
+
+  void index_parameters();
+  bool laid_out_as(const std::vector<Unit>& units) const;
+  bool activity_changed() const;
+  std::vector<Properties> properties_of_parameters() const;
+  std::vector<Shard> make_shards(std::vector<Unit> units) const;
+  void follow_parameters();
+  bool absorb_state();
+  States gather_state();
+  void add_first_states();
+  void move_state(const std::vector<Shard>& from, const std::vector<Properties>& known,
+                  States states);
+  StatePtr cut(const Piece& piece, const ElementState& whole) const;
+
+  bool is_in_unit_memory(const Piece& piece, const torch::Tensor& gradient) const;
+  void attach_gradients();
+  std::size_t end_of_stage(std::size_t begin) const;
+  void update(std::size_t begin, std::size_t end);
+  void gather(std::size_t begin, std::size_t end, Progress progress,
+              std::vector<Gathering>& under_way);
+  bool gathered_in_place(const Shard& shard) const;
+  torch::Tensor pack(const Shard& shard) const;
+  Submission submission_of(const Gathering& gathering) const;
+  void unpack(const Gathering& gathering) const;
+  void finish(const std::vector<Gathering>& under_way) const;
+
+  torch::optim::Optimizer& optimizer_;
+  std::vector<torch::Tensor> parameters_;
+  const std::string scope_;
+  const ProcessSet set_;
+  std::vector<std::size_t> group_of_;  ///< by parameter
+  std::vector<std::int64_t> sizes_;    ///< by parameter, in elements
+  std::vector<Properties> known_;      ///< by parameter
+  std::uint64_t version_ = 0;          ///< version of the units
+  std::vector<Shard> shards_;
+  States states_;  ///< keyed by the pieces' tensors
+};
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <c10/util/flat_hash_map.h>
+#include <torch/optim/optimizer.h>
+#include <torch/types.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "hvd/torch/object.h"
+#include "optimizer/shard_plan.h"
+#include "sharded/element_state.h"
+
+namespace hvd::libtorch {
+
+/// The state of some elements of a parameter, in bytes. Neither buckets nor the number of ranks
+/// matter to it.
+struct SavedPiece {
+  std::size_t parameter = 0;          ///< by its place in the optimizer, through all groups
+  std::vector<std::int64_t> strides;  ///< of the parameter: the order of its elements
+  ElementRange elements;
+  ElementState state;  ///< of one row each; on the CPU when decoded
+};
+
+/// @param replicated every rank has the same pieces
+void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces,
+                   bool replicated = false);
+/// Appends the state of all parameters of an elementwise optimizer, as encode_pieces() does.
+void encode_whole(ObjectWriter& writer, const torch::optim::Optimizer& optimizer);
+/// @throws Error for bytes that encode_pieces() has not made
+std::vector<SavedPiece> decode_pieces(std::string_view bytes);
+
+using OptimizerStates =
+    ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
+
+/// What a rank has of the state of an optimizer that is not elementwise: of whole parameters, as
+/// the optimizer itself saves them. @param by_group the rank's parameters, by their places
+/// @param states of them, which stay as they are
+void encode_owned(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
+                  const std::vector<std::vector<std::size_t>>& by_group, OptimizerStates& states);
+
+/// Puts the parts of all ranks together, each from encode_pieces() or encode_owned(), as is the
+/// optimizer's kind. What it returns gives the state by parameter. That of an elementwise optimizer
+/// is complete by then; another is loaded only when it is called, and may throw.
+/// @throws CheckpointError when elements of a parameter are missing, or are there twice
+std::function<OptimizerStates()> join_parts(torch::optim::Optimizer& optimizer,
+                                            const std::vector<std::string_view>& parts);
+
+}  // namespace hvd::libtorch

@@ -1,0 +1,146 @@
+// One gradient's way, without the operation that reduces it.
+#include "reducer/reduced_parameter.h"
+
+#include <algorithm>
+
+#include "reducer/gradient_units.h"
+#include "torch/reducer/parts.h"
+
+namespace hvd::testing {
+namespace {
+
+using libtorch::GradientBucket;
+using libtorch::GradientReduction;
+using libtorch::ReducedParameter;
+
+class ReducedParameterTest : public ::testing::Test {
+ protected:
+  static float* values_of(const Submission& submission) {
+    return reinterpret_cast<float*>(submission.output.data);
+  }
+  /// Stands for the reduction.
+  static void overwrite(const Submission& submission, float value) {
+    std::fill_n(values_of(submission), 3, value);
+  }
+
+  const GradientReduction how = sums("reduced");
+  torch::Tensor parameter = torch::ones({3}, torch::requires_grad());
+  ReducedParameter reduced = testing::reduced("p", parameter, how);
+};
+
+TEST_F(ReducedParameterTest, ReducesAGradientInItsPlace) {
+  parameter.mutable_grad() = torch::full({3}, 5.0F);
+  const torch::Tensor gradient = parameter.grad();
+  const auto submissions = reduced.prepare(how);
+  ASSERT_EQ(submissions.size(), 1U);
+  EXPECT_EQ(values_of(submissions[0]), gradient.data_ptr());
+  overwrite(submissions[0], 7);
+  reduced.complete(true);
+  EXPECT_TRUE(parameter.grad().is_same(gradient));
+  EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
+}
+
+TEST_F(ReducedParameterTest, BringsTheResultToWhatIsTheGradientByNow) {
+  parameter.mutable_grad() = torch::full({3}, 5.0F);
+  const auto submissions = reduced.prepare(how);
+  parameter.mutable_grad() = torch::full({3}, 1.0F);
+  overwrite(submissions[0], 7);
+  reduced.complete(true);
+  EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
+}
+
+TEST_F(ReducedParameterTest, ZerosBecomeAGradientOnlyIfSomeRankHasOne) {
+  for (const bool used : {false, true}) {
+    const auto submissions = reduced.prepare(how);
+    ASSERT_EQ(submissions.size(), 1U);
+    EXPECT_EQ(values_of(submissions[0])[2], 0.0F);
+    overwrite(submissions[0], 7);
+    reduced.complete(used);
+    ASSERT_EQ(parameter.grad().defined(), used);
+  }
+  EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
+}
+
+TEST_F(ReducedParameterTest, AGradientThatWasResetStaysSo) {
+  parameter.mutable_grad() = torch::full({3}, 5.0F);
+  const auto submissions = reduced.prepare(how);
+  parameter.mutable_grad().reset();
+  reduced.complete(true);
+  EXPECT_FALSE(parameter.grad().defined());
+}
+
+TEST_F(ReducedParameterTest, SendsACopyOfMemoryThatTwoGradientsShare) {
+  const torch::Tensor both = torch::full({3}, 5.0F);
+  parameter.mutable_grad() = both.view({3});
+  reduced.detect_sharing({});
+  const auto submissions = reduced.prepare(how);
+  EXPECT_NE(values_of(submissions[0]), both.data_ptr());
+  overwrite(submissions[0], 7);
+  reduced.complete(true);
+  EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
+}
+
+TEST_F(ReducedParameterTest, NoticesWhatIsWrittenToAGuardedGradient) {
+  parameter.mutable_grad() = torch::full({3}, 5.0F);
+  EXPECT_FALSE(reduced.release()) << "nothing was guarded";
+  reduced.guard();
+  EXPECT_THROW(parameter.grad().data(), UsageError);
+  EXPECT_FALSE(reduced.release());
+  EXPECT_NO_THROW(parameter.grad().data());
+  reduced.guard();
+  parameter.mutable_grad().mul_(2);
+  EXPECT_TRUE(reduced.release());
+  EXPECT_FALSE(reduced.release());
+}
+
+TEST_F(ReducedParameterTest, MovesIntoItsViewAndIsZerosThereWithoutAGradient) {
+  const torch::Tensor other = torch::ones({5}, torch::requires_grad());
+  const torch::Tensor both[] = {other, parameter};
+  GradientBucket bucket("b", how, both);
+  reduced.set_view(bucket.view(1));
+
+  parameter.mutable_grad() = torch::full({3}, 5.0F);
+  reduced.place(how);
+  EXPECT_EQ(parameter.grad().data_ptr(), bucket.view(1).data_ptr());
+  EXPECT_TRUE(near(bucket.view(1), torch::full({3}, 5.0F)));
+  reduced.complete(true);
+  EXPECT_EQ(parameter.grad().data_ptr(), bucket.view(1).data_ptr());
+
+  parameter.mutable_grad().reset();
+  reduced.place(how);
+  EXPECT_TRUE(near(bucket.view(1), torch::zeros({3}))) << "what was there before does not count";
+  EXPECT_FALSE(parameter.grad().defined());
+  bucket.view(1).fill_(7);
+  reduced.complete(false);
+  EXPECT_FALSE(parameter.grad().defined());
+  reduced.place(how);
+  bucket.view(1).fill_(7);
+  reduced.complete(true);
+  EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
+}
+
+TEST_F(ReducedParameterTest, WhatTakesThePlaceOfAViewGetsTheResult) {
+  GradientBucket bucket("b", how, {&parameter, 1});
+  reduced.set_view(bucket.view(0));
+  parameter.mutable_grad() = torch::full({3}, 5.0F);
+  reduced.place(how);
+  parameter.mutable_grad() = torch::full({3}, 1.0F);
+  bucket.view(0).fill_(7);
+  reduced.complete(true);
+  EXPECT_NE(parameter.grad().data_ptr(), bucket.view(0).data_ptr());
+  EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
+}
+
+TEST_F(ReducedParameterTest, TellsTheLayoutOfWhatWasSentUntilItIsDropped) {
+  EXPECT_EQ(reduced.own_layout(), std::nullopt);
+  parameter.mutable_grad() = torch::full({3}, 5.0F);
+  EXPECT_EQ(reduced.own_layout(), 0);
+  reduced.prepare(how);
+  parameter.mutable_grad().reset();
+  EXPECT_EQ(reduced.own_layout(), 0);
+  reduced.drop();
+  EXPECT_EQ(reduced.own_layout(), std::nullopt);
+}
+
+}  // namespace
+}  // namespace hvd::testing
