@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "hvd/torch/object.h"
-#include "optimizer/shard_plan.h"
+#include "sharded/shard_plan.h"
 #include "sharded/element_state.h"
 
 namespace hvd::libtorch {
