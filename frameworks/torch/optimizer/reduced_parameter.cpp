@@ -299,7 +299,7 @@ std::vector<Submission> ReducedParameter::prepare_sparse(const GradientReduction
                                                               .postscale_factor = how.postscale,
                                                               .compression = how.compression,
                                                               .process_set = how.process_set});
-  return sparse_->begin_submissions();
+  return sparse_->take_submissions();
 }
 
 /// The result is where the gradient is, unless the user has put something else there since.
