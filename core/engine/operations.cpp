@@ -6,8 +6,8 @@
 #include <variant>
 
 #include "base/expect.h"
-#include "base/process_exit.h"
 #include "base/log.h"
+#include "base/process_exit.h"
 #include "engine/submission_check.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"

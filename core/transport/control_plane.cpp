@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
-#include "base/process_exit.h"
 #include "base/clock.h"
+#include "base/process_exit.h"
 #include "hvd/error.h"
 #include "transport/carrier.h"
 #include "transport/node/node.h"

@@ -6,12 +6,12 @@
 #include <cstring>
 #include <utility>
 
-#include "transport/control_plane.h"
+#include "base/clock.h"
 #include "base/expect.h"
 #include "base/process_exit.h"
-#include "base/clock.h"
 #include "base/text.h"
 #include "hvd/error.h"
+#include "transport/control_plane.h"
 
 // Note [Connections go one way]
 // If two ranks connect to each other at the same time, UCX merges the two connections into one. A
