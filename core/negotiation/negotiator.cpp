@@ -127,7 +127,7 @@ void Negotiator::check_planned(const wire::Response& response,
   }
   const auto& members = sets_.ranks(request.process_set);
   if (const auto fault = find_fault(request, members, absent))
-    throw Error("a plan runs what cannot be: " + *fault);
+    throw Error("a plan runs an invalid operation: " + *fault);
   if (!wire::gathers(request.kind)) return;
   if (first_dims.size() != members.size()) {
     throw Error("a plan gives " + std::to_string(first_dims.size()) + " sizes for " +
@@ -231,7 +231,7 @@ void Negotiator::agree(const wire::Response& response, std::uint64_t ordinal, Ag
   }
   if (found == awaiting_.end() || !found->second.sent) {
     throw Error("a plan runs " + describe(operation.request) +
-                ", which this rank has not asked for");
+                ", which this rank has not submitted");
   }
   agreed.uses.push_back(found->second.use);
   agreed.operations.push_back(std::move(operation));
@@ -269,7 +269,7 @@ void Negotiator::end_set(int process_set, Applied& applied) {
     error.name = found->first.substr(prefix.size());
     error.code = StatusCode::kUsage;
     error.message = "'" + error.name + "': process set " + std::to_string(process_set) +
-                    " was removed before every member had asked for it";
+                    " was removed before every member had submitted it";
     forget_unsent(process_set, error.name);
     applied.errors.push_back(std::move(error));
     found = awaiting_.erase(found);
@@ -297,13 +297,13 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
     if (!missing && was_joined_) return;  // concerns only members that have not joined
     if (!missing)
       throw Error("a plan ends '" + error.name +
-                  "', which this rank has not asked for: " + error.message);
+                  "', which this rank has not submitted: " + error.message);
     failed_in_advance_[key].push_back(error);
     return;
   }
   const auto [use, sent] = found->second;
   if (!sent && !missing) {
-    throw Error("a plan counts rank " + std::to_string(rank_) + " among those that asked for '" +
+    throw Error("a plan counts rank " + std::to_string(rank_) + " among those that submitted '" +
                 error.name + "', but it has not: " + error.message);
   }
   // A submission that was not reported yet must not be reported any more. If it was reported, the

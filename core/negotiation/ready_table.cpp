@@ -28,11 +28,11 @@ void ReadyTable::check(const Submitters& submitters, const wire::Request& reques
   if (!known || !hvd::contains(sets_.rank_set(request.process_set), submitters.ranks)) {
     const RankSet all(submitters.ranks);
     throw Error(lowest_of(known ? difference(all, sets_.rank_set(request.process_set)) : all) +
-                " asked for " + describe(request) + " of process set " +
+                " submitted " + describe(request) + " of process set " +
                 std::to_string(request.process_set) + ", which it is not in");
   }
   if (intersects(joined_, submitters.ranks)) {
-    throw Error(lowest_of(intersection(joined_, submitters.ranks)) + " asked for " +
+    throw Error(lowest_of(intersection(joined_, submitters.ranks)) + " submitted " +
                 describe(request) + " although it has joined");
   }
 }
@@ -51,7 +51,7 @@ PendingRef ReadyTable::add(const Submitters& submitters, wire::Request request, 
   if (intersects(tensor->reported, submitters.ranks)) {
     throw Error("rank " +
                 std::to_string(intersection(tensor->reported, submitters.ranks).lowest()) +
-                " asked twice for " + describe(request) + " before it was done");
+                " submitted " + describe(request) + " twice before it was done");
   }
   if (tensor->cached_slot && submitters.slot != tensor->cached_slot)
     forget_slot(*tensor->cached_slot);
@@ -293,8 +293,8 @@ void ReadyTable::join_group(PendingRef tensor, const Submitters& submitters,
   if (current->size != request.group_size) {
     fail_group(*current,
                {StatusCode::kMismatch,
-                "one member says that it has " + std::to_string(current->size) + " members, " +
-                    describe(request) + " says " + std::to_string(request.group_size)});
+                "one member has a group of " + std::to_string(current->size) + " members, " +
+                    describe(request) + " has one of " + std::to_string(request.group_size)});
   }
 }
 

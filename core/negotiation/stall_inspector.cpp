@@ -65,7 +65,7 @@ std::string waits_for(const ReadyTable& table, int rank) {
     if (told++ == kMostNamesTold) return text + ", ...";
     text += (text.empty() ? "waits for " : ", ") + describe(tensor.request);
   }
-  return text.empty() ? "waits for nothing of hvd" : text;
+  return text.empty() ? "does not wait for hvd" : text;
 }
 
 }  // namespace
@@ -90,7 +90,7 @@ std::string StallInspector::missing_text(const ReadyTable& table, const PendingT
     const Activity& activity = last_.at(missing[i]);
     text += (i == 0 ? "rank " : "; rank ") + std::to_string(missing[i]) + " (" +
             hosts_[static_cast<std::size_t>(missing[i])] + ") ";
-    text += !activity.name ? "has submitted nothing yet"
+    text += !activity.name ? "has submitted no operation yet"
                            : "last submitted '" + *activity.name + "' " +
                                  seconds(now - activity.when) + " ago";
     text += " and " + waits_for(table, missing[i]);
@@ -139,7 +139,7 @@ void StallInspector::record_resumed(std::span<const PendingRef> tensors, TimePoi
 std::string StallInspector::resumption_text(const PendingTensor& tensor, std::size_t operations,
                                             TimePoint now) const {
   return describe_all(tensor, operations) + (operations > 1 ? " go on" : " goes on") + " after " +
-         seconds(now - tensor.first_seen) + ": every rank has asked for " +
+         seconds(now - tensor.first_seen) + ": every rank has submitted " +
          (operations > 1 ? "them" : "it") + " by now";
 }
 

@@ -113,7 +113,7 @@ namespace {
 
 Handle start_sparse(const torch::Tensor& coo, const AllreduceOptions& options, Progress progress) {
   const auto reduction = std::make_shared<SparseReduction>(coo, options);
-  return start(reduction->begin_submissions(), {[reduction] { return reduction->result(); }},
+  return start(reduction->take_submissions(), {[reduction] { return reduction->result(); }},
                progress);
 }
 

@@ -22,7 +22,7 @@ class SparseReduction {
   SparseReduction(const torch::Tensor& coo, AllreduceOptions options);
 
   /// Call it once.
-  std::vector<Submission> begin_submissions() { return std::move(submissions_); }
+  std::vector<Submission> take_submissions() { return std::move(submissions_); }
   /// The coalesced result, the same on every rank, when all submissions have succeeded. @throws
   /// MismatchError when shapes differ
   torch::Tensor result() const;

@@ -299,7 +299,7 @@ std::vector<Submission> ReducedParameter::prepare_sparse(const GradientReduction
                                                               .postscale_factor = how.postscale,
                                                               .compression = how.compression,
                                                               .process_set = how.process_set});
-  return sparse_->begin_submissions();
+  return sparse_->take_submissions();
 }
 
 /// The result is in the gradient's memory, unless the program has replaced the gradient since.

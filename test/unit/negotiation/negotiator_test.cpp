@@ -232,7 +232,7 @@ TEST_F(NegotiatorTest, RefusesPlansThatCannotBe) {
   };
   EXPECT_THAT(refused(in_slot(3)), HasSubstr("slot 3, which is empty"));
   EXPECT_THAT(refused(in_full(allreduce("a"))),
-              HasSubstr("runs allreduce 'a', which this rank has not asked for"));
+              HasSubstr("runs allreduce 'a', which this rank has not submitted"));
   wire::Request request = allreduce("a");
   request.process_set = 9;
   EXPECT_THAT(refused(in_full(request)), HasSubstr("process set 9"));
@@ -247,14 +247,14 @@ TEST_F(NegotiatorTest, RefusesPlansThatCannotBe) {
   request.root = 5;
   EXPECT_THAT(refused(in_full(request)), HasSubstr("root rank 5"));
   EXPECT_THAT(failure([&] { negotiator_.apply(next_plan({}, {stalled("x", {0})})); }),
-              HasSubstr("which this rank has not asked for"));
+              HasSubstr("which this rank has not submitted"));
 }
 
 TEST_F(NegotiatorTest, RefusesToRunWhatWasNotReportedYet) {
   negotiator_.submit(allreduce("a"));
   EXPECT_THAT(
       failure([&] { negotiator_.apply(next_plan({wire::Batch{{in_full(allreduce("a"))}}})); }),
-      HasSubstr("has not asked for"));
+      HasSubstr("has not submitted"));
 }
 
 TEST_F(NegotiatorTest, RefusesABatchOfUnlikeTensors) {

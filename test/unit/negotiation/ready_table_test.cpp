@@ -213,7 +213,7 @@ TEST_F(ReadyTableTest, MembersMustAgreeOnTheSizeOfTheirGroup) {
   const auto ready = table_.extract_ready();
   ASSERT_EQ(ready.size(), 2u);
   EXPECT_EQ(table_.group_failure(*ready.front())->message,
-            "one member says that it has 2 members, allreduce 'b' says 3");
+            "one member has a group of 2 members, allreduce 'b' has one of 3");
 }
 
 TEST_F(ReadyTableTest, MembersMustAgreeOnTheNamesOfTheirGroup) {

@@ -32,11 +32,12 @@ TEST_F(StallInspectorTest, TellsOnceWhoIsMissingAndWhatItDoesInstead) {
   ask(0, allreduce("fc1.weight"), 10);
   ask(1, allreduce("conv1.bias"), 11);
   EXPECT_THAT(stalls_.warnings(table_, at(39)), IsEmpty());
-  EXPECT_THAT(stalls_.warnings(table_, at(40)),
-              ElementsAre("allreduce 'fc1.weight' has waited 30.0 s for 2 of 3 ranks: "
-                          "rank 1 (beta) last submitted 'conv1.bias' 29.0 s ago and waits for "
-                          "allreduce 'conv1.bias'; "
-                          "rank 2 (gamma) has submitted nothing yet and waits for nothing of hvd"));
+  EXPECT_THAT(
+      stalls_.warnings(table_, at(40)),
+      ElementsAre("allreduce 'fc1.weight' has waited 30.0 s for 2 of 3 ranks: "
+                  "rank 1 (beta) last submitted 'conv1.bias' 29.0 s ago and waits for "
+                  "allreduce 'conv1.bias'; "
+                  "rank 2 (gamma) has submitted no operation yet and does not wait for hvd"));
   EXPECT_THAT(stalls_.warnings(table_, at(40)), IsEmpty());
   EXPECT_THAT(stalls_.warnings(table_, at(500)),
               ElementsAre(HasSubstr("'conv1.bias' has waited 489.0 s for 2 of 3 ranks")));
@@ -48,11 +49,11 @@ TEST_F(StallInspectorTest, SaysWhatToDoWhenTheTimeIsUp) {
   EXPECT_THAT(stalls_.expired(table_, at(599)), IsEmpty());
   const auto expired = stalls_.expired(table_, at(600));
   ASSERT_EQ(expired.size(), 1u);
-  EXPECT_EQ(stalls_.error_text(table_, *expired.front(), at(600)),
-            "allreduce 'a': not submitted by every rank within 600.0 s (stall_shutdown); missing: "
-            "rank 2 (gamma) has submitted "
-            "nothing yet and waits for nothing of hvd; every rank of the process set must submit "
-            "the same operations");
+  EXPECT_EQ(
+      stalls_.error_text(table_, *expired.front(), at(600)),
+      "allreduce 'a': not submitted by every rank within 600.0 s (stall_shutdown); missing: "
+      "rank 2 (gamma) has submitted no operation yet and does not wait for hvd; every rank of "
+      "the process set must submit the same operations");
 }
 
 TEST_F(StallInspectorTest, WhatIsCompleteWaitsForNobody) {
@@ -117,13 +118,13 @@ TEST_F(StallInspectorTest, WhatGoesOnIsToldOnceIfItWasWarnedOf) {
   EXPECT_THAT(
       stalls_.release_resumptions(),
       ElementsAre(
-          "allreduce 'old' and 1 more operation go on after 32.0 s: every rank has asked for "
+          "allreduce 'old' and 1 more operation go on after 32.0 s: every rank has submitted "
           "them by now"));
   EXPECT_THAT(stalls_.release_resumptions(), IsEmpty());
   stalls_.record_resumed(std::span(all).first(1), at(42));
   stalls_.record_resumed(std::span(all).last(1), at(42));
   EXPECT_THAT(stalls_.release_resumptions(),
-              ElementsAre("allreduce 'young' goes on after 30.0 s: every rank has asked for it by "
+              ElementsAre("allreduce 'young' goes on after 30.0 s: every rank has submitted it by "
                           "now"));
 }
 
