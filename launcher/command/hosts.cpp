@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <numeric>
 #include <optional>
 #include <sstream>
 
+#include "base/text.h"
 #include "system/error.h"
 #include "system/text.h"
 
@@ -19,11 +19,8 @@ namespace {
 constexpr int kMaxSlots = 1'000'000;
 
 std::optional<int> parse_slots(std::string_view text) {
-  int slots = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), slots);
-  if (error != std::errc() || end != text.data() + text.size() || slots < 1 || slots > kMaxSlots)
-    return std::nullopt;
-  return slots;
+  const auto slots = parse_number<int>(text);
+  return slots && *slots >= 1 && *slots <= kMaxSlots ? slots : std::nullopt;
 }
 
 bool is_host_name(std::string_view text) {
@@ -99,10 +96,7 @@ std::vector<Host> parse_hostfile(std::string_view content, std::string_view file
     if (line.empty()) continue;
     const auto host = parse_hostfile_line(line);
     if (!host) {
-      throw LaunchError(ExitCode::kUsage,
-                        "hostfile " + std::string(file) + ", line " + std::to_string(number) +
-                            ": expected 'HOST slots=N' or 'HOST:N' with N at least 1; got '" +
-                            std::string(line) + "'");
+      throw LaunchError(ExitCode::kUsage, text("hostfile ", file, ", line ", number, ": expected 'HOST slots=N' or 'HOST:N' with N at least 1; got '", line, "'"));
     }
     add_host(hosts, *host);
   }

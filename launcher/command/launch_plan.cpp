@@ -18,7 +18,7 @@ namespace {
 constexpr std::array kBatchSystems = {"SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_JOBID",
                                       "LOADL_HOSTFILE"};
 
-/// The variable that shows an allocation; empty: there is none.
+/// The variable that shows an allocation; empty: no allocation.
 std::string allocation() {
   const auto* const found =
       std::find_if(kBatchSystems.begin(), kBatchSystems.end(),

@@ -55,7 +55,7 @@ void append_placement(const LaunchSpec& spec, std::vector<std::string>& argv) {
 }
 
 void append_parameters(const LaunchSpec& spec, std::vector<std::string>& argv) {
-  // The supervisors stop the ranks; mpirun has nothing to wait for when it ends a job.
+  // The supervisors stop the ranks, so mpirun need not wait when it ends a job.
   append(argv, {"--mca", "odls_base_sigkill_timeout", "0"});
   // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than
   // two copies here.

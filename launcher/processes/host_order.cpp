@@ -4,9 +4,10 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <csignal>
 #include <nlohmann/json.hpp>
+
+#include "base/text.h"
 
 namespace hvd::launcher {
 namespace {
@@ -16,7 +17,7 @@ using Json = nlohmann::json;
 constexpr std::size_t kMostBytes = 256 << 20;
 constexpr std::size_t kMostDigits = 12;
 
-/// Up to `size` bytes; fewer at the end, or when nothing comes for too long.
+/// Up to `size` bytes; fewer at the end, or if no byte arrives for `timeout_ms`.
 std::string read_bytes(int fd, std::size_t size, int timeout_ms) {
   std::string bytes;
   while (bytes.size() < size) {
@@ -53,13 +54,13 @@ std::string encode(const HostOrder& order) {
   return std::to_string(json.size()) + "\n" + json;
 }
 
-std::optional<HostOrder> decode_host_order(std::string_view text) {
+std::optional<HostOrder> decode_host_order(std::string_view encoded) {
   const auto bytes = [](const Json& json) {
     const auto codes = json.get<std::vector<unsigned char>>();
     return std::string(codes.begin(), codes.end());
   };
   try {
-    const Json json = Json::parse(text);
+    const Json json = Json::parse(encoded);
     HostOrder order;
     order.folder = bytes(json.at("folder"));
     for (const Json& entry : json.at("variables")) {
@@ -86,11 +87,9 @@ std::optional<HostOrder> read_host_order(int fd, int timeout_ms) {
     digits += next;
   }
   digits.pop_back();
-  std::size_t size = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), size);
-  if (error != std::errc() || end != digits.data() + digits.size() || size > kMostBytes)
-    return std::nullopt;
-  return decode_host_order(read_bytes(fd, size, timeout_ms));
+  const auto size = parse_number<std::size_t>(digits);
+  if (!size || *size > kMostBytes) return std::nullopt;
+  return decode_host_order(read_bytes(fd, *size, timeout_ms));
 }
 
 SpawnOptions supervisor_of(const std::string& hvdrun, const std::vector<std::string>& program,
@@ -105,7 +104,7 @@ SpawnOptions supervisor_of(const std::string& hvdrun, const std::vector<std::str
     set_variable(environment, name, std::to_string(value));
   options.environment = std::move(environment);
   options.parent_death_signal = SIGTERM;
-  // A terminal's Ctrl-C is for hvdrun only, which gives the ranks its grace.
+  // A terminal's Ctrl-C is for hvdrun only, which gives the ranks the grace period.
   options.own_process_group = true;
   return options;
 }

@@ -11,22 +11,22 @@
 
 namespace hvd::launcher {
 
-/// What `hvdrun --supervise-host` is told at its standard input, where no other user can read it:
-/// the ranks that it is to start on its host, and with what.
+/// The order that `hvdrun --supervise-host` reads from its standard input, which no other user can
+/// read: the ranks to start on its host, and their program.
 struct HostOrder {
-  std::string folder = {};                                          ///< to work in
-  std::vector<std::pair<std::string, std::string>> variables = {};  ///< beyond those it finds
+  std::string folder = {};                                          ///< the working folder
+  std::vector<std::pair<std::string, std::string>> variables = {};  ///< in addition to its own environment
   std::vector<std::string> program = {};
   int size = 1;
   std::vector<int> ranks = {};  ///< ascending: the first is local rank 0
 };
 
-/// A decimal number of bytes, a newline, and so many bytes of JSON. What follows is rank 0's input.
+/// A decimal number of bytes, a newline, and that many bytes of JSON. Rank 0's input follows.
 std::string encode(const HostOrder& order);
-/// Of the JSON alone. Nothing when it is none.
+/// Decodes the JSON alone. Empty if it is invalid.
 std::optional<HostOrder> decode_host_order(std::string_view json);
-/// Takes it from a descriptor, and not a byte more. Nothing when what comes is none, or nothing
-/// comes for `timeout_ms`.
+/// Reads an order from a descriptor, and not a byte more. Empty if it is invalid, or if no byte
+/// arrives for `timeout_ms`.
 std::optional<HostOrder> read_host_order(int fd, int timeout_ms);
 
 /// A rank's supervisor as it is started without mpirun: `hvdrun --supervise`, with the rank in its

@@ -24,13 +24,13 @@ std::vector<pid_t> start_supervisors(const HostOrder& order) {
   std::vector<std::string> environment = current_environment();
   for (const auto& [name, value] : order.variables) set_variable(environment, name, value);
   set_variable(environment, "PWD", order.folder);
-  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const UniqueFd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   RankIdentity identity{.size = order.size, .local_size = static_cast<int>(order.ranks.size())};
   std::vector<pid_t> supervisors;
   for (const int rank : order.ranks) {
     identity.rank = rank;
     SpawnOptions options = supervisor_of(own_executable(), order.program, identity, environment);
-    if (rank != 0) options.stdin_fd = nothing.get();  // rank 0 goes on reading here
+    if (rank != 0) options.stdin_fd = no_input.get();  // rank 0 reads this process's input
     const SpawnResult result = spawn(options);
     if (result.error != 0)
       throw LaunchError(ExitCode::kInternal,

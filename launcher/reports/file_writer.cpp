@@ -144,7 +144,7 @@ bool FileWriter::State::add(Piece piece) {
   return true;
 }
 
-/// What is to be done next; nothing at the end.
+/// The next task; empty at the end.
 std::optional<FileWriter::State::Piece> FileWriter::State::next() {
   const MutexLock lock(mutex);
   while (!over && queue.empty()) changed.wait(mutex);

@@ -8,7 +8,7 @@
 namespace hvd::launcher {
 
 std::string& SendQueue::tail() {
-  // What has been written in part is not appended to: it would be kept.
+  // A piece that is partly written is not extended: its written bytes would stay in memory.
   if (pieces_.empty() || pieces_.back().shared || pieces_.back().begin > 0) pieces_.emplace_back();
   return pieces_.back().own;
 }

@@ -9,7 +9,7 @@
 
 namespace hvd::launcher {
 
-/// What is to be written to a non-blocking socket. What many connections are sent is kept once. Not
+/// Bytes to be written to a non-blocking socket. Bytes for many connections are stored once. Not
 /// thread-safe.
 class SendQueue {
  public:
@@ -22,15 +22,15 @@ class SendQueue {
   void add(const Shared& bytes, std::size_t begin, std::size_t end);
   bool empty() const noexcept;
   void clear() { pieces_.clear(); }
-  /// Writes what the socket takes now. False: it takes no more, ever.
+  /// Writes as much as the socket accepts now. False if the connection is broken.
   bool flush(int fd);
 
  private:
   struct Piece {
     std::string own = {};
-    Shared shared = {};     ///< nothing: it is `own`
-    std::size_t begin = 0;  ///< what is before has been written
-    std::size_t end = 0;    ///< of what is shared
+    Shared shared = {};     ///< null: the piece is `own`
+    std::size_t begin = 0;  ///< the bytes before it have been written
+    std::size_t end = 0;    ///< of the shared bytes
     std::size_t size() const noexcept { return (shared ? end : own.size()) - begin; }
     const char* data() const noexcept {
       return (shared ? reinterpret_cast<const char*>(shared->data()) : own.data()) + begin;

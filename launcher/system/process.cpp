@@ -37,7 +37,7 @@ void redirect(int from, int to) {
   }
 }
 
-/// Runs in the child: only async-signal-safe calls, nothing that allocates.
+/// Runs in the child: only async-signal-safe calls, no allocation.
 [[noreturn]] void become(const SpawnOptions& options, char* const* argv, char* const* environment,
                          pid_t parent, int error_fd) {
   if (options.own_process_group) ::setpgid(0, 0);

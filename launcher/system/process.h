@@ -26,8 +26,8 @@ struct SpawnOptions {
   std::vector<int> blocked_signals;  ///< all others are unblocked in the child
 };
 
-/// Binds this process, and what it starts, to these CPUs; to none: leaves it as it is. Where the
-/// system refuses it stays unbound.
+/// Binds this process and its later children to these CPUs; no effect for an empty list, or where
+/// the system refuses.
 void bind_to(const std::vector<int>& cpus);
 
 struct SpawnResult {
