@@ -13,7 +13,7 @@
 #include <set>
 #include <utility>
 
-#include "processes/host_order.h"
+#include "processes/host_supervisor.h"
 #include "processes/mpirun_starter.h"
 #include "system/error.h"
 #include "system/text.h"

@@ -20,7 +20,6 @@
 #include "command/rank_environment.h"
 #include "system/error.h"
 #include "system/poller.h"
-#include "system/process_group.h"
 #include "system/socket.h"
 
 namespace hvd::launcher {

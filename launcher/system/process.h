@@ -74,4 +74,10 @@ void set_nonblocking(int fd);
 /// Nanoseconds since the epoch.
 long long realtime_ns();
 
+/// The living processes of a process group.
+std::vector<pid_t> group_members(pid_t group);
+
+/// Whether a process has a handler for a signal, so that the signal does not end it.
+bool handles(pid_t process, int signal);
+
 }  // namespace hvd::launcher

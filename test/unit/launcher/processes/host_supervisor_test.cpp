@@ -1,4 +1,4 @@
-#include "processes/host_order.h"
+#include "processes/host_supervisor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
