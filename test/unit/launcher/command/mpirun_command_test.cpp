@@ -91,7 +91,7 @@ TEST(MpirunCommand, ABatchSystemDecidesOnSlots) {
   EXPECT_THAT(build_mpirun_command(spec).argv, Not(Contains("-H")));
 }
 
-TEST(MpirunCommand, WhatMpirunIsToldToBindRules) {
+TEST(MpirunCommand, BindingOptionsOfMpirunTakePrecedence) {
   LaunchSpec spec;
   EXPECT_EQ(effective_bind(spec), Bind::kAuto);
   spec.mpi_args = {"--bind-to", "core:overload-allowed"};
@@ -208,7 +208,7 @@ TEST(MpirunCommand, ForwardsToOtherHostsByName) {
   }
 }
 
-TEST(MpirunCommand, OnOneHostOnlyWhatWasAskedFor) {
+TEST(MpirunCommand, OnOneHostOnlyRequestedVariablesAreExported) {
   LaunchSpec spec = local_spec();
   spec.environment = {"NCCL_DEBUG=INFO", "MINE=1"};
   spec.exports = {"MINE"};
