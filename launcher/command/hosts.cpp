@@ -129,7 +129,7 @@ int total_slots(const std::vector<Host>& hosts) {
 std::string format_hosts(const std::vector<Host>& hosts) {
   std::vector<std::string> parts;
   for (const Host& host : hosts) parts.push_back(host.name + ":" + std::to_string(host.slots));
-  return join(parts, ",");
+  return join_text(parts, ",");
 }
 
 bool is_local_host(std::string_view name, std::string_view own_hostname) {

@@ -13,6 +13,7 @@
 #include <set>
 #include <utility>
 
+#include "base/text.h"
 #include "processes/host_supervisor.h"
 #include "processes/mpirun_starter.h"
 #include "system/error.h"
@@ -59,7 +60,7 @@ std::vector<std::string> DirectStarter::commands() const {
     }
     for (std::string& word : words) word = shell_quote(word);
     lines.push_back((host.ranks.size() == 1 ? "rank " : "ranks ") + format_ranks(host.ranks) +
-                    (host.local ? ", each: " : ": ") + join(words, " "));
+                    (host.local ? ", each: " : ": ") + join_text(words, " "));
   }
   return lines;
 }

@@ -499,7 +499,7 @@ void Job::write_out() {
   }
   if (!console_.is_stuck(Stream::kStdout) || console_.shares(Stream::kStdout, Stream::kStderr))
     return;
-  print_line(text("nobody reads stdout: ", console_.drop(Stream::kStdout), " bytes of the ranks' output were dropped"));
+  print_line(text("stdout has no active reader: ", console_.drop(Stream::kStdout), " bytes of the ranks' output were dropped"));
   Poller poller;
   console_.add_to(poller);
   poller.wait(static_cast<int>(kHurriedPatience.count()));

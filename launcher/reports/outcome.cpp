@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/text.h"
 #include "system/error.h"
 #include "system/text.h"
 
@@ -218,7 +219,7 @@ std::string hosts_of(const JobRecord& job, const std::vector<int>& ranks) {
   for (const auto& [name, members] : hosts)
     parts.push_back("host " + name + " (" + (members.size() == 1 ? "rank " : "ranks ") +
                     format_ranks(members) + ")");
-  return join(parts, " or ");
+  return join_text(parts, " or ");
 }
 
 /// Of the hosts that the starter may have lost; empty when they are not known.
@@ -271,7 +272,7 @@ std::string failure_message(const JobRecord& job, int index) {
   const std::vector<int> lost = lost_elsewhere(job, index);
   if (lost.empty()) return text + stopped_line(job, index);
   return text + "hvdrun: lost " + hosts_of(job, lost) +
-         ": nothing was heard of it any more; it died, or the network between is cut; exit code " +
+         ": no sign of life; it died, or the network to it is cut; exit code " +
          std::to_string(exit_code(job)) + "\n";
 }
 
@@ -525,7 +526,7 @@ std::string final_message(const JobRecord& job) {
       return stop_message(job,
                           "the job ran longer than --timeout " + format_duration(job.timeout_s));
     case StopCause::kReaderGone:
-      return stop_message(job, "nobody reads " + job.lost_reader + " any more");
+      return stop_message(job, "the reader of " + job.lost_reader + " has closed it");
     case StopCause::kStartTimeout: {
       const std::vector<int> missing = ranks_where(job, never_started);
       if (!first_failure(job.ranks)) {

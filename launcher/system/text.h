@@ -8,7 +8,6 @@ namespace hvd::launcher {
 
 std::vector<std::string> split(std::string_view text, char separator);
 std::string_view trim(std::string_view text);
-std::string join(const std::vector<std::string>& parts, std::string_view separator);
 /// "SIGKILL" for 9; "signal 64" for one without a name.
 std::string signal_name(int signal);
 /// Quotes a word so that a POSIX shell reads it back unchanged.

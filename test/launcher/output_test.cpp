@@ -182,7 +182,7 @@ TEST(LostOutput, AFileSystemThatHangsDoesNotDelayTheJob) {
   EXPECT_EQ(result.code, 3) << result.err;
   EXPECT_THAT(result.err, HasSubstr("hvdrun: rank 0 failed first: exited with code 3"));
   EXPECT_THAT(result.err,
-              HasSubstr(": nothing was taken for 1 s; what the ranks print is not kept there"));
+              HasSubstr("no data was accepted for 1 s; the ranks' output is not kept there"));
 }
 
 TEST(LostOutput, AReaderThatHasGoneEndsTheJob) {
@@ -190,7 +190,7 @@ TEST(LostOutput, AReaderThatHasGoneEndsTheJob) {
       run_redirected("\"$@\" | head -1 >/dev/null; exit ${PIPESTATUS[0]}", {"-np", "2", "yes"});
   EXPECT_EQ(result.code, 141) << result.err;
   EXPECT_THAT(result.err,
-              HasSubstr("hvdrun: nobody reads stdout any more; stopped 2 ranks (0, 1)"));
+              HasSubstr("hvdrun: the reader of stdout has closed it; stopped 2 ranks (0, 1)"));
 }
 
 TEST(LostOutput, AFailureIsReportedWithoutAReader) {

@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "system/text.h"
+#include "base/text.h"
 
 namespace hvd::launcher {
 namespace {
@@ -173,7 +173,7 @@ TEST(MpirunCommand, ADaemonThatIsCutOffEndsWithItsRanks) {
 }
 
 TEST(MpirunCommand, NeverForcesATransport) {
-  const std::string line = join(build_mpirun_command(remote_spec()).argv, " ");
+  const std::string line = join_text(build_mpirun_command(remote_spec()).argv, " ");
   for (const char* forced : {"pml", "ob1", "tcp", "openib"})
     EXPECT_THAT(line, Not(HasSubstr(forced)));
 }

@@ -436,8 +436,8 @@ TEST(FinalMessage, OfALinkThatWasCut) {
   EXPECT_THAT(final_message(job), HasSubstr("lost rank 1 (host far)"));
   EXPECT_THAT(final_message(job),
               ::testing::EndsWith(
-                  "hvdrun: lost host far (rank 1): nothing was heard of it any more; it died, or "
-                  "the network between is cut; exit code 69\n"));
+                  "hvdrun: lost host far (rank 1): no sign of life; it died, or the network to it is "
+                  "cut; exit code 69\n"));
 }
 
 TEST(FinalMessage, ARankThatHadNotStartedIsNotCountedAsStopped) {
