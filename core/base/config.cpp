@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd {
@@ -55,24 +55,15 @@ const Variable& known(std::string_view name) {
                    expected_values(setting.variable, '\'') + ", got '" + setting.value + "'");
 }
 
-template <class Number>
-std::optional<Number> parse(const std::string& text) {
-  Number value{};
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return value;
-}
-
 std::int64_t whole(const Setting& setting) {
-  const auto value = parse<std::int64_t>(setting.value);
+  const auto value = parse_number<std::int64_t>(setting.value);
   if (!value || *value < setting.variable.lowest || *value > setting.variable.highest)
     reject(setting);
   return *value;
 }
 
 std::chrono::milliseconds seconds(const Setting& setting) {
-  const auto value = parse<double>(setting.value);
+  const auto value = parse_number<double>(setting.value);
   if (!value || !std::isfinite(*value) || *value < 0 || *value > kMostSeconds) reject(setting);
   const std::chrono::milliseconds result(std::llround(*value * 1000));
   if (result.count() < setting.variable.lowest) reject(setting);
@@ -90,23 +81,13 @@ bool on_or_off(const Setting& setting) {
   reject(setting);
 }
 
-std::vector<std::string_view> split(std::string_view choices) {
-  std::vector<std::string_view> parts;
-  for (std::size_t begin = 0; begin <= choices.size();) {
-    const std::size_t end = std::min(choices.find('|', begin), choices.size());
-    parts.push_back(choices.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return parts;
-}
-
 std::string choice(const Setting& setting) {
   std::string value = lower(setting.value);
   if (!value.empty() && value == setting.variable.removed_choice) {
     throw UsageError("environment variable " + setting.full_name + ": the value '" + setting.value +
                      "' was removed; " + std::string(setting.variable.instead));
   }
-  for (const std::string_view one : split(setting.variable.choices)) {
+  for (const std::string_view one : split_text(setting.variable.choices, '|')) {
     if (value == one) return value;
   }
   reject(setting);
@@ -168,7 +149,7 @@ std::string_view nearest(std::string_view name) {
   return best;
 }
 
-/// Variables that hvd had once. Setting one is an error, and `meaning` says what to do instead.
+/// Variables of earlier versions. Setting one is an error, and `meaning` gives the replacement.
 constexpr Variable kRemovedVariables[] = {
     {.name = "CUDA_AWARE_MPI",
      .meaning = "unset it: GPU tensors that NCCL does not take go through the host's memory"},
@@ -240,21 +221,17 @@ std::vector<std::string> unknown_variables() {
 std::string expected_values(const Variable& variable, char quote) {
   switch (variable.kind) {
     case VariableKind::kWhole:
-      return "a whole number from " + std::to_string(variable.lowest) + " to " +
-             std::to_string(variable.highest);
+      return text("a whole number from ", variable.lowest, " to ", variable.highest);
     case VariableKind::kSeconds:
       return variable.lowest > 0 ? "seconds, more than 0, to 1000000000"
                                  : "seconds, from 0 to 1000000000";
     case VariableKind::kSwitch:
       return "1, yes, true or on, or 0, no, false or off";
     case VariableKind::kChoice: {
-      const auto choices = split(variable.choices);
-      std::string text;
-      for (std::size_t i = 0; i < choices.size(); ++i) {
-        if (i > 0) text += i + 1 == choices.size() ? " or " : ", ";
-        text += quote + std::string(choices[i]) + quote;
-      }
-      return text;
+      std::vector<std::string> choices;
+      for (const std::string_view one : split_text(variable.choices, '|'))
+        choices.push_back(text(quote, one, quote));
+      return join_text(choices, ", ", " or ");
     }
     case VariableKind::kText:
       break;

@@ -12,6 +12,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/text.h"
 
 namespace hvd {
 namespace {
@@ -47,7 +48,7 @@ struct Sink {
             "hvd", std::make_shared<spdlog::sinks::stderr_sink_mt>())) {
     logger->set_level(spdlog::level::trace);
     logger->flush_on(spdlog::level::trace);
-    set_origin("pid " + std::to_string(::getpid()));
+    set_origin(text("pid ", ::getpid()));
   }
 
   void set_origin(const std::string& origin) HVD_REQUIRES(mutex) {
@@ -96,7 +97,7 @@ void log_message(LogLevel level, std::string_view message) {
 
 void set_log_identity(int rank, std::string_view host) {
   const MutexLock lock(sink().mutex);
-  sink().set_origin("rank " + std::to_string(rank) + " " + std::string(host));
+  sink().set_origin(text("rank ", rank, " ", host));
 }
 
 }  // namespace hvd

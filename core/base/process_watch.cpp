@@ -11,13 +11,15 @@
 #include <string>
 #include <utility>
 
+#include "base/text.h"
+
 namespace hvd {
 namespace {
 
 /// Field 22 of /proc/PID/stat; 0 when it cannot be read.
 std::uint64_t start_time_of(std::int64_t pid) noexcept {
   try {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+    std::ifstream file(text("/proc/", pid, "/stat"));
     std::string line;
     if (!std::getline(file, line)) return 0;
     // The second field is the program's name in parentheses, which may itself contain spaces and

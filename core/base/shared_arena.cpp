@@ -127,7 +127,7 @@ void SharedArena::after_fork_in_child() noexcept {
       !inherited_.exchange(true, std::memory_order_relaxed);  // a grandchild already has a copy
   if (first && ::mmap(base_, address_.capacity, PROT_READ | PROT_WRITE, kFlags, address_.descriptor,
                       0) == MAP_FAILED) {
-    // There may be no memory for a copy, but reading needs none.
+    // There may be no memory for a copy, but reading needs no memory.
     ::mprotect(base_, address_.capacity, PROT_READ);
   }
   mutex_.unlock();
@@ -184,7 +184,7 @@ void SharedArena::deallocate(std::byte* memory, bool returns_pages) noexcept {
   if (inherited()) return;
   const MutexLock lock(mutex_);
   HVD_EXPECT(taken_.contains(static_cast<std::size_t>(memory - base_)),
-             "the memory comes from allocate(), and was not given back");
+             "the memory is from allocate(), and was not freed before");
   auto [block, size_node] =
       std::move(taken_.extract(static_cast<std::size_t>(memory - base_)).mapped());
   std::size_t begin = block.key();

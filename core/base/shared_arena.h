@@ -30,7 +30,7 @@ struct ArenaAddress {
 class SharedArena {
  public:
   /// When the pages of a block are taken from the system: at the first write, or at its allocation,
-  /// which then fails if there are none.
+  /// which then fails if the system has no free pages.
   enum class Pages { kWhenWritten, kWhenAllocated };
 
   /// Makes an arena of the size of the host's memory, within the limits of the process

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd {
@@ -45,7 +46,7 @@ class File {
 std::byte* map(int descriptor, std::size_t bytes, const std::string& name) {
   const int flags = descriptor < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
   void* const memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, flags, descriptor, 0);
-  if (memory == MAP_FAILED) fail("mmap of " + std::to_string(bytes) + " bytes", name, errno);
+  if (memory == MAP_FAILED) fail(text("mmap of ", bytes, " bytes"), name, errno);
   return static_cast<std::byte*>(memory);
 }
 
@@ -168,7 +169,7 @@ std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, st
   }
   std::unique_ptr<SharedSegment> segment;
   try {
-    if (reserved != 0) fail("reserving " + std::to_string(bytes) + " bytes", name, reserved);
+    if (reserved != 0) fail(text("reserving ", bytes, " bytes"), name, reserved);
     segment.reset(new SharedSegment({}, map(file.get(), bytes, name), bytes));
     if (!give_name(file.get(), name)) fail("naming it", name, errno);
   } catch (...) {

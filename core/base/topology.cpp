@@ -2,6 +2,7 @@
 
 #include <map>
 
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd {
@@ -9,8 +10,7 @@ namespace hvd {
 Topology make_topology(int rank, const std::vector<std::string>& host_per_rank) {
   const int size = static_cast<int>(host_per_rank.size());
   if (rank < 0 || rank >= size) {
-    throw Error("topology: rank " + std::to_string(rank) + " is outside a job of " +
-                std::to_string(size) + " ranks; expected 0 to size - 1");
+    throw Error(text("topology: rank ", rank, " is outside a job of ", size, " ranks; expected 0 to size - 1"));
   }
   Topology topology;
   topology.rank = rank;

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "capi/guard.h"
 #include "capi/versioned.h"
 #include "hvd/hvd.h"
@@ -14,8 +15,8 @@
 namespace hvd::capi {
 namespace {
 
-// More ranks than this is a count that nobody has initialised; memory for it would be asked for
-// first.
+// A larger count of ranks is an uninitialised variable. It is refused before memory for it is
+// allocated.
 constexpr std::size_t kMostRanks = std::size_t{1} << 20;
 // The runtime counts in nanoseconds, which end after 292 years.
 constexpr std::int64_t kLongestTime = 1'000'000'000'000;
@@ -23,8 +24,7 @@ constexpr std::int64_t kLongestTime = 1'000'000'000'000;
 std::optional<std::int64_t> number(std::int64_t value, const char* field) {
   if (value == HVD_UNSET) return std::nullopt;
   if (value < 0) {
-    throw UsageError(std::string("hvd_options_t: ") + field +
-                     ": expected 0 or more or HVD_UNSET, got " + std::to_string(value));
+    throw UsageError(text("hvd_options_t: ", field, ": expected 0 or more or HVD_UNSET, got ", value));
   }
   return value;
 }
@@ -32,34 +32,31 @@ std::optional<std::int64_t> number(std::int64_t value, const char* field) {
 std::optional<std::chrono::milliseconds> milliseconds(std::int64_t value, const char* field) {
   const auto count = number(value, field);
   if (count && *count > kLongestTime) {
-    throw UsageError(std::string("hvd_options_t: ") + field + ": expected at most " +
-                     std::to_string(kLongestTime) + ", got " + std::to_string(value));
+    throw UsageError(text("hvd_options_t: ", field, ": expected at most ", kLongestTime, ", got ", value));
   }
   return count ? std::optional(std::chrono::milliseconds(*count)) : std::nullopt;
 }
 
-std::optional<std::string> text(const char* value) {
+std::optional<std::string> optional_text(const char* value) {
   return value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
 
 std::optional<int> count_of_ranks(std::int64_t value, const char* field) {
   const auto count = number(value, field);
   if (count && *count > static_cast<std::int64_t>(kMostRanks)) {
-    throw UsageError(std::string("hvd_options_t: ") + field + ": expected at most " +
-                     std::to_string(kMostRanks) + ", got " + std::to_string(value));
+    throw UsageError(text("hvd_options_t: ", field, ": expected at most ", kMostRanks, ", got ", value));
   }
   return count ? std::optional(static_cast<int>(*count)) : std::nullopt;
 }
 
-/// Both, or neither: a rank of zero says nothing by itself.
+/// Sets both rank and size, or neither: a rank of zero may be unset.
 void set_place(Options& options, const hvd_options_t& given) {
   options.world_size = count_of_ranks(given.world_size, "world_size");
   if (options.world_size == 0) options.world_size.reset();
   options.rank = count_of_ranks(given.rank, "rank");
   if (options.world_size) return;
   if (options.rank.value_or(0) != 0) {
-    throw UsageError("hvd_options_t: rank is " + std::to_string(given.rank) +
-                     " and world_size is not set; set both");
+    throw UsageError(text("hvd_options_t: rank is ", given.rank, " and world_size is not set; set both"));
   }
   options.rank.reset();
 }
@@ -73,9 +70,9 @@ Options options_of(const hvd_options_t* given) {
       .stall_warning = milliseconds(options.stall_warning_ms, "stall_warning_ms"),
       .stall_shutdown = milliseconds(options.stall_shutdown_ms, "stall_shutdown_ms"),
       .peer_timeout = milliseconds(options.peer_timeout_ms, "peer_timeout_ms"),
-      .backend = text(options.backend),
-      .timeline_path = text(options.timeline_path),
-      .init_method = text(options.init_method)};
+      .backend = optional_text(options.backend),
+      .timeline_path = optional_text(options.timeline_path),
+      .init_method = optional_text(options.init_method)};
   set_place(read, options);
   if (options.init_timeout_ms != 0)
     read.init_timeout = milliseconds(options.init_timeout_ms, "init_timeout_ms");
@@ -97,8 +94,7 @@ void copy_text(const std::string& text, char* buffer, std::size_t capacity, std:
   }
   required(buffer, (std::string(function) + ": buffer").c_str());
   if (capacity <= text.size()) {
-    throw UsageError(std::string(function) + ": the text takes " + std::to_string(text.size() + 1) +
-                     " bytes, the buffer has " + std::to_string(capacity));
+    throw UsageError(hvd::text(function, ": the text takes ", text.size() + 1, " bytes, the buffer has ", capacity));
   }
   std::copy_n(text.c_str(), text.size() + 1, buffer);
 }
@@ -186,7 +182,7 @@ hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set
     handle = nullptr;
     if (count > 0) required(ranks, "hvd_process_set_add: ranks");
     if (count > hvd::capi::kMostRanks)
-      throw hvd::UsageError("hvd_process_set_add: count is " + std::to_string(count));
+      throw hvd::UsageError(hvd::text("hvd_process_set_add: count is ", count));
     auto created = std::make_unique<hvd_process_set_t>();  // before the set exists on every rank
     created->set = hvd::add_process_set(std::vector<int>(ranks, ranks + count));
     handle = created.release();
@@ -217,8 +213,7 @@ hvd_status_t hvd_process_set_ranks(const hvd_process_set_t* process_set, int* ra
     required(ranks, "hvd_process_set_ranks: ranks");
     const std::vector<int> members = set_of(process_set).ranks();
     if (capacity < members.size()) {
-      throw hvd::UsageError("hvd_process_set_ranks: the set has " + std::to_string(members.size()) +
-                            " ranks, the array room for " + std::to_string(capacity));
+      throw hvd::UsageError(hvd::text("hvd_process_set_ranks: the set has ", members.size(), " ranks, the array room for ", capacity));
     }
     std::copy(members.begin(), members.end(), ranks);
   });

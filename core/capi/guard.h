@@ -13,11 +13,11 @@ struct hvd_process_set {
 
 namespace hvd::capi {
 
-/// The status that belongs to the exception in flight, whose text becomes this thread's
+/// Returns the status of the exception in flight and stores its text as this thread's
 /// hvd_last_error(). @pre inside a catch
 hvd_status_t record_current_exception() noexcept;
 
-/// Runs the body of a C function: nothing may be thrown into C.
+/// Runs the body of a C function, and converts exceptions to a status.
 template <class Body>
 hvd_status_t guarded(Body&& body) noexcept {
   try {

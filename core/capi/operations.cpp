@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/expect.h"
+#include "base/text.h"
 #include "capi/guard.h"
 #include "capi/versioned.h"
 #include "hvd/collectives.h"
@@ -62,11 +63,11 @@ static_assert(HVD_KIND_SCATTER + 1 == kOpKindCount,
 
 namespace {
 
-// More operations than this is a count that nobody has initialised.
+// A larger count of operations is an uninitialised variable.
 constexpr std::size_t kLargestGroup = std::size_t{1} << 20;
 
-/// What an operation gave. Written by the thread that submits, then by the one that drives the
-/// engine; read once it is done.
+/// The result of an operation. Written by the thread that submits, then by the thread that drives
+/// the engine; read once the operation is done.
 struct Outcome {
   void* data = nullptr;
   std::size_t bytes = 0;
@@ -94,8 +95,7 @@ struct hvd_operation {
     HVD_EXPECT(operation.done(), "the operation has ended");
     operation.status().raise_if_error();
     if (outcome->caller_had_no_memory) {
-      throw hvd::UsageError("allocate() gave no memory for a result of " +
-                            std::to_string(outcome->bytes) + " bytes");
+      throw hvd::UsageError(hvd::text("allocate() gave no memory for a result of ", outcome->bytes, " bytes"));
     }
   }
 };
@@ -113,9 +113,7 @@ class Translator {
     if (given_.name != nullptr) submission_.name = given_.name;
     const auto kind = enumerator<OpKind>(given_.kind, HVD_KIND_SCATTER + 1, "kind");
     if (kind == OpKind::kAddProcessSet || kind == OpKind::kRemoveProcessSet)
-      fail("kind is " + std::to_string(given_.kind) +
-           ", which is a process set's; see "
-           "hvd_process_set_add()");
+      fail(text("kind is ", given_.kind, ", which is a process set's; see hvd_process_set_add()"));
     submission_.process_set = set_of(given_.process_set).id();
     if (kind == OpKind::kBarrier) {
       submission_.parameters = Barrier{};
@@ -135,8 +133,7 @@ class Translator {
   template <class Enum>
   Enum enumerator(std::int32_t value, int count, const char* field) const {
     if (value < 0 || value >= count) {
-      fail(std::string(field) + " is " + std::to_string(value) + ", expected 0 to " +
-           std::to_string(count - 1));
+      fail(text(field, " is ", value, ", expected 0 to ", count - 1));
     }
     return static_cast<Enum>(value);
   }
@@ -153,7 +150,7 @@ class Translator {
     }
   }
 
-  // The C struct has the fields of all kinds: those that mean nothing for this one must be in range
+  // The C struct has the fields of all kinds: those that do not apply to this one must be in range
   // all the same.
   void check_fields_of_all_kinds() const {
     enumerator<ReduceOp>(given_.op, kReduceOpCount, "op");
@@ -169,8 +166,7 @@ class Translator {
            ") is for allreduce; send a tensor of 16 bits instead");
     }
     if (given_.reserved != 0)
-      fail("reserved is " + std::to_string(given_.reserved) +
-           ", expected 0; initialise the struct with HVD_SUBMISSION_INIT");
+      fail(text("reserved is ", given_.reserved, ", expected 0; initialise the struct with HVD_SUBMISSION_INIT"));
   }
 
   OperationParameters parameters(OpKind kind) const {
@@ -199,7 +195,7 @@ class Translator {
   void describe_input() {
     TensorView& input = submission_.input;
     input.dtype = enumerator<DataType>(given_.dtype, kDataTypeCount, "dtype");
-    if (given_.ndim < 0) fail("ndim is " + std::to_string(given_.ndim));
+    if (given_.ndim < 0) fail(text("ndim is ", given_.ndim));
     if (given_.ndim > 0)
       input.shape.assign(&required(given_.shape, "hvd_submission_t: shape"),
                          given_.shape + given_.ndim);
@@ -236,8 +232,7 @@ class Translator {
       return;
     }
     if (output.bytes() > given_.output_bytes) {
-      fail("the result takes " + std::to_string(output.bytes()) + " bytes, output_bytes is " +
-           std::to_string(given_.output_bytes));
+      fail(text("the result takes ", output.bytes(), " bytes, output_bytes is ", given_.output_bytes));
     }
     if (submission_.kind() == OpKind::kReduce && given_.root != rank()) return;
     outcome_->data = given_.output;
@@ -290,7 +285,7 @@ class Translator {
   }
 
   std::vector<std::int64_t> splits() const {
-    if (given_.splits_count < 0) fail("splits_count is " + std::to_string(given_.splits_count));
+    if (given_.splits_count < 0) fail(text("splits_count is ", given_.splits_count));
     if (given_.splits_count == 0) return {};
     return {&required(given_.splits, "hvd_submission_t: splits"),
             given_.splits + given_.splits_count};
@@ -315,15 +310,13 @@ std::unique_ptr<hvd_operation_t> start(const hvd_submission_t& given, const char
 std::vector<const hvd_submission_t*> elements(const hvd_submission_t* first, std::size_t count) {
   const std::size_t stride = checked_size(*first, "hvd_submission_t");
   if (stride % alignof(hvd_submission_t) != 0)
-    throw UsageError("hvd_submit_group: struct_size is " + std::to_string(stride));
+    throw UsageError(text("hvd_submit_group: struct_size is ", stride));
   std::vector<const hvd_submission_t*> result;
   for (std::size_t i = 0; i < count; ++i) {
     const auto* const element = reinterpret_cast<const hvd_submission_t*>(
         reinterpret_cast<const char*>(first) + i * stride);
     if (element->struct_size != stride) {
-      throw UsageError("hvd_submit_group: struct_size is " + std::to_string(stride) +
-                       " in element 0 and " + std::to_string(element->struct_size) +
-                       " in element " + std::to_string(i));
+      throw UsageError(text("hvd_submit_group: struct_size is ", stride, " in element 0 and ", element->struct_size, " in element ", i));
     }
     result.push_back(element);
   }
@@ -382,8 +375,7 @@ hvd_status_t hvd_submit_group(const char* name, const hvd_submission_t* submissi
   return guarded([&] {
     required(operations, "hvd_submit_group: operations");
     if (count == 0 || count > hvd::capi::kLargestGroup) {
-      throw hvd::UsageError("hvd_submit_group: count is " + std::to_string(count) +
-                            ", expected at least 1");
+      throw hvd::UsageError(hvd::text("hvd_submit_group: count is ", count, ", expected at least 1"));
     }
     for (std::size_t i = 0; i < count; ++i) operations[i] = nullptr;
     required(submissions, "hvd_submit_group: submissions");

@@ -6,11 +6,12 @@
 #include <string>
 #include <type_traits>
 
+#include "base/text.h"
 #include "hvd/c/hvd.h"
 #include "hvd/error.h"
 
 /// Structs that programs built against another version of the header may pass. They only grow, so
-/// the size tells the version.
+/// the size identifies the version.
 namespace hvd::capi {
 
 /// The size of each struct in its first version. A constant: it must not follow sizeof.
@@ -25,7 +26,7 @@ inline constexpr std::size_t kFirstSize<hvd_result_t> = 48;
 template <>
 inline constexpr std::size_t kFirstSize<hvd_metrics_t> = 104;
 
-// A size above this is memory that nobody has initialised.
+// A larger size is uninitialised memory.
 inline constexpr std::size_t kLargestStruct = 4096;
 
 /// @throws UsageError for a size that no version has; `name` reads as "hvd_options_t".
@@ -36,9 +37,7 @@ std::size_t checked_size(const T& given, const char* name) {
   static_assert(sizeof(T) >= kFirstSize<T> && kFirstSize<T> > 0);
   const std::size_t size = given.struct_size;
   if (size < kFirstSize<T> || size > kLargestStruct) {
-    throw UsageError(std::string(name) + ": struct_size is " + std::to_string(size) +
-                     ", expected at least " + std::to_string(kFirstSize<T>) +
-                     "; initialise the struct with its ..._INIT macro");
+    throw UsageError(text(name, ": struct_size is ", size, ", expected at least ", kFirstSize<T>, "; initialise the struct with its ..._INIT macro"));
   }
   return size;
 }
@@ -52,9 +51,7 @@ T read_versioned(const T& given, const char* name) {
   const auto* const bytes = reinterpret_cast<const unsigned char*>(&given);
   for (std::size_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] == 0) continue;
-    throw UsageError(std::string(name) + ": byte " + std::to_string(i) + " of " +
-                     std::to_string(size) + " is set, and this library knows " +
-                     std::to_string(sizeof(T)) + "; the program uses a field of a newer hvd");
+    throw UsageError(text(name, ": byte ", i, " of ", size, " is set, and this library knows ", sizeof(T), "; the program uses a field of a newer hvd"));
   }
   T copy{};
   std::memcpy(&copy, &given, std::min(size, sizeof(T)));

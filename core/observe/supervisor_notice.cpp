@@ -27,7 +27,7 @@ constexpr std::size_t kMaxText = 1500;
 
 constexpr std::array kNames = {"init", "throw", "exit", "loss", "left", "over"};
 
-std::array<std::atomic<bool>, kNames.size()> told{};
+std::array<std::atomic<bool>, kNames.size()> sent{};
 
 int connect_to_supervisor() {
   const char* const name = std::getenv(kAddressVariable);
@@ -62,9 +62,9 @@ int connection() {
 void notify_supervisor(NoticeKind kind, int code, std::string_view text, int about) noexcept {
   const auto index = static_cast<std::size_t>(kind);
   if (kind == NoticeKind::kInitialised) {
-    for (auto& each : told) each.store(false);
+    for (auto& each : sent) each.store(false);
   }
-  if (told[index].exchange(true)) return;
+  if (sent[index].exchange(true)) return;
   const int socket = connection();
   if (socket < 0) return;
   timespec now{};

@@ -70,7 +70,7 @@ TimelineWriter::TimelineWriter(const std::string& path, int rank, const std::str
 }
 
 TimelineWriter::~TimelineWriter() =
-    default;  // the thread is asked to stop, writes what is left and is joined
+    default;  // the thread is asked to stop, writes the remaining events and is joined
 
 void TimelineWriter::span(const std::string& tensor, const char* phase, TimePoint begin,
                           TimePoint end, std::string detail) {

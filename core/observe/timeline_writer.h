@@ -14,7 +14,7 @@
 namespace hvd::observe {
 
 /// Writes one rank's Chrome trace: a row per tensor, a bar per phase of its life. Thread-safe. A
-/// tensor that comes again after very many others gets a new row of the same name.
+/// tensor that returns after very many others gets a new row of the same name.
 ///
 /// The file is complete, valid JSON after every flush (twice a second and at the end), so that a
 /// killed rank leaves a trace that opens. When the writer cannot keep up, events are dropped and
@@ -25,7 +25,7 @@ class TimelineWriter {
   TimelineWriter(const std::string& path, int rank, const std::string& host);
   TimelineWriter(const TimelineWriter&) = delete;
   TimelineWriter& operator=(const TimelineWriter&) = delete;
-  /// Writes what is left.
+  /// Writes the remaining events.
   ~TimelineWriter();
 
   /// A bar on the tensor's row.

@@ -17,6 +17,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/text.h"
 #include "bootstrap/backends.h"
 #include "bootstrap/gpu.h"
 #include "bootstrap/join.h"
@@ -36,8 +37,7 @@ namespace hvd {
 namespace runtime {
 namespace {
 
-// How long a process that ends without shutdown() waits for the others to end too, before it leaves
-// them.
+// How long a process that ends without shutdown() waits for the others to end too.
 constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
 
 /// Never destroyed: the engine thread may outlive static objects otherwise.
@@ -59,11 +59,11 @@ struct Context {
   bool variables_checked HVD_GUARDED_BY(lifecycle) = false;
   // At the first init(): afterwards MPI may run because hvd has started it.
   std::optional<bool> program_has_mpi HVD_GUARDED_BY(lifecycle);
-  std::atomic<bool> full_told{false};
+  std::atomic<bool> full_reported{false};
   std::atomic<bool> was_initialized{false};
   bool job_inherited = false;  // set in a child of fork(), before it has threads
-  // Where a child of fork() puts the parent's runtime, which has lost its thread and must not end
-  // as it would.
+  // Keeps the parent's runtime in a child of fork(), where it has lost its thread and must not be
+  // destroyed.
   alignas(std::shared_ptr<Runtime>) std::byte inherited_runtime[sizeof(std::shared_ptr<Runtime>)];
 };
 
@@ -99,7 +99,7 @@ void after_fork_in_child() HVD_NO_THREAD_SAFETY_ANALYSIS {
   process.mutex.unlock();
 }
 
-/// For the job as for the arena, which the system may not let us have.
+/// Needed for a job, and for the arena if the system provides one.
 void register_fork_handlers() {
   std::call_once(context().fork_handlers_registered, [] {
     const int error = ::pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
@@ -110,7 +110,7 @@ void register_fork_handlers() {
 }
 
 /// Opens /dev/null for each of the descriptors 0 to 2 that is closed. Otherwise a connection or
-/// shared memory would get that number, and what is printed would be written into it. Programs that
+/// shared memory would get that number, and printed text would be written into it. Programs that
 /// this process starts inherit them, as they do standard streams.
 void hold_standard_streams() noexcept {
   int descriptor = 0;
@@ -120,7 +120,7 @@ void hold_standard_streams() noexcept {
   if (descriptor >= 0) ::close(descriptor);
 }
 
-/// Null where there is none, or another process's.
+/// Null if this process has no arena, or has inherited it.
 std::shared_ptr<SharedArena> process_arena() {
   std::call_once(context().arena_made, [] {
     hold_standard_streams();
@@ -144,8 +144,8 @@ void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(proc
   auto runtime = runtime_or_null();
   if (!runtime) return;
   process.terminate_handler.reset();
-  const bool in_order = runtime->shutdown(
-      patience);  // may take minutes, in which somebody may ask what this rank is doing
+  // May take minutes, in which SIGUSR1 must still print this rank's state.
+  const bool in_order = runtime->shutdown(patience);
   process.dump_signal.reset();
   if (in_order) {
     observe::notify_supervisor(observe::NoticeKind::kOver, 0, "");
@@ -161,7 +161,7 @@ void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(proc
 }
 
 // A program that ends without shutdown() leaves as if it had called it: the others get a
-// ShutdownError that says so rather than hang.
+// ShutdownError with that cause instead of hanging.
 void leave_at_exit() {
   Context& process = context();
   if (!process.lifecycle.try_lock()) return;
@@ -177,22 +177,22 @@ void leave_at_exit() {
   }
 }
 
-// Under hvdrun lines appear as they are printed, also in a pipe. Before main(), as a stream's
-// buffering is chosen before it is used; a program that wants another calls setvbuf() itself.
+// Under hvdrun lines appear as they are printed, also in a pipe. This runs before main(), because
+// the buffering must be set before the first output; a program may call setvbuf() itself.
 [[gnu::constructor]] void buffer_stdout_by_line() {
   if (std::getenv("HVD_OUTPUT_TTY") != nullptr) std::setvbuf(stdout, nullptr, _IOLBF, 0);
 }
 
-// Runs before leave_at_exit(), so that hvdrun hears of it before the peers, which may die of it
-// sooner.
-void note_exit(int status, void*) {
+// Runs before leave_at_exit(), so that hvdrun receives the notice before the peers learn of the
+// exit and end.
+void report_exit(int status, void*) {
   const auto runtime = runtime_or_null();
   if (runtime && !runtime->failed())
     observe::notify_supervisor(observe::NoticeKind::kExit, status, "");
 }
 
-// Whoever ends because it was told of a loss is not the rank that failed first, also if hvdrun sees
-// its end first.
+// A rank that ends because of another's loss is not the rank that failed first, even if hvdrun
+// sees its end first.
 JobConnection join_observed(const RuntimeOptions& options, std::optional<ProgramStore> store) {
   try {
     return join_job(options, process_arena(), std::move(store));
@@ -203,7 +203,7 @@ JobConnection join_observed(const RuntimeOptions& options, std::optional<Program
   }
 }
 
-// One rank speaks for its host, whose ranks were mostly started with the same environment.
+// One rank per host warns, because its ranks mostly have the same environment.
 void report_settings(Context& process, const Options& options, const Topology& topology)
     HVD_REQUIRES(process.lifecycle) {
   HVD_LOG(kInfo) << describe_settings(options);
@@ -227,7 +227,8 @@ std::shared_ptr<Runtime> current_runtime() {
 
 namespace {
 
-/// @param store to meet in; without one the options and the environment say how
+/// @param store through which the ranks find each other; without one the options and the
+/// environment determine the method
 void join(runtime::Context& process, const Options& options,
           std::optional<runtime::ProgramStore> store) HVD_REQUIRES(process.lifecycle) {
   if (runtime::runtime_or_null())
@@ -255,7 +256,7 @@ void join(runtime::Context& process, const Options& options,
   if (!process.exit_handler_registered) {
     process.exit_handler_registered = true;
     std::atexit(runtime::leave_at_exit);
-    ::on_exit(runtime::note_exit, nullptr);
+    ::on_exit(runtime::report_exit, nullptr);
   }
   HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size
                  << ", local rank " << topology.local_rank << " of " << topology.local_size
@@ -279,7 +280,7 @@ void join(const Options& options, std::optional<runtime::ProgramStore> store) {
     throw;
   } catch (const std::bad_alloc&) {
     throw;
-  } catch (const std::exception& error) {  // of a file system, of a socket, of the program's store
+  } catch (const std::exception& error) {  // a file system, a socket or the program's store
     throw Error(std::string("hvd::init: ") + error.what());
   }
 }
@@ -313,18 +314,17 @@ std::byte* allocate_shared_block(std::size_t bytes) noexcept {
   if (arena != nullptr && arena->inherited()) return nullptr;
   try {
     if (std::byte* const block = arena != nullptr ? arena->allocate(bytes) : nullptr) return block;
-    if (!runtime::context().full_told.exchange(true)) {
+    if (!runtime::context().full_reported.exchange(true)) {
       HVD_LOG(kWarning) << "no shared memory for a tensor of " << bytes
                         << " bytes, so it is ordinary memory and will be copied: "
                         << (arena == nullptr
                                 ? std::string("the system does not let this process have any "
-                                              "(HVD_LOG_LEVEL=debug says why)")
+                                              "(HVD_LOG_LEVEL=debug logs the reason)")
                                 : std::to_string(arena->used()) + " of " +
                                       std::to_string(arena->address().capacity) +
                                       " bytes are in use, or the system has none left");
     }
-  } catch (const std::bad_alloc&) {  // of the arena's own lists: the caller's memory will not be
-                                     // had either
+  } catch (const std::bad_alloc&) {  // the arena's own lists did not fit
   }
   return nullptr;
 }
@@ -417,8 +417,7 @@ std::vector<Operation> submit_all(std::vector<Submission> submissions, Progress 
 void submit_all(std::span<const Submission> submissions, std::span<Operation> handles,
                 Progress progress) {
   if (submissions.size() != handles.size()) {
-    throw UsageError("submit_all: expected as many handles as submissions, got " +
-                     std::to_string(handles.size()) + " for " + std::to_string(submissions.size()));
+    throw UsageError(text("submit_all: expected as many handles as submissions, got ", handles.size(), " for ", submissions.size()));
   }
   runtime::current_runtime()->submit(submissions, handles, progress);
 }

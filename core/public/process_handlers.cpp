@@ -18,7 +18,7 @@
 namespace hvd::runtime {
 namespace {
 
-// The process is as good as dead, so it may not take long; a healthy job needs a few milliseconds.
+// The time to notify the other ranks before the process ends; a healthy job needs a few ms.
 constexpr Duration kPatience = std::chrono::milliseconds(500);
 
 std::atomic<Runtime*> watched_runtime{nullptr};
@@ -26,11 +26,11 @@ std::terminate_handler previous = nullptr;  // written before watched_runtime is
 
 struct End {
   std::string text;
-  StatusCode loss = StatusCode::kOk;  // of another rank, of which this one has been told
-  int lost = -1;                      // that rank, if it is known
+  StatusCode loss = StatusCode::kOk;  // the status, if the cause is the loss of another rank
+  int lost = -1;                      // the lost rank, if it is known
 };
 
-End what_ends_us() {
+End cause_of_end() {
   const std::exception_ptr error = std::current_exception();
   if (!error) return {"it called std::terminate()"};
   const auto text = [](const std::exception& known) {
@@ -50,14 +50,14 @@ End what_ends_us() {
   }
 }
 
-[[noreturn]] void tell_and_die() {
+[[noreturn]] void report_and_abort() {
   Runtime* const runtime = watched_runtime.exchange(nullptr);
   if (runtime != nullptr) {
-    const End end = what_ends_us();
-    // hvdrun before the peers: they may die of the news at once, and be taken for the cause.
-    const bool of_a_loss = end.loss != StatusCode::kOk;
-    observe::notify_supervisor(of_a_loss ? observe::NoticeKind::kLoss : observe::NoticeKind::kThrow,
-                               of_a_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text,
+    const End end = cause_of_end();
+    // Notify hvdrun before the peers: they may end at once, and would look like the cause.
+    const bool follows_loss = end.loss != StatusCode::kOk;
+    observe::notify_supervisor(follows_loss ? observe::NoticeKind::kLoss : observe::NoticeKind::kThrow,
+                               follows_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text,
                                end.lost);
     if (!runtime->failed()) {
       runtime->mark_ending();  // the program's own message follows: the log need not repeat it
@@ -73,32 +73,31 @@ End what_ends_us() {
   std::abort();
 }
 
-// A handler may run on any thread while another ends the runtime, so the end waits until none is
-// inside.
+// A handler may run on any thread while another thread ends the runtime, which therefore waits
+// until no handler is running.
 std::atomic<Runtime*> target{nullptr};
-std::atomic<int> inside{0};
+std::atomic<int> handlers_running{0};
 std::atomic<bool> has_been_initialised{false};
 
-void say(const char* text) noexcept {
+void print_line(const char* text) noexcept {
   const int before = errno;
-  // Nobody to tell if it fails.
   static_cast<void>(!::write(STDERR_FILENO, text, std::strlen(text)));
   errno = before;
 }
 
 void handle(int) {
-  inside.fetch_add(1);
+  handlers_running.fetch_add(1);
   if (Runtime* const runtime = target.load()) {
     runtime->request_state_dump();
   } else {
-    say(has_been_initialised.load() ? "hvd: this rank is not initialised: after hvd::shutdown()\n"
+    print_line(has_been_initialised.load() ? "hvd: this rank is not initialised: after hvd::shutdown()\n"
                                     : "hvd: this rank is not initialised: before hvd::init()\n");
   }
-  inside.fetch_sub(1);
+  handlers_running.fetch_sub(1);
 }
 
-/// Where the signal would end the process, or is ignored: a launcher may have seen to that for the
-/// time before there is a handler.
+/// Installs the handler if the signal has its default action or is ignored, as a launcher may have
+/// set it for the time before this library is loaded.
 void install() noexcept {
   struct sigaction current {};
   if (::sigaction(SIGUSR1, nullptr, &current) != 0 || (current.sa_flags & SA_SIGINFO) != 0) return;
@@ -110,7 +109,7 @@ void install() noexcept {
   ::sigaction(SIGUSR1, &ours, nullptr);
 }
 
-// A launcher passes the signal on to every rank, wherever it is.
+// A launcher may send the signal at any time.
 [[maybe_unused]] const bool installed_when_loaded = [] {
   for (const char* const name : {"HVD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
     if (std::getenv(name) == nullptr) continue;
@@ -123,14 +122,14 @@ void install() noexcept {
 }  // namespace
 
 TerminateHandler::TerminateHandler(Runtime& runtime, bool program_has_mpi) {
-  if (std::get_terminate() != tell_and_die) previous = std::set_terminate(tell_and_die);
+  if (std::get_terminate() != report_and_abort) previous = std::set_terminate(report_and_abort);
   watched_runtime.store(&runtime);
   observe::notify_supervisor(observe::NoticeKind::kInitialised, program_has_mpi ? 1 : 0, "");
 }
 
 TerminateHandler::~TerminateHandler() {
   watched_runtime.store(nullptr);
-  if (std::get_terminate() == tell_and_die) std::set_terminate(previous);
+  if (std::get_terminate() == report_and_abort) std::set_terminate(previous);
 }
 
 DumpSignal::DumpSignal(Runtime& runtime) {
@@ -141,7 +140,7 @@ DumpSignal::DumpSignal(Runtime& runtime) {
 
 DumpSignal::~DumpSignal() {
   target.store(nullptr);
-  while (inside.load() > 0) sched_yield();
+  while (handlers_running.load() > 0) sched_yield();
 }
 
 }  // namespace hvd::runtime

@@ -8,7 +8,7 @@
 
 namespace hvd::launcher {
 
-/// What starts the ranks, and what they send each other messages with.
+/// How the ranks are started, and the carrier of their messages.
 enum class Controller {
   kAuto,
   kMpi,  ///< mpirun
@@ -17,9 +17,9 @@ enum class Controller {
 std::string_view to_string(Controller controller);
 std::optional<Controller> parse_controller(std::string_view text);
 
-/// What the choice depends on.
+/// The facts on which the choice depends.
 struct ControllerFacts {
-  std::string batch_system = {};  ///< the variable that shows an allocation; empty: there is none
+  std::string batch_system = {};  ///< the variable that shows an allocation; empty: no allocation
   bool mpi_args = false;          ///< --mpi-args is given
   bool names_mpirun = false;      ///< HVD_MPIRUN is set
   std::string needs_mpi = {};     ///< of program_that_needs_mpi()
@@ -32,12 +32,12 @@ struct ControllerChoice {
   std::string reason = {};
 };
 
-/// Pure. Where neither is there: MPI, whose error says what to install.
+/// Pure. Chooses MPI if neither is available, because its error names the package to install.
 ControllerChoice choose_controller(Controller asked, const ControllerFacts& facts);
 
 /// "./solver needs libmpi.so.40": a program that is linked with MPI, and so calls it itself,
 /// without which it would be as many jobs of one rank. `command` is the program and its arguments,
-/// of which each may be one too (numactl ./solver). Empty: there is none.
+/// of which each may be one too (numactl ./solver). Empty: no such program.
 std::string program_that_needs_mpi(const std::vector<std::string>& command);
 
 /// hvd was built with UCX, and its library can be loaded here. Looks in a process of its own, as

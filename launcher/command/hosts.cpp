@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <fstream>
 #include <numeric>
 #include <optional>
 #include <sstream>
 
+#include "base/text.h"
 #include "system/error.h"
 #include "system/text.h"
 
@@ -19,11 +19,8 @@ namespace {
 constexpr int kMaxSlots = 1'000'000;
 
 std::optional<int> parse_slots(std::string_view text) {
-  int slots = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), slots);
-  if (error != std::errc() || end != text.data() + text.size() || slots < 1 || slots > kMaxSlots)
-    return std::nullopt;
-  return slots;
+  const auto slots = parse_number<int>(text);
+  return slots && *slots >= 1 && *slots <= kMaxSlots ? slots : std::nullopt;
 }
 
 bool is_host_name(std::string_view text) {
@@ -99,10 +96,7 @@ std::vector<Host> parse_hostfile(std::string_view content, std::string_view file
     if (line.empty()) continue;
     const auto host = parse_hostfile_line(line);
     if (!host) {
-      throw LaunchError(ExitCode::kUsage,
-                        "hostfile " + std::string(file) + ", line " + std::to_string(number) +
-                            ": expected 'HOST slots=N' or 'HOST:N' with N at least 1; got '" +
-                            std::string(line) + "'");
+      throw LaunchError(ExitCode::kUsage, text("hostfile ", file, ", line ", number, ": expected 'HOST slots=N' or 'HOST:N' with N at least 1; got '", line, "'"));
     }
     add_host(hosts, *host);
   }
@@ -135,7 +129,7 @@ int total_slots(const std::vector<Host>& hosts) {
 std::string format_hosts(const std::vector<Host>& hosts) {
   std::vector<std::string> parts;
   for (const Host& host : hosts) parts.push_back(host.name + ":" + std::to_string(host.slots));
-  return join(parts, ",");
+  return join_text(parts, ",");
 }
 
 bool is_local_host(std::string_view name, std::string_view own_hostname) {
@@ -150,6 +144,30 @@ bool is_local_host(std::string_view name, std::string_view own_hostname) {
 bool all_local(const std::vector<Host>& hosts, std::string_view own_hostname) {
   return std::all_of(hosts.begin(), hosts.end(),
                      [&](const Host& h) { return is_local_host(h.name, own_hostname); });
+}
+
+std::vector<HostRanks> place_ranks(int np, const std::vector<Host>& hosts,
+                                   const std::string& own_hostname) {
+  if (hosts.empty()) {
+    HostRanks all{.host = own_hostname, .local = true, .ranks = {}};
+    all.ranks.resize(static_cast<std::size_t>(np));
+    std::iota(all.ranks.begin(), all.ranks.end(), 0);
+    return {std::move(all)};
+  }
+  std::vector<HostRanks> placed;
+  int rank = 0;
+  for (const Host& host : hosts) {
+    const bool local = is_local_host(host.name, own_hostname);
+    auto known = std::find_if(placed.begin(), placed.end(), [&](const HostRanks& other) {
+      return other.host == host.name || (local && other.local);
+    });
+    for (int slot = 0; slot < host.slots && rank < np; ++slot) {
+      if (known == placed.end())
+        known = placed.insert(known, {.host = host.name, .local = local, .ranks = {}});
+      known->ranks.push_back(rank++);
+    }
+  }
+  return placed;
 }
 
 }  // namespace hvd::launcher

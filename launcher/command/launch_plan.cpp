@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdlib>
 
+#include "base/text.h"
 #include "system/error.h"
 #include "system/process.h"
 #include "system/socket.h"
@@ -18,7 +19,7 @@ namespace {
 constexpr std::array kBatchSystems = {"SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID", "LSB_JOBID",
                                       "LOADL_HOSTFILE"};
 
-/// The variable that shows an allocation; empty: there is none.
+/// The variable that shows an allocation; empty: no allocation.
 std::string allocation() {
   const auto* const found =
       std::find_if(kBatchSystems.begin(), kBatchSystems.end(),
@@ -87,12 +88,12 @@ void add_exports(const Options& options, LaunchSpec& spec) {
 void add_variables(const Options& options, LaunchPlan& plan) {
   auto& variables = plan.spec.variables;
   if (!plan.spec.local_only)
-    variables.emplace_back(kAddressesVariable, join(reachable_addresses(), ","));
+    variables.emplace_back(kAddressesVariable, join_text(reachable_addresses(), ","));
   variables.emplace_back(kHostVariable, plan.hostname);
   variables.emplace_back(kBindVariable, std::string(to_string(effective_bind(plan.spec))));
   variables.emplace_back(kControllerVariable, std::string(to_string(plan.controller.controller)));
   if (!plan.spec.exports.empty())
-    variables.emplace_back(kExportsVariable, join(plan.spec.exports, ","));
+    variables.emplace_back(kExportsVariable, join_text(plan.spec.exports, ","));
   variables.emplace_back(kOutputTtyVariable, ::isatty(STDOUT_FILENO) == 1 ? "1" : "0");
   if (options.timeline) variables.emplace_back("HVD_TIMELINE", *options.timeline);
 }

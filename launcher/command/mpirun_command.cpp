@@ -6,6 +6,7 @@
 #include <set>
 #include <string_view>
 
+#include "base/text.h"
 #include "system/text.h"
 
 namespace hvd::launcher {
@@ -55,13 +56,13 @@ void append_placement(const LaunchSpec& spec, std::vector<std::string>& argv) {
 }
 
 void append_parameters(const LaunchSpec& spec, std::vector<std::string>& argv) {
-  // The supervisors stop the ranks; mpirun has nothing to wait for when it ends a job.
+  // The supervisors stop the ranks, so mpirun need not wait when it ends a job.
   append(argv, {"--mca", "odls_base_sigkill_timeout", "0"});
   // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than
   // two copies here.
   if (!user_chose(spec, kSingleCopy)) append(argv, {"--mca", kSingleCopy, "none"});
   if (!spec.remote_shell.empty() && !user_chose(spec, "plm_rsh_agent"))
-    append(argv, {"--mca", "plm_rsh_agent", join(spec.remote_shell, " ")});
+    append(argv, {"--mca", "plm_rsh_agent", join_text(spec.remote_shell, " ")});
   // Its daemon on a host that is cut off would find out after 8 minutes.
   if (!spec.local_only && spec.silence_limit_s > 0 && !user_chose(spec, "oob_tcp_keepalive_time")) {
     const int third = std::max(1, spec.silence_limit_s / 3);
@@ -143,7 +144,7 @@ std::string format_command(const MpirunCommand& command) {
     if (!name.starts_with(kInternalPrefix)) words.push_back(name + "=" + shell_quote(value));
   }
   for (const std::string& word : command.argv) words.push_back(shell_quote(word));
-  return join(words, " ");
+  return join_text(words, " ");
 }
 
 }  // namespace hvd::launcher

@@ -9,7 +9,7 @@
 
 namespace hvd::launcher {
 
-/// Everything that the start of the ranks depends on.
+/// The input of every starter of ranks.
 struct LaunchSpec {
   std::string mpirun = "mpirun";
   int np = 1;
@@ -42,7 +42,8 @@ struct MpirunCommand {
 /// Pure. Values of variables never appear in argv, where every user of the machine could read them.
 MpirunCommand build_mpirun_command(const LaunchSpec& spec);
 
-/// The host that mpirun will put a rank on, when the hosts and their slots say so; else empty.
+/// The host on which mpirun will start a rank, if the hosts and their slots determine it; else
+/// empty.
 std::string planned_host(const LaunchSpec& spec, int rank);
 
 /// A line for a shell: the added variables, without those that only a running hvdrun can give, and

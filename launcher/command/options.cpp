@@ -3,11 +3,11 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <cctype>
-#include <charconv>
 #include <cstdlib>
 #include <memory>
 
 #include "command/rank_environment.h"
+#include "base/text.h"
 #include "system/error.h"
 #include "system/text.h"
 #include "version.h"
@@ -143,24 +143,19 @@ int parse_np(const std::optional<std::string>& given) {
                       "(options stand before PROGRAM; what follows it is its own)");
   }
   const std::string& text = *given;
-  int np = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), np);
-  if (error != std::errc() || end != text.data() + text.size() || np < 1 || np > kMost) {
+  const auto np = parse_number<int>(text);
+  if (!np || *np < 1 || *np > kMost) {
     throw LaunchError(ExitCode::kUsage,
                       "-np: expected a number of ranks, at least 1, as in: hvdrun -np 2 ./train; "
                       "got '" +
                           text + "'");
   }
-  return np;
+  return *np;
 }
 
 void check_slots(const Options& options) {
   if (!options.hosts.empty() && options.np > total_slots(options.hosts)) {
-    throw LaunchError(ExitCode::kUnavailable,
-                      "not enough slots: -np " + std::to_string(options.np) +
-                          " needs as many, got " + std::to_string(total_slots(options.hosts)) +
-                          " (" + format_hosts(options.hosts) +
-                          "); give the hosts more slots, as in HOST:4, or lower -np");
+    throw LaunchError(ExitCode::kUnavailable, text("not enough slots: -np ", options.np, " needs as many, got ", total_slots(options.hosts), " (", format_hosts(options.hosts), "); give the hosts more slots, as in HOST:4, or lower -np"));
   }
 }
 

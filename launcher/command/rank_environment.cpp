@@ -2,10 +2,10 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdlib>
 #include <initializer_list>
 
+#include "base/text.h"
 #include "system/process.h"
 
 namespace hvd::launcher {
@@ -15,9 +15,8 @@ int first_number(const Lookup& variable, std::initializer_list<const char*> name
   for (const char* name : names) {
     const auto text = variable(name);
     if (!text) continue;
-    int value = 0;
-    const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
-    if (error == std::errc() && end == text->data() + text->size() && value >= 0) return value;
+    const auto value = parse_number<int>(*text);
+    if (value && *value >= 0) return *value;
   }
   return otherwise;
 }
@@ -109,7 +108,7 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
   // hvdrun gives mpirun this folder; mpirun hands the parameter on together with the result of it,
   // which MPI_Init takes for a contradiction.
   set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
-  // hvdrun may itself run under torchrun, whose agent knows nothing of these ranks.
+  // hvdrun may itself run under torchrun. Its agent is not for these ranks.
   std::erase_if(environment,
                 [](const std::string& variable) { return variable.starts_with("TORCHELASTIC_"); });
   // Open MPI's handlers print a backtrace on every abort(), which pushes the program's own last
@@ -145,7 +144,7 @@ void add_job_variables(std::vector<std::string>& environment, const JobPlace& pl
     set("MASTER_ADDR", place.address);
     set_number("MASTER_PORT", place.master_port);
   }
-  // hvdrun may itself be a rank's child: what that rank was told of its job is not for this one.
+  // hvdrun may itself be a rank's child. That rank's variables do not apply to this job.
   const bool without_mpi = !place.init_method.empty();
   const auto when = [without_mpi](const std::string& value) {
     return without_mpi ? std::optional(value) : std::nullopt;

@@ -14,24 +14,24 @@ enum class Bind { kAuto, kNone, kCore, kNuma };
 std::string_view to_string(Bind bind);
 std::optional<Bind> parse_bind(std::string_view text);
 
-/// What hvdrun tells the supervisors; they take it out of the program's environment, which must not
-/// see the token.
+/// Variables from hvdrun for the supervisors, which remove them from the program's environment,
+/// because the program must not see the token.
 inline constexpr const char* kInternalPrefix = "HVD_LAUNCHER_";
 inline constexpr const char* kAddressesVariable = "HVD_LAUNCHER_ADDRESSES";
 inline constexpr const char* kPortVariable = "HVD_LAUNCHER_PORT";
 inline constexpr const char* kTokenVariable = "HVD_LAUNCHER_TOKEN";
 inline constexpr const char* kHostVariable = "HVD_LAUNCHER_HOST";
 inline constexpr const char* kBindVariable = "HVD_LAUNCHER_BIND";
-/// What has started the supervisor: to_string(Controller).
+/// The starter of the supervisor: to_string(Controller).
 inline constexpr const char* kControllerVariable = "HVD_LAUNCHER_CONTROLLER";
-/// Who the rank is, where no mpirun says it.
+/// The identity of the rank, if mpirun does not set it.
 inline constexpr const char* kRankVariable = "HVD_LAUNCHER_RANK";
 inline constexpr const char* kSizeVariable = "HVD_LAUNCHER_SIZE";
 inline constexpr const char* kLocalRankVariable = "HVD_LAUNCHER_LOCAL_RANK";
 inline constexpr const char* kLocalSizeVariable = "HVD_LAUNCHER_LOCAL_SIZE";
 /// Names that -x has set, which stay as they are.
 inline constexpr const char* kExportsVariable = "HVD_LAUNCHER_EXPORTS";
-/// For the program, unlike the rest: where its supervisor listens for what it says of itself.
+/// Unlike the rest, for the program: the address at which its supervisor receives notices.
 inline constexpr const char* kNoticeVariable = "HVD_LAUNCHER_NOTICES";
 inline constexpr const char* kOutputTtyVariable = "HVD_OUTPUT_TTY";
 
@@ -49,10 +49,10 @@ struct RankIdentity {
 /// The value of a variable, if it is set.
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
 
-/// Who hvdrun, else mpirun, says this process is. A process that neither started is rank 0 of 1.
+/// This process's identity as set by hvdrun, else by mpirun, else rank 0 of 1.
 RankIdentity identify_rank(const Lookup& variable);
 
-/// hvdrun sets this variable for each rank, whatever the user's environment says.
+/// Whether hvdrun sets this variable for each rank, regardless of the user's environment.
 bool is_set_by_hvdrun(std::string_view name);
 
 /// OpenMP threads per rank when mpirun binds: the host's cores shared out. `allowed_cores` are
@@ -68,18 +68,18 @@ void put_segments_into(std::vector<std::string>& environment, const std::string&
 std::vector<std::string> rank_environment(std::vector<std::string> environment,
                                           const RankIdentity& identity, int omp_threads);
 
-/// What a rank is told of its job, which hvdrun knows and the rank does not.
+/// The facts about its job that a rank needs and only hvdrun knows.
 struct JobPlace {
   std::string address = {};               ///< of rank 0's host
-  int master_port = 0;                    ///< kept for rank 0; 0: there is none
-  int node = 0, nodes = 1;                ///< which of the hosts
+  int master_port = 0;                    ///< reserved for rank 0; 0: no port
+  int node = 0, nodes = 1;                ///< index of the host
   int cross_rank = 0, cross_size = 1;     ///< among the ranks with the same local rank
-  std::string init_method = {};           ///< how the ranks of hvd meet; empty: MPI knows them
-  std::string name = {}, token = {};      ///< of the job; what only its ranks know
+  std::string init_method = {};           ///< how the ranks find each other; empty: through MPI
+  std::string name = {}, token = {};      ///< of the job; the token is secret
   std::vector<std::string> exports = {};  ///< variables that -x has set: they stay
 };
 
-/// Adds where the ranks meet, and how they lie on the hosts.
+/// Adds the variables by which the ranks find each other, and their layout on the hosts.
 void add_job_variables(std::vector<std::string>& environment, const JobPlace& place);
 
 }  // namespace hvd::launcher

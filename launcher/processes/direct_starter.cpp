@@ -13,7 +13,8 @@
 #include <set>
 #include <utility>
 
-#include "processes/host_order.h"
+#include "base/text.h"
+#include "processes/host_supervisor.h"
 #include "processes/mpirun_starter.h"
 #include "system/error.h"
 #include "system/text.h"
@@ -24,14 +25,14 @@
 //      |
 //      +-- ssh h2 .. hvdrun --supervise-host ----- supervisor ----- program
 //
-// The chains are those of mpirun without the fronts, which are there for what mpirun does. A
-// supervisor connects to hvdrun wherever it runs, and from then on it makes no difference who has
-// started it. All that a remote host must know, the token among it, goes through the remote shell's
-// standard input, where `ps` does not show it. Rank 0's input follows it there.
+// The chains are those of mpirun without the front processes, which only mpirun needs. A supervisor
+// connects to hvdrun from any host, and from then on it does not matter how it was started. The
+// order for a remote host, with the token, goes through the remote shell's standard input, where
+// `ps` does not show it. Rank 0's input follows it there.
 //
-// Nothing outlives hvdrun: what it has started here gets SIGTERM from the kernel when it dies; a
-// supervisor elsewhere sees its connection end, one that has none yet gets none, and
-// --supervise-host without an order sees the end of its input.
+// No process outlives hvdrun: when it dies, the kernel sends SIGTERM to the processes that it
+// started here; on other hosts a supervisor's connection ends or cannot be made, and
+// --supervise-host without an order reads the end of its input.
 
 namespace hvd::launcher {
 
@@ -59,7 +60,7 @@ std::vector<std::string> DirectStarter::commands() const {
     }
     for (std::string& word : words) word = shell_quote(word);
     lines.push_back((host.ranks.size() == 1 ? "rank " : "ranks ") + format_ranks(host.ranks) +
-                    (host.local ? ", each: " : ": ") + join(words, " "));
+                    (host.local ? ", each: " : ": ") + join_text(words, " "));
   }
   return lines;
 }
@@ -94,14 +95,14 @@ void DirectStarter::run(SpawnOptions options, Child child, const std::string& wh
 void DirectStarter::start_local(const HostRanks& host) {
   std::vector<std::string> environment = spec_.environment;
   for (const auto& [name, value] : spec_.variables) set_variable(environment, name, value);
-  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  const UniqueFd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   RankIdentity identity{.size = spec_.np, .local_size = static_cast<int>(host.ranks.size())};
   for (const int rank : host.ranks) {
     identity.rank = rank;
     SpawnOptions options = supervisor_of(spec_.hvdrun, spec_.program, identity, environment);
     Pipe input;
     if (rank == 0) input = make_pipe();
-    options.stdin_fd = rank == 0 ? input.read_end.get() : nothing.get();
+    options.stdin_fd = rank == 0 ? input.read_end.get() : no_input.get();
     run(std::move(options), {.ranks = {rank}}, "; expected hvdrun itself: was it replaced?");
     if (rank == 0) pumps_.emplace_back(STDIN_FILENO, std::move(input.write_end));
     ++identity.local_rank;
@@ -128,7 +129,7 @@ void DirectStarter::start_remote(const HostRanks& host) {
   pumps_.emplace_back(feeds_rank_0 ? STDIN_FILENO : -1, std::move(input.write_end), encode(order));
 }
 
-/// As mpirun is told with -x.
+/// The variables that -x names, as mpirun exports them.
 std::vector<std::pair<std::string, std::string>> DirectStarter::remote_variables() const {
   const std::set<std::string> exports(spec_.exports.begin(), spec_.exports.end());
   std::vector<std::pair<std::string, std::string>> variables;

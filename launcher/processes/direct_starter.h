@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "command/placement.h"
+#include "command/hosts.h"
 #include "processes/input_pump.h"
 #include "processes/job_starter.h"
 #include "system/process.h"

@@ -7,17 +7,17 @@
 
 namespace hvd::launcher {
 
-/// Copies what comes in at one descriptor to another, as fast as that takes it. Not thread-safe.
+/// Copies from one descriptor to another, as fast as that accepts the data. Not thread-safe.
 ///
 /// A terminal is read only while this process is in its foreground: it would be stopped otherwise.
 class InputPump {
  public:
-  /// @param source is not closed; negative: only `head` goes out
-  /// @param head goes out first
+  /// @param source is not closed; negative: only `head` is written
+  /// @param head is written first
   InputPump(int source, UniqueFd target, std::string head = {});
 
   void add_to(Poller& poller);
-  /// The target has been closed, at the source's end or because nobody reads it.
+  /// The target has been closed, at the source's end or because its reader has closed it.
   bool done() const noexcept { return !target_; }
 
  private:

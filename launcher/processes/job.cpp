@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "base/text.h"
 #include "processes/start_plan.h"
 #include "system/error.h"
 #include "system/process.h"
@@ -23,17 +24,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Above these the ranks wait until the console, and the files, have taken some.
+/// Above these backlogs of the console and of the files the ranks must wait.
 constexpr std::size_t kMaxPending = 4 << 20;
 constexpr std::size_t kMaxPendingInFiles = 64 << 20;
 /// From the end of a survivor's grace to SIGKILL.
 constexpr milliseconds kKillDelay{500};
-/// After the ranks' grace: what starts them is first asked to end the job, then killed.
+/// After the ranks' grace period the starter is asked to end the job, and after this time killed.
 constexpr milliseconds kStarterPatience{1000};
-/// After its end: for the supervisors' last reports.
+/// After the starter's end: the time for the supervisors' last reports.
 constexpr milliseconds kReportPatience{1500};
-/// How long a reader that takes nothing is waited for when a job has failed, and when the user
-/// wants out.
+/// How long to wait for a reader that does not read, after a failure and after a second signal.
 constexpr milliseconds kReaderPatience{10'000};
 constexpr milliseconds kHurriedPatience{1000};
 
@@ -45,7 +45,7 @@ Welcome terminal_size(int prefix) {
   return {.columns = std::max(0, size.ws_col - prefix), .rows = size.ws_row};
 }
 
-/// What -x has set.
+/// The value that -x gives the variable, if any.
 std::optional<std::string> exported(const LaunchSpec& spec, const std::string& name) {
   const auto& variables = spec.variables;
   const auto given = std::find_if(variables.rbegin(), variables.rend(),
@@ -57,7 +57,7 @@ std::optional<std::string> exported(const LaunchSpec& spec, const std::string& n
   return passed_on ? std::optional<std::string>(own) : std::nullopt;
 }
 
-/// HVD_PEER_TIMEOUT as the ranks get it.
+/// The ranks' value of HVD_PEER_TIMEOUT.
 std::optional<std::string> value_for_ranks(const LaunchSpec& spec) {
   if (auto given = exported(spec, kPeerTimeoutVariable)) return given;
   const char* value = std::getenv(kPeerTimeoutVariable);
@@ -108,7 +108,7 @@ int Job::run() {
   start_supervisors();
   while (!over()) {
     wait_for_events();
-    notice_starter_end();
+    check_starter();
     on_timers();
   }
   return finish();
@@ -118,7 +118,7 @@ void Job::block_signals() {
   ::signal(SIGPIPE, SIG_IGN);
   ::sigemptyset(&blocked_);
   for (const int signal : kHandled) {
-    // nohup and a shell's '&' ask to ignore a signal; that wish holds for the job.
+    // nohup and a shell's '&' ignore a signal; the job ignores it too.
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
     if (signal == SIGCHLD || action.sa_handler != SIG_IGN) ::sigaddset(&blocked_, signal);
@@ -137,9 +137,9 @@ void Job::start_supervisors() {
   });
   starter_->start();
   if (options_.verbose) {
-    say("controller " + std::string(to_string(plan_.controller.controller)) + ": " +
+    print_line("controller " + std::string(to_string(plan_.controller.controller)) + ": " +
         plan_.controller.reason);
-    for (const std::string& command : starter_->commands()) say(command);
+    for (const std::string& command : starter_->commands()) print_line(command);
   }
 }
 
@@ -154,7 +154,7 @@ void Job::wait_for_events() {
   files_.add_to(poller);
   poller.wait(next_timeout_ms());
   server_.on_time();
-  notice_output_failures();
+  report_output_failures();
 }
 
 int Job::next_timeout_ms() {
@@ -223,7 +223,7 @@ void Job::on_user_signal(int signal) {
     hurried_ = true;
     return kill_now();
   }
-  if (stopping()) return kill_now();  // a failed job's survivors have had their time
+  if (stopping()) return kill_now();  // the survivors of a failed job get no second grace period
   record_.user_signal = signal;
   begin_stop(StopCause::kUserSignal, signal, options_.grace_s);
 }
@@ -235,7 +235,7 @@ void Job::begin_stop(StopCause cause, int signal, double grace_s) {
   stop_signal_ = signal;
   stop_grace_ms_ = to_ms(grace_s);
   for (int rank = 0; rank < size(); ++rank) order_stop(rank);
-  // Ranks that have not come up yet hear of it from the starter only.
+  // Only the starter can stop ranks that have not connected yet.
   const bool reached_all = all_connected() || cause == StopCause::kRankFailed;
   end_starter_at_ =
       Clock::now() + (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kStarterPatience
@@ -250,7 +250,7 @@ void Job::order_stop(int rank) {
   SignalOrder order{.signal = stop_signal_, .stop = true, .kill_after_ms = stop_grace_ms_};
   if (record_.cause == StopCause::kRankFailed &&
       (rank_record(rank).uses_hvd || meetings_.has_come(rank))) {
-    // It hears of the loss from hvd, and may want to save something before it ends.
+    // hvd reports the loss to it, and the program may save its state before it ends.
     order.after_ms = stop_grace_ms_;
     order.kill_after_ms = static_cast<int>(kKillDelay.count());
   }
@@ -275,12 +275,10 @@ void Job::on_hello(int rank, const Hello& hello) {
   record.supervisor_pid = hello.supervisor_pid;
   hellos_[static_cast<std::size_t>(rank)] = hello;
   if (options_.verbose && rank == 0 && hello.omp_threads > 0) {
-    say("OMP_NUM_THREADS is unset: set to " + std::to_string(hello.omp_threads) +
-        ", the cores divided by the ranks of a host");
+    print_line(text("OMP_NUM_THREADS is unset: set to ", hello.omp_threads, ", the cores divided by the ranks of a host"));
   }
   if (options_.verbose && hello.bound_cpus > 0) {
-    say("rank " + std::to_string(rank) + " is bound to " + std::to_string(hello.bound_cpus) +
-        " hardware threads of its host");
+    print_line(text("rank ", rank, " is bound to ", hello.bound_cpus, " hardware threads of its host"));
   }
   if (stopping()) {
     order_stop(rank);
@@ -299,15 +297,14 @@ void Job::on_started(int rank, const Started& started) {
   RankRecord& record = rank_record(rank);
   record.pid = started.pid;
   if (options_.verbose) {
-    say("rank " + std::to_string(rank) + " runs on " + record.host + ", local rank " +
-        std::to_string(record.local_rank) + ", pid " + std::to_string(started.pid));
+    print_line(text("rank ", rank, " runs on ", record.host, ", local rank ", record.local_rank, ", pid ", started.pid));
   }
 }
 
 void Job::on_notice(int rank, const Notice& notice) { take_notice(rank_record(rank), notice); }
 
-void Job::on_meeting(int rank, const MeetingBytes& said) {
-  meetings_.take(rank, said, Clock::now());
+void Job::on_meeting(int rank, const MeetingBytes& bytes) {
+  meetings_.take(rank, bytes, Clock::now());
 }
 
 void Job::on_output(int rank, Stream stream, std::string_view bytes) {
@@ -315,7 +312,7 @@ void Job::on_output(int rank, Stream stream, std::string_view bytes) {
 }
 
 void Job::on_ended(int rank, const Ended& ended) {
-  notice_starter_end();  // ranks die of its death
+  check_starter();  // first, because its end may be the cause
   RankRecord& record = rank_record(rank);
   record.ended = ended;
   meetings_.rank_ended(rank, how_it_ended(ended), record.loss.has_value(), Clock::now());
@@ -349,7 +346,7 @@ void Job::on_lost(int rank) {
 void Job::release_if_settled() {
   if (!all_settled()) return;
   for (int rank = 0; rank < size(); ++rank) server_.release(rank);
-  // The starter waits long for a host that has been lost.
+  // The starter waits a long time for a lost host.
   const bool lost = std::any_of(record_.ranks.begin(), record_.ranks.end(),
                                 [](const RankRecord& rank) { return rank.lost_ns.has_value(); });
   const TimePoint soon = Clock::now() + kStarterPatience;
@@ -357,24 +354,24 @@ void Job::release_if_settled() {
   if (starter_ended_) await_last_reports();
 }
 
-void Job::notice_starter_end() {
+void Job::check_starter() {
   for (const JobStarter::End& end : starter_->take_ends()) {
     const bool all_came = std::all_of(end.ranks.begin(), end.ranks.end(),
                                       [this](int rank) { return rank_record(rank).connected; });
     if (!all_came || end.ends_ranks)
       begin_stop(StopCause::kStarterEnded, SIGTERM, options_.fail_grace_s);
-    if (end.last) note_last_end();
+    if (end.last) on_last_starter_end();
   }
 }
 
-void Job::note_last_end() {
+void Job::on_last_starter_end() {
   starter_ended_ = true;
   end_starter_at_.reset();
   kill_starter_at_.reset();
   if (all_settled() || stopping()) await_last_reports();
 }
 
-/// Nothing is left that could end the ranks but their supervisors.
+/// From now on only their supervisors can end the ranks.
 void Job::await_last_reports() {
   give_up_at_ = Clock::now() +
                 (all_settled() ? milliseconds(0) : milliseconds(stop_grace_ms_) + kKillDelay) +
@@ -402,33 +399,33 @@ bool Job::over() const {
   return starter_ended_ && !starter_->has_output() && server_.open_connections() == 0;
 }
 
-void Job::say(const std::string& text) {
+void Job::print_line(const std::string& text) {
   console_.write(Stream::kStderr, Console::kNobody, "hvdrun: " + text + "\n");
 }
 
-/// Who has gone does not come back: then the job ends, as it does under mpirun. A full disk may get
-/// room again, and must not cost the training.
-void Job::notice_output_failures() {
-  for (const std::string& failure : files_.take_failures()) note_lost_output(failure);
+/// A closed reader never returns: then the job ends, as it does under mpirun. A full disk may have
+/// room later, and must not end the training.
+void Job::report_output_failures() {
+  for (const std::string& failure : files_.take_failures()) report_lost_output(failure);
   for (const Stream stream : {Stream::kStdout, Stream::kStderr}) {
     const auto error = console_.failure(stream);
-    bool& told = told_of_failure_[static_cast<int>(stream)];
-    if (!error || told) continue;
-    told = true;
+    bool& reported = failure_reported_[static_cast<int>(stream)];
+    if (!error || reported) continue;
+    reported = true;
     const std::string name = stream == Stream::kStdout ? "stdout" : "stderr";
     if (*error == EPIPE) {
       record_.lost_reader = name;
       begin_stop(StopCause::kReaderGone, SIGTERM, options_.fail_grace_s);
     } else {
-      note_lost_output("cannot write " + name + ": " + std::strerror(*error) +
+      report_lost_output("cannot write " + name + ": " + std::strerror(*error) +
                        "; what the ranks print there is lost from here on");
     }
   }
 }
 
-void Job::note_lost_output(const std::string& text) {
+void Job::report_lost_output(const std::string& text) {
   record_.output_lost = true;
-  say(text);
+  print_line(text);
 }
 
 void Job::collect_outcome() {
@@ -454,7 +451,7 @@ int Job::finish() {
   return exit_code(record_);
 }
 
-/// In the end: who waits too long for us learns it by signals.
+/// While output is drained at the end, a further signal means to leave now.
 void Job::hurry_on_signals(Poller& poller) {
   poller.add(signals_.get(), POLLIN, [this](short) {
     signalfd_siginfo info{};
@@ -466,7 +463,7 @@ void Job::hurry_on_signals(Poller& poller) {
   });
 }
 
-/// Before the account, which says whether something was lost.
+/// Runs before the final message, which reports lost output.
 void Job::write_files() {
   for (const auto& output : outputs_) output->finish();
   while (files_.pending() > 0) {
@@ -475,13 +472,13 @@ void Job::write_files() {
     files_.add_to(poller);
     poller.wait(100);
     const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
-    for (const std::string& failure : files_.take_failures(patience)) note_lost_output(failure);
+    for (const std::string& failure : files_.take_failures(patience)) report_lost_output(failure);
   }
-  notice_output_failures();
+  report_output_failures();
 }
 
-/// A job that did well waits for a reader as any program would. One that did not, or whose user
-/// wants out, ends though nobody reads.
+/// A job that succeeded waits for its reader as any program would. After a failure or a second signal
+/// it ends although the reader does not read.
 void Job::write_out() {
   std::size_t seen = console_.progress();
   TimePoint last = Clock::now();
@@ -494,7 +491,7 @@ void Job::write_out() {
     console_.add_to(poller);
     poller.wait(leaving ? 100 : -1);
     if (hurried_ && !leaving) leaving = record_.output_lost = true;
-    notice_output_failures();
+    report_output_failures();
     if (console_.progress() != seen) {
       seen = console_.progress();
       last = Clock::now();
@@ -502,8 +499,7 @@ void Job::write_out() {
   }
   if (!console_.is_stuck(Stream::kStdout) || console_.shares(Stream::kStdout, Stream::kStderr))
     return;
-  say("nobody reads stdout: " + std::to_string(console_.drop(Stream::kStdout)) +
-      " bytes of the ranks' output were dropped");
+  print_line(text("stdout has no active reader: ", console_.drop(Stream::kStdout), " bytes of the ranks' output were dropped"));
   Poller poller;
   console_.add_to(poller);
   poller.wait(static_cast<int>(kHurriedPatience.count()));

@@ -29,18 +29,17 @@ namespace hvd::launcher {
 ///      \------------- every rank ended well, starter ended
 ///      ---------------------------------------------------------->  over
 ///
-/// A rank is settled when its supervisor has said how its program ended, or is lost. Supervisors of
-/// failed ranks, and of those that use hvd, live until they are
-/// released, so that mpirun sees no failure, and stops nobody, before hvdrun has done so with the
-/// grace that it promises.
+/// A rank is settled when its supervisor has reported its program's end, or is lost. Supervisors of
+/// failed ranks, and of ranks that use hvd, live until they are released. So mpirun sees no failure,
+/// and stops no rank, before hvdrun has stopped the ranks with the grace period that it promises.
 ///
-/// The connection to a rank's supervisor decides whether the rank runs. What has started the
-/// supervisors may end before: a remote shell does not take its ranks along. mpirun does.
+/// A rank runs as long as the connection to its supervisor does. The starter of the supervisors may
+/// end before: the ranks outlive a remote shell, but not mpirun.
 class Job final : private RankObserver {
  public:
   /// @throws LaunchError.
   Job(const Options& options, LaunchPlan plan);
-  /// The exit code for hvdrun. @throws LaunchError when what starts the ranks cannot be run.
+  /// Returns hvdrun's exit code. @throws LaunchError when the starter of the ranks cannot be run.
   int run();
 
  private:
@@ -50,7 +49,7 @@ class Job final : private RankObserver {
   void on_hello(int rank, const Hello& hello) override;
   void on_started(int rank, const Started& started) override;
   void on_notice(int rank, const Notice& notice) override;
-  void on_meeting(int rank, const MeetingBytes& said) override;
+  void on_meeting(int rank, const MeetingBytes& bytes) override;
   void on_output(int rank, Stream stream, std::string_view bytes) override;
   void on_ended(int rank, const Ended& ended) override;
   void on_drained(int rank) override;
@@ -63,8 +62,8 @@ class Job final : private RankObserver {
   void on_timers();
   void on_signals();
   void on_user_signal(int signal);
-  void notice_starter_end();
-  void note_last_end();
+  void check_starter();
+  void on_last_starter_end();
   void await_last_reports();
   void begin_stop(StopCause cause, int signal, double grace_s);
   void order_stop(int rank);
@@ -78,9 +77,9 @@ class Job final : private RankObserver {
   bool all_connected() const;
   int size() const { return options_.np; }
   RankRecord& rank_record(int rank) { return record_.ranks[static_cast<std::size_t>(rank)]; }
-  void say(const std::string& text);
-  void notice_output_failures();
-  void note_lost_output(const std::string& text);
+  void print_line(const std::string& text);
+  void report_output_failures();
+  void report_lost_output(const std::string& text);
   void write_out();
   void write_files();
   void hurry_on_signals(Poller& poller);
@@ -104,8 +103,8 @@ class Job final : private RankObserver {
 
   int stop_signal_ = 0;
   int stop_grace_ms_ = 0;
-  bool hurried_ = false;  ///< the user wants out, and asked twice
-  bool told_of_failure_[2] = {};
+  bool hurried_ = false;  ///< the user has sent a second signal
+  bool failure_reported_[2] = {};
   std::optional<TimePoint> timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_,
       give_up_at_;
 };

@@ -18,7 +18,7 @@ namespace {
 
 /// A folder is made a moment before it is locked.
 constexpr int kLockPatienceSeconds = 10;
-/// Older than any start takes: HVD_START_TIMEOUT bounds it, whose default is half of this.
+/// Longer than any start takes: twice the default of HVD_START_TIMEOUT, which limits a start.
 constexpr int kStartPatienceSeconds = 600;
 
 struct Owned {
@@ -37,7 +37,7 @@ UniqueFd open_folder(const std::filesystem::path& path) {
   return UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 
-/// Nobody can have it now, and nobody who comes later will find it.
+/// Removes the folder if no process holds its lock. Later processes will not find it.
 void remove_if_free(const std::filesystem::path& path, const UniqueFd& fd) {
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return;
   std::error_code ignored;
@@ -54,7 +54,7 @@ std::vector<std::filesystem::path> entries_of(const std::filesystem::path& paren
   return found;
 }
 
-/// All that processes of this user have mapped, as far as it may be seen.
+/// The mappings of Open MPI's segments by all processes that this one may inspect.
 std::string own_maps() {
   std::string maps;
   for (const auto& process : entries_of("/proc", "")) {
@@ -72,7 +72,7 @@ std::string own_maps() {
 std::optional<JobFolder> JobFolder::join(const std::filesystem::path& path) {
   for (int attempt = 0; attempt < 100; ++attempt) {
     if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return std::nullopt;
-    if (!owned(path).is) return std::nullopt;  // a stranger's
+    if (!owned(path).is) return std::nullopt;  // another user's
     UniqueFd fd = open_folder(path);
     if (!fd || ::flock(fd.get(), LOCK_SH) != 0) continue;
     struct stat info {};

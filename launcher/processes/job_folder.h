@@ -8,13 +8,13 @@
 
 namespace hvd::launcher {
 
-/// A folder that the processes of a job on this host share. It is there as long as one of them
-/// holds it, and the last one removes it. What a killed process could not remove, the next job of
-/// this user does: remove_abandoned(). The lock is the kernel's, so it ends with its holders, and
-/// it is seen from other containers, where process numbers mean nothing. Not thread-safe.
+/// A folder that the processes of a job on this host share. It exists while one of them holds it,
+/// and the last one removes it. If that one is killed, the next job of this user removes it:
+/// remove_abandoned(). The lock is the kernel's, so it ends with its holders, and it works between
+/// containers, where process ids differ. Not thread-safe.
 class JobFolder {
  public:
-  /// Makes it, or joins those who have it. Nothing when that is not possible.
+  /// Creates the folder, or joins the processes that hold it. Empty on failure.
   static std::optional<JobFolder> join(const std::filesystem::path& path);
   JobFolder(JobFolder&&) = default;
   JobFolder& operator=(JobFolder&&) = delete;
@@ -29,12 +29,12 @@ class JobFolder {
   UniqueFd lock_;
 };
 
-/// Removes the folders of `parent` whose names begin with `prefix` that are this user's and that no
-/// process holds.
+/// Removes this user's folders in `parent` with names that begin with `prefix` and that no process
+/// holds.
 void remove_abandoned(const std::filesystem::path& parent, std::string_view prefix);
 
-/// Removes the segments of Open MPI that killed processes of this user left in `shm` (/dev/shm):
-/// that no process uses, and that are older than any start takes. (hvd removes its own.)
+/// Removes the segments of Open MPI that killed processes of this user left in `shm` (/dev/shm): those
+/// that no process maps and that are older than any start takes. (hvd removes its own.)
 void remove_stale_segments(const std::filesystem::path& shm);
 
 }  // namespace hvd::launcher

@@ -12,8 +12,8 @@
 
 namespace hvd::launcher {
 
-/// Starts the supervisors of a job's ranks, on every host, and keeps what it has started for it
-/// until that has ended. All else (output, ends, signals) is between the supervisors and hvdrun.
+/// Starts the supervisors of a job's ranks, on every host, and owns the processes that it started
+/// until they end. Output, ends and signals are between the supervisors and hvdrun.
 /// Not thread-safe: one thread, one poll loop.
 class JobStarter {
  public:
@@ -22,37 +22,37 @@ class JobStarter {
 
   virtual ~JobStarter() = default;
 
-  /// What start() will run, a line each.
+  /// The commands that start() will run, a line each.
   virtual std::vector<std::string> commands() const = 0;
   /// @throws LaunchError when something cannot be run
   virtual void start() = 0;
-  /// Reads what the started processes print, and shows what is of use.
+  /// Reads the output of the started processes, and shows the useful part.
   virtual void add_to(Poller& poller) = 0;
 
   struct End {
-    std::vector<int> ranks;   ///< that it was to start
-    bool last = false;        ///< nothing that was started is left
-    bool ends_ranks = false;  ///< they do not outlive it
+    std::vector<int> ranks;   ///< that the process was to start
+    bool last = false;        ///< no started process is left
+    bool ends_ranks = false;  ///< its ranks end with it
   };
-  /// Of processes that have ended since the last call. A process whose ranks have not all connected
-  /// must not end.
+  /// The processes that have ended since the last call. The end of a process is an error if its
+  /// ranks have not all connected.
   virtual std::vector<End> take_ends() = 0;
-  /// Asks what is left to end the ranks that it has started.
+  /// Asks the remaining processes to end the ranks that they started.
   virtual void terminate() = 0;
   virtual void kill() = 0;
 
   virtual bool has_output() const = 0;
   virtual void close_output() = 0;
-  /// What there was no occasion to show yet.
+  /// Returns the output that was not shown yet.
   virtual std::string finish_output() = 0;
-  /// What was not shown because the ranks' own records say it better.
+  /// Returns the output that was withheld because the ranks' own records are clearer.
   virtual std::string held_output() const = 0;
-  /// Its part of the account: how the start failed, if it did.
+  /// Adds to the record how the start failed, if it did.
   virtual void explain(JobRecord& record) const = 0;
 };
 
-/// What the plan's controller asks for.
-/// @param spec the plan's, with what only a running hvdrun knows
+/// Makes the starter for the plan's controller.
+/// @param spec the plan's, completed with the port, the token and the limits of this run
 /// @param verbose all that mpirun prints is shown
 std::unique_ptr<JobStarter> make_starter(const LaunchPlan& plan, LaunchSpec spec, bool verbose,
                                          JobStarter::Show show);

@@ -20,7 +20,6 @@
 #include "command/rank_environment.h"
 #include "system/error.h"
 #include "system/poller.h"
-#include "system/process_group.h"
 #include "system/socket.h"
 
 namespace hvd::launcher {
@@ -55,7 +54,7 @@ bool send_all(int fd, std::string_view bytes) {
 
 namespace {
 
-/// The next frame, or nothing when the peer speaks another language, has gone, or is too slow.
+/// The next frame. Empty if the peer violates the protocol, has closed or is too slow.
 std::optional<Frame> await_frame(int fd, FrameDecoder& decoder,
                                  std::chrono::steady_clock::time_point deadline) {
   while (true) {
@@ -146,7 +145,7 @@ int RankSupervisor::run(const std::vector<std::string>& program, const MakeEnvir
     finish_output();
   }
   // What the program left running in its group would otherwise outlive the job. The program itself
-  // is a zombie until here, so the group's number cannot have passed to somebody else.
+  // is a zombie until here, so the group's number cannot be in use by another.
   if (program_ > 0) ::kill(-program_, SIGKILL);
   return ended_ ? ended_->code : static_cast<int>(ExitCode::kInternal);
 }
@@ -312,7 +311,7 @@ void RankSupervisor::on_hvdrun_gone() {
   connection_.fd.reset();
   if (meeting_) meeting_->close_all();
   outgoing_.clear();
-  credit_ = std::numeric_limits<int>::max();  // what is read from here on goes nowhere
+  credit_ = std::numeric_limits<int>::max();  // output that is read from here on is dropped
   if (!ended_) stop(SIGTERM, kOrphanGraceMs);
 }
 
@@ -329,7 +328,7 @@ bool RankSupervisor::relay(UniqueFd& from, FrameType type) {
     }
     return true;
   }
-  // A pseudo-terminal says EIO where a pipe says end of file.
+  // A pseudo-terminal returns EIO where a pipe returns end of file.
   if (count == 0 || (errno != EINTR && errno != EAGAIN)) from.reset();
   return false;
 }
@@ -385,8 +384,8 @@ void RankSupervisor::notice_end() {
 
 bool RankSupervisor::may_read() const { return credit_ > 0 && outgoing_.size() < kMaxOutgoing; }
 
-/// After its output, so that its last words are there when hvdrun hears of the end; but hvdrun must
-/// not wait for it because nobody reads.
+/// The report follows the output, so that hvdrun has the last lines when it learns of the end. A
+/// reader that does not read must not delay it.
 void RankSupervisor::report_if_ended() {
   if (reported_ || !ended_) return;
   if ((stdout_ || stderr_) && Clock::now() < *drain_until_ && may_read()) return;
@@ -420,7 +419,7 @@ void RankSupervisor::stop_later(const SignalOrder& order) {
 }
 
 void RankSupervisor::stop(int signal, int kill_after_ms) {
-  relay_notices();  // what it has said, or how it has ended, before it was stopped is its own
+  relay_notices();  // notices and an end before the stop are the program's own
   notice_end();
   stopped_ = true;
   stop_at_.reset();

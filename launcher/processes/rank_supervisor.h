@@ -24,32 +24,33 @@ struct Connection {
   Welcome welcome;
   long long clock_offset_ns = 0;  ///< hvdrun's clock minus this host's
 };
-/// Proves to hvdrun that it has the token, and asks the same of it, before it says more; nothing
-/// when the other side is not this job's hvdrun. `same_clock`: both run on one host.
+/// Proves to hvdrun that this process has the token, and checks hvdrun's proof, before it sends
+/// anything else. Empty if the other side is not this job's hvdrun. `same_clock`: both run on one
+/// host.
 std::optional<Connection> introduce(UniqueFd fd, Hello hello, const std::string& token,
                                     bool same_clock, int timeout_ms);
 
-/// The signals a supervisor and its front handle by reading them; to be blocked before either
-/// starts.
+/// The signals that a supervisor and its front process read from a signalfd; they must be blocked
+/// before either starts.
 sigset_t supervised_signals();
 
 /// Runs one rank's program and keeps hvdrun informed until hvdrun releases it. Not thread-safe; one
 /// thread, one poll loop, which never blocks on the program, on hvdrun or on a full pipe.
 ///
-///   waiting --hvdrun says start--> running --program ended--> reported --pipes at their end-->
+///   waiting --order to start--> running --program ended--> reported --pipes at their end-->
 ///   drained --release, or hvdrun gone--> done
 ///
-/// Who is stopped while it waits has ended without a program.
+/// A supervisor that is stopped while it waits ends without a program.
 class RankSupervisor {
  public:
-  /// The program's environment, from what hvdrun says at the start; its `address` is set.
+  /// Makes the program's environment from the start order, whose `address` is set.
   using MakeEnvironment = std::function<std::vector<std::string>(const StartOrder&)>;
 
-  /// `meeting`: where its processes reach hvdrun; nothing: they do not.
+  /// `meeting`: the socket through which its processes reach hvdrun, if any.
   /// `use_terminal`: the program's stdout is a pseudo-terminal, so that its C library writes line
   /// by line.
   RankSupervisor(Connection connection, std::optional<MeetingSocket> meeting, bool use_terminal);
-  /// `cpus`: what the program is bound to; empty: nothing.
+  /// `cpus`: the program is bound to these; empty: it is not bound.
   int run(const std::vector<std::string>& program, const MakeEnvironment& environment,
           const std::vector<int>& cpus);
 
@@ -67,7 +68,7 @@ class RankSupervisor {
   void take_frames();
   void on_hvdrun_frame(const Frame& frame);
   void on_hvdrun_gone();
-  /// Reads once; whether there was anything.
+  /// Reads once. Returns whether there was output.
   bool relay(UniqueFd& from, FrameType type);
   void flush();
   void relay_notices();
@@ -99,7 +100,7 @@ class RankSupervisor {
   bool released_ = false;
   bool stopped_ = false;
   SignalOrder later_{
-      .signal = SIGTERM, .stop = true, .kill_after_ms = -1};  ///< what is due at stop_at_
+      .signal = SIGTERM, .stop = true, .kill_after_ms = -1};  ///< the order that is due at stop_at_
   std::optional<TimePoint> stop_at_, kill_at_, drain_until_;
 };
 

@@ -12,8 +12,8 @@ namespace hvd::launcher {
 enum class Stream { kStdout = 0, kStderr = 1 };
 
 /// hvdrun's stdout and stderr, fed by many writers line by line. Queues what the reader is too slow
-/// for, so that signals and reports are still handled while somebody pages through the output. What
-/// cannot be written is dropped, and failure() says so. When both streams go to the same file or
+/// for, so that signals and reports are still handled while a user pages through the output. After an
+/// error output is dropped, and failure() returns the error. When both streams go to the same file or
 /// terminal, they share one queue and keep their order. Not thread-safe.
 class Console {
  public:
@@ -22,12 +22,12 @@ class Console {
   Console(int stdout_fd, int stderr_fd);
 
   bool is_terminal(Stream stream) const;
-  /// Writes a piece of a line. When somebody else's line is unfinished there, it is ended first.
+  /// Writes a piece of a line. Ends an unfinished line of another owner first.
   void write(Stream stream, int owner, std::string_view text);
-  /// The last thing written there is an unfinished line of this owner, which `write` would
-  /// continue; one that ended in '\r' starts anew.
+  /// Whether the last output there is an unfinished line of this owner, which `write` would
+  /// continue; a line that ended in '\r' starts anew.
   bool continues(Stream stream, int owner) const;
-  /// Ends an unfinished line, whosever it is.
+  /// Ends an unfinished line of any owner.
   void finish_lines();
 
   std::size_t pending() const noexcept {
@@ -37,12 +37,12 @@ class Console {
   /// errno of the first write that failed.
   std::optional<int> failure(Stream stream) const;
   bool shares(Stream a, Stream b) const { return &device(a) == &device(b); }
-  /// Bytes written so far: whether somebody reads.
+  /// Bytes written so far, which grows while a reader reads.
   std::size_t progress() const noexcept { return progress_; }
-  /// Drops what is queued; how much that was.
+  /// Drops the queue and returns its bytes.
   std::size_t drop(Stream stream);
   bool is_stuck(Stream stream) const { return !device(stream).queue.empty(); }
-  /// Writes what is queued, for as long as it takes, unless the reader has gone.
+  /// Writes the queue without a time limit, unless the reader has closed.
   void flush();
 
  private:

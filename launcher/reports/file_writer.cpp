@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "base/mutex.h"
+#include "base/text.h"
 #include "system/error.h"
 #include "system/unique_fd.h"
 
@@ -112,10 +113,9 @@ std::vector<std::string> FileWriter::take_failures(std::chrono::milliseconds pat
   const MutexLock lock(state_->mutex);
   if (state_->pending > 0 && Clock::now() - state_->last_progress >= patience) {
     const auto folder = std::filesystem::path(state_->files[0].path).parent_path().parent_path();
-    state_->failures.push_back("cannot write the files in " + folder.string() +
-                               ": nothing was taken for " +
-                               std::to_string(patience.count() / 1000) +
-                               " s; what the ranks print is not kept there any more");
+    state_->failures.push_back(text("cannot write the files in ", folder,
+                                    ": no data was accepted for ", patience.count() / 1000,
+                                    " s; the ranks' output is not kept there any more"));
     for (State::File& file : state_->files) file.over = true;
     state_->queue.clear();
     state_->pending = 0;
@@ -144,7 +144,7 @@ bool FileWriter::State::add(Piece piece) {
   return true;
 }
 
-/// What is to be done next; nothing at the end.
+/// The next task; empty at the end.
 std::optional<FileWriter::State::Piece> FileWriter::State::next() {
   const MutexLock lock(mutex);
   while (!over && queue.empty()) changed.wait(mutex);
@@ -176,10 +176,10 @@ void FileWriter::State::process(const Piece& piece) {
   pending -= piece.size();
   last_progress = Clock::now();
   if (error == 0) return;
-  // A full disk must not end the training that writes to it; but it is not kept secret.
+  // A full disk must not end the training that writes to it, but it is reported.
   if (!std::exchange(file.failed, true)) {
     failures.push_back("cannot write " + file.path + ": " + std::strerror(error) +
-                       "; what is printed is not kept there any more");
+                       "; its output is not kept there any more");
   }
   file.over = true;
 }

@@ -13,37 +13,37 @@
 
 namespace hvd::launcher {
 
-/// Writes files from a thread of its own: a file system that does not answer (a network's whose
-/// server is gone) holds write(2) forever, and must not hold hvdrun's signals and reports. The
+/// Writes files from a thread of its own: a file system that hangs (a network file system without
+/// its server) holds write(2) forever, and must not hold hvdrun's signals and reports. The
 /// thread starts with the first write, so that it inherits the signals that are blocked by then.
 /// Used by one thread.
 class FileWriter {
  public:
   using Clock = std::chrono::steady_clock;
-  /// A file system that takes nothing for so long is given up.
+  /// A file system that accepts no data for this long is given up.
   static constexpr std::chrono::seconds kPatience{30};
 
   FileWriter();
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
-  /// Waits for nothing: what is still queued is lost.
+  /// Does not wait: queued data is lost.
   ~FileWriter();
 
   /// Makes an empty file; its number. @throws LaunchError (kUsage).
   std::size_t create(const std::filesystem::path& path);
   /// Queues bytes for a file; drops them after its failure.
   void write(std::size_t file, std::string_view bytes);
-  /// Queues its end, at which some file systems say what they could not write.
+  /// Queues its close, at which some file systems report earlier write errors.
   void close(std::size_t file);
 
   /// Bytes that are queued.
   std::size_t pending() const;
-  /// When to ask for failures next, though nothing happens: the end of the patience.
+  /// When take_failures() is due next without an event: the end of the patience.
   std::optional<Clock::time_point> next_deadline() const;
   /// Wakes the poll loop when something has been written, or could not be.
   void add_to(Poller& poller);
-  /// What failed since the last call, a sentence each. Gives all files up when none has taken
-  /// anything for `patience`.
+  /// The failures since the last call, a sentence each. Gives up all files if no file has accepted
+  /// data for `patience`.
   std::vector<std::string> take_failures(std::chrono::milliseconds patience = kPatience);
 
  private:

@@ -15,9 +15,9 @@ class LineSplitter {
   explicit LineSplitter(std::size_t max_segment = 64 * 1024) : max_segment_(max_segment) {}
 
   std::vector<std::string> feed(std::string_view bytes);
-  /// What has no end yet, but for the beginning of a character of UTF-8.
+  /// The unfinished line without an incomplete UTF-8 character at its end.
   std::string take_partial();
-  /// The same, with it: nothing follows.
+  /// The unfinished line as a whole, at the end of the stream.
   std::string take_rest();
   bool has_partial() const noexcept { return !partial_.empty(); }
 
@@ -26,7 +26,7 @@ class LineSplitter {
   std::string partial_;
 };
 
-/// Bytes at the end of `text` that begin a character of UTF-8 and do not finish it.
+/// The number of bytes of an incomplete UTF-8 character at the end of `text`.
 std::size_t unfinished_character(std::string_view text);
 
 /// The last lines of a stream, as a person would see them on a terminal: "\r" starts its line

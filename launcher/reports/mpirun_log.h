@@ -6,9 +6,9 @@
 
 namespace hvd::launcher {
 
-/// What mpirun itself prints. Its paragraphs about how ranks ended (they name pid 0, or the wrong
+/// Filters mpirun's own output. Its paragraphs about how ranks ended (they name pid 0, or the wrong
 /// rank) and about lost hosts (the same text for any reason) are held back, since hvdrun's own
-/// records usually say it better; everything else is passed on. Pure. Not thread-safe.
+/// records are usually clearer; everything else is shown. Pure. Not thread-safe.
 ///
 /// Open MPI prints paragraphs between two lines of dashes, and single lines such as "[host:pid] 1
 /// more process has sent ...".
@@ -16,10 +16,10 @@ class MpirunLog {
  public:
   /// Text to show now: whole lines and whole paragraphs.
   std::string feed(std::string_view bytes);
-  /// Whatever is unfinished at the end.
+  /// The unfinished rest at the end.
   std::string finish();
 
-  /// What was held back: to be shown when no record explains the end.
+  /// The withheld output, for ends that no record explains.
   const std::string& held() const noexcept { return held_; }
 
   bool spoke() const noexcept { return spoke_; }
@@ -29,12 +29,12 @@ class MpirunLog {
   };
   /// A rank called MPI_Abort.
   const std::optional<Abort>& abort() const noexcept { return abort_; }
-  /// The rank that mpirun says left without MPI_Finalize.
+  /// The rank that left without MPI_Finalize, by mpirun's account.
   const std::optional<int>& improper_rank() const noexcept { return improper_rank_; }
   bool lacks_slots() const noexcept { return lacks_slots_; }
   /// A host could not be reached, or its daemon was lost.
   bool lost_host() const noexcept { return lost_host_; }
-  /// All it said about hosts.
+  /// Its output about hosts.
   const std::string& about_hosts() const noexcept { return about_hosts_; }
   bool lacks_executable() const noexcept { return lacks_executable_; }
 

@@ -9,12 +9,12 @@
 
 namespace hvd::launcher {
 
-/// Where a supervisor's program says what is about to end it: a datagram socket in the abstract
-/// namespace, which needs no file and ends with the supervisor. Only processes of the same user are
-/// heard. Not thread-safe.
+/// Receives the notices of a supervisor's program: a datagram socket in the abstract namespace, which
+/// needs no file and ends with the supervisor. Notices of other users' processes are ignored. Not
+/// thread-safe.
 class NoticeSocket {
  public:
-  /// Without one (`fd()` is -1) hvdrun knows ends from outside only.
+  /// If the socket cannot be made, `fd()` is -1 and hvdrun receives no notices.
   NoticeSocket();
   int fd() const noexcept { return fd_.get(); }
   const std::string& name() const noexcept { return name_; }
@@ -26,7 +26,7 @@ class NoticeSocket {
   std::string name_;
 };
 
-/// "KIND TIME_NS CODE ABOUT", a newline, the text; nothing when that is not what it is.
+/// Parses "KIND TIME_NS CODE ABOUT", a newline, the text. Empty if the message is malformed.
 std::optional<Notice> parse_notice(std::string_view datagram);
 
 }  // namespace hvd::launcher

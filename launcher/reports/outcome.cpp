@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "base/text.h"
 #include "system/error.h"
 #include "system/text.h"
 
@@ -16,19 +17,19 @@ bool failed_alone(const RankRecord& rank) {
   return rank.ended && rank.ended->code != 0 && !rank.ended->stopped;
 }
 
-/// It said that it was ending badly before anybody told it to.
+/// Whether it announced a failure before it was ordered to stop.
 bool confessed(const RankRecord& rank) {
   return rank.death && rank.death->code != 0 && !rank.death->stopped &&
          !(rank.ended && rank.ended->code == 0);
 }
 
-/// It lost that rank, which did not end in order.
+/// Whether it reported the loss of that rank, which did not end in order.
 bool has_lost(const RankRecord& rank, int other) {
   constexpr int kPeerLostStatus = 4;  // hvd::StatusCode::kPeerLost
   return rank.loss && rank.loss->about == other && rank.loss->code == kPeerLostStatus;
 }
 
-/// Each of the other ranks has lost this one, which has not told of the loss of another.
+/// Whether each of the other ranks reported the loss of this one, which did not report another's.
 bool lost_by_all(const std::vector<RankRecord>& ranks, int index) {
   const RankRecord& rank = ranks[static_cast<std::size_t>(index)];
   const bool over = rank.uses_hvd && !rank.in_job;
@@ -44,7 +45,7 @@ long long end_time(const RankRecord& rank) {
   return rank.ended ? rank.ended->time_ns : *rank.lost_ns;
 }
 
-/// When the rank failed of its own; none when it did not.
+/// When the rank itself failed; empty if it did not.
 std::optional<long long> fault_time(const RankRecord& rank) {
   const bool lost = !rank.ended && rank.lost_ns && !rank.told_to_stop;
   if (confessed(rank)) return rank.death->time_ns;
@@ -53,7 +54,7 @@ std::optional<long long> fault_time(const RankRecord& rank) {
   return std::nullopt;
 }
 
-/// Another rank's loss came before its own end.
+/// Whether the loss of another rank preceded its own end.
 bool is_consequence(const RankRecord& rank) {
   const auto fault = fault_time(rank);
   return fault && !rank.lost_to_others && rank.loss && rank.loss->time_ns <= *fault;
@@ -158,7 +159,7 @@ bool all_threw_alike(const JobRecord& job, const RankRecord& rank) {
          std::all_of(job.ranks.begin(), job.ranks.end(), threw);
 }
 
-/// What the rank itself said of its end.
+/// The rank's own account of its end.
 std::string own_words(const JobRecord& job, const RankRecord& rank) {
   constexpr int kShutdownStatus = 5;  // hvd::StatusCode::kShutdown
   std::string text;
@@ -191,15 +192,14 @@ std::string last_lines(const JobRecord& job, int rank) {
   return text;
 }
 
-/// Its supervisor has not been heard of again: the connection broke, or was still silent at the
-/// end.
+/// Whether its supervisor never reported the end: the connection broke, or was silent at the end.
 bool is_lost(const RankRecord& rank) { return rank.connected && !rank.ended; }
 
 bool never_started(const RankRecord& rank) { return !rank.connected; }
 
 bool stopped_by_us(const RankRecord& rank) { return rank.ended && rank.ended->stopped; }
 
-/// Ranks whose end nobody saw, `except` the blamed one, which has a line of its own.
+/// Lists the ranks without a report of their end, `except` the blamed one, which has its own line.
 std::string lost_line(const JobRecord& job, int except) {
   const std::vector<int> lost = without(ranks_where(job, is_lost), except);
   return lost.empty() ? ""
@@ -219,7 +219,7 @@ std::string hosts_of(const JobRecord& job, const std::vector<int>& ranks) {
   for (const auto& [name, members] : hosts)
     parts.push_back("host " + name + " (" + (members.size() == 1 ? "rank " : "ranks ") +
                     format_ranks(members) + ")");
-  return join(parts, " or ");
+  return join_text(parts, " or ");
 }
 
 /// Of the hosts that the starter may have lost; empty when they are not known.
@@ -272,7 +272,7 @@ std::string failure_message(const JobRecord& job, int index) {
   const std::vector<int> lost = lost_elsewhere(job, index);
   if (lost.empty()) return text + stopped_line(job, index);
   return text + "hvdrun: lost " + hosts_of(job, lost) +
-         ": nothing was heard of it any more; it died, or the network between is cut; exit code " +
+         ": no sign of life; it died, or the network to it is cut; exit code " +
          std::to_string(exit_code(job)) + "\n";
 }
 
@@ -316,7 +316,7 @@ std::string stop_message(const JobRecord& job, const std::string& why) {
   return text + "; exit code " + std::to_string(exit_code(job)) + "\n";
 }
 
-/// Where the user finds what the starter has said.
+/// Where the user finds the starter's output.
 std::string its_message(const JobRecord& job) {
   return job.starter_spoke ? " (" + job.starter + "'s message is above)"
                            : ", and without a message";
@@ -441,8 +441,8 @@ std::optional<int> first_leaver(const JobRecord& job, bool (*condition)(const Ra
   return first == leavers.end() ? std::nullopt : std::optional(*first);
 }
 
-/// When nothing else explains how the others ended: the rank that the first failure says it lost,
-/// else the first that left.
+/// The rank that left without notice, if no failure explains the other ends: the rank that the first
+/// failure reported as lost, else the first that left.
 std::optional<int> unannounced_leaver(const JobRecord& job) {
   const auto failed = first_failure(job.ranks);
   if (!failed) return std::nullopt;
@@ -465,7 +465,7 @@ std::optional<int> early_leaver(const JobRecord& job) {
       *job.improper_rank >= static_cast<int>(job.ranks.size())) {
     return std::nullopt;
   }
-  // mpirun's text alone is not to be believed: our own record must agree.
+  // mpirun's text alone is not reliable: our own record must agree.
   const RankRecord& rank = job.ranks[static_cast<std::size_t>(*job.improper_rank)];
   if (!rank.ended || rank.ended->code != 0) return std::nullopt;
   if (const auto failed = first_failure(job.ranks)) {
@@ -478,7 +478,7 @@ std::optional<int> early_leaver(const JobRecord& job) {
 
 namespace {
 
-/// Somebody killed mpirun; what the ranks made of it is not their failure.
+/// mpirun was killed, so the ends of the ranks are not failures of their own.
 bool mpirun_was_killed(const JobRecord& job) {
   return job.cause == StopCause::kStarterEnded && job.starter_signal != 0;
 }
@@ -526,7 +526,7 @@ std::string final_message(const JobRecord& job) {
       return stop_message(job,
                           "the job ran longer than --timeout " + format_duration(job.timeout_s));
     case StopCause::kReaderGone:
-      return stop_message(job, "nobody reads " + job.lost_reader + " any more");
+      return stop_message(job, "the reader of " + job.lost_reader + " has closed it");
     case StopCause::kStartTimeout: {
       const std::vector<int> missing = ranks_where(job, never_started);
       if (!first_failure(job.ranks)) {

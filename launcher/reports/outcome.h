@@ -8,32 +8,32 @@
 
 namespace hvd::launcher {
 
-/// What hvdrun knows about one rank.
+/// hvdrun's record of one rank.
 struct RankRecord {
-  bool connected = false;  ///< its supervisor said hello at some time
-  std::string host;        ///< before that: where it is to run, if hvdrun knows
+  bool connected = false;  ///< its supervisor was admitted at some time
+  std::string host;        ///< until then the planned host, if it is known
   int local_rank = 0;
   int supervisor_pid = 0;
   int pid = 0;                 ///< 0: the program never started
   long long connected_ns = 0;  ///< hvdrun's clock, as are all times here
   std::optional<Ended> ended;
   std::optional<long long>
-      lost_ns;  ///< the connection broke before the supervisor could say how its program ended
-  bool drained = false;       ///< all its output has come
+      lost_ns;  ///< when the connection broke before the supervisor reported the program's end
+  bool drained = false;       ///< all its output has been received
   bool told_to_stop = false;  ///< hvdrun ordered it to end
 
-  // What the program has said of itself (observe/supervisor_notice.h).
+  // From the program's notices (core/observe/supervisor_notice.h).
   bool uses_hvd = false;
   bool in_job = false;   ///< it is past hvd::init(), and hvd::shutdown() has not ended in order
   bool has_mpi = false;  ///< the program had started MPI itself before
   bool left = false;     ///< it has called hvd::shutdown()
-  std::optional<Notice> death;  ///< an exception that nobody catches, or exit() without shutdown()
-  std::optional<Notice> loss;   ///< it was told that another rank is lost or has left
+  std::optional<Notice> death;  ///< an uncaught exception, or exit() without shutdown()
+  std::optional<Notice> loss;   ///< another rank is lost or has left
   /// All other ranks lost it while it ran; the first of their notices. note_losses() sets it.
   std::optional<Notice> lost_to_others;
 };
 
-/// Why a job ends before its ranks are all done.
+/// The reason why a job is stopped before its ranks are done.
 enum class StopCause {
   kNone,
   kRankFailed,
@@ -49,50 +49,49 @@ struct JobRecord {
   std::vector<RankRecord> ranks;
   StopCause cause = StopCause::kNone;
   long long started_ns = 0;
-  long long stop_ns = 0;  ///< when the ranks were told to stop
+  long long stop_ns = 0;  ///< when the order to stop was sent
   long long ended_ns = 0;
   int user_signal = 0;
   double timeout_s = 0;
   double grace_s = 0;
 
-  std::string lost_reader;   ///< for kReaderGone: of which of hvdrun's streams
-  bool output_lost = false;  ///< something that ranks printed could not be written, and was said so
+  std::string lost_reader;   ///< for kReaderGone: the stream
+  bool output_lost = false;  ///< output of ranks could not be written, which was reported
 
-  std::string starter = "mpirun";          ///< what was to start the ranks
+  std::string starter = "mpirun";          ///< the program that starts the ranks
   int starter_code = 0;                    ///< exit code, or 128 + signal
-  int starter_signal = 0;                  ///< what killed it, unless hvdrun did
+  int starter_signal = 0;                  ///< the signal that killed it, unless hvdrun sent it
   bool starter_spoke = false;              ///< it printed something
   std::optional<int> abort_rank;           ///< mpirun: this rank called MPI_Abort
   std::optional<int> improper_rank;        ///< mpirun: this rank left without MPI_Finalize
   std::vector<std::string> suspect_hosts;  ///< one of these was lost or never reached
   bool lacks_slots = false, lost_host = false, lacks_executable = false;
 
-  /// Of the rank that is to blame.
+  /// The end of the blamed rank's stderr.
   std::vector<std::string> stderr_tail;
-  int tail_lines = 20;  ///< how many of them are kept; 0: the user wants none
+  int tail_lines = 20;  ///< the number of lines; 0: the user wants no lines
 };
 
 void take_notice(RankRecord& rank, Notice notice);
 
-/// Its supervisor must not end before the other ranks, although the rank has ended with code 0: it
-/// may have left without MPI_Finalize, and mpirun would end the others. They learn of it from hvd.
-/// Where the program has started MPI itself the others may wait for it in MPI, and mpirun's way is
-/// the only one to end that.
+/// Whether its supervisor must not end before the other ranks, although the rank has ended with code
+/// 0: it may have left without MPI_Finalize, and mpirun would end the others. hvd ends them then. If
+/// the program has started MPI itself, the others may wait for it in MPI, and only mpirun ends that.
 bool must_be_held(const RankRecord& rank);
 
-/// The rank that still runs although all others have ended, each of them told that this one is
-/// lost: it is stopped, hangs, or cannot be reached.
+/// The rank that still runs although all others have ended and have each reported that it is lost:
+/// it is stopped, hangs, or cannot be reached.
 std::optional<int> abandoned_rank(const std::vector<RankRecord>& ranks);
 
-/// To be called once the record is complete.
+/// Finds the ranks that all others have lost. Call it once the record is complete.
 void note_losses(std::vector<RankRecord>& ranks);
 
-/// When mpirun was the first to miss a host and ended for it: what never answered again was lost
-/// before hvdrun told it to stop. To be called once the record is complete.
+/// If mpirun noticed the loss of a host first and ended: the ranks that did not report again were lost
+/// before hvdrun ordered them to stop. Call it once the record is complete.
 void take_losses_from_mpirun(JobRecord& job);
 
-/// The rank whose end came first among those that nobody had told to stop, and that did not end for
-/// the loss of another as long as there is one; none when every rank did well.
+/// The rank that ended first among those that had no order to stop. Ranks that ended because of
+/// another's loss count only if there are no others. Empty if every rank ended well.
 std::optional<int> first_failure(const std::vector<RankRecord>& ranks);
 
 /// A rank that ended with code 0 while others went on, and so ended the job: one that left it

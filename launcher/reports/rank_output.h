@@ -24,8 +24,8 @@ std::string rank_folder(int rank, int size);
 /// "[0] ", padded so that the lines of all ranks start in one column.
 std::string rank_prefix(int rank, int size);
 
-/// Where one rank's output goes: the console, line by line and tagged; its files, byte for byte;
-/// the tail of its stderr for the final message. Not thread-safe.
+/// Distributes one rank's output: to the console, line by line and tagged; to its files, byte for
+/// byte; the tail of its stderr to the final message. Not thread-safe.
 class RankOutput {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
@@ -37,9 +37,9 @@ class RankOutput {
   RankOutput(int rank, int size, const OutputOptions& options, Console& console, FileWriter& files);
 
   void feed(Stream stream, std::string_view bytes, TimePoint now);
-  /// Shows unfinished lines that are due; when the next one is.
+  /// Shows unfinished lines that are due, and returns when the next one is due.
   std::optional<TimePoint> show_partial(TimePoint now);
-  /// The rank has ended: nothing may stay behind.
+  /// The rank has ended: writes all of the rest.
   void finish();
   std::vector<std::string> stderr_tail() const { return tail_.lines(); }
 

@@ -1,8 +1,11 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <map>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -10,13 +13,42 @@
 
 #include "reports/console.h"
 #include "reports/report.h"
-#include "reports/send_queue.h"
 #include "system/poller.h"
 #include "system/unique_fd.h"
 
 namespace hvd::launcher {
 
-/// What the supervisors have to say. Called from ReportServer's handlers; may call back into the
+/// Bytes to be written to a non-blocking socket. Bytes for many connections are stored once. Not
+/// thread-safe.
+class SendQueue {
+ public:
+  using Shared = std::shared_ptr<const std::vector<std::byte>>;
+
+  /// Bytes may be appended there until the next call.
+  std::string& tail();
+  void add(std::string_view bytes) { tail() += bytes; }
+  /// The bytes from `begin` to before `end`.
+  void add(const Shared& bytes, std::size_t begin, std::size_t end);
+  bool empty() const noexcept;
+  void clear() { pieces_.clear(); }
+  /// Writes as much as the socket accepts now. False if the connection is broken.
+  bool flush(int fd);
+
+ private:
+  struct Piece {
+    std::string own = {};
+    Shared shared = {};     ///< null: the piece is `own`
+    std::size_t begin = 0;  ///< the bytes before it have been written
+    std::size_t end = 0;    ///< of the shared bytes
+    std::size_t size() const noexcept { return (shared ? end : own.size()) - begin; }
+    const char* data() const noexcept {
+      return (shared ? reinterpret_cast<const char*>(shared->data()) : own.data()) + begin;
+    }
+  };
+  std::deque<Piece> pieces_;
+};
+
+/// Receives the supervisors' reports. Called from ReportServer's handlers; may call back into the
 /// server.
 class RankObserver {
  public:
@@ -24,24 +56,24 @@ class RankObserver {
   virtual void on_hello(int rank, const Hello& hello) = 0;
   virtual void on_started(int rank, const Started& started) = 0;
   virtual void on_notice(int rank, const Notice& notice) = 0;
-  /// From a process of the rank that meets the others, by its connection to the supervisor.
+  /// Bytes from a process of the rank for the meeting.
   virtual void on_meeting(int rank, const MeetingBytes& said) = 0;
   virtual void on_output(int rank, Stream stream, std::string_view bytes) = 0;
   virtual void on_ended(int rank, const Ended& ended) = 0;
   /// No output of this rank follows. After `ended`.
   virtual void on_drained(int rank) = 0;
-  /// The connection broke, or spoke nonsense, before `ended`.
+  /// The connection broke, or violated the protocol, before `ended`.
   virtual void on_lost(int rank) = 0;
 };
 
-/// hvdrun's end of the connections to the ranks' supervisors. Admits one per rank, and only who
-/// proves in time that it has the job's token. Not thread-safe.
+/// hvdrun's end of the connections to the ranks' supervisors. Admits one per rank, if it proves in
+/// time that it has the job's token. Not thread-safe.
 class ReportServer {
  public:
   using Clock = std::chrono::steady_clock;
   using TimePoint = Clock::time_point;
-  /// Output of a rank on its way. Less than what a TCP connection takes in while hvdrun is
-  /// suspended: then it does not look dead to the other side.
+  /// Bytes of a rank's output in flight. Less than a TCP connection buffers while hvdrun is
+  /// suspended, so that the connection does not look dead to the supervisor.
   static constexpr int kCredit = 48 * 1024;
 
   /// @throws LaunchError (kInternal) when it cannot listen. `observer` must outlive this.
@@ -52,22 +84,22 @@ class ReportServer {
   std::uint16_t port() const noexcept { return port_; }
   const std::string& token() const noexcept { return token_; }
   void add_to(Poller& poller);
-  /// Lets supervisors send as much output again as has been taken in. Not called while the console
-  /// has more than it can write; then they wait.
+  /// Grants supervisors new credit for the output that was received. Not called while the console
+  /// has a backlog; then they wait.
   void give_credit();
-  /// The rank has ended, and what it left behind is not much.
+  /// Grants unlimited credit to a rank that has ended: its remaining output is small.
   void give_full_credit(int rank);
-  /// When on_time() has something to do.
+  /// When on_time() is due.
   std::optional<TimePoint> next_deadline() const;
   void on_time();
   void send(int rank, const SignalOrder& order);
   void start(int rank, const StartOrder& order);
-  /// To a process of the rank, as on_meeting() has it.
-  /// @param last its connection is closed after these
+  /// Sends bytes to a process of the rank; see on_meeting().
+  /// @param last closes its connection after these bytes
   void tell(int rank, std::uint32_t session, const SendQueue::Shared& bytes, bool last);
   /// The rank's supervisor may end.
   void release(int rank);
-  /// Breaks every connection: supervisors that are left stop their programs.
+  /// Breaks every connection, so that the remaining supervisors stop their programs.
   void close_all();
   std::size_t open_connections() const noexcept { return connections_.size(); }
 
@@ -80,7 +112,7 @@ class ReportServer {
     std::optional<int> greeted;
     std::string supervisor_nonce, nonce;
     TimePoint since{};
-    int taken = 0;  ///< bytes of output that no credit has been given for again
+    int taken = 0;  ///< bytes of output received since the last credit
     bool ended = false, drained = false;
   };
 
@@ -101,9 +133,9 @@ class ReportServer {
   const Welcome welcome_;
   RankObserver& observer_;
   const int silence_limit_ms_;
-  const std::chrono::milliseconds proof_patience_;  ///< how long a stranger may hold a connection
+  const std::chrono::milliseconds proof_patience_;  ///< time limit for the proof
   UniqueFd listener_;
-  std::optional<TimePoint> accept_again_at_;  ///< there was no descriptor left
+  std::optional<TimePoint> accept_again_at_;  ///< set when no descriptor was left
   std::uint16_t port_ = 0;
   int next_id_ = 0;
   std::size_t unproved_ = 0;

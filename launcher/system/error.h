@@ -5,8 +5,7 @@
 
 namespace hvd::launcher {
 
-/// What hvdrun itself exits with; everything else is a rank's own code. docs/launching.md lists
-/// them for users.
+/// hvdrun's own exit codes; any other code is a rank's. docs/launching.md lists them for users.
 enum class ExitCode : int {
   kUsage = 2,
   kUnavailable = 69,  ///< not enough slots, or a host cannot be reached

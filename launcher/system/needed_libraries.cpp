@@ -22,7 +22,7 @@ namespace {
 constexpr unsigned char kClass = sizeof(void*) == 8 ? ELFCLASS64 : ELFCLASS32;
 constexpr unsigned char kOrder =
     std::endian::native == std::endian::little ? ELFDATA2LSB : ELFDATA2MSB;
-/// A file may say anything of itself. Programs have some ten segments and some hundred entries.
+/// Limits for malformed files. Programs have some ten segments and some hundred entries.
 constexpr std::size_t kMostSegments = 256;
 constexpr std::size_t kMostEntries = 16'384;
 constexpr std::size_t kMostLetters = 256;
@@ -56,7 +56,7 @@ std::vector<Entry> read_entries(int file, const Segment& dynamic) {
   return entries;
 }
 
-/// Where in the file lies what is to stand at `address` in memory.
+/// The offset in the file of the byte that is mapped at `address`.
 std::optional<std::uint64_t> offset_of(std::uint64_t address, std::span<const Segment> segments) {
   for (const Segment& segment : segments) {
     if (segment.p_type != PT_LOAD || address < segment.p_vaddr) continue;

@@ -11,9 +11,14 @@
 #include <array>
 #include <cerrno>
 #include <csignal>
+#include <cstdint>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <string_view>
 
 #include "system/error.h"
 #include "system/text.h"
@@ -37,7 +42,7 @@ void redirect(int from, int to) {
   }
 }
 
-/// Runs in the child: only async-signal-safe calls, nothing that allocates.
+/// Runs in the child: only async-signal-safe calls, no allocation.
 [[noreturn]] void become(const SpawnOptions& options, char* const* argv, char* const* environment,
                          pid_t parent, int error_fd) {
   if (options.own_process_group) ::setpgid(0, 0);
@@ -207,6 +212,29 @@ long long realtime_ns() {
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
   return static_cast<long long>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+}
+
+std::vector<pid_t> group_members(pid_t group) {
+  std::vector<pid_t> members;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
+    const std::string name = entry.path().filename();
+    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
+    const pid_t process = std::atoi(name.c_str());
+    if (::getpgid(process) == group) members.push_back(process);
+  }
+  return members;
+}
+
+bool handles(pid_t process, int signal) {
+  constexpr std::string_view kCaught = "SigCgt:";
+  std::ifstream status("/proc/" + std::to_string(process) + "/status");
+  for (std::string line; std::getline(status, line);) {
+    if (!line.starts_with(kCaught)) continue;
+    const std::uint64_t mask = std::strtoull(line.c_str() + kCaught.size(), nullptr, 16);
+    return (mask >> (signal - 1) & 1) != 0;
+  }
+  return false;
 }
 
 }  // namespace hvd::launcher

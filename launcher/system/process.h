@@ -26,8 +26,8 @@ struct SpawnOptions {
   std::vector<int> blocked_signals;  ///< all others are unblocked in the child
 };
 
-/// Binds this process, and what it starts, to these CPUs; to none: leaves it as it is. Where the
-/// system refuses it stays unbound.
+/// Binds this process and its later children to these CPUs; no effect for an empty list, or where
+/// the system refuses.
 void bind_to(const std::vector<int>& cpus);
 
 struct SpawnResult {
@@ -73,5 +73,11 @@ std::string own_hostname();
 void set_nonblocking(int fd);
 /// Nanoseconds since the epoch.
 long long realtime_ns();
+
+/// The living processes of a process group.
+std::vector<pid_t> group_members(pid_t group);
+
+/// Whether a process has a handler for a signal, so that the signal does not end it.
+bool handles(pid_t process, int signal);
 
 }  // namespace hvd::launcher

@@ -113,7 +113,7 @@ Listener reserve_port() {
   reserved.fd = try_bind("::");
   if (!reserved.fd) reserved.fd = try_bind("0.0.0.0");
   if (!reserved.fd) return reserved;
-  // Only now: with it the system might have chosen a port that somebody else keeps in this way.
+  // Set after bind(): before it the system might choose a port that another process reserves so.
   const int shared = 1;
   ::setsockopt(reserved.fd.get(), SOL_SOCKET, SO_REUSEADDR, &shared, sizeof shared);
   reserved.port = port_of(reserved.fd.get());
@@ -194,7 +194,7 @@ void tune_connection(int fd, int silence_limit_ms) {
   };
   set(IPPROTO_TCP, TCP_NODELAY, 1);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
-  // Keep-alive speaks only while nothing is unacknowledged; the user timeout rules both.
+  // Keep-alive applies only while no data is unacknowledged; the user timeout applies to both.
   set(IPPROTO_TCP, TCP_KEEPIDLE, std::max(1, silence_limit_ms / 3000));
   set(IPPROTO_TCP, TCP_KEEPINTVL, std::max(1, silence_limit_ms / 6000));
   set(IPPROTO_TCP, TCP_KEEPCNT, 4);

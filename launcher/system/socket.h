@@ -17,26 +17,26 @@ struct Listener {
 /// LaunchError (kInternal).
 Listener listen_anywhere(bool loopback_only);
 
-/// A free port that nobody is given by chance as long as the descriptor is open, and on which a
-/// process may listen that sets SO_REUSEADDR. Until one does, connections to it are refused.
-/// Without a descriptor: there is none.
+/// A free port that the system assigns to no other socket while the descriptor is open. A process
+/// that sets SO_REUSEADDR may listen on it. Until one does, connections to it are refused. No
+/// descriptor: no port is free.
 Listener reserve_port();
 
-/// The number of the other side's address; empty when there is none.
+/// The numeric address of the other side; empty if unknown.
 std::string peer_address(int fd);
-/// Of this machine itself, and no other.
+/// Whether the address is the loopback interface's.
 bool is_loopback(const std::string& address);
 
 /// This machine's addresses that another machine may reach, as numbers: no loopback, no link-local.
 std::vector<std::string> reachable_addresses();
 
 /// Opens a connection to each address at once and returns those that answered first: every one that
-/// is open when the first is, or none after `timeout_ms`. Blocking sockets, closed on exec.
+/// is open when the first is, or an empty list after `timeout_ms`. Blocking sockets, closed on exec.
 std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std::uint16_t port,
                                   int timeout_ms);
 
-/// No delay for small messages, and a peer that is not heard of any more is given up after
-/// `silence_limit_ms`, whether it has something to acknowledge or not.
+/// Turns off the delay of small messages, and lets the connection break after `silence_limit_ms`
+/// without a sign of the peer, whether data is unacknowledged or not.
 void tune_connection(int fd, int silence_limit_ms);
 
 /// 128 random bits in hex. @throws LaunchError (kInternal).

@@ -7,8 +7,8 @@
 namespace hvd::launcher {
 
 /// A new, empty folder in TMPDIR, removed with its content at the end. It is locked by this process
-/// and those that it starts, so that what a killed hvdrun leaves can be told: remove_abandoned() of
-/// job_folder.h. Not thread-safe.
+/// and its children, so that remove_abandoned() of job_folder.h finds a folder that a killed hvdrun
+/// left. Not thread-safe.
 class TemporaryFolder {
  public:
   static constexpr const char* kPrefix = "hvdrun.";

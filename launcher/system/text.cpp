@@ -8,6 +8,7 @@
 #include <cstring>
 #include <utility>
 
+#include "base/text.h"
 #include "system/error.h"
 
 namespace hvd::launcher {
@@ -28,15 +29,6 @@ std::string_view trim(std::string_view text) {
   const std::size_t first = text.find_first_not_of(kBlank);
   if (first == std::string_view::npos) return {};
   return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
-}
-
-std::string join(const std::vector<std::string>& parts, std::string_view separator) {
-  std::string joined;
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    if (i > 0) joined += separator;
-    joined += parts[i];
-  }
-  return joined;
 }
 
 std::string signal_name(int signal) {
@@ -141,7 +133,7 @@ std::string format_ranks(const std::vector<int>& ranks) {
     }
     i = last + 1;
   }
-  return join(parts, ", ");
+  return join_text(parts, ", ");
 }
 
 }  // namespace hvd::launcher

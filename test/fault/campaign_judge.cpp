@@ -9,7 +9,7 @@
 namespace hvd::campaign {
 namespace {
 
-// What a machine with fewer cores than ranks may add.
+// The extra time on a machine with fewer cores than ranks.
 constexpr double kSlack = 1;
 constexpr double kAtOnce = 1;
 

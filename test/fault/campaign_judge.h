@@ -8,7 +8,7 @@
 
 #include "fault/campaign_plan.h"
 
-/// Reads what the ranks of a run have said, and compares it with what the plan promises.
+/// Reads the output of a run's ranks, and compares it with the plan.
 namespace hvd::campaign {
 
 struct Failure {  ///< of one operation; the job goes on
@@ -31,7 +31,7 @@ struct Loss {
 struct Witness {
   pid_t pid = 0;
   double fault = 0;    ///< when it went wrong; 0: it did not
-  bool final = false;  ///< it had nothing left but the last barrier and the last shutdown
+  bool final = false;  ///< only the last barrier and the last shutdown were left
   std::vector<Failure> failures;
   std::vector<Loss> losses;      ///< PeerLostError and the like
   std::vector<Loss> departures;  ///< ShutdownError

@@ -9,7 +9,7 @@
 #include "fault/campaign_plan.h"
 #include "support/program_operation.h"
 
-/// The operations of a step: what is submitted, and what has to come out.
+/// The operations of a step, and their expected results.
 namespace hvd::campaign {
 
 enum class Set { kWorld, kSubset, kSurvivors };
@@ -34,12 +34,12 @@ std::vector<Spec> operations_of_extra_step(const Plan&, int epoch, int step, int
 /// theirs.
 std::vector<std::size_t> order_on(int rank, const std::vector<Spec>&, const Plan&, int epoch,
                                   int step);
-/// What the victim submits instead, when its fault concerns this operation.
+/// The victim's submission, if its fault concerns this operation.
 Spec sabotaged(const Spec&, const Plan&);
 bool concerned(const Spec&, const Plan&);
 
 Submission make_submission(const Spec&, int rank, int process_set, const std::shared_ptr<Memory>&);
-/// What is wrong with the result; empty when nothing is.
+/// Describes the error of a result; empty if it is correct.
 std::string check(const Spec&, int rank, const Memory&);
 
 }  // namespace hvd::campaign

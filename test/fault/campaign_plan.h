@@ -34,7 +34,7 @@ enum class Moment {
   kInInit,
 };
 
-/// What the victim of kDisagree does differently.
+/// The deviation of the victim of kDisagree.
 enum class Difference {
   kShape,
   kDtype,

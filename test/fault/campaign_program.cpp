@@ -278,7 +278,7 @@ void Rank::run_step(int epoch, int step, const std::vector<Spec>& specs) {
   finish_step();
 }
 
-/// Waits for all that has been submitted, and compares it with what has to come out.
+/// Waits for all submissions, and compares the results with the expected ones.
 void Rank::finish_step() {
   std::optional<Status> fatal;
   for (const Running& running : running_) {

@@ -86,7 +86,7 @@ void die_soon() {
 
 /// @param next the next rank's process
 void misbehave(const std::string& mode, pid_t next) {
-  // Each by itself, the slower one might be told of the loss of the other before.
+  // If each died by itself, the slower one might first learn of the other's loss.
   if (mode == "kill-two") ::kill(next, SIGKILL);
   if (mode == "kill" || mode == "kill-two") ::raise(SIGKILL);
   if (mode == "exec") ::execl("/bin/sleep", "sleep", "8", nullptr);

@@ -74,7 +74,7 @@ Outcome run(const std::string& command) {
   return outcome;
 }
 
-/// What starts the ranks, and carries their messages. Neither ends the job by itself, so that only
+/// The starter of the ranks, and the carrier of their messages. Neither ends the job by itself, so that only
 /// hvd can.
 enum class Start { kMpirun, kByHand };
 
@@ -229,7 +229,7 @@ TEST_P(EveryVictim, AMismatchIsRaisedOnEveryRankAndTheJobGoesOn) {
   EXPECT_EQ(outcome.shut_down.size(), 3U) << outcome.output;
 }
 
-TEST_P(EveryVictim, AnAbsentRankStallsTheOthersWhoSaySo) {
+TEST_P(EveryVictim, AnAbsentRankStallsTheOthersAndIsNamed) {
   const Outcome outcome = run_unsupervised("absent");
   EXPECT_EQ(outcome.failed.size(), 3U) << outcome.output;  // the late rank, too, gets the error
   for (const auto& [rank, report] : outcome.failed) {

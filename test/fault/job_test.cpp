@@ -37,7 +37,7 @@ int size_of_job() {
   return text != nullptr ? std::atoi(text) : 1;
 }
 
-/// The backend that is made of the messages of what has started this process.
+/// The backend over the carrier of this job.
 const char* message_backend() {
   return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || size_of_job() == 1 ? "mpi" : "ucx";
 }
@@ -58,7 +58,7 @@ TEST(Job, Sigusr1DoesNoHarmBeforeInit) {
             "hvd: this rank is not initialised: before hvd::init()\n");
 }
 
-TEST(Job, NothingWorksBeforeInitAndItSaysWhatToDo) {
+TEST(Job, CallsBeforeInitFailWithAdvice) {
   EXPECT_FALSE(is_initialized());
   EXPECT_THROW(rank(), NotInitializedError);
   EXPECT_THROW(barrier(), NotInitializedError);
@@ -80,7 +80,7 @@ TEST(Job, RunsAgainAfterShutdown) {
   }
 }
 
-TEST(Job, Sigusr1PrintsWhatTheRankIsDoing) {
+TEST(Job, Sigusr1PrintsTheStateOfTheRank) {
   init();
   std::vector<float> data(100, 1);
   const Operation operation = rank() == 0 ? submit(float_operation(data, "lonely")) : Operation();
@@ -109,7 +109,7 @@ TEST(Job, Sigusr1PrintsWhatTheRankIsDoing) {
   shutdown();
 }
 
-// Whoever asks all ranks at once kills none, wherever it is.
+// A signal to all ranks at once kills no rank, in any state.
 TEST(Job, Sigusr1DoesNoHarmInShutdownAndAfterIt) {
   init();
   const bool last_to_leave = rank() == size() - 1;
@@ -326,7 +326,7 @@ TEST(Job, RanksRunOutOfDataOneByOne) {
 
 // Sums whose value depends on the order of the additions, in another order of submission and with
 // other delays each time.
-TEST(Job, TheSameBitsWhateverTheOrderAndTiming) {
+TEST(Job, TheSameBitsInAnyOrderAndTiming) {
   constexpr int kTensors = 12;
   init();
   std::vector<std::vector<float>> first;
@@ -359,7 +359,7 @@ TEST(Job, TheSameBitsWhateverTheOrderAndTiming) {
           << "seed " << seed << " tensor " << i;
     }
   }
-  // And on every rank: nobody has more than the lowest bit pattern, so all have the same.
+  // On every rank: no rank exceeds the lowest bit pattern, so all have the same.
   for (auto& tensor : first) {
     std::vector<std::int32_t> bits(tensor.size());
     std::memcpy(bits.data(), tensor.data(), tensor.size() * sizeof(float));

@@ -97,7 +97,7 @@ class Steady : public ::testing::Test {
 
 TEST_F(Steady, NothingIsNegotiated) {
   steps(0, 30);
-  // What was on its way when the replay began arrives some time.
+  // Messages that were in flight when the replay began still arrive.
   std::this_thread::sleep_for(kLonger);
   steps(30, 130);
   const Metrics before = metrics();
@@ -152,7 +152,7 @@ TEST_F(Steady, AnUnnamedOperationInEachStepIsLockedToo) {
   EXPECT_EQ(replayed() - before, 20U * 4U);
 }
 
-TEST_F(Steady, WhatIsCastOnTheWayIsLockedToo) {
+TEST_F(Steady, CompressedOperationsAreReplayedToo) {
   tensors_.emplace_back("half", 10, Compression::kFloat16);
   tensors_.emplace_back("brain", 40001, Compression::kBFloat16);
   steps(0, 30);
@@ -256,7 +256,7 @@ TEST_F(Steady, MemoryThatRanksShareIsReducedInPlace) {
   }
 }
 
-/// What this process has done so far, in things that can be counted.
+/// The counts of this process so far.
 struct Counted {
   std::uint64_t allocated = 0;
   SystemCalls system = {};

@@ -39,7 +39,7 @@ constexpr auto kTimeToEnd = std::chrono::seconds(30);
 struct Process {
   pid_t pid = 0;
   int socket = -1;
-  bool done = false;  ///< has said so, or ended
+  bool done = false;  ///< it has reported so, or has ended
 };
 
 struct Plan {
@@ -100,7 +100,7 @@ void say(const Process& process, unsigned char word) {
   static_cast<void>(::send(process.socket, &word, 1, MSG_NOSIGNAL));
 }
 
-/// Until every survivor has said that it is done, or has ended.
+/// Waits until every survivor has reported that it is done, or has ended.
 void wait_until_done(std::vector<Process>& processes, Clock::time_point limit) {
   for (Process& process : processes) {
     if (process.done) continue;

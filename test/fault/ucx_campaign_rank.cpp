@@ -205,7 +205,7 @@ void Rank::take_back() {
   for (Memory& memory : incoming_) std::fill(memory.begin(), memory.end(), kGivenBack);
 }
 
-/// Whoever has lost a peer has to be able to tell all others, connected or not.
+/// A rank that has lost a peer must be able to notify all others, connected or not.
 void Rank::greet_survivors() {
   const auto limit = Clock::now() + kPatience;
   while (gone_ < 0) {
@@ -230,7 +230,7 @@ int Rank::live() {
   greet_survivors();
   const unsigned char done = kDone;
   if (::send(orders_.socket, &done, 1, MSG_NOSIGNAL) != 1) return kBroken;
-  for (unsigned char word = 0; word != kEnd;) {  // others may not have got what was said to them
+  for (unsigned char word = 0; word != kEnd;) {  // others may not have received their messages
     look_at_control();
     ::sched_yield();
     if (::recv(orders_.socket, &word, 1, MSG_DONTWAIT) == 0) return kBroken;

@@ -5,7 +5,7 @@
 
 namespace hvd::ucx_campaign {
 
-/// What the ranks do when one of them is killed.
+/// The behaviour of the ranks when one of them is killed.
 enum class Moment : int { kConnecting, kLargeMessages, kTakingBack };
 inline constexpr std::string_view kMomentNames[] = {"connecting", "large messages", "taking back"};
 inline constexpr int kMoments = 3;
@@ -13,17 +13,17 @@ inline constexpr int kMoments = 3;
 // What the supervisor says to a rank, a byte each. Below kFirstWord: the rank of that number has
 // been killed.
 inline constexpr unsigned char kFirstWord = 200;
-inline constexpr unsigned char kStop = 200;  ///< take back what is under way
+inline constexpr unsigned char kStop = 200;  ///< cancel the messages in flight
 inline constexpr unsigned char kEnd = 201;
-/// What a rank answers: all survivors have heard of each other.
+/// A rank's answer: it has a message from every survivor.
 inline constexpr unsigned char kDone = 202;
 
 /// Exit codes of a rank.
 enum Ending : int {
   kWell = 0,
-  kBroken = 1,      ///< an error where there must be none
+  kBroken = 1,      ///< an unexpected error
   kWrongBytes = 3,  ///< a message came with other bytes
-  kSilence = 4,     ///< survivors do not hear each other
+  kSilence = 4,     ///< survivors do not receive each other's messages
   kKept = 5,        ///< memory was not given back in time
   kTouched = 6,     ///< memory was written to after it had been given back
 };

@@ -44,7 +44,7 @@ Result run_direct(const Words& arguments, const std::string& hosts = "") {
   return HvdrunProcess(direct(arguments, hosts)).wait();
 }
 
-/// What `name` is at a rank, in the output of rank_program's mode "environment".
+/// The value of `name` at a rank, in the output of rank_program's mode "environment".
 std::string value_of(const std::string& name, int rank, const Result& result) {
   const std::string line = "[" + std::to_string(rank) + "] " + name + "=";
   const std::size_t at = result.out.find(line);
@@ -56,7 +56,7 @@ std::string value_of(const std::string& name, int rank, const Result& result) {
 /// Like unique_marker(), for the command line of a host that is mute.
 std::string unique_number() { return std::to_string(realtime_ns()); }
 
-TEST(Direct, RanksKnowWhoTheyAreAndWhereTheyMeet) {
+TEST(Direct, RanksGetTheirIdentityAndInitMethod) {
   const Words names = {"HVD_RANK",     "HVD_SIZE",           "HVD_LOCAL_RANK",
                        "RANK",         "WORLD_SIZE",         "LOCAL_RANK",
                        "HOROVOD_RANK", "HOROVOD_LOCAL_SIZE", "HVD_INIT_METHOD",
@@ -156,7 +156,7 @@ TEST(Direct, AnAllocationsHostsHaveToBeNamed) {
   EXPECT_THAT(result.err, HasSubstr("SLURM_JOB_ID is set"));
 }
 
-/// What `hvdrun ARGUMENTS` says with --dry-run, which is another thing under mpirun.
+/// The output of `hvdrun ARGUMENTS` with --dry-run, which differs under mpirun.
 std::string dry_run(const Words& arguments,
                     std::vector<std::pair<std::string, std::optional<std::string>>> environment) {
   Start start{.arguments = {"-np", "2", "--dry-run"}, .environment = std::move(environment)};
@@ -266,7 +266,7 @@ TEST(Agent, AHostWithoutHvdrunIsNamed) {
   EXPECT_THAT(result.err, HasSubstr("did not find hvdrun on every host"));
 }
 
-TEST(Agent, AHostThatSaysNothingEndsTheStart) {
+TEST(Agent, ASilentHostEndsTheStart) {
   const std::string marker = unique_number();
   const Result result =
       run_direct({"--start-timeout", "1", "-np", "2", rank_program(), "wait", marker},
@@ -340,7 +340,7 @@ TEST(Agent, InterruptAndKillLeaveNothing) {
   }
 }
 
-TEST(Agent, WhoIsKilledWhileItStartsLeavesNothing) {
+TEST(Agent, AnHvdrunThatIsKilledDuringTheStartLeavesNoProcess) {
   for (const int delay_us : {0, 2'000, 5'000, 10'000, 20'000, 40'000}) {
     const std::string marker = unique_number();
     HvdrunProcess process(direct({"-np", "3", rank_program(), "wait", marker},

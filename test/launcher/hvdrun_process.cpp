@@ -126,7 +126,7 @@ Result HvdrunProcess::wait(double timeout_s) {
       read_some(5);
     }
   }
-  // Somebody who outlives hvdrun and holds its pipes must not hang the test.
+  // A process that outlives hvdrun and holds its pipes must not hang the test.
   const long long ended = realtime_ns();
   while ((stdout_ || stderr_) && seconds_since(ended) < 2) read_some(50);
   result.out = out_;

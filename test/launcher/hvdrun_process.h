@@ -67,7 +67,7 @@ std::string hvdrun();
 std::string unique_marker();
 /// Processes, zombies aside, that have `marker` on their command line.
 std::vector<pid_t> processes_with(const std::string& marker);
-/// Waits until there are none; those that are left.
+/// Waits until no process is left, and returns the remaining ones after a time limit.
 std::vector<pid_t> wait_until_gone(const std::string& marker, double timeout_s);
 int count(const std::string& text, const std::string& part);
 /// Whole lines of `text`.

@@ -24,7 +24,7 @@ std::string last_screen(const std::string& text) {
   const std::size_t begin = lines.size() > kScreenLines ? lines.size() - kScreenLines : 0;
   std::string screen;
   for (std::size_t i = begin; i < lines.size(); ++i) screen += lines[i] + "\n";
-  // What the ranks print is above hvdrun's own account.
+  // The ranks' output precedes hvdrun's own message.
   const std::size_t account = screen.rfind("hvdrun: rank ");
   return account == std::string::npos ? screen : screen.substr(account);
 }
@@ -63,7 +63,7 @@ Expected expected_of(const Plan& plan) {
       return {failed + "killed by " + signal_name(plan.signal), "", 128 + plan.signal};
     case Fault::kAbort:
       return {failed + "killed by SIGABRT (6)", "", 134};
-    // Every rank is told, and any may be the first to die of it.
+    // Every rank learns of the loss, and any may be the first to end because of it.
     case Fault::kMismatch:
       return {" failed first: ", "shape differs", std::nullopt};
     case Fault::kStall:
@@ -72,7 +72,7 @@ Expected expected_of(const Plan& plan) {
   return {};
 }
 
-/// What is wrong with a run; empty: nothing.
+/// Describes the defect of a run; empty if it is correct.
 std::string judge(const Plan& plan, const Result& result) {
   const Expected expected = expected_of(plan);
   const std::string screen = last_screen(result.err);
@@ -97,7 +97,7 @@ bool is_possible(const Plan& plan) {
 
 Result run(const Plan& plan) {
   Start start;
-  // What a stalled rank gets is not what is tested here.
+  // The error of a stalled rank is not tested here.
   start.arguments = {"-np", std::to_string(plan.ranks),   "--fail-grace",
                      "1",   HVD_TEST_LAST_SCREEN_PROGRAM, std::to_string(plan.seed)};
   start.environment = {{"HVD_STALL_SHUTDOWN", "1"}, {"OMP_NUM_THREADS", "1"}};

@@ -227,7 +227,7 @@ TEST_F(MultiHost, WithoutMpirunAnHvdJobMeetsAndWorks) {
   }
 }
 
-// Were anything not to come through afterwards, the ranks would be lost before the loop ends.
+// If any message were lost afterwards, the ranks would be lost before the loop ends.
 TEST_F(MultiHost, WithoutMpirunALinkThatIsAwayForAMomentOnlyTakesTime) {
   const std::string program = HVD_TEST_START_PROGRAM;
   if (program.empty() || !finds_ucx()) GTEST_SKIP() << "there is no UCX";

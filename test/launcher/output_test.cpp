@@ -121,7 +121,7 @@ TEST(Output, APipeIsNoTerminal) {
 TEST(Output, AReaderThatStopsDoesNotHoldTheSignals) {
   HvdrunProcess process({.arguments = {"-np", "2", rank_program(), "lines", "500000"}});
   ASSERT_TRUE(process.wait_for("[0] 0 10 ", 1, 10));
-  ::usleep(500'000);  // nobody reads: every buffer on the way is full
+  ::usleep(500'000);  // no process reads: every buffer on the way is full
   process.signal(SIGINT);
   ::usleep(300'000);
   process.signal(SIGINT);
@@ -165,8 +165,8 @@ TEST(LostOutput, AFullDiskUnderTheFilesIsSaid) {
   EXPECT_THAT(result.out, HasSubstr("[1] rank 1: out without end\n")) << "the console has it";
 }
 
-// A FIFO that nobody reads takes no more than a file system whose server is gone.
-TEST(LostOutput, AFileSystemThatDoesNotAnswerKeepsNobodyWaiting) {
+// A FIFO without a reader blocks like a file system whose server is gone.
+TEST(LostOutput, AFileSystemThatHangsDoesNotDelayTheJob) {
   const TemporaryFolder folder;
   std::filesystem::create_directories(folder.path() / "rank.1");
   const std::filesystem::path stuck = folder.path() / "rank.1" / "stdout";
@@ -182,7 +182,7 @@ TEST(LostOutput, AFileSystemThatDoesNotAnswerKeepsNobodyWaiting) {
   EXPECT_EQ(result.code, 3) << result.err;
   EXPECT_THAT(result.err, HasSubstr("hvdrun: rank 0 failed first: exited with code 3"));
   EXPECT_THAT(result.err,
-              HasSubstr(": nothing was taken for 1 s; what the ranks print is not kept there"));
+              HasSubstr("no data was accepted for 1 s; the ranks' output is not kept there"));
 }
 
 TEST(LostOutput, AReaderThatHasGoneEndsTheJob) {
@@ -190,10 +190,10 @@ TEST(LostOutput, AReaderThatHasGoneEndsTheJob) {
       run_redirected("\"$@\" | head -1 >/dev/null; exit ${PIPESTATUS[0]}", {"-np", "2", "yes"});
   EXPECT_EQ(result.code, 141) << result.err;
   EXPECT_THAT(result.err,
-              HasSubstr("hvdrun: nobody reads stdout any more; stopped 2 ranks (0, 1)"));
+              HasSubstr("hvdrun: the reader of stdout has closed it; stopped 2 ranks (0, 1)"));
 }
 
-TEST(LostOutput, AFailureIsSeenThoughNobodyReads) {
+TEST(LostOutput, AFailureIsReportedWithoutAReader) {
   const std::string marker = unique_marker();
   HvdrunProcess process(
       {.arguments = {"-np", "2", "sh", "-c",
@@ -236,7 +236,7 @@ TEST(Descriptors, TooFewAreNamedAtTheStart) {
 }
 
 // A descriptor that a rank opens must not become its stdin, stdout or stderr.
-TEST(Descriptors, TheFirstThreeAreOpenAtEachRankThoughHvdrunHasNone) {
+TEST(Descriptors, TheFirstThreeAreOpenAtEachRankIfHvdrunsAreClosed) {
   const std::string script =
       "for fd in 0 1 2; do [ -e /proc/$$/fd/$fd ] || exit $((10 + fd)); done";
   EXPECT_EQ(

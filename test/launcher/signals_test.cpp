@@ -31,7 +31,7 @@ bool holds(pid_t process, int signal) {
   return false;
 }
 
-/// hvdrun with ranks that have all said "ready".
+/// hvdrun with ranks that have all printed "ready".
 struct Running {
   explicit Running(const std::string& mode, std::vector<std::string> options = {"-np", "2"})
       : process([&] {
@@ -88,7 +88,7 @@ TEST(Signals, UserSignalsArePassedOn) {
 TEST(Signals, ARequestForAStateDumpEndsNothing) {
   for (const int delay_us : {0, 5'000, 50'000, 100'000, 200'000, 300'000}) {
     HvdrunProcess process({.arguments = {"-np", "2", "sleep", "0.5"}});
-    // Before hvdrun's main() nothing can be done about it.
+    // A signal before hvdrun's main() ends it.
     for (int i = 0; i < 5000 && !holds(process.pid(), SIGUSR1); ++i) ::usleep(1000);
     ::usleep(static_cast<useconds_t>(delay_us));
     process.signal(SIGUSR1);
@@ -161,7 +161,7 @@ TEST(Signals, KillingHvdrunLeavesNothing) {
   }
 }
 
-TEST(Signals, WhatAKilledHvdrunLeavesIsRemovedByTheNext) {
+TEST(Signals, TheFilesOfAKilledHvdrunAreRemovedByTheNext) {
   const TemporaryFolder folder;
   const std::string marker = unique_marker();
   const auto start_of = [&](std::vector<std::string> arguments) {

@@ -23,7 +23,7 @@
 namespace hvd::launcher::test {
 namespace {
 
-/// Far less than a rank waits for others to come, and far more than a job takes.
+/// Far less than a rank waits for others to connect, and far more than a job takes.
 constexpr double kLimit = 100;
 constexpr int kLives = 3;
 
@@ -130,7 +130,7 @@ std::string judge(const Plan& plan, const Run& run, const std::string& marker) {
     const std::string tag = "[" + std::to_string(rank) + "] ";
     const int lives = count(result.out, tag + "OK ");
     const bool told = count(result.out, tag + lost) == 1;
-    // Before it had come, and had anything to hear.
+    // Killed before it had connected.
     const bool stopped = count(result.out, tag) == 0 && result.code != 0;
     if (lives == kLives) ++fine;
     if (lives == kLives || told || stopped || rank == plan.rank) ++ends;
@@ -139,7 +139,7 @@ std::string judge(const Plan& plan, const Run& run, const std::string& marker) {
   if (ends != plan.ranks) return "a rank has neither heard of the loss nor come to its end";
   if (fine == plan.ranks) return "";  // too late to matter
   if (!run.killed) return "failed by itself";
-  // 70: the supervisor was killed before it had come.
+  // 70: the supervisor was killed before it had connected.
   const bool right_code = plan.victim == Victim::kRank
                               ? result.code == 137
                               : result.code == 69 || (result.code == 70 && result.out.empty());

@@ -76,7 +76,7 @@ TEST(Times, ToMainWithoutMpirunAreAtMostMpirunsOrASecond) {
   EXPECT_LT(best.hvdrun, std::max(1.0, best.mpirun));
 }
 
-/// From a rank's death to the end of what started it.
+/// From a rank's death to the end of the process that started it.
 double seconds_to_end(Start start, const std::string& ready) {
   const std::string marker = unique_marker();
   start.arguments.push_back(marker);

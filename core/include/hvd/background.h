@@ -5,8 +5,8 @@ namespace hvd {
 /// For frameworks that exchange something on a thread of their own, which the program does not see:
 /// a checkpoint that is written while training goes on.
 ///
-/// While it lives, waits of the calling thread are no evidence of a deadlock. The program may be
-/// computing meanwhile, so that this rank has not stopped. It nests. Belongs to one thread.
+/// While it lives, waits of the calling thread do not count as evidence of a deadlock, because the
+/// program may be computing meanwhile. It nests. Belongs to one thread.
 class BackgroundThread {
  public:
   BackgroundThread() noexcept;
@@ -28,7 +28,7 @@ class BackgroundExchange {
   BackgroundExchange& operator=(const BackgroundExchange&) = delete;
   ~BackgroundExchange();
 
-  /// Returns when none lives.
+  /// Returns when no object of this class exists.
   static void wait_for_all();
 };
 

@@ -15,10 +15,10 @@
 #include "hvd/types.h"
 
 /// The torch-free interface to collectives, for framework adapters: describe an operation in a
-/// `Submission`, hand it to `submit()`, wait on the `Operation` that comes back.
+/// `Submission`, pass it to `submit()`, wait on the `Operation` that it returns.
 namespace hvd {
 
-/// Per-rank sizes that only negotiation can tell.
+/// Per-rank sizes, which are known after negotiation.
 struct OutputSizes {
   /// Allgather, and gather at its destination: the first dimension of every member's input, in set
   /// order. Alltoall: the rows received from each member. Scatter: one number, the rows that this
@@ -29,18 +29,18 @@ struct OutputSizes {
   EventPtr* writable = nullptr;
 };
 
-/// What each kind of operation is told besides its tensors: a kind has no field that means nothing
-/// for it. Ranks are world ranks, those of members of the operation's process set.
+/// The parameters of each kind of operation besides its tensors. All fields of a struct apply to
+/// its kind. Ranks are world ranks of members of the operation's process set.
 struct Allreduce {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
-  /// Of fp32 only: it is moved and reduced as this 16-bit type, and cast on its way into a buffer
+  /// For fp32 only: it is moved and reduced as this 16-bit type, and cast on its way into a buffer
   /// of the runtime's and back. Each rank contributes prescale * x, computed in fp32 and rounded
   /// once; the result is rounded to 16 bits after the divisor of an average, and becomes fp32.
   /// Where the host reduces, a postscale that makes numbers smaller comes before that rounding and
   /// one that makes them larger after it, in fp32; where a GPU does, it comes after it, and the
-  /// divisor is part of the prescale. Tensors that are 16-bit themselves need none.
+  /// divisor is part of the prescale. Tensors of 16-bit types cannot be compressed further.
   Compression compression = Compression::kNone;
   friend bool operator==(const Allreduce&, const Allreduce&) = default;
 };
@@ -64,7 +64,7 @@ struct Alltoall {
 struct Barrier {
   friend bool operator==(const Barrier&, const Barrier&) = default;
 };
-/// No more data here: the rank contributes nothing to what the others submit until all have joined.
+/// This rank has no more data: it contributes zeros, or no rows, until all ranks have joined.
 struct Join {
   friend bool operator==(const Join&, const Join&) = default;
 };
@@ -119,14 +119,14 @@ struct Submission {
   TensorView input = {};
   /// Where the result goes; may be the input's memory. Reducescatter: rows_of_member() of the
   /// input's rows, and of the input's memory only those. Reduce: as large as the input on every
-  /// rank; elsewhere than at the root it is room to work in, whose contents mean nothing
+  /// rank; on other ranks than the root it is scratch memory, whose contents are undefined
   /// afterwards. Unused when `allocate_output` is set.
   TensorView output = {};
   /// Allreduce on a GPU, in place: where the elements lie, in ascending order, instead of in the
   /// memory of `input` and `output`, which have none and describe the tensor as a whole. One launch
   /// packs the parts into a buffer of the runtime's, factors included, and one brings the result
-  /// back. What no part covers is reduced too, and means nothing. Every rank submits the tensor in
-  /// parts, each rank in parts of its own. Valid until the operation is done.
+  /// back. Elements outside of all parts are reduced too, but unused. Every rank submits the tensor
+  /// in parts, each rank in parts of its own. Valid until the operation is done.
   std::span<const TensorPart> parts = {};
   /// Called once, on the thread that drives the engine, when the sizes are known: Allgather,
   /// Alltoall, Scatter, and Gather (at the destination only). It returns the output; the memory's
@@ -160,9 +160,9 @@ class OperationState;
 void retain(OperationState*, std::uint64_t unit) noexcept;
 void release(OperationState*, std::uint64_t unit) noexcept;
 
-/// Shares the state of an operation; the last to go destroys it. As std::shared_ptr, but the count
-/// is in the state, which can then be used again without allocating anything; and handles of the
-/// program are counted apart from what the runtime holds.
+/// Shares the state of an operation; the last holder destroys it. As std::shared_ptr, but the count
+/// is in the state, which can then be reused without an allocation. Handles of the program are
+/// counted apart from the runtime's.
 template <std::uint64_t Unit>
 class OperationHolder {
  public:
@@ -200,7 +200,7 @@ constexpr std::int64_t rows_of_member(std::int64_t rows, int members, int positi
   return rows / members + (position < rows % members ? 1 : 0);
 }
 
-/// A submitted operation. A cheap, shared handle; dropping it cancels nothing. Thread-safe.
+/// A submitted operation. A cheap, shared handle; dropping it does not cancel. Thread-safe.
 class Operation {
  public:
   Operation() = default;
@@ -236,19 +236,19 @@ enum class Progress {
 };
 
 /// Starts a collective. Never blocks on other ranks.
-/// @throws UsageError when this rank alone can tell that it is wrong (a name in flight twice, a bad
-/// dtype, root or set), NotInitializedError before init(), or the cause of failure when the runtime
+/// @throws UsageError when it is wrong in a way that this rank can detect alone (a name in flight
+/// twice, a bad dtype, root or set), NotInitializedError before init(), or the cause when the runtime
 /// has failed.
 /// Thread-safe.
 Operation submit(Submission, Progress = Progress::kBackground);
 
 /// Starts several at once, with one wake-up: they are negotiated in the same message. Either all
-/// are accepted or the first error is thrown and none is.
+/// are accepted, or the first error is thrown and no operation is accepted.
 std::vector<Operation> submit_all(std::vector<Submission>, Progress = Progress::kBackground);
 
-/// The same, for operations that are submitted repeatedly: one that this rank has submitted before
-/// under the same name and with the same parameters allocates nothing. @param handles one per
-/// submission; the operations they held are released first, which makes that possible
+/// The same for operations that are submitted repeatedly: an operation that this rank has submitted
+/// before under the same name and with the same parameters does not allocate memory.
+/// @param handles one per submission; the operations they held are released first, for reuse
 void submit_all(std::span<const Submission>, std::span<Operation> handles,
                 Progress = Progress::kBackground);
 

@@ -17,7 +17,7 @@
 ///     const hvd::Operation operation = hvd::submit(std::move(submission));
 ///     operation.wait();  // until it is queued on the device, not until it has run
 ///     operation.status().raise_if_error();
-///     // What the stream does next finds the result.
+///     // Later work on the stream finds the result.
 ///     hvd::wait_for_event(stream, operation.output_ready());
 namespace hvd {
 
@@ -30,37 +30,37 @@ std::optional<int> gpu_index();
 /// being captured into a CUDA graph: operations of hvd cannot be part of one. NotInitializedError.
 EventPtr record_event(void* stream);
 
-/// Makes what is queued on the stream from now on wait for the event, on the device; returns at
-/// once. Does nothing for a null event.
+/// Makes all work that is queued on the stream from now on wait for the event, on the device.
+/// Returns at once. No effect for a null event.
 /// @throws UsageError as record_event(); NotInitializedError.
 void wait_for_event(void* stream, const EventPtr& event);
 
 /// Memory of a GPU from a framework's allocator.
 struct DeviceBlock {
-  /// At least as many bytes as were asked for, 256-byte aligned. Given back with the last copy of
-  /// the pointer, which goes when the device is done with the memory, so no stream has to be
-  /// recorded as its user; on any thread. Null: there is none from here, and hvd asks CUDA.
+  /// At least as many bytes as requested, 256-byte aligned. Freed with the last copy of the
+  /// pointer, on any thread, once the device is done with the memory, so no stream has to be
+  /// recorded as its user. Null: the allocator has no memory, and hvd calls cudaMalloc.
   std::shared_ptr<std::byte> memory = nullptr;
-  /// What was put into this stream before may still use the memory: hvd's work waits for it, on
-  /// the device. Not a stream that may be captured into a CUDA graph.
+  /// Work queued on this stream before may still use the memory: hvd's work waits for it, on the
+  /// device. Must not be a stream that may be captured into a CUDA graph.
   void* stream = nullptr;
 };
 
-/// The allocator of the framework that the program computes with. Both functions are called on a
-/// thread of hvd's that does nothing else and may wait, one call at a time.
+/// The allocator of the program's framework. hvd calls both functions on a thread that has no other
+/// work and may block, one call at a time.
 struct DeviceMemory {
-  /// `bytes` > 0 on the GPU of this index. What it throws is what an operation of hvd fails with,
-  /// after a second try behind empty_cache().
+  /// Allocates `bytes` > 0 on the GPU of this index. After an exception hvd calls empty_cache() and
+  /// tries again; the exception of the second call is the operation's error.
   std::function<DeviceBlock(int device, std::size_t bytes)> allocate = {};
-  /// Gives the system back what the framework keeps and does not use, as hvd needs memory of that
-  /// GPU that cannot come from the framework, such as NCCL's.
+  /// Returns the framework's unused memory of that GPU to the system, because hvd needs memory that
+  /// cannot be the framework's, such as NCCL's.
   std::function<void(int device)> empty_cache = {};
 };
 
-/// From the next hvd::init() on, buffers of hvd's come from there and not from cudaMalloc, whose
-/// memory a framework that keeps all of a GPU's would not give it. hvd::torch sets LibTorch's
-/// allocator by itself. The functions are kept until the process ends, and have to work for as long
-/// as hvd is initialized. Does not throw for functions that are empty: those are not called.
+/// Makes hvd allocate its GPU buffers with these functions from the next hvd::init() on, instead of
+/// cudaMalloc, which fails where a framework keeps all of a GPU's memory. hvd::torch sets LibTorch's
+/// allocator by itself. The functions are kept until the process ends, and must work for as long as
+/// hvd is initialized. Empty functions are not called.
 void use_device_memory(DeviceMemory memory);
 
 }  // namespace hvd

@@ -5,13 +5,13 @@
 
 namespace hvd {
 
-/// Base of everything this library throws.
+/// The base class of all exceptions of this library.
 class Error : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-/// The call itself was wrong. Nothing was sent and nothing happened.
+/// The call itself was wrong. It sent no message and had no effect.
 class UsageError : public Error {
  public:
   using Error::Error;

@@ -19,7 +19,7 @@ namespace hvd {
 /// Options::init_method says, or alone (size 1). Collective over all ranks. May follow a
 /// shutdown(). The program may have called MPI_Init itself.
 /// @throws UsageError when called twice, when an option or variable is malformed, when two of them
-/// contradict each other, or when the process is one of several and nothing says how they meet;
+/// contradict each other, or when one of several processes has no method to find the others;
 /// PeerLostError when a rank does not arrive inside Options::init_timeout.
 void init(const Options& = {});
 
@@ -38,10 +38,10 @@ int cross_rank();
 int cross_size();
 /// Every host runs the same number of ranks.
 bool is_homogeneous();
-/// How the ranks have met: "mpi://", "hvdrun://", "tcp://HOST:PORT", "file:///path", "local://"
+/// How the ranks found each other: "mpi://", "hvdrun://", "tcp://HOST:PORT", "file:///path", "local://"
 /// (one rank alone).
 std::string init_method();
-/// What carries the job's messages: "mpi", "ucx", or "local" (one rank alone).
+/// The carrier of the job's messages: "mpi", "ucx", or "local" (one rank alone).
 std::string controller();
 
 // What this build contains; usable before init().
@@ -53,8 +53,8 @@ bool shm_built() noexcept;
 bool mpi_threads_supported();
 /// NCCL is built in and a usable GPU is present.
 bool nccl_available() noexcept;
-/// One "name: value" line per component: what is built in, which version, what was left out and
-/// why.
+/// One "name: value" line per component: its version, or the reason why it was not
+/// built in.
 std::string build_info();
 
 /// Returns when every rank of the set has entered.
@@ -62,10 +62,10 @@ std::string build_info();
 void barrier(const ProcessSet& = {});
 
 /// This rank has no more data. Blocks until every rank of the job has called it; until then this
-/// rank takes part in the operations of the others with a contribution that changes nothing (zeros
-/// to a sum, no rows to an allgather), and an average divides by the ranks that contribute.
-/// Operations without a meaning then (a broadcast from this rank, a gather to it, alltoall, changes
-/// of process sets) are a MismatchError on the ranks that ask for them.
+/// rank takes part in the operations of the others with a neutral contribution (zeros to a sum, no
+/// rows to an allgather), and an average divides by the ranks that contribute. Operations that are
+/// impossible then (a broadcast from this rank, a gather to it, alltoall, changes of process sets)
+/// are a MismatchError on the ranks that submit them.
 /// @return the last rank to join.
 /// @throws PeerLostError, StalledError, ShutdownError.
 int join();

@@ -10,15 +10,15 @@ namespace hvd {
 /// Which thread makes progress between submission and wait().
 enum class ProgressMode {
   kAuto,        ///< inline when this rank has less than two cores, background otherwise
-  kInline,      ///< the submitting thread makes what progress it can at once; no other is woken
+  kInline,      ///< the submitting thread makes progress as far as possible without blocking
   kBackground,  ///< the runtime's own thread, woken for it
 };
 
-/// What `init()` can be told. A field left unset comes from the environment variable named beside
+/// The options of `init()`. A field left unset comes from the environment variable named beside
 /// it, then from the default. docs/configuration.md describes each.
 struct Options {
-  /// Batches stop growing at this many bytes. HVD_FUSION_THRESHOLD; default 64 MiB; 0 fuses
-  /// nothing.
+  /// Batches stop growing at this many bytes. HVD_FUSION_THRESHOLD; default 64 MiB; 0 turns
+  /// fusion off.
   std::optional<std::int64_t> fusion_threshold_bytes = {};
   /// Tensors whose negotiation result is remembered. HVD_CACHE_CAPACITY; default 1024; 0 turns it
   /// off.
@@ -44,7 +44,7 @@ struct Options {
   /// ("local" means the same). HVD_BACKEND; default: the best that all ranks can use.
   std::optional<std::string> backend = {};
   /// Chrome trace, one file per rank: "{rank}" is replaced, or ".rankN" is inserted. HVD_TIMELINE;
-  /// default none.
+  /// by default no trace is written.
   std::optional<std::string> timeline_path = {};
   /// How the ranks find each other: "tcp://HOST:PORT", which rank 0 serves; "file:///path" of a
   /// file that all ranks can write to; "env://", as torchrun sets it; "mpi://". HVD_INIT_METHOD;

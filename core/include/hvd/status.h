@@ -24,11 +24,11 @@ struct Status {
   int rank = -1;  ///< the lost rank, for kPeerLost
 
   bool ok() const noexcept { return code == StatusCode::kOk; }
-  /// Throws the error class that belongs to the code; does nothing when ok().
+  /// Throws the error class that belongs to the code, unless ok().
   void raise_if_error() const;
 };
 
-/// A point in a device's stream. Backends that complete on the host use none (a null EventPtr).
+/// A point in a device's stream. Backends that complete on the host use a null EventPtr.
 /// Thread-safe.
 class Event {
  public:

@@ -8,7 +8,7 @@ namespace hvd {
 /// path is replaced by the rank; without it ".rankN" goes before the extension.
 /// @throws UsageError when one is running already or the file cannot be written.
 void start_timeline(const std::string& path);
-/// Completes the file. Does nothing when none is running.
+/// Completes the file. No effect when no timeline is running.
 void stop_timeline();
 
 }  // namespace hvd

@@ -101,7 +101,7 @@ inline std::string shape_to_string(std::initializer_list<std::int64_t> shape) {
 }
 
 /// The sizes of a tensor's dimensions. Stores up to six inline, so that a
-/// submission allocates nothing.
+/// submission does not allocate memory.
 class Shape {
  public:
   Shape() = default;

@@ -50,7 +50,7 @@ void mode_throw(int failing) {
   throw std::runtime_error("the tensor is on fire");
 }
 
-/// lines COUNT: each line tells its rank, its number, and a filler whose length depends on both.
+/// lines COUNT: each line has its rank, its number, and a filler whose length depends on both.
 void mode_lines(int count) {
   for (int i = 0; i < count; ++i) {
     const std::string filler(static_cast<std::size_t>(20 + (i * 7 + rank() * 13) % 60),

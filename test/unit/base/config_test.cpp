@@ -89,14 +89,14 @@ TEST_F(ConfigTest, NumbersAndTimesHaveARange) {
   EXPECT_EQ(env_seconds("STALL_WARNING"), std::chrono::milliseconds(0));
 }
 
-TEST_F(ConfigTest, OneLookFindsABadValueThatNobodyHasReadYet) {
+TEST_F(ConfigTest, OneCheckFindsABadValueThatWasNotReadYet) {
   EXPECT_NO_THROW(check_environment());
   set("HOROVOD_CACHE_CAPACITY", "many");
   EXPECT_THAT(refusal([] { check_environment(); }),
               AllOf(HasSubstr("HOROVOD_CACHE_CAPACITY"), HasSubstr("'many'")));
 }
 
-TEST_F(ConfigTest, SaysWhatIsInForce) {
+TEST_F(ConfigTest, ListsTheVariablesInForce) {
   set("HVD_PEER_TIMEOUT", "3");
   set("HVD_PROGRESS", "AUTO");  // the default
   set("HOROVOD_CACHE_CAPACITY", "7");

@@ -79,7 +79,7 @@ Duration standby_sleep(Doorbell& doorbell, Duration limit, Act act) {
 TEST(Doorbell, ADriverKeepsRingsFromTheStandbySleeper) {
   Doorbell doorbell;
   doorbell.take_over();
-  // A spurious wake-up would fail this, but nothing here sends the thread a signal.
+  // A spurious wake-up would fail this, but the thread receives no signal here.
   EXPECT_GE(standby_sleep(doorbell, milliseconds(300), [&] { doorbell.ring(); }),
             milliseconds(299));
   doorbell.hand_back(doorbell.ticket());
@@ -98,7 +98,7 @@ TEST(Doorbell, HandBackPassesOnARingThatTheDriverDidNotHandle) {
             seconds(10));
 }
 
-TEST(Doorbell, HandBackOfAllHandledWakesNobody) {
+TEST(Doorbell, HandBackWithoutNewRingsWakesNoSleeper) {
   Doorbell doorbell;
   EXPECT_GE(standby_sleep(doorbell, milliseconds(300),
                           [&] {

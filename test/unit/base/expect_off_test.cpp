@@ -8,7 +8,7 @@
 
 namespace {
 
-// A constant expression calls no function that is not constexpr: nothing is left of the condition.
+// A constant expression calls no function that is not constexpr, so the condition is removed.
 constexpr int nothing_is_left() {
   int evaluated = 0;
   HVD_EXPECT(++evaluated < 0, "never");

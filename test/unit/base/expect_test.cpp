@@ -18,14 +18,14 @@ TEST(ExpectTest, GoesOnWhereTheConditionHolds) {
   EXPECT_EQ(evaluated, 1);
 }
 
-TEST(ExpectDeathTest, EndsTheProgramWithWhatWasExpectedWhere) {
+TEST(ExpectDeathTest, EndsTheProgramWithTheConditionAndItsPlace) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const int found = 3;
   EXPECT_EXIT(HVD_EXPECT(found == 4, "there are four"), ::testing::KilledBySignal(SIGABRT),
               "expect_test.cpp:[0-9]+: expected that there are four, but not: found == 4");
 }
 
-// As hvd's own handler does, to tell the other ranks and hvdrun.
+// As hvd's own handler, which notifies the other ranks and hvdrun.
 TEST(ExpectDeathTest, TheTerminateHandlerFindsTheCause) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(

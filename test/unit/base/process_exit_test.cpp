@@ -46,7 +46,7 @@ TEST_F(ExitLimitTest, CalledFromAnExitHandlerItHoldsForThoseThatAreStillToCome) 
       ::testing::ExitedWithCode(3), "the GPU hangs");
 }
 
-TEST_F(ExitLimitTest, WhatWasPrintedIsNotLost) {
+TEST_F(ExitLimitTest, BufferedOutputIsNotLost) {
   EXPECT_EXIT(
       {
         ::dup2(STDERR_FILENO, STDOUT_FILENO);

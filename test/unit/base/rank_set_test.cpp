@@ -41,7 +41,7 @@ TEST(RankSet, NeighboursAreOneRange) {
   EXPECT_EQ(set.highest(), 5);
 }
 
-TEST(RankSet, DoesWhatASetOfNumbersDoes) {
+TEST(RankSet, BehavesAsASetOfNumbers) {
   std::mt19937_64 random(7);
   for (int i = 0; i < 20000; ++i) {
     const std::set<int> a = random_set(random);
@@ -67,7 +67,7 @@ TEST(RankSet, DoesWhatASetOfNumbersDoes) {
   }
 }
 
-TEST(RankMap, DoesWhatAVectorDoes) {
+TEST(RankMap, BehavesAsAVector) {
   std::mt19937_64 random(8);
   constexpr std::size_t kRanks = 50;
   RankMap<int> map(kRanks);
@@ -90,9 +90,9 @@ TEST(RankMap, DoesWhatAVectorDoes) {
   }
 }
 
-TEST(RankMap, OfNobody) { EXPECT_TRUE(RankMap<int>(0).entries().empty()); }
+TEST(RankMap, OfNoRanks) { EXPECT_TRUE(RankMap<int>(0).entries().empty()); }
 
-TEST(RankSetDeathTest, NobodyIsTheLowestOfNone) {
+TEST(RankSetDeathTest, AnEmptySetHasNoLowestRank) {
   EXPECT_BROKEN_CONTRACT(static_cast<void>(RankSet().lowest()), "there is a rank");
   EXPECT_BROKEN_CONTRACT(static_cast<void>(RankSet().highest()), "there is a rank");
 }

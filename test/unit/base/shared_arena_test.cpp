@@ -73,7 +73,7 @@ TEST(SharedArena, RepeatsAddresses) {
   EXPECT_EQ(seen.size(), 2U);
 }
 
-TEST(SharedArena, SaysWhenItIsFull) {
+TEST(SharedArena, ReturnsNullWhenItIsFull) {
   const auto arena = SharedArena::create(kMiB);
   EXPECT_EQ(arena->allocate(2 * kMiB), nullptr);
   std::byte* const most = arena->allocate(kMiB / 2);
@@ -83,7 +83,7 @@ TEST(SharedArena, SaysWhenItIsFull) {
   EXPECT_NE(arena->allocate(kMiB / 2), nullptr);
 }
 
-TEST(SharedArena, KnowsWhatLiesInIt) {
+TEST(SharedArena, FindsTheOffsetsOfItsMemory) {
   const auto arena = SharedArena::create(kMiB);
   std::byte* const memory = arena->allocate(1000);
   const int elsewhere = 0;
@@ -108,7 +108,7 @@ TEST(SharedArena, RefusesMoreThanThereCanBe) {
   EXPECT_NE(arena->allocate(kMiB / 2), nullptr);
 }
 
-TEST(SharedArena, TakesPagesWhenItIsTold) {
+TEST(SharedArena, AllocatesPagesOnRequest) {
   const auto taken = [](const SharedArena& arena) {
     struct stat status {};
     EXPECT_EQ(::fstat(arena.address().descriptor, &status), 0);
@@ -182,7 +182,7 @@ TEST(SharedArena, ThreadsHandBlocksToEachOther) {
   EXPECT_EQ(arena->used(), 0U);
 }
 
-/// 0 when `run` says true in a child made by fork() as hvd::init() arranges it.
+/// Runs `run` in a child made by fork() with hvd::init()'s fork handlers. Returns 0 if it is true.
 int in_child(SharedArena& arena, const std::function<bool()>& run) {
   arena.before_fork();
   const pid_t child = ::fork();
@@ -280,7 +280,7 @@ TEST(PeerArena, AnotherProcessSeesAndChangesTheSameMemory) {
   EXPECT_EQ(memory[6], std::byte{43});
 }
 
-TEST(PeerArena, RefusesWhatIsNotTheArena) {
+TEST(PeerArena, RefusesAnyOtherFile) {
   const auto arena = SharedArena::create(kMiB);
   ArenaAddress wrong = arena->address();
   ++wrong.identity;
@@ -294,7 +294,7 @@ TEST(PeerArena, RefusesWhatIsNotTheArena) {
   EXPECT_EQ(PeerArena::map({}), nullptr);
 }
 
-TEST(SharedArenaDeathTest, TakesBackOnlyWhatItGave) {
+TEST(SharedArenaDeathTest, FreesOnlyItsOwnBlocks) {
   const auto arena = SharedArena::create(kMiB);
   std::byte* const memory = arena->allocate(100);
   EXPECT_BROKEN_CONTRACT(arena->deallocate(memory + 1, false), "the memory comes from allocate.*");

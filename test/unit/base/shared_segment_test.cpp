@@ -23,11 +23,11 @@
 
 namespace {
 
-/// What happens to reservations and files of this program: see below.
+/// The results of this program's reservations and file calls, which the functions below replace.
 struct Reservations {
   int interrupted = 0;      ///< so many of the next ones are
-  off_t room = 1L << 40;    ///< bytes after which there is none in /dev/shm
-  off_t memory = 1L << 40;  ///< ... and none anywhere
+  off_t room = 1L << 40;    ///< bytes until /dev/shm is full
+  off_t memory = 1L << 40;  ///< bytes until all memory is used
   off_t largest = 0;        ///< asked for at once
   bool no_tmpfile = false;  ///< no file without a name in /dev/shm
 };
@@ -98,7 +98,7 @@ bool name_exists(const std::string& name) {
          std::filesystem::file_type::not_found;
 }
 
-TEST_F(SharedSegmentTest, SaysSoWhenThereIsNoMemoryAndLeavesNothing) {
+TEST_F(SharedSegmentTest, ReportsALackOfMemoryAndLeavesNoFile) {
   const std::string name = unique_name();
   reservations.room = reservations.memory = 2 * kMebibyte;
   EXPECT_THROW(SharedSegment::create(name, 5 * kMebibyte), Error);
@@ -187,7 +187,7 @@ class Maker {
   pid_t process_ = 0;
 };
 
-TEST_F(SharedSegmentTest, WhatAKilledMakerLeavesIsRemovedAndNothingElse) {
+TEST_F(SharedSegmentTest, OnlyTheFilesOfAKilledMakerAreRemoved) {
   for (const bool no_tmpfile : {false, true}) {
     for (const off_t room : {off_t{1} << 40, off_t{0}}) {
       SCOPED_TRACE(std::to_string(room) + (no_tmpfile ? " with a name from the start" : ""));

@@ -12,7 +12,7 @@
 
 namespace hvd::launcher::test {
 
-/// The bytes of a program that is linked with these shared libraries and has nothing else.
+/// The bytes of a program that consists of its links to these shared libraries.
 inline std::string program_that_needs(const std::vector<std::string>& libraries) {
   constexpr std::size_t kAddress = 0x10000;  // of the file's first byte, in memory
   const std::size_t entries_at = sizeof(ElfW(Ehdr)) + 2 * sizeof(ElfW(Phdr));

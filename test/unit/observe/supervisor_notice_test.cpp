@@ -13,7 +13,7 @@
 namespace hvd::runtime {
 namespace {
 
-TEST(WithoutBacktrace, KeepsWhatIsSaid) {
+TEST(WithoutBacktrace, KeepsTheMessage) {
   EXPECT_EQ(observe::without_backtrace("no memory"), "no memory");
   EXPECT_EQ(observe::without_backtrace("two\nlines\n"), "two\nlines");
   EXPECT_EQ(observe::without_backtrace(
@@ -25,7 +25,7 @@ TEST(WithoutBacktrace, KeepsWhatIsSaid) {
   EXPECT_EQ(observe::without_backtrace(std::string(100'000, 'x')).size(), 1500U);
 }
 
-/// What hvdrun's supervisor does: a socket with a name of the system's choice.
+/// Receives as hvdrun's supervisor does: a socket with a name that the system chooses.
 class Supervisor {
  public:
   Supervisor() : socket_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0)) {
@@ -43,7 +43,7 @@ class Supervisor {
     ::unsetenv("HVD_LAUNCHER_NOTICES");
     ::close(socket_);
   }
-  /// The next notice without its time; empty when there is none.
+  /// The next notice without its time; empty if no notice has arrived.
   std::string next() {
     std::array<char, 4096> bytes;
     const ssize_t count = ::recv(socket_, bytes.data(), bytes.size(), 0);

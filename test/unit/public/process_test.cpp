@@ -1,4 +1,4 @@
-// What hvd does to the process it is in: each test in a process of its own, alone in its job.
+// The effects of hvd on its process: each test runs in a process of its own, alone in its job.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <hvd/background.h>
@@ -30,7 +30,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// What `body` returns in a child of this process.
+/// Returns the result of `body` in a child of this process.
 template <class Body>
 int in_child(const Body& body) {
   std::fflush(nullptr);
@@ -95,7 +95,7 @@ TEST(Process, AChildIsInNoJob) {
             0);
 }
 
-/// What init() says, and what it prints before that.
+/// Returns the error of init(), and its output before that.
 struct Start {
   std::string refusal = "accepted";
   std::string log;
@@ -138,7 +138,7 @@ TEST(Process, InitNamesAVariableThatIsMisspelt) {
   EXPECT_THAT(start.log, HasSubstr("did you mean HVD_FUSION_THRESHOLD?"));
 }
 
-TEST(Process, InitSaysAtInfoWhatIsInForce) {
+TEST(Process, InitLogsTheVariablesInForceAtInfo) {
   EXPECT_THAT(start_with("HVD_LOG_LEVEL", "INFO").log, HasSubstr("settings: HVD_LOG_LEVEL=INFO"));
   EXPECT_THAT(start_with("HVD_CACHE_CAPACITY", "5").log, ::testing::IsEmpty());
 }
@@ -151,7 +151,7 @@ TEST(Process, ADeviceThatIsNotThereIsRefused) {
           HasSubstr("the number that this process sees")));
 }
 
-TEST(Process, WhateverInitThrowsIsAnErrorOfHvd) {
+TEST(Process, InitThrowsOnlyErrorsOfHvd) {
   EXPECT_EQ(in_child([] {
               for (const auto& [name, value] : std::initializer_list<std::array<const char*, 2>>{
                        {"TORCHELASTIC_USE_AGENT_STORE", "True"},
@@ -201,7 +201,7 @@ TEST(Process, NothingOfHvdGetsTheNumberOfAStandardStreamThatIsClosed) {
   }
 }
 
-TEST(Process, AStandardStreamThatIsOpenStaysWhatItIs) {
+TEST(Process, AnOpenStandardStreamIsUnchanged) {
   EXPECT_EQ(in_child([] {
               struct stat before[3] = {};
               for (const int descriptor : {0, 1, 2})

@@ -1,11 +1,11 @@
 #pragma once
 
 /// The C interface of hvd: the torch-free part of the C++ one, for C programs (C99 or later) and
-/// for bindings of other languages. docs/c_api.md is the guide; docs/errors.md says what each kind
-/// of error leaves behind.
+/// for bindings of other languages. docs/c_api.md is the guide; docs/errors.md describes the state
+/// that each kind of error leaves.
 ///
-/// Errors. A function that can fail returns hvd_status_t; what it would have stored through its
-/// arguments is then left alone or NULL. hvd_last_error() has the text. A required pointer that is
+/// Errors. A function that can fail returns hvd_status_t. After an error its output arguments are
+/// unchanged or NULL, and hvd_last_error() has the text. A required pointer that is
 /// NULL is HVD_ERROR_USAGE.
 ///
 /// Threads. Every function may be called from any thread, unless it says otherwise. A handle may be
@@ -28,8 +28,8 @@ extern "C" {
 /// The numbers are part of the ABI, here and below: append only.
 typedef enum hvd_status {
   HVD_OK = 0,
-  HVD_ERROR_USAGE = 1,     ///< the call was wrong; nothing was sent and nothing happened
-  HVD_ERROR_MISMATCH = 2,  ///< ranks disagree about an operation; every rank of the set is told,
+  HVD_ERROR_USAGE = 1,     ///< the call was wrong; it sent no message and had no effect
+  HVD_ERROR_MISMATCH = 2,  ///< ranks disagree about an operation; every rank of the set fails it,
                            ///< and the runtime goes on
   HVD_ERROR_STALLED = 3,   ///< some ranks never submitted the operation; the runtime goes on
   HVD_ERROR_PEER_LOST =
@@ -39,13 +39,13 @@ typedef enum hvd_status {
   HVD_ERROR_NOT_INITIALIZED = 7  ///< before hvd_init() or after hvd_shutdown()
 } hvd_status_t;
 
-/// What the last call of this thread that failed has to say; empty when none has. Valid until the
-/// next call that fails on this thread; the library's.
+/// The error text of this thread's last failed call; empty if no call has failed. Valid until the
+/// next call that fails on this thread; owned by the library.
 const char* hvd_last_error(void);
 /// The lost rank when that call returned HVD_ERROR_PEER_LOST and the loss could be pinned to one;
 /// otherwise -1.
 int hvd_last_error_rank(void);
-/// "ok", "usage", "mismatch", ...; "unknown" for a number that is none. A constant.
+/// "ok", "usage", "mismatch", ...; "unknown" for any other number. A constant.
 const char* hvd_status_name(hvd_status_t status);
 
 // ---- Start and stop
@@ -53,7 +53,7 @@ const char* hvd_status_name(hvd_status_t status);
 /// Marks a number of hvd_options_t that the caller does not set.
 #define HVD_UNSET (-1)
 
-/// What hvd_init() can be told. A field left at HVD_UNSET or NULL comes from the environment, then
+/// The options of hvd_init(). A field left at HVD_UNSET or NULL comes from the environment, then
 /// from the default: docs/configuration.md. Initialise it with HVD_OPTIONS_INIT: zero is a value of
 /// its own in the first five numbers.
 typedef struct hvd_options {
@@ -92,8 +92,8 @@ typedef struct hvd_options {
 
 /// Joins the job this process was launched into: under hvdrun, mpirun, srun or torchrun, as
 /// `init_method` says, or alone (size 1).
-/// Collective over all ranks. May follow hvd_shutdown(). `options` may be NULL: all unset. Nothing
-/// of it is kept. HVD_ERROR_USAGE when called twice or when an option or variable is malformed,
+/// Collective over all ranks. May follow hvd_shutdown(). `options` may be NULL: all unset. It is
+/// copied. HVD_ERROR_USAGE when called twice or when an option or variable is malformed,
 /// HVD_ERROR_PEER_LOST when a rank does not arrive.
 hvd_status_t hvd_init(const hvd_options_t* options);
 
@@ -104,7 +104,7 @@ hvd_status_t hvd_shutdown(void);
 /// 1 between hvd_init() and hvd_shutdown(), otherwise 0.
 int hvd_is_initialized(void);
 
-// ---- Who am I. HVD_ERROR_NOT_INITIALIZED before hvd_init().
+// ---- Rank and size. HVD_ERROR_NOT_INITIALIZED before hvd_init().
 
 hvd_status_t hvd_rank(int* rank);
 hvd_status_t hvd_size(int* size);
@@ -116,10 +116,10 @@ hvd_status_t hvd_cross_rank(int* cross_rank);
 hvd_status_t hvd_cross_size(int* cross_size);
 /// 1 when every host runs the same number of ranks, otherwise 0.
 hvd_status_t hvd_is_homogeneous(int* homogeneous);
-/// How the ranks have met: "mpi://", "tcp://HOST:PORT", "file:///path", "local://" (one rank
+/// How the ranks found each other: "mpi://", "tcp://HOST:PORT", "file:///path", "local://" (one rank
 /// alone). Buffers as in hvd_build_info(), here and below.
 hvd_status_t hvd_init_method(char* buffer, size_t capacity, size_t* needed);
-/// What carries the job's messages: "mpi", "ucx", or "local" (one rank alone).
+/// The carrier of the job's messages: "mpi", "ucx", or "local" (one rank alone).
 hvd_status_t hvd_controller(char* buffer, size_t capacity, size_t* needed);
 
 // ---- What this build contains: 1 or 0; usable before hvd_init().
@@ -133,22 +133,22 @@ int hvd_nccl_available(void);
 /// MPI runs with MPI_THREAD_MULTIPLE (or is not used by this job).
 hvd_status_t hvd_mpi_threads_supported(int* supported);
 
-/// One "name: value" line per component: what is built in, which version, what was left out and
-/// why.
+/// One "name: value" line per component: its version, or the reason why it was not
+/// built in.
 ///
-/// As every function that gives a text: `needed` (may be NULL) becomes the bytes it takes with its
-/// closing zero. `buffer` may be NULL when `capacity` is 0: then that is all. A capacity that is
-/// too small is HVD_ERROR_USAGE; `needed` is set and the buffer left alone.
+/// As every function that returns a text: `needed` (may be NULL) becomes its size in bytes with the
+/// closing zero. `buffer` may be NULL when `capacity` is 0, to find out the size. A capacity that is
+/// too small is HVD_ERROR_USAGE; `needed` is set and the buffer unchanged.
 hvd_status_t hvd_build_info(char* buffer, size_t capacity, size_t* needed);
 
 // ---- Process sets
 
-/// A group of ranks that communicate among themselves. Wherever one is asked for, NULL means all
+/// A group of ranks that communicate among themselves. As an argument, NULL means all
 /// ranks.
 typedef struct hvd_process_set hvd_process_set_t;
 
 /// Makes a set of these world ranks, in any order. Collective over all ranks of the job, members or
-/// not, with equal arguments. The handle is the caller's, who ends it with hvd_process_set_free().
+/// not, with equal arguments. The caller frees the handle with hvd_process_set_free().
 /// HVD_ERROR_USAGE for no ranks, a rank twice or one that does not exist; HVD_ERROR_MISMATCH when
 /// ranks ask for different sets.
 hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set_t** process_set);
@@ -156,10 +156,10 @@ hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set
 /// with it are HVD_ERROR_USAGE.
 hvd_status_t hvd_process_set_remove(const hvd_process_set_t* process_set);
 /// Frees this process's handle, not the set: local, and possible with operations of the set in
-/// flight. NULL: nothing.
+/// flight. NULL: no effect.
 void hvd_process_set_free(hvd_process_set_t* process_set);
 
-/// 0 for all ranks; otherwise the number that every rank knows the set by.
+/// 0 for all ranks; otherwise a number that is the same on every rank.
 hvd_status_t hvd_process_set_id(const hvd_process_set_t* process_set, int* id);
 /// This process's position in the set, -1 outside it.
 hvd_status_t hvd_process_set_rank(const hvd_process_set_t* process_set, int* rank);
@@ -215,7 +215,7 @@ typedef enum hvd_kind {
   HVD_KIND_BROADCAST = 2,  ///< from `root`
   HVD_KIND_REDUCESCATTER =
       3,  ///< member p of n gets rows / n rows of the result, and one more if p < rows % n
-  HVD_KIND_ALLTOALL = 4,  ///< `splits` says how many rows go to each member
+  HVD_KIND_ALLTOALL = 4,  ///< `splits` is the number of rows for each member
   HVD_KIND_BARRIER = 5,
   HVD_KIND_JOIN = 6,
   HVD_KIND_GATHER = 7,   ///< an allgather whose result only `root` gets
@@ -225,23 +225,23 @@ typedef enum hvd_kind {
   HVD_KIND_SCATTER = 11
 } hvd_kind_t;
 
-/// Provides the memory of a result whose size only negotiation can tell: at least `bytes` (0 when
+/// Provides the memory of a result whose size is known after negotiation: at least `bytes` (0 when
 /// there are no rows; then the return value does not matter), aligned for the dtype. `first_dims`,
 /// `count` of them, are those of hvd_result_t, valid during the call. Called once, on any thread,
 /// at most; it must not block, call into hvd, or leave by a jump or an exception. NULL is
-/// HVD_ERROR_USAGE on this rank from hvd_wait(); the other ranks do not notice.
+/// HVD_ERROR_USAGE on this rank from hvd_wait(), and has no effect on other ranks.
 typedef void* (*hvd_allocate_t)(size_t bytes, const int64_t* first_dims, int32_t count,
                                 void* user_data);
 
 /// One operation of one rank; one struct for all kinds. Initialise it with HVD_SUBMISSION_INIT and
-/// set what the kind needs. What pointers refer to is copied by the call, but for `input`, `output`
-/// and `user_data`: see hvd_submit().
+/// set the fields that the kind needs. The call copies what the pointers refer to, except for
+/// `input`, `output` and `user_data`: see hvd_submit().
 typedef struct hvd_submission {
   size_t struct_size;
   /// Identifies the operation across ranks, within its process set. NULL or empty: numbered per set
   /// and kind, so that all ranks must make unnamed calls in the same order.
   const char* name;
-  int32_t kind;   ///< hvd_kind_t. Barrier and join look at nothing but name and process_set.
+  int32_t kind;   ///< hvd_kind_t. Barrier and join use only name and process_set.
   int32_t op;     ///< hvd_reduce_op_t: allreduce, reducescatter, reduce
   int32_t dtype;  ///< hvd_dtype_t
   /// The input's shape, row-major and dense. No dimensions: one element, which has no rows to
@@ -301,20 +301,20 @@ typedef struct hvd_submission {
 /// A submitted operation.
 typedef struct hvd_operation hvd_operation_t;
 
-/// Starts an operation; never blocks on other ranks. The handle is the caller's, who ends it with
+/// Starts an operation; never blocks on other ranks. The caller frees the handle with
 /// hvd_operation_free().
 ///
 /// `input` and `output` must stay, and not be touched (the input not written), until the operation
 /// is done. When it ends with HVD_ERROR_PEER_LOST, HVD_ERROR_SHUTDOWN or HVD_ERROR_INTERNAL they
-/// must stay until the process ends: the transport cannot take back what is in flight.
-/// HVD_ERROR_USAGE when this rank alone can tell that it is wrong (a name in flight twice, a bad
-/// shape, root or set), or the cause of failure when the runtime has failed.
+/// must stay until the process ends: the transport cannot cancel messages that are in flight.
+/// HVD_ERROR_USAGE when it is wrong in a way that this rank can detect alone (a name in flight
+/// twice, a bad shape, root or set), or the cause of failure when the runtime has failed.
 hvd_status_t hvd_submit(const hvd_submission_t* submission, hvd_operation_t** operation);
 
 /// Starts operations that become ready together and fail together, and are fused where possible.
-/// All are accepted or none.
+/// Either all are accepted or all are refused.
 /// @param name identifies the group across ranks; NULL or empty for a group without name, whose
-/// members then have none either.
+/// members then have no names either.
 /// @param submissions an array of `count` (more than 0) with equal struct_size, which is also the
 /// distance between them.
 /// @param operations room for `count` handles; all become NULL on an error.
@@ -332,19 +332,19 @@ hvd_status_t hvd_wait(hvd_operation_t* operation);
 /// Waits for all of them, also after an error; returns the first error in the order of the array.
 hvd_status_t hvd_wait_all(hvd_operation_t* const* operations, size_t count);
 /// Blocks until the operation is done, for `timeout_ms` at most. `done` becomes 1 when it is done
-/// and 0 when the time was up first: then it goes on, and can be waited for again. How it ended
-/// hvd_wait() returns.
+/// and 0 when the time was up first: then it goes on, and can be waited for again. hvd_wait()
+/// returns how it ended.
 hvd_status_t hvd_wait_for(hvd_operation_t* operation, int64_t timeout_ms, int* done);
 /// 1 when hvd_wait() would not block, otherwise 0. Never blocks.
 hvd_status_t hvd_done(const hvd_operation_t* operation, int* done);
-/// Frees the handle and the library's memory of the result. Dropping it cancels nothing: an
-/// operation that is not done goes on and still uses `input` and `output`. NULL: nothing.
+/// Frees the handle and the library's memory of the result. It does not cancel the operation, which
+/// goes on if it is not done, and still uses `input` and `output`. NULL: no effect.
 void hvd_operation_free(hvd_operation_t* operation);
 
 typedef struct hvd_result {
   size_t struct_size;
   /// The submission's output, what `allocate` returned, or memory that the operation owns; NULL and
-  /// 0 where the kind gives this rank nothing.
+  /// 0 where the kind has no result for this rank.
   void* data;
   size_t bytes;
   /// Allgather, and gather at its root: the first dimension of every member's input, in set order.
@@ -366,15 +366,15 @@ hvd_status_t hvd_operation_result(const hvd_operation_t* operation, hvd_result_t
 hvd_status_t hvd_barrier(const hvd_process_set_t* process_set);
 
 /// This rank has no more data. Blocks until every rank of the job has called it; until then this
-/// rank takes part in the operations of the others with a contribution that changes nothing, and an
+/// rank takes part in the operations of the others with a neutral contribution, and an
 /// average divides by the ranks that contribute. `last_rank` (may be NULL) becomes the last rank to
 /// join.
 hvd_status_t hvd_join(int* last_rank);
 
 // ---- Observation
 
-/// Counters since hvd_init(); the numbers of one rank. `hvd::Metrics` in <hvd/hvd.h> says what each
-/// counts.
+/// Counters since hvd_init(); the numbers of one rank. `hvd::Metrics` in <hvd/hvd.h> describes
+/// each.
 typedef struct hvd_metrics {
   size_t struct_size;
   uint64_t control_messages_sent;
@@ -403,7 +403,7 @@ hvd_status_t hvd_metrics_json(char* buffer, size_t capacity, size_t* needed);
 /// without it ".rankN" goes before the extension. HVD_ERROR_USAGE when one is running already or
 /// the file cannot be written.
 hvd_status_t hvd_start_timeline(const char* path);
-/// Completes the file. Does nothing when none is running.
+/// Completes the file. No effect when no timeline is running.
 hvd_status_t hvd_stop_timeline(void);
 
 #ifdef __cplusplus

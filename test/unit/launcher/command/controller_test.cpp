@@ -20,7 +20,7 @@ ControllerFacts facts(bool mpirun, bool ucx) {
   return facts;
 }
 
-TEST(Controller, WhatIsAskedForIsTaken) {
+TEST(Controller, AnExplicitChoiceIsUsed) {
   for (const Controller asked : {Controller::kMpi, Controller::kUcx}) {
     ControllerFacts against = facts(false, false);
     against.batch_system = "SLURM_JOB_ID";

@@ -9,6 +9,7 @@ namespace hvd::launcher {
 namespace {
 
 using Hosts = std::vector<Host>;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
 std::string host_list_error(const std::string& list) {
@@ -72,6 +73,20 @@ TEST(Hosts, Local) {
   EXPECT_FALSE(is_local_host("10.0.0.1", "10"));
   EXPECT_TRUE(all_local({}, "node1"));
   EXPECT_FALSE(all_local({{"node1", 1}, {"node2", 1}}, "node1"));
+}
+
+TEST(Placement, WithoutHostsAllRanksAreHere) {
+  EXPECT_THAT(place_ranks(3, {}, "me"), ElementsAre(HostRanks{"me", true, {0, 1, 2}}));
+}
+
+TEST(Placement, FillsOneHostBeforeTheNext) {
+  EXPECT_THAT(place_ranks(3, {{"a", 2}, {"b", 2}, {"c", 2}}, "me"),
+              ElementsAre(HostRanks{"a", false, {0, 1}}, HostRanks{"b", false, {2}}));
+}
+
+TEST(Placement, NamesOfThisMachineAreOneHost) {
+  EXPECT_THAT(place_ranks(4, {{"localhost", 1}, {"b", 1}, {"me", 2}}, "me.example.org"),
+              ElementsAre(HostRanks{"localhost", true, {0, 2, 3}}, HostRanks{"b", false, {1}}));
 }
 
 }  // namespace

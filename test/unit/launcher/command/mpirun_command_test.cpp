@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-#include "system/text.h"
+#include "base/text.h"
 
 namespace hvd::launcher {
 namespace {
@@ -91,7 +91,7 @@ TEST(MpirunCommand, ABatchSystemDecidesOnSlots) {
   EXPECT_THAT(build_mpirun_command(spec).argv, Not(Contains("-H")));
 }
 
-TEST(MpirunCommand, WhatMpirunIsToldToBindRules) {
+TEST(MpirunCommand, BindingOptionsOfMpirunTakePrecedence) {
   LaunchSpec spec;
   EXPECT_EQ(effective_bind(spec), Bind::kAuto);
   spec.mpi_args = {"--bind-to", "core:overload-allowed"};
@@ -173,7 +173,7 @@ TEST(MpirunCommand, ADaemonThatIsCutOffEndsWithItsRanks) {
 }
 
 TEST(MpirunCommand, NeverForcesATransport) {
-  const std::string line = join(build_mpirun_command(remote_spec()).argv, " ");
+  const std::string line = join_text(build_mpirun_command(remote_spec()).argv, " ");
   for (const char* forced : {"pml", "ob1", "tcp", "openib"})
     EXPECT_THAT(line, Not(HasSubstr(forced)));
 }
@@ -208,7 +208,7 @@ TEST(MpirunCommand, ForwardsToOtherHostsByName) {
   }
 }
 
-TEST(MpirunCommand, OnOneHostOnlyWhatWasAskedFor) {
+TEST(MpirunCommand, OnOneHostOnlyRequestedVariablesAreExported) {
   LaunchSpec spec = local_spec();
   spec.environment = {"NCCL_DEBUG=INFO", "MINE=1"};
   spec.exports = {"MINE"};

@@ -111,7 +111,7 @@ TEST(Options, Actions) {
   EXPECT_THAT(parse({"--help"}).text, HasSubstr("Usage: hvdrun -np N"));
 }
 
-TEST(Options, ErrorsSayWhatWasExpected) {
+TEST(Options, ErrorsStateTheExpectation) {
   EXPECT_THAT(error_of({}).what(), HasSubstr("got no -np"));
   EXPECT_THAT(error_of({"p"}).what(), HasSubstr("got no -np"));
   EXPECT_THAT(error_of({"-np", "2"}).what(), HasSubstr("expected a program"));

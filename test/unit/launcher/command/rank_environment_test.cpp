@@ -86,7 +86,7 @@ TEST(JobVariables, WithoutMpi) {
                                    "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"));
 }
 
-TEST(JobVariables, UnderMpiHvdIsToldNoPlace) {
+TEST(JobVariables, UnderMpiTheRanksGetNoInitMethod) {
   std::vector<std::string> environment = {"HVD_INIT_METHOD=tcp://of.another.job:1",
                                           "HVD_JOB_NAME=another", "HVD_JOB_TOKEN=its"};
   add_job_variables(environment, some_place());
@@ -95,7 +95,7 @@ TEST(JobVariables, UnderMpiHvdIsToldNoPlace) {
                                                 "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"));
 }
 
-TEST(JobVariables, WhatDashXHasSetStays) {
+TEST(JobVariables, VariablesOfDashXAreKept) {
   JobPlace place = some_place();
   place.init_method = "hvdrun://0a1";
   place.exports = {"MASTER_PORT", "HVD_INIT_METHOD"};

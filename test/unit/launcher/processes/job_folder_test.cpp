@@ -50,7 +50,7 @@ TEST_F(JobFolderTest, TheLastHolderRemovesIt) {
   EXPECT_FALSE(exists(path));
 }
 
-TEST_F(JobFolderTest, WhatAKilledHolderLeavesIsRemovedLater) {
+TEST_F(JobFolderTest, TheFolderOfAKilledHolderIsRemovedLater) {
   const std::filesystem::path left = root_.path() / "hvdrun-left",
                               held = root_.path() / "hvdrun-held";
   const pid_t killed = ::fork();

@@ -67,7 +67,7 @@ TEST(FileWriter, AFullDiskIsSaidOnce) {
   EXPECT_EQ(content_of(folder.path() / "b"), "kept");
 }
 
-TEST(FileWriter, WhatDoesNotAnswerIsGivenUp) {
+TEST(FileWriter, AFileThatHangsIsGivenUp) {
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder.path() / "rank.0");
   const std::filesystem::path stuck = folder.path() / "rank.0" / "stdout";

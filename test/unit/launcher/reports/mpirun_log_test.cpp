@@ -12,7 +12,7 @@ const std::string kRule = std::string(74, '-') + "\n";
 
 std::string paragraph(const std::string& text) { return kRule + text + "\n" + kRule; }
 
-TEST(MpirunLog, PassesOnWhatIsNotAboutRanks) {
+TEST(MpirunLog, ShowsTextThatIsNotAboutRanks) {
   MpirunLog log;
   EXPECT_EQ(log.feed("[host:1] warn"), "");
   EXPECT_EQ(log.feed("ing\n"), "[host:1] warning\n");

@@ -62,7 +62,7 @@ JobRecord job_of(std::vector<RankRecord> ranks) {
   return job;
 }
 
-TEST(FirstFailure, IsTheEarliestWhoWasNotTold) {
+TEST(FirstFailure, IsTheEarliestWithoutAnOrderToStop) {
   EXPECT_EQ(first_failure({ended(0, 1), ended(0, 2)}), std::nullopt);
   EXPECT_EQ(first_failure({ended(1, 3), ended(137, 2), ended(0, 1)}), 1);
   EXPECT_EQ(first_failure({ended(143, 1, true), ended(3, 2)}), 1);
@@ -72,13 +72,13 @@ TEST(FirstFailure, IsTheEarliestWhoWasNotTold) {
   EXPECT_EQ(first_failure({ended(4, 2), ended(5, 2)}), 0);
 }
 
-TEST(FirstFailure, ARankLostAfterItWasToldToStopIsNotBlamed) {
+TEST(FirstFailure, ARankLostAfterTheOrderToStopIsNotBlamed) {
   RankRecord told = lost(1);
   told.told_to_stop = true;
   EXPECT_EQ(first_failure({told, ended(3, 2)}), 1);
 }
 
-TEST(FirstFailure, WhoEndedForTheLossOfAnotherIsNotTheFirst) {
+TEST(FirstFailure, ARankThatEndedForAnothersLossIsNotTheFirst) {
   const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 4, "lost rank 1");
   EXPECT_EQ(first_failure({told, with_notice(ended(134, 1.5), "throw", 1.0, 134)}), 1)
       << "the cause takes longer to die than those who hear of it";
@@ -88,7 +88,7 @@ TEST(FirstFailure, WhoEndedForTheLossOfAnotherIsNotTheFirst) {
       << "it failed before it heard of the loss";
 }
 
-TEST(FirstFailure, WhoSaidThatItWasEndingMayBeStoppedOnTheWay) {
+TEST(FirstFailure, ARankThatAnnouncedItsEndMayBeStoppedMeanwhile) {
   const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 5);
   const RankRecord leaving = with_notice(ended(143, 1.5, true), "exit", 1.0, 3);
   EXPECT_EQ(first_failure({told, leaving}), 1);
@@ -235,7 +235,7 @@ TEST(EarlyLeaver, APeerThatStumblesOverItIsNotBlamed) {
   EXPECT_EQ(early_leaver(job), std::nullopt) << "the failure came first";
 }
 
-TEST(EarlyLeaver, HvdSaysWhoLeftWithoutShutdown) {
+TEST(EarlyLeaver, IsReportedByHvdIfItLeftWithoutShutdown) {
   const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 5, "rank 1 has left");
   JobRecord job = job_of({told, with_notice(ended(0, 1.5), "exit", 1.0, 0)});
   EXPECT_EQ(early_leaver(job), 1);
@@ -251,7 +251,7 @@ TEST(EarlyLeaver, HvdSaysWhoLeftWithoutShutdown) {
   EXPECT_EQ(early_leaver(job), std::nullopt) << "rank 0 failed of its own";
 }
 
-TEST(EarlyLeaver, IsWhoTheFailedRankLost) {
+TEST(EarlyLeaver, IsTheRankThatTheFailedOneLost) {
   JobRecord job = job_of({without(ended(134, 1.2), 1.1, 1), in_job(ended(0, 1))});
   EXPECT_EQ(early_leaver(job), 1) << "by _Exit()";
   job.starter_code = 3;
@@ -277,7 +277,7 @@ TEST(EarlyLeaver, IsNoneWhenAllEndedWell) {
   EXPECT_THAT(final_message(job), IsEmpty());
 }
 
-TEST(EarlyLeaver, IsNotWhoCalledShutdownIfAnotherStillNeededIt) {
+TEST(EarlyLeaver, IsNotARankThatCalledShutdown) {
   JobRecord job =
       job_of({with_notice(ended(3, 1.2), "loss", 1.1, 5, "rank 1 has called shutdown()"),
               with_notice(ended(0, 1), "left", 0.5)});
@@ -286,14 +286,14 @@ TEST(EarlyLeaver, IsNotWhoCalledShutdownIfAnotherStillNeededIt) {
   EXPECT_EQ(exit_code(job), 3);
 }
 
-TEST(EarlyLeaver, WhoCalledShutdownIsNotToldToCallIt) {
+TEST(EarlyLeaver, ARankThatCalledShutdownIsNotAdvisedToCallIt) {
   JobRecord job = job_of({ended(143, 3, true), with_notice(ended(0, 1), "left", 0.5)});
   job.improper_rank = 1;
   EXPECT_THAT(final_message(job), HasSubstr("ended with code 0 after hvd::shutdown()"));
   EXPECT_THAT(final_message(job), HasSubstr("hvd::join()"));
 }
 
-TEST(FinalMessage, QuotesWhatTheRankSaid) {
+TEST(FinalMessage, QuotesTheRanksNotice) {
   JobRecord job = job_of({with_notice(ended(134, 1.5), "throw", 1.0, 134, "uncaught: no\nmemory"),
                           with_notice(ended(134, 1.2), "loss", 1.1, 4), ended(143, 2, true)});
   EXPECT_THAT(final_message(job), HasSubstr("        uncaught: no\n        memory\n"));
@@ -302,7 +302,7 @@ TEST(FinalMessage, QuotesWhatTheRankSaid) {
                         "rank (2), gone "));
 }
 
-TEST(FinalMessage, DoesNotRepeatWhatTheLastLinesShow) {
+TEST(FinalMessage, DoesNotRepeatTheLastLines) {
   const std::string said = "it ended with an uncaught exception: no data\nin line 3";
   JobRecord job = job_of({with_notice(ended(134, 1.5), "throw", 1.0, 134, said)});
   job.stderr_tail = {"terminate called", "  what():  no data", "in line 3"};
@@ -313,7 +313,7 @@ TEST(FinalMessage, DoesNotRepeatWhatTheLastLinesShow) {
   EXPECT_THAT(final_message(job), HasSubstr("        in line 3\n"));
 }
 
-TEST(FinalMessage, SaysThatAllRanksThrewTheSame) {
+TEST(FinalMessage, StatesThatAllRanksThrewTheSame) {
   const RankRecord one = with_notice(ended(134, 1.5), "throw", 1.0, 134, "it ended: no data");
   const std::string hint = "(all 2 ranks threw the same: which was the first is chance)\n";
   EXPECT_THAT(final_message(job_of({one, one})), HasSubstr(hint));
@@ -436,8 +436,8 @@ TEST(FinalMessage, OfALinkThatWasCut) {
   EXPECT_THAT(final_message(job), HasSubstr("lost rank 1 (host far)"));
   EXPECT_THAT(final_message(job),
               ::testing::EndsWith(
-                  "hvdrun: lost host far (rank 1): nothing was heard of it any more; it died, or "
-                  "the network between is cut; exit code 69\n"));
+                  "hvdrun: lost host far (rank 1): no sign of life; it died, or the network to it is "
+                  "cut; exit code 69\n"));
 }
 
 TEST(FinalMessage, ARankThatHadNotStartedIsNotCountedAsStopped) {

@@ -82,7 +82,7 @@ class ReportServerTest : public ::testing::Test {
                        observed_, milliseconds(300)};
 };
 
-TEST_F(ReportServerTest, WelcomesWhoHasTheToken) {
+TEST_F(ReportServerTest, AdmitsASupervisorWithTheToken) {
   const auto connection = introduced("the token");
   ASSERT_TRUE(connection);
   EXPECT_EQ(observed_.hello, 1);
@@ -92,7 +92,7 @@ TEST_F(ReportServerTest, WelcomesWhoHasTheToken) {
   EXPECT_FALSE(introduced("the token", 2)) << "there is no such rank";
 }
 
-TEST_F(ReportServerTest, TurnsAwayWhoHasAnother) {
+TEST_F(ReportServerTest, RefusesASupervisorWithAnotherToken) {
   EXPECT_FALSE(introduced("another"));
   EXPECT_EQ(observed_.hello, -1);
 }

@@ -28,7 +28,7 @@ TEST_F(NeededLibraries, OfAProgram) {
   EXPECT_THAT(needed_libraries("/proc/self/exe"), Contains("libc.so.6"));
 }
 
-TEST_F(NeededLibraries, OfWhatIsNoProgram) {
+TEST_F(NeededLibraries, OfAFileThatIsNoProgram) {
   EXPECT_THAT(of(""), IsEmpty());
   EXPECT_THAT(of("#!/bin/sh\nexec ./program libmpi.so.40\n"), IsEmpty());
   EXPECT_THAT(needed_libraries("/no/such/file"), IsEmpty());
@@ -42,7 +42,7 @@ TEST_F(NeededLibraries, OfOneThatEndsAnywhere) {
 }
 
 // Offsets, counts and sizes that the file does not have.
-TEST_F(NeededLibraries, OfOneThatSaysAnythingOfItself) {
+TEST_F(NeededLibraries, OfAMalformedProgram) {
   const std::string whole = test::program_that_needs({"libmpi.so.40"});
   for (std::size_t at = 0; at < whole.size(); ++at) {
     std::string changed = whole;

@@ -24,7 +24,7 @@ UniqueFd serve(std::uint16_t port, bool shares) {
   return fd;
 }
 
-TEST(ReservedPort, IsNobodysUntilItsOwnerServes) {
+TEST(ReservedPort, RefusesConnectionsUntilItsOwnerListens) {
   const Listener reserved = reserve_port();
   ASSERT_TRUE(reserved.fd);
   ASSERT_GT(reserved.port, 0);

@@ -1,4 +1,4 @@
-#include "processes/host_order.h"
+#include "processes/host_supervisor.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +35,7 @@ std::optional<HostOrder> read_from(const std::string& bytes, std::string* rest =
   return order;
 }
 
-TEST(HostOrder, ArrivesAndLeavesWhatFollows) {
+TEST(HostOrder, IsReadWithoutTheFollowingBytes) {
   std::string rest;
   const auto read = read_from(encode(some_order()) + "rank 0's input", &rest);
   ASSERT_TRUE(read);
@@ -47,7 +47,7 @@ TEST(HostOrder, ArrivesAndLeavesWhatFollows) {
   EXPECT_EQ(rest, "rank 0's input");
 }
 
-TEST(HostOrder, WhatIsNoneIsRefused) {
+TEST(HostOrder, MalformedOrdersAreRefused) {
   const std::string whole = encode(some_order());
   for (const std::string& bytes :
        {std::string(), std::string("\n"), std::string("12"), std::string("x\n"),
@@ -57,7 +57,7 @@ TEST(HostOrder, WhatIsNoneIsRefused) {
   }
 }
 
-TEST(HostOrder, NobodyIsWaitedForLong) {
+TEST(HostOrder, ASilentSenderTimesOut) {
   const Pipe silent = make_pipe();
   EXPECT_FALSE(read_host_order(silent.read_end.get(), 20));
 }
