@@ -215,7 +215,7 @@ void MessageControlPlane::heartbeat(TimePoint now) noexcept {
 }
 
 bool MessageControlPlane::start_receive() {
-  const std::optional<Arrival> arrival = carrier_->probe(tag_);
+  const std::optional<ProbedMessage> arrival = carrier_->probe(tag_);
   if (!arrival) return false;
   require_within_limit(arrival->bytes, "receiving from", arrival->source);
   receiving_.source = arrival->source;
@@ -243,7 +243,7 @@ std::optional<control::Message> MessageControlPlane::next_message() {
   }
   if (others_.empty() || (incoming_.in_flight() == 0 && !start_receive())) return std::nullopt;
   if (incoming_.test().empty()) return std::nullopt;
-  node_->note_received();
+  node_->count_received();
   return std::exchange(receiving_, {});
 }
 
