@@ -7,17 +7,19 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "base/process_watch.h"
 #include "bootstrap/rendezvous.h"
 
+/// Which processes may join a job as its ranks, and whether they still live.
 namespace hvd::rendezvous {
 
-/// Why ranks may not begin, in a form that travels.
+/// Why ranks may not begin, in a form that can be sent.
 struct Refusal {
   bool usage = false;  ///< the ranks contradict each other: UsageError; else PeerLostError
-  int rank = -1;       ///< the lost one
+  int rank = -1;       ///< the lost rank; -1: several, or none
   std::string text = {};
 
   [[noreturn]] void raise() const;
@@ -30,84 +32,124 @@ inline std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Texts, one after the other, as bytes.
+/// Encodes texts one after the other, each with its length.
 Bytes join_fields(const std::vector<std::string>& fields);
-/// Nothing when the bytes are not `count` fields.
+/// Empty if the bytes are not exactly `count` fields.
 std::optional<std::vector<std::string>> split_fields(std::span<const std::byte>, std::size_t count);
 
 Bytes encode(const Refusal&);
 std::optional<Refusal> decode_refusal(std::span<const std::byte>);
 
-/// A rank that has come: what it says of itself, and who it is.
-struct Arrival {
-  Introduction introduction = {};
-  std::string identity = {};  ///< one process, and no other: "host 1234 5f0c..."
-  std::string boot = {};      ///< of its host; empty: unknown
+/// Sent by a rank to join a job: what it expects of the job, and which process it is.
+struct JoinRequest {
+  RankInfo info = {};
+  std::string identity = {};  ///< identifies one process: "host 1234 5f0c..."
+  std::string boot = {};      ///< boot id of its host; empty: unknown
   std::int64_t pid_namespace = 0;
   std::int64_t pid = 0;
-  /// From when it came: then it gives up. Zero: it has not said so.
+  /// Time from the request until the rank gives up; zero: not stated.
   std::chrono::milliseconds left{0};
-  /// "host host, process 1234"
-  std::string who() const;
+  /// Text for users: "host node7, process 1234".
+  std::string process() const;
 };
-Bytes encode(const Arrival&);
-/// Of one that gives up then.
-Bytes encode(Arrival, Deadline);
-std::optional<Arrival> decode_arrival(std::span<const std::byte>);
-/// Of this process, with an identity that is new with each call.
-Arrival arrival_of(const Introduction&);
-/// Sees the end of that process, if it is one of this host and this pid namespace; else nothing.
-ProcessWatch watch(const Arrival&);
+Bytes encode(const JoinRequest&);
+/// Encodes a request of a rank that gives up at the deadline.
+Bytes encode(JoinRequest, Deadline);
+std::optional<JoinRequest> decode_join_request(std::span<const std::byte>);
+/// A request of this process. Each call makes a new identity.
+JoinRequest join_request_of(const RankInfo&);
+/// Watches the process of a rank if it is on this host and in this pid namespace. The end of any
+/// other process is never seen.
+ProcessWatch watch(const JoinRequest&);
 
-/// As it travels, and as whoever waits gets it.
 Bytes encode(const Failure&);
+/// Throws a Failure that another rank has encoded.
 [[noreturn]] void raise_failure(std::span<const std::byte>);
-/// One look of whoever waits: the value, or nothing yet; else raises the failure that has come.
-std::optional<Bytes> look_for(const std::function<std::optional<Bytes>()>& value,
-                              const std::function<std::optional<Bytes>()>& failure);
+/// Looks once for a value that another rank stores. Empty if it is not there yet.
+/// @throws hvd::Error when the job has failed and the value is not there
+std::optional<Bytes> find_value(const std::function<std::optional<Bytes>()>& value,
+                                const std::function<std::optional<Bytes>()>& failure);
 
-/// What is against one that has come; nothing: it is welcome.
-/// @param reference a rank whom it may not contradict, as a rule rank 0
-std::optional<Refusal> object_to(const Arrival&, const Introduction& reference,
-                                 const std::string& place);
-/// When who serves has to give up, so that the others hear why before their own deadline, which is
-/// likely to be the same.
-Deadline time_to_refuse(Deadline deadline, Deadline now = std::chrono::steady_clock::now());
-/// As it is after a rank has come: before that rank gives up, too.
-Deadline sooner(Deadline time_to_refuse, const Arrival&);
-/// Until when rank 0 stays for those that have not come when it has refused all: they hear why too,
-/// and do not wait for nobody.
-Deadline time_to_tell_late_comers(Deadline deadline);
-/// Of one whose process has ended before the job has begun.
-/// @param absent the ranks that had not come by then
-Refusal ended(const Arrival&, const std::string& place, const std::vector<int>& absent);
-/// What to do where ranks were started one by one.
+/// Compares a rank that wants to join with another one. Empty if it may join.
+/// @param reference usually rank 0
+std::optional<Refusal> find_objection(const JoinRequest&, const RankInfo& reference,
+                                      const std::string& place);
+/// When the rank that serves has to refuse the others, so that they receive the reason before their
+/// own deadline, which is probably the same.
+Deadline refusal_time(Deadline deadline, Deadline now = std::chrono::steady_clock::now());
+/// The same after a rank has joined: early enough for that rank, too.
+Deadline earlier_refusal_time(Deadline refusal_time, const JoinRequest&);
+/// Until when rank 0 stays after it has refused all ranks, so that ranks that have not joined yet
+/// receive the reason and do not wait in vain.
+Deadline late_joiner_deadline(Deadline deadline);
+/// A refusal because a rank's process ended before the job began.
+/// @param absent the ranks that had not joined by then
+Refusal ended(const JoinRequest&, const std::string& place, const std::vector<int>& absent);
+/// Advice where ranks were started one by one.
 inline constexpr const char* kStartAsManyRanks =
-    "start as many ranks as the world size says, with the same place, and see whether one has "
-    "ended "
+    "start as many ranks as the world size, with the same place, and see whether one has ended "
     "early";
-/// "within 10.0 s (HVD_START_TIMEOUT)", of a rank that had so much time.
+/// "within 10.0 s (HVD_START_TIMEOUT)"
 std::string within(Deadline::duration limit);
-/// Of ranks that have not come in time.
+/// A refusal because ranks have not joined in time.
 /// @param limit how much time they had
-/// @param advice what to do
-/// @param refused what is known of them: Strangers::text()
+/// @param refused text about processes that were refused: Strangers::text()
 Refusal missing(const std::vector<int>& ranks, const std::string& place, Deadline::duration limit,
                 const std::string& advice = kStartAsManyRanks, const std::string& refused = {});
 
-/// It has the job's name and token.
-bool is_of_job(const Introduction&, const Introduction& own);
+/// Whether both have the same job name and token.
+bool same_job(const RankInfo&, const RankInfo& own);
 
 /// Processes that were refused because they have another job's name or token. The error for a rank
 /// that is missing at the deadline reports such a process.
 class Strangers {
  public:
-  void note(const Arrival&, const Introduction& own);
+  void add(const JoinRequest&, const RankInfo& own);
   /// Describes the processes that claimed one of these ranks; empty if there are none.
   std::string text(const std::vector<int>& absent) const;
 
  private:
   std::map<int, std::string> by_rank_;
+};
+
+/// The processes of ranks that have joined. It sees the end of those on this host and in this pid
+/// namespace, and never takes a live rank for a lost one.
+///
+/// Not thread-safe.
+class RankProcesses {
+ public:
+  /// @param place for error texts
+  explicit RankProcesses(std::string place) : place_(std::move(place)) {}
+
+  /// Only the first process of a rank counts.
+  void add(const JoinRequest&);
+  bool has_ended(int rank);
+  /// A rank whose process has ended, or null.
+  const JoinRequest* any_ended();
+
+  using Read = std::function<std::optional<Bytes>()>;
+  /// Reads what a wait depends on; each is empty if it is not there yet.
+  struct WaitSources {
+    Read value;
+    Read failure;       ///< why the job does not begin
+    Read join_request;  ///< of the rank that stores the value
+  };
+  /// Waits for a value that `rank` stores; empty if it was not stored in time.
+  /// @param repeat calls its argument until that returns true or the time is over
+  /// @throws PeerLostError when the process of the rank ended without storing it; hvd::Error when
+  /// the job has failed
+  std::optional<Bytes> wait(int rank, const WaitSources&,
+                            const std::function<void(const std::function<bool()>&)>& repeat);
+
+ private:
+  struct Process {
+    JoinRequest request;
+    ProcessWatch watch;
+  };
+  std::optional<Bytes> check(int rank, const WaitSources&);
+
+  const std::string place_;
+  std::map<int, Process> processes_;
 };
 
 }  // namespace hvd::rendezvous

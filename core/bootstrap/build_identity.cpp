@@ -14,7 +14,7 @@ constexpr std::size_t kShownBytes = 8;
 
 std::size_t padded(std::size_t size) noexcept { return (size + 3) & ~std::size_t{3}; }
 
-/// Of the notes in one segment; empty where there is none.
+/// The build id in the notes of one segment; empty if there is none.
 std::string build_in_notes(const std::byte* at, std::size_t left) {
   while (left >= sizeof(ElfW(Nhdr))) {
     ElfW(Nhdr) note;
@@ -40,11 +40,11 @@ std::string build_in_notes(const std::byte* at, std::size_t left) {
 }
 
 struct Search {
-  std::uintptr_t inside = 0;  ///< an address of the object that is meant
+  std::uintptr_t inside = 0;  ///< an address in the object to inspect
   std::string build = {};
 };
 
-int look_at_object(dl_phdr_info* object, std::size_t, void* data) {
+int inspect_object(dl_phdr_info* object, std::size_t, void* data) {
   auto& search = *static_cast<Search*>(data);
   bool ours = false;
   for (int i = 0; i < object->dlpi_phnum; ++i) {
@@ -66,8 +66,8 @@ int look_at_object(dl_phdr_info* object, std::size_t, void* data) {
 }  // namespace
 
 std::string build_identity() {
-  Search search{.inside = reinterpret_cast<std::uintptr_t>(&look_at_object)};
-  dl_iterate_phdr(look_at_object, &search);
+  Search search{.inside = reinterpret_cast<std::uintptr_t>(&inspect_object)};
+  dl_iterate_phdr(inspect_object, &search);
   return std::string(HVD_VERSION) + (search.build.empty() ? "" : " (build " + search.build + ")");
 }
 

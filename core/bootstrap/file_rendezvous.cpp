@@ -1,5 +1,3 @@
-#include "bootstrap/file_rendezvous.h"
-
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -14,27 +12,28 @@
 #include <set>
 #include <utility>
 
+#include "base/text.h"
 #include "bootstrap/admission.h"
-#include "bootstrap/rank_processes.h"
+#include "bootstrap/rendezvous.h"
 #include "hvd/error.h"
 
-// Note [A file that is left over]
-// PATH says where the job is: in the folder PATH.IDENTITY, whose name rank 0 makes anew each time.
-// Rank 0 puts PATH there by rename(), over one that an earlier job has left. A rank may have read
-// the old one before, and even find the old ranks in the old folder. So it begins only when it is
-// welcome: when rank 0 has written down who it is, this process and no other. Until then it looks
-// at PATH again and again, and goes where it says.
+// Note [Files of an earlier job]
+// PATH holds the name of the job's folder, PATH.IDENTITY. Rank 0 makes a new name for each job and
+// replaces PATH by rename(), so PATH may be one that an earlier job has left. A rank may have read
+// the old PATH before, and may even find the old ranks in the old folder. So a rank begins only
+// when it is accepted: when rank 0 has stored the identity of this very process. Until then the
+// rank reads PATH again and again, and joins in the folder that it names.
 //
 //   PATH                 the name of the folder
-//   PATH.ID/come.R       rank R has come: Arrival. Rank 0's comes with the welcome
-//   PATH.ID/welcome.R    the identity of the rank that is welcome
-//   PATH.ID/refused.R    the identity, and why (Refusal)
-//   PATH.ID/failed       why nobody should go on waiting
-//   PATH.ID/left.R       rank R needs nothing more
+//   PATH.ID/join.R       JoinRequest of rank R. Rank 0 writes its own when it accepts the others
+//   PATH.ID/accepted.R   the identity of the process that is accepted as rank R
+//   PATH.ID/refused.R    the identity of the process, and the reason (Refusal)
+//   PATH.ID/failed       why the job does not begin
+//   PATH.ID/left.R       rank R has left
 //   PATH.ID/key.K        a value; K is in hex
 //
-// A file appears whole, by link() from a name that nobody else uses, and once: a second rank R
-// finds that there is one.
+// A file appears as a whole, by link() from a name that only this process uses, and only once: a
+// second process of rank R finds the file of the first.
 
 namespace hvd::rendezvous {
 namespace {
@@ -42,8 +41,8 @@ namespace {
 namespace fs = std::filesystem;
 
 [[noreturn]] void fail_with(const char* what, const std::string& path, int error) {
-  throw Error(std::string("hvd::init: cannot ") + what + " " + path + ": " + std::strerror(error) +
-              "; init_method needs a file in a folder that every rank can write to");
+  throw Error(text("hvd::init: cannot ", what, " ", path, ": ", std::strerror(error),
+                   "; init_method needs a file in a folder that every rank can write to"));
 }
 
 void write_all(const std::string& path, std::span<const std::byte> value) {
@@ -63,10 +62,10 @@ void write_all(const std::string& path, std::span<const std::byte> value) {
   if (::close(file) != 0) fail_with("write", path, errno);
 }
 
-/// Nothing where there is no such file.
+/// Empty if there is no such file.
 std::optional<Bytes> read_all(const std::string& path) {
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  // ESTALE: NFS, of one that has just been replaced.
+  // NFS returns ESTALE for a file that has just been replaced.
   if (file < 0 && (errno == ENOENT || errno == ESTALE)) return std::nullopt;
   if (file < 0) fail_with("read", path, errno);
   Bytes bytes;
@@ -93,7 +92,7 @@ std::string in_hex(std::string_view key) {
   return hex;
 }
 
-/// Of an identity, as part of a file's name.
+/// An identity as part of a file's name.
 std::string file_name_of(std::string identity) {
   for (char& letter : identity)
     if (letter == ' ' || letter == '/') letter = '-';
@@ -102,22 +101,22 @@ std::string file_name_of(std::string identity) {
 
 class FileRendezvous final : public Rendezvous {
  public:
-  FileRendezvous(std::string path, const Introduction& own)
+  FileRendezvous(std::string path, const RankInfo& own)
       : path_(std::move(path)),
         place_("file://" + path_),
-        own_(arrival_of(own)),
+        own_(join_request_of(own)),
         processes_(place_) {}
 
-  void begin(Deadline);  // rank 0
-  void come(Deadline);   // another rank
+  void join_as_rank_0(Deadline);
+  void join(Deadline);  // any other rank
 
-  int rank() const noexcept override { return own_.introduction.rank; }
-  int size() const noexcept override { return own_.introduction.size; }
+  int rank() const noexcept override { return own_.info.rank; }
+  int size() const noexcept override { return own_.info.size; }
   const std::string& place() const noexcept override { return place_; }
 
   void put(std::string_view key, std::span<const std::byte> value) override {
     if (!create("key." + in_hex(key), value))
-      throw Error("hvd::init: '" + std::string(key) + "' was put into " + place_ + " twice");
+      throw Error(text("hvd::init: '", key, "' was put into ", place_, " twice"));
   }
   std::optional<Bytes> get(std::string_view key) override { return read("key." + in_hex(key)); }
   std::optional<Bytes> wait(std::string_view key, int from, Deadline) override;
@@ -125,33 +124,31 @@ class FileRendezvous final : public Rendezvous {
   void leave(Deadline) noexcept override;
 
  private:
-  static std::string with_rank(const char* name, int rank) {
-    return std::string(name) + "." + std::to_string(rank);
-  }
+  static std::string with_rank(const char* name, int rank) { return text(name, ".", rank); }
   std::string file(const std::string& name) const { return folder_ + "/" + name; }
   std::optional<Bytes> read(const std::string& name) const { return read_all(file(name)); }
   bool create(const std::string& name, std::span<const std::byte> value);
-  std::string folder_in_force() const;
+  std::string current_folder() const;
 
-  bool look_for_ranks(std::vector<int>& missing_ranks);
+  bool find_joined_ranks(std::vector<int>& missing_ranks);
   [[noreturn]] void refuse(const Refusal&);
-  std::map<int, Bytes> those_that_have_come() const;
-  bool come_to_folder();
-  bool follow();
-  bool welcomed();
+  std::map<int, Bytes> join_requests() const;
+  bool join_folder();
+  bool follow_rank_0();
+  bool accepted();
 
   const std::string path_;
   const std::string place_;
-  const Arrival own_;
+  const JoinRequest own_;
   Deadline deadline_ = {};
-  Deadline::duration limit_{0};  ///< from the beginning to the deadline
-  Deadline give_up_ = {};        ///< of rank 0
+  Deadline::duration limit_{0};  ///< from the call to the deadline
+  Deadline give_up_ = {};        ///< when rank 0 refuses all
   std::string folder_;
-  std::optional<Arrival> rival_;  ///< has come to this folder as the same rank
+  std::optional<JoinRequest> rival_;  ///< another process has joined here as the same rank
   RankProcesses processes_;
 };
 
-/// False: there is one.
+/// Returns false if the file exists.
 bool FileRendezvous::create(const std::string& name, std::span<const std::byte> value) {
   const std::string draft = file("draft." + file_name_of(own_.identity));
   write_all(draft, value);
@@ -163,13 +160,13 @@ bool FileRendezvous::create(const std::string& name, std::span<const std::byte> 
   fail_with("write", file(name), error);
 }
 
-/// Empty where nobody has begun.
-std::string FileRendezvous::folder_in_force() const {
-  const auto text = read_all(path_);
-  return text ? text_of(*text) : std::string();
+/// The folder that PATH names; empty if there is no PATH.
+std::string FileRendezvous::current_folder() const {
+  const auto name = read_all(path_);
+  return name ? text_of(*name) : std::string();
 }
 
-void FileRendezvous::begin(Deadline deadline) {
+void FileRendezvous::join_as_rank_0(Deadline deadline) {
   deadline_ = deadline;
   limit_ = deadline - std::chrono::steady_clock::now();
   folder_ = path_ + "." + file_name_of(own_.identity);
@@ -179,76 +176,76 @@ void FileRendezvous::begin(Deadline deadline) {
   if (::rename(draft.c_str(), path_.c_str()) != 0) fail_with("write", path_, errno);
   std::vector<int> missing_ranks;
   for (int other = 1; other < size(); ++other) missing_ranks.push_back(other);
-  give_up_ = time_to_refuse(deadline);
+  give_up_ = refusal_time(deadline);
   poll_until(deadline, [&] {
-    return look_for_ranks(missing_ranks) || std::chrono::steady_clock::now() >= give_up_;
+    return find_joined_ranks(missing_ranks) || std::chrono::steady_clock::now() >= give_up_;
   });
   if (!missing_ranks.empty()) refuse(missing(missing_ranks, place_, limit_));
-  create(with_rank("come", 0), encode(own_));
+  create(with_rank("join", 0), encode(own_));
   for (int other = 1; other < size(); ++other) {
-    const auto arrival = decode_arrival(read(with_rank("come", other)).value_or(Bytes()));
-    if (!arrival) throw Error("hvd::init: " + folder_ + " was changed by somebody else");
-    create(with_rank("welcome", other), bytes_of(arrival->identity));
+    const auto request = decode_join_request(read(with_rank("join", other)).value_or(Bytes()));
+    if (!request) throw Error("hvd::init: " + folder_ + " was changed by another program");
+    create(with_rank("accepted", other), bytes_of(request->identity));
   }
 }
 
-/// By the rank that they say.
-std::map<int, Bytes> FileRendezvous::those_that_have_come() const {
-  constexpr std::string_view kCome = "come.";
-  std::map<int, Bytes> arrivals;
+/// Reads the join requests in the folder, by rank.
+std::map<int, Bytes> FileRendezvous::join_requests() const {
+  constexpr std::string_view kPrefix = "join.";
+  std::map<int, Bytes> requests;
   for (const auto& entry : fs::directory_iterator(folder_)) {
     const std::string name = entry.path().filename();
-    if (!name.starts_with(kCome)) continue;
-    arrivals[std::atoi(name.c_str() + kCome.size())] = read(name).value_or(Bytes());
+    if (!name.starts_with(kPrefix)) continue;
+    requests[std::atoi(name.c_str() + kPrefix.size())] = read(name).value_or(Bytes());
   }
-  return arrivals;
+  return requests;
 }
 
-/// True when all are there, and their arrivals have been looked at.
-bool FileRendezvous::look_for_ranks(std::vector<int>& missing_ranks) {
-  if (folder_in_force() != folder_) {
+/// Checks the join requests; true when all ranks have joined.
+bool FileRendezvous::find_joined_ranks(std::vector<int>& missing_ranks) {
+  if (current_folder() != folder_) {
     refuse({.usage = true,
-            .text = "hvd::init: another process has begun at " + place_ +
+            .text = "hvd::init: another process has started at " + place_ +
                     " as rank 0; start rank 0 once, and give each job a file of its own"});
   }
-  for (const auto& [other, bytes] : those_that_have_come()) {
-    const auto arrival = decode_arrival(bytes);
-    if (!arrival) {
+  for (const auto& [other, bytes] : join_requests()) {
+    const auto request = decode_join_request(bytes);
+    if (!request) {
       refuse({.usage = true,
-              .text = "hvd::init: rank " + std::to_string(other) + " has come to " + place_ +
+              .text = "hvd::init: rank " + std::to_string(other) + " has joined at " + place_ +
                       " with another version of hvd; start the same program everywhere"});
     }
-    if (const auto objection = object_to(*arrival, own_.introduction, place_)) refuse(*objection);
-    if (std::erase(missing_ranks, other) > 0) give_up_ = sooner(give_up_, *arrival);
-    processes_.add(*arrival);
+    if (const auto objection = find_objection(*request, own_.info, place_)) refuse(*objection);
+    if (std::erase(missing_ranks, other) > 0) give_up_ = earlier_refusal_time(give_up_, *request);
+    processes_.add(*request);
   }
-  if (const Arrival* const lost = processes_.any_ended())
+  if (const JoinRequest* const lost = processes_.any_ended())
     refuse(ended(*lost, place_, missing_ranks));
   return missing_ranks.empty();
 }
 
-/// Tells all that have come, and those that come soon.
+/// Refuses all ranks that have joined, and those that join soon.
 void FileRendezvous::refuse(const Refusal& refusal) {
-  std::set<int> told;
-  poll_until(time_to_tell_late_comers(deadline_), [&] {
-    for (const auto& [other, bytes] : those_that_have_come()) {
-      const auto arrival = decode_arrival(bytes);
-      if (told.insert(other).second && arrival)
+  std::set<int> informed;
+  poll_until(late_joiner_deadline(deadline_), [&] {
+    for (const auto& [other, bytes] : join_requests()) {
+      const auto request = decode_join_request(bytes);
+      if (informed.insert(other).second && request)
         create(with_rank("refused", other),
-               join_fields({arrival->identity, text_of(encode(refusal))}));
+               join_fields({request->identity, text_of(encode(refusal))}));
     }
-    // Who comes after another rank 0 does not come here.
-    return static_cast<int>(told.size()) >= size() - 1 || folder_in_force() != folder_;
+    // Later ranks follow the newer rank 0, so stop waiting for them.
+    return static_cast<int>(informed.size()) >= size() - 1 || current_folder() != folder_;
   });
   refusal.raise();
 }
 
-/// False where the folder has gone, as after the end of an earlier job.
-bool FileRendezvous::come_to_folder() {
+/// Returns false if the folder does not exist, as after the end of an earlier job.
+bool FileRendezvous::join_folder() {
   try {
-    if (!create(with_rank("come", rank()), encode(own_, deadline_)))
-      rival_ =
-          decode_arrival(read(with_rank("come", rank())).value_or(Bytes())).value_or(Arrival{});
+    if (!create(with_rank("join", rank()), encode(own_, deadline_)))
+      rival_ = decode_join_request(read(with_rank("join", rank())).value_or(Bytes()))
+                   .value_or(JoinRequest{});
     return true;
   } catch (const Error&) {
     if (fs::exists(folder_)) throw;
@@ -256,18 +253,18 @@ bool FileRendezvous::come_to_folder() {
   }
 }
 
-/// Goes where PATH says, if this rank is not there. True: it has come there.
-bool FileRendezvous::follow() {
-  const std::string now = folder_in_force();
+/// Joins in the folder that PATH names. Returns true once this rank has joined there.
+bool FileRendezvous::follow_rank_0() {
+  const std::string now = current_folder();
   if (now.empty()) return false;
   if (now == folder_) return !rival_;
   folder_ = now;
   rival_.reset();
-  if (!come_to_folder()) folder_.clear();
+  if (!join_folder()) folder_.clear();
   return !folder_.empty() && !rival_;
 }
 
-bool FileRendezvous::welcomed() {
+bool FileRendezvous::accepted() {
   if (const auto refused = read(with_rank("refused", rank()))) {
     const auto fields = split_fields(*refused, 2);
     if (fields && (*fields)[0] == own_.identity) {
@@ -275,21 +272,21 @@ bool FileRendezvous::welcomed() {
       if (refusal) refusal->raise();
     }
   }
-  const auto welcome = read(with_rank("welcome", rank()));
-  return welcome && text_of(*welcome) == own_.identity;
+  const auto accepted_identity = read(with_rank("accepted", rank()));
+  return accepted_identity && text_of(*accepted_identity) == own_.identity;
 }
 
-void FileRendezvous::come(Deadline deadline) {
+void FileRendezvous::join(Deadline deadline) {
   deadline_ = deadline;
   limit_ = deadline - std::chrono::steady_clock::now();
-  if (poll_until(deadline, [&] { return follow() && welcomed(); })) return;
+  if (poll_until(deadline, [&] { return follow_rank_0() && accepted(); })) return;
   if (rival_) {
-    throw UsageError("hvd::init: rank " + std::to_string(rank()) + " has come to " + place_ +
-                     " twice, first from " + rival_->who() +
+    throw UsageError("hvd::init: rank " + std::to_string(rank()) + " has joined at " + place_ +
+                     " twice, first from " + rival_->process() +
                      "; start each rank once, and rank 0 too");
   }
   throw PeerLostError("hvd::init: rank 0 has not " +
-                          std::string(folder_.empty() ? "come to " : "answered at ") + place_ +
+                          std::string(folder_.empty() ? "joined at " : "answered at ") + place_ +
                           " " + within(limit_) +
                           "; start it with the same path, which has to be the same file "
                           "on every host",
@@ -300,7 +297,7 @@ std::optional<Bytes> FileRendezvous::wait(std::string_view key, int from, Deadli
   return processes_.wait(from,
                          {.value = [&] { return get(key); },
                           .failure = [this] { return read("failed"); },
-                          .arrival = [&] { return read(with_rank("come", from)); }},
+                          .join_request = [&] { return read(with_rank("join", from)); }},
                          [deadline](const auto& done) { poll_until(deadline, done); });
 }
 
@@ -308,7 +305,7 @@ void FileRendezvous::fail(const Failure& failure) noexcept {
   try {
     create("failed", encode(failure));
   } catch (const std::exception&) {
-    // The others wait until their deadline.
+    // The other ranks wait until their deadlines.
   }
 }
 
@@ -323,22 +320,22 @@ void FileRendezvous::leave(Deadline deadline) noexcept {
         if (!read(with_rank("left", other)) && !processes_.has_ended(other)) return false;
       return true;
     });
-    if (folder_in_force() == folder_) ::unlink(path_.c_str());
+    if (current_folder() == folder_) ::unlink(path_.c_str());
     fs::remove_all(folder_);
   } catch (const std::exception&) {
-    // What is left over is no error: see Note [A file that is left over].
+    // Remaining files do no harm: see Note [Files of an earlier job].
   }
 }
 
 }  // namespace
 
-std::unique_ptr<Rendezvous> meet_in_file(const std::string& path, const Introduction& own,
+std::unique_ptr<Rendezvous> join_in_file(const std::string& path, const RankInfo& own,
                                          Deadline deadline) {
   auto made = std::make_unique<FileRendezvous>(path, own);
   if (own.rank == 0) {
-    made->begin(deadline);
+    made->join_as_rank_0(deadline);
   } else {
-    made->come(deadline);
+    made->join(deadline);
   }
   return made;
 }

@@ -1,5 +1,3 @@
-#include "bootstrap/hvdrun_rendezvous.h"
-
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -15,26 +13,27 @@
 #include <thread>
 #include <utility>
 
-#include "bootstrap/served_rendezvous.h"
+#include "base/text.h"
+#include "bootstrap/rendezvous_client.h"
 #include "hvd/error.h"
 
-// Note [A rank's way to its supervisor]
-// A stream socket in the abstract namespace, like that of notices: it needs no file, it is found by
-// its name in a variable whatever descriptors the shell or the Python that starts the program
-// closes, and the kernel tells the supervisor who has connected. Descriptors are closed on exec.
-// The connection stays until shutdown(): by that the supervisor knows that the rank is taken. A
-// process that was made by fork() holds it too, so it is not its end alone that tells of this
-// process's end.
+// Note [The connection to the supervisor]
+// A stream socket in the abstract namespace, like that of notices. It needs no file, its name is in
+// an environment variable and so survives shells and Pythons that close descriptors, and the kernel
+// identifies the connected process to the supervisor. The descriptor is closed on exec. The
+// connection stays until shutdown(), so that the supervisor can refuse a second process of the
+// rank. A process made by fork() holds it too, so the supervisor does not rely on its end alone to
+// detect the end of this process.
 
 namespace hvd::rendezvous {
 namespace {
 
-constexpr auto kPauseBetweenTries = std::chrono::milliseconds(5);
+constexpr auto kPauseBetweenConnects = std::chrono::milliseconds(5);
 
-class HvdrunRendezvous final : public ServedRendezvous {
+class HvdrunRendezvous final : public RendezvousClient {
  public:
-  HvdrunRendezvous(const std::string& socket, const Introduction& own)
-      : ServedRendezvous("hvdrun://", own), name_(socket) {}
+  HvdrunRendezvous(const std::string& socket, const RankInfo& own)
+      : RendezvousClient("hvdrun://", own), name_(socket) {}
   HvdrunRendezvous(const HvdrunRendezvous&) = delete;
   HvdrunRendezvous& operator=(const HvdrunRendezvous&) = delete;
   ~HvdrunRendezvous() override {
@@ -44,18 +43,18 @@ class HvdrunRendezvous final : public ServedRendezvous {
     ::close(socket_);
   }
 
-  void begin(Deadline deadline) {
+  void join(Deadline deadline) {
     connect(deadline);
-    if (!is_welcome(ask_to_come(deadline)))
-      throw Error("hvd::init: what answers at hvdrun:// is no hvdrun");
+    if (!is_accepted(request_to_join(deadline)))
+      throw Error("hvd::init: the process at hvdrun:// is not hvdrun; is it another version?");
   }
-  bool stays() const noexcept override { return true; }
+  bool stays_connected() const noexcept override { return true; }
 
  private:
-  Answer ask(const Request&, Deadline) override;
-  Answer send_and_receive(const Bytes& request, Deadline) const;
+  ServerReply ask(const ServerRequest&, Deadline) override;
+  ServerReply send_and_receive(const Bytes& request, Deadline) const;
   void connect(Deadline);
-  void await(short event, Deadline) const;
+  void wait_for(short event, Deadline) const;
   void send_all(std::span<const std::byte>, Deadline) const;
   void receive_all(std::span<std::byte>, Deadline) const;
 
@@ -68,12 +67,12 @@ class HvdrunRendezvous final : public ServedRendezvous {
   throw Error("hvd::init: hvdrun no longer answers: " + how);
 }
 
-[[noreturn]] void throw_nobody_there(const std::string& reason) {
+[[noreturn]] void throw_unreachable(const std::string& reason) {
   throw UsageError(
-      "hvd::init: init_method hvdrun:// names a supervisor of hvdrun's that cannot be reached (" +
+      "hvd::init: init_method hvdrun:// names a supervisor of hvdrun that cannot be reached (" +
       reason +
       "): its hvdrun has ended, or this process is in another network namespace (a container); "
-      "start the program with hvdrun, or give it another way to meet, as in 'hvdrun -x "
+      "start the program with hvdrun, or use another init method, as in 'hvdrun -x "
       "HVD_INIT_METHOD=env://'");
 }
 
@@ -81,27 +80,28 @@ void HvdrunRendezvous::connect(Deadline deadline) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (name_.empty() || name_.size() + 1 > sizeof address.sun_path)
-    throw_nobody_there("'" + name_ + "' is no name of one");
+    throw_unreachable("'" + name_ + "' is not a valid name");
   std::memcpy(address.sun_path + 1, name_.data(), name_.size());
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name_.size());
   for (;;) {
     socket_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (socket_ < 0) throw Error(std::string("hvd::init: no socket: ") + std::strerror(errno));
+    if (socket_ < 0)
+      throw Error(std::string("hvd::init: cannot make a socket: ") + std::strerror(errno));
     if (::connect(socket_, reinterpret_cast<const sockaddr*>(&address), length) == 0) return;
     const int error = errno;
     ::close(std::exchange(socket_, -1));
-    // It has more callers than it can hold.
-    if (error != EAGAIN && error != EINTR) throw_nobody_there(std::strerror(error));
-    if (std::chrono::steady_clock::now() >= deadline) throw_gone("it takes no connection");
-    std::this_thread::sleep_for(kPauseBetweenTries);
+    // EAGAIN: the queue of the listening socket is full.
+    if (error != EAGAIN && error != EINTR) throw_unreachable(std::strerror(error));
+    if (std::chrono::steady_clock::now() >= deadline) throw_gone("it accepts no connection");
+    std::this_thread::sleep_for(kPauseBetweenConnects);
   }
 }
 
-void HvdrunRendezvous::await(short event, Deadline deadline) const {
+void HvdrunRendezvous::wait_for(short event, Deadline deadline) const {
   for (;;) {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (left.count() <= 0) throw_gone("nothing has come of it in time");
+    if (left.count() <= 0) throw_gone("it has not replied in time");
     pollfd look{.fd = socket_, .events = event, .revents = 0};
     const int ready =
         ::poll(&look, 1, static_cast<int>(std::min<std::int64_t>(left.count(), INT_MAX)));
@@ -116,7 +116,7 @@ void HvdrunRendezvous::send_all(std::span<const std::byte> bytes, Deadline deadl
     if (sent > 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(sent));
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      await(POLLOUT, deadline);
+      wait_for(POLLOUT, deadline);
     } else if (errno != EINTR) {
       throw_gone(std::strerror(errno));
     }
@@ -131,45 +131,45 @@ void HvdrunRendezvous::receive_all(std::span<std::byte> bytes, Deadline deadline
     } else if (got == 0) {
       throw_gone("the connection is closed");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
-      await(POLLIN, deadline);
+      wait_for(POLLIN, deadline);
     } else if (errno != EINTR) {
       throw_gone(std::strerror(errno));
     }
   }
 }
 
-Answer HvdrunRendezvous::ask(const Request& request, Deadline deadline) {
+ServerReply HvdrunRendezvous::ask(const ServerRequest& request, Deadline deadline) {
   const Bytes body = encode(request);
   check_size(body);
   try {
     return send_and_receive(body, deadline);
   } catch (const Error&) {
-    // What is under way would be taken for the answer to the next request.
+    // A late reply would be mistaken for the reply to the next request.
     if (socket_ >= 0) ::close(std::exchange(socket_, -1));
     throw;
   }
 }
 
-Answer HvdrunRendezvous::send_and_receive(const Bytes& body, Deadline deadline) const {
+ServerReply HvdrunRendezvous::send_and_receive(const Bytes& body, Deadline deadline) const {
   const auto size = static_cast<std::uint32_t>(body.size());
   send_all(std::as_bytes(std::span(&size, 1)), deadline);
   send_all(body, deadline);
   std::uint32_t coming = 0;
   receive_all(std::as_writable_bytes(std::span(&coming, 1)), deadline);
-  if (coming > kMostFrameBytes) throw Error("hvd::init: an answer of hvdrun's is too large");
+  if (coming > kMostFrameBytes) throw Error("hvd::init: a reply of hvdrun is too large");
   Bytes answer(coming);
   receive_all(answer, deadline);
-  auto decoded = decode_answer(answer);
-  if (!decoded) throw Error("hvd::init: an answer of hvdrun's is none; is it another version?");
+  auto decoded = decode_reply(answer);
+  if (!decoded) throw Error("hvd::init: hvdrun sent an invalid reply; is it another version?");
   return std::move(*decoded);
 }
 
 }  // namespace
 
-std::unique_ptr<Rendezvous> meet_through_hvdrun(const std::string& socket, const Introduction& own,
+std::unique_ptr<Rendezvous> join_through_hvdrun(const std::string& socket, const RankInfo& own,
                                                 Deadline deadline) {
   auto made = std::make_unique<HvdrunRendezvous>(socket, own);
-  made->begin(deadline);
+  made->join(deadline);
   return made;
 }
 

@@ -1,10 +1,10 @@
 #include "bootstrap/init_method.h"
 
-#include <charconv>
 #include <cstdlib>
 #include <string_view>
 #include <vector>
 
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -15,23 +15,19 @@ const char* environment(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-/// A number of ranks, or a rank, as the environment has it.
+/// A rank or a number of ranks, and its text for errors.
 struct Number {
   int value = 0;
   std::string text = {};  ///< "RANK=1"
 };
 
 std::optional<Number> number(const char* name) {
-  const char* const text = environment(name);
-  if (text == nullptr) return std::nullopt;
-  const std::string_view all = text;
-  Number read{.text = std::string(name) + "=" + text};
-  const auto [end, error] = std::from_chars(all.data(), all.data() + all.size(), read.value);
-  if (error != std::errc() || end != all.data() + all.size() || read.value < 0) {
-    throw UsageError(std::string("hvd::init: ") + name + ": expected a whole number, got '" + text +
-                     "'");
-  }
-  return read;
+  const char* const found = environment(name);
+  if (found == nullptr) return std::nullopt;
+  const auto value = parse_number<int>(found);
+  if (!value || *value < 0)
+    throw UsageError(text("hvd::init: ", name, ": expected a whole number, got '", found, "'"));
+  return Number{.value = *value, .text = text(name, "=", found)};
 }
 
 std::optional<Number> first_number(std::initializer_list<const char*> names) {
@@ -40,7 +36,7 @@ std::optional<Number> first_number(std::initializer_list<const char*> names) {
   return std::nullopt;
 }
 
-/// What somebody says of this process's place in the job.
+/// The rank and the size that one source gives this process.
 struct Claim {
   std::optional<Number> rank = {};
   std::optional<Number> size = {};
@@ -60,7 +56,7 @@ std::optional<std::string> contradiction(const Claim& a, const char* who_a, cons
   if (!differ(a.rank, b.rank) && !differ(a.size, b.size)) return std::nullopt;
   return std::string("hvd::init: ") + who_a + " and " + who_b +
          " contradict each other: " + a.text() + " and " + b.text() +
-         "; unset what is left over, or say which is meant: HVD_INIT_METHOD (or "
+         "; unset the stale ones, or set the one to use: HVD_INIT_METHOD (or "
          "Options::init_method) is mpi://, env://, tcp://HOST:PORT or file:///path";
 }
 
@@ -87,7 +83,7 @@ constexpr const char* kMpi = "MPI";
 constexpr const char* kHvdrun = "hvdrun's variables";
 constexpr const char* kTorchrun = "torchrun's variables";
 
-/// All of torchrun's are there, not some that another tool has set too.
+/// Whether all of torchrun's variables are set; other tools set some of them.
 bool started_by_torchrun() {
   return environment("RANK") && environment("WORLD_SIZE") && environment("MASTER_ADDR") &&
          environment("MASTER_PORT");
@@ -115,13 +111,13 @@ InitMethod with_numbers(InitMethod method, const std::optional<Number>& rank,
   return method;
 }
 
-/// What comes first in `a`, `b`, `c` for each of the two.
+/// For the rank and for the size the first of `a`, `b` and `c` that has it.
 Claim first_of(const Claim& a, const Claim& b, const Claim& c) {
   const auto choose = [](const auto& x, const auto& y, const auto& z) { return x ? x : y ? y : z; };
   return {.rank = choose(a.rank, b.rank, c.rank), .size = choose(a.size, b.size, c.size)};
 }
 
-/// "tcp://host:port" of torchrun's variables.
+/// Makes "tcp://host:port" from torchrun's variables.
 InitMethod master(const std::string& source, const Claim& claim) {
   std::string absent;
   for (const char* const name : {"MASTER_ADDR", "MASTER_PORT"}) {
@@ -146,13 +142,13 @@ InitMethod master(const std::string& source, const Claim& claim) {
   return with_numbers(method, claim.rank, claim.size);
 }
 
-/// Where hvdrun has started several ranks itself, MPI would make as many jobs of one.
-void refuse_mpi_that_nothing_has_started(const std::string& source) {
+/// Refuses mpi:// if hvdrun has started several ranks without MPI: each would be a job of its own.
+void refuse_mpi_without_launcher(const std::string& source) {
   const Claim mpi = of_mpi_launcher();
   const std::optional<Number> several = of_hvdrun().size;
   if (mpi.rank || mpi.size || !several || several->value <= 1) return;
   throw UsageError("hvd::init: init_method mpi:// (" + source + ") with " + several->text +
-                   ", but nothing of MPI has started this process, which would be a job of its "
+                   ", but no MPI launcher has started this process, which would be a job of its "
                    "own; start the ranks with 'hvdrun --controller mpi', mpirun or srun "
                    "--mpi=pmix, or leave init_method empty (one rank alone: unset HVD_SIZE)");
 }
@@ -162,13 +158,13 @@ InitMethod explicit_method(const RuntimeOptions& options) {
   const std::string source =
       options.init_method_is_program ? "Options::init_method" : "HVD_INIT_METHOD";
   if (text == kMpiMethod) {
-    refuse_mpi_that_nothing_has_started(source);
+    refuse_mpi_without_launcher(source);
     return {.controller = Controller::kMpi, .place = kMpiMethod, .source = source};
   }
   if (text == "env://")
     return master(source, first_of(of_program(options), of_torchrun(), of_hvdrun()));
   if (text.starts_with(kHvdrunMethod)) {
-    // Whose rank this process is, is not for it to say.
+    // The launcher assigns the rank.
     require_agreement(of_program(options), kProgram, of_hvdrun(), kHvdrun);
   } else if (!text.starts_with("tcp://") && !text.starts_with("file://")) {
     throw UsageError("hvd::init: init_method (" + source +
@@ -180,20 +176,20 @@ InitMethod explicit_method(const RuntimeOptions& options) {
   return with_numbers({.place = text, .source = source}, claim.rank, claim.size);
 }
 
-/// Several ranks were started, but not so that they can meet: rather an error than as many jobs of
-/// one.
-void refuse_ranks_that_cannot_meet(const RuntimeOptions& options) {
+/// Refuses several ranks without a way to find each other: each would be a job of its own.
+void refuse_ranks_without_method(const RuntimeOptions& options) {
   std::optional<Number> several = of_program(options).size;
   for (const char* const name : {"WORLD_SIZE", "HVD_SIZE", "SLURM_STEP_NUM_TASKS"})
     if (!several || several->value <= 1) several = number(name);
   if (!several || several->value <= 1) return;
-  throw UsageError("hvd::init: " + several->text +
-                   ", but nothing says how the ranks find each other, neither an MPI launcher nor "
-                   "torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; start the program "
-                   "with 'hvdrun -np N program', mpirun, srun --mpi=pmix or torchrun, or set "
-                   "HVD_INIT_METHOD (or Options::init_method) to tcp://HOST:PORT or file:///path "
-                   "(one rank alone: unset " +
-                   several->text.substr(0, several->text.find('=')) + ")");
+  throw UsageError(
+      "hvd::init: " + several->text +
+      ", but the ranks have no way to find each other: there is no MPI launcher, and "
+      "torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set; start the program "
+      "with 'hvdrun -np N program', mpirun, srun --mpi=pmix or torchrun, or set "
+      "HVD_INIT_METHOD (or Options::init_method) to tcp://HOST:PORT or file:///path "
+      "(one rank alone: unset " +
+      several->text.substr(0, several->text.find('=')) + ")");
 }
 
 }  // namespace
@@ -221,7 +217,7 @@ InitMethod choose_init_method(const RuntimeOptions& options, bool mpi_active) {
     require_agreement(of_torchrun(), kTorchrun, program, kProgram);
     return master(kTorchrun, of_torchrun());
   }
-  refuse_ranks_that_cannot_meet(options);
+  refuse_ranks_without_method(options);
   return one_rank();
 }
 

@@ -15,10 +15,9 @@
 #include "bootstrap/build_identity.h"
 #include "bootstrap/gpu.h"
 #include "bootstrap/init_method.h"
-#include "bootstrap/join_ucx.h"
 #include "bootstrap/mpi_module.h"
 #include "bootstrap/rendezvous.h"
-#include "bootstrap/store_rendezvous.h"
+#include "bootstrap/world.h"
 #include "hvd/error.h"
 #include "transport/control_plane.h"
 
@@ -78,21 +77,21 @@ std::shared_ptr<World> join_world(const RuntimeOptions& options, const InitMetho
   const Deadline deadline =
       std::chrono::steady_clock::now() +
       std::chrono::duration_cast<std::chrono::nanoseconds>(options.start_timeout);
-  const rendezvous::Introduction own{.job = env_string("JOB_NAME").value_or(""),
-                                     .token = env_string("JOB_TOKEN").value_or(""),
-                                     .build = build_identity(),
-                                     .rank = method.rank,
-                                     .size = method.size};
+  const rendezvous::RankInfo own{.job = env_string("JOB_NAME").value_or(""),
+                                 .token = env_string("JOB_TOKEN").value_or(""),
+                                 .build = build_identity(),
+                                 .rank = method.rank,
+                                 .size = method.size};
   if (store)
-    return join_over_ucx(rendezvous::meet_in_store(std::move(store->store), own, deadline),
+    return join_over_ucx(rendezvous::join_in_store(std::move(store->store), own, deadline),
                          deadline);
   if (method.agent_store) {
     const auto timeout =
         std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
     return join_over_ucx(
-        rendezvous::meet_in_store(open_agent_store(method, timeout), own, deadline), deadline);
+        rendezvous::join_in_store(open_agent_store(method, timeout), own, deadline), deadline);
   }
-  return join_over_ucx(rendezvous::meet(method.place, own, deadline), deadline);
+  return join_over_ucx(rendezvous::join(method.place, own, deadline), deadline);
 }
 
 /// Compares this rank's settings and GPU with those of the others. A rank that refuses the job

@@ -1,5 +1,3 @@
-#include "bootstrap/join_ucx.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -9,7 +7,9 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "bootstrap/admission.h"
+#include "bootstrap/world.h"
 #include "hvd/error.h"
 #include "transport/carrier.h"
 #include "transport/ucx/ucx_carrier.h"
@@ -21,13 +21,14 @@ namespace {
 using rendezvous::Bytes;
 using rendezvous::Rendezvous;
 
-/// How long rank 0 stays at least for others to hear why the job does not begin, also where the
-/// time to begin is over, which it is for the others too.
-constexpr auto kTimeToBeTold = std::chrono::milliseconds(500);
-/// The same for others to hear that it has begun.
+/// Minimum time for which rank 0 stays after a failure, so that the others receive the reason even
+/// if the start timeout has passed.
+constexpr auto kTimeToInform = std::chrono::milliseconds(500);
+/// Maximum time for which rank 0 waits for the others to leave the rendezvous of a job that has
+/// begun.
 constexpr auto kTimeToLeave = std::chrono::seconds(10);
 
-/// Differs from job to job of one process. Rank 0's is everybody's.
+/// Differs between the jobs of one process. All ranks use the number that rank 0 has drawn.
 std::uint32_t draw_generation() {
   return std::random_device()() & ((std::uint32_t{1} << message::kGenerationBits) - 1);
 }
@@ -39,8 +40,8 @@ std::optional<int> lost_in(const std::exception& cause) {
 
 class JobOverUcx final : public World {
  public:
-  JobOverUcx(std::unique_ptr<Rendezvous> meeting, Deadline deadline)
-      : init_method_(meeting->place()), deadline_(deadline), meeting_(std::move(meeting)) {}
+  JobOverUcx(std::unique_ptr<Rendezvous> joined, Deadline deadline)
+      : init_method_(joined->place()), deadline_(deadline), rendezvous_(std::move(joined)) {}
   JobOverUcx(const JobOverUcx&) = delete;
   JobOverUcx& operator=(const JobOverUcx&) = delete;
   ~JobOverUcx() override { abandon(Error("hvd::init: a rank has given up")); }
@@ -53,42 +54,41 @@ class JobOverUcx final : public World {
   void allgather(const void* mine, void* all, std::size_t bytes) override;
   void begun() override { leave(std::chrono::steady_clock::now() + kTimeToLeave); }
   void abandon(const std::exception& cause) noexcept override {
-    if (!meeting_) return;
-    meeting_->fail({cause.what(), lost_in(cause)});
-    leave(std::max<Deadline>(rendezvous::time_to_tell_late_comers(deadline_),
-                             std::chrono::steady_clock::now() + kTimeToBeTold));
+    if (!rendezvous_) return;
+    rendezvous_->fail({cause.what(), lost_in(cause)});
+    leave(std::max<Deadline>(rendezvous::late_joiner_deadline(deadline_),
+                             std::chrono::steady_clock::now() + kTimeToInform));
   }
 
  private:
   void leave(Deadline limit) noexcept {
-    if (meeting_) meeting_->leave(limit);
-    if (meeting_ && meeting_->stays()) {
-      presence_ = std::move(meeting_);
+    if (rendezvous_) rendezvous_->leave(limit);
+    if (rendezvous_ && rendezvous_->stays_connected()) {
+      presence_ = std::move(rendezvous_);
     } else {
-      meeting_.reset();
+      rendezvous_.reset();
     }
   }
   void share_addresses(ucx::Workers);
 
   const std::string init_method_;
   const Deadline deadline_;
-  std::unique_ptr<Rendezvous> meeting_;   ///< until the job has begun
-  std::unique_ptr<Rendezvous> presence_;  ///< from then on, where somebody minds
+  std::unique_ptr<Rendezvous> rendezvous_;  ///< until the job has begun
+  std::unique_ptr<Rendezvous> presence_;    ///< open while joined, to detect duplicate ranks
   int exchanges_ = 0;
   std::shared_ptr<message::Carrier> carrier_;
   std::shared_ptr<host::Node> node_;
 };
 
 void JobOverUcx::allgather(const void* mine, void* all, std::size_t bytes) {
-  // What it is, in a message to the user of a rank that has not come.
-  const std::string what = "part " + std::to_string(++exchanges_);
+  // The name appears in the error text if a rank does not contribute.
+  const std::string what = text("part ", ++exchanges_);
   const auto parts =
-      meeting_->exchange(what, {static_cast<const std::byte*>(mine), bytes}, deadline_);
+      rendezvous_->exchange(what, {static_cast<const std::byte*>(mine), bytes}, deadline_);
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     if (parts[rank].size() != bytes) {
-      throw Error("hvd::init: rank " + std::to_string(rank) + " has said " +
-                  std::to_string(parts[rank].size()) + " bytes where " + std::to_string(bytes) +
-                  " were expected; start the same program everywhere");
+      throw Error(text("hvd::init: rank ", rank, " sent ", parts[rank].size(), " bytes, expected ",
+                       bytes, "; start the same program everywhere"));
     }
     std::memcpy(static_cast<std::byte*>(all) + rank * bytes, parts[rank].data(), bytes);
   }
@@ -100,8 +100,8 @@ void JobOverUcx::share_addresses(ucx::Workers workers) {
   Bytes own(first, first + sizeof drawn);
   const auto address = workers.address();
   own.insert(own.end(), address.begin(), address.end());
-  ucx::JobMembers members{.rank = meeting_->rank()};
-  for (const Bytes& part : meeting_->exchange("address", own, deadline_)) {
+  ucx::JobMembers members{.rank = rendezvous_->rank()};
+  for (const Bytes& part : rendezvous_->exchange("address", own, deadline_)) {
     if (part.size() <= sizeof drawn) throw Error("hvd::init: a rank has sent no address");
     if (members.addresses.empty())
       std::memcpy(&members.generation, part.data(), sizeof members.generation);
@@ -112,22 +112,22 @@ void JobOverUcx::share_addresses(ucx::Workers workers) {
 
 void JobOverUcx::connect() {
   share_addresses(ucx::open_workers());
-  node_ = host::Node::meet(
-      meeting_->rank(), meeting_->size(),
+  node_ = host::Node::join(
+      rendezvous_->rank(), rendezvous_->size(),
       [this](const void* mine, void* all, std::size_t bytes) { allgather(mine, all, bytes); });
 }
 
 }  // namespace
 
-std::shared_ptr<World> join_over_ucx(std::unique_ptr<Rendezvous> meeting, Deadline deadline) {
-  const std::string own = "rank " + std::to_string(meeting->rank());
-  auto job = std::make_shared<JobOverUcx>(std::move(meeting), deadline);
+std::shared_ptr<World> join_over_ucx(std::unique_ptr<Rendezvous> joined, Deadline deadline) {
+  const int own = joined->rank();
+  auto job = std::make_shared<JobOverUcx>(std::move(joined), deadline);
   try {
     job->connect();
   } catch (const std::exception& error) {
-    const std::string text = "hvd::init: " + own + " could not begin: " + error.what();
+    const std::string reason = text("hvd::init: rank ", own, " could not begin: ", error.what());
     const auto lost = lost_in(error);
-    lost ? job->abandon(PeerLostError(text, *lost)) : job->abandon(Error(text));
+    lost ? job->abandon(PeerLostError(reason, *lost)) : job->abandon(Error(reason));
     throw;
   }
   return job;

@@ -2,7 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
-#include <functional>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,17 +11,19 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "hvd/store.h"
 
-/// How the ranks of a job find each other where nothing else has done so. It carries no messages:
-/// what it exchanges is what messages need.
+/// How the ranks of a job find each other without MPI. It carries no messages; the ranks exchange
+/// the addresses that messages need.
 namespace hvd::rendezvous {
 
 using Bytes = std::vector<std::byte>;
 
-/// Who comes. A rank whose job, token, size or build differ from those of rank 0 is refused.
-struct Introduction {
-  std::string job = {};    ///< its name
-  std::string token = {};  ///< what only its ranks know; empty: nothing. In no message
+/// What a rank expects of its job. A rank whose job, token, size or build differ from those of rank
+/// 0 is refused.
+struct RankInfo {
+  std::string job = {};    ///< HVD_JOB_NAME
+  std::string token = {};  ///< HVD_JOB_TOKEN, a secret of the job: never in an error text
   std::string build = {};  ///< version and build of hvd
   int rank = 0;
   int size = 1;
@@ -29,18 +31,18 @@ struct Introduction {
 
 /// @throws UsageError for a rank that is not below the size, a size above 1,000,000, and a name or
 /// token of the job above 4 KiB
-void check(const Introduction&);
+void check(const RankInfo&);
 
 /// Why a job does not begin.
 struct Failure {
   std::string reason = {};
-  std::optional<int> lost = {};  ///< the rank: the others get a PeerLostError; else an Error
+  std::optional<int> lost = {};  ///< a lost rank: the others throw PeerLostError; else Error
 };
 
-/// A place where each rank of a job puts what the others need, and finds what they have put. All
-/// ranks are there once the object has been made.
+/// A place where each rank of a job stores values for the others. All ranks have joined once the
+/// object exists.
 ///
-/// Not thread-safe. Everything waits until a deadline at most, and throws hvd::Error when the place
+/// Not thread-safe. Every call waits until a deadline at most, and throws hvd::Error when the place
 /// itself fails.
 class Rendezvous {
  public:
@@ -48,42 +50,60 @@ class Rendezvous {
 
   virtual int rank() const noexcept = 0;
   virtual int size() const noexcept = 0;
-  /// For messages: "file:///shared/job".
+  /// For error texts: "file:///shared/job".
   virtual const std::string& place() const noexcept = 0;
 
-  /// Other ranks find it from then on. @throws hvd::Error when there is something under that key
+  /// Stores a value for all ranks. @throws hvd::Error when the key has a value already
   virtual void put(std::string_view key, std::span<const std::byte> value) = 0;
-  /// Nothing where nothing has been put yet.
+  /// Empty if no value has been stored yet.
   virtual std::optional<Bytes> get(std::string_view key) = 0;
-  /// Waits for what is put under that key; nothing when the deadline has passed. @throws hvd::Error
-  /// with the reason when a rank has failed
-  /// @param from the rank that puts it. @throws PeerLostError where its end is seen first
+  /// Waits for a value; empty once the deadline has passed.
+  /// @param from the rank that stores it. @throws PeerLostError if its process ends before
+  /// @throws hvd::Error with the reason when a rank has failed
   virtual std::optional<Bytes> wait(std::string_view key, int from, Deadline) = 0;
 
-  /// Every rank contributes `mine`, and gets what all have, in rank order. Collective.
-  /// @param what names the exchange: another one each time
-  /// @throws PeerLostError when a rank's part has not come by the deadline; as wait()
+  /// Every rank contributes `mine`, and receives the parts of all in rank order. Collective.
+  /// @param what names the exchange; must differ from that of earlier ones
+  /// @throws PeerLostError when a rank has not contributed by the deadline; else as wait()
   virtual std::vector<Bytes> exchange(std::string_view what, std::span<const std::byte> mine,
                                       Deadline);
 
-  /// Whoever waits, or will, gets this reason. Only the first is kept.
+  /// Ends the waits of all ranks, current and later, with this reason. Only the first call counts.
   virtual void fail(const Failure&) noexcept = 0;
-  /// This rank has found all it needs. Rank 0 waits for the others and tidies up.
+  /// Leaves: this rank reads no more values. Rank 0 waits for the others, and cleans up.
   virtual void leave(Deadline) noexcept = 0;
-  /// After leave(): whether this object has to stay for as long as the rank is in the job. Where it
-  /// does, another process that begins as the same rank meanwhile is refused.
-  virtual bool stays() const noexcept { return false; }
+  /// Whether this object has to exist after leave(), for as long as the rank is in the job. Another
+  /// process that joins as the same rank in the meantime is then refused.
+  virtual bool stays_connected() const noexcept { return false; }
 
  protected:
-  /// Of a rank that has come, and has not said its part of an exchange.
+  /// Throws because a rank has joined and has not contributed to an exchange.
   [[noreturn]] void throw_absent(std::string_view what, int rank) const;
 };
 
-/// Meets the other ranks.
-/// @param init_method "tcp://HOST:PORT", which rank 0 serves, "file:///path": a file that all ranks
-/// can write to, or "hvdrun://NAME", which hvdrun sets
-/// @throws UsageError when it is none of these, and when ranks contradict each other
-/// @throws PeerLostError which names ranks that have not come by the deadline
-std::unique_ptr<Rendezvous> meet(const std::string& init_method, const Introduction&, Deadline);
+/// Joins the other ranks.
+/// @param init_method "tcp://HOST:PORT", which rank 0 serves; "file:///path", a file that all ranks
+/// can write to; or "hvdrun://NAME", which hvdrun sets
+/// @throws UsageError for any other method, and when ranks contradict each other
+/// @throws PeerLostError when ranks have not joined by the deadline; the text names them
+std::unique_ptr<Rendezvous> join(const std::string& init_method, const RankInfo&, Deadline);
+
+/// Joins in a store that all ranks reach. It may hold values of earlier jobs.
+std::unique_ptr<Rendezvous> join_in_store(KeyValueStore, const RankInfo&, Deadline);
+/// Joins in a file of a folder that all ranks share. It relies only on what POSIX guarantees of
+/// link() and rename(), so NFS works.
+/// @param path absolute. Files beside it whose names begin with it belong to hvd, too
+std::unique_ptr<Rendezvous> join_in_file(const std::string& path, const RankInfo&, Deadline);
+/// Joins at a port that rank 0 serves, in a thread, until its Rendezvous is destroyed. The other
+/// ranks retry until they reach it.
+/// @throws UsageError also when this build has no Asio, and when rank 0 cannot bind the port
+std::unique_ptr<Rendezvous> join_at_port(const std::string& host, std::uint16_t port,
+                                         const RankInfo&, Deadline);
+/// Joins through hvdrun: this process's supervisor forwards its requests to hvdrun, which serves
+/// them.
+/// @param socket the supervisor's, in the abstract namespace of this host
+/// @throws UsageError also when no supervisor listens there
+std::unique_ptr<Rendezvous> join_through_hvdrun(const std::string& socket, const RankInfo&,
+                                                Deadline);
 
 }  // namespace hvd::rendezvous

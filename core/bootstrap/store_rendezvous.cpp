@@ -1,56 +1,55 @@
-#include "bootstrap/store_rendezvous.h"
-
 #include <algorithm>
 #include <chrono>
 #include <thread>
 #include <utility>
 
+#include "base/text.h"
 #include "bootstrap/admission.h"
-#include "bootstrap/rank_processes.h"
+#include "bootstrap/rendezvous.h"
 #include "hvd/error.h"
 
 // Note [What is in the store]
-// As in a shared file (Note [A file that is left over]): rank 0 makes up a place with a new name
-// and says so under one key; who has come to the place of an earlier job goes on when the name
-// changes.
+// As in a shared file (Note [Files of an earlier job]): rank 0 makes a place with a new name and
+// stores the name under one key. A rank that has joined in the place of an earlier job joins again
+// when the name changes.
 //
-//   hvd/JOB/now              PLACE, where the job is
-//   PLACE/count              how many have come there
-//   PLACE/come.N             the N-th that has come: Arrival
-//   PLACE/rank.R             who rank R is, when all have come: Arrival
-//   PLACE/welcome.N          it may begin
-//   PLACE/refused.N          it may not, and why (Refusal)
-//   PLACE/failed             why nobody should go on waiting
-//   PLACE/left               how many need nothing more
-//   PLACE/claim.K, key.K     a value, and how often it was put
+//   hvd/JOB/now              PLACE, the name of the job's place
+//   PLACE/count              number of join requests
+//   PLACE/join.N             the N-th JoinRequest
+//   PLACE/rank.R             JoinRequest of rank R, once all have joined
+//   PLACE/accepted.N         the N-th request is accepted
+//   PLACE/refused.N          it is refused, and why (Refusal)
+//   PLACE/failed             why the job does not begin
+//   PLACE/left               number of ranks that have left
+//   PLACE/claim.K, key.K     how often a value was put, and the value
 //
-// A store has neither listing nor "if there is none": numbers that are added to are both.
+// A store can neither list keys nor set a key only if it is new, so counters replace both.
 
 namespace hvd::rendezvous {
 namespace {
 
-/// The store may be another process, which many ranks ask.
+/// Pauses between polls: the store may be a process that many ranks poll.
 constexpr auto kFirstPause = std::chrono::milliseconds(1);
 constexpr auto kLongestPause = std::chrono::milliseconds(20);
 
 class StoreRendezvous final : public Rendezvous {
  public:
-  StoreRendezvous(KeyValueStore store, const Introduction& own)
+  StoreRendezvous(KeyValueStore store, const RankInfo& own)
       : store_(std::move(store)),
         now_("hvd/" + own.job + "/now"),
-        own_(arrival_of(own)),
+        own_(join_request_of(own)),
         processes_(store_.name) {}
 
-  void begin(Deadline);  // rank 0
-  void come(Deadline);   // another rank
+  void join_as_rank_0(Deadline);
+  void join(Deadline);  // any other rank
 
-  int rank() const noexcept override { return own_.introduction.rank; }
-  int size() const noexcept override { return own_.introduction.size; }
+  int rank() const noexcept override { return own_.info.rank; }
+  int size() const noexcept override { return own_.info.size; }
   const std::string& place() const noexcept override { return store_.name; }
 
   void put(std::string_view key, std::span<const std::byte> value) override {
     if (add("claim." + std::string(key), 1) != 1)
-      throw Error("hvd::init: '" + std::string(key) + "' was put into " + place() + " twice");
+      throw Error(text("hvd::init: '", key, "' was put into ", place(), " twice"));
     set("key." + std::string(key), value);
   }
   std::optional<Bytes> get(std::string_view key) override {
@@ -61,13 +60,13 @@ class StoreRendezvous final : public Rendezvous {
   void leave(Deadline) noexcept override;
 
  private:
-  /// What the store throws has no type that anybody above knows.
+  /// Calls the store, and turns its exceptions, whose types are unknown here, into hvd::Error.
   template <typename Call>
   auto ask(Call&& call) {
     try {
       return call();
     } catch (const std::exception& error) {
-      throw Error("hvd::init: the store " + place() + " has failed: " + error.what());
+      throw Error(text("hvd::init: the store ", place(), " has failed: ", error.what()));
     }
   }
   void set(const std::string& name, std::span<const std::byte> value) {
@@ -79,47 +78,47 @@ class StoreRendezvous final : public Rendezvous {
   std::int64_t add(const std::string& name, std::int64_t amount) {
     return ask([&] { return store_.add(place_ + "/" + name, amount); });
   }
-  std::string place_in_force() {
-    const auto text = ask([&] { return store_.get(now_); });
-    return text ? text_of(*text) : std::string();
+  std::string current_place() {
+    const auto name = ask([&] { return store_.get(now_); });
+    return name ? text_of(*name) : std::string();
   }
-  /// Asks at growing intervals. False: the deadline has passed.
+  /// Polls at growing intervals. Returns false if the deadline has passed.
   template <typename Done>
-  static bool ask_until(Deadline deadline, Done&& done);
+  static bool poll_store_until(Deadline deadline, Done&& done);
 
-  bool look_for_ranks();
+  bool find_joined_ranks();
   std::vector<int> absent() const;
-  void look_at(std::int64_t number, const Arrival&);
-  void note(std::int64_t number, const Arrival&);
-  bool is_of_this_job(const Arrival& arrival) const {
-    return is_of_job(arrival.introduction, own_.introduction);
+  void handle(std::int64_t number, const JoinRequest&);
+  void record(std::int64_t number, const JoinRequest&);
+  bool is_of_this_job(const JoinRequest& request) const {
+    return same_job(request.info, own_.info);
   }
   void refuse(std::int64_t number, const Refusal& refusal) {
-    set("refused." + std::to_string(number), encode(refusal));
+    set(text("refused.", number), encode(refusal));
   }
   [[noreturn]] void refuse_all(const Refusal&);
-  void follow();
-  bool welcomed();
+  void follow_rank_0();
+  bool accepted();
 
   KeyValueStore store_;
   const std::string now_;
-  const Arrival own_;
+  const JoinRequest own_;
   std::string place_;
   RankProcesses processes_;
   Deadline deadline_ = {};
-  Deadline::duration limit_{0};  ///< from the beginning to the deadline
-  // Of rank 0.
+  Deadline::duration limit_{0};  ///< from the call to the deadline
+  // Used by rank 0 only.
   Deadline give_up_ = {};
   Strangers strangers_;
-  std::int64_t looked_at_ = 0;
-  std::vector<std::int64_t> number_of_;  ///< by rank; 0: it has not come
-  std::vector<Arrival> come_;
-  // Of another rank.
-  std::int64_t number_ = 0;
+  std::int64_t handled_ = 0;             ///< number of join requests
+  std::vector<std::int64_t> number_of_;  ///< by rank: number of its request; 0: not joined
+  std::vector<JoinRequest> joined_;      ///< by rank
+  // Used by the other ranks only.
+  std::int64_t number_ = 0;  ///< of this rank's request; 0: none yet
 };
 
 template <typename Done>
-bool StoreRendezvous::ask_until(Deadline deadline, Done&& done) {
+bool StoreRendezvous::poll_store_until(Deadline deadline, Done&& done) {
   for (auto pause = kFirstPause;; pause = std::min(pause * 2, kLongestPause)) {
     if (done()) return true;
     const auto left = deadline - std::chrono::steady_clock::now();
@@ -128,25 +127,26 @@ bool StoreRendezvous::ask_until(Deadline deadline, Done&& done) {
   }
 }
 
-void StoreRendezvous::begin(Deadline deadline) {
+void StoreRendezvous::join_as_rank_0(Deadline deadline) {
   deadline_ = deadline;
   limit_ = deadline - std::chrono::steady_clock::now();
-  place_ = "hvd/" + own_.introduction.job + "/" + own_.identity;
+  place_ = "hvd/" + own_.info.job + "/" + own_.identity;
   number_of_.assign(static_cast<std::size_t>(size()), 0);
-  come_.resize(number_of_.size());
+  joined_.resize(number_of_.size());
   ask([&] { store_.set(now_, bytes_of(place_)); });
-  give_up_ = time_to_refuse(deadline);
-  ask_until(deadline,
-            [this] { return look_for_ranks() || std::chrono::steady_clock::now() >= give_up_; });
+  give_up_ = refusal_time(deadline);
+  poll_store_until(deadline, [this] {
+    return find_joined_ranks() || std::chrono::steady_clock::now() >= give_up_;
+  });
   if (!absent().empty()) {
     const std::vector<int> ranks = absent();
     refuse_all(missing(ranks, place(), limit_, kStartAsManyRanks, strangers_.text(ranks)));
   }
-  come_.front() = own_;
+  joined_.front() = own_;
   for (int other = 0; other < size(); ++other)
-    set("rank." + std::to_string(other), encode(come_[static_cast<std::size_t>(other)]));
+    set(text("rank.", other), encode(joined_[static_cast<std::size_t>(other)]));
   for (int other = 1; other < size(); ++other)
-    set("welcome." + std::to_string(number_of_[static_cast<std::size_t>(other)]), {});
+    set(text("accepted.", number_of_[static_cast<std::size_t>(other)]), {});
 }
 
 std::vector<int> StoreRendezvous::absent() const {
@@ -156,103 +156,104 @@ std::vector<int> StoreRendezvous::absent() const {
   return ranks;
 }
 
-/// True when all are there.
-bool StoreRendezvous::look_for_ranks() {
-  if (place_in_force() != place_) {
+/// Handles new join requests; true when all ranks have joined.
+bool StoreRendezvous::find_joined_ranks() {
+  if (current_place() != place_) {
     refuse_all({.usage = true,
-                .text = "hvd::init: another process has begun at " + place() +
+                .text = "hvd::init: another process has started at " + place() +
                         " as rank 0; start rank 0 once, and give each job a store or a name "
                         "(HVD_JOB_NAME) of its own"});
   }
-  while (const auto bytes = read("come." + std::to_string(looked_at_ + 1))) {
-    const std::int64_t number = ++looked_at_;
-    const auto arrival = decode_arrival(*bytes);
-    if (!arrival) {
+  while (const auto bytes = read(text("join.", handled_ + 1))) {
+    const std::int64_t number = ++handled_;
+    const auto request = decode_join_request(*bytes);
+    if (!request) {
       refuse(number, {.usage = true,
-                      .text = "hvd::init: a rank has come to " + place() +
+                      .text = "hvd::init: a rank has joined at " + place() +
                               " with another version of hvd; start the same program everywhere"});
       continue;
     }
-    look_at(number, *arrival);
+    handle(number, *request);
   }
-  if (const Arrival* const lost = processes_.any_ended())
+  if (const JoinRequest* const lost = processes_.any_ended())
     refuse_all(ended(*lost, place(), absent()));
   return absent().empty();
 }
 
-/// Who comes with another token or as a rank that is there is refused alone.
-void StoreRendezvous::look_at(std::int64_t number, const Arrival& arrival) {
-  const Introduction& other = arrival.introduction;
-  if (const auto objection = object_to(arrival, own_.introduction, place())) {
+/// A process with another token, or of a rank that has joined already, is refused alone.
+void StoreRendezvous::handle(std::int64_t number, const JoinRequest& request) {
+  const RankInfo& other = request.info;
+  if (const auto objection = find_objection(request, own_.info, place())) {
     refuse(number, *objection);
-    if (!is_of_this_job(arrival)) return strangers_.note(arrival, own_.introduction);
-    note(number, arrival);
+    if (!is_of_this_job(request)) return strangers_.add(request, own_.info);
+    record(number, request);
     refuse_all(*objection);
   }
   const auto at = static_cast<std::size_t>(std::clamp(other.rank, 0, size() - 1));
   if (at == 0 || number_of_[at] != 0) {
-    return refuse(number, {.usage = true,
-                           .text = "hvd::init: rank " + std::to_string(other.rank) +
-                                   " has come to " + place() + " twice, first from " +
-                                   (at == 0 ? own_ : come_[at]).who() + "; start each rank once"});
+    return refuse(number,
+                  {.usage = true,
+                   .text = "hvd::init: rank " + std::to_string(other.rank) + " has joined at " +
+                           place() + " twice, first from " +
+                           (at == 0 ? own_ : joined_[at]).process() + "; start each rank once"});
   }
-  note(number, arrival);
-  give_up_ = sooner(give_up_, arrival);
-  processes_.add(arrival);
+  record(number, request);
+  give_up_ = earlier_refusal_time(give_up_, request);
+  processes_.add(request);
 }
 
-/// It has come, if it is one of those that are awaited.
-void StoreRendezvous::note(std::int64_t number, const Arrival& arrival) {
-  const int rank = arrival.introduction.rank;
-  if (!is_of_this_job(arrival) || rank < 1 || rank >= size()) return;
+/// Records the request of an awaited rank of this job; ignores any other.
+void StoreRendezvous::record(std::int64_t number, const JoinRequest& request) {
+  const int rank = request.info.rank;
+  if (!is_of_this_job(request) || rank < 1 || rank >= size()) return;
   number_of_[static_cast<std::size_t>(rank)] = number;
-  come_[static_cast<std::size_t>(rank)] = arrival;
+  joined_[static_cast<std::size_t>(rank)] = request;
 }
 
-/// Tells all that have come, and those that come soon.
+/// Refuses all ranks that have joined, and those that join soon.
 void StoreRendezvous::refuse_all(const Refusal& refusal) {
   for (const std::int64_t number : number_of_)
     if (number != 0) refuse(number, refusal);
-  ask_until(time_to_tell_late_comers(deadline_), [&] {
-    while (const auto bytes = read("come." + std::to_string(looked_at_ + 1))) {
-      refuse(++looked_at_, refusal);
-      if (const auto arrival = decode_arrival(*bytes)) note(looked_at_, *arrival);
+  poll_store_until(late_joiner_deadline(deadline_), [&] {
+    while (const auto bytes = read(text("join.", handled_ + 1))) {
+      refuse(++handled_, refusal);
+      if (const auto request = decode_join_request(*bytes)) record(handled_, *request);
     }
-    // Who comes after another rank 0 does not come here.
-    return absent().empty() || place_in_force() != place_;
+    // Later ranks follow the newer rank 0, so stop waiting for them.
+    return absent().empty() || current_place() != place_;
   });
   refusal.raise();
 }
 
-/// Goes where rank 0 is.
-void StoreRendezvous::follow() {
-  const std::string now = place_in_force();
+/// Joins in the place of the newest rank 0, if this rank has not yet.
+void StoreRendezvous::follow_rank_0() {
+  const std::string now = current_place();
   if (now.empty() || now == place_) return;
   place_ = now;
   number_ = add("count", 1);
-  set("come." + std::to_string(number_), encode(own_, deadline_));
+  set(text("join.", number_), encode(own_, deadline_));
 }
 
-bool StoreRendezvous::welcomed() {
+bool StoreRendezvous::accepted() {
   if (number_ == 0) return false;
   const std::string number = std::to_string(number_);
   if (const auto refused = read("refused." + number)) {
     if (const auto refusal = decode_refusal(*refused)) refusal->raise();
   }
-  return read("welcome." + number).has_value();
+  return read("accepted." + number).has_value();
 }
 
-void StoreRendezvous::come(Deadline deadline) {
+void StoreRendezvous::join(Deadline deadline) {
   deadline_ = deadline;
   limit_ = deadline - std::chrono::steady_clock::now();
-  const bool begun = ask_until(deadline, [this] {
-    follow();
-    return welcomed();
+  const bool begun = poll_store_until(deadline, [this] {
+    follow_rank_0();
+    return accepted();
   });
   if (begun) return;
   throw PeerLostError("hvd::init: rank 0 has not " +
-                          std::string(number_ == 0 ? "come to " : "answered at ") + place() + " " +
-                          within(limit_) +
+                          std::string(number_ == 0 ? "joined at " : "answered at ") + place() +
+                          " " + within(limit_) +
                           "; give all ranks the same store, and see whether rank 0 has "
                           "ended",
                       0);
@@ -262,15 +263,15 @@ std::optional<Bytes> StoreRendezvous::wait(std::string_view key, int from, Deadl
   return processes_.wait(from,
                          {.value = [&] { return get(key); },
                           .failure = [this] { return read("failed"); },
-                          .arrival = [&] { return read("rank." + std::to_string(from)); }},
-                         [deadline](const auto& done) { ask_until(deadline, done); });
+                          .join_request = [&] { return read(text("rank.", from)); }},
+                         [deadline](const auto& done) { poll_store_until(deadline, done); });
 }
 
 void StoreRendezvous::fail(const Failure& failure) noexcept {
   try {
     if (add("failures", 1) == 1) set("failed", encode(failure));
   } catch (const std::exception&) {
-    // The others wait until their deadline.
+    // The other ranks wait until their deadlines.
   }
 }
 
@@ -280,23 +281,23 @@ void StoreRendezvous::leave(Deadline deadline) noexcept {
       add("left", 1);
       return;
     }
-    // The store may end with this process.
-    ask_until(deadline, [this] { return add("left", 0) >= size() - 1; });
+    // Wait, because the store may end with this process.
+    poll_store_until(deadline, [this] { return add("left", 0) >= size() - 1; });
   } catch (const std::exception&) {
-    // There is nobody left to tell.
+    // The store has ended.
   }
 }
 
 }  // namespace
 
-std::unique_ptr<Rendezvous> meet_in_store(KeyValueStore store, const Introduction& own,
+std::unique_ptr<Rendezvous> join_in_store(KeyValueStore store, const RankInfo& own,
                                           Deadline deadline) {
   check(own);
   auto made = std::make_unique<StoreRendezvous>(std::move(store), own);
   if (own.rank == 0) {
-    made->begin(deadline);
+    made->join_as_rank_0(deadline);
   } else {
-    made->come(deadline);
+    made->join(deadline);
   }
   return made;
 }

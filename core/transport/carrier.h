@@ -93,7 +93,7 @@ inline constexpr int kControlKind = (1 << kKindBits) - 1;  ///< with set 0 and i
 enum class Plane : std::uint8_t { kControl, kData };
 
 /// A whole message that has been matched and is not received yet.
-struct Arrival {
+struct ProbedMessage {
   int source = 0;
   std::size_t bytes = 0;
   std::uint64_t handle = 0;  ///< for the carrier's own use
@@ -129,7 +129,7 @@ class Requests {
   virtual void send(std::size_t slot, std::span<const std::byte>, int peer, Tag) = 0;
   virtual void receive(std::size_t slot, std::span<std::byte>, int peer, Tag) = 0;
   /// @param arrival from Carrier::probe(); usable once. The span has exactly its length.
-  virtual void receive(std::size_t slot, std::span<std::byte>, const Arrival& arrival) = 0;
+  virtual void receive(std::size_t slot, std::span<std::byte>, const ProbedMessage& message) = 0;
 
   /// Lets the carrier work, and returns the messages that have completed since the last call. The
   /// span is valid until the next call. The caller may go to sleep after an empty result, so a
@@ -170,7 +170,7 @@ class Carrier {
   virtual std::unique_ptr<Requests> make_requests(Plane) = 0;
   /// Matches the next whole message of the control plane that has this tag, from any source: the
   /// tag's source field is ignored. The caller may go to sleep after an empty result.
-  virtual std::optional<Arrival> probe(Tag) = 0;
+  virtual std::optional<ProbedMessage> probe(Tag) = 0;
   /// Begins to connect to a rank with which this rank will exchange messages. The other rank calls
   /// it for this one.
   virtual void connect(Plane, int /*rank*/) {}

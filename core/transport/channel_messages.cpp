@@ -115,8 +115,8 @@ bool MessageWork::progress() {
   moved_ = true;
   for (int pass = 0; pass < kPasses && moved_ && !complete_ && !gives_way; ++pass) {
     complete_ = step();
-    moved_ = messages_->take_moved();
-    gives_way = messages_->take_gives_way();
+    moved_ = messages_->moved_since_last_call();
+    gives_way = messages_->gave_way_since_last_call();
     if (moved_) ++moves_;
   }
   messages_->ring_touched();

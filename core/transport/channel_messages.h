@@ -58,8 +58,8 @@ class ChannelMessages {
   /// many bytes as a call may.
   void give_way() noexcept { moved_ = gives_way_ = true; }
   /// Whether a message was started or completed since the last call.
-  bool take_moved() noexcept { return std::exchange(moved_, false); }
-  bool take_gives_way() noexcept { return std::exchange(gives_way_, false); }
+  bool moved_since_last_call() noexcept { return std::exchange(moved_, false); }
+  bool gave_way_since_last_call() noexcept { return std::exchange(gives_way_, false); }
   /// Rings every peer with which a message was started or completed since the last call.
   void ring_touched() noexcept;
 

@@ -188,7 +188,7 @@ void MessageControlPlane::heartbeat(TimePoint now) noexcept {
 }
 
 bool MessageControlPlane::start_receive() {
-  const std::optional<Arrival> arrival = carrier_->probe(tag_);
+  const std::optional<ProbedMessage> arrival = carrier_->probe(tag_);
   if (!arrival) return false;
   require_within_limit(arrival->bytes, "receiving from", arrival->source);
   receiving_.source = arrival->source;
@@ -211,7 +211,7 @@ std::optional<control::Message> MessageControlPlane::poll() {
 std::optional<control::Message> MessageControlPlane::next_message() {
   if (size() == 1 || (incoming_.in_flight() == 0 && !start_receive())) return std::nullopt;
   if (incoming_.test().empty()) return std::nullopt;
-  node_->note_received();
+  node_->count_received();
   return std::exchange(receiving_, {});
 }
 

@@ -35,7 +35,7 @@ class RequestTable {
     started(slot, {.peer = peer, .state = State::kReceiving, .bytes = bytes.size()});
   }
   /// @param bytes exactly as long as the arrival
-  void receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) {
+  void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) {
     requests_->receive(slot, bytes, arrival);
     started(slot, {.peer = arrival.source, .state = State::kReceiving, .bytes = bytes.size()});
   }

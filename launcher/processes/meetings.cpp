@@ -9,15 +9,15 @@
 namespace hvd::launcher {
 namespace {
 
-using rendezvous::Arrival;
-using rendezvous::Meeting;
+using rendezvous::JoinRequest;
 using rendezvous::Refusal;
+using rendezvous::RendezvousServer;
 
 constexpr const char* kPlace = "hvdrun://";
 constexpr const char* kAdvice =
     "see what it does before it calls hvd::init(), and whether all ranks run the same program";
 
-/// From the end of a rank that was told of another's to that one's.
+/// How long the end of a rank that reported another's loss waits for the end of that one.
 constexpr auto kTimeForTheFirst = std::chrono::seconds(1);
 
 Refusal usage_error(std::string text) {
@@ -55,7 +55,7 @@ void Meetings::take(int rank, const MeetingBytes& said, Deadline now) {
   tidy_up();
 }
 
-/// False: what comes there is none of hvd's.
+/// Returns false if the bytes are not requests of hvd.
 bool Meetings::cut_frames(int id, Deadline now) {
   const std::string incoming = std::exchange(sessions_.at(id).incoming, {});
   std::string_view rest = incoming;
@@ -63,9 +63,8 @@ bool Meetings::cut_frames(int id, Deadline now) {
   while (rest.size() >= sizeof size) {
     std::memcpy(&size, rest.data(), sizeof size);
     const Session& session = sessions_.at(id);
-    const bool admitted = session.meeting && session.meeting->who(id);
-    if (size > (admitted ? rendezvous::kMostFrameBytes : rendezvous::kMostArrivalBytes))
-      return false;
+    const bool admitted = session.meeting && session.meeting->process(id);
+    if (size > (admitted ? rendezvous::kMostFrameBytes : rendezvous::kMostJoinBytes)) return false;
     if (rest.size() < sizeof size + size) break;
     if (!handle(id, rest.substr(sizeof size, size), now)) return false;
     rest.remove_prefix(sizeof size + size);
@@ -77,17 +76,18 @@ bool Meetings::cut_frames(int id, Deadline now) {
 bool Meetings::handle(int id, std::string_view frame, Deadline now) {
   Session& session = sessions_.at(id);
   if (session.meeting) return session.meeting->handle(id, as_bytes(frame), now);
-  const auto request = rendezvous::decode_request(as_bytes(frame));
-  if (!request || request->verb != "come") return false;
-  // What it is not understood to say, the meeting answers.
-  if (const auto arrival = rendezvous::decode_arrival(rendezvous::bytes_of(request->value))) {
+  const auto request = rendezvous::decode_server_request(as_bytes(frame));
+  if (!request || request->verb != "join") return false;
+  // The rendezvous itself replies to an invalid request.
+  if (const auto arrival = rendezvous::decode_join_request(rendezvous::bytes_of(request->value))) {
     has_come_[static_cast<std::size_t>(session.rank)] = true;
     const auto refuse = [&](const Refusal& refusal) {
-      send_(session.rank, session.number, rendezvous::frame_of("refused", encode(refusal)), true);
+      send_(session.rank, session.number, rendezvous::reply_frame("refused", encode(refusal)),
+            true);
       told_.push_back(id);
       return true;
     };
-    if (const auto objection = object_to(id, *arrival)) return refuse(*objection);
+    if (const auto objection = find_objection(id, *arrival)) return refuse(*objection);
     if (untold_.erase(session.rank) > 0) return refuse(*contradiction_);
     if (const auto contradicts = contradiction(session.rank, *arrival)) {
       gathering()->refuse_all(*contradicts);
@@ -99,37 +99,37 @@ bool Meetings::handle(int id, std::string_view frame, Deadline now) {
   return session.meeting->handle(id, as_bytes(frame), now);
 }
 
-std::optional<Refusal> Meetings::object_to(int id, const Arrival& arrival) const {
+std::optional<Refusal> Meetings::find_objection(int id, const JoinRequest& arrival) const {
   const int rank = sessions_.at(id).rank;
-  const std::string who = "rank " + std::to_string(rank) + " (" + arrival.who() + ")";
-  if (arrival.introduction.job != job_ || arrival.introduction.token != token_) {
-    return usage_error("a process (" + arrival.who() + ") has come to " + kPlace +
-                       " that has not the name and the token of hvdrun's job (HVD_JOB_NAME, "
-                       "HVD_JOB_TOKEN): they are another job's, or were removed from its "
+  const std::string who = "rank " + std::to_string(rank) + " (" + arrival.process() + ")";
+  if (arrival.info.job != job_ || arrival.info.token != token_) {
+    return usage_error("a process (" + arrival.process() + ") has joined at " + kPlace +
+                       " without the name and the token of hvdrun's job (HVD_JOB_NAME, "
+                       "HVD_JOB_TOKEN): they are those of another job, or were removed from its "
                        "environment; start it as hvdrun does");
   }
   for (const int other : ids_of_rank_[static_cast<std::size_t>(rank)]) {
     const auto& meeting = sessions_.at(other).meeting;
-    const auto first = meeting ? meeting->who(other) : std::nullopt;
+    const auto first = meeting ? meeting->process(other) : std::nullopt;
     if (other == id || !first) continue;
-    return usage_error(who + " has come to " + kPlace + " twice, first from " + *first +
+    return usage_error(who + " has joined at " + kPlace + " twice, first from " + *first +
                        ", which has not called hvd::shutdown() since; one process of each rank "
                        "calls hvd::init()");
   }
   return std::nullopt;
 }
 
-std::optional<Refusal> Meetings::contradiction(int rank, const Arrival& arrival) const {
-  const auto& own = arrival.introduction;
+std::optional<Refusal> Meetings::contradiction(int rank, const JoinRequest& arrival) const {
+  const auto& own = arrival.info;
   if (own.rank == rank && own.size == size_) return std::nullopt;
   return usage_error(
       "hvdrun has started rank " + std::to_string(rank) + " of " + std::to_string(size_) +
       ", which says that it is rank " + std::to_string(own.rank) + " of " +
-      std::to_string(own.size) + " (" + arrival.who() +
+      std::to_string(own.size) + " (" + arrival.process() +
       "); leave Options::rank, Options::world_size, HVD_RANK and HVD_SIZE to hvdrun");
 }
 
-/// A rank has ended, so all cannot come.
+/// A rank has ended, so not all can join.
 void Meetings::cannot_begin(const Refusal& refusal) {
   if (ended_) return;
   ended_ = refusal;
@@ -138,15 +138,15 @@ void Meetings::cannot_begin(const Refusal& refusal) {
 }
 
 const Meetings::MeetingPtr& Meetings::gathering() {
-  if (gathering_ && gathering_->gathering()) return gathering_;
-  gathering_ =
-      std::make_shared<Meeting>(Meeting::Rules{.place = kPlace, .size = size_, .advice = kAdvice},
-                                [this](int id, const Bytes& frame, bool last) {
-                                  const auto found = sessions_.find(id);
-                                  if (found == sessions_.end()) return;
-                                  send_(found->second.rank, found->second.number, frame, last);
-                                  if (last) told_.push_back(id);
-                                });
+  if (gathering_ && gathering_->joining()) return gathering_;
+  gathering_ = std::make_shared<RendezvousServer>(
+      RendezvousServer::Options{.place = kPlace, .size = size_, .advice = kAdvice},
+      [this](int id, const Bytes& frame, bool last) {
+        const auto found = sessions_.find(id);
+        if (found == sessions_.end()) return;
+        send_(found->second.rank, found->second.number, frame, last);
+        if (last) told_.push_back(id);
+      });
   meetings_.push_back(gathering_);
   return gathering_;
 }
@@ -157,7 +157,7 @@ void Meetings::rank_ended(int rank, const std::string& how, bool of_another, Dea
   const Refusal refusal = {.usage = false,
                            .rank = rank,
                            .text = "hvd::init: rank " + std::to_string(rank) + " has ended (" +
-                                   how + ") and will not come to " + kPlace};
+                                   how + ") and will not join at " + kPlace};
   if (!of_another) {
     cannot_begin(refusal);
   } else if (!ended_ && !name_it_at_) {
@@ -185,12 +185,12 @@ void Meetings::on_time(Deadline now) {
   tidy_up();
 }
 
-/// The session is over. `tell`: its process does not know.
+/// Ends a session. `tell`: its process does not know that yet.
 void Meetings::drop(int id, bool tell) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return;
   if (tell) {
-    static const auto nothing = rendezvous::frame_of("nothing", {});
+    static const auto nothing = rendezvous::reply_frame("nothing", {});
     send_(found->second.rank, found->second.number, nothing, true);
   }
   const MeetingPtr meeting = found->second.meeting;
@@ -206,8 +206,9 @@ void Meetings::end(int id) {
   sessions_.erase(found);
 }
 
-/// Ranks that come later are told too: what the others end of is not that they have ended.
-void Meetings::note_contradiction() {
+/// Remembers a contradiction for ranks that join later, so that they do not report the end of the
+/// others as the cause.
+void Meetings::remember_contradiction() {
   const auto& refusal = gathering_->refused();
   if (!refusal || !refusal->usage) return;
   contradiction_ = refusal;
@@ -219,10 +220,10 @@ void Meetings::note_contradiction() {
 }
 
 void Meetings::tidy_up() {
-  if (gathering_) note_contradiction();
+  if (gathering_) remember_contradiction();
   for (const int id : std::exchange(told_, {})) end(id);
-  std::erase_if(meetings_, [](const MeetingPtr& meeting) { return meeting->over(); });
-  if (gathering_ && !gathering_->gathering()) gathering_.reset();
+  std::erase_if(meetings_, [](const MeetingPtr& meeting) { return meeting->finished(); });
+  if (gathering_ && !gathering_->joining()) gathering_.reset();
 }
 
 }  // namespace hvd::launcher

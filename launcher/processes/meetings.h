@@ -10,59 +10,62 @@
 #include <string_view>
 #include <vector>
 
-#include "bootstrap/meeting.h"
+#include "bootstrap/rendezvous_server.h"
 #include "reports/report.h"
 
 namespace hvd::launcher {
 
-/// Serves the meetings of a job's ranks under hvdrun (core/bootstrap/meeting.h), one for each time
-/// that they call hvd::init(). One gathers at a time; those that have begun go on beside it until
-/// all have left. Not thread-safe.
+/// Serves the rendezvous of a job's ranks under hvdrun (core/bootstrap/rendezvous_server.h), one
+/// for each time that they call hvd::init(). Ranks join one rendezvous at a time; earlier ones
+/// continue beside it until all ranks have left them. Not thread-safe.
 ///
-/// Who comes is heard if he has the job's token. Who comes as a rank, or with a size, that hvdrun
-/// has not started contradicts all; who comes as a rank that another process has begun as, and has
-/// not left since, is refused alone. A contradiction is told to each rank once, whenever it comes.
+/// A process without the job's token is refused alone, as is one of a rank that another process has
+/// joined as and not left. A process with a rank or a size that hvdrun has not started is a
+/// contradiction: all ranks are refused. Each rank receives a contradiction once, whenever it
+/// joins.
 class Meetings {
  public:
   using Bytes = std::shared_ptr<const rendezvous::Bytes>;
   using Send = std::function<void(int rank, std::uint32_t session, const Bytes&, bool last)>;
 
-  /// `job`, `token`: as the ranks have them.
+  /// @param job HVD_JOB_NAME of the ranks
+  /// @param token HVD_JOB_TOKEN of the ranks
   Meetings(int size, std::string job, std::string token, Send);
 
-  /// What a process of the rank says. Sessions are numbered per rank.
+  /// Handles bytes from a process of the rank. Sessions are numbered per rank.
   void take(int rank, const MeetingBytes& said, Deadline now);
-  /// The rank's program has ended, or nothing is known of it any more: it will not come again. Who
-  /// waits for it, or will, hears of the first.
+  /// Records that the rank's program has ended or is out of reach, so that it will not join again.
+  /// Ranks that wait for others receive the first end.
   /// @param how "exit code 3"
-  /// @param of_another it has been told that another rank is lost, whose end is about to be known.
-  /// If it is not, this one is named after a second
+  /// @param of_another the rank has reported the loss of another rank, whose end is about to be
+  /// known. If it is not known after a second, this rank is named
   void rank_ended(int rank, const std::string& how, bool of_another, Deadline now);
-  /// Ever, and were it refused: then it hears from hvd what happens.
+  /// Whether the rank has ever sent a join request, even if it was refused: hvd then reports to it
+  /// what happens.
   bool has_come(int rank) const { return has_come_[static_cast<std::size_t>(rank)]; }
   std::optional<Deadline> next_deadline() const;
   void on_time(Deadline now);
 
  private:
-  using MeetingPtr = std::shared_ptr<rendezvous::Meeting>;
+  using MeetingPtr = std::shared_ptr<rendezvous::RendezvousServer>;
   struct Session {
     int rank = 0;
     std::uint32_t number = 0;
     std::string incoming = {};
-    MeetingPtr meeting = {};  ///< once it has come to one
+    MeetingPtr meeting = {};  ///< once it has joined one
   };
   using Key = std::pair<int, std::uint32_t>;  ///< rank and number
 
   bool cut_frames(int id, Deadline now);
   bool handle(int id, std::string_view frame, Deadline now);
-  /// What hvdrun itself has against one that comes.
-  std::optional<rendezvous::Refusal> object_to(int id, const rendezvous::Arrival&) const;
-  std::optional<rendezvous::Refusal> contradiction(int rank, const rendezvous::Arrival&) const;
+  /// The reason for which hvdrun itself refuses a process; empty if there is none.
+  std::optional<rendezvous::Refusal> find_objection(int id, const rendezvous::JoinRequest&) const;
+  std::optional<rendezvous::Refusal> contradiction(int rank, const rendezvous::JoinRequest&) const;
   void cannot_begin(const rendezvous::Refusal&);
   const MeetingPtr& gathering();
   void drop(int id, bool tell);
   void end(int id);
-  void note_contradiction();
+  void remember_contradiction();
   void tidy_up();
 
   const int size_;
@@ -73,13 +76,13 @@ class Meetings {
   std::vector<std::set<int>> ids_of_rank_;
   std::vector<bool> has_come_;
   std::optional<rendezvous::Refusal> contradiction_;
-  std::set<int> untold_;                      ///< of it: ranks that have not come since
-  std::optional<rendezvous::Refusal> ended_;  ///< the first rank that has
+  std::set<int> untold_;                      ///< ranks that have not received it
+  std::optional<rendezvous::Refusal> ended_;  ///< names the first rank that has ended
   std::optional<rendezvous::Refusal> ended_of_another_;
-  std::optional<Deadline> name_it_at_;  ///< the latter
+  std::optional<Deadline> name_it_at_;  ///< when `ended_of_another_` counts
   MeetingPtr gathering_;
-  std::vector<MeetingPtr> meetings_;  ///< with the one that gathers
-  std::vector<int> told_;             ///< sessions that have been sent their last
+  std::vector<MeetingPtr> meetings_;  ///< including `gathering_`
+  std::vector<int> told_;             ///< sessions that have been sent their last frame
   int next_id_ = 0;
 };
 

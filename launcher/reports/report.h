@@ -20,7 +20,7 @@
 ///   notice {kind, time, code, text, ...}  ->     a notice of the program:
 ///                                                core/observe/supervisor_notice.h
 ///   meeting <session, last, bytes>        <->    between a process of the rank and hvdrun's part of
-///                                                core/bootstrap/meeting.h
+///                                                core/bootstrap/rendezvous_server.h
 ///   ended {time, code, signal, ...}       ->
 ///   drained {}                            ->     no output follows
 ///                                         <-     release {}    then the supervisor ends

@@ -12,7 +12,7 @@
 #include "conformance/message_cases.h"
 #include "mpi/support/hosts.h"
 #include "support/fake_carrier.h"
-#include "support/meet_nodes.h"
+#include "support/join_nodes.h"
 
 // What is above the seam for messages needs nothing of MPI: ranks as threads, and a carrier that
 // matches by the tag alone.
@@ -47,7 +47,7 @@ MakeParts ranks_of_hosts(const Setting& setting) {
   const int size = setting.size();
   const auto network = testing::FakeNetwork::create(size, 4);
   network->eager_bytes = setting.eager_bytes;
-  return [network, nodes = testing::meet_nodes(size)](int rank) -> RankParts {
+  return [network, nodes = testing::join_nodes(size)](int rank) -> RankParts {
     return {std::make_unique<hierarchical::HierarchicalBackend>(
         network->carrier(rank), nodes[static_cast<std::size_t>(rank)], kSmallSlots)};
   };

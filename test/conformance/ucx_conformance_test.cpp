@@ -8,7 +8,7 @@
 #include "backend/hierarchical/hierarchical_backend.h"
 #include "conformance/message_cases.h"
 #include "mpi/support/hosts.h"
-#include "support/meet_nodes.h"
+#include "support/join_nodes.h"
 #include "transport/ucx/ucx_carrier.h"
 #include "transport/ucx/worker.h"
 
@@ -58,7 +58,7 @@ MakeParts flat_ranks(const Setting& setting) {
 MakeParts ranks_of_hosts(const Setting& setting) {
   const testing::PretendHosts pretend(setting.hosts);
   const auto carriers = std::make_shared<Carriers>(carriers_of(setting.size()));
-  return [carriers, nodes = testing::meet_nodes(setting.size())](int rank) -> RankParts {
+  return [carriers, nodes = testing::join_nodes(setting.size())](int rank) -> RankParts {
     return {.backend = std::make_unique<hierarchical::HierarchicalBackend>(
                 take(*carriers, rank), nodes[static_cast<std::size_t>(rank)]),
             .polls = true};

@@ -11,7 +11,7 @@
 
 #include "conformance/control_plane_cases.h"
 #include "mpi/support/hosts.h"
-#include "support/meet_nodes.h"
+#include "support/join_nodes.h"
 #include "transport/control_plane.h"
 #include "transport/ucx/ucx_carrier.h"
 #include "transport/ucx/worker.h"
@@ -50,7 +50,7 @@ TEST_P(UcxControlPlane, RanksAsThreads) {
   const Hosts& hosts = std::get<Hosts>(GetParam());
   const auto size = static_cast<int>(hosts.letters.size());
   const testing::PretendHosts pretend(hosts.letters);
-  const auto nodes = testing::meet_nodes(size, hosts.without);
+  const auto nodes = testing::join_nodes(size, hosts.without);
   std::vector<ucx::Workers> workers;
   ucx::JobMembers members{.generation = 11};
   for (int rank = 0; rank < size; ++rank) {

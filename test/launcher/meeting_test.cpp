@@ -136,7 +136,7 @@ TEST_F(HvdrunMeeting, ARankThatEndsBeforeItComesIsNamedAtOnce) {
   const Result result = run_mode("exit");  // at once: the time to begin is five minutes
   EXPECT_EQ(result.code, 3) << result.out << result.err;
   expect_of_others(result,
-                   "PeerLostError 1 hvd::init: rank 1 has ended (exit code 3) and will not come to "
+                   "PeerLostError 1 hvd::init: rank 1 has ended (exit code 3) and will not join at "
                    "hvdrun://\n");
   EXPECT_THAT(result.err, HasSubstr("hvdrun: rank 1 failed first: exited with code 3"));
 }
@@ -144,7 +144,7 @@ TEST_F(HvdrunMeeting, ARankThatEndsBeforeItComesIsNamedAtOnce) {
 TEST_F(HvdrunMeeting, ARankThatDoesNotComeIsNamedInTime) {
   const Result result = run_mode("absent", {"-x", "HVD_START_TIMEOUT=2", "--fail-grace", "1"});
   EXPECT_EQ(
-      count(result.out, "PeerLostError 1 hvd::init: rank 1 has not come to hvdrun:// within "), 2)
+      count(result.out, "PeerLostError 1 hvd::init: rank 1 has not joined at hvdrun:// within "), 2)
       << result.out << result.err;
 }
 
@@ -192,7 +192,7 @@ TEST_F(HvdrunMeeting, OfTwoProcessesOfARankTheSecondIsRefused) {
   EXPECT_EQ(result.code, 0) << result.out << result.err;
   EXPECT_EQ(count(result.out, "OK 1 3 "), 1) << result.out;
   EXPECT_EQ(count(result.out, "UsageError hvd::init: rank 1 (host "), 1) << result.out;
-  EXPECT_THAT(result.out, HasSubstr("has come to hvdrun:// twice, first from host "));
+  EXPECT_THAT(result.out, HasSubstr("has joined at hvdrun:// twice, first from host "));
 }
 
 TEST_F(HvdrunMeeting, ThoughTheFirstHasBegunLongAgo) {

@@ -1,5 +1,5 @@
-// Ranks whose process ends while the job begins, in a file or a store: the others of their host see
-// it at once, long before the time to begin is over.
+// Ranks whose process ends while the job starts, in a file or a store: the others of their host
+// detect it at once, long before the start timeout.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr auto kPatience = std::chrono::seconds(60);
-/// To begin; much longer.
+/// The start timeout: much longer than the tests.
 constexpr const char* kTimeout = "init_timeout=600";
 
 class BeginTest : public ::testing::TestWithParam<const char*> {
@@ -45,7 +45,7 @@ class BeginTest : public ::testing::TestWithParam<const char*> {
   }
   bool there_is(const std::string& end_of_name) const {
     namespace fs = std::filesystem;
-    std::error_code gone;  // drafts come and go
+    std::error_code gone;  // drafts appear and vanish
     for (fs::recursive_directory_iterator entry(folder_, gone), end; entry != end;
          entry.increment(gone)) {
       if (entry->path().filename().string().ends_with(end_of_name)) return true;
@@ -53,7 +53,7 @@ class BeginTest : public ::testing::TestWithParam<const char*> {
     }
     return false;
   }
-  /// A file, which stands for a key in a store.
+  /// The file of a key of the store.
   void wait_for(const std::string& end_of_name) const {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     while (!there_is(end_of_name) && std::chrono::steady_clock::now() < deadline)
@@ -66,12 +66,12 @@ class BeginTest : public ::testing::TestWithParam<const char*> {
     wait_for(in_store() ? "key.address_" + std::to_string(rank)
                         : "key.616464726573732f3" + std::to_string(rank));
   }
-  /// The others wait for what it has to say.
+  /// Ranks 0 and 2 then wait for the address of rank 1.
   void start_three_of_which_rank_1_is_stopped() {
     ranks_.push_back(start(0));
     wait_for_rank_0();
     ranks_.push_back(start(1));
-    wait_for("come.1");
+    wait_for("join.1");
     ranks_[1].signal(SIGSTOP);
     ranks_.push_back(start(2));
     wait_for_address_of(0);
@@ -81,7 +81,7 @@ class BeginTest : public ::testing::TestWithParam<const char*> {
     const auto end = seen_by.wait(std::chrono::steady_clock::now() + kPatience);
     EXPECT_EQ(end.code, 3);
     EXPECT_THAT(end.output, AllOf(HasSubstr("PeerLostError " + std::to_string(rank) + " "),
-                                  HasSubstr("has ended before the job has begun")));
+                                  HasSubstr("ended before the job began")));
   }
 
   std::filesystem::path folder_;
@@ -92,11 +92,11 @@ TEST_P(BeginTest, ARankThatEndsBeforeAllHaveComeIsNamed) {
   Process rank_0 = start(0);
   wait_for_rank_0();
   Process rank_1 = start(1);
-  wait_for("come.1");
+  wait_for("join.1");
   rank_1.signal(SIGKILL);
   const auto end = rank_0.wait(std::chrono::steady_clock::now() + kPatience);
   EXPECT_THAT(end.output,
-              AllOf(HasSubstr("PeerLostError 1 "), HasSubstr("while rank 2 had not come")));
+              AllOf(HasSubstr("PeerLostError 1 "), HasSubstr("while rank 2 had not joined")));
 }
 
 TEST_P(BeginTest, ARankThatEndsWhenAllHaveComeIsNamedOnAll) {
@@ -114,12 +114,12 @@ TEST_P(BeginTest, SoIsRank0) {
   expect_loss_of(0, ranks_[2]);
 }
 
-// It may have been that of an earlier job, and another may be started in its place.
+// It may be that of an earlier job, and another rank 0 may still be started.
 TEST_P(BeginTest, ARank0ThatEndsBeforeAllHaveComeMayBeStartedAgain) {
   Process first = start(0);
   wait_for_rank_0();
   Process rank_1 = start(1);
-  wait_for("come.1");
+  wait_for("join.1");
   first.signal(SIGKILL);
   Process rank_0 = start(0);
   Process rank_2 = start(2);
@@ -129,19 +129,19 @@ TEST_P(BeginTest, ARank0ThatEndsBeforeAllHaveComeMayBeStartedAgain) {
   }
 }
 
-// Where its number means nothing, nothing is concluded from it.
+// In another pid namespace its pid identifies no process, so it is not taken for lost.
 TEST_P(BeginTest, ARankOfAnotherPidNamespaceIsWaitedFor) {
   const std::vector<std::string> apart = {"unshare", "--pid", "--fork", "--kill-child"};
   Process probe({"unshare", "--pid", "--fork", "true"}, {});
   if (probe.wait(std::chrono::steady_clock::now() + kPatience).code != 0)
-    GTEST_SKIP() << "makes a pid namespace, which takes root";
+    GTEST_SKIP() << "needs root for a pid namespace";
   Process rank_0 = start(0, {}, "init_timeout=3");
   wait_for_rank_0();
   Process rank_1 = start(1, apart);
-  wait_for("come.1");
+  wait_for("join.1");
   rank_1.signal(SIGKILL);
   const auto end = rank_0.wait(std::chrono::steady_clock::now() + kPatience);
-  EXPECT_THAT(end.output, AllOf(HasSubstr("PeerLostError 2 "), HasSubstr("rank 2 has not come"),
+  EXPECT_THAT(end.output, AllOf(HasSubstr("PeerLostError 2 "), HasSubstr("rank 2 has not joined"),
                                 Not(HasSubstr("has ended before"))));
 }
 

@@ -1,4 +1,4 @@
-// Jobs of real processes that find each other without MPI, and those that must not begin.
+// Jobs of real processes that find each other without MPI, and jobs that must not begin.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -41,7 +41,7 @@ class StartTest : public ::testing::Test {
     command.insert(command.end(), options.begin(), options.end());
     processes_.emplace_back(command, environment);
   }
-  /// A rank as hvdrun starts it.
+  /// Starts a rank as hvdrun does.
   void start_rank(const std::string& mode, const std::string& method, int rank, int size,
                   Environment more = {}) {
     more.insert({{"HVD_INIT_METHOD", method},
@@ -54,7 +54,7 @@ class StartTest : public ::testing::Test {
     for (int rank = 0; rank < size; ++rank) start_rank(mode, method, rank, size, more);
   }
   Process& process(int number) { return processes_.at(static_cast<std::size_t>(number)); }
-  /// In the order in which they were started.
+  /// The ends of the ranks, in the order of their start.
   std::vector<Process::End> wait_for_all() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     std::vector<Process::End> ends;
@@ -71,7 +71,7 @@ class StartTest : public ::testing::Test {
       EXPECT_EQ(ends[rank].output, line + line);
     }
   }
-  /// What all have said, the first after the others.
+  /// The output of all ranks, that of the first one last.
   void expect_all_failed(const std::string& kind, const ::testing::Matcher<std::string>& text) {
     for (const Process::End& end : wait_for_all()) {
       EXPECT_THAT(end.output, AllOf(HasSubstr(kind), text, Not(HasSubstr("THE TEST"))));
@@ -115,7 +115,7 @@ TEST_F(StartTest, AProgramSaysItAll) {
 }
 
 TEST_F(StartTest, AProgramHasAStore) {
-  for (int job = 0; job < 2; ++job) {  // which then holds what the first has left
+  for (int job = 0; job < 2; ++job) {  // the second finds the files of the first
     for (const char* const rank : {"rank=0", "rank=1", "rank=2"})
       start("work", {}, {"store=" + folder_.string(), "world_size=3", rank});
     expect_all_worked(3, "store://" + folder_.string());
@@ -165,8 +165,8 @@ TEST_F(StartTest, ARankThatIsKilledIsNamed) {
   }
 }
 
-// Nobody is on its host who could see it end: its connections tell, also before it has sent
-// anything. By its silence it would be missed after minutes.
+// No rank of its host can detect its end, but its connections break, even before it has sent a
+// message. Missing heartbeats would reveal it only after minutes.
 TEST_F(StartTest, ARankThatIsKilledOnAHostOfItsOwnIsNamedByItsConnections) {
   for (const std::string mode : {"kill", "kill_first"}) {
     for (const std::string hosts : {"a,b", "a,b,c", "a,a,b"}) {
@@ -192,7 +192,7 @@ std::vector<std::string> segments_of(pid_t first_rank) {
 }
 
 TEST_F(StartTest, WhatKilledRanksLeaveInSharedMemoryTheNextJobRemoves) {
-  // Killed as soon as the first has made the segment, before the second has it, if all goes well.
+  // Killed once the first rank has made the segment, usually before the second has mapped it.
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   std::vector<pid_t> first_ranks;
   int left = 0;
@@ -217,7 +217,7 @@ TEST_F(StartTest, AMissingRankIsNamedOnAllThatHaveCome) {
   for (const std::string& method : {at_port(), in_file()}) {
     for (int rank = 0; rank < 2; ++rank)
       start_rank("init", method, rank, 3, {{"HVD_START_TIMEOUT", "2"}});
-    expect_all_failed("PeerLostError 2 ", AllOf(HasSubstr("rank 2 has not come to " + method)));
+    expect_all_failed("PeerLostError 2 ", AllOf(HasSubstr("rank 2 has not joined at " + method)));
   }
 }
 
@@ -228,7 +228,7 @@ TEST_F(StartTest, ARankThatIsStartedTwiceIsToldSo) {
     const auto ends = wait_for_all();
     const auto twice = std::count_if(ends.begin(), ends.end(), [](const auto& end) {
       return end.output.find("UsageError") != std::string::npos &&
-             end.output.find("rank 1 has come to") != std::string::npos &&
+             end.output.find("rank 1 has joined at") != std::string::npos &&
              end.output.find("twice") != std::string::npos;
     });
     EXPECT_EQ(twice, 1) << ends[0].output << ends[1].output << ends[2].output;
@@ -270,7 +270,7 @@ TEST_F(StartTest, ARankThatCannotBeginTellsTheOthersWhy) {
   }
 }
 
-// Found first under the name of UCX, a library is there that is none.
+// The first library that is found under the name of UCX is another one.
 TEST_F(StartTest, ARankWithoutUcxIsNamedOnAllWithWhatToInstall) {
   std::filesystem::create_directories(folder_ / "lib");
   std::ofstream(folder_ / "lib" / "libucp.so.0") << "no library";

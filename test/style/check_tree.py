@@ -71,7 +71,7 @@ MAY_INCLUDE = {
     "launcher/system": {"base", "public"},
     "launcher/command": {"launcher/system", "base", "public"},
     "launcher/reports": {"launcher/system", "base", "public"},
-    "launcher/processes": {"launcher/command", "launcher/reports", "launcher/system", "bootstrap/meeting.h", "base", "public"},
+    "launcher/processes": {"launcher/command", "launcher/reports", "launcher/system", "bootstrap/rendezvous_server.h", "base", "public"},
     "launcher": {"launcher/command", "launcher/processes", "launcher/system", "base", "public"},
     "examples": {"public", "torch's interface"},
 }

@@ -10,8 +10,8 @@
 
 namespace hvd::testing {
 
-using message::Arrival;
 using message::Completion;
+using message::ProbedMessage;
 using message::Tag;
 using message::TakenBack;
 
@@ -67,11 +67,11 @@ class FakeRequests final : public message::Requests {
     here.sent.erase(waiting);
   }
 
-  void receive(std::size_t slot, std::span<std::byte> room, const Arrival& arrival) override {
+  void receive(std::size_t slot, std::span<std::byte> room, const ProbedMessage& arrival) override {
     const std::lock_guard lock = enter();
     auto& matched = network_->mailbox(rank_).matched;
     const auto found = matched.find(arrival.handle);
-    if (found == matched.end()) throw Error("fake: an arrival was received twice");
+    if (found == matched.end()) throw Error("fake: a probed message was received twice");
     FakeNetwork::hand_over(found->second, {.room = room, .receiver = begin(slot)});
     matched.erase(found);
   }
@@ -161,7 +161,7 @@ class FakeCarrier final : public message::Carrier {
   std::unique_ptr<message::Requests> make_requests(message::Plane) override {
     return std::make_unique<FakeRequests>(network_, rank_);
   }
-  std::optional<Arrival> probe(Tag tag) override {
+  std::optional<ProbedMessage> probe(Tag tag) override {
     if (network_->broken) throw Error("fake: the wire is cut");
     const std::lock_guard lock(network_->mutex_);
     FakeNetwork::Mailbox& here = network_->mailbox(rank_);
@@ -169,9 +169,9 @@ class FakeCarrier final : public message::Carrier {
       return message::with_source(one.tag, 0) == message::with_source(tag, 0);
     });
     if (waiting == here.sent.end()) return std::nullopt;
-    const Arrival arrival{.source = message::parts_of(waiting->tag).source,
-                          .bytes = waiting->bytes.size(),
-                          .handle = network_->next_handle_++};
+    const ProbedMessage arrival{.source = message::parts_of(waiting->tag).source,
+                                .bytes = waiting->bytes.size(),
+                                .handle = network_->next_handle_++};
     here.matched.emplace(arrival.handle, std::move(*waiting));
     here.sent.erase(waiting);
     return arrival;

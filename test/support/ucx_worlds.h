@@ -13,15 +13,15 @@
 #include "backend/self/self_backend.h"
 #include "base/clock.h"
 #include "mpi/support/hosts.h"
+#include "support/join_nodes.h"
 #include "support/local_job.h"
-#include "support/meet_nodes.h"
 #include "transport/control_plane.h"
 #include "transport/ucx/ucx_carrier.h"
 #include "transport/ucx/worker.h"
 
 namespace hvd::testing {
 
-/// For LocalJobOptions: ranks of this process whose messages, control and data, travel over the
+/// For LocalJobOptions: ranks of this process whose control and data messages travel over the
 /// carrier of UCX, and which share memory as processes of one host do.
 /// @param workers of each rank: of the real UCX or of a simulated one
 /// @param hosts per rank; empty: all on one
@@ -34,10 +34,10 @@ inline std::function<RankWorld(int rank)> worlds_over_ucx(
   for (const ucx::Workers& own : workers) members.addresses.push_back(own.address());
   std::vector<std::shared_ptr<host::Node>> nodes;
   if (hosts.empty()) {
-    nodes = meet_nodes(size);
+    nodes = join_nodes(size);
   } else {
     const PretendHosts pretend(hosts);
-    nodes = meet_nodes(size);
+    nodes = join_nodes(size);
   }
   const bool several = std::set<std::string>(hosts.begin(), hosts.end()).size() > 1;
   const auto all = std::make_shared<std::vector<ucx::Workers>>(std::move(workers));

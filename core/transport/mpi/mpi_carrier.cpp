@@ -17,9 +17,9 @@
 namespace hvd::mpi {
 namespace {
 
-using message::Arrival;
 using message::Completion;
 using message::Plane;
+using message::ProbedMessage;
 using message::Tag;
 using message::TakenBack;
 
@@ -55,7 +55,7 @@ class MpiRequests final : public message::Requests {
   void reset(std::size_t slots) override;
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) override;
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) override;
-  void receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) override;
+  void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) override;
   std::span<const Completion> test() override;
   // MPI has no call that does it; see Note [Who frees the buffer].
   TakenBack take_back() noexcept override { return TakenBack::kNever; }
@@ -85,7 +85,7 @@ class MpiRequests final : public message::Requests {
 };
 
 void MpiRequests::reset(std::size_t slots) {
-  HVD_EXPECT(all_idle(), "nothing is under way");
+  HVD_EXPECT(all_idle(), "no message is under way");
   requests_.assign(slots, MPI_REQUEST_NULL);
   started_.assign(slots, Started{});
   slots_.resize(slots);
@@ -111,7 +111,8 @@ void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes, int peer
   started_[slot] = {peer, true};
 }
 
-void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) {
+void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes,
+                          const ProbedMessage& arrival) {
   HVD_EXPECT(idle(slot), "the slot has no message under way");
   const WatchedCall watched("MPI_Imrecv", arrival.source);
   MPI_Message matched = message_of(arrival.handle);
@@ -165,7 +166,7 @@ class MpiCarrier final : public message::Carrier {
     if (plane == Plane::kControl) return std::make_unique<MpiRequests>(control_, kOfControl);
     return std::make_unique<MpiRequests>(data_, kOfData);
   }
-  std::optional<Arrival> probe(Tag tag) override;
+  std::optional<ProbedMessage> probe(Tag tag) override;
   void progress() override;
 
   bool hands_over_at_once() const noexcept override { return true; }  // on one host
@@ -196,7 +197,7 @@ void MpiCarrier::require_tags_of(int process_set) const {
               "instead of adding them anew");
 }
 
-std::optional<Arrival> MpiCarrier::probe(Tag tag) {
+std::optional<ProbedMessage> MpiCarrier::probe(Tag tag) {
   int found = 0;
   const WatchedCall watched("MPI_Improbe");
   MPI_Message matched = MPI_MESSAGE_NULL;
@@ -213,7 +214,7 @@ std::optional<Arrival> MpiCarrier::probe(Tag tag) {
   if (bytes < 0)
     throw Error("a control message from rank " + std::to_string(status.MPI_SOURCE) +
                 " has no size");
-  return Arrival{status.MPI_SOURCE, static_cast<std::size_t>(bytes), handle_of(matched)};
+  return ProbedMessage{status.MPI_SOURCE, static_cast<std::size_t>(bytes), handle_of(matched)};
 }
 
 void MpiCarrier::progress() {

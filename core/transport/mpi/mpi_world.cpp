@@ -63,7 +63,7 @@ std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
   const auto exchange = [&](const void* mine, void* all, std::size_t bytes) {
     world->control_->allgather(mine, all, static_cast<int>(bytes), deadline);
   };
-  world->node_ = host::Node::meet(world->control_->rank(), world->control_->size(), exchange,
+  world->node_ = host::Node::join(world->control_->rank(), world->control_->size(), exchange,
                                   options.control_segment);
   free_retired_communicators();
   world->watch_ = std::move(watch);
@@ -84,8 +84,8 @@ void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) n
   const auto suspect = node_->control_segment().glance(topology.rank);
   const int lost = suspect ? suspect->accused.value_or(node_->rank_of_slot(suspect->slot)) : -1;
   if (suspect && suspect->accused) {
-    cause += "; what rank " + std::to_string(node_->rank_of_slot(suspect->slot)) +
-             " has noticed: " + suspect->cause;
+    cause += "; rank " + std::to_string(node_->rank_of_slot(suspect->slot)) +
+             " reports: " + suspect->cause;
   } else if (suspect) {
     cause += "; lost rank " + std::to_string(lost) + " (host " + topology.host_name(lost) +
              "): " + suspect->cause;

@@ -22,7 +22,7 @@ namespace {
 
 /// Sent by each rank to all others when it joins. Plain bytes, since all ranks run the same program
 /// on the same architecture.
-struct Introduction {
+struct HostReport {
   char host[128];
   char boot[64];
   std::uint64_t shm_device;
@@ -48,8 +48,8 @@ void copy_text(const std::string& text, char (&to)[kSize]) {
   to[length] = '\0';
 }
 
-Introduction introduce() {
-  Introduction own = {};
+HostReport own_host_report() {
+  HostReport own = {};
   if (gethostname(own.host, sizeof own.host - 1) != 0) copy_text("unknown-host", own.host);
   copy_text(boot_id(), own.boot);
   // Containers on one machine may have the same host name without sharing memory.
@@ -61,14 +61,14 @@ Introduction introduce() {
   return own;
 }
 
-bool same_host(const Introduction& a, const Introduction& b) {
+bool same_host(const HostReport& a, const HostReport& b) {
   return std::strcmp(a.host, b.host) == 0 && std::strcmp(a.boot, b.boot) == 0 &&
          a.shm_device == b.shm_device;
 }
 
 /// Returns the host of each rank, with distinct names for distinct hosts: "node7", and "node7#2"
 /// for another host of that name.
-std::vector<std::string> host_names(const std::vector<Introduction>& all) {
+std::vector<std::string> host_names(const std::vector<HostReport>& all) {
   std::vector<std::string> names;
   names.reserve(all.size());
   std::vector<std::size_t> first_of_host;
@@ -106,7 +106,7 @@ TimePoint now() { return SteadyClock().now(); }
 
 }  // namespace
 
-std::shared_ptr<Node> Node::meet(int rank, int size, const Exchange& exchange, bool share_memory) {
+std::shared_ptr<Node> Node::join(int rank, int size, const Exchange& exchange, bool share_memory) {
   std::shared_ptr<Node> node(new Node);
   node->find_topology(rank, size, exchange);
   node->set_up_control_segment(exchange, share_memory);
@@ -114,8 +114,8 @@ std::shared_ptr<Node> Node::meet(int rank, int size, const Exchange& exchange, b
 }
 
 void Node::find_topology(int rank, int size, const Exchange& exchange) {
-  const Introduction own = introduce();
-  std::vector<Introduction> all(static_cast<std::size_t>(size));
+  const HostReport own = own_host_report();
+  std::vector<HostReport> all(static_cast<std::size_t>(size));
   exchange(&own, all.data(), sizeof own);
 
   const auto test_hosts = env_string("TEST_HOSTS");
@@ -135,7 +135,7 @@ void Node::find_topology(int rank, int size, const Exchange& exchange) {
   }
   // The random token of the host's first rank makes the name unique, because pids repeat over time
   // and between containers.
-  const Introduction& first = all[static_cast<std::size_t>(local_ranks_.front())];
+  const HostReport& first = all[static_cast<std::size_t>(local_ranks_.front())];
   std::ostringstream name;
   name << SharedSegment::kPrefix << first.pid << '-' << std::hex << first.token;
   name_prefix_ = name.str();

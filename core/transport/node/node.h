@@ -31,7 +31,7 @@ class Node {
  public:
   /// Determines which ranks share a host, and sets up the control segments. Collective.
   /// @param share_memory false behaves as if the host had no shared memory; for tests
-  static std::shared_ptr<Node> meet(int rank, int size, const Exchange&, bool share_memory = true);
+  static std::shared_ptr<Node> join(int rank, int size, const Exchange&, bool share_memory = true);
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
 
@@ -64,7 +64,7 @@ class Node {
   /// Announces a message to that rank. No effect for ranks of other hosts.
   void announce(int world_rank) noexcept;
   /// Counts an announced message as received.
-  void note_received() noexcept { ++messages_received_; }
+  void count_received() noexcept { ++messages_received_; }
   /// Whether all announced messages have been received. @pre rung_by_all()
   bool inbox_empty() const noexcept {
     HVD_EXPECT(rung_by_all(), "every rank announces its messages here");

@@ -18,9 +18,9 @@
 namespace hvd::ucx {
 namespace {
 
-using message::Arrival;
 using message::Completion;
 using message::Plane;
+using message::ProbedMessage;
 using message::Tag;
 using message::TakenBack;
 
@@ -46,7 +46,7 @@ class UcxRequests final : public message::Requests, private MessageOwner {
   void reset(std::size_t slots) override;
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) override;
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) override;
-  void receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) override;
+  void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) override;
   std::span<const Completion> test() override;
   int failed_slot() const noexcept override { return failed_; }
   TakenBack take_back() noexcept override;
@@ -122,7 +122,8 @@ void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes, int peer
   start_receive(slot, peer, connections_->worker(in_).receive(bytes, tag));
 }
 
-void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes, const Arrival& arrival) {
+void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes,
+                          const ProbedMessage& arrival) {
   void* const message = reinterpret_cast<void*>(static_cast<std::uintptr_t>(arrival.handle));
   start_receive(slot, arrival.source, connections_->worker(in_).receive(bytes, message));
 }
@@ -254,7 +255,7 @@ class UcxCarrier final : public message::Carrier {
   std::unique_ptr<message::Requests> make_requests(Plane plane) override {
     return std::make_unique<UcxRequests>(connections_, plane);
   }
-  std::optional<Arrival> probe(Tag tag) override;
+  std::optional<ProbedMessage> probe(Tag tag) override;
   void connect(Plane plane, int rank) override { connections_->connect_ahead(plane, rank); }
   bool connecting() const noexcept override { return connections_->connecting(); }
   void check_connections(const std::function<bool(int)>& concerns) override {
@@ -285,13 +286,13 @@ void UcxCarrier::require_tags_of(int process_set) const {
                    "instead of adding them anew"));
 }
 
-std::optional<Arrival> UcxCarrier::probe(Tag tag) {
+std::optional<ProbedMessage> UcxCarrier::probe(Tag tag) {
   Worker& worker = connections_->worker(Side::kControlIn);
   for (int round = 0; round < kMostProgressRounds; ++round) {
     if (const auto found = worker.probe(tag, ~message::kSourceMask)) {
-      return Arrival{.source = message::parts_of(found->tag).source,
-                     .bytes = found->bytes,
-                     .handle = reinterpret_cast<std::uintptr_t>(found->message)};
+      return ProbedMessage{.source = message::parts_of(found->tag).source,
+                           .bytes = found->bytes,
+                           .handle = reinterpret_cast<std::uintptr_t>(found->message)};
     }
     if (!connections_->progress(Plane::kControl, true)) break;
   }

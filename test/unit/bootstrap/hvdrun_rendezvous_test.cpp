@@ -18,8 +18,8 @@
 #include <thread>
 #include <vector>
 
-#include "bootstrap/meeting.h"
 #include "bootstrap/rendezvous.h"
+#include "bootstrap/rendezvous_server.h"
 #include "unit/bootstrap/ranks.h"
 
 namespace hvd::rendezvous {
@@ -30,14 +30,14 @@ using ::testing::Each;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-/// A supervisor and hvdrun in one: a socket in the abstract namespace, and one meeting.
+/// A supervisor and hvdrun in one: a socket in the abstract namespace, and a server.
 class FakeHvdrun {
  public:
   explicit FakeHvdrun(int size)
-      : meeting_({.place = "hvdrun://", .size = size, .advice = "look"},
-                 [this](int session, const std::shared_ptr<const Bytes>& frame, bool last) {
-                   answer(session, *frame, last);
-                 }) {
+      : server_({.place = "hvdrun://", .size = size, .advice = "look"},
+                [this](int session, const std::shared_ptr<const Bytes>& frame, bool last) {
+                  reply(session, *frame, last);
+                }) {
     listener_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
     sockaddr_un address{};
     address.sun_family = AF_UNIX;
@@ -67,7 +67,7 @@ class FakeHvdrun {
       std::vector<pollfd> polls = {{bell_, POLLIN, 0}, {listener_, POLLIN, 0}};
       for (const auto& [socket, incoming] : sessions_) polls.push_back({socket, POLLIN, 0});
       int timeout = -1;
-      if (const auto next = meeting_.next_deadline()) {
+      if (const auto next = server_.next_deadline()) {
         const auto left =
             std::chrono::ceil<std::chrono::milliseconds>(*next - std::chrono::steady_clock::now());
         timeout = static_cast<int>(std::max<std::int64_t>(0, left.count()));
@@ -77,14 +77,14 @@ class FakeHvdrun {
       if (polls[1].revents != 0) sessions_[::accept(listener_, nullptr, nullptr)];
       for (std::size_t i = 2; i < polls.size(); ++i)
         if (polls[i].revents != 0) read(polls[i].fd);
-      meeting_.on_time(std::chrono::steady_clock::now());
+      server_.on_time(std::chrono::steady_clock::now());
     }
   }
   void read(int socket) {
     std::array<std::byte, 4096> buffer;
     const ssize_t count = ::recv(socket, buffer.data(), buffer.size(), 0);
     if (count <= 0) {
-      meeting_.drop(socket);
+      server_.drop(socket);
       return close(socket);
     }
     Bytes& incoming = sessions_[socket];
@@ -95,10 +95,10 @@ class FakeHvdrun {
       if (incoming.size() < sizeof size + size) return;
       const Bytes frame(incoming.begin() + sizeof size, incoming.begin() + sizeof size + size);
       incoming.erase(incoming.begin(), incoming.begin() + sizeof size + size);
-      if (!meeting_.handle(socket, frame, std::chrono::steady_clock::now())) return close(socket);
+      if (!server_.handle(socket, frame, std::chrono::steady_clock::now())) return close(socket);
     }
   }
-  void answer(int socket, const Bytes& frame, bool last) {
+  void reply(int socket, const Bytes& frame, bool last) {
     std::size_t sent = 0;
     while (sent < frame.size()) {
       const ssize_t count = ::send(socket, frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
@@ -115,28 +115,28 @@ class FakeHvdrun {
   int listener_ = -1;
   const int bell_ = ::eventfd(0, EFD_CLOEXEC);
   std::string name_;
-  Meeting meeting_;
+  RendezvousServer server_;
   std::map<int, Bytes> sessions_;
   std::jthread thread_;
 };
 
-Introduction introduction(int rank, int size) {
+RankInfo info(int rank, int size) {
   return {.job = "train", .token = "secret", .build = "1", .rank = rank, .size = size};
 }
-std::unique_ptr<Rendezvous> meet_as(const FakeHvdrun& hvdrun, int rank, int size,
+std::unique_ptr<Rendezvous> join_as(const FakeHvdrun& hvdrun, int rank, int size,
                                     Deadline deadline = soon()) {
-  return meet(hvdrun.method(), introduction(rank, size), deadline);
+  return join(hvdrun.method(), info(rank, size), deadline);
 }
 
-TEST(HvdrunRendezvous, RanksMeetExchangeAndLeave) {
+TEST(HvdrunRendezvous, RanksJoinExchangeAndLeave) {
   const FakeHvdrun hvdrun(3);
   const auto rank = [&](int own) {
     return [&, own] {
-      const auto place = meet_as(hvdrun, own, 3);
+      const auto place = join_as(hvdrun, own, 3);
       EXPECT_EQ(place->rank(), own);
       EXPECT_EQ(place->size(), 3);
       EXPECT_EQ(place->place(), "hvdrun://");
-      EXPECT_TRUE(place->stays());
+      EXPECT_TRUE(place->stays_connected());
       const std::string large(1 << 20, static_cast<char>('a' + own));
       const auto all = place->exchange("large", copy_of(large), soon());
       ASSERT_EQ(all.size(), 3U);
@@ -156,7 +156,7 @@ TEST(HvdrunRendezvous, RanksMeetExchangeAndLeave) {
 
 TEST(HvdrunRendezvous, ASecondPutAndASecondExchangeAreErrors) {
   const FakeHvdrun hvdrun(1);
-  const auto place = meet_as(hvdrun, 0, 1);
+  const auto place = join_as(hvdrun, 0, 1);
   place->put("key", {});
   EXPECT_THAT(outcome_of([&] { place->put("key", {}); }), HasSubstr("'key' was put into"));
   EXPECT_THAT(outcome_of([&] { place->put("large", Bytes((64 << 20) + 1)); }),
@@ -164,49 +164,49 @@ TEST(HvdrunRendezvous, ASecondPutAndASecondExchangeAreErrors) {
   place->put("another", {});
 }
 
-TEST(HvdrunRendezvous, TooFewRanksAreNamed) {
+TEST(HvdrunRendezvous, NamesTheMissingRanks) {
   const FakeHvdrun hvdrun(4);
-  EXPECT_THAT(all_of({[&] { meet_as(hvdrun, 0, 4, in(500ms)); }, [&] { meet_as(hvdrun, 2, 4); }}),
-              Each(AllOf(HasSubstr("lost -1: "), HasSubstr("ranks 1, 3 have not come to hvdrun://"),
-                         HasSubstr("look"))));
+  EXPECT_THAT(
+      all_of({[&] { join_as(hvdrun, 0, 4, in(500ms)); }, [&] { join_as(hvdrun, 2, 4); }}),
+      Each(AllOf(HasSubstr("lost -1: "), HasSubstr("ranks 1 and 3 have not joined at hvdrun://"),
+                 HasSubstr("look"))));
 }
 
-TEST(HvdrunRendezvous, WhoIsAbsentFromAnExchangeIsNamed) {
+TEST(HvdrunRendezvous, NamesTheRankMissingFromAnExchange) {
   const FakeHvdrun hvdrun(2);
   const auto outcomes = all_of({[&] {
-                                  const auto place = meet_as(hvdrun, 0, 2);
+                                  const auto place = join_as(hvdrun, 0, 2);
                                   place->exchange("address", {}, in(100ms));
                                 },
                                 [&] {
-                                  const auto place = meet_as(hvdrun, 1, 2);
+                                  const auto place = join_as(hvdrun, 1, 2);
                                   place->wait("never", 0, in(1s));
                                 }});
-  EXPECT_THAT(outcomes[0], AllOf(HasSubstr("lost 1: "), HasSubstr("nothing of its address")));
+  EXPECT_THAT(outcomes[0], AllOf(HasSubstr("lost 1: "), HasSubstr("not sent its address")));
 }
 
-TEST(HvdrunRendezvous, WhoeverWaitsHearsWhyARankHasFailed) {
+TEST(HvdrunRendezvous, AWaitEndsWithTheFailureOfARank) {
   const FakeHvdrun hvdrun(3);
-  const auto outcomes = all_of({[&] { meet_as(hvdrun, 0, 3)->exchange("a", {}, soon()); },
-                                [&] { meet_as(hvdrun, 1, 3)->fail({"rank 1 has no GPU"}); },
-                                [&] { meet_as(hvdrun, 2, 3)->wait("never", 0, soon()); }});
+  const auto outcomes = all_of({[&] { join_as(hvdrun, 0, 3)->exchange("a", {}, soon()); },
+                                [&] { join_as(hvdrun, 1, 3)->fail({"rank 1 has no GPU"}); },
+                                [&] { join_as(hvdrun, 2, 3)->wait("never", 0, soon()); }});
   EXPECT_EQ(outcomes[0], "error: rank 1 has no GPU");
   EXPECT_EQ(outcomes[2], "error: rank 1 has no GPU");
 }
 
-TEST(HvdrunRendezvous, WhoeverWaitsHearsThatARankHasEnded) {
+TEST(HvdrunRendezvous, AWaitEndsWithTheEndOfARank) {
   const FakeHvdrun hvdrun(2);
   const auto outcomes = all_of(
-      {[&] { meet_as(hvdrun, 0, 2)->exchange("a", {}, soon()); }, [&] { meet_as(hvdrun, 1, 2); }});
-  EXPECT_THAT(outcomes[0],
-              AllOf(HasSubstr("lost 1: "), HasSubstr("has ended while the job began")));
+      {[&] { join_as(hvdrun, 0, 2)->exchange("a", {}, soon()); }, [&] { join_as(hvdrun, 1, 2); }});
+  EXPECT_THAT(outcomes[0], AllOf(HasSubstr("lost 1: "), HasSubstr("ended while the job began")));
 }
 
-TEST(HvdrunRendezvous, WhoLetsGoOfItIsGoneThoughAChildHoldsTheConnection) {
+TEST(HvdrunRendezvous, ARankThatDisconnectsHasEndedThoughAChildHoldsTheConnection) {
   const FakeHvdrun hvdrun(2);
   pid_t child = 0;
-  const auto outcomes = all_of({[&] { meet_as(hvdrun, 0, 2)->exchange("a", {}, soon()); },
+  const auto outcomes = all_of({[&] { join_as(hvdrun, 0, 2)->exchange("a", {}, soon()); },
                                 [&] {
-                                  auto place = meet_as(hvdrun, 1, 2);
+                                  auto place = join_as(hvdrun, 1, 2);
                                   child = ::fork();
                                   if (child == 0) {
                                     ::pause();
@@ -215,14 +215,14 @@ TEST(HvdrunRendezvous, WhoLetsGoOfItIsGoneThoughAChildHoldsTheConnection) {
                                   place.reset();
                                 }});
   EXPECT_THAT(outcomes[0], HasSubstr("rank 1 (host"));
-  EXPECT_THAT(outcomes[0], HasSubstr("has ended while the job began"));
+  EXPECT_THAT(outcomes[0], HasSubstr("ended while the job began"));
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
 }
 
-TEST(HvdrunRendezvous, TheEndOfAChildIsNotThatOfItsParent) {
+TEST(HvdrunRendezvous, TheEndOfAChildDoesNotEndItsParent) {
   const FakeHvdrun hvdrun(1);
-  auto place = meet_as(hvdrun, 0, 1);
+  auto place = join_as(hvdrun, 0, 1);
   const pid_t child = ::fork();
   if (child == 0) {
     place.reset();
@@ -233,9 +233,9 @@ TEST(HvdrunRendezvous, TheEndOfAChildIsNotThatOfItsParent) {
   EXPECT_EQ(shown(place->get("key")), "value");
 }
 
-TEST(HvdrunRendezvous, TheEndOfHvdrunIsAnErrorAtOnceAndEverAfter) {
+TEST(HvdrunRendezvous, TheEndOfHvdrunIsAnErrorAtOnceAndLater) {
   FakeHvdrun hvdrun(1);
-  const auto place = meet_as(hvdrun, 0, 1);
+  const auto place = join_as(hvdrun, 0, 1);
   std::jthread stops([&] {
     std::this_thread::sleep_for(50ms);
     hvdrun.stop();
@@ -246,7 +246,7 @@ TEST(HvdrunRendezvous, TheEndOfHvdrunIsAnErrorAtOnceAndEverAfter) {
   place->leave(soon());
 }
 
-TEST(HvdrunRendezvous, WhereNobodyListensSaysWhatToDo) {
+TEST(HvdrunRendezvous, AnUnreachableSupervisorIsAnErrorWithAdvice) {
   std::string method;
   {
     const FakeHvdrun hvdrun(2);
@@ -255,12 +255,12 @@ TEST(HvdrunRendezvous, WhereNobodyListensSaysWhatToDo) {
   for (const std::string& each :
        {method, std::string("hvdrun://"), "hvdrun://" + std::string(200, 'x')})
     EXPECT_THAT(
-        outcome_of([&] { meet(each, introduction(0, 2), soon()); }),
+        outcome_of([&] { join(each, info(0, 2), soon()); }),
         AllOf(HasSubstr("usage: "), HasSubstr("its hvdrun has ended"),
               HasSubstr("another network namespace"), HasSubstr("-x HVD_INIT_METHOD=env://")));
 }
 
-TEST(HvdrunRendezvous, ASupervisorThatSaysNothingIsGivenUp) {
+TEST(HvdrunRendezvous, ASupervisorThatDoesNotReplyIsAnErrorInTime) {
   const int listener = ::socket(AF_UNIX, SOCK_STREAM, 0);
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -270,9 +270,9 @@ TEST(HvdrunRendezvous, ASupervisorThatSaysNothingIsGivenUp) {
   ASSERT_EQ(::listen(listener, 0), 0);
   ::getsockname(listener, any, &length);
   const std::string name(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
-  const auto meets = [&] { meet("hvdrun://" + name, introduction(0, 2), short_time()); };
-  // The third finds no room in its queue.
-  EXPECT_THAT(all_of({meets, meets, meets}),
+  const auto joins = [&] { join("hvdrun://" + name, info(0, 2), short_time()); };
+  // The queue of the listening socket has no room for the third.
+  EXPECT_THAT(all_of({joins, joins, joins}),
               Each(HasSubstr("error: hvd::init: hvdrun no longer answers: ")));
   ::close(listener);
 }

@@ -9,8 +9,8 @@
 #include <thread>
 #include <vector>
 
-#include "bootstrap/meeting.h"
 #include "bootstrap/rendezvous.h"
+#include "bootstrap/rendezvous_server.h"
 #include "unit/bootstrap/ranks.h"
 
 namespace hvd::rendezvous {
@@ -25,7 +25,7 @@ using namespace std::chrono_literals;
 
 class TcpRendezvousTest : public ::testing::Test {
  protected:
-  /// A port that is free, or was a moment ago.
+  /// A port that was free a moment ago.
   static std::uint16_t free_port() {
     asio::io_context io;
     return tcp::acceptor(io, {tcp::v4(), 0}).local_endpoint().port();
@@ -33,13 +33,13 @@ class TcpRendezvousTest : public ::testing::Test {
   std::string method(const std::string& host = "localhost") const {
     return "tcp://" + host + ":" + std::to_string(port);
   }
-  static Introduction introduction(int rank, int size) {
+  static RankInfo info(int rank, int size) {
     return {.job = "train", .token = "secret", .build = "0.1.0", .rank = rank, .size = size};
   }
-  std::unique_ptr<Rendezvous> meet_as(int rank, int size, Deadline deadline = soon()) const {
-    return meet(method(), introduction(rank, size), deadline);
+  std::unique_ptr<Rendezvous> join_as(int rank, int size, Deadline deadline = soon()) const {
+    return join(method(), info(rank, size), deadline);
   }
-  /// To the port, as soon as somebody serves there.
+  /// Connects to the port as soon as it is served.
   tcp::socket connected(asio::io_context& io) const {
     tcp::socket socket(io);
     asio::error_code error = asio::error::not_connected;
@@ -53,7 +53,7 @@ class TcpRendezvousTest : public ::testing::Test {
   const std::uint16_t port = free_port();
 };
 
-TEST_F(TcpRendezvousTest, AnAddressOfIpv6StandsInBrackets) {
+TEST_F(TcpRendezvousTest, TakesAnIpv6AddressInBrackets) {
   asio::io_context io;
   asio::error_code error;
   tcp::acceptor loopback(io);
@@ -62,7 +62,7 @@ TEST_F(TcpRendezvousTest, AnAddressOfIpv6StandsInBrackets) {
   if (error) GTEST_SKIP() << "there is no IPv6 here: " << error.message();
   const auto rank = [this](int own) {
     return [this, own] {
-      const auto place = meet(method("[::1]"), introduction(own, 2), soon());
+      const auto place = join(method("[::1]"), info(own, 2), soon());
       EXPECT_EQ(place->place(), method("[::1]"));
       place->leave(soon());
     };
@@ -70,10 +70,10 @@ TEST_F(TcpRendezvousTest, AnAddressOfIpv6StandsInBrackets) {
   EXPECT_THAT(all_of({rank(0), rank(1)}), Each("fine"));
 }
 
-TEST_F(TcpRendezvousTest, APortThatIsTakenForAMomentIsWaitedFor) {
+TEST_F(TcpRendezvousTest, WaitsForAPortInUse) {
   asio::io_context io;
   tcp::acceptor other(io, {tcp::v4(), port});
-  EXPECT_THAT(all_of({[&] { meet_as(0, 2)->leave(soon()); }, [&] { meet_as(1, 2)->leave(soon()); },
+  EXPECT_THAT(all_of({[&] { join_as(0, 2)->leave(soon()); }, [&] { join_as(1, 2)->leave(soon()); },
                       [&] {
                         std::this_thread::sleep_for(300ms);
                         other.close();
@@ -81,11 +81,11 @@ TEST_F(TcpRendezvousTest, APortThatIsTakenForAMomentIsWaitedFor) {
               Each("fine"));
 }
 
-TEST_F(TcpRendezvousTest, RanksMeetInAnyOrderExchangeAndLeave) {
+TEST_F(TcpRendezvousTest, RanksJoinInAnyOrderExchangeAndLeave) {
   const auto rank = [this](int own) {
     return [this, own] {
       std::this_thread::sleep_for(own == 0 ? 100ms : 0ms);
-      const auto place = meet_as(own, 4);
+      const auto place = join_as(own, 4);
       EXPECT_EQ(place->rank(), own);
       EXPECT_EQ(place->size(), 4);
       EXPECT_EQ(place->place(), method());
@@ -102,8 +102,8 @@ TEST_F(TcpRendezvousTest, RanksMeetInAnyOrderExchangeAndLeave) {
     EXPECT_THAT(all_of({rank(0), rank(1), rank(2), rank(3)}), Each("fine"));
 }
 
-TEST_F(TcpRendezvousTest, WhatIsPutIsThereOnceAndNothingElse) {
-  const auto place = meet_as(0, 1);
+TEST_F(TcpRendezvousTest, AValueIsPutOnce) {
+  const auto place = join_as(0, 1);
   EXPECT_EQ(shown(place->get("key")), "nothing");
   EXPECT_EQ(shown(place->wait("key", 0, in(1ms))), "nothing");
   const std::string large(1 << 20, 'x');
@@ -116,12 +116,12 @@ TEST_F(TcpRendezvousTest, WhatIsPutIsThereOnceAndNothingElse) {
 
 TEST_F(TcpRendezvousTest, AWaitEndsWithThePut) {
   const auto waits = [&] {
-    const auto place = meet_as(0, 2);
+    const auto place = join_as(0, 2);
     EXPECT_EQ(shown(place->wait("late", 0, soon())), "here");
     place->leave(soon());
   };
   const auto puts = [&] {
-    const auto place = meet_as(1, 2);
+    const auto place = join_as(1, 2);
     std::this_thread::sleep_for(50ms);
     place->put("late", copy_of("here"));
     place->leave(soon());
@@ -129,55 +129,55 @@ TEST_F(TcpRendezvousTest, AWaitEndsWithThePut) {
   EXPECT_THAT(all_of({waits, puts}), Each("fine"));
 }
 
-TEST_F(TcpRendezvousTest, TooFewRanksAreNamedToAllThatHaveCome) {
+TEST_F(TcpRendezvousTest, NamesTheMissingRanksOnAllThatHaveJoined) {
   EXPECT_THAT(
-      all_of({[&] { meet_as(0, 4, in(500ms)); }, [&] { meet_as(2, 4); }}),
-      Each(AllOf(HasSubstr("lost -1: "), HasSubstr("ranks 1, 3 have not come to " + method()),
+      all_of({[&] { join_as(0, 4, in(500ms)); }, [&] { join_as(2, 4); }}),
+      Each(AllOf(HasSubstr("lost -1: "), HasSubstr("ranks 1 and 3 have not joined at " + method()),
                  HasSubstr("start as many ranks as"))));
 }
 
-TEST_F(TcpRendezvousTest, WithoutRank0NobodyBegins) {
-  EXPECT_THAT(outcome_of([&] { meet_as(1, 2, short_time()); }),
-              AllOf(HasSubstr("lost 0: "), HasSubstr("could not be met at " + method()),
+TEST_F(TcpRendezvousTest, NamesRank0IfItIsMissing) {
+  EXPECT_THAT(outcome_of([&] { join_as(1, 2, short_time()); }),
+              AllOf(HasSubstr("lost 0: "), HasSubstr("could not be reached at " + method()),
                     HasSubstr("Connection refused"), HasSubstr("start rank 0 on that host")));
 }
 
-TEST_F(TcpRendezvousTest, AHostWithoutAnAddressIsNamed) {
-  EXPECT_THAT(
-      outcome_of([&] { meet(method("no-such-host.invalid"), introduction(1, 2), short_time()); }),
-      AllOf(HasSubstr("lost 0: "), HasSubstr("'no-such-host.invalid' does not resolve")));
+TEST_F(TcpRendezvousTest, NamesAHostThatDoesNotResolve) {
+  EXPECT_THAT(outcome_of([&] { join(method("no-such-host.invalid"), info(1, 2), short_time()); }),
+              AllOf(HasSubstr("lost 0: "), HasSubstr("'no-such-host.invalid' does not resolve")));
 }
 
-// Rank 0 itself does not need the name. One that is too long for the name service has an answer at
+// Rank 0 itself does not need the name. The name is too long for the name service, which fails at
 // once.
-TEST_F(TcpRendezvousTest, AHostWithoutAnAddressIsNamedByRank0Too) {
+TEST_F(TcpRendezvousTest, Rank0NamesAHostThatDoesNotResolve) {
   const std::string host(300, 'x');
-  EXPECT_THAT(outcome_of([&] { meet(method(host), introduction(0, 2), in(2s)); }),
+  EXPECT_THAT(outcome_of([&] { join(method(host), info(0, 2), in(2s)); }),
               AllOf(HasSubstr("lost 1: "), HasSubstr("within 2.0 s (HVD_START_TIMEOUT)"),
                     HasSubstr("'" + host + "' does not resolve"),
                     HasSubstr("on the host of rank 0, so others may not find it either")));
 }
 
-TEST_F(TcpRendezvousTest, APortThatIsTakenIsAnErrorThatSaysWhatToDo) {
+TEST_F(TcpRendezvousTest, APortInUseIsAnErrorWithAdvice) {
   asio::io_context io;
   const tcp::acceptor other(io, {tcp::v4(), port});
-  EXPECT_THAT(outcome_of([&] { meet_as(0, 2, soon()); }),
+  EXPECT_THAT(outcome_of([&] { join_as(0, 2, soon()); }),
               AllOf(HasSubstr("usage: "), HasSubstr("rank 0 cannot serve " + method()),
                     HasSubstr("Address already in use"), HasSubstr("a port of its own")));
 }
 
-TEST_F(TcpRendezvousTest, WhatIsNoRank0IsNotTakenForOne) {
+TEST_F(TcpRendezvousTest, AnotherServerIsNotTakenForRank0) {
   asio::io_context io;
   tcp::acceptor other(io, {tcp::v4(), port});
   std::jthread answers([&] {
     tcp::socket socket = other.accept();
     asio::error_code ignored;
-    asio::write(socket, asio::buffer(std::string("HTTP/1.1 400 Bad Request\r\n\r\n")), ignored);
+    asio::write(socket, asio::buffer(std::string("HTTP/1.1 400 Bad ServerRequest\r\n\r\n")),
+                ignored);
   });
-  EXPECT_THAT(outcome_of([&] { meet_as(1, 2, in(500ms)); }), HasSubstr("lost 0: "));
+  EXPECT_THAT(outcome_of([&] { join_as(1, 2, in(500ms)); }), HasSubstr("lost 0: "));
 }
 
-TEST_F(TcpRendezvousTest, AStrangerDisturbsNoJob) {
+TEST_F(TcpRendezvousTest, AStrangerDoesNotDisturbTheJob) {
   const auto stranger = [&](const std::string& says) {
     asio::io_context io;
     tcp::socket socket = connected(io);
@@ -186,29 +186,29 @@ TEST_F(TcpRendezvousTest, AStrangerDisturbsNoJob) {
     char rest[64];
     asio::read(socket, asio::buffer(rest), error);  // until it is closed
   };
-  EXPECT_THAT(all_of({[&] { meet_as(0, 2)->leave(soon()); },
+  EXPECT_THAT(all_of({[&] { join_as(0, 2)->leave(soon()); },
                       [&] {
                         stranger("GET / HTTP/1.1\r\n\r\n");
                         stranger(std::string("\x08\0\0\0\xff\xff\xff\xff....", 12));
-                        meet_as(1, 2)->leave(soon());
+                        join_as(1, 2)->leave(soon());
                       }}),
               Each("fine"));
 }
 
-TEST_F(TcpRendezvousTest, RanksOfAnotherJobAreRefusedAndDisturbNobody) {
-  const auto stranger = [&](Introduction own) {
-    return outcome_of([&] { meet(method(), own, soon()); });
+TEST_F(TcpRendezvousTest, RefusesRanksOfAnotherJobAlone) {
+  const auto stranger = [&](RankInfo own) {
+    return outcome_of([&] { join(method(), own, soon()); });
   };
   std::vector<std::string> refused;
-  const auto outcomes = all_of({[&] { meet_as(0, 2)->leave(soon()); },
+  const auto outcomes = all_of({[&] { join_as(0, 2)->leave(soon()); },
                                 [&] {
-                                  Introduction own = introduction(1, 2);
+                                  RankInfo own = info(1, 2);
                                   own.job = "test";
                                   refused.push_back(stranger(own));
-                                  own = introduction(1, 2);
+                                  own = info(1, 2);
                                   own.token = "guess";
                                   refused.push_back(stranger(own));
-                                  meet_as(1, 2)->leave(soon());
+                                  join_as(1, 2)->leave(soon());
                                 }});
   EXPECT_THAT(outcomes, Each("fine"));
   ASSERT_EQ(refused.size(), 2U);
@@ -217,100 +217,100 @@ TEST_F(TcpRendezvousTest, RanksOfAnotherJobAreRefusedAndDisturbNobody) {
                                 Not(HasSubstr("secret")), Not(HasSubstr("guess"))));
 }
 
-TEST_F(TcpRendezvousTest, RanksThatContradictRank0AreAnErrorEverywhere) {
-  Introduction own = introduction(1, 3);
+TEST_F(TcpRendezvousTest, AContradictionOfRank0IsAnErrorOnAllRanks) {
+  RankInfo own = info(1, 3);
   own.build = "0.2.0";
-  EXPECT_THAT(all_of({[&] { meet_as(0, 3); }, [&] { meet(method(), own, soon()); }}),
+  EXPECT_THAT(all_of({[&] { join_as(0, 3); }, [&] { join(method(), own, soon()); }}),
               Each(AllOf(HasSubstr("usage: "), HasSubstr("rank 1"), HasSubstr("has hvd 0.2.0"))));
-  EXPECT_THAT(all_of({[&] { meet_as(0, 3); }, [&] { meet_as(4, 5); }}),
+  EXPECT_THAT(all_of({[&] { join_as(0, 3); }, [&] { join_as(4, 5); }}),
               Each(AllOf(HasSubstr("usage: "), HasSubstr("rank 4"), HasSubstr("expects 5 ranks"))));
 }
 
-// Rank 0 has refused by then, and would have gone.
-TEST_F(TcpRendezvousTest, WhoComesALittleLaterHearsWhyTheJobDoesNotBegin) {
-  Introduction own = introduction(1, 3);
+// Rank 0 has refused the others by then, and stays for late ranks.
+TEST_F(TcpRendezvousTest, ALateRankReceivesTheReason) {
+  RankInfo own = info(1, 3);
   own.build = "0.2.0";
-  EXPECT_THAT(all_of({[&] { meet_as(0, 3); }, [&] { meet(method(), own, soon()); },
+  EXPECT_THAT(all_of({[&] { join_as(0, 3); }, [&] { join(method(), own, soon()); },
                       [&] {
                         std::this_thread::sleep_for(300ms);
-                        meet_as(2, 3);
+                        join_as(2, 3);
                       }}),
               Each(AllOf(HasSubstr("usage: "), HasSubstr("has hvd 0.2.0"))));
 }
 
-TEST_F(TcpRendezvousTest, ARankThatIsStartedTwiceIsToldAndTheFirstGoesOn) {
+TEST_F(TcpRendezvousTest, RefusesARankStartedTwiceAndKeepsTheFirst) {
   std::vector<std::string> twice(2);
-  const auto rank_1 = [&] { meet_as(1, 3)->leave(soon()); };
+  const auto rank_1 = [&] { join_as(1, 3)->leave(soon()); };
   const auto outcomes =
-      all_of({[&] { meet_as(0, 3)->leave(soon()); }, [&] { twice[0] = outcome_of(rank_1); },
+      all_of({[&] { join_as(0, 3)->leave(soon()); }, [&] { twice[0] = outcome_of(rank_1); },
               [&] { twice[1] = outcome_of(rank_1); },
               [&] {
                 std::this_thread::sleep_for(300ms);
-                meet_as(2, 3)->leave(soon());
+                join_as(2, 3)->leave(soon());
               }});
   EXPECT_THAT(outcomes, Each("fine"));
   EXPECT_THAT(twice, ::testing::UnorderedElementsAre(
-                         "fine", AllOf(HasSubstr("usage: "), HasSubstr("rank 1 has come to"),
+                         "fine", AllOf(HasSubstr("usage: "), HasSubstr("rank 1 has joined at"),
                                        HasSubstr("twice, first from host"))));
 }
 
-TEST_F(TcpRendezvousTest, WhoeverWaitsHearsThatARankHasFailed) {
-  const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", 0, soon()); },
-                                [&] { meet_as(1, 2)->fail({"rank 1 has no GPU"}); }});
+TEST_F(TcpRendezvousTest, AWaitEndsWithTheFailureOfARank) {
+  const auto outcomes = all_of({[&] { join_as(0, 2)->wait("never", 0, soon()); },
+                                [&] { join_as(1, 2)->fail({"rank 1 has no GPU"}); }});
   EXPECT_EQ(outcomes[0], "error: rank 1 has no GPU");
 }
 
-TEST_F(TcpRendezvousTest, WhoeverWaitsHearsWhichRankIsLost) {
-  const auto outcomes = all_of({[&] { meet_as(0, 2)->wait("never", 0, soon()); },
-                                [&] { meet_as(1, 2)->fail({"rank 7 has ended", 7}); }});
+TEST_F(TcpRendezvousTest, AWaitEndsWithTheLossOfARank) {
+  const auto outcomes = all_of({[&] { join_as(0, 2)->wait("never", 0, soon()); },
+                                [&] { join_as(1, 2)->fail({"rank 7 has ended", 7}); }});
   EXPECT_EQ(outcomes[0], "lost 7: rank 7 has ended");
 }
 
-// Rank 0 serves until the others have left, however late they look.
-TEST_F(TcpRendezvousTest, WhoeverComesToAskLaterHearsWhyRank0HasFailed) {
+// Rank 0 serves until the others have left.
+TEST_F(TcpRendezvousTest, ALaterWaitEndsWithTheFailureOfRank0) {
   std::promise<void> failed;
   const auto outcomes = all_of({[&] {
-                                  const auto meeting = meet_as(0, 2);
-                                  meeting->put("before", bytes_of("it"));
-                                  meeting->fail({"rank 0 has no GPU"});
+                                  const auto place = join_as(0, 2);
+                                  place->put("before", bytes_of("it"));
+                                  place->fail({"rank 0 has no GPU"});
                                   failed.set_value();
-                                  meeting->leave(soon());
+                                  place->leave(soon());
                                 },
                                 [&] {
-                                  const auto meeting = meet_as(1, 2);
+                                  const auto place = join_as(1, 2);
                                   failed.get_future().wait();
                                   std::this_thread::sleep_for(std::chrono::milliseconds(50));
-                                  EXPECT_TRUE(meeting->wait("before", 0, soon()));
-                                  meeting->wait("never", 0, soon());
+                                  EXPECT_TRUE(place->wait("before", 0, soon()));
+                                  place->wait("never", 0, soon());
                                 }});
   EXPECT_EQ(outcomes[1], "error: rank 0 has no GPU");
 }
 
-TEST_F(TcpRendezvousTest, WhoeverWaitsHearsThatARankHasEnded) {
+TEST_F(TcpRendezvousTest, AWaitEndsWithTheEndOfARank) {
   const auto outcomes =
-      all_of({[&] { meet_as(0, 2)->wait("never", 0, soon()); }, [&] { meet_as(1, 2); }});
+      all_of({[&] { join_as(0, 2)->wait("never", 0, soon()); }, [&] { join_as(1, 2); }});
   EXPECT_THAT(outcomes[0], AllOf(HasSubstr("lost 1: "), HasSubstr("rank 1 (host"),
-                                 HasSubstr("has ended while the job began")));
+                                 HasSubstr("ended while the job began")));
 }
 
-TEST_F(TcpRendezvousTest, WhoHasComeHearsThatARankHasEndedBeforeAllHaveCome) {
-  const auto comes_and_ends = [&] {
+TEST_F(TcpRendezvousTest, ReportsARankThatEndsBeforeAllHaveJoined) {
+  const auto joins_and_ends = [&] {
     asio::io_context io;
     tcp::socket socket = connected(io);
-    const Bytes body = encode(Request{
-        .verb = "come", .value = text_of(encode(arrival_of(introduction(1, 3)))), .left = 50s});
+    const Bytes body = encode(ServerRequest{
+        .verb = "join", .value = text_of(encode(join_request_of(info(1, 3)))), .left = 50s});
     const auto size = static_cast<std::uint32_t>(body.size());
     asio::write(socket, asio::buffer(&size, sizeof size));
     asio::write(socket, asio::buffer(body));
   };
-  EXPECT_THAT(all_of({[&] { meet_as(0, 3); }, comes_and_ends})[0],
-              AllOf(HasSubstr("lost 1: "), HasSubstr("has ended before the job has begun"),
-                    HasSubstr("2 had not come")));
+  EXPECT_THAT(all_of({[&] { join_as(0, 3); }, joins_and_ends})[0],
+              AllOf(HasSubstr("lost 1: "), HasSubstr("ended before the job began"),
+                    HasSubstr("2 had not joined")));
 }
 
 TEST_F(TcpRendezvousTest, TheEndOfRank0IsAnErrorAtOnce) {
   const auto outcomes =
-      all_of({[&] { meet_as(0, 2); }, [&] { meet_as(1, 2)->wait("never", 0, soon()); }});
+      all_of({[&] { join_as(0, 2); }, [&] { join_as(1, 2)->wait("never", 0, soon()); }});
   EXPECT_THAT(outcomes[1], HasSubstr("lost 0: "));
 }
 

@@ -7,8 +7,8 @@
 #include "hvd/error.h"
 #include "mpi/support/hosts.h"
 #include "support/fake_carrier.h"
+#include "support/join_nodes.h"
 #include "support/local_job.h"
-#include "support/meet_nodes.h"
 #include "transport/control_plane.h"
 
 namespace hvd::testing {
@@ -365,7 +365,7 @@ class CarriedControlRouter : public ControlRouterTest {
  protected:
   CarriedControlRouter() {
     const PretendHosts pretend("abc");
-    const auto shared = meet_nodes(3);
+    const auto shared = join_nodes(3);
     for (int rank = 0; rank < 3; ++rank) {
       auto plane = message::make_control_plane(carried_->carrier(rank),
                                                shared[static_cast<std::size_t>(rank)]);

@@ -14,9 +14,9 @@
 #include "support/count_allocations.h"
 #include "support/count_ucx_calls.h"
 #include "support/job_helpers.h"
+#include "support/join_nodes.h"
 #include "support/local_job.h"
 #include "support/local_network.h"
-#include "support/meet_nodes.h"
 #include "transport/control_plane.h"
 #include "transport/ucx/ucx_carrier.h"
 #include "transport/ucx/worker.h"
@@ -192,7 +192,7 @@ TEST_F(SteadyCount, AStepAllocatesNothingAndDoesNotCallTheKernel) { count_what_s
 class SteadyCountOverUcx : public SteadyCount {
  protected:
   void make_planes() override {
-    const auto nodes = meet_nodes(kRanks);
+    const auto nodes = join_nodes(kRanks);
     std::vector<ucx::Workers> workers;
     ucx::JobMembers members{.generation = 3};
     for (int rank = 0; rank < kRanks; ++rank) {

@@ -29,7 +29,7 @@ class CountedPeers final : public Peers {
   const int rank_;
 };
 
-/// World ranks 1 and 3 of a job of four, each with a channel for the set of the two.
+/// World ranks 1 and 3 of a job of four, each with a channel of the set {1, 3}.
 class ChannelMessagesTest : public ::testing::Test {
  protected:
   std::shared_ptr<ChannelMessages> open(int rank, int process_set = 5, int instance = 0) {
@@ -40,13 +40,13 @@ class ChannelMessagesTest : public ::testing::Test {
     return std::make_shared<ChannelMessages>(network->carrier(rank), spec,
                                              rank == 1 ? peers_of_1 : peers_of_3);
   }
-  /// Begins to receive from the other rank, into the buffer of `messages`.
+  /// Posts a receive from the other rank, into the buffer of `messages`.
   void receive(ChannelMessages& channel, int kind = 0) {
     std::byte* const place = channel.buffer().reserve(kBytes);
     channel.requests().reset(1);
     channel.receive(0, {place, kBytes}, 1 - channel.rank(), kind);
   }
-  /// What the other rank sends to it now, the carrier writes at once.
+  /// The other rank sends to it, and the carrier writes the data at once.
   void send_to_one(int kind = 0) {
     three->requests().reset(1);
     three->send(0, message, 0, kind);
@@ -62,16 +62,16 @@ class ChannelMessagesTest : public ::testing::Test {
 };
 
 TEST_F(ChannelMessagesTest, SendsBetweenPositionsInTheSetAndRingsWorldRanks) {
-  EXPECT_FALSE(one->take_moved());
+  EXPECT_FALSE(one->moved_since_last_call());
   receive(*one);
-  EXPECT_TRUE(one->take_moved());
+  EXPECT_TRUE(one->moved_since_last_call());
   one->ring_touched();
   EXPECT_EQ(peers_of_1.rings, (std::vector{0, 0, 0, 1})) << "the sender may wait for the receive";
   send_to_one();
   three->ring_touched();
   EXPECT_EQ(peers_of_3.rings, (std::vector{0, 1, 0, 0})) << "the receiver";
   EXPECT_EQ(one->test().size(), 1U);
-  EXPECT_TRUE(one->take_moved());
+  EXPECT_TRUE(one->moved_since_last_call());
   one->ring_touched();
   EXPECT_EQ(peers_of_1.rings[3], 2);
   EXPECT_EQ(one->buffer().memory().get()[kBytes - 1], std::byte{9});
@@ -129,7 +129,7 @@ TEST_F(ChannelMessagesTest, WaitsAtItsEndForACarrierThatIsAboutToLetGo) {
   receive(*one);
   const std::weak_ptr<const std::byte> memory = one->buffer().memory();
   EXPECT_EQ(one->abandon(), TakenBack::kPending);
-  EXPECT_EQ(network->asked_back(), 1) << "nobody waits yet";
+  EXPECT_EQ(network->asked_back(), 1) << "no rank waits yet";
   EXPECT_FALSE(memory.expired());
   send_to_one();  // it may still be written to
   one.reset();
@@ -196,7 +196,7 @@ TEST_F(ChannelMessagesTest, AWorkThatIsDroppedEndsItsChannel) {
   EXPECT_EQ(network->asked_back(), 1);
 }
 
-/// Has something to do in every pass, until the test ends it.
+/// Makes progress in every pass, until the test ends it.
 class BusyWork final : public MessageWork {
  public:
   using MessageWork::MessageWork;
@@ -219,7 +219,7 @@ TEST_F(ChannelMessagesTest, AWorkThatHasMoreToDoIsCalledAgain) {
   EXPECT_TRUE(work.moved());
   work.gives_way = true;
   EXPECT_FALSE(work.progress());
-  EXPECT_EQ(work.steps, 9) << "it has moved as much as a call may";
+  EXPECT_EQ(work.steps, 9) << "the call has reached its limit of bytes";
   EXPECT_TRUE(work.moved());
   work.ends = true;
   EXPECT_TRUE(work.progress());

@@ -15,12 +15,12 @@
 #include "hvd/error.h"
 #include "mpi/support/hosts.h"
 #include "support/fake_carrier.h"
-#include "support/meet_nodes.h"
+#include "support/join_nodes.h"
 #include "support/reference.h"
 #include "transport/request_table.h"
 
-// What the tests over MPI do not reach: ends of a job in which the carrier is broken, or lets go of
-// memory, and messages that no rank of hvd's would send.
+// Cases that the tests over MPI cannot make: the end of a job whose carrier is broken or releases
+// memory late, and messages that no rank of hvd sends.
 
 namespace hvd::message {
 namespace {
@@ -31,9 +31,9 @@ using testing::FakeNetwork;
 
 constexpr std::size_t kLimit = std::size_t{256} << 20;
 
-/// All ranks of a job, which one thread steps.
+/// All ranks of a job, driven by one thread.
 struct Job {
-  explicit Job(int size) : network(FakeNetwork::create(size, 7)), nodes(testing::meet_nodes(size)) {
+  explicit Job(int size) : network(FakeNetwork::create(size, 7)), nodes(testing::join_nodes(size)) {
     for (int rank = 0; rank < size; ++rank) {
       planes.push_back(
           make_control_plane(network->carrier(rank), nodes[static_cast<std::size_t>(rank)]));
@@ -64,7 +64,7 @@ TEST(MessageControlPlane, KeepsTheOrderOfEachRank) {
   const std::vector<int> others{1, 2};
   job[0].send(others, numbered(42));
   for (std::size_t rank = 1; rank < 3; ++rank) {
-    EXPECT_EQ(job[rank].quiet(), false) << "a message is on its way";
+    EXPECT_EQ(job[rank].quiet(), false) << "a message is under way";
     const auto message = job[rank].poll();
     ASSERT_TRUE(message.has_value());
     EXPECT_EQ(message->source, 0);
@@ -86,7 +86,7 @@ TEST(MessageControlPlane, RingsForAMessageAndOnceMoreWhenALateOneHasGone) {
   EXPECT_EQ(ticket(), rung);
   EXPECT_FALSE(job[1].poll().has_value());
   EXPECT_FALSE(job[1].busy());
-  EXPECT_NE(ticket(), rung) << "it may have gone to sleep before the message went out";
+  EXPECT_NE(ticket(), rung) << "the receiver may have gone to sleep before the message was sent";
 }
 
 TEST(MessageControlPlane, PollsForWhatWasAnnouncedUntilItIsThere) {
@@ -110,7 +110,7 @@ TEST(MessageControlPlane, RefusesAMessageBeyondTheLimitOnBothSides) {
   const auto memory = std::make_unique_for_overwrite<std::byte[]>(kLimit + 1);
   const std::span<const std::byte> large(memory.get(), kLimit + 1);
   EXPECT_THROW(job[1].send(0, large), Error);
-  // Another build may not know of the limit.
+  // Another build may have another limit.
   job.network->eager_bytes = 0;
   const auto stranger = job.network->carrier(1);
   RequestTable requests(*stranger, Plane::kControl);
@@ -153,7 +153,7 @@ TEST(MessageControlPlane, LeavesWithWhatHasNotGoneTakenBack) {
   EXPECT_EQ(job.network->failures(), 0);
 }
 
-// As when a connection has to be made first, and the other rank has no core for a while.
+// A connection has to be made first, and the other rank has no core for a while.
 TEST(MessageControlPlane, LeavesInOrderOnlyWhenALateRankHasWhatWasSent) {
   Job job(2);
   job.network->eager_bytes = 0;
@@ -184,7 +184,7 @@ TEST(MessageControlPlane, LingersForOtherHostsOnceItHasAccused) {
   const testing::PretendHosts pretend("aab");
   Job job(3);
   job.planes[1].reset();
-  EXPECT_EQ(job.network->progressed(), 0) << "it has nothing to tell";
+  EXPECT_EQ(job.network->progressed(), 0) << "no message is under way";
   job[0].accuse(2, "lost rank 2");
   job.planes[0].reset();
   EXPECT_GT(job.network->progressed(), 0);
@@ -213,7 +213,7 @@ TEST(MessageControlPlane, TellsAndRingsTheOthersWhereOneIsLost) {
   EXPECT_EQ(message->bytes, numbered(1));
 }
 
-// It may say of which rank the loss is the cause.
+// The received message may hold the cause of the failure.
 TEST(MessageControlPlane, WhatHasComeIsGivenOutBeforeASendFails) {
   Job job(3);
   job.network->eager_bytes = 0;
@@ -237,7 +237,7 @@ TEST(MessageControlPlane, ALossEndsAllWaiting) {
   EXPECT_EQ(job.network->failures(), 1);
 }
 
-/// Connects by itself, and takes some looks for it.
+/// A carrier that connects by itself, within some calls of progress().
 class ConnectingCarrier final : public Carrier {
  public:
   explicit ConnectingCarrier(std::shared_ptr<Carrier> carrier) : carrier_(std::move(carrier)) {}
@@ -249,7 +249,7 @@ class ConnectingCarrier final : public Carrier {
   std::unique_ptr<Requests> make_requests(Plane plane) override {
     return carrier_->make_requests(plane);
   }
-  std::optional<Arrival> probe(Tag tag) override { return carrier_->probe(tag); }
+  std::optional<ProbedMessage> probe(Tag tag) override { return carrier_->probe(tag); }
   void connect(Plane plane, int rank) override {
     EXPECT_EQ(plane, Plane::kControl);
     connected.push_back(rank);
@@ -274,7 +274,7 @@ class ConnectingCarrier final : public Carrier {
 TEST(MessageControlPlane, WaitsForConnectionsWithOtherHostsThoughNotForEver) {
   const testing::PretendHosts pretend("abc");
   const auto network = FakeNetwork::create(3, 7);
-  const auto nodes = testing::meet_nodes(3);
+  const auto nodes = testing::join_nodes(3);
   const auto carrier = std::make_shared<ConnectingCarrier>(network->carrier(1));
   const auto plane = make_control_plane(carrier, nodes[1]);
   const std::vector<int> ranks = {0, 2};
@@ -287,7 +287,7 @@ TEST(MessageControlPlane, WaitsForConnectionsWithOtherHostsThoughNotForEver) {
 
 TEST(MessageControlPlane, OnOneHostNobodyConnectsAhead) {
   const auto network = FakeNetwork::create(2, 7);
-  const auto nodes = testing::meet_nodes(2);
+  const auto nodes = testing::join_nodes(2);
   const auto carrier = std::make_shared<ConnectingCarrier>(network->carrier(1));
   const std::vector<int> ranks = {0};
   make_control_plane(carrier, nodes[1])->expect_messages(ranks);

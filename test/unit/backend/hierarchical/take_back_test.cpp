@@ -11,7 +11,7 @@
 #include "hvd/error.h"
 #include "mpi/support/hosts.h"
 #include "support/fake_carrier.h"
-#include "support/meet_nodes.h"
+#include "support/join_nodes.h"
 #include "support/reference.h"
 
 // The segment of a host is memory that messages are received into: whether it is unmapped when a
@@ -75,7 +75,7 @@ class TakeBack : public ::testing::Test {
 
   const testing::PretendHosts pretend{"aab"};
   const std::shared_ptr<FakeNetwork> network = FakeNetwork::create(3);
-  const std::vector<std::shared_ptr<host::Node>> nodes = testing::meet_nodes(3);
+  const std::vector<std::shared_ptr<host::Node>> nodes = testing::join_nodes(3);
   const Bytes in = Bytes(1'000'000);
   Bytes out = Bytes(1'000'000);
   std::vector<std::unique_ptr<NodePeers>> peers;

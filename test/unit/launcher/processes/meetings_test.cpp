@@ -11,9 +11,9 @@
 namespace hvd::launcher {
 namespace {
 
-using rendezvous::Arrival;
-using rendezvous::Introduction;
-using rendezvous::Request;
+using rendezvous::JoinRequest;
+using rendezvous::RankInfo;
+using rendezvous::ServerRequest;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
@@ -33,7 +33,7 @@ class MeetingsTest : public ::testing::Test {
           if (frame.get() != latest_) distinct_bytes_ += frame->size();
           latest_ = frame.get();
           const auto answer =
-              rendezvous::decode_answer(std::span(*frame).subspan(sizeof(std::uint32_t)));
+              rendezvous::decode_reply(std::span(*frame).subspan(sizeof(std::uint32_t)));
           ASSERT_TRUE(answer);
           const auto refusal = rendezvous::decode_refusal(rendezvous::bytes_of(answer->value));
           answers_[{rank, session}] =
@@ -41,25 +41,24 @@ class MeetingsTest : public ::testing::Test {
           if (refusal) lost_ = refusal->rank;
         });
   }
-  static std::string frame_of(const Request& request) {
+  static std::string request_frame(const ServerRequest& request) {
     const auto body = encode(request);
     const auto size = static_cast<std::uint32_t>(body.size());
     return std::string(reinterpret_cast<const char*>(&size), sizeof size) +
            rendezvous::text_of(body);
   }
-  void say(int rank, std::uint32_t session, const Request& request) {
-    meetings_->take(rank, {.session = session, .bytes = frame_of(request)}, now_);
+  void say(int rank, std::uint32_t session, const ServerRequest& request) {
+    meetings_->take(rank, {.session = session, .bytes = request_frame(request)}, now_);
   }
-  Introduction introduction(int rank) const {
+  RankInfo info(int rank) const {
     return {.job = "job", .token = "token", .build = "1", .rank = rank, .size = size_};
   }
-  void come(int rank, std::uint32_t session, const Introduction& own) {
-    const Arrival arrival = {.introduction = own,
-                             .identity = "h " + std::to_string(session) + " x"};
+  void come(int rank, std::uint32_t session, const RankInfo& own) {
+    const JoinRequest arrival = {.info = own, .identity = "h " + std::to_string(session) + " x"};
     say(rank, session,
-        {.verb = "come", .value = rendezvous::text_of(encode(arrival)), .left = 10s});
+        {.verb = "join", .value = rendezvous::text_of(encode(arrival)), .left = 10s});
   }
-  void come(int rank, std::uint32_t session) { come(rank, session, introduction(rank)); }
+  void come(int rank, std::uint32_t session) { come(rank, session, info(rank)); }
   void close(int rank, std::uint32_t session) {
     meetings_->take(rank, {.session = session, .last = true}, now_);
   }
@@ -85,7 +84,7 @@ TEST_F(MeetingsTest, OneRoundAfterTheOther) {
       come(rank, round);
     }
     for (int rank = 0; rank < 2; ++rank) {
-      EXPECT_EQ(answer(rank, round), "welcome");
+      EXPECT_EQ(answer(rank, round), "accepted");
       say(rank, round, {.verb = "leave"});
       close(rank, round);
     }
@@ -106,8 +105,8 @@ TEST_F(MeetingsTest, WhoBeginsAgainWhileOthersHaveNotLeftWaitsForThem) {
   EXPECT_EQ(answer(0, 1), "");
   close(1, 0);  // without a word, after all have come: nobody is left there to mind
   come(1, 1);
-  EXPECT_EQ(answer(0, 1), "welcome");
-  EXPECT_EQ(answer(1, 1), "welcome");
+  EXPECT_EQ(answer(0, 1), "accepted");
+  EXPECT_EQ(answer(1, 1), "accepted");
 }
 
 TEST_F(MeetingsTest, ASecondProcessOfARankIsRefusedAlone) {
@@ -115,11 +114,11 @@ TEST_F(MeetingsTest, ASecondProcessOfARankIsRefusedAlone) {
   come(1, 0);
   come(1, 7);  // while the first waits
   EXPECT_THAT(answer(1, 7),
-              AllOf(HasSubstr("refused hvd::init: rank 1 (host h, process 7) has come to "
+              AllOf(HasSubstr("refused hvd::init: rank 1 (host h, process 7) has joined at "
                               "hvdrun:// twice, first from host h, process 0"),
                     HasSubstr("(last)")));
   come(0, 0);
-  EXPECT_EQ(answer(1), "welcome");
+  EXPECT_EQ(answer(1), "accepted");
   come(1, 8);  // while it begins
   EXPECT_THAT(answer(1, 8), HasSubstr("twice"));
   say(1, 0, {.verb = "leave"});
@@ -135,7 +134,7 @@ TEST_F(MeetingsTest, WhoSaysOtherThanHvdrunContradictsAll) {
   for (const bool rank : {true, false}) {
     start(2);
     come(0, 0);
-    Introduction other = introduction(1);
+    RankInfo other = info(1);
     (rank ? other.rank : other.size) = 3;
     come(1, 0, other);
     for (const int each : {0, 1})
@@ -146,14 +145,14 @@ TEST_F(MeetingsTest, WhoSaysOtherThanHvdrunContradictsAll) {
     EXPECT_TRUE(meetings_->has_come(1)) << "it has something to say, and is not stopped at once";
     come(0, 1);
     come(1, 1);
-    EXPECT_EQ(answer(0, 1), "welcome") << "the next time";
+    EXPECT_EQ(answer(0, 1), "accepted") << "the next time";
   }
 }
 
 TEST_F(MeetingsTest, AContradictionIsToldToEachRankOnce) {
   start(4);
   come(0, 0);
-  Introduction other = introduction(1);
+  RankInfo other = info(1);
   other.build = "2";
   come(1, 0, other);
   for (const int rank : {0, 1}) EXPECT_THAT(answer(rank), HasSubstr("has hvd 2, rank 0 has 1;"));
@@ -169,17 +168,17 @@ TEST_F(MeetingsTest, AContradictionIsToldToEachRankOnce) {
 TEST_F(MeetingsTest, OfAnotherJobIsRefusedAlone) {
   start(2);
   come(0, 0);
-  Introduction other = introduction(1);
+  RankInfo other = info(1);
   other.token = "guess";
   come(1, 0, other);
   EXPECT_THAT(answer(1), AllOf(HasSubstr("refused"), HasSubstr("HVD_JOB_TOKEN"),
                                ::testing::Not(HasSubstr("guess"))));
-  other = introduction(1);
+  other = info(1);
   other.job = "of yesterday";
   come(1, 1, other);
   EXPECT_THAT(answer(1, 1), HasSubstr("another job's"));
   come(1, 2);
-  EXPECT_EQ(answer(0), "welcome");
+  EXPECT_EQ(answer(0), "accepted");
 }
 
 TEST_F(MeetingsTest, TheEndOfARankIsHeardAtOnce) {
@@ -187,7 +186,7 @@ TEST_F(MeetingsTest, TheEndOfARankIsHeardAtOnce) {
   come(0, 0);
   meetings_->rank_ended(2, "exit code 3", false, now_);  // it has never come
   EXPECT_EQ(answer(0),
-            "refused hvd::init: rank 2 has ended (exit code 3) and will not come to hvdrun:// "
+            "refused hvd::init: rank 2 has ended (exit code 3) and will not join at hvdrun:// "
             "(last)");
   EXPECT_EQ(lost_, 2);
   meetings_->rank_ended(0, "exit code 1", false, now_);
@@ -220,16 +219,15 @@ TEST_F(MeetingsTest, TheEndOfAProcessIsHeardAtOnce) {
   come(0, 0);
   come(1, 0);
   close(1, 0);
-  EXPECT_EQ(answer(0), "welcome");
+  EXPECT_EQ(answer(0), "accepted");
   say(0, 0, {.verb = "exchange", .key = "a", .left = 10s});
-  EXPECT_EQ(answer(0),
-            "failed hvd::init: rank 1 (host h, process 0) has ended while the job began");
+  EXPECT_EQ(answer(0), "failed hvd::init: rank 1 (host h, process 0) ended while the job began");
   start(2);
   come(0, 0);
   close(0, 0);
   come(1, 0);
   come(0, 1);
-  EXPECT_EQ(answer(1), "welcome") << "nobody waited then";
+  EXPECT_EQ(answer(1), "accepted") << "nobody waited then";
 }
 
 TEST_F(MeetingsTest, ARankThatHasEndedIsMissedByWhoHasBegun) {
@@ -238,7 +236,7 @@ TEST_F(MeetingsTest, ARankThatHasEndedIsMissedByWhoHasBegun) {
   come(1, 0);
   say(0, 0, {.verb = "wait", .key = "k", .left = 10s});
   meetings_->rank_ended(1, "killed by signal 9", false, now_);
-  EXPECT_THAT(answer(0), HasSubstr("rank 1 (host h, process 0) has ended while the job began"));
+  EXPECT_THAT(answer(0), HasSubstr("rank 1 (host h, process 0) ended while the job began"));
   EXPECT_EQ(lost_, 1);
 }
 
@@ -248,17 +246,17 @@ TEST_F(MeetingsTest, WhoDoesNotComeIsNamedInTime) {
   ASSERT_TRUE(meetings_->next_deadline());
   EXPECT_EQ(*meetings_->next_deadline(), now_ + 9s);
   meetings_->on_time(now_ + 9s);
-  EXPECT_THAT(answer(1), AllOf(HasSubstr("ranks 0, 2 have not come to hvdrun:// within "),
+  EXPECT_THAT(answer(1), AllOf(HasSubstr("ranks 0 and 2 have not joined at hvdrun:// within "),
                                HasSubstr("before it calls hvd::init()")));
   EXPECT_FALSE(meetings_->next_deadline());
 }
 
 TEST_F(MeetingsTest, FramesComeInAnyPieces) {
   start(1);
-  const Arrival arrival = {.introduction = introduction(0), .identity = "h 1 x"};
+  const JoinRequest arrival = {.info = info(0), .identity = "h 1 x"};
   const std::string both =
-      frame_of({.verb = "come", .value = rendezvous::text_of(encode(arrival)), .left = 10s}) +
-      frame_of({.verb = "get", .key = "k"});
+      request_frame({.verb = "join", .value = rendezvous::text_of(encode(arrival)), .left = 10s}) +
+      request_frame({.verb = "get", .key = "k"});
   for (const char byte : both) meetings_->take(0, {.bytes = {&byte, 1}}, now_);
   EXPECT_EQ(answer(0), "nothing");
 }
@@ -269,12 +267,12 @@ TEST_F(MeetingsTest, NonsenseEndsTheSessionAlone) {
   EXPECT_EQ(answer(0, 1), "nothing (last)");
   say(0, 2, {.verb = "put", .key = "before it has come"});
   EXPECT_EQ(answer(0, 2), "nothing (last)");
-  say(0, 3, {.verb = "come", .value = "of another version"});
+  say(0, 3, {.verb = "join", .value = "of another version"});
   EXPECT_THAT(answer(0, 3), HasSubstr("another version of hvd"));
   close(0, 17);
   come(0, 0);
   come(1, 0);
-  EXPECT_EQ(answer(0), "welcome");
+  EXPECT_EQ(answer(0), "accepted");
 }
 
 // What a large job asks of hvdrun: a frame for each rank and exchange, all the same bytes.

@@ -8,15 +8,15 @@
 
 #include "hvd/error.h"
 #include "mpi/support/hosts.h"
-#include "support/meet_nodes.h"
+#include "support/join_nodes.h"
 
 namespace hvd::host {
 namespace {
 
-using testing::meet_nodes;
+using testing::join_nodes;
 
 TEST(Node, RanksOfOneHostRingEachOtherAndCountTheirMail) {
-  const auto nodes = meet_nodes(3);
+  const auto nodes = join_nodes(3);
   for (int rank = 0; rank < 3; ++rank) {
     Node& node = *nodes[static_cast<std::size_t>(rank)];
     EXPECT_EQ(node.topology().rank, rank);
@@ -36,13 +36,13 @@ TEST(Node, RanksOfOneHostRingEachOtherAndCountTheirMail) {
   nodes[0]->announce(2);
   EXPECT_FALSE(nodes[2]->inbox_empty());
   EXPECT_TRUE(nodes[1]->inbox_empty());
-  nodes[2]->note_received();
+  nodes[2]->count_received();
   EXPECT_TRUE(nodes[2]->inbox_empty());
 }
 
 TEST(Node, RanksOfOtherHostsAreOutOfReach) {
   const testing::PretendHosts pretend("aba");
-  const auto nodes = meet_nodes(3);
+  const auto nodes = join_nodes(3);
   EXPECT_EQ(nodes[0]->topology().host_names, (std::vector<std::string>{"a", "b"}));
   EXPECT_EQ(nodes[2]->topology().local_rank, 1);
   EXPECT_EQ(nodes[2]->rank_of_slot(1), 2);
@@ -62,14 +62,14 @@ TEST(Node, RanksOfOtherHostsAreOutOfReach) {
   EXPECT_EQ(nodes[1]->control_segment().own_doorbell().ticket(), before);
   nodes[0]->announce(2);
   EXPECT_EQ(nodes[2]->control_segment().own_message_count(), 0U)
-      << "who is not rung by all polls, and counts nothing";
+      << "a rank that not all can ring polls, and counts no messages";
 }
 
 TEST(Node, OneRankWithoutSharedMemoryMakesItsHostPoll) {
   const testing::PretendHosts pretend("aba");
-  const auto nodes = meet_nodes(3, 2);
+  const auto nodes = join_nodes(3, 2);
   EXPECT_FALSE(nodes[0]->control_segment_shared());
-  EXPECT_TRUE(nodes[1]->control_segment_shared()) << "it is alone";
+  EXPECT_TRUE(nodes[1]->control_segment_shared()) << "it is alone on its host";
   for (const auto& node : nodes) {
     EXPECT_FALSE(node->all_control_segments_shared());
     EXPECT_EQ(node->arrival_flags(node->topology().rank), nullptr);
@@ -83,7 +83,7 @@ TEST(Node, OneRankWithoutSharedMemoryMakesItsHostPoll) {
 TEST(Node, RefusesAMalformedHostList) {
   const testing::PretendHosts pretend("ab");
   testing::Gathering gathering(1);
-  EXPECT_THROW(Node::meet(0, 1, gathering.of(0)), UsageError);
+  EXPECT_THROW(Node::join(0, 1, gathering.of(0)), UsageError);
 }
 
 }  // namespace

@@ -39,9 +39,9 @@ class UcxCarrierTest : public ::testing::Test {
     request.bytes = bytes;
   }
   void check() {
-    carrier->check_connections([this](int rank) { return rank != nobodys; });
+    carrier->check_connections([this](int rank) { return rank != ignored; });
   }
-  /// What waits for connections is on its way.
+  /// Completes the connections, so that waiting messages are sent.
   void connect() {
     for (int answer = 0; answer < 8; ++answer) carrier->progress();
   }
@@ -50,7 +50,7 @@ class UcxCarrierTest : public ::testing::Test {
   const std::shared_ptr<FakeUcx> ucx = std::make_shared<FakeUcx>();
   std::shared_ptr<message::Carrier> carrier =
       ucx::make_ucx_carrier(fake_workers(ucx, 1), members(1, 4));
-  int nobodys = -1;  ///< a rank whose end is no concern of the control plane's
+  int ignored = -1;  ///< a rank whose broken connections do not count
   std::vector<std::byte> memory = std::vector<std::byte>(64);
 };
 

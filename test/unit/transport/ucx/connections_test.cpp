@@ -29,7 +29,7 @@ TEST_F(UcxCarrierTest, ConnectsWhenSomethingIsSentOncePerPlaneAndPeer) {
   data.reset(3);
   control.reset(1);
   data.receive(2, memory, 0, kTag);
-  EXPECT_TRUE(ucx->connections.empty()) << "who sends connects";
+  EXPECT_TRUE(ucx->connections.empty()) << "the sender connects";
   data.send(0, memory, 3, kTag);
   data.send(1, memory, 3, kTag);
   ASSERT_EQ(ucx->connections.size(), 1U);
@@ -54,10 +54,10 @@ TEST_F(UcxCarrierTest, WhatIsSentWaitsForTheAnswerAndKeepsItsOrder) {
   EXPECT_THAT(first.test(), ElementsAre());
   EXPECT_EQ(ucx->count("hello to 2"), 1);
   EXPECT_EQ(ucx->count("send to 2"), 0);
-  ucx->hear(Side::kDataOut, 3);  // somebody else's
+  ucx->receive_hello(Side::kDataOut, 3);  // from another rank
   EXPECT_THAT(first.test(), ElementsAre());
   EXPECT_EQ(ucx->count("send to 2"), 0);
-  ucx->hear(Side::kDataOut, 2);
+  ucx->receive_hello(Side::kDataOut, 2);
   EXPECT_THAT(first.test(), ElementsAre());
   std::vector<Tag> tags;
   for (const FakeUcx::Request& request : ucx->requests)
@@ -71,10 +71,10 @@ TEST_F(UcxCarrierTest, AnswersWhoConnectsWhenItHasComeAndOnce) {
   RequestTable data(*carrier, Plane::kData);
   data.reset(1);
   data.receive(0, memory, 2, kTag);
-  ucx->hear(Side::kDataIn, 2);
-  ucx->hear(Side::kDataIn, 2);
-  ucx->hear(Side::kDataIn, 4);   // there is no such rank
-  ucx->hear(Side::kDataIn, -1);  // nor that
+  ucx->receive_hello(Side::kDataIn, 2);
+  ucx->receive_hello(Side::kDataIn, 2);
+  ucx->receive_hello(Side::kDataIn, 4);   // there is no such rank
+  ucx->receive_hello(Side::kDataIn, -1);  // nor that
   EXPECT_THAT(data.test(), ElementsAre());
   ASSERT_EQ(ucx->connections.size(), 1U);
   EXPECT_EQ(ucx->connections[0].peer, 2);
@@ -82,18 +82,18 @@ TEST_F(UcxCarrierTest, AnswersWhoConnectsWhenItHasComeAndOnce) {
   EXPECT_EQ(ucx->connections[0].to, Side::kDataOut) << "the very worker that has connected";
   EXPECT_EQ(ucx->count("hello to 2"), 1);
   EXPECT_EQ(ucx->count("send to 2"), 0);
-  ucx->hear(Side::kControlIn, 3);
+  ucx->receive_hello(Side::kControlIn, 3);
   EXPECT_FALSE(carrier->probe(kTag).has_value());
-  EXPECT_EQ(ucx->count("hello to 3"), 1) << "a rank that probes answers";
+  EXPECT_EQ(ucx->count("hello to 3"), 1) << "probe() answers a Hello";
 }
 
-// Or it would be waited for, by a receive and by the rank that has connected.
+// Otherwise a receive, and the rank that has connected, would wait for it.
 TEST_F(UcxCarrierTest, AnAnswerThatCannotBeSentIsTheEndOfTheConnection) {
   ucx->hello_answer = -25;
   RequestTable table(*carrier, Plane::kData);
   table.reset(1);
   table.receive(0, memory, 2, kTag);
-  ucx->hear(Side::kDataIn, 2);
+  ucx->receive_hello(Side::kDataIn, 2);
   EXPECT_EQ(error_of([&] { table.test(); }), "ucx: receiving from rank 2 failed: trouble 25");
 }
 
@@ -111,14 +111,14 @@ TEST_F(UcxCarrierTest, ConnectsAheadInBothDirections) {
   EXPECT_EQ(ucx->count("hello to 2"), 1);
   connect();  // it has answered, and has not connected itself yet
   EXPECT_TRUE(carrier->connecting());
-  ucx->hear(Side::kDataIn, 2);
+  ucx->receive_hello(Side::kDataIn, 2);
   connect();
   EXPECT_FALSE(carrier->connecting());
   EXPECT_EQ(ucx->connections.size(), 2U);
   RequestTable data(*carrier, Plane::kData);
   data.reset(1);
   data.send(0, memory, 2, kTag);
-  EXPECT_EQ(ucx->count("send to 2"), 1) << "waits for nothing";
+  EXPECT_EQ(ucx->count("send to 2"), 1) << "it is sent at once";
   EXPECT_EQ(ucx->connections.size(), 2U);
 }
 
@@ -138,7 +138,7 @@ TEST_F(UcxCarrierTest, LeavingInOrderSendsOffWhatIsUnderWay) {
   table.send(0, memory, 2, kTag);
   table.send(1, memory, 3, kTag);
   table.receive(2, memory, 0, kTag);
-  ucx->hear(Side::kDataIn, 0);
+  ucx->receive_hello(Side::kDataIn, 0);
   connect();
   table.test();
   ucx->break_connections(3, -25);
@@ -146,9 +146,9 @@ TEST_F(UcxCarrierTest, LeavingInOrderSendsOffWhatIsUnderWay) {
   carrier->farewell();
   carrier.reset();
   EXPECT_EQ(ucx->count("flush 2"), 1);
-  EXPECT_EQ(ucx->count("flush 3"), 0) << "nothing leaves through a broken connection";
+  EXPECT_EQ(ucx->count("flush 3"), 0) << "a broken connection is not flushed";
   EXPECT_EQ(ucx->count("force 3"), 1);
-  EXPECT_EQ(ucx->count("force 0"), 1) << "what comes is not awaited";
+  EXPECT_EQ(ucx->count("force 0"), 1) << "incoming messages are not awaited";
   EXPECT_EQ(ucx->kept(), 0);
   EXPECT_EQ(ucx->ended, static_cast<int>(kSides));
 }
@@ -158,21 +158,22 @@ TEST_F(UcxCarrierTest, WhoseConnectionBreaksWithoutAFarewellIsLost) {
     EXPECT_FALSE(carrier->probe(kTag).has_value());
     return error_of([&] { check(); });
   };
-  for (const int peer : {0, 2, 3}) ucx->hear(Side::kControlIn, peer);
-  ucx->hear(Side::kDataIn, 2);
+  for (const int peer : {0, 2, 3}) ucx->receive_hello(Side::kControlIn, peer);
+  ucx->receive_hello(Side::kDataIn, 2);
   EXPECT_EQ(look(), "no error");
-  ucx->hear(Side::kControlIn, 0, true);
+  ucx->receive_hello(Side::kControlIn, 0, true);
   EXPECT_EQ(look(), "no error");
   ucx->break_connections(0, -80);
   EXPECT_EQ(look(), "no error") << "it has left in order";
   ucx->break_connections(3, -80);
-  ucx->hear(Side::kControlIn, 3, true);
-  EXPECT_EQ(error_of([&] { check(); }), "no error") << "it said so before its connection broke";
+  ucx->receive_hello(Side::kControlIn, 3, true);
+  EXPECT_EQ(error_of([&] { check(); }), "no error")
+      << "it sent a farewell before its connection broke";
   ucx->break_connections(2, -80);
   EXPECT_EQ(look(), "ucx: the connection with rank 2 failed: trouble 80");
-  nobodys = 2;
+  ignored = 2;
   EXPECT_EQ(look(), "no error");
-  nobodys = -1;
+  ignored = -1;
   try {
     check();
   } catch (const BrokenConnection& error) {
@@ -192,12 +193,12 @@ TEST_F(UcxCarrierTest, ConnectsForWhatWillBeSentAndSeesWhoIsNotThere) {
   control.reset(1);
   control.send(0, memory, 2, kTag);
   EXPECT_EQ(ucx->connections.size(), 2U);
-  ucx->hear(Side::kControlOut, 2);
+  ucx->receive_hello(Side::kControlOut, 2);
   connect();
   EXPECT_EQ(ucx->count("send to 2"), 1);
   ucx->break_connections(2, -80);
   EXPECT_EQ(error_of([&] { check(); }), "no error")
-      << "it may be leaving, and says so on a connection of its own";
+      << "it may be leaving, with a farewell on a connection of its own";
   ucx->break_connections(3, -80);
   EXPECT_EQ(error_of([&] { check(); }), "ucx: the connection with rank 3 failed: trouble 80");
 }
@@ -218,7 +219,7 @@ TEST_F(UcxCarrierTest, ConnectingAheadPrimesTheControlPlaneOfTheOtherRank) {
   control.reset(1);
   control.send(0, memory, 3, kTag);
   EXPECT_EQ(ucx->count("primer to 2"), 2) << "data has its receive posted";
-  EXPECT_EQ(ucx->count("primer to 3"), 0) << "what is to be sent at once would come behind them";
+  EXPECT_EQ(ucx->count("primer to 3"), 0) << "the first message would arrive behind them";
 }
 
 TEST_F(UcxCarrierTest, PrimersAreDropped) {
@@ -241,13 +242,13 @@ TEST_F(UcxCarrierTest, LeavingInOrderSaysSoOnEachConnectionThatItHasMade) {
   data.reset(1);
   data.send(0, memory, 3, kTag);
   carrier->connect(Plane::kControl, 2);
-  ucx->hear(Side::kControlIn, 0);
+  ucx->receive_hello(Side::kControlIn, 0);
   connect();
   data.test();
   carrier->farewell();
   carrier.reset();
   EXPECT_EQ(ucx->count("farewell to 2"), 1);
-  EXPECT_EQ(ucx->count("farewell to 3"), 0) << "who waits for data learns of it by itself";
+  EXPECT_EQ(ucx->count("farewell to 3"), 0) << "a receive of data detects the end by itself";
   EXPECT_EQ(ucx->count("farewell to 0"), 0);
   const auto place = [&](const std::string& what) {
     return std::find_if(ucx->requests.begin(), ucx->requests.end(),

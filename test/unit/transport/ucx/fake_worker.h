@@ -16,8 +16,8 @@
 
 namespace hvd::testing {
 
-/// What a test sees of a rank's FakeWorkers, and tells them; outlives them. Requests are under way
-/// until the test ends them, but what two ranks say when they connect goes through at once.
+/// State of a rank's FakeWorkers that a test reads and sets; outlives them. Requests stay under way
+/// until the test ends them, except the Hellos of connections, which complete at once.
 struct FakeUcx {
   struct Request {
     std::string what = {};  ///< "send to 2", "hello to 2", "primer to 2", "farewell to 2",
@@ -49,20 +49,20 @@ struct FakeUcx {
     for (const Request& request : requests) found += request.what == what ? 1 : 0;
     return found;
   }
-  /// Those that have not been freed, but for the receives of what ranks say when they connect.
+  /// Number of requests that have not been freed, except the receives of Hellos.
   int kept() const {
     int found = 0;
     for (const Request& request : requests)
       found += request.freed || request.what == "listen" ? 0 : 1;
     return found;
   }
-  /// The connections with a peer break.
+  /// Breaks the connections with a peer.
   void break_connections(int peer, ucx::Status status) {
     for (Connection& connection : connections)
       if (connection.peer == peer && connection.open) *connection.failure = status;
   }
-  /// A peer says who it is: it connects, or answers; or that it leaves.
-  void hear(ucx::Side side, int peer, bool leaves = false) {
+  /// Receives a Hello of a peer, or its farewell.
+  void receive_hello(ucx::Side side, int peer, bool leaves = false) {
     hellos[static_cast<std::size_t>(side)].push_back({peer, leaves ? 1 : 0});
   }
   int progressed_by(ucx::Side side) const { return progressed[static_cast<std::size_t>(side)]; }
@@ -81,10 +81,10 @@ struct FakeUcx {
   ucx::Status connect_answer = ucx::kOk;
   ucx::Status hello_answer = ucx::kOk;
   ucx::Status receive_answer = ucx::kOk;
-  /// What becomes of receives that are cancelled.
+  /// Whether a cancelled receive ends at once.
   bool cancel_ends_receives = true;
   bool closes_complete = false;
-  /// For how many calls a worker's progress() has something to do.
+  /// Number of calls in which a worker's progress() reports work.
   int busy[ucx::kSides] = {};
 };
 
@@ -121,14 +121,14 @@ class FakeWorker final : public ucx::Worker {
                     message::Tag tag) override {
     const FakeUcx::Connection& connection = of(endpoint);
     if (!connection.open) throw Error("a send to a closed endpoint");
-    if (says_hello(tag)) {
+    if (is_hello(tag)) {
       if (ucx_->hello_answer != ucx::kOk) return {nullptr, ucx_->hello_answer};
-      std::array<std::int32_t, 2> said{};
-      std::memcpy(said.data(), bytes.data(), std::min(bytes.size(), sizeof said));
-      if (said[1] != 0) return start("farewell to " + std::to_string(connection.peer), tag);
+      std::array<std::int32_t, 2> hello{};
+      std::memcpy(hello.data(), bytes.data(), std::min(bytes.size(), sizeof hello));
+      if (hello[1] != 0) return start("farewell to " + std::to_string(connection.peer), tag);
       const ucx::Started started = start("hello to " + std::to_string(connection.peer), tag);
       const bool connects = side_ == ucx::Side::kControlOut || side_ == ucx::Side::kDataOut;
-      if (connects && ucx_->peers_answer) ucx_->hear(side_, connection.peer);
+      if (connects && ucx_->peers_answer) ucx_->receive_hello(side_, connection.peer);
       return started;
     }
     if (message::parts_of(tag).kind == message::kPrimerKind) {
@@ -141,7 +141,7 @@ class FakeWorker final : public ucx::Worker {
   }
   ucx::Started receive(std::span<std::byte> room, message::Tag tag) override {
     if (ucx_->receive_answer != ucx::kOk) return {nullptr, ucx_->receive_answer};
-    const ucx::Started started = start(says_hello(tag) ? "listen" : "receive", tag);
+    const ucx::Started started = start(is_hello(tag) ? "listen" : "receive", tag);
     ucx_->requests.back().room = room;
     return started;
   }
@@ -196,7 +196,7 @@ class FakeWorker final : public ucx::Worker {
     ucx_->requests.push_back({.what = what, .side = side_, .tag = tag});
     return {&ucx_->requests.back(), ucx::kInProgress};
   }
-  static bool says_hello(message::Tag tag) {
+  static bool is_hello(message::Tag tag) {
     return message::parts_of(tag).kind == message::kHelloKind;
   }
   bool deliver_hello() {

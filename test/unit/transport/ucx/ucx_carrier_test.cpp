@@ -62,7 +62,7 @@ TEST_F(UcxCarrierTest, OnlyWhatHasSomethingToDoIsLetWork) {
   for (int look = 0; look < 80; ++look) data.test();
   EXPECT_EQ(ucx->progressed_by(Side::kDataIn), 80);
   EXPECT_EQ(ucx->progressed_by(Side::kDataOut), 10)
-      << "now and then, for what a socket was full of";
+      << "occasionally, for messages that wait for room in a socket";
   EXPECT_EQ(ucx->progressed_by(Side::kControlIn), 0);
   EXPECT_EQ(ucx->progressed_by(Side::kControlOut), 0);
   end(ucx->last("receive"), kOk, memory.size());
@@ -104,7 +104,7 @@ TEST_F(UcxCarrierTest, LetsUcxWorkUntilItHasNothingToDo) {
   ucx->busy[static_cast<std::size_t>(Side::kDataOut)] = 5;
   EXPECT_THAT(table.test(), ElementsAre());
   EXPECT_EQ(ucx->progressed_by(Side::kDataOut), before + 6)
-      << "or the caller goes to sleep over what UCX has half done";
+      << "otherwise the caller sleeps although UCX has more to do";
 }
 
 TEST_F(UcxCarrierTest, NamesThePeerOfASendThatFails) {
@@ -127,11 +127,11 @@ TEST_F(UcxCarrierTest, ASendThatFailsIsToldOfOnceAndTheOthersGoOn) {
   connect();
   end(sending(2), kOk);
   end(sending(3), -25);
-  EXPECT_THAT(table.test(), ElementsAre(0)) << "a failure must not drop what has completed";
+  EXPECT_THAT(table.test(), ElementsAre(0)) << "a failure must not drop completions";
   EXPECT_EQ(error_of([&] { table.test(); }), "ucx: sending to rank 3 failed: trouble 25");
   EXPECT_TRUE(table.idle(1));
   EXPECT_EQ(table.in_flight(), 1);
-  EXPECT_THAT(table.test(), ElementsAre()) << "it has been told";
+  EXPECT_THAT(table.test(), ElementsAre()) << "the failure has been reported";
   end(sending(0), kOk);
   EXPECT_THAT(table.test(), ElementsAre(2));
   EXPECT_EQ(table.in_flight(), 0);
@@ -146,7 +146,7 @@ TEST_F(UcxCarrierTest, NamesThePeerThatCannotBeReached) {
   table.reset(2);
   EXPECT_EQ(error_of([&] { table.send(0, memory, 2, kTag); }),
             "ucx: sending to rank 2 failed: trouble 6");
-  // What it has sent before it ended may be here.
+  // Messages that it sent before it ended may have arrived.
   table.receive(1, memory, 0, kTag);
   end(ucx->last("receive"), kOk, memory.size());
   EXPECT_THAT(table.test(), ElementsAre(1));
@@ -163,7 +163,7 @@ TEST_F(UcxCarrierTest, WhatWaitsForAConnectionFailsWithIt) {
   table.reset(1);
   EXPECT_EQ(error_of([&] { table.send(0, memory, 2, kTag); }),
             "ucx: sending to rank 2 failed: trouble 25");
-  EXPECT_EQ(ucx->connections.size(), 1U) << "UCX would take the next one for another one";
+  EXPECT_EQ(ucx->connections.size(), 1U) << "UCX would confuse a second connection with the first";
   EXPECT_EQ(ucx->count("send to 2"), 0);
 }
 
@@ -172,15 +172,15 @@ TEST_F(UcxCarrierTest, DoesNotWaitForAPeerWhoseConnectionIsBroken) {
   table.reset(2);
   table.receive(0, memory, 0, kTag);
   table.receive(1, memory, 2, kTag);
-  ucx->hear(Side::kDataIn, 0);
-  ucx->hear(Side::kDataIn, 2);
+  ucx->receive_hello(Side::kDataIn, 0);
+  ucx->receive_hello(Side::kDataIn, 2);
   EXPECT_THAT(table.test(), ElementsAre());
   ucx->break_connections(2, -80);
   end(ucx->last("receive"), kOk, memory.size());
-  EXPECT_THAT(table.test(), ElementsAre(1)) << "it came before the connection broke";
+  EXPECT_THAT(table.test(), ElementsAre(1)) << "it arrived before the connection broke";
   ucx->break_connections(0, -80);
   EXPECT_EQ(error_of([&] { table.test(); }), "ucx: receiving from rank 0 failed: trouble 80");
-  EXPECT_THAT(table.test(), ElementsAre()) << "it has been told";
+  EXPECT_THAT(table.test(), ElementsAre()) << "the failure has been reported";
   EXPECT_EQ(table.in_flight(), 1) << "its memory is taken back";
 }
 
@@ -217,8 +217,8 @@ TEST_F(UcxCarrierTest, ProbesForAnySource) {
   EXPECT_THAT(table.test(), ElementsAre(0));
   auto& busy = ucx->busy[static_cast<std::size_t>(Side::kControlIn)];
   busy = 2;
-  EXPECT_FALSE(carrier->probe(tag).has_value()) << "that of another generation is not ours";
-  EXPECT_EQ(busy, 0) << "UCX has fetched what there was";
+  EXPECT_FALSE(carrier->probe(tag).has_value()) << "a message of another generation does not match";
+  EXPECT_EQ(busy, 0) << "UCX has fetched all messages";
 }
 
 TEST_F(UcxCarrierTest, TakesBackWhatHasNotBegunAndTheJobGoesOn) {
@@ -229,13 +229,13 @@ TEST_F(UcxCarrierTest, TakesBackWhatHasNotBegunAndTheJobGoesOn) {
   data.receive(1, memory, 0, kTag);
   EXPECT_EQ(data.take_back(), TakenBack::kDone);
   EXPECT_TRUE(ucx->last("receive").cancelled);
-  EXPECT_EQ(ucx->count("force 2"), 0) << "nothing is closed";
+  EXPECT_EQ(ucx->count("force 2"), 0) << "no connection is closed";
   data.reset(2);
   data.send(0, memory, 2, kTag + 1);
-  ucx->hear(Side::kDataOut, 2);
+  ucx->receive_hello(Side::kDataOut, 2);
   data.receive(1, memory, 0, kTag + 1);
   EXPECT_THAT(data.test(), ElementsAre());
-  EXPECT_EQ(ucx->count("send to 2"), 1) << "the first is forgotten";
+  EXPECT_EQ(ucx->count("send to 2"), 1) << "the first message is dropped";
   EXPECT_EQ(sending(2).tag, kTag + 1);
 }
 
@@ -255,7 +255,7 @@ TEST_F(UcxCarrierTest, TakesBackWhatIsUnderWayByLettingItsWorkerWorkNoMore) {
   EXPECT_EQ(data.take_back(), TakenBack::kDone);
   const int progressed = ucx->progressed_by(Side::kDataOut);
   EXPECT_TRUE(sending(2).freed);
-  EXPECT_TRUE(ucx->connections[1].open) << "a connection that is closed may end a process";
+  EXPECT_TRUE(ucx->connections[1].open) << "closing a connection may end a process";
   EXPECT_EQ(error_of([&] { other.test(); }), "ucx: sending to rank 3 failed: trouble 16");
   data.reset(1);
   EXPECT_THAT(error_of([&] { data.send(0, memory, 3, kTag); }), HasSubstr("have been closed"));
@@ -268,7 +268,8 @@ TEST_F(UcxCarrierTest, TakesBackWhatIsUnderWayByLettingItsWorkerWorkNoMore) {
   EXPECT_TRUE(carrier->active());
   carrier->farewell();
   carrier.reset();
-  EXPECT_EQ(ucx->progressed_by(Side::kDataOut), progressed) << "UCX must not be let work any more";
+  EXPECT_EQ(ucx->progressed_by(Side::kDataOut), progressed)
+      << "the worker must make no more progress";
   EXPECT_EQ(ucx->ended, 0) << "Note [A worker that is not ended]";
 }
 
@@ -297,7 +298,7 @@ TEST_F(UcxCarrierTest, MemoryThatOthersTouchIsNeverGivenBack) {
   RequestTable waits(*carrier, Plane::kControl);
   waits.reset(1);
   waits.receive(0, memory, 2, kTag);
-  EXPECT_EQ(waits.take_back(), TakenBack::kDone) << "nothing has matched it";
+  EXPECT_EQ(waits.take_back(), TakenBack::kDone) << "it has not been matched";
   RequestTable data(*carrier, Plane::kData);
   data.reset(1);
   data.send(0, memory, 2, kTag);
@@ -326,7 +327,8 @@ TEST_F(UcxCarrierTest, WhereSomethingHasFailedNothingIsClosed) {
   EXPECT_TRUE(carrier->failed());
   carrier.reset();
   EXPECT_TRUE(ucx->connections[0].open);
-  EXPECT_TRUE(sending(2).freed) << "requests that outlive the carrier hold nothing of the worker";
+  EXPECT_TRUE(sending(2).freed)
+      << "requests that outlive the carrier keep no request of the worker";
   EXPECT_EQ(table.take_back(), TakenBack::kDone);
   EXPECT_EQ(ucx->ended, 0);
 }

@@ -72,7 +72,7 @@ class Pair {
   }
 
   message::Carrier& carrier() { return *carrier_; }
-  /// The peer's exit code; waits for its end, which is that of what it has sent too.
+  /// Waits for the end of the peer, and returns its exit code.
   int wait_for_end() {
     int status = 0;
     while (::waitpid(pid_, &status, WNOHANG) == 0) carrier_->progress();
@@ -112,9 +112,9 @@ TEST(UcxLibrary, IsToldWhatTheUserHasNotSaid) {
   EXPECT_STREQ(::getenv("UCX_MM_ERROR_HANDLING"), "y");
   EXPECT_STRNE(::getenv("UCX_TLS"), nullptr);
   EXPECT_STREQ(::getenv("UCX_RNDV_SCHEME"), "get_zcopy");
-  const char* const threshold = ::getenv("UCX_RNDV_THRESH");  // where there is TCP alone
+  const char* const threshold = ::getenv("UCX_RNDV_THRESH");  // set with TCP only
   EXPECT_TRUE(threshold == nullptr || std::string(threshold) == "256k") << threshold;
-  const char* const pieces = ::getenv("UCX_TCP_RX_SEG_SIZE");  // there too, as the next one
+  const char* const pieces = ::getenv("UCX_TCP_RX_SEG_SIZE");  // as is the next one
   EXPECT_EQ(pieces == nullptr, threshold == nullptr);
   EXPECT_TRUE(pieces == nullptr || std::string(pieces) == "256k") << pieces;
   EXPECT_EQ(::getenv("UCX_RX_MPOOL_SIZES") == nullptr, threshold == nullptr);
@@ -140,7 +140,7 @@ TEST(UcxMessages, AreProbedForAndReceived) {
   constexpr std::size_t kBytes = 100000;
   Pair pair("leave", kBytes, 0, Plane::kControl);
   RequestTable table(pair.carrier(), Plane::kControl);
-  std::optional<message::Arrival> arrival;
+  std::optional<message::ProbedMessage> arrival;
   while (!arrival) arrival = pair.carrier().probe(kTag);
   EXPECT_EQ(arrival->source, 0);
   ASSERT_EQ(arrival->bytes, kBytes);

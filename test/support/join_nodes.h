@@ -10,7 +10,7 @@
 
 namespace hvd::testing {
 
-/// Exchanges between ranks that are threads.
+/// An exchange between ranks that are threads.
 class Gathering {
  public:
   explicit Gathering(int size) : size_(size), all_here_(size) {}
@@ -32,16 +32,16 @@ class Gathering {
   std::vector<char> bytes_;
 };
 
-/// The nodes of ranks of this process, by rank.
-/// @param without the rank that has no shared memory, if any
-inline std::vector<std::shared_ptr<host::Node>> meet_nodes(int size, int without = -1) {
+/// Makes the nodes of a job whose ranks are threads of this process.
+/// @param without a rank that has no shared memory; -1: none
+inline std::vector<std::shared_ptr<host::Node>> join_nodes(int size, int without = -1) {
   Gathering gathering(size);
   std::vector<std::shared_ptr<host::Node>> nodes(static_cast<std::size_t>(size));
   std::vector<std::jthread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back([&, rank] {
       nodes[static_cast<std::size_t>(rank)] =
-          host::Node::meet(rank, size, gathering.of(rank), rank != without);
+          host::Node::join(rank, size, gathering.of(rank), rank != without);
     });
   }
   threads.clear();  // joins
