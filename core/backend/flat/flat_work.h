@@ -2,30 +2,30 @@
 
 #include <cstddef>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include "backend/flat/tuning.h"
+#include "backend/flat/flat_backend.h"
 #include "transport/channel_messages.h"
 
 namespace hvd::flat {
 
-// The kinds of a channel's messages, of those that transport/carrier.h has for this backend.
-inline constexpr int kMaxWindows = 4;
-inline constexpr int kScatterKind =
-    message::kFlatBackendKinds;  ///< + window modulo FlatTuning::windows
-inline constexpr int kGatherKind = kScatterKind + kMaxWindows;  ///< likewise
-inline constexpr int kDirectKind = kGatherKind + kMaxWindows;
-inline constexpr int kFlowKind = kDirectKind + 1;
-static_assert(kFlowKind < message::kHierarchicalBackendKind);
+// The kinds of messages in a channel, from those that transport/carrier.h reserves for this backend.
+inline constexpr int kMostWindows = 4;
+inline constexpr int kScatterKind = message::kFlatBackendKinds;  ///< + number of the window's place
+inline constexpr int kGatherKind = kScatterKind + kMostWindows;   ///< + number of the window's place
+inline constexpr int kDirectKind = kGatherKind + kMostWindows;
+inline constexpr int kChunkKind = kDirectKind + 1;
+static_assert(kChunkKind < message::kHierarchicalBackendKind);
 
-/// What a channel of this backend and its Works share.
+/// State that a channel of this backend shares with its Works.
 ///
-/// Not thread-safe: the thread that drives the engine.
-class ChannelContext final : public message::ChannelMessages {
+/// Not thread-safe: only the thread that drives the engine uses it.
+class FlatChannelState final : public message::ChannelMessages {
  public:
-  ChannelContext(std::shared_ptr<message::Carrier> carrier, const ChannelSpec& spec, Peers& peers,
-                 const FlatTuning& tuning)
+  FlatChannelState(std::shared_ptr<message::Carrier> carrier, const ChannelSpec& spec, Peers& peers,
+                   const FlatTuning& tuning)
       : ChannelMessages(std::move(carrier), spec, peers),
         sources(spec.ranks.size()),
         tuning_(tuning) {}
@@ -41,14 +41,27 @@ class ChannelContext final : public message::ChannelMessages {
 /// Base of the Works.
 class FlatWork : public message::MessageWork {
  public:
-  explicit FlatWork(std::shared_ptr<ChannelContext> context)
-      : MessageWork(context), context_(*context) {}
+  explicit FlatWork(std::shared_ptr<FlatChannelState> channel)
+      : MessageWork(channel), channel_(*channel) {}
 
  protected:
-  ChannelContext& context() noexcept { return context_; }
+  FlatChannelState& channel() noexcept { return channel_; }
 
  private:
-  ChannelContext& context_;  // MessageWork keeps it alive
+  FlatChannelState& channel_;  // MessageWork keeps it alive
 };
+
+// See hvd::Collective for the contents of `in` and `out`. allreduce.cpp has the first, and
+// chunked_collectives.cpp the others.
+std::unique_ptr<Work> make_allreduce(std::shared_ptr<FlatChannelState>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<FlatChannelState>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_allgather(std::shared_ptr<FlatChannelState>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_alltoall(std::shared_ptr<FlatChannelState>, const Collective&,
+                                    std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_reducescatter(std::shared_ptr<FlatChannelState>, const Collective&,
+                                         std::span<const std::byte> in, std::span<std::byte> out);
 
 }  // namespace hvd::flat

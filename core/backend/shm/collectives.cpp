@@ -7,34 +7,171 @@
 namespace hvd::shm {
 namespace {
 
-using segment::chunk_of;
 using segment::common_part;
+using segment::round_part;
 
-/// Kinds in which each member has something of its own for each other: a slot is shared out among
-/// the receivers. What a member has for itself stays where it is.
+/// A round moves a part of at most a buffer, of which each member reduces its slice for all members.
+/// A small tensor is one part, and every member reduces all of it.
+class AllreduceWork final : public PipelinedWork {
+ public:
+  using PipelinedWork::PipelinedWork;
+
+ private:
+  bool prepare() override {
+    sliced_ = in_.size() > channel().tuning().small_bytes;
+    set_rounds(segment::rounds_of(in_.size(), step()));
+    if (sliced_) offer(in_, out_);
+    return sliced_;
+  }
+
+  std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
+  Range part(std::uint64_t round) noexcept { return segment::round_part(in_.size(), round, step()); }
+  /// The slice of `bytes` bytes that this member reduces.
+  Range own_slice(std::size_t bytes) noexcept {
+    return sliced_ ? segment::slice_of(bytes, rank(), members()) : Range{0, bytes};
+  }
+
+  // This member reads its own slice from its tensor, so only the other slices are copied to the
+  // buffer, and from the result.
+  void fill(std::uint64_t round) override {
+    const Range all = part(round);
+    const Range own = sliced_ ? own_slice(all.size()) : Range{};
+    copy_around(input_buffer(round, rank()), in_.data() + all.begin, all.size(), own);
+  }
+
+  bool reduce(std::uint64_t round) override {
+    const Range all = part(round);
+    const Range own = own_slice(all.size());
+    if (own.empty()) return true;
+    for (std::size_t member = 0; member < members(); ++member)
+      channel().sources[member] = input_buffer(round, member) + own.begin;
+    channel().sources[rank()] = in_.data() + all.begin + own.begin;
+    std::byte* const to[] = {out_.data() + all.begin + own.begin, result_buffer(round) + own.begin};
+    reduce_to(std::span(to).first(sliced_ ? 2 : 1), own.size());
+    return true;
+  }
+
+  void copy_out(std::uint64_t round) override {
+    const Range all = part(round);
+    copy_around(out_.data() + all.begin, result_buffer(round), all.size(), own_slice(all.size()));
+  }
+
+  std::size_t bytes_in_place() override { return own_slice(in_.size()).size(); }
+
+  void reduce_in_place(Range share) override {
+    const std::size_t begin = own_slice(in_.size()).begin + share.begin;
+    for (std::size_t member = 0; member < members(); ++member) {
+      channel().sources[member] = input_of(member) + begin;
+      channel().destinations[member] = output_of(member) + begin;
+    }
+    reduce_to(channel().destinations, share.size());
+  }
+
+  bool sliced_ = false;
+};
+
+/// Only the root fills its buffer.
+class BroadcastWork final : public PipelinedWork {
+ public:
+  using PipelinedWork::PipelinedWork;
+
+ private:
+  bool prepare() override {
+    set_rounds(segment::rounds_of(out_.size(), step()));
+    if (out_.size() > channel().tuning().small_bytes)
+      offer(at_root() ? in_ : std::span<const std::byte>());
+    return false;
+  }
+  std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
+  std::size_t root() const noexcept { return static_cast<std::size_t>(collective_.root); }
+  bool at_root() const noexcept { return rank() == root(); }
+
+  void fill(std::uint64_t round) override {
+    const Range moved = round_part(out_.size(), round, step());
+    if (at_root()) copy(input_buffer(round, root()), in_.data() + moved.begin, moved.size());
+  }
+  bool reduce(std::uint64_t round) override {
+    const Range moved = round_part(out_.size(), round, step());
+    copy(out_.data() + moved.begin, at_root() ? in_.data() + moved.begin : input_buffer(round, root()),
+         moved.size());
+    return true;
+  }
+  std::size_t bytes_in_place() override {
+    return at_root() && in_.data() == out_.data() ? 0 : out_.size();
+  }
+  void reduce_in_place(Range part) override {
+    copy(out_.data() + part.begin, input_of(root()) + part.begin, part.size());
+  }
+};
+
+class AllgatherWork final : public PipelinedWork {
+ public:
+  AllgatherWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
+                std::span<const std::byte> in, std::span<std::byte> out)
+      : PipelinedWork(std::move(channel), collective, in, out),
+        blocks_(segment::blocks_of(collective.counts, element())) {}
+
+ private:
+  bool prepare() override {
+    set_rounds(segment::most_rounds(blocks_, step()));
+    if (out_.size() > channel().tuning().small_bytes) offer(in_);
+    return false;
+  }
+  std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
+
+  void fill(std::uint64_t round) override {
+    const Range moved = round_part(in_.size(), round, step());
+    copy(input_buffer(round, rank()), in_.data() + moved.begin, moved.size());
+  }
+  bool reduce(std::uint64_t round) override {
+    for (std::size_t member = 0; member < members(); ++member) {
+      if (is_in_place(member)) continue;
+      const Range moved = round_part(blocks_[member], round, step());
+      copy(out_.data() + moved.begin, input_buffer(round, member), moved.size());
+    }
+    return true;
+  }
+  void reduce_in_place(Range part) override {
+    for (std::size_t member = 0; member < members(); ++member) {
+      const Range here = common_part(blocks_[member], part);
+      if (here.empty() || is_in_place(member)) continue;
+      copy(out_.data() + here.begin, input_of(member) + here.begin - blocks_[member].begin,
+           here.size());
+    }
+  }
+  /// This member's block is in place already. The others may be reading it.
+  bool is_in_place(std::size_t member) noexcept {
+    return member == rank() && in_.data() == out_.data() + blocks_[member].begin;
+  }
+
+  const std::vector<Range> blocks_;  ///< of the output, by member
+};
+
+/// Kinds in which each member sends a different block to each other member. A buffer has a section
+/// for each receiver. A member's block for itself is not copied to a buffer.
 class ExchangeWork : public PipelinedWork {
  public:
-  ExchangeWork(std::shared_ptr<ChannelContext> context, const Collective& collective,
+  ExchangeWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
                std::span<const std::byte> in, std::span<std::byte> out,
                std::span<const std::int64_t> sent)
-      : PipelinedWork(std::move(context), collective, in, out),
+      : PipelinedWork(std::move(channel), collective, in, out),
         sent_(segment::blocks_of(sent, element())),
-        step_(this->context().tuning().slot_bytes / (members() - 1) / kCacheLine * kCacheLine) {}
+        step_(this->channel().tuning().buffer_bytes / (members() - 1) / kCacheLine * kCacheLine) {}
 
  protected:
   void fill(std::uint64_t round) override {
     for (std::size_t member = 0; member < members(); ++member) {
       if (member == rank()) continue;
-      const Range chunk = chunk_of(sent_[member], round, step_);
-      copy(part(round, rank(), member), in_.data() + chunk.begin, chunk.size());
+      const Range moved = round_part(sent_[member], round, step_);
+      copy(section(round, rank(), member), in_.data() + moved.begin, moved.size());
     }
   }
-  /// Where in a member's slot another one finds its own. @pre from is not to
-  std::byte* part(std::uint64_t round, std::size_t from, std::size_t to) noexcept {
+  /// The section for `to` in the buffer of `from`. @pre from is not to
+  std::byte* section(std::uint64_t round, std::size_t from, std::size_t to) noexcept {
     HVD_EXPECT(from != to, "no member sends itself anything");
-    return slot(round, from) + (to < from ? to : to - 1) * step_;
+    return input_buffer(round, from) + (to < from ? to : to - 1) * step_;
   }
-  /// What this member has for itself.
+  /// This member's block for itself, in the input.
   const Range& kept() const noexcept { return sent_[rank()]; }
 
   const std::vector<Range> sent_;  ///< of the input, by receiver
@@ -43,30 +180,30 @@ class ExchangeWork : public PipelinedWork {
 
 class ReducescatterWork final : public ExchangeWork {
  public:
-  ReducescatterWork(std::shared_ptr<ChannelContext> context, const Collective& collective,
+  ReducescatterWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
                     std::span<const std::byte> in, std::span<std::byte> out)
-      : ExchangeWork(std::move(context), collective, in, out, collective.counts) {}
+      : ExchangeWork(std::move(channel), collective, in, out, collective.counts) {}
 
  private:
   bool prepare() override {
     set_rounds(segment::most_rounds(sent_, step_));
-    if (in_.size() > context().tuning().small_bytes) offer(in_);
+    if (in_.size() > channel().tuning().small_bytes) offer(in_);
     return false;
   }
   bool reduce(std::uint64_t round) override {
-    const Range chunk = chunk_of(out_.size(), round, step_);
-    if (chunk.empty()) return true;
+    const Range moved = round_part(out_.size(), round, step_);
+    if (moved.empty()) return true;
     for (std::size_t member = 0; member < members(); ++member) {
-      context().sources[member] = member == rank()
-                                      ? in_.data() + chunk_of(kept(), round, step_).begin
-                                      : part(round, member, rank());
+      channel().sources[member] = member == rank()
+                                      ? in_.data() + round_part(kept(), round, step_).begin
+                                      : section(round, member, rank());
     }
-    reduce_into(chunk);
+    reduce_into(moved);
     return true;
   }
   void reduce_in_place(Range part) override {
     for (std::size_t member = 0; member < members(); ++member)
-      context().sources[member] = input_of(member) + kept().begin + part.begin;
+      channel().sources[member] = input_of(member) + kept().begin + part.begin;
     reduce_into(part);
   }
   void reduce_into(Range of_output) {
@@ -75,18 +212,18 @@ class ReducescatterWork final : public ExchangeWork {
   }
 };
 
-/// A member knows what it sends and gets, not what goes on between others: so each says how many
-/// rounds its own data takes.
+/// A member knows only the sizes that it sends and receives. So each member publishes the number of
+/// rounds that its own data needs.
 class AlltoallWork final : public ExchangeWork {
  public:
-  AlltoallWork(std::shared_ptr<ChannelContext> context, const Collective& collective,
+  AlltoallWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
                std::span<const std::byte> in, std::span<std::byte> out)
-      : ExchangeWork(std::move(context), collective, in, out, collective.send_counts),
+      : ExchangeWork(std::move(channel), collective, in, out, collective.send_counts),
         received_(segment::blocks_of(collective.counts, element())) {}
 
  private:
   bool prepare() override {
-    set_rounds(1);  // until the others have said how many
+    set_rounds(1);  // reduce(0) adds the others
     kept_copied_ = 0;
     offer(in_);
     return false;
@@ -106,24 +243,24 @@ class AlltoallWork final : public ExchangeWork {
     }
     for (std::size_t member = 0; member < members(); ++member) {
       if (member == rank()) continue;
-      const Range chunk = chunk_of(received_[member], round, step_);
-      copy(out_.data() + chunk.begin, part(round, member, rank()), chunk.size());
+      const Range moved = round_part(received_[member], round, step_);
+      copy(out_.data() + moved.begin, section(round, member, rank()), moved.size());
     }
     return true;
   }
-  /// @return whether all of it has been copied
+  /// @return whether the whole block has been copied
   bool copy_kept() {
-    const std::size_t bytes = std::min(kept().size() - kept_copied_, context().tuning().call_bytes);
+    const std::size_t bytes = std::min(kept().size() - kept_copied_, channel().tuning().call_bytes);
     copy(out_.data() + received_[rank()].begin + kept_copied_,
          in_.data() + kept().begin + kept_copied_, bytes);
     kept_copied_ += bytes;
     return kept_copied_ == kept().size();
   }
 
-  /// By the parity of the first round with data and not of the first: who has all of two rounds
-  /// begins the next collective while others still look.
+  /// Indexed by the parity of the first data round, not of the first round: a member that has
+  /// finished two rounds begins the next collective while others still read.
   std::uint64_t& wanted_by(std::size_t member) noexcept {
-    return context().notes(member).rounds_wanted[number(0) % 2];
+    return channel().info(member).rounds_wanted[number(0) % 2];
   }
   std::uint64_t own_rounds() const noexcept {
     std::uint64_t most = 0;
@@ -133,7 +270,7 @@ class AlltoallWork final : public ExchangeWork {
     return most;
   }
 
-  // Where in the input what each receives begins: the receivers know how much it is only.
+  // Publishes the offset of each receiver's block in the input. The receivers know only its size.
   void fill_in_place() override {
     for (std::size_t member = 0; member < members(); ++member)
       begins(rank())[member] = sent_[member].begin;
@@ -148,25 +285,43 @@ class AlltoallWork final : public ExchangeWork {
     }
   }
   std::uint64_t* begins(std::size_t member) noexcept {
-    return reinterpret_cast<std::uint64_t*>(slot(0, member));
+    return reinterpret_cast<std::uint64_t*>(input_buffer(0, member));
   }
 
   const std::vector<Range> received_;  ///< of the output, by sender
-  std::size_t kept_copied_ = 0;        ///< of kept(), in the rounds' slots
+  std::size_t kept_copied_ = 0;        ///< bytes of kept() copied so far
 };
 
 }  // namespace
 
-std::unique_ptr<Work> make_reducescatter(std::shared_ptr<ChannelContext> context,
-                                         const Collective& collective,
-                                         std::span<const std::byte> in, std::span<std::byte> out) {
-  return std::make_unique<ReducescatterWork>(std::move(context), collective, in, out);
+std::unique_ptr<Work> make_allreduce(std::shared_ptr<ShmChannelState> channel,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out) {
+  return std::make_unique<AllreduceWork>(std::move(channel), collective, in, out);
 }
 
-std::unique_ptr<Work> make_alltoall(std::shared_ptr<ChannelContext> context,
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<ShmChannelState> channel,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out) {
+  return std::make_unique<BroadcastWork>(std::move(channel), collective, in, out);
+}
+
+std::unique_ptr<Work> make_allgather(std::shared_ptr<ShmChannelState> channel,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out) {
+  return std::make_unique<AllgatherWork>(std::move(channel), collective, in, out);
+}
+
+std::unique_ptr<Work> make_reducescatter(std::shared_ptr<ShmChannelState> channel,
+                                         const Collective& collective,
+                                         std::span<const std::byte> in, std::span<std::byte> out) {
+  return std::make_unique<ReducescatterWork>(std::move(channel), collective, in, out);
+}
+
+std::unique_ptr<Work> make_alltoall(std::shared_ptr<ShmChannelState> channel,
                                     const Collective& collective, std::span<const std::byte> in,
                                     std::span<std::byte> out) {
-  return std::make_unique<AlltoallWork>(std::move(context), collective, in, out);
+  return std::make_unique<AlltoallWork>(std::move(channel), collective, in, out);
 }
 
 }  // namespace hvd::shm
