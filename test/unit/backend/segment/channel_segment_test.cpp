@@ -19,7 +19,6 @@ struct RecordingPeers {
   std::multiset<int> rung = {};
   testing::FakePeers fake{0, 8, [this](int rank) { rung.insert(rank); }};
 };
-};
 
 std::string unique_name(const char* test) {
   return "/hvd-test-" + std::to_string(::getpid()) + "-" + test;

@@ -43,9 +43,7 @@ std::string next_name() {
   return "/hvd-test-" + std::to_string(::getpid()) + "-pipeline-" + std::to_string(++names);
 }
 
-};
-
-constexpr std::size_t kBufferBytes = 128;
+constexpr std::size_t kWordBytes = 128;
 std::uint64_t& word(std::byte* buffer, std::size_t at = 0) {
   return reinterpret_cast<std::uint64_t*>(buffer)[at];
 }
@@ -64,7 +62,7 @@ class Host {
     std::vector<int> ranks(size);
     for (std::size_t rank = 0; rank < size; ++rank) ranks[rank] = static_cast<int>(rank);
     for (std::size_t rank = 0; rank < size; ++rank)
-      members_.emplace_back(SegmentMembers{name, ranks, rank}, BufferLayout{kBufferBytes, results}, peers_);
+      members_.emplace_back(SegmentMembers{name, ranks, rank}, BufferLayout{kWordBytes, results}, peers_);
     for (Member& member : members_) EXPECT_TRUE(member.segment.ready() || size > 1);
     for (Member& member : members_) EXPECT_TRUE(member.segment.ready());
     for (Member& member : members_) begin(member);
@@ -238,7 +236,7 @@ class TwoMembers : public ::testing::Test {
   }
 
   const std::string name = next_name();
-  const BufferLayout layout{.buffer_bytes = kBufferBytes, .results = 2};
+  const BufferLayout layout{.buffer_bytes = kWordBytes, .results = 2};
   testing::FakePeers peers;
   std::array<int, 2> rings = {};
   ChannelSegment first{SegmentMembers{name, {0, 1}, 0}, layout, peers};

@@ -22,8 +22,6 @@ constexpr std::size_t kMembers = 2;
 constexpr std::size_t kBytes = 512 << 10;  // of each member's output, or for each other member
 constexpr std::size_t kCallBytes = 32 << 10;
 
-};
-
 struct Member {
   testing::FakePeers peers;
   std::shared_ptr<SharedArena> arena = SharedArena::create(std::size_t{64} << 20);
