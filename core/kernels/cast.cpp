@@ -65,8 +65,8 @@ HVD_TARGET_AVX512 void map_avx512(const Map& map, const std::byte* from, std::by
   map_range(map, from, to, 0, count);
 }
 
-// Halves with the processor's conversions, which do to each element what float_to_half() and
-// half_to_float() do.
+// fp16 with the processor's conversions, which give the same bits as float_to_half() and
+// half_to_float().
 constexpr std::int64_t kLanes = 8;
 
 HVD_TARGET_AVX2 void narrow_f16c(const NarrowToHalf& map, const std::byte* from, std::byte* to,

@@ -3,10 +3,10 @@
 #include <bit>
 #include <cstdint>
 
-/// Conversions between fp32 and the two 16-bit floating types, given as raw bits. Rounding is to
-/// nearest, ties to even; subnormals, infinities and NaN are kept (a NaN becomes quiet and keeps
-/// the payload bits that fit), exactly as the F16C instructions do. Written without branches so
-/// that loops over them vectorise. Assume the default rounding mode. Thread-safe.
+/// Conversions between fp32 and the two 16-bit floating types, whose values are raw bits. They round
+/// to nearest, ties to even, and keep subnormals, infinities and NaN (a NaN becomes quiet and keeps
+/// the payload bits that fit), as the F16C instructions do. They have no branches, so that loops
+/// vectorise, and they assume the default rounding mode. Thread-safe.
 namespace hvd {
 
 inline float half_to_float(std::uint16_t half) noexcept {
@@ -14,7 +14,7 @@ inline float half_to_float(std::uint16_t half) noexcept {
   const std::uint32_t quiet = magnitude > 0x7c00u ? 0x00400000u : 0u;
   const std::uint32_t special = 0x7f800000u | (magnitude << 13) | quiet;
   const std::uint32_t normal = (magnitude << 13) + ((127u - 15u) << 23);
-  // A subnormal is magnitude * 2^-24, exact and normal in fp32.
+  // A subnormal is magnitude * 2^-24, which is exact and normal in fp32.
   const auto subnormal = std::bit_cast<std::uint32_t>(
       static_cast<float>(static_cast<std::int32_t>(magnitude)) * 0x1p-24f);
   const std::uint32_t finite = magnitude >= 0x0400u ? normal : subnormal;
@@ -28,7 +28,7 @@ inline std::uint16_t float_to_half(float value) noexcept {
   const std::uint32_t nan = 0x7e00u | ((magnitude >> 13) & 0x03ffu);
   const std::uint32_t normal =
       (magnitude + 0x0fffu + ((magnitude >> 13) & 1u) - ((127u - 15u) << 23)) >> 13;
-  // At 0.5 the distance between floats is 2^-24, that of half's subnormals: the addition rounds.
+  // Floats near 0.5 are 2^-24 apart, as subnormals of fp16 are, so the addition rounds.
   const std::uint32_t subnormal =
       std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5f) - 0x3f000000u;
   std::uint32_t half = magnitude < 0x38800000u ? subnormal : normal;  // below 2^-14

@@ -17,7 +17,7 @@ namespace hvd {
 namespace {
 
 #if HVD_HAVE_AVX_VARIANTS
-// Clang's __builtin_cpu_supports() does not know it before version 16.
+// __builtin_cpu_supports() accepts "f16c" from Clang 16 on only.
 bool has_f16c() noexcept {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;
@@ -29,7 +29,7 @@ bool combines(ReduceOp op) {
          op == ReduceOp::kProduct || is_bitwise(op);
 }
 
-// Apart from the check, which is on the path of every small operation and must not build a text.
+// Separate from the check, which every small operation runs and which must not build a text.
 [[noreturn, gnu::cold]] void refuse(std::size_t sources, std::size_t destinations,
                                     std::int64_t count, DataType dtype, ReduceOp op,
                                     const ReduceScale& scale) {
@@ -71,7 +71,7 @@ void check_reduction(std::size_t sources, std::size_t destinations, std::int64_t
   }
 }
 
-// In blocks, so that it is read from memory once.
+// Copies in blocks, so that the source is read from memory once.
 void copy_to_all(const std::byte* source, std::span<std::byte* const> destinations,
                  std::size_t size) {
   constexpr std::size_t kBlockBytes = 8192;
@@ -109,7 +109,7 @@ void fill(std::byte* destination, std::int64_t count, T value) {
   }
 }
 
-// Bits of 0, 1, +infinity and -infinity in a 16-bit floating type.
+// The bits of 0, 1, +infinity or -infinity in a 16-bit floating type.
 std::uint16_t identity_of_16(ReduceOp op, std::uint16_t one, std::uint16_t infinity) {
   switch (op) {
     case ReduceOp::kProduct:

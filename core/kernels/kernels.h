@@ -12,10 +12,10 @@ namespace hvd {
 /// destination[i] = scale(op over sources, in the order given, of sources[r][i]), for `count`
 /// elements. Thread-safe; no state.
 ///
-/// Elements are combined strictly in source order and independently of one another, so the result
-/// does not depend on how a tensor was cut up. `op` is sum, min, max, product or bitwise (an
-/// average is a sum with scale.divisor). `destination` may be one of the sources; otherwise no
-/// overlap. Any alignment.
+/// Each element is combined in source order, independently of the others, so the result does not
+/// depend on how a tensor is divided. `op` is sum, min, max, product or bitwise (an average is a sum
+/// with scale.divisor). `destination` may be one of the sources, and must not overlap them otherwise.
+/// Any alignment.
 ///
 /// Floating types: result = (op of prescale * x) * factor, factor = postscale / divisor computed in
 /// double. fp32, fp16 and bf16 take both factors rounded to fp32 and compute in fp32 (fp16 and bf16
@@ -31,21 +31,21 @@ namespace hvd {
 void reduce(std::span<const std::byte* const> sources, std::byte* destination, std::int64_t count,
             DataType, ReduceOp, const ReduceScale&);
 
-/// As reduce(), and writes the result to every destination, in one pass over memory. Each may be
-/// one of the sources (sources[r] == destinations[r] is an allreduce in place on every rank);
-/// otherwise no overlap, neither with a source nor with another destination.
+/// As reduce(), but writes the result to every destination, in one pass over memory. A destination
+/// may be one of the sources (sources[r] == destinations[r] is an allreduce in place on every rank).
+/// Otherwise it must not overlap a source or another destination.
 /// @throws Error as reduce(), and when there is no destination.
 void reduce_to_all(std::span<const std::byte* const> sources,
                    std::span<std::byte* const> destinations, std::int64_t count, DataType, ReduceOp,
                    const ReduceScale&);
 
-/// Bytes that an element takes between the stages of a reduction: see reduce_partly().
+/// Bytes of an element between the stages of a reduction. See reduce_partly().
 std::size_t partial_size(DataType, const ReduceScale&) noexcept;
 
-/// A stage of a reduction whose sources are in several places. All stages have the same op and
-/// scale. No overlap.
+/// A stage of a reduction whose sources are on several hosts. All stages have the same op and scale.
+/// The destination must not overlap the sources.
 struct ReductionStage {
-  const std::byte* before = nullptr;  ///< what the stage before has written; null at the first
+  const std::byte* before = nullptr;  ///< output of the previous stage; null for the first
   std::span<const std::byte* const> sources = {};
   std::byte* destination = nullptr;
   std::int64_t count = 0;  ///< elements
@@ -53,16 +53,16 @@ struct ReductionStage {
   ReduceOp op = ReduceOp::kSum;
   ReduceScale scale = {};
 };
-/// The first stage, or one in the middle: the destination gets elements of partial_size() bytes, in
-/// which nothing has been rounded that reduce() would not have rounded.
+/// Runs any stage but the last. The destination receives elements of partial_size() bytes, which are
+/// not rounded except where reduce() rounds too.
 /// @throws Error as reduce()
 void reduce_partly(const ReductionStage&);
-/// The last stage: the result is that of one reduce() of the sources of all stages, bit for bit.
+/// Runs the last stage. The result has the same bits as one reduce() of the sources of all stages.
 /// @throws Error as reduce()
 void reduce_last(const ReductionStage&);
 
-/// The value that changes nothing under `op`, written `count` times (sum 0, product 1, min the
-/// type's highest, all bits for bit_and, ...).
+/// Writes the identity element of `op` `count` times: 0 for a sum, 1 for a product, the type's
+/// highest value for min, all bits for bit_and, and so on.
 void fill_identity(std::byte* destination, std::int64_t count, DataType, ReduceOp);
 
 }  // namespace hvd

@@ -11,8 +11,8 @@
 namespace hvd::kernels {
 namespace {
 
-// Written so that each is one or two instructions per vector. A NaN on either side wins; equal
-// values keep the first.
+// Each case takes one or two instructions per vector. A NaN on either side gives NaN. Of equal values
+// the first is kept.
 template <ReduceOp op, class T>
 HVD_INLINE T combine_floats(T a, T b) {
   if constexpr (op == ReduceOp::kSum) {
@@ -55,7 +55,7 @@ template <class Format, ReduceOp op, bool scaled>
 struct FloatPolicy {
   using Accumulator = typename Format::Accumulator;
   Accumulator prescale;
-  Accumulator postscale;  ///< with the divisor in it
+  Accumulator postscale;  ///< divided by the divisor
 
   explicit FloatPolicy(const ReduceScale& scale)
       : prescale(static_cast<Accumulator>(scale.prescale)),
@@ -73,8 +73,8 @@ struct FloatPolicy {
   }
 };
 
-/// Two bf16 side by side, each kept in its half of a 32-bit word: nothing has to be moved from lane
-/// to lane, which takes half the time of one by one.
+/// Two adjacent bf16, each in its half of a 32-bit word. No value moves between lanes, so this takes
+/// half the time of single elements.
 template <ReduceOp op, bool scaled>
 struct BFloat16PairPolicy {
   struct Accumulator {
@@ -98,7 +98,7 @@ struct BFloat16PairPolicy {
   }
 };
 
-/// The elements from `begin` on, where they are too few for a vector.
+/// Reduces the elements from `begin` on, which are too few for a vector.
 template <class Policy>
 HVD_INLINE void reduce_rest(const ReductionArgs& args, const Policy& policy, std::int64_t begin) {
   const std::byte* const* const sources = args.sources.data();
@@ -116,10 +116,10 @@ HVD_INLINE void reduce_rest(const ReductionArgs& args, const Policy& policy, std
 
 #if HVD_HAVE_AVX_VARIANTS
 
-/// Eight halves at a time, all sources in one go. The same arithmetic per element as the common
-/// loop, which does the rest. With AVX-512 too: sixteen at a time are no faster, as the conversions
-/// take two steps then (measured on Zen 4). The two numbers are how many there are, 0 where only
-/// the run shows it.
+/// Reduces eight fp16 at a time, all sources in one pass, with the same arithmetic per element as the
+/// common loop, which does the rest. Also used with AVX-512: sixteen at a time are not faster,
+/// because the conversions then take two steps (measured on Zen 4). The two numbers are the numbers
+/// of sources and destinations, or 0 if they are known at run time only.
 template <std::size_t sources_known, std::size_t destinations_known, ReduceOp op, bool scaled>
 HVD_TARGET_AVX2 void reduce_half_f16c(const ReductionArgs& args,
                                       const FloatPolicy<Float16, op, scaled>& policy) {
@@ -127,8 +127,8 @@ HVD_TARGET_AVX2 void reduce_half_f16c(const ReductionArgs& args,
   const std::size_t source_count = sources_known != 0 ? sources_known : args.sources.size();
   const std::size_t destination_count =
       destinations_known != 0 ? destinations_known : args.destinations.size();
-  // Copies where the number is known: the compiler cannot tell that a store leaves the job alone
-  // and would read its pointers again for every vector.
+  // Copies of the pointers, if their number is known. Otherwise the compiler has to assume that a
+  // store changes them and reads them again for every vector.
   const std::byte* source_copies[sources_known + 1];
   std::copy_n(args.sources.data(), sources_known, source_copies);
   const std::byte* const* const sources = sources_known != 0 ? source_copies : args.sources.data();

@@ -8,8 +8,8 @@ namespace {
 __extension__ typedef __int128 Int128;
 __extension__ typedef unsigned __int128 UnsignedInt128;
 
-// A type's own unsigned type, at least as wide as int: a product of two uint16_t would be computed
-// in int and could overflow it.
+// The unsigned type of T, at least as wide as int. The product of two uint16_t would be computed in
+// int and could overflow.
 template <class T>
 struct Wrapping {
   using Type =
@@ -34,7 +34,7 @@ HVD_INLINE T combine_integers(T a, T b) {
   }
 }
 
-/// No factors: in the type itself.
+/// No factors: computes in the type itself.
 template <class T, ReduceOp op>
 struct PlainPolicy {
   using Accumulator = T;
@@ -45,7 +45,7 @@ struct PlainPolicy {
   HVD_INLINE T finish(T value) const { return value; }
 };
 
-/// Only a divisor: exact, in a type that holds every sum.
+/// A divisor only: computes exactly, in a type that holds every sum.
 template <class T, ReduceOp op>
 struct QuotientPolicy {
   using Accumulator = std::conditional_t<(sizeof(T) < sizeof(std::int64_t)), std::int64_t, Int128>;
@@ -59,7 +59,7 @@ struct QuotientPolicy {
   HVD_INLINE T finish(Accumulator value) const { return static_cast<T>(value / divisor); }
 };
 
-/// Any factors. On x86 a long double holds every int64 exactly.
+/// Any factors: computes in long double, which on x86 holds every int64 exactly.
 template <class T, ReduceOp op>
 struct ExtendedPolicy {
   using Accumulator = long double;
@@ -103,7 +103,7 @@ bool only_divides(const ReduceScale& scale) noexcept {
   return scale.prescale == 1.0 && scale.postscale == 1.0;
 }
 
-/// Bit by bit, in an unsigned type of the element's size.
+/// Bitwise, in an unsigned type of the element's size.
 template <class T, ReduceOp op>
 struct BitPolicy {
   using Accumulator = T;
@@ -142,7 +142,7 @@ template <class T>
 void reduce_type(InstructionSet instructions, const ReductionArgs& args) {
   if (is_bitwise(args.op)) return reduce_bits<std::make_unsigned_t<T>>(instructions, args);
   const ReduceScale& scale = args.scale;
-  // What divides or is 80 bits wide does not vectorise.
+  // Divisions and 80-bit arithmetic do not vectorise.
   const auto run_plainly = [&](const auto& policy) {
     args.staged ? run_stage_baseline(args, policy) : run_baseline(args, policy);
   };
@@ -159,7 +159,7 @@ void reduce_type(InstructionSet instructions, const ReductionArgs& args) {
   });
 }
 
-/// Bytes that are not 0 count as 1.
+/// Any byte that is not 0 counts as 1.
 template <ReduceOp op>
 struct BoolPolicy {
   using Accumulator = std::uint8_t;

@@ -9,16 +9,16 @@
 
 #include "kernels/kernels.h"
 
-/// Inside of the reduction kernels: the loop that every element type shares, and the choice of
+/// Internals of the reduction kernels: the loop that all element types share, and the choice of the
 /// instruction set.
 namespace hvd::kernels {
 
-/// In the order of preference, the last best.
+/// In ascending order of preference.
 enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 
-/// Whether this processor and its system can run it.
+/// Whether the processor and the operating system support it.
 bool supports(InstructionSet) noexcept;
-/// What this processor runs best.
+/// The best one that this processor supports.
 InstructionSet best_instruction_set() noexcept;
 
 struct ReductionArgs {
@@ -28,27 +28,28 @@ struct ReductionArgs {
   DataType dtype;
   ReduceOp op;
   ReduceScale scale;
-  bool staged = false;                ///< one stage of a reduction; one destination
-  const std::byte* before = nullptr;  ///< what the stages before have come to; null at the first
-  bool partial = false;               ///< stages follow: the destination takes accumulators
+  bool staged = false;                ///< one stage of a reduction, with one destination
+  const std::byte* before = nullptr;  ///< output of the previous stage; null for the first
+  bool partial = false;               ///< not the last stage: writes accumulators
 };
 
-/// The arguments are already checked, count > 0. Every instruction set gives the same bits (only
-/// the payload of a NaN made from two NaNs may differ).
+/// The caller has checked the arguments, and count > 0. All instruction sets give the same bits,
+/// except for the payload of a NaN that comes from two NaNs.
 void reduce_floating(InstructionSet, const ReductionArgs&);
 void reduce_integer(InstructionSet, const ReductionArgs&);
 void reduce_bool(InstructionSet, const ReductionArgs&);
-/// The accumulator's size.
+/// Bytes of an accumulator.
 std::size_t partial_size_of_floating(DataType) noexcept;
 std::size_t partial_size_of_integer(DataType, const ReduceScale&) noexcept;
-/// Any dtype. The entry for tests; reduce() checks and calls it.
+/// Any dtype. reduce() checks the arguments and calls it, and so do tests.
 void reduce_with(InstructionSet, const ReductionArgs&);
 
-// The code below is always inlined into one of its callers, each compiled for one instruction set.
-// As nothing of it is emitted on its own, the linker cannot pick an AVX copy for a processor that
-// lacks it, which is the usual end of per-file -mavx2.
+// The code below is always inlined into its callers, each of which is compiled for one instruction
+// set. No copy of it is emitted on its own, so the linker cannot pick an AVX copy for a processor
+// without AVX, as it can with -mavx2 for single files. target_clones is no replacement: Clang 14
+// refuses it for templates, and GCC 12 refuses f16c and avx512bw in it.
 #define HVD_INLINE [[gnu::always_inline]] inline
-// Before a loop of which no iteration reads what another one writes.
+// Stands before a loop in which no iteration reads memory that another one writes.
 #if defined(__clang__)
 #define HVD_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
 #else
@@ -57,7 +58,7 @@ void reduce_with(InstructionSet, const ReductionArgs&);
 #if defined(__x86_64__)
 #define HVD_HAVE_AVX_VARIANTS 1
 #define HVD_TARGET_AVX2 [[gnu::target("avx2,f16c")]]
-// Left to itself the compiler may keep to 256 bits.
+// By default the compiler may use 256 bits only.
 #if defined(__clang__)
 #define HVD_TARGET_AVX512 \
   [[gnu::target("avx512f,avx512bw,avx512vl,avx512dq"), clang::min_vector_width(512)]]
@@ -81,11 +82,11 @@ HVD_INLINE void store(std::byte* data, std::int64_t index, T value) {
   std::memcpy(data + index * static_cast<std::int64_t>(sizeof(T)), &value, sizeof(T));
 }
 
-/// Elements per block where a block is gone over more than once: it stays in the L1 cache.
+/// Elements of a block, which stays in the L1 cache while several passes go over it.
 inline constexpr std::int64_t kBlock = 1024;
 
-/// [begin, end) of every source into the first destination. Three and more sources: kBlock elements
-/// at most.
+/// Reduces [begin, end) of all sources into the first destination. With more than two sources the
+/// range has at most kBlock elements.
 template <class Policy>
 HVD_INLINE void reduce_range(const ReductionArgs& args, const Policy policy, std::int64_t begin,
                              std::int64_t end) {
@@ -123,7 +124,8 @@ HVD_INLINE void reduce_range(const ReductionArgs& args, const Policy policy, std
     }
   }
   const std::byte* const last = sources[source_count - 1];
-  // Last, as the destination may be any source: all others have been read for this block.
+  // The only loop that writes, because the destination may be any source: all other sources of this
+  // block have been read.
   HVD_INDEPENDENT_ITERATIONS
   for (std::int64_t i = 0; i < length; ++i) {
     store(destination, begin + i,
@@ -134,8 +136,8 @@ HVD_INLINE void reduce_range(const ReductionArgs& args, const Policy policy, std
 /// Policy: `Accumulator`; load(source, i) -> Accumulator; combine(a, b) -> Accumulator;
 /// finish(accumulator) -> an element.
 ///
-/// Iterations are independent: a destination is a source or overlaps none, so an iteration reads
-/// nothing that another one writes.
+/// Iterations are independent: a destination is a source or does not overlap any, so no iteration
+/// reads memory that another one writes.
 template <class Policy>
 HVD_INLINE void reduce_loop(const ReductionArgs& args, const Policy policy) {
   const std::size_t source_count = args.sources.size();
@@ -143,7 +145,7 @@ HVD_INLINE void reduce_loop(const ReductionArgs& args, const Policy policy) {
   std::byte* const* const destinations = args.destinations.data();
   const std::int64_t count = args.count;
   if (source_count == 2 && destination_count == 2) {
-    // Writing both at once takes 0.7 of the time of a copy per block, as long as all is in a cache.
+    // Writing both at once takes 0.7 of the time of a copy per block, if all data is in a cache.
     const std::byte* const first = args.sources.data()[0];
     const std::byte* const second = args.sources.data()[1];
     std::byte* const to_first = destinations[0];
@@ -203,7 +205,7 @@ void run([[maybe_unused]] InstructionSet instructions, const ReductionArgs& args
   run_baseline(args, policy);
 }
 
-/// One stage of a reduction, block by block.
+/// Runs one stage of a reduction, block by block.
 template <class Policy>
 HVD_INLINE void stage_loop(const ReductionArgs& args, const Policy policy) {
   using Accumulator = typename Policy::Accumulator;
@@ -254,7 +256,7 @@ HVD_TARGET_AVX2 void run_stage_avx2(const ReductionArgs& args, const Policy& pol
 }
 #endif
 
-/// No variant for AVX-512: a stage waits for the network, not for this loop.
+/// There is no AVX-512 variant, because the network limits a stage, not this loop.
 template <class Policy>
 void run_stage([[maybe_unused]] InstructionSet instructions, const ReductionArgs& args,
                const Policy& policy) {
@@ -270,8 +272,8 @@ void run_stage([[maybe_unused]] InstructionSet instructions, const ReductionArgs
 template <ReduceOp op>
 using OpConstant = std::integral_constant<ReduceOp, op>;
 
-/// Calls function(OpConstant<op>()), so that the operation is a constant in the loop. A
-/// bitwise one has loops of its own and calls nothing here.
+/// Calls function(OpConstant<op>()), so that the operation is a constant in the loop. Does not call
+/// it for bitwise operations, which have their own loops.
 template <class Function>
 void with_op(ReduceOp op, const Function& function) {
   switch (op) {

@@ -36,8 +36,8 @@ Bytes join(const std::vector<Bytes>& parts) {
 
 DataType dtype_number(int number) { return static_cast<DataType>(number); }
 
-// Floating types have no bitwise operations. Bits of every other type are combined in the same way,
-// so one type has the large cases.
+// Floating types have no bitwise operations. The others all use the same loop, so only int32 has the
+// large cases.
 bool left_out(DataType dtype, ReduceOp op, std::int64_t count) {
   return is_bitwise(op) && (is_floating(dtype) || (count == kLarge && dtype != DataType::kInt32));
 }
@@ -50,8 +50,8 @@ void add_allreduces(std::vector<Case>& cases, int size) {
         if (left_out(dtype, op, count)) continue;
         for (const bool in_place : {false, true}) {
           for (const bool unaligned : {false, true}) {
-            // The large ones are slow under a sanitizer: two placements of a sum, one of the
-            // others, instead of four.
+            // Large cases are slow under a sanitizer. A sum has two placements and the others one,
+            // instead of four.
             if (count == kLarge && (in_place == unaligned || (op != ReduceOp::kSum && in_place))) {
               continue;
             }
@@ -176,8 +176,8 @@ std::vector<Case> cases_of(OpKind kind, int size) {
   } else {
     add_copies(cases, kind, size);
   }
-  // Every rank computes what every rank contributes, so many ranks with large tensors take most of
-  // the time.
+  // Every rank computes the inputs of all ranks, so many ranks with large tensors take most of the
+  // time.
   if (size > 4 && !testing::long_run()) {
     std::erase_if(cases, [](const Case& one) {
       return one.count == kLarge && static_cast<int>(one.dtype) % 3 != 0;
@@ -189,8 +189,7 @@ std::vector<Case> cases_of(OpKind kind, int size) {
 std::vector<Case> some_cases_of(OpKind kind, int size, int every) {
   std::vector<Case> cases = cases_of(kind, size);
   if (testing::long_run()) return cases;
-  // Drawn, as the loops that make the cases would have a step leave out the same placement each
-  // time.
+  // Random, because a fixed step would always leave out the same placement.
   std::mt19937 draw(static_cast<unsigned>(kind) + 1);
   std::erase_if(cases, [&](const Case&) { return draw() % static_cast<unsigned>(every) != 0; });
   return cases;
@@ -242,8 +241,8 @@ Run::Run(const Case& one, int rank, int size, std::uint64_t seed, std::pmr::memo
   }
 }
 
-/// Elements that go from one rank to another (allgather: that `from` contributes; reducescatter:
-/// that `to` gets).
+/// Elements that `from` sends to `to` (allgather: that `from` contributes; reducescatter: that `to`
+/// receives).
 std::int64_t Run::block(int from, int to) const {
   if (case_.kind == OpKind::kReducescatter) {
     const std::int64_t begin = case_.count * to / size_;
@@ -251,7 +250,7 @@ std::int64_t Run::block(int from, int to) const {
     if (case_.blocks == Blocks::kEqual) {
       return end - begin;
     }
-    // Each second rank gives its block to its predecessor.
+    // Every second block is empty, and its elements belong to the block before.
     if (to % 2 == 1) {
       return 0;
     }
@@ -263,7 +262,7 @@ std::int64_t Run::block(int from, int to) const {
   return (case_.count * ((from + 2 * to + 1) % 3) + 1) / 2;
 }
 
-/// What a rank contributes (alltoall: to one other).
+/// The input of a rank (alltoall: its block for `to`).
 Bytes Run::input_of(int rank, int to) const {
   const std::int64_t count = case_.kind == OpKind::kAllgather || case_.kind == OpKind::kAlltoall
                                  ? block(rank, to)

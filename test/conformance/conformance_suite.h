@@ -13,24 +13,23 @@
 /// aligned and not, ragged, scaled; inputs differ by rank and results must equal the serial
 /// reference bit for bit.
 ///
-/// How to run a backend through it. The ranks run SPMD: each makes the same calls in the same
+/// A test of a backend runs it as follows. The ranks run SPMD: each makes the same calls in the same
 /// order.
 ///
-///     class MpiHarness final : public hvd::conformance::Harness { ... };      // opens a channel
-///     over all ranks TEST_P(MpiConformance, Kind) {
-///       run_cases(harness, cases_of(GetParam(), harness.size()));             // GetParam() is one
-///       of kKinds
+///     class MpiHarness final : public hvd::conformance::Harness { ... };   // has a channel of all ranks
+///     TEST_P(MpiConformance, Kind) {                                       // a parameter of kKinds
+///       run_cases(harness, cases_of(GetParam(), harness.size()));
 ///     }
 ///     TEST(MpiConformance, BackToBack) { run_back_to_back(harness, mixed_cases(harness.size())); }
 ///
-/// Link hvd_conformance. Checks are EXPECT_s, so that a wrong result on one rank does not leave the
-/// others alone in the next collective; what a Work throws is not caught. One thread can step all
-/// ranks by using Run directly; local_conformance_test.cpp does both.
+/// Link hvd_conformance. Checks are EXPECT_s, so that a rank with a wrong result takes part in the
+/// next collective. The suite does not catch exceptions of a Work. One thread can step all ranks if
+/// it uses Run directly; local_conformance_test.cpp does both.
 namespace hvd::conformance {
 
 using testing::Bytes;
 
-/// How a total is shared out among blocks, for the kinds that take counts.
+/// The sizes of blocks, for the kinds that take counts.
 enum class Blocks { kEqual, kRagged };
 
 struct Case {
@@ -54,31 +53,29 @@ inline constexpr OpKind kKinds[] = {OpKind::kAllreduce, OpKind::kAllgather, OpKi
 
 /// Every case of one kind for this number of ranks.
 std::vector<Case> cases_of(OpKind, int size);
-/// One in `every` of them, drawn at random but the same for all ranks; all in a long run. For the
-/// further settings of a backend.
+/// One of `every` cases, drawn at random but the same for all ranks; all cases in a long run. For
+/// additional settings of a backend.
 std::vector<Case> some_cases_of(OpKind, int size, int every);
 /// A short sequence in which kinds and sizes alternate, large after small.
 std::vector<Case> mixed_cases(int size);
 
-/// What the suite needs to know of a rank. Used by that rank's thread only.
+/// A rank that the suite runs on. Only that rank's thread uses it.
 class Harness {
  public:
   virtual ~Harness() = default;
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual Channel& channel() = 0;
-  /// Calls progress() until it is true, sleeping in between as it likes. Must give up in bounded
-  /// time.
+  /// Calls progress() until it returns true. May sleep between calls. Must fail after a bounded time.
   virtual void run(Work&) = 0;
-  /// Where tensors lie.
+  /// Allocates the tensors.
   virtual std::pmr::memory_resource& memory() { return *std::pmr::get_default_resource(); }
 };
 
-/// One rank's part of one case: its memory, arguments and expected result. Used by one thread at a
-/// time.
+/// One rank's part of one case: its memory, arguments and expected result. Not thread-safe.
 class Run {
  public:
-  /// Ranks give the same `seed`; different cases should not.
+  /// @param seed the same on every rank, and different for different cases
   Run(const Case&, int rank, int size, std::uint64_t seed,
       std::pmr::memory_resource& = *std::pmr::get_default_resource());
   Run(const Run&) = delete;
@@ -86,8 +83,8 @@ class Run {
 
   /// This object must outlive the Work.
   std::unique_ptr<Work> launch(Channel&);
-  /// EXPECTs the right output, an unchanged input, and untouched memory around both. To be called
-  /// once the Work is complete.
+  /// EXPECTs the right output, an unchanged input, and unchanged memory around both. Call it once the
+  /// Work is complete.
   void check() const;
 
  private:
@@ -118,16 +115,16 @@ class Run {
   std::vector<std::int64_t> send_counts_;
   Bytes original_input_;
   Bytes expected_;
-  bool aliased_ = false;       ///< the input is in the output's memory
-  std::size_t own_begin_ = 0;  ///< where, in bytes
+  bool aliased_ = false;       ///< the input is a part of the output
+  std::size_t own_begin_ = 0;  ///< its offset in the output, in bytes
   View input_;
   View output_;
 };
 
 /// Launches, runs and checks the cases one after the other, without a barrier in between.
 void run_cases(Harness&, const std::vector<Case>&);
-/// Prepares all first and checks all last, so that nothing but the collectives themselves separates
-/// them.
+/// Prepares all cases first and checks all of them last, so that the collectives follow each other
+/// without other work in between.
 void run_back_to_back(Harness&, const std::vector<Case>&);
 
 }  // namespace hvd::conformance

@@ -13,11 +13,11 @@
 
 #include "conformance/thread_ranks.h"
 
-/// What the conformance suite needs to run a backend for the memory of a device, whose results are
-/// there when an event says so.
+/// Runs the conformance suite on a backend for device memory, whose results are complete after an
+/// event.
 namespace hvd::conformance {
 
-/// A rank with a channel of its own; polls, since devices ring no doorbells.
+/// A rank with its own channel. It polls, because a device rings no doorbell.
 class DeviceHarness final : public Harness {
  public:
   DeviceHarness(int rank, Doorbells& doorbells, std::unique_ptr<Backend> backend,
@@ -45,10 +45,9 @@ class DeviceHarness final : public Harness {
   std::unique_ptr<Channel> channel_;
 };
 
-/// The cases that the backend says it can do, and whose result has one right value: no factor other
-/// than an average's is applied before and after the additions, as NCCL rounds in between, and no
-/// average of 16-bit numbers by what is no power of two. Elements are aligned to themselves, as
-/// those of tensors are.
+/// The cases that the backend supports and that have one correct result. NCCL rounds between the
+/// additions, so the only factor is the divisor of an average, which is a power of two for 16-bit
+/// types. Elements are aligned to their size, as those of tensors are.
 inline std::vector<Case> exact_cases(const Backend& backend, OpKind kind, int size) {
   std::vector<Case> cases;
   for (const Case& one : cases_of(kind, size)) {

@@ -15,7 +15,7 @@
 namespace hvd::conformance {
 namespace {
 
-/// The ranks of one local world.
+/// The ranks of one LocalWorld.
 MakeParts local_ranks(int size) {
   return [world = std::make_shared<testing::LocalWorld>(size)](int) -> RankParts {
     return {std::make_unique<testing::LocalBackend>(world)};
@@ -43,8 +43,8 @@ void step_ranks(int size, const std::vector<Case>& cases) {
       works.push_back(runs.back().launch(*channels[static_cast<std::size_t>(rank)]));
     }
     int done = 0;
-    // All have posted after the first round and done their share after the second; the third
-    // collects.
+    // In the first round all ranks contribute. After the second all shares are done. In the third
+    // every Work completes.
     for (int round = 0; round < 3; ++round) {
       for (std::unique_ptr<Work>& work : works) {
         if (work != nullptr && work->progress()) {
@@ -70,7 +70,7 @@ TEST_P(LocalConformance, RanksAsThreads) {
 
 TEST_P(LocalConformance, OneThreadStepsAllRanks) {
   const auto [kind, size] = GetParam();
-  // The threads run all of them; here a third of the large ones will do.
+  // RanksAsThreads runs all cases. A third of the large ones is enough here.
   std::vector<Case> cases;
   int index = 0;
   for (const Case& one : cases_of(kind, size)) {
@@ -133,7 +133,7 @@ TEST(SelfBackend, RefusesMemoryThatIsTooSmall) {
   EXPECT_THROW(channel->launch({.kind = OpKind::kAllgather}, memory, memory), Error);
 }
 
-// The suite itself must not pass a backend that leaves the output alone.
+// The suite itself must fail for a backend that does not write its output.
 class BrokenWork final : public Work {
  public:
   bool progress() override { return true; }
@@ -154,7 +154,7 @@ void check_a_channel_that_does_nothing() {
   run.check();
 }
 
-TEST(ConformanceSuite, SeesAnOutputThatWasNotWritten) {
+TEST(ConformanceSuite, DetectsAnOutputThatWasNotWritten) {
   ::testing::TestPartResultArray results;
   {
     const ::testing::ScopedFakeTestPartResultReporter reporter(

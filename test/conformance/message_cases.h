@@ -7,18 +7,18 @@
 
 #include "conformance/thread_ranks.h"
 
-/// What backends made of messages are tested with, whatever carries them: ranks that are threads.
+/// Runs the suite on backends that send messages, with any carrier and with ranks that are threads.
 namespace hvd::conformance {
 
 struct MessageSetting {
   const char* name = "";
-  const char* hosts = "";  ///< a letter per rank
-  int every = 8;           ///< one in so many cases; all in a long run
+  const char* hosts = "";  ///< the host of each rank, a letter per rank
+  int every = 8;           ///< one of so many cases runs; all cases in a long run
 
   int size() const { return static_cast<int>(std::string(hosts).size()); }
 };
 
-/// @tparam Setting a MessageSetting, or with more
+/// @tparam Setting a MessageSetting or a derived class
 template <class Setting>
 using MessageParameter = std::tuple<Setting, OpKind>;
 
@@ -37,7 +37,7 @@ void run_message_cases(const MessageParameter<Setting>& parameter, const MakePar
               });
 }
 
-/// Those that hierarchical does.
+/// The kinds that the hierarchical backend serves.
 inline auto kinds_of_hosts() {
   return ::testing::Values(OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast);
 }

@@ -14,31 +14,37 @@
 #include "support/fake_carrier.h"
 #include "support/join_nodes.h"
 
-// What is above the seam for messages needs nothing of MPI: ranks as threads, and a carrier that
-// matches by the tag alone.
+// The backends that send messages, with ranks that are threads, and a carrier that matches messages
+// by their tag only.
 
 namespace hvd::conformance {
 namespace {
 
 constexpr std::size_t kAllEager = std::numeric_limits<std::size_t>::max();
 
-struct Setting : MessageSetting {
-  std::size_t eager_bytes = kAllEager;
-};
 constexpr flat::FlatTuning kSmallChunks = {
     .chunk_bytes = 1024, .windows = 3, .direct_bytes = 64, .outstanding_chunks = 2};
-constexpr hierarchical::HierarchicalTuning kSmallSlots = {
-    .slot_bytes = 2048, .small_bytes = 256, .smallest_slice = 64};
+constexpr flat::FlatTuning kOneAtATime = {
+    .chunk_bytes = 4096, .windows = 1, .direct_bytes = 0, .outstanding_chunks = 1};
+struct Setting : MessageSetting {
+  std::size_t eager_bytes = kAllEager;
+  flat::FlatTuning tuning = kSmallChunks;  ///< of the flat backend
+};
+constexpr hierarchical::HierarchicalTuning kSmallBuffers = {
+    .buffer_bytes = 2048, .small_bytes = 256, .smallest_slice = 64};
 
 constexpr Setting kFlat[] = {
-    {{"Eager", "aaa"}}, {{"LateSends", "aa"}, 0}, {{"SomeLateSends", "aaaa"}, 512}};
+    {{"Eager", "aaa"}},
+    {{"LateSends", "aa"}, 0},
+    {{"SomeLateSends", "aaaa"}, 512},
+    {{"OneAtATime", "aaa"}, 512, kOneAtATime}};
 constexpr Setting kOfHosts[] = {{{"Eager", "aab"}}, {{"LateSends", "aabb"}, 0}};
 
 MakeParts flat_ranks(const Setting& setting) {
   const auto network = testing::FakeNetwork::create(setting.size(), 3);
   network->eager_bytes = setting.eager_bytes;
-  return [network](int rank) -> RankParts {
-    return {std::make_unique<flat::FlatBackend>(network->carrier(rank), kSmallChunks)};
+  return [network, tuning = setting.tuning](int rank) -> RankParts {
+    return {std::make_unique<flat::FlatBackend>(network->carrier(rank), tuning)};
   };
 }
 
@@ -49,7 +55,7 @@ MakeParts ranks_of_hosts(const Setting& setting) {
   network->eager_bytes = setting.eager_bytes;
   return [network, nodes = testing::join_nodes(size)](int rank) -> RankParts {
     return {std::make_unique<hierarchical::HierarchicalBackend>(
-        network->carrier(rank), nodes[static_cast<std::size_t>(rank)], kSmallSlots)};
+        network->carrier(rank), nodes[static_cast<std::size_t>(rank)], kSmallBuffers)};
   };
 }
 

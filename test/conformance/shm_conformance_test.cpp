@@ -19,33 +19,34 @@
 #include "conformance/thread_ranks.h"
 #include "support/seeds.h"
 
-// Ranks as threads, each with a mapping of its own: nothing in the backend knows whether its peers
-// are threads or processes.
+// The ranks are threads, each with its own mapping of the segment. The backend does not depend on
+// whether its peers are threads or processes.
 
 namespace hvd::conformance {
 namespace {
 
-enum class Where { kElsewhere, kInArena, kAnyhow };
+enum class Where { kHeap, kArena, kMixed };
 
 struct Setting {
   const char* name = "";
   int ranks = 2;
   shm::ShmTuning tuning = {};
-  Where tensors = Where::kElsewhere;
+  Where tensors = Where::kHeap;
 };
-// With small slots every tensor takes many rounds, and the last rounds are ragged.
-constexpr shm::ShmTuning kSmallSlots{.slot_bytes = 1024, .small_bytes = 128};
-// A call does less than a phase of a round.
-constexpr shm::ShmTuning kSmallCalls{.slot_bytes = 4096, .small_bytes = 128, .call_bytes = 512};
+// With small buffers every tensor takes many rounds, and the last rounds are ragged.
+constexpr shm::ShmTuning kSmallBuffers{.buffer_bytes = 1024, .small_bytes = 128};
+// A call moves less than a phase of a round.
+constexpr shm::ShmTuning kSmallCalls{.buffer_bytes = 4096, .small_bytes = 128, .call_bytes = 512};
 constexpr Setting kSettings[] = {{"Default", 2},
                                  {"Default", 4},
-                                 {"SmallSlots", 3, kSmallSlots},
-                                 {"InArena", 3, {.small_bytes = 0}, Where::kInArena},
-                                 {"Anyhow", 3, kSmallSlots, Where::kAnyhow},
-                                 {"Anyhow", 2, {}, Where::kAnyhow},
-                                 {"SmallCalls", 3, kSmallCalls, Where::kAnyhow}};
+                                 {"SmallBuffers", 3, kSmallBuffers},
+                                 {"InArena", 3, {.small_bytes = 0}, Where::kArena},
+                                 {"Mixed", 3, kSmallBuffers, Where::kMixed},
+                                 {"Mixed", 2, {}, Where::kMixed},
+                                 {"SmallCalls", 3, kSmallCalls, Where::kMixed}};
 
-/// Memory of an arena, or by turns of the arena and of the heap, at a pace of each rank's own.
+/// Memory of an arena, or alternately of the arena and of the heap, in a different pattern on each
+/// rank.
 class ArenaMemory final : public std::pmr::memory_resource {
  public:
   ArenaMemory(std::shared_ptr<SharedArena> arena, int every)
@@ -76,10 +77,10 @@ MakeParts shm_ranks(const Setting& setting) {
   const std::string name = "/hvd-test-" + std::to_string(::getpid()) + "-" + std::to_string(++jobs);
   const auto ranks = std::make_shared<std::atomic<int>>(0);
   return [name, setting, ranks](int) -> RankParts {
-    if (setting.tensors == Where::kElsewhere)
+    if (setting.tensors == Where::kHeap)
       return {std::make_unique<ShmBackend>(name, nullptr, setting.tuning)};
     std::shared_ptr<SharedArena> arena = SharedArena::create(std::size_t{1} << 30);
-    const int every = setting.tensors == Where::kInArena ? 1 : 1 + ranks->fetch_add(1) % 3;
+    const int every = setting.tensors == Where::kArena ? 1 : 1 + ranks->fetch_add(1) % 3;
     auto memory = std::make_unique<ArenaMemory>(arena, every);
     return {std::make_unique<ShmBackend>(name, arena, setting.tuning), std::move(memory)};
   };
@@ -110,9 +111,9 @@ TEST_P(ShmConformanceMixed, BackToBack) {
               [](Harness& harness) { run_back_to_back(harness, mixed_cases(harness.size())); });
 }
 
-/// All ranks stepped by one thread, in random order: each goes through its cases at a pace of its
-/// own, and sleeps when it cannot go on until it is rung. Where tensors lie alternates from case to
-/// case, if asked for: elsewhere, and where the setting has them.
+/// One thread steps all ranks in random order. Each rank runs its cases at its own pace. It sleeps
+/// when it cannot go on, until it is rung.
+/// @param alternates whether every other case has its tensors on the heap
 class SteppedRanks {
  public:
   SteppedRanks(const Setting& setting, const std::vector<Case>& cases, std::uint64_t seed,
@@ -129,7 +130,7 @@ class SteppedRanks {
     }
   }
 
-  /// False: all sleep, and not all are done.
+  /// False: all ranks sleep, and not all of them are done.
   bool run() {
     for (;;) {
       std::vector<std::size_t> awake;
@@ -147,7 +148,7 @@ class SteppedRanks {
   struct Rank {
     Rank(int number, Doorbells& doorbells, RankParts made)
         : parts(std::move(made)), peers(number, doorbells) {}
-    RankParts parts;  // before what lies in its memory
+    RankParts parts;  // first, because the others use its memory
     DoorbellPeers peers;
     std::unique_ptr<Channel> channel = {};
     std::optional<Run> run = {};
@@ -163,9 +164,9 @@ class SteppedRanks {
     rank.asleep_since.reset();
     const std::uint32_t ticket = doorbells_[number].ticket();
     if (!rank.work) {
-      const bool elsewhere = !rank.parts.memory || (alternates_ && rank.ended % 2 == 0);
+      const bool on_heap = !rank.parts.memory || (alternates_ && rank.ended % 2 == 0);
       std::pmr::memory_resource& memory =
-          elsewhere ? *std::pmr::get_default_resource() : *rank.parts.memory;
+          on_heap ? *std::pmr::get_default_resource() : *rank.parts.memory;
       rank.run.emplace(cases_[rank.ended], rank.peers.rank(), rank.peers.size(), rank.ended + 1,
                        memory);
       rank.work = rank.run->launch(*rank.channel);
@@ -173,7 +174,7 @@ class SteppedRanks {
     if (rank.work->progress()) {
       rank.run->check();
       rank.work.reset();
-      rank.run.reset();  // its memory is the next one's
+      rank.run.reset();  // the next Run reuses its memory
       ++rank.ended;
     } else if (!rank.work->moved()) {
       rank.asleep_since = ticket;
@@ -193,13 +194,13 @@ TEST_P(ShmConformanceMixed, SteppedInRandomOrder) {
   for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     SteppedRanks ranks(GetParam(), cases, seed);
-    ASSERT_TRUE(ranks.run()) << "all sleep";
+    ASSERT_TRUE(ranks.run()) << "all ranks sleep";
   }
 }
 
-// Who is done with a collective says where its tensors of the next one lie while others still look
-// for those of the last.
-TEST_P(ShmConformanceMixed, PlacesThatChange) {
+// A member that has finished a collective publishes the offsets of its next tensors while others
+// still read the previous offsets.
+TEST_P(ShmConformanceMixed, OffsetsThatChange) {
   std::vector<Case> cases;
   for (const OpKind kind : {OpKind::kBroadcast, OpKind::kAllgather}) {
     for (const Case& one : cases_of(kind, GetParam().ranks)) cases.insert(cases.end(), 2, one);
@@ -207,7 +208,7 @@ TEST_P(ShmConformanceMixed, PlacesThatChange) {
   for (std::uint64_t seed = 0; seed < testing::seeds(2, 50) && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     SteppedRanks ranks(GetParam(), cases, seed, /*alternates=*/true);
-    ASSERT_TRUE(ranks.run()) << "all sleep";
+    ASSERT_TRUE(ranks.run()) << "all ranks sleep";
   }
 }
 

@@ -16,7 +16,7 @@
 #include "conformance/conformance_suite.h"
 #include "support/watchdog.h"
 
-/// Ranks that are threads of one process, for backends that need no more.
+/// Ranks that are threads of one process, for backends that do not need processes.
 namespace hvd::conformance {
 
 inline std::vector<int> all_ranks(int size) {
@@ -42,17 +42,17 @@ class DoorbellPeers final : public Peers {
   Doorbells& doorbells_;
 };
 
-/// What a rank works with.
+/// The parts that a rank owns.
 struct RankParts {
   std::unique_ptr<Backend> backend = {};
-  std::unique_ptr<std::pmr::memory_resource> memory = {};  ///< null: the usual
-  bool polls = false;  ///< nobody rings where the transport gets on by itself
+  std::unique_ptr<std::pmr::memory_resource> memory = {};  ///< null: the default resource
+  bool polls = false;  ///< the transport makes progress without a ring
 };
 /// Called by each rank's thread.
 using MakeParts = std::function<RankParts(int rank)>;
 
-/// A rank that is a thread. Unless it polls, it sleeps whenever it cannot go on, so that a missing
-/// ring shows as a sleep that was not ended.
+/// A rank that is a thread. Unless it polls, it sleeps whenever it cannot go on, so a missing ring
+/// fails the test.
 class ThreadHarness final : public Harness {
  public:
   ThreadHarness(int rank, Doorbells& doorbells, RankParts parts)
@@ -82,15 +82,15 @@ class ThreadHarness final : public Harness {
         continue;
       }
       const TimePoint asleep_since = SteadyClock().now();
-      doorbell_.sleep(ticket, Doorbell::Sleeper::kStandby, kNobodyRang);
-      if (SteadyClock().now() - asleep_since >= kNobodyRang) {
+      doorbell_.sleep(ticket, Doorbell::Sleeper::kStandby, kLongestSleep);
+      if (SteadyClock().now() - asleep_since >= kLongestSleep) {
         throw std::runtime_error("rank " + std::to_string(rank()) + " was not woken");
       }
     }
   }
 
  private:
-  static constexpr Duration kNobodyRang = std::chrono::seconds(60);
+  static constexpr Duration kLongestSleep = std::chrono::seconds(60);
 
   std::unique_ptr<std::pmr::memory_resource> memory_;
   const bool polls_;

@@ -12,8 +12,8 @@
 #include "transport/ucx/ucx_carrier.h"
 #include "transport/ucx/worker.h"
 
-// What is made of messages, over the real UCX: ranks as threads, each with a worker of its own.
-// ctest runs it as it is, and through memory of the host.
+// The backends that send messages, over the real UCX. The ranks are threads, each with its own
+// workers. ctest runs it twice: with UCX's default transports and with shared memory.
 
 namespace hvd::conformance {
 namespace {
@@ -24,7 +24,7 @@ constexpr Setting kOfHosts[] = {{"OneAndTwo", "abb", 16}};
 
 using Carriers = std::vector<std::shared_ptr<message::Carrier>>;
 
-/// Every rank leaves in order: what it has sent reaches the others though it ends before them.
+/// farewell() makes a carrier deliver all its messages before it ends.
 Carriers carriers_of(int size) {
   std::vector<ucx::Workers> workers;
   ucx::JobMembers members{.generation = 5, .addresses = {}};
@@ -41,8 +41,8 @@ Carriers carriers_of(int size) {
   return carriers;
 }
 
-/// The rank's carrier, which is nobody else's from then on.
-std::shared_ptr<message::Carrier> take(Carriers& carriers, int rank) {
+/// Moves the rank's carrier out of the list.
+std::shared_ptr<message::Carrier> carrier_of(Carriers& carriers, int rank) {
   return std::move(carriers[static_cast<std::size_t>(rank)]);
 }
 
@@ -50,7 +50,7 @@ MakeParts flat_ranks(const Setting& setting) {
   const auto carriers = std::make_shared<Carriers>(carriers_of(setting.size()));
   return [carriers](int rank) -> RankParts {
     constexpr flat::FlatTuning kTuning = {.direct_pair_bytes = std::size_t{1} << 20};
-    return {.backend = std::make_unique<flat::FlatBackend>(take(*carriers, rank), kTuning),
+    return {.backend = std::make_unique<flat::FlatBackend>(carrier_of(*carriers, rank), kTuning),
             .polls = true};
   };
 }
@@ -60,7 +60,7 @@ MakeParts ranks_of_hosts(const Setting& setting) {
   const auto carriers = std::make_shared<Carriers>(carriers_of(setting.size()));
   return [carriers, nodes = testing::join_nodes(setting.size())](int rank) -> RankParts {
     return {.backend = std::make_unique<hierarchical::HierarchicalBackend>(
-                take(*carriers, rank), nodes[static_cast<std::size_t>(rank)]),
+                carrier_of(*carriers, rank), nodes[static_cast<std::size_t>(rank)]),
             .polls = true};
   };
 }

@@ -15,9 +15,9 @@
 #include "support/reference.h"
 #include "transport/mpi/mpi_world.h"
 
-// What the conformance suite does not reach: ranks that are scattered over the hosts, bits that
-// must not depend on the size, sets that lie on hosts in part, other channels beside this one,
-// sleepers, failures.
+// Properties that the conformance suite does not check: ranks that are scattered over the hosts, bits
+// that must not depend on the size, sets with a part of a host's ranks, several channels at a time,
+// ranks that sleep, failures.
 
 namespace hvd::hierarchical {
 namespace {
@@ -28,10 +28,10 @@ using testing::make_input;
 using testing::mpi_rank;
 using testing::mpi_size;
 
-constexpr HierarchicalTuning kSmallSlots = {
-    .slot_bytes = 4096, .small_bytes = 1024, .smallest_slice = 256};
+constexpr HierarchicalTuning kSmallBuffers = {
+    .buffer_bytes = 4096, .small_bytes = 1024, .smallest_slice = 256};
 
-/// The first letters of "abab...": ranks of a host are never neighbours.
+/// "ab", "aba" or "abab": ranks of a host are never neighbours.
 std::string scattered() {
   return std::string("abab").substr(0, static_cast<std::size_t>(mpi_size()));
 }
@@ -43,7 +43,7 @@ std::string halves() {
 
 class Job {
  public:
-  explicit Job(const std::string& hosts, const HierarchicalTuning& tuning = kSmallSlots)
+  explicit Job(const std::string& hosts, const HierarchicalTuning& tuning = kSmallBuffers)
       : hosts_(hosts),
         world_(mpi::MpiWorld::join({.start_timeout = 30s})),
         plane_(testing::mpi_control_plane(world_)),
@@ -80,7 +80,7 @@ class Job {
   flat::FlatBackend flat_;
 };
 
-/// `order`: ranks in the order in which their inputs are added.
+/// @param order ranks in the order in which their inputs are added
 Bytes expected_sum(const std::vector<int>& order, std::int64_t count, DataType dtype,
                    std::uint64_t seed, const ReduceScale& scale = {}) {
   std::vector<Bytes> inputs;
@@ -93,7 +93,7 @@ Collective sum_of(std::int64_t count, DataType dtype = DataType::kFloat32) {
   return {.kind = OpKind::kAllreduce, .dtype = dtype, .count = count};
 }
 
-/// Hosts in the order of their first ranks, and their ranks.
+/// All ranks, host by host. The hosts are in the order of their first ranks.
 std::vector<int> by_host(const Topology& topology) {
   std::vector<int> order = testing::all_ranks();
   std::stable_sort(order.begin(), order.end(), [&](int a, int b) {
@@ -122,9 +122,9 @@ TEST(HierarchicalBackend, AddsHostByHostWhereRanksAreScattered) {
   }
 }
 
-// Fusion puts a tensor into buffers of other sizes from step to step: small ones are shared, large
-// ones go along the chain.
-TEST(HierarchicalBackend, AnElementsBitsDependOnTheInputsAlone) {
+// Fusion puts a tensor into buffers of different sizes from step to step. Small buffers are sent
+// whole, and large ones use the chain.
+TEST(HierarchicalBackend, AnElementsBitsDependOnTheInputsOnly) {
   Job job(scattered());
   const auto channel = job.open(0, testing::all_ranks());
   constexpr std::int64_t kCount = 3000;
@@ -140,7 +140,7 @@ TEST(HierarchicalBackend, AnElementsBitsDependOnTheInputsAlone) {
       if (piece == 1 && begin > 200) {
         std::copy_n(whole.begin() + static_cast<std::ptrdiff_t>(at), bytes,
                     result.begin() + static_cast<std::ptrdiff_t>(at));
-        continue;  // enough of one by one
+        continue;  // 200 single elements are enough
       }
       testing::complete(*channel->launch(sum_of(count, DataType::kFloat16),
                                          std::span(input).subspan(at, bytes),
@@ -153,7 +153,7 @@ TEST(HierarchicalBackend, AnElementsBitsDependOnTheInputsAlone) {
 TEST(HierarchicalBackend, RepeatsItsBitsAndGivesEveryRankTheSame) {
   Job job(halves(), HierarchicalTuning{});
   const auto channel = job.open(0, testing::all_ranks());
-  constexpr std::int64_t kCount = 300'000;  // several rounds of the default slot
+  constexpr std::int64_t kCount = 300'000;  // several rounds with the default buffers
   const Bytes input = make_input(kCount, DataType::kBFloat16, ReduceOp::kSum, mpi_rank(), 21);
   const Bytes expected = expected_sum(testing::all_ranks(), kCount, DataType::kBFloat16, 21);
   for (int run = 0; run < 5; ++run) {
@@ -164,14 +164,13 @@ TEST(HierarchicalBackend, RepeatsItsBitsAndGivesEveryRankTheSame) {
   }
 }
 
-// The slices of a last, shorter round begin elsewhere than those of the rounds before. A result
-// whose message has not gone yet, as its receiver is slow, must not be written over by another
-// driver.
+// The slices of a last, shorter round have other offsets than those of the rounds before. If the
+// receiver of a result is slow, another driver must not overwrite the result before it is sent.
 TEST(HierarchicalBackend, ASlowRankGetsTheSameBits) {
   Job job(halves(), HierarchicalTuning{});
   const auto channel = job.open(0, testing::all_ranks());
   constexpr std::int64_t kCount =
-      65'536 * 4 + 9000;  // five rounds of the default slot, the last of them short
+      65'536 * 4 + 9000;  // five rounds with the default buffers; the last one is short
   for (int slow = 0; slow < mpi_size(); ++slow) {
     for (int run = 0; run < 5; ++run) {
       const auto seed = static_cast<std::uint64_t>(slow * 10 + run);
@@ -189,7 +188,7 @@ TEST(HierarchicalBackend, ASlowRankGetsTheSameBits) {
   }
 }
 
-TEST(HierarchicalBackend, RunsSetsThatLieOnHostsInPartSideBySide) {
+TEST(HierarchicalBackend, RunsSetsWithAPartOfAHostsRanksSideBySide) {
   if (mpi_size() < 4) GTEST_SKIP() << "needs four ranks";
   Job job("aabb");
   struct Run {
@@ -202,7 +201,7 @@ TEST(HierarchicalBackend, RunsSetsThatLieOnHostsInPartSideBySide) {
   for (const std::vector<int>& ranks :
        std::vector<std::vector<int>>{{0, 1, 2, 3}, {0, 1, 2}, {1, 2, 3}, {0, 2, 3}})
     runs.push_back({ranks});
-  // The set of all has a channel of the MPI backend, too: it takes the kinds that this one leaves.
+  // The set of all ranks has a channel of the flat backend too, which serves the other kinds.
   runs.push_back({testing::all_ranks()});
   constexpr std::int64_t kCount = 30'001;
   for (std::size_t index = 0; index < runs.size(); ++index) {
@@ -225,10 +224,10 @@ TEST(HierarchicalBackend, RunsSetsThatLieOnHostsInPartSideBySide) {
   }
 }
 
-TEST(HierarchicalBackend, RingsWhoeverOnItsHostHasToGoOn) {
+TEST(HierarchicalBackend, RingsMembersOfItsHostThatCanGoOn) {
   if (mpi_size() < 3) GTEST_SKIP() << "needs a host of two ranks and another";
-  // Rank 1 has no messages to look after. It sleeps until its neighbours ring: a missed ring would
-  // cost ten seconds.
+  // Rank 1 has no messages. It sleeps until its neighbours ring, and a missing ring would cost ten
+  // seconds.
   Job job(std::string("aaab").substr(static_cast<std::size_t>(4 - mpi_size())));
   const auto channel = job.open(0, testing::all_ranks());
   const SteadyClock clock;
@@ -256,8 +255,7 @@ TEST(HierarchicalBackend, ADroppedWorkEndsItsChannelOnly) {
   Job job(halves());
   const auto channel = job.open(0, testing::all_ranks());
   const auto doomed = job.open(1, testing::all_ranks());
-  // The last rank never takes part, so the others come to a stop in the middle, with messages under
-  // way.
+  // The last rank does not take part, so the others stop with messages under way.
   if (mpi_rank() != mpi_size() - 1) {
     Bytes buffer = make_input(100'000, DataType::kFloat32, ReduceOp::kSum, mpi_rank(), 3);
     auto work = doomed->launch(sum_of(100'000), buffer, buffer);
@@ -272,7 +270,7 @@ TEST(HierarchicalBackend, ADroppedWorkEndsItsChannelOnly) {
   EXPECT_TRUE(buffer == expected_sum(testing::all_ranks(), 1000, DataType::kFloat32, 4));
 }
 
-TEST(HierarchicalBackend, LeavesNoNameBehind) {
+TEST(HierarchicalBackend, LeavesNoNameInSharedMemory) {
   Job job(halves());
   const auto channel = job.open(0, testing::all_ranks());
   testing::complete(*channel->launch(sum_of(0), {}, {}));
@@ -291,7 +289,7 @@ TEST(HierarchicalBackend, ScoresWhatItCanDo) {
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 2, 3}}, {.kind = OpKind::kBroadcast}), 15);
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2, 3, 4}}, {.kind = OpKind::kAllgather}), 15);
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1}}, allreduce), 0) << "one host";
-  EXPECT_EQ(backend.score(mixed, {.ranks = {0, 2, 4}}, allreduce), 0) << "nobody shares a host";
+  EXPECT_EQ(backend.score(mixed, {.ranks = {0, 2, 4}}, allreduce), 0) << "no two members share a host";
   EXPECT_EQ(backend.score(mixed, {.ranks = {0}}, allreduce), 0);
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}}, {.kind = OpKind::kAlltoall}), 0);
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}}, {.kind = OpKind::kReducescatter}), 0);
@@ -303,12 +301,12 @@ TEST(HierarchicalBackend, ScoresWhatItCanDo) {
             0);
 }
 
-TEST(HierarchicalBackend, RefusesWhatItDoesNotHave) {
+TEST(HierarchicalBackend, RefusesKindsThatItDoesNotServeAndInvalidTunings) {
   Job job(halves());
   const auto channel = job.open(0, testing::all_ranks());
   EXPECT_THROW(channel->launch({.kind = OpKind::kAlltoall}, {}, {}), Error);
-  EXPECT_THROW(HierarchicalBackend(nullptr, nullptr, {.slot_bytes = 100}), UsageError);
-  EXPECT_THROW(HierarchicalBackend(nullptr, nullptr, {.slot_bytes = 1024, .small_bytes = 1024}),
+  EXPECT_THROW(HierarchicalBackend(nullptr, nullptr, {.buffer_bytes = 100}), UsageError);
+  EXPECT_THROW(HierarchicalBackend(nullptr, nullptr, {.buffer_bytes = 1024, .small_bytes = 1024}),
                UsageError);
 }
 

@@ -11,13 +11,13 @@
 #include "mpi/support/hosts.h"
 #include "mpi/support/mpi_harness.h"
 
-// The suite of all backends over pretended hosts. Wherever the ranks of a host are consecutive the
-// results are those of a reduction in rank order, bit for bit, fp16 and bf16 included.
+// The conformance suite on simulated hosts. The ranks of each host are consecutive, so the results
+// have the bits of a reduction in rank order, fp16 and bf16 included.
 
 namespace hvd::conformance {
 namespace {
 
-/// By the number of ranks, ranks of a host being consecutive: one letter per rank.
+/// The host of each rank, a letter per rank, for this number of ranks.
 using Layouts = std::map<int, std::vector<std::string>>;
 
 struct Setting {
@@ -25,20 +25,21 @@ struct Setting {
   hierarchical::HierarchicalTuning tuning = {};
   bool without_rank_0 = false;
   Layouts layouts = {};
-  int every = 1;  ///< one in so many cases; all in a long run
+  int every = 1;  ///< one of so many cases runs; all cases in a long run
 };
 
-// Many rounds of small tensors, ragged last ones, slices of a single line, and no small path.
-constexpr hierarchical::HierarchicalTuning kSmallSlots = {
-    .slot_bytes = 2048, .small_bytes = 0, .smallest_slice = 64};
+// Small tensors take many rounds, with a ragged last one. A slice is a single cache line, and no
+// tensor is sent whole.
+constexpr hierarchical::HierarchicalTuning kSmallBuffers = {
+    .buffer_bytes = 2048, .small_bytes = 0, .smallest_slice = 64};
 constexpr hierarchical::HierarchicalTuning kOneDriver = {
-    .slot_bytes = 4096, .small_bytes = 512, .smallest_slice = 4096};
+    .buffer_bytes = 4096, .small_bytes = 512, .smallest_slice = 4096};
 const Layouts kLayouts = {{2, {"ab"}}, {3, {"aab", "abb"}}, {4, {"aabb", "aaab"}}};
 const Setting kSettings[] = {
     {"Default", {}, false, kLayouts, 3},
-    {"SmallSlots", kSmallSlots, false, {{2, {"ab"}}, {3, {"aab"}}, {4, {"aabb"}}}, 2},
+    {"SmallSlots", kSmallBuffers, false, {{2, {"ab"}}, {3, {"aab"}}, {4, {"aabb"}}}, 2},
     {"OneDriver", kOneDriver, false, {{2, {"ab"}}, {3, {"abb"}}, {4, {"abbc"}}}, 2},
-    {"Subset", kSmallSlots, true, {{3, {"aab"}}, {4, {"aabb"}}}, 4}};
+    {"Subset", kSmallBuffers, true, {{3, {"aab"}}, {4, {"aabb"}}}, 4}};
 
 void on_all_hosts(const Setting& setting, const auto& body) {
   if (setting.without_rank_0 && testing::mpi_size() < 3)

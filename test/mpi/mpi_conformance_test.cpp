@@ -7,8 +7,8 @@
 #include "conformance/conformance_suite.h"
 #include "mpi/support/mpi_harness.h"
 
-// The suite of all backends, on all ranks and on a part of them, with the default cut and with one
-// that makes many chunks and windows of small tensors.
+// The conformance suite on all ranks and on a subset, with the default tuning and with one that cuts
+// small tensors into many chunks and windows.
 
 namespace hvd::conformance {
 namespace {
@@ -17,7 +17,7 @@ struct Setting {
   const char* name = "";
   flat::FlatTuning tuning = {};
   bool without_rank_0 = false;
-  int every = 1;  ///< one in so many cases; all in a long run
+  int every = 1;  ///< one of so many cases runs; all cases in a long run
 };
 
 constexpr flat::FlatTuning kSmallChunks = {
@@ -49,7 +49,7 @@ class MpiConformance : public ::testing::TestWithParam<Parameter> {};
 TEST_P(MpiConformance, Kind) {
   const auto& [setting, kind] = GetParam();
   if (setting.without_rank_0 && testing::mpi_size() < 3)
-    GTEST_SKIP() << "a part of two ranks is one rank";
+    GTEST_SKIP() << "a subset of two ranks has one rank";
   MpiHarness harness = make_harness(setting);
   if (harness.member()) run_cases(harness, some_cases_of(kind, harness.size(), setting.every));
 }
@@ -63,7 +63,7 @@ class MpiConformanceMixed : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(MpiConformanceMixed, BackToBack) {
   if (GetParam().without_rank_0 && testing::mpi_size() < 3)
-    GTEST_SKIP() << "a part of two ranks is one rank";
+    GTEST_SKIP() << "a subset of two ranks has one rank";
   MpiHarness harness = make_harness(GetParam());
   if (harness.member()) run_back_to_back(harness, mixed_cases(harness.size()));
 }

@@ -50,11 +50,11 @@ void from_double(double value, std::byte* at, DataType type) {
   }
 }
 
-// How much of a vector goes into the sum, given its inner product with the other. A vector of zeros
-// has no direction: all of the other.
-double share(double product, double own_square) {
-  constexpr double kTiny =
-      1.5e-154;  // the root of the smallest normal number; below it the quotient has no digits left
+// The factor of a vector in the sum of a pair, from its inner product with the other vector and its
+// own square. A vector of zeros has no direction, so its factor is 1, and so is the other's.
+double factor_of(double product, double own_square) {
+  // The root of the smallest normal number. Below it the quotient has no significant digits.
+  constexpr double kTiny = 1.5e-154;
   return own_square < kTiny ? 1.0 : 1.0 - product / (2.0 * own_square);
 }
 
@@ -87,14 +87,14 @@ class AdasumWork final : public Work {
 
   bool progress() override {
     while (work_->progress()) {
-      switch (phase_) {
-        case Phase::kExchange:
+      switch (stage_) {
+        case Stage::kExchange:
           read_vectors();
           break;
-        case Phase::kCombine:
+        case Stage::kCombine:
           combine();
           break;
-        case Phase::kGather:
+        case Stage::kGather:
           return done_ = true;
       }
       launch_next();
@@ -103,14 +103,14 @@ class AdasumWork final : public Work {
   }
   bool moved() const noexcept override { return work_->moved(); }
   std::optional<Headway> headway() const noexcept override {
-    return headway_of(begun_, work_->headway());
+    return headway_of(launched_, work_->headway());
   }
 
  private:
-  enum class Phase { kExchange, kCombine, kGather };
+  enum class Stage { kExchange, kCombine, kGather };
   struct Buffers {
     std::vector<std::byte> received = {};
-    std::vector<double> products = {};  // per pair: a.b, a.a, b.b
+    std::vector<double> products = {};  // for each pair: a.b, a.a, b.b
   };
 
   void read_vectors() {
@@ -127,9 +127,9 @@ class AdasumWork final : public Work {
   }
 
   void launch_next() {
-    ++begun_;
+    ++launched_;
     if (vectors_.size() == 1) return gather();
-    phase_ = Phase::kCombine;
+    stage_ = Stage::kCombine;
     buffers_->products.clear();
     for (std::size_t i = 0; i + 1 < vectors_.size(); i += 2) {
       double product = 0;
@@ -158,8 +158,8 @@ class AdasumWork final : public Work {
       combined.push_back(std::move(vectors_[i]));
       if (i + 1 == vectors_.size()) break;
       const double* of_pair = &buffers_->products[i / 2 * 3];
-      const double first = share(of_pair[0], of_pair[1]);
-      const double second = share(of_pair[0], of_pair[2]);
+      const double first = factor_of(of_pair[0], of_pair[1]);
+      const double second = factor_of(of_pair[0], of_pair[2]);
       for (std::size_t k = 0; k < vectors_[i + 1].size(); ++k) {
         combined.back()[k] = first * combined.back()[k] + second * vectors_[i + 1][k];
       }
@@ -168,7 +168,7 @@ class AdasumWork final : public Work {
   }
 
   void gather() {
-    phase_ = Phase::kGather;
+    stage_ = Stage::kGather;
     const std::size_t element = size_of(collective_.dtype);
     buffers_->received.resize(vectors_.front().size() * element);
     std::byte* at = buffers_->received.data();
@@ -191,11 +191,11 @@ class AdasumWork final : public Work {
   const std::span<std::byte> out_;
   std::vector<std::int64_t> slices_;          // elements of each rank's slice
   std::vector<std::int64_t> own_counts_;      // elements of this rank's slice, from each rank
-  std::vector<std::vector<double>> vectors_;  // this rank's slice of what is left to combine
-  Phase phase_ = Phase::kExchange;
-  std::uint64_t begun_ = 1;  // collectives
+  std::vector<std::vector<double>> vectors_;  // this rank's slices of the vectors of this level
+  Stage stage_ = Stage::kExchange;
+  std::uint64_t launched_ = 1;  // collectives
   bool done_ = false;
-  std::unique_ptr<Work> work_;  // last: it uses what is above
+  std::unique_ptr<Work> work_;  // last, because it uses the members above
 };
 
 }  // namespace

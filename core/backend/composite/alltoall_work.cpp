@@ -37,12 +37,12 @@ class AlltoallWork final : public Work {
   EventPtr output_ready() const override { return work_->output_ready(); }
   bool moved() const noexcept override { return work_->moved(); }
   std::optional<Headway> headway() const noexcept override {
-    return headway_of(exchanges_rows_ ? 2 : 1, work_->headway());
+    return headway_of(exchanging_rows_ ? 2 : 1, work_->headway());
   }
 
   bool progress() override {
     if (!work_->progress()) return false;
-    if (!std::exchange(exchanges_rows_, true)) {
+    if (!std::exchange(exchanging_rows_, true)) {
       exchange_rows();
       if (!work_->progress()) return false;
     }
@@ -79,7 +79,8 @@ class AlltoallWork final : public Work {
     exchange.dtype = submission_.input.dtype;
     exchange.counts = counts_;
     exchange.send_counts = send_counts_;
-    exchange.input_ready = std::move(writable);  // the launcher of a device knows when the input is
+    // The output's event. The launcher of a device channel adds the event of the input.
+    exchange.input_ready = std::move(writable);
     work_ = launch_(exchange, {submission_.input.data, submission_.input.bytes()},
                     {output.data, output.bytes()});
   }
@@ -90,9 +91,9 @@ class AlltoallWork final : public Work {
   const std::int64_t row_;  // elements
   std::vector<std::int64_t> counts_;
   std::vector<std::int64_t> send_counts_;
-  bool exchanges_rows_ = false;
+  bool exchanging_rows_ = false;
   bool done_ = false;
-  std::unique_ptr<Work> work_;  // last: it uses what is above
+  std::unique_ptr<Work> work_;  // last, because it uses the members above
 };
 
 }  // namespace

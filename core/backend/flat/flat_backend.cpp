@@ -5,9 +5,7 @@
 #include <string>
 #include <utility>
 
-#include "backend/flat/allreduce_work.h"
-#include "backend/flat/chunked_works.h"
-#include "backend/flat/flat_channel_context.h"
+#include "backend/flat/flat_work.h"
 #include "base/cache_line.h"
 #include "hvd/error.h"
 
@@ -20,13 +18,14 @@ std::int64_t total(std::span<const std::int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
+/// Elements of a collective on this rank.
 struct Sizes {
   std::int64_t in = 0;
   std::int64_t out = 0;
-  bool anything_to_do = false;  ///< agreed by all ranks
+  bool is_empty = false;  ///< on all ranks, which agree about it
 };
 
-/// Nothing to do: a Work that has ended.
+/// The Work of an empty collective.
 class EmptyWork final : public Work {
  public:
   bool progress() override { return true; }
@@ -34,37 +33,35 @@ class EmptyWork final : public Work {
 
 class FlatChannel final : public Channel {
  public:
-  explicit FlatChannel(std::shared_ptr<ChannelContext> context) : context_(std::move(context)) {}
+  explicit FlatChannel(std::shared_ptr<FlatChannelState> state) : state_(std::move(state)) {}
 
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
-    if (context_->abandoned())
+    if (state_->abandoned())
       throw Error("flat: " + std::string(to_string(collective.kind)) +
                   " launched on a channel that has failed");
     const Sizes sizes = sizes_of(collective);
     const auto element = static_cast<std::int64_t>(size_of(collective.dtype));
     const bool reads_input =
-        collective.kind != OpKind::kBroadcast || collective.root == context_->rank();
+        collective.kind != OpKind::kBroadcast || collective.root == state_->rank();
     if (reads_input) require(collective, "input", sizes.in * element, in.size());
     require(collective, "output", sizes.out * element, out.size());
-    // alltoall and reducescatter know their own sizes only; they run, and messages of no bytes are
-    // left out.
-    if (!sizes.anything_to_do) return std::make_unique<EmptyWork>();
+    if (sizes.is_empty) return std::make_unique<EmptyWork>();
     switch (collective.kind) {
       case OpKind::kAllreduce:
-        return make_allreduce_work(context_, collective, in, out);
+        return make_allreduce(state_, collective, in, out);
       case OpKind::kBroadcast:
-        return make_broadcast_work(context_, collective, in, out);
+        return make_broadcast(state_, collective, in, out);
       case OpKind::kAllgather:
-        return make_allgather_work(context_, collective, in, out);
+        return make_allgather(state_, collective, in, out);
       case OpKind::kReducescatter:
-        return make_reducescatter_work(context_, collective, in, out);
+        return make_reducescatter(state_, collective, in, out);
       default:
-        return make_alltoall_work(context_, collective, in, out);
+        return make_alltoall(state_, collective, in, out);
     }
   }
 
-  void abort() noexcept override { static_cast<void>(context_->abandon()); }
+  void abort() noexcept override { static_cast<void>(state_->abandon()); }
 
  private:
   static void require(const Collective& collective, const char* what, std::int64_t expected,
@@ -75,7 +72,7 @@ class FlatChannel final : public Channel {
   }
 
   void require_counts(const Collective& collective, std::span<const std::int64_t> counts) const {
-    const auto ranks = static_cast<std::size_t>(context_->size());
+    const auto ranks = static_cast<std::size_t>(state_->size());
     const bool valid =
         counts.size() == ranks &&
         std::all_of(counts.begin(), counts.end(), [](std::int64_t count) { return count >= 0; });
@@ -86,38 +83,39 @@ class FlatChannel final : public Channel {
   }
 
   Sizes sizes_of(const Collective& collective) const {
-    const auto own = static_cast<std::size_t>(context_->rank());
+    const auto own = static_cast<std::size_t>(state_->rank());
     const std::int64_t count = collective.count;
     switch (collective.kind) {
       case OpKind::kAllreduce:
-        return {count, count, count > 0};
+        return {count, count, count == 0};
       case OpKind::kBroadcast: {
-        if (collective.root < 0 || collective.root >= context_->size()) {
+        if (collective.root < 0 || collective.root >= state_->size()) {
           throw Error("flat: broadcast: root " + std::to_string(collective.root) + " of " +
-                      std::to_string(context_->size()) + " ranks");
+                      std::to_string(state_->size()) + " ranks");
         }
-        return {count, count, count > 0};
+        return {count, count, count == 0};
       }
       case OpKind::kAllgather: {
         require_counts(collective, collective.counts);
         const std::int64_t all = total(collective.counts);
-        return {collective.counts[own], all, all > 0};
+        return {collective.counts[own], all, all == 0};
       }
       case OpKind::kReducescatter: {
         require_counts(collective, collective.counts);
         const std::int64_t all = total(collective.counts);
-        return {all, collective.counts[own], all > 0};
+        return {all, collective.counts[own], all == 0};
       }
       case OpKind::kAlltoall:
         require_counts(collective, collective.counts);
         require_counts(collective, collective.send_counts);
-        return {total(collective.send_counts), total(collective.counts), true};
+        // A rank knows its own sizes only. The Work runs on every rank and sends no empty message.
+        return {total(collective.send_counts), total(collective.counts), false};
       default:
         throw Error("flat: this backend has no " + std::string(to_string(collective.kind)));
     }
   }
 
-  std::shared_ptr<ChannelContext> context_;
+  std::shared_ptr<FlatChannelState> state_;
 };
 
 }  // namespace
@@ -128,12 +126,11 @@ FlatBackend::FlatBackend(std::shared_ptr<message::Carrier> carrier, const FlatTu
   const bool valid = tuning.chunk_bytes >= kCacheLine && tuning.chunk_bytes <= kLargestChunk &&
                      tuning.chunk_bytes % kCacheLine == 0 && tuning.direct_bytes <= kLargestChunk &&
                      tuning.direct_pair_bytes <= kLargestChunk && tuning.windows >= 1 &&
-                     tuning.windows <= kMaxWindows && tuning.outstanding_chunks >= 1;
+                     tuning.windows <= kMostWindows && tuning.outstanding_chunks >= 1;
   if (!valid)
     throw UsageError(
-        "FlatTuning: a chunk is a multiple of 64 bytes up to 1 GiB, there are 1 to 4 windows and "
-        "at "
-        "least 1 outstanding chunk");
+        "FlatTuning: expected chunk_bytes a multiple of 64 up to 1 GiB, 1 to 4 windows and at least "
+        "1 outstanding chunk");
 }
 
 int FlatBackend::score(const Topology&, const ChannelSpec& spec,
@@ -147,7 +144,7 @@ int FlatBackend::score(const Topology&, const ChannelSpec& spec,
 
 std::unique_ptr<Channel> FlatBackend::open(const ChannelSpec& spec, Peers& peers) {
   return std::make_unique<FlatChannel>(
-      std::make_shared<ChannelContext>(carrier_, spec, peers, tuning_));
+      std::make_shared<FlatChannelState>(carrier_, spec, peers, tuning_));
 }
 
 }  // namespace hvd::flat

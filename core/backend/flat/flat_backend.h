@@ -1,22 +1,39 @@
 #pragma once
 
+#include <cstddef>
 #include <memory>
 #include <string_view>
 
 #include "backend/backend.h"
-#include "backend/flat/tuning.h"
 #include "transport/carrier.h"
 
 namespace hvd::flat {
 
-/// Collectives on CPU memory over messages from rank to rank, whatever hosts they are on. It is
-/// called after their carrier, "mpi" or "ucx".
+/// Sizes of messages. Must be the same on every rank.
+struct FlatTuning {
+  /// Largest message, called a chunk. Received data is still in the L2 cache when it is reduced.
+  std::size_t chunk_bytes = 128 * 1024;
+  /// Allreduce: windows under way at the same time, 1 to 4. See allreduce.cpp.
+  int windows = 4;
+  /// Allreduce: each rank sends its whole tensor to every other rank if a rank then receives at most
+  /// this many bytes. That takes one step instead of two.
+  std::size_t direct_bytes = 64 * 1024;
+  /// The same limit for two ranks, if it is larger than direct_bytes. Two ranks send the same number
+  /// of bytes either way, but reduce twice as many.
+  std::size_t direct_pair_bytes = 0;
+  /// Other collectives: chunks under way with each peer.
+  int outstanding_chunks = 2;
+};
+
+/// Collectives on CPU memory that send messages from rank to rank, on any hosts. The backend has the
+/// name of its carrier, "mpi" or "ucx".
 ///
-/// Not MPI_Allreduce and its kin: the order in which those add depends on offset and size, they
-/// block, and one call for a large tensor is slower than pieces that stay in the cache. Here every
-/// element is reduced once, by one rank, in rank order. Threading: as hvd::Backend says.
+/// It does not call MPI_Allreduce and its relatives. Their order of additions depends on offset and
+/// size, they block, and one call for a large tensor is slower than pieces that stay in the cache.
+/// Here one rank reduces each element once, in rank order. Threading: see hvd::Backend.
 class FlatBackend final : public Backend {
  public:
+  /// @throws UsageError for an invalid tuning
   explicit FlatBackend(std::shared_ptr<message::Carrier>, const FlatTuning& tuning = {});
 
   std::string_view name() const noexcept override { return name_; }
@@ -25,7 +42,7 @@ class FlatBackend final : public Backend {
 
  private:
   std::shared_ptr<message::Carrier> carrier_;
-  std::string_view name_;  ///< the carrier's
+  std::string_view name_;  ///< the carrier owns the text
   FlatTuning tuning_;
 };
 

@@ -6,11 +6,11 @@
 namespace hvd::hierarchical {
 namespace {
 
-/// A binomial tree of the hosts. One member of each, the root on its own host, puts the data into
-/// the result's slot and passes it on.
+/// A binomial tree of the hosts. One member of each host, the root on its own host, puts the data
+/// into the result buffer and sends it on.
 class BroadcastWork final : public HostPipeline {
  public:
-  BroadcastWork(std::shared_ptr<ChannelContext> shared, const Collective& collective,
+  BroadcastWork(std::shared_ptr<HostChannelState> shared, const Collective& collective,
                 std::span<const std::byte> in, std::span<std::byte> out)
       : HostPipeline(std::move(shared), collective, in, out),
         root_host_(plan().host_of(collective.root)),
@@ -18,7 +18,7 @@ class BroadcastWork final : public HostPipeline {
     rounds_ = rounds_of(out.size(), step_bytes());
     if (!is(representative(plan().host))) return;
     drives_ = true;
-    // Hosts as seen from the root's.
+    // Relative hosts count from the root's host.
     const int hosts = plan().host_count();
     const int own = (plan().host - root_host_ + hosts) % hosts;
     const auto member_on = [&](int relative) {
@@ -34,26 +34,26 @@ class BroadcastWork final : public HostPipeline {
   }
 
  private:
-  std::size_t step_bytes() noexcept { return host().tuning.slot_bytes; }
+  std::size_t step_bytes() noexcept { return host().tuning.buffer_bytes; }
   bool is(int member) const noexcept { return member == plan().member(plan().host, plan().index); }
   int representative(int of_host) const noexcept {
     return of_host == root_host_ ? collective_.root : plan().member(of_host, 0);
   }
-  Range part(std::uint64_t round) noexcept { return chunk_of(out_.size(), round, step_bytes()); }
-  std::size_t in_slot(std::uint64_t round) const noexcept {
+  Range part(std::uint64_t round) noexcept { return round_part(out_.size(), round, step_bytes()); }
+  std::size_t request_in(std::uint64_t round) const noexcept {
     return round % kResults * (1 + children_.size());
   }
 
   bool sent(std::uint64_t round) const noexcept override {
     for (std::size_t child = 0; child < children_.size(); ++child) {
-      if (!idle(in_slot(round) + 1 + child)) return false;
+      if (!idle(request_in(round) + 1 + child)) return false;
     }
     return true;
   }
 
-  void pass_on(std::uint64_t round) {
+  void send_on(std::uint64_t round) {
     for (std::size_t child = 0; child < children_.size(); ++child) {
-      send(in_slot(round) + 1 + child, result(round), part(round).size(), children_[child]);
+      send(request_in(round) + 1 + child, result_buffer(round), part(round).size(), children_[child]);
     }
   }
 
@@ -62,7 +62,7 @@ class BroadcastWork final : public HostPipeline {
   void post() override {
     if (parent_ < 0) return;
     for (; posted_ < rounds_ && result_free(posted_); ++posted_)
-      receive(in_slot(posted_), result(posted_), part(posted_).size(), parent_);
+      receive(request_in(posted_), result_buffer(posted_), part(posted_).size(), parent_);
   }
 
   void fill(std::uint64_t) override {}
@@ -71,21 +71,21 @@ class BroadcastWork final : public HostPipeline {
     if (!root_) return true;
     if (!result_free(round)) return false;
     const Range all = part(round);
-    copy_bytes(result(round), in_.data() + all.begin, all.size());
-    pass_on(round);
+    copy_bytes(result_buffer(round), in_.data() + all.begin, all.size());
+    send_on(round);
     return true;
   }
 
   bool settle(std::uint64_t round) override {
     if (root_ || !drives_) return true;
-    if (posted_ <= round || !idle(in_slot(round))) return false;
-    pass_on(round);
+    if (posted_ <= round || !idle(request_in(round))) return false;
+    send_on(round);
     return true;
   }
 
-  void take(std::uint64_t round) override {
+  void copy_out(std::uint64_t round) override {
     const Range all = part(round);
-    copy_bytes(out_.data() + all.begin, root_ ? in_.data() + all.begin : result(round), all.size());
+    copy_bytes(out_.data() + all.begin, root_ ? in_.data() + all.begin : result_buffer(round), all.size());
   }
 
   const int root_host_;
@@ -98,7 +98,7 @@ class BroadcastWork final : public HostPipeline {
 
 }  // namespace
 
-std::unique_ptr<Work> make_broadcast(std::shared_ptr<ChannelContext> host,
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<HostChannelState> host,
                                      const Collective& collective, std::span<const std::byte> in,
                                      std::span<std::byte> out) {
   return std::make_unique<BroadcastWork>(std::move(host), collective, in, out);

@@ -14,19 +14,19 @@ namespace {
 ///   host 0         reduces its members' slices                          --partial--> host 1
 ///   hosts between  continue the partial reduction with their members'   --partial--> next
 ///   last host      does the same, scales and rounds: that is the result --result--> host before
-///   hosts between  put the result into their segment and pass it on     --result--> host before
+///   hosts between  put the result into their segment and send it on     --result--> host before
 ///
-/// So every element is reduced once, in one order, and rounded once. Many rounds are under way at
-/// the same time, and the two directions of a link are both in use. Source: the pipelined chain, as
-/// in van de Geijn, "On global combine operations" (JPDC 22, 1994).
+/// So each element is reduced once, in one order, and rounded once. Many rounds are under way at the
+/// same time, so both directions of a link are in use. Source: the pipelined chain in van de Geijn,
+/// "On global combine operations" (JPDC 22, 1994).
 class ChainAllreduce final : public HostPipeline {
  public:
-  ChainAllreduce(std::shared_ptr<ChannelContext> shared, const Collective& collective,
+  ChainAllreduce(std::shared_ptr<HostChannelState> shared, const Collective& collective,
                  std::span<const std::byte> in, std::span<std::byte> out)
       : HostPipeline(std::move(shared), collective, in, out),
         partial_(partial_size(collective.dtype, collective.scale)),
-        // Never less than a line, as 64 bytes are 4 of the largest elements.
-        step_(std::max(kCacheLine, host().tuning.slot_bytes / std::max(partial_, element()) *
+        // At least a cache line, which holds 4 of the largest partial elements.
+        step_(std::max(kCacheLine, host().tuning.buffer_bytes / std::max(partial_, element()) *
                                        element() / kCacheLine * kCacheLine)),
         first_(plan().host == 0),
         last_(plan().host == plan().host_count() - 1),
@@ -45,17 +45,17 @@ class ChainAllreduce final : public HostPipeline {
     kResultOut = 2 * kDepth + kResults
   };
 
-  static std::size_t in_slot(std::uint64_t round) noexcept { return kPartialIn + round % kDepth; }
-  static std::size_t out_slot(std::uint64_t round) noexcept { return kPartialOut + round % kDepth; }
-  static std::size_t result_in_slot(std::uint64_t round) noexcept {
+  static std::size_t request_in(std::uint64_t round) noexcept { return kPartialIn + round % kDepth; }
+  static std::size_t request_out(std::uint64_t round) noexcept { return kPartialOut + round % kDepth; }
+  static std::size_t result_request_in(std::uint64_t round) noexcept {
     return kResultIn + round % kResults;
   }
-  static std::size_t result_out_slot(std::uint64_t round) noexcept {
+  static std::size_t result_request_out(std::uint64_t round) noexcept {
     return kResultOut + round % kResults;
   }
 
-  Range part(std::uint64_t round) const noexcept { return chunk_of(in_.size(), round, step_); }
-  /// Within the part: what this member, if it is a driver, works on.
+  Range part(std::uint64_t round) const noexcept { return round_part(in_.size(), round, step_); }
+  /// The range of the part that this driver works on. Empty on other members.
   Range slice(std::uint64_t round) const noexcept {
     return plan().drives() ? slice_of(part(round).size(), plan().index) : Range{};
   }
@@ -69,8 +69,8 @@ class ChainAllreduce final : public HostPipeline {
     return segment::slice_of(bytes, static_cast<std::size_t>(driver),
                              static_cast<std::size_t>(plan().drivers));
   }
-  /// In the messages' buffer, by the slot of the request.
-  std::byte* staged(std::size_t slot) noexcept { return staging_ + slot * staged_bytes(); }
+  /// Memory of a partial slice in the message buffer, by the index of its request.
+  std::byte* staged(std::size_t request) noexcept { return staging_ + request * staged_bytes(); }
 
   void start() override {
     requests().reset(2 * kDepth + 2 * kResults);
@@ -81,71 +81,71 @@ class ChainAllreduce final : public HostPipeline {
     if (previous_ >= 0) {
       for (; partials_posted_ < rounds_ && partials_posted_ < reduced() + kDepth;
            ++partials_posted_) {
-        const std::size_t slot = in_slot(partials_posted_);
-        receive(slot, staged(slot), partial_bytes(partials_posted_), previous_);
+        const std::size_t request = request_in(partials_posted_);
+        receive(request, staged(request), partial_bytes(partials_posted_), previous_);
       }
     }
     if (next_ < 0) return;
     for (; results_posted_ < rounds_ && result_free(results_posted_); ++results_posted_) {
       const Range own = slice(results_posted_);
-      receive(result_in_slot(results_posted_), result(results_posted_) + own.begin, own.size(),
+      receive(result_request_in(results_posted_), result_buffer(results_posted_) + own.begin, own.size(),
               next_);
     }
   }
 
-  // What a member reduces itself it reads from where it is.
+  // A member reads its own slice from its tensor.
   void fill(std::uint64_t round) override {
     const Range all = part(round);
     const Range own = slice(round);
     const std::byte* const from = in_.data() + all.begin;
-    segment::copy_around(input(round, plan().index), from, all.size(), own);
+    segment::copy_around(input_buffer(round, plan().index), from, all.size(), own);
   }
 
   bool reduce(std::uint64_t round) override {
     const Range own = slice(round);
     if (own.empty()) return true;
-    if (!inputs_here(round)) return false;
-    if (previous_ >= 0 && (partials_posted_ <= round || !idle(in_slot(round)))) return false;
-    return last_ ? reduce_finally(round) : reduce_and_pass_on(round);
+    if (!inputs_filled(round)) return false;
+    if (previous_ >= 0 && (partials_posted_ <= round || !idle(request_in(round)))) return false;
+    return last_ ? reduce_last_stage(round) : reduce_and_send(round);
   }
 
-  bool reduce_and_pass_on(std::uint64_t round) {
-    // Beyond the window the next host would have to keep what it has not asked for yet.
-    if (round >= settled() + window_ || !idle(out_slot(round))) return false;
-    std::byte* const to = staged(out_slot(round));
+  bool reduce_and_send(std::uint64_t round) {
+    // Beyond the window the next host would have to store messages that it has no receive for yet.
+    if (round >= settled() + window_ || !idle(request_out(round))) return false;
+    std::byte* const to = staged(request_out(round));
     reduce_partly(stage(round, to));
-    send(out_slot(round), to, partial_bytes(round), next_);
+    send(request_out(round), to, partial_bytes(round), next_);
     return true;
   }
 
-  bool reduce_finally(std::uint64_t round) {
+  bool reduce_last_stage(std::uint64_t round) {
     if (!result_free(round)) return false;
-    reduce_last(stage(round, result(round) + slice(round).begin));
-    pass_back(round);
+    reduce_last(stage(round, result_buffer(round) + slice(round).begin));
+    send_back(round);
     return true;
   }
 
   bool settle(std::uint64_t round) override {
     if (next_ < 0 || slice(round).empty()) return true;
-    if (results_posted_ <= round || !idle(result_in_slot(round))) return false;
-    if (previous_ >= 0) pass_back(round);
+    if (results_posted_ <= round || !idle(result_request_in(round))) return false;
+    if (previous_ >= 0) send_back(round);
     return true;
   }
 
-  void take(std::uint64_t round) override {
+  void copy_out(std::uint64_t round) override {
     const Range all = part(round);
-    copy_bytes(out_.data() + all.begin, result(round), all.size());
+    copy_bytes(out_.data() + all.begin, result_buffer(round), all.size());
   }
 
-  bool sent(std::uint64_t round) const noexcept override { return idle(result_out_slot(round)); }
+  bool sent(std::uint64_t round) const noexcept override { return idle(result_request_out(round)); }
 
-  void pass_back(std::uint64_t round) {
+  void send_back(std::uint64_t round) {
     const Range own = slice(round);
-    send(result_out_slot(round), result(round) + own.begin, own.size(), previous_);
+    send(result_request_out(round), result_buffer(round) + own.begin, own.size(), previous_);
   }
 
   ReductionStage stage(std::uint64_t round, std::byte* to) noexcept {
-    return {.before = previous_ >= 0 ? staged(in_slot(round)) : nullptr,
+    return {.before = previous_ >= 0 ? staged(request_in(round)) : nullptr,
             .sources = sources(round),
             .destination = to,
             .count = static_cast<std::int64_t>(slice(round).size() / element()),
@@ -159,18 +159,18 @@ class ChainAllreduce final : public HostPipeline {
     for (int index = 0; index < plan().local_count(); ++index) {
       const bool mine = index == plan().index;
       host().sources.push_back(mine ? in_.data() + part(round).begin + own.begin
-                                    : input(round, index) + own.begin);
+                                    : input_buffer(round, index) + own.begin);
     }
     return host().sources;
   }
 
-  const std::size_t partial_;  ///< bytes of an element that is not reduced to the end
+  const std::size_t partial_;  ///< bytes of a partially reduced element
   const std::size_t step_;
   const bool first_;
   const bool last_;
   const std::uint64_t window_;
-  int previous_ = -1;  ///< the drivers of this index on the hosts beside this one; -1: none
-  int next_ = -1;
+  int previous_ = -1;  ///< driver of this index on the host before; -1: no such host
+  int next_ = -1;      ///< on the next host
   std::byte* staging_ = nullptr;
   std::uint64_t partials_posted_ = 0;
   std::uint64_t results_posted_ = 0;
@@ -178,7 +178,7 @@ class ChainAllreduce final : public HostPipeline {
 
 }  // namespace
 
-std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<ChannelContext> host,
+std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<HostChannelState> host,
                                            const Collective& collective,
                                            std::span<const std::byte> in,
                                            std::span<std::byte> out) {

@@ -11,34 +11,34 @@
 namespace hvd::hierarchical {
 namespace {
 
-/// Every member gets a piece of every member's input in each round: small allreduces, and
-/// allgather. One driver per host and round, each in its turn, puts the host's pieces into the
-/// result's slot, sends them to the other hosts, and receives theirs beside them. The pieces lie
-/// one after the other in the order of the plan: host by host.
+/// Small allreduces, and allgather: every member gets a piece of every member's input in each round.
+/// The drivers of a host take turns. The driver of a round copies the host's pieces into the result
+/// buffer, sends them to the other hosts, and receives their pieces into the same buffer. The pieces
+/// are adjacent, in the order of the plan: host by host.
 class DirectExchange : public HostPipeline {
  public:
-  /// @param sizes of each member's input, in bytes, by member
-  DirectExchange(std::shared_ptr<ChannelContext> shared, const Collective& collective,
+  /// @param sizes bytes of each member's input
+  DirectExchange(std::shared_ptr<HostChannelState> shared, const Collective& collective,
                  std::span<const std::byte> in, std::span<std::byte> out,
                  std::vector<std::size_t> sizes)
       : HostPipeline(std::move(shared), collective, in, out),
         sizes_(std::move(sizes)),
         most_(*std::max_element(sizes_.begin(), sizes_.end())),
-        step_(host().tuning.slot_bytes / sizes_.size() / kCacheLine * kCacheLine) {
+        step_(host().tuning.buffer_bytes / sizes_.size() / kCacheLine * kCacheLine) {
     rounds_ = rounds_of(most_, step_);
     for (const auto& members : plan().hosts)
       order_.insert(order_.end(), members.begin(), members.end());
   }
 
  protected:
-  /// A member's piece of a round, in its input.
+  /// The range of a member's input that a round moves.
   Range piece(std::uint64_t round, int member) const noexcept {
-    return chunk_of(sizes_[static_cast<std::size_t>(member)], round, step_);
+    return round_part(sizes_[static_cast<std::size_t>(member)], round, step_);
   }
-  /// Calls function(member, its piece of the round) for all, in the order of the plan.
+  /// Calls function(member, pointer to its piece) for all members, in the order of the plan.
   template <class Function>
   void for_each_piece(std::uint64_t round, const Function& function) {
-    const std::byte* at = result(round);
+    const std::byte* at = result_buffer(round);
     for (const int member : order_) {
       function(member, at);
       at += piece(round, member).size();
@@ -50,18 +50,18 @@ class DirectExchange : public HostPipeline {
     return static_cast<std::uint64_t>(plan().index) ==
            round % static_cast<std::uint64_t>(plan().drivers);
   }
-  std::size_t slot(std::uint64_t round, int other_host, bool outgoing) const noexcept {
+  std::size_t request_of(std::uint64_t round, int other_host, bool outgoing) const noexcept {
     const std::size_t pair = round % kResults * static_cast<std::size_t>(plan().host_count()) +
                              static_cast<std::size_t>(other_host);
     return 2 * pair + (outgoing ? 1 : 0);
   }
   bool all_idle(std::uint64_t round, bool outgoing) const noexcept {
     for (int other = 0; other < plan().host_count(); ++other) {
-      if (!idle(slot(round, other, outgoing))) return false;
+      if (!idle(request_of(round, other, outgoing))) return false;
     }
     return true;
   }
-  /// Where a host's pieces lie in the result's slot.
+  /// The range of a host's pieces in the result buffer.
   Range region(std::uint64_t round, int of_host) const noexcept {
     const auto bytes_of = [&](int first, int last) {
       std::size_t bytes = 0;
@@ -85,7 +85,7 @@ class DirectExchange : public HostPipeline {
       for (int distance = 1; distance < plan().host_count(); ++distance) {
         const int other = (plan().host + distance) % plan().host_count();
         const Range theirs = region(posted_, other);
-        receive(slot(posted_, other, false), result(posted_) + theirs.begin, theirs.size(),
+        receive(request_of(posted_, other, false), result_buffer(posted_) + theirs.begin, theirs.size(),
                 peer(posted_, other));
       }
     }
@@ -93,23 +93,23 @@ class DirectExchange : public HostPipeline {
 
   void fill(std::uint64_t round) final {
     const Range own = piece(round, plan().member(plan().host, plan().index));
-    copy_bytes(input(round, plan().index), in_.data() + own.begin, own.size());
+    copy_bytes(input_buffer(round, plan().index), in_.data() + own.begin, own.size());
   }
 
-  // What is received is written at the same time, beside it.
+  // Receives may write to the other hosts' regions of the result buffer at the same time.
   bool reduce(std::uint64_t round) final {
     if (!drives(round)) return true;
-    if (posted_ <= round || !inputs_here(round)) return false;
+    if (posted_ <= round || !inputs_filled(round)) return false;
     const Range ours = region(round, plan().host);
-    std::byte* to = result(round) + ours.begin;
+    std::byte* to = result_buffer(round) + ours.begin;
     for (int index = 0; index < plan().local_count(); ++index) {
       const std::size_t bytes = piece(round, plan().member(plan().host, index)).size();
-      copy_bytes(to, input(round, index), bytes);
+      copy_bytes(to, input_buffer(round, index), bytes);
       to += bytes;
     }
     for (int distance = 1; distance < plan().host_count(); ++distance) {
       const int other = (plan().host + distance) % plan().host_count();
-      send(slot(round, other, true), result(round) + ours.begin, ours.size(), peer(round, other));
+      send(request_of(round, other, true), result_buffer(round) + ours.begin, ours.size(), peer(round, other));
     }
     return true;
   }
@@ -130,16 +130,16 @@ class DirectExchange : public HostPipeline {
   std::uint64_t posted_ = 0;
 };
 
-/// One round. Every member reduces all inputs by itself, in the order in which the chain does it.
+/// One round. Every member reduces all inputs by itself, in the same order as ChainAllreduce.
 class ExchangeAllreduce final : public DirectExchange {
  public:
-  ExchangeAllreduce(std::shared_ptr<ChannelContext> shared, const Collective& collective,
+  ExchangeAllreduce(std::shared_ptr<HostChannelState> shared, const Collective& collective,
                     std::span<const std::byte> in, std::span<std::byte> out, std::size_t members)
       : DirectExchange(std::move(shared), collective, in, out,
                        std::vector<std::size_t>(members, in.size())) {}
 
  private:
-  void take(std::uint64_t round) override {
+  void copy_out(std::uint64_t round) override {
     host().sources.clear();
     for_each_piece(round, [this](int, const std::byte* input) { host().sources.push_back(input); });
     hvd::reduce(host().sources, out_.data(), collective_.count, collective_.dtype, collective_.op,
@@ -149,7 +149,7 @@ class ExchangeAllreduce final : public DirectExchange {
 
 class AllgatherWork final : public DirectExchange {
  public:
-  AllgatherWork(std::shared_ptr<ChannelContext> shared, const Collective& collective,
+  AllgatherWork(std::shared_ptr<HostChannelState> shared, const Collective& collective,
                 std::span<const std::byte> in, std::span<std::byte> out,
                 std::vector<std::size_t> sizes)
       : DirectExchange(std::move(shared), collective, in, out, sizes) {
@@ -157,7 +157,7 @@ class AllgatherWork final : public DirectExchange {
   }
 
  private:
-  void take(std::uint64_t round) override {
+  void copy_out(std::uint64_t round) override {
     for_each_piece(round, [&](int member, const std::byte* from) {
       const Range own = piece(round, member);
       copy_bytes(out_.data() + begins_[static_cast<std::size_t>(member)] + own.begin, from,
@@ -165,12 +165,12 @@ class AllgatherWork final : public DirectExchange {
     });
   }
 
-  std::vector<std::size_t> begins_;  ///< of each member's block in `out`
+  std::vector<std::size_t> begins_;  ///< offset of each member's block in `out`
 };
 
 }  // namespace
 
-std::unique_ptr<Work> make_exchange_allreduce(std::shared_ptr<ChannelContext> host,
+std::unique_ptr<Work> make_exchange_allreduce(std::shared_ptr<HostChannelState> host,
                                               const Collective& collective,
                                               std::span<const std::byte> in,
                                               std::span<std::byte> out) {
@@ -179,7 +179,7 @@ std::unique_ptr<Work> make_exchange_allreduce(std::shared_ptr<ChannelContext> ho
   return std::make_unique<ExchangeAllreduce>(std::move(host), collective, in, out, members);
 }
 
-std::unique_ptr<Work> make_allgather(std::shared_ptr<ChannelContext> host,
+std::unique_ptr<Work> make_allgather(std::shared_ptr<HostChannelState> host,
                                      const Collective& collective, std::span<const std::byte> in,
                                      std::span<std::byte> out) {
   std::vector<std::size_t> sizes;

@@ -13,18 +13,18 @@
 namespace hvd::hierarchical {
 namespace {
 
-/// Above that of `mpi` and below shm's; these two are never asked for the same set.
+/// Higher than the score of the flat backend. This backend and shm never serve the same set.
 constexpr int kScore = 15;
-/// A job with more process sets across hosts than this may find /dev/shm full, and says so.
+/// With more process sets across hosts than this, /dev/shm may be full. Opening a channel then fails.
 constexpr std::size_t kSetsToExpect = 4;
 
-segment::SlotLayout layout_of(const HierarchicalTuning& tuning) noexcept {
-  return {.slot_bytes = tuning.slot_bytes, .results = kResults};
+segment::BufferLayout layout_of(const HierarchicalTuning& tuning) noexcept {
+  return {.buffer_bytes = tuning.buffer_bytes, .results = kResults};
 }
 
 class HierarchicalChannel final : public Channel {
  public:
-  explicit HierarchicalChannel(std::shared_ptr<ChannelContext> host) : host_(std::move(host)) {}
+  explicit HierarchicalChannel(std::shared_ptr<HostChannelState> host) : host_(std::move(host)) {}
 
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
@@ -41,7 +41,7 @@ class HierarchicalChannel final : public Channel {
   void abort() noexcept override { host_->abandon(); }
 
  private:
-  const std::shared_ptr<ChannelContext> host_;
+  const std::shared_ptr<HostChannelState> host_;
 };
 
 }  // namespace
@@ -51,13 +51,13 @@ HierarchicalBackend::HierarchicalBackend(std::shared_ptr<message::Carrier> carri
                                          const HierarchicalTuning& tuning)
     : carrier_(std::move(carrier)), node_(std::move(node)), tuning_(tuning) {
   constexpr std::size_t kLargestSlot = std::size_t{1} << 30;
-  const bool valid = tuning.slot_bytes >= kCacheLine && tuning.slot_bytes <= kLargestSlot &&
-                     tuning.slot_bytes % kCacheLine == 0 &&
-                     tuning.small_bytes <= tuning.slot_bytes / 2 && tuning.smallest_slice > 0;
+  const bool valid = tuning.buffer_bytes >= kCacheLine && tuning.buffer_bytes <= kLargestSlot &&
+                     tuning.buffer_bytes % kCacheLine == 0 &&
+                     tuning.small_bytes <= tuning.buffer_bytes / 2 && tuning.smallest_slice > 0;
   if (!valid) {
     throw UsageError(
-        "HierarchicalTuning: a slot is a multiple of 64 bytes up to 1 GiB, small_bytes at most "
-        "half of it, and a slice not empty");
+        "HierarchicalTuning: expected buffer_bytes a multiple of 64 up to 1 GiB, small_bytes at "
+        "most half of it, and smallest_slice above 0");
   }
 }
 
@@ -72,9 +72,9 @@ int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec
                      collective.kind == OpKind::kAllgather || collective.kind == OpKind::kBroadcast;
   if (!known || spec.device.type != DeviceType::kCpu || collective.op == ReduceOp::kAdasum)
     return 0;
-  if (spec.ranks.size() * kCacheLine > tuning_.slot_bytes)
-    return 0;  // a slot is shared out among all members
-  // Asked for every batch that is negotiated: once through the members.
+  if (spec.ranks.size() * kCacheLine > tuning_.buffer_bytes)
+    return 0;  // the members divide a buffer into parts of at least a cache line
+  // Called for every negotiated batch, so it passes over the members once.
   std::vector<bool> used(topology.host_names.size());
   std::size_t hosts = 0;
   for (const int rank : spec.ranks) {
@@ -88,21 +88,21 @@ int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec
 
 std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peers& peers) {
   HierarchicalTuning tuning = tuning_;
-  // A small allreduce goes in one round.
-  tuning.slot_bytes = segment::slot_bytes_for(
-      spec.instance, tuning_.slot_bytes,
+  // A buffer must hold a small allreduce, which takes one round.
+  tuning.buffer_bytes = segment::buffer_bytes_for(
+      spec.instance, tuning_.buffer_bytes,
       std::max(2 * tuning_.small_bytes / kCacheLine * kCacheLine, spec.ranks.size() * kCacheLine));
   const int most_drivers =
-      static_cast<int>(std::max<std::size_t>(1, tuning.slot_bytes / tuning.smallest_slice));
+      static_cast<int>(std::max<std::size_t>(1, tuning.buffer_bytes / tuning.smallest_slice));
   HostPlan plan = make_plan(node_->topology(), spec.ranks, spec.set_rank, most_drivers);
-  segment::Membership here{
+  segment::SegmentMembers here{
       .name = node_->name_prefix() + "-hosts" + segment::ChannelSegment::suffix(spec),
       .member = static_cast<std::size_t>(plan.index)};
   for (const int member : plan.local())
     here.ranks.push_back(spec.ranks[static_cast<std::size_t>(member)]);
   auto messages = std::make_shared<message::ChannelMessages>(carrier_, spec, peers);
-  // Not by make_shared: a segment cannot be moved.
-  std::shared_ptr<ChannelContext> host(new ChannelContext{
+  // make_shared() would have to move the segment.
+  std::shared_ptr<HostChannelState> host(new HostChannelState{
       std::move(plan), tuning, segment::ChannelSegment(std::move(here), layout_of(tuning), peers),
       std::move(messages)});
   return std::make_unique<HierarchicalChannel>(std::move(host));

@@ -15,37 +15,38 @@ class Carrier;
 
 namespace hvd::hierarchical {
 
-/// How tensors are cut. Must be the same on every rank.
+/// Sizes of buffers and messages. Must be the same on every rank, except for call_bytes.
 struct HierarchicalTuning {
-  /// Of each member's part of its host's segment: what a round moves at most. A multiple of 64.
-  std::size_t slot_bytes = 256 << 10;
-  /// An allreduce is shared as it is, and reduced by every member, while a member gets no more than
-  /// this. At most half a slot.
+  /// Size of an input or result buffer in the host's segment, which limits a round. A multiple of 64.
+  std::size_t buffer_bytes = 256 << 10;
+  /// An allreduce in which a member receives at most this many bytes is sent whole, and every member
+  /// reduces it. At most half a buffer.
   std::size_t small_bytes = 64 << 10;
-  /// There are no more drivers than slices of this size in a slot: below it messages cost more than
-  /// they bring.
+  /// Limits the number of drivers to the slices of this size in a buffer. Smaller slices cost more
+  /// for messages than they save.
   std::size_t smallest_slice = 16 << 10;
-  /// Approximate bytes that one call of Work::progress() reads or copies. May differ by rank.
+  /// Approximate number of bytes that one call of Work::progress() reads or copies.
   std::size_t call_bytes = kBytesPerCall;
 };
 
-/// Collectives of ranks on several hosts: shared memory inside a host, and between hosts
-/// messages of each byte once per host instead of once per rank. Each element is reduced once, in
-/// the order of the hosts and then of the ranks; where the ranks of every host are consecutive that
-/// is rank order, and the bits are those of the other backends. See
-/// docs/decisions/0013-hierarchical.md. Threading: as hvd::Backend says.
+/// Collectives of ranks on several hosts. They use shared memory inside a host, and send each byte
+/// between hosts once per host instead of once per rank. Each element is reduced once, in the order
+/// of the hosts and then of the ranks. If the ranks of every host are consecutive, this is rank
+/// order, and the results have the same bits as those of the other backends. See
+/// docs/decisions/0013-hierarchical.md. Threading: see hvd::Backend.
 class HierarchicalBackend final : public Backend {
  public:
-  /// @param node of a job whose hosts all share memory among their ranks
+  /// @param node of a job in which the ranks of every host share memory
+  /// @throws UsageError for an invalid tuning
   HierarchicalBackend(std::shared_ptr<message::Carrier>, std::shared_ptr<const host::Node> node,
                       const HierarchicalTuning& tuning = {});
-  /// What the channels of a job with this many ranks on a host take of its /dev/shm, with room for
-  /// some process sets.
+  /// Bytes of /dev/shm that the channels of a job with this many ranks on a host need, for a few
+  /// process sets.
   static std::size_t wanted_shared_memory(int local_size) noexcept;
 
   std::string_view name() const noexcept override { return "hierarchical"; }
-  /// Allreduce, allgather and broadcast of members on two or more hosts, of which two or more share
-  /// one.
+  /// Serves allreduce, allgather and broadcast of members on two or more hosts, if at least two
+  /// members share a host.
   int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override;
   std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override;
 

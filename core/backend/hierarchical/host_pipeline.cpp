@@ -6,22 +6,22 @@
 namespace hvd::hierarchical {
 namespace {
 
-using segment::Phase;
+using segment::RoundPhase;
 using segment::PhaseRule;
 using State = segment::ChannelSegment::MemberState;
 
-// Where no rule says what a phase waits for, the work does: it depends on messages, and on whether
-// the member has a share in the round.
+// If a rule has no counter to wait for, the Work decides: it depends on messages, and on whether the
+// member has a share in the round.
 constexpr PhaseRule kRules[] = {
-    {Phase::kFill, &State::filled, &State::reduced, segment::ChannelSegment::kInputs},
-    {Phase::kReduce, &State::reduced},
-    {Phase::kSettle, &State::settled},
-    {Phase::kTake, nullptr, &State::settled},
-    {Phase::kRelease, &State::released}};
+    {RoundPhase::kFill, &State::filled, &State::reduced, segment::ChannelSegment::kInputs},
+    {RoundPhase::kReduce, &State::reduced},
+    {RoundPhase::kSettle, &State::settled},
+    {RoundPhase::kCopyOut, nullptr, &State::settled},
+    {RoundPhase::kRelease, &State::released}};
 
 }  // namespace
 
-HostPipeline::HostPipeline(std::shared_ptr<ChannelContext> host, const Collective& collective,
+HostPipeline::HostPipeline(std::shared_ptr<HostChannelState> host, const Collective& collective,
                            std::span<const std::byte> in, std::span<std::byte> out)
     : MessageWork(host->messages),
       collective_(collective),
@@ -34,7 +34,7 @@ HostPipeline::~HostPipeline() {
   if (requests().in_flight() > 0) host_->abandon();
 }
 
-bool HostPipeline::inputs_here(std::uint64_t round) const noexcept {
+bool HostPipeline::inputs_filled(std::uint64_t round) const noexcept {
   return pipeline_.reached(&State::filled, round);
 }
 
@@ -42,35 +42,36 @@ bool HostPipeline::result_free(std::uint64_t round) const noexcept {
   return pipeline_.reached(&State::released, round, kResults);
 }
 
-// A round on a host of three members, two of which are drivers. `*` is a wait for all of the host,
-// `~` one for messages:
+// A round on a host of three members, two of which are drivers. `*` is a wait for all members of the
+// host, `~` a wait for messages:
 //
-//   member 0   fill -*-> reduce -~-> settle -*-> take -~-> release
-//   member 1   fill -*-> reduce -~-> settle -*-> take -~-> release
-//   member 2   fill ---> reduce ---> settle -*-> take ---> release     no driver: nothing to do
-//                          |                                  |
-//                          |                                  +-> the result's slot, kResults later
+//   member 0   fill -*-> reduce -~-> settle -*-> copy_out -~-> release
+//   member 1   fill -*-> reduce -~-> settle -*-> copy_out -~-> release
+//   member 2   fill ---> reduce ---> settle -*-> copy_out ---> release     no driver: no messages
+//                          |                                      |
+//                          |                                      +-> the result buffer is free,
+//                          |                                          kResults rounds later
 //                          +-> fill, kInputs rounds later
 //
-//   fill      copies the member's input into its slot
-//   reduce    a driver reduces its slice of the host's inputs and passes it on
-//   settle    a driver's slice of the result has come, and lies in the result's slot
-//   take      copies the result out
-//   release   the messages that a driver has sent from the result's slot have gone
+//   fill       copies the member's input into its input buffer
+//   reduce     a driver reduces its slice of the host's inputs and sends it
+//   settle     a driver's slice of the result is in the result buffer
+//   copy_out   copies the result out
+//   release    the messages that a driver has sent from the result buffer have completed
 //
-bool HostPipeline::run(Phase phase, std::uint64_t round) {
+bool HostPipeline::run(RoundPhase phase, std::uint64_t round) {
   switch (phase) {
-    case Phase::kFill:
+    case RoundPhase::kFill:
       fill(round);
       return true;
-    case Phase::kReduce:
+    case RoundPhase::kReduce:
       return reduce(round);
-    case Phase::kSettle:
+    case RoundPhase::kSettle:
       return settle(round);
-    case Phase::kTake:
-      take(round);
+    case RoundPhase::kCopyOut:
+      copy_out(round);
       return true;
-    case Phase::kRelease:
+    case RoundPhase::kRelease:
       return sent(round);
   }
   return false;
@@ -83,11 +84,11 @@ bool HostPipeline::step() {
     start();
   }
   static_cast<void>(messages().test());
-  // The other members' share of a round is no larger than this one's.
+  // An upper limit of the bytes that any phase of a round moves.
   const std::size_t phase_bytes =
-      std::min(host_->tuning.slot_bytes, std::max(in_.size(), out_.size()));
+      std::min(host_->tuning.buffer_bytes, std::max(in_.size(), out_.size()));
   std::size_t worked = 0;
-  const auto run_phase = [&](Phase phase, std::uint64_t round) { return run(phase, round); };
+  const auto run_phase = [&](RoundPhase phase, std::uint64_t round) { return run(phase, round); };
   for (post(); pipeline_.advance(run_phase); post()) {
     messages().keep_going();
     worked += phase_bytes;
@@ -96,11 +97,11 @@ bool HostPipeline::step() {
     break;
   }
   pipeline_.ring();
-  // The messages' buffer, too, is used again by the next collective.
+  // The next collective reuses the message buffer too.
   return requests().in_flight() == 0 && pipeline_.finish();
 }
 
-std::unique_ptr<Work> make_work(std::shared_ptr<ChannelContext> host, const Collective& collective,
+std::unique_ptr<Work> make_work(std::shared_ptr<HostChannelState> host, const Collective& collective,
                                 std::span<const std::byte> in, std::span<std::byte> out) {
   switch (collective.kind) {
     case OpKind::kBroadcast:

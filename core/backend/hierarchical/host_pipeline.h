@@ -15,110 +15,110 @@
 
 namespace hvd::hierarchical {
 
-using segment::chunk_of;
+using segment::round_part;
 using segment::copy_bytes;
 using segment::Range;
 using segment::rounds_of;
 
-/// Rounds whose results are in a host's segment at the same time.
+/// Rounds that have a result buffer in a host's segment at the same time.
 inline constexpr std::uint64_t kResults = 4;
 
-/// What a channel and its Works share.
-struct ChannelContext {
+/// State that a channel shares with its Works.
+struct HostChannelState {
   HostPlan plan;
   HierarchicalTuning tuning;
   segment::ChannelSegment segment;                     ///< of the members on this host
   std::shared_ptr<message::ChannelMessages> messages;  ///< peers are members of the whole set
   std::vector<const std::byte*> sources = {};          ///< for the kernels
 
-  /// A Work was dropped before it completed, or will be. What messages were given of the segment
-  /// stays mapped while the carrier may touch it.
+  /// Ends the channel because a Work was dropped before it completed, or will be. The segment stays
+  /// mapped while the carrier may access it.
   void abandon() noexcept {
     if (messages->abandon() == message::TakenBack::kNever) segment.keep_mapped();
   }
-  ~ChannelContext() {
+  ~HostChannelState() {
     if (!messages->settle()) segment.keep_mapped();
   }
 };
 
-/// A pipelined collective inside and between hosts: see run() for the phases. A member without a
-/// share in a round passes reduce and settle at once. Who writes to a result's slot asks
-/// result_free() first.
+/// A pipelined collective inside and between hosts. See run() for the phases. A member that has no
+/// share in a round passes reduce and settle at once. A subclass checks result_free() before it
+/// writes to a result buffer.
 ///
-/// Messages are given slots and the messages' buffer only, never a tensor.
+/// Messages read and write the segment's buffers and the channel's message buffer, never a tensor.
 class HostPipeline : public message::MessageWork {
  public:
-  HostPipeline(std::shared_ptr<ChannelContext>, const Collective&, std::span<const std::byte> in,
+  HostPipeline(std::shared_ptr<HostChannelState>, const Collective&, std::span<const std::byte> in,
                std::span<std::byte> out);
   ~HostPipeline() override;
 
  protected:
   bool step() final;
 
-  /// Once, before anything else: reserves memory and slots for requests.
+  /// Called once, first. Reserves memory and entries of the request table.
   virtual void start() = 0;
-  /// Receives what there is room for.
+  /// Starts the receives whose buffers are free.
   virtual void post() = 0;
   virtual void fill(std::uint64_t round) = 0;
-  /// False: not yet.
+  /// Both return false if the round cannot go on yet.
   virtual bool reduce(std::uint64_t round) = 0;
   virtual bool settle(std::uint64_t round) = 0;
-  virtual void take(std::uint64_t round) = 0;
+  virtual void copy_out(std::uint64_t round) = 0;
+  /// The messages that this member has sent from the result buffer have completed.
   virtual bool sent(std::uint64_t round) const noexcept = 0;
 
-  ChannelContext& host() noexcept { return *host_; }
+  HostChannelState& host() noexcept { return *host_; }
   const HostPlan& plan() const noexcept { return host_->plan; }
   message::RequestTable& requests() noexcept { return host_->messages->requests(); }
-  bool idle(std::size_t slot) const noexcept { return host_->messages->requests().idle(slot); }
+  bool idle(std::size_t request) const noexcept { return host_->messages->requests().idle(request); }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
-  /// Rounds of this collective that this member has got through.
-  std::uint64_t reduced() const noexcept { return pipeline_.done(segment::Phase::kReduce); }
-  std::uint64_t settled() const noexcept { return pipeline_.done(segment::Phase::kSettle); }
+  /// Rounds of this collective that this member has reduced, and settled.
+  std::uint64_t reduced() const noexcept { return pipeline_.done(segment::RoundPhase::kReduce); }
+  std::uint64_t settled() const noexcept { return pipeline_.done(segment::RoundPhase::kSettle); }
 
-  std::byte* input(std::uint64_t round, int index) noexcept {
+  std::byte* input_buffer(std::uint64_t round, int index) noexcept {
     return host_->segment.input(pipeline_.number(round), static_cast<std::size_t>(index));
   }
-  std::byte* result(std::uint64_t round) noexcept {
+  std::byte* result_buffer(std::uint64_t round) noexcept {
     return host_->segment.result(pipeline_.number(round));
   }
-  /// All members of the host have filled their slots.
-  bool inputs_here(std::uint64_t round) const noexcept;
-  /// All members have released what the result's slot held kResults rounds ago.
+  /// All members of the host have filled their input buffers.
+  bool inputs_filled(std::uint64_t round) const noexcept;
+  /// All members have released the round that used the same result buffer before.
   bool result_free(std::uint64_t round) const noexcept;
 
-  void send(std::size_t slot, const std::byte* from, std::size_t bytes, int member) {
-    if (bytes > 0) messages().send(slot, {from, bytes}, member, message::kHierarchicalBackendKind);
+  void send(std::size_t request, const std::byte* from, std::size_t bytes, int member) {
+    if (bytes > 0) messages().send(request, {from, bytes}, member, message::kHierarchicalBackendKind);
   }
-  void receive(std::size_t slot, std::byte* to, std::size_t bytes, int member) {
-    if (bytes > 0) messages().receive(slot, {to, bytes}, member, message::kHierarchicalBackendKind);
+  void receive(std::size_t request, std::byte* to, std::size_t bytes, int member) {
+    if (bytes > 0) messages().receive(request, {to, bytes}, member, message::kHierarchicalBackendKind);
   }
 
   const Collective collective_;
   const std::span<const std::byte> in_;
   const std::span<std::byte> out_;
-  std::uint64_t rounds_ = 0;  ///< of this collective; the same on every member of the set
+  std::uint64_t rounds_ = 0;  ///< of this collective, on every member of the set
 
  private:
-  bool run(segment::Phase phase, std::uint64_t round);
+  bool run(segment::RoundPhase phase, std::uint64_t round);
 
-  const std::shared_ptr<ChannelContext> host_;
+  const std::shared_ptr<HostChannelState> host_;
   segment::Pipeline pipeline_;
   bool started_ = false;
 };
 
-/// hvd::Collective says what `in` and `out` hold for each kind; allreduce, broadcast and allgather
-/// only.
-std::unique_ptr<Work> make_work(std::shared_ptr<ChannelContext>, const Collective&,
+/// For allreduce, broadcast and allgather. See hvd::Collective for the contents of `in` and `out`.
+std::unique_ptr<Work> make_work(std::shared_ptr<HostChannelState>, const Collective&,
                                 std::span<const std::byte> in, std::span<std::byte> out);
 
-std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<ChannelContext>, const Collective&,
+std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<HostChannelState>, const Collective&,
                                            std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_exchange_allreduce(std::shared_ptr<ChannelContext>, const Collective&,
+std::unique_ptr<Work> make_exchange_allreduce(std::shared_ptr<HostChannelState>, const Collective&,
                                               std::span<const std::byte> in,
                                               std::span<std::byte> out);
-std::unique_ptr<Work> make_allgather(std::shared_ptr<ChannelContext>, const Collective&,
+std::unique_ptr<Work> make_allgather(std::shared_ptr<HostChannelState>, const Collective&,
                                      std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_broadcast(std::shared_ptr<ChannelContext>, const Collective&,
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<HostChannelState>, const Collective&,
                                      std::span<const std::byte> in, std::span<std::byte> out);
 
 }  // namespace hvd::hierarchical

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <vector>
 
@@ -7,13 +8,13 @@
 
 namespace hvd::hierarchical {
 
-/// Which members of a process set live together. Members are positions in the set.
+/// The members of a process set by host. A member is a position in the set.
 struct HostPlan {
-  /// Per host its members, ascending; hosts in the order of their first members.
+  /// The members of each host, ascending. The hosts are in the order of their first members.
   std::vector<std::vector<int>> hosts = {};
-  int host = 0;     ///< this rank's, an index into `hosts`
-  int index = 0;    ///< this rank's position among its host's members
-  int drivers = 1;  ///< members of every host that exchange data with other hosts; the first ones
+  int host = 0;     ///< index of this rank's host in `hosts`
+  int index = 0;    ///< this rank's position in local()
+  int drivers = 1;  ///< the first members of every host that exchange data with other hosts
 
   int host_count() const noexcept { return static_cast<int>(hosts.size()); }
   const std::vector<int>& local() const noexcept { return hosts[static_cast<std::size_t>(host)]; }
@@ -23,14 +24,51 @@ struct HostPlan {
   int member(int of_host, int at) const noexcept {
     return hosts[static_cast<std::size_t>(of_host)][static_cast<std::size_t>(at)];
   }
-  /// How many members the hosts before this one have: where its members begin in the order of the
-  /// reduction.
+  /// The number of members on the hosts before this one, which is the position of its first member
+  /// in the order of the reduction.
   int first_position(int of_host) const noexcept;
   int host_of(int member) const noexcept;
 };
 
 /// @param ranks world ranks of the set, ascending
-/// @param most_drivers at least 1; beyond the members of the smallest host there are none
-HostPlan make_plan(const Topology&, const std::vector<int>& ranks, int set_rank, int most_drivers);
+/// @param most_drivers at least 1; the smallest host's number of members limits it too
+inline HostPlan make_plan(const Topology& topology, const std::vector<int>& ranks, int set_rank,
+                   int most_drivers) {
+  HostPlan plan;
+  std::vector<int> place_of_host(topology.host_names.size(), -1);
+  for (int member = 0; member < static_cast<int>(ranks.size()); ++member) {
+    const int world_rank = ranks[static_cast<std::size_t>(member)];
+    int& place = place_of_host[static_cast<std::size_t>(
+        topology.host_of_rank[static_cast<std::size_t>(world_rank)])];
+    if (place < 0) {
+      place = plan.host_count();
+      plan.hosts.emplace_back();
+    }
+    std::vector<int>& members = plan.hosts[static_cast<std::size_t>(place)];
+    if (member == set_rank) {
+      plan.host = place;
+      plan.index = static_cast<int>(members.size());
+    }
+    members.push_back(member);
+  }
+  plan.drivers = most_drivers;
+  for (const auto& members : plan.hosts)
+    plan.drivers = std::min(plan.drivers, static_cast<int>(members.size()));
+  return plan;
+}
+
+inline int HostPlan::first_position(int of_host) const noexcept {
+  std::size_t before = 0;
+  for (int other = 0; other < of_host; ++other)
+    before += hosts[static_cast<std::size_t>(other)].size();
+  return static_cast<int>(before);
+}
+
+inline int HostPlan::host_of(int member) const noexcept {
+  const auto found = std::find_if(hosts.begin(), hosts.end(), [member](const auto& members) {
+    return std::binary_search(members.begin(), members.end(), member);
+  });
+  return static_cast<int>(found - hosts.begin());
+}
 
 }  // namespace hvd::hierarchical

@@ -7,24 +7,24 @@
 namespace hvd::segment {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free,
-              "rounds are shared between processes");
+              "processes share the counters");
 
-ChannelSegment::ChannelSegment(Membership membership, const SlotLayout& layout, Peers& peers,
-                               const NoteBytes& notes)
-    : name_(std::move(membership.name)),
-      ranks_(std::move(membership.ranks)),
-      member_(membership.member),
+ChannelSegment::ChannelSegment(SegmentMembers members, const BufferLayout& layout, Peers& peers,
+                               const InfoBytes& info)
+    : name_(std::move(members.name)),
+      ranks_(std::move(members.ranks)),
+      member_(members.member),
       layout_(layout),
       peers_(peers),
-      notes_(notes) {
+      initial_info_(info) {
   if (member_ != 0) return;
   adopt(size() == 1 ? SharedSegment::unshared(bytes()) : SharedSegment::create(name_, bytes()));
   ring_others();
 }
 
-std::size_t ChannelSegment::bytes(std::size_t members, const SlotLayout& layout) noexcept {
+std::size_t ChannelSegment::bytes(std::size_t members, const BufferLayout& layout) noexcept {
   return sizeof(Header) + members * sizeof(MemberState) +
-         (kInputs * members + layout.results) * layout.slot_bytes;
+         (kInputs * members + layout.results) * layout.buffer_bytes;
 }
 
 std::string ChannelSegment::suffix(const ChannelSpec& spec) {
@@ -36,9 +36,9 @@ void ChannelSegment::adopt(std::unique_ptr<SharedSegment> segment) noexcept {
   segment_ = std::move(segment);
   header_ = reinterpret_cast<Header*>(segment_->data());
   states_ = reinterpret_cast<MemberState*>(segment_->data() + sizeof(Header));
-  slots_ = segment_->data() + sizeof(Header) + size() * sizeof(MemberState);
-  states_[member_].notes = notes_;
-  // The last to arrive removes the name, so nothing is left behind from then on.
+  buffers_ = segment_->data() + sizeof(Header) + size() * sizeof(MemberState);
+  states_[member_].info = initial_info_;
+  // The last member to attach removes the name, so that no file is left behind.
   if (header_->attached.fetch_add(1) + 1 == size()) segment_->unlink();
 }
 
@@ -51,12 +51,13 @@ bool ChannelSegment::ready() {
     ring_others();
   }
   ready_ = header_->attached.load() == size();
-  if (ready_) segment_->unlink();  // which the last to arrive has done; this ends its maker's lock
+  // The last member has removed the name. This call releases the lock of the creator.
+  if (ready_) segment_->unlink();
   return ready_;
 }
 
 bool ChannelSegment::all_reached(Counter counter, std::uint64_t rounds) const noexcept {
-  HVD_EXPECT(ready_, "all members are here");
+  HVD_EXPECT(ready_, "all members have mapped it");
   for (std::size_t member = 0; member < size(); ++member) {
     if ((states_[member].*counter).load(std::memory_order_seq_cst) < rounds) return false;
   }
@@ -64,7 +65,7 @@ bool ChannelSegment::all_reached(Counter counter, std::uint64_t rounds) const no
 }
 
 bool ChannelSegment::other_reached(Counter counter, std::uint64_t rounds) const noexcept {
-  HVD_EXPECT(ready_, "all members are here");
+  HVD_EXPECT(ready_, "all members have mapped it");
   for (std::size_t member = 0; member < size(); ++member) {
     if (member != member_ && (states_[member].*counter).load(std::memory_order_seq_cst) >= rounds)
       return true;

@@ -10,77 +10,77 @@
 
 namespace hvd::segment {
 
-/// What a member does in a round, in this order. A pipeline may do without some of them.
+/// The phases of a round, in order. A pipeline may leave some of them out.
 ///
-///   kFill     puts its input into its slot
-///   kReduce   does what needs the members' inputs: reduces its share of them, or copies
-///   kSettle   its share of the result is in the result's slot
-///   kTake     copies the result out
-///   kRelease  needs nothing of the round any more
-enum class Phase : std::uint8_t { kFill, kReduce, kSettle, kTake, kRelease };
+///   kFill      the member copies its input into its input buffer
+///   kReduce    reduces its share of the members' inputs, or copies them
+///   kSettle    its share of the result is in the result buffer
+///   kCopyOut   copies the result out
+///   kRelease   no longer uses the round's buffers
+enum class RoundPhase : std::uint8_t { kFill, kReduce, kSettle, kCopyOut, kRelease };
 inline constexpr std::size_t kPhases = 5;
 
-/// When a round may go through a phase, and what the others learn of it.
+/// When a round may enter a phase, and which counter publishes its end.
 struct PhaseRule {
-  Phase phase = Phase::kFill;
-  /// Counts the rounds that have got through it; null: nobody waits for it.
+  RoundPhase phase = RoundPhase::kFill;
+  /// The counter of rounds that are through this phase; null: no member waits for it.
   ChannelSegment::Counter publishes = nullptr;
-  /// Every member must have published the round `behind` before this one here; null: the work alone
-  /// says when.
+  /// Every member must have published the round that is `behind` before this one; null: only the
+  /// Work decides.
   ChannelSegment::Counter waits_for = nullptr;
   std::uint64_t behind = 0;
 };
 /// In the order of the phases; the last one ends a round.
 using PhaseRules = std::span<const PhaseRule>;
 
-/// One collective's way through a segment: how many of its rounds this member has brought through
-/// each phase, and which may go on. What a phase does is the work's business.
+/// Counts the rounds of a collective that this member has brought through each phase, and selects
+/// the next phase to run. The Work implements the phases.
 ///
-/// Several rounds are under way at the same time, one behind the other:
+/// Several rounds are under way at the same time:
 ///
 ///   round 0   fill  reduce  take
 ///   round 1         fill    reduce  take
-///   round 2                 fill    reduce  take          a slot is used by every second round
+///   round 2                 fill    reduce  take          every second round uses the same buffer
 ///
-/// A rule is an arrow between members: reduce(r) needs fill(r) of all of them, fill(r) the release
-/// of round r - 2. There is nothing else between them, neither a lock nor a barrier, and no counter
-/// ever goes back.
+/// A rule is an arrow between members: reduce(r) needs fill(r) of all of them, and fill(r) needs the
+/// release of round r - 2. The members have no other synchronisation, neither a lock nor a barrier,
+/// and no counter ever decreases.
 ///
-/// Not thread-safe: the thread that drives the engine.
+/// Not thread-safe: only the thread that drives the engine uses it.
 class Pipeline {
  public:
   explicit Pipeline(ChannelSegment& segment) noexcept : segment_(segment) {}
 
-  /// A collective of so many rounds begins, behind the last one.
+  /// Begins a collective of `rounds` rounds after the previous one.
   void begin(PhaseRules rules, std::uint64_t rounds) noexcept;
-  /// While the collective runs, from a phase of a round: the same on every member in the same
-  /// round.
+  /// Both may be called from within a phase. Every member must make the same call in the same round.
   void set_rules(PhaseRules rules) noexcept { rules_ = rules; }
   void set_rounds(std::uint64_t rounds) noexcept { rounds_ = rounds; }
   std::uint64_t rounds() const noexcept { return rounds_; }
 
-  /// Brings one round through one phase, the last phase first: it frees what others wait for. Rings
-  /// before it runs a phase: others do not sleep while this member works.
-  /// @param run (phase, round) does what the phase is, or returns false: not yet
-  /// @return whether there was one
+  /// Brings one round through one phase. Tries the last phase first, because it frees buffers that
+  /// others wait for. Rings before it runs a phase, so that others do not sleep while this member
+  /// works.
+  /// @param run (phase, round) runs the phase; returns false if it cannot yet
+  /// @return whether a phase was run
   template <class Run>
   bool advance(const Run& run);
-  /// All rounds are through; then the segment's next collective begins behind them.
+  /// True once all rounds are through. The next collective of the segment then begins after them.
   bool finish() noexcept;
-  /// Rings the others if one may wait for what was done since the last call.
+  /// Rings the others if one of them may wait for a phase that ended since the last call.
   void ring() noexcept {
     if (std::exchange(awaited_, false)) segment_.ring_others();
   }
 
   /// Rounds that this member has brought through a phase.
-  std::uint64_t done(Phase phase) const noexcept { return done_[static_cast<std::size_t>(phase)]; }
-  /// Every member has published the round `behind` before this one.
+  std::uint64_t done(RoundPhase phase) const noexcept { return done_[static_cast<std::size_t>(phase)]; }
+  /// Every member has published the round that is `behind` before this one.
   bool reached(ChannelSegment::Counter counter, std::uint64_t round,
                std::uint64_t behind = 0) const noexcept {
     const std::uint64_t rounds = number(round) + 1;
     return rounds <= behind || segment_.all_reached(counter, rounds - behind);
   }
-  /// The number of a round of this collective among all of the segment's.
+  /// The number of a round of this collective among all rounds of the segment.
   std::uint64_t number(std::uint64_t round) const noexcept { return first_ + round; }
 
  private:
@@ -92,7 +92,7 @@ class Pipeline {
   std::uint64_t first_ = 0;  ///< the number of round 0
   std::uint64_t rounds_ = 0;
   std::array<std::uint64_t, kPhases> done_ = {};
-  bool awaited_ = false;  ///< others may wait for what this member has just done
+  bool awaited_ = false;  ///< others may wait for a phase that has just ended
 };
 
 template <class Run>
@@ -105,10 +105,49 @@ bool Pipeline::advance(const Run& run) {
     if (rule.waits_for != nullptr && !reached(rule.waits_for, round, rule.behind)) continue;
     ring();
     if (!run(rule.phase, round)) continue;
-    complete(rules_[at]);  // by the rules that hold now
+    complete(rules_[at]);  // `run` may have changed the rules
     return true;
   }
   return false;
+}
+
+inline void Pipeline::begin(PhaseRules rules, std::uint64_t rounds) noexcept {
+  rules_ = rules;
+  rounds_ = rounds;
+  first_ = segment_.next_round;
+  done_ = {};
+  awaited_ = false;
+}
+
+inline bool Pipeline::finish() noexcept {
+  const bool finished = done(rules_.back().phase) == rounds_;
+  if (finished) segment_.next_round = number(rounds_);
+  return finished;
+}
+
+inline void Pipeline::complete(const PhaseRule& rule) noexcept {
+  const std::uint64_t rounds = number(++done_[static_cast<std::size_t>(rule.phase)]);
+  if (rule.publishes == nullptr) return;
+  segment_.publish(rule.publishes, rounds);
+  awaited_ = awaited_ || awaited(rule.publishes, rounds);
+}
+
+// Note [Ring by the last member]
+//
+// A member only ever waits until every member has reached a round. So only the last member to reach
+// it has to ring. Every access is sequentially consistent. If two members are last at the same time,
+// at least one of them sees the other. Either this member sees that it is the last, or the others
+// see its counter before they sleep. Only a member that is ahead by as many rounds as there are
+// buffers waits for a buffer to become free, and such a member has published its counter before it
+// checks.
+inline bool Pipeline::awaited(ChannelSegment::Counter counter,
+                              std::uint64_t rounds) const noexcept {
+  if (!segment_.all_reached(counter, rounds)) return false;
+  for (const PhaseRule& rule : rules_) {
+    if (rule.waits_for == counter && rule.behind > 0)
+      return segment_.other_reached(rule.publishes, rounds + rule.behind - 1);
+  }
+  return true;
 }
 
 }  // namespace hvd::segment

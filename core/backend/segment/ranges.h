@@ -9,8 +9,8 @@
 
 #include "base/cache_line.h"
 
-/// How tensors are cut, in bytes. A collective goes in *rounds*; a round moves one *chunk* of a
-/// tensor; the members share the work of a chunk by *slices* of it.
+/// Parts of tensors, in bytes. A collective consists of rounds. A round moves one part of a tensor,
+/// and the members divide the work on that part into slices.
 namespace hvd::segment {
 
 struct Range {
@@ -21,26 +21,27 @@ struct Range {
   bool empty() const noexcept { return begin == end; }
 };
 
-/// The intersection of two ranges. An empty one has an arbitrary position.
+/// The intersection of two ranges. The position of an empty one is unspecified.
 inline Range common_part(Range one, Range other) noexcept {
   const std::size_t begin = std::max(one.begin, other.begin);
   return {begin, std::max(begin, std::min(one.end, other.end))};
 }
 
-/// What round `round` moves of a range in chunks of `step`; empty behind the last.
-inline Range chunk_of(Range all, std::uint64_t round, std::size_t step) noexcept {
+/// The part of a range that a round moves, at most `step` bytes. Empty after the last round.
+inline Range round_part(Range all, std::uint64_t round, std::size_t step) noexcept {
   const std::size_t begin = all.begin + std::min<std::size_t>(all.size(), round * step);
   return {begin, begin + std::min(step, all.end - begin)};
 }
-inline Range chunk_of(std::size_t bytes, std::uint64_t round, std::size_t step) noexcept {
-  return chunk_of(Range{0, bytes}, round, step);
+inline Range round_part(std::size_t bytes, std::uint64_t round, std::size_t step) noexcept {
+  return round_part(Range{0, bytes}, round, step);
 }
 inline std::uint64_t rounds_of(std::size_t bytes, std::size_t step) noexcept {
   return (bytes + step - 1) / step;
 }
 
-/// What member `index` of `members` works on of `bytes` bytes: whole cache lines, but for the last,
-/// so that no two write to one. All slices together are all bytes.
+/// The slice of `bytes` bytes that member `index` of `members` works on. Slices consist of whole
+/// cache lines, except for the last one, so that no two members write to one line. They cover all
+/// bytes.
 inline Range slice_of(std::size_t bytes, std::size_t index, std::size_t members) noexcept {
   const std::size_t lines = (bytes + kCacheLine - 1) / kCacheLine;
   const auto edge = [&](std::size_t at) {
@@ -49,7 +50,7 @@ inline Range slice_of(std::size_t bytes, std::size_t index, std::size_t members)
   return {edge(index), edge(index + 1)};
 }
 
-/// The blocks of these many elements, one behind the other.
+/// Adjacent blocks of `counts` elements each.
 inline std::vector<Range> blocks_of(std::span<const std::int64_t> counts, std::size_t element) {
   std::vector<Range> blocks;
   blocks.reserve(counts.size());
@@ -60,7 +61,7 @@ inline std::vector<Range> blocks_of(std::span<const std::int64_t> counts, std::s
   }
   return blocks;
 }
-/// Of the largest of them.
+/// Rounds of the largest block.
 inline std::uint64_t most_rounds(std::span<const Range> blocks, std::size_t step) noexcept {
   std::uint64_t most = 0;
   for (const Range& block : blocks) most = std::max(most, rounds_of(block.size(), step));
@@ -71,7 +72,7 @@ inline std::uint64_t most_rounds(std::span<const Range> blocks, std::size_t step
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
-/// All but `except` of `bytes` bytes: what others reduce, not what this member reduces itself.
+/// Copies all of `bytes` bytes but `except`, the slice that this member reduces itself.
 inline void copy_around(std::byte* to, const std::byte* from, std::size_t bytes,
                         Range except) noexcept {
   copy_bytes(to, from, except.begin);

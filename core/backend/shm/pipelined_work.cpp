@@ -11,30 +11,31 @@
 namespace hvd::shm {
 namespace {
 
-using segment::Phase;
+using segment::RoundPhase;
 using segment::PhaseRule;
 using State = segment::ChannelSegment::MemberState;
 
 constexpr std::uint64_t kInputs = segment::ChannelSegment::kInputs;
 
-// A slot is free once nobody needs what it held two rounds ago, and the result's slot with it.
-constexpr PhaseRule kFill = {Phase::kFill, &State::filled, &State::released, kInputs};
-// Every member reduces all for itself, or copies what it needs: nothing is left to be taken.
-constexpr PhaseRule kForOneself[] = {kFill, {Phase::kReduce, &State::released, &State::filled}};
-// Every member reduces a slice for all.
+// An input buffer is free once all members have released the round before the last, and so is the
+// result buffer.
+constexpr PhaseRule kFill = {RoundPhase::kFill, &State::filled, &State::released, kInputs};
+// Every member reduces everything by itself, or copies what it needs. There is no copy_out().
+constexpr PhaseRule kEachForItself[] = {kFill, {RoundPhase::kReduce, &State::released, &State::filled}};
+// Every member reduces a slice for all members.
 constexpr PhaseRule kForAll[] = {kFill,
-                                 {Phase::kReduce, &State::reduced, &State::filled},
-                                 {Phase::kTake, &State::released, &State::reduced}};
+                                 {RoundPhase::kReduce, &State::reduced, &State::filled},
+                                 {RoundPhase::kCopyOut, &State::released, &State::reduced}};
 
 }  // namespace
 
-PipelinedWork::PipelinedWork(std::shared_ptr<ChannelContext> context, const Collective& collective,
+PipelinedWork::PipelinedWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
                              std::span<const std::byte> in, std::span<std::byte> out)
     : collective_(collective),
       in_(in),
       out_(out),
-      context_(std::move(context)),
-      pipeline_(context_->segment()) {}
+      channel_(std::move(channel)),
+      pipeline_(channel_->segment()) {}
 
 bool PipelinedWork::again(std::span<const std::byte> in, std::span<std::byte> out) {
   in_ = in;
@@ -47,14 +48,14 @@ bool PipelinedWork::again(std::span<const std::byte> in, std::span<std::byte> ou
 
 void PipelinedWork::start() {
   offers_ = false;
-  const bool takes = prepare();
-  // How many rounds follow an offer is known once all members have made theirs.
-  pipeline_.begin(takes ? segment::PhaseRules(kForAll) : kForOneself, offers_ ? 1 : rounds_);
+  const bool copies_out = prepare();
+  // After an offer, choose_place() sets the number of rounds.
+  pipeline_.begin(copies_out ? segment::PhaseRules(kForAll) : kEachForItself, offers_ ? 1 : rounds_);
 }
 
-// What no other member looks at lies wherever one likes.
+// A tensor that no other member accesses may be anywhere.
 std::int64_t PipelinedWork::offset_of(std::span<const std::byte> tensor) const noexcept {
-  return tensor.empty() ? 0 : context_->offset_of(tensor.data(), tensor.size());
+  return tensor.empty() ? 0 : channel_->offset_of(tensor.data(), tensor.size());
 }
 
 void PipelinedWork::offer(std::span<const std::byte> in, std::span<const std::byte> out) noexcept {
@@ -64,11 +65,11 @@ void PipelinedWork::offer(std::span<const std::byte> in, std::span<const std::by
 }
 
 bool PipelinedWork::progress() {
-  if (!context_->ready()) return false;
+  if (!channel_->ready()) return false;
   if (!std::exchange(started_, true)) start();
   moved_ = false;
   worked_ = 0;
-  const auto run_phase = [this](Phase phase, std::uint64_t round) { return run(phase, round); };
+  const auto run_phase = [this](RoundPhase phase, std::uint64_t round) { return run(phase, round); };
   while (!enough() && pipeline_.advance(run_phase)) moved_ = true;
   moved_ = moved_ || worked_ > 0;
   if (moved_) ++moves_;
@@ -77,34 +78,34 @@ bool PipelinedWork::progress() {
   return done;
 }
 
-// A round among three members. Each arrow is a wait for all of them:
+// A round of three members. Each arrow is a wait for all of them:
 //
-//   member 0   fill --+--> reduce --+--> take --+--> the slots are free for round r + 2
-//   member 1   fill --+--> reduce --+--> take --+
-//   member 2   fill --+--> reduce --+--> take --+
+//   member 0   fill --+--> reduce --+--> copy_out --+--> the buffers are free for round r + 2
+//   member 1   fill --+--> reduce --+--> copy_out --+
+//   member 2   fill --+--> reduce --+--> copy_out --+
 //
-// Where every member reduces all for itself, or copies, there is no take: reduce frees the slots.
+// If every member reduces everything by itself, or copies, there is no copy_out: reduce frees the
+// buffers.
 //
-// With an offer (a tensor in an arena), the first round has no data if all made one, and otherwise
-// some has been skipped:
+// With offers (tensors in arenas), the first round has no data if at least one member made one:
 //
-//   all offer    fill_in_place --+--> reduce_in_place --+--> end: nobody works on the tensors here
-//   some offer   fill_in_place --+--> nothing: round 0 begins here, as above
+//   all offer    fill_in_place --+--> reduce_in_place --+--> end: no member accesses the tensors
+//   some offer   fill_in_place --+--> data round 0 begins here, as above
 //
-bool PipelinedWork::run(Phase phase, std::uint64_t round) {
+bool PipelinedWork::run(RoundPhase phase, std::uint64_t round) {
   switch (phase) {
-    case Phase::kFill:
+    case RoundPhase::kFill:
       fill_or_offer(round);
       break;
-    case Phase::kReduce:
-      if (offers_ && round == 0 && !in_place_) decide_on_places();
-      if (in_place_) return go_on_in_place();
+    case RoundPhase::kReduce:
+      if (offers_ && round == 0 && !in_place_) choose_place();
+      if (in_place_) return continue_in_place();
       return round < skipped_ || reduce(round - skipped_);
-    case Phase::kTake:
-      if (!in_place_ && round >= skipped_) take(round - skipped_);
+    case RoundPhase::kCopyOut:
+      if (!in_place_ && round >= skipped_) copy_out(round - skipped_);
       break;
-    case Phase::kSettle:
-    case Phase::kRelease:
+    case RoundPhase::kSettle:
+    case RoundPhase::kRelease:
       break;  // not in the rules
   }
   return true;
@@ -117,11 +118,11 @@ void PipelinedWork::fill_or_offer(std::uint64_t round) {
   offered_by(rank()) ? fill_in_place() : fill(0);
 }
 
-/// @return whether it is through
-bool PipelinedWork::go_on_in_place() {
+/// @return whether all bytes are processed
+bool PipelinedWork::continue_in_place() {
   const std::size_t all = bytes_in_place();
   const std::size_t step =
-      std::max(kCacheLine, context_->tuning().call_bytes / members() / kCacheLine * kCacheLine);
+      std::max(kCacheLine, channel_->tuning().call_bytes / members() / kCacheLine * kCacheLine);
   while (in_place_done_ < all && !enough()) {
     const Range part{in_place_done_, std::min(all, in_place_done_ + step)};
     reduce_in_place(part);
@@ -131,39 +132,41 @@ bool PipelinedWork::go_on_in_place() {
 }
 
 void PipelinedWork::reduce_to(std::span<std::byte* const> destinations, std::size_t bytes) {
-  reduce_to_all(context_->sources, destinations, elements(bytes), collective_.dtype, collective_.op,
+  reduce_to_all(channel_->sources, destinations, elements(bytes), collective_.dtype, collective_.op,
                 collective_.scale);
   worked_ += members() * bytes;
 }
 
 bool PipelinedWork::offered_by(std::size_t member) noexcept {
-  return input_at(member) >= 0 && output_at(member) >= 0 && context_->notes(member).reaches_all;
+  return input_at(member) >= 0 && output_at(member) >= 0 && channel_->info(member).reaches_all;
 }
 
-// All members have filled the first round and have said where their tensors lie.
-void PipelinedWork::decide_on_places() {
+// All members have filled the first round and published their offsets.
+void PipelinedWork::choose_place() {
   std::size_t offers = 0;
   for (std::size_t member = 0; member < members(); ++member) offers += offered_by(member) ? 1 : 0;
   in_place_ = offers == members();
-  if (in_place_) return pipeline_.set_rules(kForAll);  // others may still work on the tensors here
+  // With the rules of a copy_out() phase the Work ends after all members have finished, because they
+  // access the tensors of this member.
+  if (in_place_) return pipeline_.set_rules(kForAll);
   skipped_ = offers > 0 ? 1 : 0;
   pipeline_.set_rounds(rounds_ + skipped_);
 }
 
-std::unique_ptr<Work> make_work(std::shared_ptr<ChannelContext> context,
+std::unique_ptr<Work> make_work(std::shared_ptr<ShmChannelState> channel,
                                 const Collective& collective, std::span<const std::byte> in,
                                 std::span<std::byte> out) {
   switch (collective.kind) {
     case OpKind::kAllreduce:
-      return make_allreduce(std::move(context), collective, in, out);
+      return make_allreduce(std::move(channel), collective, in, out);
     case OpKind::kBroadcast:
-      return make_broadcast(std::move(context), collective, in, out);
+      return make_broadcast(std::move(channel), collective, in, out);
     case OpKind::kAllgather:
-      return make_allgather(std::move(context), collective, in, out);
+      return make_allgather(std::move(channel), collective, in, out);
     case OpKind::kReducescatter:
-      return make_reducescatter(std::move(context), collective, in, out);
+      return make_reducescatter(std::move(channel), collective, in, out);
     case OpKind::kAlltoall:
-      return make_alltoall(std::move(context), collective, in, out);
+      return make_alltoall(std::move(channel), collective, in, out);
     default:
       throw Error("shm: this backend has no " + std::string(to_string(collective.kind)));
   }

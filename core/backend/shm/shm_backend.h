@@ -10,9 +10,10 @@
 namespace hvd::shm {
 
 struct ShmTuning {
-  /// Of each member's part of the segment, of which there are two. A multiple of 64.
-  std::size_t slot_bytes = 128 << 10;
-  /// Up to this size every rank reduces all of an allreduce by itself, which saves a meeting.
+  /// Size of an input or result buffer. A member has two input buffers. A multiple of 64.
+  std::size_t buffer_bytes = 128 << 10;
+  /// Up to this size every rank reduces the whole tensor of an allreduce, which saves one wait for
+  /// the others.
   std::size_t small_bytes = 4 << 10;
   /// Approximate bytes that one call of Work::progress() reads or copies. May differ by rank.
   std::size_t call_bytes = kBytesPerCall;
@@ -24,22 +25,23 @@ class PeerArenas;
 
 namespace hvd {
 
-/// Collectives of ranks that share a host: each reduces its slice from all. Tensors that lie in the
-/// ranks' arenas are read and written where they are; others are copied through slots in shared
+/// Collectives of ranks that share a host. Each rank reduces its slice of all inputs. Tensors in the
+/// ranks' arenas are read and written in place. Other tensors are copied through buffers in shared
 /// memory. See docs/decisions/0009-shared-memory-rounds.md.
 class ShmBackend final : public Backend {
  public:
-  /// @param name begins the names of segments; the same on every rank of this host and of no other
-  /// job: "/hvd-4711-d6c1"
-  /// @param arena this rank's; may be null
+  /// @param name prefix of the segments' names, for example "/hvd-4711-d6c1"; the same on every rank
+  /// of this host, and different from the prefixes of other jobs
+  /// @param arena of this rank; may be null
+  /// @throws UsageError for an invalid tuning
   explicit ShmBackend(std::string name, std::shared_ptr<const SharedArena> arena = nullptr,
                       const shm::ShmTuning& tuning = {});
   ~ShmBackend() override;
-  /// What the channels of a job of this many local ranks take of /dev/shm, with room for some
-  /// process sets.
+  /// Bytes of /dev/shm that the channels of a job with this many local ranks need, for a few process
+  /// sets.
   static std::size_t wanted_shared_memory(int local_size) noexcept;
   std::string_view name() const noexcept override { return "shm"; }
-  /// All members share a host, and there are two or more.
+  /// Serves two or more members that share a host.
   int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override;
   std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override;
 

@@ -6,7 +6,7 @@
 
 namespace hvd::testing {
 
-/// While it exists, ranks that join a world pretend to be on these hosts.
+/// During its lifetime, ranks that join a world report these host names.
 class PretendHosts {
  public:
   /// @param letters one per rank: "aabb"

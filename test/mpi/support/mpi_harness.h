@@ -9,7 +9,7 @@
 
 namespace hvd::conformance {
 
-/// A channel of an MPI world of its own, for all ranks or all but rank 0.
+/// A rank with a channel in its own MPI world, of all ranks or of all but rank 0.
 class MpiHarness final : public Harness {
  public:
   /// @param make_backend of a world

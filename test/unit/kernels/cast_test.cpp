@@ -19,7 +19,7 @@ namespace {
 using kernels::InstructionSet;
 using testing::widened;
 
-/// All that is special about either type, among ordinary numbers of every size.
+/// Special values of both types, and ordinary numbers of all magnitudes.
 std::vector<float> awkward_numbers(std::size_t count) {
   constexpr float kInfinity = std::numeric_limits<float>::infinity();
   const std::vector<float> special = {0.0F,
@@ -65,7 +65,7 @@ class Cast : public ::testing::TestWithParam<DataType> {};
 INSTANTIATE_TEST_SUITE_P(Types, Cast, ::testing::Values(DataType::kFloat16, DataType::kBFloat16),
                          [](const auto& type) { return std::string(to_string(type.param)); });
 
-TEST_P(Cast, IsTheConversionOfEachElementWhateverTheProcessorAndTheAlignment) {
+TEST_P(Cast, ConvertsEachElementWithAnyInstructionSetAndAlignment) {
   for (const std::size_t count : {0U, 1U, 7U, 8U, 9U, 63U, 1000U}) {
     const std::vector<float> numbers = awkward_numbers(count);
     for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
@@ -74,7 +74,7 @@ TEST_P(Cast, IsTheConversionOfEachElementWhateverTheProcessorAndTheAlignment) {
           std::vector<std::byte> wide(count * 4 + shift), narrowed(count * 2 + shift + 1),
               back(count * 4 + shift + 1);
           if (count > 0) std::memcpy(wide.data() + shift, numbers.data(), count * 4);
-          narrowed.back() = back.back() = std::byte{0x5a};  // must not be written
+          narrowed.back() = back.back() = std::byte{0x5a};  // guard
           kernels::narrow_with(instructions, wide.data() + shift, narrowed.data() + shift,
                                static_cast<std::int64_t>(count), GetParam(), factor);
           kernels::widen_with(instructions, narrowed.data() + shift, back.data() + shift,
@@ -100,7 +100,7 @@ TEST_P(Cast, IsTheConversionOfEachElementWhateverTheProcessorAndTheAlignment) {
   }
 }
 
-TEST_P(Cast, ANumberOf16BitsComesBackAsItWas) {
+TEST_P(Cast, ANumberOf16BitsSurvivesTheRoundTrip) {
   std::vector<std::uint16_t> all, again(65536);
   for (unsigned bits = 0; bits < 65536; ++bits) all.push_back(static_cast<std::uint16_t>(bits));
   std::vector<float> wide(65536);

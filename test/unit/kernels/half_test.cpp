@@ -9,7 +9,7 @@
 namespace hvd {
 namespace {
 
-// The value by definition of the format, for what is finite.
+// The value of finite bits by the definition of the format.
 double value_of(std::uint16_t bits, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1);

@@ -6,7 +6,7 @@
 
 namespace hvd::kernels {
 
-/// Those that this processor has.
+/// The instruction sets that this processor supports.
 inline std::vector<InstructionSet> supported_instruction_sets() {
   std::vector<InstructionSet> sets;
   for (const InstructionSet set :

@@ -131,7 +131,7 @@ TEST_P(KernelsTest, EqualTheReference) {
 
 enum class Placement { kSeparate, kInPlace, kInPlaceRotated, kFirstInPlace };
 
-// The buffer of destination d: that of a source or one of its own behind them.
+// The buffer of destination d: the buffer of a source, or a separate one after the sources.
 std::size_t place(Placement placement, std::size_t d, std::size_t sources) {
   switch (placement) {
     case Placement::kInPlace:
@@ -209,7 +209,7 @@ TEST_P(KernelsTest, EveryDestinationGetsTheResult) {
   }
 }
 
-TEST_P(KernelsTest, AResultDoesNotDependOnWhereATensorWasCut) {
+TEST_P(KernelsTest, AResultDoesNotDependOnHowATensorIsDivided) {
   const auto [dtype, op] = GetParam();
   constexpr std::int64_t kCount = 2500;
   const ReduceScale scale =
@@ -310,7 +310,7 @@ TEST(KernelStages, EveryInstructionSetGivesTheSamePartialResult) {
   }
 }
 
-TEST_P(KernelsTest, TheIdentityChangesNothing) {
+TEST_P(KernelsTest, TheIdentityKeepsEveryValue) {
   const auto [dtype, op] = GetParam();
   constexpr std::int64_t kCount = 300;
   const Bytes input = make_input(kCount, dtype, op, 1, 3);
@@ -386,7 +386,7 @@ TEST(Kernels, FactorsOnIntegersTruncateAndStayInRange) {
             3);
   EXPECT_EQ(reduce_values<std::int32_t>({-3, -4}, DataType::kInt32, ReduceOp::kSum, {1.0, 0.5, 1}),
             -3);
-  // Each half is kept until the end: 1.5 + 2.5 = 4.
+  // The halves are not truncated before the end: 1.5 + 2.5 = 4.
   EXPECT_EQ(reduce_values<std::int32_t>({3, 5}, DataType::kInt32, ReduceOp::kSum, {0.5, 1.0, 1}),
             4);
   EXPECT_EQ(reduce_values<std::int8_t>({100, 100}, DataType::kInt8, ReduceOp::kSum, {2.0, 1.0, 1}),
@@ -401,12 +401,12 @@ TEST(Kernels, FactorsOnIntegersTruncateAndStayInRange) {
 }
 
 TEST(Kernels, HalvesAreAccumulatedInFloatAndRoundedOnce) {
-  // 2048 + 1 is 2048 in fp16; 2048 + 1 + 1 is 2050 when it is not rounded in between.
+  // 2048 + 1 is 2048 in fp16. 2048 + 1 + 1 is 2050 if it is rounded once, at the end.
   const std::uint16_t large = float_to_half(2048.0f);
   const std::uint16_t one = float_to_half(1.0f);
   EXPECT_EQ(reduce_values({large, one, one}, DataType::kFloat16, ReduceOp::kSum),
             float_to_half(2050.0f));
-  // The sum overflows fp16, its average does not.
+  // The sum overflows fp16, but the average does not.
   const std::uint16_t high = float_to_half(60000.0f);
   EXPECT_EQ(reduce_values({high, high}, DataType::kFloat16, ReduceOp::kSum, divide_by(2)), high);
 }
@@ -457,7 +457,7 @@ std::vector<T> reduce_arrays(InstructionSet instructions, const std::vector<std:
   return result;
 }
 
-TEST(Kernels, ANanAnywhereWinsInEveryOperation) {
+TEST(Kernels, ANanInAnySourceGivesNan) {
   constexpr std::size_t kCount = 19;
   const auto nan = std::numeric_limits<float>::quiet_NaN();
   for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
@@ -495,7 +495,7 @@ TEST(Kernels, OfEqualZerosMinAndMaxKeepTheFirst) {
   }
 }
 
-TEST(Kernels, EveryHalfIsConvertedAlikeByEveryInstructionSet) {
+TEST(Kernels, AllInstructionSetsConvertEveryFp16Alike) {
   std::vector<std::uint16_t> all(65536);
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i] = static_cast<std::uint16_t>(i);
@@ -510,8 +510,8 @@ TEST(Kernels, EveryHalfIsConvertedAlikeByEveryInstructionSet) {
   }
 }
 
-TEST(Kernels, EveryBFloat16IsConvertedAlikeByEveryInstructionSet) {
-  std::vector<std::uint16_t> all(65537);  // twice, so that each comes at an even and an odd place
+TEST(Kernels, AllInstructionSetsConvertEveryBf16Alike) {
+  std::vector<std::uint16_t> all(65537);  // twice, so that each is at an even and at an odd index
   for (std::size_t i = 0; i < all.size(); ++i) {
     all[i] = static_cast<std::uint16_t>(i);
   }
@@ -559,7 +559,7 @@ TEST(Kernels, ReducesInPlaceOnEveryRank) {
   EXPECT_EQ(second, first);
 }
 
-TEST(Kernels, RefusesWhatItCannotDo) {
+TEST(Kernels, RefusesInvalidArguments) {
   const float value = 1;
   float result = 0;
   const std::byte* const source[] = {reinterpret_cast<const std::byte*>(&value)};
@@ -578,7 +578,7 @@ TEST(Kernels, RefusesWhatItCannotDo) {
   EXPECT_EQ(result, 0);
 }
 
-TEST(Kernels, ARefusalSaysWhatWasAsked) {
+TEST(Kernels, TheErrorNamesOperationAndType) {
   const float value = 1;
   float result = 0;
   const std::byte* const source[] = {reinterpret_cast<const std::byte*>(&value)};

@@ -8,7 +8,7 @@
 namespace hvd::testing {
 namespace {
 
-/// A collective that another thread's rank goes on with: it moves, but is not done.
+/// A collective that makes progress but does not complete.
 class MovingWork final : public Work {
  public:
   explicit MovingWork(const bool& moved) : moved_(moved) {}
@@ -21,8 +21,8 @@ class MovingWork final : public Work {
 
 class CompositeWorkTest : public ::testing::Test {
  protected:
-  // The engine sleeps when nothing moves: a composite that does not pass this on sleeps between any
-  // two rounds of its parts.
+  // The engine sleeps when no Work moves. A composite that did not forward moved() would sleep between
+  // the rounds of its parts.
   void expect_passes_on_what_moves(Work& work) {
     for (const bool moves : {false, true, false}) {
       moved_ = moves;

@@ -8,31 +8,20 @@
 
 #include "backend/flat/flat_backend.h"
 #include "support/fake_carrier.h"
+#include "support/fakes.h"
 
-// How many messages an allreduce takes: that of the whole tensor to each other rank, or a slice to
-// its owner and the result from there. What comes out is the conformance suite's business.
+// The number of messages of an allreduce: one with the whole tensor to each other rank, or one with
+// each slice to its owner and one with the result back. The conformance suite checks the results.
 
 namespace hvd::flat {
 namespace {
 
-class QuietPeers final : public Peers {
- public:
-  QuietPeers(int rank, int size) : rank_(rank), size_(size) {}
-  int rank() const noexcept override { return rank_; }
-  int size() const noexcept override { return size_; }
-  void ring(int) noexcept override {}
-
- private:
-  const int rank_;
-  const int size_;
-};
-
 constexpr std::size_t kElements = 1024;
 
-/// Sent by all ranks for one allreduce of 4 KiB.
+/// The messages that all ranks send for one allreduce of 4 KiB.
 int messages_of_allreduce(int size, const FlatTuning& tuning) {
   const auto network = testing::FakeNetwork::create(size);
-  std::vector<std::unique_ptr<QuietPeers>> peers;
+  std::vector<std::unique_ptr<testing::FakePeers>> peers;
   std::vector<std::unique_ptr<Channel>> channels;
   std::vector<std::unique_ptr<Work>> works;
   std::vector<std::vector<float>> tensors(static_cast<std::size_t>(size),
@@ -40,7 +29,7 @@ int messages_of_allreduce(int size, const FlatTuning& tuning) {
   ChannelSpec spec;
   for (int rank = 0; rank < size; ++rank) spec.ranks.push_back(rank);
   for (int rank = 0; rank < size; ++rank) {
-    peers.push_back(std::make_unique<QuietPeers>(rank, size));
+    peers.push_back(std::make_unique<testing::FakePeers>(rank, size));
     spec.set_rank = rank;
     channels.push_back(FlatBackend(network->carrier(rank), tuning).open(spec, *peers.back()));
     const auto bytes = std::as_writable_bytes(std::span(tensors[static_cast<std::size_t>(rank)]));
@@ -49,22 +38,22 @@ int messages_of_allreduce(int size, const FlatTuning& tuning) {
   }
   for (int pass = 0; pass < 100 && !works.empty(); ++pass)
     std::erase_if(works, [](const auto& work) { return work->progress(); });
-  EXPECT_TRUE(works.empty()) << "they end";
+  EXPECT_TRUE(works.empty()) << "all works complete";
   for (const auto& tensor : tensors) EXPECT_EQ(tensor.back(), static_cast<float>(size));
   return network->sent();
 }
 
-TEST(FlatMessages, TwoRanksSendWholeWhatAPairMay) {
+TEST(FlatMessages, TwoRanksSendTensorsUpToTheLimitOfPairsWhole) {
   const FlatTuning slices = {.direct_bytes = 64};
   FlatTuning whole = slices;
   whole.direct_pair_bytes = kElements * sizeof(float);
   EXPECT_EQ(messages_of_allreduce(2, slices), 4);
   EXPECT_EQ(messages_of_allreduce(2, whole), 2);
   whole.direct_pair_bytes -= 1;
-  EXPECT_EQ(messages_of_allreduce(2, whole), 4) << "a larger one";
+  EXPECT_EQ(messages_of_allreduce(2, whole), 4) << "a higher limit";
 }
 
-TEST(FlatMessages, ThreeRanksDoNotByThatSetting) {
+TEST(FlatMessages, ThreeRanksIgnoreTheLimitOfPairs) {
   const FlatTuning slices = {.direct_bytes = 64};
   FlatTuning whole = slices;
   whole.direct_pair_bytes = std::size_t{1} << 20;

@@ -39,7 +39,7 @@ TEST(HostPlan, OrdersHostsByTheirFirstMemberAndNotByTheirFirstRank) {
   EXPECT_EQ(plan.host_of(1), 1);
 }
 
-TEST(HostPlan, TheSmallestHostAndTheLimitSayHowManyDrive) {
+TEST(HostPlan, TheSmallestHostAndTheLimitBoundTheDrivers) {
   EXPECT_EQ(make_plan(on_hosts("aaab"), {0, 1, 2, 3}, 0, 8).drivers, 1);
   EXPECT_FALSE(make_plan(on_hosts("aaab"), {0, 1, 2, 3}, 1, 8).drives());
   EXPECT_EQ(make_plan(on_hosts("aaaabbbb"), {0, 1, 2, 3, 4, 5, 6, 7}, 0, 3).drivers, 3);

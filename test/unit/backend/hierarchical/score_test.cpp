@@ -1,4 +1,4 @@
-// Which sets of ranks the backend is for.
+// The sets of ranks that the backend serves.
 #include <gtest/gtest.h>
 
 #include <ctime>
@@ -20,7 +20,7 @@ Topology topology_of(std::vector<int> host_of_rank, int hosts) {
   return topology;
 }
 
-TEST(HierarchicalScore, IsForSetsOfSeveralHostsOfWhichSomeMembersShareOne) {
+TEST(HierarchicalScore, ServesSetsOnSeveralHostsWithMembersThatShareAHost) {
   const HierarchicalBackend backend(nullptr, nullptr);
   const Topology topology = topology_of({0, 1, 0, 1, 2}, 3);
   const auto fits = [&](std::vector<int> ranks) {
@@ -30,11 +30,11 @@ TEST(HierarchicalScore, IsForSetsOfSeveralHostsOfWhichSomeMembersShareOne) {
   EXPECT_TRUE(fits({0, 2, 4}));
   EXPECT_TRUE(fits({1, 3, 4}));
   EXPECT_FALSE(fits({0, 2})) << "one host";
-  EXPECT_FALSE(fits({0, 1, 4})) << "one member on each";
+  EXPECT_FALSE(fits({0, 1, 4})) << "one member on each host";
   EXPECT_FALSE(fits({3}));
 }
 
-// It is asked for each batch that is negotiated.
+// score() is called for every negotiated batch.
 TEST(HierarchicalScore, TakesTimeInProportionToTheMembers) {
   constexpr int kMembers = 4096;
   const HierarchicalBackend backend(nullptr, nullptr);
@@ -46,7 +46,7 @@ TEST(HierarchicalScore, TakesTimeInProportionToTheMembers) {
   for (int batch = 0; batch < 2000; ++batch) EXPECT_EQ(backend.score(topology, spec, {}), 0);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
   EXPECT_LT(seconds, 5.0)
-      << "of this process; of pairs of members it would be minutes in this build";
+      << "CPU time of this process; with a loop over pairs of members it would be minutes in this build";
 }
 
 }  // namespace

@@ -13,9 +13,10 @@
 #include "support/fake_carrier.h"
 #include "support/join_nodes.h"
 #include "support/reference.h"
+#include "support/fakes.h"
 
-// The segment of a host is memory that messages are received into: whether it is unmapped when a
-// collective is dropped depends on the carrier.
+// Messages are received into the segment of a host. So the carrier decides whether the segment is
+// unmapped when a collective is dropped.
 
 namespace hvd::hierarchical {
 namespace {
@@ -24,23 +25,14 @@ using message::TakenBack;
 using testing::Bytes;
 using testing::FakeNetwork;
 
-class NodePeers final : public Peers {
- public:
-  explicit NodePeers(std::shared_ptr<host::Node> node) : node_(std::move(node)) {}
-  int rank() const noexcept override { return node_->topology().rank; }
-  int size() const noexcept override { return node_->topology().size; }
-  void ring(int world_rank) noexcept override { node_->ring(world_rank); }
-
- private:
-  const std::shared_ptr<host::Node> node_;
-};
-
-/// Two ranks of one host begin an allreduce with a third on another, which never comes.
+/// Two ranks of one host begin an allreduce with a third rank on another host, which never takes
+/// part.
 class TakeBack : public ::testing::Test {
  protected:
   TakeBack() {
     for (std::size_t rank = 0; rank < 2; ++rank) {
-      peers.push_back(std::make_unique<NodePeers>(nodes[rank]));
+      peers.push_back(std::make_unique<testing::FakePeers>(
+          static_cast<int>(rank), 3, [node = nodes[rank]](int other) { node->ring(other); }));
       HierarchicalBackend backend(network->carrier(static_cast<int>(rank)), nodes[rank]);
       channels.push_back(
           backend.open({.ranks = {0, 1, 2}, .set_rank = static_cast<int>(rank)}, *peers.back()));
@@ -51,10 +43,10 @@ class TakeBack : public ::testing::Test {
     for (int pass = 0; pass < 10; ++pass) {
       for (auto& work : works) EXPECT_FALSE(work->progress());
     }
-    EXPECT_EQ(mappings(), 2) << "one of each rank";
+    EXPECT_EQ(mappings(), 2) << "one per rank";
     EXPECT_GT(network->sent(), 0);
   }
-  /// By the file, as whoever has made it may have mapped it before it had a name.
+  /// Counts the mappings of the segment's file. The creator may have mapped it before it had a name.
   int mappings() {
     std::ifstream maps("/proc/self/maps");
     std::vector<std::string> files;
@@ -78,20 +70,20 @@ class TakeBack : public ::testing::Test {
   const std::vector<std::shared_ptr<host::Node>> nodes = testing::join_nodes(3);
   const Bytes in = Bytes(1'000'000);
   Bytes out = Bytes(1'000'000);
-  std::vector<std::unique_ptr<NodePeers>> peers;
+  std::vector<std::unique_ptr<testing::FakePeers>> peers;
   std::vector<std::unique_ptr<Channel>> channels;
   std::vector<std::unique_ptr<Work>> works;
   std::string file = "none";
 };
 
-TEST_F(TakeBack, WhatIsGivenBackIsUnmapped) {
+TEST_F(TakeBack, ASegmentThatTheCarrierReleasesIsUnmapped) {
   drop(0);
   EXPECT_EQ(mappings(), 1);
   drop(1);
   EXPECT_EQ(mappings(), 0);
 }
 
-TEST_F(TakeBack, WhatIsGivenBackLateIsUnmappedAtTheChannelsEnd) {
+TEST_F(TakeBack, ASegmentThatTheCarrierReleasesLateIsUnmappedWithTheChannel) {
   network->pending_answers = 4;
   channels[0]->abort();
   works[0].reset();
@@ -100,13 +92,13 @@ TEST_F(TakeBack, WhatIsGivenBackLateIsUnmappedAtTheChannelsEnd) {
   EXPECT_EQ(mappings(), 1);
 }
 
-TEST_F(TakeBack, WhatIsNeverGivenBackStaysMapped) {
+TEST_F(TakeBack, ASegmentThatTheCarrierNeverReleasesStaysMapped) {
   network->answer = TakenBack::kNever;
   drop(0);
   EXPECT_EQ(mappings(), 2);
 }
 
-TEST_F(TakeBack, AWorkThatIsDroppedWithoutAbortIsNoOther) {
+TEST_F(TakeBack, AWorkThatIsDroppedWithoutAbortEndsTheChannelToo) {
   network->answer = TakenBack::kNever;
   works[0].reset();
   EXPECT_THROW(channels[0]->launch({.kind = OpKind::kAllreduce, .count = 1}, in, out), Error);

@@ -14,10 +14,11 @@
 #include <vector>
 
 #include "support/seeds.h"
+#include "support/fakes.h"
 
-// Members of one host, stepped by one thread in random order. Their slots hold numbers of rounds
-// instead of data, so that one that is used too early or too late is seen at once; and a member
-// that has nothing to do sleeps until it is rung, so that a ring that is missing is seen, too.
+// One thread steps the members of a host in random order. Their buffers hold numbers of rounds
+// instead of data, so that a use at the wrong time is detected. A member without work sleeps until it
+// is rung, so that a missing ring is detected too.
 
 namespace hvd::segment {
 namespace {
@@ -25,34 +26,26 @@ namespace {
 using State = ChannelSegment::MemberState;
 
 // The rules of the backend shm ...
-constexpr PhaseRule kForOneself[] = {{Phase::kFill, &State::filled, &State::released, 2},
-                                     {Phase::kReduce, &State::released, &State::filled}};
-constexpr PhaseRule kForAll[] = {{Phase::kFill, &State::filled, &State::released, 2},
-                                 {Phase::kReduce, &State::reduced, &State::filled},
-                                 {Phase::kTake, &State::released, &State::reduced}};
+constexpr PhaseRule kEachForItself[] = {{RoundPhase::kFill, &State::filled, &State::released, 2},
+                                     {RoundPhase::kReduce, &State::released, &State::filled}};
+constexpr PhaseRule kForAll[] = {{RoundPhase::kFill, &State::filled, &State::released, 2},
+                                 {RoundPhase::kReduce, &State::reduced, &State::filled},
+                                 {RoundPhase::kCopyOut, &State::released, &State::reduced}};
 // ... and those of hierarchical.
-constexpr PhaseRule kOfAHost[] = {{Phase::kFill, &State::filled, &State::reduced, 2},
-                                  {Phase::kReduce, &State::reduced},
-                                  {Phase::kSettle, &State::settled},
-                                  {Phase::kTake, nullptr, &State::settled},
-                                  {Phase::kRelease, &State::released}};
+constexpr PhaseRule kOfAHost[] = {{RoundPhase::kFill, &State::filled, &State::reduced, 2},
+                                  {RoundPhase::kReduce, &State::reduced},
+                                  {RoundPhase::kSettle, &State::settled},
+                                  {RoundPhase::kCopyOut, nullptr, &State::settled},
+                                  {RoundPhase::kRelease, &State::released}};
 
 std::string next_name() {
   static int names = 0;
   return "/hvd-test-" + std::to_string(::getpid()) + "-pipeline-" + std::to_string(++names);
 }
 
-class RingingPeers final : public Peers {
- public:
-  int rank() const noexcept override { return 0; }
-  int size() const noexcept override { return 8; }
-  void ring(int world_rank) noexcept override { on_ring(world_rank); }
-  std::function<void(int)> on_ring = [](int) {};
-};
-
-constexpr std::size_t kSlotBytes = 128;
-std::uint64_t& word(std::byte* slot, std::size_t at = 0) {
-  return reinterpret_cast<std::uint64_t*>(slot)[at];
+constexpr std::size_t kWordBytes = 128;
+std::uint64_t& word(std::byte* buffer, std::size_t at = 0) {
+  return reinterpret_cast<std::uint64_t*>(buffer)[at];
 }
 
 struct Collective {
@@ -69,14 +62,14 @@ class Host {
     std::vector<int> ranks(size);
     for (std::size_t rank = 0; rank < size; ++rank) ranks[rank] = static_cast<int>(rank);
     for (std::size_t rank = 0; rank < size; ++rank)
-      members_.emplace_back(Membership{name, ranks, rank}, SlotLayout{kSlotBytes, results}, peers_);
+      members_.emplace_back(SegmentMembers{name, ranks, rank}, BufferLayout{kWordBytes, results}, peers_);
     for (Member& member : members_) EXPECT_TRUE(member.segment.ready() || size > 1);
     for (Member& member : members_) EXPECT_TRUE(member.segment.ready());
     for (Member& member : members_) begin(member);
     peers_.on_ring = [this](int rank) { wake(static_cast<std::size_t>(rank)); };
   }
 
-  /// False: all sleep, and not all are done.
+  /// False: all members sleep, and not all of them are done.
   bool run() {
     for (;;) {
       std::vector<std::size_t> awake;
@@ -90,12 +83,12 @@ class Host {
       step(awake[random_() % awake.size()]);
     }
   }
-  std::uint64_t reduced_and_taken() const { return checks_; }
+  std::uint64_t checks() const { return checks_; }
 
  private:
   struct Member {
-    Member(Membership membership, const SlotLayout& layout, Peers& peers)
-        : segment(std::move(membership), layout, peers), pipeline(segment) {}
+    Member(SegmentMembers its_members, const BufferLayout& layout, Peers& peers)
+        : segment(std::move(its_members), layout, peers), pipeline(segment) {}
     ChannelSegment segment;
     Pipeline pipeline;
     std::size_t collective = 0;
@@ -108,7 +101,7 @@ class Host {
     member.pipeline.begin(next.rules, next.rounds);
   }
 
-  // A ring may be heard at once: whoever rings must have told before.
+  // A rung member may run at once, so a member must publish before it rings.
   void wake(std::size_t at) {
     members_[at].awake = true;
     if (!members_[at].busy && random_() % 2 == 0) step(at);
@@ -122,8 +115,8 @@ class Host {
     }
     member.busy = true;
     member.awake = false;
-    const auto run_phase = [&](Phase phase, std::uint64_t round) { return run(at, phase, round); };
-    // Sometimes another member comes in between.
+    const auto run_phase = [&](RoundPhase phase, std::uint64_t round) { return run(at, phase, round); };
+    // Sometimes another member runs in between.
     bool moved = false;
     while (member.pipeline.advance(run_phase)) {
       moved = true;
@@ -139,40 +132,40 @@ class Host {
     member.busy = false;
   }
 
-  /// What comes by messages may come later; then the member is asked again.
+  /// Simulates a message that arrives later. The member then tries again.
   bool message_is_late(Member& member) {
     if (random_() % 3 != 0) return false;
     member.awake = true;
     return true;
   }
 
-  bool run(std::size_t at, Phase phase, std::uint64_t round) {
+  bool run(std::size_t at, RoundPhase phase, std::uint64_t round) {
     Member& member = members_[at];
     const bool of_a_host = collectives_[member.collective].rules.size() == 5;
     const std::uint64_t number = member.pipeline.number(round);
     switch (phase) {
-      case Phase::kFill:
+      case RoundPhase::kFill:
         word(member.segment.input(number, at)) = number + 1;
         return true;
-      case Phase::kReduce:
+      case RoundPhase::kReduce:
         if (of_a_host && !(member.pipeline.reached(&State::filled, round) &&
                            member.pipeline.reached(&State::released, round, results_)))
           return false;
         for (std::size_t other = 0; other < members_.size(); ++other)
           EXPECT_EQ(word(member.segment.input(number, other)), number + 1)
-              << "member " << at << " reads the slot of " << other;
+              << "member " << at << " reads the buffer of " << other;
         word(member.segment.result(number), at) = number + 1;
         ++checks_;
         return true;
-      case Phase::kSettle:
+      case RoundPhase::kSettle:
         return !message_is_late(member);
-      case Phase::kTake:
+      case RoundPhase::kCopyOut:
         for (std::size_t other = 0; other < members_.size(); ++other)
           EXPECT_EQ(word(member.segment.result(number), other), number + 1)
-              << "member " << at << " takes what " << other << " has reduced";
+              << "member " << at << " copies the slice that " << other << " has reduced";
         ++checks_;
         return true;
-      case Phase::kRelease:
+      case RoundPhase::kRelease:
         if (message_is_late(member)) return false;
         for (std::size_t other = 0; other < members_.size(); ++other)
           EXPECT_EQ(word(member.segment.result(number), other), number + 1)
@@ -185,12 +178,12 @@ class Host {
   const std::uint64_t results_;
   const std::vector<Collective> collectives_;
   std::mt19937_64 random_;
-  RingingPeers peers_;
+  testing::FakePeers peers_;
   std::deque<Member> members_;
   std::uint64_t checks_ = 0;
 };
 
-TEST(Pipeline, MembersOfShmNeverMeetTheWrongRoundAndAreAlwaysWoken) {
+TEST(Pipeline, ShmMembersNeverReadTheWrongRoundAndAreAlwaysWoken) {
   const std::uint64_t seeds = testing::seeds(300, 10'000);
   for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -201,16 +194,16 @@ TEST(Pipeline, MembersOfShmNeverMeetTheWrongRoundAndAreAlwaysWoken) {
     for (int count = 0; count < 12; ++count) {
       const bool for_all = random() % 2 == 0;
       collectives.push_back(
-          {for_all ? PhaseRules(kForAll) : PhaseRules(kForOneself), random() % 6});
+          {for_all ? PhaseRules(kForAll) : PhaseRules(kEachForItself), random() % 6});
       expected += size * collectives.back().rounds * (for_all ? 2 : 1);
     }
     Host host(size, 2, seed, collectives);
     ASSERT_TRUE(host.run()) << "all sleep";
-    EXPECT_EQ(host.reduced_and_taken(), expected);
+    EXPECT_EQ(host.checks(), expected);
   }
 }
 
-TEST(Pipeline, MembersOfAHostNeverMeetTheWrongRoundAndAreAlwaysWoken) {
+TEST(Pipeline, HierarchicalMembersNeverReadTheWrongRoundAndAreAlwaysWoken) {
   const std::uint64_t seeds = testing::seeds(300, 10'000);
   for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -224,11 +217,11 @@ TEST(Pipeline, MembersOfAHostNeverMeetTheWrongRoundAndAreAlwaysWoken) {
     }
     Host host(size, 4, seed, collectives);
     ASSERT_TRUE(host.run()) << "all sleep";
-    EXPECT_EQ(host.reduced_and_taken(), expected);
+    EXPECT_EQ(host.checks(), expected);
   }
 }
 
-/// Two members, of which the test steps each by hand.
+/// Two members that the test steps one by one.
 class TwoMembers : public ::testing::Test {
  protected:
   TwoMembers() {
@@ -239,53 +232,53 @@ class TwoMembers : public ::testing::Test {
     EXPECT_TRUE(first.ready());
   }
   static bool advance(Pipeline& pipeline) {
-    return pipeline.advance([](Phase, std::uint64_t) { return true; });
+    return pipeline.advance([](RoundPhase, std::uint64_t) { return true; });
   }
 
   const std::string name = next_name();
-  const SlotLayout layout{.slot_bytes = kSlotBytes, .results = 2};
-  RingingPeers peers;
+  const BufferLayout layout{.buffer_bytes = kWordBytes, .results = 2};
+  testing::FakePeers peers;
   std::array<int, 2> rings = {};
-  ChannelSegment first{Membership{name, {0, 1}, 0}, layout, peers};
-  ChannelSegment second{Membership{name, {0, 1}, 1}, layout, peers};
+  ChannelSegment first{SegmentMembers{name, {0, 1}, 0}, layout, peers};
+  ChannelSegment second{SegmentMembers{name, {0, 1}, 1}, layout, peers};
   Pipeline one{first};
   Pipeline two{second};
 };
 
-TEST_F(TwoMembers, APhaseIsToldOnceItIsDone) {
+TEST_F(TwoMembers, APhaseIsPublishedOnceItIsDone) {
   one.begin(kForAll, 1);
   two.begin(kForAll, 1);
-  ASSERT_TRUE(one.advance([&](Phase phase, std::uint64_t) {
-    EXPECT_EQ(phase, Phase::kFill);
-    EXPECT_FALSE(second.other_reached(&State::filled, 1)) << "it is being done";
+  ASSERT_TRUE(one.advance([&](RoundPhase phase, std::uint64_t) {
+    EXPECT_EQ(phase, RoundPhase::kFill);
+    EXPECT_FALSE(second.other_reached(&State::filled, 1)) << "the phase is still running";
     return true;
   }));
   EXPECT_TRUE(second.other_reached(&State::filled, 1));
 }
 
-TEST_F(TwoMembers, APhaseThatIsNotYetToBeDoneIsNotTold) {
+TEST_F(TwoMembers, APhaseThatCannotRunYetIsNotPublished) {
   one.begin(kForAll, 1);
-  EXPECT_FALSE(one.advance([](Phase, std::uint64_t) { return false; }));
-  EXPECT_EQ(one.done(Phase::kFill), 0U);
+  EXPECT_FALSE(one.advance([](RoundPhase, std::uint64_t) { return false; }));
+  EXPECT_EQ(one.done(RoundPhase::kFill), 0U);
   EXPECT_FALSE(second.other_reached(&State::filled, 1));
 }
 
-TEST_F(TwoMembers, OnlyTheLastOneRings) {
+TEST_F(TwoMembers, OnlyTheLastMemberRings) {
   one.begin(kForAll, 1);
   two.begin(kForAll, 1);
   ASSERT_TRUE(advance(one));
   one.ring();
-  EXPECT_EQ(rings, (std::array{0, 0})) << "the other one has to fill, too";
+  EXPECT_EQ(rings, (std::array{0, 0})) << "the other member has not filled its buffer yet";
   ASSERT_TRUE(advance(two));
   two.ring();
   EXPECT_EQ(rings, (std::array{1, 0}));
   two.ring();
-  EXPECT_EQ(rings, (std::array{1, 0})) << "once is enough";
+  EXPECT_EQ(rings, (std::array{1, 0})) << "it rings once only";
 }
 
-TEST_F(TwoMembers, WhoFreesASlotRingsOnlyThoseWhoWaitForIt) {
-  one.begin(kForOneself, 3);
-  two.begin(kForOneself, 3);
+TEST_F(TwoMembers, FreeingABufferRingsOnlyMembersThatWaitForIt) {
+  one.begin(kEachForItself, 3);
+  two.begin(kEachForItself, 3);
   ASSERT_TRUE(advance(one) && advance(one));
   EXPECT_FALSE(advance(one)) << "both buffers are full";
   ASSERT_TRUE(advance(two));
@@ -293,17 +286,17 @@ TEST_F(TwoMembers, WhoFreesASlotRingsOnlyThoseWhoWaitForIt) {
   rings = {};
   ASSERT_TRUE(advance(one));  // reduces round 0
   one.ring();
-  EXPECT_EQ(rings, (std::array{0, 0})) << "the other one has not";
-  EXPECT_FALSE(advance(one)) << "round 2 goes where the other one still reads round 0";
+  EXPECT_EQ(rings, (std::array{0, 0})) << "the other member has not reduced it yet";
+  EXPECT_FALSE(advance(one)) << "the other member still reads round 0 from the buffer of round 2";
   ASSERT_TRUE(advance(two));  // reduces round 0
   two.ring();
-  EXPECT_EQ(rings, (std::array{1, 0})) << "that was what it waited for";
+  EXPECT_EQ(rings, (std::array{1, 0})) << "the other member waited for this buffer";
   EXPECT_TRUE(advance(one));
 }
 
-TEST_F(TwoMembers, WhoFreesASlotThatNobodyWaitsForRingsNobody) {
-  one.begin(kForOneself, 1);
-  two.begin(kForOneself, 1);
+TEST_F(TwoMembers, FreeingABufferThatNoMemberWaitsForDoesNotRing) {
+  one.begin(kEachForItself, 1);
+  two.begin(kEachForItself, 1);
   ASSERT_TRUE(advance(one) && advance(two) && advance(one));
   one.ring();
   two.ring();
@@ -314,14 +307,14 @@ TEST_F(TwoMembers, WhoFreesASlotThatNobodyWaitsForRingsNobody) {
   EXPECT_TRUE(one.finish() && two.finish());
 }
 
-TEST_F(TwoMembers, TheNextCollectiveIsNumberedOn) {
+TEST_F(TwoMembers, TheNextCollectiveContinuesTheNumbers) {
   for (const std::uint64_t rounds : {3U, 0U, 2U}) {
     const std::uint64_t begin = first.next_round;
-    one.begin(kForOneself, rounds);
-    two.begin(kForOneself, rounds);
+    one.begin(kEachForItself, rounds);
+    two.begin(kEachForItself, rounds);
     EXPECT_EQ(one.number(1), begin + 1);
     for (bool moves = true; moves;) {
-      EXPECT_EQ(one.finish(), one.done(Phase::kReduce) == rounds);
+      EXPECT_EQ(one.finish(), one.done(RoundPhase::kReduce) == rounds);
       EXPECT_EQ(first.next_round, one.finish() ? begin + rounds : begin);
       moves = advance(one);
       moves = advance(two) || moves;
@@ -333,22 +326,22 @@ TEST_F(TwoMembers, TheNextCollectiveIsNumberedOn) {
   }
 }
 
-// The backend shm finds out in the first round how many there are, and whether to take.
+// The shm backend learns in the first round how many rounds there are, and whether to copy out.
 TEST_F(TwoMembers, RulesAndRoundsMayChangeInAPhase) {
-  for (Pipeline* pipeline : {&one, &two}) pipeline->begin(kForOneself, 1);
+  for (Pipeline* pipeline : {&one, &two}) pipeline->begin(kEachForItself, 1);
   for (Pipeline* pipeline : {&one, &two}) ASSERT_TRUE(advance(*pipeline));
-  ASSERT_TRUE(one.advance([&](Phase phase, std::uint64_t) {
-    EXPECT_EQ(phase, Phase::kReduce);
+  ASSERT_TRUE(one.advance([&](RoundPhase phase, std::uint64_t) {
+    EXPECT_EQ(phase, RoundPhase::kReduce);
     one.set_rules(kForAll);
     one.set_rounds(2);
     return true;
   }));
   EXPECT_TRUE(second.other_reached(&State::reduced, 1));
-  EXPECT_FALSE(second.other_reached(&State::released, 1)) << "it has not taken yet";
+  EXPECT_FALSE(second.other_reached(&State::released, 1)) << "it has not copied out yet";
   EXPECT_EQ(one.rounds(), 2U);
   EXPECT_FALSE(one.finish());
   EXPECT_TRUE(advance(one));
-  EXPECT_EQ(one.done(Phase::kFill), 2U);
+  EXPECT_EQ(one.done(RoundPhase::kFill), 2U);
 }
 
 }  // namespace

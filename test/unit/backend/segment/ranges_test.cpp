@@ -29,20 +29,20 @@ TEST(Slices, CoverEveryByteOnceInWholeLines) {
 }
 
 TEST(Chunks, CoverEveryByteOnceAndAreEmptyBehindTheLast) {
-  EXPECT_EQ(chunk_of(150, 0, 64).size(), 64U);
-  EXPECT_EQ(chunk_of(150, 2, 64).begin, 128U);
-  EXPECT_EQ(chunk_of(150, 2, 64).end, 150U);
-  EXPECT_TRUE(chunk_of(150, 3, 64).empty());
-  EXPECT_EQ(chunk_of(150, 9, 64).begin, 150U);
-  EXPECT_TRUE(chunk_of(0, 0, 64).empty());
+  EXPECT_EQ(round_part(150, 0, 64).size(), 64U);
+  EXPECT_EQ(round_part(150, 2, 64).begin, 128U);
+  EXPECT_EQ(round_part(150, 2, 64).end, 150U);
+  EXPECT_TRUE(round_part(150, 3, 64).empty());
+  EXPECT_EQ(round_part(150, 9, 64).begin, 150U);
+  EXPECT_TRUE(round_part(0, 0, 64).empty());
 }
 
 TEST(Chunks, OfABlockLieInTheBlock) {
   const Range block{100, 250};
-  EXPECT_EQ(chunk_of(block, 0, 64).begin, 100U);
-  EXPECT_EQ(chunk_of(block, 2, 64).begin, 228U);
-  EXPECT_EQ(chunk_of(block, 2, 64).end, 250U);
-  EXPECT_TRUE(chunk_of(block, 3, 64).empty());
+  EXPECT_EQ(round_part(block, 0, 64).begin, 100U);
+  EXPECT_EQ(round_part(block, 2, 64).begin, 228U);
+  EXPECT_EQ(round_part(block, 2, 64).end, 250U);
+  EXPECT_TRUE(round_part(block, 3, 64).empty());
 }
 
 TEST(Chunks, ThereAreAsManyRoundsAsHoldEverything) {

@@ -1,4 +1,4 @@
-// How much one call of a Work moves, and when it rings. All members are stepped by one thread.
+// The bytes that one call of a Work moves, and the time at which it rings. One thread steps all members.
 #include <gtest/gtest.h>
 #include <unistd.h>
 
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "backend/shm/shm_backend.h"
+#include "support/fakes.h"
 
 namespace hvd::shm {
 namespace {
@@ -21,16 +22,8 @@ constexpr std::size_t kMembers = 2;
 constexpr std::size_t kBytes = 512 << 10;  // of each member's output, or for each other member
 constexpr std::size_t kCallBytes = 32 << 10;
 
-class NotingPeers final : public Peers {
- public:
-  int rank() const noexcept override { return 0; }
-  int size() const noexcept override { return kMembers; }
-  void ring(int world_rank) noexcept override { on_ring(world_rank); }
-  std::function<void(int)> on_ring = [](int) {};
-};
-
 struct Member {
-  NotingPeers peers = {};
+  testing::FakePeers peers;
   std::shared_ptr<SharedArena> arena = SharedArena::create(std::size_t{64} << 20);
   std::unique_ptr<ShmBackend> backend = {};
   std::unique_ptr<Channel> channel = {};
@@ -49,7 +42,7 @@ class BoundedCallTest : public ::testing::TestWithParam<std::tuple<OpKind, bool>
     for (std::size_t rank = 0; rank < kMembers; ++rank) {
       Member& member = members_[rank];
       member.backend = std::make_unique<ShmBackend>(
-          name, member.arena, ShmTuning{.slot_bytes = 8 << 10, .call_bytes = kCallBytes});
+          name, member.arena, ShmTuning{.buffer_bytes = 8 << 10, .call_bytes = kCallBytes});
       member.channel =
           member.backend->open({.ranks = {0, 1}, .set_rank = static_cast<int>(rank)}, member.peers);
       const auto memory_of = in_arena ? member.arena : nullptr;
@@ -83,7 +76,7 @@ class BoundedCallTest : public ::testing::TestWithParam<std::tuple<OpKind, bool>
     }
   }
 
-  /// To the end, with a call of each member in turn.
+  /// Runs the collective to its end. Calls the members in turn.
   void run(const std::function<void()>& after_each = [] {}) {
     std::size_t left = kMembers;
     for (std::size_t calls = 0; left > 0 && calls < 10000; ++calls) {
@@ -98,7 +91,7 @@ class BoundedCallTest : public ::testing::TestWithParam<std::tuple<OpKind, bool>
     EXPECT_EQ(left, 0U);
   }
 
-  /// Bytes of all outputs that have been written, by words.
+  /// Bytes of all outputs that have been written, in whole words.
   std::size_t written() const {
     std::size_t words = 0;
     for (const Member& member : members_) {
@@ -114,7 +107,7 @@ class BoundedCallTest : public ::testing::TestWithParam<std::tuple<OpKind, bool>
   std::size_t output_bytes_ = 0;
 };
 
-TEST_P(BoundedCallTest, OneCallMovesAboutAsMuchAsItMay) {
+TEST_P(BoundedCallTest, OneCallMovesAboutAsMuchAsTheLimit) {
   std::size_t before = 0;
   std::size_t most = 0;
   run([&] {
@@ -123,14 +116,14 @@ TEST_P(BoundedCallTest, OneCallMovesAboutAsMuchAsItMay) {
     before = now;
   });
   EXPECT_EQ(before, kMembers * output_bytes_);
-  // A call that has moved a little less than it may goes through one more phase.
+  // A call that has moved slightly less than the limit runs one more phase.
   EXPECT_LE(most, 2 * kCallBytes);
-  EXPECT_GE(most, kCallBytes / 8) << "no smaller than it has to be";
+  EXPECT_GE(most, kCallBytes / 8) << "a call uses most of the limit";
 }
 
-TEST_P(BoundedCallTest, TheOthersAreRungBeforeTheLastToArriveWorks) {
+TEST_P(BoundedCallTest, TheLastMemberRingsBeforeItMovesData) {
   if (GetParam() == std::make_tuple(OpKind::kBroadcast, false))
-    GTEST_SKIP() << "the first round only tells where the tensors lie";
+    GTEST_SKIP() << "the first round only publishes the offsets of the tensors";
   Member& first = members_[0];
   Member& last = members_[1];
   while (first.work->progress() || first.work->moved()) {
@@ -139,8 +132,8 @@ TEST_P(BoundedCallTest, TheOthersAreRungBeforeTheLastToArriveWorks) {
   const std::size_t before = written();
   last.peers.on_ring = [&](int) { written_when_rung = std::min(written_when_rung, written()); };
   ASSERT_FALSE(last.work->progress());
-  EXPECT_GT(written(), before) << "it works in this call";
-  EXPECT_EQ(written_when_rung, before) << "which begins after the ring";
+  EXPECT_GT(written(), before) << "the call moves data";
+  EXPECT_EQ(written_when_rung, before) << "the call rings before it moves data";
 }
 
 INSTANTIATE_TEST_SUITE_P(

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "backend/flat/flat_backend.h"
+#include "transport/channel_messages.h"
+
+namespace hvd::flat {
+
+// The kinds of messages in a channel, from those that transport/carrier.h reserves for this backend.
+inline constexpr int kMostWindows = 4;
+inline constexpr int kScatterKind = message::kFlatBackendKinds;  ///< + number of the window's place
+inline constexpr int kGatherKind = kScatterKind + kMostWindows;   ///< + number of the window's place
+inline constexpr int kDirectKind = kGatherKind + kMostWindows;
+inline constexpr int kChunkKind = kDirectKind + 1;
+static_assert(kChunkKind < message::kHierarchicalBackendKind);
+
+/// State that a channel of this backend shares with its Works.
+///
+/// Not thread-safe: only the thread that drives the engine uses it.
+class FlatChannelState final : public message::ChannelMessages {
+ public:
+  FlatChannelState(std::shared_ptr<message::Carrier> carrier, const ChannelSpec& spec, Peers& peers,
+                   const FlatTuning& tuning)
+      : ChannelMessages(std::move(carrier), spec, peers),
+        sources(spec.ranks.size()),
+        tuning_(tuning) {}
+
+  const FlatTuning& tuning() const noexcept { return tuning_; }
+
+  std::vector<const std::byte*> sources;  ///< one per rank, for hvd::reduce()
+
+ private:
+  const FlatTuning tuning_;
+};
+
+/// Base of the Works.
+class FlatWork : public message::MessageWork {
+ public:
+  explicit FlatWork(std::shared_ptr<FlatChannelState> channel)
+      : MessageWork(channel), channel_(*channel) {}
+
+ protected:
+  FlatChannelState& channel() noexcept { return channel_; }
+
+ private:
+  FlatChannelState& channel_;  // MessageWork keeps it alive
+};
+
+// See hvd::Collective for the contents of `in` and `out`. allreduce.cpp has the first, and
+// chunked_collectives.cpp the others.
+std::unique_ptr<Work> make_allreduce(std::shared_ptr<FlatChannelState>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<FlatChannelState>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_allgather(std::shared_ptr<FlatChannelState>, const Collective&,
+                                     std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_alltoall(std::shared_ptr<FlatChannelState>, const Collective&,
+                                    std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_reducescatter(std::shared_ptr<FlatChannelState>, const Collective&,
+                                         std::span<const std::byte> in, std::span<std::byte> out);
+
+}  // namespace hvd::flat

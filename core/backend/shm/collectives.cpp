@@ -1,0 +1,327 @@
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+#include "backend/shm/pipelined_work.h"
+
+namespace hvd::shm {
+namespace {
+
+using segment::common_part;
+using segment::round_part;
+
+/// A round moves a part of at most a buffer, of which each member reduces its slice for all members.
+/// A small tensor is one part, and every member reduces all of it.
+class AllreduceWork final : public PipelinedWork {
+ public:
+  using PipelinedWork::PipelinedWork;
+
+ private:
+  bool prepare() override {
+    sliced_ = in_.size() > channel().tuning().small_bytes;
+    set_rounds(segment::rounds_of(in_.size(), step()));
+    if (sliced_) offer(in_, out_);
+    return sliced_;
+  }
+
+  std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
+  Range part(std::uint64_t round) noexcept { return segment::round_part(in_.size(), round, step()); }
+  /// The slice of `bytes` bytes that this member reduces.
+  Range own_slice(std::size_t bytes) noexcept {
+    return sliced_ ? segment::slice_of(bytes, rank(), members()) : Range{0, bytes};
+  }
+
+  // This member reads its own slice from its tensor, so only the other slices are copied to the
+  // buffer, and from the result.
+  void fill(std::uint64_t round) override {
+    const Range all = part(round);
+    const Range own = sliced_ ? own_slice(all.size()) : Range{};
+    copy_around(input_buffer(round, rank()), in_.data() + all.begin, all.size(), own);
+  }
+
+  bool reduce(std::uint64_t round) override {
+    const Range all = part(round);
+    const Range own = own_slice(all.size());
+    if (own.empty()) return true;
+    for (std::size_t member = 0; member < members(); ++member)
+      channel().sources[member] = input_buffer(round, member) + own.begin;
+    channel().sources[rank()] = in_.data() + all.begin + own.begin;
+    std::byte* const to[] = {out_.data() + all.begin + own.begin, result_buffer(round) + own.begin};
+    reduce_to(std::span(to).first(sliced_ ? 2 : 1), own.size());
+    return true;
+  }
+
+  void copy_out(std::uint64_t round) override {
+    const Range all = part(round);
+    copy_around(out_.data() + all.begin, result_buffer(round), all.size(), own_slice(all.size()));
+  }
+
+  std::size_t bytes_in_place() override { return own_slice(in_.size()).size(); }
+
+  void reduce_in_place(Range share) override {
+    const std::size_t begin = own_slice(in_.size()).begin + share.begin;
+    for (std::size_t member = 0; member < members(); ++member) {
+      channel().sources[member] = input_of(member) + begin;
+      channel().destinations[member] = output_of(member) + begin;
+    }
+    reduce_to(channel().destinations, share.size());
+  }
+
+  bool sliced_ = false;
+};
+
+/// Only the root fills its buffer.
+class BroadcastWork final : public PipelinedWork {
+ public:
+  using PipelinedWork::PipelinedWork;
+
+ private:
+  bool prepare() override {
+    set_rounds(segment::rounds_of(out_.size(), step()));
+    if (out_.size() > channel().tuning().small_bytes)
+      offer(at_root() ? in_ : std::span<const std::byte>());
+    return false;
+  }
+  std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
+  std::size_t root() const noexcept { return static_cast<std::size_t>(collective_.root); }
+  bool at_root() const noexcept { return rank() == root(); }
+
+  void fill(std::uint64_t round) override {
+    const Range moved = round_part(out_.size(), round, step());
+    if (at_root()) copy(input_buffer(round, root()), in_.data() + moved.begin, moved.size());
+  }
+  bool reduce(std::uint64_t round) override {
+    const Range moved = round_part(out_.size(), round, step());
+    copy(out_.data() + moved.begin, at_root() ? in_.data() + moved.begin : input_buffer(round, root()),
+         moved.size());
+    return true;
+  }
+  std::size_t bytes_in_place() override {
+    return at_root() && in_.data() == out_.data() ? 0 : out_.size();
+  }
+  void reduce_in_place(Range part) override {
+    copy(out_.data() + part.begin, input_of(root()) + part.begin, part.size());
+  }
+};
+
+class AllgatherWork final : public PipelinedWork {
+ public:
+  AllgatherWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
+                std::span<const std::byte> in, std::span<std::byte> out)
+      : PipelinedWork(std::move(channel), collective, in, out),
+        blocks_(segment::blocks_of(collective.counts, element())) {}
+
+ private:
+  bool prepare() override {
+    set_rounds(segment::most_rounds(blocks_, step()));
+    if (out_.size() > channel().tuning().small_bytes) offer(in_);
+    return false;
+  }
+  std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
+
+  void fill(std::uint64_t round) override {
+    const Range moved = round_part(in_.size(), round, step());
+    copy(input_buffer(round, rank()), in_.data() + moved.begin, moved.size());
+  }
+  bool reduce(std::uint64_t round) override {
+    for (std::size_t member = 0; member < members(); ++member) {
+      if (is_in_place(member)) continue;
+      const Range moved = round_part(blocks_[member], round, step());
+      copy(out_.data() + moved.begin, input_buffer(round, member), moved.size());
+    }
+    return true;
+  }
+  void reduce_in_place(Range part) override {
+    for (std::size_t member = 0; member < members(); ++member) {
+      const Range here = common_part(blocks_[member], part);
+      if (here.empty() || is_in_place(member)) continue;
+      copy(out_.data() + here.begin, input_of(member) + here.begin - blocks_[member].begin,
+           here.size());
+    }
+  }
+  /// This member's block is in place already. The others may be reading it.
+  bool is_in_place(std::size_t member) noexcept {
+    return member == rank() && in_.data() == out_.data() + blocks_[member].begin;
+  }
+
+  const std::vector<Range> blocks_;  ///< of the output, by member
+};
+
+/// Kinds in which each member sends a different block to each other member. A buffer has a section
+/// for each receiver. A member's block for itself is not copied to a buffer.
+class ExchangeWork : public PipelinedWork {
+ public:
+  ExchangeWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
+               std::span<const std::byte> in, std::span<std::byte> out,
+               std::span<const std::int64_t> sent)
+      : PipelinedWork(std::move(channel), collective, in, out),
+        sent_(segment::blocks_of(sent, element())),
+        step_(this->channel().tuning().buffer_bytes / (members() - 1) / kCacheLine * kCacheLine) {}
+
+ protected:
+  void fill(std::uint64_t round) override {
+    for (std::size_t member = 0; member < members(); ++member) {
+      if (member == rank()) continue;
+      const Range moved = round_part(sent_[member], round, step_);
+      copy(section(round, rank(), member), in_.data() + moved.begin, moved.size());
+    }
+  }
+  /// The section for `to` in the buffer of `from`. @pre from is not to
+  std::byte* section(std::uint64_t round, std::size_t from, std::size_t to) noexcept {
+    HVD_EXPECT(from != to, "no member sends itself anything");
+    return input_buffer(round, from) + (to < from ? to : to - 1) * step_;
+  }
+  /// This member's block for itself, in the input.
+  const Range& kept() const noexcept { return sent_[rank()]; }
+
+  const std::vector<Range> sent_;  ///< of the input, by receiver
+  const std::size_t step_;
+};
+
+class ReducescatterWork final : public ExchangeWork {
+ public:
+  ReducescatterWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
+                    std::span<const std::byte> in, std::span<std::byte> out)
+      : ExchangeWork(std::move(channel), collective, in, out, collective.counts) {}
+
+ private:
+  bool prepare() override {
+    set_rounds(segment::most_rounds(sent_, step_));
+    if (in_.size() > channel().tuning().small_bytes) offer(in_);
+    return false;
+  }
+  bool reduce(std::uint64_t round) override {
+    const Range moved = round_part(out_.size(), round, step_);
+    if (moved.empty()) return true;
+    for (std::size_t member = 0; member < members(); ++member) {
+      channel().sources[member] = member == rank()
+                                      ? in_.data() + round_part(kept(), round, step_).begin
+                                      : section(round, member, rank());
+    }
+    reduce_into(moved);
+    return true;
+  }
+  void reduce_in_place(Range part) override {
+    for (std::size_t member = 0; member < members(); ++member)
+      channel().sources[member] = input_of(member) + kept().begin + part.begin;
+    reduce_into(part);
+  }
+  void reduce_into(Range of_output) {
+    std::byte* const to[] = {out_.data() + of_output.begin};
+    reduce_to(to, of_output.size());
+  }
+};
+
+/// A member knows only the sizes that it sends and receives. So each member publishes the number of
+/// rounds that its own data needs.
+class AlltoallWork final : public ExchangeWork {
+ public:
+  AlltoallWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
+               std::span<const std::byte> in, std::span<std::byte> out)
+      : ExchangeWork(std::move(channel), collective, in, out, collective.send_counts),
+        received_(segment::blocks_of(collective.counts, element())) {}
+
+ private:
+  bool prepare() override {
+    set_rounds(1);  // reduce(0) adds the others
+    kept_copied_ = 0;
+    offer(in_);
+    return false;
+  }
+
+  void fill(std::uint64_t round) override {
+    if (round == 0) wanted_by(rank()) = own_rounds();
+    ExchangeWork::fill(round);
+  }
+  bool reduce(std::uint64_t round) override {
+    if (round == 0 && !copy_kept()) return false;
+    if (round == 0) {
+      std::uint64_t most = 1;
+      for (std::size_t member = 0; member < members(); ++member)
+        most = std::max(most, wanted_by(member));
+      add_rounds(most - 1);
+    }
+    for (std::size_t member = 0; member < members(); ++member) {
+      if (member == rank()) continue;
+      const Range moved = round_part(received_[member], round, step_);
+      copy(out_.data() + moved.begin, section(round, member, rank()), moved.size());
+    }
+    return true;
+  }
+  /// @return whether the whole block has been copied
+  bool copy_kept() {
+    const std::size_t bytes = std::min(kept().size() - kept_copied_, channel().tuning().call_bytes);
+    copy(out_.data() + received_[rank()].begin + kept_copied_,
+         in_.data() + kept().begin + kept_copied_, bytes);
+    kept_copied_ += bytes;
+    return kept_copied_ == kept().size();
+  }
+
+  /// Indexed by the parity of the first data round, not of the first round: a member that has
+  /// finished two rounds begins the next collective while others still read.
+  std::uint64_t& wanted_by(std::size_t member) noexcept {
+    return channel().info(member).rounds_wanted[number(0) % 2];
+  }
+  std::uint64_t own_rounds() const noexcept {
+    std::uint64_t most = 0;
+    for (std::size_t member = 0; member < members(); ++member) {
+      if (member != rank()) most = std::max(most, segment::rounds_of(sent_[member].size(), step_));
+    }
+    return most;
+  }
+
+  // Publishes the offset of each receiver's block in the input. The receivers know only its size.
+  void fill_in_place() override {
+    for (std::size_t member = 0; member < members(); ++member)
+      begins(rank())[member] = sent_[member].begin;
+  }
+  void reduce_in_place(Range part) override {
+    for (std::size_t member = 0; member < members(); ++member) {
+      const Range here = common_part(received_[member], part);
+      if (here.empty()) continue;
+      const std::uint64_t begin = member == rank() ? kept().begin : begins(member)[rank()];
+      copy(out_.data() + here.begin,
+           input_of(member) + begin + here.begin - received_[member].begin, here.size());
+    }
+  }
+  std::uint64_t* begins(std::size_t member) noexcept {
+    return reinterpret_cast<std::uint64_t*>(input_buffer(0, member));
+  }
+
+  const std::vector<Range> received_;  ///< of the output, by sender
+  std::size_t kept_copied_ = 0;        ///< bytes of kept() copied so far
+};
+
+}  // namespace
+
+std::unique_ptr<Work> make_allreduce(std::shared_ptr<ShmChannelState> channel,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out) {
+  return std::make_unique<AllreduceWork>(std::move(channel), collective, in, out);
+}
+
+std::unique_ptr<Work> make_broadcast(std::shared_ptr<ShmChannelState> channel,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out) {
+  return std::make_unique<BroadcastWork>(std::move(channel), collective, in, out);
+}
+
+std::unique_ptr<Work> make_allgather(std::shared_ptr<ShmChannelState> channel,
+                                     const Collective& collective, std::span<const std::byte> in,
+                                     std::span<std::byte> out) {
+  return std::make_unique<AllgatherWork>(std::move(channel), collective, in, out);
+}
+
+std::unique_ptr<Work> make_reducescatter(std::shared_ptr<ShmChannelState> channel,
+                                         const Collective& collective,
+                                         std::span<const std::byte> in, std::span<std::byte> out) {
+  return std::make_unique<ReducescatterWork>(std::move(channel), collective, in, out);
+}
+
+std::unique_ptr<Work> make_alltoall(std::shared_ptr<ShmChannelState> channel,
+                                    const Collective& collective, std::span<const std::byte> in,
+                                    std::span<std::byte> out) {
+  return std::make_unique<AlltoallWork>(std::move(channel), collective, in, out);
+}
+
+}  // namespace hvd::shm
