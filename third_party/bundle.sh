@@ -1,15 +1,19 @@
-# For hosts without a network: what setup.sh would install there, as one folder. Sourced by setup.sh, which has say, die, quietly and root.
+# For hosts without a network: collects what setup.sh would install there in one folder. Sourced by setup.sh, which defines say, die,
+# quietly and root.
 #
-# The folder holds deps.tar.gz (the files of Debian packages of this machine, and the libraries that they need, below one prefix) and
-# MANIFEST; and gpu.tar.gz, if 'test/gpu/run.sh --build-only' has built the tests and benchmarks that need a GPU: with it, minutes on a
-# GPU need not be spent on compiling. Nothing of LibTorch, CUDA or NCCL is in it: those are on the target, or are not needed.
+# The folder holds deps.tar.xz (the files of Debian packages of this machine and the libraries that they need, below one prefix) and
+# MANIFEST. It also holds gpu.tar.xz, if 'test/gpu/run.sh --build-only' has built the tests and benchmarks that need a GPU, so that no
+# time on a GPU is spent on compiling. The bundle does not contain LibTorch, CUDA or NCCL: the target has them or does not need them.
+#
+# The bundle and the checkout together must fit into 64 MiB, the limit of some services that copy files to a GPU host. Therefore the
+# archives are compressed with xz and the programs are stripped.
 
 bundle_packages=(libspdlog-dev libspdlog1.10 libfmt-dev libfmt9 libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev libhwloc15 nlohmann-json3-dev libasio-dev libucx-dev libucx0
   libopenmpi-dev openmpi-bin openmpi-common libopenmpi3 libpmix2 cmake cmake-data ninja-build)
-bundle_limit=$((60 << 20))
+bundle_limit=$((56 << 20))
 arch_lib=lib/x86_64-linux-gnu
 
-# The files of a package that a build or a run needs.
+# Prints the files of a package that a build or a run needs.
 package_files() {
   dpkg -L "$1" | grep -vE '^/usr/share/(doc|man|lintian|locale|bash-completion|emacs|vim|aclocal|bug|icons|mime|applications)(/|$)' |
     grep -vE '^/(etc|var)/|openmpi/.*\.a$|^/usr/share/cmake-[^/]*/Help|openmpi/lib/.*\.mod$|libmpi_(usempi|mpifh|java|cxx)|/fortran'
@@ -17,24 +21,38 @@ package_files() {
 
 # The programs of a build for test/gpu/run.sh, and the lists from which ctest knows them.
 bundle_gpu_programs() {
-  local build=$root/build/gpu commit
+  local build=$root/build/gpu commit programs
   [[ -x $build/test/gpu/gpu_kernels_test ]] || return 0
   [[ ! -e $build/PREBUILT ]] || die "--bundle: the programs in $build came with a bundle; remove it, and run 'bash test/gpu/run.sh --build-only'"
   commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
+  programs=$(mktemp -d)
   (cd "$root" && find build/gpu -path build/gpu/torch -prune -o \( -type f \( -perm -u+x -o -name 'CTestTestfile.cmake' \) -o -type l -name '*.so*' \) \
-    -not -path '*/CMakeFiles/*' -print0 | tar -czf "$1/gpu.tar.gz" --null -T -)
+    -not -path '*/CMakeFiles/*' -print0 | tar -cf - --null -T -) | tar -C "$programs" -xf -
+  # The tests need no debug information. strip fails for scripts.
+  find "$programs" -type f -perm -u+x -exec strip --strip-debug {} + 2>/dev/null || true
+  tar -C "$programs" -cJf "$1/gpu.tar.xz" build
+  rm -rf "$programs"
   printf 'gpu-programs %s %s\n' "$commit" "$root" >>"$1/MANIFEST"
   say "bundle: with the programs of build/gpu, from $commit"
 }
 
-# Below the checkout, with its own paths and the target's mpirun in ctest's lists.
+# Unpacks an archive of a bundle. Python reads it on hosts without xz.
+unpack() {
+  if command -v xz >/dev/null; then
+    tar -C "$2" -xJf "$1"
+  else
+    python3 -m tarfile -e "$1" "$2"
+  fi
+}
+
+# Unpacks the programs below the checkout, and writes its paths and the target's mpirun into ctest's lists.
 unpack_gpu_programs() {
   local source=$1 deps=$2 line commit built_in
-  [[ -e $source/gpu.tar.gz ]] || return 0
+  [[ -e $source/gpu.tar.xz ]] || return 0
   line=$(sed -n 's/^gpu-programs //p' "$source/MANIFEST")
   commit=${line%% *} built_in=${line#* }
   rm -rf "$root/build/gpu"
-  tar -C "$root" -xzf "$source/gpu.tar.gz" || die "--from: $source/gpu.tar.gz could not be unpacked"
+  unpack "$source/gpu.tar.xz" "$root" || die "--from: $source/gpu.tar.xz could not be unpacked"
   find "$root/build/gpu" -name CTestTestfile.cmake -exec \
     sed -i -E -e "s#/usr/bin/(mpirun|mpiexec)(\.openmpi)?\>#$deps/bin/mpirun#g" -e "s|$built_in/|$root/|g" {} +
   printf '%s\n' "$commit" >"$root/build/gpu/PREBUILT"
@@ -86,11 +104,11 @@ make_bundle() {
     printf 'glibc %s\n' "$version"
     for package in "${bundle_packages[@]}"; do printf 'package %s %s\n' "$package" "$(dpkg-query -W -f='${Version}' "$package")"; done
   } >"$target/MANIFEST"
-  tar -C "$tree" -czf - . >"$target/deps.tar.gz"
-  rm -f "$target/gpu.tar.gz"
+  tar -C "$tree" -cJf "$target/deps.tar.xz" .
+  rm -f "$target/gpu.tar.xz"
   bundle_gpu_programs "$target"
-  size=$(du -sb "$target" | cut -f1)
-  ((size < bundle_limit)) || die "--bundle: $target has $size bytes, expected less than $bundle_limit"
+  size=$(cat "$target"/MANIFEST "$target"/*.tar.xz | wc -c)
+  ((size < bundle_limit)) || die "--bundle: $target has $size bytes, expected less than $bundle_limit, so that it fits into 64 MiB with the checkout"
   say "bundle: $target, $((size >> 20)) MiB; copy it with the checkout, and run 'bash third_party/setup.sh --from DIR' there"
 }
 
@@ -125,13 +143,13 @@ write_environment() {
 
 set_up_from() {
   local source=$1 deps=$root/.deps wanted found
-  [[ -f $source/deps.tar.gz && -f $source/MANIFEST ]] || die "--from: $source is no bundle (expected deps.tar.gz and MANIFEST in it)"
+  [[ -f $source/deps.tar.xz && -f $source/MANIFEST ]] || die "--from: $source is no bundle (expected deps.tar.xz and MANIFEST in it)"
   wanted=$(sed -n 's/^glibc //p' "$source/MANIFEST")
   found=$(ldd --version | sed -n '1s/.* //p')
   printf '%s\n%s\n' "$wanted" "$found" | sort -CV || die "--from: the bundle needs glibc $wanted or newer, this host has $found; make it on an older one"
   rm -rf "$deps"
   mkdir "$deps"
-  tar -C "$deps" -xzf "$source/deps.tar.gz" || die "--from: $source/deps.tar.gz could not be unpacked"
+  unpack "$source/deps.tar.xz" "$deps" || die "--from: $source/deps.tar.xz could not be unpacked"
   # CMake's files name the prefix that they were installed under; Open MPI's are told by env.sh.
   write_environment "$deps"
   # shellcheck disable=SC1091

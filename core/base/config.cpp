@@ -102,6 +102,10 @@ std::vector<std::string_view> split(std::string_view choices) {
 
 std::string choice(const Setting& setting) {
   std::string value = lower(setting.value);
+  if (!value.empty() && value == setting.variable.removed_choice) {
+    throw UsageError("environment variable " + setting.full_name + ": the value '" + setting.value +
+                     "' was removed; " + std::string(setting.variable.instead));
+  }
   for (const std::string_view one : split(setting.variable.choices)) {
     if (value == one) return value;
   }

@@ -22,10 +22,12 @@ struct Variable {
   std::string_view name;  ///< without "HVD_"; the runtime also reads its variables as "HOROVOD_"
   VariableUse use = VariableUse::kRuntime;
   VariableKind kind = VariableKind::kText;
-  std::string_view option = {};   ///< the member of hvd::Options that overrides it
-  std::int64_t lowest = 0;        ///< least whole number; for seconds, 1 means more than 0
-  std::int64_t highest = 0;       ///< greatest whole number
-  std::string_view choices = {};  ///< "auto|off"
+  std::string_view option = {};          ///< the member of hvd::Options that overrides it
+  std::int64_t lowest = 0;               ///< least whole number; for seconds, 1 means more than 0
+  std::int64_t highest = 0;              ///< greatest whole number
+  std::string_view choices = {};         ///< "auto|off"
+  std::string_view removed_choice = {};  ///< a former choice, which is now an error
+  std::string_view instead = {};         ///< the end of that error's text: what to set
   std::string_view fallback =
       {};  ///< its value when unset, as it would be written; empty: described in `otherwise`
   std::string_view otherwise = {};

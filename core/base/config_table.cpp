@@ -124,16 +124,15 @@ constexpr Variable kVariables[] = {
                 "([decision 25](decisions/0025-nccl-launches-on-a-thread.md))"},
     {.name = "NCCL_REGISTER",
      .kind = VariableKind::kChoice,
-     .choices = "auto|window|off",
+     .choices = "auto|off",
+     .removed_choice = "window",
+     .instead = "set 'auto' to register fusion buffers without symmetric windows, or 'off'",
      .fallback = "off",
      .meaning =
          "`auto`: fusion buffers are registered with NCCL 2.19 and newer. They then take twice the "
          "fusion threshold and a bit (136 MiB) of the GPU's memory per process set ([decision "
          "14](decisions/0014-nccl-behind-a-seam.md)). `off`: they are not registered. Where ranks "
-         "differ, off for all. `window`: as `auto`, and with NCCL 2.27 and newer the buffers "
-         "become "
-         "symmetric windows if all ranks ask for them; an error while they are made ends the job. "
-         "`auto` and `window` are experimental: neither has been measured"},
+         "differ, off for all. `auto` is experimental: it has not been measured"},
     {.name = "SHM_ALLOCATOR",
      .kind = VariableKind::kSwitch,
      .fallback = "0",

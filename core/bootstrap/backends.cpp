@@ -16,7 +16,7 @@
 #include "device/cuda/cuda_api.h"
 #endif
 #if HVD_HAVE_NCCL
-#include "backend/nccl/nccl_library.h"
+#include "backend/nccl/library.h"
 #endif
 
 namespace hvd::runtime {

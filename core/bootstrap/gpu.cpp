@@ -19,8 +19,8 @@
 #endif
 #if HVD_HAVE_NCCL
 #include "backend/nccl/launcher.h"
+#include "backend/nccl/library.h"
 #include "backend/nccl/nccl_backend.h"
-#include "backend/nccl/nccl_library.h"
 #endif
 
 namespace hvd::runtime {
@@ -83,10 +83,10 @@ std::shared_ptr<device::Context> find_device(const RuntimeOptions& options, int 
   const auto helper = std::make_shared<device::HelperThread>(kHelperPatience);
   return std::make_shared<device::Context>(
       api, options.device.value_or(local_rank % count),
-      device::Surroundings{.memory = registered_memory(),
-                           .run_aside = [helper](std::function<void()> function) {
-                             helper->run(std::move(function));
-                           }});
+      device::ContextDeps{.memory = registered_memory(),
+                          .run_on_helper = [helper](std::function<void()> function) {
+                            helper->run(std::move(function));
+                          }});
 }
 
 #if HVD_HAVE_NCCL
@@ -164,7 +164,6 @@ std::shared_ptr<Backend> make_nccl_backend(
   nccl_options.init_timeout = options.start_timeout;
   if (options.nccl_register != NcclRegister::kOff)
     nccl_options.registered_bytes = device::fusion_buffer_bytes(options.fusion_threshold);
-  nccl_options.windows = options.nccl_register == NcclRegister::kWindow;
   const auto library = options.nccl_launch == NcclLaunch::kThread
                            ? nccl::make_launcher(gpu.nccl, gpu.device)
                            : gpu.nccl;

@@ -13,8 +13,8 @@
 namespace hvd::device {
 namespace {
 
-/// One batch is packed while another is reduced.
-constexpr std::size_t kTurns = 2;
+/// Two buffers, so that one batch is packed while another is reduced.
+constexpr std::size_t kBuffers = 2;
 constexpr std::size_t kGranule = 64 << 10;
 
 std::size_t capacity_for(std::size_t size) {
@@ -29,11 +29,11 @@ std::size_t fusion_buffer_bytes(std::int64_t fusion_threshold) noexcept {
   return (bytes + bytes / 16 + kPage - 1) / kPage * kPage;
 }
 
-/// Buffers being made. The pool reads them once `done` is set. If the pool has been destroyed, the
-/// thread that made them frees them.
-struct BufferPool::Making {
-  explicit Making(bool is_needed) : needed(is_needed) {}
-  const bool needed;  // a batch waits for them
+/// Buffers being allocated. The pool reads them once `done` is set. If the pool has been destroyed,
+/// the helper thread frees them.
+struct BufferPool::Allocation {
+  explicit Allocation(bool is_needed) : needed(is_needed) {}
+  const bool needed;  // a batch waits for the buffers
   std::atomic<bool> done{false};
   std::vector<Buffer> buffers = {};
   std::exception_ptr error = nullptr;
@@ -68,18 +68,18 @@ void BufferLease::release(EventPtr after) {
 
 BufferPool::BufferPool(Context& context) : context_(context) {}
 
-// The owner of the pool has waited for the device or given up on it. In the second case buffers in
-// use are left allocated.
+// The owner of the pool has waited for the device or given up on it. If it gave up, buffers in use
+// stay allocated.
 BufferPool::~BufferPool() {
   std::ranges::move(free_, std::back_inserter(retired_));
   std::ranges::move(prepared_, std::back_inserter(retired_));
-  if (!retired_.empty()) free_what_is_done();
+  if (!retired_.empty()) free_retired();
   if (retired_.empty()) return;
   HVD_LOG(kDebug) << retired_.size() << " device buffers are still in use and are not freed";
   for (Buffer& buffer : retired_) keep_until_exit(std::move(buffer.memory));
 }
 
-void BufferPool::free_what_is_done() noexcept {
+void BufferPool::free_retired() noexcept {
   try {
     const DeviceGuard guard(context_.api(), context_.device());
     std::vector<std::shared_ptr<std::byte>> done;
@@ -88,25 +88,25 @@ void BufferPool::free_what_is_done() noexcept {
       done.push_back(std::move(buffer.memory));
       return true;
     });
-    if (!done.empty()) context_.run_aside([done = std::move(done)]() mutable { done.clear(); });
+    if (!done.empty()) context_.run_on_helper([done = std::move(done)]() mutable { done.clear(); });
   } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << "a device buffer was not freed: "
-                    << error.what();  // the device has failed, which others report
+    // The device has failed; its operations report that.
+    HVD_LOG(kDebug) << "a device buffer was not freed: " << error.what();
   }
 }
 
 void BufferPool::reserve(std::size_t size) {
-  HVD_EXPECT(!making_ && free_.empty() && prepared_.empty(), "nothing was asked for yet");
-  make(std::vector<std::size_t>(kTurns, capacity_for(size)), false);
+  HVD_EXPECT(!allocation_ && free_.empty() && prepared_.empty(), "no buffer was requested yet");
+  begin_allocation(std::vector<std::size_t>(kBuffers, capacity_for(size)), false);
 }
 
 bool BufferPool::prepare(std::span<const std::size_t> sizes) {
-  if (!retired_.empty()) free_what_is_done();
+  if (!retired_.empty()) free_retired();
   std::ranges::move(prepared_, std::inserter(free_, free_.begin()));
   prepared_.clear();
-  if (!take_what_was_made()) return false;
-  // The largest first, and for each the first buffer that fits, which was returned first: buffers
-  // take turns.
+  if (!collect_allocated()) return false;
+  // Serve the largest request first, each with the buffer that was released first among those that
+  // fit, so that the buffers take turns.
   wanted_.assign(sizes.begin(), sizes.end());
   std::ranges::sort(wanted_, std::greater<>());
   std::vector<std::size_t> missing;
@@ -122,45 +122,46 @@ bool BufferPool::prepare(std::span<const std::size_t> sizes) {
     free_.erase(found);
   }
   if (missing.empty()) return true;
-  make(std::move(missing), true);
-  return making_->done.load(std::memory_order_acquire) && prepare(sizes);
+  begin_allocation(std::move(missing), true);
+  return allocation_->done.load(std::memory_order_acquire) && prepare(sizes);
 }
 
-/// Returns false while the buffers are being made.
-bool BufferPool::take_what_was_made() {
-  if (!making_) return true;
-  if (!making_->done.load(std::memory_order_acquire)) return false;
-  const std::shared_ptr<Making> made = std::exchange(making_, nullptr);
-  if (made->error) {
-    if (made->needed) std::rethrow_exception(made->error);
-    HVD_LOG(kDebug) << "there is no memory on the device for buffers of the fusion threshold; they "
-                       "are made when they are needed, as large as needed";
+/// Returns false while buffers are being allocated.
+bool BufferPool::collect_allocated() {
+  if (!allocation_) return true;
+  if (!allocation_->done.load(std::memory_order_acquire)) return false;
+  const std::shared_ptr<Allocation> finished = std::exchange(allocation_, nullptr);
+  if (finished->error) {
+    if (finished->needed) std::rethrow_exception(finished->error);
+    HVD_LOG(kDebug) << "the device has no memory for buffers of the fusion threshold; buffers are "
+                       "allocated when they are needed, as large as needed";
   }
-  allocations_ += made->buffers.size();
-  std::ranges::move(made->buffers, std::back_inserter(free_));
+  allocations_ += finished->buffers.size();
+  std::ranges::move(finished->buffers, std::back_inserter(free_));
   return true;
 }
 
-void BufferPool::make(std::vector<std::size_t> capacities, bool needed) {
-  for (std::size_t i = 0; i < capacities.size(); ++i) retire_for_one_more();
-  making_ = std::make_shared<Making>(needed);
-  context_.run_aside([source = context_.memory(), making = making_,
-                      capacities = std::move(capacities)]() noexcept {
+void BufferPool::begin_allocation(std::vector<std::size_t> capacities, bool needed) {
+  for (std::size_t i = 0; i < capacities.size(); ++i) retire_smallest();
+  allocation_ = std::make_shared<Allocation>(needed);
+  context_.run_on_helper([source = context_.memory(), allocation = allocation_,
+                          capacities = std::move(capacities)]() noexcept {
     try {
       for (const std::size_t bytes : capacities) {
-        OwnedMemory made = source->allocate(bytes);
-        making->buffers.push_back({std::move(made.memory), bytes, std::move(made.usable_after)});
+        OwnedMemory block = source->allocate(bytes);
+        allocation->buffers.push_back(
+            {std::move(block.memory), bytes, std::move(block.usable_after)});
       }
     } catch (...) {
-      making->error = std::current_exception();
+      allocation->error = std::current_exception();
     }
-    making->done.store(true, std::memory_order_release);
+    allocation->done.store(true, std::memory_order_release);
   });
 }
 
 /// Retires the smallest buffer, because the new request is larger.
-void BufferPool::retire_for_one_more() {
-  if (free_.size() < kTurns) return;
+void BufferPool::retire_smallest() {
+  if (free_.size() < kBuffers) return;
   const auto smallest = std::ranges::min_element(free_, {}, &Buffer::capacity);
   retired_.push_back(std::move(*smallest));
   free_.erase(smallest);
@@ -168,7 +169,7 @@ void BufferPool::retire_for_one_more() {
 
 BufferLease BufferPool::lease(std::size_t size, Stream stream) {
   const auto found = std::ranges::find(prepared_, size, &Buffer::prepared_for);
-  HVD_EXPECT(found != prepared_.end(), "prepare() was true for this size");
+  HVD_EXPECT(found != prepared_.end(), "prepare() has returned true for this size");
   BufferLease lease;
   lease.pool_ = this;
   lease.size_ = size;
@@ -177,6 +178,29 @@ BufferLease BufferPool::lease(std::size_t size, Stream stream) {
   if (found->free_after) context_.api().wait(stream, {found->free_after->native()});
   prepared_.erase(found);
   return lease;
+}
+
+std::span<std::byte> BufferRing::acquire(std::span<const std::span<std::byte>> buffers,
+                                         std::size_t size, Stream stream) {
+  HVD_EXPECT(!acquired_, "the buffer acquired before has been released");
+  HVD_EXPECT(free_after_.empty() || buffers.empty() || free_after_.size() == buffers.size(),
+             "the buffers are always the same");
+  if (!fits(buffers, size)) return {};
+  free_after_.resize(buffers.size());
+  if (free_after_[next_]) api_.wait(stream, {free_after_[next_]->native()});
+  acquired_ = true;
+  return buffers[next_].first(size);
+}
+
+void BufferRing::release(EventPtr after) {
+  free_after_[next_] = std::move(after);
+  next_ = (next_ + 1) % free_after_.size();
+  acquired_ = false;
+}
+
+bool BufferRing::idle() const {
+  return !acquired_ && std::all_of(free_after_.begin(), free_after_.end(),
+                                   [](const EventPtr& event) { return reached(event); });
 }
 
 }  // namespace hvd::device

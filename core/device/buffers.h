@@ -43,7 +43,7 @@ class BufferLease {
 
 /// Reusable device buffers. Reuse never blocks the host: with two buffers, one batch is packed
 /// while another is reduced. The pool grows as requested. Memory is allocated and freed on another
-/// thread (Context::run_aside()). Only the thread that drives the engine uses the pool, which
+/// thread (Context::run_on_helper()). Only the thread that drives the engine uses the pool, which
 /// outlives its leases.
 class BufferPool {
  public:
@@ -52,8 +52,8 @@ class BufferPool {
   BufferPool& operator=(const BufferPool&) = delete;
   ~BufferPool();
 
-  /// Begins to allocate the buffers of a ring, of this size each. A failure has no effect:
-  /// prepare() allocates the buffers when they are needed.
+  /// Begins to allocate two buffers of this size. A failure has no effect: prepare() allocates the
+  /// buffers when they are needed.
   /// @pre no buffer was requested yet
   void reserve(std::size_t size);
   /// Returns true once there is a buffer for each of these sizes; lease them before the next call
@@ -75,19 +75,49 @@ class BufferPool {
     EventPtr free_after = {};
     std::size_t prepared_for = 0;  // requested size, for buffers in prepared_
   };
-  struct Making;
-  bool take_what_was_made();
-  void make(std::vector<std::size_t> capacities, bool needed);
-  void retire_for_one_more();
-  void free_what_is_done() noexcept;
+  struct Allocation;
+  bool collect_allocated();
+  void begin_allocation(std::vector<std::size_t> capacities, bool needed);
+  void retire_smallest();
+  void free_retired() noexcept;
 
   Context& context_;
-  std::shared_ptr<Making> making_;  // null: no allocation under way
+  std::shared_ptr<Allocation> allocation_;  // null: no allocation under way
   std::vector<Buffer> prepared_;
   std::vector<Buffer> free_;         // in the order of their release
   std::vector<Buffer> retired_;      // too small, possibly still in use on the device
-  std::vector<std::size_t> wanted_;  // kept for its memory
+  std::vector<std::size_t> wanted_;  // keeps its capacity
   std::size_t allocations_ = 0;
+};
+
+/// Round-robin use of buffers that another object owns. The order depends only on the number of
+/// calls, not on which buffer is free first, so that ranks with equal counts use the same buffer.
+/// Only the thread that drives the engine uses it, one buffer at a time. Never blocks the host.
+class BufferRing {
+ public:
+  explicit BufferRing(Api& api) : api_(api) {}
+
+  /// Whether these buffers can hold `size` bytes.
+  static bool fits(std::span<const std::span<std::byte>> buffers, std::size_t size) noexcept {
+    return !buffers.empty() && size > 0 && size <= buffers.front().size();
+  }
+  /// Acquires the next buffer. Returns an empty span, and keeps the position, if `size` does not
+  /// fit. Later work of `stream` waits on the device for the buffer's previous user. The device
+  /// must be current.
+  /// @pre the buffer acquired before has been released; `buffers` have one size and are always the
+  /// same
+  std::span<std::byte> acquire(std::span<const std::span<std::byte>> buffers, std::size_t size,
+                               Stream stream);
+  /// Returns the buffer. Its next user waits on the device for `after`, if it is not null.
+  void release(EventPtr after);
+  /// Whether all buffers are released and the device has finished with them.
+  bool idle() const;
+
+ private:
+  Api& api_;
+  std::vector<EventPtr> free_after_;
+  std::size_t next_ = 0;
+  bool acquired_ = false;
 };
 
 }  // namespace hvd::device

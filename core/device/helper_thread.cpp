@@ -48,7 +48,7 @@ HelperThread::~HelperThread() {
     queue_->changed.wait_until(queue_->mutex, deadline);
   if (queue_->begun && !queue_->over) {
     HVD_LOG(kError)
-        << "a call that frees or allocates memory of a GPU has not returned; it is left "
+        << "a call that frees or allocates memory of a GPU has not returned; its thread is left "
            "behind, and the memory stays allocated until the process ends";
   }
 }

@@ -17,8 +17,7 @@ constexpr std::size_t kPage = 4096;
 
 }  // namespace
 
-/// Allocates and frees the memory. Used in run_aside(), one call at a time, where it may outlive
-/// the pool.
+/// Allocates and frees the memory, one call at a time, in run_on_helper(). May outlive the pool.
 class PinnedPool::Source {
  public:
   Source(std::shared_ptr<Api> api, int device, std::shared_ptr<SharedArena> arena)
@@ -35,8 +34,8 @@ class PinnedPool::Source {
       const DeviceGuard guard(*api_, device_);
       for (const Buffer& buffer : buffers) release(buffer);
     } catch (const std::exception& error) {
-      HVD_LOG(kDebug) << "pinned memory was not freed: "
-                      << error.what();  // the device has failed, which others report
+      // The device has failed; its operations report that.
+      HVD_LOG(kDebug) << "pinned memory was not freed: " << error.what();
     }
   }
 
@@ -73,9 +72,9 @@ class PinnedPool::Source {
   bool pins_;  // false once the system has refused to pin
 };
 
-/// Buffers being made; the pool reads them once `done` is set.
-struct PinnedPool::Making {
-  explicit Making(bool is_needed) : needed(is_needed) {}
+/// Buffers being allocated; the pool reads them once `done` is set.
+struct PinnedPool::Allocation {
+  explicit Allocation(bool is_needed) : needed(is_needed) {}
   const bool needed;
   std::atomic<bool> done{false};
   std::vector<Buffer> buffers = {};
@@ -90,28 +89,28 @@ PinnedPool::~PinnedPool() {
   try {
     const DeviceGuard guard(context_.api(), context_.device());
     std::erase_if(free_, [](const Buffer& buffer) { return !reached(buffer.free_after); });
-    context_.run_aside(
-        [source = source_, making = std::move(making_), buffers = std::move(free_)]() noexcept {
-          source->release(buffers);
-          if (making) source->release(making->buffers);  // the request before it is obsolete
-        });
+    context_.run_on_helper([source = source_, allocation = std::move(allocation_),
+                            buffers = std::move(free_)]() noexcept {
+      source->release(buffers);
+      if (allocation) source->release(allocation->buffers);  // after the request ahead of this one
+    });
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "pinned memory was not freed: " << error.what();
   }
 }
 
 void PinnedPool::reserve(std::size_t count, std::size_t bytes) {
-  HVD_EXPECT(!making_ && free_.empty(), "nothing was asked for yet");
-  make(count, bytes, false);
+  HVD_EXPECT(!allocation_ && free_.empty(), "no buffer was requested yet");
+  begin_allocation(count, bytes, false);
 }
 
-std::optional<PinnedPool::Buffer> PinnedPool::take(std::size_t bytes) {
+std::optional<PinnedPool::Buffer> PinnedPool::acquire(std::size_t bytes) {
   if (auto found = find(bytes)) return found;
-  if (!making_) {
+  if (!allocation_) {
     const auto fits = [bytes](const Buffer& buffer) { return buffer.capacity >= bytes; };
     if (std::ranges::count_if(free_, fits) >= static_cast<std::ptrdiff_t>(kMostInUse))
       return std::nullopt;
-    make(1, bytes, true);
+    begin_allocation(1, bytes, true);
   }
   collect();
   return find(bytes);
@@ -128,27 +127,27 @@ std::optional<PinnedPool::Buffer> PinnedPool::find(std::size_t bytes) {
   return buffer;
 }
 
-/// Moves the buffers that have been made to the free list.
+/// Moves finished buffers to the free list.
 void PinnedPool::collect() {
-  if (!making_ || !making_->done.load(std::memory_order_acquire)) return;
-  const std::shared_ptr<Making> made = std::exchange(making_, nullptr);
-  std::ranges::move(made->buffers, std::back_inserter(free_));
-  if (!made->error) return;
-  if (made->needed) std::rethrow_exception(made->error);
-  HVD_LOG(kDebug) << "there is no memory that can be pinned beforehand; it is made when needed";
+  if (!allocation_ || !allocation_->done.load(std::memory_order_acquire)) return;
+  const std::shared_ptr<Allocation> finished = std::exchange(allocation_, nullptr);
+  std::ranges::move(finished->buffers, std::back_inserter(free_));
+  if (!finished->error) return;
+  if (finished->needed) std::rethrow_exception(finished->error);
+  HVD_LOG(kDebug) << "no memory could be pinned in advance; it is pinned when it is needed";
 }
 
-void PinnedPool::make(std::size_t count, std::size_t bytes, bool needed) {
-  making_ = std::make_shared<Making>(needed);
+void PinnedPool::begin_allocation(std::size_t count, std::size_t bytes, bool needed) {
+  allocation_ = std::make_shared<Allocation>(needed);
   const std::size_t capacity = std::max<std::size_t>((bytes + kPage - 1) / kPage * kPage, kPage);
-  context_.run_aside([source = source_, making = making_, count, capacity]() noexcept {
+  context_.run_on_helper([source = source_, allocation = allocation_, count, capacity]() noexcept {
     try {
       for (std::size_t i = 0; i < count; ++i)
-        making->buffers.push_back({source->allocate(capacity), capacity});
+        allocation->buffers.push_back({source->allocate(capacity), capacity});
     } catch (...) {
-      making->error = std::current_exception();
+      allocation->error = std::current_exception();
     }
-    making->done.store(true, std::memory_order_release);
+    allocation->done.store(true, std::memory_order_release);
   });
 }
 

@@ -15,7 +15,7 @@ namespace hvd::device {
 /// that the other ranks of the host reduce it in place instead of copying it.
 ///
 /// Only the thread that drives the engine uses it, with the device current. Pinning and unpinning
-/// may block on the device, so they run in Context::run_aside(). Buffers that are not given back
+/// may block on the device, so they run in Context::run_on_helper(). Buffers that are not released
 /// are kept until the process ends, because the device or a peer may still use them.
 class PinnedPool {
  public:
@@ -33,26 +33,26 @@ class PinnedPool {
     std::size_t capacity = 0;
     EventPtr free_after = {};  ///< null: free at once
   };
-  /// Begins to make `count` buffers of this size. A failure has no effect: take() makes buffers
-  /// when they are needed.
+  /// Begins to make `count` buffers of this size. A failure has no effect: acquire() makes
+  /// buffers when they are needed.
   /// @pre no buffer was requested yet
   void reserve(std::size_t count, std::size_t bytes);
   /// Returns a buffer, or an empty value while one is being made or the device still uses
   /// kMostInUse: call again.
   /// @throws Error when there is no memory
-  std::optional<Buffer> take(std::size_t bytes);
-  void give_back(Buffer buffer) { free_.push_back(std::move(buffer)); }
+  std::optional<Buffer> acquire(std::size_t bytes);
+  void release(Buffer buffer) { free_.push_back(std::move(buffer)); }
 
  private:
   class Source;
-  struct Making;
+  struct Allocation;
   std::optional<Buffer> find(std::size_t bytes);
   void collect();
-  void make(std::size_t count, std::size_t bytes, bool needed);
+  void begin_allocation(std::size_t count, std::size_t bytes, bool needed);
 
   Context& context_;
   const std::shared_ptr<Source> source_;
-  std::shared_ptr<Making> making_;  // null: no allocation under way
+  std::shared_ptr<Allocation> allocation_;  // null: no allocation under way
   std::vector<Buffer> free_;
 };
 

@@ -190,8 +190,8 @@ bool DeviceStaging::through_channels_own(const Batch& batch, std::size_t bytes) 
 void DeviceStaging::lease_output(const Batch& batch, std::size_t bytes) {
   in_turn_ = through_channels_own(batch, bytes);
   if (in_turn_) {
-    staged_.out =
-        pipeline_.channels_own.take(pipeline_.channel.fusion_buffers(), bytes, pipeline_.in.get());
+    staged_.out = pipeline_.channels_own.acquire(pipeline_.channel.fusion_buffers(), bytes,
+                                                 pipeline_.in.get());
   } else {
     output_ = pipeline_.buffers.lease(bytes, pipeline_.in.get());
     staged_.out = output_.bytes();

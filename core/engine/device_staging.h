@@ -5,7 +5,6 @@
 #include <vector>
 
 #include "backend/backend.h"
-#include "device/buffer_ring.h"
 #include "device/buffers.h"
 #include "device/context.h"
 #include "engine/staging.h"

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/staged/host_staged_channel.h"
+#include "engine/device_self.h"
 #include "engine/device_staging.h"
 #include "engine/host_staging.h"
 #include "hvd/error.h"
@@ -14,6 +15,7 @@ namespace hvd::runtime {
 namespace {
 
 constexpr std::string_view kDeviceBackend = "nccl";
+constexpr std::string_view kDeviceSelf = "self, on a GPU";  // queue of a set of one rank
 /// Instance of the host-memory channel that a staged channel owns.
 constexpr int kStagingInstance = 2;
 static_assert(kUrgentInstance < kMostInstances);
@@ -51,7 +53,9 @@ class BackendQueues final : public QueueFactory {
         buffers_(parts_.arena) {}
 
   std::string choose(const Batch& batch) const override {
-    if (on_device(batch)) return device_choice(batch).name();
+    if (on_device(batch)) {
+      return runs_on_device_self(batch) ? std::string(kDeviceSelf) : device_choice(batch).name();
+    }
     const std::string backend(host_backend(batch.spec(), batch).name());
     return urgent(batch) ? backend + ", urgent" : backend;
   }
@@ -130,6 +134,12 @@ class BackendQueues final : public QueueFactory {
   }
 
   ChannelQueue open_on_device(const Batch& batch) {
+    if (runs_on_device_self(batch)) {
+      const ChannelSpec host = staging_spec(device_spec(batch));
+      DeviceSelf self =
+          make_device_self(parts_.device, host_backend(host, batch).open(host, parts_.peers));
+      return {std::string(kDeviceSelf), std::move(self.channel), std::move(self.staging)};
+    }
     const DeviceChoice choice = device_choice(batch);
     const ChannelSpec spec = device_spec(batch);
     std::unique_ptr<Channel> channel =
@@ -143,7 +153,7 @@ class BackendQueues final : public QueueFactory {
   std::unique_ptr<Channel> open_staged(const DeviceChoice& choice, const ChannelSpec& spec) {
     return staged::make_host_staged_channel(
         choice.backend.open(staging_spec(spec), parts_.peers), parts_.device, spec, parts_.arena,
-        {.makes_memory_beforehand = carries_gradients(choice, spec)});
+        {.allocates_in_advance = carries_gradients(choice, spec)});
   }
 
   Backend& host_backend(const ChannelSpec&, const Batch&) const;

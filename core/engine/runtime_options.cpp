@@ -57,7 +57,6 @@ ProgressMode progress_mode(const Options& options) {
 
 NcclRegister nccl_register() {
   const std::string choice = env_choice("NCCL_REGISTER").value_or("off");
-  if (choice == "window") return NcclRegister::kWindow;
   return choice == "auto" ? NcclRegister::kAuto : NcclRegister::kOff;
 }
 

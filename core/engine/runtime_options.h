@@ -13,7 +13,7 @@ namespace hvd::runtime {
 /// How NCCL's calls are made: on a thread of hvd's with blocking communicators, or on threads that
 /// NCCL starts for each launch.
 enum class NcclLaunch : std::uint8_t { kThread, kNonblocking };
-enum class NcclRegister : std::uint8_t { kOff, kAuto, kWindow };
+enum class NcclRegister : std::uint8_t { kOff, kAuto };
 
 /// Options with every value decided.
 struct RuntimeOptions {
@@ -31,7 +31,7 @@ struct RuntimeOptions {
   int control_radix = 32;
   /// The GPU, as the process counts them; unset: the local rank modulo their number.
   std::optional<int> device = {};
-  /// NCCL registers fusion buffers if its version can, and makes symmetric windows of them.
+  /// Whether fusion buffers are registered with NCCL, if its version can.
   NcclRegister nccl_register = NcclRegister::kOff;
   NcclLaunch nccl_launch = NcclLaunch::kThread;
   std::optional<std::string> backend = {};

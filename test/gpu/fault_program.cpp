@@ -1,5 +1,5 @@
-// A job on GPUs of which a rank goes wrong in mid-step: 'gpu_fault_program MODE VICTIM'. Every rank
-// prints how it ended; fault_test.cpp reads it.
+// A job on GPUs in which one rank fails during a step: 'gpu_fault_program MODE VICTIM'. Each rank
+// prints its end, which fault_test.cpp reads.
 #include <signal.h>
 #include <unistd.h>
 
@@ -61,14 +61,14 @@ class Tensor {
   Operation operation_;
 };
 
-/// Between the submission of its step's operations and its wait for them.
+/// Fails between the submission of the step's operations and the wait for them.
 void go_wrong(const std::string& mode) {
   if (mode == "kill") ::kill(::getpid(), SIGKILL);
   if (mode == "exit") ::_exit(0);
   if (mode == "throw") throw std::logic_error("rank " + std::to_string(rank()) + " went wrong");
 }
 
-// Two communicators on each GPU, both under way when it happens.
+// Each GPU has two communicators, both in use when the rank fails.
 void train(const std::string& mode, int victim) {
   ProgramDevice::use(*gpu_index());
   void* const stream = ProgramDevice::create_stream();

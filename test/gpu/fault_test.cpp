@@ -1,7 +1,6 @@
-// Spawns jobs on GPUs in which a rank goes wrong, with mpirun's own killing switched off, and reads
-// what the survivors say. HVD_GPU_FAULT_SETTINGS: variables of the job. Where mpirun and the
-// program are is said by ctest's environment, since the tests may run on another host than they
-// were built on.
+// Spawns jobs on GPUs in which one rank fails, without mpirun's own killing of ranks, and reads the
+// survivors' output. HVD_GPU_FAULT_SETTINGS has the variables of the job. ctest's environment has
+// the paths of mpirun and the program, because the tests may run on another host than the build.
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -37,8 +36,8 @@ class GpuFaultTest : public ::testing::TestWithParam<std::string> {
 };
 
 // A survivor gets an error that names the victim, its communicators are aborted while their kernels
-// wait for it, and shutdown() and the process end.
-TEST_P(GpuFaultTest, SurvivorsAreToldAndEnd) {
+// wait for the victim, and shutdown() and the process end.
+TEST_P(GpuFaultTest, SurvivorsGetAnErrorAndEnd) {
   for (const int victim : {0, 1}) {
     const CommandResult result = run(GetParam(), victim);
     if (result.output.find("skipped: ") != std::string::npos) GTEST_SKIP() << result.output;
@@ -52,9 +51,8 @@ TEST_P(GpuFaultTest, SurvivorsAreToldAndEnd) {
           << result.output;
       EXPECT_NE(result.output.find("SHUTDOWN " + who), std::string::npos) << result.output;
     }
-    EXPECT_EQ(result.output.find("given up"), std::string::npos)
-        << "an abort did not come to its end:\n"
-        << result.output;
+    EXPECT_EQ(result.output.find("given up"), std::string::npos) << "an abort did not complete:\n"
+                                                                 << result.output;
   }
 }
 

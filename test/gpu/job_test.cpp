@@ -1,5 +1,5 @@
-// Whole jobs with tensors on a GPU, through the public interface, under mpirun; several ranks may
-// share the GPU, or have simulated ones. CMakeLists.txt says with which settings.
+// Whole jobs with tensors on a GPU, through the public interface, under mpirun. Several ranks may
+// share the GPU or have simulated ones. The settings are in CMakeLists.txt.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -83,7 +83,7 @@ class GpuJobTest : public ::testing::Test {
     for (const auto& event : ready) wait_for_event(stream_, *event);
   }
 
-  /// For one number per row.
+  /// Allocates an output with one number per row.
   static auto rows_into(std::unique_ptr<GpuMemory>& memory) {
     return [&memory](const OutputSizes& sizes) {
       memory = std::make_unique<GpuMemory>(static_cast<std::size_t>(
@@ -110,7 +110,7 @@ class GpuJobTest : public ::testing::Test {
     std::iota(values.begin(), values.end(), static_cast<float>(1000 * rank()));
     return values;
   }
-  /// The sum over the ranks of a set, of a number that each has.
+  /// The sum of one number per rank over the ranks of a set.
   float sum_over(const ProcessSet& set, float value, const std::string& name) {
     GpuMemory tensor(3);
     tensor.write(std::vector<float>(3, value), stream_);
@@ -218,9 +218,9 @@ TEST_F(GpuJobTest, AlltoallWithOtherSplitsOnEveryRank) {
   EXPECT_EQ(all->read(stream_), expected);
 }
 
-// Their communicators share the ranks' GPUs, and every rank asks in another order.
+// The sets' communicators share the ranks' GPUs, and each rank submits in another order.
 TEST_F(GpuJobTest, ProcessSetsThatOverlap) {
-  if (size() == 1) GTEST_SKIP() << "a rank alone has no other set";
+  if (size() == 1) GTEST_SKIP() << "one rank has no overlapping sets";
   std::vector<int> most(static_cast<std::size_t>(size()) - 1);
   std::iota(most.begin(), most.end(), 1);
   const ProcessSet all;
@@ -257,7 +257,7 @@ TEST_F(GpuJobTest, ProcessSetsThatOverlap) {
   EXPECT_EQ(sum_over(all, 1, "afterwards"), static_cast<float>(size()));
 }
 
-// Rank r has r + 1 batches. Who has joined adds zeros, on the GPU of the others' tensors.
+// Rank r has r + 1 batches. Ranks that have joined contribute zeros on their GPU.
 TEST_F(GpuJobTest, RanksJoinWithUnevenBatches) {
   const ProcessSet all;
   for (int batch = 0; batch <= rank(); ++batch) {
@@ -270,7 +270,7 @@ TEST_F(GpuJobTest, RanksJoinWithUnevenBatches) {
 }
 
 TEST_F(GpuJobTest, CpuAndGpuTensorsUnderOneNameDisagree) {
-  if (size() == 1) GTEST_SKIP() << "one rank agrees with itself";
+  if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
   GpuMemory on_gpu(8);
   std::vector<float> on_host(8);
   auto ready = std::make_shared<EventPtr>();
@@ -298,8 +298,8 @@ TEST_F(GpuJobTest, ThousandsOfStepsThatRepeat) {
   }
   int step = 0;
   for (; step < kSteps; ++step) {
-    // Ranks that share a GPU take turns, so that a step may take milliseconds. Asking is a
-    // deviation from the schedule, too.
+    // Ranks that share a GPU alternate, so a step may take milliseconds. The query also deviates
+    // from the schedule.
     if (step % kBetweenLooks == 0 &&
         !rank_0_says(std::chrono::steady_clock::now() - begin < ProgramDevice::patience()))
       break;
@@ -323,12 +323,12 @@ TEST_F(GpuJobTest, AStreamUnderCaptureIsRefused) {
   EXPECT_TRUE(ProgramDevice::end_capture(stream_));
 }
 
-// A capture in the default mode forbids all threads of the process what hvd's engine does.
-TEST_F(GpuJobTest, WorkUnderWaySpoilsNoCapture) {
+// A capture in the default mode forbids calls that hvd's engine makes on other threads.
+TEST_F(GpuJobTest, WorkUnderWayKeepsCapturesValid) {
   const std::size_t floats = std::min<std::size_t>(1 << 20, ProgramDevice::most_floats());
   GpuMemory tensor(floats);
   void* const captured = ProgramDevice::create_stream();
-  for (int round = 0; round < 10; ++round) {  // the first makes what is made once
+  for (int round = 0; round < 10; ++round) {  // the first round creates the resources
     tensor.write(std::vector<float>(floats, 1.0F), stream_);
     ProgramDevice::synchronize(stream_);
     auto ready = std::make_shared<EventPtr>();
@@ -336,7 +336,7 @@ TEST_F(GpuJobTest, WorkUnderWaySpoilsNoCapture) {
     if (round > 0) ProgramDevice::begin_capture(captured, ProgramDevice::Capture::kAllThreads);
     operation.wait();
     std::this_thread::sleep_for(
-        std::chrono::milliseconds(10));  // the engine looks at what is queued every 2 ms
+        std::chrono::milliseconds(10));  // the engine queries its events every 2 ms
     EXPECT_TRUE(operation.status().ok()) << operation.status().message;
     if (round > 0) {
       EXPECT_TRUE(ProgramDevice::end_capture(captured)) << "round " << round;

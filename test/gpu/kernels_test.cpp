@@ -1,5 +1,5 @@
-// The kernels on the device, against the same tiles run by the C++ executor, whose results
-// test/unit/device compares with plain loops.
+// The kernels on the device against the C++ executor, whose results test/unit/device compares with
+// plain loops.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -44,8 +44,8 @@ class GpuKernelsTest : public ::testing::Test {
     Memory(const Memory&) = delete;
     Memory& operator=(const Memory&) = delete;
     ~Memory() { cudaFree(device); }
-    /// From memory that is not pinned cudaMemcpy() may return before all is there, and hvd's
-    /// streams do not wait for the default one.
+    /// Synchronises, because cudaMemcpy() from memory that is not pinned may return early, and
+    /// hvd's streams do not wait for the default stream.
     void upload() {
       ASSERT_EQ(cudaMemcpy(device, host.data(), host.size(), cudaMemcpyHostToDevice), cudaSuccess);
       ASSERT_EQ(cudaDeviceSynchronize(), cudaSuccess);
@@ -62,8 +62,7 @@ class GpuKernelsTest : public ::testing::Test {
 
   static void randomise(std::vector<std::byte>& bytes, DataType type, std::mt19937& random) {
     for (std::size_t i = 0; i + 4 <= bytes.size(); i += 4) {
-      // Floats from the middle of the range: neither side then has to agree about the payload of a
-      // NaN.
+      // Use finite floats, because the payload of a NaN depends on the processor.
       const float number = std::ldexp(static_cast<float>(static_cast<std::int32_t>(random())),
                                       -20 - static_cast<int>(random() % 8));
       std::uint32_t bits = random();
@@ -161,7 +160,7 @@ TEST_F(GpuKernelsTest, FillsWithAnyElement) {
   }
 }
 
-TEST_F(GpuKernelsTest, AnotherThreadNeedsNoDeviceSetAndKeepsItsOwn) {
+TEST_F(GpuKernelsTest, AThreadNeedsNoCurrentDeviceAndKeepsItsOwn) {
   int before = -1;
   int after = -1;
   std::thread([&] {

@@ -1,5 +1,5 @@
-// The backend on the real NCCL, as far as one rank goes: every call is accepted, and gives what it
-// should.
+// The backend with the real NCCL and one rank: every collective is accepted and its result is
+// right.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
@@ -7,8 +7,8 @@
 #include <new>
 #include <string>
 
+#include "backend/nccl/library.h"
 #include "backend/nccl/nccl_backend.h"
-#include "backend/nccl/nccl_library.h"
 #include "backend/self/self_backend.h"
 #include "conformance/device_ranks.h"
 #include "device/cuda/cuda_api.h"
@@ -16,8 +16,8 @@
 namespace hvd::conformance {
 namespace {
 
-/// Memory that the suite can write to on the host and NCCL on the device: pinned, which every
-/// device can read and write where it is (managed memory not every system has).
+/// Pinned memory, which the suite can access on the host and NCCL on the device. Managed memory
+/// does not exist on every system.
 class PinnedMemory final : public std::pmr::memory_resource {
  private:
   void* do_allocate(std::size_t bytes, std::size_t) override {

@@ -13,7 +13,7 @@ inline std::string rank_of_launcher() {
   return "0";
 }
 
-/// Gives each rank an NCCL_HOSTID of its own if HVD_TEST_HOSTID_PER_RANK is set, so that NCCL lets
+/// Gives each rank a different NCCL_HOSTID if HVD_TEST_HOSTID_PER_RANK is set, so that NCCL lets
 /// ranks share a GPU. Call it before hvd::init().
 inline void set_nccl_host_id() {
   if (std::getenv("HVD_TEST_HOSTID_PER_RANK") == nullptr) return;

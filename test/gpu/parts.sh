@@ -1,9 +1,9 @@
-# The parts of run.sh, in the order of their value: what would tell most if the run ended after it comes first. Sourced by run.sh,
-# which has run, measure, tests, needs, needs_gpu, say and fail, and $build and $results.
+# The parts of run.sh, the most informative first, in case the run is cut off. Sourced by run.sh, which defines run, measure, tests,
+# needs, needs_gpu, say and fail, and $build and $results.
 
-# name, limit in seconds, what it is
+# name, limit in seconds, description
 parts="machine 60 the host's GPUs and how they are joined
-build 900 binaries without LibTorch; nothing when they came with a bundle
+build 900 binaries without LibTorch, unless they came with a bundle
 kernels 60 packing, casting and scaling on the device against the host
 conformance 120 every collective on the real NCCL, one rank
 one 90 a job of one rank
@@ -12,7 +12,7 @@ nccl 360 jobs of 2 and 4 ranks on one GPU, on NCCL
 torch-build 900 the adapter with the host's LibTorch; built beside the parts before it
 torch 300 the adapter's tests on the device: one rank, two ranks through the host, two ranks on NCCL
 pack 90 time of packing beside a copy, a copy per tensor and _foreach_ calls
-job-bench 120 host time of a batch, and the staged path's bandwidth
+job-bench 180 host time of a batch at one rank and at two ranks on NCCL, and the bandwidth of the staged path
 step-bench 90 how much longer a training step takes, beside DistributedDataParallel's engine
 mnist 300 an example, in bf16 and fp16 through the host, and in bf16 on NCCL
 fault 400 a rank of three is killed, exits or throws while NCCL's kernels wait for it
@@ -54,13 +54,13 @@ part_build() {
     targets+=("${nccl_targets[@]}")
     ((mpi == 0)) || targets+=("${nccl_job_targets[@]}")
   fi
-  # What can be built is, also when something else cannot.
+  # Build as much as possible, even if a target fails.
   run cmake --build "$build" -j "$(nproc)" -- -k 0 "${targets[@]}" || echo "its build failed" >"$build/failed"
   [[ ! -e $build/launcher/hvd-build-info ]] || run "$build/launcher/hvd-build-info"
 }
 
-# The LibTorch that Torch_DIR names, else the python's own if it has CUDA, else as for every build. Hosts may lack parts of the toolkit
-# that LibTorch's CMake files look for, so first without that search.
+# Uses the LibTorch that Torch_DIR names, else the python's own if it has CUDA, else the default of every build. Hosts may lack parts of
+# the toolkit that LibTorch's CMake files search for, so the first attempt skips that search.
 build_with_torch() {
   local options=(-DCMAKE_BUILD_TYPE=Release -DHVD_WITH_CUDA=ON -DHVD_WITH_TORCH=ON) prefix search
   prefix=$(python3 -c 'import torch; print(torch.utils.cmake_prefix_path if torch.version.cuda else "")' 2>/dev/null || true)
@@ -69,7 +69,7 @@ build_with_torch() {
     rm -rf "$torch_build/CMakeCache.txt" "$torch_build/CMakeFiles"
     cmake -G Ninja -S . -B "$torch_build" "${options[@]}" -DHVD_TORCH_NEEDS_TOOLKIT=$search || continue
     cmake --build "$torch_build" -j "$(nproc)" --target gpu_torch_test mnist hvdrun || return 3
-    # LibTorch's NCCL is worth a try, but not the rest of the benchmark.
+    # Build the benchmark without LibTorch's NCCL if it does not build with it.
     cmake --build "$torch_build" -j "$(nproc)" --target gpu_step_bench && return 0
     cmake -DHVD_BENCH_WITH_NCCL=OFF "$torch_build" && cmake --build "$torch_build" -j "$(nproc)" --target gpu_step_bench && return 0
     return 4
@@ -83,7 +83,8 @@ begin_torch_build() {
   setsid timeout --kill-after=10 "$(left_in_all)" bash -c build_with_torch >"$build/build-torch.log" 2>&1 </dev/null &
   torch_job=$!
 }
-# Builds beside the parts before torch-build, where there are cores for both: it takes minutes. The parts that measure come after it.
+# Builds in the background during the parts before torch-build, if there are cores for both, because it takes minutes. No part before
+# torch-build measures times.
 start_torch_build() {
   [[ " ${asked[*]} " == *" torch-build "* ]] && ((gpus > 0 && $(nproc) >= 4)) || return 0
   begin_torch_build
@@ -97,7 +98,7 @@ part_torch_build() {
   needs_gpu || return
   local code
   [[ -n $torch_job ]] || begin_torch_build
-  # wait has no limit of its own.
+  # wait has no timeout.
   while kill -0 "$torch_job" 2>/dev/null && (($(left) > 2)); do sleep 1; done
   if kill -0 "$torch_job" 2>/dev/null; then
     end_torch_build
@@ -152,7 +153,11 @@ part_fault() {
 
 part_job_bench() {
   needs_gpu && needs "$build/test/gpu/gpu_job_bench" || return
+  # One rank neither packs nor sends. Two ranks of NCCL share a GPU if each has its own host id.
   measure mpirun -np 1 "$build/test/gpu/gpu_job_bench"
+  # shellcheck disable=SC2016
+  measure mpirun --oversubscribe --bind-to none -np 2 env HVD_BACKEND=nccl NCCL_NVLS_ENABLE=0 NCCL_MNNVL_ENABLE=0 NCCL_MAX_CTAS=8 \
+    sh -c 'NCCL_HOSTID=hvd-$OMPI_COMM_WORLD_RANK exec "$0"' "$build/test/gpu/gpu_job_bench"
   measure mpirun --oversubscribe --bind-to none -np 2 env HVD_BACKEND=shm "$build/test/gpu/gpu_job_bench"
 }
 
@@ -194,7 +199,7 @@ part_mnist() {
   for precision in bf16 fp16; do
     run "$torch_build/launcher/hvdrun" -np 2 "$torch_build/examples/mnist" --data "$data" --epochs 1 --device cuda --precision "$precision"
   done
-  # Two ranks of NCCL share a GPU if each has a host id of its own.
+  # Two ranks of NCCL share a GPU if each has its own host id.
   # shellcheck disable=SC2016
   run "$torch_build/launcher/hvdrun" -np 2 -x HVD_BACKEND=nccl -x NCCL_NVLS_ENABLE=0 -x NCCL_MNNVL_ENABLE=0 -x NCCL_MAX_CTAS=8 \
     sh -c 'NCCL_HOSTID=hvd-$RANK exec "$@"' sh "$torch_build/examples/mnist" --data "$data" --epochs 1 --device cuda --precision bf16

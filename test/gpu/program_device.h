@@ -5,17 +5,17 @@
 #include <string>
 #include <vector>
 
-/// The GPU as a program uses it: real_device.cpp for CUDA's, simulated_device.cpp for one that is
-/// simulated, so that the tests of jobs run on both. What fails throws std::runtime_error.
+/// The program's own use of the GPU. real_device.cpp implements it with CUDA, simulated_device.cpp
+/// with a simulated GPU, so that the tests of jobs run on both. Errors throw std::runtime_error.
 namespace hvd::testing {
 
 class ProgramDevice {
  public:
   enum class Capture { kThisThread, kAllThreads };
 
-  /// Before hvd::init(). False: there is no GPU.
+  /// Call before hvd::init(). @return false without a GPU
   static bool prepare(int local_rank);
-  /// The program's own device from now on.
+  /// Makes the rank's device the program's current one.
   static void use(int device);
   static std::byte* allocate(std::size_t bytes);
   /// Waits for the device.
@@ -27,13 +27,13 @@ class ProgramDevice {
   static void copy_out(void* to, const std::byte* from, std::size_t bytes, void* stream);
   static void synchronize(void* stream);
   static void begin_capture(void* stream, Capture);
-  /// False: something has spoilt it.
+  /// @return false if another call has invalidated the capture
   static bool end_capture(void* stream);
-  /// What a simulated device has found wrong since the last call.
+  /// Faults that the simulated device has found since the last call.
   static std::vector<std::string> take_faults();
-  /// More in a tensor take a simulation too long.
+  /// Limit of elements per tensor, because a simulation is slow.
   static std::size_t most_floats();
-  /// How long a test that measures nothing may repeat its steps.
+  /// Limit for tests that repeat steps.
   static std::chrono::seconds patience();
 };
 

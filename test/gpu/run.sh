@@ -1,15 +1,15 @@
 #!/usr/bin/env bash
-# Runs what needs a GPU, in the order of its value, and writes down what came out.
+# Runs the tests and benchmarks that need a GPU, the most informative first, and records the results.
 # Usage: bash test/gpu/run.sh [--only PART[,PART...]] [--list] [--build-only] [RESULTS]
-#   RESULTS       a file, default build/gpu/results.txt. Every line is in it as soon as it is known, so that it is of use
-#                 when the run is cut off; each part's output is in RESULTS.d/PART.txt too, and a table of all parts is at the end.
+#   RESULTS       a file, default build/gpu/results.txt. Every line is written at once, so that the file is useful
+#                 when the run is cut off. Each part's output is in RESULTS.d/PART.txt too, and a table of all parts is at the end.
 #   --only        these parts alone, in the order of the list; their results are added to those of earlier runs in RESULTS.
 #                 --list names them all, with their limits.
 #   --build-only  builds the binaries without LibTorch, for 'setup.sh --bundle', which takes them to a host that need not build.
-#   HVD_GPU_SECONDS: how long all of it may take, default 3600. What does not fit is cut off or left out, and the table says so.
-# A part that fails, hangs, or cannot be built ends no other. Takes .deps/env.sh when 'setup.sh --from' has made it.
+#   HVD_GPU_SECONDS: limit of the whole run, default 3600. Parts beyond it are cut off or left out, which the table shows.
+# A part that fails, hangs, or cannot be built does not end the others. Uses .deps/env.sh if 'setup.sh --from' has created it.
 # Exits with 0 when all parts that were asked for passed, with 1 when one failed or, on a host with a GPU, could not run,
-# and with 2 when nothing failed and there is no GPU for those that need one.
+# and with 2 when no part failed and there is no GPU.
 set -uo pipefail
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here/../.." || exit 1
@@ -67,17 +67,17 @@ note() { printf '%s\n' "$*" | tee -a "$results"; }
 left_in_all() { echo $((${HVD_GPU_SECONDS:-3600} - SECONDS)); }
 
 # --- For the parts ---------------------------------------------------------------------------------------------------
-# Within a part, which has output, deadline and verdict: "ok" until something says otherwise.
+# Variables of a part: output, deadline and verdict, which is "ok" until a command fails.
 left() {
   local here=$((deadline - SECONDS)) all
   all=$(left_in_all)
   echo $((here < all ? here : all))
 }
 say() { printf '%s\n' "$*" | tee -a "$output" "$results"; }
-# The first reason stands.
+# Keeps the first reason.
 fail() { [[ $verdict == failed* ]] || verdict="failed: $*"; }
-# run COMMAND...: for as long as the part may take. In a session of its own: so that what it leaves behind can be ended, as ranks
-# of an mpirun that was killed; and a signal to this script need not wait for it.
+# run COMMAND...: runs it within the part's limit, in a separate session, so that processes that it leaves behind can be ended, such as
+# ranks of an mpirun that was killed, and so that a signal to this script is handled at once.
 command=
 run() {
   local code limit printer
@@ -106,7 +106,7 @@ run() {
   fi
   return 1
 }
-# A program that measures, which ends well where it finds nothing to measure.
+# Runs a program that measures. Such a program succeeds if it cannot measure, and then prints "skipped:".
 measure() {
   local lines
   lines=$(wc -l <"$output")
@@ -122,7 +122,7 @@ end_session() {
     [[ ${fields[3]:-} != "$1" ]] || kill -KILL "${line%% *}" 2>/dev/null
   done
 }
-# Somebody who has left the session may still hold the pipe open.
+# A process that has left the session may still hold the pipe open.
 end_soon() {
   local i
   for ((i = 0; i < 30; ++i)); do
@@ -132,7 +132,7 @@ end_soon() {
   kill "$1" 2>/dev/null
   wait "$1" 2>/dev/null
 }
-# needs_gpu; needs FILE...: what a part cannot do without. False: the part returns.
+# needs_gpu; needs FILE...: requirements of a part. If they return false, the part returns.
 needs_gpu() {
   ((gpus > 0)) && return
   verdict="not run: no GPU"
@@ -146,7 +146,7 @@ needs() {
     return 1
   done
 }
-# tests REGEX [REASON]: of the build's, none of which may be skipped, but for this reason.
+# tests REGEX [REASON]: runs these tests of the build. A skipped test is a failure, unless it was skipped for this reason.
 tests() {
   local lines log=$build/Testing/Temporary/LastTest.log reasons
   needs "$build/CTestTestfile.cmake" || return 0
@@ -168,7 +168,7 @@ clocks() {
     --query-gpu=clocks.sm,clocks.mem,temperature.gpu,power.draw,clocks_throttle_reasons.active 2>/dev/null | head -n 1
 }
 
-# The commit of what is run: the binaries may have come from elsewhere.
+# The commit of the binaries, which may come from a bundle.
 commit() {
   if [[ -e $build/PREBUILT ]]; then
     cat "$build/PREBUILT"
@@ -191,7 +191,7 @@ begin_run() {
   else
     note "there is no GPU here: nvidia-smi does not list one"
   fi
-  # NCCL and MPI meet over it, and minimal containers have it down.
+  # NCCL and MPI need lo, which is down in minimal containers.
   if command -v ip >/dev/null && ! ip -o link show lo 2>/dev/null | grep -q '[<,]UP[,>]'; then
     ip link set lo up 2>/dev/null || note "lo is down and could not be set up"
   fi
@@ -213,7 +213,7 @@ run_part() {
   row "$name" "$((SECONDS - begin))" "$verdict"
 }
 
-# In the order of the list, with what earlier runs have left in it.
+# Prints the table in the order of the parts, including the results of earlier runs.
 sorted_table() {
   local name
   for name in $(part_names); do

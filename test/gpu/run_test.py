@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""run.sh against a build of stand-ins: a part that fails, hangs, skips or is missing ends no other, and the table says which did."""
+"""Runs run.sh on a build of stand-ins: a part that fails, hangs, skips or is missing does not end the others, and the table shows it."""
 import os
 import pathlib
 import re
@@ -66,7 +66,7 @@ class RunTest(unittest.TestCase):
         return self.outcome(self.start(*arguments, **options))
 
     def running(self, program):
-        """The processes whose command line holds this path."""
+        """Returns the processes whose command line contains this path."""
         found = []
         for command in pathlib.Path("/proc").glob("[0-9]*/cmdline"):
             try:

@@ -15,9 +15,9 @@ namespace hvd::testing {
 namespace {
 
 constexpr int kDevices = 8;
-constexpr int kRank = 0;  // of the FakeGpu, which is this process's alone
+constexpr int kRank = 0;  // in the FakeGpu, which belongs to this process alone
 
-/// Files of a folder that is the job's.
+/// Stores values as files in a folder of the job.
 class FileStore final : public FakeNcclStore {
  public:
   explicit FileStore(std::filesystem::path folder) : folder_(std::move(folder)) {
@@ -50,7 +50,7 @@ class FileStore final : public FakeNcclStore {
   const std::filesystem::path folder_;
 };
 
-/// Lives as long as the process, as hvd's threads may.
+/// Never destroyed, because threads of hvd may run until the process ends.
 struct Simulated {
   FakeGpu gpu{{.seed = 3, .devices = kDevices}};
   std::shared_ptr<device::Api> api = gpu.api(kRank);
@@ -65,7 +65,7 @@ Simulated& simulated() {
 
 device::Stream stream_of(void* stream) { return {stream}; }
 
-/// As every process of the job says it, and none of another.
+/// A name that is equal in all processes of the job and different in other jobs.
 std::filesystem::path folder_of_job() {
   const char* const job = std::getenv("PMIX_NAMESPACE");
   const std::string name = job != nullptr ? job : std::to_string(::getpid());
@@ -112,7 +112,7 @@ void ProgramDevice::destroy_stream(void* stream) {
   simulated().api->destroy_stream(stream_of(stream));
 }
 
-// As cudaMemcpyAsync() of memory that is not pinned: the source may be changed at once.
+// Like cudaMemcpyAsync() from memory that is not pinned, the source may be changed afterwards.
 void ProgramDevice::copy_in(std::byte* to, const void* from, std::size_t bytes, void* stream) {
   const device::DeviceGuard guard(*simulated().api, simulated().device);
   std::byte* const copy = allocate(bytes);

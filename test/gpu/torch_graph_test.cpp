@@ -1,5 +1,5 @@
-// Training whose forward and backward pass are a CUDA graph, as docs/torch.md says. Built where
-// LibTorch has CUDA.
+// Training whose forward and backward pass are a CUDA graph (docs/torch.md). Built if LibTorch has
+// CUDA.
 #include <ATen/cuda/CUDAGraph.h>
 #include <hvd/torch.h>
 
@@ -13,7 +13,7 @@ namespace {
 
 using GpuGraphs = CudaTest;
 
-/// Some steps on one stream; from the third on they replay a graph, if wanted.
+/// Runs some steps on one stream. From the third step on they replay a graph if requested.
 std::vector<torch::Tensor> trained(const c10::Stream& stream, bool captured) {
   const c10::StreamGuard guard(stream);
   torch::manual_seed(3);
@@ -31,7 +31,7 @@ std::vector<torch::Tensor> trained(const c10::Stream& stream, bool captured) {
     y.copy_(batch.y);
     if (captured && step == 2) {
       optimizer.zero_grad(
-          /*set_to_none=*/true);  // so that the graph has memory of its own for the gradients
+          /*set_to_none=*/true);  // so that the graph allocates its own gradients
       c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).synchronizeStream(stream);
       const NoSync no_sync = optimizer.no_sync();
       graph = std::make_unique<at::cuda::CUDAGraph>();

@@ -1,5 +1,5 @@
-// Training with LibTorch on a real GPU; several ranks may share it. The operations are tested by
-// test/torch/cuda_operations_test.cpp, which is part of this program too.
+// Training with LibTorch on a real GPU, which several ranks may share. This program also contains
+// test/torch/cuda_operations_test.cpp, which tests the operations.
 #include <cuda_runtime_api.h>
 #include <hvd/torch.h>
 
@@ -20,8 +20,8 @@ namespace {
 
 using GpuTraining = CudaTest;
 
-/// The parameters after some steps: on one device in one process, on the batch of all ranks, or on
-/// this rank's with the others.
+/// The parameters after some steps: in one process on the batch of all ranks, or with the other
+/// ranks on this rank's batch.
 std::vector<torch::Tensor> trained(torch::Device on, bool together,
                                    const DistributedOptimizerOptions& options) {
   torch::manual_seed(3);
@@ -91,7 +91,7 @@ TEST_F(GpuTraining, ScalerSkipsOnEveryRank) {
 }
 
 TEST_F(GpuTraining, SparseTensors) {
-  // Ranks have different numbers of entries, and places repeat.
+  // Ranks have different numbers of entries, and indices repeat.
   const auto of_rank = [](int r) {
     const torch::Tensor n = torch::arange(2 * r + 3, torch::kInt64);
     return torch::sparse_coo_tensor(
@@ -137,7 +137,7 @@ TEST_F(GpuTraining, SparseGradients) {
   EXPECT_TRUE(on_gpu(table->weight.detach(), alone->weight.detach()));
 }
 
-// As test/torch/cuda_capture_test.cpp, with a capture that is one.
+// Like test/torch/cuda_capture_test.cpp, with a real capture.
 TEST_F(GpuTraining, ACapturedOperationIsRefusedAndWorksAfterwards) {
   const c10::Stream side = side_stream();
   const c10::StreamGuard guard(side);

@@ -58,7 +58,7 @@ class DeviceJob {
     options.device = [this, memory](int rank) {
       const auto device = std::make_shared<device::Context>(
           gpu_.api(rank), 0,
-          device::Surroundings{.memory = memory, .run_aside = run_on_another_thread});
+          device::ContextDeps{.memory = memory, .run_on_helper = run_on_another_thread});
       ranks_.push_back({device, std::make_unique<device::OwnedStream>(*device)});
       return device;
     };

@@ -13,7 +13,7 @@ namespace hvd::testing {
 namespace {
 
 constexpr int kGarbage = 0xcd;
-/// What is behind it costs nothing until it is used.
+/// Memory whose pages are not allocated until they are used.
 constexpr std::size_t kMostGarbage = 1 << 20;
 constexpr std::size_t kMostFaults = 20;
 
@@ -205,7 +205,7 @@ class FakeApi final : public device::Api {
   }
 
  private:
-  // What the host has seen reached comes before what it asks for now.
+  // Work whose end the host has seen is ordered before work that it enqueues now.
   void know(device::Stream stream) {
     auto& clock = gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->clock;
     for (const auto& [queue, seen] : gpu_.host_[rank_]) clock[queue] = std::max(clock[queue], seen);
@@ -357,7 +357,7 @@ void FakeGpu::check_ranges(const Item& item, int queue, Clock& clock) {
       }
     }
   }
-  // What this covers and comes after need not be remembered any more.
+  // Forget the accesses that this one covers and is ordered behind.
   std::erase_if(accesses_, [&](const Access& access) {
     return access.queue == queue &&
            std::any_of(item.ranges.begin(), item.ranges.end(), [&](const Range& range) {
@@ -387,7 +387,7 @@ bool FakeGpu::run_head(Queue& queue) {
   return true;
 }
 
-// At most so many items, from queues drawn at random. False when nothing could run.
+// Runs at most `most` items, from random queues. Returns false if no item could run.
 bool FakeGpu::run_some(int most) {
   bool moved = false;
   for (int done = 0; done < most; ++done) {
@@ -466,7 +466,7 @@ void FakeGpu::run_queue(Queue& queue, int until_event, std::uint64_t generation)
     };
     const auto other = std::find_if(queues_.begin(), queues_.end(), holds);
     if (head.event < 0 || other == queues_.end())
-      throw Error("fake: '" + head.item.name + "' waits for what never comes");
+      throw Error("fake: '" + head.item.name + "' waits for an event that is never recorded");
     const auto [event, wanted] = std::pair(head.event, head.generation);
     run_queue(**other, event, wanted);
   }

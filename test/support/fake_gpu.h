@@ -15,9 +15,9 @@
 
 #include "device/api.h"
 
-/// A GPU that is simulated: queues whose work runs later, in an order drawn from a seed that
-/// respects nothing but what the program asked for, and a record of who touched which memory when.
-/// Whoever forgets to wait for an event computes garbage, and is reported.
+/// A simulated GPU. Work in its queues runs later, in a random order that respects only the
+/// program's events, and every access to memory is recorded. Code that forgets to wait for an event
+/// computes garbage, and the race is reported.
 namespace hvd::testing {
 
 struct FakeGpuOptions {
@@ -32,8 +32,8 @@ struct FakeGpuOptions {
 struct FakeGpuCounts {
   int synchronize = 0;
   int allocate = 0;
-  /// Memory of the device: made and freed; pinned memory; and of these calls those by the thread
-  /// that made the FakeGpu, which in a stepped job drives the engines.
+  /// Allocations and releases of device memory and of pinned memory; and how many of these calls
+  /// were made by the thread that created the FakeGpu, which drives the engines of a stepped job.
   int made = 0;
   int freed = 0;
   int pinned_made = 0;
@@ -41,18 +41,17 @@ struct FakeGpuCounts {
   int made_or_freed_by_maker = 0;
   int launches = 0;
   int copies = 0;
-  int copies_to_host = 0;  ///< of them
+  int copies_to_host = 0;  ///< included in copies
   int waits = 0;
   int records = 0;
 };
 
 /// Shared by the ranks of a test. Thread-safe.
 ///
-/// Work runs when somebody asks whether an event has been reached, some at a time, and in
-/// run_all(). Each queue has a vector clock; recording and waiting for events carry clocks from
-/// queue to queue. Two accesses to the same memory, one of them writing, of which neither clock
-/// knows the other, are a race: faults() has a line for each, whether or not this run computed
-/// something wrong.
+/// Some work runs at each query of an event, and all of it in run_all(). Each queue has a vector
+/// clock, and recording and waiting for events carries clocks from queue to queue. Two accesses to
+/// the same memory are a race if one of them writes and no clock orders them. faults() has a line
+/// for each race, whether or not this run computed a wrong result.
 class FakeGpu {
  public:
   explicit FakeGpu(const FakeGpuOptions& = {});
@@ -61,17 +60,17 @@ class FakeGpu {
   /// A rank's Api. The object must outlive it.
   std::shared_ptr<device::Api> api(int rank);
 
-  /// Runs until nothing can be run. True when the queues are empty.
+  /// Runs all work that can run. @return whether the queues are empty
   bool run_all();
-  /// What was wrong: accesses without order, memory that is not the device's, calls without the
-  /// device made current.
+  /// The errors found: races, accesses to memory that is not the device's, calls while no device
+  /// was current.
   std::vector<std::string> faults() const;
-  /// The same, and forgets them.
+  /// Returns the faults and clears them.
   std::vector<std::string> take_faults();
   FakeGpuCounts counts(int rank) const;
   /// The rank's next so many calls find no memory on the device; -1: all.
   void run_out_of_memory(int rank, int times);
-  /// How often memory was pinned that somebody else has allocated.
+  /// How often Api::pin() was called.
   int pinned() const;
 
   // For the fake of NCCL.
@@ -83,39 +82,40 @@ class FakeGpu {
   struct Item {
     std::string name = {};
     std::vector<Range> ranges = {};
-    /// May run now; it is at the head of its queue. Empty: always.
+    /// Whether the item, at the head of its queue, may run now. Empty: always.
     std::function<bool()> ready = {};
     std::function<void()> run = {};
     bool never_ends = false;
   };
   void enqueue(device::Stream, Item);
-  /// As enqueue(), and runs everything up to the item, with what that waits for in other queues and
-  /// nothing else: whoever computes in place of the device may then touch the memory.
+  /// Enqueues the item, then runs it, all work ahead of it and all work that these wait for in
+  /// other queues. The caller may then access the memory in place of the device.
   void run_through(device::Stream, Item);
-  /// Between the two the stream records a graph, or so it says: whatever any rank but `by` puts
-  /// there is a fault.
+  /// Between the two calls the stream counts as being captured into a graph: work that any rank but
+  /// `by` enqueues there is a fault.
   void begin_capture(device::Stream, int by);
   void end_capture(device::Stream);
   std::recursive_mutex& mutex() { return mutex_; }
-  /// Nothing behind it in the stream runs any more, as behind a kernel in an endless loop: what
-  /// waits for the rank's device, as freeing memory does, would wait forever.
+  /// Enqueues an item that never ends, like a kernel in an endless loop. Calls that wait for the
+  /// rank's device, such as freeing memory, would wait forever.
   void hang(device::Stream);
-  /// Runs what can be run. True when nothing is left in the queues that this rank has made.
+  /// Runs all work that can run. @return whether the queues that this rank created are empty
   bool run_until_idle(int rank);
 
-  /// Memory whose first MiB is garbage, for a test's tensors.
+  /// Device memory for a test's tensors. Its first MiB contains garbage.
   std::byte* allocate(std::size_t bytes);
-  /// Memory that is given to somebody else: accesses whose end a thread of the host has seen are
-  /// over, and need no further order.
+  /// For memory that gets another owner: forgets the accesses whose end the host has seen, so that
+  /// later accesses need not be ordered behind them.
   void forget_seen(const std::byte* memory);
-  /// Gives it back; what had to do with it is forgotten. @pre the device is done with it
+  /// Frees the memory and forgets the accesses to it. @pre the device has finished with it
   void release(std::byte*);
-  /// One more line of faults(), from somebody else who is simulated. Under mutex().
+  /// Adds a line to faults(), for other simulated libraries. Requires mutex().
   void fault(const std::string&);
 
  private:
   friend class FakeApi;
-  using Clock = std::map<int, std::uint64_t>;  // by queue: how much of it has been seen
+  using Clock =
+      std::map<int, std::uint64_t>;  // by queue: number of its items that are ordered before
   struct QueuedItem {
     Item item;
     bool is_wait = false;
@@ -124,14 +124,14 @@ class FakeGpu {
   };
   struct Queue {
     std::deque<QueuedItem> items;
-    int owner = -1;        // the rank that made it
-    int captured_by = -1;  // a rank; -1: it is not
-    Clock clock;           // of what was put in so far
+    int owner = -1;        // the rank that created it
+    int captured_by = -1;  // the rank that captures it; -1: not captured
+    Clock clock;           // of the items enqueued so far
   };
   struct EventState {
     std::uint64_t recorded = 0;
-    /// Recorded and not reached. More than one when an event is used again before the device has
-    /// come to where it was.
+    /// Generations that are recorded and not reached. Several if the event is recorded again before
+    /// the device has reached the earlier position.
     std::set<std::uint64_t> ahead;
     Clock clock;
     bool alive = true;
@@ -172,13 +172,14 @@ class FakeGpu {
   std::vector<Access> accesses_;
   std::vector<std::string> faults_;
   std::map<int, FakeGpuCounts> counts_;
-  std::map<int, int> refusals_;  // by rank: how many allocations are still to fail
+  std::map<int, int> refusals_;  // by rank: number of allocations that will fail
   const std::thread::id maker_ = std::this_thread::get_id();
-  std::map<int, Clock> host_;  // by rank: what it has seen reached
+  std::map<int, Clock> host_;  // by rank: the work whose end its host has seen
   int pinned_ = 0;
 };
 
-/// What the kernels do, in C++: the same tiles and the same code per element, thread by thread.
+/// Executes a launch of the copy kernels in C++, thread by thread, with the same tiles and the same
+/// code per element.
 void run_copy_on_host(const device::CopyLaunch&, std::uint32_t threads = 512);
 
 }  // namespace hvd::testing

@@ -10,7 +10,6 @@
 #include <iterator>
 #include <set>
 #include <string>
-#include <tuple>
 #include <utility>
 
 #include "hvd/error.h"
@@ -35,7 +34,7 @@ ReduceOp op_of(nccl::Reduction reduction) {
   }
 }
 
-/// NCCL multiplies 16-bit numbers by a factor of their own type.
+/// NCCL rounds the factor of an average to the tensors' type.
 ReduceScale scale_of_average(DataType type, int ranks) {
   const float factor = 1.0F / static_cast<float>(ranks);
   if (type == DataType::kBFloat16)
@@ -77,7 +76,6 @@ class FakeNcclLibrary final : public nccl::Library {
       for (const std::byte byte : id) world->name += std::to_string(std::to_integer<int>(byte));
       world->launches.resize(static_cast<std::size_t>(size));
       world->executed.resize(static_cast<std::size_t>(size));
-      world->windows.resize(static_cast<std::size_t>(size));
       world->owners.resize(static_cast<std::size_t>(size), -1);
     }
     if (world->size != size) throw Error("fake NCCL: ranks disagree about the number of ranks");
@@ -107,7 +105,6 @@ class FakeNcclLibrary final : public nccl::Library {
     if (broken != nccl_.broken_.end()) return broken->second;
     if (!nccl_.all_joined(*member.world)) return {nccl::Health::State::kBusy};
     if (member.busy-- > 0) return {nccl::Health::State::kBusy};
-    if (member.window_to_be != nullptr) return nccl_.make_window(member);
     return {};
   }
 
@@ -124,8 +121,6 @@ class FakeNcclLibrary final : public nccl::Library {
     member_of(comm).alive = false;
     if (!member_of(comm).registered.empty())
       nccl_.gpu_.fault("NCCL: a communicator was destroyed that has registered buffers");
-    if (!member_of(comm).windows.empty())
-      nccl_.gpu_.fault("NCCL: a communicator was destroyed that has windows");
   }
   void abort(std::span<const nccl::Comm> comms) noexcept override {
     std::unique_lock lock(nccl_.mutex_);
@@ -136,8 +131,16 @@ class FakeNcclLibrary final : public nccl::Library {
     for (const nccl::Comm comm : comms) {
       if (!grouped) nccl_.end_kernels(member_of(comm));
       if (!nccl_.wait_for_device(rank_, lock)) return;
-      nccl_.free_member(member_of(comm));
+      nccl_.free_member(comm);
     }
+  }
+
+  bool revoke(nccl::Comm comm) noexcept override {
+    const std::lock_guard lock(nccl_.mutex_);
+    if (nccl_.options_.version < 22809) return false;
+    ++counts().revoked;
+    nccl_.end_kernels(member_of(comm));
+    return true;
   }
 
   void begin_group() override {
@@ -183,7 +186,7 @@ class FakeNcclLibrary final : public nccl::Library {
   bool has_registration() const noexcept override { return nccl_.options_.version >= 21900; }
   std::byte* allocate(std::size_t bytes) override {
     const std::lock_guard lock(nccl_.mutex_);
-    note_caller();
+    count_caller();
     if (rank_ == nccl_.options_.allocate_throws_at && nccl_.refusals_left_ != 0) {
       if (nccl_.refusals_left_ > 0) --nccl_.refusals_left_;
       throw Error("fake NCCL: out of device memory");
@@ -193,20 +196,18 @@ class FakeNcclLibrary final : public nccl::Library {
   }
   void release(std::byte* memory) noexcept override {
     const std::lock_guard lock(nccl_.mutex_);
-    note_caller();
+    count_caller();
     --counts().allocated;
     for (const FakeNccl::Member& member : nccl_.members_) {
       if (member.registered.contains(memory))
         nccl_.gpu_.fault("NCCL: a buffer was freed that is registered");
-      if (member.windows.contains(memory))
-        nccl_.gpu_.fault("NCCL: a buffer was freed that is a window");
     }
     nccl_.gpu_.release(memory);
   }
   void* register_buffer(nccl::Comm comm, std::byte* memory, std::size_t bytes) override {
     const std::lock_guard lock(nccl_.mutex_);
     FakeNccl::Member& member = member_of(comm);
-    if (!member.alive || member.changes())
+    if (!member.alive || member.busy > 0)
       throw Error("fake NCCL: the communicator is gone or busy");
     if (rank_ == nccl_.options_.register_throws_at) throw Error("fake NCCL: cannot register");
     if (member.registered.contains(memory)) nccl_.gpu_.fault("NCCL: a buffer was registered twice");
@@ -225,46 +226,9 @@ class FakeNcclLibrary final : public nccl::Library {
     --counts().registered;
   }
 
-  bool has_windows() const noexcept override {
-    return nccl_.options_.version >= 22700 && rank_ != nccl_.options_.no_windows_at &&
-           !nccl_.options_.store;
-  }
-  void begin_register_window(nccl::Comm comm, std::byte* memory, std::size_t bytes,
-                             void** window) override {
-    std::unique_lock lock(nccl_.mutex_);
-    FakeNccl::Member& member = member_of(comm);
-    if (!member.alive || member.changes())
-      throw Error("fake NCCL: the communicator is gone or busy");
-    if (rank_ == nccl_.options_.window_throws_at) throw Error("fake NCCL: not an address of cuMem");
-    if (member.windows.contains(memory)) nccl_.gpu_.fault("NCCL: a window was made twice");
-    ++counts().windows_begun;
-    member.world->windows[static_cast<std::size_t>(member.rank)].push_back(bytes);
-    member.window_to_be = window;
-    member.window_memory = memory;
-    begin_call(comm);
-    if (!member.blocks) return;
-    nccl::Health health;
-    const auto made = [&] {
-      health = nccl_.make_window(member_of(comm));
-      return health.state != nccl::Health::State::kBusy;
-    };
-    if (!nccl_.wait_in_call(comm, lock, made))
-      throw Error("fake NCCL: the communicator was aborted");
-    if (health.state == nccl::Health::State::kFailed) throw Error("fake NCCL: " + health.text);
-  }
-  void deregister_window(nccl::Comm comm, void* window) noexcept override {
-    const std::lock_guard lock(nccl_.mutex_);
-    FakeNccl::Member& member = member_of(comm);
-    if (!member.alive || member.window_to_be != nullptr)
-      nccl_.gpu_.fault("NCCL: a window was ended while its communicator was not there for it");
-    if (member.windows.erase(static_cast<std::byte*>(window)) == 0)
-      nccl_.gpu_.fault("NCCL: a window was ended that is none");
-    --counts().windows;
-  }
-
  private:
   FakeNcclCounts& counts() { return nccl_.counts_[rank_]; }
-  void note_caller() {
+  void count_caller() {
     if (std::this_thread::get_id() == nccl_.maker_) ++counts().memory_calls_by_maker;
   }
   FakeNccl::Member& member_of(nccl::Comm comm) { return nccl_.member_of(comm); }
@@ -323,11 +287,17 @@ class FakeNcclLibrary final : public nccl::Library {
   void launch(std::vector<Call> calls, nccl::Comm comm, device::Stream stream,
               std::unique_lock<std::recursive_mutex>& lock) {
     if (!member_of(comm).alive) throw Error("fake NCCL: the communicator is gone");
-    if (member_of(comm).changes()) throw Error("fake NCCL: a call while the last one is under way");
+    if (member_of(comm).busy > 0) throw Error("fake NCCL: a call while the last one is under way");
     begin_call(comm);
     if (member_of(comm).blocks && rank_ == nccl_.options_.launch_hangs_at) {
       nccl_.wait_in_call(comm, lock, [] { return false; });
       throw Error("fake NCCL: the communicator was aborted");
+    }
+    if (member_of(comm).blocks) {
+      const auto end = std::chrono::steady_clock::now() + nccl_.options_.launch_takes;
+      const auto over = [end] { return std::chrono::steady_clock::now() >= end; };
+      if (!nccl_.wait_in_call(comm, lock, over))
+        throw Error("fake NCCL: the communicator was aborted");
     }
     FakeNccl::Member& member = member_of(comm);
     ++counts().launches;
@@ -371,7 +341,7 @@ FakeNccl::~FakeNccl() {
   changed_.wait(lock, [this] { return calls_under_way_ == 0; });
 }
 
-// What the communicator runs on the device ends, with whatever is in memory.
+// Ends the communicator's kernels on the device. The contents of their outputs are undefined.
 void FakeNccl::end_kernels(Member& member) {
   member.alive = false;
   const auto resident = residents_.find(member.owner);
@@ -381,12 +351,12 @@ void FakeNccl::end_kernels(Member& member) {
     launch->done = true;
 }
 
-void FakeNccl::free_member(Member& member) {
+void FakeNccl::free_member(nccl::Comm comm) {
+  Member& member = member_of(comm);
   FakeNcclCounts& counts = counts_[member.owner];
+  if (member.calls_inside > 0 && options_.version >= 22809)
+    gpu_.fault("NCCL: a communicator was freed while another thread was inside a call on it");
   counts.registered -= static_cast<int>(std::exchange(member.registered, {}).size());
-  counts.windows -= static_cast<int>(std::exchange(member.windows, {}).size());
-  if (member.window_to_be != nullptr)
-    *std::exchange(member.window_to_be, nullptr) = nullptr;  // the thread that makes it gives up
   ++counts.aborted;
   changed_.notify_all();
 }
@@ -402,32 +372,12 @@ void FakeNccl::break_rank(int rank, bool remote, const std::string& text) {
   broken_[rank] = {nccl::Health::State::kFailed, remote, text};
 }
 
-nccl::Health FakeNccl::make_window(Member& member) {
-  if (member.owner == options_.window_fails_at) {
-    member.broken = true;
-    return {nccl::Health::State::kFailed, false, "out of device memory"};
-  }
-  const auto& own = member.world->windows[static_cast<std::size_t>(member.rank)];
-  for (const auto& others : member.world->windows) {
-    if (others.size() < own.size()) return {nccl::Health::State::kBusy};
-    if (others[own.size() - 1] != own.back())
-      gpu_.fault("NCCL: a window has another size on each rank");
-  }
-  const bool none = options_.null_windows_from >= 0 && member.owner >= options_.null_windows_from;
-  void** const window = std::exchange(member.window_to_be, nullptr);
-  *window = none ? nullptr : member.window_memory;
-  if (none) return {};
-  member.windows[member.window_memory] = own.back();
-  ++counts_[member.owner].windows;
-  return {};
-}
-
 bool FakeNccl::take_room(int owner, const std::shared_ptr<World>& world, std::size_t position) {
   const auto [found, took] = residents_.try_emplace(owner, Resident{world, position});
   return took || (found->second.world == world && found->second.position == position);
 }
 
-/// Follows from a rank whose kernel waits to a rank that it waits for and that runs another one.
+/// Reports a cycle of ranks in which each rank's kernel waits for a rank that runs another kernel.
 void FakeNccl::report_circle(int owner) {
   std::set<int> seen;
   std::string path;
@@ -449,7 +399,7 @@ void FakeNccl::report_circle(int owner) {
   }
   const std::string text = "NCCL: kernels of several communicators wait for each other: rank " +
                            path + "rank " + std::to_string(at);
-  if (gpu_.faults().empty()) gpu_.fault(text);  // asked again and again
+  if (gpu_.faults().empty()) gpu_.fault(text);  // only once, although this is called repeatedly
 }
 
 bool FakeNccl::try_execute(World& world, std::size_t position) {
@@ -509,20 +459,12 @@ void FakeNccl::check_registered(const World& world, const std::vector<const Call
     const auto& [begin, entry] = *std::prev(after);
     return memory < begin + entry.first ? entry.second : kPlain;
   };
-  const auto is_window = [](const Member& member, const std::byte* memory) {
-    const auto after = member.windows.upper_bound(memory);
-    return after != member.windows.begin() &&
-           memory < std::prev(after)->first + std::prev(after)->second;
-  };
-  std::vector<std::tuple<int, int, bool>> buffers;
+  std::vector<std::pair<int, int>> buffers;
   for (const Member& member : members_) {
     if (member.world.get() != &world) continue;
     const Call& call = *calls[static_cast<std::size_t>(member.rank)];
-    buffers.emplace_back(buffer_of(member, call.in), buffer_of(member, call.out),
-                         is_window(member, call.out));
-    if (std::get<1>(buffers.back()) != kPlain) ++counts_[member.owner].from_registered;
-    if (is_window(member, call.in) && is_window(member, call.out))
-      ++counts_[member.owner].from_windows;
+    buffers.emplace_back(buffer_of(member, call.in), buffer_of(member, call.out));
+    if (buffers.back().second != kPlain) ++counts_[member.owner].from_registered;
   }
   if (std::adjacent_find(buffers.begin(), buffers.end(), std::not_equal_to<>()) == buffers.end())
     return;

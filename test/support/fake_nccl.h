@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <condition_variable>
 #include <map>
 #include <memory>
@@ -14,21 +15,25 @@
 #include "backend/nccl/library.h"
 #include "support/fake_gpu.h"
 
-/// NCCL between the ranks of a test, on their simulated GPU. A rank's device has room for one
-/// kernel of NCCL, which stays until all ranks have theirs: the real one promises no more. As the
-/// real one it does nothing unless all ranks of a communicator come, with the same collective, and
-/// in the same order; communicators that do not block say "busy" for a while after each call, and
-/// start a thread for it (which is counted, not started); calls on the others return when they are
-/// over, which making one is when all ranks have come. It
-/// reports, as a fault of the GPU, a collective that has registered memory, or a window, on some
-/// ranks only or another buffer on each, kernels of communicators that wait for each other, and
-/// registrations and windows that outlive their buffer or their communicator's destroy(). Making a
-/// window ends when all ranks have come, with the same size. destroy() and abort() free memory of
-/// the device, so they return only when nothing of their rank is left in its queues, which for one
-/// that hangs is never; abort() first ends the kernels of the communicators that it is given.
+/// A simulated NCCL between the ranks of a test, on their simulated GPU. Like the real one, it
+/// - has room for one kernel per device, which stays until all ranks of its communicator have
+///   launched theirs;
+/// - completes a collective only if all ranks of the communicator launch the same one in the same
+///   order;
+/// - answers "busy" for a while after each call on a communicator that does not block, and starts a
+///   thread for the call (which is counted, not started); calls on other communicators return when
+///   they are complete, which for begin_init() is when all ranks have joined;
+/// - returns from destroy() and abort() only when the queues of the rank's device are empty,
+/// because
+///   both free device memory; abort() first ends the kernels of its communicators, revoke() ends
+///   kernels and calls and frees no memory.
+/// It reports as a fault of the GPU: a collective on registered memory on some ranks only or on
+/// different buffers, kernels of communicators that wait for each other, registrations that outlive
+/// their buffer or destroy(), and an abort that frees a communicator while a call on it is running
+/// although revoke() could have ended the call.
 namespace hvd::testing {
 
-/// Where ranks are processes: what one has put under a key, all find there.
+/// A key-value store that the ranks share when they are processes.
 class FakeNcclStore {
  public:
   virtual ~FakeNcclStore() = default;
@@ -39,29 +44,25 @@ class FakeNcclStore {
 
 struct FakeNcclOptions {
   int version = 23203;
-  /// How often health() says "busy" after a call.
+  /// How often health() answers "busy" after a call.
   int busy_answers = 1;
-  /// The rank whose launches, on a communicator that blocks, return only when it is aborted; -1:
-  /// none.
+  /// The rank whose launches, on a communicator that blocks, return only when it is aborted or
+  /// revoked; -1: none.
   int launch_hangs_at = -1;
+  /// Duration of launches on communicators that block.
+  std::chrono::milliseconds launch_takes{0};
+  /// How long a call that is aborted or revoked takes to return.
+  std::chrono::milliseconds return_takes{0};
   /// The rank whose begin_init() throws; -1: none.
   int init_throws_at = -1;
-  /// The rank whose communicator fails while it is being made; -1: none.
+  /// The rank whose communicator fails while it is created; -1: none.
   int init_fails_at = -1;
-  /// The ranks that cannot allocate, or not register; -1: none.
+  /// The rank that cannot allocate, and the rank that cannot register; -1: none.
   int allocate_throws_at = -1;
   int allocate_throws_times = -1;  ///< of its calls; -1: all
   int register_throws_at = -1;
-  /// The rank whose library has no windows; the one where making a window throws at once, and where
-  /// it fails later; -1: none.
-  int no_windows_at = -1;
-  int window_throws_at = -1;
-  int window_fails_at = -1;
-  /// The first rank that gets no window though nothing failed; -1: none. NCCL itself says so to
-  /// all, which is 0.
-  int null_windows_from = -1;
-  /// Each rank has a FakeNccl, and a FakeGpu, of its own, and the others are found here. Then
-  /// registered memory is not compared, and there are no windows.
+  /// Set if each rank is a process with its own FakeNccl and FakeGpu. The ranks exchange their
+  /// launches here; registered memory is not compared.
   std::shared_ptr<FakeNcclStore> store = nullptr;
 };
 
@@ -69,20 +70,18 @@ struct FakeNcclCounts {
   int inits = 0;
   int launches = 0;  ///< groups count as one
   int calls = 0;     ///< of collectives, and sends and receives
-  int threads = 0;   ///< that NCCL has started for a call
+  int threads = 0;   ///< threads that NCCL would have started for a call
   int finalized = 0;
   int destroyed = 0;
   int aborted = 0;
-  int allocated = 0;  ///< buffers that are not freed yet
-  /// Calls that allocate and free by the thread that made the FakeNccl, which in a stepped job
-  /// drives the engines.
+  int revoked = 0;
+  int allocated = 0;  ///< buffers that are allocated now
+  /// Calls that allocate or free, by the thread that created the FakeNccl, which drives the engines
+  /// of a stepped job.
   int memory_calls_by_maker = 0;
   int registered = 0;       ///< buffers that are registered now
-  int registrations = 0;    ///< ever
+  int registrations = 0;    ///< registrations so far
   int from_registered = 0;  ///< collectives from and to registered memory
-  int windows = 0;          ///< that there are now
-  int windows_begun = 0;    ///< ever
-  int from_windows = 0;     ///< collectives from and to windows
   std::vector<nccl::Reduction> reductions = {};
 };
 
@@ -92,14 +91,14 @@ class FakeNccl {
   explicit FakeNccl(FakeGpu& gpu, const FakeNcclOptions& options = {})
       : gpu_(gpu), options_(options), refusals_left_(options.allocate_throws_times) {}
 
-  /// Ends the calls that would never return.
+  /// Ends the calls that would not return otherwise.
   ~FakeNccl();
 
   std::shared_ptr<nccl::Library> library(int rank);
   FakeNcclCounts counts(int rank) const;
-  /// Waits until that many communicators of the rank have been aborted; false: not in 20 s.
+  /// Waits until that many communicators of the rank have been aborted. @return false after 20 s
   bool wait_for_aborts(int rank, int communicators);
-  /// From now on health() of all communicators of this rank says that they have failed.
+  /// From now on health() reports all communicators of this rank as failed.
   void break_rank(int rank, bool remote, const std::string& text);
 
  private:
@@ -126,7 +125,7 @@ class FakeNccl {
     std::vector<Call> calls;
     bool at_head = false;
     bool done = false;
-    std::vector<std::vector<std::byte>> memory = {};  ///< another process's, for what it calls
+    std::vector<std::vector<std::byte>> memory = {};  ///< buffers for the calls of another process
   };
   struct World {
     std::string name;
@@ -136,7 +135,6 @@ class FakeNccl {
     std::vector<int> owners;  // by rank: which rank of the test
     std::vector<std::vector<std::shared_ptr<Launch>>> launches;  // by rank
     std::vector<std::size_t> executed;                           // by rank: launches that are done
-    std::vector<std::vector<std::size_t>> windows;  // by rank: the sizes of those that were begun
   };
   struct Member {
     std::shared_ptr<World> world;
@@ -149,10 +147,7 @@ class FakeNccl {
     std::map<const std::byte*, std::pair<std::size_t, int>> registered =
         {};  // how many bytes, and as which it was
     int registrations = 0;
-    std::map<const std::byte*, std::size_t> windows = {};  // how many bytes
-    void** window_to_be = nullptr;  // where the one that is being made will be written
-    std::byte* window_memory = nullptr;
-    bool changes() const { return busy > 0 || window_to_be != nullptr; }
+    int calls_inside = 0;  // of threads that wait in a call
   };
 
   struct Resident {
@@ -163,9 +158,8 @@ class FakeNccl {
   Member& member_of(nccl::Comm comm) {
     return members_[reinterpret_cast<std::uintptr_t>(comm.handle) - 1];
   }
-  nccl::Health make_window(Member&);
   void end_kernels(Member&);
-  void free_member(Member&);
+  void free_member(nccl::Comm);
   bool wait_for_device(int rank, std::unique_lock<std::recursive_mutex>&);
   bool wait_in_call(nccl::Comm, std::unique_lock<std::recursive_mutex>&,
                     const std::function<bool()>& over);

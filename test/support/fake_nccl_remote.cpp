@@ -1,4 +1,4 @@
-// Ranks of a communicator that are other processes: what they launch is found in the store.
+// Ranks of a communicator that are other processes, which exchange their launches in the store.
 #include <cstring>
 #include <string>
 
@@ -71,7 +71,7 @@ void FakeNccl::publish(World& world, std::size_t position) {
   options_.store->put(key_of(world, "launch", world.local_rank, position), bytes);
 }
 
-// False: not all have come so far.
+// Returns false if not all ranks have launched yet.
 bool FakeNccl::fetch(World& world, std::size_t position) {
   bool all = true;
   for (int rank = 0; rank < world.size; ++rank) {
@@ -98,7 +98,7 @@ bool FakeNccl::fetch(World& world, std::size_t position) {
   return all;
 }
 
-// Who has come to this one has done with the one before.
+// A rank that has reached this launch has finished the one before, whose entry is removed.
 void FakeNccl::forget(World& world, std::size_t position) {
   for (int rank = 0; rank < world.size; ++rank) {
     Launch& launch = *world.launches[static_cast<std::size_t>(rank)][position];

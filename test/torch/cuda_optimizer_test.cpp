@@ -147,7 +147,7 @@ TEST_F(CudaOptimizer, ABucketCostsTheSameHoweverManyGradientsItHas) {
       const StepCost own = cost_of_step(bare, set_to_none);
       const StepCost cost = cost_of_step(training, set_to_none);
       EXPECT_EQ(cost.operators, own.operators) << "LibTorch does nothing more for hvd";
-      EXPECT_EQ(cost.hvd.launches, 2) << "one packs and one unpacks";
+      EXPECT_EQ(cost.hvd.launches, size() == 1 ? 0 : 2) << "one packs and one unpacks";
       EXPECT_EQ(cost.hvd.synchronize, 0);
       if (!few) few = cost;
       EXPECT_EQ(cost.hvd.records, few->hvd.records) << layers << " layers";

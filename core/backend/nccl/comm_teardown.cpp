@@ -13,7 +13,7 @@
 
 namespace hvd::nccl {
 
-/// Shared with the thread, which may outlive everything else.
+/// Shared with the thread, which may outlive every other object.
 struct CommTeardown::Ending {
   Mutex mutex;
   Condition changed;
@@ -69,7 +69,7 @@ void CommTeardown::begin(std::vector<Comm> comms, End end) noexcept {
       } catch (const std::exception& error) {
         HVD_LOG(kError) << "NCCL communicators were not freed: " << error.what();
       }
-      // Whoever hears of the end may take away what these stand on.
+      // After the notification the owner may destroy the objects that these depend on.
       library.reset();
       device.reset();
       ending->end();
@@ -84,7 +84,7 @@ bool CommTeardown::wait() noexcept {
   const TimePoint deadline = SteadyClock().now() + limit_;
   for (const auto& ending : endings_) {
     if (ending->wait_until(deadline)) continue;
-    give_up("something on the GPU does not end");
+    give_up("some work on the GPU does not end");
     return false;
   }
   endings_.clear();
@@ -97,12 +97,14 @@ void CommTeardown::give_up(const char* why) noexcept {
     const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(limit_);
     const std::string device = "device " + std::to_string(device_->device());
     HVD_LOG(kError) << "NCCL has not freed its communicators on " << device << " within "
-                    << limit.count() << " ms: " << why << "; given up: the memory on " << device
-                    << " stays allocated until the process ends, and hvd does not use it again";
+                    << limit.count() << " ms: " << why << ". hvd gives " << device
+                    << " up: its memory stays allocated until the process ends, and hvd does not "
+                       "use it again";
     limit_exit(limit, "the process's exit handlers have not returned within " +
                           std::to_string(limit.count()) + " ms, and " + device +
-                          " had been given up, which CUDA's may wait for; ended without them");
-  } catch (const std::exception&) {  // of memory for the texts
+                          " had been given up, and CUDA's handlers may wait for it; ended the "
+                          "process without them");
+  } catch (const std::exception&) {  // no memory for the texts
   }
 }
 

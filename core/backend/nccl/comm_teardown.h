@@ -9,36 +9,36 @@
 
 namespace hvd::nccl {
 
-/// Ends the communicators of a device on threads of their own.
+/// Ends the communicators of a device on separate threads.
 ///
-/// Note [An abort that cannot hang]: NCCL frees memory of the device when it ends a communicator,
-/// and that waits for everything that the device runs. A kernel of another communicator may wait
-/// for a dead peer, so all communicators are aborted as one group; and where a computation of the
-/// program's hangs, or the driver, the call never returns. So nobody calls NCCL for it but a thread
-/// that is left behind if need be, and whoever needs to know waits for it for so long and no
-/// longer. Then the device is given up (device::Api::give_up()): what is on it stays allocated, and
-/// the process's end is watched, since CUDA's own may wait for the device too.
+/// Note [An abort that cannot hang]: when NCCL ends a communicator it frees device memory, which
+/// waits for all work of the device. A kernel of another communicator may wait for a dead peer, so
+/// all communicators are aborted as one group. If a computation of the program or the driver hangs,
+/// the call never returns. Therefore only threads that can be left behind make these calls, and
+/// other threads wait for them for a limited time. After that time the device is given up
+/// (device::Api::give_up()): its memory stays allocated. The exit of the process is limited too
+/// (limit_exit()), because CUDA's exit handlers may also wait for the device.
 ///
-/// Used as hvd::Backend says.
+/// Thread-safety is that of hvd::Backend.
 class CommTeardown {
  public:
-  /// @param limit for wait()
+  /// @param limit of wait()
   CommTeardown(std::shared_ptr<Library>, std::shared_ptr<device::Context>, Duration limit);
   CommTeardown(const CommTeardown&) = delete;
   CommTeardown& operator=(const CommTeardown&) = delete;
-  /// As wait().
+  /// Waits as wait() does.
   ~CommTeardown();
 
-  /// There is one more.
+  /// Adds a communicator to those that abort_all() ends.
   void add(Comm);
-  /// Begins to abort all that there are, and returns.
+  /// Begins to abort all communicators that were added and not ended.
   void abort_all() noexcept;
-  /// Begins to abort this one, and returns.
+  /// Begins to abort this communicator.
   void abort(Comm) noexcept;
-  /// Begins to free one whose begin_finalize() is over, and returns.
+  /// Begins to free a communicator whose begin_finalize() is complete.
   void destroy(Comm) noexcept;
-  /// Waits until all that was begun is over. False: it took longer than the limit, now or once
-  /// before, and the device is given up.
+  /// Waits until all calls that were begun have returned. @return false: the limit has passed, now
+  /// or earlier, and the device is given up
   bool wait() noexcept;
 
  private:
@@ -50,8 +50,8 @@ class CommTeardown {
   const std::shared_ptr<Library> library_;
   const std::shared_ptr<device::Context> device_;
   const Duration limit_;
-  std::vector<Comm> comms_;                       // that nobody ends yet
-  std::vector<std::shared_ptr<Ending>> endings_;  // that nobody has seen the end of
+  std::vector<Comm> comms_;                       // added and not ended
+  std::vector<std::shared_ptr<Ending>> endings_;  // begun, perhaps still running
 };
 
 }  // namespace hvd::nccl

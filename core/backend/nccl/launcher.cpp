@@ -17,10 +17,14 @@
 namespace hvd::nccl {
 namespace {
 
-constexpr Duration kLongestWaitForThread = std::chrono::seconds(1);
-/// Many times what a launch takes.
-constexpr Duration kLongestCall = std::chrono::milliseconds(100);
+/// Limit of the destructor's wait for the thread.
+constexpr Duration kThreadPatience = std::chrono::seconds(1);
+/// Limit of an abort's wait for the running call, many times the duration of a launch.
+constexpr Duration kCallPatience = std::chrono::milliseconds(100);
+/// The same after the call's communicator has been revoked.
+constexpr Duration kRevokedCallPatience = std::chrono::seconds(2);
 
+/// A collective, send or receive, with its arguments.
 struct Call {
   enum class Kind : std::uint8_t {
     kAllReduce,
@@ -37,11 +41,11 @@ struct Call {
   std::size_t count;
   DataType type;
   Reduction reduction;
-  int peer;  ///< or root
+  int peer;  ///< the root of a rooted collective
   device::Stream stream;
 };
 
-void make(Library& library, const Call& call, Comm comm) {
+void execute(Library& library, const Call& call, Comm comm) {
   switch (call.kind) {
     case Call::Kind::kAllReduce:
       return library.all_reduce(call.in, call.out, call.count, call.type, call.reduction, comm,
@@ -64,31 +68,28 @@ void make(Library& library, const Call& call, Comm comm) {
   }
 }
 
-/// A communicator, and the one call on it that is under way. What it was asked for is the asking
-/// thread's until it is handed over, and the launcher's until `state` is no longer kBusy.
+/// A communicator and its current task. The caller fills in a task and hands it to the thread,
+/// which owns these fields until `state` is no longer kBusy.
 struct Member {
-  enum class Task : std::uint8_t { kInit, kCalls, kFinalize, kWindow };
+  enum class Task : std::uint8_t { kInit, kCalls, kFinalize };
   enum class State : std::uint8_t { kIdle, kBusy, kFailed };
 
   Task task = Task::kInit;
   UniqueId id = {};
   int size = 0;
   int rank = 0;
-  std::vector<Call> calls = {};  // its memory is kept
+  std::vector<Call> calls = {};  // keeps its capacity
   bool grouped = false;
-  std::byte* window_memory = nullptr;
-  std::size_t window_bytes = 0;
-  void** window = nullptr;
 
   std::atomic<State> state = State::kIdle;
-  Health failure = {};  // kFailed
+  Health failure = {};  // in kFailed
 
-  // Under the launcher's mutex, or by who asks while it is kIdle.
+  // Guarded by the thread's mutex. The caller may read them while the state is kIdle.
   Comm comm = {};
-  bool ended = false;  // or about to be: nothing is begun any more
+  bool ended = false;  // aborted or destroyed, or about to be: begin no further task
 };
 
-/// Outlives whoever asks, if a call of NCCL does not return.
+/// The thread and its queue. Outlives the Launcher if a call of NCCL does not return.
 class Thread {
  public:
   Thread(std::shared_ptr<Library> library, std::shared_ptr<device::Context> device)
@@ -98,7 +99,7 @@ class Thread {
     std::thread([self] { self->serve(); }).detach();
   }
 
-  void ask(const std::shared_ptr<Member>& member, Member::Task task) {
+  void submit(const std::shared_ptr<Member>& member, Member::Task task) {
     member->task = task;
     member->state.store(Member::State::kBusy, std::memory_order_relaxed);
     const MutexLock lock(mutex_);
@@ -106,22 +107,26 @@ class Thread {
     changed_.notify_all();
   }
 
-  /// Nothing more is begun on it. @return what there is to end; null: not made yet
+  /// Begins no further task of the member. @return its communicator, null if it does not exist yet
   Comm end(Member& member) {
     const MutexLock lock(mutex_);
     member.ended = true;
     return member.comm;
   }
-  /// After end(): a call that does not hang is over, so that NCCL need not deal with both.
-  void let_call_end() {
-    const TimePoint deadline = SteadyClock().now() + kLongestCall;
-    const MutexLock lock(mutex_);
-    while (running_ && running_->ended && SteadyClock().now() < deadline)
-      changed_.wait_until(mutex_, deadline);
+  /// After end() of all members that will be aborted: waits until no call on one of them is under
+  /// way, see Note [Aborting during a call]. Bounded unless revoking blocks.
+  void finish_ended_call() {
+    if (wait_for_ended_call(kCallPatience)) return;
+    const Comm revoked = [this] {
+      const MutexLock lock(mutex_);
+      return running_ && running_->ended ? running_->comm : Comm{};
+    }();
+    if (revoked.handle == nullptr || !library_->revoke(revoked)) return;
+    wait_for_ended_call(kRevokedCallPatience);
   }
 
   void stop() {
-    const TimePoint deadline = SteadyClock().now() + kLongestWaitForThread;
+    const TimePoint deadline = SteadyClock().now() + kThreadPatience;
     const MutexLock lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
@@ -129,10 +134,21 @@ class Thread {
   }
 
  private:
+  /// @return false: the call is still running
+  bool wait_for_ended_call(Duration patience) {
+    const TimePoint deadline = SteadyClock().now() + patience;
+    const MutexLock lock(mutex_);
+    while (running_ && running_->ended) {
+      if (SteadyClock().now() >= deadline) return false;
+      changed_.wait_until(mutex_, deadline);
+    }
+    return true;
+  }
+
   void serve() {
     ::pthread_setname_np(::pthread_self(), "hvd-nccl");
     while (const auto member = next()) perform(*member);
-    // Whoever hears of the end may take away what these stand on.
+    // After the notification the owner may destroy the objects that these depend on.
     device_.reset();
     library_.reset();
     const MutexLock lock(mutex_);
@@ -171,10 +187,6 @@ class Thread {
         case Member::Task::kFinalize:
           library_->begin_finalize(member.comm);
           break;
-        case Member::Task::kWindow:
-          library_->begin_register_window(member.comm, member.window_memory, member.window_bytes,
-                                          member.window);
-          break;
       }
       member.state.store(Member::State::kIdle, std::memory_order_release);
     } catch (const std::exception& error) {
@@ -183,38 +195,37 @@ class Thread {
   }
 
   void init(Member& member) {
-    const Comm made = library_->begin_init(member.id, member.size, member.rank, Blocking::kYes);
-    const bool wanted = [&] {
+    const Comm created = library_->begin_init(member.id, member.size, member.rank, Blocking::kYes);
+    const bool ended = [&] {
       const MutexLock lock(mutex_);
-      if (!member.ended) member.comm = made;
-      return !member.ended;
+      if (!member.ended) member.comm = created;
+      return member.ended;
     }();
-    if (!wanted) library_->abort({&made, 1});
+    if (ended) library_->abort({&created, 1});
   }
 
   void call(const Member& member) {
-    if (!member.grouped) return make(*library_, member.calls.front(), member.comm);
+    if (!member.grouped) return execute(*library_, member.calls.front(), member.comm);
     library_->begin_group();
     try {
-      for (const Call& one : member.calls) make(*library_, one, member.comm);
+      for (const Call& one : member.calls) execute(*library_, one, member.comm);
     } catch (...) {
       try {
         library_->end_group();
-      } catch (const Error&) {  // the first error is on its way
+      } catch (const Error&) {  // the first error is rethrown
       }
       throw;
     }
     library_->end_group();
   }
 
-  // One that is being aborted cannot be asked any more.
   void fail(Member& member, const std::exception& error) {
     Health failure{Health::State::kFailed, false, error.what()};
     {
       const MutexLock lock(mutex_);
-      if (!member.ended && member.comm.handle != nullptr) {
-        Health said = library_->health(member.comm);
-        if (said.state == Health::State::kFailed) failure = std::move(said);
+      if (!member.ended && member.comm.handle != nullptr) {  // else it may be freed already
+        Health details = library_->health(member.comm);
+        if (details.state == Health::State::kFailed) failure = std::move(details);
       }
     }
     member.failure = std::move(failure);
@@ -226,7 +237,7 @@ class Thread {
   Mutex mutex_;
   Condition changed_;
   std::vector<std::shared_ptr<Member>> queue_ HVD_GUARDED_BY(mutex_);
-  const Member* running_ HVD_GUARDED_BY(mutex_) = nullptr;  // what a call is under way for
+  const Member* running_ HVD_GUARDED_BY(mutex_) = nullptr;  // the member whose task runs
   bool stopping_ HVD_GUARDED_BY(mutex_) = false;
   bool over_ HVD_GUARDED_BY(mutex_) = false;
 };
@@ -251,7 +262,7 @@ class Launcher final : public Library {
     member->size = size;
     member->rank = rank;
     members_.push_back(member);
-    thread_->ask(member, Member::Task::kInit);
+    thread_->submit(member, Member::Task::kInit);
     return {member.get()};
   }
 
@@ -263,25 +274,26 @@ class Launcher final : public Library {
     return library_->health(member.comm);
   }
 
-  void begin_finalize(Comm comm) override { thread_->ask(idle(comm), Member::Task::kFinalize); }
+  void begin_finalize(Comm comm) override { thread_->submit(idle(comm), Member::Task::kFinalize); }
   void destroy(Comm comm) noexcept override {
-    const Comm made = thread_->end(member_of(comm));
-    if (made.handle != nullptr) library_->destroy(made);
+    const Comm created = thread_->end(member_of(comm));
+    if (created.handle != nullptr) library_->destroy(created);
   }
   void abort(std::span<const Comm> comms) noexcept override {
-    std::vector<Comm> made;
+    std::vector<Comm> created;
     for (const Comm comm : comms) {
-      made.push_back(thread_->end(member_of(comm)));
-      if (made.back().handle == nullptr) made.pop_back();
+      created.push_back(thread_->end(member_of(comm)));
+      if (created.back().handle == nullptr) created.pop_back();
     }
-    thread_->let_call_end();
-    if (!made.empty()) library_->abort(made);
+    thread_->finish_ended_call();
+    if (!created.empty()) library_->abort(created);
   }
+  bool revoke(Comm comm) noexcept override { return library_->revoke(member_of(comm).comm); }
 
   void begin_group() override { ++depth_; }
   void end_group() override {
     if (--depth_ > 0 || !group_) return;
-    thread_->ask(std::exchange(group_, nullptr), Member::Task::kCalls);
+    thread_->submit(std::exchange(group_, nullptr), Member::Task::kCalls);
   }
 
   void all_reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type,
@@ -322,18 +334,6 @@ class Launcher final : public Library {
   void deregister_buffer(Comm comm, void* registration) noexcept override {
     library_->deregister_buffer(member_of(comm).comm, registration);
   }
-  bool has_windows() const noexcept override { return library_->has_windows(); }
-  void begin_register_window(Comm comm, std::byte* memory, std::size_t bytes,
-                             void** window) override {
-    const auto member = idle(comm);
-    member->window_memory = memory;
-    member->window_bytes = bytes;
-    member->window = window;
-    thread_->ask(member, Member::Task::kWindow);
-  }
-  void deregister_window(Comm comm, void* window) noexcept override {
-    library_->deregister_window(member_of(comm).comm, window);
-  }
 
  private:
   static Member& member_of(Comm comm) noexcept { return *static_cast<Member*>(comm.handle); }
@@ -341,10 +341,10 @@ class Launcher final : public Library {
     for (const auto& member : members_) {
       if (member.get() != comm.handle) continue;
       HVD_EXPECT(member->state.load(std::memory_order_acquire) == Member::State::kIdle,
-                 "health() has said that the last call is over");
+                 "health() has reported that the last call is complete");
       return member;
     }
-    throw Error("NCCL: a communicator that this library has not made");
+    throw Error("NCCL: this library has not created the communicator");
   }
   void add(const Call& call, Comm comm) {
     auto member = idle(comm);
@@ -352,16 +352,16 @@ class Launcher final : public Library {
     member->calls.push_back(call);
     member->grouped = depth_ > 0;
     if (member->grouped) {
-      HVD_EXPECT(!group_ || group_ == member, "a group is of one communicator");
+      HVD_EXPECT(!group_ || group_ == member, "all calls of a group are on one communicator");
       group_ = std::move(member);
     } else {
-      thread_->ask(member, Member::Task::kCalls);
+      thread_->submit(member, Member::Task::kCalls);
     }
   }
 
   const std::shared_ptr<Library> library_;
   const std::shared_ptr<Thread> thread_;
-  std::vector<std::shared_ptr<Member>> members_;  // all that were ever made
+  std::vector<std::shared_ptr<Member>> members_;  // all that were created, ended ones included
   int depth_ = 0;
   std::shared_ptr<Member> group_;
 };

@@ -7,23 +7,29 @@
 
 namespace hvd::nccl {
 
-/// The library with communicators that block, whose calls a thread of their own makes. To whoever
-/// uses it they are like those that do not: a call returns at once, and health() says when it is
-/// over.
+/// Wraps a library so that one thread makes its calls, on communicators that block. To the caller
+/// the communicators behave like those that do not block: a call returns at once, and health()
+/// reports when it is complete.
 ///
-/// Note [The launcher thread]: NCCL starts a thread, and joins it, for each launch of a
-/// communicator that does not block; one that blocks launches in the thread that calls. So there is
-/// one thread for all communicators of a device, which makes the calls in the order in which they
-/// were asked for, the order of the plan. What is made once a communicator has settled and returns
-/// at once (registering buffers) and what ends one (abort(), destroy(), see CommTeardown) is called
-/// where it is asked for. abort() is how a call that hangs is ended: NCCL lets another thread do
-/// so. A communicator that is still being made cannot be named yet; then the thread aborts it when
-/// NCCL returns, and is left behind if that is never.
+/// Note [The launcher thread]: NCCL starts and joins a thread for each launch on a communicator
+/// that does not block. On a communicator that blocks it launches in the calling thread. Therefore
+/// one thread makes the calls for all communicators of a device, in the order in which the engine
+/// requests them, which is the order of the plan. Registering a buffer returns at once and happens
+/// only while no call is under way, so the calling thread does it. abort() and destroy() run on the
+/// threads of CommTeardown. A communicator that NCCL is still creating has no handle yet; if it is
+/// aborted, the launcher thread aborts it when NCCL returns. If NCCL never returns, the thread is
+/// left behind.
 ///
-/// The thread starts with the first communicator. It lives as long as the library, and is waited
-/// for for a second at most. In the steady state nothing is allocated for a call.
+/// Note [Aborting during a call]: an abort must end a call that hangs, but it also frees the
+/// communicator, which that call may still read. So abort() first waits a little for the running
+/// call, then revokes its communicator where NCCL can (2.28.9 and newer). That makes the call
+/// return without freeing anything, and the abort follows when the call has returned. Older
+/// versions have only the abort, which stops the call and frees the communicator in one step.
 ///
-/// @param library whose begin_init() can make communicators that block
+/// The thread starts with the first communicator and ends with the library, which waits at most one
+/// second for it. Repeated steps allocate nothing for a call.
+///
+/// @param library whose begin_init() can create communicators that block
 std::shared_ptr<Library> make_launcher(std::shared_ptr<Library> library,
                                        std::shared_ptr<device::Context> device);
 

@@ -3,19 +3,21 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "device/api.h"
 #include "hvd/types.h"
 
-/// The seam between hvd and NCCL: what hvd asks of it, so that a test can put a simulated one in
-/// its place, and the one place that knows its versions. No header of NCCL is needed to use it.
+/// The interface between hvd and NCCL. It holds exactly the calls that hvd makes, so that tests can
+/// use a simulated NCCL. Its implementation is the one place that knows NCCL's versions. Callers
+/// need no header of NCCL.
 namespace hvd::nccl {
 
 using UniqueId = std::array<std::byte, 128>;
 
-/// Does not own it.
+/// A handle of a communicator (ncclComm_t). Does not own it.
 struct Comm {
   void* handle = nullptr;
   friend bool operator==(const Comm&, const Comm&) = default;
@@ -26,18 +28,20 @@ enum class Reduction : std::uint8_t { kSum, kProduct, kMin, kMax, kAverage };
 struct Health {
   enum class State { kSettled, kBusy, kFailed };
   State state = State::kSettled;
-  bool remote = false;    ///< failed, and a peer or the way to it is the reason
-  std::string text = {};  ///< failed: why
+  bool remote = false;    ///< failed because of a peer or of the connection to it
+  std::string text = {};  ///< the error of a failed communicator
 };
 
-/// Whether a call on a communicator returns when it is over.
+/// Whether a call on a communicator returns only when it is complete.
 enum class Blocking : bool { kNo, kYes };
 
-/// As its communicators do not block, unless they were made so: after each call on one, health()
-/// says when the call is over, and only then may the next follow, or an event be recorded behind
-/// it. What fails at once is thrown as hvd::Error. Counts are elements; types are those that NCCL
-/// has: not int16 and bool. With the device current. One thread at a time for each communicator,
-/// and for those of a group.
+/// The calls of NCCL. Communicators do not block unless they were created so: after each call,
+/// health() reports when the call is complete. Only then may the next call follow or an event be
+/// recorded behind it. Errors that NCCL returns at once are thrown as hvd::Error.
+///
+/// Counts are elements. Types are those that NCCL has, so not int16 and bool. The device must be
+/// current. One thread at a time may use a communicator, or the communicators of a group; abort()
+/// and revoke() may be called while another thread is inside a call.
 class Library {
  public:
   virtual ~Library() = default;
@@ -47,13 +51,19 @@ class Library {
   virtual UniqueId make_id() = 0;
   virtual Comm begin_init(const UniqueId&, int size, int rank, Blocking) = 0;
   virtual Health health(Comm) = 0;
-  /// Ends the communicator in order, together with its peers: health(), then destroy().
+  /// Begins to end the communicator in order, together with its peers. When health() has settled,
+  /// call destroy().
   virtual void begin_finalize(Comm) = 0;
-  /// Frees memory of the device, which waits for all that it runs. See CommTeardown.
+  /// Frees the communicator and its memory on the device. Waits for all work of the device; see
+  /// CommTeardown.
   virtual void destroy(Comm) noexcept = 0;
-  /// Stops what the communicators run on the device, then frees them, as destroy() does: all
-  /// together from 2.22 on, one after the other before.
+  /// Stops the communicators' work on the device, then frees them as destroy() does. From NCCL 2.22
+  /// on all are stopped before the first is freed.
   virtual void abort(std::span<const Comm>) noexcept = 0;
+  /// Stops the communicator's operations and lets calls return that other threads have made on it,
+  /// but frees nothing (NCCL 2.28.9 and newer). Only abort() may follow. May block until the
+  /// communicator is quiet. @return false: this version cannot
+  virtual bool revoke(Comm) noexcept = 0;
 
   /// The calls in between are one launch.
   virtual void begin_group() = 0;
@@ -73,25 +83,22 @@ class Library {
   virtual void receive(std::byte* out, std::size_t count, DataType, int peer, Comm,
                        device::Stream) = 0;
 
-  /// Has the four below (2.19 and newer). They concern this rank alone and are over when they
-  /// return. A buffer that is still registered when its communicator is aborted is no longer so
-  /// afterwards.
+  /// Whether the version has the four functions below (2.19 and newer). They concern this rank only
+  /// and are complete when they return. An abort also ends the registrations of its communicator.
   virtual bool has_registration() const noexcept = 0;
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void release(std::byte*) noexcept = 0;
   virtual void* register_buffer(Comm, std::byte*, std::size_t bytes) = 0;
   virtual void deregister_buffer(Comm, void* registration) noexcept = 0;
-
-  /// Has the two below (2.27 and newer).
-  virtual bool has_windows() const noexcept = 0;
-  /// Makes a symmetric window of the buffer, beside its registration: memory that the ranks pass to
-  /// a collective equally far from the beginning of the same window. Collective, with the same size
-  /// and in the same order on every rank. Over when health() says so; until then `window` is NCCL's
-  /// to write, also after an error. It is null afterwards where NCCL has no use for windows between
-  /// these ranks.
-  virtual void begin_register_window(Comm, std::byte*, std::size_t bytes, void** window) = 0;
-  /// Concerns this rank alone, and is over when it returns; the rest as with a registration.
-  virtual void deregister_window(Comm, void* window) noexcept = 0;
 };
+
+/// Loads NCCL: the library that HVD_NCCL_LIBRARY names, else the one that the process has loaded
+/// already (LibTorch brings one), else the system's libnccl.so.2, else the one that hvd was built
+/// with. Returns null and the reason if there is none or it is too old.
+std::shared_ptr<Library> load_library(std::string& reason);
+
+/// The version and origin of the NCCL that load_library() finds, as "2.32.3 (libnccl.so.2)", or the
+/// reason why there is none. For messages.
+std::string describe_library();
 
 }  // namespace hvd::nccl

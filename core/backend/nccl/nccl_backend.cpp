@@ -1,17 +1,261 @@
 #include "backend/nccl/nccl_backend.h"
 
+#include <atomic>
+#include <chrono>
+#include <thread>
 #include <utility>
+#include <vector>
 
 #include "backend/nccl/nccl_channel.h"
+#include "base/log.h"
+#include "base/process_exit.h"
+#include "hvd/error.h"
 #include "kernels/floating.h"
 
 namespace hvd {
+namespace nccl {
 namespace {
 
-/// Above every backend for the host's memory, which a GPU's tensors have to be copied to.
-constexpr int kScore = 30;
+/// Two buffers, so that one batch is packed while another is reduced.
+constexpr int kFusionBuffers = 2;
 
 }  // namespace
+
+NcclChannel::NcclChannel(std::shared_ptr<Library> library, std::shared_ptr<device::Context> device,
+                         std::shared_ptr<const device::OwnedStream> stream,
+                         std::shared_ptr<CommTeardown> teardown, const ChannelSpec& spec,
+                         std::unique_ptr<Channel> host, const NcclOptions& options,
+                         const Clock& clock)
+    : library_(std::move(library)),
+      device_(std::move(device)),
+      stream_(std::move(stream)),
+      teardown_(std::move(teardown)),
+      spec_(spec),
+      options_(options),
+      clock_(clock),
+      deadline_(clock_.now() + options_.init_timeout),
+      host_(std::move(host)),
+      buffers_(*device_),
+      exchanged_(std::make_shared<Exchanged>()) {}
+
+NcclChannel::~NcclChannel() {
+  if (allocation_)
+    device_->run_on_helper([allocation = std::move(allocation_)]() mutable { allocation.reset(); });
+  for (auto& memory : fusion_memory_) keep_until_exit(std::move(memory));  // still in use
+  if (comm_.handle == nullptr || state_ == State::kAborted) return;
+  try {
+    const device::DeviceGuard guard(device_->api(), device_->device());
+    if (state_ != State::kReady) {
+      teardown_->abort(comm_);
+      return;
+    }
+    // A runtime that ends without shutdown() may leave a launch under way, and NCCL allows no other
+    // call on the communicator meanwhile.
+    const TimePoint limit = clock_.now() + options_.finalize_timeout;
+    bool finalized = settles_before(limit);
+    if (finalized) {
+      library_->begin_finalize(comm_);
+      finalized = settles_before(limit);
+    }
+    finalized ? teardown_->destroy(comm_) : teardown_->abort(comm_);
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << description() << " could not be finalized and is aborted: " << error.what();
+    teardown_->abort(comm_);
+  }
+}
+
+/// Waits for the end of the last call on the communicator. @return false: it failed or took too
+/// long
+bool NcclChannel::settles_before(TimePoint limit) {
+  Health health = library_->health(comm_);
+  while (health.state == Health::State::kBusy && clock_.now() < limit) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    health = library_->health(comm_);
+  }
+  return health.state == Health::State::kSettled;
+}
+
+std::string NcclChannel::description() const {
+  return "the NCCL communicator of process set " + std::to_string(spec_.process_set) + " (rank " +
+         std::to_string(spec_.set_rank) + " of " + std::to_string(spec_.ranks.size()) +
+         ", device " + std::to_string(device_->device()) + ")";
+}
+
+void NcclChannel::fail(const Health& health) const {
+  const std::string text = description() + " has failed: " + health.text;
+  if (health.remote) throw PeerLostError(text, -1);
+  throw Error(text);
+}
+
+bool NcclChannel::settled() {
+  const Health health = library_->health(comm_);
+  if (health.state == Health::State::kFailed) fail(health);
+  return health.state == Health::State::kSettled;
+}
+
+// The id is broadcast over the host's channel. That channel follows the plan like every other, so
+// no rank blocks, and no rank needs to know when the others arrive here.
+void NcclChannel::exchange_id() {
+  if (!exchange_) {
+    if (spec_.set_rank == 0) exchanged_->id = library_->make_id();
+    Collective broadcast;
+    broadcast.kind = OpKind::kBroadcast;
+    broadcast.dtype = DataType::kUInt8;
+    broadcast.count = static_cast<std::int64_t>(exchanged_->id.size());
+    exchange_ = host_->launch(broadcast, exchanged_->id, exchanged_->id);
+  }
+  if (!exchange_->progress()) return;
+  exchange_.reset();
+  comm_ = library_->begin_init(exchanged_->id, size(), rank(), Blocking::kNo);
+  teardown_->add(comm_);
+  state_ = State::kJoining;
+}
+
+/// Shared with the helper thread. Memory that the channel does not collect is freed there.
+struct NcclChannel::Allocation {
+  std::atomic<bool> done{false};
+  std::vector<std::shared_ptr<std::byte>> memory = {};
+  std::string error = {};
+};
+
+void NcclChannel::allocate_fusion_buffers() {
+  state_ = State::kAllocating;
+  if (size() == 1 || options_.registered_bytes == 0 || !library_->has_registration()) return;
+  allocation_ = std::make_shared<Allocation>();
+  device_->run_on_helper([allocation = allocation_, source = device_->memory(), library = library_,
+                          bytes = options_.registered_bytes]() noexcept {
+    try {
+      for (int i = 0; i < kFusionBuffers; ++i) {
+        std::byte* memory = nullptr;
+        source->with_room(bytes, [&] { memory = library->allocate(bytes); });
+        allocation->memory.push_back(
+            source->owned(memory, [library](std::byte* owned) { library->release(owned); }));
+      }
+    } catch (const std::exception& error) {
+      allocation->error = error.what();
+    }
+    allocation->done.store(true, std::memory_order_release);
+  });
+}
+
+// Note [Registered on all ranks or on none]: a collective is undefined if some ranks pass
+// registered memory and others do not. Therefore the buffers are allocated once, before the first
+// launch, and a vote over the host's channel decides whether all ranks have registered buffers of
+// one size. The vote is a minimum over (bytes, -bytes): all sizes are equal if the two results have
+// the same magnitude. A rank without buffers votes 0. A set of one rank gains nothing from
+// registration.
+void NcclChannel::begin_vote() {
+  state_ = State::kVoting;
+  if (size() == 1) return;
+  const std::int64_t bytes =
+      register_buffers() ? static_cast<std::int64_t>(options_.registered_bytes) : 0;
+  exchanged_->votes = {bytes, -bytes};
+  Collective minimum;
+  minimum.kind = OpKind::kAllreduce;
+  minimum.op = ReduceOp::kMin;
+  minimum.dtype = DataType::kInt64;
+  minimum.count = static_cast<std::int64_t>(exchanged_->votes.size());
+  const std::span<std::byte> votes = std::as_writable_bytes(std::span(exchanged_->votes));
+  exchange_ = host_->launch(minimum, votes, votes);
+}
+
+void NcclChannel::finish_vote() {
+  if (exchange_ && !exchange_->progress()) return;
+  exchange_.reset();
+  state_ = State::kReady;
+  if (fusion_buffers_.empty()) return;
+  const auto [smallest, negated_largest] = exchanged_->votes;
+  if (smallest > 0 && smallest == -negated_largest) return;
+  HVD_LOG(kDebug) << description()
+                  << " works without registered buffers, because some ranks have none or buffers "
+                     "of another size";
+  give_back_fusion_buffers();
+}
+
+bool NcclChannel::register_buffers() {
+  const std::shared_ptr<Allocation> allocated = std::exchange(allocation_, nullptr);
+  if (!allocated) return false;
+  fusion_memory_ = std::move(allocated->memory);
+  for (const auto& memory : fusion_memory_)
+    fusion_buffers_.emplace_back(memory.get(), options_.registered_bytes);
+  try {
+    if (!allocated->error.empty()) throw Error(allocated->error);
+    for (const std::span<std::byte> buffer : fusion_buffers_)
+      registrations_.push_back(library_->register_buffer(comm_, buffer.data(), buffer.size()));
+    return true;
+  } catch (const Error& error) {
+    HVD_LOG(kDebug) << description() << " works without registered buffers: " << error.what();
+  }
+  give_back_fusion_buffers();
+  return false;
+}
+
+void NcclChannel::deregister_buffers() noexcept {
+  for (void* const registration : registrations_) library_->deregister_buffer(comm_, registration);
+  registrations_.clear();
+}
+
+bool NcclChannel::ready() {
+  if (state_ == State::kReady) return true;
+  if (state_ == State::kAborted) throw Error(description() + " has been aborted");
+  const device::DeviceGuard guard(device_->api(), device_->device());
+  if (state_ == State::kExchangingId) exchange_id();
+  if (state_ == State::kJoining && settled()) allocate_fusion_buffers();
+  if (state_ == State::kAllocating &&
+      (!allocation_ || allocation_->done.load(std::memory_order_acquire)))
+    begin_vote();
+  if (state_ == State::kVoting) finish_vote();
+  if (state_ == State::kReady) return true;
+  if (clock_.now() < deadline_) return false;
+  const auto waited = std::chrono::duration_cast<std::chrono::seconds>(options_.init_timeout);
+  throw PeerLostError(description() + " was not ready after " + std::to_string(waited.count()) +
+                          " s: expected all its ranks to join, but at least one did not "
+                          "(HVD_START_TIMEOUT; NCCL_DEBUG=INFO shows more)",
+                      -1);
+}
+
+std::unique_ptr<Work> NcclChannel::launch(const Collective& collective,
+                                          std::span<const std::byte> in, std::span<std::byte> out) {
+  if (state_ != State::kReady)
+    throw Error(description() + " is not ready for " + std::string(to_string(collective.kind)));
+  const device::DeviceGuard guard(device_->api(), device_->device());
+  return make_work(*this, collective, in, out);
+}
+
+void NcclChannel::check_health() {
+  if (state_ != State::kReady) return;
+  const Health health = library_->health(comm_);
+  if (health.state == Health::State::kFailed) fail(health);
+}
+
+void NcclChannel::abort() noexcept {
+  const State before = std::exchange(state_, State::kAborted);
+  if (before == State::kAborted) return;
+  host_->abort();
+  if (exchange_) keep_until_exit(exchanged_);
+  exchange_.reset();
+  teardown_->abort_all();
+  registrations_.clear();  // the abort ends them, after the kernels that use the memory
+}
+
+void NcclChannel::wait_for_abort() noexcept {
+  if (state_ == State::kAborted) teardown_->wait();
+}
+
+void NcclChannel::give_back_fusion_buffers() noexcept {
+  if (fusion_buffers_.empty()) return;
+  wait_for_abort();
+  try {
+    const device::DeviceGuard guard(device_->api(), device_->device());
+    deregister_buffers();
+    fusion_buffers_.clear();
+    device_->run_on_helper([memory = std::move(fusion_memory_)]() mutable { memory.clear(); });
+  } catch (const std::exception& error) {  // the device has failed; its operations report it
+    HVD_LOG(kDebug) << description() << " has not freed its fusion buffers: " << error.what();
+  }
+}
+
+}  // namespace nccl
 
 NcclBackend::NcclBackend(std::shared_ptr<nccl::Library> library,
                          std::shared_ptr<device::Context> device,
@@ -32,6 +276,7 @@ const Clock& NcclBackend::steady_clock() {
 
 int NcclBackend::score(const Topology&, const ChannelSpec& spec,
                        const Collective& collective) const noexcept {
+  constexpr int kScore = 30;  // above every backend for host memory, which would have to copy
   if (spec.device.type != DeviceType::kCuda || collective.op == ReduceOp::kAdasum) return 0;
   switch (collective.kind) {
     case OpKind::kBroadcast:
@@ -40,13 +285,12 @@ int NcclBackend::score(const Topology&, const ChannelSpec& spec,
       return kScore;
     case OpKind::kAllreduce:
     case OpKind::kReducescatter:
-      // The host computes averages of integers exactly, NCCL would let their sum overflow first.
       if (collective.dtype == DataType::kInt16) return 0;
-      // NCCL has no bitwise operations. The host's memory takes them, except for those that are a
-      // minimum or maximum of bools.
+      // NCCL has no bitwise operations. Only those that are a minimum or maximum of bools run here.
       if (is_bitwise(collective.op) &&
           (collective.dtype != DataType::kBool || collective.op == ReduceOp::kBitXor))
         return 0;
+      // The host computes averages of integers exactly; with NCCL the sum could overflow first.
       return is_floating(collective.dtype) || collective.scale.identity() ? kScore : 0;
     default:
       return 0;
@@ -54,11 +298,11 @@ int NcclBackend::score(const Topology&, const ChannelSpec& spec,
 }
 
 // Note [One stream for all communicators]: a kernel of NCCL occupies its part of the GPU until all
-// ranks of its communicator run theirs. Two communicators in two streams may find room for the one
-// first on one rank, and for the other first on another, and then wait for each other forever,
-// although both ranks' hosts have launched them in the same order. In one stream the device keeps
-// to the order of the host, which is the plan's, and so the same on all ranks. NCCL has a setting
-// for that as well (NCCL_LAUNCH_ORDER_IMPLICIT), from 2.26 on.
+// ranks of its communicator run theirs. With one stream per communicator, the GPU could start the
+// kernel of communicator A on one rank and that of B on another. Each would then wait for the other
+// forever, although both hosts launched them in the same order. In one stream the device keeps the
+// host's order, which is the plan's and therefore the same on all ranks. From version 2.26 on NCCL
+// has a setting with the same effect (NCCL_LAUNCH_ORDER_IMPLICIT).
 std::unique_ptr<Channel> NcclBackend::open(const ChannelSpec& spec, Peers& peers) {
   ChannelSpec host = spec;
   host.device = {};

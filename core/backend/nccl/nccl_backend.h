@@ -16,18 +16,15 @@ namespace hvd {
 namespace nccl {
 
 struct NcclOptions {
-  /// A communicator that is not there by then is a lost peer.
+  /// Limit for creating a communicator; after it a peer counts as lost.
   Duration init_timeout = std::chrono::minutes(5);
-  /// How long the end of a communicator waits for the peers.
+  /// Limit of the wait for the peers when a communicator ends in order.
   Duration finalize_timeout = std::chrono::seconds(5);
-  /// How long NCCL may take to free communicators before the device is given up.
+  /// Limit for NCCL to free communicators; after it the device is given up.
   Duration teardown_timeout = std::chrono::seconds(10);
-  /// Bytes of each of the two fusion buffers that come from NCCL and are registered with the
-  /// communicator; 0: none. Where the ranks differ, none are.
+  /// Size in bytes of each of the two fusion buffers that NCCL allocates and that are registered
+  /// with the communicator; 0: none. If the ranks' values differ, no rank has such buffers.
   std::size_t registered_bytes = 0;
-  /// They become symmetric windows as well, if all ranks can and want it. An error while that is
-  /// done ends the job.
-  bool windows = false;
 };
 
 /// Opens a channel for host memory between the ranks of a device's channel.
@@ -35,15 +32,12 @@ using OpenHostChannel = std::function<std::unique_ptr<Channel>(const ChannelSpec
 
 }  // namespace nccl
 
-/// Collectives on GPU memory with NCCL: one communicator per process set. A result is what NCCL
-/// computes, fp16 and bf16 rounded at every addition, in an order of its own; see
-/// docs/decisions/0014-nccl-behind-a-seam.md. Integers that would have to be scaled, int16 and
-/// Adasum are left to others.
+/// Collectives on GPU memory with NCCL, with one communicator per process set. NCCL chooses the
+/// order of additions and rounds fp16 and bf16 at each of them (decision 14). Integers with
+/// factors, int16 and Adasum are left to other backends.
 ///
-/// All communicators of a device queue their kernels in one stream: see Note [One stream for all
-/// communicators].
-///
-/// Threading: as hvd::Backend says.
+/// All communicators of a device queue their kernels in one stream, see Note [One stream for all
+/// communicators]. Thread-safety is that of hvd::Backend.
 class NcclBackend final : public Backend {
  public:
   NcclBackend(std::shared_ptr<nccl::Library>, std::shared_ptr<device::Context>,
@@ -61,8 +55,8 @@ class NcclBackend final : public Backend {
   const nccl::OpenHostChannel open_host_channel_;
   const nccl::NcclOptions options_;
   const Clock& clock_;
-  const std::shared_ptr<nccl::CommTeardown> teardown_;  // of all communicators of the device
-  std::shared_ptr<const device::OwnedStream> stream_;   // made when the first channel is opened
+  const std::shared_ptr<nccl::CommTeardown> teardown_;  // shared by all communicators of the device
+  std::shared_ptr<const device::OwnedStream> stream_;   // created with the first channel
 };
 
 }  // namespace hvd

@@ -17,33 +17,32 @@
 
 namespace hvd::nccl {
 
-/// A communicator on its way and in use.
+/// A communicator while it is created and used.
 ///
-///   meeting    --the id has come over the host's channel--> joining
-///   joining    --health() settled--> allocating
-///   allocating --there is memory for registered buffers, or none--> agreeing
-///   agreeing   --all have voted--> ready, or --all want windows--> opening
-///   opening    --each one settled--> confirming
-///   confirming --all have voted--> ready
-///   any but ready --too late, or an error--> a throw      any --abort()--> aborted
+///   exchanging id --the id has arrived over the host's channel--> joining
+///   joining       --health() has settled--> allocating
+///   allocating    --registered buffers are allocated, or there are none--> voting
+///   voting        --all ranks have voted--> ready
+///   any but ready --deadline or error--> throws      any --abort()--> aborted
 class NcclChannel final : public Channel {
  public:
-  /// @param stream, teardown of all communicators of the device
+  /// @param stream shared by all communicators of the device
+  /// @param teardown shared by all communicators of the device
   NcclChannel(std::shared_ptr<Library>, std::shared_ptr<device::Context>,
               std::shared_ptr<const device::OwnedStream> stream,
               std::shared_ptr<CommTeardown> teardown, const ChannelSpec&,
               std::unique_ptr<Channel> host, const NcclOptions&, const Clock&);
   NcclChannel(const NcclChannel&) = delete;
   NcclChannel& operator=(const NcclChannel&) = delete;
-  /// Waits for the peers, for no longer than finalize_timeout: they end theirs too. What NCCL frees
-  /// then it frees on another thread.
+  /// Waits at most finalize_timeout for the peers, which end their communicators too. NCCL then
+  /// frees its memory on another thread.
   ~NcclChannel() override;
 
   bool ready() override;
   std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte> in,
                                std::span<std::byte> out) override;
   void check_health() override;
-  /// Of all communicators of the device, and only begins it: see Note [An abort that cannot hang].
+  /// Begins to abort all communicators of the device. See Note [An abort that cannot hang].
   void abort() noexcept override;
   void wait_for_abort() noexcept override;
   Channel* host() noexcept override { return host_.get(); }
@@ -60,37 +59,23 @@ class NcclChannel final : public Channel {
   int rank() const noexcept { return spec_.set_rank; }
   int size() const noexcept { return static_cast<int>(spec_.ranks.size()); }
   device::BufferPool& buffers() noexcept { return buffers_; }
-  /// Whether the last call on the communicator is over. @throws PeerLostError, Error
+  /// Whether the last call on the communicator is complete. @throws PeerLostError, Error
   bool settled();
 
  private:
-  enum class State {
-    kMeeting,
-    kJoining,
-    kAllocating,
-    kAgreeing,
-    kOpening,
-    kConfirming,
-    kReady,
-    kAborted
-  };
-  using Votes = std::array<std::int64_t, 3>;
-  void meet();
-  /// Has memory for the fusion buffers made beside this thread.
-  void make_buffers();
-  /// Registers what this rank can, and asks the others.
-  void propose();
-  void agree();
-  /// Of all ranks' votes the least, when meeting_ has ended.
-  void vote(const Votes&);
-  bool voted();
-  void open_windows();
-  void confirm_windows();
-  void close_windows() noexcept;
+  enum class State { kExchangingId, kJoining, kAllocating, kVoting, kReady, kAborted };
+  void exchange_id();
+  /// Begins to allocate the fusion buffers on another thread.
+  void allocate_fusion_buffers();
+  /// Registers this rank's fusion buffers and begins the vote.
+  void begin_vote();
+  void finish_vote();
+  bool settles_before(TimePoint limit);
   bool register_buffers();
   void deregister_buffers() noexcept;
   [[noreturn]] void fail(const Health&) const;
-  std::string who() const;
+  /// This communicator, for messages.
+  std::string description() const;
 
   const std::shared_ptr<Library> library_;
   const std::shared_ptr<device::Context> device_;
@@ -102,26 +87,23 @@ class NcclChannel final : public Channel {
   const TimePoint deadline_;
   const std::unique_ptr<Channel> host_;
   device::BufferPool buffers_;
-  /// What goes over the host's channel, kept for as long as that may write to it.
-  struct Notes {
+  /// Memory that the host's channel may write to. After an abort it is kept until process end.
+  struct Exchanged {
     UniqueId id;
-    Votes votes;
-    std::array<void*, 2> windows =
-        {};  ///< of the first fusion buffers; NCCL writes them while the channel is opening
+    std::array<std::int64_t, 2> votes;
   };
-  std::shared_ptr<Notes> notes_;
-  std::unique_ptr<Work> meeting_;  // the broadcast of the id, and later the votes
-  State state_ = State::kMeeting;
+  std::shared_ptr<Exchanged> exchanged_;
+  std::unique_ptr<Work> exchange_;  // the broadcast of the id, later the vote
+  State state_ = State::kExchangingId;
   Comm comm_;
-  struct Making;
-  std::shared_ptr<Making> making_;  // null: no memory is on its way
+  struct Allocation;
+  std::shared_ptr<Allocation> allocation_;  // null: no allocation under way
   std::vector<std::shared_ptr<std::byte>> fusion_memory_;
-  std::vector<std::span<std::byte>> fusion_buffers_;  // the same
+  std::vector<std::span<std::byte>> fusion_buffers_;  // views of fusion_memory_
   std::vector<void*> registrations_;                  // of the first of them
-  std::size_t windows_begun_ = 0;
 };
 
-/// Puts the collective into the stream; progress() is true once it is there.
+/// Queues the collective in the channel's stream. progress() returns true once it is queued.
 std::unique_ptr<Work> make_work(NcclChannel&, const Collective&, std::span<const std::byte> in,
                                 std::span<std::byte> out);
 

@@ -1,33 +1,28 @@
-#include "backend/nccl/nccl_library.h"
-
 #include <dlfcn.h>
 #include <nccl.h>
 
 #include <cstring>
 #include <span>
 
+#include "backend/nccl/library.h"
 #include "base/config.h"
 #include "hvd/error.h"
 
 namespace hvd::nccl {
 namespace {
 
-/// Non-blocking communicators and their end in two steps work from here on.
+/// The first version whose communicators need not block and end in two steps.
 constexpr int kOldest = 21800;
 
-/// Aborts form a group from here on.
+/// The first version that aborts the communicators of a group together.
 constexpr int kOldestWithGroupedAborts = 22200;
 
-/// Windows work from here on. Their functions and flag are written out, so that older headers will
-/// do.
-constexpr int kOldestWithWindows = 22700;
-using RegisterWindow = ncclResult_t (*)(ncclComm_t, void* memory, std::size_t bytes, void** window,
-                                        int flags);
-using DeregisterWindow = ncclResult_t (*)(ncclComm_t, void* window);
-constexpr int kSymmetricWindow = 1;  // NCCL_WIN_COLL_SYMMETRIC
+/// The type of ncclCommRevoke, written out because older headers do not have it.
+using Revoke = ncclResult_t (*)(ncclComm_t, int flags);
+constexpr int kRevokeDefault = 0;  // NCCL_REVOKE_DEFAULT
 
-/// NCCL's functions, found when the program runs. The types are the header's, so that a call that
-/// does not fit does not compile.
+/// NCCL's functions, looked up when the program runs. Their types come from the header, so that a
+/// wrong call does not compile.
 struct Functions {
   decltype(&ncclGetVersion) get_version = nullptr;
   decltype(&ncclGetUniqueId) get_unique_id = nullptr;
@@ -47,13 +42,12 @@ struct Functions {
   decltype(&ncclReduceScatter) reduce_scatter = nullptr;
   decltype(&ncclSend) send = nullptr;
   decltype(&ncclRecv) recv = nullptr;
-  // Newer than the oldest that will do.
+  // Null in versions that do not have them.
   decltype(&ncclMemAlloc) mem_alloc = nullptr;
   decltype(&ncclMemFree) mem_free = nullptr;
   decltype(&ncclCommRegister) comm_register = nullptr;
   decltype(&ncclCommDeregister) comm_deregister = nullptr;
-  RegisterWindow register_window = nullptr;
-  DeregisterWindow deregister_window = nullptr;
+  Revoke comm_revoke = nullptr;
 };
 
 template <class Function>
@@ -83,8 +77,7 @@ std::string find_functions(void* library, Functions& f) {
   find(library, "ncclMemFree", f.mem_free);
   find(library, "ncclCommRegister", f.comm_register);
   find(library, "ncclCommDeregister", f.comm_deregister);
-  find(library, "ncclCommWindowRegister", f.register_window);
-  find(library, "ncclCommWindowDeregister", f.deregister_window);
+  find(library, "ncclCommRevoke", f.comm_revoke);
   return {};
 }
 
@@ -163,13 +156,13 @@ class NcclLibrary final : public Library {
       if (comm != nullptr) f_.abort(comm);
       throw Error(text);
     }
-    return {comm};  // the caller asks health() for its state, and has to abort it
+    return {comm};  // health() reports a failure; the caller aborts the communicator
   }
 
   Health health(Comm comm) override {
     ncclResult_t state = ncclSuccess;
-    const ncclResult_t asked = f_.get_async_error(comm_of(comm), &state);
-    const ncclResult_t result = asked != ncclSuccess && asked != ncclInProgress ? asked : state;
+    const ncclResult_t answer = f_.get_async_error(comm_of(comm), &state);
+    const ncclResult_t result = answer != ncclSuccess && answer != ncclInProgress ? answer : state;
     if (result == ncclSuccess) return {};
     if (result == ncclInProgress) return {Health::State::kBusy};
     const bool remote = result == ncclRemoteError || result == ncclSystemError;
@@ -185,6 +178,11 @@ class NcclLibrary final : public Library {
     if (grouped) f_.group_start();
     for (const Comm comm : comms) f_.abort(comm_of(comm));
     if (grouped) f_.group_end();
+  }
+  bool revoke(Comm comm) noexcept override {
+    if (f_.comm_revoke == nullptr) return false;
+    const ncclResult_t result = f_.comm_revoke(comm_of(comm), kRevokeDefault);
+    return result == ncclSuccess || result == ncclInProgress;
   }
 
   void begin_group() override { check(f_.group_start(), "ncclGroupStart", nullptr); }
@@ -245,25 +243,11 @@ class NcclLibrary final : public Library {
           comm_of(comm));
     if (registration == nullptr)
       throw Error("NCCL " + version_text(version_) +
-                  ": ncclCommRegister registers nothing (NCCL_LOCAL_REGISTER=0?)");
+                  ": ncclCommRegister returned no registration (is NCCL_LOCAL_REGISTER=0 set?)");
     return registration;
   }
   void deregister_buffer(Comm comm, void* registration) noexcept override {
     f_.comm_deregister(comm_of(comm), registration);
-  }
-
-  bool has_windows() const noexcept override {
-    return version_ >= kOldestWithWindows && f_.register_window != nullptr &&
-           f_.deregister_window != nullptr;
-  }
-  void begin_register_window(Comm comm, std::byte* memory, std::size_t bytes,
-                             void** window) override {
-    *window = nullptr;  // not every version does
-    check(f_.register_window(comm_of(comm), memory, bytes, window, kSymmetricWindow),
-          "ncclCommWindowRegister", comm_of(comm));
-  }
-  void deregister_window(Comm comm, void* window) noexcept override {
-    f_.deregister_window(comm_of(comm), window);
   }
 
  private:
@@ -289,16 +273,15 @@ struct Loaded {
   std::string name = {};
 };
 
-/// Opens the first NCCL that there is: the one that HVD_NCCL_LIBRARY names, one that is in the
-/// process already, the system's, or the one that hvd was built with.
+/// Opens the first NCCL that exists, in the order of load_library().
 Loaded open_library(std::string& reason) {
   if (const auto named = env_string("NCCL_LIBRARY")) {
     if (void* const handle = dlopen(named->c_str(), RTLD_NOW | RTLD_LOCAL)) return {handle, *named};
     reason = "HVD_NCCL_LIBRARY: " + std::string(dlerror());
     return {};
   }
-  // Two NCCLs in one process would each keep communicators, threads and memory of their own. A
-  // LibTorch with a static NCCL exports its functions, and there is no libnccl.so.2 then.
+  // Reuse a loaded NCCL, because a second one would have its own communicators, threads and memory.
+  // A LibTorch that contains a static NCCL exports its functions and loads no libnccl.so.2.
   if (dlsym(RTLD_DEFAULT, "ncclCommInitRankConfig") != nullptr)
     return {dlopen(nullptr, RTLD_NOW), "already in the process"};
   if (void* const handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD))
@@ -311,7 +294,7 @@ Loaded open_library(std::string& reason) {
 }
 
 std::shared_ptr<NcclLibrary> load(std::string& reason, std::string& name) {
-  const Loaded loaded = open_library(reason);  // stays loaded: NCCL has threads
+  const Loaded loaded = open_library(reason);  // never closed, because NCCL has threads
   if (loaded.handle == nullptr) return nullptr;
   name = loaded.name;
   Functions functions;
@@ -321,7 +304,7 @@ std::shared_ptr<NcclLibrary> load(std::string& reason, std::string& name) {
     return std::make_shared<NcclLibrary>(functions, version);
   }
   reason = name + ": expected NCCL " + version_text(kOldest) + " or newer, got " +
-           (missing.empty() ? version_text(version) : "one without " + missing);
+           (missing.empty() ? version_text(version) : "a library without " + missing);
   return nullptr;
 }
 

@@ -20,7 +20,8 @@ bool all_equal(std::span<const std::int64_t> counts) {
   return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
 }
 
-/// Calls between construction and end() are one launch, also when one of them throws.
+/// Makes the calls between its construction and end() one launch. Ends the group if one of them
+/// throws.
 class Group {
  public:
   explicit Group(Library& library) : library_(library) { library_.begin_group(); }
@@ -30,7 +31,7 @@ class Group {
     if (!open_) return;
     try {
       library_.end_group();
-    } catch (const Error&) {  // the first error is on its way
+    } catch (const Error&) {  // the exception that destroys this object is reported
     }
   }
   void end() {
@@ -43,11 +44,10 @@ class Group {
   bool open_ = true;
 };
 
-/// The collective as NCCL sees it: which type, how many of it to an element of ours, which
-/// reduction.
-struct Wire {
+/// The representation of a collective in NCCL.
+struct NcclForm {
   DataType type;
-  std::int64_t factor = 1;
+  std::int64_t per_element = 1;  ///< elements of NCCL's type per element of the tensor
   Reduction reduction = Reduction::kSum;
 };
 
@@ -59,8 +59,8 @@ class NcclWork final : public Work {
     check_sizes(in.size());
     channel_.device().wait(channel_.stream(), collective_.input_ready);
     collective_.input_ready = nullptr;
-    if (nothing_to_do()) return;
-    choose();
+    if (is_empty()) return;
+    choose_form();
     begin();
   }
   NcclWork(const NcclWork&) = delete;
@@ -69,7 +69,7 @@ class NcclWork final : public Work {
 
   bool progress() override {
     const device::DeviceGuard guard(channel_.device().api(), channel_.device().device());
-    if (!nothing_to_do() && !(begin() && channel_.settled())) return false;
+    if (!is_empty() && !(begin() && channel_.settled())) return false;
     if (scales_output()) run_scale(out_.data(), out_, after_);
     ready_ = channel_.device().events()->record(channel_.stream());
     scaled_.release(ready_);
@@ -83,17 +83,18 @@ class NcclWork final : public Work {
     return collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter;
   }
   bool scales_output() const { return reduces() && after_ != 1.0 && !out_.empty(); }
-  bool nothing_to_do() const { return collective_.kind != OpKind::kAlltoall && elements() == 0; }
+  bool is_empty() const { return collective_.kind != OpKind::kAlltoall && elements() == 0; }
   std::int64_t elements() const {
     const bool by_counts =
         collective_.kind == OpKind::kAllgather || collective_.kind == OpKind::kReducescatter;
     return by_counts ? total(collective_.counts) : collective_.count;
   }
 
-  void require(const char* what, std::int64_t expected, std::size_t got) const {
+  /// @param memory "input" or "output"
+  void require(const char* memory, std::int64_t expected, std::size_t got) const {
     const auto bytes = static_cast<std::size_t>(expected) * size_of(collective_.dtype);
     if (expected >= 0 && bytes == got) return;
-    throw Error("nccl: " + std::string(to_string(collective_.kind)) + ": expected an " + what +
+    throw Error("nccl: " + std::string(to_string(collective_.kind)) + ": expected an " + memory +
                 " of " + std::to_string(bytes) + " bytes, got " + std::to_string(got));
   }
 
@@ -123,15 +124,15 @@ class NcclWork final : public Work {
         require("input", total(collective_.send_counts), in);
         return require("output", total(collective_.counts), out_.size());
       default:
-        throw Error("nccl: this backend has no " + std::string(to_string(collective_.kind)));
+        throw Error("nccl: this backend does not have " + std::string(to_string(collective_.kind)));
     }
   }
 
-  void choose() {
+  void choose_form() {
     const DataType type = collective_.dtype;
-    wire_.type = type;
-    if (type == DataType::kBool) wire_.type = DataType::kUInt8;
-    if (type == DataType::kInt16) wire_ = {DataType::kInt8, 2};
+    form_.type = type;
+    if (type == DataType::kBool) form_.type = DataType::kUInt8;
+    if (type == DataType::kInt16) form_ = {DataType::kInt8, 2};
     if (!reduces()) return;
     const ReduceScale& scale = collective_.scale;
     if (type == DataType::kInt16 || (!is_floating(type) && !scale.identity())) {
@@ -141,31 +142,31 @@ class NcclWork final : public Work {
     if (is_bitwise(collective_.op) && type != DataType::kBool)
       throw Error("nccl: cannot combine bits of " + std::string(to_string(type)));
     switch (collective_.op) {
-      // Bools are 0 or 1: or is their maximum, and their minimum.
+      // Bools are 0 or 1, so "or" is their maximum and "and" their minimum.
       case ReduceOp::kSum:
-        wire_.reduction = type == DataType::kBool ? Reduction::kMax : Reduction::kSum;
+        form_.reduction = type == DataType::kBool ? Reduction::kMax : Reduction::kSum;
         break;
       case ReduceOp::kProduct:
-        wire_.reduction = type == DataType::kBool ? Reduction::kMin : Reduction::kProduct;
+        form_.reduction = type == DataType::kBool ? Reduction::kMin : Reduction::kProduct;
         break;
       case ReduceOp::kMin:
       case ReduceOp::kBitAnd:
-        wire_.reduction = Reduction::kMin;
+        form_.reduction = Reduction::kMin;
         break;
       case ReduceOp::kMax:
       case ReduceOp::kBitOr:
-        wire_.reduction = Reduction::kMax;
+        form_.reduction = Reduction::kMax;
         break;
       default:
-        throw Error("nccl: this backend has no " + std::string(to_string(collective_.op)));
+        throw Error("nccl: this backend does not have " + std::string(to_string(collective_.op)));
     }
     choose_factors();
   }
 
-  // An average over all ranks is NCCL's own, which needs no kernel of ours and keeps fp16 from
-  // overflowing. But of 16-bit numbers it multiplies by 1/N rounded to their type, which for N = 3
-  // or 6 is 0.2 % off in bf16, and every step off to the same side. So there, where 1/N is not a
-  // power of two, they are divided in fp32 before they are added.
+  // NCCL's average is used where it is exact, because it needs no extra kernel and keeps fp16 from
+  // overflowing. For 16-bit types NCCL rounds the factor 1/N to the type. In bf16 and N = 3 or 6
+  // the result is 0.2 % off, always to the same side. Therefore 16-bit types are divided in fp32
+  // before the sum, unless N is a power of two.
   void choose_factors() {
     const ReduceScale& scale = collective_.scale;
     const auto divisor = static_cast<double>(scale.divisor);
@@ -173,7 +174,7 @@ class NcclWork final : public Work {
     const bool exact = !narrow || std::has_single_bit(static_cast<std::uint64_t>(scale.divisor));
     const bool averages = collective_.op == ReduceOp::kSum && scale.divisor == channel_.size() &&
                           scale.divisor > 1 && exact;
-    if (averages) wire_.reduction = Reduction::kAverage;
+    if (averages) form_.reduction = Reduction::kAverage;
     const bool divides_first = narrow && !averages;
     before_ = scale.prescale / (divides_first ? divisor : 1.0);
     after_ = scale.postscale / (averages || divides_first ? 1.0 : divisor);
@@ -187,7 +188,7 @@ class NcclWork final : public Work {
   }
 
   bool scales_input() const { return reduces() && before_ != 1.0; }
-  /// The input itself is left as it is.
+  /// Leaves the caller's input unchanged.
   void scale_input() {
     std::span<std::byte> to = out_;
     if (collective_.kind == OpKind::kReducescatter) {
@@ -198,7 +199,8 @@ class NcclWork final : public Work {
     in_ = to;
   }
 
-  /// False: memory for the scaled input is being made. Nothing overtakes this work meanwhile.
+  /// Returns false while memory for the scaled input is being allocated. No later work overtakes
+  /// this one meanwhile.
   bool begin() {
     if (begun_) return true;
     const std::size_t bytes = in_.size();
@@ -209,8 +211,8 @@ class NcclWork final : public Work {
     return begun_ = true;
   }
 
-  std::size_t wire_count(std::int64_t elements) const {
-    return static_cast<std::size_t>(elements * wire_.factor);
+  std::size_t nccl_count(std::int64_t elements) const {
+    return static_cast<std::size_t>(elements * form_.per_element);
   }
   std::size_t bytes_of(std::int64_t elements) const {
     return static_cast<std::size_t>(elements) * size_of(collective_.dtype);
@@ -222,22 +224,22 @@ class NcclWork final : public Work {
     const device::Stream stream = channel_.stream();
     switch (collective_.kind) {
       case OpKind::kAllreduce:
-        return library.all_reduce(in_.data(), out_.data(), wire_count(collective_.count),
-                                  wire_.type, wire_.reduction, comm, stream);
+        return library.all_reduce(in_.data(), out_.data(), nccl_count(collective_.count),
+                                  form_.type, form_.reduction, comm, stream);
       case OpKind::kBroadcast: {
         const std::byte* const source =
             collective_.root == channel_.rank() ? in_.data() : out_.data();
-        return library.broadcast(source, out_.data(), wire_count(collective_.count), wire_.type,
+        return library.broadcast(source, out_.data(), nccl_count(collective_.count), form_.type,
                                  collective_.root, comm, stream);
       }
       case OpKind::kAllgather:
         if (!all_equal(collective_.counts)) return gather_ragged();
-        return library.all_gather(in_.data(), out_.data(), wire_count(collective_.counts[0]),
-                                  wire_.type, comm, stream);
+        return library.all_gather(in_.data(), out_.data(), nccl_count(collective_.counts[0]),
+                                  form_.type, comm, stream);
       case OpKind::kReducescatter:
         if (!all_equal(collective_.counts)) return scatter_ragged();
-        return library.reduce_scatter(in_.data(), out_.data(), wire_count(collective_.counts[0]),
-                                      wire_.type, wire_.reduction, comm, stream);
+        return library.reduce_scatter(in_.data(), out_.data(), nccl_count(collective_.counts[0]),
+                                      form_.type, form_.reduction, comm, stream);
       default:
         return exchange();
     }
@@ -250,7 +252,7 @@ class NcclWork final : public Work {
       const std::int64_t count = collective_.counts[static_cast<std::size_t>(root)];
       if (count > 0) {
         const std::byte* const source = root == channel_.rank() ? in_.data() : place;
-        channel_.library().broadcast(source, place, wire_count(count), wire_.type, root,
+        channel_.library().broadcast(source, place, nccl_count(count), form_.type, root,
                                      channel_.comm(), channel_.stream());
       }
       place += bytes_of(count);
@@ -264,8 +266,8 @@ class NcclWork final : public Work {
     for (int root = 0; root < channel_.size(); ++root) {
       const std::int64_t count = collective_.counts[static_cast<std::size_t>(root)];
       if (count > 0) {
-        channel_.library().reduce(place, out_.data(), wire_count(count), wire_.type,
-                                  wire_.reduction, root, channel_.comm(), channel_.stream());
+        channel_.library().reduce(place, out_.data(), nccl_count(count), form_.type,
+                                  form_.reduction, root, channel_.comm(), channel_.stream());
       }
       place += bytes_of(count);
     }
@@ -280,10 +282,10 @@ class NcclWork final : public Work {
       const std::int64_t sent = collective_.send_counts[static_cast<std::size_t>(peer)];
       const std::int64_t received = collective_.counts[static_cast<std::size_t>(peer)];
       if (sent > 0)
-        channel_.library().send(source, wire_count(sent), wire_.type, peer, channel_.comm(),
+        channel_.library().send(source, nccl_count(sent), form_.type, peer, channel_.comm(),
                                 channel_.stream());
       if (received > 0)
-        channel_.library().receive(place, wire_count(received), wire_.type, peer, channel_.comm(),
+        channel_.library().receive(place, nccl_count(received), form_.type, peer, channel_.comm(),
                                    channel_.stream());
       source += bytes_of(sent);
       place += bytes_of(received);
@@ -295,9 +297,9 @@ class NcclWork final : public Work {
   Collective collective_;
   std::span<const std::byte> in_;
   const std::span<std::byte> out_;
-  Wire wire_ = {DataType::kFloat32};
+  NcclForm form_ = {DataType::kFloat32};
   double before_ = 1.0;  // factor of the input
-  double after_ = 1.0;   // and of the result
+  double after_ = 1.0;   // factor of the result
   bool begun_ = false;
   device::BufferLease scaled_;
   EventPtr ready_;

@@ -13,21 +13,22 @@
 namespace hvd::staged {
 namespace {
 
-/// Of a collective, between the device and the device.
+/// Pieces of a collective that are copied or exchanged at the same time.
 constexpr std::size_t kPiecesUnderWay = 3;
 
-/// What a channel and its works share.
-struct Stage {
-  Stage(std::unique_ptr<Channel> host_channel, std::shared_ptr<device::Context> on,
-        const ChannelSpec& of, std::shared_ptr<SharedArena> arena, const StagingOptions& how)
+/// Resources that a channel shares with its works.
+struct Resources {
+  Resources(std::unique_ptr<Channel> host_channel, std::shared_ptr<device::Context> context,
+            const ChannelSpec& channel_spec, std::shared_ptr<SharedArena> arena,
+            const StagingOptions& staging_options)
       : host(std::move(host_channel)),
-        device(std::move(on)),
-        spec(of),
-        options(how),
+        device(std::move(context)),
+        spec(channel_spec),
+        options(staging_options),
         down(*device),
         up(*device),
         pinned(*device, std::move(arena)) {
-    if (options.makes_memory_beforehand)
+    if (options.allocates_in_advance)
       pinned.reserve(kPiecesUnderWay + device::PinnedPool::kMostInUse, options.chunk_bytes);
   }
 
@@ -35,23 +36,23 @@ struct Stage {
   const std::shared_ptr<device::Context> device;
   const ChannelSpec spec;
   const StagingOptions options;
-  const device::OwnedStream down;  // to the host
-  const device::OwnedStream up;
+  const device::OwnedStream down;  // copies to the host
+  const device::OwnedStream up;    // copies to the device
   device::PinnedPool pinned;
 };
 
-/// A collective through the host's memory, in pieces if it can be cut. Per piece:
+/// A collective through the host's memory, in pieces if it can be cut. For each piece:
 ///
-///   waiting --there is pinned memory: copy queued--> coming down --event reached--> down
-///           --(in order)--> between the ranks --done--> copy up queued
+///   waiting --pinned memory acquired, copy queued--> copying down --event reached--> on the host
+///           --(in order)--> exchanged between the ranks --done--> copy up queued
 class HostStagedWork final : public Work {
  public:
-  HostStagedWork(std::shared_ptr<Stage> stage, const Collective& collective,
+  HostStagedWork(std::shared_ptr<Resources> resources, const Collective& collective,
                  std::span<const std::byte> in, std::span<std::byte> out)
-      : stage_(std::move(stage)), collective_(collective), in_(in), out_(out) {
-    const device::DeviceGuard guard(stage_->device->api(), stage_->device->device());
-    stage_->device->wait(stage_->down.get(), collective_.input_ready);
-    stage_->device->wait(stage_->up.get(), collective_.input_ready);
+      : resources_(std::move(resources)), collective_(collective), in_(in), out_(out) {
+    const device::DeviceGuard guard(resources_->device->api(), resources_->device->device());
+    resources_->device->wait(resources_->down.get(), collective_.input_ready);
+    resources_->device->wait(resources_->up.get(), collective_.input_ready);
     collective_.input_ready = nullptr;
     cut();
   }
@@ -60,18 +61,18 @@ class HostStagedWork final : public Work {
   ~HostStagedWork() override = default;
 
   bool progress() override {
-    const device::DeviceGuard guard(stage_->device->api(), stage_->device->device());
+    const device::DeviceGuard guard(resources_->device->api(), resources_->device->device());
     moved_ = false;
     for (;;) {
       while (next_down_ < pieces_.size() && next_down_ < done_ + kPiecesUnderWay &&
-             come_down(pieces_[next_down_]))
+             copy_down(pieces_[next_down_]))
         ++next_down_;
-      if (done_ == next_down_ || !between(pieces_[done_])) break;
-      go_up(pieces_[done_++]);
+      if (done_ == next_down_ || !exchange(pieces_[done_])) break;
+      copy_up(pieces_[done_++]);
       moved_ = true;
     }
     if (done_ < pieces_.size()) return false;
-    if (!ready_) ready_ = stage_->device->events()->record(stage_->up.get());
+    if (!ready_) ready_ = resources_->device->events()->record(resources_->up.get());
     return true;
   }
   bool moved() const noexcept override { return moved_; }
@@ -87,13 +88,13 @@ class HostStagedWork final : public Work {
     std::span<std::byte> out;
     std::int64_t count = 0;
     device::PinnedPool::Buffer host_in = {};
-    device::PinnedPool::Buffer host_out = {};  // unless it is the same
+    device::PinnedPool::Buffer host_out = {};  // empty if the result is in host_in
     EventPtr down = {};
     std::unique_ptr<Work> work = {};
   };
 
   bool reads_input() const {
-    return collective_.kind != OpKind::kBroadcast || collective_.root == stage_->spec.set_rank;
+    return collective_.kind != OpKind::kBroadcast || collective_.root == resources_->spec.set_rank;
   }
   bool in_place() const {
     return (collective_.kind == OpKind::kAllreduce && collective_.op != ReduceOp::kAdasum) ||
@@ -104,7 +105,7 @@ class HostStagedWork final : public Work {
     if (!in_place()) return void(pieces_.push_back({in_, out_, collective_.count}));
     const std::size_t element = size_of(collective_.dtype);
     const std::size_t step =
-        std::max<std::size_t>(stage_->options.chunk_bytes / element, 1) * element;
+        std::max<std::size_t>(resources_->options.chunk_bytes / element, 1) * element;
     for (std::size_t begin = 0; begin < out_.size(); begin += step) {
       const std::size_t bytes = std::min(step, out_.size() - begin);
       pieces_.push_back({reads_input() ? in_.subspan(begin, bytes) : in_.first(0),
@@ -112,26 +113,26 @@ class HostStagedWork final : public Work {
     }
   }
 
-  bool take(device::PinnedPool::Buffer& buffer, std::size_t bytes) {
+  bool acquire(device::PinnedPool::Buffer& buffer, std::size_t bytes) {
     if (buffer.memory == nullptr)
-      buffer = stage_->pinned.take(bytes).value_or(device::PinnedPool::Buffer{});
+      buffer = resources_->pinned.acquire(bytes).value_or(device::PinnedPool::Buffer{});
     return buffer.memory != nullptr;
   }
 
-  /// False: there is no memory yet.
-  bool come_down(Piece& piece) {
-    device::Api& api = stage_->device->api();
-    if (!take(piece.host_in, in_place() ? piece.out.size() : piece.in.size())) return false;
-    if (!in_place() && !take(piece.host_out, piece.out.size())) return false;
+  /// Returns false if there is no memory yet.
+  bool copy_down(Piece& piece) {
+    device::Api& api = resources_->device->api();
+    if (!acquire(piece.host_in, in_place() ? piece.out.size() : piece.in.size())) return false;
+    if (!in_place() && !acquire(piece.host_out, piece.out.size())) return false;
     if (!reads_input() || piece.in.empty()) return true;
     api.copy(piece.host_in.memory, piece.in.data(), piece.in.size(), device::Direction::kToHost,
-             stage_->down.get());
-    piece.down = stage_->device->events()->record(stage_->down.get());
+             resources_->down.get());
+    piece.down = resources_->device->events()->record(resources_->down.get());
     return true;
   }
 
-  /// True when the ranks have exchanged the piece.
-  bool between(Piece& piece) {
+  /// Returns true when the ranks have exchanged the piece.
+  bool exchange(Piece& piece) {
     if (!piece.work) {
       if (piece.down && !piece.down->query()) return false;
       piece.work = launch(piece);
@@ -149,26 +150,28 @@ class HostStagedWork final : public Work {
     const std::span<std::byte> out =
         in_place() ? in : std::span<std::byte>{piece.host_out.memory, piece.out.size()};
     if (collective.op != ReduceOp::kAdasum || collective.kind != OpKind::kAllreduce)
-      return stage_->host->launch(collective, in, out);
-    const composite::Launch host =
-        [stage = stage_](const Collective& part, std::span<const std::byte> from,
-                         std::span<std::byte> to) { return stage->host->launch(part, from, to); };
-    return composite::make_adasum(host, collective, stage_->spec, in, out);
+      return resources_->host->launch(collective, in, out);
+    const composite::Launch host = [resources = resources_](const Collective& part,
+                                                            std::span<const std::byte> from,
+                                                            std::span<std::byte> to) {
+      return resources->host->launch(part, from, to);
+    };
+    return composite::make_adasum(host, collective, resources_->spec, in, out);
   }
 
-  void go_up(Piece& piece) {
+  void copy_up(Piece& piece) {
     piece.work.reset();
     device::PinnedPool::Buffer& source = in_place() ? piece.host_in : piece.host_out;
     if (!piece.out.empty()) {
-      stage_->device->api().copy(piece.out.data(), source.memory, piece.out.size(),
-                                 device::Direction::kToDevice, stage_->up.get());
-      source.free_after = stage_->device->events()->record(stage_->up.get());
+      resources_->device->api().copy(piece.out.data(), source.memory, piece.out.size(),
+                                     device::Direction::kToDevice, resources_->up.get());
+      source.free_after = resources_->device->events()->record(resources_->up.get());
     }
-    stage_->pinned.give_back(std::move(piece.host_in));
-    if (piece.host_out.memory != nullptr) stage_->pinned.give_back(std::move(piece.host_out));
+    resources_->pinned.release(std::move(piece.host_in));
+    if (piece.host_out.memory != nullptr) resources_->pinned.release(std::move(piece.host_out));
   }
 
-  const std::shared_ptr<Stage> stage_;
+  const std::shared_ptr<Resources> resources_;
   Collective collective_;
   const std::span<const std::byte> in_;
   const std::span<std::byte> out_;
@@ -181,16 +184,17 @@ class HostStagedWork final : public Work {
 
 class HostStagedChannel final : public Channel {
  public:
-  explicit HostStagedChannel(std::shared_ptr<Stage> stage) : stage_(std::move(stage)) {}
+  explicit HostStagedChannel(std::shared_ptr<Resources> resources)
+      : resources_(std::move(resources)) {}
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
-    return std::make_unique<HostStagedWork>(stage_, collective, in, out);
+    return std::make_unique<HostStagedWork>(resources_, collective, in, out);
   }
-  void abort() noexcept override { stage_->host->abort(); }
-  Channel* host() noexcept override { return stage_->host.get(); }
+  void abort() noexcept override { resources_->host->abort(); }
+  Channel* host() noexcept override { return resources_->host.get(); }
 
  private:
-  const std::shared_ptr<Stage> stage_;
+  const std::shared_ptr<Resources> resources_;
 };
 
 }  // namespace
@@ -200,8 +204,8 @@ std::unique_ptr<Channel> make_host_staged_channel(std::unique_ptr<Channel> host,
                                                   const ChannelSpec& spec,
                                                   std::shared_ptr<SharedArena> arena,
                                                   const StagingOptions& options) {
-  return std::make_unique<HostStagedChannel>(
-      std::make_shared<Stage>(std::move(host), std::move(device), spec, std::move(arena), options));
+  return std::make_unique<HostStagedChannel>(std::make_shared<Resources>(
+      std::move(host), std::move(device), spec, std::move(arena), options));
 }
 
 }  // namespace hvd::staged

@@ -10,20 +10,20 @@
 namespace hvd::staged {
 
 struct StagingOptions {
-  /// An allreduce or broadcast is cut into so much, of which one piece comes from the device, one
-  /// is on its way between the ranks and one goes back, all at the same time. Equal on all ranks.
+  /// Size in bytes of the pieces of an allreduce or broadcast. One piece is copied from the device,
+  /// one is exchanged between the ranks and one is copied back at the same time. Must be equal on
+  /// all ranks.
   std::size_t chunk_bytes = 4 << 20;
-  /// Pinned memory for the pieces is made when the channel is opened, and not when a collective
-  /// first needs it.
-  bool makes_memory_beforehand = false;
+  /// Whether pinned memory is allocated when the channel opens instead of at its first use.
+  bool allocates_in_advance = false;
 };
 
-/// Collectives on a device's memory through a channel for the host's: into pinned memory, between
-/// the ranks, and back. For GPUs without NCCL, several ranks on one GPU, and what NCCL does not
-/// compute; results are those of the host's channel, bit for bit.
+/// Collectives on device memory through a channel for host memory: copy to pinned memory, exchange
+/// between the ranks, copy back. Used for GPUs without NCCL, several ranks on one GPU, and
+/// operations that NCCL does not have. Results are bit for bit those of the host's channel.
 ///
-/// A Work is complete when its last copy to the device is queued. Adasum is made of the host's
-/// operations here.
+/// A Work is complete when its last copy to the device is queued. Adasum is computed from the host
+/// channel's operations.
 /// @param host opened for these ranks, and used by this channel only
 /// @param arena of this rank, for the pinned memory; may be null
 std::unique_ptr<Channel> make_host_staged_channel(std::unique_ptr<Channel> host,

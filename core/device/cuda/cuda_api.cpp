@@ -1,27 +1,120 @@
 #include "device/cuda/cuda_api.h"
 
 #include <cuda_runtime_api.h>
+#include <dlfcn.h>
 
 #include <cstdint>
 #include <vector>
 
 #include "base/expect.h"
 #include "base/mutex.h"
-#include "device/cuda/driver.h"
 #include "device/cuda/kernels.h"
 #include "hvd/error.h"
+
+struct CUctx_st;
 
 namespace hvd::device {
 namespace {
 
+/// The functions of the driver that the runtime library has no counterpart for. They are looked up
+/// when the program runs, so that a program with CUDA support starts on hosts without a driver.
+/// Thread-safe.
+class Driver {
+ public:
+  /// The process's driver; null if there is none.
+  static const Driver* get();
+
+  /// The device's primary context. It is retained until the process ends. @throws Error
+  CUctx_st* primary_context(int device) const;
+  /// Makes the context current for the calling thread until pop(), and relaxes the thread's rules
+  /// for captures of other threads: Note [Captures]. Nests. @throws Error
+  void push(CUctx_st* context) const;
+  void pop() const noexcept;
+
+ private:
+  Driver() = default;
+  void check(int result, const char* call) const;
+
+  int (*init_)(unsigned) = nullptr;
+  int (*device_get_)(int*, int) = nullptr;
+  int (*retain_)(CUctx_st**, int) = nullptr;
+  int (*push_)(CUctx_st*) = nullptr;
+  int (*pop_)(CUctx_st**) = nullptr;
+  int (*exchange_capture_mode_)(int*) = nullptr;
+  int (*error_string_)(int, const char**) = nullptr;
+};
+
+template <class Function>
+bool find(void* library, const char* name, Function*& function) {
+  function = reinterpret_cast<Function*>(dlsym(library, name));
+  return function != nullptr;
+}
+
+// Note [Captures]: while a stream is captured into a graph in CUDA's default mode, which LibTorch
+// uses too, no thread of the process may query an event, allocate or free. Such a call fails and
+// invalidates the capture. hvd makes these calls on its own threads and on the program's, for
+// operations that were queued before the capture began, and never uses a stream that is being
+// captured. Therefore each thread switches to the relaxed mode while it uses the device.
+constexpr int kRelaxed = 2;  // CU_STREAM_CAPTURE_MODE_RELAXED
+
+thread_local int push_depth = 0;
+thread_local int mode_outside = 0;
+
+const Driver* Driver::get() {
+  static const Driver* const instance = []() -> const Driver* {
+    void* const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    if (library == nullptr) return nullptr;
+    static Driver driver;
+    const bool complete =
+        find(library, "cuInit", driver.init_) && find(library, "cuDeviceGet", driver.device_get_) &&
+        find(library, "cuDevicePrimaryCtxRetain", driver.retain_) &&
+        find(library, "cuCtxPushCurrent_v2", driver.push_) &&
+        find(library, "cuCtxPopCurrent_v2", driver.pop_) &&
+        find(library, "cuThreadExchangeStreamCaptureMode", driver.exchange_capture_mode_) &&
+        find(library, "cuGetErrorString", driver.error_string_);
+    return complete && driver.init_(0) == 0 ? &driver : nullptr;
+  }();
+  return instance;
+}
+
+void Driver::check(int result, const char* call) const {
+  if (result == 0) return;
+  const char* text = nullptr;
+  error_string_(result, &text);
+  throw Error(std::string("CUDA: ") + call + " failed with " + std::to_string(result) + ": " +
+              (text != nullptr ? text : "unknown error"));
+}
+
+CUctx_st* Driver::primary_context(int device) const {
+  int handle = 0;
+  CUctx_st* context = nullptr;
+  check(device_get_(&handle, device), "cuDeviceGet");
+  check(retain_(&context, handle), "cuDevicePrimaryCtxRetain");
+  return context;
+}
+
+void Driver::push(CUctx_st* context) const {
+  check(push_(context), "cuCtxPushCurrent");
+  if (push_depth++ > 0) return;
+  mode_outside = kRelaxed;
+  // On failure the device has failed; its operations report that.
+  if (exchange_capture_mode_(&mode_outside) != 0) mode_outside = 0;
+}
+
+void Driver::pop() const noexcept {
+  if (--push_depth == 0) exchange_capture_mode_(&mode_outside);
+  CUctx_st* popped = nullptr;
+  pop_(&popped);
+}
+
 void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
-  cudaGetLastError();  // or it would be reported again by whatever the program calls next
+  cudaGetLastError();  // clears the error, which the program's next call would return otherwise
   throw Error(std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(result) + " (" +
               cudaGetErrorName(result) + ")");
 }
 
-/// For calls that cannot report: an error that stayed would be taken for that of the next launch.
+/// Clears the error of a call that cannot throw, so that the next launch does not report it.
 void forget(cudaError_t result) noexcept {
   if (result != cudaSuccess) cudaGetLastError();
 }
@@ -100,8 +193,8 @@ class CudaApi final : public Api {
   bool capturing(Stream stream) override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaError_t result = cudaStreamIsCapturing(stream_of(stream), &status);
-    if (result == cudaErrorStreamCaptureImplicit) {  // the default stream, while one that waits for
-                                                     // it is being captured
+    // The default stream, while a stream that synchronises with it is being captured.
+    if (result == cudaErrorStreamCaptureImplicit) {
       cudaGetLastError();
       return true;
     }

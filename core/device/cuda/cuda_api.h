@@ -7,12 +7,11 @@
 
 namespace hvd::device {
 
-/// CUDA, behind the seam. Does not need a driver to be there: then there are no devices. This
-/// header needs none of CUDA's.
+/// The implementation of Api with CUDA. Without a driver it has no devices.
 std::shared_ptr<Api> make_cuda_api();
 
-/// "runtime 13.0, driver 13.0, 8 devices (NVIDIA H200, ...)", or why there is none to use. For
-/// people.
+/// The versions and devices, as "runtime 13.0, driver 13.0, 8 devices (NVIDIA H200, ...)", or the
+/// reason why CUDA cannot be used. For messages.
 std::string describe_cuda();
 
 }  // namespace hvd::device

@@ -14,13 +14,13 @@ namespace hvd::device {
 namespace {
 
 constexpr int kThreads = 512;
-/// As many as 64 registers a thread leave room for; the compiler is held to it, or a kernel that
-/// takes a few more would run half of its blocks after the others. Four accesses of 16 bytes per
-/// thread are 64 KiB under way on a multiprocessor. With three blocks most kernels spill:
-/// docs/benchmarks.md has what the compiler says.
+/// Two blocks fit with 64 registers per thread. The launch bounds enforce that limit, because a
+/// kernel with more registers would run half of its blocks after the others. Four accesses of 16
+/// bytes per thread keep 64 KiB in flight on a multiprocessor. With three blocks most kernels would
+/// spill; see docs/benchmarks.md for the compiler's output.
 constexpr int kBlocksPerMultiprocessor = 2;
 
-/// The conversions of the hardware.
+/// Conversions in hardware.
 struct DeviceConvert {
   static __device__ float widen(float value) { return value; }
   static __device__ float widen(Float16 value) {
@@ -78,8 +78,8 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerMultiprocessor)
     to[i] = value;
 }
 
-/// Without <<<>>>, so that a C++ compiler takes this file too: the tests run the kernels thread by
-/// thread.
+/// Launches without <<<>>>, so that a C++ compiler accepts this file: the tests run the kernels
+/// thread by thread.
 template <class... Parameters>
 cudaError_t start_kernel(unsigned blocks, cudaStream_t stream, void (*kernel)(Parameters...),
                          const std::type_identity_t<Parameters>&... arguments) {

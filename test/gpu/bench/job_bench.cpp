@@ -1,7 +1,7 @@
-// What an allreduce of GPU tensors takes: on the host until it is queued, and until the result is
-// there. Where ranks share a GPU it goes through the host's memory, and is measured beside the
-// parts of that: a copy to the host, one back, and an allreduce of the host's memory. Rank 0 writes
-// a line of JSON per measurement. Usage: mpirun -np N gpu_job_bench [SECONDS]
+// Measures an allreduce of GPU tensors: the host's time until it is queued, and the time until the
+// result is complete. If ranks share a GPU, it goes through the host's memory, and the steps of
+// that path are measured too: a copy to the host, a copy back, and an allreduce of host memory.
+// Rank 0 writes a line of JSON per measurement. Usage: mpirun -np N gpu_job_bench [SECONDS]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -30,15 +30,15 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr int kWarmUp = 10;
-constexpr int kLead =
-    2;  ///< untimed, before each timed one: the schedule has been disturbed by others
+/// Untimed repetitions before each timed one, because other measurements have ended the schedule.
+constexpr int kLead = 2;
 
 void require(cudaError_t result, const char* what) {
   if (result != cudaSuccess)
     throw std::runtime_error(std::string(what) + ": " + cudaGetErrorString(result));
 }
 
-/// Memory of the GPU, of the host for the GPU's copies, or of the host that its ranks share.
+/// Kind of memory: of the GPU, pinned on the host, or shared by the host's ranks.
 enum class Where { kGpu, kPinned, kShared };
 
 std::shared_ptr<std::byte> memory(Where where, std::size_t bytes) {
@@ -88,7 +88,7 @@ class Bench {
     for (int i = 0; i < kWarmUp; ++i) step();
     for (int i = 0; i < 500; ++i) {
       require(cudaStreamSynchronize(stream_),
-              "a step");  // or the queue would grow, and launching would wait for room
+              "a step");  // otherwise the queue would fill and the launch would block
       session_.align();
       const auto begin = Clock::now();
       step();
@@ -150,7 +150,7 @@ class Bench {
     return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
   }
 
-  /// Zeros, which stay zeros however often they are added up.
+  /// Zeros, so that repeated sums stay finite.
   Submission describe(const std::string& name, std::size_t bytes, Where where) {
     const auto own = memory(where, bytes);
     if (where == Where::kGpu) {

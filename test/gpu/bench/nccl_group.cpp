@@ -14,8 +14,7 @@ namespace hvd::bench {
 
 c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                   int rank, int size) {
-  // Options holds an ncclConfig_t, which grows from one minor version to the next: with another
-  // header it has another layout here.
+  // Options contains an ncclConfig_t, whose layout differs between minor versions of NCCL's header.
   const std::uint64_t theirs = torch::cuda::nccl::version();
   const auto major = static_cast<int>(theirs >> 32);
   const auto minor = static_cast<int>((theirs >> 16) & 0xffff);

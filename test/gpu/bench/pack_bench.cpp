@@ -1,6 +1,6 @@
-// How fast one launch packs and unpacks the gradients of a model, beside a copy of as many bytes
-// within the device, and beside one copy per tensor. Writes a line of JSON per measurement. Usage:
-// gpu_pack_bench [MODEL] [SECONDS]
+// Measures one launch that packs or unpacks the gradients of a model, in comparison with a copy of
+// as many bytes within the device and with one copy per tensor. Writes a line of JSON per
+// measurement. Usage: gpu_pack_bench [MODEL] [SECONDS]
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -24,7 +24,7 @@ using hvd::device::Piece;
 constexpr int kWarmUp = 10;
 constexpr int kRepeats = 20;  ///< between two timestamps
 
-/// Microseconds per call on the device, and on the host until it is queued: medians.
+/// Medians in microseconds per call: on the device, and on the host until the call is queued.
 struct Times {
   double device = 0;
   double host = 0;
@@ -120,7 +120,7 @@ int main(int argc, char** argv) {
   report(model, "pack", traffic, pack(plain, true), copy.device);
   report(model, "pack and scale", traffic, pack(scaled, true), copy.device);
   report(model, "scale and unpack", traffic, pack(scaled, false), copy.device);
-  // The same offsets, of which a 16-bit buffer uses a half of each.
+  // The same offsets; a 16-bit buffer uses half of each tensor's space.
   report(model, "pack, scale and cast to bf16", traffic * 3 / 4, pack(cast, true), copy.device);
   const Times each = measure(stream, seconds, [&] {
     for (const Piece& piece : pieces) {

@@ -8,16 +8,16 @@
 
 namespace hvd::bench {
 
-/// hvd's batched copy and the clock of the device, for a program that uses LibTorch's CUDA too:
-/// this header and its source include neither LibTorch nor, respectively, CUDA, so that the two
-/// never meet in one file. The contexts of both are the device's primary one.
+/// hvd's batched copy and the device's timer, for a program that also uses LibTorch's CUDA. This
+/// header includes no CUDA and its source no LibTorch, so that no file includes both. Both use the
+/// device's primary context.
 class PackCall {
  public:
   struct Tensor {
     void* data;           ///< float32, on the device
     std::uint64_t count;  ///< elements
   };
-  /// Where each tensor lies in the buffer, in elements, and what follows the last.
+  /// The offset of each tensor in the buffer, in elements, followed by the size of the buffer.
   static std::vector<std::uint64_t> offsets(const std::vector<std::uint64_t>& counts);
 
   /// @param device ordinal @param buffer float32, on the device @param stream a cudaStream_t
@@ -34,7 +34,7 @@ class PackCall {
     double device = 0;
     double host = 0;  ///< until it is queued
   };
-  /// Of one call, over `repeats` back to back between two events on the stream.
+  /// The time of one call, averaged over `repeats` calls between two events on the stream.
   Times time(int repeats, const std::function<void()>& call);
 
  private:

@@ -21,8 +21,7 @@ namespace {
 using Tensors = std::vector<at::Tensor>;
 using BackendType = c10d::ProcessGroup::BackendType;
 
-/// The exchange of a job of one rank, which changes no tensor. The result is in order on the
-/// current stream.
+/// A backend for one rank, whose allreduce changes no tensor and is complete on the current stream.
 class NoExchange final : public c10d::Backend {
  public:
   NoExchange() : Backend(/*rank=*/0, /*size=*/1) {}
@@ -57,8 +56,8 @@ class ReducerTraining final : public TrainingContender {
   void clear() override {
     for (const at::Tensor& parameter : parameters_) parameter.mutable_grad().reset();
   }
-  // What DistributedDataParallel's forward does, but for the broadcast of buffers, which hvd does
-  // not do either.
+  // These are the calls of DistributedDataParallel's forward, except the broadcast of buffers,
+  // which hvd does not do either.
   void before_backward() override {
     reducer_->rebuild_buckets();
     reducer_->prepare_for_backward({});

@@ -27,7 +27,7 @@ class BottleneckImpl : public nn::Module {
     widen_ = register_module("widen", convolution(width, out, 1, 1));
     widen_norm_ = register_module("widen_norm", nn::BatchNorm2d(out));
     nn::init::zeros_(
-        widen_norm_->weight);  // a block begins as the identity, so that the first steps are tame
+        widen_norm_->weight);  // a block begins as the identity, which stabilises the first steps
     if (stride == 1 && in == out) return;
     project_ = register_module(
         "project", nn::Sequential(convolution(in, out, 1, stride), nn::BatchNorm2d(out)));

@@ -1,8 +1,8 @@
-// What wrapping an optimizer costs a training step: ResNet-50 in bfloat16 with bare LibTorch, with
-// hvd, and with the engine of DistributedDataParallel, in turns within one run; and hvd's pack
-// against LibTorch's. Writes a line of JSON per measurement.
+// Measures the cost of an optimizer's wrapper in a training step: ResNet-50 in bfloat16 with bare
+// LibTorch, with hvd, and with the engine of DistributedDataParallel, interleaved in one run. Also
+// compares hvd's packing with LibTorch's. Writes a line of JSON per measurement.
 //   mpirun -np 1 gpu_step_bench [--batch 64] [--seconds 60]
-// Ends with 1 when contenders that begin with the same values do not end with the same loss.
+// Exits with 1 if contenders that begin with equal values do not end with equal losses.
 #include <ATen/Context.h>
 #include <hvd/torch.h>
 #include <torch/cuda.h>
@@ -68,20 +68,20 @@ Contenders make_contenders(const TrainingData& data) {
     made.push_back(make_training_contender(name, data));
   for (const char* const name : {"ddp", "reducer-no-exchange"}) {
     try {
-      // One that only shows whether it works here, so that the one that is measured begins with the
-      // same values as the others.
+      // A trial that shows whether the contender works here. The measured one is created later,
+      // with the same initial values as the others.
       make_reducer_contender(name, data)->step().item();
       made.push_back(make_reducer_contender(name, data));
     } catch (const std::exception& error) {
-      // Everything else is of use without it.
+      // The other measurements are useful without it.
       print({{"part", "step"}, {"contender", name}, {"left_out", error.what()}});
     }
   }
   return made;
 }
 
-/// How far the parameter that is furthest off is from where it should be, as a fraction of the way
-/// there. 1: it was not trained.
+/// The largest error of a parameter, as a fraction of its change by the training. 1 means that the
+/// parameter was not trained.
 double worst_parameter(const std::vector<torch::Tensor>& start,
                        const std::vector<torch::Tensor>& expected,
                        const std::vector<torch::Tensor>& found) {
@@ -94,11 +94,10 @@ double worst_parameter(const std::vector<torch::Tensor>& start,
   return worst;
 }
 
-/// Whether the contenders, which begin with the same values, come to where the first one comes:
-/// with the loss, within a fraction of what it has changed, and with every parameter, unless
-/// gradients were rounded.
+/// Whether the contenders, which begin with equal values, end like the first one: the loss within a
+/// fraction of its change, and every parameter unless gradients were rounded.
 bool verify(const Contenders& contenders) {
-  // So that only the exchange can make a difference.
+  // Deterministic, so that only the exchange can cause a difference.
   at::globalContext().setBenchmarkCuDNN(false);
   at::globalContext().setDeterministicCuDNN(true);
   bool all_same = true;
@@ -114,12 +113,11 @@ bool verify(const Contenders& contenders) {
       expected = contender->values();
     }
     const double change = std::abs(first - expected_loss);
-    // Gradients of 8 bits take another way through a landscape as rough as that of a small batch,
-    // to about the same height.
+    // With rounded gradients and a small batch the parameters differ, but the loss is similar.
     const bool rounded = contender->name() == "hvd-bf16";
     const double allowed = (rounded ? 0.2 : 0.05) * change;
     const double worst = worst_parameter(start, expected, contender->values());
-    // Without a change there would be nothing to compare.
+    // Without a change of the loss there is no scale for the comparison.
     const bool same = change >= kLeastChange && std::abs(last - expected_loss) <= allowed &&
                       (rounded || worst <= kWorstParameter);
     all_same = all_same && same;
@@ -154,7 +152,7 @@ struct Plan {
 
 void take_sample(TrainingContender& contender, const Settings& settings, int steps,
                  torch::Device device, Samples& into) {
-  // hvd learns what a step consists of; after another contender's steps it learns anew.
+  // hvd learns the schedule of a step, and learns it again after another contender's steps.
   for (int i = 0; i < settings.settle; ++i) contender.step();
   finish(device);
   if (hvd::size() > 1) hvd::barrier();
@@ -200,8 +198,7 @@ std::vector<Samples> measure(const Contenders& contenders, const Plan& plan,
 
 Json describe(const std::string& name, const Samples& samples, const Samples& bare,
               const Plan& plan, const Settings& settings) {
-  // A round's samples were taken one after the other, so what slows the machine down for a while is
-  // in both and cancels out.
+  // The samples of a round follow each other, so a temporary slowdown affects both and cancels out.
   std::vector<double> added;
   for (std::size_t i = 0; i < samples.step.size(); ++i)
     added.push_back(samples.step[i] - bare.step[i]);
@@ -258,7 +255,7 @@ int run(const Settings& settings) {
 
 int main(int argc, char** argv) {
   hvd::bench::Settings settings;
-  CLI::App app("Measures what hvd adds to a step of ResNet-50.");
+  CLI::App app("Measures the time that hvd adds to a step of ResNet-50.");
   app.add_option("--device", settings.device, "cuda, or cpu to see the program work")
       ->check(CLI::IsMember({"cpu", "cuda"}))
       ->capture_default_str();

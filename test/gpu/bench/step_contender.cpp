@@ -17,7 +17,7 @@ constexpr double kLearningRate =
 constexpr std::int64_t kClasses = 1000;
 constexpr std::size_t kParameters = 161;
 
-/// What is called in its lifetime runs in bfloat16 where LibTorch considers that safe.
+/// Enables autocast to bfloat16 in its scope.
 class Autocast {
  public:
   explicit Autocast(torch::DeviceType type) : type_(type) {
@@ -29,7 +29,7 @@ class Autocast {
   Autocast& operator=(const Autocast&) = delete;
   ~Autocast() {
     at::autocast::set_autocast_enabled(type_, false);
-    // Casts of weights are kept until here; the optimizer changes the weights next.
+    // Clears cached casts of weights, because the optimizer changes the weights next.
     if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   }
 
@@ -44,8 +44,7 @@ ResNet50 make_model(torch::Device device) {
   model->to(device);
   for (torch::Tensor& parameter : model->parameters()) {
     if (parameter.dim() == 4) {
-      // contiguous() would leave the strides of 1x1 kernels as they are, and gradients would come
-      // with others.
+      // contiguous() would keep the strides of 1x1 kernels, and their gradients would have others.
       const auto options = parameter.options().memory_format(torch::MemoryFormat::ChannelsLast);
       parameter.set_data(
           torch::empty(parameter.sizes(), options.requires_grad(false)).copy_(parameter.detach()));

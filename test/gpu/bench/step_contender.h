@@ -12,8 +12,8 @@
 
 namespace hvd::bench {
 
-/// What every contender trains on: images that are drawn once, the same on every rank, so that a
-/// mean over ranks is the gradient of one.
+/// The training data of all contenders: random images that are equal on all ranks, so that the mean
+/// gradient over ranks is that of one rank.
 struct TrainingData {
   torch::Tensor images;  ///< [N, 3, side, side], float32, channels-last
   torch::Tensor labels;  ///< [N]
@@ -21,8 +21,8 @@ struct TrainingData {
   TrainingData(torch::Device device, std::int64_t batch, std::int64_t side);
 };
 
-/// Trains a ResNet-50 of its own in bfloat16 (autocast), channels-last, by SGD with momentum; and
-/// the places where others differ from bare LibTorch. All begin with the same values.
+/// Trains its own ResNet-50 in bfloat16 (autocast), channels-last, by SGD with momentum, with bare
+/// LibTorch. Others override the virtual functions. All begin with equal values.
 class TrainingContender {
  public:
   /// @param data must outlive it
@@ -58,9 +58,9 @@ std::unique_ptr<TrainingContender> make_training_contender(const std::string& na
                                                            const TrainingData& data);
 
 /// c10d::Reducer, the engine of DistributedDataParallel: over NCCL ("ddp"), or, in a job of one
-/// rank, where there is nothing to add, over a backend whose allreduce does nothing at all
-/// ("reducer-no-exchange"), which is the least that DistributedDataParallel could cost. One rank
-/// only. @throws std::runtime_error that says why there is none
+/// rank, over a backend whose allreduce does no work ("reducer-no-exchange"), which is a lower
+/// bound of the cost of DistributedDataParallel. @throws std::runtime_error with the reason if it
+/// cannot be created
 std::unique_ptr<TrainingContender> make_reducer_contender(const std::string& name,
                                                           const TrainingData& data);
 

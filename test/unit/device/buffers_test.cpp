@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <span>
+#include <vector>
+
 #include "device/context.h"
 #include "support/fake_gpu.h"
 
@@ -17,13 +20,13 @@ class BuffersTest : public ::testing::Test {
         guard_(context_.api(), 0),
         pool_(context_) {}
 
-  device::BufferLease take(std::size_t bytes) {
+  device::BufferLease lease_buffer(std::size_t bytes) {
     EXPECT_TRUE(pool_.prepare({&bytes, 1}));
     return pool_.lease(bytes, in_.get());
   }
   /// A batch that writes the buffer on one queue and reads it on another.
   void run_batch(std::size_t bytes) {
-    device::BufferLease lease = take(bytes);
+    device::BufferLease lease = lease_buffer(bytes);
     ASSERT_EQ(lease.bytes().size(), bytes);
     context_.api().fill(lease.bytes().data(), bytes, 1, 3, in_.get());
     context_.wait(out_.get(), context_.events()->record(in_.get()));
@@ -41,19 +44,19 @@ class BuffersTest : public ::testing::Test {
   std::byte* const result_ = gpu_.allocate(1 << 20);
 };
 
-TEST_F(BuffersTest, BuffersAreUsedAgainWithoutWaitingOnTheHost) {
+TEST_F(BuffersTest, BuffersAreReusedWithoutWaitingOnTheHost) {
   for (int step = 0; step < 50; ++step) run_batch(1000 + static_cast<std::size_t>(step));
   EXPECT_EQ(pool_.allocations(), 1U)
-      << "one is enough as long as it is given back before the next is asked for";
+      << "one buffer suffices if each batch releases it before the next one begins";
   EXPECT_EQ(gpu_.counts(0).synchronize, 0);
   EXPECT_TRUE(gpu_.run_all());
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST_F(BuffersTest, GrowsAndFreesOnlyWhatIsNoLongerUsed) {
+TEST_F(BuffersTest, GrowsAndFreesOnlyUnusedBuffers) {
   {
-    device::BufferLease first = take(100);
-    device::BufferLease second = take(100);
+    device::BufferLease first = lease_buffer(100);
+    device::BufferLease second = lease_buffer(100);
     EXPECT_NE(first.bytes().data(), second.bytes().data());
     first.release(context_.events()->record(in_.get()));
     second.release(context_.events()->record(in_.get()));
@@ -67,11 +70,11 @@ TEST_F(BuffersTest, GrowsAndFreesOnlyWhatIsNoLongerUsed) {
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST_F(BuffersTest, ReservedOnesTakeTurnsAndSmallerBatchesNeedNoOthers) {
+TEST_F(BuffersTest, ReservedBuffersAlternateAndServeSmallerBatches) {
   pool_.reserve(100000);
   const std::byte* last = nullptr;
   for (const std::size_t bytes : {1U, 100000U, 5000U, 99999U}) {
-    device::BufferLease lease = take(bytes);
+    device::BufferLease lease = lease_buffer(bytes);
     EXPECT_NE(lease.bytes().data(), last);
     last = lease.bytes().data();
     lease.release(nullptr);
@@ -81,7 +84,7 @@ TEST_F(BuffersTest, ReservedOnesTakeTurnsAndSmallerBatchesNeedNoOthers) {
   EXPECT_EQ(pool_.allocations(), 3U);
 }
 
-TEST_F(BuffersTest, WhatCannotBeReservedIsMadeWhenItIsNeeded) {
+TEST_F(BuffersTest, BuffersThatCannotBeReservedAreAllocatedWhenNeeded) {
   gpu_.run_out_of_memory(0, 1);
   pool_.reserve(100000);
   run_batch(100);
@@ -93,22 +96,85 @@ TEST_F(BuffersTest, WhatCannotBeReservedIsMadeWhenItIsNeeded) {
 }
 
 TEST(FusionBufferBytesTest, ABatchFitsWithItsPadding) {
-  EXPECT_EQ(device::fusion_buffer_bytes(0), 0U) << "nothing is fused";
+  EXPECT_EQ(device::fusion_buffer_bytes(0), 0U) << "fusion is off";
   EXPECT_EQ(device::fusion_buffer_bytes(1), 2U << 20);
   EXPECT_EQ(device::fusion_buffer_bytes(64 << 20), 68U << 20);
 }
 
-TEST_F(BuffersTest, ADroppedLeaseIsNeverUsedAgain) {
+TEST_F(BuffersTest, ADroppedLeaseIsNeverReused) {
   std::byte* lost = nullptr;
   {
-    const device::BufferLease lease = take(100);
+    const device::BufferLease lease = lease_buffer(100);
     lost = lease.bytes().data();
   }
   for (int i = 0; i < 5; ++i) {
-    device::BufferLease lease = take(100);
+    device::BufferLease lease = lease_buffer(100);
     EXPECT_NE(lease.bytes().data(), lost);
     lease.release(nullptr);
   }
+}
+
+class BufferRingTest : public ::testing::Test {
+ protected:
+  static constexpr std::size_t kBytes = 1000;
+
+  BufferRingTest()
+      : context_(gpu_.api(0), 0),
+        in_(context_),
+        out_(context_),
+        guard_(context_.api(), 0),
+        ring_(context_.api()) {}
+
+  FakeGpu gpu_;
+  device::Context context_;
+  device::OwnedStream in_;
+  device::OwnedStream out_;
+  device::DeviceGuard guard_;
+  device::BufferRing ring_;
+  const std::vector<std::span<std::byte>> buffers_{{gpu_.allocate(kBytes), kBytes},
+                                                   {gpu_.allocate(kBytes), kBytes}};
+  std::byte* const result_ = gpu_.allocate(kBytes);
+};
+
+TEST_F(BufferRingTest, AlternatesByCountWithoutWaitingOnTheHost) {
+  for (std::size_t step = 0; step < 20; ++step) {
+    const std::span<std::byte> buffer = ring_.acquire(buffers_, kBytes - step, in_.get());
+    ASSERT_EQ(buffer.data(), buffers_[step % 2].data())
+        << "even if the other buffer was free earlier";
+    ASSERT_EQ(buffer.size(), kBytes - step);
+    context_.api().fill(buffer.data(), buffer.size(), 1, 3, in_.get());
+    context_.wait(out_.get(), context_.events()->record(in_.get()));
+    context_.api().copy(result_, buffer.data(), buffer.size(), device::Direction::kOnDevice,
+                        out_.get());
+    ring_.release(context_.events()->record(out_.get()));
+  }
+  EXPECT_EQ(gpu_.counts(0).synchronize, 0);
+  EXPECT_TRUE(gpu_.run_all());
+  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
+}
+
+TEST_F(BufferRingTest, ASizeThatDoesNotFitKeepsThePosition) {
+  EXPECT_TRUE(ring_.acquire({}, 1, in_.get()).empty());
+  EXPECT_TRUE(ring_.acquire(buffers_, 0, in_.get()).empty());
+  EXPECT_TRUE(ring_.acquire(buffers_, kBytes + 1, in_.get()).empty());
+  EXPECT_TRUE(ring_.idle());
+  EXPECT_EQ(ring_.acquire(buffers_, kBytes, in_.get()).data(), buffers_[0].data());
+}
+
+TEST_F(BufferRingTest, IsIdleOnceTheDeviceIsDone) {
+  EXPECT_TRUE(ring_.idle());
+  const std::span<std::byte> buffer = ring_.acquire(buffers_, 8, in_.get());
+  EXPECT_FALSE(ring_.idle());
+  FakeGpu::Item slow;
+  bool go = false;
+  slow.ready = [&go] { return go; };
+  gpu_.enqueue(in_.get(), std::move(slow));
+  context_.api().fill(buffer.data(), buffer.size(), 1, 3, in_.get());
+  ring_.release(context_.events()->record(in_.get()));
+  EXPECT_FALSE(ring_.idle());
+  go = true;
+  EXPECT_TRUE(gpu_.run_all());
+  EXPECT_TRUE(ring_.idle());
 }
 
 }  // namespace

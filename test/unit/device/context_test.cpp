@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "hvd/error.h"
 #include "support/fake_gpu.h"
 
 namespace hvd::testing {
@@ -39,7 +40,7 @@ class ContextTest : public ::testing::Test {
   std::uint64_t bytes_ = 0;
 };
 
-TEST_F(ContextTest, CopiesToABufferAndBackWithOneLaunchEachAndNothingElse) {
+TEST_F(ContextTest, CopiesToABufferAndBackWithOneLaunchEach) {
   const auto pieces = make_pieces(device::PieceTable::kMostEntries);
   std::byte* const buffer = gpu_.allocate(bytes_);
   const int allocated = gpu_.counts(0).allocate;
@@ -76,11 +77,54 @@ TEST_F(ContextTest, MorePiecesThanATableHoldsTakeSeveralLaunches) {
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST_F(ContextTest, NothingIsLaunchedForNothing) {
+TEST_F(ContextTest, EmptyPiecesNeedNoLaunch) {
   context_.copy_pieces({}, {}, nullptr, true, 1.0, in_.get());
   const device::Piece empty{};
   context_.copy_pieces({&empty, 1}, {}, nullptr, true, 1.0, in_.get());
   EXPECT_EQ(gpu_.counts(0).launches, 0);
+}
+
+TEST(EventPoolTest, ARepeatedStepCreatesNoEvents) {
+  FakeGpu gpu;
+  device::Context context(gpu.api(0), 0);
+  const device::OwnedStream stream(context);
+  for (int step = 0; step < 100; ++step) {
+    const EventPtr first = context.events()->record(stream.get());
+    const EventPtr second = context.events()->record(stream.get());
+    EXPECT_NE(first->native(), second->native());
+    EXPECT_NE(first->native(), nullptr);
+  }
+  EXPECT_EQ(context.events()->created(), 2U);
+  EXPECT_TRUE(gpu.run_all());
+  EXPECT_TRUE(gpu.faults().empty()) << gpu.faults().front();
+}
+
+TEST(EventPoolTest, AnEventReportsWhenItIsReachedAndMayOutliveItsPool) {
+  FakeGpu gpu;
+  EventPtr event;
+  {
+    device::Context context(gpu.api(0), 0);
+    const device::OwnedStream stream(context);
+    event = context.events()->record(stream.get());
+    gpu.run_all();
+    EXPECT_TRUE(event->query());
+  }
+  EXPECT_TRUE(event->query());
+  event.reset();
+  EXPECT_TRUE(gpu.faults().empty());
+}
+
+TEST(EventPoolTest, AnEventWithoutADeviceHandleIsRefused) {
+  class HostEvent final : public Event {
+   public:
+    bool query() const override { return true; }
+  };
+  FakeGpu gpu;
+  device::Context context(gpu.api(0), 0);
+  const device::OwnedStream stream(context);
+  const device::DeviceGuard guard(context.api(), 0);
+  context.wait(stream.get(), nullptr);
+  EXPECT_THROW(context.wait(stream.get(), std::make_shared<HostEvent>()), Error);
 }
 
 }  // namespace

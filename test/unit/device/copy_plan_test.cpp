@@ -57,7 +57,7 @@ void write_element(std::byte* at, DataType type, double value) {
   }
 }
 
-/// What should become of one element.
+/// The expected result for one element.
 void reference(std::byte* to, const std::byte* from, const CopyForm& form, DataType from_type,
                DataType to_type, double factor) {
   if (!form.casts() && !form.scales) {
@@ -83,8 +83,8 @@ struct Layout {
   std::size_t buffer_shift = 0;
 };
 
-/// Copies tensors to a buffer and back by tiles; both ways must do what the reference does, and
-/// touch nothing else.
+/// Copies tensors to a buffer and back by tiles. Both directions must give the reference's result
+/// and leave all other memory unchanged.
 class Copying {
  public:
   Copying(const Layout& layout, const CopyForm& form, std::uint32_t seed)
@@ -112,7 +112,7 @@ class Copying {
   const std::vector<PieceTable>& tables() const { return tables_; }
 
  private:
-  // Both live at addresses that are the same modulo 64 in every run.
+  // Both have addresses that are equal modulo 64 in every run.
   static std::byte* aligned(std::vector<std::byte>& memory) {
     return memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
   }
@@ -188,8 +188,8 @@ TEST(CopyPlanTest, EveryFormCopiesOddSizesAtAnyAlignment) {
   for (const CopyForm& form : all_forms()) {
     SCOPED_TRACE(std::string(to_string(form.tensor)) + " with " +
                  std::string(to_string(form.buffer)) + (form.scales ? ", scaled" : ""));
-    // Bytes may lie anywhere, elements that are computed with are aligned to themselves, as a
-    // tensor's are.
+    // Bytes may have any alignment. Elements of arithmetic are aligned to their size, as in a
+    // tensor.
     const bool bytes = !form.scales && !form.casts();
     const std::size_t tensor_step = bytes ? 1 : size_of(form.tensor);
     const std::size_t buffer_step = bytes ? 1 : size_of(form.buffer);
@@ -230,7 +230,7 @@ TEST(CopyPlanTest, TenThousandTensors) {
 
 TEST(CopyPlanTest, ATensorOfMoreThanFourBillionElementsIsCutIntoEntries) {
   constexpr std::uint64_t kElements = (std::uint64_t{5} << 30) + 3;
-  // Nobody looks at what is there.
+  // The memory is not accessed.
   constexpr std::uintptr_t kAddress = 1 << 20;
   auto* const tensor = reinterpret_cast<std::byte*>(kAddress);
   const std::vector<Piece> pieces = {{tensor, 2, 1}, {tensor, 4, kElements}, {tensor, 8, 2}};

@@ -1,4 +1,4 @@
-// The simulated GPU itself: it has to notice what it is there to notice.
+// The simulated GPU must detect the errors that it exists to detect.
 #include "support/fake_gpu.h"
 
 #include <gtest/gtest.h>
@@ -25,7 +25,7 @@ class FakeGpuTest : public ::testing::Test {
   std::byte* memory_;
 };
 
-TEST_F(FakeGpuTest, WorkThatWaitsForAMarkIsInOrder) {
+TEST_F(FakeGpuTest, WorkThatWaitsForAnEventIsInOrder) {
   const device::EventHandle event = api_->create_event();
   api_->fill(memory_, 256, 4, 7, a_);
   api_->record(event, a_);
@@ -47,7 +47,7 @@ TEST_F(FakeGpuTest, AMissingWaitIsARace) {
       << gpu_.faults().front();
 }
 
-TEST_F(FakeGpuTest, AMarkRecordedTooEarlyDoesNotHelp) {
+TEST_F(FakeGpuTest, AnEventRecordedTooEarlyDoesNotHelp) {
   const device::EventHandle event = api_->create_event();
   api_->record(event, a_);
   api_->fill(memory_, 256, 4, 7, a_);
@@ -56,20 +56,20 @@ TEST_F(FakeGpuTest, AMarkRecordedTooEarlyDoesNotHelp) {
   EXPECT_FALSE(gpu_.faults().empty());
 }
 
-TEST_F(FakeGpuTest, OverwritingWhatIsStillReadIsARace) {
+TEST_F(FakeGpuTest, OverwritingMemoryThatIsReadIsARace) {
   api_->copy(memory_ + 512, memory_, 16, device::Direction::kOnDevice, a_);
   api_->fill(memory_, 4, 4, 7, b_);
   EXPECT_FALSE(gpu_.faults().empty());
 }
 
-TEST_F(FakeGpuTest, AMarkThatIsUsedAgainStandsForBothPlaces) {
+TEST_F(FakeGpuTest, AnEventRecordedAgainOrdersBothPositions) {
   const device::EventHandle event = api_->create_event();
   const device::Stream c = api_->create_stream();
   api_->fill(memory_, 4, 4, 7, a_);
   api_->record(event, a_);
   api_->wait(b_, event);
   api_->copy(memory_ + 512, memory_, 16, device::Direction::kOnDevice, b_);
-  api_->record(event, c);  // reached at once, which b does not care about
+  api_->record(event, c);  // reached at once, which does not affect b
   gpu_.run_through(c, {"work", {}, {}, {}});
   EXPECT_TRUE(api_->reached(event));
   gpu_.run_through(b_, {"work", {}, {}, {}});
@@ -79,7 +79,7 @@ TEST_F(FakeGpuTest, AMarkThatIsUsedAgainStandsForBothPlaces) {
   EXPECT_TRUE(gpu_.take_faults().empty());
 }
 
-TEST_F(FakeGpuTest, RunsThroughAQueueAndNoFurther) {
+TEST_F(FakeGpuTest, RunsThroughAQueueAndNotFurther) {
   api_->fill(memory_, 1, 4, 1, a_);
   const device::EventHandle event = api_->create_event();
   api_->record(event, a_);
@@ -91,7 +91,7 @@ TEST_F(FakeGpuTest, RunsThroughAQueueAndNoFurther) {
   EXPECT_EQ(value, 1U);
 }
 
-TEST_F(FakeGpuTest, MemoryOfSomebodyElseNeedsNoOrderOnceTheHostHasSeenTheEnd) {
+TEST_F(FakeGpuTest, MemoryWithANewOwnerNeedsNoOrderOnceTheHostHasSeenTheEnd) {
   const device::EventHandle event = api_->create_event();
   api_->fill(memory_, 4, 4, 7, a_);
   gpu_.forget_seen(memory_);
@@ -105,7 +105,7 @@ TEST_F(FakeGpuTest, MemoryOfSomebodyElseNeedsNoOrderOnceTheHostHasSeenTheEnd) {
   EXPECT_EQ(gpu_.take_faults().size(), 0U);
 }
 
-TEST_F(FakeGpuTest, HostMemoryAndFreedMemoryAreNoticed) {
+TEST_F(FakeGpuTest, HostMemoryAndFreedMemoryAreFaults) {
   std::byte own[16] = {};
   api_->copy(memory_, own, 16, device::Direction::kToDevice, a_);
   EXPECT_EQ(gpu_.faults().size(), 1U);
@@ -117,7 +117,7 @@ TEST_F(FakeGpuTest, HostMemoryAndFreedMemoryAreNoticed) {
   EXPECT_EQ(gpu_.faults().size(), 3U);
 }
 
-TEST(FakeGpuGuardTest, CallsWithoutTheDeviceAreNoticed) {
+TEST(FakeGpuGuardTest, CallsWithoutTheDeviceAreFaults) {
   FakeGpu gpu;
   const auto api = gpu.api(0);
   api->create_stream();

@@ -36,7 +36,7 @@ TEST(HelperThreadTest, RunsAllInOrderOnOneOtherThreadBeforeItEnds) {
   EXPECT_NE(threads[0], std::this_thread::get_id());
 }
 
-TEST(HelperThreadTest, WhatNeverReturnsIsLeftBehind) {
+TEST(HelperThreadTest, AFunctionThatDoesNotReturnIsLeftBehind) {
   const auto go = std::make_shared<std::promise<void>>();
   const auto ended = std::make_shared<std::promise<void>>();
   {
@@ -49,20 +49,21 @@ TEST(HelperThreadTest, WhatNeverReturnsIsLeftBehind) {
   ended->get_future().wait();
 }
 
-TEST(HelperThreadTest, BuffersAreThereWhenThePoolIsAskedAgain) {
+TEST(HelperThreadTest, APoolGetsItsBuffersFromTheHelper) {
   FakeGpu gpu;
   const auto helper = std::make_shared<HelperThread>(kLong);
   {
-    device::Context context(gpu.api(0), 0, {.run_aside = [&helper](std::function<void()> function) {
+    device::Context context(gpu.api(0), 0,
+                            {.run_on_helper = [&helper](std::function<void()> function) {
                               helper->run(std::move(function));
                             }});
     const device::OwnedStream stream(context);
     std::promise<void> go;
-    context.run_aside([&go] { go.get_future().wait(); });  // the device is slow
+    context.run_on_helper([&go] { go.get_future().wait(); });  // the device is slow
     device::BufferPool pool(context);
     const std::size_t sizes[] = {100, 200000};
     EXPECT_FALSE(pool.prepare(sizes));
-    EXPECT_FALSE(pool.prepare(sizes)) << "and no more are asked for";
+    EXPECT_FALSE(pool.prepare(sizes)) << "without a second allocation";
     go.set_value();
     while (!pool.prepare(sizes)) std::this_thread::yield();
     EXPECT_EQ(pool.allocations(), 2U);
@@ -70,13 +71,14 @@ TEST(HelperThreadTest, BuffersAreThereWhenThePoolIsAskedAgain) {
     for (const std::size_t size : sizes) pool.lease(size, stream.get()).release(nullptr);
     EXPECT_TRUE(pool.prepare(sizes));
   }
-  const std::size_t left = 1;
-  device::Context context(gpu.api(1), 0, {.run_aside = [&helper](std::function<void()> function) {
+  const std::size_t size = 1;
+  device::Context context(gpu.api(1), 0,
+                          {.run_on_helper = [&helper](std::function<void()> function) {
                             helper->run(std::move(function));
                           }});
   {
     device::BufferPool pool(context);
-    pool.prepare({&left, 1});  // and the pool goes while it is being made
+    pool.prepare({&size, 1});  // the pool is destroyed during the allocation
   }
   std::promise<void> all;
   helper->run([&all] { all.set_value(); });

@@ -103,11 +103,13 @@ TEST(DeviceFailureTest, AnErrorOnTheDeviceEndsTheJobOnEveryRank) {
 
 // NCCL reports that a connection broke, but not which rank has ended.
 TEST(DeviceFailureTest, ARankWhoseEndBreaksNcclsConnectionsIsNamed) {
-  DeviceJob job(3, Path::kNccl);
+  DeviceJob job(3, Path::kNccl, {}, {}, 1, kQuick);
   std::vector<Operation> first;
   for (int rank = 0; rank < 3; ++rank)
     first.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
   ASSERT_TRUE(job.run(first));
+  // Rank 2 never computes its gradient, so the next operation stays under way on the devices.
+  job.gpu().hang(job.rank(2).app->get());
   for (int rank = 0; rank < 3; ++rank) submit_one(job.runtime(rank), gpu_sum(job, rank, "v"));
   ASSERT_TRUE(job.run_until([&] { return job.nccl().counts(0).launches == 2; }));
   for (const int rank : {0, 1}) job.nccl().break_rank(rank, true, "remote process exited");

@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, DeviceMemoryTest, ::testing::Values(Path::kNccl,
                            return test.param == Path::kNccl ? "Nccl" : "Staged";
                          });
 
-// A DeviceJob's run_aside is another thread; this one drives the engines.
+// A DeviceJob's run_on_helper is another thread; this one drives the engines.
 TEST_P(DeviceMemoryTest, IsMadeAndFreedBesideTheThreadThatDrivesTheEngine) {
   const auto job = start_job(GetParam());
   for (const std::size_t mebibytes : {1U, 3U, 4U, 5U}) {

@@ -70,46 +70,6 @@ TEST_P(DeviceRegistrationTest, BatchesLieInRegisteredMemoryAndStepsRegisterNoMor
   job->expect_no_faults();
 }
 
-TEST_P(DeviceRegistrationTest, BatchesLieInWindowsIfTheUserWantsThem) {
-  for (const FakeNcclOptions& fake : std::vector<FakeNcclOptions>{
-           {}, {.busy_answers = 4}, {.no_windows_at = 2}, {.null_windows_from = 0}}) {
-    const auto job = start(fake, {.registered_bytes = 4096, .windows = true});
-    constexpr int kSteps = 5;
-    for (int number = 0; number < kSteps; ++number) step(*job, "w", kTensors, 5);
-    const bool windows = fake.no_windows_at < 0 && fake.null_windows_from < 0;
-    for (int rank = 0; rank < kRanks; ++rank) {
-      const FakeNcclCounts counts = job->nccl().counts(rank);
-      EXPECT_EQ(counts.windows, windows ? 2 : 0);
-      EXPECT_EQ(counts.from_windows, windows ? counts.calls : 0);
-      EXPECT_EQ(counts.from_registered, counts.calls);
-      EXPECT_GE(counts.calls, kSteps);
-      EXPECT_EQ(job->gpu().counts(rank).synchronize, 0);
-    }
-    job->expect_no_faults();
-  }
-}
-
-TEST_P(DeviceRegistrationTest, AWindowThatFailsEndsTheJobWithAdvice) {
-  const auto job = start({.window_fails_at = 1}, {.registered_bytes = 4096, .windows = true});
-  std::vector<Operation> handles;
-  for (int rank = 0; rank < kRanks; ++rank) {
-    FloatOperation operation = FloatOperation::in_place(*job, rank, "x", OpKind::kAllreduce,
-                                                        DataType::kFloat32, Floats(5));
-    operation.submission.on_done = nullptr;
-    handles.push_back(submit_one(job->runtime(rank), operation.submission));
-  }
-  ASSERT_TRUE(job->run(handles));
-  for (const Operation& handle : handles) {
-    EXPECT_FALSE(handle.status().ok());
-    EXPECT_NE(handle.status().message.find("HVD_NCCL_REGISTER=auto"), std::string::npos)
-        << handle.status().message;
-  }
-  for (int rank = 0; rank < kRanks; ++rank) {
-    EXPECT_TRUE(job->nccl().wait_for_aborts(rank, 1));
-    EXPECT_EQ(job->nccl().counts(rank).windows, 0);
-  }
-}
-
 TEST_P(DeviceRegistrationTest, SingleAndLargeTensorsLieElsewhereOnEveryRank) {
   const auto job = start();
   step(*job, "alone", 1, 5);
@@ -267,7 +227,7 @@ TEST(DevicePipelineTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
     TwoBuffers channel(gpu);
     {
       runtime::DevicePipeline pipeline(context, channel, true, 0);
-      EXPECT_EQ(pipeline.channels_own.take(channel.fusion_buffers(), 8, pipeline.in.get()).size(),
+      EXPECT_EQ(pipeline.channels_own.acquire(channel.fusion_buffers(), 8, pipeline.in.get()).size(),
                 8U);
       if (ends) pipeline.channels_own.release(last_use);
     }

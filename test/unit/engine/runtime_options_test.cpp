@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 
+#include "base/config.h"
 #include "hvd/error.h"
 
 namespace hvd::testing {
@@ -59,17 +60,22 @@ TEST_F(RuntimeOptionsTest, ProgressHasThreeNames) {
   EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_PROGRESS"), HasSubstr("'sometimes'")));
 }
 
-TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoWindowOrOff) {
+TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoOrOff) {
   EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kOff);
   ::setenv("HVD_NCCL_REGISTER", "off", 1);
   EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kOff);
-  ::setenv("HVD_NCCL_REGISTER", "window", 1);
-  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kWindow);
   ::setenv("HVD_NCCL_REGISTER", "auto", 1);
   EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kAuto);
   ::setenv("HVD_NCCL_REGISTER", "1", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"),
-                               HasSubstr("'auto', 'window' or 'off'"), HasSubstr("'1'")));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"), HasSubstr("'auto' or 'off'"),
+                               HasSubstr("'1'")));
+}
+
+TEST_F(RuntimeOptionsTest, TheRemovedValueOfRegistrationNamesItsReplacement) {
+  ::setenv("HVD_NCCL_REGISTER", "window", 1);
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER: the value 'window' was removed"),
+                               HasSubstr("set 'auto'")));
+  EXPECT_THROW(check_environment(), UsageError);
 }
 
 TEST_F(RuntimeOptionsTest, NcclIsCalledByAThreadOrDoesNotBlock) {

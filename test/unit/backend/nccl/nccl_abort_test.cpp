@@ -1,4 +1,4 @@
-// Communicators end without anybody waiting for a device that hangs.
+// Communicators end although a device hangs, and no thread waits for the device without a limit.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -9,20 +9,20 @@
 namespace hvd::testing {
 namespace {
 
-/// Of a rank whose device hangs, which is waited for in vain, and of one whose does not.
+/// Options for a rank whose device hangs, with a short timeout, and for the other ranks.
 constexpr nccl::NcclOptions kHangs{.teardown_timeout = std::chrono::milliseconds(100),
                                    .registered_bytes = 4096};
 constexpr nccl::NcclOptions kEnds{.teardown_timeout = seconds(20), .registered_bytes = 4096};
 
 class NcclAbortTest : public NcclChannelTest {
  protected:
-  /// The program on this rank's GPU computes without end.
+  /// Starts an endless computation of the program on this rank's GPU.
   void hang(std::size_t rank) {
     programs_.push_back(std::make_unique<device::OwnedStream>(*ranks_[rank]->device));
     gpu_.hang(programs_.back()->get());
   }
   bool given_up(std::size_t rank) { return ranks_[rank]->device->api().given_up(); }
-  /// A second communicator beside the first, on both ranks.
+  /// Opens a second communicator on both ranks.
   void open_second() {
     for (int rank = 0; rank < 2; ++rank) {
       Rank& one = *ranks_[static_cast<std::size_t>(rank)];
@@ -57,7 +57,7 @@ TEST_F(NcclAbortTest, BehindAGpuThatHangsItIsGivenUp) {
   ASSERT_TRUE(connect(2));
   hang(0);
   for (const auto& rank : ranks_) rank->channel->abort();
-  EXPECT_FALSE(given_up(0)) << "nobody has waited yet";
+  EXPECT_FALSE(given_up(0)) << "no thread has waited yet";
   for (const auto& rank : ranks_) {
     rank->channel->wait_for_abort();
     rank->channel->give_back_fusion_buffers();
@@ -65,14 +65,14 @@ TEST_F(NcclAbortTest, BehindAGpuThatHangsItIsGivenUp) {
   end_ranks();
   EXPECT_TRUE(given_up(0));
   EXPECT_EQ(nccl_->counts(0).aborted, 0);
-  EXPECT_EQ(nccl_->counts(0).allocated, 2) << "the device may still be at work on them";
+  EXPECT_EQ(nccl_->counts(0).allocated, 2) << "the device may still use them";
   EXPECT_FALSE(given_up(1));
   EXPECT_EQ(nccl_->counts(1).aborted, 1);
   EXPECT_EQ(nccl_->counts(1).allocated, 0);
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST_F(NcclAbortTest, WhatIsFreedInOrderHoldsNobodyUpEither) {
+TEST_F(NcclAbortTest, FreeingInOrderDoesNotHangEither) {
   start(2, {}, kEnds, kHangs);
   ASSERT_TRUE(connect(2));
   for (const auto& rank : ranks_) rank->channel->give_back_fusion_buffers();
@@ -99,8 +99,8 @@ TEST_F(NcclAbortTest, AGpuThatWasGivenUpIsRefused) {
   }
 }
 
-// The kernel of the second waits for a peer that never comes, and ends only when its own
-// communicator is aborted; the first cannot be freed before.
+// The kernel of the second communicator waits for a peer that never launches. It ends only when its
+// own communicator is aborted, and the first communicator cannot be freed before that.
 TEST_F(NcclAbortTest, AllCommunicatorsAreAbortedTogether) {
   start(2, {.version = 22200}, kEnds);
   ASSERT_TRUE(connect(2));
@@ -133,10 +133,11 @@ TEST_F(NcclAbortTest, BeforeGroupedAbortsTheDeviceIsGivenUp) {
 using NcclAbortDeathTest = NcclAbortTest;
 
 TEST_F(NcclAbortDeathTest, TheProcessEndsWithItsOwnCodeThen) {
-  GTEST_FLAG_SET(death_test_style, "threadsafe");  // it starts threads, as ThreadSanitizer minds
+  GTEST_FLAG_SET(death_test_style,
+                 "threadsafe");  // ThreadSanitizer reports forks of programs with threads
   EXPECT_EXIT(
       {
-        std::atexit([] {  // CUDA's own, which may wait for the device too
+        std::atexit([] {  // as CUDA's handlers, which may wait for the device
           for (;;) ::pause();
         });
         start(1, {}, kHangs);

@@ -9,17 +9,17 @@
 namespace hvd::testing {
 namespace {
 
-TEST_F(NcclChannelTest, OpensWithoutBlockingWhoeverComesFirst) {
+TEST_F(NcclChannelTest, OpensWithoutBlockingInAnyOrder) {
   start(3);
   for (int round = 0; round < 20; ++round)
-    EXPECT_FALSE(ranks_[0]->channel->ready()) << "the others have not come";
+    EXPECT_FALSE(ranks_[0]->channel->ready()) << "the others have not joined";
   EXPECT_EQ(nccl_->counts(2).inits, 0);
   EXPECT_TRUE(connect(3));
   for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(nccl_->counts(rank).inits, 1);
   EXPECT_EQ(gpu_.faults().size(), 0U);
 }
 
-TEST_F(NcclChannelTest, ARankThatDoesNotComeIsLostAfterTheDeadline) {
+TEST_F(NcclChannelTest, ARankThatDoesNotJoinIsLostAfterTheDeadline) {
   start(2, {}, {.init_timeout = seconds(7)});
   EXPECT_FALSE(ranks_[0]->channel->ready());
   clock_.now_ += seconds(8);
@@ -34,7 +34,7 @@ TEST_F(NcclChannelTest, ARankThatDoesNotComeIsLostAfterTheDeadline) {
 }
 
 TEST_F(NcclChannelTest, TheDeadlineHoldsInsideNcclToo) {
-  if (nccl_launches_on_thread()) GTEST_SKIP() << "nccl_launcher_test has its own";
+  if (nccl_launches_on_thread()) GTEST_SKIP() << "nccl_launcher_test covers this with a launcher";
   start(2, {.busy_answers = 1000000}, {.init_timeout = seconds(7)});
   EXPECT_FALSE(connect(2));
   clock_.now_ += seconds(8);
@@ -46,7 +46,7 @@ TEST_F(NcclChannelTest, TheDeadlineHoldsInsideNcclToo) {
   EXPECT_EQ(nccl_->counts(1).aborted, 1) << "once";
 }
 
-TEST_F(NcclChannelTest, AnErrorOfTheInitIsThrownOnItsRankAndNothingIsAborted) {
+TEST_F(NcclChannelTest, AnErrorOfTheInitIsThrownOnItsRankWithoutAnAbort) {
   start(2, {.init_throws_at = 1});
   try {
     connect(2);
@@ -61,7 +61,7 @@ TEST_F(NcclChannelTest, AnErrorOfTheInitIsThrownOnItsRankAndNothingIsAborted) {
   end_left_threads();
 }
 
-TEST_F(NcclChannelTest, AnInitThatFailsLaterIsAnErrorThatSaysWhichCommunicator) {
+TEST_F(NcclChannelTest, AnInitThatFailsLaterIsAnErrorThatNamesTheCommunicator) {
   start(2, {.init_fails_at = 1});
   try {
     connect(2);
@@ -108,7 +108,7 @@ TEST_F(NcclChannelTest, WaitsForTheInputAndRecordsTheOutputOnTheDevice) {
   EXPECT_EQ(after.synchronize, 0);
   EXPECT_EQ(after.allocate, before.allocate);
   EXPECT_EQ(after.launches - before.launches, 30)
-      << "the test's own: an unscaled sum needs no kernel of hvd's";
+      << "the kernel of the test; an unscaled sum needs no kernel of hvd";
   EXPECT_EQ(nccl_->counts(0).launches, 30);
 }
 
@@ -124,7 +124,7 @@ TEST_F(NcclChannelTest, AveragesWithNcclsOwnOperationOrAFactorBehindTheSum) {
   average.scale.prescale = 4;
   EXPECT_EQ(allreduce(average, {{1, 2, 3}, {3, 6, 9}}), (std::vector<float>{8, 16, 24}));
   EXPECT_EQ(gpu_.counts(0).launches, 2) << "one kernel before, one after";
-  // A rank has joined: the sum is divided by the one that is left.
+  // One rank has called join(), so the sum is divided by the number of remaining ranks.
   Collective joined = sum(1);
   joined.scale.divisor = 3;
   EXPECT_EQ(allreduce(joined, {{3}, {6}}), (std::vector<float>{3}));
@@ -137,7 +137,7 @@ TEST_F(NcclChannelTest, AveragesWithNcclsOwnOperationOrAFactorBehindTheSum) {
 class NcclAverageTest : public NcclChannelTest,
                         public ::testing::WithParamInterface<std::pair<DataType, int>> {};
 
-TEST_P(NcclAverageTest, Of16BitNumbersIsOffToNeitherSide) {
+TEST_P(NcclAverageTest, Of16BitNumbersIsUnbiased) {
 #if defined(HVD_SANITIZED)
   constexpr std::size_t kValues = 1 << 14;
 #else
@@ -166,7 +166,7 @@ TEST_P(NcclAverageTest, Of16BitNumbersIsOffToNeitherSide) {
   std::memcpy(result.data(), tensors.front().data(), kValues * 2);
   EXPECT_LT(std::abs(mean_relative_error(type, result, numbers.mean)), std::ldexp(1.0, -12));
   const bool power_of_two = (size & (size - 1)) == 0;
-  EXPECT_EQ(gpu_.counts(0).launches, power_of_two ? 0 : 1) << "of hvd's kernels";
+  EXPECT_EQ(gpu_.counts(0).launches, power_of_two ? 0 : 1) << "kernels of hvd";
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
@@ -179,7 +179,7 @@ INSTANTIATE_TEST_SUITE_P(
       return std::string(to_string(test.param.first)) + "By" + std::to_string(test.param.second);
     });
 
-TEST_F(NcclChannelTest, AScaledReducescatterLeavesItsInputAlone) {
+TEST_F(NcclChannelTest, AScaledReducescatterKeepsItsInput) {
   start(2);
   ASSERT_TRUE(connect(2));
   const std::vector<std::int64_t> counts = {2, 1};
@@ -205,9 +205,11 @@ TEST_F(NcclChannelTest, AScaledReducescatterLeavesItsInputAlone) {
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST_F(NcclChannelTest, MemoryIsMadeAsideAndWhatNeedsItWaits) {
+TEST_F(NcclChannelTest, AWorkWaitsForMemoryThatTheHelperAllocates) {
   std::vector<std::function<void()>> aside;
-  run_aside_ = [&aside](std::function<void()> function) { aside.push_back(std::move(function)); };
+  run_on_helper_ = [&aside](std::function<void()> function) {
+    aside.push_back(std::move(function));
+  };
   const auto run_all_aside = [&aside] {
     for (const auto& function : std::exchange(aside, {})) function();
   };
@@ -242,7 +244,7 @@ TEST_F(NcclChannelTest, MemoryIsMadeAsideAndWhatNeedsItWaits) {
   EXPECT_EQ(values_of(outputs[1]), (std::vector<float>{40}));
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
   for (const auto& rank : ranks_) rank->channel->give_back_fusion_buffers();
-  EXPECT_EQ(nccl_->counts(0).allocated, 2) << "that is done aside, too";
+  EXPECT_EQ(nccl_->counts(0).allocated, 2) << "the helper has not freed them yet";
   works.clear();
   run_all_aside();
   EXPECT_EQ(nccl_->counts(0).allocated, 0);
@@ -250,7 +252,7 @@ TEST_F(NcclChannelTest, MemoryIsMadeAsideAndWhatNeedsItWaits) {
   run_all_aside();
 }
 
-TEST_F(NcclChannelTest, AnErrorThatComesLaterIsFoundAndAbortEndsWhatRuns) {
+TEST_F(NcclChannelTest, AnErrorAfterTheLaunchIsFoundAndAbortEndsTheKernels) {
   start(2);
   ASSERT_TRUE(connect(2));
   const auto memory = tensor({1, 2, 3});
@@ -269,7 +271,7 @@ TEST_F(NcclChannelTest, AnErrorThatComesLaterIsFoundAndAbortEndsWhatRuns) {
   }
   ranks_[0]->channel->abort();
   ranks_[0]->channel->wait_for_abort();
-  EXPECT_TRUE(gpu_.run_all()) << "nothing is left to hang on the device";
+  EXPECT_TRUE(gpu_.run_all()) << "no work is left on the device";
   EXPECT_EQ(nccl_->counts(0).aborted, 1);
   EXPECT_THROW(ranks_[0]->channel->launch(sum(3), memory, memory), Error);
   EXPECT_NO_THROW(ranks_[0]->channel->check_health());
@@ -277,7 +279,7 @@ TEST_F(NcclChannelTest, AnErrorThatComesLaterIsFoundAndAbortEndsWhatRuns) {
   EXPECT_EQ(nccl_->counts(0).destroyed, 0) << "abort has freed it";
 }
 
-TEST_F(NcclChannelTest, LocalErrorsAreNoLoss) {
+TEST_F(NcclChannelTest, LocalErrorsAreNotPeerLosses) {
   start(1);
   ASSERT_TRUE(connect(1));
   nccl_->break_rank(0, false, "unhandled cuda error");
@@ -285,7 +287,7 @@ TEST_F(NcclChannelTest, LocalErrorsAreNoLoss) {
     ranks_[0]->channel->check_health();
     ADD_FAILURE() << "expected an Error";
   } catch (const PeerLostError&) {
-    ADD_FAILURE() << "nobody is lost";
+    ADD_FAILURE() << "a local error is not a lost peer";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("unhandled cuda error"), std::string::npos);
   }
@@ -303,7 +305,7 @@ TEST_F(NcclChannelTest, EndsInOrder) {
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST_F(NcclChannelTest, SaysWhatItLeavesToOthers) {
+TEST_F(NcclChannelTest, DeclinesCollectivesThatNcclDoesNotCompute) {
   start(1);
   const auto score = [&](OpKind kind, DataType type, ReduceOp op, ReduceScale scale,
                          DeviceType device) {
@@ -321,10 +323,10 @@ TEST_F(NcclChannelTest, SaysWhatItLeavesToOthers) {
       << "exact on the host";
   EXPECT_GT(score(OpKind::kAllreduce, DataType::kInt64, sums, {}, DeviceType::kCuda), 0);
   EXPECT_EQ(score(OpKind::kReducescatter, DataType::kInt16, sums, {}, DeviceType::kCuda), 0)
-      << "NCCL has none";
+      << "NCCL does not have it";
   for (const ReduceOp op : {ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
     EXPECT_EQ(score(OpKind::kAllreduce, DataType::kInt32, op, {}, DeviceType::kCuda), 0)
-        << "NCCL has none";
+        << "NCCL does not have it";
     EXPECT_EQ(score(OpKind::kReducescatter, DataType::kBool, op, {}, DeviceType::kCuda) > 0,
               op != ReduceOp::kBitXor)
         << "a minimum or maximum, except for " << to_string(op);
@@ -370,7 +372,7 @@ TEST_F(NcclChannelTest, CommunicatorsOfOneDeviceDoNotWaitForEachOther) {
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-// What the test above relies on.
+// The previous test relies on this.
 TEST_F(NcclChannelTest, TheSimulationFindsKernelsThatWaitForEachOther) {
   nccl_ = std::make_unique<FakeNccl>(gpu_, FakeNcclOptions{.busy_answers = 0});
   const std::shared_ptr<nccl::Library> libraries[] = {nccl_->library(0), nccl_->library(1)};

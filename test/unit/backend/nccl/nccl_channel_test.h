@@ -17,15 +17,15 @@
 #include "support/local_backend.h"
 #include "support/nccl_launch.h"
 
-/// What the tests of the channel share: its ranks on a simulated GPU and a simulated NCCL, stepped
-/// by one thread.
+/// Fixture of the channel's tests: ranks on a simulated GPU and a simulated NCCL, stepped by one
+/// thread.
 namespace hvd::testing {
 
 using std::chrono::seconds;
 
-class NobodyToWake final : public Peers {
+class NoPeers final : public Peers {
  public:
-  NobodyToWake(int rank, int size) : rank_(rank), size_(size) {}
+  NoPeers(int rank, int size) : rank_(rank), size_(size) {}
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return size_; }
   void ring(int) noexcept override {}
@@ -46,14 +46,14 @@ class NcclChannelTest : public ::testing::Test {
  protected:
   struct Rank {
     explicit Rank(int rank, int size) : peers(rank, size) {}
-    NobodyToWake peers;
+    NoPeers peers;
     std::shared_ptr<device::Context> device;
     std::unique_ptr<NcclBackend> backend;
     std::unique_ptr<Channel> channel;
   };
 
-  /// For the end of a test that leaves a thread behind in a call of NCCL, which uses the simulated
-  /// GPU until it is over: ends the call, and waits for the thread.
+  /// Ends the call of NCCL in which a test has left a thread behind, and waits for that thread,
+  /// which uses the simulated GPU until the call returns.
   void end_left_threads() {
     ranks_.clear();
     nccl_.reset();
@@ -65,7 +65,7 @@ class NcclChannelTest : public ::testing::Test {
     }
   }
 
-  /// A rank's, with the launch of this run.
+  /// The library of a rank, wrapped in a launcher if this run uses one.
   std::shared_ptr<nccl::Library> library(int rank, const std::shared_ptr<device::Context>& device) {
     const std::shared_ptr<nccl::Library> own = nccl_->library(rank);
     libraries_.push_back(own);
@@ -81,8 +81,8 @@ class NcclChannelTest : public ::testing::Test {
     for (int rank = 0; rank < size; ++rank) {
       ranks_.push_back(std::make_unique<Rank>(rank, size));
       Rank& one = *ranks_.back();
-      one.device = std::make_shared<device::Context>(gpu_.api(rank), 0,
-                                                     device::Surroundings{.run_aside = run_aside_});
+      one.device = std::make_shared<device::Context>(
+          gpu_.api(rank), 0, device::ContextDeps{.run_on_helper = run_on_helper_});
       const auto host = std::make_shared<LocalBackend>(world);
       one.backend = std::make_unique<NcclBackend>(
           library(rank, one.device), one.device,
@@ -106,7 +106,7 @@ class NcclChannelTest : public ::testing::Test {
       return all;
     });
   }
-  /// Asks again and again, in a run with a thread for up to 20 s.
+  /// Calls `done` until it returns true: at most 50 times, or for 20 s in a run with a launcher.
   template <class Done>
   static bool soon(const Done& done) {
     const bool waits = nccl_launches_on_thread();
@@ -152,7 +152,7 @@ class NcclChannelTest : public ::testing::Test {
   }
 
   FakeGpu gpu_;
-  device::RunAside run_aside_;  // of the ranks that start() makes
+  device::RunOnHelper run_on_helper_;  // of the ranks that start() makes
   SetClock clock_;
   std::unique_ptr<FakeNccl> nccl_;
   std::vector<std::unique_ptr<Rank>> ranks_;

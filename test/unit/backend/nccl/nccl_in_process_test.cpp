@@ -2,7 +2,7 @@
 
 #include <string>
 
-#include "backend/nccl/nccl_library.h"
+#include "backend/nccl/library.h"
 
 // NCCL's function, so that this program looks like one with a static NCCL of its own. No other
 // function is here, so hvd finds this NCCL to be incomplete.

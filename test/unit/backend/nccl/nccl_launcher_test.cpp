@@ -1,4 +1,4 @@
-// The thread that makes NCCL's calls, and what it saves.
+// The thread that makes NCCL's calls.
 #include "backend/nccl/launcher.h"
 
 #include <thread>
@@ -10,7 +10,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Both ways in one run, whatever the run's is.
+/// Uses the launcher in every run of the program.
 class NcclLauncherTest : public NcclChannelTest {
  protected:
   NcclLauncherTest() { ::setenv("HVD_TEST_NCCL_LAUNCH", "thread", 1); }
@@ -22,7 +22,8 @@ class NcclLauncherTest : public NcclChannelTest {
     const char* const value = std::getenv("HVD_TEST_NCCL_LAUNCH");
     return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
   }
-  /// NCCL's threads in as many steps of one allreduce, and one alltoall, which is a group.
+  /// The number of threads that NCCL starts in this many steps of an allreduce and an alltoall,
+  /// which is a group of calls.
   int threads_in_steps(int steps) {
     const int before = nccl_->counts(0).threads;
     for (int step = 0; step < steps; ++step) {
@@ -58,7 +59,7 @@ TEST_F(NcclLauncherTest, NcclStartsNoThreadInAStep) {
   ASSERT_TRUE(connect(2));
   EXPECT_EQ(threads_in_steps(10), 0);
   end_ranks();
-  EXPECT_EQ(nccl_->counts(0).threads, 0) << "nor besides";
+  EXPECT_EQ(nccl_->counts(0).threads, 0) << "and none outside the steps";
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
@@ -69,7 +70,7 @@ TEST_F(NcclLauncherTest, WithoutItThereIsOneForEachLaunch) {
   EXPECT_EQ(threads_in_steps(10), 20);
 }
 
-/// One rank of two of a communicator that NCCL is making.
+/// The first of two ranks of a communicator that NCCL is creating.
 class NcclLauncherInitTest : public NcclLauncherTest {
  protected:
   NcclLauncherInitTest() {
@@ -89,21 +90,21 @@ class NcclLauncherInitTest : public NcclLauncherTest {
   nccl::Comm comm_;
 };
 
-// The peer never comes, so NCCL does not return, and there is no communicator to abort.
-TEST_F(NcclLauncherInitTest, WhatIsNeverMadeHoldsNobodyUp) {
+// The peer never joins, so NCCL does not return, and there is no communicator to abort.
+TEST_F(NcclLauncherInitTest, ACommunicatorThatIsNeverCreatedDoesNotBlockTheEnd) {
   launcher_->abort({&comm_, 1});
   launcher_.reset();
   EXPECT_EQ(nccl_->counts(0).aborted, 0);
 }
 
-TEST_F(NcclLauncherInitTest, WhatIsMadeAfterItsAbortIsAbortedThen) {
+TEST_F(NcclLauncherInitTest, ACommunicatorCreatedAfterItsAbortIsAborted) {
   launcher_->abort({&comm_, 1});
   nccl_->library(1)->begin_init(id_, 2, 1, nccl::Blocking::kNo);
   EXPECT_TRUE(nccl_->wait_for_aborts(0, 1));
 }
 
-// Calls on another communicator come after it, and are not made once that has been aborted.
-TEST_F(NcclLauncherInitTest, CallsComeInTheOrderInWhichTheyWereAskedFor) {
+// Calls on other communicators follow it, except those whose communicator is aborted meanwhile.
+TEST_F(NcclLauncherInitTest, CallsAreMadeInTheOrderOfSubmission) {
   const nccl::Comm behind =
       launcher_->begin_init(nccl_->library(0)->make_id(), 1, 0, nccl::Blocking::kNo);
   const nccl::Comm dropped =
@@ -119,26 +120,69 @@ TEST_F(NcclLauncherInitTest, CallsComeInTheOrderInWhichTheyWereAskedFor) {
   EXPECT_EQ(nccl_->counts(0).inits, 2);
 }
 
-TEST_F(NcclLauncherTest, ALaunchThatHangsIsEndedByTheAbort) {
-  start(2, {.launch_hangs_at = 0}, {.teardown_timeout = seconds(5)});
-  ASSERT_TRUE(connect(2));
-  const auto memory = tensor({1, 2, 3});
-  const auto work = ranks_[0]->channel->launch(sum(3), memory, memory);
-  for (int i = 0; i < 20; ++i) {
-    EXPECT_FALSE(work->progress()) << "and does not block";
-    std::this_thread::sleep_for(milliseconds(1));
+/// A launch that hangs. The first version that can revoke a communicator is 22809.
+class NcclLauncherHangTest : public NcclLauncherTest {
+ protected:
+  void abort_hanging_launch(int version) {
+    start(2, {.version = version, .launch_hangs_at = 0, .return_takes = milliseconds(150)},
+          {.teardown_timeout = seconds(5)});
+    ASSERT_TRUE(connect(2));
+    const auto memory = tensor({1, 2, 3});
+    const auto work = ranks_[0]->channel->launch(sum(3), memory, memory);
+    for (int i = 0; i < 20; ++i) {
+      EXPECT_FALSE(work->progress()) << "progress() must not block";
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+    EXPECT_NO_THROW(ranks_[0]->channel->check_health());
+    ranks_[0]->channel->abort();
+    EXPECT_TRUE(nccl_->wait_for_aborts(0, 1));
+    ranks_[0]->channel->wait_for_abort();
+    EXPECT_FALSE(ranks_[0]->device->api().given_up());
+    EXPECT_EQ(nccl_->counts(0).launches, 0);
+    end_ranks();
+    EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
   }
-  EXPECT_NO_THROW(ranks_[0]->channel->check_health());
-  ranks_[0]->channel->abort();
+};
+
+// The fake reports a fault if the abort frees the communicator before the call has returned.
+TEST_F(NcclLauncherHangTest, IsRevokedBeforeItsCommunicatorIsFreed) {
+  abort_hanging_launch(22809);
+  EXPECT_EQ(nccl_->counts(0).revoked, 1);
+}
+
+TEST_F(NcclLauncherHangTest, IsAbortedByVersionsThatCannotRevoke) {
+  abort_hanging_launch(22808);
+  EXPECT_EQ(nccl_->counts(0).revoked, 0);
+}
+
+TEST_F(NcclLauncherTest, AnAbortWithoutARunningCallRevokesNothing) {
+  start(2);
+  ASSERT_TRUE(connect(2));
+  for (const auto& rank : ranks_) rank->channel->abort();
   EXPECT_TRUE(nccl_->wait_for_aborts(0, 1));
-  ranks_[0]->channel->wait_for_abort();
-  EXPECT_FALSE(ranks_[0]->device->api().given_up());
-  EXPECT_EQ(nccl_->counts(0).launches, 0);
+  EXPECT_EQ(nccl_->counts(0).revoked, 0);
+}
+
+TEST_F(NcclLauncherTest, AChannelThatEndsDuringALaunchWaitsForItsEnd) {
+  start(2, {.launch_takes = milliseconds(50)});
+  ASSERT_TRUE(connect(2));
+  std::vector<std::unique_ptr<Work>> works;
+  for (const auto& rank : ranks_) {
+    const auto memory = tensor({1, 2, 3});
+    works.push_back(rank->channel->launch(sum(3), memory, memory));
+  }
+  works.clear();
   end_ranks();
+  for (int rank = 0; rank < 2; ++rank) {
+    EXPECT_EQ(nccl_->counts(rank).launches, 1);
+    EXPECT_EQ(nccl_->counts(rank).finalized, 1);
+    EXPECT_EQ(nccl_->counts(rank).destroyed, 1);
+    EXPECT_EQ(nccl_->counts(rank).aborted, 0);
+  }
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
-TEST_F(NcclLauncherTest, WhatFailsIsToldWhenItIsAskedFor) {
+TEST_F(NcclLauncherTest, HealthReportsAFailedCall) {
   start(1);
   ASSERT_TRUE(connect(1));
   const auto library = nccl_->library(0);
@@ -147,7 +191,7 @@ TEST_F(NcclLauncherTest, WhatFailsIsToldWhenItIsAskedFor) {
   const nccl::Comm comm = launcher->begin_init(library->make_id(), 1, 0, nccl::Blocking::kNo);
   ASSERT_TRUE(soon([&] { return launcher->health(comm).state == nccl::Health::State::kSettled; }));
   const auto memory = tensor({1});
-  // NCCL does not have the type; and the thread goes on.
+  // NCCL does not have the type. The thread continues afterwards.
   launcher->begin_group();
   launcher->broadcast(memory.data(), memory.data(), 1, DataType::kInt16, 0, comm, stream.get());
   launcher->end_group();

@@ -1,5 +1,5 @@
-// What core/device/cuda calls, against the rules of CUDA that need no device; test/gpu runs it on
-// one.
+// The calls of core/device/cuda against those rules of CUDA that need no device. test/gpu runs them
+// on a device.
 #include "device/cuda/cuda_api.h"
 
 #include <cuda_runtime_api.h>
@@ -14,7 +14,7 @@
 
 namespace hvd::device {
 
-// In place of kernels.cu, which has a test of its own: what a launch says is what went wrong last.
+// Replaces kernels.cu, which has its own test. A launch returns the last error.
 cudaError_t launch_copy(const CopyLaunch&, int, cudaStream_t) { return cudaGetLastError(); }
 cudaError_t launch_fill(std::byte*, std::size_t, std::size_t, std::uint64_t, int, cudaStream_t) {
   return cudaGetLastError();
@@ -34,7 +34,7 @@ class CudaApiTest : public ::testing::Test {
     const std::lock_guard lock(fake_cudart().mutex);
     change(fake_cudart());
   }
-  /// Every function that needs the device made current.
+  /// Calls every function that needs a current device.
   void call_everything() {
     const DeviceGuard guard(*api_, 1);
     const device::Stream stream = api_->create_stream();
@@ -72,20 +72,20 @@ class CudaApiTest : public ::testing::Test {
   const std::shared_ptr<device::Api> api_ = device::make_cuda_api();
 };
 
-TEST_F(CudaApiTest, SpoilsNoCaptureOfAnotherThread) {
+TEST_F(CudaApiTest, KeepsCapturesOfOtherThreadsValid) {
   set([](FakeCudart& fake) { fake.capture_under_way = true; });
   call_everything();
   std::thread([this] { call_everything(); }).join();
 }
 
-TEST_F(CudaApiTest, EventsMayBeLookedAtDuringACapture) {
+TEST_F(CudaApiTest, EventsMayBeQueriedDuringACapture) {
   const auto context = std::make_shared<device::Context>(api_, 0);
   const EventPtr event = context->events()->record({});
   set([](FakeCudart& fake) { fake.capture_under_way = true; });
   EXPECT_TRUE(event->query());
 }
 
-TEST_F(CudaApiTest, GuardsNestAndLeaveTheThreadAsItWas) {
+TEST_F(CudaApiTest, GuardsNestAndRestoreTheThread) {
   {
     const DeviceGuard outer(*api_, 0);
     EXPECT_EQ(fake_capture_mode(), 2);
@@ -99,7 +99,7 @@ TEST_F(CudaApiTest, GuardsNestAndLeaveTheThreadAsItWas) {
   EXPECT_THROW(api_->enter(7), Error);
 }
 
-TEST_F(CudaApiTest, AsksForNoContextOfAnotherDevice) {
+TEST_F(CudaApiTest, CreatesNoContextOfAnotherDevice) {
   set([](FakeCudart& fake) { fake.retained.clear(); });
   EXPECT_EQ(api_->device_count(), 2);
   EXPECT_EQ(api_->info(1).bus_id, "0000:1b:00.0");
@@ -110,18 +110,18 @@ TEST_F(CudaApiTest, AsksForNoContextOfAnotherDevice) {
   set([](FakeCudart& fake) { EXPECT_EQ(fake.retained, std::set<int>{1}); });
 }
 
-TEST_F(CudaApiTest, AMarkThatIsAheadIsNoError) {
+TEST_F(CudaApiTest, AnEventThatIsNotReachedIsNoError) {
   const DeviceGuard guard(*api_, 0);
   const device::EventHandle event = api_->create_event();
   set([](FakeCudart& fake) { fake.event_query = cudaErrorNotReady; });
   EXPECT_FALSE(api_->reached(event));
-  EXPECT_NO_THROW(api_->run({}, {}));  // finds no error of the past
+  EXPECT_NO_THROW(api_->run({}, {}));  // reports no earlier error
   set([](FakeCudart& fake) { fake.event_query = cudaErrorIllegalAddress; });
   EXPECT_THROW(api_->reached(event), Error);
   EXPECT_NO_THROW(api_->run({}, {}));
 }
 
-TEST_F(CudaApiTest, WhatCouldNotBeFreedIsNotTheNextLaunchsError) {
+TEST_F(CudaApiTest, AFailedFreeIsNotTheNextLaunchsError) {
   const DeviceGuard guard(*api_, 0);
   set([](FakeCudart& fake) { fake.free = cudaErrorCudartUnloading; });
   api_->release(api_->allocate(1));
@@ -138,7 +138,7 @@ TEST_F(CudaApiTest, WhatCouldNotBeFreedIsNotTheNextLaunchsError) {
   EXPECT_NO_THROW(api_->run({}, {}));
 }
 
-TEST_F(CudaApiTest, TheDefaultStreamCountsAsCapturedWithThoseThatWaitForIt) {
+TEST_F(CudaApiTest, TheDefaultStreamIsCapturedWithStreamsThatSynchroniseWithIt) {
   const DeviceGuard guard(*api_, 0);
   EXPECT_FALSE(api_->capturing({}));
   set([](FakeCudart& fake) { fake.is_capturing = 1; });

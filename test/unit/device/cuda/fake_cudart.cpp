@@ -18,13 +18,13 @@ CUcontext context_of(int device) {
   return reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device) + 1);
 }
 
-/// As the runtime library keeps it.
+/// The error of the calling thread, as the runtime library keeps it.
 cudaError_t say(int result) {
   if (result != cudaSuccess) fake_cudart().last_error = result;
   return static_cast<cudaError_t>(result);
 }
 
-/// What a call is subject to. @param unsafe it is forbidden during captures
+/// Applies the rules to a call. @param unsafe whether captures forbid it
 cudaError_t call(const char* name, bool unsafe, int result = cudaSuccess) {
   FakeCudart& fake = fake_cudart();
   const std::lock_guard lock(fake.mutex);

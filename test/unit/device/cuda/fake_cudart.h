@@ -5,31 +5,31 @@
 #include <string>
 #include <vector>
 
-/// The driver's and the runtime library's functions that core/device/cuda calls, in place of the
-/// real ones: they do nothing, but know rules of CUDA's that the simulated device behind
-/// device::Api cannot, as they are below it. A program that links fake_cudart.cpp has them, and its
-/// dlopen("libcuda.so.1") finds them.
+/// Replacements for the functions of the driver and the runtime library that core/device/cuda
+/// calls. They do no work, but check rules of CUDA that the simulated device above device::Api
+/// cannot see. A program that links fake_cudart.cpp uses them, and its dlopen("libcuda.so.1") finds
+/// them.
 namespace hvd::testing {
 
 struct FakeCudart {
   std::mutex mutex;
-  // All of what follows is guarded by mutex.
-  /// Another thread is capturing a stream, in CUDA's default mode: what might disturb it is
-  /// forbidden on all threads that have not said that they know better, and spoils the capture.
+  // mutex guards the following members.
+  /// Whether another thread is capturing a stream in CUDA's default mode. Unsafe calls of threads
+  /// that are not in the relaxed mode then fail and invalidate the capture.
   bool capture_under_way = false;
   std::vector<std::string> spoiled_by = {};
-  /// Calls without a context: the runtime library would make one on GPU 0.
+  /// Number of calls without a context, for which the runtime library would create one on GPU 0.
   std::vector<std::string> without_context = {};
   std::set<int> retained = {};  ///< primary contexts, by device
-  int last_error = 0;           ///< what cudaGetLastError() will say
-  int event_query = 0;          ///< what cudaEventQuery() says
-  int is_capturing = 0;         ///< what cudaStreamIsCapturing() says
-  int free = 0;                 ///< what cudaFree() and its like say
+  int last_error = 0;           ///< result of cudaGetLastError()
+  int event_query = 0;          ///< result of cudaEventQuery()
+  int is_capturing = 0;         ///< result of cudaStreamIsCapturing()
+  int free = 0;                 ///< result of cudaFree() and similar calls
 };
 
 FakeCudart& fake_cudart();
 
-/// Of the calling thread.
+/// The context of the calling thread.
 int fake_capture_mode();
 std::size_t fake_context_depth();
 

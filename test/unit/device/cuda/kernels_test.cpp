@@ -1,5 +1,5 @@
-// kernels.cu itself, compiled as C++ and run thread by thread (on_host/driver_types.h), against
-// loops that do one element after the other.
+// kernels.cu, compiled as C++ and run thread by thread (on_host/driver_types.h), against loops over
+// the elements.
 #include "device/cuda/kernels.cu"
 
 #include <gtest/gtest.h>
@@ -38,7 +38,7 @@ void write_narrowed(std::byte* at, DataType type, float value) {
   type == DataType::kFloat32 ? std::memcpy(at, &value, 4) : std::memcpy(at, &half, 2);
 }
 
-/// What becomes of one element.
+/// The expected result for one element.
 void move_element(std::byte* to, DataType to_type, const std::byte* from, DataType from_type,
                   const CopyForm& form, double factor) {
   if (!form.scales && !form.casts()) {
@@ -54,8 +54,8 @@ void move_element(std::byte* to, DataType to_type, const std::byte* from, DataTy
   }
 }
 
-/// Memory of exactly so many bytes, so that AddressSanitizer sees an access beyond them; 16-byte
-/// aligned, and then `shift` further.
+/// Memory of exactly this size, so that AddressSanitizer detects an access beyond it. Its address
+/// is `shift` bytes behind a multiple of 16.
 struct Memory {
   Memory(std::size_t count, std::size_t shift) : block(count + shift), offset(shift) {}
   std::byte* data() { return block.data() + offset; }
@@ -68,7 +68,7 @@ class KernelsTest : public ::testing::Test {
   KernelsTest() { in_any_order(); }
   ~KernelsTest() override { on_launch = nullptr; }
 
-  /// All threads, in an order of its own for every launch.
+  /// Runs all threads, in another random order for each launch.
   void in_any_order() {
     on_launch = [this](const KernelLaunch& launch) {
       std::vector<unsigned> order(std::size_t{launch.blocks} * launch.threads);
@@ -78,8 +78,8 @@ class KernelsTest : public ::testing::Test {
     };
   }
 
-  /// Of every byte of `written` how many threads have written it. A thread's writes do not follow
-  /// from what others write, so they are found by running it alone, on zeros and on ones.
+  /// Counts for each byte of `written` how many threads have written it. The writes of a thread do
+  /// not depend on other threads, so each thread runs alone, once on zeros and once on ones.
   void count_writers(std::byte* written, std::size_t bytes, std::vector<int>& writers) {
     writers.assign(bytes, 0);
     on_launch = [written, bytes, &writers](const KernelLaunch& launch) {
@@ -96,8 +96,7 @@ class KernelsTest : public ::testing::Test {
     };
   }
 
-  /// Numbers of every kind, but NaN, whose payload processors treat differently, where there is
-  /// arithmetic.
+  /// Numbers of every kind. For arithmetic without NaN, whose payload depends on the processor.
   void randomise(std::vector<std::byte>& bytes, DataType type, bool arithmetic) {
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());
     if (!arithmetic) return;
@@ -168,7 +167,7 @@ class KernelsTest : public ::testing::Test {
     ASSERT_EQ(buffer.block, wanted_buffer);
   }
 
-  /// No NaN among what is read: their payload is the processor's affair.
+  /// Removes NaNs from the input, because their payload depends on the processor.
   void tame(const CopyForm& form, const std::vector<Piece>& pieces, Memory& buffer,
             bool to_buffer) {
     for (const Piece& piece : pieces) {
@@ -193,7 +192,7 @@ TEST_F(KernelsTest, CopiesEveryTypeAtEveryMisalignment) {
             1);
     }
   }
-  // Bytes from and to anywhere.
+  // Bytes at every alignment of both sides.
   for (std::size_t tensor = 0; tensor < 16; ++tensor) {
     for (std::size_t buffer = 0; buffer < 16; ++buffer)
       check({DataType::kUInt8, DataType::kUInt8, false}, {{67, 5, 1}, tensor, buffer, 1}, 1);
@@ -291,7 +290,7 @@ TEST_F(KernelsTest, FillsWithEveryElement) {
   }
 }
 
-TEST_F(KernelsTest, NothingToDoIsNoLaunch) {
+TEST_F(KernelsTest, EmptyInputsNeedNoLaunch) {
   on_launch = [](const KernelLaunch&) { ADD_FAILURE() << "a launch"; };
   EXPECT_EQ(device::launch_copy({}, kMultiprocessors, nullptr), cudaSuccess);
   EXPECT_EQ(device::launch_fill(nullptr, 0, 4, 0, kMultiprocessors, nullptr), cudaSuccess);

@@ -5,7 +5,7 @@
 
 #include "kernels/half.h"
 
-// The conversions of the hardware, as far as it and the CPU agree: conversions_test compares.
+// The conversions of the hardware. conversions_test checks that the CPU's are equal.
 struct __half {
   std::uint16_t bits;
 };

@@ -4,8 +4,8 @@
 #include <functional>
 #include <type_traits>
 
-// Of CUDA's headers what core/device/cuda/kernels.cu uses, for a C++ compiler: a launch runs the
-// kernel here and now, thread by thread.
+// The parts of CUDA's headers that core/device/cuda/kernels.cu uses, for a C++ compiler. A launch
+// runs the kernel at once, thread by thread.
 #define __global__
 #define __device__
 #define __grid_constant__
@@ -33,10 +33,10 @@ namespace hvd::testing {
 struct KernelLaunch {
   unsigned blocks;
   unsigned threads;
-  /// Runs one thread of it, from beginning to end: no kernel of hvd's waits for other threads.
+  /// Runs one thread of the kernel to its end. No kernel of hvd waits for other threads.
   std::function<void(unsigned block, unsigned thread)> run;
 };
-/// What a launch does.
+/// Called for each launch.
 inline std::function<void(const KernelLaunch&)> on_launch;
 
 }  // namespace hvd::testing
