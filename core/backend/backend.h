@@ -16,9 +16,9 @@
 /// runtime does fusion, naming, error reporting and completion.
 namespace hvd {
 
-/// Approximate number of bytes that one call of the engine moves for a batch. Between two calls rank
-/// 0 makes plans, and ranks forward messages. Moving so many bytes takes the memory of a host 100 to
-/// 200 us, so a round of the engine costs little beside it.
+/// Approximate number of bytes that one call of the engine moves for a batch. Between two calls
+/// rank 0 makes plans, and ranks forward messages. Moving so many bytes takes the memory of a host
+/// 100 to 200 us, so a round of the engine costs little beside it.
 inline constexpr std::size_t kBytesPerCall = std::size_t{1} << 20;
 
 /// ChannelSpec::instance of a process set's channel for small operations that must not fuse.
@@ -29,8 +29,8 @@ inline constexpr std::size_t kMostUrgentBytes = std::size_t{256} << 10;
 
 /// The factors of a reduction. Floating types: result = (op over ranks of prescale * x) * postscale
 /// / divisor, rounded once (fp16 and bf16 are accumulated in fp32). Integers: the same formula in
-/// exact integer arithmetic if both factors are 1, with the quotient truncated toward zero; otherwise
-/// in extended precision, truncated.
+/// exact integer arithmetic if both factors are 1, with the quotient truncated toward zero;
+/// otherwise in extended precision, truncated.
 struct ReduceScale {
   double prescale = 1.0;
   double postscale = 1.0;
@@ -89,18 +89,19 @@ class Work {
   virtual ~Work() = default;
   /// Does the work that is possible without blocking, at most about 1 MiB of it, because rank 0
   /// makes no plan and no other operation runs during the call. Returns true once the result is
-  /// complete, or queued on the device (see output_ready()). Not called again after true or a throw.
+  /// complete, or queued on the device (see output_ready()). Not called again after true or a
+  /// throw.
   /// @throws hvd::Error when the transport fails
   virtual bool progress() = 0;
   /// Whether the last call of progress() made progress without completing. The engine then calls it
   /// again soon. Otherwise the engine may sleep until its doorbell is rung.
   virtual bool moved() const noexcept { return false; }
   /// Called while the Work is not complete. The job fails when `moves` does not change for longer
-  /// than HVD_STALL_SHUTDOWN, although every rank has submitted the operation. nullopt: not known, or
-  /// the Work waits for this rank's own device, which has no time limit.
+  /// than HVD_STALL_SHUTDOWN, although every rank has submitted the operation. nullopt: not known,
+  /// or the Work waits for this rank's own device, which has no time limit.
   virtual std::optional<Headway> headway() const noexcept { return std::nullopt; }
-  /// Restarts a completed collective on other buffers of the same sizes, instead of launch(). False:
-  /// not supported, launch a new Work.
+  /// Restarts a completed collective on other buffers of the same sizes, instead of launch().
+  /// False: not supported, launch a new Work.
   virtual bool again(std::span<const std::byte> /*in*/, std::span<std::byte> /*out*/) {
     return false;
   }
@@ -110,13 +111,14 @@ class Work {
   virtual EventPtr output_ready() const { return nullptr; }
 };
 
-/// Launches the collectives of one process set on one device. Every member launches them in the same
-/// order, one at a time: the next launch follows the completion of the last. Only the thread that
-/// drives the engine uses it.
+/// Launches the collectives of one process set on one device. Every member launches them in the
+/// same order, one at a time: the next launch follows the completion of the last. Only the thread
+/// that drives the engine uses it.
 class Channel {
  public:
   virtual ~Channel() = default;
-  /// `in` and `out` stay valid until the Work has completed, or after abort() until the process ends.
+  /// `in` and `out` stay valid until the Work has completed, or after abort() until the process
+  /// ends.
   virtual std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte> in,
                                        std::span<std::byte> out) = 0;
   /// Whether a Work advances only when it is polled. False: the peer that it waits for rings this
@@ -136,16 +138,16 @@ class Channel {
   /// @throws hvd::Error when a Work has failed that was reported complete and may still be in the
   /// device's queue
   virtual void check_health() {}
-  /// A channel of the same ranks for host memory, which may be used between Works of this one. Null:
-  /// this channel takes host memory too.
+  /// A channel of the same ranks for host memory, which may be used between Works of this one.
+  /// Null: this channel takes host memory too.
   virtual Channel* host() noexcept { return nullptr; }
   /// The channel's own device buffers, which it reduces fastest. Their number and their common size
   /// are the same on every rank. Empty if all memory is equally fast. Every rank must launch a
   /// collective from the buffer of the same index. @pre ready() (unchecked: the default returns
   /// no buffers at any time)
   virtual std::span<const std::span<std::byte>> fusion_buffers() const noexcept { return {}; }
-  /// Returns the buffers once the device no longer uses them. Buffers that were not given back before
-  /// the channel is destroyed stay allocated.
+  /// Returns the buffers once the device no longer uses them. Buffers that were not given back
+  /// before the channel is destroyed stay allocated.
   virtual void give_back_fusion_buffers() noexcept {}
 };
 
@@ -154,8 +156,8 @@ struct ChannelSpec {
   std::vector<int> ranks = {};  ///< world ranks of the set, ascending
   int set_rank = 0;             ///< this rank's position in `ranks`
   Device device = {};
-  /// Distinguishes the channels of one backend for one set. 0 is the main channel, and others belong
-  /// to device channels or carry small operations.
+  /// Distinguishes the channels of one backend for one set. 0 is the main channel, and others
+  /// belong to device channels or carry small operations.
   int instance = 0;
 };
 inline constexpr int kMostInstances = 5;
@@ -167,7 +169,8 @@ class Backend {
   /// Preference for this collective. The highest wins, and 0 means that the backend cannot run it.
   /// Must depend only on data that is the same on every rank of the set.
   virtual int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept = 0;
-  /// Called on every member of the set at the same point of the plan. Must not wait for other ranks.
+  /// Called on every member of the set at the same point of the plan. Must not wait for other
+  /// ranks.
   virtual std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) = 0;
 };
 

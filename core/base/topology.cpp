@@ -10,7 +10,8 @@ namespace hvd {
 Topology make_topology(int rank, const std::vector<std::string>& host_per_rank) {
   const int size = static_cast<int>(host_per_rank.size());
   if (rank < 0 || rank >= size) {
-    throw Error(text("topology: rank ", rank, " is outside a job of ", size, " ranks; expected 0 to size - 1"));
+    throw Error(text("topology: rank ", rank, " is outside a job of ", size,
+                     " ranks; expected 0 to size - 1"));
   }
   Topology topology;
   topology.rank = rank;

@@ -24,7 +24,8 @@ constexpr std::int64_t kLongestTime = 1'000'000'000'000;
 std::optional<std::int64_t> number(std::int64_t value, const char* field) {
   if (value == HVD_UNSET) return std::nullopt;
   if (value < 0) {
-    throw UsageError(text("hvd_options_t: ", field, ": expected 0 or more or HVD_UNSET, got ", value));
+    throw UsageError(
+        text("hvd_options_t: ", field, ": expected 0 or more or HVD_UNSET, got ", value));
   }
   return value;
 }
@@ -32,7 +33,8 @@ std::optional<std::int64_t> number(std::int64_t value, const char* field) {
 std::optional<std::chrono::milliseconds> milliseconds(std::int64_t value, const char* field) {
   const auto count = number(value, field);
   if (count && *count > kLongestTime) {
-    throw UsageError(text("hvd_options_t: ", field, ": expected at most ", kLongestTime, ", got ", value));
+    throw UsageError(
+        text("hvd_options_t: ", field, ": expected at most ", kLongestTime, ", got ", value));
   }
   return count ? std::optional(std::chrono::milliseconds(*count)) : std::nullopt;
 }
@@ -44,7 +46,8 @@ std::optional<std::string> optional_text(const char* value) {
 std::optional<int> count_of_ranks(std::int64_t value, const char* field) {
   const auto count = number(value, field);
   if (count && *count > static_cast<std::int64_t>(kMostRanks)) {
-    throw UsageError(text("hvd_options_t: ", field, ": expected at most ", kMostRanks, ", got ", value));
+    throw UsageError(
+        text("hvd_options_t: ", field, ": expected at most ", kMostRanks, ", got ", value));
   }
   return count ? std::optional(static_cast<int>(*count)) : std::nullopt;
 }
@@ -56,7 +59,8 @@ void set_place(Options& options, const hvd_options_t& given) {
   options.rank = count_of_ranks(given.rank, "rank");
   if (options.world_size) return;
   if (options.rank.value_or(0) != 0) {
-    throw UsageError(text("hvd_options_t: rank is ", given.rank, " and world_size is not set; set both"));
+    throw UsageError(
+        text("hvd_options_t: rank is ", given.rank, " and world_size is not set; set both"));
   }
   options.rank.reset();
 }
@@ -94,7 +98,8 @@ void copy_text(const std::string& text, char* buffer, std::size_t capacity, std:
   }
   required(buffer, (std::string(function) + ": buffer").c_str());
   if (capacity <= text.size()) {
-    throw UsageError(hvd::text(function, ": the text takes ", text.size() + 1, " bytes, the buffer has ", capacity));
+    throw UsageError(hvd::text(function, ": the text takes ", text.size() + 1,
+                               " bytes, the buffer has ", capacity));
   }
   std::copy_n(text.c_str(), text.size() + 1, buffer);
 }
@@ -213,7 +218,8 @@ hvd_status_t hvd_process_set_ranks(const hvd_process_set_t* process_set, int* ra
     required(ranks, "hvd_process_set_ranks: ranks");
     const std::vector<int> members = set_of(process_set).ranks();
     if (capacity < members.size()) {
-      throw hvd::UsageError(hvd::text("hvd_process_set_ranks: the set has ", members.size(), " ranks, the array room for ", capacity));
+      throw hvd::UsageError(hvd::text("hvd_process_set_ranks: the set has ", members.size(),
+                                      " ranks, the array room for ", capacity));
     }
     std::copy(members.begin(), members.end(), ranks);
   });

@@ -95,7 +95,8 @@ struct hvd_operation {
     HVD_EXPECT(operation.done(), "the operation has ended");
     operation.status().raise_if_error();
     if (outcome->caller_had_no_memory) {
-      throw hvd::UsageError(hvd::text("allocate() gave no memory for a result of ", outcome->bytes, " bytes"));
+      throw hvd::UsageError(
+          hvd::text("allocate() gave no memory for a result of ", outcome->bytes, " bytes"));
     }
   }
 };
@@ -166,7 +167,8 @@ class Translator {
            ") is for allreduce; send a tensor of 16 bits instead");
     }
     if (given_.reserved != 0)
-      fail(text("reserved is ", given_.reserved, ", expected 0; initialise the struct with HVD_SUBMISSION_INIT"));
+      fail(text("reserved is ", given_.reserved,
+                ", expected 0; initialise the struct with HVD_SUBMISSION_INIT"));
   }
 
   OperationParameters parameters(OpKind kind) const {
@@ -232,7 +234,8 @@ class Translator {
       return;
     }
     if (output.bytes() > given_.output_bytes) {
-      fail(text("the result takes ", output.bytes(), " bytes, output_bytes is ", given_.output_bytes));
+      fail(text("the result takes ", output.bytes(), " bytes, output_bytes is ",
+                given_.output_bytes));
     }
     if (submission_.kind() == OpKind::kReduce && given_.root != rank()) return;
     outcome_->data = given_.output;
@@ -316,7 +319,8 @@ std::vector<const hvd_submission_t*> elements(const hvd_submission_t* first, std
     const auto* const element = reinterpret_cast<const hvd_submission_t*>(
         reinterpret_cast<const char*>(first) + i * stride);
     if (element->struct_size != stride) {
-      throw UsageError(text("hvd_submit_group: struct_size is ", stride, " in element 0 and ", element->struct_size, " in element ", i));
+      throw UsageError(text("hvd_submit_group: struct_size is ", stride, " in element 0 and ",
+                            element->struct_size, " in element ", i));
     }
     result.push_back(element);
   }
@@ -375,7 +379,8 @@ hvd_status_t hvd_submit_group(const char* name, const hvd_submission_t* submissi
   return guarded([&] {
     required(operations, "hvd_submit_group: operations");
     if (count == 0 || count > hvd::capi::kLargestGroup) {
-      throw hvd::UsageError(hvd::text("hvd_submit_group: count is ", count, ", expected at least 1"));
+      throw hvd::UsageError(
+          hvd::text("hvd_submit_group: count is ", count, ", expected at least 1"));
     }
     for (std::size_t i = 0; i < count; ++i) operations[i] = nullptr;
     required(submissions, "hvd_submit_group: submissions");

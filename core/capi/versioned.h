@@ -37,7 +37,8 @@ std::size_t checked_size(const T& given, const char* name) {
   static_assert(sizeof(T) >= kFirstSize<T> && kFirstSize<T> > 0);
   const std::size_t size = given.struct_size;
   if (size < kFirstSize<T> || size > kLargestStruct) {
-    throw UsageError(text(name, ": struct_size is ", size, ", expected at least ", kFirstSize<T>, "; initialise the struct with its ..._INIT macro"));
+    throw UsageError(text(name, ": struct_size is ", size, ", expected at least ", kFirstSize<T>,
+                          "; initialise the struct with its ..._INIT macro"));
   }
   return size;
 }
@@ -51,7 +52,8 @@ T read_versioned(const T& given, const char* name) {
   const auto* const bytes = reinterpret_cast<const unsigned char*>(&given);
   for (std::size_t i = sizeof(T); i < size; ++i) {
     if (bytes[i] == 0) continue;
-    throw UsageError(text(name, ": byte ", i, " of ", size, " is set, and this library knows ", sizeof(T), "; the program uses a field of a newer hvd"));
+    throw UsageError(text(name, ": byte ", i, " of ", size, " is set, and this library knows ",
+                          sizeof(T), "; the program uses a field of a newer hvd"));
   }
   T copy{};
   std::memcpy(&copy, &given, std::min(size, sizeof(T)));

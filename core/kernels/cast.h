@@ -8,9 +8,9 @@
 /// Casts between fp32 and the 16-bit floating types, for compressed tensors.
 namespace hvd {
 
-/// to[i] = factor * from[i]. The product is in fp32 and is rounded once to the nearest 16-bit number
-/// (ties to even; infinity beyond the range; subnormals and NaN are kept). The ranges must not
-/// overlap, and may have any alignment. Thread-safe; no state.
+/// to[i] = factor * from[i]. The product is in fp32 and is rounded once to the nearest 16-bit
+/// number (ties to even; infinity beyond the range; subnormals and NaN are kept). The ranges must
+/// not overlap, and may have any alignment. Thread-safe; no state.
 /// @param from `count` elements of fp32  @param type of `to`: fp16 or bf16  @param factor is
 /// rounded to fp32
 /// @throws Error for another type

@@ -3,10 +3,10 @@
 #include <bit>
 #include <cstdint>
 
-/// Conversions between fp32 and the two 16-bit floating types, whose values are raw bits. They round
-/// to nearest, ties to even, and keep subnormals, infinities and NaN (a NaN becomes quiet and keeps
-/// the payload bits that fit), as the F16C instructions do. They have no branches, so that loops
-/// vectorise, and they assume the default rounding mode. Thread-safe.
+/// Conversions between fp32 and the two 16-bit floating types, whose values are raw bits. They
+/// round to nearest, ties to even, and keep subnormals, infinities and NaN (a NaN becomes quiet and
+/// keeps the payload bits that fit), as the F16C instructions do. They have no branches, so that
+/// loops vectorise, and they assume the default rounding mode. Thread-safe.
 namespace hvd {
 
 inline float half_to_float(std::uint16_t half) noexcept {

@@ -13,9 +13,9 @@ namespace hvd {
 /// elements. Thread-safe; no state.
 ///
 /// Each element is combined in source order, independently of the others, so the result does not
-/// depend on how a tensor is divided. `op` is sum, min, max, product or bitwise (an average is a sum
-/// with scale.divisor). `destination` may be one of the sources, and must not overlap them otherwise.
-/// Any alignment.
+/// depend on how a tensor is divided. `op` is sum, min, max, product or bitwise (an average is a
+/// sum with scale.divisor). `destination` may be one of the sources, and must not overlap them
+/// otherwise. Any alignment.
 ///
 /// Floating types: result = (op of prescale * x) * factor, factor = postscale / divisor computed in
 /// double. fp32, fp16 and bf16 take both factors rounded to fp32 and compute in fp32 (fp16 and bf16
@@ -32,8 +32,8 @@ void reduce(std::span<const std::byte* const> sources, std::byte* destination, s
             DataType, ReduceOp, const ReduceScale&);
 
 /// As reduce(), but writes the result to every destination, in one pass over memory. A destination
-/// may be one of the sources (sources[r] == destinations[r] is an allreduce in place on every rank).
-/// Otherwise it must not overlap a source or another destination.
+/// may be one of the sources (sources[r] == destinations[r] is an allreduce in place on every
+/// rank). Otherwise it must not overlap a source or another destination.
 /// @throws Error as reduce(), and when there is no destination.
 void reduce_to_all(std::span<const std::byte* const> sources,
                    std::span<std::byte* const> destinations, std::int64_t count, DataType, ReduceOp,
@@ -42,8 +42,8 @@ void reduce_to_all(std::span<const std::byte* const> sources,
 /// Bytes of an element between the stages of a reduction. See reduce_partly().
 std::size_t partial_size(DataType, const ReduceScale&) noexcept;
 
-/// A stage of a reduction whose sources are on several hosts. All stages have the same op and scale.
-/// The destination must not overlap the sources.
+/// A stage of a reduction whose sources are on several hosts. All stages have the same op and
+/// scale. The destination must not overlap the sources.
 struct ReductionStage {
   const std::byte* before = nullptr;  ///< output of the previous stage; null for the first
   std::span<const std::byte* const> sources = {};
@@ -53,8 +53,8 @@ struct ReductionStage {
   ReduceOp op = ReduceOp::kSum;
   ReduceScale scale = {};
 };
-/// Runs any stage but the last. The destination receives elements of partial_size() bytes, which are
-/// not rounded except where reduce() rounds too.
+/// Runs any stage but the last. The destination receives elements of partial_size() bytes, which
+/// are not rounded except where reduce() rounds too.
 /// @throws Error as reduce()
 void reduce_partly(const ReductionStage&);
 /// Runs the last stage. The result has the same bits as one reduce() of the sources of all stages.

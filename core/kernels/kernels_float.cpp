@@ -11,8 +11,8 @@
 namespace hvd::kernels {
 namespace {
 
-// Each case takes one or two instructions per vector. A NaN on either side gives NaN. Of equal values
-// the first is kept.
+// Each case takes one or two instructions per vector. A NaN on either side gives NaN. Of equal
+// values the first is kept.
 template <ReduceOp op, class T>
 HVD_INLINE T combine_floats(T a, T b) {
   if constexpr (op == ReduceOp::kSum) {
@@ -73,8 +73,8 @@ struct FloatPolicy {
   }
 };
 
-/// Two adjacent bf16, each in its half of a 32-bit word. No value moves between lanes, so this takes
-/// half the time of single elements.
+/// Two adjacent bf16, each in its half of a 32-bit word. No value moves between lanes, so this
+/// takes half the time of single elements.
 template <ReduceOp op, bool scaled>
 struct BFloat16PairPolicy {
   struct Accumulator {
@@ -116,8 +116,8 @@ HVD_INLINE void reduce_rest(const ReductionArgs& args, const Policy& policy, std
 
 #if HVD_HAVE_AVX_VARIANTS
 
-/// Reduces eight fp16 at a time, all sources in one pass, with the same arithmetic per element as the
-/// common loop, which does the rest. Also used with AVX-512: sixteen at a time are not faster,
+/// Reduces eight fp16 at a time, all sources in one pass, with the same arithmetic per element as
+/// the common loop, which does the rest. Also used with AVX-512: sixteen at a time are not faster,
 /// because the conversions then take two steps (measured on Zen 4). The two numbers are the numbers
 /// of sources and destinations, or 0 if they are known at run time only.
 template <std::size_t sources_known, std::size_t destinations_known, ReduceOp op, bool scaled>

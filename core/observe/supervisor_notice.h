@@ -11,10 +11,10 @@ enum class NoticeKind {
   kInitialised,  ///< it has joined a job; code 1: the program had started MPI itself before
   kThrow,        ///< an uncaught exception ends it
   kExit,         ///< it ends without shutdown(), with this exit code
-  kLoss,  ///< another rank is lost (the code is the status): a later end of this rank is a
-          ///< consequence
-  kLeft,  ///< it called shutdown() while others still had work for it
-  kOver,  ///< shutdown() has ended in order: the process has left the job
+  kLoss,         ///< another rank is lost (the code is the status): a later end of this rank is a
+                 ///< consequence
+  kLeft,         ///< it called shutdown() while others still had work for it
+  kOver,         ///< shutdown() has ended in order: the process has left the job
 };
 
 /// Sends a notice. No effect without a supervisor. Waits for at most 0.1 s. Thread-safe.

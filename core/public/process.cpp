@@ -417,7 +417,8 @@ std::vector<Operation> submit_all(std::vector<Submission> submissions, Progress 
 void submit_all(std::span<const Submission> submissions, std::span<Operation> handles,
                 Progress progress) {
   if (submissions.size() != handles.size()) {
-    throw UsageError(text("submit_all: expected as many handles as submissions, got ", handles.size(), " for ", submissions.size()));
+    throw UsageError(text("submit_all: expected as many handles as submissions, got ",
+                          handles.size(), " for ", submissions.size()));
   }
   runtime::current_runtime()->submit(submissions, handles, progress);
 }

@@ -56,9 +56,9 @@ End cause_of_end() {
     const End end = cause_of_end();
     // Notify hvdrun before the peers: they may end at once, and would look like the cause.
     const bool follows_loss = end.loss != StatusCode::kOk;
-    observe::notify_supervisor(follows_loss ? observe::NoticeKind::kLoss : observe::NoticeKind::kThrow,
-                               follows_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text,
-                               end.lost);
+    observe::notify_supervisor(
+        follows_loss ? observe::NoticeKind::kLoss : observe::NoticeKind::kThrow,
+        follows_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text, end.lost);
     if (!runtime->failed()) {
       runtime->mark_ending();  // the program's own message follows: the log need not repeat it
       const Topology& topology = runtime->topology();
@@ -90,8 +90,9 @@ void handle(int) {
   if (Runtime* const runtime = target.load()) {
     runtime->request_state_dump();
   } else {
-    print_line(has_been_initialised.load() ? "hvd: this rank is not initialised: after hvd::shutdown()\n"
-                                    : "hvd: this rank is not initialised: before hvd::init()\n");
+    print_line(has_been_initialised.load()
+                   ? "hvd: this rank is not initialised: after hvd::shutdown()\n"
+                   : "hvd: this rank is not initialised: before hvd::init()\n");
   }
   handlers_running.fetch_sub(1);
 }

@@ -81,8 +81,7 @@ constexpr Tag with_source(Tag tag, int source) noexcept {
 // Messages that may overtake one another have different kinds. Two backends may have channels open
 // for one set at the same time, so no two backends share a kind.
 
-inline constexpr int kFlatBackendKinds =
-    0;  ///< the first of 10; see core/backend/flat/flat_work.h
+inline constexpr int kFlatBackendKinds = 0;  ///< the first of 10; see core/backend/flat/flat_work.h
 inline constexpr int kHierarchicalBackendKind = 10;
 inline constexpr int kPrimerKind = 13;  ///< used inside a carrier, with set 0 and instance 0
 inline constexpr int kHelloKind = 14;   ///< used inside a carrier, with set 0 and instance 0

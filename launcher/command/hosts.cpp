@@ -96,7 +96,10 @@ std::vector<Host> parse_hostfile(std::string_view content, std::string_view file
     if (line.empty()) continue;
     const auto host = parse_hostfile_line(line);
     if (!host) {
-      throw LaunchError(ExitCode::kUsage, text("hostfile ", file, ", line ", number, ": expected 'HOST slots=N' or 'HOST:N' with N at least 1; got '", line, "'"));
+      throw LaunchError(
+          ExitCode::kUsage,
+          text("hostfile ", file, ", line ", number,
+               ": expected 'HOST slots=N' or 'HOST:N' with N at least 1; got '", line, "'"));
     }
     add_host(hosts, *host);
   }

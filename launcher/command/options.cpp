@@ -6,8 +6,8 @@
 #include <cstdlib>
 #include <memory>
 
-#include "command/rank_environment.h"
 #include "base/text.h"
+#include "command/rank_environment.h"
 #include "system/error.h"
 #include "system/text.h"
 #include "version.h"
@@ -155,7 +155,10 @@ int parse_np(const std::optional<std::string>& given) {
 
 void check_slots(const Options& options) {
   if (!options.hosts.empty() && options.np > total_slots(options.hosts)) {
-    throw LaunchError(ExitCode::kUnavailable, text("not enough slots: -np ", options.np, " needs as many, got ", total_slots(options.hosts), " (", format_hosts(options.hosts), "); give the hosts more slots, as in HOST:4, or lower -np"));
+    throw LaunchError(ExitCode::kUnavailable,
+                      text("not enough slots: -np ", options.np, " needs as many, got ",
+                           total_slots(options.hosts), " (", format_hosts(options.hosts),
+                           "); give the hosts more slots, as in HOST:4, or lower -np"));
   }
 }
 

@@ -14,8 +14,9 @@ namespace hvd::launcher {
 /// The order that `hvdrun --supervise-host` reads from its standard input, which no other user can
 /// read: the ranks to start on its host, and their program.
 struct HostOrder {
-  std::string folder = {};                                          ///< the working folder
-  std::vector<std::pair<std::string, std::string>> variables = {};  ///< in addition to its own environment
+  std::string folder = {};  ///< the working folder
+  std::vector<std::pair<std::string, std::string>> variables =
+      {};  ///< in addition to its own environment
   std::vector<std::string> program = {};
   int size = 1;
   std::vector<int> ranks = {};  ///< ascending: the first is local rank 0

@@ -138,7 +138,7 @@ void Job::start_supervisors() {
   starter_->start();
   if (options_.verbose) {
     print_line("controller " + std::string(to_string(plan_.controller.controller)) + ": " +
-        plan_.controller.reason);
+               plan_.controller.reason);
     for (const std::string& command : starter_->commands()) print_line(command);
   }
 }
@@ -275,10 +275,12 @@ void Job::on_hello(int rank, const Hello& hello) {
   record.supervisor_pid = hello.supervisor_pid;
   hellos_[static_cast<std::size_t>(rank)] = hello;
   if (options_.verbose && rank == 0 && hello.omp_threads > 0) {
-    print_line(text("OMP_NUM_THREADS is unset: set to ", hello.omp_threads, ", the cores divided by the ranks of a host"));
+    print_line(text("OMP_NUM_THREADS is unset: set to ", hello.omp_threads,
+                    ", the cores divided by the ranks of a host"));
   }
   if (options_.verbose && hello.bound_cpus > 0) {
-    print_line(text("rank ", rank, " is bound to ", hello.bound_cpus, " hardware threads of its host"));
+    print_line(
+        text("rank ", rank, " is bound to ", hello.bound_cpus, " hardware threads of its host"));
   }
   if (stopping()) {
     order_stop(rank);
@@ -297,7 +299,8 @@ void Job::on_started(int rank, const Started& started) {
   RankRecord& record = rank_record(rank);
   record.pid = started.pid;
   if (options_.verbose) {
-    print_line(text("rank ", rank, " runs on ", record.host, ", local rank ", record.local_rank, ", pid ", started.pid));
+    print_line(text("rank ", rank, " runs on ", record.host, ", local rank ", record.local_rank,
+                    ", pid ", started.pid));
   }
 }
 
@@ -418,7 +421,7 @@ void Job::report_output_failures() {
       begin_stop(StopCause::kReaderGone, SIGTERM, options_.fail_grace_s);
     } else {
       report_lost_output("cannot write " + name + ": " + std::strerror(*error) +
-                       "; what the ranks print there is lost from here on");
+                         "; what the ranks print there is lost from here on");
     }
   }
 }
@@ -477,8 +480,8 @@ void Job::write_files() {
   report_output_failures();
 }
 
-/// A job that succeeded waits for its reader as any program would. After a failure or a second signal
-/// it ends although the reader does not read.
+/// A job that succeeded waits for its reader as any program would. After a failure or a second
+/// signal it ends although the reader does not read.
 void Job::write_out() {
   std::size_t seen = console_.progress();
   TimePoint last = Clock::now();
@@ -499,7 +502,8 @@ void Job::write_out() {
   }
   if (!console_.is_stuck(Stream::kStdout) || console_.shares(Stream::kStdout, Stream::kStderr))
     return;
-  print_line(text("stdout has no active reader: ", console_.drop(Stream::kStdout), " bytes of the ranks' output were dropped"));
+  print_line(text("stdout has no active reader: ", console_.drop(Stream::kStdout),
+                  " bytes of the ranks' output were dropped"));
   Poller poller;
   console_.add_to(poller);
   poller.wait(static_cast<int>(kHurriedPatience.count()));

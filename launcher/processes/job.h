@@ -30,8 +30,9 @@ namespace hvd::launcher {
 ///      ---------------------------------------------------------->  over
 ///
 /// A rank is settled when its supervisor has reported its program's end, or is lost. Supervisors of
-/// failed ranks, and of ranks that use hvd, live until they are released. So mpirun sees no failure,
-/// and stops no rank, before hvdrun has stopped the ranks with the grace period that it promises.
+/// failed ranks, and of ranks that use hvd, live until they are released. So mpirun sees no
+/// failure, and stops no rank, before hvdrun has stopped the ranks with the grace period that it
+/// promises.
 ///
 /// A rank runs as long as the connection to its supervisor does. The starter of the supervisors may
 /// end before: the ranks outlive a remote shell, but not mpirun.

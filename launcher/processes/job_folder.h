@@ -33,8 +33,8 @@ class JobFolder {
 /// holds.
 void remove_abandoned(const std::filesystem::path& parent, std::string_view prefix);
 
-/// Removes the segments of Open MPI that killed processes of this user left in `shm` (/dev/shm): those
-/// that no process maps and that are older than any start takes. (hvd removes its own.)
+/// Removes the segments of Open MPI that killed processes of this user left in `shm` (/dev/shm):
+/// those that no process maps and that are older than any start takes. (hvd removes its own.)
 void remove_stale_segments(const std::filesystem::path& shm);
 
 }  // namespace hvd::launcher

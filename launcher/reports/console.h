@@ -12,9 +12,9 @@ namespace hvd::launcher {
 enum class Stream { kStdout = 0, kStderr = 1 };
 
 /// hvdrun's stdout and stderr, fed by many writers line by line. Queues what the reader is too slow
-/// for, so that signals and reports are still handled while a user pages through the output. After an
-/// error output is dropped, and failure() returns the error. When both streams go to the same file or
-/// terminal, they share one queue and keep their order. Not thread-safe.
+/// for, so that signals and reports are still handled while a user pages through the output. After
+/// an error output is dropped, and failure() returns the error. When both streams go to the same
+/// file or terminal, they share one queue and keep their order. Not thread-safe.
 class Console {
  public:
   static constexpr int kNobody = -1;

@@ -9,9 +9,9 @@
 
 namespace hvd::launcher {
 
-/// Receives the notices of a supervisor's program: a datagram socket in the abstract namespace, which
-/// needs no file and ends with the supervisor. Notices of other users' processes are ignored. Not
-/// thread-safe.
+/// Receives the notices of a supervisor's program: a datagram socket in the abstract namespace,
+/// which needs no file and ends with the supervisor. Notices of other users' processes are ignored.
+/// Not thread-safe.
 class NoticeSocket {
  public:
   /// If the socket cannot be made, `fd()` is -1 and hvdrun receives no notices.

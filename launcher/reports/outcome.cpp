@@ -441,8 +441,8 @@ std::optional<int> first_leaver(const JobRecord& job, bool (*condition)(const Ra
   return first == leavers.end() ? std::nullopt : std::optional(*first);
 }
 
-/// The rank that left without notice, if no failure explains the other ends: the rank that the first
-/// failure reported as lost, else the first that left.
+/// The rank that left without notice, if no failure explains the other ends: the rank that the
+/// first failure reported as lost, else the first that left.
 std::optional<int> unannounced_leaver(const JobRecord& job) {
   const auto failed = first_failure(job.ranks);
   if (!failed) return std::nullopt;

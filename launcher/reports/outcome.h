@@ -74,9 +74,10 @@ struct JobRecord {
 
 void take_notice(RankRecord& rank, Notice notice);
 
-/// Whether its supervisor must not end before the other ranks, although the rank has ended with code
-/// 0: it may have left without MPI_Finalize, and mpirun would end the others. hvd ends them then. If
-/// the program has started MPI itself, the others may wait for it in MPI, and only mpirun ends that.
+/// Whether its supervisor must not end before the other ranks, although the rank has ended with
+/// code 0: it may have left without MPI_Finalize, and mpirun would end the others. hvd ends them
+/// then. If the program has started MPI itself, the others may wait for it in MPI, and only mpirun
+/// ends that.
 bool must_be_held(const RankRecord& rank);
 
 /// The rank that still runs although all others have ended and have each reported that it is lost:
@@ -86,8 +87,8 @@ std::optional<int> abandoned_rank(const std::vector<RankRecord>& ranks);
 /// Finds the ranks that all others have lost. Call it once the record is complete.
 void note_losses(std::vector<RankRecord>& ranks);
 
-/// If mpirun noticed the loss of a host first and ended: the ranks that did not report again were lost
-/// before hvdrun ordered them to stop. Call it once the record is complete.
+/// If mpirun noticed the loss of a host first and ended: the ranks that did not report again were
+/// lost before hvdrun ordered them to stop. Call it once the record is complete.
 void take_losses_from_mpirun(JobRecord& job);
 
 /// The rank that ended first among those that had no order to stop. Ranks that ended because of

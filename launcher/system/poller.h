@@ -9,8 +9,8 @@
 
 namespace hvd::launcher {
 
-/// One round of poll(2): add the awaited events, then wait. An earlier handler of the same round may
-/// have closed a later handler's object, so each handler looks its object up. Not thread-safe.
+/// One round of poll(2): add the awaited events, then wait. An earlier handler of the same round
+/// may have closed a later handler's object, so each handler looks its object up. Not thread-safe.
 class Poller {
  public:
   using Handler = std::function<void(short revents)>;

@@ -31,7 +31,8 @@ bool is_loopback(const std::string& address);
 std::vector<std::string> reachable_addresses();
 
 /// Opens a connection to each address at once and returns those that answered first: every one that
-/// is open when the first is, or an empty list after `timeout_ms`. Blocking sockets, closed on exec.
+/// is open when the first is, or an empty list after `timeout_ms`. Blocking sockets, closed on
+/// exec.
 std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std::uint16_t port,
                                   int timeout_ms);
 

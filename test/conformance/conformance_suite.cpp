@@ -36,8 +36,8 @@ Bytes join(const std::vector<Bytes>& parts) {
 
 DataType dtype_number(int number) { return static_cast<DataType>(number); }
 
-// Floating types have no bitwise operations. The others all use the same loop, so only int32 has the
-// large cases.
+// Floating types have no bitwise operations. The others all use the same loop, so only int32 has
+// the large cases.
 bool left_out(DataType dtype, ReduceOp op, std::int64_t count) {
   return is_bitwise(op) && (is_floating(dtype) || (count == kLarge && dtype != DataType::kInt32));
 }

@@ -13,11 +13,11 @@
 /// aligned and not, ragged, scaled; inputs differ by rank and results must equal the serial
 /// reference bit for bit.
 ///
-/// A test of a backend runs it as follows. The ranks run SPMD: each makes the same calls in the same
-/// order.
+/// A test of a backend runs it as follows. The ranks run SPMD: each makes the same calls in the
+/// same order.
 ///
-///     class MpiHarness final : public hvd::conformance::Harness { ... };   // has a channel of all ranks
-///     TEST_P(MpiConformance, Kind) {                                       // a parameter of kKinds
+///     class MpiHarness final : public hvd::conformance::Harness { ... };  // a channel of all ranks
+///     TEST_P(MpiConformance, Kind) {  // a parameter of kKinds
 ///       run_cases(harness, cases_of(GetParam(), harness.size()));
 ///     }
 ///     TEST(MpiConformance, BackToBack) { run_back_to_back(harness, mixed_cases(harness.size())); }
@@ -66,7 +66,8 @@ class Harness {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual Channel& channel() = 0;
-  /// Calls progress() until it returns true. May sleep between calls. Must fail after a bounded time.
+  /// Calls progress() until it returns true. May sleep between calls. Must fail after a bounded
+  /// time.
   virtual void run(Work&) = 0;
   /// Allocates the tensors.
   virtual std::pmr::memory_resource& memory() { return *std::pmr::get_default_resource(); }
@@ -83,8 +84,8 @@ class Run {
 
   /// This object must outlive the Work.
   std::unique_ptr<Work> launch(Channel&);
-  /// EXPECTs the right output, an unchanged input, and unchanged memory around both. Call it once the
-  /// Work is complete.
+  /// EXPECTs the right output, an unchanged input, and unchanged memory around both. Call it once
+  /// the Work is complete.
   void check() const;
 
  private:

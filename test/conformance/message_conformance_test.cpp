@@ -33,11 +33,10 @@ struct Setting : MessageSetting {
 constexpr hierarchical::HierarchicalTuning kSmallBuffers = {
     .buffer_bytes = 2048, .small_bytes = 256, .smallest_slice = 64};
 
-constexpr Setting kFlat[] = {
-    {{"Eager", "aaa"}},
-    {{"LateSends", "aa"}, 0},
-    {{"SomeLateSends", "aaaa"}, 512},
-    {{"OneAtATime", "aaa"}, 512, kOneAtATime}};
+constexpr Setting kFlat[] = {{{"Eager", "aaa"}},
+                             {{"LateSends", "aa"}, 0},
+                             {{"SomeLateSends", "aaaa"}, 512},
+                             {{"OneAtATime", "aaa"}, 512, kOneAtATime}};
 constexpr Setting kOfHosts[] = {{{"Eager", "aab"}}, {{"LateSends", "aabb"}, 0}};
 
 MakeParts flat_ranks(const Setting& setting) {

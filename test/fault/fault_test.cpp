@@ -74,8 +74,8 @@ Outcome run(const std::string& command) {
   return outcome;
 }
 
-/// The starter of the ranks, and the carrier of their messages. Neither ends the job by itself, so that only
-/// hvd can.
+/// The starter of the ranks, and the carrier of their messages. Neither ends the job by itself, so
+/// that only hvd can.
 enum class Start { kMpirun, kByHand };
 
 std::string command_of(Start start, int ranks, const std::string& program) {

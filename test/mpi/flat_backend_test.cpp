@@ -69,9 +69,8 @@ class FlatBackendTest : public ::testing::TestWithParam<FlatTuning> {
         .kind = OpKind::kAllreduce, .op = op, .dtype = dtype, .count = count};
     Bytes& result = in_place ? in : out;
     testing::complete(*channel.launch(collective, in, result));
-    EXPECT_EQ(testing::first_difference(result.data(),
-                                        reduced(count, dtype, op, seed, ranks), dtype),
-              -1)
+    EXPECT_EQ(
+        testing::first_difference(result.data(), reduced(count, dtype, op, seed, ranks), dtype), -1)
         << "allreduce of " << count << ' ' << to_string(dtype) << (in_place ? " in place" : "");
   }
 

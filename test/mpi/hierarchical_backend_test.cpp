@@ -15,9 +15,9 @@
 #include "support/reference.h"
 #include "transport/mpi/mpi_world.h"
 
-// Properties that the conformance suite does not check: ranks that are scattered over the hosts, bits
-// that must not depend on the size, sets with a part of a host's ranks, several channels at a time,
-// ranks that sleep, failures.
+// Properties that the conformance suite does not check: ranks that are scattered over the hosts,
+// bits that must not depend on the size, sets with a part of a host's ranks, several channels at a
+// time, ranks that sleep, failures.
 
 namespace hvd::hierarchical {
 namespace {
@@ -289,7 +289,8 @@ TEST(HierarchicalBackend, ScoresWhatItCanDo) {
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 2, 3}}, {.kind = OpKind::kBroadcast}), 15);
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2, 3, 4}}, {.kind = OpKind::kAllgather}), 15);
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1}}, allreduce), 0) << "one host";
-  EXPECT_EQ(backend.score(mixed, {.ranks = {0, 2, 4}}, allreduce), 0) << "no two members share a host";
+  EXPECT_EQ(backend.score(mixed, {.ranks = {0, 2, 4}}, allreduce), 0)
+      << "no two members share a host";
   EXPECT_EQ(backend.score(mixed, {.ranks = {0}}, allreduce), 0);
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}}, {.kind = OpKind::kAlltoall}), 0);
   EXPECT_EQ(backend.score(mixed, {.ranks = {0, 1, 2}}, {.kind = OpKind::kReducescatter}), 0);

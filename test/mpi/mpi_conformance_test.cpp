@@ -7,8 +7,8 @@
 #include "conformance/conformance_suite.h"
 #include "mpi/support/mpi_harness.h"
 
-// The conformance suite on all ranks and on a subset, with the default tuning and with one that cuts
-// small tensors into many chunks and windows.
+// The conformance suite on all ranks and on a subset, with the default tuning and with one that
+// cuts small tensors into many chunks and windows.
 
 namespace hvd::conformance {
 namespace {

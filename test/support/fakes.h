@@ -10,7 +10,8 @@ namespace hvd::testing {
 /// Peers for a channel whose test has no engine. Thread-safe if `on_ring` is.
 class FakePeers final : public Peers {
  public:
-  explicit FakePeers(int rank = 0, int size = 8, std::function<void(int)> called = [](int) {})
+  explicit FakePeers(
+      int rank = 0, int size = 8, std::function<void(int)> called = [](int) {})
       : on_ring(std::move(called)), rank_(rank), size_(size) {}
   int rank() const noexcept override { return rank_; }
   int size() const noexcept override { return size_; }

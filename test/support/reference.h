@@ -22,8 +22,8 @@ Bytes make_input(std::int64_t count, DataType, ReduceOp, int rank, std::uint64_t
 /// backend.h define it.
 Bytes reference_reduce(const std::vector<Bytes>& inputs, DataType, ReduceOp, const ReduceScale&);
 
-/// The result of a compressed allreduce of fp32 that the host reduces. Allreduce::compression defines
-/// it. The op may be an average over all inputs.
+/// The result of a compressed allreduce of fp32 that the host reduces. Allreduce::compression
+/// defines it. The op may be an average over all inputs.
 Bytes reference_compressed(const std::vector<Bytes>& inputs, Compression, ReduceOp, double prescale,
                            double postscale);
 

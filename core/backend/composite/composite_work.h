@@ -17,8 +17,8 @@ namespace hvd::composite {
 using Launch = std::function<std::unique_ptr<Work>(const Collective&, std::span<const std::byte> in,
                                                    std::span<std::byte> out)>;
 
-/// Returns the headway of an operation that has launched `launched` collectives, from the headway of
-/// the last one.
+/// Returns the headway of an operation that has launched `launched` collectives, from the headway
+/// of the last one.
 constexpr std::optional<Headway> headway_of(std::uint64_t launched,
                                             const std::optional<Headway>& last) noexcept {
   if (!last) return std::nullopt;
@@ -26,25 +26,25 @@ constexpr std::optional<Headway> headway_of(std::uint64_t launched,
 }
 
 /// An alltoall with splits. Exchanges the numbers of rows, allocates the output, then exchanges the
-/// rows. So no rank needs the splits of all ranks, whose number is the square of the number of ranks.
-/// `submission` must stay valid until the Work is done.
+/// rows. So no rank needs the splits of all ranks, whose number is the square of the number of
+/// ranks. `submission` must stay valid until the Work is done.
 /// @pre its parameters are an Alltoall
 /// @param launch_sizes launches the exchange of the sizes, which are in the host's memory
 /// @throws hvd::Error (from progress()) for an output of the wrong size
 std::unique_ptr<Work> make_alltoall(Launch, const Launch& launch_sizes, Submission& submission);
 
 /// Adaptive summation: pairs of vectors a, b become (1 - a.b / 2|a|^2) a + (1 - a.b / 2|b|^2) b, in
-/// a binary tree over the ranks in rank order. If a level has an odd number of vectors, the last one
-/// passes to the next level, so the number of ranks is arbitrary. The result of orthogonal vectors is
-/// their sum, and that of parallel vectors their average.
+/// a binary tree over the ranks in rank order. If a level has an odd number of vectors, the last
+/// one passes to the next level, so the number of ranks is arbitrary. The result of orthogonal
+/// vectors is their sum, and that of parallel vectors their average.
 ///
 /// S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021,
 /// arXiv:2006.02924.
 ///
-/// Each rank holds one slice of every rank's vector, and the levels exchange only inner products. So
-/// a rank sends twice the bytes of one vector in all, for any number of ranks. The computation is in
-/// double precision, in rank order, and rounds once, so the result is the same on every rank and in
-/// every run. `in` and `out` may be the same memory. Floating types only.
+/// Each rank holds one slice of every rank's vector, and the levels exchange only inner products.
+/// So a rank sends twice the bytes of one vector in all, for any number of ranks. The computation
+/// is in double precision, in rank order, and rounds once, so the result is the same on every rank
+/// and in every run. `in` and `out` may be the same memory. Floating types only.
 std::unique_ptr<Work> make_adasum(Launch, const Collective&, const ChannelSpec&,
                                   std::span<const std::byte> in, std::span<std::byte> out);
 

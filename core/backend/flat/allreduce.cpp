@@ -6,9 +6,9 @@
 #include "base/cache_line.h"
 #include "kernels/kernels.h"
 
-// Terms. A chunk is the largest message (FlatTuning::chunk_bytes). A slice is the part of the tensor
-// that one rank, its owner, reduces at a time; it has at most a chunk. A window is one slice per
-// rank, in rank order; the windows follow each other in the tensor.
+// Terms. A chunk is the largest message (FlatTuning::chunk_bytes). A slice is the part of the
+// tensor that one rank, its owner, reduces at a time; it has at most a chunk. A window is one slice
+// per rank, in rank order; the windows follow each other in the tensor.
 //
 //   tensor   | window 0                  | window 1                  | ...
 //            | slice 0 | slice 1 | ...   | slice 0 | slice 1 | ...   |
@@ -77,9 +77,9 @@ class DirectAllreduce final : public FlatWork {
 ///   scatter: send slice i to its owner i      --sent--> gather: receive slice i from its owner
 ///   scatter: receive slice j from all ranks   --all received--> reduce --> gather: send it to all
 ///
-/// The gather receives slice i into `out` only after the scatter has sent it from `in`, because both
-/// may be the same memory. A few windows are under way at a time. Each has tags of its own, because
-/// messages of different windows may overtake each other.
+/// The gather receives slice i into `out` only after the scatter has sent it from `in`, because
+/// both may be the same memory. A few windows are under way at a time. Each has tags of its own,
+/// because messages of different windows may overtake each other.
 class WindowedAllreduce final : public FlatWork {
  public:
   WindowedAllreduce(std::shared_ptr<FlatChannelState> state, const Collective& collective,

@@ -129,7 +129,8 @@ FlatBackend::FlatBackend(std::shared_ptr<message::Carrier> carrier, const FlatTu
                      tuning.windows <= kMostWindows && tuning.outstanding_chunks >= 1;
   if (!valid)
     throw UsageError(
-        "FlatTuning: expected chunk_bytes a multiple of 64 up to 1 GiB, 1 to 4 windows and at least "
+        "FlatTuning: expected chunk_bytes a multiple of 64 up to 1 GiB, 1 to 4 windows and at "
+        "least "
         "1 outstanding chunk");
 }
 

@@ -15,18 +15,18 @@ struct FlatTuning {
   std::size_t chunk_bytes = 128 * 1024;
   /// Allreduce: windows under way at the same time, 1 to 4. See allreduce.cpp.
   int windows = 4;
-  /// Allreduce: each rank sends its whole tensor to every other rank if a rank then receives at most
-  /// this many bytes. That takes one step instead of two.
+  /// Allreduce: each rank sends its whole tensor to every other rank if a rank then receives at
+  /// most this many bytes. That takes one step instead of two.
   std::size_t direct_bytes = 64 * 1024;
-  /// The same limit for two ranks, if it is larger than direct_bytes. Two ranks send the same number
-  /// of bytes either way, but reduce twice as many.
+  /// The same limit for two ranks, if it is larger than direct_bytes. Two ranks send the same
+  /// number of bytes either way, but reduce twice as many.
   std::size_t direct_pair_bytes = 0;
   /// Other collectives: chunks under way with each peer.
   int outstanding_chunks = 2;
 };
 
-/// Collectives on CPU memory that send messages from rank to rank, on any hosts. The backend has the
-/// name of its carrier, "mpi" or "ucx".
+/// Collectives on CPU memory that send messages from rank to rank, on any hosts. The backend has
+/// the name of its carrier, "mpi" or "ucx".
 ///
 /// It does not call MPI_Allreduce and its relatives. Their order of additions depends on offset and
 /// size, they block, and one call for a large tensor is slower than pieces that stay in the cache.

@@ -11,10 +11,11 @@
 
 namespace hvd::flat {
 
-// The kinds of messages in a channel, from those that transport/carrier.h reserves for this backend.
+// The kinds of messages in a channel, from those that transport/carrier.h reserves for this
+// backend.
 inline constexpr int kMostWindows = 4;
 inline constexpr int kScatterKind = message::kFlatBackendKinds;  ///< + number of the window's place
-inline constexpr int kGatherKind = kScatterKind + kMostWindows;   ///< + number of the window's place
+inline constexpr int kGatherKind = kScatterKind + kMostWindows;  ///< + number of the window's place
 inline constexpr int kDirectKind = kGatherKind + kMostWindows;
 inline constexpr int kChunkKind = kDirectKind + 1;
 static_assert(kChunkKind < message::kHierarchicalBackendKind);

@@ -53,7 +53,8 @@ class BroadcastWork final : public HostPipeline {
 
   void send_on(std::uint64_t round) {
     for (std::size_t child = 0; child < children_.size(); ++child) {
-      send(request_in(round) + 1 + child, result_buffer(round), part(round).size(), children_[child]);
+      send(request_in(round) + 1 + child, result_buffer(round), part(round).size(),
+           children_[child]);
     }
   }
 
@@ -85,7 +86,8 @@ class BroadcastWork final : public HostPipeline {
 
   void copy_out(std::uint64_t round) override {
     const Range all = part(round);
-    copy_bytes(out_.data() + all.begin, root_ ? in_.data() + all.begin : result_buffer(round), all.size());
+    copy_bytes(out_.data() + all.begin, root_ ? in_.data() + all.begin : result_buffer(round),
+               all.size());
   }
 
   const int root_host_;

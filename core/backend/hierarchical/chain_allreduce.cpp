@@ -16,9 +16,9 @@ namespace {
 ///   last host      does the same, scales and rounds: that is the result --result--> host before
 ///   hosts between  put the result into their segment and send it on     --result--> host before
 ///
-/// So each element is reduced once, in one order, and rounded once. Many rounds are under way at the
-/// same time, so both directions of a link are in use. Source: the pipelined chain in van de Geijn,
-/// "On global combine operations" (JPDC 22, 1994).
+/// So each element is reduced once, in one order, and rounded once. Many rounds are under way at
+/// the same time, so both directions of a link are in use. Source: the pipelined chain in van de
+/// Geijn, "On global combine operations" (JPDC 22, 1994).
 class ChainAllreduce final : public HostPipeline {
  public:
   ChainAllreduce(std::shared_ptr<HostChannelState> shared, const Collective& collective,
@@ -45,8 +45,12 @@ class ChainAllreduce final : public HostPipeline {
     kResultOut = 2 * kDepth + kResults
   };
 
-  static std::size_t request_in(std::uint64_t round) noexcept { return kPartialIn + round % kDepth; }
-  static std::size_t request_out(std::uint64_t round) noexcept { return kPartialOut + round % kDepth; }
+  static std::size_t request_in(std::uint64_t round) noexcept {
+    return kPartialIn + round % kDepth;
+  }
+  static std::size_t request_out(std::uint64_t round) noexcept {
+    return kPartialOut + round % kDepth;
+  }
   static std::size_t result_request_in(std::uint64_t round) noexcept {
     return kResultIn + round % kResults;
   }
@@ -88,8 +92,8 @@ class ChainAllreduce final : public HostPipeline {
     if (next_ < 0) return;
     for (; results_posted_ < rounds_ && result_free(results_posted_); ++results_posted_) {
       const Range own = slice(results_posted_);
-      receive(result_request_in(results_posted_), result_buffer(results_posted_) + own.begin, own.size(),
-              next_);
+      receive(result_request_in(results_posted_), result_buffer(results_posted_) + own.begin,
+              own.size(), next_);
     }
   }
 

@@ -11,10 +11,10 @@
 namespace hvd::hierarchical {
 namespace {
 
-/// Small allreduces, and allgather: every member gets a piece of every member's input in each round.
-/// The drivers of a host take turns. The driver of a round copies the host's pieces into the result
-/// buffer, sends them to the other hosts, and receives their pieces into the same buffer. The pieces
-/// are adjacent, in the order of the plan: host by host.
+/// Small allreduces, and allgather: every member gets a piece of every member's input in each
+/// round. The drivers of a host take turns. The driver of a round copies the host's pieces into the
+/// result buffer, sends them to the other hosts, and receives their pieces into the same buffer.
+/// The pieces are adjacent, in the order of the plan: host by host.
 class DirectExchange : public HostPipeline {
  public:
   /// @param sizes bytes of each member's input
@@ -85,8 +85,8 @@ class DirectExchange : public HostPipeline {
       for (int distance = 1; distance < plan().host_count(); ++distance) {
         const int other = (plan().host + distance) % plan().host_count();
         const Range theirs = region(posted_, other);
-        receive(request_of(posted_, other, false), result_buffer(posted_) + theirs.begin, theirs.size(),
-                peer(posted_, other));
+        receive(request_of(posted_, other, false), result_buffer(posted_) + theirs.begin,
+                theirs.size(), peer(posted_, other));
       }
     }
   }
@@ -109,7 +109,8 @@ class DirectExchange : public HostPipeline {
     }
     for (int distance = 1; distance < plan().host_count(); ++distance) {
       const int other = (plan().host + distance) % plan().host_count();
-      send(request_of(round, other, true), result_buffer(round) + ours.begin, ours.size(), peer(round, other));
+      send(request_of(round, other, true), result_buffer(round) + ours.begin, ours.size(),
+           peer(round, other));
     }
     return true;
   }

@@ -15,7 +15,8 @@ namespace {
 
 /// Higher than the score of the flat backend. This backend and shm never serve the same set.
 constexpr int kScore = 15;
-/// With more process sets across hosts than this, /dev/shm may be full. Opening a channel then fails.
+/// With more process sets across hosts than this, /dev/shm may be full. Opening a channel then
+/// fails.
 constexpr std::size_t kSetsToExpect = 4;
 
 segment::BufferLayout layout_of(const HierarchicalTuning& tuning) noexcept {

@@ -6,12 +6,12 @@
 namespace hvd::hierarchical {
 namespace {
 
-using segment::RoundPhase;
 using segment::PhaseRule;
+using segment::RoundPhase;
 using State = segment::ChannelSegment::MemberState;
 
-// If a rule has no counter to wait for, the Work decides: it depends on messages, and on whether the
-// member has a share in the round.
+// If a rule has no counter to wait for, the Work decides: it depends on messages, and on whether
+// the member has a share in the round.
 constexpr PhaseRule kRules[] = {
     {RoundPhase::kFill, &State::filled, &State::reduced, segment::ChannelSegment::kInputs},
     {RoundPhase::kReduce, &State::reduced},
@@ -42,8 +42,8 @@ bool HostPipeline::result_free(std::uint64_t round) const noexcept {
   return pipeline_.reached(&State::released, round, kResults);
 }
 
-// A round on a host of three members, two of which are drivers. `*` is a wait for all members of the
-// host, `~` a wait for messages:
+// A round on a host of three members, two of which are drivers. `*` is a wait for all members of
+// the host, `~` a wait for messages:
 //
 //   member 0   fill -*-> reduce -~-> settle -*-> copy_out -~-> release
 //   member 1   fill -*-> reduce -~-> settle -*-> copy_out -~-> release
@@ -101,8 +101,9 @@ bool HostPipeline::step() {
   return requests().in_flight() == 0 && pipeline_.finish();
 }
 
-std::unique_ptr<Work> make_work(std::shared_ptr<HostChannelState> host, const Collective& collective,
-                                std::span<const std::byte> in, std::span<std::byte> out) {
+std::unique_ptr<Work> make_work(std::shared_ptr<HostChannelState> host,
+                                const Collective& collective, std::span<const std::byte> in,
+                                std::span<std::byte> out) {
   switch (collective.kind) {
     case OpKind::kBroadcast:
       return make_broadcast(std::move(host), collective, in, out);

@@ -15,9 +15,9 @@
 
 namespace hvd::hierarchical {
 
-using segment::round_part;
 using segment::copy_bytes;
 using segment::Range;
+using segment::round_part;
 using segment::rounds_of;
 
 /// Rounds that have a result buffer in a host's segment at the same time.
@@ -70,7 +70,9 @@ class HostPipeline : public message::MessageWork {
   HostChannelState& host() noexcept { return *host_; }
   const HostPlan& plan() const noexcept { return host_->plan; }
   message::RequestTable& requests() noexcept { return host_->messages->requests(); }
-  bool idle(std::size_t request) const noexcept { return host_->messages->requests().idle(request); }
+  bool idle(std::size_t request) const noexcept {
+    return host_->messages->requests().idle(request);
+  }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
   /// Rounds of this collective that this member has reduced, and settled.
   std::uint64_t reduced() const noexcept { return pipeline_.done(segment::RoundPhase::kReduce); }
@@ -88,10 +90,12 @@ class HostPipeline : public message::MessageWork {
   bool result_free(std::uint64_t round) const noexcept;
 
   void send(std::size_t request, const std::byte* from, std::size_t bytes, int member) {
-    if (bytes > 0) messages().send(request, {from, bytes}, member, message::kHierarchicalBackendKind);
+    if (bytes > 0)
+      messages().send(request, {from, bytes}, member, message::kHierarchicalBackendKind);
   }
   void receive(std::size_t request, std::byte* to, std::size_t bytes, int member) {
-    if (bytes > 0) messages().receive(request, {to, bytes}, member, message::kHierarchicalBackendKind);
+    if (bytes > 0)
+      messages().receive(request, {to, bytes}, member, message::kHierarchicalBackendKind);
   }
 
   const Collective collective_;

@@ -33,7 +33,7 @@ struct HostPlan {
 /// @param ranks world ranks of the set, ascending
 /// @param most_drivers at least 1; the smallest host's number of members limits it too
 inline HostPlan make_plan(const Topology& topology, const std::vector<int>& ranks, int set_rank,
-                   int most_drivers) {
+                          int most_drivers) {
   HostPlan plan;
   std::vector<int> place_of_host(topology.host_names.size(), -1);
   for (int member = 0; member < static_cast<int>(ranks.size()); ++member) {

@@ -6,8 +6,7 @@
 
 namespace hvd::segment {
 
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free,
-              "processes share the counters");
+static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share the counters");
 
 ChannelSegment::ChannelSegment(SegmentMembers members, const BufferLayout& layout, Peers& peers,
                                const InfoBytes& info)

@@ -21,16 +21,16 @@ namespace hvd::segment {
 /// The bounce buffers of a segment. The same on every member.
 struct BufferLayout {
   std::size_t buffer_bytes = 0;  ///< a multiple of kCacheLine
-  std::uint64_t results = 0;   ///< rounds that have a result buffer at the same time
+  std::uint64_t results = 0;     ///< rounds that have a result buffer at the same time
 };
 
-/// Returns the size of a channel's buffers. A set's channel for small operations has smaller buffers,
-/// because the thread that drives the engine reserves their pages. The largest operation of that
-/// channel takes a few rounds.
+/// Returns the size of a channel's buffers. A set's channel for small operations has smaller
+/// buffers, because the thread that drives the engine reserves their pages. The largest operation
+/// of that channel takes a few rounds.
 /// @param buffer_bytes of the set's main channel
 /// @param least_bytes lower limit; a multiple of kCacheLine
 constexpr std::size_t buffer_bytes_for(int instance, std::size_t buffer_bytes,
-                                     std::size_t least_bytes) noexcept {
+                                       std::size_t least_bytes) noexcept {
   constexpr std::size_t kRounds = 8;
   if (instance != kUrgentInstance) return buffer_bytes;
   return std::min(buffer_bytes, std::max(kMostUrgentBytes / kRounds, least_bytes));
@@ -47,12 +47,12 @@ struct SegmentMembers {
 /// input, and the results.
 ///
 /// Not thread-safe: only the thread that drives the engine uses it. The first member creates the
-/// segment, the others map it once it exists, and the last of them removes its name. A single member
-/// uses memory of its own.
+/// segment, the others map it once it exists, and the last of them removes its name. A single
+/// member uses memory of its own.
 ///
 /// Layout: Header, a MemberState per member, kInputs input buffers per member, and the result
-/// buffers. The number of a round selects its buffers, so the numbers continue from one collective to
-/// the next.
+/// buffers. The number of a round selects its buffers, so the numbers continue from one collective
+/// to the next.
 class ChannelSegment {
  public:
   /// Rounds that have input buffers at the same time.

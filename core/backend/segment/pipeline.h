@@ -42,9 +42,9 @@ using PhaseRules = std::span<const PhaseRule>;
 ///   round 1         fill    reduce  take
 ///   round 2                 fill    reduce  take          every second round uses the same buffer
 ///
-/// A rule is an arrow between members: reduce(r) needs fill(r) of all of them, and fill(r) needs the
-/// release of round r - 2. The members have no other synchronisation, neither a lock nor a barrier,
-/// and no counter ever decreases.
+/// A rule is an arrow between members: reduce(r) needs fill(r) of all of them, and fill(r) needs
+/// the release of round r - 2. The members have no other synchronisation, neither a lock nor a
+/// barrier, and no counter ever decreases.
 ///
 /// Not thread-safe: only the thread that drives the engine uses it.
 class Pipeline {
@@ -53,7 +53,8 @@ class Pipeline {
 
   /// Begins a collective of `rounds` rounds after the previous one.
   void begin(PhaseRules rules, std::uint64_t rounds) noexcept;
-  /// Both may be called from within a phase. Every member must make the same call in the same round.
+  /// Both may be called from within a phase. Every member must make the same call in the same
+  /// round.
   void set_rules(PhaseRules rules) noexcept { rules_ = rules; }
   void set_rounds(std::uint64_t rounds) noexcept { rounds_ = rounds; }
   std::uint64_t rounds() const noexcept { return rounds_; }
@@ -73,7 +74,9 @@ class Pipeline {
   }
 
   /// Rounds that this member has brought through a phase.
-  std::uint64_t done(RoundPhase phase) const noexcept { return done_[static_cast<std::size_t>(phase)]; }
+  std::uint64_t done(RoundPhase phase) const noexcept {
+    return done_[static_cast<std::size_t>(phase)];
+  }
   /// Every member has published the round that is `behind` before this one.
   bool reached(ChannelSegment::Counter counter, std::uint64_t round,
                std::uint64_t behind = 0) const noexcept {
@@ -135,11 +138,11 @@ inline void Pipeline::complete(const PhaseRule& rule) noexcept {
 // Note [Ring by the last member]
 //
 // A member only ever waits until every member has reached a round. So only the last member to reach
-// it has to ring. Every access is sequentially consistent. If two members are last at the same time,
-// at least one of them sees the other. Either this member sees that it is the last, or the others
-// see its counter before they sleep. Only a member that is ahead by as many rounds as there are
-// buffers waits for a buffer to become free, and such a member has published its counter before it
-// checks.
+// it has to ring. Every access is sequentially consistent. If two members are last at the same
+// time, at least one of them sees the other. Either this member sees that it is the last, or the
+// others see its counter before they sleep. Only a member that is ahead by as many rounds as there
+// are buffers waits for a buffer to become free, and such a member has published its counter before
+// it checks.
 inline bool Pipeline::awaited(ChannelSegment::Counter counter,
                               std::uint64_t rounds) const noexcept {
   if (!segment_.all_reached(counter, rounds)) return false;

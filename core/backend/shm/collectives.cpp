@@ -10,8 +10,8 @@ namespace {
 using segment::common_part;
 using segment::round_part;
 
-/// A round moves a part of at most a buffer, of which each member reduces its slice for all members.
-/// A small tensor is one part, and every member reduces all of it.
+/// A round moves a part of at most a buffer, of which each member reduces its slice for all
+/// members. A small tensor is one part, and every member reduces all of it.
 class AllreduceWork final : public PipelinedWork {
  public:
   using PipelinedWork::PipelinedWork;
@@ -25,7 +25,9 @@ class AllreduceWork final : public PipelinedWork {
   }
 
   std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
-  Range part(std::uint64_t round) noexcept { return segment::round_part(in_.size(), round, step()); }
+  Range part(std::uint64_t round) noexcept {
+    return segment::round_part(in_.size(), round, step());
+  }
   /// The slice of `bytes` bytes that this member reduces.
   Range own_slice(std::size_t bytes) noexcept {
     return sliced_ ? segment::slice_of(bytes, rank(), members()) : Range{0, bytes};
@@ -92,8 +94,8 @@ class BroadcastWork final : public PipelinedWork {
   }
   bool reduce(std::uint64_t round) override {
     const Range moved = round_part(out_.size(), round, step());
-    copy(out_.data() + moved.begin, at_root() ? in_.data() + moved.begin : input_buffer(round, root()),
-         moved.size());
+    copy(out_.data() + moved.begin,
+         at_root() ? in_.data() + moved.begin : input_buffer(round, root()), moved.size());
     return true;
   }
   std::size_t bytes_in_place() override {

@@ -11,8 +11,8 @@
 namespace hvd::shm {
 namespace {
 
-using segment::RoundPhase;
 using segment::PhaseRule;
+using segment::RoundPhase;
 using State = segment::ChannelSegment::MemberState;
 
 constexpr std::uint64_t kInputs = segment::ChannelSegment::kInputs;
@@ -21,7 +21,8 @@ constexpr std::uint64_t kInputs = segment::ChannelSegment::kInputs;
 // result buffer.
 constexpr PhaseRule kFill = {RoundPhase::kFill, &State::filled, &State::released, kInputs};
 // Every member reduces everything by itself, or copies what it needs. There is no copy_out().
-constexpr PhaseRule kEachForItself[] = {kFill, {RoundPhase::kReduce, &State::released, &State::filled}};
+constexpr PhaseRule kEachForItself[] = {kFill,
+                                        {RoundPhase::kReduce, &State::released, &State::filled}};
 // Every member reduces a slice for all members.
 constexpr PhaseRule kForAll[] = {kFill,
                                  {RoundPhase::kReduce, &State::reduced, &State::filled},
@@ -50,7 +51,8 @@ void PipelinedWork::start() {
   offers_ = false;
   const bool copies_out = prepare();
   // After an offer, choose_place() sets the number of rounds.
-  pipeline_.begin(copies_out ? segment::PhaseRules(kForAll) : kEachForItself, offers_ ? 1 : rounds_);
+  pipeline_.begin(copies_out ? segment::PhaseRules(kForAll) : kEachForItself,
+                  offers_ ? 1 : rounds_);
 }
 
 // A tensor that no other member accesses may be anywhere.
@@ -69,7 +71,9 @@ bool PipelinedWork::progress() {
   if (!std::exchange(started_, true)) start();
   moved_ = false;
   worked_ = 0;
-  const auto run_phase = [this](RoundPhase phase, std::uint64_t round) { return run(phase, round); };
+  const auto run_phase = [this](RoundPhase phase, std::uint64_t round) {
+    return run(phase, round);
+  };
   while (!enough() && pipeline_.advance(run_phase)) moved_ = true;
   moved_ = moved_ || worked_ > 0;
   if (moved_) ++moves_;
@@ -146,8 +150,8 @@ void PipelinedWork::choose_place() {
   std::size_t offers = 0;
   for (std::size_t member = 0; member < members(); ++member) offers += offered_by(member) ? 1 : 0;
   in_place_ = offers == members();
-  // With the rules of a copy_out() phase the Work ends after all members have finished, because they
-  // access the tensors of this member.
+  // With the rules of a copy_out() phase the Work ends after all members have finished, because
+  // they access the tensors of this member.
   if (in_place_) return pipeline_.set_rules(kForAll);
   skipped_ = offers > 0 ? 1 : 0;
   pipeline_.set_rounds(rounds_ + skipped_);

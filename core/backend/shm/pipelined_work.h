@@ -16,10 +16,10 @@ namespace hvd::shm {
 /// A collective in rounds of at most one buffer per member. See run() for the phases.
 ///
 /// Before the first round is reduced, every member publishes the offsets of its tensors. If all
-/// tensors are in arenas that all members have mapped, the first round is the last: reduce_in_place()
-/// runs instead of reduce(), and no buffer is used. If only some are, those members have not filled
-/// their buffers, and the data rounds begin after the first round. All members read the same offsets
-/// and so decide the same.
+/// tensors are in arenas that all members have mapped, the first round is the last:
+/// reduce_in_place() runs instead of reduce(), and no buffer is used. If only some are, those
+/// members have not filled their buffers, and the data rounds begin after the first round. All
+/// members read the same offsets and so decide the same.
 ///
 /// A call of progress() moves a bounded number of bytes (ShmTuning::call_bytes). The next call
 /// continues an unfinished phase.
@@ -36,8 +36,8 @@ class PipelinedWork : public Work {
  protected:
   using Range = segment::Range;
 
-  /// Calls set_rounds(), and offer() if the members may work on the tensors in place. Makes the same
-  /// calls on every member.
+  /// Calls set_rounds(), and offer() if the members may work on the tensors in place. Makes the
+  /// same calls on every member.
   /// @return whether the rounds have a copy_out() phase, because members reduce for each other
   virtual bool prepare() = 0;
   /// Copies this member's input of the round into its buffer.
@@ -46,8 +46,8 @@ class PipelinedWork : public Work {
   virtual bool reduce(std::uint64_t round) = 0;
   /// Copies the result buffer to the output.
   virtual void copy_out(std::uint64_t /*round*/) {}
-  /// Runs instead of fill(0) on a member that offers its tensors. Publishes data that the others need
-  /// besides the offsets.
+  /// Runs instead of fill(0) on a member that offers its tensors. Publishes data that the others
+  /// need besides the offsets.
   virtual void fill_in_place() {}
   /// Bytes of the tensor that reduce_in_place() processes.
   virtual std::size_t bytes_in_place() { return out_.size(); }

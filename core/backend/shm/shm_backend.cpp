@@ -71,8 +71,8 @@ std::unique_ptr<Channel> ShmBackend::open(const ChannelSpec& spec, Peers& peers)
   shm::ShmTuning tuning = tuning_;
   tuning.buffer_bytes =
       segment::buffer_bytes_for(spec.instance, tuning_.buffer_bytes,
-                              std::max(tuning_.small_bytes / kCacheLine * kCacheLine + kCacheLine,
-                                       spec.ranks.size() * kCacheLine));
+                                std::max(tuning_.small_bytes / kCacheLine * kCacheLine + kCacheLine,
+                                         spec.ranks.size() * kCacheLine));
   return std::make_unique<shm::ShmChannel>(
       std::make_shared<shm::ShmChannelState>(name_, spec, peers, arenas_, tuning));
 }

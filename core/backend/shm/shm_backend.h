@@ -25,20 +25,20 @@ class PeerArenas;
 
 namespace hvd {
 
-/// Collectives of ranks that share a host. Each rank reduces its slice of all inputs. Tensors in the
-/// ranks' arenas are read and written in place. Other tensors are copied through buffers in shared
-/// memory. See docs/decisions/0009-shared-memory-rounds.md.
+/// Collectives of ranks that share a host. Each rank reduces its slice of all inputs. Tensors in
+/// the ranks' arenas are read and written in place. Other tensors are copied through buffers in
+/// shared memory. See docs/decisions/0009-shared-memory-rounds.md.
 class ShmBackend final : public Backend {
  public:
-  /// @param name prefix of the segments' names, for example "/hvd-4711-d6c1"; the same on every rank
-  /// of this host, and different from the prefixes of other jobs
+  /// @param name prefix of the segments' names, for example "/hvd-4711-d6c1"; the same on every
+  /// rank of this host, and different from the prefixes of other jobs
   /// @param arena of this rank; may be null
   /// @throws UsageError for an invalid tuning
   explicit ShmBackend(std::string name, std::shared_ptr<const SharedArena> arena = nullptr,
                       const shm::ShmTuning& tuning = {});
   ~ShmBackend() override;
-  /// Bytes of /dev/shm that the channels of a job with this many local ranks need, for a few process
-  /// sets.
+  /// Bytes of /dev/shm that the channels of a job with this many local ranks need, for a few
+  /// process sets.
   static std::size_t wanted_shared_memory(int local_size) noexcept;
   std::string_view name() const noexcept override { return "shm"; }
   /// Serves two or more members that share a host.

@@ -53,9 +53,9 @@ class ShmChannelState {
  public:
   /// A member's data in the segment.
   struct MemberInfo {
-    /// Offsets of a collective's tensors in the member's arena; -1: a tensor is outside of it. Valid
-    /// once the collective's first round is filled. Indexed by the parity of that round, because
-    /// others may still read while the owner begins the next collective.
+    /// Offsets of a collective's tensors in the member's arena; -1: a tensor is outside of it.
+    /// Valid once the collective's first round is filled. Indexed by the parity of that round,
+    /// because others may still read while the owner begins the next collective.
     std::int64_t input_at[2] = {};
     std::int64_t output_at[2] = {};
     std::uint64_t rounds_wanted[2] = {};  ///< alltoall: rounds that this member's data needs
@@ -67,8 +67,8 @@ class ShmChannelState {
   /// The size of the segment of a channel.
   static std::size_t segment_bytes(std::size_t members, const ShmTuning&) noexcept;
 
-  ShmChannelState(const std::string& prefix, const ChannelSpec&, Peers&, std::shared_ptr<PeerArenas>,
-                 const ShmTuning&);
+  ShmChannelState(const std::string& prefix, const ChannelSpec&, Peers&,
+                  std::shared_ptr<PeerArenas>, const ShmTuning&);
 
   std::size_t size() const noexcept { return segment_.size(); }
   std::size_t rank() const noexcept { return segment_.member(); }
@@ -102,8 +102,9 @@ class ShmChannelState {
   bool ready_ = false;
 };
 
-inline ShmChannelState::ShmChannelState(const std::string& prefix, const ChannelSpec& spec, Peers& peers,
-                               std::shared_ptr<PeerArenas> arenas, const ShmTuning& tuning)
+inline ShmChannelState::ShmChannelState(const std::string& prefix, const ChannelSpec& spec,
+                                        Peers& peers, std::shared_ptr<PeerArenas> arenas,
+                                        const ShmTuning& tuning)
     : sources(spec.ranks.size()),
       destinations(spec.ranks.size()),
       tuning_(tuning),
@@ -114,7 +115,8 @@ inline ShmChannelState::ShmChannelState(const std::string& prefix, const Channel
                buffer_layout(tuning), peers,
                segment::ChannelSegment::bytes_of(MemberInfo{.arena = arenas_->own_address()})) {}
 
-inline std::size_t ShmChannelState::segment_bytes(std::size_t members, const ShmTuning& tuning) noexcept {
+inline std::size_t ShmChannelState::segment_bytes(std::size_t members,
+                                                  const ShmTuning& tuning) noexcept {
   return segment::ChannelSegment::bytes(members, buffer_layout(tuning));
 }
 

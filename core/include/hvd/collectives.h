@@ -237,9 +237,8 @@ enum class Progress {
 
 /// Starts a collective. Never blocks on other ranks.
 /// @throws UsageError when it is wrong in a way that this rank can detect alone (a name in flight
-/// twice, a bad dtype, root or set), NotInitializedError before init(), or the cause when the runtime
-/// has failed.
-/// Thread-safe.
+/// twice, a bad dtype, root or set), NotInitializedError before init(), or the cause when the
+/// runtime has failed. Thread-safe.
 Operation submit(Submission, Progress = Progress::kBackground);
 
 /// Starts several at once, with one wake-up: they are negotiated in the same message. Either all

@@ -58,9 +58,9 @@ struct DeviceMemory {
 };
 
 /// Makes hvd allocate its GPU buffers with these functions from the next hvd::init() on, instead of
-/// cudaMalloc, which fails where a framework keeps all of a GPU's memory. hvd::torch sets LibTorch's
-/// allocator by itself. The functions are kept until the process ends, and must work for as long as
-/// hvd is initialized. Empty functions are not called.
+/// cudaMalloc, which fails where a framework keeps all of a GPU's memory. hvd::torch sets
+/// LibTorch's allocator by itself. The functions are kept until the process ends, and must work for
+/// as long as hvd is initialized. Empty functions are not called.
 void use_device_memory(DeviceMemory memory);
 
 }  // namespace hvd

@@ -38,8 +38,8 @@ int cross_rank();
 int cross_size();
 /// Every host runs the same number of ranks.
 bool is_homogeneous();
-/// How the ranks found each other: "mpi://", "hvdrun://", "tcp://HOST:PORT", "file:///path", "local://"
-/// (one rank alone).
+/// How the ranks found each other: "mpi://", "hvdrun://", "tcp://HOST:PORT", "file:///path",
+/// "local://" (one rank alone).
 std::string init_method();
 /// The carrier of the job's messages: "mpi", "ucx", or "local" (one rank alone).
 std::string controller();

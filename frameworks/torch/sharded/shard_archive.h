@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "hvd/torch/object.h"
-#include "sharded/shard_plan.h"
 #include "sharded/element_state.h"
+#include "sharded/shard_plan.h"
 
 namespace hvd::libtorch {
 

@@ -227,8 +227,8 @@ TEST(DevicePipelineTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
     TwoBuffers channel(gpu);
     {
       runtime::DevicePipeline pipeline(context, channel, true, 0);
-      EXPECT_EQ(pipeline.channels_own.acquire(channel.fusion_buffers(), 8, pipeline.in.get()).size(),
-                8U);
+      EXPECT_EQ(
+          pipeline.channels_own.acquire(channel.fusion_buffers(), 8, pipeline.in.get()).size(), 8U);
       if (ends) pipeline.channels_own.release(last_use);
     }
     return channel.given_back;

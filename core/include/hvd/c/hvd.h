@@ -116,8 +116,8 @@ hvd_status_t hvd_cross_rank(int* cross_rank);
 hvd_status_t hvd_cross_size(int* cross_size);
 /// 1 when every host runs the same number of ranks, otherwise 0.
 hvd_status_t hvd_is_homogeneous(int* homogeneous);
-/// How the ranks found each other: "mpi://", "tcp://HOST:PORT", "file:///path", "local://" (one rank
-/// alone). Buffers as in hvd_build_info(), here and below.
+/// How the ranks found each other: "mpi://", "tcp://HOST:PORT", "file:///path", "local://" (one
+/// rank alone). Buffers as in hvd_build_info(), here and below.
 hvd_status_t hvd_init_method(char* buffer, size_t capacity, size_t* needed);
 /// The carrier of the job's messages: "mpi", "ucx", or "local" (one rank alone).
 hvd_status_t hvd_controller(char* buffer, size_t capacity, size_t* needed);
@@ -137,8 +137,8 @@ hvd_status_t hvd_mpi_threads_supported(int* supported);
 /// built in.
 ///
 /// As every function that returns a text: `needed` (may be NULL) becomes its size in bytes with the
-/// closing zero. `buffer` may be NULL when `capacity` is 0, to find out the size. A capacity that is
-/// too small is HVD_ERROR_USAGE; `needed` is set and the buffer unchanged.
+/// closing zero. `buffer` may be NULL when `capacity` is 0, to find out the size. A capacity that
+/// is too small is HVD_ERROR_USAGE; `needed` is set and the buffer unchanged.
 hvd_status_t hvd_build_info(char* buffer, size_t capacity, size_t* needed);
 
 // ---- Process sets

@@ -21,8 +21,8 @@ class MovingWork final : public Work {
 
 class CompositeWorkTest : public ::testing::Test {
  protected:
-  // The engine sleeps when no Work moves. A composite that did not forward moved() would sleep between
-  // the rounds of its parts.
+  // The engine sleeps when no Work moves. A composite that did not forward moved() would sleep
+  // between the rounds of its parts.
   void expect_passes_on_what_moves(Work& work) {
     for (const bool moves : {false, true, false}) {
       moved_ = moves;

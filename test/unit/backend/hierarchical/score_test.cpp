@@ -45,8 +45,8 @@ TEST(HierarchicalScore, TakesTimeInProportionToTheMembers) {
   const std::clock_t begin = std::clock();
   for (int batch = 0; batch < 2000; ++batch) EXPECT_EQ(backend.score(topology, spec, {}), 0);
   const double seconds = static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
-  EXPECT_LT(seconds, 5.0)
-      << "CPU time of this process; with a loop over pairs of members it would be minutes in this build";
+  EXPECT_LT(seconds, 5.0) << "CPU time of this process; with a loop over pairs of members it would "
+                             "be minutes in this build";
 }
 
 }  // namespace

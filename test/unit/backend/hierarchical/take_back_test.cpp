@@ -11,9 +11,9 @@
 #include "hvd/error.h"
 #include "mpi/support/hosts.h"
 #include "support/fake_carrier.h"
+#include "support/fakes.h"
 #include "support/join_nodes.h"
 #include "support/reference.h"
-#include "support/fakes.h"
 
 // Messages are received into the segment of a host. So the carrier decides whether the segment is
 // unmapped when a collective is dropped.
@@ -46,7 +46,8 @@ class TakeBack : public ::testing::Test {
     EXPECT_EQ(mappings(), 2) << "one per rank";
     EXPECT_GT(network->sent(), 0);
   }
-  /// Counts the mappings of the segment's file. The creator may have mapped it before it had a name.
+  /// Counts the mappings of the segment's file. The creator may have mapped it before it had a
+  /// name.
   int mappings() {
     std::ifstream maps("/proc/self/maps");
     std::vector<std::string> files;

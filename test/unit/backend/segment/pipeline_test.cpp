@@ -13,12 +13,12 @@
 #include <string>
 #include <vector>
 
-#include "support/seeds.h"
 #include "support/fakes.h"
+#include "support/seeds.h"
 
 // One thread steps the members of a host in random order. Their buffers hold numbers of rounds
-// instead of data, so that a use at the wrong time is detected. A member without work sleeps until it
-// is rung, so that a missing ring is detected too.
+// instead of data, so that a use at the wrong time is detected. A member without work sleeps until
+// it is rung, so that a missing ring is detected too.
 
 namespace hvd::segment {
 namespace {
@@ -27,7 +27,7 @@ using State = ChannelSegment::MemberState;
 
 // The rules of the backend shm ...
 constexpr PhaseRule kEachForItself[] = {{RoundPhase::kFill, &State::filled, &State::released, 2},
-                                     {RoundPhase::kReduce, &State::released, &State::filled}};
+                                        {RoundPhase::kReduce, &State::released, &State::filled}};
 constexpr PhaseRule kForAll[] = {{RoundPhase::kFill, &State::filled, &State::released, 2},
                                  {RoundPhase::kReduce, &State::reduced, &State::filled},
                                  {RoundPhase::kCopyOut, &State::released, &State::reduced}};
@@ -62,7 +62,8 @@ class Host {
     std::vector<int> ranks(size);
     for (std::size_t rank = 0; rank < size; ++rank) ranks[rank] = static_cast<int>(rank);
     for (std::size_t rank = 0; rank < size; ++rank)
-      members_.emplace_back(SegmentMembers{name, ranks, rank}, BufferLayout{kWordBytes, results}, peers_);
+      members_.emplace_back(SegmentMembers{name, ranks, rank}, BufferLayout{kWordBytes, results},
+                            peers_);
     for (Member& member : members_) EXPECT_TRUE(member.segment.ready() || size > 1);
     for (Member& member : members_) EXPECT_TRUE(member.segment.ready());
     for (Member& member : members_) begin(member);
@@ -115,7 +116,9 @@ class Host {
     }
     member.busy = true;
     member.awake = false;
-    const auto run_phase = [&](RoundPhase phase, std::uint64_t round) { return run(at, phase, round); };
+    const auto run_phase = [&](RoundPhase phase, std::uint64_t round) {
+      return run(at, phase, round);
+    };
     // Sometimes another member runs in between.
     bool moved = false;
     while (member.pipeline.advance(run_phase)) {

@@ -1,4 +1,5 @@
-// The bytes that one call of a Work moves, and the time at which it rings. One thread steps all members.
+// The bytes that one call of a Work moves, and the time at which it rings. One thread steps all
+// members.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

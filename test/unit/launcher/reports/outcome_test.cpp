@@ -434,10 +434,11 @@ TEST(FinalMessage, OfALinkThatWasCut) {
       job_of({with_notice(ended(134, 30), "loss", 29, 4, "lost rank 1 (host far)"), silent});
   EXPECT_EQ(exit_code(job), 69);
   EXPECT_THAT(final_message(job), HasSubstr("lost rank 1 (host far)"));
-  EXPECT_THAT(final_message(job),
-              ::testing::EndsWith(
-                  "hvdrun: lost host far (rank 1): no sign of life; it died, or the network to it is "
-                  "cut; exit code 69\n"));
+  EXPECT_THAT(
+      final_message(job),
+      ::testing::EndsWith(
+          "hvdrun: lost host far (rank 1): no sign of life; it died, or the network to it is "
+          "cut; exit code 69\n"));
 }
 
 TEST(FinalMessage, ARankThatHadNotStartedIsNotCountedAsStopped) {
