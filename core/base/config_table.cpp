@@ -17,7 +17,7 @@ constexpr Variable kVariables[] = {
      .highest = kMostFusionBytes,
      .fallback = "67108864",
      .meaning = "tensors that are ready together are reduced in one call, until the call would "
-                "exceed this many bytes; 0 fuses nothing"},
+                "exceed this many bytes; 0 turns fusion off"},
     {.name = "CACHE_CAPACITY",
      .kind = VariableKind::kWhole,
      .option = "cache_capacity",
@@ -37,7 +37,7 @@ constexpr Variable kVariables[] = {
      .choices = "auto|inline|background",
      .fallback = "auto",
      .meaning =
-         "who moves operations on while the program computes: `background` the runtime's "
+         "which thread moves operations on while the program computes: `background` the runtime's "
          "own thread, `inline` the submitting thread as far "
          "as is possible at once, `auto` inline where a rank has less than two cores, of the "
          "affinity mask and of what cgroups grant "
@@ -70,7 +70,7 @@ constexpr Variable kVariables[] = {
      .option = "peer_timeout",
      .lowest = 1,
      .fallback = "30",
-     .meaning = "seconds without a sign of life until a peer counts as lost (a peer that dies on "
+     .meaning = "seconds without a heartbeat until a peer counts as lost (a peer that dies on "
                 "the same host is noticed at once)"},
     {.name = "START_TIMEOUT",
      .kind = VariableKind::kSeconds,
@@ -91,8 +91,8 @@ constexpr Variable kVariables[] = {
      .highest = kMostControlRadix,
      .fallback = "32",
      .meaning = "jobs of several hosts and more ranks than this and one merge their reports on a "
-                "tree, in which nobody hears more ranks than "
-                "this; less than 2: never. Equal on all ranks"},
+                "tree, in which no rank receives from more ranks than this; less than 2: never. "
+                "Equal on all ranks"},
     {.name = "BACKEND",
      .kind = VariableKind::kText,
      .option = "backend",
@@ -148,7 +148,7 @@ constexpr Variable kVariables[] = {
          "their parameters, which they also do "
          "before the first update and, if this is more than 10, after 10 ([decision "
          "18](decisions/0018-parameters-are-compared.md)); 0: "
-         "never. Read when one is constructed, "
+         "never. Read by the constructor, "
          "which throws the error"},
     {.name = "TIMELINE",
      .option = "timeline_path",
@@ -178,12 +178,10 @@ constexpr Variable kVariables[] = {
     {.name = "JOB_NAME",
      .use = VariableUse::kLauncher,
      .meaning =
-         "without MPI: the job's name; a rank of another job that comes to the same place is "
-         "refused"},
+         "without MPI: the job's name; a rank of another job at the same place is refused"},
     {.name = "JOB_TOKEN",
      .use = VariableUse::kLauncher,
-     .meaning = "without MPI: what only the ranks of this job know; who comes with another is "
-                "refused"},
+     .meaning = "without MPI: the job's secret; a rank with another one is refused"},
     {.name = "OUTPUT_TTY",
      .use = VariableUse::kLauncher,
      .meaning =
@@ -196,7 +194,7 @@ constexpr Variable kVariables[] = {
                 "in a warning"},
     {.name = "TEST_WATCHDOG_SECONDS",
      .use = VariableUse::kTest,
-     .meaning = "how long a test may take before it says what its ranks were doing"},
+     .meaning = "how long a test may take before it prints the state of its ranks"},
     {.name = "TEST_HOSTID_PER_RANK",
      .use = VariableUse::kTest,
      .meaning = "`test/gpu`: NCCL takes each rank for one on a host of its own"},

@@ -19,7 +19,7 @@
 ///                                         <-     signal {signal, stop, kill_after_ms}
 ///   notice {kind, time, code, text, ...}  ->     a notice of the program:
 ///                                                core/observe/supervisor_notice.h
-///   meeting <session, last, bytes>        <->    between a process of the rank and hvdrun's part of
+///   meeting <session, last, bytes>        <->    between a process of the rank and hvdrun:
 ///                                                core/bootstrap/rendezvous_server.h
 ///   ended {time, code, signal, ...}       ->
 ///   drained {}                            ->     no output follows

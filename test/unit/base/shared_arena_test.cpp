@@ -297,9 +297,9 @@ TEST(PeerArena, RefusesAnyOtherFile) {
 TEST(SharedArenaDeathTest, FreesOnlyItsOwnBlocks) {
   const auto arena = SharedArena::create(kMiB);
   std::byte* const memory = arena->allocate(100);
-  EXPECT_BROKEN_CONTRACT(arena->deallocate(memory + 1, false), "the memory comes from allocate.*");
+  EXPECT_BROKEN_CONTRACT(arena->deallocate(memory + 1, false), "the memory is from allocate.*");
   arena->deallocate(memory, false);
-  EXPECT_BROKEN_CONTRACT(arena->deallocate(memory, false), "the memory comes from allocate.*");
+  EXPECT_BROKEN_CONTRACT(arena->deallocate(memory, false), "the memory is from allocate.*");
 }
 
 }  // namespace
