@@ -177,8 +177,7 @@ constexpr Variable kVariables[] = {
      .meaning = "the number of ranks of one host"},
     {.name = "JOB_NAME",
      .use = VariableUse::kLauncher,
-     .meaning =
-         "without MPI: the job's name; a rank of another job at the same place is refused"},
+     .meaning = "without MPI: the job's name; a rank of another job at the same place is refused"},
     {.name = "JOB_TOKEN",
      .use = VariableUse::kLauncher,
      .meaning = "without MPI: the job's secret; a rank with another one is refused"},

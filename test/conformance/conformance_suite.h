@@ -16,7 +16,7 @@
 /// A test of a backend runs it as follows. The ranks run SPMD: each makes the same calls in the
 /// same order.
 ///
-///     class MpiHarness final : public hvd::conformance::Harness { ... };  // a channel of all ranks
+///     class MpiHarness final : public hvd::conformance::Harness { ... };  // channel of all ranks
 ///     TEST_P(MpiConformance, Kind) {  // a parameter of kKinds
 ///       run_cases(harness, cases_of(GetParam(), harness.size()));
 ///     }
