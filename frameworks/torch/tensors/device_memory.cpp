@@ -1,5 +1,6 @@
 #include "tensors/device_memory.h"
 
+#include <ATen/Context.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
@@ -15,7 +16,7 @@
 namespace hvd::libtorch {
 namespace {
 
-/// The error text without LibTorch's backtrace.
+/// Translates an error of LibTorch into one of hvd, without a backtrace.
 template <class Function>
 auto without_backtrace(const Function& function) {
   try {
@@ -25,14 +26,26 @@ auto without_backtrace(const Function& function) {
   }
 }
 
-// The allocator assigns memory to the current stream. With the default stream hvd would have to
-// wait for all work of the program, and no event can be recorded there during the capture of a
-// graph. So hvd uses a stream from the pool. It allocates from one thread and for one device while
-// it is initialised, and memory that is freed under one stream is found again under it.
-DeviceBlock allocate_block(int index, std::size_t bytes) {
+// LibTorch initialises its allocator with its first operation on a GPU. A program that has only
+// wrapped memory of its own cudaMalloc in tensors has had no such operation, and the allocator would
+// refuse to allocate.
+c10::Allocator* initialised_allocator() {
   c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::CUDA);
-  if (allocator == nullptr) return {};
-  return without_backtrace([&] {
+  auto* const caching = dynamic_cast<c10::DeviceAllocator*>(allocator);
+  if (caching != nullptr && !caching->initialized())
+    at::globalContext().lazyInitDevice(c10::DeviceType::CUDA);
+  return allocator;
+}
+
+// The allocator keeps memory per stream, the one that is current at the allocation. A stream of
+// LibTorch's pool is used here, because on the default stream hvd would have to wait for all that
+// the program computes, and could not record an event during a graph's capture. While it is
+// initialized, hvd allocates from one thread and for one device, so the stream stays the same and
+// freed memory is found again.
+DeviceBlock allocate_block(int index, std::size_t bytes) {
+  return without_backtrace([&]() -> DeviceBlock {
+    c10::Allocator* const allocator = initialised_allocator();
+    if (allocator == nullptr) return {};
     const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(index));
     thread_local const c10::Stream stream =
         c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStreamFromGlobalPool(device);
