@@ -103,7 +103,8 @@ class PassThrough {
   bool active() const noexcept { return active_; }
   /// Passes reports through from now on, until stop_if_done().
   void start() noexcept { active_ = true; }
-  /// Stops unless there is a reason to go on. @pre no report is held back
+  /// Stops unless there is a reason to go on. @pre no report is held back (unchecked: the
+  /// aggregator holds them)
   void stop_if_done() noexcept;
   /// A rank leaves: passes reports through until the next replay.
   void start_leave() noexcept { active_ = anyone_left_ = true; }

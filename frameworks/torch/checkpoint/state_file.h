@@ -77,6 +77,7 @@ class ReplicatedBytes {
   /// @throws Error, CheckpointError when it does not fit `shared_bytes`
   ReplicatedBytes(std::string_view first_file, std::uint64_t shared_bytes);
   /// Adds the next of the shares, in rank order. @pre all of them have the size that was given
+  /// (unchecked: only the last share shows it; at() throws beyond the table)
   void add_share(std::string_view bytes);
   std::string take() { return std::move(bytes_); }
 

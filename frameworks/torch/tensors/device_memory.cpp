@@ -27,8 +27,8 @@ auto without_backtrace(const Function& function) {
 }
 
 // LibTorch initialises its allocator with its first operation on a GPU. A program that has only
-// wrapped memory of its own cudaMalloc in tensors has had no such operation, and the allocator would
-// refuse to allocate.
+// wrapped memory of its own cudaMalloc in tensors has had no such operation, and the allocator
+// would refuse to allocate.
 c10::Allocator* initialised_allocator() {
   c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::CUDA);
   auto* const caching = dynamic_cast<c10::DeviceAllocator*>(allocator);

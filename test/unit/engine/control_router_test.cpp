@@ -324,7 +324,7 @@ TEST_F(ControlRouterTest, StallsAreToldOnce) {
   ASSERT_TRUE(route(0).deadline().has_value());
   EXPECT_EQ(*route(0).deadline(), clock_.now() + options_.stall_warning);
   EXPECT_THAT(route(0).waiting_texts(9),
-              ElementsAre(HasSubstr("rank 1 (a) has submitted nothing")));
+              ElementsAre(HasSubstr("rank 1 (a) has submitted no operation yet")));
   EXPECT_THAT(route(1).waiting_texts(9), IsEmpty());
   for (int i = 0; i < 8; ++i) {  // with pauses that no process was stopped for
     route(0).log_stalls();
