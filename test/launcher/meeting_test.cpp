@@ -220,7 +220,7 @@ TEST_F(HvdrunMeeting, WithoutItsHvdrunARankSaysWhatToDo) {
            program_, "lives"});
   EXPECT_EQ(result.code, 2) << result.err;
   EXPECT_THAT(result.out, AllOf(HasSubstr("UsageError hvd::init: init_method hvdrun:// names a "
-                                          "supervisor of hvdrun's that cannot be reached"),
+                                          "supervisor of hvdrun that cannot be reached"),
                                 HasSubstr("its hvdrun has ended")));
 }
 

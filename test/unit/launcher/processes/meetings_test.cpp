@@ -176,7 +176,7 @@ TEST_F(MeetingsTest, OfAnotherJobIsRefusedAlone) {
   other = info(1);
   other.job = "of yesterday";
   come(1, 1, other);
-  EXPECT_THAT(answer(1, 1), HasSubstr("another job's"));
+  EXPECT_THAT(answer(1, 1), HasSubstr("those of another job"));
   come(1, 2);
   EXPECT_EQ(answer(0), "accepted");
 }
