@@ -7,7 +7,7 @@
 # With JOBS it measures the first negotiation of so many jobs over each instead (first_negotiation.cpp):
 #   JOBS=40 bash bench/two_hosts.sh
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
 build=${1:-build/bench}
 results=${2:-$build/bench-results}
 read -ra options <<<"${OPTIONS:-}"

@@ -4,7 +4,7 @@
 # RANKS (2), PYTHON (of the environment that LibTorch was installed into), SIZES, STEPS and HEAP change what is measured:
 #   SIZES="--min 4 --max 65536" STEPS="--sets mnist" HEAP=--retain-heap bash bench/with_gloo.sh
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
 build=${1:-build/bench}
 results=${2:-$build/bench-results}
 ranks=${RANKS:-2}

@@ -28,11 +28,14 @@ class LateAllocator final : public c10::DeviceAllocator {
   void resetPeakStats(c10::DeviceIndex) override {}
 };
 
-struct CountingHooks final : at::CUDAHooksInterface {
-  explicit CountingHooks(at::CUDAHooksArgs) {}
+/// Counts the initialisations. LibTorch looks the hooks up by this name.
+struct CUDAHooks final : at::CUDAHooksInterface {
+  explicit CUDAHooks(at::CUDAHooksArgs) {}
   void init() const override { ++initialisations; }
 };
-REGISTER_CUDA_HOOKS(CountingHooks)
+using at::CUDAHooksRegistry;
+using at::RegistererCUDAHooksRegistry;
+REGISTER_CUDA_HOOKS(CUDAHooks)
 
 // There is no GPU here, so the allocation fails at the stream that follows the initialisation.
 TEST(DeviceMemoryTest, InitialisesTheAllocatorOnce) {
