@@ -40,9 +40,8 @@ void raise_file_limit(const Options& options) {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/// A standard descriptor that is closed would be the next one to be opened, for whatever purpose.
-/// In its place comes one on which reading finds nothing and writing fails as it would on a closed
-/// one.
+/// The next open() would reuse the number of a closed standard descriptor. A placeholder takes the
+/// number: reads from it return end of file, and writes to it fail as on a closed descriptor.
 void occupy_standard_descriptors() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;

@@ -45,8 +45,8 @@ void append_placement(const LaunchSpec& spec, std::vector<std::string>& argv) {
   if (!spec.hosts.empty()) {
     append(argv, {"-H", format_hosts(spec.hosts)});
   } else if (!spec.managed && !mentions(spec.mpi_args, {"--oversubscribe", "-oversubscribe"})) {
-    // mpirun counts cores, and none for hyperthreads; more ranks than that is the user's choice on
-    // a machine of his own.
+    // mpirun counts cores, not hyperthreads. On their own machine users may start more ranks than
+    // cores.
     append(argv, {"--oversubscribe"});
   }
   if (!user_maps(spec)) append(argv, {"--map-by", "slot"});

@@ -29,7 +29,7 @@ struct LaunchSpec {
   std::vector<std::string> environment;  ///< hvdrun's own, NAME=value
 };
 
-/// How the ranks are bound in the end: what is asked of mpirun in `mpi_args` or the environment
+/// How the ranks are bound in the end: the request to mpirun in `mpi_args` or the environment
 /// rules.
 Bind effective_bind(const LaunchSpec& spec);
 

@@ -10,7 +10,7 @@
 namespace hvd::launcher {
 namespace {
 
-/// hwloc's view of a machine; null when there is none.
+/// hwloc's view of a machine; null when hwloc cannot load it.
 class Machine {
  public:
   explicit Machine(const std::optional<std::string>& synthetic) {
@@ -41,7 +41,7 @@ std::vector<int> cpus_of(hwloc_obj_t object, const std::vector<int>& allowed) {
   return cpus;
 }
 
-/// Where each rank's cores begin; nothing when whole shares do not fit into the nodes.
+/// Index of each rank's first core; nullopt when whole shares do not fit into the nodes.
 std::optional<std::vector<std::size_t>> starts_within_nodes(const std::vector<Core>& cores,
                                                             std::size_t share, std::size_t ranks) {
   std::vector<std::size_t> starts;

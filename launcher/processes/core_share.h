@@ -21,7 +21,7 @@ struct Core {
 std::vector<Core> usable_cores(const std::vector<int>& allowed,
                                const std::optional<std::string>& synthetic = std::nullopt);
 
-/// What a rank gets of the cores of its host.
+/// The cores of the host that a rank may use.
 struct CoreShare {
   std::vector<int> cpus;  ///< to be bound to; empty: not bound
   int threads = 1;        ///< as many as it has cores

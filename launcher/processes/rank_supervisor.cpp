@@ -77,8 +77,8 @@ bool send_frame(int fd, FrameType type, const std::string& payload) {
   return send_all(fd, bytes);
 }
 
-/// The welcome was written somewhere between asking for it and getting it. A difference that is
-/// less than that is none.
+/// Estimates the offset of the other clock. The reply was written at some moment between the
+/// request and its receipt, so an offset within half of that interval counts as zero.
 long long offset_of(long long asked_ns, long long got_ns, long long theirs_ns) {
   const long long offset = theirs_ns - (asked_ns + (got_ns - asked_ns) / 2);
   const long long doubt = (got_ns - asked_ns + 1) / 2;
@@ -144,8 +144,8 @@ int RankSupervisor::run(const std::vector<std::string>& program, const MakeEnvir
     report_if_ended();
     finish_output();
   }
-  // What the program left running in its group would otherwise outlive the job. The program itself
-  // is a zombie until here, so the group's number cannot be in use by another.
+  // Processes that the program left running in its group would otherwise outlive the job. The
+  // program itself is a zombie until here, so the group's number cannot be in use by another.
   if (program_ > 0) ::kill(-program_, SIGKILL);
   return ended_ ? ended_->code : static_cast<int>(ExitCode::kInternal);
 }

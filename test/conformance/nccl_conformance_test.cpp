@@ -15,8 +15,8 @@
 namespace hvd::conformance {
 namespace {
 
-/// The simulated device's memory. What is freed may be used again by the host, so it goes to the
-/// heap.
+/// The simulated device's memory. It comes from the heap, because the host may reuse memory that
+/// was freed.
 class FakeMemory final : public std::pmr::memory_resource {
  public:
   explicit FakeMemory(testing::FakeGpu& gpu) : gpu_(gpu) {}

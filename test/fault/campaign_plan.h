@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-/// What one seed of the fault campaign means. The driver and every rank derive it by themselves, so
-/// it depends on nothing but the seed.
+/// The run that a seed of the fault campaign stands for. The driver and every rank derive it
+/// separately, so it depends on the seed only.
 namespace hvd::campaign {
 
 enum class Fault {

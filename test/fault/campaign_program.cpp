@@ -1,6 +1,6 @@
 // campaign_program SEED: one rank of a run of the fault campaign. A training-like loop over two
-// lives of the runtime, in which one rank goes wrong as the seed says. What it sees goes to
-// standard output, one line per event, for campaign_judge.cpp to read:
+// lives of the runtime, in which one rank fails as the seed determines. It prints one line per
+// event to standard output, which campaign_judge.cpp reads:
 //
 // @hvd EVENT RANK ...
 //   PID pid | FAULT time | FINAL | WRONG text | SHUTDOWN seconds | END how

@@ -1,5 +1,5 @@
-// Spawns real jobs in which a rank goes wrong, and reads what the survivors got: over MPI, under an
-// mpirun whose own killing is switched off, and over UCX, under nothing.
+// Starts real jobs in which one rank fails, and checks the errors that the survivors get. Jobs over
+// MPI run under an mpirun that does not kill the survivors; jobs over UCX run without a launcher.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
-// The steady state of real jobs: nothing is negotiated, and whatever deviates from it comes out
-// right.
+// The steady state of real jobs: steps run without negotiation, and steps that deviate give the
+// right results.
 #include <gtest/gtest.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
@@ -278,8 +278,8 @@ struct Counted {
 constexpr std::uint64_t kStepsOfWindow = 50;
 constexpr int kWindows = 5;
 
-/// What the steps between two counts have done, on one host: nothing, but for the signs of life
-/// that a rank which waits gives and looks for 20 times a second, and waiting itself.
+/// Checks the work of the steps between two counts, on one host. The only work that is allowed is
+/// waiting, and the signs of life that a waiting rank sends and checks 20 times a second.
 void expect_nothing(const Counted& before, const Counted& after) {
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(after.at - before.at);
   const auto signs_of_life = static_cast<std::uint64_t>(1 + took.count() / 50);
@@ -359,7 +359,7 @@ TEST_F(Steady, NothingIsAskedFor) {
     EXPECT_EQ(messages, of_data.front());
     EXPECT_EQ(messages % kStepsOfWindow, 0U) << messages;
   }
-  if (controller() != "ucx" || local_rank() == 0) {  // others may have nothing to send
+  if (controller() != "ucx" || local_rank() == 0) {  // the other ranks may send no messages
     EXPECT_EQ(of_data.front() > 0, controller() == "ucx");
   }
 }

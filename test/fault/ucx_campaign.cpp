@@ -1,6 +1,6 @@
 // The campaign of messages over UCX: three or four processes exchange messages, one is killed at a
 // moment that is aimed at connecting, at large messages or at taking them back. The others have to
-// take back what is under way, and to hear each other after that.
+// cancel their messages in flight, and to receive each other's messages after that.
 //
 // ucx_campaign [--rounds N] [--first SEED] [--moment 0|1|2] [--verbose] [--stacks]     --stacks:
 // gdb's view of a survivor that hangs

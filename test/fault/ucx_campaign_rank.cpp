@@ -121,8 +121,9 @@ bool Rank::hear_supervisor() {
   return told_ = true;
 }
 
-/// The carrier's messages are cut off: what becomes of them is nobody's concern. False: memory is
-/// kept, as it may be where UCX has been told to use other transports.
+/// Waits until UCX no longer uses the memory of the carrier's messages; their results are ignored.
+/// Returns false if UCX keeps the memory, which is allowed only with transports that the user has
+/// chosen.
 bool Rank::drop(RequestTable& table) {
   if (message::wait_for_memory(table, Clock::now() + std::chrono::seconds(2))) return true;
   if (!told_transports_) throw Ended{kKept};

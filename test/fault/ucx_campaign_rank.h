@@ -10,8 +10,8 @@ enum class Moment : int { kConnecting, kLargeMessages, kTakingBack };
 inline constexpr std::string_view kMomentNames[] = {"connecting", "large messages", "taking back"};
 inline constexpr int kMoments = 3;
 
-// What the supervisor says to a rank, a byte each. Below kFirstWord: the rank of that number has
-// been killed.
+// Messages from the supervisor to a rank, one byte each. A byte below kFirstWord is the number of a
+// rank that has been killed.
 inline constexpr unsigned char kFirstWord = 200;
 inline constexpr unsigned char kStop = 200;  ///< cancel the messages in flight
 inline constexpr unsigned char kEnd = 201;

@@ -15,7 +15,7 @@ struct CampaignSeeds {
   bool verbose = false;
 };
 
-/// Of the command line. Nothing: it is wrong, and the usage has been printed.
+/// Parses the command line. Returns nullopt, after printing the usage, if it is wrong.
 inline std::optional<CampaignSeeds> campaign_seeds(int argc, char** argv, std::uint64_t seeds) {
   CampaignSeeds read{.seeds = seeds};
   for (int i = 1; i < argc; ++i) {

@@ -1,5 +1,5 @@
-// The start without mpirun: what is its own. What users see either way, failure_test, signals_test
-// and output_test see with LAUNCHER_TEST_CONTROLLER=ucx.
+// Behaviour that only the start without mpirun has. Behaviour that both starts share is tested by
+// failure_test, signals_test and output_test, with LAUNCHER_TEST_CONTROLLER=ucx.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

@@ -37,13 +37,13 @@ class HvdrunMeeting : public ::testing::Test {
     return start;
   }
   static Result run(const Words& arguments) { return HvdrunProcess(with(arguments)).wait(60); }
-  /// What rank 1 does otherwise than the others, in a job of three.
+  /// Runs a job of three ranks in which rank 1 behaves as `mode` defines.
   Result run_mode(const std::string& mode, Words options = {}) const {
     options.insert(options.begin(), {"-np", "3"});
     options.insert(options.end(), {program_, mode});
     return run(options);
   }
-  /// All but rank 1 have said it, or nothing, as hvdrun stopped them before they came.
+  /// Ranks 0 and 2 have printed `text`, or printed no line because hvdrun stopped them first.
   static void expect_of_others(const Result& result, const std::string& text) {
     for (const int rank : {0, 2}) {
       const std::string tag = "[" + std::to_string(rank) + "] ";
@@ -224,7 +224,7 @@ TEST_F(HvdrunMeeting, WithoutItsHvdrunARankSaysWhatToDo) {
                                 HasSubstr("its hvdrun has ended")));
 }
 
-// Who reads MASTER_ADDR and MASTER_PORT goes on to meet there.
+// Programs that read MASTER_ADDR and MASTER_PORT can still rendezvous at that address.
 TEST_F(HvdrunMeeting, ProgramsOfTorchMeetAtThePortOfRankZero) {
   const std::string python = HVD_TEST_PYTHON;
   if (python.empty() || std::system((python + " -c 'import torch.distributed'").c_str()) != 0)

@@ -141,8 +141,8 @@ TEST_P(EachController, HostDeathNamesTheHost) {
   const Result result = process.wait();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   std::printf("from a host's death to hvdrun's end: %.3f s\n", took.count());
-  // Which of its processes the kernel kills first decides whether a report got out: the rank's
-  // (137) or none (69).
+  // The code is 137 if the rank's death was reported before the kernel killed its supervisor,
+  // otherwise 69.
   EXPECT_TRUE(result.code == 137 || result.code == 69) << result.code << result.err;
   EXPECT_THAT(result.err, HasSubstr("failed first: "));
   EXPECT_THAT(result.err, HasSubstr("host " + hosts_.name(1)));

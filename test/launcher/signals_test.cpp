@@ -83,8 +83,8 @@ TEST(Signals, UserSignalsArePassedOn) {
   EXPECT_EQ(count(result.out, "got SIGUSR1\n"), 2) << result.out;
 }
 
-// SIGUSR1 asks for a state dump; where there is no handler for it, because it comes too early or
-// the program has none, nothing happens.
+// SIGUSR1 requests a state dump. A program that has no handler for it, or not yet, runs on
+// unchanged.
 TEST(Signals, ARequestForAStateDumpEndsNothing) {
   for (const int delay_us : {0, 5'000, 50'000, 100'000, 200'000, 300'000}) {
     HvdrunProcess process({.arguments = {"-np", "2", "sleep", "0.5"}});

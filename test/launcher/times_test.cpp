@@ -1,6 +1,6 @@
-// What hvdrun adds to mpirun's own times, measured beside mpirun in the same run: a machine where
-// everything takes twice as long is no failure. Best of several, as each time is at the mercy of
-// whatever else the machine does. Runs alone (RUN_SERIAL).
+// The time that hvdrun adds to mpirun's own. Both are measured in the same run, so that the test
+// does not fail on a slow machine. The best of several measurements counts, as other processes of
+// the machine disturb each of them. Runs alone (RUN_SERIAL).
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -6,7 +6,7 @@
 
 namespace hvd::testing {
 
-/// What the kernel was asked for, by the number of the system call.
+/// The number of calls, by the number of the system call.
 using SystemCalls = std::map<int, std::uint64_t>;
 
 /// From now on until the process ends the kernel stops at each system call of this process, of
@@ -16,8 +16,8 @@ using SystemCalls = std::map<int, std::uint64_t>;
 /// empty: it is done
 std::string begin_to_count_system_calls();
 
-/// Since then: those that have begun, but for the ends of threads and of the process.
-/// @param thread as gettid() says it; 0: of all threads
+/// The system calls that have begun since then, except those that end a thread or the process.
+/// @param thread the id that gettid() returns; 0: all threads
 SystemCalls system_calls(int thread = 0);
 SystemCalls added(const SystemCalls& before, const SystemCalls& after);
 /// "futex 3, epoll_wait 1", or "none".

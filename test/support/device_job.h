@@ -75,7 +75,7 @@ class DeviceJob {
     job_ = std::make_unique<LocalJob>(options, clock_);
   }
 
-  /// Ends the runtimes; nothing else may be asked of them.
+  /// Ends the runtimes; they must not be used afterwards.
   void end() {
     job_.reset();
     ranks_.clear();

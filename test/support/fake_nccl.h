@@ -47,17 +47,17 @@ struct FakeNcclOptions {
   /// How often health() answers "busy" after a call.
   int busy_answers = 1;
   /// The rank whose launches, on a communicator that blocks, return only when it is aborted or
-  /// revoked; -1: none.
+  /// revoked; or -1.
   int launch_hangs_at = -1;
   /// Duration of launches on communicators that block.
   std::chrono::milliseconds launch_takes{0};
   /// How long a call that is aborted or revoked takes to return.
   std::chrono::milliseconds return_takes{0};
-  /// The rank whose begin_init() throws; -1: none.
+  /// The rank whose begin_init() throws; or -1.
   int init_throws_at = -1;
-  /// The rank whose communicator fails while it is created; -1: none.
+  /// The rank whose communicator fails while it is created; or -1.
   int init_fails_at = -1;
-  /// The rank that cannot allocate, and the rank that cannot register; -1: none.
+  /// The rank that cannot allocate, and the rank that cannot register; or -1.
   int allocate_throws_at = -1;
   int allocate_throws_times = -1;  ///< of its calls; -1: all
   int register_throws_at = -1;

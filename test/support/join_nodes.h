@@ -33,7 +33,7 @@ class Gathering {
 };
 
 /// Makes the nodes of a job whose ranks are threads of this process.
-/// @param without a rank that has no shared memory; -1: none
+/// @param without a rank that has no shared memory, or -1
 inline std::vector<std::shared_ptr<host::Node>> join_nodes(int size, int without = -1) {
   Gathering gathering(size);
   std::vector<std::shared_ptr<host::Node>> nodes(static_cast<std::size_t>(size));

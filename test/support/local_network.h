@@ -19,8 +19,8 @@ struct NetworkOptions {
   Duration longest_delay{};
   std::uint64_t seed = 0;
   std::vector<std::string> host_per_rank = {};  ///< default: all on "localhost"
-  bool rings_across_hosts =
-      true;  ///< false: as over a real network, a message from another host wakes nobody
+  bool rings_across_hosts = true;  ///< false: as over a real network, a message from another host
+                                   ///< does not wake the receiver
 };
 
 /// Control messages between ranks that live in one process, as threads or stepped by one thread,

@@ -36,7 +36,7 @@ struct ProgramOperation {
   /// @param in_place the result replaces the input. @pre then input and output have one size
   Submission submission(int use, int rank, const std::shared_ptr<OperationMemory>&,
                         bool in_place) const;
-  /// What is wrong with what came out on a rank; empty when nothing is.
+  /// Describes the error in a rank's output; empty when the output is right.
   /// @param contributors the members that have not joined, ascending
   std::string fault(int use, int rank, const std::vector<int>& contributors,
                     const Bytes& output) const;

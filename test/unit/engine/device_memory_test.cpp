@@ -42,7 +42,7 @@ void reduce_group(DeviceJob& job, const std::string& name, std::size_t count) {
     ASSERT_TRUE(handle.status().ok()) << handle.status().message;
 }
 
-/// In which two buffers of 2 MiB are made beforehand, where NCCL has registered none.
+/// Starts a job. Where NCCL has registered no buffers, two of 2 MiB are allocated beforehand.
 std::unique_ptr<DeviceJob> start_job(Path path, const DeviceMemory& memory = {},
                                      const nccl::NcclOptions& backend = {},
                                      const FakeNcclOptions& fake = {}) {
@@ -51,7 +51,7 @@ std::unique_ptr<DeviceJob> start_job(Path path, const DeviceMemory& memory = {},
   return std::make_unique<DeviceJob>(kMembers, path, options, fake, 1, backend, memory);
 }
 
-/// As it is where nothing casts it.
+/// Reduces one tensor on all ranks; without compression the values stay float32.
 void reduce_one(DeviceJob& job, std::size_t count, Compression compression = Compression::kNone) {
   std::vector<Operation> handles;
   for (int rank = 0; rank < job.size(); ++rank) {

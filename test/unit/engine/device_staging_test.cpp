@@ -17,7 +17,7 @@ using runtime::Batch;
 using runtime::DeviceStaging;
 using runtime::Staged;
 
-/// Has buffers of its own, or none.
+/// A channel that has the given buffers; it may have no buffers.
 class BufferedChannel final : public Channel {
  public:
   explicit BufferedChannel(std::vector<std::span<std::byte>> buffers)

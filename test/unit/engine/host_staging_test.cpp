@@ -39,7 +39,7 @@ void add_hundred(std::span<std::byte> bytes) {
 class HostStagingTest : public ::testing::Test {
  protected:
   HostStagingTest() : staging_(pool_) {}
-  /// Of rank 0 of two, with tensors a = {1, 2} and b = {3}.
+  /// The batch of rank 0 of two, with tensors a = {1, 2} and b = {3}.
   Batch fused(OpKind kind = OpKind::kAllreduce, int root = 0) {
     std::vector<wire::Request> requests = {float_request("a", 2, kind),
                                            float_request("b", 1, kind)};

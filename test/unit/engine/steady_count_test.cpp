@@ -97,7 +97,7 @@ struct Rank {
     join_group(submissions[memory.size() + 1], 1);
     handles.resize(submissions.size());
   }
-  /// Of two sorts, so that it runs in two batches.
+  /// The group's tensors have two types, so that it runs in two batches.
   static void join_group(Submission& submission, int index) {
     submission.group = "of two types";
     submission.group_size = 2;

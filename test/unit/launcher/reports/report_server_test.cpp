@@ -141,7 +141,8 @@ TEST_F(ReportServerTest, PassesOnWhatAMeetingSaysAndIsTold) {
                                             FrameType::kRelease, FrameType::kMeetingAnswer));
 }
 
-// Whoever listens at an address that hvdrun has advertised learns a rank's number and a random one.
+// A stranger that listens at an address that hvdrun has advertised receives only a rank's number
+// and a random number.
 TEST_F(ReportServerTest, AStrangerDoesNotSeeTheToken) {
   const Listener stranger = listen_anywhere(true);
   std::atomic<bool> accepted{true};
