@@ -25,7 +25,7 @@ namespace {
 constexpr const char* kSupervise = "--supervise";
 constexpr const char* kSuperviseHost = "--supervise-host";
 
-/// Each rank costs a connection and, with --output-filename, two files. mpirun needs about as much.
+/// Each rank costs a connection and, with --output-filename, two files. mpirun needs about as many.
 void raise_file_limit(const Options& options) {
   rlimit limit{};
   const rlim_t needed = 40 + static_cast<rlim_t>(options.np) * (options.output_folder ? 4 : 2);
@@ -49,7 +49,8 @@ void occupy_standard_descriptors() {
   }
 }
 
-/// Before there is a job to pass it on to, a request for a state dump would end hvdrun.
+/// Blocks requests for a state dump (SIGUSR1), which would end hvdrun before it has a job to pass
+/// them on to.
 void hold_state_dumps() {
   sigset_t signals;
   sigemptyset(&signals);

@@ -119,7 +119,7 @@ CoreShare placed_share(Bind bind, const std::vector<Core>& cores, int local_rank
     ++cores_of_node;
     result.cpus.insert(result.cpus.end(), core.cpus.begin(), core.cpus.end());
   }
-  // Those that share the node share its cores.
+  // The ranks of one node share its cores.
   std::size_t sharing = 0;
   for (std::size_t other = 0; other < ranks; ++other)
     sharing += cores[other * cores.size() / ranks].numa == node ? 1 : 0;
@@ -129,7 +129,7 @@ CoreShare placed_share(Bind bind, const std::vector<Core>& cores, int local_rank
 
 std::vector<int> allowed_cpus() {
   std::vector<int> cpus;
-  // The kernel wants room for all CPUs that it might have.
+  // The mask must have room for all CPUs that the kernel was built for.
   for (int size = 1024; size <= 1 << 20; size *= 2) {
     cpu_set_t* const set = CPU_ALLOC(static_cast<std::size_t>(size));
     const std::size_t bytes = CPU_ALLOC_SIZE(static_cast<std::size_t>(size));

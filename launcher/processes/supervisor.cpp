@@ -27,11 +27,11 @@
 // Note [Two processes per rank]
 //
 // mpirun ends a job (MPI_Abort; a rank that left without MPI_Finalize) with SIGTERM and, since
-// odls_base_sigkill_timeout is 0, SIGKILL right behind it. A supervisor killed like that could not
-// tell how its program ended, and with a longer timeout mpirun sleeps through all of it. So mpirun
-// gets a front process, which only waits, and the supervisor proper is its child in a process group
-// of its own: it outlives the front, takes the front's death as "mpirun wants this rank stopped",
-// and still reports.
+// odls_base_sigkill_timeout is 0, SIGKILL right behind it. A supervisor killed this way could not
+// report how its program ended, and with a longer timeout mpirun always sleeps for the whole
+// timeout. Therefore mpirun starts a front process, which only waits. The actual supervisor is the
+// front's child, in a process group of its own. It outlives the front, treats the front's death as
+// mpirun's request to stop the rank, and still reports.
 //
 //   mpirun -- front -- supervisor (own group) -- program (own group)
 //
@@ -178,7 +178,7 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
     remove_abandoned(kSharedMemory, kSharedPrefix);
     remove_stale_segments(kSharedMemory);
   }
-  // The same for all ranks of the job on this host; the token itself must not show.
+  // The name is the same for all ranks of the job on this host, and must not reveal the token.
   const std::string folder = std::string(kSharedMemory) + "/" + kSharedPrefix +
                              hmac_hex(*variable(kTokenVariable), "folder").substr(0, 16);
   const auto shared = starts_without_mpi() ? std::nullopt : JobFolder::join(folder);

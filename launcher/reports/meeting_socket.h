@@ -33,7 +33,7 @@ class MeetingSocket {
   MeetingSocket();
   const std::string& name() const noexcept { return name_; }
   void add_to(Poller& poller);
-  /// Reads all that has come, of all connections, without waiting.
+  /// Reads the bytes that have arrived on all connections. Does not wait.
   void read_all();
   /// The bytes that were read since the last call, in the order of their arrival.
   std::vector<Said> take();

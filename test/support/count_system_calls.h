@@ -9,11 +9,11 @@ namespace hvd::testing {
 /// The number of calls, by the number of the system call.
 using SystemCalls = std::map<int, std::uint64_t>;
 
-/// From now on until the process ends the kernel stops at each system call of this process, of
-/// whatever thread and library, until a thread of ours has counted it: a filter of seccomp with
-/// notifications, which cannot be taken off again, and makes each of them some microseconds slower.
-/// Once only. @return why it cannot be done here (an old kernel, a container that forbids it);
-/// empty: it is done
+/// Starts to count the system calls of all threads and libraries of this process, until it ends. A
+/// seccomp filter with notifications stops each call until a thread of this file has counted it,
+/// which makes each call some microseconds slower. The filter cannot be removed. Call it once only.
+/// @return empty on success, otherwise the reason why counting is impossible (an old kernel, a
+/// container that forbids it)
 std::string begin_to_count_system_calls();
 
 /// The system calls that have begun since then, except those that end a thread or the process.

@@ -145,7 +145,7 @@ class FakeNccl {
     bool alive = true;
     bool broken = false;
     std::map<const std::byte*, std::pair<std::size_t, int>> registered =
-        {};  // how many bytes, and as which it was
+        {};  // by address: the size and the number of the registration
     int registrations = 0;
     int calls_inside = 0;  // of threads that wait in a call
   };

@@ -10,7 +10,7 @@
 
 namespace hvd::testing {
 
-/// An exchange between ranks that are threads.
+/// An allgather between ranks that are threads.
 class Gathering {
  public:
   explicit Gathering(int size) : size_(size), all_here_(size) {}
