@@ -1,4 +1,4 @@
-// The NCCL backend's own part: which calls it makes of a collective, with which types, places and
+// Tests the NCCL backend's own part: the calls of a collective, with their types, buffers and
 // groups. The device and NCCL are simulated; test/gpu runs the same cases on the real ones.
 #include <gtest/gtest.h>
 

@@ -36,7 +36,7 @@ constexpr std::byte kGoodbye{0xB1};
 constexpr auto kPatience = std::chrono::seconds(10);
 constexpr std::uint32_t kGeneration = 5;
 
-/// An ending that was found somewhere inside.
+/// Thrown to end the rank with this code.
 struct Ended {
   Ending ending;
 };
@@ -47,7 +47,7 @@ class Rank {
   int live();
 
  private:
-  /// A message of the control plane that goes out.
+  /// An outgoing message of the control plane.
   struct Parcel {
     Parcel(message::Carrier& carrier, Memory content)
         : bytes(std::move(content)), table(carrier, Plane::kControl) {

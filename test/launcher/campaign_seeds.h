@@ -8,7 +8,7 @@
 
 namespace hvd::launcher::test {
 
-/// Which runs of a campaign are made, and whether right ones are shown too.
+/// The seeds of the runs of a campaign, and whether to print successful runs too.
 struct CampaignSeeds {
   std::uint64_t first = 0;
   std::uint64_t seeds = 0;

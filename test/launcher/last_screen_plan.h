@@ -59,7 +59,7 @@ inline Plan make_plan(std::uint64_t seed) {
   plan.seed = seed;
   plan.ranks = 2 + random.below(3);
   plan.victim = random.below(plan.ranks);
-  // Neighbouring seeds differ in kind, so that a short run meets every one.
+  // Neighbouring seeds differ in kind, so that a short run covers every kind.
   plan.fault =
       static_cast<Fault>((seed + static_cast<std::uint64_t>(random.below(2)) * 3) % kFaults);
   plan.step = random.below(kSteps);

@@ -39,7 +39,7 @@ std::function<RankWorld(int)> worlds_on(FakeUcxNetwork& network, const LocalJobO
   std::vector<ucx::Workers> workers;
   for (int rank = 0; rank < options.size; ++rank) workers.push_back(network.workers(rank));
   if (options.runtime.background_thread) return worlds_over_ucx(std::move(workers), options.hosts);
-  // A rank that waited would keep the others from answering.
+  // The ranks must not block, because a waiting rank would prevent the others from answering.
   return worlds_over_ucx(std::move(workers), options.hosts, Duration(0));
 }
 
@@ -155,7 +155,7 @@ void FaultyJob::run_rank(int rank) {
   }
   if (runtime.failed()) end.failure = runtime.failure();
   job_->leave(rank);
-  network_->end(rank);  // its process does
+  network_->end(rank);  // the rank's process ends
 }
 
 void FaultyJob::strike() {
