@@ -19,7 +19,7 @@ namespace hvd::rendezvous {
 /// Why ranks may not begin, in a form that can be sent.
 struct Refusal {
   bool usage = false;  ///< the ranks contradict each other: UsageError; else PeerLostError
-  int rank = -1;       ///< the lost rank; -1: several, or none
+  int rank = -1;       ///< the lost rank; -1: several ranks or no rank
   std::string text = {};
 
   [[noreturn]] void raise() const;
@@ -105,7 +105,7 @@ bool same_job(const RankInfo&, const RankInfo& own);
 class Strangers {
  public:
   void add(const JoinRequest&, const RankInfo& own);
-  /// Describes the processes that claimed one of these ranks; empty if there are none.
+  /// Describes the processes that claimed one of these ranks; empty if no process did.
   std::string text(const std::vector<int>& absent) const;
 
  private:

@@ -19,8 +19,8 @@ namespace hvd::rendezvous {
 
 using Bytes = std::vector<std::byte>;
 
-/// What a rank expects of its job. A rank whose job, token, size or build differ from those of rank
-/// 0 is refused.
+/// Describes a rank and the job that it expects to join. A rank whose job, token, size or build
+/// differ from those of rank 0 is refused.
 struct RankInfo {
   std::string job = {};    ///< HVD_JOB_NAME
   std::string token = {};  ///< HVD_JOB_TOKEN, a secret of the job: never in an error text

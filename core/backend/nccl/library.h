@@ -94,11 +94,11 @@ class Library {
 
 /// Loads NCCL: the library that HVD_NCCL_LIBRARY names, else the one that the process has loaded
 /// already (LibTorch brings one), else the system's libnccl.so.2, else the one that hvd was built
-/// with. Returns null and the reason if there is none or it is too old.
+/// with. Returns null and sets the reason if no NCCL is found or it is too old.
 std::shared_ptr<Library> load_library(std::string& reason);
 
 /// The version and origin of the NCCL that load_library() finds, as "2.32.3 (libnccl.so.2)", or the
-/// reason why there is none. For messages.
+/// reason why NCCL is missing. For messages.
 std::string describe_library();
 
 }  // namespace hvd::nccl

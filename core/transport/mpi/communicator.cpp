@@ -9,7 +9,7 @@
 #include "transport/mpi/call_watch.h"
 #include "transport/mpi/environment.h"
 
-// Note [Who frees a communicator]
+// Note [Freeing a communicator]
 // MPI_Comm_free is collective, and destructors here are not. Freeing at once would also be wrong:
 // MPI assigns the context id to the next communicator, and a late message of the old one would be
 // matched in the new one. So the destructor only stores the handle, and
