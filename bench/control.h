@@ -18,8 +18,8 @@ struct ControlOptions {
   int tensors = 161;
 };
 
-/// Latency of an allreduce of 8 bytes by how it is negotiated and who drives the engine, and what
-/// the coordinator costs in worlds that exist on paper only. Collective over the ranks of the
+/// Latency of an allreduce of 8 bytes by the kind of negotiation and by the thread that drives the
+/// engine, and the cost of the coordinator in simulated worlds. Collective over the ranks of the
 /// session; rank 0 prints.
 /// @return {"latency": [...], "worlds": [...]}; the worlds on rank 0 only
 Json run_control(const Session& session, const ControlOptions& options, std::ostream& out);

@@ -4,8 +4,8 @@
 
 namespace hvd::bench {
 
-/// What the coordinator spends on one round in which every rank reports the same tensors.
-/// Microseconds of CPU time, medians.
+/// Cost of the coordinator in one round in which every rank reports the same tensors, as medians of
+/// CPU time in microseconds.
 struct RoundCost {
   double accept_us = 0;  ///< decode and take in all reports
   double decide_us = 0;  ///< decide, and encode the plan
@@ -16,7 +16,7 @@ struct RoundCost {
 struct WorldCost {
   int ranks = 0;
   int tensors = 0;
-  /// Levels of the tree below rank 0; 0: none, rank 0 hears each rank and tells each rank.
+  /// Levels of the tree below rank 0; 0: no tree, rank 0 exchanges messages with each rank.
   int depth = 0;
   /// By rank 0, from others, in one round.
   int messages_received = 0;
