@@ -11,7 +11,8 @@ namespace hvd::bench {
 struct ControlOptions {
   /// Timed operations per way of waiting and kind of name.
   int repetitions = 1000;
-  /// Before an operation that a sleeping thread is woken for, so that it sleeps.
+  /// Pause before each operation that measures the wake-up of a sleeping thread, so that the thread
+  /// sleeps.
   double pause_ms = 1.0;
   /// Numbers of ranks to simulate.
   std::vector<int> worlds = {64, 256, 1024, 4096, 16384};

@@ -154,7 +154,7 @@ class RawStaged final : public Contender {
     ++first_round_;
   }
 
-  // This rank's slice it reads where it is.
+  // Copies all but this rank's own slice, which it reads in place.
   void fill(std::size_t round) {
     const auto [begin, end] = slice_of(size_of(round), exercise_.rank(), exercise_.ranks());
     std::byte* const to = slot(round, exercise_.rank(), false);

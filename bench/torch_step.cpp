@@ -41,7 +41,7 @@ class Hvd final : public TorchStep {
 
   void rest() override {
     clear();
-    // hvd's thread looks for more work a little while before it sleeps.
+    // hvd's thread looks for more work for a short time before it sleeps.
     std::this_thread::sleep_for(std::chrono::microseconds(300));
   }
 
@@ -126,7 +126,7 @@ class TorchWorkload final : public Workload {
 }  // namespace
 
 std::unique_ptr<torch::optim::Optimizer> StepMaterial::optimizer(const Model& model) const {
-  // So little that values stay as they are however long it runs, and computation costs the same.
+  // So small that the values hardly change during a run, and the computation takes the same time.
   constexpr double kLearningRate = 1e-6;
   if (options.update == Update::kSgd)
     return std::make_unique<torch::optim::SGD>(model.parameters(), kLearningRate);

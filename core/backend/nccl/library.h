@@ -60,9 +60,9 @@ class Library {
   /// Stops the communicators' work on the device, then frees them as destroy() does. From NCCL 2.22
   /// on all are stopped before the first is freed.
   virtual void abort(std::span<const Comm>) noexcept = 0;
-  /// Stops the communicator's operations and lets calls return that other threads have made on it,
-  /// but frees nothing (NCCL 2.28.9 and newer). Only abort() may follow. May block until the
-  /// communicator is quiet. @return false: this version cannot
+  /// Stops the communicator's operations, so that calls of other threads on it return, but frees no
+  /// memory (NCCL 2.28.9 and newer). Only abort() may follow. May block until the communicator is
+  /// quiet. @return false: this version cannot
   virtual bool revoke(Comm) noexcept = 0;
 
   /// The calls in between are one launch.

@@ -104,7 +104,7 @@ Communicator Communicator::duplicate(MPI_Comm parent, Deadline deadline) {
   const ReturnErrors errors(parent);
   int size = 0;
   check(MPI_Comm_size(parent, &size), "MPI_Comm_size");
-  // On the heap, because after a deadline MPI may still write to both.
+  // On the heap, because MPI may still write to both after a missed deadline.
   struct Pending {
     MPI_Comm handle = MPI_COMM_NULL;
     MPI_Request request = MPI_REQUEST_NULL;
