@@ -1,5 +1,5 @@
-// Ranks of hvd's that meet through hvdrun: real processes, wrapped and started as users do, and
-// those that must not begin. Kills at random moments are start_campaign's.
+// Ranks that find each other through hvdrun: real processes, wrapped and started as by users, and
+// jobs that must not start. start_campaign tests kills at random moments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -75,7 +75,7 @@ TEST_F(HvdrunMeeting, RanksMeetAgainAndAgain) {
                3, 3);
 }
 
-// Which close descriptors, fork, and stay while the rank runs.
+// Shells and Pythons close descriptors, fork, and stay while the rank runs.
 TEST_F(HvdrunMeeting, ThroughShellsAndPythons) {
   expect_lives(run({"-np", "2", "sh", "-c", "exec 3>&- 4>&- 5>&-; \"$@\"; code=$?; exit $code",
                     "sh", program_, "lives"}),
@@ -160,7 +160,7 @@ TEST_F(HvdrunMeeting, ARankThatContradictsHvdrunIsToldSo) {
   }
 }
 
-// Whatever its variables say.
+// All ranks refuse to start if one rank's variables contradict hvdrun's.
 TEST_F(HvdrunMeeting, ARankWithOtherVariablesContradictsAll) {
   const Result result = run({"-np", "3", "sh", "-c", "[ $HVD_RANK = 1 ] && HVD_SIZE=5; exec \"$@\"",
                              "sh", program_, "lives"});

@@ -24,9 +24,8 @@
 ///   thread for the call (which is counted, not started); calls on other communicators return when
 ///   they are complete, which for begin_init() is when all ranks have joined;
 /// - returns from destroy() and abort() only when the queues of the rank's device are empty,
-/// because
-///   both free device memory; abort() first ends the kernels of its communicators, revoke() ends
-///   kernels and calls and frees no memory.
+///   because both free device memory; abort() first ends the kernels of its communicators, revoke()
+///   ends kernels and calls and frees no memory.
 /// It reports as a fault of the GPU: a collective on registered memory on some ranks only or on
 /// different buffers, kernels of communicators that wait for each other, registrations that outlive
 /// their buffer or destroy(), and an abort that frees a communicator while a call on it is running

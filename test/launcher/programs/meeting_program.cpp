@@ -88,7 +88,7 @@ int main(int argc, char** argv) {
   hvd::Options options;
   if (!odd) return live(options, mode == "fork" || mode == "second" ? 1 : 3, nullptr);
   const bool others_first = mode == "exit" || mode == "size" || mode == "rank";
-  if (others_first) ::usleep(1'000'000);  // as a rule they have come by then
+  if (others_first) ::usleep(1'000'000);  // they have usually joined by then
   if (mode == "exit") return 3;
   if (mode == "absent") ::pause();
   if (mode == "size") options.world_size = 5;

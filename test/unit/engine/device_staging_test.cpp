@@ -1,5 +1,5 @@
-// How a batch gets into a collective and back on a device, as far as jobs that succeed do not show
-// it.
+// Tests how a batch is packed for a collective on a device and unpacked again, in cases that
+// successful jobs do not cover.
 #include "engine/device_staging.h"
 
 #include <gtest/gtest.h>

@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-/// Every thread that is started meanwhile has one core together with this one.
+/// While this object lives, this thread and all threads that it starts share one core.
 class OneCore {
  public:
   OneCore() {
@@ -83,7 +83,7 @@ TEST(ProgressOwnership, AfterAWaiterHasLeftTheEngineThreadDrives) {
   }
 }
 
-// The submission of a thread that is about to wait has not rung.
+// The submission of a thread that is about to wait does not ring the doorbell.
 TEST(ProgressOwnership, AThreadThatIsToWaitRingsForTheOneThatDrives) {
   const SteadyClock clock;
   LocalJobOptions options;
