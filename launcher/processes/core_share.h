@@ -16,8 +16,8 @@ struct Core {
 };
 
 /// The usable cores, neighbours next to each other. `synthetic` describes a machine as hwloc does,
-/// instead of this one. `allowed`: CPUs that may be used; empty: all. When hwloc cannot tell, each
-/// CPU that is allowed counts as a core.
+/// instead of this one. `allowed`: CPUs that may be used; empty: all. If hwloc fails, each allowed
+/// CPU counts as a core.
 std::vector<Core> usable_cores(const std::vector<int>& allowed,
                                const std::optional<std::string>& synthetic = std::nullopt);
 

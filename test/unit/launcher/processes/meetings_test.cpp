@@ -18,8 +18,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-/// hvdrun's side, and what each process of each rank is answered. The session's number is the
-/// process's too.
+/// hvdrun's side of the rendezvous, and the answers that each process of each rank gets. A session
+/// and its process have the same number.
 class MeetingsTest : public ::testing::Test {
  protected:
   void start(int size) {
@@ -29,7 +29,7 @@ class MeetingsTest : public ::testing::Test {
         [this](int rank, std::uint32_t session, const Meetings::Bytes& frame, bool last) {
           ++frames_;
           bytes_ += frame->size();
-          kept_ = frame;  // or the next might lie at the same place
+          kept_ = frame;  // keeps the memory, so that the next frame has another address
           if (frame.get() != latest_) distinct_bytes_ += frame->size();
           latest_ = frame.get();
           const auto answer =
