@@ -8,14 +8,14 @@ namespace hvd::bench {
 struct Outcome {
   int exit_code = -1;
   std::string output;
-  nlohmann::json document;  ///< what --json wrote; discarded when there is none
+  nlohmann::json document;  ///< what --json wrote; discarded when the file cannot be parsed
 };
 
 /// Runs a command of the shell. A little before the test's own limit it is killed.
 Outcome run_command(const std::string& command);
 /// Runs hvd-bench under mpirun, with --json.
 Outcome run_bench(int ranks, const std::string& arguments);
-/// A path for a file of this process that nobody else uses.
+/// A path for a temporary file that only this process uses.
 std::string temporary_path(const std::string& name);
 
 }  // namespace hvd::bench

@@ -165,7 +165,8 @@ class Rounds {
     return percentile(seconds, 0.5);
   }
 
-  /// What a training's first step asks for, in the first moment of the runtime.
+  /// Negotiates one operation per parameter, as a training's first step does right after the
+  /// runtime has started.
   double negotiate() {
     std::vector<float> data(static_cast<std::size_t>(options_.tensors),
                             static_cast<float>(session_.rank() + 1));

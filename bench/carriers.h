@@ -14,7 +14,7 @@ namespace hvd::bench {
 struct CarriersOptions {
   std::vector<std::size_t> sizes = {8, std::size_t{1} << 20, std::size_t{64} << 20};
   int rounds = 20;
-  /// Of one contender at one size in one round.
+  /// Limits for one contender at one size in one round.
   RepetitionLimits repetitions = {.budget_seconds = 0.3, .least = 3, .most = 300};
   int tensors = 161;  ///< of the first negotiation
 };

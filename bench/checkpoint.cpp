@@ -123,7 +123,8 @@ class Match {
     return session_.slowest(seconds_since(begin));
   }
 
-  /// What is on disk is what the state was when it was saved, not what it was while it was written.
+  /// Whether the files have the state at the time of the save, and not the state at the time of
+  /// writing.
   bool correct() {
     const bool changed = training_.value() != saved_;
     background_->load();

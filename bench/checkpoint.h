@@ -17,8 +17,8 @@ struct CheckpointOptions {
   std::filesystem::path folder = ".";
 };
 
-/// What saving takes from the steps of a training, in the foreground and in the background.
-/// Collective over the ranks of the session; rank 0 prints. Leaves nothing in `folder`.
+/// Measures how much saving slows the steps of a training, in the foreground and in the background.
+/// Collective over the ranks of the session; rank 0 prints. Leaves no files in `folder`.
 /// @return {"correct": ..., ...}, on every rank
 /// @throws CheckpointError
 Json run_checkpoint(const Session& session, const CheckpointOptions& options, std::ostream& out);

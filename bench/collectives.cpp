@@ -149,7 +149,8 @@ class Match {
     std::iota(order.begin(), order.end(), 0);
     std::mt19937 random(1);  // the same on every rank
     for (int repetition = 0; repetition < repetitions_; ++repetition) {
-      // Nobody comes always after the same other, whose traces in the cache might help or hurt.
+      // A random order, so that no contender always runs after the same other one, whose data in
+      // the cache might help or hurt.
       std::shuffle(order.begin(), order.end(), random);
       for (const std::size_t index : order) samples_[index].push_back(time(*contenders_[index]));
     }

@@ -21,7 +21,7 @@ struct CollectivesOptions {
   RepetitionLimits repetitions = {};
   Progress progress = Progress::kCaller;
   Memory memory = Memory::kOrdinary;
-  /// What gloo_peers.py wrote, to be shown beside hvd; empty: nothing.
+  /// File with the results of gloo_peers.py, which are shown beside hvd's; empty: no file.
   std::string gloo_path;
 };
 

@@ -21,11 +21,11 @@ struct Command {
   std::function<void()> work = {};
 };
 
-/// What more than one subcommand offers.
+/// Declares the options for repetitions, which several subcommands share.
 void declare_repetitions(CLI::App& app, RepetitionLimits& limits, const std::string& per);
 void declare_gloo(CLI::App& app, std::string& path);
 
-/// What needs LibTorch; none in a build without.
+/// The subcommands that need LibTorch; empty in a build without it.
 std::vector<Command> torch_commands(CLI::App& app);
 
 }  // namespace hvd::bench

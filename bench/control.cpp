@@ -157,7 +157,7 @@ class Latency {
     row["ratio_to_mpi"] = json_number(summary.p50 / percentile(samples_[kMpiWay], 0.5));
     const double operations = static_cast<double>(summary.samples);
     const Counts& counts = counts_[way];
-    // Of the whole job; the others are equal on all ranks.
+    // The sum over the whole job. The other counts are equal on all ranks.
     row["control_messages_per_operation"] = session_.sum(counts.messages_sent) / operations;
     row["negotiated_per_operation"] = counts.negotiated / operations;
     row["cached_per_operation"] = counts.cached / operations;

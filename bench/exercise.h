@@ -27,8 +27,8 @@ class Buffer {
   std::shared_ptr<float> data_;
 };
 
-/// What one rank contributes: integers small enough for exact sums over two thousand ranks. Its
-/// length is a prime, so data that lands a whole number of chunks or blocks too far is not the
+/// One rank's input: integers small enough for exact sums over two thousand ranks. The length is a
+/// prime, so data that is written a whole number of chunks or blocks too far differs from the
 /// expected data.
 std::vector<float> pattern_of(int rank);
 /// Writes elements `first`, `first` + 1, ... of the endless repetition of a pattern.
@@ -60,7 +60,7 @@ class Exercise {
   int ranks() const noexcept { return ranks_; }
   /// Elements of the larger of input and output.
   std::size_t count() const noexcept { return count_; }
-  /// Elements that belong to one rank; of a kind that divides nothing, all.
+  /// Elements that belong to one rank; all elements if the collective does not divide them.
   std::size_t block() const noexcept { return block_; }
   std::size_t bytes() const noexcept { return count_ * sizeof(float); }
   std::span<float> input() const noexcept { return input_; }
@@ -75,10 +75,10 @@ class Exercise {
   void fill() const;
   /// Makes sure that a result is not the one before.
   void spoil() const;
-  /// What is wrong with the output; nothing when it is right.
+  /// Describes the error in the output; no value when the output is right.
   std::optional<std::string> fault() const;
 
-  /// What each buffer of an arena has to hold for an exercise of at most `bytes`.
+  /// Number of floats that each buffer of an arena needs for an exercise of at most `bytes`.
   static std::size_t floats_needed(std::size_t bytes, int ranks);
 
  private:

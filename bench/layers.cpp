@@ -25,7 +25,8 @@ struct Size {
 // The widest layer of each of ResNet-50's stages, and the first.
 constexpr std::array<Size, 5> kSizes = {{{64, 112}, {256, 56}, {512, 28}, {1024, 14}, {2048, 7}}};
 
-/// What one rank contributes to the statistics: count, mean and squared deviations per channel.
+/// Number of values that one rank contributes to the statistics: the count, and the mean and the
+/// squared deviations of each channel.
 std::int64_t forward_values(const Size& size) { return 2 * size.channels + 1; }
 /// The sums of the gradient, and of its product with the normalized input.
 std::int64_t backward_values(const Size& size) { return 2 * size.channels; }
@@ -53,7 +54,7 @@ class Layer {
   void run_joined() { run(joined_); }
   void run_local() { run(local_); }
 
-  /// What the layer exchanges, as the layer does.
+  /// Exchanges the same values as the layer, in the same way.
   void run_exchange() {
     exchange_.gathered(forward_row_);
     exchange_.summed(backward_sums_);

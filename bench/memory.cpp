@@ -22,7 +22,8 @@ std::size_t bytes_in(const char* file, const std::string& key) {
 
 std::size_t status_bytes(const std::string& key) { return bytes_in("/proc/self/status", key); }
 
-/// What this process counts as its own of memory that it shares with others, who count it too.
+/// Bytes of shared memory that this process's resident size includes although they are the share of
+/// other processes.
 std::size_t counted_elsewhere() {
   const std::size_t resident = status_bytes("RssShmem:");
   return resident - std::min(resident, bytes_in("/proc/self/smaps_rollup", "Pss_Shmem:"));
@@ -38,7 +39,7 @@ PeakMemory::PeakMemory() {
 void PeakMemory::forget() {
   // Freed memory counts again when it is used again.
   malloc_trim(0);
-  // proc(5): 5 sets the peak to what is resident now.
+  // proc(5): writing 5 resets the peak to the resident size.
   std::ofstream reset("/proc/self/clear_refs");
   reset << "5" << std::flush;
   possible_ = reset.good();

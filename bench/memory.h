@@ -10,7 +10,7 @@ namespace hvd::bench {
 class PeakMemory {
  public:
   PeakMemory();
-  /// Bytes since the construction or the last forget(); nothing where the kernel does not let a
+  /// Bytes since the construction or the last forget(); no value where the kernel does not let a
   /// process reset its peak.
   std::optional<std::size_t> bytes() const;
   /// Forgets the peak, not what was resident at first.

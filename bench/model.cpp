@@ -68,7 +68,7 @@ class SilentNetwork final : public Model {
   std::vector<GradientSource> sources_;
 };
 
-/// What examples/mnist.cpp trains, on images and labels that are drawn once.
+/// The network of examples/mnist.cpp, on images and labels that are drawn once.
 class ConvolutionalNetwork final : public Model {
  public:
   ConvolutionalNetwork(const std::vector<at::Tensor>& values, int rank, int batch_size)

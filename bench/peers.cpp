@@ -125,7 +125,7 @@ class Copy final : public Contender {
 
   void run() override {
     std::memcpy(exercise_.spare().data(), exercise_.larger().data(), exercise_.bytes());
-    // Nobody reads the copy; this keeps the compiler from noticing.
+    // The copy is never read; this keeps the compiler from removing it.
     asm volatile("" : : "r"(exercise_.spare().data()) : "memory");
   }
 

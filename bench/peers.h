@@ -12,7 +12,7 @@
 
 namespace hvd::bench {
 
-/// One way to do an exercise; run() is what is timed.
+/// One way to do an exercise. The benchmark times run().
 class Contender {
  public:
   virtual ~Contender() = default;
@@ -24,7 +24,7 @@ class Contender {
   virtual void run() = 0;
   /// Whether run() leaves the result in the exercise's output.
   virtual bool does_the_exercise() const { return true; }
-  /// Returns when nothing of run() is still using a core.
+  /// Returns when no work of run() uses a core any more.
   virtual void settle() {}
 };
 
@@ -36,10 +36,10 @@ void allreduce_sum(std::span<float> data, MPI_Comm communicator, std::size_t chu
 /// Names of the peers, in the order in which they are reported.
 std::vector<std::string> peer_names();
 
-/// What hvd is compared with at this size: the raw kernel (raw_kernels.h), for an allreduce within
-/// one host; "mpi", one call as a program would write it; "mpi-chunked", calls of kChunkBytes on
-/// buffers that are kept, where that is more than one call; "copy", a memcpy of the exercise's
-/// bytes on every rank at once.
+/// The contenders that hvd is compared with at this size: the raw kernel (raw_kernels.h), for an
+/// allreduce within one host; "mpi", one call as a program would write it; "mpi-chunked", calls of
+/// kChunkBytes on buffers that are kept, where that is more than one call; "copy", a memcpy of the
+/// exercise's bytes on every rank at once.
 std::vector<std::unique_ptr<Contender>> make_peers(const Exercise& exercise, MPI_Comm communicator);
 
 }  // namespace hvd::bench

@@ -104,10 +104,10 @@ class RawShared final : public Contender {
   std::vector<std::byte*> destinations_;
 };
 
-/// A rank's shared memory: the barrier's page, two slots with what it contributes, two with what it
-/// has reduced. In step k every rank fills round k, reduces round k - 1 and takes the results of
-/// round k - 2, and then waits for the others: whatever a step reads, the step before has written,
-/// and what it writes nobody has read since then.
+/// A rank's shared memory: the barrier's page, two slots for its input and two for its reduced
+/// slice. In step k every rank fills round k, reduces round k - 1 and takes the results of round k
+/// - 2, and then waits for the others. So a step reads only slots that the step before has written,
+///   and no rank still reads the slots that the step writes.
 class RawStaged final : public Contender {
  public:
   RawStaged(const Exercise& exercise, MPI_Comm communicator)
@@ -154,7 +154,7 @@ class RawStaged final : public Contender {
     ++first_round_;
   }
 
-  // This rank's slice it reads where it is.
+  // Copies all but this rank's own slice, which it reads in place.
   void fill(std::size_t round) {
     const auto [begin, end] = slice_of(size_of(round), exercise_.rank(), exercise_.ranks());
     std::byte* const to = slot(round, exercise_.rank(), false);

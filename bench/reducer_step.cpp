@@ -63,7 +63,7 @@ class ReducerStep final : public TorchStep {
   void clear() override {
     for (const at::Tensor& parameter : parameters()) parameter.mutable_grad().reset();
   }
-  // What DistributedDataParallel's forward does.
+  // As DistributedDataParallel's forward() does.
   void before_backward() override {
     reducer_->rebuild_buckets();
     reducer_->prepare_for_backward({});

@@ -32,7 +32,7 @@ std::string number_text(double value);
 /// NaN has no JSON; it becomes null.
 Json json_number(double value);
 
-/// @throws std::runtime_error when the file cannot be read, or is none.
+/// @throws std::runtime_error when the file cannot be read or is not JSON.
 Json read_json(const std::string& path);
 /// @throws std::runtime_error when the file cannot be written.
 void write_json(const std::string& path, const Json& document);

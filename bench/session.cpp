@@ -21,8 +21,8 @@ extern char** environ;
 namespace hvd::bench {
 namespace {
 
-// What changes a result. mpirun puts many more OMPI_MCA_ variables into the environment that say
-// only how it was started.
+// Prefixes of the variables that change a result. mpirun sets many more OMPI_MCA_ variables that
+// only describe how it was started.
 constexpr std::array<std::string_view, 11> kTellingPrefixes = {
     "HVD_",           "HOROVOD_",      "OMPI_MCA_btl",   "OMPI_MCA_coll",
     "OMPI_MCA_pml",   "OMPI_MCA_mpi_", "OMPI_MCA_mpool", "OMPI_MCA_rcache",

@@ -39,7 +39,7 @@ class Session {
   const std::string& init_method() const noexcept { return options_.init_method; }
   /// hvd joins once more, after hvd::shutdown().
   void join(const std::string& init_method) const;
-  /// Nothing of hvd travels on it.
+  /// hvd sends no messages on it.
   MPI_Comm peers() const noexcept { return peers_; }
 
   /// Returns when all ranks are here. It polls: for short waits between measurements only.
@@ -64,7 +64,7 @@ class Session {
   MPI_Comm peers_ = MPI_COMM_NULL;
 };
 
-/// What describe() gave, for people.
+/// Prints the result of describe() as text.
 void print_description(const Json&, std::ostream&);
 
 }  // namespace hvd::bench

@@ -11,7 +11,7 @@
 namespace hvd::bench {
 namespace {
 
-/// Of this thread only: other programs on the machine do not count.
+/// CPU time of this thread only, so that other programs on the machine do not count.
 double thread_cpu_seconds() {
   timespec time = {};
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);

@@ -4,8 +4,8 @@
 
 namespace hvd::bench {
 
-/// What the coordinator spends on one round in which every rank reports the same tensors.
-/// Microseconds of CPU time, medians.
+/// Cost of the coordinator in one round in which every rank reports the same tensors, as medians of
+/// CPU time in microseconds.
 struct RoundCost {
   double accept_us = 0;  ///< decode and take in all reports
   double decide_us = 0;  ///< decide, and encode the plan
@@ -16,20 +16,20 @@ struct RoundCost {
 struct WorldCost {
   int ranks = 0;
   int tensors = 0;
-  /// Levels of the tree below rank 0; 0: none, rank 0 hears each rank and tells each rank.
+  /// Levels of the tree below rank 0; 0: no tree, rank 0 exchanges messages with each rank.
   int depth = 0;
-  /// By rank 0, from others, in one round.
+  /// Messages that rank 0 receives from other ranks in one round.
   int messages_received = 0;
-  /// By the rank that receives most, its own report included.
+  /// Messages received by the rank that receives the most, its own report included.
   int most_received = 0;
   RoundCost first = {};
   RoundCost cached = {};
 };
 
-/// Runs the real Coordinator on the reports that the real Negotiator makes; over a tree, on what
-/// the real Aggregators make of them. All ranks do the same.
+/// Runs the real Coordinator on reports of the real Negotiator; with a tree, on reports that the
+/// real Aggregators have merged. All ranks submit the same tensors.
 /// @param tree an aggregation tree, as jobs of more than 33 ranks use it, with eight ranks to a
-/// host; otherwise every rank talks to rank 0
+/// host; otherwise every rank exchanges messages with rank 0
 /// @throws std::runtime_error when the plans are not what they must be.
 WorldCost measure_world(int ranks, int tensors, bool tree);
 

@@ -9,7 +9,8 @@ namespace {
 
 double sorted_percentile(const std::vector<double>& sorted, double share) {
   if (sorted.empty()) return std::numeric_limits<double>::quiet_NaN();
-  // The tolerance keeps 0.95 * 20 at the 19th although it is a little more than 19 in binary.
+  // The tolerance makes 0.95 * 20 select the 19th value, although the product is slightly above 19
+  // in binary.
   const double place = std::ceil(share * static_cast<double>(sorted.size()) - 1e-9);
   const auto last = static_cast<double>(sorted.size());
   return sorted[static_cast<std::size_t>(std::clamp(place, 1.0, last)) - 1];

@@ -47,7 +47,7 @@ class Steps {
     for (std::size_t i = 0; i < memory_.size(); ++i) {
       Submission submission;
       submission.name = name + "." + std::to_string(i);
-      // Of which the values stay what they are.
+      // The maximum leaves equal values unchanged, however often it is repeated.
       submission.parameters = Allreduce{.op = ReduceOp::kMax};
       submission.input = {reinterpret_cast<std::byte*>(memory_[i].data()),
                           elements,
@@ -75,7 +75,7 @@ class Steps {
     }
   }
 
-  /// Seconds for all. @param extra_at -1: in none
+  /// Seconds for all steps. @param extra_at the step with one operation more; -1: no step
   double run(int steps, int extra_at) {
     session_.align();
     const auto begin = Clock::now();
@@ -147,8 +147,8 @@ double nanoseconds_of(const Check& check) {
   return percentile(samples, 0.5);
 }
 
-/// What looking at the switches of timeline and log costs of the shortest operation there is,
-/// replayed and of 8 bytes.
+/// Measures the cost of checking the switches of the timeline and the log, as a part of the
+/// shortest operation: a replayed one of 8 bytes.
 Json measure_disabled(const Session& session, const SteadyOptions& options) {
   Steps steps(session, 1, 2, "shortest");
   steps.run(30, -1);

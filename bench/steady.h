@@ -12,14 +12,14 @@ struct SteadyOptions {
   int steps = 1000;
   /// Pairs of runs.
   int rounds = 5;
-  /// Of 4 KiB, per step.
+  /// Tensors of 4 KiB per step.
   int tensors = 20;
-  /// Seconds for which the program then does nothing.
+  /// Seconds for which the program is idle afterwards.
   double pause_seconds = 3;
 };
 
-/// What leaving schedule replay once costs, and what hvd uses of a core while the program is busy
-/// with something else. Collective over the ranks of the session; rank 0 prints. @return
+/// Measures the cost of leaving schedule replay once, and the share of a core that hvd uses while
+/// the program does not call it. Collective over the ranks of the session; rank 0 prints. @return
 /// {"deviation": {...}, "idle": {...}}
 Json run_steady(const Session& session, const SteadyOptions& options, std::ostream& out);
 

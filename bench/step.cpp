@@ -161,7 +161,7 @@ std::vector<std::vector<std::string>> matches_of(const StepOptions& options, int
     if (name == "one" && ranks == 1) continue;  // then it is "alone"
     (is_hvd(name) ? ours : others).push_back(name);
   }
-  // What is added is measured against it.
+  // The added time is measured against this contender.
   if (std::find(others.begin(), others.end(), "alone") == others.end())
     others.insert(others.begin(), "alone");
   if (ours.empty()) return {others};

@@ -24,7 +24,7 @@ struct StepOptions {
   int lead = 1;
   /// 0: the cores divided by the ranks of this host
   int threads = 0;
-  /// What gloo_peers.py wrote, to be shown beside hvd; empty: nothing.
+  /// File with the results of gloo_peers.py, which are shown beside hvd's; empty: no file.
   std::string gloo_path;
 };
 

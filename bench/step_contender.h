@@ -19,13 +19,13 @@ class StepContender {
   StepContender& operator=(const StepContender&) = delete;
 
   virtual std::string name() const = 0;
-  /// What is timed: clears the gradients, computes them, exchanges them, updates the parameters.
+  /// The timed part: clears the gradients, computes them, exchanges them, updates the parameters.
   virtual void run() = 0;
-  /// Gives back the gradients and waits until nothing of run() is still using a core.
+  /// Releases the gradients and waits until no work of run() uses a core any more.
   virtual void rest() = 0;
-  /// Only rank 0 runs it, and nobody else is on the machine meanwhile.
+  /// Whether only rank 0 runs it, while the other ranks sleep.
   virtual bool on_one_rank() const { return false; }
-  /// Runs a step and says what is wrong with the gradients after it; nothing when they are right.
+  /// Runs a step and describes the error in the gradients after it; no value when they are right.
   /// Collective.
   virtual std::optional<std::string> fault() = 0;
 };

@@ -56,7 +56,7 @@ Json compare_steps(const std::vector<StepSamples>& samples) {
       entry["percent_over_one"] = json_number((median_ratio(step.seconds, one->seconds) - 1) * 100);
     if (ours == nullptr || &step == ours) continue;
     entry["hvd_step_ratio"] = json_number(median_ratio(ours->seconds, step.seconds));
-    if (&step == &alone || &step == one) continue;  // they exchange nothing
+    if (&step == &alone || &step == one) continue;  // they exchange no data
     entry["hvd_added_ratio"] =
         json_number(median_ratio_of_added(ours->seconds, step.seconds, alone.seconds));
   }
@@ -72,7 +72,7 @@ void add_gloo_steps(Json& row, const Json& gloo) {
     entry["not_interleaved"] = true;
     for (const auto& [ours, own] : row["contenders"].items()) {
       if (!ours.starts_with("hvd") || !measured.contains("added_p50_us")) continue;
-      // Of medians, since the two did not run side by side.
+      // The ratio of the medians, since the two did not run side by side.
       entry["hvd_step_ratio"] =
           json_number(own["p50_us"].get<double>() / measured["p50_us"].get<double>());
       entry["hvd_added_ratio"] =

@@ -9,8 +9,8 @@
 
 namespace hvd::bench {
 
-/// Bytes between two processes by a carrier's own calls, as a plain program would make them:
-/// nothing of hvd takes part. Not thread-safe.
+/// A stream of bytes between two processes by a carrier's own calls, as a plain program would make
+/// them, without hvd. Not thread-safe.
 class Stream {
  public:
   virtual ~Stream() = default;

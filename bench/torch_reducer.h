@@ -13,7 +13,7 @@
 
 namespace hvd::bench {
 
-/// What a backend answers whose call has done its work already.
+/// The completed Work that a backend returns when its call has already done the work.
 inline c10::intrusive_ptr<c10d::Work> work_done(const std::vector<at::Tensor>& tensors) {
   auto future =
       c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));

@@ -34,14 +34,14 @@ class Hvd final : public TorchStep {
  public:
   Hvd(std::string name, const StepMaterial& material, bool views)
       : TorchStep(std::move(name), material),
-        // The contenders share their parameters, and the one that exchanges nothing makes them
-        // differ.
+        // The contenders share their parameters, and the one without an exchange makes them differ
+        // between ranks.
         distributed_(optimizer(), named_parameters(),
                      {.gradient_as_bucket_view = views, .check_every = 0}) {}
 
   void rest() override {
     clear();
-    // hvd's thread looks for more work a little while before it sleeps.
+    // hvd's thread looks for more work for a short time before it sleeps.
     std::this_thread::sleep_for(std::chrono::microseconds(300));
   }
 
@@ -126,7 +126,7 @@ class TorchWorkload final : public Workload {
 }  // namespace
 
 std::unique_ptr<torch::optim::Optimizer> StepMaterial::optimizer(const Model& model) const {
-  // So little that values stay as they are however long it runs, and computation costs the same.
+  // So small that the values hardly change during a run, and the computation takes the same time.
   constexpr double kLearningRate = 1e-6;
   if (options.update == Update::kSgd)
     return std::make_unique<torch::optim::SGD>(model.parameters(), kLearningRate);
@@ -159,7 +159,7 @@ std::optional<std::string> TorchStep::fault() {
   std::optional<std::string> first;
   for (std::size_t i = 0; i < parameters().size(); ++i) {
     const auto found = fault_of(i, reference->parameters()[i].grad());
-    if (!first) first = found;  // the others wait inside fault_of, so none is left out
+    if (!first) first = found;  // other ranks wait inside fault_of(), so it is always called
   }
   return first;
 }
@@ -171,7 +171,7 @@ std::optional<std::string> TorchStep::fault_of(std::size_t index, at::Tensor exp
   const std::string where =
       "gradient " + std::to_string(index) + " on rank " + std::to_string(material_.rank);
   if (!found.defined()) return where + " is missing";
-  // Ranks may add in another order; what is wrong otherwise is wrong by far more.
+  // Ranks may add in another order. A real error is far larger than this tolerance.
   constexpr double kTolerance = 1e-5;
   const double error = (found - expected).abs().max().item<double>();
   const double largest = expected.abs().max().item<double>();

@@ -14,7 +14,7 @@
 
 namespace hvd::bench {
 
-/// What every contender of a workload is made from.
+/// The parts that every contender of a workload is built from.
 struct StepMaterial {
   WorkloadOptions options;
   std::vector<at::Tensor> values;
@@ -36,8 +36,8 @@ class TorchStep : public StepContender {
   std::optional<std::string> fault() override;
 
  protected:
-  /// What the gradients should be after run(). A program that exchanges by hand divides the loss,
-  /// which costs nothing.
+  /// The expected gradients after run(). A program that exchanges by hand divides the loss, which
+  /// takes no extra time.
   enum class Result { kLocal, kSum, kMean };
   virtual Result result() const { return Result::kLocal; }
 

@@ -25,7 +25,7 @@ namespace {
 constexpr const char* kSupervise = "--supervise";
 constexpr const char* kSuperviseHost = "--supervise-host";
 
-/// Each rank costs a connection and, with --output-filename, two files. mpirun needs about as much.
+/// Each rank costs a connection and, with --output-filename, two files. mpirun needs about as many.
 void raise_file_limit(const Options& options) {
   rlimit limit{};
   const rlim_t needed = 40 + static_cast<rlim_t>(options.np) * (options.output_folder ? 4 : 2);
@@ -40,9 +40,8 @@ void raise_file_limit(const Options& options) {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/// A standard descriptor that is closed would be the next one to be opened, for whatever purpose.
-/// In its place comes one on which reading finds nothing and writing fails as it would on a closed
-/// one.
+/// The next open() would reuse the number of a closed standard descriptor. A placeholder takes the
+/// number: reads from it return end of file, and writes to it fail as on a closed descriptor.
 void occupy_standard_descriptors() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;
@@ -50,7 +49,8 @@ void occupy_standard_descriptors() {
   }
 }
 
-/// Before there is a job to pass it on to, a request for a state dump would end hvdrun.
+/// Blocks requests for a state dump (SIGUSR1), which would end hvdrun before it has a job to pass
+/// them on to.
 void hold_state_dumps() {
   sigset_t signals;
   sigemptyset(&signals);

@@ -16,7 +16,7 @@ namespace hvd {
 /// leaves. Any number of threads may sleep as either kind. A ring wakes all sleepers of the kinds
 /// concerned.
 ///
-/// Protocol of a sleeper: t = ticket(); look for work; if there is none, sleep(t, ...). A ring
+/// Protocol of a sleeper: t = ticket(); look for work; sleep(t, ...) if no work was found. A ring
 /// between ticket() and sleep() makes sleep() return at once. Protocol of a driver: take progress
 /// ownership; take_over(); drive, with handled = ticket() before each look for work; release
 /// progress ownership; hand_back(handled).

@@ -14,7 +14,7 @@ void limit_exit(std::chrono::milliseconds limit, const std::string& why) noexcep
 
 /// Keeps memory that a transport may still touch until the process ends. Thread-safe.
 ///
-/// Note [Who frees the buffer]
+/// Note [Memory after a failure]
 /// When a failure cuts a collective off, the transport may still read its input and write its
 /// output. MPI has no call that ends a message at once: a cancelled receive completes only with
 /// MPI's progress, a send cannot be cancelled, and waiting for either may wait for a dead peer. The

@@ -133,7 +133,7 @@ int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept 
   return 0;
 }
 
-// Note [Who has made it]
+// Note [Abandoned segment files]
 // A killed maker cannot remove the name. So it holds a lock (flock) on the file for as long as the
 // file has a name. The kernel releases the lock when the process ends, and a process that then
 // acquires it knows that the name is no longer needed. Process ids are not used, because they

@@ -18,8 +18,8 @@ int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept;
 /// [No room in /dev/shm]).
 ///
 /// The name exists only until unlink(), after which no file remains, however the processes end. If
-/// the maker ends earlier, remove_abandoned() of a later process finds the file (Note [Who has made
-/// it]).
+/// the maker ends earlier, remove_abandoned() of a later process finds the file (Note [Abandoned
+/// segment files]).
 class SharedSegment {
  public:
   /// Prefix of the names that remove_abandoned() considers.

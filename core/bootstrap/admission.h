@@ -13,13 +13,13 @@
 #include "base/process_watch.h"
 #include "bootstrap/rendezvous.h"
 
-/// Which processes may join a job as its ranks, and whether they still live.
+/// Decides which processes may join a job as its ranks, and watches whether they still live.
 namespace hvd::rendezvous {
 
-/// Why ranks may not begin, in a form that can be sent.
+/// The reason why ranks may not begin, in a form that can be sent.
 struct Refusal {
   bool usage = false;  ///< the ranks contradict each other: UsageError; else PeerLostError
-  int rank = -1;       ///< the lost rank; -1: several, or none
+  int rank = -1;       ///< the lost rank; -1: several ranks or no rank
   std::string text = {};
 
   [[noreturn]] void raise() const;
@@ -40,7 +40,7 @@ std::optional<std::vector<std::string>> split_fields(std::span<const std::byte>,
 Bytes encode(const Refusal&);
 std::optional<Refusal> decode_refusal(std::span<const std::byte>);
 
-/// Sent by a rank to join a job: what it expects of the job, and which process it is.
+/// Sent by a rank to join a job: describes the job that it expects, and identifies the process.
 struct JoinRequest {
   RankInfo info = {};
   std::string identity = {};  ///< identifies one process: "host 1234 5f0c..."
@@ -74,13 +74,13 @@ std::optional<Bytes> find_value(const std::function<std::optional<Bytes>()>& val
 /// @param reference usually rank 0
 std::optional<Refusal> find_objection(const JoinRequest&, const RankInfo& reference,
                                       const std::string& place);
-/// When the rank that serves has to refuse the others, so that they receive the reason before their
-/// own deadline, which is probably the same.
+/// The time at which the serving rank refuses the other ranks. It is before the deadline, because
+/// the others probably have the same deadline and must receive the reason before it.
 Deadline refusal_time(Deadline deadline, Deadline now = std::chrono::steady_clock::now());
-/// The same after a rank has joined: early enough for that rank, too.
+/// The refusal time after another rank has joined, early enough for the deadline of that rank, too.
 Deadline earlier_refusal_time(Deadline refusal_time, const JoinRequest&);
-/// Until when rank 0 stays after it has refused all ranks, so that ranks that have not joined yet
-/// receive the reason and do not wait in vain.
+/// The time until which rank 0 keeps serving after it has refused all ranks, so that late ranks
+/// receive the reason, too.
 Deadline late_joiner_deadline(Deadline deadline);
 /// A refusal because a rank's process ended before the job began.
 /// @param absent the ranks that had not joined by then
@@ -105,7 +105,7 @@ bool same_job(const RankInfo&, const RankInfo& own);
 class Strangers {
  public:
   void add(const JoinRequest&, const RankInfo& own);
-  /// Describes the processes that claimed one of these ranks; empty if there are none.
+  /// Describes the processes that claimed one of these ranks; empty if no process did.
   std::string text(const std::vector<int>& absent) const;
 
  private:
@@ -128,7 +128,8 @@ class RankProcesses {
   const JoinRequest* any_ended();
 
   using Read = std::function<std::optional<Bytes>()>;
-  /// Reads what a wait depends on; each is empty if it is not there yet.
+  /// The reads that a wait repeats. Each returns an empty value if its value has not been stored
+  /// yet.
   struct WaitSources {
     Read value;
     Read failure;       ///< why the job does not begin

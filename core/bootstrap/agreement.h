@@ -17,7 +17,7 @@ struct RankStatement {
   std::int64_t cache_capacity = 0;
   std::int32_t control_radix = 0;
 
-  char gpu_bus_id[32] = {};       ///< identifies a GPU of a host; empty: this rank has none
+  char gpu_bus_id[32] = {};       ///< identifies a GPU of a host; empty: no GPU
   std::int32_t nccl_version = 0;  ///< 23203 is 2.32.3; 0: no usable NCCL
   std::int32_t may_share = 0;     ///< NCCL_MULTI_RANK_GPU_ENABLE=1, and NCCL supports it
   std::uint64_t nccl_host = 0;    ///< hash of NCCL_HOSTID; 0: unset

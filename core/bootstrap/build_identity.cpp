@@ -14,7 +14,7 @@ constexpr std::size_t kShownBytes = 8;
 
 std::size_t padded(std::size_t size) noexcept { return (size + 3) & ~std::size_t{3}; }
 
-/// The build id in the notes of one segment; empty if there is none.
+/// The build id in the notes of one segment; empty if the notes have no build id.
 std::string build_in_notes(const std::byte* at, std::size_t left) {
   while (left >= sizeof(ElfW(Nhdr))) {
     ElfW(Nhdr) note;

@@ -13,14 +13,14 @@
 #include "base/clock.h"
 #include "hvd/store.h"
 
-/// How the ranks of a job find each other without MPI. It carries no messages; the ranks exchange
+/// Lets the ranks of a job find each other without MPI. It carries no messages; the ranks exchange
 /// the addresses that messages need.
 namespace hvd::rendezvous {
 
 using Bytes = std::vector<std::byte>;
 
-/// What a rank expects of its job. A rank whose job, token, size or build differ from those of rank
-/// 0 is refused.
+/// Describes a rank and the job that it expects to join. A rank whose job, token, size or build
+/// differ from those of rank 0 is refused.
 struct RankInfo {
   std::string job = {};    ///< HVD_JOB_NAME
   std::string token = {};  ///< HVD_JOB_TOKEN, a secret of the job: never in an error text
@@ -33,7 +33,7 @@ struct RankInfo {
 /// token of the job above 4 KiB
 void check(const RankInfo&);
 
-/// Why a job does not begin.
+/// The reason why a job does not begin.
 struct Failure {
   std::string reason = {};
   std::optional<int> lost = {};  ///< a lost rank: the others throw PeerLostError; else Error
@@ -70,14 +70,14 @@ class Rendezvous {
 
   /// Ends the waits of all ranks, current and later, with this reason. Only the first call counts.
   virtual void fail(const Failure&) noexcept = 0;
-  /// Leaves: this rank reads no more values. Rank 0 waits for the others, and cleans up.
+  /// Ends this rank's use of the values. Rank 0 waits for the other ranks and then cleans up.
   virtual void leave(Deadline) noexcept = 0;
   /// Whether this object has to exist after leave(), for as long as the rank is in the job. Another
   /// process that joins as the same rank in the meantime is then refused.
   virtual bool stays_connected() const noexcept { return false; }
 
  protected:
-  /// Throws because a rank has joined and has not contributed to an exchange.
+  /// Throws the error for a rank that has joined but has not contributed to an exchange.
   [[noreturn]] void throw_absent(std::string_view what, int rank) const;
 };
 

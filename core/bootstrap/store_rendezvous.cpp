@@ -8,7 +8,7 @@
 #include "bootstrap/rendezvous.h"
 #include "hvd/error.h"
 
-// Note [What is in the store]
+// Note [Keys in the store]
 // As in a shared file (Note [Files of an earlier job]): rank 0 makes a place with a new name and
 // stores the name under one key. A rank that has joined in the place of an earlier job joins again
 // when the name changes.
@@ -114,7 +114,7 @@ class StoreRendezvous final : public Rendezvous {
   std::vector<std::int64_t> number_of_;  ///< by rank: number of its request; 0: not joined
   std::vector<JoinRequest> joined_;      ///< by rank
   // Used by the other ranks only.
-  std::int64_t number_ = 0;  ///< of this rank's request; 0: none yet
+  std::int64_t number_ = 0;  ///< of this rank's request; 0: not requested yet
 };
 
 template <typename Done>

@@ -24,10 +24,10 @@ class EventPool : public std::enable_shared_from_this<EventPool> {
   ~EventPool();
 
   /// Records an event at the stream's current position. The event is reused once the last copy of
-  /// the pointer is destroyed. That is safe at any time, because a stream waits for the record()
-  /// that preceded its wait.
+  /// the pointer is destroyed. Reuse is always safe, because a stream waits for the record() that
+  /// preceded its wait.
   EventPtr record(Stream);
-  /// Number of events created so far. Repeated steps create none.
+  /// Number of events created so far. Repeated steps create no events.
   std::size_t created() const;
 
  private:

@@ -38,17 +38,17 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
-  /// Of a replayed batch, before each use: adds this rank's side of an operation.
+  /// Adds this rank's side of an operation. Called before each use of a replayed batch.
   void put(std::size_t index, OperationPtr operation) noexcept {
     operations_[index] = std::move(operation);
   }
-  /// Of a replayed batch, after each use: drops the operations and keeps their places.
+  /// Drops the operations and keeps their places. Called after each use of a replayed batch.
   void release_operations() noexcept;
 
   const wire::Request& request() const noexcept { return agreed_.operations.front().request; }
   std::span<const wire::Response> agreed() const noexcept { return agreed_.operations; }
   std::span<const OperationPtr> operations() const noexcept { return operations_; }
-  /// Of a join, or of a change of process sets: see control::AgreedBatch::result.
+  /// Result of a join or of a change of process sets: see control::AgreedBatch::result.
   std::int64_t result() const noexcept { return agreed_.result; }
   const ChannelSpec& spec() const noexcept { return spec_; }
   const Collective& collective() const noexcept { return collective_; }

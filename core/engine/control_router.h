@@ -79,7 +79,7 @@ class ControlRouter {
   void on_applied(const wire::Plan&);
 
   // --- messages ---
-  /// receive() would return nothing.
+  /// Whether receive() would return no message.
   bool quiet() const noexcept { return !has_own_plan() && control_.quiet(); }
   /// Rank 0 has decided a plan that receive() has not returned yet. No doorbell announces it.
   bool has_own_plan() const noexcept { return own_plan_.has_value(); }

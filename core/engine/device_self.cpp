@@ -72,7 +72,7 @@ class SelfChannel final : public Channel {
   const device::OwnedStream stream_;
 };
 
-/// Moves each tensor from its input to its output, and leaves nothing to do for the collective.
+/// Moves each tensor from its input to its output, so that the collective has no work left.
 class SelfStaging final : public Staging {
  public:
   explicit SelfStaging(SelfChannel& channel) : channel_(channel) {}

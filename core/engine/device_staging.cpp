@@ -44,7 +44,7 @@ std::size_t padded_bytes(const Batch& batch) {
   return bytes;
 }
 
-/// Of the buffer that receives the result.
+/// Size of the buffer that receives the result.
 std::size_t buffer_bytes(const Batch& batch) {
   return padded(batch) ? padded_bytes(batch) : batch.out_bytes();
 }
@@ -179,10 +179,10 @@ std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
   return packed;
 }
 
-// All ranks use the same buffer of the channel for a batch, or none does: the decision depends on
-// agreed facts, and batches of a pipeline follow each other in one order. A single tensor that is
-// not packed stays in the caller's memory, so a rank that has joined may not use a channel's buffer
-// for it, unless it is cast.
+// Either all ranks use the same buffer of the channel for a batch, or no rank uses one: the
+// decision depends on agreed facts, and batches of a pipeline follow each other in one order. A
+// single tensor that is not packed stays in the caller's memory, so a rank that has joined may not
+// use a channel's buffer for it, unless it is cast.
 bool DeviceStaging::through_channels_own(const Batch& batch, std::size_t bytes) const {
   return padded(batch) && device::BufferRing::fits(pipeline_.channel.fusion_buffers(), bytes);
 }

@@ -17,7 +17,7 @@ struct DevicePipeline {
   /// @param channel outlives this
   /// @param folds whether factors of floating types are applied while packing and unpacking
   /// @param fusion_bytes size of the buffers that are allocated ahead of use when the channel has
-  /// none of its own; 0: none
+  /// no buffers of its own; 0: allocate no buffers ahead
   DevicePipeline(device::Context&, Channel& channel, bool folds, std::size_t fusion_bytes);
   ~DevicePipeline();
 

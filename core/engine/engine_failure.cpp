@@ -18,12 +18,13 @@
 namespace hvd::runtime {
 namespace {
 
-/// Grace period for a better explanation to arrive: the death of a process of this host, or the
-/// report of a rank of another host, perhaps through a third one, on busy machines.
+/// Time to wait for a better explanation: that a process of this host has died, or the report of a
+/// rank of another host. On busy machines such a report may take a while, and it may pass through a
+/// third rank.
 constexpr auto kExplanationGrace = std::chrono::seconds(1);
 
-// The other ranks report the loss of this one while it ends, or after it was stopped or
-// unreachable.
+// Rewords a cause that names this rank as lost. Other ranks report that while this rank ends, or
+// after it was stopped or unreachable.
 Status as_seen_by(int rank, const Status& cause) {
   if (cause.code != StatusCode::kPeerLost || cause.rank != rank) return cause;
   const std::string theirs = "lost rank " + std::to_string(rank) + " ";
@@ -50,8 +51,8 @@ bool Engine::do_housekeeping() {
   return leaves;
 }
 
-/// The last message of that rank has not arrived: it would have left when all ranks had agreed, or
-/// would have reported rank 0 that it ends.
+/// Handles a rank that has left although its last message has not arrived: that all ranks have
+/// agreed to shut down, or, to rank 0, that the rank ends.
 void Engine::on_departed(int rank) {
   if (router_.coordinates()) return router_.on_departed(rank);
   if (rank != 0) return;  // rank 0 will report it
@@ -173,7 +174,7 @@ void Engine::fail(const Status& cause, bool notify_others) noexcept {
     if (notify_others) router_.broadcast_failure({control_->rank(), cause});
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "the other ranks could not be notified: "
-                    << error.what();  // they will find the loss themselves
+                    << error.what();  // they will detect the loss themselves
   }
   give_up(own);
 }

@@ -24,7 +24,8 @@
 
 namespace hvd::runtime {
 
-/// The writer of the timeline, or none. Costs one relaxed load while there is none. Thread-safe.
+/// The writer of the timeline, if one is set. A look costs one relaxed load while no writer is set.
+/// Thread-safe.
 class TimelineSlot {
  public:
   bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
@@ -71,7 +72,8 @@ class Executor {
     observe::Counters& counters;
     TimelineSlot& timeline;
     std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
-    /// Time limit for work in a device's queue, and for a batch that makes no progress; zero: none.
+    /// Time limit for work in a device's queue, and for a batch that makes no progress; zero: no
+    /// limit.
     Duration limit = {};
   };
 
@@ -83,7 +85,8 @@ class Executor {
   /// @param operations this rank's side of each agreed operation, or null where it is put() later;
   /// empty when this rank is absent from the batch
   std::shared_ptr<Execution> prepare(control::AgreedBatch, std::vector<OperationPtr> operations);
-  /// To be called when only these will run from now on: frees the buffers that none of them needs.
+  /// Frees the buffers that these executions do not need. Called when no other execution will run
+  /// from now on.
   void keep_buffers_for(std::span<const std::shared_ptr<Execution>>);
   /// Queues the batch; one that only agrees on something (a barrier, a join, a change of process
   /// sets) ends at once. @pre all its operations are there, and it does not run
@@ -108,7 +111,7 @@ class Executor {
   std::size_t batches_ahead(int process_set, DeviceType) const noexcept;
   /// Batches that are complete for the host and still in a device's queue.
   const DeviceCompletions& device_completions() const noexcept { return completions_; }
-  /// The title of a batch that runs or waits to run; empty when there is none.
+  /// The title of a batch that runs or waits to run; empty when there is no such batch.
   std::string first_active() const;
   /// The operations that run or wait to run, each with a text about that.
   std::vector<std::pair<OperationPtr, std::string>> running() const;

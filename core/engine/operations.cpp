@@ -260,7 +260,8 @@ wire::Request OperationTable::number(const Submission& submission) {
   return request;
 }
 
-// Nothing was sent, so the names are free again, and the next unnamed operations get the numbers.
+// No request was sent, so the names are free again, and the next unnamed operations get the
+// numbers.
 void OperationTable::roll_back() {
   for (const OperationPtr& operation : claimed_) {
     const wire::Request& request = operation->request;
@@ -283,8 +284,8 @@ void OperationTable::release(OperationState& operation) {
   if (request.kind != OpKind::kJoin) return;
   joined_ = false;
   if (operation.result() < 0) return;
-  // The ranks have made different numbers of unnamed calls, and none is in flight: all ranks count
-  // from here.
+  // The ranks have made different numbers of unnamed calls, and no such call is in flight, so all
+  // ranks restart their counts here.
   ++joins_;
   ordinals_.clear();
 }

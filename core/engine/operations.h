@@ -28,9 +28,9 @@ class Runtime;
 
 /// One submitted operation, shared by the caller's handle and the engine.
 ///
-/// The engine alone uses everything but done() and status() until done() is true. From then on
-/// nothing changes until the state is reused for the next operation of the same name:
-/// begin_again().
+/// Until done() is true, only the engine may use the members other than done() and status().
+/// Afterwards the state stays unchanged until begin_again() reuses it for the next operation of the
+/// same name.
 class OperationState {
  public:
   OperationState(const Submission& what, wire::Request asked, std::weak_ptr<Runtime> owner,
@@ -107,8 +107,8 @@ bool parts_fit(const Submission&) noexcept;
 bool is_same_operation(const Submission& what, const Submission& before,
                        const wire::Request&) noexcept;
 
-/// What any thread may use of an engine: the submitted operations and the program's requests, and
-/// whether the engine has failed or shut down.
+/// The part of an engine that any thread may use: the submitted operations, the program's requests,
+/// and whether the engine has failed or shut down.
 ///
 /// Thread-safe. Functions marked "driver" are called by the thread that drives the engine only. No
 /// function rings a doorbell. Errors: only std::bad_alloc is thrown.
@@ -184,7 +184,7 @@ class OperationTable {
   OperationTable(SubmissionQueue& queue, int rank, std::optional<int> gpu)
       : queue_(queue), rank_(rank), gpu_(gpu) {}
 
-  /// Makes operations and queues them for the engine, all or none.
+  /// Makes operations and queues them for the engine. If it throws, no operation is queued.
   /// @param handles one empty handle per submission
   /// @param owner the runtime that the operations' waiters drive
   /// @throws UsageError; the cause of failure when the engine has failed; ShutdownError once

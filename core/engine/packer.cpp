@@ -35,7 +35,8 @@ PackPosition walk(std::span<const std::span<Byte>> pieces, PackPosition at, std:
     const std::span<Byte> rest = pieces[at.piece].subspan(at.in_piece);
     const std::size_t room = std::max(kCacheLine, (most - spent) / kCacheLine * kCacheLine);
     const std::size_t bytes = std::min(rest.size(), room);
-    // memcpy requires valid pointers even for zero bytes, and an empty tensor has none.
+    // memcpy requires valid pointers even for zero bytes, and an empty tensor may have a null
+    // pointer.
     if (bytes > 0) move(rest.first(bytes), at.in_buffer);
     at.in_buffer += bytes / piece_element * buffer_element;
     at.in_piece += bytes;

@@ -46,8 +46,8 @@ class ControlSender {
   observe::Counters& counters_;
 };
 
-/// The time of an engine's steps, and for how long the whole process was stopped, as far as the
-/// clock shows it. Silence of other ranks during that time is no sign of a loss.
+/// Records the time of an engine's steps and estimates from gaps between them how long the whole
+/// process was stopped. Silence of other ranks during a stop does not indicate a loss.
 ///
 /// Not thread-safe: used by the thread that drives the engine. Does not throw.
 class StepTime {
@@ -65,7 +65,7 @@ class StepTime {
   /// When this step began.
   TimePoint step() const noexcept { return step_; }
   TimePoint now() const noexcept { return clock_.now(); }
-  /// Without the time for which the process was stopped.
+  /// Converts a time of the clock to a time that excludes stops of the process.
   TimePoint awake(TimePoint time) const noexcept { return time - paused_; }
   TimePoint awake() const noexcept { return awake(now()); }
   /// The inverse of awake().
@@ -78,7 +78,7 @@ class StepTime {
   Duration paused_{};
 };
 
-/// Heartbeats: publishes this rank's, and checks those of the ranks that this one depends on.
+/// Publishes this rank's heartbeat and checks the heartbeats of the ranks that it depends on.
 ///
 /// Not thread-safe: used by the thread that drives the engine. Errors of the transport are passed
 /// on.
@@ -101,8 +101,8 @@ class PeerWatch {
   /// Publishes a heartbeat and looks for a lost rank.
   /// @param waiting whether this rank depends on others now @return a lost rank
   std::optional<control::PeerLoss> look(bool waiting);
-  /// Ranks of this host that have left the job so long ago that no message of theirs is still on
-  /// its way. To be called with look(), while this rank waits.
+  /// Ranks of this host that left the job so long ago that all their messages have arrived. Called
+  /// together with look() while this rank waits.
   std::vector<int> departed();
 
  private:
@@ -121,8 +121,8 @@ class PeerWatch {
   std::map<int, Departed> departed_;
 };
 
-/// When a blocked rank reports so to the coordinator. It repeats that, because the reports of other
-/// ranks may take longer.
+/// Decides when a blocked rank reports to the coordinator that it is blocked. The report is
+/// repeated, because the reports of other ranks may take longer.
 ///
 /// Not thread-safe: used by the thread that drives the engine. Does not throw.
 class BlockedNotice {
@@ -142,7 +142,8 @@ class BlockedNotice {
  private:
   const Duration interval_;
   bool waits_ = false;
-  std::optional<TimePoint> reported_at_;  // or since when the rank is blocked
+  std::optional<TimePoint>
+      reported_at_;  // last report, or the time at which the rank became blocked
 };
 
 }  // namespace hvd::runtime

@@ -129,9 +129,9 @@ class DeviceCompletions {
   /// Drops the batches that have ended, at most every 2 ms. @throws PeerLostError, Error when one
   /// has failed or takes too long
   void look();
-  /// When look() has work next; nothing when the queue is empty.
+  /// When look() has work next; no value when the queue is empty.
   std::optional<TimePoint> next_look() const noexcept;
-  /// Keeps the memory until the process ends. See Note [Who frees the buffer].
+  /// Keeps the memory until the process ends. See Note [Memory after a failure].
   void abandon() noexcept;
 
  private:

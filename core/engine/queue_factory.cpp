@@ -23,7 +23,7 @@ static_assert(kUrgentInstance < kMostInstances);
 bool on_device(const Batch& batch) noexcept { return batch.spec().device.type != DeviceType::kCpu; }
 
 /// Small operations that must not fuse use a second channel, so that they overtake gradients. All
-/// ranks agree on counts and `alone`. Larger tensors gain nothing by overtaking.
+/// ranks agree on counts and `alone`. Overtaking does not help larger tensors.
 bool urgent(const Batch& batch) noexcept {
   const Collective& collective = batch.collective();
   const bool small =
@@ -101,7 +101,8 @@ class BackendQueues final : public QueueFactory {
     return spec;
   }
 
-  /// The backend with the highest score above 0, of equal ones the first; null when there is none.
+  /// The backend with the highest score above 0, the first one if several are equal; null when no
+  /// score is above 0.
   /// @param forced the only backend to consider; null: all
   Backend* best_backend(const ChannelSpec& spec, const Collective& collective,
                         const std::string* forced) const {

@@ -27,7 +27,8 @@ class QueueFactory {
   virtual std::string choose(const Batch&) const = 0;
   /// Opens the queue that choose() has named. The factory outlives it.
   virtual ChannelQueue open(const Batch&) = 0;
-  /// To be called when only these will run from now on: frees the buffers that none of them needs.
+  /// Frees the buffers that these batches do not need. Called when no other batch will run from now
+  /// on.
   virtual void keep_buffers_for(std::span<const Batch* const>) = 0;
 };
 

@@ -91,7 +91,7 @@ void Runtime::progress_after_submit() {
       engine_.operations().calls_back() || !try_acquire_progress())
     return doorbell.ring();
   // A callback must run outside of a call to hvd, with no lock held. Under progress ownership this
-  // check covers the engine's operations, and the steps below accept none with a callback.
+  // check covers the engine's operations, and the steps below accept no operation with a callback.
   if (engine_.operations().calls_back()) {
     release_progress();
     return doorbell.ring();

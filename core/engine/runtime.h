@@ -30,7 +30,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Not collective. Operations still outstanding end with ShutdownError.
   ~Runtime();
 
-  /// Submits all or none.
+  /// Submits the operations. If it throws, no operation was submitted.
   /// @param handles one per submission; handles that they held are released first
   /// @throws UsageError; the cause of failure when the runtime has failed; ShutdownError after
   /// shutdown()

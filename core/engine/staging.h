@@ -40,9 +40,9 @@ class Staging {
   /// for an output of the wrong size, or a failing device
   /// @pre empty, and ready() for this batch, which has data to move and does not exchange rows
   virtual const Staged& stage(const Batch&) = 0;
-  /// Packs about kBytesPerCall of a batch that passes through a buffer. @return whether the batch
-  /// is packed; not called again then. @pre this batch is staged (unchecked: the default has
-  /// nothing to pack)
+  /// Packs about kBytesPerCall of a batch that passes through a buffer. @return true when the batch
+  /// is packed, after which it is not called again. @pre this batch is staged (unchecked: the
+  /// default packs no data)
   virtual bool pack_part(const Batch&) { return true; }
   /// Unpacks the result in the same way, once the Work has ended.
   virtual bool unpack_part(const Batch&) { return true; }
@@ -52,7 +52,7 @@ class Staging {
   /// this batch is staged, and unpack_part() has returned true
   virtual EventPtr unstage(const Batch&, EventPtr reduced) = 0;
   /// Ranks or a device may use the buffers until the process ends. No batch is staged here any
-  /// more. See Note [Who frees the buffer].
+  /// more. See Note [Memory after a failure].
   virtual void abandon() noexcept = 0;
   /// An event after both, either of which may be null, for collectives on the callers' memory.
   virtual EventPtr after_both(const EventPtr& one, const EventPtr& other) = 0;

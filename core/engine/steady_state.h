@@ -72,7 +72,7 @@ class SteadyState {
   /// Keeps a plan that arrived during the replay: rank 0 has left, and the news of that is on its
   /// way. @throws hvd::Error on a single host, where the flags show that before the plan can arrive
   void defer(const wire::Plan&);
-  /// Removes and returns the next deferred plan; nothing while a schedule is replayed.
+  /// Removes and returns the next deferred plan; no value while a schedule is replayed.
   std::optional<wire::Plan> next_deferred_plan();
 
   /// To be called when a thread waits for an operation and no batch runs. @return whether this rank

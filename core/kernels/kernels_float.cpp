@@ -11,8 +11,8 @@
 namespace hvd::kernels {
 namespace {
 
-// Each case takes one or two instructions per vector. A NaN on either side gives NaN. Of equal
-// values the first is kept.
+// Each case takes one or two instructions per vector. A NaN on either side gives NaN. The first of
+// two equal values is kept.
 template <ReduceOp op, class T>
 HVD_INLINE T combine_floats(T a, T b) {
   if constexpr (op == ReduceOp::kSum) {

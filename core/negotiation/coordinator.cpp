@@ -376,7 +376,7 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
 std::vector<PendingRef> Coordinator::extract_valid(const BatchesAhead& ahead, wire::Plan& plan) {
   std::vector<PendingRef> sound;
   const ReadyTable::GoesOnGathering goes_on = gathering_while(ahead);
-  // A failed tensor may make held members of its group ready, so extract until none is left.
+  // A failed tensor may make held members of its group ready, so extract until no tensor is ready.
   for (;;) {
     const std::vector<PendingRef> taken = table_.extract_ready(goes_on);
     if (taken.empty()) break;

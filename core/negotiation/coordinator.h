@@ -116,7 +116,7 @@ class RepeatedPlan {
 /// the time go in, plans come out. Not thread-safe.
 ///
 /// The plans for a set of ready tensors do not depend on the order in which reports arrive. See
-/// Note [What a slot means] in response_cache.h.
+/// Note [Meaning of a slot] in response_cache.h.
 class Coordinator {
  public:
   Coordinator(CoordinatorOptions, ProcessSetTable);

@@ -11,8 +11,8 @@
 namespace hvd::control {
 namespace {
 
-// A rank that has no news still reports this often which plan it has applied. See Note [What a slot
-// means] in response_cache.h.
+// A rank without news still reports the plan that it has applied this often. See Note [Meaning of a
+// slot] in response_cache.h.
 constexpr std::uint64_t kPlansPerAcknowledgement = 256;
 
 // An aggregator reads reports of ranks that are this many plans behind.

@@ -71,7 +71,8 @@ class Negotiator {
     ended_ = ended;
   }
 
-  /// The news since the last call, for the coordinator; empty when there are none.
+  /// Removes and returns the report of the changes since the last call, for the coordinator; no
+  /// value when there are no changes.
   std::optional<wire::Report> take_report();
 
   /// @throws hvd::Error when the plan does not follow the last one or does not fit this rank's

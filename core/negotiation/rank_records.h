@@ -12,7 +12,7 @@
 #include "base/rank_set.h"
 #include "negotiation/messages.h"
 
-/// What the coordinator records about each rank. Pure; not thread-safe.
+/// The coordinator's records about each rank. Pure; not thread-safe.
 namespace hvd::control {
 
 /// The last plan that each rank has applied, according to its reports.

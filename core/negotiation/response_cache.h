@@ -16,14 +16,14 @@
 
 namespace hvd::control {
 
-// Note [What a slot means]
+// Note [Meaning of a slot]
 // A rank's report refers to cache slots as they were after the last plan that the rank had applied.
 // Later plans may have put other responses into these slots. Therefore each report carries the
 // sequence number of that plan, and a cache keeps a displaced response until no report can refer to
 // it any more: the coordinator until every rank has applied the plan that displaced it, other ranks
 // for some plans. A hit is always read as it was meant, without an acknowledgement or a second
-// round. A rank that has nothing to report still acknowledges plans now and then (Negotiator),
-// which bounds this memory.
+// round. A rank without news still acknowledges plans now and then (Negotiator), which bounds this
+// memory.
 
 /// The last response for each tensor, so that a rank requests it again with one bit.
 ///
@@ -55,8 +55,8 @@ class ResponseCache {
   wire::Request expand(std::uint32_t slot, std::uint64_t ordinal, int position) const;
   static wire::Request expand(const wire::Response&, std::uint64_t ordinal, int position);
 
-  /// Inserts or replaces, and makes it the most recently used. Does nothing when the capacity is 0
-  /// or the kind is not cacheable.
+  /// Inserts or replaces a response and makes it the most recently used. Has no effect when the
+  /// capacity is 0 or the kind is not cacheable.
   /// @param plan sequence number of the plan that has the response
   /// @return the slot whose former response was displaced, if one was
   /// @pre an allgather's shape is not empty and it has a first dimension for every member; `plan`

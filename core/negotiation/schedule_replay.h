@@ -121,9 +121,9 @@ class ScheduleReplay {
 /// plans between two uses of the same name.
 ///
 /// Starts one after two equal steps, or after four if these were fused into different numbers of
-/// batches, which depends on timing; or after one step of the schedule that was replayed last. Of
-/// equal steps that with the fewest batches is repeated. When replays do not last, the next one
-/// starts later and later, and repeats the last step, as the program may need more batches.
+/// batches, which depends on timing; or after one step of the schedule that was replayed last. The
+/// step with the fewest batches among equal steps is repeated. When replays do not last, the next
+/// one starts later and later, and repeats the last step, as the program may need more batches.
 ///
 /// Batches that share a group form a bundle. A replay that was left between them would leave
 /// members behind, which wait for those that have run.

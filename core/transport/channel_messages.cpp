@@ -8,7 +8,7 @@
 
 // Note [Dropping a collective with messages under way]
 // A collective that fails is dropped while the carrier may still read and write its memory (Note
-// [Who frees the buffer]). abandon() asks the carrier to take the messages back, and settle() asks
+// [Memory after a failure]). abandon() asks the carrier to cancel the messages, and settle() asks
 // again until the channel ends. The channel's buffer is freed after that. If the carrier cannot
 // take messages back, like MPI, or does not do so in time, the buffer is kept: at most one per
 // channel. Only the end of the channel waits.

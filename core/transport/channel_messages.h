@@ -19,7 +19,7 @@ class MessageBuffer {
  public:
   /// Returns at least `bytes` bytes, aligned to a page. The previous contents are lost.
   std::byte* reserve(std::size_t bytes);
-  /// Keeps the memory allocated until the process ends. See Note [Who frees the buffer].
+  /// Keeps the memory allocated until the process ends. See Note [Memory after a failure].
   void keep_until_exit();
   /// Null before reserve() and after keep_until_exit().
   const std::shared_ptr<std::byte>& memory() const noexcept { return memory_; }

@@ -103,7 +103,7 @@ class MessageControlPlane final : public control::ControlPlane {
   /// keeps the messages of one rank in order.
   RequestTable incoming_;
   control::Message receiving_;
-  std::exception_ptr send_failure_;  ///< to be thrown when nothing has arrived
+  std::exception_ptr send_failure_;  ///< thrown when no message has arrived
   bool accused_ = false;
   bool said_farewell_ = false;
 };

@@ -48,7 +48,7 @@ struct PeerLoss {
   bool known = false;      ///< another rank reported the loss, and `cause` is its whole text
 };
 
-/// Carries control messages between ranks, and wakes engines. A rank sends none to itself.
+/// Carries control messages between ranks, and wakes engines. A rank sends no message to itself.
 ///
 /// Only the thread that drives the engine calls it, except ring() and doorbell().ring(), which any
 /// thread may call. No call blocks. Messages between a pair of ranks arrive in order, whole and
@@ -88,11 +88,11 @@ class ControlPlane : public Peers {
   /// This rank's doorbell.
   virtual Doorbell& doorbell() noexcept = 0;
 
-  /// A rank's flags for schedule replay, in memory shared by the ranks of its host. Null for
-  /// ranks of other hosts, and for all when there is a host whose ranks share none.
+  /// A rank's flags for schedule replay, in memory shared by the ranks of its host. Null for ranks
+  /// of other hosts, and for all ranks when the ranks of some host do not share flags.
   virtual ArrivalFlags* arrival_flags(int rank) noexcept = 0;
   /// The flags of this host for all other hosts together, written by its first rank. Null when
-  /// there are none.
+  /// there are no such flags.
   virtual ArrivalFlags* remote_arrival_flags() noexcept = 0;
 
   /// Publishes this rank's heartbeat to the ranks of its host.

@@ -43,7 +43,8 @@ class RequestTable {
   bool idle(std::size_t slot) const noexcept { return entries_[slot].state == State::kIdle; }
   int in_flight() const noexcept { return in_flight_; }
   int peer(std::size_t slot) const noexcept { return entries_[slot].peer; }
-  /// The peer of a message under way, rather one that is received; -1: none is under way.
+  /// The peer of a message under way, preferably of one that is being received; -1: no message is
+  /// under way.
   int awaited() const noexcept;
 
   /// Lets the carrier work, and returns the slots whose messages have completed since the last
@@ -81,7 +82,7 @@ inline constexpr auto kTakeBackTime = std::chrono::milliseconds(500);
 
 /// Takes back all messages under way, and waits for their memory while the carrier returns
 /// kPending, at most until the deadline. Meant for the end of a job. Returns false if the memory
-/// must be kept; see Note [Who frees the buffer].
+/// must be kept; see Note [Memory after a failure].
 bool wait_for_memory(RequestTable&, Deadline) noexcept;
 
 }  // namespace hvd::message

@@ -2,7 +2,7 @@
 
 #include "hvd/hvd.h"
 
-/// hvd-build-info: the runtime's own account of itself, for hvdrun --check-build.
+/// hvd-build-info: prints the runtime's build information for hvdrun --check-build.
 int main() {
   const std::string info = hvd::build_info();
   std::fputs(info.c_str(), stdout);

@@ -4,12 +4,12 @@
 
 namespace hvd::launcher {
 
-/// What --check-build prints: versions of hvdrun, mpirun and LibTorch, and
-/// hvd::build_info(): what the runtime was built with, what was left out and why.
+/// The output of --check-build: the versions of hvdrun, mpirun and LibTorch, and hvd::build_info(),
+/// which lists the parts that the runtime was built with and the reasons for missing ones.
 ///
-/// The runtime is asked through a program of its own, hvd-build-info, which lies beside hvdrun:
-/// hvdrun itself, which runs once per rank, loads no MPI, and a runtime that cannot be loaded is
-/// one line of this report.
+/// A separate program beside hvdrun, hvd-build-info, loads the runtime and prints its information.
+/// hvdrun runs once per rank and should not load MPI, and a runtime that cannot be loaded costs
+/// only one line of this report.
 std::string check_build(const std::string& mpirun);
 
 }  // namespace hvd::launcher

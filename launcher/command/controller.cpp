@@ -59,7 +59,8 @@ ControllerChoice choose_controller(Controller asked, const ControllerFacts& fact
 std::string program_that_needs_mpi(const std::vector<std::string>& command) {
   for (std::size_t i = 0; i < command.size(); ++i) {
     const std::string& word = command[i];
-    // An argument without a folder is hardly ever a program, and a search of PATH each time.
+    // Skips arguments without a folder: they are rarely programs, and each would cost a search of
+    // PATH.
     if (i > 0 && word.find('/') == std::string::npos) continue;
     const ProgramSearch found = find_program(word);
     if (!found.executable) continue;

@@ -24,7 +24,7 @@ struct ControllerFacts {
   bool names_mpirun = false;      ///< HVD_MPIRUN is set
   std::string needs_mpi = {};     ///< of program_that_needs_mpi()
   bool has_mpirun = false;
-  std::function<bool()> has_ucx = [] { return false; };  ///< asked only where it matters
+  std::function<bool()> has_ucx = [] { return false; };  ///< called only where it matters
 };
 
 struct ControllerChoice {
@@ -35,13 +35,14 @@ struct ControllerChoice {
 /// Pure. Chooses MPI if neither is available, because its error names the package to install.
 ControllerChoice choose_controller(Controller asked, const ControllerFacts& facts);
 
-/// "./solver needs libmpi.so.40": a program that is linked with MPI, and so calls it itself,
-/// without which it would be as many jobs of one rank. `command` is the program and its arguments,
-/// of which each may be one too (numactl ./solver). Empty: no such program.
+/// Describes a program that is linked with MPI, such as "./solver needs libmpi.so.40"; empty if
+/// there is no such program. It calls MPI itself, so without mpirun each of its ranks would be a
+/// job of its own. `command` is the program and its arguments; each argument may be a program too
+/// (numactl ./solver).
 std::string program_that_needs_mpi(const std::vector<std::string>& command);
 
-/// hvd was built with UCX, and its library can be loaded here. Looks in a process of its own, as
-/// UCX does much when it is loaded.
+/// hvd was built with UCX, and its library can be loaded here. Checks this in a child process,
+/// because loading UCX has side effects.
 bool finds_ucx();
 
 }  // namespace hvd::launcher

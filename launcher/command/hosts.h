@@ -26,7 +26,7 @@ std::vector<Host> parse_hostfile(std::string_view content, std::string_view file
 std::vector<Host> read_hostfile(const std::string& file);
 
 int total_slots(const std::vector<Host>& hosts);
-/// What mpirun's -H takes, and parse_host_list reads.
+/// The hosts in the format of mpirun's -H, which parse_host_list() reads.
 std::string format_hosts(const std::vector<Host>& hosts);
 /// `own_hostname` is this machine's; a fully qualified name equals its first label.
 bool is_local_host(std::string_view name, std::string_view own_hostname);

@@ -29,7 +29,8 @@ void append(std::vector<std::string>& argv, std::initializer_list<std::string_vi
   for (const std::string_view word : words) argv.emplace_back(word);
 }
 
-/// The user has set this MCA parameter, in the environment or among his own arguments.
+/// Whether the user has set this MCA parameter, in the environment or among the arguments for
+/// mpirun.
 bool user_chose(const LaunchSpec& spec, std::string_view parameter) {
   const std::string variable = "OMPI_MCA_" + std::string(parameter) + "=";
   return mentions(spec.mpi_args, {parameter}) ||
@@ -45,8 +46,8 @@ void append_placement(const LaunchSpec& spec, std::vector<std::string>& argv) {
   if (!spec.hosts.empty()) {
     append(argv, {"-H", format_hosts(spec.hosts)});
   } else if (!spec.managed && !mentions(spec.mpi_args, {"--oversubscribe", "-oversubscribe"})) {
-    // mpirun counts cores, and none for hyperthreads; more ranks than that is the user's choice on
-    // a machine of his own.
+    // mpirun counts cores, not hyperthreads. On their own machine users may start more ranks than
+    // cores.
     append(argv, {"--oversubscribe"});
   }
   if (!user_maps(spec)) append(argv, {"--map-by", "slot"});
@@ -63,14 +64,14 @@ void append_parameters(const LaunchSpec& spec, std::vector<std::string>& argv) {
   if (!user_chose(spec, kSingleCopy)) append(argv, {"--mca", kSingleCopy, "none"});
   if (!spec.remote_shell.empty() && !user_chose(spec, "plm_rsh_agent"))
     append(argv, {"--mca", "plm_rsh_agent", join_text(spec.remote_shell, " ")});
-  // Its daemon on a host that is cut off would find out after 8 minutes.
+  // By default mpirun's daemon on a host that is cut off detects this only after 8 minutes.
   if (!spec.local_only && spec.silence_limit_s > 0 && !user_chose(spec, "oob_tcp_keepalive_time")) {
     const int third = std::max(1, spec.silence_limit_s / 3);
     append(argv, {"--mca", "oob_tcp_keepalive_time", std::to_string(third), "--mca",
                   "oob_tcp_keepalive_intvl", std::to_string(third), "--mca",
                   "oob_tcp_keepalive_probes", "2"});
   }
-  // mpiruns that start or end at once trip over each other in the folder that they share,
+  // mpiruns that start or end at the same time disturb each other in the folder that they share,
   // /tmp/ompi.HOST.UID ("mkdir: File exists").
   const bool user_chose_folder =
       user_chose(spec, "orte_tmpdir_base") || user_chose(spec, "orte_local_tmpdir_base");

@@ -13,9 +13,10 @@ namespace hvd::launcher {
 struct LaunchSpec {
   std::string mpirun = "mpirun";
   int np = 1;
-  std::vector<Host> hosts;  ///< empty: this machine, or what the batch system allotted
-  bool local_only = true;   ///< no rank runs on another machine
-  bool managed = false;     ///< a batch system (Slurm, PBS, LSF) decides which slots there are
+  std::vector<Host>
+      hosts;               ///< empty: this machine, or the hosts that the batch system has allotted
+  bool local_only = true;  ///< no rank runs on another machine
+  bool managed = false;    ///< a batch system (Slurm, PBS, LSF) decides which slots there are
   Bind bind = Bind::kAuto;
   std::vector<std::pair<std::string, std::string>> variables;  ///< to be set for the ranks
   std::vector<std::string> exports;                            ///< names that -x asked for
@@ -25,11 +26,11 @@ struct LaunchSpec {
   std::vector<std::string> program;
   bool as_root = false;
   std::string session_folder;  ///< for mpirun's files on this machine; empty: its own default
-  int silence_limit_s = 0;     ///< after which a host counts as lost; 0: mpirun's own idea of it
+  int silence_limit_s = 0;     ///< after which a host counts as lost; 0: mpirun's default
   std::vector<std::string> environment;  ///< hvdrun's own, NAME=value
 };
 
-/// How the ranks are bound in the end: what is asked of mpirun in `mpi_args` or the environment
+/// How the ranks are bound in the end: the request to mpirun in `mpi_args` or the environment
 /// rules.
 Bind effective_bind(const LaunchSpec& spec);
 

@@ -33,7 +33,7 @@ class Formatter : public CLI::Formatter {
   }
 };
 
-/// What CLI11 fills in as text, before it is checked.
+/// The option values that CLI11 fills in as text, before they are checked.
 struct RawOptions {
   std::optional<std::string> np;
   std::string host_list, hostfile, bind = "auto", controller = "auto", rsh, mpi_args, output_folder,

@@ -144,7 +144,7 @@ void add_job_variables(std::vector<std::string>& environment, const JobPlace& pl
     set("MASTER_ADDR", place.address);
     set_number("MASTER_PORT", place.master_port);
   }
-  // hvdrun may itself be a rank's child. That rank's variables do not apply to this job.
+  // hvdrun may itself be a rank's child. The variables of that rank do not apply to this job.
   const bool without_mpi = !place.init_method.empty();
   const auto when = [without_mpi](const std::string& value) {
     return without_mpi ? std::optional(value) : std::nullopt;

@@ -10,7 +10,7 @@
 namespace hvd::launcher {
 namespace {
 
-/// hwloc's view of a machine; null when there is none.
+/// hwloc's view of a machine; null when hwloc cannot load it.
 class Machine {
  public:
   explicit Machine(const std::optional<std::string>& synthetic) {
@@ -41,7 +41,7 @@ std::vector<int> cpus_of(hwloc_obj_t object, const std::vector<int>& allowed) {
   return cpus;
 }
 
-/// Where each rank's cores begin; nothing when whole shares do not fit into the nodes.
+/// Index of each rank's first core; nullopt when whole shares do not fit into the nodes.
 std::optional<std::vector<std::size_t>> starts_within_nodes(const std::vector<Core>& cores,
                                                             std::size_t share, std::size_t ranks) {
   std::vector<std::size_t> starts;
@@ -119,7 +119,7 @@ CoreShare placed_share(Bind bind, const std::vector<Core>& cores, int local_rank
     ++cores_of_node;
     result.cpus.insert(result.cpus.end(), core.cpus.begin(), core.cpus.end());
   }
-  // Those that share the node share its cores.
+  // The ranks of one node share its cores.
   std::size_t sharing = 0;
   for (std::size_t other = 0; other < ranks; ++other)
     sharing += cores[other * cores.size() / ranks].numa == node ? 1 : 0;
@@ -129,7 +129,7 @@ CoreShare placed_share(Bind bind, const std::vector<Core>& cores, int local_rank
 
 std::vector<int> allowed_cpus() {
   std::vector<int> cpus;
-  // The kernel wants room for all CPUs that it might have.
+  // The mask must have room for all CPUs that the kernel was built for.
   for (int size = 1024; size <= 1 << 20; size *= 2) {
     cpu_set_t* const set = CPU_ALLOC(static_cast<std::size_t>(size));
     const std::size_t bytes = CPU_ALLOC_SIZE(static_cast<std::size_t>(size));

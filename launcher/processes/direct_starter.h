@@ -16,8 +16,9 @@
 
 namespace hvd::launcher {
 
-/// Without mpirun: hvdrun starts the supervisors of this host, and on each other host, by a remote
-/// shell, `hvdrun --supervise-host`, which starts that host's (Note [Starting without mpirun]).
+/// Starts the ranks without mpirun. hvdrun itself starts the supervisors of this host. On each
+/// other host a remote shell runs `hvdrun --supervise-host`, which starts the supervisors there;
+/// see Note [Starting without mpirun].
 class DirectStarter final : public JobStarter {
  public:
   /// @param hostname of this machine

@@ -26,8 +26,8 @@ struct HostOrder {
 std::string encode(const HostOrder& order);
 /// Decodes the JSON alone. Empty if it is invalid.
 std::optional<HostOrder> decode_host_order(std::string_view json);
-/// Reads an order from a descriptor, and not a byte more. Empty if it is invalid, or if no byte
-/// arrives for `timeout_ms`.
+/// Reads an order from a descriptor, without reading beyond it. Empty if it is invalid, or if no
+/// byte arrives for `timeout_ms`.
 std::optional<HostOrder> read_host_order(int fd, int timeout_ms);
 
 /// A rank's supervisor as it is started without mpirun: `hvdrun --supervise`, with the rank in its

@@ -23,7 +23,7 @@ InputPump::InputPump(int source, UniqueFd target, std::string head)
 
 void InputPump::add_to(Poller& poller) {
   if (!target_) return;
-  // Without anything to write, the target is watched for the end of its reader.
+  // Even without pending input the target is polled, to detect that its reader has closed it.
   poller.add(target_.get(), pending_.empty() ? 0 : POLLOUT, [this](short revents) {
     if (!target_) return;
     if (pending_.empty() && (revents & (POLLERR | POLLHUP)) != 0) return target_.reset();

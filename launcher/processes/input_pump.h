@@ -9,7 +9,8 @@ namespace hvd::launcher {
 
 /// Copies from one descriptor to another, as fast as that accepts the data. Not thread-safe.
 ///
-/// A terminal is read only while this process is in its foreground: it would be stopped otherwise.
+/// A terminal is read only while this process is in its foreground, because the kernel would stop a
+/// background process that reads.
 class InputPump {
  public:
   /// @param source is not closed; negative: only `head` is written

@@ -16,7 +16,7 @@
 namespace hvd::launcher {
 namespace {
 
-/// A folder is made a moment before it is locked.
+/// A folder younger than this may not be locked yet.
 constexpr int kLockPatienceSeconds = 10;
 /// Longer than any start takes: twice the default of HVD_START_TIMEOUT, which limits a start.
 constexpr int kStartPatienceSeconds = 600;

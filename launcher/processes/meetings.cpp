@@ -17,7 +17,8 @@ constexpr const char* kPlace = "hvdrun://";
 constexpr const char* kAdvice =
     "see what it does before it calls hvd::init(), and whether all ranks run the same program";
 
-/// How long the end of a rank that reported another's loss waits for the end of that one.
+/// If a rank reports the loss of another rank and ends, its end is held back this long, until the
+/// end of the lost rank is known.
 constexpr auto kTimeForTheFirst = std::chrono::seconds(1);
 
 Refusal usage_error(std::string text) {

@@ -58,7 +58,7 @@ class Meetings {
 
   bool cut_frames(int id, Deadline now);
   bool handle(int id, std::string_view frame, Deadline now);
-  /// The reason for which hvdrun itself refuses a process; empty if there is none.
+  /// The reason for which hvdrun itself refuses a process; nullopt if it accepts the process.
   std::optional<rendezvous::Refusal> find_objection(int id, const rendezvous::JoinRequest&) const;
   std::optional<rendezvous::Refusal> contradiction(int rank, const rendezvous::JoinRequest&) const;
   void cannot_begin(const rendezvous::Refusal&);

@@ -40,8 +40,8 @@ void MpirunStarter::start() {
   spawn_options.stdout_fd = output.write_end.get();
   spawn_options.stderr_fd = errors.write_end.get();
   spawn_options.parent_death_signal = SIGTERM;
-  // A terminal's Ctrl-C reaches mpirun too, which would kill the ranks at once; they are to hear it
-  // from hvdrun, with its grace.
+  // A terminal's Ctrl-C reaches mpirun too, which would kill the ranks at once. The signal is
+  // blocked there, so that hvdrun stops the ranks after its grace period.
   spawn_options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};
   const SpawnResult result = spawn(spawn_options);
   if (result.error != 0) {
@@ -120,7 +120,7 @@ void MpirunStarter::explain(JobRecord& record) const {
   take_losses_from_mpirun(record);
 }
 
-/// mpirun has the same text for any reason, which names the host or not.
+/// mpirun prints the same text for every reason, and the text does not always name the host.
 std::vector<std::string> MpirunStarter::suspect_hosts() const {
   std::vector<std::string> others, named;
   for (const Host& host : spec_.hosts) {

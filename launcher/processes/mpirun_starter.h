@@ -14,7 +14,7 @@
 
 namespace hvd::launcher {
 
-/// By mpirun, which starts `hvdrun --supervise` on all hosts.
+/// Starts the ranks by mpirun, which runs `hvdrun --supervise` on all hosts.
 class MpirunStarter final : public JobStarter {
  public:
   /// @param hostname of this machine

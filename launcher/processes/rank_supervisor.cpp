@@ -30,9 +30,9 @@ using std::chrono::milliseconds;
 constexpr std::size_t kReadSize = 64 * 1024;
 /// Above this the program waits for hvdrun, as it would for a slow reader of its pipe.
 constexpr std::size_t kMaxOutgoing = 1 << 20;
-/// mpirun wants this rank gone. A program that called MPI_Abort is about to exit with its own code,
-/// which must not be hidden behind our SIGTERM; hvdrun, which knows why, usually sends its own
-/// order sooner.
+/// The delay between mpirun's request to stop this rank and SIGTERM to the program. A program that
+/// called MPI_Abort is about to exit with its own code, which must not be hidden behind our
+/// SIGTERM; hvdrun, which knows why, usually sends its own order sooner.
 constexpr milliseconds kStopDelay{100};
 constexpr int kOrphanGraceMs = 500;
 /// How long output is awaited from processes that the program left behind and that hold its pipes.
@@ -77,8 +77,8 @@ bool send_frame(int fd, FrameType type, const std::string& payload) {
   return send_all(fd, bytes);
 }
 
-/// The welcome was written somewhere between asking for it and getting it. A difference that is
-/// less than that is none.
+/// Estimates the offset of the other clock. The reply was written at some moment between the
+/// request and its receipt, so an offset within half of that interval counts as zero.
 long long offset_of(long long asked_ns, long long got_ns, long long theirs_ns) {
   const long long offset = theirs_ns - (asked_ns + (got_ns - asked_ns) / 2);
   const long long doubt = (got_ns - asked_ns + 1) / 2;
@@ -135,7 +135,7 @@ int RankSupervisor::run(const std::vector<std::string>& program, const MakeEnvir
                         const std::vector<int>& cpus) {
   const sigset_t signals = supervised_signals();
   signals_ = UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  take_frames();  // some may have come with the welcome
+  take_frames();  // frames may have arrived together with the welcome
   while (!done()) {
     if (start_ && program_ < 0 && !ended_) start(program, environment, cpus);
     wait_for_events();
@@ -144,8 +144,8 @@ int RankSupervisor::run(const std::vector<std::string>& program, const MakeEnvir
     report_if_ended();
     finish_output();
   }
-  // What the program left running in its group would otherwise outlive the job. The program itself
-  // is a zombie until here, so the group's number cannot be in use by another.
+  // Processes that the program left running in its group would otherwise outlive the job. The
+  // program itself is a zombie until here, so the group's number cannot be in use by another.
   if (program_ > 0) ::kill(-program_, SIGKILL);
   return ended_ ? ended_->code : static_cast<int>(ExitCode::kInternal);
 }
@@ -398,7 +398,7 @@ void RankSupervisor::report_if_ended() {
 void RankSupervisor::finish_output() {
   if (drained_ || !reported_) return;
   if (stdout_ || stderr_) {
-    // Pipes that were not read for want of room may not be quiet; that must be seen by reading.
+    // A pipe that was not read because the queue was full may still hold output, so read it first.
     if (Clock::now() < *drain_until_ || !may_read()) return;
     if (program_ > 0) ::kill(-program_, SIGKILL);
     const bool read_stdout = relay(stdout_, FrameType::kStdout);
@@ -437,8 +437,8 @@ void RankSupervisor::stop(int signal, int kill_after_ms) {
   kill_at_ = kill_at_ ? std::min(*kill_at_, kill_at) : kill_at;
 }
 
-/// SIGUSR1 asks for a state dump. A program that has no handler for it yet, or no more, must not be
-/// ended by it.
+/// SIGUSR1 asks for a state dump. The signal must not end a program that has no handler for it, not
+/// yet or no longer.
 void RankSupervisor::pass_on(int signal) const {
   if (signal != SIGUSR1) return signal_program(signal);
   if (program_ <= 0 || ended_) return;

@@ -27,11 +27,11 @@
 // Note [Two processes per rank]
 //
 // mpirun ends a job (MPI_Abort; a rank that left without MPI_Finalize) with SIGTERM and, since
-// odls_base_sigkill_timeout is 0, SIGKILL right behind it. A supervisor killed like that could not
-// tell how its program ended, and with a longer timeout mpirun sleeps through all of it. So mpirun
-// gets a front process, which only waits, and the supervisor proper is its child in a process group
-// of its own: it outlives the front, takes the front's death as "mpirun wants this rank stopped",
-// and still reports.
+// odls_base_sigkill_timeout is 0, SIGKILL right behind it. A supervisor killed this way could not
+// report how its program ended, and with a longer timeout mpirun always sleeps for the whole
+// timeout. Therefore mpirun starts a front process, which only waits. The actual supervisor is the
+// front's child, in a process group of its own. It outlives the front, treats the front's death as
+// mpirun's request to stop the rank, and still reports.
 //
 //   mpirun -- front -- supervisor (own group) -- program (own group)
 //
@@ -40,20 +40,22 @@
 
 // Note [Where the ranks meet]
 //
-// Ranks of hvd's that MPI does not introduce to each other meet through their supervisors, which
-// are connected to hvdrun anyway: hvdrun serves the meeting (Meetings), a supervisor passes on the
-// bytes (MeetingSocket). Nobody else needs a port, nor a way between the ranks' hosts.
+// Without MPI, hvd's ranks find each other through their supervisors, which are connected to hvdrun
+// anyway. hvdrun serves the rendezvous (Meetings), and each supervisor passes on the bytes
+// (MeetingSocket). The rendezvous needs no further port, and no connection between the ranks'
+// hosts.
 //
-// Other programs read MASTER_ADDR and MASTER_PORT, and rank 0 serves there. Which port is free
-// there, only rank 0's host can tell, and what is free now may be taken when the program asks for
-// it. So the supervisor of rank 0 takes one by bind() without listen(), and keeps it: the system
-// gives it to nobody, and a program that sets SO_REUSEADDR, as LibTorch and servers in general do,
-// can listen there, as often as it likes. Who connects too early is refused, and tries again. The
-// number goes to hvdrun with hello, and from there with start to all: hence no program starts
-// before all supervisors are there.
+// Other programs read MASTER_ADDR and MASTER_PORT, and rank 0 serves there. The port must be free
+// on rank 0's host, and must stay free until the program listens on it. Therefore the supervisor of
+// rank 0 binds a port without listen() and keeps it bound. The system does not give this port to
+// another process, but a program that sets SO_REUSEADDR, as LibTorch and servers in general do, can
+// listen on it repeatedly. A client that connects too early is refused and tries again. The
+// supervisor sends the port number to hvdrun in the hello frame, and hvdrun sends it to all
+// supervisors in the start frame. Hence no program starts before all supervisors have connected.
 //
-// The address is one that was seen to work: hvdrun's, as the supervisor has reached it, when rank 0
-// is on hvdrun's host; else that from which rank 0's supervisor has come to hvdrun.
+// The address is known to work. If rank 0 is on hvdrun's host, it is the address at which a
+// supervisor has reached hvdrun; otherwise it is the address from which rank 0's supervisor has
+// connected.
 
 namespace hvd::launcher {
 namespace {
@@ -71,8 +73,8 @@ std::optional<std::string> variable(const char* name) {
   return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
 }
 
-/// What this rank gets of its host. Under Bind::kNone only the number of threads counts; where
-/// mpirun binds, its mask is the rank's own share already.
+/// The cores and threads of this rank. Under Bind::kNone only the number of threads is used. Where
+/// mpirun binds, the affinity mask already is the rank's share.
 CoreShare find_share(const RankIdentity& identity) {
   const Bind bind = parse_bind(variable(kBindVariable).value_or("none")).value_or(Bind::kNone);
   const bool binds = bind == Bind::kAuto || (bind != Bind::kNone && variable(kRankVariable));
@@ -105,8 +107,8 @@ std::optional<Connection> try_connect(const std::vector<std::string>& addresses,
   return std::nullopt;
 }
 
-/// Loopback is tried only where the host's name says that hvdrun runs here: elsewhere that port may
-/// belong to a stranger.
+/// Tries loopback only if this host has the name of hvdrun's host. On another host a different
+/// program may listen on that port.
 std::optional<Connection> connect_to_launcher(const Hello& hello) {
   const std::string addresses = variable(kAddressesVariable).value_or("");
   const auto port =
@@ -176,7 +178,7 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
     remove_abandoned(kSharedMemory, kSharedPrefix);
     remove_stale_segments(kSharedMemory);
   }
-  // The same for all ranks of the job on this host; the token itself must not show.
+  // The name is the same for all ranks of the job on this host, and must not reveal the token.
   const std::string folder = std::string(kSharedMemory) + "/" + kSharedPrefix +
                              hmac_hex(*variable(kTokenVariable), "folder").substr(0, 16);
   const auto shared = starts_without_mpi() ? std::nullopt : JobFolder::join(folder);
@@ -214,8 +216,8 @@ int become_program(const std::vector<std::string>& program, const RankIdentity& 
   return static_cast<int>(error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun);
 }
 
-/// The front process: passes on what somebody sends to mpirun's direct child and ends as the
-/// supervisor does.
+/// The front process, which is mpirun's direct child: passes the signals that it receives on to the
+/// supervisor, and ends with the supervisor's exit code.
 int wait_as_front(pid_t supervisor, const sigset_t& signals) {
   while (true) {
     const int signal = ::sigwaitinfo(&signals, nullptr);

@@ -14,13 +14,13 @@
 namespace hvd::launcher {
 
 /// Writes files from a thread of its own: a file system that hangs (a network file system without
-/// its server) holds write(2) forever, and must not hold hvdrun's signals and reports. The
-/// thread starts with the first write, so that it inherits the signals that are blocked by then.
-/// Used by one thread.
+/// its server) holds write(2) forever, and must not delay hvdrun's signals and reports. The thread
+/// starts with the first write, so that it inherits the signals that are blocked by then. Used by
+/// one thread.
 class FileWriter {
  public:
   using Clock = std::chrono::steady_clock;
-  /// A file system that accepts no data for this long is given up.
+  /// A file system that accepts no data for this long counts as failed.
   static constexpr std::chrono::seconds kPatience{30};
 
   FileWriter();

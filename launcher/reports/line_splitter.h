@@ -11,7 +11,7 @@ namespace hvd::launcher {
 /// thread-safe.
 class LineSplitter {
  public:
-  /// Above `max_segment` bytes a line without an end is handed out in parts, whole characters each.
+  /// An unfinished line longer than `max_segment` bytes is returned in parts of whole characters.
   explicit LineSplitter(std::size_t max_segment = 64 * 1024) : max_segment_(max_segment) {}
 
   std::vector<std::string> feed(std::string_view bytes);
@@ -29,8 +29,8 @@ class LineSplitter {
 /// The number of bytes of an incomplete UTF-8 character at the end of `text`.
 std::size_t unfinished_character(std::string_view text);
 
-/// The last lines of a stream, as a person would see them on a terminal: "\r" starts its line
-/// again. Backtraces, which would push everything else out, are left out. Not thread-safe.
+/// The last lines of a stream, as a person would see them on a terminal: "\r" overwrites its line.
+/// Backtraces, which would push everything else out, are left out. Not thread-safe.
 class TailBuffer {
  public:
   static constexpr std::size_t kMaxLine = 2000;

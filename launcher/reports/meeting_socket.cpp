@@ -18,11 +18,11 @@ namespace {
 
 /// More are turned away, so that another user cannot keep the rank out.
 constexpr std::ptrdiff_t kMostStrangers = 8;
-/// At a time, so that a rank that never stops talking keeps nobody else waiting. More than a socket
-/// holds.
+/// Reads per connection and turn, so that a rank that sends without pause does not delay the
+/// others. This is more than a socket's buffer holds.
 constexpr int kMostReads = 16;
 
-/// Of a process that is there; nothing where the kernel has no such thing, or the process is gone.
+/// A pidfd of a running process; empty if the kernel has no pidfds, or the process has ended.
 UniqueFd open_pidfd(pid_t pid) {
 #ifdef SYS_pidfd_open
   if (pid > 0) return UniqueFd(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0U)));

@@ -14,12 +14,12 @@
 
 namespace hvd::launcher {
 
-/// Where the processes of a rank reach their supervisor, to meet the other ranks: a stream socket
-/// in the abstract namespace. The supervisor passes on what they say to hvdrun, and back, without
-/// looking into it. Not thread-safe.
+/// A stream socket in the abstract namespace, through which the processes of a rank exchange
+/// rendezvous frames with hvdrun. The supervisor passes the bytes on in both directions without
+/// reading them. Not thread-safe.
 ///
-/// Anybody on the host may connect, and is heard by hvdrun, which knows whom by what he says; other
-/// users have few connections at a time.
+/// Every process on the host may connect. hvdrun receives its bytes and identifies it by their
+/// content. Connections of other users are limited to a few at a time.
 class MeetingSocket {
  public:
   /// From a process of the rank. `last`: it has ended, or closed its connection.
@@ -33,9 +33,9 @@ class MeetingSocket {
   MeetingSocket();
   const std::string& name() const noexcept { return name_; }
   void add_to(Poller& poller);
-  /// Reads all that has come, of all connections, without waiting.
+  /// Reads the bytes that have arrived on all connections. Does not wait.
   void read_all();
-  /// What has been read since the last call, in the order in which it has come.
+  /// The bytes that were read since the last call, in the order of their arrival.
   std::vector<Said> take();
   void answer(const MeetingBytes& answer);
   void close_all() { sessions_.clear(); }

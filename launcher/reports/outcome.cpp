@@ -222,7 +222,7 @@ std::string hosts_of(const JobRecord& job, const std::vector<int>& ranks) {
   return join_text(parts, " or ");
 }
 
-/// Of the hosts that the starter may have lost; empty when they are not known.
+/// The hosts of `ranks` that the starter may have lost, as a text; empty when they are not known.
 std::string suspects_of(const JobRecord& job, std::vector<int> ranks) {
   std::erase_if(ranks, [&](int rank) {
     const std::string& name = job.ranks[static_cast<std::size_t>(rank)].host;

@@ -74,10 +74,10 @@ struct JobRecord {
 
 void take_notice(RankRecord& rank, Notice notice);
 
-/// Whether its supervisor must not end before the other ranks, although the rank has ended with
-/// code 0: it may have left without MPI_Finalize, and mpirun would end the others. hvd ends them
-/// then. If the program has started MPI itself, the others may wait for it in MPI, and only mpirun
-/// ends that.
+/// Whether the supervisor of a rank that has ended with code 0 must stay until the other ranks have
+/// ended. The rank may have left without MPI_Finalize; if its supervisor ended too, mpirun would
+/// end the other ranks, although hvd ends them itself. False if the program has started MPI itself:
+/// the other ranks may then wait for it inside MPI, and only mpirun can end them.
 bool must_be_held(const RankRecord& rank);
 
 /// The rank that still runs although all others have ended and have each reported that it is lost:
@@ -87,18 +87,19 @@ std::optional<int> abandoned_rank(const std::vector<RankRecord>& ranks);
 /// Finds the ranks that all others have lost. Call it once the record is complete.
 void note_losses(std::vector<RankRecord>& ranks);
 
-/// If mpirun noticed the loss of a host first and ended: the ranks that did not report again were
-/// lost before hvdrun ordered them to stop. Call it once the record is complete.
+/// Marks ranks as lost if mpirun detected the loss of a host and ended first: ranks that sent no
+/// further report were lost before hvdrun ordered them to stop. Call it once the record is
+/// complete.
 void take_losses_from_mpirun(JobRecord& job);
 
 /// The rank that ended first among those that had no order to stop. Ranks that ended because of
 /// another's loss count only if there are no others. Empty if every rank ended well.
 std::optional<int> first_failure(const std::vector<RankRecord>& ranks);
 
-/// A rank that ended with code 0 while others went on, and so ended the job: one that left it
-/// without shutdown(), or never came to init(), so that another one failed of that; or one that
+/// The rank that ended the job by ending with code 0 while others were still running. Either it
+/// left without shutdown(), or never reached init(), and another rank failed because of that; or it
 /// called MPI_Init and left without MPI_Finalize, so that mpirun ended the others. A rank that has
-/// called shutdown() has not left early: the one that still needed it failed.
+/// called shutdown() has not left early: the failure then belongs to the rank that still needed it.
 std::optional<int> early_leaver(const JobRecord& job);
 
 /// A rank's own record explains the end, so the starter's account of it can be left out.

@@ -39,7 +39,7 @@ class RankOutput {
   void feed(Stream stream, std::string_view bytes, TimePoint now);
   /// Shows unfinished lines that are due, and returns when the next one is due.
   std::optional<TimePoint> show_partial(TimePoint now);
-  /// The rank has ended: writes all of the rest.
+  /// Writes all remaining output, after the rank has ended.
   void finish();
   std::vector<std::string> stderr_tail() const { return tail_.lines(); }
 

@@ -107,7 +107,7 @@ void ReportServer::read(int id) {
   try {
     connections_.at(id).decoder.feed({buffer.data(), static_cast<std::size_t>(count)});
     while (true) {
-      // Looked up each time: what the observer does may have dropped it.
+      // Looked up for each frame, because the observer may have dropped the connection.
       const auto found = connections_.find(id);
       if (found == connections_.end()) return;
       const auto frame = found->second.decoder.next();
@@ -245,7 +245,7 @@ void ReportServer::write(Connection& connection, FrameType type, std::string_vie
 }
 
 void ReportServer::flush(Connection& connection) {
-  // Reading will see that the peer has gone.
+  // The next read detects that the peer has closed the connection.
   if (!connection.outgoing.flush(connection.fd.get())) connection.outgoing.clear();
 }
 

@@ -97,7 +97,7 @@ class ReportServer {
   /// Sends bytes to a process of the rank; see on_meeting().
   /// @param last closes its connection after these bytes
   void tell(int rank, std::uint32_t session, const SendQueue::Shared& bytes, bool last);
-  /// The rank's supervisor may end.
+  /// Lets the rank's supervisor end.
   void release(int rank);
   /// Breaks every connection, so that the remaining supervisors stop their programs.
   void close_all();

@@ -62,7 +62,7 @@ UniqueFd try_listen(const std::string& at) {
   return fd;
 }
 
-/// 0: it has none.
+/// The port that the socket is bound to; 0 if it is not bound.
 std::uint16_t port_of(int fd) {
   Address bound;
   bound.length = sizeof bound.storage;

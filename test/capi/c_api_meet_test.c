@@ -83,6 +83,6 @@ int main(void) {
   EXPECT_EQ(status, 0);
   test_wrong_place(method);
   test_first_version();
-  EXPECT(rmdir(folder) == 0); /* nothing is left */
+  EXPECT(rmdir(folder) == 0); /* the folder must be empty */
   return failures == 0 ? 0 : 1;
 }

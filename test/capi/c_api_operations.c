@@ -45,7 +45,7 @@ static void test_allreduce(void) {
     EXPECT_EQ(data[i], (float)(2 * rank + i));
   }
 
-  /* As a program says that was built before there was compression. */
+  /* The structure's size in a program that was built before hvd had compression. */
   sum.struct_size = offsetof(hvd_submission_t, compression);
   sum.compression = 3;
   EXPECT_OK(hvd_run(&sum, NULL));

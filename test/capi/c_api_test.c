@@ -285,7 +285,7 @@ static void test_shutdown(void) {
 }
 
 int main(void) {
-  alarm(100); /* below ctest's limit: then mpirun says which rank it was */
+  alarm(100); /* below ctest's limit, so that mpirun reports which rank hangs */
   test_not_initialised();
   test_start();
   test_build();

@@ -1,4 +1,4 @@
-/* Includes nothing before it, so that the header proves complete. */
+/* Includes the header first, to prove that it needs no other header. */
 #include "hvd/c/hvd.h"
 
 hvd_status_t start_and_stop(void);

@@ -4,7 +4,7 @@
 
 enum { kMostRanks = 8 };
 
-/* Who this process is, from test_start() on. */
+/* The rank of this process and the job's size, valid from test_start() on. */
 extern int rank;
 extern int size;
 

@@ -5,10 +5,10 @@
 
 #include "transport/control_plane.h"
 
-/// What every control plane that sends messages has to do, whatever carries them.
+/// Test cases for every control plane that sends messages, independent of its transport.
 namespace hvd::conformance {
 
-/// One rank of a job that has nothing but a control plane.
+/// One rank of a job that consists of a control plane only.
 struct PlaneRank {
   control::ControlPlane& plane;
   /// Waits for all ranks, past the control plane.

@@ -1,4 +1,4 @@
-// The NCCL backend's own part: which calls it makes of a collective, with which types, places and
+// Tests the NCCL backend's own part: the calls of a collective, with their types, buffers and
 // groups. The device and NCCL are simulated; test/gpu runs the same cases on the real ones.
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@
 namespace hvd::conformance {
 namespace {
 
-/// The simulated device's memory. What is freed may be used again by the host, so it goes to the
-/// heap.
+/// The simulated device's memory. It comes from the heap, because the host may reuse memory that
+/// was freed.
 class FakeMemory final : public std::pmr::memory_resource {
  public:
   explicit FakeMemory(testing::FakeGpu& gpu) : gpu_(gpu) {}

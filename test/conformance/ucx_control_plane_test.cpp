@@ -29,7 +29,8 @@ const Hosts kHosts[] = {{"OneHost", "aaa", -1},
                         {"Hosts", "abb", -1},
                         {"OneRank", "a", -1}};
 
-/// A rank goes on to let its carrier work until all are done: what it has sent may still be here.
+/// A rank drives its carrier until all ranks are done, because messages that it has sent may still
+/// wait in its carrier.
 class AllRanks {
  public:
   explicit AllRanks(int size) : size_(size) {}

@@ -1,5 +1,5 @@
-// The fault campaign: many short jobs in which one rank goes wrong at a random moment, each of
-// which has to end on every rank with the right class of error or the right numbers, in time.
+// The fault campaign: many short jobs in which one rank fails at a random moment. Each job must end
+// in time on every rank, with the right class of error or the right results.
 //
 // campaign [--seeds N] [--first SEED] [--verbose] [--stacks] [--ucx]     --stacks: gdb's view of
 // every rank that hangs; --ucx: jobs without MPI, which meet in a file
@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr double kHardLimit = 40;
-// How long a rank may take to end after its last word.
+// How long a rank may take to end after its last output.
 constexpr double kPatienceAtEnd = 6;
 
 double seconds_since(Clock::time_point begin) {
@@ -56,7 +56,8 @@ struct Options {
   bool ucx = false;
 };
 
-/// One job under an mpirun, or under a process in its place, that does not end it by itself.
+/// One job, under an mpirun that does not end it by itself, or under a process that replaces
+/// mpirun.
 class Job {
  public:
   Job(const Plan& plan, const Options& options) : plan_(plan), options_(options) { start(); }

@@ -48,7 +48,7 @@ class Judge {
            plan_.fault == Fault::kThrow;
   }
   bool departs() const { return plan_.fault == Fault::kExit || plan_.fault == Fault::kLeave; }
-  /// A rank may have got all it needed from the victim.
+  /// A rank may have received everything that it needed from the victim.
   bool may_be_done() const { return plan_.by_timer() && witness(plan_.victim).final; }
 
   void expect_end(int rank, const std::string& end);
@@ -127,7 +127,8 @@ void Judge::expect_departure(int rank) {
   }
 }
 
-/// The same operations failed on all their members, with this class; everything else was right.
+/// Expects that the same operations failed on all their members, with this class of error, and that
+/// all other results were right.
 void Judge::expect_failures(const std::string& error) {
   std::map<std::string, std::set<int>> who;
   std::map<std::string, std::vector<int>> members;

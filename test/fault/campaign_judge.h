@@ -19,7 +19,7 @@ struct Failure {  ///< of one operation; the job goes on
   std::string message;
 };
 
-/// The last thing that one rank got from hvd.
+/// The last error that one rank got from hvd.
 struct Loss {
   std::string error;
   double time = 0;
@@ -30,7 +30,7 @@ struct Loss {
 
 struct Witness {
   pid_t pid = 0;
-  double fault = 0;    ///< when it went wrong; 0: it did not
+  double fault = 0;    ///< when it failed; 0: it did not fail
   bool final = false;  ///< only the last barrier and the last shutdown were left
   std::vector<Failure> failures;
   std::vector<Loss> losses;      ///< PeerLostError and the like
@@ -50,9 +50,9 @@ struct Run {
 void read_line(const std::string& line, std::map<int, Witness>&);
 
 struct Verdict {
-  std::vector<std::string> faults;  ///< empty: as promised
-  double slowest = 0;               ///< seconds from the fault to the last survivor that knew
-  bool happened = false;            ///< the victim did go wrong
+  std::vector<std::string> faults;  ///< empty: the run was as expected
+  double slowest = 0;               ///< seconds from the fault until the last survivor detected it
+  bool happened = false;            ///< the victim's fault did occur
 };
 
 Verdict judge(const Plan&, const Run&);

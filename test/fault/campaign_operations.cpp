@@ -75,8 +75,8 @@ bool about_group(Difference difference) {
          difference == Difference::kOneOfGroup;
 }
 
-/// What the victim may disagree about; submitted in every step, so that it is cached by then and
-/// used again afterwards.
+/// Adds the operation that the victim may submit differently. Every step submits it, so that it is
+/// cached before the fault and used again afterwards.
 void add_disputed(const Plan& plan, std::vector<Spec>& operations) {
   Random random(plan.seed, 7);
   const bool in_subset = plan.victim_in_subset() && plan.subset.size() > 1 && random.chance(40);

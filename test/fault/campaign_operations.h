@@ -23,12 +23,12 @@ struct Spec : testing::ProgramOperation {
 };
 using Memory = testing::OperationMemory;
 
-/// "without", of the survivors.
+/// The operation named "without", on the set of the survivors.
 Spec operation_without_victim(const Plan&);
-/// The operations that all ranks submit in one step, alike on all of them; rank by rank in another
-/// order.
+/// The operations of one step. They are the same on all ranks, but each rank submits them in
+/// another order.
 std::vector<Spec> operations_of_step(const Plan&, int epoch, int step);
-/// The same in a step that only some ranks do, before they join.
+/// The operations of an extra step, which only some ranks run before they join.
 std::vector<Spec> operations_of_extra_step(const Plan&, int epoch, int step, int extra);
 /// Indices into the operations in the order in which this rank submits them: unnamed ones keep
 /// theirs.

@@ -7,7 +7,7 @@
 namespace hvd::campaign {
 namespace {
 
-// In the order of the seeds, so that a few seeds in a row meet most faults.
+// In the order of the seeds, so that a few successive seeds cover most faults.
 constexpr std::array kFaults = {
     Fault::kKill, Fault::kStop,  Fault::kDisagree,  Fault::kLeave,     Fault::kShortDelay,
     Fault::kKill, Fault::kThrow, Fault::kLongDelay, Fault::kWrongKind, Fault::kKill,

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-/// What one seed of the fault campaign means. The driver and every rank derive it by themselves, so
-/// it depends on nothing but the seed.
+/// The run that a seed of the fault campaign stands for. The driver and every rank derive it
+/// separately, so it depends on the seed only.
 namespace hvd::campaign {
 
 enum class Fault {
@@ -54,7 +54,7 @@ inline constexpr int kEpochs = 2;
 inline constexpr int kSteps = 10;
 inline constexpr double kPeerTimeout = 3;
 inline constexpr double kStallShutdown =
-    3.7;  // after a lost peer would have been noticed, before the end of a long delay
+    3.7;  // after the detection of a lost peer, before the end of a long delay
 inline constexpr double kStartTimeout = 4;
 inline constexpr double kLongDelaySeconds = 4.5;
 
@@ -84,15 +84,15 @@ struct Plan {
   int victim = 0;
   int epoch = 0;
   int step = 0;
-  int position = 0;                 ///< among the operations of the step, or the last
-  double delay = 0;                 ///< seconds: until a timer strikes, or that a delay lasts
-  bool joins = false;               ///< epochs end with uneven steps and join()
-  std::vector<int> extra = {};      ///< per rank: how many steps it does before join()
+  int position = 0;    ///< among the operations of the step, or the last
+  double delay = 0;    ///< in seconds: until the timer triggers the fault, or the length of a delay
+  bool joins = false;  ///< epochs end with uneven steps and join()
+  std::vector<int> extra = {};      ///< per rank: the number of extra steps before join()
   std::vector<int> subset = {};     ///< the process set that takes part in the steps
   std::vector<int> survivors = {};  ///< all but the victim
 
   bool victim_in_subset() const;
-  /// A thread of its own strikes, at a moment that only the clock decides.
+  /// Whether a separate thread causes the fault, at a moment that depends on the clock only.
   bool by_timer() const;
 };
 

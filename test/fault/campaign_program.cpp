@@ -1,6 +1,6 @@
 // campaign_program SEED: one rank of a run of the fault campaign. A training-like loop over two
-// lives of the runtime, in which one rank goes wrong as the seed says. What it sees goes to
-// standard output, one line per event, for campaign_judge.cpp to read:
+// lives of the runtime, in which one rank fails as the seed determines. It prints one line per
+// event to standard output, which campaign_judge.cpp reads:
 //
 // @hvd EVENT RANK ...
 //   PID pid | FAULT time | FINAL | WRONG text | SHUTDOWN seconds | END how
@@ -31,7 +31,7 @@
 namespace hvd::campaign {
 namespace {
 
-// Common to all processes of the machine.
+// The time of a clock that all processes of the machine share.
 double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
@@ -42,7 +42,7 @@ int rank_by_launcher() {
   return 0;
 }
 
-/// One line in one write: the process may be killed right after it, and several threads speak.
+/// One line in one write: the process may be killed right after it, and several threads print.
 template <class... Parts>
 void say(const char* event, const Parts&... parts) {
   std::ostringstream line;
@@ -68,10 +68,10 @@ const char* class_of(const Error& error) {
   return "Error";
 }
 
-/// The victim has left the job of its own will.
+/// Thrown on the victim, which then leaves the job by shutdown().
 struct HasLeft {};
 
-/// Does the harm, on the victim, once.
+/// Causes the fault on the victim, once.
 class Saboteur {
  public:
   explicit Saboteur(const Plan& plan) : plan_(plan), here_(rank_by_launcher() == plan.victim) {}

@@ -7,9 +7,9 @@
 // quit-all (every rank calls _Exit(0) after the loop), skip (exit(0) before init()), throw (an
 // uncaught exception), throw-all (the same on every rank), leave (shutdown() while the others go
 // on), leave-well (and then returns 0), absent (stops submitting), late (submits late, within all
-// deadlines), mismatch (one wrong shape, then goes on), none. "second-" before it: a job that goes
-// well comes first, in the same processes, with its own init() and shutdown(). "saves-" before it:
-// a rank that gets an error returns 0, and leaves a rank that is stopped as it is. Every rank that
+// deadlines), mismatch (one wrong shape, then goes on), none. The prefix "second-" runs a
+// successful job first, in the same processes, with its own init() and shutdown(). With the prefix
+// "saves-" a rank that gets an error returns 0, and does not end a stopped rank. Every rank that
 // lives prints "RANK r CLASS seconds message" when an operation fails, "DONE r" when the loop ends
 // well, and "SHUTDOWN r seconds".
 #include <hvd/collectives.h>
@@ -48,7 +48,8 @@ hvd::Submission allreduce(std::vector<float>& memory, const std::string& name) {
   return submission;
 }
 
-/// Process ids of all ranks, so that one that is stopped, or another program, can be ended at last.
+/// The process ids of all ranks, so that a stopped rank, or one that has become another program,
+/// can be killed at the end.
 std::vector<std::int64_t> exchange_pids() {
   const std::int64_t own = ::getpid();
   std::vector<std::int64_t> pids(static_cast<std::size_t>(hvd::size()));
@@ -71,8 +72,8 @@ std::vector<std::int64_t> exchange_pids() {
   return pids;
 }
 
-/// Elements of a tensor. Large ones take so long that a rank which is killed soon after submitting
-/// them is in the middle of them.
+/// Elements of a tensor. A large tensor takes so long that a rank that is killed soon after its
+/// submission is killed during the transfer.
 std::size_t tensor_size(const std::string& mode, bool bad_step) {
   return mode == "kill-during" && bad_step ? 6'000'000 : 50'000;
 }
@@ -86,7 +87,7 @@ void die_soon() {
 
 /// @param next the next rank's process
 void misbehave(const std::string& mode, pid_t next) {
-  // If each died by itself, the slower one might first learn of the other's loss.
+  // If each rank killed itself, the slower one might learn of the other's loss first.
   if (mode == "kill-two") ::kill(next, SIGKILL);
   if (mode == "kill" || mode == "kill-two") ::raise(SIGKILL);
   if (mode == "exec") ::execl("/bin/sleep", "sleep", "8", nullptr);
@@ -121,7 +122,7 @@ void run_step(int step, const std::string& mode, bool bad_step, bool goes_wrong,
   if (goes_wrong && mode == "mismatch") gradients[1].resize(7);
   std::vector<hvd::Operation> operations;
   if (bad_step && mode == "throw-all") {
-    // The others are still taking up the results of the step before.
+    // The others are still processing the results of the previous step.
     std::this_thread::sleep_for(std::chrono::seconds(1));
     misbehave("throw", next);
   }

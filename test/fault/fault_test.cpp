@@ -1,5 +1,5 @@
-// Spawns real jobs in which a rank goes wrong, and reads what the survivors got: over MPI, under an
-// mpirun whose own killing is switched off, and over UCX, under nothing.
+// Starts real jobs in which one rank fails, and checks the errors that the survivors get. Jobs over
+// MPI run under an mpirun that does not kill the survivors; jobs over UCX run without a launcher.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -86,7 +86,7 @@ std::string command_of(Start start, int ranks, const std::string& program) {
            "none -np " +
            size + " " + program;
   }
-  // As a user of PyTorch would in as many terminals.
+  // Starts each rank by hand, as a user of PyTorch would in several terminals.
   std::string script;
   for (int rank = 0; rank < ranks; ++rank) {
     const std::string number = std::to_string(rank);
@@ -159,7 +159,7 @@ TEST_P(EveryVictim, TwoRanksKilledAtOnceEndTheJobOfTheOthers) {
   }
 }
 
-// Its threads, locks and beats are gone, and it lives.
+// Its threads, locks and heartbeats are gone, but its process is alive.
 TEST_P(EveryVictim, ARankThatBecomesAnotherProgramIsNamedInsideThePeerTimeout) {
   expect_peer_lost_on_survivors(run_unsupervised("exec"), victim(), 4.0);
 }
@@ -263,7 +263,7 @@ TEST(FaultUnderHvdrun, AKilledRankEndsTheJobWithItsNameAndItsCode) {
   }
 }
 
-// It cannot end by itself, and the others return 0.
+// The stopped rank cannot end by itself, and the others return 0.
 TEST(FaultUnderHvdrun, AStoppedRankIsEndedAndNamedWhenTheOthersHaveEnded) {
   for (const std::string& hvdrun : hvdruns()) {
     for (const std::string mode : {"saves-stop", "stop-last"}) {
@@ -307,7 +307,7 @@ TEST(FaultUnderHvdrun, RanksThatAllEndWithZeroMakeAJobOfZero) {
   }
 }
 
-// It has fewer batches than the others, which fail of it.
+// The rank has fewer batches than the others, which fail because of that.
 TEST(FaultUnderHvdrun, ARankThatLeavesEarlyByShutdownIsNotTheOneThatFailed) {
   for (const std::string& hvdrun : hvdruns()) {
     const Outcome outcome = run(hvdrun + " -np 3 " HVD_FAULT_PROGRAM " leave-well 1 20");
@@ -324,7 +324,8 @@ std::size_t count(const std::string& text, const std::string& part) {
   return found;
 }
 
-// By the rank that threw, by the other one's log and program, and in the last message.
+// It is printed by the rank that threw, by the other rank's log and its program, and in hvdrun's
+// last message.
 TEST(FaultUnderHvdrun, AnUncaughtErrorIsPrintedFourTimesAtTwoRanks) {
   for (const std::string& hvdrun : hvdruns()) {
     const Outcome outcome = run(hvdrun + " -np 2 " HVD_FAULT_PROGRAM " throw 1 20");

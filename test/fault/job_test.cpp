@@ -139,7 +139,7 @@ TEST(Job, Sigusr1DoesNoHarmInShutdownAndAfterIt) {
             "hvd: this rank is not initialised: after hvd::shutdown()\n");
 }
 
-// MPI is not ended yet then, and its connections are the parent's.
+// MPI is not finalized yet at that moment, and its connections belong to the parent.
 TEST(Job, AChildMadeAfterShutdownLeavesMpiAlone) {
   init();
   shutdown();
@@ -259,7 +259,7 @@ TEST(Job, ASetOfOneRankRunsEveryOperation) {
   }
 }
 
-// On several hosts they go to different backends, and Adasum is made of three kinds.
+// On several hosts the operations use different backends, and Adasum combines three kinds.
 TEST(Job, AllRanksRunEveryOperation) {
   init();
   const auto ranks = static_cast<std::size_t>(size());
@@ -324,8 +324,8 @@ TEST(Job, RanksRunOutOfDataOneByOne) {
   shutdown();
 }
 
-// Sums whose value depends on the order of the additions, in another order of submission and with
-// other delays each time.
+// The sums depend on the order of the additions. Each repetition submits in another order, with
+// other delays.
 TEST(Job, TheSameBitsInAnyOrderAndTiming) {
   constexpr int kTensors = 12;
   init();
@@ -387,7 +387,8 @@ TEST(Job, IdleRanksUseNoCpu) {
   std::this_thread::sleep_for(std::chrono::duration<double>(kIdle));
   const double share = (cpu_seconds() - before) / kIdle;
   if (rank() == 0) std::printf("an idle rank uses %.3f %% of a core\n", 100 * share);
-  // Ranks of other hosts cannot ring this one, so it looks for messages a thousand times a second.
+  // Ranks of other hosts cannot ring this rank's doorbell, so it polls for messages a thousand
+  // times a second.
   const bool one_host = cross_size() == 1;
   EXPECT_LT(share, one_host ? 0.01 : 0.10);
   barrier();

@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::int64_t kElements = (std::int64_t{1} << 31) + 13;
 
-// All is looked at in strides that hit every chunk, and the end in full.
+// The test checks elements at a stride that covers every chunk, and all elements at the end.
 constexpr std::int64_t kStride = 1009;
 
 std::uint8_t value(std::int64_t index, int rank) {

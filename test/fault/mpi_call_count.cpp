@@ -1,4 +1,4 @@
-// In place of MPI's functions, through its profiling interface: they count and go on.
+// Replaces MPI's functions through its profiling interface. Each counts the call and forwards it.
 #include "fault/mpi_call_count.h"
 
 #include <mpi.h>

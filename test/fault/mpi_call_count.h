@@ -4,7 +4,7 @@
 
 namespace hvd::testing {
 
-/// Calls that this process has made of the MPI functions that move data or look for it.
+/// The number of calls by this process of MPI functions that transfer messages or test for them.
 std::uint64_t mpi_calls() noexcept;
 
 }  // namespace hvd::testing

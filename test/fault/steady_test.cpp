@@ -1,5 +1,5 @@
-// The steady state of real jobs: nothing is negotiated, and whatever deviates from it comes out
-// right.
+// The steady state of real jobs: steps run without negotiation, and steps that deviate give the
+// right results.
 #include <gtest/gtest.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
@@ -81,7 +81,7 @@ class Steady : public ::testing::Test {
       for (Tensor& tensor : tensors_) tensor.check(step);
     }
   }
-  /// The first and the last, of which one speaks for its host; all in a long run.
+  /// The first rank, which sends for its host, and the last; all ranks in a long run.
   static std::vector<int> some_ranks() {
     std::vector<int> ranks;
     for (int rank = 0; rank < size(); ++rank) {
@@ -108,8 +108,8 @@ TEST_F(Steady, NothingIsNegotiated) {
   steps(130, 180);
   const Metrics after = metrics();
   const std::uint64_t calls = mpi_calls() - called;
-  std::this_thread::sleep_for(
-      kLonger);  // or the first to leave would be heard by one that has not looked yet
+  std::this_thread::sleep_for(kLonger);  // otherwise a rank that has not read its counters yet
+                                         // could receive the first leave message
   EXPECT_EQ(after.locked_operations - before.locked_operations, 150U);
   EXPECT_EQ(after.plans_applied, before.plans_applied);
   const std::uint64_t sent = after.control_messages_sent - before.control_messages_sent;
@@ -201,7 +201,7 @@ TEST_F(Steady, ATensorThatOneRankSubmitsLateIsWaitedFor) {
 
 TEST_F(Steady, AStepThatEachRankLeavesOutOnceIsMadeUpForLater) {
   steps(0, 10);
-  // Each rank evaluates alone for a while, in which the others are a step ahead.
+  // Each rank in turn is idle for a while, so that the others are a step ahead.
   for (const int idle : some_ranks()) {
     if (rank() == idle) std::this_thread::sleep_for(kLonger);
     steps(10, 13);
@@ -278,8 +278,8 @@ struct Counted {
 constexpr std::uint64_t kStepsOfWindow = 50;
 constexpr int kWindows = 5;
 
-/// What the steps between two counts have done, on one host: nothing, but for the signs of life
-/// that a rank which waits gives and looks for 20 times a second, and waiting itself.
+/// Checks the work of the steps between two counts, on one host. The only work that is allowed is
+/// waiting, and the signs of life that a waiting rank sends and checks 20 times a second.
 void expect_nothing(const Counted& before, const Counted& after) {
   const auto took = std::chrono::duration_cast<std::chrono::milliseconds>(after.at - before.at);
   const auto signs_of_life = static_cast<std::uint64_t>(1 + took.count() / 50);
@@ -305,7 +305,7 @@ void expect_nothing(const Counted& before, const Counted& after) {
   EXPECT_EQ(describe(system), "none");
 }
 
-/// How many rounds it takes until all hosts have heard of all others.
+/// The number of message rounds until all hosts have received data from all others.
 std::uint64_t rounds_among_hosts() {
   std::set<std::string> hosts;
   const char* const names = std::getenv("HVD_TEST_HOSTS");
@@ -316,7 +316,8 @@ std::uint64_t rounds_among_hosts() {
   return rounds;
 }
 
-// The last of the program, or all that came after it would be counted too, which takes time.
+// Must be the last test of the program: the calls of later tests would be counted too, which takes
+// time.
 TEST_F(Steady, NothingIsAskedFor) {
   const std::string uncounted = begin_to_count_system_calls();
   std::vector<Submission> submissions;
@@ -346,7 +347,7 @@ TEST_F(Steady, NothingIsAskedFor) {
     of_ucx.push_back(after.ucx.control_messages - before.ucx.control_messages);
     of_data.push_back(after.ucx.data_messages - before.ucx.data_messages);
   }
-  repeat(2);  // or the first to leave would be heard by one that still counts
+  repeat(2);  // otherwise a rank that still counts could receive the first leave message
   if (one_host_) {
     if (!uncounted.empty()) GTEST_SKIP() << "system calls are not counted here: " << uncounted;
     return;
@@ -359,7 +360,7 @@ TEST_F(Steady, NothingIsAskedFor) {
     EXPECT_EQ(messages, of_data.front());
     EXPECT_EQ(messages % kStepsOfWindow, 0U) << messages;
   }
-  if (controller() != "ucx" || local_rank() == 0) {  // others may have nothing to send
+  if (controller() != "ucx" || local_rank() == 0) {  // the other ranks may send no messages
     EXPECT_EQ(of_data.front() > 0, controller() == "ucx");
   }
 }

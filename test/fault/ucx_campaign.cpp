@@ -1,6 +1,6 @@
-// The campaign of messages over UCX: three or four processes exchange messages, one is killed at a
-// moment that is aimed at connecting, at large messages or at taking them back. The others have to
-// take back what is under way, and to hear each other after that.
+// The campaign of messages over UCX: three or four processes exchange messages. One of them is
+// killed while it connects, transfers large messages or cancels them. The others have to cancel
+// their messages in flight, and to receive each other's messages after that.
 //
 // ucx_campaign [--rounds N] [--first SEED] [--moment 0|1|2] [--verbose] [--stacks]     --stacks:
 // gdb's view of a survivor that hangs
@@ -33,13 +33,13 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kHardLimit = std::chrono::seconds(60);
-/// How long a survivor may take to end after its last word.
+/// How long a survivor may take to end after its last message.
 constexpr auto kTimeToEnd = std::chrono::seconds(30);
 
 struct Process {
   pid_t pid = 0;
   int socket = -1;
-  bool done = false;  ///< it has reported so, or has ended
+  bool done = false;  ///< it has reported that it is done, or has ended
 };
 
 struct Plan {
@@ -53,7 +53,7 @@ struct Plan {
 
 Plan plan_of(std::uint64_t seed, int moment) {
   std::mt19937_64 random(seed);
-  const auto between = [&random](double low, double high) {  // each magnitude as often as another
+  const auto between = [&random](double low, double high) {  // uniform in the logarithm
     const double part = static_cast<double>(random() >> 11) / 9007199254740992.0;
     return std::chrono::microseconds(static_cast<long>(low * std::pow(high / low, part)));
   };

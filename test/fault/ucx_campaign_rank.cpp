@@ -36,7 +36,7 @@ constexpr std::byte kGoodbye{0xB1};
 constexpr auto kPatience = std::chrono::seconds(10);
 constexpr std::uint32_t kGeneration = 5;
 
-/// An ending that was found somewhere inside.
+/// Thrown to end the rank with this code.
 struct Ended {
   Ending ending;
 };
@@ -47,7 +47,7 @@ class Rank {
   int live();
 
  private:
-  /// A message of the control plane that goes out.
+  /// An outgoing message of the control plane.
   struct Parcel {
     Parcel(message::Carrier& carrier, Memory content)
         : bytes(std::move(content)), table(carrier, Plane::kControl) {
@@ -121,8 +121,9 @@ bool Rank::hear_supervisor() {
   return told_ = true;
 }
 
-/// The carrier's messages are cut off: what becomes of them is nobody's concern. False: memory is
-/// kept, as it may be where UCX has been told to use other transports.
+/// Waits until UCX no longer uses the memory of the carrier's messages; their results are ignored.
+/// Returns false if UCX keeps the memory, which is allowed only with transports that the user has
+/// chosen.
 bool Rank::drop(RequestTable& table) {
   if (message::wait_for_memory(table, Clock::now() + std::chrono::seconds(2))) return true;
   if (!told_transports_) throw Ended{kKept};

@@ -10,22 +10,22 @@ enum class Moment : int { kConnecting, kLargeMessages, kTakingBack };
 inline constexpr std::string_view kMomentNames[] = {"connecting", "large messages", "taking back"};
 inline constexpr int kMoments = 3;
 
-// What the supervisor says to a rank, a byte each. Below kFirstWord: the rank of that number has
-// been killed.
+// Messages from the supervisor to a rank, one byte each. A byte below kFirstWord is the number of a
+// rank that has been killed.
 inline constexpr unsigned char kFirstWord = 200;
 inline constexpr unsigned char kStop = 200;  ///< cancel the messages in flight
 inline constexpr unsigned char kEnd = 201;
-/// A rank's answer: it has a message from every survivor.
+/// A rank's answer: it has received a message from every survivor.
 inline constexpr unsigned char kDone = 202;
 
 /// Exit codes of a rank.
 enum Ending : int {
   kWell = 0,
   kBroken = 1,      ///< an unexpected error
-  kWrongBytes = 3,  ///< a message came with other bytes
+  kWrongBytes = 3,  ///< a message has the wrong bytes
   kSilence = 4,     ///< survivors do not receive each other's messages
-  kKept = 5,        ///< memory was not given back in time
-  kTouched = 6,     ///< memory was written to after it had been given back
+  kKept = 5,        ///< memory was not released in time
+  kTouched = 6,     ///< memory was written to after its release
 };
 inline constexpr std::string_view kEndingNames[] = {
     "well", "broken", "", "wrong bytes", "silence", "memory kept", "memory touched"};

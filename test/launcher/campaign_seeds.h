@@ -8,14 +8,14 @@
 
 namespace hvd::launcher::test {
 
-/// Which runs of a campaign are made, and whether right ones are shown too.
+/// The seeds of the runs of a campaign, and whether to print successful runs too.
 struct CampaignSeeds {
   std::uint64_t first = 0;
   std::uint64_t seeds = 0;
   bool verbose = false;
 };
 
-/// Of the command line. Nothing: it is wrong, and the usage has been printed.
+/// Parses the command line. Returns nullopt, after printing the usage, if it is wrong.
 inline std::optional<CampaignSeeds> campaign_seeds(int argc, char** argv, std::uint64_t seeds) {
   CampaignSeeds read{.seeds = seeds};
   for (int i = 1; i < argc; ++i) {

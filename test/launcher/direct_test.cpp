@@ -1,5 +1,5 @@
-// The start without mpirun: what is its own. What users see either way, failure_test, signals_test
-// and output_test see with LAUNCHER_TEST_CONTROLLER=ucx.
+// Behaviour that only the start without mpirun has. Behaviour that both starts share is tested by
+// failure_test, signals_test and output_test, with LAUNCHER_TEST_CONTROLLER=ucx.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -29,14 +29,14 @@ using ::testing::StartsWith;
 
 using Words = std::vector<std::string>;
 
-/// A job without mpirun; with hosts, on machines that are pretended.
+/// A job without mpirun; if hosts are given, they are simulated on this machine.
 Start direct(const Words& arguments, const std::string& hosts = "") {
   Start start;
   start.arguments = {"--controller", "ucx"};
   if (!hosts.empty())
     start.arguments.insert(start.arguments.end(), {"-H", hosts, "--rsh", HVD_TEST_PRETENDED_AGENT});
   start.arguments.insert(start.arguments.end(), arguments.begin(), arguments.end());
-  start.environment = {{"HVD_MPIRUN", "no-such-mpirun"}};  // which is not missed
+  start.environment = {{"HVD_MPIRUN", "no-such-mpirun"}};  // which the job does not need
   return start;
 }
 
@@ -178,7 +178,7 @@ TEST(Auto, IsUcxUnlessSomethingIsMeantForMpi) {
               HasSubstr("/opt/mpirun -np 2 "));
 }
 
-// A job over UCX in which each rank would be alone as MPI sees it.
+// Over UCX MPI would treat each rank as a job of its own.
 TEST(Auto, AProgramThatCallsMpiFindsAllRanks) {
   const Result result =
       HvdrunProcess({.arguments = {"-np", "2", "--verbose", mpi_program(), "sum"}}).wait();
@@ -272,12 +272,12 @@ TEST(Agent, ASilentHostEndsTheStart) {
       run_direct({"--start-timeout", "1", "-np", "2", rank_program(), "wait", marker},
                  "localhost:1,mute" + marker + ":1");
   EXPECT_EQ(result.code, 69) << result.err;
-  // A busy machine may not have started rank 0's supervisor by then either.
+  // On a busy machine rank 0's supervisor may not have started by then either.
   EXPECT_THAT(result.err, HasSubstr("1) did not start within 1.00 s"));
   EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty());
 }
 
-// The ranks that it has started have connections of their own.
+// The ranks that the agent has started have their own connections to hvdrun.
 TEST(Agent, OneThatIsKilledInMidRunLeavesItsRanksAlone) {
   const TemporaryFolder folder;
   const std::string go = folder.path() / "go";
@@ -352,7 +352,7 @@ TEST(Agent, AnHvdrunThatIsKilledDuringTheStartLeavesNoProcess) {
   }
 }
 
-/// A program of hvd's: with it the ranks meet, work, leave, and do all of it again.
+/// Jobs of a program that uses hvd. The ranks join, work and leave, several times.
 class HvdJob : public ::testing::Test {
  protected:
   void SetUp() override {

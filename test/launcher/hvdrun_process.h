@@ -30,7 +30,7 @@ struct Start {
 
 /// A running hvdrun in a process group of its own, with a TMPDIR of its own. Not thread-safe. The
 /// destructor kills what still runs. LAUNCHER_TEST_CONTROLLER in the environment names the
-/// controller where the arguments do not.
+/// controller unless the arguments name it.
 class HvdrunProcess {
  public:
   explicit HvdrunProcess(const Start& start);
@@ -63,7 +63,7 @@ Result run_hvdrun(const std::vector<std::string>& arguments, double timeout_s = 
 std::string rank_program();
 std::string mpi_program();
 std::string hvdrun();
-/// A word that no other process has on its command line.
+/// A word that does not occur on the command line of any other process.
 std::string unique_marker();
 /// Processes, zombies aside, that have `marker` on their command line.
 std::vector<pid_t> processes_with(const std::string& marker);

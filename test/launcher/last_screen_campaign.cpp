@@ -1,5 +1,5 @@
-// The campaign of last screens: many short jobs under hvdrun in which one rank goes wrong. The last
-// message has to name that rank, how it ended, and what it said, whatever the others made of it.
+// The campaign of last screens: many short jobs under hvdrun in which one rank fails. The last
+// message must name that rank, how it ended and its error text, however the other ranks react.
 //
 // last_screen_campaign [--seeds N] [--first SEED] [--verbose]
 #include <cstdio>

@@ -3,8 +3,8 @@
 #include <cstdint>
 #include <string>
 
-/// What one seed of the campaign of last screens means. The driver and every rank derive it by
-/// themselves, so it depends on nothing but the seed.
+/// The run that a seed of the campaign of last screens stands for. The driver and every rank derive
+/// it separately, so it depends on the seed only.
 namespace hvd::launcher::test {
 
 enum class Fault {
@@ -29,7 +29,7 @@ struct Plan {
   Fault fault = Fault::kThrow;
   Moment moment = Moment::kInStep;
   int step = 0;
-  bool caught = false;  ///< main() catches what is thrown on the victim, says it and returns 1
+  bool caught = false;  ///< the victim's main() catches the exception, prints it and returns 1
   bool others_catch = false;  ///< the same on the others
   int code = 3;               ///< of kExit and kMpiAbort
   int signal = 0;             ///< of kSignal
@@ -59,7 +59,7 @@ inline Plan make_plan(std::uint64_t seed) {
   plan.seed = seed;
   plan.ranks = 2 + random.below(3);
   plan.victim = random.below(plan.ranks);
-  // Neighbouring seeds differ in kind, so that a short run meets every one.
+  // Neighbouring seeds differ in kind, so that a short run covers every kind.
   plan.fault =
       static_cast<Fault>((seed + static_cast<std::uint64_t>(random.below(2)) * 3) % kFaults);
   plan.step = random.below(kSteps);
@@ -72,8 +72,8 @@ inline Plan make_plan(std::uint64_t seed) {
   const bool of_the_job = plan.fault == Fault::kMismatch || plan.fault == Fault::kStall;
   if (of_the_job || plan.fault == Fault::kMpiAbort || plan.fault == Fault::kExitZero)
     plan.moment = Moment::kInStep;
-  // What a thread throws cannot be caught by main(), and exit() from two threads at once is the
-  // program's own fault.
+  // main() cannot catch an exception of another thread, and exit() from two threads at once is an
+  // error of the program.
   if (plan.moment == Moment::kInThread && !throws && plan.fault != Fault::kSignal)
     plan.moment = Moment::kAmongSubmits;
   if (plan.moment == Moment::kInThread || !(throws || of_the_job)) plan.caught = false;

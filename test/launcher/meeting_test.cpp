@@ -1,5 +1,5 @@
-// Ranks of hvd's that meet through hvdrun: real processes, wrapped and started as users do, and
-// those that must not begin. Kills at random moments are start_campaign's.
+// Ranks that find each other through hvdrun: real processes, wrapped and started as by users, and
+// jobs that must not start. start_campaign tests kills at random moments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -37,13 +37,13 @@ class HvdrunMeeting : public ::testing::Test {
     return start;
   }
   static Result run(const Words& arguments) { return HvdrunProcess(with(arguments)).wait(60); }
-  /// What rank 1 does otherwise than the others, in a job of three.
+  /// Runs a job of three ranks in which rank 1 behaves as `mode` defines.
   Result run_mode(const std::string& mode, Words options = {}) const {
     options.insert(options.begin(), {"-np", "3"});
     options.insert(options.end(), {program_, mode});
     return run(options);
   }
-  /// All but rank 1 have said it, or nothing, as hvdrun stopped them before they came.
+  /// Ranks 0 and 2 have printed `text`, or printed no line because hvdrun stopped them first.
   static void expect_of_others(const Result& result, const std::string& text) {
     for (const int rank : {0, 2}) {
       const std::string tag = "[" + std::to_string(rank) + "] ";
@@ -75,7 +75,7 @@ TEST_F(HvdrunMeeting, RanksMeetAgainAndAgain) {
                3, 3);
 }
 
-// Which close descriptors, fork, and stay while the rank runs.
+// Shells and Pythons close descriptors, fork, and stay while the rank runs.
 TEST_F(HvdrunMeeting, ThroughShellsAndPythons) {
   expect_lives(run({"-np", "2", "sh", "-c", "exec 3>&- 4>&- 5>&-; \"$@\"; code=$?; exit $code",
                     "sh", program_, "lives"}),
@@ -160,7 +160,7 @@ TEST_F(HvdrunMeeting, ARankThatContradictsHvdrunIsToldSo) {
   }
 }
 
-// Whatever its variables say.
+// All ranks refuse to start if one rank's variables contradict hvdrun's.
 TEST_F(HvdrunMeeting, ARankWithOtherVariablesContradictsAll) {
   const Result result = run({"-np", "3", "sh", "-c", "[ $HVD_RANK = 1 ] && HVD_SIZE=5; exec \"$@\"",
                              "sh", program_, "lives"});
@@ -224,7 +224,7 @@ TEST_F(HvdrunMeeting, WithoutItsHvdrunARankSaysWhatToDo) {
                                 HasSubstr("its hvdrun has ended")));
 }
 
-// Who reads MASTER_ADDR and MASTER_PORT goes on to meet there.
+// Programs that read MASTER_ADDR and MASTER_PORT can still rendezvous at that address.
 TEST_F(HvdrunMeeting, ProgramsOfTorchMeetAtThePortOfRankZero) {
   const std::string python = HVD_TEST_PYTHON;
   if (python.empty() || std::system((python + " -c 'import torch.distributed'").c_str()) != 0)

@@ -1,5 +1,5 @@
 // Two "hosts" on one machine (test/support/two_hosts.h), and a remote shell that enters them.
-// Skipped, with the reason, where they cannot be made.
+// Skipped, with the reason, where such hosts cannot be created.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <algorithm>
@@ -74,8 +74,8 @@ class EachController : public MultiHost, public ::testing::WithParamInterface<co
   bool all_stay(HvdrunProcess& process) const {
     return process.wait_for(mpi() ? "sum 30" : "ready", 4, 20);
   }
-  /// The second host loses its cable: hvdrun ends with that host's loss, and no process outlives it
-  /// on either side.
+  /// Disconnects the second host. hvdrun must report the loss of that host and end, and no process
+  /// may outlive it on either side.
   void expect_both_sides_to_end_when_cut(HvdrunProcess& process, const std::string& marker) const {
     ASSERT_TRUE(hosts_.cut(1));
     const Result result = process.wait(25);
@@ -141,8 +141,8 @@ TEST_P(EachController, HostDeathNamesTheHost) {
   const Result result = process.wait();
   const std::chrono::duration<double> took = std::chrono::steady_clock::now() - began;
   std::printf("from a host's death to hvdrun's end: %.3f s\n", took.count());
-  // Which of its processes the kernel kills first decides whether a report got out: the rank's
-  // (137) or none (69).
+  // The code is 137 if the rank's death was reported before the kernel killed its supervisor,
+  // otherwise 69.
   EXPECT_TRUE(result.code == 137 || result.code == 69) << result.code << result.err;
   EXPECT_THAT(result.err, HasSubstr("failed first: "));
   EXPECT_THAT(result.err, HasSubstr("host " + hosts_.name(1)));

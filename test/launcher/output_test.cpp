@@ -129,7 +129,7 @@ TEST(Output, AReaderThatStopsDoesNotHoldTheSignals) {
   EXPECT_EQ(result.code, 130);
 }
 
-/// hvdrun run by a shell, which does something to its stdout.
+/// Runs hvdrun by a shell script that redirects its stdout.
 Result run_redirected(const std::string& script, const std::vector<std::string>& arguments) {
   Start start;
   start.prefix = {"bash", "-c", script, "bash"};
@@ -176,7 +176,7 @@ TEST(LostOutput, AFileSystemThatHangsDoesNotDelayTheJob) {
       {.arguments = {"-np", "2", "--output-filename", folder.path().string(), "sh", "-c",
                      "seq 1 50000; [ $HVD_RANK = 0 ] && sleep 1 && exit 3; sleep 60"}});
   ASSERT_TRUE(process.wait_for("[1] 50000\n", 1, 20));
-  ::usleep(2'500'000);  // it waits for the file, and is asked to hurry
+  ::usleep(2'500'000);  // it waits for the file, and gets a further signal
   process.signal(SIGTERM);
   const Result result = process.wait(10);
   EXPECT_EQ(result.code, 3) << result.err;
@@ -223,7 +223,7 @@ TEST(Output, AGreatLineIsOneLine) {
   for (const std::string& line : lines) EXPECT_EQ(line.size(), 10'000'004U);
 }
 
-// The program of the campaign of last screens links hvd, which sees to it.
+// The program of the campaign of last screens links hvd, which makes its stdout line-buffered.
 TEST(Output, LinesAppearAsTheyArePrintedInAPipeToo) {
   HvdrunProcess process({.arguments = {"-np", "2", HVD_TEST_LAST_SCREEN_PROGRAM, "unflushed"}});
   EXPECT_TRUE(process.wait_for("a line\n", 2, 15)) << process.out();

@@ -56,7 +56,7 @@ TEST(Signals, InterruptEndsTheJobWith130) {
 }
 
 TEST(Signals, CtrlCOfATerminalReachesTheRanksThroughHvdrunOnly) {
-  // mpirun gets it too, and would kill the ranks before they could finish what they are at.
+  // mpirun gets the signal too, and would kill the ranks before they could finish their work.
   Running job("graceful");
   ASSERT_TRUE(job.ready);
   job.process.signal_group(SIGINT);
@@ -83,8 +83,8 @@ TEST(Signals, UserSignalsArePassedOn) {
   EXPECT_EQ(count(result.out, "got SIGUSR1\n"), 2) << result.out;
 }
 
-// SIGUSR1 asks for a state dump; where there is no handler for it, because it comes too early or
-// the program has none, nothing happens.
+// SIGUSR1 requests a state dump. A program that has no handler for it, or not yet, runs on
+// unchanged.
 TEST(Signals, ARequestForAStateDumpEndsNothing) {
   for (const int delay_us : {0, 5'000, 50'000, 100'000, 200'000, 300'000}) {
     HvdrunProcess process({.arguments = {"-np", "2", "sleep", "0.5"}});
@@ -139,7 +139,7 @@ TEST(Signals, InterruptWhileStarting) {
     ::usleep(static_cast<useconds_t>(delay_us));
     process.signal(SIGINT);
     const Result result = process.wait(15);
-    // Before hvdrun looks at signals the default action ends it, which a shell shows as 130 as
+    // Before hvdrun handles signals the default action ends it, which a shell reports as 130 as
     // well.
     EXPECT_EQ(result.code, 130) << "after " << delay_us << " us: " << result.err;
     EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty()) << "after " << delay_us << " us";

@@ -1,6 +1,6 @@
-// The campaign of starts: many short jobs under hvdrun whose ranks meet, work and leave three
-// times, and one process, a rank, a supervisor or hvdrun, is killed at a random moment of it. No
-// rank may wait for it, name another one, or outlive the job.
+// The campaign of starts: many short jobs under hvdrun, whose ranks join, work and leave three
+// times. One process (a rank, a supervisor or hvdrun) is killed at a random moment. No rank may
+// wait for it, blame another process, or outlive the job.
 //
 // start_campaign [--seeds N] [--first SEED] [--verbose]
 #include <signal.h>
@@ -32,7 +32,7 @@ enum class Victim { kRank, kSupervisor, kHvdrun };
 struct Plan {
   std::uint64_t seed = 0;
   int ranks = 2;
-  bool hosts = false;  ///< the last rank on another, which is pretended
+  bool hosts = false;  ///< the last rank runs on another host, which is simulated
   Victim victim = Victim::kRank;
   int rank = 0;
   int delay_us = 0;  ///< from when the victim is there
@@ -60,7 +60,7 @@ std::string describe(const Plan& plan) {
          (plan.hosts ? " on two hosts" : "") + " after " + std::to_string(plan.delay_us) + " us";
 }
 
-/// Words that end with a zero byte each.
+/// The words of the file, each of which ends with a zero byte.
 std::string read_words(pid_t pid, const char* file) {
   std::ifstream stream("/proc/" + std::to_string(pid) + "/" + file);
   std::ostringstream text;
@@ -107,7 +107,7 @@ Run run(const Plan& plan, const std::string& marker) {
   }
   ::usleep(static_cast<useconds_t>(plan.delay_us));
   Run run;
-  // Looked for again, as it may have ended, and its number may be another's.
+  // Searched again, because the process may have ended and another may have its number.
   if (plan.victim == Victim::kHvdrun) {
     process.signal(SIGKILL);
     run.killed = true;
@@ -118,7 +118,7 @@ Run run(const Plan& plan, const std::string& marker) {
   return run;
 }
 
-/// Empty: as it should be.
+/// Describes the defect of a run; empty if it is correct.
 std::string judge(const Plan& plan, const Run& run, const std::string& marker) {
   const Result& result = run.result;
   if (result.code == -1) return "did not end in time";

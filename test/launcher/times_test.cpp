@@ -1,6 +1,6 @@
-// What hvdrun adds to mpirun's own times, measured beside mpirun in the same run: a machine where
-// everything takes twice as long is no failure. Best of several, as each time is at the mercy of
-// whatever else the machine does. Runs alone (RUN_SERIAL).
+// The time that hvdrun adds to mpirun's own. Both are measured in the same run, so that the test
+// does not fail on a slow machine. The best of several measurements counts, as other processes of
+// the machine disturb each of them. Runs alone (RUN_SERIAL).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ Start by_hvdrun(const std::string& controller, std::vector<std::string> argument
   return {.arguments = std::move(arguments)};
 }
 
-/// Both ways in turns; the best of each.
+/// Measures both ways in turns, and returns the best of each.
 template <class Measure>
 Times best_of(const Measure& measure, const Start& hvdrun, const Start& mpirun) {
   Times best;
@@ -82,7 +82,7 @@ double seconds_to_end(Start start, const std::string& ready) {
   start.arguments.push_back(marker);
   HvdrunProcess process(start);
   EXPECT_TRUE(process.wait_for(ready, 3, 20));
-  // Programs are started after all that start them, so the youngest process is one.
+  // Each program starts after the processes that start it, so the youngest process is a program.
   pid_t victim = -1;
   for (const pid_t pid : processes_with(marker)) victim = std::max(victim, pid);
   EXPECT_GT(victim, 0);

@@ -51,7 +51,7 @@ TEST(CallTimer, DoesNotCountTimeInWhichThisProcessWasStopped) {
   EXPECT_EQ(timer.total(), 30ms);
 }
 
-/// What a watch has reported.
+/// The hangs that a watch has reported.
 struct Hangs {
   std::atomic<int> count{0};
   CallWatch::Hang last;

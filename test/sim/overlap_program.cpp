@@ -27,7 +27,7 @@ OverlapProgram::OverlapProgram(std::uint64_t seed, int ranks) : ranks_(ranks), r
   add_rare_units();
 }
 
-// Of one sort in one batch, or of several in several.
+// Adds a group that runs in one batch, or one of several types that runs in several batches.
 void OverlapProgram::add_group() {
   const bool mixed = random_() % 2 == 0;
   const bool named = random_() % 4 != 0;

@@ -57,7 +57,7 @@ class OverlapRun {
   /// Checks ended operations, and submits some of those that may begin again.
   void go_on();
   bool finished() const;
-  /// The first error; empty: none.
+  /// The first error; empty without an error.
   const std::string& problem() const noexcept { return problem_; }
 
  private:

@@ -62,7 +62,7 @@ void RandomProgram::add_random_operation(int index) {
   operations_.push_back(std::move(operation));
 }
 
-/// With others that are alike.
+/// Whether the operation can share a batch with similar ones.
 bool RandomProgram::shares_batches(const StepOperation& operation) {
   const OpKind kind = operation.parameters.kind;
   if (kind == OpKind::kAllreduce) return operation.parameters.op != ReduceOp::kAdasum;

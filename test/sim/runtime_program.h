@@ -68,9 +68,9 @@ class ProgramRun {
   bool done() const;
   /// Blocks until then.
   void wait() const;
-  /// Describes errors in the results of ended operations; empty when there are none.
+  /// Describes errors in the results of ended operations; empty when all results are right.
   std::string check() const;
-  /// There is nothing left to submit.
+  /// All operations have been submitted.
   bool finished() const noexcept;
 
  private:

@@ -155,8 +155,8 @@ void run_replayed_steps(Place place, std::uint64_t count, const MakeWorlds& make
   EXPECT_GT(replayed, negotiated / 2) << "the lock was hardly tried";
 }
 
-// Where all ranks leave a replay is judged by the numbers: a use that is left behind, counted twice
-// or mixed with another step's shows there, or the program never ends.
+// The results show whether all ranks leave a replay at the same position. A use that is skipped,
+// counted twice or mixed with that of another step gives wrong results, or the program never ends.
 void run_overlapping_steps(std::uint64_t count) {
   std::uint64_t replayed = 0;
   for (std::uint64_t seed = 0; seed < count; ++seed) {

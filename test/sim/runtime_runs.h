@@ -12,7 +12,7 @@ namespace hvd::testing {
 /// Where the ranks of a job are.
 enum class Place { kOneHost, kHosts, kTree };
 
-/// What the messages of a job travel over, where not over the local network: of its size, hosts,
+/// Makes the network of a job that does not use the local network, for the job's size, hosts,
 /// longest delay and seed.
 using MakeWorlds =
     std::function<std::function<RankWorld(int rank)>(const LocalJobOptions&, const Clock&)>;

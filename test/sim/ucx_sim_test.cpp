@@ -26,20 +26,20 @@ namespace {
 using std::chrono::microseconds;
 
 std::shared_ptr<FakeUcxNetwork> network_of(const LocalJobOptions& options, const Clock& clock) {
-  return FakeUcxNetwork::create(
-      {.size = options.size,
-       .longest_delay = options.longest_delay,
-       .seed = options.seed,
-       // What is held leaves at a sign of life, which takes its time where ranks are threads.
-       .holds_one_of = options.runtime.background_thread ? 100U : 3U},
-      clock);
+  return FakeUcxNetwork::create({.size = options.size,
+                                 .longest_delay = options.longest_delay,
+                                 .seed = options.seed,
+                                 // A held message leaves at the next sign of life, which takes a
+                                 // while when ranks are threads.
+                                 .holds_one_of = options.runtime.background_thread ? 100U : 3U},
+                                clock);
 }
 
 std::function<RankWorld(int)> worlds_on(FakeUcxNetwork& network, const LocalJobOptions& options) {
   std::vector<ucx::Workers> workers;
   for (int rank = 0; rank < options.size; ++rank) workers.push_back(network.workers(rank));
   if (options.runtime.background_thread) return worlds_over_ucx(std::move(workers), options.hosts);
-  // A rank that waited would keep the others from answering.
+  // The ranks must not block, because a waiting rank would prevent the others from answering.
   return worlds_over_ucx(std::move(workers), options.hosts, Duration(0));
 }
 
@@ -100,7 +100,7 @@ class FaultyJob {
     job_ = std::make_unique<LocalJob>(options_, clock);
   }
 
-  /// Until all ranks have ended. @return what is wrong
+  /// Runs until all ranks have ended. @return a description of the error; empty without an error
   std::string run();
 
  private:
@@ -130,7 +130,8 @@ LocalJobOptions FaultyJob::options_of(std::uint64_t seed, Fault fault) {
   LocalJobOptions options{
       .size = 3 + static_cast<int>(seed % 3), .longest_delay = microseconds(200), .seed = seed};
   options.runtime.peer_timeout = std::chrono::seconds(4);
-  // The end of a process of its own host a rank learns from the system, which sees none here.
+  // On one host a rank learns from the operating system that another process has ended. Ranks are
+  // threads here, so a death is simulated across hosts only.
   const bool one_host = fault == Fault::kCut && seed % 2 == 1;
   for (int rank = 0; rank < options.size; ++rank)
     options.hosts.push_back("host" + std::to_string(one_host ? 0 : rank));
@@ -154,7 +155,7 @@ void FaultyJob::run_rank(int rank) {
   }
   if (runtime.failed()) end.failure = runtime.failure();
   job_->leave(rank);
-  network_->end(rank);  // its process does
+  network_->end(rank);  // the rank's process ends
 }
 
 void FaultyJob::strike() {

@@ -114,7 +114,7 @@ TEST_P(BeginTest, SoIsRank0) {
   expect_loss_of(0, ranks_[2]);
 }
 
-// It may be that of an earlier job, and another rank 0 may still be started.
+// The rank 0 that ended may belong to an earlier job, and another rank 0 may still be started.
 TEST_P(BeginTest, ARank0ThatEndsBeforeAllHaveComeMayBeStartedAgain) {
   Process first = start(0);
   wait_for_rank_0();
@@ -129,7 +129,8 @@ TEST_P(BeginTest, ARank0ThatEndsBeforeAllHaveComeMayBeStartedAgain) {
   }
 }
 
-// In another pid namespace its pid identifies no process, so it is not taken for lost.
+// In another pid namespace the rank's pid identifies no process, so the rank does not count as
+// lost.
 TEST_P(BeginTest, ARankOfAnotherPidNamespaceIsWaitedFor) {
   const std::vector<std::string> apart = {"unshare", "--pid", "--fork", "--kill-child"};
   Process probe({"unshare", "--pid", "--fork", "true"}, {});

@@ -7,7 +7,7 @@
 
 namespace hvd::testing {
 
-/// A copy of hvd's library with another build id; empty if the library has none.
+/// A copy of hvd's library with another build id; empty if the library has no build id.
 inline std::filesystem::path library_of_another_build(const std::filesystem::path& library,
                                                       const std::filesystem::path& folder) {
   std::ifstream original(library, std::ios::binary);

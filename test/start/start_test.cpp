@@ -1,4 +1,4 @@
-// Jobs of real processes that find each other without MPI, and jobs that must not begin.
+// Jobs of real processes that find each other without MPI, and jobs that must not start.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -165,8 +165,8 @@ TEST_F(StartTest, ARankThatIsKilledIsNamed) {
   }
 }
 
-// No rank of its host can detect its end, but its connections break, even before it has sent a
-// message. Missing heartbeats would reveal it only after minutes.
+// The rank is alone on its host, so no other process there detects its end. Its connections break,
+// even before it has sent a message. Missing heartbeats would reveal it only after minutes.
 TEST_F(StartTest, ARankThatIsKilledOnAHostOfItsOwnIsNamedByItsConnections) {
   for (const std::string mode : {"kill", "kill_first"}) {
     for (const std::string hosts : {"a,b", "a,b,c", "a,a,b"}) {

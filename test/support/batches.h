@@ -20,7 +20,7 @@ inline wire::Request float_request(const std::string& name, std::int64_t count,
   return asked;
 }
 
-/// Of a process set of `ranks` ranks.
+/// The batch of these requests on a process set of `ranks` ranks.
 inline control::AgreedBatch agreed_batch(const std::vector<wire::Request>& requests, int ranks) {
   control::AgreedBatch agreed;
   for (const wire::Request& one : requests) agreed.operations.push_back({one});

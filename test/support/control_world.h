@@ -34,7 +34,7 @@ class ControlWorld {
     control::CoordinatorOptions coordinator = {};  ///< its hosts are those of the ranks
     int radix = 0;  ///< of the tree; 0: no tree, every rank reports to rank 0
     Duration longest_hold = std::chrono::seconds(1);  ///< in the tree
-    /// All ranks do the same and share the negotiator of rank 0.
+    /// All ranks behave the same and share the negotiator of rank 0.
     bool alike = false;
     /// Called with the merged report of an inner rank after it was forwarded.
     std::function<void(int rank, wire::Report&&)> on_merged = {};

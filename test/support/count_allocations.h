@@ -4,10 +4,10 @@
 
 namespace hvd::testing {
 
-/// How often this process has called operator new, in whatever library: a program that links this
-/// has its own, which count.
+/// The number of calls of operator new by this process, in any library. A program that links this
+/// file gets operators new and delete that count.
 std::uint64_t allocations() noexcept;
-/// How many bytes it was asked for.
+/// The number of bytes that were requested from operator new.
 std::uint64_t allocated_bytes() noexcept;
 
 }  // namespace hvd::testing

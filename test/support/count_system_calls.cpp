@@ -21,7 +21,7 @@ namespace {
 constexpr std::size_t kThreads = 128;
 constexpr std::size_t kNumbers = 512;
 
-/// Of one thread. Written by the thread that counts alone.
+/// The counts of one thread. Only the counting thread writes them.
 struct Counts {
   std::atomic<int> thread{0};
   std::array<std::atomic<std::uint64_t>, kNumbers> of{};

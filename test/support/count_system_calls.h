@@ -6,18 +6,18 @@
 
 namespace hvd::testing {
 
-/// What the kernel was asked for, by the number of the system call.
+/// The number of calls, by the number of the system call.
 using SystemCalls = std::map<int, std::uint64_t>;
 
-/// From now on until the process ends the kernel stops at each system call of this process, of
-/// whatever thread and library, until a thread of ours has counted it: a filter of seccomp with
-/// notifications, which cannot be taken off again, and makes each of them some microseconds slower.
-/// Once only. @return why it cannot be done here (an old kernel, a container that forbids it);
-/// empty: it is done
+/// Starts to count the system calls of all threads and libraries of this process, until it ends. A
+/// seccomp filter with notifications stops each call until a thread of this file has counted it,
+/// which makes each call some microseconds slower. The filter cannot be removed. Call it once only.
+/// @return empty on success, otherwise the reason why counting is impossible (an old kernel, a
+/// container that forbids it)
 std::string begin_to_count_system_calls();
 
-/// Since then: those that have begun, but for the ends of threads and of the process.
-/// @param thread as gettid() says it; 0: of all threads
+/// The system calls that have begun since then, except those that end a thread or the process.
+/// @param thread the id that gettid() returns; 0: all threads
 SystemCalls system_calls(int thread = 0);
 SystemCalls added(const SystemCalls& before, const SystemCalls& after);
 /// "futex 3, epoll_wait 1", or "none".

@@ -34,7 +34,8 @@ struct GpuTensor {
   }
 };
 
-/// At once, so that every run of a test is the same, but not on the thread that drives the engines.
+/// Runs the function immediately, so that every run of a test is the same, but not on the thread
+/// that drives the engines.
 inline void run_on_another_thread(std::function<void()> function) {
   std::thread(std::move(function)).join();
 }
@@ -75,7 +76,7 @@ class DeviceJob {
     job_ = std::make_unique<LocalJob>(options, clock_);
   }
 
-  /// Ends the runtimes; nothing else may be asked of them.
+  /// Ends the runtimes; they must not be used afterwards.
   void end() {
     job_.reset();
     ranks_.clear();
@@ -89,8 +90,8 @@ class DeviceJob {
   VirtualClock& clock() { return clock_; }
   Rank& rank(int rank) { return ranks_[static_cast<std::size_t>(rank)]; }
 
-  /// A tensor that the program's queue will have filled with these values, and the event behind
-  /// that.
+  /// A tensor that the program's queue fills with these values, and the event that follows the
+  /// copy.
   template <class Element>
   std::pair<GpuTensor<Element>, EventPtr> make(int rank, const std::vector<Element>& values) {
     Rank& one = ranks_[static_cast<std::size_t>(rank)];
@@ -174,7 +175,7 @@ struct DeviceOperation {
     operation.watch();
     return operation;
   }
-  /// The output is made when its size is known, by the program's queue.
+  /// The program's queue allocates the output when its size is known.
   static DeviceOperation gathering(DeviceJob& job, int rank, const std::string& name, OpKind kind,
                                    DataType type, const std::vector<Element>& values) {
     DeviceOperation operation = in_place(job, rank, name, kind, type, values);

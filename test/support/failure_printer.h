@@ -6,7 +6,7 @@
 
 namespace hvd::testing {
 
-/// What ranks other than 0 print of their tests: failures.
+/// Prints only the failures, on ranks other than 0.
 class FailurePrinter final : public ::testing::EmptyTestEventListener {
  public:
   explicit FailurePrinter(int rank) : rank_(rank) {}

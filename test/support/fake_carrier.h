@@ -36,8 +36,7 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   int pending_answers = 0;
   /// Every call that may throw throws.
   bool broken = false;
-  /// A rank whose connections have broken: sends to it, and messages under way to it, fail. -1:
-  /// none.
+  /// A rank whose connections have broken, or -1. Sends to it, and messages in flight to it, fail.
   int unreachable = -1;
   /// No message under way completes, and no connection breaks.
   bool stalled = false;

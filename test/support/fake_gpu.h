@@ -68,7 +68,7 @@ class FakeGpu {
   /// Returns the faults and clears them.
   std::vector<std::string> take_faults();
   FakeGpuCounts counts(int rank) const;
-  /// The rank's next so many calls find no memory on the device; -1: all.
+  /// The next `times` allocations of the rank fail for lack of device memory; -1: all.
   void run_out_of_memory(int rank, int times);
   /// How often Api::pin() was called.
   int pinned() const;

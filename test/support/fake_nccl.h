@@ -24,9 +24,8 @@
 ///   thread for the call (which is counted, not started); calls on other communicators return when
 ///   they are complete, which for begin_init() is when all ranks have joined;
 /// - returns from destroy() and abort() only when the queues of the rank's device are empty,
-/// because
-///   both free device memory; abort() first ends the kernels of its communicators, revoke() ends
-///   kernels and calls and frees no memory.
+///   because both free device memory; abort() first ends the kernels of its communicators, revoke()
+///   ends kernels and calls and frees no memory.
 /// It reports as a fault of the GPU: a collective on registered memory on some ranks only or on
 /// different buffers, kernels of communicators that wait for each other, registrations that outlive
 /// their buffer or destroy(), and an abort that frees a communicator while a call on it is running
@@ -47,17 +46,17 @@ struct FakeNcclOptions {
   /// How often health() answers "busy" after a call.
   int busy_answers = 1;
   /// The rank whose launches, on a communicator that blocks, return only when it is aborted or
-  /// revoked; -1: none.
+  /// revoked; or -1.
   int launch_hangs_at = -1;
   /// Duration of launches on communicators that block.
   std::chrono::milliseconds launch_takes{0};
   /// How long a call that is aborted or revoked takes to return.
   std::chrono::milliseconds return_takes{0};
-  /// The rank whose begin_init() throws; -1: none.
+  /// The rank whose begin_init() throws; or -1.
   int init_throws_at = -1;
-  /// The rank whose communicator fails while it is created; -1: none.
+  /// The rank whose communicator fails while it is created; or -1.
   int init_fails_at = -1;
-  /// The rank that cannot allocate, and the rank that cannot register; -1: none.
+  /// The rank that cannot allocate, and the rank that cannot register; or -1.
   int allocate_throws_at = -1;
   int allocate_throws_times = -1;  ///< of its calls; -1: all
   int register_throws_at = -1;
@@ -145,7 +144,7 @@ class FakeNccl {
     bool alive = true;
     bool broken = false;
     std::map<const std::byte*, std::pair<std::size_t, int>> registered =
-        {};  // how many bytes, and as which it was
+        {};  // by address: the size and the number of the registration
     int registrations = 0;
     int calls_inside = 0;  // of threads that wait in a call
   };

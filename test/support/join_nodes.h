@@ -10,7 +10,7 @@
 
 namespace hvd::testing {
 
-/// An exchange between ranks that are threads.
+/// An allgather between ranks that are threads.
 class Gathering {
  public:
   explicit Gathering(int size) : size_(size), all_here_(size) {}
@@ -33,7 +33,7 @@ class Gathering {
 };
 
 /// Makes the nodes of a job whose ranks are threads of this process.
-/// @param without a rank that has no shared memory; -1: none
+/// @param without a rank that has no shared memory, or -1
 inline std::vector<std::shared_ptr<host::Node>> join_nodes(int size, int without = -1) {
   Gathering gathering(size);
   std::vector<std::shared_ptr<host::Node>> nodes(static_cast<std::size_t>(size));

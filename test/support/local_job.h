@@ -59,17 +59,17 @@ class LocalJob {
   /// The rank's process "dies".
   void kill(int rank);
 
-  /// The rank shuts down, and its runtime ends with that, as that of a process does. By a thread of
-  /// its own for each rank.
+  /// Shuts the rank down and destroys its runtime, as a process does. Call it from a separate
+  /// thread for each rank.
   void leave(int rank) {
     this->rank(rank).shutdown();
     ranks_[static_cast<std::size_t>(rank)].reset();
   }
 
-  /// One round of every living rank. True when something moved.
+  /// Runs one round of every living rank. @return whether any rank made progress
   bool step_all();
-  /// Steps, and lets the clock run, until `done`. @return false when `patience` of virtual time has
-  /// passed first
+  /// Steps all ranks and advances the clock until `done` returns true. @return false when
+  /// `patience` of virtual time has passed first
   template <class Done>
   bool run_until(VirtualClock& clock, Duration patience, const Done& done) {
     const TimePoint limit = clock.now() + patience;
@@ -80,7 +80,7 @@ class LocalJob {
     }
     return true;
   }
-  /// Shuts every living rank down, side by side.
+  /// Shuts all living ranks down at the same time.
   void shut_down();
 
  private:

@@ -19,8 +19,8 @@ struct NetworkOptions {
   Duration longest_delay{};
   std::uint64_t seed = 0;
   std::vector<std::string> host_per_rank = {};  ///< default: all on "localhost"
-  bool rings_across_hosts =
-      true;  ///< false: as over a real network, a message from another host wakes nobody
+  bool rings_across_hosts = true;  ///< false: as over a real network, a message from another host
+                                   ///< does not wake the receiver
 };
 
 /// Control messages between ranks that live in one process, as threads or stepped by one thread,
@@ -34,8 +34,8 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
   /// The rank's end. To be called once per rank.
   std::unique_ptr<control::ControlPlane> plane(int rank);
 
-  /// As if the rank's process had been killed: its messages still under way are lost, and its peers
-  /// are told by check_peers().
+  /// Simulates that the rank's process is killed: its messages in flight are lost, and
+  /// check_peers() reports the loss to its peers.
   void kill(int rank);
   /// Overwrites one byte of the next message to `rank`.
   void corrupt_next_message_to(int rank);

@@ -9,8 +9,8 @@
 
 namespace hvd::testing {
 
-/// Whether this run of a test has NCCL's calls made by a thread, as hvd has by default
-/// (HVD_TEST_NCCL_LAUNCH=thread), or by the test itself, always in the same order.
+/// Whether a separate thread calls NCCL in this run of a test (HVD_TEST_NCCL_LAUNCH=thread), as in
+/// hvd by default. Otherwise the test itself calls it, always in the same order.
 inline bool nccl_launches_on_thread() {
   const char* const value = std::getenv("HVD_TEST_NCCL_LAUNCH");
   return value != nullptr && std::string_view(value) == "thread";

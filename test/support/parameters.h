@@ -6,7 +6,7 @@
 
 namespace hvd::testing {
 
-/// What a kind is told, for tests that take the kind as an argument.
+/// The parameters of any kind of operation, for tests that take the kind as an argument.
 struct AnyParameters {
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;

@@ -18,8 +18,8 @@ struct OperationMemory {
   Bytes output = {};
 };
 
-/// One operation of a random program as all ranks know it: what each of them submits, and what has
-/// to come out there.
+/// One operation of a random program, the same on all ranks: the submission and the expected output
+/// of each rank.
 struct ProgramOperation {
   Submission form = {};                 ///< without memory and parameters; name empty: unnamed
   AnyParameters parameters = {};        ///< without splits
@@ -31,12 +31,12 @@ struct ProgramOperation {
   bool has_member(int rank) const;
   bool is_barrier() const noexcept { return parameters.kind == OpKind::kBarrier; }
 
-  // A program that does an operation again may give each use a number: its data are others.
+  // A program that repeats an operation may number the uses; each use has other data.
 
   /// @param in_place the result replaces the input. @pre then input and output have one size
   Submission submission(int use, int rank, const std::shared_ptr<OperationMemory>&,
                         bool in_place) const;
-  /// What is wrong with what came out on a rank; empty when nothing is.
+  /// Describes the error in a rank's output; empty when the output is right.
   /// @param contributors the members that have not joined, ascending
   std::string fault(int use, int rank, const std::vector<int>& contributors,
                     const Bytes& output) const;
@@ -47,7 +47,7 @@ struct ProgramOperation {
   Bytes expected_reduction(int use, const std::vector<int>& contributors) const;
   Bytes expected_blocks(int use, int rank) const;
   std::int64_t rows_on(int rank) const;
-  /// Where a rank's rows of a reducescatter begin, and how many they are.
+  /// The first row and the number of rows that a rank gets from a reducescatter.
   std::pair<std::int64_t, std::int64_t> scattered_rows(int rank) const;
   std::size_t row_bytes() const;
   std::uint64_t data_seed(int use) const { return seed * 31 + static_cast<std::uint64_t>(use); }
@@ -58,7 +58,7 @@ using Draw = std::function<std::uint64_t()>;
 
 /// @param joins some ranks may have joined by then: only kinds and roots that allow it
 OpKind choose_kind(bool joins, const Draw&);
-/// The rest of what goes with the kind: root, sizes by rank, op, scale, compression.
+/// Draws the other parameters of the kind: root, sizes by rank, op, scale, compression.
 /// @pre members, parameters.kind and form.input.dtype are set
 void choose_form(ProgramOperation&, int ranks, bool joins, const Draw&);
 

@@ -6,7 +6,7 @@
 
 namespace hvd::testing {
 
-/// Whether nothing is to be left out: HVD_TEST_LONG, which test/run.sh --long sets.
+/// Whether tests run in full length: HVD_TEST_LONG, which test/run.sh --long sets.
 inline bool long_run() { return std::getenv("HVD_TEST_LONG") != nullptr; }
 
 /// How many seeds a simulation runs: `part`, or `full` in a long run. HVD_SIM_SEEDS=n lowers either

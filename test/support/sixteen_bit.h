@@ -20,13 +20,13 @@ inline std::uint16_t narrowed(DataType type, float value) {
   return type == DataType::kFloat16 ? float_to_half(value) : float_to_bfloat16(value);
 }
 
-/// What ranks average, and what comes out without any rounding but of fp64.
+/// The ranks' inputs to an average, and the mean computed in fp64.
 struct SixteenBitAverage {
   std::vector<std::vector<std::uint16_t>> inputs;  ///< by rank
   std::vector<double> mean;
 };
 
-/// Of numbers between 0.5 and 2, always the same.
+/// Inputs between 0.5 and 2, the same in every run.
 SixteenBitAverage sixteen_bit_average(DataType, int ranks, std::size_t count);
 
 /// The mean, over all numbers, of how far each is from what was expected, as a part of that and

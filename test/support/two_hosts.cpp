@@ -57,7 +57,7 @@ TwoHosts::~TwoHosts() {
   int code = 0;
   for (int host : {0, 1}) {
     kill(host);
-    // What a killed daemon of Open MPI left.
+    // Also removes the files that a killed daemon of Open MPI has left.
     shell("ip netns del " + name(host) + "; rm -rf /etc/netns/" + name(host) + " /tmp/ompi." +
               name(host) + ".*",
           code);

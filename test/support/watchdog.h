@@ -12,7 +12,8 @@
 
 namespace hvd::testing {
 
-/// Ends a test program that hangs, a little before ctest would, and says what every rank was doing.
+/// Ends a test program that hangs, a little before ctest would, and reports the state of every
+/// rank.
 ///
 /// Thread-safe. One per process, owned by run_all_tests(); tests reach it only through
 /// WatchdogNote.
@@ -53,7 +54,7 @@ class WatchdogNote {
   int id_;
 };
 
-/// What main() does: parses GoogleTest's flags, starts the watchdog when the environment asks for
+/// The body of main(): parses GoogleTest's flags, starts the watchdog when the environment asks for
 /// one, runs the tests. A main() that has something to do around the tests (MPI_Init) calls it in
 /// between and installs its own listeners first.
 int run_all_tests(int* argc, char** argv);

@@ -1,5 +1,5 @@
-// The host's memory that a checkpoint allocates: none in the foreground, in the background that of
-// its first copy.
+// The host memory that a checkpoint allocates. In the foreground it allocates no memory, in the
+// background only that of the first copy.
 #include <algorithm>
 
 #include "hvd/torch/checkpointer.h"

@@ -21,7 +21,7 @@
 namespace hvd::flat {
 namespace {
 
-/// Small tensors: takes the latency of one message.
+/// Allreduce of small tensors in the time of one message.
 class DirectAllreduce final : public FlatWork {
  public:
   DirectAllreduce(std::shared_ptr<FlatChannelState> state, const Collective& collective,
@@ -169,8 +169,8 @@ void WindowedAllreduce::start() {
 }
 
 void WindowedAllreduce::open_window(std::int64_t number) {
-  // The place follows from the number. Any free place would differ between ranks, and so would the
-  // tags.
+  // The place is computed from the number, so that it and the tags are the same on all ranks. The
+  // first free place may differ between ranks.
   const auto place = static_cast<int>(number % windows_used_);
   Window& window = windows_[static_cast<std::size_t>(place)];
   window = {.number = number, .missing_inputs = 0, .messages = 0};
@@ -257,7 +257,8 @@ WindowedAllreduce::WindowedAllreduce(std::shared_ptr<FlatChannelState> state,
   const std::int64_t slice_bytes = std::min(
       chunk, std::max(kSmallestSlice, kReceivedBytes / std::max(1, ranks_ - 1) / kLine * kLine));
   const std::int64_t limit = std::max<std::int64_t>(1, slice_bytes / element);
-  // As many windows as this limit needs, all of about the same size.
+  // Cuts the tensor into the number of windows that this limit requires, all of about the same
+  // size.
   const std::int64_t windows = divide_up(collective_.count, limit * ranks_);
   const std::int64_t even = divide_up(divide_up(collective_.count, windows), ranks_);
   const std::int64_t elements_per_line = kLine / element;

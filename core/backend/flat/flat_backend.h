@@ -16,7 +16,7 @@ struct FlatTuning {
   /// Allreduce: windows under way at the same time, 1 to 4. See allreduce.cpp.
   int windows = 4;
   /// Allreduce: each rank sends its whole tensor to every other rank if a rank then receives at
-  /// most this many bytes. That takes one step instead of two.
+  /// most this many bytes. The exchange then takes one step instead of two.
   std::size_t direct_bytes = 64 * 1024;
   /// The same limit for two ranks, if it is larger than direct_bytes. Two ranks send the same
   /// number of bytes either way, but reduce twice as many.

@@ -102,7 +102,7 @@ std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peer
   for (const int member : plan.local())
     here.ranks.push_back(spec.ranks[static_cast<std::size_t>(member)]);
   auto messages = std::make_shared<message::ChannelMessages>(carrier_, spec, peers);
-  // make_shared() would have to move the segment.
+  // Uses new, because make_shared() would have to move the segment.
   std::shared_ptr<HostChannelState> host(new HostChannelState{
       std::move(plan), tuning, segment::ChannelSegment(std::move(here), layout_of(tuning), peers),
       std::move(messages)});

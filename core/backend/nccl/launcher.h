@@ -22,9 +22,9 @@ namespace hvd::nccl {
 ///
 /// Note [Aborting during a call]: an abort must end a call that hangs, but it also frees the
 /// communicator, which that call may still read. So abort() first waits a little for the running
-/// call, then revokes its communicator where NCCL can (2.28.9 and newer). That makes the call
-/// return without freeing anything, and the abort follows when the call has returned. Older
-/// versions have only the abort, which stops the call and frees the communicator in one step.
+/// call, then revokes its communicator where NCCL can (2.28.9 and newer). The revoked call returns
+/// and frees no memory, and the abort follows it. Older versions have only the abort, which stops
+/// the call and frees the communicator in one step.
 ///
 /// The thread starts with the first communicator and ends with the library, which waits at most one
 /// second for it. Repeated steps allocate nothing for a call.

@@ -60,9 +60,9 @@ class Library {
   /// Stops the communicators' work on the device, then frees them as destroy() does. From NCCL 2.22
   /// on all are stopped before the first is freed.
   virtual void abort(std::span<const Comm>) noexcept = 0;
-  /// Stops the communicator's operations and lets calls return that other threads have made on it,
-  /// but frees nothing (NCCL 2.28.9 and newer). Only abort() may follow. May block until the
-  /// communicator is quiet. @return false: this version cannot
+  /// Stops the communicator's operations, so that calls of other threads on it return, but frees no
+  /// memory (NCCL 2.28.9 and newer). Only abort() may follow. May block until the communicator is
+  /// quiet. @return false: this version cannot
   virtual bool revoke(Comm) noexcept = 0;
 
   /// The calls in between are one launch.
@@ -94,11 +94,11 @@ class Library {
 
 /// Loads NCCL: the library that HVD_NCCL_LIBRARY names, else the one that the process has loaded
 /// already (LibTorch brings one), else the system's libnccl.so.2, else the one that hvd was built
-/// with. Returns null and the reason if there is none or it is too old.
+/// with. Returns null and sets the reason if no NCCL is found or it is too old.
 std::shared_ptr<Library> load_library(std::string& reason);
 
 /// The version and origin of the NCCL that load_library() finds, as "2.32.3 (libnccl.so.2)", or the
-/// reason why there is none. For messages.
+/// reason why NCCL is missing. For messages.
 std::string describe_library();
 
 }  // namespace hvd::nccl

@@ -93,8 +93,8 @@ bool NcclChannel::settled() {
   return health.state == Health::State::kSettled;
 }
 
-// The id is broadcast over the host's channel. That channel follows the plan like every other, so
-// no rank blocks, and no rank needs to know when the others arrive here.
+// The id is broadcast over the host's channel. The host's channel follows the plan like every other
+// channel, so no rank blocks or depends on when the others reach this point.
 void NcclChannel::exchange_id() {
   if (!exchange_) {
     if (spec_.set_rank == 0) exchanged_->id = library_->make_id();
@@ -138,12 +138,12 @@ void NcclChannel::allocate_fusion_buffers() {
   });
 }
 
-// Note [Registered on all ranks or on none]: a collective is undefined if some ranks pass
-// registered memory and others do not. Therefore the buffers are allocated once, before the first
-// launch, and a vote over the host's channel decides whether all ranks have registered buffers of
-// one size. The vote is a minimum over (bytes, -bytes): all sizes are equal if the two results have
-// the same magnitude. A rank without buffers votes 0. A set of one rank gains nothing from
-// registration.
+// Note [Registration on all ranks]: a collective is undefined if some ranks pass registered memory
+// and others do not. Therefore the buffers are allocated once, before the first launch, and a vote
+// over the host's channel decides whether all ranks have registered buffers of one size. The vote
+// is a minimum over (bytes, -bytes): all sizes are equal if the two results have the same
+// magnitude. A rank without buffers votes 0. A set of one rank does not benefit from registration
+// and skips it.
 void NcclChannel::begin_vote() {
   state_ = State::kVoting;
   if (size() == 1) return;

@@ -23,7 +23,8 @@ struct NcclOptions {
   /// Limit for NCCL to free communicators; after it the device is given up.
   Duration teardown_timeout = std::chrono::seconds(10);
   /// Size in bytes of each of the two fusion buffers that NCCL allocates and that are registered
-  /// with the communicator; 0: none. If the ranks' values differ, no rank has such buffers.
+  /// with the communicator; 0: no such buffers. If the ranks' values differ, no rank has such
+  /// buffers.
   std::size_t registered_bytes = 0;
 };
 

@@ -21,7 +21,7 @@ namespace {
 /// Thread-safe.
 class Driver {
  public:
-  /// The process's driver; null if there is none.
+  /// The process's driver; null if no driver is installed.
   static const Driver* get();
 
   /// The device's primary context. It is retained until the process ends. @throws Error

@@ -9,7 +9,7 @@
 
 namespace hvd::device {
 
-/// Queues one launch of the batched copy, or none for an empty table.
+/// Queues one launch of the batched copy. An empty table needs no launch.
 /// @param multiprocessors of the current device
 /// @throws Error for a form that is not supported()
 cudaError_t launch_copy(const CopyLaunch&, int multiprocessors, cudaStream_t);

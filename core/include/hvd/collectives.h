@@ -122,9 +122,9 @@ struct Submission {
   /// rank; on other ranks than the root it is scratch memory, whose contents are undefined
   /// afterwards. Unused when `allocate_output` is set.
   TensorView output = {};
-  /// Allreduce on a GPU, in place: where the elements lie, in ascending order, instead of in the
-  /// memory of `input` and `output`, which have none and describe the tensor as a whole. One launch
-  /// packs the parts into a buffer of the runtime's, factors included, and one brings the result
+  /// The places of the elements, in ascending order, for an allreduce on a GPU in place. `input`
+  /// and `output` then have no memory and describe the tensor as a whole. One launch packs the
+  /// parts into a buffer of the runtime and applies the factors, and one launch copies the result
   /// back. Elements outside of all parts are reduced too, but unused. Every rank submits the tensor
   /// in parts, each rank in parts of its own. Valid until the operation is done.
   std::span<const TensorPart> parts = {};

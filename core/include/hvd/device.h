@@ -7,8 +7,8 @@
 
 #include "hvd/status.h"
 
-/// Tensors on a GPU, for framework adapters and programs of their own. No header of CUDA is needed:
-/// a stream is a cudaStream_t, passed as a pointer.
+/// Tensors on a GPU, for framework adapters and for programs that use CUDA directly. No header of
+/// CUDA is needed: a stream is a cudaStream_t, passed as a pointer.
 ///
 /// hvd never waits for the GPU on the caller's thread. A submission carries an event recorded
 /// after the work that fills its tensors, and completes with one after which the result is ready:
@@ -22,8 +22,8 @@
 namespace hvd {
 
 /// The GPU that this rank works with: its local rank modulo the GPUs that the process sees, or
-/// HVD_DEVICE. std::nullopt without one.
-/// @throws NotInitializedError. Thread-safe, as are all below.
+/// HVD_DEVICE. std::nullopt without a GPU. @throws NotInitializedError. Thread-safe, as are all
+/// below.
 std::optional<int> gpu_index();
 
 /// An event at the stream's position. @throws UsageError without a GPU, or when the stream is

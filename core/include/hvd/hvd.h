@@ -16,7 +16,7 @@
 namespace hvd {
 
 /// Joins the job this process was launched into: under hvdrun, mpirun, srun or torchrun, as
-/// Options::init_method says, or alone (size 1). Collective over all ranks. May follow a
+/// Options::init_method selects, or alone (size 1). Collective over all ranks. May follow a
 /// shutdown(). The program may have called MPI_Init itself.
 /// @throws UsageError when called twice, when an option or variable is malformed, when two of them
 /// contradict each other, or when one of several processes has no method to find the others;
@@ -44,7 +44,7 @@ std::string init_method();
 /// The carrier of the job's messages: "mpi", "ucx", or "local" (one rank alone).
 std::string controller();
 
-// What this build contains; usable before init().
+// Features of this build. These functions may be called before init().
 bool mpi_built() noexcept;
 bool cuda_built() noexcept;
 bool nccl_built() noexcept;

@@ -59,8 +59,8 @@ struct Options {
   std::optional<std::chrono::milliseconds> init_timeout = {};
 };
 
-/// HVD_CHECK_EVERY, for adapters to frameworks; nothing where it is unset. Throws UsageError where
-/// it is no such number. Thread-safe.
+/// HVD_CHECK_EVERY, for adapters to frameworks; no value when it is unset. Throws UsageError when
+/// it is not such a number. Thread-safe.
 std::optional<int> requested_check_interval();
 
 }  // namespace hvd

@@ -9,7 +9,7 @@
 #include "transport/mpi/call_watch.h"
 #include "transport/mpi/environment.h"
 
-// Note [Who frees a communicator]
+// Note [Freeing a communicator]
 // MPI_Comm_free is collective, and destructors here are not. Freeing at once would also be wrong:
 // MPI assigns the context id to the next communicator, and a late message of the old one would be
 // matched in the new one. So the destructor only stores the handle, and
@@ -104,7 +104,7 @@ Communicator Communicator::duplicate(MPI_Comm parent, Deadline deadline) {
   const ReturnErrors errors(parent);
   int size = 0;
   check(MPI_Comm_size(parent, &size), "MPI_Comm_size");
-  // On the heap, because after a deadline MPI may still write to both.
+  // On the heap, because MPI may still write to both after a missed deadline.
   struct Pending {
     MPI_Comm handle = MPI_COMM_NULL;
     MPI_Request request = MPI_REQUEST_NULL;

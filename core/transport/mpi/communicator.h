@@ -9,7 +9,7 @@ namespace hvd::mpi {
 /// Owns a duplicate of a communicator, on which errors are returned and not fatal. Move-only.
 ///
 /// Not thread-safe: only the thread that drives the engine calls it. The destructor calls no MPI
-/// function; see Note [Who frees a communicator].
+/// function; see Note [Freeing a communicator].
 class Communicator {
  public:
   Communicator() = default;

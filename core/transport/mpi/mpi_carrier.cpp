@@ -57,7 +57,7 @@ class MpiRequests final : public message::Requests {
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) override;
   void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) override;
   std::span<const Completion> test() override;
-  // MPI has no call that does it; see Note [Who frees the buffer].
+  // MPI has no call for it; see Note [Memory after a failure].
   TakenBack take_back() noexcept override { return TakenBack::kNever; }
 
  private:

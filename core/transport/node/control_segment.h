@@ -60,7 +60,7 @@ class ControlSegment {
   int slots() const noexcept { return slots_; }
   Doorbell& doorbell(int slot) noexcept;
   ArrivalFlags& arrival_flags(int slot) noexcept;
-  /// The flags that stand for all other hosts together.
+  /// The arrival flags for all other hosts together.
   ArrivalFlags& remote_arrival_flags() noexcept;
   /// Counts the messages that have been sent to the slot's rank.
   std::atomic<std::uint64_t>& message_count(int slot) noexcept;

@@ -25,8 +25,8 @@ struct LifeLock {
   std::atomic<std::uint32_t> ended;  ///< 1: the process has ended
 };
 
-/// True if every thread of the process is exiting, so that none executes the program's code again.
-/// False where that cannot be determined.
+/// True if every thread of the process is exiting, so that the program's code no longer runs. False
+/// where that cannot be determined.
 bool runs_no_more(const ProcessIdentity&) noexcept;
 
 /// A thread that holds this process's lock and detects the end of another process.

@@ -26,8 +26,7 @@
 // - UCX tells the connections between two workers apart by counting them, so there is only one. A
 //   broken connection stays broken until a new generation has new workers.
 //
-// A worker that has no message to receive makes no progress calls. That is the case in repeated
-// steps.
+// A worker that has no message to receive makes no progress calls, as in repeated steps.
 
 // Note [Primers]
 // UCX stores messages that arrive before their receive is posted, as all of the control plane's do,
@@ -51,8 +50,8 @@
 // a peer's first message waits for that peer, which may be stopped. So after a failure no
 // connection is closed: the worker is kept until the process ends, as other memory is then, and
 // makes no more progress. Over TCP the workers of sender and receiver move all bytes of a message,
-// so none is read or written from then on, and no peer receives later contents of that memory as
-// the message. Peers learn of a failure from the control plane.
+// so no memory is read or written from then on, and no peer receives later contents of that memory
+// as the message. Peers learn of a failure from the control plane.
 
 namespace hvd::ucx {
 namespace {

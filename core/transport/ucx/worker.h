@@ -108,7 +108,7 @@ inline constexpr const char* kSystemLibrary = "libucp.so.0";
 ///
 /// Before loading, it sets variables of UCX that the user has not set: Note [UCX's settings] in
 /// ucx_library.cpp. UCX's log messages go into hvd's log.
-/// @throws hvd::Error when UCX is missing or too old; the text says what to install
+/// @throws hvd::Error when UCX is missing or too old; the text names the library to install
 Workers open_workers(const std::string& library = kSystemLibrary);
 
 /// Text for users: "1.13.1 (libucp.so.0)", or why UCX cannot be used. Loads UCX.

@@ -21,7 +21,7 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
 }
 
-/// The launcher's name of the job; empty if there is none.
+/// The launcher's name of the job; empty without a launcher that names it.
 std::string job_name() {
   for (const char* variable : {"HVD_JOB_NAME", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"}) {
     const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe)

@@ -96,7 +96,7 @@ struct StoredItem {
 /// @param file must outlive the result. @throws Error when it is not of encode_items()'s form
 std::vector<StoredItem> items_in(std::string_view file);
 
-/// The item of that name and kind. @throws CheckpointError when there is none
+/// The item of that name and kind. @throws CheckpointError when the file does not have it
 const StoredItem& find_item(const std::vector<StoredItem>& stored, const std::string& name,
                             const std::string& kind);
 bool has_item(const std::vector<StoredItem>& stored, const std::string& name,

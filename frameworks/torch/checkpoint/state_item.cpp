@@ -433,8 +433,8 @@ std::function<void()> MetricItem::decode(std::string_view bytes) {
   };
 }
 
-// The first rank gets the values of all ranks and the others none, so that compute() returns the
-// same.
+// The first rank loads the combined values of all ranks and the other ranks load an empty metric,
+// so that compute() returns the same result.
 std::function<void()> MetricItem::decode_shards(const std::vector<std::string_view>& shards) {
   torch::Tensor all;
   double weights = 0;

@@ -9,7 +9,7 @@ namespace hvd::libtorch {
 
 /// The statement of one rank for a comparison.
 struct RankStatement {
-  std::string error;        ///< the rank's error; empty if there is none
+  std::string error;        ///< the rank's error; empty if it has no error
   std::string description;  ///< must be equal on all ranks
 };
 

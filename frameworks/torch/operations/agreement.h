@@ -12,7 +12,7 @@ namespace hvd::libtorch {
 /// may be empty if the value speaks for itself.
 using Fact = std::pair<std::string, std::string>;
 
-/// The parts of the messages of agree(), and who takes part.
+/// The parts of the messages of agree(), and the ranks that take part.
 struct AgreementTerms {
   std::string name;   ///< of the operation, the same on every rank
   std::string title;  ///< begins each message: whose agreement it is

@@ -104,7 +104,8 @@ struct Watch {
 using Watches = std::unordered_map<const c10::TensorImpl*, std::shared_ptr<Watch>>;
 
 c10::Synchronized<Watches>& watches() {
-  static auto* const all = new c10::Synchronized<Watches>();  // hooks may run late
+  static auto* const all =
+      new c10::Synchronized<Watches>();  // hooks may run after static destructors
   return *all;
 }
 

@@ -106,7 +106,7 @@ std::string exact_text(const std::optional<T>& value) {
 
 template <class T>
 bool equal(const T& a, const T& b) {
-  return a == b || (a != a && b != b);  // two nan are no change
+  return a == b || (a != a && b != b);  // two NaN count as equal
 }
 
 [[noreturn]] void throw_conflict(const std::string& who, const std::string& option,

@@ -27,7 +27,7 @@ std::uint64_t mixed(std::uint64_t x) {
   return x ^ (x >> 31U);
 }
 
-/// 1 and -1 as if at random.
+/// A pseudo-random sequence of 1 and -1.
 const std::array<float, kSigns>& signs() {
   static const std::array<float, kSigns> table = [] {
     std::array<float, kSigns> values{};
@@ -85,7 +85,7 @@ Sums sums_of(const T* values, std::int64_t count) {
   return sums;
 }
 
-/// A contiguous row of real numbers. A tensor that is one already, but for its shape, costs no
+/// A contiguous row of real numbers. A tensor that is contiguous and real already costs no
 /// operator.
 torch::Tensor flattened(const torch::Tensor& tensor) {
   if (tensor.is_contiguous() && !tensor.is_complex() && !tensor.is_neg()) {

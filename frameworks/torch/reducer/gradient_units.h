@@ -20,9 +20,9 @@ namespace hvd::libtorch {
 
 /// Gradients of several parameters, reduced as one tensor. Not thread-safe.
 ///
-/// On the CPU gradients are views of memory that the ranks of a host share, one behind the other.
-/// That memory lives as long as the bucket or any view of it. On a GPU gradients stay where
-/// autograd has put them, and one launch packs all of them when they are reduced; see decision 23.
+/// On the CPU the gradients are views of memory that the ranks of a host share, one after the
+/// other. The memory lives as long as the bucket or any view of it. On a GPU the gradients stay
+/// where autograd has put them, and one launch packs them all for the reduction; see decision 23.
 class GradientBucket {
  public:
   /// @param parameters dense, of one dtype and device

@@ -18,7 +18,7 @@ namespace {
 /// A short trial run may end before the first of the regular checks.
 constexpr std::uint64_t kSoon = 10;
 
-/// In place of all values and complements: this rank does not contribute to the maximum.
+/// Replaces all values and complements of a rank that does not contribute to the maximum.
 constexpr std::int64_t kNoValue = std::numeric_limits<std::int64_t>::min();
 
 /// Memory for a result of a GPU. A copy to pinned memory does not wait for the GPU.

@@ -136,7 +136,7 @@ void RankAgreement::agree_on_layouts() {
   const bool all_present = (reply.narrow(0, 2 * count, members) == 1).all().item<bool>();
   const torch::Tensor all = reply.narrow(0, 0, 2 * count).view({2, count});
   const auto common = all.accessor<std::int64_t, 2>();
-  // If no gradient is sparse, the unknown ones will hardly be, and count as dense.
+  // If no known gradient is sparse, the unknown ones are unlikely to be sparse, and count as dense.
   const bool sparse = (all[1] > 0).any().item<bool>();
   for (std::int64_t i = 0; i < count; ++i) {
     ReducedParameter& parameter = parameters_[static_cast<std::size_t>(i)];

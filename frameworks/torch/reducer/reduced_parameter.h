@@ -118,8 +118,8 @@ class ReducedParameter {
   /// that autograd still holds. If it does, prepare() sends a copy.
   void detect_sharing(at::TensorList known);
 
-  /// An in-place reduction of the current `.grad`, or of zeros if there is none. Several
-  /// submissions (of a sparse gradient) belong into one group.
+  /// An in-place reduction of the current `.grad`, or of zeros if the parameter has no gradient.
+  /// Several submissions (of a sparse gradient) belong into one group.
   /// @throws UsageError for a gradient that cannot be sent.
   std::vector<Submission> prepare(const GradientReduction& how);
   /// Sets the gradient's place in a bucket, which is reduced as a whole. Undefined: no place.
@@ -133,7 +133,7 @@ class ReducedParameter {
   /// @throws UsageError for a gradient that cannot be sent. @pre there is a view
   void place(const GradientReduction& how);
   /// Instead of prepare(): returns the current `.grad`, to be reduced in place with others; a copy
-  /// if its strides are not those of the parameter, and zeros if there is none.
+  /// if its strides are not those of the parameter, and zeros if the parameter has no gradient.
   /// @return a tensor without gaps, with the strides of strides_for()
   /// @throws UsageError for a gradient that cannot be sent. @pre there is no view
   const torch::Tensor& gather(const GradientReduction& how);

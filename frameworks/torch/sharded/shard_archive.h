@@ -38,15 +38,17 @@ std::vector<SavedPiece> decode_pieces(std::string_view bytes);
 using OptimizerStates =
     ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-/// What a rank has of the state of an optimizer that is not elementwise: of whole parameters, as
-/// the optimizer itself saves them. @param by_group the rank's parameters, by their places
+/// Appends this rank's part of the state of an optimizer that is not elementwise. The part consists
+/// of whole parameters, in the format in which the optimizer itself saves them. @param by_group the
+/// rank's parameters, by their places
 /// @param states of them, which stay as they are
 void encode_owned(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
                   const std::vector<std::vector<std::size_t>>& by_group, OptimizerStates& states);
 
-/// Puts the parts of all ranks together, each from encode_pieces() or encode_owned(), as is the
-/// optimizer's kind. What it returns gives the state by parameter. That of an elementwise optimizer
-/// is complete by then; another is loaded only when it is called, and may throw.
+/// Joins the parts of all ranks. Each part comes from encode_pieces() if the optimizer is
+/// elementwise, otherwise from encode_owned(). The returned function gives the state by parameter.
+/// The state of an elementwise optimizer is already complete when join_parts() returns; the state
+/// of another optimizer is loaded only when the function is called, which may throw.
 /// @throws CheckpointError when elements of a parameter are missing, or are there twice
 std::function<OptimizerStates()> join_parts(torch::optim::Optimizer& optimizer,
                                             const std::vector<std::string_view>& parts);

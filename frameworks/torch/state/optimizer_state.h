@@ -29,8 +29,8 @@ using OptimizerLayout = std::pair<std::string, std::vector<std::vector<std::vect
 
 OptimizerLayout layout_of(torch::optim::Optimizer& optimizer);
 
-/// The first difference as a text; empty if there is none. @param whose describes `expected`, such
-/// as "the root's"
+/// The first difference as a text; empty if the layouts are equal. @param whose describes
+/// `expected`, such as "the root's"
 std::string difference(const OptimizerLayout& expected, const OptimizerLayout& got,
                        const std::string& whose);
 

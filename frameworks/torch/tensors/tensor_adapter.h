@@ -26,7 +26,7 @@ struct Label {
   std::string str() const;
 };
 
-/// The core's dtype for the tensor's. @throws UsageError when there is none
+/// The core's dtype for the tensor's. @throws UsageError when the core does not support it
 DataType data_type_of(const torch::Tensor&, const Label&);
 
 bool is_supported(torch::ScalarType) noexcept;
@@ -59,8 +59,8 @@ std::optional<torch::ScalarType> wire_type(torch::ScalarType, Compression);
 /// The same if the adapter has to cast before and after an allreduce. The core casts float32
 /// itself, see Submission::compression.
 std::optional<torch::ScalarType> type_to_cast_to(torch::ScalarType, Compression);
-/// The compression that an allreduce of this type requests from the core: none for complex numbers,
-/// whose parts are real numbers for the core.
+/// The compression that an allreduce of this type requests from the core: `compression` for
+/// float32, otherwise kNone.
 Compression compression_in_core(torch::ScalarType, Compression) noexcept;
 
 /// Increases the tensor's version, so that autograd detects the change of its memory.
@@ -78,13 +78,14 @@ struct Task {
 /// Submits the task. On a GPU the operation begins after the work in the caller's current stream.
 /// @param progress kCaller: the caller waits immediately @throws as submit()
 Handle start(Task, Progress);
-/// Submits all or none. The results of the handle are those of the `finish` functions, which run
-/// when all have succeeded.
+/// Submits all operations; if one is refused, no operation is submitted. The results of the handle
+/// are those of the `finish` functions, which run when all have succeeded.
 Handle start(std::vector<Submission>, std::vector<std::function<torch::Tensor()>> finish, Progress);
 
 /// Makes the submissions one group, in this order. An unnamed group has unnamed members.
 void make_group(const std::string& name, std::span<Submission> members);
-/// Submits all or none, as one group. Without tasks the handle is done.
+/// Submits all tasks as one group; if one is refused, no task is submitted. Without tasks the
+/// handle is done.
 Handle start_group(const std::string& name, std::vector<Task>, Progress);
 
 /// The shared state of a Handle's copies. Thread-safe.

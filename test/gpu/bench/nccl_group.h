@@ -6,7 +6,7 @@
 namespace hvd::bench {
 
 /// Makes LibTorch's ProcessGroupNCCL, whose ranks meet in `store`.
-/// @throws std::runtime_error with the reason if this build has none
+/// @throws std::runtime_error with the reason if this build does not have it
 c10::intrusive_ptr<c10d::Backend> make_nccl_group(const c10::intrusive_ptr<c10d::Store>& store,
                                                   int rank, int size);
 

@@ -1,5 +1,5 @@
 // last_screen_program SEED: one rank of a job of the campaign of last screens. A training-like loop
-// in which one rank goes wrong as the seed says, and the others meet whatever follows.
+// in which one rank fails as the seed determines, and the other ranks see the consequences.
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <mpi.h>
@@ -78,7 +78,7 @@ Submission allreduce(std::vector<float>& memory, const std::string& name) {
 void run_step(const Plan& plan, int step) {
   strike_at(Moment::kInStep, plan, step);
   strike_at(Moment::kInThread, plan, step);
-  // hvd may be at work on them when an exception has left this function.
+  // hvd may still use the tensors when an exception has left this function.
   static std::deque<std::vector<std::vector<float>>>& kept =
       *new std::deque<std::vector<std::vector<float>>>;
   std::vector<std::vector<float>>& gradients =

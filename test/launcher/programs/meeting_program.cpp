@@ -1,10 +1,11 @@
-// meeting_program MODE [MARKER]: one rank of a job under hvdrun that meets the others, or does not.
+// meeting_program MODE [MARKER]: one rank of a job under hvdrun, which joins the other ranks or
+// fails to.
 //
 // MODE: lives (joins, works and leaves three times); for rank 1 alone: exit (ends with code 3
-// before it joins), absent (never joins), size (expects five ranks), rank (says that it is rank 0),
+// before it joins), absent (never joins), size (expects five ranks), rank (claims to be rank 0),
 // device (has a GPU that is not there), fork (two processes join at once), second (starts another
-// one while it is in the job). The others do as in mode lives.
-// Prints "OK rank size init_method" after each life, or "CLASS [rank] message" of what was thrown.
+// one while it is in the job). The others do as in mode lives. Prints "OK rank size init_method"
+// after each life, or "CLASS [rank] message" of the exception.
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <signal.h>
@@ -87,7 +88,7 @@ int main(int argc, char** argv) {
   hvd::Options options;
   if (!odd) return live(options, mode == "fork" || mode == "second" ? 1 : 3, nullptr);
   const bool others_first = mode == "exit" || mode == "size" || mode == "rank";
-  if (others_first) ::usleep(1'000'000);  // as a rule they have come by then
+  if (others_first) ::usleep(1'000'000);  // they have usually joined by then
   if (mode == "exit") return 3;
   if (mode == "absent") ::pause();
   if (mode == "size") options.world_size = 5;

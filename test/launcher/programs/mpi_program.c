@@ -1,5 +1,5 @@
-/* One rank's MPI program for the launcher's tests: mpi_program MODE. Rank 1 does what MODE says;
- * the others wait in a barrier. */
+/* One rank's MPI program for the launcher's tests: mpi_program MODE. Rank 1 follows MODE; the
+ * others wait in a barrier. */
 #include <mpi.h>
 #include <signal.h>
 #include <stdio.h>

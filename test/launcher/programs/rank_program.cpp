@@ -1,5 +1,5 @@
-// One rank's program for the launcher's tests, without MPI: rank_program MODE [ARGS]. What it does
-// is chosen by its rank, so that a mixed-up rank shows.
+// One rank's program for the launcher's tests, without MPI: rank_program MODE [ARGS]. Its behaviour
+// depends on its rank, so that a mixed-up rank is visible.
 #include <unistd.h>
 
 #include <chrono>

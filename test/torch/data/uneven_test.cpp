@@ -145,7 +145,7 @@ TEST(Uneven, JoinGivesEveryRankWhatTheLastOneHas) {
       EXPECT_TRUE(same_on_all_ranks({kept.exp_avg(), kept.exp_avg_sq()}));
     }
   }
-  if (rank() == last) {  // which has changed nothing
+  if (rank() == last) {  // its scale must be unchanged
     EXPECT_EQ(scaler.get_scale(), scale);
     for (std::size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(before[i].equal(buffers()[i]));
   }

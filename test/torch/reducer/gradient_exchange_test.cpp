@@ -36,7 +36,7 @@ class Step {
     set_gradient(parameters[i],
                  torch::full_like(parameters[i].tensor(), factor * static_cast<float>(rank() + 1)));
   }
-  /// The same as the reducer does when autograd has accumulated it.
+  /// Does the same as the reducer after autograd has accumulated the gradient.
   void produce(std::size_t i, float factor = 1) {
     set(i, factor);
     ReducedParameter& parameter = parameters[i];

@@ -16,7 +16,7 @@ using Events = std::vector<std::string>;
 template <class Node>
 constexpr bool deletes_post_hooks = requires(Node& node) { node.del_post_hook(std::uintptr_t{0}); };
 
-/// Notes what it is told: when, of which parameter, and the first value of its gradient then.
+/// Records each call: its time, the parameter, and the first value of the gradient at that time.
 class Recorder {
  public:
   explicit Recorder(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {}

@@ -26,7 +26,7 @@ struct Model {
   explicit Model(const GradientReduction& reduction, std::size_t count = 16)
       : how(reduction), parameters(reduced(std::vector<std::int64_t>(count, 16), how)) {}
 
-  /// Only the first rank passes the order of a backward pass, which all learn.
+  /// Only the first rank passes the order of a backward pass, which all ranks then use.
   bool learn() {
     std::vector<std::size_t> order(parameters.size());
     std::iota(order.begin(), order.end(), 0);
@@ -70,7 +70,7 @@ TEST(GradientUnits, AreBucketsInTheFirstRanksOrderOnceItIsLearnt) {
     EXPECT_EQ(model.units.members(), one_by_one(16));
     return;
   }
-  // An eighth of all gradients each.
+  // Each bucket has an eighth of all gradients.
   EXPECT_EQ(model.units.members(),
             (Units{{15, 14}, {13, 12}, {11, 10}, {9, 8}, {7, 6}, {5, 4}, {3, 2}, {1, 0}}));
   EXPECT_FALSE(model.units.learning());

@@ -57,7 +57,8 @@ TEST(RankAgreement, OptionsThatDifferAreNamed) {
   EXPECT_TRUE(contains(message, "check_every differs: rank 0 has 4")) << message;
 }
 
-/// Rank 0 has a dense gradient of p0, the last one sparse ones of all but p2, which has none.
+/// Rank 0 has a dense gradient of p0. The last rank has sparse gradients of all parameters except
+/// p2, which has no gradient.
 class LayoutsTest : public ::testing::Test {
  protected:
   LayoutsTest() {

@@ -1,4 +1,4 @@
-// One gradient's way, without the operation that reduces it.
+// Tests the handling of one gradient, without the operation that reduces it.
 #include "reducer/reduced_parameter.h"
 
 #include <algorithm>

@@ -21,7 +21,7 @@ namespace hvd::testing {
 /// synchronisations of streams and events.
 int fake_host_waits();
 
-/// Lets allocations of at least this many bytes fail from now on; 0: none fails.
+/// Lets allocations of at least this many bytes fail from now on; 0: all succeed.
 void refuse_fake_memory_from(std::size_t bytes);
 
 /// Reports the stream as being captured into a CUDA graph. Operators still compute.

@@ -66,7 +66,7 @@ TEST_F(InitMethodTest, NothingMeansOneRank) {
 TEST_F(InitMethodTest, AnMpiLauncherMeansMpi) {
   set({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}});
   EXPECT_EQ(choose().controller, Controller::kMpi);
-  // hvdrun over mpirun says the same once more.
+  // hvdrun over mpirun sets its own variables to the same values.
   set({{"HVD_SIZE", "2"}, {"HVD_RANK", "1"}});
   EXPECT_EQ(choose().controller, Controller::kMpi);
 }
@@ -132,8 +132,8 @@ TEST_F(InitMethodTest, SeveralRanksThatCannotMeetAreRefused) {
   EXPECT_THAT(refusal(options), HasSubstr("Options::world_size=2"));
 }
 
-// As many jobs of one rank, without a word, where a program says mpi:// under hvdrun --controller
-// ucx.
+// Without the check, a program that passes mpi:// under hvdrun --controller ucx would silently run
+// as that many jobs of one rank.
 TEST_F(InitMethodTest, MpiThatNothingHasStartedIsRefused) {
   set({{"HVD_RANK", "1"}, {"HVD_SIZE", "2"}});
   EXPECT_THAT(refusal(with("mpi://")),

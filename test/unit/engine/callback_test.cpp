@@ -29,7 +29,7 @@ std::string refusal(const std::function<void()>& call) {
   return "accepted";
 }
 
-// The thread that would wait is the one that moves everything on.
+// The thread that would wait is the one that drives all operations.
 TEST(Callback, MayNotWaitAndMayAbort) {
   VirtualClock clock;
   LocalJobOptions options;

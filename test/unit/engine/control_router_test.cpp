@@ -32,7 +32,7 @@ wire::Request asked(const std::string& name) {
   return request;
 }
 
-/// A rank with all of an engine that negotiates, but for its operations.
+/// A rank with the negotiating parts of an engine, without operations.
 struct Node {
   Node(const RuntimeOptions& options, std::unique_ptr<control::ControlPlane> plane,
        VirtualClock& virtual_clock)
@@ -85,7 +85,7 @@ class ControlRouterTest : public ::testing::Test {
     for (int rank = 0; rank < size; ++rank)
       nodes_.push_back(std::make_unique<Node>(options_, network_->plane(rank), clock_));
   }
-  /// Eight hosts of one rank, where everybody has at most two children: 0 - 1 2, 1 - 3 4, ...
+  /// Eight hosts of one rank, where each rank has at most two children: 0 - 1 2, 1 - 3 4, ...
   void make_tree() {
     options_.control_radix = 2;
     make({"a", "b", "c", "d", "e", "f", "g", "h"});
@@ -97,7 +97,7 @@ class ControlRouterTest : public ::testing::Test {
     clock_.advance(
         milliseconds(1));  // messages of different senders arrive in the order of sending
   }
-  /// The messages that a rank has got and not received.
+  /// The messages that have arrived at a rank and that it has not received yet.
   std::vector<wire::AnyMessage> mail(std::size_t rank) {
     std::vector<wire::AnyMessage> messages;
     clock_.advance(microseconds(1));

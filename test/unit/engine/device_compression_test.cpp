@@ -53,7 +53,7 @@ class DeviceCompressionTest : public ::testing::TestWithParam<std::tuple<Path, i
   /// As the host would reduce it: the staged path gives the same bits, and NCCL, which rounds
   /// each sum, nearly.
   static Floats expected(const std::vector<Floats>& inputs, const Allreduce& how) {
-    if (inputs.size() == 1) {  // a set of one sends nothing, so it casts nothing
+    if (inputs.size() == 1) {  // a set of one sends no data, so it does not cast
       Floats values = inputs.front();
       for (float& value : values) value *= static_cast<float>(how.prescale * how.postscale);
       return values;

@@ -139,12 +139,12 @@ TEST(DeviceFailureTest, WorkThatNeverEndsOnTheDeviceIsALossAfterTheDeadline) {
   options.stall_shutdown = seconds(50);
   options.stall_warning = seconds(20);
   DeviceJob job(2, Path::kNccl, options, {}, 1, kQuick);
-  job.gpu().hang(job.rank(1).app->get());  // its program never gets to its gradient
+  job.gpu().hang(job.rank(1).app->get());  // its program never computes its gradient
   std::vector<Operation> handles;
   for (int rank = 0; rank < 2; ++rank)
     handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
   ASSERT_TRUE(job.run(handles)) << "for the host it is done";
-  // No thread has anything to do any more, which time would have to wait for.
+  // No thread has work left that the virtual time would have to wait for.
   ASSERT_TRUE(job.job().run_until(job.clock(), seconds(60), [&] {
     return job.runtime(0).failed() && job.runtime(1).failed();
   }));
@@ -291,7 +291,7 @@ TEST(DeviceFailureTest, ARemovedProcessSetClosesItsCommunicator) {
   for (int rank = 0; rank < 2; ++rank) handles.push_back(submit_one(job.runtime(rank), remove));
   ASSERT_TRUE(job.run(handles));
   EXPECT_TRUE(job.gpu().run_all());
-  // The communicator is closed once the engine has found that the device is done with it.
+  // The communicator is closed once the engine has detected that the device no longer uses it.
   EXPECT_TRUE(job.run_until(
       [&] { return job.nccl().counts(0).destroyed == 1 && job.nccl().counts(1).destroyed == 1; }));
   job.expect_no_faults();

@@ -16,8 +16,8 @@ using FloatOperation = DeviceOperation<float>;
 constexpr int kMembers = 3;
 constexpr nccl::NcclOptions kWithRegistration{.registered_bytes = 4096};
 
-/// Tensors that are reduced in one call, by every rank: their buffer has four times `count` floats
-/// and a little.
+/// Every rank submits tensors that are reduced in one call. Their buffer has slightly more than
+/// four times `count` floats.
 std::vector<Operation> submit_group(DeviceJob& job, const std::string& name, std::size_t count) {
   std::vector<Operation> handles;
   for (int rank = 0; rank < job.size(); ++rank) {
@@ -42,7 +42,7 @@ void reduce_group(DeviceJob& job, const std::string& name, std::size_t count) {
     ASSERT_TRUE(handle.status().ok()) << handle.status().message;
 }
 
-/// In which two buffers of 2 MiB are made beforehand, where NCCL has registered none.
+/// Starts a job. Where NCCL has registered no buffers, two of 2 MiB are allocated beforehand.
 std::unique_ptr<DeviceJob> start_job(Path path, const DeviceMemory& memory = {},
                                      const nccl::NcclOptions& backend = {},
                                      const FakeNcclOptions& fake = {}) {
@@ -51,7 +51,7 @@ std::unique_ptr<DeviceJob> start_job(Path path, const DeviceMemory& memory = {},
   return std::make_unique<DeviceJob>(kMembers, path, options, fake, 1, backend, memory);
 }
 
-/// As it is where nothing casts it.
+/// Reduces one tensor on all ranks; without compression the values stay float32.
 void reduce_one(DeviceJob& job, std::size_t count, Compression compression = Compression::kNone) {
   std::vector<Operation> handles;
   for (int rank = 0; rank < job.size(); ++rank) {
@@ -65,10 +65,10 @@ void reduce_one(DeviceJob& job, std::size_t count, Compression compression = Com
   ASSERT_TRUE(job.run(handles));
 }
 
-/// An operation that opens a queue, as in a program that trains.
+/// Runs an operation that opens a queue, as in a training program.
 void reduce_one_number(DeviceJob& job) { reduce_one(job, 1); }
 
-/// A tensor by itself that is cast, through a buffer of as much.
+/// Reduces a single tensor that is cast, through a buffer of this size.
 void reduce_mebibytes(DeviceJob& job, std::size_t mebibytes) {
   reduce_one(job, mebibytes << 19, Compression::kFloat16);
 }
@@ -168,7 +168,8 @@ TEST(PinnedMemoryTest, IsMadeWhenTheQueueIsOpenedBesideTheThreadThatDrivesTheEng
   job->expect_no_faults();
 }
 
-// Beside NCCL, for operations that it lacks.
+// An operation that NCCL does not support is staged, and allocates no memory on the device.
+// only.
 TEST(ReservedMemoryTest, OnlyTheQueueOfGradientsHasAny) {
   const auto job = start_job(Path::kNccl);
   std::vector<Operation> handles;

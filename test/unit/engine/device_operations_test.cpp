@@ -1,5 +1,5 @@
-// Every operation on tensors of a GPU, through NCCL and staged through the host: right numbers, and
-// an order on the device that does not depend on luck.
+// Every operation on tensors of a GPU, through NCCL and staged through the host: the results, and
+// the order of the work on the device, which must be enforced.
 #include <gtest/gtest.h>
 
 #include <tuple>

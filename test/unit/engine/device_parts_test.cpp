@@ -13,7 +13,7 @@ namespace {
 
 using Floats = std::vector<float>;
 
-constexpr std::int64_t kGap = 5;  // elements between two parts, which are in none
+constexpr std::int64_t kGap = 5;  // elements between two parts, which belong to no part
 
 /// A rank's gradients, each in memory of its own, and the tensor whose parts they are.
 template <class Element>

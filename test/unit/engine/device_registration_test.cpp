@@ -1,5 +1,5 @@
-// Batches in memory that NCCL has registered: the same ones on every rank, and nothing registered
-// in a step that repeats.
+// Batches in memory that NCCL has registered: the same ones on every rank, and no registration in a
+// step that repeats.
 #include <gtest/gtest.h>
 
 #include "engine/device_staging.h"

@@ -1,5 +1,5 @@
-// How a batch gets into a collective and back on a device, as far as jobs that succeed do not show
-// it.
+// Tests how a batch is packed for a collective on a device and unpacked again, in cases that
+// successful jobs do not cover.
 #include "engine/device_staging.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ using runtime::Batch;
 using runtime::DeviceStaging;
 using runtime::Staged;
 
-/// Has buffers of its own, or none.
+/// A channel that has the given buffers; it may have no buffers.
 class BufferedChannel final : public Channel {
  public:
   explicit BufferedChannel(std::vector<std::span<std::byte>> buffers)

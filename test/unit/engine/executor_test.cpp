@@ -39,7 +39,7 @@ class FakeEvent final : public Event {
 /// The behaviour of a channel and its works, set by the test.
 struct ChannelScript {
   bool ready = true;
-  bool ends = true;  ///< a Work, when it is asked
+  bool ends = true;  ///< whether a Work ends at its next progress()
   bool repeats = false;
   bool launch_fails = false;
   bool work_fails = false;
@@ -142,7 +142,7 @@ struct QueueScript {
   ChannelScript channel = {};
   bool ordered = false;
   std::shared_ptr<FakeEvent> callers_may_read = {};
-  int parts = 1;  ///< that a batch is packed and unpacked in
+  int parts = 1;  ///< number of parts in which a batch is packed and unpacked
 };
 
 class FakeQueues final : public runtime::QueueFactory {

@@ -216,7 +216,7 @@ TEST_F(FailureTest, AnErrorWithADeathBehindItIsThatDeath) {
   start(3, std::make_shared<BreakingBackend>([this] { job_->kill(2); }));
   std::vector<Operation> operations;
   for (int rank = 0; rank < 3; ++rank) operations.push_back(allreduce(rank, "x"));
-  job_->rank(2).step();  // asks for it, and is not seen again
+  job_->rank(2).step();  // submits it, and takes no further step
   for (int round = 0; round < 20; ++round) {
     for (int rank = 0; rank < 2; ++rank) job_->rank(rank).step();
     clock_.advance(milliseconds(1));
@@ -370,8 +370,8 @@ TEST_F(FailureTest, AFailureReportedByTheProgramReachesEveryRank) {
     EXPECT_EQ(operation.status().message, "rank 1 ran out of data");
 }
 
-// A call of MPI that does not return after a loss makes the coordinator deaf, and its host must not
-// take that for the loss.
+// A call of MPI that does not return after a loss keeps the coordinator from receiving messages.
+// Its host must not report the coordinator as lost because of that.
 TEST_F(FailureTest, OtherHostsLearnOfALossWithoutTheCoordinator) {
   for (const int hears : {1, 2}) {  // and the ranks before it take no step
     start(5, {}, {"a", "a", "a", "b", "b"});
@@ -386,7 +386,7 @@ TEST_F(FailureTest, OtherHostsLearnOfALossWithoutTheCoordinator) {
   }
 }
 
-// It was stopped for too long, or ends with an exception and logs the others' error.
+// The rank was stopped for too long, or ends with an exception and logs the others' error.
 TEST_F(FailureTest, NoRankIsToldThatItHasLostItself) {
   start(3);
   const std::vector<Operation> operations{allreduce(0, "x"), allreduce(1, "x")};

@@ -1,4 +1,4 @@
-// How many backend calls a number of operations makes.
+// Counts the backend calls for a number of operations.
 #include <gtest/gtest.h>
 
 #include <numeric>

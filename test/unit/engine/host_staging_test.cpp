@@ -1,4 +1,4 @@
-// How the bytes of a batch get into a collective and back in the host's memory.
+// Tests how a batch is packed for a collective in the host's memory and unpacked again.
 #include "engine/host_staging.h"
 
 #include <gmock/gmock.h>
@@ -39,7 +39,7 @@ void add_hundred(std::span<std::byte> bytes) {
 class HostStagingTest : public ::testing::Test {
  protected:
   HostStagingTest() : staging_(pool_) {}
-  /// Of rank 0 of two, with tensors a = {1, 2} and b = {3}.
+  /// The batch of rank 0 of two, with tensors a = {1, 2} and b = {3}.
   Batch fused(OpKind kind = OpKind::kAllreduce, int root = 0) {
     std::vector<wire::Request> requests = {float_request("a", 2, kind),
                                            float_request("b", 1, kind)};
@@ -161,7 +161,7 @@ TEST_F(HostStagingTest, AnAbandonedBufferIsNotReused) {
     std::span<std::byte> out = stage(batch).out;
     staging_.abandon();
     EXPECT_EQ(pool_.free_buffers(), 0U);
-    add_hundred(out);  // a peer writes, and AddressSanitizer looks on
+    add_hundred(out);  // a peer writes, which AddressSanitizer checks
     EXPECT_NE(stage(batch).out.data(), out.data());
     unstage(batch);
   }

@@ -20,7 +20,7 @@ using std::chrono::seconds;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The definition, pair by pair, on whole vectors.
+// Adasum by its definition, pair by pair, on whole vectors.
 std::vector<double> adasum(const std::vector<double>& a, const std::vector<double>& b) {
   const double product = std::inner_product(a.begin(), a.end(), b.begin(), 0.0);
   const double a2 = std::inner_product(a.begin(), a.end(), a.begin(), 0.0);
@@ -292,7 +292,7 @@ TEST(Locked, SeveralUnnamedOperationsOfAKindMayBeUnderWay) {
   }
 }
 
-// The members are of two sorts, so they run in two batches, with another operation in between.
+// The members have two types, so they run in two batches, with another operation in between.
 TEST(Locked, AGroupInSeveralBatchesIsNotLeftHalfDone) {
   Ranks ranks(2);
   std::vector<std::vector<float>> data(6);

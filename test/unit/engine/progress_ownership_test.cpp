@@ -20,7 +20,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-/// Every thread that is started meanwhile has one core together with this one.
+/// While this object lives, this thread and all threads that it starts share one core.
 class OneCore {
  public:
   OneCore() {
@@ -83,7 +83,7 @@ TEST(ProgressOwnership, AfterAWaiterHasLeftTheEngineThreadDrives) {
   }
 }
 
-// The submission of a thread that is about to wait has not rung.
+// The submission of a thread that is about to wait does not ring the doorbell.
 TEST(ProgressOwnership, AThreadThatIsToWaitRingsForTheOneThatDrives) {
   const SteadyClock clock;
   LocalJobOptions options;
@@ -103,8 +103,8 @@ TEST(ProgressOwnership, AThreadThatIsToWaitRingsForTheOneThatDrives) {
   const auto one_more_waits = [&] { waiting.emplace_back([&run, i = begun++] { run(1, i); }); };
   one_more_waits();
   while (!job.rank(1).has_waiters()) std::this_thread::sleep_for(milliseconds(1));
-  // Rank 0 sends no message meanwhile. That the next one comes at a moment in which nobody drives
-  // is rare.
+  // Rank 0 sends no message meanwhile. The next waiter rarely arrives at a moment in which no
+  // thread drives the progress.
   const std::uint32_t before = doorbell.ticket();
   while (doorbell.ticket() == before && begun < kThreads) {
     one_more_waits();

@@ -64,7 +64,7 @@ class StandstillTest : public ::testing::Test {
       EXPECT_TRUE(operation.status().ok()) << operation.status().message;
     }
   }
-  /// Until the ranks repeat "x" without plans.
+  /// Runs until the ranks repeat "x" without plans.
   void repeat() {
     for (int step = 0; step < 20; ++step) ASSERT_TRUE(run({allreduce(0), allreduce(1)}));
     ASSERT_GT(job_->rank(0).metrics().locked_operations, 0U);
@@ -112,7 +112,7 @@ TEST_F(StandstillTest, AConnectionThatIsSlowIsNoFailure) {
   EXPECT_GE(pieces, 3) << "it has to take longer than the limit";
 }
 
-// It computes, or saves a checkpoint: the other rank waits with all that it has submitted itself.
+// The late rank computes or saves a checkpoint, while the other rank waits for its own submissions.
 TEST_F(StandstillTest, ARankThatSubmitsAnHourLaterInARepeatedStepIsNotLost) {
   start(hours(2));
   repeat();

@@ -28,8 +28,8 @@ std::atomic<std::uint64_t> log_checks{0};
 
 }  // namespace
 
-// All that the runtime asks of the kernel while it works: futexes go through syscall(), waiting
-// rounds through sched_yield(). It hands on six arguments, however many there are.
+// Counts the system calls that the runtime makes while it works: futexes go through syscall(),
+// waiting rounds through sched_yield(). Forwards six arguments, whatever their number.
 extern "C" [[gnu::no_sanitize_address]] long syscall(long number, ...) noexcept {
   system_calls.fetch_add(1);
   va_list list;
@@ -47,7 +47,7 @@ extern "C" int sched_yield() noexcept {
   return next();
 }
 
-// In place of hvd::log_level(), which every HVD_LOG asks first (see the CMakeLists.txt beside this
+// Replaces hvd::log_level(), which every HVD_LOG calls first (see the CMakeLists.txt beside this
 // file).
 extern "C" hvd::LogLevel __real__ZN3hvd9log_levelEv() noexcept;
 extern "C" hvd::LogLevel __wrap__ZN3hvd9log_levelEv() noexcept {
@@ -60,7 +60,7 @@ namespace {
 
 constexpr int kRanks = 2;
 
-/// A rank with tensors of all kinds of places: fused with others, large, in shared memory, and in a
+/// A rank with tensors in all kinds of memory: fused with others, large, in shared memory, and in a
 /// group.
 struct Rank {
   std::shared_ptr<SharedArena> arena = SharedArena::create();
@@ -97,7 +97,7 @@ struct Rank {
     join_group(submissions[memory.size() + 1], 1);
     handles.resize(submissions.size());
   }
-  /// Of two sorts, so that it runs in two batches.
+  /// The group's tensors have two types, so that it runs in two batches.
   static void join_group(Submission& submission, int index) {
     submission.group = "of two types";
     submission.group_size = 2;

@@ -64,8 +64,8 @@ TEST_F(SubmissionCheckTest, RefusesBadGroupsOfJoinAndOfSetsToo) {
   }
 }
 
-// The request has one form for all kinds: what is not this kind's keeps the value that all ranks
-// have.
+// The request has one form for all kinds. Fields that a kind does not use keep a value that is
+// equal on all ranks.
 TEST_F(SubmissionCheckTest, ARequestHasTheParametersOfItsKindOnly) {
   const auto request_for = [&](const OperationParameters& parameters) {
     submission_.parameters = parameters;

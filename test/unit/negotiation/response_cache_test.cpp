@@ -111,7 +111,7 @@ TEST(ResponseCache, AnAllgatherRemembersEveryMembersFirstDimension) {
   EXPECT_FALSE(cache.matches(1, unnamed(OpKind::kAllgather, 2, {8}), 0));
 }
 
-// See Note [What a slot means].
+// See Note [Meaning of a slot].
 TEST(ResponseCache, ADisplacedResponseIsFoundByThePlansThatCameBefore) {
   ResponseCache cache(1);
   EXPECT_EQ(cache.find(0, 1), nullptr);

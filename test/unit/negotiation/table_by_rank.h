@@ -8,13 +8,13 @@
 
 namespace hvd::control {
 
-/// A cache slot by which a rank asks, and the first dimensions that it holds.
+/// The cache slot of a rank's request, and the first dimensions in it.
 struct CacheHit {
   std::uint32_t slot = 0;
   const std::vector<std::int64_t>* first_dims = nullptr;
 };
 
-/// A ready table that is asked by one rank at a time, which asks in the order of the calls.
+/// A ready table to which one rank at a time submits requests, in the order of the calls.
 class TableByRank : public ReadyTable {
  public:
   TableByRank(const ProcessSetTable& sets, int world_size)

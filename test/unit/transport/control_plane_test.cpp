@@ -153,7 +153,7 @@ TEST(MessageControlPlane, LeavesWithWhatHasNotGoneTakenBack) {
   EXPECT_EQ(job.network->failures(), 0);
 }
 
-// A connection has to be made first, and the other rank has no core for a while.
+// The connection does not exist yet, and the other rank does not run for a while.
 TEST(MessageControlPlane, LeavesInOrderOnlyWhenALateRankHasWhatWasSent) {
   Job job(2);
   job.network->eager_bytes = 0;

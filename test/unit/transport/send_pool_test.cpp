@@ -17,7 +17,7 @@ constexpr Tag kTag = make_tag({.kind = kControlKind});
 /// Rank 0 sends to ranks 1 and 2.
 class SendPoolTest : public ::testing::Test {
  protected:
-  /// The next message of the rank; empty if there is none.
+  /// The next message of the rank; empty without a message.
   Bytes receive(int rank) {
     const auto carrier = network->carrier(rank);
     const auto arrival = carrier->probe(kTag);

@@ -8,8 +8,8 @@
 /// unchanged or NULL, and hvd_last_error() has the text. A required pointer that is
 /// NULL is HVD_ERROR_USAGE.
 ///
-/// Threads. Every function may be called from any thread, unless it says otherwise. A handle may be
-/// used by several threads at once, but the call that frees it must be the last.
+/// Threads. Every function may be called from any thread unless its comment restricts it. A handle
+/// may be used by several threads at once, but the call that frees it must be the last.
 ///
 /// Versions. Structs begin with their size, which the ..._INIT macros fill in. Fields are only ever
 /// appended, and zero in an appended one means "as before", so that a program built against an
@@ -91,10 +91,9 @@ typedef struct hvd_options {
    0}
 
 /// Joins the job this process was launched into: under hvdrun, mpirun, srun or torchrun, as
-/// `init_method` says, or alone (size 1).
-/// Collective over all ranks. May follow hvd_shutdown(). `options` may be NULL: all unset. It is
-/// copied. HVD_ERROR_USAGE when called twice or when an option or variable is malformed,
-/// HVD_ERROR_PEER_LOST when a rank does not arrive.
+/// `init_method` selects, or alone (size 1). Collective over all ranks. May follow hvd_shutdown().
+/// `options` may be NULL: all unset. It is copied. HVD_ERROR_USAGE when called twice or when an
+/// option or variable is malformed, HVD_ERROR_PEER_LOST when a rank does not arrive.
 hvd_status_t hvd_init(const hvd_options_t* options);
 
 /// Leaves the job. Collective; idempotent. Returns at once when the runtime has failed. Operations

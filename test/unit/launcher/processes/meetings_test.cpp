@@ -18,8 +18,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-/// hvdrun's side, and what each process of each rank is answered. The session's number is the
-/// process's too.
+/// hvdrun's side of the rendezvous, and the answers that each process of each rank gets. A session
+/// and its process have the same number.
 class MeetingsTest : public ::testing::Test {
  protected:
   void start(int size) {
@@ -29,7 +29,7 @@ class MeetingsTest : public ::testing::Test {
         [this](int rank, std::uint32_t session, const Meetings::Bytes& frame, bool last) {
           ++frames_;
           bytes_ += frame->size();
-          kept_ = frame;  // or the next might lie at the same place
+          kept_ = frame;  // keeps the memory, so that the next frame has another address
           if (frame.get() != latest_) distinct_bytes_ += frame->size();
           latest_ = frame.get();
           const auto answer =
@@ -103,7 +103,7 @@ TEST_F(MeetingsTest, WhoBeginsAgainWhileOthersHaveNotLeftWaitsForThem) {
   say(1, 0, {.verb = "get", .key = "k"});
   EXPECT_EQ(answer(1), "nothing") << "its own meeting goes on";
   EXPECT_EQ(answer(0, 1), "");
-  close(1, 0);  // without a word, after all have come: nobody is left there to mind
+  close(1, 0);  // without leaving: no other session is left in this rendezvous
   come(1, 1);
   EXPECT_EQ(answer(0, 1), "accepted");
   EXPECT_EQ(answer(1, 1), "accepted");
@@ -190,7 +190,7 @@ TEST_F(MeetingsTest, TheEndOfARankIsHeardAtOnce) {
             "(last)");
   EXPECT_EQ(lost_, 2);
   meetings_->rank_ended(0, "exit code 1", false, now_);
-  come(1, 0);  // and by who comes later, though others have ended since
+  come(1, 0);  // the later process also gets it, though other ranks have ended since
   EXPECT_THAT(answer(1), HasSubstr("rank 2 has ended (exit code 3)"));
 }
 
@@ -275,7 +275,7 @@ TEST_F(MeetingsTest, NonsenseEndsTheSessionAlone) {
   EXPECT_EQ(answer(0), "accepted");
 }
 
-// What a large job asks of hvdrun: a frame for each rank and exchange, all the same bytes.
+// The load of a large job on hvdrun: a frame for each rank and exchange, all with the same bytes.
 TEST_F(MeetingsTest, AnExchangeOfManyIsAFrameForEach) {
   constexpr int kRanks = 500;
   const std::string address(300, 'x');

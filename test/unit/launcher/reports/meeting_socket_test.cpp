@@ -37,7 +37,8 @@ class MeetingSocketTest : public ::testing::Test {
     ASSERT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(text.size()));
   }
-  /// Until so many things have been said; "1:hello", "1." is the end of session 1.
+  /// Reads until at least this many items have arrived: "1:hello" is a message of session 1, "1."
+  /// its end.
   std::vector<std::string> said(std::size_t least) {
     std::vector<std::string> all;
     for (int rounds = 0; all.size() < least && rounds < 2000; ++rounds) {
@@ -90,7 +91,8 @@ TEST_F(MeetingSocketTest, ALargeAnswerWaitsForItsReader) {
   EXPECT_EQ(got, large);
 }
 
-// As a process that leaves a job and begins the next one does: both are noticed at once.
+// A process that leaves a job and starts the next one closes a connection and opens another at
+// once.
 TEST_F(MeetingSocketTest, AnEndIsSeenBeforeTheNextConnection) {
   UniqueFd first = connect();
   say(first, "one");
@@ -119,7 +121,7 @@ TEST_F(MeetingSocketTest, ThoughAChildHoldsWhatItsParentHasClosed) {
   ::waitpid(child, nullptr, 0);
 }
 
-// A data loader's worker, say, that was made by fork() and outlives its parent.
+// For example a data loader's worker that was created by fork() and outlives its parent.
 TEST_F(MeetingSocketTest, AProcessHasEndedThoughItsChildHoldsTheConnection) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);

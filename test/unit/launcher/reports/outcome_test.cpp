@@ -106,7 +106,7 @@ TEST(FirstFailure, ANewLifeForgetsTheOldOne) {
   EXPECT_EQ(first_failure({with_notice(ended(3, 2.5), "loss", 2, 4), rank}), 1);
 }
 
-/// Told, at `at`, that it has lost the rank `about`.
+/// Adds to the record that the rank reported, at `at`, the loss of the rank `about`.
 RankRecord without(RankRecord rank, double at, int about) {
   begin_life(rank);
   take_notice(rank, {.kind = "loss",
@@ -356,8 +356,8 @@ TEST(FinalMessage, NamesTheHostsThatWereNotReached) {
               HasSubstr("hvdrun: host far (ranks 1, 2) could not be reached or was lost"));
 }
 
-// mpirun's own look at a silent connection and hvdrun's race; mpirun's ends the job, and the answer
-// to hvdrun's order to stop never comes.
+// mpirun and hvdrun both check silent connections. If mpirun is first, it ends the job, and hvdrun
+// gets no answer to its order to stop.
 TEST(FinalMessage, NamesTheRankThatMpirunMissedFirst) {
   JobRecord job = job_of({ended(143, 4, true), running("far", 0, 200), running("far", 1, 201)});
   job.cause = StopCause::kStarterEnded;

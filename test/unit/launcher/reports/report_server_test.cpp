@@ -141,7 +141,8 @@ TEST_F(ReportServerTest, PassesOnWhatAMeetingSaysAndIsTold) {
                                             FrameType::kRelease, FrameType::kMeetingAnswer));
 }
 
-// Whoever listens at an address that hvdrun has advertised learns a rank's number and a random one.
+// A stranger that listens at an address that hvdrun has advertised receives only a rank's number
+// and a random number.
 TEST_F(ReportServerTest, AStrangerDoesNotSeeTheToken) {
   const Listener stranger = listen_anywhere(true);
   std::atomic<bool> accepted{true};
@@ -196,7 +197,7 @@ TEST_F(ReportServerTest, WithoutDescriptorsItWaitsBeforeItTriesAgain) {
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   serve(200);
   const auto begin = std::chrono::steady_clock::now();
-  serve(50);  // would return at once if the listener were asked again
+  serve(50);  // would return at once if the listener were polled again
   const auto took = std::chrono::steady_clock::now() - begin;
   ::setrlimit(RLIMIT_NOFILE, &before);
   EXPECT_GE(took, milliseconds(40));

@@ -9,7 +9,7 @@
 namespace hvd::launcher {
 namespace {
 
-/// A server of IPv4 at a port; without a descriptor: it may not.
+/// An IPv4 server at a port; the descriptor is empty if the port cannot be bound.
 UniqueFd serve(std::uint16_t port, bool shares) {
   UniqueFd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int yes = shares ? 1 : 0;

@@ -56,8 +56,8 @@ std::uint64_t save_checkpoint(const std::filesystem::path& folder, const Trainin
                               const SaveCheckpointOptions& options = {});
 
 /// Loads a checkpoint, saved by any number of ranks, into the objects that the state names. Each
-/// file is read by one rank, which sends it to the ranks that need it. Either all objects on all
-/// ranks are loaded or none changes. Collective over the set; blocks.
+/// file is read by one rank, which sends it to the ranks that need it. If loading fails, no object
+/// on any rank changes. Collective over the set; blocks.
 /// @return the step; nullopt when the folder has no complete checkpoint and options.step is not set
 /// @throws CheckpointError on every rank when a file is damaged, missing or of another version, and
 /// when the checkpoint does not fit (a parameter that is missing, unexpected or of another shape;

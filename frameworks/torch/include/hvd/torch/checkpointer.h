@@ -40,7 +40,8 @@ class Checkpointer {
   /// otherwise that checkpoint is lost.
   ~Checkpointer();
 
-  /// As load_checkpoint(), after wait(). @return the step, nullopt if there is none
+  /// As load_checkpoint(), after wait(). @return the step, nullopt if the folder has no complete
+  /// checkpoint
   std::optional<std::uint64_t> load(std::optional<std::uint64_t> step = std::nullopt);
 
   /// As save_checkpoint(). In the background it waits for the previous save, copies the bytes that

@@ -381,8 +381,8 @@ T decode_object(std::string_view bytes) {
 
 }  // namespace libtorch
 
-/// Returns the root's object on every rank. `root_rank` is a world rank. Of the other ranks'
-/// objects only the type is used.
+/// Returns the root's object on every rank. `root_rank` is a world rank. The other ranks pass an
+/// object of the same type; its value is not used.
 ///
 /// T: trivially copyable without pointers; std::string (and const char*); std::vector, array, map,
 /// unordered_map, optional, pair and tuple of supported types; torch::Tensor (any dtype, detached);

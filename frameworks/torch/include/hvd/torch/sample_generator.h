@@ -34,7 +34,7 @@ class SampleScope {
   SampleScope& operator=(const SampleScope&) = delete;
   ~SampleScope();
 
-  /// The innermost scope of this thread. @throws UsageError when there is none
+  /// The innermost scope of this thread. @throws UsageError outside every scope
   static SampleScope& current();
 
   std::size_t size() const noexcept { return samples_.size(); }

@@ -67,8 +67,8 @@ class StateItem {
   virtual std::function<void()> decode_shards(const std::vector<std::string_view>& shards) {
     return decode(shards.front());
   }
-  /// Sends the state of `root_rank` to all ranks of the job. Collective. @throws on all ranks or on
-  /// none
+  /// Sends the state of `root_rank` to all ranks of the job. Collective. @throws on every rank if
+  /// it throws on one
   virtual void broadcast(int root_rank, const std::string& name);
   /// The same for the part that the ranks have in common. Collective.
   virtual void broadcast_shared(int root_rank, const std::string& name) {
