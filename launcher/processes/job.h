@@ -24,10 +24,10 @@ namespace hvd::launcher {
 /// One run of a program, from start to the last message. Not thread-safe: one thread, one poll
 /// loop.
 ///
-///   running --rank failed, signal, timeout, starter ended--> stopping --all ranks settled-->
-///   released --starter ended--> over
-///      \------------- every rank ended well, starter ended
-///      ---------------------------------------------------------->  over
+///   running  --rank failed, signal, timeout, starter ended-->  stopping
+///   stopping --all ranks settled-->                            released
+///   released --starter ended-->                                over
+///   running  --every rank ended well, starter ended-->         over
 ///
 /// A rank is settled when its supervisor has reported its program's end, or is lost. Supervisors of
 /// failed ranks, and of ranks that use hvd, live until they are released. So mpirun sees no

@@ -1,8 +1,9 @@
 // The fault campaign: many short jobs in which one rank fails at a random moment. Each job must end
 // in time on every rank, with the right class of error or the right results.
 //
-// campaign [--seeds N] [--first SEED] [--verbose] [--stacks] [--ucx]     --stacks: gdb's view of
-// every rank that hangs; --ucx: jobs without MPI, which meet in a file
+//   campaign [--seeds N] [--first SEED] [--verbose] [--stacks] [--ucx]
+//   --stacks: the stacks of every rank that hangs, from gdb
+//   --ucx: jobs without MPI, whose ranks meet in a file
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

@@ -2,8 +2,8 @@
 // killed while it connects, transfers large messages or cancels them. The others have to cancel
 // their messages in flight, and to receive each other's messages after that.
 //
-// ucx_campaign [--rounds N] [--first SEED] [--moment 0|1|2] [--verbose] [--stacks]     --stacks:
-// gdb's view of a survivor that hangs
+//   ucx_campaign [--rounds N] [--first SEED] [--moment 0|1|2] [--verbose] [--stacks]
+//   --stacks: the stacks of a survivor that hangs, from gdb
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
