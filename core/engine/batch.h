@@ -26,8 +26,8 @@ struct Conversion {
 };
 
 /// The operations that the ranks have agreed to run in one call of a backend, and this rank's side
-/// of them. Immutable but for this rank's operations: an Execution knows how far it has got, and a
-/// Staging moves its bytes to the collective and back.
+/// of them. Immutable except for this rank's operations: an Execution records the progress, and a
+/// Staging moves the bytes to the collective and back.
 ///
 /// Used by the thread that drives the engine.
 class Batch {

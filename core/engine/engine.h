@@ -77,7 +77,7 @@ class Engine {
   /// has work instead. A wait with a time limit ends by itself, so it is no part of a deadlock;
   /// neither is the wait of a BackgroundThread.
   bool prepare_to_block(Waiting) noexcept HVD_REQUIRES(progress_);
-  /// Something is in flight whose end rings no doorbell.
+  /// Whether work is in flight whose end rings no doorbell.
   bool needs_polling() const noexcept HVD_REQUIRES(progress_);
   /// Data or control messages are being moved.
   bool transferring() const noexcept HVD_REQUIRES(progress_) {
@@ -165,7 +165,7 @@ class Engine {
   std::vector<OperationPtr> popped_ HVD_GUARDED_BY(progress_);
   std::uint64_t begun_ HVD_GUARDED_BY(progress_) = 0;
   bool shutdown_agreed_ HVD_GUARDED_BY(progress_) = false;
-  // After a failure: messages that are left cannot be sent.
+  // Set after a failure: the remaining messages cannot be sent.
   bool control_broken_ HVD_GUARDED_BY(progress_) = false;
 };
 

@@ -46,7 +46,8 @@ void FusionLease::abandon() noexcept {
 FusionLease FusionBufferPool::lease(std::size_t size) {
   FusionLease lease;
   lease.pool_ = this;
-  // The smallest that fits; otherwise the largest makes room for one that does.
+  // Takes the smallest free buffer that fits. If all are too small and the pool is full, the
+  // smallest one is freed before a new one is allocated.
   auto best = free_.end();
   for (auto buffer = free_.begin(); buffer != free_.end(); ++buffer) {
     if (buffer->capacity >= size && (best == free_.end() || buffer->capacity < best->capacity))

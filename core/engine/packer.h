@@ -14,7 +14,7 @@ struct PackPosition {
   std::size_t in_piece = 0;   ///< bytes
   std::size_t in_buffer = 0;  ///< bytes
 };
-/// No limit: one call does everything.
+/// No limit: one call copies all pieces.
 inline constexpr std::size_t kAllBytes = SIZE_MAX;
 
 /// Copies the pieces into the buffer without gaps, from a position on, about `most` bytes at most.
@@ -26,7 +26,7 @@ PackPosition pack(std::span<const std::span<const std::byte>> pieces, std::span<
 PackPosition unpack(std::span<const std::byte> buffer, std::span<const std::span<std::byte>> pieces,
                     PackPosition from = {}, std::size_t most = kAllBytes);
 
-/// A 16-bit type in the buffer, and the factor of elements on the way.
+/// A 16-bit type of the elements in the buffer, and the factor by which they are multiplied.
 struct PackCast {
   DataType buffer_type = DataType::kFloat16;
   double factor = 1.0;

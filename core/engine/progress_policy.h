@@ -32,7 +32,7 @@ enum class PollFor : std::uint8_t {
 inline constexpr Duration kShortestSleep = std::chrono::microseconds(20);
 
 /// The time to sleep before the next poll, which grows from poll to poll.
-/// @param polls before this one that found no work
+/// @param polls number of earlier polls that found no work
 Duration poll_interval(PollFor, int polls);
 
 /// For messages: "inline progress, 1 core per rank".

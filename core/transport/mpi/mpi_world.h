@@ -60,7 +60,7 @@ class MpiWorld {
   /// Records that this rank leaves in order, so that MPI is finalised. The control segment has its
   /// own farewell.
   void farewell() noexcept { said_farewell_ = true; }
-  /// Records a failure: MPI is not asked to clean up any more.
+  /// Records a failure: MPI does not clean up any more.
   void mark_failed() noexcept;
   /// True after mark_failed(): other ranks may never respond.
   bool failed() const noexcept { return failed_; }

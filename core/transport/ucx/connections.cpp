@@ -32,8 +32,8 @@
 // UCX stores messages that arrive before their receive is posted, as all of the control plane's do,
 // in memory of its own. It allocates that when the first message of about that size arrives: room
 // for 128 messages, and it touches every page. A first step's report and plan (2 KiB each for 161
-// tensors) took 0.2 to 0.3 ms longer, each. So a rank that connects ahead sends a message of each
-// size behind its Hello, and the receiver drops them.
+// tensors) took 0.2 to 0.3 ms longer, each. So a rank that connects ahead of use sends a message of
+// each size after its Hello, and the receiver drops these messages.
 
 // Note [Detecting the end of a rank]
 // UCX detects the end of a process at once, because the kernel closes its connections. Receives of

@@ -179,7 +179,7 @@ class Connections {
   WorkerState workers_[kSides];  ///< by Side
   std::vector<int> connected_;   ///< ranks with a connection in the control plane, either way
   int sending_[2] = {};          ///< messages that are not over, by plane
-  unsigned idle_looks_[2] = {};  ///< calls of progress() while no message was on the way, by plane
+  unsigned idle_looks_[2] = {};  ///< calls of progress() while no message was being sent, by plane
   std::vector<MessageOwner*> owners_;
   std::vector<std::pair<message::Plane, int>> ahead_;  ///< arguments of connect_ahead()
 };
