@@ -1,6 +1,8 @@
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <memory>
 #include <string>
 #include <utility>
 #include <vector>
@@ -58,25 +60,30 @@ double factor_of(double product, double own_square) {
   return own_square < kTiny ? 1.0 : 1.0 - product / (2.0 * own_square);
 }
 
+// A call of progress() handles at most this many elements, about 1 MiB of doubles.
+constexpr std::size_t kElementsPerCall = std::size_t{1} << 17;
+
+// The stages: exchange slices, read them as doubles, then for each level of the tree compute the
+// inner products of each pair, sum them over the ranks and combine the pairs; then write the result
+// and gather the slices. Each computation is cut into calls of kElementsPerCall.
 class AdasumWork final : public Work {
  public:
   AdasumWork(Launch launch, const Collective& collective, const ChannelSpec& spec,
              std::span<const std::byte> in, std::span<std::byte> out)
-      : launch_(std::move(launch)),
-        collective_(collective),
-        size_(static_cast<int>(spec.ranks.size())),
-        out_(out) {
-    for (int rank = 0; rank < size_; ++rank)
-      slices_.push_back(rows_of_member(collective.count, size_, rank));
+      : launch_(std::move(launch)), collective_(collective), size_(spec.ranks.size()), out_(out) {
+    for (int rank = 0; rank < static_cast<int>(size_); ++rank)
+      slices_.push_back(rows_of_member(collective.count, static_cast<int>(size_), rank));
     const std::int64_t own = slices_[static_cast<std::size_t>(spec.set_rank)];
-    own_counts_.assign(spec.ranks.size(), own);
-    buffers_->received.resize(static_cast<std::size_t>(own * size_) * size_of(collective.dtype));
+    length_ = static_cast<std::size_t>(own);
+    own_counts_.assign(size_, own);
+    const std::size_t bytes = length_ * size_ * size_of(collective.dtype);
+    buffers_->received = std::make_unique_for_overwrite<std::byte[]>(bytes);
     Collective exchange;
     exchange.kind = OpKind::kAlltoall;
     exchange.dtype = collective.dtype;
     exchange.counts = own_counts_;
     exchange.send_counts = slices_;
-    work_ = launch_(exchange, in, buffers_->received);
+    work_ = launch_(exchange, in, {buffers_->received.get(), bytes});
   }
 
   AdasumWork(const AdasumWork&) = delete;
@@ -86,64 +93,111 @@ class AdasumWork final : public Work {
   }
 
   bool progress() override {
-    while (work_->progress()) {
-      switch (stage_) {
-        case Stage::kExchange:
-          read_vectors();
-          break;
-        case Stage::kCombine:
-          combine();
-          break;
-        case Stage::kGather:
-          return done_ = true;
+    computed_ = 0;
+    while (computed_ < kElementsPerCall) {
+      if (work_) {
+        if (!work_->progress()) return false;
+        if (stage_ == Stage::kGather) return done_ = true;
+        work_.reset();
+        ++launched_;
+        enter(stage_ == Stage::kExchange ? Stage::kRead : Stage::kCombine);
       }
-      launch_next();
+      compute();
     }
     return false;
   }
-  bool moved() const noexcept override { return work_->moved(); }
+  bool moved() const noexcept override { return computed_ > 0 || (work_ && work_->moved()); }
   std::optional<Headway> headway() const noexcept override {
+    // A computation does not wait for a peer.
+    if (!work_) return std::nullopt;
     return headway_of(launched_, work_->headway());
   }
 
  private:
-  enum class Stage { kExchange, kCombine, kGather };
+  enum class Stage { kExchange, kRead, kMultiply, kSum, kCombine, kWrite, kGather };
   struct Buffers {
-    std::vector<std::byte> received = {};
+    std::unique_ptr<std::byte[]> received = {};
     std::vector<double> products = {};  // for each pair: a.b, a.a, b.b
   };
 
-  void read_vectors() {
-    const std::size_t element = size_of(collective_.dtype);
-    const auto length = static_cast<std::size_t>(own_counts_.front());
-    vectors_.assign(static_cast<std::size_t>(size_), std::vector<double>(length));
-    const std::byte* at = buffers_->received.data();
-    for (auto& vector : vectors_) {
-      for (double& value : vector) {
-        value = to_double(at, collective_.dtype) * collective_.scale.prescale;
-        at += element;
-      }
+  std::size_t pairs() const { return vectors_.size() / 2; }
+
+  void enter(Stage stage) {
+    stage_ = stage;
+    at_ = 0;
+    if (stage == Stage::kRead) {
+      vectors_.resize(size_);
+      for (auto& vector : vectors_) vector.reserve(length_);
+    } else if (stage == Stage::kMultiply) {
+      buffers_->products.assign(3 * pairs(), 0.0);
+    } else if (stage == Stage::kSum) {
+      sum();
+    } else if (stage == Stage::kGather) {
+      gather();
     }
   }
 
-  void launch_next() {
-    ++launched_;
-    if (vectors_.size() == 1) return gather();
-    stage_ = Stage::kCombine;
-    buffers_->products.clear();
-    for (std::size_t i = 0; i + 1 < vectors_.size(); i += 2) {
-      double product = 0;
-      double first = 0;
-      double second = 0;
-      for (std::size_t k = 0; k < vectors_[i].size(); ++k) {
-        const double a = vectors_[i][k];
-        const double b = vectors_[i + 1][k];
-        product += a * b;
-        first += a * a;
-        second += b * b;
-      }
-      buffers_->products.insert(buffers_->products.end(), {product, first, second});
+  // Handles the next elements of the stage's vectors, in one of them. When the stage is complete,
+  // enters the next one.
+  void compute() {
+    const std::size_t count = stage_ == Stage::kRead    ? size_
+                              : stage_ == Stage::kWrite ? 1
+                                                        : pairs();
+    const std::size_t total = count * length_;
+    if (at_ < total) {
+      const std::size_t vector = at_ / length_;
+      const std::size_t begin = at_ % length_;
+      const std::size_t end = std::min(length_, begin + kElementsPerCall - computed_);
+      handle(vector, begin, end);
+      at_ += end - begin;
+      computed_ += end - begin;
     }
+    if (at_ == total) enter(after_computation());
+  }
+
+  void handle(std::size_t vector, std::size_t begin, std::size_t end) {
+    switch (stage_) {
+      case Stage::kRead:
+        return read(vector, begin, end);
+      case Stage::kMultiply:
+        return multiply(vector, begin, end);
+      case Stage::kCombine:
+        return combine(vector, begin, end);
+      default:
+        return write(begin, end);
+    }
+  }
+
+  Stage after_computation() {
+    if (stage_ == Stage::kMultiply) return Stage::kSum;
+    if (stage_ == Stage::kWrite) return Stage::kGather;
+    if (stage_ == Stage::kCombine) {
+      for (std::size_t i = 1; i < vectors_.size(); ++i)
+        if (i % 2 == 0) vectors_[i / 2] = std::move(vectors_[i]);
+      vectors_.resize((vectors_.size() + 1) / 2);
+    }
+    return vectors_.size() == 1 ? Stage::kWrite : Stage::kMultiply;
+  }
+
+  void read(std::size_t vector, std::size_t begin, std::size_t end) {
+    const std::size_t element = size_of(collective_.dtype);
+    const std::byte* at = buffers_->received.get() + (vector * length_ + begin) * element;
+    for (std::size_t k = begin; k < end; ++k, at += element)
+      vectors_[vector].push_back(to_double(at, collective_.dtype) * collective_.scale.prescale);
+  }
+
+  void multiply(std::size_t pair, std::size_t begin, std::size_t end) {
+    double* const products = &buffers_->products[3 * pair];
+    for (std::size_t k = begin; k < end; ++k) {
+      const double a = vectors_[2 * pair][k];
+      const double b = vectors_[2 * pair + 1][k];
+      products[0] += a * b;
+      products[1] += a * a;
+      products[2] += b * b;
+    }
+  }
+
+  void sum() {
     Collective sum;
     sum.kind = OpKind::kAllreduce;
     sum.dtype = DataType::kFloat64;
@@ -152,50 +206,48 @@ class AdasumWork final : public Work {
     work_ = launch_(sum, bytes, bytes);
   }
 
-  void combine() {
-    std::vector<std::vector<double>> combined;
-    for (std::size_t i = 0; i < vectors_.size(); i += 2) {
-      combined.push_back(std::move(vectors_[i]));
-      if (i + 1 == vectors_.size()) break;
-      const double* of_pair = &buffers_->products[i / 2 * 3];
-      const double first = factor_of(of_pair[0], of_pair[1]);
-      const double second = factor_of(of_pair[0], of_pair[2]);
-      for (std::size_t k = 0; k < vectors_[i + 1].size(); ++k) {
-        combined.back()[k] = first * combined.back()[k] + second * vectors_[i + 1][k];
-      }
-    }
-    vectors_ = std::move(combined);
+  void combine(std::size_t pair, std::size_t begin, std::size_t end) {
+    const double* const products = &buffers_->products[3 * pair];
+    const double first = factor_of(products[0], products[1]);
+    const double second = factor_of(products[0], products[2]);
+    auto& a = vectors_[2 * pair];
+    const auto& b = vectors_[2 * pair + 1];
+    for (std::size_t k = begin; k < end; ++k) a[k] = first * a[k] + second * b[k];
+  }
+
+  // The received slices are no longer needed, so the result takes their place.
+  void write(std::size_t begin, std::size_t end) {
+    const std::size_t element = size_of(collective_.dtype);
+    std::byte* at = buffers_->received.get() + begin * element;
+    for (std::size_t k = begin; k < end; ++k, at += element)
+      from_double(vectors_.front()[k] * collective_.scale.postscale, at, collective_.dtype);
   }
 
   void gather() {
-    stage_ = Stage::kGather;
-    const std::size_t element = size_of(collective_.dtype);
-    buffers_->received.resize(vectors_.front().size() * element);
-    std::byte* at = buffers_->received.data();
-    for (const double value : vectors_.front()) {
-      from_double(value * collective_.scale.postscale, at, collective_.dtype);
-      at += element;
-    }
     Collective gathered;
     gathered.kind = OpKind::kAllgather;
     gathered.dtype = collective_.dtype;
     gathered.count = collective_.count;
     gathered.counts = slices_;
-    work_ = launch_(gathered, buffers_->received, out_);
+    work_ =
+        launch_(gathered, {buffers_->received.get(), length_ * size_of(collective_.dtype)}, out_);
   }
 
   Launch launch_;
   const std::shared_ptr<Buffers> buffers_ = std::make_shared<Buffers>();
   const Collective collective_;
-  const int size_;
+  const std::size_t size_;
   const std::span<std::byte> out_;
+  std::size_t length_ = 0;                    // elements of this rank's slice
   std::vector<std::int64_t> slices_;          // elements of each rank's slice
   std::vector<std::int64_t> own_counts_;      // elements of this rank's slice, from each rank
   std::vector<std::vector<double>> vectors_;  // this rank's slices of the vectors of this level
   Stage stage_ = Stage::kExchange;
+  std::size_t at_ = 0;          // elements that this computation has handled
+  std::size_t computed_ = 0;    // elements that the last call of progress() handled
   std::uint64_t launched_ = 1;  // collectives
   bool done_ = false;
-  std::unique_ptr<Work> work_;  // last, because it uses the members above
+  std::unique_ptr<Work> work_;  // last, because it uses the members above; null: a computation
 };
 
 }  // namespace
