@@ -347,5 +347,27 @@ TEST(NotANumber, InASparseGradientSkipsTheStep) {
   EXPECT_TRUE(same_on_all_ranks(net->weight));
 }
 
+// The ranks agree that the gradients are not finite, so no rank compares parameters in that cycle.
+TEST(OneRankDropsACycle, InWhichGradientsAreNotFinite) {
+  if (size() == 1) GTEST_SKIP() << "needs two ranks";
+  Gated net;
+  SGD inner(net.named.values(), 0.0);
+  DistributedOptimizer optimizer(inner, net.named, {.error_if_nonfinite = true});
+  const Tensor x = torch::full({2, 3}, rank() == 0 ? std::numeric_limits<double>::quiet_NaN() : 1.0,
+                               torch::kFloat32);
+  Gate::apply(net.layer->forward(x), net.w, true).sum().backward();
+  if (rank() == 0)
+    optimizer.zero_grad();
+  else
+    EXPECT_THROW(optimizer.step(), NonFiniteError);
+  optimizer.zero_grad();
+  for (int step = 0; step < 3; ++step) {
+    net.backward(true);
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  EXPECT_EQ(allreduce(torch::ones({1}), {.op = ReduceOp::kSum}).item<float>(), size());
+}
+
 }  // namespace
 }  // namespace hvd::testing

@@ -128,13 +128,18 @@ void GradientExchange::follow_streams(GradientUnit& unit) {
   for (const std::size_t i : unit.members) unit.stream.follow(parameters_[i].tensor());
 }
 
-// Two numbers follow the flags: whether this rank requests a check of the parameters, and whether
-// its parameters may have been updated.
+// Three numbers follow the flags of the parameters.
+bool GradientExchange::check_flag(std::size_t number) const {
+  if (number == 0) return check_.is_due();
+  if (number == 1) return check_.has_updates();
+  return !check_.under_way();
+}
+
 const Submission& GradientExchange::prepare_flags() {
-  return flags_.prepare(how_, parameters_.front().tensor(), parameters_.size() + 2,
+  return flags_.prepare(how_, parameters_.front().tensor(), parameters_.size() + 3,
                         [this](std::size_t i) {
                           if (i < parameters_.size()) return parameters_[i].has_gradient();
-                          return i == parameters_.size() ? check_.is_due() : check_.has_updates();
+                          return check_flag(i - parameters_.size());
                         });
 }
 
@@ -179,7 +184,8 @@ void GradientExchange::check_parameters() {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over() && succeeded());
   if (parameters_.empty()) return;
   flags_.read();
-  check_.end_cycle(flags_.used(parameters_.size()), flags_.used(parameters_.size() + 1));
+  const std::size_t first = parameters_.size();
+  check_.end_cycle(flags_.used(first), flags_.used(first + 1), !flags_.used(first + 2));
 }
 
 bool GradientExchange::any_used() const {

@@ -112,6 +112,7 @@ class GradientExchange {
   void end_cycle();
 
  private:
+  bool check_flag(std::size_t number) const;
   bool over() const;
   void call_hook(bool for_all);
   void submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress);

@@ -288,10 +288,10 @@ void GradientReducer::abandon() {
   try {
     submit_rest();
     exchange_.wait();
-    // Ranks that call synchronize() run the same collectives.
-    if (how_.error_if_nonfinite) finite_.difference(parameters_);
+    // Ranks that call synchronize() run the same collectives, as far as they get.
+    const bool finite = !how_.error_if_nonfinite || finite_.difference(parameters_).empty();
     warn_of_dropped();
-    if (exchange_.succeeded()) exchange_.check_parameters();
+    if (finite && exchange_.succeeded()) exchange_.check_parameters();
     exchange_.drop_results();
   } catch (...) {
     exchange_.wait();

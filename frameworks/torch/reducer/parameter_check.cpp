@@ -80,13 +80,17 @@ bool ParameterCheck::is_due() const {
          since_ + 1 >= every_;
 }
 
-void ParameterCheck::end_cycle(bool due, bool updated) {
+void ParameterCheck::end_cycle(bool due, bool updated, bool all_under_way) {
   const std::uint64_t cycle = cycles_++;
   ++since_;
   if (received_at_) {
     received_at_->synchronize();
     received_at_.reset();
-    compare(received_.const_data_ptr<std::int64_t>(), compared_.size() + 1);
+    // A rank that has just returned from join() has no result, and would not gather a difference.
+    if (all_under_way)
+      compare(received_.const_data_ptr<std::int64_t>(), compared_.size() + 1);
+    else
+      soon_ = true;
   }
   if (!due) return;
   since_ = 0;

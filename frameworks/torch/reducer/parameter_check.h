@@ -43,11 +43,15 @@ class ParameterCheck {
   bool is_due() const;
   /// Whether a cycle has ended, so that parameters may have been updated.
   bool has_updates() const noexcept { return cycles_ > 0; }
+  /// Whether the last check's result has not been read yet.
+  bool under_way() const noexcept { return received_at_.has_value(); }
   /// Ends the cycle, before its update. Collective if `due`, or if a check is under way.
   /// @param due whether any rank is_due()  @param updated whether any rank has_updates()
+  /// @param all_under_way whether every rank but joined ones has a check under_way(). Otherwise its
+  /// result is dropped, and the next cycle has a check.
   /// @throws DivergedError, on every rank, that names the first difference of parameters or of the
   /// options that ranks compare.
-  void end_cycle(bool due, bool updated);
+  void end_cycle(bool due, bool updated, bool all_under_way);
 
   /// Number of cycles that have ended.
   std::uint64_t cycles() const noexcept { return cycles_; }
