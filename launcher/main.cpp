@@ -40,7 +40,7 @@ void raise_file_limit(const Options& options) {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/// The next open() would reuse the number of a closed standard descriptor. A placeholder takes the
+/// The next open() would reuse the number of a closed standard descriptor. Another file takes the
 /// number: reads from it return end of file, and writes to it fail as on a closed descriptor.
 void occupy_standard_descriptors() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {

@@ -48,7 +48,7 @@ class Execution {
   ChannelQueue* queue_ = nullptr;  // where it runs; null: no data moves
   Phase phase_ = Phase::kIdle;
   const Staged* staged_ = nullptr;  // while it is staged
-  /// Of a replayed batch that does not run: the last work, if it can be started again.
+  /// The last work of a replayed batch that does not run, if it can be started again.
   std::unique_ptr<Work> work_;
   TimePoint agreed_at_ = {};
   TimePoint launched_at_ = {};
