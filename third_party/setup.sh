@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what hvd is built from: Debian packages, LibTorch in .venv, NCCL where there is a CUDA toolkit.
 # Usage: bash third_party/setup.sh [--clang | --bundle DIR | --from DIR] [--without-mpi]
-#   --clang adds Clang, which the sanitizers, the fuzz target and the checks of style need, and clang-format. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
+#   --clang adds Clang, which the sanitizers, the fuzz target and the checks of style need, clang-format and doxygen. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
 #   host up from it, without root: into .deps of the checkout.
 #   --without-mpi leaves Open MPI out: jobs then go over UCX.
 # Safe to run again: what is there is left alone. third_party/README.md says what each dependency is for.
@@ -103,6 +103,9 @@ missing_packages() {
   fi
   if [[ $with_clang == yes ]] && ! compgen -c clang-tidy | grep -qE '^clang-tidy(-[0-9]+)?$'; then
     printf '%s\n' clang-tidy
+  fi
+  if [[ $with_clang == yes ]] && ! command -v doxygen >/dev/null; then
+    printf '%s\n' doxygen
   fi
 }
 

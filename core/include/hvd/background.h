@@ -2,6 +2,9 @@
 
 namespace hvd {
 
+/// @addtogroup start
+/// @{
+
 /// For frameworks that exchange something on a thread of their own, which the program does not see:
 /// a checkpoint that is written while training goes on.
 ///
@@ -31,5 +34,7 @@ class BackgroundExchange {
   /// Returns when no object of this class exists.
   static void wait_for_all();
 };
+
+/// @}
 
 }  // namespace hvd

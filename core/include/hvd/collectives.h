@@ -18,6 +18,9 @@
 /// `Submission`, pass it to `submit()`, wait on the `Operation` that it returns.
 namespace hvd {
 
+/// @addtogroup adapters
+/// @{
+
 /// Per-rank sizes, which are known after negotiation.
 struct OutputSizes {
   /// Allgather, and gather at its destination: the first dimension of every member's input, in set
@@ -44,23 +47,28 @@ struct Allreduce {
   Compression compression = Compression::kNone;
   friend bool operator==(const Allreduce&, const Allreduce&) = default;
 };
+/// Concatenates the members' rows, in set order.
 struct Allgather {
   friend bool operator==(const Allgather&, const Allgather&) = default;
 };
+/// Sends the root's tensor to every member.
 struct Broadcast {
   int root = 0;  ///< the source
   friend bool operator==(const Broadcast&, const Broadcast&) = default;
 };
+/// Reduces, and gives each member its rows of the result: see rows_of_member().
 struct Reducescatter {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
   friend bool operator==(const Reducescatter&, const Reducescatter&) = default;
 };
+/// Sends some rows to each member.
 struct Alltoall {
   std::vector<std::int64_t> splits = {};  ///< rows of the input for each member, in set order
   friend bool operator==(const Alltoall&, const Alltoall&) = default;
 };
+/// Ends when every member has submitted it.
 struct Barrier {
   friend bool operator==(const Barrier&, const Barrier&) = default;
 };
@@ -68,14 +76,17 @@ struct Barrier {
 struct Join {
   friend bool operator==(const Join&, const Join&) = default;
 };
+/// As Allgather, but only the destination gets the rows.
 struct Gather {
   int destination = 0;
   friend bool operator==(const Gather&, const Gather&) = default;
 };
+/// Makes a process set. Submitted by every rank of the job.
 struct AddProcessSet {
   std::vector<int> ranks = {};  ///< of the new set, ascending
   friend bool operator==(const AddProcessSet&, const AddProcessSet&) = default;
 };
+/// Removes a process set. Submitted by every rank of the job.
 struct RemoveProcessSet {
   int process_set = 0;  ///< the one to remove
   friend bool operator==(const RemoveProcessSet&, const RemoveProcessSet&) = default;
@@ -250,5 +261,7 @@ std::vector<Operation> submit_all(std::vector<Submission>, Progress = Progress::
 /// @param handles one per submission; the operations they held are released first, for reuse
 void submit_all(std::span<const Submission>, std::span<Operation> handles,
                 Progress = Progress::kBackground);
+
+/// @}
 
 }  // namespace hvd

@@ -21,6 +21,9 @@
 ///     hvd::wait_for_event(stream, operation.output_ready());
 namespace hvd {
 
+/// @addtogroup adapters
+/// @{
+
 /// The GPU that this rank works with: its local rank modulo the GPUs that the process sees, or
 /// HVD_DEVICE. std::nullopt without a GPU. @throws NotInitializedError. Thread-safe, as are all
 /// below.
@@ -62,5 +65,7 @@ struct DeviceMemory {
 /// LibTorch's allocator by itself. The functions are kept until the process ends, and must work for
 /// as long as hvd is initialized. Empty functions are not called.
 void use_device_memory(DeviceMemory memory);
+
+/// @}
 
 }  // namespace hvd

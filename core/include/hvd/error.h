@@ -5,6 +5,9 @@
 
 namespace hvd {
 
+/// @addtogroup errors
+/// @{
+
 /// The base class of all exceptions of this library.
 class Error : public std::runtime_error {
  public:
@@ -54,5 +57,7 @@ class ShutdownError : public Error {
  public:
   using Error::Error;
 };
+
+/// @}
 
 }  // namespace hvd

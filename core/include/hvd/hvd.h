@@ -15,6 +15,9 @@
 
 namespace hvd {
 
+/// @addtogroup start
+/// @{
+
 /// Joins the job this process was launched into: under hvdrun, mpirun, srun or torchrun, as
 /// Options::init_method selects, or alone (size 1). Collective over all ranks. May follow a
 /// shutdown(). The program may have called MPI_Init itself.
@@ -27,14 +30,24 @@ void init(const Options& = {});
 /// still outstanding end with ShutdownError.
 void shutdown();
 
+/// True between init() and shutdown(), also after the runtime has failed. Thread-safe.
 bool is_initialized() noexcept;
 
-/// @throws NotInitializedError before init(), as do all below. Thread-safe.
+/// @name Ranks and sizes
+/// Thread-safe. @throws NotInitializedError before init()
+/// @{
+
+/// This rank, 0 to size() - 1.
 int rank();
+/// The number of ranks in the job.
 int size();
+/// This rank's number among the ranks of its host, 0 to local_size() - 1.
 int local_rank();
+/// The number of ranks on this host.
 int local_size();
+/// The number of this host among the hosts that have a rank of this local_rank().
 int cross_rank();
+/// The number of hosts that have a rank of this local_rank().
 int cross_size();
 /// Every host runs the same number of ranks.
 bool is_homogeneous();
@@ -44,7 +57,12 @@ std::string init_method();
 /// The carrier of the job's messages: "mpi", "ucx", or "local" (one rank alone).
 std::string controller();
 
-// Features of this build. These functions may be called before init().
+/// @}
+
+/// @name Features of this build
+/// These functions may be called before init().
+/// @{
+
 bool mpi_built() noexcept;
 bool cuda_built() noexcept;
 bool nccl_built() noexcept;
@@ -56,6 +74,8 @@ bool nccl_available() noexcept;
 /// One "name: value" line per component: its version, or the reason why it was not
 /// built in.
 std::string build_info();
+
+/// @}
 
 /// Returns when every rank of the set has entered.
 /// @throws PeerLostError, StalledError, ShutdownError.
@@ -69,6 +89,11 @@ void barrier(const ProcessSet& = {});
 /// @return the last rank to join.
 /// @throws PeerLostError, StalledError, ShutdownError.
 int join();
+
+/// @}
+
+/// @addtogroup observe
+/// @{
 
 /// Counters since init(). The numbers of one rank.
 struct Metrics {
@@ -93,6 +118,9 @@ struct Metrics {
   /// Prometheus text exposition format, metrics named hvd_*.
   std::string to_prometheus() const;
 };
+/// The counters of this rank at this moment. Thread-safe. @throws NotInitializedError
 Metrics metrics();
+
+/// @}
 
 }  // namespace hvd

@@ -5,6 +5,9 @@
 
 namespace hvd {
 
+/// @addtogroup adapters
+/// @{
+
 /// Memory in which the ranks of one host reduce tensors in place: an operation whose tensors are in
 /// such memory on every rank makes no copies. 64-byte aligned, contents arbitrary, released with
 /// the last copy of the pointer, at any time before or after shutdown(); its pages then go back to
@@ -33,5 +36,7 @@ bool shared_allocator_requested() noexcept;
 bool has_shared_memory() noexcept;
 /// Whether the whole range lies in memory that ranks of this host can reach. Thread-safe.
 bool is_shared(const void* memory, std::size_t bytes) noexcept;
+
+/// @}
 
 }  // namespace hvd

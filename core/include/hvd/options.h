@@ -7,6 +7,9 @@
 
 namespace hvd {
 
+/// @addtogroup start
+/// @{
+
 /// Which thread makes progress between submission and wait().
 enum class ProgressMode {
   kAuto,        ///< inline when this rank has less than two cores, background otherwise
@@ -62,5 +65,7 @@ struct Options {
 /// HVD_CHECK_EVERY, for adapters to frameworks; no value when it is unset. Throws UsageError when
 /// it is not such a number. Thread-safe.
 std::optional<int> requested_check_interval();
+
+/// @}
 
 }  // namespace hvd

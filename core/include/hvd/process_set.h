@@ -6,6 +6,9 @@
 
 namespace hvd {
 
+/// @addtogroup start
+/// @{
+
 /// A group of ranks that communicate among themselves. A value, cheap to copy; the
 /// default-constructed one is all ranks. Thread-safe.
 class ProcessSet {
@@ -47,5 +50,7 @@ ProcessSet add_process_set(std::vector<int> ranks);
 /// @throws UsageError for the set of all ranks or one that was removed before; otherwise as
 /// add_process_set().
 void remove_process_set(const ProcessSet&);
+
+/// @}
 
 }  // namespace hvd

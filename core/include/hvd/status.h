@@ -6,6 +6,9 @@
 
 namespace hvd {
 
+/// @addtogroup adapters
+/// @{
+
 /// How an operation ended. The numbers travel on the wire: append only.
 enum class StatusCode : std::uint8_t {
   kOk = 0,
@@ -16,8 +19,10 @@ enum class StatusCode : std::uint8_t {
   kShutdown = 5,
   kInternal = 6,
 };
+/// The number of codes.
 inline constexpr int kStatusCodeCount = 7;
 
+/// The result of an operation: a code and, unless it is kOk, a text for the user.
 struct Status {
   StatusCode code = StatusCode::kOk;
   std::string message = {};
@@ -40,5 +45,7 @@ class Event {
   virtual void* native() const noexcept { return nullptr; }
 };
 using EventPtr = std::shared_ptr<Event>;
+
+/// @}
 
 }  // namespace hvd

@@ -14,6 +14,9 @@
 /// For framework adapters: a job whose ranks find each other through a store of the program.
 namespace hvd {
 
+/// @addtogroup start
+/// @{
+
 /// A store of keys and values that every rank of a job can reach, as functions. hvd calls them one
 /// at a time, while init() runs, with keys that begin with "hvd/". They may throw; init() converts
 /// their exceptions to hvd::Error.
@@ -37,5 +40,7 @@ void init(KeyValueStore, int rank, int world_size, const Options& = {});
 using OpenAgentStore = std::function<KeyValueStore(const std::string& host, std::uint16_t port,
                                                    std::chrono::milliseconds timeout)>;
 void use_agent_store(OpenAgentStore);
+
+/// @}
 
 }  // namespace hvd

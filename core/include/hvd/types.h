@@ -17,6 +17,9 @@
 
 namespace hvd {
 
+/// @addtogroup adapters
+/// @{
+
 /// Element types. The numbers travel on the wire: append only.
 enum class DataType : std::uint8_t {
   kUInt8 = 0,
@@ -30,6 +33,7 @@ enum class DataType : std::uint8_t {
   kFloat32 = 8,
   kFloat64 = 9,
 };
+/// The number of element types.
 inline constexpr int kDataTypeCount = 10;
 
 /// Reductions. The numbers travel on the wire: append only.
@@ -49,6 +53,7 @@ enum class ReduceOp : std::uint8_t {
   kBitOr = 7,
   kBitXor = 8,
 };
+/// The number of reductions.
 inline constexpr int kReduceOpCount = 9;
 
 /// Whether the reduction combines elements bit by bit.
@@ -71,14 +76,18 @@ enum class OpKind : std::uint8_t {
   kReduce = 10,
   kScatter = 11,
 };
+/// The number of kinds.
 inline constexpr int kOpKindCount = 12;
 
 /// The 16-bit type as which float32 travels. The numbers travel on the wire: append only.
 enum class Compression : std::uint8_t { kNone = 0, kFloat16 = 1, kBFloat16 = 2 };
+/// The number of compressions.
 inline constexpr int kCompressionCount = 3;
 
+/// Where a tensor's memory is.
 enum class DeviceType : std::uint8_t { kCpu = 0, kCuda = 1 };
 
+/// A processor's memory: the host's, or one GPU's.
 struct Device {
   DeviceType type = DeviceType::kCpu;
   /// CUDA ordinal; 0 for the CPU. It is local to the process and not compared between ranks.
@@ -151,5 +160,7 @@ struct TensorView {
 
   std::size_t bytes() const noexcept { return static_cast<std::size_t>(count) * size_of(dtype); }
 };
+
+/// @}
 
 }  // namespace hvd

@@ -23,6 +23,9 @@
 extern "C" {
 #endif
 
+/// @addtogroup c
+/// @{
+
 // ---- Errors
 
 /// The numbers are part of the ABI, here and below: append only.
@@ -170,6 +173,7 @@ hvd_status_t hvd_process_set_ranks(const hvd_process_set_t* process_set, int* ra
 
 // ---- Collective operations
 
+/// Element types.
 typedef enum hvd_dtype {
   HVD_DTYPE_UINT8 = 0,
   HVD_DTYPE_INT8 = 1,
@@ -340,6 +344,7 @@ hvd_status_t hvd_done(const hvd_operation_t* operation, int* done);
 /// goes on if it is not done, and still uses `input` and `output`. NULL: no effect.
 void hvd_operation_free(hvd_operation_t* operation);
 
+/// The result of an operation.
 typedef struct hvd_result {
   size_t struct_size;
   /// The submission's output, what `allocate` returned, or memory that the operation owns; NULL and
@@ -404,6 +409,8 @@ hvd_status_t hvd_metrics_json(char* buffer, size_t capacity, size_t* needed);
 hvd_status_t hvd_start_timeline(const char* path);
 /// Completes the file. No effect when no timeline is running.
 hvd_status_t hvd_stop_timeline(void);
+
+/// @}
 
 #ifdef __cplusplus
 }  // extern "C"

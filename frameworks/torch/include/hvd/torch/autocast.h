@@ -5,6 +5,9 @@
 
 namespace hvd {
 
+/// @addtogroup train
+/// @{
+
 /// A guard: while it lives, LibTorch computes in 16 bits where it considers that safe (autocast),
 /// in this thread and on this type of device. Use it around the forward pass and the loss;
 /// backward() uses the types of the forward pass without it:
@@ -31,5 +34,7 @@ class Autocast {
   const c10::ScalarType type_before_;
   const bool enabled_before_;
 };
+
+/// @}
 
 }  // namespace hvd

@@ -10,6 +10,10 @@
 
 namespace hvd {
 
+/// @addtogroup save
+/// @{
+
+/// How save_checkpoint() writes.
 struct SaveCheckpointOptions {
   /// The number of the checkpoint, greater than those in the folder. Not set: one more than the
   /// newest, or 0.
@@ -24,6 +28,7 @@ struct SaveCheckpointOptions {
   ProcessSet process_set = {};
 };
 
+/// Which checkpoint load_checkpoint() reads, and how strictly.
 struct LoadCheckpointOptions {
   /// The number of the checkpoint. Not set: the newest complete one.
   std::optional<std::uint64_t> step = {};
@@ -65,5 +70,7 @@ std::uint64_t save_checkpoint(const std::filesystem::path& folder, const Trainin
 std::optional<std::uint64_t> load_checkpoint(const std::filesystem::path& folder,
                                              const TrainingState& state,
                                              const LoadCheckpointOptions& options = {});
+
+/// @}
 
 }  // namespace hvd

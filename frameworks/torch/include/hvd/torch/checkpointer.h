@@ -10,6 +10,10 @@
 
 namespace hvd {
 
+/// @addtogroup save
+/// @{
+
+/// How a Checkpointer saves.
 struct CheckpointerOptions {
   /// How many of the newest checkpoints to keep; 0: all.
   int keep = 0;
@@ -68,5 +72,7 @@ class Checkpointer {
   struct Impl;
   std::unique_ptr<Impl> impl_;
 };
+
+/// @}
 
 }  // namespace hvd

@@ -20,6 +20,9 @@
 
 namespace hvd {
 
+/// @addtogroup data
+/// @{
+
 class TrainingState;
 
 /// The treatment of samples that do not fill all ranks.
@@ -31,6 +34,7 @@ enum class Remainder {
   kUneven,
 };
 
+/// How make_data_loader() forms batches.
 struct DataLoaderOptions {
   /// Samples per batch and rank, at least 1.
   std::int64_t batch_size = 1;
@@ -318,5 +322,7 @@ std::unique_ptr<DataLoader<Dataset>> make_data_loader(Dataset dataset,
                                                       DataLoaderOptions options = {}) {
   return std::make_unique<DataLoader<Dataset>>(std::move(dataset), std::move(options));
 }
+
+/// @}
 
 }  // namespace hvd

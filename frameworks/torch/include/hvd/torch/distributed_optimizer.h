@@ -31,6 +31,9 @@ class ReducedParameter;
 struct GradientReduction;
 }  // namespace libtorch
 
+/// @addtogroup train
+/// @{
+
 /// The parameters of the ranks differ, so that each rank would train a model of its own. Raised on
 /// every rank of the optimizer's set; the runtime goes on.
 class DivergedError : public Error {
@@ -46,6 +49,7 @@ class NonFiniteError : public Error {
   using Error::Error;
 };
 
+/// How a DistributedOptimizer reduces gradients.
 struct DistributedOptimizerOptions {
   /// kAverage, kSum or kAdasum.
   ReduceOp op = ReduceOp::kAverage;
@@ -343,5 +347,7 @@ class DistributedOptimizer : public OptimizerWrapper {
   std::shared_ptr<const void>
       local_gradients_;  ///< with adasum_delta: a no_sync() as long as this object lives
 };
+
+/// @}
 
 }  // namespace hvd

@@ -16,6 +16,9 @@ class OutputArchive;
 
 namespace hvd {
 
+/// @addtogroup train
+/// @{
+
 /// Options with the names and defaults of torch.amp.GradScaler.
 struct GradScalerOptions {
   double init_scale = 65536.0;
@@ -117,5 +120,7 @@ class GradScaler {
   std::map<const void*, OptimizerState> optimizers_;  ///< since the last update()
   std::map<const void*, Unscaled> unscaled_;          ///< before the ranks have agreed
 };
+
+/// @}
 
 }  // namespace hvd

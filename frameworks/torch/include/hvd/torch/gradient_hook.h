@@ -12,6 +12,9 @@
 
 namespace hvd {
 
+/// @addtogroup train
+/// @{
+
 /// Gradients that a GradientHook reduces together.
 struct BucketGradients {
   /// This rank's own gradients one behind the other, with zeros for parameters without a gradient:
@@ -53,5 +56,7 @@ struct BucketGradients {
 /// thrown, step() calls the hook again. Other ranks wait for the operations that are missing on
 /// this rank, and get a StalledError. A result with another number of elements is a UsageError.
 using GradientHook = std::function<std::function<torch::Tensor()>(const BucketGradients&)>;
+
+/// @}
 
 }  // namespace hvd

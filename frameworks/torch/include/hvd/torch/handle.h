@@ -12,6 +12,9 @@ namespace libtorch {
 class PendingResult;
 }
 
+/// @addtogroup exchange
+/// @{
+
 /// An asynchronous operation, or a group of them. Copies refer to the same operation. Destroying
 /// all copies does not cancel it. A result that must be copied back to a non-contiguous tensor, or
 /// to a compressed one of float64 (see allreduce_async_), is copied back by wait() only.
@@ -43,5 +46,7 @@ class Handle {
  private:
   std::shared_ptr<libtorch::PendingResult> result_;
 };
+
+/// @}
 
 }  // namespace hvd

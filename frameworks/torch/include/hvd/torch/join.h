@@ -5,6 +5,9 @@
 
 namespace hvd {
 
+/// @addtogroup exchange
+/// @{
+
 /// As hvd::join(), for a rank without further data; then sends `state` from the rank that joined
 /// last, which has taken part in all updates, to all ranks. Each rank keeps its own random streams
 /// (except those of RandomStreams::shared()), values per rank and metrics.
@@ -19,5 +22,7 @@ namespace hvd {
 /// when models or optimizers differ; UsageError on a rank that cannot load what it receives (a data
 /// loader of another data set), and MismatchError on the others; and as hvd::join()
 int join(const TrainingState& state);
+
+/// @}
 
 }  // namespace hvd

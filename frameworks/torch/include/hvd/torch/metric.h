@@ -12,6 +12,9 @@ namespace libtorch {
 class MetricItem;
 }
 
+/// @addtogroup observe
+/// @{
+
 /// A mean, sum, minimum or maximum over the values of all ranks, such as a loss or an accuracy.
 ///
 ///   hvd::Metric loss("loss");
@@ -22,6 +25,7 @@ class MetricItem;
 /// collective. Sums are in float64. Not thread-safe.
 class Metric {
  public:
+  /// How values are combined, over updates and over ranks.
   enum class Kind {
     kMean,  ///< sum of weight * value / sum of weights; NaN if there is no weight
     kSum,   ///< sum of weight * value
@@ -61,5 +65,7 @@ class Metric {
   torch::Tensor total_;
   double weight_ = 0;
 };
+
+/// @}
 
 }  // namespace hvd

@@ -32,6 +32,9 @@ class OutputArchive;
 
 namespace hvd {
 
+/// @addtogroup exchange
+/// @{
+
 /// Makes a type of the program's own sendable as an object. A specialisation has two functions:
 /// save() converts an object to a value of a sendable type, and load() converts it back.
 ///
@@ -421,5 +424,7 @@ inline std::vector<std::string> allgather_object(const char* text,
                                                  const CollectiveOptions& options = {}) {
   return allgather_object(std::string(text), options);
 }
+
+/// @}
 
 }  // namespace hvd

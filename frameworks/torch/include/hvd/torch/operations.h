@@ -25,6 +25,10 @@
 /// done, do not write its inputs and do not access in-place tensors.
 namespace hvd {
 
+/// @addtogroup exchange
+/// @{
+
+/// The options of the reductions: allreduce, reduce, reducescatter and their variants.
 struct AllreduceOptions {
   std::string name = {};
   ReduceOp op = ReduceOp::kAverage;
@@ -39,14 +43,17 @@ struct AllreduceOptions {
   ProcessSet process_set = {};
 };
 
+/// The options of the collectives that do not reduce.
 struct CollectiveOptions {
   std::string name = {};
   ProcessSet process_set = {};
 };
 
-// Out of place. These calls are differentiable, with the exceptions below, when the tensor requires
-// grad and grad mode is on. Backward communicates, so every rank must run it. The backward of a
-// call NAME is the operation "NAME.backward".
+/// @name Out of place
+/// These calls are differentiable, with the exceptions below, when the tensor requires
+/// grad and grad mode is on. Backward communicates, so every rank must run it. The backward of a
+/// call NAME is the operation "NAME.backward".
+/// @{
 
 /// Reduces over ranks. The result has the input's shape and dtype. Backward: the same reduction of
 /// the gradient. @throws UsageError also for min, max, product and Adasum on a tensor that requires
@@ -67,6 +74,7 @@ torch::Tensor broadcast(const torch::Tensor& tensor, int root_rank,
 /// @throws UsageError also for another op and for a scalar.
 torch::Tensor reducescatter(const torch::Tensor& tensor, const AllreduceOptions& options = {});
 
+/// The result of alltoall().
 struct AlltoallResult {
   torch::Tensor output;           ///< the received rows, in set order, along dimension 0
   torch::Tensor received_splits;  ///< int64 of shape [size]: the number of rows from each rank
@@ -110,9 +118,13 @@ torch::Tensor scatter(const torch::Tensor& tensor, int root_rank,
 /// requires grad
 torch::Tensor sparse_allreduce(const torch::Tensor& coo, const AllreduceOptions& options = {});
 
-// In place. These calls return their argument. Autograd does not record them, but they increase the
-// tensor's version, so that a backward that needs the old value throws. A tensor whose elements
-// share memory (expanded) is a UsageError.
+/// @}
+
+/// @name In place
+/// These calls return their argument. Autograd does not record them, but they increase the
+/// tensor's version, so that a backward that needs the old value throws. A tensor whose elements
+/// share memory (expanded) is a UsageError.
+/// @{
 
 torch::Tensor allreduce_(torch::Tensor tensor, const AllreduceOptions& options = {});
 torch::Tensor broadcast_(torch::Tensor tensor, int root_rank,
@@ -120,18 +132,22 @@ torch::Tensor broadcast_(torch::Tensor tensor, int root_rank,
 /// Writes the result to the root's tensor. The other ranks' tensors do not change.
 torch::Tensor reduce_(torch::Tensor tensor, int root_rank, const AllreduceOptions& options = {});
 
-// Into a tensor of the caller. These calls return `output`, which is dense, contiguous, of the
-// result's shape, of the input's dtype and on its device (otherwise UsageError). It must not share
-// memory with the input, with three exceptions: for allreduce, reduce and broadcast it may be the
-// input; for reducescatter it may be the rows of the input that this rank gets; and for allgather
-// the input may be this rank's rows of the output. reduce_into() and gather_into() only use the
-// output of the root or destination; on the other ranks it may be undefined and does not change.
-// Not differentiable: an input that requires grad while grad mode is on is a UsageError. Autograd
-// does not record the write, but the output's version increases.
-//
-// The number of rows that allgather_into(), alltoall_into() and gather_into() receive is known when
-// all ranks have made the call. If the output has another shape, this rank's wait throws a
-// UsageError; the other ranks get their results.
+/// @}
+
+/// @name Into a tensor of the caller
+/// These calls return `output`, which is dense, contiguous, of the
+/// result's shape, of the input's dtype and on its device (otherwise UsageError). It must not share
+/// memory with the input, with three exceptions: for allreduce, reduce and broadcast it may be the
+/// input; for reducescatter it may be the rows of the input that this rank gets; and for allgather
+/// the input may be this rank's rows of the output. reduce_into() and gather_into() only use the
+/// output of the root or destination; on the other ranks it may be undefined and does not change.
+/// Not differentiable: an input that requires grad while grad mode is on is a UsageError. Autograd
+/// does not record the write, but the output's version increases.
+///
+/// The number of rows that allgather_into(), alltoall_into() and gather_into() receive is known
+/// when all ranks have made the call. If the output has another shape, this rank's wait throws a
+/// UsageError; the other ranks get their results.
+/// @{
 
 torch::Tensor allreduce_into(torch::Tensor output, const torch::Tensor& input,
                              const AllreduceOptions& options = {});
@@ -151,9 +167,13 @@ torch::Tensor reduce_into(torch::Tensor output, const torch::Tensor& input, int 
 torch::Tensor gather_into(torch::Tensor output, const torch::Tensor& input, int dst_rank,
                           const CollectiveOptions& options = {});
 
-// Asynchronous. Not differentiable: out of place, a tensor that requires grad while grad mode is on
-// is a UsageError. In-place tensors that are not contiguous, or that are compressed and of dtype
-// float64, get their result at the first wait().
+/// @}
+
+/// @name Asynchronous
+/// Not differentiable: out of place, a tensor that requires grad while grad mode is on
+/// is a UsageError. In-place tensors that are not contiguous, or that are compressed and of dtype
+/// float64, get their result at the first wait().
+/// @{
 
 Handle allreduce_async(const torch::Tensor& tensor, const AllreduceOptions& options = {});
 Handle allreduce_async_(torch::Tensor tensor, const AllreduceOptions& options = {});
@@ -190,9 +210,13 @@ Handle gather_into_async(torch::Tensor output, const torch::Tensor& input, int d
                          const CollectiveOptions& options = {});
 Handle sparse_allreduce_async(const torch::Tensor& coo, const AllreduceOptions& options = {});
 
-// Grouped. The operations of a group succeed or fail together, and are fused. They are named
-// "NAME.0", "NAME.1", ... The number of tensors must agree between ranks. The results are in the
-// order of the tensors.
+/// @}
+
+/// @name Grouped
+/// The operations of a group succeed or fail together, and are fused. They are named
+/// "NAME.0", "NAME.1", ... The number of tensors must agree between ranks. The results are in the
+/// order of the tensors.
+/// @{
 
 std::vector<torch::Tensor> grouped_allreduce(at::TensorList tensors,
                                              const AllreduceOptions& options = {});
@@ -214,5 +238,9 @@ std::vector<torch::Tensor> grouped_scatter(at::TensorList tensors, int root_rank
                                            const CollectiveOptions& options = {});
 Handle grouped_scatter_async(at::TensorList tensors, int root_rank,
                              const CollectiveOptions& options = {});
+
+/// @}
+
+/// @}
 
 }  // namespace hvd

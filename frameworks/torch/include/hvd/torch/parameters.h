@@ -17,6 +17,10 @@
 
 namespace hvd {
 
+/// @addtogroup train
+/// @{
+
+/// Tensors with their names, as Module::named_parameters() returns them.
 using NamedParameters = torch::OrderedDict<std::string, torch::Tensor>;
 
 /// This rank's GPU (hvd::gpu_index()) if hvd and LibTorch can use it, otherwise the CPU.
@@ -116,5 +120,7 @@ void broadcast_buffers(const std::shared_ptr<Module>& module, int root_rank = 0,
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank = 0);
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,
                                const ProcessSet& process_set);
+
+/// @}
 
 }  // namespace hvd

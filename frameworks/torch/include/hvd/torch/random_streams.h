@@ -15,6 +15,9 @@
 
 namespace hvd {
 
+/// @addtogroup data
+/// @{
+
 class TrainingState;
 
 namespace libtorch {
@@ -93,5 +96,7 @@ class RandomStreams {
 
   std::shared_ptr<libtorch::StreamTable> table_;
 };
+
+/// @}
 
 }  // namespace hvd

@@ -13,6 +13,9 @@
 
 namespace hvd {
 
+/// @addtogroup data
+/// @{
+
 /// A CPU generator for one sample in one epoch. Its numbers depend only on the arguments. Any two
 /// samples of an epoch start in different states. Thread-safe.
 at::Generator sample_generator(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample);
@@ -87,5 +90,7 @@ template <class Input = torch::data::Example<>, class Function>
 RandomTransform<Input, Function> random_transform(Function function) {
   return RandomTransform<Input, Function>(std::move(function));
 }
+
+/// @}
 
 }  // namespace hvd

@@ -7,6 +7,9 @@
 
 namespace hvd {
 
+/// @addtogroup data
+/// @{
+
 /// Returns the samples of an epoch, as numbers in the data set, in the order in which all ranks
 /// together visit them. A number may occur several times or never. The result must depend only on
 /// the epoch, so that it is the same on every rank and after a resume.
@@ -28,5 +31,7 @@ SampleOrder weighted_order(std::vector<double> weights, std::size_t samples,
 /// @throws UsageError when `batch` is 0
 SampleOrder order_by_length(std::vector<std::size_t> lengths, std::size_t batch,
                             std::uint64_t seed = 0);
+
+/// @}
 
 }  // namespace hvd

@@ -13,6 +13,10 @@
 
 namespace hvd {
 
+/// @addtogroup data
+/// @{
+
+/// How a DistributedSampler orders and shares the samples.
 struct SamplerOptions {
   /// Shuffles by seed + epoch, the same on every rank; false: in the order of the data set.
   bool shuffle = true;
@@ -75,5 +79,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   struct State;
   std::shared_ptr<c10::Synchronized<State>> state_;
 };
+
+/// @}
 
 }  // namespace hvd

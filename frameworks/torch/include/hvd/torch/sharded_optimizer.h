@@ -28,6 +28,9 @@ class ParameterShards;
 class ShardedOptimizerItem;
 }  // namespace libtorch
 
+/// @addtogroup train
+/// @{
+
 /// Options with the meaning that they have in DistributedOptimizerOptions, unless said otherwise.
 struct ShardedOptimizerOptions {
   /// kAverage or kSum.
@@ -161,5 +164,7 @@ class ShardedOptimizer : public OptimizerWrapper {
 
   std::unique_ptr<libtorch::ParameterShards> shards_;
 };
+
+/// @}
 
 }  // namespace hvd

@@ -10,6 +10,9 @@ class Store;
 
 namespace hvd {
 
+/// @addtogroup start
+/// @{
+
 /// As init(), for a job without MPI whose ranks find each other through a store of the program: a
 /// c10d::TCPStore, FileStore or PrefixStore. Keys begin with "hvd/". The store is used only until
 /// the call returns, and may have other users.
@@ -22,5 +25,7 @@ namespace hvd {
 /// Error when the store fails; PeerLostError when a rank does not arrive
 void init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
           const Options& = {});
+
+/// @}
 
 }  // namespace hvd

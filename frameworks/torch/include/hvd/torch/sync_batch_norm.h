@@ -15,6 +15,9 @@
 
 namespace hvd {
 
+/// @addtogroup train
+/// @{
+
 namespace libtorch {
 
 std::string layer_type(std::size_t dimensions);
@@ -157,5 +160,7 @@ std::size_t convert_sync_batchnorm(const std::shared_ptr<Module>& module,
                                    const ProcessSet& process_set = {}) {
   return convert_sync_batchnorm(static_cast<torch::nn::Module&>(*module), process_set);
 }
+
+/// @}
 
 }  // namespace hvd

@@ -21,6 +21,9 @@
 
 namespace hvd {
 
+/// @addtogroup save
+/// @{
+
 class DistributedOptimizer;
 class DistributedSampler;
 class GradScaler;
@@ -205,6 +208,7 @@ class TrainingState {
                         std::function<void(torch::serialize::OutputArchive&)> save,
                         std::function<void(torch::serialize::InputArchive&)> load);
 
+  /// An item and its name.
   struct Entry {
     std::string name;
     std::shared_ptr<libtorch::StateItem> item;
@@ -220,5 +224,7 @@ class TrainingState {
 
   std::vector<Entry> entries_;
 };
+
+/// @}
 
 }  // namespace hvd
