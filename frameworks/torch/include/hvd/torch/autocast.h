@@ -12,8 +12,8 @@ namespace hvd {
 /// in this thread and on this type of device. Use it around the forward pass and the loss;
 /// backward() uses the types of the forward pass without it:
 ///
-///   { hvd::Autocast autocast(device, torch::kBFloat16); loss = loss_of(model->forward(x)); }
-///   loss.backward();
+///     { hvd::Autocast autocast(device, torch::kBFloat16); loss = loss_of(model->forward(x)); }
+///     loss.backward();
 ///
 /// Guards nest: the innermost one applies, even if it switches autocast off, and the former setting
 /// returns when it ends. Local. Weights stay float32; their casts are kept until the outermost

@@ -221,10 +221,10 @@ class UsedBatchIterator final : public torch::data::detail::ValidIterator<Batch>
 /// and save() saves that position: an interrupted program continues after the last batch that it
 /// used.
 ///
-///   auto loader = hvd::make_data_loader(dataset, {.batch_size = 64, .workers = 2});
-///   while (loader->epoch() < 10) {
-///     for (auto& batch : *loader) { ...; optimizer.step(); }  // a checkpoint may be saved here
-///   }
+///     auto loader = hvd::make_data_loader(dataset, {.batch_size = 64, .workers = 2});
+///     while (loader->epoch() < 10) {
+///       for (auto& batch : *loader) { ...; optimizer.step(); }  // a checkpoint may be saved here
+///     }
 ///
 /// A batch counts as used when the iterator is first dereferenced, so from the beginning of a
 /// range-for's body on. When an iterator reaches the end, epoch() increases by one, and the next

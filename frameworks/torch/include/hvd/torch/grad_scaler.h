@@ -37,10 +37,10 @@ struct GradScalerOptions {
 /// gradients contain inf or nan, every rank of the optimizer's process set skips the step, so that
 /// scales stay equal.
 ///
-///   scaler.scale(loss).backward();
-///   scaler.unscale_(optimizer);  // only to clip or inspect gradients
-///   scaler.step(optimizer);
-///   scaler.update();
+///     scaler.scale(loss).backward();
+///     scaler.unscale_(optimizer);  // only to clip or inspect gradients
+///     scaler.step(optimizer);
+///     scaler.update();
 ///
 /// Several optimizers of one process set may share a scaler. Every rank of the set makes the same
 /// calls. Not thread-safe. Refers to an optimizer from its unscale_() or step() to update().

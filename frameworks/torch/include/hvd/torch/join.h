@@ -12,8 +12,8 @@ namespace hvd {
 /// last, which has taken part in all updates, to all ranks. Each rank keeps its own random streams
 /// (except those of RandomStreams::shared()), values per rank and metrics.
 ///
-///   for (auto& batch : *loader) { ... }  // more batches on some ranks than on others
-///   hvd::join(state);
+///     for (auto& batch : *loader) { ... }  // more batches on some ranks than on others
+///     hvd::join(state);
 ///
 /// Every rank of the job makes the call, with a state that has the same items in the same order.
 /// Collective; blocks. The objects that the state refers to must not be changed by other threads.

@@ -17,9 +17,9 @@ class MetricItem;
 
 /// A mean, sum, minimum or maximum over the values of all ranks, such as a loss or an accuracy.
 ///
-///   hvd::Metric loss("loss");
-///   for (auto& batch : *loader) { ...; loss.update(batch_loss, batch.data.size(0)); }
-///   double mean = loss.compute();  // over all samples of all ranks
+///     hvd::Metric loss("loss");
+///     for (auto& batch : *loader) { ...; loss.update(batch_loss, batch.data.size(0)); }
+///     double mean = loss.compute();  // over all samples of all ranks
 ///
 /// update() is local; the number of its calls may differ between ranks and may be 0. compute() is
 /// collective. Sums are in float64. Not thread-safe.

@@ -38,11 +38,11 @@ namespace hvd {
 /// Makes a type of the program's own sendable as an object. A specialisation has two functions:
 /// save() converts an object to a value of a sendable type, and load() converts it back.
 ///
-///   template <>
-///   struct hvd::ObjectTraits<Vocabulary> {
-///     static std::vector<std::string> save(const Vocabulary& v) { return v.words(); }
-///     static Vocabulary load(const std::vector<std::string>& words) { return Vocabulary(words); }
-///   };
+///     template <>
+///     struct hvd::ObjectTraits<Vocabulary> {
+///       static std::vector<std::string> save(const Vocabulary& v) { return v.words(); }
+///       static Vocabulary load(const std::vector<std::string>& w) { return Vocabulary(w); }
+///     };
 template <class T>
 struct ObjectTraits {};
 

@@ -63,10 +63,10 @@ class StreamTable {
 /// Named random streams of one seed. A stream is this rank's own, or shared, with the same numbers
 /// on every rank. It depends only on seed, name and rank, not on other streams.
 ///
-///   hvd::RandomStreams streams(seed);
-///   streams.seed_default();                                       // dropout differs by rank
-///   auto noise = torch::randn({8}, streams.own("noise"));         // so does this
-///   auto order = torch::randperm(n, streams.shared("order"));     // the same on every rank
+///     hvd::RandomStreams streams(seed);
+///     streams.seed_default();                                       // dropout differs by rank
+///     auto noise = torch::randn({8}, streams.own("noise"));         // so does this
+///     auto order = torch::randperm(n, streams.shared("order"));     // the same on every rank
 ///
 /// Copies share one state, which the returned generators refer to. Not thread-safe; a generator may
 /// be used by one thread at a time.

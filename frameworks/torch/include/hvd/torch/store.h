@@ -17,8 +17,8 @@ namespace hvd {
 /// c10d::TCPStore, FileStore or PrefixStore. Keys begin with "hvd/". The store is used only until
 /// the call returns, and may have other users.
 ///
-///   auto store = c10::make_intrusive<c10d::FileStore>("/shared/store", world_size);
-///   hvd::init(store, rank, world_size);
+///     auto store = c10::make_intrusive<c10d::FileStore>("/shared/store", world_size);
+///     hvd::init(store, rank, world_size);
 ///
 /// Collective. Include the store's header, such as <torch/csrc/distributed/c10d/FileStore.hpp>.
 /// @throws UsageError for a null store, for a rank that is not below world_size, and as init();
