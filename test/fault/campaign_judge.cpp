@@ -29,19 +29,16 @@ std::vector<int> read_list(const std::string& text) {
 class Judge {
  public:
   Judge(const Plan& plan, const Run& run) : plan_(plan), run_(run) {}
-  Verdict judge();
+  testing::JudgedJob judge();
 
  private:
   void blame(int rank, const std::string& what) {
-    verdict_.faults.push_back("rank " + std::to_string(rank) + " " + what);
+    verdict_.defects.push_back("rank " + std::to_string(rank) + " " + what);
   }
   const Witness& witness(int rank) const {
-    static const Witness nobody;
+    static const Witness silent;
     const auto found = run_.ranks.find(rank);
-    return found == run_.ranks.end() ? nobody : found->second;
-  }
-  void noticed(double time) {
-    verdict_.slowest = std::max(verdict_.slowest, time - witness(plan_.victim).fault);
+    return found == run_.ranks.end() ? silent : found->second;
   }
   bool dies() const {
     return plan_.fault == Fault::kKill || plan_.fault == Fault::kStop ||
@@ -60,7 +57,7 @@ class Judge {
 
   const Plan& plan_;
   const Run& run_;
-  Verdict verdict_;
+  testing::JudgedJob verdict_;
 };
 
 void Judge::expect_end(int rank, const std::string& end) {
@@ -79,11 +76,11 @@ void Judge::expect_no_failures(int rank) {
 }
 
 void Judge::expect_fast(int rank, const Loss& loss, double limit) {
-  noticed(loss.time);
   const double seconds = loss.time - witness(plan_.victim).fault;
+  verdict_.detection = std::max(verdict_.detection, seconds);
   if (seconds > limit)
-    blame(rank, "learned of it after " + std::to_string(seconds) + " s, expected " +
-                    std::to_string(limit));
+    blame(rank,
+          "detected it after " + std::to_string(seconds) + " s, expected " + std::to_string(limit));
 }
 
 void Judge::expect_loss(int rank) {
@@ -122,7 +119,7 @@ void Judge::expect_departure(int rank) {
     expect_fast(rank, departure, kAtOnce + kSlack);
     if (departure.message.find("rank " + std::to_string(plan_.victim) + " (") ==
         std::string::npos) {
-      blame(rank, "is not told who left: " + departure.message);
+      blame(rank, "has an error that does not name the rank that left: " + departure.message);
     }
   }
 }
@@ -130,7 +127,7 @@ void Judge::expect_departure(int rank) {
 /// Expects that the same operations failed on all their members, with this class of error, and that
 /// all other results were right.
 void Judge::expect_failures(const std::string& error) {
-  std::map<std::string, std::set<int>> who;
+  std::map<std::string, std::set<int>> failed;
   std::map<std::string, std::vector<int>> members;
   for (const auto& [rank, witness] : run_.ranks) {
     expect_end(rank, "done");
@@ -139,37 +136,41 @@ void Judge::expect_failures(const std::string& error) {
         blame(rank, "got " + failure.error + ", expected " + error + ", for " + failure.key + ": " +
                         failure.message);
       }
-      who[failure.key].insert(rank);
+      failed[failure.key].insert(rank);
       members[failure.key] = failure.members;
       const double limit =
           plan_.fault == Fault::kLongDelay && rank != plan_.victim ? kStallShutdown : 0;
       if (failure.seconds > limit + kAtOnce + kSlack)
         blame(rank, "waited " + std::to_string(failure.seconds) + " s for " + failure.key);
-      if (rank != plan_.victim) verdict_.slowest = std::max(verdict_.slowest, failure.seconds);
+      if (rank != plan_.victim) verdict_.detection = std::max(verdict_.detection, failure.seconds);
     }
   }
-  if (who.empty()) verdict_.faults.push_back("nobody got a " + error);
-  for (const auto& [key, ranks] : who) {
+  if (failed.empty()) verdict_.defects.push_back("no rank got a " + error);
+  for (const auto& [key, ranks] : failed) {
     for (const int rank : members[key]) {
       if (!ranks.contains(rank)) blame(rank, "got no error for " + key);
     }
   }
 }
 
-Verdict Judge::judge() {
+testing::JudgedJob Judge::judge() {
   if (run_.cut_off)
-    verdict_.faults.push_back("the run did not end and was cut off after " +
-                              std::to_string(run_.seconds) + " s");
+    verdict_.defects.push_back("the run did not end and was cut off after " +
+                               std::to_string(run_.seconds) + " s");
   for (int rank = 0; rank < plan_.ranks; ++rank) {
     for (const auto& text : witness(rank).wrong) blame(rank, text);
   }
+  verdict_.plan = describe(plan_);
+  verdict_.row =
+      std::string(to_string(plan_.fault)) + ", " + std::to_string(plan_.ranks) + " ranks";
+  verdict_.output = run_.output;
   verdict_.happened = witness(plan_.victim).fault > 0;
   if (verdict_.happened && plan_.fault == Fault::kLongDelay) {
     expect_failures("StalledError");
     return verdict_;
   }
   if (plan_.fault == Fault::kDisagree || plan_.fault == Fault::kWrongKind) {
-    if (!verdict_.happened) verdict_.faults.push_back("nothing was disputed");
+    if (!verdict_.happened) verdict_.defects.push_back("no operation was disputed");
     expect_failures("MismatchError");
     return verdict_;
   }
@@ -223,6 +224,6 @@ void read_line(const std::string& line, std::map<int, Witness>& ranks) {
   }
 }
 
-Verdict judge(const Plan& plan, const Run& run) { return Judge(plan, run).judge(); }
+testing::JudgedJob judge(const Plan& plan, const Run& run) { return Judge(plan, run).judge(); }
 
 }  // namespace hvd::campaign

@@ -7,11 +7,13 @@
 #include <vector>
 
 #include "fault/campaign_plan.h"
+#include "support/campaign.h"
 
-/// Reads the output of a run's ranks, and compares it with the plan.
+/// Reads the output of a job's ranks, and compares it with the plan.
 namespace hvd::campaign {
 
-struct Failure {  ///< of one operation; the job goes on
+/// An operation has failed, and the job goes on.
+struct Failure {
   std::string error;
   std::string key;
   std::vector<int> members;
@@ -47,14 +49,8 @@ struct Run {
   bool cut_off = false;  ///< by the driver, because it did not end
 };
 
+/// Adds a line that a rank has written.
 void read_line(const std::string& line, std::map<int, Witness>&);
-
-struct Verdict {
-  std::vector<std::string> faults;  ///< empty: the run was as expected
-  double slowest = 0;               ///< seconds from the fault until the last survivor detected it
-  bool happened = false;            ///< the victim's fault did occur
-};
-
-Verdict judge(const Plan&, const Run&);
+testing::JudgedJob judge(const Plan&, const Run&);
 
 }  // namespace hvd::campaign

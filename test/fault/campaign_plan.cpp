@@ -71,13 +71,6 @@ void plan_joins(Plan& plan, Random& random) {
 
 }  // namespace
 
-std::uint64_t Random::next() {
-  std::uint64_t z = state_ += 0x9e3779b97f4a7c15U;
-  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-  z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-  return z ^ (z >> 31);
-}
-
 bool Plan::victim_in_subset() const {
   return std::find(subset.begin(), subset.end(), victim) != subset.end();
 }

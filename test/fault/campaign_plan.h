@@ -4,9 +4,13 @@
 #include <string>
 #include <vector>
 
+#include "support/seeds.h"
+
 /// The run that a seed of the fault campaign stands for. The driver and every rank derive it
 /// separately, so it depends on the seed only.
 namespace hvd::campaign {
+
+using testing::Random;
 
 enum class Fault {
   kNone,
@@ -57,22 +61,6 @@ inline constexpr double kStallShutdown =
     3.7;  // after the detection of a lost peer, before the end of a long delay
 inline constexpr double kStartTimeout = 4;
 inline constexpr double kLongDelaySeconds = 4.5;
-
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). The
-/// library's distributions may differ between platforms; this does not.
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed) {}
-  Random(std::uint64_t seed, std::uint64_t stream) : state_(seed * 0x9e3779b97f4a7c15U + stream) {
-    next();
-  }
-  std::uint64_t next();
-  int below(int limit) { return static_cast<int>(next() % static_cast<std::uint64_t>(limit)); }
-  bool chance(int percent) { return below(100) < percent; }
-
- private:
-  std::uint64_t state_;
-};
 
 struct Plan {
   std::uint64_t seed = 0;

@@ -2,11 +2,9 @@
 // MPI run under an mpirun that does not kill the survivors; jobs over UCX run without a launcher.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <sys/wait.h>
 
-#include <array>
+#include <algorithm>
 #include <chrono>
-#include <cstdio>
 #include <map>
 #include <sstream>
 #include <string>
@@ -14,6 +12,7 @@
 #include <vector>
 
 #include "support/free_port.h"
+#include "support/run_command.h"
 
 namespace hvd::testing {
 namespace {
@@ -43,9 +42,7 @@ Outcome parse(std::string output) {
   std::istringstream lines(output);
   for (std::string line; std::getline(lines, line);) {
     std::istringstream words(
-        line.substr(line.find_first_not_of("[]0123456789 ") == std::string::npos
-                        ? 0
-                        : line.find_first_not_of("[]0123456789 ")));
+        line.substr(std::min(line.size(), line.find_first_not_of("[]0123456789 "))));
     std::string word;
     int rank = 0;
     words >> word >> rank;
@@ -62,14 +59,9 @@ Outcome parse(std::string output) {
 
 Outcome run(const std::string& command) {
   const auto begin = std::chrono::steady_clock::now();
-  std::FILE* const pipe = ::popen(("timeout -s KILL 60 " + command + " 2>&1").c_str(), "r");
-  std::string output;
-  std::array<char, 4096> buffer;
-  while (const std::size_t size = std::fread(buffer.data(), 1, buffer.size(), pipe))
-    output.append(buffer.data(), size);
-  const int status = ::pclose(pipe);
-  Outcome outcome = parse(std::move(output));
-  outcome.exit_code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  CommandResult ended = run_command(command, /*seconds=*/60);
+  Outcome outcome = parse(std::move(ended.output));
+  outcome.exit_code = ended.exit_code;
   outcome.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
   return outcome;
 }

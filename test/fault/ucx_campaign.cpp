@@ -2,8 +2,8 @@
 // killed while it connects, transfers large messages or cancels them. The others have to cancel
 // their messages in flight, and to receive each other's messages after that.
 //
-//   ucx_campaign [--rounds N] [--first SEED] [--moment 0|1|2] [--verbose] [--stacks]
-//   --stacks: the stacks of a survivor that hangs, from gdb
+//   ucx_campaign [options of support/campaign.h] [--moment 0|1|2]
+//   --moment: the one of ucx_campaign_rank.h, instead of one that depends on the seed
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -11,245 +11,206 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <exception>
-#include <map>
-#include <random>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "fault/ucx_campaign_frames.h"
 #include "fault/ucx_campaign_rank.h"
+#include "support/campaign.h"
+#include "support/seeds.h"
 
 namespace hvd::ucx_campaign {
 namespace {
 
 using Clock = std::chrono::steady_clock;
+using std::chrono::microseconds;
+using testing::CampaignOptions;
 
 constexpr auto kHardLimit = std::chrono::seconds(60);
 /// How long a survivor may take to end after its last message.
 constexpr auto kTimeToEnd = std::chrono::seconds(30);
 
-struct Process {
-  pid_t pid = 0;
-  int socket = -1;
-  bool done = false;  ///< it has reported that it is done, or has ended
-};
-
 struct Plan {
-  std::uint64_t seed = 0;
   Moment moment = Moment::kConnecting;
   int size = 3;
   int victim = 0;
-  std::chrono::microseconds to_stop{};  ///< after the start: to the order to take back, or the kill
-  std::chrono::microseconds to_kill{};  ///< from there to the kill
+  microseconds until_stop{};  ///< from the start until the order to cancel messages, or the kill
+  microseconds until_kill{};  ///< from that order until the kill
 };
 
-Plan plan_of(std::uint64_t seed, int moment) {
-  std::mt19937_64 random(seed);
+Plan make_plan(std::uint64_t seed, const CampaignOptions& options) {
+  testing::Random random(seed, 0);
   const auto between = [&random](double low, double high) {  // uniform in the logarithm
-    const double part = static_cast<double>(random() >> 11) / 9007199254740992.0;
-    return std::chrono::microseconds(static_cast<long>(low * std::pow(high / low, part)));
+    const double part = static_cast<double>(random.next() >> 11) / 9007199254740992.0;
+    return microseconds(static_cast<long>(low * std::pow(high / low, part)));
   };
-  Plan plan{.seed = seed};
-  plan.moment = static_cast<Moment>(moment >= 0 ? moment : static_cast<int>(seed % kMoments));
-  plan.size = 3 + static_cast<int>(random() % 2);
-  plan.victim = static_cast<int>(random() % static_cast<unsigned>(plan.size));
+  Plan plan;
+  plan.moment = static_cast<Moment>(options.own.empty() ? seed % kMomentNames.size()
+                                                        : std::stoul(options.own[1]));
+  plan.size = 3 + random.below(2);
+  plan.victim = random.below(plan.size);
   switch (plan.moment) {
     case Moment::kConnecting:
-      plan.to_stop = between(20, 20000);
-      break;
+      plan.until_stop = between(20, 20000);
+      return plan;
     case Moment::kLargeMessages:
-      plan.to_stop = between(5000, 80000);
-      break;
-    case Moment::kTakingBack:
-      plan.to_stop = between(1000, 80000);
-      plan.to_kill = between(1, 1000);
-      break;
+      plan.until_stop = between(5000, 80000);
+      return plan;
+    case Moment::kCancelling:
+      plan.until_stop = between(1000, 80000);
+      plan.until_kill = between(1, 1000);
+      return plan;
   }
-  return plan;
+  throw std::out_of_range("--moment " + options.own[1] + ", expected 0, 1 or 2");
 }
 
-void start(Process& process, const Orders& orders, std::vector<Process>& all) {
-  std::array<int, 2> ends{};
-  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends.data()) != 0)
-    throw std::runtime_error("socketpair");
-  process.pid = ::fork();
-  if (process.pid == 0) {
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    for (const Process& other : all)
-      if (other.socket >= 0) ::close(other.socket);
-    ::close(ends[0]);
-    Orders own = orders;
-    own.socket = ends[1];
-    const int ending = live(own);
-    std::fflush(nullptr);
-    ::_exit(ending);
-  }
-  ::close(ends[1]);
-  process.socket = ends[0];
-}
-
-void say(const Process& process, unsigned char word) {
-  static_cast<void>(::send(process.socket, &word, 1, MSG_NOSIGNAL));
-}
-
-/// Waits until every survivor has reported that it is done, or has ended.
-void wait_until_done(std::vector<Process>& processes, Clock::time_point limit) {
-  for (Process& process : processes) {
-    if (process.done) continue;
-    const auto left =
-        std::chrono::duration_cast<std::chrono::milliseconds>(limit - Clock::now()).count();
-    pollfd waited{process.socket, POLLIN, 0};
-    ::poll(&waited, 1, std::max(0, static_cast<int>(left)));
-    process.done = true;
-  }
-}
-
-void print_stacks(pid_t pid) {
-  const std::string command =
-      "timeout 30 gdb -p " + std::to_string(pid) + " -batch -ex 'thread apply all bt 40' 2>&1";
-  std::fflush(stdout);
-  static_cast<void>(std::system(command.c_str()));
-}
-
-std::string ending_of(const Process& process, Clock::time_point limit, bool stacks) {
-  int status = 0;
-  while (::waitpid(process.pid, &status, WNOHANG) == 0) {
-    if (Clock::now() < limit) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-      continue;
+/// The ranks of one job. The destructor ends those that run.
+class Job {
+ public:
+  Job(const Plan& plan, std::uint64_t seed);
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+  ~Job() {
+    for (const Process& process : processes_) {
+      ::close(process.socket);
+      if (process.pid == 0) continue;
+      ::kill(process.pid, SIGKILL);
+      ::waitpid(process.pid, nullptr, 0);
     }
-    if (stacks) print_stacks(process.pid);
-    ::kill(process.pid, SIGKILL);
-    ::waitpid(process.pid, nullptr, 0);
-    return "hung";
   }
-  if (WIFSIGNALED(status)) return std::string("ended by ") + ::strsignal(WTERMSIG(status));
-  const auto code = static_cast<std::size_t>(WEXITSTATUS(status));
-  return code < std::size(kEndingNames) ? std::string(kEndingNames[code])
-                                        : "exit code " + std::to_string(code);
-}
 
-/// How the survivors ended.
-std::vector<std::string> play(const Plan& plan, bool stacks) {
-  std::vector<Process> processes(static_cast<std::size_t>(plan.size));
-  for (int rank = 0; rank < plan.size; ++rank) {
-    start(processes[static_cast<std::size_t>(rank)],
-          {.rank = rank, .size = plan.size, .moment = plan.moment, .seed = plan.seed}, processes);
-  }
-  std::vector<std::vector<std::byte>> addresses;
-  addresses.reserve(processes.size());
-  for (const Process& process : processes) addresses.push_back(read_frame(process.socket));
-  for (const Process& process : processes)
-    for (const auto& address : addresses) write_frame(process.socket, address);
+  void exchange_addresses();
+  void send_all(unsigned char word);
+  void kill_victim();
+  /// Waits until every survivor has reported that it is done, or has ended.
+  void wait_until_done(Clock::time_point limit);
+  /// Adds how each survivor ended, if it did not end well.
+  void judge_ends(Clock::time_point limit, const CampaignOptions&, testing::JudgedJob&);
 
-  Process& victim = processes[static_cast<std::size_t>(plan.victim)];
-  std::this_thread::sleep_for(plan.to_stop);
-  if (plan.moment == Moment::kTakingBack) {
-    for (const Process& process : processes) say(process, kStop);
-    std::this_thread::sleep_for(plan.to_kill);
-  }
-  ::kill(victim.pid, SIGKILL);
-  victim.done = true;
-  for (const Process& process : processes) say(process, static_cast<unsigned char>(plan.victim));
-  const auto limit = Clock::now() + kHardLimit;
-  wait_until_done(processes, limit);
-  if (stacks && Clock::now() >= limit)
-    for (const Process& process : processes)
-      if (&process != &victim) print_stacks(process.pid);
-  std::vector<std::string> endings;
-  for (const Process& process : processes) say(process, kEnd);
-  for (const Process& process : processes) {
-    const std::string ending = ending_of(process, limit + kTimeToEnd, stacks);
-    if (&process != &victim) endings.push_back(ending);
-    ::close(process.socket);
-  }
-  return endings;
-}
-
-struct Options {
-  std::uint64_t first = 0;
-  std::uint64_t rounds = 12;
-  int moment = -1;
-  bool verbose = false;
-  bool stacks = false;
+ private:
+  struct Process {
+    pid_t pid = 0;
+    int socket = -1;
+  };
+  const Plan& plan_;
+  std::vector<Process> processes_;
 };
 
-bool read_options(int count, char** arguments, Options& options) {
-  for (int index = 1; index < count; ++index) {
-    const std::string name = arguments[index];
-    if (name == "--verbose") {
-      options.verbose = true;
-      continue;
+Job::Job(const Plan& plan, std::uint64_t seed) : plan_(plan) {
+  for (int rank = 0; rank < plan.size; ++rank) {
+    std::array<int, 2> ends{};
+    if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends.data()) != 0)
+      throw std::runtime_error("cannot make a pair of sockets");
+    std::fflush(nullptr);
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+      for (const Process& other : processes_) ::close(other.socket);
+      ::close(ends[0]);
+      const int ending = run_rank({.rank = rank,
+                                   .size = plan.size,
+                                   .moment = plan.moment,
+                                   .seed = seed,
+                                   .socket = ends[1]});
+      std::fflush(nullptr);
+      ::_exit(ending);
     }
-    if (name == "--stacks") {
-      options.stacks = true;
-      continue;
-    }
-    if (++index >= count) return false;
-    const auto value = std::strtoull(arguments[index], nullptr, 10);
-    if (name == "--rounds") {
-      options.rounds = value;
-    } else if (name == "--first") {
-      options.first = value;
-    } else if (name == "--moment" && value < kMoments) {
-      options.moment = static_cast<int>(value);
-    } else {
-      return false;
-    }
+    ::close(ends[1]);
+    processes_.push_back({pid, ends[0]});
   }
-  return true;
 }
 
-int run(const Options& options) {
-  std::map<Moment, std::map<std::string, int>> counts;
-  std::map<Moment, int> kills;
-  bool bad = false;
-  for (std::uint64_t seed = options.first; seed < options.first + options.rounds; ++seed) {
-    const Plan plan = plan_of(seed, options.moment);
-    ++kills[plan.moment];
-    for (const std::string& ending : play(plan, options.stacks)) {
-      ++counts[plan.moment][ending];
-      const bool well = ending == kEndingNames[kWell];
-      bad = bad || !well;
-      if (well && !options.verbose) continue;
-      std::printf(
-          "seed %llu, %s, %d ranks: a survivor: %s\n", static_cast<unsigned long long>(seed),
-          kMomentNames[static_cast<std::size_t>(plan.moment)].data(), plan.size, ending.c_str());
-      std::fflush(stdout);
+void Job::exchange_addresses() {
+  std::vector<std::vector<std::byte>> addresses;
+  for (const Process& process : processes_) addresses.push_back(receive_address(process.socket));
+  for (const Process& process : processes_)
+    for (const auto& address : addresses) send_address(process.socket, address);
+}
+
+void Job::send_all(unsigned char word) {
+  for (const Process& process : processes_)
+    static_cast<void>(::send(process.socket, &word, 1, MSG_NOSIGNAL));
+}
+
+void Job::kill_victim() {
+  Process& victim = processes_[static_cast<std::size_t>(plan_.victim)];
+  ::kill(victim.pid, SIGKILL);
+  ::waitpid(std::exchange(victim.pid, 0), nullptr, 0);
+}
+
+void Job::wait_until_done(Clock::time_point limit) {
+  for (const Process& process : processes_) {
+    if (process.pid == 0) continue;
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(limit - Clock::now()).count();
+    pollfd waited{process.socket, POLLIN, 0};
+    ::poll(&waited, 1, std::max(0, static_cast<int>(left)));
+  }
+}
+
+void Job::judge_ends(Clock::time_point limit, const CampaignOptions& options,
+                     testing::JudgedJob& job) {
+  for (int rank = 0; rank < plan_.size; ++rank) {
+    Process& process = processes_[static_cast<std::size_t>(rank)];
+    if (process.pid == 0) continue;
+    int status = 0;
+    pid_t ended = 0;
+    while ((ended = ::waitpid(process.pid, &status, WNOHANG)) == 0 && Clock::now() < limit)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    std::string ending = "hung";
+    if (ended == 0) {
+      job.output += testing::end_late_process(process.pid, options);
+      ::waitpid(process.pid, nullptr, 0);
+    } else if (WIFSIGNALED(status)) {
+      ending = std::string("ended by ") + ::strsignal(WTERMSIG(status));
+    } else {
+      const auto code = static_cast<std::size_t>(WEXITSTATUS(status));
+      if (code == kWell)
+        ending.clear();
+      else
+        ending =
+            code < kEndingNames.size() ? kEndingNames[code] : "exit code " + std::to_string(code);
     }
+    process.pid = 0;
+    if (!ending.empty()) job.defects.push_back("rank " + std::to_string(rank) + ": " + ending);
   }
-  for (const auto& [moment, endings] : counts) {
-    std::printf("%s: %d kills; survivors:", kMomentNames[static_cast<std::size_t>(moment)].data(),
-                kills[moment]);
-    for (const auto& [ending, count] : endings) std::printf(" %d %s", count, ending.c_str());
-    std::printf("\n");
+}
+
+testing::JudgedJob run_job(std::uint64_t seed, const CampaignOptions& options) {
+  const Plan plan = make_plan(seed, options);
+  const std::string moment(kMomentNames[static_cast<std::size_t>(plan.moment)]);
+  testing::JudgedJob judged{.plan = "seed " + std::to_string(seed) + ": rank " +
+                                    std::to_string(plan.victim) + " of " +
+                                    std::to_string(plan.size) + ", " + moment,
+                            .row = moment};
+  Job job(plan, seed);
+  job.exchange_addresses();
+  std::this_thread::sleep_for(plan.until_stop);
+  if (plan.moment == Moment::kCancelling) {
+    job.send_all(kStop);
+    std::this_thread::sleep_for(plan.until_kill);
   }
-  return bad ? 1 : 0;
+  job.kill_victim();
+  job.send_all(static_cast<unsigned char>(plan.victim));
+  const auto limit = Clock::now() + kHardLimit;
+  job.wait_until_done(limit);
+  job.send_all(kEnd);
+  job.judge_ends(limit + kTimeToEnd, options, judged);
+  return judged;
 }
 
 }  // namespace
 }  // namespace hvd::ucx_campaign
 
-int main(int count, char** arguments) {
-  hvd::ucx_campaign::Options options;
-  if (!hvd::ucx_campaign::read_options(count, arguments, options)) {
-    std::fprintf(stderr,
-                 "usage: ucx_campaign [--rounds N] [--first SEED] [--moment 0|1|2] [--verbose] "
-                 "[--stacks]\n");
-    return 2;
-  }
-  try {
-    return hvd::ucx_campaign::run(options);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "ucx_campaign: %s\n", error.what());
-    return 1;
-  }
+int main(int argc, char** argv) {
+  return hvd::testing::run_campaign(
+      argc, argv,
+      {.seeds = 12, .own_option = "--moment 0|1|2", .run_job = hvd::ucx_campaign::run_job});
 }

@@ -14,7 +14,6 @@
 #include <set>
 #include <vector>
 
-#include "fault/ucx_campaign_frames.h"
 #include "hvd/error.h"
 #include "transport/request_table.h"
 #include "transport/ucx/ucx_carrier.h"
@@ -31,8 +30,8 @@ using Memory = std::vector<std::byte>;
 
 constexpr std::size_t kSmall = 64;
 constexpr std::size_t kLarge = 4 << 20;
-constexpr std::byte kGivenBack{0xEE};
-constexpr std::byte kGoodbye{0xB1};
+constexpr std::byte kReleased{0xEE};
+constexpr std::byte kAfterLoss{0xB1};
 constexpr auto kPatience = std::chrono::seconds(10);
 constexpr std::uint32_t kGeneration = 5;
 
@@ -44,7 +43,7 @@ struct Ended {
 class Rank {
  public:
   explicit Rank(const Orders&);
-  int live();
+  int run();
 
  private:
   /// An outgoing message of the control plane.
@@ -57,15 +56,15 @@ class Rank {
     RequestTable table;
   };
 
-  void exchange_until_told();
+  void exchange_until_stopped();
   void begin_step();
   void check_step();
-  bool hear_supervisor();
-  void take_back();
-  void greet_survivors();
-  void talk(int to, Memory);
-  void look_at_control();
-  bool drop(RequestTable&);
+  bool receive_order();
+  void cancel_messages();
+  void message_survivors();
+  void send_control(int to, Memory);
+  void progress_control();
+  bool cancel(RequestTable&);
   std::byte value_of(int rank) const { return static_cast<std::byte>((rank * 37 + step_) & 0x7F); }
   Tag data_tag(int source) const {
     return message::make_tag({.generation = kGeneration, .source = source});
@@ -76,7 +75,7 @@ class Rank {
   }
 
   const Orders orders_;
-  const bool told_transports_ = std::getenv("UCX_TLS") != nullptr;
+  const bool transports_chosen_ = std::getenv("UCX_TLS") != nullptr;
   std::mt19937_64 random_;
   std::shared_ptr<message::Carrier> carrier_;
   std::vector<int> others_;
@@ -88,19 +87,18 @@ class Rank {
   std::list<Parcel> parcels_;
   std::unique_ptr<RequestTable> receiving_;
   Memory received_;
-  int gone_ = -1;
-  bool told_ = false;
-  bool given_back_ = false;
-  std::set<int> goodbyes_;
+  int killed_ = -1;
+  bool released_ = false;
+  std::set<int> messages_after_loss_;
 };
 
 Rank::Rank(const Orders& orders) : orders_(orders), random_(orders.seed * 64 + 1) {
   random_.discard(static_cast<unsigned>(orders.rank) * 16U);
   auto workers = ucx::open_workers();
-  write_frame(orders_.socket, workers.address());
+  send_address(orders_.socket, workers.address());
   ucx::JobMembers members{.rank = orders_.rank, .generation = kGeneration, .addresses = {}};
   for (int rank = 0; rank < orders_.size; ++rank) {
-    members.addresses.push_back(read_frame(orders_.socket));
+    members.addresses.push_back(receive_address(orders_.socket));
     if (rank != orders_.rank) others_.push_back(rank);
   }
   carrier_ = ucx::make_ucx_carrier(std::move(workers), std::move(members));
@@ -112,25 +110,25 @@ Rank::Rank(const Orders& orders) : orders_(orders), random_(orders.seed * 64 + 1
   receiving_->reset(1);
 }
 
-bool Rank::hear_supervisor() {
+bool Rank::receive_order() {
   unsigned char word = 0;
   const ssize_t got = ::recv(orders_.socket, &word, 1, MSG_DONTWAIT);
   if (got == 0) throw Ended{kBroken};  // the supervisor has ended
   if (got < 0) return false;
-  if (word < kFirstWord) gone_ = word;
-  return told_ = true;
+  if (word < kFirstWord) killed_ = word;
+  return true;
 }
 
 /// Waits until UCX no longer uses the memory of the carrier's messages; their results are ignored.
 /// Returns false if UCX keeps the memory, which is allowed only with transports that the user has
 /// chosen.
-bool Rank::drop(RequestTable& table) {
+bool Rank::cancel(RequestTable& table) {
   if (message::wait_for_memory(table, Clock::now() + std::chrono::seconds(2))) return true;
-  if (!told_transports_) throw Ended{kKept};
+  if (!transports_chosen_) throw Ended{kKept};
   return false;
 }
 
-void Rank::talk(int to, Memory content) {
+void Rank::send_control(int to, Memory content) {
   Parcel& parcel = parcels_.emplace_back(*carrier_, std::move(content));
   try {
     parcel.table.send(0, parcel.bytes, to, control_tag(orders_.rank));
@@ -139,12 +137,12 @@ void Rank::talk(int to, Memory content) {
   }
 }
 
-void Rank::look_at_control() {
+void Rank::progress_control() {
   for (auto parcel = parcels_.begin(); parcel != parcels_.end();) {
     try {
       parcel->table.test();
     } catch (const Error&) {
-      static_cast<void>(drop(parcel->table));
+      static_cast<void>(cancel(parcel->table));
     }
     parcel = parcel->table.in_flight() == 0 ? parcels_.erase(parcel) : std::next(parcel);
   }
@@ -158,10 +156,10 @@ void Rank::look_at_control() {
   try {
     if (receiving_->test().empty()) return;
   } catch (const Error&) {
-    static_cast<void>(drop(*receiving_));
+    static_cast<void>(cancel(*receiving_));
     return;
   }
-  if (!received_.empty() && received_.front() == kGoodbye) goodbyes_.insert(source);
+  if (!received_.empty() && received_.front() == kAfterLoss) messages_after_loss_.insert(source);
 }
 
 void Rank::begin_step() {
@@ -174,7 +172,7 @@ void Rank::begin_step() {
     data_->send(2 * place + 1, outgoing_, others_[place], data_tag(orders_.rank));
   }
   const std::size_t size = random_() % 4 == 0 && bytes_ == kLarge ? 300000 : 24;
-  talk(others_[random_() % others_.size()], Memory(size));
+  send_control(others_[random_() % others_.size()], Memory(size));
 }
 
 void Rank::check_step() {
@@ -185,60 +183,61 @@ void Rank::check_step() {
   }
 }
 
-void Rank::exchange_until_told() {
+void Rank::exchange_until_stopped() {
   try {
-    while (!hear_supervisor()) {
+    while (!receive_order()) {
       if (data_->in_flight() == 0) {
         if (step_ > 0) check_step();
         begin_step();
       }
       if (data_->test().empty()) ::sched_yield();
-      look_at_control();
+      progress_control();
     }
   } catch (const Error&) {
-    // A peer has gone, or has cut off its messages.
+    // A peer has been killed, or has cancelled its messages.
   }
 }
 
-void Rank::take_back() {
-  given_back_ = drop(*data_);
-  if (!given_back_) return;
-  for (Memory& memory : incoming_) std::fill(memory.begin(), memory.end(), kGivenBack);
+void Rank::cancel_messages() {
+  released_ = cancel(*data_);
+  if (!released_) return;
+  for (Memory& memory : incoming_) std::fill(memory.begin(), memory.end(), kReleased);
 }
 
 /// A rank that has lost a peer must be able to notify all others, connected or not.
-void Rank::greet_survivors() {
+void Rank::message_survivors() {
   const auto limit = Clock::now() + kPatience;
-  while (gone_ < 0) {
-    static_cast<void>(hear_supervisor());
-    look_at_control();
+  while (killed_ < 0) {
+    static_cast<void>(receive_order());
+    progress_control();
     if (Clock::now() > limit) throw Ended{kBroken};
     ::sched_yield();
   }
   for (const int other : others_)
-    if (other != gone_) talk(other, Memory(16, kGoodbye));
-  while (std::any_of(others_.begin(), others_.end(),
-                     [&](int other) { return other != gone_ && !goodbyes_.contains(other); })) {
-    look_at_control();
+    if (other != killed_) send_control(other, Memory(16, kAfterLoss));
+  while (std::any_of(others_.begin(), others_.end(), [&](int other) {
+    return other != killed_ && !messages_after_loss_.contains(other);
+  })) {
+    progress_control();
     if (Clock::now() > limit) throw Ended{kSilence};
     ::sched_yield();
   }
 }
 
-int Rank::live() {
-  exchange_until_told();
-  take_back();
-  greet_survivors();
+int Rank::run() {
+  exchange_until_stopped();
+  cancel_messages();
+  message_survivors();
   const unsigned char done = kDone;
   if (::send(orders_.socket, &done, 1, MSG_NOSIGNAL) != 1) return kBroken;
   for (unsigned char word = 0; word != kEnd;) {  // others may not have received their messages
-    look_at_control();
+    progress_control();
     ::sched_yield();
     if (::recv(orders_.socket, &word, 1, MSG_DONTWAIT) == 0) return kBroken;
   }
   for (const Memory& memory : incoming_)
-    if (given_back_ &&
-        std::count(memory.begin(), memory.end(), kGivenBack) != static_cast<long>(bytes_))
+    if (released_ &&
+        std::count(memory.begin(), memory.end(), kReleased) != static_cast<long>(bytes_))
       return kTouched;
   carrier_->mark_failed();
   return kWell;
@@ -246,9 +245,23 @@ int Rank::live() {
 
 }  // namespace
 
-int live(const Orders& orders) {
+void send_address(int socket, std::span<const std::byte> address) {
+  if (::send(socket, address.data(), address.size(), MSG_NOSIGNAL) !=
+      static_cast<ssize_t>(address.size()))
+    throw std::runtime_error("the other end has closed the socket");
+}
+
+std::vector<std::byte> receive_address(int socket) {
+  std::vector<std::byte> address(64 * 1024);
+  const ssize_t bytes = ::recv(socket, address.data(), address.size(), 0);
+  if (bytes <= 0) throw std::runtime_error("the other end has closed the socket");
+  address.resize(static_cast<std::size_t>(bytes));
+  return address;
+}
+
+int run_rank(const Orders& orders) {
   try {
-    return Rank(orders).live();
+    return Rank(orders).run();
   } catch (const Ended& ended) {
     return ended.ending;
   } catch (const std::exception& error) {

@@ -1,14 +1,18 @@
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string_view>
+#include <vector>
 
 namespace hvd::ucx_campaign {
 
 /// The behaviour of the ranks when one of them is killed.
-enum class Moment : int { kConnecting, kLargeMessages, kTakingBack };
-inline constexpr std::string_view kMomentNames[] = {"connecting", "large messages", "taking back"};
-inline constexpr int kMoments = 3;
+enum class Moment : int { kConnecting, kLargeMessages, kCancelling };
+inline constexpr std::array<std::string_view, 3> kMomentNames = {"connecting", "large messages",
+                                                                 "cancelling"};
 
 // Messages from the supervisor to a rank, one byte each. A byte below kFirstWord is the number of a
 // rank that has been killed.
@@ -27,7 +31,7 @@ enum Ending : int {
   kKept = 5,        ///< memory was not released in time
   kTouched = 6,     ///< memory was written to after its release
 };
-inline constexpr std::string_view kEndingNames[] = {
+inline constexpr std::array<std::string_view, 7> kEndingNames = {
     "well", "broken", "", "wrong bytes", "silence", "memory kept", "memory touched"};
 
 struct Orders {
@@ -38,7 +42,12 @@ struct Orders {
   int socket = -1;  ///< to the supervisor
 };
 
-/// A rank's life, up to its exit code.
-int live(const Orders&);
+/// Runs a rank and returns its exit code.
+int run_rank(const Orders&);
+
+/// Send and receive one message through a socket of the supervisor. Throw if the other end has
+/// closed it.
+void send_address(int socket, std::span<const std::byte>);
+std::vector<std::byte> receive_address(int socket);
 
 }  // namespace hvd::ucx_campaign

@@ -1,16 +1,16 @@
 // The campaign of last screens: many short jobs under hvdrun in which one rank fails. The last
 // message must name that rank, how it ended and its error text, however the other ranks react.
 //
-// last_screen_campaign [--seeds N] [--first SEED] [--verbose]
-#include <cstdio>
+//   last_screen_campaign [options of support/campaign.h]
+#include <array>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <string>
+#include <string_view>
 
-#include "campaign_seeds.h"
 #include "hvdrun_process.h"
 #include "last_screen_plan.h"
+#include "support/campaign.h"
 #include "system/text.h"
 
 namespace hvd::launcher::test {
@@ -27,17 +27,6 @@ std::string last_screen(const std::string& text) {
   // The ranks' output precedes hvdrun's own message.
   const std::size_t account = screen.rfind("hvdrun: rank ");
   return account == std::string::npos ? screen : screen.substr(account);
-}
-
-std::string describe(const Plan& plan) {
-  constexpr const char* kNames[] = {"throw", "bad_alloc", "exit",     "exit(0)", "signal",
-                                    "abort", "MPI_Abort", "mismatch", "stall"};
-  constexpr const char* kMoments[] = {"before init", "in a step", "among submits", "in a thread"};
-  return "seed " + std::to_string(plan.seed) + ": " + kNames[static_cast<int>(plan.fault)] +
-         (plan.fault == Fault::kSignal ? " " + std::to_string(plan.signal) : "") + " on rank " +
-         std::to_string(plan.victim) + " of " + std::to_string(plan.ranks) + ", " +
-         kMoments[static_cast<int>(plan.moment)] + " " + std::to_string(plan.step) +
-         (plan.caught ? ", caught" : "") + (plan.others_catch ? ", the others catch" : "");
 }
 
 struct Expected {
@@ -88,45 +77,40 @@ std::string judge(const Plan& plan, const Result& result) {
   return {};
 }
 
-/// A job without MPI has no MPI_Abort.
-bool is_possible(const Plan& plan) {
+std::optional<testing::JudgedJob> run_job(std::uint64_t seed, const testing::CampaignOptions&) {
+  constexpr std::array kFaultNames = {"throw", "bad_alloc", "exit",     "exit(0)", "signal",
+                                      "abort", "MPI_Abort", "mismatch", "stall"};
+  constexpr std::array kMoments = {"before init", "in a step", "among submits", "in a thread"};
+  const Plan plan = make_plan(seed);
   const char* const controller = std::getenv("LAUNCHER_TEST_CONTROLLER");
-  const bool has_mpi = controller == nullptr || std::strcmp(controller, "ucx") != 0;
-  return has_mpi || plan.fault != Fault::kMpiAbort;
-}
-
-Result run(const Plan& plan) {
+  if (plan.fault == Fault::kMpiAbort && controller != nullptr &&
+      std::string_view(controller) == "ucx")
+    return std::nullopt;
   Start start;
   // The error of a stalled rank is not tested here.
   start.arguments = {"-np", std::to_string(plan.ranks),   "--fail-grace",
-                     "1",   HVD_TEST_LAST_SCREEN_PROGRAM, std::to_string(plan.seed)};
+                     "1",   HVD_TEST_LAST_SCREEN_PROGRAM, std::to_string(seed)};
   start.environment = {{"HVD_STALL_SHUTDOWN", "1"}, {"OMP_NUM_THREADS", "1"}};
-  return HvdrunProcess(start).wait(kLimit);
+  const Result result = HvdrunProcess(start).wait(kLimit);
+  const std::string fault = kFaultNames[static_cast<std::size_t>(plan.fault)];
+  testing::JudgedJob job{
+      .plan = "seed " + std::to_string(seed) + ": " + fault +
+              (plan.fault == Fault::kSignal ? " " + std::to_string(plan.signal) : "") +
+              " on rank " + std::to_string(plan.victim) + " of " + std::to_string(plan.ranks) +
+              ", " + kMoments[static_cast<std::size_t>(plan.moment)] + " " +
+              std::to_string(plan.step) + (plan.caught ? ", caught" : "") +
+              (plan.others_catch ? ", the others catch" : ""),
+      .row = fault,
+      .output = "--- stderr ---\n" + result.err + "--------------\n"};
+  if (const std::string defect = judge(plan, result); !defect.empty())
+    job.defects.push_back(defect);
+  return job;
 }
 
 }  // namespace
 }  // namespace hvd::launcher::test
 
 int main(int argc, char** argv) {
-  using namespace hvd::launcher::test;
-  const auto asked = campaign_seeds(argc, argv, 200);
-  if (!asked) return 2;
-  int runs = 0, bad = 0;
-  for (std::uint64_t seed = asked->first; seed < asked->first + asked->seeds; ++seed) {
-    const Plan plan = make_plan(seed);
-    if (!is_possible(plan)) continue;
-    ++runs;
-    const Result result = run(plan);
-    const std::string fault = judge(plan, result);
-    if (asked->verbose || !fault.empty())
-      std::printf("%s: %s (%.2f s)\n", describe(plan).c_str(),
-                  fault.empty() ? "right" : fault.c_str(), result.seconds);
-    if (!fault.empty()) {
-      ++bad;
-      std::printf("--- stderr ---\n%s--------------\n", result.err.c_str());
-    }
-    std::fflush(stdout);
-  }
-  std::printf("%d runs, %d wrong\n", runs, bad);
-  return bad == 0 ? 0 : 1;
+  return hvd::testing::run_campaign(argc, argv,
+                                    {.seeds = 200, .run_job = hvd::launcher::test::run_job});
 }

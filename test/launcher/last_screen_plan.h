@@ -3,8 +3,10 @@
 #include <cstdint>
 #include <string>
 
-/// The run that a seed of the campaign of last screens stands for. The driver and every rank derive
-/// it separately, so it depends on the seed only.
+#include "support/seeds.h"
+
+/// The job of a seed of the campaign of last screens. The driver and every rank derive it
+/// separately, so it depends on the seed only.
 namespace hvd::launcher::test {
 
 enum class Fault {
@@ -37,24 +39,9 @@ struct Plan {
 
 inline constexpr int kSteps = 12;
 
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014).
-class Random {
- public:
-  explicit Random(std::uint64_t seed) : state_(seed * 0x9e3779b97f4a7c15U + 1) { below(2); }
-  int below(int limit) {
-    std::uint64_t z = state_ += 0x9e3779b97f4a7c15U;
-    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
-    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
-    return static_cast<int>((z ^ (z >> 31)) % static_cast<std::uint64_t>(limit));
-  }
-
- private:
-  std::uint64_t state_;
-};
-
 inline Plan make_plan(std::uint64_t seed) {
   constexpr int kSignals[] = {9, 11, 8, 15, 4};  // KILL, SEGV, FPE, TERM, ILL
-  Random random(seed);
+  testing::Random random(seed, 1);
   Plan plan;
   plan.seed = seed;
   plan.ranks = 2 + random.below(3);

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "start/processes.h"
+#include "support/process.h"
 
 namespace hvd::testing {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "start/other_build.h"
-#include "start/processes.h"
 #include "support/free_port.h"
+#include "support/process.h"
 
 namespace hvd::testing {
 namespace {

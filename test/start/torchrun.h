@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "start/processes.h"
+#include "support/process.h"
 
 namespace hvd::testing {
 

@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-#include "start/processes.h"
+#include "support/process.h"
 #include "support/two_hosts.h"
 
 namespace hvd::testing {

@@ -18,4 +18,24 @@ inline std::uint64_t seeds(std::uint64_t part, std::uint64_t full) {
                          : wanted;
 }
 
+/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators, 2014). The
+/// library's distributions may differ between platforms; this does not.
+class Random {
+ public:
+  Random(std::uint64_t seed, std::uint64_t stream) : state_(seed * 0x9e3779b97f4a7c15U + stream) {
+    next();
+  }
+  std::uint64_t next() {
+    std::uint64_t z = state_ += 0x9e3779b97f4a7c15U;
+    z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9U;
+    z = (z ^ (z >> 27)) * 0x94d049bb133111ebU;
+    return z ^ (z >> 31);
+  }
+  int below(int limit) { return static_cast<int>(next() % static_cast<std::uint64_t>(limit)); }
+  bool chance(int percent) { return below(100) < percent; }
+
+ private:
+  std::uint64_t state_;
+};
+
 }  // namespace hvd::testing

@@ -78,6 +78,20 @@ class Process {
     std::string output;  ///< stdout and stderr
   };
   using Deadline = std::chrono::steady_clock::time_point;
+  enum class Read { kMore, kEnd, kLate };
+  /// Reads more of its output. kEnd: it has closed its output, kLate: the deadline has passed.
+  Read read_some(Deadline deadline) {
+    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
+        deadline - std::chrono::steady_clock::now());
+    pollfd look{.fd = output_, .events = POLLIN, .revents = 0};
+    if (left.count() <= 0 || ::poll(&look, 1, static_cast<int>(left.count())) == 0)
+      return Read::kLate;
+    std::array<char, 4096> buffer{};
+    const ssize_t got = ::read(output_, buffer.data(), buffer.size());
+    if (got <= 0) return Read::kEnd;
+    written_.append(buffer.data(), static_cast<std::size_t>(got));
+    return Read::kMore;
+  }
   /// Waits until it has written `text` this many times. Returns false at its end or the deadline.
   bool wait_for(const std::string& text, int times, Deadline deadline) {
     while (count(written_, text) < times)
@@ -101,20 +115,6 @@ class Process {
   const std::string& written() const noexcept { return written_; }
 
  private:
-  enum class Read { kMore, kEnd, kLate };
-  Read read_some(Deadline deadline) {
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
-        deadline - std::chrono::steady_clock::now());
-    pollfd look{.fd = output_, .events = POLLIN, .revents = 0};
-    if (left.count() <= 0 || ::poll(&look, 1, static_cast<int>(left.count())) == 0)
-      return Read::kLate;
-    std::array<char, 4096> buffer{};
-    const ssize_t got = ::read(output_, buffer.data(), buffer.size());
-    if (got <= 0) return Read::kEnd;
-    written_.append(buffer.data(), static_cast<std::size_t>(got));
-    return Read::kMore;
-  }
-
   pid_t pid_ = 0;
   int output_ = -1;
   std::string written_;
