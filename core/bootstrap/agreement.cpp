@@ -91,6 +91,12 @@ Agreement agree(World& world, const RankStatement& own) {
 }
 
 Agreement compare(std::span<const RankStatement> statements, const Topology& topology) {
+  for (std::size_t rank = 0; rank < statements.size(); ++rank) {
+    if (statements[rank].failure[0] == '\0') continue;
+    throw UsageError(text("hvd::init: rank ", rank, " (",
+                          topology.host_name(static_cast<int>(rank)),
+                          ") could not begin: ", statements[rank].failure));
+  }
   require_same_settings(statements, topology);
   Agreement agreement;
   agreement.reason = obstacle_to_nccl(statements, topology);

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 
 #include "base/topology.h"
 #include "bootstrap/world.h"
@@ -11,17 +12,19 @@
 namespace hvd::runtime {
 
 /// Sent by each rank to all others when the job begins: its settings that must be the same on all
-/// ranks, and its GPU. Plain bytes, since all ranks run the same build.
+/// ranks, its GPU, or why it cannot begin. Plain bytes, since all ranks run the same build.
 struct RankStatement {
-  char backend[32] = {};  ///< HVD_BACKEND; empty: unset
+  char failure[512] = {};  ///< why the rank cannot begin; empty: it can
+  char backend[32] = {};   ///< HVD_BACKEND; empty: unset
   std::int64_t cache_capacity = 0;
-  std::int32_t control_radix = 0;
+  std::int64_t control_radix = 0;
 
   char gpu_bus_id[32] = {};       ///< identifies a GPU of a host; empty: no GPU
   std::int32_t nccl_version = 0;  ///< 23203 is 2.32.3; 0: no usable NCCL
   std::int32_t may_share = 0;     ///< NCCL_MULTI_RANK_GPU_ENABLE=1, and NCCL supports it
   std::uint64_t nccl_host = 0;    ///< hash of NCCL_HOSTID; 0: unset
 };
+static_assert(std::has_unique_object_representations_v<RankStatement>, "no padding is sent");
 
 /// A statement with this rank's settings, and without a GPU.
 RankStatement statement_of(const RuntimeOptions&);
@@ -34,7 +37,8 @@ struct Agreement {
 };
 
 /// Sends this rank's statement to all others, and compares theirs. Collective.
-/// @throws UsageError on every rank when a setting differs; PeerLostError as World::allgather()
+/// @throws UsageError on every rank when a rank cannot begin or a setting differs; PeerLostError as
+/// World::allgather()
 Agreement agree(World&, const RankStatement&);
 
 /// Compares the statements of all ranks, and decides whether the job uses NCCL. It needs a GPU of
@@ -42,7 +46,7 @@ Agreement agree(World&, const RankStatement&);
 /// 2.30, and later unless NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks with different values of NCCL_HOSTID
 /// are on different hosts to NCCL and may share a GPU.
 /// @param statements by rank
-/// @throws UsageError when a rank's setting differs from that of rank 0
+/// @throws UsageError when a rank cannot begin, or has another setting than rank 0
 Agreement compare(std::span<const RankStatement> statements, const Topology&);
 
 }  // namespace hvd::runtime

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 #include <chrono>
-#include <span>
+#include <exception>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "backend/self/self_backend.h"
@@ -63,12 +64,12 @@ MpiModule& require_mpi(const InitMethod& method) {
 }
 
 std::shared_ptr<World> join_over_mpi(const RuntimeOptions& options, const InitMethod& method) {
-  MpiJoinOptions join;
-  join.start_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+  using std::chrono::milliseconds;
   // At least a second, because a thread inside a call may have no core for a while.
-  join.call_timeout = std::chrono::duration_cast<std::chrono::milliseconds>(
-      std::max<Duration>(options.peer_timeout / 2, std::chrono::seconds(1)));
-  return require_mpi(method).join(join);
+  const Duration call_timeout =
+      std::max<Duration>(options.peer_timeout / 2, std::chrono::seconds(1));
+  return require_mpi(method).join(std::chrono::duration_cast<milliseconds>(options.start_timeout),
+                                  std::chrono::duration_cast<milliseconds>(call_timeout));
 }
 
 std::shared_ptr<World> join_world(const RuntimeOptions& options, const InitMethod& method,
@@ -94,13 +95,29 @@ std::shared_ptr<World> join_world(const RuntimeOptions& options, const InitMetho
   return join_over_ucx(rendezvous::join(method.place, own, deadline), deadline);
 }
 
-/// Compares this rank's settings and GPU with those of the others. A rank that refuses the job
-/// leaves it in order, so that the others report the contradiction and not a lost rank.
-Agreement agree_or_leave(control::ControlPlane& control, World& world, const RankStatement& own) {
+/// Finds this rank's GPU, and compares it and the settings with those of the other ranks. If a rank
+/// cannot begin, all throw its reason and leave the job in order, so that no rank waits for another
+/// one or reports it as lost.
+Agreement agree_or_leave(JobConnection& job, World& world, const RuntimeOptions& options,
+                         Gpu& gpu) {
+  const Topology& topology = job.control->topology();
+  RankStatement own = statement_of(options);
+  std::exception_ptr failure;
+  try {
+    if (job.controller == name_of(Controller::kMpi)) {
+      if (const auto text = contradiction_to_mpi(options, topology.rank, topology.size))
+        throw UsageError(*text);
+    }
+    gpu = find_gpu(options, topology.local_rank, own);
+  } catch (const std::exception& error) {
+    std::string_view(error.what()).copy(own.failure, sizeof own.failure - 1);
+    failure = std::current_exception();
+  }
   try {
     return agree(world, own);
   } catch (const UsageError&) {
-    control.farewell();
+    job.control->farewell();
+    if (failure) std::rethrow_exception(failure);
     throw;
   }
 }
@@ -112,16 +129,8 @@ void make_connection(JobConnection& job, World& world, const RuntimeOptions& opt
   const auto& node = world.node();
   const Topology& topology = node->topology();
   job.control = message::make_control_plane(carrier, node);
-  const auto contradiction = job.controller == name_of(Controller::kMpi)
-                                 ? contradiction_to_mpi(options, topology.rank, topology.size)
-                                 : std::nullopt;
-  if (contradiction) {
-    job.control->farewell();
-    throw UsageError(*contradiction);
-  }
-  RankStatement own = statement_of(options);
-  const Gpu gpu = find_gpu(options, topology.local_rank, own);
-  const Agreement agreement = agree_or_leave(*job.control, world, own);
+  Gpu gpu;
+  const Agreement agreement = agree_or_leave(job, world, options, gpu);
   if (topology.rank == 0) report_unused_gpus(agreement, options);
   job.backends = make_host_backends(carrier, node, std::move(arena));
   job.device = gpu.device;

@@ -36,10 +36,11 @@ class LinkedMpi final : public MpiModule {
   bool threads_multiple() const noexcept override { return mpi::threads_multiple(); }
   std::string library_version() const override { return mpi::library_version(); }
   void forget_peers() noexcept override { mpi::mark_failed(); }
-  std::shared_ptr<World> join(const MpiJoinOptions& options) override {
-    auto world = mpi::MpiWorld::join(
-        {.start_timeout = options.start_timeout, .call_timeout = options.call_timeout});
-    return std::make_shared<JobOverMpi>(std::move(world), options.start_timeout);
+  std::shared_ptr<World> join(std::chrono::milliseconds start_timeout,
+                              std::chrono::milliseconds call_timeout) override {
+    auto world =
+        mpi::MpiWorld::join({.start_timeout = start_timeout, .call_timeout = call_timeout});
+    return std::make_shared<JobOverMpi>(std::move(world), start_timeout);
   }
 };
 

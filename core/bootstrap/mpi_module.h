@@ -8,13 +8,6 @@
 
 namespace hvd::runtime {
 
-struct MpiJoinOptions {
-  /// Joining fails with PeerLostError if a rank has not arrived after this time.
-  std::chrono::milliseconds start_timeout = std::chrono::seconds(300);
-  /// Limit of one call of MPI. The process ends when a call exceeds it.
-  std::chrono::milliseconds call_timeout = std::chrono::seconds(15);
-};
-
 /// The interface to hvd's part for MPI, which is in a library of its own: Note [MPI is loaded].
 ///
 /// Thread-safe, except join().
@@ -30,7 +23,10 @@ class MpiModule {
   /// Records that the job has failed: MPI is not finalised any more.
   virtual void forget_peers() noexcept = 0;
   /// Starts MPI if it has not been started, and joins the job. Collective.
-  virtual std::shared_ptr<World> join(const MpiJoinOptions&) = 0;
+  /// @param start_timeout joining fails with PeerLostError if a rank has not arrived after it
+  /// @param call_timeout limit of one call of MPI; the process ends when a call exceeds it
+  virtual std::shared_ptr<World> join(std::chrono::milliseconds start_timeout,
+                                      std::chrono::milliseconds call_timeout) = 0;
 };
 
 /// Returns the module, and loads it at the first call. Null if it cannot be loaded.

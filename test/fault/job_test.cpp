@@ -395,6 +395,29 @@ TEST(Job, IdleRanksUseNoCpu) {
   shutdown();
 }
 
+// The other ranks do not wait for it, and the processes can join another job.
+TEST(Job, ARankThatCannotBeginIsTheSameErrorOnAllRanks) {
+  init();
+  const int own = rank();
+  const int last = size() - 1;
+  shutdown();
+  if (own == last) ::setenv("HVD_DEVICE", "1000", 1);
+  try {
+    init();
+    ADD_FAILURE() << "rank " << own << " began";
+    shutdown();
+  } catch (const UsageError& error) {
+    const std::string text = error.what();
+    EXPECT_NE(text.find("HVD_DEVICE"), std::string::npos) << text;
+    const bool named = text.find("rank " + std::to_string(last) + " (") != std::string::npos;
+    EXPECT_EQ(named, own != last) << text;
+  }
+  ::unsetenv("HVD_DEVICE");
+  init();
+  EXPECT_EQ(sum(1, "x"), static_cast<float>(size()));
+  shutdown();
+}
+
 TEST(Job, AnUnknownBackendIsRefusedByName) {
   EXPECT_THROW(init({.backend = "carrier pigeon"}), UsageError);
   EXPECT_FALSE(is_initialized());

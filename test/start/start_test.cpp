@@ -266,7 +266,7 @@ TEST_F(StartTest, ARankThatCannotBeginTellsTheOthersWhy) {
   for (const std::string& method : {at_port(), in_file()}) {
     start_rank("init", method, 0, 2);
     start_rank("init", method, 1, 2, {{"HVD_DEVICE", "1000"}});
-    expect_all_failed("rror ", HasSubstr("HVD_DEVICE"));
+    expect_all_failed("UsageError ", HasSubstr("HVD_DEVICE"));
   }
 }
 

@@ -73,6 +73,18 @@ TEST(GpuAgreement, SharedGpusWhereAllHaveAllowedIt) {
       compare(std::vector{statement("0:1", 23203, 1), statement("0:1", 23203, 1)}, topology).nccl);
 }
 
+TEST(Agreement, NamesARankThatCannotBegin) {
+  const Topology topology = make_topology(0, {"a", "b"});
+  std::vector<RankStatement> statements(2);
+  std::strcpy(statements[1].failure, "no such GPU");
+  try {
+    compare(statements, topology);
+    ADD_FAILURE() << "no error";
+  } catch (const UsageError& error) {
+    EXPECT_STREQ(error.what(), "hvd::init: rank 1 (b) could not begin: no such GPU");
+  }
+}
+
 TEST(SettingsAgreement, NamesTheFirstRankThatDiffers) {
   const Topology topology = make_topology(0, {"a", "a", "b"});
   const auto error = [&](int rank, const RuntimeOptions& options) -> std::string {
