@@ -2,11 +2,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <numeric>
-#include <string>
 #include <thread>
 #include <vector>
 
+#include "backend/sizes.h"
 #include "base/cache_line.h"
 #include "hvd/error.h"
 #include "kernels/kernels.h"
@@ -18,12 +17,8 @@ namespace {
 /// Bytes that are reduced and then copied to the other outputs while they are in the cache.
 constexpr std::int64_t kChunkBytes = 128 * 1024;
 
-std::int64_t sum(std::span<const std::int64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-}
-
 std::int64_t sum_before(std::span<const std::int64_t> counts, int rank) {
-  return sum(counts.first(static_cast<std::size_t>(rank)));
+  return total(counts.first(static_cast<std::size_t>(rank)));
 }
 
 void copy_bytes(std::byte* to, const std::byte* from, std::int64_t bytes) {
@@ -109,11 +104,10 @@ class Share {
       const std::int64_t expected = own_.collective.counts[static_cast<std::size_t>(other)];
       const std::int64_t sent = sender.collective.send_counts[static_cast<std::size_t>(rank_)];
       if (sent != expected) {
-        group_.fail("local backend, " + group_.where(collective_.number) +
-                    ": alltoall counts differ: rank " + std::to_string(group_.world_rank(other)) +
-                    " sends " + std::to_string(sent) + " elements to rank " +
-                    std::to_string(group_.world_rank(rank_)) + ", which expects " +
-                    std::to_string(expected));
+        group_.fail(text("local backend, ", group_.where(collective_.number),
+                         ": alltoall counts differ: rank ", group_.world_rank(other), " sends ",
+                         sent, " elements to rank ", group_.world_rank(rank_), ", which expects ",
+                         expected));
       }
       copy_bytes(own_.out + offset,
                  sender.in + sum_before(sender.collective.send_counts, rank_) * width_,
@@ -162,8 +156,8 @@ class LocalWork final : public Work {
     if (done_ || collective_ == nullptr || complete()) {
       return;
     }
-    group_->leave(rank_, "during operation " + std::to_string(number_));
-    ring_others();
+    group_->leave(rank_, text("during operation ", number_));
+    group_->ring_others(rank_, peers_);
     while (collective_->busy.load(std::memory_order_seq_cst) > 0) {
       std::this_thread::yield();
     }
@@ -204,11 +198,11 @@ class LocalWork final : public Work {
       bool last = false;
       collective_ = group_->contribute(rank_, number_, own_, &last);
       if (last) {
-        ring_others();
+        group_->ring_others(rank_, peers_);
       }
       return collective_ != nullptr;
     } catch (const Error&) {
-      ring_others();  // the throw may have ended the group
+      group_->ring_others(rank_, peers_);  // the throw may have ended the group
       throw;
     }
   }
@@ -221,20 +215,12 @@ class LocalWork final : public Work {
       }
       Share(*group_, *collective_, rank_).carry_out();
     } catch (const Error&) {
-      ring_others();
+      group_->ring_others(rank_, peers_);
       throw;
     }
     share_done_ = true;
     if (collective_->finished.fetch_add(1, std::memory_order_acq_rel) + 1 == group_->size()) {
-      ring_others();
-    }
-  }
-
-  void ring_others() noexcept {
-    for (const int rank : group_->ranks()) {
-      if (rank != group_->world_rank(rank_)) {
-        peers_.ring(rank);
-      }
+      group_->ring_others(rank_, peers_);
     }
   }
 
@@ -248,27 +234,6 @@ class LocalWork final : public Work {
   bool done_ = false;
 };
 
-struct Sizes {
-  std::int64_t in;
-  std::int64_t out;
-};
-
-/// Elements of a rank's input and output, by the table in backend.h.
-Sizes sizes_of(const Collective& c, int rank) {
-  switch (c.kind) {
-    case OpKind::kAllreduce:
-      return {c.count, c.count};
-    case OpKind::kBroadcast:
-      return {rank == c.root ? c.count : 0, c.count};
-    case OpKind::kAllgather:
-      return {c.counts[static_cast<std::size_t>(rank)], sum(c.counts)};
-    case OpKind::kReducescatter:
-      return {sum(c.counts), c.counts[static_cast<std::size_t>(rank)]};
-    default:
-      return {sum(c.send_counts), sum(c.counts)};
-  }
-}
-
 class LocalChannel final : public Channel {
  public:
   LocalChannel(std::shared_ptr<LocalGroup> group, Peers& peers, int rank)
@@ -278,60 +243,24 @@ class LocalChannel final : public Channel {
   // collectives stay complete.
   ~LocalChannel() override {
     group_->leave(rank_, "its channel");
-    ring_others();
+    group_->ring_others(rank_, peers_);
   }
 
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
-    check(collective, in.size(), out.size());
+    if (collective.op == ReduceOp::kAdasum || collective.op == ReduceOp::kAverage)
+      throw Error(text("local: this backend has no ", to_string(collective.op)));
+    check_arguments("local", collective, rank_, group_->size(), in, out);
     return std::make_unique<LocalWork>(group_, peers_, rank_, next_++,
                                        Contribution{collective, in.data(), out.data()});
   }
 
   void abort() noexcept override {
     group_->abort();
-    ring_others();
+    group_->ring_others(rank_, peers_);
   }
 
  private:
-  void ring_others() noexcept {
-    for (const int rank : group_->ranks()) {
-      if (rank != group_->world_rank(rank_)) {
-        peers_.ring(rank);
-      }
-    }
-  }
-
-  [[noreturn]] void refuse(const Collective& c, const std::string& why) const {
-    throw Error("local backend, " + group_->where(next_) + ", rank " +
-                std::to_string(group_->world_rank(rank_)) + ": " + describe_collective(c) + ": " +
-                why);
-  }
-
-  void check(const Collective& c, std::size_t in_bytes, std::size_t out_bytes) const {
-    const auto members = static_cast<std::size_t>(group_->size());
-    if (c.kind == OpKind::kBarrier || c.kind == OpKind::kJoin || c.op == ReduceOp::kAdasum ||
-        c.op == ReduceOp::kAverage) {
-      refuse(c, "this backend cannot do that");
-    }
-    const bool blocks = c.kind != OpKind::kAllreduce && c.kind != OpKind::kBroadcast;
-    if ((blocks && c.counts.size() != members) ||
-        (c.kind == OpKind::kAlltoall && c.send_counts.size() != members)) {
-      refuse(c, "expected one count for each of " + std::to_string(members) + " members");
-    }
-    if (c.root < 0 || c.root >= group_->size()) {
-      refuse(c, "expected a root below " + std::to_string(members));
-    }
-    const Sizes sizes = sizes_of(c, rank_);
-    const auto width = size_of(c.dtype);
-    if (in_bytes < static_cast<std::size_t>(sizes.in) * width ||
-        out_bytes < static_cast<std::size_t>(sizes.out) * width) {
-      refuse(c, "the memory is too small: expected " + std::to_string(sizes.in) +
-                    " elements in and " + std::to_string(sizes.out) + " out, got " +
-                    std::to_string(in_bytes) + " and " + std::to_string(out_bytes) + " bytes");
-    }
-  }
-
   const std::shared_ptr<LocalGroup> group_;
   Peers& peers_;
   const int rank_;
@@ -350,10 +279,10 @@ std::shared_ptr<LocalGroup> LocalWorld::join_group(const ChannelSpec& spec) {
     open.group = std::make_shared<LocalGroup>(spec.process_set, spec.ranks);
     open.missing = static_cast<int>(spec.ranks.size());
   } else if (open.group->ranks() != spec.ranks) {
-    throw Error("local backend, process set " + std::to_string(spec.process_set) + ": rank " +
-                std::to_string(rank) + " opens it with " + std::to_string(spec.ranks.size()) +
-                " members, other ranks with " + std::to_string(open.group->ranks().size()) +
-                " or with different ones; every member must name the same ranks");
+    throw Error(text("local backend, process set ", spec.process_set, ": rank ", rank,
+                     " opens it with ", spec.ranks.size(), " members, other ranks with ",
+                     open.group->ranks().size(),
+                     " or with different ones; every member must name the same ranks"));
   }
   std::shared_ptr<LocalGroup> group = open.group;
   if (--open.missing == 0) {

@@ -1,9 +1,9 @@
 #include "support/local_group.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/error.h"
 
 // Note [Two collectives are enough]
@@ -29,29 +29,21 @@ bool agree(const Collective& a, const Collective& b) {
          (a.kind == OpKind::kAlltoall || same(a.counts, b.counts));
 }
 
-void print(std::ostream& text, const char* name, std::span<const std::int64_t> counts) {
+std::string named(const char* name, std::span<const std::int64_t> counts) {
   constexpr std::size_t kShown = 16;
-  if (counts.empty()) {
-    return;
-  }
-  text << ", " << name << " [";
-  for (std::size_t i = 0; i < std::min(counts.size(), kShown); ++i) {
-    text << (i > 0 ? "," : "") << counts[i];
-  }
-  text << (counts.size() > kShown ? ",...]" : "]");
+  if (counts.empty()) return {};
+  return text(", ", name, " [", join_text(counts.first(std::min(counts.size(), kShown)), ","),
+              counts.size() > kShown ? ",...]" : "]");
+}
+
+/// "allreduce sum float32, count 7, ..."
+std::string describe_collective(const Collective& c) {
+  return text(to_string(c.kind), " ", to_string(c.op), " ", to_string(c.dtype), ", count ", c.count,
+              ", root ", c.root, ", scale ", c.scale.prescale, " ", c.scale.postscale, " / ",
+              c.scale.divisor, named("counts", c.counts), named("send counts", c.send_counts));
 }
 
 }  // namespace
-
-std::string describe_collective(const Collective& c) {
-  std::ostringstream text;
-  text << to_string(c.kind) << ' ' << to_string(c.op) << ' ' << to_string(c.dtype) << ", count "
-       << c.count << ", root " << c.root << ", scale " << c.scale.prescale << ' '
-       << c.scale.postscale << " / " << c.scale.divisor;
-  print(text, "counts", c.counts);
-  print(text, "send counts", c.send_counts);
-  return text.str();
-}
 
 LocalGroup::LocalGroup(int process_set, std::vector<int> ranks)
     : process_set_(process_set), ranks_(std::move(ranks)) {
@@ -62,7 +54,7 @@ LocalGroup::LocalGroup(int process_set, std::vector<int> ranks)
 }
 
 std::string LocalGroup::where(std::uint64_t number) const {
-  return "process set " + std::to_string(process_set_) + ", operation " + std::to_string(number);
+  return text("process set ", process_set_, ", operation ", number);
 }
 
 GroupCollective* LocalGroup::contribute(int set_rank, std::uint64_t number, const Contribution& own,
@@ -81,11 +73,11 @@ GroupCollective* LocalGroup::contribute(int set_rank, std::uint64_t number, cons
   }
   const Contribution& reference = joint.contributions[static_cast<std::size_t>(joint.first)];
   if (joint.first != set_rank && !agree(reference.collective, own.collective)) {
-    end_with_mismatch(
-        "local backend, " + where(number) + ": ranks launched different collectives: rank " +
-        std::to_string(world_rank(joint.first)) + " " + describe_collective(reference.collective) +
-        "; rank " + std::to_string(world_rank(set_rank)) + " " +
-        describe_collective(own.collective) + "; every member must launch the same one");
+    end_with_mismatch(text("local backend, ", where(number),
+                           ": ranks launched different collectives: rank ", world_rank(joint.first),
+                           " ", describe_collective(reference.collective), "; rank ",
+                           world_rank(set_rank), " ", describe_collective(own.collective),
+                           "; every member must launch the same one"));
   }
   joint.contributions[static_cast<std::size_t>(set_rank)] = own;
   *complete = joint.contributed.fetch_add(1, std::memory_order_acq_rel) + 1 == size();
@@ -105,13 +97,18 @@ void LocalGroup::leave(int set_rank, const std::string& doing) noexcept {
   const int rank = world_rank(set_rank);
   const MutexLock lock(mutex_);
   end(End::kLost, rank,
-      "local backend, process set " + std::to_string(process_set_) + ": rank " +
-          std::to_string(rank) + " left " + doing);
+      text("local backend, process set ", process_set_, ": rank ", rank, " left ", doing));
 }
 
 void LocalGroup::abort() noexcept {
   const MutexLock lock(mutex_);
   end(End::kAborted, -1, {});
+}
+
+void LocalGroup::ring_others(int set_rank, Peers& peers) const noexcept {
+  for (const int rank : ranks_) {
+    if (rank != world_rank(set_rank)) peers.ring(rank);
+  }
 }
 
 void LocalGroup::fail(const std::string& message) {

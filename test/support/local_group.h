@@ -61,6 +61,9 @@ class LocalGroup {
   /// Ends the group with an Error of this text and throws it.
   [[noreturn]] void fail(const std::string& message);
 
+  /// Rings the doorbells of all members but this one.
+  void ring_others(int set_rank, Peers&) const noexcept;
+
   bool ended() const noexcept { return ended_.load(std::memory_order_seq_cst); }
   /// Throws the cause of the end. Returns after abort(), or if the group has not ended.
   void raise() const;
@@ -84,8 +87,5 @@ class LocalGroup {
   std::string message_ HVD_GUARDED_BY(mutex_);
   std::atomic<bool> ended_{false};
 };
-
-/// For error texts: "allreduce sum float32, count 7, ...".
-std::string describe_collective(const Collective&);
 
 }  // namespace hvd::testing

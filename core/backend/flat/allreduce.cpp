@@ -268,7 +268,7 @@ WindowedAllreduce::WindowedAllreduce(std::shared_ptr<FlatChannelState> state,
 
 }  // namespace
 
-std::unique_ptr<Work> make_allreduce(std::shared_ptr<FlatChannelState> state,
+std::unique_ptr<Work> make_allreduce(const std::shared_ptr<FlatChannelState>& state,
                                      const Collective& collective, std::span<const std::byte> in,
                                      std::span<std::byte> out) {
   const auto peers = static_cast<std::size_t>(state->size()) - 1;
@@ -276,8 +276,8 @@ std::unique_ptr<Work> make_allreduce(std::shared_ptr<FlatChannelState> state,
   const std::size_t direct_bytes =
       std::max(tuning.direct_bytes, peers == 1 ? tuning.direct_pair_bytes : 0);
   if (in.size() * peers <= direct_bytes)
-    return std::make_unique<DirectAllreduce>(std::move(state), collective, in, out);
-  return std::make_unique<WindowedAllreduce>(std::move(state), collective, in, out);
+    return std::make_unique<DirectAllreduce>(state, collective, in, out);
+  return std::make_unique<WindowedAllreduce>(state, collective, in, out);
 }
 
 }  // namespace hvd::flat

@@ -185,18 +185,25 @@ class Blocks {
 };
 
 /// Allgather and alltoall: sends a block to each peer, receives one from each, and copies its own.
-class ExchangeWork final : public FlatWork {
+class FlatExchange final : public FlatWork {
  public:
-  explicit ExchangeWork(std::shared_ptr<FlatChannelState> state)
-      : FlatWork(std::move(state)), transfers_(channel()) {}
-
-  void add(int peer, std::span<const std::byte> to_peer, std::span<std::byte> from_peer) {
-    if (peer == channel().rank()) {
-      copy_ = OwnCopy(to_peer, from_peer.data());
-      return;
+  FlatExchange(std::shared_ptr<FlatChannelState> state, const Collective& collective,
+               std::span<const std::byte> in, std::span<std::byte> out)
+      : FlatWork(std::move(state)), transfers_(channel()) {
+    const Blocks sent(collective.send_counts, size_of(collective.dtype));
+    const Blocks received(collective.counts, size_of(collective.dtype));
+    const bool sends_blocks = collective.kind == OpKind::kAlltoall;
+    for (int distance = 0; distance < channel().size(); ++distance) {
+      const int peer = (channel().rank() + distance) % channel().size();
+      const std::span<const std::byte> to_peer = sends_blocks ? sent.of(in, peer) : in;
+      const std::span<std::byte> from_peer = received.of(out, peer);
+      if (distance == 0) {
+        copy_ = OwnCopy(to_peer, from_peer.data());
+        continue;
+      }
+      transfers_.add_receive(peer, from_peer);
+      transfers_.add_send(peer, to_peer);
     }
-    transfers_.add_receive(peer, from_peer);
-    transfers_.add_send(peer, to_peer);
   }
 
  protected:
@@ -213,9 +220,9 @@ class ExchangeWork final : public FlatWork {
 };
 
 /// A binomial tree, in which every rank forwards each chunk when it has arrived.
-class BroadcastWork final : public FlatWork {
+class FlatBroadcast final : public FlatWork {
  public:
-  BroadcastWork(std::shared_ptr<FlatChannelState> state, const Collective& collective,
+  FlatBroadcast(std::shared_ptr<FlatChannelState> state, const Collective& collective,
                 std::span<const std::byte> in, std::span<std::byte> out)
       : FlatWork(std::move(state)), transfers_(channel()) {
     const int ranks = channel().size();
@@ -257,9 +264,9 @@ class BroadcastWork final : public FlatWork {
 
 /// Every rank sends block j to rank j, and reduces the blocks that it receives, chunk by chunk and
 /// in rank order.
-class ReducescatterWork final : public FlatWork {
+class FlatReducescatter final : public FlatWork {
  public:
-  ReducescatterWork(std::shared_ptr<FlatChannelState> state, const Collective& collective,
+  FlatReducescatter(std::shared_ptr<FlatChannelState> state, const Collective& collective,
                     std::span<const std::byte> in, std::span<std::byte> out)
       : FlatWork(std::move(state)),
         collective_(collective),
@@ -329,45 +336,19 @@ class ReducescatterWork final : public FlatWork {
 
 }  // namespace
 
-std::unique_ptr<Work> make_broadcast(std::shared_ptr<FlatChannelState> state,
-                                     const Collective& collective, std::span<const std::byte> in,
-                                     std::span<std::byte> out) {
-  return std::make_unique<BroadcastWork>(std::move(state), collective, in, out);
-}
-
-std::unique_ptr<Work> make_allgather(std::shared_ptr<FlatChannelState> state,
-                                     const Collective& collective, std::span<const std::byte> in,
-                                     std::span<std::byte> out) {
-  const Blocks blocks(collective.counts, size_of(collective.dtype));
-  const int ranks = state->size();
-  const int own = state->rank();
-  auto work = std::make_unique<ExchangeWork>(std::move(state));
-  for (int distance = 0; distance < ranks; ++distance) {
-    const int peer = (own + distance) % ranks;
-    work->add(peer, in, blocks.of(out, peer));
+std::unique_ptr<Work> make_work(const std::shared_ptr<FlatChannelState>& state,
+                                const Collective& collective, std::span<const std::byte> in,
+                                std::span<std::byte> out) {
+  switch (collective.kind) {
+    case OpKind::kAllreduce:
+      return make_allreduce(state, collective, in, out);
+    case OpKind::kBroadcast:
+      return std::make_unique<FlatBroadcast>(state, collective, in, out);
+    case OpKind::kReducescatter:
+      return std::make_unique<FlatReducescatter>(state, collective, in, out);
+    default:
+      return std::make_unique<FlatExchange>(state, collective, in, out);
   }
-  return work;
-}
-
-std::unique_ptr<Work> make_alltoall(std::shared_ptr<FlatChannelState> state,
-                                    const Collective& collective, std::span<const std::byte> in,
-                                    std::span<std::byte> out) {
-  const Blocks sent(collective.send_counts, size_of(collective.dtype));
-  const Blocks received(collective.counts, size_of(collective.dtype));
-  const int ranks = state->size();
-  const int own = state->rank();
-  auto work = std::make_unique<ExchangeWork>(std::move(state));
-  for (int distance = 0; distance < ranks; ++distance) {
-    const int peer = (own + distance) % ranks;
-    work->add(peer, sent.of(in, peer), received.of(out, peer));
-  }
-  return work;
-}
-
-std::unique_ptr<Work> make_reducescatter(std::shared_ptr<FlatChannelState> state,
-                                         const Collective& collective,
-                                         std::span<const std::byte> in, std::span<std::byte> out) {
-  return std::make_unique<ReducescatterWork>(std::move(state), collective, in, out);
 }
 
 }  // namespace hvd::flat

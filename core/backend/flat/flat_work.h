@@ -52,17 +52,10 @@ class FlatWork : public message::MessageWork {
   FlatChannelState& channel_;  // MessageWork keeps it alive
 };
 
-// See hvd::Collective for the contents of `in` and `out`. allreduce.cpp has the first, and
-// chunked_collectives.cpp the others.
-std::unique_ptr<Work> make_allreduce(std::shared_ptr<FlatChannelState>, const Collective&,
+/// See hvd::Collective for the contents of `in` and `out`.
+std::unique_ptr<Work> make_work(const std::shared_ptr<FlatChannelState>&, const Collective&,
+                                std::span<const std::byte> in, std::span<std::byte> out);
+std::unique_ptr<Work> make_allreduce(const std::shared_ptr<FlatChannelState>&, const Collective&,
                                      std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_broadcast(std::shared_ptr<FlatChannelState>, const Collective&,
-                                     std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_allgather(std::shared_ptr<FlatChannelState>, const Collective&,
-                                     std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_alltoall(std::shared_ptr<FlatChannelState>, const Collective&,
-                                    std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_reducescatter(std::shared_ptr<FlatChannelState>, const Collective&,
-                                         std::span<const std::byte> in, std::span<std::byte> out);
 
 }  // namespace hvd::flat

@@ -2,8 +2,7 @@
 
 #include <cstring>
 
-#include "base/text.h"
-#include "hvd/error.h"
+#include "backend/sizes.h"
 #include "kernels/kernels.h"
 
 namespace hvd {
@@ -11,25 +10,23 @@ namespace {
 
 class SelfWork final : public Work {
  public:
-  SelfWork(const Collective& collective, std::int64_t count, std::span<const std::byte> in,
-           std::span<std::byte> out)
-      : collective_(collective), count_(count), in_(in), out_(out) {}
+  SelfWork(const Collective& collective, std::span<const std::byte> in, std::span<std::byte> out)
+      : collective_(collective), in_(in), out_(out) {}
 
   bool progress() override {
     if (collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter) {
       const std::byte* const source = in_.data();
-      reduce({&source, 1}, out_.data(), count_, collective_.dtype, collective_.op,
+      const auto count = static_cast<std::int64_t>(out_.size() / size_of(collective_.dtype));
+      reduce({&source, 1}, out_.data(), count, collective_.dtype, collective_.op,
              collective_.scale);
-    } else if (count_ > 0 && in_.data() != out_.data()) {
-      std::memcpy(out_.data(), in_.data(),
-                  static_cast<std::size_t>(count_) * size_of(collective_.dtype));
+    } else if (!out_.empty() && in_.data() != out_.data()) {
+      std::memcpy(out_.data(), in_.data(), out_.size());
     }
     return true;
   }
 
  private:
   const Collective collective_;
-  const std::int64_t count_;  ///< elements of the input and of the output
   const std::span<const std::byte> in_;
   const std::span<std::byte> out_;
 };
@@ -38,17 +35,8 @@ class SelfChannel final : public Channel {
  public:
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
-    const bool has_count =
-        collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kBroadcast;
-    if (!has_count && collective.counts.size() != 1)
-      throw Error(text("self backend: ", to_string(collective.kind), ": expected 1 count, got ",
-                       collective.counts.size()));
-    const std::int64_t count = has_count ? collective.count : collective.counts[0];
-    const std::size_t bytes = static_cast<std::size_t>(count) * size_of(collective.dtype);
-    if (in.size() < bytes || out.size() < bytes)
-      throw Error(text("self backend: ", to_string(collective.kind), ": expected an input and an ",
-                       "output of ", bytes, " bytes, got ", in.size(), " and ", out.size()));
-    return std::make_unique<SelfWork>(collective, count, in, out);
+    check_arguments("self", collective, 0, 1, in, out);
+    return std::make_unique<SelfWork>(collective, in, out);
   }
   void abort() noexcept override {}
 };
