@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 
+#include "base/text.h"
 #include "device/copy_plan.h"
 #include "hvd/error.h"
 #include "hvd/status.h"
@@ -116,8 +117,8 @@ class DeviceGuard {
   DeviceGuard(Api& api, int device) : api_(api) {
     if (api.given_up()) {
       throw Error(
-          "device " + std::to_string(device) +
-          " was given up because its work did not complete; only another process can use it");
+          text("device ", device,
+               " was given up because its work did not complete; only another process can use it"));
     }
     api_.enter(device);
   }

@@ -1,7 +1,6 @@
 #include "device/buffers.h"
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
 #include <functional>
 #include <utility>
@@ -28,16 +27,6 @@ std::size_t fusion_buffer_bytes(std::int64_t fusion_threshold) noexcept {
   const auto bytes = static_cast<std::size_t>(fusion_threshold);
   return (bytes + bytes / 16 + kPage - 1) / kPage * kPage;
 }
-
-/// Buffers being allocated. The pool reads them once `done` is set. If the pool has been destroyed,
-/// the helper thread frees them.
-struct BufferPool::Allocation {
-  explicit Allocation(bool is_needed) : needed(is_needed) {}
-  const bool needed;  // a batch waits for the buffers
-  std::atomic<bool> done{false};
-  std::vector<Buffer> buffers = {};
-  std::exception_ptr error = nullptr;
-};
 
 BufferLease::BufferLease(BufferLease&& other) noexcept
     : pool_(std::exchange(other.pool_, nullptr)),
@@ -130,33 +119,28 @@ bool BufferPool::prepare(std::span<const std::size_t> sizes) {
 bool BufferPool::collect_allocated() {
   if (!allocation_) return true;
   if (!allocation_->done.load(std::memory_order_acquire)) return false;
-  const std::shared_ptr<Allocation> finished = std::exchange(allocation_, nullptr);
+  const auto finished = std::exchange(allocation_, nullptr);
   if (finished->error) {
-    if (finished->needed) std::rethrow_exception(finished->error);
+    if (needs_allocation_) std::rethrow_exception(finished->error);
     HVD_LOG(kDebug) << "the device has no memory for buffers of the fusion threshold; buffers are "
                        "allocated when they are needed, as large as needed";
   }
-  allocations_ += finished->buffers.size();
-  std::ranges::move(finished->buffers, std::back_inserter(free_));
+  allocations_ += finished->resources.size();
+  std::ranges::move(finished->resources, std::back_inserter(free_));
   return true;
 }
 
 void BufferPool::begin_allocation(std::vector<std::size_t> capacities, bool needed) {
   for (std::size_t i = 0; i < capacities.size(); ++i) retire_smallest();
-  allocation_ = std::make_shared<Allocation>(needed);
-  context_.run_on_helper([source = context_.memory(), allocation = allocation_,
-                          capacities = std::move(capacities)]() noexcept {
-    try {
-      for (const std::size_t bytes : capacities) {
-        OwnedMemory block = source->allocate(bytes);
-        allocation->buffers.push_back(
-            {std::move(block.memory), bytes, std::move(block.usable_after)});
-      }
-    } catch (...) {
-      allocation->error = std::current_exception();
-    }
-    allocation->done.store(true, std::memory_order_release);
-  });
+  needs_allocation_ = needed;
+  allocation_ = context_.allocate_on_helper<Buffer>(
+      [source = context_.memory(),
+       capacities = std::move(capacities)](std::vector<Buffer>& buffers) {
+        for (const std::size_t bytes : capacities) {
+          OwnedMemory block = source->allocate(bytes);
+          buffers.push_back({std::move(block.memory), bytes, std::move(block.usable_after)});
+        }
+      });
 }
 
 /// Retires the smallest buffer, because the new request is larger.

@@ -75,14 +75,14 @@ class BufferPool {
     EventPtr free_after = {};
     std::size_t prepared_for = 0;  // requested size, for buffers in prepared_
   };
-  struct Allocation;
   bool collect_allocated();
   void begin_allocation(std::vector<std::size_t> capacities, bool needed);
   void retire_smallest();
   void free_retired() noexcept;
 
   Context& context_;
-  std::shared_ptr<Allocation> allocation_;  // null: no allocation under way
+  std::shared_ptr<HelperAllocation<Buffer>> allocation_;  // null: no allocation under way
+  bool needs_allocation_ = false;                         // a batch waits for it
   std::vector<Buffer> prepared_;
   std::vector<Buffer> free_;         // in the order of their release
   std::vector<Buffer> retired_;      // too small, possibly still in use on the device

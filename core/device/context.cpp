@@ -104,10 +104,9 @@ void MemorySource::with_room(std::size_t bytes, const std::function<void()>& all
   } catch (const std::exception& error) {
     reason = error.what();
   }
-  throw Error("device " + std::to_string(device_) + " has no memory for a buffer of " +
-              std::to_string(bytes) + " bytes (" + std::to_string(bytes >> 20) +
-              " MiB): " + reason +
-              "; make room with a smaller batch or model, or a smaller HVD_FUSION_THRESHOLD");
+  throw Error(text("device ", device_, " has no memory for a buffer of ", bytes, " bytes (",
+                   bytes >> 20, " MiB): ", reason,
+                   "; make room with a smaller batch or model, or a smaller HVD_FUSION_THRESHOLD"));
 }
 
 // Note [When a buffer is usable]: a stream-ordered allocator may return memory that earlier work of
@@ -154,9 +153,9 @@ void Context::wait(Stream stream, const EventPtr& event) {
   if (event == nullptr) return;
   void* const handle = event->native();
   if (handle == nullptr) {
-    throw Error("device " + std::to_string(device_) +
-                ": an input_ready event without a handle of the device; expected one whose "
-                "native() is a CUDA event");
+    throw Error(text("device ", device_,
+                     ": an input_ready event without a handle of the device; expected one whose "
+                     "native() is a CUDA event"));
   }
   api_->wait(stream, {handle});
 }

@@ -1,9 +1,12 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "base/mutex.h"
@@ -82,6 +85,14 @@ struct ContextDeps {
   RunOnHelper run_on_helper = {};  ///< empty: functions run at once on the calling thread
 };
 
+/// Resources that are being allocated on the helper's thread; see Context::allocate_on_helper().
+template <class Resource>
+struct HelperAllocation {
+  std::atomic<bool> done{false};
+  std::vector<Resource> resources = {};  // valid once done, as is the error
+  std::exception_ptr error = nullptr;
+};
+
 /// The GPU of one rank and the resources that are kept on it between operations. One per Runtime; a
 /// process uses one device.
 ///
@@ -112,6 +123,21 @@ class Context {
   /// Runs a function that may block on the device on another thread.
   /// @param function must not throw; owns all its data, since it may outlive every other object
   void run_on_helper(std::function<void()> function);
+  /// Calls allocate(resources) on that thread. Resources that the caller does not collect are
+  /// destroyed there.
+  template <class Resource, class Allocate>
+  std::shared_ptr<HelperAllocation<Resource>> allocate_on_helper(Allocate allocate) {
+    auto allocation = std::make_shared<HelperAllocation<Resource>>();
+    run_on_helper([allocation, allocate = std::move(allocate)]() noexcept {
+      try {
+        allocate(allocation->resources);
+      } catch (...) {
+        allocation->error = std::current_exception();
+      }
+      allocation->done.store(true, std::memory_order_release);
+    });
+    return allocation;
+  }
 
  private:
   const std::shared_ptr<Api> api_;

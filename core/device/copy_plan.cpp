@@ -1,8 +1,8 @@
 #include "device/copy_plan.h"
 
 #include <algorithm>
-#include <string>
 
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::device {
@@ -25,10 +25,9 @@ bool supported(const CopyForm& form) noexcept {
 
 PieceCutter::PieceCutter(std::span<const Piece> pieces, const CopyForm& form) : pieces_(pieces) {
   if (!supported(form)) {
-    throw Error(
-        "device copy: expected floating types to scale, and fp32 with fp16 or bf16 to cast; got " +
-        std::string(to_string(form.tensor)) + " to " + std::string(to_string(form.buffer)) +
-        (form.scales ? ", scaled" : ""));
+    throw Error(text(
+        "device copy: expected floating types to scale, and fp32 with fp16 or bf16 to cast; got ",
+        to_string(form.tensor), " to ", to_string(form.buffer), form.scales ? ", scaled" : ""));
   }
   const std::size_t tensor_element = size_of(form.tensor);
   const std::size_t buffer_element = size_of(form.buffer);

@@ -1,7 +1,6 @@
 #include "device/pinned_pool.h"
 
 #include <algorithm>
-#include <atomic>
 #include <exception>
 #include <new>
 #include <utility>
@@ -72,15 +71,6 @@ class PinnedPool::Source {
   bool pins_;  // false once the system has refused to pin
 };
 
-/// Buffers being allocated; the pool reads them once `done` is set.
-struct PinnedPool::Allocation {
-  explicit Allocation(bool is_needed) : needed(is_needed) {}
-  const bool needed;
-  std::atomic<bool> done{false};
-  std::vector<Buffer> buffers = {};
-  std::exception_ptr error = nullptr;
-};
-
 PinnedPool::PinnedPool(Context& context, std::shared_ptr<SharedArena> arena)
     : context_(context),
       source_(std::make_shared<Source>(context.shared_api(), context.device(), std::move(arena))) {}
@@ -92,7 +82,8 @@ PinnedPool::~PinnedPool() {
     context_.run_on_helper([source = source_, allocation = std::move(allocation_),
                             buffers = std::move(free_)]() noexcept {
       source->release(buffers);
-      if (allocation) source->release(allocation->buffers);  // after the request ahead of this one
+      if (allocation)
+        source->release(allocation->resources);  // after the request ahead of this one
     });
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "pinned memory was not freed: " << error.what();
@@ -130,25 +121,21 @@ std::optional<PinnedPool::Buffer> PinnedPool::find(std::size_t bytes) {
 /// Moves finished buffers to the free list.
 void PinnedPool::collect() {
   if (!allocation_ || !allocation_->done.load(std::memory_order_acquire)) return;
-  const std::shared_ptr<Allocation> finished = std::exchange(allocation_, nullptr);
-  std::ranges::move(finished->buffers, std::back_inserter(free_));
+  const auto finished = std::exchange(allocation_, nullptr);
+  std::ranges::move(finished->resources, std::back_inserter(free_));
   if (!finished->error) return;
-  if (finished->needed) std::rethrow_exception(finished->error);
+  if (needs_allocation_) std::rethrow_exception(finished->error);
   HVD_LOG(kDebug) << "no memory could be pinned in advance; it is pinned when it is needed";
 }
 
 void PinnedPool::begin_allocation(std::size_t count, std::size_t bytes, bool needed) {
-  allocation_ = std::make_shared<Allocation>(needed);
+  needs_allocation_ = needed;
   const std::size_t capacity = std::max<std::size_t>((bytes + kPage - 1) / kPage * kPage, kPage);
-  context_.run_on_helper([source = source_, allocation = allocation_, count, capacity]() noexcept {
-    try {
-      for (std::size_t i = 0; i < count; ++i)
-        allocation->buffers.push_back({source->allocate(capacity), capacity});
-    } catch (...) {
-      allocation->error = std::current_exception();
-    }
-    allocation->done.store(true, std::memory_order_release);
-  });
+  allocation_ = context_.allocate_on_helper<Buffer>(
+      [source = source_, count, capacity](std::vector<Buffer>& buffers) {
+        for (std::size_t i = 0; i < count; ++i)
+          buffers.push_back({source->allocate(capacity), capacity});
+      });
 }
 
 }  // namespace hvd::device

@@ -45,14 +45,14 @@ class PinnedPool {
 
  private:
   class Source;
-  struct Allocation;
   std::optional<Buffer> find(std::size_t bytes);
   void collect();
   void begin_allocation(std::size_t count, std::size_t bytes, bool needed);
 
   Context& context_;
   const std::shared_ptr<Source> source_;
-  std::shared_ptr<Allocation> allocation_;  // null: no allocation under way
+  std::shared_ptr<HelperAllocation<Buffer>> allocation_;  // null: no allocation under way
+  bool needs_allocation_ = false;                         // acquire() has requested it
   std::vector<Buffer> free_;
 };
 

@@ -58,7 +58,7 @@ class GpuJobTest : public ::testing::Test {
   }
   void TearDown() override {
     ProgramDevice::destroy_stream(stream_);
-    for (const std::string& fault : ProgramDevice::take_faults()) ADD_FAILURE() << fault;
+    for (const std::string& fault : ProgramDevice::drain_faults()) ADD_FAILURE() << fault;
   }
 
   Submission in_place(const GpuMemory& memory, const std::string& name,

@@ -30,7 +30,7 @@ class ProgramDevice {
   /// @return false if another call has invalidated the capture
   static bool end_capture(void* stream);
   /// Faults that the simulated device has found since the last call.
-  static std::vector<std::string> take_faults();
+  static std::vector<std::string> drain_faults();
   /// Limit of elements per tensor, because a simulation is slow.
   static std::size_t most_floats();
   /// Limit for tests that repeat steps.

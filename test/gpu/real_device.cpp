@@ -66,7 +66,7 @@ bool ProgramDevice::end_capture(void* stream) {
   return sound;
 }
 
-std::vector<std::string> ProgramDevice::take_faults() { return {}; }
+std::vector<std::string> ProgramDevice::drain_faults() { return {}; }
 
 std::size_t ProgramDevice::most_floats() { return std::size_t{1} << 24; }
 

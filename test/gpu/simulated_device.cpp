@@ -150,7 +150,7 @@ bool ProgramDevice::end_capture(void* stream) {
   return true;
 }
 
-std::vector<std::string> ProgramDevice::take_faults() { return simulated().gpu.take_faults(); }
+std::vector<std::string> ProgramDevice::drain_faults() { return simulated().gpu.drain_faults(); }
 
 std::size_t ProgramDevice::most_floats() { return std::size_t{1} << 13; }
 

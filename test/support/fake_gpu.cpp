@@ -68,53 +68,45 @@ class FakeApi final : public device::Api {
   }
   void destroy_event(device::EventHandle event) noexcept override {
     const auto lock = begin("destroy_event");
-    gpu_.events_[static_cast<std::size_t>(gpu_.event_index_of(event))].alive = false;
+    gpu_.state_of(event).alive = false;
   }
   void record(device::EventHandle event, device::Stream stream) override {
     const auto lock = begin("record");
     gpu_.check_not_captured(stream, rank_, "record");
     ++counts().records;
-    const int queue = gpu_.queue_of(stream);
-    const int index = gpu_.event_index_of(event);
-    FakeGpu::EventState& state = gpu_.events_[static_cast<std::size_t>(index)];
-    ++gpu_.queues_[static_cast<std::size_t>(queue)]->clock[queue];
-    state.clock = gpu_.queues_[static_cast<std::size_t>(queue)]->clock;
+    FakeGpu::Queue& queue = gpu_.queue_of(stream);
+    FakeGpu::EventState& state = gpu_.state_of(event);
+    ++queue.clock[gpu_.number_of(stream)];
+    state.clock = queue.clock;
     state.ahead.insert(++state.recorded);
-    gpu_.enqueue_locked(queue, {{"record"}, false, index, state.recorded});
+    queue.items.push_back({{"record"}, false, index_of(event.handle), state.recorded});
   }
   void wait(device::Stream stream, device::EventHandle event) override {
     const auto lock = begin("wait");
     gpu_.check_not_captured(stream, rank_, "wait");
     ++counts().waits;
-    const int queue = gpu_.queue_of(stream);
-    const int index = gpu_.event_index_of(event);
-    const FakeGpu::EventState& state = gpu_.events_[static_cast<std::size_t>(index)];
-    for (const auto& [other, seen] : state.clock) {
-      auto& own = gpu_.queues_[static_cast<std::size_t>(queue)]->clock[other];
-      own = std::max(own, seen);
-    }
-    gpu_.enqueue_locked(queue, {{"wait"}, true, index, state.recorded});
+    FakeGpu::Queue& queue = gpu_.queue_of(stream);
+    const FakeGpu::EventState& state = gpu_.state_of(event);
+    advance(queue.clock, state.clock);
+    queue.items.push_back({{"wait"}, true, index_of(event.handle), state.recorded});
   }
   bool reached(device::EventHandle event) override {
     const auto lock = begin("reached");
     gpu_.run_some(static_cast<int>(gpu_.random_() % 4));
-    const FakeGpu::EventState& state =
-        gpu_.events_[static_cast<std::size_t>(gpu_.event_index_of(event))];
+    const FakeGpu::EventState& state = gpu_.state_of(event);
     if (state.ahead.count(state.recorded) > 0) return false;
-    for (const auto& [queue, seen] : state.clock)
-      gpu_.host_[rank_][queue] = std::max(gpu_.host_[rank_][queue], seen);
+    advance(gpu_.host_[rank_], state.clock);
     return true;
   }
   bool capturing(device::Stream stream) override {
     const auto lock = begin("capturing");
-    return gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->captured_by >= 0;
+    return gpu_.queue_of(stream).captured_by >= 0;
   }
   void synchronize(device::Stream stream) override {
     const auto lock = begin("synchronize");
     gpu_.check_not_hanging(rank_, "synchronize");
     ++counts().synchronize;
-    while (!gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->items.empty() &&
-           gpu_.run_some(1)) {
+    while (!gpu_.queue_of(stream).items.empty() && gpu_.run_some(1)) {
     }
   }
 
@@ -127,27 +119,27 @@ class FakeApi final : public device::Api {
       throw Error("fake: cudaMalloc failed: out of memory");
     }
     ++counts().made;
-    note_caller();
+    count_caller();
     return gpu_.allocate_locked(bytes, false);
   }
   void release(std::byte* memory) noexcept override {
     const auto lock = begin("release");
     gpu_.check_not_hanging(rank_, "release");
     ++counts().freed;
-    note_caller();
+    count_caller();
     gpu_.release_locked(memory, false);
   }
   std::byte* allocate_pinned(std::size_t bytes) override {
     const auto lock = begin("allocate_pinned");
     ++counts().allocate;
     ++counts().pinned_made;
-    note_caller();
+    count_caller();
     return gpu_.allocate_locked(bytes, true);
   }
   void release_pinned(std::byte* memory) noexcept override {
     const auto lock = begin("release_pinned");
     ++counts().pinned_freed;
-    note_caller();
+    count_caller();
     gpu_.check_not_hanging(rank_, "release_pinned");
     gpu_.release_locked(memory, true);
   }
@@ -156,13 +148,13 @@ class FakeApi final : public device::Api {
     const auto lock = begin("pin");
     ++counts().allocate;
     ++counts().pinned_made;
-    note_caller();
+    count_caller();
     gpu_.pin_locked(memory, bytes);
   }
   void unpin(std::byte* memory) noexcept override {
     const auto lock = begin("unpin");
     ++counts().pinned_freed;
-    note_caller();
+    count_caller();
     gpu_.check_not_hanging(rank_, "unpin");
     gpu_.release_locked(memory, true);
   }
@@ -173,10 +165,9 @@ class FakeApi final : public device::Api {
     gpu_.check_not_captured(stream, rank_, "copy");
     ++counts().copies;
     counts().copies_to_host += direction == device::Direction::kToHost ? 1 : 0;
-    know(stream);
-    gpu_.enqueue(stream, {"copy", {{from, bytes, false}, {to, bytes, true}}, {}, [to, from, bytes] {
-                            std::memcpy(to, from, bytes);
-                          }});
+    enqueue(stream, {"copy", {{from, bytes, false}, {to, bytes, true}}, {}, [to, from, bytes] {
+                       std::memcpy(to, from, bytes);
+                     }});
   }
   void run(const device::CopyLaunch& launch, device::Stream stream) override {
     const auto lock = begin("run");
@@ -189,8 +180,7 @@ class FakeApi final : public device::Api {
       add(item.ranges, {launch.buffer + tile.offset, tile.count * size_of(launch.form.buffer),
                         launch.to_buffer});
     }
-    know(stream);
-    gpu_.enqueue(stream, std::move(item));
+    enqueue(stream, std::move(item));
   }
   void fill(std::byte* to, std::size_t count, std::size_t element_bytes, std::uint64_t pattern,
             device::Stream stream) override {
@@ -205,10 +195,13 @@ class FakeApi final : public device::Api {
   }
 
  private:
+  static void advance(FakeGpu::Clock& clock, const FakeGpu::Clock& seen) {
+    for (const auto& [queue, at] : seen) clock[queue] = std::max(clock[queue], at);
+  }
   // Work whose end the host has seen is ordered before work that it enqueues now.
-  void know(device::Stream stream) {
-    auto& clock = gpu_.queues_[static_cast<std::size_t>(gpu_.queue_of(stream))]->clock;
-    for (const auto& [queue, seen] : gpu_.host_[rank_]) clock[queue] = std::max(clock[queue], seen);
+  void enqueue(device::Stream stream, FakeGpu::Item item) {
+    advance(gpu_.queue_of(stream).clock, gpu_.host_[rank_]);
+    gpu_.enqueue(stream, std::move(item));
   }
   // Tiles of a tensor follow each other, two entries apart.
   static void add(std::vector<FakeGpu::Range>& ranges, const FakeGpu::Range& range) {
@@ -232,7 +225,7 @@ class FakeApi final : public device::Api {
     return lock;
   }
   FakeGpuCounts& counts() { return gpu_.counts_[rank_]; }
-  void note_caller() {
+  void count_caller() {
     if (std::this_thread::get_id() == gpu_.maker_) ++counts().made_or_freed_by_maker;
   }
 
@@ -252,18 +245,20 @@ std::shared_ptr<device::Api> FakeGpu::api(int rank) {
   return std::make_shared<FakeApi>(*this, rank);
 }
 
-int FakeGpu::queue_of(device::Stream stream) const {
+int FakeGpu::number_of(device::Stream stream) const {
   const int index = index_of(stream.handle);
   if (index < 0 || index >= static_cast<int>(queues_.size())) throw Error("fake: not a stream");
   return index;
 }
 
-int FakeGpu::event_index_of(device::EventHandle event) const {
-  const int index = index_of(event.handle);
-  if (index < 0 || index >= static_cast<int>(events_.size()) ||
-      !events_[static_cast<std::size_t>(index)].alive)
-    throw Error("fake: not a mark");
-  return index;
+FakeGpu::Queue& FakeGpu::queue_of(device::Stream stream) {
+  return *queues_[static_cast<std::size_t>(number_of(stream))];
+}
+
+FakeGpu::EventState& FakeGpu::state_of(device::EventHandle event) {
+  const auto index = static_cast<std::size_t>(index_of(event.handle));
+  if (index >= events_.size() || !events_[index].alive) throw Error("fake: not an event");
+  return events_[index];
 }
 
 std::byte* FakeGpu::allocate_locked(std::size_t bytes, bool pinned) {
@@ -321,14 +316,9 @@ void FakeGpu::fault(const std::string& text) {
 
 void FakeGpu::enqueue(device::Stream stream, Item item) {
   const std::lock_guard lock(mutex_);
-  const int queue = queue_of(stream);
   check_memory(item);
-  check_ranges(item, queue, queues_[static_cast<std::size_t>(queue)]->clock);
-  enqueue_locked(queue, {std::move(item)});
-}
-
-void FakeGpu::enqueue_locked(int queue, QueuedItem item) {
-  queues_[static_cast<std::size_t>(queue)]->items.push_back(std::move(item));
+  check_ranges(item, number_of(stream), queue_of(stream).clock);
+  queue_of(stream).items.push_back({std::move(item)});
 }
 
 void FakeGpu::check_memory(const Item& item) {
@@ -405,7 +395,7 @@ bool FakeGpu::run_some(int most) {
 void FakeGpu::run_through(device::Stream stream, Item item) {
   const std::lock_guard lock(mutex_);
   enqueue(stream, std::move(item));
-  run_queue(*queues_[static_cast<std::size_t>(queue_of(stream))]);
+  run_queue(queue_of(stream));
 }
 
 void FakeGpu::hang(device::Stream stream) {
@@ -429,13 +419,13 @@ bool FakeGpu::run_until_idle(int rank) {
 
 void FakeGpu::begin_capture(device::Stream stream, int by) {
   const std::lock_guard lock(mutex_);
-  queues_[static_cast<std::size_t>(queue_of(stream))]->captured_by = by;
+  queue_of(stream).captured_by = by;
 }
 
 void FakeGpu::end_capture(device::Stream stream) { begin_capture(stream, -1); }
 
 void FakeGpu::check_not_captured(device::Stream stream, int rank, const char* call) {
-  const int by = queues_[static_cast<std::size_t>(queue_of(stream))]->captured_by;
+  const int by = queue_of(stream).captured_by;
   if (by >= 0 && by != rank)
     fault(std::string(call) + " on a stream that is being captured into a graph");
 }
@@ -497,7 +487,7 @@ std::vector<std::string> FakeGpu::faults() const {
   return faults_;
 }
 
-std::vector<std::string> FakeGpu::take_faults() {
+std::vector<std::string> FakeGpu::drain_faults() {
   const std::lock_guard lock(mutex_);
   return std::exchange(faults_, {});
 }

@@ -66,7 +66,7 @@ class FakeGpu {
   /// was current.
   std::vector<std::string> faults() const;
   /// Returns the faults and clears them.
-  std::vector<std::string> take_faults();
+  std::vector<std::string> drain_faults();
   FakeGpuCounts counts(int rank) const;
   /// The next `times` allocations of the rank fail for lack of device memory; -1: all.
   void run_out_of_memory(int rank, int times);
@@ -149,14 +149,14 @@ class FakeGpu {
     bool freed;
   };
 
-  int queue_of(device::Stream) const;
-  int event_index_of(device::EventHandle) const;
+  int number_of(device::Stream) const;
+  Queue& queue_of(device::Stream);
+  EventState& state_of(device::EventHandle);
   void check_not_captured(device::Stream, int rank, const char* call);
   void check_not_hanging(int rank, const char* call);
   std::byte* allocate_locked(std::size_t bytes, bool pinned);
   void pin_locked(std::byte*, std::size_t bytes);
   void release_locked(std::byte*, bool pinned);
-  void enqueue_locked(int queue, QueuedItem);
   void check_ranges(const Item&, int queue, Clock&);
   void check_memory(const Item&);
   bool run_some(int most);

@@ -8,6 +8,7 @@
 
 #include "base/expect.h"
 #include "base/mutex.h"
+#include "base/text.h"
 #include "device/cuda/kernels.h"
 #include "hvd/error.h"
 
@@ -79,10 +80,10 @@ const Driver* Driver::get() {
 
 void Driver::check(int result, const char* call) const {
   if (result == 0) return;
-  const char* text = nullptr;
-  error_string_(result, &text);
-  throw Error(std::string("CUDA: ") + call + " failed with " + std::to_string(result) + ": " +
-              (text != nullptr ? text : "unknown error"));
+  const char* description = nullptr;
+  error_string_(result, &description);
+  throw Error(text("CUDA: ", call, " failed with ", result, ": ",
+                   description != nullptr ? description : "unknown error"));
 }
 
 CUctx_st* Driver::primary_context(int device) const {
@@ -110,8 +111,8 @@ void Driver::pop() const noexcept {
 void check(cudaError_t result, const char* call) {
   if (result == cudaSuccess) return;
   cudaGetLastError();  // clears the error, which the program's next call would return otherwise
-  throw Error(std::string("CUDA: ") + call + " failed: " + cudaGetErrorString(result) + " (" +
-              cudaGetErrorName(result) + ")");
+  throw Error(text("CUDA: ", call, " failed: ", cudaGetErrorString(result), " (",
+                   cudaGetErrorName(result), ")"));
 }
 
 /// Clears the error of a call that cannot throw, so that the next launch does not report it.
@@ -122,9 +123,7 @@ void forget(cudaError_t result) noexcept {
 cudaStream_t stream_of(Stream stream) { return static_cast<cudaStream_t>(stream.handle); }
 cudaEvent_t event_of(EventHandle event) { return static_cast<cudaEvent_t>(event.handle); }
 
-std::string version_text(int version) {
-  return std::to_string(version / 1000) + "." + std::to_string(version % 1000 / 10);
-}
+std::string version_text(int version) { return text(version / 1000, ".", version % 1000 / 10); }
 
 class CudaApi final : public Api {
  public:
@@ -272,26 +271,26 @@ class CudaApi final : public Api {
 std::shared_ptr<Api> make_cuda_api() { return std::make_shared<CudaApi>(); }
 
 std::string describe_cuda() {
-  const std::string runtime = "runtime " + version_text(CUDART_VERSION);
+  const std::string runtime = text("runtime ", version_text(CUDART_VERSION));
   int driver = 0;
   if (Driver::get() == nullptr || cudaDriverGetVersion(&driver) != cudaSuccess) {
     return runtime + ", no driver (libcuda.so.1 was not found or does not start), 0 devices";
   }
-  std::string text = runtime + ", driver " + version_text(driver);
+  const std::string versions = text(runtime, ", driver ", version_text(driver));
   int count = 0;
   const cudaError_t result = cudaGetDeviceCount(&count);
   if (result != cudaSuccess) {
     cudaGetLastError();
-    return text + ", 0 devices: " + cudaGetErrorString(result);
+    return text(versions, ", 0 devices: ", cudaGetErrorString(result));
   }
-  text += ", " + std::to_string(count) + (count == 1 ? " device" : " devices");
+  std::string found = text(versions, ", ", count, count == 1 ? " device" : " devices");
   for (int device = 0; device < count; ++device) {
     cudaDeviceProp properties = {};
     if (cudaGetDeviceProperties(&properties, device) != cudaSuccess) continue;
-    text += (device == 0 ? ": " : ", ") + std::string(properties.name) + " (sm_" +
-            std::to_string(properties.major) + std::to_string(properties.minor) + ")";
+    found += text(device == 0 ? ": " : ", ", properties.name, " (sm_", properties.major,
+                  properties.minor, ")");
   }
-  return text;
+  return found;
 }
 
 }  // namespace hvd::device

@@ -119,12 +119,9 @@ template <class From, class To>
 cudaError_t cast(const Target& target) {
   if (target.launch.form.scales) {
     using Map = Scale<From, To, DeviceConvert>;
-    const Elements<From, To, Map> copy{Map{static_cast<float>(target.launch.factor)}};
-    return target.launch.to_buffer ? start<true>(target, copy) : start<false>(target, copy);
+    return start(target, Elements<From, To, Map>{Map{static_cast<float>(target.launch.factor)}});
   }
-  using Map = Cast<From, To, DeviceConvert>;
-  const Elements<From, To, Map> copy{};
-  return target.launch.to_buffer ? start<true>(target, copy) : start<false>(target, copy);
+  return start(target, Elements<From, To, Cast<From, To, DeviceConvert>>{});
 }
 
 cudaError_t start_cast(const Target& target) {

@@ -475,7 +475,7 @@ at::Tensor batch_norm_backward_elemt(const at::Tensor& gradient, const at::Tenso
 }  // namespace
 
 int cuda_devices() { return kDevices; }
-std::vector<std::string> take_cuda_faults() { return FakeCuda::instance().gpu().take_faults(); }
+std::vector<std::string> take_cuda_faults() { return FakeCuda::instance().gpu().drain_faults(); }
 int fake_host_waits() { return host_waits; }
 void refuse_fake_memory_from(std::size_t bytes) { FakeAllocator::instance().refused_from = bytes; }
 HvdCalls hvd_calls() {

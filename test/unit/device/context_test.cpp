@@ -1,20 +1,15 @@
 #include "device/context.h"
 
-#include <gtest/gtest.h>
-
 #include <cstring>
 
 #include "hvd/error.h"
-#include "support/fake_gpu.h"
+#include "unit/device/context_fixture.h"
 
 namespace hvd::testing {
 namespace {
 
-class ContextTest : public ::testing::Test {
+class ContextTest : public ContextFixture {
  protected:
-  ContextTest()
-      : context_(gpu_.api(0), 0), in_(context_), out_(context_), guard_(context_.api(), 0) {}
-
   std::vector<device::Piece> make_pieces(int count) {
     std::vector<device::Piece> pieces;
     std::uint64_t offset = 0;
@@ -32,11 +27,6 @@ class ContextTest : public ::testing::Test {
     return pieces;
   }
 
-  FakeGpu gpu_;
-  device::Context context_;
-  device::OwnedStream in_;
-  device::OwnedStream out_;
-  device::DeviceGuard guard_;
   std::uint64_t bytes_ = 0;
 };
 
@@ -57,7 +47,6 @@ TEST_F(ContextTest, CopiesToABufferAndBackWithOneLaunchEach) {
   EXPECT_EQ(counts.allocate, allocated);
   EXPECT_EQ(counts.synchronize, 0);
   EXPECT_TRUE(gpu_.run_all());
-  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
   float scaled = 0;
   std::memcpy(&scaled, buffer + pieces[3].offset + 4, sizeof scaled);
   EXPECT_EQ(scaled, 8.0F);
@@ -74,7 +63,6 @@ TEST_F(ContextTest, MorePiecesThanATableHoldsTakeSeveralLaunches) {
   EXPECT_TRUE(gpu_.run_all());
   for (const device::Piece& piece : pieces)
     EXPECT_EQ(std::memcmp(buffer + piece.offset, piece.tensor, piece.count * sizeof(float)), 0);
-  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
 TEST_F(ContextTest, EmptyPiecesNeedNoLaunch) {
@@ -84,47 +72,35 @@ TEST_F(ContextTest, EmptyPiecesNeedNoLaunch) {
   EXPECT_EQ(gpu_.counts(0).launches, 0);
 }
 
-TEST(EventPoolTest, ARepeatedStepCreatesNoEvents) {
-  FakeGpu gpu;
-  device::Context context(gpu.api(0), 0);
-  const device::OwnedStream stream(context);
+TEST_F(ContextTest, ARepeatedStepCreatesNoEvents) {
   for (int step = 0; step < 100; ++step) {
-    const EventPtr first = context.events()->record(stream.get());
-    const EventPtr second = context.events()->record(stream.get());
+    const EventPtr first = context_.events()->record(in_.get());
+    const EventPtr second = context_.events()->record(in_.get());
     EXPECT_NE(first->native(), second->native());
     EXPECT_NE(first->native(), nullptr);
   }
-  EXPECT_EQ(context.events()->created(), 2U);
-  EXPECT_TRUE(gpu.run_all());
-  EXPECT_TRUE(gpu.faults().empty()) << gpu.faults().front();
+  EXPECT_EQ(context_.events()->created(), 2U);
 }
 
-TEST(EventPoolTest, AnEventReportsWhenItIsReachedAndMayOutliveItsPool) {
-  FakeGpu gpu;
+TEST_F(ContextTest, AnEventReportsWhenItIsReachedAndMayOutliveItsPool) {
   EventPtr event;
   {
-    device::Context context(gpu.api(0), 0);
+    device::Context context(gpu_.api(0), 0);
     const device::OwnedStream stream(context);
     event = context.events()->record(stream.get());
-    gpu.run_all();
+    gpu_.run_all();
     EXPECT_TRUE(event->query());
   }
   EXPECT_TRUE(event->query());
-  event.reset();
-  EXPECT_TRUE(gpu.faults().empty());
 }
 
-TEST(EventPoolTest, AnEventWithoutADeviceHandleIsRefused) {
+TEST_F(ContextTest, AnEventWithoutADeviceHandleIsRefused) {
   class HostEvent final : public Event {
    public:
     bool query() const override { return true; }
   };
-  FakeGpu gpu;
-  device::Context context(gpu.api(0), 0);
-  const device::OwnedStream stream(context);
-  const device::DeviceGuard guard(context.api(), 0);
-  context.wait(stream.get(), nullptr);
-  EXPECT_THROW(context.wait(stream.get(), std::make_shared<HostEvent>()), Error);
+  context_.wait(in_.get(), nullptr);
+  EXPECT_THROW(context_.wait(in_.get(), std::make_shared<HostEvent>()), Error);
 }
 
 }  // namespace

@@ -76,7 +76,7 @@ TEST_F(FakeGpuTest, AnEventRecordedAgainOrdersBothPositions) {
   std::uint32_t value = 0;
   std::memcpy(&value, memory_ + 512, sizeof value);
   EXPECT_EQ(value, 7U);
-  EXPECT_TRUE(gpu_.take_faults().empty());
+  EXPECT_TRUE(gpu_.drain_faults().empty());
 }
 
 TEST_F(FakeGpuTest, RunsThroughAQueueAndNotFurther) {
@@ -96,13 +96,13 @@ TEST_F(FakeGpuTest, MemoryWithANewOwnerNeedsNoOrderOnceTheHostHasSeenTheEnd) {
   api_->fill(memory_, 4, 4, 7, a_);
   gpu_.forget_seen(memory_);
   api_->fill(memory_, 4, 4, 8, b_);
-  EXPECT_EQ(gpu_.take_faults().size(), 1U);
+  EXPECT_EQ(gpu_.drain_faults().size(), 1U);
   api_->record(event, b_);
   EXPECT_TRUE(gpu_.run_all());
   EXPECT_TRUE(api_->reached(event));
   gpu_.forget_seen(memory_);
   gpu_.run_through(a_, {"work", {{memory_, 16, true}}, {}, {}});
-  EXPECT_EQ(gpu_.take_faults().size(), 0U);
+  EXPECT_EQ(gpu_.drain_faults().size(), 0U);
 }
 
 TEST_F(FakeGpuTest, HostMemoryAndFreedMemoryAreFaults) {
