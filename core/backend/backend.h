@@ -148,7 +148,7 @@ class Channel {
   virtual std::span<const std::span<std::byte>> fusion_buffers() const noexcept { return {}; }
   /// Returns the buffers once the device no longer uses them. Buffers that were not given back
   /// before the channel is destroyed stay allocated.
-  virtual void give_back_fusion_buffers() noexcept {}
+  virtual void release_fusion_buffers() noexcept {}
 };
 
 struct ChannelSpec {

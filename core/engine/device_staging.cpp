@@ -66,7 +66,7 @@ DevicePipeline::~DevicePipeline() {
   channel.wait_for_abort();
   try {
     const device::DeviceGuard guard(context.api(), context.device());
-    if (channels_own.idle()) channel.give_back_fusion_buffers();
+    if (channels_own.idle()) channel.release_fusion_buffers();
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: "
                     << error.what();  // the device has failed, which is reported elsewhere

@@ -100,11 +100,11 @@ class FakeNcclLibrary final : public nccl::Library {
   nccl::Health health(nccl::Comm comm) override {
     const std::lock_guard lock(nccl_.mutex_);
     FakeNccl::Member& member = member_of(comm);
-    if (member.broken) return {nccl::Health::State::kFailed, false, "out of device memory"};
+    if (member.broken) return {nccl::CommState::kFailed, false, "out of device memory"};
     const auto broken = nccl_.broken_.find(rank_);
     if (broken != nccl_.broken_.end()) return broken->second;
-    if (!nccl_.all_joined(*member.world)) return {nccl::Health::State::kBusy};
-    if (member.busy-- > 0) return {nccl::Health::State::kBusy};
+    if (!nccl_.all_joined(*member.world)) return {nccl::CommState::kBusy};
+    if (member.busy-- > 0) return {nccl::CommState::kBusy};
     return {};
   }
 
@@ -150,37 +150,19 @@ class FakeNcclLibrary final : public nccl::Library {
   void end_group() override {
     std::unique_lock lock(nccl_.mutex_);
     if (--depth_ > 0 || group_.empty()) return;
-    launch(std::exchange(group_, {}), group_comm_, group_stream_, lock);
+    enqueue(std::exchange(group_, {}), group_comm_, group_stream_, lock);
   }
 
-  void all_reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type,
-                  nccl::Reduction reduction, nccl::Comm comm, device::Stream stream) override {
-    add({Call::Kind::kAllReduce, in, out, count, type, reduction, -1}, comm, stream);
-  }
-  void broadcast(const std::byte* in, std::byte* out, std::size_t count, DataType type, int root,
-                 nccl::Comm comm, device::Stream stream) override {
-    add({Call::Kind::kBroadcast, in, out, count, type, {}, root}, comm, stream);
-  }
-  void reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type,
-              nccl::Reduction reduction, int root, nccl::Comm comm,
-              device::Stream stream) override {
-    add({Call::Kind::kReduce, in, out, count, type, reduction, root}, comm, stream);
-  }
-  void all_gather(const std::byte* in, std::byte* out, std::size_t count, DataType type,
-                  nccl::Comm comm, device::Stream stream) override {
-    add({Call::Kind::kAllGather, in, out, count, type, {}, -1}, comm, stream);
-  }
-  void reduce_scatter(const std::byte* in, std::byte* out, std::size_t count, DataType type,
-                      nccl::Reduction reduction, nccl::Comm comm, device::Stream stream) override {
-    add({Call::Kind::kReduceScatter, in, out, count, type, reduction, -1}, comm, stream);
-  }
-  void send(const std::byte* in, std::size_t count, DataType type, int peer, nccl::Comm comm,
-            device::Stream stream) override {
-    add({Call::Kind::kSend, in, nullptr, count, type, {}, peer}, comm, stream);
-  }
-  void receive(std::byte* out, std::size_t count, DataType type, int peer, nccl::Comm comm,
-               device::Stream stream) override {
-    add({Call::Kind::kReceive, nullptr, out, count, type, {}, peer}, comm, stream);
+  void launch(const Call& call, nccl::Comm comm, device::Stream stream) override {
+    std::unique_lock lock(nccl_.mutex_);
+    ++counts().calls;
+    counts().reductions.push_back(call.reduction);
+    if (call.type == DataType::kInt16 || call.type == DataType::kBool)
+      throw Error("fake NCCL: no such type");
+    if (depth_ == 0) return enqueue({call}, comm, stream, lock);
+    group_.push_back(call);
+    group_comm_ = comm;
+    group_stream_ = stream;
   }
 
   bool has_registration() const noexcept override { return nccl_.options_.version >= 21900; }
@@ -240,52 +222,8 @@ class FakeNcclLibrary final : public nccl::Library {
     ++counts().threads;
   }
 
-  void add(const Call& call, nccl::Comm comm, device::Stream stream) {
-    std::unique_lock lock(nccl_.mutex_);
-    ++counts().calls;
-    counts().reductions.push_back(call.reduction);
-    if (call.type == DataType::kInt16 || call.type == DataType::kBool)
-      throw Error("fake NCCL: no such type");
-    if (depth_ == 0) return launch({call}, comm, stream, lock);
-    group_.push_back(call);
-    group_comm_ = comm;
-    group_stream_ = stream;
-  }
-
-  void add_ranges(const Call& call, const FakeNccl::Member& member,
-                  std::vector<FakeGpu::Range>& ranges) const {
-    const auto ranks = static_cast<std::size_t>(member.world->size);
-    const std::size_t bytes = bytes_of(call.count, call.type);
-    const bool is_root = call.peer == member.rank;
-    switch (call.kind) {
-      case Call::Kind::kAllReduce:
-        ranges.insert(ranges.end(), {{call.in, bytes, false}, {call.out, bytes, true}});
-        return;
-      case Call::Kind::kBroadcast:
-        if (is_root) ranges.push_back({call.in, bytes, false});
-        ranges.push_back({call.out, bytes, true});
-        return;
-      case Call::Kind::kReduce:
-        ranges.push_back({call.in, bytes, false});
-        if (is_root) ranges.push_back({call.out, bytes, true});
-        return;
-      case Call::Kind::kAllGather:
-        ranges.insert(ranges.end(), {{call.in, bytes, false}, {call.out, bytes * ranks, true}});
-        return;
-      case Call::Kind::kReduceScatter:
-        ranges.insert(ranges.end(), {{call.in, bytes * ranks, false}, {call.out, bytes, true}});
-        return;
-      case Call::Kind::kSend:
-        ranges.push_back({call.in, bytes, false});
-        return;
-      case Call::Kind::kReceive:
-        ranges.push_back({call.out, bytes, true});
-        return;
-    }
-  }
-
-  void launch(std::vector<Call> calls, nccl::Comm comm, device::Stream stream,
-              std::unique_lock<std::recursive_mutex>& lock) {
+  void enqueue(std::vector<Call> calls, nccl::Comm comm, device::Stream stream,
+               std::unique_lock<std::recursive_mutex>& lock) {
     if (!member_of(comm).alive) throw Error("fake NCCL: the communicator is gone");
     if (member_of(comm).busy > 0) throw Error("fake NCCL: a call while the last one is under way");
     begin_call(comm);
@@ -308,7 +246,11 @@ class FakeNcclLibrary final : public nccl::Library {
     launches.push_back(launched);
     FakeGpu::Item item;
     item.name = "NCCL";
-    for (const Call& call : launched->calls) add_ranges(call, member, item.ranges);
+    for (const Call& call : launched->calls) {
+      const auto [in, out] = FakeNccl::sizes_of(call, member.rank, member.world->size);
+      if (in > 0) item.ranges.push_back({call.in, in, false});
+      if (out > 0) item.ranges.push_back({call.out, out, true});
+    }
     item.ready = [&nccl = nccl_, rank = rank_, launched, world = member.world, position] {
       const std::lock_guard held(nccl.mutex_);
       if (launched->done) return true;
@@ -369,7 +311,7 @@ FakeNcclCounts FakeNccl::counts(int rank) const {
 
 void FakeNccl::break_rank(int rank, bool remote, const std::string& text) {
   const std::lock_guard lock(mutex_);
-  broken_[rank] = {nccl::Health::State::kFailed, remote, text};
+  broken_[rank] = {nccl::CommState::kFailed, remote, text};
 }
 
 bool FakeNccl::take_room(int owner, const std::shared_ptr<World>& world, std::size_t position) {

@@ -102,24 +102,7 @@ class FakeNccl {
 
  private:
   friend class FakeNcclLibrary;
-  struct Call {
-    enum class Kind {
-      kAllReduce,
-      kBroadcast,
-      kReduce,
-      kAllGather,
-      kReduceScatter,
-      kSend,
-      kReceive
-    };
-    Kind kind;
-    const std::byte* in;
-    std::byte* out;
-    std::size_t count;
-    DataType type;
-    nccl::Reduction reduction;
-    int peer;  ///< or root
-  };
+  using Call = nccl::Call;
   struct Launch {
     std::vector<Call> calls;
     bool at_head = false;

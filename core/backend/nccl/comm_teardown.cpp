@@ -10,6 +10,7 @@
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/process_exit.h"
+#include "base/text.h"
 
 namespace hvd::nccl {
 
@@ -39,33 +40,26 @@ CommTeardown::~CommTeardown() { wait(); }
 
 void CommTeardown::add(Comm comm) { comms_.push_back(comm); }
 
-void CommTeardown::abort_all() noexcept {
-  begin(std::exchange(comms_, {}),
-        [](Library& library, const std::vector<Comm>& comms) { library.abort(comms); });
-}
+void CommTeardown::abort_all() noexcept { begin(std::exchange(comms_, {}), true); }
 
 void CommTeardown::abort(Comm comm) noexcept {
-  if (std::erase(comms_, comm) == 0) return;
-  begin({comm}, [](Library& library, const std::vector<Comm>& comms) { library.abort(comms); });
+  if (std::erase(comms_, comm) > 0) begin({comm}, true);
 }
 
 void CommTeardown::destroy(Comm comm) noexcept {
-  if (std::erase(comms_, comm) == 0) return;
-  begin({comm}, [](Library& library, const std::vector<Comm>& comms) {
-    for (const Comm one : comms) library.destroy(one);
-  });
+  if (std::erase(comms_, comm) > 0) begin({comm}, false);
 }
 
-void CommTeardown::begin(std::vector<Comm> comms, End end) noexcept {
+void CommTeardown::begin(std::vector<Comm> comms, bool aborts) noexcept {
   if (comms.empty()) return;
   try {
     auto ending = std::make_shared<Ending>();
     endings_.push_back(ending);
-    std::thread([library = library_, device = device_, comms = std::move(comms), end,
+    std::thread([library = library_, device = device_, comms = std::move(comms), aborts,
                  ending = std::move(ending)]() mutable {
       try {
         const device::DeviceGuard guard(device->api(), device->device());
-        end(*library, comms);
+        aborts ? library->abort(comms) : library->destroy(comms.front());
       } catch (const std::exception& error) {
         HVD_LOG(kError) << "NCCL communicators were not freed: " << error.what();
       }
@@ -95,15 +89,15 @@ void CommTeardown::give_up(const char* why) noexcept {
   device_->api().give_up();
   try {
     const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(limit_);
-    const std::string device = "device " + std::to_string(device_->device());
+    const std::string device = text("device ", device_->device());
     HVD_LOG(kError) << "NCCL has not freed its communicators on " << device << " within "
                     << limit.count() << " ms: " << why << ". hvd gives " << device
                     << " up: its memory stays allocated until the process ends, and hvd does not "
                        "use it again";
-    limit_exit(limit, "the process's exit handlers have not returned within " +
-                          std::to_string(limit.count()) + " ms, and " + device +
-                          " had been given up, and CUDA's handlers may wait for it; ended the "
-                          "process without them");
+    limit_exit(limit, text("the process's exit handlers have not returned within ", limit.count(),
+                           " ms, and ", device,
+                           " had been given up, and CUDA's handlers may wait for it; ended the "
+                           "process without them"));
   } catch (const std::exception&) {  // no memory for the texts
   }
 }

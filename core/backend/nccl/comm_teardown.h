@@ -43,8 +43,8 @@ class CommTeardown {
 
  private:
   struct Ending;
-  using End = void (*)(Library&, const std::vector<Comm>&);
-  void begin(std::vector<Comm>, End) noexcept;
+  /// @param aborts false: destroys the only one
+  void begin(std::vector<Comm>, bool aborts) noexcept;
   void give_up(const char* why) noexcept;
 
   const std::shared_ptr<Library> library_;

@@ -25,9 +25,30 @@ struct Comm {
 
 enum class Reduction : std::uint8_t { kSum, kProduct, kMin, kMax, kAverage };
 
+/// A collective of a communicator's ranks, or one side of a message between two of them.
+struct Call {
+  enum class Kind : std::uint8_t {
+    kAllReduce,
+    kBroadcast,
+    kReduce,
+    kAllGather,
+    kReduceScatter,
+    kSend,
+    kReceive
+  };
+  Kind kind;
+  const std::byte* in;
+  std::byte* out;
+  std::size_t count;  ///< elements of the smaller one of input and output
+  DataType type;      ///< one that NCCL has, so neither int16 nor bool
+  Reduction reduction;
+  int peer;  ///< the other rank of a message, or the root; -1: the kind has none
+};
+
+enum class CommState : std::uint8_t { kSettled, kBusy, kFailed };
+
 struct Health {
-  enum class State { kSettled, kBusy, kFailed };
-  State state = State::kSettled;
+  CommState state = CommState::kSettled;
   bool remote = false;    ///< failed because of a peer or of the connection to it
   std::string text = {};  ///< the error of a failed communicator
 };
@@ -39,9 +60,8 @@ enum class Blocking : bool { kNo, kYes };
 /// health() reports when the call is complete. Only then may the next call follow or an event be
 /// recorded behind it. Errors that NCCL returns at once are thrown as hvd::Error.
 ///
-/// Counts are elements. Types are those that NCCL has, so not int16 and bool. The device must be
-/// current. One thread at a time may use a communicator, or the communicators of a group; abort()
-/// and revoke() may be called while another thread is inside a call.
+/// The device must be current. One thread at a time may use a communicator, or the communicators of
+/// a group; abort() and revoke() may be called while another thread is inside a call.
 class Library {
  public:
   virtual ~Library() = default;
@@ -65,23 +85,10 @@ class Library {
   /// quiet. @return false: this version cannot
   virtual bool revoke(Comm) noexcept = 0;
 
-  /// The calls in between are one launch.
+  /// The calls in between are one launch. They are on one communicator and one stream.
   virtual void begin_group() = 0;
   virtual void end_group() = 0;
-  virtual void all_reduce(const std::byte* in, std::byte* out, std::size_t count, DataType,
-                          Reduction, Comm, device::Stream) = 0;
-  virtual void broadcast(const std::byte* in, std::byte* out, std::size_t count, DataType, int root,
-                         Comm, device::Stream) = 0;
-  virtual void reduce(const std::byte* in, std::byte* out, std::size_t count, DataType, Reduction,
-                      int root, Comm, device::Stream) = 0;
-  virtual void all_gather(const std::byte* in, std::byte* out, std::size_t in_count, DataType, Comm,
-                          device::Stream) = 0;
-  virtual void reduce_scatter(const std::byte* in, std::byte* out, std::size_t out_count, DataType,
-                              Reduction, Comm, device::Stream) = 0;
-  virtual void send(const std::byte* in, std::size_t count, DataType, int peer, Comm,
-                    device::Stream) = 0;
-  virtual void receive(std::byte* out, std::size_t count, DataType, int peer, Comm,
-                       device::Stream) = 0;
+  virtual void launch(const Call&, Comm, device::Stream) = 0;
 
   /// Whether the version has the four functions below (2.19 and newer). They concern this rank only
   /// and are complete when they return. An abort also ends the registrations of its communicator.

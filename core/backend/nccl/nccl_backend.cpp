@@ -1,6 +1,5 @@
 #include "backend/nccl/nccl_backend.h"
 
-#include <atomic>
 #include <chrono>
 #include <thread>
 #include <utility>
@@ -9,6 +8,7 @@
 #include "backend/nccl/nccl_channel.h"
 #include "base/log.h"
 #include "base/process_exit.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "kernels/floating.h"
 
@@ -42,10 +42,10 @@ NcclChannel::~NcclChannel() {
   if (allocation_)
     device_->run_on_helper([allocation = std::move(allocation_)]() mutable { allocation.reset(); });
   for (auto& memory : fusion_memory_) keep_until_exit(std::move(memory));  // still in use
-  if (comm_.handle == nullptr || state_ == State::kAborted) return;
+  if (comm_.handle == nullptr || phase_ == ChannelPhase::kAborted) return;
   try {
     const device::DeviceGuard guard(device_->api(), device_->device());
-    if (state_ != State::kReady) {
+    if (phase_ != ChannelPhase::kReady) {
       teardown_->abort(comm_);
       return;
     }
@@ -68,29 +68,28 @@ NcclChannel::~NcclChannel() {
 /// long
 bool NcclChannel::settles_before(TimePoint limit) {
   Health health = library_->health(comm_);
-  while (health.state == Health::State::kBusy && clock_.now() < limit) {
+  while (health.state == CommState::kBusy && clock_.now() < limit) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
     health = library_->health(comm_);
   }
-  return health.state == Health::State::kSettled;
+  return health.state == CommState::kSettled;
 }
 
 std::string NcclChannel::description() const {
-  return "the NCCL communicator of process set " + std::to_string(spec_.process_set) + " (rank " +
-         std::to_string(spec_.set_rank) + " of " + std::to_string(spec_.ranks.size()) +
-         ", device " + std::to_string(device_->device()) + ")";
+  return text("the NCCL communicator of process set ", spec_.process_set, " (rank ", spec_.set_rank,
+              " of ", spec_.ranks.size(), ", device ", device_->device(), ")");
 }
 
 void NcclChannel::fail(const Health& health) const {
-  const std::string text = description() + " has failed: " + health.text;
-  if (health.remote) throw PeerLostError(text, -1);
-  throw Error(text);
+  const std::string failure = text(description(), " has failed: ", health.text);
+  if (health.remote) throw PeerLostError(failure, -1);
+  throw Error(failure);
 }
 
 bool NcclChannel::settled() {
   const Health health = library_->health(comm_);
-  if (health.state == Health::State::kFailed) fail(health);
-  return health.state == Health::State::kSettled;
+  if (health.state == CommState::kFailed) fail(health);
+  return health.state == CommState::kSettled;
 }
 
 // The id is broadcast over the host's channel. The host's channel follows the plan like every other
@@ -108,34 +107,23 @@ void NcclChannel::exchange_id() {
   exchange_.reset();
   comm_ = library_->begin_init(exchanged_->id, size(), rank(), Blocking::kNo);
   teardown_->add(comm_);
-  state_ = State::kJoining;
+  phase_ = ChannelPhase::kJoining;
 }
 
-/// Shared with the helper thread. Memory that the channel does not collect is freed there.
-struct NcclChannel::Allocation {
-  std::atomic<bool> done{false};
-  std::vector<std::shared_ptr<std::byte>> memory = {};
-  std::string error = {};
-};
-
 void NcclChannel::allocate_fusion_buffers() {
-  state_ = State::kAllocating;
+  phase_ = ChannelPhase::kAllocating;
   if (size() == 1 || options_.registered_bytes == 0 || !library_->has_registration()) return;
-  allocation_ = std::make_shared<Allocation>();
-  device_->run_on_helper([allocation = allocation_, source = device_->memory(), library = library_,
-                          bytes = options_.registered_bytes]() noexcept {
-    try {
-      for (int i = 0; i < kFusionBuffers; ++i) {
-        std::byte* memory = nullptr;
-        source->with_room(bytes, [&] { memory = library->allocate(bytes); });
-        allocation->memory.push_back(
-            source->owned(memory, [library](std::byte* owned) { library->release(owned); }));
-      }
-    } catch (const std::exception& error) {
-      allocation->error = error.what();
-    }
-    allocation->done.store(true, std::memory_order_release);
-  });
+  using Memory = std::shared_ptr<std::byte>;
+  allocation_ = device_->allocate_on_helper<Memory>(
+      [source = device_->memory(), library = library_,
+       bytes = options_.registered_bytes](std::vector<Memory>& buffers) {
+        for (int i = 0; i < kFusionBuffers; ++i) {
+          std::byte* memory = nullptr;
+          source->with_room(bytes, [&] { memory = library->allocate(bytes); });
+          buffers.push_back(
+              source->owned(memory, [library](std::byte* owned) { library->release(owned); }));
+        }
+      });
 }
 
 // Note [Registration on all ranks]: a collective is undefined if some ranks pass registered memory
@@ -145,7 +133,7 @@ void NcclChannel::allocate_fusion_buffers() {
 // magnitude. A rank without buffers votes 0. A set of one rank does not benefit from registration
 // and skips it.
 void NcclChannel::begin_vote() {
-  state_ = State::kVoting;
+  phase_ = ChannelPhase::kVoting;
   if (size() == 1) return;
   const std::int64_t bytes =
       register_buffers() ? static_cast<std::int64_t>(options_.registered_bytes) : 0;
@@ -162,31 +150,31 @@ void NcclChannel::begin_vote() {
 void NcclChannel::finish_vote() {
   if (exchange_ && !exchange_->progress()) return;
   exchange_.reset();
-  state_ = State::kReady;
+  phase_ = ChannelPhase::kReady;
   if (fusion_buffers_.empty()) return;
   const auto [smallest, negated_largest] = exchanged_->votes;
   if (smallest > 0 && smallest == -negated_largest) return;
   HVD_LOG(kDebug) << description()
                   << " works without registered buffers, because some ranks have none or buffers "
                      "of another size";
-  give_back_fusion_buffers();
+  release_fusion_buffers();
 }
 
 bool NcclChannel::register_buffers() {
-  const std::shared_ptr<Allocation> allocated = std::exchange(allocation_, nullptr);
+  const auto allocated = std::exchange(allocation_, nullptr);
   if (!allocated) return false;
-  fusion_memory_ = std::move(allocated->memory);
+  fusion_memory_ = std::move(allocated->resources);
   for (const auto& memory : fusion_memory_)
     fusion_buffers_.emplace_back(memory.get(), options_.registered_bytes);
   try {
-    if (!allocated->error.empty()) throw Error(allocated->error);
+    if (allocated->error) std::rethrow_exception(allocated->error);
     for (const std::span<std::byte> buffer : fusion_buffers_)
       registrations_.push_back(library_->register_buffer(comm_, buffer.data(), buffer.size()));
     return true;
-  } catch (const Error& error) {
+  } catch (const std::exception& error) {
     HVD_LOG(kDebug) << description() << " works without registered buffers: " << error.what();
   }
-  give_back_fusion_buffers();
+  release_fusion_buffers();
   return false;
 }
 
@@ -196,41 +184,39 @@ void NcclChannel::deregister_buffers() noexcept {
 }
 
 bool NcclChannel::ready() {
-  if (state_ == State::kReady) return true;
-  if (state_ == State::kAborted) throw Error(description() + " has been aborted");
+  if (phase_ == ChannelPhase::kReady) return true;
+  if (phase_ == ChannelPhase::kAborted) throw Error(description() + " has been aborted");
   const device::DeviceGuard guard(device_->api(), device_->device());
-  if (state_ == State::kExchangingId) exchange_id();
-  if (state_ == State::kJoining && settled()) allocate_fusion_buffers();
-  if (state_ == State::kAllocating &&
+  if (phase_ == ChannelPhase::kExchangingId) exchange_id();
+  if (phase_ == ChannelPhase::kJoining && settled()) allocate_fusion_buffers();
+  if (phase_ == ChannelPhase::kAllocating &&
       (!allocation_ || allocation_->done.load(std::memory_order_acquire)))
     begin_vote();
-  if (state_ == State::kVoting) finish_vote();
-  if (state_ == State::kReady) return true;
+  if (phase_ == ChannelPhase::kVoting) finish_vote();
+  if (phase_ == ChannelPhase::kReady) return true;
   if (clock_.now() < deadline_) return false;
   const auto waited = std::chrono::duration_cast<std::chrono::seconds>(options_.init_timeout);
-  throw PeerLostError(description() + " was not ready after " + std::to_string(waited.count()) +
-                          " s: expected all its ranks to join, but at least one did not "
-                          "(HVD_START_TIMEOUT; NCCL_DEBUG=INFO shows more)",
+  throw PeerLostError(text(description(), " was not ready after ", waited.count(),
+                           " s: expected all its ranks to join, but at least one did not "
+                           "(HVD_START_TIMEOUT; NCCL_DEBUG=INFO shows more)"),
                       -1);
 }
 
 std::unique_ptr<Work> NcclChannel::launch(const Collective& collective,
                                           std::span<const std::byte> in, std::span<std::byte> out) {
-  if (state_ != State::kReady)
-    throw Error(description() + " is not ready for " + std::string(to_string(collective.kind)));
+  if (phase_ != ChannelPhase::kReady)
+    throw Error(text(description(), " is not ready for ", to_string(collective.kind)));
   const device::DeviceGuard guard(device_->api(), device_->device());
   return make_work(*this, collective, in, out);
 }
 
 void NcclChannel::check_health() {
-  if (state_ != State::kReady) return;
-  const Health health = library_->health(comm_);
-  if (health.state == Health::State::kFailed) fail(health);
+  if (phase_ == ChannelPhase::kReady) settled();
 }
 
 void NcclChannel::abort() noexcept {
-  const State before = std::exchange(state_, State::kAborted);
-  if (before == State::kAborted) return;
+  const ChannelPhase before = std::exchange(phase_, ChannelPhase::kAborted);
+  if (before == ChannelPhase::kAborted) return;
   host_->abort();
   if (exchange_) keep_until_exit(exchanged_);
   exchange_.reset();
@@ -239,10 +225,10 @@ void NcclChannel::abort() noexcept {
 }
 
 void NcclChannel::wait_for_abort() noexcept {
-  if (state_ == State::kAborted) teardown_->wait();
+  if (phase_ == ChannelPhase::kAborted) teardown_->wait();
 }
 
-void NcclChannel::give_back_fusion_buffers() noexcept {
+void NcclChannel::release_fusion_buffers() noexcept {
   if (fusion_buffers_.empty()) return;
   wait_for_abort();
   try {

@@ -49,7 +49,7 @@ class NcclChannel final : public Channel {
   std::span<const std::span<std::byte>> fusion_buffers() const noexcept override {
     return fusion_buffers_;
   }
-  void give_back_fusion_buffers() noexcept override;
+  void release_fusion_buffers() noexcept override;
 
   // --- for its works ---
   Library& library() noexcept { return *library_; }
@@ -63,7 +63,7 @@ class NcclChannel final : public Channel {
   bool settled();
 
  private:
-  enum class State { kExchangingId, kJoining, kAllocating, kVoting, kReady, kAborted };
+  enum class ChannelPhase { kExchangingId, kJoining, kAllocating, kVoting, kReady, kAborted };
   void exchange_id();
   /// Begins to allocate the fusion buffers on another thread.
   void allocate_fusion_buffers();
@@ -94,10 +94,10 @@ class NcclChannel final : public Channel {
   };
   std::shared_ptr<Exchanged> exchanged_;
   std::unique_ptr<Work> exchange_;  // the broadcast of the id, later the vote
-  State state_ = State::kExchangingId;
+  ChannelPhase phase_ = ChannelPhase::kExchangingId;
   Comm comm_;
-  struct Allocation;
-  std::shared_ptr<Allocation> allocation_;  // null: no allocation under way
+  // null: no allocation under way
+  std::shared_ptr<device::HelperAllocation<std::shared_ptr<std::byte>>> allocation_;
   std::vector<std::shared_ptr<std::byte>> fusion_memory_;
   std::vector<std::span<std::byte>> fusion_buffers_;  // views of fusion_memory_
   std::vector<void*> registrations_;                  // of the first of them

@@ -6,6 +6,7 @@
 
 #include "backend/nccl/library.h"
 #include "base/config.h"
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::nccl {
@@ -50,40 +51,44 @@ struct Functions {
   Revoke comm_revoke = nullptr;
 };
 
-template <class Function>
-bool find(void* library, const char* name, Function& function) {
-  function = reinterpret_cast<Function>(dlsym(library, name));
-  return function != nullptr;
-}
-
 /// Finds all functions. Returns the name of a required one that is missing, or an empty text.
 std::string find_functions(void* library, Functions& f) {
-  const auto need = [&](const char* name, auto& function) {
-    return find(library, name, function) ? std::string() : std::string(name);
+  std::string missing;
+  const auto look_up = [&]<class Function>(const char* name, Function& function) {
+    function = reinterpret_cast<Function>(dlsym(library, name));
+    return function != nullptr;
   };
-  for (const std::string& missing :
-       {need("ncclGetVersion", f.get_version), need("ncclGetUniqueId", f.get_unique_id),
-        need("ncclCommInitRankConfig", f.init), need("ncclCommGetAsyncError", f.get_async_error),
-        need("ncclCommFinalize", f.finalize), need("ncclCommDestroy", f.destroy),
-        need("ncclCommAbort", f.abort), need("ncclGetErrorString", f.error_string),
-        need("ncclGetLastError", f.last_error), need("ncclGroupStart", f.group_start),
-        need("ncclGroupEnd", f.group_end), need("ncclAllReduce", f.all_reduce),
-        need("ncclBroadcast", f.broadcast), need("ncclReduce", f.reduce),
-        need("ncclAllGather", f.all_gather), need("ncclReduceScatter", f.reduce_scatter),
-        need("ncclSend", f.send), need("ncclRecv", f.recv)}) {
-    if (!missing.empty()) return missing;
-  }
-  find(library, "ncclMemAlloc", f.mem_alloc);
-  find(library, "ncclMemFree", f.mem_free);
-  find(library, "ncclCommRegister", f.comm_register);
-  find(library, "ncclCommDeregister", f.comm_deregister);
-  find(library, "ncclCommRevoke", f.comm_revoke);
-  return {};
+  const auto need = [&](const char* name, auto& function) {
+    if (!look_up(name, function) && missing.empty()) missing = name;
+  };
+  need("ncclGetVersion", f.get_version);
+  need("ncclGetUniqueId", f.get_unique_id);
+  need("ncclCommInitRankConfig", f.init);
+  need("ncclCommGetAsyncError", f.get_async_error);
+  need("ncclCommFinalize", f.finalize);
+  need("ncclCommDestroy", f.destroy);
+  need("ncclCommAbort", f.abort);
+  need("ncclGetErrorString", f.error_string);
+  need("ncclGetLastError", f.last_error);
+  need("ncclGroupStart", f.group_start);
+  need("ncclGroupEnd", f.group_end);
+  need("ncclAllReduce", f.all_reduce);
+  need("ncclBroadcast", f.broadcast);
+  need("ncclReduce", f.reduce);
+  need("ncclAllGather", f.all_gather);
+  need("ncclReduceScatter", f.reduce_scatter);
+  need("ncclSend", f.send);
+  need("ncclRecv", f.recv);
+  look_up("ncclMemAlloc", f.mem_alloc);
+  look_up("ncclMemFree", f.mem_free);
+  look_up("ncclCommRegister", f.comm_register);
+  look_up("ncclCommDeregister", f.comm_deregister);
+  look_up("ncclCommRevoke", f.comm_revoke);
+  return missing;
 }
 
 std::string version_text(int version) {
-  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
-         std::to_string(version % 100);
+  return text(version / 10000, ".", version / 100 % 100, ".", version % 100);
 }
 
 ncclDataType_t type_of(DataType type) {
@@ -105,7 +110,7 @@ ncclDataType_t type_of(DataType type) {
     case DataType::kFloat64:
       return ncclFloat64;
     default:
-      throw Error("NCCL has no " + std::string(to_string(type)));
+      throw Error(text("NCCL has no ", to_string(type)));
   }
 }
 
@@ -152,9 +157,9 @@ class NcclLibrary final : public Library {
     const ncclResult_t result = f_.init(&comm, size, id, rank, &config);
     const bool failed = result != ncclSuccess && result != ncclInProgress;
     if (failed && (comm == nullptr || blocking == Blocking::kYes)) {
-      const std::string text = failure_text(result, "ncclCommInitRankConfig", nullptr);
+      const std::string failure = failure_text(result, "ncclCommInitRankConfig", nullptr);
       if (comm != nullptr) f_.abort(comm);
-      throw Error(text);
+      throw Error(failure);
     }
     return {comm};  // health() reports a failure; the caller aborts the communicator
   }
@@ -164,9 +169,9 @@ class NcclLibrary final : public Library {
     const ncclResult_t answer = f_.get_async_error(comm_of(comm), &state);
     const ncclResult_t result = answer != ncclSuccess && answer != ncclInProgress ? answer : state;
     if (result == ncclSuccess) return {};
-    if (result == ncclInProgress) return {Health::State::kBusy};
+    if (result == ncclInProgress) return {CommState::kBusy};
     const bool remote = result == ncclRemoteError || result == ncclSystemError;
-    return {Health::State::kFailed, remote, text_of(result, comm_of(comm))};
+    return {CommState::kFailed, remote, text_of(result, comm_of(comm))};
   }
 
   void begin_finalize(Comm comm) override {
@@ -188,43 +193,35 @@ class NcclLibrary final : public Library {
   void begin_group() override { check(f_.group_start(), "ncclGroupStart", nullptr); }
   void end_group() override { check(f_.group_end(), "ncclGroupEnd", nullptr); }
 
-  void all_reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type,
-                  Reduction reduction, Comm comm, device::Stream stream) override {
-    check(f_.all_reduce(in, out, count, type_of(type), reduction_of(reduction), comm_of(comm),
-                        stream_of(stream)),
-          "ncclAllReduce", comm_of(comm));
-  }
-  void broadcast(const std::byte* in, std::byte* out, std::size_t count, DataType type, int root,
-                 Comm comm, device::Stream stream) override {
-    check(f_.broadcast(in, out, count, type_of(type), root, comm_of(comm), stream_of(stream)),
-          "ncclBroadcast", comm_of(comm));
-  }
-  void reduce(const std::byte* in, std::byte* out, std::size_t count, DataType type,
-              Reduction reduction, int root, Comm comm, device::Stream stream) override {
-    check(f_.reduce(in, out, count, type_of(type), reduction_of(reduction), root, comm_of(comm),
-                    stream_of(stream)),
-          "ncclReduce", comm_of(comm));
-  }
-  void all_gather(const std::byte* in, std::byte* out, std::size_t count, DataType type, Comm comm,
-                  device::Stream stream) override {
-    check(f_.all_gather(in, out, count, type_of(type), comm_of(comm), stream_of(stream)),
-          "ncclAllGather", comm_of(comm));
-  }
-  void reduce_scatter(const std::byte* in, std::byte* out, std::size_t count, DataType type,
-                      Reduction reduction, Comm comm, device::Stream stream) override {
-    check(f_.reduce_scatter(in, out, count, type_of(type), reduction_of(reduction), comm_of(comm),
-                            stream_of(stream)),
-          "ncclReduceScatter", comm_of(comm));
-  }
-  void send(const std::byte* in, std::size_t count, DataType type, int peer, Comm comm,
-            device::Stream stream) override {
-    check(f_.send(in, count, type_of(type), peer, comm_of(comm), stream_of(stream)), "ncclSend",
-          comm_of(comm));
-  }
-  void receive(std::byte* out, std::size_t count, DataType type, int peer, Comm comm,
-               device::Stream stream) override {
-    check(f_.recv(out, count, type_of(type), peer, comm_of(comm), stream_of(stream)), "ncclRecv",
-          comm_of(comm));
+  void launch(const Call& call, Comm comm_handle, device::Stream stream_handle) override {
+    const ncclDataType_t type = type_of(call.type);
+    const ncclRedOp_t reduction = reduction_of(call.reduction);
+    const ncclComm_t comm = comm_of(comm_handle);
+    const cudaStream_t stream = stream_of(stream_handle);
+    switch (call.kind) {
+      case Call::Kind::kAllReduce:
+        return check(f_.all_reduce(call.in, call.out, call.count, type, reduction, comm, stream),
+                     "ncclAllReduce", comm);
+      case Call::Kind::kBroadcast:
+        return check(f_.broadcast(call.in, call.out, call.count, type, call.peer, comm, stream),
+                     "ncclBroadcast", comm);
+      case Call::Kind::kReduce:
+        return check(
+            f_.reduce(call.in, call.out, call.count, type, reduction, call.peer, comm, stream),
+            "ncclReduce", comm);
+      case Call::Kind::kAllGather:
+        return check(f_.all_gather(call.in, call.out, call.count, type, comm, stream),
+                     "ncclAllGather", comm);
+      case Call::Kind::kReduceScatter:
+        return check(
+            f_.reduce_scatter(call.in, call.out, call.count, type, reduction, comm, stream),
+            "ncclReduceScatter", comm);
+      case Call::Kind::kSend:
+        return check(f_.send(call.in, call.count, type, call.peer, comm, stream), "ncclSend", comm);
+      case Call::Kind::kReceive:
+        return check(f_.recv(call.out, call.count, type, call.peer, comm, stream), "ncclRecv",
+                     comm);
+    }
   }
 
   bool has_registration() const noexcept override {
@@ -242,8 +239,9 @@ class NcclLibrary final : public Library {
     check(f_.comm_register(comm_of(comm), memory, bytes, &registration), "ncclCommRegister",
           comm_of(comm));
     if (registration == nullptr)
-      throw Error("NCCL " + version_text(version_) +
-                  ": ncclCommRegister returned no registration (is NCCL_LOCAL_REGISTER=0 set?)");
+      throw Error(text("NCCL ", version_text(version_),
+                       ": ncclCommRegister returned no registration ",
+                       "(is NCCL_LOCAL_REGISTER=0 set?)"));
     return registration;
   }
   void deregister_buffer(Comm comm, void* registration) noexcept override {
@@ -253,11 +251,11 @@ class NcclLibrary final : public Library {
  private:
   std::string text_of(ncclResult_t result, ncclComm_t comm) const {
     const char* const last = f_.last_error(comm);
-    return std::string(f_.error_string(result)) +
-           (last != nullptr && *last != '\0' ? std::string(": ") + last : std::string());
+    const bool has_detail = last != nullptr && *last != '\0';
+    return text(f_.error_string(result), has_detail ? ": " : "", has_detail ? last : "");
   }
   std::string failure_text(ncclResult_t result, const char* call, ncclComm_t comm) const {
-    return "NCCL " + version_text(version_) + ": " + call + " failed: " + text_of(result, comm);
+    return text("NCCL ", version_text(version_), ": ", call, " failed: ", text_of(result, comm));
   }
   void check(ncclResult_t result, const char* call, ncclComm_t comm) const {
     if (result != ncclSuccess && result != ncclInProgress)
@@ -268,43 +266,40 @@ class NcclLibrary final : public Library {
   const int version_;
 };
 
-struct Loaded {
-  void* handle = nullptr;
-  std::string name = {};
-};
-
-/// Opens the first NCCL that exists, in the order of load_library().
-Loaded open_library(std::string& reason) {
+/// Opens the first NCCL that exists, in the order of load_library(). Returns null and sets the
+/// reason if there is none.
+void* open_library(std::string& name, std::string& reason) {
   if (const auto named = env_string("NCCL_LIBRARY")) {
-    if (void* const handle = dlopen(named->c_str(), RTLD_NOW | RTLD_LOCAL)) return {handle, *named};
-    reason = "HVD_NCCL_LIBRARY: " + std::string(dlerror());
-    return {};
+    name = *named;
+    void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) reason = text("HVD_NCCL_LIBRARY: ", dlerror());
+    return handle;
   }
   // Reuse a loaded NCCL, because a second one would have its own communicators, threads and memory.
   // A LibTorch that contains a static NCCL exports its functions and loads no libnccl.so.2.
-  if (dlsym(RTLD_DEFAULT, "ncclCommInitRankConfig") != nullptr)
-    return {dlopen(nullptr, RTLD_NOW), "already in the process"};
+  name = "already in the process";
+  if (dlsym(RTLD_DEFAULT, "ncclCommInitRankConfig") != nullptr) return dlopen(nullptr, RTLD_NOW);
+  name = "libnccl.so.2, already loaded";
   if (void* const handle = dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD))
-    return {handle, "libnccl.so.2, already loaded"};
-  for (const char* const name : {"libnccl.so.2", HVD_NCCL_BUILT_WITH}) {
-    if (void* const handle = dlopen(name, RTLD_NOW | RTLD_LOCAL)) return {handle, name};
+    return handle;
+  for (const char* const file : {"libnccl.so.2", HVD_NCCL_BUILT_WITH}) {
+    name = file;
+    if (void* const handle = dlopen(file, RTLD_NOW | RTLD_LOCAL)) return handle;
     reason = dlerror();
   }
-  return {};
+  return nullptr;
 }
 
-std::shared_ptr<NcclLibrary> load(std::string& reason, std::string& name) {
-  const Loaded loaded = open_library(reason);  // never closed, because NCCL has threads
-  if (loaded.handle == nullptr) return nullptr;
-  name = loaded.name;
+std::shared_ptr<NcclLibrary> load(std::string& name, std::string& reason) {
+  void* const handle = open_library(name, reason);  // never closed, because NCCL has threads
+  if (handle == nullptr) return nullptr;
   Functions functions;
-  const std::string missing = find_functions(loaded.handle, functions);
+  const std::string missing = find_functions(handle, functions);
   int version = 0;
-  if (missing.empty() && functions.get_version(&version) == ncclSuccess && version >= kOldest) {
+  if (missing.empty() && functions.get_version(&version) == ncclSuccess && version >= kOldest)
     return std::make_shared<NcclLibrary>(functions, version);
-  }
-  reason = name + ": expected NCCL " + version_text(kOldest) + " or newer, got " +
-           (missing.empty() ? version_text(version) : "a library without " + missing);
+  reason = text(name, ": expected NCCL ", version_text(kOldest), " or newer, got ",
+                missing.empty() ? version_text(version) : text("a library without ", missing));
   return nullptr;
 }
 
@@ -312,14 +307,15 @@ std::shared_ptr<NcclLibrary> load(std::string& reason, std::string& name) {
 
 std::shared_ptr<Library> load_library(std::string& reason) {
   std::string name;
-  return load(reason, name);
+  return load(name, reason);
 }
 
 std::string describe_library() {
   std::string reason;
   std::string name;
-  const auto library = load(reason, name);
-  return library ? version_text(library->version()) + " (" + name + ")" : "not usable: " + reason;
+  const auto library = load(name, reason);
+  return library ? text(version_text(library->version()), " (", name, ")")
+                 : text("not usable: ", reason);
 }
 
 }  // namespace hvd::nccl

@@ -6,15 +6,13 @@
 #include <utility>
 
 #include "backend/nccl/nccl_channel.h"
+#include "backend/sizes.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "kernels/floating.h"
 
 namespace hvd::nccl {
 namespace {
-
-std::int64_t total(std::span<const std::int64_t> counts) {
-  return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
-}
 
 bool all_equal(std::span<const std::int64_t> counts) {
   return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
@@ -22,12 +20,12 @@ bool all_equal(std::span<const std::int64_t> counts) {
 
 /// Makes the calls between its construction and end() one launch. Ends the group if one of them
 /// throws.
-class Group {
+class GroupedCalls {
  public:
-  explicit Group(Library& library) : library_(library) { library_.begin_group(); }
-  Group(const Group&) = delete;
-  Group& operator=(const Group&) = delete;
-  ~Group() {
+  explicit GroupedCalls(Library& library) : library_(library) { library_.begin_group(); }
+  GroupedCalls(const GroupedCalls&) = delete;
+  GroupedCalls& operator=(const GroupedCalls&) = delete;
+  ~GroupedCalls() {
     if (!open_) return;
     try {
       library_.end_group();
@@ -56,10 +54,10 @@ class NcclWork final : public Work {
   NcclWork(NcclChannel& channel, const Collective& collective, std::span<const std::byte> in,
            std::span<std::byte> out)
       : channel_(channel), collective_(collective), in_(in), out_(out) {
-    check_sizes(in.size());
+    check_arguments("nccl", collective, channel_.rank(), channel_.size(), in, out);
     channel_.device().wait(channel_.stream(), collective_.input_ready);
     collective_.input_ready = nullptr;
-    if (is_empty()) return;
+    if (is_empty(collective_)) return;
     choose_form();
     begin();
   }
@@ -69,7 +67,7 @@ class NcclWork final : public Work {
 
   bool progress() override {
     const device::DeviceGuard guard(channel_.device().api(), channel_.device().device());
-    if (!is_empty() && !(begin() && channel_.settled())) return false;
+    if (!is_empty(collective_) && !(begin() && channel_.settled())) return false;
     if (scales_output()) run_scale(out_.data(), out_, after_);
     ready_ = channel_.device().events()->record(channel_.stream());
     scaled_.release(ready_);
@@ -83,50 +81,6 @@ class NcclWork final : public Work {
     return collective_.kind == OpKind::kAllreduce || collective_.kind == OpKind::kReducescatter;
   }
   bool scales_output() const { return reduces() && after_ != 1.0 && !out_.empty(); }
-  bool is_empty() const { return collective_.kind != OpKind::kAlltoall && elements() == 0; }
-  std::int64_t elements() const {
-    const bool by_counts =
-        collective_.kind == OpKind::kAllgather || collective_.kind == OpKind::kReducescatter;
-    return by_counts ? total(collective_.counts) : collective_.count;
-  }
-
-  /// @param memory "input" or "output"
-  void require(const char* memory, std::int64_t expected, std::size_t got) const {
-    const auto bytes = static_cast<std::size_t>(expected) * size_of(collective_.dtype);
-    if (expected >= 0 && bytes == got) return;
-    throw Error("nccl: " + std::string(to_string(collective_.kind)) + ": expected an " + memory +
-                " of " + std::to_string(bytes) + " bytes, got " + std::to_string(got));
-  }
-
-  void check_sizes(std::size_t in) const {
-    const auto own = static_cast<std::size_t>(channel_.rank());
-    const auto ranks = static_cast<std::size_t>(channel_.size());
-    const bool by_counts =
-        collective_.kind != OpKind::kAllreduce && collective_.kind != OpKind::kBroadcast;
-    if (by_counts && collective_.counts.size() != ranks)
-      throw Error("nccl: expected " + std::to_string(ranks) + " counts");
-    switch (collective_.kind) {
-      case OpKind::kAllreduce:
-        require("input", collective_.count, in);
-        return require("output", collective_.count, out_.size());
-      case OpKind::kBroadcast:
-        if (collective_.root == channel_.rank()) require("input", collective_.count, in);
-        return require("output", collective_.count, out_.size());
-      case OpKind::kAllgather:
-        require("input", collective_.counts[own], in);
-        return require("output", total(collective_.counts), out_.size());
-      case OpKind::kReducescatter:
-        require("input", total(collective_.counts), in);
-        return require("output", collective_.counts[own], out_.size());
-      case OpKind::kAlltoall:
-        if (collective_.send_counts.size() != ranks)
-          throw Error("nccl: expected " + std::to_string(ranks) + " counts to send");
-        require("input", total(collective_.send_counts), in);
-        return require("output", total(collective_.counts), out_.size());
-      default:
-        throw Error("nccl: this backend does not have " + std::string(to_string(collective_.kind)));
-    }
-  }
 
   void choose_form() {
     const DataType type = collective_.dtype;
@@ -136,11 +90,11 @@ class NcclWork final : public Work {
     if (!reduces()) return;
     const ReduceScale& scale = collective_.scale;
     if (type == DataType::kInt16 || (!is_floating(type) && !scale.identity())) {
-      throw Error("nccl: cannot reduce " + std::string(to_string(type)) +
-                  (scale.identity() ? "" : " with a factor"));
+      throw Error(
+          text("nccl: cannot reduce ", to_string(type), scale.identity() ? "" : " with a factor"));
     }
     if (is_bitwise(collective_.op) && type != DataType::kBool)
-      throw Error("nccl: cannot combine bits of " + std::string(to_string(type)));
+      throw Error(text("nccl: cannot combine bits of ", to_string(type)));
     switch (collective_.op) {
       // Bools are 0 or 1, so "or" is their maximum and "and" their minimum.
       case ReduceOp::kSum:
@@ -158,7 +112,7 @@ class NcclWork final : public Work {
         form_.reduction = Reduction::kMax;
         break;
       default:
-        throw Error("nccl: this backend does not have " + std::string(to_string(collective_.op)));
+        throw Error(text("nccl: this backend has no ", to_string(collective_.op)));
     }
     choose_factors();
   }
@@ -211,86 +165,62 @@ class NcclWork final : public Work {
     return begun_ = true;
   }
 
-  std::size_t nccl_count(std::int64_t elements) const {
-    return static_cast<std::size_t>(elements * form_.per_element);
-  }
-  std::size_t bytes_of(std::int64_t elements) const {
-    return static_cast<std::size_t>(elements) * size_of(collective_.dtype);
-  }
-
   void start() {
-    Library& library = channel_.library();
-    const Comm comm = channel_.comm();
-    const device::Stream stream = channel_.stream();
+    const std::span<const std::int64_t> counts = collective_.counts;
     switch (collective_.kind) {
       case OpKind::kAllreduce:
-        return library.all_reduce(in_.data(), out_.data(), nccl_count(collective_.count),
-                                  form_.type, form_.reduction, comm, stream);
-      case OpKind::kBroadcast: {
-        const std::byte* const source =
-            collective_.root == channel_.rank() ? in_.data() : out_.data();
-        return library.broadcast(source, out_.data(), nccl_count(collective_.count), form_.type,
-                                 collective_.root, comm, stream);
-      }
+        return call(Call::Kind::kAllReduce, in_.data(), out_.data(), collective_.count);
+      case OpKind::kBroadcast:
+        return broadcast(out_.data(), collective_.count, collective_.root);
       case OpKind::kAllgather:
-        if (!all_equal(collective_.counts)) return gather_ragged();
-        return library.all_gather(in_.data(), out_.data(), nccl_count(collective_.counts[0]),
-                                  form_.type, comm, stream);
+        if (!all_equal(counts)) break;
+        return call(Call::Kind::kAllGather, in_.data(), out_.data(), counts[0]);
       case OpKind::kReducescatter:
-        if (!all_equal(collective_.counts)) return scatter_ragged();
-        return library.reduce_scatter(in_.data(), out_.data(), nccl_count(collective_.counts[0]),
-                                      form_.type, form_.reduction, comm, stream);
+        if (!all_equal(counts)) break;
+        return call(Call::Kind::kReduceScatter, in_.data(), out_.data(), counts[0]);
       default:
-        return exchange();
+        break;
     }
+    call_for_each_rank();
   }
 
-  void gather_ragged() {
-    Group group(channel_.library());
-    std::byte* place = out_.data();
-    for (int root = 0; root < channel_.size(); ++root) {
-      const std::int64_t count = collective_.counts[static_cast<std::size_t>(root)];
-      if (count > 0) {
-        const std::byte* const source = root == channel_.rank() ? in_.data() : place;
-        channel_.library().broadcast(source, place, nccl_count(count), form_.type, root,
-                                     channel_.comm(), channel_.stream());
+  /// Blocks of different sizes, as one launch: a broadcast or a reduction per block, or messages.
+  void call_for_each_rank() {
+    GroupedCalls group(channel_.library());
+    const std::byte* from = in_.data();
+    std::byte* to = out_.data();
+    const auto bytes_of = [this](std::int64_t elements) {
+      return static_cast<std::size_t>(elements) * size_of(collective_.dtype);
+    };
+    for (int rank = 0; rank < channel_.size(); ++rank) {
+      const std::int64_t count = collective_.counts[static_cast<std::size_t>(rank)];
+      if (collective_.kind == OpKind::kAllgather) {
+        broadcast(to, count, rank);
+        to += bytes_of(count);
+      } else if (collective_.kind == OpKind::kReducescatter) {
+        call(Call::Kind::kReduce, from, out_.data(), count, rank);
+        from += bytes_of(count);
+      } else {
+        const std::int64_t sent = collective_.send_counts[static_cast<std::size_t>(rank)];
+        call(Call::Kind::kSend, from, nullptr, sent, rank);
+        call(Call::Kind::kReceive, nullptr, to, count, rank);
+        from += bytes_of(sent);
+        to += bytes_of(count);
       }
-      place += bytes_of(count);
     }
     group.end();
   }
 
-  void scatter_ragged() {
-    Group group(channel_.library());
-    const std::byte* place = in_.data();
-    for (int root = 0; root < channel_.size(); ++root) {
-      const std::int64_t count = collective_.counts[static_cast<std::size_t>(root)];
-      if (count > 0) {
-        channel_.library().reduce(place, out_.data(), nccl_count(count), form_.type,
-                                  form_.reduction, root, channel_.comm(), channel_.stream());
-      }
-      place += bytes_of(count);
-    }
-    group.end();
+  void broadcast(std::byte* to, std::int64_t elements, int root) {
+    call(Call::Kind::kBroadcast, root == channel_.rank() ? in_.data() : to, to, elements, root);
   }
 
-  void exchange() {
-    Group group(channel_.library());
-    const std::byte* source = in_.data();
-    std::byte* place = out_.data();
-    for (int peer = 0; peer < channel_.size(); ++peer) {
-      const std::int64_t sent = collective_.send_counts[static_cast<std::size_t>(peer)];
-      const std::int64_t received = collective_.counts[static_cast<std::size_t>(peer)];
-      if (sent > 0)
-        channel_.library().send(source, nccl_count(sent), form_.type, peer, channel_.comm(),
-                                channel_.stream());
-      if (received > 0)
-        channel_.library().receive(place, nccl_count(received), form_.type, peer, channel_.comm(),
-                                   channel_.stream());
-      source += bytes_of(sent);
-      place += bytes_of(received);
-    }
-    group.end();
+  void call(Call::Kind kind, const std::byte* in, std::byte* out, std::int64_t elements,
+            int peer = -1) {
+    if (elements == 0) return;
+    const auto count = static_cast<std::size_t>(elements * form_.per_element);
+    channel_.library().launch({kind, in, out, count, form_.type, form_.reduction, peer},
+                              channel_.comm(), channel_.stream());
   }
 
   NcclChannel& channel_;

@@ -205,7 +205,7 @@ class TwoBuffers final : public Channel {
   std::span<const std::span<std::byte>> fusion_buffers() const noexcept override {
     return buffers_;
   }
-  void give_back_fusion_buffers() noexcept override { ++given_back; }
+  void release_fusion_buffers() noexcept override { ++given_back; }
   int given_back = 0;
 
  private:

@@ -131,7 +131,6 @@ TEST_F(NcclChannelTest, AveragesWithNcclsOwnOperationOrAFactorBehindTheSum) {
   EXPECT_EQ(nccl_->counts(0).reductions,
             (std::vector<nccl::Reduction>{nccl::Reduction::kAverage, nccl::Reduction::kSum,
                                           nccl::Reduction::kSum}));
-  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
 class NcclAverageTest : public NcclChannelTest,
@@ -157,17 +156,12 @@ TEST_P(NcclAverageTest, Of16BitNumbersIsUnbiased) {
     std::memcpy(tensors.back().data(), numbers.inputs[rank].data(), kValues * 2);
     works.push_back(ranks_[rank]->channel->launch(average, tensors.back(), tensors.back()));
   }
-  for (const auto& work : works) {
-    while (!work->progress()) {
-    }
-  }
-  ASSERT_TRUE(gpu_.run_all());
+  complete(works);
   std::vector<std::uint16_t> result(kValues);
   std::memcpy(result.data(), tensors.front().data(), kValues * 2);
   EXPECT_LT(std::abs(mean_relative_error(type, result, numbers.mean)), std::ldexp(1.0, -12));
   const bool power_of_two = (size & (size - 1)) == 0;
   EXPECT_EQ(gpu_.counts(0).launches, power_of_two ? 0 : 1) << "kernels of hvd";
-  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -192,17 +186,12 @@ TEST_F(NcclChannelTest, AScaledReducescatterKeepsItsInput) {
   std::vector<std::unique_ptr<Work>> works;
   for (std::size_t rank = 0; rank < 2; ++rank)
     works.push_back(ranks_[rank]->channel->launch(scatter, inputs[rank], outputs[rank]));
-  for (const auto& work : works) {
-    while (!work->progress()) {
-    }
-  }
-  EXPECT_TRUE(gpu_.run_all());
+  complete(works);
   EXPECT_EQ(values_of(outputs[0]), (std::vector<float>{50, 70}));
   EXPECT_EQ(values_of(outputs[1]), (std::vector<float>{90}));
   EXPECT_EQ(values_of(inputs[0]), (std::vector<float>{1, 2, 3}));
   EXPECT_EQ(nccl_->counts(0).calls, 2) << "a reduction to each rank";
   EXPECT_EQ(nccl_->counts(0).launches, 1) << "in one launch";
-  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
 TEST_F(NcclChannelTest, AWorkWaitsForMemoryThatTheHelperAllocates) {
@@ -236,14 +225,10 @@ TEST_F(NcclChannelTest, AWorkWaitsForMemoryThatTheHelperAllocates) {
   for (int round = 0; round < 5; ++round) EXPECT_FALSE(works[0]->progress());
   EXPECT_EQ(nccl_->counts(0).calls, 0);
   run_all_aside();
-  for (const auto& work : works) {
-    while (!work->progress()) {
-    }
-  }
-  EXPECT_TRUE(gpu_.run_all());
+  complete(works);
   EXPECT_EQ(values_of(outputs[1]), (std::vector<float>{40}));
   EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
-  for (const auto& rank : ranks_) rank->channel->give_back_fusion_buffers();
+  for (const auto& rank : ranks_) rank->channel->release_fusion_buffers();
   EXPECT_EQ(nccl_->counts(0).allocated, 2) << "the helper has not freed them yet";
   works.clear();
   run_all_aside();
@@ -302,7 +287,6 @@ TEST_F(NcclChannelTest, EndsInOrder) {
     EXPECT_EQ(nccl_->counts(rank).destroyed, 1);
     EXPECT_EQ(nccl_->counts(rank).aborted, 0);
   }
-  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
 TEST_F(NcclChannelTest, DeclinesCollectivesThatNcclDoesNotCompute) {
@@ -340,17 +324,7 @@ TEST_F(NcclChannelTest, DeclinesCollectivesThatNcclDoesNotCompute) {
 TEST_F(NcclChannelTest, CommunicatorsOfOneDeviceDoNotWaitForEachOther) {
   start(2);
   ASSERT_TRUE(connect(2));
-  std::vector<std::unique_ptr<Channel>> second;
-  for (int rank = 0; rank < 2; ++rank) {
-    Rank& one = *ranks_[static_cast<std::size_t>(rank)];
-    second.push_back(one.backend->open(
-        {.process_set = 1, .ranks = {0, 1}, .set_rank = rank, .device = {DeviceType::kCuda, 0}},
-        one.peers));
-  }
-  ASSERT_TRUE(soon([&] {
-    const bool one = second[0]->ready();
-    return second[1]->ready() && one;
-  }));
+  const auto second = open_second();
   // Two kernels in the queues of each rank at a time, launched in the same order on both.
   for (int step = 0; step < 30; ++step) {
     std::vector<std::unique_ptr<Work>> works;
@@ -369,7 +343,6 @@ TEST_F(NcclChannelTest, CommunicatorsOfOneDeviceDoNotWaitForEachOther) {
                                 << (gpu_.faults().empty() ? "" : gpu_.faults().front());
     for (const auto& memory : tensors) EXPECT_EQ(values_of(memory), (std::vector<float>{2, 4}));
   }
-  EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front();
 }
 
 // The previous test relies on this.
@@ -385,14 +358,15 @@ TEST_F(NcclChannelTest, TheSimulationFindsKernelsThatWaitForEachOther) {
                                 library.begin_init(ids[1], 2, rank, nccl::Blocking::kNo)};
     const std::span<std::byte> memory = tensor({1, 2});
     for (const int which : {rank, 1 - rank}) {
-      library.all_reduce(memory.data(), memory.data(), 2, DataType::kFloat32, nccl::Reduction::kSum,
-                         comms[which], stream.get());
+      library.launch({nccl::Call::Kind::kAllReduce, memory.data(), memory.data(), 2,
+                      DataType::kFloat32, nccl::Reduction::kSum, -1},
+                     comms[which], stream.get());
     }
   }
   EXPECT_FALSE(gpu_.run_all());
-  ASSERT_EQ(gpu_.faults().size(), 1U);
-  EXPECT_NE(gpu_.faults().front().find("wait for each other: rank "), std::string::npos)
-      << gpu_.faults().front();
+  const std::vector<std::string> faults = gpu_.drain_faults();
+  ASSERT_EQ(faults.size(), 1U);
+  EXPECT_NE(faults.front().find("wait for each other: rank "), std::string::npos) << faults.front();
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include "backend/nccl/nccl_channel.h"
 #include "hvd/error.h"
 #include "support/fake_nccl.h"
+#include "support/fakes.h"
 #include "support/local_backend.h"
 #include "support/nccl_launch.h"
 
@@ -22,18 +23,6 @@
 namespace hvd::testing {
 
 using std::chrono::seconds;
-
-class NoPeers final : public Peers {
- public:
-  NoPeers(int rank, int size) : rank_(rank), size_(size) {}
-  int rank() const noexcept override { return rank_; }
-  int size() const noexcept override { return size_; }
-  void ring(int) noexcept override {}
-
- private:
-  const int rank_;
-  const int size_;
-};
 
 class SetClock final : public Clock {
  public:
@@ -44,9 +33,11 @@ class SetClock final : public Clock {
 /// The ranks of a job, stepped by one thread.
 class NcclChannelTest : public ::testing::Test {
  protected:
+  void TearDown() override { EXPECT_TRUE(gpu_.faults().empty()) << gpu_.faults().front(); }
+
   struct Rank {
     explicit Rank(int rank, int size) : peers(rank, size) {}
-    NoPeers peers;
+    FakePeers peers;
     std::shared_ptr<device::Context> device;
     std::unique_ptr<NcclBackend> backend;
     std::unique_ptr<Channel> channel;
@@ -129,6 +120,30 @@ class NcclChannelTest : public ::testing::Test {
     return values;
   }
 
+  /// Runs the works to their ends, and the device.
+  void complete(const std::vector<std::unique_ptr<Work>>& works) {
+    for (const auto& work : works) {
+      while (!work->progress()) {
+      }
+    }
+    EXPECT_TRUE(gpu_.run_all());
+  }
+  /// Opens a second communicator on both ranks.
+  std::vector<std::unique_ptr<Channel>> open_second() {
+    std::vector<std::unique_ptr<Channel>> second;
+    for (int rank = 0; rank < 2; ++rank) {
+      Rank& one = *ranks_[static_cast<std::size_t>(rank)];
+      second.push_back(one.backend->open(
+          {.process_set = 1, .ranks = {0, 1}, .set_rank = rank, .device = {DeviceType::kCuda, 0}},
+          one.peers));
+    }
+    EXPECT_TRUE(soon([&] {
+      const bool one = second[0]->ready();
+      return second[1]->ready() && one;
+    }));
+    return second;
+  }
+
   std::vector<float> allreduce(const Collective& collective,
                                std::vector<std::vector<float>> inputs) {
     std::vector<std::span<std::byte>> tensors;
@@ -145,11 +160,7 @@ class NcclChannelTest : public ::testing::Test {
     return values_of(tensors[0]);
   }
 
-  static Collective sum(std::int64_t count) {
-    Collective collective;
-    collective.count = count;
-    return collective;
-  }
+  static Collective sum(std::int64_t count) { return {.count = count}; }
 
   FakeGpu gpu_;
   device::RunOnHelper run_on_helper_;  // of the ranks that start() makes
