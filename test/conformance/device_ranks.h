@@ -22,7 +22,7 @@ class DeviceHarness final : public Harness {
  public:
   DeviceHarness(int rank, Doorbells& doorbells, std::unique_ptr<Backend> backend,
                 std::pmr::memory_resource& memory)
-      : memory_(memory), peers_(rank, doorbells), backend_(std::move(backend)) {
+      : memory_(memory), peers_(peers_of(rank, doorbells)), backend_(std::move(backend)) {
     channel_ = backend_->open(
         {.ranks = all_ranks(peers_.size()), .set_rank = rank, .device = {DeviceType::kCuda, 0}},
         peers_);
@@ -40,7 +40,7 @@ class DeviceHarness final : public Harness {
 
  private:
   std::pmr::memory_resource& memory_;
-  DoorbellPeers peers_;
+  testing::FakePeers peers_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Channel> channel_;
 };

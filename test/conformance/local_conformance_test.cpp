@@ -24,12 +24,11 @@ MakeParts local_ranks(int size) {
 
 /// All ranks stepped in turn by the calling thread.
 void step_ranks(int size, const std::vector<Case>& cases) {
-  Doorbells doorbells(static_cast<std::size_t>(size));
   const auto world = std::make_shared<testing::LocalWorld>(size);
-  std::deque<DoorbellPeers> peers;
+  std::deque<testing::FakePeers> peers;
   std::vector<std::unique_ptr<Channel>> channels;
   for (int rank = 0; rank < size; ++rank) {
-    peers.emplace_back(rank, doorbells);
+    peers.emplace_back(rank, size);
     channels.push_back(testing::LocalBackend(world).open(
         {.ranks = all_ranks(size), .set_rank = rank}, peers.back()));
   }
@@ -125,8 +124,7 @@ TEST(SelfBackend, ScoresSetsOfOneRankInTheHostsMemory) {
 }
 
 TEST(SelfBackend, RefusesMemoryThatIsTooSmall) {
-  Doorbells doorbells(1);
-  DoorbellPeers peers(0, doorbells);
+  testing::FakePeers peers;
   const auto channel = SelfBackend().open({.ranks = {0}}, peers);
   Bytes memory(16);
   EXPECT_THROW(channel->launch({.count = 5}, memory, memory), Error);

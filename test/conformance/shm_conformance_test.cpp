@@ -147,9 +147,9 @@ class SteppedRanks {
  private:
   struct Rank {
     Rank(int number, Doorbells& doorbells, RankParts made)
-        : parts(std::move(made)), peers(number, doorbells) {}
+        : parts(std::move(made)), peers(peers_of(number, doorbells)) {}
     RankParts parts;  // first, because the others use its memory
-    DoorbellPeers peers;
+    testing::FakePeers peers;
     std::unique_ptr<Channel> channel = {};
     std::optional<Run> run = {};
     std::unique_ptr<Work> work = {};

@@ -14,6 +14,7 @@
 
 #include "base/doorbell.h"
 #include "conformance/conformance_suite.h"
+#include "support/fakes.h"
 #include "support/watchdog.h"
 
 /// Ranks that are threads of one process, for backends that do not need processes.
@@ -28,19 +29,12 @@ inline std::vector<int> all_ranks(int size) {
 /// The doorbells of all ranks. Thread-safe.
 using Doorbells = std::deque<Doorbell>;
 
-class DoorbellPeers final : public Peers {
- public:
-  DoorbellPeers(int rank, Doorbells& doorbells) : rank_(rank), doorbells_(doorbells) {}
-  int rank() const noexcept override { return rank_; }
-  int size() const noexcept override { return static_cast<int>(doorbells_.size()); }
-  void ring(int world_rank) noexcept override {
-    doorbells_[static_cast<std::size_t>(world_rank)].ring();
-  }
-
- private:
-  const int rank_;
-  Doorbells& doorbells_;
-};
+/// Peers that ring them.
+inline testing::FakePeers peers_of(int rank, Doorbells& doorbells) {
+  return testing::FakePeers(rank, static_cast<int>(doorbells.size()), [&doorbells](int other) {
+    doorbells[static_cast<std::size_t>(other)].ring();
+  });
+}
 
 /// The parts that a rank owns.
 struct RankParts {
@@ -59,7 +53,7 @@ class ThreadHarness final : public Harness {
       : memory_(std::move(parts.memory)),
         polls_(parts.polls),
         doorbell_(doorbells[static_cast<std::size_t>(rank)]),
-        peers_(rank, doorbells),
+        peers_(peers_of(rank, doorbells)),
         backend_(std::move(parts.backend)) {
     channel_ = backend_->open({.ranks = all_ranks(peers_.size()), .set_rank = rank}, peers_);
   }
@@ -96,7 +90,7 @@ class ThreadHarness final : public Harness {
   const bool polls_;
 
   Doorbell& doorbell_;
-  DoorbellPeers peers_;
+  testing::FakePeers peers_;
   std::unique_ptr<Backend> backend_;
   std::unique_ptr<Channel> channel_;
   std::atomic<int> started_{0};

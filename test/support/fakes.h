@@ -1,7 +1,10 @@
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <functional>
 #include <utility>
+#include <vector>
 
 #include "backend/backend.h"
 
@@ -10,18 +13,22 @@ namespace hvd::testing {
 /// Peers for a channel whose test has no engine. Thread-safe if `on_ring` is.
 class FakePeers final : public Peers {
  public:
-  explicit FakePeers(
-      int rank = 0, int size = 8, std::function<void(int)> called = [](int) {})
-      : on_ring(std::move(called)), rank_(rank), size_(size) {}
+  explicit FakePeers(int rank = 0, int size = 8, std::function<void(int)> called = {})
+      : on_ring(std::move(called)), rank_(rank), rings_(static_cast<std::size_t>(size)) {}
   int rank() const noexcept override { return rank_; }
-  int size() const noexcept override { return size_; }
-  void ring(int world_rank) noexcept override { on_ring(world_rank); }
+  int size() const noexcept override { return static_cast<int>(rings_.size()); }
+  void ring(int world_rank) noexcept override {
+    rings_[static_cast<std::size_t>(world_rank)].fetch_add(1);
+    if (on_ring) on_ring(world_rank);
+  }
+  /// How often the doorbell of this rank has been rung.
+  int rung(int world_rank) const { return rings_[static_cast<std::size_t>(world_rank)].load(); }
 
   std::function<void(int)> on_ring;  ///< called with the rank whose doorbell is rung
 
  private:
   const int rank_;
-  const int size_;
+  std::vector<std::atomic<int>> rings_;
 };
 
 }  // namespace hvd::testing

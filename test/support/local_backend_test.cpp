@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "hvd/error.h"
+#include "support/fakes.h"
 
 namespace hvd::testing {
 namespace {
@@ -18,21 +19,6 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-
-class CountingPeers final : public Peers {
- public:
-  CountingPeers(int rank, int size) : rank_(rank), rings(static_cast<std::size_t>(size)) {}
-  int rank() const noexcept override { return rank_; }
-  int size() const noexcept override { return static_cast<int>(rings.size()); }
-  void ring(int world_rank) noexcept override {
-    rings[static_cast<std::size_t>(world_rank)].fetch_add(1);
-  }
-  int rung(int world_rank) const { return rings[static_cast<std::size_t>(world_rank)].load(); }
-
- private:
-  const int rank_;
-  std::deque<std::atomic<int>> rings;
-};
 
 template <class T>
 std::span<const std::byte> bytes_of(const std::vector<T>& values) {
@@ -70,7 +56,7 @@ class LocalBackendTest : public ::testing::Test {
   }
 
   const std::shared_ptr<LocalWorld> world_ = std::make_shared<LocalWorld>(kWorld);
-  std::deque<CountingPeers> peers_;
+  std::deque<FakePeers> peers_;
 };
 
 template <class Expected, class Act>
@@ -87,7 +73,7 @@ std::string message_of(const Act& act) {
 TEST_F(LocalBackendTest, DifferentParametersFailBothAndNameBoth) {
   const auto channels = open({1, 3}, 7);
   std::vector<std::int32_t> a(8);
-  std::vector<std::int32_t> b(8);
+  std::vector<std::int32_t> b(7);
   const auto first = channels[0]->launch(allreduce(8), bytes_of(a), writable(a));
   const auto second = channels[1]->launch(allreduce(7), bytes_of(b), writable(b));
   EXPECT_FALSE(first->progress());

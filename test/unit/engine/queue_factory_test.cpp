@@ -6,6 +6,7 @@
 
 #include "support/batches.h"
 #include "support/fake_gpu.h"
+#include "support/fakes.h"
 
 namespace hvd::testing {
 namespace {
@@ -32,13 +33,6 @@ class RecordingBackend final : public Backend {
   const std::string name_;
   const DeviceType device_;
   const int score_;
-};
-
-class NoPeers final : public Peers {
- public:
-  int rank() const noexcept override { return 0; }
-  int size() const noexcept override { return 2; }
-  void ring(int) noexcept override {}
 };
 
 class QueueFactoryTest : public ::testing::Test {
@@ -72,7 +66,7 @@ class QueueFactoryTest : public ::testing::Test {
   }
 
   Topology topology_{.rank = 0, .size = 2};
-  NoPeers peers_;
+  FakePeers peers_{0, 2};
   std::vector<int> instances_;
   FakeGpu gpu_;
   std::shared_ptr<device::Context> device_ = std::make_shared<device::Context>(gpu_.api(0), 0);

@@ -14,11 +14,7 @@
 namespace hvd::segment {
 namespace {
 
-/// Records the ranks whose doorbells are rung.
-struct RecordingPeers {
-  std::multiset<int> rung = {};
-  testing::FakePeers fake{0, 8, [this](int rank) { rung.insert(rank); }};
-};
+using testing::FakePeers;
 
 std::string unique_name(const char* test) {
   return "/hvd-test-" + std::to_string(::getpid()) + "-" + test;
@@ -29,25 +25,26 @@ constexpr BufferLayout kLayout{.buffer_bytes = kBufferBytes, .results = 4};
 constexpr auto kFilled = &ChannelSegment::MemberState::filled;
 
 TEST(ChannelSegment, IsReadyOnceAllMembersHaveMappedIt) {
-  RecordingPeers peers;
+  FakePeers peers;
   const std::string name = unique_name("ready");
-  ChannelSegment second({name, {4, 6}, 1}, kLayout, peers.fake);
+  ChannelSegment second({name, {4, 6}, 1}, kLayout, peers);
   EXPECT_FALSE(second.ready()) << "the first member creates it";
-  ChannelSegment first({name, {4, 6}, 0}, kLayout, peers.fake);
-  EXPECT_EQ(peers.rung, (std::multiset<int>{6})) << "the second may wait for it";
+  ChannelSegment first({name, {4, 6}, 0}, kLayout, peers);
+  EXPECT_EQ(peers.rung(6), 1) << "the second may wait for it";
   EXPECT_FALSE(first.ready());
   EXPECT_TRUE(second.ready());
-  EXPECT_EQ(peers.rung, (std::multiset<int>{4, 6}));
+  EXPECT_EQ(peers.rung(4), 1);
+  EXPECT_EQ(peers.rung(6), 1);
   EXPECT_TRUE(first.ready());
   EXPECT_EQ(SharedSegment::attach(name, ChannelSegment::bytes(2, kLayout)), nullptr)
       << "the last member to map it removes the name";
 }
 
 TEST(ChannelSegment, MembersSeeEachOthersProgressAndMemory) {
-  RecordingPeers peers;
+  FakePeers peers;
   const std::string name = unique_name("progress");
-  ChannelSegment first({name, {0, 1}, 0}, kLayout, peers.fake);
-  ChannelSegment second({name, {0, 1}, 1}, kLayout, peers.fake);
+  ChannelSegment first({name, {0, 1}, 0}, kLayout, peers);
+  ChannelSegment second({name, {0, 1}, 1}, kLayout, peers);
   ASSERT_TRUE(second.ready() && first.ready());
   EXPECT_FALSE(second.other_reached(kFilled, 1));
   first.publish(kFilled, 3);
@@ -73,11 +70,11 @@ TEST(ChannelSegment, InfoIsValidOnceAllMembersHaveMappedIt) {
     std::int64_t first = 0;
     std::uint32_t second = 0;
   };
-  RecordingPeers peers;
+  FakePeers peers;
   const std::string name = unique_name("info");
-  ChannelSegment first({name, {0, 1}, 0}, kLayout, peers.fake,
+  ChannelSegment first({name, {0, 1}, 0}, kLayout, peers,
                        ChannelSegment::bytes_of(Info{.first = -5, .second = 6}));
-  ChannelSegment second({name, {0, 1}, 1}, kLayout, peers.fake,
+  ChannelSegment second({name, {0, 1}, 1}, kLayout, peers,
                         ChannelSegment::bytes_of(Info{.first = 7}));
   ASSERT_TRUE(second.ready() && first.ready());
   EXPECT_EQ(second.info<Info>(0).first, -5);
@@ -91,13 +88,13 @@ TEST(ChannelSegment, InfoIsValidOnceAllMembersHaveMappedIt) {
 TEST(ChannelSegment, AMembersInfoIsWrittenBeforeItCountsAsAttached) {
   using Info = std::array<std::uint64_t, 12>;
   for (int repeat = 0; repeat < 200; ++repeat) {
-    RecordingPeers peers, others_peers;
+    FakePeers peers, others_peers;
     const std::string name = unique_name(("order-" + std::to_string(repeat)).c_str());
     Info info;
     info.fill(static_cast<std::uint64_t>(repeat) + 1);
-    ChannelSegment first({name, {0, 1}, 0}, kLayout, peers.fake);
+    ChannelSegment first({name, {0, 1}, 0}, kLayout, peers);
     std::thread other([&] {
-      ChannelSegment second({name, {0, 1}, 1}, kLayout, others_peers.fake,
+      ChannelSegment second({name, {0, 1}, 1}, kLayout, others_peers,
                             ChannelSegment::bytes_of(info));
       while (!second.ready()) std::this_thread::yield();
     });
@@ -128,11 +125,11 @@ TEST(ChannelSegment, TheNamesOfAJobsChannelsDiffer) {
 }
 
 TEST(ChannelSegment, NoTwoBuffersOverlap) {
-  RecordingPeers peers;
+  FakePeers peers;
   const std::string name = unique_name("overlap");
-  ChannelSegment segment({name, {0, 1, 2}, 0}, kLayout, peers.fake);
-  ChannelSegment second({name, {0, 1, 2}, 1}, kLayout, peers.fake);
-  ChannelSegment third({name, {0, 1, 2}, 2}, kLayout, peers.fake);
+  ChannelSegment segment({name, {0, 1, 2}, 0}, kLayout, peers);
+  ChannelSegment second({name, {0, 1, 2}, 1}, kLayout, peers);
+  ChannelSegment third({name, {0, 1, 2}, 2}, kLayout, peers);
   EXPECT_FALSE(second.ready()) << "the third member has not mapped it yet";
   ASSERT_TRUE(third.ready() && second.ready() && segment.ready());
   std::set<std::byte*> places;
@@ -149,12 +146,12 @@ TEST(ChannelSegment, NoTwoBuffersOverlap) {
 }
 
 TEST(ChannelSegment, ASingleMemberCreatesNoFile) {
-  RecordingPeers peers;
+  FakePeers peers;
   const std::string name = unique_name("alone");
-  ChannelSegment segment({name, {5}, 0}, kLayout, peers.fake);
+  ChannelSegment segment({name, {5}, 0}, kLayout, peers);
   EXPECT_TRUE(segment.ready());
   EXPECT_TRUE(segment.all_reached(kFilled, 0));
-  EXPECT_TRUE(peers.rung.empty());
+  EXPECT_EQ(peers.rung(5), 0);
   EXPECT_EQ(SharedSegment::attach(name, ChannelSegment::bytes(1, kLayout)), nullptr);
 }
 

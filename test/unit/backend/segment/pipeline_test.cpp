@@ -186,62 +186,58 @@ class Host {
   std::uint64_t checks_ = 0;
 };
 
-TEST(Pipeline, ShmMembersNeverReadTheWrongRoundAndAreAlwaysWoken) {
+/// Runs collectives with rules and numbers of rounds drawn at random, on each number of members.
+void run_at_random(const std::vector<PhaseRules>& rules, std::uint64_t results, int collectives,
+                   std::uint64_t rounds, const std::vector<std::size_t>& members) {
   const std::uint64_t seeds = testing::seeds(300, 10'000);
-  for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) {
+  for (std::uint64_t seed = 0; seed < seeds && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
-    std::vector<Collective> collectives;
+    std::vector<Collective> drawn;
     std::uint64_t expected = 0;
-    const std::size_t size = 2 + seed % 3;
-    for (int count = 0; count < 12; ++count) {
-      const bool for_all = random() % 2 == 0;
-      collectives.push_back(
-          {for_all ? PhaseRules(kForAll) : PhaseRules(kEachForItself), random() % 6});
-      expected += size * collectives.back().rounds * (for_all ? 2 : 1);
+    const std::size_t size = members[seed % members.size()];
+    for (int count = 0; count < collectives; ++count) {
+      drawn.push_back({rules[random() % rules.size()], random() % rounds});
+      const bool copies_out = drawn.back().rules.size() > 2;
+      expected += size * drawn.back().rounds * (copies_out ? 2 : 1);
     }
-    Host host(size, 2, seed, collectives);
+    Host host(size, results, seed, drawn);
     ASSERT_TRUE(host.run()) << "all sleep";
     EXPECT_EQ(host.checks(), expected);
   }
 }
 
+TEST(Pipeline, ShmMembersNeverReadTheWrongRoundAndAreAlwaysWoken) {
+  run_at_random({kForAll, kEachForItself}, 2, 12, 6, {2, 3, 4});
+}
+
 TEST(Pipeline, HierarchicalMembersNeverReadTheWrongRoundAndAreAlwaysWoken) {
-  const std::uint64_t seeds = testing::seeds(300, 10'000);
-  for (std::uint64_t seed = 0; seed < seeds && !HasFailure(); ++seed) {
-    SCOPED_TRACE("seed " + std::to_string(seed));
-    std::mt19937_64 random(seed);
-    std::vector<Collective> collectives;
-    std::uint64_t expected = 0;
-    const std::size_t size = 1 + seed % 4;
-    for (int count = 0; count < 6; ++count) {
-      collectives.push_back({kOfAHost, random() % 12});
-      expected += size * collectives.back().rounds * 2;
-    }
-    Host host(size, 4, seed, collectives);
-    ASSERT_TRUE(host.run()) << "all sleep";
-    EXPECT_EQ(host.checks(), expected);
-  }
+  run_at_random({kOfAHost}, 4, 6, 12, {1, 2, 3, 4});
 }
 
 /// Two members that the test steps one by one.
 class TwoMembers : public ::testing::Test {
  protected:
   TwoMembers() {
-    peers.on_ring = [this](int rank) { ++rings[static_cast<std::size_t>(rank)]; };
     static_cast<void>(first.ready() && second.ready());
     static_cast<void>(second.ready());
-    rings = {};
     EXPECT_TRUE(first.ready());
+    new_rings();
   }
   static bool advance(Pipeline& pipeline) {
     return pipeline.advance([](RoundPhase, std::uint64_t) { return true; });
   }
 
+  /// The rings of the two members' doorbells since the last call.
+  std::array<int, 2> new_rings() {
+    const std::array<int, 2> before = std::exchange(seen, {peers.rung(0), peers.rung(1)});
+    return {seen[0] - before[0], seen[1] - before[1]};
+  }
+
   const std::string name = next_name();
   const BufferLayout layout{.buffer_bytes = kWordBytes, .results = 2};
   testing::FakePeers peers;
-  std::array<int, 2> rings = {};
+  std::array<int, 2> seen = {};
   ChannelSegment first{SegmentMembers{name, {0, 1}, 0}, layout, peers};
   ChannelSegment second{SegmentMembers{name, {0, 1}, 1}, layout, peers};
   Pipeline one{first};
@@ -271,12 +267,11 @@ TEST_F(TwoMembers, OnlyTheLastMemberRings) {
   two.begin(kForAll, 1);
   ASSERT_TRUE(advance(one));
   one.ring();
-  EXPECT_EQ(rings, (std::array{0, 0})) << "the other member has not filled its buffer yet";
+  EXPECT_EQ(new_rings(), (std::array{0, 0})) << "the other member has not filled its buffer yet";
   ASSERT_TRUE(advance(two));
   two.ring();
-  EXPECT_EQ(rings, (std::array{1, 0}));
   two.ring();
-  EXPECT_EQ(rings, (std::array{1, 0})) << "it rings once only";
+  EXPECT_EQ(new_rings(), (std::array{1, 0})) << "it rings once only";
 }
 
 TEST_F(TwoMembers, FreeingABufferRingsOnlyMembersThatWaitForIt) {
@@ -286,14 +281,14 @@ TEST_F(TwoMembers, FreeingABufferRingsOnlyMembersThatWaitForIt) {
   EXPECT_FALSE(advance(one)) << "both buffers are full";
   ASSERT_TRUE(advance(two));
   two.ring();
-  rings = {};
+  new_rings();
   ASSERT_TRUE(advance(one));  // reduces round 0
   one.ring();
-  EXPECT_EQ(rings, (std::array{0, 0})) << "the other member has not reduced it yet";
+  EXPECT_EQ(new_rings(), (std::array{0, 0})) << "the other member has not reduced it yet";
   EXPECT_FALSE(advance(one)) << "the other member still reads round 0 from the buffer of round 2";
   ASSERT_TRUE(advance(two));  // reduces round 0
   two.ring();
-  EXPECT_EQ(rings, (std::array{1, 0})) << "the other member waited for this buffer";
+  EXPECT_EQ(new_rings(), (std::array{1, 0})) << "the other member waited for this buffer";
   EXPECT_TRUE(advance(one));
 }
 
@@ -303,10 +298,10 @@ TEST_F(TwoMembers, FreeingABufferThatNoMemberWaitsForDoesNotRing) {
   ASSERT_TRUE(advance(one) && advance(two) && advance(one));
   one.ring();
   two.ring();
-  rings = {};
+  new_rings();
   ASSERT_TRUE(advance(two));
   two.ring();
-  EXPECT_EQ(rings, (std::array{0, 0})) << "a collective of one round ends without a ring";
+  EXPECT_EQ(new_rings(), (std::array{0, 0})) << "a collective of one round ends without a ring";
   EXPECT_TRUE(one.finish() && two.finish());
 }
 
