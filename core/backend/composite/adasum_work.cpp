@@ -3,12 +3,12 @@
 #include <cstring>
 #include <limits>
 #include <memory>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "backend/composite/composite_work.h"
 #include "base/process_exit.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "kernels/half.h"
 
@@ -33,7 +33,7 @@ double to_double(const std::byte* at, DataType type) {
     case DataType::kBFloat16:
       return bfloat16_to_float(load<std::uint16_t>(at));
     default:
-      throw Error("adasum of " + std::string(to_string(type)) + "; expected a floating type");
+      throw Error(text("adasum of ", to_string(type), "; expected a floating type"));
   }
 }
 
@@ -115,7 +115,7 @@ class AdasumWork final : public Work {
 
  private:
   enum class Stage { kExchange, kRead, kMultiply, kSum, kCombine, kWrite, kGather };
-  struct Buffers {
+  struct AdasumBuffers {
     std::unique_ptr<std::byte[]> received = {};
     std::vector<double> products = {};  // for each pair: a.b, a.a, b.b
   };
@@ -234,7 +234,7 @@ class AdasumWork final : public Work {
   }
 
   Launch launch_;
-  const std::shared_ptr<Buffers> buffers_ = std::make_shared<Buffers>();
+  const std::shared_ptr<AdasumBuffers> buffers_ = std::make_shared<AdasumBuffers>();
   const Collective collective_;
   const std::size_t size_;
   const std::span<std::byte> out_;

@@ -1,6 +1,5 @@
 #include <algorithm>
 #include <numeric>
-#include <string>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -8,30 +7,31 @@
 #include "backend/composite/composite_work.h"
 #include "base/expect.h"
 #include "base/process_exit.h"
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::composite {
 namespace {
 
-class AlltoallWork final : public Work {
+class SplitAlltoall final : public Work {
  public:
-  AlltoallWork(Launch launch, const Launch& launch_sizes, Submission& submission)
+  SplitAlltoall(Launch launch, const Launch& launch_sizes, Submission& submission)
       : launch_(std::move(launch)),
         submission_(submission),
-        buffers_(std::make_shared<Buffers>(std::get<Alltoall>(submission.parameters).splits)),
+        sizes_(std::make_shared<Sizes>(std::get<Alltoall>(submission.parameters).splits)),
         row_(std::accumulate(submission.input.shape.begin() + 1, submission.input.shape.end(),
                              std::int64_t{1}, std::multiplies<>())) {
     Collective sizes;
     sizes.kind = OpKind::kAlltoall;
     sizes.dtype = DataType::kInt64;
-    sizes.counts = sizes.send_counts = buffers_->ones;
-    work_ = launch_sizes(sizes, std::as_bytes(std::span(buffers_->splits)),
-                         std::as_writable_bytes(std::span(buffers_->received)));
+    sizes.counts = sizes.send_counts = sizes_->ones;
+    work_ = launch_sizes(sizes, std::as_bytes(std::span(sizes_->splits)),
+                         std::as_writable_bytes(std::span(sizes_->received)));
   }
-  AlltoallWork(const AlltoallWork&) = delete;
-  AlltoallWork& operator=(const AlltoallWork&) = delete;
-  ~AlltoallWork() override {
-    if (!done_) keep_until_exit(buffers_);
+  SplitAlltoall(const SplitAlltoall&) = delete;
+  SplitAlltoall& operator=(const SplitAlltoall&) = delete;
+  ~SplitAlltoall() override {
+    if (!done_) keep_until_exit(sizes_);
   }
 
   EventPtr output_ready() const override { return work_->output_ready(); }
@@ -51,8 +51,8 @@ class AlltoallWork final : public Work {
   }
 
  private:
-  struct Buffers {
-    explicit Buffers(const std::vector<std::int64_t>& rows)
+  struct Sizes {
+    explicit Sizes(const std::vector<std::int64_t>& rows)
         : splits(rows), ones(rows.size(), 1), received(rows.size()) {}
     const std::vector<std::int64_t> splits;  // rows
     const std::vector<std::int64_t> ones;
@@ -60,19 +60,19 @@ class AlltoallWork final : public Work {
   };
 
   void exchange_rows() {
-    const std::vector<std::int64_t>& received = buffers_->received;
+    const std::vector<std::int64_t>& received = sizes_->received;
     EventPtr writable;
     submission_.output = submission_.allocate_output({received, &writable});
     const std::int64_t rows = std::accumulate(received.begin(), received.end(), std::int64_t{0});
     const TensorView& output = submission_.output;
     if (output.count != rows * row_ || output.dtype != submission_.input.dtype ||
         (output.count > 0 && output.data == nullptr)) {
-      throw Error("the allocated output has " + std::to_string(output.count) +
-                  " elements, expected " + std::to_string(rows * row_));
+      throw Error(
+          text("the allocated output has ", output.count, " elements, expected ", rows * row_));
     }
     const auto elements = [this](std::int64_t split) { return split * row_; };
-    std::transform(buffers_->splits.begin(), buffers_->splits.end(),
-                   std::back_inserter(send_counts_), elements);
+    std::transform(sizes_->splits.begin(), sizes_->splits.end(), std::back_inserter(send_counts_),
+                   elements);
     std::transform(received.begin(), received.end(), std::back_inserter(counts_), elements);
     Collective exchange;
     exchange.kind = OpKind::kAlltoall;
@@ -87,7 +87,7 @@ class AlltoallWork final : public Work {
 
   Launch launch_;
   Submission& submission_;
-  const std::shared_ptr<Buffers> buffers_;
+  const std::shared_ptr<Sizes> sizes_;
   const std::int64_t row_;  // elements
   std::vector<std::int64_t> counts_;
   std::vector<std::int64_t> send_counts_;
@@ -101,7 +101,7 @@ class AlltoallWork final : public Work {
 std::unique_ptr<Work> make_alltoall(Launch launch, const Launch& launch_sizes,
                                     Submission& submission) {
   HVD_EXPECT(submission.kind() == OpKind::kAlltoall, "its parameters are an Alltoall");
-  return std::make_unique<AlltoallWork>(std::move(launch), launch_sizes, submission);
+  return std::make_unique<SplitAlltoall>(std::move(launch), launch_sizes, submission);
 }
 
 }  // namespace hvd::composite

@@ -8,9 +8,9 @@ namespace {
 
 /// A binomial tree of the hosts. One member of each host, the root on its own host, puts the data
 /// into the result buffer and sends it on.
-class BroadcastWork final : public HostPipeline {
+class HostBroadcast final : public HostPipeline {
  public:
-  BroadcastWork(std::shared_ptr<HostChannelState> shared, const Collective& collective,
+  HostBroadcast(std::shared_ptr<HostChannelState> shared, const Collective& collective,
                 std::span<const std::byte> in, std::span<std::byte> out)
       : HostPipeline(std::move(shared), collective, in, out),
         root_host_(plan().host_of(collective.root)),
@@ -103,7 +103,7 @@ class BroadcastWork final : public HostPipeline {
 std::unique_ptr<Work> make_broadcast(std::shared_ptr<HostChannelState> host,
                                      const Collective& collective, std::span<const std::byte> in,
                                      std::span<std::byte> out) {
-  return std::make_unique<BroadcastWork>(std::move(host), collective, in, out);
+  return std::make_unique<HostBroadcast>(std::move(host), collective, in, out);
 }
 
 }  // namespace hvd::hierarchical

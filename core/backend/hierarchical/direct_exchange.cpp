@@ -45,6 +45,8 @@ class DirectExchange : public HostPipeline {
     }
   }
 
+  const std::vector<std::size_t> sizes_;  ///< bytes of each member's input
+
  private:
   bool drives(std::uint64_t round) const noexcept {
     return static_cast<std::uint64_t>(plan().index) ==
@@ -124,7 +126,6 @@ class DirectExchange : public HostPipeline {
                          static_cast<int>(round % static_cast<std::uint64_t>(plan().drivers)));
   }
 
-  const std::vector<std::size_t> sizes_;
   const std::size_t most_;
   const std::size_t step_;
   std::vector<int> order_;  ///< members, host by host
@@ -134,10 +135,10 @@ class DirectExchange : public HostPipeline {
 /// One round. Every member reduces all inputs by itself, in the same order as ChainAllreduce.
 class ExchangeAllreduce final : public DirectExchange {
  public:
-  ExchangeAllreduce(std::shared_ptr<HostChannelState> shared, const Collective& collective,
-                    std::span<const std::byte> in, std::span<std::byte> out, std::size_t members)
-      : DirectExchange(std::move(shared), collective, in, out,
-                       std::vector<std::size_t>(members, in.size())) {}
+  ExchangeAllreduce(const std::shared_ptr<HostChannelState>& shared, const Collective& collective,
+                    std::span<const std::byte> in, std::span<std::byte> out)
+      : DirectExchange(shared, collective, in, out,
+                       std::vector<std::size_t>(shared->plan.member_count(), in.size())) {}
 
  private:
   void copy_out(std::uint64_t round) override {
@@ -148,16 +149,22 @@ class ExchangeAllreduce final : public DirectExchange {
   }
 };
 
-class AllgatherWork final : public DirectExchange {
+class ExchangeAllgather final : public DirectExchange {
  public:
-  AllgatherWork(std::shared_ptr<HostChannelState> shared, const Collective& collective,
-                std::span<const std::byte> in, std::span<std::byte> out,
-                std::vector<std::size_t> sizes)
-      : DirectExchange(std::move(shared), collective, in, out, sizes) {
-    std::exclusive_scan(sizes.begin(), sizes.end(), std::back_inserter(begins_), std::size_t{0});
+  ExchangeAllgather(std::shared_ptr<HostChannelState> shared, const Collective& collective,
+                    std::span<const std::byte> in, std::span<std::byte> out)
+      : DirectExchange(std::move(shared), collective, in, out, bytes_of_blocks(collective)) {
+    std::exclusive_scan(sizes_.begin(), sizes_.end(), std::back_inserter(begins_), std::size_t{0});
   }
 
  private:
+  static std::vector<std::size_t> bytes_of_blocks(const Collective& collective) {
+    std::vector<std::size_t> sizes;
+    for (const std::int64_t count : collective.counts)
+      sizes.push_back(static_cast<std::size_t>(count) * size_of(collective.dtype));
+    return sizes;
+  }
+
   void copy_out(std::uint64_t round) override {
     for_each_piece(round, [&](int member, const std::byte* from) {
       const Range own = piece(round, member);
@@ -171,22 +178,13 @@ class AllgatherWork final : public DirectExchange {
 
 }  // namespace
 
-std::unique_ptr<Work> make_exchange_allreduce(std::shared_ptr<HostChannelState> host,
-                                              const Collective& collective,
-                                              std::span<const std::byte> in,
-                                              std::span<std::byte> out) {
-  std::size_t members = 0;
-  for (const auto& local : host->plan.hosts) members += local.size();
-  return std::make_unique<ExchangeAllreduce>(std::move(host), collective, in, out, members);
-}
-
-std::unique_ptr<Work> make_allgather(std::shared_ptr<HostChannelState> host,
-                                     const Collective& collective, std::span<const std::byte> in,
-                                     std::span<std::byte> out) {
-  std::vector<std::size_t> sizes;
-  for (const std::int64_t count : collective.counts)
-    sizes.push_back(static_cast<std::size_t>(count) * size_of(collective.dtype));
-  return std::make_unique<AllgatherWork>(std::move(host), collective, in, out, std::move(sizes));
+std::unique_ptr<Work> make_direct_exchange(std::shared_ptr<HostChannelState> host,
+                                           const Collective& collective,
+                                           std::span<const std::byte> in,
+                                           std::span<std::byte> out) {
+  if (collective.kind == OpKind::kAllreduce)
+    return std::make_unique<ExchangeAllreduce>(std::move(host), collective, in, out);
+  return std::make_unique<ExchangeAllgather>(std::move(host), collective, in, out);
 }
 
 }  // namespace hvd::hierarchical

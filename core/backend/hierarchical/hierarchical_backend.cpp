@@ -1,12 +1,12 @@
 #include "backend/hierarchical/hierarchical_backend.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "backend/hierarchical/host_pipeline.h"
 #include "base/cache_line.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "transport/node/node.h"
 
@@ -23,19 +23,21 @@ segment::BufferLayout layout_of(const HierarchicalTuning& tuning) noexcept {
   return {.buffer_bytes = tuning.buffer_bytes, .results = kResults};
 }
 
+bool has(OpKind kind) noexcept {
+  return kind == OpKind::kAllreduce || kind == OpKind::kAllgather || kind == OpKind::kBroadcast;
+}
+
 class HierarchicalChannel final : public Channel {
  public:
   explicit HierarchicalChannel(std::shared_ptr<HostChannelState> host) : host_(std::move(host)) {}
 
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
                                std::span<std::byte> out) override {
-    const std::string kind(to_string(collective.kind));
     if (host_->messages->abandoned())
-      throw Error("hierarchical: " + kind + " launched on a channel that has failed");
-    const bool known = collective.kind == OpKind::kAllreduce ||
-                       collective.kind == OpKind::kAllgather ||
-                       collective.kind == OpKind::kBroadcast;
-    if (!known) throw Error("hierarchical: this backend has no " + kind);
+      throw Error(text("hierarchical: ", to_string(collective.kind),
+                       " launched on a channel that has failed"));
+    if (!has(collective.kind))
+      throw Error(text("hierarchical: this backend has no ", to_string(collective.kind)));
     return make_work(host_, collective, in, out);
   }
 
@@ -69,9 +71,8 @@ std::size_t HierarchicalBackend::wanted_shared_memory(int local_size) noexcept {
 
 int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec,
                                const Collective& collective) const noexcept {
-  const bool known = collective.kind == OpKind::kAllreduce ||
-                     collective.kind == OpKind::kAllgather || collective.kind == OpKind::kBroadcast;
-  if (!known || spec.device.type != DeviceType::kCpu || collective.op == ReduceOp::kAdasum)
+  if (!has(collective.kind) || spec.device.type != DeviceType::kCpu ||
+      collective.op == ReduceOp::kAdasum)
     return 0;
   if (spec.ranks.size() * kCacheLine > tuning_.buffer_bytes)
     return 0;  // the members divide a buffer into parts of at least a cache line

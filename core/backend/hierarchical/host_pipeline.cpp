@@ -108,14 +108,12 @@ std::unique_ptr<Work> make_work(std::shared_ptr<HostChannelState> host,
     case OpKind::kBroadcast:
       return make_broadcast(std::move(host), collective, in, out);
     case OpKind::kAllgather:
-      return make_allgather(std::move(host), collective, in, out);
+      return make_direct_exchange(std::move(host), collective, in, out);
     default:
       break;
   }
-  std::size_t members = 0;
-  for (const auto& local : host->plan.hosts) members += local.size();
-  const bool small = in.size() * members <= host->tuning.small_bytes;
-  return small ? make_exchange_allreduce(std::move(host), collective, in, out)
+  const bool small = in.size() * host->plan.member_count() <= host->tuning.small_bytes;
+  return small ? make_direct_exchange(std::move(host), collective, in, out)
                : make_chain_allreduce(std::move(host), collective, in, out);
 }
 

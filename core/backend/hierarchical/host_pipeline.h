@@ -117,11 +117,9 @@ std::unique_ptr<Work> make_work(std::shared_ptr<HostChannelState>, const Collect
 
 std::unique_ptr<Work> make_chain_allreduce(std::shared_ptr<HostChannelState>, const Collective&,
                                            std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_exchange_allreduce(std::shared_ptr<HostChannelState>, const Collective&,
-                                              std::span<const std::byte> in,
-                                              std::span<std::byte> out);
-std::unique_ptr<Work> make_allgather(std::shared_ptr<HostChannelState>, const Collective&,
-                                     std::span<const std::byte> in, std::span<std::byte> out);
+/// An allgather, or a small allreduce.
+std::unique_ptr<Work> make_direct_exchange(std::shared_ptr<HostChannelState>, const Collective&,
+                                           std::span<const std::byte> in, std::span<std::byte> out);
 std::unique_ptr<Work> make_broadcast(std::shared_ptr<HostChannelState>, const Collective&,
                                      std::span<const std::byte> in, std::span<std::byte> out);
 

@@ -16,6 +16,9 @@ struct HostPlan {
   int index = 0;    ///< this rank's position in local()
   int drivers = 1;  ///< the first members of every host that exchange data with other hosts
 
+  std::size_t member_count() const noexcept {
+    return static_cast<std::size_t>(first_position(host_count()));
+  }
   int host_count() const noexcept { return static_cast<int>(hosts.size()); }
   const std::vector<int>& local() const noexcept { return hosts[static_cast<std::size_t>(host)]; }
   int local_count() const noexcept { return static_cast<int>(local().size()); }

@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/process_exit.h"
+#include "base/text.h"
 
 namespace hvd::segment {
 
@@ -27,8 +28,7 @@ std::size_t ChannelSegment::bytes(std::size_t members, const BufferLayout& layou
 }
 
 std::string ChannelSegment::suffix(const ChannelSpec& spec) {
-  return "-" + std::to_string(spec.process_set) +
-         (spec.instance > 0 ? "." + std::to_string(spec.instance) : "");
+  return text("-", spec.process_set, spec.instance > 0 ? text(".", spec.instance) : "");
 }
 
 void ChannelSegment::adopt(std::unique_ptr<SharedSegment> segment) noexcept {

@@ -3,6 +3,8 @@
 #include <vector>
 
 #include "backend/shm/pipelined_work.h"
+#include "base/text.h"
+#include "hvd/error.h"
 
 namespace hvd::shm {
 namespace {
@@ -12,7 +14,7 @@ using segment::round_part;
 
 /// A round moves a part of at most a buffer, of which each member reduces its slice for all
 /// members. A small tensor is one part, and every member reduces all of it.
-class AllreduceWork final : public PipelinedWork {
+class ShmAllreduce final : public PipelinedWork {
  public:
   using PipelinedWork::PipelinedWork;
 
@@ -73,7 +75,7 @@ class AllreduceWork final : public PipelinedWork {
 };
 
 /// Only the root fills its buffer.
-class BroadcastWork final : public PipelinedWork {
+class ShmBroadcast final : public PipelinedWork {
  public:
   using PipelinedWork::PipelinedWork;
 
@@ -106,10 +108,10 @@ class BroadcastWork final : public PipelinedWork {
   }
 };
 
-class AllgatherWork final : public PipelinedWork {
+class ShmAllgather final : public PipelinedWork {
  public:
-  AllgatherWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
-                std::span<const std::byte> in, std::span<std::byte> out)
+  ShmAllgather(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
+               std::span<const std::byte> in, std::span<std::byte> out)
       : PipelinedWork(std::move(channel), collective, in, out),
         blocks_(segment::blocks_of(collective.counts, element())) {}
 
@@ -151,11 +153,11 @@ class AllgatherWork final : public PipelinedWork {
 
 /// Kinds in which each member sends a different block to each other member. A buffer has a section
 /// for each receiver. A member's block for itself is not copied to a buffer.
-class ExchangeWork : public PipelinedWork {
+class ShmExchange : public PipelinedWork {
  public:
-  ExchangeWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
-               std::span<const std::byte> in, std::span<std::byte> out,
-               std::span<const std::int64_t> sent)
+  ShmExchange(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
+              std::span<const std::byte> in, std::span<std::byte> out,
+              std::span<const std::int64_t> sent)
       : PipelinedWork(std::move(channel), collective, in, out),
         sent_(segment::blocks_of(sent, element())),
         step_(this->channel().tuning().buffer_bytes / (members() - 1) / kCacheLine * kCacheLine) {}
@@ -180,11 +182,11 @@ class ExchangeWork : public PipelinedWork {
   const std::size_t step_;
 };
 
-class ReducescatterWork final : public ExchangeWork {
+class ShmReducescatter final : public ShmExchange {
  public:
-  ReducescatterWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
-                    std::span<const std::byte> in, std::span<std::byte> out)
-      : ExchangeWork(std::move(channel), collective, in, out, collective.counts) {}
+  ShmReducescatter(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
+                   std::span<const std::byte> in, std::span<std::byte> out)
+      : ShmExchange(std::move(channel), collective, in, out, collective.counts) {}
 
  private:
   bool prepare() override {
@@ -216,11 +218,11 @@ class ReducescatterWork final : public ExchangeWork {
 
 /// A member knows only the sizes that it sends and receives. So each member publishes the number of
 /// rounds that its own data needs.
-class AlltoallWork final : public ExchangeWork {
+class ShmAlltoall final : public ShmExchange {
  public:
-  AlltoallWork(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
-               std::span<const std::byte> in, std::span<std::byte> out)
-      : ExchangeWork(std::move(channel), collective, in, out, collective.send_counts),
+  ShmAlltoall(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
+              std::span<const std::byte> in, std::span<std::byte> out)
+      : ShmExchange(std::move(channel), collective, in, out, collective.send_counts),
         received_(segment::blocks_of(collective.counts, element())) {}
 
  private:
@@ -233,7 +235,7 @@ class AlltoallWork final : public ExchangeWork {
 
   void fill(std::uint64_t round) override {
     if (round == 0) wanted_by(rank()) = own_rounds();
-    ExchangeWork::fill(round);
+    ShmExchange::fill(round);
   }
   bool reduce(std::uint64_t round) override {
     if (round == 0 && !copy_kept()) return false;
@@ -296,34 +298,23 @@ class AlltoallWork final : public ExchangeWork {
 
 }  // namespace
 
-std::unique_ptr<Work> make_allreduce(std::shared_ptr<ShmChannelState> channel,
-                                     const Collective& collective, std::span<const std::byte> in,
-                                     std::span<std::byte> out) {
-  return std::make_unique<AllreduceWork>(std::move(channel), collective, in, out);
-}
-
-std::unique_ptr<Work> make_broadcast(std::shared_ptr<ShmChannelState> channel,
-                                     const Collective& collective, std::span<const std::byte> in,
-                                     std::span<std::byte> out) {
-  return std::make_unique<BroadcastWork>(std::move(channel), collective, in, out);
-}
-
-std::unique_ptr<Work> make_allgather(std::shared_ptr<ShmChannelState> channel,
-                                     const Collective& collective, std::span<const std::byte> in,
-                                     std::span<std::byte> out) {
-  return std::make_unique<AllgatherWork>(std::move(channel), collective, in, out);
-}
-
-std::unique_ptr<Work> make_reducescatter(std::shared_ptr<ShmChannelState> channel,
-                                         const Collective& collective,
-                                         std::span<const std::byte> in, std::span<std::byte> out) {
-  return std::make_unique<ReducescatterWork>(std::move(channel), collective, in, out);
-}
-
-std::unique_ptr<Work> make_alltoall(std::shared_ptr<ShmChannelState> channel,
-                                    const Collective& collective, std::span<const std::byte> in,
-                                    std::span<std::byte> out) {
-  return std::make_unique<AlltoallWork>(std::move(channel), collective, in, out);
+std::unique_ptr<Work> make_work(std::shared_ptr<ShmChannelState> channel,
+                                const Collective& collective, std::span<const std::byte> in,
+                                std::span<std::byte> out) {
+  switch (collective.kind) {
+    case OpKind::kAllreduce:
+      return std::make_unique<ShmAllreduce>(std::move(channel), collective, in, out);
+    case OpKind::kBroadcast:
+      return std::make_unique<ShmBroadcast>(std::move(channel), collective, in, out);
+    case OpKind::kAllgather:
+      return std::make_unique<ShmAllgather>(std::move(channel), collective, in, out);
+    case OpKind::kReducescatter:
+      return std::make_unique<ShmReducescatter>(std::move(channel), collective, in, out);
+    case OpKind::kAlltoall:
+      return std::make_unique<ShmAlltoall>(std::move(channel), collective, in, out);
+    default:
+      throw Error(text("shm: this backend has no ", to_string(collective.kind)));
+  }
 }
 
 }  // namespace hvd::shm

@@ -1,11 +1,9 @@
 #include "backend/shm/pipelined_work.h"
 
 #include <algorithm>
-#include <string>
 #include <utility>
 
 #include "base/cache_line.h"
-#include "hvd/error.h"
 #include "kernels/kernels.h"
 
 namespace hvd::shm {
@@ -155,25 +153,6 @@ void PipelinedWork::choose_place() {
   if (in_place_) return pipeline_.set_rules(kForAll);
   skipped_ = offers > 0 ? 1 : 0;
   pipeline_.set_rounds(rounds_ + skipped_);
-}
-
-std::unique_ptr<Work> make_work(std::shared_ptr<ShmChannelState> channel,
-                                const Collective& collective, std::span<const std::byte> in,
-                                std::span<std::byte> out) {
-  switch (collective.kind) {
-    case OpKind::kAllreduce:
-      return make_allreduce(std::move(channel), collective, in, out);
-    case OpKind::kBroadcast:
-      return make_broadcast(std::move(channel), collective, in, out);
-    case OpKind::kAllgather:
-      return make_allgather(std::move(channel), collective, in, out);
-    case OpKind::kReducescatter:
-      return make_reducescatter(std::move(channel), collective, in, out);
-    case OpKind::kAlltoall:
-      return make_alltoall(std::move(channel), collective, in, out);
-    default:
-      throw Error("shm: this backend has no " + std::string(to_string(collective.kind)));
-  }
 }
 
 }  // namespace hvd::shm

@@ -140,15 +140,4 @@ class PipelinedWork : public Work {
 std::unique_ptr<Work> make_work(std::shared_ptr<ShmChannelState>, const Collective&,
                                 std::span<const std::byte> in, std::span<std::byte> out);
 
-std::unique_ptr<Work> make_allreduce(std::shared_ptr<ShmChannelState>, const Collective&,
-                                     std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_broadcast(std::shared_ptr<ShmChannelState>, const Collective&,
-                                     std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_allgather(std::shared_ptr<ShmChannelState>, const Collective&,
-                                     std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_reducescatter(std::shared_ptr<ShmChannelState>, const Collective&,
-                                         std::span<const std::byte> in, std::span<std::byte> out);
-std::unique_ptr<Work> make_alltoall(std::shared_ptr<ShmChannelState>, const Collective&,
-                                    std::span<const std::byte> in, std::span<std::byte> out);
-
 }  // namespace hvd::shm
