@@ -18,51 +18,49 @@ namespace {
 // Converts seconds to milliseconds that fit into 63 bits of nanoseconds.
 constexpr double kMostSeconds = 1e9;
 
-struct Setting {
+struct SetVariable {
   const Variable& variable;
   std::string full_name;
   std::string value;
 };
 
-std::string lower(std::string_view text) {
-  std::string result(text);
+std::string lower(std::string_view value) {
+  std::string result(value);
   for (char& c : result) c = static_cast<char>(std::tolower(static_cast<unsigned char>(c)));
   return result;
 }
 
-std::optional<Setting> find(const Variable& variable) {
+std::optional<SetVariable> find(const Variable& variable) {
   for (const char* const prefix : {"HVD_", "HOROVOD_"}) {
     if (variable.use != VariableUse::kRuntime && prefix[1] == 'O') continue;
-    std::string full = prefix + std::string(variable.name);
+    std::string full = text(prefix, variable.name);
     const char* const value = std::getenv(full.c_str());
-    if (value != nullptr && *value != '\0') return Setting{variable, std::move(full), value};
+    if (value != nullptr && *value != '\0') return SetVariable{variable, std::move(full), value};
   }
   return std::nullopt;
 }
 
 const Variable& known(std::string_view name) {
-  const auto all = variables();
-  const auto found = std::find_if(all.begin(), all.end(),
-                                  [&](const Variable& variable) { return variable.name == name; });
-  if (found == all.end())
-    throw Error("HVD_" + std::string(name) +
-                " is not in the table of variables (core/base/config_table.cpp)");
+  const auto found = std::ranges::find(variables(), name, &Variable::name);
+  if (found == variables().end())
+    throw Error(
+        text("HVD_", name, " is not in the table of variables (core/base/config_table.cpp)"));
   return *found;
 }
 
-[[noreturn]] void reject(const Setting& setting) {
-  throw UsageError("environment variable " + setting.full_name + ": expected " +
-                   expected_values(setting.variable, '\'') + ", got '" + setting.value + "'");
+[[noreturn]] void reject(const SetVariable& setting) {
+  throw UsageError(text("environment variable ", setting.full_name, ": expected ",
+                        expected_values(setting.variable, '\''), ", got '", setting.value, "'"));
 }
 
-std::int64_t whole(const Setting& setting) {
+std::int64_t whole(const SetVariable& setting) {
   const auto value = parse_number<std::int64_t>(setting.value);
   if (!value || *value < setting.variable.lowest || *value > setting.variable.highest)
     reject(setting);
   return *value;
 }
 
-std::chrono::milliseconds seconds(const Setting& setting) {
+std::chrono::milliseconds seconds(const SetVariable& setting) {
   const auto value = parse_number<double>(setting.value);
   if (!value || !std::isfinite(*value) || *value < 0 || *value > kMostSeconds) reject(setting);
   const std::chrono::milliseconds result(std::llround(*value * 1000));
@@ -70,22 +68,18 @@ std::chrono::milliseconds seconds(const Setting& setting) {
   return result;
 }
 
-bool on_or_off(const Setting& setting) {
+bool on_or_off(const SetVariable& setting) {
   const std::string value = lower(setting.value);
-  for (const char* const yes : {"1", "yes", "true", "on"}) {
-    if (value == yes) return true;
-  }
-  for (const char* const no : {"0", "no", "false", "off"}) {
-    if (value == no) return false;
-  }
+  if (value == "1" || value == "yes" || value == "true" || value == "on") return true;
+  if (value == "0" || value == "no" || value == "false" || value == "off") return false;
   reject(setting);
 }
 
-std::string choice(const Setting& setting) {
+std::string choice(const SetVariable& setting) {
   std::string value = lower(setting.value);
   if (!value.empty() && value == setting.variable.removed_choice) {
-    throw UsageError("environment variable " + setting.full_name + ": the value '" + setting.value +
-                     "' was removed; " + std::string(setting.variable.instead));
+    throw UsageError(text("environment variable ", setting.full_name, ": the value '",
+                          setting.value, "' was removed; ", setting.variable.instead));
   }
   for (const std::string_view one : split_text(setting.variable.choices, '|')) {
     if (value == one) return value;
@@ -93,23 +87,12 @@ std::string choice(const Setting& setting) {
   reject(setting);
 }
 
-void check(const Setting& setting) {
-  switch (setting.variable.kind) {
-    case VariableKind::kWhole:
-      static_cast<void>(whole(setting));
-      break;
-    case VariableKind::kSeconds:
-      static_cast<void>(seconds(setting));
-      break;
-    case VariableKind::kSwitch:
-      static_cast<void>(on_or_off(setting));
-      break;
-    case VariableKind::kChoice:
-      static_cast<void>(choice(setting));
-      break;
-    case VariableKind::kText:
-      break;
-  }
+void check(const SetVariable& setting) {
+  const VariableKind kind = setting.variable.kind;
+  if (kind == VariableKind::kWhole) whole(setting);
+  if (kind == VariableKind::kSeconds) seconds(setting);
+  if (kind == VariableKind::kSwitch) on_or_off(setting);
+  if (kind == VariableKind::kChoice) choice(setting);
 }
 
 /// The Levenshtein distance: insertions, deletions and substitutions between the two texts.
@@ -130,9 +113,7 @@ std::size_t distance(std::string_view a, std::string_view b) {
 bool is_known(std::string_view name) {
   // Variables that hvdrun sets for its supervisors and ranks, and those that only tests read.
   if (name.starts_with("LAUNCHER_") || name.starts_with("TEST_")) return true;
-  const auto all = variables();
-  return std::any_of(all.begin(), all.end(),
-                     [&](const Variable& variable) { return variable.name == name; });
+  return std::ranges::find(variables(), name, &Variable::name) != variables().end();
 }
 
 /// Empty if no known name is similar.
@@ -149,7 +130,7 @@ std::string_view nearest(std::string_view name) {
   return best;
 }
 
-/// Variables of earlier versions. Setting one is an error, and `meaning` gives the replacement.
+/// Variables of earlier versions. SetVariable one is an error, and `meaning` gives the replacement.
 constexpr Variable kRemovedVariables[] = {
     {.name = "CUDA_AWARE_MPI",
      .meaning = "unset it: GPU tensors that NCCL does not take go through the host's memory"},
@@ -165,7 +146,7 @@ std::optional<Result> read(std::string_view name, const Parse& parse_setting) {
 }  // namespace
 
 std::optional<std::string> env_string(std::string_view name) {
-  return read<std::string>(name, [](const Setting& setting) { return setting.value; });
+  return read<std::string>(name, [](const SetVariable& setting) { return setting.value; });
 }
 std::optional<std::int64_t> env_int(std::string_view name) {
   return read<std::int64_t>(name, whole);
@@ -181,9 +162,9 @@ std::optional<std::string> env_choice(std::string_view name) {
 void check_environment() {
   for (const Variable& removed : kRemovedVariables) {
     if (const auto setting = find(removed))
-      throw UsageError("environment variable " + setting->full_name +
-                       ": expected it unset, because it was removed, got '" + setting->value +
-                       "'; " + std::string(removed.meaning));
+      throw UsageError(text("environment variable ", setting->full_name,
+                            ": expected it unset, because it was removed, got '", setting->value,
+                            "'; ", removed.meaning));
   }
   for (const Variable& variable : variables()) {
     if (variable.use != VariableUse::kRuntime) continue;
@@ -205,14 +186,14 @@ std::vector<std::string> variables_in_force(VariableUse use) {
 std::vector<std::string> unknown_variables() {
   std::vector<std::string> found;
   for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
-    const std::string_view text(*entry);
+    const std::string_view line(*entry);
     constexpr std::string_view kPrefix = "HVD_";
-    if (!text.starts_with(kPrefix)) continue;
-    const std::string_view name = text.substr(kPrefix.size(), text.find('=') - kPrefix.size());
+    if (!line.starts_with(kPrefix)) continue;
+    const std::string_view name = line.substr(kPrefix.size(), line.find('=') - kPrefix.size());
     if (is_known(name)) continue;
     const std::string_view like = nearest(name);
-    found.push_back("HVD_" + std::string(name) + " is no variable of hvd and has no effect" +
-                    (like.empty() ? "" : "; did you mean HVD_" + std::string(like) + "?"));
+    found.push_back(text("HVD_", name, " is no variable of hvd and has no effect",
+                         like.empty() ? "" : text("; did you mean HVD_", like, "?")));
   }
   std::sort(found.begin(), found.end());
   return found;

@@ -105,9 +105,9 @@ void Doorbell::sleep(std::uint32_t ticket, Sleeper who, Duration timeout) noexce
   sleepers_.fetch_sub(unit, std::memory_order_seq_cst);
 }
 
-void Doorbell::take_over() noexcept { drivers_.fetch_add(1, std::memory_order_seq_cst); }
+void Doorbell::add_driver() noexcept { drivers_.fetch_add(1, std::memory_order_seq_cst); }
 
-void Doorbell::hand_back(std::uint32_t handled) noexcept {
+void Doorbell::remove_driver(std::uint32_t handled) noexcept {
   drivers_.fetch_sub(1, std::memory_order_seq_cst);
   if (rings_.load(std::memory_order_seq_cst) != handled) {
     ring();

@@ -12,14 +12,14 @@ namespace hvd {
 /// Thread-safe, and process-safe in shared memory: it holds no pointers and zero-filled memory is a
 /// valid doorbell. Two kinds of sleeper share a doorbell without waking each other: the coordinator
 /// thread (standby) and a thread inside wait() that drives the engine (driver). While a driver is
-/// active the standby sleeper is not woken: the driver handles rings and calls hand_back() when it
-/// leaves. Any number of threads may sleep as either kind. A ring wakes all sleepers of the kinds
-/// concerned.
+/// active the standby sleeper is not woken: the driver handles rings and calls remove_driver() when
+/// it leaves. Any number of threads may sleep as either kind. A ring wakes all sleepers of the
+/// kinds concerned.
 ///
 /// Protocol of a sleeper: t = ticket(); look for work; sleep(t, ...) if no work was found. A ring
 /// between ticket() and sleep() makes sleep() return at once. Protocol of a driver: take progress
-/// ownership; take_over(); drive, with handled = ticket() before each look for work; release
-/// progress ownership; hand_back(handled).
+/// ownership; add_driver(); drive, with handled = ticket() before each look for work; release
+/// progress ownership; remove_driver(handled).
 class Doorbell {
  public:
   enum class Sleeper : std::uint32_t { kStandby = 1, kDriver = 2 };
@@ -33,12 +33,12 @@ class Doorbell {
   void sleep(std::uint32_t ticket, Sleeper who, Duration timeout) noexcept;
 
   /// Registers a driver: from now on rings do not wake the standby sleeper. Calls nest.
-  void take_over() noexcept;
+  void add_driver() noexcept;
   /// Unregisters a driver: rings wake the standby sleeper again, and a ring after `handled` wakes
   /// it now. Call it after releasing progress ownership, or the woken sleeper finds it taken and
   /// sleeps again. The standby sleeper keeps its timeout: a driver that leaves an earlier deadline
   /// behind must ring the doorbell.
-  void hand_back(std::uint32_t handled) noexcept;
+  void remove_driver(std::uint32_t handled) noexcept;
 
  private:
   // See Note [No ring is lost] in doorbell.cpp for why every access is sequentially consistent.

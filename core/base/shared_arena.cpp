@@ -12,12 +12,12 @@
 #include <iterator>
 #include <new>
 #include <random>
-#include <string>
 
 #include "base/cache_line.h"
 #include "base/expect.h"
 #include "base/log.h"
 #include "base/shared_segment.h"
+#include "base/text.h"
 
 namespace hvd {
 namespace {
@@ -27,7 +27,7 @@ constexpr std::size_t kPage = 4096;
 constexpr std::size_t kMostCapacity = std::size_t{256} << 30;
 
 /// At the beginning of the file.
-struct Header {
+struct ArenaHeader {
   char magic[8];
   std::uint64_t identity;
 };
@@ -100,7 +100,7 @@ std::shared_ptr<SharedArena> SharedArena::create(std::size_t capacity, Pages pag
     ::close(descriptor);
     return refuse("the first page", error);
   }
-  auto* const header = reinterpret_cast<Header*>(base);
+  auto* const header = reinterpret_cast<ArenaHeader*>(base);
   std::memcpy(header->magic, kMagic, sizeof(kMagic));
   header->identity = identity;
   return std::shared_ptr<SharedArena>(
@@ -133,7 +133,7 @@ void SharedArena::after_fork_in_child() noexcept {
   mutex_.unlock();
 }
 
-bool SharedArena::take_pages(std::size_t begin, std::size_t size) const noexcept {
+bool SharedArena::allocate_pages(std::size_t begin, std::size_t size) const noexcept {
   if (pages_ == Pages::kWhenWritten) return true;
   if (reserve_pages(address_.descriptor, begin, size) == 0) return true;
   ::madvise(base_ + begin, size, MADV_REMOVE);
@@ -154,7 +154,7 @@ std::byte* SharedArena::allocate(std::size_t bytes) {
     begin = rounded(found->second, size < kPage ? kCacheLine : kPage);
     if (begin + size <= found->second + found->first) break;
   }
-  if (found == by_size_.end() || !take_pages(begin, size)) return nullptr;
+  if (found == by_size_.end() || !allocate_pages(begin, size)) return nullptr;
   const auto [block_size, block] = *found;
   const std::size_t end = begin + size;
   const std::size_t rest = block + block_size - end;
@@ -169,7 +169,7 @@ std::byte* SharedArena::allocate(std::size_t bytes) {
     blocks.emplace(end, rest);
     sizes.emplace(rest, end);
   }
-  Taken& taken = taken_.try_emplace(begin).first->second;
+  BlockInUse& taken = in_use_.try_emplace(begin).first->second;
   taken.block = free_.extract(block);
   taken.size = by_size_.extract(found);
   taken.block.key() = begin;
@@ -183,10 +183,10 @@ std::byte* SharedArena::allocate(std::size_t bytes) {
 void SharedArena::deallocate(std::byte* memory, bool returns_pages) noexcept {
   if (inherited()) return;
   const MutexLock lock(mutex_);
-  HVD_EXPECT(taken_.contains(static_cast<std::size_t>(memory - base_)),
+  HVD_EXPECT(in_use_.contains(static_cast<std::size_t>(memory - base_)),
              "the memory is from allocate(), and was not freed before");
   auto [block, size_node] =
-      std::move(taken_.extract(static_cast<std::size_t>(memory - base_)).mapped());
+      std::move(in_use_.extract(static_cast<std::size_t>(memory - base_)).mapped());
   std::size_t begin = block.key();
   std::size_t size = block.mapped();
   used_ -= size;
@@ -240,12 +240,11 @@ std::shared_ptr<std::byte> allocate_shared(const std::shared_ptr<SharedArena>& a
 
 std::unique_ptr<PeerArena> PeerArena::map(const ArenaAddress& address) {
   if (address.process == 0) return nullptr;
-  const std::string path =
-      "/proc/" + std::to_string(address.process) + "/fd/" + std::to_string(address.descriptor);
+  const std::string path = text("/proc/", address.process, "/fd/", address.descriptor);
   const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (descriptor < 0) return nullptr;
   // The process id may belong to another process by now, and the descriptor to another file.
-  Header header = {};
+  ArenaHeader header = {};
   const bool ours = ::pread(descriptor, &header, sizeof(header), 0) == sizeof(header) &&
                     std::memcmp(header.magic, kMagic, sizeof(kMagic)) == 0 &&
                     header.identity == address.identity &&

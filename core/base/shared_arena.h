@@ -67,13 +67,13 @@ class SharedArena {
   using Sizes = std::set<std::pair<std::size_t, std::size_t>>;  // size, offset
   using Blocks = std::map<std::size_t, std::size_t>;            // offset -> size
   /// A block in use holds the node that the free list needs later, so that freeing cannot fail.
-  struct Taken {
+  struct BlockInUse {
     Blocks::node_type block;
     Sizes::node_type size;
   };
 
   SharedArena(std::byte* base, const ArenaAddress&, Pages);
-  bool take_pages(std::size_t begin, std::size_t size) const noexcept;
+  bool allocate_pages(std::size_t begin, std::size_t size) const noexcept;
 
   std::byte* const base_;
   const ArenaAddress address_;
@@ -81,8 +81,8 @@ class SharedArena {
   std::atomic<bool> inherited_{false};
   mutable Mutex mutex_;
   Blocks free_ HVD_GUARDED_BY(mutex_);
-  Sizes by_size_ HVD_GUARDED_BY(mutex_);                       // the same blocks
-  std::map<std::size_t, Taken> taken_ HVD_GUARDED_BY(mutex_);  // by offset
+  Sizes by_size_ HVD_GUARDED_BY(mutex_);                             // the same blocks
+  std::map<std::size_t, BlockInUse> in_use_ HVD_GUARDED_BY(mutex_);  // by offset
   std::size_t used_ HVD_GUARDED_BY(mutex_) = 0;
 };
 

@@ -20,20 +20,21 @@ namespace hvd {
 namespace {
 
 [[noreturn]] void fail(const std::string& action, const std::string& name, int error) {
-  throw Error("shared memory " + name + ": " + action + " failed: " + std::strerror(error) +
-              "; see that /dev/shm is mounted, writable and has room (docker: --shm-size)");
+  throw Error(text("shared memory ", name, ": ", action, " failed: ", std::strerror(error),
+                   "; see that /dev/shm is mounted, writable and has room (docker: --shm-size)"));
 }
 
 /// Closes the descriptor; the mapping stays.
-class File {
+class OwnedDescriptor {
  public:
-  explicit File(int descriptor) : descriptor_(descriptor) {}
-  File(File&& other) noexcept : descriptor_(std::exchange(other.descriptor_, -1)) {}
-  File& operator=(File&& other) noexcept {
+  explicit OwnedDescriptor(int descriptor) : descriptor_(descriptor) {}
+  OwnedDescriptor(OwnedDescriptor&& other) noexcept
+      : descriptor_(std::exchange(other.descriptor_, -1)) {}
+  OwnedDescriptor& operator=(OwnedDescriptor&& other) noexcept {
     std::swap(descriptor_, other.descriptor_);
     return *this;
   }
-  ~File() {
+  ~OwnedDescriptor() {
     if (descriptor_ >= 0) ::close(descriptor_);
   }
   int get() const noexcept { return descriptor_; }
@@ -54,8 +55,8 @@ std::string path_of(const std::string& name) { return "/dev/shm" + name; }
 
 /// Opens the memfd to which the link of that name points; errno is ENOENT if there is no link.
 /// @throws hvd::Error when the link points to another file
-File open_nameless(const std::string& name) {
-  File file(::open(path_of(name).c_str(), O_RDWR | O_CLOEXEC));
+OwnedDescriptor open_nameless(const std::string& name) {
+  OwnedDescriptor file(::open(path_of(name).c_str(), O_RDWR | O_CLOEXEC));
   const int error = errno;
   char link[PATH_MAX];
   if (file.get() < 0 && error == ENOENT &&
@@ -64,7 +65,7 @@ File open_nameless(const std::string& name) {
     return file;
   }
   if (file.get() < 0) fail("open of its maker's memory", name, error);
-  const std::string self = "/proc/self/fd/" + std::to_string(file.get());
+  const std::string self = text("/proc/self/fd/", file.get());
   const ssize_t length = ::readlink(self.c_str(), link, sizeof link);
   const bool ours = length > 0 && std::string_view(link, static_cast<std::size_t>(length)) ==
                                       "/memfd:" + name + " (deleted)";
@@ -77,11 +78,11 @@ constexpr std::string_view kOwner = ".owner";
 /// Makes an empty file of this name, locked by this process. It may still lack its name; see
 /// give_name(). Returns an invalid file, with the reason in errno, if the name exists or the file
 /// cannot be made.
-File make_locked(const std::string& name) {
+OwnedDescriptor make_locked(const std::string& name) {
   const bool can_name_it = ::access("/proc/self/fd", F_OK) == 0;
-  File file(can_name_it ? ::open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) : -1);
+  OwnedDescriptor file(can_name_it ? ::open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) : -1);
   if (file.get() < 0)
-    file = File(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
+    file = OwnedDescriptor(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
   // Only a process that looks for abandoned files can hold the lock, and it releases it soon.
   while (file.get() >= 0 && ::flock(file.get(), LOCK_SH) != 0 && errno == EINTR) {
   }
@@ -96,13 +97,13 @@ bool has_name(int file) {
 /// Returns false, with the reason in errno, on failure.
 bool give_name(int file, const std::string& name) {
   if (has_name(file)) return true;
-  const std::string self = "/proc/self/fd/" + std::to_string(file);
+  const std::string self = text("/proc/self/fd/", file);
   return ::linkat(AT_FDCWD, self.c_str(), AT_FDCWD, path_of(name).c_str(), AT_SYMLINK_FOLLOW) == 0;
 }
 
 void remove_if_abandoned(const std::filesystem::path& path) {
   // O_NONBLOCK, in case the name is a pipe.
-  const File file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
+  const OwnedDescriptor file(::open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC));
   struct stat info = {};
   if (file.get() < 0 || ::fstat(file.get(), &info) != 0 || !S_ISREG(info.st_mode) ||
       info.st_uid != ::geteuid() || info.st_size == 0 ||
@@ -159,7 +160,7 @@ void SharedSegment::remove_abandoned(const std::filesystem::path& folder) noexce
 }
 
 std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, std::size_t bytes) {
-  File file = make_locked(name);
+  OwnedDescriptor file = make_locked(name);
   if (file.get() < 0) fail("making it", name, errno);
   const bool named = has_name(file.get());
   const int reserved = reserve_pages(file.get(), 0, bytes);
@@ -190,32 +191,31 @@ std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, st
 // elsewhere.
 
 bool SharedSegment::needs_no_room() noexcept {
-  const File file(::memfd_create("hvd-probe", MFD_CLOEXEC));
+  const OwnedDescriptor file(::memfd_create("hvd-probe", MFD_CLOEXEC));
   return file.get() >= 0;
 }
 
 /// Returns null if there is no memory for a memfd either.
 std::unique_ptr<SharedSegment> SharedSegment::create_without_room(const std::string& name,
                                                                   std::size_t bytes) {
-  File memory(::memfd_create(name.c_str(), MFD_CLOEXEC));
+  OwnedDescriptor memory(::memfd_create(name.c_str(), MFD_CLOEXEC));
   if (memory.get() < 0 || reserve_pages(memory.get(), 0, bytes) != 0) return nullptr;
   std::unique_ptr<SharedSegment> segment(
       new SharedSegment({}, map(memory.get(), bytes, name), bytes));
   const std::string beside = name + std::string(kOwner);
-  File owner = make_locked(beside);
+  OwnedDescriptor owner = make_locked(beside);
   if (owner.get() < 0 || ::ftruncate(owner.get(), 1) != 0 || !give_name(owner.get(), beside))
     fail("naming its maker", name, errno);
   segment->name_ = name;
   segment->lock_ = owner.release();
   segment->nameless_ = memory.release();
-  const std::string target =
-      "/proc/" + std::to_string(::getpid()) + "/fd/" + std::to_string(segment->nameless_);
+  const std::string target = text("/proc/", ::getpid(), "/fd/", segment->nameless_);
   if (::symlink(target.c_str(), path_of(name).c_str()) != 0) fail("symlink", name, errno);
   return segment;
 }
 
 std::unique_ptr<SharedSegment> SharedSegment::attach(const std::string& name, std::size_t bytes) {
-  File file(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0600));
+  OwnedDescriptor file(::shm_open(name.c_str(), O_RDWR | O_CLOEXEC, 0600));
   if (file.get() < 0 && errno == ELOOP) file = open_nameless(name);  // shm_open() follows no link
   if (file.get() < 0 && errno == ENOENT) return nullptr;
   if (file.get() < 0) fail("shm_open", name, errno);

@@ -96,7 +96,7 @@ void Runtime::progress_after_submit() {
     release_progress();
     return doorbell.ring();
   }
-  doorbell.take_over();
+  doorbell.add_driver();
   std::uint32_t ticket = doorbell.ticket();
   while (engine_.step(Engine::Callbacks::kNone)) {
     ticket = doorbell.ticket();
@@ -106,7 +106,7 @@ void Runtime::progress_after_submit() {
   const bool work_left = engine_.busy() || engine_.needs_polling();
   const bool left_over = engine_.submission_queue().has_submissions();
   release_progress();
-  doorbell.hand_back(ticket);
+  doorbell.remove_driver(ticket);
   if (left_over || wants_polling || closing_.load() || (work_left && standby_yielded_.load()))
     doorbell.ring();
 }
@@ -224,7 +224,7 @@ void Runtime::drive_standby(const std::stop_token& stop) {
 template <class Done>
 void Runtime::drive_until(const Done& done, const Patience& patience) {
   Doorbell& doorbell = engine_.doorbell();
-  doorbell.take_over();
+  doorbell.add_driver();
   std::uint32_t ticket = doorbell.ticket();
   const int spins = progress_policy_.spins ? kSpinsBeforeYield : 0;
   for (int idle_rounds = 0; !done() && !closing_.load();) {
@@ -258,7 +258,7 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
   }
   const bool work_left = engine_.busy() || engine_.needs_polling();
   release_progress(1);
-  doorbell.hand_back(ticket);
+  doorbell.remove_driver(ticket);
   if (work_left || closing_.load())
     doorbell.ring();  // the engine thread sleeps as long as an idle rank does
 }

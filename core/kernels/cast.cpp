@@ -1,8 +1,7 @@
 #include "kernels/cast.h"
 
-#include <string>
-
 #include "base/expect.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "kernels/half.h"
 #include "kernels/kernels_loop.h"
@@ -110,30 +109,26 @@ void run_map([[maybe_unused]] InstructionSet instructions, const Map& map, const
   map_baseline(map, from, to, count);
 }
 
-void check(DataType type) {
-  if (type == DataType::kFloat16 || type == DataType::kBFloat16) return;
-  throw Error("cast: expected float16 or bfloat16 on the narrow side, got " +
-              std::string(to_string(type)));
+template <class MapHalf, class MapBFloat>
+void cast(InstructionSet instructions, const std::byte* from, std::byte* to, std::int64_t count,
+          DataType type, double factor) {
+  HVD_EXPECT(supports(instructions), "the processor has these instructions");
+  const auto by = static_cast<float>(factor);
+  if (type == DataType::kFloat16) return run_map(instructions, MapHalf{by}, from, to, count);
+  if (type == DataType::kBFloat16) return run_map(instructions, MapBFloat{by}, from, to, count);
+  throw Error(text("cast: expected float16 or bfloat16 on the narrow side, got ", to_string(type)));
 }
 
 }  // namespace
 
 void narrow_with(InstructionSet instructions, const std::byte* from, std::byte* to,
                  std::int64_t count, DataType type, double factor) {
-  HVD_EXPECT(supports(instructions), "the processor has these instructions");
-  check(type);
-  const auto by = static_cast<float>(factor);
-  if (type == DataType::kFloat16) return run_map(instructions, NarrowToHalf{by}, from, to, count);
-  run_map(instructions, NarrowToBFloat{by}, from, to, count);
+  cast<NarrowToHalf, NarrowToBFloat>(instructions, from, to, count, type, factor);
 }
 
 void widen_with(InstructionSet instructions, const std::byte* from, std::byte* to,
                 std::int64_t count, DataType type, double factor) {
-  HVD_EXPECT(supports(instructions), "the processor has these instructions");
-  check(type);
-  const auto by = static_cast<float>(factor);
-  if (type == DataType::kFloat16) return run_map(instructions, WidenHalf{by}, from, to, count);
-  run_map(instructions, WidenBFloat{by}, from, to, count);
+  cast<WidenHalf, WidenBFloat>(instructions, from, to, count, type, factor);
 }
 
 }  // namespace hvd::kernels

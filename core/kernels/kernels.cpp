@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <string>
 #include <type_traits>
 
+#include "base/text.h"
 #include "hvd/error.h"
 #include "kernels/floating.h"
 #include "kernels/kernels_loop.h"
@@ -33,33 +33,21 @@ bool combines(ReduceOp op) {
 [[noreturn, gnu::cold]] void refuse(std::size_t sources, std::size_t destinations,
                                     std::int64_t count, DataType dtype, ReduceOp op,
                                     const ReduceScale& scale) {
-  const std::string what =
-      "reduce " + std::string(to_string(op)) + " of " + std::string(to_string(dtype)) + ": ";
-  if (sources == 0) {
-    throw Error(what + "no source was given; expected at least one");
-  }
-  if (destinations == 0) {
-    throw Error(what + "no destination was given; expected at least one");
-  }
-  if (count < 0) {
-    throw Error(what + "negative count " + std::to_string(count));
-  }
-  if (size_of(dtype) == 0) {
-    throw Error(what + "unknown dtype number " + std::to_string(static_cast<int>(dtype)));
-  }
-  if (!combines(op)) {
-    throw Error(what +
-                "expected sum, min, max, product, bit_and, bit_or or bit_xor (an average is a sum "
-                "with a divisor)");
-  }
-  if (is_bitwise(op) && is_floating(dtype)) {
-    throw Error(what + "expected an integer type or bool");
-  }
-  if (scale.divisor < 1) {
-    throw Error(what + "expected a divisor of at least 1, got " + std::to_string(scale.divisor));
-  }
-  throw Error(what + (is_bitwise(op) ? "the result of a bitwise operation cannot be scaled"
-                                     : "a bool cannot be scaled or averaged"));
+  const auto error = [&](const auto&... parts) {
+    return Error(text("reduce ", to_string(op), " of ", to_string(dtype), ": ", parts...));
+  };
+  if (sources == 0) throw error("no source was given; expected at least one");
+  if (destinations == 0) throw error("no destination was given; expected at least one");
+  if (count < 0) throw error("negative count ", count);
+  if (size_of(dtype) == 0) throw error("unknown dtype number ", static_cast<int>(dtype));
+  if (!combines(op))
+    throw error(
+        "expected sum, min, max, product, bit_and, bit_or or bit_xor (an average is a sum "
+        "with a divisor)");
+  if (is_bitwise(op) && is_floating(dtype)) throw error("expected an integer type or bool");
+  if (scale.divisor < 1) throw error("expected a divisor of at least 1, got ", scale.divisor);
+  throw error(is_bitwise(op) ? "the result of a bitwise operation cannot be scaled"
+                             : "a bool cannot be scaled or averaged");
 }
 
 void check_reduction(std::size_t sources, std::size_t destinations, std::int64_t count,

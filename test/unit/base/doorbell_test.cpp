@@ -78,11 +78,11 @@ Duration standby_sleep(Doorbell& doorbell, Duration limit, Act act) {
 
 TEST(Doorbell, ADriverKeepsRingsFromTheStandbySleeper) {
   Doorbell doorbell;
-  doorbell.take_over();
+  doorbell.add_driver();
   // A spurious wake-up would fail this, but the thread receives no signal here.
   EXPECT_GE(standby_sleep(doorbell, milliseconds(300), [&] { doorbell.ring(); }),
             milliseconds(299));
-  doorbell.hand_back(doorbell.ticket());
+  doorbell.remove_driver(doorbell.ticket());
   EXPECT_LT(standby_sleep(doorbell, seconds(20), [&] { doorbell.ring(); }), seconds(10));
 }
 
@@ -90,10 +90,10 @@ TEST(Doorbell, HandBackPassesOnARingThatTheDriverDidNotHandle) {
   Doorbell doorbell;
   EXPECT_LT(standby_sleep(doorbell, seconds(20),
                           [&] {
-                            doorbell.take_over();
+                            doorbell.add_driver();
                             const std::uint32_t handled = doorbell.ticket();
                             doorbell.ring();
-                            doorbell.hand_back(handled);
+                            doorbell.remove_driver(handled);
                           }),
             seconds(10));
 }
@@ -102,21 +102,21 @@ TEST(Doorbell, HandBackWithoutNewRingsWakesNoSleeper) {
   Doorbell doorbell;
   EXPECT_GE(standby_sleep(doorbell, milliseconds(300),
                           [&] {
-                            doorbell.take_over();
+                            doorbell.add_driver();
                             doorbell.ring();
-                            doorbell.hand_back(doorbell.ticket());
+                            doorbell.remove_driver(doorbell.ticket());
                           }),
             milliseconds(299));
 }
 
 TEST(Doorbell, DriversNest) {
   Doorbell doorbell;
-  doorbell.take_over();
-  doorbell.take_over();
-  doorbell.hand_back(doorbell.ticket());
+  doorbell.add_driver();
+  doorbell.add_driver();
+  doorbell.remove_driver(doorbell.ticket());
   EXPECT_GE(standby_sleep(doorbell, milliseconds(300), [&] { doorbell.ring(); }),
             milliseconds(299));
-  doorbell.hand_back(doorbell.ticket());
+  doorbell.remove_driver(doorbell.ticket());
 }
 
 // Two sides pass a token back and forth through plain words beside the doorbells; a lost ring hangs
@@ -202,7 +202,7 @@ TEST(Doorbell, NoRingIsLostBetweenStandbyAndDrivers) {
   });
   std::jthread driver([&] {
     for (int visit = 0; done.load() < kItems && visit < 5000; ++visit) {
-      doorbell.take_over();
+      doorbell.add_driver();
       std::uint32_t handled = doorbell.ticket() - 1;
       if (!progress_owned.exchange(true)) {
         handled = doorbell.ticket();
@@ -214,7 +214,7 @@ TEST(Doorbell, NoRingIsLostBetweenStandbyAndDrivers) {
         }
         progress_owned.store(false);
       }
-      doorbell.hand_back(handled);
+      doorbell.remove_driver(handled);
     }
   });
   for (int i = 0; i < kItems; ++i) {
