@@ -10,6 +10,8 @@ set -euo pipefail
 torch_version=2.13.0
 nccl_version=2.32.3
 clang_format_version=18.1.8
+safetensors_version=0.8.0
+torchvision_version=0.28.0 # the one for torch_version
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 # Present while .venv is being filled. A .venv that holds it is the remains of an interrupted run.
@@ -167,7 +169,7 @@ ensure_venv() {
 }
 
 pip_install() {
-  quietly "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --progress-bar off "$1" &&
+  quietly "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --no-input --progress-bar off "$@" &&
     rm -f "$incomplete"
 }
 
@@ -244,6 +246,22 @@ install_nccl() {
   fi
 }
 
+# Packages that tests compare hvd with. Without them those tests are skipped. --no-deps keeps pip from replacing LibTorch.
+install_test_packages() {
+  if named_libtorch >/dev/null; then
+    say "safetensors, torchvision: skipped, LibTorch is not in .venv"
+    return
+  fi
+  if [[ -n $(compgen -G "$(site_packages)/safetensors-$safetensors_version.dist-info/RECORD") &&
+    -n $(compgen -G "$(site_packages)/torchvision-$torchvision_version*.dist-info/RECORD") ]]; then
+    say "safetensors, torchvision: in .venv"
+    return
+  fi
+  say "safetensors, torchvision: installing $safetensors_version and $torchvision_version into .venv"
+  pip_install --no-deps "safetensors==$safetensors_version" "torchvision==$torchvision_version" numpy pillow ||
+    say "safetensors, torchvision: pip could not install them; tests that need them will be skipped"
+}
+
 install_clang_format() {
   if [[ $("$venv/bin/clang-format" --version 2>/dev/null) == *"version $clang_format_version"* ]]; then
     say "clang-format: $clang_format_version is in .venv"
@@ -275,6 +293,7 @@ fi
 check_commands
 remove_unfinished_venv
 install_torch
+install_test_packages
 install_nccl
 [[ $with_clang == no ]] || install_clang_format
 say "done"

@@ -8,6 +8,7 @@
 #include <variant>
 #include <vector>
 
+#include "checkpoint/safetensors_header.h"
 #include "hvd/error.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/messages.h"
@@ -157,12 +158,31 @@ void feed_session(std::span<const std::byte> input) {
   }
 }
 
+// A header that is accepted covers the file, and can be written and read again.
+void feed_safetensors(std::span<const std::byte> input) {
+  using libtorch::SafetensorsHeader;
+  const std::string file(reinterpret_cast<const char*>(input.data()), input.size());
+  SafetensorsHeader header = SafetensorsHeader::decode(file, "input");
+  std::uint64_t next = 0;
+  for (const auto& entry : header.tensors) {
+    if (entry.begin != next || entry.end < entry.begin) std::abort();
+    next = entry.end;
+  }
+  if (header.bytes + next != file.size()) std::abort();
+  const std::string again = header.encode() + std::string(next, '\0');
+  const SafetensorsHeader read = SafetensorsHeader::decode(again, "output");
+  if (read.metadata != header.metadata || read.tensors.size() != header.tensors.size())
+    std::abort();
+}
+
 }  // namespace
 
 void feed(std::span<const std::byte> input) {
   try {
     if (!input.empty() && input.front() == kSession) {
       feed_session(input.subspan(1));
+    } else if (!input.empty() && input.front() == kSafetensors) {
+      feed_safetensors(input.subspan(1));
     } else {
       feed_message(input);
     }

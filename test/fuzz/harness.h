@@ -7,8 +7,9 @@
 /// under test, and it is swallowed: anything else, a sanitizer's report included, is a finding.
 namespace hvd::fuzz {
 
-/// The first byte of an input that is a session; any other input is one message.
-inline constexpr std::byte kSession{'S'};
+/// The first byte of an input that is a session, or a file of safetensors; any other input is one
+/// message.
+inline constexpr std::byte kSession{'S'}, kSafetensors{'T'};
 
 enum class Step : unsigned { kReport = 0, kPlan = 1, kDecide = 2, kPublish = 3 };
 

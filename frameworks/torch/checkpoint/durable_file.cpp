@@ -172,7 +172,8 @@ void sync_folder(const fs::path& folder, FileCalls& calls) {
   file.sync_names();
 }
 
-FileContents write_durably(const fs::path& path, const ByteSource& source, FileCalls& calls) {
+FileContents write_durably(const fs::path& path, const ByteSource& source, FileCalls& calls,
+                           const DurableFileOptions& options) {
   const fs::path partial = path.string() + kPartial;
   FileContents contents;
   try {
@@ -180,16 +181,16 @@ FileContents write_durably(const fs::path& path, const ByteSource& source, FileC
     source([&](std::string_view bytes) {
       file.write(bytes);
       contents.bytes += bytes.size();
-      contents.checksum = crc32(bytes, contents.checksum);
+      if (options.checksum) contents.checksum = crc32(bytes, contents.checksum);
     });
-    file.sync();
+    if (options.sync) file.sync();
     file.close();
     if (calls.rename(partial.string(), path.string()) != 0) fail("rename", partial);
   } catch (...) {
     calls.unlink(partial.string());
     throw;
   }
-  sync_folder(folder_of(path), calls);
+  if (options.sync) sync_folder(folder_of(path), calls);
   return contents;
 }
 

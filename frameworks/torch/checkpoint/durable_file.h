@@ -46,6 +46,13 @@ using ByteSink = std::function<void(std::string_view)>;
 /// Passes a file's bytes to the sink, in order and in parts of any size.
 using ByteSource = std::function<void(const ByteSink&)>;
 
+struct DurableFileOptions {
+  /// Computes FileContents::checksum, which takes about as long as the copy to the page cache.
+  bool checksum = true;
+  /// false: only the end of the process is survived, not that of the system.
+  bool sync = true;
+};
+
 /// Replaces `path` by a file with the source's bytes. A reader finds the old file or the complete
 /// new one, also after a crash of the process or of the system: the bytes are written to a
 /// temporary file beside it, which is synced and renamed, and then the folder is synced. After an
@@ -53,7 +60,7 @@ using ByteSource = std::function<void(const ByteSink&)>;
 /// failed.
 /// @throws CheckpointError that names the file and the failed call; and what the source throws
 FileContents write_durably(const std::filesystem::path& path, const ByteSource& source,
-                           FileCalls& calls);
+                           FileCalls& calls, const DurableFileOptions& options = {});
 /// The same for one string.
 FileContents write_durably(const std::filesystem::path& path, std::string_view bytes,
                            FileCalls& calls);

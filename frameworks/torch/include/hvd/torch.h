@@ -6,7 +6,8 @@
 
 /// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, broadcasts
 /// of state, init() with a c10d::Store, DistributedOptimizer, ShardedOptimizer, SyncBatchNorm,
-/// GradScaler, DistributedSampler and checkpoints. Link `hvd::torch`. docs/torch.md is the guide.
+/// GradScaler, DistributedSampler, checkpoints and safetensors files. Link `hvd::torch`.
+/// docs/torch.md is the guide.
 
 #include <torch/torch.h>
 
@@ -24,6 +25,7 @@
 #include "hvd/torch/operations.h"
 #include "hvd/torch/parameters.h"
 #include "hvd/torch/random_streams.h"
+#include "hvd/torch/safetensors.h"
 #include "hvd/torch/sample_generator.h"
 #include "hvd/torch/sampler.h"
 #include "hvd/torch/sharded_optimizer.h"

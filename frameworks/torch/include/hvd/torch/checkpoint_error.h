@@ -15,6 +15,13 @@ class CheckpointError : public Error {
   using Error::Error;
 };
 
+/// A safetensors file could not be written or read, is damaged, or does not fit the tensors. Thrown
+/// on the rank that made the call. The file and the tensors have not changed.
+class SafetensorsError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// @}
 
 }  // namespace hvd

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+
+#include "checkpoint/safetensors_header.h"
+
+namespace hvd::libtorch {
+
+/// A safetensors file in memory: its header, and the mapped bytes of its tensors. The pages are
+/// private: writing to them does not change the file. Thread-safe for reading.
+///
+/// A process that shortens the file while it is mapped lets this process end with SIGBUS when it
+/// reads the lost pages. Programs that replace files by rename, as hvd does, never shorten one.
+class MappedSafetensors {
+ public:
+  /// @throws SafetensorsError when the file cannot be opened or its header is refused
+  explicit MappedSafetensors(const std::filesystem::path& path);
+  MappedSafetensors(const MappedSafetensors&) = delete;
+  MappedSafetensors& operator=(const MappedSafetensors&) = delete;
+  ~MappedSafetensors();
+
+  const SafetensorsHeader& header() const noexcept { return header_; }
+  const std::string& path() const noexcept { return path_; }
+  /// Null if the file does not have the tensor.
+  const SafetensorsEntry* find(const std::string& name) const;
+  /// The tensor's bytes, without alignment.
+  std::string_view bytes(const SafetensorsEntry& entry) const {
+    return mapped_.substr(header_.bytes + entry.begin, entry.end - entry.begin);
+  }
+  /// The same, for a tensor of LibTorch that may write to its private copy of the pages.
+  char* writable(const SafetensorsEntry& entry) const {
+    return const_cast<char*>(bytes(entry).data());
+  }
+
+  /// Reads the tensor's pages into memory and checks values that not all bytes can be, which are
+  /// those of BOOL. Errors of the disk occur here, and not while the bytes are copied (on Linux
+  /// before 5.14 they end the process with SIGBUS). @throws SafetensorsError
+  void load(const SafetensorsEntry& entry) const;
+
+ private:
+  const std::string path_;
+  std::string_view mapped_;
+  SafetensorsHeader header_;
+  std::unordered_map<std::string_view, const SafetensorsEntry*> by_name_;
+};
+
+}  // namespace hvd::libtorch
