@@ -1,5 +1,5 @@
 // hvd's memory from LibTorch's allocator, in a program that has not used a GPU through LibTorch.
-#include "tensors/device_memory.h"
+#include "tensors/allocators.h"
 
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CachingDeviceAllocator.h>

@@ -18,7 +18,6 @@
 #include "hvd/hvd.h"
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/parameters.h"
-#include "operations/archive.h"
 #include "state/optimizer_state.h"
 #include "state/sharded_state.h"
 #include "tensors/tensor_adapter.h"

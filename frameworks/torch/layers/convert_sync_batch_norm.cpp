@@ -3,8 +3,11 @@
 #include <torch/nn/modules/container/modulelist.h>
 #include <torch/nn/modules/container/sequential.h>
 
+#include <algorithm>
+#include <memory>
 #include <set>
 #include <string>
+#include <tuple>
 #include <typeinfo>
 #include <utility>
 #include <vector>
@@ -18,16 +21,15 @@ namespace {
 using torch::nn::Module;
 using ModulePtr = std::shared_ptr<Module>;
 
-/// A parent of a layer, and the layer's name in it.
-struct Place {
-  Module* parent = nullptr;
-  std::string key;
-  std::string path;
-};
 /// A layer to replace, with all its parents.
-struct Found {
+struct FoundLayer {
+  struct Parent {
+    Module* module = nullptr;
+    std::string key;  ///< the layer's name in the parent
+  };
   Module* layer = nullptr;
-  std::vector<Place> places;
+  std::string path;  ///< through its first parent
+  std::vector<Parent> parents;
 };
 
 /// Calls `act(layer)` with a layer of LibTorch's exact type. @return false, without a call, for
@@ -48,82 +50,61 @@ bool is_batch_norm(Module& module) {
   return with_batch_norm(module, [](const auto&) {});
 }
 
-/// The pointer through which a container calls the child; null if `parent` is not a container.
-class Slots {
- public:
-  explicit Slots(Module& parent)
-      : sequential_(dynamic_cast<torch::nn::SequentialImpl*>(&parent)),
-        list_(dynamic_cast<torch::nn::ModuleListImpl*>(&parent)),
-        dict_(dynamic_cast<torch::nn::ModuleDictImpl*>(&parent)) {}
+/// Containers hold a second pointer to each child, through which they call it.
+bool is_container(const Module& module) {
+  return dynamic_cast<const torch::nn::SequentialImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr;
+}
 
-  bool any() const { return sequential_ != nullptr || list_ != nullptr || dict_ != nullptr; }
-
-  template <class Layer>
-  void replace(const Module* old, const std::shared_ptr<Layer>& layer) {
-    if (sequential_ != nullptr) {
-      for (auto& slot : *sequential_) {
-        if (slot.ptr().get() == old) slot = torch::nn::AnyModule(layer);
-      }
+template <class Layer>
+void replace_in_container(Module& parent, const Module* old, const std::shared_ptr<Layer>& layer) {
+  if (auto* const sequential = dynamic_cast<torch::nn::SequentialImpl*>(&parent)) {
+    for (auto& slot : *sequential) {
+      if (slot.ptr().get() == old) slot = torch::nn::AnyModule(layer);
     }
-    if (list_ != nullptr) {
-      for (ModulePtr& slot : *list_) {
-        if (slot.get() == old) slot = layer;
-      }
+  } else if (auto* const list = dynamic_cast<torch::nn::ModuleListImpl*>(&parent)) {
+    for (ModulePtr& slot : *list) {
+      if (slot.get() == old) slot = layer;
     }
-    if (dict_ != nullptr) {
-      for (auto& slot : *dict_) {
-        if (slot.value().get() == old) slot.value() = layer;
-      }
+  } else if (auto* const dict = dynamic_cast<torch::nn::ModuleDictImpl*>(&parent)) {
+    for (auto& slot : *dict) {
+      if (slot.value().get() == old) slot.value() = layer;
     }
   }
+}
 
- private:
-  torch::nn::SequentialImpl* const sequential_;
-  torch::nn::ModuleListImpl* const list_;
-  torch::nn::ModuleDictImpl* const dict_;
-};
-
-/// The layers below a module, in the order of their registration.
-class Search {
- public:
-  void look_into(Module& parent, const std::string& prefix) {
-    if (!seen_.insert(&parent).second) return;  // a subtree may have several parents
-    for (const auto& child : parent.named_children()) {
-      const std::string path = prefix.empty() ? child.key() : prefix + "." + child.key();
-      if (is_batch_norm(*child.value())) {
-        add(*child.value(), {&parent, child.key(), path});
-      } else {
-        look_into(*child.value(), path);
-      }
+/// Adds the layers below a module, in the order of their registration.
+/// @param seen modules whose children have been found: a subtree may have several parents
+void find_layers(Module& parent, const std::string& prefix, std::set<const Module*>& seen,
+                 std::vector<FoundLayer>& found) {
+  if (!seen.insert(&parent).second) return;
+  for (const auto& child : parent.named_children()) {
+    const std::string path = prefix.empty() ? child.key() : prefix + "." + child.key();
+    Module& module = *child.value();
+    if (!is_batch_norm(module)) {
+      find_layers(module, path, seen, found);
+      continue;
     }
+    auto layer = std::find_if(found.begin(), found.end(),
+                              [&](const FoundLayer& one) { return one.layer == &module; });
+    if (layer == found.end()) layer = found.insert(found.end(), {&module, path, {}});
+    layer->parents.push_back({&parent, child.key()});
   }
-  const std::vector<Found>& found() const { return found_; }
-
- private:
-  void add(Module& layer, Place place) {
-    for (Found& known : found_) {
-      if (known.layer == &layer) return known.places.push_back(std::move(place));
-    }
-    found_.push_back({&layer, {std::move(place)}});
-  }
-
-  std::set<const Module*> seen_;
-  std::vector<Found> found_;
-};
+}
 
 /// Finds layers with other owners, such as a parent's typed member, which would still call the old
 /// layer.
-bool held_elsewhere(const Found& found) {
+bool held_elsewhere(const FoundLayer& found) {
   long expected = 0;
-  for (const Place& place : found.places) expected += Slots(*place.parent).any() ? 2 : 1;
+  for (const auto& parent : found.parents) expected += is_container(*parent.module) ? 2 : 1;
   return found.layer->weak_from_this().use_count() > expected;
 }
 
-void refuse_held(const std::vector<Found>& all) {
+void refuse_held(const std::vector<FoundLayer>& all) {
   std::string paths;
-  for (const Found& found : all) {
-    if (!held_elsewhere(found)) continue;
-    paths += (paths.empty() ? "'" : ", '") + found.places.front().path + "'";
+  for (const FoundLayer& found : all) {
+    if (held_elsewhere(found)) paths += (paths.empty() ? "'" : ", '") + found.path + "'";
   }
   if (paths.empty()) return;
   throw UsageError(
@@ -134,29 +115,15 @@ void refuse_held(const std::vector<Found>& all) {
       "state stay the same). Nothing has been replaced");
 }
 
-template <std::size_t D>
-struct Synchronised;
-template <>
-struct Synchronised<1> {
-  using Layer = SyncBatchNorm1dImpl;
-};
-template <>
-struct Synchronised<2> {
-  using Layer = SyncBatchNorm2dImpl;
-};
-template <>
-struct Synchronised<3> {
-  using Layer = SyncBatchNorm3dImpl;
-};
-
 template <std::size_t D, class Old>
 void replace(const torch::nn::NormImplBase<D, Old, torch::nn::BatchNormOptions>& old,
-             const std::vector<Place>& places, const ProcessSet& process_set) {
-  const auto layer = std::make_shared<typename Synchronised<D>::Layer>(old, process_set);
+             const FoundLayer& found, const ProcessSet& process_set) {
+  using Layers = std::tuple<SyncBatchNorm1dImpl, SyncBatchNorm2dImpl, SyncBatchNorm3dImpl>;
+  const auto layer = std::make_shared<std::tuple_element_t<D - 1, Layers>>(old, process_set);
   const Module* const replaced = &old;  // destroyed with its last reference
-  for (const Place& place : places) {
-    Slots(*place.parent).replace(replaced, layer);
-    place.parent->replace_module(place.key, layer);
+  for (const auto& parent : found.parents) {
+    replace_in_container(*parent.module, replaced, layer);
+    parent.module->replace_module(parent.key, layer);
   }
 }
 
@@ -170,14 +137,13 @@ std::size_t convert_sync_batchnorm(Module& module, const ProcessSet& process_set
                      "hvd::SyncBatchNorm1d, 2d or 3d from it: hvd::SyncBatchNorm2d(*layer)");
   }
   libtorch::check_layer_set(process_set, "convert_sync_batchnorm");
-  Search search;
-  search.look_into(module, "");
-  refuse_held(search.found());
-  for (const Found& found : search.found()) {
-    with_batch_norm(*found.layer,
-                    [&](const auto& old) { replace(old, found.places, process_set); });
-  }
-  return search.found().size();
+  std::set<const Module*> seen;
+  std::vector<FoundLayer> all;
+  find_layers(module, "", seen, all);
+  refuse_held(all);
+  for (const FoundLayer& found : all)
+    with_batch_norm(*found.layer, [&](const auto& old) { replace(old, found, process_set); });
+  return all.size();
 }
 
 }  // namespace hvd

@@ -16,26 +16,10 @@ namespace {
 
 /// Starts an operation and waits. It is not fused, since it would end with the gradients that it is
 /// fused with.
-torch::Tensor run(Task task) {
+torch::Tensor run(OperationTask task) {
   task.submission.alone = true;
   return start(std::move(task), Progress::kCaller).wait();
 }
-
-/// Counts the numbered layers of each set. The key has the set's number and members, since numbers
-/// of sets are reused after shutdown() and init(). Thread-safe.
-class LayerCount {
- public:
-  static LayerCount& instance() {
-    static LayerCount count;
-    return count;
-  }
-  std::uint64_t next(const ProcessSet& set) {
-    return named_.withLock([&](auto& named) { return named[{set.id(), set.ranks()}]++; });
-  }
-
- private:
-  c10::Synchronized<std::map<std::pair<int, std::vector<int>>, std::uint64_t>> named_;
-};
 
 }  // namespace
 
@@ -106,7 +90,8 @@ LayerExchange::KeptPtr LayerExchange::make_sum(const torch::Tensor& sums) const 
   return kept;
 }
 
-torch::Tensor LayerExchange::exchange(KeptPtr kept, const torch::Tensor& input, KeptPlace& place) {
+torch::Tensor LayerExchange::exchange(KeptPtr kept, const torch::Tensor& input,
+                                      c10::Synchronized<KeptPtr>& place) {
   const Kept::Memory& memory = *kept->memory;
   std::memcpy(memory.input.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
   Operation operation;
@@ -122,7 +107,7 @@ torch::Tensor LayerExchange::exchange(KeptPtr kept, const torch::Tensor& input, 
 torch::Tensor LayerExchange::gathered(const torch::Tensor& row) {
   if (row.is_cuda()) {
     const CollectiveOptions options{.name = name_ + ".forward", .process_set = process_set_};
-    return run(allgather_task(row, options, options.name, std::make_shared<Gathered>()));
+    return run(allgather_task(row, options, options.name, std::make_shared<GatheredResult>()));
   }
   KeptPtr kept = gathering_.withLock([](KeptPtr& there) { return std::move(there); });
   const torch::Tensor plain = row.contiguous();
@@ -134,7 +119,7 @@ torch::Tensor LayerExchange::summed(const torch::Tensor& sums) {
   if (sums.is_cuda()) {
     const AllreduceOptions options{
         .name = name_ + ".backward", .op = ReduceOp::kSum, .process_set = process_set_};
-    return run(allreduce_task(sums, options, options.name, Place::kOut));
+    return run(allreduce_task(sums, options, options.name));
   }
   KeptPtr kept = sum_.withLock([](KeptPtr& there) { return std::move(there); });
   const torch::Tensor plain = sums.contiguous();
@@ -143,7 +128,11 @@ torch::Tensor LayerExchange::summed(const torch::Tensor& sums) {
 }
 
 std::shared_ptr<LayerExchange> make_layer_exchange(const ProcessSet& process_set) {
-  const std::uint64_t number = LayerCount::instance().next(process_set);
+  // By the set's number and members, since numbers of sets are reused after shutdown() and init().
+  using Counts = std::map<std::pair<int, std::vector<int>>, std::uint64_t>;
+  static c10::Synchronized<Counts> counts;
+  const std::uint64_t number =
+      counts.withLock([&](Counts& all) { return all[{process_set.id(), process_set.ranks()}]++; });
   return std::make_shared<LayerExchange>("sync_batch_norm" + std::to_string(number), process_set);
 }
 

@@ -36,18 +36,17 @@ class LayerExchange {
   struct Kept;
   using KeptPtr = std::unique_ptr<Kept>;
 
-  /// Empty while an exchange is under way. A failed exchange keeps the memory, since other ranks
-  /// may still write to it.
-  using KeptPlace = c10::Synchronized<KeptPtr>;
-
   KeptPtr make_gathering(const torch::Tensor& row) const;
   KeptPtr make_sum(const torch::Tensor& sums) const;
   KeptPtr make(const torch::Tensor& input, std::int64_t rows, const char* suffix) const;
-  static torch::Tensor exchange(KeptPtr kept, const torch::Tensor& input, KeptPlace& place);
+  static torch::Tensor exchange(KeptPtr kept, const torch::Tensor& input,
+                                c10::Synchronized<KeptPtr>& place);
 
   const std::string name_;
   const ProcessSet process_set_;
-  KeptPlace gathering_, sum_;
+  /// Empty while an exchange is under way. A failed exchange keeps the memory, since other ranks
+  /// may still write to it.
+  c10::Synchronized<KeptPtr> gathering_, sum_;
 };
 
 /// Makes the exchange of a layer, with a number, when it is first used, so that ranks may construct

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <numeric>
 #include <utility>
 
@@ -14,44 +15,41 @@
 namespace hvd::libtorch {
 namespace {
 
-/// The arguments of a backward, stored in autograd's saved data.
-struct Backward : torch::CustomClassHolder {
+using Derivative = std::function<torch::Tensor(const torch::Tensor& gradient)>;
+
+/// The argument of a forward, and its derivative for the backward. In autograd's saved data.
+struct Attached : torch::CustomClassHolder {
   torch::Tensor output;  ///< moved to the graph once
-  AllreduceOptions options;
-  int root = 0;
-  std::int64_t first_row = 0;
-  std::int64_t rows = 0;
-  bool equal_shares = false;
-  torch::Tensor splits;
-
-  CollectiveOptions collective() const {
-    return {.name = options.name, .process_set = options.process_set};
-  }
+  Derivative derivative;
 };
-using BackwardPtr = c10::intrusive_ptr<Backward>;
 
-template <class Rule>
-struct AttachedFunction : torch::autograd::Function<AttachedFunction<Rule>> {
+struct AttachedFunction : torch::autograd::Function<AttachedFunction> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context,
-                               const torch::Tensor& input, BackwardPtr state) {
+                               const torch::Tensor& input, c10::intrusive_ptr<Attached> attached) {
     context->saved_data["shape"] = input.sizes().vec();
-    context->saved_data["state"] = c10::IValue::make_capsule(state);
-    return std::move(state->output);
+    context->saved_data["attached"] = c10::IValue::make_capsule(attached);
+    return std::move(attached->output);
   }
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
-    const auto state =
-        c10::static_intrusive_pointer_cast<Backward>(context->saved_data["state"].toCapsule());
+    const auto attached =
+        c10::static_intrusive_pointer_cast<Attached>(context->saved_data["attached"].toCapsule());
     const auto shape = context->saved_data["shape"].toIntVector();
-    return {Rule::apply(*state, gradients[0]).reshape(shape), torch::Tensor()};
+    return {attached->derivative(gradients[0]).reshape(shape), torch::Tensor()};
   }
 };
 
-struct AllreduceRule {
-  static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
-    return allreduce(gradient, state.options);
-  }
-};
+torch::Tensor attach(const torch::Tensor& input, torch::Tensor output, Derivative derivative) {
+  auto attached = c10::make_intrusive<Attached>();
+  attached->output = std::move(output);
+  attached->derivative = std::move(derivative);
+  return AttachedFunction::apply(input, std::move(attached));
+}
+
+AllreduceOptions with_name(AllreduceOptions options, std::string name) {
+  options.name = std::move(name);
+  return options;
+}
 
 /// The factor of each rank's contribution to a linear reduction.
 double factor_of(const AllreduceOptions& options) {
@@ -59,83 +57,17 @@ double factor_of(const AllreduceOptions& options) {
   return options.prescale_factor * options.postscale_factor / divisor;
 }
 
-struct ReduceRule {
-  static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
-    const auto wire = wire_type(gradient.scalar_type(), state.options.compression);
-    const torch::Tensor root =
-        broadcast(wire ? gradient.to(*wire) : gradient, state.root, state.collective());
-    return root.to(gradient.scalar_type()) * factor_of(state.options);
-  }
-};
-
-struct ScatterRule {
-  static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
-    const torch::Tensor whole = gather(gradient, state.root, state.collective());
-    if (rank() != state.root) {
-      std::vector<std::int64_t> shape = gradient.sizes().vec();
-      shape.front() = state.rows;
-      return gradient.new_zeros(shape);
-    }
-    if (whole.size(0) != state.rows) {
-      throw Error(Label{"scatter", state.options.name}.str() + ": expected the gradients of " +
-                  std::to_string(state.rows) + " rows, got " + std::to_string(whole.size(0)) +
-                  "; a rank has called join() since");
-    }
-    return whole;
-  }
-};
-
-struct ReducescatterRule {
-  static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
-    const auto wire = wire_type(gradient.scalar_type(), state.options.compression);
-    torch::Tensor whole = allgather(wire ? gradient.to(*wire) : gradient, state.collective());
-    if (whole.size(0) != state.rows) {
-      throw Error(Label{"reducescatter", state.options.name}.str() +
-                  ": expected the gradients of " + std::to_string(state.rows) + " rows, got " +
-                  std::to_string(whole.size(0)) + "; a rank has called join() since");
-    }
-    return whole.to(gradient.scalar_type()) * factor_of(state.options);
-  }
-};
-
-struct AllgatherRule {
-  static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
-    if (state.equal_shares) return reducescatter(gradient, state.options);
-    return allreduce(gradient, state.options).narrow(0, state.first_row, state.rows);
-  }
-};
-
-struct BroadcastRule {
-  static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
-    const torch::Tensor sum = allreduce(gradient, state.options);
-    return rank() == state.root ? sum : torch::zeros_like(sum);
-  }
-};
-
-struct AlltoallRule {
-  static torch::Tensor apply(const Backward& state, const torch::Tensor& gradient) {
-    return alltoall(gradient, state.splits, state.collective()).output;
-  }
-};
-
-BackwardPtr make_state(const CollectiveOptions& options, std::string name) {
-  auto state = c10::make_intrusive<Backward>();
-  state->options = {
-      .name = std::move(name), .op = ReduceOp::kSum, .process_set = options.process_set};
-  return state;
+/// As the forward has sent it.
+torch::Tensor compressed(const torch::Tensor& gradient, Compression compression) {
+  const auto wire = wire_type(gradient.scalar_type(), compression);
+  return wire ? gradient.to(*wire) : gradient;
 }
 
-BackwardPtr make_state(const AllreduceOptions& options, std::string name) {
-  auto state = c10::make_intrusive<Backward>();
-  state->options = options;
-  state->options.name = std::move(name);
-  return state;
-}
-
-template <class Rule>
-torch::Tensor attach(const torch::Tensor& input, torch::Tensor output, BackwardPtr state) {
-  state->output = std::move(output);
-  return AttachedFunction<Rule>::apply(input, std::move(state));
+/// @param rows of the operation's input
+torch::Tensor require_rows(torch::Tensor gathered, std::int64_t rows, const Label& label) {
+  if (gathered.size(0) == rows) return gathered;
+  throw Error(label.str() + ": expected the gradients of " + std::to_string(rows) + " rows, got " +
+              std::to_string(gathered.size(0)) + "; a rank has called join() since");
 }
 
 }  // namespace
@@ -172,62 +104,95 @@ void check_detached(at::TensorList tensors, std::string_view operation, std::str
 torch::Tensor attach_allreduce(const torch::Tensor& input, torch::Tensor output,
                                const AllreduceOptions& options, std::string name) {
   if (!differentiates(input)) return output;
-  return attach<AllreduceRule>(input, std::move(output), make_state(options, std::move(name)));
+  return attach(input, std::move(output),
+                [how = with_name(options, std::move(name))](const torch::Tensor& gradient) {
+                  return allreduce(gradient, how);
+                });
 }
 
 torch::Tensor attach_reduce(const torch::Tensor& input, torch::Tensor output, int root_rank,
                             const AllreduceOptions& options, std::string name) {
   if (!differentiates(input)) return output;
-  auto state = make_state(options, std::move(name));
-  state->root = root_rank;
-  return attach<ReduceRule>(input, std::move(output), std::move(state));
+  return attach(
+      input, std::move(output),
+      [how = with_name(options, std::move(name)), root_rank](const torch::Tensor& gradient) {
+        const torch::Tensor root = broadcast(compressed(gradient, how.compression), root_rank,
+                                             {.name = how.name, .process_set = how.process_set});
+        return root.to(gradient.scalar_type()) * factor_of(how);
+      });
 }
 
 torch::Tensor attach_scatter(const torch::Tensor& input, torch::Tensor output, int root_rank,
                              const CollectiveOptions& options) {
   if (!differentiates(input)) return output;
-  auto state = make_state(options, backward_name(options.name));
-  state->root = root_rank;
-  state->rows = input.size(0);
-  return attach<ScatterRule>(input, std::move(output), std::move(state));
+  const CollectiveOptions back{.name = backward_name(options.name),
+                               .process_set = options.process_set};
+  return attach(input, std::move(output),
+                [back, root_rank, rows = input.size(0)](const torch::Tensor& gradient) {
+                  torch::Tensor whole = gather(gradient, root_rank, back);
+                  if (rank() == root_rank)
+                    return require_rows(std::move(whole), rows, Label{"scatter", back.name});
+                  std::vector<std::int64_t> shape = gradient.sizes().vec();
+                  shape.front() = rows;
+                  return gradient.new_zeros(shape);
+                });
 }
 
 torch::Tensor attach_reducescatter(const torch::Tensor& input, torch::Tensor output,
                                    const AllreduceOptions& options, std::string name) {
   if (!differentiates(input)) return output;
-  auto state = make_state(options, std::move(name));
-  state->rows = input.size(0);
-  return attach<ReducescatterRule>(input, std::move(output), std::move(state));
+  return attach(input, std::move(output),
+                [how = with_name(options, std::move(name)),
+                 rows = input.size(0)](const torch::Tensor& gradient) {
+                  const torch::Tensor whole =
+                      require_rows(allgather(compressed(gradient, how.compression),
+                                             {.name = how.name, .process_set = how.process_set}),
+                                   rows, Label{"reducescatter", how.name});
+                  return whole.to(gradient.scalar_type()) * factor_of(how);
+                });
 }
 
 torch::Tensor attach_allgather(const torch::Tensor& input, torch::Tensor output,
                                const CollectiveOptions& options, std::string name,
-                               const Gathered& gathered) {
+                               const GatheredResult& gathered) {
   if (!differentiates(input)) return output;
-  auto state = make_state(options, std::move(name));
-  const auto own = gathered.first_dims.begin() + options.process_set.rank();
-  state->first_row = std::accumulate(gathered.first_dims.begin(), own, std::int64_t{0});
-  state->rows = *own;
-  state->equal_shares =
-      *own > 0 && std::all_of(gathered.first_dims.begin(), gathered.first_dims.end(),
-                              [&](std::int64_t rows) { return rows == *own; });
-  return attach<AllgatherRule>(input, std::move(output), std::move(state));
+  const std::vector<std::int64_t>& all_rows = gathered.first_dims;
+  const auto own = all_rows.begin() + options.process_set.rank();
+  const std::int64_t first_row = std::accumulate(all_rows.begin(), own, std::int64_t{0});
+  const std::int64_t rows = *own;
+  const bool equal_shares =
+      rows > 0 && std::all_of(all_rows.begin(), all_rows.end(),
+                              [rows](std::int64_t others) { return others == rows; });
+  const AllreduceOptions sum{
+      .name = std::move(name), .op = ReduceOp::kSum, .process_set = options.process_set};
+  return attach(input, std::move(output),
+                [sum, first_row, rows, equal_shares](const torch::Tensor& gradient) {
+                  if (equal_shares) return reducescatter(gradient, sum);
+                  return allreduce(gradient, sum).narrow(0, first_row, rows);
+                });
 }
 
 torch::Tensor attach_broadcast(const torch::Tensor& input, torch::Tensor output, int root_rank,
                                const CollectiveOptions& options) {
   if (!differentiates(input)) return output;
-  auto state = make_state(options, backward_name(options.name));
-  state->root = root_rank;
-  return attach<BroadcastRule>(input, std::move(output), std::move(state));
+  const AllreduceOptions how{.name = backward_name(options.name),
+                             .op = ReduceOp::kSum,
+                             .process_set = options.process_set};
+  return attach(input, std::move(output), [how, root_rank](const torch::Tensor& gradient) {
+    const torch::Tensor sum = allreduce(gradient, how);
+    return rank() == root_rank ? sum : torch::zeros_like(sum);
+  });
 }
 
 torch::Tensor attach_alltoall(const torch::Tensor& input, torch::Tensor output,
                               torch::Tensor received_splits, const CollectiveOptions& options) {
   if (!differentiates(input)) return output;
-  auto state = make_state(options, backward_name(options.name));
-  state->splits = std::move(received_splits);
-  return attach<AlltoallRule>(input, std::move(output), std::move(state));
+  const CollectiveOptions back{.name = backward_name(options.name),
+                               .process_set = options.process_set};
+  return attach(input, std::move(output),
+                [back, splits = std::move(received_splits)](const torch::Tensor& gradient) {
+                  return alltoall(gradient, splits, back).output;
+                });
 }
 
 }  // namespace hvd::libtorch

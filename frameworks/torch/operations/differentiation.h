@@ -36,7 +36,7 @@ torch::Tensor attach_reducescatter(const torch::Tensor& input, torch::Tensor out
                                    const AllreduceOptions& options, std::string name);
 torch::Tensor attach_allgather(const torch::Tensor& input, torch::Tensor output,
                                const CollectiveOptions& options, std::string name,
-                               const Gathered& gathered);
+                               const GatheredResult& gathered);
 torch::Tensor attach_broadcast(const torch::Tensor& input, torch::Tensor output, int root_rank,
                                const CollectiveOptions& options);
 torch::Tensor attach_alltoall(const torch::Tensor& input, torch::Tensor output,

@@ -2,13 +2,13 @@
 
 #include <torch/csrc/jit/serialization/pickle.h>
 #include <torch/serialize/input-archive.h>
+#include <torch/serialize/output-archive.h>
 
 #include <exception>
 
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/parameters.h"
-#include "operations/archive.h"
 
 namespace hvd::libtorch {
 namespace {
@@ -138,6 +138,13 @@ c10::IValue read_ivalue(ObjectReader& reader) {
   std::vector<char> bytes(reader.count(1));
   reader.raw(bytes.data(), bytes.size());
   return torch::jit::pickle_load(bytes);
+}
+
+void append(ObjectWriter& writer, torch::serialize::OutputArchive& archive) {
+  archive.save_to([&writer](const void* data, std::size_t bytes) {
+    writer.raw(data, bytes);
+    return bytes;
+  });
 }
 
 void write_archive(ObjectWriter& writer,

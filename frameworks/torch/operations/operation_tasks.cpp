@@ -34,10 +34,10 @@ torch::Tensor with_rows(const torch::Tensor& tensor) {
 
 /// The common part of allgather, gather, scatter and alltoall, whose results get their size from
 /// the negotiation.
-Task concatenation_task(OperationParameters parameters, const CollectiveOptions& options,
-                        std::string name, const GatheredPtr& gathered) {
+OperationTask concatenation_task(OperationParameters parameters, const CollectiveOptions& options,
+                                 std::string name, const GatheredResultPtr& gathered) {
   gathered->stream = current_stream_of(gathered->input);
-  Task task;
+  OperationTask task;
   Submission& submission = task.submission;
   submission.parameters = std::move(parameters);
   task.finish = [gathered, kind = submission.kind(),
@@ -114,9 +114,9 @@ bool share_memory(const torch::Tensor& a, const torch::Tensor& b) {
 }
 
 /// The memory of a result: the caller's tensor if it has the right dtype, otherwise a new tensor.
-torch::Tensor output_tensor(const torch::Tensor& into, at::IntArrayRef shape,
+torch::Tensor output_tensor(const torch::Tensor& target, at::IntArrayRef shape,
                             const torch::Tensor& like) {
-  if (into.defined() && into.scalar_type() == like.scalar_type()) return into.detach();
+  if (target.defined() && target.scalar_type() == like.scalar_type()) return target.detach();
   return torch::empty(shape, like.options());
 }
 
@@ -170,40 +170,48 @@ void check_output(const torch::Tensor& output, const torch::Tensor& input, at::I
 
 namespace {
 
-void check_reduction(const torch::Tensor& tensor, const AllreduceOptions& options,
-                     const Label& label, Place place) {
-  place == Place::kIn ? check_writable(tensor, label, Elements::kAddable)
-                      : check_tensor(tensor, label, Elements::kAddable);
+/// @throws UsageError for an input or a target that the operation cannot use
+void check_target(const torch::Tensor& tensor, const torch::Tensor& target, Elements elements,
+                  const Label& label) {
+  if (target.is_same(tensor)) return check_writable(tensor, label, elements);
+  check_tensor(tensor, label, elements);
+  if (target.defined()) check_output(target, tensor, tensor.sizes(), label);
+}
+
+void check_reduction(const torch::Tensor& tensor, const torch::Tensor& target,
+                     const AllreduceOptions& options, const Label& label) {
+  check_target(tensor, target, Elements::kAddable, label);
   if (tensor.is_complex() && options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
     throw UsageError(label.str() + ": op: expected sum or average of complex numbers, got " +
                      std::string(to_string(options.op)));
   }
 }
 
-}  // namespace
-
-Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options, std::string name,
-                    Place place, const torch::Tensor& into) {
-  const Label label{"allreduce", name};
-  check_reduction(tensor, options, label, place);
-  if (into.defined()) check_output(into, tensor, tensor.sizes(), label);
-  Task task;
-  torch::Tensor input = packed(tensor);
-  torch::Tensor output;
-  if (const auto wire = type_to_cast_to(tensor.scalar_type(), options.compression)) {
-    output = input = input.to(*wire);
-  } else if (place == Place::kIn) {
-    output = input;
-  } else {
-    output = output_tensor(into, tensor.sizes(), input);
-  }
-  const torch::Tensor target = place == Place::kIn ? tensor : into;
+/// Sets `finish`, which brings `output` to the target, or casts it to the caller's dtype.
+void finish_with(OperationTask& task, const torch::Tensor& output, const torch::Tensor& target,
+                 torch::ScalarType type) {
   if (target.defined()) {
     mark_written(target);
     task.finish = [target, output] { return write_back(output, target); };
   } else {
-    task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
+    task.finish = [output, type] { return converted(output, type); };
   }
+}
+
+}  // namespace
+
+OperationTask allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options,
+                             std::string name, const torch::Tensor& target) {
+  check_reduction(tensor, target, options, Label{"allreduce", name});
+  OperationTask task;
+  torch::Tensor input = packed(tensor);
+  torch::Tensor output;
+  if (const auto wire = type_to_cast_to(tensor.scalar_type(), options.compression)) {
+    output = input = input.to(*wire);
+  } else {
+    output = target.is_same(tensor) ? input : output_tensor(target, tensor.sizes(), input);
+  }
+  finish_with(task, output, target, tensor.scalar_type());
   task.submission =
       reduction(Allreduce{options.op, options.prescale_factor, options.postscale_factor,
                           compression_in_core(input.scalar_type(), options.compression)},
@@ -212,17 +220,16 @@ Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options
   return task;
 }
 
-Task reduce_task(const torch::Tensor& tensor, int root_rank, const AllreduceOptions& options,
-                 std::string name, Place place, const torch::Tensor& into) {
-  const Label label{"reduce", name};
-  check_reduction(tensor, options, label, place);
-  if (into.defined()) check_output(into, tensor, tensor.sizes(), label);
+OperationTask reduce_task(const torch::Tensor& tensor, int root_rank,
+                          const AllreduceOptions& options, std::string name,
+                          const torch::Tensor& target) {
+  check_reduction(tensor, target, options, Label{"reduce", name});
   torch::Tensor input = packed(tensor);
   if (const auto wire = wire_type(tensor.scalar_type(), options.compression))
     input = input.to(*wire);
   const torch::ScalarType type = tensor.scalar_type();
-  const bool in_place = place == Place::kIn;
-  Task task;
+  const bool in_place = target.is_same(tensor);
+  OperationTask task;
   torch::Tensor output;
   if (rank() != root_rank) {
     output = torch::empty(tensor.sizes(), input.options());  // memory that the ranks work in
@@ -231,14 +238,9 @@ Task reduce_task(const torch::Tensor& tensor, int root_rank, const AllreduceOpti
     } else {
       task.finish = [output, type] { return converted(output.zero_(), type); };
     }
-  } else if (in_place || into.defined()) {
-    output = in_place ? input : output_tensor(into, tensor.sizes(), input);
-    const torch::Tensor target = in_place ? tensor : into;
-    mark_written(target);
-    task.finish = [target, output] { return write_back(output, target); };
   } else {
-    output = torch::empty(tensor.sizes(), input.options());
-    task.finish = [output, type] { return converted(output, type); };
+    output = in_place ? input : output_tensor(target, tensor.sizes(), input);
+    finish_with(task, output, target, type);
   }
   task.submission =
       reduction(Reduce{options.op, options.prescale_factor, options.postscale_factor, root_rank},
@@ -247,24 +249,14 @@ Task reduce_task(const torch::Tensor& tensor, int root_rank, const AllreduceOpti
   return task;
 }
 
-Task broadcast_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
-                    Place place, const torch::Tensor& into) {
-  const Label label{"broadcast", options.name};
-  place == Place::kIn ? check_writable(tensor, label, Elements::kMovable)
-                      : check_tensor(tensor, label, Elements::kMovable);
-  if (into.defined()) check_output(into, tensor, tensor.sizes(), label);
-
-  Task task;
+OperationTask broadcast_task(const torch::Tensor& tensor, int root_rank,
+                             const CollectiveOptions& options, const torch::Tensor& target) {
+  check_target(tensor, target, Elements::kMovable, Label{"broadcast", options.name});
+  OperationTask task;
   const torch::Tensor input = packed(tensor);
   const torch::Tensor output =
-      place == Place::kIn ? input : output_tensor(into, tensor.sizes(), input);
-  const torch::Tensor target = place == Place::kIn ? tensor : into;
-  if (target.defined()) {
-    mark_written(target);
-    task.finish = [target, output] { return write_back(output, target); };
-  } else {
-    task.finish = [output] { return output; };
-  }
+      target.is_same(tensor) ? input : output_tensor(target, tensor.sizes(), input);
+  finish_with(task, output, target, tensor.scalar_type());
   Submission& submission = task.submission;
   submission.name = options.name;
   submission.parameters = Broadcast{root_rank};
@@ -277,7 +269,7 @@ Task broadcast_task(const torch::Tensor& tensor, int root_rank, const Collective
 
 /// Runs on the thread that drives the engine. It must neither throw nor use that thread's modes: a
 /// waiting thread in inference mode would make an inference tensor for another thread.
-TensorView Gathered::allocate(const OutputSizes& sizes) noexcept {
+TensorView GatheredResult::allocate(const OutputSizes& sizes) noexcept {
   try {
     const c10::InferenceMode inference(false);
     const torch::NoGradGuard no_grad;
@@ -307,26 +299,34 @@ TensorView Gathered::allocate(const OutputSizes& sizes) noexcept {
 namespace {
 
 /// Checks the caller's output as far as possible before the ranks have agreed on the rows.
-void check_target(const Gathered& gathered, const Label& label) {
+/// @param apart the output must not overlap the input, which other ranks still read when it is
+/// written
+void check_target(const GatheredResult& gathered, bool apart, const Label& label) {
   if (!gathered.target.defined()) return;
   std::vector<std::int64_t> shape = gathered.input.sizes().vec();
   shape.front() = -1;
   check_output(gathered.target, gathered.input, shape, label);
   mark_written(gathered.target);
+  if (apart && share_memory(gathered.input, gathered.target))
+    throw UsageError(label.str() +
+                     ": output: it shares memory with the input; expected none in common");
 }
 
-/// The output must not overlap the input, which other ranks still read when it is written.
-void check_apart(const Gathered& gathered, const Label& label) {
-  if (!gathered.target.defined() || !share_memory(gathered.input, gathered.target)) return;
-  throw UsageError(label.str() +
-                   ": output: it shares memory with the input; expected none in common");
+/// The input of an operation that distributes rows.
+torch::Tensor rows_of(const torch::Tensor& tensor, const char* distributes, const Label& label) {
+  check_tensor(tensor, label);
+  if (tensor.dim() == 0) {
+    throw UsageError(label.str() + ": a scalar has no rows to " + distributes +
+                     "; expected at least one dimension");
+  }
+  return packed(tensor);
 }
 
 }  // namespace
 
 /// If not, sets target_error. The result then goes to a new tensor, since the other ranks have
 /// agreed on the operation.
-bool Gathered::takes_target(at::IntArrayRef shape) {
+bool GatheredResult::takes_target(at::IntArrayRef shape) {
   if (target.sizes() != shape) {
     target_error = "expected shape " + shape_to_string(shape.vec()) + ", got " +
                    shape_to_string(target.sizes().vec());
@@ -344,82 +344,63 @@ bool Gathered::takes_target(at::IntArrayRef shape) {
   return false;
 }
 
-Task allgather_task(const torch::Tensor& tensor, const CollectiveOptions& options, std::string name,
-                    const GatheredPtr& gathered) {
-  check_tensor(tensor, Label{"allgather", name});
+OperationTask allgather_task(const torch::Tensor& tensor, const CollectiveOptions& options,
+                             std::string name, const GatheredResultPtr& gathered) {
+  const Label label{"allgather", name};
+  check_tensor(tensor, label);
   gathered->input = with_rows(tensor);
   gathered->position = static_cast<std::size_t>(std::max(options.process_set.rank(), 0));
-  check_target(*gathered, Label{"allgather", name});
+  check_target(*gathered, /*apart=*/false, label);
   return concatenation_task(Allgather{}, options, std::move(name), gathered);
 }
 
-Task gather_task(const torch::Tensor& tensor, int dst_rank, const CollectiveOptions& options,
-                 const GatheredPtr& gathered) {
-  check_tensor(tensor, Label{"gather", options.name});
+OperationTask gather_task(const torch::Tensor& tensor, int dst_rank,
+                          const CollectiveOptions& options, const GatheredResultPtr& gathered) {
+  const Label label{"gather", options.name};
+  check_tensor(tensor, label);
   gathered->input = with_rows(tensor);
-  check_target(*gathered, Label{"gather", options.name});
-  check_apart(*gathered, Label{"gather", options.name});
-  Task task = concatenation_task(Gather{dst_rank}, options, options.name, gathered);
+  check_target(*gathered, /*apart=*/true, label);
+  OperationTask task = concatenation_task(Gather{dst_rank}, options, options.name, gathered);
   if (rank() != dst_rank) task.finish = [] { return torch::Tensor(); };
   return task;
 }
 
-Task scatter_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
-                  std::string name, const GatheredPtr& gathered) {
+OperationTask scatter_task(const torch::Tensor& tensor, int root_rank,
+                           const CollectiveOptions& options, std::string name,
+                           const GatheredResultPtr& gathered) {
   const Label label{"scatter", name};
-  check_tensor(tensor, label);
-  if (tensor.dim() == 0) {
-    throw UsageError(label.str() +
-                     ": a scalar has no rows to scatter; expected at least one dimension");
-  }
-  gathered->input = packed(tensor);
-  check_target(*gathered, label);
-  check_apart(*gathered, label);
+  gathered->input = rows_of(tensor, "scatter", label);
+  check_target(*gathered, /*apart=*/true, label);
   return concatenation_task(Scatter{root_rank}, options, std::move(name), gathered);
 }
 
-Task alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,
-                   const CollectiveOptions& options, const GatheredPtr& gathered) {
+OperationTask alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,
+                            const CollectiveOptions& options, const GatheredResultPtr& gathered) {
   const Label label{"alltoall", options.name};
-  check_tensor(tensor, label);
-  if (tensor.dim() == 0) {
-    throw UsageError(label.str() +
-                     ": a scalar has no rows to distribute; expected at least one dimension");
-  }
-  gathered->input = packed(tensor);
-  check_target(*gathered, label);
-  check_apart(*gathered, label);
+  gathered->input = rows_of(tensor, "distribute", label);
+  check_target(*gathered, /*apart=*/true, label);
   return concatenation_task(Alltoall{rows_to_send(tensor, splits, options)}, options, options.name,
                             gathered);
 }
 
-Task reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& options,
-                        std::string name, const torch::Tensor& into) {
+OperationTask reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& options,
+                                 std::string name, const torch::Tensor& target) {
   const Label label{"reducescatter", name};
   check_tensor(tensor, label);
   if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
     throw UsageError(label.str() + ": op: expected sum or average, got " +
                      std::string(to_string(options.op)));
   }
-  if (tensor.dim() == 0) {
-    throw UsageError(label.str() +
-                     ": a scalar has no rows to scatter; expected at least one dimension");
-  }
-  torch::Tensor input = packed(tensor);
+  torch::Tensor input = rows_of(tensor, "scatter", label);
   if (const auto wire = wire_type(tensor.scalar_type(), options.compression))
     input = input.to(*wire);
   std::vector<std::int64_t> shape = tensor.sizes().vec();
   shape.front() =
       rows_of_member(shape.front(), options.process_set.size(), options.process_set.rank());
-  if (into.defined()) check_output(into, tensor, shape, label);
-  const torch::Tensor output = output_tensor(into, shape, input);
-  Task task;
-  if (into.defined()) {
-    mark_written(into);
-    task.finish = [into, output] { return write_back(output, into); };
-  } else {
-    task.finish = [output, type = tensor.scalar_type()] { return converted(output, type); };
-  }
+  if (target.defined()) check_output(target, tensor, shape, label);
+  const torch::Tensor output = output_tensor(target, shape, input);
+  OperationTask task;
+  finish_with(task, output, target, tensor.scalar_type());
   task.submission =
       reduction(Reducescatter{options.op, options.prescale_factor, options.postscale_factor},
                 options, std::move(name), input, output);

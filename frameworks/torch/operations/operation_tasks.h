@@ -26,9 +26,6 @@ std::string derived_name(const std::string& name, std::string_view suffix);
 /// The name of a group's member with that index.
 std::string member_name(const std::string& group, std::size_t index);
 
-/// kOut: the result is a new tensor or the caller's output. kIn: it replaces the input.
-enum class Place { kOut, kIn };
-
 /// @throws UsageError unless the caller's output is writable, contiguous, of the input's dtype, on
 /// its device and of this shape, in which -1 is any size
 void check_output(const torch::Tensor& output, const torch::Tensor& input, at::IntArrayRef shape,
@@ -36,7 +33,7 @@ void check_output(const torch::Tensor& output, const torch::Tensor& input, at::I
 
 /// A result whose size is known after the negotiation. The engine's thread writes it before the
 /// operation is done; it is read afterwards.
-struct Gathered {
+struct GatheredResult {
   torch::Tensor input;
   std::optional<c10::Stream>
       stream;  ///< on a GPU: the stream of the submission, under which the output is allocated
@@ -52,35 +49,38 @@ struct Gathered {
  private:
   bool takes_target(at::IntArrayRef shape);
 };
-using GatheredPtr = std::shared_ptr<Gathered>;
+using GatheredResultPtr = std::shared_ptr<GatheredResult>;
 
-/// `into`, here and below: the caller's output; undefined: a new tensor.
-Task allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options, std::string name,
-                    Place place, const torch::Tensor& into = {});
+/// @param target of the result, here and below. `tensor` itself: in place. Another tensor: the
+/// caller's output. Undefined: a new tensor.
+OperationTask allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options,
+                             std::string name, const torch::Tensor& target = {});
 /// On the other ranks the result is zeros; in place it is the unchanged tensor.
-/// @param into only used on the root
-Task reduce_task(const torch::Tensor& tensor, int root_rank, const AllreduceOptions& options,
-                 std::string name, Place place, const torch::Tensor& into = {});
-Task reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& options,
-                        std::string name, const torch::Tensor& into = {});
-Task broadcast_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
-                    Place place, const torch::Tensor& into = {});
-Task allgather_task(const torch::Tensor& tensor, const CollectiveOptions& options, std::string name,
-                    const GatheredPtr& gathered);
+/// @param target another tensor only on the root
+OperationTask reduce_task(const torch::Tensor& tensor, int root_rank,
+                          const AllreduceOptions& options, std::string name,
+                          const torch::Tensor& target = {});
+OperationTask reducescatter_task(const torch::Tensor& tensor, const AllreduceOptions& options,
+                                 std::string name, const torch::Tensor& target = {});
+OperationTask broadcast_task(const torch::Tensor& tensor, int root_rank,
+                             const CollectiveOptions& options, const torch::Tensor& target = {});
+OperationTask allgather_task(const torch::Tensor& tensor, const CollectiveOptions& options,
+                             std::string name, const GatheredResultPtr& gathered);
 /// The result is undefined on the other ranks.
-Task gather_task(const torch::Tensor& tensor, int dst_rank, const CollectiveOptions& options,
-                 const GatheredPtr& gathered);
-Task scatter_task(const torch::Tensor& tensor, int root_rank, const CollectiveOptions& options,
-                  std::string name, const GatheredPtr& gathered);
+OperationTask gather_task(const torch::Tensor& tensor, int dst_rank,
+                          const CollectiveOptions& options, const GatheredResultPtr& gathered);
+OperationTask scatter_task(const torch::Tensor& tensor, int root_rank,
+                           const CollectiveOptions& options, std::string name,
+                           const GatheredResultPtr& gathered);
 /// @param splits undefined: equal shares
-Task alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,
-                   const CollectiveOptions& options, const GatheredPtr& gathered);
+OperationTask alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,
+                            const CollectiveOptions& options, const GatheredResultPtr& gathered);
 
 /// Starts `make(tensor, name, index)` of each tensor as one group.
 template <class MakeTask>
 Handle start_each(at::TensorList tensors, const std::string& group, Progress progress,
                   const MakeTask& make) {
-  std::vector<Task> tasks;
+  std::vector<OperationTask> tasks;
   tasks.reserve(tensors.size());
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     tasks.push_back(make(tensors[i], member_name(group, i), i));

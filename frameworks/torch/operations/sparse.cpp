@@ -66,8 +66,8 @@ SparseReduction::SparseReduction(const torch::Tensor& coo, AllreduceOptions opti
 }
 
 void SparseReduction::gather(const torch::Tensor& part, std::string name) {
-  Task task = allgather_task(part, {.name = {}, .process_set = options_.process_set},
-                             std::move(name), std::make_shared<Gathered>());
+  OperationTask task = allgather_task(part, {.name = {}, .process_set = options_.process_set},
+                                      std::move(name), std::make_shared<GatheredResult>());
   submissions_.push_back(std::move(task.submission));
   parts_.push_back(std::move(task.finish));
 }

@@ -2,15 +2,14 @@
 
 #include <torch/nn/utils/clip_grad.h>
 
-#include <set>
 #include <utility>
 
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "optimizer/live_optimizers.h"
+#include "optimizer/optimizer_wrapper.h"
 #include "optimizer/parameter_groups.h"
 #include "optimizer/unscaler.h"
-#include "optimizer/wrapper_setup.h"
 #include "reducer/gradient_reducer.h"
 
 namespace hvd {
@@ -120,20 +119,7 @@ torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosur
 }
 
 torch::Tensor DistributedOptimizer::unscale_gradients(double factor) {
-  const torch::NoGradGuard no_grad;
-  libtorch::Unscaler unscaler(factor);
-  std::set<const c10::TensorImpl*> seen;
-  for (auto& group : optimizer_.param_groups()) {
-    for (torch::Tensor& parameter : group.params()) {
-      torch::Tensor& gradient = parameter.mutable_grad();
-      unscaler.uses(parameter.device());
-      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      // Entries with the same indices add up, and may overflow.
-      if (gradient.is_sparse()) gradient = gradient.coalesce();
-      unscaler.add(gradient.is_sparse() ? gradient._values() : gradient.detach());
-    }
-  }
-  return unscaler.run();
+  return libtorch::unscale_gradients(optimizer_, factor);
 }
 
 void DistributedOptimizer::synchronize() {

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -38,10 +37,6 @@ void check_options(const GradScalerOptions& options) {
 /// interface that the scaler uses.
 class PlainOptimizer {
  public:
-  struct Options {
-    ProcessSet process_set;
-  };
-
   PlainOptimizer(torch::optim::Optimizer& optimizer, const ProcessSet& process_set)
       : options_{process_set}, optimizer_(optimizer) {}
 
@@ -49,18 +44,8 @@ class PlainOptimizer {
   void synchronize() const noexcept {}
   void end_step() const noexcept {}
   void step() { optimizer_.step(); }
-
   torch::Tensor unscale_gradients(double factor) {
-    const torch::NoGradGuard no_grad;
-    libtorch::Unscaler unscaler(factor);
-    for_each_gradient([&](const torch::Tensor& parameter, torch::Tensor& gradient) {
-      unscaler.uses(parameter.device());
-      if (!gradient.defined()) return;
-      // Entries with the same indices add up, and may overflow.
-      if (gradient.is_sparse()) gradient = gradient.coalesce();
-      unscaler.add(gradient.is_sparse() ? gradient._values() : gradient.detach());
-    });
-    return unscaler.run();
+    return libtorch::unscale_gradients(optimizer_, factor);
   }
   bool all_finite(const torch::Tensor& unscaled) const {
     const torch::Tensor bad = allreduce(unscaled, {.name = "grad_scaler.found_inf",
@@ -68,32 +53,26 @@ class PlainOptimizer {
                                                    .process_set = options_.process_set});
     return bad.item<float>() == 0;
   }
-  /// Has the name that the wrappers' options have.
-  const Options options_;
-
   /// Changes when a gradient is written or replaced.
-  std::uint64_t gradients_version() {
+  std::uint64_t gradients_version() const {
     std::uint64_t version = 0;
-    for_each_gradient([&](const torch::Tensor&, const torch::Tensor& gradient) {
-      const auto address = reinterpret_cast<std::uintptr_t>(gradient.unsafeGetTensorImpl());
-      const std::uint64_t written = gradient.defined() ? gradient._version() : 0;
-      version = version * 0x9E3779B97F4A7C15U + address + written;
-    });
+    for (const auto& group : optimizer_.param_groups()) {
+      for (const torch::Tensor& parameter : group.params()) {
+        const torch::Tensor& gradient = parameter.grad();
+        const auto address = reinterpret_cast<std::uintptr_t>(gradient.unsafeGetTensorImpl());
+        const std::uint64_t written = gradient.defined() ? gradient._version() : 0;
+        version = version * 0x9E3779B97F4A7C15U + address + written;
+      }
+    }
     return version;
   }
 
- private:
-  template <class Function>
-  void for_each_gradient(const Function& function) {
-    std::set<const c10::TensorImpl*> seen;
-    for (auto& group : optimizer_.param_groups()) {
-      for (torch::Tensor& parameter : group.params()) {
-        if (seen.insert(parameter.unsafeGetTensorImpl()).second)
-          function(parameter, parameter.mutable_grad());
-      }
-    }
-  }
+  /// Has the name that the wrappers' options have.
+  const struct {
+    ProcessSet process_set;
+  } options_;
 
+ private:
   torch::optim::Optimizer& optimizer_;
 };
 

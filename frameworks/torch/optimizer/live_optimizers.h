@@ -38,7 +38,7 @@ class LiveOptimizers {
   void shrink(const torch::optim::Optimizer& optimizer, std::span<const torch::Tensor> parameters);
   /// @param averaging as in add()
   void remove(const torch::optim::Optimizer& optimizer, bool averaging);
-  /// Records that a wrapper distributes the optimizer's state, so that the optimizer itself has no
+  /// Records that a wrapper distributes the optimizer's all, so that the optimizer itself has no
   /// state between steps. The optimizer is registered.
   void set_sharded(const torch::optim::Optimizer& optimizer);
   bool is_sharded(const torch::optim::Optimizer& optimizer) const;
@@ -50,7 +50,7 @@ class LiveOptimizers {
   std::string next_scope(const ProcessSet& process_set);
 
  private:
-  struct State {
+  struct Registered {
     std::set<const torch::optim::Optimizer*> wrapped;
     std::set<const torch::optim::Optimizer*> sharded;
     /// The optimizer of each parameter.
@@ -63,7 +63,7 @@ class LiveOptimizers {
              const std::string& who);
   };
 
-  c10::Synchronized<State> state_;
+  c10::Synchronized<Registered> registered_;
 };
 
 /// Warns if backward passes continue after the wrapper of these parameters was destroyed, so that

@@ -1,8 +1,10 @@
 #pragma once
 
+#include <torch/optim/optimizer.h>
 #include <torch/types.h>
 
 #include <map>
+#include <set>
 #include <vector>
 
 namespace hvd::libtorch {
@@ -59,6 +61,24 @@ inline torch::Tensor Unscaler::run() {
     values.mul_(factor_);
   }
   return found;
+}
+
+/// Multiplies the gradients of an optimizer's parameters, each once. @return as Unscaler::run()
+inline torch::Tensor unscale_gradients(torch::optim::Optimizer& optimizer, double factor) {
+  const torch::NoGradGuard no_grad;
+  Unscaler unscaler(factor);
+  std::set<const c10::TensorImpl*> seen;
+  for (auto& group : optimizer.param_groups()) {
+    for (torch::Tensor& parameter : group.params()) {
+      torch::Tensor& gradient = parameter.mutable_grad();
+      unscaler.uses(parameter.device());
+      if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      // Entries with the same indices add up, and may overflow.
+      if (gradient.is_sparse()) gradient = gradient.coalesce();
+      unscaler.add(gradient.is_sparse() ? gradient._values() : gradient.detach());
+    }
+  }
+  return unscaler.run();
 }
 
 }  // namespace hvd::libtorch

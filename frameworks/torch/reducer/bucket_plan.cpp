@@ -22,32 +22,33 @@ constexpr std::size_t kFewestOnGpu = 4;
 // Its reduction takes little longer than the latency.
 constexpr std::size_t kLastOnGpu = std::size_t{1} << 20;
 
-using Kind = std::pair<int, int>;  // device and dtype
+using DeviceAndType = std::pair<int, int>;  // device and dtype
 
-Kind kind_of(const GradientSize& size) { return {size.device, size.dtype}; }
+DeviceAndType device_and_type(const GradientSize& size) { return {size.device, size.dtype}; }
 
-/// Position in the order at which the last bucket of each kind begins. It has as many of the last
-/// gradients as fit, at least one.
-std::map<Kind, std::size_t> last_buckets(std::span<const std::size_t> order,
-                                         std::span<const GradientSize> sizes, std::size_t most) {
-  struct Last {
+/// Position in the order at which the last bucket of each device and dtype begins. It has as many
+/// of the last gradients as fit, at least one.
+std::map<DeviceAndType, std::size_t> last_buckets(std::span<const std::size_t> order,
+                                                  std::span<const GradientSize> sizes,
+                                                  std::size_t most) {
+  struct LastBucket {
     std::size_t begin = 0;
     std::size_t bytes = 0;
     bool full = false;
   };
-  std::map<Kind, Last> last;
+  std::map<DeviceAndType, LastBucket> last;
   for (std::size_t place = order.size(); place-- > 0;) {
     const GradientSize& size = sizes[order[place]];
-    const auto [found, first] = last.try_emplace(kind_of(size));
-    Last& bucket = found->second;
+    const auto [found, first] = last.try_emplace(device_and_type(size));
+    LastBucket& bucket = found->second;
     const std::size_t bytes = room_in_bucket(size.bytes);
     bucket.full = bucket.full || (!first && bucket.bytes + bytes > most);
     if (bucket.full) continue;
     bucket.begin = place;
     bucket.bytes += bytes;
   }
-  std::map<Kind, std::size_t> begins;
-  for (const auto& [kind, bucket] : last) begins.emplace(kind, bucket.begin);
+  std::map<DeviceAndType, std::size_t> begins;
+  for (const auto& [key, bucket] : last) begins.emplace(key, bucket.begin);
   return begins;
 }
 
@@ -70,27 +71,27 @@ BucketLimits gpu_bucket_limits(std::size_t total, std::size_t asked) {
 std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order,
                                                    std::span<const GradientSize> sizes,
                                                    const BucketLimits& limits) {
-  struct Open {
+  struct OpenBucket {
     std::vector<std::size_t> members;
     std::size_t bytes = 0;
   };
-  std::map<Kind, std::size_t> last;
+  std::map<DeviceAndType, std::size_t> last;
   if (limits.last > 0) last = last_buckets(order, sizes, limits.last);
-  std::map<Kind, Open> open;
+  std::map<DeviceAndType, OpenBucket> open;
   std::vector<std::vector<std::size_t>> buckets;
   for (std::size_t place = 0; place < order.size(); ++place) {
     const std::size_t index = order[place];
-    const Kind kind = kind_of(sizes[index]);
-    Open& bucket = open[kind];
+    const DeviceAndType key = device_and_type(sizes[index]);
+    OpenBucket& bucket = open[key];
     const std::size_t bytes = room_in_bucket(sizes[index].bytes);
-    const auto begins = last.find(kind);
+    const auto begins = last.find(key);
     const bool last_begins = begins != last.end() && begins->second == place;
     if (!bucket.members.empty() && (last_begins || bucket.bytes + bytes > limits.most))
       buckets.push_back(std::exchange(bucket, {}).members);
     bucket.members.push_back(index);
     bucket.bytes += bytes;
   }
-  for (auto& [kind, bucket] : open) {
+  for (auto& [key, bucket] : open) {
     if (!bucket.members.empty()) buckets.push_back(std::move(bucket.members));
   }
   return buckets;

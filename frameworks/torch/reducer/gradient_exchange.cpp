@@ -265,15 +265,15 @@ void HookedBuckets::start(std::size_t index, GradientUnit& unit,
                           const GradientReadiness& readiness) {
   const torch::NoGradGuard no_grad;
   const bool in_bucket = unit.bucket && !unit.bucket->gathers();
-  Started started;
-  BucketGradients& bucket = started.bucket;
+  HookCall call;
+  BucketGradients& bucket = call.bucket;
   std::int64_t end = 0;
   for (std::size_t m = 0; m < unit.members.size(); ++m) {
     const std::size_t i = unit.members[m];
     ReducedParameter& parameter = parameters_[i];
     if (!parameter.active()) continue;
     if (!in_bucket) {
-      started.rows.push_back(row_of(parameter.gather(how_)));
+      call.rows.push_back(row_of(parameter.gather(how_)));
     } else if (!readiness.handed_over(i)) {
       parameter.place(how_);
     }
@@ -282,28 +282,28 @@ void HookedBuckets::start(std::size_t index, GradientUnit& unit,
     end += parameter.tensor().numel();
   }
   if (bucket.parameters.empty()) return;
-  bucket.values = in_bucket                  ? unit.bucket->flat()
-                  : started.rows.size() == 1 ? started.rows.front()
-                                             : torch::cat(started.rows);
+  bucket.values = in_bucket               ? unit.bucket->flat()
+                  : call.rows.size() == 1 ? call.rows.front()
+                                          : torch::cat(call.rows);
   bucket.name = name_of(unit, parameters_[unit.members.front()]);
   bucket.index = index;
   bucket.process_set = how_.process_set;
-  started.finish = how_.hook(bucket);
-  if (!started.finish) {
+  call.finish = how_.hook(bucket);
+  if (!call.finish) {
     throw UsageError(std::string(how_.wrapper) + ": gradient_hook returned nothing for " +
                      bucket.name + "; expected a function that returns the reduced gradients");
   }
-  started_.push_back(std::move(started));
+  calls_.push_back(std::move(call));
 }
 
 // All functions are called even after an error: the other ranks may wait for their operations.
 std::exception_ptr HookedBuckets::finish_all(bool use) {
   const torch::NoGradGuard no_grad;
   std::exception_ptr first;
-  for (const Started& started : std::exchange(started_, {})) {
+  for (const HookCall& call : std::exchange(calls_, {})) {
     try {
-      const torch::Tensor result = started.finish();
-      if (use && !first) use_result(started, result);
+      const torch::Tensor result = call.finish();
+      if (use && !first) use_result(call, result);
     } catch (...) {
       if (!first) first = std::current_exception();
     }
@@ -317,8 +317,8 @@ void HookedBuckets::finish() {
 
 void HookedBuckets::drop() { finish_all(false); }
 
-void HookedBuckets::use_result(const Started& started, const torch::Tensor& result) const {
-  const BucketGradients& bucket = started.bucket;
+void HookedBuckets::use_result(const HookCall& call, const torch::Tensor& result) const {
+  const BucketGradients& bucket = call.bucket;
   if (!result.defined() || result.numel() != bucket.values.numel()) {
     throw UsageError(std::string(how_.wrapper) + ": gradient_hook: expected " +
                      std::to_string(bucket.values.numel()) + " reduced gradients of " +
@@ -327,9 +327,9 @@ void HookedBuckets::use_result(const Started& started, const torch::Tensor& resu
   }
   const torch::Tensor row = result.reshape({-1});
   if (!row.is_set_to(bucket.values)) bucket.values.copy_(row);
-  if (started.rows.size() < 2) return;
-  for (std::size_t i = 0; i < started.rows.size(); ++i)
-    started.rows[i].copy_(bucket.values.narrow(0, bucket.first[i], started.rows[i].numel()));
+  if (call.rows.size() < 2) return;
+  for (std::size_t i = 0; i < call.rows.size(); ++i)
+    call.rows[i].copy_(bucket.values.narrow(0, bucket.first[i], call.rows[i].numel()));
 }
 
 }  // namespace hvd::libtorch

@@ -12,7 +12,6 @@
 #include "hvd/collectives.h"
 #include "hvd/torch/gradient_hook.h"
 #include "reducer/gradient_readiness.h"
-#include "reducer/gradient_reduction.h"
 #include "reducer/gradient_units.h"
 #include "reducer/parameter_check.h"
 #include "reducer/reduced_parameter.h"
@@ -51,25 +50,25 @@ class HookedBuckets {
   /// Calls the hook, unless the whole unit is frozen. @param index of the unit
   /// @param readiness gradients that are not handed over are used as they are now
   void start(std::size_t index, GradientUnit& unit, const GradientReadiness& readiness);
-  /// Waits for all units that were started, in that order, and makes the results the gradients.
+  /// Waits for all units that were call, in that order, and makes the results the gradients.
   /// @throws as the hook's functions; UsageError for a result of another size
   void finish();
   /// Waits for all units, and drops the results.
   void drop();
 
  private:
-  struct Started {
+  struct HookCall {
     BucketGradients bucket;
     std::vector<torch::Tensor> rows;  ///< the members' memory, unless bucket.values is
     std::function<torch::Tensor()> finish;
   };
 
   std::exception_ptr finish_all(bool use);
-  void use_result(const Started& started, const torch::Tensor& result) const;
+  void use_result(const HookCall& call, const torch::Tensor& result) const;
 
   const GradientReduction& how_;
   const std::span<ReducedParameter> parameters_;
-  std::vector<Started> started_;
+  std::vector<HookCall> calls_;
 };
 
 /// The operations of a cycle, which reduce units of gradients, and the flags that are sent with the

@@ -46,27 +46,22 @@ bool GradientHooks::complete() const {
   return std::none_of(parameters_.begin(), parameters_.end(), missing);
 }
 
-void GradientHooks::install(const Before& before, const After& after) {
+void GradientHooks::install(const std::function<void(std::size_t)>& before, const After& after) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Hooked& hooked = parameters_[i];
     if (!missing(hooked)) continue;
     unhook(hooked);
-    hook(i, before, after);
+    hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter);
+    auto pre_hook = std::make_unique<LambdaPreHook>([before, i] { before(i); });
+    hooked.pre_hook = pre_hook.get();
+    hooked.accumulator->add_pre_hook(std::move(pre_hook));
+    hooked.post_hook =
+        hooked.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
+            [after, i](const variable_list& outputs, const variable_list& gradients) {
+              after(i, gradients);
+              return outputs;
+            }));
   }
-}
-
-void GradientHooks::hook(std::size_t index, const Before& before, const After& after) {
-  Hooked& hooked = parameters_[index];
-  hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter);
-  auto pre_hook = std::make_unique<LambdaPreHook>([before, index] { before(index); });
-  hooked.pre_hook = pre_hook.get();
-  hooked.accumulator->add_pre_hook(std::move(pre_hook));
-  hooked.post_hook =
-      hooked.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
-          [after, index](const variable_list& outputs, const variable_list& gradients) {
-            after(index, gradients);
-            return outputs;
-          }));
 }
 
 void GradientHooks::unhook(Hooked& hooked) noexcept {

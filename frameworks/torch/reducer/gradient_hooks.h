@@ -19,12 +19,9 @@ namespace hvd::libtorch {
 /// be called when this object has been destroyed.
 class GradientHooks {
  public:
-  /// Called before autograd adds to `.grad`.
-  using Before = std::function<void(std::size_t parameter)>;
-  /// Called after autograd has added to `.grad`. @param gradients the summands, which autograd
-  /// still holds
-  using After =
-      std::function<void(std::size_t parameter, const torch::autograd::variable_list& gradients)>;
+  /// Called after autograd has added to `.grad`, with the number of the parameter and the summands,
+  /// which autograd still holds.
+  using After = std::function<void(std::size_t, const torch::autograd::variable_list&)>;
 
   explicit GradientHooks(const std::vector<torch::Tensor>& parameters);
   GradientHooks(const GradientHooks&) = delete;
@@ -32,8 +29,9 @@ class GradientHooks {
   ~GradientHooks() { remove(); }
 
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
-  /// a dtype may have changed.
-  void install(const Before& before, const After& after);
+  /// a dtype may have changed. @param before called before autograd adds to `.grad`, with the
+  /// number of the parameter
+  void install(const std::function<void(std::size_t)>& before, const After& after);
   /// Whether all parameters that require grad have their hooks.
   bool complete() const;
   void remove() noexcept;
@@ -51,7 +49,6 @@ class GradientHooks {
   };
 
   static bool missing(const Hooked& hooked);
-  void hook(std::size_t index, const Before& before, const After& after);
   static void unhook(Hooked& hooked) noexcept;
 
   std::vector<Hooked> parameters_;

@@ -17,7 +17,7 @@ void GradientReadiness::set_units(const std::vector<std::vector<std::size_t>>& u
 }
 
 void GradientReadiness::recheck_expected() {
-  for (Unit& unit : units_) unit.ready = 0;
+  for (UnitProgress& unit : units_) unit.ready = 0;
 }
 
 bool GradientReadiness::count_pass(std::size_t gradient) {
@@ -36,7 +36,7 @@ void GradientReadiness::withdraw(std::size_t gradient) {
 
 /// Checks each member once in a cycle, since a bucket may have a thousand.
 bool GradientReadiness::unit_ready(std::size_t index) {
-  Unit& unit = units_[index];
+  UnitProgress& unit = units_[index];
   while (unit.ready < unit.members.size()) {
     const std::size_t member = unit.members[unit.ready];
     if (gradients_[member].phase != Phase::kReady && expected_(member)) return false;
@@ -47,8 +47,8 @@ bool GradientReadiness::unit_ready(std::size_t index) {
 
 bool GradientReadiness::last_unit(std::size_t unit) const {
   for (std::size_t i = 0; i < gradients_.size(); ++i) {
-    const bool gone = gradients_[i].phase == Phase::kSubmitted || gradients_[i].unit == unit;
-    if (!gone && expected_(i)) return false;
+    const bool submitted = gradients_[i].phase == Phase::kSubmitted || gradients_[i].unit == unit;
+    if (!submitted && expected_(i)) return false;
   }
   return true;
 }
@@ -83,11 +83,11 @@ std::vector<std::size_t> GradientReadiness::order_of_arrival() const {
 }
 
 void GradientReadiness::end_cycle() {
-  for (Gradient& gradient : gradients_) {
+  for (GradientProgress& gradient : gradients_) {
     gradient.phase = Phase::kIdle;
     gradient.passes = 0;
   }
-  for (Unit& unit : units_) {
+  for (UnitProgress& unit : units_) {
     unit.submitted = false;
     unit.ready = 0;
   }

@@ -65,12 +65,12 @@ class GradientReadiness {
 
  private:
   enum class Phase { kIdle, kHeld, kReady, kSubmitted };
-  struct Gradient {
+  struct GradientProgress {
     std::size_t unit = 0;
     Phase phase = Phase::kIdle;
     int passes = 0;
   };
-  struct Unit {
+  struct UnitProgress {
     std::vector<std::size_t> members;
     bool submitted = false;
     std::size_t ready = 0;  ///< number of first members that are known to be ready in this cycle
@@ -78,8 +78,8 @@ class GradientReadiness {
 
   int passes_per_step_;
   const std::function<bool(std::size_t)> expected_;
-  std::vector<Gradient> gradients_;
-  std::vector<Unit> units_;
+  std::vector<GradientProgress> gradients_;
+  std::vector<UnitProgress> units_;
   std::vector<std::size_t> arrivals_;
   std::vector<std::size_t> submitted_;
   std::uint64_t cycles_ = 0;

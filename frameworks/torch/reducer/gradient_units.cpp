@@ -29,30 +29,31 @@ void return_free_memory() {
 
 GradientUnits::GradientUnits(const GradientReduction& how, std::span<ReducedParameter> parameters,
                              const RankAgreement& agreement)
-    : how_(how), parameters_(parameters), agreement_(agreement), places_(parameters.size()) {
+    : how_(how), parameters_(parameters), agreement_(agreement) {
+  plan_.forms.resize(parameters_.size());
   add_units_without_bucket();
 }
 
 /// Adds a unit for each group of the user's, and one for each other gradient.
 void GradientUnits::add_units_without_bucket() {
-  version_ = ++last_version_;
+  plan_.version = ++last_version_;
   std::map<int, std::size_t> unit_of_group;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (places_[i]) continue;
+    if (plan_.forms[i]) continue;
     const int group = parameters_[i].group();
-    const auto [known, added] = unit_of_group.try_emplace(group, units_.size());
+    const auto [known, added] = unit_of_group.try_emplace(group, plan_.units.size());
     if (group >= 0 && !added) {
-      units_[known->second].members.push_back(i);
+      plan_.units[known->second].members.push_back(i);
       continue;
     }
-    units_.push_back(
+    plan_.units.push_back(
         {.group = group < 0 ? "" : how_.scope + ".group" + std::to_string(group), .members = {i}});
   }
 }
 
 std::vector<std::vector<std::size_t>> GradientUnits::members() const {
   std::vector<std::vector<std::size_t>> members;
-  for (const GradientUnit& unit : units_) members.push_back(unit.members);
+  for (const GradientUnit& unit : plan_.units) members.push_back(unit.members);
   return members;
 }
 
@@ -77,15 +78,16 @@ bool GradientUnits::fits_bucket(const ReducedParameter& parameter) const {
          sparse_dims.value_or(0) == 0;
 }
 
-bool GradientUnits::is_as_placed(const torch::Tensor& tensor, const Place& place) {
-  return tensor.scalar_type() == place.type && tensor.device() == place.device &&
-         tensor.sizes() == place.sizes && tensor.strides() == place.strides;
+bool GradientUnits::has_form(const torch::Tensor& tensor, const ParameterForm& form) {
+  return tensor.scalar_type() == form.type && tensor.device() == form.device &&
+         tensor.sizes() == form.sizes && tensor.strides() == form.strides;
 }
 
-bool GradientUnits::fits(const Places& places) const {
+bool GradientUnits::fits(const Plan& plan) const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (places[i].has_value() != fits_bucket(parameters_[i])) return false;
-    if (places[i] && !is_as_placed(parameters_[i].tensor(), *places[i])) return false;
+    const auto& form = plan.forms[i];
+    if (form.has_value() != fits_bucket(parameters_[i])) return false;
+    if (form && !has_form(parameters_[i].tensor(), *form)) return false;
   }
   return true;
 }
@@ -93,7 +95,7 @@ bool GradientUnits::fits(const Places& places) const {
 /// A parameter has changed since, so that the plan will not fit again.
 bool GradientUnits::is_outdated(const Plan& plan) const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (plan.places[i] && !is_as_placed(parameters_[i].tensor(), *plan.places[i])) return true;
+    if (plan.forms[i] && !has_form(parameters_[i].tensor(), *plan.forms[i])) return true;
   }
   return false;
 }
@@ -105,7 +107,8 @@ bool GradientUnits::learn(std::vector<std::size_t> order) {
   if (!any) return false;
   std::erase_if(order, [this](std::size_t i) { return !fits_bucket(parameters_[i]); });
   const auto agreed = agreement_.agree_on_order(order);
-  if (!agreed) state_ = State::kRefused;
+  refused_ = !agreed;
+  learning_ = !refused_;
   return agreed && !agreed->empty() && use_buckets(*agreed);
 }
 
@@ -169,7 +172,8 @@ bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
     if (!complete)
       TORCH_WARN(how_.wrapper, " (", how_.scope,
                  "): no memory for buckets; all ranks continue without them");
-    state_ = State::kRefused;
+    refused_ = true;
+    learning_ = false;
     return false;
   }
   // Every rank has taken part in each learning, and so removes the same plan.
@@ -178,20 +182,20 @@ bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
     aside_.erase(std::min_element(aside_.begin(), aside_.end(), [](const Plan& a, const Plan& b) {
       return a.number < b.number;
     }));
-  number_ = learnings_++;
-  units_ = std::move(units);
+  plan_.number = learnings_++;
+  plan_.units = std::move(units);
   move_into_buckets();
   add_units_without_bucket();
-  state_ = State::kBuckets;
+  learning_ = false;
   return true;
 }
 
 void GradientUnits::move_into_buckets() {
-  for (const GradientUnit& unit : units_) {
+  for (const GradientUnit& unit : plan_.units) {
     for (std::size_t m = 0; m < unit.members.size(); ++m) {
       const torch::Tensor& tensor = parameters_[unit.members[m]].tensor();
-      places_[unit.members[m]] = Place{tensor.scalar_type(), tensor.device(), tensor.sizes().vec(),
-                                       tensor.strides().vec()};
+      plan_.forms[unit.members[m]] = ParameterForm{tensor.scalar_type(), tensor.device(),
+                                                   tensor.sizes().vec(), tensor.strides().vec()};
       if (unit.bucket->gathers()) continue;
       ReducedParameter& parameter = parameters_[unit.members[m]];
       parameter.set_view(unit.bucket->view(m));
@@ -202,44 +206,37 @@ void GradientUnits::move_into_buckets() {
 }
 
 bool GradientUnits::follow_parameters() {
-  if (state_ == State::kRefused) return false;
-  if (state_ == State::kLearning) return !aside_.empty() && take_fitting_plan();
-  if (fits(places_)) return false;
-  set_plan_aside();
-  if (take_fitting_plan()) return true;
-  units_.clear();
+  if (refused_) return false;
+  if (learning_) return use_fitting_plan();
+  if (fits(plan_)) return false;
+  for (ReducedParameter& parameter : parameters_) parameter.set_view({});
+  aside_.push_back(std::exchange(plan_, {}));
+  plan_.forms.resize(parameters_.size());
+  std::erase_if(aside_, [this](const Plan& plan) { return is_outdated(plan); });
+  if (use_fitting_plan()) return true;
   add_units_without_bucket();
-  state_ = State::kLearning;
+  learning_ = true;
   return true;
 }
 
-void GradientUnits::set_plan_aside() {
-  for (ReducedParameter& parameter : parameters_) parameter.set_view({});
-  aside_.push_back({std::move(units_), std::move(places_), number_, version_});
-  places_.assign(parameters_.size(), std::nullopt);
-  std::erase_if(aside_, [this](const Plan& plan) { return is_outdated(plan); });
-}
-
-bool GradientUnits::take_fitting_plan() {
-  const auto found = std::find_if(aside_.begin(), aside_.end(),
-                                  [this](const Plan& plan) { return fits(plan.places); });
+/// Uses a plan that was set aside and fits the parameters, if there is one.
+bool GradientUnits::use_fitting_plan() {
+  const auto found =
+      std::find_if(aside_.begin(), aside_.end(), [this](const Plan& plan) { return fits(plan); });
   if (found == aside_.end()) return false;
-  units_ = std::move(found->units);
-  places_ = std::move(found->places);
-  number_ = found->number;
-  version_ = found->version;
+  plan_ = std::move(*found);
   aside_.erase(found);
-  for (const GradientUnit& unit : units_) {
+  for (const GradientUnit& unit : plan_.units) {
     if (!unit.bucket || unit.bucket->gathers()) continue;
     for (std::size_t m = 0; m < unit.members.size(); ++m)
       parameters_[unit.members[m]].set_view(unit.bucket->view(m));
   }
-  state_ = State::kBuckets;
+  learning_ = false;
   return true;
 }
 
 void GradientUnits::end_cycle() {
-  for (GradientUnit& unit : units_) unit.stream.reset();
+  for (GradientUnit& unit : plan_.units) unit.stream.reset();
 }
 
 namespace {
@@ -296,28 +293,28 @@ void GradientBucket::lay_out(std::span<const torch::Tensor> parameters, std::siz
 }
 
 void GradientBucket::begin_gathering() {
-  gathered_ = std::make_shared<Gathered>();
-  gathered_->parts.reserve(first_.size());
-  gathered_->gradients.reserve(first_.size());
-  submission_.keep_alive = gathered_;
+  packed_ = std::make_shared<PackedGradients>();
+  packed_->parts.reserve(first_.size());
+  packed_->gradients.reserve(first_.size());
+  submission_.keep_alive = packed_;
 }
 
 void GradientBucket::add(const torch::Tensor& gradient) {
-  TensorPart part{nullptr, first_[gathered_->parts.size()], 0};
+  TensorPart part{nullptr, first_[packed_->parts.size()], 0};
   if (gradient.defined()) {
     part.data = static_cast<std::byte*>(gradient.mutable_data_ptr());
     part.count = gradient.numel();
-    gathered_->gradients.push_back(gradient);
+    packed_->gradients.push_back(gradient);
   }
-  gathered_->parts.push_back(part);
-  submission_.parts = gathered_->parts;
+  packed_->parts.push_back(part);
+  submission_.parts = packed_->parts;
 }
 
 void GradientBucket::release_gradients(bool done) {
   submission_.parts = {};
   if (!done) return begin_gathering();
-  gathered_->parts.clear();
-  gathered_->gradients.clear();
+  packed_->parts.clear();
+  packed_->gradients.clear();
 }
 
 }  // namespace hvd::libtorch

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "hvd/collectives.h"
-#include "reducer/gradient_reduction.h"
 #include "reducer/rank_agreement.h"
 #include "reducer/reduced_parameter.h"
 #include "tensors/device_order.h"
@@ -34,7 +33,7 @@ class GradientBucket {
   const torch::Tensor& view(std::size_t parameter) const { return views_[parameter]; }
 
   /// Whether gradients stay where they are (GPU).
-  bool gathers() const noexcept { return gathered_ != nullptr; }
+  bool gathers() const noexcept { return packed_ != nullptr; }
   /// Adds the gradient of the next parameter, before the bucket is submitted. @param gradient from
   /// ReducedParameter::gather(); undefined for a frozen parameter
   void add(const torch::Tensor& gradient);
@@ -57,7 +56,7 @@ class GradientBucket {
   void begin_gathering();
 
   /// Memory that an operation under way uses.
-  struct Gathered {
+  struct PackedGradients {
     std::vector<TensorPart> parts;
     std::vector<torch::Tensor> gradients;
   };
@@ -68,7 +67,7 @@ class GradientBucket {
   std::int64_t elements_ = 0;
   std::int64_t first_own_row_ = 0;  ///< first of this rank's rows, if the bucket is scattered
   torch::Tensor flat_;
-  std::shared_ptr<Gathered> gathered_;
+  std::shared_ptr<PackedGradients> packed_;
 };
 
 /// Gradients that are submitted together: a single one, a group of the user's, or a bucket.
@@ -89,15 +88,15 @@ class GradientUnits {
   GradientUnits(const GradientReduction& how, std::span<ReducedParameter> parameters,
                 const RankAgreement& agreement);
 
-  GradientUnit& operator[](std::size_t unit) { return units_[unit]; }
-  const std::vector<GradientUnit>& all() const noexcept { return units_; }
+  GradientUnit& operator[](std::size_t unit) { return plan_.units[unit]; }
+  const std::vector<GradientUnit>& all() const noexcept { return plan_.units; }
   /// Identifies the units: another number for other units.
-  std::uint64_t version() const noexcept { return version_; }
+  std::uint64_t version() const noexcept { return plan_.version; }
   /// The members of each unit.
   std::vector<std::vector<std::size_t>> members() const;
 
   /// Whether the ranks have not agreed on buckets for these parameters.
-  bool learning() const noexcept { return state_ == State::kLearning; }
+  bool learning() const noexcept { return learning_; }
   /// Puts gradients into buckets if all ranks can. Collective. @pre learning(), and gradients have
   /// just been reduced  @param order of arrival  @return whether the units have changed
   bool learn(std::vector<std::size_t> order);
@@ -109,32 +108,29 @@ class GradientUnits {
   void end_cycle();
 
  private:
-  enum class State { kLearning, kBuckets, kRefused };
   /// Properties of a parameter when its gradient got its place in a bucket.
-  struct Place {
+  struct ParameterForm {
     torch::ScalarType type;
     torch::Device device;
     std::vector<std::int64_t> sizes;
     std::vector<std::int64_t> strides;
   };
-  /// By parameter; empty: it is in no bucket.
-  using Places = std::vector<std::optional<Place>>;
-  /// Buckets that the ranks have learnt, and the units beside them.
+  /// Buckets that the ranks have learnt, if any, and the units beside them.
   struct Plan {
-    std::vector<GradientUnit> units;
-    Places places;
-    std::uint64_t number;   ///< the count of learnings
-    std::uint64_t version;  ///< see version()
+    std::vector<GradientUnit> units = {};
+    /// By parameter; empty: it is in no bucket.
+    std::vector<std::optional<ParameterForm>> forms = {};
+    std::uint64_t number = 0;   ///< the count of learnings
+    std::uint64_t version = 0;  ///< see version()
   };
 
   void add_units_without_bucket();
   bool wants_bucket(const ReducedParameter& parameter) const;
   bool fits_bucket(const ReducedParameter& parameter) const;
-  static bool is_as_placed(const torch::Tensor& tensor, const Place& place);
-  bool fits(const Places& places) const;
+  static bool has_form(const torch::Tensor& tensor, const ParameterForm& form);
+  bool fits(const Plan& plan) const;
   bool is_outdated(const Plan& plan) const;
-  void set_plan_aside();
-  bool take_fitting_plan();
+  bool use_fitting_plan();
   std::shared_ptr<GradientBucket> make_bucket(const std::vector<std::size_t>& members,
                                               std::size_t number) const;
   bool use_buckets(const std::vector<std::size_t>& order);
@@ -144,12 +140,10 @@ class GradientUnits {
   const GradientReduction& how_;
   const std::span<ReducedParameter> parameters_;
   const RankAgreement& agreement_;
-  std::vector<GradientUnit> units_;
-  Places places_;
-  State state_ = State::kLearning;
-  std::uint64_t version_ = 0;
+  Plan plan_;
+  bool learning_ = true;
+  bool refused_ = false;  ///< a rank cannot have buckets
   std::uint64_t last_version_ = 0;
-  std::uint64_t number_ = 0;  ///< of the plan in use
   std::uint64_t learnings_ = 0;
   std::vector<Plan> aside_;  ///< plans that are not in use
 };

@@ -51,20 +51,20 @@ std::string who_differs(const std::map<int, std::int64_t>& value_of_rank, Compar
 
 ParameterCheck::ParameterCheck(const GradientReduction& how, const std::vector<std::string>& names,
                                const std::vector<torch::Tensor>& parameters)
-    : who_(how.wrapper),
+    : wrapper_(how.wrapper),
       scope_(how.scope),
       every_(how.check_every),
       set_(how.process_set),
       options_(how.options) {
   for (std::size_t i = 0; i < parameters.size(); ++i)
-    items_.push_back({names[i], parameters[i], Kind::kTrained});
+    items_.push_back({names[i], parameters[i], Role::kTrained});
   for (const auto& [name, tensor] : how.statistics)
-    items_.push_back({name, tensor, Kind::kStatistics});
+    items_.push_back({name, tensor, Role::kStatistics});
 }
 
 void ParameterCheck::add_frozen(const std::string& name, const torch::Tensor& parameter) {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(cycles_ == 0);
-  items_.push_back({name, parameter, Kind::kFrozen});
+  items_.push_back({name, parameter, Role::kFrozen});
 }
 
 void ParameterCheck::continue_after_updates() {
@@ -107,11 +107,11 @@ std::vector<torch::Tensor> ParameterCheck::choose_compared() {
   compared_.clear();
   values_.assign(1, options_ ? hash_of(options_()) : 0);
   for (std::size_t i = 0; i < items_.size(); ++i) {
-    const Item& item = items_[i];
+    const ComparedTensor& item = items_[i];
     const bool takes_part = comparison_ == Comparison::kExact
-                                ? item.kind != Kind::kStatistics
-                                : item.kind == Kind::kStatistics ||
-                                      (item.kind == Kind::kTrained && item.tensor.requires_grad());
+                                ? item.role != Role::kStatistics
+                                : item.role == Role::kStatistics ||
+                                      (item.role == Role::kTrained && item.tensor.requires_grad());
     if (!takes_part) continue;
     if (item.tensor.is_cuda()) {
       gpu_items.push_back(i);
@@ -198,11 +198,11 @@ void ParameterCheck::compare(const std::int64_t* largest, std::size_t count) {
   bool nonfinite = false;
   for (std::size_t i = 1; i < count; ++i) {
     const std::int64_t least = ~largest[count + i];
-    const Item& item = items_[compared_[i - 1]];
-    if (item.kind != Kind::kStatistics)
+    const ComparedTensor& item = items_[compared_[i - 1]];
+    if (item.role != Role::kStatistics)
       nonfinite = nonfinite || (comparison_ == Comparison::kProjection && largest[i] == kNotFinite);
     if (!differ(least, largest[i], comparison_)) continue;
-    if (item.kind != Kind::kStatistics) throw_diverged(difference_at(i));
+    if (item.role != Role::kStatistics) throw_diverged(difference_at(i));
     if (statistics++ == 0) first_statistics = &item.name;
   }
   if (nonfinite) warn_of_nonfinite();
@@ -235,19 +235,19 @@ void ParameterCheck::throw_diverged(const std::string& difference) const {
           ? text(
                 "broadcast_parameters() before training, or after a checkpoint was loaded on one "
                 "rank; step() of the ",
-                who_,
+                wrapper_,
                 ", instead of that of the optimizer it wraps. Parameters that each rank is to "
                 "have of its own belong into another optimizer, and if they are frozen, not among "
                 "the parameters that the ",
-                who_, " is constructed with")
+                wrapper_, " is constructed with")
           : text(
                 "broadcast_optimizer_state() after a checkpoint was loaded on one rank; step() of "
                 "the ",
-                who_,
+                wrapper_,
                 ", instead of that of the optimizer it wraps; a step() or a change of the "
                 "learning rate that one rank skips; broadcast_parameters() and "
                 "broadcast_optimizer_state() from the rank that join() returns, after it");
-  throw DivergedError(text(who_, " (", scope_, "): ", after,
+  throw DivergedError(text(wrapper_, " (", scope_, "): ", after,
                            " the parameters of the ranks are not the same: ", difference,
                            "; expected equal parameters on every rank. What is usually forgotten: ",
                            usual, ". (check_every, HVD_CHECK_EVERY)"));
@@ -267,7 +267,7 @@ void ParameterCheck::throw_of_options() const {
     break;
   }
   throw DivergedError(text(
-      who_, " (", scope_, "): the options of the ranks are not the same: ", difference,
+      wrapper_, " (", scope_, "): the options of the ranks are not the same: ", difference,
       "; expected the same on every rank, as each updates a part of the parameters. A scheduler "
       "that decides by a metric needs the same metric on every rank: allreduce() it first. "
       "(check_every, HVD_CHECK_EVERY)"));
@@ -275,7 +275,7 @@ void ParameterCheck::throw_of_options() const {
 
 void ParameterCheck::warn_of_nonfinite() {
   if (std::exchange(warned_of_nonfinite_, true)) return;
-  TORCH_WARN(who_, " (", scope_, "): after ", checked_cycle_,
+  TORCH_WARN(wrapper_, " (", scope_, "): after ", checked_cycle_,
              " reductions of gradients the parameters contain inf or nan on every rank, as the "
              "gradients of one rank did before. To find out which rank and parameter were the "
              "first, run again with DistributedOptimizerOptions::error_if_nonfinite");
@@ -283,7 +283,7 @@ void ParameterCheck::warn_of_nonfinite() {
 
 void ParameterCheck::warn_of_statistics(const std::string& first, std::size_t others) {
   if (std::exchange(warned_of_statistics_, true) || set_.rank() != 0) return;
-  TORCH_WARN(who_, " (", scope_, "): after ", checked_cycle_,
+  TORCH_WARN(wrapper_, " (", scope_, "): after ", checked_cycle_,
              " reductions of gradients the ranks have different BatchNorm statistics, each of its "
              "own batches: '",
              first, "'", others > 0 ? text(" and ", others, " more buffers") : "",

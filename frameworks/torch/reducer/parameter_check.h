@@ -12,7 +12,7 @@
 
 #include "hvd/collectives.h"
 #include "reducer/fingerprint.h"
-#include "reducer/gradient_reduction.h"
+#include "reducer/reduced_parameter.h"
 
 namespace hvd::libtorch {
 
@@ -57,11 +57,11 @@ class ParameterCheck {
   std::uint64_t cycles() const noexcept { return cycles_; }
 
  private:
-  enum class Kind { kTrained, kFrozen, kStatistics };
-  struct Item {
+  enum class Role { kTrained, kFrozen, kStatistics };
+  struct ComparedTensor {
     std::string name;
     torch::Tensor tensor;
-    Kind kind;
+    Role role;
   };
 
   void begin_check();
@@ -76,12 +76,12 @@ class ParameterCheck {
   void warn_of_nonfinite();
   void warn_of_statistics(const std::string& first, std::size_t others);
 
-  const std::string who_;
+  const std::string wrapper_;
   const std::string scope_;
   const int every_;
   const ProcessSet set_;
   const std::function<std::vector<std::string>()> options_;
-  std::vector<Item> items_;
+  std::vector<ComparedTensor> items_;
   std::uint64_t cycles_ = 0;
   int since_ = 0;      ///< cycles since the last check
   bool soon_ = false;  ///< the next cycle has a check

@@ -11,7 +11,7 @@
 #include "hvd/hvd.h"
 #include "hvd/torch/operations.h"
 #include "operations/agreement.h"
-#include "tensors/shared_allocator.h"
+#include "tensors/allocators.h"
 
 namespace hvd::libtorch {
 namespace {
@@ -200,21 +200,19 @@ bool RankAgreement::on_all_ranks(bool own, const std::string& name) const {
 }
 
 void FiniteCheck::inspect(std::size_t parameter, const torch::Tensor& gradient) {
-  if (found_ || !gradient.defined()) return;
+  if (found_ != 0 || !gradient.defined()) return;
   const torch::NoGradGuard no_grad;
   torch::Tensor values = gradient.detach();
   // Entries with the same indices add up, and may overflow.
   if (values.is_sparse()) values = values.coalesce().values();
   if (torch::isfinite(values).all().item<bool>()) return;
-  found_ = {.parameter = parameter, .nan = torch::isnan(values).any().item<bool>()};
+  found_ =
+      2 * static_cast<std::int64_t>(parameter) + (torch::isnan(values).any().item<bool>() ? 2 : 1);
 }
 
 std::string FiniteCheck::difference(std::span<const ReducedParameter> parameters) const {
   const torch::Tensor own = torch::zeros({how_.process_set.size()}, torch::kInt64);
-  if (found_) {
-    own[how_.process_set.rank()] =
-        2 * static_cast<std::int64_t>(found_->parameter) + (found_->nan ? 2 : 1);
-  }
+  own[how_.process_set.rank()] = found_;
   const torch::Tensor all = allreduce(
       own, {.name = how_.scope + ".finite", .op = ReduceOp::kMax, .process_set = how_.process_set});
   const auto* const codes = all.const_data_ptr<std::int64_t>();

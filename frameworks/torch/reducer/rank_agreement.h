@@ -9,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "reducer/gradient_reduction.h"
 #include "reducer/reduced_parameter.h"
 
 namespace hvd::libtorch {
@@ -69,16 +68,13 @@ class FiniteCheck {
   /// Collective over the set. @return the ranks that have found inf or nan since end_cycle(), and
   /// the parameters, the same text on every rank; empty if all gradients were finite
   std::string difference(std::span<const ReducedParameter> parameters) const;
-  void end_cycle() { found_.reset(); }
+  void end_cycle() { found_ = 0; }
 
  private:
-  struct Found {
-    std::size_t parameter;
-    bool nan;
-  };
-
   const GradientReduction& how_;
-  std::optional<Found> found_;  ///< first one of this cycle
+  /// The first parameter of this cycle with inf or nan, as 2 * its number + (1: inf, 2: nan). 0:
+  /// none.
+  std::int64_t found_ = 0;
 };
 
 }  // namespace hvd::libtorch

@@ -15,6 +15,48 @@
 #include "tensors/device_order.h"
 
 namespace hvd::libtorch {
+
+Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory) {
+  Submission submission;
+  submission.name = std::move(name);
+  submission.parameters =
+      Allreduce{how.op, how.prescale, how.postscale,
+                memory.dtype == DataType::kFloat32 ? how.compression : Compression::kNone};
+  submission.input = submission.output = std::move(memory);
+  submission.process_set = how.process_set.id();
+  return submission;
+}
+
+Submission scatter_in_place(std::string name, const GradientReduction& how, TensorView memory) {
+  Submission submission;
+  submission.name = std::move(name);
+  submission.parameters = Reducescatter{how.op, how.prescale, how.postscale};
+  submission.output = memory;
+  submission.output.count =
+      rows_of_member(memory.count, how.process_set.size(), how.process_set.rank());
+  submission.output.shape = {submission.output.count};
+  submission.input = std::move(memory);
+  submission.process_set = how.process_set.id();
+  return submission;
+}
+
+Submission reduction_in_place(std::string name, const GradientReduction& how,
+                              const torch::Tensor& tensor) {
+  Submission submission = reduction_in_place(std::move(name), how, view_of(tensor));
+  std::get<Allreduce>(submission.parameters).compression =
+      compression_in_core(tensor.scalar_type(), how.compression);
+  submission.keep_alive = keep_alive({tensor});
+  return submission;
+}
+
+std::vector<std::int64_t> strides_for(const torch::Tensor& parameter) {
+  if (parameter.is_non_overlapping_and_dense()) return parameter.strides().vec();
+  std::vector<std::int64_t> strides(static_cast<std::size_t>(parameter.dim()), 1);
+  for (std::size_t d = strides.size(); d-- > 1;)
+    strides[d - 1] = strides[d] * parameter.size(static_cast<std::int64_t>(d));
+  return strides;
+}
+
 namespace {
 
 // Larger copies are left to LibTorch, which uses several threads. In bytes.
@@ -66,7 +108,7 @@ void ReducedParameter::set_scope(const GradientReduction& how) {
       "order",           "shards",  "used",  "parameters"};
   const bool taken = std::find(kTaken.begin(), kTaken.end(), name()) != kTaken.end();
   label_ = how.scope + (taken ? ".parameter." : ".") + name();
-  self_.wrapper = how.wrapper;
+  wrapper_ = how.wrapper;
 }
 
 void ReducedParameter::guard() {
@@ -80,7 +122,7 @@ void ReducedParameter::guard() {
       unguarded_ = gradient;
       gradient = GuardedGradient::of(gradient);
     }
-    GuardedGradient::find(gradient)->guard(self_);
+    GuardedGradient::find(gradient)->guard(*this);
     version_ = gradient._version();
   } else {
     return;
@@ -433,17 +475,17 @@ c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(
 }
 
 void GuardedGradient::refuse_while_guarded() const {
-  const GuardedParameter* const parameter = guarded_for_.load();
+  const ReducedParameter* const parameter = guarded_for_.load();
   if (parameter == nullptr) return;
   // An operator's copy below autograd, such as that of detach() in Module::zero_grad(). Writes to
   // it increase the version.
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) return;
   throw UsageError(
-      std::string(parameter->wrapper) + ": the gradient of '" + parameter->name +
+      std::string(parameter->wrapper()) + ": the gradient of '" + parameter->name() +
       "' was asked for its data() between backward() and step(), while it is being reduced over "
       "the ranks "
       "(clip_grad_norm_() and clip_grad_value_() do so, and the step() of a wrapped optimizer); " +
-      right_order(parameter->wrapper));
+      right_order(parameter->wrapper()));
 }
 
 std::string right_order(const std::string& wrapper) {

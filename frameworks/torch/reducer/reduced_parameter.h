@@ -6,7 +6,9 @@
 #include <torch/types.h>
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -14,16 +16,65 @@
 #include <vector>
 
 #include "hvd/collectives.h"
+#include "hvd/process_set.h"
+#include "hvd/torch/gradient_hook.h"
+#include "hvd/types.h"
 #include "operations/sparse.h"
-#include "reducer/gradient_reduction.h"
+#include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
 
-/// The parameter of a guarded gradient, for messages.
-struct GuardedParameter {
-  std::string name = {};
-  const char* wrapper = "DistributedOptimizer";  ///< name of the class that reduces it
+/// Treatment of sparse gradients.
+enum class SparseGradients { kRefuse, kMakeDense, kReduceSparse };
+
+/// How the gradients of one optimizer are reduced.
+struct GradientReduction {
+  const char* wrapper =
+      "DistributedOptimizer";  ///< name of the user's class, which begins messages
+  std::string scope = {};      ///< prefix of every name that ranks agree on
+  ReduceOp op = ReduceOp::kAverage;
+  double prescale = 1;
+  double postscale = 1;
+  Compression compression = Compression::kNone;
+  ProcessSet process_set = {};
+  SparseGradients sparse = SparseGradients::kRefuse;
+  bool bucket_views = false;
+  std::int64_t bucket_bytes = 0;    ///< size of buckets; 0: the default
+  int check_every = 0;              ///< see ParameterCheck
+  bool error_if_nonfinite = false;  ///< see FiniteCheck
+  /// Buffers with BatchNorm statistics, by name. A difference between ranks causes a warning.
+  std::vector<std::pair<std::string, torch::Tensor>> statistics = {};
+  /// Each rank updates a part of the parameters: buckets in the host's memory that are not
+  /// compressed are scattered; see decision 29.
+  bool sharded = false;
+  /// Returns lines that must be the same on all ranks. Compared as often as the parameters, bit for
+  /// bit. May be empty.
+  std::function<std::vector<std::string>()> options = {};
+  /// Reduces the changes that each rank's optimizer has made, instead of gradients.
+  bool reduces_changes = false;
+  /// Reduces units of gradients instead of the runtime.
+  GradientHook hook = {};
 };
+
+/// A copy of fewer bytes into a common buffer costs less than another call of the backend.
+inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;
+/// Tensors from this size on, in bytes, are not fused within one host.
+inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
+
+/// An allreduce in place. The core compresses real numbers if `how` wants compression. The caller
+/// sets keep_alive.
+Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory);
+/// A reducescatter in place: this rank's rows stay where they are. Not compressed.
+Submission scatter_in_place(std::string name, const GradientReduction& how, TensorView memory);
+/// An allreduce in place of a contiguous tensor, which the submission keeps alive.
+Submission reduction_in_place(std::string name, const GradientReduction& how,
+                              const torch::Tensor& tensor);
+
+/// Strides of a gradient in a bucket: those of the parameter, or contiguous ones if those have
+/// gaps.
+std::vector<std::int64_t> strides_for(const torch::Tensor& parameter);
+
+class ReducedParameter;
 
 /// A dense gradient whose `data()` throws while it is guarded. LibTorch's clip_grad_norm_() and
 /// clip_grad_value_() and the step() of some optimizers write through `data()`, which no version
@@ -44,7 +95,7 @@ class GuardedGradient final : public c10::TensorImpl {
   }
 
   /// @param parameter must live until release()
-  void guard(const GuardedParameter& parameter) noexcept { guarded_for_.store(&parameter); }
+  void guard(const ReducedParameter& parameter) noexcept { guarded_for_.store(&parameter); }
   void release() noexcept { guarded_for_.store(nullptr); }
 
   c10::intrusive_ptr<TensorImpl> shallow_copy_and_detach(const c10::VariableVersion& version,
@@ -55,7 +106,7 @@ class GuardedGradient final : public c10::TensorImpl {
  private:
   void refuse_while_guarded() const;
 
-  std::atomic<const GuardedParameter*> guarded_for_ = nullptr;
+  std::atomic<const ReducedParameter*> guarded_for_ = nullptr;
 };
 
 /// The end of an error message: how to change a gradient between backward() and step().
@@ -71,14 +122,16 @@ class ReducedParameter {
  public:
   /// @param name the user's  @param group index of the user's group, or -1
   ReducedParameter(std::string name, torch::Tensor parameter, int group = -1)
-      : self_{.name = std::move(name)},
+      : name_(std::move(name)),
         group_(group),
         parameter_(std::move(parameter)),
         result_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()) {}
 
   /// Sets the prefix of the label, and of messages. To be called before an operation is submitted.
   void set_scope(const GradientReduction& how);
-  const std::string& name() const noexcept { return self_.name; }
+  const std::string& name() const noexcept { return name_; }
+  /// Name of the class that reduces the gradient, for messages.
+  const char* wrapper() const noexcept { return wrapper_; }
   /// The name of operations, on which the ranks agree.
   const std::string& label() const noexcept { return label_; }
   int group() const noexcept { return group_; }
@@ -163,7 +216,8 @@ class ReducedParameter {
   Submission prepare_dense(const GradientReduction& how);
   std::vector<Submission> prepare_sparse(const GradientReduction& how);
 
-  GuardedParameter self_;
+  std::string name_;
+  const char* wrapper_ = "DistributedOptimizer";
   std::string label_;
   int group_;
   torch::Tensor parameter_;

@@ -11,7 +11,7 @@
 #include <typeinfo>
 
 #include "hvd/error.h"
-#include "reducer/gradient_reduction.h"
+#include "reducer/reduced_parameter.h"
 
 namespace hvd::libtorch {
 namespace {

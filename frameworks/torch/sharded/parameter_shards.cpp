@@ -13,7 +13,7 @@
 #include "hvd/error.h"
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"
-#include "reducer/gradient_reduction.h"
+#include "reducer/reduced_parameter.h"
 #include "sharded/element_state.h"
 #include "sharded/shard_archive.h"
 #include "tensors/device_order.h"
@@ -47,20 +47,18 @@ void ParameterShards::index_parameters() {
   for (const torch::Tensor& parameter : parameters_) sizes_.push_back(parameter.numel());
 }
 
-bool ParameterShards::laid_out_as(const std::vector<Unit>& units) const {
-  return std::equal(units.begin(), units.end(), shards_.begin(), shards_.end(),
-                    [](const Unit& unit, const Shard& shard) {
-                      return unit.plan == shard.unit.plan && unit.frozen == shard.unit.frozen;
+bool ParameterShards::laid_out_as(const std::vector<Shard>& wanted) const {
+  return std::equal(wanted.begin(), wanted.end(), shards_.begin(), shards_.end(),
+                    [](const Shard& one, const Shard& shard) {
+                      return one.plan == shard.plan && one.frozen == shard.frozen;
                     });
 }
 
-std::vector<ParameterShards::Shard> ParameterShards::make_shards(std::vector<Unit> units) const {
-  std::vector<Shard> shards;
-  for (Unit& unit : units) {
-    Shard& shard = shards.emplace_back();
-    for (const ShardPiece& plan : pieces_of(unit.plan, sizes_, set_.size(), set_.rank())) {
+void ParameterShards::make_pieces(std::vector<Shard>& shards) const {
+  for (Shard& shard : shards) {
+    const bool whole = shard.plan.owner >= 0;
+    for (const ShardPiece& plan : pieces_of(shard.plan, sizes_, set_.size(), set_.rank())) {
       const torch::Tensor& parameter = parameters_[plan.parameter];
-      const bool whole = unit.plan.owner >= 0;
       shard.pieces.push_back(
           {.plan = plan,
            .group = group_of_[plan.parameter],
@@ -68,15 +66,13 @@ std::vector<ParameterShards::Shard> ParameterShards::make_shards(std::vector<Uni
            .tensor = whole ? parameter
                            : flat_part(parameter, plan.elements.begin, plan.elements.size())});
     }
-    shard.unit = std::move(unit);
   }
-  return shards;
 }
 
 /// The program may have given a parameter other memory, as Module::to() does.
 void ParameterShards::follow_parameters() {
   for (Shard& shard : shards_) {
-    for (Piece& piece : shard.pieces) {
+    for (OwnPiece& piece : shard.pieces) {
       if (piece.whole) continue;
       const torch::Tensor& parameter = parameters_[piece.plan.parameter];
       const ElementRange elements = piece.plan.elements;
@@ -114,7 +110,7 @@ std::vector<ParameterShards::Properties> ParameterShards::properties_of_paramete
 }
 
 void ParameterShards::lay_out(std::uint64_t version,
-                              const std::function<std::vector<Unit>()>& units) {
+                              const std::function<std::vector<Shard>()>& shards) {
   const torch::NoGradGuard no_grad;
   const bool first = shards_.empty();
   const bool moved = strides_changed();
@@ -124,18 +120,19 @@ void ParameterShards::lay_out(std::uint64_t version,
     return;
   }
   version_ = version;
-  std::vector<Unit> wanted = units();
+  std::vector<Shard> wanted = shards();
   if (!first) absorb_state();
   const std::vector<Properties> known = std::exchange(known_, properties_of_parameters());
   if (!first && !moved && laid_out_as(wanted)) {
     for (std::size_t i = 0; i < wanted.size(); ++i) {
-      shards_[i].unit.memory = std::move(wanted[i].memory);
-      for (Piece& piece : shards_[i].pieces) piece.gradient = torch::Tensor();
+      shards_[i].memory = std::move(wanted[i].memory);
+      for (OwnPiece& piece : shards_[i].pieces) piece.gradient = torch::Tensor();
     }
     follow_parameters();
     return add_first_states();
   }
-  const std::vector<Shard> former = std::exchange(shards_, make_shards(std::move(wanted)));
+  make_pieces(wanted);
+  const std::vector<Shard> former = std::exchange(shards_, std::move(wanted));
   if (first) {
     absorb_state();
   } else if (is_elementwise(optimizer_)) {
@@ -149,7 +146,7 @@ bool ParameterShards::absorb_state() {
   auto& given = optimizer_.state();
   if (given.empty()) return false;
   for (const Shard& shard : shards_) {
-    for (const Piece& piece : shard.pieces) {
+    for (const OwnPiece& piece : shard.pieces) {
       const auto found = given.find(parameters_[piece.plan.parameter].unsafeGetTensorImpl());
       if (found == given.end()) continue;
       states_[piece.tensor.unsafeGetTensorImpl()] =
@@ -162,7 +159,7 @@ bool ParameterShards::absorb_state() {
 
 void ParameterShards::add_first_states() {
   for (const Shard& shard : shards_) {
-    for (const Piece& piece : shard.pieces) {
+    for (const OwnPiece& piece : shard.pieces) {
       StatePtr& state = states_[piece.tensor.unsafeGetTensorImpl()];
       if (!state && is_elementwise(optimizer_))
         state = first_state(optimizer_.param_groups()[piece.group].options(), piece.tensor);
@@ -171,7 +168,7 @@ void ParameterShards::add_first_states() {
   }
 }
 
-ParameterShards::StatePtr ParameterShards::cut(const Piece& piece,
+ParameterShards::StatePtr ParameterShards::cut(const OwnPiece& piece,
                                                const ElementState& whole) const {
   ElementState own{.step = whole.step, .tensors = {}};
   for (const torch::Tensor& tensor : whole.tensors) {
@@ -193,7 +190,7 @@ void ParameterShards::move_state(const std::vector<Shard>& from,
   std::map<std::size_t, Header> own;
   std::map<std::size_t, std::vector<torch::Tensor>> parts;
   for (const Shard& shard : from) {
-    for (const Piece& piece : shard.pieces) {
+    for (const OwnPiece& piece : shard.pieces) {
       const auto found = states.find(piece.tensor.unsafeGetTensorImpl());
       if (found == states.end()) continue;
       const ElementState state = element_state_of(*found->second);
@@ -213,9 +210,9 @@ void ParameterShards::move_state(const std::vector<Shard>& from,
        allgather_object(own, {.name = scope_ + ".state_headers", .process_set = set_}))
     all.merge(headers);
 
-  std::map<std::size_t, const Piece*> wanted;
+  std::map<std::size_t, const OwnPiece*> wanted;
   for (const Shard& shard : shards_) {
-    for (const Piece& piece : shard.pieces) wanted[piece.plan.parameter] = &piece;
+    for (const OwnPiece& piece : shard.pieces) wanted[piece.plan.parameter] = &piece;
   }
   for (const auto& [p, header] : all) {
     ElementState whole{.step = header.first, .tensors = {}};
@@ -236,8 +233,9 @@ void ParameterShards::move_state(const std::vector<Shard>& from,
   }
 }
 
-/// Whether the gradient is where that of the last step was, in memory of the unit.
-bool ParameterShards::is_in_unit_memory(const Piece& piece, const torch::Tensor& gradient) const {
+/// Whether the gradient is where that of the last step was, in memory of the shard.
+bool ParameterShards::is_in_unit_memory(const OwnPiece& piece,
+                                        const torch::Tensor& gradient) const {
   return piece.gradient.defined() && gradient.layout() == torch::kStrided &&
          gradient.scalar_type() == piece.gradient.scalar_type() && !gradient.is_neg() &&
          !gradient.is_conj() && gradient.strides() == known_[piece.plan.parameter].elements &&
@@ -248,7 +246,7 @@ bool ParameterShards::is_in_unit_memory(const Piece& piece, const torch::Tensor&
 
 void ParameterShards::attach_gradients() {
   for (Shard& shard : shards_) {
-    for (Piece& piece : shard.pieces) {
+    for (OwnPiece& piece : shard.pieces) {
       if (piece.whole) continue;
       const torch::Tensor& parameter = parameters_[piece.plan.parameter];
       torch::Tensor& gradient = parameter.mutable_grad();
@@ -262,8 +260,8 @@ void ParameterShards::attach_gradients() {
       const torch::Tensor lying = lying_as(parameter, gradient);
       if (!lying.is_same(gradient)) gradient = lying;
       part = flat_part(gradient, piece.plan.elements.begin, piece.plan.elements.size());
-      // Other memory than the unit's must not outlive the gradient.
-      const torch::Tensor& memory = shard.unit.memory;
+      // Other memory than the shard's must not outlive the gradient.
+      const torch::Tensor& memory = shard.memory;
       if (memory.defined() && gradient.is_alias_of(memory)) piece.gradient = part;
     }
   }
@@ -275,7 +273,7 @@ std::vector<torch::Tensor> ParameterShards::gradients() {
   attach_gradients();
   std::vector<torch::Tensor> all;
   for (Shard& shard : shards_) {
-    for (Piece& piece : shard.pieces) {
+    for (OwnPiece& piece : shard.pieces) {
       torch::Tensor& gradient = piece.tensor.mutable_grad();
       if (!gradient.defined()) continue;
       // Entries with the same indices add up.
@@ -286,16 +284,16 @@ std::vector<torch::Tensor> ParameterShards::gradients() {
   return all;
 }
 
-/// The end of the units that one call of the optimizer updates. An optimizer that is not
+/// The end of the shards that one call of the optimizer updates. An optimizer that is not
 /// elementwise gets all units.
 std::size_t ParameterShards::end_of_stage(std::size_t begin) const {
   if (!is_elementwise(optimizer_)) return shards_.size();
   std::size_t bytes = 0;
   std::size_t end = begin;
   while (end < shards_.size() && bytes < kStage) {
-    const Unit& unit = shards_[end++].unit;
-    bytes += static_cast<std::size_t>(unit.plan.elements) *
-             parameters_[unit.plan.members.front()].element_size();
+    const ShardUnit& plan = shards_[end++].plan;
+    bytes +=
+        static_cast<std::size_t>(plan.elements) * parameters_[plan.members.front()].element_size();
   }
   return end;
 }
@@ -304,7 +302,7 @@ void ParameterShards::update(std::size_t begin, std::size_t end) {
   std::vector<std::vector<torch::Tensor>> by_group(optimizer_.param_groups().size());
   bool any = !is_elementwise(optimizer_);
   for (std::size_t s = begin; s < end; ++s) {
-    for (const Piece& piece : shards_[s].pieces) {
+    for (const OwnPiece& piece : shards_[s].pieces) {
       if (!piece.tensor.grad().defined()) continue;
       by_group[piece.group].push_back(piece.tensor);
       any = true;
@@ -317,19 +315,19 @@ void ParameterShards::update(std::size_t begin, std::size_t end) {
 
 /// Whether the unit is a single parameter without padding, which is gathered in its own memory.
 bool ParameterShards::gathered_in_place(const Shard& shard) const {
-  const ShardUnit& plan = shard.unit.plan;
+  const ShardUnit& plan = shard.plan;
   return plan.members.size() == 1 && plan.elements == sizes_[plan.members.front()] &&
          parameters_[plan.members.front()].is_non_overlapping_and_dense();
 }
 
 /// The unit's elements; this rank's are up to date.
 torch::Tensor ParameterShards::pack(const Shard& shard) const {
-  const torch::Tensor& like = parameters_[shard.unit.plan.members.front()];
+  const torch::Tensor& like = parameters_[shard.plan.members.front()];
   if (gathered_in_place(shard)) return flat(like);
-  torch::Tensor elements = shard.unit.memory;
+  torch::Tensor elements = shard.memory;
   if (!elements.defined())
-    elements = torch::empty({shard.unit.plan.elements}, like.options().requires_grad(false));
-  for (const Piece& piece : shard.pieces) {
+    elements = torch::empty({shard.plan.elements}, like.options().requires_grad(false));
+  for (const OwnPiece& piece : shard.pieces) {
     const std::int64_t size = piece.plan.elements.size();
     if (piece.whole) {
       elements.narrow(0, piece.plan.place, size).copy_(piece.tensor.detach().reshape({-1}));
@@ -341,7 +339,7 @@ torch::Tensor ParameterShards::pack(const Shard& shard) const {
 }
 
 Submission ParameterShards::submission_of(const Gathering& gathering) const {
-  const ShardUnit& plan = shards_[gathering.shard].unit.plan;
+  const ShardUnit& plan = shards_[gathering.shard].plan;
   const ElementRange own = range_of(plan, set_.size(), set_.rank());
   const torch::Tensor& elements = gathering.elements;
   Submission submission;
@@ -362,7 +360,7 @@ Submission ParameterShards::submission_of(const Gathering& gathering) const {
     return output;
   };
   submission.keep_alive = keep_alive({elements});
-  const bool in_bucket = shards_[gathering.shard].unit.memory.defined();
+  const bool in_bucket = shards_[gathering.shard].memory.defined();
   submission.alone = elements.nbytes() >= (in_bucket ? kWorthACallOfItsOwn : kLargeOnOneHost);
   return submission;
 }
@@ -373,7 +371,7 @@ void ParameterShards::gather(std::size_t begin, std::size_t end, Progress progre
   const std::size_t before = under_way.size();
   for (std::size_t s = begin; s < end; ++s) {
     const Shard& shard = shards_[s];
-    if (shard.unit.frozen || shard.unit.plan.elements == 0) continue;
+    if (shard.frozen || shard.plan.elements == 0) continue;
     under_way.push_back({.shard = s, .elements = pack(shard)});
     submissions.push_back(submission_of(under_way.back()));
   }
@@ -386,7 +384,7 @@ void ParameterShards::gather(std::size_t begin, std::size_t end, Progress progre
 
 void ParameterShards::unpack(const Gathering& gathering) const {
   const Shard& shard = shards_[gathering.shard];
-  const ShardUnit& plan = shard.unit.plan;
+  const ShardUnit& plan = shard.plan;
   const ElementRange own = range_of(plan, set_.size(), set_.rank());
   for (std::size_t m = 0; m < plan.members.size(); ++m) {
     const torch::Tensor& parameter = parameters_[plan.members[m]];
@@ -453,7 +451,8 @@ void ParameterShards::encode(ObjectWriter& writer) {
     for (std::size_t p = 0; whole && own && p < parameters_.size(); ++p)
       by_group[group_of_[p]].push_back(p);
     for (const Shard& shard : shards_) {
-      for (const Piece& piece : shard.pieces) by_group[piece.group].push_back(piece.plan.parameter);
+      for (const OwnPiece& piece : shard.pieces)
+        by_group[piece.group].push_back(piece.plan.parameter);
     }
     States all;
     if (!whole) return encode_owned(writer, optimizer_, by_group, states_);
@@ -479,7 +478,7 @@ void ParameterShards::encode(ObjectWriter& writer) {
       add(p, {0, sizes_[p]}, /*cut=*/false, element_state_of(*found->second));
   }
   for (const Shard& shard : shards_) {
-    for (const Piece& piece : shard.pieces) {
+    for (const OwnPiece& piece : shard.pieces) {
       const auto found = states_.find(piece.tensor.unsafeGetTensorImpl());
       if (found != states_.end())
         add(piece.plan.parameter, piece.plan.elements, !piece.whole,
@@ -502,7 +501,7 @@ void ParameterShards::with_whole_state(const std::function<void()>& use) {
   if (shards_.empty()) return use();
   States all = gather_state();
   optimizer_.state().swap(all);
-  const auto take_back = c10::make_scope_exit([&] { optimizer_.state().swap(all); });
+  const auto give_back = c10::make_scope_exit([&] { optimizer_.state().swap(all); });
   use();
 }
 

@@ -28,14 +28,23 @@ namespace hvd::libtorch {
 /// has its parameters, and no state.
 class ParameterShards {
  public:
+  /// Some elements of a parameter that this rank updates.
+  struct OwnPiece {
+    ShardPiece plan;
+    std::size_t group = 0;
+    bool whole = false;  ///< `tensor` is the parameter
+    torch::Tensor tensor;
+    torch::Tensor gradient = {};  ///< gradient of `tensor`, in the shard's memory
+  };
   /// Parameters that are distributed together, and the memory in which they are gathered.
-  struct Unit {
+  struct Shard {
     ShardUnit plan;
     /// Memory for plan.elements elements that is free during step(). Undefined: a unit of one
     /// parameter is gathered in place, and others get memory in each step.
     torch::Tensor memory = {};
     /// Not trained at present: only the state is distributed.
     bool frozen = false;
+    std::vector<OwnPiece> pieces = {};  ///< made by lay_out()
   };
 
   /// @param parameters all of the optimizer, in its order, each once
@@ -44,13 +53,13 @@ class ParameterShards {
 
   const std::vector<torch::Tensor>& parameters() const noexcept { return parameters_; }
 
-  /// Distributes the parameters as the units say, which are the same on all ranks, and moves their
-  /// state, unless the units are those of the last call. Collective. Also takes over state that the
-  /// user has loaded into the optimizer, for whole parameters, on every rank.
-  /// @param version identifies the units, apart from frozen parameters
-  /// @param units is called only if the version, the strides of a parameter or the set of frozen
+  /// Distributes the parameters over these shards, which are the same on all ranks, and moves their
+  /// state, unless the shards are those of the last call. Collective. Also uses state that the user
+  /// has loaded into the optimizer, for whole parameters, on every rank.
+  /// @param version identifies the shards, apart from frozen parameters
+  /// @param shards is called only if the version, the strides of a parameter or the set of frozen
   /// parameters has changed
-  void lay_out(std::uint64_t version, const std::function<std::vector<Unit>()>& units);
+  void lay_out(std::uint64_t version, const std::function<std::vector<Shard>()>& shards);
   /// Whether the strides of a parameter have changed since the last lay_out().
   bool strides_changed() const;
   /// The defined gradients of the pieces, in the memory of the parameters' gradients.
@@ -77,23 +86,12 @@ class ParameterShards {
   using StatePtr = std::unique_ptr<torch::optim::OptimizerParamState>;
   using States = ska::flat_hash_map<void*, StatePtr>;
 
-  struct Piece {
-    ShardPiece plan;
-    std::size_t group = 0;
-    bool whole = false;  ///< `tensor` is the parameter
-    torch::Tensor tensor;
-    torch::Tensor gradient = {};  ///< gradient of `tensor`, in the unit's memory
-  };
   /// Properties of a parameter when it was distributed.
   struct Properties {
     std::vector<std::int64_t> strides;   ///< its own
     std::vector<std::int64_t> elements;  ///< the strides that give the order of its elements
     bool active = false;
     friend bool operator==(const Properties&, const Properties&) = default;
-  };
-  struct Shard {
-    Unit unit;
-    std::vector<Piece> pieces;  ///< this rank's
   };
   /// The elements of a unit that are being gathered.
   struct Gathering {
@@ -104,19 +102,19 @@ class ParameterShards {
   };
 
   void index_parameters();
-  bool laid_out_as(const std::vector<Unit>& units) const;
+  bool laid_out_as(const std::vector<Shard>& wanted) const;
   bool activity_changed() const;
   std::vector<Properties> properties_of_parameters() const;
-  std::vector<Shard> make_shards(std::vector<Unit> units) const;
+  void make_pieces(std::vector<Shard>& shards) const;
   void follow_parameters();
   bool absorb_state();
   States gather_state();
   void add_first_states();
   void move_state(const std::vector<Shard>& from, const std::vector<Properties>& known,
                   States states);
-  StatePtr cut(const Piece& piece, const ElementState& whole) const;
+  StatePtr cut(const OwnPiece& piece, const ElementState& whole) const;
 
-  bool is_in_unit_memory(const Piece& piece, const torch::Tensor& gradient) const;
+  bool is_in_unit_memory(const OwnPiece& piece, const torch::Tensor& gradient) const;
   void attach_gradients();
   std::size_t end_of_stage(std::size_t begin) const;
   void update(std::size_t begin, std::size_t end);
@@ -135,7 +133,7 @@ class ParameterShards {
   std::vector<std::size_t> group_of_;  ///< by parameter
   std::vector<std::int64_t> sizes_;    ///< by parameter, in elements
   std::vector<Properties> known_;      ///< by parameter
-  std::uint64_t version_ = 0;          ///< version of the units
+  std::uint64_t version_ = 0;          ///< version of the shards
   std::vector<Shard> shards_;
   States states_;  ///< keyed by the pieces' tensors
 };

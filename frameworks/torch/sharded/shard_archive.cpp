@@ -9,7 +9,6 @@
 
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/object.h"
-#include "operations/archive.h"
 #include "sharded/element_state.h"
 
 namespace hvd::libtorch {
@@ -193,12 +192,8 @@ void encode_owned(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
                   const std::vector<std::vector<std::size_t>>& by_group, OptimizerStates& states) {
   ObjectCodec<Owned::first_type>::write(writer, by_group);
   std::vector<std::vector<torch::Tensor>> owned = tensors_at(by_group, parameters_of(optimizer));
-  writer.string([&] {
-    const Substitution substitution(optimizer, owned, states);
-    torch::serialize::OutputArchive archive;
-    optimizer.save(archive);
-    append(writer, archive);
-  });
+  const Substitution substitution(optimizer, owned, states);
+  write_archive(writer, [&](torch::serialize::OutputArchive& archive) { optimizer.save(archive); });
 }
 
 std::function<OptimizerStates()> join_parts(torch::optim::Optimizer& optimizer,

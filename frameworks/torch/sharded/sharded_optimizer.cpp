@@ -18,9 +18,9 @@
 #include "hvd/torch/operations.h"
 #include "operations/agreement.h"
 #include "optimizer/live_optimizers.h"
+#include "optimizer/optimizer_wrapper.h"
 #include "optimizer/parameter_groups.h"
 #include "optimizer/unscaler.h"
-#include "optimizer/wrapper_setup.h"
 #include "reducer/gradient_reducer.h"
 #include "sharded/element_state.h"
 #include "sharded/parameter_shards.h"
@@ -35,7 +35,7 @@ using libtorch::locked;
 using libtorch::ParameterShards;
 using libtorch::ReducedParameter;
 using torch::optim::Optimizer;
-using Units = std::vector<ParameterShards::Unit>;
+using Shards = std::vector<ParameterShards::Shard>;
 
 constexpr const char* kSharded = "ShardedOptimizer";
 
@@ -125,32 +125,33 @@ void refuse_other_strides(const GradientReducer& reducer) {
   }
 }
 
-/// The units of gradients: a bucket is distributed as it is scattered, other parameters one by one.
-Units units_of(const GradientReducer& reducer, bool elementwise, int ranks) {
+/// A shard for each unit of gradients: a bucket is distributed as it is scattered, other parameters
+/// one by one.
+Shards shards_of(const GradientReducer& reducer, bool elementwise, int ranks) {
   const std::vector<ReducedParameter>& parameters = reducer.parameters();
   std::vector<std::size_t> bytes;
   for (const ReducedParameter& parameter : parameters) bytes.push_back(parameter.tensor().nbytes());
   const std::vector<int> owners = libtorch::assign_owners(bytes, ranks);
-  Units units;
+  Shards shards;
   for (const libtorch::GradientUnit& unit : reducer.units().all()) {
     if (unit.bucket && elementwise) {
       const auto first = unit.bucket->first();
-      units.push_back({.plan = {.members = unit.members,
-                                .first = {first.begin(), first.end()},
-                                .elements = unit.bucket->elements()},
-                       .memory = unit.bucket->flat()});
+      shards.push_back({.plan = {.members = unit.members,
+                                 .first = {first.begin(), first.end()},
+                                 .elements = unit.bucket->elements()},
+                        .memory = unit.bucket->flat()});
       continue;
     }
     for (const std::size_t p : unit.members) {
       const bool cut = elementwise && is_divisible(parameters[p]);
-      units.push_back({.plan = {.members = {p},
-                                .first = {0},
-                                .elements = parameters[p].tensor().numel(),
-                                .owner = cut ? -1 : owners[p]},
-                       .frozen = !parameters[p].active()});
+      shards.push_back({.plan = {.members = {p},
+                                 .first = {0},
+                                 .elements = parameters[p].tensor().numel(),
+                                 .owner = cut ? -1 : owners[p]},
+                        .frozen = !parameters[p].active()});
     }
   }
-  return units;
+  return shards;
 }
 
 }  // namespace
@@ -238,7 +239,7 @@ void ShardedOptimizer::lay_out() {
   const auto version =
       locked(*reducer_, [](const GradientReducer& reducer) { return reducer.units().version(); });
   shards_->lay_out(version, [this] {
-    return locked(*reducer_, units_of, libtorch::is_elementwise(optimizer_),
+    return locked(*reducer_, shards_of, libtorch::is_elementwise(optimizer_),
                   options_.process_set.size());
   });
 }

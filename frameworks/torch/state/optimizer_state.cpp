@@ -9,7 +9,6 @@
 
 #include "hvd/error.h"
 #include "hvd/torch/distributed_optimizer.h"
-#include "operations/archive.h"
 #include "optimizer/live_optimizers.h"
 #include "sharded/element_state.h"
 #include "tensors/tensor_adapter.h"

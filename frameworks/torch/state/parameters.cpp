@@ -42,7 +42,7 @@ void wait_for(const std::vector<Operation>& operations) {
 
 void broadcast_tensors(const std::string& group, const NamedParameters& tensors, int root_rank,
                        const ProcessSet& process_set) {
-  std::vector<libtorch::Task> tasks;
+  std::vector<libtorch::OperationTask> tasks;
   for (const auto& item : tensors) {
     if (!item.value().defined()) continue;
     const std::string name = group + "." + item.key();
@@ -51,7 +51,7 @@ void broadcast_tensors(const std::string& group, const NamedParameters& tensors,
     const torch::Tensor target = item.value();
     const torch::Tensor wire = libtorch::packed(target);
     libtorch::mark_written(target);
-    libtorch::Task task;
+    libtorch::OperationTask task;
     Submission& submission = task.submission;
     submission.name = name;
     submission.parameters = Broadcast{root_rank};

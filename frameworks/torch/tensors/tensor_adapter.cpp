@@ -152,7 +152,7 @@ std::shared_ptr<const void> keep_alive(std::vector<torch::Tensor> tensors) {
   return std::make_shared<const std::vector<torch::Tensor>>(std::move(tensors));
 }
 
-Handle start(Task task, Progress progress) {
+Handle start(OperationTask task, Progress progress) {
   std::vector<Submission> submissions;
   submissions.push_back(std::move(task.submission));
   return start(std::move(submissions), {std::move(task.finish)}, progress);
@@ -174,12 +174,12 @@ void make_group(const std::string& name, std::span<Submission> members) {
   }
 }
 
-Handle start_group(const std::string& name, std::vector<Task> tasks, Progress progress) {
+Handle start_group(const std::string& name, std::vector<OperationTask> tasks, Progress progress) {
   std::vector<Submission> submissions;
   std::vector<std::function<torch::Tensor()>> finish;
   submissions.reserve(tasks.size());
   finish.reserve(tasks.size());
-  for (Task& task : tasks) {
+  for (OperationTask& task : tasks) {
     submissions.push_back(std::move(task.submission));
     finish.push_back(std::move(task.finish));
   }

@@ -70,14 +70,14 @@ void mark_written(const torch::Tensor&);
 std::shared_ptr<const void> keep_alive(std::vector<torch::Tensor>);
 
 /// A submission, and the function that the waiter runs when it has succeeded.
-struct Task {
+struct OperationTask {
   Submission submission = {};
   std::function<torch::Tensor()> finish = {};
 };
 
 /// Submits the task. On a GPU the operation begins after the work in the caller's current stream.
 /// @param progress kCaller: the caller waits immediately @throws as submit()
-Handle start(Task, Progress);
+Handle start(OperationTask, Progress);
 /// Submits all operations; if one is refused, no operation is submitted. The results of the handle
 /// are those of the `finish` functions, which run when all have succeeded.
 Handle start(std::vector<Submission>, std::vector<std::function<torch::Tensor()>> finish, Progress);
@@ -86,7 +86,7 @@ Handle start(std::vector<Submission>, std::vector<std::function<torch::Tensor()>
 void make_group(const std::string& name, std::span<Submission> members);
 /// Submits all tasks as one group; if one is refused, no task is submitted. Without tasks the
 /// handle is done.
-Handle start_group(const std::string& name, std::vector<Task>, Progress);
+Handle start_group(const std::string& name, std::vector<OperationTask>, Progress);
 
 /// The shared state of a Handle's copies. Thread-safe.
 class PendingResult {

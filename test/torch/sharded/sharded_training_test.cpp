@@ -257,7 +257,7 @@ TEST(ParameterShards, ArePlannedOnlyWhenAParameterOrAUnitHasChanged) {
   const auto plans_after = [&](std::uint64_t version) {
     shards.lay_out(version, [&] {
       ++plans;
-      std::vector<libtorch::ParameterShards::Unit> units;
+      std::vector<libtorch::ParameterShards::Shard> units;
       for (std::size_t p = 0; p < parameters.size(); ++p)
         units.push_back({.plan = {.members = {p}, .first = {0}, .elements = parameters[p].numel()},
                          .frozen = !parameters[p].requires_grad()});

@@ -169,6 +169,8 @@ template <class T>
 concept PlainStruct = std::is_aggregate_v<T> && std::is_class_v<T> && !kBitwise<T> &&
                       !IsStdArray<T>::value && !HasObjectTraits<T> && !Archived<T>;
 
+/// Appends the bytes of an archive, without a copy of its tensors.
+void append(ObjectWriter& writer, torch::serialize::OutputArchive& archive);
 void write_archive(ObjectWriter& writer,
                    const std::function<void(torch::serialize::OutputArchive&)>& save);
 void read_archive(ObjectReader& reader,

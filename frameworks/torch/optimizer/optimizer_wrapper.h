@@ -11,7 +11,6 @@
 
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/parameters.h"
-#include "reducer/gradient_reduction.h"
 #include "reducer/reduced_parameter.h"
 
 namespace hvd::libtorch {
