@@ -204,6 +204,21 @@ TEST_F(CudaOptimizer, ParametersThatDifferAreNoticedAStepLater) {
   EXPECT_TRUE(contains(message, "'fc2.weight' differs on")) << message;
 }
 
+TEST_F(CudaOptimizer, ARankWithoutMemoryForItsFingerprintsLeavesNoRankWaiting) {
+  if (size() == 1) GTEST_SKIP() << "parameters are not compared";
+  for (const int layers : {3, 20}) {
+    ManyLayers training(layers, true, {.check_every = 1});
+    for (int step = 0; step < 4; ++step) training.step();
+    // More than a step needs without the check. The message of 20 layers does not fit either.
+    if (rank() == size() - 1) refuse_fake_memory_from(129);
+    const std::string message = layers == 3 ? (training.step(), "")
+                                            : message_of<DivergedError>([&] { training.step(); });
+    refuse_fake_memory_from(0);
+    EXPECT_EQ(contains(message, "could not be found out"), layers == 20) << message;
+    if (layers == 3) training.step();
+  }
+}
+
 TEST_F(CudaOptimizer, GradientsStayWhereAutogradHasPutThem) {
   ManyLayers training(8);
   std::vector<void*> places;

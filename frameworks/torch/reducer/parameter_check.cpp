@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <tuple>
 #include <utility>
 
 #include "base/text.h"
@@ -28,6 +29,19 @@ torch::Tensor host_memory_for(const torch::Tensor& on_gpu) {
     return torch::empty(on_gpu.sizes(), on_host.pinned_memory(true));
   } catch (const c10::Error&) {
     return torch::empty(on_gpu.sizes(), on_host);
+  }
+}
+
+/// The values and the message of a rank without memory for its fingerprints, for which the other
+/// ranks wait. The rank does not contribute to the maximum. If even these few bytes are missing on
+/// the GPU, the message is on the host, and every rank gets a MismatchError.
+std::pair<torch::Tensor, torch::Tensor> without_values(std::int64_t count, torch::Device gpu) {
+  const auto on_host = torch::TensorOptions(torch::kInt64);
+  try {
+    return {torch::full({count}, kNoValue, on_host.device(gpu)),
+            torch::full({2 * count}, kNoValue, on_host.device(gpu))};
+  } catch (const c10::OutOfMemoryError&) {
+    return {torch::full({count}, kNoValue, on_host), torch::full({2 * count}, kNoValue, on_host)};
   }
 }
 
@@ -157,15 +171,13 @@ void ParameterCheck::exchange_on_host() {
 
 void ParameterCheck::exchange_on_gpu(const std::vector<torch::Tensor>& on_gpu) {
   const torch::Device gpu = on_gpu.front().device();
-  const torch::Tensor others = torch::tensor(values_, torch::kInt64).to(gpu, /*non_blocking=*/true);
   try {
+    const torch::Tensor others = torch::tensor(values_, torch::kInt64).to(gpu, true);
     gpu_values_ = torch::cat({others, gpu_projections(on_gpu)});
     message_ = torch::cat({gpu_values_, gpu_values_.bitwise_not()});
   } catch (const c10::OutOfMemoryError&) {
-    // The other ranks wait for this one, which does not contribute to the maximum.
-    const auto count = static_cast<std::int64_t>(compared_.size() + 1);
-    gpu_values_ = torch::full({count}, kNoValue, others.options());
-    message_ = torch::cat({gpu_values_, gpu_values_});
+    std::tie(gpu_values_, message_) =
+        without_values(static_cast<std::int64_t>(compared_.size() + 1), gpu);
   }
   const GradientReduction largest{.op = ReduceOp::kMax, .process_set = set_};
   submission_ = reduction_in_place(scope_ + ".check", largest, message_);
