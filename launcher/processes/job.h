@@ -17,9 +17,15 @@
 #include "reports/file_writer.h"
 #include "reports/outcome.h"
 #include "reports/rank_output.h"
+#include "reports/report.h"
 #include "reports/report_server.h"
 
 namespace hvd::launcher {
+
+/// The start order of each rank once all are connected: the address of rank 0, and the layout of
+/// the ranks on the hosts. Pure. Hosts are distinguished by their names.
+/// @param hellos of all ranks, in their order
+std::vector<StartOrder> plan_starts(const std::vector<Hello>& hellos);
 
 /// One run of a program, from start to the last message. Not thread-safe: one thread, one poll
 /// loop.

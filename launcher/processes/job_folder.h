@@ -37,4 +37,24 @@ void remove_abandoned(const std::filesystem::path& parent, std::string_view pref
 /// those that no process maps and that are older than any start takes. (hvd removes its own.)
 void remove_stale_segments(const std::filesystem::path& shm);
 
+/// A new, empty folder in TMPDIR, removed with its content at the end. It is locked by this process
+/// and its children, so that remove_abandoned() of job_folder.h finds a folder that a killed hvdrun
+/// left. Not thread-safe.
+class TemporaryFolder {
+ public:
+  static constexpr const char* kPrefix = "hvdrun.";
+  static std::filesystem::path parent();
+
+  /// @throws LaunchError (kInternal).
+  TemporaryFolder();
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+  ~TemporaryFolder();
+  const std::filesystem::path& path() const noexcept { return path_; }
+
+ private:
+  std::filesystem::path path_;
+  UniqueFd lock_;
+};
+
 }  // namespace hvd::launcher

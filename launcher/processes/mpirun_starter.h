@@ -6,10 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "processes/job_folder.h"
 #include "processes/job_starter.h"
 #include "reports/mpirun_log.h"
 #include "system/process.h"
-#include "system/temporary_folder.h"
 #include "system/unique_fd.h"
 
 namespace hvd::launcher {

@@ -9,8 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "reports/meeting_socket.h"
-#include "reports/notice_socket.h"
+#include "reports/program_sockets.h"
 #include "reports/report.h"
 #include "system/process.h"
 #include "system/unique_fd.h"

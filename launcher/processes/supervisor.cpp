@@ -17,7 +17,7 @@
 #include "processes/core_share.h"
 #include "processes/job_folder.h"
 #include "processes/rank_supervisor.h"
-#include "reports/meeting_socket.h"
+#include "reports/program_sockets.h"
 #include "reports/report.h"
 #include "system/error.h"
 #include "system/process.h"

@@ -16,8 +16,8 @@
 #include "command/controller.h"
 #include "hvdrun_process.h"
 #include "processes/core_share.h"
+#include "processes/job_folder.h"
 #include "system/process.h"
-#include "system/temporary_folder.h"
 
 namespace hvd::launcher::test {
 namespace {

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "system/temporary_folder.h"
+#include "processes/job_folder.h"
 #include "system/unique_fd.h"
 
 namespace hvd::launcher::test {

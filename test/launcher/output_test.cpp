@@ -17,8 +17,8 @@
 #include "base/cpu_quota.h"
 #include "hvdrun_process.h"
 #include "processes/core_share.h"
+#include "processes/job_folder.h"
 #include "reports/rank_output.h"
-#include "system/temporary_folder.h"
 
 namespace hvd::launcher::test {
 namespace {

@@ -11,8 +11,6 @@
 #include <fstream>
 #include <string>
 
-#include "system/temporary_folder.h"
-
 namespace hvd::launcher {
 namespace {
 

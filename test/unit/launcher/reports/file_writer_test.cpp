@@ -10,7 +10,7 @@
 #include <iterator>
 #include <thread>
 
-#include "system/temporary_folder.h"
+#include "processes/job_folder.h"
 #include "system/unique_fd.h"
 
 namespace hvd::launcher {

@@ -1,4 +1,4 @@
-#include "processes/input_pump.h"
+#include "processes/direct_starter.h"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>

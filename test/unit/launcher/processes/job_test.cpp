@@ -1,4 +1,4 @@
-#include "processes/start_plan.h"
+#include "processes/job.h"
 
 #include <gtest/gtest.h>
 

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -13,6 +14,26 @@
 #include "system/unique_fd.h"
 
 namespace hvd::launcher {
+
+/// Receives the notices of a supervisor's program: a datagram socket in the abstract namespace,
+/// which needs no file and ends with the supervisor. Notices of other users' processes are ignored.
+/// Not thread-safe.
+class NoticeSocket {
+ public:
+  /// If the socket cannot be made, `fd()` is -1 and hvdrun receives no notices.
+  NoticeSocket();
+  int fd() const noexcept { return fd_.get(); }
+  const std::string& name() const noexcept { return name_; }
+  /// The next one that has arrived. Does not wait.
+  std::optional<Notice> next();
+
+ private:
+  UniqueFd fd_;
+  std::string name_;
+};
+
+/// Parses "KIND TIME_NS CODE ABOUT", a newline, the text. Empty if the message is malformed.
+std::optional<Notice> parse_notice(std::string_view datagram);
 
 /// A stream socket in the abstract namespace, through which the processes of a rank exchange
 /// rendezvous frames with hvdrun. The supervisor passes the bytes on in both directions without

@@ -1,4 +1,4 @@
-#include "reports/meeting_socket.h"
+#include "reports/program_sockets.h"
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
