@@ -4,13 +4,11 @@
 #include <elf.h>
 #include <fcntl.h>
 #include <link.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <bit>
-#include <cerrno>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -54,9 +52,9 @@ std::optional<Controller> parse_controller(std::string_view text) {
 }
 
 ControllerChoice choose_controller(Controller asked, const ControllerFacts& facts) {
-  if (asked != Controller::kAuto) return {asked, "--controller says so"};
+  if (asked != Controller::kAuto) return {asked, "--controller is given"};
   if (!facts.batch_system.empty())
-    return {Controller::kMpi, facts.batch_system + " shows an allocation, which mpirun knows"};
+    return {Controller::kMpi, facts.batch_system + " shows an allocation; mpirun gets its hosts"};
   if (facts.mpi_args) return {Controller::kMpi, "--mpi-args is given"};
   if (facts.names_mpirun) return {Controller::kMpi, "HVD_MPIRUN names an mpirun"};
   if (!facts.needs_mpi.empty()) return {Controller::kMpi, facts.needs_mpi};
@@ -88,10 +86,7 @@ bool finds_ucx() {
     for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(nowhere, fd);
     ::_exit(::dlopen(kUcxLibrary, RTLD_LAZY | RTLD_LOCAL) != nullptr ? 0 : 1);
   }
-  int status = 0;
-  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
-  }
-  return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  return wait_for(child).code == 0;
 }
 
 namespace {
@@ -105,9 +100,9 @@ constexpr std::size_t kMostEntries = 16'384;
 constexpr std::size_t kMostLetters = 256;
 
 using Segment = ElfW(Phdr);
-using Entry = ElfW(Dyn);
+using DynamicEntry = ElfW(Dyn);
 
-/// Whether the file has all of that there.
+/// Fills `room` from the file. False if the file has too few bytes.
 bool read_at(int file, std::uint64_t offset, std::span<std::byte> room) {
   const ssize_t got = ::pread(file, room.data(), room.size(), static_cast<off_t>(offset));
   return got >= 0 && static_cast<std::size_t>(got) == room.size();
@@ -124,11 +119,12 @@ std::vector<Segment> read_segments(int file) {
   return segments;
 }
 
-std::vector<Entry> read_entries(int file, const Segment& dynamic) {
-  std::vector<Entry> entries(std::min<std::size_t>(dynamic.p_filesz / sizeof(Entry), kMostEntries));
+std::vector<DynamicEntry> read_entries(int file, const Segment& dynamic) {
+  std::vector<DynamicEntry> entries(
+      std::min<std::size_t>(dynamic.p_filesz / sizeof(DynamicEntry), kMostEntries));
   if (!read_at(file, dynamic.p_offset, std::as_writable_bytes(std::span(entries)))) return {};
   entries.erase(std::find_if(entries.begin(), entries.end(),
-                             [](const Entry& entry) { return entry.d_tag == DT_NULL; }),
+                             [](const DynamicEntry& entry) { return entry.d_tag == DT_NULL; }),
                 entries.end());
   return entries;
 }
@@ -160,14 +156,15 @@ std::vector<std::string> needed_libraries(const std::string& path) {
     return segment.p_type == PT_DYNAMIC;
   });
   if (dynamic == segments.end()) return {};
-  const std::vector<Entry> entries = read_entries(file.get(), *dynamic);
-  const auto names = std::find_if(entries.begin(), entries.end(),
-                                  [](const Entry& entry) { return entry.d_tag == DT_STRTAB; });
+  const std::vector<DynamicEntry> entries = read_entries(file.get(), *dynamic);
+  const auto names = std::find_if(entries.begin(), entries.end(), [](const DynamicEntry& entry) {
+    return entry.d_tag == DT_STRTAB;
+  });
   if (names == entries.end()) return {};
   const auto begin = offset_of(names->d_un.d_ptr, segments);
   if (!begin) return {};
   std::vector<std::string> libraries;
-  for (const Entry& entry : entries) {
+  for (const DynamicEntry& entry : entries) {
     if (entry.d_tag == DT_NEEDED)
       libraries.push_back(read_name(file.get(), *begin + entry.d_un.d_val));
   }

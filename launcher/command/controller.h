@@ -45,9 +45,9 @@ std::string program_that_needs_mpi(const std::vector<std::string>& command);
 /// because loading UCX has side effects.
 bool finds_ucx();
 
-/// The shared libraries that an ELF program of this machine's kind names itself (DT_NEEDED), not
-/// those that they need in turn. Empty for everything else: a script, a program without shared
-/// libraries, a file that cannot be read or is not as it should be. Some microseconds; thread-safe.
+/// The shared libraries that an ELF program of this architecture names (DT_NEEDED), without those
+/// that they need in turn. Empty for a script, a program without shared libraries, and a file that
+/// is malformed or cannot be read. Takes some microseconds; thread-safe.
 std::vector<std::string> needed_libraries(const std::string& path);
 
 }  // namespace hvd::launcher

@@ -72,15 +72,15 @@ std::optional<Host> parse_hostfile_line(std::string_view line) {
 
 }  // namespace
 
-std::vector<Host> parse_host_list(std::string_view text) {
+std::vector<Host> parse_host_list(std::string_view list) {
   std::vector<Host> hosts;
-  for (const std::string& part : split(text, ',')) {
+  for (const std::string_view part : split_text(list, ',')) {
     const auto host = parse_host(trim(part));
     if (!host) {
       throw LaunchError(
           ExitCode::kUsage,
-          "-H: expected HOST or HOST:SLOTS separated by commas, as in h1:2,h2:2; got '" + part +
-              "' in '" + std::string(text) + "'");
+          text("-H: expected HOST or HOST:SLOTS separated by commas, as in h1:2,h2:2; got '", part,
+               "' in '", list, "'"));
     }
     add_host(hosts, *host);
   }
@@ -90,9 +90,9 @@ std::vector<Host> parse_host_list(std::string_view text) {
 std::vector<Host> parse_hostfile(std::string_view content, std::string_view file) {
   std::vector<Host> hosts;
   int number = 0;
-  for (const std::string& raw : split(content, '\n')) {
+  for (const std::string_view raw : split_text(content, '\n')) {
     ++number;
-    const std::string_view line = trim(std::string_view(raw).substr(0, raw.find('#')));
+    const std::string_view line = trim(raw.substr(0, raw.find('#')));
     if (line.empty()) continue;
     const auto host = parse_hostfile_line(line);
     if (!host) {
@@ -106,7 +106,7 @@ std::vector<Host> parse_hostfile(std::string_view content, std::string_view file
   if (hosts.empty()) {
     throw LaunchError(
         ExitCode::kUsage,
-        "hostfile " + std::string(file) + ": expected at least one line 'HOST slots=N'; got none");
+        text("hostfile ", file, ": expected at least one line 'HOST slots=N'; got none"));
   }
   return hosts;
 }
@@ -116,8 +116,8 @@ std::vector<Host> read_hostfile(const std::string& file) {
   if (!stream.is_open()) {
     throw LaunchError(
         ExitCode::kUsage,
-        "hostfile " + file +
-            ": expected a readable file with lines 'HOST slots=N'; got: " + std::strerror(errno));
+        text("hostfile ", file,
+             ": expected a readable file with lines 'HOST slots=N'; got: ", std::strerror(errno)));
   }
   std::ostringstream content;
   content << stream.rdbuf();
@@ -131,7 +131,7 @@ int total_slots(const std::vector<Host>& hosts) {
 
 std::string format_hosts(const std::vector<Host>& hosts) {
   std::vector<std::string> parts;
-  for (const Host& host : hosts) parts.push_back(host.name + ":" + std::to_string(host.slots));
+  for (const Host& host : hosts) parts.push_back(text(host.name, ":", host.slots));
   return join_text(parts, ",");
 }
 

@@ -1,23 +1,43 @@
 #pragma once
 
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "command/controller.h"
-#include "command/mpirun_command.h"
+#include "command/hosts.h"
 #include "command/options.h"
+#include "command/rank_environment.h"
 
 namespace hvd::launcher {
 
-/// The launch that the options, this machine and this environment ask for.
+/// The launch that the options, this machine and this environment determine: the input of every
+/// starter of ranks.
 struct LaunchPlan {
-  LaunchSpec spec;
-  std::string hostname;  ///< of this machine
+  std::string mpirun = "mpirun";
+  int np = 1;
+  /// Empty: this machine, or the hosts that the batch system has allotted.
+  std::vector<Host> hosts;
+  std::string hostname;    ///< of this machine
+  bool local_only = true;  ///< no rank runs on another machine
+  bool managed = false;    ///< a batch system (Slurm, PBS, LSF) decides which slots there are
   ControllerChoice controller;
+  Bind bind = Bind::kAuto;
+  std::vector<std::pair<std::string, std::string>> variables;  ///< to be set for the ranks
+  std::vector<std::string> exports;                            ///< names given by -x
+  std::vector<std::string> mpi_args;
+  std::vector<std::string> remote_shell;  ///< HOST and COMMAND follow; empty: mpirun's own
+  std::string hvdrun;                     ///< path of this executable, on every host
+  std::vector<std::string> program;
+  bool as_root = false;
+  std::string session_folder;  ///< for mpirun's files on this machine; empty: its own default
+  int silence_limit_s = 0;     ///< after which a host counts as lost; 0: mpirun's default
+  std::vector<std::string> environment;  ///< hvdrun's own, NAME=value
 };
 
 /// @throws LaunchError when the program is not there (checked where a rank runs on this machine),
 /// or a variable of -x is unset.
-LaunchPlan make_launch_plan(const Options& options);
+LaunchPlan make_launch_plan(const LaunchOptions& options);
 
 /// HVD_MPIRUN, else "mpirun".
 std::string mpirun_name();

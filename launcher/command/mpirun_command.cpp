@@ -31,62 +31,62 @@ void append(std::vector<std::string>& argv, std::initializer_list<std::string_vi
 
 /// Whether the user has set this MCA parameter, in the environment or among the arguments for
 /// mpirun.
-bool user_chose(const LaunchSpec& spec, std::string_view parameter) {
+bool user_chose(const LaunchPlan& plan, std::string_view parameter) {
   const std::string variable = "OMPI_MCA_" + std::string(parameter) + "=";
-  return mentions(spec.mpi_args, {parameter}) ||
-         std::any_of(spec.environment.begin(), spec.environment.end(),
+  return mentions(plan.mpi_args, {parameter}) ||
+         std::any_of(plan.environment.begin(), plan.environment.end(),
                      [&](const std::string& entry) { return entry.starts_with(variable); });
 }
 
-bool user_maps(const LaunchSpec& spec) {
-  return mentions(spec.mpi_args, {"--map-by", "-map-by", "--rank-by", "--rankfile", "-rf"});
+bool user_maps(const LaunchPlan& plan) {
+  return mentions(plan.mpi_args, {"--map-by", "-map-by", "--rank-by", "--rankfile", "-rf"});
 }
 
-void append_placement(const LaunchSpec& spec, std::vector<std::string>& argv) {
-  if (!spec.hosts.empty()) {
-    append(argv, {"-H", format_hosts(spec.hosts)});
-  } else if (!spec.managed && !mentions(spec.mpi_args, {"--oversubscribe", "-oversubscribe"})) {
+void append_placement(const LaunchPlan& plan, std::vector<std::string>& argv) {
+  if (!plan.hosts.empty()) {
+    append(argv, {"-H", format_hosts(plan.hosts)});
+  } else if (!plan.managed && !mentions(plan.mpi_args, {"--oversubscribe", "-oversubscribe"})) {
     // mpirun counts cores, not hyperthreads. On their own machine users may start more ranks than
     // cores.
     append(argv, {"--oversubscribe"});
   }
-  if (!user_maps(spec)) append(argv, {"--map-by", "slot"});
+  if (!user_maps(plan)) append(argv, {"--map-by", "slot"});
   // mpirun's default binds each of two ranks to one core, and with it all threads of that rank.
-  if (!mentions(spec.mpi_args, {"--bind-to", "-bind-to"}))
-    append(argv, {"--bind-to", spec.bind == Bind::kAuto ? "none" : to_string(spec.bind)});
+  if (!mentions(plan.mpi_args, {"--bind-to", "-bind-to"}))
+    append(argv, {"--bind-to", plan.bind == Bind::kAuto ? "none" : to_string(plan.bind)});
 }
 
-void append_parameters(const LaunchSpec& spec, std::vector<std::string>& argv) {
+void append_parameters(const LaunchPlan& plan, std::vector<std::string>& argv) {
   // The supervisors stop the ranks, so mpirun need not wait when it ends a job.
   append(argv, {"--mca", "odls_base_sigkill_timeout", "0"});
   // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than
   // two copies here.
-  if (!user_chose(spec, kSingleCopy)) append(argv, {"--mca", kSingleCopy, "none"});
-  if (!spec.remote_shell.empty() && !user_chose(spec, "plm_rsh_agent"))
-    append(argv, {"--mca", "plm_rsh_agent", join_text(spec.remote_shell, " ")});
+  if (!user_chose(plan, kSingleCopy)) append(argv, {"--mca", kSingleCopy, "none"});
+  if (!plan.remote_shell.empty() && !user_chose(plan, "plm_rsh_agent"))
+    append(argv, {"--mca", "plm_rsh_agent", join_text(plan.remote_shell, " ")});
   // By default mpirun's daemon on a host that is cut off detects this only after 8 minutes.
-  if (!spec.local_only && spec.silence_limit_s > 0 && !user_chose(spec, "oob_tcp_keepalive_time")) {
-    const int third = std::max(1, spec.silence_limit_s / 3);
-    append(argv, {"--mca", "oob_tcp_keepalive_time", std::to_string(third), "--mca",
-                  "oob_tcp_keepalive_intvl", std::to_string(third), "--mca",
-                  "oob_tcp_keepalive_probes", "2"});
+  if (!plan.local_only && plan.silence_limit_s > 0 && !user_chose(plan, "oob_tcp_keepalive_time")) {
+    const int third = std::max(1, plan.silence_limit_s / 3);
+    append(argv,
+           {"--mca", "oob_tcp_keepalive_time", text(third), "--mca", "oob_tcp_keepalive_intvl",
+            text(third), "--mca", "oob_tcp_keepalive_probes", "2"});
   }
   // mpiruns that start or end at the same time disturb each other in the folder that they share,
   // /tmp/ompi.HOST.UID ("mkdir: File exists").
   const bool user_chose_folder =
-      user_chose(spec, "orte_tmpdir_base") || user_chose(spec, "orte_local_tmpdir_base");
-  if (!spec.session_folder.empty() && !user_chose_folder)
-    append(argv, {"--mca", "orte_local_tmpdir_base", spec.session_folder});
+      user_chose(plan, "orte_tmpdir_base") || user_chose(plan, "orte_local_tmpdir_base");
+  if (!plan.session_folder.empty() && !user_chose_folder)
+    append(argv, {"--mca", "orte_local_tmpdir_base", plan.session_folder});
 }
 
-std::set<std::string> exported_names(const LaunchSpec& spec) {
-  std::set<std::string> names(spec.exports.begin(), spec.exports.end());
-  if (spec.local_only) return names;
-  for (const std::string& variable : spec.environment) {
+std::set<std::string> exported_names(const LaunchPlan& plan) {
+  std::set<std::string> names(plan.exports.begin(), plan.exports.end());
+  if (plan.local_only) return names;
+  for (const std::string& variable : plan.environment) {
     std::string name = variable.substr(0, variable.find('='));
     if (is_forwarded(name)) names.insert(std::move(name));
   }
-  for (const auto& [name, value] : spec.variables) names.insert(name);
+  for (const auto& [name, value] : plan.variables) names.insert(name);
   return names;
 }
 
@@ -99,27 +99,27 @@ bool is_forwarded(const std::string& name) {
                      [&](std::string_view prefix) { return name.starts_with(prefix); });
 }
 
-MpirunCommand build_mpirun_command(const LaunchSpec& spec) {
+MpirunCommand build_mpirun_command(const LaunchPlan& plan) {
   MpirunCommand command;
-  command.added_variables = spec.variables;
-  if (spec.as_root) {
+  command.added_variables = plan.variables;
+  if (plan.as_root) {
     command.added_variables.emplace_back("OMPI_ALLOW_RUN_AS_ROOT", "1");
     command.added_variables.emplace_back("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1");
   }
   auto& argv = command.argv;
-  append(argv, {spec.mpirun, "-np", std::to_string(spec.np)});
-  append_placement(spec, argv);
-  append_parameters(spec, argv);
-  for (const std::string& name : exported_names(spec)) append(argv, {"-x", name});
-  argv.insert(argv.end(), spec.mpi_args.begin(), spec.mpi_args.end());
-  append(argv, {spec.hvdrun, "--supervise", "--"});
-  argv.insert(argv.end(), spec.program.begin(), spec.program.end());
+  append(argv, {plan.mpirun, "-np", text(plan.np)});
+  append_placement(plan, argv);
+  append_parameters(plan, argv);
+  for (const std::string& name : exported_names(plan)) append(argv, {"-x", name});
+  argv.insert(argv.end(), plan.mpi_args.begin(), plan.mpi_args.end());
+  append(argv, {plan.hvdrun, "--supervise", "--"});
+  argv.insert(argv.end(), plan.program.begin(), plan.program.end());
   return command;
 }
 
-Bind effective_bind(const LaunchSpec& spec) {
-  if (spec.bind != Bind::kAuto) return spec.bind;
-  const auto& words = spec.mpi_args;
+Bind effective_bind(const LaunchPlan& plan) {
+  if (plan.bind != Bind::kAuto) return plan.bind;
+  const auto& words = plan.mpi_args;
   for (std::size_t i = 0; i < words.size(); ++i) {
     if (words[i] != "--bind-to" && words[i] != "-bind-to") continue;
     if (i + 1 < words.size() && words[i + 1].starts_with("none")) return Bind::kNone;
@@ -130,9 +130,9 @@ Bind effective_bind(const LaunchSpec& spec) {
   return mpirun_places ? Bind::kCore : Bind::kAuto;
 }
 
-std::string planned_host(const LaunchSpec& spec, int rank) {
-  if (user_maps(spec)) return {};
-  for (const Host& host : spec.hosts) {
+std::string planned_host(const LaunchPlan& plan, int rank) {
+  if (user_maps(plan)) return {};
+  for (const Host& host : plan.hosts) {
     if (rank < host.slots) return host.name;
     rank -= host.slots;
   }

@@ -16,7 +16,7 @@ namespace hvd::launcher {
 namespace {
 
 constexpr const char* kDescription =
-    "Runs PROGRAM on N ranks, tags their output, and says which rank failed first and why.";
+    "Runs PROGRAM on N ranks, tags their output, and reports which rank failed first and why.";
 
 constexpr const char* kFooter =
     "\nExit code: the first failing rank's own (128 + signal when killed); 2 usage; 69 not enough "
@@ -45,19 +45,19 @@ struct RawOptions {
 /// CLI11's own checks print their limits with 300 digits.
 CLI::Validator seconds(bool zero_is_allowed) {
   return CLI::Validator(
-      [zero_is_allowed](std::string& text) -> std::string {
+      [zero_is_allowed](std::string& given) -> std::string {
         constexpr double kMost = 1e9;
         char* end = nullptr;
-        const double value = std::strtod(text.c_str(), &end);
-        const bool number = !text.empty() && *end == '\0';
+        const double value = std::strtod(given.c_str(), &end);
+        const bool number = !given.empty() && *end == '\0';
         if (number && (value > 0 || (zero_is_allowed && value == 0)) && value <= kMost) return "";
-        return "expected a number of seconds" +
-               std::string(zero_is_allowed ? ", 0 or more" : " above 0") + ", got '" + text + "'";
+        return text("expected a number of seconds", zero_is_allowed ? ", 0 or more" : " above 0",
+                    ", got '", given, "'");
       },
       "");
 }
 
-void declare(CLI::App& app, Options& options, RawOptions& raw) {
+void declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.add_option("-n,--np", raw.np, "Number of ranks (also -np)")->type_name("N");
   auto* list = app.add_option("-H,--host", raw.host_list, "Hosts and their slots: h1:2,h2:2")
                    ->type_name("HOSTS");
@@ -69,7 +69,7 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
       ->capture_default_str();
   app.add_option("--controller", raw.controller,
                  "What starts the ranks: mpi (mpirun), ucx (hvdrun itself) or auto (ucx, "
-                 "but in an allocation or for a program of MPI's)")
+                 "but mpi in an allocation and for a program linked with MPI)")
       ->type_name("WHAT")
       ->capture_default_str();
   app.add_option("--rsh", raw.rsh, "Remote shell, run as AGENT HOST COMMAND... (ssh)")
@@ -112,27 +112,27 @@ void declare(CLI::App& app, Options& options, RawOptions& raw) {
   app.add_flag("--dry-run", raw.dry_run, "Print what would be run and stop");
   app.add_flag("--check-build", raw.check_build, "Print versions and what was left out and why");
   app.add_flag("-v,--verbose", options.verbose,
-               "Say what is run, where each rank starts, and all that mpirun prints");
+               "Print what is run, where each rank starts, and all output of mpirun");
   app.add_flag("--version", raw.version, "Print the version");
 }
 
-std::pair<std::string, std::optional<std::string>> parse_export(const std::string& text) {
-  const std::size_t equals = text.find('=');
-  std::string name = text.substr(0, equals);
+std::pair<std::string, std::optional<std::string>> parse_export(const std::string& given) {
+  const std::size_t equals = given.find('=');
+  std::string name = given.substr(0, equals);
   const bool valid = !name.empty() && std::isdigit(static_cast<unsigned char>(name[0])) == 0 &&
                      std::all_of(name.begin(), name.end(),
                                  [](unsigned char c) { return std::isalnum(c) != 0 || c == '_'; });
   if (!valid) {
-    throw LaunchError(ExitCode::kUsage, "-x: expected VAR or VAR=VALUE, got '" + text + "'");
+    throw LaunchError(ExitCode::kUsage, text("-x: expected VAR or VAR=VALUE, got '", given, "'"));
   }
   if (is_set_by_hvdrun(name)) {
     throw LaunchError(ExitCode::kUsage,
-                      "-x " + text + ": hvdrun sets " + name +
-                          " for each rank; leave it out (-np N is the number of ranks, -H and "
-                          "--hostfile say how many a host has)");
+                      text("-x ", given, ": hvdrun sets ", name,
+                           " for each rank; leave it out (-np N is the number of ranks, -H and "
+                           "--hostfile give the number for each host)"));
   }
   if (equals == std::string::npos) return {std::move(name), std::nullopt};
-  return {std::move(name), text.substr(equals + 1)};
+  return {std::move(name), given.substr(equals + 1)};
 }
 
 int parse_np(const std::optional<std::string>& given) {
@@ -142,18 +142,17 @@ int parse_np(const std::optional<std::string>& given) {
                       "expected the number of ranks, as in: hvdrun -np 2 ./train; got no -np "
                       "(options stand before PROGRAM; what follows it is its own)");
   }
-  const std::string& text = *given;
-  const auto np = parse_number<int>(text);
+  const auto np = parse_number<int>(*given);
   if (!np || *np < 1 || *np > kMost) {
     throw LaunchError(ExitCode::kUsage,
-                      "-np: expected a number of ranks, at least 1, as in: hvdrun -np 2 ./train; "
-                      "got '" +
-                          text + "'");
+                      text("-np: expected a number of ranks, at least 1, as in: hvdrun -np 2 "
+                           "./train; got '",
+                           *given, "'"));
   }
   return *np;
 }
 
-void check_slots(const Options& options) {
+void check_slots(const LaunchOptions& options) {
   if (!options.hosts.empty() && options.np > total_slots(options.hosts)) {
     throw LaunchError(ExitCode::kUnavailable,
                       text("not enough slots: -np ", options.np, " needs as many, got ",
@@ -162,7 +161,8 @@ void check_slots(const Options& options) {
   }
 }
 
-/// Prefix mode stops at the first word that is no option of ours; only a program may stand there.
+/// The program and its arguments. CLI11's prefix mode stops at the first word that is no option of
+/// hvdrun; it must be the program.
 std::vector<std::string> program_words(const CLI::App& app,
                                        const std::vector<std::string>& arguments) {
   const std::size_t count = app.remaining(true).size();
@@ -173,17 +173,18 @@ std::vector<std::string> program_words(const CLI::App& app,
   if (!words.empty() && words.front() == "--") {
     words.erase(words.begin());
   } else if (!words.empty() && words.front().starts_with('-') && !after_separator) {
-    throw LaunchError(ExitCode::kUsage, "expected an option or the program, got '" + words.front() +
-                                            "'; 'hvdrun --help' lists the options");
+    throw LaunchError(ExitCode::kUsage,
+                      text("expected an option or the program, got '", words.front(),
+                           "'; 'hvdrun --help' lists the options"));
   }
   return words;
 }
 
 }  // namespace
 
-Options parse_options(const std::vector<std::string>& arguments,
-                      const std::optional<std::string>& default_hostfile) {
-  Options options;
+LaunchOptions parse_options(const std::vector<std::string>& arguments,
+                            const std::optional<std::string>& default_hostfile) {
+  LaunchOptions options;
   RawOptions raw;
   CLI::App app(kDescription, "hvdrun");
   app.formatter(std::make_shared<Formatter>());
@@ -202,12 +203,11 @@ Options parse_options(const std::vector<std::string>& arguments,
     options.text = app.help();
     return options;
   } catch (const CLI::ParseError& error) {
-    throw LaunchError(ExitCode::kUsage,
-                      std::string(error.what()) + "; 'hvdrun --help' lists the options");
+    throw LaunchError(ExitCode::kUsage, text(error.what(), "; 'hvdrun --help' lists the options"));
   }
   if (raw.version) {
     options.action = Action::kPrint;
-    options.text = std::string("hvdrun (hvd) ") + kVersion + "\n";
+    options.text = text("hvdrun (hvd) ", kVersion, "\n");
     return options;
   }
   if (raw.check_build) {
@@ -218,12 +218,12 @@ Options parse_options(const std::vector<std::string>& arguments,
   const auto bind = parse_bind(raw.bind);
   if (!bind)
     throw LaunchError(ExitCode::kUsage,
-                      "--bind: expected auto, none, core or numa; got '" + raw.bind + "'");
+                      text("--bind: expected auto, none, core or numa; got '", raw.bind, "'"));
   options.bind = *bind;
   const auto controller = parse_controller(raw.controller);
   if (!controller)
     throw LaunchError(ExitCode::kUsage,
-                      "--controller: expected auto, mpi or ucx; got '" + raw.controller + "'");
+                      text("--controller: expected auto, mpi or ucx; got '", raw.controller, "'"));
   options.controller = *controller;
   options.remote_shell = shell_split(raw.rsh);
   options.tag = !raw.no_tag;
@@ -231,7 +231,7 @@ Options parse_options(const std::vector<std::string>& arguments,
   if (!raw.output_folder.empty()) options.output_folder = raw.output_folder;
   if (!raw.timeline.empty()) options.timeline = raw.timeline;
   options.mpi_args = shell_split(raw.mpi_args);
-  for (const std::string& text : raw.exports) options.exports.push_back(parse_export(text));
+  for (const std::string& given : raw.exports) options.exports.push_back(parse_export(given));
   if (!raw.host_list.empty()) {
     options.hosts = parse_host_list(raw.host_list);
   } else if (!raw.hostfile.empty()) {

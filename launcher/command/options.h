@@ -14,7 +14,7 @@ namespace hvd::launcher {
 enum class Action { kRun, kDryRun, kCheckBuild, kPrint };
 
 /// hvdrun's command line.
-struct Options {
+struct LaunchOptions {
   Action action = Action::kRun;
   std::string text;  ///< for kPrint: the help or the version
 
@@ -42,7 +42,7 @@ struct Options {
 /// when neither -H nor --hostfile is given (`default_hostfile`, from
 /// OMPI_MCA_orte_default_hostfile, which mpirun 5 ignores).
 /// @throws LaunchError (kUsage, or kUnavailable when the hosts have fewer slots than -np).
-Options parse_options(const std::vector<std::string>& arguments,
-                      const std::optional<std::string>& default_hostfile);
+LaunchOptions parse_options(const std::vector<std::string>& arguments,
+                            const std::optional<std::string>& default_hostfile);
 
 }  // namespace hvd::launcher

@@ -13,12 +13,16 @@ namespace {
 
 int first_number(const Lookup& variable, std::initializer_list<const char*> names, int otherwise) {
   for (const char* name : names) {
-    const auto text = variable(name);
-    if (!text) continue;
-    const auto value = parse_number<int>(*text);
+    const auto digits = variable(name);
+    const auto value = digits ? parse_number<int>(*digits) : std::nullopt;
     if (value && *value >= 0) return *value;
   }
   return otherwise;
+}
+
+bool is_set(const std::vector<std::string>& environment, const std::string& name) {
+  return std::any_of(environment.begin(), environment.end(),
+                     [&](const std::string& variable) { return variable.starts_with(name + "="); });
 }
 
 }  // namespace
@@ -83,15 +87,6 @@ int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int loca
   return std::max(1, cores / std::max(1, local_size));
 }
 
-namespace {
-
-bool is_set(const std::vector<std::string>& environment, const std::string& name) {
-  return std::any_of(environment.begin(), environment.end(),
-                     [&](const std::string& variable) { return variable.starts_with(name + "="); });
-}
-
-}  // namespace
-
 void put_segments_into(std::vector<std::string>& environment, const std::string& folder) {
   // The names of versions 4 and 5.
   for (const char* name :
@@ -105,27 +100,27 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
                                           const RankIdentity& identity, int omp_threads) {
   std::erase_if(environment,
                 [](const std::string& variable) { return variable.starts_with(kInternalPrefix); });
-  // hvdrun gives mpirun this folder; mpirun hands the parameter on together with the result of it,
-  // which MPI_Init takes for a contradiction.
+  // hvdrun gives mpirun this folder. mpirun passes on the parameter and the path that it has
+  // derived from it, and MPI_Init reports the two as a contradiction.
   set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
-  // hvdrun may itself run under torchrun. Its agent is not for these ranks.
+  // hvdrun may itself run under torchrun, whose agent does not serve these ranks.
   std::erase_if(environment,
                 [](const std::string& variable) { return variable.starts_with("TORCHELASTIC_"); });
-  // Open MPI's handlers print a backtrace on every abort(), which pushes the program's own last
-  // words off the screen.
+  // Open MPI's handlers print a backtrace on every abort(), which pushes the program's last lines
+  // off the screen.
   const std::string backtrace_signals = "OMPI_MCA_opal_signal";
   if (!is_set(environment, backtrace_signals)) set_variable(environment, backtrace_signals, "");
   for (const std::string prefix : {"HVD_", "HOROVOD_"}) {
-    set_variable(environment, prefix + "RANK", std::to_string(identity.rank));
-    set_variable(environment, prefix + "SIZE", std::to_string(identity.size));
-    set_variable(environment, prefix + "LOCAL_RANK", std::to_string(identity.local_rank));
-    set_variable(environment, prefix + "LOCAL_SIZE", std::to_string(identity.local_size));
+    set_variable(environment, prefix + "RANK", text(identity.rank));
+    set_variable(environment, prefix + "SIZE", text(identity.size));
+    set_variable(environment, prefix + "LOCAL_RANK", text(identity.local_rank));
+    set_variable(environment, prefix + "LOCAL_SIZE", text(identity.local_size));
   }
-  set_variable(environment, "RANK", std::to_string(identity.rank));
-  set_variable(environment, "WORLD_SIZE", std::to_string(identity.size));
-  set_variable(environment, "LOCAL_RANK", std::to_string(identity.local_rank));
-  set_variable(environment, "LOCAL_WORLD_SIZE", std::to_string(identity.local_size));
-  if (omp_threads > 0) set_variable(environment, "OMP_NUM_THREADS", std::to_string(omp_threads));
+  set_variable(environment, "RANK", text(identity.rank));
+  set_variable(environment, "WORLD_SIZE", text(identity.size));
+  set_variable(environment, "LOCAL_RANK", text(identity.local_rank));
+  set_variable(environment, "LOCAL_WORLD_SIZE", text(identity.local_size));
+  if (omp_threads > 0) set_variable(environment, "OMP_NUM_THREADS", text(omp_threads));
   return environment;
 }
 
@@ -135,7 +130,7 @@ void add_job_variables(std::vector<std::string>& environment, const JobPlace& pl
     if (std::find(kept.begin(), kept.end(), name) == kept.end())
       set_variable(environment, name, value);
   };
-  const auto set_number = [&](const char* name, int value) { set(name, std::to_string(value)); };
+  const auto set_number = [&](const char* name, int value) { set(name, text(value)); };
   set_number("GROUP_RANK", place.node);
   set_number("GROUP_WORLD_SIZE", place.nodes);
   set_number("HOROVOD_CROSS_RANK", place.cross_rank);
@@ -144,7 +139,7 @@ void add_job_variables(std::vector<std::string>& environment, const JobPlace& pl
     set("MASTER_ADDR", place.address);
     set_number("MASTER_PORT", place.master_port);
   }
-  // hvdrun may itself be a rank's child. The variables of that rank do not apply to this job.
+  // hvdrun may itself be a child of a rank or of mpirun, whose variables do not apply to this job.
   const bool without_mpi = !place.init_method.empty();
   const auto when = [without_mpi](const std::string& value) {
     return without_mpi ? std::optional(value) : std::nullopt;
@@ -153,7 +148,6 @@ void add_job_variables(std::vector<std::string>& environment, const JobPlace& pl
   set("HVD_JOB_NAME", when(place.name));
   set("HVD_JOB_TOKEN", when(place.token));
   if (!without_mpi) return;
-  // Nor is it a rank of the mpirun that hvdrun may itself run under.
   for (const std::string_view prefix : {"OMPI_COMM_WORLD_", "PMIX_", "PMI_"}) {
     std::erase_if(environment,
                   [&](const std::string& variable) { return variable.starts_with(prefix); });

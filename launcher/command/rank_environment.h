@@ -37,8 +37,8 @@ inline constexpr const char* kOutputTtyVariable = "HVD_OUTPUT_TTY";
 
 /// How long hvd, and with it hvdrun, waits for a sign of life.
 inline constexpr const char* kPeerTimeoutVariable = "HVD_PEER_TIMEOUT";
-/// Its value in milliseconds; its default when it is unset or no number above zero, which the ranks
-/// complain of.
+/// Its value in milliseconds; its default when it is unset or no number above zero, for which the
+/// ranks log a warning.
 int silence_limit_ms(const std::optional<std::string>& peer_timeout);
 
 struct RankIdentity {

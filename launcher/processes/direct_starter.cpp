@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "command/mpirun_command.h"
 #include "processes/host_supervisor.h"
 #include "processes/mpirun_starter.h"
 #include "system/error.h"
@@ -84,15 +85,15 @@ void InputPump::write() {
   if (source_ < 0) target_.reset();
 }
 
-DirectStarter::DirectStarter(LaunchSpec spec, const std::string& hostname, Show show)
-    : spec_(std::move(spec)),
-      hosts_(place_ranks(spec_.np, spec_.hosts, hostname)),
+DirectStarter::DirectStarter(LaunchPlan plan, Show show)
+    : plan_(std::move(plan)),
+      hosts_(place_ranks(plan_.np, plan_.hosts, plan_.hostname)),
       show_(std::move(show)) {}
 
 std::vector<std::string> DirectStarter::remote_command(const std::string& host) const {
-  std::vector<std::string> command = spec_.remote_shell;
+  std::vector<std::string> command = plan_.remote_shell;
   // The other side's shell reads it.
-  command.insert(command.end(), {host, shell_quote(spec_.hvdrun), "--supervise-host"});
+  command.insert(command.end(), {host, shell_quote(plan_.hvdrun), "--supervise-host"});
   return command;
 }
 
@@ -101,14 +102,14 @@ std::vector<std::string> DirectStarter::commands() const {
   for (const HostRanks& host : hosts_) {
     std::vector<std::string> words;
     if (host.local) {
-      words = {spec_.hvdrun, "--supervise", "--"};
-      words.insert(words.end(), spec_.program.begin(), spec_.program.end());
+      words = {plan_.hvdrun, "--supervise", "--"};
+      words.insert(words.end(), plan_.program.begin(), plan_.program.end());
     } else {
       words = remote_command(host.host);
     }
     for (std::string& word : words) word = shell_quote(word);
-    lines.push_back((host.ranks.size() == 1 ? "rank " : "ranks ") + format_ranks(host.ranks) +
-                    (host.local ? ", each: " : ": ") + join_text(words, " "));
+    lines.push_back(
+        text(rank_list(host.ranks), host.local ? ", each: " : ": ", join_text(words, " ")));
   }
   return lines;
 }
@@ -127,27 +128,21 @@ void DirectStarter::start() {
   output_for_children_.reset();
 }
 
-void DirectStarter::run(SpawnOptions options, Child child, const std::string& what_to_do) {
+void DirectStarter::run(SpawnOptions options, Child child, const std::string& advice) {
   options.stdout_fd = output_for_children_.get();
   options.stderr_fd = output_for_children_.get();
-  const SpawnResult result = spawn(options);
-  if (result.error != 0) {
-    throw LaunchError(
-        result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun,
-        "cannot run '" + options.argv[0] + "': " + std::strerror(result.error) + what_to_do);
-  }
-  child.pid = result.pid;
+  child.pid = start_process(options, advice);
   children_.push_back(std::move(child));
 }
 
 void DirectStarter::start_local(const HostRanks& host) {
-  std::vector<std::string> environment = spec_.environment;
-  for (const auto& [name, value] : spec_.variables) set_variable(environment, name, value);
+  std::vector<std::string> environment = plan_.environment;
+  for (const auto& [name, value] : plan_.variables) set_variable(environment, name, value);
   const UniqueFd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  RankIdentity identity{.size = spec_.np, .local_size = static_cast<int>(host.ranks.size())};
+  RankIdentity identity{.size = plan_.np, .local_size = static_cast<int>(host.ranks.size())};
   for (const int rank : host.ranks) {
     identity.rank = rank;
-    SpawnOptions options = supervisor_of(spec_.hvdrun, spec_.program, identity, environment);
+    SpawnOptions options = supervisor_of(plan_.hvdrun, plan_.program, identity, environment);
     Pipe input;
     if (rank == 0) input = make_pipe();
     options.stdin_fd = rank == 0 ? input.read_end.get() : no_input.get();
@@ -161,13 +156,13 @@ void DirectStarter::start_remote(const HostRanks& host) {
   HostOrder order;
   order.folder = std::filesystem::current_path();
   order.variables = remote_variables();
-  order.program = spec_.program;
-  order.size = spec_.np;
+  order.program = plan_.program;
+  order.size = plan_.np;
   order.ranks = host.ranks;
   Pipe input = make_pipe();
   SpawnOptions options;
   options.argv = remote_command(host.host);
-  options.environment = spec_.environment;
+  options.environment = plan_.environment;
   options.stdin_fd = input.read_end.get();
   options.parent_death_signal = SIGTERM;
   options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};  // a terminal's are for hvdrun only
@@ -179,15 +174,15 @@ void DirectStarter::start_remote(const HostRanks& host) {
 
 /// The variables that -x names, as mpirun exports them.
 std::vector<std::pair<std::string, std::string>> DirectStarter::remote_variables() const {
-  const std::set<std::string> exports(spec_.exports.begin(), spec_.exports.end());
+  const std::set<std::string> exports(plan_.exports.begin(), plan_.exports.end());
   std::vector<std::pair<std::string, std::string>> variables;
-  for (const std::string& entry : spec_.environment) {
+  for (const std::string& entry : plan_.environment) {
     const std::size_t equals = entry.find('=');
     const std::string name = entry.substr(0, equals);
     if (equals == std::string::npos || !(is_forwarded(name) || exports.contains(name))) continue;
     variables.emplace_back(name, entry.substr(equals + 1));
   }
-  variables.insert(variables.end(), spec_.variables.begin(), spec_.variables.end());
+  variables.insert(variables.end(), plan_.variables.begin(), plan_.variables.end());
   return variables;
 }
 
@@ -200,23 +195,23 @@ void DirectStarter::add_to(Poller& poller) {
     const ssize_t count = ::read(output_.get(), buffer.data(), buffer.size());
     if (count < 0 && errno == EINTR) return;
     if (count <= 0) return output_.reset();
-    spoke_ = true;
+    wrote_ = true;
     show_({buffer.data(), static_cast<std::size_t>(count)});
   });
 }
 
-std::vector<JobStarter::End> DirectStarter::take_ends() {
-  std::vector<End> ends;
+std::vector<JobStarter::Exit> DirectStarter::reap() {
+  std::vector<Exit> exits;
   for (Child& child : children_) {
     if (child.end) continue;
     child.end = try_wait(child.pid);
-    if (child.end) ends.push_back({.ranks = child.ranks});
+    if (child.end) exits.push_back({.ranks = child.ranks});
   }
-  if (!ends.empty()) {
-    ends.back().last = std::all_of(children_.begin(), children_.end(),
-                                   [](const Child& child) { return child.end.has_value(); });
+  if (!exits.empty()) {
+    exits.back().last = std::all_of(children_.begin(), children_.end(),
+                                    [](const Child& child) { return child.end.has_value(); });
   }
-  return ends;
+  return exits;
 }
 
 void DirectStarter::signal_all(int signal) {
@@ -227,27 +222,25 @@ void DirectStarter::signal_all(int signal) {
   }
 }
 
-std::string DirectStarter::agent_name() const {
-  return std::filesystem::path(spec_.remote_shell.front()).filename();
-}
-
 void DirectStarter::explain(JobRecord& record) const {
-  record.starter_spoke = spoke_;
+  record.starter_wrote = wrote_;
   record.starter = "hvdrun's supervisors";
   for (const Child& child : children_) {
+    // A remote shell has done its work when its ranks have connected. A supervisor must also have
+    // reported its program's end: hvdrun may receive the hello of a killed supervisor only after it
+    // has reaped the process.
     const bool did_its_work = std::all_of(child.ranks.begin(), child.ranks.end(), [&](int rank) {
-      const RankRecord& known = record.ranks[static_cast<std::size_t>(rank)];
-      // A supervisor that was killed may have been heard of only when its end was known.
+      const RankRecord& known = record.rank(rank);
       return known.connected && (known.ended || !child.host.empty());
     });
     if (!child.end || child.stopped || did_its_work) continue;
     const bool first = record.starter_code == 0;
     if (first) record.starter_code = child.end->code;
     if (child.host.empty()) {
-      if (first) record.starter = "the supervisor of rank " + std::to_string(child.ranks.front());
+      if (first) record.starter = text("the supervisor of rank ", child.ranks.front());
       continue;
     }
-    if (first) record.starter = agent_name();
+    if (first) record.starter = std::filesystem::path(plan_.remote_shell.front()).filename();
     record.suspect_hosts.push_back(child.host);
     const bool missing = child.end->code == static_cast<int>(ExitCode::kNotFound) ||
                          child.end->code == static_cast<int>(ExitCode::kCannotRun);
@@ -255,11 +248,11 @@ void DirectStarter::explain(JobRecord& record) const {
   }
 }
 
-std::unique_ptr<JobStarter> make_starter(const LaunchPlan& plan, LaunchSpec spec, bool verbose,
+std::unique_ptr<JobStarter> make_starter(const LaunchPlan& plan, bool verbose,
                                          JobStarter::Show show) {
   if (plan.controller.controller == Controller::kUcx)
-    return std::make_unique<DirectStarter>(std::move(spec), plan.hostname, std::move(show));
-  return std::make_unique<MpirunStarter>(std::move(spec), plan.hostname, verbose, std::move(show));
+    return std::make_unique<DirectStarter>(plan, std::move(show));
+  return std::make_unique<MpirunStarter>(plan, verbose, std::move(show));
 }
 
 }  // namespace hvd::launcher

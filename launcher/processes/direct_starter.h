@@ -44,13 +44,12 @@ class InputPump {
 /// see Note [Starting without mpirun].
 class DirectStarter final : public JobStarter {
  public:
-  /// @param hostname of this machine
-  DirectStarter(LaunchSpec spec, const std::string& hostname, Show show);
+  DirectStarter(LaunchPlan plan, Show show);
 
   std::vector<std::string> commands() const override;
   void start() override;
   void add_to(Poller& poller) override;
-  std::vector<End> take_ends() override;
+  std::vector<Exit> reap() override;
   void terminate() override { signal_all(SIGTERM); }
   void kill() override { signal_all(SIGKILL); }
   bool has_output() const override { return static_cast<bool>(output_); }
@@ -71,19 +70,18 @@ class DirectStarter final : public JobStarter {
 
   void start_remote(const HostRanks& host);
   void start_local(const HostRanks& host);
-  void run(SpawnOptions options, Child child, const std::string& what_to_do);
+  void run(SpawnOptions options, Child child, const std::string& advice);
   std::vector<std::string> remote_command(const std::string& host) const;
   std::vector<std::pair<std::string, std::string>> remote_variables() const;
-  std::string agent_name() const;
   void signal_all(int signal);
 
-  const LaunchSpec spec_;
+  const LaunchPlan plan_;
   const std::vector<HostRanks> hosts_;
   const Show show_;
   std::vector<Child> children_;
   std::vector<InputPump> pumps_;
   UniqueFd output_, output_for_children_;
-  bool spoke_ = false;
+  bool wrote_ = false;
 };
 
 }  // namespace hvd::launcher

@@ -24,6 +24,7 @@ using Json = nlohmann::json;
 
 constexpr std::size_t kMostBytes = 256 << 20;
 constexpr std::size_t kMostDigits = 12;
+constexpr int kOrderTimeoutMs = 60'000;
 
 /// Up to `size` bytes; fewer at the end, or if no byte arrives for `timeout_ms`.
 std::string read_bytes(int fd, std::size_t size, int timeout_ms) {
@@ -42,13 +43,31 @@ std::string read_bytes(int fd, std::size_t size, int timeout_ms) {
   return bytes;
 }
 
+std::vector<pid_t> start_supervisors(const HostOrder& order) {
+  std::vector<std::string> environment = current_environment();
+  for (const auto& [name, value] : order.variables) set_variable(environment, name, value);
+  set_variable(environment, "PWD", order.folder);
+  const UniqueFd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  RankIdentity identity{.size = order.size, .local_size = static_cast<int>(order.ranks.size())};
+  std::vector<pid_t> supervisors;
+  for (const int rank : order.ranks) {
+    identity.rank = rank;
+    SpawnOptions options = supervisor_of(own_executable(), order.program, identity, environment);
+    if (rank != 0) options.stdin_fd = no_input.get();  // rank 0 reads this process's input
+    supervisors.push_back(start_process(options, "; expected hvdrun itself: was it replaced?"));
+    ++identity.local_rank;
+  }
+  return supervisors;
+}
+
 }  // namespace
 
 std::string encode(const HostOrder& order) {
   // As bytes: names of files and values of variables need not be UTF-8.
-  const auto bytes = [](const std::string& text) {
-    return std::vector<int>(reinterpret_cast<const unsigned char*>(text.data()),
-                            reinterpret_cast<const unsigned char*>(text.data()) + text.size());
+  const auto bytes = [](std::string_view word) {
+    std::vector<int> codes;
+    for (const char c : word) codes.push_back(static_cast<unsigned char>(c));
+    return codes;
   };
   Json variables = Json::array(), program = Json::array();
   for (const auto& [name, value] : order.variables) variables.push_back(bytes(name + "=" + value));
@@ -59,7 +78,7 @@ std::string encode(const HostOrder& order) {
                                  {"size", order.size},
                                  {"ranks", order.ranks}})
                                .dump();
-  return std::to_string(json.size()) + "\n" + json;
+  return text(json.size(), "\n", json);
 }
 
 std::optional<HostOrder> decode_host_order(std::string_view encoded) {
@@ -109,52 +128,25 @@ SpawnOptions supervisor_of(const std::string& hvdrun, const std::vector<std::str
        {std::pair(kRankVariable, identity.rank), std::pair(kSizeVariable, identity.size),
         std::pair(kLocalRankVariable, identity.local_rank),
         std::pair(kLocalSizeVariable, identity.local_size)})
-    set_variable(environment, name, std::to_string(value));
+    set_variable(environment, name, text(value));
   options.environment = std::move(environment);
   options.parent_death_signal = SIGTERM;
   // A terminal's Ctrl-C is for hvdrun only, which gives the ranks the grace period.
   options.own_process_group = true;
   return options;
 }
-namespace {
-
-constexpr int kOrderTimeoutMs = 60'000;
-
-std::vector<pid_t> start_supervisors(const HostOrder& order) {
-  std::vector<std::string> environment = current_environment();
-  for (const auto& [name, value] : order.variables) set_variable(environment, name, value);
-  set_variable(environment, "PWD", order.folder);
-  const UniqueFd no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-  RankIdentity identity{.size = order.size, .local_size = static_cast<int>(order.ranks.size())};
-  std::vector<pid_t> supervisors;
-  for (const int rank : order.ranks) {
-    identity.rank = rank;
-    SpawnOptions options = supervisor_of(own_executable(), order.program, identity, environment);
-    if (rank != 0) options.stdin_fd = no_input.get();  // rank 0 reads this process's input
-    const SpawnResult result = spawn(options);
-    if (result.error != 0)
-      throw LaunchError(ExitCode::kInternal,
-                        std::string("cannot start a supervisor: ") + std::strerror(result.error));
-    supervisors.push_back(result.pid);
-    ++identity.local_rank;
-  }
-  return supervisors;
-}
-
-}  // namespace
-
 int run_host_supervisor() {
   const auto order = read_host_order(STDIN_FILENO, kOrderTimeoutMs);
   if (!order) {
     throw LaunchError(ExitCode::kUsage,
                       "--supervise-host is for hvdrun's own use: expected its order at standard "
-                      "input, got something else or nothing; another version of hvdrun on this "
-                      "host makes that too");
+                      "input, got something else or no bytes; is the hvdrun on this host of "
+                      "another version?");
   }
   if (::chdir(order->folder.c_str()) != 0) {
     throw LaunchError(ExitCode::kUnavailable,
-                      own_hostname() + ": cannot enter " + order->folder +
-                          ", the folder that hvdrun was started in: " + std::strerror(errno));
+                      text(own_hostname(), ": cannot enter ", order->folder,
+                           ", the folder that hvdrun was started in: ", std::strerror(errno)));
   }
   const sigset_t signals = supervised_signals();
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "base/text.h"
+#include "command/mpirun_command.h"
 #include "system/error.h"
 #include "system/process.h"
 #include "system/socket.h"
@@ -30,7 +31,7 @@ constexpr std::size_t kMaxPending = 4 << 20;
 constexpr std::size_t kMaxPendingInFiles = 64 << 20;
 /// From the end of a survivor's grace to SIGKILL.
 constexpr milliseconds kKillDelay{500};
-/// After the ranks' grace period the starter is asked to end the job, and after this time killed.
+/// After the ranks' grace period the starter gets SIGTERM, and after this time SIGKILL.
 constexpr milliseconds kStarterPatience{1000};
 /// After the starter's end: the time for the supervisors' last reports.
 constexpr milliseconds kReportPatience{1500};
@@ -47,27 +48,27 @@ Welcome terminal_size(int prefix) {
 }
 
 /// The value that -x gives the variable, if any.
-std::optional<std::string> exported(const LaunchSpec& spec, const std::string& name) {
-  const auto& variables = spec.variables;
+std::optional<std::string> exported(const LaunchPlan& plan, const std::string& name) {
+  const auto& variables = plan.variables;
   const auto given = std::find_if(variables.rbegin(), variables.rend(),
                                   [&](const auto& variable) { return variable.first == name; });
   if (given != variables.rend()) return given->second;
   const char* const own = std::getenv(name.c_str());
-  const bool passed_on = own != nullptr && std::find(spec.exports.begin(), spec.exports.end(),
-                                                     name) != spec.exports.end();
+  const bool passed_on = own != nullptr && std::find(plan.exports.begin(), plan.exports.end(),
+                                                     name) != plan.exports.end();
   return passed_on ? std::optional<std::string>(own) : std::nullopt;
 }
 
 /// The ranks' value of HVD_PEER_TIMEOUT.
-std::optional<std::string> value_for_ranks(const LaunchSpec& spec) {
-  if (auto given = exported(spec, kPeerTimeoutVariable)) return given;
+std::optional<std::string> value_for_ranks(const LaunchPlan& plan) {
+  if (auto given = exported(plan, kPeerTimeoutVariable)) return given;
   const char* value = std::getenv(kPeerTimeoutVariable);
   return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
 }
 
-std::string how_it_ended(const Ended& ended) {
-  return ended.signal != 0 ? "killed by signal " + std::to_string(ended.signal)
-                           : "exit code " + std::to_string(ended.code);
+std::string describe(const Ended& ended) {
+  return ended.signal != 0 ? text("killed by signal ", ended.signal)
+                           : text("exit code ", ended.code);
 }
 
 int to_ms(double seconds) {
@@ -76,19 +77,17 @@ int to_ms(double seconds) {
 
 }  // namespace
 
-Job::Job(const Options& options, LaunchPlan plan)
+Job::Job(const LaunchOptions& options, LaunchPlan plan)
     : options_(options),
       plan_(std::move(plan)),
       console_(STDOUT_FILENO, STDERR_FILENO),
       server_(options.np, random_token(),
               terminal_size(options.tag ? static_cast<int>(rank_prefix(0, options.np).size()) : 0),
-              plan_.spec.local_only, silence_limit_ms(value_for_ranks(plan_.spec)), *this),
-      meetings_(options.np,
-                exported(plan_.spec, "HVD_JOB_NAME").value_or(job_name(server_.token())),
-                exported(plan_.spec, "HVD_JOB_TOKEN").value_or(job_token(server_.token())),
-                [this](int rank, std::uint32_t session, const Meetings::Bytes& bytes, bool last) {
-                  server_.tell(rank, session, bytes, last);
-                }) {
+              plan_.local_only, silence_limit_ms(value_for_ranks(plan_)), *this),
+      rendezvous_(options.np, exported(plan_, "HVD_JOB_NAME").value_or(job_name(server_.token())),
+                  exported(plan_, "HVD_JOB_TOKEN").value_or(job_token(server_.token())),
+                  [this](int rank, std::uint32_t session, const RankRendezvous::Bytes& bytes,
+                         bool last) { server_.send_rendezvous(rank, session, bytes, last); }) {
   OutputOptions output{.tag = options_.tag, .tail_lines = options_.tail_lines, .folder = {}};
   if (options_.output_folder) output.folder = *options_.output_folder;
   for (int rank = 0; rank < size(); ++rank) {
@@ -96,7 +95,7 @@ Job::Job(const Options& options, LaunchPlan plan)
   }
   record_.ranks.resize(static_cast<std::size_t>(size()));
   hellos_.resize(record_.ranks.size());
-  for (int rank = 0; rank < size(); ++rank) rank_record(rank).host = planned_host(plan_.spec, rank);
+  for (int rank = 0; rank < size(); ++rank) record_.rank(rank).host = planned_host(plan_, rank);
   record_.grace_s = options_.grace_s;
   record_.tail_lines = options_.tail_lines;
 }
@@ -129,17 +128,15 @@ void Job::block_signals() {
 }
 
 void Job::start_supervisors() {
-  LaunchSpec spec = plan_.spec;
-  spec.variables.emplace_back(kPortVariable, std::to_string(server_.port()));
-  spec.variables.emplace_back(kTokenVariable, server_.token());
-  spec.silence_limit_s = silence_limit_ms(value_for_ranks(plan_.spec)) / 1000;
-  starter_ = make_starter(plan_, std::move(spec), options_.verbose, [this](std::string_view text) {
-    console_.write(Stream::kStderr, Console::kNobody, text);
+  plan_.variables.emplace_back(kPortVariable, text(server_.port()));
+  plan_.variables.emplace_back(kTokenVariable, server_.token());
+  plan_.silence_limit_s = silence_limit_ms(value_for_ranks(plan_)) / 1000;
+  starter_ = make_starter(plan_, options_.verbose, [this](std::string_view output) {
+    console_.write(Stream::kStderr, Console::kNoOwner, output);
   });
   starter_->start();
   if (options_.verbose) {
-    print_line("controller " + std::string(to_string(plan_.controller.controller)) + ": " +
-               plan_.controller.reason);
+    print_line(text("controller ", plan_.controller.controller, ": ", plan_.controller.reason));
     for (const std::string& command : starter_->commands()) print_line(command);
   }
 }
@@ -169,7 +166,7 @@ int Job::next_timeout_ms() {
     consider(timer);
   consider(server_.next_deadline());
   consider(files_.next_deadline());
-  consider(meetings_.next_deadline());
+  consider(rendezvous_.next_deadline());
   for (const auto& output : outputs_) consider(output->show_partial(now));
   if (!next) return -1;
   const auto left = std::chrono::ceil<milliseconds>(*next - now).count();
@@ -178,7 +175,7 @@ int Job::next_timeout_ms() {
 
 void Job::on_timers() {
   const TimePoint now = Clock::now();
-  meetings_.on_time(now);
+  rendezvous_.on_time(now);
   const auto due = [now](std::optional<TimePoint>& timer) {
     if (!timer || now < *timer) return false;
     timer.reset();
@@ -246,11 +243,11 @@ void Job::begin_stop(StopCause cause, int signal, double grace_s) {
 }
 
 void Job::order_stop(int rank) {
-  if (!rank_record(rank).connected || is_settled(rank)) return;
-  rank_record(rank).told_to_stop = true;
+  if (!record_.rank(rank).connected || is_settled(rank)) return;
+  record_.rank(rank).ordered_to_stop = true;
   SignalOrder order{.signal = stop_signal_, .stop = true, .kill_after_ms = stop_grace_ms_};
   if (record_.cause == StopCause::kRankFailed &&
-      (rank_record(rank).uses_hvd || meetings_.has_come(rank))) {
+      (record_.rank(rank).uses_hvd || rendezvous_.has_requested_join(rank))) {
     // hvd reports the loss to it, and the program may save its state before it ends.
     order.after_ms = stop_grace_ms_;
     order.kill_after_ms = static_cast<int>(kKillDelay.count());
@@ -267,7 +264,7 @@ void Job::kill_now() {
 }
 
 void Job::on_hello(int rank, const Hello& hello) {
-  RankRecord& record = rank_record(rank);
+  RankRecord& record = record_.rank(rank);
   const long long now = realtime_ns();
   record.connected = true;
   record.connected_ns = now;
@@ -296,8 +293,8 @@ void Job::order_starts() {
     server_.start(rank, orders[static_cast<std::size_t>(rank)]);
 }
 
-void Job::on_started(int rank, const Started& started) {
-  RankRecord& record = rank_record(rank);
+void Job::on_started(int rank, const ProgramStarted& started) {
+  RankRecord& record = record_.rank(rank);
   record.pid = started.pid;
   if (options_.verbose) {
     print_line(text("rank ", rank, " runs on ", record.host, ", local rank ", record.local_rank,
@@ -305,10 +302,10 @@ void Job::on_started(int rank, const Started& started) {
   }
 }
 
-void Job::on_notice(int rank, const Notice& notice) { take_notice(rank_record(rank), notice); }
+void Job::on_notice(int rank, const Notice& notice) { apply_notice(record_.rank(rank), notice); }
 
-void Job::on_meeting(int rank, const MeetingBytes& bytes) {
-  meetings_.take(rank, bytes, Clock::now());
+void Job::on_rendezvous(int rank, const RendezvousBytes& bytes) {
+  rendezvous_.receive(rank, bytes, Clock::now());
 }
 
 void Job::on_output(int rank, Stream stream, std::string_view bytes) {
@@ -316,10 +313,10 @@ void Job::on_output(int rank, Stream stream, std::string_view bytes) {
 }
 
 void Job::on_ended(int rank, const Ended& ended) {
-  check_starter();  // first, because its end may be the cause
-  RankRecord& record = rank_record(rank);
+  check_starter();  // first, because its end may be the cause of this one
+  RankRecord& record = record_.rank(rank);
   record.ended = ended;
-  meetings_.rank_ended(rank, how_it_ended(ended), record.loss.has_value(), Clock::now());
+  rendezvous_.rank_ended(rank, describe(ended), record.loss.has_value(), Clock::now());
   server_.give_full_credit(rank);
   if (ended.code != 0 && !stopping()) {
     begin_stop(ended.stopped ? StopCause::kStarterEnded : StopCause::kRankFailed, SIGTERM,
@@ -330,15 +327,15 @@ void Job::on_ended(int rank, const Ended& ended) {
 }
 
 void Job::on_drained(int rank) {
-  rank_record(rank).drained = true;
+  record_.rank(rank).drained = true;
   outputs_[static_cast<std::size_t>(rank)]->finish();
-  if (!stopping() && !must_be_held(rank_record(rank))) server_.release(rank);
+  if (!stopping() && !must_be_held(record_.rank(rank))) server_.release(rank);
   release_if_settled();
 }
 
 void Job::on_lost(int rank) {
-  rank_record(rank).lost_ns = realtime_ns();
-  meetings_.rank_ended(rank, "its supervisor is lost", false, Clock::now());
+  record_.rank(rank).lost_ns = realtime_ns();
+  rendezvous_.rank_ended(rank, "its supervisor is lost", false, Clock::now());
   outputs_[static_cast<std::size_t>(rank)]->finish();
   if (!stopping()) {
     begin_stop(StopCause::kRankFailed, SIGTERM, options_.fail_grace_s);
@@ -359,12 +356,13 @@ void Job::release_if_settled() {
 }
 
 void Job::check_starter() {
-  for (const JobStarter::End& end : starter_->take_ends()) {
-    const bool all_came = std::all_of(end.ranks.begin(), end.ranks.end(),
-                                      [this](int rank) { return rank_record(rank).connected; });
-    if (!all_came || end.ends_ranks)
+  for (const JobStarter::Exit& exit : starter_->reap()) {
+    const bool all_connected = std::all_of(exit.ranks.begin(), exit.ranks.end(), [this](int rank) {
+      return record_.rank(rank).connected;
+    });
+    if (!all_connected || exit.ends_ranks)
       begin_stop(StopCause::kStarterEnded, SIGTERM, options_.fail_grace_s);
-    if (end.last) on_last_starter_end();
+    if (exit.last) on_last_starter_end();
   }
 }
 
@@ -384,13 +382,13 @@ void Job::await_last_reports() {
 
 bool Job::all_settled() const {
   for (int rank = 0; rank < size(); ++rank) {
-    if (record_.ranks[static_cast<std::size_t>(rank)].connected && !is_settled(rank)) return false;
+    if (record_.rank(rank).connected && !is_settled(rank)) return false;
   }
   return true;
 }
 
 bool Job::is_settled(int rank) const {
-  const RankRecord& record = record_.ranks[static_cast<std::size_t>(rank)];
+  const RankRecord& record = record_.rank(rank);
   return record.drained || record.lost_ns.has_value();
 }
 
@@ -403,14 +401,14 @@ bool Job::over() const {
   return starter_ended_ && !starter_->has_output() && server_.open_connections() == 0;
 }
 
-void Job::print_line(const std::string& text) {
-  console_.write(Stream::kStderr, Console::kNobody, "hvdrun: " + text + "\n");
+void Job::print_line(const std::string& line) {
+  console_.write(Stream::kStderr, Console::kNoOwner, text("hvdrun: ", line, "\n"));
 }
 
-/// A closed reader never returns: then the job ends, as it does under mpirun. A full disk may have
-/// room later, and must not end the training.
+/// A closed pipe ends the job, as it does under mpirun. A full disk may have room later, and must
+/// not end the training.
 void Job::report_output_failures() {
-  for (const std::string& failure : files_.take_failures()) report_lost_output(failure);
+  for (const std::string& failure : files_.collect_failures()) report_lost_output(failure);
   for (const Stream stream : {Stream::kStdout, Stream::kStderr}) {
     const auto error = console_.failure(stream);
     bool& reported = failure_reported_[static_cast<int>(stream)];
@@ -421,21 +419,21 @@ void Job::report_output_failures() {
       record_.lost_reader = name;
       begin_stop(StopCause::kReaderGone, SIGTERM, options_.fail_grace_s);
     } else {
-      report_lost_output("cannot write " + name + ": " + std::strerror(*error) +
-                         "; what the ranks print there is lost from here on");
+      report_lost_output(text("cannot write ", name, ": ", std::strerror(*error),
+                              "; the ranks' output to it is lost from here on"));
     }
   }
 }
 
-void Job::report_lost_output(const std::string& text) {
+void Job::report_lost_output(const std::string& message) {
   record_.output_lost = true;
-  print_line(text);
+  print_line(message);
 }
 
 void Job::collect_outcome() {
   record_.ended_ns = realtime_ns();
   starter_->explain(record_);
-  note_losses(record_.ranks);
+  mark_lost_ranks(record_.ranks);
   const auto leaver = early_leaver(record_);
   if (const auto blamed = leaver ? leaver : first_failure(record_.ranks)) {
     record_.stderr_tail = outputs_[static_cast<std::size_t>(*blamed)]->stderr_tail();
@@ -444,13 +442,13 @@ void Job::collect_outcome() {
 
 int Job::finish() {
   write_files();
-  console_.write(Stream::kStderr, Console::kNobody, starter_->finish_output());
+  console_.write(Stream::kStderr, Console::kNoOwner, starter_->finish_output());
   collect_outcome();
   if (!options_.verbose && exit_code(record_) != 0 && !is_explained(record_))
-    console_.write(Stream::kStderr, Console::kNobody, starter_->held_output());
+    console_.write(Stream::kStderr, Console::kNoOwner, starter_->held_output());
   const std::string message = final_message(record_);
   if (options_.tag || !message.empty()) console_.finish_lines();
-  console_.write(Stream::kStderr, Console::kNobody, message);
+  console_.write(Stream::kStderr, Console::kNoOwner, message);
   write_out();
   return exit_code(record_);
 }
@@ -476,7 +474,8 @@ void Job::write_files() {
     files_.add_to(poller);
     poller.wait(100);
     const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
-    for (const std::string& failure : files_.take_failures(patience)) report_lost_output(failure);
+    for (const std::string& failure : files_.collect_failures(patience))
+      report_lost_output(failure);
   }
   report_output_failures();
 }
@@ -520,7 +519,7 @@ std::vector<StartOrder> plan_starts(const std::vector<Hello>& hellos) {
     orders[rank].node = nodes.emplace(hello.host, static_cast<int>(nodes.size())).first->second;
     orders[rank].cross_rank = crossing[hello.local_rank]++;
   }
-  // Note [Where the ranks meet] in supervisor.cpp
+  // See Note [Rendezvous under hvdrun] in supervisor.cpp.
   const Hello& first = hellos.front();
   const bool beside_hvdrun = is_loopback(first.peer_address);
   for (std::size_t rank = 0; rank < hellos.size(); ++rank) {

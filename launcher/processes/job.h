@@ -12,7 +12,7 @@
 #include "command/launch_plan.h"
 #include "command/options.h"
 #include "processes/job_starter.h"
-#include "processes/meetings.h"
+#include "processes/rank_rendezvous.h"
 #include "reports/console.h"
 #include "reports/file_writer.h"
 #include "reports/outcome.h"
@@ -45,7 +45,7 @@ std::vector<StartOrder> plan_starts(const std::vector<Hello>& hellos);
 class Job final : private RankObserver {
  public:
   /// @throws LaunchError.
-  Job(const Options& options, LaunchPlan plan);
+  Job(const LaunchOptions& options, LaunchPlan plan);
   /// Returns hvdrun's exit code. @throws LaunchError when the starter of the ranks cannot be run.
   int run();
 
@@ -54,9 +54,9 @@ class Job final : private RankObserver {
   using TimePoint = Clock::time_point;
 
   void on_hello(int rank, const Hello& hello) override;
-  void on_started(int rank, const Started& started) override;
+  void on_started(int rank, const ProgramStarted& started) override;
   void on_notice(int rank, const Notice& notice) override;
-  void on_meeting(int rank, const MeetingBytes& bytes) override;
+  void on_rendezvous(int rank, const RendezvousBytes& bytes) override;
   void on_output(int rank, Stream stream, std::string_view bytes) override;
   void on_ended(int rank, const Ended& ended) override;
   void on_drained(int rank) override;
@@ -83,23 +83,22 @@ class Job final : private RankObserver {
   bool all_settled() const;
   bool all_connected() const;
   int size() const { return options_.np; }
-  RankRecord& rank_record(int rank) { return record_.ranks[static_cast<std::size_t>(rank)]; }
-  void print_line(const std::string& text);
+  void print_line(const std::string& line);
   void report_output_failures();
-  void report_lost_output(const std::string& text);
+  void report_lost_output(const std::string& message);
   void write_out();
   void write_files();
   void hurry_on_signals(Poller& poller);
   void collect_outcome();
   int finish();
 
-  const Options options_;
+  const LaunchOptions options_;
   LaunchPlan plan_;
   Console console_;
   FileWriter files_;
   std::vector<std::unique_ptr<RankOutput>> outputs_;
   ReportServer server_;
-  Meetings meetings_;
+  RankRendezvous rendezvous_;
   std::vector<Hello> hellos_;  ///< by rank
   JobRecord record_;
   std::unique_ptr<JobStarter> starter_;

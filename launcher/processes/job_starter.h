@@ -24,19 +24,20 @@ class JobStarter {
 
   /// The commands that start() will run, a line each.
   virtual std::vector<std::string> commands() const = 0;
-  /// @throws LaunchError when something cannot be run
+  /// @throws LaunchError when a process cannot be started.
   virtual void start() = 0;
   /// Reads the output of the started processes, and shows the useful part.
   virtual void add_to(Poller& poller) = 0;
 
-  struct End {
+  /// A started process that has ended.
+  struct Exit {
     std::vector<int> ranks;   ///< that the process was to start
     bool last = false;        ///< no started process is left
     bool ends_ranks = false;  ///< its ranks end with it
   };
-  /// The processes that have ended since the last call. The end of a process is an error if its
-  /// ranks have not all connected.
-  virtual std::vector<End> take_ends() = 0;
+  /// Reaps the processes that have ended since the last call. The end of a process is an error if
+  /// its ranks have not all connected.
+  virtual std::vector<Exit> reap() = 0;
   /// Asks the remaining processes to end the ranks that they started.
   virtual void terminate() = 0;
   virtual void kill() = 0;
@@ -52,9 +53,9 @@ class JobStarter {
 };
 
 /// Makes the starter for the plan's controller.
-/// @param spec the plan's, completed with the port, the token and the limits of this run
-/// @param verbose all that mpirun prints is shown
-std::unique_ptr<JobStarter> make_starter(const LaunchPlan& plan, LaunchSpec spec, bool verbose,
+/// @param plan with the port, the token and the limits of this run
+/// @param verbose shows all output of mpirun
+std::unique_ptr<JobStarter> make_starter(const LaunchPlan& plan, bool verbose,
                                          JobStarter::Show show);
 
 }  // namespace hvd::launcher

@@ -5,53 +5,41 @@
 
 #include <array>
 #include <cerrno>
-#include <csignal>
-#include <cstring>
 #include <numeric>
 
-#include "processes/job_folder.h"
-#include "system/error.h"
+#include "command/mpirun_command.h"
 
 namespace hvd::launcher {
 
-MpirunStarter::MpirunStarter(LaunchSpec spec, std::string hostname, bool verbose, Show show)
-    : spec_(std::move(spec)),
-      hostname_(std::move(hostname)),
-      verbose_(verbose),
-      show_(std::move(show)) {}
+MpirunStarter::MpirunStarter(LaunchPlan plan, bool verbose, Show show)
+    : plan_(std::move(plan)), verbose_(verbose), show_(std::move(show)) {}
 
 std::vector<std::string> MpirunStarter::commands() const {
-  return {format_command(build_mpirun_command(spec_))};
+  return {format_command(build_mpirun_command(plan_))};
 }
 
 void MpirunStarter::start() {
   remove_abandoned(TemporaryFolder::parent(), TemporaryFolder::kPrefix);
   session_folder_.emplace();
-  spec_.session_folder = session_folder_->path();
-  const MpirunCommand command = build_mpirun_command(spec_);
+  plan_.session_folder = session_folder_->path();
+  const MpirunCommand command = build_mpirun_command(plan_);
 
   Pipe output = make_pipe();
   Pipe errors = make_pipe();
   SpawnOptions spawn_options;
   spawn_options.argv = command.argv;
-  spawn_options.environment = spec_.environment;
+  spawn_options.environment = plan_.environment;
   for (const auto& [name, value] : command.added_variables)
     set_variable(spawn_options.environment, name, value);
   spawn_options.stdout_fd = output.write_end.get();
   spawn_options.stderr_fd = errors.write_end.get();
   spawn_options.parent_death_signal = SIGTERM;
-  // A terminal's Ctrl-C reaches mpirun too, which would kill the ranks at once. The signal is
-  // blocked there, so that hvdrun stops the ranks after its grace period.
+  // A terminal's Ctrl-C reaches mpirun too, which would kill the ranks at once. mpirun starts with
+  // the signal blocked, so that hvdrun stops the ranks after its grace period.
   spawn_options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};
-  const SpawnResult result = spawn(spawn_options);
-  if (result.error != 0) {
-    throw LaunchError(
-        result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun,
-        "cannot run '" + command.argv[0] + "': " + std::strerror(result.error) +
-            "; expected Open MPI's mpirun in PATH: install it, name it with HVD_MPIRUN, or start "
-            "the ranks without it: --controller ucx");
-  }
-  mpirun_ = result.pid;
+  mpirun_ = start_process(spawn_options,
+                          "; expected Open MPI's mpirun in PATH: install it, name it with "
+                          "HVD_MPIRUN, or start the ranks without it: --controller ucx");
   stdout_ = std::move(output.read_end);
   stderr_ = std::move(errors.read_end);
 }
@@ -73,27 +61,21 @@ void MpirunStarter::on_output(UniqueFd& from) {
   show_(verbose_ ? bytes : useful);
 }
 
-std::vector<JobStarter::End> MpirunStarter::take_ends() {
+std::vector<JobStarter::Exit> MpirunStarter::reap() {
   if (end_ || mpirun_ < 0) return {};
   end_ = try_wait(mpirun_);
   if (!end_) return {};
-  End end{.ranks = std::vector<int>(static_cast<std::size_t>(spec_.np)),
-          .last = true,
-          .ends_ranks = true};
-  std::iota(end.ranks.begin(), end.ranks.end(), 0);
-  return {std::move(end)};
+  Exit exit{.ranks = std::vector<int>(static_cast<std::size_t>(plan_.np)),
+            .last = true,
+            .ends_ranks = true};
+  std::iota(exit.ranks.begin(), exit.ranks.end(), 0);
+  return {std::move(exit)};
 }
 
-void MpirunStarter::terminate() {
+void MpirunStarter::stop(int signal) {
   if (end_) return;
   stopped_ = true;
-  ::kill(mpirun_, SIGTERM);
-}
-
-void MpirunStarter::kill() {
-  if (end_) return;
-  stopped_ = true;
-  ::kill(mpirun_, SIGKILL);
+  ::kill(mpirun_, signal);
 }
 
 void MpirunStarter::close_output() {
@@ -110,21 +92,21 @@ void MpirunStarter::explain(JobRecord& record) const {
   record.starter = "mpirun";
   if (end_) record.starter_code = end_->code;
   if (end_) record.starter_signal = stopped_ ? 0 : end_->signal;
-  record.starter_spoke = log_.spoke();
-  if (log_.abort()) record.abort_rank = log_.abort()->rank;
+  record.starter_wrote = log_.wrote();
+  record.abort_rank = log_.abort_rank();
   record.improper_rank = log_.improper_rank();
   record.lacks_slots = log_.lacks_slots();
   record.lost_host = log_.lost_host();
   record.lacks_executable = log_.lacks_executable();
   if (record.lost_host) record.suspect_hosts = suspect_hosts();
-  take_losses_from_mpirun(record);
+  mark_ranks_lost_by_mpirun(record);
 }
 
 /// mpirun prints the same text for every reason, and the text does not always name the host.
 std::vector<std::string> MpirunStarter::suspect_hosts() const {
   std::vector<std::string> others, named;
-  for (const Host& host : spec_.hosts) {
-    if (is_local_host(host.name, hostname_)) continue;
+  for (const Host& host : plan_.hosts) {
+    if (is_local_host(host.name, plan_.hostname)) continue;
     others.push_back(host.name);
     if (log_.about_hosts().find(host.name) != std::string::npos) named.push_back(host.name);
   }

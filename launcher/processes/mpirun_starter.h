@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <csignal>
 #include <optional>
 #include <string>
 #include <vector>
@@ -17,16 +18,15 @@ namespace hvd::launcher {
 /// Starts the ranks by mpirun, which runs `hvdrun --supervise` on all hosts.
 class MpirunStarter final : public JobStarter {
  public:
-  /// @param hostname of this machine
-  /// @param verbose all that mpirun prints is shown
-  MpirunStarter(LaunchSpec spec, std::string hostname, bool verbose, Show show);
+  /// @param verbose shows all output of mpirun
+  MpirunStarter(LaunchPlan plan, bool verbose, Show show);
 
   std::vector<std::string> commands() const override;
   void start() override;
   void add_to(Poller& poller) override;
-  std::vector<End> take_ends() override;
-  void terminate() override;
-  void kill() override;
+  std::vector<Exit> reap() override;
+  void terminate() override { stop(SIGTERM); }
+  void kill() override { stop(SIGKILL); }
   bool has_output() const override { return stdout_ || stderr_; }
   void close_output() override;
   std::string finish_output() override;
@@ -35,10 +35,10 @@ class MpirunStarter final : public JobStarter {
 
  private:
   void on_output(UniqueFd& from);
+  void stop(int signal);
   std::vector<std::string> suspect_hosts() const;
 
-  LaunchSpec spec_;
-  const std::string hostname_;
+  LaunchPlan plan_;
   const bool verbose_;
   const Show show_;
   std::optional<TemporaryFolder> session_folder_;

@@ -31,28 +31,14 @@ constexpr std::size_t kReadSize = 64 * 1024;
 /// Above this the program waits for hvdrun, as it would for a slow reader of its pipe.
 constexpr std::size_t kMaxOutgoing = 1 << 20;
 /// The delay between mpirun's request to stop this rank and SIGTERM to the program. A program that
-/// called MPI_Abort is about to exit with its own code, which must not be hidden behind our
-/// SIGTERM; hvdrun, which knows why, usually sends its own order sooner.
+/// called MPI_Abort is about to exit with its own code, which a SIGTERM would hide. hvdrun usually
+/// sends its own order sooner.
 constexpr milliseconds kStopDelay{100};
 constexpr int kOrphanGraceMs = 500;
-/// How long output is awaited from processes that the program left behind and that hold its pipes.
+/// How long to wait for output of processes that the program left behind and that hold its pipes.
 constexpr milliseconds kDrainTime{200};
 
 constexpr std::array kSupervised = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
-
-bool send_all(int fd, std::string_view bytes) {
-  while (!bytes.empty()) {
-    const ssize_t sent = ::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL);
-    if (sent < 0 && errno == EINTR) continue;
-    if (sent <= 0) return false;
-    bytes.remove_prefix(static_cast<std::size_t>(sent));
-  }
-  return true;
-}
-
-}  // namespace
-
-namespace {
 
 /// The next frame. Empty if the peer violates the protocol, has closed or is too slow.
 std::optional<Frame> await_frame(int fd, FrameDecoder& decoder,
@@ -74,22 +60,22 @@ std::optional<Frame> await_frame(int fd, FrameDecoder& decoder,
 bool send_frame(int fd, FrameType type, const std::string& payload) {
   std::string bytes;
   append_frame(bytes, type, payload);
-  return send_all(fd, bytes);
+  return send_some(fd, bytes) == static_cast<std::ptrdiff_t>(bytes.size());
 }
 
 /// Estimates the offset of the other clock. The reply was written at some moment between the
 /// request and its receipt, so an offset within half of that interval counts as zero.
-long long offset_of(long long asked_ns, long long got_ns, long long theirs_ns) {
-  const long long offset = theirs_ns - (asked_ns + (got_ns - asked_ns) / 2);
-  const long long doubt = (got_ns - asked_ns + 1) / 2;
+long long offset_of(long long sent_ns, long long received_ns, long long theirs_ns) {
+  const long long offset = theirs_ns - (sent_ns + (received_ns - sent_ns) / 2);
+  const long long doubt = (received_ns - sent_ns + 1) / 2;
   return std::abs(offset) <= doubt ? 0 : offset;
 }
 
 }  // namespace
 
-std::optional<Connection> introduce(UniqueFd fd, Hello hello, const std::string& token,
-                                    bool same_clock, int timeout_ms) {
-  Connection connection;
+std::optional<LauncherConnection> introduce(UniqueFd fd, Hello hello, const std::string& token,
+                                            bool same_clock, int timeout_ms) {
+  LauncherConnection connection;
   const auto deadline = std::chrono::steady_clock::now() + milliseconds(timeout_ms);
   try {
     const std::string nonce = random_token();
@@ -102,13 +88,13 @@ std::optional<Connection> introduce(UniqueFd fd, Hello hello, const std::string&
     if (!same_secret(challenge.proof, launcher_proof(token, nonce, challenge.nonce)))
       return std::nullopt;
     hello.proof = supervisor_proof(token, nonce, challenge.nonce, hello.rank);
-    const long long asked = realtime_ns();
+    const long long sent = realtime_ns();
     if (!send_frame(fd.get(), FrameType::kHello, encode(hello))) return std::nullopt;
     frame = await_frame(fd.get(), connection.decoder, deadline);
     if (!frame || frame->type != FrameType::kWelcome) return std::nullopt;
     connection.welcome = decode<Welcome>(frame->payload);
     if (!same_clock)
-      connection.clock_offset_ns = offset_of(asked, realtime_ns(), connection.welcome.time_ns);
+      connection.clock_offset_ns = offset_of(sent, realtime_ns(), connection.welcome.time_ns);
   } catch (const ProtocolError&) {
     return std::nullopt;
   }
@@ -124,23 +110,23 @@ sigset_t supervised_signals() {
   return signals;
 }
 
-RankSupervisor::RankSupervisor(Connection connection, std::optional<MeetingSocket> meeting,
-                               bool use_terminal)
+RankSupervisor::RankSupervisor(LauncherConnection connection,
+                               std::optional<RendezvousSocket> rendezvous, bool use_terminal)
     : connection_(std::move(connection)),
       use_terminal_(use_terminal),
-      meeting_(std::move(meeting)),
+      rendezvous_(std::move(rendezvous)),
       credit_(connection_.welcome.credit) {}
 
 int RankSupervisor::run(const std::vector<std::string>& program, const MakeEnvironment& environment,
                         const std::vector<int>& cpus) {
   const sigset_t signals = supervised_signals();
   signals_ = UniqueFd(::signalfd(-1, &signals, SFD_CLOEXEC | SFD_NONBLOCK));
-  take_frames();  // frames may have arrived together with the welcome
+  process_frames();  // frames may have arrived together with the welcome
   while (!done()) {
     if (start_ && program_ < 0 && !ended_) start(program, environment, cpus);
     wait_for_events();
     on_timers();
-    notice_end();
+    detect_end();
     report_if_ended();
     finish_output();
   }
@@ -197,7 +183,7 @@ void RankSupervisor::start(const std::vector<std::string>& program,
   const SpawnResult result = spawn(options);
   if (result.error == 0) {
     program_ = result.pid;
-    append_frame(outgoing_, FrameType::kStarted, encode(Started{.pid = program_}));
+    append_frame(outgoing_, FrameType::kStarted, encode(ProgramStarted{.pid = program_}));
     return;
   }
   const ExitCode code = result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun;
@@ -211,7 +197,7 @@ void RankSupervisor::wait_for_events() {
   Poller poller;
   poller.add(signals_.get(), POLLIN, [this](short) { on_signals(); });
   if (notices_.fd() >= 0) poller.add(notices_.fd(), POLLIN, [this](short) { relay_notices(); });
-  if (meeting_ && outgoing_.size() < kMaxOutgoing) meeting_->add_to(poller);
+  if (rendezvous_ && outgoing_.size() < kMaxOutgoing) rendezvous_->add_to(poller);
   if (connection_.fd) {
     const short events = static_cast<short>(outgoing_.empty() ? POLLIN : POLLIN | POLLOUT);
     poller.add(connection_.fd.get(), events, [this](short) { on_hvdrun_readable(); });
@@ -221,7 +207,7 @@ void RankSupervisor::wait_for_events() {
   if (stderr_ && may_read())
     poller.add(stderr_.get(), POLLIN, [this](short) { relay(stderr_, FrameType::kStderr); });
   poller.wait(next_timeout_ms());
-  relay_meeting();
+  relay_rendezvous();
   flush();
 }
 
@@ -271,18 +257,18 @@ void RankSupervisor::on_hvdrun_readable() {
     const ssize_t count = ::recv(connection_.fd.get(), buffer.data(), buffer.size(), 0);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
-    if (count <= 0) return on_hvdrun_gone();
+    if (count <= 0) return on_connection_lost();
     connection_.decoder.feed({buffer.data(), static_cast<std::size_t>(count)});
-    take_frames();
+    process_frames();
     if (!connection_.fd) return;
   }
 }
 
-void RankSupervisor::take_frames() {
+void RankSupervisor::process_frames() {
   try {
     while (const auto frame = connection_.decoder.next()) on_hvdrun_frame(*frame);
   } catch (const ProtocolError&) {
-    on_hvdrun_gone();
+    on_connection_lost();
   }
 }
 
@@ -291,8 +277,8 @@ void RankSupervisor::on_hvdrun_frame(const Frame& frame) {
     released_ = true;
   } else if (frame.type == FrameType::kStart) {
     start_ = decode<StartOrder>(frame.payload);
-  } else if (frame.type == FrameType::kMeetingAnswer) {
-    if (meeting_) meeting_->answer(decode_meeting(frame.payload));
+  } else if (frame.type == FrameType::kRendezvousReply) {
+    if (rendezvous_) rendezvous_->reply(decode_rendezvous(frame.payload));
   } else if (frame.type == FrameType::kCredit) {
     credit_ += decode<Credit>(frame.payload).bytes;
   } else if (frame.type == FrameType::kSignal) {
@@ -307,9 +293,9 @@ void RankSupervisor::on_hvdrun_frame(const Frame& frame) {
   }
 }
 
-void RankSupervisor::on_hvdrun_gone() {
+void RankSupervisor::on_connection_lost() {
   connection_.fd.reset();
-  if (meeting_) meeting_->close_all();
+  if (rendezvous_) rendezvous_->close_all();
   outgoing_.clear();
   credit_ = std::numeric_limits<int>::max();  // output that is read from here on is dropped
   if (!ended_) stop(SIGTERM, kOrphanGraceMs);
@@ -335,16 +321,9 @@ bool RankSupervisor::relay(UniqueFd& from, FrameType type) {
 
 void RankSupervisor::flush() {
   if (!connection_.fd) return;
-  std::size_t sent = 0;
-  while (sent < outgoing_.size()) {
-    const ssize_t count = ::send(connection_.fd.get(), outgoing_.data() + sent,
-                                 outgoing_.size() - sent, MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (count <= 0) return on_hvdrun_gone();
-    sent += static_cast<std::size_t>(count);
-  }
-  outgoing_.erase(0, sent);
+  const auto sent = send_some(connection_.fd.get(), outgoing_);
+  if (sent < 0) return on_connection_lost();
+  outgoing_.erase(0, static_cast<std::size_t>(sent));
 }
 
 void RankSupervisor::relay_notices() {
@@ -355,22 +334,23 @@ void RankSupervisor::relay_notices() {
   }
 }
 
-void RankSupervisor::relay_meeting() {
-  if (!meeting_) return;
-  for (const MeetingSocket::Said& said : meeting_->take()) {
+void RankSupervisor::relay_rendezvous() {
+  if (!rendezvous_) return;
+  for (const RendezvousSocket::Received& received : rendezvous_->pop_received()) {
     if (!connection_.fd) continue;
-    append_frame(outgoing_, FrameType::kMeeting,
-                 MeetingBytes{.session = said.session, .last = said.last, .bytes = said.bytes});
+    append_frame(outgoing_, FrameType::kRendezvous,
+                 RendezvousBytes{
+                     .session = received.session, .last = received.last, .bytes = received.bytes});
   }
 }
 
-void RankSupervisor::notice_end() {
+void RankSupervisor::detect_end() {
   if (ended_ || program_ < 0) return;
   const auto status = peek_exit(program_);
   if (!status) return;
   relay_notices();
-  if (meeting_) meeting_->read_all();
-  relay_meeting();
+  if (rendezvous_) rendezvous_->read_all();
+  relay_rendezvous();
   ended_ = Ended{.time_ns = realtime_ns() + connection_.clock_offset_ns,
                  .pid = program_,
                  .code = status->code,
@@ -384,8 +364,8 @@ void RankSupervisor::notice_end() {
 
 bool RankSupervisor::may_read() const { return credit_ > 0 && outgoing_.size() < kMaxOutgoing; }
 
-/// The report follows the output, so that hvdrun has the last lines when it learns of the end. A
-/// reader that does not read must not delay it.
+/// The report follows the output, so that hvdrun has the last lines when it receives the report. A
+/// user who does not read hvdrun's output must not delay it.
 void RankSupervisor::report_if_ended() {
   if (reported_ || !ended_) return;
   if ((stdout_ || stderr_) && Clock::now() < *drain_until_ && may_read()) return;
@@ -420,7 +400,7 @@ void RankSupervisor::stop_later(const SignalOrder& order) {
 
 void RankSupervisor::stop(int signal, int kill_after_ms) {
   relay_notices();  // notices and an end before the stop are the program's own
-  notice_end();
+  detect_end();
   stopped_ = true;
   stop_at_.reset();
   if (program_ < 0 && !ended_) {
@@ -437,7 +417,7 @@ void RankSupervisor::stop(int signal, int kill_after_ms) {
   kill_at_ = kill_at_ ? std::min(*kill_at_, kill_at) : kill_at;
 }
 
-/// SIGUSR1 asks for a state dump. The signal must not end a program that has no handler for it, not
+/// SIGUSR1 requests a state dump. The signal must not end a program that has no handler for it, not
 /// yet or no longer.
 void RankSupervisor::pass_on(int signal) const {
   if (signal != SIGUSR1) return signal_program(signal);

@@ -17,7 +17,7 @@
 namespace hvd::launcher {
 
 /// A connection to hvdrun that has been welcomed.
-struct Connection {
+struct LauncherConnection {
   UniqueFd fd;
   FrameDecoder decoder;
   Welcome welcome;
@@ -26,18 +26,18 @@ struct Connection {
 /// Proves to hvdrun that this process has the token, and checks hvdrun's proof, before it sends
 /// anything else. Empty if the other side is not this job's hvdrun. `same_clock`: both run on one
 /// host.
-std::optional<Connection> introduce(UniqueFd fd, Hello hello, const std::string& token,
-                                    bool same_clock, int timeout_ms);
+std::optional<LauncherConnection> introduce(UniqueFd fd, Hello hello, const std::string& token,
+                                            bool same_clock, int timeout_ms);
 
 /// The signals that a supervisor and its front process read from a signalfd; they must be blocked
 /// before either starts.
 sigset_t supervised_signals();
 
-/// Runs one rank's program and keeps hvdrun informed until hvdrun releases it. Not thread-safe; one
+/// Runs one rank's program and reports to hvdrun until hvdrun releases it. Not thread-safe; one
 /// thread, one poll loop, which never blocks on the program, on hvdrun or on a full pipe.
 ///
 ///   waiting --order to start--> running --program ended--> reported --pipes at their end-->
-///   drained --release, or hvdrun gone--> done
+///   drained --release, or connection lost--> done
 ///
 /// A supervisor that is stopped while it waits ends without a program.
 class RankSupervisor {
@@ -45,10 +45,11 @@ class RankSupervisor {
   /// Makes the program's environment from the start order, whose `address` is set.
   using MakeEnvironment = std::function<std::vector<std::string>(const StartOrder&)>;
 
-  /// `meeting`: the socket through which its processes reach hvdrun, if any.
+  /// `rendezvous`: the socket through which its processes reach hvdrun's rendezvous, if any.
   /// `use_terminal`: the program's stdout is a pseudo-terminal, so that its C library writes line
   /// by line.
-  RankSupervisor(Connection connection, std::optional<MeetingSocket> meeting, bool use_terminal);
+  RankSupervisor(LauncherConnection connection, std::optional<RendezvousSocket> rendezvous,
+                 bool use_terminal);
   /// `cpus`: the program is bound to these; empty: it is not bound.
   int run(const std::vector<std::string>& program, const MakeEnvironment& environment,
           const std::vector<int>& cpus);
@@ -64,15 +65,15 @@ class RankSupervisor {
   void on_timers();
   void on_signals();
   void on_hvdrun_readable();
-  void take_frames();
+  void process_frames();
   void on_hvdrun_frame(const Frame& frame);
-  void on_hvdrun_gone();
+  void on_connection_lost();
   /// Reads once. Returns whether there was output.
   bool relay(UniqueFd& from, FrameType type);
   void flush();
   void relay_notices();
-  void relay_meeting();
-  void notice_end();
+  void relay_rendezvous();
+  void detect_end();
   void report_if_ended();
   void finish_output();
   bool may_read() const;
@@ -83,11 +84,11 @@ class RankSupervisor {
   int next_timeout_ms() const;
   bool done() const;
 
-  Connection connection_;
+  LauncherConnection connection_;
   const bool use_terminal_;
   UniqueFd signals_;
   NoticeSocket notices_;
-  std::optional<MeetingSocket> meeting_;
+  std::optional<RendezvousSocket> rendezvous_;
   UniqueFd stdout_, stderr_;
   pid_t program_ = -1;
   std::optional<StartOrder> start_;
@@ -95,7 +96,7 @@ class RankSupervisor {
   std::optional<Ended> ended_;
   bool reported_ = false;
   bool drained_ = false;
-  long long credit_ = 0;  ///< bytes of output that hvdrun can take
+  long long credit_ = 0;  ///< bytes of output that hvdrun accepts
   bool released_ = false;
   bool stopped_ = false;
   SignalOrder later_{

@@ -12,6 +12,7 @@
 
 #include "base/cpu_quota.h"
 #include "base/sha256.h"
+#include "base/text.h"
 #include "command/controller.h"
 #include "command/rank_environment.h"
 #include "processes/core_share.h"
@@ -22,7 +23,6 @@
 #include "system/error.h"
 #include "system/process.h"
 #include "system/socket.h"
-#include "system/text.h"
 
 // Note [Two processes per rank]
 //
@@ -38,11 +38,11 @@
 // Deaths travel down by PR_SET_PDEATHSIG; across hosts, and when hvdrun itself dies, by the TCP
 // connection closing.
 
-// Note [Where the ranks meet]
+// Note [Rendezvous under hvdrun]
 //
 // Without MPI, hvd's ranks find each other through their supervisors, which are connected to hvdrun
-// anyway. hvdrun serves the rendezvous (Meetings), and each supervisor passes on the bytes
-// (MeetingSocket). The rendezvous needs no further port, and no connection between the ranks'
+// anyway. hvdrun serves the rendezvous (RankRendezvous), and each supervisor passes on the bytes
+// (RendezvousSocket). The rendezvous needs no further port, and no connection between the ranks'
 // hosts.
 //
 // Other programs read MASTER_ADDR and MASTER_PORT, and rank 0 serves there. The port must be free
@@ -61,7 +61,7 @@ namespace hvd::launcher {
 namespace {
 
 constexpr int kConnectTimeoutMs = 5'000;
-/// hvdrun answers when it has started all ranks, which takes some 20 ms each where they share
+/// hvdrun replies once it has started all ranks, which takes some 20 ms each where they share
 /// cores.
 constexpr int kIntroductionTimeoutMs = 30'000;
 constexpr int kConnectAttempts = 3;
@@ -71,6 +71,11 @@ constexpr const char* kSharedPrefix = "hvdrun-";
 std::optional<std::string> variable(const char* name) {
   const char* value = std::getenv(name);
   return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+}
+
+std::vector<std::string> words_of(std::string_view list) {
+  const auto parts = split_text(list, ',');
+  return {parts.begin(), parts.end()};
 }
 
 /// The cores and threads of this rank. Under Bind::kNone only the number of threads is used. Where
@@ -96,8 +101,8 @@ CoreShare find_share(const RankIdentity& identity) {
   return share;
 }
 
-std::optional<Connection> try_connect(const std::vector<std::string>& addresses, std::uint16_t port,
-                                      const Hello& hello) {
+std::optional<LauncherConnection> try_connect(const std::vector<std::string>& addresses,
+                                              std::uint16_t port, const Hello& hello) {
   for (UniqueFd& fd : connect_any(addresses, port, kConnectTimeoutMs)) {
     tune_connection(fd.get(), silence_limit_ms(variable(kPeerTimeoutVariable)));
     auto connection = introduce(std::move(fd), hello, variable(kTokenVariable).value_or(""),
@@ -109,15 +114,14 @@ std::optional<Connection> try_connect(const std::vector<std::string>& addresses,
 
 /// Tries loopback only if this host has the name of hvdrun's host. On another host a different
 /// program may listen on that port.
-std::optional<Connection> connect_to_launcher(const Hello& hello) {
+std::optional<LauncherConnection> connect_to_launcher(const Hello& hello) {
   const std::string addresses = variable(kAddressesVariable).value_or("");
-  const auto port =
-      static_cast<std::uint16_t>(std::atoi(variable(kPortVariable).value_or("0").c_str()));
+  const auto port = parse_number<std::uint16_t>(variable(kPortVariable).value_or("")).value_or(0);
   for (int attempt = 0; attempt < kConnectAttempts; ++attempt) {
     if (hello.host == variable(kHostVariable)) {
       if (auto connection = try_connect({"127.0.0.1"}, port, hello)) return connection;
     }
-    if (auto connection = try_connect(split(addresses, ','), port, hello)) return connection;
+    if (auto connection = try_connect(words_of(addresses), port, hello)) return connection;
     ::usleep(200'000);
   }
   std::fprintf(stderr,
@@ -129,12 +133,10 @@ std::optional<Connection> connect_to_launcher(const Hello& hello) {
   return std::nullopt;
 }
 
-bool starts_without_mpi() {
-  return variable(kControllerVariable) == std::string(to_string(Controller::kUcx));
-}
+bool starts_without_mpi() { return variable(kControllerVariable) == text(Controller::kUcx); }
 
-/// `meeting`: the socket's name; empty: MPI knows the ranks.
-JobPlace place_of(const StartOrder& order, const std::string& meeting) {
+/// `socket`: name of the rendezvous socket; empty: the ranks find each other through MPI.
+JobPlace place_of(const StartOrder& order, const std::string& socket) {
   const std::string token = variable(kTokenVariable).value_or("");
   JobPlace place;
   place.address = order.address;
@@ -145,8 +147,8 @@ JobPlace place_of(const StartOrder& order, const std::string& meeting) {
   place.cross_size = order.cross_size;
   place.name = job_name(token);
   place.token = job_token(token);
-  if (!meeting.empty()) place.init_method = "hvdrun://" + meeting;
-  place.exports = split(variable(kExportsVariable).value_or(""), ',');
+  if (!socket.empty()) place.init_method = "hvdrun://" + socket;
+  place.exports = words_of(variable(kExportsVariable).value_or(""));
   return place;
 }
 
@@ -162,15 +164,15 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
   hello.supervisor_pid = ::getpid();
   hello.omp_threads = omp_threads;
   hello.bound_cpus = static_cast<int>(share.cpus.size());
-  // Kept as long as the rank runs: see Note [Where the ranks meet].
+  // Kept as long as the rank runs: see Note [Rendezvous under hvdrun].
   Listener master;
   if (identity.rank == 0) {
     master = reserve_port();
     hello.master_port = master.port;
   }
-  std::optional<MeetingSocket> meeting;
-  if (starts_without_mpi()) meeting.emplace();
-  const std::string meeting_name = meeting ? meeting->name() : "";
+  std::optional<RendezvousSocket> rendezvous;
+  if (starts_without_mpi()) rendezvous.emplace();
+  const std::string socket_name = rendezvous ? rendezvous->name() : "";
   auto connection = connect_to_launcher(hello);
   if (!connection) return static_cast<int>(ExitCode::kUnavailable);
 
@@ -179,40 +181,31 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
     remove_stale_segments(kSharedMemory);
   }
   // The name is the same for all ranks of the job on this host, and must not reveal the token.
-  const std::string folder = std::string(kSharedMemory) + "/" + kSharedPrefix +
-                             hmac_hex(*variable(kTokenVariable), "folder").substr(0, 16);
+  const std::string folder = text(kSharedMemory, "/", kSharedPrefix,
+                                  hmac_hex(*variable(kTokenVariable), "folder").substr(0, 16));
   const auto shared = starts_without_mpi() ? std::nullopt : JobFolder::join(folder);
   const auto make_environment = [&](const StartOrder& order) {
     std::vector<std::string> environment =
         rank_environment(current_environment(), identity, omp_threads);
     if (shared) put_segments_into(environment, shared->path());
-    add_job_variables(environment, place_of(order, meeting_name));
+    add_job_variables(environment, place_of(order, socket_name));
     return environment;
   };
-  RankSupervisor supervisor(std::move(*connection), std::move(meeting),
+  RankSupervisor supervisor(std::move(*connection), std::move(rendezvous),
                             variable(kOutputTtyVariable) == "1");
   return supervisor.run(program, make_environment, share.cpus);
 }
 
 int become_program(const std::vector<std::string>& program, const RankIdentity& identity) {
   const CoreShare share = find_share(identity);
-  SpawnOptions options;
-  options.argv = program;
-  options.environment = rank_environment(current_environment(), identity,
-                                         variable("OMP_NUM_THREADS") ? 0 : share.threads);
   bind_to(share.cpus);
   sigset_t none;
   sigemptyset(&none);
   ::sigprocmask(SIG_SETMASK, &none, nullptr);
-  std::vector<char*> argv;
-  for (std::string& word : options.argv) argv.push_back(word.data());
-  argv.push_back(nullptr);
-  std::vector<char*> environment;
-  for (std::string& entry : options.environment) environment.push_back(entry.data());
-  environment.push_back(nullptr);
-  ::execvpe(argv[0], argv.data(), environment.data());
-  const int error = errno;
-  std::fprintf(stderr, "hvdrun: cannot run '%s': %s\n", argv[0], std::strerror(error));
+  const int error =
+      execute(program, rank_environment(current_environment(), identity,
+                                        variable("OMP_NUM_THREADS") ? 0 : share.threads));
+  std::fprintf(stderr, "hvdrun: cannot run '%s': %s\n", program[0].c_str(), std::strerror(error));
   return static_cast<int>(error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun);
 }
 

@@ -20,74 +20,74 @@ bool same_target(int a, int b) {
 }  // namespace
 
 Console::Console(int stdout_fd, int stderr_fd) : shared_(same_target(stdout_fd, stderr_fd)) {
-  devices_[0].fd = stdout_fd;
-  devices_[1].fd = stderr_fd;
-  for (Device& device : devices_) device.terminal = ::isatty(device.fd) == 1;
+  targets_[0].fd = stdout_fd;
+  targets_[1].fd = stderr_fd;
+  for (Target& target : targets_) target.terminal = ::isatty(target.fd) == 1;
 }
 
-bool Console::is_terminal(Stream stream) const { return device(stream).terminal; }
+bool Console::is_terminal(Stream stream) const { return target(stream).terminal; }
 
 bool Console::continues(Stream stream, int owner) const {
-  const Device& target = device(stream);
-  return target.last != '\n' && target.last != '\r' && target.owner == owner;
+  const Target& out = target(stream);
+  return out.last != '\n' && out.last != '\r' && out.owner == owner;
 }
 
 void Console::write(Stream stream, int owner, std::string_view text) {
-  Device& target = device(stream);
-  if (text.empty() || target.error != 0) return;
-  if (target.last != '\n' && target.owner != owner) {
+  Target& out = target(stream);
+  if (text.empty() || out.error != 0) return;
+  if (out.last != '\n' && out.owner != owner) {
     // After a '\r' a terminal's cursor stands on a line that the next text would overwrite only in
     // part.
-    target.queue += target.last == '\r' && target.terminal ? "\x1b[K" : "\n";
+    out.queue += out.last == '\r' && out.terminal ? "\x1b[K" : "\n";
   }
-  target.queue += text;
-  target.last = text.back();
-  target.owner = owner;
+  out.queue += text;
+  out.last = text.back();
+  out.owner = owner;
 }
 
 void Console::finish_lines() {
-  for (Device& device : devices_) {
-    if (device.last == '\n' || device.error != 0) continue;
-    device.queue += '\n';
-    device.last = '\n';
+  for (Target& target : targets_) {
+    if (target.last == '\n' || target.error != 0) continue;
+    target.queue += '\n';
+    target.last = '\n';
   }
 }
 
 void Console::add_to(Poller& poller) {
-  for (Device& device : devices_) {
-    if (!device.queue.empty())
-      poller.add(device.fd, POLLOUT, [this, &device](short) { write_some(device); });
+  for (Target& target : targets_) {
+    if (!target.queue.empty())
+      poller.add(target.fd, POLLOUT, [this, &target](short) { write_some(target); });
   }
 }
 
-/// After POLLOUT a pipe takes PIPE_BUF bytes without blocking; the descriptor is shared with others
-/// and must stay as it is, so making it non-blocking is no option.
-void Console::write_some(Device& device) {
-  const std::size_t size = std::min<std::size_t>(device.queue.size() - device.written, PIPE_BUF);
-  const ssize_t count = ::write(device.fd, device.queue.data() + device.written, size);
+/// After POLLOUT a pipe accepts PIPE_BUF bytes without blocking. The descriptor must stay blocking,
+/// because other processes share it.
+void Console::write_some(Target& target) {
+  const std::size_t size = std::min<std::size_t>(target.queue.size() - target.written, PIPE_BUF);
+  const ssize_t count = ::write(target.fd, target.queue.data() + target.written, size);
   if (count > 0) {
-    device.written += static_cast<std::size_t>(count);
+    target.written += static_cast<std::size_t>(count);
     progress_ += static_cast<std::size_t>(count);
   } else if (count < 0 && errno != EINTR && errno != EAGAIN) {
-    device.error = errno;
-    device.written = device.queue.size();
+    target.error = errno;
+    target.written = target.queue.size();
   }
-  if (device.written == device.queue.size() || device.written > 256 * 1024) {
-    device.queue.erase(0, device.written);
-    device.written = 0;
+  if (target.written == target.queue.size() || target.written > 256 * 1024) {
+    target.queue.erase(0, target.written);
+    target.written = 0;
   }
 }
 
 std::optional<int> Console::failure(Stream stream) const {
-  const int error = device(stream).error;
+  const int error = target(stream).error;
   return error != 0 ? std::optional<int>(error) : std::nullopt;
 }
 
 std::size_t Console::drop(Stream stream) {
-  Device& target = device(stream);
-  const std::size_t left = target.queue.size() - target.written;
-  target.queue.clear();
-  target.written = 0;
+  Target& out = target(stream);
+  const std::size_t left = out.queue.size() - out.written;
+  out.queue.clear();
+  out.written = 0;
   return left;
 }
 

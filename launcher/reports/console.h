@@ -11,13 +11,13 @@ namespace hvd::launcher {
 
 enum class Stream { kStdout = 0, kStderr = 1 };
 
-/// hvdrun's stdout and stderr, fed by many writers line by line. Queues what the reader is too slow
-/// for, so that signals and reports are still handled while a user pages through the output. After
-/// an error output is dropped, and failure() returns the error. When both streams go to the same
-/// file or terminal, they share one queue and keep their order. Not thread-safe.
+/// hvdrun's stdout and stderr, fed by many writers line by line. Queues the output that a slow
+/// reader has not read, so that signals and reports are still handled while a user pages through
+/// it. After an error output is dropped, and failure() returns the error. When both streams go to
+/// the same file or terminal, they share one queue and keep their order. Not thread-safe.
 class Console {
  public:
-  static constexpr int kNobody = -1;
+  static constexpr int kNoOwner = -1;
 
   Console(int stdout_fd, int stderr_fd);
 
@@ -31,39 +31,39 @@ class Console {
   void finish_lines();
 
   std::size_t pending() const noexcept {
-    return devices_[0].queue.size() + devices_[1].queue.size();
+    return targets_[0].queue.size() + targets_[1].queue.size();
   }
   void add_to(Poller& poller);
   /// errno of the first write that failed.
   std::optional<int> failure(Stream stream) const;
-  bool shares(Stream a, Stream b) const { return &device(a) == &device(b); }
+  bool shares(Stream a, Stream b) const { return &target(a) == &target(b); }
   /// Bytes written so far, which grows while a reader reads.
   std::size_t progress() const noexcept { return progress_; }
   /// Drops the queue and returns its bytes.
   std::size_t drop(Stream stream);
-  bool is_stuck(Stream stream) const { return !device(stream).queue.empty(); }
+  bool is_stuck(Stream stream) const { return !target(stream).queue.empty(); }
   /// Writes the queue without a time limit, unless the reader has closed.
   void flush();
 
  private:
-  struct Device {
+  struct Target {
     int fd = -1;
     bool terminal = false;
     std::string queue;
     std::size_t written = 0;
-    int owner = kNobody;
+    int owner = kNoOwner;
     char last = '\n';
     int error = 0;
   };
-  Device& device(Stream stream) { return devices_[shared_ ? 0 : static_cast<int>(stream)]; }
-  const Device& device(Stream stream) const {
-    return devices_[shared_ ? 0 : static_cast<int>(stream)];
+  Target& target(Stream stream) { return targets_[shared_ ? 0 : static_cast<int>(stream)]; }
+  const Target& target(Stream stream) const {
+    return targets_[shared_ ? 0 : static_cast<int>(stream)];
   }
-  void write_some(Device& device);
+  void write_some(Target& target);
 
   bool shared_ = false;
   std::size_t progress_ = 0;
-  Device devices_[2];
+  Target targets_[2];
 };
 
 }  // namespace hvd::launcher

@@ -25,8 +25,8 @@ constexpr std::size_t kWrittenTogether = 64 * 1024;
 
 }  // namespace
 
-struct FileWriter::State {
-  struct Piece {
+struct FileWriter::WriteQueue {
+  struct Write {
     std::size_t file = 0;
     std::string bytes;
     bool last = false;  ///< the file is to be closed; counts as a byte, so that it is waited for
@@ -34,17 +34,17 @@ struct FileWriter::State {
     std::size_t size() const { return bytes.size() + (last ? 1 : 0); }
   };
 
-  struct File {
+  struct OutputFile {
     std::string path;
     UniqueFd fd;
-    bool over = false, failed = false;  ///< takes no more bytes; under the lock of the State
+    bool over = false, failed = false;  ///< takes no more bytes; under the lock
   };
 
   Mutex mutex;
   Condition changed;
-  std::deque<File> files;  ///< grows only before the thread starts
-  std::deque<Piece> queue HVD_GUARDED_BY(mutex);
-  /// Bytes in `queue` and in the thread's hands.
+  std::deque<OutputFile> files;  ///< grows only before the thread starts
+  std::deque<Write> writes HVD_GUARDED_BY(mutex);
+  /// Bytes in `writes` and in the thread's hands.
   std::size_t pending HVD_GUARDED_BY(mutex) = 0;
   Clock::time_point last_progress HVD_GUARDED_BY(mutex){};
   std::vector<std::string> failures HVD_GUARDED_BY(mutex);
@@ -56,20 +56,20 @@ struct FileWriter::State {
     const std::uint64_t one = 1;
     [[maybe_unused]] const ssize_t written = ::write(event.get(), &one, sizeof one);
   }
-  bool add(Piece piece);
-  std::optional<Piece> next();
-  int write(const Piece& piece);
-  void process(const Piece& piece);
+  bool add(Write write);
+  std::optional<Write> next();
+  int perform(const Write& write);
+  void process(const Write& write);
 };
 
-FileWriter::FileWriter() : state_(std::make_shared<State>()) {}
+FileWriter::FileWriter() : queue_(std::make_shared<WriteQueue>()) {}
 
 FileWriter::~FileWriter() {
   {
-    const MutexLock lock(state_->mutex);
-    state_->over = true;
+    const MutexLock lock(queue_->mutex);
+    queue_->over = true;
   }
-  state_->changed.notify_one();
+  queue_->changed.notify_one();
 }
 
 std::size_t FileWriter::create(const std::filesystem::path& path) {
@@ -78,66 +78,66 @@ std::size_t FileWriter::create(const std::filesystem::path& path) {
     throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + path.string() + ": " +
                                             std::strerror(errno));
   }
-  state_->files.push_back({.path = path, .fd = std::move(fd)});
-  return state_->files.size() - 1;
+  queue_->files.push_back({.path = path, .fd = std::move(fd)});
+  return queue_->files.size() - 1;
 }
 
 void FileWriter::write(std::size_t file, std::string_view bytes) {
-  if (bytes.empty() || !state_->add({file, std::string(bytes), false})) return;
-  if (!std::exchange(started_, true)) std::thread(run, state_).detach();
+  if (bytes.empty() || !queue_->add({file, std::string(bytes), false})) return;
+  if (!std::exchange(started_, true)) std::thread(run, queue_).detach();
 }
 
 void FileWriter::close(std::size_t file) {
-  if (started_) state_->add({file, {}, true});
+  if (started_) queue_->add({file, {}, true});
 }
 
 std::size_t FileWriter::pending() const {
-  const MutexLock lock(state_->mutex);
-  return state_->pending;
+  const MutexLock lock(queue_->mutex);
+  return queue_->pending;
 }
 
 std::optional<FileWriter::Clock::time_point> FileWriter::next_deadline() const {
-  const MutexLock lock(state_->mutex);
-  if (state_->pending == 0) return std::nullopt;
-  return state_->last_progress + kPatience;
+  const MutexLock lock(queue_->mutex);
+  if (queue_->pending == 0) return std::nullopt;
+  return queue_->last_progress + kPatience;
 }
 
 void FileWriter::add_to(Poller& poller) {
-  poller.add(state_->event.get(), POLLIN, [this](short) {
+  poller.add(queue_->event.get(), POLLIN, [this](short) {
     std::uint64_t count = 0;
-    [[maybe_unused]] const ssize_t taken = ::read(state_->event.get(), &count, sizeof count);
+    [[maybe_unused]] const ssize_t taken = ::read(queue_->event.get(), &count, sizeof count);
   });
 }
 
-std::vector<std::string> FileWriter::take_failures(std::chrono::milliseconds patience) {
-  const MutexLock lock(state_->mutex);
-  if (state_->pending > 0 && Clock::now() - state_->last_progress >= patience) {
-    const auto folder = std::filesystem::path(state_->files[0].path).parent_path().parent_path();
-    state_->failures.push_back(text("cannot write the files in ", folder,
+std::vector<std::string> FileWriter::collect_failures(std::chrono::milliseconds patience) {
+  const MutexLock lock(queue_->mutex);
+  if (queue_->pending > 0 && Clock::now() - queue_->last_progress >= patience) {
+    const auto folder = std::filesystem::path(queue_->files[0].path).parent_path().parent_path();
+    queue_->failures.push_back(text("cannot write the files in ", folder,
                                     ": no data was accepted for ", patience.count() / 1000,
                                     " s; the ranks' output is not kept there any more"));
-    for (State::File& file : state_->files) file.over = true;
-    state_->queue.clear();
-    state_->pending = 0;
-    state_->given_up = true;
+    for (WriteQueue::OutputFile& file : queue_->files) file.over = true;
+    queue_->writes.clear();
+    queue_->pending = 0;
+    queue_->given_up = true;
   }
-  return std::exchange(state_->failures, {});
+  return std::exchange(queue_->failures, {});
 }
 
 /// Whether the file takes it.
-bool FileWriter::State::add(Piece piece) {
+bool FileWriter::WriteQueue::add(Write write) {
   {
     const MutexLock lock(mutex);
-    if (files[piece.file].over) return false;
-    files[piece.file].over = piece.last;
+    if (files[write.file].over) return false;
+    files[write.file].over = write.last;
     if (pending == 0) last_progress = Clock::now();
-    pending += piece.size();
-    const bool fits = !queue.empty() && queue.back().file == piece.file &&
-                      queue.back().bytes.size() < kWrittenTogether && !piece.last;
+    pending += write.size();
+    const bool fits = !writes.empty() && writes.back().file == write.file &&
+                      writes.back().bytes.size() < kWrittenTogether && !write.last;
     if (fits) {
-      queue.back().bytes += piece.bytes;
+      writes.back().bytes += write.bytes;
     } else {
-      queue.push_back(std::move(piece));
+      writes.push_back(std::move(write));
     }
   }
   changed.notify_one();
@@ -145,19 +145,19 @@ bool FileWriter::State::add(Piece piece) {
 }
 
 /// The next task; empty at the end.
-std::optional<FileWriter::State::Piece> FileWriter::State::next() {
+std::optional<FileWriter::WriteQueue::Write> FileWriter::WriteQueue::next() {
   const MutexLock lock(mutex);
-  while (!over && queue.empty()) changed.wait(mutex);
+  while (!over && writes.empty()) changed.wait(mutex);
   if (over) return std::nullopt;
-  Piece piece = std::move(queue.front());
-  queue.pop_front();
-  return piece;
+  Write write = std::move(writes.front());
+  writes.pop_front();
+  return write;
 }
 
 /// errno when it fails.
-int FileWriter::State::write(const Piece& piece) {
-  const int fd = files[piece.file].fd.get();
-  for (std::string_view left = piece.bytes; !left.empty();) {
+int FileWriter::WriteQueue::perform(const Write& write) {
+  const int fd = files[write.file].fd.get();
+  for (std::string_view left = write.bytes; !left.empty();) {
     const ssize_t count = ::write(fd, left.data(), std::min(left.size(), kWrittenTogether));
     if (count < 0 && errno == EINTR) continue;
     if (count <= 0) return count < 0 ? errno : EIO;
@@ -165,15 +165,15 @@ int FileWriter::State::write(const Piece& piece) {
     const MutexLock lock(mutex);
     last_progress = Clock::now();
   }
-  return piece.last ? files[piece.file].fd.close() : 0;
+  return write.last ? files[write.file].fd.close() : 0;
 }
 
-void FileWriter::State::process(const Piece& piece) {
-  const int error = write(piece);
-  File& file = files[piece.file];
+void FileWriter::WriteQueue::process(const Write& write) {
+  const int error = perform(write);
+  OutputFile& file = files[write.file];
   const MutexLock lock(mutex);
   if (given_up) return;
-  pending -= piece.size();
+  pending -= write.size();
   last_progress = Clock::now();
   if (error == 0) return;
   // A full disk must not end the training that writes to it, but it is reported.
@@ -184,10 +184,10 @@ void FileWriter::State::process(const Piece& piece) {
   file.over = true;
 }
 
-void FileWriter::run(std::shared_ptr<State> state) {
-  while (const auto piece = state->next()) {
-    state->process(*piece);
-    state->notify();
+void FileWriter::run(std::shared_ptr<WriteQueue> queue) {
+  while (const auto write = queue->next()) {
+    queue->process(*write);
+    queue->notify();
   }
 }
 

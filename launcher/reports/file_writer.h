@@ -38,20 +38,20 @@ class FileWriter {
 
   /// Bytes that are queued.
   std::size_t pending() const;
-  /// When take_failures() is due next without an event: the end of the patience.
+  /// When collect_failures() is due next without an event: the end of the patience.
   std::optional<Clock::time_point> next_deadline() const;
   /// Wakes the poll loop when something has been written, or could not be.
   void add_to(Poller& poller);
   /// The failures since the last call, a sentence each. Gives up all files if no file has accepted
   /// data for `patience`.
-  std::vector<std::string> take_failures(std::chrono::milliseconds patience = kPatience);
+  std::vector<std::string> collect_failures(std::chrono::milliseconds patience = kPatience);
 
  private:
-  struct State;
-  static void run(std::shared_ptr<State> state);
+  struct WriteQueue;
+  static void run(std::shared_ptr<WriteQueue> state);
 
   bool started_ = false;
-  const std::shared_ptr<State> state_;  ///< shared with the thread, which may hang in write(2)
+  const std::shared_ptr<WriteQueue> queue_;  ///< shared with the thread, which may hang in write(2)
 };
 
 }  // namespace hvd::launcher

@@ -72,12 +72,12 @@ std::optional<int> number_after(const std::string& text, std::string_view marker
 
 std::string MpirunLog::feed(std::string_view bytes) {
   std::string shown;
-  spoke_ = spoke_ || !bytes.empty();
+  wrote_ = wrote_ || !bytes.empty();
   partial_ += bytes;
   std::size_t start = 0;
   for (std::size_t end = partial_.find('\n'); end != std::string::npos;
        end = partial_.find('\n', start)) {
-    shown += take_line(partial_.substr(start, end + 1 - start));
+    shown += filter_line(partial_.substr(start, end + 1 - start));
     start = end + 1;
   }
   partial_.erase(0, start);
@@ -86,19 +86,19 @@ std::string MpirunLog::feed(std::string_view bytes) {
 
 std::string MpirunLog::finish() {
   std::string shown;
-  if (!partial_.empty()) shown = take_line(std::exchange(partial_, {}));
+  if (!partial_.empty()) shown = filter_line(std::exchange(partial_, {}));
   if (in_paragraph_) {
     in_paragraph_ = false;
-    shown += take_paragraph(std::exchange(paragraph_, {}));
+    shown += filter_paragraph(std::exchange(paragraph_, {}));
   }
   return shown;
 }
 
-std::string MpirunLog::take_line(const std::string& line) {
+std::string MpirunLog::filter_line(const std::string& line) {
   if (is_rule(line)) {
     paragraph_ += line;
     in_paragraph_ = !in_paragraph_;
-    return in_paragraph_ ? "" : take_paragraph(std::exchange(paragraph_, {}));
+    return in_paragraph_ ? "" : filter_paragraph(std::exchange(paragraph_, {}));
   }
   if (in_paragraph_) {
     paragraph_ += line;
@@ -114,19 +114,15 @@ std::string MpirunLog::take_line(const std::string& line) {
   return "";
 }
 
-std::string MpirunLog::take_paragraph(const std::string& paragraph) {
+std::string MpirunLog::filter_paragraph(const std::string& paragraph) {
   lacks_slots_ = lacks_slots_ || contains_any(paragraph, kLacksSlots);
   const bool about_host = contains_any(paragraph, kLostHost);
   lost_host_ = lost_host_ || about_host;
   if (about_host) about_hosts_ += paragraph;
   lacks_executable_ = lacks_executable_ || contains_any(paragraph, kLacksExecutable);
   if (!about_host && !contains_any(paragraph, kAboutRanks)) return paragraph;
-  if (const auto rank = number_after(paragraph, "MPI_ABORT was invoked on rank ")) {
-    if (!abort_) abort_ = Abort{*rank, number_after(paragraph, "with errorcode ").value_or(1)};
-  }
-  if (const auto rank = number_after(paragraph, "has exited due to process rank ")) {
-    if (!improper_rank_) improper_rank_ = rank;
-  }
+  if (!abort_rank_) abort_rank_ = number_after(paragraph, "MPI_ABORT was invoked on rank ");
+  if (!improper_rank_) improper_rank_ = number_after(paragraph, "has exited due to process rank ");
   held_ += paragraph;
   return "";
 }

@@ -22,13 +22,11 @@ class MpirunLog {
   /// The withheld output, for ends that no record explains.
   const std::string& held() const noexcept { return held_; }
 
-  bool spoke() const noexcept { return spoke_; }
+  /// mpirun has printed something.
+  bool wrote() const noexcept { return wrote_; }
 
-  struct Abort {
-    int rank = 0, code = 0;
-  };
-  /// A rank called MPI_Abort.
-  const std::optional<Abort>& abort() const noexcept { return abort_; }
+  /// The first rank that called MPI_Abort.
+  const std::optional<int>& abort_rank() const noexcept { return abort_rank_; }
   /// The rank that left without MPI_Finalize, by mpirun's account.
   const std::optional<int>& improper_rank() const noexcept { return improper_rank_; }
   bool lacks_slots() const noexcept { return lacks_slots_; }
@@ -39,16 +37,15 @@ class MpirunLog {
   bool lacks_executable() const noexcept { return lacks_executable_; }
 
  private:
-  std::string take_line(const std::string& line);
-  std::string take_paragraph(const std::string& paragraph);
+  std::string filter_line(const std::string& line);
+  std::string filter_paragraph(const std::string& paragraph);
 
-  bool spoke_ = false;
+  bool wrote_ = false;
   std::string partial_;
   std::string paragraph_;
   bool in_paragraph_ = false;
   std::string held_, about_hosts_;
-  std::optional<Abort> abort_;
-  std::optional<int> improper_rank_;
+  std::optional<int> abort_rank_, improper_rank_;
   bool lacks_slots_ = false, lost_host_ = false, lacks_executable_ = false;
 };
 

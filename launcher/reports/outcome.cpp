@@ -18,7 +18,7 @@ bool failed_alone(const RankRecord& rank) {
 }
 
 /// Whether it announced a failure before it was ordered to stop.
-bool confessed(const RankRecord& rank) {
+bool announced_failure(const RankRecord& rank) {
   return rank.death && rank.death->code != 0 && !rank.death->stopped &&
          !(rank.ended && rank.ended->code == 0);
 }
@@ -47,8 +47,8 @@ long long end_time(const RankRecord& rank) {
 
 /// When the rank itself failed; empty if it did not.
 std::optional<long long> fault_time(const RankRecord& rank) {
-  const bool lost = !rank.ended && rank.lost_ns && !rank.told_to_stop;
-  if (confessed(rank)) return rank.death->time_ns;
+  const bool lost = !rank.ended && rank.lost_ns && !rank.ordered_to_stop;
+  if (announced_failure(rank)) return rank.death->time_ns;
   if (rank.lost_to_others) return rank.lost_to_others->time_ns;
   if (failed_alone(rank) || lost) return end_time(rank);
   return std::nullopt;
@@ -60,13 +60,13 @@ bool is_consequence(const RankRecord& rank) {
   return fault && !rank.lost_to_others && rank.loss && rank.loss->time_ns <= *fault;
 }
 
-/// It ended without a fault of its own, but without hvd::shutdown().
+/// Whether it ended without a failure of its own, but without hvd::shutdown().
 bool left_unannounced(const RankRecord& rank) {
   return rank.death && rank.death->kind == "exit" && rank.death->code == 0 &&
          !rank.death->stopped && (!rank.loss || rank.death->time_ns <= rank.loss->time_ns);
 }
 
-/// The same without a word of it, by _Exit() for example; or before it came to hvd::init().
+/// The same, but it sent no notice: it ended by _Exit() for example, or before hvd::init().
 bool left_silently(const RankRecord& rank) {
   return rank.ended && rank.ended->code == 0 && !rank.ended->stopped && !rank.left &&
          (rank.in_job || !rank.uses_hvd);
@@ -85,35 +85,36 @@ std::vector<int> without(std::vector<int> ranks, int rank) {
   return ranks;
 }
 
-std::string count_ranks(std::size_t count) {
-  return std::to_string(count) + (count == 1 ? " rank" : " ranks");
+std::string count_ranks(std::size_t count) { return text(count, count == 1 ? " rank" : " ranks"); }
+
+/// "3 ranks (0, 1 and 3)"
+std::string counted(const std::vector<int>& ranks) {
+  return text(count_ranks(ranks.size()), " (", rank_numbers(ranks), ")");
 }
 
 std::string where(const RankRecord& rank) {
-  std::string text = "host " + rank.host + "  local rank " + std::to_string(rank.local_rank);
-  if (rank.pid > 0) text += "  pid " + std::to_string(rank.pid);
-  return text;
+  return text("host ", rank.host, "  local rank ", rank.local_rank,
+              rank.pid > 0 ? text("  pid ", rank.pid) : "");
 }
 
 /// How the blamed rank ended, in words.
 std::string describe_end(const JobRecord& job, int index) {
-  const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
+  const RankRecord& rank = job.rank(index);
   if (!rank.ended) return "lost: its supervisor's connection broke without a report";
   const Ended& ended = *rank.ended;
   if (rank.lost_to_others && ended.stopped) return "the other ranks lost it, and hvdrun ended it";
   if (ended.start_error != 0)
-    return std::string("its program could not be started: ") + std::strerror(ended.start_error);
-  if (confessed(rank) && ended.stopped) {
+    return text("its program could not be started: ", std::strerror(ended.start_error));
+  if (announced_failure(rank) && ended.stopped) {
     return rank.death->kind == "exit"
-               ? "exited with code " + std::to_string(rank.death->code)
-               : "uncaught exception, then " + signal_name(ended.signal) + " from hvdrun";
+               ? text("exited with code ", rank.death->code)
+               : text("uncaught exception, then ", signal_name(ended.signal), " from hvdrun");
   }
-  std::string text = ended.signal != 0 ? "killed by " + signal_name(ended.signal) + " (" +
-                                             std::to_string(ended.signal) + ")"
-                                       : "exited with code " + std::to_string(ended.code);
-  if (ended.dumped_core) text += ", core dumped";
-  if (job.abort_rank == index) text += " (it called MPI_Abort)";
-  return text;
+  return text(ended.signal != 0
+                  ? text("killed by ", signal_name(ended.signal), " (", ended.signal, ")")
+                  : text("exited with code ", ended.code),
+              ended.dumped_core ? ", core dumped" : "",
+              job.abort_rank == index ? " (it called MPI_Abort)" : "");
 }
 
 std::string hint(const RankRecord& rank) {
@@ -130,11 +131,9 @@ std::string hint(const RankRecord& rank) {
   return {};
 }
 
-/// Its lines after the first are indented as the message is.
-std::string indented(std::string_view text) {
-  std::string result;
-  for (const std::string& line : split(text, '\n')) result += "        " + line + "\n";
-  return result;
+/// The lines, indented below the line of the message that names the rank.
+std::string indented(std::string_view lines) {
+  return text("        ", join_text(split_text(lines, '\n'), "\n        "), "\n");
 }
 
 /// The C++ library prints what() of an uncaught exception, so the last lines show it too.
@@ -149,7 +148,7 @@ bool is_quoted(const JobRecord& job, const Notice& death) {
                      [what](const auto& line) { return line.find(what) != std::string::npos; });
 }
 
-/// All ranks, of several, have thrown what this one has.
+/// Whether there are several ranks, and all have thrown the same exception as this one.
 bool all_threw_alike(const JobRecord& job, const RankRecord& rank) {
   const auto threw = [&rank](const RankRecord& other) {
     return other.death && other.death->kind == "throw" && !other.death->stopped &&
@@ -160,36 +159,34 @@ bool all_threw_alike(const JobRecord& job, const RankRecord& rank) {
 }
 
 /// The rank's own account of its end.
-std::string own_words(const JobRecord& job, const RankRecord& rank) {
+std::string own_account(const JobRecord& job, const RankRecord& rank) {
   constexpr int kShutdownStatus = 5;  // hvd::StatusCode::kShutdown
-  std::string text;
+  std::string account;
   if (rank.death && !rank.death->stopped && rank.death->kind == "exit")
-    text += "        it ended without hvd::shutdown()\n";
+    account += indented("it ended without hvd::shutdown()");
   if (rank.death && !rank.death->stopped && !rank.death->text.empty() &&
       !is_quoted(job, *rank.death))
-    text += indented(rank.death->text);
+    account += indented(rank.death->text);
   if (all_threw_alike(job, rank)) {
-    text += "        (all " + count_ranks(job.ranks.size()) +
-            " threw the same: which was the first is chance)\n";
+    account += indented(text("(all ", count_ranks(job.ranks.size()),
+                             " threw the same: which was the first is chance)"));
   }
-  if (rank.lost_to_others) text += indented(rank.lost_to_others->text);
+  if (rank.lost_to_others) account += indented(rank.lost_to_others->text);
   if (is_consequence(rank)) {
-    text += indented(rank.loss->text);
+    account += indented(rank.loss->text);
     if (rank.loss->code == kShutdownStatus)
-      text +=
-          "        (ranks with uneven numbers of batches call hvd::join() before "
-          "hvd::shutdown())\n";
+      account += indented(
+          "(ranks with uneven numbers of batches call hvd::join() before hvd::shutdown())");
   }
-  return text;
+  return account;
 }
 
 std::string last_lines(const JobRecord& job, int rank) {
   if (job.tail_lines == 0) return {};
-  if (job.stderr_tail.empty())
-    return "        rank " + std::to_string(rank) + " wrote nothing to stderr\n";
-  std::string text = "        last stderr lines of rank " + std::to_string(rank) + ":\n";
-  for (const std::string& line : job.stderr_tail) text += "        | " + line + "\n";
-  return text;
+  if (job.stderr_tail.empty()) return indented(text("rank ", rank, " wrote nothing to stderr"));
+  std::string quoted = indented(text("last stderr lines of rank ", rank, ":"));
+  for (const std::string& line : job.stderr_tail) quoted += indented("| " + line);
+  return quoted;
 }
 
 /// Whether its supervisor never reported the end: the connection broke, or was silent at the end.
@@ -202,30 +199,27 @@ bool stopped_by_us(const RankRecord& rank) { return rank.ended && rank.ended->st
 /// Lists the ranks without a report of their end, `except` the blamed one, which has its own line.
 std::string lost_line(const JobRecord& job, int except) {
   const std::vector<int> lost = without(ranks_where(job, is_lost), except);
-  return lost.empty() ? ""
-                      : "        also lost without a report: " + count_ranks(lost.size()) + " (" +
-                            format_ranks(lost) + ")\n";
+  return lost.empty() ? "" : indented("also lost without a report: " + counted(lost));
 }
 
-/// "host a (ranks 0, 1) or host b (ranks 2, 3)"
+/// "host a (ranks 0 and 1) or host b (ranks 2 and 3)"
 std::string hosts_of(const JobRecord& job, const std::vector<int>& ranks) {
   std::vector<std::pair<std::string, std::vector<int>>> hosts;
   for (const int rank : ranks) {
-    const std::string& name = job.ranks[static_cast<std::size_t>(rank)].host;
+    const std::string& name = job.rank(rank).host;
     if (hosts.empty() || hosts.back().first != name) hosts.emplace_back(name, std::vector<int>{});
     hosts.back().second.push_back(rank);
   }
   std::vector<std::string> parts;
   for (const auto& [name, members] : hosts)
-    parts.push_back("host " + name + " (" + (members.size() == 1 ? "rank " : "ranks ") +
-                    format_ranks(members) + ")");
+    parts.push_back(text("host ", name, " (", rank_list(members), ")"));
   return join_text(parts, " or ");
 }
 
 /// The hosts of `ranks` that the starter may have lost, as a text; empty when they are not known.
 std::string suspects_of(const JobRecord& job, std::vector<int> ranks) {
   std::erase_if(ranks, [&](int rank) {
-    const std::string& name = job.ranks[static_cast<std::size_t>(rank)].host;
+    const std::string& name = job.rank(rank).host;
     return std::find(job.suspect_hosts.begin(), job.suspect_hosts.end(), name) ==
            job.suspect_hosts.end();
   });
@@ -235,65 +229,63 @@ std::string suspects_of(const JobRecord& job, std::vector<int> ranks) {
 /// Ranks on other hosts than the blamed one's that were lost, when its own end was a consequence of
 /// a loss: then their hosts, or the way there, are the cause.
 std::vector<int> lost_elsewhere(const JobRecord& job, int blamed) {
-  const RankRecord& rank = job.ranks[static_cast<std::size_t>(blamed)];
+  const RankRecord& rank = job.rank(blamed);
   std::vector<int> lost;
   if (!is_consequence(rank)) return lost;
   for (const int other : ranks_where(job, is_lost)) {
-    if (job.ranks[static_cast<std::size_t>(other)].host != rank.host) lost.push_back(other);
+    if (job.rank(other).host != rank.host) lost.push_back(other);
   }
   return lost;
 }
 
 std::string stopped_line(const JobRecord& job, int blamed) {
-  const std::vector<int> stopped = ranks_where(job, stopped_by_us);
+  const std::vector<int> others = without(ranks_where(job, stopped_by_us), blamed);
   const std::vector<int> followed = without(ranks_where(job, failed_alone), blamed);
   const std::vector<int> absent = ranks_where(job, never_started);
   const double took = static_cast<double>(job.ended_ns - job.stop_ns) / 1e9;
-  std::string text = "hvdrun: ";
-  if (!followed.empty())
-    text += count_ranks(followed.size()) + " (" + format_ranks(followed) + ") ended after it; ";
-  const std::vector<int> others = without(stopped, blamed);
-  if (!others.empty())
-    text += "stopped the other " + count_ranks(others.size()) + " (" + format_ranks(others) +
-            "), gone " + format_duration(took) + " later; ";
-  if (!absent.empty())
-    text += count_ranks(absent.size()) + " (" + format_ranks(absent) + ") had not started; ";
-  return text + "exit code " + std::to_string(exit_code(job)) + "\n";
+  std::string line = "hvdrun: ";
+  if (!followed.empty()) line += counted(followed) + " ended after it; ";
+  if (!others.empty()) {
+    line +=
+        text("stopped the other ", counted(others), ", gone ", format_duration(took), " later; ");
+  }
+  if (!absent.empty()) line += counted(absent) + " had not started; ";
+  return text(line, "exit code ", exit_code(job), "\n");
 }
 
 std::string failure_message(const JobRecord& job, int index) {
-  const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
-  std::string text =
-      "hvdrun: rank " + std::to_string(index) + " failed first: " + describe_end(job, index) +
-      "  " + where(rank) + "  after " +
-      format_duration(static_cast<double>(*fault_time(rank) - rank.connected_ns) / 1e9) + "\n";
-  if (const std::string advice = hint(rank); !advice.empty()) text += "        (" + advice + ")\n";
-  text += own_words(job, rank) + lost_line(job, index) + last_lines(job, index);
+  const RankRecord& rank = job.rank(index);
+  const double ran = static_cast<double>(*fault_time(rank) - rank.connected_ns) / 1e9;
+  std::string message = text("hvdrun: rank ", index, " failed first: ", describe_end(job, index),
+                             "  ", where(rank), "  after ", format_duration(ran), "\n");
+  if (const std::string advice = hint(rank); !advice.empty())
+    message += indented(text("(", advice, ")"));
+  message += own_account(job, rank) + lost_line(job, index) + last_lines(job, index);
   const std::vector<int> lost = lost_elsewhere(job, index);
-  if (lost.empty()) return text + stopped_line(job, index);
-  return text + "hvdrun: lost " + hosts_of(job, lost) +
-         ": no sign of life; it died, or the network to it is cut; exit code " +
-         std::to_string(exit_code(job)) + "\n";
+  if (lost.empty()) return message + stopped_line(job, index);
+  return text(message, "hvdrun: lost ", hosts_of(job, lost),
+              ": no sign of life; it died, or the network to it is cut; exit code ", exit_code(job),
+              "\n");
 }
 
 std::string leaver_message(const JobRecord& job, int index) {
-  const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
-  const bool by_mpirun = job.improper_rank == index;
-  return "hvdrun: rank " + std::to_string(index) +
-         (rank.left ? " ended with code 0 after hvd::shutdown() while other ranks were running  "
-          : rank.uses_hvd
-              ? " ended with code 0 but without hvd::shutdown() while other ranks were running  "
-          : by_mpirun
-              ? " ended with code 0 but without MPI_Finalize while other ranks were running  "
-              : " ended with code 0 before hvd::init(), where other ranks waited for it  ") +
-         where(rank) + "\n        " +
-         (rank.left ? "(the others still needed it: a rank that has no more data calls hvd::join() "
-                      "before hvd::shutdown())\n"
-          : rank.uses_hvd
-              ? "(a rank must not leave a job alone: call hvd::shutdown() on every rank)\n"
-          : by_mpirun ? "(a rank must not leave a job alone: call MPI_Finalize() on every rank)\n"
-                      : "(all ranks of a job call hvd::init())\n") +
-         last_lines(job, index) + stopped_line(job, index);
+  const RankRecord& rank = job.rank(index);
+  const char* how = " before hvd::init(), where other ranks waited for it  ";
+  const char* advice = "(all ranks of a job call hvd::init())";
+  if (rank.left) {
+    how = " after hvd::shutdown() while other ranks were running  ";
+    advice =
+        "(the others still needed it: a rank that has no more data calls hvd::join() before "
+        "hvd::shutdown())";
+  } else if (rank.uses_hvd) {
+    how = " but without hvd::shutdown() while other ranks were running  ";
+    advice = "(a rank must not leave a job alone: call hvd::shutdown() on every rank)";
+  } else if (job.improper_rank == index) {
+    how = " but without MPI_Finalize while other ranks were running  ";
+    advice = "(a rank must not leave a job alone: call MPI_Finalize() on every rank)";
+  }
+  return text("hvdrun: rank ", index, " ended with code 0", how, where(rank), "\n",
+              indented(advice), last_lines(job, index), stopped_line(job, index));
 }
 
 /// Ranks that had to be killed because the signal they were given did not end them.
@@ -304,53 +296,40 @@ std::vector<int> killed_after_grace(const JobRecord& job) {
 }
 
 std::string stop_message(const JobRecord& job, const std::string& why) {
-  const std::vector<int> stopped = ranks_where(job, stopped_by_us);
-  std::string text = "hvdrun: " + why;
-  if (!stopped.empty())
-    text += "; stopped " + count_ranks(stopped.size()) + " (" + format_ranks(stopped) + ")";
+  std::string message = "hvdrun: " + why;
+  if (const auto stopped = ranks_where(job, stopped_by_us); !stopped.empty())
+    message += "; stopped " + counted(stopped);
   if (const auto killed = killed_after_grace(job); !killed.empty()) {
-    text += "; " + count_ranks(killed.size()) + " (" + format_ranks(killed) +
-            ") did not end within " + format_duration(job.grace_s) + " and " +
-            (killed.size() == 1 ? "was" : "were") + " killed";
+    message += text("; ", counted(killed), " did not end within ", format_duration(job.grace_s),
+                    " and ", killed.size() == 1 ? "was" : "were", " killed");
   }
-  return text + "; exit code " + std::to_string(exit_code(job)) + "\n";
-}
-
-/// Where the user finds the starter's output.
-std::string its_message(const JobRecord& job) {
-  return job.starter_spoke ? " (" + job.starter + "'s message is above)"
-                           : ", and without a message";
+  return text(message, "; exit code ", exit_code(job), "\n");
 }
 
 std::string unexplained_message(const JobRecord& job) {
-  const std::string code = "; exit code " + std::to_string(exit_code(job)) + "\n";
   const std::vector<int> missing = ranks_where(job, never_started);
-  if (job.lacks_slots)
-    return "hvdrun: the hosts have too few slots for this job" + its_message(job) + code;
-  if (job.lost_host) {
+  std::string what = text(job.starter, " ended with code ", job.starter_code,
+                          missing.empty() ? std::string(", though no rank failed")
+                                          : text(" before ", counted(missing), " had started"));
+  if (job.lacks_slots) {
+    what = "the hosts have too few slots for this job";
+  } else if (job.lost_host) {
     const std::string hosts = suspects_of(job, missing);
-    return "hvdrun: " + (hosts.empty() ? "a host" : hosts) + " could not be reached or was lost" +
-           its_message(job) + code;
+    what = text(hosts.empty() ? "a host" : hosts, " could not be reached or was lost");
+  } else if (job.lacks_executable) {
+    what = text(job.starter,
+                " did not find hvdrun on every host; it must be installed at the same path on all "
+                "of them");
   }
-  if (job.lacks_executable) {
-    return "hvdrun: " + job.starter +
-           " did not find hvdrun on every host; it must be installed at the same path on all of "
-           "them" +
-           its_message(job) + code;
-  }
-  std::string text = "hvdrun: " + job.starter + " ended with code " +
-                     std::to_string(job.starter_code) + ", though no rank failed";
-  if (!missing.empty()) {
-    text = "hvdrun: " + job.starter + " ended with code " + std::to_string(job.starter_code) +
-           " before " + count_ranks(missing.size()) + " (" + format_ranks(missing) +
-           ") had started";
-  }
-  return text + its_message(job) + code;
+  const std::string message_of_starter = job.starter_wrote
+                                             ? text(" (", job.starter, "'s message is above)")
+                                             : ", and without a message";
+  return text("hvdrun: ", what, message_of_starter, "; exit code ", exit_code(job), "\n");
 }
 
 }  // namespace
 
-void take_notice(RankRecord& rank, Notice notice) {
+void apply_notice(RankRecord& rank, Notice notice) {
   if (notice.kind == "init") {
     rank.uses_hvd = rank.in_job = true;
     rank.has_mpi = notice.code == 1;
@@ -380,7 +359,7 @@ std::optional<int> abandoned_rank(const std::vector<RankRecord>& ranks) {
   return left && lost_by_all(ranks, *left) ? left : std::nullopt;
 }
 
-void note_losses(std::vector<RankRecord>& ranks) {
+void mark_lost_ranks(std::vector<RankRecord>& ranks) {
   for (std::size_t i = 0; i < ranks.size(); ++i) {
     RankRecord& rank = ranks[i];
     if (!stopped_by_us(rank) || !lost_by_all(ranks, static_cast<int>(i))) continue;
@@ -393,11 +372,11 @@ void note_losses(std::vector<RankRecord>& ranks) {
   }
 }
 
-void take_losses_from_mpirun(JobRecord& job) {
+void mark_ranks_lost_by_mpirun(JobRecord& job) {
   if (job.cause != StopCause::kStarterEnded || job.starter_signal != 0 || !job.lost_host) return;
   for (RankRecord& rank : job.ranks) {
     if (!rank.connected || rank.ended) continue;
-    rank.told_to_stop = false;
+    rank.ordered_to_stop = false;
     rank.lost_ns = job.stop_ns;
   }
 }
@@ -421,18 +400,18 @@ std::optional<int> first_failure(const std::vector<RankRecord>& ranks) {
 
 namespace {
 
-/// MPI gave it no other ranks, so that hvd::init() ended the process.
+/// Whether MPI_Init waited for other ranks until hvd::init() ended the process.
 bool waited_in_mpi_init(const RankRecord& rank) {
   constexpr int kMpiDidNotReturn = 75;  // hvd's exit code for that
   return !rank.uses_hvd && rank.ended && rank.ended->code == kMpiDidNotReturn;
 }
 
-bool never_came(const RankRecord& rank) { return left_silently(rank) && !rank.uses_hvd; }
+bool left_before_init(const RankRecord& rank) { return left_silently(rank) && !rank.uses_hvd; }
 
 /// The first of those that ended without shutdown(), and without a fault of their own.
 std::optional<int> first_leaver(const JobRecord& job, bool (*condition)(const RankRecord&)) {
   const auto time_of = [&job](int index) {
-    const RankRecord& rank = job.ranks[static_cast<std::size_t>(index)];
+    const RankRecord& rank = job.rank(index);
     return rank.death ? rank.death->time_ns : rank.ended->time_ns;
   };
   const std::vector<int> leavers = ranks_where(job, condition);
@@ -446,12 +425,12 @@ std::optional<int> first_leaver(const JobRecord& job, bool (*condition)(const Ra
 std::optional<int> unannounced_leaver(const JobRecord& job) {
   const auto failed = first_failure(job.ranks);
   if (!failed) return std::nullopt;
-  const RankRecord& victim = job.ranks[static_cast<std::size_t>(*failed)];
-  if (waited_in_mpi_init(victim)) return first_leaver(job, never_came);
+  const RankRecord& victim = job.rank(*failed);
+  if (waited_in_mpi_init(victim)) return first_leaver(job, left_before_init);
   if (!is_consequence(victim)) return std::nullopt;
   const int lost = victim.loss->about;
   if (lost >= 0 && lost < static_cast<int>(job.ranks.size())) {
-    const RankRecord& rank = job.ranks[static_cast<std::size_t>(lost)];
+    const RankRecord& rank = job.rank(lost);
     if (left_unannounced(rank) || left_silently(rank)) return lost;
   }
   return first_leaver(job, left_unannounced);
@@ -466,10 +445,10 @@ std::optional<int> early_leaver(const JobRecord& job) {
     return std::nullopt;
   }
   // mpirun's text alone is not reliable: our own record must agree.
-  const RankRecord& rank = job.ranks[static_cast<std::size_t>(*job.improper_rank)];
+  const RankRecord& rank = job.rank(*job.improper_rank);
   if (!rank.ended || rank.ended->code != 0) return std::nullopt;
   if (const auto failed = first_failure(job.ranks)) {
-    const RankRecord& other = job.ranks[static_cast<std::size_t>(*failed)];
+    const RankRecord& other = job.rank(*failed);
     const bool needed_it = rank.left && is_consequence(other);
     if (needed_it || *fault_time(other) < rank.ended->time_ns) return std::nullopt;
   }
@@ -502,14 +481,14 @@ int exit_code(const JobRecord& job) {
   if (job.cause == StopCause::kTimeout) return static_cast<int>(ExitCode::kTimeout);
   if (job.cause == StopCause::kReaderGone) return static_cast<int>(ExitCode::kReaderGone);
   if (mpirun_was_killed(job)) return static_cast<int>(ExitCode::kInternal);
-  // Then the starter's own trouble while it cleaned up does not make the job a failure.
+  // If all ranks ended well, an error of the starter while it cleaned up is not the job's failure.
   if (all_ended_well(job)) return job.output_lost ? static_cast<int>(ExitCode::kOutputLost) : 0;
   if (early_leaver(job)) return 1;
   if (const auto failed = first_failure(job.ranks)) {
-    const RankRecord& rank = job.ranks[static_cast<std::size_t>(*failed)];
+    const RankRecord& rank = job.rank(*failed);
     if (!rank.ended || rank.lost_to_others || !lost_elsewhere(job, *failed).empty())
       return static_cast<int>(ExitCode::kUnavailable);
-    return confessed(rank) && rank.ended->stopped ? rank.death->code : rank.ended->code;
+    return announced_failure(rank) && rank.ended->stopped ? rank.death->code : rank.ended->code;
   }
   if (job.cause == StopCause::kStartTimeout) return static_cast<int>(ExitCode::kUnavailable);
   if (job.lacks_slots || job.lost_host) return static_cast<int>(ExitCode::kUnavailable);
@@ -530,9 +509,9 @@ std::string final_message(const JobRecord& job) {
     case StopCause::kStartTimeout: {
       const std::vector<int> missing = ranks_where(job, never_started);
       if (!first_failure(job.ranks)) {
-        return stop_message(job, count_ranks(missing.size()) + " (" + format_ranks(missing) +
-                                     ") did not start within " + format_duration(job.timeout_s) +
-                                     ": see whether every host answers to the remote shell");
+        return stop_message(
+            job, text(counted(missing), " did not start within ", format_duration(job.timeout_s),
+                      ": see whether every host answers to the remote shell"));
       }
       break;
     }
@@ -542,13 +521,13 @@ std::string final_message(const JobRecord& job) {
       break;
   }
   if (mpirun_was_killed(job)) {
-    return stop_message(job, "mpirun was killed by " + signal_name(job.starter_signal) + " (" +
-                                 std::to_string(job.starter_signal) + "), not by hvdrun");
+    return stop_message(job, text("mpirun was killed by ", signal_name(job.starter_signal), " (",
+                                  job.starter_signal, "), not by hvdrun"));
   }
   if (all_ended_well(job)) {
     if (!job.output_lost) return "";
-    return "hvdrun: the ranks ended well, but part of what they printed was lost; exit code " +
-           std::to_string(exit_code(job)) + "\n";
+    return text("hvdrun: the ranks ended well, but part of what they printed was lost; exit code ",
+                exit_code(job), "\n");
   }
   if (const auto leaver = early_leaver(job)) return leaver_message(job, *leaver);
   if (const auto failed = first_failure(job.ranks)) return failure_message(job, *failed);

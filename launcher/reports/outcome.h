@@ -19,8 +19,8 @@ struct RankRecord {
   std::optional<Ended> ended;
   std::optional<long long>
       lost_ns;  ///< when the connection broke before the supervisor reported the program's end
-  bool drained = false;       ///< all its output has been received
-  bool told_to_stop = false;  ///< hvdrun ordered it to end
+  bool drained = false;          ///< all its output has been received
+  bool ordered_to_stop = false;  ///< hvdrun ordered it to end
 
   // From the program's notices (core/observe/supervisor_notice.h).
   bool uses_hvd = false;
@@ -29,7 +29,8 @@ struct RankRecord {
   bool left = false;     ///< it has called hvd::shutdown()
   std::optional<Notice> death;  ///< an uncaught exception, or exit() without shutdown()
   std::optional<Notice> loss;   ///< another rank is lost or has left
-  /// All other ranks lost it while it ran; the first of their notices. note_losses() sets it.
+  /// If all other ranks lost it while it ran: the first of their notices. Set by
+  /// mark_lost_ranks().
   std::optional<Notice> lost_to_others;
 };
 
@@ -47,6 +48,9 @@ enum class StopCause {
 /// Everything that the last message and the exit code depend on.
 struct JobRecord {
   std::vector<RankRecord> ranks;
+  RankRecord& rank(int index) { return ranks[static_cast<std::size_t>(index)]; }
+  const RankRecord& rank(int index) const { return ranks[static_cast<std::size_t>(index)]; }
+
   StopCause cause = StopCause::kNone;
   long long started_ns = 0;
   long long stop_ns = 0;  ///< when the order to stop was sent
@@ -61,7 +65,7 @@ struct JobRecord {
   std::string starter = "mpirun";          ///< the program that starts the ranks
   int starter_code = 0;                    ///< exit code, or 128 + signal
   int starter_signal = 0;                  ///< the signal that killed it, unless hvdrun sent it
-  bool starter_spoke = false;              ///< it printed something
+  bool starter_wrote = false;              ///< it has printed something
   std::optional<int> abort_rank;           ///< mpirun: this rank called MPI_Abort
   std::optional<int> improper_rank;        ///< mpirun: this rank left without MPI_Finalize
   std::vector<std::string> suspect_hosts;  ///< one of these was lost or never reached
@@ -72,7 +76,8 @@ struct JobRecord {
   int tail_lines = 20;  ///< the number of lines; 0: the user wants no lines
 };
 
-void take_notice(RankRecord& rank, Notice notice);
+/// Records a notice of the rank's program.
+void apply_notice(RankRecord& rank, Notice notice);
 
 /// Whether the supervisor of a rank that has ended with code 0 must stay until the other ranks have
 /// ended. The rank may have left without MPI_Finalize; if its supervisor ended too, mpirun would
@@ -85,12 +90,12 @@ bool must_be_held(const RankRecord& rank);
 std::optional<int> abandoned_rank(const std::vector<RankRecord>& ranks);
 
 /// Finds the ranks that all others have lost. Call it once the record is complete.
-void note_losses(std::vector<RankRecord>& ranks);
+void mark_lost_ranks(std::vector<RankRecord>& ranks);
 
 /// Marks ranks as lost if mpirun detected the loss of a host and ended first: ranks that sent no
 /// further report were lost before hvdrun ordered them to stop. Call it once the record is
 /// complete.
-void take_losses_from_mpirun(JobRecord& job);
+void mark_ranks_lost_by_mpirun(JobRecord& job);
 
 /// The rank that ended first among those that had no order to stop. Ranks that ended because of
 /// another's loss count only if there are no others. Empty if every rank ended well.

@@ -12,13 +12,15 @@
 #include <cstring>
 #include <sstream>
 
+#include "base/text.h"
 #include "system/error.h"
+#include "system/socket.h"
 
 namespace hvd::launcher {
 namespace {
 
-/// More are turned away, so that another user cannot keep the rank out.
-constexpr std::ptrdiff_t kMostStrangers = 8;
+/// Limit of connections of other users, so that these cannot keep the rank out.
+constexpr std::ptrdiff_t kMostOtherUsers = 8;
 /// Reads per connection and turn, so that a rank that sends without pause does not delay the
 /// others. This is more than a socket's buffer holds.
 constexpr int kMostReads = 16;
@@ -31,136 +33,126 @@ UniqueFd open_pidfd(pid_t pid) {
   return {};
 }
 
-}  // namespace
-
-MeetingSocket::MeetingSocket()
-    : listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+/// Binds the socket to a free name in the abstract namespace. Returns the name; empty on failure.
+std::string bind_to_free_name(int fd) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   socklen_t length = sizeof address;
-  // Bound to no name, a socket gets a free one in the abstract namespace: see unix(7), "Autobind".
-  if (!listener_ ||
-      ::bind(listener_.get(), reinterpret_cast<const sockaddr*>(&address),
-             sizeof address.sun_family) != 0 ||
-      ::listen(listener_.get(), SOMAXCONN) != 0 ||
-      ::getsockname(listener_.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
-      length <= offsetof(sockaddr_un, sun_path) + 1) {
-    throw LaunchError(ExitCode::kInternal,
-                      std::string("cannot make a socket for the rank: ") + std::strerror(errno));
-  }
-  name_.assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
+  constexpr std::size_t kName = offsetof(sockaddr_un, sun_path) + 1;
+  // An address without a name means any free one: see unix(7), "Autobind".
+  if (::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address.sun_family) != 0 ||
+      ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0 || length <= kName)
+    return {};
+  return {address.sun_path + 1, length - kName};
 }
 
-void MeetingSocket::add_to(Poller& poller) {
+bool is_other_user(const ucred& peer) { return peer.uid != ::geteuid() && peer.uid != ::getuid(); }
+
+}  // namespace
+
+RendezvousSocket::RendezvousSocket()
+    : listener_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0)) {
+  if (listener_) name_ = bind_to_free_name(listener_.get());
+  if (name_.empty() || ::listen(listener_.get(), SOMAXCONN) != 0)
+    throw LaunchError(ExitCode::kInternal,
+                      text("cannot make a socket for the rank: ", std::strerror(errno)));
+}
+
+void RendezvousSocket::add_to(Poller& poller) {
   poller.add(listener_.get(), POLLIN, [this](short) { accept_all(); });
-  for (const auto& [id, session] : sessions_) {
-    const auto events = static_cast<short>(session.out.empty() ? POLLIN : POLLIN | POLLOUT);
-    poller.add(session.fd.get(), events, [this, id = id](short revents) {
+  for (const auto& [id, client] : clients_) {
+    const auto events = static_cast<short>(client.outgoing.empty() ? POLLIN : POLLIN | POLLOUT);
+    poller.add(client.fd.get(), events, [this, id = id](short revents) {
       if ((revents & POLLOUT) != 0) flush(id);
       if ((revents & (POLLIN | POLLHUP | POLLERR)) != 0) read(id);
     });
-    if (!session.process) continue;
-    poller.add(session.process.get(), POLLIN, [this, id = id](short) {
+    if (!client.process) continue;
+    poller.add(client.process.get(), POLLIN, [this, id = id](short) {
       read(id);
       end(id);
     });
   }
 }
 
-void MeetingSocket::accept_all() {
+void RendezvousSocket::accept_all() {
   while (UniqueFd fd{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)}) {
-    // A process that has closed its connection and made another is to be seen doing so in this
-    // order, though both are noticed at once.
+    // If a process has closed its connection and opened another, the end of the first must be
+    // received first.
     read_all();
     ucred peer{};
     socklen_t length = sizeof peer;
     if (::getsockopt(fd.get(), SOL_SOCKET, SO_PEERCRED, &peer, &length) != 0) continue;
-    const auto strangers = std::count_if(sessions_.begin(), sessions_.end(),
-                                         [](const auto& item) { return item.second.strange; });
-    const bool strange = peer.uid != ::geteuid() && peer.uid != ::getuid();
-    if (strange && strangers >= kMostStrangers) continue;
-    // A child of the process may hold the one that it has closed.
+    const auto other_users = std::count_if(clients_.begin(), clients_.end(),
+                                           [](const auto& item) { return item.second.other_user; });
+    const bool other_user = is_other_user(peer);
+    if (other_user && other_users >= kMostOtherUsers) continue;
+    // A child of the process may keep open a connection that the process has closed.
     std::vector<std::uint32_t> closed;
-    for (const auto& [id, session] : sessions_)
-      if (peer.pid > 0 && session.pid == peer.pid) closed.push_back(id);
+    for (const auto& [id, client] : clients_)
+      if (peer.pid > 0 && client.pid == peer.pid) closed.push_back(id);
     for (const std::uint32_t id : closed) end(id);
-    Session& session = sessions_[next_id_++];
-    session.fd = std::move(fd);
-    session.process = open_pidfd(peer.pid);
-    session.pid = peer.pid;
-    session.strange = strange;
+    Client& client = clients_[next_id_++];
+    client.fd = std::move(fd);
+    client.process = open_pidfd(peer.pid);
+    client.pid = peer.pid;
+    client.other_user = other_user;
   }
 }
 
-void MeetingSocket::read_all() {
+void RendezvousSocket::read_all() {
   std::vector<std::uint32_t> ids;
-  for (const auto& [id, session] : sessions_) ids.push_back(id);
+  for (const auto& [id, client] : clients_) ids.push_back(id);
   for (const std::uint32_t id : ids) read(id);
 }
 
-void MeetingSocket::read(std::uint32_t id) {
+void RendezvousSocket::read(std::uint32_t id) {
   static std::array<char, 64 * 1024> buffer;
   for (int reads = 0; reads < kMostReads; ++reads) {
-    const auto found = sessions_.find(id);
-    if (found == sessions_.end()) return;
+    const auto found = clients_.find(id);
+    if (found == clients_.end()) return;
     const ssize_t count = ::recv(found->second.fd.get(), buffer.data(), buffer.size(), 0);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return;
     if (count <= 0) return end(id);
-    said_.push_back({.session = id, .bytes = {buffer.data(), static_cast<std::size_t>(count)}});
+    received_.push_back({.session = id, .bytes = {buffer.data(), static_cast<std::size_t>(count)}});
   }
 }
 
-void MeetingSocket::end(std::uint32_t id) {
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end()) return;
-  if (!found->second.closing) said_.push_back({.session = id, .last = true});
-  sessions_.erase(found);
+void RendezvousSocket::end(std::uint32_t id) {
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  if (!found->second.closing) received_.push_back({.session = id, .last = true});
+  clients_.erase(found);
 }
 
-std::vector<MeetingSocket::Said> MeetingSocket::take() { return std::exchange(said_, {}); }
-
-void MeetingSocket::answer(const MeetingBytes& answer) {
-  const auto found = sessions_.find(answer.session);
-  if (found == sessions_.end()) return;
-  found->second.out += answer.bytes;
-  found->second.closing = answer.last;
-  flush(answer.session);
+std::vector<RendezvousSocket::Received> RendezvousSocket::pop_received() {
+  return std::exchange(received_, {});
 }
 
-void MeetingSocket::flush(std::uint32_t id) {
-  const auto found = sessions_.find(id);
-  if (found == sessions_.end()) return;
-  Session& session = found->second;
-  std::size_t sent = 0;
-  while (sent < session.out.size()) {
-    const ssize_t count = ::send(session.fd.get(), session.out.data() + sent,
-                                 session.out.size() - sent, MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
-    if (count <= 0) return end(id);
-    sent += static_cast<std::size_t>(count);
-  }
-  session.out.erase(0, sent);
-  if (session.closing && session.out.empty()) sessions_.erase(found);
+void RendezvousSocket::reply(const RendezvousBytes& reply) {
+  const auto found = clients_.find(reply.session);
+  if (found == clients_.end()) return;
+  found->second.outgoing += reply.bytes;
+  found->second.closing = reply.last;
+  flush(reply.session);
+}
+
+void RendezvousSocket::flush(std::uint32_t id) {
+  const auto found = clients_.find(id);
+  if (found == clients_.end()) return;
+  Client& client = found->second;
+  const auto sent = send_some(client.fd.get(), client.outgoing);
+  if (sent < 0) return end(id);
+  client.outgoing.erase(0, static_cast<std::size_t>(sent));
+  if (client.closing && client.outgoing.empty()) clients_.erase(found);
 }
 
 NoticeSocket::NoticeSocket() {
-  UniqueFd made(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  UniqueFd fd(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   const int on = 1;
-  sockaddr_un address{};
-  address.sun_family = AF_UNIX;
-  socklen_t length = sizeof address;
-  // Bound to no name, a socket gets a free one in the abstract namespace: see unix(7), "Autobind".
-  if (!made || ::setsockopt(made.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0 ||
-      ::bind(made.get(), reinterpret_cast<const sockaddr*>(&address), sizeof address.sun_family) !=
-          0 ||
-      ::getsockname(made.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
-      length <= offsetof(sockaddr_un, sun_path) + 1) {
-    return;
-  }
-  name_.assign(address.sun_path + 1, length - offsetof(sockaddr_un, sun_path) - 1);
-  fd_ = std::move(made);
+  if (!fd || ::setsockopt(fd.get(), SOL_SOCKET, SO_PASSCRED, &on, sizeof on) != 0) return;
+  name_ = bind_to_free_name(fd.get());
+  if (!name_.empty()) fd_ = std::move(fd);
 }
 
 std::optional<Notice> NoticeSocket::next() {
@@ -180,7 +172,7 @@ std::optional<Notice> NoticeSocket::next() {
     ucred sender{};
     if (header == nullptr || header->cmsg_type != SCM_CREDENTIALS) continue;
     std::memcpy(&sender, CMSG_DATA(header), sizeof sender);
-    if (sender.uid != ::getuid() && sender.uid != ::geteuid()) continue;
+    if (is_other_user(sender)) continue;
     if (auto notice = parse_notice({bytes.data(), static_cast<std::size_t>(count)})) return notice;
   }
   return std::nullopt;

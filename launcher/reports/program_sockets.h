@@ -24,7 +24,7 @@ class NoticeSocket {
   NoticeSocket();
   int fd() const noexcept { return fd_.get(); }
   const std::string& name() const noexcept { return name_; }
-  /// The next one that has arrived. Does not wait.
+  /// The next notice that has arrived. Does not wait.
   std::optional<Notice> next();
 
  private:
@@ -41,34 +41,35 @@ std::optional<Notice> parse_notice(std::string_view datagram);
 ///
 /// Every process on the host may connect. hvdrun receives its bytes and identifies it by their
 /// content. Connections of other users are limited to a few at a time.
-class MeetingSocket {
+class RendezvousSocket {
  public:
-  /// From a process of the rank. `last`: it has ended, or closed its connection.
-  struct Said {
+  /// Bytes from a process of the rank. `last`: it has ended, or closed its connection.
+  struct Received {
     std::uint32_t session = 0;
     std::string bytes = {};
     bool last = false;
   };
 
   /// @throws LaunchError (kInternal) when there is no socket
-  MeetingSocket();
+  RendezvousSocket();
   const std::string& name() const noexcept { return name_; }
   void add_to(Poller& poller);
   /// Reads the bytes that have arrived on all connections. Does not wait.
   void read_all();
   /// The bytes that were read since the last call, in the order of their arrival.
-  std::vector<Said> take();
-  void answer(const MeetingBytes& answer);
-  void close_all() { sessions_.clear(); }
+  std::vector<Received> pop_received();
+  /// Sends bytes to a process; ignored if its connection has ended.
+  void reply(const RendezvousBytes& reply);
+  void close_all() { clients_.clear(); }
 
  private:
-  struct Session {
+  struct Client {
     UniqueFd fd;
     UniqueFd process;  ///< a pidfd: a child that has inherited the connection keeps it open
     pid_t pid = 0;
-    bool strange = false;  ///< another user's
-    std::string out = {};
-    bool closing = false;  ///< once all of `out` has gone
+    bool other_user = false;
+    std::string outgoing = {};
+    bool closing = false;  ///< to be closed when `outgoing` has been sent
   };
 
   void accept_all();
@@ -79,8 +80,8 @@ class MeetingSocket {
   UniqueFd listener_;
   std::string name_;
   std::uint32_t next_id_ = 0;
-  std::map<std::uint32_t, Session> sessions_;
-  std::vector<Said> said_;
+  std::map<std::uint32_t, Client> clients_;  ///< by session number
+  std::vector<Received> received_;
 };
 
 }  // namespace hvd::launcher

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/text.h"
 #include "system/error.h"
 #include "system/text.h"
 
@@ -16,7 +17,7 @@ std::vector<std::string> LineSplitter::feed(std::string_view bytes) {
     segments.push_back(std::exchange(partial_, {}));
     start = end;
   };
-  // A '\r' at the very end of what came before: only now is it known whether a '\n' belongs to it.
+  // The previous bytes ended in '\r': only now is it known whether a '\n' belongs to it.
   if (!bytes.empty() && !partial_.empty() && partial_.back() == '\r' && bytes.front() != '\n')
     finish(0);
   for (std::size_t i = bytes.find_first_of("\r\n"); i != std::string_view::npos;
@@ -26,21 +27,21 @@ std::vector<std::string> LineSplitter::feed(std::string_view bytes) {
     finish(i);
   }
   partial_ += bytes.substr(start);
-  if (partial_.size() > max_segment_) segments.push_back(take_partial());
+  if (partial_.size() > max_segment_) segments.push_back(flush_partial());
   return segments;
 }
 
-std::string LineSplitter::take_partial() {
+std::string LineSplitter::flush_partial() {
   std::string begun = partial_.substr(partial_.size() - unfinished_character(partial_));
   partial_.resize(partial_.size() - begun.size());
   return std::exchange(partial_, std::move(begun));
 }
 
-std::string LineSplitter::take_rest() { return std::exchange(partial_, {}); }
+std::string LineSplitter::flush() { return std::exchange(partial_, {}); }
 
-std::size_t unfinished_character(std::string_view text) {
-  for (std::size_t length = 1; length <= std::min<std::size_t>(3, text.size()); ++length) {
-    const auto byte = static_cast<unsigned char>(text[text.size() - length]);
+std::size_t unfinished_character(std::string_view bytes) {
+  for (std::size_t length = 1; length <= std::min<std::size_t>(3, bytes.size()); ++length) {
+    const auto byte = static_cast<unsigned char>(bytes[bytes.size() - length]);
     if ((byte & 0xc0) == 0x80) continue;  // not a first byte
     const std::size_t whole = byte >= 0xf0 ? 4 : byte >= 0xe0 ? 3 : byte >= 0xc0 ? 2 : 1;
     return length < whole ? length : 0;
@@ -79,9 +80,9 @@ namespace {
 constexpr Stream kStreams[] = {Stream::kStdout, Stream::kStderr};
 
 std::string padded(int rank, int size, char fill) {
-  const std::string text = std::to_string(rank);
-  const std::size_t width = std::to_string(size - 1).size();
-  return std::string(width > text.size() ? width - text.size() : 0, fill) + text;
+  const std::string digits = text(rank);
+  const std::size_t width = text(size - 1).size();
+  return std::string(width > digits.size() ? width - digits.size() : 0, fill) + digits;
 }
 
 /// A line is shown in one piece up to this size; a job of many ranks has less for each.
@@ -94,11 +95,7 @@ std::size_t longest_segment(int size) {
 
 std::string rank_folder(int rank, int size) { return "rank." + padded(rank, size, '0'); }
 
-std::string rank_prefix(int rank, int size) {
-  std::string prefix = padded(rank, size, ' ');
-  prefix.insert(prefix.begin(), '[');
-  return prefix += "] ";
-}
+std::string rank_prefix(int rank, int size) { return text("[", padded(rank, size, ' '), "] "); }
 
 RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console& console,
                        FileWriter& files)
@@ -107,39 +104,39 @@ RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console
       prefix_(options.tag ? rank_prefix(rank, size) : ""),
       console_(console),
       files_(files),
-      channels_{{.splitter = LineSplitter(longest_segment(size)), .file = {}, .last_fed = {}},
-                {.splitter = LineSplitter(longest_segment(size)), .file = {}, .last_fed = {}}},
+      outputs_{{.splitter = LineSplitter(longest_segment(size)), .file = {}, .last_fed = {}},
+               {.splitter = LineSplitter(longest_segment(size)), .file = {}, .last_fed = {}}},
       tail_(static_cast<std::size_t>(options.tail_lines)) {
   if (!options.folder) return;
   const std::filesystem::path folder = *options.folder / rank_folder(rank, size);
   std::error_code error;
   std::filesystem::create_directories(folder, error);
   if (error) {
-    throw LaunchError(ExitCode::kUsage, "--output-filename: cannot create " + folder.string() +
-                                            ": " + error.message());
+    throw LaunchError(ExitCode::kUsage,
+                      text("--output-filename: cannot create ", folder, ": ", error.message()));
   }
   for (const Stream stream : kStreams) {
-    channels_[static_cast<int>(stream)].file =
+    outputs_[static_cast<int>(stream)].file =
         files_.create(folder / (stream == Stream::kStdout ? "stdout" : "stderr"));
   }
 }
 
 void RankOutput::feed(Stream stream, std::string_view bytes, TimePoint now) {
-  Channel& channel = channels_[static_cast<int>(stream)];
-  channel.last_fed = now;
-  if (channel.file) files_.write(*channel.file, bytes);
+  StreamOutput& output = outputs_[static_cast<int>(stream)];
+  output.last_fed = now;
+  if (output.file) files_.write(*output.file, bytes);
   if (stream == Stream::kStderr) tail_.feed(bytes);
-  for (const std::string& segment : channel.splitter.feed(bytes)) show(stream, segment);
+  for (const std::string& segment : output.splitter.feed(bytes)) show(stream, segment);
 }
 
 std::optional<RankOutput::TimePoint> RankOutput::show_partial(TimePoint now) {
   std::optional<TimePoint> next;
   for (const Stream stream : kStreams) {
-    Channel& channel = channels_[static_cast<int>(stream)];
-    if (!shows_partial(stream) || !channel.splitter.has_partial()) continue;
-    const TimePoint due = channel.last_fed + kPartialDelay;
+    StreamOutput& output = outputs_[static_cast<int>(stream)];
+    if (!shows_partial(stream) || !output.splitter.has_partial()) continue;
+    const TimePoint due = output.last_fed + kPartialDelay;
     if (now >= due) {
-      show(stream, channel.splitter.take_partial());
+      show(stream, output.splitter.flush_partial());
     } else if (!next || due < *next) {
       next = due;
     }
@@ -149,9 +146,9 @@ std::optional<RankOutput::TimePoint> RankOutput::show_partial(TimePoint now) {
 
 void RankOutput::finish() {
   for (const Stream stream : kStreams) {
-    Channel& channel = channels_[static_cast<int>(stream)];
-    show(stream, channel.splitter.take_rest());
-    if (channel.file) files_.close(*channel.file);
+    StreamOutput& output = outputs_[static_cast<int>(stream)];
+    show(stream, output.splitter.flush());
+    if (output.file) files_.close(*output.file);
   }
 }
 

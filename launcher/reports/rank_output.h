@@ -22,9 +22,9 @@ class LineSplitter {
 
   std::vector<std::string> feed(std::string_view bytes);
   /// The unfinished line without an incomplete UTF-8 character at its end.
-  std::string take_partial();
+  std::string flush_partial();
   /// The unfinished line as a whole, at the end of the stream.
-  std::string take_rest();
+  std::string flush();
   bool has_partial() const noexcept { return !partial_.empty(); }
 
  private:
@@ -32,8 +32,8 @@ class LineSplitter {
   std::string partial_;
 };
 
-/// The number of bytes of an incomplete UTF-8 character at the end of `text`.
-std::size_t unfinished_character(std::string_view text);
+/// The number of bytes of an incomplete UTF-8 character at the end of `bytes`.
+std::size_t unfinished_character(std::string_view bytes);
 
 /// The last lines of a stream, as a person would see them on a terminal: "\r" overwrites its line.
 /// Backtraces, which would push everything else out, are left out. Not thread-safe.
@@ -86,7 +86,7 @@ class RankOutput {
   std::vector<std::string> stderr_tail() const { return tail_.lines(); }
 
  private:
-  struct Channel {
+  struct StreamOutput {
     LineSplitter splitter;
     std::optional<std::size_t> file;
     TimePoint last_fed{};
@@ -100,7 +100,7 @@ class RankOutput {
   const std::string prefix_;
   Console& console_;
   FileWriter& files_;
-  Channel channels_[2];
+  StreamOutput outputs_[2];
   TailBuffer tail_;
 };
 

@@ -12,9 +12,9 @@ using Json = nlohmann::json;
 
 bool is_known(std::uint8_t type) {
   return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
-          type <= static_cast<std::uint8_t>(FrameType::kMeeting)) ||
+          type <= static_cast<std::uint8_t>(FrameType::kRendezvous)) ||
          (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
-          type <= static_cast<std::uint8_t>(FrameType::kMeetingAnswer));
+          type <= static_cast<std::uint8_t>(FrameType::kRendezvousReply));
 }
 
 void append_number(std::string& out, std::size_t number) {
@@ -36,26 +36,26 @@ void append_frame(std::string& out, FrameType type, std::string_view payload) {
   out += payload;
 }
 
-void append_head(std::string& out, FrameType type, const MeetingBytes& meeting) {
-  append_number(out, kMeetingHeadSize + meeting.bytes.size());
+void append_head(std::string& out, FrameType type, const RendezvousBytes& rendezvous) {
+  append_number(out, kRendezvousHeadSize + rendezvous.bytes.size());
   out += static_cast<char>(type);
-  append_number(out, meeting.session);
-  out += static_cast<char>(meeting.last ? 1 : 0);
+  append_number(out, rendezvous.session);
+  out += static_cast<char>(rendezvous.last ? 1 : 0);
 }
 
-void append_frame(std::string& out, FrameType type, const MeetingBytes& meeting) {
-  append_head(out, type, meeting);
-  out += meeting.bytes;
+void append_frame(std::string& out, FrameType type, const RendezvousBytes& rendezvous) {
+  append_head(out, type, rendezvous);
+  out += rendezvous.bytes;
 }
 
-MeetingBytes decode_meeting(std::string_view payload) {
-  if (payload.size() < kMeetingHeadSize) {
-    throw ProtocolError(text("expected at least ", kMeetingHeadSize,
-                             " bytes in a frame of a meeting, got ", payload.size()));
+RendezvousBytes decode_rendezvous(std::string_view payload) {
+  if (payload.size() < kRendezvousHeadSize) {
+    throw ProtocolError(text("expected at least ", kRendezvousHeadSize,
+                             " bytes in a frame of the rendezvous, got ", payload.size()));
   }
   return {.session = static_cast<std::uint32_t>(number_at(payload)),
-          .last = payload[kMeetingHeadSize - 1] != 0,
-          .bytes = payload.substr(kMeetingHeadSize)};
+          .last = payload[kRendezvousHeadSize - 1] != 0,
+          .bytes = payload.substr(kRendezvousHeadSize)};
 }
 
 void FrameDecoder::feed(std::string_view bytes) {
@@ -110,7 +110,7 @@ HVD_RECORD(Hello, "hello", proof, rank, size, local_rank, local_size, host, supe
 HVD_RECORD(Welcome, "welcome", columns, rows, time_ns, credit)
 HVD_RECORD(StartOrder, "start", address, master_port, node, nodes, cross_rank, cross_size)
 HVD_RECORD(Credit, "credit", bytes)
-HVD_RECORD(Started, "started", pid)
+HVD_RECORD(ProgramStarted, "started", pid)
 HVD_RECORD(Ended, "ended", time_ns, pid, code, signal, dumped_core, stopped, start_error)
 HVD_RECORD(Notice, "notice", kind, time_ns, code, text, stopped, about)
 HVD_RECORD(SignalOrder, "signal", signal, after_ms, stop, kill_after_ms)

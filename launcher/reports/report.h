@@ -4,8 +4,8 @@
 /// bytes in, bytes out.
 ///
 /// A frame is a 4-byte little-endian length n, one byte of type, and n bytes of payload. Frames of
-/// output and of a meeting carry raw bytes, the others a JSON object. Unknown members are ignored,
-/// so that fields may be added.
+/// output and of the rendezvous carry raw bytes, the others a JSON object. Unknown members are
+/// ignored, so that fields may be added.
 ///
 ///   supervisor                                   hvdrun
 ///   greeting {rank, nonce}                ->
@@ -19,7 +19,7 @@
 ///                                         <-     signal {signal, stop, kill_after_ms}
 ///   notice {kind, time, code, text, ...}  ->     a notice of the program:
 ///                                                core/observe/supervisor_notice.h
-///   meeting <session, last, bytes>        <->    between a process of the rank and hvdrun:
+///   rendezvous <session, last, bytes>     <->    between a process of the rank and hvdrun:
 ///                                                core/bootstrap/rendezvous_server.h
 ///   ended {time, code, signal, ...}       ->
 ///   drained {}                            ->     no output follows
@@ -47,14 +47,14 @@ enum class FrameType : std::uint8_t {
   kNotice = 6,
   kDrained = 7,
   kGreeting = 8,
-  kMeeting = 9,
+  kRendezvous = 9,
   kWelcome = 16,
   kSignal = 17,
   kRelease = 18,
   kChallenge = 19,
   kCredit = 20,
   kStart = 21,
-  kMeetingAnswer = 22,
+  kRendezvousReply = 22,
 };
 
 struct Frame {
@@ -73,19 +73,19 @@ inline constexpr std::size_t kMaxPayload = std::size_t{1} << 20;
 
 void append_frame(std::string& out, FrameType type, std::string_view payload);
 
-/// Bytes between a process of a rank and the meeting. The supervisor forwards them unread.
-struct MeetingBytes {
+/// Bytes between a process of a rank and its rendezvous. The supervisor forwards them unread.
+struct RendezvousBytes {
   std::uint32_t session = 0;  ///< the index of the process's connection to the supervisor
   bool last = false;          ///< the connection has ended, or must be closed after these bytes
   std::string_view bytes = {};
 };
-inline constexpr std::size_t kMeetingHeadSize = 5;
-inline constexpr std::size_t kMostMeetingBytes = kMaxPayload - kMeetingHeadSize;
-void append_frame(std::string& out, FrameType type, const MeetingBytes&);
+inline constexpr std::size_t kRendezvousHeadSize = 5;
+inline constexpr std::size_t kMostRendezvousBytes = kMaxPayload - kRendezvousHeadSize;
+void append_frame(std::string& out, FrameType type, const RendezvousBytes&);
 /// Appends the frame without its bytes, which the caller sends after it.
-void append_head(std::string& out, FrameType type, const MeetingBytes&);
+void append_head(std::string& out, FrameType type, const RendezvousBytes&);
 /// @throws ProtocolError
-MeetingBytes decode_meeting(std::string_view payload);
+RendezvousBytes decode_rendezvous(std::string_view payload);
 
 /// Cuts a byte stream into frames. Not thread-safe.
 class FrameDecoder {
@@ -142,7 +142,7 @@ struct Credit {
   int bytes = 0;
 };
 
-struct Started {
+struct ProgramStarted {
   int pid = 0;
 };
 

@@ -47,9 +47,9 @@ void ReportServer::add_to(Poller& poller) {
 
 void ReportServer::give_credit() {
   for (auto& [id, connection] : connections_) {
-    if (connection.taken < kCredit / 2) continue;
-    write(connection, FrameType::kCredit, encode(Credit{.bytes = connection.taken}));
-    connection.taken = 0;
+    if (connection.uncredited < kCredit / 2) continue;
+    write(connection, FrameType::kCredit, encode(Credit{.bytes = connection.uncredited}));
+    connection.uncredited = 0;
   }
 }
 
@@ -125,18 +125,18 @@ bool ReportServer::handle(int id, const Frame& frame) {
   const int rank = *connection.rank;
   switch (frame.type) {
     case FrameType::kStarted:
-      observer_.on_started(rank, decode<Started>(frame.payload));
+      observer_.on_started(rank, decode<ProgramStarted>(frame.payload));
       return true;
     case FrameType::kNotice:
       observer_.on_notice(rank, decode<Notice>(frame.payload));
       return true;
-    case FrameType::kMeeting:
-      observer_.on_meeting(rank, decode_meeting(frame.payload));
+    case FrameType::kRendezvous:
+      observer_.on_rendezvous(rank, decode_rendezvous(frame.payload));
       return true;
     case FrameType::kStdout:
-      return take_output(id, Stream::kStdout, frame);
+      return on_output(id, Stream::kStdout, frame);
     case FrameType::kStderr:
-      return take_output(id, Stream::kStderr, frame);
+      return on_output(id, Stream::kStderr, frame);
     case FrameType::kEnded: {
       const Ended ended = decode<Ended>(frame.payload);
       if (connection.ended) return false;
@@ -157,15 +157,15 @@ bool ReportServer::handle(int id, const Frame& frame) {
     case FrameType::kSignal:
     case FrameType::kRelease:
     case FrameType::kStart:
-    case FrameType::kMeetingAnswer:
+    case FrameType::kRendezvousReply:
       break;
   }
   return false;
 }
 
-bool ReportServer::take_output(int id, Stream stream, const Frame& frame) {
+bool ReportServer::on_output(int id, Stream stream, const Frame& frame) {
   Connection& connection = connections_.at(id);
-  connection.taken += static_cast<int>(frame.payload.size());
+  connection.uncredited += static_cast<int>(frame.payload.size());
   observer_.on_output(*connection.rank, stream, frame.payload);
   return true;
 }
@@ -215,14 +215,14 @@ void ReportServer::start(int rank, const StartOrder& order) {
     write(*connection, FrameType::kStart, encode(order));
 }
 
-void ReportServer::tell(int rank, std::uint32_t session, const SendQueue::Shared& bytes,
-                        bool last) {
+void ReportServer::send_rendezvous(int rank, std::uint32_t session, const SendQueue::Shared& bytes,
+                                   bool last) {
   Connection* const connection = find_rank(rank);
   if (connection == nullptr) return;
   for (std::size_t begin = 0; begin < bytes->size();) {
-    const std::size_t end = std::min(bytes->size(), begin + kMostMeetingBytes);
+    const std::size_t end = std::min(bytes->size(), begin + kMostRendezvousBytes);
     const std::string_view part(reinterpret_cast<const char*>(bytes->data()) + begin, end - begin);
-    append_head(connection->outgoing.tail(), FrameType::kMeetingAnswer,
+    append_head(connection->outgoing.tail(), FrameType::kRendezvousReply,
                 {.session = session, .last = last && end == bytes->size(), .bytes = part});
     connection->outgoing.add(bytes, begin, end);
     begin = end;
@@ -267,32 +267,27 @@ ReportServer::Connection* ReportServer::find_rank(int rank) {
 }
 
 std::string& SendQueue::tail() {
-  // A piece that is partly written is not extended: its written bytes would stay in memory.
-  if (pieces_.empty() || pieces_.back().shared || pieces_.back().begin > 0) pieces_.emplace_back();
-  return pieces_.back().own;
+  // A part that is partly sent is not extended: its sent bytes would stay in memory.
+  if (parts_.empty() || parts_.back().shared || parts_.back().begin > 0) parts_.emplace_back();
+  return parts_.back().own;
 }
 
 void SendQueue::add(const Shared& bytes, std::size_t begin, std::size_t end) {
-  pieces_.push_back({.shared = bytes, .begin = begin, .end = end});
+  parts_.push_back({.shared = bytes, .begin = begin, .end = end});
 }
 
 bool SendQueue::empty() const noexcept {
-  return std::all_of(pieces_.begin(), pieces_.end(),
-                     [](const Piece& piece) { return piece.size() == 0; });
+  return std::all_of(parts_.begin(), parts_.end(),
+                     [](const Part& part) { return part.unsent().empty(); });
 }
 
 bool SendQueue::flush(int fd) {
-  while (!pieces_.empty()) {
-    Piece& piece = pieces_.front();
-    if (piece.size() == 0) {
-      pieces_.pop_front();
-      continue;
-    }
-    const ssize_t count = ::send(fd, piece.data(), piece.size(), MSG_NOSIGNAL);
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) return true;
-    if (count <= 0) return false;
-    piece.begin += static_cast<std::size_t>(count);
+  for (; !parts_.empty(); parts_.pop_front()) {
+    Part& part = parts_.front();
+    const auto sent = send_some(fd, part.unsent());
+    if (sent < 0) return false;
+    part.begin += static_cast<std::size_t>(sent);
+    if (!part.unsent().empty()) return true;
   }
   return true;
 }

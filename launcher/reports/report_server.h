@@ -26,26 +26,25 @@ class SendQueue {
 
   /// Bytes may be appended there until the next call.
   std::string& tail();
-  void add(std::string_view bytes) { tail() += bytes; }
   /// The bytes from `begin` to before `end`.
   void add(const Shared& bytes, std::size_t begin, std::size_t end);
   bool empty() const noexcept;
-  void clear() { pieces_.clear(); }
-  /// Writes as much as the socket accepts now. False if the connection is broken.
+  void clear() { parts_.clear(); }
+  /// Sends as much as the socket accepts now. False if the connection is broken.
   bool flush(int fd);
 
  private:
-  struct Piece {
+  struct Part {
     std::string own = {};
-    Shared shared = {};     ///< null: the piece is `own`
-    std::size_t begin = 0;  ///< the bytes before it have been written
+    Shared shared = {};     ///< null: the bytes are `own`
+    std::size_t begin = 0;  ///< the bytes before it have been sent
     std::size_t end = 0;    ///< of the shared bytes
-    std::size_t size() const noexcept { return (shared ? end : own.size()) - begin; }
-    const char* data() const noexcept {
-      return (shared ? reinterpret_cast<const char*>(shared->data()) : own.data()) + begin;
+    std::string_view unsent() const noexcept {
+      if (!shared) return std::string_view(own).substr(begin);
+      return {reinterpret_cast<const char*>(shared->data()) + begin, end - begin};
     }
   };
-  std::deque<Piece> pieces_;
+  std::deque<Part> parts_;
 };
 
 /// Receives the supervisors' reports. Called from ReportServer's handlers; may call back into the
@@ -54,10 +53,10 @@ class RankObserver {
  public:
   virtual ~RankObserver() = default;
   virtual void on_hello(int rank, const Hello& hello) = 0;
-  virtual void on_started(int rank, const Started& started) = 0;
+  virtual void on_started(int rank, const ProgramStarted& started) = 0;
   virtual void on_notice(int rank, const Notice& notice) = 0;
-  /// Bytes from a process of the rank for the meeting.
-  virtual void on_meeting(int rank, const MeetingBytes& said) = 0;
+  /// Bytes from a process of the rank for its rendezvous.
+  virtual void on_rendezvous(int rank, const RendezvousBytes& received) = 0;
   virtual void on_output(int rank, Stream stream, std::string_view bytes) = 0;
   virtual void on_ended(int rank, const Ended& ended) = 0;
   /// No output of this rank follows. After `ended`.
@@ -94,9 +93,9 @@ class ReportServer {
   void on_time();
   void send(int rank, const SignalOrder& order);
   void start(int rank, const StartOrder& order);
-  /// Sends bytes to a process of the rank; see on_meeting().
+  /// Sends bytes of the rendezvous to a process of the rank; see on_rendezvous().
   /// @param last closes its connection after these bytes
-  void tell(int rank, std::uint32_t session, const SendQueue::Shared& bytes, bool last);
+  void send_rendezvous(int rank, std::uint32_t session, const SendQueue::Shared& bytes, bool last);
   /// Lets the rank's supervisor end.
   void release(int rank);
   /// Breaks every connection, so that the remaining supervisors stop their programs.
@@ -112,7 +111,7 @@ class ReportServer {
     std::optional<int> greeted;
     std::string supervisor_nonce, nonce;
     TimePoint since{};
-    int taken = 0;  ///< bytes of output received since the last credit
+    int uncredited = 0;  ///< bytes of output received since the last credit
     bool ended = false, drained = false;
   };
 
@@ -122,7 +121,7 @@ class ReportServer {
   bool handle(int id, const Frame& frame);
   bool challenge(int id, const Frame& frame);
   bool admit(int id, const Frame& frame);
-  bool take_output(int id, Stream stream, const Frame& frame);
+  bool on_output(int id, Stream stream, const Frame& frame);
   void write(Connection& connection, FrameType type, std::string_view payload);
   static void flush(Connection& connection);
   void drop(int id);

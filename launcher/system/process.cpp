@@ -20,8 +20,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/text.h"
 #include "system/error.h"
-#include "system/text.h"
 
 namespace hvd::launcher {
 namespace {
@@ -65,11 +65,25 @@ void redirect(int from, int to) {
   ::_exit(written > 0 && error == ENOENT ? 127 : 126);
 }
 
+/// How `pid` ended; empty while it runs, or if it is no child of this process.
+std::optional<ExitStatus> wait_with(pid_t pid, int options) {
+  siginfo_t info{};
+  int error = 0;
+  do {
+    error = ::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | options);
+  } while (error != 0 && errno == EINTR);
+  if (error != 0 || info.si_pid != pid) return std::nullopt;
+  if (info.si_code == CLD_EXITED) return ExitStatus{.code = info.si_status};
+  return ExitStatus{.code = 128 + info.si_status,
+                    .signal = info.si_status,
+                    .dumped_core = info.si_code == CLD_DUMPED};
+}
+
 }  // namespace
 
 void bind_to(const std::vector<int>& cpus) {
-  // Also called between fork and exec: the set is as large as any Linux kernel's, and no memory is
-  // asked for.
+  // Also called between fork and exec, so it must not allocate: the set is as large as any Linux
+  // kernel's.
   constexpr int kMostCpus = 8192;
   std::array<unsigned long, kMostCpus / (8 * sizeof(unsigned long))> mask{};
   auto* const set = reinterpret_cast<cpu_set_t*>(mask.data());
@@ -82,8 +96,7 @@ void bind_to(const std::vector<int>& cpus) {
 Pipe make_pipe() {
   std::array<int, 2> fds{};
   if (::pipe2(fds.data(), O_CLOEXEC) != 0) {
-    throw LaunchError(ExitCode::kInternal,
-                      std::string("cannot make a pipe: ") + std::strerror(errno));
+    throw LaunchError(ExitCode::kInternal, text("cannot make a pipe: ", std::strerror(errno)));
   }
   return {UniqueFd(fds[0]), UniqueFd(fds[1])};
 }
@@ -97,7 +110,7 @@ SpawnResult spawn(const SpawnOptions& options) {
   result.pid = ::fork();
   if (result.pid < 0) {
     throw LaunchError(ExitCode::kInternal,
-                      "cannot start " + options.argv[0] + ": fork: " + std::strerror(errno));
+                      text("cannot start ", options.argv[0], ": fork: ", std::strerror(errno)));
   }
   if (result.pid == 0)
     become(options, argv.data(), environment.data(), parent, errors.write_end.get());
@@ -109,50 +122,30 @@ SpawnResult spawn(const SpawnOptions& options) {
   } while (count < 0 && errno == EINTR);
   if (count == static_cast<ssize_t>(sizeof error)) {
     result.error = error;
-    while (::waitpid(result.pid, nullptr, 0) < 0 && errno == EINTR) {
-    }
+    wait_for(result.pid);
   }
   return result;
 }
 
-ExitStatus decode_wait_status(int status) {
-  ExitStatus result;
-  if (WIFSIGNALED(status)) {
-    result.signal = WTERMSIG(status);
-    result.code = 128 + result.signal;
-    result.dumped_core = WCOREDUMP(status);
-  } else {
-    result.code = WEXITSTATUS(status);
-  }
-  return result;
+pid_t start_process(const SpawnOptions& options, const std::string& advice) {
+  const SpawnResult result = spawn(options);
+  if (result.error == 0) return result.pid;
+  throw LaunchError(
+      result.error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun,
+      text("cannot run '", options.argv[0], "': ", std::strerror(result.error), advice));
 }
 
-std::optional<ExitStatus> peek_exit(pid_t pid) {
-  siginfo_t info{};
-  if (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
-      info.si_pid != pid) {
-    return std::nullopt;
-  }
-  ExitStatus status;
-  if (info.si_code == CLD_EXITED) {
-    status.code = info.si_status;
-  } else {
-    status.signal = info.si_status;
-    status.code = 128 + info.si_status;
-    status.dumped_core = info.si_code == CLD_DUMPED;
-  }
-  return status;
+int execute(const std::vector<std::string>& argv, const std::vector<std::string>& environment) {
+  const auto words = as_pointers(argv);
+  ::execvpe(words[0], words.data(), as_pointers(environment).data());
+  return errno;
 }
 
-std::optional<ExitStatus> try_wait(pid_t pid) {
-  int status = 0;
-  pid_t reaped = 0;
-  do {
-    reaped = ::waitpid(pid, &status, WNOHANG);
-  } while (reaped < 0 && errno == EINTR);
-  if (reaped != pid) return std::nullopt;
-  return decode_wait_status(status);
-}
+std::optional<ExitStatus> peek_exit(pid_t pid) { return wait_with(pid, WNOHANG | WNOWAIT); }
+
+std::optional<ExitStatus> try_wait(pid_t pid) { return wait_with(pid, WNOHANG); }
+
+ExitStatus wait_for(pid_t pid) { return wait_with(pid, 0).value_or(ExitStatus{}); }
 
 std::vector<std::string> current_environment() {
   std::vector<std::string> environment;
@@ -183,9 +176,9 @@ ProgramSearch find_program(const std::string& program) {
     return search;
   }
   const char* path = std::getenv("PATH");
-  for (const std::string& folder :
-       split(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
-    consider((folder.empty() ? "." : folder) + "/" + program);
+  for (const std::string_view folder :
+       split_text(path != nullptr ? path : "/usr/local/bin:/usr/bin:/bin", ':')) {
+    consider(text(folder.empty() ? "." : folder, "/", program));
   }
   return search;
 }
@@ -195,7 +188,7 @@ std::string own_executable() {
   const ssize_t length = ::readlink("/proc/self/exe", buffer.data(), buffer.size() - 1);
   if (length <= 0) {
     throw LaunchError(ExitCode::kInternal,
-                      std::string("cannot read /proc/self/exe: ") + std::strerror(errno));
+                      text("cannot read /proc/self/exe: ", std::strerror(errno)));
   }
   return {buffer.data(), static_cast<std::size_t>(length)};
 }
@@ -218,17 +211,15 @@ std::vector<pid_t> group_members(pid_t group) {
   std::vector<pid_t> members;
   std::error_code error;
   for (const auto& entry : std::filesystem::directory_iterator("/proc", error)) {
-    const std::string name = entry.path().filename();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    const pid_t process = std::atoi(name.c_str());
-    if (::getpgid(process) == group) members.push_back(process);
+    const auto process = parse_number<pid_t>(entry.path().filename().native());
+    if (process && ::getpgid(*process) == group) members.push_back(*process);
   }
   return members;
 }
 
 bool handles(pid_t process, int signal) {
   constexpr std::string_view kCaught = "SigCgt:";
-  std::ifstream status("/proc/" + std::to_string(process) + "/status");
+  std::ifstream status(text("/proc/", process, "/status"));
   for (std::string line; std::getline(status, line);) {
     if (!line.starts_with(kCaught)) continue;
     const std::uint64_t mask = std::strtoull(line.c_str() + kCaught.size(), nullptr, 16);

@@ -39,19 +39,27 @@ struct SpawnResult {
 /// with one thread.
 /// @throws LaunchError (kInternal) when no process could be made.
 SpawnResult spawn(const SpawnOptions& options);
+/// The same for a program that must run.
+/// @param advice ends the error text, as in "; expected mpirun in PATH"
+/// @throws LaunchError (kNotFound, kCannotRun) also when the program cannot be executed.
+pid_t start_process(const SpawnOptions& options, const std::string& advice);
+/// Replaces this process. Returns errno if the program, which is looked up in PATH, cannot be
+/// executed.
+int execute(const std::vector<std::string>& argv, const std::vector<std::string>& environment);
 
-/// How a process ended, from waitpid's status.
+/// How a process ended.
 struct ExitStatus {
   int code = 0;    ///< the exit code, or 128 + signal
   int signal = 0;  ///< 0: it exited by itself
   bool dumped_core = false;
 };
-ExitStatus decode_wait_status(int status);
 /// How `pid` ended, once it has; leaves it unreaped, so that its process group's number stays its
 /// own.
 std::optional<ExitStatus> peek_exit(pid_t pid);
-/// Reaps `pid` when it has ended.
+/// Reaps `pid` if it has ended.
 std::optional<ExitStatus> try_wait(pid_t pid);
+/// Waits for the end of the child `pid` and reaps it.
+ExitStatus wait_for(pid_t pid);
 
 /// The process's environment, as `NAME=value`.
 std::vector<std::string> current_environment();

@@ -16,26 +16,27 @@
 #include <chrono>
 #include <cstring>
 
+#include "base/text.h"
 #include "system/error.h"
 
 namespace hvd::launcher {
 namespace {
 
-struct Address {
+struct SocketAddress {
   sockaddr_storage storage{};
   socklen_t length = 0;
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage); }
 };
 
-Address make_address(const std::string& text, std::uint16_t port) {
-  Address address;
+SocketAddress make_address(const std::string& numeric, std::uint16_t port) {
+  SocketAddress address;
   auto* v4 = reinterpret_cast<sockaddr_in*>(&address.storage);
   auto* v6 = reinterpret_cast<sockaddr_in6*>(&address.storage);
-  if (::inet_pton(AF_INET, text.c_str(), &v4->sin_addr) == 1) {
+  if (::inet_pton(AF_INET, numeric.c_str(), &v4->sin_addr) == 1) {
     v4->sin_family = AF_INET;
     v4->sin_port = htons(port);
     address.length = sizeof(sockaddr_in);
-  } else if (::inet_pton(AF_INET6, text.c_str(), &v6->sin6_addr) == 1) {
+  } else if (::inet_pton(AF_INET6, numeric.c_str(), &v6->sin6_addr) == 1) {
     v6->sin6_family = AF_INET6;
     v6->sin6_port = htons(port);
     address.length = sizeof(sockaddr_in6);
@@ -43,9 +44,9 @@ Address make_address(const std::string& text, std::uint16_t port) {
   return address;
 }
 
-/// Bound to a port that the system has chosen.
+/// A socket bound to a port that the system chooses.
 UniqueFd try_bind(const std::string& at) {
-  const Address address = make_address(at, 0);
+  const SocketAddress address = make_address(at, 0);
   UniqueFd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return {};
   if (address.storage.ss_family == AF_INET6) {
@@ -64,7 +65,7 @@ UniqueFd try_listen(const std::string& at) {
 
 /// The port that the socket is bound to; 0 if it is not bound.
 std::uint16_t port_of(int fd) {
-  Address bound;
+  SocketAddress bound;
   bound.length = sizeof bound.storage;
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&bound.storage), &bound.length) != 0) return 0;
   return ntohs(bound.storage.ss_family == AF_INET6
@@ -103,7 +104,7 @@ Listener listen_anywhere(bool loopback_only) {
   if (listener.fd) listener.port = port_of(listener.fd.get());
   if (listener.port == 0) {
     throw LaunchError(ExitCode::kInternal,
-                      std::string("cannot listen on a TCP port: ") + std::strerror(errno));
+                      text("cannot listen on a TCP port: ", std::strerror(errno)));
   }
   return listener;
 }
@@ -122,12 +123,12 @@ Listener reserve_port() {
 
 std::string peer_address(int fd) {
   constexpr std::string_view kMapped = "::ffff:";  // IPv4 on a socket that takes both
-  Address peer;
+  SocketAddress peer;
   peer.length = sizeof peer.storage;
   if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) != 0) return {};
-  std::string text = as_text(reinterpret_cast<const sockaddr*>(&peer.storage));
-  const bool mapped = text.starts_with(kMapped) && text.find('.') != std::string::npos;
-  return mapped ? text.substr(kMapped.size()) : text;
+  std::string address = as_text(reinterpret_cast<const sockaddr*>(&peer.storage));
+  const bool mapped = address.starts_with(kMapped) && address.find('.') != std::string::npos;
+  return mapped ? address.substr(kMapped.size()) : address;
 }
 
 bool is_loopback(const std::string& address) {
@@ -142,8 +143,8 @@ std::vector<std::string> reachable_addresses() {
     if (item->ifa_addr == nullptr || (item->ifa_flags & IFF_UP) == 0 ||
         (item->ifa_flags & IFF_LOOPBACK) != 0)
       continue;
-    std::string text = as_text(item->ifa_addr);
-    if (!text.empty()) addresses.push_back(std::move(text));
+    std::string address = as_text(item->ifa_addr);
+    if (!address.empty()) addresses.push_back(std::move(address));
   }
   ::freeifaddrs(list);
   return addresses;
@@ -153,8 +154,8 @@ std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std
                                   int timeout_ms) {
   std::vector<UniqueFd> open;
   std::vector<UniqueFd> waiting;
-  for (const std::string& text : addresses) {
-    const Address address = make_address(text, port);
+  for (const std::string& numeric : addresses) {
+    const SocketAddress address = make_address(numeric, port);
     if (address.length == 0) continue;
     UniqueFd fd(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
     if (!fd) continue;
@@ -201,11 +202,22 @@ void tune_connection(int fd, int silence_limit_ms) {
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, silence_limit_ms);
 }
 
+std::ptrdiff_t send_some(int fd, std::string_view bytes) {
+  std::size_t sent = 0;
+  while (sent < bytes.size()) {
+    const ssize_t count = ::send(fd, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (count <= 0) return -1;
+    sent += static_cast<std::size_t>(count);
+  }
+  return static_cast<std::ptrdiff_t>(sent);
+}
+
 std::string random_token() {
   std::array<unsigned char, 16> bytes{};
   if (::getrandom(bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
-    throw LaunchError(ExitCode::kInternal,
-                      std::string("cannot get random bytes: ") + std::strerror(errno));
+    throw LaunchError(ExitCode::kInternal, text("cannot get random bytes: ", std::strerror(errno)));
   }
   constexpr std::string_view kDigits = "0123456789abcdef";
   std::string token;

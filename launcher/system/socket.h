@@ -1,7 +1,9 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "system/unique_fd.h"
@@ -39,6 +41,10 @@ std::vector<UniqueFd> connect_any(const std::vector<std::string>& addresses, std
 /// Turns off the delay of small messages, and lets the connection break after `silence_limit_ms`
 /// without a sign of the peer, whether data is unacknowledged or not.
 void tune_connection(int fd, int silence_limit_ms);
+
+/// Sends as many bytes as a non-blocking socket accepts now. Returns their number; -1 if the
+/// connection is broken.
+std::ptrdiff_t send_some(int fd, std::string_view bytes);
 
 /// 128 random bits in hex. @throws LaunchError (kInternal).
 std::string random_token();

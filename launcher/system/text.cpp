@@ -13,27 +13,16 @@
 
 namespace hvd::launcher {
 
-std::vector<std::string> split(std::string_view text, char separator) {
-  std::vector<std::string> parts;
-  std::size_t start = 0;
-  while (true) {
-    const std::size_t end = text.find(separator, start);
-    parts.emplace_back(text.substr(start, end == std::string_view::npos ? end : end - start));
-    if (end == std::string_view::npos) return parts;
-    start = end + 1;
-  }
-}
-
-std::string_view trim(std::string_view text) {
+std::string_view trim(std::string_view line) {
   constexpr std::string_view kBlank = " \t\r\n";
-  const std::size_t first = text.find_first_not_of(kBlank);
+  const std::size_t first = line.find_first_not_of(kBlank);
   if (first == std::string_view::npos) return {};
-  return text.substr(first, text.find_last_not_of(kBlank) - first + 1);
+  return line.substr(first, line.find_last_not_of(kBlank) - first + 1);
 }
 
 std::string signal_name(int signal) {
   const char* name = ::sigabbrev_np(signal);
-  return name != nullptr ? std::string("SIG") + name : "signal " + std::to_string(signal);
+  return name != nullptr ? text("SIG", name) : text("signal ", signal);
 }
 
 std::string shell_quote(std::string_view word) {
@@ -52,26 +41,26 @@ std::string shell_quote(std::string_view word) {
   return quoted + "'";
 }
 
-std::vector<std::string> shell_split(std::string_view text) {
+std::vector<std::string> shell_split(std::string_view line) {
   std::vector<std::string> words;
   std::string word;
   bool in_word = false;
   char quote = 0;
-  for (std::size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    const char c = line[i];
     if (quote != 0) {
       if (c == quote) {
         quote = 0;
-      } else if (c == '\\' && quote == '"' && i + 1 < text.size()) {
-        word += text[++i];
+      } else if (c == '\\' && quote == '"' && i + 1 < line.size()) {
+        word += line[++i];
       } else {
         word += c;
       }
     } else if (c == '\'' || c == '"') {
       quote = c;
       in_word = true;
-    } else if (c == '\\' && i + 1 < text.size()) {
-      word += text[++i];
+    } else if (c == '\\' && i + 1 < line.size()) {
+      word += line[++i];
       in_word = true;
     } else if (c == ' ' || c == '\t' || c == '\n') {
       if (in_word) words.push_back(std::exchange(word, {}));
@@ -82,8 +71,7 @@ std::vector<std::string> shell_split(std::string_view text) {
     }
   }
   if (quote != 0) {
-    throw LaunchError(ExitCode::kUsage,
-                      "expected every quote to be closed, got: " + std::string(text));
+    throw LaunchError(ExitCode::kUsage, text("expected every quote to be closed, got: ", line));
   }
   if (in_word) words.push_back(word);
   return words;
@@ -119,21 +107,6 @@ bool is_backtrace(std::string_view line) {
     return true;
   return rest.size() > 3 && rest[0] == '[' && (std::isdigit(rest[2]) != 0) &&
          rest.find(']') != std::string_view::npos && rest.find(']') <= 4;
-}
-
-std::string format_ranks(const std::vector<int>& ranks) {
-  std::vector<std::string> parts;
-  for (std::size_t i = 0; i < ranks.size();) {
-    std::size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    if (last - i >= 2) {
-      parts.push_back(std::to_string(ranks[i]) + "-" + std::to_string(ranks[last]));
-    } else {
-      for (std::size_t k = i; k <= last; ++k) parts.push_back(std::to_string(ranks[k]));
-    }
-    i = last + 1;
-  }
-  return join_text(parts, ", ");
 }
 
 }  // namespace hvd::launcher

@@ -6,21 +6,19 @@
 
 namespace hvd::launcher {
 
-std::vector<std::string> split(std::string_view text, char separator);
-std::string_view trim(std::string_view text);
+/// The text without blanks at its ends.
+std::string_view trim(std::string_view line);
 /// "SIGKILL" for 9; "signal 64" for one without a name.
 std::string signal_name(int signal);
 /// Quotes a word so that a POSIX shell reads it back unchanged.
 std::string shell_quote(std::string_view word);
 /// Splits as a shell would, without expansion: blanks separate, quotes and backslashes protect.
 /// @throws LaunchError (kUsage) for a quote that is never closed.
-std::vector<std::string> shell_split(std::string_view text);
+std::vector<std::string> shell_split(std::string_view line);
 /// "0.09 s" below a minute, then hh:mm:ss.
 std::string format_duration(double seconds);
 /// Whether a line is part of a backtrace of LibTorch or of Open MPI's signal handler. The final
 /// message omits these.
 bool is_backtrace(std::string_view line);
-/// "0-3, 7": runs of three and more are contracted. `ranks` is ascending.
-std::string format_ranks(const std::vector<int>& ranks);
 
 }  // namespace hvd::launcher

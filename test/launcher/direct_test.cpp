@@ -143,9 +143,9 @@ TEST(Direct, DryRunNamesTheRanksOfEachHost) {
   const Result result =
       run_direct({"-np", "4", "--dry-run", rank_program(), "wait"}, "localhost:2,b:2");
   EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_THAT(result.out, HasSubstr("ranks 0, 1, each: "));
-  EXPECT_THAT(result.out, HasSubstr("ranks 2, 3: " + std::string(HVD_TEST_PRETENDED_AGENT) + " b " +
-                                    hvdrun() + " --supervise-host\n"));
+  EXPECT_THAT(result.out, HasSubstr("ranks 0 and 1, each: "));
+  EXPECT_THAT(result.out, HasSubstr("ranks 2 and 3: " + std::string(HVD_TEST_PRETENDED_AGENT) +
+                                    " b " + hvdrun() + " --supervise-host\n"));
 }
 
 TEST(Direct, AnAllocationsHostsHaveToBeNamed) {
@@ -169,7 +169,7 @@ std::string dry_run(const Words& arguments,
 TEST(Auto, IsUcxUnlessSomethingIsMeantForMpi) {
   if (!finds_ucx()) GTEST_SKIP() << "libucp.so.0 cannot be loaded";
   const auto under_mpirun = HasSubstr("mpirun -np 2 ");
-  EXPECT_THAT(dry_run({rank_program(), "now"}, {}), HasSubstr("ranks 0, 1, each: "));
+  EXPECT_THAT(dry_run({rank_program(), "now"}, {}), HasSubstr("ranks 0 and 1, each: "));
   EXPECT_THAT(dry_run({mpi_program(), "sum"}, {}), under_mpirun);
   EXPECT_THAT(dry_run({"sh", "-c", "exec $0", mpi_program()}, {}), under_mpirun);
   EXPECT_THAT(dry_run({"--mpi-args", "--mca x y", rank_program()}, {}), under_mpirun);
@@ -253,9 +253,10 @@ TEST(Agent, AHostOutOfReachIsNamed) {
       run_direct({"-np", "3", rank_program(), "wait", marker}, "localhost:1,dead.example:2");
   EXPECT_EQ(result.code, 69) << result.err;
   EXPECT_THAT(result.err, HasSubstr("No route to host\n"));
-  EXPECT_THAT(result.err,
-              HasSubstr("hvdrun: host dead.example (ranks 1, 2) could not be reached or was lost "
-                        "(pretended_agent.sh's message is above); exit code 69\n"));
+  EXPECT_THAT(
+      result.err,
+      HasSubstr("hvdrun: host dead.example (ranks 1 and 2) could not be reached or was lost "
+                "(pretended_agent.sh's message is above); exit code 69\n"));
   EXPECT_EQ(result.out, "") << "no program starts before all supervisors are there";
   EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty());
 }

@@ -165,7 +165,7 @@ TEST_F(HvdrunMeeting, ARankWithOtherVariablesContradictsAll) {
   const Result result = run({"-np", "3", "sh", "-c", "[ $HVD_RANK = 1 ] && HVD_SIZE=5; exec \"$@\"",
                              "sh", program_, "lives"});
   const std::string text =
-      "UsageError hvd::init: hvdrun has started rank 1 of 3, which says that it is rank 1 of 5 ";
+      "UsageError hvd::init: hvdrun has started rank 1 of 3, which has joined as rank 1 of 5 ";
   EXPECT_THAT(result.out, HasSubstr("[1] " + text));
   expect_of_others(result, text);
 }

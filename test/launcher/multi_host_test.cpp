@@ -247,8 +247,9 @@ TEST(Hosts, AnUnreachableOneIs69) {
   const Result result = run_hvdrun({"-np", "2", "-H", "no-such-host.invalid:2", "--mpi-args",
                                     "--mca plm_rsh_agent false", rank_program(), "wait"});
   EXPECT_EQ(result.code, 69) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("hvdrun: host no-such-host.invalid (ranks 0, 1) could not be "
-                                    "reached or was lost"));
+  EXPECT_THAT(result.err,
+              HasSubstr("hvdrun: host no-such-host.invalid (ranks 0 and 1) could not be "
+                        "reached or was lost"));
 }
 
 }  // namespace

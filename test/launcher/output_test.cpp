@@ -190,7 +190,7 @@ TEST(LostOutput, AReaderThatHasGoneEndsTheJob) {
       run_redirected("\"$@\" | head -1 >/dev/null; exit ${PIPESTATUS[0]}", {"-np", "2", "yes"});
   EXPECT_EQ(result.code, 141) << result.err;
   EXPECT_THAT(result.err,
-              HasSubstr("hvdrun: the reader of stdout has closed it; stopped 2 ranks (0, 1)"));
+              HasSubstr("hvdrun: the reader of stdout has closed it; stopped 2 ranks (0 and 1)"));
 }
 
 TEST(LostOutput, AFailureIsReportedWithoutAReader) {

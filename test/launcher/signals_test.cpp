@@ -51,7 +51,8 @@ TEST(Signals, InterruptEndsTheJobWith130) {
   job.process.signal(SIGINT);
   const Result result = job.process.wait();
   EXPECT_EQ(result.code, 130);
-  EXPECT_THAT(result.err, HasSubstr("hvdrun: got SIGINT; stopped 2 ranks (0, 1); exit code 130\n"));
+  EXPECT_THAT(result.err,
+              HasSubstr("hvdrun: got SIGINT; stopped 2 ranks (0 and 1); exit code 130\n"));
   EXPECT_THAT(wait_until_gone(job.marker, 2), IsEmpty());
 }
 
@@ -116,7 +117,7 @@ TEST(Signals, StubbornRanksAreKilledAfterTheGrace) {
   EXPECT_EQ(result.code, 143);
   EXPECT_GE(took.count(), 0.45);
   EXPECT_LT(took.count(), 10) << "a busy machine takes seconds to end processes, not tens of them";
-  EXPECT_THAT(result.err, HasSubstr("2 ranks (0, 1) did not end within 0.50 s and were killed"));
+  EXPECT_THAT(result.err, HasSubstr("2 ranks (0 and 1) did not end within 0.50 s and were killed"));
   EXPECT_THAT(wait_until_gone(job.marker, 2), IsEmpty());
 }
 
@@ -129,7 +130,7 @@ TEST(Signals, ASecondInterruptEndsTheGrace) {
   const Result result = job.process.wait(10);
   EXPECT_EQ(result.code, 130);
   EXPECT_LT(result.seconds, 10);
-  EXPECT_THAT(result.err, HasSubstr("hvdrun: got SIGINT; stopped 2 ranks (0, 1)"));
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: got SIGINT; stopped 2 ranks (0 and 1)"));
 }
 
 TEST(Signals, InterruptWhileStarting) {

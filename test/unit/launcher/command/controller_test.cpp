@@ -1,17 +1,68 @@
 #include "command/controller.h"
 
+#include <elf.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <link.h>
 
+#include <cstddef>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "processes/job_folder.h"
-#include "unit/launcher/program_file.h"
 
 namespace hvd::launcher {
 namespace {
 
 using ::testing::HasSubstr;
+
+/// The bytes of a program that consists of its links to these shared libraries.
+std::string program_that_needs(const std::vector<std::string>& libraries) {
+  constexpr std::size_t kAddress = 0x10000;  // of the file's first byte, in memory
+  const std::size_t entries_at = sizeof(ElfW(Ehdr)) + 2 * sizeof(ElfW(Phdr));
+  const std::size_t names_at = entries_at + (libraries.size() + 2) * sizeof(ElfW(Dyn));
+  std::string names(1, '\0'), entries;
+  const auto add_entry = [&](auto tag, std::size_t value) {
+    ElfW(Dyn) entry{};
+    entry.d_tag = tag;
+    entry.d_un.d_val = value;
+    entries.append(reinterpret_cast<const char*>(&entry), sizeof entry);
+  };
+  for (const std::string& library : libraries) {
+    add_entry(DT_NEEDED, names.size());
+    names += library + '\0';
+  }
+  add_entry(DT_STRTAB, kAddress + names_at);
+  add_entry(DT_NULL, 0);
+
+  ElfW(Ehdr) header{};
+  std::memcpy(header.e_ident, ELFMAG, SELFMAG);
+  header.e_ident[EI_CLASS] = sizeof(void*) == 8 ? ELFCLASS64 : ELFCLASS32;
+  header.e_ident[EI_DATA] = ELFDATA2LSB;
+  header.e_phoff = sizeof header;
+  header.e_phentsize = sizeof(ElfW(Phdr));
+  header.e_phnum = 2;
+  ElfW(Phdr) segments[2] = {};
+  segments[0].p_type = PT_LOAD;
+  segments[0].p_vaddr = kAddress;
+  segments[0].p_filesz = names_at + names.size();
+  segments[1].p_type = PT_DYNAMIC;
+  segments[1].p_offset = entries_at;
+  segments[1].p_filesz = entries.size();
+  std::string bytes(reinterpret_cast<const char*>(&header), sizeof header);
+  bytes.append(reinterpret_cast<const char*>(segments), sizeof segments);
+  return bytes + entries + names;
+}
+
+std::string write_program(const std::filesystem::path& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary) << bytes;
+  std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  return path;
+}
 
 ControllerFacts facts(bool mpirun, bool ucx) {
   ControllerFacts facts;
@@ -64,7 +115,7 @@ TEST(Controller, UcxIsNotLookedForInVain) {
 TEST(Controller, AProgramThatNeedsMpiIsFoundInACommand) {
   const TemporaryFolder folder;
   const auto program = [&](const std::string& name, const std::vector<std::string>& libraries) {
-    return test::write_program(folder.path() / name, test::program_that_needs(libraries));
+    return write_program(folder.path() / name, program_that_needs(libraries));
   };
   const std::string solver = program("solver", {"libm.so.6", "libmpi.so.40"});
   const std::string other = program("other", {"libmpir.so.23", "libc.so.6"});
@@ -92,15 +143,15 @@ using ::testing::IsEmpty;
 class NeededLibraries : public ::testing::Test {
  protected:
   std::vector<std::string> of(const std::string& bytes) const {
-    return needed_libraries(test::write_program(folder_.path() / "program", bytes));
+    return needed_libraries(write_program(folder_.path() / "program", bytes));
   }
   const TemporaryFolder folder_;
 };
 
 TEST_F(NeededLibraries, OfAProgram) {
-  EXPECT_THAT(of(test::program_that_needs({"libmpi.so.40", "libc.so.6"})),
+  EXPECT_THAT(of(program_that_needs({"libmpi.so.40", "libc.so.6"})),
               ElementsAre("libmpi.so.40", "libc.so.6"));
-  EXPECT_THAT(of(test::program_that_needs({})), IsEmpty());
+  EXPECT_THAT(of(program_that_needs({})), IsEmpty());
   EXPECT_THAT(needed_libraries("/proc/self/exe"), Contains("libc.so.6"));
 }
 
@@ -112,14 +163,14 @@ TEST_F(NeededLibraries, OfAFileThatIsNoProgram) {
 }
 
 TEST_F(NeededLibraries, OfOneThatEndsAnywhere) {
-  const std::string whole = test::program_that_needs({"libmpi.so.40"});
+  const std::string whole = program_that_needs({"libmpi.so.40"});
   for (std::size_t size = 0; size + 20 < whole.size(); ++size)
     EXPECT_THAT(of(whole.substr(0, size)), IsEmpty()) << size;
 }
 
 // Offsets, counts and sizes that the file does not have.
 TEST_F(NeededLibraries, OfAMalformedProgram) {
-  const std::string whole = test::program_that_needs({"libmpi.so.40"});
+  const std::string whole = program_that_needs({"libmpi.so.40"});
   for (std::size_t at = 0; at < whole.size(); ++at) {
     std::string changed = whole;
     changed[at] = static_cast<char>(0xff);

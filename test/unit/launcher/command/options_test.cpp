@@ -11,7 +11,7 @@ namespace {
 using Words = std::vector<std::string>;
 using ::testing::HasSubstr;
 
-Options parse(const Words& arguments) { return parse_options(arguments, std::nullopt); }
+LaunchOptions parse(const Words& arguments) { return parse_options(arguments, std::nullopt); }
 
 LaunchError error_of(const Words& arguments) {
   try {
@@ -23,8 +23,8 @@ LaunchError error_of(const Words& arguments) {
   return {ExitCode::kInternal, ""};
 }
 
-TEST(Options, Defaults) {
-  const Options options = parse({"-np", "2", "./train"});
+TEST(LaunchOptions, Defaults) {
+  const LaunchOptions options = parse({"-np", "2", "./train"});
   EXPECT_EQ(options.action, Action::kRun);
   EXPECT_EQ(options.np, 2);
   EXPECT_EQ(options.program, Words{"./train"});
@@ -37,7 +37,7 @@ TEST(Options, Defaults) {
   EXPECT_TRUE(options.hosts.empty());
 }
 
-TEST(Options, TheProgramsArgumentsAreItsOwn) {
+TEST(LaunchOptions, TheProgramsArgumentsAreItsOwn) {
   EXPECT_EQ(parse({"-np", "2", "./train", "-np", "5", "--verbose", "-x", "--", "-H"}).program,
             (Words{"./train", "-np", "5", "--verbose", "-x", "--", "-H"}));
   EXPECT_EQ(parse({"-np", "2", "--", "./train", "--dry-run"}).program,
@@ -46,7 +46,7 @@ TEST(Options, TheProgramsArgumentsAreItsOwn) {
   EXPECT_FALSE(parse({"-np", "2", "./train", "--verbose"}).verbose);
 }
 
-TEST(Options, SpellingsOfNp) {
+TEST(LaunchOptions, SpellingsOfNp) {
   for (const Words& words : {Words{"-np", "3", "p"}, Words{"--np", "3", "p"}, Words{"-n", "3", "p"},
                              Words{"--np=3", "p"}}) {
     EXPECT_EQ(parse(words).np, 3);
@@ -54,37 +54,37 @@ TEST(Options, SpellingsOfNp) {
   }
 }
 
-TEST(Options, Everything) {
-  const Options options = parse({"-np",
-                                 "4",
-                                 "-H",
-                                 "h1:2,h2:2",
-                                 "--bind",
-                                 "numa",
-                                 "-v",
-                                 "--no-tag",
-                                 "--output-filename",
-                                 "d",
-                                 "--timeline",
-                                 "t",
-                                 "-x",
-                                 "A",
-                                 "-x",
-                                 "B=1=2",
-                                 "--mpi-args",
-                                 "--mca x 'y z'",
-                                 "--timeout",
-                                 "1.5",
-                                 "--start-timeout",
-                                 "9",
-                                 "--grace",
-                                 "0",
-                                 "--fail-grace",
-                                 "2",
-                                 "--tail",
-                                 "0",
-                                 "p",
-                                 "q"});
+TEST(LaunchOptions, Everything) {
+  const LaunchOptions options = parse({"-np",
+                                       "4",
+                                       "-H",
+                                       "h1:2,h2:2",
+                                       "--bind",
+                                       "numa",
+                                       "-v",
+                                       "--no-tag",
+                                       "--output-filename",
+                                       "d",
+                                       "--timeline",
+                                       "t",
+                                       "-x",
+                                       "A",
+                                       "-x",
+                                       "B=1=2",
+                                       "--mpi-args",
+                                       "--mca x 'y z'",
+                                       "--timeout",
+                                       "1.5",
+                                       "--start-timeout",
+                                       "9",
+                                       "--grace",
+                                       "0",
+                                       "--fail-grace",
+                                       "2",
+                                       "--tail",
+                                       "0",
+                                       "p",
+                                       "q"});
   EXPECT_EQ(options.hosts, (std::vector<Host>{{"h1", 2}, {"h2", 2}}));
   EXPECT_EQ(options.bind, Bind::kNuma);
   EXPECT_TRUE(options.verbose);
@@ -104,14 +104,14 @@ TEST(Options, Everything) {
   EXPECT_EQ(options.program, (Words{"p", "q"}));
 }
 
-TEST(Options, Actions) {
+TEST(LaunchOptions, Actions) {
   EXPECT_EQ(parse({"--check-build"}).action, Action::kCheckBuild);
   EXPECT_EQ(parse({"-np", "1", "--dry-run", "p"}).action, Action::kDryRun);
   EXPECT_THAT(parse({"--version"}).text, HasSubstr("hvdrun"));
   EXPECT_THAT(parse({"--help"}).text, HasSubstr("Usage: hvdrun -np N"));
 }
 
-TEST(Options, ErrorsStateTheExpectation) {
+TEST(LaunchOptions, ErrorsStateTheExpectation) {
   EXPECT_THAT(error_of({}).what(), HasSubstr("got no -np"));
   EXPECT_THAT(error_of({"p"}).what(), HasSubstr("got no -np"));
   EXPECT_THAT(error_of({"-np", "2"}).what(), HasSubstr("expected a program"));
@@ -146,20 +146,20 @@ TEST(Options, ErrorsStateTheExpectation) {
   }
 }
 
-TEST(Options, TooFewSlotsIsNotAUsageError) {
+TEST(LaunchOptions, TooFewSlotsIsNotAUsageError) {
   const LaunchError error = error_of({"-np", "5", "-H", "h1:2,h2:2", "p"});
   EXPECT_EQ(error.exit_code(), 69);
   EXPECT_THAT(error.what(), HasSubstr("-np 5 needs as many, got 4 (h1:2,h2:2)"));
 }
 
-TEST(Options, TheDefaultHostfileYieldsToAnExplicitOne) {
+TEST(LaunchOptions, TheDefaultHostfileYieldsToAnExplicitOne) {
   EXPECT_THROW(parse_options({"-np", "1", "p"}, "/no/such/hostfile"), LaunchError);
   EXPECT_EQ(parse_options({"-np", "1", "-H", "h", "p"}, "/no/such/hostfile").hosts,
             (std::vector<Host>{{"h", 1}}));
   EXPECT_TRUE(parse_options({"-np", "1", "p"}, "").hosts.empty());
 }
 
-TEST(Options, Controller) {
+TEST(LaunchOptions, Controller) {
   EXPECT_EQ(parse({"-np", "1", "p"}).controller, Controller::kAuto);
   EXPECT_EQ(parse({"-np", "1", "--controller", "ucx", "p"}).controller, Controller::kUcx);
   EXPECT_EQ(parse({"-np", "1", "--controller", "mpi", "p"}).controller, Controller::kMpi);
@@ -172,7 +172,7 @@ TEST(Options, Controller) {
   EXPECT_THAT(both.what(), HasSubstr("--mpi-args"));
 }
 
-TEST(Options, RemoteShell) {
+TEST(LaunchOptions, RemoteShell) {
   EXPECT_TRUE(parse({"-np", "1", "p"}).remote_shell.empty());
   EXPECT_EQ(parse({"-np", "1", "--rsh", "ssh -p 2222 -i 'a key'", "p"}).remote_shell,
             (Words{"ssh", "-p", "2222", "-i", "a key"}));

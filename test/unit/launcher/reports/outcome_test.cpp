@@ -42,13 +42,13 @@ RankRecord lost(double at) {
 void begin_life(RankRecord& rank) {
   Notice notice;
   notice.kind = "init";
-  take_notice(rank, notice);
+  apply_notice(rank, notice);
 }
 
 RankRecord with_notice(RankRecord rank, const std::string& kind, double at, int code = 0,
                        const std::string& text = "") {
   begin_life(rank);
-  take_notice(
+  apply_notice(
       rank,
       {.kind = kind, .time_ns = static_cast<long long>(at * kSecond), .code = code, .text = text});
   return rank;
@@ -74,7 +74,7 @@ TEST(FirstFailure, IsTheEarliestWithoutAnOrderToStop) {
 
 TEST(FirstFailure, ARankLostAfterTheOrderToStopIsNotBlamed) {
   RankRecord told = lost(1);
-  told.told_to_stop = true;
+  told.ordered_to_stop = true;
   EXPECT_EQ(first_failure({told, ended(3, 2)}), 1);
 }
 
@@ -109,11 +109,11 @@ TEST(FirstFailure, ANewLifeForgetsTheOldOne) {
 /// Adds to the record that the rank reported, at `at`, the loss of the rank `about`.
 RankRecord without(RankRecord rank, double at, int about) {
   begin_life(rank);
-  take_notice(rank, {.kind = "loss",
-                     .time_ns = static_cast<long long>(at * kSecond),
-                     .code = 4,
-                     .text = "lost rank " + std::to_string(about),
-                     .about = about});
+  apply_notice(rank, {.kind = "loss",
+                      .time_ns = static_cast<long long>(at * kSecond),
+                      .code = 4,
+                      .text = "lost rank " + std::to_string(about),
+                      .about = about});
   return rank;
 }
 
@@ -134,7 +134,7 @@ TEST(LostRank, IsAbandonedWhenAllOthersHaveEndedAndSayIt) {
   EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 1), without(stopped, 1, 0)}), std::nullopt)
       << "the way between them is cut";
   RankRecord over = stopped;
-  take_notice(over, {.kind = "over"});
+  apply_notice(over, {.kind = "over"});
   EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 1), over}), std::nullopt)
       << "it has left the job, and does what it likes";
   EXPECT_EQ(abandoned_rank({stopped}), std::nullopt);
@@ -142,28 +142,28 @@ TEST(LostRank, IsAbandonedWhenAllOthersHaveEndedAndSayIt) {
 
 TEST(LostRank, IsToBlameThoughHvdrunEndedIt) {
   JobRecord job = job_of({without(ended(0, 2), 1, 1), in_job(ended(137, 9, true))});
-  note_losses(job.ranks);
+  mark_lost_ranks(job.ranks);
   EXPECT_EQ(first_failure(job.ranks), 1);
   EXPECT_EQ(exit_code(job), 69);
   EXPECT_THAT(final_message(job),
               HasSubstr("rank 1 failed first: the other ranks lost it, and hvdrun ended it"));
   EXPECT_THAT(final_message(job), HasSubstr("        lost rank 1\n"));
   JobRecord died = job_of({without(ended(134, 2), 1, 1), in_job(ended(137, 9, true))});
-  note_losses(died.ranks);
+  mark_lost_ranks(died.ranks);
   EXPECT_EQ(first_failure(died.ranks), 1) << "the other one died of the loss";
   JobRecord earlier = job_of({without(ended(3, 0.5), 1, 1), in_job(ended(143, 9, true))});
-  note_losses(earlier.ranks);
+  mark_lost_ranks(earlier.ranks);
   EXPECT_EQ(first_failure(earlier.ranks), 0);
 }
 
 TEST(HeldRank, IsOneWhoseMpiIsHvds) {
   RankRecord rank = in_job(ended(0, 1));
   EXPECT_TRUE(must_be_held(rank));
-  take_notice(rank, {.kind = "left"});
-  take_notice(rank, {.kind = "over"});
+  apply_notice(rank, {.kind = "left"});
+  apply_notice(rank, {.kind = "over"});
   EXPECT_TRUE(must_be_held(rank)) << "_Exit() leaves MPI_Finalize out";
   EXPECT_FALSE(must_be_held(ended(0, 1))) << "not hvd's";
-  take_notice(rank, {.kind = "init", .code = 1});
+  apply_notice(rank, {.kind = "init", .code = 1});
   EXPECT_FALSE(must_be_held(rank)) << "the program started MPI, and must end it";
 }
 
@@ -198,8 +198,8 @@ TEST(ExitCode, WhenMpirunCouldNotStart) {
   job.starter_code = 1;
   EXPECT_EQ(exit_code(job), 1);
   EXPECT_THAT(final_message(job), HasSubstr("had started, and without a message; exit code 1\n"));
-  job.starter_spoke = true;
-  EXPECT_THAT(final_message(job), HasSubstr("mpirun ended with code 1 before 2 ranks (0, 1) had "
+  job.starter_wrote = true;
+  EXPECT_THAT(final_message(job), HasSubstr("mpirun ended with code 1 before 2 ranks (0 and 1) had "
                                             "started (mpirun's message is above); exit code 1\n"));
   job.lost_host = true;
   EXPECT_EQ(exit_code(job), 69);
@@ -245,7 +245,7 @@ TEST(EarlyLeaver, IsReportedByHvdIfItLeftWithoutShutdown) {
   Notice later;
   later.kind = "loss";
   later.time_ns = static_cast<long long>(1.2 * kSecond);
-  take_notice(job.ranks[1], later);
+  apply_notice(job.ranks[1], later);
   EXPECT_EQ(early_leaver(job), 1) << "while it leaves it hears of those who die of it";
   job.ranks[0].loss.reset();
   EXPECT_EQ(early_leaver(job), std::nullopt) << "rank 0 failed of its own";
@@ -259,7 +259,7 @@ TEST(EarlyLeaver, IsTheRankThatTheFailedOneLost) {
   EXPECT_THAT(final_message(job),
               HasSubstr("rank 1 ended with code 0 but without hvd::shutdown()"));
   RankRecord before_init = ended(134, 1.2);
-  take_notice(before_init, {.kind = "loss", .time_ns = kSecond, .code = 4, .about = 1});
+  apply_notice(before_init, {.kind = "loss", .time_ns = kSecond, .code = 4, .about = 1});
   job.ranks = {before_init, ended(0, 0.9)};
   EXPECT_EQ(early_leaver(job), 1);
   EXPECT_THAT(final_message(job), HasSubstr("rank 1 ended with code 0 before hvd::init()"));
@@ -353,7 +353,7 @@ TEST(FinalMessage, NamesTheHostsThatWereNotReached) {
   job.lost_host = true;
   job.suspect_hosts = {"far"};
   EXPECT_THAT(final_message(job),
-              HasSubstr("hvdrun: host far (ranks 1, 2) could not be reached or was lost"));
+              HasSubstr("hvdrun: host far (ranks 1 and 2) could not be reached or was lost"));
 }
 
 // mpirun and hvdrun both check silent connections. If mpirun is first, it ends the job, and hvdrun
@@ -364,19 +364,19 @@ TEST(FinalMessage, NamesTheRankThatMpirunMissedFirst) {
   job.starter_code = 1;
   job.lost_host = true;
   job.stop_ns = 3 * kSecond;
-  for (RankRecord& rank : job.ranks) rank.told_to_stop = true;
+  for (RankRecord& rank : job.ranks) rank.ordered_to_stop = true;
   job.ranks[2].lost_ns = 6 * kSecond;
   JobRecord killed = job, reached = job;
-  take_losses_from_mpirun(job);
+  mark_ranks_lost_by_mpirun(job);
   EXPECT_THAT(final_message(job), HasSubstr("hvdrun: rank 1 failed first: lost"));
   EXPECT_THAT(final_message(job), HasSubstr("host far  local rank 0"));
   EXPECT_EQ(exit_code(job), 69);
 
   killed.starter_signal = SIGKILL;
-  take_losses_from_mpirun(killed);
+  mark_ranks_lost_by_mpirun(killed);
   EXPECT_EQ(first_failure(killed.ranks), std::nullopt) << "not the host is to blame";
   reached.lost_host = false;
-  take_losses_from_mpirun(reached);
+  mark_ranks_lost_by_mpirun(reached);
   EXPECT_EQ(first_failure(reached.ranks), std::nullopt);
 }
 
@@ -395,7 +395,7 @@ TEST(FinalMessage, OfAKilledRank) {
       "        last stderr lines of rank 2:\n"
       "        | terminate called\n"
       "        |   what():  CUDA out of memory\n"
-      "hvdrun: stopped the other 3 ranks (0, 1, 3), gone 0.09 s later; exit code 137\n");
+      "hvdrun: stopped the other 3 ranks (0, 1 and 3), gone 0.09 s later; exit code 137\n");
 }
 
 TEST(FinalMessage, OfASingleRank) {
@@ -429,7 +429,7 @@ TEST(FinalMessage, OfALostHost) {
 
 TEST(FinalMessage, OfALinkThatWasCut) {
   RankRecord silent = running("far", 0, 7);
-  silent.told_to_stop = true;
+  silent.ordered_to_stop = true;
   const JobRecord job =
       job_of({with_notice(ended(134, 30), "loss", 29, 4, "lost rank 1 (host far)"), silent});
   EXPECT_EQ(exit_code(job), 69);
@@ -451,9 +451,10 @@ TEST(FinalMessage, OfTheUsersSignal) {
   JobRecord job = job_of({ended(0, 1, true), ended(137, 6, true)});
   job.cause = StopCause::kUserSignal;
   job.user_signal = SIGTERM;
-  EXPECT_EQ(final_message(job),
-            "hvdrun: got SIGTERM; stopped 2 ranks (0, 1); 1 rank (1) did not end within 5.00 s and "
-            "was killed; exit code 143\n");
+  EXPECT_EQ(
+      final_message(job),
+      "hvdrun: got SIGTERM; stopped 2 ranks (0 and 1); 1 rank (1) did not end within 5.00 s and "
+      "was killed; exit code 143\n");
 }
 
 TEST(FinalMessage, OfAStartThatTookTooLong) {

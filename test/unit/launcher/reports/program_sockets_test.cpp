@@ -21,7 +21,7 @@ namespace {
 using ::testing::ElementsAre;
 
 /// A supervisor's side, driven by the test.
-class MeetingSocketTest : public ::testing::Test {
+class RendezvousSocketTest : public ::testing::Test {
  protected:
   UniqueFd connect() const {
     sockaddr_un address{};
@@ -33,7 +33,7 @@ class MeetingSocketTest : public ::testing::Test {
     EXPECT_EQ(::connect(fd.get(), reinterpret_cast<const sockaddr*>(&address), length), 0);
     return fd;
   }
-  static void say(const UniqueFd& fd, const std::string& text) {
+  static void send(const UniqueFd& fd, const std::string& text) {
     ASSERT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(text.size()));
   }
@@ -45,7 +45,7 @@ class MeetingSocketTest : public ::testing::Test {
       Poller poller;
       socket_.add_to(poller);
       poller.wait(10);
-      for (const auto& each : socket_.take())
+      for (const auto& each : socket_.pop_received())
         all.push_back(std::to_string(each.session) + (each.last ? "." : ":") + each.bytes);
     }
     return all;
@@ -58,26 +58,26 @@ class MeetingSocketTest : public ::testing::Test {
     return text;
   }
 
-  MeetingSocket socket_;
+  RendezvousSocket socket_;
 };
 
-TEST_F(MeetingSocketTest, PassesOnWhatIsSaidAndHowItEnds) {
+TEST_F(RendezvousSocketTest, PassesOnWhatIsSaidAndHowItEnds) {
   UniqueFd first = connect();
-  say(first, "hello");
+  send(first, "hello");
   EXPECT_THAT(said(1), ElementsAre("0:hello"));
-  socket_.answer({.session = 0, .bytes = "good "});
-  socket_.answer({.session = 0, .last = true, .bytes = "bye"});
+  socket_.reply({.session = 0, .bytes = "good "});
+  socket_.reply({.session = 0, .last = true, .bytes = "bye"});
   EXPECT_EQ(read_to_end(first), "good bye");
   EXPECT_TRUE(said(0).empty()) << "hvdrun has ended it itself";
-  socket_.answer({.session = 0, .bytes = "nobody is there"});
+  socket_.reply({.session = 0, .bytes = "nobody is there"});
 }
 
-TEST_F(MeetingSocketTest, ALargeAnswerWaitsForItsReader) {
+TEST_F(RendezvousSocketTest, ALargeAnswerWaitsForItsReader) {
   UniqueFd first = connect();
-  say(first, "?");
+  send(first, "?");
   said(1);
   const std::string large(4 << 20, 'x');
-  socket_.answer({.session = 0, .last = true, .bytes = large});
+  socket_.reply({.session = 0, .last = true, .bytes = large});
   std::string got;
   char buffer[65536];
   ::fcntl(first.get(), F_SETFL, O_NONBLOCK);
@@ -93,20 +93,20 @@ TEST_F(MeetingSocketTest, ALargeAnswerWaitsForItsReader) {
 
 // A process that leaves a job and starts the next one closes a connection and opens another at
 // once.
-TEST_F(MeetingSocketTest, AnEndIsSeenBeforeTheNextConnection) {
+TEST_F(RendezvousSocketTest, AnEndIsSeenBeforeTheNextConnection) {
   UniqueFd first = connect();
-  say(first, "one");
+  send(first, "one");
   EXPECT_THAT(said(1), ElementsAre("0:one"));
-  say(first, "last words");
+  send(first, "last words");
   first.reset();
   const UniqueFd second = connect();
-  say(second, "two");
+  send(second, "two");
   EXPECT_THAT(said(3), ElementsAre("0:last words", "0.", "1:two"));
 }
 
-TEST_F(MeetingSocketTest, ThoughAChildHoldsWhatItsParentHasClosed) {
+TEST_F(RendezvousSocketTest, ThoughAChildHoldsWhatItsParentHasClosed) {
   UniqueFd first = connect();
-  say(first, "one");
+  send(first, "one");
   said(1);
   const pid_t child = ::fork();
   if (child == 0) {
@@ -115,14 +115,14 @@ TEST_F(MeetingSocketTest, ThoughAChildHoldsWhatItsParentHasClosed) {
   }
   first.reset();
   const UniqueFd second = connect();
-  say(second, "two");
+  send(second, "two");
   EXPECT_THAT(said(2), ElementsAre("0.", "1:two"));
   ::kill(child, SIGKILL);
   ::waitpid(child, nullptr, 0);
 }
 
 // For example a data loader's worker that was created by fork() and outlives its parent.
-TEST_F(MeetingSocketTest, AProcessHasEndedThoughItsChildHoldsTheConnection) {
+TEST_F(RendezvousSocketTest, AProcessHasEndedThoughItsChildHoldsTheConnection) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   const pid_t rank = ::fork();
@@ -149,7 +149,7 @@ TEST_F(MeetingSocketTest, AProcessHasEndedThoughItsChildHoldsTheConnection) {
   ::close(ends[1]);
 }
 
-TEST_F(MeetingSocketTest, AnotherUserCannotKeepTheRankOut) {
+TEST_F(RendezvousSocketTest, AnotherUserCannotKeepTheRankOut) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
@@ -167,7 +167,7 @@ TEST_F(MeetingSocketTest, AnotherUserCannotKeepTheRankOut) {
   char connected = 0;
   for (int i = 0; i < 12; ++i) ASSERT_EQ(::read(ends[0], &connected, 1), 1);
   const UniqueFd own = connect();
-  say(own, "rank");
+  send(own, "rank");
   const auto all = said(9);
   EXPECT_EQ(std::count_if(all.begin(), all.end(),
                           [](const std::string& text) { return text.ends_with(":x"); }),

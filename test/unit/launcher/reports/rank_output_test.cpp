@@ -18,7 +18,7 @@ TEST(LineSplitter, Lines) {
   EXPECT_EQ(splitter.feed("a\nb"), Words{"a\n"});
   EXPECT_EQ(splitter.feed("c\n\nd"), (Words{"bc\n", "\n"}));
   EXPECT_TRUE(splitter.has_partial());
-  EXPECT_EQ(splitter.take_partial(), "d");
+  EXPECT_EQ(splitter.flush_partial(), "d");
   EXPECT_FALSE(splitter.has_partial());
   EXPECT_EQ(splitter.feed(""), Words{});
 }
@@ -31,7 +31,7 @@ TEST(LineSplitter, CarriageReturns) {
   EXPECT_EQ(splitter.feed("w\r"), Words{});
   EXPECT_EQ(splitter.feed("v\n"), (Words{"w\r", "v\n"}));
   EXPECT_EQ(splitter.feed("\r\r\n\r"), (Words{"\r", "\r\n"}));
-  EXPECT_EQ(splitter.take_partial(), "\r");
+  EXPECT_EQ(splitter.flush_partial(), "\r");
 }
 
 TEST(LineSplitter, NothingIsLostHoweverItIsCut) {
@@ -45,7 +45,7 @@ TEST(LineSplitter, NothingIsLostHoweverItIsCut) {
         all.push_back(segment);
     }
     for (const std::string& segment : all) joined += segment;
-    EXPECT_EQ(joined + splitter.take_partial(), stream);
+    EXPECT_EQ(joined + splitter.flush_partial(), stream);
     EXPECT_EQ(all, (Words{"one\r\n", "two\r", "three\n", "\n", "\r", "\r\n"})) << step;
   }
 }
@@ -60,10 +60,10 @@ TEST(LineSplitter, PartsAreWholeCharacters) {
   LineSplitter splitter(4);
   EXPECT_EQ(splitter.feed("abc\xc3"), Words{});
   EXPECT_EQ(splitter.feed("\xa9\xe2"), Words{"abc\xc3\xa9"});
-  EXPECT_EQ(splitter.take_partial(), "");
+  EXPECT_EQ(splitter.flush_partial(), "");
   EXPECT_EQ(splitter.feed("\x82\xac\n"), Words{"\xe2\x82\xac\n"});
   splitter.feed("x\xe2\x82");
-  EXPECT_EQ(splitter.take_rest(), "x\xe2\x82") << "nothing follows: it goes out as it is";
+  EXPECT_EQ(splitter.flush(), "x\xe2\x82") << "nothing follows: it goes out as it is";
   EXPECT_EQ(unfinished_character("\xf0\x9f\x98"), 3U);
   EXPECT_EQ(unfinished_character("\xf0\x9f\x98\x80"), 0U);
   EXPECT_EQ(unfinished_character("\x80\x80\x80\x80"), 0U) << "no UTF-8";

@@ -26,9 +26,9 @@ using std::chrono::milliseconds;
 
 struct Observed final : RankObserver {
   void on_hello(int rank, const Hello&) override { hello = rank; }
-  void on_started(int, const Started&) override {}
+  void on_started(int, const ProgramStarted&) override {}
   void on_notice(int, const Notice&) override {}
-  void on_meeting(int rank, const MeetingBytes& said) override {
+  void on_rendezvous(int rank, const RendezvousBytes& said) override {
     meeting += std::to_string(rank) + "/" + std::to_string(said.session) + ":" +
                std::string(said.bytes) + (said.last ? "." : " ");
   }
@@ -63,9 +63,9 @@ class ReportServerTest : public ::testing::Test {
     poller.wait(timeout_ms);
     server_.on_time();
   }
-  std::optional<Connection> introduced(const std::string& token, int rank = 1,
-                                       bool same_clock = true, int server_delay_ms = 0) {
-    std::optional<Connection> connection;
+  std::optional<LauncherConnection> introduced(const std::string& token, int rank = 1,
+                                               bool same_clock = true, int server_delay_ms = 0) {
+    std::optional<LauncherConnection> connection;
     std::atomic<bool> done{false};
     std::thread supervisor([&] {
       connection = introduce(connect(), hello_of(rank), token, same_clock, 2000);
@@ -101,8 +101,8 @@ TEST_F(ReportServerTest, PassesOnWhatAMeetingSaysAndIsTold) {
   auto connection = introduced("the token");
   ASSERT_TRUE(connection);
   std::string frames;
-  append_frame(frames, FrameType::kMeeting, MeetingBytes{.session = 5, .bytes = "hello"});
-  append_frame(frames, FrameType::kMeeting, MeetingBytes{.session = 6, .last = true});
+  append_frame(frames, FrameType::kRendezvous, RendezvousBytes{.session = 5, .bytes = "hello"});
+  append_frame(frames, FrameType::kRendezvous, RendezvousBytes{.session = 6, .last = true});
   ASSERT_EQ(::send(connection->fd.get(), frames.data(), frames.size(), MSG_NOSIGNAL),
             static_cast<ssize_t>(frames.size()));
   for (int i = 0; i < 100 && observed_.meeting.size() < 13; ++i) serve(20);
@@ -112,9 +112,9 @@ TEST_F(ReportServerTest, PassesOnWhatAMeetingSaysAndIsTold) {
   const auto large = std::make_shared<const std::vector<std::byte>>(5 << 20, std::byte{'x'});
   const auto small = std::make_shared<const std::vector<std::byte>>(1, std::byte{'y'});
   server_.give_full_credit(1);
-  server_.tell(1, 5, large, true);
+  server_.send_rendezvous(1, 5, large, true);
   server_.release(1);
-  server_.tell(1, 7, small, false);
+  server_.send_rendezvous(1, 7, small, false);
   std::string got;
   std::vector<FrameType> kinds;
   bool small_came = false;
@@ -124,8 +124,8 @@ TEST_F(ReportServerTest, PassesOnWhatAMeetingSaysAndIsTold) {
     if (count > 0) connection->decoder.feed({buffer, static_cast<std::size_t>(count)});
     while (const auto frame = connection->decoder.next()) {
       if (kinds.empty() || kinds.back() != frame->type) kinds.push_back(frame->type);
-      if (frame->type != FrameType::kMeetingAnswer) continue;
-      const MeetingBytes told = decode_meeting(frame->payload);
+      if (frame->type != FrameType::kRendezvousReply) continue;
+      const RendezvousBytes told = decode_rendezvous(frame->payload);
       if (told.session == 7) {
         small_came = told.bytes == "y" && !told.last;
         continue;
@@ -137,8 +137,8 @@ TEST_F(ReportServerTest, PassesOnWhatAMeetingSaysAndIsTold) {
   }
   EXPECT_TRUE(small_came);
   EXPECT_EQ(got, std::string(5 << 20, 'x'));
-  EXPECT_THAT(kinds, ::testing::ElementsAre(FrameType::kCredit, FrameType::kMeetingAnswer,
-                                            FrameType::kRelease, FrameType::kMeetingAnswer));
+  EXPECT_THAT(kinds, ::testing::ElementsAre(FrameType::kCredit, FrameType::kRendezvousReply,
+                                            FrameType::kRelease, FrameType::kRendezvousReply));
 }
 
 // A stranger that listens at an address that hvdrun has advertised receives only a rank's number

@@ -121,7 +121,7 @@ TEST(Records, RoundTrip) {
   EXPECT_EQ(order.signal, 15);
   EXPECT_TRUE(order.stop);
   EXPECT_EQ(order.kill_after_ms, 200);
-  EXPECT_EQ(decode<Started>(encode(Started{.pid = 3})).pid, 3);
+  EXPECT_EQ(decode<ProgramStarted>(encode(ProgramStarted{.pid = 3})).pid, 3);
   const Welcome welcome =
       decode<Welcome>(encode(Welcome{.columns = 80, .rows = 24, .time_ns = 5, .credit = 6}));
   EXPECT_EQ(welcome.columns, 80);
@@ -142,28 +142,28 @@ TEST(Records, RoundTrip) {
 TEST(Frames, OfAMeetingHaveAHeadAndBytes) {
   const std::string bytes("a\0\xff", 3);
   std::string whole, head;
-  append_frame(whole, FrameType::kMeeting,
-               MeetingBytes{.session = 0xfedcba98, .last = true, .bytes = bytes});
-  append_head(head, FrameType::kMeeting,
-              MeetingBytes{.session = 0xfedcba98, .last = true, .bytes = bytes});
+  append_frame(whole, FrameType::kRendezvous,
+               RendezvousBytes{.session = 0xfedcba98, .last = true, .bytes = bytes});
+  append_head(head, FrameType::kRendezvous,
+              RendezvousBytes{.session = 0xfedcba98, .last = true, .bytes = bytes});
   EXPECT_EQ(head + bytes, whole);
   FrameDecoder decoder;
   decoder.feed(whole);
   const auto frame = decoder.next();
   ASSERT_TRUE(frame);
-  const MeetingBytes back = decode_meeting(frame->payload);
+  const RendezvousBytes back = decode_rendezvous(frame->payload);
   EXPECT_EQ(back.session, 0xfedcba98);
   EXPECT_TRUE(back.last);
   EXPECT_EQ(back.bytes, bytes);
-  for (std::size_t size = 0; size < kMeetingHeadSize; ++size)
-    EXPECT_THROW(decode_meeting(frame->payload.substr(0, size)), ProtocolError);
+  for (std::size_t size = 0; size < kRendezvousHeadSize; ++size)
+    EXPECT_THROW(decode_rendezvous(frame->payload.substr(0, size)), ProtocolError);
 }
 
 TEST(Records, UnknownMembersAreIgnoredMissingOnesAreNot) {
-  EXPECT_EQ(decode<Started>(R"({"pid":3,"new":"field"})").pid, 3);
-  EXPECT_THROW(decode<Started>(R"({"new":"field"})"), ProtocolError);
-  EXPECT_THROW(decode<Started>(R"({"pid":"three"})"), ProtocolError);
-  EXPECT_THROW(decode<Started>("[]"), ProtocolError);
+  EXPECT_EQ(decode<ProgramStarted>(R"({"pid":3,"new":"field"})").pid, 3);
+  EXPECT_THROW(decode<ProgramStarted>(R"({"new":"field"})"), ProtocolError);
+  EXPECT_THROW(decode<ProgramStarted>(R"({"pid":"three"})"), ProtocolError);
+  EXPECT_THROW(decode<ProgramStarted>("[]"), ProtocolError);
 }
 
 }  // namespace

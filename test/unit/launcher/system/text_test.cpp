@@ -32,24 +32,13 @@ TEST(Text, Durations) {
   EXPECT_EQ(format_duration(100 * 3600 + 61), "100:01:01");
 }
 
-TEST(Text, Ranks) {
-  EXPECT_EQ(format_ranks({}), "");
-  EXPECT_EQ(format_ranks({4}), "4");
-  EXPECT_EQ(format_ranks({0, 1}), "0, 1");
-  EXPECT_EQ(format_ranks({0, 1, 2, 4, 5, 7, 8, 9, 10}), "0-2, 4, 5, 7-10");
-}
-
 TEST(Text, Signals) {
   EXPECT_EQ(signal_name(9), "SIGKILL");
   EXPECT_EQ(signal_name(11), "SIGSEGV");
   EXPECT_EQ(signal_name(64), "signal 64");
 }
 
-TEST(Text, SplitKeepsEmptyParts) {
-  EXPECT_EQ(split("a,,b,", ','), (Words{"a", "", "b", ""}));
-  EXPECT_EQ(split("", ','), Words{""});
-  EXPECT_EQ(trim(" \ta b\r\n"), "a b");
-}
+TEST(Text, Trim) { EXPECT_EQ(trim(" \ta b\r\n"), "a b"); }
 
 TEST(Backtrace, OfOpenMpiAndLibTorch) {
   for (const char* line :

@@ -23,48 +23,49 @@ namespace hvd::launcher {
 /// joined as and not left. A process with a rank or a size that hvdrun has not started is a
 /// contradiction: all ranks are refused. Each rank receives a contradiction once, whenever it
 /// joins.
-class Meetings {
+class RankRendezvous {
  public:
   using Bytes = std::shared_ptr<const rendezvous::Bytes>;
   using Send = std::function<void(int rank, std::uint32_t session, const Bytes&, bool last)>;
 
   /// @param job HVD_JOB_NAME of the ranks
   /// @param token HVD_JOB_TOKEN of the ranks
-  Meetings(int size, std::string job, std::string token, Send);
+  RankRendezvous(int size, std::string job, std::string token, Send);
 
   /// Handles bytes from a process of the rank. Sessions are numbered per rank.
-  void take(int rank, const MeetingBytes& said, Deadline now);
+  void receive(int rank, const RendezvousBytes& received, Deadline now);
   /// Records that the rank's program has ended or is out of reach, so that it will not join again.
   /// Ranks that wait for others receive the first end.
   /// @param how "exit code 3"
-  /// @param of_another the rank has reported the loss of another rank, whose end is about to be
+  /// @param after_loss the rank has reported the loss of another rank, whose end is about to be
   /// known. If it is not known after a second, this rank is named
-  void rank_ended(int rank, const std::string& how, bool of_another, Deadline now);
-  /// Whether the rank has ever sent a join request, even if it was refused: hvd then reports to it
-  /// what happens.
-  bool has_come(int rank) const { return has_come_[static_cast<std::size_t>(rank)]; }
+  void rank_ended(int rank, const std::string& how, bool after_loss, Deadline now);
+  /// Whether the rank has ever sent a join request, even if it was refused. Such a rank uses hvd,
+  /// which reports the loss of other ranks to it.
+  bool has_requested_join(int rank) const {
+    return requested_join_[static_cast<std::size_t>(rank)];
+  }
   std::optional<Deadline> next_deadline() const;
   void on_time(Deadline now);
 
  private:
-  using MeetingPtr = std::shared_ptr<rendezvous::RendezvousServer>;
+  using ServerPtr = std::shared_ptr<rendezvous::RendezvousServer>;
   struct Session {
     int rank = 0;
     std::uint32_t number = 0;
     std::string incoming = {};
-    MeetingPtr meeting = {};  ///< once it has joined one
+    ServerPtr server = {};  ///< of the rendezvous that it has joined; null before
   };
-  using Key = std::pair<int, std::uint32_t>;  ///< rank and number
 
-  bool cut_frames(int id, Deadline now);
+  bool process_frames(int id, Deadline now);
   bool handle(int id, std::string_view frame, Deadline now);
   /// The reason for which hvdrun itself refuses a process; nullopt if it accepts the process.
   std::optional<rendezvous::Refusal> find_objection(int id, const rendezvous::JoinRequest&) const;
   std::optional<rendezvous::Refusal> contradiction(int rank, const rendezvous::JoinRequest&) const;
-  void cannot_begin(const rendezvous::Refusal&);
-  const MeetingPtr& gathering();
-  void drop(int id, bool tell);
-  void end(int id);
+  void refuse_from_now_on(const rendezvous::Refusal&);
+  const ServerPtr& joining_server();
+  void drop(int id, bool notify);
+  void forget(int id);
   void remember_contradiction();
   void tidy_up();
 
@@ -72,17 +73,19 @@ class Meetings {
   const std::string job_, token_;
   const Send send_;
   std::map<int, Session> sessions_;
-  std::map<Key, int> id_of_;
+  std::map<std::pair<int, std::uint32_t>, int> id_of_;  ///< by rank and number
   std::vector<std::set<int>> ids_of_rank_;
-  std::vector<bool> has_come_;
+  std::vector<bool> requested_join_;
   std::optional<rendezvous::Refusal> contradiction_;
-  std::set<int> untold_;                      ///< ranks that have not received it
+  std::set<int> contradiction_unsent_;        ///< ranks that have not received it
   std::optional<rendezvous::Refusal> ended_;  ///< names the first rank that has ended
-  std::optional<rendezvous::Refusal> ended_of_another_;
-  std::optional<Deadline> name_it_at_;  ///< when `ended_of_another_` counts
-  MeetingPtr gathering_;
-  std::vector<MeetingPtr> meetings_;  ///< including `gathering_`
-  std::vector<int> told_;             ///< sessions that have been sent their last frame
+  /// Names a rank that has ended after it reported the loss of another. Becomes `ended_` at
+  /// `blame_at_` unless the end of the other rank is known before.
+  std::optional<rendezvous::Refusal> ended_after_loss_;
+  std::optional<Deadline> blame_at_;
+  ServerPtr joining_;                ///< serves the rendezvous that ranks join now
+  std::vector<ServerPtr> servers_;   ///< including `joining_`
+  std::vector<int> ended_sessions_;  ///< sessions that have been sent their last frame
   int next_id_ = 0;
 };
 

@@ -1,4 +1,4 @@
-#include "processes/meetings.h"
+#include "processes/rank_rendezvous.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -20,13 +20,13 @@ using namespace std::chrono_literals;
 
 /// hvdrun's side of the rendezvous, and the answers that each process of each rank gets. A session
 /// and its process have the same number.
-class MeetingsTest : public ::testing::Test {
+class RankRendezvousTest : public ::testing::Test {
  protected:
   void start(int size) {
     size_ = size;
-    meetings_.emplace(
+    rendezvous_.emplace(
         size, "job", "token",
-        [this](int rank, std::uint32_t session, const Meetings::Bytes& frame, bool last) {
+        [this](int rank, std::uint32_t session, const RankRendezvous::Bytes& frame, bool last) {
           ++frames_;
           bytes_ += frame->size();
           kept_ = frame;  // keeps the memory, so that the next frame has another address
@@ -48,7 +48,7 @@ class MeetingsTest : public ::testing::Test {
            rendezvous::text_of(body);
   }
   void say(int rank, std::uint32_t session, const ServerRequest& request) {
-    meetings_->take(rank, {.session = session, .bytes = request_frame(request)}, now_);
+    rendezvous_->receive(rank, {.session = session, .bytes = request_frame(request)}, now_);
   }
   RankInfo info(int rank) const {
     return {.job = "job", .token = "token", .build = "1", .rank = rank, .size = size_};
@@ -60,7 +60,7 @@ class MeetingsTest : public ::testing::Test {
   }
   void come(int rank, std::uint32_t session) { come(rank, session, info(rank)); }
   void close(int rank, std::uint32_t session) {
-    meetings_->take(rank, {.session = session, .last = true}, now_);
+    rendezvous_->receive(rank, {.session = session, .last = true}, now_);
   }
   std::string answer(int rank, std::uint32_t session = 0) {
     return std::exchange(answers_[{rank, session}], "");
@@ -68,19 +68,19 @@ class MeetingsTest : public ::testing::Test {
 
   Deadline now_ = Deadline() + 1h;
   int size_ = 0;
-  std::optional<Meetings> meetings_;
+  std::optional<RankRendezvous> rendezvous_;
   std::map<std::pair<int, std::uint32_t>, std::string> answers_;
   int lost_ = -2;
   std::size_t frames_ = 0, bytes_ = 0, distinct_bytes_ = 0;
-  Meetings::Bytes kept_;
+  RankRendezvous::Bytes kept_;
   const void* latest_ = nullptr;
 };
 
-TEST_F(MeetingsTest, OneRoundAfterTheOther) {
+TEST_F(RankRendezvousTest, OneRoundAfterTheOther) {
   start(2);
   for (std::uint32_t round = 0; round < 3; ++round) {
     for (int rank = 0; rank < 2; ++rank) {
-      EXPECT_EQ(meetings_->has_come(rank), round > 0);
+      EXPECT_EQ(rendezvous_->has_requested_join(rank), round > 0);
       come(rank, round);
     }
     for (int rank = 0; rank < 2; ++rank) {
@@ -89,10 +89,10 @@ TEST_F(MeetingsTest, OneRoundAfterTheOther) {
       close(rank, round);
     }
   }
-  EXPECT_FALSE(meetings_->next_deadline());
+  EXPECT_FALSE(rendezvous_->next_deadline());
 }
 
-TEST_F(MeetingsTest, WhoBeginsAgainWhileOthersHaveNotLeftWaitsForThem) {
+TEST_F(RankRendezvousTest, WhoBeginsAgainWhileOthersHaveNotLeftWaitsForThem) {
   start(2);
   come(0, 0);
   come(1, 0);
@@ -109,7 +109,7 @@ TEST_F(MeetingsTest, WhoBeginsAgainWhileOthersHaveNotLeftWaitsForThem) {
   EXPECT_EQ(answer(1, 1), "accepted");
 }
 
-TEST_F(MeetingsTest, ASecondProcessOfARankIsRefusedAlone) {
+TEST_F(RankRendezvousTest, ASecondProcessOfARankIsRefusedAlone) {
   start(2);
   come(1, 0);
   come(1, 7);  // while the first waits
@@ -130,7 +130,7 @@ TEST_F(MeetingsTest, ASecondProcessOfARankIsRefusedAlone) {
   EXPECT_EQ(answer(1, 10), "") << "it may wait for the next";
 }
 
-TEST_F(MeetingsTest, WhoSaysOtherThanHvdrunContradictsAll) {
+TEST_F(RankRendezvousTest, WhoSaysOtherThanHvdrunContradictsAll) {
   for (const bool rank : {true, false}) {
     start(2);
     come(0, 0);
@@ -139,24 +139,25 @@ TEST_F(MeetingsTest, WhoSaysOtherThanHvdrunContradictsAll) {
     come(1, 0, other);
     for (const int each : {0, 1})
       EXPECT_THAT(answer(each),
-                  AllOf(HasSubstr("refused hvd::init: hvdrun has started rank 1 of 2, which says "
-                                  "that it is rank "),
+                  AllOf(HasSubstr("refused hvd::init: hvdrun has started rank 1 of 2, which has "
+                                  "joined as rank "),
                         HasSubstr(rank ? "rank 3 of 2" : "rank 1 of 3"), HasSubstr("(last)")));
-    EXPECT_TRUE(meetings_->has_come(1)) << "it has something to say, and is not stopped at once";
+    EXPECT_TRUE(rendezvous_->has_requested_join(1))
+        << "it has something to say, and is not stopped at once";
     come(0, 1);
     come(1, 1);
     EXPECT_EQ(answer(0, 1), "accepted") << "the next time";
   }
 }
 
-TEST_F(MeetingsTest, AContradictionIsToldToEachRankOnce) {
+TEST_F(RankRendezvousTest, AContradictionIsToldToEachRankOnce) {
   start(4);
   come(0, 0);
   RankInfo other = info(1);
   other.build = "2";
   come(1, 0, other);
   for (const int rank : {0, 1}) EXPECT_THAT(answer(rank), HasSubstr("has hvd 2, rank 0 has 1;"));
-  meetings_->rank_ended(1, "exit code 2", false, now_);
+  rendezvous_->rank_ended(1, "exit code 2", false, now_);
   come(2, 0);
   EXPECT_THAT(answer(2), HasSubstr("has hvd 2, rank 0 has 1;")) << "and not that rank 1 has ended";
   come(2, 1);
@@ -165,7 +166,7 @@ TEST_F(MeetingsTest, AContradictionIsToldToEachRankOnce) {
   EXPECT_THAT(answer(3), HasSubstr("has hvd 2, rank 0 has 1;"));
 }
 
-TEST_F(MeetingsTest, OfAnotherJobIsRefusedAlone) {
+TEST_F(RankRendezvousTest, OfAnotherJobIsRefusedAlone) {
   start(2);
   come(0, 0);
   RankInfo other = info(1);
@@ -181,40 +182,40 @@ TEST_F(MeetingsTest, OfAnotherJobIsRefusedAlone) {
   EXPECT_EQ(answer(0), "accepted");
 }
 
-TEST_F(MeetingsTest, TheEndOfARankIsHeardAtOnce) {
+TEST_F(RankRendezvousTest, TheEndOfARankIsHeardAtOnce) {
   start(3);
   come(0, 0);
-  meetings_->rank_ended(2, "exit code 3", false, now_);  // it has never come
+  rendezvous_->rank_ended(2, "exit code 3", false, now_);  // it has never come
   EXPECT_EQ(answer(0),
             "refused hvd::init: rank 2 has ended (exit code 3) and will not join at hvdrun:// "
             "(last)");
   EXPECT_EQ(lost_, 2);
-  meetings_->rank_ended(0, "exit code 1", false, now_);
+  rendezvous_->rank_ended(0, "exit code 1", false, now_);
   come(1, 0);  // the later process also gets it, though other ranks have ended since
   EXPECT_THAT(answer(1), HasSubstr("rank 2 has ended (exit code 3)"));
 }
 
-TEST_F(MeetingsTest, WhoEndsOfTheLossOfAnotherIsNotNamedForIt) {
+TEST_F(RankRendezvousTest, WhoEndsOfTheLossOfAnotherIsNotNamedForIt) {
   start(3);
   come(2, 0);
-  meetings_->rank_ended(0, "exit code 3", true, now_);
+  rendezvous_->rank_ended(0, "exit code 3", true, now_);
   EXPECT_EQ(answer(2), "");
-  meetings_->rank_ended(1, "killed by signal 9", false, now_);
+  rendezvous_->rank_ended(1, "killed by signal 9", false, now_);
   EXPECT_THAT(answer(2), HasSubstr("rank 1 has ended (killed by signal 9)"));
-  EXPECT_FALSE(meetings_->next_deadline());
+  EXPECT_FALSE(rendezvous_->next_deadline());
 }
 
-TEST_F(MeetingsTest, UnlessNothingIsHeardOfTheOther) {
+TEST_F(RankRendezvousTest, UnlessNothingIsHeardOfTheOther) {
   start(3);
   come(2, 0);
-  meetings_->rank_ended(0, "exit code 3", true, now_);
-  meetings_->rank_ended(1, "exit code 3", true, now_);
-  EXPECT_EQ(meetings_->next_deadline(), now_ + 1s);
-  meetings_->on_time(now_ + 1s);
+  rendezvous_->rank_ended(0, "exit code 3", true, now_);
+  rendezvous_->rank_ended(1, "exit code 3", true, now_);
+  EXPECT_EQ(rendezvous_->next_deadline(), now_ + 1s);
+  rendezvous_->on_time(now_ + 1s);
   EXPECT_THAT(answer(2), HasSubstr("rank 0 has ended (exit code 3)"));
 }
 
-TEST_F(MeetingsTest, TheEndOfAProcessIsHeardAtOnce) {
+TEST_F(RankRendezvousTest, TheEndOfAProcessIsHeardAtOnce) {
   start(2);
   come(0, 0);
   come(1, 0);
@@ -230,40 +231,40 @@ TEST_F(MeetingsTest, TheEndOfAProcessIsHeardAtOnce) {
   EXPECT_EQ(answer(1), "accepted") << "nobody waited then";
 }
 
-TEST_F(MeetingsTest, ARankThatHasEndedIsMissedByWhoHasBegun) {
+TEST_F(RankRendezvousTest, ARankThatHasEndedIsMissedByWhoHasBegun) {
   start(2);
   come(0, 0);
   come(1, 0);
   say(0, 0, {.verb = "wait", .key = "k", .left = 10s});
-  meetings_->rank_ended(1, "killed by signal 9", false, now_);
+  rendezvous_->rank_ended(1, "killed by signal 9", false, now_);
   EXPECT_THAT(answer(0), HasSubstr("rank 1 (host h, process 0) ended while the job began"));
   EXPECT_EQ(lost_, 1);
 }
 
-TEST_F(MeetingsTest, WhoDoesNotComeIsNamedInTime) {
+TEST_F(RankRendezvousTest, WhoDoesNotComeIsNamedInTime) {
   start(3);
   come(1, 0);
-  ASSERT_TRUE(meetings_->next_deadline());
-  EXPECT_EQ(*meetings_->next_deadline(), now_ + 9s);
-  meetings_->on_time(now_ + 9s);
+  ASSERT_TRUE(rendezvous_->next_deadline());
+  EXPECT_EQ(*rendezvous_->next_deadline(), now_ + 9s);
+  rendezvous_->on_time(now_ + 9s);
   EXPECT_THAT(answer(1), AllOf(HasSubstr("ranks 0 and 2 have not joined at hvdrun:// within "),
                                HasSubstr("before it calls hvd::init()")));
-  EXPECT_FALSE(meetings_->next_deadline());
+  EXPECT_FALSE(rendezvous_->next_deadline());
 }
 
-TEST_F(MeetingsTest, FramesComeInAnyPieces) {
+TEST_F(RankRendezvousTest, FramesComeInAnyPieces) {
   start(1);
   const JoinRequest arrival = {.info = info(0), .identity = "h 1 x"};
   const std::string both =
       request_frame({.verb = "join", .value = rendezvous::text_of(encode(arrival)), .left = 10s}) +
       request_frame({.verb = "get", .key = "k"});
-  for (const char byte : both) meetings_->take(0, {.bytes = {&byte, 1}}, now_);
+  for (const char byte : both) rendezvous_->receive(0, {.bytes = {&byte, 1}}, now_);
   EXPECT_EQ(answer(0), "nothing");
 }
 
-TEST_F(MeetingsTest, NonsenseEndsTheSessionAlone) {
+TEST_F(RankRendezvousTest, NonsenseEndsTheSessionAlone) {
   start(2);
-  meetings_->take(0, {.session = 1, .bytes = "GET / HTTP/1.1\r\n\r\n"}, now_);
+  rendezvous_->receive(0, {.session = 1, .bytes = "GET / HTTP/1.1\r\n\r\n"}, now_);
   EXPECT_EQ(answer(0, 1), "nothing (last)");
   say(0, 2, {.verb = "put", .key = "before it has come"});
   EXPECT_EQ(answer(0, 2), "nothing (last)");
@@ -276,7 +277,7 @@ TEST_F(MeetingsTest, NonsenseEndsTheSessionAlone) {
 }
 
 // The load of a large job on hvdrun: a frame for each rank and exchange, all with the same bytes.
-TEST_F(MeetingsTest, AnExchangeOfManyIsAFrameForEach) {
+TEST_F(RankRendezvousTest, AnExchangeOfManyIsAFrameForEach) {
   constexpr int kRanks = 500;
   const std::string address(300, 'x');
   start(kRanks);
