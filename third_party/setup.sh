@@ -95,7 +95,7 @@ missing_packages() {
   command -v ninja >/dev/null || echo ninja-build
   local package mpi=(libopenmpi-dev openmpi-bin)
   [[ $with_mpi == yes ]] || mpi=()
-  for package in "${mpi[@]}" libucx-dev libasio-dev libspdlog-dev libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev \
+  for package in "${mpi[@]}" libucx-dev libasio-dev libspdlog-dev libgtest-dev libgmock-dev libcli11-dev libyaml-cpp-dev zlib1g-dev libhwloc-dev \
     nlohmann-json3-dev spin dataset-fashion-mnist; do
     package_installed "$package" || echo "$package"
   done
