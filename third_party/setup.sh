@@ -12,6 +12,7 @@ nccl_version=2.32.3
 clang_format_version=18.1.8
 safetensors_version=0.8.0
 torchvision_version=0.28.0 # the one for torch_version
+tensorboard_version=2.21.0
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 # Present while .venv is being filled. A .venv that holds it is the remains of an interrupted run.
@@ -249,17 +250,20 @@ install_nccl() {
 # Packages that tests compare hvd with. Without them those tests are skipped. --no-deps keeps pip from replacing LibTorch.
 install_test_packages() {
   if named_libtorch >/dev/null; then
-    say "safetensors, torchvision: skipped, LibTorch is not in .venv"
+    say "safetensors, torchvision, tensorboard: skipped, LibTorch is not in .venv"
     return
   fi
   if [[ -n $(compgen -G "$(site_packages)/safetensors-$safetensors_version.dist-info/RECORD") &&
-    -n $(compgen -G "$(site_packages)/torchvision-$torchvision_version*.dist-info/RECORD") ]]; then
-    say "safetensors, torchvision: in .venv"
+    -n $(compgen -G "$(site_packages)/torchvision-$torchvision_version*.dist-info/RECORD") &&
+    -n $(compgen -G "$(site_packages)/tensorboard-$tensorboard_version.dist-info/RECORD") ]]; then
+    say "safetensors, torchvision, tensorboard: in .venv"
     return
   fi
-  say "safetensors, torchvision: installing $safetensors_version and $torchvision_version into .venv"
-  pip_install --no-deps "safetensors==$safetensors_version" "torchvision==$torchvision_version" numpy pillow ||
-    say "safetensors, torchvision: pip could not install them; tests that need them will be skipped"
+  say "safetensors, torchvision, tensorboard: installing $safetensors_version, $torchvision_version and $tensorboard_version into .venv"
+  # numpy and those after it are what these three need of their dependencies.
+  pip_install --no-deps "safetensors==$safetensors_version" "torchvision==$torchvision_version" \
+    "tensorboard==$tensorboard_version" numpy pillow protobuf absl-py packaging typing_extensions ||
+    say "safetensors, torchvision, tensorboard: pip could not install them; tests that need them will be skipped"
 }
 
 install_clang_format() {

@@ -211,8 +211,8 @@ TEST_F(CudaOptimizer, ARankWithoutMemoryForItsFingerprintsLeavesNoRankWaiting) {
     for (int step = 0; step < 4; ++step) training.step();
     // More than a step needs without the check. The message of 20 layers does not fit either.
     if (rank() == size() - 1) refuse_fake_memory_from(129);
-    const std::string message = layers == 3 ? (training.step(), "")
-                                            : message_of<DivergedError>([&] { training.step(); });
+    const std::string message =
+        layers == 3 ? (training.step(), "") : message_of<DivergedError>([&] { training.step(); });
     refuse_fake_memory_from(0);
     EXPECT_EQ(contains(message, "could not be found out"), layers == 20) << message;
     if (layers == 3) training.step();
