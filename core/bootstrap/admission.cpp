@@ -237,7 +237,7 @@ bool same_job(const RankInfo& other, const RankInfo& own) {
   return other.job == own.job && other.token == own.token;
 }
 
-void Strangers::add(const JoinRequest& request, const RankInfo& own) {
+void ForeignProcesses::add(const JoinRequest& request, const RankInfo& own) {
   const RankInfo& other = request.info;
   if (other.rank < 0 || other.rank >= own.size) return;
   by_rank_[other.rank] = hvd::text(
@@ -246,7 +246,7 @@ void Strangers::add(const JoinRequest& request, const RankInfo& own) {
       other.job != own.job ? "another job name (HVD_JOB_NAME)" : "another token (HVD_JOB_TOKEN)");
 }
 
-std::string Strangers::text(const std::vector<int>& absent) const {
+std::string ForeignProcesses::text(const std::vector<int>& absent) const {
   constexpr int kMost = 3;
   std::string listed;
   int count = 0;

@@ -93,7 +93,7 @@ inline constexpr const char* kStartAsManyRanks =
 std::string within(Deadline::duration limit);
 /// A refusal because ranks have not joined in time.
 /// @param limit how much time they had
-/// @param refused text about processes that were refused: Strangers::text()
+/// @param refused text about processes that were refused: ForeignProcesses::text()
 Refusal missing(const std::vector<int>& ranks, const std::string& place, Deadline::duration limit,
                 const std::string& advice = kStartAsManyRanks, const std::string& refused = {});
 
@@ -102,7 +102,7 @@ bool same_job(const RankInfo&, const RankInfo& own);
 
 /// Processes that were refused because they have another job's name or token. The error for a rank
 /// that is missing at the deadline reports such a process.
-class Strangers {
+class ForeignProcesses {
  public:
   void add(const JoinRequest&, const RankInfo& own);
   /// Describes the processes that claimed one of these ranks; empty if no process did.

@@ -184,7 +184,7 @@ void FileRendezvous::join_as_rank_0(Deadline deadline) {
   create(with_rank("join", 0), encode(own_));
   for (int other = 1; other < size(); ++other) {
     const auto request = decode_join_request(read(with_rank("join", other)).value_or(Bytes()));
-    if (!request) throw Error("hvd::init: " + folder_ + " was changed by another program");
+    if (!request) throw Error(text("hvd::init: ", folder_, " was changed by another program"));
     create(with_rank("accepted", other), bytes_of(request->identity));
   }
 }
@@ -205,15 +205,15 @@ std::map<int, Bytes> FileRendezvous::join_requests() const {
 bool FileRendezvous::find_joined_ranks(std::vector<int>& missing_ranks) {
   if (current_folder() != folder_) {
     refuse({.usage = true,
-            .text = "hvd::init: another process has started at " + place_ +
-                    " as rank 0; start rank 0 once, and give each job a file of its own"});
+            .text = text("hvd::init: another process has started at ", place_,
+                         " as rank 0; start rank 0 once, and give each job a file of its own")});
   }
   for (const auto& [other, bytes] : join_requests()) {
     const auto request = decode_join_request(bytes);
     if (!request) {
       refuse({.usage = true,
-              .text = "hvd::init: rank " + std::to_string(other) + " has joined at " + place_ +
-                      " with another version of hvd; start the same program everywhere"});
+              .text = text("hvd::init: rank ", other, " has joined at ", place_,
+                           " with another version of hvd; start the same program everywhere")});
     }
     if (const auto objection = find_objection(*request, own_.info, place_)) refuse(*objection);
     if (std::erase(missing_ranks, other) > 0) give_up_ = earlier_refusal_time(give_up_, *request);
@@ -281,16 +281,15 @@ void FileRendezvous::join(Deadline deadline) {
   limit_ = deadline - std::chrono::steady_clock::now();
   if (poll_until(deadline, [&] { return follow_rank_0() && accepted(); })) return;
   if (rival_) {
-    throw UsageError("hvd::init: rank " + std::to_string(rank()) + " has joined at " + place_ +
-                     " twice, first from " + rival_->process() +
-                     "; start each rank once, and rank 0 too");
+    throw UsageError(text("hvd::init: rank ", rank(), " has joined at ", place_,
+                          " twice, first from ", rival_->process(),
+                          "; start each rank once, and rank 0 too"));
   }
-  throw PeerLostError("hvd::init: rank 0 has not " +
-                          std::string(folder_.empty() ? "joined at " : "answered at ") + place_ +
-                          " " + within(limit_) +
-                          "; start it with the same path, which has to be the same file "
-                          "on every host",
-                      0);
+  throw PeerLostError(
+      text("hvd::init: rank 0 has not ", folder_.empty() ? "joined at " : "answered at ", place_,
+           " ", within(limit_),
+           "; start it with the same path, which has to be the same file on every host"),
+      0);
 }
 
 std::optional<Bytes> FileRendezvous::wait(std::string_view key, int from, Deadline deadline) {

@@ -51,7 +51,7 @@ class HvdrunRendezvous final : public RendezvousClient {
   bool stays_connected() const noexcept override { return true; }
 
  private:
-  ServerReply ask(const ServerRequest&, Deadline) override;
+  ServerReply request(const ServerRequest&, Deadline) override;
   ServerReply send_and_receive(const Bytes& request, Deadline) const;
   void connect(Deadline);
   void wait_for(short event, Deadline) const;
@@ -63,36 +63,36 @@ class HvdrunRendezvous final : public RendezvousClient {
   int socket_ = -1;
 };
 
-[[noreturn]] void throw_gone(const std::string& how) {
-  throw Error("hvd::init: hvdrun no longer answers: " + how);
+[[noreturn]] void throw_disconnected(const std::string& how) {
+  throw Error(text("hvd::init: hvdrun no longer answers: ", how));
 }
 
 [[noreturn]] void throw_unreachable(const std::string& reason) {
-  throw UsageError(
-      "hvd::init: init_method hvdrun:// names a supervisor of hvdrun that cannot be reached (" +
-      reason +
+  throw UsageError(text(
+      "hvd::init: init_method hvdrun:// names a supervisor of hvdrun that cannot be reached (",
+      reason,
       "): its hvdrun has ended, or this process is in another network namespace (a container); "
       "start the program with hvdrun, or use another init method, as in 'hvdrun -x "
-      "HVD_INIT_METHOD=env://'");
+      "HVD_INIT_METHOD=env://'"));
 }
 
 void HvdrunRendezvous::connect(Deadline deadline) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (name_.empty() || name_.size() + 1 > sizeof address.sun_path)
-    throw_unreachable("'" + name_ + "' is not a valid name");
+    throw_unreachable(text("'", name_, "' is not a valid name"));
   std::memcpy(address.sun_path + 1, name_.data(), name_.size());
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name_.size());
   for (;;) {
     socket_ = ::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (socket_ < 0)
-      throw Error(std::string("hvd::init: cannot make a socket: ") + std::strerror(errno));
+    if (socket_ < 0) throw Error(text("hvd::init: cannot make a socket: ", std::strerror(errno)));
     if (::connect(socket_, reinterpret_cast<const sockaddr*>(&address), length) == 0) return;
     const int error = errno;
     ::close(std::exchange(socket_, -1));
     // EAGAIN: the queue of the listening socket is full.
     if (error != EAGAIN && error != EINTR) throw_unreachable(std::strerror(error));
-    if (std::chrono::steady_clock::now() >= deadline) throw_gone("it accepts no connection");
+    if (std::chrono::steady_clock::now() >= deadline)
+      throw_disconnected("it accepts no connection");
     std::this_thread::sleep_for(kPauseBetweenConnects);
   }
 }
@@ -101,12 +101,12 @@ void HvdrunRendezvous::wait_for(short event, Deadline deadline) const {
   for (;;) {
     const auto left =
         std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
-    if (left.count() <= 0) throw_gone("it has not replied in time");
+    if (left.count() <= 0) throw_disconnected("it has not replied in time");
     pollfd look{.fd = socket_, .events = event, .revents = 0};
     const int ready =
         ::poll(&look, 1, static_cast<int>(std::min<std::int64_t>(left.count(), INT_MAX)));
     if (ready > 0) return;
-    if (ready < 0 && errno != EINTR) throw_gone(std::strerror(errno));
+    if (ready < 0 && errno != EINTR) throw_disconnected(std::strerror(errno));
   }
 }
 
@@ -118,7 +118,7 @@ void HvdrunRendezvous::send_all(std::span<const std::byte> bytes, Deadline deadl
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       wait_for(POLLOUT, deadline);
     } else if (errno != EINTR) {
-      throw_gone(std::strerror(errno));
+      throw_disconnected(std::strerror(errno));
     }
   }
 }
@@ -129,17 +129,17 @@ void HvdrunRendezvous::receive_all(std::span<std::byte> bytes, Deadline deadline
     if (got > 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(got));
     } else if (got == 0) {
-      throw_gone("the connection is closed");
+      throw_disconnected("the connection is closed");
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       wait_for(POLLIN, deadline);
     } else if (errno != EINTR) {
-      throw_gone(std::strerror(errno));
+      throw_disconnected(std::strerror(errno));
     }
   }
 }
 
-ServerReply HvdrunRendezvous::ask(const ServerRequest& request, Deadline deadline) {
-  const Bytes body = encode(request);
+ServerReply HvdrunRendezvous::request(const ServerRequest& content, Deadline deadline) {
+  const Bytes body = encode(content);
   check_size(body);
   try {
     return send_and_receive(body, deadline);
@@ -154,10 +154,10 @@ ServerReply HvdrunRendezvous::send_and_receive(const Bytes& body, Deadline deadl
   const auto size = static_cast<std::uint32_t>(body.size());
   send_all(std::as_bytes(std::span(&size, 1)), deadline);
   send_all(body, deadline);
-  std::uint32_t coming = 0;
-  receive_all(std::as_writable_bytes(std::span(&coming, 1)), deadline);
-  if (coming > kMostFrameBytes) throw Error("hvd::init: a reply of hvdrun is too large");
-  Bytes answer(coming);
+  std::uint32_t size_of_reply = 0;
+  receive_all(std::as_writable_bytes(std::span(&size_of_reply, 1)), deadline);
+  if (size_of_reply > kMostFrameBytes) throw Error("hvd::init: a reply of hvdrun is too large");
+  Bytes answer(size_of_reply);
   receive_all(answer, deadline);
   auto decoded = decode_reply(answer);
   if (!decoded) throw Error("hvd::init: hvdrun sent an invalid reply; is it another version?");

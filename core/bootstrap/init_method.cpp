@@ -48,20 +48,20 @@ struct Claim {
   }
 };
 
-std::optional<std::string> contradiction(const Claim& a, const char* who_a, const Claim& b,
-                                         const char* who_b) {
+std::optional<std::string> contradiction(const Claim& a, const char* name_a, const Claim& b,
+                                         const char* name_b) {
   const auto differ = [](const std::optional<Number>& x, const std::optional<Number>& y) {
     return x && y && x->value != y->value;
   };
   if (!differ(a.rank, b.rank) && !differ(a.size, b.size)) return std::nullopt;
-  return std::string("hvd::init: ") + who_a + " and " + who_b +
-         " contradict each other: " + a.text() + " and " + b.text() +
-         "; unset the stale ones, or set the one to use: HVD_INIT_METHOD (or "
-         "Options::init_method) is mpi://, env://, tcp://HOST:PORT or file:///path";
+  return text("hvd::init: ", name_a, " and ", name_b, " contradict each other: ", a.text(), " and ",
+              b.text(),
+              "; unset the stale ones, or set the one to use: HVD_INIT_METHOD (or "
+              "Options::init_method) is mpi://, env://, tcp://HOST:PORT or file:///path");
 }
 
-void require_agreement(const Claim& a, const char* who_a, const Claim& b, const char* who_b) {
-  if (const auto difference = contradiction(a, who_a, b, who_b)) throw UsageError(*difference);
+void require_agreement(const Claim& a, const char* name_a, const Claim& b, const char* name_b) {
+  if (const auto difference = contradiction(a, name_a, b, name_b)) throw UsageError(*difference);
 }
 
 Claim of_mpi_launcher() {
@@ -72,10 +72,9 @@ Claim of_hvdrun() { return {.rank = number("HVD_RANK"), .size = number("HVD_SIZE
 Claim of_torchrun() { return {.rank = number("RANK"), .size = number("WORLD_SIZE")}; }
 Claim of_program(const RuntimeOptions& options) {
   Claim claim;
-  if (options.rank) claim.rank = {*options.rank, "Options::rank=" + std::to_string(*options.rank)};
+  if (options.rank) claim.rank = {*options.rank, text("Options::rank=", *options.rank)};
   if (options.world_size)
-    claim.size = {*options.world_size,
-                  "Options::world_size=" + std::to_string(*options.world_size)};
+    claim.size = {*options.world_size, text("Options::world_size=", *options.world_size)};
   return claim;
 }
 constexpr const char* kProgram = "the program";
@@ -94,21 +93,26 @@ InitMethod one_rank() { return {}; }
 InitMethod with_numbers(InitMethod method, const std::optional<Number>& rank,
                         const std::optional<Number>& size) {
   const auto missing = [&](const char* what, const char* how) {
-    return UsageError("hvd::init: init_method " + method.place + " (" + method.source +
-                      ") needs the " + what + "; set " + how);
+    return UsageError(text("hvd::init: init_method ", method.place, " (", method.source,
+                           ") needs the ", what, "; set ", how));
   };
   if (!size) throw missing("number of ranks", "Options::world_size, HVD_SIZE or WORLD_SIZE");
   if (size->value < 1) throw UsageError("hvd::init: expected at least one rank, got " + size->text);
   if (!rank) throw missing("rank", "Options::rank, HVD_RANK or RANK");
   if (rank->value < 0 || rank->value >= size->value) {
-    throw UsageError("hvd::init: expected a rank from 0 to " + std::to_string(size->value - 1) +
-                     " (" + size->text + "), got " + rank->text);
+    throw UsageError(text("hvd::init: expected a rank from 0 to ", size->value - 1, " (",
+                          size->text, "), got ", rank->text));
   }
   method.rank = rank->value;
   method.size = size->value;
   if (method.size == 1) return one_rank();
   method.controller = Controller::kUcx;
   return method;
+}
+
+/// Claims of a rank and a number of ranks that are no variables.
+Claim claim_of(int rank, int size) {
+  return {.rank = Number{rank, text("rank ", rank)}, .size = Number{size, text(size, " ranks")}};
 }
 
 /// For the rank and for the size the first of `a`, `b` and `c` that has it.
@@ -119,10 +123,9 @@ Claim first_of(const Claim& a, const Claim& b, const Claim& c) {
 
 /// Makes "tcp://host:port" from torchrun's variables.
 InitMethod master(const std::string& source, const Claim& claim) {
-  std::string absent;
-  for (const char* const name : {"MASTER_ADDR", "MASTER_PORT"}) {
-    if (environment(name) == nullptr) absent += (absent.empty() ? "" : " and ") + std::string(name);
-  }
+  std::vector<std::string> absent;
+  for (const char* const name : {"MASTER_ADDR", "MASTER_PORT"})
+    if (environment(name) == nullptr) absent.emplace_back(name);
   InitMethod method{.place = "env://", .source = source};
   if (absent.empty()) {
     const char* const agent = environment("TORCHELASTIC_USE_AGENT_STORE");
@@ -132,12 +135,12 @@ InitMethod master(const std::string& source, const Claim& claim) {
     method.agent_store = agent != nullptr && std::string_view(agent) == "True";
     method.host = environment("MASTER_ADDR");
     method.port = static_cast<std::uint16_t>(port->value);
-    method.place = "tcp://" + method.host + ":" + std::to_string(method.port);
+    method.place = text("tcp://", method.host, ":", method.port);
   } else if (!claim.size || claim.size->value != 1) {
-    throw UsageError("hvd::init: init_method env:// (" + source + ") needs " + absent + ", which " +
-                     (absent.find(' ') == std::string::npos ? "is" : "are") +
-                     " not set; set it to the host and a free port of rank 0, or use "
-                     "tcp://HOST:PORT");
+    throw UsageError(text("hvd::init: init_method env:// (", source, ") needs ",
+                          join_text(absent, " and "), ", which ", absent.size() == 1 ? "is" : "are",
+                          " not set; set it to the host and a free port of rank 0, or use "
+                          "tcp://HOST:PORT"));
   }
   return with_numbers(method, claim.rank, claim.size);
 }
@@ -147,33 +150,34 @@ void refuse_mpi_without_launcher(const std::string& source) {
   const Claim mpi = of_mpi_launcher();
   const std::optional<Number> several = of_hvdrun().size;
   if (mpi.rank || mpi.size || !several || several->value <= 1) return;
-  throw UsageError("hvd::init: init_method mpi:// (" + source + ") with " + several->text +
-                   ", but no MPI launcher has started this process, which would be a job of its "
-                   "own; start the ranks with 'hvdrun --controller mpi', mpirun or srun "
-                   "--mpi=pmix, or leave init_method empty (one rank alone: unset HVD_SIZE)");
+  throw UsageError(text("hvd::init: init_method mpi:// (", source, ") with ", several->text,
+                        ", but no MPI launcher has started this process, which would be a job of "
+                        "its own; start the ranks with 'hvdrun --controller mpi', mpirun or srun "
+                        "--mpi=pmix, or leave init_method empty (one rank alone: unset HVD_SIZE)"));
 }
 
 InitMethod explicit_method(const RuntimeOptions& options) {
-  const std::string& text = *options.init_method;
+  const std::string& place = *options.init_method;
   const std::string source =
       options.init_method_is_program ? "Options::init_method" : "HVD_INIT_METHOD";
-  if (text == kMpiMethod) {
+  if (place == kMpiMethod) {
     refuse_mpi_without_launcher(source);
     return {.controller = Controller::kMpi, .place = kMpiMethod, .source = source};
   }
-  if (text == "env://")
+  if (place == "env://")
     return master(source, first_of(of_program(options), of_torchrun(), of_hvdrun()));
-  if (text.starts_with(kHvdrunMethod)) {
+  if (place.starts_with(kHvdrunMethod)) {
     // The launcher assigns the rank.
     require_agreement(of_program(options), kProgram, of_hvdrun(), kHvdrun);
-  } else if (!text.starts_with("tcp://") && !text.starts_with("file://")) {
-    throw UsageError("hvd::init: init_method (" + source +
-                     "): expected tcp://HOST:PORT, which rank 0 serves, file:///path of a file "
-                     "that all ranks share, env:// or mpi://, got '" +
-                     text + "'");
+  } else if (!place.starts_with("tcp://") && !place.starts_with("file://")) {
+    throw UsageError(
+        text("hvd::init: init_method (", source,
+             "): expected tcp://HOST:PORT, which rank 0 serves, file:///path of a file "
+             "that all ranks share, env:// or mpi://, got '",
+             place, "'"));
   }
   const Claim claim = first_of(of_program(options), of_hvdrun(), of_torchrun());
-  return with_numbers({.place = text, .source = source}, claim.rank, claim.size);
+  return with_numbers({.place = place, .source = source}, claim.rank, claim.size);
 }
 
 /// Refuses several ranks without a way to find each other: each would be a job of its own.
@@ -182,14 +186,14 @@ void refuse_ranks_without_method(const RuntimeOptions& options) {
   for (const char* const name : {"WORLD_SIZE", "HVD_SIZE", "SLURM_STEP_NUM_TASKS"})
     if (!several || several->value <= 1) several = number(name);
   if (!several || several->value <= 1) return;
-  throw UsageError(
-      "hvd::init: " + several->text +
+  throw UsageError(text(
+      "hvd::init: ", several->text,
       ", but the ranks have no way to find each other: there is no MPI launcher, and "
       "torchrun's RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set; start the program "
       "with 'hvdrun -np N program', mpirun, srun --mpi=pmix or torchrun, or set "
       "HVD_INIT_METHOD (or Options::init_method) to tcp://HOST:PORT or file:///path "
-      "(one rank alone: unset " +
-      several->text.substr(0, several->text.find('=')) + ")");
+      "(one rank alone: unset ",
+      several->text.substr(0, several->text.find('=')), ")"));
 }
 
 }  // namespace
@@ -223,15 +227,13 @@ InitMethod choose_init_method(const RuntimeOptions& options, bool mpi_active) {
 
 InitMethod method_of_store(const RuntimeOptions& options, const std::string& store, int rank,
                            int size) {
-  const Claim own{.rank = Number{rank, "rank " + std::to_string(rank)},
-                  .size = Number{size, std::to_string(size) + " ranks"}};
+  const Claim own = claim_of(rank, size);
   require_agreement(own, "the arguments of hvd::init", of_program(options), kProgram);
   return with_numbers({.place = store, .source = "the program's store"}, own.rank, own.size);
 }
 
 std::optional<std::string> contradiction_to_mpi(const RuntimeOptions& options, int rank, int size) {
-  const Claim mpi{.rank = Number{rank, "rank " + std::to_string(rank)},
-                  .size = Number{size, std::to_string(size) + " ranks"}};
+  const Claim mpi = claim_of(rank, size);
   if (auto difference = contradiction(mpi, kMpi, of_program(options), kProgram)) return difference;
   if (options.init_method) return std::nullopt;
   if (auto difference = contradiction(mpi, kMpi, of_hvdrun(), kHvdrun)) return difference;

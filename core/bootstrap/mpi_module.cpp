@@ -19,7 +19,7 @@ namespace {
 
 constexpr const char* kModule = "libhvd_mpi.so";
 
-struct Loaded {
+struct ModuleState {
   Mutex mutex;
   bool tried HVD_GUARDED_BY(mutex) = false;
   MpiModule* module HVD_GUARDED_BY(mutex) = nullptr;
@@ -27,8 +27,8 @@ struct Loaded {
 };
 
 // Never destroyed: MPI's own exit handler may run later.
-Loaded& loaded() {
-  static auto* const instance = new Loaded;
+ModuleState& module_state() {
+  static auto* const instance = new ModuleState;
   return *instance;
 }
 
@@ -68,7 +68,7 @@ MpiModule* load(std::string& reason) {
 }  // namespace
 
 MpiModule* mpi_module(std::string* reason) {
-  Loaded& state = loaded();
+  ModuleState& state = module_state();
   const MutexLock lock(state.mutex);
   if (!state.tried) {
     state.tried = true;
@@ -84,7 +84,7 @@ MpiModule* mpi_module(std::string* reason) {
 MpiModule* mpi_module_in_use() {
   // A program that is linked with MPI has its symbols in the global scope.
   const bool program_has_mpi = dlsym(RTLD_DEFAULT, "MPI_Initialized") != nullptr;
-  Loaded& state = loaded();
+  ModuleState& state = module_state();
   {
     const MutexLock lock(state.mutex);
     if (state.tried || !program_has_mpi) return state.module;

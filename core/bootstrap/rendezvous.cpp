@@ -52,8 +52,8 @@ std::unique_ptr<Rendezvous> join(const std::string& init_method, const RankInfo&
   if (init_method.starts_with(kFile)) {
     const std::string path = init_method.substr(kFile.size());
     if (path.size() < 2 || path.front() != '/' || path.back() == '/') {
-      throw UsageError("hvd::init: init_method '" + init_method +
-                       "': expected the absolute path of a file, as in file:///shared/job");
+      throw UsageError(text("hvd::init: init_method '", init_method,
+                            "': expected the absolute path of a file, as in file:///shared/job"));
     }
     return join_in_file(path, own, deadline);
   }
@@ -64,15 +64,17 @@ std::unique_ptr<Rendezvous> join(const std::string& init_method, const RankInfo&
         colon == std::string::npos ? std::nullopt : port_in(address.substr(colon + 1));
     if (port && is_host(std::string_view(address).substr(0, colon)))
       return join_at_port(address.substr(0, colon), *port, own, deadline);
-    throw UsageError("hvd::init: init_method '" + init_method +
-                     "': expected tcp://HOST:PORT with a port from 1 to 65535, where an address of "
-                     "IPv6 is in brackets, or file:///path");
+    throw UsageError(
+        text("hvd::init: init_method '", init_method,
+             "': expected tcp://HOST:PORT with a port from 1 to 65535, where an address "
+             "of IPv6 is in brackets, or file:///path"));
   }
   if (init_method.starts_with(kHvdrun))
     return join_through_hvdrun(init_method.substr(kHvdrun.size()), own, deadline);
-  throw UsageError("hvd::init: init_method '" + init_method +
-                   "': expected tcp://HOST:PORT, which rank 0 serves, or file:///path of a file "
-                   "that all ranks share");
+  throw UsageError(
+      text("hvd::init: init_method '", init_method,
+           "': expected tcp://HOST:PORT, which rank 0 serves, or file:///path of a file "
+           "that all ranks share"));
 }
 
 void Rendezvous::throw_absent(std::string_view what, int rank) const {

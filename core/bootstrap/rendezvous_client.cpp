@@ -36,8 +36,8 @@ void RendezvousClient::check_size(const Bytes& frame) {
 }
 
 ServerReply RendezvousClient::request_to_join(Deadline deadline) {
-  return ask({.verb = "join", .value = text_of(encode(own_)), .left = left_until(deadline)},
-             deadline);
+  return request({.verb = "join", .value = text_of(encode(own_)), .left = left_until(deadline)},
+                 deadline);
 }
 
 bool RendezvousClient::is_accepted(const ServerReply& reply) {
@@ -54,27 +54,27 @@ std::optional<Bytes> RendezvousClient::value_of(const ServerReply& reply) const 
 
 void RendezvousClient::put(std::string_view key, std::span<const std::byte> value) {
   const ServerReply reply =
-      ask({.verb = "put", .key = std::string(key), .value = text_of(value)}, short_deadline());
+      request({.verb = "put", .key = std::string(key), .value = text_of(value)}, short_deadline());
   if (reply.verdict != "done")
     throw Error(text("hvd::init: '", key, "' was put into ", place_, " twice"));
 }
 
 std::optional<Bytes> RendezvousClient::get(std::string_view key) {
-  return value_of(ask({.verb = "get", .key = std::string(key)}, short_deadline()));
+  return value_of(request({.verb = "get", .key = std::string(key)}, short_deadline()));
 }
 
 std::optional<Bytes> RendezvousClient::wait(std::string_view key, int /*from*/, Deadline deadline) {
-  return value_of(ask({.verb = "wait", .key = std::string(key), .left = left_until(deadline)},
-                      reply_deadline(deadline)));
+  return value_of(request({.verb = "wait", .key = std::string(key), .left = left_until(deadline)},
+                          reply_deadline(deadline)));
 }
 
 std::vector<Bytes> RendezvousClient::exchange(std::string_view what,
                                               std::span<const std::byte> mine, Deadline deadline) {
-  const ServerReply reply = ask({.verb = "exchange",
-                                 .key = std::string(what),
-                                 .value = text_of(mine),
-                                 .left = left_until(deadline)},
-                                reply_deadline(deadline));
+  const ServerReply reply = request({.verb = "exchange",
+                                     .key = std::string(what),
+                                     .value = text_of(mine),
+                                     .left = left_until(deadline)},
+                                    reply_deadline(deadline));
   if (reply.verdict == "failed") raise_failure(bytes_of(reply.value));
   if (reply.verdict == "absent") throw_absent(what, parse_number<int>(reply.value).value_or(-1));
   const auto parts = split_fields(bytes_of(reply.value), static_cast<std::size_t>(size()));
@@ -89,7 +89,7 @@ std::vector<Bytes> RendezvousClient::exchange(std::string_view what,
 
 void RendezvousClient::fail(const Failure& failure) noexcept {
   try {
-    ask({.verb = "fail", .value = text_of(encode(failure))}, short_deadline());
+    request({.verb = "fail", .value = text_of(encode(failure))}, short_deadline());
   } catch (const std::exception&) {
     // The server detects that this rank ends.
   }
@@ -97,7 +97,7 @@ void RendezvousClient::fail(const Failure& failure) noexcept {
 
 void RendezvousClient::leave(Deadline) noexcept {
   try {
-    ask({.verb = "leave"}, short_deadline());
+    request({.verb = "leave"}, short_deadline());
   } catch (const std::exception&) {
     // The server has ended.
   }

@@ -27,8 +27,8 @@ class RendezvousClient : public Rendezvous {
 
   /// Sends a request and waits for its reply.
   /// @throws hvd::Error when the server does not reply by the deadline, or has ended
-  virtual ServerReply ask(const ServerRequest&, Deadline) = 0;
-  /// As ask().
+  virtual ServerReply request(const ServerRequest&, Deadline) = 0;
+  /// As request().
   ServerReply request_to_join(Deadline);
   /// False if the reply is not that of a RendezvousServer. @throws hvd::Error when the rank is
   /// refused

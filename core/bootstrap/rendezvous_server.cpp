@@ -114,7 +114,7 @@ void RendezvousServer::join(int id, const ServerRequest& request, Deadline now) 
   const RankInfo& own = *options_.reference;
   if (const auto objection = find_objection(*joiner, own, options_.place)) {
     refuse(id, *objection);
-    if (!same_job(other, own)) return strangers_.add(*joiner, own);
+    if (!same_job(other, own)) return foreign_.add(*joiner, own);
     informed_.insert(other.rank);
     return refuse_all(*objection);
   }
@@ -263,7 +263,7 @@ std::optional<Deadline> RendezvousServer::next_deadline() const {
 void RendezvousServer::on_time(Deadline now) {
   if (joining() && give_up_ && now >= *give_up_) {
     const std::vector<int> ranks = absent();
-    refuse_all(missing(ranks, options_.place, limit_, options_.advice, strangers_.text(ranks)));
+    refuse_all(missing(ranks, options_.place, limit_, options_.advice, foreign_.text(ranks)));
   }
   for (auto& [id, session] : sessions_) {
     if (session.awaited.empty() || now < session.until) continue;

@@ -133,7 +133,7 @@ class RendezvousServer {
   std::optional<std::string> failed_;
   std::optional<Deadline> give_up_;
   Deadline::duration limit_{0};  ///< timeout of the rank that gives up first
-  Strangers strangers_;
+  ForeignProcesses foreign_;
   bool begun_ = false;
   int left_ = 0;
 };

@@ -62,7 +62,7 @@ class StoreRendezvous final : public Rendezvous {
  private:
   /// Calls the store, and turns its exceptions, whose types are unknown here, into hvd::Error.
   template <typename Call>
-  auto ask(Call&& call) {
+  auto call_store(Call&& call) {
     try {
       return call();
     } catch (const std::exception& error) {
@@ -70,16 +70,16 @@ class StoreRendezvous final : public Rendezvous {
     }
   }
   void set(const std::string& name, std::span<const std::byte> value) {
-    ask([&] { store_.set(place_ + "/" + name, value); });
+    call_store([&] { store_.set(place_ + "/" + name, value); });
   }
   std::optional<Bytes> read(const std::string& name) {
-    return ask([&] { return store_.get(place_ + "/" + name); });
+    return call_store([&] { return store_.get(place_ + "/" + name); });
   }
   std::int64_t add(const std::string& name, std::int64_t amount) {
-    return ask([&] { return store_.add(place_ + "/" + name, amount); });
+    return call_store([&] { return store_.add(place_ + "/" + name, amount); });
   }
   std::string current_place() {
-    const auto name = ask([&] { return store_.get(now_); });
+    const auto name = call_store([&] { return store_.get(now_); });
     return name ? text_of(*name) : std::string();
   }
   /// Polls at growing intervals. Returns false if the deadline has passed.
@@ -109,7 +109,7 @@ class StoreRendezvous final : public Rendezvous {
   Deadline::duration limit_{0};  ///< from the call to the deadline
   // Used by rank 0 only.
   Deadline give_up_ = {};
-  Strangers strangers_;
+  ForeignProcesses foreign_;
   std::int64_t handled_ = 0;             ///< number of join requests
   std::vector<std::int64_t> number_of_;  ///< by rank: number of its request; 0: not joined
   std::vector<JoinRequest> joined_;      ///< by rank
@@ -133,14 +133,14 @@ void StoreRendezvous::join_as_rank_0(Deadline deadline) {
   place_ = "hvd/" + own_.info.job + "/" + own_.identity;
   number_of_.assign(static_cast<std::size_t>(size()), 0);
   joined_.resize(number_of_.size());
-  ask([&] { store_.set(now_, bytes_of(place_)); });
+  call_store([&] { store_.set(now_, bytes_of(place_)); });
   give_up_ = refusal_time(deadline);
   poll_store_until(deadline, [this] {
     return find_joined_ranks() || std::chrono::steady_clock::now() >= give_up_;
   });
   if (!absent().empty()) {
     const std::vector<int> ranks = absent();
-    refuse_all(missing(ranks, place(), limit_, kStartAsManyRanks, strangers_.text(ranks)));
+    refuse_all(missing(ranks, place(), limit_, kStartAsManyRanks, foreign_.text(ranks)));
   }
   joined_.front() = own_;
   for (int other = 0; other < size(); ++other)
@@ -160,17 +160,18 @@ std::vector<int> StoreRendezvous::absent() const {
 bool StoreRendezvous::find_joined_ranks() {
   if (current_place() != place_) {
     refuse_all({.usage = true,
-                .text = "hvd::init: another process has started at " + place() +
-                        " as rank 0; start rank 0 once, and give each job a store or a name "
-                        "(HVD_JOB_NAME) of its own"});
+                .text = text("hvd::init: another process has started at ", place(),
+                             " as rank 0; start rank 0 once, and give each job a store or a name "
+                             "(HVD_JOB_NAME) of its own")});
   }
   while (const auto bytes = read(text("join.", handled_ + 1))) {
     const std::int64_t number = ++handled_;
     const auto request = decode_join_request(*bytes);
     if (!request) {
-      refuse(number, {.usage = true,
-                      .text = "hvd::init: a rank has joined at " + place() +
-                              " with another version of hvd; start the same program everywhere"});
+      refuse(number,
+             {.usage = true,
+              .text = text("hvd::init: a rank has joined at ", place(),
+                           " with another version of hvd; start the same program everywhere")});
       continue;
     }
     handle(number, *request);
@@ -185,7 +186,7 @@ void StoreRendezvous::handle(std::int64_t number, const JoinRequest& request) {
   const RankInfo& other = request.info;
   if (const auto objection = find_objection(request, own_.info, place())) {
     refuse(number, *objection);
-    if (!is_of_this_job(request)) return strangers_.add(request, own_.info);
+    if (!is_of_this_job(request)) return foreign_.add(request, own_.info);
     record(number, request);
     refuse_all(*objection);
   }
@@ -193,9 +194,9 @@ void StoreRendezvous::handle(std::int64_t number, const JoinRequest& request) {
   if (at == 0 || number_of_[at] != 0) {
     return refuse(number,
                   {.usage = true,
-                   .text = "hvd::init: rank " + std::to_string(other.rank) + " has joined at " +
-                           place() + " twice, first from " +
-                           (at == 0 ? own_ : joined_[at]).process() + "; start each rank once"});
+                   .text = text("hvd::init: rank ", other.rank, " has joined at ", place(),
+                                " twice, first from ", (at == 0 ? own_ : joined_[at]).process(),
+                                "; start each rank once")});
   }
   record(number, request);
   give_up_ = earlier_refusal_time(give_up_, request);
@@ -236,11 +237,10 @@ void StoreRendezvous::follow_rank_0() {
 
 bool StoreRendezvous::accepted() {
   if (number_ == 0) return false;
-  const std::string number = std::to_string(number_);
-  if (const auto refused = read("refused." + number)) {
+  if (const auto refused = read(text("refused.", number_))) {
     if (const auto refusal = decode_refusal(*refused)) refusal->raise();
   }
-  return read("accepted." + number).has_value();
+  return read(text("accepted.", number_)).has_value();
 }
 
 void StoreRendezvous::join(Deadline deadline) {
@@ -251,12 +251,10 @@ void StoreRendezvous::join(Deadline deadline) {
     return accepted();
   });
   if (begun) return;
-  throw PeerLostError("hvd::init: rank 0 has not " +
-                          std::string(number_ == 0 ? "joined at " : "answered at ") + place() +
-                          " " + within(limit_) +
-                          "; give all ranks the same store, and see whether rank 0 has "
-                          "ended",
-                      0);
+  throw PeerLostError(
+      text("hvd::init: rank 0 has not ", number_ == 0 ? "joined at " : "answered at ", place(), " ",
+           within(limit_), "; give all ranks the same store, and see whether rank 0 has ended"),
+      0);
 }
 
 std::optional<Bytes> StoreRendezvous::wait(std::string_view key, int from, Deadline deadline) {

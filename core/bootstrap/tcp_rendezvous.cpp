@@ -236,7 +236,7 @@ class Client {
   /// Whether connect() has failed because the host name does not resolve.
   bool unresolved() const noexcept { return unresolved_; }
   /// @throws hvd::Error when the connection breaks or the deadline passes
-  ServerReply ask(const Bytes& request, Deadline);
+  ServerReply request(const Bytes& frame, Deadline);
 
  private:
   /// Starts an operation with a completion handler, and runs until the handler is called.
@@ -276,7 +276,7 @@ std::future<Resolved> begin_to_resolve(const std::string& host, std::uint16_t po
   std::thread([answer, host, port] {
     Resolved resolved;
     asio::io_context io;
-    resolved.endpoints = tcp::resolver(io).resolve(host, std::to_string(port), resolved.error);
+    resolved.endpoints = tcp::resolver(io).resolve(host, text(port), resolved.error);
     answer->set_value(std::move(resolved));
   }).detach();
   return coming;
@@ -289,7 +289,7 @@ Resolved resolve(const std::string& host, std::uint16_t port, Deadline deadline)
 }
 
 std::string does_not_resolve(const std::string& host, ErrorCode error) {
-  return "host name '" + host + "' does not resolve: " + error.message();
+  return text("host name '", host, "' does not resolve: ", error.message());
 }
 
 std::string Client::connect(const std::string& host, std::uint16_t port, Deadline deadline) {
@@ -306,13 +306,14 @@ std::string Client::connect(const std::string& host, std::uint16_t port, Deadlin
   return {};
 }
 
-ServerReply Client::ask(const Bytes& request, Deadline deadline) {
-  auto size = static_cast<std::uint32_t>(request.size());
+ServerReply Client::request(const Bytes& body, Deadline deadline) {
+  auto size = static_cast<std::uint32_t>(body.size());
   const auto check = [](ErrorCode error) {
-    if (error) throw PeerLostError("hvd::init: rank 0 no longer answers: " + error.message(), 0);
+    if (error)
+      throw PeerLostError(text("hvd::init: rank 0 no longer answers: ", error.message()), 0);
   };
   const std::vector<asio::const_buffer> frame = {asio::buffer(&size, sizeof size),
-                                                 asio::buffer(request)};
+                                                 asio::buffer(body)};
   check(run(deadline, [&](auto handler) { asio::async_write(socket_, frame, handler); }));
   std::uint32_t coming = 0;
   check(run(deadline, [&](auto handler) {
@@ -335,7 +336,7 @@ std::string without_brackets(const std::string& host) {
 class TcpRendezvous final : public RendezvousClient {
  public:
   TcpRendezvous(const std::string& host, std::uint16_t port, const RankInfo& own)
-      : RendezvousClient("tcp://" + host + ":" + std::to_string(port), own),
+      : RendezvousClient(text("tcp://", host, ":", port), own),
         host_(without_brackets(host)),
         port_(port) {}
 
@@ -352,8 +353,8 @@ class TcpRendezvous final : public RendezvousClient {
       if (own_name.wait_for(std::chrono::seconds(0)) != std::future_status::ready) throw;
       const ErrorCode trouble = own_name.get().error;
       if (!trouble) throw;
-      throw PeerLostError(std::string(error.what()) + "; " + does_not_resolve(host_, trouble) +
-                              " on the host of rank 0, so others may not find it either",
+      throw PeerLostError(text(error.what(), "; ", does_not_resolve(host_, trouble),
+                               " on the host of rank 0, so others may not find it either"),
                           error.rank());
     } catch (const Error&) {
       inform_late_joiners(deadline);
@@ -372,10 +373,10 @@ class TcpRendezvous final : public RendezvousClient {
   }
 
  private:
-  ServerReply ask(const ServerRequest& request, Deadline deadline) override {
-    const Bytes body = encode(request);
+  ServerReply request(const ServerRequest& content, Deadline deadline) override {
+    const Bytes body = encode(content);
     check_size(body);
-    return client_->ask(body, deadline);
+    return client_->request(body, deadline);
   }
   void inform_late_joiners(Deadline deadline) const {
     poll_until(late_joiner_deadline(deadline), [this] { return server_->all_informed(); });
@@ -418,10 +419,10 @@ void TcpRendezvous::join(const std::string& host, Deadline deadline) {
     if (std::chrono::steady_clock::now() + kPauseBetweenAttempts >= deadline) break;
     std::this_thread::sleep_for(kPauseBetweenAttempts);
   }
-  throw PeerLostError("hvd::init: rank 0 could not be reached at " + place() + " " +
-                          within(limit_) + ": " + trouble +
-                          "; start rank 0 on that host, with the same host and port",
-                      0);
+  throw PeerLostError(
+      text("hvd::init: rank 0 could not be reached at ", place(), " ", within(limit_), ": ",
+           trouble, "; start rank 0 on that host, with the same host and port"),
+      0);
 }
 
 }  // namespace

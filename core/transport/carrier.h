@@ -87,6 +87,9 @@ inline constexpr int kPrimerKind = 13;  ///< used inside a carrier, with set 0 a
 inline constexpr int kHelloKind = 14;   ///< used inside a carrier, with set 0 and instance 0
 inline constexpr int kControlKind = (1 << kKindBits) - 1;  ///< with set 0 and instance 0
 
+/// Whether a slot of Requests has a message under way.
+enum class SlotState : std::uint8_t { kIdle, kSending, kReceiving };
+
 /// The purpose of a message. A carrier may use separate resources for the two planes. Their tags
 /// differ in any case.
 enum class Plane : std::uint8_t { kControl, kData };
@@ -103,19 +106,19 @@ struct Completion {
   std::size_t bytes = 0;  ///< length of the message, for a receive
 };
 
-/// Whether a carrier no longer touches the memory of any message that was under way.
-enum class TakenBack : std::uint8_t {
+/// Whether a carrier no longer accesses the memory of the messages that cancel() has cancelled.
+enum class MemoryRelease : std::uint8_t {
   kDone,     ///< the memory is free
-  kPending,  ///< the carrier still uses it and will release it: ask again
+  kPending,  ///< the carrier still uses it and will release it: call cancel() again
   kNever     ///< the carrier may use it until the process ends
 };
 
 /// Messages under way, each in a numbered slot. The memory of a message belongs to the carrier from
-/// send() or receive() until test() returns its slot or take_back() returns kDone.
+/// send() or receive() until test() returns its slot or cancel() returns kDone.
 ///
 /// Not thread-safe: only the thread that drives the engine calls it. No call blocks. Peers are
 /// world ranks. Errors of the transport are thrown as hvd::Error, which names the peer. The
-/// destructor does not take messages back: a message under way stays under way.
+/// destructor does not cancel messages: a message under way stays under way.
 class Requests {
  public:
   virtual ~Requests() = default;
@@ -138,13 +141,13 @@ class Requests {
 
   /// After a test() that threw: the slot whose message has failed. It is idle, and the error is not
   /// thrown again; further calls of test() serve the other slots. -1: the error concerns more than
-  /// one message, or the message stays under way until take_back().
+  /// one message, or the message stays under way until cancel().
   virtual int failed_slot() const noexcept { return -1; }
 
   /// Cancels all messages under way so that their memory can be freed. The first call begins, and
   /// each further call continues. After kDone all slots are idle; which of the messages were
   /// delivered is unknown.
-  virtual TakenBack take_back() noexcept = 0;
+  virtual MemoryRelease cancel() noexcept = 0;
 };
 
 /// Delivers the messages of one job between its ranks: whole, exactly once, and in order for each

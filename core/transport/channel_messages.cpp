@@ -10,7 +10,7 @@
 // A collective that fails is dropped while the carrier may still read and write its memory (Note
 // [Memory after a failure]). abandon() asks the carrier to cancel the messages, and settle() asks
 // again until the channel ends. The channel's buffer is freed after that. If the carrier cannot
-// take messages back, like MPI, or does not do so in time, the buffer is kept: at most one per
+// cancel messages, like MPI, or does not do so in time, the buffer is kept: at most one per
 // channel. Only the end of the channel waits.
 
 namespace hvd::message {
@@ -94,10 +94,10 @@ std::span<const int> ChannelMessages::test() {
   return completed;
 }
 
-TakenBack ChannelMessages::abandon() noexcept {
-  if (!std::exchange(abandoned_, true)) keep_at_ = std::chrono::steady_clock::now() + kTakeBackTime;
-  const TakenBack answer = requests_.take_back();
-  if (answer == TakenBack::kNever) buffer_.keep_until_exit();
+MemoryRelease ChannelMessages::abandon() noexcept {
+  if (!std::exchange(abandoned_, true)) keep_at_ = std::chrono::steady_clock::now() + kCancelTime;
+  const MemoryRelease answer = requests_.cancel();
+  if (answer == MemoryRelease::kNever) buffer_.keep_until_exit();
   return answer;
 }
 

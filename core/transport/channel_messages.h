@@ -64,12 +64,12 @@ class ChannelMessages {
   void ring_touched() noexcept;
 
   /// Ends the channel because a Work was dropped before it completed: no Work can be launched any
-  /// more, and messages under way are taken back. The result tells whether their memory may be
+  /// more, and messages under way are cancelled. The result tells whether their memory may be
   /// freed now, later (once settle() returns true) or never. The caller keeps the tensors in any
   /// case (see Channel::launch()).
-  TakenBack abandon() noexcept;
+  MemoryRelease abandon() noexcept;
   bool abandoned() const noexcept { return abandoned_; }
-  /// Waits until the carrier has released the abandoned messages, at most until kTakeBackTime after
+  /// Waits until the carrier has released the abandoned messages, at most until kCancelTime after
   /// abandon(). Returns false if their memory must be kept, and true where no message is under way.
   bool settle() noexcept;
 
@@ -88,7 +88,7 @@ class ChannelMessages {
   bool moved_ = false;
   bool gives_way_ = false;
   bool abandoned_ = false;
-  Deadline keep_at_;  ///< after this, memory that is not given back is kept
+  Deadline keep_at_;  ///< after this, memory that has not been released is kept
 };
 
 /// Base of Works made of messages. Destroying one before step() has returned true abandons the

@@ -2,13 +2,13 @@
 
 #include <chrono>
 #include <exception>
-#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/process_exit.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "transport/carrier.h"
 #include "transport/node/node.h"
@@ -84,7 +84,7 @@ class MessageControlPlane final : public control::ControlPlane {
     node_->control_segment().accuse(rank, cause);
   }
   void farewell() noexcept override {
-    said_farewell_ = true;
+    left_in_order_ = true;
     node_->control_segment().farewell();
     carrier_->farewell();
   }
@@ -105,14 +105,13 @@ class MessageControlPlane final : public control::ControlPlane {
   control::Message receiving_;
   std::exception_ptr send_failure_;  ///< thrown when no message has arrived
   bool accused_ = false;
-  bool said_farewell_ = false;
+  bool left_in_order_ = false;
 };
 
 void require_within_limit(std::size_t bytes, const char* what, int peer) {
   if (bytes <= kMessageLimit) return;
-  throw Error(std::string(what) + " rank " + std::to_string(peer) + ": a control message of " +
-              std::to_string(bytes) + " bytes; the limit is " + std::to_string(kMessageLimit) +
-              ". Submit fewer or smaller objects at a time");
+  throw Error(text(what, " rank ", peer, ": a control message of ", bytes, " bytes; the limit is ",
+                   kMessageLimit, ". Submit fewer or smaller objects at a time"));
 }
 
 MessageControlPlane::~MessageControlPlane() {
@@ -122,7 +121,7 @@ MessageControlPlane::~MessageControlPlane() {
     // sides.
     const bool lingers = accused_ && !rung_by_all();
     if (carrier_->active() && (lingers || (!carrier_->failed() && !sends_.empty()))) {
-      const bool waits_for_others = said_farewell_ && !lingers && !carrier_->hands_over_at_once();
+      const bool waits_for_others = left_in_order_ && !lingers && !carrier_->hands_over_at_once();
       const Duration limit = waits_for_others ? Duration(kConnectTime) : Duration(kFlushTime);
       poll_until(std::chrono::steady_clock::now() + limit, [&] {
         if (!lingers) {
@@ -140,7 +139,7 @@ MessageControlPlane::~MessageControlPlane() {
     // The transport is broken, so no rank can be notified.
     carrier_->mark_failed();
   }
-  if (!wait_for_memory(incoming_, std::chrono::steady_clock::now() + kTakeBackTime))
+  if (!wait_for_memory(incoming_, std::chrono::steady_clock::now() + kCancelTime))
     keep_until_exit(std::make_shared<const control::Message>(std::move(receiving_)));
 }
 
@@ -161,8 +160,8 @@ void MessageControlPlane::send(std::span<const int> ranks, std::span<const std::
 
 void MessageControlPlane::send(int to, std::span<const std::byte> message) {
   if (to < 0 || to >= size() || to == rank()) {
-    throw Error("sending from rank " + std::to_string(rank()) + " to rank " + std::to_string(to) +
-                ": expected another rank, from 0 to " + std::to_string(size() - 1));
+    throw Error(text("sending from rank ", rank(), " to rank ", to,
+                     ": expected another rank, from 0 to ", size() - 1));
   }
   require_within_limit(message.size(), "sending to", to);
   sends_.send(message, {&to, 1}, tag_);

@@ -2,8 +2,8 @@
 
 #include <algorithm>
 #include <exception>
-#include <string>
 
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::message {
@@ -12,19 +12,20 @@ RequestTable::RequestTable(Carrier& carrier, Plane plane)
     : carrier_(carrier.name()), requests_(carrier.make_requests(plane)) {}
 
 void RequestTable::reset(std::size_t slots) {
-  if (in_flight_ != 0)
-    throw Error(std::string(carrier_) +
-                ": a collective was launched while messages of the last one are under way");
+  if (in_flight_ != 0) {
+    throw Error(
+        text(carrier_, ": a collective was launched while messages of the last one are under way"));
+  }
   requests_->reset(slots);
-  entries_.assign(slots, Entry{});
+  slots_.assign(slots, Slot{});
   completed_.resize(slots);
 }
 
 int RequestTable::awaited() const noexcept {
   int found = -1;
-  for (const Entry& entry : entries_) {
-    if (entry.state == State::kReceiving) return entry.peer;
-    if (entry.state == State::kSending) found = entry.peer;
+  for (const Slot& slot : slots_) {
+    if (slot.state == SlotState::kReceiving) return slot.peer;
+    if (slot.state == SlotState::kSending) found = slot.peer;
   }
   return found;
 }
@@ -35,7 +36,7 @@ std::span<const Completion> RequestTable::test_requests() {
   } catch (const std::exception&) {
     const int failed = requests_->failed_slot();
     if (failed >= 0) {
-      entries_[static_cast<std::size_t>(failed)].state = State::kIdle;
+      slots_[static_cast<std::size_t>(failed)].state = SlotState::kIdle;
       --in_flight_;
     }
     throw;
@@ -48,36 +49,35 @@ std::span<const int> RequestTable::test() {
   in_flight_ -= static_cast<int>(completions.size());
   for (std::size_t index = 0; index < completions.size(); ++index) {
     const Completion& completion = completions[index];
-    Entry& entry = entries_[static_cast<std::size_t>(completion.slot)];
-    const bool received = entry.state == State::kReceiving;
-    entry.state = State::kIdle;
+    Slot& slot = slots_[static_cast<std::size_t>(completion.slot)];
+    const bool received = slot.state == SlotState::kReceiving;
+    slot.state = SlotState::kIdle;
     completed_[index] = completion.slot;
-    if (!received || completion.bytes == entry.bytes) continue;
-    throw Error(std::string(carrier_) + ": rank " + std::to_string(entry.peer) + " sent " +
-                std::to_string(completion.bytes) + " bytes, expected " +
-                std::to_string(entry.bytes) +
-                "; do all ranks run the same build with the same settings?");
+    if (!received || completion.bytes == slot.bytes) continue;
+    throw Error(text(carrier_, ": rank ", slot.peer, " sent ", completion.bytes,
+                     " bytes, expected ", slot.bytes,
+                     "; do all ranks run the same build with the same settings?"));
   }
   return {completed_.data(), completions.size()};
 }
 
-TakenBack RequestTable::take_back() noexcept {
-  if (in_flight_ == 0) return TakenBack::kDone;
-  const TakenBack answer = requests_->take_back();
-  if (answer == TakenBack::kDone) {
-    std::fill(entries_.begin(), entries_.end(), Entry{});
+MemoryRelease RequestTable::cancel() noexcept {
+  if (in_flight_ == 0) return MemoryRelease::kDone;
+  const MemoryRelease answer = requests_->cancel();
+  if (answer == MemoryRelease::kDone) {
+    std::fill(slots_.begin(), slots_.end(), Slot{});
     in_flight_ = 0;
   }
   return answer;
 }
 
 bool wait_for_memory(RequestTable& requests, Deadline deadline) noexcept {
-  TakenBack answer = TakenBack::kPending;
+  MemoryRelease answer = MemoryRelease::kPending;
   poll_until(deadline, [&] {
-    answer = requests.take_back();
-    return answer != TakenBack::kPending;
+    answer = requests.cancel();
+    return answer != MemoryRelease::kPending;
   });
-  return answer == TakenBack::kDone;
+  return answer == MemoryRelease::kDone;
 }
 
 }  // namespace hvd::message

@@ -28,21 +28,22 @@ class RequestTable {
 
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) {
     requests_->send(slot, bytes, peer, tag);
-    started(slot, {.peer = peer, .state = State::kSending});
+    record_start(slot, {.peer = peer, .state = SlotState::kSending});
   }
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) {
     requests_->receive(slot, bytes, peer, tag);
-    started(slot, {.peer = peer, .state = State::kReceiving, .bytes = bytes.size()});
+    record_start(slot, {.peer = peer, .state = SlotState::kReceiving, .bytes = bytes.size()});
   }
   /// @param bytes exactly as long as the arrival
   void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) {
     requests_->receive(slot, bytes, arrival);
-    started(slot, {.peer = arrival.source, .state = State::kReceiving, .bytes = bytes.size()});
+    record_start(slot,
+                 {.peer = arrival.source, .state = SlotState::kReceiving, .bytes = bytes.size()});
   }
 
-  bool idle(std::size_t slot) const noexcept { return entries_[slot].state == State::kIdle; }
+  bool idle(std::size_t slot) const noexcept { return slots_[slot].state == SlotState::kIdle; }
   int in_flight() const noexcept { return in_flight_; }
-  int peer(std::size_t slot) const noexcept { return entries_[slot].peer; }
+  int peer(std::size_t slot) const noexcept { return slots_[slot].peer; }
   /// The peer of a message under way, preferably of one that is being received; -1: no message is
   /// under way.
   int awaited() const noexcept;
@@ -52,19 +53,18 @@ class RequestTable {
   /// receiver expects, or has failed: its slot is idle if the carrier can tell which it is.
   std::span<const int> test();
 
-  /// See Requests::take_back(). Returns kDone at once if no message is under way.
-  TakenBack take_back() noexcept;
+  /// See Requests::cancel(). Returns kDone at once if no message is under way.
+  MemoryRelease cancel() noexcept;
 
  private:
-  enum class State : std::uint8_t { kIdle, kSending, kReceiving };
-  struct Entry {
+  struct Slot {
     int peer = -1;
-    State state = State::kIdle;
+    SlotState state = SlotState::kIdle;
     std::size_t bytes = 0;  ///< expected length, for a receive
   };
-  void started(std::size_t slot, const Entry& entry) noexcept {
+  void record_start(std::size_t slot, const Slot& message) noexcept {
     HVD_EXPECT(idle(slot), "the slot has no message under way");
-    entries_[slot] = entry;
+    slots_[slot] = message;
     ++in_flight_;
   }
 
@@ -72,15 +72,15 @@ class RequestTable {
 
   std::string_view carrier_;
   std::unique_ptr<Requests> requests_;
-  std::vector<Entry> entries_;
+  std::vector<Slot> slots_;
   std::vector<int> completed_;
   int in_flight_ = 0;
 };
 
 /// For how long to wait for memory that the carrier is about to release, before it is kept.
-inline constexpr auto kTakeBackTime = std::chrono::milliseconds(500);
+inline constexpr auto kCancelTime = std::chrono::milliseconds(500);
 
-/// Takes back all messages under way, and waits for their memory while the carrier returns
+/// Cancels all messages under way, and waits for their memory while the carrier returns
 /// kPending, at most until the deadline. Meant for the end of a job. Returns false if the memory
 /// must be kept; see Note [Memory after a failure].
 bool wait_for_memory(RequestTable&, Deadline) noexcept;

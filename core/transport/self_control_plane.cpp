@@ -1,7 +1,6 @@
 #include "transport/control_plane.h"
 
-#include <string>
-
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::control {
@@ -16,7 +15,7 @@ class SelfControlPlane final : public ControlPlane {
   void ring(int /*world_rank*/) noexcept override { doorbell_.ring(); }
 
   void send(int rank, std::span<const std::byte> /*message*/) override {
-    throw Error("sending to rank " + std::to_string(rank) + ": this job has one rank");
+    throw Error(text("sending to rank ", rank, ": this job has one rank"));
   }
   void send(std::span<const int> ranks, std::span<const std::byte> message) override {
     for (const int rank : ranks) send(rank, message);

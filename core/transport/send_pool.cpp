@@ -17,8 +17,8 @@ constexpr std::size_t kIdleParcelBytes = 64 * 1024;
 
 SendPool::~SendPool() {
   // Cancel all messages before waiting for the first, so that they end concurrently.
-  for (const auto& parcel : active_) static_cast<void>(parcel->requests.take_back());
-  const Deadline deadline = std::chrono::steady_clock::now() + kTakeBackTime;
+  for (const auto& parcel : active_) static_cast<void>(parcel->requests.cancel());
+  const Deadline deadline = std::chrono::steady_clock::now() + kCancelTime;
   for (auto& parcel : active_) {
     if (!wait_for_memory(parcel->requests, deadline))
       keep_until_exit(std::shared_ptr<const Parcel>(std::move(parcel)));

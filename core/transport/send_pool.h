@@ -12,8 +12,8 @@ namespace hvd::message {
 
 /// Buffers of control messages that are being sent. A message to several ranks is copied once.
 ///
-/// Not thread-safe: only the thread that drives the engine calls it. The destructor takes back
-/// messages under way, waits for their memory for at most kTakeBackTime, and keeps the rest until
+/// Not thread-safe: only the thread that drives the engine calls it. The destructor cancels
+/// messages under way, waits for their memory for at most kCancelTime, and keeps the rest until
 /// the process ends.
 class SendPool {
  public:

@@ -326,7 +326,7 @@ TEST(FaultUnderHvdrun, AnUncaughtErrorIsPrintedFourTimesAtTwoRanks) {
   }
 }
 
-TEST(FaultUnderHvdrun, ThatAllRanksThrewTheSameIsSaid) {
+TEST(FaultUnderHvdrun, TheSummaryReportsThatAllRanksThrewTheSame) {
   for (const std::string& hvdrun : hvdruns()) {
     const Outcome outcome = run(hvdrun + " -np 2 " HVD_FAULT_PROGRAM " throw-all 1 20");
     EXPECT_EQ(outcome.exit_code, 134) << outcome.output;

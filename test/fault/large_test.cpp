@@ -62,7 +62,7 @@ TEST_F(Large, Allreduce) {
   EXPECT_EQ(wrong, 0);
 }
 
-TEST_F(Large, AllgatherWhoseResultIsLarge) {
+TEST_F(Large, AllgatherWithALargeResult) {
   const std::int64_t own = kElements / size() + 1 + rank();
   const auto data = input(own);
   std::unique_ptr<std::uint8_t[]> all;

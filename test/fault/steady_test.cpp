@@ -95,7 +95,7 @@ class Steady : public ::testing::Test {
   std::vector<Tensor> tensors_{{"a", 10}, {"b", 3000}, {"c", 40001}};
 };
 
-TEST_F(Steady, NothingIsNegotiated) {
+TEST_F(Steady, RepeatedStepsAreNotNegotiated) {
   steps(0, 30);
   // Messages that were in flight when the replay began still arrive.
   std::this_thread::sleep_for(kLonger);
@@ -126,7 +126,7 @@ TEST_F(Steady, NothingIsNegotiated) {
   }
 }
 
-TEST_F(Steady, AnOperationInBetweenIsNegotiatedAndTheLockComesBack) {
+TEST_F(Steady, AnOperationInBetweenIsNegotiatedAndReplayResumes) {
   Tensor extra("extra", 50);
   for (int round = 0; round < 5; ++round) {
     steps(0, 12);
@@ -223,7 +223,7 @@ TEST_F(Steady, AChangedShapeIsNoticedByAll) {
   steps(21, 25);
 }
 
-TEST_F(Steady, JoinAndBarrierComeThrough) {
+TEST_F(Steady, JoinAndBarrierRunBetweenReplays) {
   for (int epoch = 0; epoch < 3; ++epoch) {
     steps(0, 10);
     barrier();
@@ -318,7 +318,7 @@ std::uint64_t rounds_among_hosts() {
 
 // Must be the last test of the program: the calls of later tests would be counted too, which takes
 // time.
-TEST_F(Steady, NothingIsAskedFor) {
+TEST_F(Steady, RepeatedStepsMakeNoCalls) {
   const std::string uncounted = begin_to_count_system_calls();
   std::vector<Submission> submissions;
   for (Tensor& tensor : tensors_) submissions.push_back(tensor.submission());

@@ -29,24 +29,24 @@ TEST(WatchedCall, IsSeenFromOutsideWhileItLasts) {
 
 TEST(CallTimer, CountsWhileTheSameCallLasts) {
   CallTimer timer(10ms, 0ms, 7);
-  timer.look(10ms, 7);
-  timer.look(20ms, 7);
+  timer.sample(10ms, 7);
+  timer.sample(20ms, 7);
   EXPECT_EQ(timer.in_call(), 20ms);
-  timer.look(30ms, 9);  // it returned, and the next one began
+  timer.sample(30ms, 9);  // it returned, and the next one began
   EXPECT_EQ(timer.in_call(), 0ms);
-  timer.look(40ms, 9);
+  timer.sample(40ms, 9);
   EXPECT_EQ(timer.in_call(), 10ms);
-  timer.look(50ms, 10);
+  timer.sample(50ms, 10);
   EXPECT_EQ(timer.in_call(), 0ms);
-  timer.look(60ms, 10);
+  timer.sample(60ms, 10);
   EXPECT_EQ(timer.in_call(), 0ms) << "time outside of calls does not count";
   EXPECT_EQ(timer.total(), 60ms);
 }
 
 TEST(CallTimer, DoesNotCountTimeInWhichThisProcessWasStopped) {
   CallTimer timer(10ms, 0ms, 1);
-  timer.look(10ms, 1);
-  timer.look(1h, 1);
+  timer.sample(10ms, 1);
+  timer.sample(1h, 1);
   EXPECT_EQ(timer.in_call(), 30ms);
   EXPECT_EQ(timer.total(), 30ms);
 }

@@ -35,7 +35,7 @@ class MpiControlPlaneTest : public ::testing::TestWithParam<bool> {
   std::unique_ptr<control::ControlPlane> plane_;
 };
 
-TEST_P(MpiControlPlaneTest, RefusesWhatItCannotCarry) {
+TEST_P(MpiControlPlaneTest, RefusesMessagesThatItCannotCarry) {
   const Bytes too_large((std::size_t{256} << 20) + 1);
   EXPECT_THROW(plane_->send(mpi_size(), {}), Error);
   EXPECT_THROW(plane_->send(-1, {}), Error);
@@ -48,7 +48,7 @@ TEST_P(MpiControlPlaneTest, RefusesWhatItCannotCarry) {
   EXPECT_FALSE(plane_->poll().has_value());
 }
 
-TEST_P(MpiControlPlaneTest, LeavesWithoutWaitingForWhoDoesNotReceive) {
+TEST_P(MpiControlPlaneTest, LeavesWithoutWaitingForARankThatDoesNotReceive) {
   if (mpi_size() == 1) GTEST_SKIP() << "needs two ranks";
   if (mpi_rank() == 1) plane_->send(0, Bytes(5'000'000));
   // Rank 0 does not receive: rank 1 gives up on the message soon.

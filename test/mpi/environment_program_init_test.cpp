@@ -13,7 +13,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-TEST(EnvironmentProgramInit, JoinsWithALowerThreadLevelAndSaysSo) {
+TEST(EnvironmentProgramInit, JoinsWithALowerThreadLevelAndLogsIt) {
   MPI_Init(nullptr, nullptr);
   ::testing::internal::CaptureStderr();
   for (int job = 0; job < 2; ++job) {

@@ -32,7 +32,7 @@ TEST(Environment, StartsMpiOnceForSeveralJobs) {
   EXPECT_FALSE(has_failed());
 }
 
-TEST(Environment, SetsWhatTheUserHasNotSet) {
+TEST(Environment, SetsVariablesThatTheUserHasNotSet) {
   ensure_initialized();
   ASSERT_NE(std::getenv("OMPI_MCA_btl_vader_single_copy_mechanism"), nullptr);
   EXPECT_STREQ(std::getenv("OMPI_MCA_btl_vader_single_copy_mechanism"), "none");

@@ -178,7 +178,7 @@ INSTANTIATE_TEST_SUITE_P(Tuning, FlatBackendTest,
                                            kDirectPair),
                          tuning_name);
 
-TEST(FlatBackend, ScoresWhatItCanDo) {
+TEST(FlatBackend, ScoresSupportedCollectives) {
   const auto world = MpiWorld::join({.start_timeout = 30s});
   const FlatBackend backend(make_mpi_carrier(world));
   const ChannelSpec pair{.ranks = {0, 1}};

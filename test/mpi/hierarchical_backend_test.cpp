@@ -279,7 +279,7 @@ TEST(HierarchicalBackend, LeavesNoNameInSharedMemory) {
   testing::mpi_barrier();
 }
 
-TEST(HierarchicalBackend, ScoresWhatItCanDo) {
+TEST(HierarchicalBackend, ScoresSupportedCollectives) {
   Job job(halves());
   const HierarchicalBackend& backend = job.backend();
   const Topology mixed = make_topology(0, {"a", "a", "b", "b", "c"});

@@ -96,7 +96,7 @@ TEST(PeerLoss, ARankThatDiesInsideTheStartOfMpiEndsTheStartOfTheOthers) {
   EXPECT_LT(job.took, 20s);
 }
 
-TEST(PeerLoss, ARankWhoseCallOfMpiDoesNotReturnEndsWithTheCause) {
+TEST(PeerLoss, ARankInACallOfMpiThatDoesNotReturnEndsWithTheCause) {
   const Job job = run("hang");
   expect_noticed(job, 1500, "lost rank 2 (host ");
   expect_noticed(job, 1500, "MPI_Improbe has not returned for 0.");

@@ -88,7 +88,7 @@ class BeginTest : public ::testing::TestWithParam<const char*> {
   std::vector<Process> ranks_;
 };
 
-TEST_P(BeginTest, ARankThatEndsBeforeAllHaveComeIsNamed) {
+TEST_P(BeginTest, ARankThatEndsBeforeAllHaveJoinedIsNamed) {
   Process rank_0 = start(0);
   wait_for_rank_0();
   Process rank_1 = start(1);
@@ -99,7 +99,7 @@ TEST_P(BeginTest, ARankThatEndsBeforeAllHaveComeIsNamed) {
               AllOf(HasSubstr("PeerLostError 1 "), HasSubstr("while rank 2 had not joined")));
 }
 
-TEST_P(BeginTest, ARankThatEndsWhenAllHaveComeIsNamedOnAll) {
+TEST_P(BeginTest, ARankThatEndsAfterAllHaveJoinedIsNamedOnAll) {
   start_three_of_which_rank_1_is_stopped();
   ranks_[1].signal(SIGKILL);
   expect_loss_of(1, ranks_[0]);
@@ -115,7 +115,7 @@ TEST_P(BeginTest, SoIsRank0) {
 }
 
 // The rank 0 that ended may belong to an earlier job, and another rank 0 may still be started.
-TEST_P(BeginTest, ARank0ThatEndsBeforeAllHaveComeMayBeStartedAgain) {
+TEST_P(BeginTest, ARank0ThatEndsBeforeAllHaveJoinedMayBeStartedAgain) {
   Process first = start(0);
   wait_for_rank_0();
   Process rank_1 = start(1);

@@ -97,7 +97,7 @@ TEST_F(StartTest, RanksMeetAtAPort) {
   expect_all_worked(3, method);
 }
 
-TEST_F(StartTest, RanksMeetAsTorchrunsVariablesSay) {
+TEST_F(StartTest, RanksMeetByTorchrunsVariables) {
   const std::string port = std::to_string(free_port());
   for (const char* const rank : {"0", "1"}) {
     start(
@@ -107,7 +107,7 @@ TEST_F(StartTest, RanksMeetAsTorchrunsVariablesSay) {
   expect_all_worked(2, "tcp://localhost:" + port);
 }
 
-TEST_F(StartTest, AProgramSaysItAll) {
+TEST_F(StartTest, TheProgramGivesPlaceRankAndSize) {
   const std::string method = at_port();
   for (const char* const rank : {"rank=0", "rank=1"})
     start("work", {}, {"init_method=" + method, "world_size=2", rank});
@@ -122,7 +122,7 @@ TEST_F(StartTest, AProgramHasAStore) {
   }
 }
 
-TEST_F(StartTest, TorchrunsAgentHasThePortAndNobodyHereSpeaksWithIt) {
+TEST_F(StartTest, ThePortOfTorchrunsAgentIsRefused) {
   start("init", {{"RANK", "0"},
                  {"WORLD_SIZE", "2"},
                  {"MASTER_ADDR", "127.0.0.1"},
@@ -138,7 +138,7 @@ TEST_F(StartTest, EveryMessageOverUcx) {
   expect_all_worked(3, method);
 }
 
-TEST_F(StartTest, OneRankNeedsNobody) {
+TEST_F(StartTest, AJobOfOneRankNeedsNoOtherProcess) {
   start("work", {});
   start_rank("work", at_port(), 0, 1);
   for (const auto& end : wait_for_all())
@@ -191,7 +191,7 @@ std::vector<std::string> segments_of(pid_t first_rank) {
   return names;
 }
 
-TEST_F(StartTest, WhatKilledRanksLeaveInSharedMemoryTheNextJobRemoves) {
+TEST_F(StartTest, TheNextJobRemovesSharedMemoryOfKilledRanks) {
   // Killed once the first rank has made the segment, usually before the second has mapped it.
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   std::vector<pid_t> first_ranks;
@@ -213,7 +213,7 @@ TEST_F(StartTest, WhatKilledRanksLeaveInSharedMemoryTheNextJobRemoves) {
   for (const pid_t first : first_ranks) EXPECT_THAT(segments_of(first), ::testing::IsEmpty());
 }
 
-TEST_F(StartTest, AMissingRankIsNamedOnAllThatHaveCome) {
+TEST_F(StartTest, AMissingRankIsNamedOnAllThatHaveJoined) {
   for (const std::string& method : {at_port(), in_file()}) {
     for (int rank = 0; rank < 2; ++rank)
       start_rank("init", method, rank, 3, {{"HVD_START_TIMEOUT", "2"}});
@@ -221,7 +221,7 @@ TEST_F(StartTest, AMissingRankIsNamedOnAllThatHaveCome) {
   }
 }
 
-TEST_F(StartTest, ARankThatIsStartedTwiceIsToldSo) {
+TEST_F(StartTest, ARankThatIsStartedTwiceIsRefused) {
   for (const std::string& method : {at_port(), in_file()}) {
     for (const int rank : {0, 1, 1})
       start_rank("init", method, rank, 3, {{"HVD_START_TIMEOUT", "2"}});
@@ -236,7 +236,7 @@ TEST_F(StartTest, ARankThatIsStartedTwiceIsToldSo) {
   }
 }
 
-TEST_F(StartTest, RanksThatContradictEachOtherAllHearIt) {
+TEST_F(StartTest, AContradictionIsAnErrorOnAllRanks) {
   for (const std::string& method : {at_port(), in_file()}) {
     start_rank("init", method, 0, 2, {{"HVD_START_TIMEOUT", "5"}});
     start_rank("init", method, 1, 3, {{"HVD_START_TIMEOUT", "5"}});
@@ -262,7 +262,7 @@ TEST_F(StartTest, ADifferentSettingIsTheSameErrorOnAll) {
   expect_all_failed("UsageError", HasSubstr("HVD_CONTROL_RADIX must be the same on every rank"));
 }
 
-TEST_F(StartTest, ARankThatCannotBeginTellsTheOthersWhy) {
+TEST_F(StartTest, AllRanksGetTheReasonWhyARankCannotBegin) {
   for (const std::string& method : {at_port(), in_file()}) {
     start_rank("init", method, 0, 2);
     start_rank("init", method, 1, 2, {{"HVD_DEVICE", "1000"}});
@@ -271,7 +271,7 @@ TEST_F(StartTest, ARankThatCannotBeginTellsTheOthersWhy) {
 }
 
 // The first library that is found under the name of UCX is another one.
-TEST_F(StartTest, ARankWithoutUcxIsNamedOnAllWithWhatToInstall) {
+TEST_F(StartTest, ARankWithoutUcxIsNamedOnAllWithThePackageToInstall) {
   std::filesystem::create_directories(folder_ / "lib");
   std::ofstream(folder_ / "lib" / "libucp.so.0") << "no library";
   for (const int without : {0, 1}) {
@@ -308,7 +308,7 @@ TEST_F(StartTest, AnotherTokenOrJobIsRefused) {
   }
 }
 
-TEST_F(StartTest, APortThatIsTakenSaysSo) {
+TEST_F(StartTest, APortInUseIsAnErrorOnAllRanks) {
   const int socket = ::socket(AF_INET, SOCK_STREAM, 0);
   sockaddr_in address{};
   address.sin_family = AF_INET;

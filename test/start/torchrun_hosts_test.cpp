@@ -30,7 +30,7 @@ TEST_F(TorchrunHosts, C10dLeavesAPortToRankZero) {
 }
 
 // torchrun ends its ranks before itself.
-TEST_F(TorchrunHosts, ATorchrunThatIsToldToEnd) {
+TEST_F(TorchrunHosts, ATorchrunThatGetsSigterm) {
   start_static({HVD_START_PROGRAM, "loop"}, kOwnPort);
   expect_both_run();
   at(1).signal(SIGTERM);

@@ -21,7 +21,7 @@ TEST(Torchrun, RankZeroServesWhereTheAgentDoesNot) {
   EXPECT_EQ(count(end.output, "OK 1 2 1 2 ucx tcp://"), 2) << end.output;
 }
 
-TEST(Torchrun, TheAgentsStoreNeedsLibTorchAndTheErrorSaysWhatDoesNot) {
+TEST(Torchrun, TheAgentsStoreNeedsLibTorchAndTheErrorNamesAlternatives) {
   const auto end = run_torchrun({HVD_START_PROGRAM, "init"});
   EXPECT_NE(end.code, 0);
   EXPECT_THAT(end.output, AllOf(HasSubstr("UsageError"), HasSubstr("tcp://HOST:PORT"),

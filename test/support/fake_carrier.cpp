@@ -11,9 +11,9 @@
 namespace hvd::testing {
 
 using message::Completion;
+using message::MemoryRelease;
 using message::ProbedMessage;
 using message::Tag;
-using message::TakenBack;
 
 void FakeNetwork::hand_over(Sent& from, const Posted& to) {
   const std::size_t bytes = std::min(from.bytes.size(), to.room.size());
@@ -95,15 +95,15 @@ class FakeRequests final : public message::Requests {
 
   int failed_slot() const noexcept override { return failed_slot_; }
 
-  TakenBack take_back() noexcept override {
+  MemoryRelease cancel() noexcept override {
     const std::lock_guard lock(network_->mutex_);
-    ++network_->asked_back_;
-    if (network_->pending_answers > 0) {
-      --network_->pending_answers;
-      return TakenBack::kPending;
+    ++network_->cancel_calls_;
+    if (network_->pending_cancels > 0) {
+      --network_->pending_cancels;
+      return MemoryRelease::kPending;
     }
-    if (network_->answer == TakenBack::kDone) withdraw();
-    return network_->answer;
+    if (network_->cancel_result == MemoryRelease::kDone) withdraw();
+    return network_->cancel_result;
   }
 
  private:

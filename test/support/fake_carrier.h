@@ -30,10 +30,10 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   // --- settings: change them only while no other thread uses the network ---
   /// The sender's memory of a larger message is read only when the message is received.
   std::size_t eager_bytes = std::numeric_limits<std::size_t>::max();
-  /// The result of take_back() after kPending.
-  message::TakenBack answer = message::TakenBack::kDone;
+  /// The result of cancel() after kPending.
+  message::MemoryRelease cancel_result = message::MemoryRelease::kDone;
   /// How often it returns kPending first.
-  int pending_answers = 0;
+  int pending_cancels = 0;
   /// Every call that may throw throws.
   bool broken = false;
   /// A rank whose connections have broken, or -1. Sends to it, and messages in flight to it, fail.
@@ -47,8 +47,8 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   // --- counters ---
   /// Messages that all ranks have sent.
   int sent() const noexcept { return sent_.load(); }
-  /// Calls of take_back().
-  int asked_back() const noexcept { return asked_back_.load(); }
+  /// Calls of cancel().
+  int cancel_calls() const noexcept { return cancel_calls_.load(); }
   int progressed() const noexcept { return progressed_.load(); }
   /// Ranks that have sent a farewell, and ranks that have recorded a failure.
   int farewells() const noexcept { return farewells_.load(); }
@@ -92,7 +92,7 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   std::vector<Mailbox> mailboxes_;  // guarded by mutex_
   std::uint64_t next_handle_ = 1;   // guarded by mutex_
   std::atomic<int> sent_{0};
-  std::atomic<int> asked_back_{0};
+  std::atomic<int> cancel_calls_{0};
   std::atomic<int> progressed_{0};
   std::atomic<int> farewells_{0};
   std::atomic<int> failures_{0};

@@ -148,16 +148,16 @@ class FakeUcxWorker final : public ucx::Worker {
     return ucx::kOk;
   }
   /// Puts sent messages under way.
-  ucx::Started close(ucx::Endpoint endpoint, ucx::CloseMode mode) override {
+  ucx::StartResult close(ucx::Endpoint endpoint, ucx::CloseMode mode) override {
     of(endpoint).open = false;
     if (mode == ucx::CloseMode::kFlush) let_out(outbox_.size());
     return {};
   }
 
-  ucx::Started send(ucx::Endpoint endpoint, std::span<const std::byte> bytes,
-                    message::Tag tag) override;
-  ucx::Started receive(std::span<std::byte> room, message::Tag tag) override;
-  ucx::Started receive(std::span<std::byte> room, void* message) override;
+  ucx::StartResult send(ucx::Endpoint endpoint, std::span<const std::byte> bytes,
+                        message::Tag tag) override;
+  ucx::StartResult receive(std::span<std::byte> room, message::Tag tag) override;
+  ucx::StartResult receive(std::span<std::byte> room, void* message) override;
   std::optional<ucx::Matched> probe(message::Tag tag, message::Tag mask) override;
 
   ucx::Status status_of_send(void* request) override { return of(request).status; }
@@ -239,8 +239,8 @@ class FakeUcxWorker final : public ucx::Worker {
   std::uint64_t next_id_ = 1;
 };
 
-ucx::Started FakeUcxWorker::send(ucx::Endpoint endpoint, std::span<const std::byte> bytes,
-                                 message::Tag tag) {
+ucx::StartResult FakeUcxWorker::send(ucx::Endpoint endpoint, std::span<const std::byte> bytes,
+                                     message::Tag tag) {
   const End& end = of(endpoint);
   if (*end.failure != ucx::kOk) return {nullptr, *end.failure};
   Packet packet{.kind = Packet::Kind::kWhole, .tag = tag, .size = bytes.size()};
@@ -262,7 +262,7 @@ ucx::Started FakeUcxWorker::send(ucx::Endpoint endpoint, std::span<const std::by
   return {&request, ucx::kInProgress};
 }
 
-ucx::Started FakeUcxWorker::receive(std::span<std::byte> room, message::Tag tag) {
+ucx::StartResult FakeUcxWorker::receive(std::span<std::byte> room, message::Tag tag) {
   Request& request = begin({.tag = tag, .room = room});
   const auto found = std::find_if(unexpected_.begin(), unexpected_.end(),
                                   [tag](const Packet& packet) { return packet.tag == tag; });
@@ -275,7 +275,7 @@ ucx::Started FakeUcxWorker::receive(std::span<std::byte> room, message::Tag tag)
   return {&request, ucx::kInProgress};
 }
 
-ucx::Started FakeUcxWorker::receive(std::span<std::byte> room, void* message) {
+ucx::StartResult FakeUcxWorker::receive(std::span<std::byte> room, void* message) {
   const auto found = std::find_if(matched_.begin(), matched_.end(),
                                   [message](const Packet& packet) { return &packet == message; });
   if (found == matched_.end()) throw Error("simulated UCX: an arrival was received twice");

@@ -34,7 +34,7 @@ struct HostChannelState {
   /// Ends the channel because a Work was dropped before it completed, or will be. The segment stays
   /// mapped while the carrier may access it.
   void abandon() noexcept {
-    if (messages->abandon() == message::TakenBack::kNever) segment.keep_mapped();
+    if (messages->abandon() == message::MemoryRelease::kNever) segment.keep_mapped();
   }
   ~HostChannelState() {
     if (!messages->settle()) segment.keep_mapped();

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::mpi {
@@ -17,12 +18,12 @@ namespace {
 
 // Eight samples per limit: rare enough to have no measurable cost, and frequent enough that a hang
 // is noticed soon after its limit.
-constexpr int kLooksPerLimit = 8;
+constexpr int kSamplesPerLimit = 8;
 constexpr Duration kShortestInterval = std::chrono::milliseconds(5);
 constexpr Duration kLongestInterval = std::chrono::seconds(2);
 
 Duration interval_for(Duration limit) {
-  return std::clamp(limit / kLooksPerLimit, kShortestInterval, kLongestInterval);
+  return std::clamp(limit / kSamplesPerLimit, kShortestInterval, kLongestInterval);
 }
 
 }  // namespace
@@ -31,29 +32,27 @@ std::string error_text(int code) {
   std::array<char, MPI_MAX_ERROR_STRING + 1> text{};
   int length = 0;
   if (MPI_Error_string(code, text.data(), &length) != MPI_SUCCESS || length <= 0) {
-    return "MPI error code " + std::to_string(code);
+    return hvd::text("MPI error code ", code);
   }
   return std::string(text.data(), static_cast<std::size_t>(length));
 }
 
 void check(int code, std::string_view call, int peer) {
   if (code == MPI_SUCCESS) return;
-  std::string message(call);
-  if (peer != kNoPeer) message += " with rank " + std::to_string(peer);
-  message += " failed: " + error_text(code);
-  message += "; the job cannot go on, look for the first error among the ranks' logs";
-  throw Error(message);
+  throw Error(text(call, peer != kNoPeer ? text(" with rank ", peer) : "",
+                   " failed: ", error_text(code),
+                   "; the job cannot go on, look for the first error among the ranks' logs"));
 }
 
-void CallTimer::look(TimePoint now, std::uint64_t moves) noexcept {
-  const Duration passed = std::min(now - std::exchange(last_look_, now), 2 * interval_);
+void CallTimer::sample(TimePoint now, std::uint64_t moves) noexcept {
+  const Duration passed = std::min(now - std::exchange(last_sample_, now), 2 * interval_);
   total_ += passed;
   const bool same = moves == std::exchange(moves_, moves);
   in_call_ = same && moves % 2 == 1 ? in_call_ + passed : Duration::zero();
 }
 
 CallWatch::CallWatch(Duration limit, OnHang on_hang)
-    : next_(Task{limit, true, std::move(on_hang), {}}) {
+    : next_(WatchSettings{limit, true, std::move(on_hang), {}}) {
   // Signals must be delivered to the program's own threads.
   sigset_t all;
   sigset_t before;
@@ -74,7 +73,7 @@ CallWatch::~CallWatch() = default;
 void CallWatch::watch_calls(Duration limit, OnHang on_hang, LossIsKnown loss_is_known) {
   {
     const MutexLock lock(mutex_);
-    next_ = Task{limit, false, std::move(on_hang), std::move(loss_is_known)};
+    next_ = WatchSettings{limit, false, std::move(on_hang), std::move(loss_is_known)};
   }
   changed_.notify_all();
 }
@@ -84,30 +83,31 @@ void CallWatch::run(const std::stop_token& stop) {
     { const MutexLock lock(mutex_); }  // the watch already waits, or will see the stop request
     changed_.notify_all();
   });
-  std::optional<Task> task;
-  if (const auto hang = watch(stop, task)) task->on_hang(*hang);
+  std::optional<WatchSettings> settings;
+  if (const auto hang = watch(stop, settings)) settings->on_hang(*hang);
 }
 
-/// Samples until a call hangs or a stop is requested. @param task replaced by a newer one
+/// Samples until a call hangs or a stop is requested. @param settings replaced by a newer one
 std::optional<CallWatch::Hang> CallWatch::watch(const std::stop_token& stop,
-                                                std::optional<Task>& task) {
+                                                std::optional<WatchSettings>& settings) {
   const SteadyClock clock;
   std::optional<CallTimer> timer;
   const MutexLock lock(mutex_);
   while (!stop.stop_requested()) {
     if (next_) {
-      task = std::exchange(next_, std::nullopt);
-      timer.emplace(interval_for(task->limit), clock.now(),
+      settings = std::exchange(next_, std::nullopt);
+      timer.emplace(interval_for(settings->limit), clock.now(),
                     call_state.moves.load(std::memory_order_acquire));
     }
-    const TimePoint next_look = clock.now() + timer->interval();
-    while (!next_ && !stop.stop_requested() && clock.now() < next_look)
-      changed_.wait_until(mutex_, next_look);
+    const TimePoint next_sample = clock.now() + timer->interval();
+    while (!next_ && !stop.stop_requested() && clock.now() < next_sample)
+      changed_.wait_until(mutex_, next_sample);
     if (next_ || stop.stop_requested()) continue;
-    timer->look(clock.now(), call_state.moves.load(std::memory_order_acquire));
-    const Duration lasted = task->starting ? timer->total() : timer->in_call();
+    timer->sample(clock.now(), call_state.moves.load(std::memory_order_acquire));
+    const Duration lasted = settings->starting ? timer->total() : timer->in_call();
     if (timer->in_call() == Duration::zero()) continue;
-    if (lasted < task->limit && !(task->loss_is_known && task->loss_is_known())) continue;
+    if (lasted < settings->limit && !(settings->loss_is_known && settings->loss_is_known()))
+      continue;
     const char* const call = call_state.call.load(std::memory_order_relaxed);
     return Hang{call != nullptr ? call : "MPI", call_state.peer.load(std::memory_order_relaxed),
                 lasted};

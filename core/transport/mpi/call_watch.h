@@ -62,8 +62,8 @@ class WatchedCall {
 class CallTimer {
  public:
   CallTimer(Duration interval, TimePoint now, std::uint64_t moves)
-      : interval_(interval), last_look_(now), moves_(moves) {}
-  void look(TimePoint now, std::uint64_t moves) noexcept;
+      : interval_(interval), last_sample_(now), moves_(moves) {}
+  void sample(TimePoint now, std::uint64_t moves) noexcept;
   /// Duration of the current call as sampled; zero outside of a call.
   Duration in_call() const noexcept { return in_call_; }
   /// Time since the first sample.
@@ -72,7 +72,7 @@ class CallTimer {
 
  private:
   Duration interval_;
-  TimePoint last_look_;
+  TimePoint last_sample_;
   std::uint64_t moves_;
   Duration in_call_{};
   Duration total_{};
@@ -104,18 +104,18 @@ class CallWatch {
   ~CallWatch();
 
  private:
-  struct Task {
+  struct WatchSettings {
     Duration limit;
     bool starting;
     OnHang on_hang;
     LossIsKnown loss_is_known;
   };
   void run(const std::stop_token&);
-  std::optional<Hang> watch(const std::stop_token&, std::optional<Task>& task);
+  std::optional<Hang> watch(const std::stop_token&, std::optional<WatchSettings>& settings);
 
   Mutex mutex_;
   Condition changed_;
-  std::optional<Task> next_ HVD_GUARDED_BY(mutex_);
+  std::optional<WatchSettings> next_ HVD_GUARDED_BY(mutex_);
   std::jthread thread_;  // last: it uses the members above
 };
 

@@ -1,10 +1,10 @@
 #include "transport/mpi/communicator.h"
 
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/mutex.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "transport/mpi/call_watch.h"
 #include "transport/mpi/environment.h"
@@ -72,9 +72,9 @@ void wait_for_all(MPI_Request& request, Deadline deadline, const char* call, int
   if (arrived) return;
   mark_failed();
   throw PeerLostError(
-      "init: not all " + std::to_string(size) + " ranks arrived in time (" + std::string(call) +
-          " was still waiting after HVD_START_TIMEOUT); see that every rank of the job "
-          "calls hvd::init(), and which of them ended early",
+      text("init: not all ", size, " ranks arrived in time (", call,
+           " was still waiting after HVD_START_TIMEOUT); see that every rank of the job calls "
+           "hvd::init(), and which of them ended early"),
       -1);
 }
 

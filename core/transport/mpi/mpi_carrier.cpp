@@ -2,11 +2,11 @@
 
 #include <algorithm>
 #include <cstring>
-#include <string>
 #include <utility>
 #include <vector>
 
 #include "base/expect.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "transport/carrier.h"
 #include "transport/mpi/call_watch.h"
@@ -18,10 +18,10 @@ namespace hvd::mpi {
 namespace {
 
 using message::Completion;
+using message::MemoryRelease;
 using message::Plane;
 using message::ProbedMessage;
 using message::Tag;
-using message::TakenBack;
 
 int tag_of(Tag tag) noexcept { return static_cast<int>(tag & message::kChannelMask); }
 
@@ -38,19 +38,9 @@ MPI_Message message_of(std::uint64_t handle) noexcept {
   return matched;
 }
 
-/// For error texts.
-struct CallNames {
-  const char* send;
-  const char* receive;
-};
-constexpr CallNames kOfControl = {"MPI_Isend of a control message",
-                                  "MPI_Irecv of a control message"};
-constexpr CallNames kOfData = {"MPI_Isend", "MPI_Irecv"};
-
 class MpiRequests final : public message::Requests {
  public:
-  MpiRequests(MPI_Comm communicator, const CallNames& names)
-      : communicator_(communicator), names_(names) {}
+  MpiRequests(MPI_Comm communicator, Plane plane) : communicator_(communicator), plane_(plane) {}
 
   void reset(std::size_t slots) override;
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) override;
@@ -58,28 +48,30 @@ class MpiRequests final : public message::Requests {
   void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) override;
   std::span<const Completion> test() override;
   // MPI has no call for it; see Note [Memory after a failure].
-  TakenBack take_back() noexcept override { return TakenBack::kNever; }
+  MemoryRelease cancel() noexcept override { return MemoryRelease::kNever; }
 
  private:
-  struct Started {
+  struct Slot {
     int peer = kNoPeer;
     bool receives = false;
   };
+  /// For error texts.
+  const char* call_name(bool receives) const noexcept {
+    if (plane_ == Plane::kData) return receives ? "MPI_Irecv" : "MPI_Isend";
+    return receives ? "MPI_Irecv of a control message" : "MPI_Isend of a control message";
+  }
   bool idle(std::size_t slot) const noexcept { return requests_[slot] == MPI_REQUEST_NULL; }
   bool all_idle() const noexcept {
     return std::all_of(requests_.begin(), requests_.end(),
                        [](MPI_Request request) { return request == MPI_REQUEST_NULL; });
   }
-  const Started& started(int slot) const noexcept {
-    return started_[static_cast<std::size_t>(slot)];
-  }
 
   const MPI_Comm communicator_;
-  const CallNames names_;
+  const Plane plane_;
   std::vector<MPI_Request> requests_;
-  std::vector<Started> started_;
+  std::vector<Slot> slots_;
   // Results of MPI_Testsome, and their translation.
-  std::vector<int> slots_;
+  std::vector<int> done_;
   std::vector<MPI_Status> statuses_;
   std::vector<Completion> completions_;
 };
@@ -87,8 +79,8 @@ class MpiRequests final : public message::Requests {
 void MpiRequests::reset(std::size_t slots) {
   HVD_EXPECT(all_idle(), "no message is under way");
   requests_.assign(slots, MPI_REQUEST_NULL);
-  started_.assign(slots, Started{});
-  slots_.resize(slots);
+  slots_.assign(slots, Slot{});
+  done_.resize(slots);
   statuses_.resize(slots);
   completions_.resize(slots);
 }
@@ -98,8 +90,8 @@ void MpiRequests::send(std::size_t slot, std::span<const std::byte> bytes, int p
   const WatchedCall watched("MPI_Isend", peer);
   check(MPI_Isend(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, peer, tag_of(tag),
                   communicator_, &requests_[slot]),
-        names_.send, peer);
-  started_[slot] = {peer, false};
+        call_name(/*receives=*/false), peer);
+  slots_[slot] = {peer, false};
 }
 
 void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) {
@@ -107,8 +99,8 @@ void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes, int peer
   const WatchedCall watched("MPI_Irecv", peer);
   check(MPI_Irecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, peer, tag_of(tag),
                   communicator_, &requests_[slot]),
-        names_.receive, peer);
-  started_[slot] = {peer, true};
+        call_name(/*receives=*/true), peer);
+  slots_[slot] = {peer, true};
 }
 
 void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes,
@@ -119,33 +111,33 @@ void MpiRequests::receive(std::size_t slot, std::span<std::byte> bytes,
   check(MPI_Imrecv(bytes.data(), static_cast<int>(bytes.size()), MPI_BYTE, &matched,
                    &requests_[slot]),
         "MPI_Imrecv", arrival.source);
-  started_[slot] = {arrival.source, true};
+  slots_[slot] = {arrival.source, true};
 }
 
 std::span<const Completion> MpiRequests::test() {
-  HVD_EXPECT(!all_idle(), "something is under way");
+  HVD_EXPECT(!all_idle(), "a message is under way");
   int count = 0;
-  const WatchedCall watched("MPI_Testsome", started_.size() == 1 ? started_.front().peer : kNoPeer);
+  const WatchedCall watched("MPI_Testsome", slots_.size() == 1 ? slots_.front().peer : kNoPeer);
   // Twice, because Open MPI tests first and then receives; see MpiCarrier::probe().
   for (int attempt = 0; attempt < 2 && count == 0; ++attempt) {
     const int code = MPI_Testsome(static_cast<int>(requests_.size()), requests_.data(), &count,
-                                  slots_.data(), statuses_.data());
+                                  done_.data(), statuses_.data());
     if (code == MPI_ERR_IN_STATUS) {
       for (std::size_t index = 0; index < static_cast<std::size_t>(count); ++index) {
-        const Started& message = started(slots_[index]);
-        check(statuses_[index].MPI_ERROR, message.receives ? names_.receive : names_.send,
-              message.peer);
+        const Slot& slot = slots_[static_cast<std::size_t>(done_[index])];
+        check(statuses_[index].MPI_ERROR, call_name(slot.receives), slot.peer);
       }
     }
     check(code, "MPI_Testsome");
-    if (count == MPI_UNDEFINED) throw Error("mpi: messages are under way, yet MPI knows of none");
+    if (count == MPI_UNDEFINED)
+      throw Error("mpi: messages are under way, yet MPI has no active request");
   }
   for (std::size_t index = 0; index < static_cast<std::size_t>(count); ++index) {
-    const Started& message = started(slots_[index]);
+    const Slot& slot = slots_[static_cast<std::size_t>(done_[index])];
     int bytes = 0;
-    if (message.receives)
-      check(MPI_Get_count(&statuses_[index], MPI_BYTE, &bytes), "MPI_Get_count", message.peer);
-    completions_[index] = {slots_[index], static_cast<std::size_t>(bytes)};
+    if (slot.receives)
+      check(MPI_Get_count(&statuses_[index], MPI_BYTE, &bytes), "MPI_Get_count", slot.peer);
+    completions_[index] = {done_[index], static_cast<std::size_t>(bytes)};
   }
   return {completions_.data(), static_cast<std::size_t>(count)};
 }
@@ -163,8 +155,7 @@ class MpiCarrier final : public message::Carrier {
   void require_tags_of(int process_set) const override;
 
   std::unique_ptr<message::Requests> make_requests(Plane plane) override {
-    if (plane == Plane::kControl) return std::make_unique<MpiRequests>(control_, kOfControl);
-    return std::make_unique<MpiRequests>(data_, kOfData);
+    return std::make_unique<MpiRequests>(plane == Plane::kControl ? control_ : data_, plane);
   }
   std::optional<ProbedMessage> probe(Tag tag) override;
   void progress() override;
@@ -190,11 +181,11 @@ void MpiCarrier::require_tags_of(int process_set) const {
       std::min<std::int64_t>(world_->data_communicator().tag_upper_bound(), message::kChannelMask);
   const std::int64_t last = (std::int64_t{process_set} + 1) * kTagsPerSet - 1;
   if (process_set >= 0 && last <= highest) return;
-  throw Error("mpi: process set " + std::to_string(process_set) +
-              " has no message tags: with this MPI they go up to " + std::to_string(highest) +
-              ", enough for " + std::to_string((highest + 1) / kTagsPerSet) +
-              " sets over its life, as numbers of removed sets are not used again; keep sets "
-              "instead of adding them anew");
+  throw Error(text("mpi: process set ", process_set,
+                   " has no message tags: with this MPI they go up to ", highest, ", enough for ",
+                   (highest + 1) / kTagsPerSet,
+                   " sets over its life, as numbers of removed sets are not used again; keep sets "
+                   "instead of adding them anew"));
 }
 
 std::optional<ProbedMessage> MpiCarrier::probe(Tag tag) {
@@ -212,8 +203,7 @@ std::optional<ProbedMessage> MpiCarrier::probe(Tag tag) {
   MPI_Count bytes = 0;
   check(MPI_Get_elements_x(&status, MPI_BYTE, &bytes), "MPI_Get_elements_x", status.MPI_SOURCE);
   if (bytes < 0)
-    throw Error("a control message from rank " + std::to_string(status.MPI_SOURCE) +
-                " has no size");
+    throw Error(text("a control message from rank ", status.MPI_SOURCE, " has no size"));
   return ProbedMessage{status.MPI_SOURCE, static_cast<std::size_t>(bytes), handle_of(matched)};
 }
 

@@ -2,11 +2,11 @@
 
 #include <unistd.h>
 
-#include <cstdio>
 #include <cstdlib>
 #include <string>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "transport/mpi/call_watch.h"
 #include "transport/mpi/communicator.h"
@@ -15,36 +15,29 @@
 namespace hvd::mpi {
 namespace {
 
-std::string in_seconds(Duration duration) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.1f s", std::chrono::duration<double>(duration).count());
-  return text;
-}
-
 // Note [A call that does not return]
 // The calling thread owns progress, so neither the engine nor a handler of the program can act, and
 // an orderly exit would wait for MPI. The watch can still notify the ranks of this host through the
 // control segment, which needs no message, print a line on stderr and call _exit().
 
-[[noreturn]] void end_process(const std::string& text) noexcept {
-  log_message(LogLevel::kFatal,
-              text + "; this process ends with code " + std::to_string(kHangExitCode));
+[[noreturn]] void end_process(const std::string& reason) noexcept {
+  log_message(LogLevel::kFatal, text(reason, "; this process ends with code ", kHangExitCode));
   ::_exit(kHangExitCode);
 }
 
 // MPI has not been initialised, so the rank is known from the launcher's environment at best.
 [[noreturn]] void end_start_because(const CallWatch::Hang& hang) noexcept {
-  std::string who = "this process";
+  std::string process = "this process";
   for (const char* const name : {"HVD_RANK", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}) {
     const char* const rank = std::getenv(name);
     if (rank == nullptr) continue;
-    who = std::string("rank ") + rank;
+    process = text("rank ", rank);
     break;
   }
-  end_process("hvd::init: " + who + " has waited " + in_seconds(hang.lasted) +
-              " (HVD_START_TIMEOUT) and " + hang.call +
-              " has not returned: a rank has not been started, has ended early, or is stopped; see "
-              "which one the others miss");
+  end_process(text(
+      "hvd::init: ", process, " has waited ", hang.lasted, " (HVD_START_TIMEOUT) and ", hang.call,
+      " has not returned: a rank has not been started, has ended early, or is stopped; "
+      "see which one the others miss"));
 }
 
 }  // namespace
@@ -71,29 +64,29 @@ std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
   world->watch_->watch_calls(
       options.call_timeout,
       [self](const CallWatch::Hang& hang) { self->end_because(hang.call, hang.peer, hang.lasted); },
-      [self] { return self->node_->control_segment().glance(self->topology().rank).has_value(); });
+      [self] {
+        return self->node_->control_segment().find_loss(self->topology().rank).has_value();
+      });
   return world;
 }
 
 // See Note [A call that does not return].
 void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) noexcept {
-  std::string cause = call + (peer >= 0 ? " with rank " + std::to_string(peer) : "") +
-                      " has not returned for " + in_seconds(lasted) +
-                      ", as happens when a connection breaks";
+  std::string cause =
+      text(call, peer >= 0 ? text(" with rank ", peer) : "", " has not returned for ", lasted,
+           ", as happens when a connection breaks");
   const Topology& topology = node_->topology();
-  const auto suspect = node_->control_segment().glance(topology.rank);
+  const auto suspect = node_->control_segment().find_loss(topology.rank);
   const int lost = suspect ? suspect->accused.value_or(node_->rank_of_slot(suspect->slot)) : -1;
   if (suspect && suspect->accused) {
-    cause += "; rank " + std::to_string(node_->rank_of_slot(suspect->slot)) +
-             " reports: " + suspect->cause;
+    cause += text("; rank ", node_->rank_of_slot(suspect->slot), " reports: ", suspect->cause);
   } else if (suspect) {
-    cause += "; lost rank " + std::to_string(lost) + " (host " + topology.host_name(lost) +
-             "): " + suspect->cause;
+    cause += text("; lost rank ", lost, " (host ", topology.host_name(lost), "): ", suspect->cause);
   } else if (topology.host_names.size() > 1) {
     cause += "; no rank of this host has ended, so see whether one on another host has";
   }
-  const std::string own = "rank " + std::to_string(topology.rank) + " (host " +
-                          topology.host_name(topology.rank) + "): ";
+  const std::string own =
+      text("rank ", topology.rank, " (host ", topology.host_name(topology.rank), "): ");
   node_->control_segment().accuse(suspect ? lost : topology.rank,
                                   suspect ? suspect->cause : "lost " + own + cause);
   end_process(own + cause);
@@ -101,7 +94,7 @@ void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) n
 
 MpiWorld::~MpiWorld() {
   watch_.reset();
-  if (!said_farewell_ || failed_) hvd::mpi::mark_failed();
+  if (!left_in_order_ || failed_) hvd::mpi::mark_failed();
   world_closed();
 }
 

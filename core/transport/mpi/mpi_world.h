@@ -59,7 +59,7 @@ class MpiWorld {
 
   /// Records that this rank leaves in order, so that MPI is finalised. The control segment has its
   /// own farewell.
-  void farewell() noexcept { said_farewell_ = true; }
+  void farewell() noexcept { left_in_order_ = true; }
   /// Records a failure: MPI does not clean up any more.
   void mark_failed() noexcept;
   /// True after mark_failed(): other ranks may never respond.
@@ -72,7 +72,7 @@ class MpiWorld {
   std::unique_ptr<Communicator> control_;
   std::unique_ptr<Communicator> data_;
   std::shared_ptr<host::Node> node_;
-  bool said_farewell_ = false;
+  bool left_in_order_ = false;
   bool failed_ = false;
   std::unique_ptr<CallWatch> watch_;  // last: it uses the members above
 };

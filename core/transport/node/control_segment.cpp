@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstdio>
 #include <cstring>
 #include <new>
 #include <utility>
 
 #include "base/cache_line.h"
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::host {
@@ -71,8 +71,8 @@ ControlSegment ControlSegment::attach(const std::string& name, int slots) {
   const auto* const header = segment ? reinterpret_cast<const Header*>(segment->data()) : nullptr;
   if (header == nullptr || header->magic != Header::kMagic ||
       header->slots != static_cast<std::uint64_t>(slots)) {
-    throw Error("shared memory " + name + " is not a control segment of " + std::to_string(slots) +
-                " slots; do all ranks of this host run the same build?");
+    throw Error(text("shared memory ", name, " is not a control segment of ", slots,
+                     " slots; do all ranks of this host run the same build?"));
   }
   return ControlSegment(std::move(segment), slots);
 }
@@ -114,13 +114,13 @@ void ControlSegment::watch_others(TimePoint now) {
   std::vector<LifeWatch::Member> members;
   for (int index = 0; index < slots_; ++index)
     members.push_back({&slot(index).life, slot(index).process});
-  const auto tell_all = [segment = segment_.get(), slots = slots_] {
+  const auto notify_all = [segment = segment_.get(), slots = slots_] {
     reinterpret_cast<Header*>(segment->data())->endings.fetch_add(1, std::memory_order_seq_cst);
     for (int index = 0; index < slots; ++index)
       reinterpret_cast<Slot*>(segment->data())[index + 1].doorbell.ring();
   };
   life_watch_ = std::make_unique<LifeWatch>(std::move(members), static_cast<std::size_t>(own_),
-                                            tell_all, segment_);
+                                            notify_all, segment_);
 }
 
 std::uint32_t ControlSegment::endings() const noexcept {
@@ -160,25 +160,24 @@ std::optional<ControlSegment::Loss> ControlSegment::check(TimePoint now, Duratio
     const Duration silence = now - watched.seen;
     if (!ended && silence < timeout) continue;
     if (other.life.left.load(std::memory_order_seq_cst) != 0) continue;
-    const std::string process = "process " + std::to_string(other.process.pid);
-    if (ended) return Loss{watched.slot, process + " ended", {}};
-    char seconds[32];
-    std::snprintf(seconds, sizeof seconds, "%.1f", std::chrono::duration<double>(silence).count());
-    return Loss{watched.slot, process + " gave no sign of life for " + seconds + " s", {}};
+    if (ended) return Loss{watched.slot, text("process ", other.process.pid, " ended"), {}};
+    return Loss{watched.slot,
+                text("process ", other.process.pid, " gave no sign of life for ", silence),
+                {}};
   }
   return std::nullopt;
 }
 
-std::vector<ControlSegment::Departure> ControlSegment::departures() {
-  std::vector<Departure> found;
+std::vector<std::pair<int, bool>> ControlSegment::departures() {
+  std::vector<std::pair<int, bool>> found;
   for (Watched& watched : watched_) {
     if (slot(watched.slot).life.left.load(std::memory_order_seq_cst) != 0)
-      found.push_back({watched.slot, watched.process.ended()});
+      found.emplace_back(watched.slot, watched.process.ended());
   }
   return found;
 }
 
-std::optional<ControlSegment::Loss> ControlSegment::glance(int own_rank) noexcept {
+std::optional<ControlSegment::Loss> ControlSegment::find_loss(int own_rank) noexcept {
   try {
     for (int index = 0; index < slots_; ++index) {
       if (index == own_) continue;
@@ -188,7 +187,7 @@ std::optional<ControlSegment::Loss> ControlSegment::glance(int own_rank) noexcep
       const int accused = other.accused.load(std::memory_order_seq_cst);
       if (accused != 0 && accused != own_rank + 1) return Loss{index, other.cause, accused - 1};
       if (ended && accused == 0 && other.life.left.load(std::memory_order_seq_cst) == 0) {
-        return Loss{index, "process " + std::to_string(other.process.pid) + " ended", {}};
+        return Loss{index, text("process ", other.process.pid, " ended"), {}};
       }
     }
   } catch (const std::exception&) {  // no memory for the text of the loss

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/cache_line.h"
@@ -79,15 +80,11 @@ class ControlSegment {
   /// Returns the first slot whose process accuses another rank, or which has ended or sent no
   /// heartbeat for `timeout` without a farewell.
   std::optional<Loss> check(TimePoint now, Duration timeout);
-  struct Departure {
-    int slot = 0;
-    bool ended = false;  ///< whether its process has ended
-  };
-  /// The other slots that have sent a farewell.
-  std::vector<Departure> departures();
+  /// The other slots that have sent a farewell, each with whether its process has ended.
+  std::vector<std::pair<int, bool>> departures();
   /// Returns the first loss found in one pass. For threads that do not drive the engine. Ignores
   /// heartbeats, which take time to judge, and accusations of `own_rank`.
-  std::optional<Loss> glance(int own_rank) noexcept;
+  std::optional<Loss> find_loss(int own_rank) noexcept;
 
  private:
   struct Header;

@@ -16,6 +16,7 @@
 
 #include "base/clock.h"
 #include "base/mutex.h"
+#include "base/text.h"
 
 namespace hvd::host {
 namespace {
@@ -77,7 +78,7 @@ void LifeLock::initialize() noexcept {
 bool runs_no_more(const ProcessIdentity& process) noexcept {
   try {
     if (!same_pid_namespace(process)) return false;
-    const std::string folder = "/proc/" + std::to_string(process.pid) + "/task";
+    const std::string folder = text("/proc/", process.pid, "/task");
     const std::unique_ptr<DIR, int (*)(DIR*)> tasks(::opendir(folder.c_str()), ::closedir);
     if (!tasks) return !exists(process.pid);
     if (!still_names(process)) return true;
@@ -98,11 +99,11 @@ bool runs_no_more(const ProcessIdentity& process) noexcept {
 /// Outlives the LifeWatch by at most one wait.
 class LifeWatch::Thread {
  public:
-  Thread(std::vector<Member> members, std::size_t own, std::function<void()> tell_all,
+  Thread(std::vector<Member> members, std::size_t own, std::function<void()> notify_all,
          std::shared_ptr<void> memory)
       : members_(std::move(members)),
         own_(own),
-        tell_all_(std::move(tell_all)),
+        notify_all_(std::move(notify_all)),
         memory_(std::move(memory)),
         done_with_(members_.size()) {
     for (std::size_t i = 0; i < members_.size(); ++i)
@@ -123,7 +124,7 @@ class LifeWatch::Thread {
     own.held.store(1, std::memory_order_release);
     while (!stopping()) {
       wait();
-      look_at_suspects();
+      check_suspects();
     }
     ::pthread_mutex_unlock(&own.mutex);
   }
@@ -168,7 +169,7 @@ class LifeWatch::Thread {
                                : std::min(kLongestWait, (times - kShortWaits + 1) * kShortestWait);
   }
 
-  void look_at_suspects() {
+  void check_suspects() {
     ++looks_;
     std::erase_if(suspects_, [this](std::size_t index) {
       const Member& member = members_[index];
@@ -177,14 +178,14 @@ class LifeWatch::Thread {
         return true;
       if (!runs_no_more(member.process)) return false;
       member.lock->ended.store(1, std::memory_order_seq_cst);
-      tell_all_();
+      notify_all_();
       return true;
     });
   }
 
   const std::vector<Member> members_;
   const std::size_t own_;
-  const std::function<void()> tell_all_;
+  const std::function<void()> notify_all_;
   const std::shared_ptr<void> memory_;
   std::vector<bool> done_with_;        // ended, or not observable
   std::vector<std::size_t> suspects_;  // lock is free, end not confirmed
@@ -195,9 +196,9 @@ class LifeWatch::Thread {
   bool stopping_ HVD_GUARDED_BY(mutex_) = false;
 };
 
-LifeWatch::LifeWatch(std::vector<Member> members, std::size_t own, std::function<void()> tell_all,
+LifeWatch::LifeWatch(std::vector<Member> members, std::size_t own, std::function<void()> notify_all,
                      std::shared_ptr<void> memory)
-    : thread_(std::make_shared<Thread>(std::move(members), own, std::move(tell_all),
+    : thread_(std::make_shared<Thread>(std::move(members), own, std::move(notify_all),
                                        std::move(memory))) {
   std::thread([thread = thread_] {
     ::pthread_setname_np(::pthread_self(), "hvd-life");

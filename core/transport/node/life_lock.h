@@ -48,9 +48,9 @@ class LifeWatch {
   };
   /// @param members the processes of the host, in the same order on each of them; the end of a
   /// process that never took its lock is not detected
-  /// @param tell_all called by the thread after it has set `ended` of a member
+  /// @param notify_all called by the thread after it has set `ended` of a member
   /// @param memory owns the memory that `members` points to
-  LifeWatch(std::vector<Member> members, std::size_t own, std::function<void()> tell_all,
+  LifeWatch(std::vector<Member> members, std::size_t own, std::function<void()> notify_all,
             std::shared_ptr<void> memory);
   LifeWatch(const LifeWatch&) = delete;
   LifeWatch& operator=(const LifeWatch&) = delete;

@@ -15,6 +15,7 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/process_watch.h"
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::host {
@@ -84,7 +85,7 @@ std::vector<std::string> host_names(const std::vector<HostReport>& all) {
         first_of_host.begin(), first_of_host.end(),
         [&](std::size_t first) { return std::strcmp(all[first].host, all[rank].host) == 0; });
     std::string name = all[rank].host;
-    if (namesakes > 0) name.append("#").append(std::to_string(namesakes + 1));
+    if (namesakes > 0) name += text("#", namesakes + 1);
     names.push_back(std::move(name));
     first_of_host.push_back(rank);
   }
@@ -92,12 +93,11 @@ std::vector<std::string> host_names(const std::vector<HostReport>& all) {
 }
 
 std::vector<std::string> host_names_for_test(const std::string& list, int size) {
-  std::vector<std::string> names;
-  std::istringstream stream(list);
-  for (std::string name; std::getline(stream, name, ',');) names.push_back(name);
+  const auto parts = split_text(list, ',');
+  const std::vector<std::string> names(parts.begin(), parts.end());
   if (static_cast<int>(names.size()) != size) {
-    throw UsageError("HVD_TEST_HOSTS: expected one name for each of the " + std::to_string(size) +
-                     " ranks, got " + std::to_string(names.size()) + " in \"" + list + "\"");
+    throw UsageError(text("HVD_TEST_HOSTS: expected one name for each of the ", size,
+                          " ranks, got ", names.size(), " in \"", list, "\""));
   }
   return names;
 }

@@ -66,7 +66,7 @@ constexpr int kMostRounds = 100;
 
 /// While no message is being sent, only one of this many calls makes progress on the sending
 /// worker.
-constexpr unsigned kIdleLooksPerProgress = 8;
+constexpr unsigned kIdleCallsPerProgress = 8;
 
 /// The sizes that make UCX allocate memory for 2 and 4 KiB (UCX_RX_MPOOL_SIZES).
 constexpr std::size_t kPrimerBytes[] = {1500, 3000};
@@ -211,7 +211,7 @@ void Connections::complete_connection(message::Plane plane, int peer) {
 }
 
 void Connections::accept_connection(message::Plane plane, int peer) {
-  End& in = links_of(plane)[index(peer)].in;
+  OneWayConnection& in = links_of(plane)[index(peer)].in;
   if (in.endpoint.handle == nullptr && in.failure == kOk)
     connect(in_of(plane), out_of(plane), peer, in);
 }
@@ -237,14 +237,14 @@ void Connections::send_farewells() noexcept {
   Worker& out = *at(Side::kControlOut).worker;
   for (const Link& link : links_of(message::Plane::kControl)) {
     if (link.out.endpoint.handle == nullptr || link.out.failure != kOk) continue;
-    const Started said = out.send(link.out.endpoint, bytes_of(farewell_), hello_tag());
-    if (said.request != nullptr) out.free(said.request);
+    const StartResult sent = out.send(link.out.endpoint, bytes_of(farewell_), hello_tag());
+    if (sent.request != nullptr) out.free(sent.request);
   }
 }
 
 /// Connects a worker of this rank to one of the peer, and sends a Hello. An error becomes the end's
 /// failure.
-void Connections::connect(Side own, Side of_peer, int peer, End& end) {
+void Connections::connect(Side own, Side of_peer, int peer, OneWayConnection& end) {
   if (plane_of(own) == message::Plane::kControl &&
       std::find(connected_.begin(), connected_.end(), peer) == connected_.end())
     connected_.push_back(peer);
@@ -255,16 +255,16 @@ void Connections::connect(Side own, Side of_peer, int peer, End& end) {
     end.failure = status;
     return;
   }
-  const Started said = from.send(end.endpoint, bytes_of(hello_), hello_tag());
-  if (said.request != nullptr) {
-    from.free(said.request);
-  } else if (said.status != kOk) {
-    end.failure = said.status;
+  const StartResult sent = from.send(end.endpoint, bytes_of(hello_), hello_tag());
+  if (sent.request != nullptr) {
+    from.free(sent.request);
+  } else if (sent.status != kOk) {
+    end.failure = sent.status;
   }
 }
 
 void Connections::connect_ahead(message::Plane plane, int peer) {
-  End& out = links_of(plane)[index(peer)].out;
+  OneWayConnection& out = links_of(plane)[index(peer)].out;
   if (out.failure == kOk && out.endpoint.handle == nullptr) {
     connect(out_of(plane), in_of(plane), peer, out);
     if (plane == message::Plane::kControl && out.failure == kOk) send_primers(out);
@@ -273,18 +273,18 @@ void Connections::connect_ahead(message::Plane plane, int peer) {
 }
 
 /// Ignores errors, because the Hello reports them.
-void Connections::send_primers(const End& end) {
+void Connections::send_primers(const OneWayConnection& end) {
   Worker& out = worker(Side::kControlOut);
   for (const std::size_t bytes : kPrimerBytes) {
-    const Started said = out.send(end.endpoint, std::span(primer_).first(bytes), primer_tag());
-    if (said.request != nullptr) out.free(said.request);
+    const StartResult sent = out.send(end.endpoint, std::span(primer_).first(bytes), primer_tag());
+    if (sent.request != nullptr) out.free(sent.request);
   }
 }
 
 void Connections::drop_primers() {
   Worker& in = worker(Side::kControlIn);
   while (const auto found = in.probe(primer_tag(), ~message::Tag{0})) {
-    const Started dropped = in.receive(dropped_primer_, found->message);
+    const StartResult dropped = in.receive(dropped_primer_, found->message);
     if (dropped.request != nullptr) in.free(dropped.request);
   }
 }
@@ -318,7 +318,8 @@ void Connections::send(message::Plane plane, int peer, Outgoing& message) {
 
 void Connections::start(message::Plane plane, Link& link, Outgoing& message) {
   message.stage = Outgoing::Stage::kSending;
-  const Started started = worker(out_of(plane)).send(link.out.endpoint, message.bytes, message.tag);
+  const StartResult started =
+      worker(out_of(plane)).send(link.out.endpoint, message.bytes, message.tag);
   message.request = started.request;
   if (started.request == nullptr) end(plane, message, started.status);
 }
@@ -358,16 +359,16 @@ bool Connections::progress(message::Plane plane, bool receives) {
   const auto number = static_cast<std::size_t>(plane);
   // A message that UCX reports as sent may still wait for room in a socket, for which an occasional
   // progress call is enough.
-  const bool looks = sending_[number] > 0 || ++idle_looks_[number] % kIdleLooksPerProgress == 0;
+  const bool looks = sending_[number] > 0 || ++idle_calls_[number] % kIdleCallsPerProgress == 0;
   const bool moved = looks && run(out_of(plane));
   return (receives && run(in_of(plane))) || moved;
 }
 
-void Connections::close(Side side, End& closed, CloseMode mode) noexcept {
+void Connections::close(Side side, OneWayConnection& closed, CloseMode mode) noexcept {
   if (closed.endpoint.handle == nullptr) return;
   // A broken connection cannot be flushed.
   const CloseMode possible = closed.failure == kOk ? mode : CloseMode::kForce;
-  const Started started = at(side).worker->close(std::exchange(closed.endpoint, {}), possible);
+  const StartResult started = at(side).worker->close(std::exchange(closed.endpoint, {}), possible);
   if (started.request != nullptr) at(side).closing.push_back(started.request);
 }
 

@@ -115,14 +115,14 @@ class Connections {
     std::int32_t rank = -1;
     std::int32_t leaves = 0;
   };
-  struct End {
+  struct OneWayConnection {
     Endpoint endpoint = {};
     Status failure = kOk;  ///< written by the worker, so its address must not change
   };
   /// The connections between this rank and another in one plane.
   struct Link {
-    End in;                 ///< from this rank's receiving worker to the peer's sending one
-    End out;                ///< from this rank's sending worker to the peer's receiving one
+    OneWayConnection in;    ///< from this rank's receiving worker to the peer's sending one
+    OneWayConnection out;   ///< from this rank's sending worker to the peer's receiving one
     bool answered = false;  ///< `out` is complete
     bool left = false;      ///< the peer has sent a farewell, so a break of `in` is no loss
     std::vector<Outgoing*> waiting{};  ///< messages to send once `out` is complete, in order
@@ -156,13 +156,13 @@ class Connections {
   void handle_hellos(Side);
   void complete_connection(message::Plane, int peer);
   void accept_connection(message::Plane, int peer);
-  void connect(Side own, Side of_peer, int peer, End&);
-  void send_primers(const End&);
+  void connect(Side own, Side of_peer, int peer, OneWayConnection&);
+  void send_primers(const OneWayConnection&);
   void drop_primers();
   void send_farewells() noexcept;
   void start(message::Plane, Link&, Outgoing&);
   void end(message::Plane, Outgoing&, Status) noexcept;
-  void close(Side, End&, CloseMode) noexcept;
+  void close(Side, OneWayConnection&, CloseMode) noexcept;
   bool close_sends() noexcept;
   void close_receives() noexcept;
   bool closed(Side) noexcept;
@@ -179,7 +179,7 @@ class Connections {
   WorkerState workers_[kSides];  ///< by Side
   std::vector<int> connected_;   ///< ranks with a connection in the control plane, either way
   int sending_[2] = {};          ///< messages that are not over, by plane
-  unsigned idle_looks_[2] = {};  ///< calls of progress() while no message was being sent, by plane
+  unsigned idle_calls_[2] = {};  ///< calls of progress() while no message was being sent, by plane
   std::vector<MessageOwner*> owners_;
   std::vector<std::pair<message::Plane, int>> ahead_;  ///< arguments of connect_ahead()
 };

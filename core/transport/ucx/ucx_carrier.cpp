@@ -8,21 +8,22 @@
 #include "hvd/error.h"
 #include "transport/ucx/connections.h"
 
-// Note [How a message is taken back]
+// Note [How a message is cancelled]
 // A send that waits for a connection has not begun, and an unmatched receive can be cancelled. UCX
 // can cancel no other message, except by closing its connection by force, which may end live
 // processes: Note [A worker that is not ended]. So the message's worker makes no more progress.
 // This rank then sends, or receives, no more messages of the plane; the other plane continues.
-// Messages are only taken back when the job ends.
+// Messages are only cancelled when the job ends.
 
 namespace hvd::ucx {
 namespace {
 
 using message::Completion;
+using message::MemoryRelease;
 using message::Plane;
 using message::ProbedMessage;
+using message::SlotState;
 using message::Tag;
-using message::TakenBack;
 
 /// Limit of progress calls per test() or probe(), so that the engine gets its turn.
 constexpr int kMostProgressRounds = 100;
@@ -49,12 +50,11 @@ class UcxRequests final : public message::Requests, private MessageOwner {
   void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) override;
   std::span<const Completion> test() override;
   int failed_slot() const noexcept override { return failed_; }
-  TakenBack take_back() noexcept override;
+  MemoryRelease cancel() noexcept override;
 
  private:
-  enum class State : std::uint8_t { kIdle, kSending, kReceiving };
   struct Slot {
-    State state = State::kIdle;
+    SlotState state = SlotState::kIdle;
     int peer = 0;
     Outgoing sent = {};
     void* received = nullptr;  ///< request of a receive; null: over, not yet returned by test()
@@ -65,7 +65,7 @@ class UcxRequests final : public message::Requests, private MessageOwner {
 
   void drop(Side) noexcept override;
   void drop_all() noexcept;
-  void start_receive(std::size_t slot, int peer, const Started&);
+  void start_receive(std::size_t slot, int peer, const StartResult&);
   bool under_way(const Slot& slot) const noexcept {
     return slot.received != nullptr || slot.sent.stage != Outgoing::Stage::kOver;
   }
@@ -83,7 +83,7 @@ class UcxRequests final : public message::Requests, private MessageOwner {
   int under_way_ = 0;
   int receiving_ = 0;  ///< receives among them
   int failed_ = -1;    ///< slot of the message whose failure test() has thrown
-  bool kept_ = false;  ///< memory of a message taken back may still be accessed
+  bool kept_ = false;  ///< memory of a cancelled message may still be accessed
 };
 
 void UcxRequests::reset(std::size_t slots) {
@@ -95,23 +95,23 @@ void UcxRequests::reset(std::size_t slots) {
 
 void UcxRequests::send(std::size_t slot, std::span<const std::byte> bytes, int peer, Tag tag) {
   Slot& begun = slots_[slot];
-  HVD_EXPECT(begun.state == State::kIdle, "the slot has no message under way");
+  HVD_EXPECT(begun.state == SlotState::kIdle, "the slot has no message under way");
   begun.sent.bytes = bytes;
   begun.sent.tag = tag;
   connections_->send(plane_, peer, begun.sent);
   if (begun.sent.stage == Outgoing::Stage::kOver && begun.sent.status != kOk)
     connections_->raise("sending to", peer, begun.sent.status);
-  begun.state = State::kSending;
+  begun.state = SlotState::kSending;
   begun.peer = peer;
   ++under_way_;
 }
 
-void UcxRequests::start_receive(std::size_t slot, int peer, const Started& started) {
+void UcxRequests::start_receive(std::size_t slot, int peer, const StartResult& started) {
   Slot& begun = slots_[slot];
-  HVD_EXPECT(begun.state == State::kIdle, "the slot has no message under way");
+  HVD_EXPECT(begun.state == SlotState::kIdle, "the slot has no message under way");
   if (started.request == nullptr && started.status != kOk)
     connections_->raise("receiving from", peer, started.status);
-  begun.state = State::kReceiving;
+  begun.state = SlotState::kReceiving;
   begun.peer = peer;
   begun.received = started.request;
   ++under_way_;
@@ -129,7 +129,7 @@ void UcxRequests::receive(std::size_t slot, std::span<std::byte> bytes,
 }
 
 void UcxRequests::update(Slot& slot) {
-  if (slot.state == State::kSending) return connections_->advance(plane_, slot.peer, slot.sent);
+  if (slot.state == SlotState::kSending) return connections_->advance(plane_, slot.peer, slot.sent);
   if (slot.received == nullptr) return;
   Worker& worker = connections_->worker(in_);
   const Status status = worker.status_of_receive(slot.received, slot.bytes);
@@ -140,7 +140,7 @@ void UcxRequests::update(Slot& slot) {
 
 void UcxRequests::collect() {
   for (std::size_t index = 0; index < slots_.size(); ++index) {
-    if (slots_[index].state == State::kIdle) continue;
+    if (slots_[index].state == SlotState::kIdle) continue;
     update(slots_[index]);
     collect_from(index);
   }
@@ -150,7 +150,7 @@ void UcxRequests::collect() {
 // failed message keeps its slot until the next call.
 void UcxRequests::collect_from(std::size_t index) {
   Slot& slot = slots_[index];
-  const bool receives = slot.state == State::kReceiving;
+  const bool receives = slot.state == SlotState::kReceiving;
   if (under_way(slot)) {
     // A receive on a broken connection would never complete.
     const Status failure = receives ? connections_->failure_of_receives(plane_, slot.peer) : kOk;
@@ -168,7 +168,7 @@ void UcxRequests::collect_from(std::size_t index) {
 
 void UcxRequests::fail(std::size_t index) {
   const Slot failed = std::exchange(slots_[index], {});
-  const bool receives = failed.state == State::kReceiving;
+  const bool receives = failed.state == SlotState::kReceiving;
   --under_way_;
   receiving_ -= receives ? 1 : 0;
   failed_ = static_cast<int>(index);
@@ -193,12 +193,12 @@ std::span<const Completion> UcxRequests::test() {
   return completions_;
 }
 
-TakenBack UcxRequests::take_back() noexcept {
+MemoryRelease UcxRequests::cancel() noexcept {
   bool sends = false;
   bool receives = false;
   for (Slot& slot : slots_) {
     if (!under_way(slot)) continue;
-    if (slot.state == State::kReceiving) {
+    if (slot.state == SlotState::kReceiving) {
       connections_->worker(in_).cancel_receive(slot.received);
       update(slot);
       receives = receives || under_way(slot);
@@ -213,15 +213,15 @@ TakenBack UcxRequests::take_back() noexcept {
   if (receives) connections_->stop(in_);
   if ((sends || receives) && !connections_->stopping_releases_memory()) kept_ = true;
   drop_all();
-  return kept_ ? TakenBack::kNever : TakenBack::kDone;
+  return kept_ ? MemoryRelease::kNever : MemoryRelease::kDone;
 }
 
 void UcxRequests::drop(Side side) noexcept {
   for (Slot& slot : slots_) {
     if (!under_way(slot)) continue;
-    if (slot.state == State::kSending && side == out_)
+    if (slot.state == SlotState::kSending && side == out_)
       connections_->drop(plane_, slot.peer, slot.sent);
-    if (slot.state == State::kReceiving && side == in_) {
+    if (slot.state == SlotState::kReceiving && side == in_) {
       connections_->worker(in_).free(std::exchange(slot.received, nullptr));
       slot.status = kCancelled;
     }
@@ -243,7 +243,7 @@ class UcxCarrier final : public message::Carrier {
   UcxCarrier(const UcxCarrier&) = delete;
   UcxCarrier& operator=(const UcxCarrier&) = delete;
   ~UcxCarrier() override {
-    if (said_farewell_ && !failed_) connections_->leave();
+    if (left_in_order_ && !failed_) connections_->leave();
     connections_->stop();  // requests that are kept for good may hold the connections
   }
 
@@ -268,13 +268,13 @@ class UcxCarrier final : public message::Carrier {
   bool active() const noexcept override {
     return !connections_->ended(Side::kControlIn) && !connections_->ended(Side::kControlOut);
   }
-  void farewell() noexcept override { said_farewell_ = true; }
+  void farewell() noexcept override { left_in_order_ = true; }
   void mark_failed() noexcept override { failed_ = true; }
   bool failed() const noexcept override { return failed_; }
 
  private:
   const std::shared_ptr<Connections> connections_;
-  bool said_farewell_ = false;
+  bool left_in_order_ = false;
   bool failed_ = false;
 };
 

@@ -21,7 +21,7 @@ struct JobMembers {
 /// is made when a rank first sends to another. Messages wait for it without blocking the sender,
 /// and until the receiver makes progress on that plane. Threading: see message::Carrier.
 ///
-/// Messages are taken back at once: Note [How a message is taken back]. Where the user has enabled
+/// Messages are cancelled at once: Note [How a message is cancelled]. Where the user has enabled
 /// transports by which a peer or hardware may access memory, it is kept. The destructor sends the
 /// messages under way, for at most half a second, if this rank has sent a farewell and has not
 /// failed. Otherwise no connection is closed before the process ends.

@@ -24,7 +24,7 @@
 //                               more than 12 s
 //   UCX_TLS=^sm                 no transport that uses the host's memory or reads another process:
 //                               a live process may end when its peer does, and a peer that reads
-//                               from this process cannot be stopped when a message is taken back.
+//                               from this process cannot be stopped when a message is cancelled.
 //                               Tensors go through hvd's own shared memory on a host
 //   UCX_MM_ERROR_HANDLING=y     if the user enables that transport, it reports errors
 //   UCX_RNDV_THRESH=256k        with TCP only, no process reads from another, and asking the
@@ -161,15 +161,15 @@ bool only_tcp() {
   return transports == "tcp" || transports == "tcp,self" || transports == "self,tcp";
 }
 
-struct Loaded {
+struct LoadedLibrary {
   Functions functions = {};
   std::string version = {};
   std::string problem = {};  ///< why it cannot be used; empty if it can
 };
 
-Loaded load(const std::string& name) {
+LoadedLibrary load(const std::string& name) {
   set_variables();
-  Loaded loaded;
+  LoadedLibrary loaded;
   void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays: UCX has threads
   if (handle == nullptr) {
     loaded.problem = std::string(dlerror()) + "; install UCX (Debian: libucx0)";
@@ -192,8 +192,8 @@ Loaded load(const std::string& name) {
 }
 
 /// Loads the system's library once, and any other library at each call.
-const Loaded& loaded_from(const std::string& name, Loaded& other) {
-  static const Loaded system = load(kSystemLibrary);
+const LoadedLibrary& loaded_from(const std::string& name, LoadedLibrary& other) {
+  static const LoadedLibrary system = load(kSystemLibrary);
   if (name == kSystemLibrary) return system;
   other = load(name);
   return other;
@@ -240,17 +240,17 @@ class UcxWorker final : public Worker {
 
   std::vector<std::byte> address() override;
   Status connect(std::span<const std::byte> address, Status* failure, Endpoint& made) override;
-  Started close(Endpoint, CloseMode) override;
+  StartResult close(Endpoint, CloseMode) override;
 
-  Started send(Endpoint endpoint, std::span<const std::byte> bytes, message::Tag tag) override {
+  StartResult send(Endpoint endpoint, std::span<const std::byte> bytes, message::Tag tag) override {
     const ucp_request_param_t param = {};
     return started(f_.tag_send(endpoint_of(endpoint), bytes.data(), bytes.size(), tag, &param));
   }
-  Started receive(std::span<std::byte> room, message::Tag tag) override {
+  StartResult receive(std::span<std::byte> room, message::Tag tag) override {
     return started(
         f_.tag_recv(worker_, room.data(), room.size(), tag, ~message::Tag{0}, &always_a_request()));
   }
-  Started receive(std::span<std::byte> room, void* message) override {
+  StartResult receive(std::span<std::byte> room, void* message) override {
     return started(f_.tag_msg_recv(worker_, room.data(), room.size(),
                                    static_cast<ucp_tag_message_h>(message), &always_a_request()));
   }
@@ -278,7 +278,7 @@ class UcxWorker final : public Worker {
 
  private:
   static ucp_ep_h endpoint_of(Endpoint endpoint) { return static_cast<ucp_ep_h>(endpoint.handle); }
-  static Started started(ucs_status_ptr_t answer) {
+  static StartResult started(ucs_status_ptr_t answer) {
     if (UCS_PTR_IS_ERR(answer)) return {nullptr, UCS_PTR_STATUS(answer)};
     return {answer, answer == nullptr ? kOk : kInProgress};
   }
@@ -332,7 +332,7 @@ Status UcxWorker::connect(std::span<const std::byte> address, Status* failure, E
   return status;
 }
 
-Started UcxWorker::close(Endpoint endpoint, CloseMode mode) {
+StartResult UcxWorker::close(Endpoint endpoint, CloseMode mode) {
   ucp_request_param_t param = {};
   param.op_attr_mask = UCP_OP_ATTR_FIELD_FLAGS;
   param.flags = mode == CloseMode::kForce ? UCP_EP_CLOSE_FLAG_FORCE : 0;
@@ -342,8 +342,8 @@ Started UcxWorker::close(Endpoint endpoint, CloseMode mode) {
 }  // namespace
 
 Workers open_workers(const std::string& library) {
-  Loaded other;
-  const Loaded& loaded = loaded_from(library, other);
+  LoadedLibrary other;
+  const LoadedLibrary& loaded = loaded_from(library, other);
   if (!loaded.problem.empty()) throw Error("ucx: " + loaded.problem);
   const auto context = std::make_shared<const Context>(loaded.functions);
   Workers workers;
@@ -353,8 +353,8 @@ Workers open_workers(const std::string& library) {
 }
 
 std::string describe_library(const std::string& library) {
-  Loaded other;
-  const Loaded& loaded = loaded_from(library, other);
+  LoadedLibrary other;
+  const LoadedLibrary& loaded = loaded_from(library, other);
   return loaded.problem.empty() ? loaded.version + " (" + library + ")"
                                 : "not usable: " + loaded.problem;
 }

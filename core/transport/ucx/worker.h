@@ -25,7 +25,7 @@ struct Endpoint {
 };
 
 /// The result of a call that starts an operation.
-struct Started {
+struct StartResult {
   /// Poll its status, and free it. Null: the operation is over, with `status`.
   void* request = nullptr;
   Status status = kOk;
@@ -59,13 +59,13 @@ class Worker {
   /// @param made set to the endpoint if the result is kOk
   virtual Status connect(std::span<const std::byte> address, Status* failure, Endpoint& made) = 0;
   /// The endpoint is invalid at once. The request completes when the connection is closed.
-  virtual Started close(Endpoint, CloseMode) = 0;
+  virtual StartResult close(Endpoint, CloseMode) = 0;
 
-  virtual Started send(Endpoint, std::span<const std::byte>, message::Tag) = 0;
+  virtual StartResult send(Endpoint, std::span<const std::byte>, message::Tag) = 0;
   /// Receives from any source. The tag must match exactly.
-  virtual Started receive(std::span<std::byte>, message::Tag) = 0;
+  virtual StartResult receive(std::span<std::byte>, message::Tag) = 0;
   /// @param message from probe(); usable once
-  virtual Started receive(std::span<std::byte>, void* message) = 0;
+  virtual StartResult receive(std::span<std::byte>, void* message) = 0;
   /// Matches the next message whose tag equals `tag` in the bits of `mask`.
   virtual std::optional<Matched> probe(message::Tag tag, message::Tag mask) = 0;
 

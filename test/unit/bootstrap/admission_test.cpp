@@ -75,7 +75,7 @@ TEST(Admission, RejectsInvalidBytes) {
   EXPECT_FALSE(decode_refusal(join_fields({"usage", "first", ""})).has_value());
 }
 
-TEST(Admission, RefusesWhatContradictsRank0) {
+TEST(Admission, RefusesRanksThatContradictRank0) {
   RankInfo other = kRank0;
   other.rank = 2;
   EXPECT_EQ(objection_to(other), "none");
@@ -115,7 +115,7 @@ TEST(Admission, ARefusalIsTheSameErrorEverywhere) {
 
 TEST(Admission, NamesARefusedProcessForAMissingRank) {
   const RankInfo own = {.job = "a", .token = "t", .rank = 0, .size = 4};
-  Strangers strangers;
+  ForeignProcesses strangers;
   for (const RankInfo& other : {RankInfo{.job = "b", .token = "t", .rank = 1, .size = 4},
                                 RankInfo{.job = "a", .token = "u", .rank = 2, .size = 4},
                                 RankInfo{.job = "b", .token = "t", .rank = 99, .size = 4}})

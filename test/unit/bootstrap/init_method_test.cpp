@@ -56,7 +56,7 @@ class InitMethodTest : public ::testing::Test {
   }
 };
 
-TEST_F(InitMethodTest, NothingMeansOneRank) {
+TEST_F(InitMethodTest, NoVariablesMeanOneRank) {
   const InitMethod method = choose();
   EXPECT_EQ(method.controller, Controller::kLocal);
   EXPECT_EQ(method.place, "local://");
@@ -134,7 +134,7 @@ TEST_F(InitMethodTest, SeveralRanksThatCannotMeetAreRefused) {
 
 // Without the check, a program that passes mpi:// under hvdrun --controller ucx would silently run
 // as that many jobs of one rank.
-TEST_F(InitMethodTest, MpiThatNothingHasStartedIsRefused) {
+TEST_F(InitMethodTest, MpiWithoutItsLauncherIsRefused) {
   set({{"HVD_RANK", "1"}, {"HVD_SIZE", "2"}});
   EXPECT_THAT(refusal(with("mpi://")),
               AllOf(HasSubstr("HVD_SIZE=2"), HasSubstr("hvdrun --controller mpi")));
@@ -174,7 +174,7 @@ TEST_F(InitMethodTest, UnderHvdrunTheProgramMayNotSayOtherwise) {
                                       HasSubstr("contradict each other")));
 }
 
-TEST_F(InitMethodTest, WhatAPlaceLacksIsNamed) {
+TEST_F(InitMethodTest, MissingPartsOfAPlaceAreNamed) {
   EXPECT_THAT(refusal(with("tcp://a:1")),
               AllOf(HasSubstr("HVD_INIT_METHOD"), HasSubstr("HVD_SIZE"), HasSubstr("WORLD_SIZE")));
   set({{"HVD_SIZE", "2"}});
@@ -219,7 +219,7 @@ TEST_F(InitMethodTest, APortOfTorchrunsIsANumber) {
   }
 }
 
-TEST_F(InitMethodTest, MpiHasTheLastWordAndIsComparedWithWhatOthersSay) {
+TEST_F(InitMethodTest, MpisRankWinsAndIsComparedWithOtherSources) {
   EXPECT_EQ(contradiction_to_mpi({}, 0, 2), std::nullopt);
   set({{"HVD_SIZE", "2"}, {"HVD_RANK", "0"}});
   EXPECT_EQ(contradiction_to_mpi({}, 0, 2), std::nullopt);

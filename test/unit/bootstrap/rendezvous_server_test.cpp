@@ -163,7 +163,7 @@ TEST_F(RendezvousServerTest, ReportsARankThatEndsBeforeAllHaveJoinedToAll) {
   EXPECT_TRUE(server_->finished());
 }
 
-TEST_F(RendezvousServerTest, KnowsWhetherAllRanksAreInformed) {
+TEST_F(RendezvousServerTest, ReportsWhetherAllRanksAreInformed) {
   serve(3);
   join(10, info(0, 3));
   join(11, info(1, 3));

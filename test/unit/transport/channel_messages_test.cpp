@@ -89,7 +89,7 @@ TEST_F(ChannelMessagesTest, NeedsACarrierWithTagsForTheSet) {
 TEST_F(ChannelMessagesTest, FreesMemoryThatTheCarrierHasLetGo) {
   receive(*one);
   const std::weak_ptr<const std::byte> memory = one->buffer().memory();
-  EXPECT_EQ(one->abandon(), TakenBack::kDone);
+  EXPECT_EQ(one->abandon(), MemoryRelease::kDone);
   EXPECT_TRUE(one->abandoned());
   EXPECT_EQ(one->requests().in_flight(), 0);
   EXPECT_TRUE(one->settle());
@@ -99,10 +99,10 @@ TEST_F(ChannelMessagesTest, FreesMemoryThatTheCarrierHasLetGo) {
 }
 
 TEST_F(ChannelMessagesTest, KeepsMemoryThatTheCarrierNeverLetsGo) {
-  network->answer = TakenBack::kNever;
+  network->cancel_result = MemoryRelease::kNever;
   receive(*one);
   const std::weak_ptr<const std::byte> memory = one->buffer().memory();
-  EXPECT_EQ(one->abandon(), TakenBack::kNever);
+  EXPECT_EQ(one->abandon(), MemoryRelease::kNever);
   EXPECT_EQ(one->buffer().memory(), nullptr);
   EXPECT_FALSE(one->settle());
   one.reset();
@@ -113,39 +113,39 @@ TEST_F(ChannelMessagesTest, KeepsMemoryThatTheCarrierNeverLetsGo) {
 }
 
 TEST_F(ChannelMessagesTest, WaitsAtItsEndForACarrierThatIsAboutToLetGo) {
-  network->pending_answers = 3;
+  network->pending_cancels = 3;
   receive(*one);
   const std::weak_ptr<const std::byte> memory = one->buffer().memory();
-  EXPECT_EQ(one->abandon(), TakenBack::kPending);
-  EXPECT_EQ(network->asked_back(), 1) << "no rank waits yet";
+  EXPECT_EQ(one->abandon(), MemoryRelease::kPending);
+  EXPECT_EQ(network->cancel_calls(), 1) << "no rank waits yet";
   EXPECT_FALSE(memory.expired());
   send_to_one();  // it may still be written to
   one.reset();
-  EXPECT_EQ(network->asked_back(), 4);
+  EXPECT_EQ(network->cancel_calls(), 4);
   EXPECT_TRUE(memory.expired());
 }
 
 TEST_F(ChannelMessagesTest, KeepsMemoryThatIsNotLetGoInTime) {
-  network->pending_answers = 1 << 30;
+  network->pending_cancels = 1 << 30;
   receive(*one);
   const std::weak_ptr<const std::byte> memory = one->buffer().memory();
   const auto before = std::chrono::steady_clock::now();
-  EXPECT_EQ(one->abandon(), TakenBack::kPending);
+  EXPECT_EQ(one->abandon(), MemoryRelease::kPending);
   one.reset();
   const auto took = std::chrono::steady_clock::now() - before;
-  EXPECT_GE(took, kTakeBackTime);
-  EXPECT_LT(took, kTakeBackTime + 5s);
+  EXPECT_GE(took, kCancelTime);
+  EXPECT_LT(took, kCancelTime + 5s);
   EXPECT_FALSE(memory.expired());
   send_to_one();
 }
 
-TEST_F(ChannelMessagesTest, AsksForNothingWhereNothingIsUnderWay) {
+TEST_F(ChannelMessagesTest, DoesNotCancelWhereNoMessageIsUnderWay) {
   std::byte* const place = one->buffer().reserve(kBytes);
   EXPECT_NE(place, nullptr);
   const std::weak_ptr<const std::byte> memory = one->buffer().memory();
-  EXPECT_EQ(one->abandon(), TakenBack::kDone);
+  EXPECT_EQ(one->abandon(), MemoryRelease::kDone);
   one.reset();
-  EXPECT_EQ(network->asked_back(), 0);
+  EXPECT_EQ(network->cancel_calls(), 0);
   EXPECT_TRUE(memory.expired());
 }
 
@@ -181,7 +181,7 @@ TEST_F(ChannelMessagesTest, AWorkThatIsDroppedEndsItsChannel) {
   EXPECT_FALSE(one->abandoned());
   dropped.reset();
   EXPECT_TRUE(one->abandoned());
-  EXPECT_EQ(network->asked_back(), 1);
+  EXPECT_EQ(network->cancel_calls(), 1);
 }
 
 /// Makes progress in every pass, until the test ends it.

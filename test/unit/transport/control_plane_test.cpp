@@ -73,7 +73,7 @@ TEST(MessageControlPlane, KeepsTheOrderOfEachRank) {
   }
 }
 
-TEST(MessageControlPlane, RingsForAMessageAndOnceMoreWhenALateOneHasGone) {
+TEST(MessageControlPlane, RingsForAMessageAndAgainWhenALateOneIsSent) {
   Job job(2);
   job.network->eager_bytes = 0;
   const auto ticket = [&] { return job[0].doorbell().ticket(); };
@@ -89,7 +89,7 @@ TEST(MessageControlPlane, RingsForAMessageAndOnceMoreWhenALateOneHasGone) {
   EXPECT_NE(ticket(), rung) << "the receiver may have gone to sleep before the message was sent";
 }
 
-TEST(MessageControlPlane, PollsForWhatWasAnnouncedUntilItIsThere) {
+TEST(MessageControlPlane, PollsForAnAnnouncedMessageUntilItArrives) {
   Job job(2);
   for (const bool at_once : {true, false}) {
     job.network->hands_over_at_once = at_once;
@@ -138,23 +138,23 @@ TEST(MessageControlPlane, TakesNoMessageOfAnotherJob) {
   EXPECT_FALSE(job[0].poll().has_value());
 }
 
-TEST(MessageControlPlane, LeavesWithWhatHasNotGoneTakenBack) {
+TEST(MessageControlPlane, CancelsItsMessagesWhenItLeaves) {
   Job job(2);
   job.network->eager_bytes = 0;
-  job.network->pending_answers = 3;
+  job.network->pending_cancels = 3;
   job[1].send(0, numbered(1));
   job[1].farewell();
   EXPECT_EQ(job.network->farewells(), 1);
   const auto before = std::chrono::steady_clock::now();
   job.planes[1].reset();
   EXPECT_LT(std::chrono::steady_clock::now() - before, 2s);
-  EXPECT_EQ(job.network->asked_back(), 4);
-  EXPECT_FALSE(job[0].poll().has_value()) << "it was taken back";
+  EXPECT_EQ(job.network->cancel_calls(), 4);
+  EXPECT_FALSE(job[0].poll().has_value()) << "it was cancelled";
   EXPECT_EQ(job.network->failures(), 0);
 }
 
 // The connection does not exist yet, and the other rank does not run for a while.
-TEST(MessageControlPlane, LeavesInOrderOnlyWhenALateRankHasWhatWasSent) {
+TEST(MessageControlPlane, LeavesInOrderOnlyWhenALateRankHasItsMessages) {
   Job job(2);
   job.network->eager_bytes = 0;
   job.network->hands_over_at_once = false;
@@ -162,14 +162,14 @@ TEST(MessageControlPlane, LeavesInOrderOnlyWhenALateRankHasWhatWasSent) {
   job[1].farewell();
   std::thread leaving([&] { job.planes[1].reset(); });
   std::this_thread::sleep_for(500ms);
-  EXPECT_EQ(job.network->asked_back(), 0);
+  EXPECT_EQ(job.network->cancel_calls(), 0);
   const auto message = job[0].poll();
   leaving.join();
   ASSERT_TRUE(message.has_value());
   EXPECT_EQ(message->bytes, numbered(1));
 }
 
-TEST(MessageControlPlane, SaysThatTheCarrierHasFailedWhenItCannotEvenLeave) {
+TEST(MessageControlPlane, MarksTheCarrierAsFailedWhenItCannotLeave) {
   Job job(2);
   job.network->eager_bytes = 0;
   job[1].send(0, numbered(1));
@@ -190,7 +190,7 @@ TEST(MessageControlPlane, LingersForOtherHostsOnceItHasAccused) {
   EXPECT_GT(job.network->progressed(), 0);
 }
 
-TEST(MessageControlPlane, LingersAlsoWhereWhatIsUnderWayToTheLostRankFails) {
+TEST(MessageControlPlane, LingersAlsoWhereAMessageToTheLostRankFails) {
   const testing::PretendHosts pretend("abc");
   Job job(3);
   job.network->eager_bytes = 0;
@@ -201,7 +201,7 @@ TEST(MessageControlPlane, LingersAlsoWhereWhatIsUnderWayToTheLostRankFails) {
   EXPECT_GT(job.network->progressed(), 1);
 }
 
-TEST(MessageControlPlane, TellsAndRingsTheOthersWhereOneIsLost) {
+TEST(MessageControlPlane, NotifiesAndRingsTheOthersWhenARankIsLost) {
   Job job(3);
   job.network->unreachable = 1;
   const auto ticket = job[2].doorbell().ticket();
@@ -214,7 +214,7 @@ TEST(MessageControlPlane, TellsAndRingsTheOthersWhereOneIsLost) {
 }
 
 // The received message may hold the cause of the failure.
-TEST(MessageControlPlane, WhatHasComeIsGivenOutBeforeASendFails) {
+TEST(MessageControlPlane, ReturnsReceivedMessagesBeforeASendFails) {
   Job job(3);
   job.network->eager_bytes = 0;
   job[1].send(2, numbered(1));
@@ -285,7 +285,7 @@ TEST(MessageControlPlane, WaitsForConnectionsWithOtherHostsThoughNotForEver) {
   plane->expect_messages(ranks);
 }
 
-TEST(MessageControlPlane, OnOneHostNobodyConnectsAhead) {
+TEST(MessageControlPlane, RanksOfOneHostDoNotConnectAhead) {
   const auto network = FakeNetwork::create(2, 7);
   const auto nodes = testing::join_nodes(2);
   const auto carrier = std::make_shared<ConnectingCarrier>(network->carrier(1));

@@ -37,7 +37,7 @@ class RequestTableTest : public ::testing::Test {
   Bytes room = Bytes(10);
 };
 
-TEST_F(RequestTableTest, KnowsWhichSlotsAreIdleAndWithWhomTheOthersAre) {
+TEST_F(RequestTableTest, TracksIdleSlotsAndThePeersOfTheOthers) {
   EXPECT_TRUE(receiver.test().empty()) << "no message is under way, so the carrier is not called";
   receiver.receive(2, room, 0, kFromZero);
   EXPECT_FALSE(receiver.idle(2));
@@ -71,7 +71,7 @@ TEST_F(RequestTableTest, KeepsTagsApartAndTheOrderOfEach) {
   EXPECT_EQ(rooms[2], second);
 }
 
-TEST_F(RequestTableTest, SaysWhoSentAnotherSizeThanExpected) {
+TEST_F(RequestTableTest, NamesTheSenderOfAnUnexpectedSize) {
   receiver.receive(0, std::span(room).first(4), 0, kFromZero);
   sender.send(0, message, 1, kFromZero);
   try {
@@ -89,7 +89,7 @@ TEST_F(RequestTableTest, RefusesANewBeginningWhileMessagesAreUnderWay) {
   EXPECT_THROW(receiver.reset(1), Error);
 }
 
-TEST_F(RequestTableTest, ReceivesWhatAProbeHasMatched) {
+TEST_F(RequestTableTest, ReceivesAProbedMessage) {
   EXPECT_FALSE(one->probe(kFromZero).has_value());
   sender.send(0, message, 1, kFromZero);
   EXPECT_FALSE(zero->probe(kFromZero).has_value()) << "it went to rank 1";
@@ -104,11 +104,11 @@ TEST_F(RequestTableTest, ReceivesWhatAProbeHasMatched) {
 }
 
 TEST_F(RequestTableTest, IsIdleOnceTheCarrierHasLetGo) {
-  EXPECT_EQ(receiver.take_back(), TakenBack::kDone);
-  EXPECT_EQ(network->asked_back(), 0) << "no message was under way";
-  network->pending_answers = 2;
+  EXPECT_EQ(receiver.cancel(), MemoryRelease::kDone);
+  EXPECT_EQ(network->cancel_calls(), 0) << "no message was under way";
+  network->pending_cancels = 2;
   receiver.receive(0, room, 0, kFromZero);
-  EXPECT_EQ(receiver.take_back(), TakenBack::kPending);
+  EXPECT_EQ(receiver.cancel(), MemoryRelease::kPending);
   EXPECT_EQ(receiver.in_flight(), 1);
   EXPECT_FALSE(receiver.idle(0));
   EXPECT_TRUE(wait_for_memory(receiver, std::chrono::steady_clock::now() + 10s));
@@ -118,21 +118,21 @@ TEST_F(RequestTableTest, IsIdleOnceTheCarrierHasLetGo) {
   EXPECT_EQ(room, Bytes(10)) << "the receive was withdrawn";
 }
 
-TEST_F(RequestTableTest, DoesNotWaitForACarrierThatTakesNothingBack) {
-  network->answer = TakenBack::kNever;
+TEST_F(RequestTableTest, DoesNotWaitForACarrierThatCannotCancel) {
+  network->cancel_result = MemoryRelease::kNever;
   receiver.receive(0, room, 0, kFromZero);
   EXPECT_FALSE(wait_for_memory(receiver, std::chrono::steady_clock::now() + 1h));
-  EXPECT_EQ(network->asked_back(), 1);
+  EXPECT_EQ(network->cancel_calls(), 1);
   EXPECT_EQ(receiver.in_flight(), 1);
 }
 
 TEST_F(RequestTableTest, GivesUpOnACarrierThatIsPendingForTooLong) {
-  network->pending_answers = 1 << 30;
+  network->pending_cancels = 1 << 30;
   receiver.receive(0, room, 0, kFromZero);
   const auto before = std::chrono::steady_clock::now();
   EXPECT_FALSE(wait_for_memory(receiver, before + 30ms));
   EXPECT_GE(std::chrono::steady_clock::now() - before, 30ms);
-  EXPECT_GT(network->asked_back(), 1);
+  EXPECT_GT(network->cancel_calls(), 1);
 }
 
 }  // namespace

@@ -53,20 +53,20 @@ TEST_F(SendPoolTest, CopiesAMessageOnceForAllItsReceivers) {
   EXPECT_EQ(receive(2), message);
 }
 
-TEST_F(SendPoolTest, SendsNothingToNobody) {
+TEST_F(SendPoolTest, AMessageToNoRankIsNotSent) {
   pool->send(message, {}, kTag);
   EXPECT_TRUE(pool->empty());
   EXPECT_EQ(network->sent(), 0);
   EXPECT_EQ(network->requests_made(), 0);
 }
 
-TEST_F(SendPoolTest, WhoCannotBeReachedKeepsNoOtherFromIt) {
+TEST_F(SendPoolTest, AnUnreachableRankDoesNotKeepTheMessageFromOthers) {
   network->unreachable = 1;
   EXPECT_THROW(pool->send(message, others, kTag), Error);
   EXPECT_EQ(receive(2), message);
 }
 
-TEST_F(SendPoolTest, ASendThatFailsOnItsWayIsToldOfOnceAndKeepsNoOtherFromIt) {
+TEST_F(SendPoolTest, ASendThatFailsLaterThrowsOnceAndDoesNotAffectOthers) {
   network->eager_bytes = 10;
   pool->send(message, others, kTag);
   pool->send(message, std::vector{2}, kTag);
@@ -81,7 +81,7 @@ TEST_F(SendPoolTest, ASendThatFailsOnItsWayIsToldOfOnceAndKeepsNoOtherFromIt) {
   EXPECT_TRUE(pool->empty());
 }
 
-TEST_F(SendPoolTest, SaysWhomASlowMessageHasReached) {
+TEST_F(SendPoolTest, ReportsTheRanksThatASlowMessageHasReached) {
   network->eager_bytes = 10;
   pool->send(message, others, kTag);
   EXPECT_FALSE(pool->empty());
@@ -101,19 +101,19 @@ TEST_F(SendPoolTest, UsesItsBuffersAgain) {
   EXPECT_EQ(network->requests_made(), 2) << "a large buffer is not reused";
 }
 
-TEST_F(SendPoolTest, TakesBackWhatIsUnderWayWhenItEnds) {
+TEST_F(SendPoolTest, CancelsMessagesUnderWayWhenItEnds) {
   network->eager_bytes = 0;
-  network->pending_answers = 3;
+  network->pending_cancels = 3;
   pool->send(message, others, kTag);
   pool->send(message, others, kTag);
   pool.reset();
-  EXPECT_GE(network->asked_back(), 5);
+  EXPECT_GE(network->cancel_calls(), 5);
   EXPECT_TRUE(receive(1).empty());
 }
 
-TEST_F(SendPoolTest, KeepsWhatItDoesNotGetBack) {
+TEST_F(SendPoolTest, KeepsMemoryThatIsNotReleased) {
   network->eager_bytes = 0;
-  network->answer = TakenBack::kNever;
+  network->cancel_result = MemoryRelease::kNever;
   pool->send(message, others, kTag);
   pool.reset();
   EXPECT_EQ(receive(1), message) << "the carrier reads it now";

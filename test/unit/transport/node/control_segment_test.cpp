@@ -101,11 +101,11 @@ TEST(ControlSegment, AProcessThatEndsBecauseOfALossIsNotTakenForTheLoss) {
   EXPECT_EQ(loss->cause, "lost rank 7: it ended");
 }
 
-// glance() is called by the watch while the engine hangs.
-TEST(ControlSegment, AtOneGlanceShowsWhoHasEndedAndWhomOthersAccuse) {
+// find_loss() is called by the watch while the engine hangs.
+TEST(ControlSegment, FindLossReturnsEndedProcessesAndAccusations) {
   Pair ended([](ControlSegment&) {});
   ASSERT_TRUE(ended.wait_for_loss(60s, 5s));
-  const auto loss = ended.control_segment().glance(0);
+  const auto loss = ended.control_segment().find_loss(0);
   ASSERT_TRUE(loss.has_value());
   EXPECT_EQ(loss->slot, 1);
   EXPECT_EQ(loss->cause, "process " + std::to_string(ended.child()) + " ended");
@@ -116,11 +116,11 @@ TEST(ControlSegment, AtOneGlanceShowsWhoHasEndedAndWhomOthersAccuse) {
     live(control_segment);
   });
   ASSERT_TRUE(accuses.wait_for_loss(60s, 5s));
-  EXPECT_EQ(accuses.control_segment().glance(0)->accused, 7);
-  EXPECT_FALSE(accuses.control_segment().glance(7)) << "an accusation of itself does not count";
+  EXPECT_EQ(accuses.control_segment().find_loss(0)->accused, 7);
+  EXPECT_FALSE(accuses.control_segment().find_loss(7)) << "an accusation of itself does not count";
 
   Pair lives(live);
-  EXPECT_FALSE(lives.control_segment().glance(0));
+  EXPECT_FALSE(lives.control_segment().find_loss(0));
 }
 
 TEST(ControlSegment, RefusesAMissingOrForeignSegment) {
@@ -132,7 +132,7 @@ TEST(ControlSegment, RefusesAMissingOrForeignSegment) {
   EXPECT_NO_THROW(ControlSegment::attach(name, 2));
 }
 
-TEST(ControlSegment, SaysWhyItCannotBeMade) {
+TEST(ControlSegment, NamesTheReasonWhyItCannotBeMade) {
   try {
     ControlSegment::create("/hvd-test/with/slashes", 2);
     FAIL() << "shm_open allows no directories";
@@ -164,7 +164,7 @@ TEST(ControlSegment, SeesNoLossAmongTheLiving) {
   EXPECT_FALSE(pair.wait_for_loss(200ms, 600ms).has_value());
 }
 
-TEST(ControlSegment, SeesAKilledProcessThatNobodyHasWaitedFor) {
+TEST(ControlSegment, DetectsAKilledProcessThatIsAZombie) {
   Pair pair(live);
   kill(pair.child(), SIGKILL);
   const TimePoint killed = now();
@@ -210,21 +210,21 @@ TEST(ControlSegment, SeesAStoppedProcessByItsSilence) {
   EXPECT_NE(loss->cause.find("no sign of life for 1.0 s"), std::string::npos) << loss->cause;
 }
 
-TEST(ControlSegment, DoesNotMissWhoSaidFarewell) {
+TEST(ControlSegment, AProcessThatLeftIsNoLoss) {
   Pair pair([](ControlSegment& control_segment) { control_segment.farewell(); });
   EXPECT_FALSE(pair.wait_for_loss(100ms, 500ms).has_value());
   const TimePoint end = now() + 10s;
   while ((pair.control_segment().departures().empty() ||
-          !pair.control_segment().departures().front().ended) &&
+          !pair.control_segment().departures().front().second) &&
          now() < end)
     std::this_thread::sleep_for(1ms);
   const auto left = pair.control_segment().departures();
   ASSERT_EQ(left.size(), 1U);
-  EXPECT_EQ(left.front().slot, 1);
-  EXPECT_TRUE(left.front().ended);
+  EXPECT_EQ(left.front().first, 1);
+  EXPECT_TRUE(left.front().second);
 }
 
-TEST(ControlSegment, KnowsWhoHasLeftAndLivesOn) {
+TEST(ControlSegment, ReportsAProcessThatLeftAndLivesOn) {
   Pair pair([](ControlSegment& control_segment) {
     control_segment.farewell();
     for (;;) ::pause();
@@ -234,12 +234,12 @@ TEST(ControlSegment, KnowsWhoHasLeftAndLivesOn) {
     std::this_thread::sleep_for(1ms);
   const auto left = pair.control_segment().departures();
   ASSERT_EQ(left.size(), 1U);
-  EXPECT_FALSE(left.front().ended);
+  EXPECT_FALSE(left.front().second);
   Pair staying(live);
   EXPECT_TRUE(staying.control_segment().departures().empty());
 }
 
-TEST(ProcessWatch, KnowsAReusedPidByItsStartTime) {
+TEST(ProcessWatch, RecognisesAReusedPidByItsStartTime) {
   ProcessIdentity other = current_process();
   EXPECT_FALSE(ProcessWatch(other).ended());
   other.start_time += 1;

@@ -120,7 +120,7 @@ void stay(Shared&, std::optional<LifeWatch>&) {
   for (;;) ::pause();
 }
 
-TEST(LifeLock, AKilledProcessIsSeenThoughNobodyHasWaitedForIt) {
+TEST(LifeLock, DetectsAKilledProcessThatIsAZombie) {
   Processes job({stay});
   ASSERT_TRUE(job.all_hold());
   EXPECT_FALSE(job.ended(1));
@@ -185,7 +185,7 @@ TEST(LifeLock, AProcessThatBecomesAnotherProgramHasNotEnded) {
   EXPECT_FALSE(job.ended(1));
 }
 
-TEST(LifeLock, WhoHasLeftIsNotMissedAndWhatItWatchedIsWatchedByAnother) {
+TEST(LifeLock, AProcessThatLeftIsNoLossAndAnotherTakesOverItsWatch) {
   Processes job(
       {[](Shared& shared, std::optional<LifeWatch>&) { shared.locks[1].left = 1; }, stay});
   ASSERT_TRUE(soon([&] { return job.shared().locks[2].held != 0; }));
@@ -197,7 +197,7 @@ TEST(LifeLock, WhoHasLeftIsNotMissedAndWhatItWatchedIsWatchedByAnother) {
 }
 
 // Otherwise the thread would wait for it, and miss the processes behind it.
-TEST(LifeLock, WhoEndsBeforeItHasTakenItsLockIsSeenToo) {
+TEST(LifeLock, DetectsAProcessThatEndsBeforeItTakesItsLock) {
   Processes job({[](Shared& shared, std::optional<LifeWatch>& watch) {
                    watch.reset();
                    shared.locks[1].held = 0;
@@ -251,7 +251,7 @@ TEST(LifeLock, TheEndIsSeenBeforeTheMemoryIsFree) {
               seen_before_the_memory_is_free());
 }
 
-TEST(RunsNoMore, IsSaidOfProcessesThatAreGoneAndOfNoOthers) {
+TEST(RunsNoMore, IsTrueOfEndedProcessesOnly) {
   ProcessIdentity own = current_process();
   EXPECT_FALSE(runs_no_more(own));
   own.start_time += 1;

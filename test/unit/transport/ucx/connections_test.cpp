@@ -42,7 +42,7 @@ TEST_F(UcxCarrierTest, ConnectsWhenSomethingIsSentOncePerPlaneAndPeer) {
   EXPECT_EQ(ucx->connections[1].to, Side::kControlIn);
 }
 
-TEST_F(UcxCarrierTest, WhatIsSentWaitsForTheAnswerAndKeepsItsOrder) {
+TEST_F(UcxCarrierTest, MessagesWaitForTheAnswerAndKeepTheirOrder) {
   ucx->peers_answer = false;
   RequestTable first(*carrier, Plane::kData);
   RequestTable second(*carrier, Plane::kData);
@@ -67,7 +67,7 @@ TEST_F(UcxCarrierTest, WhatIsSentWaitsForTheAnswerAndKeepsItsOrder) {
   EXPECT_THAT(first.test(), ElementsAre(0));
 }
 
-TEST_F(UcxCarrierTest, AnswersWhoConnectsWhenItHasComeAndOnce) {
+TEST_F(UcxCarrierTest, AnswersAConnectionOnce) {
   RequestTable data(*carrier, Plane::kData);
   data.reset(1);
   data.receive(0, memory, 2, kTag);
@@ -97,7 +97,7 @@ TEST_F(UcxCarrierTest, AnAnswerThatCannotBeSentIsTheEndOfTheConnection) {
   EXPECT_EQ(error_of([&] { table.test(); }), "ucx: receiving from rank 2 failed: trouble 25");
 }
 
-TEST_F(UcxCarrierTest, NorCanOneConnectToWhoHearsNothing) {
+TEST_F(UcxCarrierTest, CannotConnectToARankThatMakesNoProgress) {
   ucx->hello_answer = -25;
   RequestTable table(*carrier, Plane::kData);
   table.reset(1);
@@ -131,7 +131,7 @@ TEST_F(UcxCarrierTest, ABrokenConnectionIsNotWaitedFor) {
   EXPECT_FALSE(carrier->connecting());
 }
 
-TEST_F(UcxCarrierTest, LeavingInOrderSendsOffWhatIsUnderWay) {
+TEST_F(UcxCarrierTest, LeavingInOrderSendsMessagesUnderWay) {
   RequestTable table(*carrier, Plane::kData);
   table.reset(3);
   ucx->sends_complete_at_once = true;
@@ -153,7 +153,7 @@ TEST_F(UcxCarrierTest, LeavingInOrderSendsOffWhatIsUnderWay) {
   EXPECT_EQ(ucx->ended, static_cast<int>(kSides));
 }
 
-TEST_F(UcxCarrierTest, WhoseConnectionBreaksWithoutAFarewellIsLost) {
+TEST_F(UcxCarrierTest, AConnectionThatBreaksWithoutAFarewellIsALoss) {
   const auto look = [&] {
     EXPECT_FALSE(carrier->probe(kTag).has_value());
     return error_of([&] { check(); });
@@ -181,7 +181,7 @@ TEST_F(UcxCarrierTest, WhoseConnectionBreaksWithoutAFarewellIsLost) {
   }
 }
 
-TEST_F(UcxCarrierTest, ConnectsForWhatWillBeSentAndSeesWhoIsNotThere) {
+TEST_F(UcxCarrierTest, ConnectsAheadAndDetectsAnAbsentRank) {
   ucx->peers_answer = false;
   carrier->connect(Plane::kControl, 2);
   carrier->connect(Plane::kControl, 2);
@@ -235,7 +235,7 @@ TEST_F(UcxCarrierTest, PrimersAreDropped) {
   EXPECT_EQ(ucx->kept(), 0);
 }
 
-TEST_F(UcxCarrierTest, LeavingInOrderSaysSoOnEachConnectionThatItHasMade) {
+TEST_F(UcxCarrierTest, LeavingInOrderSendsAFarewellOnEachOwnConnection) {
   ucx->sends_complete_at_once = true;
   ucx->closes_complete = true;
   RequestTable data(*carrier, Plane::kData);
@@ -271,7 +271,7 @@ TEST_F(UcxCarrierTest, LeavingInOrderDoesNotWaitForAPeerThatIsStopped) {
   EXPECT_EQ(ucx->ended, 0) << "Note [A worker that is not ended]";
 }
 
-TEST_F(UcxCarrierTest, LeavingInOrderClosesNothingThatIsNotComplete) {
+TEST_F(UcxCarrierTest, LeavingInOrderClosesOnlyCompleteConnections) {
   ucx->peers_answer = false;
   ucx->closes_complete = true;
   RequestTable table(*carrier, Plane::kData);

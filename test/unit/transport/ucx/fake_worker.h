@@ -107,18 +107,18 @@ class FakeWorker final : public ucx::Worker {
     made = {&ucx_->connections.back()};
     return ucx::kOk;
   }
-  ucx::Started close(ucx::Endpoint endpoint, ucx::CloseMode mode) override {
+  ucx::StartResult close(ucx::Endpoint endpoint, ucx::CloseMode mode) override {
     FakeUcx::Connection& connection = of(endpoint);
     connection.open = false;
     const std::string peer = std::to_string(connection.peer);
-    const ucx::Started started =
+    const ucx::StartResult started =
         start((mode == ucx::CloseMode::kForce ? "force " : "flush ") + peer);
     if (ucx_->closes_complete) ucx_->requests.back().status = ucx::kOk;
     return started;
   }
 
-  ucx::Started send(ucx::Endpoint endpoint, std::span<const std::byte> bytes,
-                    message::Tag tag) override {
+  ucx::StartResult send(ucx::Endpoint endpoint, std::span<const std::byte> bytes,
+                        message::Tag tag) override {
     const FakeUcx::Connection& connection = of(endpoint);
     if (!connection.open) throw Error("a send to a closed endpoint");
     if (is_hello(tag)) {
@@ -126,26 +126,26 @@ class FakeWorker final : public ucx::Worker {
       std::array<std::int32_t, 2> hello{};
       std::memcpy(hello.data(), bytes.data(), std::min(bytes.size(), sizeof hello));
       if (hello[1] != 0) return start("farewell to " + std::to_string(connection.peer), tag);
-      const ucx::Started started = start("hello to " + std::to_string(connection.peer), tag);
+      const ucx::StartResult started = start("hello to " + std::to_string(connection.peer), tag);
       const bool connects = side_ == ucx::Side::kControlOut || side_ == ucx::Side::kDataOut;
       if (connects && ucx_->peers_answer) ucx_->receive_hello(side_, connection.peer);
       return started;
     }
     if (message::parts_of(tag).kind == message::kPrimerKind) {
-      const ucx::Started started = start("primer to " + std::to_string(connection.peer), tag);
+      const ucx::StartResult started = start("primer to " + std::to_string(connection.peer), tag);
       ucx_->requests.back().bytes = bytes.size();
       return started;
     }
     if (ucx_->sends_complete_at_once) return {};
     return start("send to " + std::to_string(connection.peer), tag);
   }
-  ucx::Started receive(std::span<std::byte> room, message::Tag tag) override {
+  ucx::StartResult receive(std::span<std::byte> room, message::Tag tag) override {
     if (ucx_->receive_answer != ucx::kOk) return {nullptr, ucx_->receive_answer};
-    const ucx::Started started = start(is_hello(tag) ? "listen" : "receive", tag);
+    const ucx::StartResult started = start(is_hello(tag) ? "listen" : "receive", tag);
     ucx_->requests.back().room = room;
     return started;
   }
-  ucx::Started receive(std::span<std::byte> room, void* message) override {
+  ucx::StartResult receive(std::span<std::byte> room, void* message) override {
     static_cast<void>(room);
     return start("receive arrival " + *static_cast<std::string*>(message));
   }
@@ -192,7 +192,7 @@ class FakeWorker final : public ucx::Worker {
     if (request.freed) throw Error("used after it was freed: " + request.what);
     return request;
   }
-  ucx::Started start(const std::string& what, message::Tag tag = 0) {
+  ucx::StartResult start(const std::string& what, message::Tag tag = 0) {
     ucx_->requests.push_back({.what = what, .side = side_, .tag = tag});
     return {&ucx_->requests.back(), ucx::kInProgress};
   }

@@ -15,10 +15,10 @@
 namespace hvd::ucx {
 namespace {
 
+using message::MemoryRelease;
 using message::Plane;
 using message::RequestTable;
 using message::Tag;
-using message::TakenBack;
 using ::testing::ElementsAre;
 using testing::error_of;
 using testing::FakeUcx;
@@ -26,7 +26,7 @@ using ::testing::HasSubstr;
 using testing::members;
 using testing::UcxCarrierTest;
 
-TEST_F(UcxCarrierTest, SaysWhatItIs) {
+TEST_F(UcxCarrierTest, ReportsItsNameRankAndGeneration) {
   EXPECT_EQ(carrier->name(), "ucx");
   EXPECT_EQ(carrier->rank(), 1);
   EXPECT_EQ(carrier->generation(), 3U);
@@ -34,7 +34,7 @@ TEST_F(UcxCarrierTest, SaysWhatItIs) {
   EXPECT_FALSE(carrier->failed());
 }
 
-TEST_F(UcxCarrierTest, RefusesWhatTagsHaveNoRoomFor) {
+TEST_F(UcxCarrierTest, RefusesSetsThatExceedTheTags) {
   EXPECT_NO_THROW(carrier->require_tags_of(message::kMostProcessSets - 1));
   EXPECT_THROW(carrier->require_tags_of(message::kMostProcessSets), Error);
   EXPECT_THROW(make_ucx_carrier(testing::fake_workers(ucx, 0), members(0, 1, 1 << 16)), Error);
@@ -55,7 +55,7 @@ TEST_F(UcxCarrierTest, RefusesAnAddressThatIsNone) {
   }
 }
 
-TEST_F(UcxCarrierTest, OnlyWhatHasSomethingToDoIsLetWork) {
+TEST_F(UcxCarrierTest, OnlyWorkersWithMessagesMakeProgress) {
   RequestTable data(*carrier, Plane::kData);
   data.reset(2);
   data.receive(0, memory, 2, kTag);
@@ -75,7 +75,7 @@ TEST_F(UcxCarrierTest, OnlyWhatHasSomethingToDoIsLetWork) {
   EXPECT_EQ(ucx->progressed_by(Side::kDataIn), received);
 }
 
-TEST_F(UcxCarrierTest, SaysWhatHasCompletedWheneverItDid) {
+TEST_F(UcxCarrierTest, ReturnsCompletionsOfAnyTime) {
   RequestTable table(*carrier, Plane::kData);
   table.reset(3);
   table.send(0, memory, 2, kTag);
@@ -95,7 +95,7 @@ TEST_F(UcxCarrierTest, SaysWhatHasCompletedWheneverItDid) {
   EXPECT_EQ(ucx->kept(), 0);
 }
 
-TEST_F(UcxCarrierTest, LetsUcxWorkUntilItHasNothingToDo) {
+TEST_F(UcxCarrierTest, CallsProgressUntilUcxIsIdle) {
   RequestTable table(*carrier, Plane::kData);
   table.reset(1);
   table.send(0, memory, 2, kTag);
@@ -115,10 +115,10 @@ TEST_F(UcxCarrierTest, NamesThePeerOfASendThatFails) {
   end(sending(2), -25);
   EXPECT_EQ(error_of([&] { table.test(); }), "ucx: sending to rank 2 failed: trouble 25");
   EXPECT_TRUE(sending(2).freed);
-  EXPECT_EQ(table.take_back(), TakenBack::kDone);
+  EXPECT_EQ(table.cancel(), MemoryRelease::kDone);
 }
 
-TEST_F(UcxCarrierTest, ASendThatFailsIsToldOfOnceAndTheOthersGoOn) {
+TEST_F(UcxCarrierTest, ASendThatFailsThrowsOnceAndTheOthersContinue) {
   RequestTable table(*carrier, Plane::kData);
   table.reset(3);
   table.send(0, memory, 2, kTag);
@@ -152,14 +152,14 @@ TEST_F(UcxCarrierTest, NamesThePeerThatCannotBeReached) {
   EXPECT_THAT(table.test(), ElementsAre(1));
 }
 
-TEST_F(UcxCarrierTest, WhatWaitsForAConnectionFailsWithIt) {
+TEST_F(UcxCarrierTest, MessagesThatWaitForAConnectionFailWithIt) {
   ucx->peers_answer = false;
   RequestTable table(*carrier, Plane::kData);
   table.reset(1);
   table.send(0, memory, 2, kTag);
   ucx->break_connections(2, -25);
   EXPECT_EQ(error_of([&] { table.test(); }), "ucx: sending to rank 2 failed: trouble 25");
-  EXPECT_EQ(table.take_back(), TakenBack::kDone);
+  EXPECT_EQ(table.cancel(), MemoryRelease::kDone);
   table.reset(1);
   EXPECT_EQ(error_of([&] { table.send(0, memory, 2, kTag); }),
             "ucx: sending to rank 2 failed: trouble 25");
@@ -167,7 +167,7 @@ TEST_F(UcxCarrierTest, WhatWaitsForAConnectionFailsWithIt) {
   EXPECT_EQ(ucx->count("send to 2"), 0);
 }
 
-TEST_F(UcxCarrierTest, DoesNotWaitForAPeerWhoseConnectionIsBroken) {
+TEST_F(UcxCarrierTest, DoesNotWaitForAPeerBehindABrokenConnection) {
   RequestTable table(*carrier, Plane::kData);
   table.reset(2);
   table.receive(0, memory, 0, kTag);
@@ -181,10 +181,10 @@ TEST_F(UcxCarrierTest, DoesNotWaitForAPeerWhoseConnectionIsBroken) {
   ucx->break_connections(0, -80);
   EXPECT_EQ(error_of([&] { table.test(); }), "ucx: receiving from rank 0 failed: trouble 80");
   EXPECT_THAT(table.test(), ElementsAre()) << "the failure has been reported";
-  EXPECT_EQ(table.in_flight(), 1) << "its memory is taken back";
+  EXPECT_EQ(table.in_flight(), 1) << "its memory is released by cancel()";
 }
 
-TEST_F(UcxCarrierTest, AMessageThatIsTooLongIsAnErrorThatSaysWhy) {
+TEST_F(UcxCarrierTest, AMessageThatIsTooLongIsAnErrorWithAdvice) {
   RequestTable table(*carrier, Plane::kData);
   table.reset(1);
   table.receive(0, memory, 2, kTag);
@@ -221,13 +221,13 @@ TEST_F(UcxCarrierTest, ProbesForAnySource) {
   EXPECT_EQ(busy, 0) << "UCX has fetched all messages";
 }
 
-TEST_F(UcxCarrierTest, TakesBackWhatHasNotBegunAndTheJobGoesOn) {
+TEST_F(UcxCarrierTest, CancelsMessagesThatHaveNotBegunAndTheJobContinues) {
   ucx->peers_answer = false;
   RequestTable data(*carrier, Plane::kData);
   data.reset(2);
   data.send(0, memory, 2, kTag);
   data.receive(1, memory, 0, kTag);
-  EXPECT_EQ(data.take_back(), TakenBack::kDone);
+  EXPECT_EQ(data.cancel(), MemoryRelease::kDone);
   EXPECT_TRUE(ucx->last("receive").cancelled);
   EXPECT_EQ(ucx->count("force 2"), 0) << "no connection is closed";
   data.reset(2);
@@ -239,7 +239,7 @@ TEST_F(UcxCarrierTest, TakesBackWhatHasNotBegunAndTheJobGoesOn) {
   EXPECT_EQ(sending(2).tag, kTag + 1);
 }
 
-TEST_F(UcxCarrierTest, TakesBackWhatIsUnderWayByLettingItsWorkerWorkNoMore) {
+TEST_F(UcxCarrierTest, CancelsMessagesUnderWayByStoppingTheirWorker) {
   RequestTable data(*carrier, Plane::kData);
   RequestTable other(*carrier, Plane::kData);
   RequestTable control(*carrier, Plane::kControl);
@@ -252,7 +252,7 @@ TEST_F(UcxCarrierTest, TakesBackWhatIsUnderWayByLettingItsWorkerWorkNoMore) {
   data.send(0, memory, 2, kTag);
   other.send(0, memory, 3, kTag);
   connect();
-  EXPECT_EQ(data.take_back(), TakenBack::kDone);
+  EXPECT_EQ(data.cancel(), MemoryRelease::kDone);
   const int progressed = ucx->progressed_by(Side::kDataOut);
   EXPECT_TRUE(sending(2).freed);
   EXPECT_TRUE(ucx->connections[1].open) << "closing a connection may end a process";
@@ -281,7 +281,7 @@ TEST_F(UcxCarrierTest, TakesBackAReceiveThatHasBeenMatched) {
   ucx->sends_complete_at_once = true;
   data.send(1, memory, 2, kTag);
   connect();
-  EXPECT_EQ(data.take_back(), TakenBack::kDone);
+  EXPECT_EQ(data.cancel(), MemoryRelease::kDone);
   EXPECT_EQ(data.in_flight(), 0);
   EXPECT_EQ(ucx->kept(), 0);
   const int progressed = ucx->progressed_by(Side::kDataIn);
@@ -298,13 +298,13 @@ TEST_F(UcxCarrierTest, MemoryThatOthersTouchIsNeverGivenBack) {
   RequestTable waits(*carrier, Plane::kControl);
   waits.reset(1);
   waits.receive(0, memory, 2, kTag);
-  EXPECT_EQ(waits.take_back(), TakenBack::kDone) << "it has not been matched";
+  EXPECT_EQ(waits.cancel(), MemoryRelease::kDone) << "it has not been matched";
   RequestTable data(*carrier, Plane::kData);
   data.reset(1);
   data.send(0, memory, 2, kTag);
   connect();
-  EXPECT_EQ(data.take_back(), TakenBack::kNever);
-  EXPECT_EQ(data.take_back(), TakenBack::kNever);
+  EXPECT_EQ(data.cancel(), MemoryRelease::kNever);
+  EXPECT_EQ(data.cancel(), MemoryRelease::kNever);
 }
 
 TEST_F(UcxCarrierTest, WithoutAControlPlaneThereAreNoMessages) {
@@ -312,12 +312,12 @@ TEST_F(UcxCarrierTest, WithoutAControlPlaneThereAreNoMessages) {
   control.reset(1);
   control.send(0, memory, 2, kTag);
   connect();
-  EXPECT_EQ(control.take_back(), TakenBack::kDone);
+  EXPECT_EQ(control.cancel(), MemoryRelease::kDone);
   EXPECT_FALSE(carrier->active());
   EXPECT_NO_THROW(carrier->progress());
 }
 
-TEST_F(UcxCarrierTest, WhereSomethingHasFailedNothingIsClosed) {
+TEST_F(UcxCarrierTest, NoConnectionIsClosedAfterAFailure) {
   RequestTable table(*carrier, Plane::kData);
   table.reset(1);
   table.send(0, memory, 2, kTag);
@@ -329,7 +329,7 @@ TEST_F(UcxCarrierTest, WhereSomethingHasFailedNothingIsClosed) {
   EXPECT_TRUE(ucx->connections[0].open);
   EXPECT_TRUE(sending(2).freed)
       << "requests that outlive the carrier keep no request of the worker";
-  EXPECT_EQ(table.take_back(), TakenBack::kDone);
+  EXPECT_EQ(table.cancel(), MemoryRelease::kDone);
   EXPECT_EQ(ucx->ended, 0);
 }
 

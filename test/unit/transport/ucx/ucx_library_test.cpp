@@ -91,18 +91,18 @@ TEST(UcxLibrary, ThereIsOne) {
   EXPECT_THAT(describe_library(), ::testing::MatchesRegex("[0-9.]+ \\(libucp.so.0\\)"));
 }
 
-TEST(UcxLibrary, SaysWhatToInstallWhereThereIsNone) {
+TEST(UcxLibrary, NamesThePackageToInstallWhereUcxIsMissing) {
   EXPECT_THAT(error_of([] { open_workers("/nowhere/libucp.so.0"); }),
               ::testing::AllOf(HasSubstr("/nowhere/libucp.so.0"), HasSubstr("install UCX")));
 }
 
-TEST(UcxLibrary, RefusesWhatIsNotUcx) {
+TEST(UcxLibrary, RefusesALibraryThatIsNotUcx) {
   EXPECT_THAT(error_of([] { open_workers("libm.so.6"); }),
               HasSubstr("expected UCX 1.13.0 or newer, got a version without ucp_get_version"));
   EXPECT_THAT(describe_library("libm.so.6"), HasSubstr("not usable"));
 }
 
-TEST(UcxLibrary, IsToldWhatTheUserHasNotSaid) {
+TEST(UcxLibrary, SetsVariablesThatTheUserHasNotSet) {
   ::setenv("UCX_MEM_EVENTS", "y", 1);
   ::unsetenv("UCX_TCP_CONN_NB");
   EXPECT_THROW(open_workers("/nowhere/libucp.so.0"), Error);

@@ -21,15 +21,15 @@
 namespace hvd::hierarchical {
 namespace {
 
-using message::TakenBack;
+using message::MemoryRelease;
 using testing::Bytes;
 using testing::FakeNetwork;
 
 /// Two ranks of one host begin an allreduce with a third rank on another host, which never takes
 /// part.
-class TakeBack : public ::testing::Test {
+class CancelledMessages : public ::testing::Test {
  protected:
-  TakeBack() {
+  CancelledMessages() {
     for (std::size_t rank = 0; rank < 2; ++rank) {
       peers.push_back(std::make_unique<testing::FakePeers>(
           static_cast<int>(rank), 3, [node = nodes[rank]](int other) { node->ring(other); }));
@@ -77,15 +77,15 @@ class TakeBack : public ::testing::Test {
   std::string file = "none";
 };
 
-TEST_F(TakeBack, ASegmentThatTheCarrierReleasesIsUnmapped) {
+TEST_F(CancelledMessages, ASegmentThatTheCarrierReleasesIsUnmapped) {
   drop(0);
   EXPECT_EQ(mappings(), 1);
   drop(1);
   EXPECT_EQ(mappings(), 0);
 }
 
-TEST_F(TakeBack, ASegmentThatTheCarrierReleasesLateIsUnmappedWithTheChannel) {
-  network->pending_answers = 4;
+TEST_F(CancelledMessages, ASegmentThatTheCarrierReleasesLateIsUnmappedWithTheChannel) {
+  network->pending_cancels = 4;
   channels[0]->abort();
   works[0].reset();
   EXPECT_EQ(mappings(), 2);
@@ -93,14 +93,14 @@ TEST_F(TakeBack, ASegmentThatTheCarrierReleasesLateIsUnmappedWithTheChannel) {
   EXPECT_EQ(mappings(), 1);
 }
 
-TEST_F(TakeBack, ASegmentThatTheCarrierNeverReleasesStaysMapped) {
-  network->answer = TakenBack::kNever;
+TEST_F(CancelledMessages, ASegmentThatTheCarrierNeverReleasesStaysMapped) {
+  network->cancel_result = MemoryRelease::kNever;
   drop(0);
   EXPECT_EQ(mappings(), 2);
 }
 
-TEST_F(TakeBack, AWorkThatIsDroppedWithoutAbortEndsTheChannelToo) {
-  network->answer = TakenBack::kNever;
+TEST_F(CancelledMessages, AWorkThatIsDroppedWithoutAbortEndsTheChannelToo) {
+  network->cancel_result = MemoryRelease::kNever;
   works[0].reset();
   EXPECT_THROW(channels[0]->launch({.kind = OpKind::kAllreduce, .count = 1}, in, out), Error);
   channels[0].reset();
