@@ -11,8 +11,8 @@ set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
 find_package(Threads REQUIRED)
 
 # A function that others can see may be replaced by another library's function of that name. GCC therefore does not inline it even within its
-# file, and a call from another file goes through the PLT: an operation that finds the caches cold took a third longer. Nobody replaces ours:
-# GCC is told by -fno-semantic-interposition (Clang assumes it), the linker by
+# file, and a call from another file goes through the PLT: an operation that finds the caches cold took a third longer. No library replaces
+# ours, so GCC gets -fno-semantic-interposition (Clang assumes it), and the linker an option of
 # hvd_call_own_functions_directly(LIBRARY).
 function(hvd_call_own_functions_directly library)
   target_link_options(${library} PRIVATE LINKER:-Bsymbolic-functions)
@@ -37,7 +37,7 @@ function(hvd_configure_target target)
     list(APPEND options -Wno-restrict)
   endif()
   list(APPEND options ${hvd_folder_options})
-  # nvcc hands what it has generated to the C++ compiler, which would complain about that.
+  # nvcc passes generated code to the C++ compiler, which would warn about it.
   set(cuda_warnings $<$<BOOL:${HVD_WARNINGS_AS_ERRORS}>:-Werror=all-warnings>)
   target_compile_options(${target} PRIVATE "$<$<NOT:$<COMPILE_LANGUAGE:CUDA>>:${options}>" "$<$<COMPILE_LANGUAGE:CUDA>:${cuda_warnings}>")
 endfunction()

@@ -1,7 +1,7 @@
-# Finds everything outside the standard library. third_party/README.md says which package each one is.
+# Finds everything outside the standard library. third_party/README.md lists the packages.
 find_package(spdlog REQUIRED)
 
-# What follows sets HVD_HAVE_MPI, ON or OFF, and says why.
+# Sets HVD_HAVE_MPI to ON or OFF, and prints the reason.
 set(HVD_HAVE_MPI OFF)
 if(HVD_WITH_MPI)
   set(MPI_CXX_SKIP_MPICXX ON)
@@ -16,7 +16,7 @@ if(HVD_WITH_MPI)
   endif()
 endif()
 
-# What follows sets HVD_HAVE_UCX, ON or OFF, and says why.
+# Sets HVD_HAVE_UCX to ON or OFF, and prints the reason.
 set(HVD_HAVE_UCX OFF)
 if(HVD_WITH_UCX)
   find_package(UCX 1.13 QUIET)
@@ -40,7 +40,7 @@ else()
   message(STATUS "hvd: without a rendezvous over TCP, no asio.hpp was found (run 'bash third_party/setup.sh')")
 endif()
 
-# What follows sets HVD_HAVE_CUDA and HVD_HAVE_NCCL, ON or OFF, and says why.
+# Sets HVD_HAVE_CUDA and HVD_HAVE_NCCL to ON or OFF, and prints the reason.
 set(HVD_HAVE_CUDA OFF)
 set(HVD_HAVE_NCCL OFF)
 if(HVD_WITH_CUDA)

@@ -208,7 +208,7 @@ class Training {
 
   Net& model() { return model_; }
 
-  /// @return false when the job was told to end and a checkpoint has been written
+  /// @return false if the job got a signal to end and a checkpoint has been written
   bool run() {
     while (loader_->epoch() < static_cast<std::size_t>(settings_.epochs)) {
       if (!run_epoch()) return false;
@@ -297,7 +297,7 @@ double test_accuracy(const ImageDataset& dataset, Net& model, torch::Device devi
   return static_cast<double>(correct.item<std::int64_t>()) / static_cast<double>(total);
 }
 
-/// @return the accuracy; nullopt when the job was told to end
+/// @return the accuracy; nullopt if the job got a signal to end
 std::optional<double> train(const Settings& settings) {
   if (std::getenv("OMP_NUM_THREADS") == nullptr) {
     const int cores = static_cast<int>(std::thread::hardware_concurrency());

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Checks that what a header's comment asks of the caller (@pre) is asked of him by the code too.
+"""Checks that each precondition in a header's comment (@pre) is checked by the code.
 
 Usage: check_contracts.py ROOT    prints one line per @pre that nothing checks; exits 1 when there is one.
 
-The function behind the comment has to hold HVD_EXPECT, or in the LibTorch adapter TORCH_INTERNAL_ASSERT_DEBUG_ONLY; of
-a pure virtual one, some implementation. "(checked by NAME())" behind the precondition leads to the function that does
-it, "(unchecked: REASON)" says why none can.
+The function behind the comment has to contain HVD_EXPECT, or in the LibTorch adapter TORCH_INTERNAL_ASSERT_DEBUG_ONLY;
+for a pure virtual function, some implementation has to. "(checked by NAME())" behind the precondition names the function
+that contains the check, "(unchecked: REASON)" gives the reason why no function can.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ KEYWORDS = {"if", "for", "while", "switch", "return", "sizeof", "decltype", "noe
 
 
 def function_behind(text):
-    """The name of what is declared at the text's beginning: the word before the first parenthesis."""
+    """The name of the function that is declared first in the text: the word before the first parenthesis."""
     text = re.sub(r"^\s*template\s*<[^>]*>", "", text)
     for found in re.finditer(r"([A-Za-z_]\w*)\s*\(", text):
         if found.group(1) not in KEYWORDS and not found.group(1).isupper():
@@ -31,7 +31,7 @@ def function_behind(text):
 
 
 def block(text, begin):
-    """From the first brace behind `begin` to the one that closes it; nothing for a declaration."""
+    """From the first brace behind `begin` to the one that closes it; empty for a declaration."""
     semicolon, brace = text.find(";", begin), text.find("{", begin)
     if brace < 0 or 0 <= semicolon < brace:
         return ""
@@ -44,7 +44,7 @@ def block(text, begin):
 
 
 def bodies(name, text):
-    """What the functions of this name do in this text. The name may be Class::function."""
+    """Yields the bodies of the functions of this name in the text. The name may be Class::function."""
     for found in re.finditer(rf"(?<![\w:~.>]){name}\s*\(", text):
         depth, position = 0, found.end() - 1
         while position < len(text):
@@ -52,7 +52,7 @@ def bodies(name, text):
             position += 1
             if depth == 0:
                 break
-        # Behind the parameters of a definition stand nothing but its attributes.
+        # Only attributes stand between the parameters of a definition and its body.
         if re.match(r"[\w\s]*(HVD_\w+\([^)]*\)\s*)*(->[^{;]*)?\{", text[position:]):
             yield block(text, position)
 
@@ -89,11 +89,11 @@ def violations(root):
     for header in sorted(path for folder in FOLDERS for path in root.glob(f"{folder}/**/*.h")):
         text = header.read_text(encoding="utf-8")
         for comment in COMMENT.finditer(text):
-            said = re.sub(r"\n\s*///", "", comment.group())
-            if "@pre" not in said or UNCHECKED.search(said):
+            prose = re.sub(r"\n\s*///", "", comment.group())
+            if "@pre" not in prose or UNCHECKED.search(prose):
                 continue
             function = function_behind(text[comment.end():])
-            elsewhere = ELSEWHERE.search(said)
+            elsewhere = ELSEWHERE.search(prose)
             position = comment.end()
             if elsewhere:
                 function, position = elsewhere.group(1), comment.start()

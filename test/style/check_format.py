@@ -94,7 +94,7 @@ def paragraphs(text):
 
 
 def wrapped(lines):
-    """The paragraph's lines anew, when one is too long; its first line says how the others are indented."""
+    """The paragraph's lines anew, when one is too long; the others are indented as its first line is."""
     if all(len(line) <= PROSE_COLUMNS or is_free(line) for line in lines):
         return lines
     bullet = re.match(r"\s*(?:(?:[-*+]|\d+\.)\s+)?", lines[0]).group(0)

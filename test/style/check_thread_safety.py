@@ -4,7 +4,7 @@ the compile commands of a build.
 
 Usage: check_thread_safety.py ROOT BUILD [FILE]...
 
-With FILEs it looks at these alone, with the options of core. Prints what Clang says; exits 1 when that is anything,
+With FILEs it looks at these alone, with the options of core. Prints Clang's warnings; exits 1 when there is one,
 77 when Clang is not installed.
 """
 

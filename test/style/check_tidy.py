@@ -3,7 +3,7 @@
 
 Usage: check_tidy.py ROOT BUILD [FILE]...
 
-With FILEs it looks at these alone, with the options of core. Prints what clang-tidy says; exits 1 when that is anything,
+With FILEs it looks at these alone, with the options of core. Prints clang-tidy's warnings; exits 1 when there is one,
 77 when it is not installed. Of the checks, those that need a new look at every path through a function are not in the
 list: they take minutes.
 """
@@ -16,8 +16,8 @@ import clang_pass
 
 
 def version_of(program):
-    said = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
-    return re.search(r"version (\d+)", said).group(1)
+    printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
+    return re.search(r"version (\d+)", printed).group(1)
 
 
 def find_tool():

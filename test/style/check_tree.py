@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the source tree against docs/architecture.md: who may include what, and how long files and functions may be.
+"""Checks the source tree against docs/architecture.md: which layer may include which, and how long files and functions may be.
 
 Usage: check_tree.py ROOT [--longest N]    prints one line per violation; exits 1 when there is one.
 """
@@ -91,8 +91,7 @@ CONTROL_MUST_NOT_CALL = re.compile(r"::now\(|\bgetenv\(|\bsleep_for\(|\brand\(|r
 # Optional parts are chosen at run time. Variants for an instruction set are not optional parts.
 OPTION_MACRO = re.compile(r"^\s*#\s*(?:el)?if(?:n?def)?\b.*\bHVD_(?:HAVE|WITH|BUILD)_(?!AVX|SSE|NEON|F16C)\w+", re.MULTILINE)
 MAY_USE_OPTION_MACROS = ("core/bootstrap/backends.cpp", "core/bootstrap/gpu.cpp")
-# Which language reads a header is no option.
-# But for the language and its version.
+# The language that reads a header, and its version, are no options.
 CONDITIONAL = re.compile(r"^\s*#\s*(?!ifdef\s+__cplusplus\s*$|if\s+__cplusplus < 202002L\s*$)(?:el)?if(?:n?def)?\b", re.MULTILINE)
 INCLUDE = re.compile(r'^\s*#\s*include\s+(?:"([^"]+)"|<([^>]+)>)', re.MULTILINE)
 

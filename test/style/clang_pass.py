@@ -26,7 +26,7 @@ def find_all(program):
 
 
 def options_of(entry):
-    """What the file is compiled with that Clang has to know too."""
+    """The options of the compile command that Clang needs too."""
     words = shlex.split(entry["command"]) if "command" in entry else entry["arguments"]
     options = []
     for index, word in enumerate(words):
@@ -68,23 +68,23 @@ def run(words):
 
 
 def check_all(clang, todo, command):
-    """How many of the units a command finds fault with. command(file, options): its words."""
+    """Returns the number of units for which a command fails. command(file, options) returns its words."""
     with tempfile.TemporaryDirectory() as folder:
         standard = []
         if len(todo) > 1:
             standard = ["-include-pch", str(precompile(clang, pathlib.Path(folder)))]
         faults = 0
         with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
-            for code, said in pool.map(run, [command(file, standard + options) for file, options in todo]):
+            for code, printed in pool.map(run, [command(file, standard + options) for file, options in todo]):
                 faults += code != 0
                 if code:
-                    print(said, flush=True)
+                    print(printed, flush=True)
     return faults
 
 
 def main(description, find_tool, command):
-    """What a check does with its command line. find_tool(): (path of the tool, of clang++), or None where it is not
-    installed; command(tool, root, alone, file, options): its words, `alone` for files that the command line names."""
+    """The main function of a check. find_tool() returns (path of the tool, path of clang++), or None if it is not
+    installed; command(tool, root, alone, file, options) returns its words, `alone` for files named on the command line."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("root", type=pathlib.Path)
     parser.add_argument("build", type=pathlib.Path)

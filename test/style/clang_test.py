@@ -24,10 +24,10 @@ class ClangTest(unittest.TestCase):
         return done.returncode, done.stdout
 
     def assert_clean(self, text):
-        code, said = self.run_on(text)
-        self.assertEqual(code, 0, said)
+        code, printed = self.run_on(text)
+        self.assertEqual(code, 0, printed)
 
     def assert_found(self, text, fault):
-        code, said = self.run_on(text)
-        self.assertEqual(code, 1, said)
-        self.assertIn(fault, said)
+        code, printed = self.run_on(text)
+        self.assertEqual(code, 1, printed)
+        self.assertIn(fault, printed)

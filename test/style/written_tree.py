@@ -10,7 +10,7 @@ class WrittenTreeTest(unittest.TestCase):
         raise NotImplementedError
 
     def violations(self, files):
-        """What the check says of a tree of these files: their texts by path."""
+        """Runs the check on a tree of these files, given as texts by path, and returns its output."""
         with tempfile.TemporaryDirectory() as folder:
             root = pathlib.Path(folder)
             for name, text in files.items():
