@@ -87,22 +87,20 @@ void declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   app.add_flag("--no-tag", raw.no_tag, "Do not put [rank] before each line");
   app.add_option("--timeline", raw.timeline, "Write a timeline there (sets HVD_TIMELINE)")
       ->type_name("PATH");
-  app.add_option("--timeout", options.timeout_s, "Stop the job after S seconds; exit code 124")
-      ->type_name("S")
-      ->check(seconds(false));
-  app.add_option("--start-timeout", options.start_timeout_s,
-                 "Give up when ranks have not started after S seconds")
-      ->type_name("S")
-      ->check(seconds(false))
+  const auto add_seconds = [&](const char* name, double& value, bool zero_is_allowed,
+                               const char* description) {
+    return app.add_option(name, value, description)
+        ->type_name("S")
+        ->check(seconds(zero_is_allowed));
+  };
+  add_seconds("--timeout", options.timeout_s, false, "Stop the job after S seconds; exit code 124");
+  add_seconds("--start-timeout", options.start_timeout_s, false,
+              "Give up when ranks have not started after S seconds")
       ->capture_default_str();
-  app.add_option("--grace", options.grace_s, "Seconds from SIGINT or SIGTERM to SIGKILL")
-      ->type_name("S")
-      ->check(seconds(true))
+  add_seconds("--grace", options.grace_s, true, "Seconds from SIGINT or SIGTERM to SIGKILL")
       ->capture_default_str();
-  app.add_option("--fail-grace", options.fail_grace_s,
-                 "Seconds that the other ranks get when one has failed")
-      ->type_name("S")
-      ->check(seconds(true))
+  add_seconds("--fail-grace", options.fail_grace_s, true,
+              "Seconds that the other ranks get when one has failed")
       ->capture_default_str();
   app.add_option("--tail", options.tail_lines,
                  "Lines of the failing rank's stderr in the last message")

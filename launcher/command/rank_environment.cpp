@@ -124,34 +124,4 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
   return environment;
 }
 
-void add_job_variables(std::vector<std::string>& environment, const JobPlace& place) {
-  const auto set = [&](const std::string& name, const std::optional<std::string>& value) {
-    const auto& kept = place.exports;
-    if (std::find(kept.begin(), kept.end(), name) == kept.end())
-      set_variable(environment, name, value);
-  };
-  const auto set_number = [&](const char* name, int value) { set(name, text(value)); };
-  set_number("GROUP_RANK", place.node);
-  set_number("GROUP_WORLD_SIZE", place.nodes);
-  set_number("HOROVOD_CROSS_RANK", place.cross_rank);
-  set_number("HOROVOD_CROSS_SIZE", place.cross_size);
-  if (place.master_port > 0) {
-    set("MASTER_ADDR", place.address);
-    set_number("MASTER_PORT", place.master_port);
-  }
-  // hvdrun may itself be a child of a rank or of mpirun, whose variables do not apply to this job.
-  const bool without_mpi = !place.init_method.empty();
-  const auto when = [without_mpi](const std::string& value) {
-    return without_mpi ? std::optional(value) : std::nullopt;
-  };
-  set("HVD_INIT_METHOD", when(place.init_method));
-  set("HVD_JOB_NAME", when(place.name));
-  set("HVD_JOB_TOKEN", when(place.token));
-  if (!without_mpi) return;
-  for (const std::string_view prefix : {"OMPI_COMM_WORLD_", "PMIX_", "PMI_"}) {
-    std::erase_if(environment,
-                  [&](const std::string& variable) { return variable.starts_with(prefix); });
-  }
-}
-
 }  // namespace hvd::launcher

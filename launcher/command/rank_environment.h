@@ -68,18 +68,4 @@ void put_segments_into(std::vector<std::string>& environment, const std::string&
 std::vector<std::string> rank_environment(std::vector<std::string> environment,
                                           const RankIdentity& identity, int omp_threads);
 
-/// The facts about its job that a rank needs and only hvdrun knows.
-struct JobPlace {
-  std::string address = {};               ///< of rank 0's host
-  int master_port = 0;                    ///< reserved for rank 0; 0: no port
-  int node = 0, nodes = 1;                ///< index of the host
-  int cross_rank = 0, cross_size = 1;     ///< among the ranks with the same local rank
-  std::string init_method = {};           ///< how the ranks find each other; empty: through MPI
-  std::string name = {}, token = {};      ///< of the job; the token is secret
-  std::vector<std::string> exports = {};  ///< variables that -x has set: they stay
-};
-
-/// Adds the variables by which the ranks find each other, and their layout on the hosts.
-void add_job_variables(std::vector<std::string>& environment, const JobPlace& place);
-
 }  // namespace hvd::launcher

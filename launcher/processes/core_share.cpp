@@ -5,31 +5,19 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <map>
+#include <memory>
 
 namespace hvd::launcher {
 namespace {
 
-/// hwloc's view of a machine; null when hwloc cannot load it.
-class Machine {
- public:
-  explicit Machine(const std::optional<std::string>& synthetic) {
-    if (::hwloc_topology_init(&topology_) != 0) return;
-    const bool chosen =
-        !synthetic || ::hwloc_topology_set_synthetic(topology_, synthetic->c_str()) == 0;
-    loaded_ = chosen && ::hwloc_topology_load(topology_) == 0;
-  }
-  Machine(const Machine&) = delete;
-  Machine& operator=(const Machine&) = delete;
-  ~Machine() {
-    if (topology_ != nullptr) ::hwloc_topology_destroy(topology_);
-  }
-  hwloc_topology_t get() const { return loaded_ ? topology_ : nullptr; }
-
- private:
-  hwloc_topology_t topology_ = nullptr;
-  bool loaded_ = false;
-};
+/// hwloc's view of a machine; null if hwloc cannot load it.
+std::shared_ptr<hwloc_topology> load_topology(const std::optional<std::string>& synthetic) {
+  hwloc_topology_t made = nullptr;
+  if (::hwloc_topology_init(&made) != 0) return nullptr;
+  std::shared_ptr<hwloc_topology> topology(made, ::hwloc_topology_destroy);
+  const bool chosen = !synthetic || ::hwloc_topology_set_synthetic(made, synthetic->c_str()) == 0;
+  return chosen && ::hwloc_topology_load(made) == 0 ? topology : nullptr;
+}
 
 std::vector<int> cpus_of(hwloc_obj_t object, const std::vector<int>& allowed) {
   std::vector<int> cpus;
@@ -60,9 +48,9 @@ std::optional<std::vector<std::size_t>> starts_within_nodes(const std::vector<Co
 
 std::vector<Core> usable_cores(const std::vector<int>& allowed,
                                const std::optional<std::string>& synthetic) {
-  const Machine machine(synthetic);
+  const auto machine = load_topology(synthetic);
   std::vector<Core> cores;
-  if (machine.get() == nullptr) {
+  if (!machine) {
     for (const int cpu : allowed) cores.push_back({0, {cpu}});
     return cores;
   }

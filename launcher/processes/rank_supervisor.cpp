@@ -364,8 +364,8 @@ void RankSupervisor::detect_end() {
 
 bool RankSupervisor::may_read() const { return credit_ > 0 && outgoing_.size() < kMaxOutgoing; }
 
-/// The report follows the output, so that hvdrun has the last lines when it receives the report. A
-/// user who does not read hvdrun's output must not delay it.
+/// The report follows the output, so that hvdrun has the last lines when it receives the report. It
+/// must not wait for a slow reader of hvdrun's output.
 void RankSupervisor::report_if_ended() {
   if (reported_ || !ended_) return;
   if ((stdout_ || stderr_) && Clock::now() < *drain_until_ && may_read()) return;

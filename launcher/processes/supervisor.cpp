@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -135,23 +136,6 @@ std::optional<LauncherConnection> connect_to_launcher(const Hello& hello) {
 
 bool starts_without_mpi() { return variable(kControllerVariable) == text(Controller::kUcx); }
 
-/// `socket`: name of the rendezvous socket; empty: the ranks find each other through MPI.
-JobPlace place_of(const StartOrder& order, const std::string& socket) {
-  const std::string token = variable(kTokenVariable).value_or("");
-  JobPlace place;
-  place.address = order.address;
-  place.master_port = order.master_port;
-  place.node = order.node;
-  place.nodes = order.nodes;
-  place.cross_rank = order.cross_rank;
-  place.cross_size = order.cross_size;
-  place.name = job_name(token);
-  place.token = job_token(token);
-  if (!socket.empty()) place.init_method = "hvdrun://" + socket;
-  place.exports = words_of(variable(kExportsVariable).value_or(""));
-  return place;
-}
-
 int supervise(const std::vector<std::string>& program, const RankIdentity& identity) {
   const CoreShare share = find_share(identity);
   const int omp_threads = variable("OMP_NUM_THREADS") ? 0 : share.threads;
@@ -172,7 +156,7 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
   }
   std::optional<RendezvousSocket> rendezvous;
   if (starts_without_mpi()) rendezvous.emplace();
-  const std::string socket_name = rendezvous ? rendezvous->name() : "";
+  const std::string init_method = rendezvous ? "hvdrun://" + rendezvous->name() : "";
   auto connection = connect_to_launcher(hello);
   if (!connection) return static_cast<int>(ExitCode::kUnavailable);
 
@@ -188,7 +172,8 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
     std::vector<std::string> environment =
         rank_environment(current_environment(), identity, omp_threads);
     if (shared) put_segments_into(environment, shared->path());
-    add_job_variables(environment, place_of(order, socket_name));
+    add_job_variables(environment, order, init_method, *variable(kTokenVariable),
+                      words_of(variable(kExportsVariable).value_or("")));
     return environment;
   };
   RankSupervisor supervisor(std::move(*connection), std::move(rendezvous),
@@ -220,6 +205,36 @@ int wait_as_front(pid_t supervisor, const sigset_t& signals) {
 }
 
 }  // namespace
+
+void add_job_variables(std::vector<std::string>& environment, const StartOrder& order,
+                       const std::string& init_method, std::string_view token,
+                       const std::vector<std::string>& kept) {
+  const auto set = [&](const std::string& name, const std::optional<std::string>& value) {
+    if (std::find(kept.begin(), kept.end(), name) == kept.end())
+      set_variable(environment, name, value);
+  };
+  set("GROUP_RANK", text(order.node));
+  set("GROUP_WORLD_SIZE", text(order.nodes));
+  set("HOROVOD_CROSS_RANK", text(order.cross_rank));
+  set("HOROVOD_CROSS_SIZE", text(order.cross_size));
+  if (order.master_port > 0) {
+    set("MASTER_ADDR", order.address);
+    set("MASTER_PORT", text(order.master_port));
+  }
+  // hvdrun may itself be a child of a rank or of mpirun, whose variables do not apply to this job.
+  if (init_method.empty()) {
+    for (const char* name : {"HVD_INIT_METHOD", "HVD_JOB_NAME", "HVD_JOB_TOKEN"})
+      set(name, std::nullopt);
+    return;
+  }
+  set("HVD_INIT_METHOD", init_method);
+  set("HVD_JOB_NAME", job_name(token));
+  set("HVD_JOB_TOKEN", job_token(token));
+  for (const std::string_view prefix : {"OMPI_COMM_WORLD_", "PMIX_", "PMI_"}) {
+    std::erase_if(environment,
+                  [&](const std::string& variable) { return variable.starts_with(prefix); });
+  }
+}
 
 int run_supervisor(const std::vector<std::string>& program) {
   const RankIdentity identity = identify_rank(variable);

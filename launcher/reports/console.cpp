@@ -91,12 +91,4 @@ std::size_t Console::drop(Stream stream) {
   return left;
 }
 
-void Console::flush() {
-  while (pending() > 0) {
-    Poller poller;
-    add_to(poller);
-    poller.wait(-1);
-  }
-}
-
 }  // namespace hvd::launcher

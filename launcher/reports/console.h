@@ -42,8 +42,6 @@ class Console {
   /// Drops the queue and returns its bytes.
   std::size_t drop(Stream stream);
   bool is_stuck(Stream stream) const { return !target(stream).queue.empty(); }
-  /// Writes the queue without a time limit, unless the reader has closed.
-  void flush();
 
  private:
   struct Target {

@@ -4,18 +4,22 @@
 #include <csignal>
 #include <filesystem>
 #include <string>
+#include <tuple>
 #include <vector>
 
+#include "base/text.h"
 #include "hvdrun_process.h"
+#include "system/text.h"
 
 namespace hvd::launcher::test {
 namespace {
 
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-/// The last message must be the last thing on stderr.
+/// The final message with all that follows it on stderr.
 std::string last_message(const Result& result) {
   const std::size_t at = result.err.rfind("hvdrun: rank ");
   return at == std::string::npos ? "" : result.err.substr(at);
@@ -59,21 +63,15 @@ TEST(Failure, TailCanBeChosen) {
   EXPECT_EQ(count(last_message(result), "| stderr line "), 2);
 }
 
-TEST(Failure, KilledRank) {
-  const Result result =
-      run_hvdrun({"-np", "3", rank_program(), "signal", "1", std::to_string(SIGKILL)});
-  EXPECT_EQ(result.code, 137);
-  EXPECT_THAT(last_message(result),
-              StartsWith("hvdrun: rank 1 failed first: killed by SIGKILL (9)"));
-  EXPECT_THAT(last_message(result), HasSubstr("out-of-memory"));
-}
-
-TEST(Failure, SegmentationFault) {
-  const Result result =
-      run_hvdrun({"-np", "2", rank_program(), "signal", "0", std::to_string(SIGSEGV)});
-  EXPECT_EQ(result.code, 139);
-  EXPECT_THAT(last_message(result),
-              StartsWith("hvdrun: rank 0 failed first: killed by SIGSEGV (11)"));
+TEST(Failure, NamesTheSignalThatKilledTheRank) {
+  for (const int signal : {SIGKILL, SIGSEGV}) {
+    const Result result =
+        run_hvdrun({"-np", "3", rank_program(), "signal", "1", std::to_string(signal)});
+    EXPECT_EQ(result.code, 128 + signal);
+    EXPECT_THAT(last_message(result), StartsWith(text("hvdrun: rank 1 failed first: killed by ",
+                                                      signal_name(signal), " (", signal, ")")));
+    EXPECT_EQ(count(result.err, "out-of-memory"), signal == SIGKILL ? 1 : 0);
+  }
 }
 
 TEST(Failure, UncaughtException) {
@@ -138,20 +136,14 @@ TEST(Failure, ARankThatOnlyGotSigtermFromUsIsNotBlamed) {
   }
 }
 
-TEST(Failure, MpiAbort) {
-  const Result result = run_hvdrun({"-np", "3", mpi_program(), "abort"});
-  EXPECT_EQ(result.code, 5) << result.err;
-  EXPECT_THAT(last_message(result), StartsWith("hvdrun: rank 1 failed first: exited with code 5"));
-  EXPECT_THAT(result.err, Not(HasSubstr("MPI_ABORT was invoked")))
-      << "mpirun's account repeats ours";
-}
-
-TEST(Failure, MpiRankKilled) {
-  const Result result = run_hvdrun({"-np", "3", mpi_program(), "kill"});
-  EXPECT_EQ(result.code, 137) << result.err;
-  EXPECT_THAT(last_message(result),
-              StartsWith("hvdrun: rank 1 failed first: killed by SIGKILL (9)"));
-  EXPECT_THAT(result.err, Not(HasSubstr("mpirun"))) << "mpirun's account repeats ours";
+TEST(Failure, OfAnMpiProgramIsReportedOnce) {
+  for (const auto& [mode, code, message] : {std::tuple("abort", 5, "exited with code 5"),
+                                            std::tuple("kill", 137, "killed by SIGKILL (9)")}) {
+    const Result result = run_hvdrun({"-np", "3", mpi_program(), mode});
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_THAT(last_message(result), StartsWith(text("hvdrun: rank 1 failed first: ", message)));
+    EXPECT_THAT(result.err, Not(AnyOf(HasSubstr("mpirun"), HasSubstr("MPI_ABORT was invoked"))));
+  }
 }
 
 TEST(Failure, MpirunsAccountIsShownWithVerbose) {

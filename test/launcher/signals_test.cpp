@@ -11,9 +11,11 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvdrun_process.h"
+#include "system/text.h"
 
 namespace hvd::launcher::test {
 namespace {
@@ -21,8 +23,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-/// Whether a process blocks a signal.
-bool holds(pid_t process, int signal) {
+bool blocks(pid_t process, int signal) {
   std::ifstream status("/proc/" + std::to_string(process) + "/status");
   for (std::string line; std::getline(status, line);) {
     if (line.starts_with("SigBlk:"))
@@ -56,6 +57,18 @@ TEST(Signals, InterruptEndsTheJobWith130) {
   EXPECT_THAT(wait_until_gone(job.marker, 2), IsEmpty());
 }
 
+TEST(Signals, AreSentToTheRanks) {
+  for (const auto& [signal, code] : {std::pair(SIGTERM, 143), std::pair(SIGUSR1, 0)}) {
+    Running job("graceful");
+    ASSERT_TRUE(job.ready);
+    job.process.signal(signal);
+    const Result result = job.process.wait();
+    EXPECT_EQ(result.code, code) << result.err;
+    EXPECT_EQ(count(result.out, "got " + signal_name(signal) + "\n"), 2)
+        << result.out << result.err;
+  }
+}
+
 TEST(Signals, CtrlCOfATerminalReachesTheRanksThroughHvdrunOnly) {
   // mpirun gets the signal too, and would kill the ranks before they could finish their work.
   Running job("graceful");
@@ -66,31 +79,13 @@ TEST(Signals, CtrlCOfATerminalReachesTheRanksThroughHvdrunOnly) {
   EXPECT_EQ(count(result.out, "got SIGINT\n"), 2) << result.out << result.err;
 }
 
-TEST(Signals, TerminateEndsTheJobWith143) {
-  Running job("graceful");
-  ASSERT_TRUE(job.ready);
-  job.process.signal(SIGTERM);
-  const Result result = job.process.wait();
-  EXPECT_EQ(result.code, 143);
-  EXPECT_EQ(count(result.out, "got SIGTERM\n"), 2) << result.out << result.err;
-}
-
-TEST(Signals, UserSignalsArePassedOn) {
-  Running job("graceful");
-  ASSERT_TRUE(job.ready);
-  job.process.signal(SIGUSR1);
-  const Result result = job.process.wait();
-  EXPECT_EQ(result.code, 0) << result.err;
-  EXPECT_EQ(count(result.out, "got SIGUSR1\n"), 2) << result.out;
-}
-
 // SIGUSR1 requests a state dump. A program that has no handler for it, or not yet, runs on
 // unchanged.
 TEST(Signals, ARequestForAStateDumpEndsNothing) {
   for (const int delay_us : {0, 5'000, 50'000, 100'000, 200'000, 300'000}) {
     HvdrunProcess process({.arguments = {"-np", "2", "sleep", "0.5"}});
     // A signal before hvdrun's main() ends it.
-    for (int i = 0; i < 5000 && !holds(process.pid(), SIGUSR1); ++i) ::usleep(1000);
+    for (int i = 0; i < 5000 && !blocks(process.pid(), SIGUSR1); ++i) ::usleep(1000);
     ::usleep(static_cast<useconds_t>(delay_us));
     process.signal(SIGUSR1);
     const Result result = process.wait(15);
@@ -125,7 +120,7 @@ TEST(Signals, ASecondInterruptEndsTheGrace) {
   Running job("stubborn", {"-np", "2", "--grace", "20"});
   ASSERT_TRUE(job.ready);
   job.process.signal(SIGINT);
-  ASSERT_FALSE(job.process.wait_for("nothing says this", 1, 0.3));
+  ASSERT_FALSE(job.process.wait_for("text of no process", 1, 0.3));
   job.process.signal(SIGINT);
   const Result result = job.process.wait(10);
   EXPECT_EQ(result.code, 130);

@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "base/text.h"
+#include "system/text.h"
 
 namespace hvd::launcher {
 namespace {
@@ -16,7 +17,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::Pair;
 
-LaunchPlan local_spec() {
+LaunchPlan local_plan() {
   LaunchPlan plan;
   plan.np = 2;
   plan.hvdrun = "/opt/hvd/bin/hvdrun";
@@ -24,8 +25,8 @@ LaunchPlan local_spec() {
   return plan;
 }
 
-LaunchPlan remote_spec() {
-  LaunchPlan plan = local_spec();
+LaunchPlan remote_plan() {
+  LaunchPlan plan = local_plan();
   plan.hosts = {{"h1", 2}, {"h2", 2}};
   plan.np = 4;
   plan.local_only = false;
@@ -36,55 +37,18 @@ bool has_run(const Words& words, const Words& run) {
   return std::search(words.begin(), words.end(), run.begin(), run.end()) != words.end();
 }
 
-TEST(MpirunCommand, OneHost) {
-  EXPECT_EQ(build_mpirun_command(local_spec()).argv, (Words{"mpirun",
-                                                            "-np",
-                                                            "2",
-                                                            "--oversubscribe",
-                                                            "--map-by",
-                                                            "slot",
-                                                            "--bind-to",
-                                                            "none",
-                                                            "--mca",
-                                                            "odls_base_sigkill_timeout",
-                                                            "0",
-                                                            "--mca",
-                                                            "btl_vader_single_copy_mechanism",
-                                                            "none",
-                                                            "/opt/hvd/bin/hvdrun",
-                                                            "--supervise",
-                                                            "--",
-                                                            "./train",
-                                                            "--lr",
-                                                            "0.1"}));
-}
-
-TEST(MpirunCommand, SeveralHosts) {
-  EXPECT_EQ(build_mpirun_command(remote_spec()).argv, (Words{"mpirun",
-                                                             "-np",
-                                                             "4",
-                                                             "-H",
-                                                             "h1:2,h2:2",
-                                                             "--map-by",
-                                                             "slot",
-                                                             "--bind-to",
-                                                             "none",
-                                                             "--mca",
-                                                             "odls_base_sigkill_timeout",
-                                                             "0",
-                                                             "--mca",
-                                                             "btl_vader_single_copy_mechanism",
-                                                             "none",
-                                                             "/opt/hvd/bin/hvdrun",
-                                                             "--supervise",
-                                                             "--",
-                                                             "./train",
-                                                             "--lr",
-                                                             "0.1"}));
+TEST(MpirunCommand, Lines) {
+  const std::string rest =
+      " --map-by slot --bind-to none --mca odls_base_sigkill_timeout 0 --mca "
+      "btl_vader_single_copy_mechanism none /opt/hvd/bin/hvdrun --supervise -- ./train --lr 0.1";
+  EXPECT_EQ(format_command(build_mpirun_command(local_plan())),
+            "mpirun -np 2 --oversubscribe" + rest);
+  EXPECT_EQ(format_command(build_mpirun_command(remote_plan())),
+            "mpirun -np 4 -H h1:2,h2:2" + rest);
 }
 
 TEST(MpirunCommand, ABatchSystemDecidesOnSlots) {
-  LaunchPlan plan = local_spec();
+  LaunchPlan plan = local_plan();
   plan.managed = true;
   plan.local_only = false;
   EXPECT_THAT(build_mpirun_command(plan).argv, Not(Contains("--oversubscribe")));
@@ -118,7 +82,7 @@ TEST(MpirunCommand, PlannedHosts) {
 }
 
 TEST(MpirunCommand, Binding) {
-  LaunchPlan plan = local_spec();
+  LaunchPlan plan = local_plan();
   for (const auto& [bind, word] : {std::pair{Bind::kCore, "core"},
                                    {Bind::kNuma, "numa"},
                                    {Bind::kNone, "none"},
@@ -129,7 +93,7 @@ TEST(MpirunCommand, Binding) {
 }
 
 TEST(MpirunCommand, TheUsersOwnArgumentsWin) {
-  LaunchPlan plan = local_spec();
+  LaunchPlan plan = local_plan();
   plan.mpi_args = {
       "--map-by", "node", "--bind-to", "socket", "--mca", "btl_vader_single_copy_mechanism", "cma"};
   const Words argv = build_mpirun_command(plan).argv;
@@ -141,13 +105,13 @@ TEST(MpirunCommand, TheUsersOwnArgumentsWin) {
 }
 
 TEST(MpirunCommand, SingleCopyFromTheEnvironmentStands) {
-  LaunchPlan plan = local_spec();
+  LaunchPlan plan = local_plan();
   plan.environment = {"OMPI_MCA_btl_vader_single_copy_mechanism=cma"};
   EXPECT_THAT(build_mpirun_command(plan).argv, Not(Contains("btl_vader_single_copy_mechanism")));
 }
 
 TEST(MpirunCommand, AFolderOfItsOwnUnlessTheUserChose) {
-  LaunchPlan plan = local_spec();
+  LaunchPlan plan = local_plan();
   plan.session_folder = "/tmp/x";
   EXPECT_TRUE(
       has_run(build_mpirun_command(plan).argv, {"--mca", "orte_local_tmpdir_base", "/tmp/x"}));
@@ -159,7 +123,7 @@ TEST(MpirunCommand, AFolderOfItsOwnUnlessTheUserChose) {
 }
 
 TEST(MpirunCommand, ADaemonThatIsCutOffEndsWithItsRanks) {
-  LaunchPlan plan = remote_spec();
+  LaunchPlan plan = remote_plan();
   plan.silence_limit_s = 30;
   const auto argv = build_mpirun_command(plan).argv;
   EXPECT_TRUE(has_run(argv, {"--mca", "oob_tcp_keepalive_time", "10"}));
@@ -167,31 +131,22 @@ TEST(MpirunCommand, ADaemonThatIsCutOffEndsWithItsRanks) {
   EXPECT_TRUE(has_run(argv, {"--mca", "oob_tcp_keepalive_probes", "2"}));
   plan.environment = {"OMPI_MCA_oob_tcp_keepalive_time=300"};
   EXPECT_THAT(build_mpirun_command(plan).argv, Not(Contains("oob_tcp_keepalive_probes")));
-  plan = local_spec();
+  plan = local_plan();
   plan.silence_limit_s = 30;
   EXPECT_THAT(build_mpirun_command(plan).argv, Not(Contains("oob_tcp_keepalive_time")));
 }
 
 TEST(MpirunCommand, NeverForcesATransport) {
-  const std::string line = join_text(build_mpirun_command(remote_spec()).argv, " ");
+  const std::string line = join_text(build_mpirun_command(remote_plan()).argv, " ");
   for (const char* forced : {"pml", "ob1", "tcp", "openib"})
     EXPECT_THAT(line, Not(HasSubstr(forced)));
 }
 
 TEST(MpirunCommand, ForwardsToOtherHostsByName) {
-  LaunchPlan plan = remote_spec();
-  plan.environment = {"HVD_CACHE=1",
-                      "HOROVOD_CYCLE_TIME=1",
-                      "NCCL_DEBUG=INFO",
-                      "OMP_NUM_THREADS=2",
-                      "MKL_X=1",
-                      "UCX_TLS=tcp",
-                      "CUDA_VISIBLE_DEVICES=0",
-                      "LD_LIBRARY_PATH=/x",
-                      "PATH=/bin",
-                      "HOME=/root",
-                      "SECRET=1",
-                      "XNCCL_=1"};
+  LaunchPlan plan = remote_plan();
+  plan.environment = shell_split(
+      "HVD_CACHE=1 HOROVOD_CYCLE_TIME=1 NCCL_DEBUG=INFO OMP_NUM_THREADS=2 MKL_X=1 UCX_TLS=tcp "
+      "CUDA_VISIBLE_DEVICES=0 LD_LIBRARY_PATH=/x PATH=/bin HOME=/root SECRET=1 XNCCL_=1");
   plan.exports = {"MINE"};
   plan.variables = {{"MINE", "value"}, {"HVD_LAUNCHER_TOKEN", "abc123"}};
   const Words argv = build_mpirun_command(plan).argv;
@@ -203,13 +158,13 @@ TEST(MpirunCommand, ForwardsToOtherHostsByName) {
   for (const char* name : {"HOME", "SECRET", "XNCCL_"}) EXPECT_THAT(argv, Not(Contains(name)));
   for (const std::string& word : argv) {
     EXPECT_THAT(word, Not(HasSubstr("abc123")))
-        << "a token on the command line can be read by everybody";
+        << "a token on the command line can be read by every user";
     EXPECT_THAT(word, Not(HasSubstr("value")));
   }
 }
 
 TEST(MpirunCommand, OnOneHostOnlyRequestedVariablesAreExported) {
-  LaunchPlan plan = local_spec();
+  LaunchPlan plan = local_plan();
   plan.environment = {"NCCL_DEBUG=INFO", "MINE=1"};
   plan.exports = {"MINE"};
   const Words argv = build_mpirun_command(plan).argv;
@@ -218,7 +173,7 @@ TEST(MpirunCommand, OnOneHostOnlyRequestedVariablesAreExported) {
 }
 
 TEST(MpirunCommand, RootIsAllowedOnlyToRoot) {
-  LaunchPlan plan = local_spec();
+  LaunchPlan plan = local_plan();
   EXPECT_TRUE(build_mpirun_command(plan).added_variables.empty());
   plan.as_root = true;
   EXPECT_THAT(build_mpirun_command(plan).added_variables,
@@ -228,7 +183,7 @@ TEST(MpirunCommand, RootIsAllowedOnlyToRoot) {
 }
 
 TEST(MpirunCommand, FormattedForAShell) {
-  LaunchPlan plan = local_spec();
+  LaunchPlan plan = local_plan();
   plan.mpirun = "/opt/my mpi/mpirun";
   plan.program = {"sh", "-c", "echo $HVD_RANK"};
   plan.variables = {{"A", "1 2"}, {"HVD_LAUNCHER_TOKEN", "abc"}};
@@ -239,7 +194,7 @@ TEST(MpirunCommand, FormattedForAShell) {
 }
 
 TEST(MpirunCommand, RemoteShell) {
-  LaunchPlan plan = remote_spec();
+  LaunchPlan plan = remote_plan();
   plan.remote_shell = {"ssh", "-p", "2222"};
   EXPECT_TRUE(has_run(build_mpirun_command(plan).argv, {"--mca", "plm_rsh_agent", "ssh -p 2222"}));
   plan.mpi_args = {"--mca", "plm_rsh_agent", "rsh"};

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include "system/error.h"
+#include "system/text.h"
 
 namespace hvd::launcher {
 namespace {
@@ -55,36 +56,10 @@ TEST(LaunchOptions, SpellingsOfNp) {
 }
 
 TEST(LaunchOptions, Everything) {
-  const LaunchOptions options = parse({"-np",
-                                       "4",
-                                       "-H",
-                                       "h1:2,h2:2",
-                                       "--bind",
-                                       "numa",
-                                       "-v",
-                                       "--no-tag",
-                                       "--output-filename",
-                                       "d",
-                                       "--timeline",
-                                       "t",
-                                       "-x",
-                                       "A",
-                                       "-x",
-                                       "B=1=2",
-                                       "--mpi-args",
-                                       "--mca x 'y z'",
-                                       "--timeout",
-                                       "1.5",
-                                       "--start-timeout",
-                                       "9",
-                                       "--grace",
-                                       "0",
-                                       "--fail-grace",
-                                       "2",
-                                       "--tail",
-                                       "0",
-                                       "p",
-                                       "q"});
+  const LaunchOptions options = parse(shell_split(
+      "-np 4 -H h1:2,h2:2 --bind numa -v --no-tag --output-filename d --timeline t -x A -x B=1=2 "
+      "--mpi-args \"--mca x 'y z'\" --timeout 1.5 --start-timeout 9 --grace 0 --fail-grace 2 "
+      "--tail 0 p q"));
   EXPECT_EQ(options.hosts, (std::vector<Host>{{"h1", 2}, {"h2", 2}}));
   EXPECT_EQ(options.bind, Bind::kNuma);
   EXPECT_TRUE(options.verbose);

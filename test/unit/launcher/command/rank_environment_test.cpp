@@ -30,7 +30,7 @@ TEST(RankIdentity, FromOpenMpi) {
             (RankIdentity{5, 8, 1, 4}));
 }
 
-TEST(RankIdentity, AloneAndNonsense) {
+TEST(RankIdentity, WithoutOrWithInvalidVariables) {
   EXPECT_EQ(identify_rank(in({})), (RankIdentity{0, 1, 0, 1}));
   EXPECT_EQ(identify_rank(in({{"OMPI_COMM_WORLD_RANK", "x"}, {"PMIX_RANK", "2"}})).rank, 2);
 }
@@ -61,59 +61,6 @@ TEST(RankEnvironment, SetsOursAndHidesTheLaunchers) {
       << "no backtraces of Open MPI's, unless the user wants them";
 }
 
-JobPlace some_place() {
-  JobPlace place;
-  place.address = "10.0.0.7";
-  place.master_port = 4001;
-  place.node = 1;
-  place.nodes = 2;
-  place.cross_rank = 1;
-  place.cross_size = 2;
-  place.name = "job";
-  place.token = "secret";
-  return place;
-}
-
-TEST(JobVariables, WithoutMpi) {
-  JobPlace place = some_place();
-  place.init_method = "hvdrun://0a1";
-  std::vector<std::string> environment = {"HVD_INIT_METHOD=tcp://of.another.job:1", "GROUP_RANK=7"};
-  add_job_variables(environment, place);
-  EXPECT_THAT(environment,
-              UnorderedElementsAre("HVD_INIT_METHOD=hvdrun://0a1", "HVD_JOB_NAME=job",
-                                   "HVD_JOB_TOKEN=secret", "MASTER_ADDR=10.0.0.7",
-                                   "MASTER_PORT=4001", "GROUP_RANK=1", "GROUP_WORLD_SIZE=2",
-                                   "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"));
-}
-
-TEST(JobVariables, UnderMpiTheRanksGetNoInitMethod) {
-  std::vector<std::string> environment = {"HVD_INIT_METHOD=tcp://of.another.job:1",
-                                          "HVD_JOB_NAME=another", "HVD_JOB_TOKEN=its"};
-  add_job_variables(environment, some_place());
-  EXPECT_THAT(environment, UnorderedElementsAre("MASTER_ADDR=10.0.0.7", "MASTER_PORT=4001",
-                                                "GROUP_RANK=1", "GROUP_WORLD_SIZE=2",
-                                                "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"));
-}
-
-TEST(JobVariables, VariablesOfDashXAreKept) {
-  JobPlace place = some_place();
-  place.init_method = "hvdrun://0a1";
-  place.exports = {"MASTER_PORT", "HVD_INIT_METHOD"};
-  std::vector<std::string> environment = {"HVD_INIT_METHOD=file:///shared/x", "MASTER_PORT=29500"};
-  add_job_variables(environment, place);
-  EXPECT_THAT(environment, AllOf(Contains("HVD_INIT_METHOD=file:///shared/x"),
-                                 Contains("MASTER_PORT=29500"), Contains("HVD_JOB_NAME=job")));
-}
-
-TEST(JobVariables, WithoutAPortThereIsNoMaster) {
-  JobPlace place = some_place();
-  place.master_port = 0;
-  std::vector<std::string> environment;
-  add_job_variables(environment, place);
-  EXPECT_THAT(environment, UnorderedElementsAre("GROUP_RANK=1", "GROUP_WORLD_SIZE=2",
-                                                "HOROVOD_CROSS_RANK=1", "HOROVOD_CROSS_SIZE=2"));
-}
-
 TEST(SilenceLimit, IsThePeerTimeout) {
   EXPECT_EQ(silence_limit_ms(std::nullopt), 30'000);
   EXPECT_EQ(silence_limit_ms("2.5"), 2'500);
@@ -137,7 +84,7 @@ TEST(Bind, Names) {
   EXPECT_EQ(parse_bind("Core"), std::nullopt);
 }
 
-TEST(RankIdentity, HvdrunsOwnWordCountsBeforeMpis) {
+TEST(RankIdentity, HvdrunTakesPrecedenceOverMpi) {
   EXPECT_EQ(identify_rank(in({{"HVD_LAUNCHER_RANK", "2"},
                               {"HVD_LAUNCHER_SIZE", "3"},
                               {"HVD_LAUNCHER_LOCAL_RANK", "1"},
@@ -147,22 +94,10 @@ TEST(RankIdentity, HvdrunsOwnWordCountsBeforeMpis) {
             (RankIdentity{2, 3, 1, 2}));
 }
 
-TEST(RankEnvironment, KnowsNoTorchrunAroundHvdrun) {
+TEST(RankEnvironment, HasNoVariablesOfATorchrunAroundHvdrun) {
   EXPECT_THAT(rank_environment({"TORCHELASTIC_RUN_ID=x", "TORCHELASTIC_USE_AGENT_STORE=True"},
                                {0, 1, 0, 1}, 0),
               Not(Contains(HasSubstr("TORCHELASTIC"))));
-}
-
-TEST(JobVariables, WithoutMpiARankIsNoneOfAnMpirunAroundHvdrun) {
-  JobPlace place = some_place();
-  std::vector<std::string> environment = {"OMPI_COMM_WORLD_RANK=0", "PMIX_RANK=0", "PMI_SIZE=2",
-                                          "OMPI_MCA_btl=self"};
-  add_job_variables(environment, place);
-  EXPECT_THAT(environment, Contains("OMPI_COMM_WORLD_RANK=0"));
-  place.init_method = "hvdrun://0a1";
-  add_job_variables(environment, place);
-  EXPECT_THAT(environment, AllOf(Not(Contains(HasSubstr("OMPI_COMM_WORLD"))),
-                                 Not(Contains(HasSubstr("PMI"))), Contains("OMPI_MCA_btl=self")));
 }
 
 }  // namespace

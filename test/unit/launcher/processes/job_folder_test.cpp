@@ -81,7 +81,7 @@ TEST_F(JobFolderTest, OtherNamesAndFilesStay) {
 TEST_F(JobFolderTest, StaleSegments) {
   const auto young = make_file("vader_segment.h.0.2.0", 5);
   const auto vader = make_file("vader_segment.h.0.1.0", 3600);
-  const auto other = make_file("sem.somebody", 3600);
+  const auto other = make_file("sem.other", 3600);
   remove_stale_segments(root_.path());
   EXPECT_TRUE(exists(young)) << "a job may be starting";
   EXPECT_FALSE(exists(vader));

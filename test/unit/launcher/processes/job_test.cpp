@@ -7,7 +7,7 @@
 namespace hvd::launcher {
 namespace {
 
-Hello come(const std::string& host, int local_rank, const std::string& from) {
+Hello hello_from(const std::string& host, int local_rank, const std::string& from) {
   Hello hello;
   hello.host = host;
   hello.local_rank = local_rank;
@@ -15,8 +15,8 @@ Hello come(const std::string& host, int local_rank, const std::string& from) {
   return hello;
 }
 
-TEST(StartPlan, OneHostMeetsWhereItReachedHvdrun) {
-  std::vector<Hello> hellos = {come("a", 0, "127.0.0.1"), come("a", 1, "127.0.0.1")};
+TEST(StartPlan, OneHostUsesTheAddressOfHvdrun) {
+  std::vector<Hello> hellos = {hello_from("a", 0, "127.0.0.1"), hello_from("a", 1, "127.0.0.1")};
   hellos[0].master_port = 4001;
   for (const StartOrder& order : plan_starts(hellos)) {
     EXPECT_EQ(order.address, "");
@@ -28,16 +28,17 @@ TEST(StartPlan, OneHostMeetsWhereItReachedHvdrun) {
   }
 }
 
-TEST(StartPlan, ARankZeroElsewhereIsWhereItHasComeFrom) {
-  const auto orders = plan_starts({come("b", 0, "10.0.0.2"), come("a", 0, "127.0.0.1")});
+TEST(StartPlan, RankZeroElsewhereHasTheAddressOfItsConnection) {
+  const auto orders =
+      plan_starts({hello_from("b", 0, "10.0.0.2"), hello_from("a", 0, "127.0.0.1")});
   EXPECT_EQ(orders[0].address, "10.0.0.2");
   EXPECT_EQ(orders[1].address, "10.0.0.2");
 }
 
 TEST(StartPlan, UnevenHosts) {
-  const auto orders =
-      plan_starts({come("a", 0, "127.0.0.1"), come("b", 0, "10.0.0.2"), come("b", 1, "10.0.0.2"),
-                   come("c", 0, "10.0.0.3"), come("c", 1, "10.0.0.3")});
+  const auto orders = plan_starts({hello_from("a", 0, "127.0.0.1"), hello_from("b", 0, "10.0.0.2"),
+                                   hello_from("b", 1, "10.0.0.2"), hello_from("c", 0, "10.0.0.3"),
+                                   hello_from("c", 1, "10.0.0.3")});
   const std::vector<int> nodes = {0, 1, 1, 2, 2}, ranks = {0, 1, 0, 2, 1}, sizes = {3, 3, 2, 3, 2};
   for (std::size_t i = 0; i < orders.size(); ++i) {
     EXPECT_EQ(orders[i].address, "");

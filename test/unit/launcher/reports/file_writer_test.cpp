@@ -52,7 +52,7 @@ TEST(FileWriter, KeepsEveryByteInOrder) {
   EXPECT_EQ(files.next_deadline(), std::nullopt);
 }
 
-TEST(FileWriter, AFullDiskIsSaidOnce) {
+TEST(FileWriter, AFullDiskIsReportedOnce) {
   const TemporaryFolder folder;
   std::filesystem::create_symlink("/dev/full", folder.path() / "a");
   FileWriter files;

@@ -39,7 +39,7 @@ RankRecord lost(double at) {
   return rank;
 }
 
-void begin_life(RankRecord& rank) {
+void init_again(RankRecord& rank) {
   Notice notice;
   notice.kind = "init";
   apply_notice(rank, notice);
@@ -47,7 +47,7 @@ void begin_life(RankRecord& rank) {
 
 RankRecord with_notice(RankRecord rank, const std::string& kind, double at, int code = 0,
                        const std::string& text = "") {
-  begin_life(rank);
+  init_again(rank);
   apply_notice(
       rank,
       {.kind = kind, .time_ns = static_cast<long long>(at * kSecond), .code = code, .text = text});
@@ -73,42 +73,42 @@ TEST(FirstFailure, IsTheEarliestWithoutAnOrderToStop) {
 }
 
 TEST(FirstFailure, ARankLostAfterTheOrderToStopIsNotBlamed) {
-  RankRecord told = lost(1);
-  told.ordered_to_stop = true;
-  EXPECT_EQ(first_failure({told, ended(3, 2)}), 1);
+  RankRecord stopped_rank = lost(1);
+  stopped_rank.ordered_to_stop = true;
+  EXPECT_EQ(first_failure({stopped_rank, ended(3, 2)}), 1);
 }
 
 TEST(FirstFailure, ARankThatEndedForAnothersLossIsNotTheFirst) {
-  const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 4, "lost rank 1");
-  EXPECT_EQ(first_failure({told, with_notice(ended(134, 1.5), "throw", 1.0, 134)}), 1)
-      << "the cause takes longer to die than those who hear of it";
-  EXPECT_EQ(first_failure({told, ended(137, 1.5)}), 1);
-  EXPECT_EQ(first_failure({told, ended(0, 2)}), 0) << "nobody else failed";
+  const RankRecord lost_peer = with_notice(ended(134, 1.2), "loss", 1.1, 4, "lost rank 1");
+  EXPECT_EQ(first_failure({lost_peer, with_notice(ended(134, 1.5), "throw", 1.0, 134)}), 1)
+      << "the cause takes longer to die than the ranks that report its loss";
+  EXPECT_EQ(first_failure({lost_peer, ended(137, 1.5)}), 1);
+  EXPECT_EQ(first_failure({lost_peer, ended(0, 2)}), 0) << "no other rank failed";
   EXPECT_EQ(first_failure({with_notice(ended(3, 1.0), "loss", 1.1, 4), ended(4, 1.5)}), 0)
-      << "it failed before it heard of the loss";
+      << "it failed before the loss was reported";
 }
 
 TEST(FirstFailure, ARankThatAnnouncedItsEndMayBeStoppedMeanwhile) {
-  const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 5);
+  const RankRecord lost_peer = with_notice(ended(134, 1.2), "loss", 1.1, 5);
   const RankRecord leaving = with_notice(ended(143, 1.5, true), "exit", 1.0, 3);
-  EXPECT_EQ(first_failure({told, leaving}), 1);
-  EXPECT_EQ(exit_code(job_of({told, leaving})), 3);
-  EXPECT_THAT(final_message(job_of({told, leaving})),
+  EXPECT_EQ(first_failure({lost_peer, leaving}), 1);
+  EXPECT_EQ(exit_code(job_of({lost_peer, leaving})), 3);
+  EXPECT_THAT(final_message(job_of({lost_peer, leaving})),
               HasSubstr("rank 1 failed first: exited with code 3"));
   RankRecord after_stop = with_notice(ended(143, 1.5, true), "exit", 1.0, 3);
   after_stop.death->stopped = true;
-  EXPECT_EQ(first_failure({told, after_stop}), 0) << "it ended because it was told to";
+  EXPECT_EQ(first_failure({lost_peer, after_stop}), 0) << "it ended because hvdrun stopped it";
 }
 
-TEST(FirstFailure, ANewLifeForgetsTheOldOne) {
+TEST(FirstFailure, AnotherInitForgetsTheNoticesBefore) {
   RankRecord rank = with_notice(ended(3, 2), "loss", 1, 4);
-  begin_life(rank);
+  init_again(rank);
   EXPECT_EQ(first_failure({with_notice(ended(3, 2.5), "loss", 2, 4), rank}), 1);
 }
 
 /// Adds to the record that the rank reported, at `at`, the loss of the rank `about`.
 RankRecord without(RankRecord rank, double at, int about) {
-  begin_life(rank);
+  init_again(rank);
   apply_notice(rank, {.kind = "loss",
                       .time_ns = static_cast<long long>(at * kSecond),
                       .code = 4,
@@ -118,11 +118,11 @@ RankRecord without(RankRecord rank, double at, int about) {
 }
 
 RankRecord in_job(RankRecord rank) {
-  begin_life(rank);
+  init_again(rank);
   return rank;
 }
 
-TEST(LostRank, IsAbandonedWhenAllOthersHaveEndedAndSayIt) {
+TEST(LostRank, IsAbandonedWhenAllOthersHaveEndedAndReportIt) {
   const RankRecord stopped = in_job(running("h", 1, 101));
   EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 1), stopped}), 1);
   EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 2), without(ended(0, 2), 1, 2), stopped}), 2);
@@ -132,11 +132,11 @@ TEST(LostRank, IsAbandonedWhenAllOthersHaveEndedAndSayIt) {
   EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 1), without(ended(0, 2), 1, 0), stopped}),
             std::nullopt);
   EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 1), without(stopped, 1, 0)}), std::nullopt)
-      << "the way between them is cut";
+      << "the network between them is cut";
   RankRecord over = stopped;
   apply_notice(over, {.kind = "over"});
   EXPECT_EQ(abandoned_rank({without(ended(0, 2), 1, 1), over}), std::nullopt)
-      << "it has left the job, and does what it likes";
+      << "it has left the job, and may run on";
   EXPECT_EQ(abandoned_rank({stopped}), std::nullopt);
 }
 
@@ -185,7 +185,7 @@ TEST(ExitCode, OfSignalsAndTimeouts) {
   JobRecord job = job_of({ended(1, 1), ended(143, 2, true)});
   job.cause = StopCause::kUserSignal;
   job.user_signal = SIGINT;
-  EXPECT_EQ(exit_code(job), 130) << "what a rank makes of the user's signal is not its failure";
+  EXPECT_EQ(exit_code(job), 130) << "the way a rank ends by the user's signal is not its failure";
   job.cause = StopCause::kTimeout;
   EXPECT_EQ(exit_code(job), 124);
 }
@@ -227,7 +227,7 @@ TEST(EarlyLeaver, NeedsBothAccountsToAgree) {
   EXPECT_EQ(early_leaver(job), std::nullopt);
 }
 
-TEST(EarlyLeaver, APeerThatStumblesOverItIsNotBlamed) {
+TEST(EarlyLeaver, APeerThatFailsBecauseOfItIsNotBlamed) {
   JobRecord job = job_of({ended(1, 1.1), ended(0, 1)});
   job.improper_rank = 1;
   EXPECT_EQ(early_leaver(job), 1);
@@ -236,8 +236,8 @@ TEST(EarlyLeaver, APeerThatStumblesOverItIsNotBlamed) {
 }
 
 TEST(EarlyLeaver, IsReportedByHvdIfItLeftWithoutShutdown) {
-  const RankRecord told = with_notice(ended(134, 1.2), "loss", 1.1, 5, "rank 1 has left");
-  JobRecord job = job_of({told, with_notice(ended(0, 1.5), "exit", 1.0, 0)});
+  const RankRecord lost_peer = with_notice(ended(134, 1.2), "loss", 1.1, 5, "rank 1 has left");
+  JobRecord job = job_of({lost_peer, with_notice(ended(0, 1.5), "exit", 1.0, 0)});
   EXPECT_EQ(early_leaver(job), 1);
   EXPECT_EQ(exit_code(job), 1);
   EXPECT_THAT(final_message(job),
@@ -246,7 +246,7 @@ TEST(EarlyLeaver, IsReportedByHvdIfItLeftWithoutShutdown) {
   later.kind = "loss";
   later.time_ns = static_cast<long long>(1.2 * kSecond);
   apply_notice(job.ranks[1], later);
-  EXPECT_EQ(early_leaver(job), 1) << "while it leaves it hears of those who die of it";
+  EXPECT_EQ(early_leaver(job), 1) << "while it leaves, other ranks end because of it";
   job.ranks[0].loss.reset();
   EXPECT_EQ(early_leaver(job), std::nullopt) << "rank 0 failed of its own";
 }
@@ -340,7 +340,7 @@ TEST(FinalMessage, OfAKilledMpirun) {
       final_message(job),
       "hvdrun: mpirun was killed by SIGKILL (9), not by hvdrun; stopped 1 rank (1); exit code "
       "70\n")
-      << "what a rank makes of mpirun's end is not its failure";
+      << "the way a rank ends after mpirun is not its failure";
   EXPECT_EQ(exit_code(job), 70);
 }
 

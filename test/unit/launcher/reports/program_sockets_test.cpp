@@ -61,7 +61,7 @@ class RendezvousSocketTest : public ::testing::Test {
   RendezvousSocket socket_;
 };
 
-TEST_F(RendezvousSocketTest, PassesOnWhatIsSaidAndHowItEnds) {
+TEST_F(RendezvousSocketTest, PassesOnBytesAndEnds) {
   UniqueFd first = connect();
   send(first, "hello");
   EXPECT_THAT(said(1), ElementsAre("0:hello"));
@@ -69,7 +69,7 @@ TEST_F(RendezvousSocketTest, PassesOnWhatIsSaidAndHowItEnds) {
   socket_.reply({.session = 0, .last = true, .bytes = "bye"});
   EXPECT_EQ(read_to_end(first), "good bye");
   EXPECT_TRUE(said(0).empty()) << "hvdrun has ended it itself";
-  socket_.reply({.session = 0, .bytes = "nobody is there"});
+  socket_.reply({.session = 0, .bytes = "no process reads this"});
 }
 
 TEST_F(RendezvousSocketTest, ALargeAnswerWaitsForItsReader) {
@@ -104,7 +104,7 @@ TEST_F(RendezvousSocketTest, AnEndIsSeenBeforeTheNextConnection) {
   EXPECT_THAT(said(3), ElementsAre("0:last words", "0.", "1:two"));
 }
 
-TEST_F(RendezvousSocketTest, ThoughAChildHoldsWhatItsParentHasClosed) {
+TEST_F(RendezvousSocketTest, AnEndIsSeenThoughAChildHoldsTheConnection) {
   UniqueFd first = connect();
   send(first, "one");
   said(1);
@@ -122,7 +122,7 @@ TEST_F(RendezvousSocketTest, ThoughAChildHoldsWhatItsParentHasClosed) {
 }
 
 // For example a data loader's worker that was created by fork() and outlives its parent.
-TEST_F(RendezvousSocketTest, AProcessHasEndedThoughItsChildHoldsTheConnection) {
+TEST_F(RendezvousSocketTest, AKilledProcessHasEndedThoughItsChildHoldsTheConnection) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   const pid_t rank = ::fork();

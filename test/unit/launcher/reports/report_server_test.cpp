@@ -97,7 +97,7 @@ TEST_F(ReportServerTest, RefusesASupervisorWithAnotherToken) {
   EXPECT_EQ(observed_.hello, -1);
 }
 
-TEST_F(ReportServerTest, PassesOnWhatAMeetingSaysAndIsTold) {
+TEST_F(ReportServerTest, PassesOnBytesOfTheRendezvous) {
   auto connection = introduced("the token");
   ASSERT_TRUE(connection);
   std::string frames;
@@ -117,25 +117,25 @@ TEST_F(ReportServerTest, PassesOnWhatAMeetingSaysAndIsTold) {
   server_.send_rendezvous(1, 7, small, false);
   std::string got;
   std::vector<FrameType> kinds;
-  bool small_came = false;
+  bool small_arrived = false;
   char buffer[65536];
-  for (int i = 0; i < 20'000 && !small_came; ++i) {
+  for (int i = 0; i < 20'000 && !small_arrived; ++i) {
     const ssize_t count = ::recv(connection->fd.get(), buffer, sizeof buffer, MSG_DONTWAIT);
     if (count > 0) connection->decoder.feed({buffer, static_cast<std::size_t>(count)});
     while (const auto frame = connection->decoder.next()) {
       if (kinds.empty() || kinds.back() != frame->type) kinds.push_back(frame->type);
       if (frame->type != FrameType::kRendezvousReply) continue;
-      const RendezvousBytes told = decode_rendezvous(frame->payload);
-      if (told.session == 7) {
-        small_came = told.bytes == "y" && !told.last;
+      const RendezvousBytes received = decode_rendezvous(frame->payload);
+      if (received.session == 7) {
+        small_arrived = received.bytes == "y" && !received.last;
         continue;
       }
-      got += told.bytes;
-      EXPECT_EQ(told.last, got.size() == large->size());
+      got += received.bytes;
+      EXPECT_EQ(received.last, got.size() == large->size());
     }
     serve(0);
   }
-  EXPECT_TRUE(small_came);
+  EXPECT_TRUE(small_arrived);
   EXPECT_EQ(got, std::string(5 << 20, 'x'));
   EXPECT_THAT(kinds, ::testing::ElementsAre(FrameType::kCredit, FrameType::kRendezvousReply,
                                             FrameType::kRelease, FrameType::kRendezvousReply));
@@ -177,7 +177,7 @@ TEST_F(ReportServerTest, ASlowConnectionIsNoDifferenceOfClocks) {
   EXPECT_LT(std::abs(connection->clock_offset_ns), 50'000'000);
 }
 
-TEST_F(ReportServerTest, AStrangerIsPutOutAfterAWhile) {
+TEST_F(ReportServerTest, AStrangerIsDisconnectedInTime) {
   const UniqueFd stranger = connect();
   serve(200);
   EXPECT_EQ(server_.open_connections(), 1U);

@@ -28,7 +28,7 @@ TEST(ReservedPort, RefusesConnectionsUntilItsOwnerListens) {
   const Listener reserved = reserve_port();
   ASSERT_TRUE(reserved.fd);
   ASSERT_GT(reserved.port, 0);
-  EXPECT_FALSE(serve(reserved.port, false)) << "who asks for it alone does not get it";
+  EXPECT_FALSE(serve(reserved.port, false)) << "without SO_REUSEADDR it is taken";
   EXPECT_TRUE(connect_any({"127.0.0.1"}, reserved.port, 2000).empty());
   for (int again = 0; again < 2; ++again) {
     const UniqueFd server = serve(reserved.port, true);
