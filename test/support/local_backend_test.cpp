@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <span>
@@ -83,6 +84,56 @@ TEST_F(LocalBackendTest, DifferentParametersFailBothAndNameBoth) {
   EXPECT_THAT(message_of<Error>([&] { second->progress(); }), complaint);
   EXPECT_GT(peers_[3].rung(1), 0);
   EXPECT_THAT(message_of<Error>([&] { first->progress(); }), complaint);
+}
+
+TEST_F(LocalBackendTest, SetsAreIndependentAndTheirMembersMustAgree) {
+  LocalBackend backend(world_);
+  const auto first = backend.open({.process_set = 1, .ranks = {0, 1}, .set_rank = 0}, peers_[0]);
+  EXPECT_NO_THROW(
+      backend.open({.process_set = 2, .ranks = {1, 2}, .set_rank = 0}, peers_[1]));
+  EXPECT_THROW(backend.open({.process_set = 1, .ranks = {0, 1, 2}, .set_rank = 1}, peers_[1]),
+               Error);
+  std::vector<std::int32_t> memory(4);
+  EXPECT_THROW(first->launch(allreduce(5), bytes_of(memory), writable(memory)), Error);
+}
+
+TEST_F(LocalBackendTest, AlltoallCountsMustPairUp) {
+  const auto channels = open({0, 1});
+  std::vector<std::int32_t> in(4), out(4), fewer(3);
+  const std::array<std::int64_t, 2> two = {2, 2}, wrong = {1, 2};
+  Collective alltoall{
+      .kind = OpKind::kAlltoall, .dtype = DataType::kInt32, .counts = two, .send_counts = two};
+  const auto first = channels[0]->launch(alltoall, bytes_of(in), writable(out));
+  alltoall.counts = wrong;
+  const auto second = channels[1]->launch(alltoall, bytes_of(in), writable(fewer));
+  EXPECT_FALSE(first->progress());
+  EXPECT_THAT(message_of<Error>([&] { second->progress(); }),
+              HasSubstr("rank 0 sends 2 elements to rank 1, which expects 1"));
+}
+
+// The third collective uses the place of the first.
+TEST_F(LocalBackendTest, AWorkKeptBeyondItsCompletionDoesNotEndALaterCollective) {
+  const auto channels = open({0, 1});
+  std::vector<std::int32_t> memory(1);
+  std::vector<std::unique_ptr<Work>> kept;
+  for (int round = 0; round < 3; ++round) {
+    for (const auto& channel : channels)
+      kept.push_back(channel->launch(allreduce(1), bytes_of(memory), writable(memory)));
+    EXPECT_FALSE(kept[kept.size() - 2]->progress());
+    if (round == 2) kept.erase(kept.begin(), kept.begin() + 4);
+    EXPECT_FALSE(kept.back()->progress());
+    EXPECT_TRUE(kept[kept.size() - 2]->progress());
+    EXPECT_TRUE(kept.back()->progress());
+  }
+}
+
+TEST_F(LocalBackendTest, ScoresCollectivesInTheHostsMemory) {
+  const LocalBackend backend(world_);
+  const ChannelSpec pair{.ranks = {0, 1}};
+  EXPECT_EQ(backend.score({}, pair, {}), 1);
+  EXPECT_EQ(backend.score({}, pair, {.kind = OpKind::kBarrier}), 0);
+  EXPECT_EQ(backend.score({}, pair, {.op = ReduceOp::kAdasum}), 0);
+  EXPECT_EQ(backend.score({}, {.ranks = {0, 1}, .device = {DeviceType::kCuda, 0}}, {}), 0);
 }
 
 TEST_F(LocalBackendTest, AMemberThatDiesIsNamedByTheOthers) {
