@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "base/expect.h"
-#include "kernels/floating.h"
+#include "kernels/kernels.h"
 
 namespace hvd::runtime {
 namespace {

@@ -7,7 +7,6 @@
 #include "base/expect.h"
 #include "base/log.h"
 #include "hvd/error.h"
-#include "kernels/floating.h"
 #include "kernels/kernels.h"
 
 namespace hvd::runtime {

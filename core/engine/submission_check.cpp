@@ -9,7 +9,7 @@
 
 #include "engine/operations.h"
 #include "hvd/error.h"
-#include "kernels/floating.h"
+#include "kernels/kernels.h"
 
 namespace hvd::runtime {
 namespace {

@@ -6,7 +6,6 @@
 
 #include "base/text.h"
 #include "hvd/error.h"
-#include "kernels/floating.h"
 #include "kernels/kernels_loop.h"
 
 #if HVD_HAVE_AVX_VARIANTS

@@ -9,6 +9,11 @@
 
 namespace hvd {
 
+constexpr bool is_floating(DataType type) noexcept {
+  return type == DataType::kFloat16 || type == DataType::kBFloat16 || type == DataType::kFloat32 ||
+         type == DataType::kFloat64;
+}
+
 /// destination[i] = scale(op over sources, in the order given, of sources[r][i]), for `count`
 /// elements. Thread-safe; no state.
 ///

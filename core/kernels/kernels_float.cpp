@@ -26,25 +26,25 @@ HVD_INLINE T combine_floats(T a, T b) {
   }
 }
 
-struct Float32 {
+struct Float32Format {
   using Storage = float;
   using Accumulator = float;
   HVD_INLINE static float widen(float value) { return value; }
   HVD_INLINE static float narrow(float value) { return value; }
 };
-struct Float64 {
+struct Float64Format {
   using Storage = double;
   using Accumulator = double;
   HVD_INLINE static double widen(double value) { return value; }
   HVD_INLINE static double narrow(double value) { return value; }
 };
-struct Float16 {
+struct Float16Format {
   using Storage = std::uint16_t;
   using Accumulator = float;
   HVD_INLINE static float widen(std::uint16_t value) { return half_to_float(value); }
   HVD_INLINE static std::uint16_t narrow(float value) { return float_to_half(value); }
 };
-struct BFloat16 {
+struct BFloat16Format {
   using Storage = std::uint16_t;
   using Accumulator = float;
   HVD_INLINE static float widen(std::uint16_t value) { return bfloat16_to_float(value); }
@@ -81,7 +81,7 @@ struct BFloat16PairPolicy {
     float low;
     float high;
   };
-  FloatPolicy<BFloat16, op, scaled> single;
+  FloatPolicy<BFloat16Format, op, scaled> single;
 
   HVD_INLINE Accumulator load(const std::byte* source, std::int64_t i) const {
     const auto bits = kernels::load<std::uint32_t>(source, i);
@@ -122,7 +122,7 @@ HVD_INLINE void reduce_rest(const ReductionArgs& args, const Policy& policy, std
 /// of sources and destinations, or 0 if they are known at run time only.
 template <std::size_t sources_known, std::size_t destinations_known, ReduceOp op, bool scaled>
 HVD_TARGET_AVX2 void reduce_half_f16c(const ReductionArgs& args,
-                                      const FloatPolicy<Float16, op, scaled>& policy) {
+                                      const FloatPolicy<Float16Format, op, scaled>& policy) {
   constexpr std::int64_t kLanes = 8;
   const std::size_t source_count = sources_known != 0 ? sources_known : args.sources.size();
   const std::size_t destination_count =
@@ -181,7 +181,7 @@ void run_float(InstructionSet instructions, const ReductionArgs& args) {
     return;
   }
 #if HVD_HAVE_AVX_VARIANTS
-  if constexpr (std::is_same_v<Format, Float16>) {
+  if constexpr (std::is_same_v<Format, Float16Format>) {
     if (instructions == InstructionSet::kBaseline) {
       run_baseline(args, policy);
     } else if (args.sources.size() == 2 && args.destinations.size() == 2) {
@@ -194,7 +194,7 @@ void run_float(InstructionSet instructions, const ReductionArgs& args) {
     return;
   }
 #endif
-  if constexpr (std::is_same_v<Format, BFloat16>) {
+  if constexpr (std::is_same_v<Format, BFloat16Format>) {
     ReductionArgs pairs = args;
     pairs.count = args.count / 2;
     run(instructions, pairs, BFloat16PairPolicy<op, scaled>{policy});
@@ -218,19 +218,20 @@ void reduce_format(InstructionSet instructions, const ReductionArgs& args) {
 }  // namespace
 
 std::size_t partial_size_of_floating(DataType dtype) noexcept {
-  return dtype == DataType::kFloat64 ? sizeof(Float64::Accumulator) : sizeof(Float32::Accumulator);
+  return dtype == DataType::kFloat64 ? sizeof(Float64Format::Accumulator)
+                                     : sizeof(Float32Format::Accumulator);
 }
 
 void reduce_floating(InstructionSet instructions, const ReductionArgs& args) {
   switch (args.dtype) {
     case DataType::kFloat16:
-      return reduce_format<Float16>(instructions, args);
+      return reduce_format<Float16Format>(instructions, args);
     case DataType::kBFloat16:
-      return reduce_format<BFloat16>(instructions, args);
+      return reduce_format<BFloat16Format>(instructions, args);
     case DataType::kFloat64:
-      return reduce_format<Float64>(instructions, args);
+      return reduce_format<Float64Format>(instructions, args);
     default:
-      return reduce_format<Float32>(instructions, args);
+      return reduce_format<Float32Format>(instructions, args);
   }
 }
 

@@ -8,7 +8,7 @@
 #include <random>
 #include <sstream>
 
-#include "kernels/floating.h"
+#include "kernels/kernels.h"
 #include "support/seeds.h"
 
 namespace hvd::conformance {

@@ -5,7 +5,7 @@
 #include <numeric>
 #include <utility>
 
-#include "kernels/floating.h"
+#include "kernels/kernels.h"
 
 namespace hvd::testing {
 namespace {

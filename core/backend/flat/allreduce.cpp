@@ -89,7 +89,7 @@ class WindowedAllreduce final : public FlatWork {
   bool step() override;
 
  private:
-  enum Transfer : std::size_t {
+  enum SliceMessage : std::size_t {
     kScatterSend,
     kScatterReceive,
     kGatherSend,
@@ -113,7 +113,7 @@ class WindowedAllreduce final : public FlatWork {
 
   Slice slice(const Window&, int owner) const noexcept;
   /// The index of a transfer in the request table. @param place of the window in windows_
-  std::size_t request_of(int place, Transfer transfer, int peer) const noexcept {
+  std::size_t request_of(int place, SliceMessage transfer, int peer) const noexcept {
     return (static_cast<std::size_t>(place) * kTransfers + transfer) *
                static_cast<std::size_t>(ranks_) +
            static_cast<std::size_t>(peer);
@@ -197,7 +197,7 @@ void WindowedAllreduce::open_window(std::int64_t number) {
 void WindowedAllreduce::on_completed(std::size_t request) {
   const auto ranks = static_cast<std::size_t>(ranks_);
   const auto peer = static_cast<int>(request % ranks);
-  const auto transfer = static_cast<Transfer>(request / ranks % kTransfers);
+  const auto transfer = static_cast<SliceMessage>(request / ranks % kTransfers);
   const auto place = static_cast<int>(request / ranks / kTransfers);
   Window& window = windows_[static_cast<std::size_t>(place)];
   --window.messages;

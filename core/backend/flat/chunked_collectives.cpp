@@ -24,22 +24,15 @@ class ChunkedTransfers {
 
   /// Returns the index of the transfer. An empty transfer sends no message. Call before start().
   int add_send(int peer, std::span<const std::byte> bytes) {
-    return add({.kind = Kind::kSend,
-                .peer = peer,
-                .source = bytes.data(),
-                .bytes = bytes.size(),
-                .limit = bytes.size()});
+    return add(
+        {.peer = peer, .source = bytes.data(), .bytes = bytes.size(), .limit = bytes.size()});
   }
   int add_receive(int peer, std::span<std::byte> bytes) {
-    return add({.kind = Kind::kReceive,
-                .peer = peer,
-                .destination = bytes.data(),
-                .bytes = bytes.size(),
-                .limit = bytes.size()});
+    return add({.peer = peer, .destination = bytes.data(), .bytes = bytes.size()});
   }
   /// Receives `bytes` bytes into a ring of ring_bytes() bytes.
   int add_ring_receive(int peer, std::byte* ring, std::size_t bytes) {
-    return add({.kind = Kind::kRingReceive, .peer = peer, .destination = ring, .bytes = bytes});
+    return add({.peer = peer, .destination = ring, .is_ring = true, .bytes = bytes});
   }
   std::size_t ring_bytes() const noexcept { return outstanding() * chunk(); }
 
@@ -65,14 +58,13 @@ class ChunkedTransfers {
   }
 
  private:
-  enum class Kind : std::uint8_t { kSend, kReceive, kRingReceive };
   struct Transfer {
-    Kind kind = Kind::kSend;
     int peer = 0;
-    const std::byte* source = nullptr;
-    std::byte* destination = nullptr;
+    const std::byte* source = nullptr;  ///< of a send
+    std::byte* destination = nullptr;   ///< of a receive; null: this is a send
+    bool is_ring = false;               ///< the destination
     std::size_t bytes = 0;
-    std::size_t limit = 0;
+    std::size_t limit = 0;     ///< see set_limit()
     std::size_t posted = 0;    ///< chunks
     std::size_t finished = 0;  ///< chunks, without a gap
   };
@@ -98,15 +90,9 @@ class ChunkedTransfers {
   bool may_post(const Transfer& transfer) const noexcept {
     if (transfer.posted == chunks(transfer) || transfer.posted - transfer.finished == outstanding())
       return false;
-    switch (transfer.kind) {
-      case Kind::kSend:
-        return std::min(transfer.bytes, (transfer.posted + 1) * chunk()) <= transfer.limit;
-      case Kind::kRingReceive:
-        return (transfer.posted + 1) * chunk() <= transfer.limit + ring_bytes();
-      case Kind::kReceive:
-        break;
-    }
-    return true;
+    const std::size_t end = (transfer.posted + 1) * chunk();
+    if (transfer.is_ring) return end <= transfer.limit + ring_bytes();
+    return transfer.destination != nullptr || std::min(transfer.bytes, end) <= transfer.limit;
   }
 
   void post(std::size_t index) {
@@ -115,10 +101,10 @@ class ChunkedTransfers {
     const std::size_t bytes = std::min(chunk(), transfer.bytes - offset);
     const std::size_t place = transfer.posted % outstanding();
     const std::size_t request = index * outstanding() + place;
-    if (transfer.kind == Kind::kSend) {
+    if (transfer.destination == nullptr) {
       channel_.send(request, {transfer.source + offset, bytes}, transfer.peer, kChunkKind);
     } else {
-      const std::size_t at = transfer.kind == Kind::kReceive ? offset : place * chunk();
+      const std::size_t at = transfer.is_ring ? place * chunk() : offset;
       channel_.receive(request, {transfer.destination + at, bytes}, transfer.peer, kChunkKind);
     }
     ++transfer.posted;

@@ -37,25 +37,18 @@ class ChainAllreduce final : public HostPipeline {
   }
 
  private:
-  static constexpr std::size_t kDepth = 4;  ///< partial slices under way with a neighbour
-  enum Transfer : std::size_t {
+  /// Slices of each kind of message under way at a time, in the entries of the request table from
+  /// the kind's number on.
+  static constexpr std::size_t kDepth = kResults;
+  enum SliceMessage : std::size_t {
     kPartialIn = 0,
     kPartialOut = kDepth,
     kResultIn = 2 * kDepth,
-    kResultOut = 2 * kDepth + kResults
+    kResultOut = 3 * kDepth,
+    kRequests = 4 * kDepth
   };
-
-  static std::size_t request_in(std::uint64_t round) noexcept {
-    return kPartialIn + round % kDepth;
-  }
-  static std::size_t request_out(std::uint64_t round) noexcept {
-    return kPartialOut + round % kDepth;
-  }
-  static std::size_t result_request_in(std::uint64_t round) noexcept {
-    return kResultIn + round % kResults;
-  }
-  static std::size_t result_request_out(std::uint64_t round) noexcept {
-    return kResultOut + round % kResults;
+  static std::size_t request(SliceMessage kind, std::uint64_t round) noexcept {
+    return kind + round % kDepth;
   }
 
   Range part(std::uint64_t round) const noexcept { return round_part(in_.size(), round, step_); }
@@ -74,10 +67,10 @@ class ChainAllreduce final : public HostPipeline {
                              static_cast<std::size_t>(plan().drivers));
   }
   /// Memory of a partial slice in the message buffer, by the index of its request.
-  std::byte* staged(std::size_t request) noexcept { return staging_ + request * staged_bytes(); }
+  std::byte* staged(std::size_t slot) noexcept { return staging_ + slot * staged_bytes(); }
 
   void start() override {
-    requests().reset(2 * kDepth + 2 * kResults);
+    requests().reset(kRequests);
     if (plan().drives()) staging_ = messages().buffer().reserve(2 * kDepth * staged_bytes());
   }
 
@@ -85,14 +78,14 @@ class ChainAllreduce final : public HostPipeline {
     if (previous_ >= 0) {
       for (; partials_posted_ < rounds_ && partials_posted_ < reduced() + kDepth;
            ++partials_posted_) {
-        const std::size_t request = request_in(partials_posted_);
-        receive(request, staged(request), partial_bytes(partials_posted_), previous_);
+        const std::size_t slot = request(kPartialIn, partials_posted_);
+        receive(slot, staged(slot), partial_bytes(partials_posted_), previous_);
       }
     }
     if (next_ < 0) return;
     for (; results_posted_ < rounds_ && result_free(results_posted_); ++results_posted_) {
       const Range own = slice(results_posted_);
-      receive(result_request_in(results_posted_), result_buffer(results_posted_) + own.begin,
+      receive(request(kResultIn, results_posted_), result_buffer(results_posted_) + own.begin,
               own.size(), next_);
     }
   }
@@ -109,16 +102,17 @@ class ChainAllreduce final : public HostPipeline {
     const Range own = slice(round);
     if (own.empty()) return true;
     if (!inputs_filled(round)) return false;
-    if (previous_ >= 0 && (partials_posted_ <= round || !idle(request_in(round)))) return false;
+    if (previous_ >= 0 && (partials_posted_ <= round || !idle(request(kPartialIn, round))))
+      return false;
     return last_ ? reduce_last_stage(round) : reduce_and_send(round);
   }
 
   bool reduce_and_send(std::uint64_t round) {
     // Beyond the window the next host would have to store messages that it has no receive for yet.
-    if (round >= settled() + window_ || !idle(request_out(round))) return false;
-    std::byte* const to = staged(request_out(round));
+    if (round >= settled() + window_ || !idle(request(kPartialOut, round))) return false;
+    std::byte* const to = staged(request(kPartialOut, round));
     reduce_partly(stage(round, to));
-    send(request_out(round), to, partial_bytes(round), next_);
+    send(request(kPartialOut, round), to, partial_bytes(round), next_);
     return true;
   }
 
@@ -131,7 +125,7 @@ class ChainAllreduce final : public HostPipeline {
 
   bool settle(std::uint64_t round) override {
     if (next_ < 0 || slice(round).empty()) return true;
-    if (results_posted_ <= round || !idle(result_request_in(round))) return false;
+    if (results_posted_ <= round || !idle(request(kResultIn, round))) return false;
     if (previous_ >= 0) send_back(round);
     return true;
   }
@@ -141,15 +135,17 @@ class ChainAllreduce final : public HostPipeline {
     copy_bytes(out_.data() + all.begin, result_buffer(round), all.size());
   }
 
-  bool sent(std::uint64_t round) const noexcept override { return idle(result_request_out(round)); }
+  bool sent(std::uint64_t round) const noexcept override {
+    return idle(request(kResultOut, round));
+  }
 
   void send_back(std::uint64_t round) {
     const Range own = slice(round);
-    send(result_request_out(round), result_buffer(round) + own.begin, own.size(), previous_);
+    send(request(kResultOut, round), result_buffer(round) + own.begin, own.size(), previous_);
   }
 
   ReductionStage stage(std::uint64_t round, std::byte* to) noexcept {
-    return {.before = previous_ >= 0 ? staged(request_in(round)) : nullptr,
+    return {.before = previous_ >= 0 ? staged(request(kPartialIn, round)) : nullptr,
             .sources = sources(round),
             .destination = to,
             .count = static_cast<std::int64_t>(slice(round).size() / element()),

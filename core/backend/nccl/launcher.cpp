@@ -164,18 +164,7 @@ class Thread {
     const auto launch_all = [&] {
       for (const Call& one : target.calls) library_->launch(one, target.comm, target.stream);
     };
-    if (!target.grouped) return launch_all();
-    library_->begin_group();
-    try {
-      launch_all();
-    } catch (...) {
-      try {
-        library_->end_group();
-      } catch (const Error&) {  // the first error is rethrown
-      }
-      throw;
-    }
-    library_->end_group();
+    target.grouped ? launch_as_group(*library_, launch_all) : launch_all();
   }
 
   void fail(LaunchedComm& target, const std::exception& error) {

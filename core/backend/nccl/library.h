@@ -8,6 +8,7 @@
 #include <string>
 
 #include "device/api.h"
+#include "hvd/error.h"
 #include "hvd/types.h"
 
 /// The interface between hvd and NCCL. It holds exactly the calls that hvd makes, so that tests can
@@ -98,6 +99,22 @@ class Library {
   virtual void* register_buffer(Comm, std::byte*, std::size_t bytes) = 0;
   virtual void deregister_buffer(Comm, void* registration) noexcept = 0;
 };
+
+/// Makes the calls of launch_all() in a group. Ends the group if one of them throws.
+template <class LaunchAll>
+void launch_as_group(Library& library, const LaunchAll& launch_all) {
+  library.begin_group();
+  try {
+    launch_all();
+  } catch (...) {
+    try {
+      library.end_group();
+    } catch (const Error&) {  // the first error is rethrown
+    }
+    throw;
+  }
+  library.end_group();
+}
 
 /// Loads NCCL: the library that HVD_NCCL_LIBRARY names, else the one that the process has loaded
 /// already (LibTorch brings one), else the system's libnccl.so.2, else the one that hvd was built

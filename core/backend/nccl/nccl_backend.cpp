@@ -10,7 +10,7 @@
 #include "base/process_exit.h"
 #include "base/text.h"
 #include "hvd/error.h"
-#include "kernels/floating.h"
+#include "kernels/kernels.h"
 
 namespace hvd {
 namespace nccl {

@@ -18,8 +18,6 @@ constexpr int kOldest = 21800;
 /// The first version that aborts the communicators of a group together.
 constexpr int kOldestWithGroupedAborts = 22200;
 
-/// The type of ncclCommRevoke, written out because older headers do not have it.
-using Revoke = ncclResult_t (*)(ncclComm_t, int flags);
 constexpr int kRevokeDefault = 0;  // NCCL_REVOKE_DEFAULT
 
 /// NCCL's functions, looked up when the program runs. Their types come from the header, so that a
@@ -48,7 +46,8 @@ struct Functions {
   decltype(&ncclMemFree) mem_free = nullptr;
   decltype(&ncclCommRegister) comm_register = nullptr;
   decltype(&ncclCommDeregister) comm_deregister = nullptr;
-  Revoke comm_revoke = nullptr;
+  // Written out, because older headers do not have it.
+  ncclResult_t (*comm_revoke)(ncclComm_t, int flags) = nullptr;
 };
 
 /// Finds all functions. Returns the name of a required one that is missing, or an empty text.

@@ -9,7 +9,7 @@
 #include "backend/sizes.h"
 #include "base/text.h"
 #include "hvd/error.h"
-#include "kernels/floating.h"
+#include "kernels/kernels.h"
 
 namespace hvd::nccl {
 namespace {
@@ -17,37 +17,6 @@ namespace {
 bool all_equal(std::span<const std::int64_t> counts) {
   return std::adjacent_find(counts.begin(), counts.end(), std::not_equal_to<>()) == counts.end();
 }
-
-/// Makes the calls between its construction and end() one launch. Ends the group if one of them
-/// throws.
-class GroupedCalls {
- public:
-  explicit GroupedCalls(Library& library) : library_(library) { library_.begin_group(); }
-  GroupedCalls(const GroupedCalls&) = delete;
-  GroupedCalls& operator=(const GroupedCalls&) = delete;
-  ~GroupedCalls() {
-    if (!open_) return;
-    try {
-      library_.end_group();
-    } catch (const Error&) {  // the exception that destroys this object is reported
-    }
-  }
-  void end() {
-    open_ = false;
-    library_.end_group();
-  }
-
- private:
-  Library& library_;
-  bool open_ = true;
-};
-
-/// The representation of a collective in NCCL.
-struct NcclForm {
-  DataType type;
-  std::int64_t per_element = 1;  ///< elements of NCCL's type per element of the tensor
-  Reduction reduction = Reduction::kSum;
-};
 
 class NcclWork final : public Work {
  public:
@@ -84,9 +53,12 @@ class NcclWork final : public Work {
 
   void choose_form() {
     const DataType type = collective_.dtype;
-    form_.type = type;
-    if (type == DataType::kBool) form_.type = DataType::kUInt8;
-    if (type == DataType::kInt16) form_ = {DataType::kInt8, 2};
+    type_ = type;
+    if (type == DataType::kBool) type_ = DataType::kUInt8;
+    if (type == DataType::kInt16) {
+      type_ = DataType::kInt8;
+      per_element_ = 2;
+    }
     if (!reduces()) return;
     const ReduceScale& scale = collective_.scale;
     if (type == DataType::kInt16 || (!is_floating(type) && !scale.identity())) {
@@ -98,18 +70,18 @@ class NcclWork final : public Work {
     switch (collective_.op) {
       // Bools are 0 or 1, so "or" is their maximum and "and" their minimum.
       case ReduceOp::kSum:
-        form_.reduction = type == DataType::kBool ? Reduction::kMax : Reduction::kSum;
+        reduction_ = type == DataType::kBool ? Reduction::kMax : Reduction::kSum;
         break;
       case ReduceOp::kProduct:
-        form_.reduction = type == DataType::kBool ? Reduction::kMin : Reduction::kProduct;
+        reduction_ = type == DataType::kBool ? Reduction::kMin : Reduction::kProduct;
         break;
       case ReduceOp::kMin:
       case ReduceOp::kBitAnd:
-        form_.reduction = Reduction::kMin;
+        reduction_ = Reduction::kMin;
         break;
       case ReduceOp::kMax:
       case ReduceOp::kBitOr:
-        form_.reduction = Reduction::kMax;
+        reduction_ = Reduction::kMax;
         break;
       default:
         throw Error(text("nccl: this backend has no ", to_string(collective_.op)));
@@ -128,7 +100,7 @@ class NcclWork final : public Work {
     const bool exact = !narrow || std::has_single_bit(static_cast<std::uint64_t>(scale.divisor));
     const bool averages = collective_.op == ReduceOp::kSum && scale.divisor == channel_.size() &&
                           scale.divisor > 1 && exact;
-    if (averages) form_.reduction = Reduction::kAverage;
+    if (averages) reduction_ = Reduction::kAverage;
     const bool divides_first = narrow && !averages;
     before_ = scale.prescale / (divides_first ? divisor : 1.0);
     after_ = scale.postscale / (averages || divides_first ? 1.0 : divisor);
@@ -181,12 +153,11 @@ class NcclWork final : public Work {
       default:
         break;
     }
-    call_for_each_rank();
+    launch_as_group(channel_.library(), [this] { call_for_each_rank(); });
   }
 
-  /// Blocks of different sizes, as one launch: a broadcast or a reduction per block, or messages.
+  /// Blocks of different sizes: a broadcast or a reduction per block, or messages.
   void call_for_each_rank() {
-    GroupedCalls group(channel_.library());
     const std::byte* from = in_.data();
     std::byte* to = out_.data();
     const auto bytes_of = [this](std::int64_t elements) {
@@ -208,7 +179,6 @@ class NcclWork final : public Work {
         to += bytes_of(count);
       }
     }
-    group.end();
   }
 
   void broadcast(std::byte* to, std::int64_t elements, int root) {
@@ -218,16 +188,19 @@ class NcclWork final : public Work {
   void call(Call::Kind kind, const std::byte* in, std::byte* out, std::int64_t elements,
             int peer = -1) {
     if (elements == 0) return;
-    const auto count = static_cast<std::size_t>(elements * form_.per_element);
-    channel_.library().launch({kind, in, out, count, form_.type, form_.reduction, peer},
-                              channel_.comm(), channel_.stream());
+    const auto count = static_cast<std::size_t>(elements * per_element_);
+    channel_.library().launch({kind, in, out, count, type_, reduction_, peer}, channel_.comm(),
+                              channel_.stream());
   }
 
   NcclChannel& channel_;
   Collective collective_;
   std::span<const std::byte> in_;
   const std::span<std::byte> out_;
-  NcclForm form_ = {DataType::kFloat32};
+  // The representation in NCCL.
+  DataType type_ = DataType::kFloat32;
+  std::int64_t per_element_ = 1;  // elements of that type per element of the tensor
+  Reduction reduction_ = Reduction::kSum;
   double before_ = 1.0;  // factor of the input
   double after_ = 1.0;   // factor of the result
   bool begun_ = false;

@@ -83,7 +83,7 @@ class HostStagedWork final : public Work {
   EventPtr output_ready() const override { return ready_; }
 
  private:
-  struct Piece {
+  struct StagedPiece {
     std::span<const std::byte> in;  // on the device
     std::span<std::byte> out;
     std::int64_t count = 0;
@@ -120,7 +120,7 @@ class HostStagedWork final : public Work {
   }
 
   /// Returns false if there is no memory yet.
-  bool copy_down(Piece& piece) {
+  bool copy_down(StagedPiece& piece) {
     device::Api& api = resources_->device->api();
     if (!acquire(piece.host_in, in_place() ? piece.out.size() : piece.in.size())) return false;
     if (!in_place() && !acquire(piece.host_out, piece.out.size())) return false;
@@ -132,7 +132,7 @@ class HostStagedWork final : public Work {
   }
 
   /// Returns true when the ranks have exchanged the piece.
-  bool exchange(Piece& piece) {
+  bool exchange(StagedPiece& piece) {
     if (!piece.work) {
       if (piece.down && !piece.down->query()) return false;
       piece.work = launch(piece);
@@ -142,7 +142,7 @@ class HostStagedWork final : public Work {
     return false;
   }
 
-  std::unique_ptr<Work> launch(Piece& piece) {
+  std::unique_ptr<Work> launch(StagedPiece& piece) {
     Collective collective = collective_;
     if (in_place()) collective.count = piece.count;
     const std::span<std::byte> in{piece.host_in.memory,
@@ -159,7 +159,7 @@ class HostStagedWork final : public Work {
     return composite::make_adasum(host, collective, resources_->spec, in, out);
   }
 
-  void copy_up(Piece& piece) {
+  void copy_up(StagedPiece& piece) {
     piece.work.reset();
     device::PinnedPool::Buffer& source = in_place() ? piece.host_in : piece.host_out;
     if (!piece.out.empty()) {
@@ -175,7 +175,7 @@ class HostStagedWork final : public Work {
   Collective collective_;
   const std::span<const std::byte> in_;
   const std::span<std::byte> out_;
-  std::vector<Piece> pieces_;
+  std::vector<StagedPiece> pieces_;
   std::size_t next_down_ = 0;
   std::size_t done_ = 0;
   bool moved_ = false;
