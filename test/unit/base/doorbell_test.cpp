@@ -86,7 +86,7 @@ TEST(Doorbell, ADriverKeepsRingsFromTheStandbySleeper) {
   EXPECT_LT(standby_sleep(doorbell, seconds(20), [&] { doorbell.ring(); }), seconds(10));
 }
 
-TEST(Doorbell, HandBackPassesOnARingThatTheDriverDidNotHandle) {
+TEST(Doorbell, ARemovedDriverPassesOnARingThatItDidNotHandle) {
   Doorbell doorbell;
   EXPECT_LT(standby_sleep(doorbell, seconds(20),
                           [&] {
@@ -98,7 +98,7 @@ TEST(Doorbell, HandBackPassesOnARingThatTheDriverDidNotHandle) {
             seconds(10));
 }
 
-TEST(Doorbell, HandBackWithoutNewRingsWakesNoSleeper) {
+TEST(Doorbell, ARemovedDriverThatHandledAllRingsWakesNoSleeper) {
   Doorbell doorbell;
   EXPECT_GE(standby_sleep(doorbell, milliseconds(300),
                           [&] {
@@ -119,8 +119,8 @@ TEST(Doorbell, DriversNest) {
   doorbell.remove_driver(doorbell.ticket());
 }
 
-// Two sides pass a token back and forth through plain words beside the doorbells; a lost ring hangs
-// until the sleep's timeout and is seen as the time that it takes.
+// Two sides pass a token back and forth through words beside the doorbells. A lost ring costs the
+// timeout of a sleep, so the time shows it.
 struct PingPong {
   Doorbell doorbells[2];
   std::atomic<std::uint32_t> turns{0};
@@ -170,8 +170,8 @@ TEST(Doorbell, NoRingIsLostBetweenProcesses) {
   munmap(page, sizeof(PingPong));
 }
 
-// A standby thread and drivers that come and go share an engine's progress, as the runtime does;
-// producers count work and ring. All work must be done without any sleep running into its timeout.
+// A standby thread and changing drivers share an engine's progress, as in the runtime. Producers
+// count work and ring. All work must be done without any sleep running into its timeout.
 TEST(Doorbell, NoRingIsLostBetweenStandbyAndDrivers) {
   constexpr int kItems = 20000;
   Doorbell doorbell;
@@ -225,8 +225,7 @@ TEST(Doorbell, NoRingIsLostBetweenStandbyAndDrivers) {
     }
   }
   driver.join();
-  doorbell
-      .ring();  // a driver that did the last item leaves the standby thread asleep, as it should
+  doorbell.ring();  // a driver that did the last item leaves the standby thread asleep
   standby.join();
   EXPECT_EQ(done.load(), kItems);
   EXPECT_LT(elapsed(start), seconds(40));

@@ -9,14 +9,14 @@
 namespace {
 
 // A constant expression calls no function that is not constexpr, so the condition is removed.
-constexpr int nothing_is_left() {
+constexpr int evaluations() {
   int evaluated = 0;
   HVD_EXPECT(++evaluated < 0, "never");
   return evaluated;
 }
-static_assert(nothing_is_left() == 0);
+static_assert(evaluations() == 0);
 
-TEST(ExpectOff, EvaluatesNothingAndGoesOn) {
+TEST(ExpectOff, DoesNotEvaluateTheCondition) {
   int evaluated = 0;
   HVD_EXPECT(++evaluated < 0, "never");
   EXPECT_EQ(evaluated, 0);

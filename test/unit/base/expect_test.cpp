@@ -12,7 +12,7 @@ namespace {
 #error "the tests are for builds with HVD_CONTRACTS; set it, or HVD_BUILD_TESTS=OFF"
 #endif
 
-TEST(ExpectTest, GoesOnWhereTheConditionHolds) {
+TEST(ExpectTest, HasNoEffectWhenTheConditionHolds) {
   int evaluated = 0;
   HVD_EXPECT(++evaluated == 1, "it is the first");
   EXPECT_EQ(evaluated, 1);
@@ -25,7 +25,7 @@ TEST(ExpectDeathTest, EndsTheProgramWithTheConditionAndItsPlace) {
               "expect_test.cpp:[0-9]+: expected that there are four, but not: found == 4");
 }
 
-// As hvd's own handler, which notifies the other ranks and hvdrun.
+// hvd's own handler notifies the other ranks and hvdrun.
 TEST(ExpectDeathTest, TheTerminateHandlerFindsTheCause) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_EXIT(

@@ -29,14 +29,14 @@ void hang() {
 TEST_F(ExitLimitTest, AHandlerThatDoesNotReturnEndsWithTheProcesssOwnCode) {
   EXPECT_EXIT(
       {
-        std::atexit(hang);  // as CUDA's own, which was registered before
+        std::atexit(hang);  // registered first, like CUDA's handlers
         limit_exit(milliseconds(50), "the GPU hangs");
         std::exit(7);
       },
       ::testing::ExitedWithCode(7), "hvd: the GPU hangs");
 }
 
-TEST_F(ExitLimitTest, CalledFromAnExitHandlerItHoldsForThoseThatAreStillToCome) {
+TEST_F(ExitLimitTest, CalledFromAnExitHandlerItLimitsTheRemainingHandlers) {
   EXPECT_EXIT(
       {
         std::atexit(hang);
@@ -60,7 +60,7 @@ TEST_F(ExitLimitTest, BufferedOutputIsNotLost) {
       ::testing::ExitedWithCode(0), "last words");
 }
 
-TEST_F(ExitLimitTest, AProcessThatEndsInTimeEndsAsEver) {
+TEST_F(ExitLimitTest, AProcessThatEndsInTimeIsNotChanged) {
   EXPECT_EXIT(
       {
         limit_exit(std::chrono::minutes(10), "it must not wait for that");

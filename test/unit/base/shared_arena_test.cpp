@@ -75,7 +75,8 @@ TEST(SharedArena, RepeatsAddresses) {
 
 TEST(SharedArena, ReturnsNullWhenItIsFull) {
   const auto arena = SharedArena::create(kMiB);
-  EXPECT_EQ(arena->allocate(2 * kMiB), nullptr);
+  for (const std::size_t bytes : {2 * kMiB, kMiB + 1, std::numeric_limits<std::size_t>::max()})
+    EXPECT_EQ(arena->allocate(bytes), nullptr) << bytes;
   std::byte* const most = arena->allocate(kMiB / 2);
   EXPECT_NE(most, nullptr);
   EXPECT_EQ(arena->allocate(kMiB / 2), nullptr);
@@ -101,13 +102,6 @@ TEST(SharedArena, GivenBackPagesReadAsZeros) {
   EXPECT_EQ(memory[kMiB / 2], std::byte{0});
 }
 
-TEST(SharedArena, RefusesMoreThanThereCanBe) {
-  const auto arena = SharedArena::create(kMiB);
-  EXPECT_EQ(arena->allocate(std::numeric_limits<std::size_t>::max()), nullptr);
-  EXPECT_EQ(arena->allocate(kMiB + 1), nullptr);
-  EXPECT_NE(arena->allocate(kMiB / 2), nullptr);
-}
-
 TEST(SharedArena, AllocatesPagesOnRequest) {
   const auto taken = [](const SharedArena& arena) {
     struct stat status {};
@@ -127,8 +121,7 @@ TEST(SharedArena, AllocatesPagesOnRequest) {
   EXPECT_GE(taken(*eager), kMiB);
 }
 
-/// Blocks go from threads that fill them to threads that check and free them, as a data loader's
-/// do.
+/// Some threads fill blocks, and others check and free them, as in a data loader.
 TEST(SharedArena, ThreadsHandBlocksToEachOther) {
   const auto arena = SharedArena::create(256 * kMiB);
   struct Block {
@@ -182,17 +175,24 @@ TEST(SharedArena, ThreadsHandBlocksToEachOther) {
   EXPECT_EQ(arena->used(), 0U);
 }
 
-/// Runs `run` in a child made by fork() with hvd::init()'s fork handlers. Returns 0 if it is true.
-int in_child(SharedArena& arena, const std::function<bool()>& run) {
-  arena.before_fork();
+/// The status of a child process that exits with the result of `run`.
+int status_of_child(const std::function<int()>& run) {
   const pid_t child = ::fork();
-  if (child == 0) {
-    arena.after_fork_in_child();
-    ::_exit(run() ? 0 : 1);
-  }
-  arena.after_fork_in_parent();
+  if (child == 0) ::_exit(run());
   int status = -1;
   EXPECT_EQ(::waitpid(child, &status, 0), child);
+  return status;
+}
+
+/// Runs `run` in a child, with the calls that hvd::init()'s fork handlers make. Returns 0 if it is
+/// true.
+int in_child(SharedArena& arena, const std::function<bool()>& run) {
+  arena.before_fork();
+  const int status = status_of_child([&] {
+    arena.after_fork_in_child();
+    return run() ? 0 : 1;
+  });
+  arena.after_fork_in_parent();
   return status;
 }
 
@@ -204,11 +204,11 @@ TEST(SharedArena, AChildHasACopy) {
     const bool reads = memory[5] == std::byte{7} && memory[kMiB - 1] == std::byte{7};
     std::memset(memory, 8, kMiB);
     const bool writes = memory[5] == std::byte{8};
-    const bool gives_nothing = arena->inherited() && arena->allocate(64) == nullptr;
-    // Its own child has what it has.
-    const bool passes_on = in_child(*arena, [&] { return memory[5] == std::byte{8}; }) == 0;
+    const bool returns_null = arena->inherited() && arena->allocate(64) == nullptr;
+    // Its own child inherits the copy.
+    const bool child_has_copy = in_child(*arena, [&] { return memory[5] == std::byte{8}; }) == 0;
     arena->deallocate(memory, true);
-    return reads && writes && gives_nothing && passes_on;
+    return reads && writes && returns_null && child_has_copy;
   };
   EXPECT_EQ(in_child(*arena, use), 0);
   EXPECT_FALSE(arena->inherited());
@@ -238,19 +238,15 @@ TEST(SharedArena, ForksWhileOtherThreadsAllocate) {
 
 TEST(SharedArena, KeepsWithinTheLimitsOfTheProcess) {
   const auto with_limit = [](__rlimit_resource_t resource, rlim_t most) {
-    const pid_t child = ::fork();
-    if (child == 0) {
+    return status_of_child([=] {
       const rlimit limit{most, most};
-      if (::setrlimit(resource, &limit) != 0) ::_exit(2);
+      if (::setrlimit(resource, &limit) != 0) return 2;
       const auto arena = SharedArena::create();
-      if (!arena) ::_exit(10);
+      if (!arena) return 10;
       std::byte* const memory = arena->allocate(kMiB);
       if (memory != nullptr) std::memset(memory, 1, kMiB);
-      ::_exit(memory != nullptr && arena->address().capacity <= most ? 0 : 1);
-    }
-    int status = -1;
-    EXPECT_EQ(::waitpid(child, &status, 0), child);
-    return status;
+      return memory != nullptr && arena->address().capacity <= most ? 0 : 1;
+    });
   };
   EXPECT_EQ(with_limit(RLIMIT_FSIZE, 64 * kMiB), 0);
   EXPECT_EQ(WEXITSTATUS(with_limit(RLIMIT_FSIZE, 1024)), 10) << "there is none";
@@ -267,15 +263,12 @@ TEST(PeerArena, AnotherProcessSeesAndChangesTheSameMemory) {
   std::byte* const memory = arena->allocate(kMiB);
   memory[5] = std::byte{42};
   const std::uint64_t offset = *arena->offset_of(memory, kMiB);
-  const pid_t child = ::fork();
-  if (child == 0) {
+  const int status = status_of_child([&] {
     const auto peer = PeerArena::map(arena->address());
     const bool sees = peer && peer->at(offset)[5] == std::byte{42};
     if (sees) peer->at(offset)[6] = std::byte{43};
-    ::_exit(sees ? 0 : 1);
-  }
-  int status = -1;
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
+    return sees ? 0 : 1;
+  });
   EXPECT_EQ(status, 0);
   EXPECT_EQ(memory[6], std::byte{43});
 }

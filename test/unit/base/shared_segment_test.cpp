@@ -25,17 +25,17 @@ namespace {
 
 /// The results of this program's reservations and file calls, which the functions below replace.
 struct Reservations {
-  int interrupted = 0;      ///< so many of the next ones are
+  int interrupted = 0;      ///< number of the next reservations that a signal interrupts
   off_t room = 1L << 40;    ///< bytes until /dev/shm is full
   off_t memory = 1L << 40;  ///< bytes until all memory is used
-  off_t largest = 0;        ///< asked for at once
-  bool no_tmpfile = false;  ///< no file without a name in /dev/shm
+  off_t largest = 0;        ///< the largest reservation so far
+  bool no_tmpfile = false;  ///< /dev/shm makes no file without a name
 };
 Reservations reservations;
 
 }  // namespace
 
-// In place of the C library's. Kernels since 6.11 do not do this by themselves.
+// Replaces the C library's. Kernels since 6.11 are not interrupted by signals here.
 extern "C" int posix_fallocate(int descriptor, off_t begin, off_t size) {
   reservations.largest = std::max(reservations.largest, size);
   if (reservations.interrupted > 0) {
@@ -89,10 +89,10 @@ TEST_F(SharedSegmentTest, IsReservedAlthoughSignalsInterruptIt) {
   EXPECT_EQ(reservations.interrupted, 0);
   segment->data()[5 * kMebibyte + 99] = std::byte{1};
   EXPECT_LE(reservations.largest, static_cast<off_t>(kMebibyte))
-      << "small enough to be done between two signals";
+      << "a reservation ends between two signals";
 }
 
-/// Also a link that leads nowhere.
+/// True also for a link without a target.
 bool name_exists(const std::string& name) {
   return std::filesystem::symlink_status("/dev/shm" + name).type() !=
          std::filesystem::file_type::not_found;
@@ -105,7 +105,7 @@ TEST_F(SharedSegmentTest, ReportsALackOfMemoryAndLeavesNoFile) {
   EXPECT_FALSE(name_exists(name));
 }
 
-TEST_F(SharedSegmentTest, DoesWithoutRoomInDevShm) {
+TEST_F(SharedSegmentTest, NeedsNoRoomInDevShm) {
   ASSERT_TRUE(SharedSegment::needs_no_room());
   const std::string name = unique_name();
   reservations.room = 2 * kMebibyte;
@@ -135,7 +135,7 @@ std::ptrdiff_t open_files() {
   return std::distance(begin(files), end(files));
 }
 
-TEST_F(SharedSegmentTest, LeavesNoOpenFileWhereItDoesWithoutRoom) {
+TEST_F(SharedSegmentTest, LeavesNoOpenFileWithoutRoomInDevShm) {
   const std::ptrdiff_t before = open_files();
   reservations.room = 0;
   auto segment = SharedSegment::create(unique_name(), kMebibyte);
@@ -147,8 +147,8 @@ TEST_F(SharedSegmentTest, LeavesNoOpenFileWhereItDoesWithoutRoom) {
   EXPECT_EQ(open_files(), before);
 }
 
-// Where processes do not see each other's numbers, the name leads elsewhere.
-TEST_F(SharedSegmentTest, RefusesANameThatLeadsElsewhere) {
+// Across pid namespaces the link points to another file.
+TEST_F(SharedSegmentTest, RefusesALinkToAnotherFile) {
   const std::string name = unique_name();
   for (const char* const target : {"/proc/self/fd/0", "/proc/0/fd/7"}) {
     ASSERT_EQ(::symlink(target, ("/dev/shm" + name).c_str()), 0);
@@ -161,18 +161,18 @@ TEST_F(SharedSegmentTest, RefusesANameThatLeadsElsewhere) {
 class Maker {
  public:
   explicit Maker(const std::string& name) {
-    int told[2];
-    EXPECT_EQ(::pipe(told), 0);
+    int made[2];
+    EXPECT_EQ(::pipe(made), 0);
     process_ = ::fork();
     if (process_ == 0) {
       const auto segment = SharedSegment::create(name, kMebibyte);
-      if (::write(told[1], "x", 1) == 1) ::pause();
+      if (::write(made[1], "x", 1) == 1) ::pause();
       ::_exit(1);
     }
     char word = 0;
-    ::close(told[1]);
-    EXPECT_EQ(::read(told[0], &word, 1), 1);
-    ::close(told[0]);
+    ::close(made[1]);
+    EXPECT_EQ(::read(made[0], &word, 1), 1);
+    ::close(made[0]);
   }
   Maker(const Maker&) = delete;
   Maker& operator=(const Maker&) = delete;
@@ -208,7 +208,7 @@ TEST_F(SharedSegmentTest, OnlyTheFilesOfAKilledMakerAreRemoved) {
   }
 }
 
-// Its maker has not locked it yet, where files have a name from the start.
+// A file that has its name from the start is empty until its maker has locked it.
 TEST_F(SharedSegmentTest, AnEmptyFileStaysAndSoDoOtherNames) {
   const std::string empty = unique_name();
   std::ofstream("/dev/shm" + empty).close();
@@ -240,7 +240,7 @@ TEST_F(SharedSegmentTest, AnArenaIsReservedAlthoughSignalsInterruptIt) {
   EXPECT_EQ(reservations.interrupted, 0);
 }
 
-TEST_F(SharedSegmentTest, AnArenaWithoutPagesGivesNothingAndGoesOn) {
+TEST_F(SharedSegmentTest, AnArenaWithoutPagesReturnsNullAndRecovers) {
   const auto arena = SharedArena::create(8 * kMebibyte, SharedArena::Pages::kWhenAllocated);
   ASSERT_NE(arena, nullptr);
   reservations.memory = 2 * kMebibyte;

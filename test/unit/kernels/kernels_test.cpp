@@ -9,6 +9,7 @@
 #include <tuple>
 #include <vector>
 
+#include "base/text.h"
 #include "hvd/error.h"
 #include "kernels/half.h"
 #include "kernels/kernels_loop.h"
@@ -58,11 +59,9 @@ struct Reduction {
 };
 
 std::string describe(const Reduction& r) {
-  return std::string(to_string(r.op)) + " of " + std::string(to_string(r.dtype)) + ", sources " +
-         std::to_string(r.sources) + ", count " + std::to_string(r.count) + ", in place " +
-         std::to_string(r.in_place) + (r.unaligned ? ", unaligned" : "") + ", scale " +
-         std::to_string(r.scale.prescale) + " " + std::to_string(r.scale.postscale) + " / " +
-         std::to_string(r.scale.divisor);
+  return text(to_string(r.op), " of ", to_string(r.dtype), ", sources ", r.sources, ", count ",
+              r.count, ", in place ", r.in_place, r.unaligned ? ", unaligned" : "", ", scale ",
+              r.scale.prescale, " ", r.scale.postscale, " / ", r.scale.divisor);
 }
 
 void expect_reduction(InstructionSet instructions, const Reduction& r,
@@ -326,8 +325,7 @@ TEST_P(KernelsTest, TheIdentityKeepsEveryValue) {
 }
 
 std::string name_of(const ::testing::TestParamInfo<std::tuple<DataType, ReduceOp>>& test) {
-  return std::string(to_string(std::get<0>(test.param))) + "_" +
-         std::string(to_string(std::get<1>(test.param)));
+  return text(to_string(std::get<0>(test.param)), "_", to_string(std::get<1>(test.param)));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -495,34 +493,21 @@ TEST(Kernels, OfEqualZerosMinAndMaxKeepTheFirst) {
   }
 }
 
-TEST(Kernels, AllInstructionSetsConvertEveryFp16Alike) {
-  std::vector<std::uint16_t> all(65536);
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    all[i] = static_cast<std::uint16_t>(i);
-  }
+TEST(Kernels, AllInstructionSetsConvertEvery16BitNumberAlike) {
+  // Twice, an odd number of elements apart, so that each is at an even and at an odd index.
+  std::vector<std::uint16_t> all(2 * 65536 + 1);
+  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<std::uint16_t>(i % 65537);
   const std::vector<std::uint16_t> negative_zeros(all.size(), 0x8000);  // x + -0 is x, for every x
   for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
-    const auto sums = reduce_arrays<std::uint16_t>(instructions, {all, negative_zeros},
-                                                   DataType::kFloat16, ReduceOp::kSum);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      ASSERT_EQ(sums[i], float_to_half(half_to_float(all[i]))) << i;
-    }
-  }
-}
-
-TEST(Kernels, AllInstructionSetsConvertEveryBf16Alike) {
-  std::vector<std::uint16_t> all(65537);  // twice, so that each is at an even and at an odd index
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    all[i] = static_cast<std::uint16_t>(i);
-  }
-  const std::vector<std::uint16_t> once = all;
-  all.insert(all.end(), once.begin(), once.end());
-  const std::vector<std::uint16_t> negative_zeros(all.size(), 0x8000);
-  for (const InstructionSet instructions : kernels::supported_instruction_sets()) {
-    const auto sums = reduce_arrays<std::uint16_t>(instructions, {all, negative_zeros},
-                                                   DataType::kBFloat16, ReduceOp::kSum);
-    for (std::size_t i = 0; i < all.size(); ++i) {
-      ASSERT_EQ(sums[i], float_to_bfloat16(bfloat16_to_float(all[i]))) << i;
+    for (const DataType dtype : {DataType::kFloat16, DataType::kBFloat16}) {
+      const auto sums =
+          reduce_arrays<std::uint16_t>(instructions, {all, negative_zeros}, dtype, ReduceOp::kSum);
+      for (std::size_t i = 0; i < all.size(); ++i) {
+        const std::uint16_t expected = dtype == DataType::kFloat16
+                                           ? float_to_half(half_to_float(all[i]))
+                                           : float_to_bfloat16(bfloat16_to_float(all[i]));
+        ASSERT_EQ(sums[i], expected) << to_string(dtype) << ' ' << i;
+      }
     }
   }
 }
@@ -564,34 +549,31 @@ TEST(Kernels, RefusesInvalidArguments) {
   float result = 0;
   const std::byte* const source[] = {reinterpret_cast<const std::byte*>(&value)};
   auto* const destination = reinterpret_cast<std::byte*>(&result);
+  const auto refuses = [&](std::int64_t count, DataType dtype, ReduceOp op,
+                           const ReduceScale& scale = {}) {
+    EXPECT_THROW(reduce(source, destination, count, dtype, op, scale), Error);
+  };
+  refuses(-1, DataType::kFloat32, ReduceOp::kSum);
+  refuses(1, DataType::kFloat32, ReduceOp::kAverage);
+  refuses(1, DataType::kFloat32, ReduceOp::kAdasum);
+  refuses(1, DataType::kFloat32, ReduceOp::kSum, divide_by(0));
+  refuses(1, DataType::kBool, ReduceOp::kSum, divide_by(2));
+  refuses(1, static_cast<DataType>(77), ReduceOp::kSum);
   EXPECT_THROW(reduce({}, destination, 1, DataType::kFloat32, ReduceOp::kSum, {}), Error);
-  EXPECT_THROW(reduce(source, destination, -1, DataType::kFloat32, ReduceOp::kSum, {}), Error);
-  EXPECT_THROW(reduce(source, destination, 1, DataType::kFloat32, ReduceOp::kAverage, {}), Error);
-  EXPECT_THROW(reduce(source, destination, 1, DataType::kFloat32, ReduceOp::kAdasum, {}), Error);
-  EXPECT_THROW(reduce(source, destination, 1, DataType::kFloat32, ReduceOp::kSum, divide_by(0)),
-               Error);
-  EXPECT_THROW(reduce(source, destination, 1, DataType::kBool, ReduceOp::kSum, divide_by(2)),
-               Error);
-  EXPECT_THROW(reduce(source, destination, 1, static_cast<DataType>(77), ReduceOp::kSum, {}),
-               Error);
   EXPECT_THROW(reduce_to_all(source, {}, 1, DataType::kFloat32, ReduceOp::kSum, {}), Error);
   EXPECT_EQ(result, 0);
 }
 
 TEST(Kernels, TheErrorNamesOperationAndType) {
-  const float value = 1;
-  float result = 0;
-  const std::byte* const source[] = {reinterpret_cast<const std::byte*>(&value)};
+  std::string error;
   try {
-    reduce(source, reinterpret_cast<std::byte*>(&result), 1, DataType::kFloat32, ReduceOp::kAverage,
-           {});
-    FAIL() << "an average was not refused";
-  } catch (const Error& error) {
-    EXPECT_EQ(std::string(error.what()),
-              "reduce average of float32: expected sum, min, max, product, bit_and, bit_or or "
-              "bit_xor (an average is a sum "
-              "with a divisor)");
+    reduce_values({1.0f}, DataType::kFloat32, ReduceOp::kAverage);
+  } catch (const Error& thrown) {
+    error = thrown.what();
   }
+  EXPECT_EQ(error,
+            "reduce average of float32: expected sum, min, max, product, bit_and, bit_or or "
+            "bit_xor (an average is a sum with a divisor)");
 }
 
 }  // namespace
