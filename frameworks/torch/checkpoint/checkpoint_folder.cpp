@@ -1,16 +1,192 @@
 #include "checkpoint/checkpoint_folder.h"
 
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
 #include <algorithm>
-#include <cctype>
+#include <array>
 #include <cerrno>
-#include <charconv>
+#include <cstdlib>
 #include <exception>
+#include <sstream>
 #include <system_error>
 
-#include "checkpoint/durable_file.h"
+#include "base/text.h"
 #include "hvd/torch/checkpoint_error.h"
 
 namespace hvd::libtorch {
+namespace {
+
+constexpr std::string_view kTitle = "hvd-checkpoint";
+constexpr int kNewestVersion = 2;
+
+std::string hexadecimal(std::uint32_t value) {
+  std::ostringstream text;
+  text << std::hex << value;
+  return std::move(text).str();
+}
+
+/// The values of a line "KEY VALUE ..." that has `values` of them; empty for any other line.
+std::vector<std::string_view> values_of(std::string_view line, std::string_view key,
+                                        std::size_t values) {
+  std::vector<std::string_view> words = split_text(line, ' ');
+  if (words.size() != values + 1 || words.front() != key) return {};
+  words.erase(words.begin());
+  return words;
+}
+
+std::optional<CheckpointFile> file_of(std::string_view line) {
+  auto words = values_of(line, "file", 3);
+  if (words.empty()) words = values_of(line, "file", 4);
+  if (words.empty()) return std::nullopt;
+  const auto bytes = parse_number<std::uint64_t>(words[1]);
+  const auto checksum = parse_number<std::uint32_t>(words[2], 16);
+  const auto share = words.size() == 4 ? parse_number<std::uint64_t>(words[3]) : 0;
+  // A name with a slash would lead out of the checkpoint's folder.
+  if (!bytes || !checksum || !share || words[0].find('/') != std::string_view::npos)
+    return std::nullopt;
+  if (*share > *bytes) return std::nullopt;
+  return CheckpointFile{std::string(words[0]), {*bytes, *checksum}, *share};
+}
+
+/// Checked before anything else, since other versions may differ in all that follows.
+void check_version(const std::vector<std::string_view>& lines, const std::string& where) {
+  const auto words = lines.empty() ? lines : values_of(lines.front(), kTitle, 1);
+  const auto version = words.empty() ? std::nullopt : parse_number<int>(words.front());
+  if (!version)
+    throw CheckpointError(where + " is not the manifest of a checkpoint, or is damaged");
+  if (*version < 1 || *version > kNewestVersion) {
+    throw CheckpointError(text(where, ": expected a checkpoint of version 1 to ", kNewestVersion,
+                               ", got version ", *version, "; load it with the hvd that wrote it"));
+  }
+}
+
+}  // namespace
+
+std::uint64_t Manifest::shared_bytes() const noexcept {
+  std::uint64_t sum = 0;
+  for (const CheckpointFile& file : files) sum += file.share;
+  return sum;
+}
+
+std::string Manifest::encode() const {
+  std::ostringstream text;
+  text << kTitle << ' ' << (shared_bytes() > 0 ? 2 : 1) << "\nstep " << step << '\n';
+  for (const CheckpointFile& file : files) {
+    text << "file " << file.name << ' ' << file.contents.bytes << ' '
+         << hexadecimal(file.contents.checksum);
+    if (file.share > 0) text << ' ' << file.share;
+    text << '\n';
+  }
+  const std::string body = std::move(text).str();
+  return body + "checksum " + hexadecimal(crc32(body)) + '\n';
+}
+
+Manifest Manifest::decode(std::string_view text, const std::string& where) {
+  std::vector<std::string_view> lines = split_text(text, '\n');
+  if (lines.back().empty()) lines.pop_back();
+  check_version(lines, where);
+  const CheckpointError damaged(where + " is damaged; load an older checkpoint");
+  constexpr std::size_t kFewest = 5;  // version, step, common, one rank, checksum
+  if (lines.size() < kFewest || text.back() != '\n') throw damaged;
+  const auto last = values_of(lines.back(), "checksum", 1);
+  const auto checksum = last.empty() ? std::nullopt : parse_number<std::uint32_t>(last.front(), 16);
+  const auto body = text.substr(0, static_cast<std::size_t>(lines.back().data() - text.data()));
+  if (!checksum || *checksum != crc32(body)) throw damaged;
+
+  Manifest manifest;
+  const auto step = values_of(lines[1], "step", 1);
+  const auto step_number = step.empty() ? std::nullopt : parse_number<std::uint64_t>(step.front());
+  if (!step_number) throw damaged;
+  manifest.step = *step_number;
+  for (std::size_t i = 2; i + 1 < lines.size(); ++i) {
+    auto file = file_of(lines[i]);
+    if (!file) throw damaged;
+    manifest.files.push_back(std::move(*file));
+  }
+  // A text that decodes but is not canonical has an error that the checksum does not detect.
+  if (manifest.encode() != text) throw damaged;
+  return manifest;
+}
+
+namespace {
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
+}
+
+/// The launcher's name of the job; empty without a launcher that names it.
+std::string job_name() {
+  for (const char* variable : {"HVD_JOB_NAME", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"}) {
+    const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe)
+    if (value != nullptr && *value != '\0') return std::string(variable) + '=' + value;
+  }
+  return {};
+}
+
+std::string this_process() {
+  const std::string job = job_name();
+  return "process " + std::to_string(::getpid()) + " on " + host_name() +
+         (job.empty() ? "" : " of the job with " + job);
+}
+
+/// Returns whether the path still names the open file, which its last holder may have removed.
+bool is_same_file(int file, const std::filesystem::path& path) {
+  struct stat open {};
+  struct stat named {};
+  return ::fstat(file, &open) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         open.st_dev == named.st_dev && open.st_ino == named.st_ino;
+}
+
+}  // namespace
+
+FolderLock::FolderLock(const std::filesystem::path& folder) : path_(folder / kName) {
+  while (!try_lock()) {
+  }
+  const std::string text = this_process();
+  // The text is only used in error texts, so a failure here is ignored.
+  if (::ftruncate(file_, 0) == 0 && ::pwrite(file_, text.data(), text.size(), 0) < 0) return;
+}
+
+/// @return false when the last holder has removed the file in the meantime
+bool FolderLock::try_lock() {
+  constexpr mode_t kMode = 0666;
+  file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kMode);
+  if (file_ < 0) {
+    throw CheckpointError("cannot open " + path_.string() + ": " +
+                          std::generic_category().message(errno));
+  }
+  if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+    const std::string other = holder();
+    ::close(file_);
+    throw CheckpointError(
+        path_.parent_path().string() + " is in use: " +
+        (other == this_process() ? "another Checkpointer or save_checkpoint() of this process"
+                                 : other) +
+        " is writing a checkpoint there; expected one at a time: wait for it, or save in another "
+        "folder");
+  }
+  if (is_same_file(file_, path_)) return true;
+  ::close(file_);
+  return false;
+}
+
+std::string FolderLock::holder() const {
+  std::array<char, 512> text{};
+  const ssize_t got = ::pread(file_, text.data(), text.size(), 0);
+  return got > 0 ? std::string(text.data(), static_cast<std::size_t>(got)) : "another process";
+}
+
+FolderLock::~FolderLock() {
+  ::unlink(path_.c_str());
+  // Unlocks explicitly, since a forked process may have the descriptor too.
+  ::flock(file_, LOCK_UN);
+  ::close(file_);
+}
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -20,20 +196,12 @@ constexpr const char* kManifest = "manifest";
 constexpr const char* kCommon = "common";
 constexpr const char* kRank = "rank-";
 
-/// The number, if the whole text is its digits.
-std::optional<std::uint64_t> digits(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 /// Whether hvd gives files this name. Other files are never removed.
 bool is_ours(std::string name) {
   const std::string_view partial = kPartial;
   if (name.ends_with(partial)) name.resize(name.size() - partial.size());
   return name == kManifest || name == kCommon ||
-         (name.starts_with(kRank) && digits(std::string_view(name).substr(5)));
+         (name.starts_with(kRank) && parse_number<std::uint64_t>(std::string_view(name).substr(5)));
 }
 
 bool is_there(const fs::path& path) {
@@ -66,7 +234,7 @@ std::vector<std::uint64_t> CheckpointFolder::all_steps() const {
   for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
     const std::string name = entries->path().filename().string();
     if (!name.starts_with(kStep)) continue;
-    const auto step = digits(std::string_view(name).substr(kStep.size()));
+    const auto step = parse_number<std::uint64_t>(std::string_view(name).substr(kStep.size()));
     if (step && folder_of(*step) == entries->path()) found.push_back(*step);
   }
   if (error) throw CheckpointError("cannot list " + path_.string() + ": " + error.message());
@@ -91,11 +259,11 @@ void CheckpointFolder::require_newest(std::uint64_t step,
                                       std::optional<std::uint64_t> loaded) const {
   const auto last = newest();
   if (!last || *last < step || (loaded && *loaded < step)) return;
-  throw CheckpointError("cannot save step " + std::to_string(step) + " in " + path_.string() +
-                        ", which has a checkpoint of step " + std::to_string(*last) +
-                        ", and that would stay the newest; load it first, save in another folder, "
-                        "or load an older one and allow the newer ones to be replaced "
-                        "(replace_newer)");
+  throw CheckpointError(text("cannot save step ", step, " in ", path_.string(),
+                             ", which has a checkpoint of step ", *last,
+                             ", and that would stay the newest; load it first, save in another "
+                             "folder, or load an older one and allow the newer ones to be replaced "
+                             "(replace_newer)"));
 }
 
 void CheckpointFolder::begin(std::uint64_t step, std::optional<std::uint64_t> loaded) {
@@ -112,26 +280,25 @@ void CheckpointFolder::begin(std::uint64_t step, std::optional<std::uint64_t> lo
   }
 }
 
-Manifest::File CheckpointFolder::write(std::uint64_t step, const std::string& name,
+CheckpointFile CheckpointFolder::write(std::uint64_t step, const std::string& name,
                                        const ByteSource& source) {
   return {name, write_durably(folder_of(step) / name, source, calls_)};
 }
 
 /// Compares the sizes only. Reading a file compares its checksum.
 void CheckpointFolder::check_sizes(const Manifest& manifest) const {
-  for (const Manifest::File& file : manifest.files) {
+  for (const CheckpointFile& file : manifest.files) {
     const fs::path path = folder_of(manifest.step) / file.name;
     std::error_code error;
     const auto bytes = fs::file_size(path, error);
     if (error) {
-      throw CheckpointError("checkpoint of step " + std::to_string(manifest.step) + ": " +
-                            path.string() + " is missing (" + error.message() +
-                            "); all ranks must see one folder, on a file system that they share");
+      throw CheckpointError(text(
+          "checkpoint of step ", manifest.step, ": ", path.string(), " is missing (",
+          error.message(), "); all ranks must see one folder, on a file system that they share"));
     }
     if (bytes != file.contents.bytes) {
-      throw CheckpointError(path.string() + " is damaged: expected " +
-                            std::to_string(file.contents.bytes) + " bytes, got " +
-                            std::to_string(bytes) + "; load an older checkpoint");
+      throw CheckpointError(text(path.string(), " is damaged: expected ", file.contents.bytes,
+                                 " bytes, got ", bytes, "; load an older checkpoint"));
     }
   }
 }
@@ -207,21 +374,20 @@ Manifest CheckpointFolder::manifest(std::uint64_t step) const {
   const fs::path path = folder_of(step) / kManifest;
   if (!is_there(path)) {
     std::string there;
-    for (const std::uint64_t other : steps()) there += ' ' + std::to_string(other);
-    throw CheckpointError("there is no complete checkpoint of step " + std::to_string(step) +
-                          " in " + path_.string() + ", which has those of steps:" + there);
+    for (const std::uint64_t other : steps()) there += text(' ', other);
+    throw CheckpointError(text("there is no complete checkpoint of step ", step, " in ",
+                               path_.string(), ", which has those of steps:", there));
   }
   Manifest manifest = Manifest::decode(read_file(path, calls_), path.string());
   if (manifest.step != step) {
-    throw CheckpointError(path.string() + ": expected step " + std::to_string(step) +
-                          ", got step " + std::to_string(manifest.step) +
-                          "; was the folder renamed?");
+    throw CheckpointError(text(path.string(), ": expected step ", step, ", got step ",
+                               manifest.step, "; was the folder renamed?"));
   }
   check_sizes(manifest);
   return manifest;
 }
 
-std::string CheckpointFolder::read(std::uint64_t step, const Manifest::File& file) const {
+std::string CheckpointFolder::read(std::uint64_t step, const CheckpointFile& file) const {
   return read_file(folder_of(step) / file.name, file.contents, calls_);
 }
 

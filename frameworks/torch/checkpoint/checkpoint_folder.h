@@ -5,13 +5,71 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/durable_file.h"
-#include "checkpoint/folder_lock.h"
-#include "checkpoint/manifest.h"
 
 namespace hvd::libtorch {
+
+/// A file of a checkpoint.
+struct CheckpointFile {
+  std::string name;
+  FileContents contents;
+  /// How many bytes at the end of a rank's file belong to the replicated tensors, which the ranks
+  /// write together.
+  std::uint64_t share = 0;
+  bool operator==(const CheckpointFile&) const = default;
+};
+
+/// The list of a checkpoint's files. A checkpoint is complete when its manifest exists; files that
+/// no manifest names are ignored.
+struct Manifest {
+  std::uint64_t step = 0;
+  /// The file of the replicated state, then one file per rank, in rank order.
+  std::vector<CheckpointFile> files;
+
+  std::size_t ranks() const noexcept { return files.empty() ? 0 : files.size() - 1; }
+  const CheckpointFile& common() const { return files.front(); }
+  const CheckpointFile& of_rank(std::size_t rank) const { return files[rank + 1]; }
+
+  /// The bytes of replicated tensors in all ranks' files.
+  std::uint64_t shared_bytes() const noexcept;
+
+  /// Lines of text; the last line is the checksum of the others. The version is 1 without shares,
+  /// otherwise 2.
+  std::string encode() const;
+  /// @param where the name of the manifest in error texts
+  /// @throws CheckpointError for another version, and when any bit differs from encode()'s output
+  static Manifest decode(std::string_view text, const std::string& where);
+
+  bool operator==(const Manifest&) const = default;
+};
+
+/// Locks a folder for writing. One process of all jobs can lock it at a time, with one object.
+///
+/// The lock is a file in the folder, locked with flock(), with the name of the holder. The kernel
+/// releases it when the process ends, so the file of a killed process does not block others. On
+/// file systems without locks every process succeeds. Not thread-safe.
+class FolderLock {
+ public:
+  /// @throws CheckpointError with host, process and job of the holder, or when the folder does not
+  /// exist
+  explicit FolderLock(const std::filesystem::path& folder);
+  FolderLock(const FolderLock&) = delete;
+  FolderLock& operator=(const FolderLock&) = delete;
+  /// Removes the file.
+  ~FolderLock();
+
+  static constexpr const char* kName = "lock";
+
+ private:
+  bool try_lock();
+  std::string holder() const;
+
+  const std::filesystem::path path_;
+  int file_ = -1;
+};
 
 /// The checkpoints in a folder, one subfolder per step:
 ///
@@ -43,7 +101,7 @@ class CheckpointFolder {
   /// remain the newest
   void begin(std::uint64_t step, std::optional<std::uint64_t> loaded = std::nullopt);
   /// Writes one file, common_name() or rank_name(). @throws CheckpointError
-  Manifest::File write(std::uint64_t step, const std::string& name, const ByteSource& source);
+  CheckpointFile write(std::uint64_t step, const std::string& name, const ByteSource& source);
   /// Called on one rank when all files are written. When it returns, the checkpoint is complete and
   /// on the disk, and complete ones later than `loaded` are removed.
   /// @return a warning that names what could not be removed; empty otherwise
@@ -60,7 +118,7 @@ class CheckpointFolder {
   /// @throws CheckpointError
   Manifest manifest(std::uint64_t step) const;
   /// The bytes of a file. @throws CheckpointError when size or checksum differ from the manifest's
-  std::string read(std::uint64_t step, const Manifest::File& file) const;
+  std::string read(std::uint64_t step, const CheckpointFile& file) const;
 
   std::filesystem::path folder_of(std::uint64_t step) const;
   static std::string common_name();

@@ -60,7 +60,7 @@ void CheckpointReader::read_ranks(const TrainingState& state, const Manifest& ma
   std::optional<ReplicatedBytes> replicated;
   if (manifest.shared_bytes() > 0) replicated.emplace(common_, manifest.shared_bytes());
   for (std::size_t i = 0; i < files; ++i) {
-    const Manifest::File& file = manifest.of_rank(i);
+    const CheckpointFile& file = manifest.of_rank(i);
     const auto share = static_cast<std::size_t>(file.share);
     const auto own = static_cast<std::size_t>(file.contents.bytes) - share;
     const std::size_t reader = i % ranks;

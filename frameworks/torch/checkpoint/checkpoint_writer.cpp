@@ -100,7 +100,7 @@ void CheckpointWriter::take(const TrainingState& state, std::optional<std::uint6
 std::string CheckpointWriter::write_own(const Snapshot& snapshot) {
   Written written;
   const auto write = [&](const std::string& name, const FileBytes& bytes) {
-    const Manifest::File file =
+    const CheckpointFile file =
         folder_.write(snapshot.step, name, [&bytes](const ByteSink& sink) { bytes.write(sink); });
     written.emplace_back(file.contents.bytes, file.contents.checksum, bytes.share_bytes());
   };

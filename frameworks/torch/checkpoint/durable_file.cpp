@@ -15,6 +15,7 @@
 #include <system_error>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/torch/checkpoint_error.h"
 
 namespace hvd::libtorch {
@@ -241,8 +242,8 @@ std::string read_file(const fs::path& path, const FileContents& expected, FileCa
   std::string bytes = read_file(path, calls);
   const std::string who = path.string() + " is damaged: ";
   if (bytes.size() != expected.bytes) {
-    throw CheckpointError(who + "expected " + std::to_string(expected.bytes) + " bytes, got " +
-                          std::to_string(bytes.size()) + "; load an older checkpoint");
+    throw CheckpointError(text(who, "expected ", expected.bytes, " bytes, got ", bytes.size(),
+                               "; load an older checkpoint"));
   }
   if (crc32(bytes) != expected.checksum)
     throw CheckpointError(who + "its checksum is wrong; load an older checkpoint");

@@ -4,8 +4,12 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <fstream>
+#include <memory>
+#include <sstream>
 
+#include "checkpoint/durable_file.h"
 #include "unit/torch/checkpoint/checkpoint_files.h"
 
 namespace hvd::libtorch::testing {
@@ -22,11 +26,11 @@ std::vector<std::string> parts_of(std::uint64_t step, int rank) {
   return {text, std::string(100, 'x') + text};
 }
 
-Manifest::File write_common(CheckpointFolder& folder, std::uint64_t step) {
+CheckpointFile write_common(CheckpointFolder& folder, std::uint64_t step) {
   return folder.write(step, CheckpointFolder::common_name(), source_of(parts_of(step, -1)));
 }
 
-Manifest::File write_rank(CheckpointFolder& folder, std::uint64_t step, int rank) {
+CheckpointFile write_rank(CheckpointFolder& folder, std::uint64_t step, int rank) {
   return folder.write(step, CheckpointFolder::rank_name(rank), source_of(parts_of(step, rank)));
 }
 
@@ -281,6 +285,152 @@ TEST(CheckpointFolder, AKillAtAnyMomentLeavesTheOneBeforeReadable) {
   // Some processes were killed before their first checkpoint, some after their third.
   EXPECT_EQ(gained.front(), 0U);
   EXPECT_GE(gained.back(), 3U);
+}
+
+Manifest example_manifest() {
+  return {
+      .step = 18446744073709551615U,
+      .files = {
+          {"common", {5000000000U, 0xDEADBEEF}, 0}, {"rank-0", {0, 0}, 0}, {"rank-1", {7, 1}, 0}}};
+}
+
+/// The same with replicated tensors that the ranks have written together.
+Manifest with_shares() {
+  Manifest manifest = example_manifest();
+  manifest.files[1] = {"rank-0", {9, 3}, 9};
+  manifest.files[2].share = 4;
+  return manifest;
+}
+
+TEST(Manifest, ComesBackAsItWas) {
+  EXPECT_EQ(Manifest::decode(example_manifest().encode(), "m"), example_manifest());
+  EXPECT_EQ(Manifest::decode(with_shares().encode(), "m"), with_shares());
+  EXPECT_EQ(example_manifest().shared_bytes(), 0U);
+  EXPECT_EQ(with_shares().shared_bytes(), 13U);
+  EXPECT_EQ(example_manifest().ranks(), 2U);
+  EXPECT_EQ(example_manifest().of_rank(1).name, "rank-1");
+}
+
+TEST(Manifest, NoticesEveryFlippedBitAndEveryCut) {
+  for (const Manifest& manifest : {example_manifest(), with_shares()}) {
+    const std::string text = manifest.encode();
+    for (std::size_t bit = 0; bit < text.size() * 8; ++bit) {
+      std::string flipped = text;
+      flipped[bit / 8] = static_cast<char>(flipped[bit / 8] ^ (1 << (bit % 8)));
+      EXPECT_THROW(Manifest::decode(flipped, "m"), CheckpointError) << bit;
+    }
+    for (std::size_t length = 0; length < text.size(); ++length)
+      EXPECT_THROW(Manifest::decode(text.substr(0, length), "m"), CheckpointError) << length;
+    EXPECT_THROW(Manifest::decode(text + "\n", "m"), CheckpointError);
+  }
+}
+
+std::string with_checksum(const std::string& text) {
+  std::ostringstream checksum;
+  checksum << "checksum " << std::hex << crc32(text) << '\n';
+  return text + checksum.str();
+}
+
+// The text of the first version, as hvd wrote it before ranks shared the writing.
+TEST(Manifest, ReadsTheFirstVersion) {
+  const std::string text = "hvd-checkpoint 1\nstep 7\nfile common 5 a\nfile rank-0 6 b\n";
+  const Manifest manifest = Manifest::decode(with_checksum(text), "m");
+  EXPECT_EQ(manifest.step, 7U);
+  EXPECT_EQ(manifest.of_rank(0), (CheckpointFile{"rank-0", {6, 11}, 0}));
+  EXPECT_EQ(manifest.encode(), with_checksum(text));
+}
+
+TEST(Manifest, RefusesAShareInTheFirstVersionAndOneThatIsLargerThanItsFile) {
+  for (const std::string& text :
+       {std::string("hvd-checkpoint 1\nstep 7\nfile common 5 a\nfile rank-0 6 b 2\n"),
+        std::string("hvd-checkpoint 2\nstep 7\nfile common 5 a\nfile rank-0 6 b 7\n")}) {
+    EXPECT_THROW(Manifest::decode(with_checksum(text), "m"), CheckpointError) << text;
+  }
+}
+
+TEST(Manifest, NamesAnotherVersion) {
+  EXPECT_THAT(error_of([] { Manifest::decode("hvd-checkpoint 3\nanything\n", "the/file"); }),
+              HasSubstr("the/file: expected a checkpoint of version 1 to 2, got version 3"));
+}
+
+TEST(Manifest, LeadsNowhereElse) {
+  const std::string text = "hvd-checkpoint 1\nstep 1\nfile ../common 1 1\nfile rank-0 1 1\n";
+  EXPECT_THAT(error_of([&] { Manifest::decode(with_checksum(text), "m"); }), HasSubstr("damaged"));
+}
+
+std::string error_of_locking(const std::filesystem::path& path) {
+  return error_of([&] { const FolderLock lock(path); });
+}
+
+/// A process that locks the folder and waits until it is killed.
+class OtherProcess {
+ public:
+  explicit OtherProcess(const std::filesystem::path& path) {
+    std::array<int, 2> ends{};
+    if (::pipe(ends.data()) != 0) ADD_FAILURE() << "no pipe";
+    process_ = ::fork();
+    if (process_ == 0) {
+      const FolderLock lock(path);
+      if (::write(ends[1], "x", 1) == 1) ::pause();
+      ::_exit(1);
+    }
+    char ready = 0;
+    EXPECT_EQ(::read(ends[0], &ready, 1), 1);
+    for (const int end : ends) ::close(end);
+  }
+  OtherProcess(const OtherProcess&) = delete;
+  OtherProcess& operator=(const OtherProcess&) = delete;
+  ~OtherProcess() { kill(); }
+  pid_t id() const { return process_; }
+  void kill() {
+    if (process_ <= 0) return;
+    ::kill(process_, SIGKILL);
+    ::waitpid(process_, nullptr, 0);
+    process_ = 0;
+  }
+
+ private:
+  pid_t process_ = 0;
+};
+
+TEST(FolderLock, RefusesAndNamesTheHolderUntilItEnds) {
+  const TemporaryFolder folder;
+  ::setenv("HVD_JOB_NAME", "train-7", 1);
+  OtherProcess other(folder.path());
+  ::unsetenv("HVD_JOB_NAME");
+  std::array<char, 256> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  EXPECT_THAT(error_of_locking(folder.path()),
+              HasSubstr("is in use: process " + std::to_string(other.id()) + " on " + host.data() +
+                        " of the job with HVD_JOB_NAME=train-7"));
+  other.kill();
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / FolderLock::kName))
+      << "a killed process leaves the file";
+  { const FolderLock lock(folder.path()); }
+  EXPECT_FALSE(std::filesystem::exists(folder.path() / FolderLock::kName));
+}
+
+TEST(FolderLock, OneObjectOfAProcessHasIt) {
+  const TemporaryFolder folder;
+  auto lock = std::make_unique<FolderLock>(folder.path());
+  EXPECT_THAT(error_of_locking(folder.path()), HasSubstr("of this process"));
+  lock.reset();
+  const FolderLock again(folder.path());
+}
+
+// A child that was forked in the meantime has the descriptor too.
+TEST(FolderLock, AForkedChildDoesNotKeepIt) {
+  const TemporaryFolder folder;
+  auto lock = std::make_unique<FolderLock>(folder.path());
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::pause();
+    ::_exit(0);
+  }
+  lock.reset();
+  { const FolderLock again(folder.path()); }
+  ::kill(child, SIGKILL);
+  ::waitpid(child, nullptr, 0);
 }
 
 }  // namespace
