@@ -134,8 +134,7 @@ std::optional<std::uint64_t> CheckpointReader::load(const TrainingState& state,
                                                     bool allow_unused) {
   const std::string description =
       description_of(state) + " for " + (step ? "step " + std::to_string(*step) : "the newest");
-  require_equal(vote_.run("state", [&] { return description; }), vote_.process_set(),
-                "load_checkpoint");
+  vote_.require_equal_descriptions(vote_.run("state", [&] { return description; }));
   const auto manifest = choose(step);
   if (!manifest) return std::nullopt;
   read_ranks(state, *manifest);

@@ -5,34 +5,21 @@
 
 #include <algorithm>
 #include <exception>
+#include <new>
 #include <tuple>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/error.h"
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"
+#include "operations/agreement.h"
 
 namespace hvd::libtorch {
 namespace {
 
 using Result = std::tuple<int, std::string, std::string>;  // rank, error, result
-
-/// A rank in join() contributes no object to an allgather, so its result is missing.
-void require_all(const std::vector<Result>& results, const ProcessSet& process_set,
-                 const std::string& label) {
-  std::string missing;
-  for (const int rank : process_set.ranks()) {
-    const bool found = std::any_of(results.begin(), results.end(), [rank](const Result& result) {
-      return std::get<0>(result) == rank;
-    });
-    if (!found) missing += (missing.empty() ? "" : ", ") + std::to_string(rank);
-  }
-  if (missing.empty()) return;
-  throw MismatchError(label + ": these ranks have called join() and take no part: " + missing +
-                      "; expected every rank of the process set; with data of different length "
-                      "save or load behind join(), when all ranks have returned from it");
-}
 
 std::vector<Result> gather_results(const Result& own, const std::string& name,
                                    const ProcessSet& process_set, const std::string& label) {
@@ -61,30 +48,26 @@ std::vector<std::string> CheckpointVote::run(const std::string& phase,
     std::get<2>(own) = part();
   } catch (const c10::Error& error) {
     std::get<1>(own) = error.what_without_backtrace();
+  } catch (const std::bad_alloc&) {
+    std::get<1>(own) = "out of memory";
   } catch (const std::exception& error) {
     std::get<1>(own) = error.what();
   }
   const std::vector<Result> all = gather_results(own, label_ + '.' + phase, process_set_, label_);
-  require_all(all, process_set_, label_);
+  std::vector<int> present;
   std::vector<std::string> results;
   std::string first_error;
-  int others = 0;
+  int failed = 0;
   for (const auto& [from, error, result] : all) {
+    present.push_back(from);
     results.push_back(result);
-    if (error.empty()) continue;
-    if (first_error.empty()) {
-      first_error = "rank " + std::to_string(from) + ": " + error;
-    } else {
-      ++others;
-    }
+    if (!error.empty() && failed++ == 0) first_error = text("rank ", from, ": ", error);
   }
-  if (!first_error.empty()) {
-    throw CheckpointError(label_ + ": " + first_error +
-                          (others > 1    ? " (and " + std::to_string(others) + " more ranks)"
-                           : others == 1 ? " (and 1 more rank)"
-                                         : ""));
-  }
-  return results;
+  require_all_ranks(label_, process_set_, present);
+  if (failed == 0) return results;
+  if (failed == 2) first_error += " (and 1 more rank)";
+  if (failed > 2) first_error += text(" (and ", failed - 1, " more ranks)");
+  throw CheckpointError(label_ + ": " + first_error);
 }
 
 void CheckpointVote::broadcast_bytes(const std::string& phase, std::size_t sender, char* data,
@@ -101,24 +84,22 @@ void CheckpointVote::broadcast_bytes(const std::string& phase, std::size_t sende
 }
 
 std::string description_of(const TrainingState& state, bool with_contents) {
-  std::string text;
+  std::string described;
   for (const auto& entry : state.entries()) {
-    text += (text.empty() ? "" : ", ") + entry.name + " (" + readable(entry.item->kind());
+    described += (described.empty() ? "" : ", ") + entry.name + " (" + readable(entry.item->kind());
     const std::string in_common = with_contents ? entry.item->in_common() : "";
-    text += (in_common.empty() ? "" : ", " + in_common) + ')';
+    described += (in_common.empty() ? "" : ", " + in_common) + ')';
   }
-  return text.empty() ? "nothing" : text;
+  return described.empty() ? "no item" : described;
 }
 
-void require_equal(const std::vector<std::string>& descriptions, const ProcessSet& process_set,
-                   const std::string& who) {
-  const std::vector<int> ranks = process_set.ranks();
-  for (std::size_t r = 1; r < descriptions.size(); ++r) {
-    if (descriptions[r] == descriptions.front()) continue;
-    throw MismatchError(who + ": rank " + std::to_string(ranks.front()) + " has " +
-                        descriptions.front() + ", rank " + std::to_string(ranks[r]) + " has " +
-                        descriptions[r] + "; every rank must ask for the same");
-  }
+void CheckpointVote::require_equal_descriptions(
+    const std::vector<std::string>& descriptions) const {
+  std::vector<RankFacts> all;
+  const std::vector<int> ranks = process_set_.ranks();
+  for (std::size_t r = 0; r < ranks.size(); ++r)
+    all.emplace_back(ranks[r], "", std::vector<Fact>{{"", descriptions[r]}});
+  require_equal({.name = {}, .title = label_, .expected = "expected the same on every rank"}, all);
 }
 
 }  // namespace hvd::libtorch

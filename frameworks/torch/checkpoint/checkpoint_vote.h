@@ -31,6 +31,10 @@ class CheckpointVote {
   std::vector<std::string> run(const std::string& phase,
                                const std::function<std::string()>& part) const;
 
+  /// Compares descriptions that run() has returned. Does not communicate.
+  /// @throws MismatchError when one differs from the first rank's
+  void require_equal_descriptions(const std::vector<std::string>& descriptions) const;
+
   /// Sends `bytes` bytes from one rank to the others. Collective.
   /// @param sender the position of a rank in the set
   /// @param data of `bytes` bytes on every rank; only read on the sender
@@ -45,10 +49,5 @@ class CheckpointVote {
 /// The names and kinds of a state's items, for a comparison between ranks. @param with_contents
 /// adds what ranks that save it must have in common
 std::string description_of(const TrainingState& state, bool with_contents = false);
-
-/// @param descriptions one per rank of the set
-/// @throws MismatchError when a rank's differs from the first rank's
-void require_equal(const std::vector<std::string>& descriptions, const ProcessSet& process_set,
-                   const std::string& who);
 
 }  // namespace hvd::libtorch

@@ -59,7 +59,7 @@ void CheckpointWriter::take(const TrainingState& state, std::optional<std::uint6
     descriptions.push_back(std::move(theirs));
     tensors.emplace(bytes, hash);
   }
-  require_equal(descriptions, vote_.process_set(), "save_checkpoint");
+  vote_.require_equal_descriptions(descriptions);
 
   // Tensors that differ between ranks are the first rank's, which then writes all of them.
   const ReplicatedTensors replicated = ReplicatedTensors::in(common, /*remove=*/false);

@@ -12,12 +12,12 @@
 #include <vector>
 
 #include "checkpoint/durable_file.h"
-#include "data/rank_comparison.h"
 #include "data/reproducible.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/parameters.h"
+#include "operations/agreement.h"
 #include "state/optimizer_state.h"
 #include "state/sharded_state.h"
 #include "tensors/tensor_adapter.h"
@@ -233,7 +233,7 @@ void broadcast_with(int root_rank, const std::string& name,
   } catch (const std::exception& caught) {
     error = caught.what();
   }
-  require_agreement(name + ".decoded", {.error = error, .description = {}}, ProcessSet());
+  agree({.name = name + ".decoded", .title = name, .expected = {}}, error, {});
   if (change) change();
 }
 

@@ -8,11 +8,11 @@
 
 #include "checkpoint/checkpoint_vote.h"
 #include "checkpoint/state_item.h"
-#include "data/rank_comparison.h"
 #include "hvd/error.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/join.h"
 #include "hvd/torch/parameters.h"
+#include "operations/agreement.h"
 
 namespace hvd {
 
@@ -113,8 +113,10 @@ TrainingState& TrainingState::random(const RandomStreams& streams, const std::st
 
 int join(const TrainingState& state) {
   const int last = join();
-  libtorch::require_agreement(
-      "join.state", {.error = {}, .description = libtorch::description_of(state)}, ProcessSet());
+  libtorch::agree({.name = "join.state",
+                   .title = "join(state)",
+                   .expected = "expected the same items on every rank"},
+                  "", {{"", libtorch::description_of(state)}});
   for (const TrainingState::Entry& entry : state.entries()) {
     entry.item->broadcast_shared(last, "join." + entry.name);
   }

@@ -7,9 +7,10 @@
 #include <bit>
 #include <exception>
 
-#include "data/rank_comparison.h"
+#include "base/text.h"
 #include "data/reproducible.h"
 #include "hvd/error.h"
+#include "operations/agreement.h"
 
 namespace hvd::libtorch {
 namespace {
@@ -23,8 +24,7 @@ constexpr std::int64_t kInOrder = 0, kShuffled = 1, kOwnOrder = 2;
 std::string error_in(const DataLoaderOptions& options) {
   const auto at_least = [](const char* option, std::int64_t least, std::int64_t got) {
     return got >= least ? std::string()
-                        : std::string(option) + ": expected at least " + std::to_string(least) +
-                              ", got " + std::to_string(got);
+                        : text(option, ": expected at least ", least, ", got ", got);
   };
   std::string error = at_least("batch_size", 1, options.batch_size);
   if (error.empty()) error = at_least("workers", 0, options.workers);
@@ -47,7 +47,7 @@ std::string order_of(std::size_t dataset_size, std::int64_t order, std::uint64_t
   const char* const how = order == kOwnOrder   ? " samples in an order of the program's own"
                           : order == kShuffled ? " samples shuffled"
                                                : " samples in order";
-  return std::to_string(dataset_size) + how + " with seed " + std::to_string(seed);
+  return text(dataset_size, how, " with seed ", seed);
 }
 
 std::int64_t order_in(const DataLoaderOptions& options) {
@@ -67,9 +67,19 @@ const char* remainder_name(Remainder remainder) {
 }
 
 std::string description(std::size_t dataset_size, const DataLoaderOptions& options) {
-  return order_of(dataset_size, order_in(options), options.seed) + ", batch_size " +
-         std::to_string(options.batch_size) + ", remainder " + remainder_name(options.remainder) +
-         (options.drop_last ? ", drop_last" : "");
+  return text(order_of(dataset_size, order_in(options), options.seed), ", batch_size ",
+              options.batch_size, ", remainder ", remainder_name(options.remainder),
+              options.drop_last ? ", drop_last" : "");
+}
+
+/// Collective. @throws as agree()
+void compare_ranks(const DataLoaderOptions& options, const std::string& operation,
+                   const std::string& own_error, const std::string& value) {
+  agree({.name = options.name + '.' + operation,
+         .title = options.name,
+         .process_set = options.process_set,
+         .expected = "expected the same on every rank"},
+        own_error, {{"", value}});
 }
 
 }  // namespace
@@ -80,17 +90,14 @@ LoaderProgress::LoaderProgress(std::optional<std::size_t> dataset_size, DataLoad
       dataset_size_(epoch_size(dataset_size, options_)) {
   const ProcessSet& set = options_.process_set;
   if (!set.included()) {
-    throw UsageError(options_.name + ": this rank is not in process set " +
-                     std::to_string(set.id()));
+    throw UsageError(text(options_.name, ": this rank is not in process set ", set.id()));
   }
   rank_ = static_cast<std::size_t>(set.rank());
   ranks_ = static_cast<std::size_t>(set.size());
   std::string error = error_in(options_);
   if (error.empty() && !dataset_size) error = "the data set has no size; expected one with size()";
-  require_agreement(options_.name + ".make",
-                    {.error = error.empty() ? error : options_.name + ": " + error,
-                     .description = description(dataset_size_, options_)},
-                    set);
+  compare_ranks(options_, "make", error.empty() ? error : options_.name + ": " + error,
+                description(dataset_size_, options_));
   if (options_.workers > 0) settle_vector_functions();
   // No other rank has more samples than the first.
   if (rank_ == 0 && batches_left() == 0) {
@@ -152,14 +159,14 @@ const std::vector<std::size_t>& LoaderProgress::own_order() const {
   own_order_ = options_.order(epoch_);
   const std::string who = options_.name + ": order: ";
   if (own_order_.size() != dataset_size_) {
-    throw UsageError(who + "expected " + std::to_string(dataset_size_) +
-                     " samples in each epoch (samples_per_epoch), got " +
-                     std::to_string(own_order_.size()) + " in epoch " + std::to_string(epoch_));
+    throw UsageError(text(who, "expected ", dataset_size_,
+                          " samples in each epoch (samples_per_epoch), got ", own_order_.size(),
+                          " in epoch ", epoch_));
   }
   for (const std::size_t sample : own_order_) {
     if (sample < data_size_) continue;
-    throw UsageError(who + "expected samples below " + std::to_string(data_size_) +
-                     ", the data set's size, got " + std::to_string(sample));
+    throw UsageError(
+        text(who, "expected samples below ", data_size_, ", the data set's size, got ", sample));
   }
   own_order_epoch_ = epoch_;
   return own_order_;
@@ -187,19 +194,18 @@ void LoaderProgress::end_epoch() {
 
 void LoaderProgress::begin() {
   leave();
-  RankStatement own{.error = {},
-                    .description = "epoch " + std::to_string(epoch_) + " with " +
-                                   std::to_string(used_) + " samples used"};
+  std::string error;
+  std::string position = text("epoch ", epoch_, " with ", used_, " samples used");
   if (options_.order) {
     try {
       std::uint64_t hash = 0;
       for (const std::size_t sample : own_order()) hash = mix(hash ^ sample);
-      own.description += ", in an order with checksum " + std::to_string(hash);
-    } catch (const std::exception& error) {
-      own.error = error.what();
+      position += text(", in an order with checksum ", hash);
+    } catch (const std::exception& caught) {
+      error = caught.what();
     }
   }
-  require_agreement(options_.name + ".begin", own, options_.process_set);
+  compare_ranks(options_, "begin", error, position);
 }
 
 void LoaderProgress::save(torch::serialize::OutputArchive& archive) const {
@@ -212,15 +218,15 @@ void LoaderProgress::save(torch::serialize::OutputArchive& archive) const {
   archive.write(kLoaderKey, torch::tensor(values, torch::kInt64), /*is_buffer=*/true);
 }
 
-LoaderProgress::Saved LoaderProgress::read(torch::serialize::InputArchive& archive) const {
+LoaderProgress::SavedPosition LoaderProgress::read(torch::serialize::InputArchive& archive) const {
   const std::string who = options_.name + ": load: ";
   torch::Tensor values;
   if (!archive.try_read(kLoaderKey, values, /*is_buffer=*/true))
     throw UsageError(who + "the archive holds no state of a data loader");
   if (values.scalar_type() != torch::kInt64 || values.dim() != 1 || values.size(0) != 6 ||
       values[0].item<std::int64_t>() != kLoaderVersion) {
-    throw UsageError(who + "expected a state of version " + std::to_string(kLoaderVersion) +
-                     ", got another one");
+    throw UsageError(
+        text(who, "expected a state of version ", kLoaderVersion, ", got another one"));
   }
   const auto value = [&](std::int64_t i) { return values[i].item<std::int64_t>(); };
   const std::int64_t size = value(1), epoch = value(4), used = value(5);
@@ -234,7 +240,7 @@ LoaderProgress::Saved LoaderProgress::read(torch::serialize::InputArchive& archi
 }
 
 void LoaderProgress::load(torch::serialize::InputArchive& archive) {
-  const Saved saved = read(archive);
+  const SavedPosition saved = read(archive);
   epoch_ = saved.epoch;
   used_ = saved.used;
   leave();
@@ -242,16 +248,16 @@ void LoaderProgress::load(torch::serialize::InputArchive& archive) {
 
 void LoaderSampler::reset(std::optional<std::size_t> /*new_size*/) {
   samples_ = progress_->samples();
-  asked_ = 0;
+  requested_ = 0;
 }
 
-std::optional<LoaderProgress::Request> LoaderSampler::next(std::size_t batch_size) {
-  const std::size_t taken = std::min(batch_size, samples_.size() - asked_);
+std::optional<LoaderProgress::BatchRequest> LoaderSampler::next(std::size_t batch_size) {
+  const std::size_t taken = std::min(batch_size, samples_.size() - requested_);
   if (taken == 0) return std::nullopt;
-  const auto begin = samples_.begin() + static_cast<std::ptrdiff_t>(asked_);
-  asked_ += taken;
-  return LoaderProgress::Request{.epoch = progress_->epoch(),
-                                 .samples = {begin, begin + static_cast<std::ptrdiff_t>(taken)}};
+  const auto begin = samples_.begin() + static_cast<std::ptrdiff_t>(requested_);
+  requested_ += taken;
+  return LoaderProgress::BatchRequest{
+      .epoch = progress_->epoch(), .samples = {begin, begin + static_cast<std::ptrdiff_t>(taken)}};
 }
 
 void LoaderSampler::load(torch::serialize::InputArchive& /*archive*/) {

@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <tuple>
 
 #include "base/text.h"
 #include "hvd/error.h"
@@ -11,19 +10,6 @@
 
 namespace hvd::libtorch {
 namespace {
-
-/// A rank, why it cannot take part, and its facts.
-using RankFacts = std::tuple<int, std::string, std::vector<Fact>>;
-
-void require_all_ranks(const AgreementTerms& terms, const std::vector<RankFacts>& all) {
-  std::vector<int> missing = terms.process_set.ranks();
-  for (const RankFacts& one : all) std::erase(missing, std::get<int>(one));
-  if (missing.empty()) return;
-  throw MismatchError(text(terms.title, ": ", rank_list(missing),
-                           missing.size() == 1 ? " has" : " have",
-                           " called join() and takes no part; expected every rank of the process "
-                           "set: call it when all ranks have returned from join()"));
-}
 
 [[noreturn]] void throw_difference(const AgreementTerms& terms, const RankFacts& first,
                                    const RankFacts& other, std::size_t index) {
@@ -40,19 +26,19 @@ void require_all_ranks(const AgreementTerms& terms, const std::vector<RankFacts>
 
 }  // namespace
 
-void agree(const AgreementTerms& terms, const std::string& own_error,
-           const std::vector<Fact>& facts) {
-  std::vector<RankFacts> all;
-  if (terms.process_set.size() > 1)
-    all = allgather_object(RankFacts{rank(), own_error, facts},
-                           {.name = terms.name, .process_set = terms.process_set});
-  if (!own_error.empty()) throw UsageError(own_error);
-  if (all.empty()) return;
-  if (!terms.without_joined) require_all_ranks(terms, all);
-  for (const auto& [other_rank, error, other_facts] : all) {
-    if (!error.empty())
-      throw MismatchError(text(terms.title, ": rank ", other_rank, " ", terms.failed, ": ", error));
-  }
+void require_all_ranks(const std::string& title, const ProcessSet& process_set,
+                       const std::vector<int>& present) {
+  std::vector<int> missing = process_set.ranks();
+  for (const int rank : present) std::erase(missing, rank);
+  if (missing.empty()) return;
+  throw MismatchError(text(title, ": ", rank_list(missing),
+                           missing.size() == 1 ? " has called join() and takes no part"
+                                               : " have called join() and take no part",
+                           "; expected every rank of the process set: call it when all ranks have "
+                           "returned from join()"));
+}
+
+void require_equal(const AgreementTerms& terms, const std::vector<RankFacts>& all) {
   const auto& first = std::get<2>(all.front());
   for (const RankFacts& other : all) {
     const auto& theirs = std::get<2>(other);
@@ -61,6 +47,26 @@ void agree(const AgreementTerms& terms, const std::string& own_error,
     if (mine != first.end() || same_until != theirs.end())
       throw_difference(terms, all.front(), other, static_cast<std::size_t>(mine - first.begin()));
   }
+}
+
+void agree(const AgreementTerms& terms, const std::string& own_error,
+           const std::vector<Fact>& facts) {
+  std::vector<RankFacts> all;
+  if (terms.process_set.size() > 1)
+    all = allgather_object(RankFacts{rank(), own_error, facts},
+                           {.name = terms.name, .process_set = terms.process_set});
+  if (!own_error.empty()) throw UsageError(own_error);
+  if (all.empty()) return;
+  if (!terms.without_joined) {
+    std::vector<int> present;
+    for (const RankFacts& one : all) present.push_back(std::get<int>(one));
+    require_all_ranks(terms.title, terms.process_set, present);
+  }
+  for (const auto& [other_rank, error, other_facts] : all) {
+    if (!error.empty())
+      throw MismatchError(text(terms.title, ": rank ", other_rank, " ", terms.failed, ": ", error));
+  }
+  require_equal(terms, all);
 }
 
 }  // namespace hvd::libtorch

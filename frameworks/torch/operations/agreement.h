@@ -1,6 +1,7 @@
 #pragma once
 
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -23,6 +24,9 @@ struct AgreementTerms {
   bool without_joined = false;    ///< a rank in join() takes no part, and need not
 };
 
+/// What one rank sends to the others: its rank, why it cannot take part, and its facts.
+using RankFacts = std::tuple<int, std::string, std::vector<Fact>>;
+
 /// Compares the facts of all ranks. Collective over the set, which this rank is in; blocks.
 ///
 /// @param own_error why this rank cannot take part; empty if it can
@@ -31,5 +35,14 @@ struct AgreementTerms {
 /// differs. Errors as of every collective.
 void agree(const AgreementTerms& terms, const std::string& own_error,
            const std::vector<Fact>& facts);
+
+// The comparisons of agree(), for ranks that have exchanged their facts together with other data.
+
+/// @param present the ranks whose contribution has arrived. A rank in join() contributes no object.
+/// @throws MismatchError that names the other ranks of the set
+void require_all_ranks(const std::string& title, const ProcessSet& process_set,
+                       const std::vector<int>& present);
+/// @param all of at least one rank. @throws MismatchError for the first fact that differs
+void require_equal(const AgreementTerms& terms, const std::vector<RankFacts>& all);
 
 }  // namespace hvd::libtorch

@@ -19,7 +19,8 @@ TEST(UnevenSave, WhileRanksHaveJoinedItIsAnErrorThatNamesThem) {
       // The sum is complete when the other rank has joined.
       const auto sum = allreduce(torch::ones({}), {.name = "joined", .op = ReduceOp::kSum});
       EXPECT_EQ(sum.item<int>(), size() - 1);
-      const std::string expected = "have called join() and take no part: " + std::to_string(absent);
+      const std::string expected =
+          "rank " + std::to_string(absent) + " has called join() and takes no part";
       EXPECT_PRED2(contains,
                    message_of<MismatchError>([&] { save_checkpoint(folder.path(), state); }),
                    expected);

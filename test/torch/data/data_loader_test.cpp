@@ -335,7 +335,7 @@ TEST(DataLoader, RanksThatDifferAreNamedOnEveryRank) {
   const bool odd = rank() == 1;
   EXPECT_PRED2(contains,
                message_of<MismatchError>([&] { make_data_loader(CountingDataset(odd ? 11 : 10)); }),
-               "11 samples shuffled with seed 0, batch_size 1, remainder pad on rank 1");
+               "rank 1 has 11 samples shuffled with seed 0, batch_size 1, remainder pad");
   EXPECT_PRED2(contains, message_of<MismatchError>([&] {
                  make_data_loader(CountingDataset(10), {.batch_size = odd ? 3 : 2});
                }),
@@ -343,7 +343,7 @@ TEST(DataLoader, RanksThatDifferAreNamedOnEveryRank) {
   EXPECT_PRED2(contains, message_of<MismatchError>([&] {
                  make_data_loader(CountingDataset(10), {.drop_last = odd});
                }),
-               "drop_last on rank 1");
+               "remainder pad, drop_last; expected the same on every rank");
   const DataLoaderOptions wrong{.workers = odd ? -1 : 1};
   if (odd) {
     EXPECT_THROW(make_data_loader(CountingDataset(10), wrong), UsageError);
@@ -355,7 +355,7 @@ TEST(DataLoader, RanksThatDifferAreNamedOnEveryRank) {
   auto loader = make_data_loader(CountingDataset(10), {.workers = odd ? 1 : 0});
   loader->set_epoch(odd ? 4 : 3);
   EXPECT_PRED2(contains, message_of<MismatchError>([&] { loader->begin(); }),
-               "epoch 4 with 0 samples used on rank 1");
+               "rank 1 has epoch 4 with 0 samples used");
   loader->set_epoch(3);
   EXPECT_EQ(epoch_of(*loader).size(), loader->batches_left());
 }

@@ -71,7 +71,7 @@ namespace libtorch {
 class LoaderProgress {
  public:
   /// The samples of one batch, for a worker.
-  struct Request {
+  struct BatchRequest {
     std::uint64_t epoch = 0;
     std::vector<std::size_t> samples;
     std::size_t size() const noexcept { return samples.size(); }
@@ -111,10 +111,10 @@ class LoaderProgress {
   void check(torch::serialize::InputArchive& archive) const { read(archive); }
 
  private:
-  struct Saved {
+  struct SavedPosition {
     std::size_t epoch = 0, used = 0;
   };
-  Saved read(torch::serialize::InputArchive& archive) const;
+  SavedPosition read(torch::serialize::InputArchive& archive) const;
   /// The samples of this epoch from options().order. @throws UsageError when they are not valid
   const std::vector<std::size_t>& own_order() const;
 
@@ -130,14 +130,14 @@ class LoaderProgress {
 };
 
 /// Gives LibTorch's loader the samples of a rank, ahead of the program's use.
-class LoaderSampler : public torch::data::samplers::Sampler<LoaderProgress::Request> {
+class LoaderSampler : public torch::data::samplers::Sampler<LoaderProgress::BatchRequest> {
  public:
   explicit LoaderSampler(std::shared_ptr<const LoaderProgress> progress)
       : progress_(std::move(progress)) {}
 
   /// Starts from the samples that the program has not used.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
-  std::optional<LoaderProgress::Request> next(std::size_t batch_size) override;
+  std::optional<LoaderProgress::BatchRequest> next(std::size_t batch_size) override;
   void save(torch::serialize::OutputArchive& archive) const override { progress_->save(archive); }
   /// @throws UsageError always: the state is loaded by the loader
   void load(torch::serialize::InputArchive& archive) override;
@@ -145,7 +145,7 @@ class LoaderSampler : public torch::data::samplers::Sampler<LoaderProgress::Requ
  private:
   std::shared_ptr<const LoaderProgress> progress_;
   std::vector<std::size_t> samples_;
-  std::size_t asked_ = 0;
+  std::size_t requested_ = 0;
 };
 
 /// A data set whose samples have random generators.
@@ -156,7 +156,7 @@ class SeededDataset {
 
   SeededDataset(Dataset dataset, std::uint64_t seed) : dataset_(std::move(dataset)), seed_(seed) {}
 
-  BatchType get_batch(LoaderProgress::Request request) {
+  BatchType get_batch(LoaderProgress::BatchRequest request) {
     const SampleScope scope(seed_, request.epoch, request.samples);
     return dataset_.get_batch(request.samples);
   }
