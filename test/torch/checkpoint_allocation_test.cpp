@@ -1,6 +1,8 @@
 // The host memory that a checkpoint allocates. In the foreground it allocates no memory, in the
 // background only that of the first copy.
 #include <algorithm>
+#include <optional>
+#include <string>
 
 #include "hvd/torch/checkpointer.h"
 #include "support/count_allocations.h"
@@ -105,6 +107,32 @@ std::int64_t allocated_in_foreground() {
 TEST(CheckpointAllocations, InTheForegroundNoTensorIsCopied) {
   EXPECT_LT(allocated_in_foreground<DistributedOptimizer>(), std::int64_t{kBesides});
   EXPECT_LT(allocated_in_foreground<ShardedOptimizer>(), std::int64_t{kBesides});
+}
+
+/// Saves the state and loads it while the last rank cannot allocate large memory, and then with it.
+void load_without_memory_on_last_rank(const TrainingState& state) {
+  const SharedFolder folder;
+  save_checkpoint(folder.path(), state);
+  std::string error;
+  {
+    std::optional<RefuseLargeAllocations> refuse;
+    if (rank() == size() - 1) refuse.emplace(kParameterBytes / 4);
+    error = message_of<CheckpointError>([&] { load_checkpoint(folder.path(), state); });
+  }
+  EXPECT_PRED2(contains, error,
+               "load_checkpoint: rank " + std::to_string(size() - 1) + ": out of memory");
+  EXPECT_EQ(load_checkpoint(folder.path(), state), 0U);
+}
+
+// A rank that throws outside a vote would leave the others waiting in a broadcast.
+TEST(CheckpointAllocations, ARankWithoutMemoryToLoadIsAnErrorOnAllRanks) {
+  torch::Tensor value = torch::ones({kElements});  // in the file of the replicated state
+  load_without_memory_on_last_rank(TrainingState().value("value", value));
+  torch::nn::ParameterList model = large_model();  // in the shares of the ranks
+  load_without_memory_on_last_rank(TrainingState().model(*model));
+  LargeTraining<ShardedOptimizer> training;  // in the ranks' own state, sent to all
+  training.step();
+  load_without_memory_on_last_rank(TrainingState().optimizer(training.optimizer));
 }
 
 TEST(CheckpointAllocations, InTheForegroundNothingIsKept) {

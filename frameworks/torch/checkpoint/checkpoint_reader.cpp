@@ -21,16 +21,14 @@ std::optional<Manifest> CheckpointReader::choose(std::optional<std::uint64_t> st
     return manifest.encode();
   });
   if (results.front().empty()) return std::nullopt;
-  Manifest manifest = Manifest::decode(results.front(), "the first rank's manifest");
-  if (!vote_.first()) common_.assign(manifest.common().contents.bytes, '\0');
-  vote_.broadcast_bytes("common", 0, common_.data(), common_.size());
-  return manifest;
+  return Manifest::decode(results.front(), "the first rank's manifest");
 }
 
-/// @pre this rank has the own state of the checkpoint's first rank
+/// @param own this rank's state, of the rank that was the first in the checkpoint
 CheckpointReader::Send CheckpointReader::send_needed(const TrainingState& state,
-                                                     const Manifest& manifest) const {
-  const auto items = items_in(own_.front());
+                                                     const Manifest& manifest,
+                                                     std::string_view own) const {
+  const auto items = items_in(own);
   for (const auto& entry : state.entries()) {
     const bool sharded =
         entry.item->takes_shards() && has_item(items, entry.name, kShardedOptimizer);
@@ -41,39 +39,54 @@ CheckpointReader::Send CheckpointReader::send_needed(const TrainingState& state,
 }
 
 /// The file of rank i is read by rank i modulo the present number of ranks. The shares of the
-/// replicated tensors go to all ranks, the own state where it is needed.
+/// replicated tensors are sent to all ranks, and the own state to the ranks that need it. Memory is
+/// allocated inside votes, so that a rank without memory does not leave the others waiting in a
+/// broadcast.
 void CheckpointReader::read_ranks(const TrainingState& state, const Manifest& manifest) {
   const std::size_t rank = static_cast<std::size_t>(vote_.rank());
   const std::size_t ranks = vote_.ranks(), files = manifest.ranks();
-  std::vector<std::string> read(files);
   own_.resize(files);
   const auto results = vote_.run("read", [&] {
-    for (std::size_t i = rank; i < files; i += ranks) {
-      read[i] = folder_.read(manifest.step, manifest.of_rank(i));
-      const std::size_t own_bytes = read[i].size() - manifest.of_rank(i).share;
-      if (i == rank) own_[i] = read[i].substr(0, own_bytes);
-    }
-    return vote_.first() ? std::string(1, static_cast<char>(send_needed(state, manifest)))
-                         : std::string();
+    if (!vote_.first()) common_.assign(manifest.common().contents.bytes, '\0');
+    for (std::size_t i = rank; i < files; i += ranks)
+      own_[i] = folder_.read(manifest.step, manifest.of_rank(i));
+    if (!vote_.first()) return std::string();
+    const std::string_view first = own_.front();
+    const auto share = static_cast<std::size_t>(manifest.of_rank(0).share);
+    return std::string(
+        1, static_cast<char>(send_needed(state, manifest, first.substr(0, first.size() - share))));
   });
   const auto send = static_cast<Send>(results.front().front());
+  vote_.broadcast_bytes("common", 0, common_.data(), common_.size());
+
+  const auto needed = [&](std::size_t i) {
+    return i == rank || send == Send::kAll || (send == Send::kToNewRanks && i == rank % files);
+  };
   std::optional<ReplicatedBytes> replicated;
-  if (manifest.shared_bytes() > 0) replicated.emplace(common_, manifest.shared_bytes());
+  std::string unneeded;  // receives files that this rank neither reads nor needs, one at a time
+  vote_.run("allocate", [&] {
+    if (manifest.shared_bytes() > 0) replicated.emplace(common_, manifest.shared_bytes());
+    for (std::size_t i = 0; i < files; ++i) {
+      if (i % ranks == rank) continue;
+      const auto bytes = static_cast<std::size_t>(manifest.of_rank(i).contents.bytes);
+      std::string& target = needed(i) ? own_[i] : unneeded;
+      if (target.size() < bytes) target.resize(bytes);
+    }
+    return std::string();
+  });
   for (std::size_t i = 0; i < files; ++i) {
     const CheckpointFile& file = manifest.of_rank(i);
-    const auto share = static_cast<std::size_t>(file.share);
-    const auto own = static_cast<std::size_t>(file.contents.bytes) - share;
-    const std::size_t reader = i % ranks;
-    std::string bytes = std::move(read[i]);
+    const std::size_t share = file.share, own = file.contents.bytes - share;
+    std::string& bytes = i % ranks == rank || needed(i) ? own_[i] : unneeded;
     // Sends the whole file, or only the share at its end.
     const std::size_t begin = send == Send::kNone ? own : 0;
-    const std::size_t count = own - begin + share;
-    if (reader != rank) bytes.assign(own + share, '\0');
-    vote_.broadcast_bytes("rank", reader, bytes.data() + begin, count);
-    if (replicated) replicated->add_share(std::string_view(bytes).substr(own));
-    bytes.resize(own);
-    const bool needed = send == Send::kAll || (send == Send::kToNewRanks && i == rank % files);
-    if (needed) own_[i] = std::move(bytes);
+    vote_.broadcast_bytes("rank", i % ranks, bytes.data() + begin, own - begin + share);
+    if (replicated) replicated->add_share(std::string_view(bytes).substr(own, share));
+    if (needed(i)) {
+      bytes.resize(own);
+    } else if (i % ranks == rank) {
+      std::string().swap(bytes);
+    }
   }
   if (replicated) common_ = replicated->take();
 }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoint/checkpoint_folder.h"
@@ -33,7 +34,8 @@ class CheckpointReader {
   enum class Send : char { kNone, kToNewRanks, kAll };
 
   std::optional<Manifest> choose(std::optional<std::uint64_t> step);
-  Send send_needed(const TrainingState& state, const Manifest& manifest) const;
+  Send send_needed(const TrainingState& state, const Manifest& manifest,
+                   std::string_view own) const;
   void read_ranks(const TrainingState& state, const Manifest& manifest);
   std::function<void()> decode_shards(const TrainingState::Entry& entry) const;
   std::function<void()> decode_entry(const TrainingState::Entry& entry, bool is_new) const;
