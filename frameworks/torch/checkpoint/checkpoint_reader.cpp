@@ -88,7 +88,7 @@ void CheckpointReader::read_ranks(const TrainingState& state, const Manifest& ma
       std::string().swap(bytes);
     }
   }
-  if (replicated) common_ = replicated->take();
+  if (replicated) common_ = replicated->release();
 }
 
 std::function<void()> CheckpointReader::decode_shards(const TrainingState::Entry& entry) const {

@@ -35,8 +35,9 @@ void Snapshot::free_memory() {
   for (std::string* const memory : {&common_memory, &own_memory}) std::string().swap(*memory);
 }
 
-void CheckpointWriter::take(const TrainingState& state, std::optional<std::uint64_t> step,
-                            std::optional<std::uint64_t> loaded, bool copy, Snapshot& snapshot) {
+void CheckpointWriter::take_snapshot(const TrainingState& state, std::optional<std::uint64_t> step,
+                                     std::optional<std::uint64_t> loaded, bool copy,
+                                     Snapshot& snapshot) {
   snapshot.common = {};
   snapshot.own = {};
   snapshot.loaded = loaded;
@@ -73,7 +74,7 @@ void CheckpointWriter::take(const TrainingState& state, std::optional<std::uint6
       if (vote_.first()) {
         if (writers > 0) {
           ReplicatedTensors::in(common, /*remove=*/true);
-          common.insert(common.begin(), TensorText{encode_object(replicated.places), {}});
+          common.insert(common.begin(), TensorText{encode_object(replicated.positions), {}});
         }
         snapshot.common.parts = std::move(common);
       }

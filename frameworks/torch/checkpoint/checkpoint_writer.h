@@ -23,8 +23,8 @@ struct Snapshot {
   void free_memory();
 };
 
-/// One rank's part in writing checkpoints: take(), then write(), on every rank. write() may run in
-/// another thread. One checkpoint at a time.
+/// One rank's part in writing checkpoints: take_snapshot(), then write(), on every rank. write()
+/// may run in another thread. One checkpoint at a time.
 class CheckpointWriter {
  public:
   CheckpointWriter(const std::filesystem::path& folder, CheckpointVote vote)
@@ -34,8 +34,8 @@ class CheckpointWriter {
   /// @param snapshot is filled. It borrows the state's tensors, which must not change until it is
   /// written. @param copy copies them
   /// @throws as save_checkpoint()
-  void take(const TrainingState& state, std::optional<std::uint64_t> step,
-            std::optional<std::uint64_t> loaded, bool copy, Snapshot& snapshot);
+  void take_snapshot(const TrainingState& state, std::optional<std::uint64_t> step,
+                     std::optional<std::uint64_t> loaded, bool copy, Snapshot& snapshot);
   /// Writes the files, and then the manifest. Collective.
   /// @param keep how many complete checkpoints remain; 0: all. @throws as save_checkpoint()
   void write(const Snapshot& snapshot, int keep);

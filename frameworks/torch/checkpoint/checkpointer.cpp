@@ -33,7 +33,7 @@ std::uint64_t save_checkpoint(const std::filesystem::path& folder, const Trainin
   }
   libtorch::CheckpointWriter writer(folder, vote_in(options.process_set, who));
   libtorch::Snapshot snapshot;
-  writer.take(state, options.step, options.replace_newer_than, /*copy=*/false, snapshot);
+  writer.take_snapshot(state, options.step, options.replace_newer_than, /*copy=*/false, snapshot);
   writer.write(snapshot, options.keep);
   return snapshot.step;
 }
@@ -142,13 +142,13 @@ std::uint64_t Checkpointer::save(std::optional<std::uint64_t> step) {
   wait();
   Impl& impl = *impl_;
   if (impl.options.background) {
-    impl.writer.take(impl.state, step, impl.loaded, /*copy=*/true, impl.snapshot);
+    impl.writer.take_snapshot(impl.state, step, impl.loaded, /*copy=*/true, impl.snapshot);
     impl.saved.reset();
     impl.write_in_background();
     impl.saved = impl.snapshot.step;
   } else {
     Snapshot snapshot;
-    impl.writer.take(impl.state, step, impl.loaded, /*copy=*/false, snapshot);
+    impl.writer.take_snapshot(impl.state, step, impl.loaded, /*copy=*/false, snapshot);
     impl.saved.reset();
     impl.writer.write(snapshot, impl.options.keep);
     impl.loaded.reset();

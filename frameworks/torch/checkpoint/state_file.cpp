@@ -14,7 +14,7 @@ namespace hvd::libtorch {
 namespace {
 
 using Table = std::vector<std::tuple<std::string, std::string, std::uint64_t>>;
-using Places = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
+using Positions = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
 /// A hash of bytes in parts of any size. Four independent lanes, so that it is as fast as memory.
 class Hash {
@@ -61,7 +61,7 @@ class Hash {
 std::string names_in(const std::vector<StoredItem>& stored) {
   std::string text;
   for (const StoredItem& item : stored) text += (text.empty() ? "" : ", ") + item.name;
-  return text.empty() ? "nothing" : text;
+  return text.empty() ? "no item" : text;
 }
 
 }  // namespace
@@ -153,7 +153,7 @@ ReplicatedTensors ReplicatedTensors::in(std::vector<TensorText>& parts, bool rem
     for (const auto& [position, tensor, replicated] : part.tensors) {
       if (replicated) {
         found.tensors.push_back(tensor);
-        found.places.emplace_back(before + position + borrowed, tensor.nbytes());
+        found.positions.emplace_back(before + position + borrowed, tensor.nbytes());
       }
       borrowed += tensor.nbytes();
     }
@@ -166,7 +166,7 @@ ReplicatedTensors ReplicatedTensors::in(std::vector<TensorText>& parts, bool rem
 
 std::uint64_t ReplicatedTensors::bytes() const {
   std::uint64_t sum = 0;
-  for (const auto& place : places) sum += place.second;
+  for (const auto& position : positions) sum += position.second;
   return sum;
 }
 
@@ -196,10 +196,10 @@ std::vector<TensorSlice> ReplicatedTensors::share(std::size_t writers, std::size
 
 ReplicatedBytes::ReplicatedBytes(std::string_view first_file, std::uint64_t shared_bytes) {
   ObjectReader reader(first_file);
-  places_ = ObjectCodec<Places>::read(reader);
+  positions_ = ObjectCodec<Positions>::read(reader);
   const std::string_view text = first_file.substr(first_file.size() - reader.remaining());
   std::uint64_t sum = 0;
-  for (const auto& [position, bytes] : places_) sum += bytes;
+  for (const auto& [position, bytes] : positions_) sum += bytes;
   const CheckpointError damaged("the table of replicated tensors does not fit the ranks' files");
   if (sum != shared_bytes) throw damaged;
   bytes_.resize(text.size() + shared_bytes);
@@ -210,7 +210,7 @@ ReplicatedBytes::ReplicatedBytes(std::string_view first_file, std::uint64_t shar
     from += end - to;
     to = end;
   };
-  for (const auto& [position, bytes] : places_) {
+  for (const auto& [position, bytes] : positions_) {
     copy(position);
     to += bytes;
   }
@@ -219,14 +219,14 @@ ReplicatedBytes::ReplicatedBytes(std::string_view first_file, std::uint64_t shar
 
 void ReplicatedBytes::add_share(std::string_view bytes) {
   while (!bytes.empty()) {
-    const auto& [position, size] = places_.at(place_);
-    const std::size_t count = std::min<std::size_t>(bytes.size(), size - in_place_);
-    std::memcpy(bytes_.data() + position + in_place_, bytes.data(), count);
+    const auto& [position, size] = positions_.at(next_tensor_);
+    const std::size_t count = std::min<std::size_t>(bytes.size(), size - next_offset_);
+    std::memcpy(bytes_.data() + position + next_offset_, bytes.data(), count);
     bytes.remove_prefix(count);
-    in_place_ += count;
-    if (in_place_ < size) continue;
-    in_place_ = 0;
-    ++place_;
+    next_offset_ += count;
+    if (next_offset_ < size) continue;
+    next_offset_ = 0;
+    ++next_tensor_;
   }
 }
 

@@ -58,7 +58,8 @@ std::vector<TensorText> encode_items(const TrainingState& state, Items which);
 /// together. The first rank's file has the other bytes, and a table of the positions of these.
 struct ReplicatedTensors {
   std::vector<torch::Tensor> tensors;
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> places;  ///< position and size in the whole
+  std::vector<std::pair<std::uint64_t, std::uint64_t>>
+      positions;  ///< begin and size of each in the whole
 
   std::uint64_t bytes() const;
   /// A hash of all bytes, for a comparison between ranks that run the same program.
@@ -79,13 +80,13 @@ class ReplicatedBytes {
   /// Adds the next of the shares, in rank order. @pre all of them have the size that was given
   /// (unchecked: only the last share shows it; at() throws beyond the table)
   void add_share(std::string_view bytes);
-  std::string take() { return std::move(bytes_); }
+  std::string release() { return std::move(bytes_); }
 
  private:
   std::string bytes_;
-  std::vector<std::pair<std::uint64_t, std::uint64_t>> places_;
-  std::size_t place_ = 0;       ///< where the next share begins
-  std::uint64_t in_place_ = 0;  ///< offset in it
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> positions_;
+  std::size_t next_tensor_ = 0;    ///< the tensor in which the next share begins
+  std::uint64_t next_offset_ = 0;  ///< and the offset in it
 };
 
 /// One item in the bytes of a file.

@@ -57,7 +57,7 @@ at::Generator& SampleScope::generator_of(std::size_t sample) {
   if (found == samples_.end()) {
     throw UsageError("sample_generator: sample " + std::to_string(sample) +
                      " is not in the batch that this thread is loading; expected an index that the "
-                     "loader has asked for");
+                     "loader has requested");
   }
   return generator_at(static_cast<std::size_t>(found - samples_.begin()));
 }

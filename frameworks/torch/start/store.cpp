@@ -15,9 +15,9 @@ namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-/// The text of LibTorch's error without its stack trace.
+/// Makes a call, and converts LibTorch's error to one without its stack trace.
 template <class Call>
-auto asked(Call&& call) {
+auto without_backtrace(Call&& call) {
   try {
     return call();
   } catch (const c10::Error& error) {
@@ -30,10 +30,11 @@ KeyValueStore functions_of(const StorePtr& store, std::string name) {
   functions.name = std::move(name);
   functions.set = [store](const std::string& key, std::span<const std::byte> value) {
     const auto* const first = reinterpret_cast<const std::uint8_t*>(value.data());
-    asked([&] { store->set(key, std::vector<std::uint8_t>(first, first + value.size())); });
+    without_backtrace(
+        [&] { store->set(key, std::vector<std::uint8_t>(first, first + value.size())); });
   };
   functions.get = [store](const std::string& key) -> std::optional<std::vector<std::byte>> {
-    return asked([&]() -> std::optional<std::vector<std::byte>> {
+    return without_backtrace([&]() -> std::optional<std::vector<std::byte>> {
       if (!store->check({key})) return std::nullopt;
       const std::vector<std::uint8_t> value = store->get(key);
       const auto* const first = reinterpret_cast<const std::byte*>(value.data());
@@ -41,7 +42,7 @@ KeyValueStore functions_of(const StorePtr& store, std::string name) {
     });
   };
   functions.add = [store](const std::string& key, std::int64_t amount) {
-    return asked([&] { return store->add(key, amount); });
+    return without_backtrace([&] { return store->add(key, amount); });
   };
   return functions;
 }

@@ -174,9 +174,9 @@ TEST(Uneven, StatesThatDifferAreNamedOnEveryRankAndTheJobGoesOn) {
   // Rank 0 joins last, since the sum is not complete before rank 1 has joined.
   if (rank() == 0) allreduce(torch::ones({}), {.name = "all but those that have joined"});
   const auto act = [&] { join(loaders); };
-  const std::string said =
+  const std::string error =
       rank() == 1 ? message_of<UsageError>(act) : message_of<MismatchError>(act);
-  EXPECT_PRED2(contains, said, "expected a state of 9 samples");
+  EXPECT_PRED2(contains, error, "expected a state of 9 samples");
   remove_process_set(rest);
   remove_process_set(odd);
 }
