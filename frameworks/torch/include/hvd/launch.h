@@ -12,6 +12,7 @@
 
 namespace hvd {
 
+/// The options of launch().
 struct LaunchOptions {
   /// Number of ranks, at least 1.
   int num_processes = 1;
