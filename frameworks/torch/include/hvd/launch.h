@@ -12,6 +12,9 @@
 
 namespace hvd {
 
+/// @addtogroup start
+/// @{
+
 /// The options of launch().
 struct LaunchOptions {
   /// Number of ranks, at least 1.
@@ -96,5 +99,7 @@ auto launch(Function&& function, const LaunchOptions& options, Args&&... args) {
     return results;
   }
 }
+
+/// @}
 
 }  // namespace hvd
