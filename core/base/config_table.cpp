@@ -78,7 +78,7 @@ constexpr Variable kVariables[] = {
      .lowest = 1,
      .fallback = "300",
      .meaning = "seconds that `hvd::init()` waits for the other ranks, MPI's own start included, "
-                "and that a NCCL communicator does"},
+                "and that a NCCL communicator may take to be created"},
     {.name = "INIT_METHOD",
      .option = "init_method",
      .otherwise = "by the environment: MPI's launcher, torchrun's variables, else one rank alone",
@@ -189,8 +189,7 @@ constexpr Variable kVariables[] = {
     {.name = "TEST_HOSTS",
      .use = VariableUse::kTest,
      .meaning = "`a,a,b`: one name per rank; ranks with different names treat each other as on "
-                "different hosts. A job that is run with it says so "
-                "in a warning"},
+                "different hosts. A job that is run with it logs a warning"},
     {.name = "TEST_WATCHDOG_SECONDS",
      .use = VariableUse::kTest,
      .meaning = "how long a test may take before it prints the state of its ranks"},
