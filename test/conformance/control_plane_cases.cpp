@@ -59,20 +59,20 @@ void keep_the_order_of_each_rank(PlaneRank& rank) {
   constexpr int kMessages = 200;
   control::ControlPlane& plane = rank.plane;
   std::vector<int> next(static_cast<std::size_t>(plane.size()), 0);
-  int to_come = plane.rank() == 0 ? kMessages * (plane.size() - 1) : 0;
+  int missing = plane.rank() == 0 ? kMessages * (plane.size() - 1) : 0;
   for (int number = 0; number < kMessages && plane.rank() != 0; ++number)
     plane.send(0, make_message(plane.rank(), number));
   const bool ended = soon([&] {
     if (const auto message = plane.poll()) {
-      --to_come;
+      --missing;
       int& expected = next[static_cast<std::size_t>(message->source)];
       EXPECT_TRUE(message->bytes == make_message(message->source, expected))
           << "from rank " << message->source << ", number " << expected;
       ++expected;
     }
-    return to_come == 0 && !plane.busy();
+    return missing == 0 && !plane.busy();
   });
-  EXPECT_TRUE(ended) << to_come << " messages have not arrived";
+  EXPECT_TRUE(ended) << missing << " messages have not arrived";
 }
 
 void send_to_all_while_they_send(PlaneRank& rank) {

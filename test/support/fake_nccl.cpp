@@ -254,11 +254,11 @@ class FakeNcclLibrary final : public nccl::Library {
     item.ready = [&nccl = nccl_, rank = rank_, launched, world = member.world, position] {
       const std::lock_guard held(nccl.mutex_);
       if (launched->done) return true;
-      if (!nccl.take_room(rank, world, position)) return false;
+      if (!nccl.occupy_device(rank, world, position)) return false;
       if (!std::exchange(launched->at_head, true) && nccl.options_.store)
         nccl.publish(*world, position);
       if (nccl.try_execute(*world, position)) return true;
-      nccl.report_circle(rank);
+      nccl.report_cycle(rank);
       return false;
     };
     nccl_.gpu_.enqueue(stream, std::move(item));
@@ -303,6 +303,37 @@ void FakeNccl::free_member(nccl::Comm comm) {
   changed_.notify_all();
 }
 
+// Runs the device itself, because no other thread of the test may be running it.
+bool FakeNccl::wait_for_device(int rank, std::unique_lock<std::recursive_mutex>& lock) {
+  ++calls_under_way_;
+  while (!closing_ && !gpu_.run_until_idle(rank))
+    changed_.wait_for(lock, std::chrono::milliseconds(1));
+  --calls_under_way_;
+  changed_.notify_all();
+  return !closing_;
+}
+
+// Returns false if the communicator was aborted or revoked meanwhile.
+bool FakeNccl::wait_in_call(nccl::Comm comm, std::unique_lock<std::recursive_mutex>& lock,
+                            const std::function<bool()>& over) {
+  ++calls_under_way_;
+  ++member_of(comm).calls_inside;
+  while (!closing_ && member_of(comm).alive && !over())
+    changed_.wait_for(lock, std::chrono::milliseconds(1));
+  if (!member_of(comm).alive && options_.return_takes > std::chrono::milliseconds(0))
+    changed_.wait_for(lock, options_.return_takes, [this] { return closing_; });
+  --member_of(comm).calls_inside;
+  --calls_under_way_;
+  changed_.notify_all();
+  return !closing_ && member_of(comm).alive;
+}
+
+bool FakeNccl::wait_for_aborts(int rank, int communicators) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, std::chrono::seconds(20),
+                           [&] { return counts_[rank].aborted == communicators; });
+}
+
 FakeNcclCounts FakeNccl::counts(int rank) const {
   const std::lock_guard lock(mutex_);
   const auto found = counts_.find(rank);
@@ -314,13 +345,13 @@ void FakeNccl::break_rank(int rank, bool remote, const std::string& text) {
   broken_[rank] = {nccl::CommState::kFailed, remote, text};
 }
 
-bool FakeNccl::take_room(int owner, const std::shared_ptr<World>& world, std::size_t position) {
+bool FakeNccl::occupy_device(int owner, const std::shared_ptr<World>& world, std::size_t position) {
   const auto [found, took] = residents_.try_emplace(owner, Resident{world, position});
   return took || (found->second.world == world && found->second.position == position);
 }
 
 /// Reports a cycle of ranks in which each rank's kernel waits for a rank that runs another kernel.
-void FakeNccl::report_circle(int owner) {
+void FakeNccl::report_cycle(int owner) {
   std::set<int> seen;
   std::string path;
   int at = owner;

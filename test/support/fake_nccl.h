@@ -152,8 +152,8 @@ class FakeNccl {
   void publish(World&, std::size_t position);
   bool fetch(World&, std::size_t position);
   void forget(World&, std::size_t position);
-  bool take_room(int owner, const std::shared_ptr<World>&, std::size_t position);
-  void report_circle(int owner);
+  bool occupy_device(int owner, const std::shared_ptr<World>&, std::size_t position);
+  void report_cycle(int owner);
   bool try_execute(World&, std::size_t position);
   void execute(World&, std::size_t position);
   void execute_collective(World&, const std::vector<const Call*>&);

@@ -14,7 +14,7 @@ void append(std::vector<std::byte>& bytes, const Value& value) {
 }
 
 template <class Value>
-Value take(std::span<const std::byte>& bytes) {
+Value read_next(std::span<const std::byte>& bytes) {
   Value value;
   std::memcpy(&value, bytes.data(), sizeof value);
   bytes = bytes.subspan(sizeof value);
@@ -83,8 +83,8 @@ bool FakeNccl::fetch(World& world, std::size_t position) {
     auto launch = std::make_shared<Launch>();
     launch->at_head = true;
     std::span<const std::byte> bytes = *found;
-    for (auto calls = take<std::size_t>(bytes); calls > 0; --calls) {
-      Call call = take<Call>(bytes);
+    for (auto calls = read_next<std::size_t>(bytes); calls > 0; --calls) {
+      Call call = read_next<Call>(bytes);
       const auto [in, out] = sizes_of(call, rank, world.size);
       launch->memory.emplace_back(bytes.begin(), bytes.begin() + static_cast<std::ptrdiff_t>(in));
       call.in = launch->memory.back().data();

@@ -221,7 +221,7 @@ class FakeUcxWorker final : public ucx::Worker {
     outbox_.push_back({to, std::move(packet), request});
   }
   bool let_out(std::size_t count);
-  void take_in(Packet&);
+  void accept(Packet&);
   void match(Packet&);
   void fill(Request&, Packet&);
   void give(Request&, std::span<const std::byte>);
@@ -235,7 +235,7 @@ class FakeUcxWorker final : public ucx::Worker {
   std::list<Packet> unexpected_;
   std::list<Packet> matched_;  // by probe()
   std::deque<Held> outbox_;
-  std::vector<Packet> come_;
+  std::vector<Packet> arrived_;
   std::uint64_t next_id_ = 1;
 };
 
@@ -296,10 +296,10 @@ std::optional<ucx::Matched> FakeUcxWorker::probe(message::Tag tag, message::Tag 
 
 bool FakeUcxWorker::progress() {
   bool moved = let_out(network_->draw(4));
-  if (!network_->collect(number_, come_)) return false;
-  moved = moved || !come_.empty();
-  for (Packet& packet : come_) take_in(packet);
-  come_.clear();
+  if (!network_->collect(number_, arrived_)) return false;
+  moved = moved || !arrived_.empty();
+  for (Packet& packet : arrived_) accept(packet);
+  arrived_.clear();
   return moved;
 }
 
@@ -314,7 +314,7 @@ bool FakeUcxWorker::let_out(std::size_t count) {
   return leaving > 0;
 }
 
-void FakeUcxWorker::take_in(Packet& packet) {
+void FakeUcxWorker::accept(Packet& packet) {
   switch (packet.kind) {
     case Packet::Kind::kWhole:
     case Packet::Kind::kAnnounce:

@@ -89,8 +89,7 @@ TEST_F(LocalBackendTest, DifferentParametersFailBothAndNameBoth) {
 TEST_F(LocalBackendTest, SetsAreIndependentAndTheirMembersMustAgree) {
   LocalBackend backend(world_);
   const auto first = backend.open({.process_set = 1, .ranks = {0, 1}, .set_rank = 0}, peers_[0]);
-  EXPECT_NO_THROW(
-      backend.open({.process_set = 2, .ranks = {1, 2}, .set_rank = 0}, peers_[1]));
+  EXPECT_NO_THROW(backend.open({.process_set = 2, .ranks = {1, 2}, .set_rank = 0}, peers_[1]));
   EXPECT_THROW(backend.open({.process_set = 1, .ranks = {0, 1, 2}, .set_rank = 1}, peers_[1]),
                Error);
   std::vector<std::int32_t> memory(4);

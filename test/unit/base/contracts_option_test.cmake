@@ -1,4 +1,4 @@
-# Is HVD_CONTRACTS as EXPECTED (1 or 0) in a build of type CMAKE_BUILD_TYPE, where nobody has set it?
+# Checks the default of HVD_CONTRACTS, EXPECTED (1 or 0), in a build of type CMAKE_BUILD_TYPE.
 set(CMAKE_INSTALL_LIBDIR lib)
 include(${OPTIONS})
 if((HVD_CONTRACTS AND NOT EXPECTED) OR (EXPECTED AND NOT HVD_CONTRACTS))
