@@ -9,6 +9,7 @@
 
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/object.h"
+#include "reducer/reduced_parameter.h"
 #include "sharded/element_state.h"
 
 namespace hvd::libtorch {
