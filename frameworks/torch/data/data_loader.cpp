@@ -125,7 +125,9 @@ torch::data::DataLoaderOptions LoaderProgress::torch_options() const {
   return options;
 }
 
-std::size_t LoaderProgress::samples_left() const noexcept {
+std::size_t LoaderProgress::samples_left() const noexcept { return samples_left_of(rank_); }
+
+std::size_t LoaderProgress::samples_left_of(std::size_t rank) const noexcept {
   const std::size_t left = dataset_size_ - std::min(used_, dataset_size_);
   switch (options_.remainder) {
     case Remainder::kPad:
@@ -133,14 +135,40 @@ std::size_t LoaderProgress::samples_left() const noexcept {
     case Remainder::kDrop:
       return left / ranks_;
     case Remainder::kUneven:
-      return (left + ranks_ - 1 - rank_) / ranks_;
+      return (left + ranks_ - 1 - rank) / ranks_;
   }
   return 0;
 }
 
-std::size_t LoaderProgress::batches_left() const noexcept {
+std::size_t LoaderProgress::batches_in(std::size_t samples) const noexcept {
   const auto batch = static_cast<std::size_t>(options_.batch_size);
-  return (samples_left() + (options_.drop_last ? 0 : batch - 1)) / batch;
+  return (samples + (options_.drop_last ? 0 : batch - 1)) / batch;
+}
+
+std::size_t LoaderProgress::batches_left() const noexcept { return batches_in(samples_left()); }
+
+BatchPlace LoaderProgress::next_batch() const {
+  const auto batch = static_cast<std::size_t>(options_.batch_size);
+  BatchPlace place{.rank = rank_,
+                   .ranks = ranks_,
+                   .samples_left = dataset_size_ - std::min(used_, dataset_size_)};
+  for (std::size_t rank = 0; rank < ranks_; ++rank) {
+    const std::size_t left = samples_left_of(rank);
+    place.sizes.push_back(batches_in(left) == 0 ? 0 : std::min(batch, left));
+  }
+  // No other rank has fewer samples than the last.
+  place.last = batches_in(samples_left_of(ranks_ - 1)) <= 1;
+  return place;
+}
+
+bool LoaderProgress::skip_first(std::size_t batches) {
+  const std::size_t used_before = used_;
+  used_ = 0;
+  for (std::size_t i = 0; i < batches && batches_left() > 0; ++i) use_batch();
+  const bool ahead = used_ > used_before;
+  if (!ahead) used_ = used_before;
+  if (ahead) leave();
+  return ahead;
 }
 
 std::vector<std::size_t> LoaderProgress::samples() const {

@@ -24,6 +24,8 @@ namespace hvd {
 /// @{
 
 class TrainingState;
+template <class Dataset>
+class PreparedLoader;
 
 /// The treatment of samples that do not fill all ranks.
 enum class Remainder {
@@ -67,6 +69,17 @@ struct DataLoaderOptions {
 
 namespace libtorch {
 
+/// A batch's place in its epoch.
+struct BatchPlace {
+  std::size_t rank = 0, ranks = 1;
+  /// Samples of the epoch that no rank had used before the batch, without repeated ones.
+  std::size_t samples_left = 0;
+  /// Samples of each rank's batch, by rank, with repeated ones.
+  std::vector<std::size_t> sizes = {};
+  /// After this batch a rank has no further batch in the epoch. The same on all ranks.
+  bool last = false;
+};
+
 /// The position of the ranks of a loader in their data set. Not thread-safe.
 class LoaderProgress {
  public:
@@ -93,6 +106,13 @@ class LoaderProgress {
   std::size_t batches_left() const noexcept;
   /// This rank's unused samples of the current epoch, in order.
   std::vector<std::size_t> samples() const;
+  /// Samples in an epoch.
+  std::size_t samples_per_epoch() const noexcept { return dataset_size_; }
+  /// The next batch, which use_batch() has not counted yet.
+  BatchPlace next_batch() const;
+  /// Continues after the first `batches` batches of the epoch, unless at least as many are used.
+  /// @return whether the position has changed
+  bool skip_first(std::size_t batches);
 
   void set_epoch(std::size_t epoch);
   /// Counts one batch on every rank as used (the last may be smaller, or empty).
@@ -115,6 +135,8 @@ class LoaderProgress {
     std::size_t epoch = 0, used = 0;
   };
   SavedPosition read(torch::serialize::InputArchive& archive) const;
+  std::size_t samples_left_of(std::size_t rank) const noexcept;
+  std::size_t batches_in(std::size_t samples) const noexcept;
   /// The samples of this epoch from options().order. @throws UsageError when they are not valid
   const std::vector<std::size_t>& own_order() const;
 
@@ -290,6 +312,7 @@ class DataLoader {
 
  private:
   friend class TrainingState;
+  friend class PreparedLoader<Dataset>;
   const std::shared_ptr<libtorch::LoaderProgress>& progress() const noexcept { return progress_; }
 
   std::optional<BatchType> next(std::uint64_t generation) {
@@ -321,6 +344,13 @@ template <class Dataset>
 std::unique_ptr<DataLoader<Dataset>> make_data_loader(Dataset dataset,
                                                       DataLoaderOptions options = {}) {
   return std::make_unique<DataLoader<Dataset>>(std::move(dataset), std::move(options));
+}
+
+/// Another name of make_data_loader(), for Accelerator::prepare():
+/// `auto train = hvd::loader(data_set, {.batch_size = 64});`.
+template <class Dataset>
+std::unique_ptr<DataLoader<Dataset>> loader(Dataset dataset, DataLoaderOptions options = {}) {
+  return make_data_loader(std::move(dataset), std::move(options));
 }
 
 /// @}
