@@ -14,27 +14,7 @@ fail() {
   exit 1
 }
 
-# be32 N: four bytes, big-endian.
-be32() { printf '%b' "$(printf '\\x%02x' $(($1 >> 24 & 255)) $(($1 >> 16 & 255)) $(($1 >> 8 & 255)) $(($1 & 255)))"; }
-
-# dataset PREFIX N: image i has a white band at the position of its label, i mod 10.
-dataset() {
-  local images=$work/data/$1-images-idx3-ubyte labels=$work/data/$1-labels-idx1-ubyte label i
-  for label in {0..9}; do
-    {
-      head -c $((label * 56 + 56)) /dev/zero
-      head -c 112 /dev/zero | tr '\0' '\377'
-      head -c $((784 - label * 56 - 168)) /dev/zero
-    } >"$work/image$label"
-    printf '%b' "\\x0$label" >"$work/label$label"
-  done
-  { printf '\0\0\10\3' && be32 "$2" && be32 28 && be32 28; } >"$images"
-  { printf '\0\0\10\1' && be32 "$2"; } >"$labels"
-  for ((i = 0; i < $2; ++i)); do
-    cat "$work/image$((i % 10))" >&3
-    cat "$work/label$((i % 10))" >&4
-  done 3>>"$images" 4>>"$labels"
-}
+source "$(dirname "$0")/idx_files.sh"
 
 # train RANKS OPTIONS... : trains, and writes the output to $work/out.
 train() {
@@ -47,8 +27,8 @@ accuracy() { sed -n 's/^.*test accuracy \([01]\.[0-9]\{4\}\)$/\1/p' "$work/out";
 loss() { sed -n 's/^.*epoch 2\/2: mean loss \([0-9.]*\),.*$/\1/p' "$work/out"; }
 
 mkdir "$work"/{data,whole,cut,stopped}
-dataset train 403
-dataset t10k 101
+idx_files "$work/data" train 403
+idx_files "$work/data" t10k 101
 gzip "$work/data/t10k-images-idx3-ubyte"
 
 # Two epochs in one run, and in two runs.
@@ -95,8 +75,8 @@ if [[ -n ${HVD_TEST_LONG:-} ]]; then
 else
   # A processor without fp16 arithmetic takes a tenth of a second per image, so this run has few images.
   rm "$work/data/"*
-  dataset train 48
-  dataset t10k 16
+  idx_files "$work/data" train 48
+  idx_files "$work/data" t10k 16
   train 2 --epochs 1 --device cpu --precision fp16
   [[ -n $(accuracy) ]] || fail "no accuracy after training in fp16: $(cat "$work/out")"
 fi
