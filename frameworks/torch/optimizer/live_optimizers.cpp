@@ -82,6 +82,11 @@ bool LiveOptimizers::is_sharded(const Optimizer& optimizer) const {
       [&](const Registered& all) { return all.sharded.contains(&optimizer); });
 }
 
+bool LiveOptimizers::trains(const torch::Tensor& parameter) const {
+  return registered_.withLock(
+      [&](const Registered& all) { return all.owners.contains(parameter.unsafeGetTensorImpl()); });
+}
+
 int LiveOptimizers::averaging() const {
   return registered_.withLock([](const Registered& all) { return all.averaging; });
 }

@@ -42,6 +42,8 @@ class LiveOptimizers {
   /// state between steps. The optimizer is registered.
   void set_sharded(const torch::optim::Optimizer& optimizer);
   bool is_sharded(const torch::optim::Optimizer& optimizer) const;
+  /// Whether a registered optimizer has the parameter.
+  bool trains(const torch::Tensor& parameter) const;
   /// Number of registered optimizers that average.
   int averaging() const;
   /// "opt0", "opt1", ...: a name for the next wrapper of a process set, the same on every rank of

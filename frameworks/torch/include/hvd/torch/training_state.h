@@ -24,6 +24,7 @@ namespace hvd {
 /// @addtogroup save
 /// @{
 
+class Accelerator;
 class DistributedOptimizer;
 class DistributedSampler;
 class GradScaler;
@@ -216,6 +217,8 @@ class TrainingState {
   const std::vector<Entry>& entries() const noexcept { return entries_; }
 
  private:
+  friend class Accelerator;
+
   TrainingState& add(const std::string& name, std::shared_ptr<libtorch::StateItem> item);
   /// @throws UsageError for a null pointer
   static torch::nn::Module& checked(torch::nn::Module* module);

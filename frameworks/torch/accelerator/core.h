@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "hvd/accelerator.h"
+
+namespace hvd::libtorch {
+
+/// Membership in the job, which ends with the object if it has begun it.
+class JobMembership {
+ public:
+  explicit JobMembership(const Options& options);
+  JobMembership(const JobMembership&) = delete;
+  JobMembership& operator=(const JobMembership&) = delete;
+  ~JobMembership();
+
+ private:
+  bool owned_ = false;
+};
+
+/// The state of an Accelerator, which prepared objects refer to. Not thread-safe.
+struct AcceleratorCore {
+  explicit AcceleratorCore(AcceleratorOptions options);
+
+  bool half() const noexcept { return options.mixed_precision == Precision::kFP16; }
+  /// Checks the arguments of prepare() on all ranks, and prepares them. Collective.
+  void prepare(const std::vector<PrepareArgument>& arguments);
+  /// Adjusts the loss scale after the steps of the last pass, unless an optimizer has unscaled
+  /// gradients and not used them: it would divide them again.
+  void update_scale();
+  std::vector<NoSync> no_sync() const;
+  /// The optimizers that train a parameter of the list, which the optimizers have all of.
+  /// @throws UsageError for a parameter of no prepared optimizer
+  std::vector<AcceleratedOptimizer*> optimizers_of(const std::vector<torch::Tensor>& parameters,
+                                                   const char* caller) const;
+
+  /// Forgets loaders that the program has destroyed.
+  void forget_ended_loaders();
+  /// The program's scheduler.
+  static const void* inner_of(const AcceleratedScheduler& scheduler);
+
+  const JobMembership job;  // ends last
+  const AcceleratorOptions options;
+  torch::Device device = torch::kCPU;
+  GradScaler scaler;
+  bool scale_is_due = false;  ///< gradients were unscaled since the last update of the scale
+  bool sync = true;           ///< a step is due in the present pass
+  std::int64_t passes = 0;    ///< of accumulate(), since the last step that was due
+  bool trigger = false;
+  std::shared_ptr<RunningLoaders> running = std::make_shared<RunningLoaders>();
+
+  std::vector<PreparedModule> modules;
+  std::vector<std::unique_ptr<AcceleratedOptimizer>> optimizers;
+  std::vector<std::unique_ptr<AcceleratedScheduler>> schedulers;
+  std::vector<std::shared_ptr<LoaderProgress>> loaders;
+  std::vector<std::function<void(TrainingState&, const std::string&)>> registered;
+
+ private:
+  void prepare_module(const PreparedModule& module);
+  void prepare_optimizer(torch::optim::Optimizer& optimizer);
+  void prepare_schedulers(const std::vector<PrepareArgument>& arguments);
+};
+
+}  // namespace hvd::libtorch
