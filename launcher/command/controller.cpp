@@ -23,6 +23,7 @@ namespace hvd::launcher {
 namespace {
 
 constexpr const char* kUcxLibrary = "libucp.so.0";
+constexpr std::array<std::string_view, 3> kControllerNames = {"auto", "mpi", "ucx"};
 
 /// libmpi.so.40, libmpi_cxx.so.40, libmpi_mpifh.so.40, libmpich.so.12; not libmpir.so.23.
 bool is_of_mpi(std::string_view library) {
@@ -33,22 +34,13 @@ bool is_of_mpi(std::string_view library) {
 }  // namespace
 
 std::string_view to_string(Controller controller) {
-  switch (controller) {
-    case Controller::kMpi:
-      return "mpi";
-    case Controller::kUcx:
-      return "ucx";
-    case Controller::kAuto:
-      break;
-  }
-  return "auto";
+  return kControllerNames[static_cast<std::size_t>(controller)];
 }
 
-std::optional<Controller> parse_controller(std::string_view text) {
-  for (const Controller controller : {Controller::kAuto, Controller::kMpi, Controller::kUcx}) {
-    if (text == to_string(controller)) return controller;
-  }
-  return std::nullopt;
+std::optional<Controller> parse_controller(std::string_view name) {
+  const auto found = std::find(kControllerNames.begin(), kControllerNames.end(), name);
+  if (found == kControllerNames.end()) return std::nullopt;
+  return static_cast<Controller>(found - kControllerNames.begin());
 }
 
 ControllerChoice choose_controller(Controller asked, const ControllerFacts& facts) {

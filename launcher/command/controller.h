@@ -15,7 +15,7 @@ enum class Controller {
   kUcx,  ///< hvdrun itself, and a remote shell
 };
 std::string_view to_string(Controller controller);
-std::optional<Controller> parse_controller(std::string_view text);
+std::optional<Controller> parse_controller(std::string_view name);
 
 /// The facts on which the choice depends.
 struct ControllerFacts {

@@ -11,6 +11,8 @@
 namespace hvd::launcher {
 namespace {
 
+constexpr std::array<std::string_view, 4> kBindNames = {"auto", "none", "core", "numa"};
+
 int first_number(const Lookup& variable, std::initializer_list<const char*> names, int otherwise) {
   for (const char* name : names) {
     const auto digits = variable(name);
@@ -27,25 +29,12 @@ bool is_set(const std::vector<std::string>& environment, const std::string& name
 
 }  // namespace
 
-std::string_view to_string(Bind bind) {
-  switch (bind) {
-    case Bind::kAuto:
-      return "auto";
-    case Bind::kCore:
-      return "core";
-    case Bind::kNuma:
-      return "numa";
-    case Bind::kNone:
-      break;
-  }
-  return "none";
-}
+std::string_view to_string(Bind bind) { return kBindNames[static_cast<std::size_t>(bind)]; }
 
-std::optional<Bind> parse_bind(std::string_view text) {
-  for (const Bind bind : {Bind::kAuto, Bind::kNone, Bind::kCore, Bind::kNuma}) {
-    if (text == to_string(bind)) return bind;
-  }
-  return std::nullopt;
+std::optional<Bind> parse_bind(std::string_view name) {
+  const auto found = std::find(kBindNames.begin(), kBindNames.end(), name);
+  if (found == kBindNames.end()) return std::nullopt;
+  return static_cast<Bind>(found - kBindNames.begin());
 }
 
 int silence_limit_ms(const std::optional<std::string>& peer_timeout) {

@@ -12,7 +12,7 @@ namespace hvd::launcher {
 /// mpirun does, where it starts them.
 enum class Bind { kAuto, kNone, kCore, kNuma };
 std::string_view to_string(Bind bind);
-std::optional<Bind> parse_bind(std::string_view text);
+std::optional<Bind> parse_bind(std::string_view name);
 
 /// Variables from hvdrun for the supervisors, which remove them from the program's environment,
 /// because the program must not see the token.

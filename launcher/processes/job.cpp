@@ -150,27 +150,19 @@ void Job::wait_for_events() {
   starter_->add_to(poller);
   console_.add_to(poller);
   files_.add_to(poller);
-  poller.wait(next_timeout_ms());
+  poller.wait_until(next_deadline());
   server_.on_time();
   report_output_failures();
 }
 
-int Job::next_timeout_ms() {
+std::optional<Job::TimePoint> Job::next_deadline() {
+  std::optional<TimePoint> next = server_.next_deadline();
+  for (const auto& timer : {timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_,
+                            give_up_at_, files_.next_deadline(), rendezvous_.next_deadline()})
+    keep_earlier(next, timer);
   const TimePoint now = Clock::now();
-  std::optional<TimePoint> next;
-  const auto consider = [&next](const std::optional<TimePoint>& timer) {
-    if (timer && (!next || *timer < *next)) next = timer;
-  };
-  for (const auto& timer :
-       {timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_, give_up_at_})
-    consider(timer);
-  consider(server_.next_deadline());
-  consider(files_.next_deadline());
-  consider(rendezvous_.next_deadline());
-  for (const auto& output : outputs_) consider(output->show_partial(now));
-  if (!next) return -1;
-  const auto left = std::chrono::ceil<milliseconds>(*next - now).count();
-  return static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
+  for (const auto& output : outputs_) keep_earlier(next, output->show_partial(now));
+  return next;
 }
 
 void Job::on_timers() {

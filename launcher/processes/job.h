@@ -65,7 +65,7 @@ class Job final : private RankObserver {
   void block_signals();
   void start_supervisors();
   void wait_for_events();
-  int next_timeout_ms();
+  std::optional<TimePoint> next_deadline();
   void on_timers();
   void on_signals();
   void on_user_signal(int signal);

@@ -24,17 +24,14 @@ constexpr int kLockPatienceSeconds = 10;
 /// Longer than any start takes: twice the default of HVD_START_TIMEOUT, which limits a start.
 constexpr int kStartPatienceSeconds = 600;
 
-struct Owned {
-  bool is = false;
-  bool folder = false;
-  std::time_t age = 0;
-};
-
-Owned owned(const std::filesystem::path& path) {
+/// Empty if the file does not exist or belongs to another user.
+std::optional<struct stat> own_status(const std::filesystem::path& path) {
   struct stat info {};
-  if (::lstat(path.c_str(), &info) != 0 || info.st_uid != ::geteuid()) return {};
-  return {true, S_ISDIR(info.st_mode), std::time(nullptr) - info.st_mtime};
+  if (::lstat(path.c_str(), &info) != 0 || info.st_uid != ::geteuid()) return std::nullopt;
+  return info;
 }
+
+std::time_t age_of(const struct stat& info) { return std::time(nullptr) - info.st_mtime; }
 
 UniqueFd open_folder(const std::filesystem::path& path) {
   return UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
@@ -75,7 +72,7 @@ std::string own_maps() {
 std::optional<JobFolder> JobFolder::join(const std::filesystem::path& path) {
   for (int attempt = 0; attempt < 100; ++attempt) {
     if (::mkdir(path.c_str(), 0700) != 0 && errno != EEXIST) return std::nullopt;
-    if (!owned(path).is) return std::nullopt;  // another user's
+    if (!own_status(path)) return std::nullopt;
     UniqueFd fd = open_folder(path);
     if (!fd || ::flock(fd.get(), LOCK_SH) != 0) continue;
     struct stat info {};
@@ -91,8 +88,8 @@ JobFolder::~JobFolder() {
 
 void remove_abandoned(const std::filesystem::path& parent, std::string_view prefix) {
   for (const auto& path : entries_of(parent, prefix)) {
-    const Owned found = owned(path);
-    if (!found.is || !found.folder || found.age < kLockPatienceSeconds) continue;
+    const auto info = own_status(path);
+    if (!info || !S_ISDIR(info->st_mode) || age_of(*info) < kLockPatienceSeconds) continue;
     const UniqueFd fd = open_folder(path);
     if (fd) remove_if_free(path, fd);
   }
@@ -100,8 +97,8 @@ void remove_abandoned(const std::filesystem::path& parent, std::string_view pref
 
 void remove_stale_segments(const std::filesystem::path& shm) {
   const auto is_old = [](const std::filesystem::path& path) {
-    const Owned found = owned(path);
-    return found.is && !found.folder && found.age >= kStartPatienceSeconds;
+    const auto info = own_status(path);
+    return info && !S_ISDIR(info->st_mode) && age_of(*info) >= kStartPatienceSeconds;
   };
   std::optional<std::string> maps;
   for (const auto& path : entries_of(shm, "vader_segment.")) {

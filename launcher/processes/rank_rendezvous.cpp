@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "system/poller.h"
 
 namespace hvd::launcher {
 namespace {
@@ -172,10 +173,7 @@ void RankRendezvous::rank_ended(int rank, const std::string& how, bool after_los
 
 std::optional<Deadline> RankRendezvous::next_deadline() const {
   std::optional<Deadline> next = blame_at_;
-  for (const ServerPtr& server : servers_) {
-    const auto due = server->next_deadline();
-    if (due && (!next || *due < *next)) next = due;
-  }
+  for (const ServerPtr& server : servers_) keep_earlier(next, server->next_deadline());
   return next;
 }
 

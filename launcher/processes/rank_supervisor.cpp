@@ -12,7 +12,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <climits>
 #include <cstdlib>
 #include <limits>
 
@@ -206,21 +205,16 @@ void RankSupervisor::wait_for_events() {
     poller.add(stdout_.get(), POLLIN, [this](short) { relay(stdout_, FrameType::kStdout); });
   if (stderr_ && may_read())
     poller.add(stderr_.get(), POLLIN, [this](short) { relay(stderr_, FrameType::kStderr); });
-  poller.wait(next_timeout_ms());
+  poller.wait_until(next_deadline());
   relay_rendezvous();
   flush();
 }
 
-int RankSupervisor::next_timeout_ms() const {
-  int timeout = -1;
-  for (const auto& timer :
-       {stop_at_, kill_at_, drained_ || !may_read() ? std::nullopt : drain_until_}) {
-    if (!timer) continue;
-    const auto left = std::chrono::ceil<milliseconds>(*timer - Clock::now()).count();
-    const int bounded = static_cast<int>(std::clamp<long long>(left, 0, INT_MAX));
-    timeout = timeout < 0 ? bounded : std::min(timeout, bounded);
-  }
-  return timeout;
+std::optional<RankSupervisor::TimePoint> RankSupervisor::next_deadline() const {
+  std::optional<TimePoint> next = stop_at_;
+  keep_earlier(next, kill_at_);
+  if (!drained_ && may_read()) keep_earlier(next, drain_until_);
+  return next;
 }
 
 void RankSupervisor::on_timers() {

@@ -81,7 +81,7 @@ class RankSupervisor {
   void stop_later(const SignalOrder& order);
   void signal_program(int signal) const;
   void pass_on(int signal) const;
-  int next_timeout_ms() const;
+  std::optional<TimePoint> next_deadline() const;
   bool done() const;
 
   LauncherConnection connection_;

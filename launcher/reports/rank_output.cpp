@@ -137,8 +137,8 @@ std::optional<RankOutput::TimePoint> RankOutput::show_partial(TimePoint now) {
     const TimePoint due = output.last_fed + kPartialDelay;
     if (now >= due) {
       show(stream, output.splitter.flush_partial());
-    } else if (!next || due < *next) {
-      next = due;
+    } else {
+      keep_earlier(next, due);
     }
   }
   return next;

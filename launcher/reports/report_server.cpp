@@ -61,8 +61,7 @@ void ReportServer::give_full_credit(int rank) {
 std::optional<ReportServer::TimePoint> ReportServer::next_deadline() const {
   std::optional<TimePoint> next = accept_again_at_;
   for (const auto& [id, connection] : connections_) {
-    if (!connection.rank && (!next || connection.since + proof_patience_ < *next))
-      next = connection.since + proof_patience_;
+    if (!connection.rank) keep_earlier(next, connection.since + proof_patience_);
   }
   return next;
 }
@@ -149,18 +148,9 @@ bool ReportServer::handle(int id, const Frame& frame) {
       connection.drained = true;
       observer_.on_drained(rank);
       return true;
-    case FrameType::kGreeting:
-    case FrameType::kChallenge:
-    case FrameType::kCredit:
-    case FrameType::kHello:
-    case FrameType::kWelcome:
-    case FrameType::kSignal:
-    case FrameType::kRelease:
-    case FrameType::kStart:
-    case FrameType::kRendezvousReply:
-      break;
+    default:  // frames of the handshake, or from hvdrun to a supervisor
+      return false;
   }
-  return false;
 }
 
 bool ReportServer::on_output(int id, Stream stream, const Frame& frame) {

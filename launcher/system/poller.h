@@ -2,12 +2,23 @@
 
 #include <poll.h>
 
+#include <algorithm>
+#include <chrono>
+#include <climits>
 #include <cstddef>
 #include <functional>
+#include <optional>
 #include <utility>
 #include <vector>
 
+#include "base/clock.h"
+
 namespace hvd::launcher {
+
+/// Keeps the earlier of two times, of which either may be missing.
+inline void keep_earlier(std::optional<Deadline>& time, const std::optional<Deadline>& other) {
+  if (other && (!time || *other < *time)) time = other;
+}
 
 /// One round of poll(2): add the awaited events, then wait. An earlier handler of the same round
 /// may have closed a later handler's object, so each handler looks its object up. Not thread-safe.
@@ -27,6 +38,13 @@ class Poller {
     for (std::size_t i = 0; i < polls_.size(); ++i) {
       if (polls_[i].revents != 0) handlers_[i](polls_[i].revents);
     }
+  }
+  /// The same until a deadline; without one, forever.
+  void wait_until(const std::optional<Deadline>& deadline) {
+    if (!deadline) return wait(-1);
+    const auto left =
+        std::chrono::ceil<std::chrono::milliseconds>(*deadline - std::chrono::steady_clock::now());
+    wait(static_cast<int>(std::clamp<long long>(left.count(), 0, INT_MAX)));
   }
 
  private:

@@ -132,7 +132,7 @@ TEST_F(HvdrunMeeting, InARankOfAnother) {
     EXPECT_EQ(count(result.out, rank), 6) << result.out;
 }
 
-TEST_F(HvdrunMeeting, ARankThatEndsBeforeItComesIsNamedAtOnce) {
+TEST_F(HvdrunMeeting, ARankThatEndsBeforeItJoinsIsNamedAtOnce) {
   const Result result = run_mode("exit");  // at once: the time to begin is five minutes
   EXPECT_EQ(result.code, 3) << result.out << result.err;
   expect_of_others(result,
@@ -141,14 +141,14 @@ TEST_F(HvdrunMeeting, ARankThatEndsBeforeItComesIsNamedAtOnce) {
   EXPECT_THAT(result.err, HasSubstr("hvdrun: rank 1 failed first: exited with code 3"));
 }
 
-TEST_F(HvdrunMeeting, ARankThatDoesNotComeIsNamedInTime) {
+TEST_F(HvdrunMeeting, ARankThatDoesNotJoinIsNamedInTime) {
   const Result result = run_mode("absent", {"-x", "HVD_START_TIMEOUT=2", "--fail-grace", "1"});
   EXPECT_EQ(
       count(result.out, "PeerLostError 1 hvd::init: rank 1 has not joined at hvdrun:// within "), 2)
       << result.out << result.err;
 }
 
-TEST_F(HvdrunMeeting, ARankThatContradictsHvdrunIsToldSo) {
+TEST_F(HvdrunMeeting, ARankThatContradictsHvdrunIsRefused) {
   for (const std::string mode : {"size", "rank"}) {
     const Result result = run_mode(mode);
     EXPECT_EQ(result.code, 2) << result.out << result.err;
@@ -170,7 +170,7 @@ TEST_F(HvdrunMeeting, ARankWithOtherVariablesContradictsAll) {
   expect_of_others(result, text);
 }
 
-TEST_F(HvdrunMeeting, ARankThatCannotBeginTellsTheOthersWhy) {
+TEST_F(HvdrunMeeting, ARankThatCannotBeginFailsTheOthersWithItsReason) {
   const Result result = run_mode("device");
   EXPECT_EQ(count(result.out, "HVD_DEVICE"), 3) << result.out << result.err;
 }
@@ -187,7 +187,7 @@ TEST_F(HvdrunMeeting, AnotherBuildOfTheLibraryIsRefused) {
   expect_of_others(result, "UsageError hvd::init: rank ");
 }
 
-TEST_F(HvdrunMeeting, OfTwoProcessesOfARankTheSecondIsRefused) {
+TEST_F(HvdrunMeeting, TheSecondProcessOfARankIsRefused) {
   const Result result = run_mode("fork");
   EXPECT_EQ(result.code, 0) << result.out << result.err;
   EXPECT_EQ(count(result.out, "OK 1 3 "), 1) << result.out;
@@ -195,7 +195,7 @@ TEST_F(HvdrunMeeting, OfTwoProcessesOfARankTheSecondIsRefused) {
   EXPECT_THAT(result.out, HasSubstr("has joined at hvdrun:// twice, first from host "));
 }
 
-TEST_F(HvdrunMeeting, ThoughTheFirstHasBegunLongAgo) {
+TEST_F(HvdrunMeeting, TheSecondProcessIsRefusedLongAfterTheFirstHasBegun) {
   const Result result = run_mode("second");
   expect_lives(result, 3, 1);
   EXPECT_THAT(result.out, HasSubstr("twice, first from host "));
@@ -214,7 +214,7 @@ TEST_F(HvdrunMeeting, NoRankOutlivesHvdrunWhileItWaitsForOthers) {
   EXPECT_THAT(wait_until_gone(marker, 10), IsEmpty());
 }
 
-TEST_F(HvdrunMeeting, WithoutItsHvdrunARankSaysWhatToDo) {
+TEST_F(HvdrunMeeting, WithoutItsHvdrunTheErrorGivesAdvice) {
   const Result result =
       run({"-np", "1", "sh", "-c", "HVD_INIT_METHOD=hvdrun://0; HVD_SIZE=2; exec \"$@\"", "sh",
            program_, "lives"});
