@@ -1,4 +1,4 @@
-#include "bench/carriers.h"
+#include "bench/commands.h"
 
 #include <algorithm>
 #include <array>
@@ -11,7 +11,6 @@
 #include <utility>
 
 #include "bench/exercise.h"
-#include "bench/stopwatch.h"
 #include "bench/streams.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"

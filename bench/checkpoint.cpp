@@ -1,4 +1,4 @@
-#include "bench/checkpoint.h"
+#include "bench/commands.h"
 
 #include <torch/nn/modules/container/parameterlist.h>
 
@@ -10,7 +10,6 @@
 
 #include "bench/statistics.h"
 #include "bench/step_contender.h"
-#include "bench/stopwatch.h"
 #include "hvd/torch/checkpointer.h"
 
 namespace hvd::bench {

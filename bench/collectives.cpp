@@ -1,4 +1,4 @@
-#include "bench/collectives.h"
+#include "bench/commands.h"
 
 #include <algorithm>
 #include <chrono>
@@ -10,7 +10,6 @@
 
 #include "bench/exercise.h"
 #include "bench/peers.h"
-#include "bench/stopwatch.h"
 #include "hvd/error.h"
 
 namespace hvd::bench {

@@ -1,16 +1,150 @@
 #pragma once
 
-#include <CLI/CLI.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <filesystem>
 #include <functional>
 #include <iosfwd>
 #include <string>
 #include <vector>
 
+#include "bench/exercise.h"
 #include "bench/report.h"
 #include "bench/session.h"
 #include "bench/statistics.h"
+#include "bench/step_contender.h"
+#include "hvd/collectives.h"
+
+namespace CLI {
+class App;
+}  // namespace CLI
 
 namespace hvd::bench {
+
+struct StepOptions {
+  std::vector<std::string> sets = {"resnet50", "gpt2", "small1000", "mnist"};
+  std::vector<std::string> contenders = {"one", "alone",    "hvd",    "mpi-chunked",
+                                         "mpi", "mpi-flat", "reducer"};
+  bool compute = false;
+  Update update = Update::kSgd;
+  int batch_size = 64;
+  RepetitionLimits repetitions = {.budget_seconds = 20, .least = 20, .most = 500};
+  /// Untimed steps before each timed one: a contender comes back to memory and to a schedule that
+  /// others have disturbed.
+  int lead = 1;
+  /// 0: the cores divided by the ranks of this host
+  int threads = 0;
+  /// File with the results of gloo_peers.py, which are shown beside hvd's; empty: no file.
+  std::string gloo_path;
+};
+
+/// A training step of every parameter set, by every contender. Collective over the ranks of the
+/// session; rank 0 prints.
+/// @return {"correct": ..., "rows": [...]}, on every rank
+/// @throws std::invalid_argument, std::runtime_error
+Json run_step(const Session& session, const StepOptions& options, std::ostream& out);
+
+struct ShardedOptions {
+  int threads = 0;  ///< of LibTorch's per rank; 0: the cores divided by the ranks of this host
+  std::string set = "gpt2";
+  int lead = 4;  ///< untimed steps before each timed one
+  RepetitionLimits repetitions = {.budget_seconds = 60, .least = 5, .most = 200};
+};
+
+/// A training step with Adam, and the bytes of its state, of a ShardedOptimizer beside a
+/// DistributedOptimizer. Collective over the ranks of the session; rank 0 prints.
+/// @return {"correct": ..., ...}, on every rank
+Json run_sharded(const Session& session, const ShardedOptions& options, std::ostream& out);
+
+struct LayersOptions {
+  int threads = 0;     ///< of LibTorch's per rank; 0: the cores divided by the ranks of this host
+  int batch_size = 8;  ///< images per rank
+  RepetitionLimits repetitions = {.budget_seconds = 10, .least = 10, .most = 200};
+};
+
+/// SyncBatchNorm2d, one layer alone, in sizes of ResNet-50's, beside what it is made of. Collective
+/// over the ranks of the session; rank 0 prints.
+/// @return {"correct": ..., "rows": [...]}, on every rank
+Json run_layers(const Session& session, const LayersOptions& options, std::ostream& out);
+
+struct CheckpointOptions {
+  int threads = 0;  ///< of LibTorch's per rank; 0: the cores divided by the ranks of this host
+  std::int64_t megabytes = 500;  ///< of the state, 10^6 bytes
+  int rounds = 5;
+  int step_ms = 100;  ///< of computation per step
+  std::filesystem::path folder = ".";
+};
+
+/// Measures how much saving slows the steps of a training, in the foreground and in the background.
+/// Collective over the ranks of the session; rank 0 prints. Leaves no files in `folder`.
+/// @return {"correct": ..., ...}, on every rank
+/// @throws CheckpointError
+Json run_checkpoint(const Session& session, const CheckpointOptions& options, std::ostream& out);
+
+struct SteadyOptions {
+  /// Steps of a run; in every other run one of them has an operation that the others do not have.
+  int steps = 1000;
+  /// Pairs of runs.
+  int rounds = 5;
+  /// Tensors of 4 KiB per step.
+  int tensors = 20;
+  /// Seconds for which the program is idle afterwards.
+  double pause_seconds = 3;
+};
+
+/// Measures the cost of leaving schedule replay once, and the share of a core that hvd uses while
+/// the program does not call it. Collective over the ranks of the session; rank 0 prints. @return
+/// {"deviation": {...}, "idle": {...}}
+Json run_steady(const Session& session, const SteadyOptions& options, std::ostream& out);
+
+struct ControlOptions {
+  /// Timed operations per way of waiting and kind of name.
+  int repetitions = 1000;
+  /// Pause before each operation that measures the wake-up of a sleeping thread, so that the thread
+  /// sleeps.
+  double pause_ms = 1.0;
+  /// Numbers of ranks to simulate.
+  std::vector<int> worlds = {64, 256, 1024, 4096, 16384};
+  int tensors = 161;
+};
+
+/// Latency of an allreduce of 8 bytes by the kind of negotiation and by the thread that drives the
+/// engine, and the cost of the coordinator in simulated worlds. Collective over the ranks of the
+/// session; rank 0 prints.
+/// @return {"latency": [...], "worlds": [...]}; the worlds on rank 0 only
+Json run_control(const Session& session, const ControlOptions& options, std::ostream& out);
+
+struct CollectivesOptions {
+  std::vector<OpKind> kinds = {OpKind::kAllreduce};
+  std::size_t lowest_bytes = 4;
+  std::size_t highest_bytes = 256 << 20;
+  std::size_t factor = 4;
+  RepetitionLimits repetitions = {};
+  Progress progress = Progress::kCaller;
+  Memory memory = Memory::kOrdinary;
+  /// File with the results of gloo_peers.py, which are shown beside hvd's; empty: no file.
+  std::string gloo_path;
+};
+
+/// Every kind at every size, against its peers. Collective over the ranks of the session; rank 0
+/// prints.
+/// @return {"correct": ..., "rows": [...]}, on every rank
+Json run_collectives(const Session& session, const CollectivesOptions& options, std::ostream& out);
+
+struct CarriersOptions {
+  std::vector<std::size_t> sizes = {8, std::size_t{1} << 20, std::size_t{64} << 20};
+  int rounds = 20;
+  /// Limits for one contender at one size in one round.
+  RepetitionLimits repetitions = {.budget_seconds = 0.3, .least = 3, .most = 300};
+  int tensors = 161;  ///< of the first negotiation
+};
+
+/// hvd over MPI and over UCX, and what the two carriers do without hvd, all of it in turns.
+/// Collective over the two ranks of the session, which has joined over UCX and does so again in the
+/// end; rank 0 prints.
+/// @return {"correct": ..., "rows": [...], "first_negotiation": {...}}, on every rank
+/// @throws std::runtime_error with more or fewer ranks, or a session over MPI
+Json run_carriers(const Session& session, const CarriersOptions& options, std::ostream& out);
 
 /// A subcommand, declared with its options.
 struct Command {

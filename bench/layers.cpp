@@ -1,4 +1,4 @@
-#include "bench/layers.h"
+#include "bench/commands.h"
 
 #include <torch/nn/functional/loss.h>
 #include <torch/nn/modules/batchnorm.h>
@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "bench/step_contender.h"
-#include "bench/stopwatch.h"
 #include "hvd/torch/operations.h"
 #include "hvd/torch/sync_batch_norm.h"
 #include "layers/layer_exchange.h"

@@ -10,14 +10,10 @@
 #include <utility>
 #include <vector>
 
-#include "bench/carriers.h"
-#include "bench/collectives.h"
 #include "bench/commands.h"
-#include "bench/control.h"
 #include "bench/parameter_sets.h"
 #include "bench/report.h"
 #include "bench/session.h"
-#include "bench/steady.h"
 
 namespace hvd::bench {
 namespace {

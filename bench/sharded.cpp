@@ -1,4 +1,4 @@
-#include "bench/sharded.h"
+#include "bench/commands.h"
 
 #include <torch/optim/adam.h>
 
@@ -10,7 +10,6 @@
 #include "bench/model.h"
 #include "bench/parameter_sets.h"
 #include "bench/step_contender.h"
-#include "bench/stopwatch.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/sharded_optimizer.h"
 

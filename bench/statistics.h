@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstddef>
 #include <span>
 #include <vector>
@@ -47,5 +48,9 @@ int repetitions_for(double seconds_each, const RepetitionLimits& limits);
 /// @pre factor >= 2
 std::vector<std::size_t> geometric_sizes(std::size_t lowest, std::size_t highest,
                                          std::size_t factor);
+
+inline double seconds_since(std::chrono::steady_clock::time_point begin) {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+}
 
 }  // namespace hvd::bench

@@ -1,4 +1,4 @@
-#include "bench/steady.h"
+#include "bench/commands.h"
 
 #include <sys/resource.h>
 
@@ -11,7 +11,6 @@
 
 #include "base/log.h"
 #include "bench/statistics.h"
-#include "bench/stopwatch.h"
 #include "engine/executor.h"
 #include "hvd/collectives.h"
 #include "hvd/error.h"

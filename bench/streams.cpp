@@ -4,8 +4,6 @@
 
 #include <stdexcept>
 
-#include "bench/ucx_stream.h"
-
 namespace hvd::bench {
 namespace {
 

@@ -6,6 +6,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <vector>
 
 namespace hvd::bench {
 
@@ -31,5 +32,14 @@ std::unique_ptr<Stream> make_mpi_stream(MPI_Comm);
 /// Used once hvd has been in a job over UCX. Addresses travel over MPI.
 /// @pre two ranks @throws std::runtime_error when the library cannot be used
 std::unique_ptr<Stream> make_ucx_stream(MPI_Comm);
+
+using Bytes = std::vector<std::byte>;
+/// Sends the bytes to the peer and returns the peer's bytes.
+using Swap = Bytes (*)(const Bytes&, void* context);
+
+/// The function of ucx_stream.cpp, which is in a library of its own: it links UCX, which reads its
+/// settings when it is loaded, and hvd sets some of them before.
+using OpenUcxStream = Stream* (*)(Swap, void* context);
+inline constexpr const char* kOpenUcxStream = "hvd_bench_open_ucx_stream";
 
 }  // namespace hvd::bench

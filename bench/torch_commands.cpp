@@ -1,10 +1,7 @@
+#include <CLI/CLI.hpp>
 #include <memory>
 
-#include "bench/checkpoint.h"
 #include "bench/commands.h"
-#include "bench/layers.h"
-#include "bench/sharded.h"
-#include "bench/step.h"
 
 namespace hvd::bench {
 namespace {

@@ -1,4 +1,4 @@
-#include "bench/ucx_stream.h"
+#include "bench/streams.h"
 
 #include <sched.h>
 #include <ucp/api/ucp.h>
