@@ -244,13 +244,14 @@ bool Executor::may_begin(const ChannelQueue& queue, const Execution& execution) 
 void Executor::begin(ChannelQueue& queue, Execution& execution) {
   const Batch& batch = execution.batch();
   if (environment_.timeline.on()) execution.launched_at_ = environment_.clock.now();
+  execution.phase_ = Execution::Phase::kPacking;
   if (batch.nothing_to_move()) batch.allocate_outputs();
   if (staged(batch)) execution.staged_ = &queue.staging->stage(batch);
-  execution.phase_ = Execution::Phase::kPacking;
 }
 
 void Executor::launch(ChannelQueue& queue, Execution& execution) {
   const Batch& batch = execution.batch();
+  execution.phase_ = Execution::Phase::kUnderWay;  // a launch that fails may have begun
   if (batch.exchanges_rows()) {
     execution.work_ = launch_alltoall(queue, batch);
   } else if (staged(batch)) {
@@ -261,7 +262,6 @@ void Executor::launch(ChannelQueue& queue, Execution& execution) {
       execution.work_ = launch_staged(queue, batch, staged);
     }
   }
-  execution.phase_ = Execution::Phase::kUnderWay;
 }
 
 std::unique_ptr<Work> Executor::launch_staged(const ChannelQueue& queue, const Batch& batch,
@@ -372,11 +372,13 @@ void Executor::abort(const Status& status) noexcept {
     queue.channel->abort();
     while (!queue.empty()) {
       const std::shared_ptr<Execution> execution = queue.pop();
-      const bool launched = execution->phase_ == Execution::Phase::kUnderWay ||
-                            execution->phase_ == Execution::Phase::kUnpacking;
+      // On the host no packing goes on between two calls; a device may still pack.
+      const bool on_device = execution->batch().spec().device.type != DeviceType::kCpu;
+      const bool in_flight =
+          execution->phase_ > (on_device ? Execution::Phase::kQueued : Execution::Phase::kPacking);
       execution->work_.reset();
-      if (launched) queue.staging->abandon();
-      finish_all(execution->batch(), status, nullptr, launched);
+      if (in_flight) queue.staging->abandon();
+      finish_all(execution->batch(), status, nullptr, in_flight);
       execution->phase_ = Execution::Phase::kIdle;
       execution->batch_.release_operations();
     }

@@ -105,19 +105,29 @@ class FakeChannel final : public Channel {
   std::unique_ptr<FakeChannel> host_;
 };
 
+/// One queue per process set, "queue 0" and so on.
+struct QueueScript {
+  ChannelScript channel = {};
+  bool ordered = false;
+  std::shared_ptr<FakeEvent> callers_may_read = {};
+  bool staging_fails = false;
+  int parts = 1;  ///< number of parts in which a batch is packed and unpacked
+};
+
 /// Stages into memory of its own.
 class FakeStaging final : public runtime::Staging {
  public:
-  FakeStaging(Log& log, std::string name, EventPtr callers_may_read, const int& parts)
-      : log_(log), name_(std::move(name)), ready_(std::move(callers_may_read)), parts_(parts) {}
+  FakeStaging(Log& log, std::string name, const QueueScript& script)
+      : log_(log), name_(std::move(name)), script_(script), ready_(script.callers_may_read) {}
   const runtime::Staged& stage(const runtime::Batch& batch) override {
     log_.push_back(name_ + " stage " + batch.request().name);
+    if (script_.staging_fails) throw Error("the device has failed");
     staged_ = {batch.collective(), memory_, memory_};
     packed_ = unpacked_ = 0;
     return staged_;
   }
-  bool pack_part(const runtime::Batch&) override { return ++packed_ == parts_; }
-  bool unpack_part(const runtime::Batch&) override { return ++unpacked_ == parts_; }
+  bool pack_part(const runtime::Batch&) override { return ++packed_ == script_.parts; }
+  bool unpack_part(const runtime::Batch&) override { return ++unpacked_ == script_.parts; }
   EventPtr unstage(const runtime::Batch& batch, EventPtr reduced) override {
     log_.push_back(name_ + " unstage " + batch.request().name +
                    (reduced != nullptr ? " after an event" : ""));
@@ -129,20 +139,12 @@ class FakeStaging final : public runtime::Staging {
  private:
   Log& log_;
   const std::string name_;
+  const QueueScript& script_;
   const EventPtr ready_;
-  const int& parts_;
   int packed_ = 0;
   int unpacked_ = 0;
   std::array<std::byte, 16> memory_ = {};
   runtime::Staged staged_;
-};
-
-/// One queue per process set, "queue 0" and so on.
-struct QueueScript {
-  ChannelScript channel = {};
-  bool ordered = false;
-  std::shared_ptr<FakeEvent> callers_may_read = {};
-  int parts = 1;  ///< number of parts in which a batch is packed and unpacked
 };
 
 class FakeQueues final : public runtime::QueueFactory {
@@ -154,7 +156,7 @@ class FakeQueues final : public runtime::QueueFactory {
     const QueueScript& script = scripts_[set];
     const std::string name = std::to_string(set);
     return {"fake", std::make_unique<FakeChannel>(log_, name, script.channel),
-            std::make_unique<FakeStaging>(log_, name, script.callers_may_read, script.parts),
+            std::make_unique<FakeStaging>(log_, name, script),
             script.ordered};
   }
   void keep_buffers_for(std::span<const runtime::Batch* const>) override {}
@@ -381,7 +383,8 @@ TEST_F(ExecutorTest, AnAbortEndsTheTurnsOfOrderedQueues) {
                                 "0 work destroyed", "y ended"));
 }
 
-TEST_F(ExecutorTest, ALaunchThatFailsNamesItsOperationAndIsNotInFlight) {
+// The launch may have posted messages, or queued work on a device, before it failed.
+TEST_F(ExecutorTest, ALaunchThatFailsNamesItsOperationAndIsInFlight) {
   queues_[0].channel.launch_fails = true;
   start(request("x"));
   try {
@@ -392,7 +395,26 @@ TEST_F(ExecutorTest, ALaunchThatFailsNamesItsOperationAndIsNotInFlight) {
   }
   take_log();
   executor_.abort({StatusCode::kInternal, "given up"});
-  EXPECT_THAT(take_log(), ElementsAre("0 abort", "x failed"));
+  EXPECT_THAT(take_log(), ElementsAre("0 abort", "0 abandon", "x failed, in flight"));
+}
+
+// The host's packing ends with the call; a device's may have been queued before the error.
+TEST_F(ExecutorTest, ABatchWhoseStagingFailsIsInFlightOnADeviceOnly) {
+  for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
+    const int set = device == DeviceType::kCpu ? 0 : 1;
+    queues_[set].staging_fails = true;
+    wire::Request asked = request("x", set);
+    asked.device = device;
+    start(asked);
+    EXPECT_THROW(executor_.progress(), Error);
+    take_log();
+    executor_.abort({StatusCode::kInternal, "given up"});
+    if (device == DeviceType::kCpu) {
+      EXPECT_THAT(take_log(), ElementsAre("0 abort", "x failed"));
+    } else {
+      EXPECT_THAT(take_log(), ElementsAre("0 abort", "1 abort", "1 abandon", "x failed, in flight"));
+    }
+  }
 }
 
 TEST_F(ExecutorTest, ALossIsStillALossWithTheNameOfTheOperation) {
