@@ -163,8 +163,8 @@ class Translator {
     const auto compression =
         enumerator<Compression>(given_.compression, kCompressionCount, "compression");
     if (compression != Compression::kNone && given_.kind != HVD_KIND_ALLREDUCE) {
-      fail("compression (" + std::string(to_string(compression)) +
-           ") is for allreduce; send a tensor of 16 bits instead");
+      fail(text("compression (", compression,
+                ") is for allreduce; send a tensor of 16 bits instead"));
     }
     if (given_.reserved != 0)
       fail(text("reserved is ", given_.reserved,

@@ -6,6 +6,7 @@
 #include <string>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/collectives.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
@@ -194,8 +195,8 @@ std::vector<EventPtr> Batch::allocate_outputs() const {
                  : std::accumulate(part_bytes_[i].begin(), part_bytes_[i].end(), std::size_t{0});
     if (submission.output.bytes() != expected ||
         (expected > 0 && submission.output.data == nullptr)) {
-      throw Error("the allocated output has " + std::to_string(submission.output.bytes()) +
-                  " bytes, expected " + std::to_string(expected));
+      throw Error(text("the allocated output has ", submission.output.bytes(), " bytes, expected ",
+                       expected));
     }
   }
   return all_writable;

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -167,9 +168,8 @@ std::optional<ControlRouter::Received> ControlRouter::receive() {
     try {
       return wire::decode(message->bytes);
     } catch (const wire::WireError& error) {
-      throw Error("rank " + std::to_string(control_.rank()) +
-                  " received a corrupt message from rank " + std::to_string(message->source) +
-                  ": " + error.what());
+      throw Error(text("rank ", control_.rank(), " received a corrupt message from rank ",
+                       message->source, ": ", error.what()));
     }
   }();
   watch_.on_message_from(message->source);
@@ -207,8 +207,7 @@ void ControlRouter::on_report(int source, const wire::Report& report) {
 }
 
 void ControlRouter::refuse(int source, const std::string& what, const std::string& why) const {
-  throw Error("rank " + std::to_string(source) + " " + what + " to rank " +
-              std::to_string(control_.rank()) + why);
+  throw Error(text("rank ", source, " ", what, " to rank ", control_.rank(), why));
 }
 
 void ControlRouter::broadcast_failure(const wire::Abort& abort) {

@@ -3,11 +3,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <span>
-#include <sstream>
 #include <utility>
 
 #include "base/expect.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
 #include "observe/supervisor_notice.h"
@@ -26,22 +26,14 @@ Status status_of(const std::exception& error) {
 
 constexpr std::size_t kMostOperationsShown = 50;
 
-std::string age(Duration duration) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%.1f s", std::chrono::duration<double>(duration).count());
-  return text;
-}
-
 std::string line_of(const OperationState& operation, const std::string& state, TimePoint now) {
   const wire::Request& request = operation.request;
-  std::string text = "  " + control::describe(request);
-  if (!wire::only_agrees(request.kind)) {
-    text.append(" ")
-        .append(to_string(request.dtype))
-        .append(shape_to_string(operation.submission.input.shape));
-  }
-  if (request.process_set != 0) text += " of process set " + std::to_string(request.process_set);
-  return text + ": " + age(now - operation.submitted) + ", " + state + "\n";
+  return text("  ", control::describe(request),
+              wire::only_agrees(request.kind)
+                  ? ""
+                  : text(" ", request.dtype, shape_to_string(operation.submission.input.shape)),
+              request.process_set == 0 ? "" : text(" of process set ", request.process_set), ": ",
+              now - operation.submitted, ", ", state, "\n");
 }
 
 }  // namespace
@@ -251,9 +243,8 @@ void Engine::apply(const wire::Plan& plan) {
   for (const int removed : applied.sets_removed) executor_.retire(removed);
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
   if (!applied.replay.empty() && !steady_.available()) {
-    throw Error("rank 0 repeats a schedule, which is switched off on rank " +
-                std::to_string(control_->rank()) +
-                "; set schedule replay (HVD_SCHEDULE_LOCK) alike on every rank");
+    throw Error(text("rank 0 repeats a schedule, which is switched off on rank ", control_->rank(),
+                     "; set schedule replay (HVD_SCHEDULE_LOCK) alike on every rank"));
   }
   if (!applied.replay.empty()) begin_steady(std::move(applied.replay));
 }
@@ -334,50 +325,44 @@ Duration Engine::time_to_deadline() const noexcept {
 
 std::string Engine::state_text() const {
   const TimePoint now = time_.now();
-  struct Line {
-    OperationPtr operation;
-    std::string state;
-  };
-  std::vector<Line> lines;
-  for (auto& [operation, state] : executor_.running()) lines.push_back({operation, state});
+  std::vector<std::pair<OperationPtr, std::string>> lines = executor_.running();
   for (const auto& [order, operation] : all_outstanding())
-    lines.push_back({operation, "waits for other ranks"});
+    lines.emplace_back(operation, "waits for other ranks");
   for (const OperationPtr& operation : submission_queue_.queued())
-    lines.push_back({operation, "submitted"});
-  std::stable_sort(lines.begin(), lines.end(), [](const Line& a, const Line& b) {
-    return a.operation->submitted < b.operation->submitted;
-  });
+    lines.emplace_back(operation, "submitted");
+  std::ranges::stable_sort(lines, {}, [](const auto& line) { return line.first->submitted; });
 
-  std::ostringstream text;
-  text << "hvd: rank " << control_->rank() << " of " << control_->size() << " (host "
-       << control_->topology().host_name(control_->rank()) << "): "
-       << (submission_queue_.failed()      ? "failed: " + submission_queue_.failure().message
-           : submission_queue_.shut_down() ? "shut down"
-           : submission_queue_.shutdown_requested() ? "shutting down"
-                                                    : "running")
-       << ", " << lines.size() << " operations outstanding, last plan applied "
-       << negotiator_.last_applied();
-  if (steady_.repeating()) text << ", replaying a schedule of " << steady_.batches() << " batches";
-  if (negotiator_.last_applied() > 0) text << ", " << age(now - router_.last_plan_at()) << " ago";
-  text << "\n";
+  const std::string state = submission_queue_.failed()
+                                ? "failed: " + submission_queue_.failure().message
+                            : submission_queue_.shut_down()          ? "shut down"
+                            : submission_queue_.shutdown_requested() ? "shutting down"
+                                                                     : "running";
+  std::string whole =
+      text("hvd: rank ", control_->rank(), " of ", control_->size(), " (host ",
+           control_->topology().host_name(control_->rank()), "): ", state, ", ", lines.size(),
+           " operations outstanding, last plan applied ", negotiator_.last_applied());
+  if (steady_.repeating())
+    whole += text(", replaying a schedule of ", steady_.batches(), " batches");
+  if (negotiator_.last_applied() > 0) whole += text(", ", now - router_.last_plan_at(), " ago");
+  whole += "\n";
   for (std::size_t i = 0; i < lines.size(); ++i) {
     if (i == kMostOperationsShown) {
-      text << "  and " << lines.size() - i << " more\n";
+      whole += text("  and ", lines.size() - i, " more\n");
       break;
     }
-    text << line_of(*lines[i].operation, lines[i].state, now);
+    whole += line_of(*lines[i].first, lines[i].second, now);
   }
   const std::vector<std::string> waiting = router_.waiting_texts(kMostOperationsShown);
-  if (!waiting.empty()) text << "  as the coordinator sees it:\n";
-  for (const std::string& line : waiting) text << "    " << line << "\n";
-  return text.str();
+  if (!waiting.empty()) whole += "  as the coordinator sees it:\n";
+  for (const std::string& line : waiting) whole += text("    ", line, "\n");
+  return whole;
 }
 
 void Engine::dump_state_if_requested() {
   if (!submission_queue_.consume_dump_request()) return;
-  const std::string text = state_text();
-  std::fwrite(text.data(), 1, text.size(),
-              stderr);  // in one call, so that the texts of ranks do not mix
+  // In one call, so that the texts of ranks do not mix.
+  const std::string state = state_text();
+  std::fwrite(state.data(), 1, state.size(), stderr);
 }
 
 }  // namespace hvd::runtime

@@ -9,6 +9,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "engine/engine.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
@@ -27,11 +28,10 @@ constexpr auto kExplanationGrace = std::chrono::seconds(1);
 // after it was stopped or unreachable.
 Status as_seen_by(int rank, const Status& cause) {
   if (cause.code != StatusCode::kPeerLost || cause.rank != rank) return cause;
-  const std::string theirs = "lost rank " + std::to_string(rank) + " ";
+  const std::string theirs = text("lost rank ", rank, " ");
   Status own = cause;
   if (own.message.starts_with(theirs)) own.message.erase(0, theirs.size());
-  own.message =
-      "the other ranks have lost this one, rank " + std::to_string(rank) + " " + own.message;
+  own.message = text("the other ranks have lost this one, rank ", rank, " ", own.message);
   return own;
 }
 
@@ -63,15 +63,15 @@ void Engine::on_departed(int rank) {
 
 void Engine::throw_loss(const control::PeerLoss& loss) {
   if (loss.known) throw PeerLostError(loss.cause, loss.rank);
-  std::string text = "lost rank " + std::to_string(loss.rank) + " (host " +
-                     control_->topology().host_name(loss.rank) + "): " + loss.cause +
-                     "; noticed by rank " + std::to_string(control_->rank());
+  std::string message =
+      text("lost rank ", loss.rank, " (host ", control_->topology().host_name(loss.rank),
+           "): ", loss.cause, "; noticed by rank ", control_->rank());
   std::string waits_for = executor_.first_active();
   const OperationsInOrder outstanding = all_outstanding();
   if (waits_for.empty() && !outstanding.empty())
     waits_for = control::describe(outstanding.begin()->second->request);
-  if (!waits_for.empty()) text += " while waiting for " + waits_for;
-  throw PeerLostError(text, loss.rank);
+  if (!waits_for.empty()) message += " while waiting for " + waits_for;
+  throw PeerLostError(message, loss.rank);
 }
 
 /// A broken connection is mostly the consequence of a death: of a process of this host, or of one

@@ -7,6 +7,7 @@
 
 #include "backend/backend.h"
 #include "base/expect.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "transport/control_plane.h"
 
@@ -213,20 +214,20 @@ void Executor::check_headway(TimePoint now) {
 void Executor::fail_stalled(const ChannelQueue& queue, Duration standstill, int waits_for) const {
   const Topology& topology = environment_.topology;
   const auto rank_text = [&topology](int rank) {
-    return "rank " + std::to_string(rank) + " (host " + topology.host_name(rank) + ")";
+    return text("rank ", rank, " (host ", topology.host_name(rank), ")");
   };
   const auto seconds = [](Duration duration) {
-    return std::to_string(std::chrono::duration_cast<std::chrono::seconds>(duration).count());
+    return std::chrono::duration_cast<std::chrono::seconds>(duration).count();
   };
-  throw PeerLostError(queue.front().batch().title() + " has made no progress on " +
-                          rank_text(topology.rank) + " for " + seconds(standstill) + " s on " +
-                          queue.backend + ", although every rank has submitted it; it waits for " +
-                          (waits_for < 0 ? "another rank" : rank_text(waits_for)) +
-                          "; expected progress within " + seconds(environment_.limit) +
-                          " s (HVD_STALL_SHUTDOWN); a connection between ranks does not deliver, "
-                          "although the ranks "
-                          "show signs of life",
-                      -1);
+  throw PeerLostError(
+      text(queue.front().batch().title(), " has made no progress on ", rank_text(topology.rank),
+           " for ", seconds(standstill), " s on ", queue.backend,
+           ", although every rank has submitted it; it waits for ",
+           waits_for < 0 ? "another rank" : rank_text(waits_for), "; expected progress within ",
+           seconds(environment_.limit),
+           " s (HVD_STALL_SHUTDOWN); a connection between ranks does not deliver, although the "
+           "ranks show signs of life"),
+      -1);
 }
 
 bool Executor::may_begin(const ChannelQueue& queue, const Execution& execution) const {
@@ -237,7 +238,7 @@ bool Executor::may_begin(const ChannelQueue& queue, const Execution& execution) 
   try {
     return queue.staging->ready(batch);
   } catch (const std::exception& error) {  // the text reaches all ranks
-    throw Error("rank " + std::to_string(environment_.topology.rank) + ": " + error.what());
+    throw Error(text("rank ", environment_.topology.rank, ": ", error.what()));
   }
 }
 
@@ -328,8 +329,8 @@ void Executor::record(const ChannelQueue& queue, const Execution& execution) {
   if (!writer) return;
   const TimePoint now = environment_.clock.now();
   const Batch& batch = execution.batch();
-  const std::string detail = queue.backend + ", " + std::to_string(batch.agreed().size()) +
-                             " tensors, " + std::to_string(batch.out_bytes()) + " bytes";
+  const std::string detail =
+      text(queue.backend, ", ", batch.agreed().size(), " tensors, ", batch.out_bytes(), " bytes");
   for (std::size_t i = 0; i < batch.agreed().size(); ++i) {
     const bool here = !batch.operations().empty();
     const std::string& name =

@@ -8,6 +8,7 @@
 #include "base/expect.h"
 #include "base/log.h"
 #include "base/process_exit.h"
+#include "base/text.h"
 #include "engine/submission_check.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
@@ -212,9 +213,9 @@ void OperationTable::submit(std::span<const Submission> submissions, std::span<O
 OperationPtr OperationTable::claim(const Submission& submission,
                                    const std::weak_ptr<Runtime>& owner, TimePoint now) {
   if (joined_) {
-    throw UsageError(std::string(to_string(submission.kind())) + " '" + submission.name +
-                     "' on rank " + std::to_string(rank_) +
-                     ": this rank has called join(), so it has no more data until join() returns");
+    throw UsageError(
+        text(submission.kind(), " '", submission.name, "' on rank ", rank_,
+             ": this rank has called join(), so it has no more data until join() returns"));
   }
   if (OperationPtr again = claim_again(submission, now)) return again;
   OperationPtr made(new OperationState(submission, number(submission), owner, now));
@@ -224,9 +225,9 @@ OperationPtr OperationTable::claim(const Submission& submission,
   if (known != operations_.end()) {
     if (known->second->in_flight) {
       if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
-      throw UsageError(control::describe(request) + " on rank " + std::to_string(rank_) +
-                       ": this name is already in flight; wait for its last use, or give each "
-                       "operation its own name");
+      throw UsageError(text(control::describe(request), " on rank ", rank_,
+                            ": this name is already in flight; wait for its last use, or give each "
+                            "operation its own name"));
     }
     unlink(*known->second);  // its parameters differ, or a handle still refers to it
     operations_.erase(known);

@@ -1,4 +1,5 @@
 #include "engine/peers.h"
+#include "base/text.h"
 
 #include <algorithm>
 #include <numeric>
@@ -60,8 +61,8 @@ std::optional<control::PeerLoss> PeerWatch::look(bool waiting) {
   for (const int rank : actions.ping) sender_.send(rank, wire::encode(wire::Ping{}));
   if (!actions.lost) return std::nullopt;
   const auto silence = std::chrono::duration_cast<std::chrono::milliseconds>(options_.peer_timeout);
-  return control::PeerLoss{
-      *actions.lost, "it has not answered for " + std::to_string(silence.count()) + " ms", false};
+  return control::PeerLoss{*actions.lost, text("it has not answered for ", silence.count(), " ms"),
+                           false};
 }
 
 std::vector<int> PeerWatch::departed() {

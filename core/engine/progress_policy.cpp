@@ -1,4 +1,5 @@
 #include "engine/progress_policy.h"
+#include "base/text.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -48,10 +49,9 @@ ProgressPolicy choose_progress_policy(ProgressMode mode, int ranks, std::optiona
 std::string describe(const ProgressPolicy& progress_policy, int ranks,
                      std::optional<double> quota) {
   const int cores = cores_per_rank(ranks, quota);
-  return std::string(progress_policy.inline_progress ? "inline" : "background") + " progress, " +
-         (cores == 0 ? "less than one core"
-                     : std::to_string(cores) + (cores == 1 ? " core" : " cores")) +
-         " per rank";
+  return text(progress_policy.inline_progress ? "inline" : "background", " progress, ",
+              cores == 0 ? "less than one core" : text(cores, cores == 1 ? " core" : " cores"),
+              " per rank");
 }
 
 }  // namespace hvd::runtime

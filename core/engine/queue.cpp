@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/process_exit.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
 
@@ -69,13 +70,12 @@ void DeviceCompletions::look() {
     checked = completion.channel;
     if (limit_ == Duration::zero() || now - completion.since < limit_) continue;
     throw PeerLostError(
-        completion.what + " has been in the device's queue for " +
-            std::to_string(
-                std::chrono::duration_cast<std::chrono::seconds>(now - completion.since).count()) +
-            " s; expected every rank's GPU to get to it in " +
-            std::to_string(std::chrono::duration_cast<std::chrono::seconds>(limit_).count()) +
-            " s (HVD_STALL_SHUTDOWN); a rank's GPU hangs, or its program computes for longer than "
-            "that",
+        text(completion.what, " has been in the device's queue for ",
+             std::chrono::duration_cast<std::chrono::seconds>(now - completion.since).count(),
+             " s; expected every rank's GPU to get to it in ",
+             std::chrono::duration_cast<std::chrono::seconds>(limit_).count(),
+             " s (HVD_STALL_SHUTDOWN); a rank's GPU hangs, or its program computes for longer than "
+             "that"),
         -1);
   }
 }

@@ -6,6 +6,7 @@
 
 #include "backend/backend.h"
 #include "backend/staged/host_staged_channel.h"
+#include "base/text.h"
 #include "engine/device_self.h"
 #include "engine/device_staging.h"
 #include "engine/host_staging.h"
@@ -173,10 +174,9 @@ Backend& BackendQueues::host_backend(const ChannelSpec& spec, const Batch& batch
       forced_backend_ && spec.ranks.size() > 1 && *forced_backend_ != kDeviceBackend;
   Backend* const best = best_backend(spec, collective, choice_counts ? &*forced_backend_ : nullptr);
   if (best == nullptr) {
-    throw Error("no backend can run " + std::string(to_string(collective.kind)) + " of " +
-                std::string(to_string(collective.dtype)) + " on " +
-                std::string(to_string(spec.device.type)) +
-                (choice_counts ? "; HVD_BACKEND allows only '" + *forced_backend_ + "'" : ""));
+    throw Error(text(
+        "no backend can run ", collective.kind, " of ", collective.dtype, " on ", spec.device.type,
+        (choice_counts ? "; HVD_BACKEND allows only '" + *forced_backend_ + "'" : "")));
   }
   return *best;
 }

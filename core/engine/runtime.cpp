@@ -7,6 +7,7 @@
 #include <exception>
 
 #include "base/log.h"
+#include "base/text.h"
 #include "hvd/background.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
@@ -135,11 +136,11 @@ bool Runtime::in_callback() const noexcept {
 }
 
 void Runtime::throw_in_callback(const std::string& call) const {
-  throw UsageError(
-      call + " on rank " + std::to_string(topology().rank) +
+  throw UsageError(text(
+      call, " on rank ", topology().rank,
       ": called in a callback of an operation, on the thread that drives all operations, so it "
       "would wait for itself; a callback must not wait for hvd: let it wake another thread that "
-      "does");
+      "does"));
 }
 
 void Runtime::acquire_progress() {

@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdio>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "base/config.h"
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -20,17 +20,15 @@ const Variable& variable_of(std::string_view option) {
   for (const Variable& variable : variables()) {
     if (variable.option == option) return variable;
   }
-  throw Error("hvd::Options::" + std::string(option) +
-              " has no variable in core/base/config_table.cpp");
+  throw Error(text("hvd::Options::", option, " has no variable in core/base/config_table.cpp"));
 }
 
 std::int64_t choose(const std::optional<std::int64_t>& option, std::string_view name,
                     std::int64_t fallback) {
   const Variable& variable = variable_of(name);
   if (option && (*option < variable.lowest || *option > variable.highest)) {
-    throw UsageError("hvd::Options::" + std::string(name) + ": expected " +
-                     std::to_string(variable.lowest) + " to " + std::to_string(variable.highest) +
-                     ", got " + std::to_string(*option));
+    throw UsageError(text("hvd::Options::", name, ": expected ", variable.lowest, " to ",
+                          variable.highest, ", got ", *option));
   }
   return option ? *option : env_int(variable.name).value_or(fallback);
 }
@@ -39,9 +37,8 @@ Duration choose(const std::optional<std::chrono::milliseconds>& option, std::str
                 Duration fallback) {
   const Variable& variable = variable_of(name);
   if (option && (option->count() < variable.lowest || *option > kLongestTime)) {
-    throw UsageError("hvd::Options::" + std::string(name) + ": expected " +
-                     expected_values(variable, '\'') + ", got " + std::to_string(option->count()) +
-                     " ms");
+    throw UsageError(text("hvd::Options::", name, ": expected ", expected_values(variable, '\''),
+                          ", got ", option->count(), " ms"));
   }
   if (option) return *option;
   const auto from_environment = env_seconds(variable.name);
@@ -72,10 +69,8 @@ std::optional<std::string> backend(const Options& options) {
   return name;
 }
 
-std::string in_seconds(std::chrono::milliseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%g", std::chrono::duration<double>(time).count());
-  return text;
+double in_seconds(std::chrono::milliseconds time) {
+  return std::chrono::duration<double>(time).count();
 }
 
 const char* name_of(ProgressMode mode) {
@@ -123,29 +118,26 @@ RuntimeOptions resolve(const Options& options) {
 std::string describe_settings(const Options& options) {
   std::vector<std::string> settings;
   const auto add = [&](const char* option, const auto& value, const auto& text_of) {
-    if (value) settings.push_back("hvd::Options::" + std::string(option) + "=" + text_of(*value));
+    if (value) settings.push_back(text("hvd::Options::", option, "=", text_of(*value)));
   };
-  const auto number = [](std::int64_t value) { return std::to_string(value); };
-  const auto text = [](const std::string& value) { return value; };
-  add("fusion_threshold_bytes", options.fusion_threshold_bytes, number);
-  add("cache_capacity", options.cache_capacity, number);
-  add("schedule_lock", options.schedule_lock,
-      [](bool value) { return std::string(value ? "1" : "0"); });
-  add("progress", options.progress, [](ProgressMode value) { return std::string(name_of(value)); });
+  const auto as_it_is = [](const auto& value) { return value; };
+  add("fusion_threshold_bytes", options.fusion_threshold_bytes, as_it_is);
+  add("cache_capacity", options.cache_capacity, as_it_is);
+  add("schedule_lock", options.schedule_lock, [](bool value) { return value ? 1 : 0; });
+  add("progress", options.progress, name_of);
   add("stall_warning", options.stall_warning, in_seconds);
   add("stall_shutdown", options.stall_shutdown, in_seconds);
   add("peer_timeout", options.peer_timeout, in_seconds);
-  add("backend", options.backend, text);
-  add("timeline_path", options.timeline_path, text);
-  add("init_method", options.init_method, text);
-  add("rank", options.rank, number);
-  add("world_size", options.world_size, number);
+  add("backend", options.backend, as_it_is);
+  add("timeline_path", options.timeline_path, as_it_is);
+  add("init_method", options.init_method, as_it_is);
+  add("rank", options.rank, as_it_is);
+  add("world_size", options.world_size, as_it_is);
   add("init_timeout", options.init_timeout, in_seconds);
   for (std::string& variable : variables_in_force(VariableUse::kRuntime))
     settings.push_back(std::move(variable));
-  std::string all;
-  for (const std::string& setting : settings) all += (all.empty() ? "" : ", ") + setting;
-  return all.empty() ? "all settings are the defaults" : "settings: " + all;
+  if (settings.empty()) return "all settings are the defaults";
+  return "settings: " + join_text(settings, ", ");
 }
 
 }  // namespace hvd::runtime

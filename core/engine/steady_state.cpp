@@ -6,6 +6,7 @@
 
 #include "base/expect.h"
 #include "base/log.h"
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::runtime {
@@ -156,7 +157,7 @@ std::vector<OperationPtr> SteadyState::release_waiting() {
 
 void SteadyState::defer(const wire::Plan& plan) {
   if (!schedule_.spans_hosts())
-    throw Error("plan " + std::to_string(plan.sequence) + " arrived during a replay");
+    throw Error(text("plan ", plan.sequence, " arrived during a replay"));
   plans_.push_back(plan);
 }
 
@@ -201,10 +202,9 @@ bool SteadyState::exchange_updates() {
 void SteadyState::accept(int source, const wire::ReplayUpdate& news) {
   if (!barrier_) {
     throw Error(
-        "rank " + std::to_string(source) + " sent a replay update to rank " +
-        std::to_string(control_.rank()) +
-        ", which is not the first rank of its host; set schedule replay (HVD_SCHEDULE_LOCK) "
-        "alike on every rank");
+        text("rank ", source, " sent a replay update to rank ", control_.rank(),
+             ", which is not the first rank of its host; set schedule replay (HVD_SCHEDULE_LOCK) "
+             "alike on every rank"));
   }
   if (barrier_->accept(news)) ring_host();
 }

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "base/text.h"
 #include "engine/operations.h"
 #include "hvd/error.h"
 #include "kernels/kernels.h"
@@ -82,34 +83,33 @@ class Checker {
   void check_parameters(const RemoveProcessSet& remove) const {
     check_concerns_all();
     if (remove.process_set == 0) fail("the set of all ranks cannot be removed");
-    if (!sets_.contains(remove.process_set))
-      fail("there is no process set " + std::to_string(remove.process_set));
+    if (!sets_.contains(remove.process_set)) fail("there is no process set ", remove.process_set);
   }
 
-  [[noreturn]] void fail(const std::string& problem) const {
-    throw UsageError(std::string(to_string(kind())) + " '" + submission_.name + "': " + problem);
+  template <class... Parts>
+  [[noreturn]] void fail(const Parts&... problem) const {
+    throw UsageError(text(kind(), " '", submission_.name, "': ", problem...));
   }
 
   void check_names() const {
     if (submission_.name.size() > wire::kMaxNameBytes ||
         submission_.group.size() > wire::kMaxNameBytes) {
-      fail("expected a name of at most " + std::to_string(wire::kMaxNameBytes) + " bytes");
+      fail("expected a name of at most ", wire::kMaxNameBytes, " bytes");
     }
   }
 
   void check_set() const {
     if (!sets_.contains(submission_.process_set))
-      fail("there is no process set " + std::to_string(submission_.process_set));
+      fail("there is no process set ", submission_.process_set);
     if (sets_.position(submission_.process_set, rank_) < 0) {
-      fail("rank " + std::to_string(rank_) + " is not in process set " +
-           std::to_string(submission_.process_set));
+      fail("rank ", rank_, " is not in process set ", submission_.process_set);
     }
   }
 
   void check_root(const char* what, int root) const {
     if (sets_.position(submission_.process_set, root) >= 0) return;
-    fail(std::string(what) + " rank " + std::to_string(root) + " is not in process set " +
-         std::to_string(submission_.process_set) + "; a root is a world rank of a member");
+    fail(what, " rank ", root, " is not in process set ", submission_.process_set,
+         "; a root is a world rank of a member");
   }
 
   bool agrees_on_job() const { return wire::only_agrees(kind()) && kind() != OpKind::kBarrier; }
@@ -126,11 +126,9 @@ class Checker {
     if (ranks.empty()) fail("expected at least one rank");
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       if (ranks[i] < 0 || ranks[i] >= world) {
-        fail("expected ranks from 0 to " + std::to_string(world - 1) + ", got " +
-             std::to_string(ranks[i]));
+        fail("expected ranks from 0 to ", world - 1, ", got ", ranks[i]);
       }
-      if (i > 0 && ranks[i] == ranks[i - 1])
-        fail("rank " + std::to_string(ranks[i]) + " occurs twice");
+      if (i > 0 && ranks[i] == ranks[i - 1]) fail("rank ", ranks[i], " occurs twice");
       if (i > 0 && ranks[i] < ranks[i - 1]) fail("expected ranks in ascending order");
     }
   }
@@ -150,14 +148,14 @@ class Checker {
            ", but this rank has no GPU to use (see hvd::build_info()); expected a cpu tensor");
     }
     if (device.index == *gpu_) return;
-    fail("the tensor is on " + device_text(device) + "; expected cuda:" + std::to_string(*gpu_) +
+    fail("the tensor is on ", device_text(device), "; expected cuda:", *gpu_,
          ", the one GPU that this rank works with: its local rank modulo the GPUs it sees, or "
          "HVD_DEVICE");
   }
 
   static std::string device_text(const Device& device) {
-    const std::string type(to_string(device.type));
-    return device.type == DeviceType::kCpu ? type : type + ":" + std::to_string(device.index);
+    return device.type == DeviceType::kCpu ? text(device.type)
+                                           : text(device.type, ":", device.index);
   }
 
   template <class Reduction>
@@ -166,7 +164,7 @@ class Checker {
       fail("a scale factor is not finite");
     const DataType type = submission_.input.dtype;
     if (reduction.op == ReduceOp::kAdasum && !is_floating(type))
-      fail("Adasum is for floating types, got " + std::string(to_string(type)) + "; use sum");
+      fail("Adasum is for floating types, got ", type, "; use sum");
     if (is_bitwise(reduction.op)) check_bitwise(reduction);
     if (type != DataType::kBool) return;
     if (reduction.op == ReduceOp::kAverage)
@@ -179,8 +177,7 @@ class Checker {
   void check_bitwise(const Reduction& reduction) const {
     const std::string op(to_string(reduction.op));
     const DataType type = submission_.input.dtype;
-    if (is_floating(type))
-      fail(op + " is for integers and bool, got " + std::string(to_string(type)));
+    if (is_floating(type)) fail(op, " is for integers and bool, got ", type);
     if (reduction.prescale != 1 || reduction.postscale != 1)
       fail(op + " has no factors; leave prescale and postscale at 1");
   }
@@ -188,14 +185,13 @@ class Checker {
   void check_compression(Compression compression) const {
     const DataType type = submission_.input.dtype;
     if (compression == Compression::kNone || type == DataType::kFloat32) return;
-    fail("compression (" + std::string(to_string(compression)) + ") is for float32, got " +
-         std::string(to_string(type)) + "; submit it without");
+    fail("compression (", compression, ") is for float32, got ", type, "; submit it without");
   }
 
   void check_shape() const {
     const TensorView& input = submission_.input;
     if (input.shape.size() > wire::kMaxDims)
-      fail("expected at most " + std::to_string(wire::kMaxDims) + " dimensions");
+      fail("expected at most ", wire::kMaxDims, " dimensions");
     std::int64_t elements = 1;
     auto without_zeros = static_cast<std::int64_t>(
         size_of(input.dtype));  // the bytes that a rank with at least one row would have
@@ -207,8 +203,8 @@ class Checker {
     }
     if (kind() == OpKind::kBarrier) return;
     if (elements != input.count) {
-      fail("the shape " + shape_to_string(input.shape) + " has " + std::to_string(elements) +
-           " elements, the view " + std::to_string(input.count));
+      fail("the shape ", shape_to_string(input.shape), " has ", elements, " elements, the view ",
+           input.count);
     }
     const auto* const scatter = std::get_if<Scatter>(&submission_.parameters);
     const bool reads_input = scatter == nullptr || scatter->root == rank_;
@@ -221,8 +217,7 @@ class Checker {
   void check_splits(const std::vector<std::int64_t>& splits) const {
     const std::size_t members = sets_.ranks(submission_.process_set).size();
     if (splits.size() != members) {
-      fail("expected " + std::to_string(members) + " splits, one per member, got " +
-           std::to_string(splits.size()));
+      fail("expected ", members, " splits, one per member, got ", splits.size());
     }
     std::int64_t rows = 0;
     for (const auto split : splits) {
@@ -230,8 +225,8 @@ class Checker {
         fail("bad splits " + shape_to_string(splits) + "; expected none below 0");
     }
     if (rows != submission_.input.shape[0]) {
-      fail("the splits " + shape_to_string(splits) + " add up to " + std::to_string(rows) +
-           " rows, expected " + std::to_string(submission_.input.shape[0]));
+      fail("the splits ", shape_to_string(splits), " add up to ", rows, " rows, expected ",
+           submission_.input.shape[0]);
     }
   }
 
@@ -250,9 +245,8 @@ class Checker {
     }
     const TensorView& output = submission_.output;
     if (output.count != expected || output.dtype != submission_.input.dtype) {
-      fail("the output has " + std::to_string(output.count) + " elements of " +
-           std::string(to_string(output.dtype)) + ", expected " + std::to_string(expected) +
-           " of " + std::string(to_string(submission_.input.dtype)));
+      fail("the output has ", output.count, " elements of ", output.dtype, ", expected ", expected,
+           " of ", submission_.input.dtype);
     }
     if (!submission_.parts.empty()) return;
     if (output.count > 0 && output.data == nullptr) fail("the output has no memory");
@@ -268,8 +262,8 @@ class Checker {
     if (submission_.input.data != nullptr || submission_.output.data != nullptr)
       fail("a tensor in parts has no memory as a whole; expected null for input and output");
     if (!parts_fit(submission_)) {
-      fail("expected parts that have memory and lie one behind the other within the " +
-           std::to_string(submission_.input.count) + " elements");
+      fail("expected parts that have memory and lie one behind the other within the ",
+           submission_.input.count, " elements");
     }
   }
 
@@ -296,8 +290,8 @@ class Checker {
     if (output.data == input.data + static_cast<std::size_t>(first) *
                                         (input.bytes() / static_cast<std::size_t>(input.shape[0])))
       return;
-    fail("the output overlaps the input; expected the rows of it that this rank gets, from row " +
-         std::to_string(first) + " on, or no memory in common");
+    fail("the output overlaps the input; expected the rows of it that this rank gets, from row ",
+         first, " on, or no memory in common");
   }
 
   void check_group() const {
@@ -305,8 +299,7 @@ class Checker {
         static_cast<std::size_t>(submission_.group_size) > wire::kMaxTensors ||
         submission_.group_index < 0 ||
         (submission_.group_size > 0 && submission_.group_index >= submission_.group_size)) {
-      fail("bad group: member " + std::to_string(submission_.group_index) + " of " +
-           std::to_string(submission_.group_size));
+      fail("bad group: member ", submission_.group_index, " of ", submission_.group_size);
     }
   }
 
@@ -373,24 +366,23 @@ bool in_unnamed_group(const Submission& submission) noexcept {
 }
 
 std::string member_text(const Submission& submission) {
-  return std::string(to_string(submission.kind())) + " in process set " +
-         std::to_string(submission.process_set);
+  return text(submission.kind(), " in process set ", submission.process_set);
 }
 
 /// The last of `members` does not belong there, or is missing.
 [[noreturn]] void refuse_unnamed_group(std::span<const Submission> members, int rank) {
   const Submission& first = members.front();
   const Submission& last = members.back();
-  const std::string group = "rank " + std::to_string(rank) + ": an unnamed group of " +
-                            std::to_string(first.group_size) + " begins with " + member_text(first);
+  const std::string group = text("rank ", rank, ": an unnamed group of ", first.group_size,
+                                 " begins with ", member_text(first));
   if (in_unnamed_group(last) &&
       (last.kind() != first.kind() || last.process_set != first.process_set)) {
     throw UsageError(group + ", and has " + member_text(last) +
                      "; its members are of one kind and process set, so give the group and its "
                      "members names");
   }
-  throw UsageError(group + " and is not complete; submit its members, 0 to " +
-                   std::to_string(first.group_size - 1) + ", in one call and in order");
+  throw UsageError(text(group, " and is not complete; submit its members, 0 to ",
+                        first.group_size - 1, ", in one call and in order"));
 }
 
 }  // namespace

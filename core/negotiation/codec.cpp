@@ -1,4 +1,5 @@
 #include "negotiation/codec.h"
+#include "base/text.h"
 
 #include <bit>
 #include <cstring>
@@ -29,8 +30,8 @@ void Writer::text(std::string_view value) {
 }
 
 void Reader::fail(const char* field, const std::string& what) const {
-  throw WireError("control message: " + std::string(field) + " at byte " + std::to_string(offset_) +
-                  " of " + std::to_string(bytes_.size()) + ": " + what);
+  throw WireError(
+      hvd::text("control message: ", field, " at byte ", offset_, " of ", bytes_.size(), ": ", what));
 }
 
 std::uint8_t Reader::u8(const char* field) {
@@ -46,9 +47,7 @@ std::uint64_t Reader::varint(const char* field, std::uint64_t highest) {
     if (shift == 63 && part > 1) fail(field, "a number of more than 64 bits");
     value |= part << shift;
     if ((byte & 0x80) == 0) {
-      if (value > highest)
-        fail(field,
-             "expected at most " + std::to_string(highest) + ", got " + std::to_string(value));
+      if (value > highest) fail(field, hvd::text("expected at most ", highest, ", got ", value));
       return value;
     }
   }
@@ -84,14 +83,13 @@ std::span<const std::byte> Reader::raw(const char* field, std::size_t size) {
 std::size_t Reader::count(const char* field, std::size_t highest) {
   const auto value = static_cast<std::size_t>(varint(field, highest));
   if (value > remaining()) {
-    fail(field, std::to_string(value) + " elements announced, " + std::to_string(remaining()) +
-                    " bytes left");
+    fail(field, hvd::text(value, " elements announced, ", remaining(), " bytes left"));
   }
   return value;
 }
 
 void Reader::expect_end() const {
-  if (remaining() != 0) fail("end", std::to_string(remaining()) + " bytes too many");
+  if (remaining() != 0) fail("end", hvd::text(remaining(), " bytes too many"));
 }
 
 }  // namespace hvd::wire

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/expect.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "negotiation/aggregator.h"
 #include "negotiation/fusion_planner.h"
@@ -53,8 +54,7 @@ void Coordinator::check(const wire::Report& report) const {
   const RankRange world{0, static_cast<int>(ranks_) - 1};
   const auto check_ranks = [&](const RankSet& ranks) {
     if (contains({&world, 1}, ranks)) return;
-    throw Error("a report names rank " + std::to_string(ranks.highest()) +
-                ", which does not exist");
+    throw Error(text("a report names rank ", ranks.highest(), ", which does not exist"));
   };
   check_ranks(report.leaving);
   for (const auto& applied : report.applied) {
@@ -63,8 +63,7 @@ void Coordinator::check(const wire::Report& report) const {
   }
   for (const auto& section : report.sections) {
     if (section.as_of > sequence_) {
-      throw Error("a report refers to plan " + std::to_string(section.as_of) + "; the last is " +
-                  std::to_string(sequence_));
+      throw Error(text("a report refers to plan ", section.as_of, "; the last is ", sequence_));
     }
     for (const auto& group : section.groups) check_ranks(group.ranks);
   }
@@ -117,8 +116,8 @@ void Coordinator::record_applied(RankSpan ranks, std::uint64_t sequence) {
 const wire::Response& Coordinator::slot_as_seen(const Source& source, std::uint32_t slot) const {
   const wire::Response* const held = cache_.find(slot, source.as_of);
   if (held != nullptr) return *held;
-  throw Error("rank " + std::to_string(source.ranks.front().first) + " refers to cache slot " +
-              std::to_string(slot) + ", which is empty");
+  throw Error(text("rank ", source.ranks.front().first, " refers to cache slot ", slot,
+                   ", which is empty"));
 }
 
 void Coordinator::accept_hit(const Source& source, std::uint32_t slot, std::uint64_t ordinal,
@@ -133,8 +132,8 @@ void Coordinator::accept_hit(const Source& source, std::uint32_t slot, std::uint
   const int lowest = source.ranks.front().first;
   const int position = sets_.contains(process_set) ? sets_.position(process_set, lowest) : -1;
   if (position < 0 || !contains(sets_.rank_set(process_set), source.ranks)) {
-    throw Error("rank " + std::to_string(lowest) + " refers to cache slot " + std::to_string(slot) +
-                " of a process set it is not in");
+    throw Error(
+        text("rank ", lowest, " refers to cache slot ", slot, " of a process set it is not in"));
   }
   accept_request(source, submitters, ResponseCache::expand(held, ordinal, position));
 }
@@ -255,8 +254,7 @@ ReadyTable::GoesOnGathering Coordinator::gathering_while(const BatchesAhead& ahe
 // A rank that had not applied the last plan may not be blocked any more.
 void Coordinator::record_blocked(int rank, std::uint64_t last_applied) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_) {
-    throw Error("rank " + std::to_string(rank) +
-                " reports that it is blocked, but it does not exist");
+    throw Error(text("rank ", rank, " reports that it is blocked, but it does not exist"));
   }
   if (last_applied == sequence_) blocked_.add(rank);
 }
@@ -311,12 +309,12 @@ void Coordinator::fail_deadlocked(TimePoint now, wire::Plan& plan) {
   if (table_.anything_ready()) return;
   const auto quiet = blocked_.deadlocked_for(departures_.ranks(), now);
   if (!quiet) return;
-  const std::string text = stalls_.deadlock_text(table_, departures_.ranks(), *quiet);
+  const std::string deadlock = stalls_.deadlock_text(table_, departures_.ranks(), *quiet);
   std::vector<PendingRef> ended;
   for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor)
     ended.push_back(tensor);
   for (const PendingRef tensor : ended)
-    fail(tensor, {StatusCode::kStalled, describe(tensor->request) + ": " + text}, plan);
+    fail(tensor, {StatusCode::kStalled, text(describe(tensor->request), ": ", deadlock)}, plan);
 }
 
 void Coordinator::fail_for_shutdown(wire::Plan& plan) {
@@ -356,19 +354,19 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
       tensor.missing > 0 ? table_.missing(tensor) : sets_.rank_set(tensor.request.process_set));
   if (gone.empty()) return std::nullopt;
   const int rank = gone.lowest();
-  const std::string who = describe(tensor.request) + ": rank " + std::to_string(rank) + " (" +
-                          options_.host_of_rank[static_cast<std::size_t>(rank)] + ")";
+  const std::string subject = text(describe(tensor.request), ": rank ", rank, " (",
+                                   options_.host_of_rank[static_cast<std::size_t>(rank)], ")");
   const std::string what = tensor.missing > 0 ? "it" : "the rest of its group";
   if (departures_.ended(rank)) {
     return Status{StatusCode::kShutdown,
-                  who + " ended without shutdown() and without submitting " + what +
-                      "; see why, in its output and its exit code",
+                  text(subject, " ended without shutdown() and without submitting ", what,
+                       "; see its output and its exit code for the cause"),
                   rank};
   }
   return Status{StatusCode::kShutdown,
-                who + " has called shutdown() without submitting " + what +
-                    "; every rank must submit the same operations before it leaves: one that has "
-                    "fewer batches than the others calls hvd::join() after its last",
+                text(subject, " has called shutdown() without submitting ", what,
+                     "; every rank must submit the same operations before it leaves; a rank with "
+                     "fewer batches than the others calls hvd::join() after its last batch"),
                 rank};
 }
 
@@ -402,8 +400,8 @@ std::optional<std::string> Coordinator::fault_of(const PendingTensor& tensor) co
   const wire::Request& request = tensor.request;
   if (!tensor.mismatch && request.kind == OpKind::kRemoveProcessSet &&
       (request.removed_set == 0 || !sets_.contains(request.removed_set))) {
-    return describe(request) + ": there is no process set " + std::to_string(request.removed_set) +
-           " that could be removed";
+    return text(describe(request), ": there is no process set ", request.removed_set,
+                " that could be removed");
   }
   return tensor.mismatch;
 }

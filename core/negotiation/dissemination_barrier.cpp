@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::control {
@@ -73,10 +74,9 @@ bool DisseminationBarrier::advance(std::vector<Send>& to_send) {
 bool DisseminationBarrier::accept(const wire::ReplayUpdate& news) {
   if (news.position < position_) return false;  // this host has left that position already
   if (news.position > position_ + 1 || (!news.asks && news.round >= rounds_)) {
-    throw Error("news of position " + std::to_string(news.position) + ", round " +
-                std::to_string(news.round) + " of a replay, but this host is at position " +
-                std::to_string(position_) + " and there are " + std::to_string(rounds_) +
-                " rounds");
+    throw Error(text("news of position ", news.position, ", round ", news.round,
+                     " of a replay, but this host is at position ", position_, " and there are ",
+                     rounds_, " rounds"));
   }
   if (news.asks) {
     // Updates of different hosts overtake each other. A host that asks for the next position has

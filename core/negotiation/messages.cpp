@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "base/text.h"
 #include "negotiation/codec.h"
 
 namespace hvd::wire {
@@ -39,9 +40,7 @@ constexpr std::uint64_t kMaxSize = std::numeric_limits<std::int64_t>::max();
 template <class Enum>
 Enum read_enum(Reader& in, const char* field, int count) {
   const std::uint8_t value = in.u8(field);
-  if (value >= count)
-    in.fail(field,
-            "expected less than " + std::to_string(count) + ", got " + std::to_string(value));
+  if (value >= count) in.fail(field, text("expected less than ", count, ", got ", value));
   return static_cast<Enum>(value);
 }
 
@@ -145,8 +144,7 @@ void write_request(Writer& out, const Request& request) {
 Request read_request(Reader& in) {
   Request request;
   const std::uint8_t flags = in.u8("request flags");
-  if (flags > kAllRequestFlags)
-    in.fail("request flags", "unknown flag, got " + std::to_string(flags));
+  if (flags > kAllRequestFlags) in.fail("request flags", text("unknown flag, got ", flags));
   request.unnamed = (flags & kUnnamed) != 0;
   request.alone = (flags & kAlone) != 0;
   if (request.unnamed) {
@@ -226,7 +224,7 @@ StatusCode read_failure(Reader& in) {
 int read_rank_or_none(Reader& in) {
   const std::int64_t rank = in.zigzag("rank");
   if (rank < -1 || rank > static_cast<std::int64_t>(kMaxInt))
-    in.fail("rank", "out of range, got " + std::to_string(rank));
+    in.fail("rank", text("out of range, got ", rank));
   return static_cast<int>(rank);
 }
 
@@ -282,10 +280,9 @@ ReplayUpdate read_replay_update(Reader& in) {
   news.position = in.varint("position", kMaxSize);
   news.round = in.u8("round");
   if (news.round >= kMostReplayRounds)
-    in.fail("round", "expected less than " + std::to_string(kMostReplayRounds) + ", got " +
-                         std::to_string(news.round));
+    in.fail("round", text("expected less than ", kMostReplayRounds, ", got ", news.round));
   const std::uint8_t flags = in.u8("flags");
-  if (flags > kAllNewsFlags) in.fail("flags", "unknown ones in " + std::to_string(flags));
+  if (flags > kAllNewsFlags) in.fail("flags", text("unknown ones in ", flags));
   news.leaves = (flags & kLeaves) != 0;
   news.asks = (flags & kAsks) != 0;
   return news;
@@ -308,13 +305,13 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
     case MessageKind::kPong:
       return Pong{};
   }
-  in.fail("message kind", "unknown, got " + std::to_string(kind));
+  in.fail("message kind", text("unknown, got ", kind));
 }
 
 }  // namespace
 
 std::string unnamed_name(OpKind kind, std::uint64_t ordinal) {
-  return std::string(to_string(kind)) + ".unnamed." + std::to_string(ordinal);
+  return text(kind, ".unnamed.", ordinal);
 }
 
 std::int64_t Request::elements() const noexcept {
@@ -403,11 +400,11 @@ Bytes encode(const Pong&) { return std::move(start(MessageKind::kPong)).take(); 
 AnyMessage decode(std::span<const std::byte> bytes) {
   Reader in(bytes);
   if (const auto magic = in.u8("magic"); magic != kMagic) {
-    in.fail("magic", "expected " + std::to_string(kMagic) + ", got " + std::to_string(magic));
+    in.fail("magic", text("expected ", kMagic, ", got ", magic));
   }
   if (const auto version = in.u8("version"); version != kVersion) {
-    in.fail("version", "this rank speaks version " + std::to_string(kVersion) + ", got " +
-                           std::to_string(version) + "; run the same hvd on every rank");
+    in.fail("version", text("this rank speaks version ", kVersion, ", got ", version,
+                            "; run the same hvd on every rank"));
   }
   const std::uint8_t kind = in.u8("message kind");
   AnyMessage message = read_body(in, kind);

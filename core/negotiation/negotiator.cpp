@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/error.h"
 #include "negotiation/fusion_planner.h"
 #include "negotiation/process_set_table.h"
@@ -26,16 +27,16 @@ Negotiator::Negotiator(int rank, ProcessSetTable sets, std::size_t cache_capacit
 // A peer refuses a message beyond these limits and ends the job.
 void Negotiator::check_submission(const wire::Request& request) const {
   if (!sets_.contains(request.process_set) || sets_.position(request.process_set, rank_) < 0) {
-    throw UsageError(describe(request) + ": rank " + std::to_string(rank_) +
-                     " is not in process set " + std::to_string(request.process_set));
+    throw UsageError(
+        text(describe(request), ": rank ", rank_, " is not in process set ", request.process_set));
   }
   if (request.name.size() > wire::kMaxNameBytes || request.group.size() > wire::kMaxNameBytes) {
-    throw UsageError(describe(request) + ": expected a name of at most " +
-                     std::to_string(wire::kMaxNameBytes) + " bytes");
+    throw UsageError(
+        text(describe(request), ": expected a name of at most ", wire::kMaxNameBytes, " bytes"));
   }
   if (request.shape.size() > wire::kMaxDims) {
-    throw UsageError(describe(request) + ": expected at most " + std::to_string(wire::kMaxDims) +
-                     " dimensions, got " + std::to_string(request.shape.size()));
+    throw UsageError(text(describe(request), ": expected at most ", wire::kMaxDims,
+                          " dimensions, got ", request.shape.size()));
   }
 }
 
@@ -103,8 +104,7 @@ std::optional<wire::Report> Negotiator::take_report() {
 
 Applied Negotiator::apply(const wire::Plan& plan) {
   if (plan.sequence != last_applied_ + 1) {
-    throw Error("plan " + std::to_string(plan.sequence) + " arrived; expected " +
-                std::to_string(last_applied_ + 1));
+    throw Error(text("plan ", plan.sequence, " arrived; expected ", last_applied_ + 1));
   }
   Applied applied;
   applied.shutdown = plan.shutdown;
@@ -122,16 +122,15 @@ void Negotiator::check_planned(const wire::Response& response,
                                const std::vector<int>& absent) const {
   const auto& [request, first_dims] = response;
   if (!sets_.contains(request.process_set)) {
-    throw Error("a plan names process set " + std::to_string(request.process_set) +
-                ", which does not exist");
+    throw Error(text("a plan names process set ", request.process_set, ", which does not exist"));
   }
   const auto& members = sets_.ranks(request.process_set);
   if (const auto fault = find_fault(request, members, absent))
     throw Error("a plan runs an invalid operation: " + *fault);
   if (!wire::gathers(request.kind)) return;
   if (first_dims.size() != members.size()) {
-    throw Error("a plan gives " + std::to_string(first_dims.size()) + " sizes for " +
-                describe(request) + ", expected " + std::to_string(members.size()));
+    throw Error(text("a plan gives ", first_dims.size(), " sizes for ", describe(request),
+                     ", expected ", members.size()));
   }
   if (gathered_bytes(request, first_dims) == kMostBytes) {
     throw Error("a plan gives " + describe(request) + " more than 2^63 bytes");
@@ -146,16 +145,15 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
   for (const auto& tensor : batch.tensors) {
     const auto* const cached = std::get_if<wire::SlotUse>(&tensor);
     if (cached != nullptr && !cache_.holds(cached->slot)) {
-      throw Error("a plan refers to cache slot " + std::to_string(cached->slot) +
-                  ", which is empty");
+      throw Error(text("a plan refers to cache slot ", cached->slot, ", which is empty"));
     }
     const wire::Response& response =
         cached != nullptr ? cache_.at(cached->slot) : std::get<wire::Response>(tensor);
     if (cached == nullptr) check_planned(response, batch.absent);
     const int process_set = response.request.process_set;
     if (!sets_.contains(process_set)) {
-      throw Error("a plan runs an operation of process set " + std::to_string(process_set) +
-                  ", which does not exist");
+      throw Error(
+          text("a plan runs an operation of process set ", process_set, ", which does not exist"));
     }
     if (sets_.position(process_set, rank_) >= 0) {
       agreed.members = sets_.members(process_set);
@@ -201,8 +199,8 @@ AgreedBatch Negotiator::replayed_batch(const std::vector<std::uint32_t>& slots,
   for (const std::uint32_t slot : slots) {
     if (!cache_.holds(slot) || cache_.at(slot).request.process_set != 0 ||
         !seen.insert(slot).second) {
-      throw Error("a plan replays cache slot " + std::to_string(slot) +
-                  ", which is empty, of a process set, or replayed twice");
+      throw Error(text("a plan replays cache slot ", slot,
+                       ", which is empty, of a process set, or replayed twice"));
     }
     wire::Response operation{cache_.expand(slot, 0, rank_), cache_.at(slot).first_dims};
     if (!batch.operations.empty() &&
@@ -224,8 +222,8 @@ void Negotiator::agree(const wire::Response& response, std::uint64_t ordinal, Ag
   const auto found = awaiting_.find(tensor_key(process_set, operation.request.name));
   if (agreed.absent_here) {
     if (!was_joined_ || found != awaiting_.end()) {
-      throw Error("a plan counts rank " + std::to_string(rank_) + " as absent from " +
-                  describe(operation.request) + ", but it is not");
+      throw Error(text("a plan counts rank ", rank_, " as absent from ",
+                       describe(operation.request), ", but it is not"));
     }
     return agreed.operations.push_back(std::move(operation));
   }
@@ -254,10 +252,9 @@ void Negotiator::apply_set_change(const wire::Request& request, AgreedBatch& agr
 
 void Negotiator::end_set(int process_set, Applied& applied) {
   if (process_set == 0 || !sets_.contains(process_set)) {
-    throw Error("a plan removes process set " + std::to_string(process_set) +
-                ", which cannot be removed");
+    throw Error(text("a plan removes process set ", process_set, ", which cannot be removed"));
   }
-  const std::string prefix = std::to_string(process_set) + '/';
+  const std::string prefix = text(process_set, '/');
   for (auto found = awaiting_.begin(); found != awaiting_.end();) {
     if (!found->first.starts_with(prefix)) {
       ++found;
@@ -268,8 +265,8 @@ void Negotiator::end_set(int process_set, Applied& applied) {
     error.process_set = process_set;
     error.name = found->first.substr(prefix.size());
     error.code = StatusCode::kUsage;
-    error.message = "'" + error.name + "': process set " + std::to_string(process_set) +
-                    " was removed before every member had submitted it";
+    error.message = text("'", error.name, "': process set ", process_set,
+                         " was removed before every member had submitted it");
     forget_unsent(process_set, error.name);
     applied.errors.push_back(std::move(error));
     found = awaiting_.erase(found);
@@ -303,8 +300,8 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
   }
   const auto [use, sent] = found->second;
   if (!sent && !missing) {
-    throw Error("a plan counts rank " + std::to_string(rank_) + " among those that submitted '" +
-                error.name + "', but it has not: " + error.message);
+    throw Error(text("a plan counts rank ", rank_, " among those that submitted '", error.name,
+                     "', but it has not: ", error.message));
   }
   // A submission that was not reported yet must not be reported any more. If it was reported, the
   // coordinator knows that it belongs to the failed use.

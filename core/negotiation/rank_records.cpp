@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "base/expect.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "negotiation/process_set_table.h"
 
@@ -13,9 +14,8 @@ namespace hvd::control {
 void PlanProgress::check(RankSpan ranks, std::uint64_t sequence, std::uint64_t newest) const {
   last_.for_each(ranks, [&](RankRange range, std::uint64_t before) {
     if (sequence >= before && sequence <= newest) return;
-    throw Error("rank " + std::to_string(range.first) + " reports that it applied plan " +
-                std::to_string(sequence) + "; expected " + std::to_string(before) + " to " +
-                std::to_string(newest));
+    throw Error(text("rank ", range.first, " reports that it applied plan ", sequence,
+                     "; expected ", before, " to ", newest));
   });
 }
 

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/expect.h"
+#include "base/text.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
 
@@ -21,15 +22,13 @@ std::int64_t batch_bytes(const PendingTensor& tensor) {
 }
 
 void ReadyTable::check(const Submitters& submitters, const wire::Request& request) const {
-  const auto lowest_of = [](const RankSet& ranks) {
-    return "rank " + std::to_string(ranks.lowest());
-  };
+  const auto lowest_of = [](const RankSet& ranks) { return text("rank ", ranks.lowest()); };
   const bool known = sets_.contains(request.process_set);
   if (!known || !hvd::contains(sets_.rank_set(request.process_set), submitters.ranks)) {
     const RankSet all(submitters.ranks);
-    throw Error(lowest_of(known ? difference(all, sets_.rank_set(request.process_set)) : all) +
-                " submitted " + describe(request) + " of process set " +
-                std::to_string(request.process_set) + ", which it is not in");
+    throw Error(text(lowest_of(known ? difference(all, sets_.rank_set(request.process_set)) : all),
+                     " submitted ", describe(request), " of process set ", request.process_set,
+                     ", which it is not in"));
   }
   if (intersects(joined_, submitters.ranks)) {
     throw Error(lowest_of(intersection(joined_, submitters.ranks)) + " submitted " +
@@ -49,9 +48,8 @@ PendingRef ReadyTable::add(const Submitters& submitters, wire::Request request, 
   }
   const PendingRef tensor = found->second;
   if (intersects(tensor->reported, submitters.ranks)) {
-    throw Error("rank " +
-                std::to_string(intersection(tensor->reported, submitters.ranks).lowest()) +
-                " submitted " + describe(request) + " twice before it was done");
+    throw Error(text("rank ", intersection(tensor->reported, submitters.ranks).lowest(),
+                     " submitted ", describe(request), " twice before it was done"));
   }
   if (tensor->cached_slot && submitters.slot != tensor->cached_slot)
     forget_slot(*tensor->cached_slot);
@@ -203,9 +201,8 @@ void ReadyTable::drop_set(int process_set) {
     if (tensor->request.process_set == process_set) erase(tensor);
     tensor = next;
   }
-  std::erase_if(groups_, [&](const auto& entry) {
-    return entry.first.starts_with(std::to_string(process_set) + '/');
-  });
+  std::erase_if(groups_,
+                [&](const auto& entry) { return entry.first.starts_with(text(process_set, '/')); });
 }
 
 void ReadyTable::complete(PendingRef tensor) {
@@ -277,11 +274,10 @@ void ReadyTable::join_group(PendingRef tensor, const Submitters& submitters,
     const PendingTensor& other = *by_key_.find(current->seen.at(request.group_index))->second;
     tensor->groups.push_back(current);
     return fail_group(
-        *current,
-        {StatusCode::kMismatch,
-         "member " + std::to_string(request.group_index) + " is " + describe(other.request) +
-             " on rank " + std::to_string(other.reference_rank) + " and " + describe(request) +
-             " on rank " + std::to_string(submitters.ranks.front().first)});
+        *current, {StatusCode::kMismatch,
+                   text("member ", request.group_index, " is ", describe(other.request),
+                        " on rank ", other.reference_rank, " and ", describe(request), " on rank ",
+                        submitters.ranks.front().first)});
   }
   if (!current || !current->seen.try_emplace(request.group_index, key_of(request)).second) {
     current = std::make_shared<TensorGroup>();
@@ -291,10 +287,9 @@ void ReadyTable::join_group(PendingRef tensor, const Submitters& submitters,
   }
   tensor->groups.push_back(current);
   if (current->size != request.group_size) {
-    fail_group(*current,
-               {StatusCode::kMismatch,
-                "one member has a group of " + std::to_string(current->size) + " members, " +
-                    describe(request) + " has one of " + std::to_string(request.group_size)});
+    fail_group(*current, {StatusCode::kMismatch,
+                          text("one member has a group of ", current->size, " members, ",
+                               describe(request), " has one of ", request.group_size)});
   }
 }
 

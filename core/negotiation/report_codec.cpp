@@ -1,5 +1,6 @@
 #include <algorithm>
 
+#include "base/text.h"
 #include "negotiation/codec.h"
 #include "negotiation/messages.h"
 
@@ -34,7 +35,7 @@ RankSet read_rank_set(Reader& in, const char* field) {
   for (std::size_t i = 0; i < ranges; ++i) {
     const std::uint64_t first = next + in.varint(field, kMaxRanks);
     const std::uint64_t last = first + in.varint(field, kMaxRanks);
-    if (last >= kMaxRanks) in.fail(field, "there is no rank " + std::to_string(last));
+    if (last >= kMaxRanks) in.fail(field, text("there is no rank ", last));
     ranks.append({static_cast<int>(first), static_cast<int>(last)});
     next = last + 2;
   }
@@ -86,8 +87,7 @@ std::vector<DimRun> read_first_dims(Reader& in, const Request& request, int memb
     ranks += static_cast<std::uint64_t>(run.ranks);
   }
   if (ranks != static_cast<std::uint64_t>(members))
-    in.fail("first dims", "expected those of " + std::to_string(members) + " ranks, got " +
-                              std::to_string(ranks));
+    in.fail("first dims", text("expected those of ", members, " ranks, got ", ranks));
   if (runs.front().dim != request.shape[0])
     in.fail("first dims", "the lowest rank's is not that of the request");
   return runs;
@@ -228,8 +228,7 @@ void read_report_of_many_ranks(Reader& in, std::uint8_t flags, Report& report) {
 Report read_report(Reader& in) {
   Report report;
   const std::uint8_t flags = in.u8("report flags");
-  if (flags > kAllReportFlags)
-    in.fail("report flags", "unknown flag, got " + std::to_string(flags));
+  if (flags > kAllReportFlags) in.fail("report flags", text("unknown flag, got ", flags));
   report.overdue = (flags & kOverdue) != 0;
   (flags & kOneRank) != 0 ? read_report_of_one_rank(in, flags, report)
                           : read_report_of_many_ranks(in, flags, report);

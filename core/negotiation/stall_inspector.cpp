@@ -1,24 +1,16 @@
 #include "negotiation/stall_inspector.h"
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
+#include "base/text.h"
 #include "negotiation/validator.h"
 
 namespace hvd::control {
 namespace {
 
-constexpr std::size_t kMostRanksTold = 8;
-constexpr std::size_t kMostNamesTold = 3;
-
-std::string seconds(Duration duration) {
-  std::ostringstream out;
-  out.setf(std::ios::fixed);
-  out.precision(1);
-  out << std::chrono::duration<double>(duration).count() << " s";
-  return out.str();
-}
+constexpr std::size_t kMostRanksShown = 8;
+constexpr std::size_t kMostNamesShown = 3;
 
 // Whether it waits for a rank or for the rest of its group. Ready tensors are only held back while
 // batches are under way.
@@ -26,16 +18,16 @@ bool waits(const PendingTensor& tensor) { return tensor.missing > 0 || tensor.he
 
 std::string progress_of_group(const PendingTensor& tensor) {
   const TensorGroup& group = *tensor.groups.front();
-  return "group '" + tensor.request.group_key() + "', of whose " + std::to_string(group.size) +
-         " members " + std::to_string(group.seen.size()) + " were submitted by some rank and " +
-         std::to_string(group.held.size()) + " by every rank";
+  return text("group '", tensor.request.group_key(), "', of whose ", group.size, " members ",
+              group.seen.size(), " were submitted by some rank and ", group.held.size(),
+              " by every rank");
 }
 
 std::string describe_all(const PendingTensor& tensor, std::size_t operations) {
-  return describe(tensor.request) +
-         (operations > 2   ? " and " + std::to_string(operations - 1) + " more operations"
-          : operations > 1 ? " and 1 more operation"
-                           : "");
+  const std::string first = describe(tensor.request);
+  if (operations == 1) return first;
+  return text(first, " and ", operations - 1,
+              operations > 2 ? " more operations" : " more operation");
 }
 
 // Whether they wait for the same ranks or for the rest of the same group, so that one warning
@@ -45,27 +37,18 @@ bool wait_alike(const ReadyTable& table, const PendingTensor& a, const PendingTe
   return table.missing(a) == table.missing(b);
 }
 
-std::string text_of(const RankSet& ranks) {
-  std::string text = count(ranks) == 1 ? "rank " : "ranks ";
-  std::size_t told = 0;
-  for (const RankRange range : ranks.ranges()) {
-    if (told++ == kMostRanksTold) return text + ", ...";
-    text += (told > 1 ? ", " : "") + std::to_string(range.first) +
-            (range.last > range.first ? "-" + std::to_string(range.last) : "");
-  }
-  return text;
-}
-
 // The operations that a rank has submitted and that have not run yet.
 std::string waits_for(const ReadyTable& table, int rank) {
-  std::string text;
-  std::size_t told = 0;
+  std::vector<std::string> names;
   for (const PendingTensor& tensor : table.pending()) {
     if (!table.has_reported(tensor, rank)) continue;
-    if (told++ == kMostNamesTold) return text + ", ...";
-    text += (text.empty() ? "waits for " : ", ") + describe(tensor.request);
+    if (names.size() == kMostNamesShown) {
+      names.push_back("...");
+      break;
+    }
+    names.push_back(describe(tensor.request));
   }
-  return text.empty() ? "does not wait for hvd" : text;
+  return names.empty() ? "does not wait for hvd" : "waits for " + join_text(names, ", ");
 }
 
 }  // namespace
@@ -81,31 +64,31 @@ void StallInspector::record_activity(RankSpan ranks, const std::string& name, Ti
 
 std::string StallInspector::missing_text(const ReadyTable& table, const PendingTensor& tensor,
                                          TimePoint now) const {
-  const std::vector<int> missing = table.missing_ranks(tensor);
-  std::string text;
-  for (std::size_t i = 0; i < missing.size(); ++i) {
-    if (i == kMostRanksTold)
-      return text + "; and " + std::to_string(missing.size() - i) +
-             (missing.size() - i == 1 ? " more rank" : " more ranks");
-    const Activity& activity = last_.at(missing[i]);
-    text += (i == 0 ? "rank " : "; rank ") + std::to_string(missing[i]) + " (" +
-            hosts_[static_cast<std::size_t>(missing[i])] + ") ";
-    text += !activity.name ? "has submitted no operation yet"
-                           : "last submitted '" + *activity.name + "' " +
-                                 seconds(now - activity.when) + " ago";
-    text += " and " + waits_for(table, missing[i]);
+  const std::vector<int> missing = table.missing(tensor).to_vector();
+  std::vector<std::string> ranks;
+  for (const int rank : missing) {
+    if (ranks.size() == kMostRanksShown) {
+      const std::size_t more = missing.size() - ranks.size();
+      ranks.push_back(text("and ", more, more == 1 ? " more rank" : " more ranks"));
+      break;
+    }
+    const Activity& activity = last_.at(rank);
+    ranks.push_back(text(
+        "rank ", rank, " (", hosts_[static_cast<std::size_t>(rank)], ") ",
+        activity.name ? text("last submitted '", *activity.name, "' ", now - activity.when, " ago")
+                      : "has submitted no operation yet",
+        " and ", waits_for(table, rank)));
   }
-  return text;
+  return join_text(ranks, "; ");
 }
 
 std::string StallInspector::waiting_text(const ReadyTable& table, const PendingTensor& tensor,
                                          std::size_t operations, TimePoint now) const {
-  const std::string text = describe_all(tensor, operations) +
-                           (operations > 1 ? " have waited " : " has waited ") +
-                           seconds(now - tensor.first_seen) + " for ";
-  if (tensor.held) return text + "the rest of " + progress_of_group(tensor);
-  return text + std::to_string(tensor.missing) + " of " + std::to_string(tensor.members) +
-         " ranks: " + missing_text(table, tensor, now);
+  const std::string missing = tensor.held ? "the rest of " + progress_of_group(tensor)
+                                          : text(tensor.missing, " of ", tensor.members,
+                                                 " ranks: ", missing_text(table, tensor, now));
+  return text(describe_all(tensor, operations), operations > 1 ? " have waited " : " has waited ",
+              now - tensor.first_seen, " for ", missing);
 }
 
 std::vector<std::string> StallInspector::warnings(ReadyTable& table, TimePoint now) {
@@ -132,43 +115,40 @@ void StallInspector::record_resumed(std::span<const PendingRef> tensors, TimePoi
     if (!tensor->warned) continue;
     if (++resumed == 1 || tensor->first_seen < (*oldest)->first_seen) oldest = tensor;
   }
-  if (oldest) resumptions_.push_back(resumption_text(**oldest, resumed, now));
-}
-
-/// @param operations of which this is the oldest
-std::string StallInspector::resumption_text(const PendingTensor& tensor, std::size_t operations,
-                                            TimePoint now) const {
-  return describe_all(tensor, operations) + (operations > 1 ? " go on" : " goes on") + " after " +
-         seconds(now - tensor.first_seen) + ": every rank has submitted " +
-         (operations > 1 ? "them" : "it") + " by now";
+  if (!oldest) return;
+  resumptions_.push_back(text(describe_all(**oldest, resumed),
+                              resumed > 1 ? " go on after " : " goes on after ",
+                              now - (*oldest)->first_seen, ": every rank has submitted ",
+                              resumed > 1 ? "them" : "it", " by now"));
 }
 
 std::string StallInspector::deadlock_text(const ReadyTable& table, const RankSet& shut_down,
                                           Duration since) const {
   std::vector<std::pair<std::string, RankSet>> alike;
   for (int rank = 0; rank < static_cast<int>(hosts_.size()); ++rank) {
-    std::string text = contains(shut_down, rank) ? "has called shutdown()" : waits_for(table, rank);
-    const auto same = std::find_if(alike.begin(), alike.end(),
-                                   [&](const auto& entry) { return entry.first == text; });
+    std::string waits =
+        contains(shut_down, rank) ? "has called shutdown()" : waits_for(table, rank);
+    const auto same = std::ranges::find(alike, waits, &std::pair<std::string, RankSet>::first);
     if (same != alike.end()) {
       same->second.add(RankSet(rank));
     } else {
-      alike.emplace_back(std::move(text), RankSet(rank));
+      alike.emplace_back(std::move(waits), RankSet(rank));
     }
   }
-  std::string text = "every rank waits for another, and none has submitted anything for " +
-                     seconds(since) + " (deadlock_timeout): ";
-  for (std::size_t i = 0; i < alike.size(); ++i) {
-    if (i == kMostRanksTold) {
-      text += "; and so on";
+  std::vector<std::string> lines;
+  for (const auto& [waits, ranks] : alike) {
+    if (lines.size() == kMostRanksShown) {
+      lines.push_back("and so on");
       break;
     }
-    const auto& [does, ranks] = alike[i];
-    text += (i > 0 ? "; " : "") + text_of(ranks);
-    if (count(ranks) == 1) text += " (" + hosts_[static_cast<std::size_t>(ranks.lowest())] + ")";
-    text += ": " + does;
+    const bool one = count(ranks) == 1;
+    lines.push_back(text(
+        rank_list(ranks),
+        one ? text(" (", hosts_[static_cast<std::size_t>(ranks.lowest())], ")") : "", ": ", waits));
   }
-  return text + "; every rank must submit the same operations before it waits";
+  return text("every rank waits for another, and none has submitted anything for ", since,
+              " (deadlock_timeout): ", join_text(lines, "; "),
+              "; every rank must submit the same operations before it waits");
 }
 
 std::vector<std::string> StallInspector::waiting_texts(const ReadyTable& table, TimePoint now,
@@ -194,15 +174,14 @@ std::vector<PendingRef> StallInspector::expired(ReadyTable& table, TimePoint now
 std::string StallInspector::error_text(const ReadyTable& table, const PendingTensor& tensor,
                                        TimePoint now) const {
   if (tensor.held) {
-    return describe(tensor.request) +
-           ": the rest of its group was not submitted by every rank within " +
-           seconds(limits_.shutdown) + " (stall_shutdown): " + progress_of_group(tensor) +
-           "; every rank must submit all members of a group";
+    return text(describe(tensor.request),
+                ": the rest of its group was not submitted by every rank within ", limits_.shutdown,
+                " (stall_shutdown): ", progress_of_group(tensor),
+                "; every rank must submit all members of a group");
   }
-  return describe(tensor.request) + ": not submitted by every rank within " +
-         seconds(limits_.shutdown) +
-         " (stall_shutdown); missing: " + missing_text(table, tensor, now) +
-         "; every rank of the process set must submit the same operations";
+  return text(describe(tensor.request), ": not submitted by every rank within ", limits_.shutdown,
+              " (stall_shutdown); missing: ", missing_text(table, tensor, now),
+              "; every rank of the process set must submit the same operations");
 }
 
 std::optional<TimePoint> StallInspector::next_deadline(const ReadyTable& table) const {

@@ -57,7 +57,6 @@ class StallInspector {
   };
   std::string waiting_text(const ReadyTable&, const PendingTensor&, std::size_t operations,
                            TimePoint now) const;
-  std::string resumption_text(const PendingTensor&, std::size_t operations, TimePoint now) const;
   std::string missing_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
 
   StallLimits limits_;

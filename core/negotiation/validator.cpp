@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <cmath>
-#include <sstream>
 
 #include "base/expect.h"
+#include "base/text.h"
 
 namespace hvd::control {
 namespace {
@@ -15,19 +15,10 @@ struct Difference {
   std::string other;
 };
 
-std::string number(double value) {
-  std::ostringstream out;
-  out.precision(17);
-  out << value;
-  return out.str();
-}
-
 std::string group_text(const wire::Request& request) {
   if (request.group_size == 0) return "none";
-  std::ostringstream out;
-  out << '\'' << request.group_key() << "' of " << request.group_size << ", member "
-      << request.group_index;
-  return out.str();
+  return text("'", request.group_key(), "' of ", request.group_size, ", member ",
+              request.group_index);
 }
 
 bool reduces(OpKind kind) {
@@ -46,10 +37,10 @@ bool has_root(OpKind kind) {
 bool first_dim_is_free(OpKind kind) { return wire::gathers(kind) || kind == OpKind::kAlltoall; }
 
 std::string shape_text(const wire::Request& request) {
-  std::string text = shape_to_string(request.shape);
+  const std::string shape = shape_to_string(request.shape);
   // The rows of an alltoall are no part of the request.
-  if (request.kind != OpKind::kAlltoall || request.shape.empty()) return text;
-  return "[*" + text.substr(text.find_first_of(",]"));
+  if (request.kind != OpKind::kAlltoall || request.shape.empty()) return shape;
+  return "[*" + shape.substr(shape.find_first_of(",]"));
 }
 
 bool shapes_agree(const wire::Request& a, const wire::Request& b) {
@@ -63,7 +54,6 @@ std::string list_text(const std::vector<int>& ranks) {
 }
 
 std::optional<Difference> difference(const wire::Request& a, const wire::Request& b) {
-  const auto text = [](auto value) { return std::string(to_string(value)); };
   if (a.kind != b.kind) return Difference{"kind of operation", text(a.kind), text(b.kind)};
   if (a.dtype != b.dtype) return Difference{"dtype", text(a.dtype), text(b.dtype)};
   if (a.compression != b.compression)
@@ -74,15 +64,15 @@ std::optional<Difference> difference(const wire::Request& a, const wire::Request
   }
   if (reduces(a.kind) && a.op != b.op) return Difference{"op", text(a.op), text(b.op)};
   if (!same_number(a.prescale, b.prescale))
-    return Difference{"prescale factor", number(a.prescale), number(b.prescale)};
+    return Difference{"prescale factor", text(a.prescale), text(b.prescale)};
   if (!same_number(a.postscale, b.postscale))
-    return Difference{"postscale factor", number(a.postscale), number(b.postscale)};
+    return Difference{"postscale factor", text(a.postscale), text(b.postscale)};
   if (has_root(a.kind) && a.root != b.root) {
     return Difference{a.kind == OpKind::kGather ? "destination" : "root",
-                      "says rank " + std::to_string(a.root), "says rank " + std::to_string(b.root)};
+                      text("says rank ", a.root), text("says rank ", b.root)};
   }
   if (a.removed_set != b.removed_set) {
-    return Difference{"process set", std::to_string(a.removed_set), std::to_string(b.removed_set)};
+    return Difference{"process set", text(a.removed_set), text(b.removed_set)};
   }
   if (a.new_set != b.new_set)
     return Difference{"list of ranks", list_text(a.new_set), list_text(b.new_set)};
@@ -97,7 +87,7 @@ std::optional<Difference> difference(const wire::Request& a, const wire::Request
 }  // namespace
 
 std::string describe(const wire::Request& request) {
-  return std::string(to_string(request.kind)) + " '" + request.name + "'";
+  return text(request.kind, " '", request.name, "'");
 }
 
 std::optional<std::string> find_mismatch(const wire::Request& reference, int reference_rank,
@@ -107,10 +97,10 @@ std::optional<std::string> find_mismatch(const wire::Request& reference, int ref
   const wire::Request& high = in_order ? other : reference;
   const auto found = difference(low, high);
   if (!found) return std::nullopt;
-  return describe(low) + ": " + found->what + " differs: rank " +
-         std::to_string(std::min(reference_rank, other_rank)) + " " + found->reference + ", rank " +
-         std::to_string(std::max(reference_rank, other_rank)) + " " + found->other +
-         "; every rank must submit the same " + found->what;
+  return text(describe(low), ": ", found->what, " differs: rank ",
+              std::min(reference_rank, other_rank), " ", found->reference, ", rank ",
+              std::max(reference_rank, other_rank), " ", found->other,
+              "; every rank must submit the same ", found->what);
 }
 
 std::optional<std::string> find_misplanned(const wire::Request& planned,
@@ -121,9 +111,9 @@ std::optional<std::string> find_misplanned(const wire::Request& planned,
   if (!found && wire::gathers(planned.kind) && planned.shape != submitted.shape)
     found = Difference{"shape", shape_text(planned), shape_text(submitted)};
   if (!found) return std::nullopt;
-  return describe(submitted) + " on rank " + std::to_string(rank) + ": the plan has another " +
-         found->what + " than this rank submitted: expected " + found->other + ", got " +
-         found->reference + "; run the same build of hvd on every rank";
+  return text(describe(submitted), " on rank ", rank, ": the plan has another ", found->what,
+              " than this rank submitted: expected ", found->other, ", got ", found->reference,
+              "; run the same build of hvd on every rank");
 }
 
 namespace {
@@ -132,15 +122,15 @@ namespace {
 std::optional<std::string> find_fault_of_joined(const wire::Request& request,
                                                 const std::vector<int>& absent) {
   if (absent.empty()) return std::nullopt;
-  const std::string who = describe(request) + ": rank ";
+  const std::string subject = describe(request) + ": rank ";
   if (has_root(request.kind) && std::binary_search(absent.begin(), absent.end(), request.root)) {
-    return who + std::to_string(request.root) + ", its " +
-           (request.kind == OpKind::kGather ? "destination" : "root") + ", has called join()";
+    return text(subject, request.root, ", its ",
+                (request.kind == OpKind::kGather ? "destination" : "root"), ", has called join()");
   }
   if (request.kind == OpKind::kAlltoall || request.kind == OpKind::kAddProcessSet ||
       request.kind == OpKind::kRemoveProcessSet) {
-    return who + std::to_string(absent.front()) + " has called join(), and " +
-           std::string(to_string(request.kind)) + " has no meaning without it";
+    return text(subject, absent.front(), " has called join(), and ", request.kind,
+                " has no meaning without it");
   }
   return std::nullopt;
 }
@@ -154,9 +144,8 @@ std::optional<std::string> find_fault(const wire::Request& request, const std::v
     return describe(request) + ": a scalar has no first dimension; reshape it to [1]";
   }
   if (has_root(request.kind) && !std::binary_search(members.begin(), members.end(), request.root)) {
-    return describe(request) + ": root rank " + std::to_string(request.root) +
-           " is not in process set " + std::to_string(request.process_set) +
-           "; a root is a world rank of a member";
+    return text(describe(request), ": root rank ", request.root, " is not in process set ",
+                request.process_set, "; a root is a world rank of a member");
   }
   return find_fault_of_joined(request, absent);
 }

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "base/text.h"
 #include "hvd/error.h"
 
 namespace hvd::observe {
@@ -54,7 +55,7 @@ std::string timeline_path_of(const std::string& pattern, int rank) {
   const auto dot = path.rfind('.');
   const bool extension =
       dot != std::string::npos && (slash == std::string::npos || dot > slash + 1) && dot > 0;
-  return path.insert(extension ? dot : path.size(), ".rank" + std::to_string(rank));
+  return path.insert(extension ? dot : path.size(), text(".rank", rank));
 }
 
 TimelineWriter::TimelineWriter(const std::string& path, int rank, const std::string& host)
@@ -63,7 +64,7 @@ TimelineWriter::TimelineWriter(const std::string& path, int rank, const std::str
   std::fprintf(
       file_.get(),
       "[\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": %s}}%s",
-      rank, quoted("rank " + std::to_string(rank) + " " + host).c_str(), kEnd);
+      rank, quoted(text("rank ", rank, " ", host)).c_str(), kEnd);
   std::fflush(file_.get());
   thread_ = std::jthread([this](std::stop_token stop) { run(stop); });
   pthread_setname_np(thread_.native_handle(), "hvd-timeline");
@@ -110,12 +111,12 @@ void TimelineWriter::append(const std::string& json) {
 void TimelineWriter::write(const std::vector<Event>& events, std::uint64_t dropped) {
   if (events.empty() && dropped == 0) return;
   std::fseek(file_.get(), -kEndSize, SEEK_END);
-  const std::string pid = ", \"pid\": " + std::to_string(rank_);
+  const std::string pid = text(", \"pid\": ", rank_);
   for (const Event& event : events) {
     if (rows_.size() >= kMostRows && !rows_.contains(event.tensor)) rows_.clear();
     const auto [row, is_new] = rows_.try_emplace(event.tensor, last_row_ + 1);
     if (is_new) ++last_row_;
-    const std::string place = pid + ", \"tid\": " + std::to_string(row->second);
+    const std::string place = text(pid, ", \"tid\": ", row->second);
     if (is_new) {
       append("{\"name\": \"thread_name\", \"ph\": \"M\"" + place +
              ", \"args\": {\"name\": " + quoted(event.tensor) + "}}");
@@ -126,8 +127,8 @@ void TimelineWriter::write(const std::vector<Event>& events, std::uint64_t dropp
            "}");
   }
   if (dropped > 0) {
-    append("{\"name\": \"dropped events\", \"ph\": \"C\"" + pid +
-           ", \"ts\": 0, \"args\": {\"dropped\": " + std::to_string(dropped) + "}}");
+    append(text("{\"name\": \"dropped events\", \"ph\": \"C\"", pid,
+                ", \"ts\": 0, \"args\": {\"dropped\": ", dropped, "}}"));
   }
   std::fputs(kEnd, file_.get());
   std::fflush(file_.get());

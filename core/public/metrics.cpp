@@ -1,6 +1,7 @@
 #include <array>
 #include <string>
 
+#include "base/text.h"
 #include "observe/counters.h"
 
 namespace hvd {
@@ -40,22 +41,20 @@ constexpr std::array kFields = {
 }  // namespace
 
 std::string Metrics::to_json() const {
-  std::string text = "{";
-  for (const Field& field : kFields) {
-    text += (text.size() > 1 ? ", \"" : "\"") + std::string(field.name) +
-            "\": " + std::to_string(this->*field.value);
-  }
-  return text + "}";
+  std::vector<std::string> fields;
+  for (const Field& field : kFields)
+    fields.push_back(text('"', field.name, "\": ", this->*field.value));
+  return text("{", join_text(fields, ", "), "}");
 }
 
 std::string Metrics::to_prometheus() const {
-  std::string text;
+  std::string page;
   for (const Field& field : kFields) {
-    const std::string name = "hvd_" + std::string(field.name) + "_total";
-    text += "# HELP " + name + " " + field.help + "\n# TYPE " + name + " counter\n" + name + " " +
-            std::to_string(this->*field.value) + "\n";
+    const std::string name = text("hvd_", field.name, "_total");
+    page += text("# HELP ", name, " ", field.help, "\n# TYPE ", name, " counter\n", name, " ",
+                 this->*field.value, "\n");
   }
-  return text;
+  return page;
 }
 
 namespace observe {

@@ -320,9 +320,8 @@ std::byte* allocate_shared_block(std::size_t bytes) noexcept {
                         << (arena == nullptr
                                 ? std::string("the system does not let this process have any "
                                               "(HVD_LOG_LEVEL=debug logs the reason)")
-                                : std::to_string(arena->used()) + " of " +
-                                      std::to_string(arena->address().capacity) +
-                                      " bytes are in use, or the system has none left");
+                                : text(arena->used(), " of ", arena->address().capacity,
+                                       " bytes are in use, or the system has none left"));
     }
   } catch (const std::bad_alloc&) {  // the arena's own lists did not fit
   }

@@ -11,6 +11,7 @@
 #include <exception>
 #include <string>
 
+#include "base/text.h"
 #include "engine/runtime.h"
 #include "hvd/error.h"
 #include "observe/supervisor_notice.h"
@@ -63,8 +64,8 @@ End cause_of_end() {
       runtime->mark_ending();  // the program's own message follows: the log need not repeat it
       const Topology& topology = runtime->topology();
       runtime->notify_before_exit({StatusCode::kPeerLost,
-                                   "lost rank " + std::to_string(topology.rank) + " (host " +
-                                       topology.host_name(topology.rank) + "): " + end.text,
+                                   text("lost rank ", topology.rank, " (host ",
+                                        topology.host_name(topology.rank), "): ", end.text),
                                    topology.rank},
                                   kPatience);
     }

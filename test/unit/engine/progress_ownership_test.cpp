@@ -302,7 +302,7 @@ TEST(ProgressOwnership, WhenEveryRankWaitsForAnotherAllAreToldInTime) {
       EXPECT_EQ(operation.status().code, StatusCode::kStalled);
       EXPECT_THAT(operation.status().message, HasSubstr("every rank waits for another"));
       EXPECT_THAT(operation.status().message,
-                  HasSubstr("waits for allreduce 'x'; ranks 1-2: waits for allreduce 'y'"));
+                  HasSubstr("waits for allreduce 'x'; ranks 1 and 2: waits for allreduce 'y'"));
     }
     job.shut_down();
   }

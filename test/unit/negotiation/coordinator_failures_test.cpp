@@ -99,11 +99,12 @@ TEST_F(EveryRankWaits, AndIsToldWhatEachWaitsFor) {
   ASSERT_THAT(plan->errors, SizeIs(2));
   EXPECT_EQ(plan->errors[0].code, StatusCode::kStalled);
   const auto applied = cluster_.apply_everywhere();
-  EXPECT_EQ(told(applied[0], "x"),
-            "allreduce 'x': every rank waits for another, and none has submitted anything for 10.0 "
-            "s (deadlock_timeout): rank 0 (host0): waits for "
-            "allreduce 'x'; ranks 1-2: waits for allreduce 'y'; every rank must submit the same "
-            "operations before it waits");
+  EXPECT_EQ(
+      told(applied[0], "x"),
+      "allreduce 'x': every rank waits for another, and none has submitted anything for 10.0 "
+      "s (deadlock_timeout): rank 0 (host0): waits for "
+      "allreduce 'x'; ranks 1 and 2: waits for allreduce 'y'; every rank must submit the same "
+      "operations before it waits");
   EXPECT_THAT(told(applied[2], "y"), HasSubstr("allreduce 'y': every rank waits"));
 }
 
@@ -229,8 +230,8 @@ TEST(CoordinatorFailures, AnOperationThatWaitsForARankThatHasLeftEnds) {
   EXPECT_EQ(told(applied[1], "a"),
             "allreduce 'a': rank 2 (host2) has called shutdown() without submitting it; every rank "
             "must submit the same operations "
-            "before it leaves: one that has fewer batches than the others calls hvd::join() after "
-            "its last");
+            "before it leaves; a rank with fewer batches than the others calls hvd::join() after "
+            "its last batch");
   EXPECT_EQ(applied[1].errors.at(0).code, StatusCode::kShutdown);
   EXPECT_FALSE(applied[1].shutdown);
   EXPECT_FALSE(cluster.coordinator().all_shut_down());
@@ -245,7 +246,7 @@ TEST(CoordinatorFailures, ARankThatEndsWithoutShutdownIsNotSaidToHaveCalledIt) {
   cluster.rank(2).request_shutdown(/*ended=*/true);
   EXPECT_EQ(told(cluster.exchange()[0], "a"),
             "allreduce 'a': rank 2 (host2) ended without shutdown() and without submitting it; see "
-            "why, in its output and its exit code");
+            "its output and its exit code for the cause");
 }
 
 TEST(CoordinatorFailures, WhatWasSubmittedBeforeShutdownIsStillRun) {
