@@ -157,7 +157,7 @@ Json measure_disabled(const Session& session, const SteadyOptions& options) {
     runs.push_back(steps.run(options.steps, -1) / options.steps * 1e9);
   const std::uint64_t replayed = metrics().locked_operations - before;
   session.slowest(runs);
-  const runtime::TimelineSlot slot;
+  const runtime::CurrentTimeline slot;
   const double timeline = session.slowest(nanoseconds_of([&] { return slot.on(); }));
   const double log =
       session.slowest(nanoseconds_of([] { return LogLevel::kTrace >= log_level(); }));

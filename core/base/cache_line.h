@@ -16,7 +16,8 @@ inline constexpr std::size_t kCacheLinePair = 2 * kCacheLine;
 /// control::ScheduleReplay. Zero is a valid initial state.
 struct alignas(kCacheLine) ArrivalFlags {
   std::atomic<std::uint64_t> arrived;  ///< position * 2, + 1 if the rank leaves the replay there
-  std::atomic<std::uint64_t> asked;    ///< the position at which it asks the others to leave
+  std::atomic<std::uint64_t>
+      leave_requested;  ///< the position at which it requests the others to leave
 };
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free,

@@ -179,7 +179,7 @@ std::optional<ControlRouter::Received> ControlRouter::receive() {
 
 ControlRouter::Payload ControlRouter::handle(int source, wire::AnyMessage message) {
   if (auto* plan = std::get_if<wire::Plan>(&message)) return std::move(*plan);
-  if (auto* news = std::get_if<wire::ReplayUpdate>(&message)) return *news;
+  if (auto* update = std::get_if<wire::ReplayUpdate>(&message)) return *update;
   if (auto* abort = std::get_if<wire::Abort>(&message)) return std::move(*abort);
   if (const auto* report_in = std::get_if<wire::Report>(&message)) on_report(source, *report_in);
   if (const auto* blocked = std::get_if<wire::Blocked>(&message);

@@ -1,5 +1,6 @@
 #include "engine/device_self.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <utility>
@@ -32,9 +33,9 @@ class QueuedWork final : public Work {
   const EventPtr output_ready_;
 };
 
-class SelfChannel final : public Channel {
+class DeviceSelfChannel final : public Channel {
  public:
-  SelfChannel(std::shared_ptr<device::Context> device, std::unique_ptr<Channel> host)
+  DeviceSelfChannel(std::shared_ptr<device::Context> device, std::unique_ptr<Channel> host)
       : device_(std::move(device)), host_(std::move(host)), stream_(*device_) {}
 
   std::unique_ptr<Work> launch(const Collective& collective, std::span<const std::byte> in,
@@ -73,9 +74,9 @@ class SelfChannel final : public Channel {
 };
 
 /// Moves each tensor from its input to its output, so that the collective has no work left.
-class SelfStaging final : public Staging {
+class DeviceSelfStaging final : public Staging {
  public:
-  explicit SelfStaging(SelfChannel& channel) : channel_(channel) {}
+  explicit DeviceSelfStaging(DeviceSelfChannel& channel) : channel_(channel) {}
 
   const Staged& stage(const Batch& batch) override {
     HVD_EXPECT(!batch.absent_here(), "an operation of a set of one needs its only rank");
@@ -93,7 +94,7 @@ class SelfStaging final : public Staging {
     for (const OperationPtr& operation : batch.operations())
       device.wait(channel_.stream(), operation->submission.input_ready);
     for (const EventPtr& event : writable) device.wait(channel_.stream(), event);
-    for (const Move& move : moves_) channel_.move(conversion.tensor, move.in, move.out, factor);
+    for (const auto& [in, out] : moves_) channel_.move(conversion.tensor, in, out, factor);
     staged_.collective.input_ready = device.events()->record(channel_.stream());
     return staged_;
   }
@@ -112,17 +113,11 @@ class SelfStaging final : public Staging {
   }
 
  private:
-  struct Move {
-    std::span<const std::byte> in;
-    std::byte* out;
-  };
-
   static bool have_one_event(const Batch& batch) {
     const EventPtr& first = batch.operations().front()->submission.input_ready;
-    for (const OperationPtr& operation : batch.operations()) {
-      if (operation->submission.input_ready != first) return false;
-    }
-    return true;
+    return std::ranges::all_of(batch.operations(), [&](const OperationPtr& operation) {
+      return operation->submission.input_ready == first;
+    });
   }
 
   void find_moves(const Batch& batch, double factor) {
@@ -141,12 +136,13 @@ class SelfStaging final : public Staging {
     }
   }
   void add(std::span<const std::byte> in, std::byte* out, double factor) {
-    if (SelfChannel::moves(in, out, factor)) moves_.push_back({in, out});
+    if (DeviceSelfChannel::moves(in, out, factor)) moves_.emplace_back(in, out);
   }
 
-  SelfChannel& channel_;
+  DeviceSelfChannel& channel_;
   Staged staged_;
-  std::vector<Move> moves_;  // kept for its memory
+  // The input and the output of each tensor that is not in place; kept for its memory.
+  std::vector<std::pair<std::span<const std::byte>, std::byte*>> moves_;
 };
 
 }  // namespace
@@ -157,10 +153,10 @@ bool runs_on_device_self(const Batch& batch) noexcept {
          (is_floating(collective.dtype) || !scales(collective) || collective.scale.identity());
 }
 
-DeviceSelf make_device_self(std::shared_ptr<device::Context> device,
-                            std::unique_ptr<Channel> host) {
-  auto channel = std::make_unique<SelfChannel>(std::move(device), std::move(host));
-  auto staging = std::make_unique<SelfStaging>(*channel);
+std::pair<std::unique_ptr<Channel>, std::unique_ptr<Staging>> make_device_self(
+    std::shared_ptr<device::Context> device, std::unique_ptr<Channel> host) {
+  auto channel = std::make_unique<DeviceSelfChannel>(std::move(device), std::move(host));
+  auto staging = std::make_unique<DeviceSelfStaging>(*channel);
   return {std::move(channel), std::move(staging)};
 }
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <utility>
 
 #include "backend/backend.h"
 #include "device/context.h"
@@ -9,20 +10,16 @@
 
 namespace hvd::runtime {
 
+/// Whether make_device_self() can run the batch: its set has one rank, and the device can apply the
+/// factors (it scales floating types only).
+bool runs_on_device_self(const Batch&) noexcept;
+
 /// The channel and the staging of a process set of one rank whose tensors are on a GPU. The result
 /// of a collective is the input, times the factors of a reduction. So there is no communicator, no
 /// packing, no cast and no copy through the host. A tensor that is reduced in place without factors
 /// is not touched. Every other tensor is copied or scaled on the device by one launch.
-struct DeviceSelf {
-  std::unique_ptr<Channel> channel;
-  std::unique_ptr<Staging> staging;
-};
-
-/// Whether a DeviceSelf can run the batch: its set has one rank, and the device can apply the
-/// factors (it scales floating types only).
-bool runs_on_device_self(const Batch&) noexcept;
-
 /// @param host takes host memory for this set; see Channel::host()
-DeviceSelf make_device_self(std::shared_ptr<device::Context>, std::unique_ptr<Channel> host);
+std::pair<std::unique_ptr<Channel>, std::unique_ptr<Staging>> make_device_self(
+    std::shared_ptr<device::Context>, std::unique_ptr<Channel> host);
 
 }  // namespace hvd::runtime

@@ -50,33 +50,20 @@ std::size_t buffer_bytes(const Batch& batch) {
 
 }  // namespace
 
-DevicePipeline::DevicePipeline(device::Context& on, Channel& of, bool folds_factors,
-                               std::size_t bytes_to_fuse)
-    : context(on),
-      channel(of),
-      folds(folds_factors),
-      fusion_bytes(bytes_to_fuse),
-      in(on),
-      out(on),
-      buffers(on),
-      channels_own(on.api()) {}
-
-DevicePipeline::~DevicePipeline() {
-  channel.wait_for_abort();
+DeviceStaging::~DeviceStaging() {
+  channel_.wait_for_abort();
   try {
-    const device::DeviceGuard guard(context.api(), context.device());
-    if (channels_own.idle()) channel.release_fusion_buffers();
-  } catch (const std::exception& error) {
-    HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: "
-                    << error.what();  // the device has failed, which is reported elsewhere
+    const device::DeviceGuard guard(context_.api(), context_.device());
+    if (channels_own_.idle()) channel_.release_fusion_buffers();
+  } catch (const std::exception& error) {  // the device has failed, which is reported elsewhere
+    HVD_LOG(kDebug) << "a channel's fusion buffers were not freed: " << error.what();
   }
 }
 
 // The channel is ready at this point, so its own buffers are known.
 void DeviceStaging::reserve() {
   if (std::exchange(reserved_, true)) return;
-  if (pipeline_.fusion_bytes > 0 && pipeline_.channel.fusion_buffers().empty())
-    pipeline_.buffers.reserve(pipeline_.fusion_bytes);
+  if (fusion_bytes_ > 0 && channel_.fusion_buffers().empty()) buffers_.reserve(fusion_bytes_);
 }
 
 // Prepares the buffers that stage() will lease.
@@ -91,13 +78,13 @@ bool DeviceStaging::ready(const Batch& batch) {
   } else if (batch.conversion().scales_early() && !batch.in_place_kind()) {
     sizes[count++] = batch.operations().front()->submission.input.bytes();
   }
-  return count == 0 || pipeline_.buffers.prepare(std::span(sizes).first(count));
+  return count == 0 || buffers_.prepare(std::span(sizes).first(count));
 }
 
 const Staged& DeviceStaging::stage(const Batch& batch) {
   HVD_EXPECT(!input_.valid() && !output_.valid() && !in_turn_,
              "the batch before has been unstaged; none follows abandon()");
-  const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
+  const device::DeviceGuard guard(context_.api(), context_.device());
   const std::vector<EventPtr> writable = batch.allocate_outputs();
   staged_ = {batch.collective()};
   fold_factors(batch);
@@ -112,8 +99,7 @@ const Staged& DeviceStaging::stage(const Batch& batch) {
   } else {
     use_tensor(batch);
   }
-  if (uses_stream)
-    staged_.collective.input_ready = pipeline_.context.events()->record(pipeline_.in.get());
+  if (uses_stream) staged_.collective.input_ready = context_.events()->record(in_.get());
   return staged_;
 }
 
@@ -127,7 +113,7 @@ void DeviceStaging::fold_factors(const Batch& batch) {
         "integers on a GPU cannot be scaled by a prescale factor once a rank has joined; use a "
         "floating type");
   }
-  if (!reduces(staged_.collective) || !batch.buffered() || !pipeline_.folds || !floating) return;
+  if (!reduces(staged_.collective) || !batch.buffered() || !folds_ || !floating) return;
   ReduceScale& scale = staged_.collective.scale;
   conversion_.before *= std::exchange(scale.prescale, 1.0);
   conversion_.before /= static_cast<double>(std::exchange(scale.divisor, 1));
@@ -138,10 +124,10 @@ void DeviceStaging::wait_for_inputs(const Batch& batch, std::span<const EventPtr
   const Event* last = nullptr;
   for (const OperationPtr& operation : batch.operations()) {
     const EventPtr& event = operation->submission.input_ready;
-    if (event.get() != last) pipeline_.context.wait(pipeline_.in.get(), event);
+    if (event.get() != last) context_.wait(in_.get(), event);
     last = event.get();
   }
-  for (const EventPtr& event : writable) pipeline_.context.wait(pipeline_.in.get(), event);
+  for (const EventPtr& event : writable) context_.wait(in_.get(), event);
 }
 
 void DeviceStaging::use_tensor(const Batch& batch) {
@@ -153,13 +139,13 @@ void DeviceStaging::use_tensor(const Batch& batch) {
   // Into the output if it has the same size, so that the caller's input stays as it is.
   std::span<std::byte> scaled = staged_.out;
   if (!batch.in_place_kind()) {
-    input_ = pipeline_.buffers.lease(staged_.in.size(), pipeline_.in.get());
+    input_ = buffers_.lease(staged_.in.size(), in_.get());
     scaled = input_.bytes();
   }
   const DataType type = conversion_.travels;
   const device::Piece piece{submission.input.data, 0, staged_.in.size() / size_of(type)};
-  pipeline_.context.copy_pieces({&piece, 1}, {type, type, true}, scaled.data(), true,
-                                conversion_.before, pipeline_.in.get());
+  context_.copy_pieces({&piece, 1}, {type, type, true}, scaled.data(), true, conversion_.before,
+                       in_.get());
   staged_.in = scaled;
 }
 
@@ -171,7 +157,7 @@ std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
     staged_.collective.count = static_cast<std::int64_t>(bytes / size_of(conversion_.travels));
   std::span<std::byte> packed = staged_.out;
   if (!batch.in_place_kind()) {
-    input_ = pipeline_.buffers.lease(batch.in_bytes(), pipeline_.in.get());
+    input_ = buffers_.lease(batch.in_bytes(), in_.get());
     packed = input_.bytes();
   }
   staged_.in = packed;
@@ -183,16 +169,15 @@ std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
 // single tensor that is not packed stays in the caller's memory, so a rank that has joined may not
 // use a channel's buffer for it, unless it is cast.
 bool DeviceStaging::through_channels_own(const Batch& batch, std::size_t bytes) const {
-  return padded(batch) && device::BufferRing::fits(pipeline_.channel.fusion_buffers(), bytes);
+  return padded(batch) && device::BufferRing::fits(channel_.fusion_buffers(), bytes);
 }
 
 void DeviceStaging::lease_output(const Batch& batch, std::size_t bytes) {
   in_turn_ = through_channels_own(batch, bytes);
   if (in_turn_) {
-    staged_.out = pipeline_.channels_own.acquire(pipeline_.channel.fusion_buffers(), bytes,
-                                                 pipeline_.in.get());
+    staged_.out = channels_own_.acquire(channel_.fusion_buffers(), bytes, in_.get());
   } else {
-    output_ = pipeline_.buffers.lease(bytes, pipeline_.in.get());
+    output_ = buffers_.lease(bytes, in_.get());
     staged_.out = output_.bytes();
   }
 }
@@ -225,20 +210,19 @@ void DeviceStaging::pack(const Batch& batch, std::span<std::byte> packed) {
   if (batch.collective().kind == OpKind::kBroadcast && !batch.at_root()) return;
   batch.input_pieces(input_pieces_);
   lay_out<const std::byte>(batch, input_pieces_);
-  pipeline_.context.copy_pieces(
-      pieces_, {conversion_.tensor, conversion_.travels, conversion_.before != 1.0}, packed.data(),
-      true, conversion_.before, pipeline_.in.get());
+  context_.copy_pieces(pieces_,
+                       {conversion_.tensor, conversion_.travels, conversion_.before != 1.0},
+                       packed.data(), true, conversion_.before, in_.get());
 }
 
 EventPtr DeviceStaging::unpack(const Batch& batch, const EventPtr& reduced) {
-  const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
-  pipeline_.context.wait(pipeline_.out.get(), reduced);
+  const device::DeviceGuard guard(context_.api(), context_.device());
+  context_.wait(out_.get(), reduced);
   batch.output_pieces(output_pieces_);
   lay_out<std::byte>(batch, output_pieces_);
-  pipeline_.context.copy_pieces(pieces_,
-                                {conversion_.tensor, conversion_.travels, conversion_.after != 1.0},
-                                staged_.out.data(), false, conversion_.after, pipeline_.out.get());
-  return pipeline_.context.events()->record(pipeline_.out.get());
+  context_.copy_pieces(pieces_, {conversion_.tensor, conversion_.travels, conversion_.after != 1.0},
+                       staged_.out.data(), false, conversion_.after, out_.get());
+  return context_.events()->record(out_.get());
 }
 
 void DeviceStaging::fill_neutral(std::span<std::byte> contribution) {
@@ -248,8 +232,8 @@ void DeviceStaging::fill_neutral(std::span<std::byte> contribution) {
   const ReduceOp op =
       staged_.collective.op == ReduceOp::kAdasum ? ReduceOp::kSum : staged_.collective.op;
   fill_identity(reinterpret_cast<std::byte*>(&pattern), 1, type, op);
-  pipeline_.context.api().fill(contribution.data(), contribution.size() / size_of(type),
-                               size_of(type), pattern, pipeline_.in.get());
+  context_.api().fill(contribution.data(), contribution.size() / size_of(type), size_of(type),
+                      pattern, in_.get());
 }
 
 EventPtr DeviceStaging::unstage(const Batch& batch, EventPtr reduced) {
@@ -257,7 +241,7 @@ EventPtr DeviceStaging::unstage(const Batch& batch, EventPtr reduced) {
   if (batch.buffered() && !batch.absent_here()) ready = unpack(batch, ready);
   input_.release(ready);
   output_.release(ready);
-  if (std::exchange(in_turn_, false)) pipeline_.channels_own.release(ready);
+  if (std::exchange(in_turn_, false)) channels_own_.release(ready);
   staged_ = {};
   return ready;
 }
@@ -270,10 +254,10 @@ void DeviceStaging::abandon() noexcept {
 
 EventPtr DeviceStaging::after_both(const EventPtr& one, const EventPtr& other) {
   if (one == nullptr || other == nullptr) return one != nullptr ? one : other;
-  const device::DeviceGuard guard(pipeline_.context.api(), pipeline_.context.device());
-  pipeline_.context.wait(pipeline_.in.get(), one);
-  pipeline_.context.wait(pipeline_.in.get(), other);
-  return pipeline_.context.events()->record(pipeline_.in.get());
+  const device::DeviceGuard guard(context_.api(), context_.device());
+  context_.wait(in_.get(), one);
+  context_.wait(in_.get(), other);
+  return context_.events()->record(in_.get());
 }
 
 }  // namespace hvd::runtime

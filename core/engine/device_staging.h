@@ -11,36 +11,29 @@
 
 namespace hvd::runtime {
 
-/// The streams and buffers of a channel's batches on a device: streams for packing and unpacking,
-/// so that the next batch is packed while this one is reduced.
-struct DevicePipeline {
+/// Staging in a device's memory: one launch packs the tensors (and scales and casts) after their
+/// input_ready events, the collective follows, and one launch unpacks. Packing and unpacking have
+/// streams of their own, so that the next batch is packed while this one is reduced. A batch of one
+/// tensor that is not in parts, without a factor or a cast, is passed to the channel unchanged. No
+/// call blocks the host.
+class DeviceStaging final : public Staging {
+ public:
   /// @param channel outlives this
   /// @param folds whether factors of floating types are applied while packing and unpacking
   /// @param fusion_bytes size of the buffers that are allocated ahead of use when the channel has
   /// no buffers of its own; 0: allocate no buffers ahead
-  DevicePipeline(device::Context&, Channel& channel, bool folds, std::size_t fusion_bytes);
-  ~DevicePipeline();
-
-  device::Context& context;
-  Channel& channel;
-  const bool folds;
-  const std::size_t fusion_bytes;
-  const device::OwnedStream in;
-  const device::OwnedStream out;
-  device::BufferPool buffers;
-  device::BufferRing channels_own;  ///< for fused batches of one size on all ranks, see
-                                    ///< Channel::fusion_buffers()
-};
-
-/// Staging in a device's memory, on its streams: one launch packs the tensors (and scales and
-/// casts) after their input_ready events, the collective follows, and one launch unpacks. A batch
-/// of one tensor that is not in parts, without a factor or a cast, is passed to the channel
-/// unchanged. No call blocks the host.
-class DeviceStaging final : public Staging {
- public:
-  /// See DevicePipeline.
   DeviceStaging(device::Context& context, Channel& channel, bool folds, std::size_t fusion_bytes)
-      : pipeline_(context, channel, folds, fusion_bytes) {}
+      : context_(context),
+        channel_(channel),
+        folds_(folds),
+        fusion_bytes_(fusion_bytes),
+        in_(context),
+        out_(context),
+        buffers_(context),
+        channels_own_(context.api()) {}
+  DeviceStaging(const DeviceStaging&) = delete;
+  DeviceStaging& operator=(const DeviceStaging&) = delete;
+  ~DeviceStaging() override;
 
   bool ready(const Batch&) override;
   const Staged& stage(const Batch&) override;
@@ -63,7 +56,15 @@ class DeviceStaging final : public Staging {
   void lay_out(const Batch&, std::span<const std::span<Byte>> tensors);
   void add_parts(std::span<const TensorPart>, std::size_t offset);
 
-  DevicePipeline pipeline_;
+  device::Context& context_;
+  Channel& channel_;
+  const bool folds_;
+  const std::size_t fusion_bytes_;
+  const device::OwnedStream in_;
+  const device::OwnedStream out_;
+  device::BufferPool buffers_;
+  /// For fused batches of one size on all ranks, see Channel::fusion_buffers().
+  device::BufferRing channels_own_;
   Staged staged_;
   Conversion conversion_;  // the batch's, with folded factors
   device::BufferLease input_;

@@ -46,14 +46,14 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts)
                   parts.device ? std::optional(parts.device->device()) : std::nullopt),
       time_(parts.clock, options.peer_timeout / 4),
       negotiator_(control_->rank(), *submission_queue_.process_sets(), options.cache_capacity),
-      executor_({control_->topology(), parts.clock, counters_, parts.timeline, parts.device,
-                 options.stall_shutdown},
-                make_queue_factory({control_->topology(), *control_, parts.arena, parts.device,
-                                    options.fusion_threshold},
-                                   std::move(parts.backends), options.backend),
-                [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
-                       bool in_flight)
-                    HVD_REQUIRES(progress_) { finish(operation, status, ready, in_flight); }),
+      executor_(
+          {control_->topology(), parts.clock, counters_, parts.timeline, options.stall_shutdown},
+          make_queue_factory({control_->topology(), *control_, parts.arena, parts.device,
+                              options.fusion_threshold},
+                             std::move(parts.backends), options.backend),
+          [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
+                 bool in_flight)
+              HVD_REQUIRES(progress_) { finish(operation, status, ready, in_flight); }),
       steady_(options, *control_, executor_, counters_),
       watch_(options, *control_, counters_, time_),
       router_(options, {*control_, counters_, time_, watch_, negotiator_}, steady_.available()),
@@ -131,7 +131,7 @@ void Engine::begin(const OperationPtr& operation) {
     outstanding_.emplace(operation->order, operation);
     return;
   }
-  if (const auto error = negotiator_.take_failure(operation->request))
+  if (const auto error = negotiator_.consume_failure(operation->request))
     return end_with(operation, *error);
   blocked_.on_submission();
   if (!steady_.offer(operation, time_.step())) outstanding_.emplace(operation->order, operation);
@@ -202,9 +202,9 @@ bool Engine::send_report() {
   if (steady_.repeating()) return false;
   if (submission_queue_.shutdown_requested())
     negotiator_.request_shutdown(submission_queue_.ending());
-  const auto news = negotiator_.take_report();
-  if (!news) return false;
-  router_.report(*news);
+  const auto own = negotiator_.next_report();
+  if (!own) return false;
+  router_.report(*own);
   return true;
 }
 
@@ -214,8 +214,8 @@ bool Engine::receive() {
   while (const auto received = router_.receive()) {
     if (const auto* plan = std::get_if<wire::Plan>(&received->payload)) on_plan(*plan);
     if (const auto* abort = std::get_if<wire::Abort>(&received->payload)) on_abort(*abort);
-    if (const auto* news = std::get_if<wire::ReplayUpdate>(&received->payload))
-      steady_.accept(received->source, *news);
+    if (const auto* update = std::get_if<wire::ReplayUpdate>(&received->payload))
+      steady_.accept(received->source, *update);
     moved = moved || submission_queue_.failed() || received->moves;
     if (submission_queue_.failed()) return true;
   }
@@ -224,7 +224,7 @@ bool Engine::receive() {
 }
 
 // Rank 0 has left the replay before it made this plan. On the same host run_steady() finds that
-// here; news from another host may still be on its way.
+// here; the update of another host may still be on its way.
 void Engine::on_plan(const wire::Plan& plan) {
   run_steady();
   steady_.repeating() ? steady_.defer(plan) : apply(plan);

@@ -35,7 +35,7 @@ struct EngineParts {
   std::vector<std::shared_ptr<Backend>> backends;
   const Clock& clock;
   observe::Counters& counters;
-  TimelineSlot& timeline;
+  CurrentTimeline& timeline;
   std::shared_ptr<SharedArena> arena = nullptr;       ///< of this rank
   std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
 };

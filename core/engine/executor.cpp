@@ -14,7 +14,7 @@
 namespace hvd::runtime {
 namespace {
 
-const char* phase_of(OpKind kind) {
+const char* timeline_name_of(OpKind kind) {
   switch (kind) {
     case OpKind::kAllreduce:
       return "ALLREDUCE";
@@ -56,19 +56,19 @@ std::size_t bytes_of(const Batch& batch) noexcept {
 
 }  // namespace
 
-Executor::Executor(Environment environment, std::unique_ptr<QueueFactory> factory, Finish finish)
-    : environment_(std::move(environment)),
+Executor::Executor(const Parts& parts, std::unique_ptr<QueueFactory> factory, Finish finish)
+    : parts_(parts),
       factory_(std::move(factory)),
       finish_(std::move(finish)),
-      completions_(environment_.clock, environment_.limit) {}
+      completions_(parts_.clock, parts_.limit) {}
 
 // Memory that a device may still use outlives the executor.
 Executor::~Executor() { completions_.abandon(); }
 
 std::shared_ptr<Execution> Executor::prepare(control::AgreedBatch batch,
                                              std::vector<OperationPtr> operations) {
-  auto execution = std::make_shared<Execution>(std::move(batch), std::move(operations),
-                                               environment_.topology.rank);
+  auto execution =
+      std::make_shared<Execution>(std::move(batch), std::move(operations), parts_.topology.rank);
   if (!wire::only_agrees(execution->batch().request().kind))
     execution->queue_ = &queue_for(execution->batch());
   return execution;
@@ -97,9 +97,9 @@ void Executor::start(const std::shared_ptr<Execution>& execution) {
   }
   if (queue->ordered) execution->turn_ = order_.next_turn();
   queue->push(execution);
-  execution->agreed_at_ = environment_.timeline.on() ? environment_.clock.now() : TimePoint{};
+  execution->agreed_at_ = parts_.timeline.on() ? parts_.clock.now() : TimePoint{};
   execution->launched_at_ = {};
-  execution->phase_ = Execution::Phase::kQueued;
+  execution->state_ = ExecutionState::kQueued;
   ++in_flight_;
 }
 
@@ -154,9 +154,9 @@ bool Executor::progress(ChannelQueue& queue) {
   std::size_t bytes = 0;
   while (!queue.empty() && bytes < kBytesPerCall) {
     Execution& execution = queue.front();
-    Advance advance;
+    bool ended = false;
     try {
-      advance = this->advance(queue, execution);
+      ended = advance(queue, execution, moved);
     } catch (const PeerLostError& error) {
       throw PeerLostError(execution.batch().title() + ": " + error.what(), error.rank());
     } catch (const BrokenConnection& error) {
@@ -164,8 +164,7 @@ bool Executor::progress(ChannelQueue& queue) {
     } catch (const std::exception& error) {
       throw Error(execution.batch().title() + ": " + error.what());
     }
-    moved = moved || advance.moved;
-    if (!advance.ended) return moved;
+    if (!ended) return moved;
     bytes += bytes_of(execution.batch());
     queue.pop();
     --in_flight_;
@@ -173,46 +172,50 @@ bool Executor::progress(ChannelQueue& queue) {
   return moved;
 }
 
-/// Advances a large batch by one phase at most, because each phase takes a whole call.
-Executor::Advance Executor::advance(ChannelQueue& queue, Execution& execution) {
-  using Phase = Execution::Phase;
+/// Advances a large batch by one state at most, because each takes a whole call.
+/// @param moved set if there was any progress @return whether the batch has ended
+bool Executor::advance(ChannelQueue& queue, Execution& execution, bool& moved) {
   const Batch& batch = execution.batch();
-  const bool large = bytes_of(batch) >= kBytesPerCall;
-  bool moved = false;
-  if (execution.phase_ == Phase::kQueued) {
-    if (!may_begin(queue, execution)) return {};
+  const bool large = bytes_of(batch) >= kBytesPerCall && batch.buffered();
+  if (execution.state_ == ExecutionState::kQueued) {
+    if (!may_begin(queue, execution)) return false;
     begin(queue, execution);
     moved = true;
   }
-  if (execution.phase_ == Phase::kPacking) {
-    if (staged(batch) && !queue.staging->pack_part(batch)) return {.moved = true};
+  if (execution.state_ == ExecutionState::kPacking) {
+    moved = true;
+    if (staged(batch) && !queue.staging->pack_part(batch)) return false;
     launch(queue, execution);
-    if (large && batch.buffered()) return {.moved = true};
+    if (large) return false;
   }
-  if (execution.phase_ == Phase::kUnderWay) {
-    if (execution.work_ && !execution.work_->progress())
-      return {.moved = moved || execution.work_->moved()};
-    execution.phase_ = Phase::kUnpacking;
-    if (large && batch.buffered()) return {.moved = true};
+  if (execution.state_ == ExecutionState::kUnderWay) {
+    if (execution.work_ && !execution.work_->progress()) {
+      moved = moved || execution.work_->moved();
+      return false;
+    }
+    execution.state_ = ExecutionState::kUnpacking;
+    moved = true;
+    if (large) return false;
   }
-  if (staged(batch) && !queue.staging->unpack_part(batch)) return {.moved = true};
+  moved = true;
+  if (staged(batch) && !queue.staging->unpack_part(batch)) return false;
   complete(queue, execution);
-  return {.moved = true, .ended = true};
+  return true;
 }
 
 void Executor::check_headway(TimePoint now) {
-  if (in_flight_ == 0 || environment_.limit == Duration::zero()) return;
+  if (in_flight_ == 0 || parts_.limit == Duration::zero()) return;
   for (auto& [key, queue] : queues_) {
-    const bool under_way = !queue.empty() && queue.front().phase_ == Execution::Phase::kUnderWay &&
-                           queue.front().work_;
+    const bool under_way =
+        !queue.empty() && queue.front().state_ == ExecutionState::kUnderWay && queue.front().work_;
     const auto headway = under_way ? queue.front().work_->headway() : std::nullopt;
     const Duration standstill = queue.standstill(now, headway);
-    if (standstill >= environment_.limit) fail_stalled(queue, standstill, headway->waits_for);
+    if (standstill >= parts_.limit) fail_stalled(queue, standstill, headway->waits_for);
   }
 }
 
 void Executor::fail_stalled(const ChannelQueue& queue, Duration standstill, int waits_for) const {
-  const Topology& topology = environment_.topology;
+  const Topology& topology = parts_.topology;
   const auto rank_text = [&topology](int rank) {
     return text("rank ", rank, " (host ", topology.host_name(rank), ")");
   };
@@ -224,41 +227,41 @@ void Executor::fail_stalled(const ChannelQueue& queue, Duration standstill, int 
            " for ", seconds(standstill), " s on ", queue.backend,
            ", although every rank has submitted it; it waits for ",
            waits_for < 0 ? "another rank" : rank_text(waits_for), "; expected progress within ",
-           seconds(environment_.limit),
+           seconds(parts_.limit),
            " s (HVD_STALL_SHUTDOWN); a connection between ranks does not deliver, although the "
            "ranks show signs of life"),
       -1);
 }
 
 bool Executor::may_begin(const ChannelQueue& queue, const Execution& execution) const {
-  if (queue.ordered && !order_.has_come(execution.turn_)) return false;
+  if (queue.ordered && !order_.is_next(execution.turn_)) return false;
   if (!queue.channel->ready()) return false;
   const Batch& batch = execution.batch();
   if (!staged(batch)) return true;
   try {
     return queue.staging->ready(batch);
   } catch (const std::exception& error) {  // the text reaches all ranks
-    throw Error(text("rank ", environment_.topology.rank, ": ", error.what()));
+    throw Error(text("rank ", parts_.topology.rank, ": ", error.what()));
   }
 }
 
 void Executor::begin(ChannelQueue& queue, Execution& execution) {
   const Batch& batch = execution.batch();
-  if (environment_.timeline.on()) execution.launched_at_ = environment_.clock.now();
-  execution.phase_ = Execution::Phase::kPacking;
+  if (parts_.timeline.on()) execution.launched_at_ = parts_.clock.now();
+  execution.state_ = ExecutionState::kPacking;
   if (batch.nothing_to_move()) batch.allocate_outputs();
   if (staged(batch)) execution.staged_ = &queue.staging->stage(batch);
 }
 
 void Executor::launch(ChannelQueue& queue, Execution& execution) {
   const Batch& batch = execution.batch();
-  execution.phase_ = Execution::Phase::kUnderWay;  // a launch that fails may have begun
+  execution.state_ = ExecutionState::kUnderWay;  // a launch that fails may have begun
   if (batch.exchanges_rows()) {
     execution.work_ = launch_alltoall(queue, batch);
   } else if (staged(batch)) {
     const Staged& staged = *execution.staged_;
     if (execution.work_ && execution.work_->again(staged.in, staged.out)) {
-      environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+      parts_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
     } else {
       execution.work_ = launch_staged(queue, batch, staged);
     }
@@ -273,14 +276,14 @@ std::unique_ptr<Work> Executor::launch_staged(const ChannelQueue& queue, const B
     return composite::make_adasum(launcher(queue), staged.collective, batch.spec(), staged.in,
                                   staged.out);
   }
-  environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+  parts_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
   return queue.channel->launch(staged.collective, staged.in, staged.out);
 }
 
 composite::Launch Executor::launcher(const ChannelQueue& queue) {
   return [this, &queue](const Collective& collective, std::span<const std::byte> in,
                         std::span<std::byte> out) {
-    environment_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+    parts_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
     return queue.channel->launch(collective, in, out);
   };
 }
@@ -312,9 +315,9 @@ void Executor::complete(ChannelQueue& queue, Execution& execution) {
   if (output_ready) completions_.add(*queue.channel, batch, output_ready);
   if (queue.ordered) order_.end_turn();
   if (execution.work_ && !execution.work_->repeats()) execution.work_.reset();
-  if (environment_.timeline.on() && execution.launched_at_ != TimePoint{}) record(queue, execution);
+  if (parts_.timeline.on() && execution.launched_at_ != TimePoint{}) record(queue, execution);
   finish_all(batch, {}, output_ready, false);
-  execution.phase_ = Execution::Phase::kIdle;
+  execution.state_ = ExecutionState::kIdle;
   execution.batch_.release_operations();
 }
 
@@ -325,9 +328,9 @@ void Executor::finish_all(const Batch& batch, const Status& status, const EventP
 }
 
 void Executor::record(const ChannelQueue& queue, const Execution& execution) {
-  const auto writer = environment_.timeline.writer();
+  const auto writer = parts_.timeline.writer();
   if (!writer) return;
-  const TimePoint now = environment_.clock.now();
+  const TimePoint now = parts_.clock.now();
   const Batch& batch = execution.batch();
   const std::string detail =
       text(queue.backend, ", ", batch.agreed().size(), " tensors, ", batch.out_bytes(), " bytes");
@@ -338,7 +341,7 @@ void Executor::record(const ChannelQueue& queue, const Execution& execution) {
     if (here)
       writer->span(name, "NEGOTIATE", batch.operations()[i]->submitted, execution.agreed_at_);
     writer->span(name, "QUEUE", execution.agreed_at_, execution.launched_at_);
-    writer->span(name, phase_of(batch.request().kind), execution.launched_at_, now, detail);
+    writer->span(name, timeline_name_of(batch.request().kind), execution.launched_at_, now, detail);
   }
 }
 
@@ -359,7 +362,7 @@ std::vector<std::pair<OperationPtr, std::string>> Executor::running() const {
   std::vector<std::pair<OperationPtr, std::string>> found;
   for (const auto& [key, queue] : queues_) {
     for (const auto& execution : queue.executions()) {
-      const bool begun = execution->phase_ != Execution::Phase::kQueued;
+      const bool begun = execution->state_ != ExecutionState::kQueued;
       const std::string state = (begun ? "runs on " : "agreed, queued for ") + queue.backend;
       for (const OperationPtr& operation : execution->batch().operations())
         found.emplace_back(operation, state);
@@ -376,11 +379,11 @@ void Executor::abort(const Status& status) noexcept {
       // On the host no packing goes on between two calls; a device may still pack.
       const bool on_device = execution->batch().spec().device.type != DeviceType::kCpu;
       const bool in_flight =
-          execution->phase_ > (on_device ? Execution::Phase::kQueued : Execution::Phase::kPacking);
+          execution->state_ > (on_device ? ExecutionState::kQueued : ExecutionState::kPacking);
       execution->work_.reset();
       if (in_flight) queue.staging->abandon();
       finish_all(execution->batch(), status, nullptr, in_flight);
-      execution->phase_ = Execution::Phase::kIdle;
+      execution->state_ = ExecutionState::kIdle;
       execution->batch_.release_operations();
     }
   }

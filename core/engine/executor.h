@@ -26,7 +26,7 @@ namespace hvd::runtime {
 
 /// The writer of the timeline, if one is set. A look costs one relaxed load while no writer is set.
 /// Thread-safe.
-class TimelineSlot {
+class CurrentTimeline {
  public:
   bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
   /// The writer, or null.
@@ -66,18 +66,17 @@ class Executor {
   /// Called when an operation has ended.
   using Finish = std::function<void(const OperationPtr&, const Status&,
                                     const EventPtr& output_ready, bool in_flight)>;
-  struct Environment {
+  struct Parts {
     const Topology& topology;
     const Clock& clock;
     observe::Counters& counters;
-    TimelineSlot& timeline;
-    std::shared_ptr<device::Context> device = nullptr;  ///< of this rank, if it has a GPU
+    CurrentTimeline& timeline;
     /// Time limit for work in a device's queue, and for a batch that makes no progress; zero: no
     /// limit.
     Duration limit = {};
   };
 
-  Executor(Environment, std::unique_ptr<QueueFactory>, Finish);
+  Executor(const Parts&, std::unique_ptr<QueueFactory>, Finish);
   ~Executor();
 
   /// Opens the channel that the batch needs, unless it is open. A batch that is started again and
@@ -122,11 +121,7 @@ class Executor {
   ChannelQueue& queue_for(const Batch&);
   bool progress(ChannelQueue&);
   [[noreturn]] void fail_stalled(const ChannelQueue&, Duration standstill, int waits_for) const;
-  struct Advance {
-    bool moved = false;
-    bool ended = false;
-  };
-  Advance advance(ChannelQueue&, Execution&);
+  bool advance(ChannelQueue&, Execution&, bool& moved);
   bool may_begin(const ChannelQueue&, const Execution&) const;
   void begin(ChannelQueue&, Execution&);
   void launch(ChannelQueue&, Execution&);
@@ -138,7 +133,7 @@ class Executor {
   void close_retired();
   void record(const ChannelQueue&, const Execution&);
 
-  const Environment environment_;
+  const Parts parts_;
   const std::unique_ptr<QueueFactory> factory_;
   const Finish finish_;
   std::map<std::pair<int, std::string>, ChannelQueue>

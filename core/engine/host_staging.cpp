@@ -1,7 +1,9 @@
 #include "engine/host_staging.h"
 
 #include <algorithm>
+#include <iterator>
 #include <memory>
+#include <tuple>
 #include <utility>
 
 #include "backend/backend.h"
@@ -17,63 +19,51 @@ constexpr std::size_t kMostFree = 2;
 
 }  // namespace
 
-FusionLease::FusionLease(FusionLease&& other) noexcept
-    : pool_(std::exchange(other.pool_, nullptr)),
-      memory_(std::move(other.memory_)),
-      size_(std::exchange(other.size_, 0)),
-      capacity_(std::exchange(other.capacity_, 0)) {}
-
 FusionLease& FusionLease::operator=(FusionLease&& other) noexcept {
   FusionLease moved(std::move(other));
   std::swap(pool_, moved.pool_);
-  std::swap(memory_, moved.memory_);
-  std::swap(size_, moved.size_);
+  memory_.swap(moved.memory_);
+  size_ = moved.size_;
   std::swap(capacity_, moved.capacity_);
   return *this;
 }
 
 FusionLease::~FusionLease() {
-  if (memory_) pool_->give_back({std::move(memory_), capacity_});
+  if (memory_) pool_->reclaim({std::move(memory_), capacity_});
 }
 
 void FusionLease::abandon() noexcept {
-  if (!memory_) return;
-  keep_until_exit(std::shared_ptr<const void>(std::move(memory_)));
-  pool_ = nullptr;
-  size_ = capacity_ = 0;
+  if (memory_) keep_until_exit(std::shared_ptr<const void>(std::move(memory_)));
 }
 
+// Takes the smallest free buffer that fits. If all are too small and the pool is full, the smallest
+// one is freed before a new one is allocated.
 FusionLease FusionBufferPool::lease(std::size_t size) {
   FusionLease lease;
   lease.pool_ = this;
-  // Takes the smallest free buffer that fits. If all are too small and the pool is full, the
-  // smallest one is freed before a new one is allocated.
-  auto best = free_.end();
-  for (auto buffer = free_.begin(); buffer != free_.end(); ++buffer) {
-    if (buffer->capacity >= size && (best == free_.end() || buffer->capacity < best->capacity))
-      best = buffer;
-  }
-  if (best != free_.end()) {
-    lease.memory_ = std::move(best->memory);
-    lease.capacity_ = best->capacity;
+  lease.size_ = size;
+  const auto too_small = std::ranges::find_if(
+      free_, [size](const FusionBuffer& buffer) { return buffer.second < size; });
+  if (too_small != free_.begin()) {
+    const auto best = std::prev(too_small);
+    std::tie(lease.memory_, lease.capacity_) = std::move(*best);
     free_.erase(best);
   } else {
     if (free_.size() == kMostFree) free_.pop_back();
-    lease.memory_ = allocate_shared(arena_, std::max<std::size_t>(size, 64), true);
     lease.capacity_ = std::max<std::size_t>(size, 64);
+    lease.memory_ = allocate_shared(arena_, lease.capacity_, true);
   }
-  lease.size_ = size;
   return lease;
 }
 
 void FusionBufferPool::trim(std::size_t largest) noexcept {
-  std::erase_if(free_, [largest](const Buffer& buffer) { return buffer.capacity > largest; });
+  std::erase_if(free_, [largest](const FusionBuffer& buffer) { return buffer.second > largest; });
 }
 
-void FusionBufferPool::give_back(Buffer buffer) noexcept {
-  // Larger buffers are more expensive to map again.
-  const auto place = std::find_if(free_.begin(), free_.end(),
-                                  [&](const Buffer& b) { return b.capacity < buffer.capacity; });
+// Keeps the larger buffers, which are more expensive to map again.
+void FusionBufferPool::reclaim(FusionBuffer buffer) noexcept {
+  const auto place = std::ranges::find_if(
+      free_, [&](const FusionBuffer& other) { return other.second < buffer.second; });
   free_.insert(place, std::move(buffer));
   if (free_.size() > kMostFree) free_.pop_back();
 }

@@ -18,21 +18,20 @@ class FusionBufferPool;
 class FusionLease {
  public:
   FusionLease() = default;
-  FusionLease(FusionLease&& other) noexcept;
+  FusionLease(FusionLease&&) noexcept = default;
   FusionLease& operator=(FusionLease&& other) noexcept;
   ~FusionLease();
 
-  std::span<std::byte> bytes() const noexcept { return {memory_.get(), size_}; }
+  std::span<std::byte> bytes() const noexcept { return {memory_.get(), memory_ ? size_ : 0}; }
   /// Removes the buffer from the pool and never frees it: a peer or the transport may still write
   /// to it.
   void abandon() noexcept;
 
  private:
   friend class FusionBufferPool;
-  using Memory = std::shared_ptr<std::byte>;
 
   FusionBufferPool* pool_ = nullptr;
-  Memory memory_;
+  std::shared_ptr<std::byte> memory_;  // null: no buffer
   std::size_t size_ = 0;
   std::size_t capacity_ = 0;
 };
@@ -53,14 +52,12 @@ class FusionBufferPool {
 
  private:
   friend class FusionLease;
-  struct Buffer {
-    FusionLease::Memory memory;
-    std::size_t capacity = 0;
-  };
-  void give_back(Buffer) noexcept;
+  /// Memory and its size.
+  using FusionBuffer = std::pair<std::shared_ptr<std::byte>, std::size_t>;
+  void reclaim(FusionBuffer) noexcept;
 
   const std::shared_ptr<SharedArena> arena_;
-  std::vector<Buffer> free_;
+  std::vector<FusionBuffer> free_;  // the largest first
 };
 
 /// Staging in the host's memory, on the thread that drives the engine, in calls of about

@@ -87,8 +87,8 @@ class PeerWatch {
   /// The references outlive it.
   PeerWatch(const RuntimeOptions&, control::ControlPlane&, observe::Counters&, const StepTime&);
 
-  void on_message_from(int rank) { liveness_.heard(rank, time_.awake()); }
-  void on_message_from(RankSpan ranks) { liveness_.heard(ranks, time_.awake()); }
+  void on_message_from(int rank) { liveness_.record_message(rank, time_.awake()); }
+  void on_message_from(RankSpan ranks) { liveness_.record_message(ranks, time_.awake()); }
   /// The coordinator has received a ping. Ranks ping only while they wait, so the coordinator
   /// checks the other ranks for them.
   void on_ping() noexcept { pinged_until_ = time_.now() + options_.peer_timeout / 2; }

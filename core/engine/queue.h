@@ -20,6 +20,8 @@ namespace hvd::runtime {
 
 class ChannelQueue;
 
+enum class ExecutionState : std::uint8_t { kIdle, kQueued, kPacking, kUnderWay, kUnpacking };
+
 /// A batch on its way through the Executor, which alone moves it on:
 ///
 ///   idle --start()--> queued --> packing --launched--> under way --> unpacking --completed--> idle
@@ -38,15 +40,14 @@ class Execution {
     batch_.put(index, std::move(operation));
   }
   /// It was started and has not ended.
-  bool running() const noexcept { return phase_ != Phase::kIdle; }
+  bool running() const noexcept { return state_ != ExecutionState::kIdle; }
 
  private:
   friend class Executor;
-  enum class Phase { kIdle, kQueued, kPacking, kUnderWay, kUnpacking };
 
   Batch batch_;
   ChannelQueue* queue_ = nullptr;  // where it runs; null: no data moves
-  Phase phase_ = Phase::kIdle;
+  ExecutionState state_ = ExecutionState::kIdle;
   const Staged* staged_ = nullptr;  // while it is staged
   /// The last work of a replayed batch that does not run, if it can be started again.
   std::unique_ptr<Work> work_;
@@ -106,7 +107,7 @@ class ChannelQueue {
 class LaunchOrder {
  public:
   std::uint64_t next_turn() noexcept { return taken_++; }
-  bool has_come(std::uint64_t turn) const noexcept { return turn == ended_; }
+  bool is_next(std::uint64_t turn) const noexcept { return turn == ended_; }
   void end_turn() noexcept { ++ended_; }
   /// Ends all turns.
   void end_all() noexcept { ended_ = taken_; }

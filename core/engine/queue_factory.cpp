@@ -138,9 +138,9 @@ class BackendQueues final : public QueueFactory {
   ChannelQueue open_on_device(const Batch& batch) {
     if (runs_on_device_self(batch)) {
       const ChannelSpec host = staging_spec(device_spec(batch));
-      DeviceSelf self =
+      auto [channel, staging] =
           make_device_self(parts_.device, host_backend(host, batch).open(host, parts_.peers));
-      return {std::string(kDeviceSelf), std::move(self.channel), std::move(self.staging)};
+      return {std::string(kDeviceSelf), std::move(channel), std::move(staging)};
     }
     const DeviceChoice choice = device_choice(batch);
     const ChannelSpec spec = device_spec(batch);

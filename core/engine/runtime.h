@@ -114,7 +114,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   const ProgressPolicy progress_policy_;
   const Clock& clock_;
   observe::Counters counters_;
-  TimelineSlot timeline_;
+  CurrentTimeline timeline_;
   const std::shared_ptr<device::Context> device_;  // of this rank; null without a GPU
 
   Mutex progress_mutex_;

@@ -111,7 +111,7 @@ bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
 SteadyState::Outcome SteadyState::advance(TimePoint now) {
   Outcome outcome = Outcome::kNothing;
   while (schedule_.replaying()) {
-    const control::ScheduleReplay::Advance next = schedule_.advance();
+    const control::ScheduleReplay::NextBundle next = schedule_.advance();
     if (next.outcome == Outcome::kNothing) {
       // All ranks of this host have arrived: its first rank tells the other hosts.
       if (next.ring && own_ != 0) control_.ring(host_.front());
@@ -180,7 +180,7 @@ bool SteadyState::watch(TimePoint now, bool waits) {
   if (!schedule_.replaying() || !waits || now - moved_at_ < patience_) return false;
   moved_at_ = now;
   if (leave_if_own_missing()) return true;
-  schedule_.ask_others_to_leave();
+  schedule_.request_leave();
   ring_host();
   return false;
 }
@@ -193,20 +193,20 @@ bool SteadyState::exchange_updates() {
   if (!barrier_) return false;
   updates_.clear();
   const bool changed = barrier_->advance(updates_);
-  for (const auto& [host, news] : updates_)
-    sender_.send(control_.topology().first_rank_on(host), wire::encode(news));
+  for (const auto& [host, update] : updates_)
+    sender_.send(control_.topology().first_rank_on(host), wire::encode(update));
   if (changed) ring_host();
   return changed;
 }
 
-void SteadyState::accept(int source, const wire::ReplayUpdate& news) {
+void SteadyState::accept(int source, const wire::ReplayUpdate& update) {
   if (!barrier_) {
     throw Error(
         text("rank ", source, " sent a replay update to rank ", control_.rank(),
              ", which is not the first rank of its host; set schedule replay (HVD_SCHEDULE_LOCK) "
              "alike on every rank"));
   }
-  if (barrier_->accept(news)) ring_host();
+  if (barrier_->accept(update)) ring_host();
 }
 
 void SteadyState::ring_host() noexcept {

@@ -69,8 +69,9 @@ class SteadyState {
     return waiting_ > 0 && on_device_ && schedule_.spans_hosts();
   }
 
-  /// Keeps a plan that arrived during the replay: rank 0 has left, and the news of that is on its
-  /// way. @throws hvd::Error on a single host, where the flags show that before the plan can arrive
+  /// Keeps a plan that arrived during the replay: rank 0 has left, and the update about that is
+  /// on its way. @throws hvd::Error on a single host, where the flags show that before the plan can
+  /// arrive
   void defer(const wire::Plan&);
   /// Removes and returns the next deferred plan; no value while a schedule is replayed.
   std::optional<wire::Plan> next_deferred_plan();
@@ -79,7 +80,7 @@ class SteadyState {
   /// now leaves, because an operation of its own is missing
   bool leave_if_own_missing() noexcept;
   /// To be called regularly, and at deadline(). When no batch has run for long, this rank leaves,
-  /// or asks the ranks that it waits for to leave, so that negotiation finds the missing ones.
+  /// or requests the ranks that it waits for to leave, so that negotiation finds the missing ones.
   /// @param waits for other ranks @return whether it now leaves
   bool watch(TimePoint now, bool waits);
   /// When watch() has work, given that this rank waits.
@@ -108,9 +109,9 @@ class SteadyState {
   control::ScheduleReplay schedule_;
   std::optional<control::DisseminationBarrier>
       barrier_;  // on the first rank of each of several hosts
-  std::vector<control::DisseminationBarrier::Send>
-      updates_;                   // local to exchange_updates(); keeps its memory
-  std::deque<wire::Plan> plans_;  // deferred
+  // Local to exchange_updates(); keeps its memory.
+  control::DisseminationBarrier::HostUpdates updates_;
+  std::deque<wire::Plan> plans_;                        // deferred
   std::vector<std::shared_ptr<Execution>> executions_;  // by number of the batch, while repeating
   bool on_device_ = false;                              // some of them run on a GPU
   std::size_t waiting_ = 0;  // operations in executions that have not started

@@ -315,51 +315,32 @@ class Checker {
   const std::optional<int> gpu_;
 };
 
-/// Writes the parameters of a kind into the request, which has one form for all kinds.
-class RequestWriter {
- public:
-  RequestWriter(wire::Request& request, int rank) : request_(request), rank_(rank) {}
-  void operator()(const Allreduce& allreduce) const {
-    write_reduction(allreduce);
-    request_.compression = allreduce.compression;
-  }
-  void operator()(const Reducescatter& reducescatter) const { write_reduction(reducescatter); }
-  void operator()(const Broadcast& broadcast) const { request_.root = broadcast.root; }
-  void operator()(const Gather& gather) const { request_.root = gather.destination; }
-  void operator()(const Reduce& reduce) const {
-    write_reduction(reduce);
-    request_.root = reduce.root;
-  }
-  // Only the root's rows are sent.
-  void operator()(const Scatter& scatter) const {
-    request_.root = scatter.root;
-    if (scatter.root != rank_) request_.shape[0] = 0;
-  }
-  void operator()(const AddProcessSet& add) const { request_.new_set = add.ranks; }
-  void operator()(const RemoveProcessSet& remove) const {
-    request_.removed_set = remove.process_set;
-  }
-  void operator()(const Allgather&) const {}
-  // Each rank sends as many rows as it likes.
-  void operator()(const Alltoall&) const { request_.shape[0] = 0; }
-  void operator()(const Barrier&) const {}
-  void operator()(const Join&) const {}
-
- private:
-  template <class Reduction>
-  void write_reduction(const Reduction& reduction) const {
-    request_.op = reduction.op;
-    request_.prescale = reduction.prescale;
-    request_.postscale = reduction.postscale;
-  }
-
-  wire::Request& request_;
-  const int rank_;
-};
-
-}  // namespace
-
-namespace {
+/// Writes the parameters of the submission's kind into the request, which has one form for all
+/// kinds.
+void write_parameters(wire::Request& request, const Submission& submission, int rank) {
+  const auto write = [&](const auto& parameters) {
+    using Parameters = std::remove_cvref_t<decltype(parameters)>;
+    if constexpr (requires { parameters.prescale; }) {
+      request.op = parameters.op;
+      request.prescale = parameters.prescale;
+      request.postscale = parameters.postscale;
+    }
+    if constexpr (requires { parameters.compression; })
+      request.compression = parameters.compression;
+    if constexpr (requires { parameters.root; }) request.root = parameters.root;
+    if constexpr (requires { parameters.destination; }) request.root = parameters.destination;
+    if constexpr (requires { parameters.ranks; }) request.new_set = parameters.ranks;
+    if constexpr (requires { parameters.process_set; })
+      request.removed_set = parameters.process_set;
+    // A scatter sends the root's rows only; in an alltoall the ranks may have different numbers.
+    if constexpr (std::is_same_v<Parameters, Scatter>) {
+      if (parameters.root != rank) request.shape[0] = 0;
+    } else if constexpr (std::is_same_v<Parameters, Alltoall>) {
+      request.shape[0] = 0;
+    }
+  };
+  std::visit(write, submission.parameters);
+}
 
 bool in_unnamed_group(const Submission& submission) noexcept {
   return submission.group_size > 0 && submission.name.empty();
@@ -421,7 +402,7 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
     request.dtype = submission.input.dtype;
     request.shape.assign(submission.input.shape.begin(), submission.input.shape.end());
   }
-  std::visit(RequestWriter(request, rank), submission.parameters);
+  write_parameters(request, submission, rank);
   request.alone = submission.alone;
   request.group = submission.group;
   request.group_size = submission.group_size;

@@ -28,31 +28,12 @@ namespace hvd::control {
 
 namespace {
 
-void append_dims(std::vector<wire::DimRun>& runs, std::int64_t dim, int ranks) {
-  if (!runs.empty() && runs.back().dim == dim) {
-    runs.back().ranks += ranks;
-  } else {
-    runs.push_back({dim, ranks});
-  }
+std::vector<std::int64_t> expand(const std::vector<wire::DimRun>& runs) {
+  std::vector<std::int64_t> dims;
+  for (const wire::DimRun& run : runs)
+    dims.insert(dims.end(), static_cast<std::size_t>(run.ranks), run.dim);
+  return dims;
 }
-
-class DimReader {
- public:
-  explicit DimReader(const std::vector<wire::DimRun>& runs) : runs_(runs) {}
-  std::int64_t next() {
-    const std::int64_t dim = runs_[run_].dim;
-    if (++used_ == runs_[run_].ranks) {
-      ++run_;
-      used_ = 0;
-    }
-    return dim;
-  }
-
- private:
-  const std::vector<wire::DimRun>& runs_;
-  std::size_t run_ = 0;
-  int used_ = 0;
-};
 
 // @pre a and b have no rank in common
 std::vector<wire::DimRun> merge_dims(RankSpan a, const std::vector<wire::DimRun>& dims_of_a,
@@ -64,11 +45,15 @@ std::vector<wire::DimRun> merge_dims(RankSpan a, const std::vector<wire::DimRun>
   }
   RankSet both(a);
   both.add(b);
-  DimReader from_a(dims_of_a);
-  DimReader from_b(dims_of_b);
+  const std::vector<std::int64_t> each_of_a = expand(dims_of_a);
+  const std::vector<std::int64_t> each_of_b = expand(dims_of_b);
+  auto next_of_a = each_of_a.begin();
+  auto next_of_b = each_of_b.begin();
   std::vector<wire::DimRun> merged;
   for_each_rank(both, [&](int rank) {
-    append_dims(merged, (contains(a, rank) ? from_a : from_b).next(), 1);
+    const std::int64_t dim = contains(a, rank) ? *next_of_a++ : *next_of_b++;
+    if (merged.empty() || merged.back().dim != dim) merged.push_back({dim, 0});
+    ++merged.back().ranks;
   });
   return merged;
 }
@@ -153,23 +138,23 @@ bool HeldReports::add_named(std::string key, int process_set, Variant variant, T
   const auto [found, is_new] = by_key_.try_emplace(std::move(key), named_.size());
   if (is_new) named_.push_back({found->first, process_set, {}, {}, now});
   Named& named = named_[found->second];
-  named.said.add(variant.ranks);
+  named.requested_by.add(variant.ranks);
   const auto same =
       std::find_if(named.variants.begin(), named.variants.end(), [&](const Variant& known) {
         return known.hit == variant.hit &&
-               same_request(known.asked.request, variant.asked.request) &&
+               same_request(known.request.request, variant.request.request) &&
                !intersects(known.ranks, variant.ranks);
       });
   if (same == named.variants.end()) {
     named.variants.push_back(std::move(variant));
   } else {
-    auto dims =
-        merge_dims(same->ranks, same->asked.first_dims, variant.ranks, variant.asked.first_dims);
-    if (variant.ranks.lowest() < same->ranks.lowest()) same->asked = std::move(variant.asked);
-    same->asked.first_dims = std::move(dims);
+    auto dims = merge_dims(same->ranks, same->request.first_dims, variant.ranks,
+                           variant.request.first_dims);
+    if (variant.ranks.lowest() < same->ranks.lowest()) same->request = std::move(variant.request);
+    same->request.first_dims = std::move(dims);
     same->ranks.add(variant.ranks);
   }
-  return members.complete(named.said, process_set);
+  return members.complete(named.requested_by, process_set);
 }
 
 void HeldReports::move_out(Hits& hits, wire::Report::Section& section) {
@@ -180,9 +165,9 @@ void HeldReports::move_out(Named& named, wire::Report::Section& section) {
   for (Variant& variant : named.variants) {
     auto& group = group_of(section, variant.ranks);
     if (variant.hit) {
-      group.unnamed_hits.push_back({variant.asked.stamp, *variant.hit});
+      group.unnamed_hits.push_back({variant.request.stamp, *variant.hit});
     } else {
-      group.requests.push_back(std::move(variant.asked));
+      group.requests.push_back(std::move(variant.request));
     }
   }
 }
@@ -195,7 +180,7 @@ void HeldReports::move_complete(wire::Report::Section& section, SubtreeMembers& 
   });
   const std::size_t before = named_.size();
   std::erase_if(named_, [&](Named& named) {
-    const bool goes = members.complete(named.said, named.process_set);
+    const bool goes = members.complete(named.requested_by, named.process_set);
     if (goes) move_out(named, section);
     return goes;
   });
@@ -213,7 +198,7 @@ HeldReports::InParts HeldReports::move_all(wire::Report::Section& section,
     move_out(hits, section);
   }
   for (Named& named : named_) {
-    if (members == nullptr || !members->complete(named.said, named.process_set))
+    if (members == nullptr || !members->complete(named.requested_by, named.process_set))
       in_parts.keys.push_back(named.key);
     move_out(named, section);
   }
@@ -341,7 +326,7 @@ void Aggregator::accept(const wire::Report& merged, TimePoint now) {
   const RankSet leaving = leaving_since(merged, replay_plan_);
   leaving_.add(leaving);
   ended_.add(intersection(merged.ended, leaving));
-  if (merged.overdue) pass_on_overdue();
+  if (merged.overdue) forward_overdue();
   if (merged.sections.empty()) acknowledged_ = true;
   for (const auto& section : merged.sections) {
     if (section.groups.empty() || section.as_of < replay_plan_) continue;
@@ -435,7 +420,7 @@ std::optional<wire::Report> Aggregator::next_report(TimePoint now) {
   if (!leaving_.empty()) pass_through_.start_leave();
   stop_if_done();
   if (!passing_through()) {
-    if (const auto limit = deadline(); limit && *limit <= now) pass_on_overdue();
+    if (const auto limit = deadline(); limit && *limit <= now) forward_overdue();
   }
   const bool anything = (passing_through() ? !held_.empty() : anything_complete_) ||
                         acknowledged_ || overdue_ || !leaving_.empty();
@@ -467,7 +452,7 @@ void Aggregator::move_out(HeldReports& held, wire::Report::Section& section) {
   }
 }
 
-void Aggregator::pass_on_overdue() noexcept {
+void Aggregator::forward_overdue() noexcept {
   overdue_ = true;
   pass_through_.start();
 }

@@ -42,11 +42,12 @@ class SubtreeMembers {
 /// once with the ranks that made the same request. Pure; not thread-safe.
 class HeldReports {
  public:
-  /// Ranks that made the same request for a name: by a hit if unnamed and cached, else in full.
+  /// Ranks that have made the same request for a name: by a hit if unnamed and cached, else in
+  /// full.
   struct Variant {
     RankSet ranks = {};
     std::optional<wire::SlotUse> hit = {};
-    wire::StampedRequest asked = {};
+    wire::StampedRequest request = {};
   };
   /// Operations that were forwarded before every member below had requested them.
   struct InParts {
@@ -80,7 +81,7 @@ class HeldReports {
   struct Named {
     std::string key = {};
     int process_set = 0;
-    RankSet said = {};
+    RankSet requested_by = {};
     std::vector<Variant> variants = {};
     TimePoint since{};
   };
@@ -184,7 +185,7 @@ class Aggregator {
   void add_named(HeldReports&, std::string key, int process_set, HeldReports::Variant,
                  TimePoint now);
   void stop_if_done() noexcept;
-  void pass_on_overdue() noexcept;
+  void forward_overdue() noexcept;
   void move_out(HeldReports&, wire::Report::Section&);
   void begin_epoch(std::uint64_t sequence);
   void forget_for_replay(std::uint64_t sequence);

@@ -40,7 +40,7 @@ void Coordinator::accept(const wire::Report& report, TimePoint now) {
     }
     record_activity(section, now);
   }
-  // Last, since the ranks had not applied these plans when they asked for some of it.
+  // Last, since the ranks had not applied these plans when they made these requests.
   for (const auto& applied : report.applied) record_applied(applied.ranks, applied.last_applied);
   if (table_.anyone_joined()) table_.restart_join_clock(now);
   const RankSet leaving = leaving_since(report, replay_plan_);
@@ -85,7 +85,7 @@ void Coordinator::accept_group(const wire::Report::Group& group, const Source& s
   }
 }
 
-// One operation stands for all that a rank asked for in a section. Where groups overlap, the one
+// One operation stands for all that a rank requests in a section. Where groups overlap, the one
 // that comes first in the message counts.
 void Coordinator::record_activity(const wire::Report::Section& section, TimePoint now) {
   RankSet recorded;
@@ -192,7 +192,7 @@ bool Coordinator::accept_by_shortcut(const wire::Report& report) {
 }
 
 void Coordinator::flush_shortcut(TimePoint now) {
-  const auto hits = repeated_.give_back();
+  const auto hits = repeated_.release();
   if (!hits) return;
   const RankRange world{0, static_cast<int>(ranks_) - 1};
   const Source source{{&world, 1}, sequence_, now};
@@ -372,7 +372,7 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
 
 // The tensors that can run, in canonical order. Fails the other ready tensors.
 std::vector<PendingRef> Coordinator::extract_valid(const BatchesAhead& ahead, wire::Plan& plan) {
-  std::vector<PendingRef> sound;
+  std::vector<PendingRef> valid;
   const ReadyTable::GoesOnGathering goes_on = gathering_while(ahead);
   // A failed tensor may make held members of its group ready, so extract until no tensor is ready.
   for (;;) {
@@ -382,18 +382,18 @@ std::vector<PendingRef> Coordinator::extract_valid(const BatchesAhead& ahead, wi
       if (const auto fault = fault_of(*tensor)) {
         fail(tensor, {StatusCode::kMismatch, *fault}, plan);
       } else {
-        sound.push_back(tensor);
+        valid.push_back(tensor);
       }
     }
   }
-  std::erase_if(sound, [&](PendingRef tensor) {
+  std::erase_if(valid, [&](PendingRef tensor) {
     auto failure = table_.group_failure(*tensor);
     if (!failure) return false;
     failure->message = describe(tensor->request) + ": its group failed: " + failure->message;
     fail(tensor, *failure, plan);
     return true;
   });
-  return sound;
+  return valid;
 }
 
 std::optional<std::string> Coordinator::fault_of(const PendingTensor& tensor) const {
@@ -407,14 +407,14 @@ std::optional<std::string> Coordinator::fault_of(const PendingTensor& tensor) co
 }
 
 void Coordinator::plan_ready(TimePoint now, const BatchesAhead& ahead, wire::Plan& plan) {
-  std::vector<PendingRef> sound = extract_valid(ahead, plan);
-  stalls_.record_resumed(sound, now);
+  std::vector<PendingRef> valid = extract_valid(ahead, plan);
+  stalls_.record_resumed(valid, now);
   // A set is removed after its ready operations have been planned.
-  const auto removals = std::stable_partition(sound.begin(), sound.end(), [](PendingRef tensor) {
+  const auto removals = std::stable_partition(valid.begin(), valid.end(), [](PendingRef tensor) {
     return tensor->request.kind != OpKind::kRemoveProcessSet;
   });
-  plan_batches({sound.begin(), removals}, plan);
-  for (auto removal = removals; removal != sound.end(); ++removal) {
+  plan_batches({valid.begin(), removals}, plan);
+  for (auto removal = removals; removal != valid.end(); ++removal) {
     const int removed = (*removal)->request.removed_set;
     if (!sets_.contains(removed)) {  // removed twice
       fail(*removal, {StatusCode::kMismatch, *fault_of(**removal)}, plan);
@@ -428,7 +428,7 @@ void Coordinator::plan_ready(TimePoint now, const BatchesAhead& ahead, wire::Pla
 void Coordinator::plan_batches(const std::vector<PendingRef>& tensors, wire::Plan& plan) {
   // Tensors share a batch only if the same ranks are absent from them.
   std::map<std::vector<int>, std::vector<PendingRef>> by_absent;
-  for (const PendingRef tensor : tensors) by_absent[table_.absent_ranks(*tensor)].push_back(tensor);
+  for (const PendingRef tensor : tensors) by_absent[tensor->absent.to_vector()].push_back(tensor);
   for (const auto& [absent, alike] : by_absent) {
     std::vector<ReadyTensor> ready;
     for (const PendingRef tensor : alike) ready.push_back({&tensor->request, batch_bytes(*tensor)});
@@ -486,7 +486,7 @@ bool RepeatedPlan::offer(const wire::StampedHits& hits) {
   return true;
 }
 
-std::optional<wire::StampedHits> RepeatedPlan::give_back() {
+std::optional<wire::StampedHits> RepeatedPlan::release() {
   learning_.reset();
   return std::exchange(waiting_, std::nullopt);
 }
@@ -510,8 +510,8 @@ wire::Bytes RepeatedPlan::encode(const wire::Plan& plan) const {
 }
 
 void RepeatedPlan::learn(wire::Plan plan, bool nothing_pending) {
-  const std::optional<wire::SlotSet> asked = std::exchange(learning_, std::nullopt);
-  if (!asked || plan.shutdown || !plan.errors.empty() || !nothing_pending) return;
+  const std::optional<wire::SlotSet> reported = std::exchange(learning_, std::nullopt);
+  if (!reported || plan.shutdown || !plan.errors.empty() || !nothing_pending) return;
   wire::SlotSet planned;
   for (const auto& batch : plan.batches) {
     for (const auto& tensor : batch.tensors) {
@@ -520,7 +520,7 @@ void RepeatedPlan::learn(wire::Plan plan, bool nothing_pending) {
       planned.add(cached->slot);
     }
   }
-  if (planned != *asked) return;
+  if (planned != *reported) return;
   plan.sequence = 0;
   wire::Bytes encoded = wire::encode(plan);
   known_ = {planned, std::move(encoded), std::move(plan), true, 0};

@@ -63,12 +63,12 @@ struct CoordinatorOptions {
 /// The plan for slots that all ranks hit at once, kept until the cache changes. Pure; not
 /// thread-safe.
 ///
-///   offer() --known--> waiting --repeat() or give_back()-->
+///   offer() --known--> waiting --repeat() or release()-->
 ///   offer() --unknown--> learning --learn()-->
 class RepeatedPlan {
  public:
   /// All ranks have hit these slots, and no other operation is pending.
-  /// @return whether the plan for them is known, so that they wait for repeat() or give_back(). If
+  /// @return whether the plan for them is known, so that they wait for repeat() or release(). If
   /// not, learn() keeps the next plan.
   bool offer(const wire::StampedHits&);
   bool waiting() const noexcept { return waiting_.has_value(); }
@@ -83,7 +83,7 @@ class RepeatedPlan {
     return known_->plan;
   }
   /// Another report comes first. @return the hits that have waited, for the ready table
-  std::optional<wire::StampedHits> give_back();
+  std::optional<wire::StampedHits> release();
   /// The plan for the waiting hits; applies it to the cache. @pre waiting()
   wire::Plan repeat(std::uint64_t sequence, ResponseCache&);
   /// As wire::encode(), but cheaper for the plan that repeat() returned last.

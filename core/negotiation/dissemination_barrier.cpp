@@ -29,7 +29,7 @@ DisseminationBarrier::Local DisseminationBarrier::local() const noexcept {
   return all_here ? Local::kReady : Local::kAbsent;
 }
 
-void DisseminationBarrier::send_round(bool leaves, std::vector<Send>& to_send) {
+void DisseminationBarrier::send_round(bool leaves, HostUpdates& to_send) {
   const auto next =
       static_cast<int>((static_cast<std::int64_t>(host_) + (std::int64_t{1} << sent_)) % hosts_);
   to_send.push_back(
@@ -37,24 +37,25 @@ void DisseminationBarrier::send_round(bool leaves, std::vector<Send>& to_send) {
   ++sent_;
 }
 
-// Forwards the wish of a rank of this host that waits in vain: see
-// ScheduleReplay::ask_others_to_leave().
-void DisseminationBarrier::forward_wish(std::vector<Send>& to_send) {
-  const bool wishes = wished_ != position_ &&
-                      std::any_of(local_.begin(), local_.end(), [this](const ArrivalFlags* flags) {
-                        return flags->asked.load(std::memory_order_acquire) == position_;
-                      });
-  if (!wishes) return;
-  wished_ = position_;
+// Forwards the request of a rank of this host that waits in vain, see
+// ScheduleReplay::request_leave().
+void DisseminationBarrier::forward_leave_request(HostUpdates& to_send) {
+  const bool requested =
+      leave_requested_ != position_ &&
+      std::any_of(local_.begin(), local_.end(), [this](const ArrivalFlags* flags) {
+        return flags->leave_requested.load(std::memory_order_acquire) == position_;
+      });
+  if (!requested) return;
+  leave_requested_ = position_;
   for (int host = 0; host < hosts_; ++host) {
-    if (host != host_) to_send.push_back({host, {.position = position_, .asks = true}});
+    if (host != host_) to_send.push_back({host, {.position = position_, .requests_leave = true}});
   }
 }
 
-bool DisseminationBarrier::advance(std::vector<Send>& to_send) {
+bool DisseminationBarrier::advance(HostUpdates& to_send) {
   bool changed = false;
   for (;;) {
-    forward_wish(to_send);
+    forward_leave_request(to_send);
     Inbox& in = inbox(position_);
     const Local here = local();
     const bool leaves = in.leaves || here == Local::kLeaving;
@@ -71,23 +72,23 @@ bool DisseminationBarrier::advance(std::vector<Send>& to_send) {
   }
 }
 
-bool DisseminationBarrier::accept(const wire::ReplayUpdate& news) {
-  if (news.position < position_) return false;  // this host has left that position already
-  if (news.position > position_ + 1 || (!news.asks && news.round >= rounds_)) {
-    throw Error(text("news of position ", news.position, ", round ", news.round,
+bool DisseminationBarrier::accept(const wire::ReplayUpdate& update) {
+  if (update.position < position_) return false;  // this host has left that position already
+  if (update.position > position_ + 1 || (!update.requests_leave && update.round >= rounds_)) {
+    throw Error(text("an update for position ", update.position, ", round ", update.round,
                      " of a replay, but this host is at position ", position_, " and there are ",
                      rounds_, " rounds"));
   }
-  if (news.asks) {
-    // Updates of different hosts overtake each other. A host that asks for the next position has
-    // passed this one, so no rank waits here any more.
-    if (remote_.asked.load(std::memory_order_relaxed) >= news.position) return false;
-    remote_.asked.store(news.position, std::memory_order_release);
+  if (update.requests_leave) {
+    // Updates of different hosts overtake each other. A host that requests this for the next
+    // position has passed this one, so no rank waits here any more.
+    if (remote_.leave_requested.load(std::memory_order_relaxed) >= update.position) return false;
+    remote_.leave_requested.store(update.position, std::memory_order_release);
     return true;
   }
-  Inbox& in = inbox(news.position);
-  in.received |= std::uint64_t{1} << news.round;
-  in.leaves = in.leaves || news.leaves;
+  Inbox& in = inbox(update.position);
+  in.received |= std::uint64_t{1} << update.round;
+  in.leaves = in.leaves || update.leaves;
   return false;
 }
 

@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "base/cache_line.h"
@@ -28,18 +29,16 @@ namespace hvd::control {
 /// Not thread-safe: the thread that drives the engine.
 class DisseminationBarrier {
  public:
-  struct Send {
-    int host = 0;
-    wire::ReplayUpdate news = {};
-  };
+  /// Updates to send, each with the number of the host.
+  using HostUpdates = std::vector<std::pair<int, wire::ReplayUpdate>>;
 
   /// @param local the flags of this host's ranks
   /// @param remote the flags of the remote rank of this host, written only here
   DisseminationBarrier(std::vector<ArrivalFlags*> local, ArrivalFlags& remote, int host, int hosts);
 
-  /// Called after flags or received updates have changed. @param to_send updates to send, appended
+  /// Called after flags or received updates have changed. @param to_send appended to
   /// @return whether the remote flags have changed, so that this host's ranks must be woken
-  bool advance(std::vector<Send>& to_send);
+  bool advance(HostUpdates& to_send);
   /// @return as advance(), which must be called next  @throws hvd::Error for an update that no
   /// correct host can have sent
   bool accept(const wire::ReplayUpdate&);
@@ -52,8 +51,8 @@ class DisseminationBarrier {
   };
   Local local() const noexcept;
   Inbox& inbox(std::uint64_t position) noexcept { return inboxes_[position % 2]; }
-  void forward_wish(std::vector<Send>& to_send);
-  void send_round(bool leaves, std::vector<Send>& to_send);
+  void forward_leave_request(HostUpdates& to_send);
+  void send_round(bool leaves, HostUpdates& to_send);
 
   const std::vector<ArrivalFlags*> local_;
   ArrivalFlags& remote_;
@@ -62,8 +61,8 @@ class DisseminationBarrier {
   const int rounds_;
   std::uint64_t position_ = 1;  ///< the position that is being exchanged
   int sent_ = 0;                ///< rounds in which this host has sent
-  /// The last position at which ranks of this host have asked the other hosts to leave.
-  std::uint64_t wished_ = 0;
+  /// The last position at which a rank of this host has requested the other hosts to leave.
+  std::uint64_t leave_requested_ = 0;
   /// For this position and the next, by parity: another host may be one ahead.
   std::array<Inbox, 2> inboxes_;
 };

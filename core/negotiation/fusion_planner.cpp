@@ -33,13 +33,13 @@ FusionSort sort_of(const wire::Request& request) {
 }
 
 // Tensors that stay together: one tensor, or the members of a group that are of one sort.
-struct Unit {
+struct FusionUnit {
   std::vector<std::size_t> indices = {};
   std::int64_t bytes = 0;
 };
 
-std::vector<Unit> make_units(std::span<const ReadyTensor> tensors) {
-  std::vector<Unit> units;
+std::vector<FusionUnit> make_units(std::span<const ReadyTensor> tensors) {
+  std::vector<FusionUnit> units;
   std::map<std::pair<std::string, FusionSort>, std::size_t> unit_of_group;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const wire::Request& request = *tensors[i].request;
@@ -55,11 +55,6 @@ std::vector<Unit> make_units(std::span<const ReadyTensor> tensors) {
   return units;
 }
 
-struct OpenBatch {
-  std::size_t index = 0;
-  std::int64_t bytes = 0;
-};
-
 }  // namespace
 
 std::optional<FusionSort> fusion_sort(const wire::Request& request) {
@@ -73,21 +68,21 @@ bool may_share_batch(const wire::Request& a, const wire::Request& b) {
 std::vector<std::vector<std::size_t>> plan_fusion(std::span<const ReadyTensor> tensors,
                                                   std::int64_t threshold) {
   std::vector<std::vector<std::size_t>> batches;
-  std::map<FusionSort, OpenBatch> open;
-  for (Unit& unit : make_units(tensors)) {
+  std::map<FusionSort, std::pair<std::size_t, std::int64_t>> open;  // batch, bytes
+  for (FusionUnit& unit : make_units(tensors)) {
     const wire::Request& request = *tensors[unit.indices.front()].request;
-    const FusionSort sort = sort_of(request);
-    const auto found = fusible(request) && threshold > 0 ? open.find(sort) : open.end();
-    const std::int64_t together =
-        found == open.end() ? 0 : saturating_sum(found->second.bytes, unit.bytes);
-    if (found != open.end() && together <= threshold) {
-      auto& batch = batches[found->second.index];
-      batch.insert(batch.end(), unit.indices.begin(), unit.indices.end());
-      found->second.bytes = together;
-    } else {
-      if (fusible(request)) open.insert_or_assign(sort, OpenBatch{batches.size(), unit.bytes});
-      batches.push_back(std::move(unit.indices));
+    const std::optional<FusionSort> sort = fusion_sort(request);
+    if (sort && threshold > 0) {
+      const auto [found, is_new] = open.try_emplace(*sort, batches.size(), 0);
+      auto& [batch, bytes] = found->second;
+      bytes = saturating_sum(bytes, unit.bytes);
+      if (!is_new && bytes <= threshold) {
+        batches[batch].insert(batches[batch].end(), unit.indices.begin(), unit.indices.end());
+        continue;
+      }
+      found->second = {batches.size(), unit.bytes};
     }
+    batches.push_back(std::move(unit.indices));
   }
   return batches;
 }

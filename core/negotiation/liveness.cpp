@@ -8,13 +8,13 @@ Liveness::Liveness(std::vector<int> watched, Duration timeout) : timeout_(timeou
   for (const int rank : watched) peers_.push_back({.rank = rank});
 }
 
-void Liveness::heard(RankSpan ranks, TimePoint now) {
+void Liveness::record_message(RankSpan ranks, TimePoint now) {
   if (peers_.empty()) return;
   for (const RankRange range : ranks) {
     auto peer = std::partition_point(peers_.begin(), peers_.end(),
                                      [&](const Peer& p) { return p.rank < range.first; });
     for (; peer != peers_.end() && peer->rank <= range.last; ++peer) {
-      peer->last_heard = now;
+      peer->last_message = now;
       if (peer->silent_since) peer->silent_since = now;
     }
   }
@@ -27,9 +27,9 @@ Liveness::Actions Liveness::check(TimePoint now, bool waiting) {
       peer.silent_since.reset();
       continue;
     }
-    const bool quiet = now - peer.last_heard >= interval();
+    const bool quiet = now - peer.last_message >= interval();
     const bool begins = !peer.silent_since;
-    if (begins) peer.silent_since = quiet ? now : peer.last_heard;
+    if (begins) peer.silent_since = quiet ? now : peer.last_message;
     if (now - *peer.silent_since >= timeout_) {
       if (!actions.lost) actions.lost = peer.rank;
       continue;

@@ -18,8 +18,8 @@ class Liveness {
   /// @param watched ascending
   Liveness(std::vector<int> watched, Duration timeout);
 
-  void heard(int rank, TimePoint now) { heard(RankSet(rank), now); }
-  void heard(RankSpan ranks, TimePoint now);
+  void record_message(int rank, TimePoint now) { record_message(RankSet(rank), now); }
+  void record_message(RankSpan ranks, TimePoint now);
 
   struct Actions {
     std::vector<int> ping = {};
@@ -33,7 +33,7 @@ class Liveness {
  private:
   struct Peer {
     int rank = 0;
-    TimePoint last_heard{};
+    TimePoint last_message{};
     TimePoint last_ping{};
     std::optional<TimePoint> silent_since = {};  ///< while this rank waits
   };

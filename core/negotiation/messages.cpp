@@ -31,7 +31,7 @@ enum PlanFlag : std::uint8_t {
 };
 
 // Bits of the flag byte of a replay update.
-enum NewsFlag : std::uint8_t { kLeaves = 1, kAsks = 2, kAllNewsFlags = 3 };
+enum ReplayUpdateFlag : std::uint8_t { kLeaves = 1, kRequestsLeave = 2, kAllUpdateFlags = 3 };
 
 constexpr int kMostReplayRounds = 64;
 
@@ -276,16 +276,16 @@ Abort read_abort(Reader& in) {
 }
 
 ReplayUpdate read_replay_update(Reader& in) {
-  ReplayUpdate news;
-  news.position = in.varint("position", kMaxSize);
-  news.round = in.u8("round");
-  if (news.round >= kMostReplayRounds)
-    in.fail("round", text("expected less than ", kMostReplayRounds, ", got ", news.round));
+  ReplayUpdate update;
+  update.position = in.varint("position", kMaxSize);
+  update.round = in.u8("round");
+  if (update.round >= kMostReplayRounds)
+    in.fail("round", text("expected less than ", kMostReplayRounds, ", got ", update.round));
   const std::uint8_t flags = in.u8("flags");
-  if (flags > kAllNewsFlags) in.fail("flags", text("unknown ones in ", flags));
-  news.leaves = (flags & kLeaves) != 0;
-  news.asks = (flags & kAsks) != 0;
-  return news;
+  if (flags > kAllUpdateFlags) in.fail("flags", text("unknown ones in ", flags));
+  update.leaves = (flags & kLeaves) != 0;
+  update.requests_leave = (flags & kRequestsLeave) != 0;
+  return update;
 }
 
 AnyMessage read_body(Reader& in, std::uint8_t kind) {
@@ -380,11 +380,12 @@ Bytes encode(const Abort& abort) {
   return std::move(out).take();
 }
 
-Bytes encode(const ReplayUpdate& news) {
+Bytes encode(const ReplayUpdate& update) {
   Writer out = start(MessageKind::kReplayUpdate);
-  out.varint(news.position);
-  out.u8(news.round);
-  out.u8(static_cast<std::uint8_t>((news.leaves ? kLeaves : 0) | (news.asks ? kAsks : 0)));
+  out.varint(update.position);
+  out.u8(update.round);
+  out.u8(static_cast<std::uint8_t>((update.leaves ? kLeaves : 0) |
+                                   (update.requests_leave ? kRequestsLeave : 0)));
   return std::move(out).take();
 }
 

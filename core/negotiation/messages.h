@@ -307,8 +307,8 @@ struct Blocked {
 struct ReplayUpdate {
   std::uint64_t position = 0;
   std::uint8_t round = 0;
-  bool leaves = false;  ///< a rank leaves the replay there; otherwise all are ready
-  bool asks = false;    ///< no progress: a rank there asks the others to leave
+  bool leaves = false;          ///< a rank leaves the replay there; otherwise all are ready
+  bool requests_leave = false;  ///< no progress: a rank there requests the others to leave
   friend bool operator==(const ReplayUpdate&, const ReplayUpdate&) = default;
 };
 

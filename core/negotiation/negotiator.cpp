@@ -12,8 +12,8 @@
 namespace hvd::control {
 namespace {
 
-// A rank without news still reports the plan that it has applied this often. See Note [Meaning of a
-// slot] in response_cache.h.
+// A rank without a report still reports the plan that it has applied this often. See Note [Meaning
+// of a slot] in response_cache.h.
 constexpr std::uint64_t kPlansPerAcknowledgement = 256;
 
 // An aggregator reads reports of ranks that are this many plans behind.
@@ -42,7 +42,7 @@ void Negotiator::check_submission(const wire::Request& request) const {
 
 std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request, std::uint64_t use) {
   check_submission(request);
-  if (auto error = take_failure(request)) return error;
+  if (auto error = consume_failure(request)) return error;
   std::string key = tensor_key(request.process_set, request.name);
   if (!awaiting_.try_emplace(std::move(key), Awaited{use}).second) {
     throw Error(describe(request) + " was submitted while it is in flight");
@@ -51,7 +51,7 @@ std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request, std::u
   return std::nullopt;
 }
 
-std::optional<wire::ErrorEntry> Negotiator::take_failure(const wire::Request& request) {
+std::optional<wire::ErrorEntry> Negotiator::consume_failure(const wire::Request& request) {
   if (failed_in_advance_.empty()) return std::nullopt;
   const auto found = failed_in_advance_.find(tensor_key(request.process_set, request.name));
   if (found == failed_in_advance_.end()) return std::nullopt;
@@ -61,7 +61,7 @@ std::optional<wire::ErrorEntry> Negotiator::take_failure(const wire::Request& re
   return error;
 }
 
-std::optional<wire::Report> Negotiator::take_report() {
+std::optional<wire::Report> Negotiator::next_report() {
   const bool leaving = shutdown_ && !shutdown_reported_;
   const bool acknowledge = last_applied_ - last_reported_ >= kPlansPerAcknowledgement;
   if (unsent_.empty() && !leaving && !acknowledge) return std::nullopt;

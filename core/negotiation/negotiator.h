@@ -63,7 +63,7 @@ class Negotiator {
   std::optional<wire::ErrorEntry> submit(wire::Request, std::uint64_t use = 0);
   /// The error that a replayed operation ends with, if the other ranks have given up waiting for
   /// it.
-  std::optional<wire::ErrorEntry> take_failure(const wire::Request&);
+  std::optional<wire::ErrorEntry> consume_failure(const wire::Request&);
   /// This rank wants to leave.
   /// @param ended the process ends without a call of shutdown()
   void request_shutdown(bool ended = false) noexcept {
@@ -73,7 +73,7 @@ class Negotiator {
 
   /// Removes and returns the report of the changes since the last call, for the coordinator; no
   /// value when there are no changes.
-  std::optional<wire::Report> take_report();
+  std::optional<wire::Report> next_report();
 
   /// @throws hvd::Error when the plan does not follow the last one or does not fit this rank's
   /// state.

@@ -211,7 +211,8 @@ void ReadyTable::complete(PendingRef tensor) {
     tensor->mismatch = find_mismatch(request, tensor->reference_rank, tensor->dissent->request,
                                      tensor->dissent->rank);
   } else {
-    tensor->mismatch = find_fault(request, sets_.ranks(request.process_set), absent_ranks(*tensor));
+    tensor->mismatch =
+        find_fault(request, sets_.ranks(request.process_set), tensor->absent.to_vector());
     // A plan has the request of the set's first member.
     if (!tensor->first_dims.empty()) request.shape[0] = tensor->first_dims[0];
   }
@@ -234,23 +235,23 @@ void ReadyTable::make_ready(PendingRef tensor, bool may_gather) {
   tensor->ready = true;
   const auto sort = may_gather ? fusion_sort(tensor->request) : std::nullopt;
   if (!sort) return at_once_.push_back(tensor);
-  Gathered& gathered = gathering_[*sort];
-  gathered.tensors.push_back(tensor);
-  gathered.bytes = saturating_sum(gathered.bytes, batch_bytes(*tensor));
+  Gathering& gathering = gathering_[*sort];
+  gathering.tensors.push_back(tensor);
+  gathering.bytes = saturating_sum(gathering.bytes, batch_bytes(*tensor));
 }
 
 void ReadyTable::forget_ready(PendingRef tensor) {
   if (std::erase(at_once_, tensor) > 0) return;
   const auto sort = gathering_.find(fusion_sort(tensor->request).value());
-  Gathered& gathered = sort->second;
-  std::erase(gathered.tensors, tensor);
-  if (gathered.tensors.empty()) {
+  Gathering& gathering = sort->second;
+  std::erase(gathering.tensors, tensor);
+  if (gathering.tensors.empty()) {
     gathering_.erase(sort);
     return;
   }
-  gathered.bytes = 0;
-  for (const PendingRef other : gathered.tensors)
-    gathered.bytes = saturating_sum(gathered.bytes, batch_bytes(*other));
+  gathering.bytes = 0;
+  for (const PendingRef other : gathering.tensors)
+    gathering.bytes = saturating_sum(gathering.bytes, batch_bytes(*other));
 }
 
 // Whether these ranks submit another operation in the place of a group's member that they have not

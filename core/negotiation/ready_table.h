@@ -137,12 +137,6 @@ class ReadyTable {
   PendingList& pending() noexcept { return pending_; }
   const PendingList& pending() const noexcept { return pending_; }
   RankSet missing(const PendingTensor&) const;
-  std::vector<int> missing_ranks(const PendingTensor& tensor) const {
-    return missing(tensor).to_vector();
-  }
-  std::vector<int> absent_ranks(const PendingTensor& tensor) const {
-    return tensor.absent.to_vector();
-  }
   bool has_reported(const PendingTensor& tensor, int rank) const {
     return hvd::contains(tensor.reported, rank);
   }
@@ -173,12 +167,12 @@ class ReadyTable {
   std::vector<std::optional<PendingRef>> by_slot_;
   std::unordered_map<std::string, std::shared_ptr<TensorGroup>> groups_;  // the current use of each
   /// Ready tensors of one sort.
-  struct Gathered {
+  struct Gathering {
     std::vector<PendingRef> tensors = {};
     std::int64_t bytes = 0;
   };
-  std::vector<PendingRef> at_once_;           // ready, to be planned without delay
-  std::map<FusionSort, Gathered> gathering_;  // the other ready tensors; no entry is empty
+  std::vector<PendingRef> at_once_;            // ready, to be planned without delay
+  std::map<FusionSort, Gathering> gathering_;  // the other ready tensors; no entry is empty
   RankSet joined_;
   int last_to_join_ = 0;
   std::optional<PendingRef> join_;

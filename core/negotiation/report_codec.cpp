@@ -12,8 +12,8 @@ enum ReportFlag : std::uint8_t {
   kOverdue = 1,
   kSomeLeave = 2,
   kSomeEnded = 4,
-  kOneRank = 8,       ///< the report of one rank, which is named once
-  kOneRankAsks = 16,  ///< that rank asks for something
+  kOneRank = 8,           ///< the report of one rank, which is named once
+  kOneRankHasItems = 16,  ///< items of that rank follow
   kAllReportFlags = 31,
 };
 
@@ -190,7 +190,7 @@ void read_report_of_one_rank(Reader& in, std::uint8_t flags, Report& report) {
   report.applied = {{last_applied, rank}};
   if ((flags & kSomeLeave) != 0) report.leaving = rank;
   if ((flags & kSomeEnded) != 0) report.ended = rank;
-  if ((flags & kOneRankAsks) == 0) return;
+  if ((flags & kOneRankHasItems) == 0) return;
   Report::Group group{rank};
   read_items(in, group);
   report.sections = {{last_applied, {std::move(group)}}};
@@ -242,7 +242,7 @@ Bytes encode(const Report& report) {
   out.u8(static_cast<std::uint8_t>(
       (report.overdue ? kOverdue : 0) | (report.leaving.empty() ? 0 : kSomeLeave) |
       (report.ended.empty() ? 0 : kSomeEnded) | (one_rank ? kOneRank : 0) |
-      (one_rank && !report.sections.empty() ? kOneRankAsks : 0)));
+      (one_rank && !report.sections.empty() ? kOneRankHasItems : 0)));
   if (one_rank) {
     out.varint(static_cast<std::uint64_t>(report.applied[0].ranks.lowest()));
     out.varint(report.applied[0].last_applied);

@@ -22,8 +22,8 @@ namespace hvd::control {
 // sequence number of that plan, and a cache keeps a displaced response until no report can refer to
 // it any more: the coordinator until every rank has applied the plan that displaced it, other ranks
 // for some plans. A hit is always read as it was meant, without an acknowledgement or a second
-// round. A rank without news still acknowledges plans now and then (Negotiator), which bounds this
-// memory.
+// round. A rank without a report still acknowledges plans now and then (Negotiator), which bounds
+// this memory.
 
 /// The last response for each tensor, so that a rank requests it again with one bit.
 ///

@@ -140,7 +140,7 @@ bool ScheduleReplay::offer(const wire::Request& request, SchedulePlace& known) {
     leave_soon();
     return false;
   }
-  Batch& batch = batches_[known.batch];
+  ReplayedBatch& batch = batches_[known.batch];
   batch.offered[known.index] = 1;
   --bundles_[batch.bundle].missing;
   return true;
@@ -151,18 +151,19 @@ void ScheduleReplay::arrive(bool leaving) noexcept {
   flags_[own_]->arrived.store(position_ * 2 + (leaving ? 1 : 0), std::memory_order_seq_cst);
 }
 
-bool ScheduleReplay::asked_to_leave() const noexcept {
-  const auto asks = [this](const ArrivalFlags* flags) {
-    return flags->asked.load(std::memory_order_acquire) == position_;
+bool ScheduleReplay::leave_requested() const noexcept {
+  const auto requests = [this](const ArrivalFlags* flags) {
+    return flags->leave_requested.load(std::memory_order_acquire) == position_;
   };
-  return (remote_ != nullptr && asks(remote_)) || std::any_of(flags_.begin(), flags_.end(), asks);
+  return (remote_ != nullptr && requests(remote_)) ||
+         std::any_of(flags_.begin(), flags_.end(), requests);
 }
 
-ScheduleReplay::Advance ScheduleReplay::advance() {
+ScheduleReplay::NextBundle ScheduleReplay::advance() {
   if (!replaying_) return {};
   const bool arrives = !arrived_;
   if (!arrived_) {
-    leaving_ = leaving_ || asked_to_leave();
+    leaving_ = leaving_ || leave_requested();
     if (leaving_ || bundles_[head_].missing == 0) arrive(leaving_);
   }
   bool all_here = arrived_;
@@ -194,8 +195,8 @@ ScheduleReplay::Advance ScheduleReplay::advance() {
   return {Outcome::kRun, bundle.first, bundle.batches, ring};
 }
 
-void ScheduleReplay::ask_others_to_leave() noexcept {
-  flags_[own_]->asked.store(position_, std::memory_order_release);
+void ScheduleReplay::request_leave() noexcept {
+  flags_[own_]->leave_requested.store(position_, std::memory_order_release);
 }
 
 // Unnamed operations of a kind share a slot, so several that are under way at once may be fused.

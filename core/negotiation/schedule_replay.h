@@ -27,7 +27,7 @@ struct SchedulePlace {
 /// A schedule is a sequence of bundles: a batch, or the batches among which a group is spread.
 /// Positions count bundles, from 1, across all replays of a job. At each position a rank arrives:
 /// ready, when all operations of the bundle were submitted; or leaving, when it has an operation
-/// outside the schedule, or another rank asks it to leave. No rank touches the data of a position
+/// outside the schedule, or another rank requests it. No rank touches the data of a position
 /// before every rank has arrived there ready. If one arrives leaving, all leave at that position,
 /// which no rank can have passed, and the operations that they had offered are negotiated in the
 /// ordinary way. So every rank runs the same whole bundles, and no operation is lost or run twice.
@@ -39,7 +39,7 @@ struct SchedulePlace {
 class ScheduleReplay {
  public:
   enum class Outcome { kNothing, kRun, kLeft };
-  struct Advance {
+  struct NextBundle {
     Outcome outcome = Outcome::kNothing;
     std::size_t batch = 0;    ///< kRun: the first batch of the bundle that all ranks run now
     std::size_t batches = 0;  ///< kRun: how many the bundle has
@@ -72,17 +72,17 @@ class ScheduleReplay {
   /// This rank has not offered all operations of the current bundle.
   bool lacks_own() const noexcept { return replaying_ && !arrived_; }
   /// Call it again until the outcome is kNothing.
-  Advance advance();
-  /// Asks the other ranks to leave, because this rank has arrived and they do not. The caller must
-  /// wake them.
-  void ask_others_to_leave() noexcept;
+  NextBundle advance();
+  /// Requests the other ranks to leave, because this rank has arrived and they do not. The caller
+  /// must wake them.
+  void request_leave() noexcept;
   /// Batches run in this replay or, if it has been left, in the last one.
   std::uint64_t batches_run() const noexcept { return batches_run_; }
   std::size_t batches() const noexcept { return batches_.size(); }
   const AgreedBatch& batch(std::size_t number) const noexcept { return batches_[number].agreed; }
 
  private:
-  struct Batch {
+  struct ReplayedBatch {
     AgreedBatch agreed = {};
     std::vector<std::uint8_t> offered = {};
     std::size_t bundle = 0;
@@ -98,7 +98,7 @@ class ScheduleReplay {
   const wire::Request& planned(const SchedulePlace&) const noexcept;
   bool splits_unnamed_group(const wire::Request&, const SchedulePlace&) noexcept;
   void arrive(bool leaving) noexcept;
-  bool asked_to_leave() const noexcept;
+  bool leave_requested() const noexcept;
 
   const std::vector<ArrivalFlags*> flags_;
   const std::size_t own_;
@@ -110,7 +110,7 @@ class ScheduleReplay {
   std::uint64_t batches_run_ = 0;
   std::size_t head_ = 0;  // the bundle at position_
   std::vector<Bundle> bundles_;
-  std::vector<Batch> batches_;              // of all bundles, in order
+  std::vector<ReplayedBatch> batches_;      // of all bundles, in order
   std::size_t bundle_of_first_member_ = 0;  // of the unnamed group that was offered last
   std::uint64_t replays_ = 0;               // entered so far
   std::unordered_map<std::string, SchedulePlace> places_;  // by name

@@ -91,7 +91,7 @@ class Job {
   void submit_and_report(int rank) {
     for (auto& made : submissions())
       ranks_[static_cast<std::size_t>(rank)]->submit(std::move(made));
-    if (const auto news = ranks_[static_cast<std::size_t>(rank)]->take_report()) report(*news);
+    if (const auto own = ranks_[static_cast<std::size_t>(rank)]->next_report()) report(*own);
   }
 
  private:

@@ -57,7 +57,7 @@ ControlWorld::ControlWorld(Options options, Send send)
 }
 
 bool ControlWorld::report(int rank, TimePoint now) {
-  const auto report = negotiator(rank).take_report();
+  const auto report = negotiator(rank).next_report();
   if (!report) return false;
   if (at(rank).aggregator) return accept(rank, *report, now);
   send_(rank, std::max(place(rank).parent, 0), wire::encode(*report));

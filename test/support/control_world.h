@@ -60,7 +60,7 @@ class ControlWorld {
 
   // These return whether the coordinator has accepted a report.
 
-  /// Sends a rank's report, if it has news.
+  /// Sends a rank's report, if it has one.
   bool report(int rank, TimePoint now);
   bool receive(int to, const wire::Bytes&, TimePoint now);
   /// The same, decoded; an inner rank accepts its own report, too.

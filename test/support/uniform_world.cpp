@@ -74,8 +74,8 @@ void UniformWorld::accept_reports(int rank, const wire::Report& report) {
 UniformWorld::Round UniformWorld::round(const Watch& watch) {
   control::Negotiator& negotiator = world_.negotiator(0);
   for (int i = 0; i < tensors_; ++i) negotiator.submit(request(i));
-  const auto report = negotiator.take_report();
-  if (!report) throw std::runtime_error("simulated world: a rank had no news");
+  const auto report = negotiator.next_report();
+  if (!report) throw std::runtime_error("simulated world: a rank had no report");
   Round round;
   round.depth = depth_;
   if (!world_.aggregator(0)) inboxes_[0].push_back(wire::encode(*report));

@@ -47,7 +47,7 @@ struct Node {
   std::uint64_t received() const { return counters.control_messages_received.load(); }
   void submit(const std::string& name) {
     negotiator.submit(asked(name));
-    route.report(*negotiator.take_report());
+    route.report(*negotiator.next_report());
   }
   void apply(const wire::Plan& plan) {
     route.pass_down(plan);
@@ -267,11 +267,11 @@ TEST_F(ControlRouterTest, MessagesForTheEngineAreReturnedWithTheirSource) {
   give(1, 0, wire::encode(wire::ReplayUpdate{.position = 3}));
   give(2, 0, wire::encode(wire::Abort{2, {StatusCode::kInternal, "broken", -1}}));
   give(2, 0, wire::encode(wire::Blocked{0}));
-  const auto news = route(0).receive();
-  ASSERT_TRUE(news && std::holds_alternative<wire::ReplayUpdate>(news->payload));
-  EXPECT_EQ(std::get<wire::ReplayUpdate>(news->payload).position, 3U);
-  EXPECT_EQ(news->source, 1);
-  EXPECT_TRUE(news->moves);
+  const auto received = route(0).receive();
+  ASSERT_TRUE(received && std::holds_alternative<wire::ReplayUpdate>(received->payload));
+  EXPECT_EQ(std::get<wire::ReplayUpdate>(received->payload).position, 3U);
+  EXPECT_EQ(received->source, 1);
+  EXPECT_TRUE(received->moves);
   const auto abort = route(0).receive();
   ASSERT_TRUE(abort && std::holds_alternative<wire::Abort>(abort->payload));
   EXPECT_EQ(std::get<wire::Abort>(abort->payload).cause.message, "broken");

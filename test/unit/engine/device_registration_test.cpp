@@ -2,7 +2,6 @@
 // step that repeats.
 #include <gtest/gtest.h>
 
-#include "engine/device_staging.h"
 #include "hvd/error.h"
 #include "support/device_job.h"
 
@@ -192,53 +191,6 @@ TEST_P(DeviceRegistrationTest, AfterAFailureTheCommunicatorIsAbortedFirst) {
     EXPECT_EQ(job->nccl().counts(rank).registered, 0);
   }
   EXPECT_TRUE(job->gpu().run_all()) << "nothing hangs on the device";
-}
-
-class TwoBuffers final : public Channel {
- public:
-  explicit TwoBuffers(FakeGpu& gpu) : buffers_{{gpu.allocate(64), 64}, {gpu.allocate(64), 64}} {}
-  std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte>,
-                               std::span<std::byte>) override {
-    throw Error("nothing is launched here");
-  }
-  void abort() noexcept override {}
-  std::span<const std::span<std::byte>> fusion_buffers() const noexcept override {
-    return buffers_;
-  }
-  void release_fusion_buffers() noexcept override { ++given_back; }
-  int given_back = 0;
-
- private:
-  const std::vector<std::span<std::byte>> buffers_;
-};
-
-TEST(DevicePipelineTest, BuffersThatTheDeviceMayStillUseAreNotGivenBack) {
-  FakeGpu gpu;
-  device::Context context(gpu.api(0), 0);
-  const device::OwnedStream queue(context);
-  const device::DeviceGuard guard(context.api(), 0);
-  bool go = false;
-  FakeGpu::Item slow;
-  slow.ready = [&go] { return go; };
-  gpu.enqueue(queue.get(), std::move(slow));
-  const EventPtr behind = context.events()->record(queue.get());
-  // A pipeline whose batch ends, or does not, and then the pipeline does.
-  const auto given_back = [&](bool ends, const EventPtr& last_use) {
-    TwoBuffers channel(gpu);
-    {
-      runtime::DevicePipeline pipeline(context, channel, true, 0);
-      EXPECT_EQ(
-          pipeline.channels_own.acquire(channel.fusion_buffers(), 8, pipeline.in.get()).size(), 8U);
-      if (ends) pipeline.channels_own.release(last_use);
-    }
-    return channel.given_back;
-  };
-  EXPECT_EQ(given_back(false, nullptr), 0)
-      << "it has failed: the work left in its queues is unknown";
-  EXPECT_EQ(given_back(true, behind), 0);
-  go = true;
-  EXPECT_TRUE(gpu.run_all());
-  EXPECT_EQ(given_back(true, behind), 1);
 }
 
 INSTANTIATE_TEST_SUITE_P(Seeds, DeviceRegistrationTest, ::testing::Values(1, 2, 3, 4, 5));

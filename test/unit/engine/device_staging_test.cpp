@@ -138,6 +138,22 @@ TEST_F(DeviceStagingTest, AbandonedBuffersStayAllocated) {
   expect_no_faults();
 }
 
+TEST_F(DeviceStagingTest, AChannelsBuffersThatTheDeviceStillUsesAreNotGivenBack) {
+  for (const bool ends : {false, true}) {
+    BufferedChannel channel({{gpu_.allocate(64), 64}});
+    {
+      DeviceStaging staging(context_, channel, true, 0);
+      const Batch batch = fused();
+      go_ = ends;
+      staging.unstage(batch, reduce(stage(staging, batch)));
+      EXPECT_EQ(gpu_.run_all(), ends);
+    }
+    EXPECT_EQ(channel.given_back, ends ? 1 : 0);
+    go_ = true;
+    EXPECT_TRUE(gpu_.run_all());
+  }
+}
+
 TEST_F(DeviceStagingTest, OneEventStandsBehindTwo) {
   BufferedChannel channel({});
   DeviceStaging staging(context_, channel, true, 0);

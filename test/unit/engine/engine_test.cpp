@@ -60,7 +60,7 @@ class EngineTest : public ::testing::Test {
     while (const auto message = plane.poll()) {
       const wire::AnyMessage decoded = wire::decode(message->bytes);
       result.push_back(std::holds_alternative<wire::Report>(decoded)         ? "report"
-                       : std::holds_alternative<wire::ReplayUpdate>(decoded) ? "news"
+                       : std::holds_alternative<wire::ReplayUpdate>(decoded) ? "update"
                                                                              : "other");
     }
     return result;
@@ -68,7 +68,7 @@ class EngineTest : public ::testing::Test {
 
   VirtualClock clock_;
   observe::Counters counters_;
-  runtime::TimelineSlot timeline_;
+  runtime::CurrentTimeline timeline_;
   std::shared_ptr<LocalNetwork> network_;
   std::shared_ptr<LocalWorld> world_;
   float data_[4] = {1, 2, 3, 4};
@@ -393,7 +393,7 @@ TEST_F(PlayedCoordinator, OtherHostsGetTheUpdateBeforeTheCoordinatorGetsAReport)
   ASSERT_THAT(engine_->state_text(), ::testing::HasSubstr("replaying"));
   submit(*engine_, "something else");
   step(*engine_);
-  EXPECT_THAT(kinds(*coordinator_), ElementsAre("news", "report"));
+  EXPECT_THAT(kinds(*coordinator_), ElementsAre("update", "report"));
 }
 
 // Plans arrive before the update that ranks have left, and are applied in their order.

@@ -156,8 +156,7 @@ class FakeQueues final : public runtime::QueueFactory {
     const QueueScript& script = scripts_[set];
     const std::string name = std::to_string(set);
     return {"fake", std::make_unique<FakeChannel>(log_, name, script.channel),
-            std::make_unique<FakeStaging>(log_, name, script),
-            script.ordered};
+            std::make_unique<FakeStaging>(log_, name, script), script.ordered};
   }
   void keep_buffers_for(std::span<const runtime::Batch* const>) override {}
 
@@ -169,7 +168,7 @@ class FakeQueues final : public runtime::QueueFactory {
 class ExecutorTest : public ::testing::Test {
  protected:
   ExecutorTest()
-      : executor_({topology_, clock_, counters_, timeline_, nullptr, seconds(10)},
+      : executor_({topology_, clock_, counters_, timeline_, seconds(10)},
                   std::make_unique<FakeQueues>(log_, queues_),
                   [this](const OperationPtr& operation, const Status& status, const EventPtr& ready,
                          bool in_flight) {
@@ -201,7 +200,7 @@ class ExecutorTest : public ::testing::Test {
   Topology topology_{.rank = 0, .size = 2, .host_names = {"a", "b"}, .host_of_rank = {0, 1}};
   VirtualClock clock_;
   observe::Counters counters_;
-  runtime::TimelineSlot timeline_;
+  runtime::CurrentTimeline timeline_;
   std::vector<float> memory_ = std::vector<float>(4);
   Executor executor_;
 };
@@ -412,7 +411,8 @@ TEST_F(ExecutorTest, ABatchWhoseStagingFailsIsInFlightOnADeviceOnly) {
     if (device == DeviceType::kCpu) {
       EXPECT_THAT(take_log(), ElementsAre("0 abort", "x failed"));
     } else {
-      EXPECT_THAT(take_log(), ElementsAre("0 abort", "1 abort", "1 abandon", "x failed, in flight"));
+      EXPECT_THAT(take_log(),
+                  ElementsAre("0 abort", "1 abort", "1 abandon", "x failed, in flight"));
     }
   }
 }

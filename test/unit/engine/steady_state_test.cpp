@@ -63,14 +63,14 @@ struct Rank {
 
   std::uint64_t sent() const { return counters.control_messages_sent.load(); }
   std::vector<wire::ReplayUpdate> received() {
-    std::vector<wire::ReplayUpdate> news;
+    std::vector<wire::ReplayUpdate> updates;
     while (const auto message = control->poll())
-      news.push_back(std::get<wire::ReplayUpdate>(wire::decode(message->bytes)));
-    return news;
+      updates.push_back(std::get<wire::ReplayUpdate>(wire::decode(message->bytes)));
+    return updates;
   }
 
   observe::Counters counters;
-  runtime::TimelineSlot timeline;
+  runtime::CurrentTimeline timeline;
   std::unique_ptr<control::ControlPlane> control;
   std::vector<std::string> ended;
   Executor executor;
@@ -319,7 +319,7 @@ TEST_F(SteadyStateTest, TheFirstRankOfEachHostNotifiesTheOtherHosts) {
   EXPECT_TRUE(offer(2, "x"));
   EXPECT_EQ(advance(2), Outcome::kNothing);
   EXPECT_FALSE(steady(2).exchange_updates());
-  for (const wire::ReplayUpdate& news : ranks_[2]->received()) steady(2).accept(0, news);
+  for (const wire::ReplayUpdate& update : ranks_[2]->received()) steady(2).accept(0, update);
   EXPECT_TRUE(steady(2).exchange_updates());
   EXPECT_EQ(advance(2), Outcome::kRun);
   EXPECT_EQ(advance(1), Outcome::kNothing) << "its host has got no update of the other one";
@@ -339,7 +339,7 @@ TEST_F(SteadyStateTest, AWishFromAnotherHostRingsTheRanksOfThisOne) {
   make({"a", "a", "b"});
   begin({{request("x")}});
   const std::uint32_t before = ticket(1);
-  steady(0).accept(2, {.position = 1, .asks = true});
+  steady(0).accept(2, {.position = 1, .requests_leave = true});
   EXPECT_TRUE(rung(1, before));
   EXPECT_EQ(advance(1), Outcome::kLeft);
 }

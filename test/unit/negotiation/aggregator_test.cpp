@@ -50,7 +50,7 @@ class AggregatorTest : public ::testing::Test {
   /// Reports these submissions of the rank to the aggregator, by bit or in full.
   std::optional<wire::Report> report(int rank, const std::vector<wire::Request>& requests) {
     for (const auto& request : requests) cluster_.submit(rank, request);
-    aggregator_.accept(*cluster_.rank(rank).take_report(), now_);
+    aggregator_.accept(*cluster_.rank(rank).next_report(), now_);
     return take();
   }
   std::optional<wire::Report> take() {

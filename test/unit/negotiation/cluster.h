@@ -69,7 +69,7 @@ class Cluster {
     for (int number = 0; number < size(); ++number) submit(number, request);
   }
 
-  /// A rank's report, encoded; empty when it has no news.
+  /// A rank's report, encoded; empty when it has none.
   wire::Bytes send(int number) {
     world_.report(number, now);
     return std::exchange(sent_, {});

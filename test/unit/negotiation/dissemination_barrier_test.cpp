@@ -21,8 +21,8 @@ AgreedBatch batch(const std::string& name) {
   return agreed;
 }
 
-/// Hosts with some ranks each, and the news that is on its way between them, in order between two
-/// hosts.
+/// Hosts with some ranks each, and the updates that are on their way between them, in order between
+/// two hosts.
 class Hosts {
  public:
   Hosts(int hosts, int ranks)
@@ -54,10 +54,10 @@ class Hosts {
   }
   /// The first rank of the host looks at the flags and sends updates.
   void barrier(std::size_t host) {
-    std::vector<DisseminationBarrier::Send> sent;
+    DisseminationBarrier::HostUpdates sent;
     hosts_[host]->barrier->advance(sent);
-    for (const auto& send : sent)
-      under_way_[host][static_cast<std::size_t>(send.host)].push_back(send.news);
+    for (const auto& [to, update] : sent)
+      under_way_[host][static_cast<std::size_t>(to)].push_back(update);
     messages_ += sent.size();
   }
   /// One message arrives. @return whether there was one
@@ -140,7 +140,7 @@ TEST(DisseminationBarrier, ARankThatWaitsInVainIsHeardOnOtherHosts) {
   }
   hosts.settle();
   EXPECT_EQ(hosts.replay(4, 0).advance().outcome, Outcome::kNothing);
-  hosts.replay(0, 0).ask_others_to_leave();
+  hosts.replay(0, 0).request_leave();
   hosts.settle();
   EXPECT_EQ(hosts.replay(4, 0).advance().outcome, Outcome::kLeft);
   hosts.settle();
@@ -154,11 +154,11 @@ TEST(DisseminationBarrier, NewsThatNoHostCanHaveAreRefused) {
   DisseminationBarrier barrier({flags.data()}, remote, 0, 4);
   EXPECT_THROW(barrier.accept({.position = 3}), Error) << "no host can be two positions ahead";
   EXPECT_THROW(barrier.accept({.position = 1, .round = 2}), Error) << "four hosts take two rounds";
-  EXPECT_FALSE(barrier.accept({.position = 0, .leaves = true})) << "old news";
+  EXPECT_FALSE(barrier.accept({.position = 0, .leaves = true})) << "an old update";
 }
 
-// Ranks act, and news arrives, in any order; once in a while a rank leaves. Everybody must run the
-// same batches and leave at the same position.
+// Ranks act, and updates arrive, in any order; once in a while a rank leaves. Every rank must run
+// the same batches and leave at the same position.
 TEST(DisseminationBarrier, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) {
   for (std::uint64_t seed = 0; seed < 400; ++seed) {
     std::mt19937_64 random(seed);
@@ -209,9 +209,9 @@ TEST(DisseminationBarrier, AWishForTheNextPositionIsNotLostToAnOlderOne) {
   ArrivalFlags own{};
   ArrivalFlags remote{};
   DisseminationBarrier barrier({&own}, remote, 0, 3);
-  EXPECT_TRUE(barrier.accept({.position = 2, .asks = true}));
-  EXPECT_FALSE(barrier.accept({.position = 1, .asks = true}));
-  EXPECT_EQ(remote.asked.load(), 2U);
+  EXPECT_TRUE(barrier.accept({.position = 2, .requests_leave = true}));
+  EXPECT_FALSE(barrier.accept({.position = 1, .requests_leave = true}));
+  EXPECT_EQ(remote.leave_requested.load(), 2U);
 }
 
 }  // namespace

@@ -238,7 +238,8 @@ std::vector<Golden> messages() {
       {"blocked", Blocked{300}, "680208 ac02"},
       {"replay_update_leaves", ReplayUpdate{.position = 300, .round = 3, .leaves = true},
        "680207 ac02 03 01"},
-      {"replay_update_asks", ReplayUpdate{.position = 1, .asks = true}, "680207 01 00 02"},
+      {"replay_update_asks", ReplayUpdate{.position = 1, .requests_leave = true},
+       "680207 01 00 02"},
   };
 }
 

@@ -26,8 +26,8 @@ TEST_F(LivenessTest, NothingHappensWhileNobodyWaits) {
 }
 
 TEST_F(LivenessTest, APeerThatWasHeardLatelyIsNotAsked) {
-  liveness_.heard(1, at(100));
-  liveness_.heard(4, at(98));
+  liveness_.record_message(1, at(100));
+  liveness_.record_message(4, at(98));
   EXPECT_THAT(liveness_.check(at(102), true).ping, IsEmpty());
   EXPECT_THAT(liveness_.check(at(103), true).ping, ElementsAre(4));
   EXPECT_THAT(liveness_.check(at(105), true).ping, ElementsAre(1));
@@ -41,17 +41,17 @@ TEST_F(LivenessTest, ASilentPeerIsAskedOncePerInterval) {
 
 TEST_F(LivenessTest, APeerThatWasQuietBeforeIsLostATimeoutAfterTheFirstQuestion) {
   for (int second = 100; second < 120; second += 5) {
-    liveness_.heard(4, at(second));
+    liveness_.record_message(4, at(second));
     EXPECT_FALSE(liveness_.check(at(second), true).lost) << second;
   }
-  liveness_.heard(4, at(120));
+  liveness_.record_message(4, at(120));
   EXPECT_EQ(liveness_.check(at(120), true).lost, 1);
 }
 
 TEST_F(LivenessTest, APeerThatWasHeardLatelyIsLostATimeoutAfterThat) {
-  liveness_.heard(1, at(100));
+  liveness_.record_message(1, at(100));
   for (const int second : {103, 108, 113, 119}) {
-    liveness_.heard(4, at(second));
+    liveness_.record_message(4, at(second));
     EXPECT_FALSE(liveness_.check(at(second), true).lost) << second;
   }
   EXPECT_EQ(liveness_.check(at(120), true).lost, 1) << "not a timeout after the wait began";
@@ -59,8 +59,8 @@ TEST_F(LivenessTest, APeerThatWasHeardLatelyIsLostATimeoutAfterThat) {
 
 TEST_F(LivenessTest, AnAnswerClearsTheQuestion) {
   liveness_.check(at(100), true);
-  liveness_.heard(1, at(119));
-  liveness_.heard(4, at(119));
+  liveness_.record_message(1, at(119));
+  liveness_.record_message(4, at(119));
   EXPECT_FALSE(liveness_.check(at(125), true).lost);
   EXPECT_FALSE(liveness_.check(at(138), true).lost);
   EXPECT_EQ(liveness_.check(at(139), true).lost, 1)
@@ -76,7 +76,7 @@ TEST_F(LivenessTest, SilenceBeforeAWaitIsNotHeldAgainstAPeer) {
 }
 
 TEST_F(LivenessTest, OthersThanTheWatchedMeanNothing) {
-  liveness_.heard(7, at(100));
+  liveness_.record_message(7, at(100));
   EXPECT_THAT(liveness_.check(at(100), true).ping, ElementsAre(1, 4));
   EXPECT_EQ(liveness_.interval(), Duration(seconds(5)));
 }

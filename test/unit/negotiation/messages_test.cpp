@@ -54,8 +54,8 @@ TEST(Messages, GoldenBytesDecodeToTheMessage) {
     if (const auto* plan = std::get_if<Plan>(&message)) {
       EXPECT_EQ(std::get<Plan>(decoded), *plan);
     }
-    if (const auto* news = std::get_if<ReplayUpdate>(&message)) {
-      EXPECT_EQ(std::get<ReplayUpdate>(decoded), *news);
+    if (const auto* update = std::get_if<ReplayUpdate>(&message)) {
+      EXPECT_EQ(std::get<ReplayUpdate>(decoded), *update);
     }
     if (const auto* blocked = std::get_if<Blocked>(&message)) {
       EXPECT_EQ(std::get<Blocked>(decoded), *blocked);

@@ -41,8 +41,8 @@ class NegotiatorTest : public ::testing::Test {
   static wire::PlannedTensor in_slot(std::uint32_t slot, std::uint64_t ordinal = 0) {
     return wire::SlotUse{slot, ordinal};
   }
-  std::optional<RankReport> take_report() {
-    const auto report = negotiator_.take_report();
+  std::optional<RankReport> next_report() {
+    const auto report = negotiator_.next_report();
     if (!report) return std::nullopt;
     EXPECT_EQ(rank_report(*report).rank, 1);
     return rank_report(*report);
@@ -53,7 +53,7 @@ class NegotiatorTest : public ::testing::Test {
   }
   void run(const wire::Request& request, std::vector<std::int64_t> dims = {}) {
     EXPECT_FALSE(negotiator_.submit(request));
-    negotiator_.take_report();
+    negotiator_.next_report();
     negotiator_.apply(next_plan({wire::Batch{{in_full(request, std::move(dims))}}}));
   }
 
@@ -62,16 +62,16 @@ class NegotiatorTest : public ::testing::Test {
 };
 
 TEST_F(NegotiatorTest, ReportsWhatIsNewOnce) {
-  EXPECT_FALSE(take_report());
+  EXPECT_FALSE(next_report());
   negotiator_.submit(allreduce("a"));
   negotiator_.submit(allreduce("b"));
   EXPECT_EQ(negotiator_.awaiting(), 2u);
-  const auto report = take_report();
+  const auto report = next_report();
   ASSERT_TRUE(report);
   EXPECT_THAT(report->requests, ElementsAre(allreduce("a"), allreduce("b")));
-  EXPECT_FALSE(take_report());
+  EXPECT_FALSE(next_report());
   negotiator_.submit(allreduce("c"));
-  const auto next = negotiator_.take_report();
+  const auto next = negotiator_.next_report();
   ASSERT_TRUE(next);
   EXPECT_EQ(next->sections.at(0).groups.at(0).requests.at(0).stamp, wire::stamp_of_request(2, 0));
   EXPECT_EQ(negotiator_.reported_in_full(), 3u);
@@ -95,13 +95,13 @@ TEST_F(NegotiatorTest, WhatNoMessageCanCarryIsRefusedAtOnce) {
   elsewhere.process_set = 3;
   EXPECT_THROW(negotiator_.submit(elsewhere), UsageError);
   EXPECT_EQ(negotiator_.awaiting(), 0u);
-  EXPECT_FALSE(take_report());
+  EXPECT_FALSE(next_report());
 }
 
 TEST_F(NegotiatorTest, AppliesABatchInItsOrder) {
   negotiator_.submit(allreduce("a"));
   negotiator_.submit(allreduce("b"));
-  take_report();
+  next_report();
   const Applied applied = negotiator_.apply(
       next_plan({wire::Batch{{in_full(allreduce("b")), in_full(allreduce("a"))}}}));
   ASSERT_THAT(applied.batches, SizeIs(1));
@@ -116,7 +116,7 @@ TEST_F(NegotiatorTest, ASecondUseIsOneBit) {
   run(allreduce("b"));
   negotiator_.submit(allreduce("b"));
   negotiator_.submit(allreduce("a"));
-  const auto report = take_report();
+  const auto report = next_report();
   EXPECT_THAT(report->cached, ElementsAre(0, 1));
   EXPECT_THAT(report->requests, IsEmpty());
   EXPECT_EQ(report->last_applied, 2u);
@@ -128,29 +128,29 @@ TEST_F(NegotiatorTest, ASecondUseIsOneBit) {
 TEST_F(NegotiatorTest, AChangedTensorGoesInFullAgain) {
   run(allreduce("a"));
   negotiator_.submit(allreduce("a", {5}));
-  EXPECT_THAT(take_report()->requests, ElementsAre(allreduce("a", {5})));
+  EXPECT_THAT(next_report()->requests, ElementsAre(allreduce("a", {5})));
 }
 
 TEST_F(NegotiatorTest, AnAllgatherIsOneBitWhileThisRanksPartIsEqual) {
   // The plan speaks for rank 0; this is rank 1.
   negotiator_.submit(allgather("g", {7, 2}));
-  take_report();
+  next_report();
   const Applied applied =
       negotiator_.apply(next_plan({wire::Batch{{in_full(allgather("g", {3, 2}), {3, 7})}}}));
   EXPECT_EQ(applied.batches.at(0).operations.at(0).request, allgather("g", {7, 2}));
   EXPECT_THAT(applied.batches.at(0).operations.at(0).first_dims, ElementsAre(3, 7));
   negotiator_.submit(allgather("g", {7, 2}));
-  EXPECT_THAT(take_report()->cached, ElementsAre(0));
+  EXPECT_THAT(next_report()->cached, ElementsAre(0));
   negotiator_.apply(next_plan({wire::Batch{{in_slot(0)}}}));
   negotiator_.submit(allgather("g", {6, 2}));
-  EXPECT_THAT(take_report()->requests, SizeIs(1));
+  EXPECT_THAT(next_report()->requests, SizeIs(1));
 }
 
 TEST_F(NegotiatorTest, UnnamedOperationsAreCachedByKindAndCarryTheirOrdinal) {
   run(unnamed(OpKind::kAllreduce, 0));
   negotiator_.submit(unnamed(OpKind::kAllreduce, 1));
   negotiator_.submit(unnamed(OpKind::kAllreduce, 2));
-  const auto report = take_report();
+  const auto report = next_report();
   EXPECT_THAT(report->cached_unnamed, ElementsAre(wire::SlotUse{0, 1}, wire::SlotUse{0, 2}));
   EXPECT_THAT(report->cached, IsEmpty());
   const Applied applied =
@@ -165,9 +165,9 @@ TEST_F(NegotiatorTest, ATombstoneEndsTheNextUseAndOnlyThat) {
   EXPECT_EQ(error->code, StatusCode::kStalled);
   EXPECT_EQ(error->message, "late");
   EXPECT_EQ(negotiator_.awaiting(), 0u);
-  EXPECT_FALSE(take_report());
+  EXPECT_FALSE(next_report());
   EXPECT_FALSE(negotiator_.submit(allreduce("a")));
-  EXPECT_TRUE(take_report());
+  EXPECT_TRUE(next_report());
 }
 
 TEST_F(NegotiatorTest, ATombstoneIsForOneNameOfOneSet) {
@@ -186,7 +186,7 @@ TEST_F(NegotiatorTest, SeveralUsesMissedAreSeveralTombstones) {
 
 TEST_F(NegotiatorTest, AnErrorEndsWhatIsInFlightReportedOrNot) {
   negotiator_.submit(allreduce("reported"), 7);
-  take_report();
+  next_report();
   negotiator_.submit(allreduce("unsent"), 8);
   negotiator_.submit(allreduce("other"), 9);
   const Applied applied =
@@ -195,7 +195,7 @@ TEST_F(NegotiatorTest, AnErrorEndsWhatIsInFlightReportedOrNot) {
   EXPECT_EQ(applied.errors[0].use, 7U);
   EXPECT_EQ(applied.errors[1].use, 8U);
   EXPECT_EQ(negotiator_.awaiting(), 1u);
-  EXPECT_THAT(take_report()->requests, ElementsAre(allreduce("other")));
+  EXPECT_THAT(next_report()->requests, ElementsAre(allreduce("other")));
   // It was this use that failed, so the next is live.
   EXPECT_FALSE(negotiator_.submit(allreduce("reported")));
   EXPECT_FALSE(negotiator_.submit(allreduce("unsent")));
@@ -203,8 +203,8 @@ TEST_F(NegotiatorTest, AnErrorEndsWhatIsInFlightReportedOrNot) {
 
 TEST_F(NegotiatorTest, ShutdownIsReportedOnce) {
   negotiator_.request_shutdown();
-  EXPECT_TRUE(take_report()->shutdown);
-  EXPECT_FALSE(take_report());
+  EXPECT_TRUE(next_report()->shutdown);
+  EXPECT_FALSE(next_report());
   wire::Plan plan = next_plan({});
   plan.shutdown = true;
   EXPECT_TRUE(negotiator_.apply(plan).shutdown);
@@ -214,7 +214,7 @@ TEST_F(NegotiatorTest, ARankWithNothingToSayAcknowledgesNowAndThen) {
   int reports = 0;
   for (int i = 0; i < 1024; ++i) {
     negotiator_.apply(next_plan({}));
-    const auto report = take_report();
+    const auto report = next_report();
     if (!report) continue;
     ++reports;
     EXPECT_EQ(report->last_applied, negotiator_.last_applied());
@@ -262,7 +262,7 @@ TEST_F(NegotiatorTest, RefusesABatchOfUnlikeTensors) {
   other.dtype = DataType::kInt64;
   negotiator_.submit(allreduce("a"));
   negotiator_.submit(other);
-  take_report();
+  next_report();
   EXPECT_THAT(
       failure([&] {
         negotiator_.apply(next_plan({wire::Batch{{in_full(allreduce("a")), in_full(other)}}}));
@@ -278,7 +278,7 @@ TEST_F(NegotiatorTest, AScheduleEndsAJoinThatIsOnItsWay) {
   join.name = "join";
   join.kind = OpKind::kJoin;
   EXPECT_FALSE(negotiator_.submit(join));
-  ASSERT_TRUE(take_report());
+  ASSERT_TRUE(next_report());
   wire::Plan schedule = next_plan({});
   schedule.replay = {{{0}}};
   ASSERT_THAT(negotiator_.apply(schedule).replay, SizeIs(1));

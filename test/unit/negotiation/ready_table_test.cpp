@@ -40,7 +40,7 @@ TEST_F(ReadyTableTest, ReadyWhenTheLastHasAsked) {
   ask(2, allreduce("a"));
   const auto tensor = ask(0, allreduce("a"));
   EXPECT_FALSE(table_.anything_ready());
-  EXPECT_THAT(table_.missing_ranks(*tensor), ElementsAre(1));
+  EXPECT_THAT(table_.missing(*tensor).to_vector(), ElementsAre(1));
   EXPECT_TRUE(table_.has_reported(*tensor, 2));
   EXPECT_FALSE(table_.has_reported(*tensor, 1));
   ask(1, allreduce("a"));

@@ -81,9 +81,9 @@ TEST_F(RepeatedPlanTest, OtherSlotsAreLearntAnew) {
 TEST_F(RepeatedPlanTest, WhatWaitsIsGivenBackOnce) {
   learn({0});
   ASSERT_TRUE(repeated_.offer(hits({0}, 7)));
-  EXPECT_EQ(repeated_.give_back(), hits({0}, 7));
+  EXPECT_EQ(repeated_.release(), hits({0}, 7));
   EXPECT_FALSE(repeated_.waiting());
-  EXPECT_FALSE(repeated_.give_back());
+  EXPECT_FALSE(repeated_.release());
 }
 
 TEST_F(RepeatedPlanTest, OnlyAPlanForJustTheSlotsIsKept) {
@@ -105,7 +105,7 @@ TEST_F(RepeatedPlanTest, OnlyAPlanForJustTheSlotsIsKept) {
   // Something else has come in between.
   RepeatedPlan repeated;
   repeated.offer(hits({0, 2}));
-  repeated.give_back();
+  repeated.release();
   repeated.learn(plan_for({0, 2}), true);
   EXPECT_FALSE(repeated.offer(hits({0, 2})));
 }

@@ -96,7 +96,7 @@ TEST(ReplayEntry, WhatWasAskedForEarlyCountsForTheLockOnly) {
   const Applied second = cluster.apply(1);
   ASSERT_FALSE(second.replay.empty());
   EXPECT_EQ(cluster.rank(1).awaiting(), 0U);
-  EXPECT_FALSE(cluster.rank(1).take_report().has_value());
+  EXPECT_FALSE(cluster.rank(1).next_report().has_value());
 }
 
 TEST(ReplayEntry, AReportFromBeforeTheLockIsIgnored) {
@@ -216,7 +216,7 @@ TEST(ReplayEntry, ALeaveThatWasReportedBeforeTheLockIsReportedAgain) {
   ASSERT_FALSE(cluster.decide()->replay.empty());
   cluster.arrive(late);
   cluster.apply_everywhere();
-  const auto again = cluster.rank(1).take_report();
+  const auto again = cluster.rank(1).next_report();
   ASSERT_TRUE(again.has_value());
   EXPECT_EQ(again->leaving, RankSet(1));
 }

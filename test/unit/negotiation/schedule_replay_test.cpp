@@ -55,13 +55,13 @@ bool offer(ScheduleReplay& replay, const wire::Request& request) {
 }
 
 /// The first operation of the batch that it now runs, if any.
-std::string ran(const ScheduleReplay& replay, const ScheduleReplay::Advance& advance) {
+std::string ran(const ScheduleReplay& replay, const ScheduleReplay::NextBundle& advance) {
   return advance.outcome == Outcome::kRun
              ? replay.batch(advance.batch).operations.front().request.name
              : "";
 }
 std::string runs(ScheduleReplay& replay) {
-  const ScheduleReplay::Advance next = replay.advance();
+  const ScheduleReplay::NextBundle next = replay.advance();
   return ran(replay, next);
 }
 
@@ -178,7 +178,7 @@ TEST(ScheduleReplay, ARankThatWaitsCanAskTheOthersToLeave) {
   ranks.enter({batch({"a"})});
   offer(ranks[0], request("a"));
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
-  ranks[0].ask_others_to_leave();
+  ranks[0].request_leave();
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kNothing);
   EXPECT_EQ(ranks[1].advance().outcome, Outcome::kLeft);
   EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft);
