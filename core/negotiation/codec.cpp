@@ -30,8 +30,8 @@ void Writer::text(std::string_view value) {
 }
 
 void Reader::fail(const char* field, const std::string& what) const {
-  throw WireError(
-      hvd::text("control message: ", field, " at byte ", offset_, " of ", bytes_.size(), ": ", what));
+  throw WireError(hvd::text("control message: ", field, " at byte ", offset_, " of ", bytes_.size(),
+                            ": ", what));
 }
 
 std::uint8_t Reader::u8(const char* field) {

@@ -79,31 +79,37 @@ TEST_P(DeviceRegistrationTest, SingleAndLargeTensorsLieElsewhereOnEveryRank) {
   job->expect_no_faults();
 }
 
+/// The last rank joins, the others run the steps and join too. Then each rank has run so many
+/// collectives in registered memory.
+void expect_registered_after_join(DeviceJob& job, const std::function<void()>& steps,
+                                  int expected) {
+  std::vector<Operation> joins = {submit_one(job.runtime(kRanks - 1), join_operation())};
+  steps();
+  for (int rank = 0; rank < kRanks - 1; ++rank)
+    joins.push_back(submit_one(job.runtime(rank), join_operation()));
+  ASSERT_TRUE(job.run(joins));
+  for (int rank = 0; rank < kRanks; ++rank)
+    EXPECT_EQ(job.nccl().counts(rank).from_registered, expected) << rank;
+  job.expect_no_faults();
+}
+
 TEST_P(DeviceRegistrationTest, ARankThatHasJoinedUsesRegisteredMemoryWhereTheOthersDo) {
   const auto job = start();
-  std::vector<Operation> joins = {submit_one(job->runtime(kRanks - 1), join_operation())};
-  step(*job, "w", kTensors, 5, kRanks - 1);
-  step(*job, "alone", 1, 5, kRanks - 1);
-  step(*job, "w", kTensors, 5, kRanks - 1);
-  for (int rank = 0; rank < kRanks - 1; ++rank)
-    joins.push_back(submit_one(job->runtime(rank), join_operation()));
-  ASSERT_TRUE(job->run(joins));
-  for (int rank = 0; rank < kRanks; ++rank)
-    EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
-  job->expect_no_faults();
+  expect_registered_after_join(
+      *job,
+      [&] {
+        step(*job, "w", kTensors, 5, kRanks - 1);
+        step(*job, "alone", 1, 5, kRanks - 1);
+        step(*job, "w", kTensors, 5, kRanks - 1);
+      },
+      2);
 }
 
 TEST_P(DeviceRegistrationTest, ATensorByItselfThatIsCastLiesInRegisteredMemoryOnEveryRank) {
   const auto job = start();
   step(*job, "alone", 1, 5, kRanks, Compression::kFloat16);
-  std::vector<Operation> joins = {submit_one(job->runtime(kRanks - 1), join_operation())};
-  step(*job, "alone", 1, 5, kRanks - 1, Compression::kFloat16);
-  for (int rank = 0; rank < kRanks - 1; ++rank)
-    joins.push_back(submit_one(job->runtime(rank), join_operation()));
-  ASSERT_TRUE(job->run(joins));
-  for (int rank = 0; rank < kRanks; ++rank)
-    EXPECT_EQ(job->nccl().counts(rank).from_registered, 2) << rank;
-  job->expect_no_faults();
+  expect_registered_after_join(
+      *job, [&] { step(*job, "alone", 1, 5, kRanks - 1, Compression::kFloat16); }, 2);
 }
 
 TEST_P(DeviceRegistrationTest, WithoutRegistrationAllWorksAsBefore) {

@@ -11,7 +11,7 @@ namespace {
 
 using std::chrono::seconds;
 
-struct Gathered {
+struct Tensors {
   std::vector<float> input;
   std::vector<float> output;
 };
@@ -31,7 +31,7 @@ class FusionCountTest : public ::testing::Test {
                          [](const Operation& o) { return o.done(); });
     });
   }
-  static Submission gather(Gathered& gathered, const std::string& name) {
+  static Submission gather(Tensors& gathered, const std::string& name) {
     Submission submission = float_operation(gathered.input, name, OpKind::kAllgather);
     submission.allocate_output = [&gathered](const OutputSizes& sizes) {
       const auto rows =
@@ -46,79 +46,67 @@ class FusionCountTest : public ::testing::Test {
     return submission;
   }
 
+  /// Every rank submits so many operations in one call, and one collective runs them.
+  /// @param make (tensors of this operation, rank, number) -> Submission
+  template <class Make>
+  std::vector<Tensors> run_in_one_call(int operations, const Make& make) {
+    std::vector<Tensors> data(static_cast<std::size_t>(3 * operations));
+    std::vector<Operation> handles;
+    for (int rank = 0; rank < 3; ++rank) {
+      std::vector<Submission> all;
+      for (int i = 0; i < operations; ++i)
+        all.push_back(make(data[static_cast<std::size_t>(rank * operations + i)], rank, i));
+      for (auto& handle : job_.rank(rank).submit(all, Progress::kBackground))
+        handles.push_back(handle);
+    }
+    EXPECT_TRUE(run(handles));
+    for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(job_.rank(rank).metrics().backend_calls, 1U);
+    return data;
+  }
+
   VirtualClock clock_;
   LocalJob job_;
 };
 
 TEST_F(FusionCountTest, AllreducesThatAreReadyTogetherMakeOneCall) {
-  std::vector<std::vector<float>> data;
-  for (int i = 0; i < 30; ++i) data.emplace_back(10 + i % 10, static_cast<float>(i % 10 + 1));
-  std::vector<Operation> operations;
-  for (int rank = 0; rank < 3; ++rank) {
-    std::vector<Submission> all;
-    for (int i = 0; i < 10; ++i)
-      all.push_back(
-          float_operation(data[static_cast<std::size_t>(rank * 10 + i)], "t" + std::to_string(i)));
-    for (auto& handle : job_.rank(rank).submit(std::move(all), Progress::kBackground))
-      operations.push_back(handle);
-  }
-  ASSERT_TRUE(run(operations));
-  for (int i = 0; i < 30; ++i)
-    EXPECT_EQ(data[static_cast<std::size_t>(i)][0], 3.0F * static_cast<float>(i % 10 + 1));
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(job_.rank(rank).metrics().backend_calls, 1U);
+  const auto data = run_in_one_call(10, [](Tensors& tensors, int, int i) {
+    tensors.input.assign(static_cast<std::size_t>(10 + i), static_cast<float>(i + 1));
+    return float_operation(tensors.input, "t" + std::to_string(i));
+  });
+  for (std::size_t i = 0; i < data.size(); ++i)
+    EXPECT_EQ(data[i].input[0], 3.0F * static_cast<float>(i % 10 + 1));
 }
 
 TEST_F(FusionCountTest, RaggedAllgathersThatAreReadyTogetherMakeOneCall) {
   constexpr int kTensors = 5;
-  std::vector<Gathered> data(3 * kTensors);
-  std::vector<Operation> operations;
-  for (int rank = 0; rank < 3; ++rank) {
-    std::vector<Submission> all;
-    for (int i = 0; i < kTensors; ++i) {
-      Gathered& gathered = data[static_cast<std::size_t>(rank * kTensors + i)];
-      gathered.input.assign(static_cast<std::size_t>((rank + i) % 3),
-                            static_cast<float>(10 * rank + i));
-      all.push_back(gather(gathered, "g" + std::to_string(i)));
-    }
-    for (auto& handle : job_.rank(rank).submit(std::move(all), Progress::kBackground))
-      operations.push_back(handle);
-  }
-  ASSERT_TRUE(run(operations));
-  for (int rank = 0; rank < 3; ++rank) {
-    for (int i = 0; i < kTensors; ++i) {
-      std::vector<float> expected;
-      for (int from = 0; from < 3; ++from) {
-        expected.insert(expected.end(), static_cast<std::size_t>((from + i) % 3),
-                        static_cast<float>(10 * from + i));
-      }
+  const auto rows = [](int rank, int i) { return static_cast<std::size_t>((rank + i) % 3); };
+  const auto value = [](int rank, int i) { return static_cast<float>(10 * rank + i); };
+  const auto data = run_in_one_call(kTensors, [&](Tensors& tensors, int rank, int i) {
+    tensors.input.assign(rows(rank, i), value(rank, i));
+    return gather(tensors, "g" + std::to_string(i));
+  });
+  for (int i = 0; i < kTensors; ++i) {
+    std::vector<float> expected;
+    for (int from = 0; from < 3; ++from)
+      expected.insert(expected.end(), rows(from, i), value(from, i));
+    for (int rank = 0; rank < 3; ++rank)
       EXPECT_EQ(data[static_cast<std::size_t>(rank * kTensors + i)].output, expected)
           << "rank " << rank << " tensor " << i;
-    }
-    EXPECT_EQ(job_.rank(rank).metrics().backend_calls, 1U);
   }
 }
 
 TEST_F(FusionCountTest, ReducescattersThatAreReadyTogetherMakeOneCall) {
   constexpr int kTensors = 5;
-  std::vector<Gathered> data(3 * kTensors);
-  std::vector<Operation> operations;
-  for (int rank = 0; rank < 3; ++rank) {
-    std::vector<Submission> all;
-    for (int i = 0; i < kTensors; ++i) {
-      Gathered& scattered = data[static_cast<std::size_t>(rank * kTensors + i)];
-      for (int row = 0; row < 4 + i; ++row)
-        scattered.input.push_back(static_cast<float>(100 * rank + 10 * i + row));
-      scattered.output.resize(static_cast<std::size_t>(rows_of_member(4 + i, 3, rank)));
-      Submission submission =
-          float_operation(scattered.input, "r" + std::to_string(i), OpKind::kReducescatter);
-      submission.output.data = reinterpret_cast<std::byte*>(scattered.output.data());
-      submission.output.count = static_cast<std::int64_t>(scattered.output.size());
-      all.push_back(std::move(submission));
-    }
-    for (auto& handle : job_.rank(rank).submit(std::move(all), Progress::kBackground))
-      operations.push_back(handle);
-  }
-  ASSERT_TRUE(run(operations));
+  const auto data = run_in_one_call(kTensors, [](Tensors& scattered, int rank, int i) {
+    for (int row = 0; row < 4 + i; ++row)
+      scattered.input.push_back(static_cast<float>(100 * rank + 10 * i + row));
+    scattered.output.resize(static_cast<std::size_t>(rows_of_member(4 + i, 3, rank)));
+    Submission submission =
+        float_operation(scattered.input, "r" + std::to_string(i), OpKind::kReducescatter);
+    submission.output.data = reinterpret_cast<std::byte*>(scattered.output.data());
+    submission.output.count = static_cast<std::int64_t>(scattered.output.size());
+    return submission;
+  });
   for (int i = 0; i < kTensors; ++i) {
     float row = 0;  // the ranks' rows, one after the other
     for (int rank = 0; rank < 3; ++rank) {
@@ -130,7 +118,6 @@ TEST_F(FusionCountTest, ReducescattersThatAreReadyTogetherMakeOneCall) {
     }
     EXPECT_EQ(row, static_cast<float>(4 + i));
   }
-  for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(job_.rank(rank).metrics().backend_calls, 1U);
 }
 
 TEST_F(FusionCountTest, ARepeatedStepTravelsAsBits) {

@@ -35,27 +35,51 @@ std::vector<std::string> names_of(const std::vector<AgreedBundle>& schedule) {
   return names;
 }
 
-/// Steps of "a" and an allgather "b", until the next would be replayed.
-void learn(Cluster& cluster) {
-  for (int step = 0; step < 2; ++step) {
-    for (int rank = 0; rank < cluster.size(); ++rank) {
-      cluster.submit(rank, allreduce("a"));
-      cluster.submit(rank, allgather("b", {rank + 1, 2}));
-    }
-    for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.replay.empty());
+void submit_step(Cluster& cluster) {
+  for (int rank = 0; rank < cluster.size(); ++rank) {
+    cluster.submit(rank, allreduce("a"));
+    cluster.submit(rank, allgather("b", {rank + 1, 2}));
   }
 }
 
-void submit_step(Cluster& cluster, int rank) {
-  cluster.submit(rank, allreduce("a"));
-  cluster.submit(rank, allgather("b", {rank + 1, 2}));
-}
+/// Two ranks have run two steps of "a" and an allgather "b", so that the next would be replayed.
+class ReplayEntryTest : public ::testing::Test {
+ protected:
+  ReplayEntryTest() {
+    for (int step = 0; step < 2; ++step) expect_no_replay(cluster_);
+  }
+  /// Runs a step, after which no replay begins.
+  static void expect_no_replay(Cluster& cluster) {
+    submit_step(cluster);
+    for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.replay.empty());
+  }
+  void report_step() {
+    submit_step(cluster_);
+    cluster_.report_all();
+  }
+  /// The plan that begins the replay.
+  wire::Plan decide_replay() {
+    const auto plan = cluster_.decide();
+    EXPECT_TRUE(plan && !plan->replay.empty());
+    return plan.value_or(wire::Plan());
+  }
+  void expect_extra_runs() {
+    for (const Applied& one : cluster_.exchange())
+      EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
+  }
+  static wire::Report leave_after(std::uint64_t plan) {
+    wire::Report report;
+    report.applied = {{plan, RankSet(1)}};
+    report.leaving = RankSet(1);
+    return report;
+  }
 
-TEST(ReplayEntry, ThePlanThatLocksTellsEachRankItsOwnSideOfTheSchedule) {
-  Cluster cluster(2, replaying_options());
-  learn(cluster);
-  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
-  const auto applied = cluster.exchange();
+  Cluster cluster_{2, replaying_options()};
+};
+
+TEST_F(ReplayEntryTest, ThePlanThatLocksTellsEachRankItsOwnSideOfTheSchedule) {
+  submit_step(cluster_);
+  const auto applied = cluster_.exchange();
   for (int rank = 0; rank < 2; ++rank) {
     const auto& schedule = applied[static_cast<std::size_t>(rank)].replay;
     EXPECT_EQ(names_of(schedule), (std::vector<std::string>{"a", "b"}));
@@ -65,7 +89,7 @@ TEST(ReplayEntry, ThePlanThatLocksTellsEachRankItsOwnSideOfTheSchedule) {
   }
 }
 
-TEST(ReplayEntry, AStepWithAGroupOfSeveralSortsIsReplayed) {
+TEST_F(ReplayEntryTest, AStepWithAGroupOfSeveralSortsIsReplayed) {
   Cluster cluster(2, replaying_options());
   wire::Request half = in_group(allreduce("half"), "g", 2, 1), adasum = allreduce("adasum");
   half.dtype = DataType::kFloat16;
@@ -84,149 +108,106 @@ TEST(ReplayEntry, AStepWithAGroupOfSeveralSortsIsReplayed) {
   }
 }
 
-TEST(ReplayEntry, WhatWasAskedForEarlyCountsForTheLockOnly) {
-  Cluster cluster(2, replaying_options());
-  learn(cluster);
-  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
-  cluster.report_all();
+TEST_F(ReplayEntryTest, WhatWasAskedForEarlyCountsForTheLockOnly) {
+  report_step();
   // The first rank cannot have got its results yet; but another name of the schedule may be reused
   // early.
-  ASSERT_TRUE(cluster.decide().has_value());
-  cluster.apply(0);
-  const Applied second = cluster.apply(1);
+  decide_replay();
+  cluster_.apply(0);
+  const Applied second = cluster_.apply(1);
   ASSERT_FALSE(second.replay.empty());
-  EXPECT_EQ(cluster.rank(1).awaiting(), 0U);
-  EXPECT_FALSE(cluster.rank(1).next_report().has_value());
+  EXPECT_EQ(cluster_.rank(1).awaiting(), 0U);
+  EXPECT_FALSE(cluster_.rank(1).next_report().has_value());
 }
 
-TEST(ReplayEntry, AReportFromBeforeTheLockIsIgnored) {
-  Cluster cluster(2, replaying_options());
-  learn(cluster);
-  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
-  cluster.report_all();
-  cluster.submit(1, allreduce("extra"));
-  const wire::Bytes late = cluster.send(1);
-  ASSERT_FALSE(cluster.decide()->replay.empty());
-  cluster.arrive(late);
-  EXPECT_FALSE(cluster.coordinator().waiting());
-  cluster.apply_everywhere();
+TEST_F(ReplayEntryTest, AReportFromBeforeTheLockIsIgnored) {
+  report_step();
+  cluster_.submit(1, allreduce("extra"));
+  const wire::Bytes late = cluster_.send(1);
+  decide_replay();
+  cluster_.arrive(late);
+  EXPECT_FALSE(cluster_.coordinator().waiting());
+  cluster_.apply_everywhere();
   // After the replay the rank asks again, and that counts.
-  cluster.coordinator().end_replay(0);
-  cluster.submit_everywhere(allreduce("extra"));
-  const auto applied = cluster.exchange();
-  for (const Applied& one : applied)
-    EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
+  cluster_.coordinator().end_replay(0);
+  cluster_.submit_everywhere(allreduce("extra"));
+  expect_extra_runs();
 }
 
-TEST(ReplayEntry, ALeaveFromBeforeTheLockIsIgnored) {
-  Cluster cluster(2, replaying_options());
-  learn(cluster);
-  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
-  cluster.report_all();
-  const auto plan = cluster.decide();
-  ASSERT_FALSE(plan->replay.empty());
-  const auto leaves = [](std::uint64_t applied) {
-    wire::Report late;
-    late.applied = {{applied, RankSet(1)}};
-    late.leaving = RankSet(1);
-    return late;
-  };
-  cluster.coordinator().accept(leaves(plan->sequence - 1), {});
-  cluster.apply_everywhere();
-  cluster.coordinator().end_replay(0);
-  cluster.submit(0, allreduce("extra"));
-  cluster.report_all();
-  EXPECT_FALSE(cluster.decide()) << "rank 1 may still come";
-  cluster.submit(1, allreduce("extra"));
-  for (const Applied& one : cluster.exchange())
-    EXPECT_EQ(names_of(one.batches), std::vector<std::string>{"extra"});
-  EXPECT_EQ(leaving_since(leaves(plan->sequence - 1), plan->sequence), RankSet());
-  EXPECT_EQ(leaving_since(leaves(plan->sequence), plan->sequence), RankSet(1));
+TEST_F(ReplayEntryTest, ALeaveFromBeforeTheLockIsIgnored) {
+  report_step();
+  const wire::Plan plan = decide_replay();
+  cluster_.coordinator().accept(leave_after(plan.sequence - 1), {});
+  cluster_.apply_everywhere();
+  cluster_.coordinator().end_replay(0);
+  cluster_.submit(0, allreduce("extra"));
+  cluster_.report_all();
+  EXPECT_FALSE(cluster_.decide()) << "rank 1 may still come";
+  cluster_.submit(1, allreduce("extra"));
+  expect_extra_runs();
+  EXPECT_EQ(leaving_since(leave_after(plan.sequence - 1), plan.sequence), RankSet());
+  EXPECT_EQ(leaving_since(leave_after(plan.sequence), plan.sequence), RankSet(1));
 }
 
 // Nor by a rank on its way, to which the next flag of that rank would make it look new.
-TEST(ReplayEntry, ALeaveFromBeforeTheLockIsNotPassedOn) {
-  Cluster cluster(2, replaying_options());
-  learn(cluster);
-  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
-  cluster.report_all();
-  const auto plan = cluster.decide();
-  ASSERT_FALSE(plan->replay.empty());
-  cluster.apply_everywhere();
-  Aggregator inner(RankSet(1), cluster.rank(1), std::chrono::seconds(1));
-  inner.apply(*plan);
-  wire::Report late;
-  late.applied = {{plan->sequence - 1, RankSet(1)}};
-  late.leaving = RankSet(1);
-  inner.accept(late, {});
+TEST_F(ReplayEntryTest, ALeaveFromBeforeTheLockIsNotPassedOn) {
+  report_step();
+  const wire::Plan plan = decide_replay();
+  cluster_.apply_everywhere();
+  Aggregator inner(RankSet(1), cluster_.rank(1), std::chrono::seconds(1));
+  inner.apply(plan);
+  inner.accept(leave_after(plan.sequence - 1), {});
   const auto passed_on = inner.next_report({});
   ASSERT_TRUE(passed_on);
   EXPECT_EQ(passed_on->leaving, RankSet());
 }
 
-TEST(ReplayEntry, WhatWaitsAndIsNotOfTheSchedulePreventsTheLock) {
-  Cluster cluster(2, replaying_options());
-  learn(cluster);
-  cluster.submit(0, allreduce("extra"));
-  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
-  for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.replay.empty());
+TEST_F(ReplayEntryTest, WhatWaitsAndIsNotOfTheSchedulePreventsTheLock) {
+  cluster_.submit(0, allreduce("extra"));
+  submit_step(cluster_);
+  for (const Applied& applied : cluster_.exchange()) EXPECT_TRUE(applied.replay.empty());
 }
 
-TEST(ReplayEntry, ARankThatLeavesOrHasJoinedPreventsTheLock) {
-  for (const bool leaves : {true, false}) {
-    Cluster cluster(2, replaying_options());
-    learn(cluster);
-    for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
-    if (leaves) {
-      cluster.rank(1).request_shutdown();
-    } else {
-      wire::Request join = unnamed(OpKind::kJoin, 0, {0});
-      join.dtype = DataType::kUInt8;
-      cluster.submit(1, join);
-    }
-    for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.replay.empty()) << leaves;
+TEST_F(ReplayEntryTest, ARankThatLeavesPreventsTheLock) {
+  cluster_.rank(1).request_shutdown();
+  expect_no_replay(cluster_);
+}
+
+TEST_F(ReplayEntryTest, ARankThatHasJoinedPreventsTheLock) {
+  submit_step(cluster_);
+  wire::Request join = unnamed(OpKind::kJoin, 0, {0});
+  join.dtype = DataType::kUInt8;
+  cluster_.submit(1, join);
+  for (const Applied& applied : cluster_.exchange()) EXPECT_TRUE(applied.replay.empty());
+}
+
+TEST_F(ReplayEntryTest, OnlyOperationsInTheCacheAreLockedAndOnlyWhereThatIsSwitchedOn) {
+  CoordinatorOptions with_a_small_cache = replaying_options();
+  with_a_small_cache.cache_capacity = 1;
+  for (const CoordinatorOptions& options : {CoordinatorOptions(), with_a_small_cache}) {
+    Cluster cluster(2, options);
+    for (int step = 0; step < 6; ++step) expect_no_replay(cluster);
   }
 }
 
-TEST(ReplayEntry, NothingIsLockedUnlessAskedFor) {
-  Cluster cluster(2);
-  for (int step = 0; step < 6; ++step) {
-    for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
-    for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.replay.empty());
-  }
-}
-
-TEST(ReplayEntry, OperationsThatTheCacheDoesNotHoldAreNotLocked) {
-  CoordinatorOptions options = replaying_options();
-  options.cache_capacity = 1;
-  Cluster cluster(2, options);
-  for (int step = 0; step < 6; ++step) {
-    for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
-    for (const Applied& applied : cluster.exchange()) EXPECT_TRUE(applied.replay.empty());
-  }
-}
-
-TEST(ReplayEntry, ALeaveThatWasReportedBeforeTheLockIsReportedAgain) {
-  Cluster cluster(2, replaying_options());
-  learn(cluster);
-  for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
-  cluster.report_all();
-  cluster.rank(1).request_shutdown();
-  const wire::Bytes late = cluster.send(1);
-  ASSERT_FALSE(cluster.decide()->replay.empty());
-  cluster.arrive(late);
-  cluster.apply_everywhere();
-  const auto again = cluster.rank(1).next_report();
+TEST_F(ReplayEntryTest, ALeaveThatWasReportedBeforeTheLockIsReportedAgain) {
+  report_step();
+  cluster_.rank(1).request_shutdown();
+  const wire::Bytes late = cluster_.send(1);
+  decide_replay();
+  cluster_.arrive(late);
+  cluster_.apply_everywhere();
+  const auto again = cluster_.rank(1).next_report();
   ASSERT_TRUE(again.has_value());
   EXPECT_EQ(again->leaving, RankSet(1));
 }
 
-TEST(ReplayEntry, ANegotiatorRefusesALockThatCannotBe) {
+TEST_F(ReplayEntryTest, ANegotiatorRefusesALockThatCannotBe) {
   const std::vector<std::vector<wire::SlotBundle>> schedules = {
       {{{7}}}, {{{0}}, {{0}}}, {{{0}, {0}}}, {{{}}}, {{}}, {{{0, 1}}}};
   for (const std::vector<wire::SlotBundle>& schedule : schedules) {
     Cluster cluster(2);
-    for (int rank = 0; rank < 2; ++rank) submit_step(cluster, rank);
+    submit_step(cluster);
     cluster.exchange();
     wire::Plan plan;
     plan.sequence = 2;
