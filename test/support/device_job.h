@@ -9,6 +9,7 @@
 #include <numeric>
 #include <string>
 #include <thread>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -197,5 +198,46 @@ struct DeviceOperation {
     };
   }
 };
+
+/// A job whose tensors go through NCCL, or are staged through the host, with 1 to 4 ranks.
+class DevicePathsTest : public ::testing::TestWithParam<std::tuple<Path, int>> {
+ protected:
+  DevicePathsTest()
+      : size_(std::get<1>(GetParam())),
+        job_(size_, path(), {}, {}, static_cast<std::uint64_t>(size_)) {}
+  static Path path() { return std::get<0>(GetParam()); }
+
+  /// Submits the operations of each rank together and waits for them.
+  template <class Element>
+  void run(const std::vector<std::vector<DeviceOperation<Element>>>& ranks) {
+    std::vector<Operation> handles;
+    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
+      std::vector<Submission> submissions;
+      for (const auto& one : ranks[rank]) submissions.push_back(one.submission);
+      for (auto& handle :
+           job_.runtime(static_cast<int>(rank)).submit(submissions, Progress::kBackground))
+        handles.push_back(handle);
+    }
+    ASSERT_TRUE(job_.run(handles));
+    for (const Operation& handle : handles)
+      EXPECT_TRUE(handle.status().ok()) << handle.status().message;
+  }
+  template <class Element>
+  std::vector<Element> result(int rank, const DeviceOperation<Element>& one) {
+    return job_.read<Element>(rank, *one.output, *one.ready);
+  }
+
+  const int size_;
+  DeviceJob job_;
+};
+
+inline auto paths_and_ranks() {
+  return ::testing::Combine(::testing::Values(Path::kNccl, Path::kStaged),
+                            ::testing::Values(1, 2, 3, 4));
+}
+inline std::string name_of_path(const ::testing::TestParamInfo<std::tuple<Path, int>>& test) {
+  return (std::get<0>(test.param) == Path::kNccl ? "Nccl" : "Staged") +
+         std::to_string(std::get<1>(test.param));
+}
 
 }  // namespace hvd::testing

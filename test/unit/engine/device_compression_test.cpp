@@ -3,8 +3,6 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <tuple>
-
 #include "support/device_job.h"
 #include "support/reference.h"
 
@@ -14,35 +12,14 @@ namespace {
 using Floats = std::vector<float>;
 using FloatOperation = DeviceOperation<float>;
 
-class DeviceCompressionTest : public ::testing::TestWithParam<std::tuple<Path, int>> {
+class DeviceCompressionTest : public DevicePathsTest {
  protected:
-  DeviceCompressionTest()
-      : size_(std::get<1>(GetParam())),
-        job_(size_, path(), {}, {}, static_cast<std::uint64_t>(size_)) {}
-  static Path path() { return std::get<0>(GetParam()); }
-
   FloatOperation operation(int rank, const std::string& name, const Floats& values,
                            Compression compression) {
     FloatOperation made =
         FloatOperation::in_place(job_, rank, name, OpKind::kAllreduce, DataType::kFloat32, values);
     allreduce_of(made.submission).compression = compression;
     return made;
-  }
-  void run(const std::vector<std::vector<FloatOperation>>& ranks) {
-    std::vector<Operation> handles;
-    for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-      std::vector<Submission> submissions;
-      for (const auto& one : ranks[rank]) submissions.push_back(one.submission);
-      for (auto& handle : job_.runtime(static_cast<int>(rank))
-                              .submit(std::move(submissions), Progress::kBackground))
-        handles.push_back(handle);
-    }
-    ASSERT_TRUE(job_.run(handles));
-    for (const Operation& handle : handles)
-      EXPECT_TRUE(handle.status().ok()) << handle.status().message;
-  }
-  Floats result(int rank, const FloatOperation& one) {
-    return job_.read<float>(rank, *one.output, *one.ready);
   }
   static Floats numbers(std::int64_t count, int rank, std::uint64_t seed) {
     const Bytes bytes = make_input(count, DataType::kFloat32, ReduceOp::kSum, rank, seed);
@@ -80,9 +57,6 @@ class DeviceCompressionTest : public ::testing::TestWithParam<std::tuple<Path, i
     for (std::size_t i = 0; i < actual.size(); ++i)
       ASSERT_NEAR(actual[i], wanted[i], rounding) << "element " << i;
   }
-
-  const int size_;
-  DeviceJob job_;
 };
 
 TEST_P(DeviceCompressionTest, ABatchIsCastScaledAndReducedInOneCall) {
@@ -190,14 +164,7 @@ TEST_P(DeviceCompressionTest, AJoinedRankDoesNotChangeTheResult) {
   job_.expect_no_faults();
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, DeviceCompressionTest,
-                         ::testing::Combine(::testing::Values(Path::kNccl, Path::kStaged),
-                                            ::testing::Values(1, 2, 3, 4)),
-                         [](const auto& form) {
-                           return std::string(std::get<0>(form.param) == Path::kNccl ? "Nccl"
-                                                                                     : "Staged") +
-                                  std::to_string(std::get<1>(form.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Paths, DeviceCompressionTest, paths_and_ranks(), name_of_path);
 
 }  // namespace
 }  // namespace hvd::testing

@@ -2,8 +2,6 @@
 // the order of the work on the device, which must be enforced.
 #include <gtest/gtest.h>
 
-#include <tuple>
-
 #include "hvd/error.h"
 #include "kernels/half.h"
 #include "support/device_job.h"
@@ -14,31 +12,8 @@ namespace {
 using Floats = std::vector<float>;
 using FloatOperation = DeviceOperation<float>;
 
-class DeviceOperationsTest : public ::testing::TestWithParam<std::tuple<Path, int>> {
+class DeviceOperationsTest : public DevicePathsTest {
  protected:
-  DeviceOperationsTest()
-      : size_(std::get<1>(GetParam())),
-        job_(size_, std::get<0>(GetParam()), {}, {}, static_cast<std::uint64_t>(size_)) {}
-
-  /// Submits the operations of each rank together and waits for them.
-  template <class Element>
-  void run(std::vector<std::vector<DeviceOperation<Element>>>& ranks) {
-    std::vector<Operation> handles;
-    for (int rank = 0; rank < size_; ++rank) {
-      std::vector<Submission> submissions;
-      for (auto& operation : ranks[static_cast<std::size_t>(rank)])
-        submissions.push_back(operation.submission);
-      for (auto& handle : job_.runtime(rank).submit(std::move(submissions), Progress::kBackground))
-        handles.push_back(handle);
-    }
-    ASSERT_TRUE(job_.run(handles));
-    for (const Operation& handle : handles)
-      EXPECT_TRUE(handle.status().ok()) << handle.status().message;
-  }
-  template <class Element>
-  std::vector<Element> result(int rank, const DeviceOperation<Element>& operation) {
-    return job_.read<Element>(rank, *operation.output, *operation.ready);
-  }
   static Floats numbers(std::int64_t count, int rank, int tensor) {
     Floats values;
     for (std::int64_t i = 0; i < count; ++i)
@@ -46,9 +21,6 @@ class DeviceOperationsTest : public ::testing::TestWithParam<std::tuple<Path, in
     return values;
   }
   int sum_of_ranks() const { return size_ * (size_ + 1) / 2; }
-
-  const int size_;
-  DeviceJob job_;
 };
 
 TEST_P(DeviceOperationsTest, FusedAllreduceWithFactors) {
@@ -430,14 +402,7 @@ TEST_P(DeviceOperationsTest, HalfPrecisionAndBoolsAndBytes) {
   job_.expect_no_faults();
 }
 
-INSTANTIATE_TEST_SUITE_P(Paths, DeviceOperationsTest,
-                         ::testing::Combine(::testing::Values(Path::kNccl, Path::kStaged),
-                                            ::testing::Values(1, 2, 3, 4)),
-                         [](const auto& test) {
-                           return std::string(std::get<0>(test.param) == Path::kNccl ? "Nccl"
-                                                                                     : "Staged") +
-                                  std::to_string(std::get<1>(test.param));
-                         });
+INSTANTIATE_TEST_SUITE_P(Paths, DeviceOperationsTest, paths_and_ranks(), name_of_path);
 
 }  // namespace
 }  // namespace hvd::testing

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "hvd/error.h"
+#include "support/batches.h"
 #include "support/local_backend.h"
 #include "support/local_job.h"
 
@@ -25,9 +26,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
 wire::Request request(const std::string& name) {
-  wire::Request asked;
-  asked.name = name;
-  asked.shape = {4};
+  wire::Request asked = float_request(name, 4);
   asked.op = ReduceOp::kSum;
   return asked;
 }
@@ -37,13 +36,6 @@ wire::Request unnamed(std::uint64_t ordinal) {
   asked.unnamed = true;
   asked.ordinal = ordinal;
   return asked;
-}
-
-control::AgreedBatch batch(const std::vector<wire::Request>& requests, int ranks) {
-  control::AgreedBatch agreed;
-  for (const wire::Request& one : requests) agreed.operations.push_back({one});
-  agreed.members = control::ProcessSetTable(ranks).members(0);
-  return agreed;
 }
 
 /// A rank with the parts of an engine except those that negotiate.
@@ -94,7 +86,7 @@ class SteadyStateTest : public ::testing::Test {
     for (const auto& rank : ranks_) {
       std::vector<control::AgreedBundle> bundles;
       for (const auto& requests : schedule)
-        bundles.push_back({batch(requests, static_cast<int>(ranks_.size()))});
+        bundles.push_back({agreed_batch(requests, static_cast<int>(ranks_.size()))});
       rank->steady.begin(std::move(bundles), clock_.now());
     }
   }
@@ -296,7 +288,7 @@ TEST_F(SteadyStateTest, PlansWaitUntilItIsLeftAndWhileTheNextIsRepeated) {
   EXPECT_EQ(steady(1).next_deferred_plan()->sequence, 7U);
   EXPECT_EQ(steady(1).next_deferred_plan()->sequence, 8U);
   steady(1).release_waiting();
-  steady(1).begin({{batch({request("x")}, 2)}}, clock_.now());
+  steady(1).begin({{agreed_batch({request("x")}, 2)}}, clock_.now());
   EXPECT_FALSE(steady(1).next_deferred_plan().has_value()) << "plan 8 has begun a schedule";
   steady(1).leave_soon();
   EXPECT_EQ(advance(1), Outcome::kLeft);
