@@ -93,7 +93,8 @@ class ControlRouter {
   /// other host, because rank 0 may hang for the same cause.
   void broadcast_failure(const wire::Abort&);
   /// Called by each rank that receives an Abort for a lost rank. One of them, which is not rank 0,
-  /// sends it to that rank: if it is alive it cannot hear the accuser, so another rank tells it.
+  /// sends it to that rank: if it is alive, the accuser's messages do not reach it, so another rank
+  /// sends this.
   void notify_suspect(const wire::Abort&);
 
   /// Rank 0: the rank has left, with or without a report of it.

@@ -236,7 +236,7 @@ void Engine::apply(const wire::Plan& plan) {
   control::Applied applied = negotiator_.apply(plan);
   router_.on_applied(plan);
   blocked_.on_plan();
-  // Before the operation ends that tells the caller of the change.
+  // Before the end of the operation, after which the caller expects the change.
   if (applied.sets_changed) submission_queue_.set_process_sets(negotiator_.process_sets());
   for (const auto& error : applied.errors) end_with(release_outstanding(error.use), error);
   for (auto& batch : applied.batches) start(std::move(batch));

@@ -39,7 +39,7 @@ control::ScheduleReplay make_schedule(const RuntimeOptions& options,
           control.remote_arrival_flags()};
 }
 
-// The first rank of each of several hosts tells the other hosts of its host's arrivals.
+// The first rank of each of several hosts sends the arrivals of its host to the others.
 std::optional<control::DisseminationBarrier> make_dissemination_barrier(
     const control::ScheduleReplay& schedule, control::ControlPlane& control) {
   const Topology& topology = control.topology();
@@ -113,7 +113,7 @@ SteadyState::Outcome SteadyState::advance(TimePoint now) {
   while (schedule_.replaying()) {
     const control::ScheduleReplay::NextBundle next = schedule_.advance();
     if (next.outcome == Outcome::kNothing) {
-      // All ranks of this host have arrived: its first rank tells the other hosts.
+      // All ranks of this host have arrived: its first rank informs the other hosts.
       if (next.ring && own_ != 0) control_.ring(host_.front());
       break;
     }

@@ -99,7 +99,7 @@ const wire::Request& ScheduleReplay::planned(const SchedulePlace& place) const n
   return batches_[place.batch].agreed.operations[place.index].request;
 }
 
-// The cache tells unnamed operations apart by their parameters alone, and a schedule has no slot
+// The cache distinguishes unnamed operations by their parameters alone, and a schedule has no slot
 // twice, so the parameters are enough here too.
 bool ScheduleReplay::find_unnamed(const wire::Request& request, SchedulePlace& known) const {
   wire::Request asked = request;

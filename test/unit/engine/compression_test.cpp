@@ -199,7 +199,7 @@ TEST(Compressed, AdasumIsThatOfTheRoundedVectors) {
   EXPECT_THAT(equal[0], ElementsAre(3, 5));
 }
 
-TEST(Compressed, RanksThatDisagreeAreTold) {
+TEST(Compressed, RanksThatDisagreeGetAnError) {
   Job job(2);
   std::vector<float> one(3, 1), two(3, 1);
   job.submit(0, {compressed(one, "w", Compression::kFloat16)});

@@ -318,7 +318,7 @@ TEST_F(ControlRouterTest, WhenAllRanksAreBlockedThePlanEndsTheirOperations) {
   EXPECT_EQ(std::get<wire::Plan>(plans[0]).errors.size(), 2U);
 }
 
-TEST_F(ControlRouterTest, StallsAreToldOnce) {
+TEST_F(ControlRouterTest, StallsAreReportedOnce) {
   make({"a", "a"});
   node(0).submit("x");
   ASSERT_TRUE(route(0).deadline().has_value());
@@ -337,13 +337,13 @@ TEST_F(ControlRouterTest, StallsAreToldOnce) {
   EXPECT_EQ(node(0).counters.stalls, 1U);
 }
 
-TEST_F(ControlRouterTest, AFailureIsToldToAllOrToRankZeroAndTwoOfEachOtherHost) {
+TEST_F(ControlRouterTest, AFailureIsSentToAllOrToRankZeroAndTwoOfEachOtherHost) {
   make({"a", "a", "b", "b", "b"});
   const wire::Abort lost{1, {StatusCode::kPeerLost, "lost", 4}};
   route(1).broadcast_failure(lost);
-  std::vector<std::size_t> told;
-  for (const std::size_t rank : {0, 1, 2, 3, 4}) told.push_back(mail(rank).size());
-  EXPECT_THAT(told, ElementsAre(1, 0, 1, 1, 0));
+  std::vector<std::size_t> messages;
+  for (const std::size_t rank : {0, 1, 2, 3, 4}) messages.push_back(mail(rank).size());
+  EXPECT_THAT(messages, ElementsAre(1, 0, 1, 1, 0));
   route(0).broadcast_failure(lost);
   for (const std::size_t rank : {1, 2, 3, 4}) EXPECT_EQ(mail(rank).size(), 1U);
 }
@@ -375,7 +375,7 @@ class CarriedControlRouter : public ControlRouterTest {
   const std::shared_ptr<FakeNetwork> carried_ = FakeNetwork::create(3);
 };
 
-TEST_F(CarriedControlRouter, TheFailureOfRankZeroIsToldToTheOthersAllTheSame) {
+TEST_F(CarriedControlRouter, TheFailureOfRankZeroReachesTheOthersAllTheSame) {
   carried_->unreachable = 0;
   EXPECT_THROW(route(1).broadcast_failure({1, {StatusCode::kPeerLost, "lost", 0}}), Error);
   EXPECT_EQ(mail(2).size(), 1U);

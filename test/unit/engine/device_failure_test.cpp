@@ -161,7 +161,7 @@ TEST(DeviceFailureTest, WorkThatNeverEndsOnTheDeviceIsALossAfterTheDeadline) {
 }
 
 // The program computes without end on one GPU, and another rank is lost.
-TEST(DeviceFailureTest, ALossIsToldAlthoughTheGpuHangs) {
+TEST(DeviceFailureTest, ALossIsReportedAlthoughTheGpuHangs) {
   DeviceJob job(3, Path::kNccl, {}, {}, 1, {.teardown_timeout = kSoon, .registered_bytes = 4096});
   std::vector<Operation> handles;
   for (int rank = 0; rank < 3; ++rank)

@@ -180,7 +180,7 @@ TEST_F(DevicePartsTest, ARankThatHasJoinedUsesRegisteredMemoryWhereTheOthersDo) 
   job_->expect_no_faults();
 }
 
-TEST_F(DevicePartsTest, ARankThatSubmitsItInOnePieceIsToldSo) {
+TEST_F(DevicePartsTest, ARankThatSubmitsItInOnePieceGetsAnError) {
   start(2, Path::kNccl);
   Bucket<float> parts = bucket<float>(0, DataType::kFloat32, {Floats(10)});
   parts.submission.on_done = nullptr;

@@ -387,7 +387,7 @@ TEST_F(FailureTest, OtherHostsLearnOfALossWithoutTheCoordinator) {
 }
 
 // The rank was stopped for too long, or ends with an exception and logs the others' error.
-TEST_F(FailureTest, NoRankIsToldThatItHasLostItself) {
+TEST_F(FailureTest, NoRankReportsThatItHasLostItself) {
   start(3);
   const std::vector<Operation> operations{allreduce(0, "x"), allreduce(1, "x")};
   job_->rank(2).abort({StatusCode::kPeerLost,

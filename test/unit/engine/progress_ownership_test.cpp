@@ -275,7 +275,7 @@ TEST(ProgressOwnership, InlineProgressLeavesCallbacksOfOthersToTheEngineThread) 
   job.shut_down();
 }
 
-TEST(ProgressOwnership, WhenEveryRankWaitsForAnotherAllAreToldInTime) {
+TEST(ProgressOwnership, WhenEveryRankWaitsForAnotherAllGetAnErrorInTime) {
   const SteadyClock clock;
   for (const bool several_hosts : {false, true}) {
     LocalJobOptions options;

@@ -86,7 +86,7 @@ TEST(RootedOperations, AReduceGivesTheRootTheResultAndLeavesEveryInput) {
   EXPECT_EQ(data, inputs);
 }
 
-TEST(RootedOperations, RanksThatDisagreeAboutTheRootOrTheKindAreTold) {
+TEST(RootedOperations, RanksThatDisagreeAboutTheRootOrTheKindGetAnError) {
   Ranks ranks(2);
   std::vector<std::vector<float>> data = {{1, 2}, {3, 4}};
   std::vector<Scattered> sides(2);

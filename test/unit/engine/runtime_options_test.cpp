@@ -50,57 +50,41 @@ TEST_F(RuntimeOptionsTest, TimesAreSecondsWithFractions) {
   EXPECT_EQ(runtime::resolve({}).stall_warning, milliseconds(1500));
 }
 
-TEST_F(RuntimeOptionsTest, ProgressHasThreeNames) {
+TEST_F(RuntimeOptionsTest, WordsChooseOneOfSeveralWays) {
   EXPECT_EQ(runtime::resolve({}).progress, ProgressMode::kAuto);
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kOff);
+  EXPECT_EQ(runtime::resolve({}).nccl_launch, runtime::NcclLaunch::kThread);
   ::setenv("HVD_PROGRESS", "inline", 1);
+  ::setenv("HVD_NCCL_REGISTER", "auto", 1);
+  ::setenv("HVD_NCCL_LAUNCH", "nonblocking", 1);
   EXPECT_EQ(runtime::resolve({}).progress, ProgressMode::kInline);
+  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kAuto);
+  EXPECT_EQ(runtime::resolve({}).nccl_launch, runtime::NcclLaunch::kNonblocking);
   EXPECT_EQ(runtime::resolve({.progress = ProgressMode::kBackground}).progress,
             ProgressMode::kBackground);
-  ::setenv("HVD_PROGRESS", "sometimes", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_PROGRESS"), HasSubstr("'sometimes'")));
-}
-
-TEST_F(RuntimeOptionsTest, RegistrationWithNcclIsAutoOrOff) {
-  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kOff);
   ::setenv("HVD_NCCL_REGISTER", "off", 1);
   EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kOff);
-  ::setenv("HVD_NCCL_REGISTER", "auto", 1);
-  EXPECT_EQ(runtime::resolve({}).nccl_register, runtime::NcclRegister::kAuto);
-  ::setenv("HVD_NCCL_REGISTER", "1", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER"), HasSubstr("'auto' or 'off'"),
-                               HasSubstr("'1'")));
 }
 
-TEST_F(RuntimeOptionsTest, TheRemovedValueOfRegistrationNamesItsReplacement) {
-  ::setenv("HVD_NCCL_REGISTER", "window", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_REGISTER: the value 'window' was removed"),
-                               HasSubstr("set 'auto'")));
-  EXPECT_THROW(check_environment(), UsageError);
-}
-
-TEST_F(RuntimeOptionsTest, NcclIsCalledByAThreadOrDoesNotBlock) {
-  EXPECT_EQ(runtime::resolve({}).nccl_launch, runtime::NcclLaunch::kThread);
-  ::setenv("HVD_NCCL_LAUNCH", "nonblocking", 1);
-  EXPECT_EQ(runtime::resolve({}).nccl_launch, runtime::NcclLaunch::kNonblocking);
-  ::setenv("HVD_NCCL_LAUNCH", "off", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_NCCL_LAUNCH"), HasSubstr("'thread' or 'nonblocking'"),
-                               HasSubstr("'off'")));
-}
-
-TEST_F(RuntimeOptionsTest, RemovedCudaAwareMpiIsRefusedWithTheRemedy) {
-  ::setenv("HVD_CUDA_AWARE_MPI", "off", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_CUDA_AWARE_MPI"), HasSubstr("was removed"),
-                               HasSubstr("got 'off'"), HasSubstr("unset it")));
-}
-
-TEST_F(RuntimeOptionsTest, MalformedValuesAreRefusedWithNameAndValue) {
-  ::setenv("HVD_FUSION_THRESHOLD", "64MB", 1);
-  EXPECT_THAT(refusal(), AllOf(HasSubstr("HVD_FUSION_THRESHOLD"), HasSubstr("whole number"),
-                               HasSubstr("'64MB'")));
-  ::unsetenv("HVD_FUSION_THRESHOLD");
-  ::setenv("HVD_PEER_TIMEOUT", "0", 1);
-  EXPECT_THAT(refusal(), HasSubstr("HVD_PEER_TIMEOUT: expected seconds, more than 0"));
-  ::unsetenv("HVD_PEER_TIMEOUT");
+TEST_F(RuntimeOptionsTest, ValuesThatAreNotAcceptedAreRefusedWithNameValueAndRemedy) {
+  const struct {
+    const char* variable;
+    const char* value;
+    std::vector<std::string> parts;
+  } refused[] = {{"HVD_PROGRESS", "sometimes", {"'sometimes'"}},
+                 {"HVD_NCCL_REGISTER", "1", {"'auto' or 'off'", "'1'"}},
+                 {"HVD_NCCL_REGISTER", "window", {"the value 'window' was removed", "set 'auto'"}},
+                 {"HVD_NCCL_LAUNCH", "off", {"'thread' or 'nonblocking'", "'off'"}},
+                 {"HVD_CUDA_AWARE_MPI", "off", {"was removed", "got 'off'", "unset it"}},
+                 {"HVD_FUSION_THRESHOLD", "64MB", {"whole number", "'64MB'"}},
+                 {"HVD_PEER_TIMEOUT", "0", {"expected seconds, more than 0"}}};
+  for (const auto& [variable, value, parts] : refused) {
+    ::setenv(variable, value, 1);
+    EXPECT_THAT(refusal(), HasSubstr(variable));
+    for (const std::string& part : parts) EXPECT_THAT(refusal(), HasSubstr(part));
+    EXPECT_THROW(check_environment(), UsageError) << variable;
+    ::unsetenv(variable);
+  }
   EXPECT_THAT(refusal({.peer_timeout = milliseconds(0)}),
               HasSubstr("hvd::Options::peer_timeout: expected seconds, more than 0"));
   EXPECT_THAT(refusal({.cache_capacity = -1}), HasSubstr("cache_capacity"));

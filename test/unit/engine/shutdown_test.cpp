@@ -33,7 +33,7 @@ TEST(Shutdown, OfOneRankEndsTheOthersOperationsAndNamesTheRank) {
   job.rank(0).shutdown();
 }
 
-TEST(Shutdown, OfAProcessThatEndsWithoutItIsToldAsThat) {
+TEST(Shutdown, TheEndOfAProcessWithoutItIsReportedAsThat) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);
   std::vector<float> data(4, 1.0F);

@@ -315,9 +315,9 @@ TEST_F(SteadyStateTest, TheFirstRankOfEachHostNotifiesTheOtherHosts) {
   EXPECT_TRUE(steady(2).exchange_updates());
   EXPECT_EQ(advance(2), Outcome::kRun);
   EXPECT_EQ(advance(1), Outcome::kNothing) << "its host has got no update of the other one";
-  const std::vector<wire::ReplayUpdate> told = ranks_[0]->received();
-  ASSERT_EQ(told.size(), 1U);
-  steady(0).accept(2, told.front());
+  const std::vector<wire::ReplayUpdate> updates = ranks_[0]->received();
+  ASSERT_EQ(updates.size(), 1U);
+  steady(0).accept(2, updates.front());
   const std::uint32_t before = ticket(1);
   EXPECT_TRUE(steady(0).exchange_updates());
   EXPECT_TRUE(rung(1, before)) << "the ranks of this host have something to do";
@@ -368,7 +368,7 @@ TEST_F(SteadyStateTest, ABlockedRankThatLacksAnOperationLeaves) {
   EXPECT_FALSE(steady(1).leave_if_own_missing()) << "nothing is repeated";
 }
 
-TEST_F(SteadyStateTest, ARankWithAllOperationsAsksTheOthersToLeaveAfterSomeTime) {
+TEST_F(SteadyStateTest, ARankWithAllOperationsRequestsTheOthersToLeaveAfterSomeTime) {
   make({"a", "a"});
   begin({{request("x")}});
   EXPECT_TRUE(offer(0, "x"));

@@ -79,7 +79,7 @@ TEST_F(RuntimeTreeTest, AnOrdinaryRoundIsOneMessageUpAndOnePlanToEachChild) {
   }
 }
 
-TEST_F(RuntimeTreeTest, AStallIsToldAndEndsWithTheMissingRankAndItCanGoOn) {
+TEST_F(RuntimeTreeTest, AStallIsReportedAndEndsWithTheMissingRank) {
   ASSERT_TRUE(run(allreduce_all("w")));
   const int late = 9;
   const auto waiting = allreduce_all("w", late);

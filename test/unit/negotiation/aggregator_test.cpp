@@ -69,7 +69,7 @@ class AggregatorTest : public ::testing::Test {
   TimePoint now_{std::chrono::seconds(5)};
 };
 
-TEST_F(AggregatorTest, GoesOnWhenTheLastBelowHasAsked) {
+TEST_F(AggregatorTest, ForwardsOnceTheLastBelowHasSubmitted) {
   EXPECT_FALSE(report(4, {allreduce("a"), allreduce("b")}));
   EXPECT_FALSE(report(6, {allreduce("a"), allreduce("b")}));
   EXPECT_TRUE(aggregator_.holds_anything());
@@ -83,7 +83,7 @@ TEST_F(AggregatorTest, GoesOnWhenTheLastBelowHasAsked) {
   EXPECT_FALSE(aggregator_.passing_through());
 }
 
-TEST_F(AggregatorTest, SplitsWhatComesInDifferentParts) {
+TEST_F(AggregatorTest, SplitsHitsThatArriveInDifferentParts) {
   EXPECT_FALSE(report(4, {allreduce("a"), allreduce("b"), allreduce("new")}));
   EXPECT_FALSE(report(5, {allreduce("b")}));
   EXPECT_FALSE(report(6, {allreduce("b"), allreduce("new")}));

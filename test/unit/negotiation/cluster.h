@@ -117,7 +117,7 @@ class Cluster {
 };
 
 /// The error text that a rank gets for an operation, or "".
-inline std::string told(const Applied& applied, const std::string& name) {
+inline std::string error_of(const Applied& applied, const std::string& name) {
   for (const auto& error : applied.errors) {
     if (error.name == name) return error.message;
   }

@@ -38,16 +38,16 @@ TEST(CoordinatorFailures, AStalledOperationEndsOnTheRanksThatWaitAndAtTheMissing
   EXPECT_THAT(plan->errors[0].missing, ElementsAre(2));
   EXPECT_FALSE(cluster.coordinator().waiting());
   const auto applied = cluster.apply_everywhere();
-  EXPECT_THAT(told(applied[0], "a"), HasSubstr("missing: rank 2 (host2)"));
-  EXPECT_EQ(told(applied[1], "a"), told(applied[0], "a"));
+  EXPECT_THAT(error_of(applied[0], "a"), HasSubstr("missing: rank 2 (host2)"));
+  EXPECT_EQ(error_of(applied[1], "a"), error_of(applied[0], "a"));
   EXPECT_THAT(applied[2].errors, IsEmpty());
-  EXPECT_EQ(cluster.submit(2, allreduce("a"))->message, told(applied[0], "a"));
+  EXPECT_EQ(cluster.submit(2, allreduce("a"))->message, error_of(applied[0], "a"));
   // The next use is live on all.
   cluster.submit_everywhere(allreduce("a"));
   for (const Applied& next : cluster.exchange()) EXPECT_THAT(next.batches, SizeIs(1));
 }
 
-TEST(CoordinatorFailures, WhatGoesOnAfterAWarningIsToldOnce) {
+TEST(CoordinatorFailures, AnOperationThatGoesOnAfterAWarningIsReportedOnce) {
   Cluster cluster(2, with_stalls());
   cluster.submit(0, allreduce("a"));
   cluster.submit(0, allreduce("b"));
@@ -78,7 +78,7 @@ class EveryRankWaits : public ::testing::Test {
     options.stall.deadlock = seconds(10);
     return options;
   }
-  void say_blocked(std::initializer_list<int> ranks) {
+  void report_blocked(std::initializer_list<int> ranks) {
     for (const int rank : ranks)
       cluster_.coordinator().record_blocked(rank, cluster_.rank(rank).last_applied());
   }
@@ -89,10 +89,10 @@ class EveryRankWaits : public ::testing::Test {
   Cluster cluster_;
 };
 
-TEST_F(EveryRankWaits, AndIsToldWhatEachWaitsFor) {
+TEST_F(EveryRankWaits, TheErrorListsWhatEachWaitsFor) {
   cluster_.submit(2, allreduce("y"));
   cluster_.exchange();
-  say_blocked({0, 1, 2});
+  report_blocked({0, 1, 2});
   EXPECT_FALSE(decide_at(9));
   const auto plan = decide_at(10);
   ASSERT_TRUE(plan);
@@ -100,35 +100,35 @@ TEST_F(EveryRankWaits, AndIsToldWhatEachWaitsFor) {
   EXPECT_EQ(plan->errors[0].code, StatusCode::kStalled);
   const auto applied = cluster_.apply_everywhere();
   EXPECT_EQ(
-      told(applied[0], "x"),
+      error_of(applied[0], "x"),
       "allreduce 'x': every rank waits for another, and none has submitted anything for 10.0 "
       "s (deadlock_timeout): rank 0 (host0): waits for "
       "allreduce 'x'; ranks 1 and 2: waits for allreduce 'y'; every rank must submit the same "
       "operations before it waits");
-  EXPECT_THAT(told(applied[2], "y"), HasSubstr("allreduce 'y': every rank waits"));
+  EXPECT_THAT(error_of(applied[2], "y"), HasSubstr("allreduce 'y': every rank waits"));
 }
 
 TEST_F(EveryRankWaits, UnlessOneComputes) {
-  say_blocked({0, 1});
+  report_blocked({0, 1});
   EXPECT_FALSE(decide_at(100));
 }
 
 TEST_F(EveryRankWaits, UnlessSomethingIsSubmittedMeanwhile) {
-  say_blocked({0, 1, 2});
+  report_blocked({0, 1, 2});
   cluster_.now = seconds(9);
   cluster_.submit(2, allreduce("z"));
   cluster_.exchange();
   EXPECT_FALSE(decide_at(15));
-  say_blocked({0, 1, 2});
+  report_blocked({0, 1, 2});
   EXPECT_FALSE(decide_at(18));
   EXPECT_TRUE(decide_at(19));
 }
 
-TEST_F(EveryRankWaits, UnlessItHasNotHeardOfTheLastPlan) {
+TEST_F(EveryRankWaits, UnlessItHasNotAppliedTheLastPlan) {
   for (int rank = 0; rank < 3; ++rank) cluster_.submit(rank, allreduce("done"));
   cluster_.report_all();
   ASSERT_TRUE(cluster_.decide());
-  say_blocked({0, 1, 2});
+  report_blocked({0, 1, 2});
   EXPECT_FALSE(decide_at(100));
 }
 
@@ -137,7 +137,7 @@ TEST_F(EveryRankWaits, OrHasCalledShutdown) {
   cluster_.submit(2, allreduce("y"));
   cluster_.rank(2).request_shutdown();
   cluster_.report_all();
-  say_blocked({0, 1});
+  report_blocked({0, 1});
   const auto plan = decide_at(10);
   ASSERT_TRUE(plan);
   ASSERT_THAT(plan->errors, SizeIs(2));
@@ -227,7 +227,7 @@ TEST(CoordinatorFailures, AnOperationThatWaitsForARankThatHasLeftEnds) {
   cluster.submit(1, allreduce("a"));
   cluster.rank(2).request_shutdown();
   const auto applied = cluster.exchange();
-  EXPECT_EQ(told(applied[1], "a"),
+  EXPECT_EQ(error_of(applied[1], "a"),
             "allreduce 'a': rank 2 (host2) has called shutdown() without submitting it; every rank "
             "must submit the same operations "
             "before it leaves; a rank with fewer batches than the others calls hvd::join() after "
@@ -237,14 +237,15 @@ TEST(CoordinatorFailures, AnOperationThatWaitsForARankThatHasLeftEnds) {
   EXPECT_FALSE(cluster.coordinator().all_shut_down());
   // So do later members.
   cluster.submit(0, allreduce("b"));
-  EXPECT_THAT(told(cluster.exchange()[0], "b"), HasSubstr("rank 2 (host2) has called shutdown()"));
+  EXPECT_THAT(error_of(cluster.exchange()[0], "b"),
+              HasSubstr("rank 2 (host2) has called shutdown()"));
 }
 
-TEST(CoordinatorFailures, ARankThatEndsWithoutShutdownIsNotSaidToHaveCalledIt) {
+TEST(CoordinatorFailures, ARankThatEndsWithoutShutdownIsReportedAsThat) {
   Cluster cluster(3);
   cluster.submit(0, allreduce("a"));
   cluster.rank(2).request_shutdown(/*ended=*/true);
-  EXPECT_EQ(told(cluster.exchange()[0], "a"),
+  EXPECT_EQ(error_of(cluster.exchange()[0], "a"),
             "allreduce 'a': rank 2 (host2) ended without shutdown() and without submitting it; see "
             "its output and its exit code for the cause");
 }
@@ -277,7 +278,7 @@ TEST(CoordinatorFailures, SiblingsOfAStalledMemberEndAsStalledToo) {
   EXPECT_FALSE(cluster.coordinator().waiting());
 }
 
-TEST(CoordinatorFailures, AMemberWhoseGroupNobodyCompletesStalls) {
+TEST(CoordinatorFailures, AMemberOfAGroupThatStaysIncompleteStalls) {
   Cluster cluster(2, with_stalls());
   cluster.submit_everywhere(in_group(allreduce("a"), "g", 2, 0));
   cluster.exchange();
@@ -294,7 +295,7 @@ TEST(CoordinatorFailures, AMemberWhoseGroupWillNeverBeCompleteEndsWithTheShutdow
   cluster.submit_everywhere(in_group(allreduce("a"), "g", 2, 0));
   cluster.exchange();
   cluster.rank(1).request_shutdown();
-  EXPECT_THAT(told(cluster.exchange()[0], "a"),
+  EXPECT_THAT(error_of(cluster.exchange()[0], "a"),
               HasSubstr("without submitting the rest of its group"));
   cluster.rank(0).request_shutdown();
   EXPECT_TRUE(cluster.exchange()[0].shutdown);

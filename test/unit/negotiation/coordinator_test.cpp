@@ -35,7 +35,7 @@ std::vector<std::string> names(const wire::Plan& plan) {
   return found;
 }
 
-TEST(Coordinator, DecidesOnceTheLastHasAsked) {
+TEST(Coordinator, DecidesOnceTheLastHasSubmitted) {
   Cluster cluster(3);
   cluster.submit_everywhere(allreduce("a"));
   cluster.report(2);
@@ -73,13 +73,13 @@ TEST(Coordinator, TheSameReportsInAnyInterleavingGiveTheSamePlan) {
   }
 }
 
-TEST(Coordinator, AMismatchIsToldToAllAndTheJobGoesOn) {
+TEST(Coordinator, AMismatchFailsOnAllRanksAndTheJobGoesOn) {
   Cluster cluster(4);
   for (int rank = 0; rank < 4; ++rank)
     cluster.submit(rank, allreduce("fc1.weight", {128, rank == 3 ? 32 : 64}));
   cluster.submit_everywhere(allreduce("fine"));
   for (const Applied& applied : cluster.exchange()) {
-    EXPECT_EQ(told(applied, "fc1.weight"),
+    EXPECT_EQ(error_of(applied, "fc1.weight"),
               "allreduce 'fc1.weight': shape differs: rank 0 [128,64], rank 3 [128,32]; every rank "
               "must submit the same shape");
     EXPECT_EQ(applied.errors.at(0).code, StatusCode::kMismatch);
@@ -96,7 +96,7 @@ TEST(Coordinator, AMismatchAgainstTheCacheIsFound) {
   cluster.submit(0, allreduce("a"));
   cluster.submit(1, allreduce("a", {5}));
   for (const Applied& applied : cluster.exchange())
-    EXPECT_THAT(told(applied, "a"), HasSubstr("rank 0 [4], rank 1 [5]"));
+    EXPECT_THAT(error_of(applied, "a"), HasSubstr("rank 0 [4], rank 1 [5]"));
 }
 
 TEST(Coordinator, ASecondUseGoesBySlot) {

@@ -131,7 +131,7 @@ TEST(DisseminationBarrier, OneThatLeavesTakesAllWithIt) {
   }
 }
 
-TEST(DisseminationBarrier, ARankThatWaitsInVainIsHeardOnOtherHosts) {
+TEST(DisseminationBarrier, TheRequestOfARankThatWaitsInVainReachesOtherHosts) {
   Hosts hosts(5, 1);
   hosts.enter({{batch("a")}});
   for (std::size_t host = 0; host < 4; ++host) {

@@ -124,7 +124,7 @@ TEST(FusionPlanner, AGroupStaysTogetherWhateverTheThreshold) {
   EXPECT_EQ(tensors.plan(0), (Batches{{0, 1, 2}}));
 }
 
-TEST(FusionPlanner, WhatComesBetweenTheMembersOfAGroupDoesNotSplitIt) {
+TEST(FusionPlanner, TensorsBetweenTheMembersOfAGroupDoNotSplitIt) {
   const Tensors tensors = Tensors()
                               .add(in_group(allreduce("g0"), "g", 2, 0), 60)
                               .add(allreduce("x"), 30)

@@ -34,7 +34,7 @@ TEST(Join, OthersGoOnWithoutTheRankThatHasJoined) {
   }
 }
 
-TEST(Join, WhatWasAskedForBeforeStillCounts) {
+TEST(Join, EarlierRequestsOfTheRankStillCount) {
   Cluster cluster(2);
   cluster.submit(1, allreduce("a"));
   cluster.submit(1, join_request());
@@ -54,7 +54,7 @@ TEST(Join, AnOperationThatWaitedForItGoesAhead) {
   EXPECT_THAT(cluster.exchange()[0].batches.at(0).absent, ElementsAre(1));
 }
 
-TEST(Join, EndsWhenAllHaveJoinedAndTellsWhoWasLast) {
+TEST(Join, EndsWhenAllHaveJoinedAndReturnsTheLastRank) {
   Cluster cluster(3);
   for (const int rank : {2, 0, 1}) {
     cluster.submit(rank, join_request());
@@ -191,7 +191,7 @@ TEST(Join, WhatCountedOnItFailsWithIt) {
 }
 
 // Two ranks go on without the third, and one of them joins before it has received the plan.
-TEST(Join, OneThatCannotEndMakesNobodyAbsent) {
+TEST(Join, AJoinThatCannotEndMakesNoRankAbsent) {
   Cluster cluster(3);
   wire::Request set = unnamed(OpKind::kAddProcessSet, 0, {0});
   set.new_set = {1, 2};
@@ -214,7 +214,7 @@ TEST(Join, OneThatCannotEndMakesNobodyAbsent) {
   EXPECT_THAT(later[2].batches[0].absent, IsEmpty());
 }
 
-TEST(Join, ARankThatAsksForMoreIsBroken) {
+TEST(Join, ARankThatSubmitsMoreIsBroken) {
   Cluster cluster(2);
   cluster.submit(1, join_request());
   cluster.report(1);

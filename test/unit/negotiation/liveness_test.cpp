@@ -17,7 +17,7 @@ class LivenessTest : public ::testing::Test {
   Liveness liveness_{{1, 4}, seconds(20)};  // an interval is 5 s
 };
 
-TEST_F(LivenessTest, NothingHappensWhileNobodyWaits) {
+TEST_F(LivenessTest, SilenceDoesNotCountWhileThisRankDoesNotWait) {
   for (int second = 0; second < 1000; second += 3) {
     const auto actions = liveness_.check(at(second), false);
     EXPECT_THAT(actions.ping, IsEmpty());
@@ -25,7 +25,7 @@ TEST_F(LivenessTest, NothingHappensWhileNobodyWaits) {
   }
 }
 
-TEST_F(LivenessTest, APeerThatWasHeardLatelyIsNotAsked) {
+TEST_F(LivenessTest, APeerWithARecentMessageIsNotPinged) {
   liveness_.record_message(1, at(100));
   liveness_.record_message(4, at(98));
   EXPECT_THAT(liveness_.check(at(102), true).ping, IsEmpty());
@@ -33,7 +33,7 @@ TEST_F(LivenessTest, APeerThatWasHeardLatelyIsNotAsked) {
   EXPECT_THAT(liveness_.check(at(105), true).ping, ElementsAre(1));
 }
 
-TEST_F(LivenessTest, ASilentPeerIsAskedOncePerInterval) {
+TEST_F(LivenessTest, ASilentPeerIsPingedOncePerInterval) {
   EXPECT_THAT(liveness_.check(at(100), true).ping, ElementsAre(1, 4));
   EXPECT_THAT(liveness_.check(at(104), true).ping, IsEmpty());
   EXPECT_THAT(liveness_.check(at(105), true).ping, ElementsAre(1, 4));
@@ -48,7 +48,7 @@ TEST_F(LivenessTest, APeerThatWasQuietBeforeIsLostATimeoutAfterTheFirstQuestion)
   EXPECT_EQ(liveness_.check(at(120), true).lost, 1);
 }
 
-TEST_F(LivenessTest, APeerThatWasHeardLatelyIsLostATimeoutAfterThat) {
+TEST_F(LivenessTest, APeerWithARecentMessageIsLostATimeoutAfterThat) {
   liveness_.record_message(1, at(100));
   for (const int second : {103, 108, 113, 119}) {
     liveness_.record_message(4, at(second));

@@ -147,7 +147,7 @@ TEST(Messages, DefaultsTakeNoRoomAndComeBack) {
   EXPECT_EQ(round_trip(request), request);
 }
 
-TEST(Messages, AReportSaysWhetherARankHasCalledShutdownOrEndsWithout) {
+TEST(Messages, AReportShowsWhetherARankHasCalledShutdownOrEndsWithout) {
   EXPECT_EQ(to_hex(encode(make_report({.rank = 3}))), to_hex(from_hex("680201 08 03 00")));
   const Report leaving = make_report({.rank = 3, .shutdown = true});
   EXPECT_EQ(to_hex(encode(leaving)), to_hex(from_hex("680201 0a 03 00")));
@@ -332,7 +332,7 @@ TEST(Messages, TheScheduleToRepeatEndsAPlan) {
   EXPECT_THROW(decode(cut), WireError);
 }
 
-TEST(Messages, AnOperationThatRunsAloneSaysSo) {
+TEST(Messages, AnOperationThatRunsAloneIsMarked) {
   Request request = golden::bias();
   const std::size_t without = encode(request).size();
   request.alone = true;

@@ -53,7 +53,7 @@ TEST(ProcessSets, AnOperationOfASetNeedsItsMembersOnly) {
   EXPECT_THAT(applied[1].batches, IsEmpty());
 }
 
-TEST(ProcessSets, RanksThatAskForDifferentSetsAreTold) {
+TEST(ProcessSets, RanksThatSubmitDifferentSetsGetAnError) {
   Cluster cluster(2);
   cluster.submit(0, add(0, {0}));
   cluster.submit(1, add(0, {0, 1}));

@@ -36,7 +36,7 @@ class ReadyTableTest : public ::testing::Test {
   TableByRank table_{sets_, 3};
 };
 
-TEST_F(ReadyTableTest, ReadyWhenTheLastHasAsked) {
+TEST_F(ReadyTableTest, ReadyWhenTheLastHasSubmitted) {
   ask(2, allreduce("a"));
   const auto tensor = ask(0, allreduce("a"));
   EXPECT_FALSE(table_.anything_ready());
@@ -118,7 +118,7 @@ TEST_F(ReadyTableTest, ThreeOpinionsGiveTheTwoLowestRanks) {
   } while (std::next_permutation(ranks.begin(), ranks.end()));
 }
 
-TEST_F(ReadyTableTest, WhatNobodyMayAskIsAMismatch) {
+TEST_F(ReadyTableTest, ARequestThatNoRankMayMakeIsAMismatch) {
   ask_all(allgather("a", {}));
   wire::Request request = allreduce("b");
   request.kind = OpKind::kBroadcast;
@@ -177,7 +177,7 @@ TEST_F(ReadyTableTest, AGroupBecomesReadyTogether) {
   EXPECT_FALSE(table_.pending().front().held);
 }
 
-TEST_F(ReadyTableTest, AFailureReachesMembersThatNobodyHasAskedForYet) {
+TEST_F(ReadyTableTest, AFailureReachesMembersThatNoRankHasSubmittedYet) {
   ask_all(in_group(allreduce("a"), "g", 3, 0));
   const auto failing = ask(0, in_group(allreduce("b"), "g", 3, 1));
   table_.fail_group(*failing, {StatusCode::kStalled, "late"});
@@ -196,7 +196,7 @@ TEST_F(ReadyTableTest, AFailureReachesMembersThatNobodyHasAskedForYet) {
   EXPECT_FALSE(table_.group_failure(table_.pending().front()));
 }
 
-TEST_F(ReadyTableTest, AMemberThatComesAgainBeginsTheNextUse) {
+TEST_F(ReadyTableTest, AMemberThatIsSubmittedAgainBeginsTheNextUse) {
   const auto failing = ask(0, in_group(allreduce("a"), "g", 2, 0));
   table_.fail_group(*failing, {StatusCode::kStalled, "late"});
   table_.erase(failing);

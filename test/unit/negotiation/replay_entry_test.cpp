@@ -77,7 +77,7 @@ class ReplayEntryTest : public ::testing::Test {
   Cluster cluster_{2, replaying_options()};
 };
 
-TEST_F(ReplayEntryTest, ThePlanThatLocksTellsEachRankItsOwnSideOfTheSchedule) {
+TEST_F(ReplayEntryTest, ThePlanThatLocksGivesEachRankItsOwnSideOfTheSchedule) {
   submit_step(cluster_);
   const auto applied = cluster_.exchange();
   for (int rank = 0; rank < 2; ++rank) {
@@ -108,7 +108,7 @@ TEST_F(ReplayEntryTest, AStepWithAGroupOfSeveralSortsIsReplayed) {
   }
 }
 
-TEST_F(ReplayEntryTest, WhatWasAskedForEarlyCountsForTheLockOnly) {
+TEST_F(ReplayEntryTest, EarlyRequestsCountForTheLockOnly) {
   report_step();
   // The first rank cannot have got its results yet; but another name of the schedule may be reused
   // early.

@@ -112,7 +112,7 @@ TEST(ResponseCache, AnAllgatherRemembersEveryMembersFirstDimension) {
 }
 
 // See Note [Meaning of a slot].
-TEST(ResponseCache, ADisplacedResponseIsFoundByThePlansThatCameBefore) {
+TEST(ResponseCache, ADisplacedResponseIsFoundByEarlierPlans) {
   ResponseCache cache(1);
   EXPECT_EQ(cache.find(0, 1), nullptr);
   cache.put(response(allreduce("a")), 1);

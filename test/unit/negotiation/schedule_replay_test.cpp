@@ -89,7 +89,7 @@ TEST(ScheduleReplay, AnUnnamedOperationIsKnownByItsParameters) {
 
 // The name alone is not enough for a place in the schedule, since the batch moves the agreed
 // tensor.
-TEST(ScheduleReplay, WhatIsAskedForOtherwiseThanPlannedIsNotInTheSchedule) {
+TEST(ScheduleReplay, ARequestThatDiffersFromThePlannedOneIsNotInTheSchedule) {
   for (int change = 0; change < 6; ++change) {
     Ranks ranks(1);
     ranks.enter({batch({"a"})});
@@ -428,7 +428,7 @@ TEST_F(Learner, ForgetsTheBestStepWhenTheCacheChanges) {
 }
 
 // Unnamed groups are distinguished by their ordinals, where the cache has equal members.
-TEST_F(Learner, TellsUnnamedGroupsApartByTheirOrdinals) {
+TEST_F(Learner, DistinguishesUnnamedGroupsByTheirOrdinals) {
   std::vector<wire::PlannedTensor> members;
   for (std::uint64_t ordinal = 0; ordinal < 4; ++ordinal) {
     wire::Request member = request("", static_cast<std::int64_t>(ordinal + 1));

@@ -28,7 +28,7 @@ class StallInspectorTest : public ::testing::Test {
   StallInspector stalls_{{seconds(30), seconds(600)}, {"alpha", "beta", "gamma"}};
 };
 
-TEST_F(StallInspectorTest, TellsOnceWhoIsMissingAndWhatItDoesInstead) {
+TEST_F(StallInspectorTest, ReportsOnceWhichRanksAreMissingAndWhatTheyWaitFor) {
   ask(0, allreduce("fc1.weight"), 10);
   ask(1, allreduce("conv1.bias"), 11);
   EXPECT_THAT(stalls_.warnings(table_, at(39)), IsEmpty());
@@ -43,7 +43,7 @@ TEST_F(StallInspectorTest, TellsOnceWhoIsMissingAndWhatItDoesInstead) {
               ElementsAre(HasSubstr("'conv1.bias' has waited 489.0 s for 2 of 3 ranks")));
 }
 
-TEST_F(StallInspectorTest, SaysWhatToDoWhenTheTimeIsUp) {
+TEST_F(StallInspectorTest, TheErrorGivesTheRemedyWhenTheTimeIsUp) {
   ask(0, allreduce("a"), 0);
   ask(1, allreduce("a"), 7);
   EXPECT_THAT(stalls_.expired(table_, at(599)), IsEmpty());
@@ -56,7 +56,7 @@ TEST_F(StallInspectorTest, SaysWhatToDoWhenTheTimeIsUp) {
       "the process set must submit the same operations");
 }
 
-TEST_F(StallInspectorTest, WhatIsCompleteWaitsForNobody) {
+TEST_F(StallInspectorTest, ACompleteOperationDoesNotWait) {
   for (int rank = 0; rank < 3; ++rank) ask(rank, allreduce("a"), 0);
   EXPECT_THAT(stalls_.warnings(table_, at(1000)), IsEmpty());
   EXPECT_THAT(stalls_.expired(table_, at(1000)), IsEmpty());
@@ -105,7 +105,7 @@ TEST_F(StallInspectorTest, TheNextDeadlineIsTheNextThingToSay) {
   EXPECT_EQ(stalls_.next_deadline(table_), at(75));
 }
 
-TEST_F(StallInspectorTest, WhatGoesOnIsToldOnceIfItWasWarnedOf) {
+TEST_F(StallInspectorTest, AnOperationThatGoesOnIsReportedOnceIfItWasWarnedOf) {
   for (const char* const name : {"young", "old", "silent"})
     ask(0, allreduce(name), name == std::string("old") ? 10 : 12);
   std::vector<PendingRef> all;

@@ -77,7 +77,7 @@ TEST(Tree, SmallJobsAndSingleHostsHaveNone) {
   EXPECT_FALSE(needs_tree(hosts({17, 17}), 0));
 }
 
-TEST(Tree, EveryRankReachesRankZeroAndNobodyHasTooManyChildren) {
+TEST(Tree, EveryRankReachesRankZeroAndNoRankHasTooManyChildren) {
   EXPECT_EQ(check_tree(hosts({1}), 32), 0);
   EXPECT_EQ(check_tree(hosts({1, 1}), 32), 1);
   EXPECT_EQ(check_tree(hosts(std::vector<int>(33, 1)), 32), 1);

@@ -15,7 +15,7 @@ std::string mismatch(const wire::Request& a, int rank_a, const wire::Request& b,
   return find_mismatch(a, rank_a, b, rank_b).value_or("(none)");
 }
 
-TEST(Validator, SaysWhatExpectedGotAndWho) {
+TEST(Validator, TheTextGivesBothValuesAndBothRanks) {
   EXPECT_EQ(mismatch(allreduce("fc1.weight", {128, 64}), 0, allreduce("fc1.weight", {128, 32}), 3),
             "allreduce 'fc1.weight': shape differs: rank 0 [128,64], rank 3 [128,32]; every rank "
             "must submit the same shape");
@@ -136,7 +136,7 @@ TEST(Validator, AgreesOnNotANumber) {
   EXPECT_EQ(mismatch(a, 0, a, 1), "(none)");
 }
 
-TEST(Validator, FindsWhatNobodyMayAsk) {
+TEST(Validator, FindsRequestsThatNoRankMayMake) {
   EXPECT_EQ(find_fault(allgather("a", {}), {0, 1}, {}),
             "allgather 'a': a scalar has no first dimension; reshape it to [1]");
   wire::Request request = allreduce("b");
