@@ -442,47 +442,36 @@ void ParameterShards::step() {
 }
 
 void ParameterShards::encode(ObjectWriter& writer) {
+  if (!shards_.empty()) absorb_state();
   // Before the first step the state is not distributed, and is the same on every rank.
-  const bool whole = shards_.empty();
-  if (!whole) absorb_state();
-  const bool own = !whole || set_.rank() == 0;
+  const bool whole = shards_.empty() && set_.rank() == 0;
   if (!is_elementwise(optimizer_)) {
     std::vector<std::vector<std::size_t>> by_group(optimizer_.param_groups().size());
-    for (std::size_t p = 0; whole && own && p < parameters_.size(); ++p)
+    for (std::size_t p = 0; whole && p < parameters_.size(); ++p)
       by_group[group_of_[p]].push_back(p);
     for (const Shard& shard : shards_) {
       for (const OwnPiece& piece : shard.pieces)
         by_group[piece.group].push_back(piece.plan.parameter);
     }
     States all;
-    if (!whole) return encode_owned(writer, optimizer_, by_group, states_);
-    if (own) all.swap(optimizer_.state());
+    if (whole) all.swap(optimizer_.state());
     const auto give_back = c10::make_scope_exit([&] {
-      if (own) all.swap(optimizer_.state());
+      if (whole) all.swap(optimizer_.state());
     });
-    return encode_owned(writer, optimizer_, by_group, all);
+    return encode_owned(writer, optimizer_, by_group, whole ? all : states_);
   }
+  if (whole) return encode_whole(writer, optimizer_, /*replicated=*/false);
   std::vector<SavedPiece> saved;
-  const auto add = [&](std::size_t p, ElementRange elements, bool cut, const ElementState& state) {
-    const std::vector<std::int64_t> strides =
-        whole ? strides_for(parameters_[p]) : known_[p].elements;
-    saved.push_back({p, strides, elements, {state.step, {}}});
-    for (const torch::Tensor& tensor : state.tensors) {
-      const bool as_it_is = cut || !tensor.defined();
-      saved.back().state.tensors.push_back(as_it_is ? tensor : flat(with_strides(strides, tensor)));
-    }
-  };
-  for (std::size_t p = 0; whole && own && p < parameters_.size(); ++p) {
-    const auto found = optimizer_.state().find(parameters_[p].unsafeGetTensorImpl());
-    if (found != optimizer_.state().end())
-      add(p, {0, sizes_[p]}, /*cut=*/false, element_state_of(*found->second));
-  }
   for (const Shard& shard : shards_) {
     for (const OwnPiece& piece : shard.pieces) {
       const auto found = states_.find(piece.tensor.unsafeGetTensorImpl());
-      if (found != states_.end())
-        add(piece.plan.parameter, piece.plan.elements, !piece.whole,
-            element_state_of(*found->second));
+      if (found == states_.end()) continue;
+      const std::vector<std::int64_t>& strides = known_[piece.plan.parameter].elements;
+      ElementState state = element_state_of(*found->second);
+      for (torch::Tensor& tensor : state.tensors) {
+        if (piece.whole && tensor.defined()) tensor = flat(with_strides(strides, tensor));
+      }
+      saved.push_back({piece.plan.parameter, strides, piece.plan.elements, std::move(state)});
     }
   }
   encode_pieces(writer, saved);

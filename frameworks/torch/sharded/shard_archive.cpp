@@ -171,7 +171,7 @@ std::vector<SavedPiece> decode_pieces(std::string_view bytes) {
   return pieces;
 }
 
-void encode_whole(ObjectWriter& writer, const torch::optim::Optimizer& optimizer) {
+void encode_whole(ObjectWriter& writer, const torch::optim::Optimizer& optimizer, bool replicated) {
   const std::vector<torch::Tensor> parameters = parameters_of(optimizer);
   std::vector<SavedPiece> pieces;
   for (std::size_t p = 0; p < parameters.size(); ++p) {
@@ -186,7 +186,7 @@ void encode_whole(ObjectWriter& writer, const torch::optim::Optimizer& optimizer
                                                      : tensor);
     }
   }
-  encode_pieces(writer, pieces, /*replicated=*/true);
+  encode_pieces(writer, pieces, replicated);
 }
 
 void encode_owned(ObjectWriter& writer, torch::optim::Optimizer& optimizer,

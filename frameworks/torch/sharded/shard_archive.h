@@ -31,7 +31,7 @@ struct SavedPiece {
 void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces,
                    bool replicated = false);
 /// Appends the state of all parameters of an elementwise optimizer, as encode_pieces() does.
-void encode_whole(ObjectWriter& writer, const torch::optim::Optimizer& optimizer);
+void encode_whole(ObjectWriter& writer, const torch::optim::Optimizer& optimizer, bool replicated);
 /// @throws Error for bytes that encode_pieces() has not made
 std::vector<SavedPiece> decode_pieces(std::string_view bytes);
 

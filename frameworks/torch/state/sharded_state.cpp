@@ -78,7 +78,7 @@ bool encodes_elements(torch::optim::Optimizer& optimizer) {
 
 void encode_elements(ObjectWriter& writer, torch::optim::Optimizer& any) {
   torch::optim::Optimizer& optimizer = unwrapped(any);
-  encode_shard(writer, optimizer, [&] { encode_whole(writer, optimizer); });
+  encode_shard(writer, optimizer, [&] { encode_whole(writer, optimizer, /*replicated=*/true); });
 }
 
 }  // namespace hvd::libtorch

@@ -15,30 +15,16 @@ namespace libtorch {
 namespace {
 
 std::optional<DataType> to_data_type(torch::ScalarType type) {
-  switch (type) {
-    case torch::kUInt8:
-      return DataType::kUInt8;
-    case torch::kInt8:
-      return DataType::kInt8;
-    case torch::kInt16:
-      return DataType::kInt16;
-    case torch::kInt32:
-      return DataType::kInt32;
-    case torch::kInt64:
-      return DataType::kInt64;
-    case torch::kBool:
-      return DataType::kBool;
-    case torch::kFloat16:
-      return DataType::kFloat16;
-    case torch::kBFloat16:
-      return DataType::kBFloat16;
-    case torch::kFloat32:
-      return DataType::kFloat32;
-    case torch::kFloat64:
-      return DataType::kFloat64;
-    default:
-      return std::nullopt;
+  static constexpr std::pair<torch::ScalarType, DataType> kTypes[] = {
+      {torch::kUInt8, DataType::kUInt8},     {torch::kInt8, DataType::kInt8},
+      {torch::kInt16, DataType::kInt16},     {torch::kInt32, DataType::kInt32},
+      {torch::kInt64, DataType::kInt64},     {torch::kBool, DataType::kBool},
+      {torch::kFloat16, DataType::kFloat16}, {torch::kBFloat16, DataType::kBFloat16},
+      {torch::kFloat32, DataType::kFloat32}, {torch::kFloat64, DataType::kFloat64}};
+  for (const auto& [own, known] : kTypes) {
+    if (own == type) return known;
   }
+  return std::nullopt;
 }
 
 /// Checked here, since memory is allocated before the core checks the submission.
