@@ -16,7 +16,7 @@ using Step = std::function<void(Net&, SGD&, DistributedOptimizer&, int step)>;
 
 /// The reason why this job has no buckets; null if it has.
 const char* no_buckets() {
-  if (size() == 1) return "one rank reduces nothing";
+  if (size() == 1) return "one rank does not reduce";
   return std::getenv("HVD_SHM_ALLOCATOR") != nullptr ? "gradients are born in shared memory"
                                                      : nullptr;
 }
@@ -45,9 +45,7 @@ TEST(BucketViews, GradientsLieSideBySideFromTheSecondStepOn) {
   DistributedOptimizer optimizer(sgd, net->named_parameters());
   std::vector<void*> places;
   for (int step = 0; step < 4; ++step) {
-    optimizer.zero_grad();
-    backward(net, step);
-    optimizer.step();
+    train_step(net, optimizer, step);
     if (step == 0) continue;
     std::vector<void*> now;
     for (const auto& parameter : net->parameters()) now.push_back(parameter.grad().data_ptr());
@@ -257,9 +255,7 @@ TEST(BucketViews, ParametersFrozenLater) {
   expect_equal_with_views([](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
     if (step == 2) net->fc1->weight.set_requires_grad(false);
     if (step == 4) net->fc1->weight.set_requires_grad(true);
-    optimizer.zero_grad();
-    backward(net, step);
-    optimizer.step();
+    train_step(net, optimizer, step);
   });
 }
 
@@ -292,9 +288,7 @@ TEST(BucketViews, GradientsDiscardedBeforeTheyAreUsed) {
   expect_equal_with_views([](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
     optimizer.zero_grad();
     backward(net, 50 + step);
-    optimizer.zero_grad();
-    backward(net, step);
-    optimizer.step();
+    train_step(net, optimizer, step);
   });
 }
 
@@ -304,11 +298,7 @@ TEST(BucketViews, ASharedParameterAndOneOfAnotherType) {
     torch::Tensor shared = torch::randn({5, 5}).requires_grad_();
     torch::Tensor wide = torch::randn({5}, torch::kFloat64).requires_grad_();
     torch::Tensor last = torch::randn({4, 6, 2}).permute({2, 0, 1}).requires_grad_();
-    NamedParameters named;
-    named.insert("shared", shared);
-    named.insert("again", shared);
-    named.insert("wide", wide);
-    named.insert("last", last);
+    NamedParameters named{{"shared", shared}, {"again", shared}, {"wide", wide}, {"last", last}};
     SGD sgd(std::vector<torch::Tensor>{shared, wide, last}, SGDOptions(0.1));
     DistributedOptimizer optimizer(sgd, named, {.gradient_as_bucket_view = views});
     for (int step = 0; step < 3; ++step) {
@@ -369,9 +359,7 @@ TEST(BucketViews, ASetOfFrozenLayersIsLearntOnce) {
       for (const torch::Tensor& parameter : net->fc1->parameters())
         parameter.set_requires_grad(!toggle || step % 2 == 0);
       const std::uint64_t before = metrics().completed_operations;
-      optimizer.zero_grad();
-      backward(net, step);
-      optimizer.step();
+      train_step(net, optimizer, step);
       operations = metrics().completed_operations - before;
     }
     std::vector<torch::Tensor> values;
@@ -391,11 +379,7 @@ TEST(BucketViews, GradientsOutliveTheOptimizerAndTheJob) {
   {
     SGD sgd(net->parameters(), SGDOptions(0.05));
     DistributedOptimizer optimizer(sgd, net->named_parameters());
-    for (int step = 0; step < 3; ++step) {
-      optimizer.zero_grad();
-      backward(net, step);
-      optimizer.step();
-    }
+    for (int step = 0; step < 3; ++step) train_step(net, optimizer, step);
   }
   const torch::Tensor gradient = net->fc1->weight.grad();
   const torch::Tensor copy = gradient.clone();

@@ -262,10 +262,7 @@ TEST_F(CudaOptimizer, GradientsOfOtherStridesAndOfSharedMemory) {
     torch::Tensor b = torch::ones({2, 3}, on).requires_grad_();
     torch::Tensor c = torch::ones({3, 2}, on).t().detach().requires_grad_();
     torch::optim::SGD sgd({a, b, c}, torch::optim::SGDOptions(0.5));
-    NamedParameters named;
-    named.insert("a", a);
-    named.insert("b", b);
-    named.insert("c", c);
+    NamedParameters named{{"a", a}, {"b", b}, {"c", c}};
     DistributedOptimizer optimizer(sgd, named);
     for (int step = 0; step < 4; ++step) {
       optimizer.zero_grad();
@@ -399,9 +396,7 @@ TEST_F(CudaOptimizer, ParameterWithoutGradientOnOneRank) {
   torch::Tensor a = torch::ones({3}, device()).requires_grad_(),
                 b = torch::ones({5}, device()).requires_grad_();
   torch::optim::SGD sgd({a, b}, torch::optim::SGDOptions(1));
-  NamedParameters named;
-  named.insert("a", a);
-  named.insert("b", b);
+  NamedParameters named{{"a", a}, {"b", b}};
   DistributedOptimizer optimizer(sgd, named, {.op = ReduceOp::kSum});
   for (int i = 0; i < 4; ++i) {
     optimizer.zero_grad();
@@ -492,8 +487,7 @@ TEST_F(CudaOptimizer, GradScalerUnscalesAsOnTheCpu) {
     torch::Tensor weight =
         torch::ones({4}, torch::TensorOptions().device(on).dtype(type)).requires_grad_();
     torch::optim::SGD sgd({weight}, torch::optim::SGDOptions(0.5));
-    NamedParameters named;
-    named.insert("weight", weight);
+    NamedParameters named{{"weight", weight}};
     DistributedOptimizer optimizer(sgd, named);
     GradScaler scaler({.init_scale = 64});
     for (int i = 0; i < 4; ++i) {

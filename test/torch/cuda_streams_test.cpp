@@ -183,7 +183,7 @@ TEST_F(CudaStreams, LateOutputWaitsForWhatItsMemoryWasBefore) {
   }
 }
 
-TEST_F(CudaStreams, NobodyWaitsForTheDevice) {
+TEST_F(CudaStreams, NoThreadWaitsForTheDevice) {
   const torch::Tensor tensor = gpu_tensor({300}, torch::kFloat32);
   allreduce(tensor, {.name = "first"});
   const int host = fake_host_waits();

@@ -19,8 +19,7 @@ struct Line {
       : optimizer(inner, names(weight), {.op = op, .process_set = set}) {}
 
   static NamedParameters names(const torch::Tensor& weight) {
-    NamedParameters named;
-    named.insert("weight", weight);
+    NamedParameters named{{"weight", weight}};
     return named;
   }
   /// Backward of sum(weight * x).
@@ -100,9 +99,9 @@ TEST(GradScaler, ReducesOnce) {
 TEST(GradScaler, RepeatedAfterAVoteThatFailedDividesOnce) {
   if (size() == 1) GTEST_SKIP() << "one rank's vote does not fail";
   // A set of its own, in which the optimizer is called opt0.
-  std::vector<int> everybody;
-  for (int r = 0; r < size(); ++r) everybody.push_back(r);
-  const ProcessSet set = add_process_set(everybody);
+  std::vector<int> all_ranks;
+  for (int r = 0; r < size(); ++r) all_ranks.push_back(r);
+  const ProcessSet set = add_process_set(all_ranks);
   {
     Line line(set);
     GradScaler scaler({.init_scale = 64});

@@ -221,9 +221,7 @@ TEST(GradientHook, GetsZerosForWhatHasNoGradientAndSparseOnesDense) {
   torch::nn::Linear rare(3, 2);
   broadcast_parameters(table);
   broadcast_parameters(rare);
-  NamedParameters named;
-  named.insert("table", table->weight);
-  named.insert("rare", rare->weight);
+  NamedParameters named{{"table", table->weight}, {"rare", rare->weight}};
   SGD inner(named.values(), 0.1);
   DistributedOptimizer optimizer(inner, named, {.gradient_hook = average});
   for (int step = 0; step < 4; ++step) {

@@ -80,8 +80,7 @@ TEST(Lifecycle, ARankThatDoesNotComeToTheFirstStepIsNamedAndToldWhatToDo) {
 TEST(Lifecycle, AProcessSetOfAnotherJobIsAnotherThoughItHasTheSameNumber) {
   if (size() == 1) GTEST_SKIP() << "one rank is in every set";
   const torch::Tensor weight = torch::zeros({2}, torch::requires_grad());
-  NamedParameters names;
-  names.insert("weight", weight);
+  NamedParameters names{{"weight", weight}};
   torch::optim::SGD inner({weight}, 0.1);
   shutdown();
   init();

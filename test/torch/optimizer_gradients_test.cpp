@@ -110,9 +110,7 @@ TEST(PutGradients, WhileTheyTravelAreAnErrorThatLeavesTheParameters) {
         EXPECT_TRUE(contains(error, "'norm.bias' was written to or replaced")) << error;
         EXPECT_TRUE(contains(error, "no_sync()")) << error;
         EXPECT_TRUE(torch::equal(before, net->norm->bias.detach()));
-        optimizer.zero_grad();
-        backward(net, step);
-        optimizer.step();
+        train_step(net, optimizer, step);
       }
       EXPECT_TRUE(same_on_all_ranks(net->parameters()));
     }
@@ -124,11 +122,7 @@ TEST(PutGradients, OnOneRankWhileTheyTravelAreNotForgotten) {
   Net net = same_net();
   SGD inner(net->parameters(), SGDOptions(0.01));
   DistributedOptimizer optimizer(inner, net, {.check_every = 1});
-  for (int step = 0; step < 2; ++step) {
-    optimizer.zero_grad();
-    backward(net, step);
-    optimizer.step();
-  }
+  for (int step = 0; step < 2; ++step) train_step(net, optimizer, step);
   optimizer.zero_grad();
   backward(net, 2);
   if (rank() == 0) {

@@ -139,9 +139,7 @@ TEST(Step, AMismatchLeavesTheParametersAndTheNextStepWorks) {
   if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
   const torch::Tensor weight = torch::zeros({rank() == 0 ? 2 : 3}, torch::requires_grad());
   const torch::Tensor other = torch::zeros({2}, torch::requires_grad());
-  NamedParameters names;
-  names.insert("weight", weight);
-  names.insert("other", other);
+  NamedParameters names{{"weight", weight}, {"other", other}};
   SGD inner({weight, other}, 0.1);
   DistributedOptimizer optimizer(inner, names, {.check_every = 0});  // frozen, it still differs
   (weight.sum() + other.sum()).backward();
@@ -183,8 +181,7 @@ TEST(Step, AnErrorOfAnyOperationIsAnErrorOfTheStep) {
 // Nor does it call zero_grad() of the DistributedOptimizer, which would begin anew.
 TEST(Step, ARankWithoutABackwardTakesPart) {
   const torch::Tensor weight = torch::zeros({2}, torch::requires_grad());
-  NamedParameters names;
-  names.insert("weight", weight);
+  NamedParameters names{{"weight", weight}};
   SGD inner({weight}, 0.1);
   DistributedOptimizer optimizer(inner, names, {.op = ReduceOp::kSum});
   for (int step = 0; step < 3; ++step) {

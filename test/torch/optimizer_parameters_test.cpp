@@ -340,8 +340,7 @@ TEST(AddParamGroup, WrongCalls) {
     owner.step();
     optimizer.step();
   }
-  NamedParameters taken;
-  taken.insert("fc1.weight", net->fc2->weight);
+  NamedParameters taken{{"fc1.weight", net->fc2->weight}};
   refuses(group_of(*net->fc2, 0.1), taken, "the name 'fc1.weight' is taken");
   optimizer.zero_grad();
   backward(net);

@@ -150,9 +150,7 @@ TEST(GradientsInFlight, WritingToThemIsAnErrorFromStepWhichLeavesTheParameters) 
       EXPECT_TRUE(contains(message, "'norm.weight'")) << message;
       EXPECT_TRUE(contains(message, "synchronize()")) << message;
       EXPECT_TRUE(torch::equal(before, net->fc2->bias));
-      optimizer.zero_grad();
-      backward(net, step);
-      optimizer.step();
+      train_step(net, optimizer, step);
       EXPECT_TRUE(same_on_all_ranks(net->parameters()));
     }
   });
@@ -308,9 +306,7 @@ TEST(Parameters, WhoseGradientsShareMemoryAreReducedOnce) {
   with_and_without_buckets([&](const DistributedOptimizerOptions& options) {
     const torch::Tensor a = torch::zeros({2, 3}, torch::requires_grad()),
                         b = torch::zeros({3, 2}, torch::requires_grad());
-    NamedParameters named;
-    named.insert("a", a);
-    named.insert("b", b);
+    NamedParameters named{{"a", a}, {"b", b}};
     SGD inner(named.values(), 0.1);
     DistributedOptimizer optimizer(inner, named, options);
     for (int step = 0; step < 4; ++step) {

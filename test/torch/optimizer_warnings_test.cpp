@@ -30,11 +30,7 @@ int warnings_of(const std::string& wanted, const std::function<void()>& run) {
 }
 
 void train(Net& net, DistributedOptimizer& optimizer, int steps) {
-  for (int step = 0; step < steps; ++step) {
-    optimizer.zero_grad();
-    backward(net, step);
-    optimizer.step();
-  }
+  for (int step = 0; step < steps; ++step) train_step(net, optimizer, step);
 }
 
 constexpr const char* kWithout = "step() without a gradient";
@@ -104,11 +100,7 @@ TEST(DestroyedEarly, AndTrainingGoesOnWithoutIt) {
     train(net, optimizer, 2);
   };
   const auto alone = [&](int steps) {
-    for (int step = 0; step < steps; ++step) {
-      inner.zero_grad();
-      backward(net, step);
-      inner.step();
-    }
+    for (int step = 0; step < steps; ++step) train_step(net, inner, step);
   };
   // One for each epoch is as good as one.
   EXPECT_EQ(warnings_of(kGoesOn,
@@ -124,11 +116,7 @@ TEST(DestroyedEarly, AndTrainingGoesOnWithoutIt) {
   EXPECT_EQ(warnings_of(kGoesOn,
                         [&] {
                           ShardedOptimizer optimizer(inner, net);
-                          for (int step = 0; step < 5; ++step) {
-                            optimizer.zero_grad();
-                            backward(net, step);
-                            optimizer.step();
-                          }
+                          for (int step = 0; step < 5; ++step) train_step(net, optimizer, step);
                         }),
             0);
 }

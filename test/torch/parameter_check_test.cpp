@@ -44,9 +44,7 @@ struct Training {
   std::string error_within(int steps, const std::function<void(int)>& before = [](int) {}) {
     return testing::error_within(steps, [&](int i) {
       before(i);
-      optimizer.zero_grad();
-      backward(net, i);
-      optimizer.step();
+      train_step(net, optimizer, i);
     });
   }
 
@@ -58,7 +56,7 @@ struct Training {
 class ParameterCheckTest : public ::testing::Test {
  protected:
   void SetUp() override {
-    if (size() == 1) GTEST_SKIP() << "one rank has nothing to differ from";
+    if (size() == 1) GTEST_SKIP() << "one rank cannot differ";
   }
 };
 
@@ -91,11 +89,7 @@ TEST_F(ParameterCheckTest, BeforeTheFirstUpdateEveryBitCounts) {
       EXPECT_TRUE(torch::equal(before, net->fc2->bias));
       broadcast_parameters(net);
       optimizer.zero_grad();
-      for (int step = 0; step < 3; ++step) {
-        optimizer.zero_grad();
-        backward(net, step);
-        optimizer.step();
-      }
+      for (int step = 0; step < 3; ++step) train_step(net, optimizer, step);
       EXPECT_TRUE(same_on_all_ranks(net->parameters()));
     }
   }
@@ -106,11 +100,7 @@ TEST_F(ParameterCheckTest, LaterRoundingsDoNotCountAndMoreDoes) {
     Net net = same_net(type);
     SGD inner(net->parameters(), SGDOptions(0.01).momentum(0.9));
     DistributedOptimizer optimizer(inner, net->named_parameters(), {.check_every = 3});
-    const auto step = [&](int i) {
-      optimizer.zero_grad();
-      backward(net, i);
-      optimizer.step();
-    };
+    const auto step = [&](int i) { train_step(net, optimizer, i); };
     EXPECT_EQ(error_within(7, step), "");
     change(net->fc1->weight, 2e-7);
     EXPECT_EQ(error_within(7, step), "");
@@ -290,9 +280,7 @@ TEST_F(ParameterCheckTest, CostsOneOperationInTheStepsThatHaveIt) {
   std::uint64_t steady = 0, all = 0, negotiated = 0;
   for (int i = 0; i < 5 * kEvery; ++i) {
     const Metrics before = metrics();
-    optimizer.zero_grad();
-    backward(net, i);
-    optimizer.step();
+    train_step(net, optimizer, i);
     const Metrics after = metrics();
     const std::uint64_t operations = after.completed_operations - before.completed_operations;
     if (i < 2 * kEvery) {
@@ -379,9 +367,7 @@ TEST(DifferentModels, AParameterThatOneRankHasFrozen) {
   const std::string message = message_of<MismatchError>([&] { optimizer.step(); });
   EXPECT_TRUE(contains(message, "'fc2.weight'")) << message;
   net->fc2->weight.set_requires_grad(true);
-  optimizer.zero_grad();
-  backward(net, 0);
-  optimizer.step();
+  train_step(net, optimizer, 0);
 }
 
 }  // namespace

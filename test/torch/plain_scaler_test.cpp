@@ -67,8 +67,7 @@ TEST(PlainScaler, AParameterInTwoGroupsIsDividedOnceAndMissingGradientsAreSkippe
 
 TEST(PlainScaler, ADistributedOptimizerByItsBaseIsTakenAsSuch) {
   Plain plain;
-  NamedParameters named;
-  named.insert("weight", plain.weight);
+  NamedParameters named{{"weight", plain.weight}};
   DistributedOptimizer distributed(plain.optimizer, named, {.op = ReduceOp::kSum});
   torch::optim::Optimizer& base = distributed;
   GradScaler scaler({.init_scale = 64});

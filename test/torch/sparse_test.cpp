@@ -74,7 +74,7 @@ TEST(SparseAllreduce, FactorsAndCompression) {
   expect_coalesced(sparse_allreduce(own / 3, options), sum * 0.5 / size(), 1e-2);
 }
 
-TEST(SparseAllreduce, NobodyHasEntries) {
+TEST(SparseAllreduce, NoRankHasEntries) {
   const torch::Tensor result = sparse_allreduce(coo_of(rank(), torch::kFloat32) * 0, {.name = "z"});
   EXPECT_TRUE(torch::equal(result.to_dense(), torch::zeros({6, 4, 2})));
   const torch::Tensor empty = torch::zeros({3, 2}).to_sparse();

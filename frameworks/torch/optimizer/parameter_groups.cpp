@@ -240,7 +240,7 @@ void GroupMirror::refuse_changed_wrapper() const {
     throw UsageError(
         std::string(who_) +
         ": something was written to the state() that it has as a "
-        "torch::optim::Optimizer, which nobody reads; expected it in the state of the optimizer "
+        "torch::optim::Optimizer, which is never read; expected it in the state of the optimizer "
         "that it wraps: inner().state()");
   }
   const auto refuse = [this](const std::string& what) {

@@ -193,7 +193,7 @@ TEST_P(GradientExchangeTest, ADroppedCycleLeavesGradientsToTheProgram) {
 }
 
 TEST_P(GradientExchangeTest, ParametersThatDifferAreAnErrorOnEveryRank) {
-  if (size() == 1) GTEST_SKIP() << "one rank has nothing to differ from";
+  if (size() == 1) GTEST_SKIP() << "one rank cannot differ";
   if (rank() == 0) step.parameters[1].tensor().detach().mul_(2);
   step.produce(0);
   step.reduce();

@@ -21,16 +21,16 @@ class Recorder {
  public:
   explicit Recorder(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {}
   void install(GradientHooks& hooks) {
-    hooks.install([this](std::size_t parameter) { note("before", parameter); },
+    hooks.install([this](std::size_t parameter) { record("before", parameter); },
                   [this](std::size_t parameter, const torch::autograd::variable_list& gradients) {
-                    note("after", parameter);
+                    record("after", parameter);
                     EXPECT_EQ(gradients.size(), 1U);
                   });
   }
   Events take() { return std::exchange(events_, {}); }
 
  private:
-  void note(const std::string& when, std::size_t parameter) {
+  void record(const std::string& when, std::size_t parameter) {
     const torch::Tensor& gradient = parameters_[parameter].grad();
     events_.push_back(
         when + " " + std::to_string(parameter) + ": " +

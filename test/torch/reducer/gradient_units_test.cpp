@@ -238,7 +238,7 @@ TEST(GradientUnits, AreNoBucketsIfParametersLieOtherwiseInMemory) {
 }
 
 TEST(GradientUnits, LearnLaterWhenARankWasAbsent) {
-  if (size() == 1) GTEST_SKIP() << "nobody is there while it is absent";
+  if (size() == 1) GTEST_SKIP() << "no other rank is there while it is absent";
   Model model(with_buckets("absent"));
   if (rank() == 0) {
     join();

@@ -28,7 +28,7 @@ TEST(RankAgreement, SameParametersAreAgreedOn) {
 }
 
 TEST(RankAgreement, NamesTheFirstDifference) {
-  if (size() == 1) GTEST_SKIP() << "one rank has nothing to differ from";
+  if (size() == 1) GTEST_SKIP() << "one rank cannot differ";
   const GradientReduction how = sums("differences");
   for (const int what : {0, 1, 2, 3}) {
     auto parameters = reduced({2, 3}, how);
@@ -48,7 +48,7 @@ TEST(RankAgreement, NamesTheFirstDifference) {
 }
 
 TEST(RankAgreement, OptionsThatDifferAreNamed) {
-  if (size() == 1) GTEST_SKIP() << "one rank has nothing to differ from";
+  if (size() == 1) GTEST_SKIP() << "one rank cannot differ";
   GradientReduction how = sums("options");
   how.check_every = last() ? 3 : 4;
   auto parameters = reduced({2}, how);
@@ -84,7 +84,7 @@ TEST_F(LayoutsTest, DenseWinsAndSparseHoldsForRanksWithoutAGradient) {
   own.agree_on_layouts();
   EXPECT_EQ(parameters[0].agreed_layout(), 0);
   EXPECT_EQ(parameters[1].agreed_layout(), 1);
-  EXPECT_EQ(parameters[2].agreed_layout(), std::nullopt) << "nobody has one yet";
+  EXPECT_EQ(parameters[2].agreed_layout(), std::nullopt) << "no rank has one yet";
   EXPECT_TRUE(own.layouts_in_doubt());
   EXPECT_FALSE(own.waits_for_layout(parameters[1]));
   own.end_cycle();
@@ -109,14 +109,14 @@ TEST_F(LayoutsTest, AreNotAskedForWhereNoneIsSparse) {
 }
 
 TEST_F(LayoutsTest, AreForgottenAfterACycleThatARankWasAbsentFrom) {
-  if (size() == 1) GTEST_SKIP() << "nobody is there while it is absent";
+  if (size() == 1) GTEST_SKIP() << "no other rank is there while it is absent";
   RankAgreement own(how, parameters);
   if (rank() == 0) {
     join();
   } else {
     set_gradient(parameters[1], sparse_gradient());
     own.compare_parameters();
-    EXPECT_FALSE(own.same_parameters()) << "the absent rank has not said so";
+    EXPECT_FALSE(own.same_parameters()) << "the absent rank did not take part";
     own.agree_on_layouts();
     EXPECT_EQ(parameters[1].agreed_layout(), 1);
     own.end_cycle();
@@ -135,7 +135,7 @@ TEST(RankAgreement, TheOrderIsThatOfTheFirstRank) {
 }
 
 TEST(RankAgreement, ThereIsNoOrderIfParametersLieOtherwiseInMemory) {
-  if (size() == 1) GTEST_SKIP() << "one rank has nothing to differ from";
+  if (size() == 1) GTEST_SKIP() << "one rank cannot differ";
   const GradientReduction how = sums("strides");
   const torch::Tensor plain = torch::ones({2, 3});
   const torch::Tensor turned = torch::ones({3, 2}).t();

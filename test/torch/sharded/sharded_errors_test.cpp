@@ -263,7 +263,7 @@ class Failing final : public torch::optim::Optimizer {
 };
 
 /// A rank whose optimizer fails still submits its part, for which the others would wait.
-TEST(ShardedErrors, AnOptimizerThatThrowsHoldsUpNobody) {
+TEST(ShardedErrors, AnOptimizerThatThrowsLeavesNoRankWaiting) {
   Net net = same_net();
   Failing inner(net->parameters());
   ShardedOptimizer optimizer(inner, net);

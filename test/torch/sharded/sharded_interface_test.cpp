@@ -142,8 +142,7 @@ TEST(ShardedInterface, RefusesGroups) {
       [&] { optimizer.add_param_group(OptimizerParamGroup(net->fc1->parameters())); });
   EXPECT_TRUE(twice.starts_with("ShardedOptimizer::add_param_group: parameter 0")) << twice;
   const torch::Tensor elsewhere = torch::ones({2}, torch::kMeta).requires_grad_();
-  NamedParameters names;
-  names.insert("elsewhere", elsewhere);
+  NamedParameters names{{"elsewhere", elsewhere}};
   const std::string device = message_of<UsageError>([&] {
     optimizer.add_param_group(OptimizerParamGroup(std::vector<torch::Tensor>{elsewhere}), names);
   });

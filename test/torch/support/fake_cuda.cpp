@@ -273,7 +273,7 @@ class HostCall {
       writes_ = alias != nullptr && alias->isWrite();
       take(stack_[first + i]);
     }
-    note_host_waits();
+    count_host_wait();
     const device::Stream queue = FakeCuda::instance().queue(
         current_stream(device_.has_index() ? device_.index() : device_of_thread));
     FakeGpu& gpu = FakeCuda::instance().gpu();
@@ -284,7 +284,7 @@ class HostCall {
     }
     ranges_.clear();
     writes_ = true;
-    for (const auto& [alias, original] : written_) take_over(alias, original);
+    for (const auto& [alias, original] : written_) copy_size_back(alias, original);
     for (std::size_t i = stack_.size() - op_.schema().returns().size(); i < stack_.size(); ++i)
       give_back(stack_[i]);
     if (!ranges_.empty())
@@ -329,7 +329,7 @@ class HostCall {
     at::Tensor alias = like(tensor, known->second, c10::DispatchKey::CPU);
     originals_.emplace(alias.unsafeGetTensorImpl(), tensor);
     if (writes_) written_.emplace_back(alias, tensor);
-    note_access(tensor);
+    record_access(tensor);
     return alias;
   }
 
@@ -344,7 +344,7 @@ class HostCall {
     return other;
   }
 
-  void note_access(const at::Tensor& tensor) {
+  void record_access(const at::Tensor& tensor) {
     if (tensor.numel() == 0) return;
     std::int64_t last = 0;
     for (std::int64_t d = 0; d < tensor.dim(); ++d) last += (tensor.size(d) - 1) * tensor.stride(d);
@@ -353,14 +353,14 @@ class HostCall {
   }
 
   /// The host reads what the device has computed.
-  void note_host_waits() const {
+  void count_host_wait() const {
     static const std::set<std::string> reading = {"aten::_local_scalar_dense", "aten::equal",
                                                   "aten::nonzero", "aten::is_nonzero"};
     if (reading.count(op_.operator_name().name) > 0 || host_written_) ++host_waits;
   }
 
-  /// Takes over the size of a written tensor, which the kernel may have resized.
-  void take_over(const at::Tensor& alias, const at::Tensor& original) {
+  /// Copies the size of a written tensor, which the kernel may have resized.
+  void copy_size_back(const at::Tensor& alias, const at::Tensor& original) {
     if (alias.const_data_ptr() != original.const_data_ptr()) {
       c10::StorageImpl* const storage = original.storage().unsafeGetStorageImpl();
       const std::size_t bytes = alias.storage().nbytes();
@@ -368,7 +368,7 @@ class HostCall {
       storage->set_nbytes(bytes);
       original.unsafeGetTensorImpl()->set_sizes_and_strides(alias.sizes(), alias.strides(),
                                                             alias.storage_offset());
-      note_access(original);
+      record_access(original);
     } else if (alias.sizes() != original.sizes() || alias.strides() != original.strides()) {
       original.unsafeGetTensorImpl()->set_sizes_and_strides(alias.sizes(), alias.strides(),
                                                             alias.storage_offset());
@@ -406,7 +406,7 @@ class HostCall {
     const c10::Storage storage(c10::Storage::use_byte_size_t(), tensor.storage().nbytes(),
                                copied(tensor), &FakeAllocator::instance(), true);
     at::Tensor result = like(tensor, storage, c10::DispatchKey::CUDA);
-    note_access(result);
+    record_access(result);
     return result;
   }
 

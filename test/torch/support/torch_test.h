@@ -84,6 +84,14 @@ Net same_net(torch::ScalarType type = torch::kFloat32);
 /// The gradients of this rank's batch of a step, in the net's type.
 void backward(Net& net, int step = 0);
 
+/// A step with this rank's batch.
+template <class Optimizer>
+void train_step(Net& net, Optimizer& optimizer, int step) {
+  optimizer.zero_grad();
+  backward(net, step);
+  optimizer.step();
+}
+
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }

@@ -95,7 +95,7 @@ TEST_F(GradientReadinessTest, KnowsTheLastUnitOfACycle) {
   readiness.mark_submitted(2);
   EXPECT_TRUE(readiness.last_unit(1));
   expected[1] = expected[2] = false;
-  EXPECT_TRUE(readiness.last_unit(0)) << "nobody waits for those that are not expected";
+  EXPECT_TRUE(readiness.last_unit(0)) << "unexpected gradients are not waited for";
 }
 
 TEST_F(GradientReadinessTest, AReadyGradientIsLeftOverUntilItsUnitIsSubmitted) {
