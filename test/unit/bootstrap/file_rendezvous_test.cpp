@@ -14,7 +14,7 @@
 #include "bootstrap/admission.h"
 #include "bootstrap/rendezvous.h"
 #include "hvd/error.h"
-#include "unit/bootstrap/ranks.h"
+#include "unit/bootstrap/rendezvous_cases.h"
 
 namespace hvd::rendezvous {
 namespace {
@@ -24,18 +24,28 @@ using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 namespace fs = std::filesystem;
 
+/// A folder that exists as long as this object.
+struct Folder {
+  Folder() {
+    std::string made = (fs::temp_directory_path() / "hvd-test-XXXXXX").string();
+    path = ::mkdtemp(made.data());
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { fs::remove_all(path); }
+  fs::path path;
+};
+
+JoinPlace in_new_folder() {
+  return [folder = std::make_shared<Folder>()](const RankInfo& own, Deadline deadline) {
+    return join("file://" + (folder->path / "job").string(), own, deadline);
+  };
+}
+INSTANTIATE_TEST_SUITE_P(File, AnyRendezvous, ::testing::Values(&in_new_folder));
+
 class FileRendezvousTest : public ::testing::Test {
  protected:
-  FileRendezvousTest() {
-    std::string made = (fs::temp_directory_path() / "hvd-test-XXXXXX").string();
-    folder = ::mkdtemp(made.data());
-  }
-  ~FileRendezvousTest() override { fs::remove_all(folder); }
-
   std::string method() const { return "file://" + (folder / "job").string(); }
-  RankInfo info(int rank, int size) const {
-    return {.job = "train", .token = "secret", .build = "0.1.0", .rank = rank, .size = size};
-  }
   std::unique_ptr<Rendezvous> join_as(int rank, int size, Deadline deadline = soon()) const {
     return join(method(), info(rank, size), deadline);
   }
@@ -46,46 +56,15 @@ class FileRendezvousTest : public ::testing::Test {
     return names;
   }
 
-  fs::path folder;
+  const Folder made;
+  const fs::path folder = made.path;
 };
-
-TEST_F(FileRendezvousTest, RanksJoinExchangeAndLeaveNoFiles) {
-  const auto rank = [this](int own) {
-    return [this, own] {
-      std::this_thread::sleep_for(own == 0 ? 20ms : 0ms);  // in either order
-      const auto place = join_as(own, 3);
-      EXPECT_EQ(place->rank(), own);
-      EXPECT_EQ(place->size(), 3);
-      EXPECT_EQ(place->place(), method());
-      for (const char* const what : {"address", "a/b c"}) {
-        const auto all = place->exchange(what, copy_of(what + std::to_string(own)), soon());
-        ASSERT_EQ(all.size(), 3U);
-        for (int other = 0; other < 3; ++other)
-          EXPECT_EQ(shown(all[static_cast<std::size_t>(other)]), what + std::to_string(other));
-      }
-      place->leave(soon());
-    };
-  };
-  EXPECT_THAT(all_of({rank(0), rank(1), rank(2)}), ::testing::Each("fine"));
-  EXPECT_THAT(files(), ::testing::IsEmpty());
-}
 
 TEST_F(FileRendezvousTest, AJobOfOneRank) {
   const auto place = join_as(0, 1);
   EXPECT_EQ(shown(place->exchange("x", copy_of("y"), soon()).front()), "y");
   place->leave(soon());
   EXPECT_THAT(files(), ::testing::IsEmpty());
-}
-
-TEST_F(FileRendezvousTest, AValueIsPutOnce) {
-  const auto place = join_as(0, 1);
-  EXPECT_EQ(shown(place->get("key")), "nothing");
-  EXPECT_EQ(shown(place->wait("key", 0, in(1ms))), "nothing");
-  place->put("key", copy_of("value"));
-  EXPECT_EQ(shown(place->get("key")), "value");
-  EXPECT_EQ(shown(place->wait("key", 0, soon())), "value");
-  EXPECT_THAT(outcome_of([&] { place->put("key", {}); }), HasSubstr("'key' was put into"));
-  EXPECT_EQ(shown(place->get("key")), "value");
 }
 
 TEST_F(FileRendezvousTest, IgnoresFilesOfAnEarlierJob) {
@@ -130,24 +109,6 @@ TEST_F(FileRendezvousTest, ReplacesAFileOfAnotherKind) {
               ::testing::Each("fine"));
 }
 
-TEST_F(FileRendezvousTest, NamesTheMissingRanksOnAllThatHaveJoined) {
-  const auto outcomes = all_of({[&] { join_as(0, 4, in(300ms)); }, [&] { join_as(2, 4, soon()); }});
-  EXPECT_THAT(outcomes,
-              ::testing::Each(AllOf(HasSubstr("lost -1: "),
-                                    HasSubstr("ranks 1 and 3 have not joined at " + method()),
-                                    HasSubstr("start as many ranks as"))));
-}
-
-TEST_F(FileRendezvousTest, NamesThemWhenRank0HasMoreTime) {
-  EXPECT_THAT(all_of({[&] { join_as(0, 3); }, [&] { join_as(1, 3, in(2s)); }}),
-              ::testing::Each(AllOf(HasSubstr("lost 2: "), HasSubstr("has not joined at"))));
-}
-
-TEST_F(FileRendezvousTest, NamesRank0IfItIsMissing) {
-  EXPECT_THAT(outcome_of([&] { join_as(1, 2, short_time()); }),
-              AllOf(HasSubstr("lost 0: "), HasSubstr("rank 0 has not joined at " + method())));
-}
-
 TEST_F(FileRendezvousTest, RefusesARankStartedTwiceAndKeepsTheFirst) {
   std::unique_ptr<Rendezvous> first;
   std::string second;
@@ -173,40 +134,17 @@ TEST_F(FileRendezvousTest, TheFirstOfTwoRanks0IsRefused) {
   EXPECT_EQ(outcomes[2], "fine");
 }
 
-TEST_F(FileRendezvousTest, AContradictionOfRank0IsAnErrorOnAllRanks) {
-  const auto with = [&](const std::function<void(RankInfo&)>& change) {
-    const auto rank_1 = [&] {
-      RankInfo own = info(1, 3);
-      change(own);
-      join(method(), own, soon());
-    };
-    return all_of({[&] { join_as(0, 3); }, rank_1});
-  };
-  EXPECT_THAT(with([](RankInfo& own) { own.size = 5; }),
-              ::testing::Each(AllOf(HasSubstr("usage: "), HasSubstr("expects 5 ranks"))));
-  EXPECT_THAT(with([](RankInfo& own) {
-                own.size = 5;
-                own.rank = 4;
-              }),
-              ::testing::Each(AllOf(HasSubstr("usage: "), HasSubstr("rank 4"))));
-  EXPECT_THAT(with([](RankInfo& own) { own.build = "0.2.0"; }),
-              ::testing::Each(AllOf(HasSubstr("usage: "), HasSubstr("has hvd 0.2.0"))));
-  EXPECT_THAT(with([](RankInfo& own) { own.token = "guess"; }),
-              ::testing::Each(AllOf(HasSubstr("usage: "), HasSubstr("another token"))));
-  EXPECT_THAT(with([](RankInfo& own) { own.job = "test"; }),
-              ::testing::Each(AllOf(HasSubstr("usage: "), HasSubstr("job 'test'"))));
-}
-
-// Rank 0 has refused the others by then, and stays for late ranks.
-TEST_F(FileRendezvousTest, ALateRankReceivesTheReason) {
-  RankInfo own = info(1, 3);
-  own.build = "0.2.0";
-  EXPECT_THAT(all_of({[&] { join_as(0, 3); }, [&] { join(method(), own, soon()); },
-                      [&] {
-                        std::this_thread::sleep_for(300ms);
-                        join_as(2, 3);
-                      }}),
-              ::testing::Each(AllOf(HasSubstr("usage: "), HasSubstr("has hvd 0.2.0"))));
+TEST_F(FileRendezvousTest, AnotherTokenOrJobIsAnErrorOnAllRanks) {
+  RankInfo other_token = info(1, 3);
+  other_token.token = "guess";
+  RankInfo other_job = info(1, 3);
+  other_job.job = "test";
+  for (const auto& [own, reason] :
+       {std::pair(other_token, "another token"), std::pair(other_job, "job 'test'")}) {
+    EXPECT_THAT(
+        all_of({[&] { join_as(0, 3); }, [&, &other = own] { join(method(), other, soon()); }}),
+        ::testing::Each(AllOf(HasSubstr("usage: "), HasSubstr(reason))));
+  }
 }
 
 TEST_F(FileRendezvousTest, NamesAnotherVersionOfTheFiles) {
@@ -220,18 +158,6 @@ TEST_F(FileRendezvousTest, NamesAnotherVersionOfTheFiles) {
                 join_as(0, 2);
               }),
               AllOf(HasSubstr("usage: "), HasSubstr("rank 1"), HasSubstr("another version")));
-}
-
-TEST_F(FileRendezvousTest, AWaitEndsWithTheFailureOfARank) {
-  std::vector<std::string> outcomes = all_of({[&] { join_as(0, 2)->wait("never", 0, soon()); },
-                                              [&] { join_as(1, 2)->fail({"rank 1 has no GPU"}); }});
-  EXPECT_EQ(outcomes[0], "error: rank 1 has no GPU");
-}
-
-TEST_F(FileRendezvousTest, AWaitEndsWithTheLossOfARank) {
-  const auto outcomes = all_of({[&] { join_as(0, 2)->wait("never", 0, soon()); },
-                                [&] { join_as(1, 2)->fail({"rank 7 has ended", 7}); }});
-  EXPECT_EQ(outcomes[0], "lost 7: rank 7 has ended");
 }
 
 TEST_F(FileRendezvousTest, NamesARankThatDoesNotContribute) {

@@ -120,9 +120,6 @@ class FakeHvdrun {
   std::jthread thread_;
 };
 
-RankInfo info(int rank, int size) {
-  return {.job = "train", .token = "secret", .build = "1", .rank = rank, .size = size};
-}
 std::unique_ptr<Rendezvous> join_as(const FakeHvdrun& hvdrun, int rank, int size,
                                     Deadline deadline = soon()) {
   return join(hvdrun.method(), info(rank, size), deadline);

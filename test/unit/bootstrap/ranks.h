@@ -21,6 +21,10 @@ inline Deadline soon() { return in(std::chrono::seconds(50)); }
 /// A deadline that the test waits for.
 inline Deadline short_time() { return in(std::chrono::milliseconds(300)); }
 
+inline RankInfo info(int rank, int size, const std::string& build = "0.1.0") {
+  return {.job = "train", .token = "secret", .build = build, .rank = rank, .size = size};
+}
+
 inline Bytes copy_of(const std::string& text) {
   const auto bytes = bytes_of(text);
   return {bytes.begin(), bytes.end()};

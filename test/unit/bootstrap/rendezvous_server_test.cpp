@@ -37,9 +37,6 @@ class RendezvousServerTest : public ::testing::Test {
                       kept_.push_back(frame);
                     });
   }
-  static RankInfo info(int rank, int size) {
-    return {.job = "train", .token = "secret", .build = "1", .rank = rank, .size = size};
-  }
   bool say(int session, const ServerRequest& request) {
     return server_->handle(session, encode(request), now_);
   }
@@ -204,10 +201,8 @@ TEST_F(RendezvousServerTest, RefusesARankThatJoinsAgainAfterTheJobBegan) {
 
 TEST_F(RendezvousServerTest, TheFirstRankIsTheReferenceByDefault) {
   serve(2);
-  RankInfo other = info(1, 2);
-  other.build = "2";
-  join(11, other);
-  join(10, info(0, 2));
+  join(11, info(1, 2, "2"));
+  join(10, info(0, 2, "1"));
   for (const int session : {10, 11})
     EXPECT_THAT(last_reply(session), HasSubstr("rank 0 (host h, process 10) has hvd 1, rank 1 has "
                                                "2; start the same program everywhere"));

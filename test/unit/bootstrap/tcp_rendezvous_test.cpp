@@ -11,7 +11,7 @@
 
 #include "bootstrap/rendezvous.h"
 #include "bootstrap/rendezvous_server.h"
-#include "unit/bootstrap/ranks.h"
+#include "unit/bootstrap/rendezvous_cases.h"
 
 namespace hvd::rendezvous {
 namespace {
@@ -23,18 +23,22 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using namespace std::chrono_literals;
 
+/// A port that was free a moment ago.
+std::uint16_t free_port() {
+  asio::io_context io;
+  return tcp::acceptor(io, {tcp::v4(), 0}).local_endpoint().port();
+}
+
+JoinPlace at_new_port() {
+  return [place = "tcp://localhost:" + std::to_string(free_port())](
+             const RankInfo& own, Deadline deadline) { return join(place, own, deadline); };
+}
+INSTANTIATE_TEST_SUITE_P(Tcp, AnyRendezvous, ::testing::Values(&at_new_port));
+
 class TcpRendezvousTest : public ::testing::Test {
  protected:
-  /// A port that was free a moment ago.
-  static std::uint16_t free_port() {
-    asio::io_context io;
-    return tcp::acceptor(io, {tcp::v4(), 0}).local_endpoint().port();
-  }
   std::string method(const std::string& host = "localhost") const {
     return "tcp://" + host + ":" + std::to_string(port);
-  }
-  static RankInfo info(int rank, int size) {
-    return {.job = "train", .token = "secret", .build = "0.1.0", .rank = rank, .size = size};
   }
   std::unique_ptr<Rendezvous> join_as(int rank, int size, Deadline deadline = soon()) const {
     return join(method(), info(rank, size), deadline);
@@ -79,61 +83,6 @@ TEST_F(TcpRendezvousTest, WaitsForAPortInUse) {
                         other.close();
                       }}),
               Each("fine"));
-}
-
-TEST_F(TcpRendezvousTest, RanksJoinInAnyOrderExchangeAndLeave) {
-  const auto rank = [this](int own) {
-    return [this, own] {
-      std::this_thread::sleep_for(own == 0 ? 100ms : 0ms);
-      const auto place = join_as(own, 4);
-      EXPECT_EQ(place->rank(), own);
-      EXPECT_EQ(place->size(), 4);
-      EXPECT_EQ(place->place(), method());
-      for (const std::string what : {"address", ""}) {
-        const auto all = place->exchange(what, copy_of(what + std::to_string(own)), soon());
-        ASSERT_EQ(all.size(), 4U);
-        for (int other = 0; other < 4; ++other)
-          EXPECT_EQ(shown(all[static_cast<std::size_t>(other)]), what + std::to_string(other));
-      }
-      place->leave(soon());
-    };
-  };
-  for (int life = 0; life < 3; ++life)  // the port is free again at once
-    EXPECT_THAT(all_of({rank(0), rank(1), rank(2), rank(3)}), Each("fine"));
-}
-
-TEST_F(TcpRendezvousTest, AValueIsPutOnce) {
-  const auto place = join_as(0, 1);
-  EXPECT_EQ(shown(place->get("key")), "nothing");
-  EXPECT_EQ(shown(place->wait("key", 0, in(1ms))), "nothing");
-  const std::string large(1 << 20, 'x');
-  place->put("key", copy_of(large));
-  EXPECT_EQ(shown(place->get("key")), large);
-  EXPECT_EQ(shown(place->wait("key", 0, soon())), large);
-  EXPECT_THAT(outcome_of([&] { place->put("key", {}); }), HasSubstr("'key' was put into"));
-  place->leave(soon());
-}
-
-TEST_F(TcpRendezvousTest, AWaitEndsWithThePut) {
-  const auto waits = [&] {
-    const auto place = join_as(0, 2);
-    EXPECT_EQ(shown(place->wait("late", 0, soon())), "here");
-    place->leave(soon());
-  };
-  const auto puts = [&] {
-    const auto place = join_as(1, 2);
-    std::this_thread::sleep_for(50ms);
-    place->put("late", copy_of("here"));
-    place->leave(soon());
-  };
-  EXPECT_THAT(all_of({waits, puts}), Each("fine"));
-}
-
-TEST_F(TcpRendezvousTest, NamesTheMissingRanksOnAllThatHaveJoined) {
-  EXPECT_THAT(
-      all_of({[&] { join_as(0, 4, in(500ms)); }, [&] { join_as(2, 4); }}),
-      Each(AllOf(HasSubstr("lost -1: "), HasSubstr("ranks 1 and 3 have not joined at " + method()),
-                 HasSubstr("start as many ranks as"))));
 }
 
 TEST_F(TcpRendezvousTest, NamesRank0IfItIsMissing) {
@@ -217,27 +166,6 @@ TEST_F(TcpRendezvousTest, RefusesRanksOfAnotherJobAlone) {
                                 Not(HasSubstr("secret")), Not(HasSubstr("guess"))));
 }
 
-TEST_F(TcpRendezvousTest, AContradictionOfRank0IsAnErrorOnAllRanks) {
-  RankInfo own = info(1, 3);
-  own.build = "0.2.0";
-  EXPECT_THAT(all_of({[&] { join_as(0, 3); }, [&] { join(method(), own, soon()); }}),
-              Each(AllOf(HasSubstr("usage: "), HasSubstr("rank 1"), HasSubstr("has hvd 0.2.0"))));
-  EXPECT_THAT(all_of({[&] { join_as(0, 3); }, [&] { join_as(4, 5); }}),
-              Each(AllOf(HasSubstr("usage: "), HasSubstr("rank 4"), HasSubstr("expects 5 ranks"))));
-}
-
-// Rank 0 has refused the others by then, and stays for late ranks.
-TEST_F(TcpRendezvousTest, ALateRankReceivesTheReason) {
-  RankInfo own = info(1, 3);
-  own.build = "0.2.0";
-  EXPECT_THAT(all_of({[&] { join_as(0, 3); }, [&] { join(method(), own, soon()); },
-                      [&] {
-                        std::this_thread::sleep_for(300ms);
-                        join_as(2, 3);
-                      }}),
-              Each(AllOf(HasSubstr("usage: "), HasSubstr("has hvd 0.2.0"))));
-}
-
 TEST_F(TcpRendezvousTest, RefusesARankStartedTwiceAndKeepsTheFirst) {
   std::vector<std::string> twice(2);
   const auto rank_1 = [&] { join_as(1, 3)->leave(soon()); };
@@ -252,18 +180,6 @@ TEST_F(TcpRendezvousTest, RefusesARankStartedTwiceAndKeepsTheFirst) {
   EXPECT_THAT(twice, ::testing::UnorderedElementsAre(
                          "fine", AllOf(HasSubstr("usage: "), HasSubstr("rank 1 has joined at"),
                                        HasSubstr("twice, first from host"))));
-}
-
-TEST_F(TcpRendezvousTest, AWaitEndsWithTheFailureOfARank) {
-  const auto outcomes = all_of({[&] { join_as(0, 2)->wait("never", 0, soon()); },
-                                [&] { join_as(1, 2)->fail({"rank 1 has no GPU"}); }});
-  EXPECT_EQ(outcomes[0], "error: rank 1 has no GPU");
-}
-
-TEST_F(TcpRendezvousTest, AWaitEndsWithTheLossOfARank) {
-  const auto outcomes = all_of({[&] { join_as(0, 2)->wait("never", 0, soon()); },
-                                [&] { join_as(1, 2)->fail({"rank 7 has ended", 7}); }});
-  EXPECT_EQ(outcomes[0], "lost 7: rank 7 has ended");
 }
 
 // Rank 0 serves until the others have left.
