@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "base/text.h"
 #include "fault/campaign_judge.h"
 #include "fault/campaign_plan.h"
 #include "support/campaign.h"
@@ -45,7 +46,7 @@ Process start_ranks(const Plan& plan, const std::string& meeting) {
   environment["WORLD_SIZE"] = ranks;
   std::string script;
   for (int rank = 0; rank < plan.ranks; ++rank)
-    script += "RANK=" + std::to_string(rank) + " " HVD_CAMPAIGN_PROGRAM " " + seed + " & ";
+    script += text("RANK=", rank, " " HVD_CAMPAIGN_PROGRAM " ", seed, " & ");
   return {{"sh", "-c", script + "wait"}, environment};
 }
 
@@ -95,8 +96,8 @@ void Job::end_all(const std::string& why) {
   run_.output += "--- " + why + '\n';
   for (const auto& [rank, witness] : run_.ranks) {
     if (!testing::exists(witness.pid)) continue;
-    run_.output += "--- rank " + std::to_string(rank) + " lives\n";
-    run_.output += testing::end_late_process(witness.pid, options_);
+    run_.output +=
+        text("--- rank ", rank, " lives\n", testing::end_late_process(witness.pid, options_));
   }
 }
 

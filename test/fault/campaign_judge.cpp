@@ -6,6 +6,8 @@
 #include <set>
 #include <sstream>
 
+#include "base/text.h"
+
 namespace hvd::campaign {
 namespace {
 
@@ -32,8 +34,9 @@ class Judge {
   testing::JudgedJob judge();
 
  private:
-  void blame(int rank, const std::string& what) {
-    verdict_.defects.push_back("rank " + std::to_string(rank) + " " + what);
+  template <class... Parts>
+  void blame(int rank, const Parts&... parts) {
+    verdict_.defects.push_back(text("rank ", rank, " ", parts...));
   }
   const Witness& witness(int rank) const {
     static const Witness silent;
@@ -63,24 +66,23 @@ class Judge {
 void Judge::expect_end(int rank, const std::string& end) {
   const std::string& found = witness(rank).end;
   if (found != end)
-    blame(rank, found.empty() ? "did not end" : "ended as '" + found + "', expected '" + end + "'");
+    blame(rank, found.empty() ? "did not end" : text("ended as '", found, "'"), ", expected '", end,
+          "'");
   for (const Loss& loss : witness(rank).losses) {
-    if (end != "lost") blame(rank, "got " + loss.error + ": " + loss.message);
+    if (end != "lost") blame(rank, "got ", loss.error, ": ", loss.message);
   }
 }
 
 void Judge::expect_no_failures(int rank) {
   for (const Failure& failure : witness(rank).failures) {
-    blame(rank, "got " + failure.error + " for " + failure.key + ": " + failure.message);
+    blame(rank, "got ", failure.error, " for ", failure.key, ": ", failure.message);
   }
 }
 
 void Judge::expect_fast(int rank, const Loss& loss, double limit) {
   const double seconds = loss.time - witness(plan_.victim).fault;
   verdict_.detection = std::max(verdict_.detection, seconds);
-  if (seconds > limit)
-    blame(rank,
-          "detected it after " + std::to_string(seconds) + " s, expected " + std::to_string(limit));
+  if (seconds > limit) blame(rank, "detected it after ", seconds, " s, expected ", limit);
 }
 
 void Judge::expect_loss(int rank) {
@@ -90,9 +92,9 @@ void Judge::expect_loss(int rank) {
   if (witness(rank).losses.empty()) return;
   const Loss& loss = witness(rank).losses.front();
   if (loss.error != "PeerLostError")
-    blame(rank, "got " + loss.error + ", expected PeerLostError: " + loss.message);
+    blame(rank, "got ", loss.error, ", expected PeerLostError: ", loss.message);
   const bool named = loss.rank == plan_.victim || (loss.in_init && loss.rank == -1);
-  if (!named) blame(rank, "blames rank " + std::to_string(loss.rank) + ": " + loss.message);
+  if (!named) blame(rank, "blames rank ", loss.rank, ": ", loss.message);
   const bool seen_by_all = plan_.hosts.empty() && plan_.fault != Fault::kStop;
   // The shutdown() of an earlier epoch may have had to wait for the loss, and then init() again.
   double earlier = 0;
@@ -117,10 +119,8 @@ void Judge::expect_departure(int rank) {
   if (rank == plan_.victim) return;
   for (const Loss& departure : witness(rank).departures) {
     expect_fast(rank, departure, kAtOnce + kSlack);
-    if (departure.message.find("rank " + std::to_string(plan_.victim) + " (") ==
-        std::string::npos) {
-      blame(rank, "has an error that does not name the rank that left: " + departure.message);
-    }
+    if (departure.message.find(text("rank ", plan_.victim, " (")) == std::string::npos)
+      blame(rank, "has an error that does not name the rank that left: ", departure.message);
   }
 }
 
@@ -133,36 +133,35 @@ void Judge::expect_failures(const std::string& error) {
     expect_end(rank, "done");
     for (const Failure& failure : witness.failures) {
       if (failure.error != error) {
-        blame(rank, "got " + failure.error + ", expected " + error + ", for " + failure.key + ": " +
-                        failure.message);
+        blame(rank, "got ", failure.error, ", expected ", error, ", for ", failure.key, ": ",
+              failure.message);
       }
       failed[failure.key].insert(rank);
       members[failure.key] = failure.members;
       const double limit =
           plan_.fault == Fault::kLongDelay && rank != plan_.victim ? kStallShutdown : 0;
       if (failure.seconds > limit + kAtOnce + kSlack)
-        blame(rank, "waited " + std::to_string(failure.seconds) + " s for " + failure.key);
+        blame(rank, "waited ", failure.seconds, " s for ", failure.key);
       if (rank != plan_.victim) verdict_.detection = std::max(verdict_.detection, failure.seconds);
     }
   }
   if (failed.empty()) verdict_.defects.push_back("no rank got a " + error);
   for (const auto& [key, ranks] : failed) {
     for (const int rank : members[key]) {
-      if (!ranks.contains(rank)) blame(rank, "got no error for " + key);
+      if (!ranks.contains(rank)) blame(rank, "got no error for ", key);
     }
   }
 }
 
 testing::JudgedJob Judge::judge() {
   if (run_.cut_off)
-    verdict_.defects.push_back("the run did not end and was cut off after " +
-                               std::to_string(run_.seconds) + " s");
+    verdict_.defects.push_back(
+        text("the run did not end and was cut off after ", run_.seconds, " s"));
   for (int rank = 0; rank < plan_.ranks; ++rank) {
-    for (const auto& text : witness(rank).wrong) blame(rank, text);
+    for (const auto& wrong : witness(rank).wrong) blame(rank, wrong);
   }
   verdict_.plan = describe(plan_);
-  verdict_.row =
-      std::string(to_string(plan_.fault)) + ", " + std::to_string(plan_.ranks) + " ranks";
+  verdict_.row = text(to_string(plan_.fault), ", ", plan_.ranks, " ranks");
   verdict_.output = run_.output;
   verdict_.happened = witness(plan_.victim).fault > 0;
   if (verdict_.happened && plan_.fault == Fault::kLongDelay) {

@@ -23,6 +23,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "fault/ucx_campaign_rank.h"
 #include "support/campaign.h"
 #include "support/seeds.h"
@@ -69,7 +70,7 @@ Plan make_plan(std::uint64_t seed, const CampaignOptions& options) {
       plan.until_kill = between(1, 1000);
       return plan;
   }
-  throw std::out_of_range("--moment " + options.own[1] + ", expected 0, 1 or 2");
+  throw std::out_of_range(text("--moment ", options.own[1], ", expected 0, 1 or 2"));
 }
 
 /// The ranks of one job. The destructor ends those that run.
@@ -155,6 +156,14 @@ void Job::wait_until_done(Clock::time_point limit) {
   }
 }
 
+/// Describes how a rank ended; empty if it ended well.
+std::string ending_of(int status) {
+  if (WIFSIGNALED(status)) return text("ended by ", ::strsignal(WTERMSIG(status)));
+  const auto code = static_cast<std::size_t>(WEXITSTATUS(status));
+  if (code == kWell) return "";
+  return code < kEndingNames.size() ? std::string(kEndingNames[code]) : text("exit code ", code);
+}
+
 void Job::judge_ends(Clock::time_point limit, const CampaignOptions& options,
                      testing::JudgedJob& job) {
   for (int rank = 0; rank < plan_.size; ++rank) {
@@ -164,22 +173,13 @@ void Job::judge_ends(Clock::time_point limit, const CampaignOptions& options,
     pid_t ended = 0;
     while ((ended = ::waitpid(process.pid, &status, WNOHANG)) == 0 && Clock::now() < limit)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::string ending = "hung";
+    const std::string ending = ended == 0 ? "hung" : ending_of(status);
     if (ended == 0) {
       job.output += testing::end_late_process(process.pid, options);
       ::waitpid(process.pid, nullptr, 0);
-    } else if (WIFSIGNALED(status)) {
-      ending = std::string("ended by ") + ::strsignal(WTERMSIG(status));
-    } else {
-      const auto code = static_cast<std::size_t>(WEXITSTATUS(status));
-      if (code == kWell)
-        ending.clear();
-      else
-        ending =
-            code < kEndingNames.size() ? kEndingNames[code] : "exit code " + std::to_string(code);
     }
     process.pid = 0;
-    if (!ending.empty()) job.defects.push_back("rank " + std::to_string(rank) + ": " + ending);
+    if (!ending.empty()) job.defects.push_back(text("rank ", rank, ": ", ending));
   }
 }
 

@@ -57,7 +57,7 @@ int watch(hvd::control::ControlPlane& plane, const std::string& how, pid_t victi
     }
     std::this_thread::sleep_for(5ms);
   }
-  std::printf("rank %d noticed nothing\n", plane.rank());
+  std::printf("rank %d detected no loss\n", plane.rank());
   return 1;
 }
 

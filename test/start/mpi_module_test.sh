@@ -13,7 +13,7 @@ fail() {
 run() { env LD_LIBRARY_PATH="$work${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@" "$program" init </dev/null 2>&1; }
 
 needed=$(readelf -d "$core" | sed -n 's/.*(NEEDED).*\[\(.*\)\]/\1/p')
-[[ $needed == *libstdc++* ]] || fail "readelf says nothing of $core: $needed"
+[[ $needed == *libstdc++* ]] || fail "readelf shows no needed libraries of $core: $needed"
 [[ $needed != *libmpi* ]] || fail "libhvd_core.so needs MPI: $needed"
 
 cp "$core" "$work/libhvd_core.so.0"
@@ -22,7 +22,7 @@ text=$(run A=b) || fail "a rank alone failed: $text"
 ! text=$(run OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=0) || fail "began a job over MPI without it: $text"
 [[ $text == *UsageError*OMPI_COMM_WORLD_SIZE*libhvd_mpi.so*"hvdrun --controller ucx"* ]] || fail "without the module: $text"
 
-# Two ranks, with nothing of MPI at hand.
+# Two ranks, without MPI.
 run HVD_INIT_METHOD="file://$work/place" RANK=1 WORLD_SIZE=2 >"$work/rank1" &
 text=$(run HVD_INIT_METHOD="file://$work/place" RANK=0 WORLD_SIZE=2) || fail "rank 0: $text"
 wait $! || fail "rank 1: $(cat "$work/rank1")"

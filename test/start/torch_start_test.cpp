@@ -20,8 +20,8 @@ TEST(TorchStart, RanksOfTorchrunMeetInItsAgentsStore) {
 }
 
 void expect_all_met_at_the_agent(const std::string& output, const std::string& place) {
-  for (const char* const who : {"0 4 0", "1 4 1", "2 4 0", "3 4 1"})
-    EXPECT_EQ(count(output, std::string("OK ") + who + " ucx store://" + place), 2) << output;
+  for (const char* const rank : {"0 4 0", "1 4 1", "2 4 0", "3 4 1"})
+    EXPECT_EQ(count(output, std::string("OK ") + rank + " ucx store://" + place), 2) << output;
 }
 
 TEST_F(TorchrunHosts, StaticsAgentHasAStoreForBothHosts) {

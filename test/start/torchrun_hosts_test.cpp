@@ -10,8 +10,8 @@ const Environment kOwnPort = {{"HVD_INIT_METHOD", "tcp://10.79.0.1:29401"}};
 const Environment kPortOfRankZero = {{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}};
 
 void expect_all_worked(const std::string& output, const std::string& place) {
-  for (const char* const who : {"0 4 0 2", "1 4 1 2", "2 4 0 2", "3 4 1 2"})
-    EXPECT_EQ(count(output, std::string("OK ") + who + " ucx " + place), 2) << output;
+  for (const char* const rank : {"0 4 0 2", "1 4 1 2", "2 4 0 2", "3 4 1 2"})
+    EXPECT_EQ(count(output, std::string("OK ") + rank + " ucx " + place), 2) << output;
 }
 
 Environment with(Environment environment, const Environment& more) {
