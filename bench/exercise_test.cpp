@@ -12,7 +12,7 @@ namespace {
 constexpr OpKind kKinds[] = {OpKind::kAllreduce, OpKind::kAllgather, OpKind::kBroadcast,
                              OpKind::kReducescatter, OpKind::kAlltoall};
 
-/// All ranks of an exercise in one process, and a serial way to do it.
+/// Holds all ranks of an exercise in one process, and computes the results serially.
 class Job {
  public:
   Job(OpKind kind, std::size_t bytes, int ranks) {

@@ -1,4 +1,4 @@
-// hvd-bench: what hvd costs, beside what it competes with, measured in the same processes.
+// hvd-bench measures the cost of hvd and of its competitors in the same processes. See
 // bench/README.md.
 #include <CLI/CLI.hpp>
 #include <algorithm>
@@ -163,7 +163,7 @@ void declare(CLI::App& app, CommandLine& line) {
 }
 
 int measure(const Session& session, const Command& command, const std::string& json_path) {
-  // Rather now than after minutes of measuring.
+  // Fail now, not after minutes of measuring, if the file cannot be written.
   if (session.rank() == 0 && !json_path.empty()) write_json(json_path, Json::object());
   const Json environment = session.describe();
   if (session.rank() == 0) print_description(environment, std::cout);
@@ -188,7 +188,7 @@ int run(const Command& command, const CommandLine& line) {
     return measure(session, command, line.json_path);
   } catch (const std::exception& error) {
     std::cerr << "hvd-bench: " << error.what() << std::endl;
-    // The other ranks wait for this one inside MPI, which cannot be told otherwise.
+    // The other ranks wait for this one inside MPI, and only MPI_Abort() ends their wait.
     MPI_Abort(session.peers(), 1);
     return 1;
   }

@@ -9,7 +9,7 @@
 
 namespace hvd::bench {
 
-/// Parameters with gradients of their own, and a loss whose backward makes them all.
+/// Parameters, and a loss whose backward pass computes the gradients of all of them.
 class Model {
  public:
   virtual ~Model() = default;
@@ -24,10 +24,10 @@ class Model {
   std::vector<at::Tensor> parameters_;
 };
 
-/// The same on every rank.
+/// Returns the initial values of the parameters, equal on every rank.
 std::vector<at::Tensor> initial_values(const ParameterSet& set);
 
-/// @throws std::invalid_argument when options.compute asks for a network that is not there.
+/// @throws std::invalid_argument when options.compute names an unknown network.
 std::unique_ptr<Model> make_model(const WorkloadOptions& options,
                                   const std::vector<at::Tensor>& values, int rank);
 

@@ -140,10 +140,10 @@ PeerMemory::~PeerMemory() {
 }
 
 constexpr std::size_t kPage = 4096;
-constexpr std::size_t kSlotBytes = std::size_t{128} << 10;  // the backend's
-constexpr std::size_t kSmallBytes = 4096;                   // the backend's: every rank reduces all
+constexpr std::size_t kSlotBytes = std::size_t{128} << 10;  // as in the backend
+constexpr std::size_t kSmallBytes = 4096;                   // as there: every rank reduces all
 
-/// Counts arrivals. A rank that waits long gives its core away.
+/// Counts arrivals. A rank that waits for long yields its core.
 class Barrier {
  public:
   Barrier(const PeerMemory& memory, int rank) : rank_(static_cast<std::size_t>(rank)) {
@@ -173,7 +173,7 @@ std::shared_ptr<std::byte> zeroed(std::size_t bytes) {
   return memory;
 }
 
-/// In whole cache lines.
+/// Returns the begin and end of a rank's slice, in whole cache lines.
 std::pair<std::size_t, std::size_t> slice_of(std::size_t bytes, int rank, int ranks) {
   const std::size_t lines = (bytes + kCacheLine - 1) / kCacheLine;
   const auto edge = [&](int r) {
@@ -226,9 +226,9 @@ class RawShared final : public Contender {
 };
 
 /// A rank's shared memory: the barrier's page, two slots for its input and two for its reduced
-/// slice. In step k every rank fills round k, reduces round k - 1 and takes the results of round k
-/// - 2, and then waits for the others. So a step reads only slots that the step before has written,
-///   and no rank still reads the slots that the step writes.
+/// slice. In step k every rank fills the slot of round k, reduces round (k - 1), copies the results
+/// of round (k - 2), and then waits for the other ranks. So a step reads only slots that the
+/// previous step has written, and no rank still reads the slots that it writes.
 class RawStaged final : public Contender {
  public:
   RawStaged(const Exercise& exercise, MPI_Comm communicator)

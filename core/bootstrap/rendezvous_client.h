@@ -28,10 +28,11 @@ class RendezvousClient : public Rendezvous {
   /// Sends a request and waits for its reply.
   /// @throws hvd::Error when the server does not reply by the deadline, or has ended
   virtual ServerReply request(const ServerRequest&, Deadline) = 0;
-  /// As request().
+  /// Sends the request to join. Waits and throws like request().
   ServerReply request_to_join(Deadline);
-  /// False if the reply is not that of a RendezvousServer. @throws hvd::Error when the rank is
-  /// refused
+  /// Returns true if the server has accepted this rank, and false if no RendezvousServer sent the
+  /// reply.
+  /// @throws hvd::Error when the rank is refused
   static bool is_accepted(const ServerReply&);
   /// @throws hvd::Error for a frame larger than 64 MiB
   static void check_size(const Bytes& frame);

@@ -16,7 +16,7 @@
 
 namespace hvd::capi {
 
-// The C enumerations are casts away from the C++ ones.
+// The C and C++ enumerators have equal values, so a cast converts them.
 template <class C, class Cpp>
 constexpr bool same(C c, Cpp cpp) {
   return static_cast<int>(c) == static_cast<int>(cpp);
@@ -221,7 +221,7 @@ class Translator {
     output.data = static_cast<std::byte*>(given_.output);
     if (submission_.kind() == OpKind::kReducescatter && !output.shape.empty() && output.count > 0) {
       const ProcessSet set = set_of(given_.process_set);
-      // Outside the set, which the core refuses, any position does.
+      // A rank outside the set may use any position, because the core refuses its submission.
       const std::int64_t rows = rows_of_member(output.shape[0], set.size(), set.rank());
       output.count = output.count / output.shape[0] * rows;
       output.shape[0] = rows;
@@ -252,7 +252,7 @@ class Translator {
     if (view.shape.empty()) return;  // the core refuses it, with a better text
     std::int64_t row = 1;
     for (std::size_t i = 1; i < view.shape.size(); ++i) {
-      // With no rows the shape as a whole does not overflow, but another rank may have rows.
+      // With 0 rows the input's element count is 0, but the result has the rows of other ranks.
       if (__builtin_mul_overflow(row, view.shape[i], &row))
         fail("bad shape " + shape_to_string(view.shape));
     }
@@ -268,13 +268,13 @@ class Translator {
       view.data = static_cast<std::byte*>(outcome->data);
       return view;
     };
-    // The transport may write to memory that the operation owns after a failure, when the handle is
-    // gone.
+    // After a failure, the transport may still write to the operation's memory when the program has
+    // already freed the handle.
     submission_.keep_alive = outcome_;
   }
 
-  /// When the caller has no memory the library takes its own, so that the failure stays with this
-  /// rank.
+  /// Provides the memory of the result. If the caller's allocate() returns no memory, the library
+  /// uses its own, so that the operation fails only on this rank.
   static void provide(Outcome& outcome, hvd_allocate_t allocate, void* user_data) {
     if (allocate != nullptr) {
       const auto count = static_cast<std::int32_t>(outcome.first_dims.size());
@@ -309,7 +309,8 @@ std::unique_ptr<hvd_operation_t> start(const hvd_submission_t& given, const char
   return handle;
 }
 
-/// The array's elements, which are as far apart as the caller's version of the struct is large.
+/// Returns pointers to the array's elements. The stride is the struct's size in the caller's
+/// version.
 std::vector<const hvd_submission_t*> elements(const hvd_submission_t* first, std::size_t count) {
   const std::size_t stride = checked_size(*first, "hvd_submission_t");
   if (stride % alignof(hvd_submission_t) != 0)

@@ -29,7 +29,7 @@ inline constexpr std::size_t kFirstSize<hvd_metrics_t> = 104;
 // A larger size is uninitialised memory.
 inline constexpr std::size_t kLargestStruct = 4096;
 
-/// @throws UsageError for a size that no version has; `name` reads as "hvd_options_t".
+/// @throws UsageError for a size that no version has. `name` is the struct's, as "hvd_options_t".
 template <class T>
 std::size_t checked_size(const T& given, const char* name) {
   static_assert(std::is_trivially_copyable_v<T> && std::is_standard_layout_v<T> &&
@@ -43,7 +43,7 @@ std::size_t checked_size(const T& given, const char* name) {
   return size;
 }
 
-/// A copy in this library's version.
+/// Returns a copy of the struct in the version of this library.
 /// @throws UsageError as checked_size(), and when a field that this library does not know is not
 /// zero.
 template <class T>
@@ -60,7 +60,7 @@ T read_versioned(const T& given, const char* name) {
   return copy;
 }
 
-/// Fills in a struct of the caller's version; what this library does not know becomes zero.
+/// Fills in a struct of the caller's version. Fields that this library does not know become zero.
 /// @throws UsageError as checked_size().
 template <class T>
 void write_versioned(T& target, T value, const char* name) {

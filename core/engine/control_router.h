@@ -92,9 +92,9 @@ class ControlRouter {
   /// Sends the cause of failure: rank 0 to all ranks, others to rank 0 and to some ranks of each
   /// other host, because rank 0 may hang for the same cause.
   void broadcast_failure(const wire::Abort&);
-  /// Called by each rank that receives an Abort for a lost rank. One of them, which is not rank 0,
-  /// sends it to that rank: if it is alive, the accuser's messages do not reach it, so another rank
-  /// sends this.
+  /// Called by each rank that receives an Abort for a lost rank. Rank 1, or rank 2 if rank 1 is
+  /// lost, sends the Abort on to the lost rank. That rank may be alive and unable to receive
+  /// messages from the rank that reported it.
   void notify_suspect(const wire::Abort&);
 
   /// Rank 0: the rank has left, with or without a report of it.
@@ -125,7 +125,7 @@ class ControlRouter {
   PeerWatch& watch_;
   const control::Negotiator& negotiator_;
   const ControlSender sender_;
-  /// Without a tree, a place without a parent: all ranks report to rank 0.
+  /// Has no parent if there is no tree: all ranks then report to rank 0.
   const control::TreePlace place_;
   const std::vector<int> receivers_;                   // ranks that get plans from this one
   std::unique_ptr<control::Coordinator> coordinator_;  // rank 0

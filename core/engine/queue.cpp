@@ -35,7 +35,7 @@ Duration ChannelQueue::standstill(TimePoint now, const std::optional<Headway>& h
 
 namespace {
 
-/// Often enough to free memory and to detect errors, rarely enough to cost little in a step.
+/// Short enough to free memory and detect errors in time, long enough to cost little in a step.
 constexpr Duration kBetweenLooks = std::chrono::milliseconds(2);
 
 }  // namespace

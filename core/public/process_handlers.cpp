@@ -55,7 +55,7 @@ End cause_of_end() {
   Runtime* const runtime = watched_runtime.exchange(nullptr);
   if (runtime != nullptr) {
     const End end = cause_of_end();
-    // Notify hvdrun before the peers: they may end at once, and would look like the cause.
+    // Notify hvdrun first. A notified peer may end at once and would look like the cause.
     const bool follows_loss = end.loss != StatusCode::kOk;
     observe::notify_supervisor(
         follows_loss ? observe::NoticeKind::kLoss : observe::NoticeKind::kThrow,
@@ -98,8 +98,8 @@ void handle(int) {
   handlers_running.fetch_sub(1);
 }
 
-/// Installs the handler if the signal has its default action or is ignored, as a launcher may have
-/// set it for the time before this library is loaded.
+/// Installs the handler if the signal has its default action or is ignored. A launcher may ignore
+/// it so that the signal does no harm before this library is loaded.
 void install() noexcept {
   struct sigaction current {};
   if (::sigaction(SIGUSR1, nullptr, &current) != 0 || (current.sa_flags & SA_SIGINFO) != 0) return;

@@ -130,12 +130,12 @@ class Requests {
   /// @pre the slot is idle, for all three
   virtual void send(std::size_t slot, std::span<const std::byte>, int peer, Tag) = 0;
   virtual void receive(std::size_t slot, std::span<std::byte>, int peer, Tag) = 0;
-  /// @param arrival from Carrier::probe(); usable once. The span has exactly its length.
+  /// @param message from Carrier::probe(); usable once. The span is exactly as long as the message.
   virtual void receive(std::size_t slot, std::span<std::byte>, const ProbedMessage& message) = 0;
 
   /// Lets the carrier work, and returns the messages that have completed since the last call. The
   /// span is valid until the next call. The caller may go to sleep after an empty result, so a
-  /// carrier whose first look only fetches data must look twice.
+  /// carrier whose first poll of its library only fetches data must poll twice.
   /// @pre a message is under way
   virtual std::span<const Completion> test() = 0;
 
@@ -187,7 +187,7 @@ class Carrier {
   virtual void check_connections(const std::function<bool(int)>& /*concerns*/) {}
   /// Lets the carrier work on its own tasks, such as connections.
   virtual void progress() = 0;
-  /// True if an announced message is complete at the receiver's first look. If false, sender and
+  /// True if an announced message is complete when the receiver first polls. If false, sender and
   /// receiver must poll until it is, because no doorbell rings for the later parts.
   virtual bool hands_over_at_once() const noexcept = 0;
 

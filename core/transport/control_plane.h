@@ -116,13 +116,13 @@ class ControlPlane : public Peers {
     return std::nullopt;
   }
   /// Reports that this rank fails because it has lost `rank`. The ranks of this host get the report
-  /// and its text from check_peers(), and do not take the end of this process for the first loss.
+  /// and its text from check_peers(), and do not report the end of this process as the first loss.
   virtual void accuse(int rank, std::string_view cause) noexcept = 0;
   /// Records that this rank leaves in order, so that its silence from now on is no loss.
   virtual void farewell() noexcept = 0;
 };
 
-/// The control plane of a job that has one rank, which has no rank to send messages to.
+/// Makes the control plane of a job with one rank. It carries no messages.
 std::unique_ptr<ControlPlane> make_self_control_plane();
 
 }  // namespace hvd::control

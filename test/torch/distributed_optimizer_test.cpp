@@ -43,7 +43,7 @@ void expect_equal_models(Net& actual, Net& expected, double tolerance = 1e-5) {
   EXPECT_TRUE(same_on_all_ranks(actual->parameters()));
 }
 
-/// kSteps steps of both; equal at the end.
+/// Trains both models for kSteps steps and expects equal models at the end.
 void check_training(const MakeOptimizer& make, DistributedOptimizerOptions options = {},
                     double tolerance = 1e-5) {
   Pair nets;
@@ -208,7 +208,7 @@ TEST(Training, ClosuresAndLbfgs) {
     DistributedOptimizer optimizer(inner, nets.distributed->named_parameters());
     for (int step = 0; step < 4; ++step) {
       const torch::Tensor loss = optimizer.step([&] {
-        // Either zero_grad() does.
+        // zero_grad() of the wrapper and of the wrapped optimizer both work.
         step % 2 == 0 ? optimizer.zero_grad() : inner.zero_grad();
         torch::Tensor local = loss_of(nets.distributed, Batch::of_rank(rank(), step));
         local.backward();
@@ -227,7 +227,7 @@ TEST(Training, ClosuresAndLbfgs) {
   }
 }
 
-/// Uses fc2 on every rank, `branch` on odd ranks only, `spare` nowhere.
+/// Uses `always` on every rank, `branch` only if the caller passes odd, and `spare` on no rank.
 struct BranchesImpl : torch::nn::Module {
   torch::nn::Linear always{nullptr}, branch{nullptr}, spare{nullptr};
   BranchesImpl()
@@ -367,8 +367,8 @@ TEST(Training, SparseGradientsMadeDense) {
 }
 
 TEST(Training, TwoOptimizersAsInAGan) {
-  // The generator's loss also reaches the discriminator, whose gradients are then thrown away, by
-  // its module's zero_grad(): the wrapper is not told.
+  // The generator's loss also gives the discriminator gradients. The program discards them with the
+  // module's zero_grad(), which does not notify the wrapper.
   struct Gan {
     Net generator, discriminator;
     torch::optim::SGD g, d;

@@ -14,7 +14,7 @@ struct Bar {
   double end = 0;
 };
 
-/// The bars of one phase of each tensor, in order of time.
+/// Returns each tensor's bars of one phase, ordered by time.
 std::map<std::string, std::vector<Bar>> bars_of(const std::filesystem::path& path,
                                                 const std::string& phase) {
   std::map<int, std::string> tensors;
@@ -33,7 +33,8 @@ std::map<std::string, std::vector<Bar>> bars_of(const std::filesystem::path& pat
   return bars;
 }
 
-/// Alone in the first step, then as the first or last of its bucket.
+/// Returns all bars of a parameter. It is reduced alone in the first step, and later in a bucket
+/// whose name begins or ends with it.
 std::vector<Bar> bars_of_parameter(const std::map<std::string, std::vector<Bar>>& bars,
                                    const std::string& parameter) {
   std::vector<Bar> all;

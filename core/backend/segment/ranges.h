@@ -50,7 +50,7 @@ inline Range slice_of(std::size_t bytes, std::size_t index, std::size_t members)
   return {edge(index), edge(index + 1)};
 }
 
-/// Adjacent blocks of `counts` elements each.
+/// Returns adjacent blocks, in bytes: block i has counts[i] elements of `element` bytes.
 inline std::vector<Range> blocks_of(std::span<const std::int64_t> counts, std::size_t element) {
   std::vector<Range> blocks;
   blocks.reserve(counts.size());
@@ -61,7 +61,7 @@ inline std::vector<Range> blocks_of(std::span<const std::int64_t> counts, std::s
   }
   return blocks;
 }
-/// Rounds of the largest block.
+/// The number of rounds that the largest block needs.
 inline std::uint64_t most_rounds(std::span<const Range> blocks, std::size_t step) noexcept {
   std::uint64_t most = 0;
   for (const Range& block : blocks) most = std::max(most, rounds_of(block.size(), step));

@@ -5,11 +5,11 @@ namespace hvd {
 /// @addtogroup start
 /// @{
 
-/// For frameworks that exchange something on a thread of their own, which the program does not see:
-/// a checkpoint that is written while training goes on.
+/// Marks the calling thread as a background thread of a framework that runs operations without the
+/// program's knowledge, for example to write a checkpoint during training.
 ///
-/// While it lives, waits of the calling thread do not count as evidence of a deadlock, because the
-/// program may be computing meanwhile. It nests. Belongs to one thread.
+/// While the object exists, waits of its thread do not count as evidence of a deadlock, because the
+/// program may be computing meanwhile. Objects may nest. Destroy each on the thread that made it.
 class BackgroundThread {
  public:
   BackgroundThread() noexcept;
@@ -17,13 +17,13 @@ class BackgroundThread {
   BackgroundThread& operator=(const BackgroundThread&) = delete;
   ~BackgroundThread();
 
-  /// Whether the calling thread has one.
+  /// Whether the calling thread has an object of this class.
   static bool here() noexcept;
 };
 
-/// While one lives in this process, join() waits before this rank joins. So an exchange that every
-/// rank has begun before it joins never meets ranks that have joined. The exchange must end without
-/// anything that this rank's program does after its call of join(). Thread-safe.
+/// While an object exists in this process, join() waits before this rank joins. So an exchange that
+/// every rank has begun before it joins never meets ranks that have joined. The exchange must not
+/// depend on what this rank's program does after it has called join(). Thread-safe.
 class BackgroundExchange {
  public:
   BackgroundExchange();

@@ -4,8 +4,8 @@
 #include "torch/sharded/sharded_job.h"
 #include "torch/sharded/whole_optimizer.h"
 
-// A sharded optimizer where a program expects a torch::optim::Optimizer, and what it has in common
-// with a DistributedOptimizer.
+// Uses a ShardedOptimizer as a torch::optim::Optimizer, and tests the interface that it shares with
+// DistributedOptimizer.
 
 namespace hvd::testing {
 namespace {
@@ -15,14 +15,14 @@ using torch::optim::OptimizerParamGroup;
 
 constexpr int kManySteps = 8;
 
-/// Those that are shared out by elements, and one that is by whole parameters.
+/// The optimizers that are sharded by elements, and one that is sharded by whole parameters.
 std::map<std::string, MakeOptimizer> all_optimizers() {
   std::map<std::string, MakeOptimizer> all = elementwise_optimizers();
   all["NormalizedSgd"] = [](auto p) { return std::make_unique<NormalizedSgd>(std::move(p), 0.05); };
   return all;
 }
 
-/// A program's own function, written without hvd.
+/// A training step of a program that does not use hvd.
 void train_one_step(Optimizer& optimizer, Net& net, const Batch& batch) {
   optimizer.zero_grad();
   loss_of(net, batch).backward();
@@ -66,7 +66,7 @@ TEST(ShardedInterface, RefusesWhatGoesPastIt) {
   EXPECT_FALSE(contains(both, "DistributedOptimizer")) << both;
 }
 
-/// The whole state, by an optimizer that is not wrapped and by one that is.
+/// A plain optimizer and a wrapped one both load the saved state.
 TEST(ShardedInterface, SavesAndLoadsTheWholeState) {
   for (const auto& [name, make] : all_optimizers()) {
     SCOPED_TRACE(name);
@@ -83,7 +83,7 @@ TEST(ShardedInterface, SavesAndLoadsTheWholeState) {
       ShardedOptimizer optimizer(*inner, first);
       train(optimizer, first, 0, 3);
       torch::save(static_cast<const Optimizer&>(optimizer), saved);
-      train(optimizer, first, 3, 6);  // what it has is still there
+      train(optimizer, first, 3, 6);  // saving keeps the optimizer's state
     }
     EXPECT_TRUE(near(first->fc1->weight, expected->fc1->weight, 1e-5));
     const auto continue_with = [&](Optimizer& optimizer, Net& net) {
@@ -190,7 +190,7 @@ TEST(ShardedInterface, GradientsAreReducedByAHook) {
   });
 }
 
-/// The optimizer that is wrapped has no state that could be saved, sent or replaced.
+/// The wrapped optimizer has no state to save, broadcast or load: the wrapper holds it.
 TEST(ShardedInner, IsRefusedWhereItsStateIsWanted) {
   const SharedFolder folder;
   Net net = same_net();
@@ -215,7 +215,7 @@ TEST(ShardedInner, IsRefusedWhereItsStateIsWanted) {
   EXPECT_EQ(inner.state().size(), net->parameters().size());
 }
 
-/// Options of the root, and each rank keeps its part.
+/// All ranks get the root's options, and each rank keeps its own part of the state.
 TEST(ShardedInner, OptionsAreBroadcastThroughTheWrapper) {
   Pair nets;
   torch::optim::Adam inner(nets.sharded->parameters(), torch::optim::AdamOptions(0.01));
@@ -232,7 +232,8 @@ TEST(ShardedInner, OptionsAreBroadcastThroughTheWrapper) {
   expect_equal_models(nets.sharded, nets.serial);
 }
 
-/// The ranks' parts would be updated at different rates, and be equal on all ranks all the same.
+/// With different learning rates the parts are updated differently, but every rank gathers the same
+/// parameters, so comparing the parameters would not detect it.
 TEST(ShardedOptions, ThatDifferAreNoticed) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   Net net = same_net();

@@ -68,7 +68,7 @@ TEST_F(FileRendezvousTest, AJobOfOneRank) {
 }
 
 TEST_F(FileRendezvousTest, IgnoresFilesOfAnEarlierJob) {
-  // It leaves all its files: of ranks that joined, were accepted, and have stored their addresses.
+  // The earlier job leaves all its files: joins, acceptances and stored addresses.
   EXPECT_THAT(all_of({[&] { join_as(0, 2)->exchange("address", copy_of("old 0"), soon()); },
                       [&] { join_as(1, 2)->exchange("address", copy_of("old 1"), soon()); }}),
               ::testing::Each("fine"));

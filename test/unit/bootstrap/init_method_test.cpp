@@ -99,7 +99,7 @@ TEST_F(InitMethodTest, TwoThatContradictEachOtherAreBothNamed) {
   set({{"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "1"}});
   EXPECT_THAT(refusal(), AllOf(HasSubstr("OMPI_COMM_WORLD_SIZE=2"), HasSubstr("WORLD_SIZE=4"),
                                HasSubstr("contradict"), HasSubstr("HVD_INIT_METHOD")));
-  // Which is meant has been said: that is all there is to it.
+  // An explicit method resolves the contradiction.
   EXPECT_EQ(choose(with("env://")).controller, Controller::kUcx);
   EXPECT_EQ(choose(with("mpi://")).controller, Controller::kMpi);
 }

@@ -132,7 +132,7 @@ TEST_F(NegotiatorTest, AChangedTensorGoesInFullAgain) {
 }
 
 TEST_F(NegotiatorTest, AnAllgatherIsOneBitWhileThisRanksPartIsEqual) {
-  // The plan speaks for rank 0; this is rank 1.
+  // The plan contains rank 0's request; this is rank 1.
   negotiator_.submit(allgather("g", {7, 2}));
   next_report();
   const Applied applied =
@@ -196,7 +196,7 @@ TEST_F(NegotiatorTest, AnErrorEndsWhatIsInFlightReportedOrNot) {
   EXPECT_EQ(applied.errors[1].use, 8U);
   EXPECT_EQ(negotiator_.awaiting(), 1u);
   EXPECT_THAT(next_report()->requests, ElementsAre(allreduce("other")));
-  // It was this use that failed, so the next is live.
+  // The errors ended these uses, so the next submissions succeed.
   EXPECT_FALSE(negotiator_.submit(allreduce("reported")));
   EXPECT_FALSE(negotiator_.submit(allreduce("unsent")));
 }
@@ -271,7 +271,7 @@ TEST_F(NegotiatorTest, RefusesABatchOfUnlikeTensors) {
 }
 
 // The schedule begins as if the join had never been submitted, so no plan may count this rank as
-// joined until it has asked again.
+// joined until it has submitted the join again.
 TEST_F(NegotiatorTest, AScheduleEndsAJoinThatIsOnItsWay) {
   run(allreduce("a"));
   wire::Request join;

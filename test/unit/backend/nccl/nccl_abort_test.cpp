@@ -1,4 +1,4 @@
-// Communicators end although a device hangs, and no thread waits for the device without a limit.
+// When a device hangs, communicators still end, and no thread waits for the device forever.
 #include <unistd.h>
 
 #include <cstdlib>
@@ -120,7 +120,7 @@ TEST_F(NcclAbortDeathTest, TheProcessEndsWithItsOwnCodeThen) {
                  "threadsafe");  // ThreadSanitizer reports forks of programs with threads
   EXPECT_EXIT(
       {
-        std::atexit([] {  // as CUDA's handlers, which may wait for the device
+        std::atexit([] {  // stands for CUDA's exit handlers, which may wait
           for (;;) ::pause();
         });
         start(1, {}, kHangs);

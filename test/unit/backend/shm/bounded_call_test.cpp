@@ -1,5 +1,5 @@
-// The bytes that one call of a Work moves, and the time at which it rings. One thread steps all
-// members.
+// Checks how many bytes one call of a Work moves, and when the call rings the other members. One
+// thread steps all members.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

@@ -18,13 +18,14 @@ CUcontext context_of(int device) {
   return reinterpret_cast<CUcontext>(static_cast<std::uintptr_t>(device) + 1);
 }
 
-/// The error of the calling thread, as the runtime library keeps it.
+/// Records a failure as the last error, like the runtime library, and returns the result.
 cudaError_t say(int result) {
   if (result != cudaSuccess) fake_cudart().last_error = result;
   return static_cast<cudaError_t>(result);
 }
 
-/// Applies the rules to a call. @param unsafe whether captures forbid it
+/// Checks a call: it needs a context, and an unsafe one fails during a global capture.
+/// @param unsafe whether a capture forbids the call
 cudaError_t call(const char* name, bool unsafe, int result = cudaSuccess) {
   FakeCudart& fake = fake_cudart();
   const std::lock_guard lock(fake.mutex);
