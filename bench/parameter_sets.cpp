@@ -67,7 +67,7 @@ Shapes mnist() {
   return {{32, 1, 3, 3}, {32}, {64, 32, 3, 3}, {64}, {128, 9216}, {128}, {10, 128}, {10}};
 }
 
-/// One is a scalar, one is more than a chunk of the peers and no whole number of them.
+/// Has a scalar, and a tensor that fills more than one of the peers' chunks, the last only in part.
 Shapes tiny() { return {{7}, {3, 5}, {}, {70001}, {1}}; }
 
 struct Entry {

@@ -39,7 +39,7 @@ PieceCutter::PieceCutter(std::span<const Piece> pieces, const CopyForm& form) : 
 }
 
 bool PieceCutter::next(PieceTable& table) {
-  // Whole tiles, and few enough of them that 32 bits count the tiles of a table.
+  // A multiple of the tile size, small enough that 32 bits can count the tiles of a table.
   const std::uint64_t most = std::uint64_t{tile_elements_} << 14;
   table.entries = 0;
   table.tiles = 0;

@@ -83,7 +83,7 @@ PinnedPool::~PinnedPool() {
                             buffers = std::move(free_)]() noexcept {
       source->release(buffers);
       if (allocation)
-        source->release(allocation->resources);  // after the request ahead of this one
+        source->release(allocation->resources);  // the helper has finished the allocation by then
     });
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "pinned memory was not freed: " << error.what();

@@ -23,9 +23,9 @@ bool reduces(const Collective& collective) noexcept {
   return collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kReducescatter;
 }
 
-/// Whether the batch uses a buffer of one size on every rank, with tensors at multiples of
-/// kAlignment. Kinds that split or join tensors by rows take their sizes from the collective, so
-/// their tensors have no gaps.
+/// Whether the batch's buffer has the same size on every rank, with tensors at multiples of
+/// kAlignment. Operations that split or join tensors by rows take their sizes from the collective,
+/// so their tensors have no gaps.
 bool padded(const Batch& batch) noexcept { return batch.in_place_kind() && batch.buffered(); }
 
 /// The bytes that a tensor occupies in the buffer, the same on every rank. A single tensor has no
@@ -103,8 +103,8 @@ const Staged& DeviceStaging::stage(const Batch& batch) {
   return staged_;
 }
 
-// Factors cost nothing while packing and unpacking. The divisor of an average is applied before the
-// sum, so that fp16 does not overflow.
+// Applying the factors while packing and unpacking costs no extra time. The divisor of an average
+// is applied before the sum, so that fp16 does not overflow.
 void DeviceStaging::fold_factors(const Batch& batch) {
   conversion_ = batch.conversion();
   const bool floating = is_floating(conversion_.travels);
@@ -136,7 +136,7 @@ void DeviceStaging::use_tensor(const Batch& batch) {
   if (batch.reads_input()) staged_.in = {submission.input.data, submission.input.bytes()};
   if (batch.has_output()) staged_.out = {submission.output.data, submission.output.bytes()};
   if (!batch.conversion().scales_early()) return;
-  // Into the output if it has the same size, so that the caller's input stays as it is.
+  // Scales into the output if the sizes are equal, so that the caller's input does not change.
   std::span<std::byte> scaled = staged_.out;
   if (!batch.in_place_kind()) {
     input_ = buffers_.lease(staged_.in.size(), in_.get());
@@ -164,10 +164,11 @@ std::span<std::byte> DeviceStaging::lease_buffers(const Batch& batch) {
   return packed;
 }
 
-// Either all ranks use the same buffer of the channel for a batch, or no rank uses one: the
-// decision depends on agreed facts, and batches of a pipeline follow each other in one order. A
-// single tensor that is not packed stays in the caller's memory, so a rank that has joined may not
-// use a channel's buffer for it, unless it is cast.
+// For each batch, either all ranks use the same buffer of the channel, or no rank uses one: the
+// decision depends only on values that all ranks agree on, and the batches of a pipeline have the
+// same order on all ranks. A single tensor that is not packed stays in the caller's memory. For
+// such a tensor a rank that has joined must not use a channel's buffer either, unless the tensor is
+// cast.
 bool DeviceStaging::through_channels_own(const Batch& batch, std::size_t bytes) const {
   return padded(batch) && device::BufferRing::fits(channel_.fusion_buffers(), bytes);
 }
@@ -198,7 +199,7 @@ void DeviceStaging::lay_out(const Batch& batch, std::span<const std::span<Byte>>
   }
 }
 
-/// @param offset of their tensor in the buffer
+/// @param offset the position in the buffer of the tensor that has these parts
 void DeviceStaging::add_parts(std::span<const TensorPart> parts, std::size_t offset) {
   for (const TensorPart& part : parts) {
     const std::size_t first = static_cast<std::size_t>(part.first) * size_of(conversion_.travels);

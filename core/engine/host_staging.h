@@ -37,8 +37,8 @@ class FusionLease {
 };
 
 /// Keeps the memory of fused batches between uses, because mapping fresh pages costs more than the
-/// copy. It is in the arena if there is one. Grows on demand; holds at most two free buffers. Used
-/// by the thread that drives the engine; outlives its leases.
+/// copy. Takes memory from the arena if there is one. Grows on demand; holds at most two free
+/// buffers. Used by the thread that drives the engine; outlives its leases.
 class FusionBufferPool {
  public:
   explicit FusionBufferPool(std::shared_ptr<SharedArena> arena = nullptr)
@@ -46,7 +46,7 @@ class FusionBufferPool {
   /// @return at least `size` bytes, 64-byte aligned, with arbitrary contents. @throws
   /// std::bad_alloc
   FusionLease lease(std::size_t size);
-  /// Frees the free buffers that are larger than that.
+  /// Frees the unused buffers that are larger than `largest`.
   void trim(std::size_t largest) noexcept;
   std::size_t free_buffers() const noexcept { return free_.size(); }
 
@@ -60,9 +60,9 @@ class FusionBufferPool {
   std::vector<FusionBuffer> free_;  // the largest first
 };
 
-/// Staging in the host's memory, on the thread that drives the engine, in calls of about
-/// kBytesPerCall: the work of a call is complete when it returns, so there are no events. A batch
-/// of one tensor is copied only if it is cast or has to be scaled first.
+/// Staging in the host's memory, on the thread that drives the engine. A call handles about
+/// kBytesPerCall bytes and completes its work before it returns, so there are no events. A batch of
+/// one tensor is copied only if it is cast or has to be scaled first.
 class HostStaging final : public Staging {
  public:
   /// @param pool shared by the queues of a rank; outlives this
@@ -81,8 +81,8 @@ class HostStaging final : public Staging {
 
   FusionBufferPool& pool_;
   Staged staged_;
-  FusionLease input_;            // unless packed into the output's buffer, or the caller's
-  FusionLease output_;           // unless the caller's
+  FusionLease input_;            // empty: the output's buffer or the caller's memory
+  FusionLease output_;           // empty: the caller's memory
   std::span<std::byte> packed_;  // destination of packing; empty: no packing
   PackPosition position_;        // of packing, then of unpacking
   bool unpacks_ = false;         // unpacking has begun

@@ -13,7 +13,7 @@ namespace hvd::runtime {
 
 /// Which threads make progress, and how they wait, given a rank's cores.
 struct ProgressPolicy {
-  bool inline_progress = false;  ///< submitting threads make the progress that is possible at once
+  bool inline_progress = false;  ///< submitting threads make progress without blocking
   bool spins = false;            ///< a waiting thread spins for a moment before it yields its core
 };
 
@@ -25,8 +25,8 @@ ProgressPolicy choose_progress_policy(ProgressMode, int ranks,
 /// The reasons for which a sleeping driver polls, the most urgent first.
 enum class PollFor : std::uint8_t {
   kReplayedLaunch,  ///< a batch on a GPU whose launch waits for ranks of other hosts
-  kTransfer,        ///< messages that are being moved: large ones need both sides again and again
-  kMessages,        ///< messages of other hosts, which cannot ring
+  kTransfer,        ///< messages in transfer: large ones need repeated progress on both sides
+  kMessages,        ///< messages of other hosts, which cannot wake this thread
 };
 
 inline constexpr Duration kShortestSleep = std::chrono::microseconds(20);
@@ -35,7 +35,7 @@ inline constexpr Duration kShortestSleep = std::chrono::microseconds(20);
 /// @param polls number of earlier polls that found no work
 Duration poll_interval(PollFor, int polls);
 
-/// For messages: "inline progress, 1 core per rank".
+/// A description for log messages: "inline progress, 1 core per rank".
 std::string describe(const ProgressPolicy&, int ranks, std::optional<double> quota = cpu_quota());
 
 }  // namespace hvd::runtime

@@ -26,10 +26,11 @@ struct RuntimeOptions {
   Duration deadlock_timeout = std::chrono::seconds(10);
   Duration peer_timeout = std::chrono::seconds(30);
   Duration start_timeout = std::chrono::minutes(5);
-  /// In jobs of several hosts with more than one rank above this number, reports are merged on
-  /// their way, and no rank receives from more ranks than this. Less than 2: never.
+  /// If a job of several hosts has more than control_radix + 1 ranks, ranks merge reports on their
+  /// way to rank 0, and no rank receives reports from more than control_radix ranks. Less than 2:
+  /// never.
   int control_radix = 32;
-  /// The GPU, as the process counts them; unset: the local rank modulo their number.
+  /// The ordinal of the GPU in this process; unset: the local rank modulo the number of GPUs.
   std::optional<int> device = {};
   /// Whether fusion buffers are registered with NCCL, if its version can.
   NcclRegister nccl_register = NcclRegister::kOff;
@@ -41,14 +42,14 @@ struct RuntimeOptions {
   bool init_method_is_program = false;  ///< from Options, not from the environment
   std::optional<int> rank = {};         ///< given by the program
   std::optional<int> world_size = {};
-  /// The runtime has an engine thread. Without one the caller drives it by Runtime::step()
-  /// (simulations).
+  /// Whether the runtime has an engine thread. Without one, the caller drives the engine through
+  /// Runtime::step(), as simulations do.
   bool background_thread = true;
 };
 
 /// The program's value of each option, else the environment's, else the default. @throws UsageError
 RuntimeOptions resolve(const Options&);
-/// For people: the settings of the program and the environment that are not the default.
+/// A readable list of the settings of the program and the environment that differ from the default.
 std::string describe_settings(const Options&);
 
 }  // namespace hvd::runtime

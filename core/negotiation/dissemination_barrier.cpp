@@ -18,7 +18,7 @@ DisseminationBarrier::DisseminationBarrier(std::vector<ArrivalFlags*> local, Arr
       hosts_(hosts),
       rounds_(static_cast<int>(std::bit_width(static_cast<unsigned>(hosts - 1)))) {}
 
-// A rank that is past the position has arrived there ready.
+// A rank whose flag is beyond this position was ready at it.
 DisseminationBarrier::Local DisseminationBarrier::local() const noexcept {
   bool all_here = true;
   for (const ArrivalFlags* const flags : local_) {
@@ -37,7 +37,7 @@ void DisseminationBarrier::send_round(bool leaves, HostUpdates& to_send) {
   ++sent_;
 }
 
-// Forwards the request of a rank of this host that waits in vain, see
+// Forwards a waiting rank's request to leave the replay to all other hosts, once per position. See
 // ScheduleReplay::request_leave().
 void DisseminationBarrier::forward_leave_request(HostUpdates& to_send) {
   const bool requested =

@@ -21,16 +21,17 @@ struct SchedulePlace {
   std::uint32_t index = 0;
 };
 
-/// The steady state: all ranks repeat the batches that they have agreed on once, without
-/// negotiating. One rank's side.
+/// One rank's side of the steady state, in which all ranks repeat batches that they have agreed on
+/// before, without negotiating again.
 ///
-/// A schedule is a sequence of bundles: a batch, or the batches among which a group is spread.
-/// Positions count bundles, from 1, across all replays of a job. At each position a rank arrives:
-/// ready, when all operations of the bundle were submitted; or leaving, when it has an operation
-/// outside the schedule, or another rank requests it. No rank touches the data of a position
-/// before every rank has arrived there ready. If one arrives leaving, all leave at that position,
-/// which no rank can have passed, and the operations that they had offered are negotiated in the
-/// ordinary way. So every rank runs the same whole bundles, and no operation is lost or run twice.
+/// A schedule is a sequence of bundles. A bundle is one batch, or several batches that hold the
+/// members of a group. Positions count bundles, from 1, across all replays of a job. At each
+/// position a rank arrives: ready, when all operations of the bundle were submitted; or leaving,
+/// when it has an operation outside the schedule, or another rank requests it. No rank touches the
+/// data of a position before every rank has arrived there ready. If one rank arrives leaving, all
+/// ranks leave at that position, which no rank can have passed. The operations that they had
+/// offered are then negotiated as usual. So every rank runs the same whole bundles, and no
+/// operation is lost or run twice.
 /// See docs/decisions/0010-schedule-replay.md.
 ///
 ///   open --enter()--> replaying --a rank arrives leaving--> open
@@ -42,11 +43,11 @@ class ScheduleReplay {
   struct NextBundle {
     Outcome outcome = Outcome::kNothing;
     std::size_t batch = 0;    ///< kRun: the first batch of the bundle that all ranks run now
-    std::size_t batches = 0;  ///< kRun: how many the bundle has
+    std::size_t batches = 0;  ///< kRun: the number of batches of the bundle
     bool ring = false;        ///< the caller must wake the other ranks
   };
 
-  /// @param flags of the ranks of this host; empty: there is no replay
+  /// @param flags one for each rank of this host; empty: replay is not available
   /// @param own position of this rank's flags in `flags`
   /// @param remote the flags of all other hosts together, as DisseminationBarrier writes them; null
   /// when there are no other hosts
@@ -57,15 +58,14 @@ class ScheduleReplay {
   bool available() const noexcept { return !flags_.empty(); }
   bool spans_hosts() const noexcept { return remote_ != nullptr; }
   bool replaying() const noexcept { return replaying_; }
-  /// All ranks repeat these from now on. @pre !replaying(), and no operation is in a batch twice
+  /// Starts a replay of these bundles. @pre !replaying(), and no operation is in a batch twice
   void enter(std::vector<AgreedBundle> schedule);
   /// An operation was submitted. If it is not in the schedule, or is there already, this rank
   /// leaves.
-  /// @param known what this returned for an equal request before; is brought up to date
+  /// @param known the place that an earlier call stored for an equal request; this call updates it
   /// @return whether it has a place in the schedule, and waits there
   bool offer(const wire::Request&, SchedulePlace& known);
-  /// Whether the schedule has such an operation, whether it has been offered already or not;
-  /// `known` as in offer().
+  /// Whether the schedule contains the operation, offered or not. For `known`, see offer().
   bool find(const wire::Request&, SchedulePlace& known) const;
   /// This rank leaves at the next position at which it has not arrived.
   void leave_soon() noexcept { leaving_ = true; }
@@ -73,10 +73,10 @@ class ScheduleReplay {
   bool lacks_own() const noexcept { return replaying_ && !arrived_; }
   /// Call it again until the outcome is kNothing.
   NextBundle advance();
-  /// Requests the other ranks to leave, because this rank has arrived and they do not. The caller
-  /// must wake them.
+  /// Sends the other ranks a request to leave, because they have not arrived and this rank has. The
+  /// caller must wake them.
   void request_leave() noexcept;
-  /// Batches run in this replay or, if it has been left, in the last one.
+  /// The number of batches run in this replay or, after it was left, in the last one.
   std::uint64_t batches_run() const noexcept { return batches_run_; }
   std::size_t batches() const noexcept { return batches_.size(); }
   const AgreedBatch& batch(std::size_t number) const noexcept { return batches_[number].agreed; }
@@ -117,16 +117,17 @@ class ScheduleReplay {
   std::vector<SchedulePlace> unnamed_places_;
 };
 
-/// Decides for the coordinator when to start a replay. A schedule consists of the batches of the
-/// plans between two uses of the same name.
+/// Decides for the coordinator when to start a replay. A schedule consists of the batches that were
+/// planned between two uses of the same name.
 ///
-/// Starts one after two equal steps, or after four if these were fused into different numbers of
-/// batches, which depends on timing; or after one step of the schedule that was replayed last. The
-/// step with the fewest batches among equal steps is repeated. When replays do not last, the next
-/// one starts later and later, and repeats the last step, as the program may need more batches.
+/// A replay starts after two equal steps, or after four if they were fused into different numbers
+/// of batches, which depends on timing. It starts after one step that equals the schedule that was
+/// replayed last. The replay repeats the step with the fewest batches among the equal ones. When
+/// replays end early, each later one needs more equal steps, and it repeats the latest step,
+/// because the program may need the larger number of batches.
 ///
-/// Batches that share a group form a bundle. A replay that was left between them would leave
-/// members behind, which wait for those that have run.
+/// Batches that share a group form a bundle. If a replay were left inside a bundle, the members
+/// that have run would have to wait for those that have not.
 class StepLearner {
  public:
   /// @return whether the plan completes a step after which to start a replay
@@ -161,7 +162,7 @@ class StepLearner {
   std::vector<std::uint32_t> last_schedule_;  // slots of the schedule replayed last, ascending
   Step schedule_;                             // that was replayed last
   bool schedule_holds_ = false;               // its slots hold the same responses as then
-  std::uint64_t equal_steps_ = 0;             // before the current one, equal to `previous_`
+  std::uint64_t equal_steps_ = 0;             // steps before the current one that equal `previous_`
   std::uint64_t backoff_ = 0;  // equal steps to wait for after replays that did not last
 };
 

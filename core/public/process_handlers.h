@@ -4,20 +4,20 @@ namespace hvd::runtime {
 
 class Runtime;
 
-/// While it lives, an uncaught exception is reported to the other ranks before it ends the process,
-/// so that their errors give the cause. The program's own terminate handler runs afterwards. At
-/// most one at a time.
+/// As long as it exists, reports an uncaught exception to the other ranks before it ends the
+/// process, so that their errors name the cause. The program's own terminate handler runs
+/// afterwards. At most one object of this class may exist at a time.
 class TerminateHandler {
  public:
-  /// @param program_has_mpi the program had started MPI itself when it joined
+  /// @param program_has_mpi whether the program itself had initialised MPI before it joined the job
   TerminateHandler(Runtime&, bool program_has_mpi);
   TerminateHandler(const TerminateHandler&) = delete;
   TerminateHandler& operator=(const TerminateHandler&) = delete;
   ~TerminateHandler();
 };
 
-/// While it lives, SIGUSR1 makes the runtime print its state, unless the program has a handler of
-/// its own for that signal. At most one at a time.
+/// As long as it exists, SIGUSR1 makes the runtime print its state, unless the program has its own
+/// handler for that signal. At most one object of this class may exist at a time.
 ///
 /// The handler stays installed afterwards, and then prints that there is no runtime: a signal to
 /// all ranks must not kill one that has just called shutdown(). For the same reason a process that

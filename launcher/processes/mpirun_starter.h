@@ -15,7 +15,7 @@
 
 namespace hvd::launcher {
 
-/// Starts the ranks by mpirun, which runs `hvdrun --supervise` on all hosts.
+/// Starts the ranks through mpirun, which runs `hvdrun --supervise` on all hosts.
 class MpirunStarter final : public JobStarter {
  public:
   /// @param verbose shows all output of mpirun
@@ -45,7 +45,7 @@ class MpirunStarter final : public JobStarter {
   MpirunLog log_;
   pid_t mpirun_ = -1;
   std::optional<ExitStatus> end_;
-  bool stopped_ = false;  ///< by us
+  bool stopped_ = false;  ///< by the launcher
   UniqueFd stdout_, stderr_;
 };
 

@@ -33,7 +33,7 @@ constexpr std::chrono::milliseconds kLonger{1300};
 struct Tensor {
   std::string name;
   std::vector<float> memory;
-  Compression compression = Compression::kNone;  // of which the values are exact, too
+  Compression compression = Compression::kNone;  // represents the values exactly, too
   Operation operation = {};
 
   Tensor(std::string called, std::size_t elements, Compression how = Compression::kNone)
@@ -120,7 +120,7 @@ TEST_F(Steady, RepeatedStepsAreNotNegotiated) {
   } else {
     constexpr std::uint64_t kPositions = 50 * 3, kMostRounds = 2;  // hosts: up to four
     constexpr std::uint64_t kSignsOfLife =
-        20;  // that ranks of other hosts ask for when they have waited for long
+        20;  // sent when ranks of other hosts have waited for long
     EXPECT_LE(sent, (local_rank() == 0 ? kPositions * kMostRounds : 0) + kSignsOfLife)
         << "the first rank of a host speaks for it";
   }
@@ -179,7 +179,7 @@ TEST_F(Steady, RanksMaySubmitInAnyOrder) {
 TEST_F(Steady, AProgramThatBeginsToWaitInBetweenDoesNotHang) {
   steps(0, 10);
   for (int step = 10; step < 20; ++step) {
-    for (Tensor& tensor : tensors_) {  // those that shared a batch
+    for (Tensor& tensor : tensors_) {  // they shared a batch before
       tensor.submit(step);
       tensor.check(step);
     }
@@ -266,7 +266,7 @@ struct Counted {
   std::chrono::steady_clock::time_point at = {};
 
   static Counted now() {
-    return {.allocated = allocations(),  // before its own
+    return {.allocated = allocations(),  // before this function allocates memory
             .system = system_calls(),
             .runtime = metrics(),
             .ucx = ucx_calls(),
@@ -296,7 +296,7 @@ void expect_nothing(const Counted& before, const Counted& after) {
   if (size() > 1) {
     system.erase(SYS_sched_yield);
     system.erase(SYS_futex);
-    std::uint64_t of_signs = 0;  // of a pidfd for each other rank, and of each worker
+    std::uint64_t of_signs = 0;  // calls for the pidfds of other ranks and for workers
     for (const int number : {SYS_poll, SYS_epoll_wait})
       of_signs += std::exchange(system[number], 0);
     EXPECT_LE(of_signs, signs_of_life * static_cast<std::uint64_t>(4 + size()));
@@ -336,7 +336,7 @@ TEST_F(Steady, RepeatedStepsMakeNoCalls) {
   for (int window = 0; window < kWindows; ++window) {
     for (Tensor& tensor : tensors_) tensor.fill(window);
     Counted before = Counted::now();
-    before.allocated = allocations();  // without its own
+    before.allocated = allocations();  // without those of Counted::now()
     repeat(kStepsOfWindow);
     const Counted after = Counted::now();
     EXPECT_EQ(after.runtime.locked_operations - before.runtime.locked_operations,

@@ -71,8 +71,8 @@ class Share {
 
   // Only this rank accesses its slice of the inputs and outputs, so an output may be an input.
   void allreduce() const {
-    // A multiple of kLine elements, which are at least as many bytes: two owners never write to
-    // one cache line.
+    // A slice is a multiple of kLine elements, which take at least kLine bytes, so two owners never
+    // write to the same cache line.
     constexpr auto kLine = static_cast<std::int64_t>(kCacheLine);
     const std::int64_t count = own_.collective.count;
     const std::int64_t slice =
@@ -164,8 +164,8 @@ class LocalWork final : public Work {
   }
 
   bool progress() override {
-    // Read first: a member that leaves after the last share ends the group, but this operation is
-    // complete.
+    // Read this first: a member that leaves after the last share ends the group, although this
+    // operation is complete.
     const bool ended = group_->ended();
     if (collective_ == nullptr && !join()) {
       return false;
@@ -239,8 +239,8 @@ class LocalChannel final : public Channel {
   LocalChannel(std::shared_ptr<LocalGroup> group, Peers& peers, int rank)
       : group_(std::move(group)), peers_(peers), rank_(rank) {}
 
-  // Otherwise the others would wait for a rank that launches no more collectives. Complete
-  // collectives stay complete.
+  // Leaves the group, because the other ranks would otherwise wait for a rank that launches no more
+  // collectives. Complete collectives stay complete.
   ~LocalChannel() override {
     group_->leave(rank_, "its channel");
     group_->ring_others(rank_, peers_);

@@ -27,8 +27,8 @@ struct OutputSizes {
   /// order. Alltoall: the rows received from each member. Scatter: one number, the rows that this
   /// rank gets.
   std::span<const std::int64_t> first_dims = {};
-  /// On a GPU: where the callback may store the event after which the memory it returns may be
-  /// written. Null otherwise.
+  /// On a GPU, the callback may store an event here. The memory that it returns is then written
+  /// only after this event. Null for other devices.
   EventPtr* writable = nullptr;
 };
 
@@ -38,11 +38,11 @@ struct Allreduce {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
   double postscale = 1.0;
-  /// For fp32 only: it is moved and reduced as this 16-bit type, and cast on its way into a buffer
-  /// of the runtime's and back. Each rank contributes prescale * x, computed in fp32 and rounded
-  /// once; the result is rounded to 16 bits after the divisor of an average, and becomes fp32.
-  /// Where the host reduces, a postscale that makes numbers smaller comes before that rounding and
-  /// one that makes them larger after it, in fp32; where a GPU does, it comes after it, and the
+  /// For fp32 only: the tensor is sent and reduced in this 16-bit type. The runtime casts it on the
+  /// way into its buffer and back. Each rank contributes prescale * x, computed in fp32 and rounded
+  /// once. The result is divided for an average, rounded to 16 bits, and cast to fp32. If the host
+  /// reduces, it applies a postscale of magnitude 1 or less before that rounding, and a larger one
+  /// afterwards, in fp32. If a GPU reduces, it applies the postscale after the rounding, and the
   /// divisor is part of the prescale. Tensors of 16-bit types cannot be compressed further.
   Compression compression = Compression::kNone;
   friend bool operator==(const Allreduce&, const Allreduce&) = default;
@@ -91,7 +91,7 @@ struct RemoveProcessSet {
   int process_set = 0;  ///< the one to remove
   friend bool operator==(const RemoveProcessSet&, const RemoveProcessSet&) = default;
 };
-/// The result goes to one rank. It moves as much as an allreduce.
+/// Reduces to one rank. Sends as many bytes as an allreduce.
 struct Reduce {
   ReduceOp op = ReduceOp::kSum;
   double prescale = 1.0;
@@ -111,11 +111,11 @@ using OperationParameters =
                  AddProcessSet, RemoveProcessSet, Reduce, Scatter>;
 static_assert(std::variant_size_v<OperationParameters> == kOpKindCount);
 
-/// Some of a tensor's elements, which lie in a place of their own.
+/// A contiguous part of a tensor's elements, with memory of its own.
 struct TensorPart {
   std::byte* data = nullptr;
-  std::int64_t first = 0;  ///< the position in the tensor of the first of them
-  std::int64_t count = 0;  ///< elements, one behind the other
+  std::int64_t first = 0;  ///< the position of the first element in the tensor
+  std::int64_t count = 0;  ///< the number of elements
 };
 
 /// One collective operation of one rank.
@@ -125,19 +125,19 @@ struct Submission {
   std::string name = {};
   OperationParameters parameters = {};
   /// Unused by Barrier, Join, AddProcessSet and RemoveProcessSet, as are the outputs. Scatter: only
-  /// the root's elements are read; elsewhere its dtype, its device and the sizes behind the first
-  /// have to be those of the root's, and it needs no memory.
+  /// the root's elements are read. On the other ranks the input needs no memory, but its dtype, its
+  /// device and all sizes except the first must equal the root's.
   TensorView input = {};
   /// Where the result goes; may be the input's memory. Reducescatter: rows_of_member() of the
-  /// input's rows, and of the input's memory only those. Reduce: as large as the input on every
-  /// rank; on other ranks than the root it is scratch memory, whose contents are undefined
-  /// afterwards. Unused when `allocate_output` is set.
+  /// input's rows; if it lies in the input's memory, it must be the rows that this rank gets.
+  /// Reduce: as large as the input on every rank; on other ranks than the root it is scratch
+  /// memory, whose contents are undefined afterwards. Unused when `allocate_output` is set.
   TensorView output = {};
-  /// The places of the elements, in ascending order, for an allreduce on a GPU in place. `input`
-  /// and `output` then have no memory and describe the tensor as a whole. One launch packs the
-  /// parts into a buffer of the runtime and applies the factors, and one launch copies the result
-  /// back. Elements outside of all parts are reduced too, but unused. Every rank submits the tensor
-  /// in parts, each rank in parts of its own. Valid until the operation is done.
+  /// The parts of the tensor, in ascending order, for an allreduce on a GPU in place. `input` and
+  /// `output` then have no memory and describe the tensor as a whole. One launch packs the parts
+  /// into a buffer of the runtime and applies the factors, and one launch copies the result back.
+  /// Elements outside of all parts are reduced too, but unused. Every rank must submit the tensor
+  /// in parts, but each may divide it differently. Valid until the operation is done.
   std::span<const TensorPart> parts = {};
   /// Called once, on the thread that drives the engine, when the sizes are known: Allgather,
   /// Alltoall, Scatter, and Gather (at the destination only). It returns the output; the memory's
@@ -151,7 +151,8 @@ struct Submission {
   std::string group = {};
   int group_size = 0;
   int group_index = 0;
-  /// Never fused: it is large, and its memory need not be copied (see hvd::allocate_shared()).
+  /// Never fuse the operation: it is large, and its memory need not be copied (see
+  /// hvd::allocate_shared()).
   bool alone = false;
   /// Null: the input may be read, and the output written, at once. GPU tensors need an
   /// event (see hvd::record_event()).
@@ -222,9 +223,9 @@ class Operation {
   /// Blocks until done; the calling thread may drive the engine meanwhile. Does not throw the
   /// operation's error: see status(). Ends in bounded time when a peer is lost.
   void wait() const;
-  /// As wait(), for `timeout` at most; zero or less: what can be done at once is done. Returns
-  /// whether the operation is done. The operation goes on when the time is up, and can be waited
-  /// for again.
+  /// Like wait(), but for at most `timeout`; if it is zero or less, makes the progress that is
+  /// possible without blocking. Returns whether the operation is done. If not, it continues, and
+  /// the caller can wait for it again.
   bool wait_for(std::chrono::nanoseconds timeout) const;
   /// How it ended. Valid once done().
   const Status& status() const;

@@ -23,22 +23,22 @@ struct Options {
   /// Batches stop growing at this many bytes. HVD_FUSION_THRESHOLD; default 64 MiB; 0 turns
   /// fusion off.
   std::optional<std::int64_t> fusion_threshold_bytes = {};
-  /// Tensors whose negotiation result is remembered. HVD_CACHE_CAPACITY; default 1024; 0 turns it
-  /// off.
+  /// The number of tensors whose negotiation result is cached. HVD_CACHE_CAPACITY; default 1024; 0
+  /// turns the cache off.
   std::optional<std::int64_t> cache_capacity = {};
   /// Schedule replay: steps that repeat are not negotiated. HVD_SCHEDULE_LOCK (0 or 1); default on.
   std::optional<bool> schedule_lock = {};
-  /// Which thread makes progress meanwhile. HVD_PROGRESS (auto, inline, background);
-  /// default auto: see ProgressMode.
+  /// Which thread makes progress between submission and wait(). HVD_PROGRESS (auto, inline,
+  /// background); default auto: see ProgressMode.
   std::optional<ProgressMode> progress = {};
   /// An operation that some ranks have not submitted is reported after this long.
   /// HVD_STALL_WARNING (seconds); default 30 s; 0 = never.
   std::optional<std::chrono::milliseconds> stall_warning = {};
-  /// ... and ended with StalledError after this long. HVD_STALL_SHUTDOWN (seconds); default 600 s;
-  /// 0 = never.
+  /// Such an operation ends with StalledError after this long. HVD_STALL_SHUTDOWN (seconds);
+  /// default 600 s; 0 = never.
   std::optional<std::chrono::milliseconds> stall_shutdown = {};
-  /// When a thread of every rank waits, and no rank has submitted anything for this long, all that
-  /// waits ends with StalledError. HVD_DEADLOCK_TIMEOUT (seconds); default 10 s; 0 = never.
+  /// When every rank has a waiting thread, and no rank has submitted an operation for this long,
+  /// the operations end with StalledError. HVD_DEADLOCK_TIMEOUT (seconds); default 10 s; 0 = never.
   std::optional<std::chrono::milliseconds> deadlock_timeout = {};
   /// A peer that gives no sign of life for this long is lost. HVD_PEER_TIMEOUT (seconds); default
   /// 30 s.
@@ -51,10 +51,10 @@ struct Options {
   std::optional<std::string> timeline_path = {};
   /// How the ranks find each other: "tcp://HOST:PORT", which rank 0 serves; "file:///path" of a
   /// file that all ranks can write to; "env://", as torchrun sets it; "mpi://". HVD_INIT_METHOD;
-  /// default, also where it is empty: MPI where its launcher has started this process, else
-  /// "env://" where torchrun has, else one rank alone. docs/launching.md has more.
+  /// default, also if it is empty: MPI if its launcher has started this process, "env://" if
+  /// torchrun has, else a job of one rank. See docs/launching.md.
   std::optional<std::string> init_method = {};
-  /// This process among `world_size`: 0 to world_size - 1. HVD_RANK, then RANK. MPI has its own.
+  /// The rank of this process, 0 to world_size - 1. HVD_RANK, then RANK. MPI assigns its own ranks.
   std::optional<int> rank = {};
   /// HVD_SIZE, then WORLD_SIZE.
   std::optional<int> world_size = {};
@@ -62,8 +62,8 @@ struct Options {
   std::optional<std::chrono::milliseconds> init_timeout = {};
 };
 
-/// HVD_CHECK_EVERY, for adapters to frameworks; no value when it is unset. Throws UsageError when
-/// it is not such a number. Thread-safe.
+/// The value of HVD_CHECK_EVERY, for adapters to frameworks; no value when it is unset. Throws
+/// UsageError when it is not a whole number from 0 to 1000000000. Thread-safe.
 std::optional<int> requested_check_interval();
 
 /// @}

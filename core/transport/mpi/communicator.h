@@ -6,7 +6,7 @@
 
 namespace hvd::mpi {
 
-/// Owns a duplicate of a communicator, on which errors are returned and not fatal. Move-only.
+/// Owns a duplicate of a communicator that returns errors and does not abort the job. Move-only.
 ///
 /// Not thread-safe: only the thread that drives the engine calls it. The destructor calls no MPI
 /// function; see Note [Freeing a communicator].
@@ -20,8 +20,8 @@ class Communicator {
   ~Communicator();
 
   /// Duplicates `parent`. Collective over it, but waits at most until the deadline.
-  /// @throws PeerLostError when a rank has not arrived by then; the duplication is then never
-  /// completed or freed
+  /// @throws PeerLostError when a rank has not called it by the deadline. The duplicate then stays
+  /// incomplete and is never freed.
   static Communicator duplicate(MPI_Comm parent, Deadline deadline);
 
   MPI_Comm get() const noexcept { return handle_; }
@@ -30,8 +30,8 @@ class Communicator {
   /// The highest valid tag of a message.
   int tag_upper_bound() const;
 
-  /// Gathers `bytes` bytes of each rank on all ranks, in rank order. Collective, with a deadline as
-  /// duplicate() has.
+  /// Gathers `bytes` bytes of each rank on all ranks, in rank order. Collective, and waits at most
+  /// until the deadline, like duplicate().
   void allgather(const void* mine, void* all, int bytes, Deadline deadline) const;
 
  private:

@@ -37,13 +37,13 @@ namespace {
   end_process(text(
       "hvd::init: ", process, " has waited ", hang.lasted, " (HVD_START_TIMEOUT) and ", hang.call,
       " has not returned: a rank has not been started, has ended early, or is stopped; "
-      "see which one the others miss"));
+      "see which rank the other ranks report"));
 }
 
 }  // namespace
 
 std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
-  // Before MPI, because MPI_Init waits for all ranks without a limit.
+  // The watch starts before MPI does, because MPI_Init waits for all ranks without a limit.
   const auto deadline = std::chrono::steady_clock::now() + options.start_timeout;
   auto watch = std::make_unique<CallWatch>(options.start_timeout, end_start_because);
   ensure_initialized();
@@ -83,7 +83,7 @@ void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) n
   } else if (suspect) {
     cause += text("; lost rank ", lost, " (host ", topology.host_name(lost), "): ", suspect->cause);
   } else if (topology.host_names.size() > 1) {
-    cause += "; no rank of this host has ended, so see whether one on another host has";
+    cause += "; no rank of this host has ended; check the ranks of the other hosts";
   }
   const std::string own =
       text("rank ", topology.rank, " (host ", topology.host_name(topology.rank), "): ");

@@ -21,9 +21,10 @@
 namespace hvd::host {
 namespace {
 
-/// Limit of one wait of the thread, because a wait for a mutex cannot be interrupted.
+/// The longest single wait of the thread, because a wait for a mutex cannot be interrupted.
 constexpr Duration kLongestWait = std::chrono::milliseconds(500);
-/// Interval of polling until another process has taken its lock, or until it has ended.
+/// Polling interval while a process has not taken its lock yet, or has released it and may be
+/// ending.
 constexpr Duration kShortestWait = std::chrono::milliseconds(1);
 constexpr int kShortWaits = 200;
 constexpr unsigned kExiting = 0x4;  // PF_EXITING of <linux/sched.h>
@@ -91,7 +92,7 @@ bool runs_no_more(const ProcessIdentity& process) noexcept {
       seen = true;
     }
     return seen || !exists(process.pid);
-  } catch (const std::exception&) {  // no memory: a later call finds it
+  } catch (const std::exception&) {  // out of memory: a later call detects the end
     return false;
   }
 }
@@ -163,7 +164,7 @@ class LifeWatch::Thread {
 
   Duration suspects_wait() noexcept { return wait_of(looks_); }
   Duration not_begun_wait() noexcept { return wait_of(not_begun_++); }
-  /// Short waits first and longer ones later: a process starts or ends soon or not at all.
+  /// Waits are short at first and longer later: a process starts or ends soon or not at all.
   static Duration wait_of(int times) noexcept {
     return times < kShortWaits ? kShortestWait
                                : std::min(kLongestWait, (times - kShortWaits + 1) * kShortestWait);

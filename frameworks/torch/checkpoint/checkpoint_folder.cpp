@@ -118,7 +118,7 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
 }
 
-/// The launcher's name of the job; empty without a launcher that names it.
+/// The name that the launcher has given the job; empty if there is none.
 std::string job_name() {
   for (const char* variable : {"HVD_JOB_NAME", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"}) {
     const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe)
@@ -306,7 +306,7 @@ void CheckpointFolder::check_sizes(const Manifest& manifest) const {
 std::string CheckpointFolder::commit(const Manifest& manifest,
                                      std::optional<std::uint64_t> loaded) {
   check_sizes(manifest);
-  sync_folder(path_, calls_);  // for the name of the step's folder
+  sync_folder(path_, calls_);  // makes the entry of the step's folder durable
   write_durably(folder_of(manifest.step) / kManifest, manifest.encode(), calls_);
   std::string complaint;
   if (loaded) {
@@ -328,7 +328,8 @@ void CheckpointFolder::abandon(std::uint64_t step) noexcept {
   lock_.reset();
 }
 
-/// Removes the manifest first, durably, so that a checkpoint without some file is never complete.
+/// Removes the manifest first, durably, so that a checkpoint that lacks a file never looks
+/// complete.
 std::string CheckpointFolder::remove(std::uint64_t step) {
   const fs::path folder = folder_of(step);
   if (is_there(folder / kManifest)) {

@@ -57,8 +57,8 @@ struct Checkpointer::Impl {
   CheckpointWriter writer;
   std::optional<libtorch::TerminationNotice> notice;
   std::optional<std::uint64_t> saved;   ///< the last saved step
-  std::optional<std::uint64_t> loaded;  ///< the next save replaces newer checkpoints
-  Snapshot snapshot;                    ///< in the background: its memory is kept for the next save
+  std::optional<std::uint64_t> loaded;  ///< the loaded step; the next save replaces newer ones
+  Snapshot snapshot;                    ///< of a background save; the next one reuses its memory
   std::future<void>
       writing;  ///< last, since its destructor waits for the thread, which uses the other members
 

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-// Numbers that depend on no worker, thread or rank.
+// Random numbers that do not depend on the worker, the thread or the rank.
 
 namespace hvd::libtorch {
 
@@ -19,8 +19,8 @@ constexpr std::uint64_t mix(std::uint64_t x) noexcept {
   return x ^ (x >> 31);
 }
 
-/// A CPU generator whose state is computed from 64 bits and differs for each of their values.
-/// LibTorch uses 32 bits of a seed.
+/// A CPU generator whose state differs for each of the 2^64 values of `start`. LibTorch's own
+/// seeding uses only 32 bits of a seed.
 at::Generator generator_from(std::uint64_t start);
 
 /// The order in which PyTorch's DistributedSampler visits a data set

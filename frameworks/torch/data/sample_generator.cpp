@@ -12,7 +12,7 @@ thread_local libtorch::SampleScope* this_threads_scope = nullptr;
 
 }  // namespace
 
-// For a given seed and epoch, `start` is a bijection of the sample.
+// For a given seed and epoch, every sample has a different generator, because mix() is a bijection.
 at::Generator sample_generator(std::uint64_t seed, std::uint64_t epoch, std::uint64_t sample) {
   return libtorch::generator_from(
       libtorch::mix(libtorch::mix(libtorch::mix(seed) ^ epoch) ^ sample));

@@ -8,8 +8,8 @@
 
 namespace hvd::libtorch {
 
-/// Tracks which gradients of a cycle are ready, and which units are complete. Gradients are numbers
-/// here, so that it does not depend on LibTorch.
+/// Tracks which gradients of a cycle are ready, and which units are complete. Gradients are
+/// identified by their indices, so that this class does not depend on LibTorch.
 ///
 ///   idle --last counted pass--> ready --its unit is complete--> submitted --end of cycle--> idle
 ///
@@ -21,7 +21,8 @@ class GradientReadiness {
   GradientReadiness(std::size_t gradients, int passes_per_step,
                     std::function<bool(std::size_t)> expected);
 
-  /// @param units the members of each; every gradient is in one unit. Phases do not change.
+  /// @param units the gradients of each unit; every gradient is in exactly one. The gradients'
+  /// phases do not change.
   void set_units(const std::vector<std::vector<std::size_t>>& units);
   std::size_t unit_of(std::size_t gradient) const { return gradients_[gradient].unit; }
   /// To be called when more gradients may be expected than before.
@@ -33,9 +34,10 @@ class GradientReadiness {
   bool count_pass(std::size_t gradient);
   void forget_passes(std::size_t gradient) { gradients_[gradient].passes = 0; }
 
-  /// Backward has produced the gradient. @param held it is not submitted before synchronize()
+  /// Backward has produced the gradient. @param held whether the gradient must not be submitted
+  /// before synchronize()
   void mark_ready(std::size_t gradient, bool held);
-  /// Takes mark_ready() back.
+  /// Undoes mark_ready().
   void withdraw(std::size_t gradient);
   /// Whether mark_ready() was called in this cycle.
   bool handed_over(std::size_t gradient) const {
@@ -73,7 +75,7 @@ class GradientReadiness {
   struct UnitProgress {
     std::vector<std::size_t> members;
     bool submitted = false;
-    std::size_t ready = 0;  ///< number of first members that are known to be ready in this cycle
+    std::size_t ready = 0;  ///< how many of the first members were found ready in this cycle
   };
 
   int passes_per_step_;
