@@ -38,7 +38,7 @@ class LiveOptimizers {
   void shrink(const torch::optim::Optimizer& optimizer, std::span<const torch::Tensor> parameters);
   /// @param averaging as in add()
   void remove(const torch::optim::Optimizer& optimizer, bool averaging);
-  /// Records that a wrapper distributes the optimizer's all, so that the optimizer itself has no
+  /// Records that a wrapper distributes the optimizer's state, so that the optimizer itself has no
   /// state between steps. The optimizer is registered.
   void set_sharded(const torch::optim::Optimizer& optimizer);
   bool is_sharded(const torch::optim::Optimizer& optimizer) const;
