@@ -68,7 +68,7 @@ void RankSet::add(RankSpan other) {
     for (const RankRange range : other) append(range);
     return;
   }
-  if (other.size() == 1) {  // in place: what touches it becomes one range
+  if (other.size() == 1) {  // in place: merges the ranges that it overlaps or touches
     const RankRange added = other.front();
     const auto first =
         std::partition_point(ranges_.begin(), ranges_.end(),

@@ -10,7 +10,7 @@
 
 namespace hvd {
 
-/// first to last, both included.
+/// The ranks from first to last, both included.
 struct RankRange {
   int first = 0;
   int last = 0;
@@ -58,8 +58,8 @@ class RankSet {
   }
   std::vector<int> to_vector() const;
 
-  /// Appends a range that begins at or above the last one. Adjacent and overlapping ranges are
-  /// merged.
+  /// Appends a range that does not begin below the last one. Merges the two if they are adjacent or
+  /// overlap.
   void append(RankRange range);
   void add(RankSpan);
   void remove(RankSpan);
@@ -91,7 +91,7 @@ class RankMap {
   void assign(RankSpan ranks, const T& value) {
     for (const RankRange range : ranks) assign(range, value);
   }
-  /// Calls visit(RankRange, value) for each part of `ranks` with one value.
+  /// Calls visit(RankRange, value) for each range within `ranks` whose ranks have the same value.
   template <class Visit>
   void for_each(RankSpan ranks, Visit&& visit) const {
     for (const RankRange range : ranks) {

@@ -26,7 +26,7 @@ constexpr std::size_t kPage = 4096;
 // Every rank maps all arenas of its host, so address space limits the size.
 constexpr std::size_t kMostCapacity = std::size_t{256} << 30;
 
-/// At the beginning of the file.
+/// The beginning of the arena's file.
 struct ArenaHeader {
   char magic[8];
   std::uint64_t identity;
@@ -118,16 +118,17 @@ SharedArena::~SharedArena() {
   ::close(address_.descriptor);
 }
 
-// The kernel copies page by page when this process writes. With a shared mapping its writes would
-// change the data of the parent and the other ranks. Only system calls are allowed here: the child
-// has one thread, and locks that other threads of the parent held stay locked forever.
+// Maps the file privately, so that the kernel copies each page that the child writes to. With a
+// shared mapping the child would change the data of the parent and the other ranks. Only system
+// calls are allowed here, because the child has one thread, and locks that other threads of the
+// parent held stay locked forever.
 void SharedArena::after_fork_in_child() noexcept {
   constexpr int kFlags = MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE;
   const bool first =
       !inherited_.exchange(true, std::memory_order_relaxed);  // a grandchild already has a copy
   if (first && ::mmap(base_, address_.capacity, PROT_READ | PROT_WRITE, kFlags, address_.descriptor,
                       0) == MAP_FAILED) {
-    // There may be no memory for a copy, but reading needs no memory.
+    // There may be no memory for a copy, but the child can still read.
     ::mprotect(base_, address_.capacity, PROT_READ);
   }
   mutex_.unlock();
@@ -252,7 +253,7 @@ std::unique_ptr<PeerArena> PeerArena::map(const ArenaAddress& address) {
   std::byte* const base = ours ? map_file(descriptor, address.capacity) : nullptr;
   ::close(descriptor);
   if (base == nullptr) return nullptr;
-  // Neither for a child nor for a core dump, which would write all of the address range, holes
+  // A child does not need the mapping. A core dump would write all of the address range, holes
   // included.
   ::madvise(base, address.capacity, MADV_DONTFORK);
   ::madvise(base, address.capacity, MADV_DONTDUMP);

@@ -33,10 +33,10 @@ class SharedArena {
   /// which then fails if the system has no free pages.
   enum class Pages { kWhenWritten, kWhenAllocated };
 
-  /// Makes an arena of the size of the host's memory, within the limits of the process
+  /// Makes an arena as large as the host's memory, within the limits of the process
   /// (`RLIMIT_FSIZE`, a part of `RLIMIT_AS`). Pages are taken at allocation if the system does not
-  /// overcommit memory (vm.overcommit_memory=2). Returns null, with the reason in the log, where
-  /// the system does not allow it.
+  /// overcommit memory (vm.overcommit_memory=2). Returns null, and logs the reason, if the system
+  /// does not allow it.
   static std::shared_ptr<SharedArena> create();
   static std::shared_ptr<SharedArena> create(std::size_t capacity,
                                              Pages pages = Pages::kWhenWritten);

@@ -24,7 +24,7 @@ namespace {
                    "; see that /dev/shm is mounted, writable and has room (docker: --shm-size)"));
 }
 
-/// Closes the descriptor; the mapping stays.
+/// Owns a descriptor and closes it. A mapping of the file stays.
 class OwnedDescriptor {
  public:
   explicit OwnedDescriptor(int descriptor) : descriptor_(descriptor) {}
@@ -155,7 +155,7 @@ void SharedSegment::remove_abandoned(const std::filesystem::path& folder) noexce
         remove_if_abandoned(entry.path());
     }
   } catch (const std::exception&) {
-    // A later call finds it.
+    // A later call removes the remaining files.
   }
 }
 
@@ -184,10 +184,10 @@ std::unique_ptr<SharedSegment> SharedSegment::create(const std::string& name, st
 
 // Note [No room in /dev/shm]
 // /dev/shm of a container has 64 MiB by default, and other programs may fill it while a job runs.
-// Then the pages are those of a memfd, which is not counted by any file system, and the name is a
-// symbolic link to /proc/PID/fd/N. tmpfs stores such a short link in the inode, so it needs no
+// In that case the pages come from a memfd, which takes no space in any file system, and the name
+// is a symbolic link to /proc/PID/fd/N. tmpfs stores such a short link in the inode, so it needs no
 // space. The descriptor stays open while the segment lives. A process that follows the link checks
-// that it points to a memfd of this name, because across pid namespaces the link may point
+// that it points to a memfd of this name, because in another pid namespace the link may point
 // elsewhere.
 
 bool SharedSegment::needs_no_room() noexcept {

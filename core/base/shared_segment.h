@@ -35,7 +35,7 @@ class SharedSegment {
   static std::unique_ptr<SharedSegment> attach(const std::string& name, std::size_t bytes);
   /// Whether create() works without free space in /dev/shm.
   static bool needs_no_room() noexcept;
-  /// Makes private memory, for a process that shares with no other.
+  /// Makes private memory, for a process that shares it with no other process.
   static std::unique_ptr<SharedSegment> unshared(std::size_t bytes);
 
   SharedSegment(const SharedSegment&) = delete;

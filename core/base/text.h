@@ -66,8 +66,8 @@ std::string text(const Parts&... parts) {
 }
 
 /// Reads a number that is the whole text, independent of the locale. Empty if the text is anything
-/// else or if the number does not fit in the type. As std::from_chars: blanks, a leading "+" and,
-/// for an unsigned type, a leading "-" are refused.
+/// else or if the number does not fit in the type. Like std::from_chars(), it refuses blanks, a
+/// leading "+" and, for an unsigned type, a leading "-".
 template <class Number>
 std::optional<Number> parse_number(std::string_view digits) {
   Number number{};
@@ -115,9 +115,9 @@ std::string join_text(const Range& parts, std::string_view separator,
   return joined;
 }
 
-/// Ranks without the noun, three and more neighbours as a range: "3", "0 and 1", "0 to 3, 5 and 7".
-/// Lists at most 16 ranks and ranges, and counts the rest: "0, 2, 4 and 96 more". Empty for
-/// no rank.
+/// Ranks without the noun, as in "3", "0 and 1" or "0 to 3, 5 and 7": three or more consecutive
+/// ranks form a range. Lists at most 16 ranks and ranges, and counts the remaining ranks, as in
+/// "0, 2, 4 and 96 more". Empty if there are no ranks.
 inline std::string rank_numbers(RankSpan ranks) {
   constexpr std::size_t kMostShown = 16;
   std::vector<std::string> shown;

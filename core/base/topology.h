@@ -7,7 +7,8 @@
 
 namespace hvd {
 
-/// Where this rank stands in the job. The same on every rank but for the three "own" positions.
+/// The ranks and hosts of the job, and the position of this rank. The local and cross ranks and
+/// sizes depend on the rank; the number of ranks and the hosts are the same everywhere.
 struct Topology {
   int rank = 0;
   int size = 1;

@@ -17,13 +17,13 @@
 namespace hvd::rendezvous {
 namespace {
 
-/// Version of the join request, so that ranks of another version get an error that says so.
+/// Version of the join request, so that a rank with another version of hvd gets a fitting error.
 constexpr const char* kFormat = "hvd rendezvous 5";
 
 /// Delay before a wait checks for the first time whether the other process has ended.
 constexpr auto kFirstLivenessCheck = std::chrono::milliseconds(50);
 
-/// A new identity of this process with each call.
+/// Returns a new identity of this process at each call.
 std::string make_identity() {
   char host[256] = "unknown";
   ::gethostname(host, sizeof host - 1);
@@ -156,8 +156,8 @@ JoinRequest join_request_of(const RankInfo& own) {
 }
 
 // The start time of a process is left out, because /proc may belong to another pid namespace and
-// show other processes. Without it the end of a process stays hidden if its number has been given
-// to another one; the end of a live process is never reported.
+// show other processes. Without it the end of a process is not detected if its pid has been reused.
+// A live process is never reported as ended.
 ProcessWatch watch(const JoinRequest& request) {
   if (request.boot.empty() || request.boot != boot_id()) return {};
   return ProcessWatch({.pid = request.pid,
@@ -273,7 +273,7 @@ const JoinRequest* RankProcesses::any_ended() {
   return nullptr;
 }
 
-/// Reads the value, and checks whether the rank that stores it still lives.
+/// Reads the value, and checks whether the rank that stores it is still alive.
 std::optional<Bytes> RankProcesses::check(int rank, const WaitSources& sources) {
   if (auto found = find_value(sources.value, sources.failure)) return found;
   if (!processes_.contains(rank)) {

@@ -13,7 +13,7 @@
 #include "base/process_watch.h"
 #include "bootstrap/rendezvous.h"
 
-/// Decides which processes may join a job as its ranks, and watches whether they still live.
+/// Decides which processes may join a job as its ranks, and watches whether they are still alive.
 namespace hvd::rendezvous {
 
 /// The reason why ranks may not begin, in a form that can be sent.
@@ -32,7 +32,7 @@ inline std::string text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-/// Encodes texts one after the other, each with its length.
+/// Encodes texts one after the other, each preceded by its length.
 Bytes join_fields(const std::vector<std::string>& fields);
 /// Empty if the bytes are not exactly `count` fields.
 std::optional<std::vector<std::string>> split_fields(std::span<const std::byte>, std::size_t count);
@@ -59,19 +59,19 @@ std::optional<JoinRequest> decode_join_request(std::span<const std::byte>);
 /// A request of this process. Each call makes a new identity.
 JoinRequest join_request_of(const RankInfo&);
 /// Watches the process of a rank if it is on this host and in this pid namespace. The end of any
-/// other process is never seen.
+/// other process is not detected.
 ProcessWatch watch(const JoinRequest&);
 
 Bytes encode(const Failure&);
 /// Throws a Failure that another rank has encoded.
 [[noreturn]] void raise_failure(std::span<const std::byte>);
-/// Looks once for a value that another rank stores. Empty if it is not there yet.
+/// Reads a value that another rank stores, without waiting. Empty if it is not there yet.
 /// @throws hvd::Error when the job has failed and the value is not there
 std::optional<Bytes> find_value(const std::function<std::optional<Bytes>()>& value,
                                 const std::function<std::optional<Bytes>()>& failure);
 
-/// Compares a rank that wants to join with another one. Empty if it may join.
-/// @param reference usually rank 0
+/// Compares a rank's request to join with another rank. Empty if the rank may join.
+/// @param reference the other rank, usually rank 0
 std::optional<Refusal> find_objection(const JoinRequest&, const RankInfo& reference,
                                       const std::string& place);
 /// The time at which the serving rank refuses the other ranks. It is before the deadline, because
@@ -85,7 +85,7 @@ Deadline late_joiner_deadline(Deadline deadline);
 /// A refusal because a rank's process ended before the job began.
 /// @param absent the ranks that had not joined by then
 Refusal ended(const JoinRequest&, const std::string& place, const std::vector<int>& absent);
-/// Advice where ranks were started one by one.
+/// Advice for ranks that were started one by one.
 inline constexpr const char* kStartAsManyRanks =
     "start as many ranks as the world size, with the same place, and see whether one has ended "
     "early";
@@ -112,8 +112,8 @@ class ForeignProcesses {
   std::map<int, std::string> by_rank_;
 };
 
-/// The processes of ranks that have joined. It sees the end of those on this host and in this pid
-/// namespace, and never takes a live rank for a lost one.
+/// The processes of ranks that have joined. Detects the end of those on this host and in this pid
+/// namespace, and never reports a live rank as lost.
 ///
 /// Not thread-safe.
 class RankProcesses {

@@ -41,12 +41,12 @@ struct Agreement {
 /// World::allgather()
 Agreement agree(World&, const RankStatement&);
 
-/// Compares the statements of all ranks, and decides whether the job uses NCCL. It needs a GPU of
-/// its own and the same NCCL version on every rank. NCCL refuses several ranks on one GPU before
-/// 2.30, and later unless NCCL_MULTI_RANK_GPU_ENABLE=1. Ranks with different values of NCCL_HOSTID
-/// are on different hosts to NCCL and may share a GPU.
+/// Compares the statements of all ranks, and decides whether the job uses NCCL. Every rank must
+/// have a GPU of its own and the same version of NCCL. Versions before 2.30 refuse several ranks on
+/// one GPU, and later ones do so unless NCCL_MULTI_RANK_GPU_ENABLE=1. NCCL treats ranks with
+/// different values of NCCL_HOSTID as ranks of different hosts, so they may share a GPU.
 /// @param statements by rank
-/// @throws UsageError when a rank cannot begin, or has another setting than rank 0
+/// @throws UsageError when a rank cannot begin, or when its settings differ from those of rank 0
 Agreement compare(std::span<const RankStatement> statements, const Topology&);
 
 }  // namespace hvd::runtime

@@ -22,8 +22,8 @@
 namespace hvd::runtime {
 namespace {
 
-/// Whether /dev/shm has room for the shm backend. The ranks of a host decide the same, because they
-/// compare the same numbers.
+/// Whether /dev/shm has room for the shm backend. The ranks of a host reach the same decision,
+/// because they compare the same numbers.
 bool room_for_shm(const host::Node& node) {
   const Topology& topology = node.topology();
   const std::size_t wanted = ShmBackend::wanted_shared_memory(topology.local_size);
@@ -38,8 +38,8 @@ bool room_for_shm(const host::Node& node) {
   return false;
 }
 
-/// Whether every host has room for the hierarchical backend. All ranks decide the same, because
-/// they compare the same numbers.
+/// Whether every host has room for the hierarchical backend. All ranks reach the same decision,
+/// because they compare the same numbers.
 bool room_for_hierarchical(const host::Node& node) {
   const Topology& topology = node.topology();
   if (topology.host_names.size() < 2 || !node.all_control_segments_shared()) return false;
@@ -64,8 +64,9 @@ bool room_for_hierarchical(const host::Node& node) {
   return true;
 }
 
-/// Over UCX an allreduce of 1 MiB between two hosts takes 0.6 to 0.75 of its time when the tensor
-/// is sent whole. Over MPI it takes longer, by a tenth there and by a sixth on one host.
+/// If two ranks send each other the whole tensor, an allreduce of 1 MiB over UCX between two hosts
+/// takes 0.6 to 0.75 of the time. Over MPI it then takes longer: by a tenth between two hosts and
+/// by a sixth on one host.
 flat::FlatTuning tuning_for(const message::Carrier& carrier) {
   flat::FlatTuning tuning;
   if (carrier.name() == name_of(Controller::kUcx)) tuning.direct_pair_bytes = std::size_t{1} << 20;

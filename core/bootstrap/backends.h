@@ -14,11 +14,11 @@
 
 namespace hvd::runtime {
 
-/// The names that a backend can be chosen by; a job has one of "mpi" and "ucx".
+/// The values that HVD_BACKEND accepts. A job has either "mpi" or "ucx".
 std::vector<std::string_view> backend_names();
 
-/// Checks HVD_BACKEND. Before the job is joined, since a rank that leaves right after joining would
-/// keep the others waiting.
+/// Checks HVD_BACKEND. Call it before joining the job, because a rank that leaves right after
+/// joining would keep the others waiting.
 /// @throws UsageError for an unknown name, and for a carrier that this job does not use
 void check_backend_name(const RuntimeOptions&, const InitMethod&);
 

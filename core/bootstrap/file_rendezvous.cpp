@@ -18,11 +18,11 @@
 #include "hvd/error.h"
 
 // Note [Files of an earlier job]
-// PATH holds the name of the job's folder, PATH.IDENTITY. Rank 0 makes a new name for each job and
-// replaces PATH by rename(), so PATH may be one that an earlier job has left. A rank may have read
-// the old PATH before, and may even find the old ranks in the old folder. So a rank begins only
-// when it is accepted: when rank 0 has stored the identity of this very process. Until then the
-// rank reads PATH again and again, and joins in the folder that it names.
+// PATH holds the name of the job's folder, PATH.IDENTITY. An earlier job may have left a PATH. Rank
+// 0 makes a new folder for each job and replaces PATH by rename(). Another rank may have read the
+// old PATH before that, and may even find the old ranks in the old folder. So a rank begins only
+// when it is accepted, that is, when rank 0 has stored the identity of this very process. Until
+// then the rank reads PATH again and again, and joins in the folder that it names.
 //
 //   PATH                 the name of the folder
 //   PATH.ID/join.R       JoinRequest of rank R. Rank 0 writes its own when it accepts the others
@@ -32,8 +32,9 @@
 //   PATH.ID/left.R       rank R has left
 //   PATH.ID/key.K        a value; K is in hex
 //
-// A file appears as a whole, by link() from a name that only this process uses, and only once: a
-// second process of rank R finds the file of the first.
+// A process writes a file under a name that only it uses, and then gives it its final name with
+// link(). So a file is complete when it appears, and is never replaced: a second process of rank R
+// finds the file of the first.
 
 namespace hvd::rendezvous {
 namespace {

@@ -148,8 +148,8 @@ std::shared_ptr<Backend> make_nccl_backend(
     return nullptr;
   }
 #if HVD_HAVE_NCCL
-  // The id of a communicator, and later the splits of an alltoall, travel over the best channel for
-  // the host's memory that has both.
+  // The id of a communicator, and later the splits of an alltoall, travel over a channel of the
+  // host backend that is best for an alltoall.
   const nccl::OpenHostChannel open_host = [host_backends, topology](const ChannelSpec& spec,
                                                                     Peers& peers) {
     Collective exchange;

@@ -39,12 +39,12 @@ std::shared_ptr<Backend> make_nccl_backend(
 /// Whether this build has NCCL, NCCL can be loaded, and there is a GPU.
 bool nccl_usable() noexcept;
 
-/// Before join_job(): see hvd::use_device_memory().
+/// See hvd::use_device_memory(). Call it before join_job().
 void use_device_memory(DeviceMemory);
-/// For tests, before join_job(): a simulated device in place of CUDA's. Without a simulated NCCL
-/// only the host's backends serve it. Null: CUDA's again.
+/// For tests, before join_job(): replaces CUDA's device with a simulated one; null restores CUDA's.
+/// Without a simulated NCCL, only the host's backends serve the device.
 void use_device_api(std::shared_ptr<device::Api>);
-/// For tests: NCCL on that device. Not used in a build without NCCL.
+/// For tests: sets the simulated device's NCCL. Not used in a build without NCCL.
 void use_nccl_library(std::shared_ptr<nccl::Library>);
 
 }  // namespace hvd::runtime

@@ -18,12 +18,12 @@
 #include "hvd/error.h"
 
 // Note [The connection to the supervisor]
-// A stream socket in the abstract namespace, like that of notices. It needs no file, its name is in
-// an environment variable and so survives shells and Pythons that close descriptors, and the kernel
-// identifies the connected process to the supervisor. The descriptor is closed on exec. The
-// connection stays until shutdown(), so that the supervisor can refuse a second process of the
-// rank. A process made by fork() holds it too, so the supervisor does not rely on its end alone to
-// detect the end of this process.
+// The connection uses a stream socket in the abstract namespace, like that of notices. It needs no
+// file. Its name is in an environment variable, which survives shells and Python programs that
+// close descriptors. The kernel identifies the connected process to the supervisor. The descriptor
+// is closed on exec. The connection stays until shutdown(), so that the supervisor can refuse a
+// second process of the rank. A process made by fork() holds the connection too, so the supervisor
+// does not rely on its end alone to detect the end of this process.
 
 namespace hvd::rendezvous {
 namespace {
@@ -38,7 +38,7 @@ class HvdrunRendezvous final : public RendezvousClient {
   HvdrunRendezvous& operator=(const HvdrunRendezvous&) = delete;
   ~HvdrunRendezvous() override {
     if (socket_ < 0) return;
-    // A child that was made by fork() may hold it, and must not end it for its parent.
+    // A child made by fork() holds the same connection, and must not end it for its parent.
     if (::getpid() == process_) ::shutdown(socket_, SHUT_RDWR);
     ::close(socket_);
   }

@@ -110,12 +110,12 @@ InitMethod with_numbers(InitMethod method, const std::optional<Number>& rank,
   return method;
 }
 
-/// Claims of a rank and a number of ranks that are no variables.
+/// Makes a claim from a rank and a number of ranks that do not come from variables.
 Claim claim_of(int rank, int size) {
   return {.rank = Number{rank, text("rank ", rank)}, .size = Number{size, text(size, " ranks")}};
 }
 
-/// For the rank and for the size the first of `a`, `b` and `c` that has it.
+/// Returns the rank of the first of `a`, `b` and `c` that has one, and the size likewise.
 Claim first_of(const Claim& a, const Claim& b, const Claim& c) {
   const auto choose = [](const auto& x, const auto& y, const auto& z) { return x ? x : y ? y : z; };
   return {.rank = choose(a.rank, b.rank, c.rank), .size = choose(a.size, b.size, c.size)};

@@ -19,7 +19,7 @@ namespace hvd::runtime {
 struct JobConnection {
   std::string controller = "local";         ///< carries the messages: "mpi", "ucx", "local"
   std::string init_method = "local://";     ///< how the ranks have found each other
-  std::shared_ptr<void> world;              ///< keeps alive what plane and backends share
+  std::shared_ptr<void> world;              ///< keeps objects of `control` and `backends` alive
   std::shared_ptr<device::Context> device;  ///< this rank's GPU, if it has one
   std::vector<std::shared_ptr<Backend>> backends;
   std::unique_ptr<control::ControlPlane> control;
@@ -32,20 +32,21 @@ struct ProgramStore {
   int size = 1;
 };
 
-/// Joins the job this process was launched into, or makes a job of one. Collective.
+/// Joins the job this process was launched into, or makes a job of one rank. Collective.
 /// @param arena of this process; may be null
-/// @param store the ranks find each other in it; without one the options and the environment decide
+/// @param store the ranks find each other in it; without one the options and the environment
+/// determine the init method
 /// @throws UsageError when program and environment contradict each other, or name several ranks
 /// without a way to find each other; PeerLostError when a rank does not join in time
 JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena,
                        std::optional<ProgramStore> store = {});
 
-/// Before join_job(): see hvd::use_agent_store().
+/// See hvd::use_agent_store(). Call it before join_job().
 void open_agent_store_by(OpenAgentStore);
 
-/// The ranks with which this rank will certainly exchange data: those in the same place on the
-/// hosts before and after its own (decision 13). Symmetric; at most two. A rank connects to the
-/// others when it first sends to them.
+/// The ranks with which this rank will certainly exchange data: those with its local rank on the
+/// previous and the next host (decision 13). At most two. Two ranks are always neighbours of each
+/// other. A rank connects to any other rank when it first sends to it.
 std::vector<int> data_neighbours(const Topology&);
 
 }  // namespace hvd::runtime

@@ -20,27 +20,27 @@ class MpiModule {
   /// Whether MPI provides MPI_THREAD_MULTIPLE. False unless active().
   virtual bool threads_multiple() const noexcept = 0;
   virtual std::string library_version() const = 0;
-  /// Records that the job has failed: MPI is not finalised any more.
+  /// Records that the job has failed, so that MPI is not finalised.
   virtual void forget_peers() noexcept = 0;
   /// Starts MPI if it has not been started, and joins the job. Collective.
-  /// @param start_timeout joining fails with PeerLostError if a rank has not arrived after it
+  /// @param start_timeout joining fails with PeerLostError if a rank does not join in this time
   /// @param call_timeout limit of one call of MPI; the process ends when a call exceeds it
   virtual std::shared_ptr<World> join(std::chrono::milliseconds start_timeout,
                                       std::chrono::milliseconds call_timeout) = 0;
 };
 
 /// Returns the module, and loads it at the first call. Null if it cannot be loaded.
-/// @param reason why it cannot
+/// @param reason receives the reason if it cannot
 MpiModule* mpi_module(std::string* reason = nullptr);
-/// Returns the module if this process uses MPI; else null, and the module is not loaded.
+/// Returns the module if this process uses MPI. Otherwise returns null and does not load it.
 MpiModule* mpi_module_in_use();
 
-/// MPI runs with MPI_THREAD_MULTIPLE, or is not in use.
+/// Whether MPI runs with MPI_THREAD_MULTIPLE, or is not in use.
 bool mpi_threads_multiple();
-/// MPI runs in this process, started by the program or by hvd.
+/// Whether MPI runs in this process, started by the program or by hvd.
 bool mpi_is_active() noexcept;
-/// Records that the job has failed: this process does not wait for its peers any more, not even at
-/// its exit.
+/// Records that the job has failed. From now on this process does not wait for its peers, not even
+/// when it exits.
 void forget_job_peers() noexcept;
 
 /// The symbol that the library exports.

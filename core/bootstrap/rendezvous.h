@@ -13,8 +13,8 @@
 #include "base/clock.h"
 #include "hvd/store.h"
 
-/// Lets the ranks of a job find each other without MPI. It carries no messages; the ranks exchange
-/// the addresses that messages need.
+/// Lets the ranks of a job find each other without MPI. It carries no messages; the ranks use it to
+/// exchange the addresses that messages need.
 namespace hvd::rendezvous {
 
 using Bytes = std::vector<std::byte>;
@@ -68,7 +68,7 @@ class Rendezvous {
   virtual std::vector<Bytes> exchange(std::string_view what, std::span<const std::byte> mine,
                                       Deadline);
 
-  /// Ends the waits of all ranks, current and later, with this reason. Only the first call counts.
+  /// Ends all current and later waits of all ranks with this reason. Only the first call counts.
   virtual void fail(const Failure&) noexcept = 0;
   /// Ends this rank's use of the values. Rank 0 waits for the other ranks and then cleans up.
   virtual void leave(Deadline) noexcept = 0;

@@ -9,7 +9,7 @@
 namespace hvd::rendezvous {
 namespace {
 
-/// The reply to a wait may arrive this much after the end of the wait.
+/// The reply to a wait may arrive this long after the end of the wait.
 constexpr auto kTimeToReply = std::chrono::seconds(5);
 
 Deadline short_deadline() { return std::chrono::steady_clock::now() + kTimeToReply; }
@@ -91,7 +91,7 @@ void RendezvousClient::fail(const Failure& failure) noexcept {
   try {
     request({.verb = "fail", .value = text_of(encode(failure))}, short_deadline());
   } catch (const std::exception&) {
-    // The server detects that this rank ends.
+    // The server detects the end of this rank.
   }
 }
 

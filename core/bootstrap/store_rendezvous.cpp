@@ -181,7 +181,8 @@ bool StoreRendezvous::find_joined_ranks() {
   return absent().empty();
 }
 
-/// A process with another token, or of a rank that has joined already, is refused alone.
+/// Accepts or refuses a request. A process with another job name or token, or whose rank has
+/// already joined, is refused without refusing the other ranks.
 void StoreRendezvous::handle(std::int64_t number, const JoinRequest& request) {
   const RankInfo& other = request.info;
   if (const auto objection = find_objection(request, own_.info, place())) {
@@ -226,7 +227,7 @@ void StoreRendezvous::refuse_all(const Refusal& refusal) {
   refusal.raise();
 }
 
-/// Joins in the place of the newest rank 0, if this rank has not yet.
+/// Joins in the place of the newest rank 0, if this rank has not done so yet.
 void StoreRendezvous::follow_rank_0() {
   const std::string now = current_place();
   if (now.empty() || now == place_) return;

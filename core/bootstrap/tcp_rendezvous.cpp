@@ -26,7 +26,7 @@ using ErrorCode = asio::error_code;
 
 constexpr auto kPauseBetweenAttempts = std::chrono::milliseconds(50);
 
-/// How long the server waits at its end for pending replies.
+/// How long the server's destructor waits until pending replies are sent.
 constexpr auto kTimeToLeave = std::chrono::seconds(1);
 /// How long to wait for a port in use. The previous job, or a connection that happens to have its
 /// number, may release it soon; another server will not.
@@ -36,7 +36,7 @@ constexpr auto kTimeToBeFree = std::chrono::seconds(3);
 /// constructor and the destructor.
 class TcpServer {
  public:
-  /// @throws UsageError when the port cannot be had
+  /// @throws UsageError when it cannot listen on the port
   TcpServer(std::uint16_t port, const std::string& place, const RankInfo& of_rank_0, Deadline);
   TcpServer(const TcpServer&) = delete;
   TcpServer& operator=(const TcpServer&) = delete;
@@ -80,7 +80,7 @@ struct TcpServer::Session {
   std::uint32_t size = 0;
   Bytes body = {};
   int replying = 0;
-  bool ends = false;  ///< after the reply
+  bool ends = false;  ///< it is closed after the reply
 };
 
 TcpServer::TcpServer(std::uint16_t port, const std::string& place, const RankInfo& of_rank_0,

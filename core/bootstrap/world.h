@@ -24,12 +24,12 @@ class World {
   virtual const std::shared_ptr<host::Node>& node() const noexcept = 0;
   virtual const std::shared_ptr<message::Carrier>& carrier() const noexcept = 0;
 
-  /// Every rank contributes `bytes` bytes, and receives those of all in rank order. Collective, and
-  /// only until begun(). @throws PeerLostError when a rank does not contribute in time
+  /// Every rank contributes `bytes` bytes, and receives those of all in rank order. Collective. Not
+  /// allowed after begun(). @throws PeerLostError when a rank does not contribute in time
   virtual void allgather(const void* mine, void* all, std::size_t bytes) = 0;
   /// Ends the start of the job, and releases the resources that only the start needs. Collective.
   virtual void begun() = 0;
-  /// Tells the other ranks, if possible, why this rank cannot begin.
+  /// Sends the other ranks, if possible, the reason why this rank cannot begin.
   virtual void abandon(const std::exception& cause) noexcept = 0;
 };
 

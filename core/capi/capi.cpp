@@ -15,10 +15,10 @@
 namespace hvd::capi {
 namespace {
 
-// A larger count of ranks is an uninitialised variable. It is refused before memory for it is
-// allocated.
+// A larger number of ranks probably comes from an uninitialised variable. It is refused before
+// memory for it is allocated.
 constexpr std::size_t kMostRanks = std::size_t{1} << 20;
-// The runtime counts in nanoseconds, which end after 292 years.
+// The runtime counts nanoseconds in 64 bits, which overflow after 292 years.
 constexpr std::int64_t kLongestTime = 1'000'000'000'000;
 
 std::optional<std::int64_t> number(std::int64_t value, const char* field) {
@@ -52,7 +52,7 @@ std::optional<int> count_of_ranks(std::int64_t value, const char* field) {
   return count ? std::optional(static_cast<int>(*count)) : std::nullopt;
 }
 
-/// Sets both rank and size, or neither: a rank of zero may be unset.
+/// Sets both rank and size, or neither. A rank of 0 without a size counts as unset.
 void set_place(Options& options, const hvd_options_t& given) {
   options.world_size = count_of_ranks(given.world_size, "world_size");
   if (options.world_size == 0) options.world_size.reset();
