@@ -17,8 +17,8 @@
 namespace hvd {
 
 /// Approximate number of bytes that one call of the engine moves for a batch. Between two calls
-/// rank 0 makes plans, and ranks forward messages. Moving so many bytes takes the memory of a host
-/// 100 to 200 us, so a round of the engine costs little beside it.
+/// rank 0 makes plans, and ranks forward messages. A host's memory needs 100 to 200 us to move this
+/// many bytes, so the engine's own time between two calls is small in comparison.
 inline constexpr std::size_t kBytesPerCall = std::size_t{1} << 20;
 
 /// ChannelSpec::instance of a process set's channel for small operations that must not fuse.
@@ -46,7 +46,7 @@ struct ReduceScale {
 ///   allreduce      count elements              count elements (may be the same memory as in)
 ///   broadcast      count elements at the root  count elements (at the root: may be in's memory)
 ///   allgather      counts[rank] elements       sum(counts) elements, in rank order (in may be this
-///                                              rank's part of them)
+///                                              rank's part of out)
 ///   reducescatter  sum(counts) elements        counts[rank] elements
 ///   alltoall       sum(send_counts) elements   sum(counts) elements; counts[r] come from rank r
 struct Collective {
@@ -79,7 +79,7 @@ class Peers {
 struct Headway {
   /// Changes whenever progress() makes progress.
   std::uint64_t moves = 0;
-  /// World rank of the peer that it waits for; -1: not known.
+  /// World rank of the peer that the collective waits for; -1: unknown.
   int waits_for = -1;
 };
 
@@ -87,8 +87,8 @@ struct Headway {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Does the work that is possible without blocking, at most about 1 MiB of it, because rank 0
-  /// makes no plan and no other operation runs during the call. Returns true once the result is
+  /// Makes the progress that is possible without blocking. Moves at most about 1 MiB, because rank
+  /// 0 makes no plan and no other operation runs during the call. Returns true once the result is
   /// complete, or queued on the device (see output_ready()). Not called again after true or a
   /// throw.
   /// @throws hvd::Error when the transport fails
@@ -97,8 +97,8 @@ class Work {
   /// again soon. Otherwise the engine may sleep until its doorbell is rung.
   virtual bool moved() const noexcept { return false; }
   /// Called while the Work is not complete. The job fails when `moves` does not change for longer
-  /// than HVD_STALL_SHUTDOWN, although every rank has submitted the operation. nullopt: not known,
-  /// or the Work waits for this rank's own device, which has no time limit.
+  /// than HVD_STALL_SHUTDOWN, although every rank has submitted the operation. nullopt: unknown, or
+  /// the Work waits for this rank's own device, for which there is no time limit.
   virtual std::optional<Headway> headway() const noexcept { return std::nullopt; }
   /// Restarts a completed collective on other buffers of the same sizes, instead of launch().
   /// False: not supported, launch a new Work.
@@ -117,8 +117,8 @@ class Work {
 class Channel {
  public:
   virtual ~Channel() = default;
-  /// `in` and `out` stay valid until the Work has completed, or after abort() until the process
-  /// ends.
+  /// `in` and `out` must stay valid until the Work has completed. After abort() they must stay
+  /// valid until the process ends.
   virtual std::unique_ptr<Work> launch(const Collective&, std::span<const std::byte> in,
                                        std::span<std::byte> out) = 0;
   /// Whether a Work advances only when it is polled. False: the peer that it waits for rings this
@@ -138,8 +138,8 @@ class Channel {
   /// @throws hvd::Error when a Work has failed that was reported complete and may still be in the
   /// device's queue
   virtual void check_health() {}
-  /// A channel of the same ranks for host memory, which may be used between Works of this one.
-  /// Null: this channel takes host memory too.
+  /// The channel of the same ranks for host memory. It may be used between the Works of this
+  /// channel. Null: this channel takes host memory too.
   virtual Channel* host() noexcept { return nullptr; }
   /// The channel's own device buffers, which it reduces fastest. Their number and their common size
   /// are the same on every rank. Empty if all memory is equally fast. Every rank must launch a
@@ -156,7 +156,7 @@ struct ChannelSpec {
   std::vector<int> ranks = {};  ///< world ranks of the set, ascending
   int set_rank = 0;             ///< this rank's position in `ranks`
   Device device = {};
-  /// Distinguishes the channels of one backend for one set. 0 is the main channel, and others
+  /// Distinguishes the channels of one backend for one set. 0 is the main channel. The others
   /// belong to device channels or carry small operations.
   int instance = 0;
 };

@@ -52,10 +52,12 @@ void from_double(double value, std::byte* at, DataType type) {
   }
 }
 
-// The factor of a vector in the sum of a pair, from its inner product with the other vector and its
-// own square. A vector of zeros has no direction, so its factor is 1, and so is the other's.
+// Returns a vector's factor in the sum of a pair, from its inner product with the other vector and
+// its own square. A zero vector has no direction, so its factor is 1. The other vector's factor is
+// then 1 too, because the product is 0.
 double factor_of(double product, double own_square) {
-  // The root of the smallest normal number. Below it the quotient has no significant digits.
+  // The square root of the smallest normal number. For a smaller `own_square` the quotient has no
+  // significant digits.
   constexpr double kTiny = 1.5e-154;
   return own_square < kTiny ? 1.0 : 1.0 - product / (2.0 * own_square);
 }
@@ -137,8 +139,8 @@ class AdasumWork final : public Work {
     }
   }
 
-  // Handles the next elements of the stage's vectors, in one of them. When the stage is complete,
-  // enters the next one.
+  // Handles the next elements of one of the stage's vectors. Enters the next stage when this one is
+  // complete.
   void compute() {
     const std::size_t count = stage_ == Stage::kRead    ? size_
                               : stage_ == Stage::kWrite ? 1
@@ -215,7 +217,7 @@ class AdasumWork final : public Work {
     for (std::size_t k = begin; k < end; ++k) a[k] = first * a[k] + second * b[k];
   }
 
-  // The received slices are no longer needed, so the result takes their place.
+  // Writes the result over the received slices, which are no longer needed.
   void write(std::size_t begin, std::size_t end) {
     const std::size_t element = size_of(collective_.dtype);
     std::byte* at = buffers_->received.get() + begin * element;
@@ -240,14 +242,14 @@ class AdasumWork final : public Work {
   const std::span<std::byte> out_;
   std::size_t length_ = 0;                    // elements of this rank's slice
   std::vector<std::int64_t> slices_;          // elements of each rank's slice
-  std::vector<std::int64_t> own_counts_;      // elements of this rank's slice, from each rank
+  std::vector<std::int64_t> own_counts_;      // elements received from each rank: length_
   std::vector<std::vector<double>> vectors_;  // this rank's slices of the vectors of this level
   Stage stage_ = Stage::kExchange;
   std::size_t at_ = 0;          // elements that this computation has handled
   std::size_t computed_ = 0;    // elements that the last call of progress() handled
   std::uint64_t launched_ = 1;  // collectives
   bool done_ = false;
-  std::unique_ptr<Work> work_;  // last, because it uses the members above; null: a computation
+  std::unique_ptr<Work> work_;  // null: computing. Last, because it uses the members above
 };
 
 }  // namespace

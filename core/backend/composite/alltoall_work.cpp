@@ -79,7 +79,7 @@ class SplitAlltoall final : public Work {
     exchange.dtype = submission_.input.dtype;
     exchange.counts = counts_;
     exchange.send_counts = send_counts_;
-    // The output's event. The launcher of a device channel adds the event of the input.
+    // Only the output's event. On a device channel, `launch_` adds the input's event.
     exchange.input_ready = std::move(writable);
     work_ = launch_(exchange, {submission_.input.data, submission_.input.bytes()},
                     {output.data, output.bytes()});

@@ -26,10 +26,10 @@ constexpr std::optional<Headway> headway_of(std::uint64_t launched,
 }
 
 /// An alltoall with splits. Exchanges the numbers of rows, allocates the output, then exchanges the
-/// rows. So no rank needs the splits of all ranks, whose number is the square of the number of
-/// ranks. `submission` must stay valid until the Work is done.
+/// rows. So no rank needs all splits, whose number is the square of the number of ranks.
+/// `submission` must stay valid until the Work is done.
 /// @pre its parameters are an Alltoall
-/// @param launch_sizes launches the exchange of the sizes, which are in the host's memory
+/// @param launch_sizes launches the exchange of the numbers of rows, which are in the host's memory
 /// @throws hvd::Error (from progress()) for an output of the wrong size
 std::unique_ptr<Work> make_alltoall(Launch, const Launch& launch_sizes, Submission& submission);
 

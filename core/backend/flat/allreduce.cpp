@@ -7,8 +7,8 @@
 #include "kernels/kernels.h"
 
 // Terms. A chunk is the largest message (FlatTuning::chunk_bytes). A slice is the part of the
-// tensor that one rank, its owner, reduces at a time; it has at most a chunk. A window is one slice
-// per rank, in rank order; the windows follow each other in the tensor.
+// tensor that one rank, its owner, reduces at a time. It is at most as large as a chunk. A window
+// is one slice per rank, in rank order; the windows follow each other in the tensor.
 //
 //   tensor   | window 0                  | window 1                  | ...
 //            | slice 0 | slice 1 | ...   | slice 0 | slice 1 | ...   |
@@ -72,13 +72,13 @@ class DirectAllreduce final : public FlatWork {
   bool started_ = false;
 };
 
-/// Large tensors. The transfers of a window, on the rank that owns slice j:
+/// Allreduce of large tensors. The transfers of a window on the rank that owns slice j:
 ///
 ///   scatter: send slice i to its owner i      --sent--> gather: receive slice i from its owner
 ///   scatter: receive slice j from all ranks   --all received--> reduce --> gather: send it to all
 ///
 /// The gather receives slice i into `out` only after the scatter has sent it from `in`, because
-/// both may be the same memory. A few windows are under way at a time. Each has tags of its own,
+/// both may be the same memory. A few windows are under way at a time. Each has its own tags,
 /// because messages of different windows may overtake each other.
 class WindowedAllreduce final : public FlatWork {
  public:
@@ -99,7 +99,7 @@ class WindowedAllreduce final : public FlatWork {
   struct Window {
     std::int64_t number = 0;
     int missing_inputs = 0;  ///< slices that the scatter has not received yet
-    int messages = 0;        ///< of all transfers, not completed yet
+    int messages = 0;        ///< messages of all transfers that have not completed yet
   };
   struct Slice {
     std::int64_t first = 0;
@@ -112,7 +112,7 @@ class WindowedAllreduce final : public FlatWork {
   void reduce_own_slice(int place);
 
   Slice slice(const Window&, int owner) const noexcept;
-  /// The index of a transfer in the request table. @param place of the window in windows_
+  /// The index of a transfer in the request table. @param place the window's index in windows_
   std::size_t request_of(int place, SliceMessage transfer, int peer) const noexcept {
     return (static_cast<std::size_t>(place) * kTransfers + transfer) *
                static_cast<std::size_t>(ranks_) +
@@ -141,7 +141,7 @@ class WindowedAllreduce final : public FlatWork {
   std::int64_t slice_elements_ = 0;
   std::byte* received_ = nullptr;
   std::array<Window, kMostWindows> windows_ = {};
-  int windows_used_ = 0;           ///< places of windows_
+  int windows_used_ = 0;           ///< how many entries of windows_ are used
   std::int64_t window_count_ = 0;  ///< windows of the tensor
   int open_ = 0;                   ///< windows under way
   std::size_t reduced_bytes_ = 0;  ///< read by reductions since the last give_way()
@@ -169,8 +169,8 @@ void WindowedAllreduce::start() {
 }
 
 void WindowedAllreduce::open_window(std::int64_t number) {
-  // The place is computed from the number, so that it and the tags are the same on all ranks. The
-  // first free place may differ between ranks.
+  // The place follows from the number, so that the place and the tags are the same on all ranks.
+  // The first free place could differ between ranks.
   const auto place = static_cast<int>(number % windows_used_);
   Window& window = windows_[static_cast<std::size_t>(place)];
   window = {.number = number, .missing_inputs = 0, .messages = 0};
@@ -247,7 +247,8 @@ WindowedAllreduce::WindowedAllreduce(std::shared_ptr<FlatChannelState> state,
       element_(size_of(collective.dtype)),
       ranks_(channel().size()),
       own_(channel().rank()) {
-  // A rank receives the slices of one window into at most this much memory, which the cache holds.
+  // A rank receives the slices of one window into at most this much memory, which fits into the
+  // cache.
   constexpr std::int64_t kReceivedBytes = 1 << 20;
   // Below this size the additional messages cost more than the cache saves.
   constexpr std::int64_t kSmallestSlice = 32 * 1024;

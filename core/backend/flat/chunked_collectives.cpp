@@ -16,8 +16,8 @@ namespace {
 /// Transfers of any size with any peers, cut into chunks. At most one transfer per peer and
 /// direction.
 ///
-/// The chunks of a transfer are sent, and received, in order. So the first bytes may be used while
-/// the others are under way.
+/// The chunks of a transfer are sent and received in order, so the first bytes may be used while
+/// the rest is under way.
 class ChunkedTransfers {
  public:
   explicit ChunkedTransfers(FlatChannelState& channel) : channel_(channel) {}
@@ -45,10 +45,11 @@ class ChunkedTransfers {
     return advance();
   }
 
-  /// A send must not go beyond this many bytes yet. A ring receive must not go beyond this many
-  /// bytes plus the ring.
+  /// Lets a send proceed up to this many bytes for now, and a ring receive up to this many bytes
+  /// plus ring_bytes().
   void set_limit(int transfer, std::size_t bytes) noexcept { at(transfer).limit = bytes; }
-  /// Bytes at the beginning of the transfer that have been sent or received.
+  /// How many bytes have been sent or received, counted from the beginning of the transfer without
+  /// a gap.
   std::size_t done(int transfer) const noexcept {
     return std::min(at(transfer).bytes, at(transfer).finished * chunk());
   }
@@ -62,7 +63,7 @@ class ChunkedTransfers {
     int peer = 0;
     const std::byte* source = nullptr;  ///< of a send
     std::byte* destination = nullptr;   ///< of a receive; null: this is a send
-    bool is_ring = false;               ///< the destination
+    bool is_ring = false;               ///< the destination is a ring
     std::size_t bytes = 0;
     std::size_t limit = 0;     ///< see set_limit()
     std::size_t posted = 0;    ///< chunks
@@ -126,7 +127,7 @@ class ChunkedTransfers {
   std::vector<Transfer> transfers_;
 };
 
-/// A copy of this rank's own data. It goes in pieces, between which the messages advance.
+/// Copies this rank's own data in pieces. Messages make progress between the pieces.
 class OwnCopy {
  public:
   OwnCopy() = default;
@@ -205,7 +206,7 @@ class FlatExchange final : public FlatWork {
   bool started_ = false;
 };
 
-/// A binomial tree, in which every rank forwards each chunk when it has arrived.
+/// Broadcasts along a binomial tree, in which every rank forwards each chunk when it has arrived.
 class FlatBroadcast final : public FlatWork {
  public:
   FlatBroadcast(std::shared_ptr<FlatChannelState> state, const Collective& collective,

@@ -11,7 +11,8 @@ namespace hvd::flat {
 
 /// Sizes of messages. Must be the same on every rank.
 struct FlatTuning {
-  /// Largest message, called a chunk. Received data is still in the L2 cache when it is reduced.
+  /// The largest message, called a chunk. At this size, received data is still in the L2 cache when
+  /// it is reduced.
   std::size_t chunk_bytes = 128 * 1024;
   /// Allreduce: windows under way at the same time, 1 to 4. See allreduce.cpp.
   int windows = 4;
@@ -19,7 +20,7 @@ struct FlatTuning {
   /// most this many bytes. The exchange then takes one step instead of two.
   std::size_t direct_bytes = 64 * 1024;
   /// The same limit for two ranks, if it is larger than direct_bytes. Two ranks send the same
-  /// number of bytes either way, but reduce twice as many.
+  /// number of bytes either way, but reduce twice as many if they send whole tensors.
   std::size_t direct_pair_bytes = 0;
   /// Other collectives: chunks under way with each peer.
   int outstanding_chunks = 2;
@@ -28,9 +29,9 @@ struct FlatTuning {
 /// Collectives on CPU memory that send messages from rank to rank, on any hosts. The backend has
 /// the name of its carrier, "mpi" or "ucx".
 ///
-/// It does not call MPI_Allreduce and its relatives. Their order of additions depends on offset and
-/// size, they block, and one call for a large tensor is slower than pieces that stay in the cache.
-/// Here one rank reduces each element once, in rank order. Threading: see hvd::Backend.
+/// It calls no collectives of MPI. Their order of additions depends on offset and size, they block,
+/// and one call for a large tensor is slower than pieces that fit into the cache. This backend
+/// reduces each element in rank order. Threading: see hvd::Backend.
 class FlatBackend final : public Backend {
  public:
   /// @throws UsageError for an invalid tuning

@@ -11,11 +11,11 @@
 
 namespace hvd::flat {
 
-// The kinds of messages in a channel, from those that transport/carrier.h reserves for this
-// backend.
+// The kinds of messages in a channel, taken from the range that transport/carrier.h reserves for
+// this backend.
 inline constexpr int kMostWindows = 4;
-inline constexpr int kScatterKind = message::kFlatBackendKinds;  ///< + number of the window's place
-inline constexpr int kGatherKind = kScatterKind + kMostWindows;  ///< + number of the window's place
+inline constexpr int kScatterKind = message::kFlatBackendKinds;  ///< + the place of the window
+inline constexpr int kGatherKind = kScatterKind + kMostWindows;  ///< + the place of the window
 inline constexpr int kDirectKind = kGatherKind + kMostWindows;
 inline constexpr int kChunkKind = kDirectKind + 1;
 static_assert(kChunkKind < message::kHierarchicalBackendKind);
@@ -39,7 +39,7 @@ class FlatChannelState final : public message::ChannelMessages {
   const FlatTuning tuning_;
 };
 
-/// Base of the Works.
+/// Base class of this backend's Works.
 class FlatWork : public message::MessageWork {
  public:
   explicit FlatWork(std::shared_ptr<FlatChannelState> channel)

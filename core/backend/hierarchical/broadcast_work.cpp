@@ -6,8 +6,8 @@
 namespace hvd::hierarchical {
 namespace {
 
-/// A binomial tree of the hosts. One member of each host, the root on its own host, puts the data
-/// into the result buffer and sends it on.
+/// Broadcasts along a binomial tree of the hosts. One member of each host puts the data into the
+/// result buffer and sends it on. On the root's host this member is the root.
 class HostBroadcast final : public HostPipeline {
  public:
   HostBroadcast(std::shared_ptr<HostChannelState> shared, const Collective& collective,

@@ -8,13 +8,13 @@
 namespace hvd::hierarchical {
 namespace {
 
-/// Large tensors. The drivers of one index form a chain through the hosts, which works on one slice
-/// of every round:
+/// Allreduce of large tensors. The drivers that have the same index on their hosts form a chain,
+/// which works on one slice of every round:
 ///
 ///   host 0         reduces its members' slices                          --partial--> host 1
-///   hosts between  continue the partial reduction with their members'   --partial--> next
-///   last host      does the same, scales and rounds: that is the result --result--> host before
-///   hosts between  put the result into their segment and send it on     --result--> host before
+///   hosts between  continue the partial reduction with their members'   --partial--> next host
+///   last host      does the same, then scales and rounds the result     --result--> previous host
+///   hosts between  put the result into their segment and send it on     --result--> previous host
 ///
 /// So each element is reduced once, in one order, and rounded once. Many rounds are under way at
 /// the same time, so both directions of a link are in use. Source: the pipelined chain in van de
@@ -25,7 +25,7 @@ class ChainAllreduce final : public HostPipeline {
                  std::span<const std::byte> in, std::span<std::byte> out)
       : HostPipeline(std::move(shared), collective, in, out),
         partial_(partial_size(collective.dtype, collective.scale)),
-        // At least a cache line, which holds 4 of the largest partial elements.
+        // At least a cache line, which holds 4 partial elements of the largest type.
         step_(std::max(kCacheLine, host().tuning.buffer_bytes / std::max(partial_, element()) *
                                        element() / kCacheLine * kCacheLine)),
         first_(plan().host == 0),
@@ -37,8 +37,8 @@ class ChainAllreduce final : public HostPipeline {
   }
 
  private:
-  /// Slices of each kind of message under way at a time, in the entries of the request table from
-  /// the kind's number on.
+  /// The number of messages of each kind under way at a time. They use the entries of the request
+  /// table from the kind's number on.
   static constexpr std::size_t kDepth = kResults;
   enum SliceMessage : std::size_t {
     kPartialIn = 0,
@@ -66,7 +66,7 @@ class ChainAllreduce final : public HostPipeline {
     return segment::slice_of(bytes, static_cast<std::size_t>(driver),
                              static_cast<std::size_t>(plan().drivers));
   }
-  /// Memory of a partial slice in the message buffer, by the index of its request.
+  /// Memory for a partial slice in the message buffer. @param slot the index of its request
   std::byte* staged(std::size_t slot) noexcept { return staging_ + slot * staged_bytes(); }
 
   void start() override {
@@ -90,7 +90,7 @@ class ChainAllreduce final : public HostPipeline {
     }
   }
 
-  // A member reads its own slice from its tensor.
+  // Leaves out the member's own slice, because the member reads it from its tensor.
   void fill(std::uint64_t round) override {
     const Range all = part(round);
     const Range own = slice(round);
@@ -169,8 +169,8 @@ class ChainAllreduce final : public HostPipeline {
   const bool first_;
   const bool last_;
   const std::uint64_t window_;
-  int previous_ = -1;  ///< driver of this index on the host before; -1: no such host
-  int next_ = -1;      ///< on the next host
+  int previous_ = -1;  ///< driver of this index on the previous host; -1: no such host
+  int next_ = -1;      ///< the same on the next host
   std::byte* staging_ = nullptr;
   std::uint64_t partials_posted_ = 0;
   std::uint64_t results_posted_ = 0;

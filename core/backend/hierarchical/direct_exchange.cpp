@@ -11,10 +11,10 @@
 namespace hvd::hierarchical {
 namespace {
 
-/// Small allreduces, and allgather: every member gets a piece of every member's input in each
-/// round. The drivers of a host take turns. The driver of a round copies the host's pieces into the
-/// result buffer, sends them to the other hosts, and receives their pieces into the same buffer.
-/// The pieces are adjacent, in the order of the plan: host by host.
+/// The exchange for small allreduces and for allgather. In each round every member gets a piece of
+/// every member's input. The drivers of a host take turns. The driver of a round copies the host's
+/// pieces into the result buffer, sends them to the other hosts, and receives their pieces into the
+/// same buffer. The pieces are adjacent, host by host in the order of the plan.
 class DirectExchange : public HostPipeline {
  public:
   /// @param sizes bytes of each member's input
@@ -98,7 +98,8 @@ class DirectExchange : public HostPipeline {
     copy_bytes(input_buffer(round, plan().index), in_.data() + own.begin, own.size());
   }
 
-  // Receives may write to the other hosts' regions of the result buffer at the same time.
+  // Writes only this host's region of the result buffer. At the same time, receives may write to
+  // the regions of the other hosts.
   bool reduce(std::uint64_t round) final {
     if (!drives(round)) return true;
     if (posted_ <= round || !inputs_filled(round)) return false;
@@ -132,7 +133,7 @@ class DirectExchange : public HostPipeline {
   std::uint64_t posted_ = 0;
 };
 
-/// One round. Every member reduces all inputs by itself, in the same order as ChainAllreduce.
+/// Takes one round. Every member reduces all inputs by itself, in the same order as ChainAllreduce.
 class ExchangeAllreduce final : public DirectExchange {
  public:
   ExchangeAllreduce(const std::shared_ptr<HostChannelState>& shared, const Collective& collective,

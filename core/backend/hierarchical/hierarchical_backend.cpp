@@ -76,7 +76,7 @@ int HierarchicalBackend::score(const Topology& topology, const ChannelSpec& spec
     return 0;
   if (spec.ranks.size() * kCacheLine > tuning_.buffer_bytes)
     return 0;  // the members divide a buffer into parts of at least a cache line
-  // Called for every negotiated batch, so it passes over the members once.
+  // This function is called for every negotiated batch, so it passes over the members only once.
   std::vector<bool> used(topology.host_names.size());
   std::size_t hosts = 0;
   for (const int rank : spec.ranks) {

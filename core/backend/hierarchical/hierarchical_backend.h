@@ -17,14 +17,14 @@ namespace hvd::hierarchical {
 
 /// Sizes of buffers and messages. Must be the same on every rank, except for call_bytes.
 struct HierarchicalTuning {
-  /// Size of an input or result buffer in the host's segment, which limits a round. A multiple
-  /// of 64.
+  /// Size of an input or result buffer in the host's segment, which limits the data of a round. A
+  /// multiple of 64.
   std::size_t buffer_bytes = 256 << 10;
   /// An allreduce in which a member receives at most this many bytes is sent whole, and every
   /// member reduces it. At most half a buffer.
   std::size_t small_bytes = 64 << 10;
-  /// Limits the number of drivers to the slices of this size in a buffer. Smaller slices cost more
-  /// for messages than they save.
+  /// A host has at most as many drivers as a buffer has slices of this size. For smaller slices the
+  /// messages cost more than the additional drivers save.
   std::size_t smallest_slice = 16 << 10;
   /// Approximate number of bytes that one call of Work::progress() reads or copies.
   std::size_t call_bytes = kBytesPerCall;

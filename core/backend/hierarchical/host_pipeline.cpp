@@ -10,8 +10,8 @@ using segment::PhaseRule;
 using segment::RoundPhase;
 using State = segment::ChannelSegment::MemberState;
 
-// If a rule has no counter to wait for, the Work decides: it depends on messages, and on whether
-// the member has a share in the round.
+// If a rule has no counter to wait for, only the Work decides whether the phase may run. The
+// decision depends on messages, and on whether the member has a share in the round.
 constexpr PhaseRule kRules[] = {
     {RoundPhase::kFill, &State::filled, &State::reduced, segment::ChannelSegment::kInputs},
     {RoundPhase::kReduce, &State::reduced},
@@ -47,7 +47,7 @@ bool HostPipeline::result_free(std::uint64_t round) const noexcept {
 //
 //   member 0   fill -*-> reduce -~-> settle -*-> copy_out -~-> release
 //   member 1   fill -*-> reduce -~-> settle -*-> copy_out -~-> release
-//   member 2   fill ---> reduce ---> settle -*-> copy_out ---> release     no driver: no messages
+//   member 2   fill ---> reduce ---> settle -*-> copy_out ---> release     no driver, no messages
 //                          |                                      |
 //                          |                                      +-> the result buffer is free,
 //                          |                                          kResults rounds later
@@ -55,10 +55,9 @@ bool HostPipeline::result_free(std::uint64_t round) const noexcept {
 //
 //   fill       copies the member's input into its input buffer
 //   reduce     a driver reduces its slice of the host's inputs and sends it
-//   settle     a driver's slice of the result is in the result buffer
+//   settle     waits until a driver's slice of the result is in the result buffer
 //   copy_out   copies the result out
-//   release    the messages that a driver has sent from the result buffer have completed
-//
+//   release    waits until the messages that a driver sends from the result buffer have completed
 bool HostPipeline::run(RoundPhase phase, std::uint64_t round) {
   switch (phase) {
     case RoundPhase::kFill:
@@ -84,7 +83,7 @@ bool HostPipeline::step() {
     start();
   }
   static_cast<void>(messages().test());
-  // An upper limit of the bytes that any phase of a round moves.
+  // An upper bound on the bytes that a phase of a round moves.
   const std::size_t phase_bytes =
       std::min(host_->tuning.buffer_bytes, std::max(in_.size(), out_.size()));
   std::size_t worked = 0;
@@ -97,7 +96,7 @@ bool HostPipeline::step() {
     break;
   }
   pipeline_.ring();
-  // The next collective reuses the message buffer too.
+  // Messages must have completed too, because the next collective reuses the message buffer.
   return requests().in_flight() == 0 && pipeline_.finish();
 }
 

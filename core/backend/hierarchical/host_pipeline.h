@@ -20,7 +20,7 @@ using segment::Range;
 using segment::round_part;
 using segment::rounds_of;
 
-/// Rounds that have a result buffer in a host's segment at the same time.
+/// The number of rounds that have a result buffer in a host's segment at the same time.
 inline constexpr std::uint64_t kResults = 4;
 
 /// State that a channel shares with its Works.
@@ -60,11 +60,11 @@ class HostPipeline : public message::MessageWork {
   /// Starts the receives whose buffers are free.
   virtual void post() = 0;
   virtual void fill(std::uint64_t round) = 0;
-  /// Both return false if the round cannot go on yet.
+  /// reduce() and settle() return false if the round cannot continue yet.
   virtual bool reduce(std::uint64_t round) = 0;
   virtual bool settle(std::uint64_t round) = 0;
   virtual void copy_out(std::uint64_t round) = 0;
-  /// The messages that this member has sent from the result buffer have completed.
+  /// Whether the messages that this member has sent from the result buffer have completed.
   virtual bool sent(std::uint64_t round) const noexcept = 0;
 
   HostChannelState& host() noexcept { return *host_; }
@@ -74,7 +74,7 @@ class HostPipeline : public message::MessageWork {
     return host_->messages->requests().idle(request);
   }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
-  /// Rounds of this collective that this member has reduced, and settled.
+  /// The number of rounds of this collective that this member has reduced, or settled.
   std::uint64_t reduced() const noexcept { return pipeline_.done(segment::RoundPhase::kReduce); }
   std::uint64_t settled() const noexcept { return pipeline_.done(segment::RoundPhase::kSettle); }
 
@@ -84,9 +84,10 @@ class HostPipeline : public message::MessageWork {
   std::byte* result_buffer(std::uint64_t round) noexcept {
     return host_->segment.result(pipeline_.number(round));
   }
-  /// All members of the host have filled their input buffers.
+  /// Whether all members of the host have filled their input buffers.
   bool inputs_filled(std::uint64_t round) const noexcept;
-  /// All members have released the round that used the same result buffer before.
+  /// Whether all members of the host have released the round that used the same result buffer
+  /// before.
   bool result_free(std::uint64_t round) const noexcept;
 
   void send(std::size_t request, const std::byte* from, std::size_t bytes, int member) {

@@ -14,7 +14,7 @@ struct HostPlan {
   std::vector<std::vector<int>> hosts = {};
   int host = 0;     ///< index of this rank's host in `hosts`
   int index = 0;    ///< this rank's position in local()
-  int drivers = 1;  ///< the first members of every host that exchange data with other hosts
+  int drivers = 1;  ///< so many first members of each host exchange data with other hosts
 
   std::size_t member_count() const noexcept {
     return static_cast<std::size_t>(first_position(host_count()));
@@ -34,7 +34,8 @@ struct HostPlan {
 };
 
 /// @param ranks world ranks of the set, ascending
-/// @param most_drivers at least 1; the smallest host's number of members limits it too
+/// @param most_drivers at least 1; there are also at most as many drivers as the smallest host has
+/// members
 inline HostPlan make_plan(const Topology& topology, const std::vector<int>& ranks, int set_rank,
                           int most_drivers) {
   HostPlan plan;
