@@ -14,8 +14,8 @@
 namespace hvd::libtorch {
 namespace {
 
-/// Starts an operation and waits. It is not fused, since it would end with the gradients that it is
-/// fused with.
+/// Starts an operation and waits for it. The operation is not fused, because it would then end only
+/// with the gradients of its batch.
 torch::Tensor run(OperationTask task) {
   task.submission.alone = true;
   return start(std::move(task), Progress::kCaller).wait();
@@ -23,7 +23,7 @@ torch::Tensor run(OperationTask task) {
 
 }  // namespace
 
-/// A kept allgather or allreduce, for tensors of one shape and type.
+/// An allgather or allreduce that is kept for reuse, for tensors of one shape and dtype.
 struct LayerExchange::Kept {
   struct Memory {
     torch::Tensor input, output;
@@ -44,11 +44,10 @@ LayerExchange::LayerExchange(std::string name, ProcessSet process_set)
 
 LayerExchange::~LayerExchange() = default;
 
-/// A submission without parameters and output.
+/// Makes a submission whose parameters and output are not set yet.
 LayerExchange::KeptPtr LayerExchange::make(const torch::Tensor& input, std::int64_t rows,
                                            const char* suffix) const {
-  const c10::InferenceMode inference(
-      false);  // the memory may be used in another mode than it is made in
+  const c10::InferenceMode inference(false);  // later uses may be in another mode
   auto memory = std::make_shared<Kept::Memory>();
   std::vector<std::int64_t> shape = input.sizes().vec();
   memory->input = torch::empty(shape, input.options().requires_grad(false));
@@ -60,7 +59,7 @@ LayerExchange::KeptPtr LayerExchange::make(const torch::Tensor& input, std::int6
   kept->submission.name = name_ + suffix;
   kept->submission.input = view_of(memory->input);
   kept->submission.process_set = process_set_.id();
-  kept->submission.alone = true;  // not fused: it would end with the gradients of its batch
+  kept->submission.alone = true;  // as in run()
   kept->submission.keep_alive = memory;
   kept->memory = std::move(memory);
   return kept;
@@ -69,7 +68,7 @@ LayerExchange::KeptPtr LayerExchange::make(const torch::Tensor& input, std::int6
 LayerExchange::KeptPtr LayerExchange::make_gathering(const torch::Tensor& row) const {
   KeptPtr kept = make(row, process_set_.size(), ".forward");
   kept->submission.parameters = Allgather();
-  // Runs on the thread that drives the engine. Ranks that have joined have no row.
+  // Runs on the thread that drives the engine. Ranks that have joined contribute no row.
   kept->submission.allocate_output = [memory = kept->memory.get()](const OutputSizes& sizes) {
     memory->rows = 0;
     for (const std::int64_t rows : sizes.first_dims) memory->rows += rows;
@@ -128,7 +127,8 @@ torch::Tensor LayerExchange::summed(const torch::Tensor& sums) {
 }
 
 std::shared_ptr<LayerExchange> make_layer_exchange(const ProcessSet& process_set) {
-  // By the set's number and members, since numbers of sets are reused after shutdown() and init().
+  // Layers are counted by the set's number and members, since set numbers are reused after
+  // shutdown() and init().
   using Counts = std::map<std::pair<int, std::vector<int>>, std::uint64_t>;
   static c10::Synchronized<Counts> counts;
   const std::uint64_t number =

@@ -12,9 +12,9 @@
 namespace hvd::libtorch {
 
 /// The exchanges of a layer with the same layer on the other ranks of its set: repeated operations
-/// on small tensors, which the forward or backward pass waits for. On the CPU, names, descriptions
-/// and memory are made once, so a repeated exchange costs the runtime's operation and two copies of
-/// some kilobytes. Blocking; each function may be used by one thread at a time.
+/// on small tensors, for which the forward or backward pass waits. On the CPU, names, descriptions
+/// and memory are made once, so a repeated exchange costs only the runtime's operation and two
+/// copies of a few kilobytes. Blocking; each function may be used by one thread at a time.
 class LayerExchange {
  public:
   /// @param name the same on every rank of the set
@@ -44,13 +44,13 @@ class LayerExchange {
 
   const std::string name_;
   const ProcessSet process_set_;
-  /// Empty while an exchange is under way. A failed exchange keeps the memory, since other ranks
-  /// may still write to it.
+  /// Null during an exchange, and after one that failed. The operation keeps the memory alive,
+  /// since other ranks may still write to it.
   c10::Synchronized<KeptPtr> gathering_, sum_;
 };
 
-/// Makes the exchange of a layer, with a number, when it is first used, so that ranks may construct
-/// different layers that they do not use.
+/// Makes the exchange of a layer and numbers it. Call it when the layer is first used, so that
+/// ranks may construct different layers that they do not use.
 std::shared_ptr<LayerExchange> make_layer_exchange(const ProcessSet& process_set);
 
 }  // namespace hvd::libtorch

@@ -23,7 +23,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::Function;
 using torch::autograd::variable_list;
 
-/// Autograd's arguments must be defined.
+/// Replaces an undefined tensor by nullopt, since autograd's arguments must be defined.
 std::optional<torch::Tensor> given(const torch::Tensor& tensor) {
   return tensor.defined() ? std::optional(tensor) : std::nullopt;
 }
@@ -35,7 +35,7 @@ struct Layer : torch::CustomClassHolder {
 };
 using LayerPtr = c10::intrusive_ptr<Layer>;
 
-/// The derivative, as a function of its own, so that a second derivative is refused.
+/// The derivative, as a separate autograd function, whose backward() refuses a second derivative.
 struct JoinedBackward : Function<JoinedBackward> {
   static variable_list forward(AutogradContext* context, const torch::Tensor& gradient,
                                const torch::Tensor& input,
@@ -164,8 +164,8 @@ torch::Tensor SyncBatchNormImplBase<D, Derived>::forward_joined(const torch::Ten
     const torch::NoGradGuard no_grad;
     moments =
         libtorch::join_moments(layer->exchange->gathered(libtorch::batch_moments(dense.detach())));
-    // A rank with two values need not check the count, so that on a GPU only ranks with fewer wait
-    // for it.
+    // A rank with two or more values per channel does not check the count, so on a GPU only ranks
+    // with fewer values wait for it.
     if (dense.numel() < 2 * dense.size(1) && moments.count.template item<double>() < 2) {
       throw UsageError(libtorch::layer_type(D) + " (" + layer->exchange->name() +
                        "): expected more than 1 value per channel on all ranks together when "

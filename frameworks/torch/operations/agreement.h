@@ -9,40 +9,42 @@
 
 namespace hvd::libtorch {
 
-/// Something that must be the same on every rank: its subject, and this rank's value. The subject
-/// may be empty if the value speaks for itself.
+/// A property that must be the same on every rank: its subject, and this rank's value. The subject
+/// may be empty if the value is clear without it.
 using Fact = std::pair<std::string, std::string>;
 
 /// The parts of the messages of agree(), and the ranks that take part.
 struct AgreementTerms {
   std::string name;   ///< of the operation, the same on every rank
-  std::string title;  ///< begins each message: whose agreement it is
+  std::string title;  ///< begins each message, such as "DistributedOptimizer (opt0)"
   ProcessSet process_set = {};
   std::string failed = "failed";  ///< "rank 1 failed: " and its error
   std::string verb = "has";       ///< "rank 0 has A, rank 1 has B"
   std::string expected;           ///< ends the message about a difference
-  bool without_joined = false;    ///< a rank in join() takes no part, and need not
+  bool without_joined = false;    ///< ranks that have called join() may be absent
 };
 
-/// What one rank sends to the others: its rank, why it cannot take part, and its facts.
+/// The message of one rank to the others: its rank, the reason why it cannot take part, and its
+/// facts.
 using RankFacts = std::tuple<int, std::string, std::vector<Fact>>;
 
-/// Compares the facts of all ranks. Collective over the set, which this rank is in; blocks.
+/// Compares the facts of all ranks. Collective over the process set, which must include this rank.
+/// Blocks.
 ///
 /// @param own_error why this rank cannot take part; empty if it can
-/// @throws UsageError with this rank's own error. MismatchError on every other rank: with the error
-/// of the first rank that has one, for ranks that have called join(), or for the first fact that
-/// differs. Errors as of every collective.
+/// @throws UsageError with this rank's own error. Otherwise MismatchError: for ranks that have
+/// called join(), with the error of the first rank that has one, or for the first fact that
+/// differs. Also the errors of every collective.
 void agree(const AgreementTerms& terms, const std::string& own_error,
            const std::vector<Fact>& facts);
 
 // The comparisons of agree(), for ranks that have exchanged their facts together with other data.
 
 /// @param present the ranks whose contribution has arrived. A rank in join() contributes no object.
-/// @throws MismatchError that names the other ranks of the set
+/// @throws MismatchError that names the missing ranks of the set
 void require_all_ranks(const std::string& title, const ProcessSet& process_set,
                        const std::vector<int>& present);
-/// @param all of at least one rank. @throws MismatchError for the first fact that differs
+/// @param all the facts of at least one rank @throws MismatchError for the first fact that differs
 void require_equal(const AgreementTerms& terms, const std::vector<RankFacts>& all);
 
 }  // namespace hvd::libtorch

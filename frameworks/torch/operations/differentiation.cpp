@@ -17,9 +17,10 @@ namespace {
 
 using Derivative = std::function<torch::Tensor(const torch::Tensor& gradient)>;
 
-/// The argument of a forward, and its derivative for the backward. In autograd's saved data.
+/// The result of a collective and its derivative. The derivative stays in autograd's saved data
+/// until backward().
 struct Attached : torch::CustomClassHolder {
-  torch::Tensor output;  ///< moved to the graph once
+  torch::Tensor output;  ///< moved out by forward()
   Derivative derivative;
 };
 
@@ -57,13 +58,13 @@ double factor_of(const AllreduceOptions& options) {
   return options.prescale_factor * options.postscale_factor / divisor;
 }
 
-/// As the forward has sent it.
+/// Casts the gradient to the dtype in which the forward pass sent its data.
 torch::Tensor compressed(const torch::Tensor& gradient, Compression compression) {
   const auto wire = wire_type(gradient.scalar_type(), compression);
   return wire ? gradient.to(*wire) : gradient;
 }
 
-/// @param rows of the operation's input
+/// @param rows the number of rows of the operation's input
 torch::Tensor require_rows(torch::Tensor gathered, std::int64_t rows, const Label& label) {
   if (gathered.size(0) == rows) return gathered;
   throw Error(label.str() + ": expected the gradients of " + std::to_string(rows) + " rows, got " +

@@ -24,8 +24,8 @@ std::string to_string(const torch::Tensor& tensor) {
           static_cast<std::size_t>(tensor.numel())};
 }
 
-// A message has the length of the type's name, the name, and the object's bytes. An empty message
-// means that the sender could not encode its object.
+// A message contains the length of the type's name, the name, and the object's bytes. An empty
+// message means that the sender could not encode its object.
 
 std::string pack(std::string_view type, std::string_view bytes) {
   ObjectWriter writer;

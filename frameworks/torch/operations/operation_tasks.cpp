@@ -26,7 +26,7 @@ Submission reduction(OperationParameters parameters, const AllreduceOptions& opt
   return submission;
 }
 
-/// The tensor with at least one dimension.
+/// Packs the tensor, and gives a scalar the shape [1].
 torch::Tensor with_rows(const torch::Tensor& tensor) {
   torch::Tensor rows = packed(tensor);
   return rows.dim() == 0 ? rows.reshape({1}) : rows;
@@ -63,7 +63,8 @@ OperationTask concatenation_task(OperationParameters parameters, const Collectiv
   return task;
 }
 
-/// The number of rows of `tensor` for each member. @throws UsageError for splits that do not fit
+/// The number of rows of `tensor` that each member receives. @throws UsageError for splits that do
+/// not fit
 std::vector<std::int64_t> rows_to_send(const torch::Tensor& tensor, const torch::Tensor& splits,
                                        const CollectiveOptions& options) {
   const std::string who = Label{"alltoall", options.name}.str();
@@ -187,7 +188,8 @@ void check_reduction(const torch::Tensor& tensor, const torch::Tensor& target,
   }
 }
 
-/// Sets `finish`, which brings `output` to the target, or casts it to the caller's dtype.
+/// Sets the task's `finish`, which copies `output` to the target, or without a target casts it to
+/// the caller's dtype.
 void finish_with(OperationTask& task, const torch::Tensor& output, const torch::Tensor& target,
                  torch::ScalarType type) {
   if (target.defined()) {
@@ -232,7 +234,7 @@ OperationTask reduce_task(const torch::Tensor& tensor, int root_rank,
   OperationTask task;
   torch::Tensor output;
   if (rank() != root_rank) {
-    output = torch::empty(tensor.sizes(), input.options());  // memory that the ranks work in
+    output = torch::empty(tensor.sizes(), input.options());  // scratch memory of the reduction
     if (in_place) {
       task.finish = [tensor] { return tensor; };
     } else {
@@ -299,8 +301,8 @@ TensorView GatheredResult::allocate(const OutputSizes& sizes) noexcept {
 namespace {
 
 /// Checks the caller's output as far as possible before the ranks have agreed on the rows.
-/// @param apart the output must not overlap the input, which other ranks still read when it is
-/// written
+/// @param apart whether the output must not overlap the input, since other ranks may still read the
+/// input while this rank writes the output
 void check_target(const GatheredResult& gathered, bool apart, const Label& label) {
   if (!gathered.target.defined()) return;
   std::vector<std::int64_t> shape = gathered.input.sizes().vec();
@@ -324,8 +326,8 @@ torch::Tensor rows_of(const torch::Tensor& tensor, const char* distributes, cons
 
 }  // namespace
 
-/// If not, sets target_error. The result then goes to a new tensor, since the other ranks have
-/// agreed on the operation.
+/// Whether the result fits the target. If not, sets target_error, and the result goes to a new
+/// tensor, since the other ranks have already agreed on the operation.
 bool GatheredResult::takes_target(at::IntArrayRef shape) {
   if (target.sizes() != shape) {
     target_error = "expected shape " + shape_to_string(shape.vec()) + ", got " +

@@ -18,7 +18,7 @@
 /// replaces the options' name for members of a group.
 namespace hvd::libtorch {
 
-/// Copies the result to the caller's tensor, unless it is in its memory already. @return the target
+/// Copies the result to the caller's tensor, unless it is already there. @return the target
 torch::Tensor write_back(const torch::Tensor& result, const torch::Tensor& target);
 
 /// "NAME.SUFFIX"; an empty name remains empty, since the core numbers unnamed operations.
@@ -27,12 +27,12 @@ std::string derived_name(const std::string& name, std::string_view suffix);
 std::string member_name(const std::string& group, std::size_t index);
 
 /// @throws UsageError unless the caller's output is writable, contiguous, of the input's dtype, on
-/// its device and of this shape, in which -1 is any size
+/// its device and of this shape, in which -1 stands for any size
 void check_output(const torch::Tensor& output, const torch::Tensor& input, at::IntArrayRef shape,
                   const Label&);
 
-/// A result whose size is known after the negotiation. The engine's thread writes it before the
-/// operation is done; it is read afterwards.
+/// A result whose size is known only after the negotiation. The engine's thread writes it before
+/// the operation is done; other threads read it afterwards.
 struct GatheredResult {
   torch::Tensor input;
   std::optional<c10::Stream>
@@ -51,12 +51,13 @@ struct GatheredResult {
 };
 using GatheredResultPtr = std::shared_ptr<GatheredResult>;
 
-/// @param target of the result, here and below. `tensor` itself: in place. Another tensor: the
-/// caller's output. Undefined: a new tensor.
+/// @param target tensor for the result, here and below: `tensor` itself (in place), another tensor
+/// (the caller's output), or undefined (a new tensor)
 OperationTask allreduce_task(const torch::Tensor& tensor, const AllreduceOptions& options,
                              std::string name, const torch::Tensor& target = {});
-/// On the other ranks the result is zeros; in place it is the unchanged tensor.
-/// @param target another tensor only on the root
+/// On ranks other than the root the result is zeros, or the unchanged tensor if `target` is
+/// `tensor`.
+/// @param target a tensor other than `tensor` only on the root
 OperationTask reduce_task(const torch::Tensor& tensor, int root_rank,
                           const AllreduceOptions& options, std::string name,
                           const torch::Tensor& target = {});
@@ -66,7 +67,7 @@ OperationTask broadcast_task(const torch::Tensor& tensor, int root_rank,
                              const CollectiveOptions& options, const torch::Tensor& target = {});
 OperationTask allgather_task(const torch::Tensor& tensor, const CollectiveOptions& options,
                              std::string name, const GatheredResultPtr& gathered);
-/// The result is undefined on the other ranks.
+/// The result is undefined on ranks other than `dst_rank`.
 OperationTask gather_task(const torch::Tensor& tensor, int dst_rank,
                           const CollectiveOptions& options, const GatheredResultPtr& gathered);
 OperationTask scatter_task(const torch::Tensor& tensor, int root_rank,
@@ -76,7 +77,7 @@ OperationTask scatter_task(const torch::Tensor& tensor, int root_rank,
 OperationTask alltoall_task(const torch::Tensor& tensor, const torch::Tensor& splits,
                             const CollectiveOptions& options, const GatheredResultPtr& gathered);
 
-/// Starts `make(tensor, name, index)` of each tensor as one group.
+/// Starts the tasks `make(tensor, name, index)` of all tensors as one group.
 template <class MakeTask>
 Handle start_each(at::TensorList tensors, const std::string& group, Progress progress,
                   const MakeTask& make) {

@@ -175,7 +175,7 @@ Handle start_grouped_reducescatter(at::TensorList tensors, const AllreduceOption
                               });
 }
 
-/// The handle has two results: the received rows, and their number for each rank.
+/// The handle has two results: the received rows, and the number of rows from each rank.
 Handle start_alltoall(const torch::Tensor& tensor, const torch::Tensor& splits,
                       const CollectiveOptions& options, Progress progress) {
   const auto gathered = std::make_shared<GatheredResult>();
@@ -356,9 +356,9 @@ std::vector<torch::Tensor> grouped_scatter(at::TensorList tensors, int root_rank
 namespace {
 
 /// Starts an operation that writes to `output`. The handle returns `output`.
-/// @param make the task, for an alias of `output`; undefined unless `here`
+/// @param make makes the task for an alias of `output`, or for an undefined tensor unless `here`
 /// @param here whether this rank has a result; otherwise `output` is neither checked nor written
-/// @throws UsageError for an undefined output, for an input that autograd tracks, or as the task
+/// @throws UsageError for an undefined output, for an input that autograd tracks, or as `make`
 template <class MakeTask>
 Handle start_into(const Label& label, const torch::Tensor& output, const torch::Tensor& input,
                   Progress progress, const MakeTask& make, bool here = true) {

@@ -54,8 +54,8 @@ SparseReduction::SparseReduction(const torch::Tensor& coo, AllreduceOptions opti
   const torch::NoGradGuard no_grad;
   const torch::ScalarType wide = accumulation_type(type_);
   torch::Tensor own = coo.detach();
-  // Coalescing reduces the bytes. Types that are added in a wider type are added once, after the
-  // exchange.
+  // Coalescing reduces the bytes that are sent. Values that are added in a wider type are added
+  // only once, after the exchange.
   if (wide == type_) own = own.coalesce();
   const torch::Tensor values = scaled(own._values().to(wide), options_.prescale_factor);
   gather(own._indices().t(), derived_name(options_.name, "indices"));
@@ -72,7 +72,8 @@ void SparseReduction::gather(const torch::Tensor& part, std::string name) {
   parts_.push_back(std::move(task.finish));
 }
 
-/// The numbers of sparse and dense dimensions agree, since the other two allgathers depend on them.
+/// The ranks already have equal numbers of sparse and dense dimensions: otherwise the other two
+/// allgathers would have failed.
 std::vector<std::int64_t> SparseReduction::common_shape(const torch::Tensor& shapes) const {
   const torch::Tensor first = shapes[0];
   for (std::int64_t i = 1; i < shapes.size(0); ++i) {

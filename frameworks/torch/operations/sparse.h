@@ -14,8 +14,8 @@
 namespace hvd::libtorch {
 
 /// The allreduce of one sparse COO tensor. Every rank gathers all indices and values and adds them.
-/// A third allgather, of one row from each contributing rank, sends the shape and gives the divisor
-/// of an average. The three allgathers must be in one group. Not thread-safe.
+/// A third allgather, of one row from each contributing rank, exchanges the shapes; its number of
+/// rows is the divisor of an average. The three allgathers must be in one group. Not thread-safe.
 class SparseReduction {
  public:
   /// @throws UsageError for a tensor that cannot be reduced
@@ -23,8 +23,8 @@ class SparseReduction {
 
   /// Call it once.
   std::vector<Submission> take_submissions() { return std::move(submissions_); }
-  /// The coalesced result, the same on every rank, when all submissions have succeeded. @throws
-  /// MismatchError when shapes differ
+  /// The coalesced result, the same on every rank. Call it after all submissions have succeeded.
+  /// @throws MismatchError when shapes differ
   torch::Tensor result() const;
 
  private:

@@ -33,7 +33,7 @@ Autocast::Autocast(c10::Device device, c10::ScalarType type, bool enabled)
 Autocast::~Autocast() {
   at::autocast::set_autocast_enabled(device_, enabled_before_);
   at::autocast::set_autocast_dtype(device_, type_before_);
-  // Casts of weights are kept until here; the optimizer changes the weights next.
+  // The cache holds casts of weights, which the optimizer changes next.
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
 }
 

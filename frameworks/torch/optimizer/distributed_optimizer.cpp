@@ -76,7 +76,8 @@ torch::Tensor DistributedOptimizer::reduce_and_step(const Optimizer::LossClosure
       [&] { return skip ? loss_without_synchronizing(closure) : reduced_loss(closure); });
 }
 
-/// Reduces the changes as if they were gradients, so that the reducer checks the ranks here too.
+/// Reduces the parameters' changes as if they were gradients, so that the reducer checks the ranks
+/// here too.
 torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosure& closure) {
   struct Trained {
     torch::Tensor parameter, before, gradient;
@@ -103,7 +104,7 @@ torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosur
     trained.gradient = gradient;
     if (gradient.defined()) gradient = trained.parameter.detach() - trained.before;
   }
-  go_back();  // the ranks compare the parameters as they were
+  go_back();  // the ranks compare the parameters as they were before the step
   try {
     locked(*reducer_, &GradientReducer::synchronize);
   } catch (...) {
@@ -141,7 +142,8 @@ void DistributedOptimizer::save(torch::serialize::OutputArchive& archive) const 
   optimizer_.save(archive);
 }
 
-/// Options that were written here before are overwritten, as in the wrapped optimizer.
+/// Overwrites options that the program has set on the wrapper, as load() does in the wrapped
+/// optimizer.
 void DistributedOptimizer::load(torch::serialize::InputArchive& archive) {
   groups_->try_to_reconcile();
   optimizer_.load(archive);

@@ -33,8 +33,8 @@ void check_options(const GradScalerOptions& options) {
   }
 }
 
-/// An optimizer whose gradients the program has reduced, with the part of DistributedOptimizer's
-/// interface that the scaler uses.
+/// Wraps an optimizer whose gradients the program reduces itself. Has the part of
+/// DistributedOptimizer's interface that the scaler uses.
 class PlainOptimizer {
  public:
   PlainOptimizer(torch::optim::Optimizer& optimizer, const ProcessSet& process_set)
@@ -67,7 +67,7 @@ class PlainOptimizer {
     return version;
   }
 
-  /// Has the name that the wrappers' options have.
+  /// Has the same name as the options of the wrappers.
   const struct {
     ProcessSet process_set;
   } options_;
@@ -92,7 +92,7 @@ torch::Tensor GradScaler::scale(const torch::Tensor& loss) {
   if (!loss.defined())
     throw UsageError("GradScaler::scale: the loss is undefined; expected a tensor");
   if (!options_.enabled) return loss;
-  // A tensor without dimensions instead of a number makes a float16 scalar float32.
+  // Multiplying by a zero-dimensional tensor, not by a number, makes a float16 scalar float32.
   return loss * torch::full({}, scale_, loss.options().dtype(torch::kFloat32).requires_grad(false));
 }
 
@@ -136,7 +136,7 @@ void GradScaler::unscale(Optimizer& optimizer) {
                      "; ranks would scale differently: use one scaler for each process set");
   }
   optimizer.synchronize();
-  // If the ranks' agreement has failed before, the gradients are divided already.
+  // If all_finite() failed in an earlier call, the gradients are already divided.
   Unscaled& unscaled = unscaled_[key_of(optimizer)];
   if (!unscaled.found.defined() || unscaled.gradients != optimizer.gradients_version()) {
     unscaled = {.found = optimizer.unscale_gradients(1 / scale_),
@@ -214,7 +214,7 @@ void GradScaler::update() {
     scale_ *= options_.backoff_factor;
     growth_tracker_ = 0;
   } else if (++growth_tracker_ >= options_.growth_interval) {
-    // Losses are scaled in float32.
+    // The scale must be finite in float32, because losses are scaled in that type.
     const double grown = scale_ * options_.growth_factor;
     if (std::isfinite(static_cast<float>(grown))) scale_ = grown;
     growth_tracker_ = 0;

@@ -99,7 +99,7 @@ std::string LiveOptimizers::next_scope(const ProcessSet& process_set) {
 
 namespace {
 
-/// One or two backward passes may belong to an evaluation.
+/// The backward pass that causes a warning. One or two passes may belong to an evaluation.
 constexpr int kPasses = 3;
 
 struct Watch {
@@ -124,7 +124,8 @@ void end(Watches& all, const torch::Tensor& parameter) {
 
 }  // namespace
 
-/// One parameter represents all. The hook belongs to the parameter, and does not keep it alive.
+/// Watches one parameter, which represents all. The parameter owns the hook, so the hook does not
+/// keep it alive.
 void watch_departed(std::span<const ReducedParameter> parameters, const std::string& wrapper) {
   const auto first = std::find_if(parameters.begin(), parameters.end(),
                                   [](const auto& parameter) { return parameter.active(); });

@@ -24,22 +24,22 @@ class LiveOptimizers {
   /// The registry of this process.
   static LiveOptimizers& instance();
 
-  /// Registers an optimizer that is wrapped. @param averaging whether gradients are averaged, not
-  /// summed  @param who name of the wrapper, which begins messages
+  /// Registers a wrapped optimizer. @param averaging whether gradients are averaged, not summed
+  /// @param who name of the wrapper, which begins messages
   /// @throws UsageError if the optimizer or one of its parameters is registered already; the
   /// registry does not change then.
   void add(const torch::optim::Optimizer& optimizer, std::span<const ReducedParameter> parameters,
            bool averaging, const std::string& who);
-  /// Adds parameters to a registered optimizer, which may have some of them. @throws UsageError if
-  /// a parameter belongs to another optimizer; the registry does not change then.
+  /// Adds parameters to a registered optimizer, which may already have some of them. @throws
+  /// UsageError if a parameter belongs to another optimizer; the registry does not change then.
   void extend(const torch::optim::Optimizer& optimizer,
               std::span<const ReducedParameter> parameters, const std::string& who);
   /// Sets the parameters of a registered optimizer to these.
   void shrink(const torch::optim::Optimizer& optimizer, std::span<const torch::Tensor> parameters);
   /// @param averaging as in add()
   void remove(const torch::optim::Optimizer& optimizer, bool averaging);
-  /// Records that a wrapper distributes the optimizer's state, so that the optimizer itself has no
-  /// state between steps. The optimizer is registered.
+  /// Records that a ShardedOptimizer wraps this registered optimizer, so that the optimizer itself
+  /// has no state between steps.
   void set_sharded(const torch::optim::Optimizer& optimizer);
   bool is_sharded(const torch::optim::Optimizer& optimizer) const;
   /// Whether a registered optimizer has the parameter.
@@ -47,8 +47,8 @@ class LiveOptimizers {
   /// Number of registered optimizers that average.
   int averaging() const;
   /// "opt0", "opt1", ...: a name for the next wrapper of a process set, the same on every rank of
-  /// it. Wrappers are counted by the set's number and members, since numbers of sets are used again
-  /// after shutdown() and init().
+  /// it. Wrappers are counted by the set's number and members, since set numbers are reused after
+  /// shutdown() and init().
   std::string next_scope(const ProcessSet& process_set);
 
  private:
@@ -68,9 +68,9 @@ class LiveOptimizers {
   c10::Synchronized<Registered> registered_;
 };
 
-/// Warns if backward passes continue after the wrapper of these parameters was destroyed, so that
-/// their gradients are not reduced: the wrapped optimizer would train another model on each rank.
-/// Does not keep a parameter alive. Thread-safe, as is forget_departed().
+/// Warns if backward passes continue after the wrapper of these parameters was destroyed. Their
+/// gradients are then not reduced, and the wrapped optimizer would train a different model on each
+/// rank. Does not keep a parameter alive. Thread-safe, as is forget_departed().
 /// @param wrapper its name in messages
 void watch_departed(std::span<const ReducedParameter> parameters, const std::string& wrapper);
 /// Ends the watch, because another wrapper reduces these parameters.

@@ -276,7 +276,8 @@ torch::Tensor OptimizerWrapper::loss_without_synchronizing(const LossClosure& cl
   return own;
 }
 
-/// Parameters that were added to the optimizer since would be updated with this rank's gradients.
+/// Refuses parameters that were added to the optimizer later: it would update them with this rank's
+/// own gradients.
 void OptimizerWrapper::refuse_new_parameters() const {
   const auto known = locked(*reducer_, &GradientReducer::known);
   for (std::size_t g = 0; g < optimizer_.param_groups().size(); ++g) {
@@ -313,7 +314,7 @@ NamedParameters OptimizerWrapper::names_with(const NamedParameters& names) const
   return numbered_ ? numbered(optimizer_, std::move(all)) : all;
 }
 
-/// LibTorch accepts a parameter twice, and updates it twice.
+/// Refuses a parameter that is already in a group: LibTorch would accept it, and update it twice.
 void OptimizerWrapper::refuse_known(const torch::optim::OptimizerParamGroup& group) const {
   const auto known = locked(*reducer_, &GradientReducer::known);
   std::set<const c10::TensorImpl*> seen;
@@ -390,7 +391,8 @@ void OptimizerWrapper::refuse_group(const torch::optim::OptimizerParamGroup& /*g
 
 void OptimizerWrapper::group_added() {}
 
-/// Replaces the SharedReducer too, so that hooks of the former one that LibTorch keeps return.
+/// Also replaces the SharedReducer, so that hooks of the former one that LibTorch still calls
+/// return at once.
 void OptimizerWrapper::replace_reducer(std::vector<ReducedParameter> parameters) {
   locked(*reducer_, &GradientReducer::remove_hooks);
   libtorch::forget_departed(parameters);
@@ -415,7 +417,7 @@ std::vector<torch::Tensor> OptimizerWrapper::all_parameters() const {
   return all;
 }
 
-/// Reduces the loss too, since LBFGS decides by it how often it evaluates the closure.
+/// Also reduces the loss, which LBFGS uses to decide how often to evaluate the closure.
 torch::Tensor OptimizerWrapper::reduced_loss(const Optimizer::LossClosure& closure) {
   locked(*reducer_, &GradientReducer::begin_cycle);
   torch::Tensor loss;

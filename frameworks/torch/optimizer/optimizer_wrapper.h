@@ -32,11 +32,12 @@ NamedParameters named_parameters_of(const torch::nn::Module& module, const std::
 std::vector<std::pair<std::string, torch::Tensor>> batch_norm_statistics(
     const torch::nn::Module& module);
 
-/// `known`, and numbers as names of the optimizer's other parameters: their positions.
+/// Returns `known` and the optimizer's other parameters, which are named by their positions:
+/// "param3".
 NamedParameters numbered(const torch::optim::Optimizer& optimizer, NamedParameters known);
 
 /// The optimizer's parameters in its own order, each once, with their names.
-/// @param groups names that are reduced together
+/// @param groups names of parameters that are reduced together
 /// @throws UsageError if a parameter has no name, or a group contains an unknown name.
 std::vector<ReducedParameter> name_parameters(const torch::optim::Optimizer& optimizer,
                                               const NamedParameters& named,

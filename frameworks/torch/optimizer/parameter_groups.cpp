@@ -189,7 +189,7 @@ std::string description_of(const OptimizerParamGroup& group) {
   return group.has_options() ? description_of(group.options()) : std::string();
 }
 
-/// @pre both are of one type of LibTorch's
+/// @pre both have the same type, one of LibTorch's
 void copy_options(OptimizerOptions& from, OptimizerOptions& to) {
   merge_options(MergeOption("", std::nullopt, true), from, to, *to.clone());
 }
@@ -276,7 +276,7 @@ void GroupMirror::reconcile() {
 void GroupMirror::try_to_reconcile() noexcept {
   try {
     reconcile();
-  } catch (const std::exception&) {  // which step() reports
+  } catch (const std::exception&) {  // step() reports it
   }
 }
 
@@ -294,7 +294,7 @@ void GroupMirror::merge(bool apply) {
                   *last_defaults_);
 }
 
-/// For options that are merged as a whole, also after they were replaced by another type.
+/// Merges the options of a group as a whole, also if they were replaced by another type.
 void GroupMirror::merge_whole(std::size_t group, bool apply) {
   OptimizerParamGroup& wrapped = wrapped_.param_groups()[group];
   OptimizerParamGroup& wrapper = wrapper_.param_groups()[group];

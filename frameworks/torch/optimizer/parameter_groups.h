@@ -11,11 +11,11 @@
 namespace hvd::libtorch {
 
 /// Keeps the parameter groups of a wrapper, which have to be copies, equal to those of the wrapped
-/// optimizer: reconcile() copies an option that was written on one side since the last call to the
-/// other side. See decision 30. Refers to both. Not thread-safe.
+/// optimizer. If an option was written on one side since the last call, reconcile() copies it to
+/// the other side. See decision 30. Keeps references to both optimizers. Not thread-safe.
 ///
 /// Options of the program's own types are compared by their serialized bytes. If they cannot be
-/// serialized, the wrapper's groups do not have them.
+/// serialized, the wrapper's groups have no options.
 class GroupMirror {
  public:
   /// Copies the wrapped optimizer's groups to the wrapper, which has no groups yet. @pre the
@@ -26,7 +26,7 @@ class GroupMirror {
   /// @throws UsageError if an option was written on both sides, to different values, or if
   /// parameters or state were added to the wrapper. Neither side changes then.
   void reconcile();
-  /// The same without the error.
+  /// Like reconcile(), but ignores errors.
   void try_to_reconcile() noexcept;
   /// Replaces the wrapper's groups by copies of the wrapped optimizer's.
   void copy_wrapped_groups();
@@ -34,7 +34,7 @@ class GroupMirror {
  private:
   using Options = torch::optim::OptimizerOptions;
 
-  /// A group when both sides were equal.
+  /// A group as it was when both sides were last equal.
   struct Last {
     std::vector<torch::Tensor> parameters;
     std::unique_ptr<Options> options;  ///< null if the type is not one of LibTorch's
@@ -57,8 +57,8 @@ class GroupMirror {
 
 /// The options of LibTorch's optimizer types by name: "learning rate 0.1, betas (0.9, 0.999), ...".
 /// Two texts are equal if and only if all options are. For other types: the learning rate and a
-/// hash of the serialized options. All options without a learning rate, or that cannot be
-/// serialized, have the same text.
+/// hash of the serialized options. Options without a learning rate, or that cannot be serialized,
+/// all have the same text.
 std::string text_of(const torch::optim::OptimizerOptions& options);
 
 /// A line for each parameter group: "parameter group 0 with learning rate 0.1, ...".

@@ -9,18 +9,18 @@
 
 namespace hvd::libtorch {
 
-/// Multiplies gradients, and finds out whether one contained inf or nan. Gradients on a GPU take
-/// one launch for each dtype where LibTorch has one, and the host does not wait.
+/// Multiplies gradients, and finds out whether one contained inf or nan. On a GPU, gradients of a
+/// dtype that LibTorch supports take one launch together, and the host does not wait.
 ///
 /// Not thread-safe. For one step: uses() and add() for each parameter, then run().
 class Unscaler {
  public:
   explicit Unscaler(double factor) : factor_(factor) {}
 
-  /// run() returns its result on the GPU if a parameter is there, with or without a gradient, so
-  /// that all ranks reduce the result in the same place.
+  /// Announces a parameter's device. run() returns its result on the GPU if a parameter is there,
+  /// even without a gradient, so that all ranks reduce the result on the same type of device.
   void uses(torch::Device device);
-  /// @param values of a gradient; multiplied at once on the host, on a GPU by run()
+  /// @param values of a gradient. On the host they are multiplied at once, on a GPU by run().
   void add(const torch::Tensor& values);
   /// @return [1], float32: 0 if all gradients were finite
   torch::Tensor run();
@@ -28,7 +28,7 @@ class Unscaler {
  private:
   const double factor_;
   torch::Device device_ = torch::kCPU;
-  bool finite_ = true;  ///< all gradients on the host
+  bool finite_ = true;  ///< whether all gradients on the host were finite
   /// Gradients of dtypes that LibTorch multiplies together in one launch.
   std::map<torch::ScalarType, std::vector<torch::Tensor>> together_;
   std::vector<torch::Tensor> alone_;
@@ -73,7 +73,7 @@ inline torch::Tensor unscale_gradients(torch::optim::Optimizer& optimizer, doubl
       torch::Tensor& gradient = parameter.mutable_grad();
       unscaler.uses(parameter.device());
       if (!gradient.defined() || !seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      // Entries with the same indices add up, and may overflow.
+      // Entries with the same indices are added, and their sum may overflow.
       if (gradient.is_sparse()) gradient = gradient.coalesce();
       unscaler.add(gradient.is_sparse() ? gradient._values() : gradient.detach());
     }

@@ -12,22 +12,22 @@ namespace {
 // The buckets of two ranks fit into half of a common L3 cache (16 to 32 MiB), where a reduction is
 // four times as fast as in memory.
 constexpr std::size_t kMostOnHost = std::size_t{8} << 20;
-// A small model has several buckets too, so that the first are reduced during backward.
+// Even a small model has several buckets, so that the first are reduced during backward.
 constexpr std::size_t kFewestOnHost = 8;
 
 // An allreduce between GPUs has a latency of tens of microseconds, in which NVLink moves 10 MB and
 // more. Smaller buckets would leave it idle; see docs/benchmarks.md.
 constexpr std::size_t kMostOnGpu = std::size_t{25} << 20;
 constexpr std::size_t kFewestOnGpu = 4;
-// Its reduction takes little longer than the latency.
+// The reduction of a last bucket of this size takes little longer than the latency.
 constexpr std::size_t kLastOnGpu = std::size_t{1} << 20;
 
 using DeviceAndType = std::pair<int, int>;  // device and dtype
 
 DeviceAndType device_and_type(const GradientSize& size) { return {size.device, size.dtype}; }
 
-/// Position in the order at which the last bucket of each device and dtype begins. It has as many
-/// of the last gradients as fit, at least one.
+/// Positions in the order at which the last bucket of each device and dtype begins. That bucket has
+/// as many of the last gradients as fit, at least one.
 std::map<DeviceAndType, std::size_t> last_buckets(std::span<const std::size_t> order,
                                                   std::span<const GradientSize> sizes,
                                                   std::size_t most) {

@@ -7,7 +7,7 @@
 
 namespace hvd::libtorch {
 
-/// Properties of a gradient that decide on its bucket.
+/// Properties of a gradient that determine its bucket.
 struct GradientSize {
   int device = 0;         ///< type of the device
   int dtype = 0;          ///< as a number
@@ -24,12 +24,12 @@ std::size_t room_in_bucket(std::size_t bytes);
 struct BucketLimits {
   std::size_t most = 0;
   /// Size of the bucket that is complete last, whose reduction does not overlap with backward. 0:
-  /// as the others.
+  /// the same as the others.
   std::size_t last = 0;
 };
 
 /// @param total bytes of all gradients in such buckets
-/// @param asked size of a bucket that the program has set, in bytes; 0: the default for `total`
+/// @param asked bucket size that the program has set, in bytes; 0: the default for `total`
 BucketLimits host_bucket_limits(std::size_t total, std::size_t asked = 0);
 BucketLimits gpu_bucket_limits(std::size_t total, std::size_t asked = 0);
 

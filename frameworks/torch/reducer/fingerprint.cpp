@@ -18,7 +18,7 @@ constexpr std::size_t kSigns = 1024;
 /// Units of a projection in one tolerance.
 constexpr double kSteps = 16;
 constexpr double kLargestProjection = std::numeric_limits<std::int32_t>::max();
-/// Tensors on a GPU are concatenated up to this size. In elements.
+/// Tensors on a GPU are concatenated up to this number of elements.
 constexpr std::int64_t kChunk = std::int64_t{16} << 20;
 
 std::uint64_t mixed(std::uint64_t x) {
@@ -54,7 +54,7 @@ std::uint64_t hash_of(const std::byte* bytes, std::size_t count) {
 }
 
 struct Sums {
-  double along = 0;  ///< with the signs
+  double along = 0;  ///< sum of the values times their signs
   double squares = 0;
 };
 
@@ -85,8 +85,8 @@ Sums sums_of(const T* values, std::int64_t count) {
   return sums;
 }
 
-/// A contiguous row of real numbers. A tensor that is contiguous and real already costs no
-/// operator.
+/// Returns the tensor as a contiguous row of real numbers. Calls no operator if it already is
+/// contiguous and real.
 torch::Tensor flattened(const torch::Tensor& tensor) {
   if (tensor.is_contiguous() && !tensor.is_complex() && !tensor.is_neg()) {
     torch::Tensor row = at::detail::make_tensor<c10::TensorImpl>(c10::Storage(tensor.storage()),
@@ -107,7 +107,7 @@ std::int64_t hash_of_row(const torch::Tensor& row) {
 }
 
 /// The difference that is allowed, relative to the norm. Every rank applies the same gradients, so
-/// that without a fault parameters differ by the roundings of different kinds of processors, which
+/// without a fault parameters differ only by the roundings of different kinds of processors, which
 /// add up over the steps.
 double tolerance_of(torch::ScalarType type) {
   if (type == torch::kFloat16) return 1e-2;
@@ -124,7 +124,8 @@ Sums sums_of(const torch::Tensor& tensor) {
   return sums_of(single.const_data_ptr<float>(), single.numel());
 }
 
-/// Neighbours of one dtype, up to kChunk elements, or one larger tensor.
+/// Returns the end of the chunk at `begin`: adjacent rows of one dtype with up to kChunk elements,
+/// or one larger row.
 std::size_t end_of_chunk(std::span<const torch::Tensor> rows, std::size_t begin) {
   std::int64_t elements = rows[begin].numel();
   std::size_t end = begin + 1;
@@ -134,7 +135,8 @@ std::size_t end_of_chunk(std::span<const torch::Tensor> rows, std::size_t begin)
   return end;
 }
 
-/// For each of several rows that fit in a chunk: the sum with signs, and the sum of squares.
+/// Returns for each row the sum of values times signs, and the sum of squares. The rows fit in a
+/// chunk.
 std::pair<torch::Tensor, torch::Tensor> chunk_sums(at::TensorList rows) {
   std::vector<std::int64_t> lengths;
   std::int64_t elements = 0;
@@ -159,7 +161,7 @@ std::pair<torch::Tensor, torch::Tensor> chunk_sums(at::TensorList rows) {
   return {sums(all.view({-1, period}) * sign), sums(all.square())};
 }
 
-/// Projections of a chunk of rows, not rounded yet. A row that is larger is summed in slices.
+/// Projections of a chunk of rows, not rounded yet. A row larger than a chunk is summed in slices.
 torch::Tensor projections_of_chunk(at::TensorList rows) {
   torch::Tensor along, squares;
   if (rows.size() > 1 || rows.front().numel() <= kChunk) {
@@ -205,7 +207,8 @@ std::vector<std::int64_t> gpu_hashes(std::span<const torch::Tensor> tensors) try
   }
   return hashes;
 } catch (const c10::OutOfMemoryError&) {
-  // The ranks wait for each other's hashes, and copies to the host need no memory of the GPU.
+  // Do not throw, because the other ranks wait for the hashes. Copies to the host need no GPU
+  // memory.
   std::vector<std::int64_t> hashes;
   for (const torch::Tensor& tensor : tensors)
     hashes.push_back(fingerprint_of(tensor.detach().cpu(), Comparison::kExact));
@@ -230,7 +233,7 @@ torch::Tensor gpu_projections(std::span<const torch::Tensor> tensors) {
 }
 
 bool differ(std::int64_t least, std::int64_t largest, Comparison comparison) {
-  // Twice the tolerance, since without a fault no parameter of many may exceed the limit.
+  // Twice the tolerance, so that without a fault not even one of many parameters exceeds the limit.
   constexpr double kTolerances = 2;
   if (comparison == Comparison::kExact) return least != largest;
   if (least == kNotFinite) return largest != kNotFinite;

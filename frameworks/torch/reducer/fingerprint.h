@@ -29,8 +29,8 @@ std::int64_t fingerprint_of(const torch::Tensor& tensor, Comparison comparison);
 std::vector<std::int64_t> gpu_hashes(std::span<const torch::Tensor> tensors);
 
 /// kProjection fingerprints of dense tensors on one GPU: [tensors], int64, on that GPU. The host
-/// does not wait. Launches do not grow with the number of tensors but with their size: about ten
-/// for each 64 MiB. A tensor that is not contiguous is copied first.
+/// does not wait. The number of launches depends on the size of the tensors, not on their number:
+/// about ten for each 64 MiB. A tensor that is not contiguous is copied first.
 torch::Tensor gpu_projections(std::span<const torch::Tensor> tensors);
 
 /// Whether the least and the largest fingerprint of all ranks are too far apart.
