@@ -75,7 +75,7 @@ TEST(Exercise, TheRightResultIsAccepted) {
   }
 }
 
-TEST(Exercise, WhatWasNotDoneIsAFault) {
+TEST(Exercise, AMissingResultIsAFault) {
   for (const OpKind kind : kKinds) {
     Job job(kind, 4096, 2);
     EXPECT_NE(job.ranks()[1].fault(), std::nullopt) << to_string(kind);

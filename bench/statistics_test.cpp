@@ -42,7 +42,7 @@ TEST(Statistics, ASummaryAgreesWithThePercentiles) {
   EXPECT_EQ(summary.samples, 1000u);
 }
 
-TEST(Statistics, ARatioComparesWhatWasMeasuredTogether) {
+TEST(Statistics, ARatioComparesMeasurementsOfOneRound) {
   // A machine that is ten times slower for a while: the ratio of the medians would be 1 / 20.
   const std::vector<double> ours = {1, 1, 1, 10, 10};
   const std::vector<double> theirs = {2, 2, 20, 20, 20};

@@ -17,7 +17,7 @@ std::vector<StepSamples> three_repetitions() {
           {"mpi", {0.040, 0.400, 0.010}, 2000, 2000}};
 }
 
-TEST(StepReport, WhatAStepAddsIsComparedWithinARepetition) {
+TEST(StepReport, AddedTimesAreComparedWithinARepetition) {
   const Json row = compare_steps(three_repetitions());
   EXPECT_EQ(row["repetitions"], 3);
   const Json& ours = row["contenders"]["hvd"];

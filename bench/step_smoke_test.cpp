@@ -140,7 +140,7 @@ TEST(StepSmoke, ALayerIsRightAndHasAllFigures) {
   }
 }
 
-TEST(StepSmoke, ACheckpointHoldsWhatWasSaved) {
+TEST(StepSmoke, ACheckpointHoldsTheSavedState) {
   const std::string folder = temporary_path("checkpoints");
   std::filesystem::create_directory(folder);
   const Outcome outcome =
@@ -163,7 +163,7 @@ TEST(StepSmoke, AShardedOptimizerTrainsToTheSameModelWithLessState) {
   EXPECT_TRUE(outcome.document["sharded_over_unsharded"].is_number());
 }
 
-TEST(StepSmoke, WhatIsNotThereIsRefused) {
+TEST(StepSmoke, MissingFilesAreRefused) {
   EXPECT_NE(run_bench(1, "step --sets alexnet").exit_code, 0);
   EXPECT_NE(run_bench(1, "step --sets tiny --contenders carrierpigeon").exit_code, 0);
   const Outcome outcome = run_bench(1, "step --sets tiny --compute");

@@ -76,7 +76,7 @@ TEST_F(IdxDataset, ReadsAnEmptyArray) {
   EXPECT_TRUE(array.data.empty());
 }
 
-TEST_F(IdxDataset, SaysWhatIsWrongWithAFile) {
+TEST_F(IdxDataset, NamesTheDefectOfAFile) {
   const std::string good = bytes_header({300}) + std::string(300, 'x');
   EXPECT_THAT(error_of(dir_ / "absent"), HasSubstr("cannot be opened"));
   EXPECT_THAT(error_of(write("nothing", "")), HasSubstr("is not an idx file"));

@@ -137,7 +137,7 @@ Result run_redirected(const std::string& script, const std::vector<std::string>&
   return HvdrunProcess(start).wait(20);
 }
 
-TEST(LostOutput, AClosedStdoutIsSaid) {
+TEST(LostOutput, AClosedStdoutIsReported) {
   const Result result = run_redirected("exec \"$@\" >&-", {"-np", "2", "echo", "hi"});
   EXPECT_EQ(result.code, 74) << result.err;
   EXPECT_THAT(result.err, HasSubstr("hvdrun: cannot write stdout: Bad file descriptor"));
@@ -145,7 +145,7 @@ TEST(LostOutput, AClosedStdoutIsSaid) {
   EXPECT_EQ(run_redirected("exec \"$@\" <&- 2>&-", {"-np", "2", "true"}).code, 0);
 }
 
-TEST(LostOutput, AFullDiskIsSaid) {
+TEST(LostOutput, AFullDiskIsReported) {
   const Result result =
       run_redirected("exec \"$@\" >/dev/full", {"-np", "2", "seq", "1", "100000"});
   EXPECT_EQ(result.code, 74) << result.err;
@@ -154,7 +154,7 @@ TEST(LostOutput, AFullDiskIsSaid) {
   EXPECT_THAT(result.err, HasSubstr("part of what they printed was lost; exit code 74\n"));
 }
 
-TEST(LostOutput, AFullDiskUnderTheFilesIsSaid) {
+TEST(LostOutput, AFullDiskUnderTheFilesIsReported) {
   const TemporaryFolder folder;
   std::filesystem::create_directories(folder.path() / "rank.1");
   std::filesystem::create_symlink("/dev/full", folder.path() / "rank.1" / "stdout");

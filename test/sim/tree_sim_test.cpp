@@ -20,7 +20,7 @@ void expect_cheap(const testing::UniformWorld::Round& round) {
 
 class TreeWorldTest : public ::testing::TestWithParam<std::pair<int, int>> {};
 
-TEST_P(TreeWorldTest, NoRankHearsMoreThan33MessagesARoundAndRankZeroTakesEachTensorInOnce) {
+TEST_P(TreeWorldTest, NoRankReceivesMoreThan33MessagesARound) {
   const auto [ranks, per_host] = GetParam();
   testing::UniformWorld world(ranks, per_host, kRadix, kTensors);
   testing::UniformWorld small(64, 1, kRadix, kTensors);

@@ -159,7 +159,7 @@ TEST_F(LocalBackendTest, AMemberThatDiesIsNamedByTheOthers) {
   EXPECT_EQ(memory[0], std::vector<std::int32_t>(8, 1));
 }
 
-TEST_F(LocalBackendTest, WhatAllHaveDoneIsCompleteThoughAMemberLeaves) {
+TEST_F(LocalBackendTest, FinishedCollectivesAreCompleteThoughAMemberLeaves) {
   auto channels = open({0, 1});
   std::vector<std::int32_t> a(4, 1);
   std::vector<std::int32_t> b(4, 2);

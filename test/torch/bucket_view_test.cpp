@@ -110,7 +110,7 @@ TEST(BucketViews, DoublesThatAreCastByLibTorchTravelOneByOne) {
   }
 }
 
-TEST(BucketViews, WhatCannotBeInABucketTravelsBesideTheOthers) {
+TEST(BucketViews, OtherGradientsAreReducedBesideTheBuckets) {
   // A sparse gradient, a group, complex numbers, and a parameter that has no gradient at first.
   for (const bool views : {true, false}) {
     torch::manual_seed(11);

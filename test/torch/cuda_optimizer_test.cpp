@@ -180,7 +180,7 @@ TEST_F(CudaOptimizer, ACheckCostsTheSameHoweverManyParametersThereAre) {
   }
 }
 
-TEST_F(CudaOptimizer, ParametersThatDifferAreNoticedAStepLater) {
+TEST_F(CudaOptimizer, DifferentParametersAreReportedAStepLater) {
   if (size() == 1) GTEST_SKIP() << "parameters are not compared";
   Net net = make_net(device());
   torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.05));

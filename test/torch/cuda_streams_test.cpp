@@ -163,7 +163,7 @@ TEST_F(CudaStreams, InputMayBeDroppedAndItsMemoryUsedAgain) {
 
 // The output is allocated when the other rank has submitted. By then the submitter's stream has
 // used that memory for another tensor.
-TEST_F(CudaStreams, LateOutputWaitsForWhatItsMemoryWasBefore) {
+TEST_F(CudaStreams, LateOutputWaitsForTheFormerUseOfItsMemory) {
   if (size() == 1) GTEST_SKIP() << "there is no other rank to wait for";
   const std::int64_t rows = 1000 * size();
   const torch::Tensor own = gpu_tensor({1000}, torch::kFloat32);

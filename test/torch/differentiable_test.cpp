@@ -133,7 +133,7 @@ TEST(Backward, ThroughTwoCollectivesAndTwice) {
   EXPECT_TRUE(near(x.grad(), torch::full({3}, 2.0 * size() * size() * size(), torch::kFloat64)));
 }
 
-TEST(Backward, WhatHasNoDerivativeIsAUsageError) {
+TEST(Backward, OperationsWithoutADerivativeAreAUsageError) {
   const torch::Tensor x = leaf({3});
   for (const ReduceOp op :
        {ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct, ReduceOp::kAdasum}) {

@@ -99,7 +99,7 @@ void check_training(const GradientHook& hook, DistributedOptimizerOptions option
     EXPECT_TRUE(near(item.value(), expected[item.key()], tolerance)) << item.key();
 }
 
-TEST(GradientHook, WhatItReturnsAreTheGradients) {
+TEST(GradientHook, ItsResultsAreTheGradients) {
   for_each_set([](const ProcessSet& set) {
     for (const bool views : {true, false}) {
       torch::manual_seed(31);
@@ -118,7 +118,7 @@ TEST(GradientHook, WhatItReturnsAreTheGradients) {
 }
 
 /// This rank's computation of what every rank sends.
-TEST(GradientHook, TopKWithWhatIsLeftOverEqualsAPlainComputation) {
+TEST(GradientHook, TopKWithErrorFeedbackEqualsAPlainComputation) {
   Net net = same_net();
   SGD inner(net->parameters(), SGDOptions(0.05));
   TopQuarter top;
@@ -216,7 +216,7 @@ TEST(GradientHook, IsCalledInOneOrderOnAllRanksAndDuringBackward) {
 }
 
 // As sparse gradients, and a parameter that only one rank uses.
-TEST(GradientHook, GetsZerosForWhatHasNoGradientAndSparseOnesDense) {
+TEST(GradientHook, GetsZerosForMissingGradientsAndDenseOnesForSparse) {
   torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 3).sparse(true));
   torch::nn::Linear rare(3, 2);
   broadcast_parameters(table);
@@ -257,7 +257,7 @@ TEST(GradientHook, GradientsThatAreDroppedAreWaitedFor) {
   }
 }
 
-TEST(GradientHook, WhatItThrowsBackwardOrStepThrows) {
+TEST(GradientHook, BackwardOrStepThrowsItsExceptions) {
   Net net = same_net();
   SGD inner(net->parameters(), SGDOptions(0.05));
   bool fails = false;

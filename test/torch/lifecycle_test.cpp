@@ -46,7 +46,7 @@ TEST(Lifecycle, AnOptimizerLivesThroughARestart) {
 }
 
 // One rank drops its first cycle and continues with another operation.
-TEST(Lifecycle, ARankThatDoesNotComeToTheFirstStepIsNamedAndToldWhatToDo) {
+TEST(Lifecycle, ARankThatMissesTheFirstStepIsNamedWithARemedy) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   shutdown();
   init({.deadlock_timeout = std::chrono::milliseconds(300)});
@@ -101,7 +101,7 @@ TEST(Lifecycle, AProcessSetOfAnotherJobIsAnotherThoughItHasTheSameNumber) {
   remove_process_set(after);
 }
 
-TEST(Lifecycle, AHandleFromBeforeTheShutdownSaysSo) {
+TEST(Lifecycle, AHandleFromBeforeTheShutdownThrowsShutdownError) {
   const Handle done = allreduce_async(torch::ones({2}), {.name = "done"});
   done.wait();
   Handle cut_off;

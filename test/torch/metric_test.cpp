@@ -109,7 +109,7 @@ TEST(Metric, ANanOfOneRankShowsOnAll) {
   }
 }
 
-TEST(Metric, RefusesWhatItCannotCount) {
+TEST(Metric, RefusesValuesThatItCannotCount) {
   EXPECT_THROW(Metric(""), UsageError);
   Metric metric("accuracy");
   EXPECT_TRUE(contains(message_of<UsageError>([&] { metric.update(1, -1); }),

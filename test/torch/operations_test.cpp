@@ -257,7 +257,7 @@ TEST(Handles, CopiesThreadsAndRepeatedWaits) {
   EXPECT_TRUE(near(allreduce(torch::ones({2}), {.name = "after"}), torch::ones({2})));
 }
 
-TEST(Errors, WhatOneRankCanTellIsAUsageErrorThatNamesIt) {
+TEST(Errors, MistakesOfOneRankAreUsageErrors) {
   using M = std::function<void()>;
   const AllreduceOptions named{.name = "loss"};
   const std::string dtype =

@@ -234,7 +234,7 @@ TEST(PassesAfterTheReduction, InTheNextStepWithoutZeroGrad) {
 }
 
 // Without a backward pass `.grad` is the program's, though a result was there before.
-TEST(PassesAfterTheReduction, WhatTheProgramWritesWithoutAnyIsReduced) {
+TEST(PassesAfterTheReduction, GradientsWrittenWithoutAPassAreReduced) {
   for_sums_and_averages(
       [](Slope& net, DistributedOptimizer& optimizer, const DistributedOptimizerOptions& options) {
         net.backward(1);
@@ -249,7 +249,7 @@ TEST(PassesAfterTheReduction, WhatTheProgramWritesWithoutAnyIsReduced) {
       });
 }
 
-TEST(PassesAfterTheReduction, WhatTheProgramWritesAfterZeroGradIsReduced) {
+TEST(PassesAfterTheReduction, GradientsWrittenAfterZeroGradAreReduced) {
   for_sums_and_averages(
       [](Slope& net, DistributedOptimizer& optimizer, const DistributedOptimizerOptions& options) {
         net.backward(1);

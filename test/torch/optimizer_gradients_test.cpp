@@ -48,7 +48,7 @@ void expect_gradients(Net& net, double value) {
   }
 }
 
-TEST(PutGradients, BeforeTheyAreSentAreWhatIsSent) {
+TEST(PutGradients, BeforeSubmissionAreSent) {
   with_and_without_buckets([](const DistributedOptimizerOptions& options) {
     for (std::size_t way = 0; way < ways_to_put().size(); ++way) {
       SCOPED_TRACE("way " + std::to_string(way));
@@ -156,7 +156,7 @@ TEST(PutGradients, ASparseOneThatIsReplacedWhileItTravelsIsAnError) {
   EXPECT_TRUE(same_on_all_ranks(net->weight));
 }
 
-TEST(PutGradients, AfterSynchronizeAreWhatIsStepped) {
+TEST(PutGradients, AfterSynchronizeAreStepped) {
   with_and_without_buckets([](const DistributedOptimizerOptions& options) {
     for (const Put& way : ways_to_put()) {
       Net net = same_net();

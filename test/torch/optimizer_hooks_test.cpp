@@ -66,7 +66,7 @@ TEST(Passes, OneTooManyIsAnErrorFromBackwardThatDoesNoHarm) {
   }
 }
 
-TEST(ZeroGrad, DiscardsWhatIsInFlightAndWhatHasAccumulated) {
+TEST(ZeroGrad, DiscardsReductionsInFlightAndAccumulatedGradients) {
   Net net;
   broadcast_parameters(net);
   SGD inner(net->parameters(), 0.1);

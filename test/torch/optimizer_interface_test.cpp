@@ -94,7 +94,7 @@ TEST(AsOptimizer, AFunctionThatKnowsNothingOfRanksTrainsAsInOneProcess) {
 }
 
 // In the first step gradients are not sent yet; later other ranks may have reduced them.
-TEST(AsOptimizer, ZeroGradDropsWhatIsUnderWay) {
+TEST(AsOptimizer, ZeroGradDropsRunningReductions) {
   Both both(sgd());
   for (int step = 0; step < 5; ++step) {
     Optimizer& base = *both.optimizer;
@@ -133,7 +133,7 @@ TEST(AsOptimizer, SchedulersTakeIt) {
   EXPECT_LT(lr_of(*both.inner), 0.05 / 8) << "it has not improved";
 }
 
-TEST(AsOptimizer, WhatIsWrittenToTheWrappedOneIsSeenToo) {
+TEST(AsOptimizer, ChangesOfTheWrappedOptimizerTakeEffect) {
   Both both(adam());
   torch::optim::StepLR scheduler(*both.inner, 1, 0.1), serial(*both.serial, 1, 0.1);
   for (int step = 0; step < 3; ++step) {

@@ -350,7 +350,7 @@ TEST(AddParamGroup, WrongCalls) {
 }
 
 // As after a fork in the construction of new layers: each rank has drawn its own values.
-TEST(AddParamGroup, NewParametersThatDifferAreNoticed) {
+TEST(AddParamGroup, DifferentNewParametersAreAnError) {
   if (size() == 1) return;
   Net net = same_net();
   SGD sgd(net->fc1->parameters(), with_momentum());

@@ -164,7 +164,7 @@ int statistics_warnings(torch::nn::Sequential model, bool own_batches) {
                      });
 }
 
-TEST(BatchNormStatistics, ThatDifferAreWorthAWarningOnRankZero) {
+TEST(BatchNormStatistics, RankZeroWarnsOfDifferentStatistics) {
   const int once = size() > 1 && rank() == 0 ? 1 : 0;
   EXPECT_EQ(statistics_warnings<DistributedOptimizer>(normalised(), true), once);
   EXPECT_EQ(statistics_warnings<ShardedOptimizer>(normalised(), true), once);
@@ -205,7 +205,7 @@ TEST(NotFinite, TheRankAndTheParameterAreNamedOnRequest) {
   }
 }
 
-TEST(NotFinite, WhatNoHookHasSeenIsLookedAtToo) {
+TEST(NotFinite, GradientsWithoutAHookAreCheckedToo) {
   Net net = same_net();
   SGD inner(net->parameters(), 0.05);
   DistributedOptimizer optimizer(inner, net, {.error_if_nonfinite = true});

@@ -137,7 +137,7 @@ TEST_F(ParameterCheckTest, TheFirstSeesFrozenParametersToo) {
 }
 
 // Each rank has its own expert, which another optimizer trains.
-TEST_F(ParameterCheckTest, LeavesOutWhatAnotherOptimizerTrains) {
+TEST_F(ParameterCheckTest, LeavesOutParametersOfAnotherOptimizer) {
   torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
   broadcast_parameters(model);
   auto named = model->named_parameters();

@@ -82,7 +82,7 @@ TEST(Reducescatter, Grouped) {
   });
 }
 
-TEST(Reducescatter, WhatOneRankCanTellIsAUsageError) {
+TEST(Reducescatter, MistakesOfOneRankAreUsageErrors) {
   const auto message = [](const torch::Tensor& tensor, const AllreduceOptions& options) {
     return message_of<UsageError>([&] { reducescatter(tensor, options); });
   };

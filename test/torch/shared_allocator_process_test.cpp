@@ -87,7 +87,7 @@ TEST_F(SharedAllocatorProcess, WhereThereIsNoneTensorsAreOrdinary) {
   EXPECT_EQ(count(result, "HVD_SHM_ALLOCATOR=1 has no effect"), 1) << result.output;
 }
 
-TEST_F(SharedAllocatorProcess, AFullArenaIsToldOnce) {
+TEST_F(SharedAllocatorProcess, AFullArenaIsReportedOnce) {
   // 128 KiB.
   const CommandResult result =
       run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 256; exec \"$0\" return' " + kProgram);

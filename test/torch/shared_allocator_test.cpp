@@ -109,7 +109,7 @@ TEST_F(SharedAllocator, IsAsSimpleAsLibTorchsOwn) {
   EXPECT_EQ(lazy.sum().item<float>(), 2 * kLarge);
 }
 
-TEST_F(SharedAllocator, WhatIsTooLargeIsRefusedInLibTorchsWords) {
+TEST_F(SharedAllocator, ImpossibleSizesAreRefusedWithLibTorchsError) {
   const auto message = [](const std::function<void()>& act) -> std::string {
     try {
       act();
@@ -127,7 +127,7 @@ TEST_F(SharedAllocator, WhatIsTooLargeIsRefusedInLibTorchsWords) {
 }
 
 // The arena is as large as the machine's memory. Tensors that are not written to use no memory.
-TEST_F(SharedAllocator, WhatDoesNotFitIsOrdinaryMemory) {
+TEST_F(SharedAllocator, TensorsThatDoNotFitAreOrdinaryMemory) {
   std::vector<torch::Tensor> all;
   constexpr std::int64_t kPiece = std::int64_t{4} << 30;
   while (all.size() < 100 && (all.empty() || in_shared_memory(all.back())))

@@ -237,7 +237,7 @@ TEST(SparseTraining, ADenseGradientWhereTheOthersAreSparse) {
   EXPECT_TRUE(near(net->weight, serial->weight, 1e-5));
 }
 
-TEST(SparseTraining, WhatIsDenseSomewhereAtFirstIsDenseEverywhere) {
+TEST(SparseTraining, AFirstDenseGradientOnOneRankMakesAllDense) {
   torch::manual_seed(3);
   torch::nn::Embedding net(TableImpl::options(rank() == 0)), serial(TableImpl::options(false));
   copy_values(*net, *serial);
@@ -289,7 +289,7 @@ TEST(SparseTraining, AdasumNeedsDenseGradients) {
             std::string::npos);
 }
 
-TEST(SparseTraining, DiscardingWhatIsInFlight) {
+TEST(SparseTraining, DiscardingReductionsInFlight) {
   torch::manual_seed(3);
   Table net(true);
   torch::optim::SGD inner(net->parameters(), 0.1);

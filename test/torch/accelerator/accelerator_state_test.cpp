@@ -182,7 +182,7 @@ std::string refused(Accelerator& accelerator, Objects&... objects) {
   return message_of<UsageError>([&] { accelerator.prepare(objects...); });
 }
 
-TEST(Prepare, RefusesWhatWouldTrainWrongly) {
+TEST(Prepare, RefusesArgumentsThatWouldTrainWrongly) {
   Accelerator accelerator;
   Net net = same_net();
   torch::optim::SGD sgd(net->parameters(), 0.1);

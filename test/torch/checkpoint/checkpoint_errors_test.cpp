@@ -182,7 +182,7 @@ TEST(CheckpointErrors, AStepThatIsNotTheNewest) {
                        "which has a checkpoint of step 10"));
 }
 
-TEST(CheckpointErrors, RanksThatAskForDifferentThings) {
+TEST(CheckpointErrors, RanksWithDifferentArguments) {
   if (size() == 1) return;
   const SharedFolder folder;
   int epoch = 0;

@@ -9,7 +9,7 @@ namespace hvd::testing {
 namespace {
 
 // The program continues after save(), and its changes are not in the checkpoint.
-TEST(Checkpointer, WritesInTheBackgroundWhatWasThereWhenItWasTold) {
+TEST(Checkpointer, WritesTheStateOfTheCallInTheBackground) {
   const SharedFolder folder;
   torch::manual_seed(rank());
   Program program;
@@ -149,7 +149,7 @@ TEST(Checkpointer, OnSigtermOfOneRankAllSaveTheSameStepAndStop) {
 }
 
 // save() was already called for this step, or the previous save has failed.
-TEST(Checkpointer, OnSigtermItSavesWhatIsNotSaved) {
+TEST(Checkpointer, SavesUnsavedStepsOnSigterm) {
   const SharedFolder folder;
   int epoch = 3;
   const TrainingState state = TrainingState().value("epoch", epoch).random();

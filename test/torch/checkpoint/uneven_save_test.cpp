@@ -36,7 +36,7 @@ TEST(UnevenSave, WhileRanksHaveJoinedItIsAnErrorThatNamesThem) {
 }
 
 // Some ranks call join() while the first is still writing.
-TEST(UnevenSave, AJoinWaitsForWhatIsWrittenInTheBackground) {
+TEST(UnevenSave, AJoinWaitsForBackgroundWrites) {
   const SharedFolder folder;
   torch::Tensor ballast = torch::ones({std::int64_t{1} << 20});
   int epoch = 0;

@@ -128,7 +128,7 @@ TEST(OwnTypes, StructsAreSentMemberByMember) {
   expect_equal(list[1], outer_of(3));
 }
 
-TEST(OwnTypes, TraitsSayWhatIsSent) {
+TEST(OwnTypes, TraitsDefineTheSentValue) {
   const int root = size() - 1;
   const Vocabulary mine({"word", std::to_string(rank())});
   EXPECT_EQ(broadcast_object(mine, root).words()[1], std::to_string(root));
@@ -144,7 +144,7 @@ TEST(OwnTypes, TraitsSayWhatIsSent) {
   EXPECT_EQ(broadcast_object(std::vector<Celsius>{{1}, {2}})[1].degrees, 1002);
 }
 
-TEST(OwnTypes, WhatSavesToArchivesIsSentSo) {
+TEST(OwnTypes, TypesThatSaveToArchivesAreSentAsArchives) {
   const int root = size() - 1;
   EXPECT_EQ(broadcast_object(Counter(rank() + 100), root).count(), root + 100);
   const auto all = allgather_object(std::vector<Counter>{Counter(rank()), Counter(-rank())});
@@ -159,7 +159,7 @@ TEST(OwnTypes, WhatSavesToArchivesIsSentSo) {
   EXPECT_EQ(progress.phase, "warm");
 }
 
-TEST(OwnTypes, WhatCannotBeSavedFailsOnEveryRank) {
+TEST(OwnTypes, AFailingSaveIsAnErrorOnEveryRank) {
   EXPECT_ANY_THROW(broadcast_object(Celsius{rank() == 0 ? -300.0 : 5.0}, 0));
   EXPECT_EQ(broadcast_object(Celsius{1}).degrees, 1001) << "a failed call has left bytes behind";
 }

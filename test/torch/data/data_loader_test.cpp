@@ -161,7 +161,7 @@ TEST(SampleGenerator, IsRefusedOutsideALoaderAndForOtherSamples) {
                "got 1 examples");
 }
 
-TEST(DataLoader, CountsWhatIsUsedNotWhatWasLoadedAhead) {
+TEST(DataLoader, CountsUsedBatchesOnly) {
   const auto ranks = static_cast<std::size_t>(size());
   for (const std::int64_t workers : {0, 3}) {
     auto loader =
@@ -228,7 +228,7 @@ struct FailingDataset : data::datasets::Dataset<FailingDataset> {
   std::optional<std::size_t> size() const override { return samples; }
 };
 
-TEST(DataLoader, WhatADataSetThrowsReachesTheProgramAndTheBatchIsNotUsed) {
+TEST(DataLoader, ExceptionsOfADataSetReachTheProgram) {
   for (const std::int64_t workers : {0, 2}) {
     const auto broken = std::make_shared<std::atomic<bool>>(true);
     const auto ranks = static_cast<std::size_t>(size());

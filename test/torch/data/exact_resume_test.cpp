@@ -119,7 +119,7 @@ TEST(ExactResume, AfterAnyStepIsTheRunThatWasNotInterrupted) {
   }
 }
 
-TEST(ExactResume, SeedsChangeWhatIsTrainedOn) {
+TEST(ExactResume, SeedsChangeTheSamples) {
   torch::manual_seed(10 + rank());
   const DataLoaderOptions options{.batch_size = 5, .seed = 3};
   Training first(options);

@@ -60,7 +60,7 @@ DataLoaderOptions in_order(Remainder remainder, std::int64_t batch_size) {
   return {.batch_size = batch_size, .shuffle = false, .remainder = remainder};
 }
 
-TEST(LoaderProgress, PadsDropsOrDealsOutWhatDoesNotFillAllRanks) {
+TEST(LoaderProgress, PadsDropsOrDealsOutTheRemainder) {
   for (const std::size_t n : {0U, 1U, 2U, 3U, 7U, 10U, 11U, 64U}) {
     for (const std::size_t ranks : {1U, 2U, 3U, 4U, 5U}) {
       for (const std::int64_t batch_size : {1, 3, 100}) {
@@ -83,7 +83,7 @@ TEST(LoaderProgress, PadsDropsOrDealsOutWhatDoesNotFillAllRanks) {
   }
 }
 
-TEST(LoaderProgress, AnotherNumberOfRanksGoesOnWithWhatNobodyHasUsed) {
+TEST(LoaderProgress, AnotherNumberOfRanksGoesOnWithUnusedSamples) {
   constexpr std::size_t kSize = 29;
   for (const Remainder remainder : {Remainder::kPad, Remainder::kDrop, Remainder::kUneven}) {
     for (std::size_t before = 1; before <= 4; ++before) {

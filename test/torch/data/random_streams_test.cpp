@@ -72,7 +72,7 @@ TEST(RandomStreams, GoOnWhereTheyWereSaved) {
   EXPECT_TRUE(draw(streams.own("late")).equal(late));
 }
 
-TEST(RandomStreams, RefuseWhatIsNotTheirOwn) {
+TEST(RandomStreams, RefuseAForeignState) {
   RandomStreams streams(5);
   draw(streams.own("noise"));
   const std::string saved = archived(streams);
@@ -99,7 +99,7 @@ TEST(RandomStreams, RefuseWhatIsNotTheirOwn) {
   remove_process_set(first);
 }
 
-TEST(RandomStreams, ARankThatIsNewHasItsOwnAndWhatIsShared) {
+TEST(RandomStreams, ANewRankHasItsOwnAndTheSharedStreams) {
   libtorch::StreamTable saved(5, 0);
   draw(saved.stream("noise", false));
   draw(saved.stream("order", true));

@@ -76,7 +76,7 @@ TEST(SampleOrder, ALoaderSharesOutAnOrderOfTheProgramsOwn) {
   EXPECT_THROW(other->load(archive), UsageError);
 }
 
-TEST(SampleOrder, WhatIsNoOrderIsAnErrorOnEveryRank) {
+TEST(SampleOrder, AnInvalidOrderIsAnErrorOnEveryRank) {
   const auto error_of = [](DataLoaderOptions options) {
     auto loader = make_data_loader(Numbers(4), std::move(options));
     return message_of<UsageError>([&] { loader->begin(); });

@@ -96,7 +96,7 @@ TEST(Uneven, TrainingEqualsOneProcessThatAveragesOverTheRanksWithData) {
     EXPECT_TRUE(near(item.value(), serial->named_parameters()[item.key()], 1e-5)) << item.key();
 }
 
-TEST(Uneven, JoinGivesEveryRankWhatTheLastOneHas) {
+TEST(Uneven, JoinGivesEveryRankTheStateOfTheLast) {
   torch::manual_seed(3 + rank());
   torch::nn::Sequential net(torch::nn::Linear(4, 3), torch::nn::BatchNorm1d(3));
   torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.01));

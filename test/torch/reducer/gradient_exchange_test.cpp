@@ -95,7 +95,7 @@ class GradientExchangeTest : public ::testing::TestWithParam<bool> {
   Step step{how};
 };
 
-TEST_P(GradientExchangeTest, ReducesWhatAllRanksHaveInEveryCycle) {
+TEST_P(GradientExchangeTest, ReducesCommonGradientsInEveryCycle) {
   for (const float cycle : {1.0F, 2.0F, 3.0F}) {
     for (const std::size_t i : {0, 1, 2, 3}) step.produce(i, cycle + static_cast<float>(i));
     step.finish();
@@ -104,7 +104,7 @@ TEST_P(GradientExchangeTest, ReducesWhatAllRanksHaveInEveryCycle) {
   }
 }
 
-TEST_P(GradientExchangeTest, WhatNoRankHasStaysUndefinedAndWhatOneRankHasEveryoneGets) {
+TEST_P(GradientExchangeTest, GradientsOfNoRankStayUndefinedAndThoseOfOneAreShared) {
   for (const float cycle : {1.0F, 2.0F}) {
     step.produce(3, cycle);
     step.produce(0, cycle);
@@ -118,7 +118,7 @@ TEST_P(GradientExchangeTest, WhatNoRankHasStaysUndefinedAndWhatOneRankHasEveryon
   }
 }
 
-TEST_P(GradientExchangeTest, SubmitsZerosInPlaceOfWhatTheCycleBeforeHasLeft) {
+TEST_P(GradientExchangeTest, SubmitsZerosInPlaceOfOldGradients) {
   for (const std::size_t i : {0, 1, 2, 3}) step.produce(i);
   step.finish();
   set_gradient(step.parameters[1], {});
@@ -145,7 +145,7 @@ TEST_P(GradientExchangeTest, FrozenParametersAreLeftOut) {
   EXPECT_TRUE(step.gradient_is(2, sum_of_ranks()));
 }
 
-TEST_P(GradientExchangeTest, NothingIsLeftToSubmitWhenAllHasCome) {
+TEST_P(GradientExchangeTest, NoUnitIsLeftWhenAllGradientsHaveArrived) {
   for (const std::size_t i : {3, 2, 1, 0}) step.produce(i);
   EXPECT_TRUE(step.readiness.units_left().empty());
   step.exchange.wait();

@@ -49,7 +49,7 @@ class GradientHooksTest : public ::testing::Test {
   GradientHooks hooks{{a, b}};
 };
 
-TEST_F(GradientHooksTest, TellBeforeAndAfterAGradientIsAccumulated) {
+TEST_F(GradientHooksTest, RunBeforeAndAfterAGradientIsAccumulated) {
   recorder.install(hooks);
   (a * 3).sum().backward();
   EXPECT_EQ(recorder.take(), (Events{"before 0: none", "after 0: 3"}));
@@ -59,13 +59,13 @@ TEST_F(GradientHooksTest, TellBeforeAndAfterAGradientIsAccumulated) {
   EXPECT_EQ(recorder.take(), (Events{"before 0: 3", "after 0: 6"}));
 }
 
-TEST_F(GradientHooksTest, TellOnceOfAParameterThatIsUsedTwice) {
+TEST_F(GradientHooksTest, RunOnceForAParameterThatIsUsedTwice) {
   recorder.install(hooks);
   (a * 3 + a * 4).sum().backward();
   EXPECT_EQ(recorder.take(), (Events{"before 0: none", "after 0: 7"}));
 }
 
-TEST_F(GradientHooksTest, TellOnceThoughTheyAreInstalledAgain) {
+TEST_F(GradientHooksTest, RunOnceThoughTheyAreInstalledAgain) {
   recorder.install(hooks);
   recorder.install(hooks);
   (a * 3).sum().backward();

@@ -99,7 +99,7 @@ TEST(GradientUnits, AreBucketsOfTheSizeThatTheProgramAsksFor) {
   }
 }
 
-TEST(GradientUnits, WhatCannotBeInABucketTravelsBesideThem) {
+TEST(GradientUnits, OtherGradientsAreReducedBesideTheBuckets) {
   const GradientReduction how = [] {
     GradientReduction with = with_buckets("beside");
     with.compression = Compression::kFloat16;

@@ -40,7 +40,7 @@ TEST_F(ReducedParameterTest, ReducesAGradientInItsPlace) {
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
-TEST_F(ReducedParameterTest, BringsTheResultToWhatIsTheGradientByNow) {
+TEST_F(ReducedParameterTest, WritesTheResultToThePresentGradient) {
   parameter.mutable_grad() = torch::full({3}, 5.0F);
   const auto submissions = reduced.prepare(how);
   parameter.mutable_grad() = torch::full({3}, 1.0F);
@@ -80,7 +80,7 @@ TEST_F(ReducedParameterTest, SendsACopyOfMemoryThatTwoGradientsShare) {
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
-TEST_F(ReducedParameterTest, NoticesWhatIsWrittenToAGuardedGradient) {
+TEST_F(ReducedParameterTest, DetectsWritesToAGuardedGradient) {
   parameter.mutable_grad() = torch::full({3}, 5.0F);
   EXPECT_FALSE(reduced.release()) << "nothing was guarded";
   reduced.guard();
@@ -119,7 +119,7 @@ TEST_F(ReducedParameterTest, MovesIntoItsViewAndIsZerosThereWithoutAGradient) {
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
-TEST_F(ReducedParameterTest, WhatTakesThePlaceOfAViewGetsTheResult) {
+TEST_F(ReducedParameterTest, AReplacementOfAViewGetsTheResult) {
   GradientBucket bucket("b", how, {&parameter, 1});
   reduced.set_view(bucket.view(0));
   parameter.mutable_grad() = torch::full({3}, 5.0F);
@@ -131,7 +131,7 @@ TEST_F(ReducedParameterTest, WhatTakesThePlaceOfAViewGetsTheResult) {
   EXPECT_TRUE(near(parameter.grad(), torch::full({3}, 7.0F)));
 }
 
-TEST_F(ReducedParameterTest, TellsTheLayoutOfWhatWasSentUntilItIsDropped) {
+TEST_F(ReducedParameterTest, ReturnsTheSentLayoutUntilItIsDropped) {
   EXPECT_EQ(reduced.own_layout(), std::nullopt);
   parameter.mutable_grad() = torch::full({3}, 5.0F);
   EXPECT_EQ(reduced.own_layout(), 0);

@@ -103,7 +103,7 @@ TEST(ShardedCheckpoint, LoadsAtAnotherNumberOfRanks) {
 }
 
 /// By a wrapper that has never stepped, and by one that has: no rank keeps the whole.
-TEST(ShardedCheckpoint, WhatWasLoadedIsSharedOutAtOnce) {
+TEST(ShardedCheckpoint, ALoadedStateIsShardedAtOnce) {
   const auto make = elementwise_optimizers().at("Adam");
   const SharedFolder folder;
   Sharded first(make);

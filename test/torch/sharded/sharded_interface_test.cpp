@@ -51,7 +51,7 @@ TEST(ShardedInterface, IsAnOptimizerWithSchedulers) {
   }
 }
 
-TEST(ShardedInterface, RefusesWhatGoesPastIt) {
+TEST(ShardedInterface, RefusesToBypassTheWrapper) {
   Net net = same_net();
   torch::optim::SGD inner(net->parameters(), torch::optim::SGDOptions(0.1));
   ShardedOptimizer optimizer(inner, net);

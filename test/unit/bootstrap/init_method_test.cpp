@@ -159,7 +159,7 @@ TEST_F(InitMethodTest, APlaceTakesRankAndSizeFromTheProgramThenHvdrunThenTorchru
   EXPECT_EQ(choose(options).place, "tcp://a:1");
 }
 
-TEST_F(InitMethodTest, UnderHvdrunTheProgramMayNotSayOtherwise) {
+TEST_F(InitMethodTest, TheProgramMayNotContradictHvdrun) {
   set({{"HVD_RANK", "2"}, {"HVD_SIZE", "5"}, {"RANK", "1"}, {"WORLD_SIZE", "4"}});
   const InitMethod method = choose(with("hvdrun://0a1b"));
   EXPECT_EQ(method.controller, Controller::kUcx);

@@ -162,7 +162,7 @@ TEST_F(AggregatorTest, IsClosedAgainWhenPlansHaveEndedWhatWentOnInParts) {
   EXPECT_FALSE(aggregator_.passing_through());
 }
 
-TEST_F(AggregatorTest, WhatIsOverdueBelowIsNotHeldHere) {
+TEST_F(AggregatorTest, OverdueOperationsOfRanksBelowAreNotHeld) {
   wire::Report below;
   below.overdue = true;
   below.applied = {{2, RankSet(6)}};

@@ -126,7 +126,7 @@ TEST(Codec, CountsAreBoundedByTheBytesThatAreLeft) {
   EXPECT_THAT(failure("00000000000000", [](Reader& in) { in.f64("x"); }), HasSubstr("ends early"));
 }
 
-TEST(Codec, RawTakesWhatIsThereAndNoMore) {
+TEST(Codec, RawReadsAvailableBytesOnly) {
   const Bytes bytes = from_hex("010203");
   Reader in(bytes);
   EXPECT_EQ(in.raw("a", 0).size(), 0u);

@@ -89,7 +89,7 @@ class EveryRankWaits : public ::testing::Test {
   Cluster cluster_;
 };
 
-TEST_F(EveryRankWaits, TheErrorListsWhatEachWaitsFor) {
+TEST_F(EveryRankWaits, TheErrorListsTheOperationsOfEachRank) {
   cluster_.submit(2, allreduce("y"));
   cluster_.exchange();
   report_blocked({0, 1, 2});
@@ -196,7 +196,7 @@ TEST(CoordinatorFailures, FailedUsesAreForgottenOnceTheRankHasAppliedTheError) {
   EXPECT_EQ(cluster.coordinator().failed_uses(), 0u);
 }
 
-TEST(CoordinatorFailures, AllStallTextsTellWhatTheOthersWaitFor) {
+TEST(CoordinatorFailures, EachStallTextListsTheOthersOperations) {
   Cluster cluster(2, with_stalls());
   cluster.submit(0, allreduce("mine"));
   cluster.submit(1, allreduce("yours"));
@@ -250,7 +250,7 @@ TEST(CoordinatorFailures, ARankThatEndsWithoutShutdownIsReportedAsThat) {
             "its output and its exit code for the cause");
 }
 
-TEST(CoordinatorFailures, WhatWasSubmittedBeforeShutdownIsStillRun) {
+TEST(CoordinatorFailures, OperationsSubmittedBeforeShutdownRun) {
   Cluster cluster(2);
   cluster.submit(1, allreduce("a"));
   cluster.rank(1).request_shutdown();

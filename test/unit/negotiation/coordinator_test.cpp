@@ -231,7 +231,7 @@ TEST(Coordinator, AHitSentBeforeAReplacementIsReadAsItWasMeant) {
             unnamed(OpKind::kAllgather, 2, {1}));
 }
 
-TEST(Coordinator, WhatIsRememberedOfSlotsIsBoundedByAcknowledgements) {
+TEST(Coordinator, AcknowledgementsBoundTheHistoryOfSlots) {
   Cluster cluster(3, with_capacity(2));
   std::size_t most = 0;
   for (int step = 0; step < 200; ++step) {
@@ -295,7 +295,7 @@ TEST(Coordinator, SmallTensorsAreHeldBackWhileTwoBatchesAreUnderWay) {
   EXPECT_TRUE(cluster.decide(1));
 }
 
-TEST(Coordinator, WhatSharesNoBatchIsNotHeldBack) {
+TEST(Coordinator, OperationsThatShareNoBatchAreNotHeldBack) {
   wire::Request alone = allreduce("alone"), adasum = allreduce("adasum");
   alone.alone = true;
   adasum.op = ReduceOp::kAdasum;
@@ -313,7 +313,7 @@ TEST(Coordinator, WhatSharesNoBatchIsNotHeldBack) {
   }
 }
 
-TEST(Coordinator, WhatCannotRunIsNotHeldBack) {
+TEST(Coordinator, OperationsThatCannotRunAreNotHeldBack) {
   Cluster cluster(2);
   cluster.submit(0, allreduce("a", {4}));
   cluster.submit(1, allreduce("a", {5}));
@@ -383,7 +383,7 @@ TEST(Coordinator, WithoutFusionNothingIsHeldBack) {
   EXPECT_TRUE(cluster.decide(9));
 }
 
-TEST(Coordinator, WhatIsHeldBackIsRunBeforeTheShutdown) {
+TEST(Coordinator, HeldOperationsRunBeforeTheShutdown) {
   Cluster cluster(2);
   cluster.submit_everywhere(allreduce("a"));
   for (int rank = 0; rank < 2; ++rank) cluster.rank(rank).request_shutdown();

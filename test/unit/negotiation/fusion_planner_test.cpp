@@ -53,7 +53,7 @@ TEST(FusionPlanner, ATensorAboveTheThresholdGoesAlone) {
       (Batches{{0}, {1}, {2}}));
 }
 
-TEST(FusionPlanner, WhatRunsAloneIsNotFused) {
+TEST(FusionPlanner, OperationsThatRunAloneAreNotFused) {
   wire::Request bucket = allreduce("bucket");
   bucket.alone = true;
   EXPECT_EQ(Tensors().add(allreduce("a"), 10).add(bucket, 10).add(allreduce("b"), 10).plan(100),
@@ -65,7 +65,7 @@ TEST(FusionPlanner, AThresholdOfZeroFusesNothingNotEvenNothing) {
   EXPECT_EQ(Tensors().add(allreduce("a"), 0).add(allreduce("b"), 0).plan(1), (Batches{{0, 1}}));
 }
 
-TEST(FusionPlanner, OnlyWhatIsAlikeSharesABatch) {
+TEST(FusionPlanner, OnlySimilarOperationsShareABatch) {
   const std::vector<std::function<void(wire::Request&)>> changes = {
       [](auto& r) { r.process_set = 1; },
       [](auto& r) { r.kind = OpKind::kAllgather; },

@@ -126,7 +126,7 @@ TEST(Join, AGroupIsCompletedWithoutIt) {
   EXPECT_THAT(applied[1].batches[0].operations, SizeIs(2));
 }
 
-TEST(Join, WhatHasNoMeaningWithoutItFails) {
+TEST(Join, OptionsThatNeedItFailWithoutIt) {
   Cluster cluster(2);
   cluster.submit(1, join_request());
   cluster.report(1);
@@ -174,7 +174,7 @@ TEST(Join, IsNoStallWhileOthersAreAtWork) {
   EXPECT_THAT(cluster.exchange()[1].batches.at(0).absent, IsEmpty());
 }
 
-TEST(Join, WhatCountedOnItFailsWithIt) {
+TEST(Join, DependentTestsFailWithIt) {
   CoordinatorOptions options;
   options.stall = {seconds(30), seconds(600)};
   Cluster cluster(3, options);

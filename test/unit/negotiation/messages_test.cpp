@@ -361,7 +361,7 @@ int& root_of(Request& request) {
   return request.root;
 }
 
-TEST(Messages, WhatAKindHasInsteadOfARootTakesItsPlace) {
+TEST(Messages, KindsWithoutARootUseItsField) {
   Request broadcast;
   broadcast.name = "a";
   broadcast.kind = OpKind::kBroadcast;

@@ -61,7 +61,7 @@ class NegotiatorTest : public ::testing::Test {
   Negotiator negotiator_{1, sets_, 16};
 };
 
-TEST_F(NegotiatorTest, ReportsWhatIsNewOnce) {
+TEST_F(NegotiatorTest, ReportsNewOperationsOnce) {
   EXPECT_FALSE(next_report());
   negotiator_.submit(allreduce("a"));
   negotiator_.submit(allreduce("b"));
@@ -77,13 +77,13 @@ TEST_F(NegotiatorTest, ReportsWhatIsNewOnce) {
   EXPECT_EQ(negotiator_.reported_in_full(), 3u);
 }
 
-TEST_F(NegotiatorTest, WhatIsInFlightCannotBeSubmittedAgain) {
+TEST_F(NegotiatorTest, AnOperationInFlightCannotBeSubmittedAgain) {
   negotiator_.submit(allreduce("a"));
   EXPECT_EQ(failure([&] { negotiator_.submit(allreduce("a")); }),
             "allreduce 'a' was submitted while it is in flight");
 }
 
-TEST_F(NegotiatorTest, WhatNoMessageCanCarryIsRefusedAtOnce) {
+TEST_F(NegotiatorTest, ARequestTooLargeForAMessageIsRefusedAtOnce) {
   EXPECT_THROW(negotiator_.submit(allreduce(std::string(wire::kMaxNameBytes + 1, 'x'))),
                UsageError);
   EXPECT_THROW(
@@ -184,7 +184,7 @@ TEST_F(NegotiatorTest, SeveralUsesMissedAreSeveralTombstones) {
   EXPECT_FALSE(negotiator_.submit(allreduce("a")));
 }
 
-TEST_F(NegotiatorTest, AnErrorEndsWhatIsInFlightReportedOrNot) {
+TEST_F(NegotiatorTest, AnErrorEndsOperationsInFlightReportedOrNot) {
   negotiator_.submit(allreduce("reported"), 7);
   next_report();
   negotiator_.submit(allreduce("unsent"), 8);
@@ -210,7 +210,7 @@ TEST_F(NegotiatorTest, ShutdownIsReportedOnce) {
   EXPECT_TRUE(negotiator_.apply(plan).shutdown);
 }
 
-TEST_F(NegotiatorTest, ARankWithNothingToSayAcknowledgesNowAndThen) {
+TEST_F(NegotiatorTest, AnIdleRankAcknowledgesPlansNowAndThen) {
   int reports = 0;
   for (int i = 0; i < 1024; ++i) {
     negotiator_.apply(next_plan({}));
@@ -223,7 +223,7 @@ TEST_F(NegotiatorTest, ARankWithNothingToSayAcknowledgesNowAndThen) {
   EXPECT_EQ(reports, 4);
 }
 
-TEST_F(NegotiatorTest, RefusesPlansThatCannotBe) {
+TEST_F(NegotiatorTest, RefusesImpossiblePlans) {
   wire::Plan late = next_plan({});
   late.sequence = 2;
   EXPECT_EQ(failure([&] { negotiator_.apply(late); }), "plan 2 arrived; expected 1");
@@ -250,7 +250,7 @@ TEST_F(NegotiatorTest, RefusesPlansThatCannotBe) {
               HasSubstr("which this rank has not submitted"));
 }
 
-TEST_F(NegotiatorTest, RefusesToRunWhatWasNotReportedYet) {
+TEST_F(NegotiatorTest, RefusesToRunUnreportedOperations) {
   negotiator_.submit(allreduce("a"));
   EXPECT_THAT(
       failure([&] { negotiator_.apply(next_plan({wire::Batch{{in_full(allreduce("a"))}}})); }),

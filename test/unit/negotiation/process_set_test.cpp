@@ -63,7 +63,7 @@ TEST(ProcessSets, RanksThatSubmitDifferentSetsGetAnError) {
   EXPECT_THAT(applied[1].errors, SizeIs(1));
 }
 
-TEST(ProcessSets, WhatWaitsInARemovedSetEndsOnEachRank) {
+TEST(ProcessSets, WaitingOperationsOfARemovedSetEndOnEachRank) {
   Cluster cluster(2);
   cluster.submit_everywhere(add(0, {0, 1}));
   cluster.exchange();
@@ -88,7 +88,7 @@ TEST(ProcessSets, WhatWaitsInARemovedSetEndsOnEachRank) {
   EXPECT_EQ(cluster.rank(1).awaiting(), 0u);
 }
 
-TEST(ProcessSets, WhatIsReadyRunsBeforeTheSetEnds) {
+TEST(ProcessSets, ReadyOperationsRunBeforeTheSetEnds) {
   Cluster cluster(2);
   cluster.submit_everywhere(add(0, {0, 1}));
   cluster.exchange();

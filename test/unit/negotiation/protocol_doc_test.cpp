@@ -43,7 +43,7 @@ TEST(ProtocolDoc, ShowsGoldenMessages) {
   for (const auto& [name, hex] : shown) EXPECT_EQ(hex, pinned[name]) << name;
 }
 
-TEST(ProtocolDoc, TheExampleIsWhatTwoRanksSay) {
+TEST(ProtocolDoc, TheExampleIsTheTrafficOfTwoRanks) {
   auto shown = blocks();
   Cluster cluster(2);
   const auto say = [&](const std::string& of_rank_0, const std::string& of_rank_1,

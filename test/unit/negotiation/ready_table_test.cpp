@@ -78,7 +78,7 @@ TEST_F(ReadyTableTest, TheOrderIsThatOfTheSetsFirstMember) {
   } while (std::next_permutation(ranks.begin(), ranks.end()));
 }
 
-TEST_F(ReadyTableTest, WhatIsCompressedCountsAsItTravels) {
+TEST_F(ReadyTableTest, CompressedOperationsCountTheirSentBytes) {
   TableByRank table(sets_, 3);
   wire::Request request = allreduce("r", {3, 5});
   EXPECT_EQ(batch_bytes(*table.add(0, request, std::nullopt, {})), 15 * 4);
@@ -87,7 +87,7 @@ TEST_F(ReadyTableTest, WhatIsCompressedCountsAsItTravels) {
   EXPECT_EQ(batch_bytes(*table.add(0, request, std::nullopt, {})), 15 * 2);
 }
 
-TEST_F(ReadyTableTest, WhatIsPlannedAndWhatIsSaidDoNotDependOnTheOrderOfArrival) {
+TEST_F(ReadyTableTest, PlansAndErrorsDoNotDependOnTheOrderOfArrival) {
   std::vector<int> ranks = {0, 1, 2};
   const std::vector<std::vector<std::int64_t>> shapes = {{3}, {3}, {5}};
   do {
@@ -252,7 +252,7 @@ TEST_F(ReadyTableTest, WhenRanksDisagreeAboutTheGroupAllGroupsConcernedFail) {
   EXPECT_THAT(take_names(), ElementsAre("b"));
 }
 
-TEST_F(ReadyTableTest, ErasingWhatIsReadyTakesItsBytesAway) {
+TEST_F(ReadyTableTest, ErasingReadyOperationsSubtractsTheirBytes) {
   ask_all(allreduce("a"));
   ask_all(allreduce("b", {100}));
   table_.erase(table_.pending().begin());

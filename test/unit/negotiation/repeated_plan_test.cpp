@@ -78,7 +78,7 @@ TEST_F(RepeatedPlanTest, OtherSlotsAreLearntAnew) {
   EXPECT_FALSE(repeated_.offer(hits({0, 2})));
 }
 
-TEST_F(RepeatedPlanTest, WhatWaitsIsGivenBackOnce) {
+TEST_F(RepeatedPlanTest, WaitingOperationsAreReturnedOnce) {
   learn({0});
   ASSERT_TRUE(repeated_.offer(hits({0}, 7)));
   EXPECT_EQ(repeated_.release(), hits({0}, 7));
@@ -116,7 +116,7 @@ TEST_F(RepeatedPlanTest, ItIsForgottenWithTheMeaningOfTheSlots) {
   EXPECT_FALSE(repeated_.offer(hits({0})));
 }
 
-TEST_F(RepeatedPlanTest, TheCacheIsMadeWhatThePlanMakesOfIt) {
+TEST_F(RepeatedPlanTest, TheCacheChangesAsThePlanChangesIt) {
   learn({0});
   repeated_.mark_cache_touched();  // by a plan that has used the others since
   cache_.touch(1);

@@ -162,7 +162,7 @@ TEST_F(ReplayEntryTest, ALeaveFromBeforeTheLockIsNotPassedOn) {
   EXPECT_EQ(passed_on->leaving, RankSet());
 }
 
-TEST_F(ReplayEntryTest, WhatWaitsAndIsNotOfTheSchedulePreventsTheLock) {
+TEST_F(ReplayEntryTest, AForeignWaitingOperationPreventsTheLock) {
   cluster_.submit(0, allreduce("extra"));
   submit_step(cluster_);
   for (const Applied& applied : cluster_.exchange()) EXPECT_TRUE(applied.replay.empty());

@@ -75,7 +75,7 @@ TEST(ResponseCache, UnnamedOperationsThatAreAlikeShareAnEntry) {
   EXPECT_EQ(cache.expand(0, 900, 0), unnamed(OpKind::kAllreduce, 900));
 }
 
-TEST(ResponseCache, WhatIsCompressedIsAnotherOperation) {
+TEST(ResponseCache, CompressionMakesAnotherOperation) {
   const auto compressed = [](wire::Request request) {
     request.compression = Compression::kFloat16;
     return request;
@@ -151,7 +151,7 @@ TEST(ResponseCache, WithoutCapacityNothingIsRemembered) {
   EXPECT_EQ(cache.size(), 0u);
 }
 
-TEST(ResponseCache, WhatChangesFromUseToUseIsNotRemembered) {
+TEST(ResponseCache, ChangingFieldsAreNotRemembered) {
   for (const auto kind : {OpKind::kAddProcessSet, OpKind::kRemoveProcessSet, OpKind::kJoin}) {
     ResponseCache cache(4);
     wire::Request request = allreduce("a");
@@ -162,7 +162,7 @@ TEST(ResponseCache, WhatChangesFromUseToUseIsNotRemembered) {
   }
 }
 
-TEST(ResponseCache, NoSlotLiesBeyondWhatAReportCanName) {
+TEST(ResponseCache, NoSlotLiesBeyondAReportsRange) {
   EXPECT_EQ(ResponseCache(std::size_t{1} << 40).capacity(), wire::kMaxSlots);
 }
 

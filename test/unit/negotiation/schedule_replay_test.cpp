@@ -159,7 +159,7 @@ TEST(ScheduleReplay, AllLeaveWhereOneDoes) {
   }
 }
 
-TEST(ScheduleReplay, WhatHasArrivedReadyRunsBeforeItLeaves) {
+TEST(ScheduleReplay, ReadyOperationsRunBeforeItLeaves) {
   Ranks ranks(2);
   ranks.enter({batch({"a"}), batch({"b"})});
   offer(ranks[0], request("a"));
@@ -476,7 +476,7 @@ TEST_F(Learner, WaitsLongerAndLongerWhenLocksDoNotLast) {
   EXPECT_TRUE(observe({{0}})) << "a lock that lasted makes up for it";
 }
 
-TEST_F(Learner, DoesNotLockWhatIsNewOrFailsOrLacksARank) {
+TEST_F(Learner, DoesNotLockNewFailedOrIncompleteOperations) {
   const std::vector<std::vector<std::uint32_t>> step{{0}};
   observe(step);
   wire::Plan other = plan(step);

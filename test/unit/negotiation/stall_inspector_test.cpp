@@ -28,7 +28,7 @@ class StallInspectorTest : public ::testing::Test {
   StallInspector stalls_{{seconds(30), seconds(600)}, {"alpha", "beta", "gamma"}};
 };
 
-TEST_F(StallInspectorTest, ReportsOnceWhichRanksAreMissingAndWhatTheyWaitFor) {
+TEST_F(StallInspectorTest, ReportsMissingRanksAndTheirOperationsOnce) {
   ask(0, allreduce("fc1.weight"), 10);
   ask(1, allreduce("conv1.bias"), 11);
   EXPECT_THAT(stalls_.warnings(table_, at(39)), IsEmpty());
@@ -91,7 +91,7 @@ TEST_F(StallInspectorTest, LongListsAreCut) {
   EXPECT_THAT(text, HasSubstr("; and 11 more ranks;"));
 }
 
-TEST_F(StallInspectorTest, TheNextDeadlineIsTheNextThingToSay) {
+TEST_F(StallInspectorTest, TheNextDeadlineIsThatOfTheNextReport) {
   EXPECT_FALSE(stalls_.next_deadline(table_));
   ask(0, allreduce("a"), 10);
   ask(0, allreduce("b"), 20);

@@ -60,7 +60,7 @@ std::string misplanned(const wire::Request& planned, const wire::Request& submit
   return find_misplanned(planned, submitted, 3).value_or("(none)");
 }
 
-TEST(Validator, WhatIsPlannedIsWhatThisRankSubmitted) {
+TEST(Validator, APlannedRequestEqualsTheSubmittedOne) {
   EXPECT_EQ(misplanned(allreduce("a"), allreduce("a")), "(none)");
   EXPECT_EQ(
       misplanned(allreduce("a", {1048576}), allreduce("a", {4})),
@@ -85,7 +85,7 @@ TEST(Validator, WhatIsPlannedIsWhatThisRankSubmitted) {
 }
 
 // A plan is expanded to the rows of the rank that runs it, but for those of an alltoall.
-TEST(Validator, WhatIsPlannedForARankHasTheRowsOfThisRank) {
+TEST(Validator, APlannedRequestHasTheRowsOfThisRank) {
   wire::Request submitted = allreduce("a", {2, 3});
   wire::Request planned = allreduce("a", {5, 3});
   planned.kind = submitted.kind = OpKind::kAllgather;

@@ -39,7 +39,7 @@ class NcclAbortTest : public NcclChannelTest {
   std::vector<std::unique_ptr<Channel>> second_;
 };
 
-TEST_F(NcclAbortTest, BehindAGpuThatHangsItIsGivenUp) {
+TEST_F(NcclAbortTest, AHangingGpuIsGivenUp) {
   start(2, {}, kHangs, kEnds);
   ASSERT_TRUE(connect(2));
   hang(0);

@@ -52,7 +52,7 @@ TEST(Chunks, ThereAreAsManyRoundsAsHoldEverything) {
   EXPECT_EQ(rounds_of(65, 64), 2U);
 }
 
-TEST(Blocks, LieOneBehindTheOtherAndTheLargestSaysHowManyRounds) {
+TEST(Blocks, AreContiguousAndTheLargestDeterminesTheRounds) {
   const std::array<std::int64_t, 3> counts = {5, 0, 40};
   const std::vector<Range> blocks = blocks_of(counts, 4);
   ASSERT_EQ(blocks.size(), 3U);

@@ -92,7 +92,7 @@ TEST(CheckpointFolder, RefusesAStepThatWouldNotBeTheNewest) {
   check(folder, 5);
 }
 
-TEST(CheckpointFolder, WhatIsNewerThanTheLoadedStepIsReplacedOnRequest) {
+TEST(CheckpointFolder, NewerCheckpointsAreReplacedOnRequest) {
   const TemporaryFolder temporary;
   CheckpointFolder folder(temporary.path());
   for (const std::uint64_t step : {5U, 10U, 20U, 30U}) save(folder, step);
@@ -161,7 +161,7 @@ TEST(CheckpointFolder, AnInterruptedWriteDoesNotCountAndIsRemoved) {
   EXPECT_THAT(folder.steps(), ElementsAre(1U, 3U));
 }
 
-TEST(CheckpointFolder, WhatIsNotHvdsStays) {
+TEST(CheckpointFolder, ForeignFilesStay) {
   const TemporaryFolder temporary;
   CheckpointFolder folder(temporary.path());
   save(folder, 1);
@@ -177,7 +177,7 @@ TEST(CheckpointFolder, WhatIsNotHvdsStays) {
   EXPECT_THAT(folder.steps(), ElementsAre(2U));
 }
 
-TEST(CheckpointFolder, CommitsOnlyWhatItSees) {
+TEST(CheckpointFolder, CommitsOnlyCompleteFiles) {
   const TemporaryFolder temporary;
   CheckpointFolder folder(temporary.path());
   folder.begin(1);

@@ -180,7 +180,7 @@ constexpr Hostile kHostile[] = {
     {"{}", 1, "which belong to no tensor"},
 };
 
-TEST(SafetensorsHeader, RefusesWhatTheFormatDoesNotAllow) {
+TEST(SafetensorsHeader, RefusesInvalidHeaders) {
   for (const Hostile& hostile : kHostile) {
     const std::string refusal = refusal_of(file_of(hostile.header, hostile.data_bytes));
     EXPECT_THAT(refusal, HasSubstr("the/file is not a valid safetensors file: ")) << hostile.header;
@@ -215,7 +215,7 @@ TEST(SafetensorsHeader, ErrorTextsAreShortAndPrintable) {
   EXPECT_THAT(refusal, HasSubstr("...'"));
 }
 
-TEST(SafetensorsHeader, RefusesToWriteWhatItWouldNotRead) {
+TEST(SafetensorsHeader, RefusesToWriteInvalidHeaders) {
   const auto error_of_names = [](const std::vector<std::string>& names) -> std::string {
     SafetensorsHeader header;
     for (const std::string& name : names)
@@ -258,7 +258,7 @@ TEST(SafetensorsHeader, NoFlippedBitOrCutDoesHarm) {
   }
 }
 
-TEST(MappedSafetensors, NamesWhatCannotBeRead) {
+TEST(MappedSafetensors, NamesAFileThatCannotBeRead) {
   const TemporaryFolder folder;
   const auto error = [](const std::filesystem::path& path) -> std::string {
     try {

@@ -11,7 +11,7 @@ namespace {
 int calls = 0;
 void count_call(int) { ++calls; }
 
-TEST(TerminationNotice, RemembersTheSignalAndCallsWhoWasThereBefore) {
+TEST(TerminationNotice, RemembersTheSignalAndCallsTheFormerHandler) {
   const auto original = std::signal(SIGTERM, count_call);
   {
     std::optional<TerminationNotice> first, second;

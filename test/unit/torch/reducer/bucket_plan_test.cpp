@@ -42,7 +42,7 @@ TEST(BucketPlan, OnAGpu25MiBAndASmallOneAtTheEnd) {
   EXPECT_EQ(gpu_bucket_limits(10240 * kMiB).last, kMiB);
 }
 
-TEST(BucketPlan, AsLargeAsTheProgramAsks) {
+TEST(BucketPlan, HasTheSizeThatTheProgramSets) {
   EXPECT_EQ(host_bucket_limits(1024 * kMiB, 3000).most, 3000U);
   EXPECT_EQ(host_bucket_limits(8000, 64 * kMiB).most, 64 * kMiB);
   EXPECT_EQ(gpu_bucket_limits(1024 * kMiB, 64 * kMiB).most, 64 * kMiB);
@@ -101,7 +101,7 @@ TEST(BucketPlan, AGradientLargerThanABucketIsAloneInOne) {
   EXPECT_EQ(plan_buckets(order, sizes_of({1000, 64, 64}), {.most = 128}), (Buckets{{0}, {1, 2}}));
 }
 
-TEST(BucketPlan, WhatIsNotInTheOrderIsInNoBucket) {
+TEST(BucketPlan, ParametersOutsideOfTheOrderAreInNoBucket) {
   EXPECT_EQ(plan_buckets(std::vector<std::size_t>{2}, sizes_of({64, 64, 64}), {.most = 128}),
             (Buckets{{2}}));
   EXPECT_TRUE(plan_buckets({}, sizes_of({64}), {.most = 128}).empty());

@@ -43,7 +43,7 @@ TEST_F(GradientReadinessTest, WhatIsNotExpectedHoldsNothingUp) {
   EXPECT_FALSE(readiness.handed_over(1));
 }
 
-TEST_F(GradientReadinessTest, WhatBecomesExpectedIsWaitedForOnceItHasLookedAgain) {
+TEST_F(GradientReadinessTest, WaitsForNewlyExpectedGradientsAfterAnUpdate) {
   expected[1] = false;
   EXPECT_FALSE(readiness.unit_ready(1));
   expected[1] = true;
@@ -104,7 +104,7 @@ TEST_F(GradientReadinessTest, AReadyGradientIsLeftOverUntilItsUnitIsSubmitted) {
   EXPECT_FALSE(readiness.last_unit(2));
 }
 
-TEST_F(GradientReadinessTest, TellsWhatIsLeftAndInWhichOrderTheRestWent) {
+TEST_F(GradientReadinessTest, ReturnsTheRemainingUnitsAndTheOrderOfTheOthers) {
   EXPECT_FALSE(readiness.in_cycle());
   readiness.mark_ready(3, false);
   EXPECT_TRUE(readiness.in_cycle());

@@ -82,7 +82,7 @@ TEST(TrainingArguments, ChecksNameTheArgumentTheValueAndTheRange) {
   }
 }
 
-TEST(TrainingArguments, WhatIsBetterFollowsFromTheMetricsName) {
+TEST(TrainingArguments, TheMetricsNameDecidesWhetherGreaterIsBetter) {
   EXPECT_FALSE(TrainingArguments().greater_is_best());
   EXPECT_FALSE((TrainingArguments{.metric_for_best_model = "eval_loss"}).greater_is_best());
   EXPECT_TRUE((TrainingArguments{.metric_for_best_model = "accuracy"}).greater_is_best());
@@ -174,7 +174,7 @@ class ArgumentsFile : public ::testing::Test {
   TemporaryFolder folder_;
 };
 
-TEST_F(ArgumentsFile, OfYamlChangesWhatItNames) {
+TEST_F(ArgumentsFile, YamlChangesTheNamedArgumentsOnly) {
   const TrainingArguments arguments = read(
       "learning_rate: 1e-3\nfp16: yes\noptim: sgd\nreport_to: [csv, tensorboard]\n"
       "save_total_limit: 2\neval_steps: null\noutput_dir: \"a b\"\n",
@@ -189,7 +189,7 @@ TEST_F(ArgumentsFile, OfYamlChangesWhatItNames) {
   EXPECT_EQ(arguments.max_steps, 9);
 }
 
-TEST_F(ArgumentsFile, OfJsonHoldsWhatToJsonWrites) {
+TEST_F(ArgumentsFile, ReadsTheJsonThatToJsonWrites) {
   const TrainingArguments written = {.output_dir = "x",
                                      .learning_rate = 0.25,
                                      .optim = OptimizerType::kSgd,
@@ -204,7 +204,7 @@ TEST_F(ArgumentsFile, OfJsonHoldsWhatToJsonWrites) {
   EXPECT_EQ(object.size(), 36u);
 }
 
-TEST_F(ArgumentsFile, OfBadContentIsRefused) {
+TEST_F(ArgumentsFile, BadContentIsRefused) {
   EXPECT_THAT(error("learning_rate: fast\n"),
               HasSubstr("line 1: learning_rate is 'fast', expected a number"));
   EXPECT_THAT(error("seed: 1\nlr: 3\n"), HasSubstr("line 2: there is no argument 'lr'"));
