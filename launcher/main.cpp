@@ -47,8 +47,8 @@ void raise_file_limit(const LaunchOptions& options) {
   ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
-/// The next open() would reuse the number of a closed standard descriptor. Another file takes the
-/// number: reads from it return end of file, and writes to it fail as on a closed descriptor.
+/// Opens /dev/null for each closed standard descriptor, because the next open() would reuse the
+/// descriptor's number. Reads from it return end of file, and writes fail as on a closed one.
 void occupy_standard_descriptors() {
   for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; ++fd) {
     if (::fcntl(fd, F_GETFD) >= 0 || errno != EBADF) continue;

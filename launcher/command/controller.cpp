@@ -25,7 +25,8 @@ namespace {
 constexpr const char* kUcxLibrary = "libucp.so.0";
 constexpr std::array<std::string_view, 3> kControllerNames = {"auto", "mpi", "ucx"};
 
-/// libmpi.so.40, libmpi_cxx.so.40, libmpi_mpifh.so.40, libmpich.so.12; not libmpir.so.23.
+/// Whether the library belongs to MPI, such as libmpi.so.40, libmpi_cxx.so.40, libmpi_mpifh.so.40
+/// and libmpich.so.12, but not libmpir.so.23.
 bool is_of_mpi(std::string_view library) {
   return library.starts_with("libmpi.") || library.starts_with("libmpi_") ||
          library.starts_with("libmpich");
@@ -58,7 +59,7 @@ ControllerChoice choose_controller(Controller asked, const ControllerFacts& fact
 std::string program_that_needs_mpi(const std::vector<std::string>& command) {
   for (std::size_t i = 0; i < command.size(); ++i) {
     const std::string& word = command[i];
-    // Skips arguments without a folder: they are rarely programs, and each would cost a search of
+    // Skips arguments without a slash: they are rarely programs, and each would cost a search of
     // PATH.
     if (i > 0 && word.find('/') == std::string::npos) continue;
     const ProgramSearch found = find_program(word);
@@ -86,7 +87,8 @@ namespace {
 constexpr unsigned char kClass = sizeof(void*) == 8 ? ELFCLASS64 : ELFCLASS32;
 constexpr unsigned char kOrder =
     std::endian::native == std::endian::little ? ELFDATA2LSB : ELFDATA2MSB;
-/// Limits for malformed files. Programs have some ten segments and some hundred entries.
+/// Limits against malformed files. A program has about ten segments and at most some hundred
+/// entries.
 constexpr std::size_t kMostSegments = 256;
 constexpr std::size_t kMostEntries = 16'384;
 constexpr std::size_t kMostLetters = 256;
@@ -131,7 +133,7 @@ std::optional<std::uint64_t> offset_of(std::uint64_t address, std::span<const Se
   return std::nullopt;
 }
 
-/// Ends at a zero, or where the file does.
+/// Reads up to a zero byte, to the end of the file, or kMostLetters - 1 bytes.
 std::string read_name(int file, std::uint64_t offset) {
   std::array<char, kMostLetters> room{};
   const ssize_t got = ::pread(file, room.data(), room.size() - 1, static_cast<off_t>(offset));

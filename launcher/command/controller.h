@@ -22,9 +22,9 @@ struct ControllerFacts {
   std::string batch_system = {};  ///< the variable that shows an allocation; empty: no allocation
   bool mpi_args = false;          ///< --mpi-args is given
   bool names_mpirun = false;      ///< HVD_MPIRUN is set
-  std::string needs_mpi = {};     ///< of program_that_needs_mpi()
+  std::string needs_mpi = {};     ///< the result of program_that_needs_mpi()
   bool has_mpirun = false;
-  std::function<bool()> has_ucx = [] { return false; };  ///< called only where it matters
+  std::function<bool()> has_ucx = [] { return false; };  ///< called only if it decides
 };
 
 struct ControllerChoice {
@@ -32,17 +32,18 @@ struct ControllerChoice {
   std::string reason = {};
 };
 
-/// Pure. Chooses MPI if neither is available, because its error names the package to install.
+/// Chooses how to start the ranks, with the reason. If neither way is available, chooses MPI,
+/// because the error for a missing mpirun names the package to install. Pure.
 ControllerChoice choose_controller(Controller asked, const ControllerFacts& facts);
 
 /// Describes a program that is linked with MPI, such as "./solver needs libmpi.so.40"; empty if
-/// there is no such program. It calls MPI itself, so without mpirun each of its ranks would be a
-/// job of its own. `command` is the program and its arguments; each argument may be a program too
-/// (numactl ./solver).
+/// there is no such program. The program calls MPI itself, so without mpirun each of its ranks
+/// would be a job of its own. `command` is the program and its arguments; each argument may be a
+/// program too (numactl ./solver).
 std::string program_that_needs_mpi(const std::vector<std::string>& command);
 
-/// hvd was built with UCX, and its library can be loaded here. Checks this in a child process,
-/// because loading UCX has side effects.
+/// Whether hvd was built with UCX and can load its library on this machine. Tries it in a child
+/// process, because loading UCX has side effects.
 bool finds_ucx();
 
 /// The shared libraries that an ELF program of this architecture names (DT_NEEDED), without those

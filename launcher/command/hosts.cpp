@@ -30,7 +30,7 @@ bool is_host_name(std::string_view text) {
          });
 }
 
-/// "host" or "host:N".
+/// Parses "host" or "host:N".
 std::optional<Host> parse_host(std::string_view text) {
   Host host;
   const std::size_t colon = text.find(':');

@@ -41,8 +41,8 @@ ControllerChoice find_controller(const LaunchOptions& options) {
   return choose_controller(options.controller, facts);
 }
 
-/// mpirun asks the batch system for the hosts. hvdrun does not, and must not put all ranks onto one
-/// of them.
+/// Requires the user to name the hosts if hvdrun starts the ranks in an allocation. mpirun gets the
+/// hosts from the batch system, but hvdrun cannot, and it must not put all ranks onto one host.
 void require_hosts(const LaunchPlan& plan) {
   if (plan.controller.controller != Controller::kUcx || !plan.managed) return;
   throw LaunchError(ExitCode::kUsage,

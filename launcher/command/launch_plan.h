@@ -11,8 +11,8 @@
 
 namespace hvd::launcher {
 
-/// The launch that the options, this machine and this environment determine: the input of every
-/// starter of ranks.
+/// Describes a launch, as determined by the options, this machine and its environment. It is the
+/// input of every JobStarter.
 struct LaunchPlan {
   std::string mpirun = "mpirun";
   int np = 1;
@@ -26,7 +26,7 @@ struct LaunchPlan {
   std::vector<std::pair<std::string, std::string>> variables;  ///< to be set for the ranks
   std::vector<std::string> exports;                            ///< names given by -x
   std::vector<std::string> mpi_args;
-  std::vector<std::string> remote_shell;  ///< HOST and COMMAND follow; empty: mpirun's own
+  std::vector<std::string> remote_shell;  ///< before HOST and COMMAND; empty: mpirun's own
   std::string hvdrun;                     ///< path of this executable, on every host
   std::vector<std::string> program;
   bool as_root = false;
@@ -35,8 +35,8 @@ struct LaunchPlan {
   std::vector<std::string> environment;  ///< hvdrun's own, NAME=value
 };
 
-/// @throws LaunchError when the program is not there (checked where a rank runs on this machine),
-/// or a variable of -x is unset.
+/// @throws LaunchError when the program cannot be run (checked only if a rank runs on this
+/// machine), or when -x names an unset variable.
 LaunchPlan make_launch_plan(const LaunchOptions& options);
 
 /// HVD_MPIRUN, else "mpirun".

@@ -51,7 +51,7 @@ void append_placement(const LaunchPlan& plan, std::vector<std::string>& argv) {
     append(argv, {"--oversubscribe"});
   }
   if (!user_maps(plan)) append(argv, {"--map-by", "slot"});
-  // mpirun's default binds each of two ranks to one core, and with it all threads of that rank.
+  // By default mpirun binds each rank of a job of two, with all its threads, to one core.
   if (!mentions(plan.mpi_args, {"--bind-to", "-bind-to"}))
     append(argv, {"--bind-to", plan.bind == Bind::kAuto ? "none" : to_string(plan.bind)});
 }

@@ -29,7 +29,7 @@ std::string planned_host(const LaunchPlan& plan, int rank);
 /// the command.
 std::string format_command(const MpirunCommand& command);
 
-/// A variable that ranks on other hosts get without being asked for.
+/// Whether ranks on other hosts get this variable even if -x does not name it.
 bool is_forwarded(const std::string& name);
 
 }  // namespace hvd::launcher

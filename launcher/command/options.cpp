@@ -42,7 +42,7 @@ struct RawOptions {
   bool no_tag = false, dry_run = false, check_build = false, version = false;
 };
 
-/// CLI11's own checks print their limits with 300 digits.
+/// Checks a number of seconds. CLI11's own checks would print their limits with 300 digits.
 CLI::Validator seconds(bool zero_is_allowed) {
   return CLI::Validator(
       [zero_is_allowed](std::string& given) -> std::string {
@@ -159,8 +159,8 @@ void check_slots(const LaunchOptions& options) {
   }
 }
 
-/// The program and its arguments. CLI11's prefix mode stops at the first word that is no option of
-/// hvdrun; it must be the program.
+/// The program and its arguments. CLI11's prefix mode stops at the first word that is not an option
+/// of hvdrun; that word must be the program.
 std::vector<std::string> program_words(const CLI::App& app,
                                        const std::vector<std::string>& arguments) {
   const std::size_t count = app.remaining(true).size();
@@ -190,8 +190,8 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments,
   app.prefix_command();
   declare(app, options, raw);
 
-  // CLI11 reads -np as -n with the value "p". The program's own words are replaced too, but taken
-  // from `arguments` again.
+  // CLI11 would read -np as -n with the value "p". This also replaces words of the program, but
+  // program_words() takes them from `arguments`.
   std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
   std::replace(reversed.begin(), reversed.end(), std::string("-np"), std::string("--np"));
   try {

@@ -26,11 +26,11 @@ struct LaunchOptions {
   bool tag = true;
   std::optional<std::string> output_folder;
   std::optional<std::string> timeline;
-  /// From -x: with a value, or to be taken from the environment.
+  /// From -x: each name with its value, or without one if the environment gives the value.
   std::vector<std::pair<std::string, std::optional<std::string>>> exports;
   std::vector<std::string> mpi_args;
-  std::vector<std::string> remote_shell;  ///< of --rsh; empty: ssh
-  double timeout_s = 0;                   ///< 0: none
+  std::vector<std::string> remote_shell;  ///< from --rsh; empty: ssh
+  double timeout_s = 0;                   ///< 0: no limit
   double start_timeout_s = 120;
   double grace_s = 5;
   double fail_grace_s = 5;
@@ -38,9 +38,9 @@ struct LaunchOptions {
   std::vector<std::string> program;
 };
 
-/// `arguments` is argv without argv[0]. Reads the hostfile that is named, or mpirun's default one
-/// when neither -H nor --hostfile is given (`default_hostfile`, from
-/// OMPI_MCA_orte_default_hostfile, which mpirun 5 ignores).
+/// Parses the command line. `arguments` is argv without argv[0]. Reads the hostfile that the
+/// arguments name. If they give neither -H nor --hostfile, reads `default_hostfile`, which is
+/// mpirun's default (OMPI_MCA_orte_default_hostfile; mpirun 5 ignores it).
 /// @throws LaunchError (kUsage, or kUnavailable when the hosts have fewer slots than -np).
 LaunchOptions parse_options(const std::vector<std::string>& arguments,
                             const std::optional<std::string>& default_hostfile);

@@ -77,7 +77,7 @@ int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int loca
 }
 
 void put_segments_into(std::vector<std::string>& environment, const std::string& folder) {
-  // The names of versions 4 and 5.
+  // The parameters' names in Open MPI 4 and 5.
   for (const char* name :
        {"OMPI_MCA_btl_vader_backing_directory", "OMPI_MCA_btl_sm_backing_directory",
         "OMPI_MCA_osc_sm_backing_directory"}) {

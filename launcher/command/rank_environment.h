@@ -8,8 +8,8 @@
 
 namespace hvd::launcher {
 
-/// kAuto: the supervisors bind, each its rank to its share of the host's cores. kCore, kNuma:
-/// mpirun does, where it starts them.
+/// How ranks are bound to cores. kAuto: each supervisor binds its rank to a share of the host's
+/// cores. kCore, kNuma: mpirun binds the ranks if it starts them.
 enum class Bind { kAuto, kNone, kCore, kNuma };
 std::string_view to_string(Bind bind);
 std::optional<Bind> parse_bind(std::string_view name);
@@ -22,7 +22,7 @@ inline constexpr const char* kPortVariable = "HVD_LAUNCHER_PORT";
 inline constexpr const char* kTokenVariable = "HVD_LAUNCHER_TOKEN";
 inline constexpr const char* kHostVariable = "HVD_LAUNCHER_HOST";
 inline constexpr const char* kBindVariable = "HVD_LAUNCHER_BIND";
-/// The starter of the supervisor: to_string(Controller).
+/// The controller that has started the supervisor, as to_string(Controller).
 inline constexpr const char* kControllerVariable = "HVD_LAUNCHER_CONTROLLER";
 /// The identity of the rank, if mpirun does not set it.
 inline constexpr const char* kRankVariable = "HVD_LAUNCHER_RANK";
@@ -35,10 +35,10 @@ inline constexpr const char* kExportsVariable = "HVD_LAUNCHER_EXPORTS";
 inline constexpr const char* kNoticeVariable = "HVD_LAUNCHER_NOTICES";
 inline constexpr const char* kOutputTtyVariable = "HVD_OUTPUT_TTY";
 
-/// How long hvd, and with it hvdrun, waits for a sign of life.
+/// How long hvd and hvdrun wait for a sign of life.
 inline constexpr const char* kPeerTimeoutVariable = "HVD_PEER_TIMEOUT";
-/// Its value in milliseconds; its default when it is unset or no number above zero, for which the
-/// ranks log a warning.
+/// The variable's value in milliseconds. The default if the variable is unset or not a number above
+/// zero, for which the ranks log a warning.
 int silence_limit_ms(const std::optional<std::string>& peer_timeout);
 
 struct RankIdentity {
@@ -55,16 +55,17 @@ RankIdentity identify_rank(const Lookup& variable);
 /// Whether hvdrun sets this variable for each rank, regardless of the user's environment.
 bool is_set_by_hvdrun(std::string_view name);
 
-/// OpenMP threads per rank when mpirun binds: the host's cores shared out. `allowed_cores` are
-/// those of the affinity mask of this process, which under Bind::kCore is its own share already.
+/// OpenMP threads per rank when mpirun binds: the host's cores, divided among its ranks.
+/// `allowed_cores` counts the cores in the affinity mask of this process; under Bind::kCore they
+/// already are its share.
 int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int local_size);
 
-/// Open MPI's segments of shared memory lie in a folder that is removed with the job, unless the
-/// user has chosen another.
+/// Makes Open MPI put its shared-memory segments into `folder`, which is removed with the job,
+/// unless the user has chosen another folder.
 void put_segments_into(std::vector<std::string>& environment, const std::string& folder);
 
-/// The program's environment: `environment` with the variables of this rank, hvd's, torchrun's and
-/// Horovod's, without hvdrun's own; OMP_NUM_THREADS when `omp_threads` is above zero.
+/// The program's environment: `environment` without hvdrun's own variables, but with the variables
+/// of this rank for hvd, torchrun and Horovod. Sets OMP_NUM_THREADS if `omp_threads` is above zero.
 std::vector<std::string> rank_environment(std::vector<std::string> environment,
                                           const RankIdentity& identity, int omp_threads);
 

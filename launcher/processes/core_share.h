@@ -10,20 +10,20 @@ namespace hvd::launcher {
 
 /// A core that this process may use.
 struct Core {
-  int numa = 0;           ///< which node it belongs to
+  int numa = 0;           ///< its NUMA node
   std::vector<int> cpus;  ///< the numbers of its hardware threads that may be used
   bool operator==(const Core&) const = default;
 };
 
-/// The usable cores, neighbours next to each other. `synthetic` describes a machine as hwloc does,
-/// instead of this one. `allowed`: CPUs that may be used; empty: all. If hwloc fails, each allowed
-/// CPU counts as a core.
+/// The usable cores, neighbours next to each other. `allowed`: CPUs that may be used; empty: all.
+/// `synthetic`: hwloc's description of a machine to use instead of this one. If hwloc fails, each
+/// allowed CPU counts as a core.
 std::vector<Core> usable_cores(const std::vector<int>& allowed,
                                const std::optional<std::string>& synthetic = std::nullopt);
 
 /// The cores of the host that a rank may use.
 struct CoreShare {
-  std::vector<int> cpus;  ///< to be bound to; empty: not bound
+  std::vector<int> cpus;  ///< the rank is bound to these; empty: not bound
   int threads = 1;        ///< as many as it has cores
 };
 
@@ -34,9 +34,9 @@ struct CoreShare {
 CoreShare share_of(const std::vector<Core>& cores, int local_rank, int local_size,
                    std::optional<double> quota);
 
-/// As mpirun binds with --bind-to: one core for each rank (Bind::kCore), or all cores of the NUMA
-/// node that its equal share begins in (Bind::kNuma). If there are more ranks than cores, they are
-/// not bound.
+/// The share that mpirun's --bind-to chooses: one core for each rank (Bind::kCore), or all cores of
+/// the NUMA node that its equal share begins in (Bind::kNuma). If there are more ranks than cores,
+/// they are not bound.
 CoreShare placed_share(Bind bind, const std::vector<Core>& cores, int local_rank, int local_size);
 
 /// The affinity mask of this process.

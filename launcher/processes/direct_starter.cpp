@@ -92,7 +92,7 @@ DirectStarter::DirectStarter(LaunchPlan plan, Show show)
 
 std::vector<std::string> DirectStarter::remote_command(const std::string& host) const {
   std::vector<std::string> command = plan_.remote_shell;
-  // The other side's shell reads it.
+  // The shell on the remote host parses the command.
   command.insert(command.end(), {host, shell_quote(plan_.hvdrun), "--supervise-host"});
   return command;
 }
@@ -119,7 +119,7 @@ void DirectStarter::start() {
   output_ = std::move(output.read_end);
   output_for_children_ = std::move(output.write_end);
   pumps_.reserve(hosts_.size());
-  // Remote ones first: they take longer.
+  // Remote ranks take longer to start, so they start first.
   for (const bool local : {false, true}) {
     for (const HostRanks& host : hosts_) {
       if (host.local == local) local ? start_local(host) : start_remote(host);
@@ -165,14 +165,14 @@ void DirectStarter::start_remote(const HostRanks& host) {
   options.environment = plan_.environment;
   options.stdin_fd = input.read_end.get();
   options.parent_death_signal = SIGTERM;
-  options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};  // a terminal's are for hvdrun only
+  options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};  // only hvdrun handles a terminal's
   run(std::move(options), {.ranks = host.ranks, .host = host.host},
       "; expected a remote shell: install ssh, or name another one with --rsh");
   const bool feeds_rank_0 = host.ranks.front() == 0;
   pumps_.emplace_back(feeds_rank_0 ? STDIN_FILENO : -1, std::move(input.write_end), encode(order));
 }
 
-/// The variables that -x names, as mpirun exports them.
+/// The variables that mpirun would export: forwarded ones, those that -x names, and hvdrun's own.
 std::vector<std::pair<std::string, std::string>> DirectStarter::remote_variables() const {
   const std::set<std::string> exports(plan_.exports.begin(), plan_.exports.end());
   std::vector<std::pair<std::string, std::string>> variables;

@@ -16,18 +16,18 @@
 
 namespace hvd::launcher {
 
-/// Copies from one descriptor to another, as fast as that accepts the data. Not thread-safe.
+/// Copies from one descriptor to another, as fast as the target accepts the data. Not thread-safe.
 ///
 /// A terminal is read only while this process is in its foreground, because the kernel would stop a
 /// background process that reads.
 class InputPump {
  public:
-  /// @param source is not closed; negative: only `head` is written
+  /// @param source stays open; negative: only `head` is written
   /// @param head is written first
   InputPump(int source, UniqueFd target, std::string head = {});
 
   void add_to(Poller& poller);
-  /// The target has been closed, at the source's end or because its reader has closed it.
+  /// Whether the target has been closed, at the source's end or because its reader has closed it.
   bool done() const noexcept { return !target_; }
 
  private:
@@ -63,9 +63,9 @@ class DirectStarter final : public JobStarter {
   struct Child {
     pid_t pid = -1;
     std::vector<int> ranks = {};
-    std::string host = {};  ///< of a remote shell
+    std::string host = {};  ///< of a remote shell; empty: a supervisor
     std::optional<ExitStatus> end = {};
-    bool stopped = false;  ///< by us
+    bool stopped = false;  ///< this class has signalled it
   };
 
   void start_remote(const HostRanks& host);

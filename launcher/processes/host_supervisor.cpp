@@ -26,7 +26,7 @@ constexpr std::size_t kMostBytes = 256 << 20;
 constexpr std::size_t kMostDigits = 12;
 constexpr int kOrderTimeoutMs = 60'000;
 
-/// Up to `size` bytes; fewer at the end, or if no byte arrives for `timeout_ms`.
+/// Reads `size` bytes; fewer at the end of the file, or if no byte arrives for `timeout_ms`.
 std::string read_bytes(int fd, std::size_t size, int timeout_ms) {
   std::string bytes;
   while (bytes.size() < size) {
@@ -63,7 +63,7 @@ std::vector<pid_t> start_supervisors(const HostOrder& order) {
 }  // namespace
 
 std::string encode(const HostOrder& order) {
-  // As bytes: names of files and values of variables need not be UTF-8.
+  // Encodes texts as bytes, because file names and values of variables need not be UTF-8.
   const auto bytes = [](std::string_view word) {
     std::vector<int> codes;
     for (const char c : word) codes.push_back(static_cast<unsigned char>(c));
@@ -131,7 +131,7 @@ SpawnOptions supervisor_of(const std::string& hvdrun, const std::vector<std::str
     set_variable(environment, name, text(value));
   options.environment = std::move(environment);
   options.parent_death_signal = SIGTERM;
-  // A terminal's Ctrl-C is for hvdrun only, which gives the ranks the grace period.
+  // Only hvdrun handles Ctrl-C on a terminal: it gives the ranks the grace period.
   options.own_process_group = true;
   return options;
 }

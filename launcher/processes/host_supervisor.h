@@ -16,13 +16,14 @@ namespace hvd::launcher {
 struct HostOrder {
   std::string folder = {};  ///< the working folder
   std::vector<std::pair<std::string, std::string>> variables =
-      {};  ///< in addition to its own environment
+      {};  ///< added to that process's own environment
   std::vector<std::string> program = {};
   int size = 1;
   std::vector<int> ranks = {};  ///< ascending: the first is local rank 0
 };
 
-/// A decimal number of bytes, a newline, and that many bytes of JSON. Rank 0's input follows.
+/// Encodes an order as a decimal number of bytes, a newline, and that many bytes of JSON. Rank 0's
+/// input follows it.
 std::string encode(const HostOrder& order);
 /// Decodes the JSON alone. Empty if it is invalid.
 std::optional<HostOrder> decode_host_order(std::string_view json);

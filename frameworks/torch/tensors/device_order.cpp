@@ -19,8 +19,8 @@ c10::Stream current_stream() {
       {c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu_index().value_or(0))});
 }
 
-/// The text has the operation's name, since backward() may throw it to a caller that has not called
-/// the operation.
+/// Records an event for a submission. An error's text names the operation, because backward() may
+/// throw the error to a caller that has not submitted the operation.
 EventPtr record_for(const Submission& submission) {
   try {
     return record_current_stream();

@@ -20,23 +20,25 @@ namespace hvd::libtorch {
 void begin_after_current_stream(std::span<Submission> submissions);
 void begin_after_current_stream(Submission& submission);
 
-/// Lets later work of the current stream wait for the results of the operation, without waiting on
+/// Makes later work of the current stream wait for the results of the operation, without blocking
 /// the host. No effect for an operation that has failed or has its results on the host. @pre done()
 /// @throws as begin_after_current_stream()
 void current_stream_waits(const Operation& operation);
 void current_stream_waits(const EventPtr& event);
 
-/// An event after the present work of the current stream. @throws as begin_after_current_stream()
+/// Records an event after the work that is in the current stream now.
+/// @throws as begin_after_current_stream()
 EventPtr record_current_stream();
 
-/// Records that a tensor of another stream is used under the current one too, so that LibTorch's
+/// Records that the current stream also uses a tensor of another stream, so that LibTorch's
 /// allocator does not reuse its memory before both streams have finished with it.
 void used_by_current_stream(const torch::Tensor& tensor);
 
 /// Orders work of several streams on the same memory.
 class StreamChain {
  public:
-  /// Lets later work of the current stream wait for the present work of the previous call's stream.
+  /// Makes later work of the current stream wait for the work that is now in the stream of the
+  /// previous call.
   void follow(const torch::Tensor& tensor);
   void reset() noexcept { last_.reset(); }
 

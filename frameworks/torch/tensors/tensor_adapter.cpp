@@ -27,7 +27,8 @@ std::optional<DataType> to_data_type(torch::ScalarType type) {
   return std::nullopt;
 }
 
-/// Checked here, since memory is allocated before the core checks the submission.
+/// Checks that the device is this rank's GPU. The core would check it only after the adapter has
+/// allocated memory.
 void check_gpu(const torch::Device& device, const Label& label) {
   const std::string what = label.str() + ": the tensor is on " + device.str();
   if (!device.is_cuda())
@@ -186,7 +187,7 @@ bool PendingResult::done() const noexcept {
 
 bool PendingResult::wait_for(std::chrono::nanoseconds timeout) const {
   using Clock = std::chrono::steady_clock;
-  constexpr std::chrono::hours kLongest(24 * 365);  // more does not fit into a time of the clock
+  constexpr std::chrono::hours kLongest(24 * 365);  // a much longer time overflows the clock
   const auto until = Clock::now() + std::min<std::chrono::nanoseconds>(timeout, kLongest);
   for (const Operation& operation : operations_) {
     if (!operation.wait_for(until - Clock::now())) return false;
@@ -195,8 +196,8 @@ bool PendingResult::wait_for(std::chrono::nanoseconds timeout) const {
 }
 
 std::vector<torch::Tensor> PendingResult::wait() {
-  // Waits for all operations before it throws the first error, since the tensors of a group are no
-  // longer in use when wait() returns.
+  // Waits for all operations before it throws the first error, so that the tensors of a group are
+  // no longer in use when wait() returns.
   for (const Operation& operation : operations_) operation.wait();
   for (const Operation& operation : operations_) operation.status().raise_if_error();
   return results_.withLock([this](Results& results) {

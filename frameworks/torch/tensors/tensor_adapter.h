@@ -19,30 +19,31 @@
 
 namespace hvd::libtorch {
 
-/// An operation's name in error texts, such as "allreduce 'loss'". The text is made by str() only.
+/// An operation's name in error texts, such as "allreduce 'loss'". Only str() builds the text.
 struct Label {
   std::string_view operation;
   std::string_view name;
   std::string str() const;
 };
 
-/// The core's dtype for the tensor's. @throws UsageError when the core does not support it
+/// The core's dtype that corresponds to the tensor's. @throws UsageError when the core does not
+/// support it
 DataType data_type_of(const torch::Tensor&, const Label&);
 
 bool is_supported(torch::ScalarType) noexcept;
 
 /// The dtypes that an operation supports.
 enum class Elements {
-  kSupported,  ///< the core knows the dtype
-  kAddable,    ///< or it is complex, whose parts are added separately
-  kMovable,    ///< or any dtype that is moved as bytes
+  kSupported,  ///< the dtypes that the core knows
+  kAddable,    ///< also complex dtypes, whose real and imaginary parts are added separately
+  kMovable,    ///< also all dtypes that are not quantised, which are moved as bytes
 };
 
 /// @throws UsageError unless the tensor is defined, dense, on the CPU or this rank's GPU, and of a
 /// supported dtype
 void check_tensor(const torch::Tensor&, const Label&, Elements = Elements::kSupported);
-/// As check_tensor(). @throws UsageError also when elements share memory, so that a result cannot
-/// be written
+/// Like check_tensor(). @throws UsageError also when elements of the tensor share memory, because
+/// a result cannot be written into it
 void check_writable(const torch::Tensor&, const Label&, Elements = Elements::kSupported);
 
 /// The checked tensor, detached, contiguous and without lazy negation or conjugation. Shares its
@@ -56,8 +57,8 @@ TensorView view_of(const torch::Tensor&);
 
 /// The 16-bit type that a tensor of this type is sent as; nullopt: it is not compressed.
 std::optional<torch::ScalarType> wire_type(torch::ScalarType, Compression);
-/// The same if the adapter has to cast before and after an allreduce. The core casts float32
-/// itself, see Submission::compression.
+/// The wire_type() if the adapter must cast the tensor before and after an allreduce, else nullopt.
+/// The core casts float32 itself, see Submission::compression.
 std::optional<torch::ScalarType> type_to_cast_to(torch::ScalarType, Compression);
 /// The compression that an allreduce of this type requests from the core: `compression` for
 /// float32, otherwise kNone.
@@ -69,7 +70,7 @@ void mark_written(const torch::Tensor&);
 /// A pointer that keeps the tensors' memory alive.
 std::shared_ptr<const void> keep_alive(std::vector<torch::Tensor>);
 
-/// A submission, and the function that the waiter runs when it has succeeded.
+/// A submission, and the function that its waiter runs after the operation has succeeded.
 struct OperationTask {
   Submission submission = {};
   std::function<torch::Tensor()> finish = {};
@@ -96,15 +97,15 @@ class PendingResult {
   bool done() const noexcept;
   /// Blocks for at most `timeout`. @return done()
   bool wait_for(std::chrono::nanoseconds timeout) const;
-  /// Blocks, on a GPU until the operations are queued. The first waiter runs each `finish` once.
-  /// Every waiter's current stream then waits for the results.
+  /// Blocks until the operations are done; on a GPU, only until they are queued. The first waiter
+  /// runs each `finish` once. Every waiter's current stream then waits for the results.
   std::vector<torch::Tensor> wait();
 
  private:
   struct Results {
     std::vector<std::function<torch::Tensor()>> finish;  ///< moved by the first waiter
     std::exception_ptr error = nullptr;
-    EventPtr on_device = nullptr;  ///< behind what `finish` has put into the first waiter's stream;
+    EventPtr on_device = nullptr;  ///< after the work of `finish` in the first waiter's stream;
                                    ///< null without a GPU
     std::vector<torch::Tensor> tensors = {};
     bool finished = false;

@@ -77,9 +77,9 @@ constexpr Names<OptimizerType> names_of(OptimizerType) {
 template <class Enum>
 concept Enumeration = std::is_enum_v<Enum>;
 
-// parse(words, value) sets the value from its text in a file or on the command line. It returns
-// what it expected if the text is anything else, and an empty string otherwise. Only report_to
-// takes several words.
+// parse(words, value) sets the value from its text in a file or on the command line. It returns an
+// empty string, or a description of the expected text if the text is invalid. Only report_to takes
+// several words.
 
 std::string parse(const std::vector<std::string>& words, std::vector<std::string>& value) {
   value = words;

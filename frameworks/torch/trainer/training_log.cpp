@@ -24,7 +24,7 @@ namespace {
                    error == 0 ? "" : ": ", error == 0 ? "" : std::strerror(error)));
 }
 
-/// CRC-32C (Castagnoli), as the TFRecord format needs it; zlib has another polynomial.
+/// CRC-32C (Castagnoli), which the TFRecord format requires; zlib uses another polynomial.
 std::uint32_t crc32c(std::string_view bytes) {
   static const std::array<std::uint32_t, 256> table = [] {
     std::array<std::uint32_t, 256> entries{};
@@ -51,7 +51,7 @@ std::string little_endian(Number number) {
   return bytes;
 }
 
-/// The checksum of a part of a TFRecord, rotated and shifted as the format has it.
+/// The checksum of a part of a TFRecord, masked as the format requires: rotated, plus a constant.
 std::string masked_checksum(std::string_view bytes) {
   return little_endian(std::rotr(crc32c(bytes), 15) + 0xa282ead8U);
 }
@@ -83,12 +83,12 @@ double seconds_since_1970() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-/// Event.wall_time and Event.step.
+/// Encodes Event.wall_time and Event.step.
 std::string event_head(std::int64_t step) {
   return double_field(1, seconds_since_1970()) + varint_field(2, step);
 }
 
-/// The step in a line of log.csv, and of log.jsonl. Empty for another line.
+/// The step of a line of log.csv and of log.jsonl; nullopt if the line has none.
 std::optional<std::int64_t> csv_step(const std::string& line) {
   return parse_number<std::int64_t>(std::string_view(line).substr(0, line.find(',')));
 }

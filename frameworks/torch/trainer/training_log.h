@@ -17,7 +17,7 @@ class TensorBoardFile {
  public:
   /// Makes a new file in the folder. TensorBoard reads the files of a folder in the order of their
   /// names, which begin with the time.
-  /// @param first_step scalars of this step and of later ones in older files become invalid
+  /// @param first_step older files' scalars of this step and later ones become invalid
   /// @throws Error when it cannot be written
   TensorBoardFile(const std::filesystem::path& folder, std::int64_t first_step);
 
@@ -35,14 +35,14 @@ class TensorBoardFile {
 ///
 ///     log.csv      step,epoch,name,value: a line for each value
 ///     log.jsonl    an object for each write(): {"step": 10, "epoch": 0.5, "loss": 1.25}
-///     events.*     TensorBoard's
+///     events.*     scalars for TensorBoard
 ///
 /// Each write() is flushed, so that the logs of a process that is killed end with a whole write or
 /// within one line.
 class TrainingLog {
  public:
-  /// Opens the logs. Lines of `first_step` and later steps, which a run that was ended has written
-  /// after its last checkpoint, are removed, and so is a last line without an end.
+  /// Opens the logs. Removes the lines of `first_step` and later steps, which an interrupted run
+  /// has written after its last checkpoint, and an incomplete last line.
   /// @param kinds "csv", "json" and "tensorboard"; others are ignored
   /// @throws Error when a file cannot be read or written
   TrainingLog(const std::filesystem::path& folder, const std::vector<std::string>& kinds,
