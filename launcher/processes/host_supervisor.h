@@ -36,9 +36,9 @@ std::optional<HostOrder> read_host_order(int fd, int timeout_ms);
 SpawnOptions supervisor_of(const std::string& hvdrun, const std::vector<std::string>& program,
                            const RankIdentity& identity, std::vector<std::string> environment);
 
-/// `hvdrun --supervise-host`: what a remote shell starts in place of mpirun's daemon, once per
-/// host. Reads a HostOrder from its standard input, starts a supervisor for each of the ranks, and
-/// waits for them. Returns the first bad exit code among theirs.
+/// `hvdrun --supervise-host`, which a remote shell starts once per host, in place of mpirun's
+/// daemon. Reads a HostOrder from its standard input, starts a supervisor for each rank, and waits
+/// for them. Returns the exit code of the first supervisor that failed, else 0.
 int run_host_supervisor();
 
 }  // namespace hvd::launcher

@@ -26,16 +26,16 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// Above these backlogs of the console and of the files the ranks must wait.
+/// The ranks must wait while the backlog of the console or of the files is larger.
 constexpr std::size_t kMaxPending = 4 << 20;
 constexpr std::size_t kMaxPendingInFiles = 64 << 20;
-/// From the end of a survivor's grace to SIGKILL.
+/// The time from the end of a survivor's grace period to SIGKILL.
 constexpr milliseconds kKillDelay{500};
-/// After the ranks' grace period the starter gets SIGTERM, and after this time SIGKILL.
+/// The time from the starter's SIGTERM, which follows the ranks' grace period, to its SIGKILL.
 constexpr milliseconds kStarterPatience{1000};
-/// After the starter's end: the time for the supervisors' last reports.
+/// How long to wait for the supervisors' last reports after the starter has ended.
 constexpr milliseconds kReportPatience{1500};
-/// How long to wait for a reader that does not read, after a failure and after a second signal.
+/// How long to wait for a reader that does not read: after a failure, and after a second signal.
 constexpr milliseconds kReaderPatience{10'000};
 constexpr milliseconds kHurriedPatience{1000};
 
@@ -240,7 +240,7 @@ void Job::order_stop(int rank) {
   SignalOrder order{.signal = stop_signal_, .stop = true, .kill_after_ms = stop_grace_ms_};
   if (record_.cause == StopCause::kRankFailed &&
       (record_.rank(rank).uses_hvd || rendezvous_.has_requested_join(rank))) {
-    // hvd reports the loss to it, and the program may save its state before it ends.
+    // hvd reports the loss to the rank, which may save its state before it ends.
     order.after_ms = stop_grace_ms_;
     order.kill_after_ms = static_cast<int>(kKillDelay.count());
   }
@@ -305,7 +305,7 @@ void Job::on_output(int rank, Stream stream, std::string_view bytes) {
 }
 
 void Job::on_ended(int rank, const Ended& ended) {
-  check_starter();  // first, because its end may be the cause of this one
+  check_starter();  // first, because the starter's end may be the cause of this one
   RankRecord& record = record_.rank(rank);
   record.ended = ended;
   rendezvous_.rank_ended(rank, describe(ended), record.loss.has_value(), Clock::now());
@@ -365,7 +365,7 @@ void Job::on_last_starter_end() {
   if (all_settled() || stopping()) await_last_reports();
 }
 
-/// From now on only their supervisors can end the ranks.
+/// Limits the time for the last reports. Only the supervisors can still end the ranks.
 void Job::await_last_reports() {
   give_up_at_ = Clock::now() +
                 (all_settled() ? milliseconds(0) : milliseconds(stop_grace_ms_) + kKillDelay) +
@@ -445,7 +445,7 @@ int Job::finish() {
   return exit_code(record_);
 }
 
-/// While output is drained at the end, a further signal means to leave now.
+/// Lets a further signal cut short the draining of output at the end.
 void Job::hurry_on_signals(Poller& poller) {
   poller.add(signals_.get(), POLLIN, [this](short) {
     signalfd_siginfo info{};
@@ -472,8 +472,8 @@ void Job::write_files() {
   report_output_failures();
 }
 
-/// A job that succeeded waits for its reader as any program would. After a failure or a second
-/// signal it ends although the reader does not read.
+/// Waits for the reader of the output without a limit, as any program would, if the job succeeded.
+/// After a failure or a second signal, gives up if the reader does not read.
 void Job::write_out() {
   std::size_t seen = console_.progress();
   TimePoint last = Clock::now();

@@ -22,9 +22,9 @@
 
 namespace hvd::launcher {
 
-/// The start order of each rank once all are connected: the address of rank 0, and the layout of
-/// the ranks on the hosts. Pure. Hosts are distinguished by their names.
-/// @param hellos of all ranks, in their order
+/// The start order of each rank, once all are connected: the address of rank 0, and the layout of
+/// the ranks on the hosts. Hosts are distinguished by their names. Pure.
+/// @param hellos one from each rank, in rank order
 std::vector<StartOrder> plan_starts(const std::vector<Hello>& hellos);
 
 /// One run of a program, from start to the last message. Not thread-safe: one thread, one poll
@@ -40,8 +40,8 @@ std::vector<StartOrder> plan_starts(const std::vector<Hello>& hellos);
 /// failure, and stops no rank, before hvdrun has stopped the ranks with the grace period that it
 /// promises.
 ///
-/// A rank runs as long as the connection to its supervisor does. The starter of the supervisors may
-/// end before: the ranks outlive a remote shell, but not mpirun.
+/// A rank runs as long as the connection to its supervisor exists. The starter of the supervisors
+/// may end earlier: the ranks outlive a remote shell, but not mpirun.
 class Job final : private RankObserver {
  public:
   /// @throws LaunchError.

@@ -21,10 +21,10 @@ namespace {
 
 /// A folder younger than this may not be locked yet.
 constexpr int kLockPatienceSeconds = 10;
-/// Longer than any start takes: twice the default of HVD_START_TIMEOUT, which limits a start.
+/// Longer than any start takes: twice the default of HVD_START_TIMEOUT.
 constexpr int kStartPatienceSeconds = 600;
 
-/// Empty if the file does not exist or belongs to another user.
+/// The file's status; nullopt if it does not exist or belongs to another user.
 std::optional<struct stat> own_status(const std::filesystem::path& path) {
   struct stat info {};
   if (::lstat(path.c_str(), &info) != 0 || info.st_uid != ::geteuid()) return std::nullopt;
@@ -37,7 +37,7 @@ UniqueFd open_folder(const std::filesystem::path& path) {
   return UniqueFd(::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC));
 }
 
-/// Removes the folder if no process holds its lock. Later processes will not find it.
+/// Removes the folder if no process holds its lock.
 void remove_if_free(const std::filesystem::path& path, const UniqueFd& fd) {
   if (::flock(fd.get(), LOCK_EX | LOCK_NB) != 0) return;
   std::error_code ignored;
@@ -54,7 +54,7 @@ std::vector<std::filesystem::path> entries_of(const std::filesystem::path& paren
   return found;
 }
 
-/// The mappings of Open MPI's segments by all processes that this one may inspect.
+/// The mappings of Open MPI's segments in all processes that this one may inspect.
 std::string own_maps() {
   std::string maps;
   for (const auto& process : entries_of("/proc", "")) {
@@ -76,7 +76,7 @@ std::optional<JobFolder> JobFolder::join(const std::filesystem::path& path) {
     UniqueFd fd = open_folder(path);
     if (!fd || ::flock(fd.get(), LOCK_SH) != 0) continue;
     struct stat info {};
-    // The last holder may have removed it since.
+    // The last holder may have removed the folder before this process had the lock.
     if (::fstat(fd.get(), &info) == 0 && info.st_nlink > 0) return JobFolder(path, std::move(fd));
   }
   return std::nullopt;

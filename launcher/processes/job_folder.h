@@ -9,9 +9,9 @@
 namespace hvd::launcher {
 
 /// A folder that the processes of a job on this host share. It exists while one of them holds it,
-/// and the last one removes it. If that one is killed, the next job of this user removes it:
-/// remove_abandoned(). The lock is the kernel's, so it ends with its holders, and it works between
-/// containers, where process ids differ. Not thread-safe.
+/// and the last one removes it. If the last one is killed, the next job of this user removes the
+/// folder with remove_abandoned(). A process holds the folder through a lock of the kernel, which
+/// ends with the process and works between containers, where process ids differ. Not thread-safe.
 class JobFolder {
  public:
   /// Creates the folder, or joins the processes that hold it. Empty on failure.
@@ -29,17 +29,17 @@ class JobFolder {
   UniqueFd lock_;
 };
 
-/// Removes this user's folders in `parent` with names that begin with `prefix` and that no process
-/// holds.
+/// Removes this user's folders in `parent` that no process holds and whose names begin with
+/// `prefix`.
 void remove_abandoned(const std::filesystem::path& parent, std::string_view prefix);
 
-/// Removes the segments of Open MPI that killed processes of this user left in `shm` (/dev/shm):
-/// those that no process maps and that are older than any start takes. (hvd removes its own.)
+/// Removes the segments of Open MPI that killed processes of this user left in `shm` (/dev/shm). No
+/// process maps them, and they are older than the longest start. (hvd removes its own.)
 void remove_stale_segments(const std::filesystem::path& shm);
 
-/// A new, empty folder in TMPDIR, removed with its content at the end. It is locked by this process
-/// and its children, so that remove_abandoned() of job_folder.h finds a folder that a killed hvdrun
-/// left. Not thread-safe.
+/// A new, empty folder in TMPDIR, which the destructor removes with its content. This process and
+/// its children hold its lock, so that remove_abandoned() removes only folders that a killed hvdrun
+/// has left. Not thread-safe.
 class TemporaryFolder {
  public:
   static constexpr const char* kPrefix = "hvdrun.";

@@ -13,7 +13,7 @@
 namespace hvd::launcher {
 
 /// Starts the supervisors of a job's ranks, on every host, and owns the processes that it started
-/// until they end. Output, ends and signals are between the supervisors and hvdrun.
+/// until they end. The supervisors exchange output, ends and signals with hvdrun directly.
 /// Not thread-safe: one thread, one poll loop.
 class JobStarter {
  public:
@@ -26,19 +26,19 @@ class JobStarter {
   virtual std::vector<std::string> commands() const = 0;
   /// @throws LaunchError when a process cannot be started.
   virtual void start() = 0;
-  /// Reads the output of the started processes, and shows the useful part.
+  /// Lets the poll loop read the output of the started processes, and shows the useful part.
   virtual void add_to(Poller& poller) = 0;
 
   /// A started process that has ended.
   struct Exit {
-    std::vector<int> ranks;   ///< that the process was to start
+    std::vector<int> ranks;   ///< the ranks that the process had to start
     bool last = false;        ///< no started process is left
     bool ends_ranks = false;  ///< its ranks end with it
   };
   /// Reaps the processes that have ended since the last call. The end of a process is an error if
   /// its ranks have not all connected.
   virtual std::vector<Exit> reap() = 0;
-  /// Asks the remaining processes to end the ranks that they started.
+  /// Sends SIGTERM to the remaining processes, which then end the ranks that they started.
   virtual void terminate() = 0;
   virtual void kill() = 0;
 
@@ -48,12 +48,12 @@ class JobStarter {
   virtual std::string finish_output() = 0;
   /// Returns the output that was withheld because the ranks' own records are clearer.
   virtual std::string held_output() const = 0;
-  /// Adds to the record how the start failed, if it did.
+  /// Adds the reasons to the record if the start has failed.
   virtual void explain(JobRecord& record) const = 0;
 };
 
 /// Makes the starter for the plan's controller.
-/// @param plan with the port, the token and the limits of this run
+/// @param plan contains the port, the token and the limits of this run
 /// @param verbose shows all output of mpirun
 std::unique_ptr<JobStarter> make_starter(const LaunchPlan& plan, bool verbose,
                                          JobStarter::Show show);

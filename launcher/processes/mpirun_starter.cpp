@@ -102,7 +102,8 @@ void MpirunStarter::explain(JobRecord& record) const {
   mark_ranks_lost_by_mpirun(record);
 }
 
-/// mpirun prints the same text for every reason, and the text does not always name the host.
+/// The remote hosts that mpirun's output names, or all remote hosts if it names none. mpirun prints
+/// the same text for every reason, and the text does not always name the host.
 std::vector<std::string> MpirunStarter::suspect_hosts() const {
   std::vector<std::string> others, named;
   for (const Host& host : plan_.hosts) {

@@ -20,8 +20,8 @@ constexpr const char* kPlace = "hvdrun://";
 constexpr const char* kAdvice =
     "see what it does before it calls hvd::init(), and whether all ranks run the same program";
 
-/// If a rank reports the loss of another rank and ends, its end is held back this long, until the
-/// end of the lost rank is known.
+/// If a rank reports the loss of another rank and ends, the other ranks do not receive its end for
+/// this long, because the end of the lost rank may become known in the meantime.
 constexpr auto kTimeForTheCause = std::chrono::seconds(1);
 
 template <class... Parts>
@@ -133,7 +133,7 @@ std::optional<Refusal> RankRendezvous::contradiction(int rank, const JoinRequest
       "); leave Options::rank, Options::world_size, HVD_RANK and HVD_SIZE to hvdrun");
 }
 
-/// Called when a rank has ended: not all ranks can join any more.
+/// Called when a rank has ended, after which a rendezvous can no longer be complete.
 void RankRendezvous::refuse_from_now_on(const Refusal& refusal) {
   if (ended_) return;
   ended_ = refusal;
@@ -186,7 +186,7 @@ void RankRendezvous::on_time(Deadline now) {
   tidy_up();
 }
 
-/// Ends a session. `notify`: sends its process a last frame.
+/// Ends a session. @param notify whether its process receives a last frame
 void RankRendezvous::drop(int id, bool notify) {
   const auto found = sessions_.find(id);
   if (found == sessions_.end()) return;

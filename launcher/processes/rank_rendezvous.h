@@ -19,10 +19,10 @@ namespace hvd::launcher {
 /// for each time that they call hvd::init(). Ranks join one rendezvous at a time; earlier ones
 /// continue beside it until all ranks have left them. Not thread-safe.
 ///
-/// A process without the job's token is refused alone, as is one of a rank that another process has
-/// joined as and not left. A process with a rank or a size that hvdrun has not started is a
-/// contradiction: all ranks are refused. Each rank receives a contradiction once, whenever it
-/// joins.
+/// A process without the job's token is refused, and the other ranks are not affected. The same
+/// holds for a second process of a rank, if the first has joined and not left. If a process joins
+/// with another rank or size than hvdrun has given it, all ranks are refused. Each rank receives
+/// this contradiction once, even if it joins later.
 class RankRendezvous {
  public:
   using Bytes = std::shared_ptr<const rendezvous::Bytes>;
@@ -35,10 +35,10 @@ class RankRendezvous {
   /// Handles bytes from a process of the rank. Sessions are numbered per rank.
   void receive(int rank, const RendezvousBytes& received, Deadline now);
   /// Records that the rank's program has ended or is out of reach, so that it will not join again.
-  /// Ranks that wait for others receive the first end.
-  /// @param how "exit code 3"
-  /// @param after_loss the rank has reported the loss of another rank, whose end is about to be
-  /// known. If it is not known after a second, this rank is named
+  /// Waiting ranks are refused, with the first rank that has ended as the reason.
+  /// @param how for example "exit code 3"
+  /// @param after_loss whether the rank has reported the loss of another rank. That rank's end is
+  /// then named instead, if it becomes known within a second
   void rank_ended(int rank, const std::string& how, bool after_loss, Deadline now);
   /// Whether the rank has ever sent a join request, even if it was refused. Such a rank uses hvd,
   /// which reports the loss of other ranks to it.
@@ -54,12 +54,12 @@ class RankRendezvous {
     int rank = 0;
     std::uint32_t number = 0;
     std::string incoming = {};
-    ServerPtr server = {};  ///< of the rendezvous that it has joined; null before
+    ServerPtr server = {};  ///< serves the rendezvous that the process has joined; null before
   };
 
   bool process_frames(int id, Deadline now);
   bool handle(int id, std::string_view frame, Deadline now);
-  /// The reason for which hvdrun itself refuses a process; nullopt if it accepts the process.
+  /// The reason why hvdrun itself refuses a process; nullopt if it accepts the process.
   std::optional<rendezvous::Refusal> find_objection(int id, const rendezvous::JoinRequest&) const;
   std::optional<rendezvous::Refusal> contradiction(int rank, const rendezvous::JoinRequest&) const;
   void refuse_from_now_on(const rendezvous::Refusal&);
@@ -80,7 +80,7 @@ class RankRendezvous {
   std::set<int> contradiction_unsent_;        ///< ranks that have not received it
   std::optional<rendezvous::Refusal> ended_;  ///< names the first rank that has ended
   /// Names a rank that has ended after it reported the loss of another. Becomes `ended_` at
-  /// `blame_at_` unless the end of the other rank is known before.
+  /// `blame_at_`, unless the other rank's end becomes known first.
   std::optional<rendezvous::Refusal> ended_after_loss_;
   std::optional<Deadline> blame_at_;
   ServerPtr joining_;                ///< serves the rendezvous that ranks join now

@@ -27,19 +27,20 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr std::size_t kReadSize = 64 * 1024;
-/// Above this the program waits for hvdrun, as it would for a slow reader of its pipe.
+/// If more bytes are queued for hvdrun, the program waits, as for a slow reader of its pipe.
 constexpr std::size_t kMaxOutgoing = 1 << 20;
 /// The delay between mpirun's request to stop this rank and SIGTERM to the program. A program that
 /// called MPI_Abort is about to exit with its own code, which a SIGTERM would hide. hvdrun usually
 /// sends its own order sooner.
 constexpr milliseconds kStopDelay{100};
 constexpr int kOrphanGraceMs = 500;
-/// How long to wait for output of processes that the program left behind and that hold its pipes.
+/// How long to wait for output of processes that the program left behind and that hold its pipes
+/// open.
 constexpr milliseconds kDrainTime{200};
 
 constexpr std::array kSupervised = {SIGCHLD, SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
-/// The next frame. Empty if the peer violates the protocol, has closed or is too slow.
+/// Waits for the next frame. Empty if the peer has closed the connection or is too slow.
 std::optional<Frame> await_frame(int fd, FrameDecoder& decoder,
                                  std::chrono::steady_clock::time_point deadline) {
   while (true) {
@@ -62,8 +63,8 @@ bool send_frame(int fd, FrameType type, const std::string& payload) {
   return send_some(fd, bytes) == static_cast<std::ptrdiff_t>(bytes.size());
 }
 
-/// Estimates the offset of the other clock. The reply was written at some moment between the
-/// request and its receipt, so an offset within half of that interval counts as zero.
+/// Estimates the offset of the other clock. The other side wrote the reply between `sent_ns` and
+/// `received_ns`, so an offset of at most half of that interval counts as zero.
 long long offset_of(long long sent_ns, long long received_ns, long long theirs_ns) {
   const long long offset = theirs_ns - (sent_ns + (received_ns - sent_ns) / 2);
   const long long doubt = (received_ns - sent_ns + 1) / 2;
@@ -130,7 +131,7 @@ int RankSupervisor::run(const std::vector<std::string>& program, const MakeEnvir
     finish_output();
   }
   // Processes that the program left running in its group would otherwise outlive the job. The
-  // program itself is a zombie until here, so the group's number cannot be in use by another.
+  // program itself is still a zombie, so no other group can have this number.
   if (program_ > 0) ::kill(-program_, SIGKILL);
   return ended_ ? ended_->code : static_cast<int>(ExitCode::kInternal);
 }
@@ -358,8 +359,8 @@ void RankSupervisor::detect_end() {
 
 bool RankSupervisor::may_read() const { return credit_ > 0 && outgoing_.size() < kMaxOutgoing; }
 
-/// The report follows the output, so that hvdrun has the last lines when it receives the report. It
-/// must not wait for a slow reader of hvdrun's output.
+/// Reports the end after the output, so that hvdrun has the last lines when it receives the report.
+/// The report must not wait for a slow reader of hvdrun's output.
 void RankSupervisor::report_if_ended() {
   if (reported_ || !ended_) return;
   if ((stdout_ || stderr_) && Clock::now() < *drain_until_ && may_read()) return;
@@ -411,8 +412,8 @@ void RankSupervisor::stop(int signal, int kill_after_ms) {
   kill_at_ = kill_at_ ? std::min(*kill_at_, kill_at) : kill_at;
 }
 
-/// SIGUSR1 requests a state dump. The signal must not end a program that has no handler for it, not
-/// yet or no longer.
+/// Passes a signal on to the program. SIGUSR1, which requests a state dump, goes only to processes
+/// that have a handler for it now, because it would end the others.
 void RankSupervisor::pass_on(int signal) const {
   if (signal != SIGUSR1) return signal_program(signal);
   if (program_ <= 0 || ended_) return;

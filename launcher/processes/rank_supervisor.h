@@ -24,8 +24,8 @@ struct LauncherConnection {
   long long clock_offset_ns = 0;  ///< hvdrun's clock minus this host's
 };
 /// Proves to hvdrun that this process has the token, and checks hvdrun's proof, before it sends
-/// anything else. Empty if the other side is not this job's hvdrun. `same_clock`: both run on one
-/// host.
+/// anything else. Empty if the other side is not this job's hvdrun.
+/// @param same_clock whether both processes run on the same host
 std::optional<LauncherConnection> introduce(UniqueFd fd, Hello hello, const std::string& token,
                                             bool same_clock, int timeout_ms);
 
@@ -42,15 +42,17 @@ sigset_t supervised_signals();
 /// A supervisor that is stopped while it waits ends without a program.
 class RankSupervisor {
  public:
-  /// Makes the program's environment from the start order, whose `address` is set.
+  /// Makes the program's environment from the start order. The order's `address` is never empty.
   using MakeEnvironment = std::function<std::vector<std::string>(const StartOrder&)>;
 
-  /// `rendezvous`: the socket through which its processes reach hvdrun's rendezvous, if any.
-  /// `use_terminal`: the program's stdout is a pseudo-terminal, so that its C library writes line
-  /// by line.
+  /// @param rendezvous the socket through which the rank's processes reach hvdrun's rendezvous, if
+  /// there is one
+  /// @param use_terminal makes the program's stdout a pseudo-terminal, so that its C library writes
+  /// line by line
   RankSupervisor(LauncherConnection connection, std::optional<RendezvousSocket> rendezvous,
                  bool use_terminal);
-  /// `cpus`: the program is bound to these; empty: it is not bound.
+  /// Runs the program. Returns its exit code. @param cpus the program is bound to these; empty: it
+  /// is not bound
   int run(const std::vector<std::string>& program, const MakeEnvironment& environment,
           const std::vector<int>& cpus);
 

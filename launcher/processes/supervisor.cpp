@@ -29,15 +29,15 @@
 //
 // mpirun ends a job (MPI_Abort; a rank that left without MPI_Finalize) with SIGTERM and, since
 // odls_base_sigkill_timeout is 0, SIGKILL right behind it. A supervisor killed this way could not
-// report how its program ended, and with a longer timeout mpirun always sleeps for the whole
+// report how its program ended, and with a longer timeout mpirun would always sleep for the whole
 // timeout. Therefore mpirun starts a front process, which only waits. The actual supervisor is the
 // front's child, in a process group of its own. It outlives the front, treats the front's death as
 // mpirun's request to stop the rank, and still reports.
 //
 //   mpirun -- front -- supervisor (own group) -- program (own group)
 //
-// Deaths travel down by PR_SET_PDEATHSIG; across hosts, and when hvdrun itself dies, by the TCP
-// connection closing.
+// When hvdrun, the front or the supervisor dies, the kernel signals its child (PR_SET_PDEATHSIG).
+// Across hosts, and when hvdrun itself dies, the end of the TCP connection stops the supervisors.
 
 // Note [Rendezvous under hvdrun]
 //
@@ -54,16 +54,16 @@
 // supervisor sends the port number to hvdrun in the hello frame, and hvdrun sends it to all
 // supervisors in the start frame. Hence no program starts before all supervisors have connected.
 //
-// The address is known to work. If rank 0 is on hvdrun's host, it is the address at which a
-// supervisor has reached hvdrun; otherwise it is the address from which rank 0's supervisor has
-// connected.
+// MASTER_ADDR is an address that has already worked. If rank 0 is on hvdrun's host, it is the
+// address at which a supervisor has reached hvdrun; otherwise it is the address from which rank 0's
+// supervisor has connected.
 
 namespace hvd::launcher {
 namespace {
 
 constexpr int kConnectTimeoutMs = 5'000;
-/// hvdrun replies once it has started all ranks, which takes some 20 ms each where they share
-/// cores.
+/// hvdrun replies after it has started all ranks, which takes about 20 ms for each rank if they
+/// share cores.
 constexpr int kIntroductionTimeoutMs = 30'000;
 constexpr int kConnectAttempts = 3;
 constexpr const char* kSharedMemory = "/dev/shm";
@@ -79,8 +79,8 @@ std::vector<std::string> words_of(std::string_view list) {
   return {parts.begin(), parts.end()};
 }
 
-/// The cores and threads of this rank. Under Bind::kNone only the number of threads is used. Where
-/// mpirun binds, the affinity mask already is the rank's share.
+/// The cores and threads of this rank. With Bind::kNone, only the number of threads is used. If
+/// mpirun binds the ranks, the affinity mask already is the rank's share.
 CoreShare find_share(const RankIdentity& identity) {
   const Bind bind = parse_bind(variable(kBindVariable).value_or("none")).value_or(Bind::kNone);
   const bool binds = bind == Bind::kAuto || (bind != Bind::kNone && variable(kRankVariable));
@@ -148,7 +148,7 @@ int supervise(const std::vector<std::string>& program, const RankIdentity& ident
   hello.supervisor_pid = ::getpid();
   hello.omp_threads = omp_threads;
   hello.bound_cpus = static_cast<int>(share.cpus.size());
-  // Kept as long as the rank runs: see Note [Rendezvous under hvdrun].
+  // Keeps the port as long as the rank runs: see Note [Rendezvous under hvdrun].
   Listener master;
   if (identity.rank == 0) {
     master = reserve_port();

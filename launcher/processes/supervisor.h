@@ -8,10 +8,11 @@
 
 namespace hvd::launcher {
 
-/// `hvdrun --supervise -- program args`: what mpirun starts in place of the program, once per rank.
+/// `hvdrun --supervise -- program args`, which mpirun starts once per rank instead of the program.
 /// Runs the program, sends its output and its end to hvdrun, and passes signals on. Returns the
-/// exit code for mpirun: the program's, 128 + signal when killed. Without the HVD_LAUNCHER_
-/// variables (a user ran the line that --dry-run printed) it becomes the program.
+/// exit code for mpirun: the program's own, or 128 + signal if it was killed. Without the
+/// HVD_LAUNCHER_ variables (if a user runs the line that --dry-run prints), replaces this process
+/// by the program.
 ///
 /// See Note [Two processes per rank] in supervisor.cpp.
 int run_supervisor(const std::vector<std::string>& program);

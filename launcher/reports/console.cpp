@@ -36,8 +36,8 @@ void Console::write(Stream stream, int owner, std::string_view text) {
   Target& out = target(stream);
   if (text.empty() || out.error != 0) return;
   if (out.last != '\n' && out.owner != owner) {
-    // After a '\r' a terminal's cursor stands on a line that the next text would overwrite only in
-    // part.
+    // After a '\r' the next text would overwrite only a part of the terminal's line, so this clears
+    // the line.
     out.queue += out.last == '\r' && out.terminal ? "\x1b[K" : "\n";
   }
   out.queue += text;

@@ -24,8 +24,8 @@ class Console {
   bool is_terminal(Stream stream) const;
   /// Writes a piece of a line. Ends an unfinished line of another owner first.
   void write(Stream stream, int owner, std::string_view text);
-  /// Whether the last output there is an unfinished line of this owner, which `write` would
-  /// continue; a line that ended in '\r' starts anew.
+  /// Whether the stream's last output is an unfinished line of this owner, which write() would
+  /// continue. Output that ends in '\r' counts as finished.
   bool continues(Stream stream, int owner) const;
   /// Ends an unfinished line of any owner.
   void finish_lines();
@@ -34,12 +34,12 @@ class Console {
     return targets_[0].queue.size() + targets_[1].queue.size();
   }
   void add_to(Poller& poller);
-  /// errno of the first write that failed.
+  /// The errno of the write that failed; nullopt if no write has failed.
   std::optional<int> failure(Stream stream) const;
   bool shares(Stream a, Stream b) const { return &target(a) == &target(b); }
   /// Bytes written so far, which grows while a reader reads.
   std::size_t progress() const noexcept { return progress_; }
-  /// Drops the queue and returns its bytes.
+  /// Drops the queue and returns the number of its bytes.
   std::size_t drop(Stream stream);
   bool is_stuck(Stream stream) const { return !target(stream).queue.empty(); }
 

@@ -29,7 +29,7 @@ struct FileWriter::WriteQueue {
   struct Write {
     std::size_t file = 0;
     std::string bytes;
-    bool last = false;  ///< the file is to be closed; counts as a byte, so that it is waited for
+    bool last = false;  ///< closes the file; counts as one pending byte
 
     std::size_t size() const { return bytes.size() + (last ? 1 : 0); }
   };
@@ -37,14 +37,14 @@ struct FileWriter::WriteQueue {
   struct OutputFile {
     std::string path;
     UniqueFd fd;
-    bool over = false, failed = false;  ///< takes no more bytes; under the lock
+    bool over = false, failed = false;  ///< over: accepts no more bytes. Guarded by the mutex
   };
 
   Mutex mutex;
   Condition changed;
   std::deque<OutputFile> files;  ///< grows only before the thread starts
   std::deque<Write> writes HVD_GUARDED_BY(mutex);
-  /// Bytes in `writes` and in the thread's hands.
+  /// Bytes in `writes` and in the write that the thread performs.
   std::size_t pending HVD_GUARDED_BY(mutex) = 0;
   Clock::time_point last_progress HVD_GUARDED_BY(mutex){};
   std::vector<std::string> failures HVD_GUARDED_BY(mutex);
@@ -124,7 +124,7 @@ std::vector<std::string> FileWriter::collect_failures(std::chrono::milliseconds 
   return std::exchange(queue_->failures, {});
 }
 
-/// Whether the file takes it.
+/// Queues a write. Returns false if the file accepts no more bytes.
 bool FileWriter::WriteQueue::add(Write write) {
   {
     const MutexLock lock(mutex);
@@ -144,7 +144,7 @@ bool FileWriter::WriteQueue::add(Write write) {
   return true;
 }
 
-/// The next task; empty at the end.
+/// Waits for the next write; empty at the end.
 std::optional<FileWriter::WriteQueue::Write> FileWriter::WriteQueue::next() {
   const MutexLock lock(mutex);
   while (!over && writes.empty()) changed.wait(mutex);
@@ -154,7 +154,7 @@ std::optional<FileWriter::WriteQueue::Write> FileWriter::WriteQueue::next() {
   return write;
 }
 
-/// errno when it fails.
+/// Writes the bytes. Returns errno on failure, else 0.
 int FileWriter::WriteQueue::perform(const Write& write) {
   const int fd = files[write.file].fd.get();
   for (std::string_view left = write.bytes; !left.empty();) {
@@ -176,7 +176,7 @@ void FileWriter::WriteQueue::process(const Write& write) {
   pending -= write.size();
   last_progress = Clock::now();
   if (error == 0) return;
-  // A full disk must not end the training that writes to it, but it is reported.
+  // A full disk is reported, but it must not end the training.
   if (!std::exchange(file.failed, true)) {
     failures.push_back("cannot write " + file.path + ": " + std::strerror(error) +
                        "; its output is not kept there any more");

@@ -13,10 +13,9 @@
 
 namespace hvd::launcher {
 
-/// Writes files from a thread of its own: a file system that hangs (a network file system without
-/// its server) holds write(2) forever, and must not delay hvdrun's signals and reports. The thread
-/// starts with the first write, so that it inherits the signals that are blocked by then. Used by
-/// one thread.
+/// Writes files in a separate thread. If a file system hangs (a network file system without its
+/// server), write(2) blocks forever, which must not delay hvdrun's signals and reports. The thread
+/// starts with the first write, so that it inherits the blocked signals. To be used by one thread.
 class FileWriter {
  public:
   using Clock = std::chrono::steady_clock;
@@ -29,21 +28,21 @@ class FileWriter {
   /// Does not wait: queued data is lost.
   ~FileWriter();
 
-  /// Makes an empty file; its number. @throws LaunchError (kUsage).
+  /// Makes an empty file and returns its number. @throws LaunchError (kUsage).
   std::size_t create(const std::filesystem::path& path);
   /// Queues bytes for a file; drops them after its failure.
   void write(std::size_t file, std::string_view bytes);
-  /// Queues its close, at which some file systems report earlier write errors.
+  /// Queues the closing of a file, at which some file systems report earlier write errors.
   void close(std::size_t file);
 
   /// Bytes that are queued.
   std::size_t pending() const;
-  /// When collect_failures() is due next without an event: the end of the patience.
+  /// When to call collect_failures() even without an event: at the end of kPatience.
   std::optional<Clock::time_point> next_deadline() const;
-  /// Wakes the poll loop when something has been written, or could not be.
+  /// Wakes the poll loop when a write has succeeded or failed.
   void add_to(Poller& poller);
-  /// The failures since the last call, a sentence each. Gives up all files if no file has accepted
-  /// data for `patience`.
+  /// The failures since the last call, each as a sentence. Gives up all files if no file has
+  /// accepted data for `patience`.
   std::vector<std::string> collect_failures(std::chrono::milliseconds patience = kPatience);
 
  private:

@@ -108,7 +108,7 @@ std::string MpirunLog::filter_line(const std::string& line) {
     lost_host_ = true;
     about_hosts_ += line;
   }
-  // A backtrace: mpirun 4.1 is apt to crash while it ends a job whose host is lost.
+  // Holds back backtraces too: mpirun 4.1 often crashes while it ends a job whose host is lost.
   if (!contains_any(line, kAboutRanksLines) && !is_backtrace(line)) return line;
   held_ += line;
   return "";

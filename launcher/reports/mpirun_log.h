@@ -6,33 +6,33 @@
 
 namespace hvd::launcher {
 
-/// Filters mpirun's own output. Its paragraphs about how ranks ended (they name pid 0, or the wrong
-/// rank) and about lost hosts (the same text for any reason) are held back, since hvdrun's own
-/// records are usually clearer; everything else is shown. Pure. Not thread-safe.
+/// Filters mpirun's own output. Holds back its paragraphs about how ranks ended, which name pid 0
+/// or the wrong rank, and those about lost hosts, which are the same for every reason. hvdrun's own
+/// records are usually clearer. Shows all other output. Pure. Not thread-safe.
 ///
 /// Open MPI prints paragraphs between two lines of dashes, and single lines such as "[host:pid] 1
 /// more process has sent ...".
 class MpirunLog {
  public:
-  /// Text to show now: whole lines and whole paragraphs.
+  /// Returns the text to show now: whole lines and whole paragraphs.
   std::string feed(std::string_view bytes);
-  /// The unfinished rest at the end.
+  /// Returns the unfinished rest to show at the end.
   std::string finish();
 
   /// The withheld output, for ends that no record explains.
   const std::string& held() const noexcept { return held_; }
 
-  /// mpirun has printed something.
+  /// Whether mpirun has printed any output.
   bool wrote() const noexcept { return wrote_; }
 
   /// The first rank that called MPI_Abort.
   const std::optional<int>& abort_rank() const noexcept { return abort_rank_; }
-  /// The rank that left without MPI_Finalize, by mpirun's account.
+  /// The rank that left without MPI_Finalize, according to mpirun.
   const std::optional<int>& improper_rank() const noexcept { return improper_rank_; }
   bool lacks_slots() const noexcept { return lacks_slots_; }
-  /// A host could not be reached, or its daemon was lost.
+  /// Whether a host could not be reached, or its daemon was lost.
   bool lost_host() const noexcept { return lost_host_; }
-  /// Its output about hosts.
+  /// mpirun's output about lost hosts.
   const std::string& about_hosts() const noexcept { return about_hosts_; }
   bool lacks_executable() const noexcept { return lacks_executable_; }
 

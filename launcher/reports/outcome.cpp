@@ -17,13 +17,13 @@ bool failed_alone(const RankRecord& rank) {
   return rank.ended && rank.ended->code != 0 && !rank.ended->stopped;
 }
 
-/// Whether it announced a failure before it was ordered to stop.
+/// Whether the rank announced a failure before it was ordered to stop.
 bool announced_failure(const RankRecord& rank) {
   return rank.death && rank.death->code != 0 && !rank.death->stopped &&
          !(rank.ended && rank.ended->code == 0);
 }
 
-/// Whether it reported the loss of that rank, which did not end in order.
+/// Whether the rank reported the loss of `other`, which had not left in order.
 bool has_lost(const RankRecord& rank, int other) {
   constexpr int kPeerLostStatus = 4;  // hvd::StatusCode::kPeerLost
   return rank.loss && rank.loss->about == other && rank.loss->code == kPeerLostStatus;
@@ -45,7 +45,7 @@ long long end_time(const RankRecord& rank) {
   return rank.ended ? rank.ended->time_ns : *rank.lost_ns;
 }
 
-/// When the rank itself failed; empty if it did not.
+/// When the rank itself failed; empty if it did not fail.
 std::optional<long long> fault_time(const RankRecord& rank) {
   const bool lost = !rank.ended && rank.lost_ns && !rank.ordered_to_stop;
   if (announced_failure(rank)) return rank.death->time_ns;
@@ -54,19 +54,20 @@ std::optional<long long> fault_time(const RankRecord& rank) {
   return std::nullopt;
 }
 
-/// Whether the loss of another rank preceded its own end.
+/// Whether the rank failed because another rank was lost before.
 bool is_consequence(const RankRecord& rank) {
   const auto fault = fault_time(rank);
   return fault && !rank.lost_to_others && rank.loss && rank.loss->time_ns <= *fault;
 }
 
-/// Whether it ended without a failure of its own, but without hvd::shutdown().
+/// Whether the rank ended without a failure of its own, but without hvd::shutdown().
 bool left_unannounced(const RankRecord& rank) {
   return rank.death && rank.death->kind == "exit" && rank.death->code == 0 &&
          !rank.death->stopped && (!rank.loss || rank.death->time_ns <= rank.loss->time_ns);
 }
 
-/// The same, but it sent no notice: it ended by _Exit() for example, or before hvd::init().
+/// Like left_unannounced(), but without a notice: the rank called _Exit(), for example, or ended
+/// before hvd::init().
 bool left_silently(const RankRecord& rank) {
   return rank.ended && rank.ended->code == 0 && !rank.ended->stopped && !rank.left &&
          (rank.in_job || !rank.uses_hvd);
@@ -136,7 +137,8 @@ std::string indented(std::string_view lines) {
   return text("        ", join_text(split_text(lines, '\n'), "\n        "), "\n");
 }
 
-/// The C++ library prints what() of an uncaught exception, so the last lines show it too.
+/// Whether the last lines already show the exception: the C++ library prints what() of an uncaught
+/// one.
 bool is_quoted(const JobRecord& job, const Notice& death) {
   constexpr std::string_view kUncaught = "uncaught exception: ";
   std::string_view what = death.text;
@@ -158,7 +160,7 @@ bool all_threw_alike(const JobRecord& job, const RankRecord& rank) {
          std::all_of(job.ranks.begin(), job.ranks.end(), threw);
 }
 
-/// The rank's own account of its end.
+/// Describes the rank's end from its own notices.
 std::string own_account(const JobRecord& job, const RankRecord& rank) {
   constexpr int kShutdownStatus = 5;  // hvd::StatusCode::kShutdown
   std::string account;
@@ -189,7 +191,7 @@ std::string last_lines(const JobRecord& job, int rank) {
   return quoted;
 }
 
-/// Whether its supervisor never reported the end: the connection broke, or was silent at the end.
+/// Whether the rank's supervisor never reported its end: the connection broke, or no report came.
 bool is_lost(const RankRecord& rank) { return rank.connected && !rank.ended; }
 
 bool never_started(const RankRecord& rank) { return !rank.connected; }
@@ -226,8 +228,8 @@ std::string suspects_of(const JobRecord& job, std::vector<int> ranks) {
   return hosts_of(job, ranks);
 }
 
-/// Ranks on other hosts than the blamed one's that were lost, when its own end was a consequence of
-/// a loss: then their hosts, or the way there, are the cause.
+/// If the blamed rank ended because of a loss: the lost ranks on other hosts. Those hosts, or the
+/// network to them, are then the cause.
 std::vector<int> lost_elsewhere(const JobRecord& job, int blamed) {
   const RankRecord& rank = job.rank(blamed);
   std::vector<int> lost;
@@ -288,7 +290,7 @@ std::string leaver_message(const JobRecord& job, int index) {
               indented(advice), last_lines(job, index), stopped_line(job, index));
 }
 
-/// Ranks that had to be killed because the signal they were given did not end them.
+/// The ranks that had to be killed because the first signal did not end them.
 std::vector<int> killed_after_grace(const JobRecord& job) {
   return ranks_where(job, [](const RankRecord& rank) {
     return stopped_by_us(rank) && rank.ended && rank.ended->signal == SIGKILL;
@@ -408,7 +410,7 @@ bool waited_in_mpi_init(const RankRecord& rank) {
 
 bool left_before_init(const RankRecord& rank) { return left_silently(rank) && !rank.uses_hvd; }
 
-/// The first of those that ended without shutdown(), and without a fault of their own.
+/// The first rank to leave among those that fulfil the condition.
 std::optional<int> first_leaver(const JobRecord& job, bool (*condition)(const RankRecord&)) {
   const auto time_of = [&job](int index) {
     const RankRecord& rank = job.rank(index);
@@ -420,8 +422,8 @@ std::optional<int> first_leaver(const JobRecord& job, bool (*condition)(const Ra
   return first == leavers.end() ? std::nullopt : std::optional(*first);
 }
 
-/// The rank that left without notice, if no failure explains the other ends: the rank that the
-/// first failure reported as lost, else the first that left.
+/// The rank that left without hvd::shutdown(), if no failure explains the other ends: the rank that
+/// the first failed rank reported as lost, else the first one that left.
 std::optional<int> unannounced_leaver(const JobRecord& job) {
   const auto failed = first_failure(job.ranks);
   if (!failed) return std::nullopt;
@@ -444,7 +446,7 @@ std::optional<int> early_leaver(const JobRecord& job) {
       *job.improper_rank >= static_cast<int>(job.ranks.size())) {
     return std::nullopt;
   }
-  // mpirun's text alone is not reliable: our own record must agree.
+  // mpirun's text alone is not reliable, so hvdrun's own record must agree.
   const RankRecord& rank = job.rank(*job.improper_rank);
   if (!rank.ended || rank.ended->code != 0) return std::nullopt;
   if (const auto failed = first_failure(job.ranks)) {
@@ -457,7 +459,7 @@ std::optional<int> early_leaver(const JobRecord& job) {
 
 namespace {
 
-/// mpirun was killed, so the ends of the ranks are not failures of their own.
+/// Whether mpirun was killed. The ends of the ranks are then not failures of their own.
 bool mpirun_was_killed(const JobRecord& job) {
   return job.cause == StopCause::kStarterEnded && job.starter_signal != 0;
 }

@@ -10,8 +10,8 @@ namespace hvd::launcher {
 
 /// hvdrun's record of one rank.
 struct RankRecord {
-  bool connected = false;  ///< its supervisor was admitted at some time
-  std::string host;        ///< until then the planned host, if it is known
+  bool connected = false;  ///< its supervisor has been admitted
+  std::string host;        ///< before `connected`: the planned host, if it is known
   int local_rank = 0;
   int supervisor_pid = 0;
   int pid = 0;                 ///< 0: the program never started
@@ -24,17 +24,17 @@ struct RankRecord {
 
   // From the program's notices (core/observe/supervisor_notice.h).
   bool uses_hvd = false;
-  bool in_job = false;   ///< it is past hvd::init(), and hvd::shutdown() has not ended in order
-  bool has_mpi = false;  ///< the program had started MPI itself before
+  bool in_job = false;   ///< it has joined in hvd::init(); hvd::shutdown() has not ended in order
+  bool has_mpi = false;  ///< the program itself started MPI before hvd::init()
   bool left = false;     ///< it has called hvd::shutdown()
   std::optional<Notice> death;  ///< an uncaught exception, or exit() without shutdown()
   std::optional<Notice> loss;   ///< another rank is lost or has left
-  /// If all other ranks lost it while it ran: the first of their notices. Set by
+  /// The first notice of its loss, if all other ranks reported it as lost while it ran. Set by
   /// mark_lost_ranks().
   std::optional<Notice> lost_to_others;
 };
 
-/// The reason why a job is stopped before its ranks are done.
+/// Why a job is stopped before its ranks are done.
 enum class StopCause {
   kNone,
   kRankFailed,
@@ -80,16 +80,16 @@ struct JobRecord {
 void apply_notice(RankRecord& rank, Notice notice);
 
 /// Whether the supervisor of a rank that has ended with code 0 must stay until the other ranks have
-/// ended. The rank may have left without MPI_Finalize; if its supervisor ended too, mpirun would
-/// end the other ranks, although hvd ends them itself. False if the program has started MPI itself:
-/// the other ranks may then wait for it inside MPI, and only mpirun can end them.
+/// ended. The rank may have left without MPI_Finalize. If its supervisor ended too, mpirun would
+/// end the other ranks, although hvd ends them itself. False if the program has started MPI itself,
+/// because the other ranks may then wait for the rank inside MPI, and only mpirun can end them.
 bool must_be_held(const RankRecord& rank);
 
-/// The rank that still runs although all others have ended and have each reported that it is lost:
-/// it is stopped, hangs, or cannot be reached.
+/// The rank that still runs although all others have ended, and have all reported that it is lost.
+/// It is stopped, hangs, or cannot be reached.
 std::optional<int> abandoned_rank(const std::vector<RankRecord>& ranks);
 
-/// Finds the ranks that all others have lost. Call it once the record is complete.
+/// Marks the ranks that all others have reported as lost. Call it once the record is complete.
 void mark_lost_ranks(std::vector<RankRecord>& ranks);
 
 /// Marks ranks as lost if mpirun detected the loss of a host and ended first: ranks that sent no
@@ -101,13 +101,13 @@ void mark_ranks_lost_by_mpirun(JobRecord& job);
 /// another's loss count only if there are no others. Empty if every rank ended well.
 std::optional<int> first_failure(const std::vector<RankRecord>& ranks);
 
-/// The rank that ended the job by ending with code 0 while others were still running. Either it
-/// left without shutdown(), or never reached init(), and another rank failed because of that; or it
+/// The rank that ended the job because it ended with code 0 while others were still running. Either
+/// it left without shutdown() or before init(), and another rank failed because of that; or it
 /// called MPI_Init and left without MPI_Finalize, so that mpirun ended the others. A rank that has
-/// called shutdown() has not left early: the failure then belongs to the rank that still needed it.
+/// called shutdown() has not left early: the rank that still needed it has then failed.
 std::optional<int> early_leaver(const JobRecord& job);
 
-/// A rank's own record explains the end, so the starter's account of it can be left out.
+/// Whether the records explain how the job ended, so that the starter's output can be left out.
 bool is_explained(const JobRecord& job);
 
 /// hvdrun's exit code.

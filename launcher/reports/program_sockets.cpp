@@ -19,10 +19,10 @@
 namespace hvd::launcher {
 namespace {
 
-/// Limit of connections of other users, so that these cannot keep the rank out.
+/// The most connections of other users, so that these cannot keep the rank out.
 constexpr std::ptrdiff_t kMostOtherUsers = 8;
-/// Reads per connection and turn, so that a rank that sends without pause does not delay the
-/// others. This is more than a socket's buffer holds.
+/// The most reads of one connection in a row, so that a process that sends without a pause does not
+/// delay the others. Together they read more than a socket's buffer holds.
 constexpr int kMostReads = 16;
 
 /// A pidfd of a running process; empty if the kernel has no pidfds, or the process has ended.
@@ -39,7 +39,7 @@ std::string bind_to_free_name(int fd) {
   address.sun_family = AF_UNIX;
   socklen_t length = sizeof address;
   constexpr std::size_t kName = offsetof(sockaddr_un, sun_path) + 1;
-  // An address without a name means any free one: see unix(7), "Autobind".
+  // For an address without a name the kernel chooses a free one: see unix(7), "Autobind".
   if (::bind(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address.sun_family) != 0 ||
       ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0 || length <= kName)
     return {};
@@ -76,8 +76,8 @@ void RendezvousSocket::add_to(Poller& poller) {
 
 void RendezvousSocket::accept_all() {
   while (UniqueFd fd{::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK)}) {
-    // If a process has closed its connection and opened another, the end of the first must be
-    // received first.
+    // If a process has closed its connection and opened another, the end of the first connection
+    // must be received before the second one begins.
     read_all();
     ucred peer{};
     socklen_t length = sizeof peer;

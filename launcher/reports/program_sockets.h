@@ -15,9 +15,9 @@
 
 namespace hvd::launcher {
 
-/// Receives the notices of a supervisor's program: a datagram socket in the abstract namespace,
-/// which needs no file and ends with the supervisor. Notices of other users' processes are ignored.
-/// Not thread-safe.
+/// Receives the notices of a supervisor's program through a datagram socket in the abstract
+/// namespace, which needs no file and ends with the supervisor. Notices of other users' processes
+/// are ignored. Not thread-safe.
 class NoticeSocket {
  public:
   /// If the socket cannot be made, `fd()` is -1 and hvdrun receives no notices.
@@ -32,25 +32,25 @@ class NoticeSocket {
   std::string name_;
 };
 
-/// Parses "KIND TIME_NS CODE ABOUT", a newline, the text. Empty if the message is malformed.
+/// Parses "KIND TIME_NS CODE ABOUT", a newline, and the text. Empty if the message is malformed.
 std::optional<Notice> parse_notice(std::string_view datagram);
 
 /// A stream socket in the abstract namespace, through which the processes of a rank exchange
 /// rendezvous frames with hvdrun. The supervisor passes the bytes on in both directions without
 /// reading them. Not thread-safe.
 ///
-/// Every process on the host may connect. hvdrun receives its bytes and identifies it by their
-/// content. Connections of other users are limited to a few at a time.
+/// Every process on the host may connect. hvdrun receives the bytes of a process and identifies the
+/// process by them. Only a few connections of other users may exist at a time.
 class RendezvousSocket {
  public:
-  /// Bytes from a process of the rank. `last`: it has ended, or closed its connection.
+  /// Bytes from a process of the rank. `last`: the process has ended, or closed its connection.
   struct Received {
     std::uint32_t session = 0;
     std::string bytes = {};
     bool last = false;
   };
 
-  /// @throws LaunchError (kInternal) when there is no socket
+  /// @throws LaunchError (kInternal) when the socket cannot be made
   RendezvousSocket();
   const std::string& name() const noexcept { return name_; }
   void add_to(Poller& poller);
@@ -65,7 +65,7 @@ class RendezvousSocket {
  private:
   struct Client {
     UniqueFd fd;
-    UniqueFd process;  ///< a pidfd: a child that has inherited the connection keeps it open
+    UniqueFd process;  ///< a pidfd, because a child that inherits the connection keeps it open
     pid_t pid = 0;
     bool other_user = false;
     std::string outgoing = {};

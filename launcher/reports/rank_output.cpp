@@ -17,7 +17,7 @@ std::vector<std::string> LineSplitter::feed(std::string_view bytes) {
     segments.push_back(std::exchange(partial_, {}));
     start = end;
   };
-  // The previous bytes ended in '\r': only now is it known whether a '\n' belongs to it.
+  // The previous bytes ended in '\r'. Only now is it clear whether a '\n' follows.
   if (!bytes.empty() && !partial_.empty() && partial_.back() == '\r' && bytes.front() != '\n')
     finish(0);
   for (std::size_t i = bytes.find_first_of("\r\n"); i != std::string_view::npos;
@@ -85,7 +85,7 @@ std::string padded(int rank, int size, char fill) {
   return std::string(width > digits.size() ? width - digits.size() : 0, fill) + digits;
 }
 
-/// A line is shown in one piece up to this size; a job of many ranks has less for each.
+/// The longest line that is shown in one piece. It is shorter in a job of many ranks.
 std::size_t longest_segment(int size) {
   constexpr std::size_t kLeast = 64 * 1024, kMost = 16 << 20, kTogether = 256 << 20;
   return std::clamp(kTogether / (2 * static_cast<std::size_t>(size)), kLeast, kMost);
@@ -154,7 +154,7 @@ void RankOutput::finish() {
 
 void RankOutput::show(Stream stream, const std::string& segment) {
   if (segment.empty()) return;
-  // A bar that starts with '\r' has no line of its own to return to yet.
+  // A progress bar that starts with '\r' has no line of its own to return to yet.
   const bool continued = console_.continues(stream, owner(stream));
   if (tag_ && !continued && segment == "\r") return;
   console_.write(stream, owner(stream), tag_ && !continued ? prefix_ + segment : segment);

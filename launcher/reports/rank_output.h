@@ -12,8 +12,8 @@
 
 namespace hvd::launcher {
 
-/// Cuts a byte stream into segments that end in "\n", "\r\n" or "\r" (a progress bar redrawing its
-/// line). Keeps the terminators, so that the segments put together are the stream. Pure. Not
+/// Cuts a byte stream into segments that end in "\n", "\r\n" or "\r" (a progress bar that redraws
+/// its line). Keeps the terminators, so that the segments add up to the stream. Pure. Not
 /// thread-safe.
 class LineSplitter {
  public:
@@ -35,8 +35,8 @@ class LineSplitter {
 /// The number of bytes of an incomplete UTF-8 character at the end of `bytes`.
 std::size_t unfinished_character(std::string_view bytes);
 
-/// The last lines of a stream, as a person would see them on a terminal: "\r" overwrites its line.
-/// Backtraces, which would push everything else out, are left out. Not thread-safe.
+/// The last lines of a stream, as they would appear on a terminal: "\r" overwrites the line. Omits
+/// backtraces, which would push out all other lines. Not thread-safe.
 class TailBuffer {
  public:
   static constexpr std::size_t kMaxLine = 2000;
@@ -61,17 +61,17 @@ struct OutputOptions {
   std::optional<std::filesystem::path> folder;  ///< for DIR/rank.N/{stdout,stderr}
 };
 
-/// "rank.0", padded so that names sort: "rank.07" of 16.
+/// "rank.0"; padded, so that names sort: "rank.07" of 16 ranks.
 std::string rank_folder(int rank, int size);
-/// "[0] ", padded so that the lines of all ranks start in one column.
+/// "[0] "; padded, so that the lines of all ranks start in the same column.
 std::string rank_prefix(int rank, int size);
 
-/// Distributes one rank's output: to the console, line by line and tagged; to its files, byte for
-/// byte; the tail of its stderr to the final message. Not thread-safe.
+/// Distributes one rank's output: tagged lines to the console, all bytes to the rank's files, and
+/// the tail of stderr to the final message. Not thread-safe.
 class RankOutput {
  public:
   using TimePoint = std::chrono::steady_clock::time_point;
-  /// On a terminal a line without an end (a prompt, a row of dots) is shown after this time.
+  /// On a terminal, an unfinished line (a prompt, a row of dots) is shown after this time.
   static constexpr std::chrono::milliseconds kPartialDelay{100};
 
   /// `console` and `files` must outlive this. @throws LaunchError (kUsage) when the files cannot be

@@ -1,7 +1,7 @@
 #pragma once
 
-/// The protocol between a rank's supervisor and hvdrun, over one TCP connection per rank. Pure:
-/// bytes in, bytes out.
+/// The protocol between a rank's supervisor and hvdrun, over one TCP connection per rank. These
+/// functions only convert bytes; they do no input or output.
 ///
 /// A frame is a 4-byte little-endian length n, one byte of type, and n bytes of payload. Frames of
 /// output and of the rendezvous carry raw bytes, the others a JSON object. Unknown members are
@@ -26,8 +26,8 @@
 ///                                         <-     release {}    then the supervisor ends
 ///
 /// Output waits for credit, so that hvdrun can read all other frames at once, however slow the
-/// reader of its own output is. All times are in hvdrun's clock: a supervisor computes its
-/// difference from the welcome.
+/// reader of its own output is. All times are in hvdrun's clock: a supervisor computes the offset
+/// of its own clock from the welcome.
 
 #include <cstddef>
 #include <cstdint>
@@ -118,7 +118,7 @@ struct Hello {
   std::string host = {};
   int supervisor_pid = 0;
   int omp_threads = 0;  ///< OMP_NUM_THREADS as the supervisor set it; 0: it kept the user's value
-  int bound_cpus = 0;   ///< hardware threads to which it binds the program; 0: it does not bind it
+  int bound_cpus = 0;   ///< hardware threads that it binds the program to; 0: it does not bind it
   int master_port = 0;  ///< a port that the supervisor of rank 0 reserves; 0 on other ranks
   std::string peer_address = {};  ///< not sent: hvdrun fills in the address of the connection
 };
@@ -129,8 +129,8 @@ struct Welcome {
   int credit = 0;             ///< bytes of output that the supervisor may send at first
 };
 
-/// Lets the supervisor start the rank's program, once all supervisors are connected. Carries the
-/// facts that depend on all of them.
+/// Orders the supervisor to start the rank's program, once all supervisors are connected. Contains
+/// the values that depend on all of them.
 struct StartOrder {
   std::string address = {};  ///< of rank 0; empty: the address at which hvdrun was reached
   int master_port = 0;
@@ -174,21 +174,21 @@ struct SignalOrder {
   int kill_after_ms = -1;  ///< SIGKILL after this time, unless it has ended; negative: never
 };
 
-/// A record as JSON, and back. Instantiated for the records above. A string that is not valid UTF-8
-/// arrives with U+FFFD for its invalid bytes.
+/// Convert a record to JSON, and back. Instantiated for the records above. Invalid UTF-8 in a
+/// string becomes U+FFFD.
 template <class Record>
 std::string encode(const Record&);
 /// @throws ProtocolError when a member is missing or has another type.
 template <class Record>
 Record decode(std::string_view payload);
 
-/// The name and the token of a job that its ranks receive. They are derived from hvdrun's own
-/// token, which programs must not see and which cannot be computed from these.
+/// The job's name and token that its ranks receive. They are derived from hvdrun's own token, which
+/// programs must not see, and which cannot be computed from these.
 std::string job_name(std::string_view token);
 std::string job_token(std::string_view token);
 
 /// Each side of a connection proves with these that it has the job's token, without sending it.
-/// A proof covers a fresh random number of either side, so a recorded one is useless.
+/// A proof covers fresh random numbers of both sides, so a recorded proof is useless.
 std::string launcher_proof(std::string_view token, std::string_view supervisor_nonce,
                            std::string_view launcher_nonce);
 std::string supervisor_proof(std::string_view token, std::string_view supervisor_nonce,

@@ -14,7 +14,7 @@
 namespace hvd::launcher {
 namespace {
 
-/// Strangers that may hold a connection at once.
+/// The most connections at a time that have not proved that they have the token.
 constexpr std::size_t kMaxUnproved = 256;
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
@@ -78,7 +78,7 @@ void ReportServer::accept_all() {
   while (unproved_ < kMaxUnproved) {
     UniqueFd fd(::accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd) {
-      // The caller still waits, and poll would report it again at once.
+      // The connection request stays pending, and poll() would report it again at once.
       if (errno != EAGAIN && errno != EWOULDBLOCK && errno != EINTR && errno != ECONNABORTED)
         accept_again_at_ = Clock::now() + kAcceptPause;
       return;
@@ -257,7 +257,7 @@ ReportServer::Connection* ReportServer::find_rank(int rank) {
 }
 
 std::string& SendQueue::tail() {
-  // A part that is partly sent is not extended: its sent bytes would stay in memory.
+  // Does not extend a part that is partly sent, because its sent bytes would stay in memory.
   if (parts_.empty() || parts_.back().shared || parts_.back().begin > 0) parts_.emplace_back();
   return parts_.back().own;
 }

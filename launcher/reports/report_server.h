@@ -18,15 +18,15 @@
 
 namespace hvd::launcher {
 
-/// Bytes to be written to a non-blocking socket. Bytes for many connections are stored once. Not
+/// Bytes to be written to a non-blocking socket. Several queues can share the same bytes. Not
 /// thread-safe.
 class SendQueue {
  public:
   using Shared = std::shared_ptr<const std::vector<std::byte>>;
 
-  /// Bytes may be appended there until the next call.
+  /// Returns the end of the queue. Bytes may be appended to it until the next call.
   std::string& tail();
-  /// The bytes from `begin` to before `end`.
+  /// Adds the bytes from `begin` up to, but not including, `end`.
   void add(const Shared& bytes, std::size_t begin, std::size_t end);
   bool empty() const noexcept;
   void clear() { parts_.clear(); }
@@ -59,9 +59,9 @@ class RankObserver {
   virtual void on_rendezvous(int rank, const RendezvousBytes& received) = 0;
   virtual void on_output(int rank, Stream stream, std::string_view bytes) = 0;
   virtual void on_ended(int rank, const Ended& ended) = 0;
-  /// No output of this rank follows. After `ended`.
+  /// No output of this rank follows. Called after on_ended().
   virtual void on_drained(int rank) = 0;
-  /// The connection broke, or violated the protocol, before `ended`.
+  /// The connection broke, or the peer violated the protocol, before on_ended().
   virtual void on_lost(int rank) = 0;
 };
 
@@ -71,8 +71,8 @@ class ReportServer {
  public:
   using Clock = std::chrono::steady_clock;
   using TimePoint = Clock::time_point;
-  /// Bytes of a rank's output in flight. Less than a TCP connection buffers while hvdrun is
-  /// suspended, so that the connection does not look dead to the supervisor.
+  /// The most bytes of a rank's output in flight. A TCP connection buffers more than this while
+  /// hvdrun is suspended, so the supervisor does not consider the connection dead.
   static constexpr int kCredit = 48 * 1024;
 
   /// @throws LaunchError (kInternal) when it cannot listen. `observer` must outlive this.
@@ -83,8 +83,8 @@ class ReportServer {
   std::uint16_t port() const noexcept { return port_; }
   const std::string& token() const noexcept { return token_; }
   void add_to(Poller& poller);
-  /// Grants supervisors new credit for the output that was received. Not called while the console
-  /// has a backlog; then they wait.
+  /// Grants supervisors new credit for the output that was received. While the console has a
+  /// backlog, the caller does not call this, and the supervisors wait.
   void give_credit();
   /// Grants unlimited credit to a rank that has ended: its remaining output is small.
   void give_full_credit(int rank);
@@ -96,7 +96,7 @@ class ReportServer {
   /// Sends bytes of the rendezvous to a process of the rank; see on_rendezvous().
   /// @param last closes its connection after these bytes
   void send_rendezvous(int rank, std::uint32_t session, const SendQueue::Shared& bytes, bool last);
-  /// Lets the rank's supervisor end.
+  /// Allows the rank's supervisor to end.
   void release(int rank);
   /// Breaks every connection, so that the remaining supervisors stop their programs.
   void close_all();

@@ -14,10 +14,11 @@ enum class ExitCode : int {
   kTimeout = 124,
   kCannotRun = 126,
   kNotFound = 127,
-  kReaderGone = 141,  ///< as if SIGPIPE had ended it
+  kReaderGone = 141,  ///< as if SIGPIPE had ended hvdrun
 };
 
-/// Ends hvdrun with `exit_code()` after printing what(): what, expected, got, what to do.
+/// Ends hvdrun with exit_code() after it has printed what(): the failure, the expected and the
+/// found value, and advice.
 class LaunchError : public std::runtime_error {
  public:
   LaunchError(ExitCode code, const std::string& message)

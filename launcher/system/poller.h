@@ -21,7 +21,8 @@ inline void keep_earlier(std::optional<Deadline>& time, const std::optional<Dead
 }
 
 /// One round of poll(2): add the awaited events, then wait. An earlier handler of the same round
-/// may have closed a later handler's object, so each handler looks its object up. Not thread-safe.
+/// may have closed a later handler's object, so each handler must check that its object still
+/// exists. Not thread-safe.
 class Poller {
  public:
   using Handler = std::function<void(short revents)>;
@@ -31,7 +32,7 @@ class Poller {
     handlers_.push_back(std::move(handler));
   }
   /// Waits for the first event, at most `timeout_ms` (negative: forever), and runs the handlers of
-  /// all that are ready.
+  /// all events that have occurred.
   void wait(int timeout_ms) {
     // On EINTR and other errors revents stay 0, and the caller's next round tries again.
     if (::poll(polls_.data(), polls_.size(), timeout_ms) <= 0) return;
@@ -39,7 +40,7 @@ class Poller {
       if (polls_[i].revents != 0) handlers_[i](polls_[i].revents);
     }
   }
-  /// The same until a deadline; without one, forever.
+  /// Like wait(), until the deadline; without one, forever.
   void wait_until(const std::optional<Deadline>& deadline) {
     if (!deadline) return wait(-1);
     const auto left =

@@ -42,7 +42,7 @@ void redirect(int from, int to) {
   }
 }
 
-/// Runs in the child: only async-signal-safe calls, no allocation.
+/// Runs in the child, so it makes only async-signal-safe calls and does not allocate memory.
 [[noreturn]] void become(const SpawnOptions& options, char* const* argv, char* const* environment,
                          pid_t parent, int error_fd) {
   if (options.own_process_group) ::setpgid(0, 0);
@@ -65,7 +65,7 @@ void redirect(int from, int to) {
   ::_exit(written > 0 && error == ENOENT ? 127 : 126);
 }
 
-/// How `pid` ended; empty while it runs, or if it is no child of this process.
+/// How `pid` ended; empty while it runs, or if it is not a child of this process.
 std::optional<ExitStatus> wait_with(pid_t pid, int options) {
   siginfo_t info{};
   int error = 0;
@@ -82,8 +82,8 @@ std::optional<ExitStatus> wait_with(pid_t pid, int options) {
 }  // namespace
 
 void bind_to(const std::vector<int>& cpus) {
-  // Also called between fork and exec, so it must not allocate: the set is as large as any Linux
-  // kernel's.
+  // Also called between fork and exec, so it must not allocate memory. The set has room for all
+  // CPUs of any Linux kernel.
   constexpr int kMostCpus = 8192;
   std::array<unsigned long, kMostCpus / (8 * sizeof(unsigned long))> mask{};
   auto* const set = reinterpret_cast<cpu_set_t*>(mask.data());

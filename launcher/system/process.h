@@ -13,7 +13,7 @@ namespace hvd::launcher {
 struct Pipe {
   UniqueFd read_end, write_end;
 };
-/// Both ends close on exec. @throws LaunchError (kInternal).
+/// Makes a pipe. Both ends close on exec. @throws LaunchError (kInternal).
 Pipe make_pipe();
 
 struct SpawnOptions {
@@ -22,12 +22,12 @@ struct SpawnOptions {
   int stdin_fd = -1, stdout_fd = -1, stderr_fd = -1;  ///< -1: the caller's own
   int parent_death_signal = 0;  ///< sent to the child when the calling thread's process dies
   bool own_process_group = false;
-  std::vector<int> cpus;             ///< to be bound to; empty: as the caller
+  std::vector<int> cpus;             ///< the child is bound to these; empty: as the caller
   std::vector<int> blocked_signals;  ///< all others are unblocked in the child
 };
 
-/// Binds this process and its later children to these CPUs; no effect for an empty list, or where
-/// the system refuses.
+/// Binds this process and its later children to these CPUs. No effect for an empty list, or if the
+/// system refuses.
 void bind_to(const std::vector<int>& cpus);
 
 struct SpawnResult {
@@ -35,11 +35,11 @@ struct SpawnResult {
   int error = 0;  ///< errno of the exec that failed; the child is reaped already
 };
 
-/// Forks and executes; returns once the exec is known to have worked or failed. Call from a process
-/// with one thread.
-/// @throws LaunchError (kInternal) when no process could be made.
+/// Forks and executes; returns after the exec has succeeded or failed. Call it from a process with
+/// one thread.
+/// @throws LaunchError (kInternal) when the process cannot be made.
 SpawnResult spawn(const SpawnOptions& options);
-/// The same for a program that must run.
+/// Like spawn(), for a program that must run.
 /// @param advice ends the error text, as in "; expected mpirun in PATH"
 /// @throws LaunchError (kNotFound, kCannotRun) also when the program cannot be executed.
 pid_t start_process(const SpawnOptions& options, const std::string& advice);
@@ -53,8 +53,7 @@ struct ExitStatus {
   int signal = 0;  ///< 0: it exited by itself
   bool dumped_core = false;
 };
-/// How `pid` ended, once it has; leaves it unreaped, so that its process group's number stays its
-/// own.
+/// How `pid` ended, if it has. Does not reap it, so that no other process group can get its number.
 std::optional<ExitStatus> peek_exit(pid_t pid);
 /// Reaps `pid` if it has ended.
 std::optional<ExitStatus> try_wait(pid_t pid);
@@ -67,8 +66,8 @@ std::vector<std::string> current_environment();
 void set_variable(std::vector<std::string>& environment, const std::string& name,
                   const std::optional<std::string>& value);
 
-/// The file that executing `program` would run: itself when it has a slash, else the first
-/// executable in PATH.
+/// The file that executing a program would run: the program itself if its name has a slash, else
+/// the first executable of that name in PATH.
 struct ProgramSearch {
   std::string path;
   bool found = false, executable = false;

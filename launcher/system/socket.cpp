@@ -114,7 +114,8 @@ Listener reserve_port() {
   reserved.fd = try_bind("::");
   if (!reserved.fd) reserved.fd = try_bind("0.0.0.0");
   if (!reserved.fd) return reserved;
-  // Set after bind(): before it the system might choose a port that another process reserves so.
+  // Sets the option after bind(). Otherwise the system might choose a port that another process has
+  // reserved in this way.
   const int shared = 1;
   ::setsockopt(reserved.fd.get(), SOL_SOCKET, SO_REUSEADDR, &shared, sizeof shared);
   reserved.port = port_of(reserved.fd.get());
@@ -122,7 +123,7 @@ Listener reserve_port() {
 }
 
 std::string peer_address(int fd) {
-  constexpr std::string_view kMapped = "::ffff:";  // IPv4 on a socket that takes both
+  constexpr std::string_view kMapped = "::ffff:";  // an IPv4 peer of a socket for both families
   SocketAddress peer;
   peer.length = sizeof peer.storage;
   if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer.storage), &peer.length) != 0) return {};

@@ -12,7 +12,7 @@ std::string_view trim(std::string_view line);
 std::string signal_name(int signal);
 /// Quotes a word so that a POSIX shell reads it back unchanged.
 std::string shell_quote(std::string_view word);
-/// Splits as a shell would, without expansion: blanks separate, quotes and backslashes protect.
+/// Splits a line like a shell, without expansion: blanks separate words, unless quoted or escaped.
 /// @throws LaunchError (kUsage) for a quote that is never closed.
 std::vector<std::string> shell_split(std::string_view line);
 /// "0.09 s" below a minute, then hh:mm:ss.

@@ -24,7 +24,7 @@ class UniqueFd {
 
   int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }
-  /// errno when it fails.
+  /// Closes the descriptor. Returns errno on failure, else 0.
   int close() noexcept { return fd_ >= 0 && ::close(std::exchange(fd_, -1)) != 0 ? errno : 0; }
   void reset() noexcept {
     if (fd_ >= 0) ::close(std::exchange(fd_, -1));

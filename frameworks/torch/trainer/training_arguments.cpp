@@ -21,9 +21,10 @@ template <class Arguments, class Visit>
 void for_each_argument(Arguments& a, const Visit& visit) {
   visit("output_dir", a.output_dir, "Folder of checkpoints and logs");
   visit("per_device_train_batch_size", a.per_device_train_batch_size, "Samples per batch and rank");
-  visit("per_device_eval_batch_size", a.per_device_eval_batch_size, "The same in evaluations");
+  visit("per_device_eval_batch_size", a.per_device_eval_batch_size,
+        "Samples per batch and rank in evaluations");
   visit("num_train_epochs", a.num_train_epochs, "Passes over the training set");
-  visit("max_steps", a.max_steps, "Optimizer steps in all; -1: as num_train_epochs says");
+  visit("max_steps", a.max_steps, "Optimizer steps in total; -1: num_train_epochs decides");
   visit("learning_rate", a.learning_rate, "Learning rate after the warm-up");
   visit("weight_decay", a.weight_decay, "Weight decay");
   visit("adam_beta1", a.adam_beta1, "Adam's beta1");
@@ -32,7 +33,7 @@ void for_each_argument(Arguments& a, const Visit& visit) {
   visit("optim", a.optim, "adamw, adamw_sharded or sgd");
   visit("lr_scheduler_type", a.lr_scheduler_type, "linear, cosine or constant");
   visit("warmup_steps", a.warmup_steps, "Steps in which the learning rate rises from 0");
-  visit("warmup_ratio", a.warmup_ratio, "The same as a part of all steps");
+  visit("warmup_ratio", a.warmup_ratio, "Length of the warm-up as a fraction of all steps");
   visit("gradient_accumulation_steps", a.gradient_accumulation_steps, "Batches per step");
   visit("max_grad_norm", a.max_grad_norm, "Largest total norm of the gradients; 0: any");
   visit("fp16", a.fp16, "Compute in float16");
