@@ -14,8 +14,8 @@
 
 namespace hvd::message {
 
-/// Bookkeeping over Requests: which slots are idle, the peer of each message, and a check of the
-/// size of each received message. A loop over the slots calls no virtual function.
+/// Records for Requests which slots are idle and the peer of each message, and checks the size of
+/// each received message. A loop over the slots calls no virtual function.
 ///
 /// Not thread-safe: only the thread that drives the engine calls it. Peers are world ranks.
 /// Allocates in reset() only.
@@ -34,7 +34,7 @@ class RequestTable {
     requests_->receive(slot, bytes, peer, tag);
     record_start(slot, {.peer = peer, .state = SlotState::kReceiving, .bytes = bytes.size()});
   }
-  /// @param bytes exactly as long as the arrival
+  /// @param bytes exactly as long as the message
   void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) {
     requests_->receive(slot, bytes, arrival);
     record_start(slot,
@@ -44,13 +44,14 @@ class RequestTable {
   bool idle(std::size_t slot) const noexcept { return slots_[slot].state == SlotState::kIdle; }
   int in_flight() const noexcept { return in_flight_; }
   int peer(std::size_t slot) const noexcept { return slots_[slot].peer; }
-  /// The peer of a message under way, preferably of one that is being received; -1: no message is
-  /// under way.
+  /// The peer of a message under way, preferably of one that is being received; -1 if no message
+  /// is under way.
   int awaited() const noexcept;
 
-  /// Lets the carrier work, and returns the slots whose messages have completed since the last
-  /// call. Valid until the next call. @throws hvd::Error when a message has another size than its
-  /// receiver expects, or has failed: its slot is idle if the carrier can tell which it is.
+  /// Lets the carrier make progress, and returns the slots whose messages have completed since the
+  /// last call. Valid until the next call. @throws hvd::Error when a message has failed, or its
+  /// size differs from the size that its receiver expects. If the carrier can identify the failed
+  /// message, its slot becomes idle.
   std::span<const int> test();
 
   /// See Requests::cancel(). Returns kDone at once if no message is under way.
@@ -77,7 +78,8 @@ class RequestTable {
   int in_flight_ = 0;
 };
 
-/// For how long to wait for memory that the carrier is about to release, before it is kept.
+/// How long to wait for memory that the carrier is about to release. After that time the memory is
+/// kept.
 inline constexpr auto kCancelTime = std::chrono::milliseconds(500);
 
 /// Cancels all messages under way, and waits for their memory while the carrier returns

@@ -8,8 +8,8 @@
 namespace hvd::message {
 namespace {
 
-// Limits of the free list: large enough that a busy coordinator does not allocate, and at most 4
-// MiB in all.
+// Limits of the free list: large enough that a busy coordinator does not allocate, and small enough
+// that the list keeps at most 4 MiB.
 constexpr std::size_t kIdleParcels = 64;
 constexpr std::size_t kIdleParcelBytes = 64 * 1024;
 
@@ -37,7 +37,7 @@ void SendPool::send(std::span<const std::byte> message, std::span<const int> ran
   parcel->bytes.assign(message.begin(), message.end());
   parcel->ranks.assign(ranks.begin(), ranks.end());
   parcel->requests.reset(ranks.size());
-  // Before the first send, so that the destructor handles the parcel if a send throws.
+  // Add the parcel before the first send, so that the destructor handles it if a send throws.
   active_.push_back(std::move(parcel));
   Parcel& started = *active_.back();
   std::exception_ptr failure;

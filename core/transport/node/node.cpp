@@ -172,7 +172,7 @@ void Node::set_up_control_segment(const Exchange& exchange, bool share_memory) {
   exchange_reports();
   if (control_segment != nullptr) control_segment->unlink();
 
-  // A rank that is alone on its host needs no control segment that others share.
+  // A rank that is alone on its host needs no shared control segment.
   std::vector<const char*> failure_of_host(topology_.host_names.size(), "");
   std::vector<int> ranks_of_host(topology_.host_names.size(), 0);
   free_of_host_.assign(topology_.host_names.size(), 0);

@@ -39,10 +39,11 @@ class Node {
 
   /// Whether the ranks of this host share the control segment. If not, they poll (rung_by_all()).
   bool control_segment_shared() const noexcept { return control_segment_shared_; }
-  /// Whether that is so on every host. The same on every rank.
+  /// Whether control_segment_shared() is true on every host. The same on every rank.
   bool all_control_segments_shared() const noexcept { return all_control_segments_shared_; }
-  /// Bytes available for shared segments on the host of `world_rank` when the job began, as its
-  /// first rank found them: the free space of /dev/shm if segments need it. The same on every rank.
+  /// The bytes that were available for shared segments on the host of `world_rank` when its first
+  /// rank joined: the free space of /dev/shm, or no limit if segments do not need that space. The
+  /// same on every rank.
   std::uint64_t shared_memory_free(int world_rank) const noexcept {
     return free_of_host_[static_cast<std::size_t>(
         topology_.host_of_rank[static_cast<std::size_t>(world_rank)])];

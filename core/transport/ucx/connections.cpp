@@ -14,9 +14,9 @@
 #include "transport/control_plane.h"
 
 // Note [Connections go one way]
-// If two ranks connect to each other at the same time, UCX merges the two connections into one. A
-// rank that ends in that moment may take the other down, by an assertion of UCX 1.13. So no two
-// workers ever connect to each other, and no data is sent on an incomplete connection:
+// If two ranks connect to each other at the same time, UCX merges the two connections into one. If
+// one rank ends at that moment, an assertion in UCX 1.13 may end the other too. So no two workers
+// ever connect to each other, and no data is sent on an incomplete connection:
 //
 // - A rank has a sending and a receiving worker for each plane. The sender connects its sending
 //   worker to the receiver's receiving worker, and does not need the receiver to connect back.
@@ -26,32 +26,34 @@
 // - UCX tells the connections between two workers apart by counting them, so there is only one. A
 //   broken connection stays broken until a new generation has new workers.
 //
-// A worker that has no message to receive makes no progress calls, as in repeated steps.
+// A receiving worker without a message to receive gets no progress calls, for example in repeated
+// steps.
 
 // Note [Primers]
-// UCX stores messages that arrive before their receive is posted, as all of the control plane's do,
-// in memory of its own. It allocates that when the first message of about that size arrives: room
-// for 128 messages, and it touches every page. A first step's report and plan (2 KiB each for 161
-// tensors) took 0.2 to 0.3 ms longer, each. So a rank that connects ahead of use sends a message of
-// each size after its Hello, and the receiver drops these messages.
+// UCX stores messages that arrive before their receive is posted in its own memory. All messages of
+// the control plane arrive like that. When the first message of a size class arrives, UCX allocates
+// room for 128 messages and touches every page. The report and the plan of the first step (2 KiB
+// each for 161 tensors) each took 0.2 to 0.3 ms longer. So a rank that connects ahead of use sends
+// a message of each size after its Hello, and the receiver drops these messages.
 
 // Note [Detecting the end of a rank]
 // UCX detects the end of a process at once, because the kernel closes its connections. Receives of
-// the control plane accept any source, so no receive fails when one connection breaks, and the
-// connections are checked separately. A rank that leaves in order sends a farewell on the
-// connections that it has made before it closes any of them, and messages stay in order. A
-// connection that breaks without a farewell therefore means a loss. The connection in the other
-// direction may break first; it counts only until the other rank has answered.
+// the control plane accept any source, so no receive fails when one connection breaks. The
+// connections are therefore checked separately. A rank that leaves in order sends a farewell on the
+// connections that it has made before it closes any of them. Messages stay in order, so a
+// connection that breaks without a farewell means a loss. The connection in the other direction may
+// break before the farewell arrives. Its break counts as a loss only if the other rank has not
+// answered yet.
 
 // Note [A worker that is not ended]
 // UCX 1.13 has assertions that are always on. Closing connections by force while messages are under
-// way violates them, here and in the peer: 6 of 248 live processes ended when some took back large
-// messages from others. Another assertion ends a process that destroys a worker while an answer to
-// a peer's first message waits for that peer, which may be stopped. So after a failure no
-// connection is closed: the worker is kept until the process ends, as other memory is then, and
-// makes no more progress. Over TCP the workers of sender and receiver move all bytes of a message,
-// so no memory is read or written from then on, and no peer receives later contents of that memory
-// as the message. Peers learn of a failure from the control plane.
+// way violates them, here and in the peer: 6 of 248 live processes ended when others cancelled
+// large messages. Another assertion ends a process that destroys a worker while an answer to a
+// peer's first message waits for that peer, which may be stopped. So after a failure no connection
+// is closed: the worker makes no more progress and is kept until the process ends, see Note [Memory
+// after a failure]. Over TCP the workers of sender and receiver move all bytes of a message, so no
+// memory is read or written once they make no progress, and no peer receives later contents of that
+// memory as the message. Peers learn of a failure from the control plane.
 
 namespace hvd::ucx {
 namespace {
@@ -220,8 +222,8 @@ void Connections::require_all_connected(const std::function<bool(int)>& concerns
   for (const int peer : connected_) {
     const Link& link = links_of(message::Plane::kControl)[index(peer)];
     if (!lost(link) || !concerns(peer)) continue;
-    // A farewell on one connection may have arrived after the last progress call, and before the
-    // break of the other connection was seen.
+    // A farewell may have arrived on one connection after the last progress call, and before the
+    // break of the other connection was detected.
     for (int round = 0; round < kMostRounds && run(Side::kControlIn); ++round) {
     }
     if (lost(link)) {

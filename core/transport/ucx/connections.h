@@ -23,7 +23,7 @@ constexpr Side out_of(message::Plane plane) noexcept {
   return plane == message::Plane::kControl ? Side::kControlOut : Side::kDataOut;
 }
 
-/// Owner of messages under way, which has to drop them when their worker stops.
+/// Owns messages under way, and drops them when their worker stops.
 class MessageOwner {
  public:
   virtual ~MessageOwner() = default;
@@ -65,7 +65,7 @@ class Connections {
   Worker& worker(Side);
 
   /// Sends the message once the connection is complete, and begins to connect if necessary. An
-  /// error is stored in the message, which is over then.
+  /// error ends the message and is stored in it.
   /// @throws hvd::Error when the worker has ended
   void send(message::Plane, int peer, Outgoing&);
   /// Connects before the first message. The peer calls it for this rank at about the same time, so
@@ -86,7 +86,7 @@ class Connections {
   /// @throws BrokenConnection if a connection of the control plane, in either direction, has broken
   /// without a farewell of the peer, and `concerns` returns true for the peer
   void require_all_connected(const std::function<bool(int)>& concerns);
-  /// "ucx: sending to rank 3 failed: Connection reset by remote peer"
+  /// Throws BrokenConnection, as "ucx: sending to rank 3 failed: Connection reset by remote peer".
   [[noreturn]] void raise(const char* what, int peer, Status) const;
 
   /// Makes progress on the plane's sending worker, and on its receiving worker if `receives`.
@@ -109,8 +109,8 @@ class Connections {
   void remove(MessageOwner& owner) noexcept;
 
  private:
-  /// The first message of a connection, from each side. The rank that connected sends it once more
-  /// when it leaves in order.
+  /// The first message that each side sends on a connection. The rank that connected sends another
+  /// one, with `leaves` set, when it leaves in order.
   struct Hello {
     std::int32_t rank = -1;
     std::int32_t leaves = 0;
@@ -171,11 +171,11 @@ class Connections {
 
   const JobMembers members_;
   const Hello hello_;                    ///< a send may read it until the worker ends
-  const Hello farewell_;                 ///< the same
+  const Hello farewell_;                 ///< as hello_
   const std::vector<std::byte> primer_;  ///< as long as the longest primer; its contents are unused
   std::vector<std::byte> dropped_primer_;
   const bool stopping_releases_memory_;
-  std::vector<Link> links_[2];   ///< by plane and rank; before the workers, which write to them
+  std::vector<Link> links_[2];   ///< by plane and rank; outlive the workers, which write to them
   WorkerState workers_[kSides];  ///< by Side
   std::vector<int> connected_;   ///< ranks with a connection in the control plane, either way
   int sending_[2] = {};          ///< messages that are not over, by plane

@@ -10,7 +10,7 @@
 
 // Note [How a message is cancelled]
 // A send that waits for a connection has not begun, and an unmatched receive can be cancelled. UCX
-// can cancel no other message, except by closing its connection by force, which may end live
+// can cancel other messages only by closing their connections by force, which may end live
 // processes: Note [A worker that is not ended]. So the message's worker makes no more progress.
 // This rank then sends, or receives, no more messages of the plane; the other plane continues.
 // Messages are only cancelled when the job ends.

@@ -22,18 +22,19 @@
 //   UCX_MEM_EVENTS=n            UCX does not replace malloc(), mmap() and munmap()
 //   UCX_TCP_CONN_NB=y           connect() does not block: an unreachable host blocked a rank for
 //                               more than 12 s
-//   UCX_TLS=^sm                 no transport that uses the host's memory or reads another process:
-//                               a live process may end when its peer does, and a peer that reads
-//                               from this process cannot be stopped when a message is cancelled.
-//                               Tensors go through hvd's own shared memory on a host
-//   UCX_MM_ERROR_HANDLING=y     if the user enables that transport, it reports errors
-//   UCX_RNDV_THRESH=256k        with TCP only, no process reads from another, and asking the
-//                               receiver first saves no copy. The messages that a channel sends
-//                               at once (128 KiB) have their receives posted, and skip it. An
-//                               allreduce of 1 MiB between two hosts took 1.4 to 1.7 of its time
-//                               over MPI, and takes 1.0 to 1.1 with this setting
+//   UCX_TLS=^sm                 no transport that uses shared memory or reads another process's
+//                               memory: with these, a live process may end when its peer does, and
+//                               a peer that reads from this process cannot be stopped when a
+//                               message is cancelled. On a host, tensors go through hvd's own
+//                               shared memory
+//   UCX_MM_ERROR_HANDLING=y     if the user enables such a transport, it reports errors
+//   UCX_RNDV_THRESH=256k        with TCP only, no process reads from another, so a rendezvous with
+//                               the receiver saves no copy. The messages that a channel sends at
+//                               once (128 KiB) have their receives posted, and skip it. An
+//                               allreduce of 1 MiB between two hosts took 1.4 to 1.7 times as long
+//                               as over MPI, and takes 1.0 to 1.1 times with this setting
 //   UCX_TCP_RX_SEG_SIZE=256k    with TCP only, a channel's message arrives in one piece instead of
-//                               several of 64 KiB: the same allreduce takes 0.75 of its time
+//                               several of 64 KiB: the same allreduce takes 0.75 times as long
 //   UCX_RX_MPOOL_SIZES=64,...   with TCP only, a message that arrives before its receive is stored
 //                               in memory of about its size. UCX allocates that for many messages
 //                               when the first one arrives; if each took as much as the largest,
@@ -170,7 +171,7 @@ struct LoadedLibrary {
 LoadedLibrary load(const std::string& name) {
   set_variables();
   LoadedLibrary loaded;
-  void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);  // stays: UCX has threads
+  void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: it has threads
   if (handle == nullptr) {
     loaded.problem = std::string(dlerror()) + "; install UCX (Debian: libucx0)";
     return loaded;
@@ -302,7 +303,7 @@ UcxWorker::UcxWorker(std::shared_ptr<const Context> context)
     : context_(std::move(context)), f_(context_->functions()) {
   ucp_worker_params_t params = {};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
-  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // progress goes from thread to thread
+  params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // threads take turns to make progress
   check(f_, f_.worker_create(context_->handle(), &params, &worker_), "ucp_worker_create");
 }
 

@@ -31,7 +31,7 @@ struct StartResult {
   Status status = kOk;
 };
 
-/// A whole message that has been matched and is not received yet.
+/// A whole message that has been matched but not received yet.
 struct Matched {
   void* message = nullptr;
   message::Tag tag = 0;
@@ -53,7 +53,7 @@ class Worker {
  public:
   virtual ~Worker() = default;
 
-  /// The address that a peer passes to connect(): some hundred bytes. @throws hvd::Error
+  /// The address that a peer passes to connect(): a few hundred bytes. @throws hvd::Error
   virtual std::vector<std::byte> address() = 0;
   /// @param failure set to the error when the connection breaks; must live as long as the worker
   /// @param made set to the endpoint if the result is kOk
@@ -72,8 +72,8 @@ class Worker {
   virtual Status status_of_send(void* request) = 0;
   /// @param bytes set to the length of the message if the result is kOk
   virtual Status status_of_receive(void* request, std::size_t& bytes) = 0;
-  /// Requests the end of a receive, and returns before it: poll its status. A receive that has been
-  /// matched continues.
+  /// Requests the cancellation of a receive and returns at once; poll the request's status. A
+  /// receive that has been matched continues.
   virtual void cancel_receive(void* request) noexcept = 0;
   /// Frees the request. If its operation is under way, UCX frees it when the operation ends.
   virtual void free(void* request) noexcept = 0;
@@ -91,10 +91,10 @@ inline constexpr std::size_t kSides = 4;
 /// The workers of a rank.
 struct Workers {
   std::unique_ptr<Worker> of[kSides] = {};  ///< by Side
-  /// Only the workers' functions access the memory of messages, no peer and no hardware.
+  /// Whether only the workers' functions access the memory of messages, and no peer or hardware.
   bool only_workers_touch_memory = false;
 
-  /// The addresses of all workers, for the other ranks: some hundred bytes. @throws hvd::Error
+  /// The addresses of all workers, for the other ranks: a few hundred bytes. @throws hvd::Error
   std::vector<std::byte> address() const;
 };
 
