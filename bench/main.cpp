@@ -49,7 +49,7 @@ Command collectives_command(CLI::App& parent) {
       ->transform(size)
       ->check(CLI::Range(std::size_t{1}, kLargest))
       ->capture_default_str();
-  app.add_option("--factor", options->factor, "From one size to the next")
+  app.add_option("--factor", options->factor, "Ratio of one size to the previous one")
       ->check(CLI::Range(std::size_t{2}, std::size_t{1024}))
       ->capture_default_str();
   options->kinds = kAllKinds;
@@ -59,7 +59,7 @@ Command collectives_command(CLI::App& parent) {
   declare_repetitions(app, options->repetitions, "Seconds per operation and size");
   declare_gloo(app, options->gloo_path);
   app.add_option("--progress", options->progress,
-                 "Who drives the engine: the caller, or hvd's thread until the caller waits")
+                 "Which thread drives the engine: the caller's, or hvd's until the caller waits")
       ->transform(CLI::CheckedTransformer(std::map<std::string, Progress>{
           {"caller", Progress::kCaller}, {"background", Progress::kBackground}}));
   app.add_flag_callback(
@@ -96,7 +96,7 @@ Command control_command(CLI::App& parent) {
 
 Command steady_command(CLI::App& parent) {
   CLI::App& app = *parent.add_subcommand(
-      "steady", "What a deviation from the steady state costs, and an idle program");
+      "steady", "Cost of a deviation from the steady state, and of an idle program");
   const auto options = std::make_shared<SteadyOptions>();
   app.add_option("--steps", options->steps, "Steps of a run")
       ->check(CLI::Range(10, 1'000'000))
@@ -124,10 +124,10 @@ Command carriers_command(CLI::App& parent) {
       ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
       ->check(CLI::Range(std::size_t{4}, std::size_t{1} << 30))
       ->capture_default_str();
-  app.add_option("--rounds", options->rounds, "In each, every contender has its turn")
+  app.add_option("--rounds", options->rounds, "Rounds; every contender runs once in each")
       ->check(CLI::PositiveNumber)
       ->capture_default_str();
-  app.add_option("--tensors", options->tensors, "Of the first negotiation")
+  app.add_option("--tensors", options->tensors, "Tensors of the first negotiation")
       ->check(CLI::Range(1, 10'000))
       ->capture_default_str();
   declare_repetitions(app, options->repetitions, "Seconds per size in a turn");
@@ -195,7 +195,7 @@ int run(const Command& command, const CommandLine& line) {
 }
 
 int run_main(int argc, char** argv) {
-  CLI::App app("Measures hvd beside what it competes with, in the same processes.", "hvd-bench");
+  CLI::App app("Measures hvd and its competitors in the same processes.", "hvd-bench");
   CommandLine line;
   declare(app, line);
   CLI11_PARSE(app, argc, argv);
@@ -224,7 +224,7 @@ void declare_repetitions(CLI::App& app, RepetitionLimits& limits, const std::str
 }
 
 void declare_gloo(CLI::App& app, std::string& path) {
-  app.add_option("--gloo", path, "Show what gloo_peers.py wrote there beside the rest")
+  app.add_option("--gloo", path, "A file of gloo_peers.py whose results are printed too")
       ->type_name("FILE")
       ->check(CLI::ExistingFile);
 }

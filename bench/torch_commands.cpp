@@ -22,7 +22,7 @@ void declare_common(CLI::App& app, StepOptions& options) {
   app.add_option("--batch-size", options.batch_size, "Images per rank, where there is computation")
       ->check(CLI::Range(1, 1 << 20))
       ->capture_default_str();
-  app.add_option("--contenders", options.contenders, "Who takes part")
+  app.add_option("--contenders", options.contenders, "Contenders that take part")
       ->delimiter(',')
       ->check(CLI::IsMember(step_contender_names()));
 }
@@ -71,7 +71,8 @@ Command layers_command(CLI::App& parent) {
 
 Command checkpoint_command(CLI::App& parent) {
   CLI::App* const app = parent.add_subcommand(
-      "checkpoint", "What saving takes from the steps, in the foreground and in the background");
+      "checkpoint",
+      "The time that saving adds to the steps, in the foreground and in the background");
   const auto options = std::make_shared<CheckpointOptions>();
   declare_threads(*app, options->threads);
   app->add_option("--megabytes", options->megabytes, "State")
