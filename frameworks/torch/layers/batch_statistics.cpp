@@ -30,7 +30,7 @@ struct ChannelMap {
   const T* scale;
 };
 
-/// The values of a channel: `planes` planes of `size` values.
+/// Maps `planes` planes of `size` values; a plane belongs to one channel.
 template <class T>
 void map_planes(const ChannelMap<T>& map, std::int64_t channels, std::int64_t planes,
                 std::int64_t size, const T* gradient, const T* input, T* result) {
@@ -48,7 +48,7 @@ void map_planes(const ChannelMap<T>& map, std::int64_t channels, std::int64_t pl
   });
 }
 
-/// `rows` rows with one value of each channel.
+/// Maps `rows` rows with one value of each channel.
 template <class T>
 void map_rows(const ChannelMap<T>& map, std::int64_t channels, std::int64_t rows, const T* gradient,
               const T* input, T* result) {
@@ -68,7 +68,7 @@ void map_rows(const ChannelMap<T>& map, std::int64_t channels, std::int64_t rows
   });
 }
 
-/// Both in the type of the statistics and in one memory format.
+/// Both tensors have the dtype of the statistics and the same memory format.
 template <class T>
 torch::Tensor map_channels(const ChannelMap<T>& map, const torch::Tensor& gradient,
                            const torch::Tensor& input) {
@@ -123,7 +123,8 @@ torch::Tensor batch_moments(const torch::Tensor& input) {
   torch::Tensor row = torch::zeros({1, kCounts + 2 * channels}, options);
   if (input.numel() == 0) return row;
   const std::int64_t count = input.numel() / channels;
-  // The unused running statistics select the type in which those of a 16-bit input are computed.
+  // The dtype of the unused running statistics selects the dtype in which the statistics of a
+  // 16-bit input are computed.
   const torch::Tensor unused = torch::zeros({2, channels}, options);
   const auto [mean, var] = at::batch_norm_update_stats(input, unused[0], unused[1], /*momentum=*/0);
   const torch::Tensor values = row[0];
@@ -163,7 +164,8 @@ torch::Tensor normalize(const torch::Tensor& input, const Normalization& by,
 torch::Tensor gradient_sums(const torch::Tensor& gradient, const torch::Tensor& input,
                             const Normalization& by) {
   if (input.numel() == 0) return torch::zeros({2, input.size(1)}, by.mean.options());
-  // In evaluation the statistics are constants, and the gradients of weight and bias are the sums.
+  // With train=false the statistics are constants, and the gradients of weight and bias are the
+  // sums.
   const auto [unused, of_weight, of_bias] = at::native_batch_norm_backward(
       like_input(gradient, input), input, weight_or_ones(by), by.mean, by.var, {}, {},
       /*train=*/false, by.eps, {false, true, true});

@@ -16,8 +16,8 @@ torch::ScalarType statistics_type(torch::ScalarType input) noexcept;
 /// deviations from the means. All zeros for an empty batch.
 torch::Tensor batch_moments(const torch::Tensor& input);
 
-/// The statistics of all batches together. `count` is a float64 scalar on the device, which the
-/// host does not wait for.
+/// The statistics of all batches together. `count` is a float64 scalar on the device; the host does
+/// not wait for it.
 struct JoinedMoments {
   torch::Tensor count;
   torch::Tensor mean;

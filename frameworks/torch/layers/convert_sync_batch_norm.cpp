@@ -28,12 +28,12 @@ struct FoundLayer {
     std::string key;  ///< the layer's name in the parent
   };
   Module* layer = nullptr;
-  std::string path;  ///< through its first parent
+  std::string path;  ///< the path through its first parent
   std::vector<Parent> parents;
 };
 
-/// Calls `act(layer)` with a layer of LibTorch's exact type. @return false, without a call, for
-/// other modules and for types that derive from LibTorch's
+/// Calls `act(layer)` if the module is exactly one of LibTorch's BatchNorm layers. @return false,
+/// without a call, for other modules and for types that derive from LibTorch's
 template <class Act>
 bool with_batch_norm(Module& module, const Act& act) {
   const auto try_one = [&]<class Layer>(const Layer*) {
@@ -75,7 +75,7 @@ void replace_in_container(Module& parent, const Module* old, const std::shared_p
 }
 
 /// Adds the layers below a module, in the order of their registration.
-/// @param seen modules whose children have been found: a subtree may have several parents
+/// @param seen modules whose children have been added already; a subtree may have several parents
 void find_layers(Module& parent, const std::string& prefix, std::set<const Module*>& seen,
                  std::vector<FoundLayer>& found) {
   if (!seen.insert(&parent).second) return;
@@ -93,8 +93,8 @@ void find_layers(Module& parent, const std::string& prefix, std::set<const Modul
   }
 }
 
-/// Finds layers with other owners, such as a parent's typed member, which would still call the old
-/// layer.
+/// Whether the layer has other owners, such as a parent's typed member, which would still call the
+/// old layer.
 bool held_elsewhere(const FoundLayer& found) {
   long expected = 0;
   for (const auto& parent : found.parents) expected += is_container(*parent.module) ? 2 : 1;

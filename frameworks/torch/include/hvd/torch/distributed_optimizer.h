@@ -35,7 +35,7 @@ struct GradientReduction;
 /// @{
 
 /// The parameters of the ranks differ, so that each rank would train a model of its own. Raised on
-/// every rank of the optimizer's set; the runtime goes on.
+/// every rank of the optimizer's set. The runtime remains usable.
 class DivergedError : public Error {
  public:
   using Error::Error;
@@ -43,7 +43,7 @@ class DivergedError : public Error {
 
 /// Gradients of some ranks contain inf or nan (see
 /// DistributedOptimizerOptions::error_if_nonfinite). Raised on every rank of the optimizer's set;
-/// parameters are unchanged and the runtime goes on.
+/// parameters are unchanged and the runtime remains usable.
 class NonFiniteError : public Error {
  public:
   using Error::Error;
@@ -53,8 +53,8 @@ class NonFiniteError : public Error {
 struct DistributedOptimizerOptions {
   /// kAverage, kSum or kAdasum.
   ReduceOp op = ReduceOp::kAverage;
-  /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype. float32 is cast on
-  /// its way into the runtime's buffer, which needs no copy per tensor (see
+  /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype. float32 is cast while
+  /// it is copied into the runtime's buffer, so that no extra copy of the tensor is needed (see
   /// hvd::Allreduce::compression).
   Compression compression = Compression::kNone;
   /// Number of backward passes whose gradients add up before they are reduced.
@@ -70,16 +70,17 @@ struct DistributedOptimizerOptions {
   bool sparse_as_dense = false;
   /// Reduces gradients in buckets from the second step on. On the CPU `.grad` tensors are then
   /// views of buffers that are reduced in place: results are not copied back, and gradients are not
-  /// copied in if they are zeroed instead of dropped (`zero_grad(false)`). A `.grad` that the
-  /// program keeps from one step is overwritten in the next. On a GPU gradients stay where autograd
-  /// has put them, and one launch packs a bucket. Results are the same, up to roundings on a GPU.
-  /// Members of groups, sparse gradients and compressed float64 gradients are reduced outside of
-  /// buckets. Adasum uses no buckets.
+  /// copied in if they are zeroed instead of dropped (`zero_grad(false)`). If the program keeps a
+  /// `.grad` tensor from one step, the next step overwrites it. On a GPU gradients stay where
+  /// autograd has put them, and one kernel launch packs a bucket. Results are the same, up to
+  /// roundings on a GPU. Members of groups, sparse gradients and compressed float64 gradients are
+  /// reduced outside of buckets. Adasum uses no buckets.
   bool gradient_as_bucket_view = true;
   /// Size of a bucket in bytes, the same on every rank. A larger gradient has a bucket of its own.
   /// Large buckets need fewer operations. With small buckets the first reduction begins earlier,
-  /// and less is left to reduce when backward has ended. 0: an eighth of all gradients on the CPU,
-  /// at most 8 MiB; on a GPU a quarter, from 1 to 25 MiB, with at most 1 MiB in the last bucket.
+  /// and less remains to reduce when backward has ended. 0: on the CPU, an eighth of all gradients,
+  /// at most 8 MiB; on a GPU, a quarter of them, from 1 to 25 MiB, with at most 1 MiB in the last
+  /// bucket.
   std::int64_t bucket_bytes = 0;
   ProcessSet process_set = {};
   /// kAdasum only: combines the changes of the parameters instead of the gradients, as Horovod
@@ -87,24 +88,25 @@ struct DistributedOptimizerOptions {
   /// Adasum of all ranks' changes to the parameters as they were before. Momentum and Adam's
   /// averages therefore differ between ranks.
   bool adasum_delta = false;
-  /// Reduces gradients instead of hvd, for example with a compression of the program's own. Sparse
-  /// gradients are made dense. The tensors that it returns become the gradients; `op` applies to a
-  /// closure's loss only. Not with Adasum, compression or gradient_predivide_factor.
+  /// A function of the program that reduces the gradients in place of hvd, for example with its own
+  /// compression. Sparse gradients are made dense. The tensors that it returns become the
+  /// gradients; `op` then applies only to the loss of a closure. Not with Adasum, compression or
+  /// gradient_predivide_factor.
   GradientHook gradient_hook = {};
-  /// The number of reductions of gradients from one comparison of the parameters between the ranks
-  /// to the next (up to roundings). They are also compared before the first update, bit for bit.
-  /// step() throws DivergedError if they differ. If the wrapper is constructed with a module, the
+  /// How often the ranks compare their parameters, up to roundings: after every `check_every`
+  /// reductions of gradients. They also compare them before the first update, bit for bit. step()
+  /// throws DivergedError if they differ. If the wrapper is constructed with a module, the
   /// comparison covers BatchNorm statistics too, and rank 0 warns once if they differ. 0: never.
   /// Not set: HVD_CHECK_EVERY, else 100.
   std::optional<int> check_every = std::nullopt;
-  /// Finds the source of inf and nan: every rank looks for them in its own gradients before they
+  /// Finds the source of inf and nan: every rank searches its own gradients for them before they
   /// are reduced, and step() throws NonFiniteError with the ranks and parameters. Costs a pass over
   /// the gradients and a small operation in each step. Not with a GradScaler, which overflows on
   /// purpose.
   bool error_if_nonfinite = false;
 };
 
-/// A guard: while it lives, step() does not reduce gradients. See
+/// While this guard exists, step() does not reduce gradients. See
 /// OptimizerWrapper::skip_synchronize(). Move-only.
 class [[nodiscard]] SkipSynchronize {
  public:
@@ -118,7 +120,7 @@ class [[nodiscard]] SkipSynchronize {
   std::shared_ptr<const void> scope_;
 };
 
-/// A guard: while it lives, backward passes accumulate without communication. See
+/// While this guard exists, backward passes accumulate without communication. See
 /// OptimizerWrapper::no_sync(). Move-only.
 class [[nodiscard]] NoSync {
  public:
@@ -138,9 +140,9 @@ class [[nodiscard]] NoSync {
 /// Functions that take an optimizer (learning-rate schedulers, torch::save() and torch::load(), a
 /// program's own) accept the wrapper or the wrapped optimizer. An option that is written in one is
 /// copied to the other by the next step(), inner() or param_groups(). In torch::optim::Optimizer
-/// only step(), save() and load() are virtual. Through a reference to it add_param_group() is
-/// therefore an error at step(), state() is empty, and zero_grad(false) does not discard passes
-/// that were counted. See decision 30.
+/// only step(), save() and load() are virtual. If the wrapper is used through a reference to that
+/// class, then after add_param_group() the next step() throws, state() is empty, and
+/// zero_grad(false) does not discard the backward passes that were counted. See decision 30.
 class OptimizerWrapper : public torch::optim::Optimizer {
  public:
   OptimizerWrapper(const OptimizerWrapper&) = delete;
@@ -151,34 +153,34 @@ class OptimizerWrapper : public torch::optim::Optimizer {
   /// `.grad` as the optimizer does.
   void zero_grad(bool set_to_none = true);
 
-  /// Adds a group to the wrapped optimizer, and reduces its gradients from now on. To be called
-  /// between step() and the next backward(). Collective; every rank adds the same group. Parameters
-  /// that were not trained before must be equal on all ranks (broadcast_parameters()). In the next
-  /// step gradients are reduced one by one, as in the first step.
-  /// @param names of the group's parameters that the constructor did not get; without names they
-  /// are numbered if the constructor has numbered the others
+  /// Adds a group to the wrapped optimizer, and reduces its gradients from now on. Call it between
+  /// step() and the next backward(). Collective; every rank adds the same group. Parameters that
+  /// were not trained before must be equal on all ranks (broadcast_parameters()). In the next step
+  /// gradients are reduced one by one, as in the first step.
+  /// @param names names of the group's parameters that the constructor was not given; unnamed
+  /// parameters are numbered if the constructor has numbered the others
   /// @throws UsageError on the rank where the optimizer refuses the group or already has one of its
   /// parameters, where a parameter has no name or belongs to another wrapper, or where gradients
-  /// are being reduced. The other ranks then throw MismatchError, as all do if they add different
-  /// parameters. After an error the optimizer is as before.
+  /// are being reduced. The other ranks then throw MismatchError. All ranks throw it if they add
+  /// different parameters. After an error the optimizer is unchanged.
   void add_param_group(const torch::optim::OptimizerParamGroup& group,
                        const NamedParameters& names = NamedParameters());
 
-  /// While the guard lives, step() does not synchronize: `synchronize(); clip(); { auto skip =
+  /// While the guard exists, step() does not synchronize: `synchronize(); clip(); { auto skip =
   /// skip_synchronize(); step(); }`. step() throws UsageError if gradients are still being reduced.
   SkipSynchronize skip_synchronize();
 
-  /// While the guard lives, backward passes accumulate locally and do not count as passes. step()
+  /// While the guard exists, backward passes accumulate locally and do not count as passes. step()
   /// still reduces.
   NoSync no_sync();
 
-  /// @throws UsageError below 1.
+  /// @throws UsageError if `passes` is less than 1.
   void set_backward_passes_per_step(int passes);
 
   /// The wrapped optimizer.
   torch::optim::Optimizer& inner() noexcept;
 
-  /// Copies of the wrapped optimizer's groups, the same objects from call to call.
+  /// Copies of the wrapped optimizer's groups. Every call returns the same objects.
   std::vector<torch::optim::OptimizerParamGroup>& param_groups() noexcept;
   const std::vector<torch::optim::OptimizerParamGroup>& param_groups() const noexcept;
   /// The state of the wrapped optimizer.
@@ -186,7 +188,8 @@ class OptimizerWrapper : public torch::optim::Optimizer {
   const auto& state() const noexcept { return std::as_const(optimizer_).state(); }
 
  protected:
-  /// @param who name of the class, which begins messages  @param numbered the names are numbers
+  /// @param who name of the class, which begins messages @param numbered whether the names are
+  /// numbers
   OptimizerWrapper(const char* who, torch::optim::Optimizer& optimizer,
                    const NamedParameters& parameters, bool numbered,
                    DistributedOptimizerOptions options);
@@ -200,7 +203,8 @@ class OptimizerWrapper : public torch::optim::Optimizer {
   void start_reducing(std::vector<libtorch::ReducedParameter> parameters,
                       libtorch::GradientReduction how);
   void refuse_new_parameters() const;
-  /// For skip_synchronize(). @param when follows "gradients are still being reduced" in the message
+  /// Throws UsageError if gradients are being reduced at a step() under skip_synchronize(). @param
+  /// when follows "gradients are still being reduced" in the message
   void refuse_in_flight(const char* when) const;
   /// Evaluates the closure under skip_synchronize().
   torch::Tensor loss_without_synchronizing(const LossClosure& closure) const;
@@ -248,22 +252,22 @@ class OptimizerWrapper : public torch::optim::Optimizer {
 /// DistributedOptimizers in the same order and with equal arguments. A parameter without a gradient
 /// on this rank contributes zeros at step(). If no rank has a gradient of it, `.grad` stays
 /// undefined, as in a single process. Frozen parameters (requires_grad false) take no part as long
-/// as they are frozen on every rank. A parameter that occurs twice is reduced once. Passes add up
-/// (as LibTorch accumulates) and are not divided by their number.
+/// as they are frozen on every rank. A parameter that occurs twice is reduced once. The gradients
+/// of several passes are summed, as in LibTorch, and not divided by the number of passes.
 ///
 /// Do not touch `.grad` between backward() and step() or synchronize(): it is being reduced in
-/// place. clip_grad_norm_(), the step() of the wrapped optimizer and an assignment of another
-/// tensor throw UsageError in most cases, at once or from step(). After a backward() under
-/// no_sync() the program may change `.grad`; step() or synchronize() reduces its value at that
-/// time. After synchronize() gradients are final, and step() uses them with all changes that the
-/// program makes. A backward() that follows without zero_grad() adds to the reduced gradients, as
-/// in a single process. With an op other than kAverage, and with a gradient_hook, `.grad` then
+/// place. In most cases LibTorch's clip_grad_norm_(), a step() of the wrapped optimizer or an
+/// assignment of another tensor leads to a UsageError, at once or from step(). After a backward()
+/// under no_sync() the program may change `.grad`; step() or synchronize() reduces its value at
+/// that time. After synchronize() gradients are final, and step() uses them with all changes that
+/// the program makes. A backward() that follows without zero_grad() adds to the reduced gradients,
+/// as in a single process. With an op other than kAverage, and with a gradient_hook, `.grad` then
 /// holds only the new part until it has been reduced. In the first step gradients are not sent
 /// before step(), in which the ranks compare their parameters.
 ///
 /// One thread at a time, apart from the hooks, which run on the threads of backward(). The
 /// destructor removes the hooks, and does not communicate. It warns if no gradient was ever reduced
-/// or if gradients are being reduced. Backward passes that continue without the wrapper warn too.
+/// or if gradients are being reduced. Later backward passes without the wrapper warn too.
 class DistributedOptimizer : public OptimizerWrapper {
  public:
   /// Local. @param parameters the names of the optimizer's parameters; further names are allowed
@@ -272,16 +276,18 @@ class DistributedOptimizer : public OptimizerWrapper {
   /// belongs to another wrapper, or this rank is not in the process set; NotInitializedError before
   /// init().
   ///
-  /// A template, so that braces, {.op = ...}, mean the options of the constructor without names.
+  /// This is a template so that a braced argument, {.op = ...}, selects the constructor without
+  /// names.
   template <class Parameters = NamedParameters>
     requires std::convertible_to<const Parameters&, NamedParameters>
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const Parameters& parameters,
                        DistributedOptimizerOptions options = {})
       : DistributedOptimizer(WithNames(), optimizer, parameters, std::move(options)) {}
-  /// Takes the names of the parameters from the module, which may have more than `optimizer`. The
-  /// ranks also compare the module's frozen parameters, before the first update, and its BatchNorm
-  /// statistics (see check_every). Parameters that another optimizer trains are not compared, since
-  /// each rank may have its own (experts). Parameters that the module gets later are not known.
+  /// Takes the names of the parameters from the module, which may have more parameters than
+  /// `optimizer`. The ranks also compare the module's frozen parameters, before the first update,
+  /// and its BatchNorm statistics (see check_every). Parameters that another optimizer trains are
+  /// not compared, since each rank may have its own (experts). Parameters that are added to the
+  /// module later are not included.
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                        DistributedOptimizerOptions options = {});
   /// The same for a module holder (TORCH_MODULE).
@@ -306,15 +312,16 @@ class DistributedOptimizer : public OptimizerWrapper {
   ~DistributedOptimizer() override;
 
   /// Calls synchronize(), unless it was called since the last backward or a skip_synchronize()
-  /// guard is alive, then the optimizer's own step. With a closure, the gradients and the returned
-  /// loss are reduced after each evaluation, so that the optimizers of all ranks decide alike;
-  /// returns the reduced loss. Under skip_synchronize() a closure calls synchronize() itself, after
-  /// backward(). Warns, once, if no rank has a gradient of any parameter: the model has been
-  /// replaced since the construction, or zero_grad() was called after backward().
+  /// guard exists, and then the optimizer's own step. With a closure, the gradients and the
+  /// returned loss are reduced after each evaluation, so that the optimizers of all ranks make the
+  /// same decisions; returns the reduced loss. Under skip_synchronize() a closure calls
+  /// synchronize() itself, after backward(). Warns once if no rank has a gradient of any parameter:
+  /// probably the model was replaced after the construction, or zero_grad() was called after
+  /// backward().
   /// @throws MismatchError, DivergedError, NonFiniteError, StalledError, PeerLostError or
   /// ShutdownError, after which the parameters are unchanged. UsageError for gradients that were
   /// written to while they were reduced, for parameters that were added to `optimizer` itself, and
-  /// for an option that was written both here and in `optimizer`, to different values.
+  /// for an option that was set to different values here and in `optimizer`.
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
   /// Returns when every gradient is final. Clip or inspect gradients after this. Throws as step().
@@ -345,7 +352,7 @@ class DistributedOptimizer : public OptimizerWrapper {
   /// Multiplies final gradients. @return an argument of all_finite()
   torch::Tensor unscale_gradients(double factor);
   std::shared_ptr<const void>
-      local_gradients_;  ///< with adasum_delta: a no_sync() as long as this object lives
+      local_gradients_;  ///< with adasum_delta: a no_sync() guard for this object's lifetime
 };
 
 /// @}

@@ -22,9 +22,9 @@ namespace hvd {
 /// Options with the names and defaults of torch.amp.GradScaler.
 struct GradScalerOptions {
   double init_scale = 65536.0;
-  /// Factor of the scale after `growth_interval` steps in a row without inf or nan.
+  /// The scale is multiplied by this after `growth_interval` steps in a row without inf or nan.
   double growth_factor = 2.0;
-  /// Factor of the scale after a step with inf or nan.
+  /// The scale is multiplied by this after a step with inf or nan.
   double backoff_factor = 0.5;
   std::int64_t growth_interval = 2000;
   /// False: losses and gradients stay unchanged, and every step is taken.
@@ -33,7 +33,7 @@ struct GradScalerOptions {
   ProcessSet process_set = {};
 };
 
-/// Dynamic loss scaling for half precision, as PyTorch's, but for all ranks together: if a rank's
+/// Dynamic loss scaling for half precision, as in PyTorch, but for all ranks together: if a rank's
 /// gradients contain inf or nan, every rank of the optimizer's process set skips the step, so that
 /// scales stay equal.
 ///
@@ -43,7 +43,7 @@ struct GradScalerOptions {
 ///     scaler.update();
 ///
 /// Several optimizers of one process set may share a scaler. Every rank of the set makes the same
-/// calls. Not thread-safe. Refers to an optimizer from its unscale_() or step() to update().
+/// calls. Not thread-safe. Refers to an optimizer from its unscale_() or step() until update().
 class GradScaler {
  public:
   /// @throws UsageError for a scale that is not positive, a growth factor of 1 or less, a backoff
@@ -51,9 +51,9 @@ class GradScaler {
   explicit GradScaler(GradScalerOptions options = {});
 
   /// Returns the loss times the scale. Differentiable, local. A float16 scalar becomes float32,
-  /// which holds the product.
+  /// which can represent the product.
   torch::Tensor scale(const torch::Tensor& loss);
-  /// Waits for the reduced gradients, divides them by the scale and looks for inf and nan.
+  /// Waits for the reduced gradients, divides them by the scale and searches them for inf and nan.
   /// Collective. @throws UsageError if it is called twice, or after step(), without update() in
   /// between, or if the optimizer's process set differs from that of the others; otherwise as
   /// DistributedOptimizer::synchronize().
@@ -63,9 +63,9 @@ class GradScaler {
   /// GradScalerOptions::process_set agree on whether all gradients were finite. A wrapper of hvd
   /// that is passed by this type is treated as a wrapper.
   void unscale_(torch::optim::Optimizer& optimizer);
-  /// Calls unscale_(), unless the program has, then the optimizer's step if all gradients of all
-  /// ranks were finite. Gradients are reduced once. Collective. @return whether it has stepped
-  /// @throws UsageError if it is called twice without update() in between; otherwise as
+  /// Calls unscale_(), unless the program has done so, and then the optimizer's step() if all
+  /// gradients of all ranks were finite. Gradients are reduced once. Collective. @return whether it
+  /// has stepped @throws UsageError if it is called twice without update() in between; otherwise as
   /// DistributedOptimizer::step().
   bool step(DistributedOptimizer& optimizer);
   bool step(ShardedOptimizer& optimizer);
@@ -83,7 +83,7 @@ class GradScaler {
   double get_backoff_factor() const noexcept { return options_.backoff_factor; }
   std::int64_t get_growth_interval() const noexcept { return options_.growth_interval; }
   /// Every rank passes the same value, here and below. @throws UsageError for a value that the
-  /// constructor refuses, after which the scaler is as before.
+  /// constructor refuses, after which the scaler is unchanged.
   void set_growth_factor(double factor);
   void set_backoff_factor(double factor);
   void set_growth_interval(std::int64_t interval);
@@ -116,7 +116,7 @@ class GradScaler {
   double scale_;
   std::int64_t growth_tracker_ = 0;
   std::optional<int> process_set_;
-  // By the address of the optimizer.
+  // Both maps have the optimizer's address as the key.
   std::map<const void*, OptimizerState> optimizers_;  ///< since the last update()
   std::map<const void*, Unscaled> unscaled_;          ///< before the ranks have agreed
 };

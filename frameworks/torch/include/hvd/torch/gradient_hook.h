@@ -17,9 +17,9 @@ namespace hvd {
 
 /// Gradients that a GradientHook reduces together.
 struct BucketGradients {
-  /// This rank's own gradients one behind the other, with zeros for parameters without a gradient:
+  /// This rank's own gradients one after the other, with zeros for parameters without a gradient:
   /// [elements], of the parameters' dtype, on their device. The hook may write to it until it has
-  /// returned the result. The memory may be another one in each step.
+  /// returned the result. The memory may differ from step to step.
   torch::Tensor values;
   /// A name for operations, the same on every rank and different for each bucket.
   std::string name;
@@ -32,9 +32,9 @@ struct BucketGradients {
   ProcessSet process_set;
 };
 
-/// Begins to reduce gradients over the ranks instead of hvd, for example with a compression of the
-/// program's own. Returns a function that waits and returns the reduced gradients, with as many
-/// elements:
+/// Starts the reduction of gradients over the ranks in place of hvd, for example with the program's
+/// own compression. Returns a function that waits and returns the reduced gradients, a tensor with
+/// as many elements:
 ///
 ///     options.gradient_hook = [](const hvd::BucketGradients& bucket) {
 ///       hvd::Handle sum = hvd::allreduce_async(bucket.values.to(torch::kFloat16),
@@ -47,14 +47,14 @@ struct BucketGradients {
 /// the hook begins run while backward continues; those of the returned function do not.
 ///
 /// The thread of backward() that completes a bucket calls the hook, one bucket at a time. step() or
-/// synchronize() calls it for the remaining buckets. In the first step these are all: each gradient
-/// is then a bucket of its own, as after parameters were frozen or added. The returned functions
+/// synchronize() calls it for the remaining buckets, in the first step for all. Each gradient is
+/// then a bucket of its own, as it is after parameters were frozen or added. The returned functions
 /// are called by step() or synchronize(), or when gradients are dropped (zero_grad()). Autograd
-/// does not record meanwhile. Neither function may call the DistributedOptimizer.
+/// does not record during these calls. Neither function may call the DistributedOptimizer.
 ///
-/// An exception of the hook is thrown by backward() or step() on this rank; after backward() has
-/// thrown, step() calls the hook again. Other ranks wait for the operations that are missing on
-/// this rank, and get a StalledError. A result with another number of elements is a UsageError.
+/// backward() or step() throws the hook's exception on this rank; after backward() has thrown,
+/// step() calls the hook again. Other ranks wait for the operations that this rank has not
+/// submitted, and get a StalledError. A result with another number of elements is a UsageError.
 using GradientHook = std::function<std::function<torch::Tensor()>(const BucketGradients&)>;
 
 /// @}

@@ -32,10 +32,10 @@ class Handle {
   /// Returns whether it is done. Otherwise the operation continues, and can be waited for again. An
   /// error of the operation is thrown by wait() only. @throws UsageError on an empty handle
   bool wait_for(std::chrono::nanoseconds timeout) const;
-  /// Blocks until the operation is done and returns its result; in place, the tensor that was
-  /// passed. On a GPU it blocks until the operation is queued; the caller's current stream then
-  /// waits for the result. Every call, from any thread, returns the same tensor or throws the same
-  /// error.
+  /// Blocks until the operation is done and returns its result; for an operation in place, that is
+  /// the tensor that was passed. On a GPU it blocks until the operation is queued; the caller's
+  /// current stream then waits for the result. Every call, from any thread, returns the same tensor
+  /// or throws the same error.
   /// @throws MismatchError, StalledError, PeerLostError, ShutdownError; UsageError on an empty
   /// handle and on one with several results (use wait_all())
   torch::Tensor wait() const;

@@ -8,9 +8,9 @@ namespace hvd {
 /// @addtogroup exchange
 /// @{
 
-/// As hvd::join(), for a rank without further data; then sends `state` from the rank that joined
-/// last, which has taken part in all updates, to all ranks. Each rank keeps its own random streams
-/// (except those of RandomStreams::shared()), values per rank and metrics.
+/// Joins like hvd::join(), for a rank without further data. Then sends `state` to all ranks from
+/// the rank that joined last, which has taken part in all updates. Each rank keeps its own random
+/// streams (except those of RandomStreams::shared()), values per rank and metrics.
 ///
 ///     for (auto& batch : *loader) { ... }  // more batches on some ranks than on others
 ///     hvd::join(state);

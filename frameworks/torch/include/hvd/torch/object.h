@@ -35,8 +35,8 @@ namespace hvd {
 /// @addtogroup exchange
 /// @{
 
-/// Makes a type of the program's own sendable as an object. A specialisation has two functions:
-/// save() converts an object to a value of a sendable type, and load() converts it back.
+/// Lets a type of the program be sent as an object. A specialisation has two functions: save()
+/// converts an object to a value of a sendable type, and load() converts it back.
 ///
 ///     template <>
 ///     struct hvd::ObjectTraits<Vocabulary> {
@@ -60,8 +60,8 @@ concept Archived = std::is_default_constructible_v<T> &&
                      value.load(from);
                    };
 
-/// A tensor that an ObjectWriter did not copy. Its bytes belong at `position` of the writer's
-/// bytes, where those of other such tensors are not counted.
+/// A tensor that an ObjectWriter did not copy. Its bytes belong at `position` in the writer's
+/// bytes, which does not count the bytes of borrowed tensors.
 struct BorrowedTensor {
   std::size_t position = 0;
   torch::Tensor tensor;
@@ -83,13 +83,14 @@ class ObjectWriter {
     const auto wide = static_cast<std::uint64_t>(n);
     raw(&wide, sizeof(wide));
   }
-  /// The elements of a dense tensor on any device, in row-major order, without dtype and shape.
+  /// Appends the elements of a dense tensor on any device, in row-major order, without dtype and
+  /// shape.
   void tensor(const torch::Tensor& tensor, bool replicated = false);
   /// Reserves memory for `bytes` more bytes. No effect when tensors are borrowed.
   void reserve(std::size_t bytes) {
     if (borrowed_ == nullptr) bytes_.reserve(bytes_.size() + bytes);
   }
-  /// Appends the bytes that `write` appends, behind their number.
+  /// Appends the number of bytes that `write` appends, and then those bytes.
   template <class Write>
   void string(const Write& write) {
     const std::size_t begin = bytes_.size();
@@ -121,7 +122,8 @@ class ObjectReader {
     if (bytes > 0) std::memcpy(data, bytes_.data(), bytes);
     bytes_.remove_prefix(bytes);
   }
-  /// A number of elements, each of at least `element_bytes` bytes.
+  /// Reads a number of elements. @throws hvd::Error if the remaining bytes cannot hold so many
+  /// elements of at least `element_bytes` bytes each
   std::size_t count(std::size_t element_bytes) {
     std::uint64_t n = 0;
     raw(&n, sizeof(n));
@@ -164,12 +166,12 @@ inline constexpr bool kBitwise =
     std::is_trivially_copyable_v<T> && !std::is_pointer_v<T> && !std::is_member_pointer_v<T> &&
     !std::is_null_pointer_v<T> && !IsView<T>::value && !HasObjectTraits<T> && !Archived<T>;
 
-/// Structs without base classes and constructors, which are sent member by member.
+/// Structs without base classes and constructors. They are sent member by member.
 template <class T>
 concept PlainStruct = std::is_aggregate_v<T> && std::is_class_v<T> && !kBitwise<T> &&
                       !IsStdArray<T>::value && !HasObjectTraits<T> && !Archived<T>;
 
-/// Appends the bytes of an archive, without a copy of its tensors.
+/// Appends the bytes of an archive without copying its tensors first.
 void append(ObjectWriter& writer, torch::serialize::OutputArchive& archive);
 void write_archive(ObjectWriter& writer,
                    const std::function<void(torch::serialize::OutputArchive&)>& save);
@@ -329,7 +331,7 @@ template <class K, class V, class H, class E, class A>
 struct ObjectCodec<std::unordered_map<K, V, H, E, A>>
     : MapCodec<std::unordered_map<K, V, H, E, A>> {};
 
-// For every element type, since an optional of a type with a view inside is not plain bytes.
+// Used for trivially copyable element types too, so that an optional of a view does not compile.
 template <class T>
 struct ObjectCodec<std::optional<T>> {
   static void write(ObjectWriter& writer, const std::optional<T>& value) {

@@ -52,7 +52,7 @@ struct CollectiveOptions {
 /// @name Out of place
 /// These calls are differentiable, with the exceptions below, when the tensor requires
 /// grad and grad mode is on. Backward communicates, so every rank must run it. The backward of a
-/// call NAME is the operation "NAME.backward".
+/// call named NAME is the operation "NAME.backward".
 /// @{
 
 /// Reduces over ranks. The result has the input's shape and dtype. Backward: the same reduction of
@@ -87,19 +87,19 @@ struct AlltoallResult {
 /// that the size does not divide
 AlltoallResult alltoall(const torch::Tensor& tensor, const torch::Tensor& splits = {},
                         const CollectiveOptions& options = {});
-/// As allgather(), but only the destination, a world rank, gets the result. The others get an
+/// Like allgather(), but only the destination, a world rank, gets the result. The others get an
 /// undefined tensor. Not differentiable. @throws UsageError also for a tensor that requires grad
 torch::Tensor gather(const torch::Tensor& tensor, int dst_rank,
                      const CollectiveOptions& options = {});
-/// As allgather(), but along any dimension. Sizes of that dimension may differ between ranks.
+/// Like allgather(), but along any dimension. Sizes of that dimension may differ between ranks.
 /// Backward: this rank's slice of the summed gradient.
 /// @param dim the same on every rank; a negative number counts from the last dimension
 /// @throws UsageError also for a dimension that the tensor does not have
 torch::Tensor all_gather_into_tensor(const torch::Tensor& tensor, std::int64_t dim = 0,
                                      const CollectiveOptions& options = {});
-/// allreduce() whose result only the root gets, a world rank; the others get zeros. It moves as
-/// much as an allreduce. Backward: the root's gradient on every rank, divided by the size for an
-/// average; those of the zeros are not used.
+/// An allreduce() of which only the root, a world rank, gets the result; the others get zeros.
+/// Sends as many bytes as an allreduce. Backward: the root's gradient on every rank, divided by the
+/// size for an average; the gradients of the zeros are not used.
 /// @throws UsageError also for min, max, product, Adasum and the bitwise operations on a tensor
 /// that requires grad.
 torch::Tensor reduce(const torch::Tensor& tensor, int root_rank,
@@ -145,8 +145,8 @@ torch::Tensor reduce_(torch::Tensor tensor, int root_rank, const AllreduceOption
 /// does not record the write, but the output's version increases.
 ///
 /// The number of rows that allgather_into(), alltoall_into() and gather_into() receive is known
-/// when all ranks have made the call. If the output has another shape, this rank's wait throws a
-/// UsageError; the other ranks get their results.
+/// only when all ranks have made the call. If the output has another shape, this rank's wait throws
+/// a UsageError; the other ranks get their results.
 /// @{
 
 torch::Tensor allreduce_into(torch::Tensor output, const torch::Tensor& input,
@@ -233,7 +233,7 @@ Handle grouped_allreduce_async(at::TensorList tensors, const AllreduceOptions& o
 Handle grouped_allreduce_async_(at::TensorList tensors, const AllreduceOptions& options = {});
 Handle grouped_allgather_async(at::TensorList tensors, const CollectiveOptions& options = {});
 Handle grouped_reducescatter_async(at::TensorList tensors, const AllreduceOptions& options = {});
-/// As scatter() of each tensor. Every rank passes the same number of tensors.
+/// Scatters each tensor like scatter(). Every rank passes the same number of tensors.
 std::vector<torch::Tensor> grouped_scatter(at::TensorList tensors, int root_rank,
                                            const CollectiveOptions& options = {});
 Handle grouped_scatter_async(at::TensorList tensors, int root_rank,

@@ -29,7 +29,7 @@ torch::Device device();
 
 /// Returns loss / size of the set, so that the *sum* of the gradients over ranks (see all_reduce)
 /// is the gradient of the average loss. Do not use it with DistributedOptimizer's default average,
-/// which would divide twice; a warning is given once if there is one. Differentiable, local.
+/// which would divide twice; hvd warns once if there is such an optimizer. Differentiable, local.
 torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_set = {});
 
 /// Reduces the parameters' `.grad` in place, in one group. Every rank passes the same parameters in
@@ -37,12 +37,13 @@ torch::Tensor scale_loss(const torch::Tensor& loss, const ProcessSet& process_se
 /// defined afterwards if another rank had one. Parameters without `.grad` that do not require grad
 /// are left out. Blocks.
 /// @throws UsageError for a sparse gradient, for a tensor that is the result of a computation (such
-/// as a loss: use allreduce()), and when no tensor requires grad or has one; MismatchError,
+/// as a loss: use allreduce()), and when no tensor requires grad or has a gradient; MismatchError,
 /// StalledError, PeerLostError, ShutdownError
 void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op = ReduceOp::kSum,
                 const ProcessSet& process_set = {});
 
-/// Another name of all_reduce(), to distinguish it from allreduce(), which reduces a tensor itself.
+/// Another name for all_reduce(), to distinguish it from allreduce(), which reduces a tensor
+/// itself.
 inline void allreduce_gradients(const std::vector<torch::Tensor>& parameters,
                                 ReduceOp op = ReduceOp::kSum, const ProcessSet& process_set = {}) {
   all_reduce(parameters, op, process_set);
@@ -61,9 +62,8 @@ void broadcast_parameters(const NamedParameters& parameters, int root_rank,
                           const ProcessSet& process_set);
 
 /// Overwrites only the buffers, such as the running statistics of BatchNorm, which differ between
-/// ranks. Call it before an evaluation in which all ranks take part. It is a synchronous broadcast
-/// (DistributedDataParallel makes one before every forward pass). Otherwise as
-/// broadcast_parameters().
+/// ranks. Call it before an evaluation in which all ranks take part. DistributedDataParallel does
+/// the same before every forward pass. Otherwise like broadcast_parameters().
 void broadcast_buffers(const torch::nn::Module& module, int root_rank = 0,
                        const ProcessSet& process_set = {});
 
@@ -109,7 +109,7 @@ void broadcast_buffers(const std::shared_ptr<Module>& module, int root_rank = 0,
 }
 
 /// Replaces the optimizer's state and options (learning rate, betas, ... of each parameter group
-/// and the defaults) on every rank of the set by the root's. For SGD, Adam, AdamW, Adagrad,
+/// and the defaults) on every rank of the set with the root's. For SGD, Adam, AdamW, Adagrad,
 /// RMSprop, LBFGS and other optimizers with save() and load(). State that the root does not have is
 /// removed. `root_rank` is a world rank. Collective over the set; blocks. Other threads must not
 /// use the optimizer. For a DistributedOptimizer it acts on the wrapped optimizer. For a

@@ -31,7 +31,8 @@ namespace libtorch {
 
 struct AcceleratorCore;
 
-/// The loaders whose loops are running, the innermost last, with the place of their present batch.
+/// The running loops over loaders, the innermost last, with the position of each loop's current
+/// batch.
 class RunningLoaders {
  public:
   struct Loop {
@@ -39,7 +40,7 @@ class RunningLoaders {
     bool has_batch = false;
   };
 
-  /// Begins a loop, which ends with the last copy of the result.
+  /// Begins a loop, which ends when the last copy of the result is destroyed.
   static std::shared_ptr<Loop> begin(const std::shared_ptr<RunningLoaders>& loaders);
   /// The place of the innermost loop's batch; null outside of loops.
   const BatchPlace* place() const noexcept;
@@ -64,7 +65,7 @@ using PrepareArgument = std::variant<PreparedModule, torch::optim::Optimizer*, P
 /// @{
 
 /// An optimizer that Accelerator::prepare() has wrapped. step() and zero_grad() have an effect only
-/// where a step is due (Accelerator::sync_gradients()). Converts to the wrapper where a function
+/// when a step is due (Accelerator::sync_gradients()). Converts to the wrapper where a function
 /// takes a torch::optim::Optimizer. Owned by the accelerator, until free_memory(); refers to the
 /// program's optimizer. Not thread-safe.
 class AcceleratedOptimizer {
@@ -73,17 +74,17 @@ class AcceleratedOptimizer {
   AcceleratedOptimizer& operator=(const AcceleratedOptimizer&) = delete;
   ~AcceleratedOptimizer();
 
-  /// Waits for the reduced gradients and steps. With Precision::kFP16 it divides them by the loss
-  /// scale first, unless unscale_gradients() has, and skips the step on every rank if a gradient of
-  /// any rank is inf or nan. Collective where a step is due. @return the closure's loss; undefined
-  /// without a closure and where no step is due
+  /// Waits for the reduced gradients and steps. With Precision::kFP16 it first divides them by the
+  /// loss scale, unless unscale_gradients() has done so, and skips the step on every rank if a
+  /// gradient of any rank is inf or nan. Collective when a step is due. @return the closure's loss;
+  /// undefined without a closure and when no step is due
   /// @throws UsageError for a closure with Precision::kFP16; as DistributedOptimizer::step()
   torch::Tensor step(const torch::optim::Optimizer::LossClosure& closure = nullptr);
   void zero_grad(bool set_to_none = true);
   /// Whether the last step() that was due was skipped, because of inf or nan.
   bool step_was_skipped() const noexcept { return skipped_; }
 
-  /// As the functions of Accelerator, for the parameters of this optimizer.
+  /// Like the functions of Accelerator, for the parameters of this optimizer.
   double clip_grad_norm_(double max_norm, double norm_type = 2.0);
   void clip_grad_value_(double clip_value);
   void unscale_gradients();
@@ -120,11 +121,12 @@ class AcceleratedScheduler {
   AcceleratedScheduler(const AcceleratedScheduler&) = delete;
   AcceleratedScheduler& operator=(const AcceleratedScheduler&) = delete;
 
-  /// Steps once, at any number of ranks, if the optimizers have stepped: not where no step is due,
-  /// and not after a skipped step. @throws UsageError for a ReduceLROnPlateauScheduler
+  /// Steps once, regardless of the number of ranks, if the optimizers have stepped. Has no effect
+  /// if no step was due or the step was skipped. @throws UsageError for a
+  /// ReduceLROnPlateauScheduler
   void step();
-  /// The same for a ReduceLROnPlateauScheduler. @param metric the same on every rank, as of
-  /// Metric::compute(); a rank's own would make the learning rates differ
+  /// The same for a ReduceLROnPlateauScheduler. @param metric equal on every rank, such as the
+  /// result of Metric::compute(); different values would make the learning rates differ
   /// @throws UsageError for another scheduler
   void step(double metric);
 
@@ -141,7 +143,7 @@ class AcceleratedScheduler {
   const std::vector<const AcceleratedOptimizer*> optimizers_;
 };
 
-/// A loader of the program, whose batches are on the accelerator's device. `*train_loader` and
+/// A loader of the program that moves its batches to the accelerator's device. `*train_loader` and
 /// `train_loader` are ranges of batches. Copies refer to the same loader, which must outlive them.
 /// While a loop runs, its last batch ends an accumulation, and gather_for_metrics() leaves out the
 /// samples that are repeated in it. Not thread-safe.
@@ -191,14 +193,14 @@ class PreparedLoader {
     std::shared_ptr<libtorch::LoaderProgress> progress_;
     std::optional<c10::Device> device_;
     std::shared_ptr<libtorch::RunningLoaders::Loop> loop_;
-    BatchType* batch_ = nullptr;  ///< once it is on the device
+    BatchType* batch_ = nullptr;  ///< null until it is on the device
   };
 
   /// A copy, so that `for (auto& batch : *accelerator.skip_first_batches(...))` is valid.
   PreparedLoader operator*() const { return *this; }
   const PreparedLoader* operator->() const noexcept { return this; }
 
-  /// As DataLoader::begin(). Collective.
+  /// Like DataLoader::begin(). Collective.
   Iterator begin() const {
     auto inner = loader_->begin();
     return Iterator(std::move(inner), progress(), device_,
@@ -206,7 +208,7 @@ class PreparedLoader {
   }
   Iterator end() const { return Iterator(loader_->end(), nullptr, device_, nullptr); }
 
-  /// As the functions of DataLoader.
+  /// Like the functions of DataLoader.
   std::size_t epoch() const noexcept { return loader_->epoch(); }
   void set_epoch(std::size_t epoch) const { loader_->set_epoch(epoch); }
   std::size_t samples_used() const noexcept { return loader_->samples_used(); }
@@ -262,7 +264,7 @@ struct IsPrepared : std::bool_constant<std::same_as<T, AcceleratedOptimizer> ||
 template <class Dataset>
 struct IsPrepared<PreparedLoader<Dataset>> : std::true_type {};
 
-/// The address of the object that a smart pointer owns (it may be null); another object's own.
+/// Returns a smart pointer's get(), which may be null, and the address of any other object.
 template <class T>
 auto* address_of(T& object) noexcept {
   if constexpr (PointerType<T>) {

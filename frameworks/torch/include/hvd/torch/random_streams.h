@@ -25,7 +25,7 @@ namespace libtorch {
 /// The streams that a rank has used, by name. Not thread-safe.
 class StreamTable {
  public:
-  /// @param of_job all ranks of the job have the same shared streams
+  /// @param of_job whether all ranks of the job have the same shared streams
   StreamTable(std::uint64_t seed, int rank, bool of_job = true)
       : seed_(seed), rank_(rank), of_job_(of_job) {}
 
@@ -37,12 +37,12 @@ class StreamTable {
 
   /// The shared streams, for decode_shared().
   std::string encode_shared() const;
-  /// As decode(), but this rank's own streams do not change.
+  /// Like decode(), but this rank's own streams do not change.
   std::function<void()> decode_shared(std::string_view bytes);
 
   std::string encode() const;
-  /// Checks bytes of encode() and changes nothing; the returned function makes the change.
-  /// @param as_new_rank the bytes are another rank's: own streams are seeded anew
+  /// Checks bytes of encode() without changing anything; the returned function makes the change.
+  /// @param as_new_rank whether the bytes are another rank's; own streams are then seeded again
   /// @throws UsageError
   std::function<void()> decode(std::string_view bytes, bool as_new_rank);
 
@@ -84,11 +84,11 @@ class RandomStreams {
   /// use, on the CPU and on GPUs, from this rank's own streams. TrainingState::random() saves them.
   void seed_default() const;
 
-  /// Saves the present state of this rank's streams. Each rank saves and loads its own archive, as
+  /// Saves the current state of this rank's streams. Each rank saves and loads its own archive, as
   /// TrainingState::random() does.
   void save(torch::serialize::OutputArchive& archive) const;
-  /// Streams that are not in the archive start from the beginning. @throws UsageError, and changes
-  /// nothing, for streams of another seed and for an archive without streams
+  /// Streams that are not in the archive start from the beginning. @throws UsageError, without
+  /// changing anything, for streams of another seed and for an archive without streams
   void load(torch::serialize::InputArchive& archive);
 
  private:

@@ -69,10 +69,10 @@ class StateDict {
 
 /// How save_safetensors() writes.
 struct SaveSafetensorsOptions {
-  /// Texts that the file carries along. The default is what Python's `transformers` expects.
+  /// Texts that are stored in the file. Python's `transformers` expects the default.
   std::map<std::string, std::string> metadata = {{"format", "pt"}};
   /// true: the file is on the disk when the call returns. false: it is in the page cache, so that
-  /// it survives the end of the process but not of the system.
+  /// it survives a crash of the process but not of the system.
   bool durable = true;
 };
 
@@ -83,12 +83,12 @@ struct SaveSafetensorsOptions {
 /// Tensors may be of any shape and strides, on any device, and of the dtypes uint8, int8, int16,
 /// int32, int64, uint16, uint32, uint64, bool, float16, bfloat16, float32, float64, complex64,
 /// float8_e5m2, float8_e4m3fn, float8_e5m2fnuz, float8_e4m3fnuz, float8_e8m0fnu, float4_e2m1fn_x2.
-/// Names of one tensor (tied weights) are stored once, under the name that sorts first; metadata
-/// gives that name for each of the others, if it does not have the key. Tensors that overlap only
-/// in part are stored separately.
+/// A tensor with several names (tied weights) is stored once, under the name that sorts first. The
+/// metadata maps each of the other names to that name, unless it already has such a key. Tensors
+/// that overlap only in part are stored separately.
 ///
-/// Local: call it on one rank. One caller at a time writes to a file. The tensors must not be
-/// changed meanwhile.
+/// Local: call it on one rank. Only one caller at a time may write to a file. The tensors must not
+/// change during the call.
 /// @throws UsageError for an undefined or sparse tensor, another dtype, a name that occurs twice or
 /// is "__metadata__", and names and metadata that are not UTF-8; SafetensorsError when the file
 /// cannot be written. The old file is then unchanged.
@@ -107,36 +107,36 @@ struct LoadSafetensorsOptions {
   std::function<std::string(const std::string&)> name_in_file = {};
 };
 
-/// The names that load_safetensors() could not match. Empty lists if it is strict.
+/// The names that load_safetensors() could not match. The lists are empty if it is strict.
 struct LoadSafetensorsResult {
   std::vector<std::string> missing;     ///< tensors that the file does not have
   std::vector<std::string> unexpected;  ///< tensors of the file that were not used
   std::vector<std::string> mismatched;  ///< tensors of another shape in the file
 };
 
-/// Copies the tensors of a file into existing ones, as Python's load_model(). The file is mapped,
+/// Copies the tensors of a file into existing ones, like Python's load_model(). The file is mapped,
 /// checked, and read completely before the first tensor changes. Does not record gradients;
 /// `requires_grad` and the memory of the tensors stay, so that optimizers remain valid.
 ///
-/// A name of a tied weight that the file does not have is not missing if the file has another name
-/// of the tensor, or if the file's metadata refers to one.
+/// If the file does not have a name of a tied weight, that name is still not missing if the file
+/// has another name of the tensor, or if the file's metadata refers to one.
 ///
-/// Local. To load on all ranks, every rank calls it, or one does and broadcast_parameters()
-/// follows.
-/// @throws SafetensorsError, and changes nothing, when the file cannot be read, when its header is
-/// damaged, when it has different values for names of one tensor, when no tensor is in the file,
-/// and, if strict, with all names that are missing, unexpected or have another shape; UsageError
-/// for an undefined or sparse tensor, for one whose elements share memory, and for a name that
-/// occurs twice
+/// Local. To load on all ranks, call it on every rank, or on one rank before
+/// broadcast_parameters().
+/// @throws SafetensorsError, without changing anything, when the file cannot be read, when its
+/// header is damaged, when it has different values for names of one tensor, when no tensor is in
+/// the file, and, if strict, with all names that are missing, unexpected or have another shape;
+/// UsageError for an undefined or sparse tensor, for one whose elements share memory, and for a
+/// name that occurs twice
 LoadSafetensorsResult load_safetensors(const StateDict& tensors, const std::filesystem::path& file,
                                        const LoadSafetensorsOptions& options = {});
 
-/// Reads all tensors of a file into new tensors on the CPU, by name, as Python's load_file().
+/// Reads all tensors of a file into new tensors on the CPU, by name, like Python's load_file().
 /// @throws SafetensorsError as above
 std::map<std::string, torch::Tensor> load_safetensors(const std::filesystem::path& file);
 
-/// An open file, to read some of its tensors, as Python's safe_open(). Copies share the file, which
-/// must not be shortened while it is open. Thread-safe.
+/// An open file, to read some of its tensors, like Python's safe_open(). Copies share the file,
+/// which must not be shortened while it is open. Thread-safe.
 class SafetensorsFile {
  public:
   /// @throws SafetensorsError when the file cannot be read or its header is damaged

@@ -22,14 +22,13 @@ at::Generator sample_generator(std::uint64_t seed, std::uint64_t epoch, std::uin
 
 /// The same for a sample that a hvd::DataLoader is loading in this thread, for the `get()` of a
 /// data set: `torch::rand({2}, hvd::sample_generator(index))`. While a batch is loaded, every call
-/// for a sample returns the same generator, in the state that earlier calls have left.
+/// for a sample returns the same generator, in the state in which earlier uses have left it.
 /// @throws UsageError outside a loader, and for a sample that is not in the batch
 at::Generator sample_generator(std::size_t sample);
 
 namespace libtorch {
 
-/// While an object exists, its thread loads a batch of the samples, each with a generator. Scopes
-/// nest.
+/// Holds a generator for each sample of the batch that this thread is loading. Scopes nest.
 class SampleScope {
  public:
   SampleScope(std::uint64_t seed, std::uint64_t epoch, const std::vector<std::size_t>& samples);

@@ -16,8 +16,8 @@ namespace hvd {
 using SampleOrder = std::function<std::vector<std::size_t>(std::size_t epoch)>;
 
 /// An order of `samples` samples per epoch, drawn with replacement, with probabilities in
-/// proportion to the weights. The distribution is that of PyTorch's WeightedRandomSampler, the
-/// numbers are not. For DataLoaderOptions::order, with samples_per_epoch = samples.
+/// proportion to the weights. The distribution is that of PyTorch's WeightedRandomSampler, but the
+/// numbers differ. For DataLoaderOptions::order, with samples_per_epoch = samples.
 /// @param weights one per sample of the data set
 /// @throws UsageError for a weight that is negative or not finite, and when their sum is 0
 SampleOrder weighted_order(std::vector<double> weights, std::size_t samples,

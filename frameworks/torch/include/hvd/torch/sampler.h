@@ -21,8 +21,8 @@ struct SamplerOptions {
   /// Shuffles by seed + epoch, the same on every rank; false: in the order of the data set.
   bool shuffle = true;
   std::uint64_t seed = 0;
-  /// true: leaves out the tail that does not fill every rank; false: pads it with samples from the
-  /// start.
+  /// true: leaves out the last samples if there are not enough for every rank; false: fills up with
+  /// samples from the start.
   bool drop_last = false;
   /// The ranks that share the data set.
   ProcessSet process_set = {};
@@ -40,8 +40,8 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// @throws NotInitializedError before init(); UsageError when this rank is not in the process set
   explicit DistributedSampler(std::size_t dataset_size, SamplerOptions options = {});
 
-  /// Sets the epoch, whose order is used at once if no index of the present order was drawn yet,
-  /// and otherwise from the next reset() on.
+  /// Sets the epoch. Its order is used at once if no index of the current order was drawn yet, and
+  /// otherwise from the next reset() on.
   void set_epoch(std::size_t epoch);
   std::size_t epoch() const;
 
@@ -53,9 +53,9 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
 
   /// Saves the epoch and the number of its samples that all ranks have drawn, assuming that each
-  /// has drawn as many as this one. One rank's archive can be loaded on all, at any number of
-  /// ranks, which share the rest of the epoch. A data loader with workers has drawn more samples
-  /// than the program has used.
+  /// has drawn as many as this one. One rank's archive can be loaded on all ranks of a job of any
+  /// size; these ranks share the rest of the epoch. A data loader with workers has drawn more
+  /// samples than the program has used.
   void save(torch::serialize::OutputArchive& archive) const override;
   /// @throws UsageError when the archive is for a data set of another size or for another order
   /// (seed, shuffle)
@@ -66,7 +66,7 @@ class DistributedSampler : public torch::data::samplers::Sampler<> {
   /// Samples per epoch on this rank.
   std::size_t size() const;
   /// Number of samples of this epoch that this rank has drawn. After load() at another number of
-  /// ranks it is rounded down, as if the present ranks had drawn them.
+  /// ranks, earlier samples count as if the current ranks had drawn them, rounded down.
   std::size_t index() const;
 
  private:

@@ -31,7 +31,7 @@ class ShardedOptimizerItem;
 /// @addtogroup train
 /// @{
 
-/// Options with the meaning that they have in DistributedOptimizerOptions, unless said otherwise.
+/// The options mean the same as in DistributedOptimizerOptions, unless noted otherwise.
 struct ShardedOptimizerOptions {
   /// kAverage or kSum.
   ReduceOp op = ReduceOp::kAverage;
@@ -58,32 +58,32 @@ struct ShardedOptimizerOptions {
 /// parts from the other ranks. Training is the same as with a DistributedOptimizer, up to
 /// roundings.
 ///
-/// LibTorch's SGD, Adam, AdamW, Adagrad and RMSprop update each element by itself. With them every
-/// rank updates an equal share of the elements, and gradients are scattered: a rank gets the
-/// reduced gradients of its own elements only. Any other optimizer (also a class derived from
+/// LibTorch's SGD, Adam, AdamW, Adagrad and RMSprop update each element independently. With them
+/// every rank updates an equal share of the elements, and gradients are scattered: a rank gets the
+/// reduced gradients of its own elements only. Any other optimizer (including a class derived from
 /// those) updates whole parameters, which are distributed by size; its step() must not read the
 /// parameters of other ranks. LBFGS reads them, and is refused.
 ///
 /// Refers to `optimizer`, which must outlive it and keeps its groups and options. Schedulers work
-/// on this object or on `optimizer`; see OptimizerWrapper. This object has the state, and destroys
-/// it with itself; `optimizer` has no state between steps. Pass this object to checkpoints
-/// (TrainingState::optimizer()), torch::save(), torch::load() and broadcast_optimizer_state().
-/// State that is loaded into `optimizer`, on every rank alike, is distributed by the next step().
+/// on this object or on `optimizer`; see OptimizerWrapper. This object owns the state; `optimizer`
+/// has no state between steps. Pass this object to checkpoints (TrainingState::optimizer()),
+/// torch::save(), torch::load() and broadcast_optimizer_state(). If the same state is loaded into
+/// `optimizer` on every rank, the next step() distributes it.
 ///
 /// After step() `.grad` is undefined, as after zero_grad(), also if a GradScaler skips the step.
 /// Between synchronize() and step() gradients are reduced only where this rank updates, and
-/// backward() throws UsageError, also under no_sync(). A parameter may get other memory or strides
-/// (a memory format) between step() and backward(), on every rank alike.
+/// backward() throws UsageError, also under no_sync(). Between step() and backward() a parameter
+/// may be given other memory or other strides (a memory format), the same on every rank.
 ///
 /// Does not support join(): a rank without data still has its part to update. The destructor warns
-/// as that of DistributedOptimizer. One thread at a time, apart from the hooks of gradients.
+/// like that of DistributedOptimizer. One thread at a time, apart from the hooks of gradients.
 class ShardedOptimizer : public OptimizerWrapper {
  public:
   /// Collective. @throws UsageError on the rank where the optimizer is LBFGS, its parameters are on
   /// several devices, a parameter occurs twice, has no name or belongs to another wrapper, or an
-  /// option is out of range. The other ranks then throw MismatchError, as all do for the first
-  /// difference in the optimizer's type, its groups and options, and its parameters. After an error
-  /// the optimizer is as before.
+  /// option is out of range. The other ranks then throw MismatchError. All ranks throw it for the
+  /// first difference in the optimizer's type, its groups and options, and its parameters. After an
+  /// error the optimizer is unchanged.
   template <class Parameters = NamedParameters>
     requires std::convertible_to<const Parameters&, NamedParameters>
   ShardedOptimizer(torch::optim::Optimizer& optimizer, const Parameters& parameters,
@@ -113,8 +113,8 @@ class ShardedOptimizer : public OptimizerWrapper {
   ~ShardedOptimizer() override;
 
   /// Calls synchronize(), unless it was called since the last backward or a skip_synchronize()
-  /// guard is alive, then updates this rank's part, piece by piece, while finished pieces are sent.
-  /// Collective. A closure is evaluated once; returns its loss, reduced as the gradients.
+  /// guard exists. Then updates this rank's part piece by piece, while finished pieces are sent.
+  /// Collective. A closure is evaluated once; returns its loss, reduced like the gradients.
   /// @throws as DistributedOptimizer::step(), after which the parameters are unchanged;
   /// DivergedError if the ranks have different options in a parameter group; UsageError if a rank
   /// has called join().
@@ -129,9 +129,10 @@ class ShardedOptimizer : public OptimizerWrapper {
 
   /// Saves the whole state, groups and options as the wrapped optimizer does: any optimizer of its
   /// type can load it. Collective: with torch::save(), call it on every rank, each with a file of
-  /// its own. Every rank needs memory for the whole state meanwhile.
+  /// its own. During the call every rank needs memory for the whole state.
   void save(torch::serialize::OutputArchive& archive) const override;
-  /// Loads the same whole state on every rank, which keeps its part from the next step() on. Local.
+  /// Loads the whole state, the same on every rank. From the next step() on, each rank keeps only
+  /// its part. Local.
   void load(torch::serialize::InputArchive& archive) override;
 
   /// Size of this rank's part of the state, in bytes.
@@ -149,9 +150,9 @@ class ShardedOptimizer : public OptimizerWrapper {
   void refuse_group(const torch::optim::OptimizerParamGroup& group) const override;
   void group_added() override;
   void refuse_other_parameters() const;
-  /// Distributes the parameters over the ranks anew, if the units of gradients have changed.
+  /// Distributes the parameters over the ranks again if the division of the gradients has changed.
   void lay_out();
-  /// Called when gradients are final: follows the units of gradients.
+  /// Called when gradients are final: calls lay_out(), after a check of the parameters' strides.
   void follow_gradients();
   /// Ends the cycle after an update, or after a step that a GradScaler skips.
   void end_step();
@@ -159,7 +160,7 @@ class ShardedOptimizer : public OptimizerWrapper {
   torch::Tensor unscale_gradients(double factor);
   /// Appends this rank's part of the state to a checkpoint.
   void encode_part(libtorch::ObjectWriter& writer) const;
-  /// Called after the whole state was loaded on every rank: each keeps its part.
+  /// Called after the whole state was loaded on every rank: each rank keeps its part.
   void share_out_anew();
 
   std::unique_ptr<libtorch::ParameterShards> shards_;

@@ -13,7 +13,7 @@ namespace hvd {
 /// @addtogroup start
 /// @{
 
-/// As init(), for a job without MPI whose ranks find each other through a store of the program: a
+/// Like init(), for a job without MPI whose ranks find each other through a store of the program: a
 /// c10d::TCPStore, FileStore or PrefixStore. Keys begin with "hvd/". The store is used only until
 /// the call returns, and may have other users.
 ///

@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-/// Access to the members of a program's own structs. Part of hvd/torch/object.h.
+/// Access to the members of a program's structs. Part of hvd/torch/object.h.
 namespace hvd::libtorch {
 
 template <class T>
@@ -18,8 +18,8 @@ struct IsStdArray : std::false_type {};
 template <class T, std::size_t N>
 struct IsStdArray<std::array<T, N>> : std::true_type {};
 
-/// Converts to any type except the struct itself, which would be a copy, and optionals, which take
-/// it as their value.
+/// Converts to any type except the struct itself, because that would copy the struct, and
+/// optionals, which construct their value from it.
 template <class Struct>
 struct AnyField {
   template <class T>
@@ -29,8 +29,8 @@ struct AnyField {
 
 inline constexpr std::size_t kMostFields = 16;
 
-/// The number of members that braces can initialize. Types that neither copy nor convert end the
-/// count early.
+/// The number of members that braces can initialize. A member of a type that neither copies nor
+/// converts ends the count early.
 template <class Struct, std::size_t N = 0, class... Fields>
 constexpr std::size_t count_fields() {
   if constexpr (N <= kMostFields && requires { Struct{Fields{}..., AnyField<Struct>{}}; }) {

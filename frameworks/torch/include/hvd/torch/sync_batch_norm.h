@@ -32,7 +32,7 @@ class LayerExchange;
 class LayerExchangeHolder {
  public:
   LayerExchangeHolder() = default;
-  // A copy is another layer, with exchanges of its own.
+  // A copy belongs to another layer, which has its own exchanges.
   LayerExchangeHolder(const LayerExchangeHolder&) noexcept {}
   LayerExchangeHolder& operator=(const LayerExchangeHolder&) noexcept { return *this; }
   ~LayerExchangeHolder() = default;
@@ -71,8 +71,8 @@ class SyncBatchNormImplBase
     libtorch::check_layer_set(process_set_, libtorch::layer_type(D));
   }
 
-  /// Replaces another layer, LibTorch's or one of this kind. The layers share the parameters and
-  /// buffers, so that an optimizer of the other layer remains valid, and have the same mode.
+  /// Replaces another layer, which is LibTorch's or of this class. The layers share the parameters
+  /// and buffers, so that an optimizer of the other layer remains valid, and are in the same mode.
   /// @throws UsageError as above
   template <class Other>
   explicit SyncBatchNormImplBase(
@@ -92,8 +92,8 @@ class SyncBatchNormImplBase
   /// @param input floating point, of shape [N, num_features] or [N, num_features, L] (1d), [N,
   /// num_features, H, W] (2d), [N, num_features, D, H, W] (3d); N may be 0. Statistics are in
   /// float32, or in float64 for float64 inputs. @return a tensor of the input's shape and dtype
-  /// @throws UsageError for another shape or dtype, and on every rank when they have fewer than two
-  /// values per channel together; MismatchError when ranks differ in num_features or dtype;
+  /// @throws UsageError for another shape or dtype, and on every rank when all ranks together have
+  /// fewer than two values per channel; MismatchError when ranks differ in num_features or dtype;
   /// StalledError, PeerLostError, ShutdownError; NotInitializedError in training before init().
   /// Running statistics are then unchanged. backward() throws the same, and a second derivative
   /// UsageError.

@@ -47,11 +47,11 @@ constexpr bool has_fields() {
   }
 }
 
-/// Replaces every tensor of a batch by one on the device; tensors that are there stay the same.
+/// Replaces every tensor of a batch with one on the device; a tensor that is already there remains.
 /// Reaches into examples, vectors, arrays, maps, optionals, pairs, tuples and structs of up to 16
-/// members. A batch of another type has a member `to(torch::Device)` that returns the moved batch,
-/// or a function `to_device(Batch&, torch::Device)` in its namespace; without either it stays as it
-/// is.
+/// members. A batch of another type needs a member `to(torch::Device)` that returns the moved
+/// batch, or a function `to_device(Batch&, torch::Device)` in its namespace; without either it is
+/// not moved.
 template <class T>
 void move_to_device(T& value, c10::Device device) {
   const auto each = [&](auto&... parts) { (move_to_device(parts, device), ...); };

@@ -51,7 +51,7 @@ enum class OptimizerType {
 
 struct TrainingArguments;
 
-/// Makes an optimizer of the program's own for the model's parameters that require grad.
+/// Makes the program's optimizer for the model's parameters that require grad.
 using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
     const std::vector<at::Tensor>& parameters, const TrainingArguments& arguments)>;
 
@@ -59,7 +59,7 @@ using OptimizerFactory = std::function<std::unique_ptr<torch::optim::Optimizer>(
 /// meanings and defaults are those of Hugging Face's TrainingArguments. The same on every rank.
 ///
 /// The arguments of a program may come from its source, from a file (read_file()) and from its
-/// command line (add_options()); each changes what it names and keeps the rest.
+/// command line (add_options()); each changes only the arguments that it names.
 struct TrainingArguments {
   /// Checkpoints, logs and the arguments themselves are written to this folder.
   std::string output_dir = "trainer_output";
@@ -68,7 +68,7 @@ struct TrainingArguments {
   std::int64_t per_device_eval_batch_size = 8;
   /// Passes over the training set, greater than 0. A fraction ends within an epoch.
   double num_train_epochs = 3;
-  /// Optimizer steps in all, at least 1; -1: as num_train_epochs says.
+  /// Total number of optimizer steps, at least 1; -1: given by num_train_epochs.
   std::int64_t max_steps = -1;
   /// The learning rate after the warm-up, at least 0.
   double learning_rate = 5e-5;
@@ -80,13 +80,14 @@ struct TrainingArguments {
   /// An OptimizerType, or a function that makes an optimizer.
   std::variant<OptimizerType, OptimizerFactory> optim = OptimizerType::kAdamW;
   SchedulerType lr_scheduler_type = SchedulerType::kLinear;
-  /// Steps in which the learning rate rises from 0. At most one of these two may be set.
+  /// Steps in which the learning rate rises from 0. At most one of warmup_steps and warmup_ratio
+  /// may be set.
   std::int64_t warmup_steps = 0;
   /// The same as a part of all steps, from 0 to 1.
   double warmup_ratio = 0;
   /// Batches whose gradients are averaged before a step; at least 1.
   std::int64_t gradient_accumulation_steps = 1;
-  /// Gradients are scaled down to this total norm before a step; 0: they are not.
+  /// Gradients with a larger total norm are scaled down to this norm before a step; 0: never.
   double max_grad_norm = 1;
   /// Computes in float16 with a GradScaler. Not together with bf16.
   bool fp16 = false;
@@ -104,7 +105,7 @@ struct TrainingArguments {
   /// At the end, loads the checkpoint with the best metric_for_best_model. save_strategy and
   /// eval_strategy must be the same, and save_steps a multiple of eval_steps.
   bool load_best_model_at_end = false;
-  /// A name of a value that evaluate() returns, with or without "eval_". Empty: "loss".
+  /// The name of a value that evaluate() returns, with or without "eval_". Empty: "loss".
   std::string metric_for_best_model = {};
   /// Not set: true unless the metric's name ends with "loss".
   std::optional<bool> greater_is_better = {};
@@ -119,23 +120,24 @@ struct TrainingArguments {
   bool disable_progress = false;
   /// Where values are logged besides the standard output: "csv", "json", "tensorboard".
   std::vector<std::string> report_to = {};
-  /// How long a rank waits in an operation for another, in seconds.
+  /// How long a rank waits in an operation for another rank, in seconds.
   std::chrono::seconds ddp_timeout = std::chrono::seconds(1800);
   /// Every so many steps, computes a batch twice and on a second rank, and compares the gradients
   /// bit for bit; 0: never. A difference is a CorruptionError.
   std::int64_t replay_every = 0;
 
   /// Adds an option for each argument: "--learning_rate", or "--learning-rate". `app` must not
-  /// outlive these arguments. The present values are the defaults. Values are those of read_file();
-  /// a bool without a value is true, and report_to takes a list separated by commas. `optim` takes
-  /// the name of an OptimizerType.
+  /// outlive these arguments. The current values are the defaults. Values are written as in
+  /// read_file(); a bool without a value is true, and report_to takes a list separated by commas.
+  /// `optim` takes the name of an OptimizerType.
   void add_options(CLI::App& app);
-  /// Takes the values in a YAML or JSON file, a map whose keys are the names above. Enumerations
-  /// are "no", "steps", "epoch"; "linear", "cosine", "constant"; "adamw", "adamw_sharded", "sgd".
-  /// @throws UsageError that names the file, the key and the value, for a file that cannot be read,
-  /// an unknown key and a value of another type; the arguments are unchanged then
+  /// Reads values from a YAML or JSON file that has a map with the names above as its keys.
+  /// Enumerations are "no", "steps", "epoch"; "linear", "cosine", "constant"; "adamw",
+  /// "adamw_sharded", "sgd". @throws UsageError that names the file, the key and the value, for a
+  /// file that cannot be read, an unknown key and a value of another type; the arguments are
+  /// unchanged then
   void read_file(const std::filesystem::path& file);
-  /// A JSON object of all values. An OptimizerFactory is "own".
+  /// Returns a JSON object of all values. An OptimizerFactory is written as "own".
   std::string to_json() const;
   /// @throws UsageError that names the argument, its value and what to do, for a value out of range
   /// and for arguments that contradict each other

@@ -42,7 +42,7 @@ class LoaderProgress;
 class StateItem {
  public:
   virtual ~StateItem() = default;
-  /// Names the type. Bytes of another kind are not loaded into the item.
+  /// Names the item's type. Bytes of another kind are not loaded into the item.
   virtual std::string kind() const = 0;
   /// The kind of the bytes that encode() appends.
   virtual std::string stored_kind() const { return kind(); }
@@ -50,24 +50,24 @@ class StateItem {
   virtual bool per_rank() const { return false; }
   /// A text that must be equal on all ranks that save the item; empty: nothing is compared.
   virtual std::string in_common() const { return {}; }
-  /// encode() appends tensors that all ranks are expected to have alike.
+  /// Whether encode() appends tensors that should be equal on all ranks.
   virtual bool has_replicated_tensors() const { return false; }
   /// Appends the item's bytes.
   virtual void encode(ObjectWriter& writer) const = 0;
-  /// Checks bytes of encode() and changes nothing. The returned function makes the change and must
-  /// not fail for a reason that decode() could have found. @throws an error for the user
+  /// Checks bytes of encode() without changing anything. The returned function makes the change and
+  /// must not fail for a reason that decode() could have found. @throws an error for the user
   virtual std::function<void()> decode(std::string_view bytes) = 0;
-  /// As decode(), on a rank that did not exist when the checkpoint was saved.
+  /// Like decode(), on a rank that did not exist when the checkpoint was saved.
   /// @param bytes of another rank @param rank this rank's position
   virtual std::function<void()> decode_for_new_rank(std::string_view bytes, int rank) {
     (void)rank;
     return decode(bytes);
   }
-  /// At another number of ranks the parts of all ranks are loaded, with decode_shards().
+  /// Whether the parts of all ranks are loaded, with decode_shards(), at another number of ranks.
   virtual bool merges() const { return false; }
-  /// decode_shards() takes the ranks' parts of a sharded optimizer.
+  /// Whether decode_shards() accepts the ranks' parts of a sharded optimizer.
   virtual bool takes_shards() const { return false; }
-  /// As decode(). @param shards of every rank that saved the checkpoint, in rank order
+  /// Like decode(). @param shards the bytes of every rank that saved the checkpoint, in rank order
   virtual std::function<void()> decode_shards(const std::vector<std::string_view>& shards) {
     return decode(shards.front());
   }
@@ -151,10 +151,9 @@ class TrainingState {
   TrainingState& model(const std::shared_ptr<M>& module, ModelStateOptions options) {
     return model(checked(module.get()), std::move(options));
   }
-  /// State, options of each group (learning rates) and defaults of any of LibTorch's optimizers. An
-  /// object of a wrapper's type is handled by the overloads below. Saving and loading throw
-  /// CheckpointError for an optimizer that a ShardedOptimizer wraps, since the wrapper has its
-  /// state.
+  /// State, options of each group (learning rates) and defaults of any of LibTorch's optimizers.
+  /// The overloads below handle the wrappers. Saving and loading throw CheckpointError for an
+  /// optimizer that a ShardedOptimizer wraps, because the wrapper has its state.
   TrainingState& optimizer(torch::optim::Optimizer& optimizer,
                            const std::string& name = "optimizer");
   /// The same for the wrapped optimizer.
@@ -166,7 +165,7 @@ class TrainingState {
   /// belongs to the optimizer.
   TrainingState& scheduler(torch::optim::LRScheduler& scheduler,
                            const std::string& name = "scheduler");
-  /// The best value, the numbers of steps, of bad steps and of steps of cooldown that are left.
+  /// The best value, and the numbers of steps, of bad steps and of remaining cooldown steps.
   TrainingState& scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler,
                            const std::string& name = "scheduler");
   TrainingState& scaler(GradScaler& scaler, const std::string& name = "scaler");
@@ -201,10 +200,10 @@ class TrainingState {
   /// The values of a metric since its last reset(), on every rank. At another number of ranks the
   /// first rank loads the values of all, so that compute() returns the same.
   TrainingState& metric(Metric& metric, const std::string& name);
-  /// An object of the program's own, by functions that write it to an archive and read it. All
-  /// ranks load the first rank's. `load` is called when all other items have been checked; if it
-  /// throws, items that were loaded before it remain changed. @throws UsageError also for an empty
-  /// function
+  /// Any object of the program, saved and loaded by functions that write it to an archive and read
+  /// it. All ranks load the first rank's. `load` is called when all other items have been checked;
+  /// if it throws, items that were loaded before it remain changed. @throws UsageError also for an
+  /// empty function
   TrainingState& custom(const std::string& name,
                         std::function<void(torch::serialize::OutputArchive&)> save,
                         std::function<void(torch::serialize::InputArchive&)> load);
