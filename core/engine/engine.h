@@ -21,8 +21,8 @@
 
 namespace hvd::runtime {
 
-/// The right to drive one engine, as a capability of Clang's analysis. The Runtime decides which
-/// thread has it (docs/threading.md). It generates no code.
+/// The right to drive one engine, as a capability of Clang's thread-safety analysis. The Runtime
+/// decides which thread has it (docs/threading.md). It generates no code.
 class HVD_CAPABILITY("progress ownership") ProgressOwnership {
  public:
   void acquired() const noexcept HVD_ACQUIRE() {}
@@ -45,10 +45,10 @@ struct EngineParts {
 ///
 /// The thread that owns progress calls step() and the other functions that require progress() (see
 /// Runtime). Any thread may use submission_queue(), operations(), doorbell() and topology(). Does
-/// not block or throw: the first error is the cause of failure, with which all outstanding and
-/// later operations end.
+/// not block or throw. The first error becomes the cause of failure, and all outstanding and later
+/// operations end with it.
 ///
-///   running --all ranks asked for shutdown, nothing in flight--> shut down
+///   running --all ranks requested shutdown, nothing in flight--> shut down
 ///      \------ loss, broken message, backend error, fail() ----> failed
 class Engine {
  public:
@@ -73,11 +73,11 @@ class Engine {
   /// run.
   bool step(Callbacks = Callbacks::kAll) noexcept HVD_REQUIRES(progress_);
   enum class Waiting : std::uint8_t { kWithoutLimit, kForSomeTime };
-  /// To be called before a thread that waits for an operation sleeps. @return whether step() now
-  /// has work instead. A wait with a time limit ends by itself, so it is no part of a deadlock;
-  /// neither is the wait of a BackgroundThread.
+  /// To be called before a thread that waits for an operation goes to sleep. @return whether step()
+  /// now has work, so that the thread must not sleep. A wait with a time limit ends by itself, so
+  /// it does not count as evidence of a deadlock; neither does the wait of a BackgroundThread.
   bool prepare_to_block(Waiting) noexcept HVD_REQUIRES(progress_);
-  /// Whether work is in flight whose end rings no doorbell.
+  /// Whether work is in flight that rings no doorbell when it ends.
   bool needs_polling() const noexcept HVD_REQUIRES(progress_);
   /// Data or control messages are being moved.
   bool transferring() const noexcept HVD_REQUIRES(progress_) {
@@ -88,7 +88,7 @@ class Engine {
     if (steady_.launch_awaits_other_hosts()) return PollFor::kReplayedLaunch;
     return transferring() ? PollFor::kTransfer : PollFor::kMessages;
   }
-  /// This rank waits for other ranks or works on something.
+  /// Whether this rank waits for other ranks or has work in progress.
   bool busy() const noexcept HVD_REQUIRES(progress_) {
     return waits_for_others() || executor_.active() || !executor_.device_completions().empty() ||
            (submission_queue_.shutdown_requested() && !submission_queue_.shut_down());
@@ -100,8 +100,8 @@ class Engine {
   /// Ends all operations. Memory that the transport or a peer may still use is kept until the
   /// process ends.
   void give_up(const Status&) noexcept HVD_REQUIRES(progress_);
-  /// Text for people: a line per outstanding operation and, on rank 0, the ranks that each one
-  /// waits for.
+  /// A text for the log: one line per outstanding operation, on rank 0 with the ranks that it waits
+  /// for.
   std::string state_text() const HVD_REQUIRES(progress_);
   /// Announces an orderly exit, so that the other ranks do not take the silence that follows for a
   /// loss.
@@ -122,7 +122,7 @@ class Engine {
   using OperationsInOrder = std::map<std::uint64_t, OperationPtr>;  // by OperationState::order
   /// The operations that wait for other ranks, also in a replayed schedule.
   OperationsInOrder all_outstanding() const HVD_REQUIRES(progress_);
-  /// The operation no longer waits for a plan. @pre it does
+  /// Removes and returns an operation that waits for a plan. @pre it waits for one
   OperationPtr release_outstanding(std::uint64_t order) HVD_REQUIRES(progress_);
   bool send_report() HVD_REQUIRES(progress_);
   bool receive() HVD_REQUIRES(progress_);

@@ -1,4 +1,4 @@
-// Periodic work of an engine, and how it fails: losses and other causes.
+// The periodic work of an engine, and its handling of lost ranks and other failures.
 #include <chrono>
 #include <exception>
 #include <optional>
@@ -19,12 +19,12 @@
 namespace hvd::runtime {
 namespace {
 
-/// Time to wait for a better explanation: that a process of this host has died, or the report of a
-/// rank of another host. On busy machines such a report may take a while, and it may pass through a
-/// third rank.
+/// How long to wait for a better explanation of an error: the death of a process of this host, or a
+/// report from a rank of another host. On busy machines such a report may take a while, and it may
+/// pass through a third rank.
 constexpr auto kExplanationGrace = std::chrono::seconds(1);
 
-// Rewords a cause that names this rank as lost. Other ranks report that while this rank ends, or
+// Rewords a cause that names this rank as lost. Other ranks report this rank while it ends, or
 // after it was stopped or unreachable.
 Status as_seen_by(int rank, const Status& cause) {
   if (cause.code != StatusCode::kPeerLost || cause.rank != rank) return cause;
@@ -51,8 +51,9 @@ bool Engine::do_housekeeping() {
   return leaves;
 }
 
-/// Handles a rank that has left although its last message has not arrived: that all ranks have
-/// agreed to shut down, or, to rank 0, that the rank ends.
+/// Handles a rank that has left although its last message has not arrived. The last message of rank
+/// 0 is that all ranks have agreed to shut down; that of another rank reports to rank 0 that it
+/// ends.
 void Engine::on_departed(int rank) {
   if (router_.coordinates()) return router_.on_departed(rank);
   if (rank != 0) return;  // rank 0 will report it
@@ -74,8 +75,9 @@ void Engine::throw_loss(const control::PeerLoss& loss) {
   throw PeerLostError(message, loss.rank);
 }
 
-/// A broken connection is mostly the consequence of a death: of a process of this host, or of one
-/// that other ranks have found. Otherwise the peer counts as lost.
+/// Finds the cause behind an error. A broken connection is mostly the consequence of a process's
+/// death, which is visible on this host or reported by another rank. Otherwise the peer counts as
+/// lost.
 Status Engine::explain(const Status& cause) {
   if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) return cause;
   try {
@@ -105,8 +107,8 @@ Status Engine::explain(const Status& cause) {
 
 /// Looks for a rank of this host that has ended, and for a loss that another rank reports: a rank
 /// that fails because of a loss reports it first.
-/// @param connections whether a broken connection of the control plane names the lost rank, unless
-/// another rank does
+/// @param connections whether the peer of a broken control connection counts as lost, if no other
+/// rank names a lost rank
 /// @throws PeerLostError for a loss that this rank has found itself
 std::optional<Status> Engine::find_reported_loss(BrokenConnections connections) {
   std::optional<control::PeerLoss> loss;
@@ -156,13 +158,14 @@ void Engine::fail(const Status& cause, bool notify_others) noexcept {
   if (submission_queue_.failed()) return;
   const Status own = as_seen_by(control_->rank(), cause);
   submission_queue_.set_failed(own);
-  // Before the program learns of the failure, and before other ranks may end because of it.
+  // Notify the supervisor before the operations fail, and before other ranks may end because of
+  // this.
   if (cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(cause.code),
                                cause.message, cause.rank);
   }
-  // While a process ends without shutdown(), failures of other ranks are mostly the consequence,
-  // and its last output should not blame them.
+  // When a process ends without shutdown(), failures of other ranks are mostly a consequence of
+  // that, so its last output should not blame them.
   if (submission_queue_.ending()) {
     HVD_LOG(kInfo) << "the runtime has failed while this process was ending: " << own.message;
   } else {

@@ -44,7 +44,7 @@ const char* timeline_name_of(OpKind kind) {
   return "?";
 }
 
-/// Its data passes through the queue's staging.
+/// Whether the batch's data passes through the queue's staging.
 bool staged(const Batch& batch) noexcept {
   return !batch.nothing_to_move() && !batch.exchanges_rows();
 }
@@ -172,7 +172,7 @@ bool Executor::progress(ChannelQueue& queue) {
   return moved;
 }
 
-/// Advances a large batch by one state at most, because each takes a whole call.
+/// Advances a large batch by one state at most, because each state takes a whole call.
 /// @param moved set if there was any progress @return whether the batch has ended
 bool Executor::advance(ChannelQueue& queue, Execution& execution, bool& moved) {
   const Batch& batch = execution.batch();
@@ -271,7 +271,7 @@ void Executor::launch(ChannelQueue& queue, Execution& execution) {
 std::unique_ptr<Work> Executor::launch_staged(const ChannelQueue& queue, const Batch& batch,
                                               const Staged& staged) {
   // A channel for the host's memory runs Adasum as a composite of other collectives; channels for a
-  // GPU have their own.
+  // GPU implement it themselves.
   if (staged.collective.op == ReduceOp::kAdasum && queue.channel->host() == nullptr) {
     return composite::make_adasum(launcher(queue), staged.collective, batch.spec(), staged.in,
                                   staged.out);
@@ -376,7 +376,7 @@ void Executor::abort(const Status& status) noexcept {
     queue.channel->abort();
     while (!queue.empty()) {
       const std::shared_ptr<Execution> execution = queue.pop();
-      // On the host no packing goes on between two calls; a device may still pack.
+      // The host does not pack between two calls, but a device may still be packing.
       const bool on_device = execution->batch().spec().device.type != DeviceType::kCpu;
       const bool in_flight =
           execution->state_ > (on_device ? ExecutionState::kQueued : ExecutionState::kPacking);

@@ -24,8 +24,7 @@
 
 namespace hvd::runtime {
 
-/// The writer of the timeline, if one is set. A look costs one relaxed load while no writer is set.
-/// Thread-safe.
+/// Holds the writer of the timeline, if one is set. on() costs one relaxed load. Thread-safe.
 class CurrentTimeline {
  public:
   bool on() const noexcept { return on_.load(std::memory_order_relaxed); }
@@ -79,28 +78,29 @@ class Executor {
   Executor(const Parts&, std::unique_ptr<QueueFactory>, Finish);
   ~Executor();
 
-  /// Opens the channel that the batch needs, unless it is open. A batch that is started again and
-  /// again is prepared once, so that start() allocates nothing.
-  /// @param operations this rank's side of each agreed operation, or null where it is put() later;
-  /// empty when this rank is absent from the batch
+  /// Opens the channel that the batch needs, unless it is open. A batch that is started repeatedly
+  /// is prepared once, so that start() allocates no memory.
+  /// @param operations this rank's side of each agreed operation, or null for one that put() adds
+  /// later; empty when this rank is absent from the batch
   std::shared_ptr<Execution> prepare(control::AgreedBatch, std::vector<OperationPtr> operations);
   /// Frees the buffers that these executions do not need. Called when no other execution will run
   /// from now on.
   void keep_buffers_for(std::span<const std::shared_ptr<Execution>>);
-  /// Queues the batch; one that only agrees on something (a barrier, a join, a change of process
-  /// sets) ends at once. @pre all its operations are there, and it does not run
+  /// Queues the batch. A batch that moves no data (a barrier, a join, a change of process sets)
+  /// ends at once. @pre all its operations are there, and it does not run
   void start(const std::shared_ptr<Execution>&);
   /// The set was removed: its channels are closed once their batches have ended.
   void retire(int process_set);
   /// Advances each queue by about kBytesPerCall of its batches. @return whether there was any
   /// progress; there may be more to do. @throws hvd::Error when a backend fails
   bool progress();
-  /// To be called regularly. Every rank has submitted the running batches, so each rank can take
-  /// part in them. @param now without the time for which this process was stopped
+  /// Checks that the running batches make progress. To be called regularly. Every rank has
+  /// submitted these batches, so no rank has a reason to delay them. @param now excludes the time
+  /// for which this process was stopped
   /// @throws PeerLostError for a batch that has made no progress for too long
   void check_headway(TimePoint now);
   bool active() const noexcept { return in_flight_ > 0; }
-  /// Something is in flight whose end rings no doorbell.
+  /// Whether work is in flight that rings no doorbell when it ends.
   bool needs_polling() const noexcept;
   /// Batches that were started and have not ended.
   std::size_t in_flight() const noexcept { return in_flight_; }
@@ -112,7 +112,7 @@ class Executor {
   const DeviceCompletions& device_completions() const noexcept { return completions_; }
   /// The title of a batch that runs or waits to run; empty when there is no such batch.
   std::string first_active() const;
-  /// The operations that run or wait to run, each with a text about that.
+  /// The operations that run or wait to run, each with a text that describes its state.
   std::vector<std::pair<OperationPtr, std::string>> running() const;
   /// Ends all operations with this status.
   void abort(const Status&) noexcept;

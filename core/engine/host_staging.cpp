@@ -124,8 +124,8 @@ bool HostStaging::pack_tensors(const Batch& batch) {
   return position_.piece == input_pieces_.size();
 }
 
-// In operations that do not reduce, the root or the ranks with rows contribute, and an absent rank
-// does not.
+// Only reductions need a neutral input. In other operations the root, or the ranks with rows,
+// contribute, and an absent rank does not.
 bool HostStaging::fill_neutral(const Collective& collective) {
   if (collective.kind != OpKind::kAllreduce && collective.kind != OpKind::kReducescatter)
     return true;

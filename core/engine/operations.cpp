@@ -40,8 +40,8 @@ void OperationState::begin_again(const Submission& what, TimePoint now) {
 
 namespace {
 
-// The allowed overlap depends on where the output lies in the input (see check_overlap() in
-// submission_check.cpp). It is allowed again at the same distance.
+// Which overlap is allowed depends on the output's offset from the input (see check_overlap() in
+// submission_check.cpp), so an overlap with the same offset as before is allowed.
 bool overlaps_otherwise(const Submission& what, const Submission& before) noexcept {
   const auto begin = [](const TensorView& view) {
     return reinterpret_cast<std::uintptr_t>(view.data);
@@ -91,7 +91,7 @@ void OperationState::call_back(const Status& status, const EventPtr& output_read
   try {
     on_done(status, output_ready);
   } catch (const std::exception& error) {
-    // The contract of callbacks forbids it; the operation itself is fine.
+    // Callbacks must not throw. The operation's own status does not change.
     HVD_LOG(kError) << "the completion callback of '" << request.name
                     << "' threw: " << error.what();
   }
@@ -172,8 +172,9 @@ std::shared_ptr<const control::ProcessSetTable> SubmissionQueue::process_sets() 
 
 namespace {
 
-/// More names than a model has parameters. A program that makes up a new name for every operation
-/// would fill the memory, so beyond this number the least recently used names are forgotten.
+/// Limit of the names that are kept, above the number of a model's parameters. A program that uses
+/// a new name for every operation would otherwise fill the memory, so beyond this limit the least
+/// recently used names are forgotten.
 constexpr std::size_t kMostRemembered = 1 << 14;
 
 // After each join the numbers of unnamed operations start at a multiple of this, so that no number
@@ -205,7 +206,7 @@ void OperationTable::submit(std::span<const Submission> submissions, std::span<O
     if (claimed_[i]->calls_back()) callbacks_.fetch_add(1, std::memory_order_relaxed);
     handles[i] = Operation(claimed_[i].get());
   }
-  // Under the lock, so that operations enter the engine in the order of their numbers.
+  // The lock is still held, so that operations enter the engine in the order of their numbers.
   queue_.enqueue(claimed_);
   claimed_.clear();
 }

@@ -41,8 +41,8 @@ class OperationState {
 
   /// Reuses the state for the same operation. @pre over(), and is_same_operation() for `what`
   void begin_again(const Submission& what, TimePoint now);
-  /// Done, and the program holds no handle that could ask for the result. (The engine may still
-  /// hold a reference.)
+  /// Whether it is done and the program holds no handle to it. (The engine may still hold a
+  /// reference.)
   bool over() const noexcept {
     return done() && holders_.load(std::memory_order_acquire) % kInternal == 0;
   }
@@ -102,15 +102,15 @@ class OperationState {
 /// Whether each part has memory and the parts lie in ascending order within the tensor.
 bool parts_fit(const Submission&) noexcept;
 
-/// Whether `what` asks for the same as `before`, whose request this is, and make_request() would
-/// accept it. Only for the set of all ranks.
+/// Whether `what` is the same operation as `before`, whose request is given, and make_request()
+/// would accept it. False for every process set except the set of all ranks.
 bool is_same_operation(const Submission& what, const Submission& before,
                        const wire::Request&) noexcept;
 
 /// The part of an engine that any thread may use: the submitted operations, the program's requests,
 /// and whether the engine has failed or shut down.
 ///
-/// Thread-safe. Functions marked "driver" are called by the thread that drives the engine only. No
+/// Thread-safe. Functions marked "Driver" are called only by the thread that drives the engine. No
 /// function rings a doorbell. Errors: only std::bad_alloc is thrown.
 class SubmissionQueue {
  public:
@@ -119,15 +119,16 @@ class SubmissionQueue {
 
   // --- requests of the program ---
   void enqueue(std::span<const OperationPtr>);
-  /// Operations are queued that pop_all() has not returned.
+  /// Whether operations are queued that pop_all() has not returned yet.
   bool has_submissions() const noexcept { return has_submissions_.load(std::memory_order_acquire); }
   std::vector<OperationPtr> queued() const;
   void request_shutdown() noexcept { shutdown_requested_.store(true); }
   bool shutdown_requested() const noexcept { return shutdown_requested_.load(); }
-  /// The process ends without shutdown(). In an orderly exit this comes before request_shutdown().
+  /// The process ends without having called shutdown(). In an orderly exit this is called before
+  /// request_shutdown().
   void mark_ending() noexcept { ending_.store(true); }
   bool ending() const noexcept { return ending_.load(); }
-  /// A failure that was found outside the engine. The first one counts.
+  /// Reports a failure that was found outside the engine. Only the first one counts.
   void fail_from_outside(Status);
   /// Async-signal-safe.
   void request_state_dump() noexcept { dump_requested_.store(true); }
@@ -173,14 +174,14 @@ class SubmissionQueue {
 };
 
 /// The operations of a rank by process set and name: those in flight, and ended ones whose states
-/// are reused when the same operation comes again. Numbers the unnamed operations.
+/// are reused when the same operation is submitted again. Numbers the unnamed operations.
 ///
 /// Thread-safe.
 class OperationTable {
  public:
   /// @param queue where operations go; outlives this
-  /// @param rank this one, in the job
-  /// @param gpu this rank's GPU, as this process counts them
+  /// @param rank this rank's number in the job
+  /// @param gpu the index of this rank's GPU in this process
   OperationTable(SubmissionQueue& queue, int rank, std::optional<int> gpu)
       : queue_(queue), rank_(rank), gpu_(gpu) {}
 

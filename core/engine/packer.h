@@ -17,8 +17,9 @@ struct PackPosition {
 /// No limit: one call copies all pieces.
 inline constexpr std::size_t kAllBytes = SIZE_MAX;
 
-/// Copies the pieces into the buffer without gaps, from a position on, about `most` bytes at most.
-/// Each piece counts as some bytes more, so that many small ones end a call as well.
+/// Copies the pieces into the buffer without gaps, starting at a position, and stops after about
+/// `most` bytes. Each piece counts as some additional bytes, so that many small pieces end a call
+/// as well.
 /// @return the position to continue from. @pre the sizes add up to buffer.size()
 PackPosition pack(std::span<const std::span<const std::byte>> pieces, std::span<std::byte> buffer,
                   PackPosition from = {}, std::size_t most = kAllBytes);
@@ -26,7 +27,7 @@ PackPosition pack(std::span<const std::span<const std::byte>> pieces, std::span<
 PackPosition unpack(std::span<const std::byte> buffer, std::span<const std::span<std::byte>> pieces,
                     PackPosition from = {}, std::size_t most = kAllBytes);
 
-/// A 16-bit type of the elements in the buffer, and the factor by which they are multiplied.
+/// The 16-bit type of the elements in the buffer, and the factor by which they are multiplied.
 struct PackCast {
   DataType buffer_type = DataType::kFloat16;
   double factor = 1.0;

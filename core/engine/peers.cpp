@@ -12,9 +12,9 @@ namespace hvd::runtime {
 namespace {
 
 constexpr Duration kPeerCheckInterval = std::chrono::milliseconds(50);
-/// From the end of a rank's process until its last messages have been received.
+/// Time allowed from the end of a rank's process until its last messages have been received.
 constexpr Duration kTimeToArrive = std::chrono::seconds(1);
-/// From a rank's farewell until its last messages have been sent.
+/// Time allowed from a rank's farewell until its last messages have been sent.
 constexpr Duration kTimeToSend = std::chrono::seconds(15);
 
 // Ranks of other hosts share no memory with this one, so they are pinged: the coordinator pings

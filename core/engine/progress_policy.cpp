@@ -9,9 +9,9 @@
 namespace hvd::runtime {
 namespace {
 
-/// The cores that this rank can rely on. A rank does not see how the others are bound: if each of
-/// them can have as many cores as this one without sharing, they are not shared; otherwise the
-/// ranks share these.
+/// The number of cores that this rank can rely on. A rank does not see the CPU affinity of the
+/// others. If the machine has enough cores to give each rank of the host as many as this one, this
+/// rank's cores are assumed to be its own; otherwise all ranks are assumed to share them.
 int cores_per_rank(int ranks, std::optional<double> quota) {
   const int online = std::max(1, static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN)));
   cpu_set_t allowed;

@@ -22,12 +22,13 @@ class ChannelQueue;
 
 enum class ExecutionState : std::uint8_t { kIdle, kQueued, kPacking, kUnderWay, kUnpacking };
 
-/// A batch on its way through the Executor, which alone moves it on:
+/// A batch on its way through the Executor, which alone changes its state:
 ///
 ///   idle --start()--> queued --> packing --launched--> under way --> unpacking --completed--> idle
 ///
-/// A batch of a plan takes this way once. A replayed batch takes it once per step and waits for its
-/// operations while it is idle. Used by the thread that drives the engine.
+/// A batch of a plan passes through these states once. A replayed batch passes through them once
+/// per step, and waits for its operations while it is idle. Used by the thread that drives the
+/// engine.
 class Execution {
  public:
   Execution(control::AgreedBatch agreed, std::vector<OperationPtr> operations, int world_rank)
@@ -49,7 +50,8 @@ class Execution {
   ChannelQueue* queue_ = nullptr;  // where it runs; null: no data moves
   ExecutionState state_ = ExecutionState::kIdle;
   const Staged* staged_ = nullptr;  // while it is staged
-  /// The last work of a replayed batch that does not run, if it can be started again.
+  /// The work that runs. While a replayed batch is idle, its last work, if that can be started
+  /// again.
   std::unique_ptr<Work> work_;
   TimePoint agreed_at_ = {};
   TimePoint launched_at_ = {};
@@ -80,7 +82,8 @@ class ChannelQueue {
   std::span<const std::shared_ptr<Execution>> executions() const noexcept {
     return std::span(executions_).subspan(next_);
   }
-  /// For how long the front has made no progress, as far as calls of this function show.
+  /// Returns for how long the front has made no progress, as observed by the calls of this
+  /// function.
   /// @param headway of the front; nullopt: no progress is expected of it now
   Duration standstill(TimePoint now, const std::optional<Headway>& headway) noexcept;
 

@@ -77,7 +77,7 @@ class BackendQueues final : public QueueFactory {
       if (on_device(*batch) || !batch->buffered()) continue;
       largest = std::max({largest, batch->in_bytes(), batch->out_bytes()});
     }
-    // A pool's buffer has at least a cache line.
+    // A buffer of the pool is at least as large as a cache line.
     buffers_.trim(std::max<std::size_t>(largest, 64));
   }
 
@@ -122,15 +122,15 @@ class BackendQueues final : public QueueFactory {
     return best_backend(spec, collective, forced_backend_ ? &*forced_backend_ : nullptr);
   }
 
-  // Without a backend that has GPUs, a channel for the host's memory.
+  // If no backend supports tensors on a GPU, chooses one for the host's memory, which stages them.
   DeviceChoice device_choice(const Batch& batch) const {
     const ChannelSpec spec = device_spec(batch);
     if (Backend* const own = device_backend(spec, batch.collective())) return {*own};
     return {host_backend(staging_spec(spec), batch), true};
   }
 
-  /// Gradients use this queue, and not the one beside NCCL's for operations that NCCL lacks. So its
-  /// memory is allocated ahead of use.
+  /// Whether gradients use this queue, so that its memory is allocated ahead of use. Operations
+  /// that NCCL lacks use another queue beside NCCL's, which carries no gradients.
   bool carries_gradients(const DeviceChoice& choice, const ChannelSpec& spec) const {
     return (choice.staged ? nullptr : &choice.backend) == device_backend(spec, {.count = 1});
   }

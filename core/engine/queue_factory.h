@@ -41,9 +41,9 @@ struct QueueParts {
   std::int64_t fusion_threshold = 0;                  ///< of the batches
 };
 
-/// Makes queues of these backends' channels. A batch gets the backend with the highest score for it
-/// where its tensors are; without one for tensors on a GPU, a channel for the host's memory that
-/// stages them.
+/// Makes queues from these backends' channels. A batch uses the backend with the highest score for
+/// it and for its tensors' device. If no backend supports tensors on a GPU, they are staged through
+/// a channel for the host's memory.
 std::unique_ptr<QueueFactory> make_queue_factory(QueueParts, std::vector<std::shared_ptr<Backend>>,
                                                  std::optional<std::string> forced_backend);
 

@@ -21,7 +21,7 @@ namespace {
 // sleeps.
 constexpr int kSpinsBeforeYield = 150;
 constexpr int kYieldsBeforeSleep = 64;
-// A longer timeout is no limit: the clock's time plus it might overflow.
+// A longer timeout counts as no limit, because its sum with the clock's time might overflow.
 constexpr Duration kLongestTimeout = std::chrono::hours(24 * 365);
 
 void relax() noexcept {
@@ -130,7 +130,8 @@ bool Runtime::set_progress_owner() {
   return progress_owned_ = true;
 }
 
-// Callbacks run on the thread that drives. Only the thread itself stores its own id and clears it.
+// Callbacks run on the thread that drives. A thread's id is stored and cleared only by that thread,
+// so a relaxed load is enough.
 bool Runtime::in_callback() const noexcept {
   return progress_owner_.load(std::memory_order_relaxed) == std::this_thread::get_id();
 }
@@ -164,8 +165,8 @@ void Runtime::release_progress(int leaving) {
 
 /// @param driving 1 if this thread, which drives, counts as a waiter; else 0
 void Runtime::notify_waiters(int driving) {
-  // A write, which is ordered with a waiter's increment: either this thread sees the waiter, or the
-  // waiter sees the progress.
+  // Adding 0 is a write, which is ordered with a waiter's increment: either this thread sees the
+  // waiter, or the waiter sees the progress.
   if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= driving) return;
   // The empty critical section orders this after a waiter's check of its condition, so that it
   // cannot miss the notification.
@@ -175,13 +176,14 @@ void Runtime::notify_waiters(int driving) {
 
 // Note [Which thread a ring wakes]
 // The engine thread sleeps in two ways. After a step of its own it sleeps for as long as that step
-// allows, and any ring wakes it unless another thread drives. When it has yielded to another thread
-// it sleeps for long, without having driven; then that thread has to wake it, and it must not find
-// a reason to yield again. Three rules follow. A waiter counts itself out before it rings. The last
-// waiter that leaves without having driven rings too, because earlier rings were left to it. A
-// thread that drove after its submission, which rings for transfers only, rings if the engine
-// thread has yielded. A thread that is about to wait rings for the driver, because its submission
-// may have rung for no thread. test/models/progress_ownership.pml has each of these as a mutant.
+// allows, and any ring wakes it unless another thread drives. When it has yielded to another
+// thread, it sleeps for long, without having driven. Then that thread has to wake it, and when it
+// wakes it must not find a reason to yield again. Three rules follow. A waiter stops counting as a
+// waiter before it rings. The last waiter that leaves without having driven rings too, because
+// earlier rings were left to it. A thread that drove after its submission, which rings for
+// transfers only, rings if the engine thread has yielded. In addition, a thread that is about to
+// wait rings for the driver, because its submission may not have woken any thread. For each of
+// these rules, test/models/progress_ownership.pml has a mutant that breaks it.
 void Runtime::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     const std::uint32_t ticket = engine_.doorbell().ticket();
@@ -193,7 +195,8 @@ void Runtime::run(std::stop_token stop) {
   }
 }
 
-/// Yields to a waiter, which drives or is about to, and to the owner of progress.
+/// Acquires progress for the engine thread, unless another thread owns it or waits for an
+/// operation: a waiter drives, or is about to.
 bool Runtime::acquire_progress_as_standby() {
   const MutexLock lock(progress_mutex_);
   standby_yielded_ = progress_owned_ || waiters_.load() > 0;
@@ -251,8 +254,8 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
       doorbell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }
-  // Most rings of this time were for work that is done by now. A few more steps cost less than
-  // waking the engine thread.
+  // Most rings since the last step were for work that is done by now. A few more steps cost less
+  // than waking the engine thread.
   for (int looks = 0; looks < 4 && doorbell.ticket() != ticket; ++looks) {
     ticket = doorbell.ticket();
     if (engine_.step()) notify_waiters(1);
@@ -273,7 +276,7 @@ bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoi
   {
     const MutexLock lock(progress_mutex_);
     waiters_.fetch_add(1);
-    // This thread's submission has not rung, and the driver may be asleep.
+    // This thread's submission may not have rung, and the driver may be asleep.
     if (progress_owned_) doorbell.ring();
     while (!(closed_ || done()) && (progress_owned_ || closing_.load())) {
       if (until) {
@@ -360,7 +363,7 @@ void Runtime::stop_thread() {
   if (thread_.joinable()) thread_.join();
 }
 
-/// Ends the operations that are left, also for threads that wait and drive for them.
+/// Ends the operations that are left, including those that other threads wait for.
 void Runtime::close() {
   acquire_progress();
   // A submit() that found hvd running has queued its operations when this returns.

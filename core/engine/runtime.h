@@ -53,8 +53,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// as far as that is possible without waiting.
   void abort(const Status& cause);
 
-  /// As abort(), for a process that is about to end, whatever its threads do: takes no longer than
-  /// `patience`.
+  /// As abort(), for a process that is about to end. Takes no longer than `patience`, whatever the
+  /// process's threads do.
   void notify_before_exit(const Status& cause, Duration patience) noexcept;
 
   const Topology& topology() const noexcept { return engine_.topology(); }
@@ -122,9 +122,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool progress_owned_ HVD_GUARDED_BY(progress_mutex_) = false;
   std::atomic<std::thread::id> progress_owner_{};  // written under progress_mutex_
   std::atomic<int> waiters_{0};  // threads inside wait_until(); written under progress_mutex_
-  // Waiters without a time limit that are no BackgroundThread.
+  // Waiters without a time limit, except threads with a BackgroundThread object.
   std::atomic<int> program_waiters_{0};
-  // The engine thread has yielded to another thread and not driven since; written under
+  // The engine thread has yielded to another thread and has not driven since; written under
   // progress_mutex_.
   std::atomic<bool> standby_yielded_{false};
   // shutdown() is about to end the operations that are left: no other thread drives any more.

@@ -14,7 +14,7 @@ namespace hvd::runtime {
 namespace {
 
 constexpr std::chrono::seconds kLongestTime{
-    1'000'000'000};  // as in the environment; inside 63 bits of nanoseconds
+    1'000'000'000};  // as in the environment; fits into 63 bits of nanoseconds
 
 const Variable& variable_of(std::string_view option) {
   for (const Variable& variable : variables()) {

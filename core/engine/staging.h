@@ -36,7 +36,7 @@ class Staging {
   virtual bool ready(const Batch&) { return true; }
   /// Allocates the outputs whose size has been agreed on, and takes the buffers.
   /// @return the input of launch() once the batch is packed; valid until unstage() or abandon().
-  /// With its `input_ready` the collective follows the packing on the device. @throws hvd::Error
+  /// Its `input_ready` makes the collective wait for the packing on the device. @throws hvd::Error
   /// for an output of the wrong size, or a failing device
   /// @pre empty, and ready() for this batch, which has data to move and does not exchange rows
   virtual const Staged& stage(const Batch&) = 0;
@@ -51,8 +51,8 @@ class Staging {
   /// complete; null: it is complete. @return the event after which the callers may read it. @pre
   /// this batch is staged, and unpack_part() has returned true
   virtual EventPtr unstage(const Batch&, EventPtr reduced) = 0;
-  /// Ranks or a device may use the buffers until the process ends. No batch is staged here any
-  /// more. See Note [Memory after a failure].
+  /// Keeps the buffers until the process ends, because other ranks or a device may still use them.
+  /// No batch is staged here afterwards. See Note [Memory after a failure].
   virtual void abandon() noexcept = 0;
   /// An event after both, either of which may be null, for collectives on the callers' memory.
   virtual EventPtr after_both(const EventPtr& one, const EventPtr& other) = 0;

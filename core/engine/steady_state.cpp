@@ -50,7 +50,8 @@ std::optional<control::DisseminationBarrier> make_dissemination_barrier(
                                        static_cast<int>(topology.host_names.size()));
 }
 
-// Short compared with the times after which stalls are reported.
+// How long watch() waits for a batch to run: short compared with the times after which stalls are
+// reported.
 Duration patience_of(const RuntimeOptions& options) {
   Duration patience = std::chrono::seconds(1);
   for (const Duration limit : {options.stall_warning, options.stall_shutdown}) {
@@ -218,10 +219,10 @@ void SteadyState::ring_host() noexcept {
 // Note [Waking a host]
 // The last rank to arrive has work of its own to begin. So on a host of many ranks it wakes the
 // first rank and its own children in a tree, and each rank wakes its children when it finds that
-// all have arrived, or that one leaves. Every rank finds that: the first rank was rung after the
-// last one had arrived, and so was every child of a rank that has found it. On a host of a few
+// all have arrived, or that one leaves. Every rank finds this out: the first rank is rung after the
+// last one has arrived, and a rank that has found it out rings its children. On a host of a few
 // ranks the tree has one level, and the last rank rings all others.
-/// @param first this rank is the last to arrive, or one that leaves
+/// @param first whether this rank is the last to arrive, or one that leaves
 void SteadyState::wake_next(bool first) noexcept {
   if (host_.size() <= kMostRings) {
     if (first) ring_host();

@@ -18,14 +18,14 @@
 
 namespace hvd::runtime {
 
-/// The replay of a schedule on one rank: the schedule's batches, which every rank repeats without a
-/// plan, as executions that wait for their operations, and the plans that are deferred until the
-/// replay is over.
+/// The replay of a schedule on one rank. Holds the schedule's batches, which every rank repeats
+/// without a plan, as executions that wait for their operations, and the plans that are deferred
+/// until the replay is over.
 ///
 ///   open --begin()--> repeating --advance(): kLeft, then release_waiting()--> open
 ///
-/// control::ScheduleReplay decides which batch runs, and between hosts
-/// control::DisseminationBarrier. begin() makes the executions, so that a step allocates nothing.
+/// control::ScheduleReplay decides which batch runs; control::DisseminationBarrier passes the
+/// arrivals between hosts. begin() makes the executions, so that a step allocates no memory.
 ///
 /// Not thread-safe: used by the thread that drives the engine. Errors of the transport and of a
 /// backend are passed on as hvd::Error; the engine fails with them.
@@ -45,11 +45,10 @@ class SteadyState {
   /// Batches run since begin(), also after the replay was left.
   std::uint64_t batches_run() const noexcept { return schedule_.batches_run(); }
 
-  /// Every rank repeats this schedule from now on. @pre !repeating(), and no operation waits from
-  /// before
+  /// Starts the replay of this schedule, which every rank repeats from now on. @pre !repeating(),
+  /// and no operation of an earlier schedule waits
   void begin(std::vector<control::AgreedBundle> schedule, TimePoint now);
-  /// An operation was submitted. If it is not the next of its place in the schedule, this rank
-  /// leaves.
+  /// An operation was submitted. If the schedule has no free place for it, this rank leaves.
   /// @return whether it has a place in the schedule, and waits there. @pre repeating()
   bool offer(const OperationPtr&, TimePoint now);
   /// Starts each batch for which every rank has all operations. kLeft: this rank has left; the
@@ -63,15 +62,16 @@ class SteadyState {
   /// The operations that wait.
   std::vector<OperationPtr> waiting() const;
   bool anything_waits() const noexcept { return waiting_ > 0; }
-  /// Operations wait in a schedule with batches on a GPU, which the host launches when the ranks of
-  /// all hosts have arrived. Other hosts cannot ring, and the GPU may run idle meanwhile.
+  /// Whether operations wait in a schedule that spans hosts and has batches on a GPU. The host
+  /// launches these when the ranks of all hosts have arrived. Other hosts cannot ring this rank's
+  /// doorbell, and the GPU may be idle meanwhile.
   bool launch_awaits_other_hosts() const noexcept {
     return waiting_ > 0 && on_device_ && schedule_.spans_hosts();
   }
 
-  /// Keeps a plan that arrived during the replay: rank 0 has left, and the update about that is
-  /// on its way. @throws hvd::Error on a single host, where the flags show that before the plan can
-  /// arrive
+  /// Keeps a plan that arrived during the replay: rank 0 has left, and its update about this is
+  /// still on its way. @throws hvd::Error on a single host, where the flags show that rank 0 has
+  /// left before the plan can arrive
   void defer(const wire::Plan&);
   /// Removes and returns the next deferred plan; no value while a schedule is replayed.
   std::optional<wire::Plan> next_deferred_plan();
@@ -80,8 +80,8 @@ class SteadyState {
   /// now leaves, because an operation of its own is missing
   bool leave_if_own_missing() noexcept;
   /// To be called regularly, and at deadline(). When no batch has run for long, this rank leaves,
-  /// or requests the ranks that it waits for to leave, so that negotiation finds the missing ones.
-  /// @param waits for other ranks @return whether it now leaves
+  /// or requests the ranks that it waits for to leave, so that negotiation finds the missing ranks.
+  /// @param waits whether this rank waits for others @return whether this rank now leaves
   bool watch(TimePoint now, bool waits);
   /// When watch() has work, given that this rank waits.
   std::optional<TimePoint> deadline() const noexcept;

@@ -267,8 +267,8 @@ class Checker {
     }
   }
 
-  // Other ranks may still read the input when this rank's result arrives: only rows that no other
-  // rank reads can receive it.
+  // Other ranks may still read the input when this rank's result arrives, so the result may
+  // overwrite only rows that no other rank reads.
   void check_overlap() const {
     const TensorView& input = submission_.input;
     const TensorView& output = submission_.output;
@@ -350,7 +350,8 @@ std::string member_text(const Submission& submission) {
   return text(submission.kind(), " in process set ", submission.process_set);
 }
 
-/// The last of `members` does not belong there, or is missing.
+/// Throws for an unnamed group: the last of `members` does not belong to it, or members are
+/// missing.
 [[noreturn]] void refuse_unnamed_group(std::span<const Submission> members, int rank) {
   const Submission& first = members.front();
   const Submission& last = members.back();

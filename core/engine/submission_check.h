@@ -12,7 +12,7 @@ namespace hvd::runtime {
 /// Checks a submission as far as one rank can, and makes the request that is sent. The caller sets
 /// the name and the number of an unnamed operation.
 /// @throws UsageError with the problem, the expected and the actual value, and advice
-/// @param gpu this rank's GPU, as this process counts them
+/// @param gpu the index of this rank's GPU in this process
 wire::Request make_request(const Submission&, const control::ProcessSetTable&, int rank,
                            std::optional<int> gpu = std::nullopt);
 
