@@ -37,7 +37,7 @@ void append_part(std::string& out, std::chrono::duration<Rep, Period> duration) 
 
 template <class Part>
 void append_part(std::string& out, const Part& part) {
-  static_assert(!std::same_as<Part, bool>, "write in words what is true or false");
+  static_assert(!std::same_as<Part, bool>, "write a boolean value in words");
   if constexpr (std::same_as<Part, char>) {
     out += part;
   } else if constexpr (std::is_convertible_v<const Part&, std::string_view>) {

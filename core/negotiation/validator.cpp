@@ -69,7 +69,7 @@ std::optional<Difference> difference(const wire::Request& a, const wire::Request
     return Difference{"postscale factor", text(a.postscale), text(b.postscale)};
   if (has_root(a.kind) && a.root != b.root) {
     return Difference{a.kind == OpKind::kGather ? "destination" : "root",
-                      text("says rank ", a.root), text("says rank ", b.root)};
+                      text("uses rank ", a.root), text("uses rank ", b.root)};
   }
   if (a.removed_set != b.removed_set) {
     return Difference{"process set", text(a.removed_set), text(b.removed_set)};

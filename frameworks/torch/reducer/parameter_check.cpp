@@ -261,8 +261,8 @@ void ParameterCheck::throw_diverged(const std::string& difference) const {
                 "broadcast_optimizer_state() from the rank that join() returns, after it");
   throw DivergedError(text(wrapper_, " (", scope_, "): ", after,
                            " the parameters of the ranks are not the same: ", difference,
-                           "; expected equal parameters on every rank. What is usually forgotten: ",
-                           usual, ". (check_every, HVD_CHECK_EVERY)"));
+                           "; expected equal parameters on every rank. Often forgotten: ", usual,
+                           ". (check_every, HVD_CHECK_EVERY)"));
 }
 
 /// Collective over the set.

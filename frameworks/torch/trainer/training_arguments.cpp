@@ -46,7 +46,8 @@ void for_each_argument(Arguments& a, const Visit& visit) {
   visit("logging_strategy", a.logging_strategy, "When to log: no, steps or epoch");
   visit("logging_steps", a.logging_steps, "Steps between lines of the log");
   visit("load_best_model_at_end", a.load_best_model_at_end, "Load the best checkpoint at the end");
-  visit("metric_for_best_model", a.metric_for_best_model, "The value that decides what is best");
+  visit("metric_for_best_model", a.metric_for_best_model,
+        "The value by which checkpoints are compared");
   visit("greater_is_better", a.greater_is_better, "Whether a greater value of it is better");
   visit("seed", a.seed, "Seed of the model's random numbers");
   visit("data_seed", a.data_seed, "Seed of the order of samples");

@@ -101,11 +101,11 @@ TEST(RootedOperations, RanksThatDisagreeAboutTheRootOrTheKindGetAnError) {
     submission.parameters = Reduce{.root = rank};
     ranks.submit(rank, std::move(submission));
   }
-  expect_mismatch("reduce 'r': root differs: rank 0 says rank 0, rank 1 says rank 1");
+  expect_mismatch("reduce 'r': root differs: rank 0 uses rank 0, rank 1 uses rank 1");
   for (int rank = 0; rank < 2; ++rank)
     ranks.submit(rank, sides[static_cast<std::size_t>(rank)].submission(
                            data[static_cast<std::size_t>(rank)], 1 - rank));
-  expect_mismatch("scatter 's': root differs: rank 0 says rank 1, rank 1 says rank 0");
+  expect_mismatch("scatter 's': root differs: rank 0 uses rank 1, rank 1 uses rank 0");
   for (int rank = 0; rank < 2; ++rank) {
     Submission submission = float_operation(data[static_cast<std::size_t>(rank)], "k");
     if (rank == 1) submission.parameters = Reduce{};

@@ -118,7 +118,7 @@ TEST(Validator, ABroadcastHasARootAndNoOp) {
   b.root = 1;
   EXPECT_EQ(
       mismatch(a, 0, b, 1),
-      "broadcast 'a': root differs: rank 0 says rank 0, rank 1 says rank 1; every rank must submit "
+      "broadcast 'a': root differs: rank 0 uses rank 0, rank 1 uses rank 1; every rank must submit "
       "the same root");
 }
 
