@@ -15,16 +15,16 @@ namespace hvd::control {
 // forwarded at once. When all ranks of the job have requested an operation, no rank holds it back,
 // so no plan is delayed.
 //
-// This works only if every member below requests the operation, and in the same way. Where that is
-// in doubt, all held reports are forwarded at once and later ones as they arrive (PassThrough),
-// until plans have ended each operation that was forwarded in parts:
+// This works only if every member below requests the operation, and in the same way. In the
+// following cases that is in doubt. All held reports are then forwarded at once and later ones as
+// they arrive (PassThrough), until plans have ended each operation that was forwarded in parts:
 //   - a rank joins (it requests no more operations, and others do not wait for it) or leaves;
 //   - a cached name is requested in full, so that some ranks may hit and others send requests;
 //   - a report refers to the cache before the epoch, or an epoch begins while reports are held;
 //   - a report was held for longest_hold, because of a stall or a late rank. An overdue report of
 //     a child counts as held for as long here.
-// For the rest of the job a report that is held back is like one on a slow network. It can never
-// lead to a wrong plan; the rules above only avoid waiting in vain.
+// To the other ranks, a report that is held back looks like one that a slow network delays. It can
+// never lead to a wrong plan; the rules above only avoid waiting in vain.
 
 namespace {
 
@@ -58,8 +58,7 @@ std::vector<wire::DimRun> merge_dims(RankSpan a, const std::vector<wire::DimRun>
   return merged;
 }
 
-// Equal requests, except for the first dimension of a gathering operation, which is each rank's
-// own.
+// Whether the requests are equal. The first dimension of a gathering operation may differ.
 bool same_request(const wire::Request& a, const wire::Request& b) {
   if (!wire::gathers(a.kind) || a.shape.empty() || b.shape.empty()) return a == b;
   wire::Request alike = b;
@@ -251,7 +250,8 @@ void PassThrough::forget(int process_set, const std::string& name, std::uint64_t
   slots_.remove(done);
 }
 
-// A slot in a plan means what it meant before that plan, since a plan has each name at most once.
+// A slot in a plan refers to the response that it held before that plan, because a plan has each
+// name at most once.
 void PassThrough::forget(const wire::PlannedTensor& tensor, std::uint64_t as_of) {
   if (const auto* const response = std::get_if<wire::Response>(&tensor))
     return forget(response->request.process_set, response->request.name, as_of);
@@ -279,7 +279,8 @@ void PassThrough::apply(const wire::Plan& plan) {
       if (remembers) forget(tensor, as_of);
     }
   }
-  // No plan names a request that crossed its error on the way, since the coordinator ignores it.
+  // The coordinator ignores a request that crossed its error on the way, so no plan ends it. Such
+  // requests are forgotten after some plans.
   if (plan.sequence < remembered_at_ + kPlansToRemember) return;
   slots_ = {};
   keys_.clear();
@@ -473,7 +474,7 @@ void Aggregator::apply(const wire::Plan& plan) {
   if (new_epoch) begin_epoch(plan.sequence);
 }
 
-// The ranks submit all of it again, during the replay or after it.
+// The ranks submit everything again, during the replay or after it.
 void Aggregator::forget_for_replay(std::uint64_t sequence) {
   replay_plan_ = sequence;
   held_.clear();

@@ -19,7 +19,7 @@
 
 namespace hvd::control {
 
-/// The members of each process set that lie below an aggregator. Pure; not thread-safe.
+/// The members of each process set in an aggregator's subtree. Pure; not thread-safe.
 class SubtreeMembers {
  public:
   /// @param sets outlives the object
@@ -27,9 +27,9 @@ class SubtreeMembers {
       : subtree_(std::move(subtree)), sets_(sets) {}
 
   RankSpan of(int process_set);
-  /// Whether `ranks` contain every member below.
+  /// Whether `ranks` contain every member in the subtree.
   bool complete(RankSpan ranks, int process_set) { return hvd::contains(ranks, of(process_set)); }
-  /// The process sets may have changed.
+  /// Called when the process sets may have changed.
   void forget_sets() noexcept { of_set_.clear(); }
 
  private:
@@ -38,8 +38,8 @@ class SubtreeMembers {
   std::map<int, RankSet> of_set_;  // except set 0
 };
 
-/// The operations that ranks have requested as of one plan and that are not forwarded yet, each
-/// once with the ranks that made the same request. Pure; not thread-safe.
+/// The operations that ranks have requested as of one plan and that have not been forwarded yet.
+/// Equal requests are held once, with their ranks. Pure; not thread-safe.
 class HeldReports {
  public:
   /// Ranks that have made the same request for a name: by a hit if unnamed and cached, else in
@@ -59,7 +59,7 @@ class HeldReports {
   /// When the oldest operation was first requested.
   std::optional<TimePoint> oldest() const;
 
-  // @return whether every member below has now requested some operation
+  // @return whether some operation has now been requested by every member below
   bool add_hits(wire::SlotSet, RankSpan, std::uint64_t report_number, int process_set,
                 TimePoint now, SubtreeMembers&);
   bool add_named(std::string key, int process_set, Variant, TimePoint now, SubtreeMembers&);
@@ -115,13 +115,14 @@ class PassThrough {
   void start_join(const std::string& name);
   bool joining() const noexcept { return joining_; }
 
-  /// These operations were forwarded in parts: passes reports through until plans have ended each.
-  /// @param as_of the plan that the slots refer to the cache of
-  /// @param last_applied the last plan
+  /// Records operations that were forwarded in parts, and passes reports through until plans have
+  /// ended all of them.
+  /// @param as_of the slots refer to the cache as of this plan
+  /// @param last_applied the last plan that this rank has applied
   void remember(const HeldReports::InParts&, std::uint64_t as_of, std::uint64_t last_applied);
-  /// The plan ends operations. The cache is as of this plan.
+  /// Forgets the operations that the plan ends. Called after the plan has changed the cache.
   void apply(const wire::Plan&);
-  /// The plan has put other responses into some slots.
+  /// Remembers operations by name if the plan has put other responses into their slots.
   void follow_displaced(std::uint64_t plan);
   void drop_removed(const ProcessSetTable&);
   /// Forgets all reasons: the ranks submit everything again.
@@ -135,12 +136,12 @@ class PassThrough {
   const ResponseCache& cache_;
   bool active_ = false;
   bool anyone_left_ = false;
-  bool joining_ = false;  ///< no plan has ended it yet
+  bool joining_ = false;  ///< a join has begun that no plan has ended yet
   std::string join_name_;
   // Operations that were forwarded in parts and that no plan has ended yet.
   wire::SlotSet slots_;
   std::unordered_set<std::string> keys_;  // tensor_key()
-  std::uint64_t remembered_at_ = 0;       ///< the plan that was the last one then
+  std::uint64_t remembered_at_ = 0;       ///< the last plan at the last remember()
 };
 
 /// The ranks that leave, except those that reported it before the replay began: a rank that applies
@@ -150,8 +151,8 @@ RankSet leaving_since(const wire::Report&, std::uint64_t replay_plan);
 /// Merges the reports that pass through an inner rank of the tree (its own and its children's) into
 /// messages for the next rank. Pure; not thread-safe.
 ///
-/// It holds an operation back until every member below has requested it, since the coordinator
-/// cannot plan it before. See Note [Holding reports back] in aggregator.cpp.
+/// It holds an operation back until every member below has requested it, because the coordinator
+/// cannot plan it earlier. See Note [Holding reports back] in aggregator.cpp.
 class Aggregator {
  public:
   /// @param subtree the ranks whose reports pass here
@@ -161,7 +162,7 @@ class Aggregator {
   Aggregator(const Aggregator&) = delete;
   Aggregator& operator=(const Aggregator&) = delete;
 
-  /// A report of this rank or of a child.
+  /// Adds a report of this rank or of a child.
   void accept(const wire::Report&, TimePoint now);
   /// @pre this rank's negotiator has applied the plan
   void apply(const wire::Plan&);
@@ -198,7 +199,7 @@ class Aggregator {
   /// and as of any later one mean the same.
   std::uint64_t epoch_ = 0;
   std::uint64_t replay_plan_ = 0;  ///< the last plan that began a replay
-  /// By the plan that the slots refer to.
+  /// Keyed by the plan that the slots refer to.
   std::map<std::uint64_t, HeldReports> held_;  // no entry is empty
   std::map<std::uint64_t, RankSet> applied_;
   RankSet leaving_;

@@ -39,21 +39,21 @@ class Writer {
   Bytes bytes_;
 };
 
-/// Reads what Writer wrote. Every function checks bounds and throws WireError that names `field`
+/// Reads what Writer wrote. Every function checks bounds and throws a WireError that names `field`
 /// and the offset.
 class Reader {
  public:
   explicit Reader(std::span<const std::byte> bytes) : bytes_(bytes) {}
 
   std::uint8_t u8(const char* field);
-  /// At most `highest`.
+  /// Reads a number of at most `highest`.
   std::uint64_t varint(const char* field, std::uint64_t highest);
   std::int64_t zigzag(const char* field);
   double f64(const char* field);
   std::string text(const char* field, std::size_t longest);
   std::span<const std::byte> raw(const char* field, std::size_t size);
   /// An element count: at most `highest`, and no more than the bytes that are left, so that a
-  /// forged count cannot make us allocate.
+  /// forged count cannot cause a large allocation.
   std::size_t count(const char* field, std::size_t highest);
 
   std::size_t remaining() const noexcept { return bytes_.size() - offset_; }
@@ -69,12 +69,12 @@ struct Report;
 struct Request;
 enum class MessageKind : std::uint8_t;
 
-// Parts that several kinds of message are made of, for the other files of the codec.
+// Parts that several kinds of message share, for the other files of the codec.
 
 inline constexpr std::uint64_t kAnyNumber = std::numeric_limits<std::uint64_t>::max();
 inline constexpr std::uint64_t kMaxInt = std::numeric_limits<int>::max();
 
-/// A message's header.
+/// Begins a message with its header.
 Writer start(MessageKind);
 void write_request(Writer&, const Request&);
 Request read_request(Reader&);

@@ -33,14 +33,16 @@ void Coordinator::accept(const wire::Report& report, TimePoint now) {
     // The ranks withdraw it when they apply the replay's plan: see ScheduleReplay.
     if (section.as_of < replay_plan_) continue;
     blocked_.record_change(now);
-    // The requests that a rank makes before it joins lie anywhere in the section.
+    // Joins come last, because the requests that a rank made before its join may be anywhere in the
+    // section.
     for (const bool joins : {false, true}) {
       for (const auto& group : section.groups)
         accept_group(group, {group.ranks, section.as_of, now}, joins);
     }
     record_activity(section, now);
   }
-  // Last, since the ranks had not applied these plans when they made these requests.
+  // This comes last, because the ranks may have made these requests before they applied these
+  // plans.
   for (const auto& applied : report.applied) record_applied(applied.ranks, applied.last_applied);
   if (table_.anyone_joined()) table_.restart_join_clock(now);
   const RankSet leaving = leaving_since(report, replay_plan_);
@@ -85,8 +87,8 @@ void Coordinator::accept_group(const wire::Report::Group& group, const Source& s
   }
 }
 
-// One operation stands for all that a rank requests in a section. Where groups overlap, the one
-// that comes first in the message counts.
+// Records one operation of each rank for all that it requests in a section. If groups overlap, the
+// first of them in the message counts.
 void Coordinator::record_activity(const wire::Report::Section& section, TimePoint now) {
   RankSet recorded;
   for (const auto& group : section.groups) {
@@ -201,7 +203,7 @@ void Coordinator::flush_shortcut(TimePoint now) {
   });
 }
 
-// Whether some batch is of a sort that could gather. The ready table finds out whether it does.
+// Whether a batch of the repeated plan might be held back. The ready table decides whether it is.
 bool Coordinator::may_hold_back_repeated(const BatchesAhead& ahead) const {
   return ahead && std::ranges::any_of(repeated_.plan().batches, [&](const wire::Batch& batch) {
            const wire::Request& request =
@@ -251,7 +253,7 @@ ReadyTable::GoesOnGathering Coordinator::gathering_while(const BatchesAhead& ahe
   };
 }
 
-// A rank that had not applied the last plan may not be blocked any more.
+// A rank that had not applied the last plan may no longer be blocked.
 void Coordinator::record_blocked(int rank, std::uint64_t last_applied) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_) {
     throw Error(text("rank ", rank, " reports that it is blocked, but it does not exist"));
@@ -259,8 +261,8 @@ void Coordinator::record_blocked(int rank, std::uint64_t last_applied) {
   if (last_applied == sequence_) blocked_.add(rank);
 }
 
-// Ranks submit operations of the next step again under the replay. An operation outside the
-// schedule would end the replay at once, so it must not be pending.
+// A replay withdraws the pending operations, and the ranks submit them again in it. An operation
+// outside the schedule would end the replay at once, so no such operation may be pending.
 void Coordinator::replay_if_steady(wire::Plan& plan) {
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return;
   if (!learner_.observe(plan, cache_) || table_.anyone_joined() || !departures_.none()) return;

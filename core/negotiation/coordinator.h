@@ -67,7 +67,7 @@ struct CoordinatorOptions {
 ///   offer() --unknown--> learning --learn()-->
 class RepeatedPlan {
  public:
-  /// All ranks have hit these slots, and no other operation is pending.
+  /// Called when all ranks have hit these slots, and no other operation is pending.
   /// @return whether the plan for them is known, so that they wait for repeat() or release(). If
   /// not, learn() keeps the next plan.
   bool offer(const wire::StampedHits&);
@@ -82,21 +82,23 @@ class RepeatedPlan {
     HVD_EXPECT(waiting(), "hits wait");
     return known_->plan;
   }
-  /// Another report comes first. @return the hits that have waited, for the ready table
+  /// Called when another report arrives first. @return the hits that have waited, for the ready
+  /// table
   std::optional<wire::StampedHits> release();
-  /// The plan for the waiting hits; applies it to the cache. @pre waiting()
+  /// Returns the plan for the waiting hits, and applies it to the cache. @pre waiting()
   wire::Plan repeat(std::uint64_t sequence, ResponseCache&);
-  /// As wire::encode(), but cheaper for the plan that repeat() returned last.
+  /// Like wire::encode(), but cheaper for the plan that repeat() returned last.
   wire::Bytes encode(const wire::Plan&) const;
 
   bool learning() const noexcept { return learning_.has_value(); }
-  /// The plan decided since offer(). @param nothing_pending no operation is pending after it
+  /// Keeps the plan that was decided after offer() if it runs exactly the offered slots.
+  /// @param nothing_pending whether no operation is pending after the plan
   void learn(wire::Plan, bool nothing_pending);
-  /// Another plan has changed the order of the cache.
+  /// Called when another plan has changed the order of the cache.
   void mark_cache_touched() noexcept {
     if (known_) known_->just_used = false;
   }
-  /// A slot of the cache holds another response.
+  /// Called when a slot of the cache gets another response.
   void forget() noexcept { known_.reset(); }
 
  private:
@@ -121,13 +123,13 @@ class Coordinator {
  public:
   Coordinator(CoordinatorOptions, ProcessSetTable);
 
-  /// Its cost depends on the operations and on the ranges of ranks in the report, not on the number
-  /// of ranks.
+  /// Adds a report. Its cost depends on the operations and on the ranges of ranks in the report,
+  /// not on the number of ranks.
   /// @throws hvd::Error when no correct peer can have sent the report
   void accept(const wire::Report&, TimePoint now);
 
-  /// The rank waits for others and had submitted no operation for a while when it had applied that
-  /// plan.
+  /// Records that the rank waits for other ranks and has submitted no operation for a while.
+  /// @param last_applied the last plan that it had applied then
   void record_blocked(int rank, std::uint64_t last_applied);
 
   /// The next plan, if any. With kBusyBatches or more ahead of them, tensors that may share a batch
@@ -138,22 +140,23 @@ class Coordinator {
   /// The bytes of the last plan. Cheaper than wire::encode() for a repeated plan.
   wire::Bytes encode(const wire::Plan& plan) const { return repeated_.encode(plan); }
 
-  /// The ranks have left the replay that they repeated last.
+  /// Called when the ranks have left the last replay.
   void end_replay(std::uint64_t batches_run) { learner_.end_replay(batches_run); }
 
-  /// Texts for the log, each given once.
+  /// Warnings about stalled operations for the log, each returned once.
   std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
-  /// Texts on operations that were warned of and go on after all, each given once.
+  /// Texts about operations that run after a warning about them, each returned once.
   std::vector<std::string> resumptions() { return stalls_.release_resumptions(); }
-  /// Texts on pending operations, oldest first: the missing ranks and their last operations.
+  /// Texts about pending operations, oldest first, with the missing ranks and their last
+  /// operations.
   std::vector<std::string> waiting_texts(TimePoint now, std::size_t most) const {
     return stalls_.waiting_texts(table_, now, most);
   }
   /// When decide() or stall_warnings() may return something even if no report arrives.
   std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
-  /// Some operation is pending.
+  /// Whether an operation is pending.
   bool waiting() const noexcept { return !table_.pending().empty() || repeated_.waiting(); }
-  /// The rank has left, with or without a report.
+  /// Records that the rank has left, with or without a report.
   void record_departure(int rank) { departures_.add(RankSet(rank)); }
   bool all_shut_down() const noexcept { return departures_.all(); }
   /// How many displaced cache entries and failed uses are remembered only because a rank may still

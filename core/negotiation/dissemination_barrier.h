@@ -15,7 +15,7 @@ namespace hvd::control {
 ///
 /// To a ScheduleReplay all other hosts together look like one more rank, the remote one. This class
 /// writes the flags of the remote rank: it arrives ready when all ranks of all hosts have, and
-/// leaving as soon as this host knows of a rank that leaves. As ScheduleReplay requires, a flag is
+/// leaving as soon as this host learns of a rank that leaves. As ScheduleReplay requires, a flag is
 /// written once per position, so that every reader finds the same value.
 ///
 /// Hosts exchange updates in ceil(log2(hosts)) rounds: in round r a host sends to the host 2^r
@@ -23,10 +23,10 @@ namespace hvd::control {
 /// After the last round it has received, through others, the updates of all hosts. (The
 /// dissemination barrier: D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier
 /// synchronization", Int. J. Parallel Programming 17(1), 1988.) A host begins when all its ranks
-/// have arrived ready. A host that knows of a rank that leaves sends this in all remaining rounds
-/// at once.
+/// have arrived ready. A host that learns of a rank that leaves sends this in all its remaining
+/// rounds at once.
 ///
-/// Not thread-safe: the thread that drives the engine.
+/// Not thread-safe: only the thread that drives the engine calls it.
 class DisseminationBarrier {
  public:
   /// Updates to send, each with the number of the host.
@@ -39,8 +39,8 @@ class DisseminationBarrier {
   /// Called after flags or received updates have changed. @param to_send appended to
   /// @return whether the remote flags have changed, so that this host's ranks must be woken
   bool advance(HostUpdates& to_send);
-  /// @return as advance(), which must be called next  @throws hvd::Error for an update that no
-  /// correct host can have sent
+  /// Takes an update of another host. advance() must be called next. @return like advance()
+  /// @throws hvd::Error for an update that no correct host can have sent
   bool accept(const wire::ReplayUpdate&);
 
  private:

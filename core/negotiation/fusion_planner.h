@@ -32,7 +32,7 @@ struct FusionSort {
   friend auto operator<=>(const FusionSort&, const FusionSort&) = default;
 };
 
-/// Empty: the tensor never shares a batch.
+/// The sort of a tensor; empty if the tensor never shares a batch.
 std::optional<FusionSort> fusion_sort(const wire::Request&);
 
 /// Whether two tensors may go through the backend in one call.

@@ -9,8 +9,8 @@
 namespace hvd::wire {
 namespace {
 
-// Bits of a request's flag byte: fields that are usually at their default are sent only when they
-// are not.
+// Bits of a request's flag byte. A field that usually has its default is sent only when it does
+// not.
 enum RequestFlag : std::uint8_t {
   kHasScale = 1,
   kHasGroup = 2,

@@ -59,8 +59,8 @@ struct Request {
   int removed_set = 0;   ///< kRemoveProcessSet
   double prescale = 1.0;
   double postscale = 1.0;
-  /// Group members become ready together. group_size 0: no group. An unnamed group is known by its
-  /// first ordinal.
+  /// Group members become ready together. group_size 0: no group. An unnamed group is identified by
+  /// its first ordinal.
   std::string group = {};
   int group_size = 0;
   int group_index = 0;
@@ -162,8 +162,9 @@ struct SlotUse {
   friend bool operator==(const SlotUse&, const SlotUse&) = default;
 };
 
-/// When a rank requested an operation: the number of its report, and within a report the order that
-/// a plan keeps: hits by slot, unnamed hits, requests.
+/// When a rank requested an operation: the number of the rank's report, then the place within the
+/// report. Plans keep this order. A report has hits by slot first, then unnamed hits, then
+/// requests.
 using Stamp = std::uint64_t;
 inline constexpr int kStampReportShift = 22;
 inline constexpr Stamp kHighestReportNumber = (Stamp{1} << (64 - kStampReportShift)) - 1;
@@ -205,7 +206,7 @@ struct StampedRequest {
 /// Ranks to coordinator: what became ready on one or more ranks since their last reports. Each
 /// operation is listed once, with the ranks that requested it.
 struct Report {
-  /// In the newest report of each rank: the last plan that it had applied.
+  /// The last plan that these ranks had applied when each made its newest report.
   struct Applied {
     std::uint64_t last_applied = 0;
     RankSet ranks = {};
@@ -321,9 +322,10 @@ Bytes encode(const Ping&);
 Bytes encode(const Pong&);
 Bytes encode(const ReplayUpdate&);
 Bytes encode(const Blocked&);
-/// A request as it stands within messages. Equal requests have equal bytes.
+/// A request as encoded within messages. Equal requests have equal bytes.
 Bytes encode(const Request&);
-/// The encoded plan under another number. @param plan an encoded plan with the sequence 0
+/// Returns the encoded plan with another sequence number. @param plan an encoded plan with the
+/// sequence 0
 Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);
 /// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the
 /// message's size.

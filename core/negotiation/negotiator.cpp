@@ -12,11 +12,10 @@
 namespace hvd::control {
 namespace {
 
-// A rank without a report still reports the plan that it has applied this often. See Note [Meaning
-// of a slot] in response_cache.h.
+// An idle rank acknowledges plans this often. See Note [Meaning of a slot] in response_cache.h.
 constexpr std::uint64_t kPlansPerAcknowledgement = 256;
 
-// An aggregator reads reports of ranks that are this many plans behind.
+// An aggregator can read reports of ranks that are up to this many plans behind.
 constexpr std::uint64_t kPlansToLookBack = 64;
 
 }  // namespace
@@ -24,7 +23,7 @@ constexpr std::uint64_t kPlansToLookBack = 64;
 Negotiator::Negotiator(int rank, ProcessSetTable sets, std::size_t cache_capacity)
     : rank_(rank), sets_(std::move(sets)), cache_(cache_capacity) {}
 
-// A peer refuses a message beyond these limits and ends the job.
+// Checks the limits here, because a peer refuses a message that exceeds them, and the job ends.
 void Negotiator::check_submission(const wire::Request& request) const {
   if (!sets_.contains(request.process_set) || sets_.position(request.process_set, rank_) < 0) {
     throw UsageError(
@@ -109,7 +108,7 @@ Applied Negotiator::apply(const wire::Plan& plan) {
   Applied applied;
   applied.shutdown = plan.shutdown;
   was_joined_ = join_.has_value();
-  // Errors first: the coordinator, too, decides them before it touches the cache.
+  // Errors come first, because the coordinator also decides them before it changes the cache.
   for (const auto& error : plan.errors) apply_error(error, applied);
   for (const auto& batch : plan.batches) apply_batch(batch, applied);
   if (!plan.replay.empty()) applied.replay = apply_replay(plan.replay);
@@ -175,7 +174,7 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
   if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));
 }
 
-// The coordinator forgets all pending operations, too, and ignores reports from before this plan.
+// The coordinator also forgets all pending operations, and ignores reports from before this plan.
 std::vector<AgreedBundle> Negotiator::apply_replay(const std::vector<wire::SlotBundle>& schedule) {
   std::vector<AgreedBundle> bundles;
   std::set<std::uint32_t> seen;

@@ -21,7 +21,8 @@ struct AgreedBatch {
   /// absent, and in a schedule to repeat.
   std::vector<std::uint64_t> uses = {};
   Members members = {};
-  /// Members, as world ranks, that have joined and did not submit these; maybe this one.
+  /// Members, as world ranks, that have joined and did not submit the operations. May contain this
+  /// rank.
   std::vector<int> absent = {};
   bool absent_here = false;
   /// kJoin: the last rank to join. kAddProcessSet: the new set's number. (Both are alone in their
@@ -55,16 +56,16 @@ class Negotiator {
  public:
   Negotiator(int rank, ProcessSetTable, std::size_t cache_capacity);
 
-  /// A new use of an operation.
+  /// Submits a new use of an operation.
   /// @param use the caller's number for it, which apply() returns with the outcome
-  /// @return the error it ends with at once, when the other ranks have given up waiting for it
-  /// @throws UsageError when a message could not carry it or this rank is not in the process set;
+  /// @return the error with which it ends at once, if the other ranks have given up waiting for it
+  /// @throws UsageError when it is too large for a message or this rank is not in the process set;
   /// hvd::Error when it is in flight.
   std::optional<wire::ErrorEntry> submit(wire::Request, std::uint64_t use = 0);
   /// The error that a replayed operation ends with, if the other ranks have given up waiting for
   /// it.
   std::optional<wire::ErrorEntry> consume_failure(const wire::Request&);
-  /// This rank wants to leave.
+  /// Puts into the next report that this rank leaves.
   /// @param ended the process ends without a call of shutdown()
   void request_shutdown(bool ended = false) noexcept {
     shutdown_ = true;
@@ -110,16 +111,16 @@ class Negotiator {
   bool shutdown_ = false;
   bool ended_ = false;
   bool shutdown_reported_ = false;
-  std::optional<std::string> join_;    // set/name of this rank's join(), once it is on its way
-  bool was_joined_ = false;            // when the plan being applied was made
+  std::optional<std::string> join_;    // set/name of this rank's join(), once it was reported
+  bool was_joined_ = false;            // before the plan that is being applied
   std::vector<wire::Request> unsent_;  // in order of submission
   struct Awaited {
     std::uint64_t use = 0;
     bool sent = false;
   };
   std::unordered_map<std::string, Awaited> awaiting_;  // by set/name
-  /// set/name -> how the next uses end, one entry each: the others may have given up on several
-  /// before this rank gets to the first.
+  /// set/name -> the errors that end the next uses, one for each: the other ranks may have given up
+  /// several uses before this rank submits the first.
   std::unordered_map<std::string, std::deque<wire::ErrorEntry>> failed_in_advance_;
   std::uint64_t by_bit_ = 0;
   std::uint64_t in_full_ = 0;

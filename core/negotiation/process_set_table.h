@@ -35,9 +35,9 @@ class ProcessSetTable {
   bool was_removed(int id) const noexcept { return id > 0 && id < next_id_ && !contains(id); }
   /// World ranks, ascending. @pre contains(id) (checked by set())
   const std::vector<int>& ranks(int id) const { return *set(id).members; }
-  /// The same, to keep. @pre contains(id) (checked by set())
+  /// The same, with shared ownership. @pre contains(id) (checked by set())
   const Members& members(int id) const { return set(id).members; }
-  /// The same as a set. @pre contains(id) (checked by set())
+  /// The same as a RankSet. @pre contains(id) (checked by set())
   const RankSet& rank_set(int id) const { return set(id).ranks; }
   /// Position of a world rank in the set, or -1. @pre contains(id)
   int position(int id, int world_rank) const;

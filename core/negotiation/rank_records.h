@@ -20,8 +20,8 @@ class PlanProgress {
  public:
   explicit PlanProgress(std::size_t ranks) : last_(ranks), ranks_at_lowest_(ranks) {}
 
-  /// @throws hvd::Error when one of the ranks cannot have applied `sequence` last, because that is
-  /// later than `newest` or earlier than in a former report
+  /// @throws hvd::Error when `sequence` is later than `newest`, or earlier than in a former report
+  /// of one of the ranks
   void check(RankSpan, std::uint64_t sequence, std::uint64_t newest) const;
   /// @pre check(). @return whether applied_by_all() has changed
   bool record(RankSpan, std::uint64_t sequence);
@@ -44,11 +44,12 @@ class FailedUses {
   /// The ranks among `ranks` whose request, made after they had applied plan `as_of`, belongs to a
   /// failed use.
   RankSet find(const wire::Request&, RankSpan ranks, std::uint64_t as_of) const;
-  /// The ranks make no more requests as of an earlier plan.
+  /// Forgets the failed uses that these ranks can no longer mean, because they have applied this
+  /// plan.
   void record_applied(RankSpan ranks, std::uint64_t plan);
   void drop_set(int process_set);
   bool empty() const noexcept { return uses_.empty(); }
-  /// Counts a use once for each rank that may still mean it.
+  /// The number of failed uses, each counted once for every rank that may still mean it.
   std::size_t size() const noexcept;
 
  private:
@@ -82,21 +83,22 @@ class BlockedRanks {
   TimePoint changed_at_{};
 };
 
-/// The ranks that submit no more operations: they have called shutdown(), or end without.
+/// The ranks that submit no more operations: they have called shutdown(), or end without calling
+/// it.
 class Departures {
  public:
   explicit Departures(std::size_t ranks) noexcept : ranks_in_job_(ranks) {}
 
   void add(RankSpan ranks) { left_.add(ranks); }
-  /// These of the ranks have not called shutdown().
+  /// Records ranks that leave without calling shutdown().
   void add_ended(RankSpan ranks) { ended_.add(ranks); }
 
   const RankSet& ranks() const noexcept { return left_; }
   bool none() const noexcept { return left_.empty(); }
   bool all() const noexcept { return static_cast<std::size_t>(count(left_)) == ranks_in_job_; }
-  /// The rank has left without calling shutdown().
+  /// Whether the rank has left without calling shutdown().
   bool ended(int rank) const noexcept { return contains(ended_, rank); }
-  /// True once, when all ranks have left: for the last plan.
+  /// Returns true once after all ranks have left, for the last plan.
   bool announce_end() noexcept { return all() && !std::exchange(end_taken_, true); }
 
  private:

@@ -107,7 +107,7 @@ bool ReadyTable::add_hit(const Submitters& submitters) {
   const PendingRef tensor = *by_slot_[slot];
   if (!hvd::contains(sets_.rank_set(tensor->request.process_set), submitters.ranks) ||
       intersects(tensor->reported, submitters.ranks) || intersects(joined_, submitters.ranks))
-    return false;  // add() explains
+    return false;  // the caller's add() throws
   const int lowest = submitters.ranks.front().first;
   if (lowest < tensor->reference_rank) {
     tensor->reference_rank = lowest;
@@ -213,7 +213,7 @@ void ReadyTable::complete(PendingRef tensor) {
   } else {
     tensor->mismatch =
         find_fault(request, sets_.ranks(request.process_set), tensor->absent.to_vector());
-    // A plan has the request of the set's first member.
+    // A plan carries the request of the set's first member.
     if (!tensor->first_dims.empty()) request.shape[0] = tensor->first_dims[0];
   }
   if (!tensor->mismatch && batch_bytes(*tensor) == kMostBytes) {

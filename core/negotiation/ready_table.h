@@ -45,10 +45,10 @@ struct PendingTensor {
   /// More than one only when ranks disagree about the group.
   std::vector<std::shared_ptr<TensorGroup>> groups = {};
   bool held = false;   ///< complete, but its group is not
-  bool ready = false;  ///< can be planned, and has not been taken for it
+  bool ready = false;  ///< can be planned, and has not been extracted
   TimePoint first_seen{};
-  /// When the lowest-ranked member that has reported did so, counted in that rank's own
-  /// submissions: equal in every run, whatever the ranks' relative speed.
+  /// The stamp of the lowest-ranked member that has reported. It counts that rank's own
+  /// submissions, so it is equal in every run, whatever the ranks' relative speed.
   wire::Stamp order = 0;
   bool warned = false;
 };
@@ -57,12 +57,12 @@ struct PendingTensor {
 struct Submitters {
   RankSpan ranks = {};    ///< not empty
   wire::Stamp stamp = 0;  ///< of the lowest rank
-  /// Of `ranks`, ascending. Empty: those in first_dims_of_members, or without it that of the
-  /// request.
+  /// The first dimensions of `ranks`, in ascending order of ranks. Empty: they are in
+  /// first_dims_of_members or, if that is null, in the request.
   std::span<const wire::DimRun> first_dims = {};
   const std::vector<std::int64_t>* first_dims_of_members = nullptr;
-  /// The cache slot that they hit, if it still holds the same. Empty: they sent the request in
-  /// full, or hit a slot that holds another response now.
+  /// The cache slot that they hit, if it still holds the same response. Empty: they sent the
+  /// request in full, or hit a slot that holds another response now.
   std::optional<std::uint32_t> slot = {};
 };
 
@@ -76,7 +76,7 @@ using PendingRef = PendingList::iterator;
 struct TensorGroup {
   std::string key = {};
   int size = 0;
-  std::map<int, std::string> seen = {};  ///< the members that were submitted, by index: their keys
+  std::map<int, std::string> seen = {};  ///< index -> key of each member that was submitted
   int gone = 0;                          ///< how many of these have left the table
   std::vector<PendingRef> held = {};     ///< complete, waiting for the others
   std::optional<Status> failure = {};    ///< of the first member that failed
@@ -93,7 +93,7 @@ class ReadyTable {
   /// @return the tensor, which may now be complete
   /// @throws hvd::Error when a rank submits a name that is still pending
   PendingRef add(const Submitters&, wire::Request request, TimePoint now);
-  /// As add(), but fast, for hits on a slot whose tensor is pending by hits only.
+  /// A fast add() for hits on a slot whose pending tensor was submitted by hits only.
   /// @return false if the caller has to call add() instead
   /// @pre the submitters have a slot
   bool add_hit(const Submitters&);
@@ -104,7 +104,7 @@ class ReadyTable {
   /// These ranks have submitted a join. Operations that they have not submitted do not wait for
   /// them until end_join().
   void add_joined(RankSpan ranks);
-  /// Other ranks are still at work, so the time that the join has waited counts from now.
+  /// Counts the join's waiting time from now, because other ranks are still at work.
   void restart_join_clock(TimePoint now);
   /// The kJoin leaves the table, whether it succeeded or failed.
   void end_join() noexcept;
@@ -117,7 +117,7 @@ class ReadyTable {
   /// Drops the pending operations of a process set that was removed.
   void drop_set(int process_set);
 
-  /// Whether ready tensors of this sort, which are so many bytes, go on gathering.
+  /// Whether ready tensors of this sort, with this many bytes in total, go on gathering.
   using GoesOnGathering = std::function<bool(const FusionSort&, std::int64_t bytes)>;
   /// Tensors that can be planned now, in canonical order, mismatching ones included; they leave the
   /// "ready" state but stay in the table until erase(). A member of a group is held back until its
@@ -163,7 +163,7 @@ class ReadyTable {
   const ProcessSetTable& sets_;
   PendingList pending_;
   std::unordered_map<std::string, PendingRef> by_key_;
-  /// The tensor that is pending by hits on the slot only.
+  /// By slot: the pending tensor that was submitted only by hits on this slot.
   std::vector<std::optional<PendingRef>> by_slot_;
   std::unordered_map<std::string, std::shared_ptr<TensorGroup>> groups_;  // the current use of each
   /// Ready tensors of one sort.
@@ -178,8 +178,7 @@ class ReadyTable {
   std::optional<PendingRef> join_;
 };
 
-/// Bytes that a tensor adds to a batch, with the contributions of all members; the largest number
-/// if they are more than that.
+/// Bytes that a tensor adds to a batch, with the contributions of all members; at most kMostBytes.
 std::int64_t batch_bytes(const PendingTensor&);
 
 }  // namespace hvd::control

@@ -17,7 +17,7 @@ enum ReportFlag : std::uint8_t {
   kAllReportFlags = 31,
 };
 
-// Ranges as gap and length, both counted from the least that they can be.
+// Writes each range as gap and length, both less their smallest possible value.
 void write_rank_set(Writer& out, const RankSet& ranks) {
   out.varint(ranks.ranges().size());
   int next = 0;
@@ -93,12 +93,12 @@ std::vector<DimRun> read_first_dims(Reader& in, const Request& request, int memb
   return runs;
 }
 
-// Whether the ranks contribute numbers of rows of their own.
+// Whether each rank contributes its own number of rows.
 bool has_first_dims(const Request& request) {
   return gathers(request.kind) && !request.shape.empty();
 }
 
-// The report that a group's stamps are counted from: that of its first item.
+// The report number that a group's stamps are counted from: that of its first item.
 std::uint64_t base_of(const Report::Group& group) {
   if (!group.hits.empty()) return group.hits.front().report_number;
   if (!group.unnamed_hits.empty()) return group.unnamed_hits.front().stamp >> kStampReportShift;
@@ -172,7 +172,7 @@ void read_items(Reader& in, Report::Group& group) {
   }
 }
 
-// The report of one rank, whose slots mean what they held after the last plan that it has applied.
+// Whether this is the report of one rank, with slots as of the last plan that it has applied.
 bool is_of_one_rank(const Report& report) {
   if (report.applied.size() != 1 || count(report.applied[0].ranks) != 1) return false;
   const RankSet& rank = report.applied[0].ranks;

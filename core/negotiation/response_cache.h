@@ -20,15 +20,15 @@ namespace hvd::control {
 // A rank's report refers to cache slots as they were after the last plan that the rank had applied.
 // Later plans may have put other responses into these slots. Therefore each report carries the
 // sequence number of that plan, and a cache keeps a displaced response until no report can refer to
-// it any more: the coordinator until every rank has applied the plan that displaced it, other ranks
-// for some plans. A hit is always read as it was meant, without an acknowledgement or a second
-// round. A rank without a report still acknowledges plans now and then (Negotiator), which bounds
-// this memory.
+// it any more: the coordinator until every rank has applied the plan that displaced it, the other
+// ranks for a number of plans. A hit is always read as it was meant, without an acknowledgement or
+// a second round. A rank without a report still acknowledges plans now and then (Negotiator), which
+// bounds this memory.
 
 /// The last response for each tensor, so that a rank requests it again with one bit.
 ///
 /// Every rank holds an identical copy: it changes only by put() and touch(), called in the order of
-/// the plan. Slots are numbers below the capacity; the least recently used entry gives its slot up.
+/// the plan. Slots are numbers below the capacity; the least recently used entry gives up its slot.
 /// Not thread-safe.
 class ResponseCache {
  public:
@@ -36,7 +36,7 @@ class ResponseCache {
   explicit ResponseCache(std::size_t capacity) : capacity_(std::min(capacity, wire::kMaxSlots)) {}
 
   /// Whether responses of this kind are kept. Joins and changes of process sets are rare and differ
-  /// each time, so they are not.
+  /// each time, so they are not kept.
   static bool cacheable(const wire::Request&) noexcept;
   /// The slot of this tensor, whatever its parameters are now.
   std::optional<std::uint32_t> find(const wire::Request&) const;

@@ -13,10 +13,11 @@ constexpr std::uint64_t kStepsToCompare = 4;
 constexpr std::uint64_t kShortReplay = 4;  // steps
 constexpr std::uint64_t kMostPatience = 1024;
 
-// The batches of a plan, each with those that it shares a group with. All members of a group are
-// ready in the same plan. A bundle takes the place of its last batch, as it waits for that one.
+// Returns the batches of a plan in bundles. Batches that share a group are in one bundle; all
+// members of a group are ready in the same plan. A bundle has the position of its last batch,
+// because it waits for that one.
 std::vector<wire::SlotBundle> bundles_of(const wire::Plan& plan, const ResponseCache& cache) {
-  std::vector<std::size_t> tied_to(plan.batches.size());  // a batch before it, or itself
+  std::vector<std::size_t> tied_to(plan.batches.size());  // an earlier batch, or itself
   const auto root = [&](std::size_t batch) {
     while (tied_to[batch] != batch) batch = tied_to[batch];
     return batch;
@@ -34,7 +35,7 @@ std::vector<wire::SlotBundle> bundles_of(const wire::Plan& plan, const ResponseC
       tied_to[std::max(own, other)] = std::min(own, other);
     }
   }
-  std::vector<std::size_t> last(plan.batches.size());  // batch, by the root
+  std::vector<std::size_t> last(plan.batches.size());  // the last batch of a bundle, by its root
   for (std::size_t i = 0; i < plan.batches.size(); ++i) last[root(i)] = i;
   std::vector<wire::SlotBundle> gathered(plan.batches.size()), bundles;
   for (std::size_t i = 0; i < plan.batches.size(); ++i) {
@@ -77,7 +78,7 @@ void ScheduleReplay::enter(std::vector<AgreedBundle> schedule) {
   ++position_;
 }
 
-// To the last bundle.
+// Adds the batch to the last bundle.
 void ScheduleReplay::add(AgreedBatch agreed) {
   const std::size_t operations = agreed.operations.size();
   for (std::size_t i = 0; i < operations; ++i) {
@@ -124,8 +125,9 @@ bool ScheduleReplay::find(const wire::Request& request, SchedulePlace& known) co
   return true;
 }
 
-// Unnamed members are known by their parameters, so a program may put the same ones together in
-// another way. All members of a group are offered one after the other.
+// Whether members of an unnamed group are in different bundles. Unnamed members are identified by
+// their parameters only, so a program may group the same ones in another way. All members of a
+// group are offered one after the other.
 bool ScheduleReplay::splits_unnamed_group(const wire::Request& request,
                                           const SchedulePlace& place) noexcept {
   if (!request.unnamed || request.group_size < 2) return false;
@@ -169,14 +171,14 @@ ScheduleReplay::NextBundle ScheduleReplay::advance() {
   bool all_here = arrived_;
   bool a_rank_leaves = arrived_ && arrives && leaving_;
   const auto look_at = [&](const ArrivalFlags& flags) {
-    // Sequentially consistent with arrive(): of two ranks that arrive last at once, at least one
-    // sees both, and rings.
+    // Sequentially consistent with arrive(): if the last two ranks arrive at the same time, at
+    // least one of them sees both arrivals, and rings.
     const std::uint64_t flag = flags.arrived.load(std::memory_order_seq_cst);
     if (flag / 2 < position_) all_here = false;
     if (flag == position_ * 2 + 1) a_rank_leaves = true;
   };
   for (const ArrivalFlags* const flags : flags_) look_at(*flags);
-  // Only the flags of this host count, since its first rank informs the other hosts.
+  // Only the flags of this host count for ringing, because its first rank informs the other hosts.
   const bool ring = arrives && arrived_ && (all_here || a_rank_leaves);
   if (remote_ != nullptr) look_at(*remote_);
   if (a_rank_leaves) {
@@ -199,7 +201,8 @@ void ScheduleReplay::request_leave() noexcept {
   flags_[own_]->leave_requested.store(position_, std::memory_order_release);
 }
 
-// Unnamed operations of a kind share a slot, so several that are under way at once may be fused.
+// Whether the bundle has a slot twice. Equal unnamed operations share a slot, and several that are
+// under way at once may be fused.
 bool StepLearner::repeats_itself(const wire::SlotBundle& bundle) {
   const std::vector<std::uint32_t> slots = sorted(slots_of(bundle));
   return std::ranges::adjacent_find(slots) != slots.end();
@@ -263,7 +266,7 @@ bool StepLearner::observe(const wire::Plan& plan, const ResponseCache& cache) {
   if (learnable(plan, cache)) {
     bundles = bundles_of(plan, cache);
   } else {
-    schedule_holds_ = false;  // a slot may hold something else from now on
+    schedule_holds_ = false;  // a slot may hold another response from now on
   }
   if (bundles.empty() || std::ranges::any_of(bundles, repeats_itself)) {
     forget();

@@ -12,8 +12,8 @@ namespace {
 constexpr std::size_t kMostRanksShown = 8;
 constexpr std::size_t kMostNamesShown = 3;
 
-// Whether it waits for a rank or for the rest of its group. Ready tensors are only held back while
-// batches are under way.
+// Whether it waits for a rank or for the rest of its group. Ready tensors do not count: they are
+// held back only while batches are under way.
 bool waits(const PendingTensor& tensor) { return tensor.missing > 0 || tensor.held; }
 
 std::string progress_of_group(const PendingTensor& tensor) {
@@ -57,7 +57,7 @@ StallInspector::StallInspector(StallLimits limits, std::vector<std::string> host
     : limits_(limits), hosts_(std::move(host_of_rank)), last_(hosts_.size()) {}
 
 void StallInspector::record_activity(RankSpan ranks, const std::string& name, TimePoint now) {
-  // Ranks that do the same share the name, so that equal entries have equal pointers.
+  // Ranks that submit the same operation share its name, so that equal entries have equal pointers.
   if (!latest_ || *latest_ != name) latest_ = std::make_shared<const std::string>(name);
   last_.assign(ranks, {latest_, now});
 }

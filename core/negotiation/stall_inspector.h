@@ -30,10 +30,11 @@ class StallInspector {
   void record_activity(int rank, const std::string& name, TimePoint now) {
     record_activity(RankSet(rank), name, now);
   }
-  /// One sentence or more per set of ranks for which operations have newly waited for longer than
-  /// the warning time.
+  /// One text per set of missing ranks, or per incomplete group, for operations that have exceeded
+  /// the warning time since the last call.
   std::vector<std::string> warnings(ReadyTable&, TimePoint now);
-  /// One sentence per operation that waits, oldest first, however short a time.
+  /// One sentence per waiting operation, oldest first, however short its wait. At most `most`
+  /// sentences.
   std::vector<std::string> waiting_texts(const ReadyTable&, TimePoint now, std::size_t most) const;
   /// Operations that have waited for ranks, or for the rest of their group, for longer than the
   /// shutdown time.
@@ -42,9 +43,9 @@ class StallInspector {
   std::string error_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
   /// The text of a StalledError, after the operation's name, when every rank waits for another.
   std::string deadlock_text(const ReadyTable&, const RankSet& shut_down, Duration since) const;
-  /// These operations go on. Some may have been warned of.
+  /// Records that these operations run now. Some may have been warned of.
   void record_resumed(std::span<const PendingRef>, TimePoint now);
-  /// A sentence for each record_resumed() with operations that had been warned of, once.
+  /// Returns, once, a sentence for each record_resumed() with operations that had been warned of.
   std::vector<std::string> release_resumptions() { return std::exchange(resumptions_, {}); }
   /// When one of the functions above may next return something.
   std::optional<TimePoint> next_deadline(const ReadyTable&) const;

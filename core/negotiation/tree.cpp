@@ -10,8 +10,8 @@ namespace {
 
 std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
-// Adds `ranks` to the tree in their order, the first being in it already. Each rank gets as many
-// children as `room` has for it, the earliest first.
+// Adds `ranks` to the tree in their order; the first is already in it. The parent is the earliest
+// rank that has room for a child.
 void attach(const std::vector<int>& ranks, std::vector<int>& room, std::vector<int>& parents) {
   std::size_t next_parent = 0;
   for (std::size_t i = 1; i < ranks.size(); ++i) {

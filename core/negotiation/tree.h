@@ -18,10 +18,10 @@ struct TreePlace {
 /// every rank sends its reports to rank 0 directly.
 bool needs_tree(const Topology&, int radix) noexcept;
 
-/// Depends only on the topology and the radix, so that all ranks agree. No rank has more than
-/// `radix` children. The lowest rank of a host is its leader, and the others are below it; the
-/// leaders form a tree in the order of the hosts, so that only leaders exchange messages between
-/// hosts.
+/// The place of `rank` in the tree. It depends only on the topology and the radix, so all ranks
+/// agree. No rank has more than `radix` children. The lowest rank of a host is its leader, and the
+/// others are below it; the leaders form a tree in the order of the hosts, so that only leaders
+/// exchange messages between hosts.
 /// @pre radix >= 2
 TreePlace place_in_tree(const Topology&, int rank, int radix);
 

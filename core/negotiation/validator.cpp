@@ -38,7 +38,7 @@ bool first_dim_is_free(OpKind kind) { return wire::gathers(kind) || kind == OpKi
 
 std::string shape_text(const wire::Request& request) {
   const std::string shape = shape_to_string(request.shape);
-  // The rows of an alltoall are no part of the request.
+  // The rows of an alltoall may differ between ranks.
   if (request.kind != OpKind::kAlltoall || request.shape.empty()) return shape;
   return "[*" + shape.substr(shape.find_first_of(",]"));
 }

@@ -26,7 +26,7 @@ std::optional<std::string> find_misplanned(const wire::Request& planned,
 /// The reason why a request is wrong even when all ranks agree on it (a root outside the set, an
 /// allgather of a scalar, a broadcast from a rank that has joined), as a sentence.
 /// @param members the world ranks of the request's process set, ascending.
-/// @param absent those of them that have joined and take no part of their own, ascending.
+/// @param absent the members that have joined and did not submit the operation, ascending.
 std::optional<std::string> find_fault(const wire::Request&, const std::vector<int>& members,
                                       const std::vector<int>& absent);
 
@@ -46,8 +46,7 @@ inline std::int64_t saturating_product(std::int64_t a, std::int64_t b) noexcept 
   return a != 0 && b > kMostBytes / a ? kMostBytes : a * b;
 }
 
-/// Size of an allgather's result; the largest number when it is more than that. @pre the shape is
-/// not empty
+/// Size of an allgather's result in bytes, at most kMostBytes. @pre the shape is not empty
 std::int64_t gathered_bytes(const wire::Request&,
                             const std::vector<std::int64_t>& first_dims) noexcept;
 
