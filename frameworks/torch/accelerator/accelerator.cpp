@@ -31,7 +31,8 @@ const char* name_of(Precision precision) {
 
 const char* yes_or_no(bool value) { return value ? "true" : "false"; }
 
-/// Compares the options that all ranks have in common. Collective. @throws as Accelerator()
+/// Checks that all ranks have the same options, and returns the loss scaler. Collective. @throws as
+/// Accelerator()
 GradScaler agreed_scaler(const AcceleratorOptions& options, torch::Device device) {
   std::string error;
   if (options.gradient_accumulation_steps < 1) {

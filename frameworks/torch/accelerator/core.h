@@ -10,7 +10,8 @@
 
 namespace hvd::libtorch {
 
-/// Membership in the job, which ends with the object if it has begun it.
+/// Joins the job unless the process has already joined it. The destructor leaves the job if the
+/// constructor has joined it.
 class JobMembership {
  public:
   explicit JobMembership(const Options& options);
@@ -29,27 +30,27 @@ struct AcceleratorCore {
   bool half() const noexcept { return options.mixed_precision == Precision::kFP16; }
   /// Checks the arguments of prepare() on all ranks, and prepares them. Collective.
   void prepare(const std::vector<PrepareArgument>& arguments);
-  /// Adjusts the loss scale after the steps of the last pass, unless an optimizer has unscaled
-  /// gradients and not used them: it would divide them again.
+  /// Adjusts the loss scale after the steps of the last pass. Does nothing while an optimizer has
+  /// unscaled gradients that it has not used yet, because it would divide them again.
   void update_scale();
   std::vector<NoSync> no_sync() const;
-  /// The optimizers that train a parameter of the list, which the optimizers have all of.
-  /// @throws UsageError for a parameter of no prepared optimizer
+  /// The prepared optimizers that train at least one of the parameters.
+  /// @throws UsageError when a parameter that requires a gradient is in no prepared optimizer
   std::vector<AcceleratedOptimizer*> optimizers_of(const std::vector<torch::Tensor>& parameters,
                                                    const char* caller) const;
 
   /// Forgets loaders that the program has destroyed.
   void forget_ended_loaders();
-  /// The program's scheduler.
+  /// The program's scheduler, which `scheduler` wraps.
   static const void* inner_of(const AcceleratedScheduler& scheduler);
 
-  const JobMembership job;  // ends last
+  const JobMembership job;  // destroyed last
   const AcceleratorOptions options;
   torch::Device device = torch::kCPU;
   GradScaler scaler;
   bool scale_is_due = false;  ///< gradients were unscaled since the last update of the scale
-  bool sync = true;           ///< a step is due in the present pass
-  std::int64_t passes = 0;    ///< of accumulate(), since the last step that was due
+  bool sync = true;           ///< a step is due in the current pass
+  std::int64_t passes = 0;    ///< calls of accumulate() since the last step that was due
   bool trigger = false;
   std::shared_ptr<RunningLoaders> running = std::make_shared<RunningLoaders>();
 

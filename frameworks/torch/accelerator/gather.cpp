@@ -12,13 +12,13 @@ namespace hvd {
 namespace {
 
 /// The rows of all ranks in the order of the loader's samples, without those of repeated samples.
-/// @param gathered the ranks' rows one behind the other  @param share rows per sample
+/// @param gathered the rows of all ranks, in rank order  @param share rows per sample
 torch::Tensor in_loader_order(const torch::Tensor& gathered, const libtorch::BatchPlace& place,
                               std::size_t share) {
   const std::size_t samples =
       std::accumulate(place.sizes.begin(), place.sizes.end(), std::size_t{0});
   const std::size_t most = *std::max_element(place.sizes.begin(), place.sizes.end());
-  std::vector<std::size_t> first(place.ranks);  // of each rank's samples
+  std::vector<std::size_t> first(place.ranks);  // index of each rank's first sample
   std::exclusive_scan(place.sizes.begin(), place.sizes.end(), first.begin(), std::size_t{0});
   std::vector<std::int64_t> rows;
   rows.reserve(samples * share);

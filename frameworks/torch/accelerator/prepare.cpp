@@ -35,7 +35,7 @@ class ArgumentCheck {
 
   /// The first error; empty if the arguments are valid.
   std::string error();
-  /// The arguments, for the comparison of the ranks.
+  /// Descriptions of the arguments, to compare between ranks.
   std::vector<Fact> facts() const;
 
  private:
@@ -44,7 +44,7 @@ class ArgumentCheck {
   std::string error_in(const PreparedScheduler& scheduler);
   std::string error_in(const std::shared_ptr<LoaderProgress>& loader);
   std::string error_in_parameters(const Optimizer& optimizer) const;
-  /// The error for an object that is prepared already or occurs twice; empty for another.
+  /// The error if the object is null, already prepared or occurs twice; otherwise empty.
   std::string error_in_use(const void* object, const char* what);
 
   void add(const PreparedModule& module);
@@ -198,7 +198,7 @@ std::vector<Fact> ArgumentCheck::facts() const {
   return facts;
 }
 
-/// The parameters of all modules, with the number of the module before each name.
+/// The parameters of all modules. Each name begins with its module's number, as "model0.".
 NamedParameters all_named(const std::vector<PreparedModule>& modules) {
   NamedParameters named;
   std::set<const c10::TensorImpl*> seen;
@@ -237,7 +237,7 @@ void AcceleratorCore::prepare(const std::vector<PrepareArgument>& arguments) {
          .verb = "passes",
          .expected = "expected the same arguments on every rank"},
         check.error(), check.facts());
-  // Modules first: an optimizer's state begins on the device of its parameters.
+  // Prepare the modules first: an optimizer's state begins on the device of its parameters.
   for (const PrepareArgument& argument : arguments)
     if (const auto* const module = std::get_if<PreparedModule>(&argument)) prepare_module(*module);
   for (const PrepareArgument& argument : arguments) {

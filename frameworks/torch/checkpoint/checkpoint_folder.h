@@ -36,8 +36,8 @@ struct Manifest {
   /// The bytes of replicated tensors in all ranks' files.
   std::uint64_t shared_bytes() const noexcept;
 
-  /// Lines of text; the last line is the checksum of the others. The version is 1 without shares,
-  /// otherwise 2.
+  /// Lines of text; the last line is the checksum of the others. The format version is 1 if no file
+  /// has a share, otherwise 2.
   std::string encode() const;
   /// @param where the name of the manifest in error texts
   /// @throws CheckpointError for another version, and when any bit differs from encode()'s output
@@ -46,9 +46,9 @@ struct Manifest {
   bool operator==(const Manifest&) const = default;
 };
 
-/// Locks a folder for writing. One process of all jobs can lock it at a time, with one object.
+/// Locks a folder for writing. Only one object of one process, among all jobs, can hold the lock.
 ///
-/// The lock is a file in the folder, locked with flock(), with the name of the holder. The kernel
+/// The lock is a file in the folder, locked with flock(), that names the holder. The kernel
 /// releases it when the process ends, so the file of a killed process does not block others. On
 /// file systems without locks every process succeeds. Not thread-safe.
 class FolderLock {
@@ -79,8 +79,8 @@ class FolderLock {
 ///                              manifest  written last; lists the other files, their sizes and CRCs
 ///     FOLDER/lock                        while a checkpoint is written: names the writing process
 ///
-/// A step without a manifest is the rest of an interrupted write. Several ranks have an object each
-/// for the same folder, which must be on a file system that they share. Not thread-safe.
+/// A step without a manifest is left from an interrupted write. Each rank has its own object for
+/// the same folder, which must be on a file system that the ranks share. Not thread-safe.
 class CheckpointFolder {
  public:
   explicit CheckpointFolder(std::filesystem::path path, FileCalls& calls = FileCalls::system())
@@ -94,11 +94,10 @@ class CheckpointFolder {
   /// Called on one rank before any file of the step is written. Locks the folder until commit() or
   /// abandon(), creates the folders, and removes what an interrupted write of this step has left.
   /// The created names are on the disk when commit() returns.
-  /// @param loaded complete checkpoints later than this one are replaced: the one of this step now,
-  /// others by commit()
-  /// @throws CheckpointError when another process writes in this folder, and when there is a
-  /// complete checkpoint of this step or of a later one that is not replaced, since that one would
-  /// remain the newest
+  /// @param loaded complete checkpoints of later steps than this are replaced: the one of `step`
+  /// now, the others by commit()
+  /// @throws CheckpointError when another process writes in this folder, and when a complete
+  /// checkpoint of this or a later step is not replaced, because it would remain the newest
   void begin(std::uint64_t step, std::optional<std::uint64_t> loaded = std::nullopt);
   /// Writes one file, common_name() or rank_name(). @throws CheckpointError
   CheckpointFile write(std::uint64_t step, const std::string& name, const ByteSource& source);
@@ -109,8 +108,8 @@ class CheckpointFolder {
   std::string commit(const Manifest& manifest, std::optional<std::uint64_t> loaded = std::nullopt);
   /// Called on one rank: removes the files of a step that is not to be committed.
   void abandon(std::uint64_t step) noexcept;
-  /// Called on one rank: removes all complete checkpoints but the last `keep`, and the rests of
-  /// interrupted writes of earlier steps.
+  /// Called on one rank: removes all complete checkpoints but the last `keep`, and the files that
+  /// interrupted writes of earlier steps have left.
   /// @return a warning that names what could not be removed; empty otherwise
   std::string remove_all_but(std::size_t keep) noexcept;
 

@@ -24,7 +24,8 @@ std::optional<Manifest> CheckpointReader::choose(std::optional<std::uint64_t> st
   return Manifest::decode(results.front(), "the first rank's manifest");
 }
 
-/// @param own this rank's state, of the rank that was the first in the checkpoint
+/// Decides which ranks' own state must be sent to other ranks.
+/// @param own the own state of rank 0 of the checkpoint
 CheckpointReader::Send CheckpointReader::send_needed(const TrainingState& state,
                                                      const Manifest& manifest,
                                                      std::string_view own) const {
@@ -38,10 +39,10 @@ CheckpointReader::Send CheckpointReader::send_needed(const TrainingState& state,
   return manifest.ranks() < vote_.ranks() ? Send::kToNewRanks : Send::kNone;
 }
 
-/// The file of rank i is read by rank i modulo the present number of ranks. The shares of the
-/// replicated tensors are sent to all ranks, and the own state to the ranks that need it. Memory is
-/// allocated inside votes, so that a rank without memory does not leave the others waiting in a
-/// broadcast.
+/// Rank (i modulo the current number of ranks) reads the file of rank i, and sends the share of the
+/// replicated tensors to all ranks, and rank i's own state to the ranks that need it. Memory is
+/// allocated inside votes, so that a rank that runs out of memory does not leave the others waiting
+/// in a broadcast.
 void CheckpointReader::read_ranks(const TrainingState& state, const Manifest& manifest) {
   const std::size_t rank = static_cast<std::size_t>(vote_.rank());
   const std::size_t ranks = vote_.ranks(), files = manifest.ranks();
@@ -105,7 +106,7 @@ std::function<void()> CheckpointReader::decode_entry(const TrainingState::Entry&
   const auto own = items_in(own_[static_cast<std::size_t>(vote_.rank()) % own_.size()]);
   const auto& [name, item] = entry;
   if (item->takes_shards()) {
-    // An optimizer loads the state of a wrapped or an unwrapped one.
+    // Any optimizer can load the state of a sharded or of an unsharded optimizer.
     if (has_item(own, name, kShardedOptimizer)) return decode_shards(entry);
     if (has_item(common, name, kElementwiseOptimizer))
       return item->decode_shards({find_item(common, name, kElementwiseOptimizer).bytes});
@@ -137,7 +138,7 @@ CheckpointReader::Changes CheckpointReader::decode(const TrainingState& state,
       throw CheckpointError(text.starts_with(prefix) ? text : prefix + ": " + text);
     }
   }
-  // LibTorch's optimizers first: only their changes may still fail.
+  // Change the optimizers first: only their changes may still fail.
   changes.insert(changes.begin(), optimizers.begin(), optimizers.end());
   return changes;
 }

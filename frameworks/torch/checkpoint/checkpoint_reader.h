@@ -44,8 +44,7 @@ class CheckpointReader {
   CheckpointFolder folder_;
   CheckpointVote vote_;
   std::string common_;
-  /// The own state of each rank that has saved the checkpoint; empty where this rank does not need
-  /// it.
+  /// The own state of each rank of the checkpoint; empty if this rank does not need it.
   std::vector<std::string> own_;
 };
 

@@ -47,7 +47,7 @@ class CheckpointVote {
 };
 
 /// The names and kinds of a state's items, for a comparison between ranks. @param with_contents
-/// adds what ranks that save it must have in common
+/// adds the values that must be equal on all ranks that save the state
 std::string description_of(const TrainingState& state, bool with_contents = false);
 
 }  // namespace hvd::libtorch

@@ -19,7 +19,8 @@ using Written = std::vector<std::tuple<std::uint64_t, std::uint32_t, std::uint64
 /// A rank's description of a state, and the bytes and hash of its replicated tensors.
 using StateStatement = std::tuple<std::string, std::uint64_t, std::uint64_t>;
 
-/// How many ranks write shares of so many replicated bytes. One rank writes a small state alone.
+/// How many ranks write shares of the replicated bytes; 0 if one rank writes all of them, because
+/// they are few.
 std::size_t count_writers(std::uint64_t bytes, std::size_t ranks) {
   constexpr std::uint64_t kSmallestShare = std::uint64_t{256} << 10;
   const auto writers = static_cast<std::size_t>(
@@ -62,7 +63,7 @@ void CheckpointWriter::take_snapshot(const TrainingState& state, std::optional<s
   }
   vote_.require_equal_descriptions(descriptions);
 
-  // Tensors that differ between ranks are the first rank's, which then writes all of them.
+  // If the tensors differ between ranks, the first rank's are saved, and it writes all of them.
   const ReplicatedTensors replicated = ReplicatedTensors::in(common, /*remove=*/false);
   const std::size_t writers =
       tensors.size() == 1 ? count_writers(replicated.bytes(), vote_.ranks()) : 0;

@@ -12,13 +12,14 @@
 
 namespace hvd::libtorch {
 
-/// The files that one rank writes for a checkpoint. Not copyable once it holds copies.
+/// The files that one rank writes for a checkpoint. Must not be copied or moved while it holds
+/// copies of tensors, because it points to its own members then.
 struct Snapshot {
   std::uint64_t step = 0;
   std::optional<std::uint64_t> loaded;  ///< complete checkpoints later than this are replaced
   FileBytes common;                     ///< only on the first rank
   FileBytes own;
-  std::string common_memory, own_memory;  ///< of copies; kept for the next checkpoint
+  std::string common_memory, own_memory;  ///< holds the copies; kept for the next checkpoint
 
   void free_memory();
 };
@@ -31,8 +32,8 @@ class CheckpointWriter {
       : folder_(folder), vote_(std::move(vote)) {}
 
   /// Agrees on the step and on the files' contents, and makes the step's folder. Collective.
-  /// @param snapshot is filled. It borrows the state's tensors, which must not change until it is
-  /// written. @param copy copies them
+  /// @param snapshot filled in. It borrows the state's tensors, which must not change until it is
+  /// written, unless `copy` is set. @param copy whether to copy the tensors
   /// @throws as save_checkpoint()
   void take_snapshot(const TrainingState& state, std::optional<std::uint64_t> step,
                      std::optional<std::uint64_t> loaded, bool copy, Snapshot& snapshot);

@@ -49,7 +49,7 @@ std::uint32_t one_byte(std::uint32_t value, char byte) {
 
 }  // namespace
 
-// "Slicing by 8", since a checkpoint may have gigabytes.
+// Uses the algorithm "slicing by 8", because a checkpoint may have gigabytes.
 std::uint32_t crc32(std::string_view bytes, std::uint32_t before) noexcept {
   static_assert(std::endian::native == std::endian::little);
   std::uint32_t value = ~before;
@@ -144,14 +144,15 @@ class OpenFile {
   void sync() {
     if (uninterrupted([&] { return calls_.fsync(file_); }) != 0) fail("bring to the disk", path_);
   }
-  /// Some network file systems refuse fsync() of a folder and keep its names by themselves.
+  /// Ignores the errors of network file systems that refuse fsync() of a folder, because they store
+  /// its names durably by themselves.
   void sync_names() {
     if (uninterrupted([&] { return calls_.fsync(file_); }) != 0 && errno != EINVAL &&
         errno != EBADF)
       fail("bring to the disk", path_);
   }
-  /// Some file systems report a full disk only here. The call is not repeated, since EINTR closes
-  /// the file too.
+  /// Some file systems report a full disk only here. The call is not repeated after EINTR, because
+  /// the file is closed then, too.
   void close() {
     if (calls_.close(std::exchange(file_, -1)) != 0 && errno != EINTR) fail("close", path_);
   }

@@ -15,8 +15,8 @@ namespace hvd::libtorch {
 /// at the beginning
 std::uint32_t crc32(std::string_view bytes, std::uint32_t before = 0) noexcept;
 
-/// The system calls that a checkpoint makes. Tests replace them to count them, to let them fail, or
-/// to kill the process before one. Results and errno are those of the system. Thread-safe.
+/// The system calls that a checkpoint makes. Tests replace them to count them, to make them fail,
+/// or to kill the process before a call. Results and errno are those of the system. Thread-safe.
 class FileCalls {
  public:
   virtual ~FileCalls() = default;
@@ -49,7 +49,7 @@ using ByteSource = std::function<void(const ByteSink&)>;
 struct DurableFileOptions {
   /// Computes FileContents::checksum, which takes about as long as the copy to the page cache.
   bool checksum = true;
-  /// false: only the end of the process is survived, not that of the system.
+  /// false: the file survives a crash of the process, but not of the system.
   bool sync = true;
 };
 
@@ -58,7 +58,7 @@ struct DurableFileOptions {
 /// temporary file beside it, which is synced and renamed, and then the folder is synced. After an
 /// error the temporary file is removed and `path` is unchanged, unless syncing the folder has
 /// failed.
-/// @throws CheckpointError that names the file and the failed call; and what the source throws
+/// @throws CheckpointError that names the file and the failed call; exceptions of the source
 FileContents write_durably(const std::filesystem::path& path, const ByteSource& source,
                            FileCalls& calls, const DurableFileOptions& options = {});
 /// The same for one string.

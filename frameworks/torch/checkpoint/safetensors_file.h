@@ -13,8 +13,8 @@ namespace hvd::libtorch {
 /// A safetensors file in memory: its header, and the mapped bytes of its tensors. The pages are
 /// private: writing to them does not change the file. Thread-safe for reading.
 ///
-/// A process that shortens the file while it is mapped lets this process end with SIGBUS when it
-/// reads the lost pages. Programs that replace files by rename, as hvd does, never shorten one.
+/// If a process shortens the file while it is mapped, this process ends with SIGBUS when it reads
+/// the lost pages. Programs that replace files by renaming, like hvd, never shorten a file.
 class MappedSafetensors {
  public:
   /// @throws SafetensorsError when the file cannot be opened or its header is refused
@@ -36,9 +36,9 @@ class MappedSafetensors {
     return const_cast<char*>(bytes(entry).data());
   }
 
-  /// Reads the tensor's pages into memory and checks values that not all bytes can be, which are
-  /// those of BOOL. Errors of the disk occur here, and not while the bytes are copied (on Linux
-  /// before 5.14 they end the process with SIGBUS). @throws SafetensorsError
+  /// Reads the tensor's pages into memory, and checks that each byte of a BOOL tensor is 0 or 1.
+  /// Disk errors are thrown here and do not occur while the bytes are copied. (On Linux before 5.14
+  /// they end the process with SIGBUS.) @throws SafetensorsError
   void load(const SafetensorsEntry& entry) const;
 
  private:

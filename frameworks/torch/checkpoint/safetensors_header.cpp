@@ -53,13 +53,13 @@ std::string shape_text(const std::vector<std::uint64_t>& shape) {
   return text('[', join_text(shape, ","), ']');
 }
 
-/// Takes the parts of a header from nlohmann's parser, which reports them in order and keeps no
-/// tree. It stops at the first part that the format does not have. The depth is therefore bounded.
+/// Receives the parts of a header from nlohmann's parser, which reports them in order and keeps no
+/// tree. Stops at the first part that the format does not allow, so the nesting depth is bounded.
 class HeaderEvents {
  public:
   explicit HeaderEvents(SafetensorsHeader& header) : header_(header) {}
 
-  /// Why the header is refused; empty while it is not.
+  /// Why the header is refused; empty unless it is.
   const std::string& complaint() const { return complaint_; }
 
   bool null() { return scalar("null"); }
@@ -161,14 +161,14 @@ class HeaderEvents {
                        ": data_offsets: expected two numbers, got another count of them"));
   }
 
-  /// A value without parts. Members of a tensor that the format does not define are ignored, as
-  /// the Python package does.
+  /// Handles a value without parts. Ignores members of a tensor that the format does not define,
+  /// like the Python package.
   bool scalar(const std::string& found) {
     const bool unknown =
         level_ == Level::kTensor && key_ != "dtype" && key_ != "shape" && key_ != "data_offsets";
     return unknown || mismatch(found);
   }
-  /// A value where the format has another one.
+  /// Refuses a value whose type the format does not allow here.
   bool mismatch(const std::string& found) {
     switch (level_) {
       case Level::kFile:
@@ -209,7 +209,7 @@ class HeaderEvents {
   int offsets_ = 0;
 };
 
-/// The complaint about tensors that overlap or leave bytes out; empty for none. Sorts the tensors.
+/// Sorts the tensors. Returns an error if they overlap or leave bytes out; otherwise empty.
 std::string check_coverage(std::vector<SafetensorsEntry>& tensors, std::uint64_t data_bytes) {
   std::sort(tensors.begin(), tensors.end(), [](const auto& one, const auto& other) {
     return std::tie(one.begin, one.end) < std::tie(other.begin, other.end);

@@ -45,8 +45,8 @@ struct SafetensorsEntry {
   std::uint64_t begin = 0, end = 0;
 };
 
-/// The header of a safetensors file: the length as 8 bytes, least significant first, and as many
-/// bytes of JSON. The bytes of all tensors follow it without holes.
+/// The header of a safetensors file: a length in 8 bytes, least significant first, and that many
+/// bytes of JSON. The bytes of all tensors follow without gaps.
 /// https://github.com/huggingface/safetensors#format
 struct SafetensorsHeader {
   std::map<std::string, std::string> metadata;
@@ -64,9 +64,9 @@ struct SafetensorsHeader {
   /// Touches no other bytes of the file.
   /// @param where the file's name in error texts
   /// @throws SafetensorsError for every header that the format does not allow: a length beyond the
-  /// file or kMostBytes, text that is not JSON or not UTF-8, other members than the format's or of
-  /// other types, a name that occurs twice, an unknown type, a size that does not fit shape and
-  /// type, tensors that overlap, and bytes of the file that belong to no tensor
+  /// file or kMostBytes, text that is not JSON or not UTF-8, a member that is missing or of a wrong
+  /// type, a name that occurs twice, an unknown dtype, a size that does not fit shape and dtype,
+  /// tensors that overlap, and bytes of the file that belong to no tensor
   static SafetensorsHeader decode(std::string_view file, const std::string& where);
 
   static constexpr std::uint64_t kMostBytes = 100'000'000;  ///< of the JSON, as in the format

@@ -35,7 +35,7 @@ std::vector<std::int64_t> shape_of(const SafetensorsEntry& entry, const std::str
   return shape;
 }
 
-/// Bytes to copy between places in the memory of the CPU.
+/// Bytes to copy within the CPU's memory.
 struct ByteCopy {
   char* to = nullptr;
   const char* from = nullptr;
@@ -64,8 +64,8 @@ bool is_aligned(const void* address, torch::ScalarType type) {
   return reinterpret_cast<std::uintptr_t>(address) % c10::elementSize(type) == 0;
 }
 
-/// A tensor of the file's pages, which it keeps alive. Files with tensors at odd addresses are
-/// allowed; such a tensor is copied.
+/// A tensor in the file's pages, which it keeps mapped. The format allows tensors at unaligned
+/// addresses; such a tensor is copied.
 torch::Tensor mapped_tensor(const std::shared_ptr<const MappedSafetensors>& file,
                             const SafetensorsEntry& entry) {
   const torch::ScalarType type = scalar_type(entry.type);

@@ -18,13 +18,14 @@ namespace hvd::libtorch {
 /// LibTorch's dtype of each SafetensorsType.
 torch::ScalarType scalar_type(SafetensorsType type);
 
-/// Two tensors with equal values have the same elements in the same memory, as tied weights do.
+/// Identifies a tensor's elements. Tensors with equal places have the same elements in the same
+/// memory, like tied weights.
 using TensorPlace = std::tuple<const void*, torch::ScalarType, std::vector<std::int64_t>,
                                std::vector<std::int64_t>>;
 TensorPlace place_of(const torch::Tensor& tensor);
 
 /// The tensor's elements as integers of their size, detached. Every operation that moves elements
-/// supports these, and float8 and float4 do not have all.
+/// supports these integers, but not every one supports float8 and float4.
 torch::Tensor bits_of(const torch::Tensor& tensor);
 
 /// @param caller begins the error text

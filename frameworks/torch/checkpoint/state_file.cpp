@@ -16,7 +16,8 @@ namespace {
 using Table = std::vector<std::tuple<std::string, std::string, std::uint64_t>>;
 using Positions = std::vector<std::pair<std::uint64_t, std::uint64_t>>;
 
-/// A hash of bytes in parts of any size. Four independent lanes, so that it is as fast as memory.
+/// Hashes bytes that are added in parts of any size. Four independent lanes make it as fast as
+/// memory.
 class Hash {
  public:
   void add(std::string_view bytes) {
@@ -111,8 +112,7 @@ std::size_t FileBytes::share_bytes() const {
 void FileBytes::copy_into(std::string& memory) {
   std::size_t bytes = share_bytes();
   for (const TensorText& part : parts) bytes += part.size();
-  // Memory that is too small is freed before the new is allocated: either may be as large as a
-  // model.
+  // Free memory that is too small before allocating the new: each may be as large as a model.
   if (memory.capacity() < bytes) std::string().swap(memory);
   memory.clear();
   memory.reserve(bytes);
@@ -184,7 +184,7 @@ std::vector<TensorSlice> ReplicatedTensors::share(std::size_t writers, std::size
   const std::size_t begin = position * each + std::min(position, more);
   const std::size_t end = begin + each + (position < more ? 1 : 0);
   std::vector<TensorSlice> slices;
-  std::size_t first = 0;  // of the tensor, among all bytes
+  std::size_t first = 0;  // offset of the tensor among all bytes
   for (const torch::Tensor& tensor : tensors) {
     const std::size_t last = first + tensor.nbytes();
     const std::size_t from = std::max(first, begin), to = std::min(last, end);

@@ -14,14 +14,14 @@
 
 namespace hvd::libtorch {
 
-/// Some of the bytes of a dense tensor, whose elements are in row-major order.
+/// A range of the bytes of a dense tensor, with its elements in row-major order.
 struct TensorSlice {
   torch::Tensor tensor;
   std::size_t begin = 0, bytes = 0;
 };
 
-/// Passes the slice's bytes to the sink. Copies at most one tensor of the CPU that is not
-/// contiguous, or 16 MiB of a GPU's memory, at a time.
+/// Passes the slice's bytes to the sink. Copies at most one tensor that is not contiguous, or 16
+/// MiB of a GPU's memory, at a time.
 void write_slice(const TensorSlice& slice, const ByteSink& sink);
 
 /// Bytes that are partly in tensors, which are not copied and must not change.
@@ -39,7 +39,7 @@ struct FileBytes {
   std::vector<TensorSlice> share;  ///< behind the parts
 
   std::size_t share_bytes() const;
-  /// Copies all bytes into `memory`, whose capacity is kept, and lets the tensors go.
+  /// Copies all bytes into `memory`, whose capacity is reused, and releases the tensors.
   void copy_into(std::string& memory);
   void write(const ByteSink& sink) const;
 
@@ -50,12 +50,13 @@ struct FileBytes {
 /// Which of a state's items are encoded.
 enum class Items { kReplicated, kReplicatedTensors, kOfRank };
 
-/// The bytes of a state's items, behind a table of their names, kinds and sizes. Large tensors are
-/// borrowed. @param which kReplicatedTensors: only items that have replicated tensors
+/// A table of the names, kinds and sizes of a state's items, followed by their bytes. Large tensors
+/// are borrowed. @param which kReplicatedTensors: only items that have replicated tensors
 std::vector<TensorText> encode_items(const TrainingState& state, Items which);
 
-/// The tensors that every rank of a job is expected to have alike, and whose bytes the ranks write
-/// together. The first rank's file has the other bytes, and a table of the positions of these.
+/// The tensors that are expected to be equal on all ranks, and whose bytes the ranks write
+/// together. The file of the replicated state has the other bytes of that state, and a table of the
+/// positions of these tensors.
 struct ReplicatedTensors {
   std::vector<torch::Tensor> tensors;
   std::vector<std::pair<std::uint64_t, std::uint64_t>>
@@ -67,14 +68,14 @@ struct ReplicatedTensors {
   /// The slices that the rank at `position` of `writers` writes.
   std::vector<TensorSlice> share(std::size_t writers, std::size_t position) const;
 
-  /// Takes the replicated tensors out of the parts. @param remove false: the parts keep them
+  /// Finds the replicated tensors in the parts. @param remove also removes them from the parts
   static ReplicatedTensors in(std::vector<TensorText>& parts, bool remove);
 };
 
-/// Puts the bytes of a file of replicated state together: the first rank's with the ranks' shares.
+/// Assembles the bytes of the replicated state from its file and the ranks' shares.
 class ReplicatedBytes {
  public:
-  /// @param first_file that file as it was written, with the table in front
+  /// @param first_file the file as it was written, beginning with the table
   /// @throws Error, CheckpointError when it does not fit `shared_bytes`
   ReplicatedBytes(std::string_view first_file, std::uint64_t shared_bytes);
   /// Adds the next of the shares, in rank order. @pre all of them have the size that was given

@@ -36,7 +36,7 @@ struct ModuleTensor {
   torch::Tensor tensor;
 };
 
-/// The module's parameters and then its buffers, in its order.
+/// The module's parameters and then its buffers, in the module's order.
 std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module) {
   std::vector<ModuleTensor> all;
   const auto add = [&](const std::string& what, const auto& named) {
@@ -206,8 +206,8 @@ std::function<void()> OptimizerItem::decode_shards(const std::vector<std::string
   return decode_shards_into(optimizer_, shards);
 }
 
-// Broadcast in place: encoded as bytes, a model and its optimizer would need memory for two more
-// copies.
+// Broadcasts in place, because a model and its optimizer that are encoded as bytes would need
+// memory for two more copies.
 void ModuleItem::broadcast(int root_rank, const std::string& /*name*/) {
   broadcast_parameters(module_, root_rank);
 }
@@ -219,7 +219,7 @@ void OptimizerItem::broadcast(int root_rank, const std::string& /*name*/) {
 namespace {
 
 /// Sends the result of `encode` from the root rank to the others, which decode it. Collective.
-/// @throws on every rank
+/// @throws UsageError or MismatchError on every rank when one rank cannot decode it
 void broadcast_with(int root_rank, const std::string& name,
                     const std::function<std::string()>& encode,
                     const std::function<std::function<void()>(const std::string&)>& decode) {
@@ -282,7 +282,7 @@ std::function<void()> ScalerItem::decode(std::string_view bytes) {
   return [this, loaded] { scaler_ = *loaded; };
 }
 
-/// Without the number of drawn samples, since a loader's workers draw ahead.
+/// Leaves out the number of drawn samples, because a loader's workers draw ahead.
 std::string SamplerItem::in_common() const {
   return "epoch " + std::to_string(sampler_.epoch()) + " with " + std::to_string(sampler_.size()) +
          " samples on each rank";

@@ -86,7 +86,7 @@ class PlateauItem final : public StateItem {
   torch::optim::ReduceLROnPlateauScheduler& scheduler_;
 };
 
-/// An object that functions of the program save and load.
+/// An object that the program's own functions save and load.
 class CustomItem final : public StateItem {
  public:
   using Save = std::function<void(torch::serialize::OutputArchive&)>;
