@@ -10,15 +10,15 @@
 #include "base/text.h"
 #include "hvd/error.h"
 
-// Checks that the backends make of a collective's arguments. See the table at hvd::Collective.
+// Helpers by which the backends check a collective's arguments. See the table at hvd::Collective.
 namespace hvd {
 
 inline std::int64_t total(std::span<const std::int64_t> counts) {
   return std::accumulate(counts.begin(), counts.end(), std::int64_t{0});
 }
 
-/// Whether no rank has data to move. All ranks agree about it, so it is false for an alltoall, of
-/// which a rank knows its own sizes only.
+/// Whether no rank has data to move. The result is the same on all ranks. It is false for every
+/// alltoall, because a rank has only its own sizes.
 inline bool is_empty(const Collective& collective) {
   switch (collective.kind) {
     case OpKind::kAllgather:
@@ -30,7 +30,7 @@ inline bool is_empty(const Collective& collective) {
 }
 
 /// Checks the arguments of Channel::launch().
-/// @param backend its name, for error texts
+/// @param backend the backend's name, for error texts
 /// @param rank position of this rank in the channel's set of `ranks` ranks
 /// @throws Error for memory of the wrong size, wrong counts, a root outside the set, and a kind
 /// that moves no data

@@ -20,7 +20,7 @@ using segment::Range;
 using segment::round_part;
 using segment::rounds_of;
 
-/// The number of rounds that have a result buffer in a host's segment at the same time.
+/// The number of result buffers in a host's segment.
 inline constexpr std::uint64_t kResults = 4;
 
 /// State that a channel shares with its Works.

@@ -14,7 +14,7 @@ struct HostPlan {
   std::vector<std::vector<int>> hosts = {};
   int host = 0;     ///< index of this rank's host in `hosts`
   int index = 0;    ///< this rank's position in local()
-  int drivers = 1;  ///< so many first members of each host exchange data with other hosts
+  int drivers = 1;  ///< the first `drivers` members of each host send to other hosts
 
   std::size_t member_count() const noexcept {
     return static_cast<std::size_t>(first_position(host_count()));

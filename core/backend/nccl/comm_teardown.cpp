@@ -14,7 +14,8 @@
 
 namespace hvd::nccl {
 
-/// Shared with the thread, which may outlive every other object.
+/// Whether a thread that ends communicators is done. Shared with that thread, which may outlive
+/// every other object.
 struct CommTeardown::Ending {
   Mutex mutex;
   Condition changed;
@@ -63,7 +64,8 @@ void CommTeardown::begin(std::vector<Comm> comms, bool aborts) noexcept {
       } catch (const std::exception& error) {
         HVD_LOG(kError) << "NCCL communicators were not freed: " << error.what();
       }
-      // After the notification the owner may destroy the objects that these depend on.
+      // Release both before the notification: after it the owner may destroy the objects that they
+      // depend on.
       library.reset();
       device.reset();
       ending->end();
@@ -91,8 +93,8 @@ void CommTeardown::give_up(const char* why) noexcept {
     const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(limit_);
     const std::string device = text("device ", device_->device());
     HVD_LOG(kError) << "NCCL has not freed its communicators on " << device << " within "
-                    << limit.count() << " ms: " << why << ". hvd gives " << device
-                    << " up: its memory stays allocated until the process ends, and hvd does not "
+                    << limit.count() << " ms: " << why << ". hvd gives up " << device
+                    << ": its memory stays allocated until the process ends, and hvd does not "
                        "use it again";
     limit_exit(limit, text("the process's exit handlers have not returned within ", limit.count(),
                            " ms, and ", device,

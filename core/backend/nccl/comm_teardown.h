@@ -13,20 +13,20 @@ namespace hvd::nccl {
 ///
 /// Note [An abort that cannot hang]: when NCCL ends a communicator it frees device memory, which
 /// waits for all work of the device. A kernel of another communicator may wait for a dead peer, so
-/// all communicators are aborted as one group. If a computation of the program or the driver hangs,
-/// the call never returns. Therefore only threads that can be left behind make these calls, and
-/// other threads wait for them for a limited time. After that time the device is given up
+/// all communicators are aborted as one group. If the driver or a computation of the program hangs,
+/// the call never returns. Therefore these calls are made only by threads that may be left behind,
+/// and other threads wait for them for a limited time. After that time the device is given up
 /// (device::Api::give_up()): its memory stays allocated. The exit of the process is limited too
 /// (limit_exit()), because CUDA's exit handlers may also wait for the device.
 ///
 /// Thread-safety is that of hvd::Backend.
 class CommTeardown {
  public:
-  /// @param limit of wait()
+  /// @param limit the longest time that wait() waits
   CommTeardown(std::shared_ptr<Library>, std::shared_ptr<device::Context>, Duration limit);
   CommTeardown(const CommTeardown&) = delete;
   CommTeardown& operator=(const CommTeardown&) = delete;
-  /// Waits as wait() does.
+  /// Calls wait().
   ~CommTeardown();
 
   /// Adds a communicator to those that abort_all() ends.
@@ -43,7 +43,7 @@ class CommTeardown {
 
  private:
   struct Ending;
-  /// @param aborts false: destroys the only one
+  /// @param aborts false: destroys the communicator, which must be the only one
   void begin(std::vector<Comm>, bool aborts) noexcept;
   void give_up(const char* why) noexcept;
 

@@ -19,9 +19,9 @@ namespace {
 
 /// Limit of the destructor's wait for the thread.
 constexpr Duration kThreadPatience = std::chrono::seconds(1);
-/// Limit of an abort's wait for the running call, many times the duration of a launch.
+/// Limit of an abort's wait for the running call. Many times as long as a launch takes.
 constexpr Duration kCallPatience = std::chrono::milliseconds(100);
-/// The same after the call's communicator has been revoked.
+/// Limit of a further wait after the call's communicator has been revoked.
 constexpr Duration kRevokedCallPatience = std::chrono::seconds(2);
 
 /// A communicator and its current task. The caller fills in a task and hands it to the thread,
@@ -42,7 +42,7 @@ struct LaunchedComm {
 
   // Guarded by the thread's mutex. The caller may read them while the state is kSettled.
   Comm comm = {};
-  bool ended = false;  // aborted or destroyed, or about to be: begin no further task
+  bool ended = false;  // aborted or destroyed, or soon will be: begin no further task
 };
 
 /// The thread and its queue. Outlives the Launcher if a call of NCCL does not return.
@@ -63,14 +63,15 @@ class Thread {
     changed_.notify_all();
   }
 
-  /// Begins no further task of this communicator. @return its handle, null if it does not exist yet
+  /// Prevents further tasks of this communicator. @return its handle, null if it does not exist yet
   Comm end(LaunchedComm& target) {
     const MutexLock lock(mutex_);
     target.ended = true;
     return target.comm;
   }
-  /// After end() of all communicators that will be aborted: waits until no call on one of them is
-  /// under way, see Note [Aborting during a call]. Bounded unless revoking blocks.
+  /// Waits until no call is under way on an ended communicator. Call it after end() of all
+  /// communicators that will be aborted. See Note [Aborting during a call]. The wait is bounded
+  /// unless revoke() blocks.
   void finish_ended_call() {
     if (wait_for_ended_call(kCallPatience)) return;
     const Comm revoked = [this] {
@@ -104,7 +105,8 @@ class Thread {
   void serve() {
     ::pthread_setname_np(::pthread_self(), "hvd-nccl");
     while (const auto target = next()) perform(*target);
-    // After the notification the owner may destroy the objects that these depend on.
+    // Release both before the notification: after it the owner may destroy the objects that they
+    // depend on.
     device_.reset();
     library_.reset();
     const MutexLock lock(mutex_);
@@ -185,7 +187,7 @@ class Thread {
   Mutex mutex_;
   Condition changed_;
   std::vector<std::shared_ptr<LaunchedComm>> queue_ HVD_GUARDED_BY(mutex_);
-  const LaunchedComm* running_ HVD_GUARDED_BY(mutex_) = nullptr;  // its task runs
+  const LaunchedComm* running_ HVD_GUARDED_BY(mutex_) = nullptr;  // the one whose task runs
   bool stopping_ HVD_GUARDED_BY(mutex_) = false;
   bool over_ HVD_GUARDED_BY(mutex_) = false;
 };
@@ -286,7 +288,7 @@ class Launcher final : public Library {
 
   const std::shared_ptr<Library> library_;
   const std::shared_ptr<Thread> thread_;
-  std::vector<std::shared_ptr<LaunchedComm>> comms_;  // all that were created, ended ones included
+  std::vector<std::shared_ptr<LaunchedComm>> comms_;  // all that were created, even if ended
   int depth_ = 0;
   std::shared_ptr<LaunchedComm> group_;
 };

@@ -12,8 +12,8 @@
 #include "hvd/types.h"
 
 /// The interface between hvd and NCCL. It holds exactly the calls that hvd makes, so that tests can
-/// use a simulated NCCL. Its implementation is the one place that knows NCCL's versions. Callers
-/// need no header of NCCL.
+/// use a simulated NCCL. Only its implementation depends on NCCL's version. Callers do not include
+/// NCCL's header.
 namespace hvd::nccl {
 
 using UniqueId = std::array<std::byte, 128>;
@@ -40,8 +40,8 @@ struct Call {
   Kind kind;
   const std::byte* in;
   std::byte* out;
-  std::size_t count;  ///< elements of the smaller one of input and output
-  DataType type;      ///< one that NCCL has, so neither int16 nor bool
+  std::size_t count;  ///< elements of the input or the output, whichever has fewer
+  DataType type;      ///< a type that NCCL has, so neither int16 nor bool
   Reduction reduction;
   int peer;  ///< the other rank of a message, or the root; -1: the kind has none
 };
@@ -57,9 +57,10 @@ struct Health {
 /// Whether a call on a communicator returns only when it is complete.
 enum class Blocking : bool { kNo, kYes };
 
-/// The calls of NCCL. Communicators do not block unless they were created so: after each call,
-/// health() reports when the call is complete. Only then may the next call follow or an event be
-/// recorded behind it. Errors that NCCL returns at once are thrown as hvd::Error.
+/// The calls of NCCL. Communicators are non-blocking unless they were created with Blocking::kYes:
+/// after each call, health() reports when the call is complete. Only then may the caller make the
+/// next call or record an event after this one. Errors that NCCL returns at once are thrown as
+/// hvd::Error.
 ///
 /// The device must be current. One thread at a time may use a communicator, or the communicators of
 /// a group; abort() and revoke() may be called while another thread is inside a call.
@@ -72,27 +73,29 @@ class Library {
   virtual UniqueId make_id() = 0;
   virtual Comm begin_init(const UniqueId&, int size, int rank, Blocking) = 0;
   virtual Health health(Comm) = 0;
-  /// Begins to end the communicator in order, together with its peers. When health() has settled,
-  /// call destroy().
+  /// Begins to end the communicator cleanly, together with its peers. When health() reports
+  /// kSettled, call destroy().
   virtual void begin_finalize(Comm) = 0;
-  /// Frees the communicator and its memory on the device. Waits for all work of the device; see
+  /// Frees the communicator and its memory on the device. Waits for all work on the device; see
   /// CommTeardown.
   virtual void destroy(Comm) noexcept = 0;
   /// Stops the communicators' work on the device, then frees them as destroy() does. From NCCL 2.22
-  /// on all are stopped before the first is freed.
+  /// on, all of them are stopped before the first is freed.
   virtual void abort(std::span<const Comm>) noexcept = 0;
   /// Stops the communicator's operations, so that calls of other threads on it return, but frees no
-  /// memory (NCCL 2.28.9 and newer). Only abort() may follow. May block until the communicator is
-  /// quiet. @return false: this version cannot
+  /// memory (NCCL 2.28.9 and newer). Only abort() may follow. May block until the communicator's
+  /// operations have stopped. @return false: this version of NCCL cannot revoke
   virtual bool revoke(Comm) noexcept = 0;
 
-  /// The calls in between are one launch. They are on one communicator and one stream.
+  /// The calls between begin_group() and end_group() are one launch. They use one communicator and
+  /// one stream.
   virtual void begin_group() = 0;
   virtual void end_group() = 0;
   virtual void launch(const Call&, Comm, device::Stream) = 0;
 
-  /// Whether the version has the four functions below (2.19 and newer). They concern this rank only
-  /// and are complete when they return. An abort also ends the registrations of its communicator.
+  /// Whether this version of NCCL has the four functions below (2.19 and newer). They involve no
+  /// other rank and are complete when they return. An abort also ends the registrations of its
+  /// communicator.
   virtual bool has_registration() const noexcept = 0;
   virtual std::byte* allocate(std::size_t bytes) = 0;
   virtual void release(std::byte*) noexcept = 0;
@@ -116,8 +119,8 @@ void launch_as_group(Library& library, const LaunchAll& launch_all) {
   library.end_group();
 }
 
-/// Loads NCCL: the library that HVD_NCCL_LIBRARY names, else the one that the process has loaded
-/// already (LibTorch brings one), else the system's libnccl.so.2, else the one that hvd was built
+/// Loads NCCL: the library that HVD_NCCL_LIBRARY names, else the one that is already loaded in the
+/// process (LibTorch loads one), else the system's libnccl.so.2, else the one that hvd was built
 /// with. Returns null and sets the reason if no NCCL is found or it is too old.
 std::shared_ptr<Library> load_library(std::string& reason);
 

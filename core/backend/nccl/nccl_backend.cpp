@@ -49,8 +49,8 @@ NcclChannel::~NcclChannel() {
       teardown_->abort(comm_);
       return;
     }
-    // A runtime that ends without shutdown() may leave a launch under way, and NCCL allows no other
-    // call on the communicator meanwhile.
+    // A runtime that ends without shutdown() may leave a launch under way. Until it is complete,
+    // NCCL allows no other call on the communicator.
     const TimePoint limit = clock_.now() + options_.finalize_timeout;
     bool finalized = settles_before(limit);
     if (finalized) {
@@ -92,8 +92,8 @@ bool NcclChannel::settled() {
   return health.state == CommState::kSettled;
 }
 
-// The id is broadcast over the host's channel. The host's channel follows the plan like every other
-// channel, so no rank blocks or depends on when the others reach this point.
+// The id is broadcast over the host's channel. That channel follows the plan like every other
+// channel, so no rank blocks until the other ranks reach this point.
 void NcclChannel::exchange_id() {
   if (!exchange_) {
     if (spec_.set_rank == 0) exchanged_->id = library_->make_id();
@@ -272,7 +272,8 @@ int NcclBackend::score(const Topology&, const ChannelSpec& spec,
     case OpKind::kAllreduce:
     case OpKind::kReducescatter:
       if (collective.dtype == DataType::kInt16) return 0;
-      // NCCL has no bitwise operations. Only those that are a minimum or maximum of bools run here.
+      // NCCL has no bitwise operations. For bools, "and" is a minimum and "or" is a maximum, so
+      // only these run here.
       if (is_bitwise(collective.op) &&
           (collective.dtype != DataType::kBool || collective.op == ReduceOp::kBitXor))
         return 0;
@@ -284,11 +285,12 @@ int NcclBackend::score(const Topology&, const ChannelSpec& spec,
 }
 
 // Note [One stream for all communicators]: a kernel of NCCL occupies its part of the GPU until all
-// ranks of its communicator run theirs. With one stream per communicator, the GPU could start the
-// kernel of communicator A on one rank and that of B on another. Each would then wait for the other
-// forever, although both hosts launched them in the same order. In one stream the device keeps the
-// host's order, which is the plan's and therefore the same on all ranks. From version 2.26 on NCCL
-// has a setting with the same effect (NCCL_LAUNCH_ORDER_IMPLICIT).
+// ranks of its communicator run theirs. With one stream per communicator, one rank's GPU could
+// start the kernel of communicator A first, and another rank's GPU that of communicator B. The
+// ranks would then wait for each other forever, although both hosts launched the kernels in the
+// same order. In one stream the device keeps the host's order, which is the plan's and therefore
+// the same on all ranks. From version 2.26 on NCCL has a setting with the same effect
+// (NCCL_LAUNCH_ORDER_IMPLICIT).
 std::unique_ptr<Channel> NcclBackend::open(const ChannelSpec& spec, Peers& peers) {
   ChannelSpec host = spec;
   host.device = {};

@@ -18,7 +18,7 @@ namespace nccl {
 struct NcclOptions {
   /// Limit for creating a communicator; after it a peer counts as lost.
   Duration init_timeout = std::chrono::minutes(5);
-  /// Limit of the wait for the peers when a communicator ends in order.
+  /// Limit of the wait for the peers when a communicator ends cleanly.
   Duration finalize_timeout = std::chrono::seconds(5);
   /// Limit for NCCL to free communicators; after it the device is given up.
   Duration teardown_timeout = std::chrono::seconds(10);
@@ -34,8 +34,8 @@ using OpenHostChannel = std::function<std::unique_ptr<Channel>(const ChannelSpec
 }  // namespace nccl
 
 /// Collectives on GPU memory with NCCL, with one communicator per process set. NCCL chooses the
-/// order of additions and rounds fp16 and bf16 at each of them (decision 14). Integers with
-/// factors, int16 and Adasum are left to other backends.
+/// order of additions and rounds fp16 and bf16 at each of them (decision 14). Other backends run
+/// Adasum, and reductions of int16 and of integers with factors.
 ///
 /// All communicators of a device queue their kernels in one stream, see Note [One stream for all
 /// communicators]. Thread-safety is that of hvd::Backend.

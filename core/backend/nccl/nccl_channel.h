@@ -17,7 +17,7 @@
 
 namespace hvd::nccl {
 
-/// A communicator while it is created and used.
+/// A channel with its own communicator, which passes through these states:
 ///
 ///   exchanging id --the id has arrived over the host's channel--> joining
 ///   joining       --health() has settled--> allocating
@@ -34,8 +34,8 @@ class NcclChannel final : public Channel {
               std::unique_ptr<Channel> host, const NcclOptions&, const Clock&);
   NcclChannel(const NcclChannel&) = delete;
   NcclChannel& operator=(const NcclChannel&) = delete;
-  /// Waits at most finalize_timeout for the peers, which end their communicators too. NCCL then
-  /// frees its memory on another thread.
+  /// Waits at most NcclOptions::finalize_timeout for the peers, which end their communicators too.
+  /// NCCL then frees its memory on another thread.
   ~NcclChannel() override;
 
   bool ready() override;
@@ -51,7 +51,7 @@ class NcclChannel final : public Channel {
   }
   void release_fusion_buffers() noexcept override;
 
-  // --- for its works ---
+  // --- for the channel's Works ---
   Library& library() noexcept { return *library_; }
   device::Context& device() noexcept { return *device_; }
   device::Stream stream() const noexcept { return stream_->get(); }
@@ -74,7 +74,7 @@ class NcclChannel final : public Channel {
   bool register_buffers();
   void deregister_buffers() noexcept;
   [[noreturn]] void fail(const Health&) const;
-  /// This communicator, for messages.
+  /// Describes this communicator in error and log texts.
   std::string description() const;
 
   const std::shared_ptr<Library> library_;
@@ -100,7 +100,7 @@ class NcclChannel final : public Channel {
   std::shared_ptr<device::HelperAllocation<std::shared_ptr<std::byte>>> allocation_;
   std::vector<std::shared_ptr<std::byte>> fusion_memory_;
   std::vector<std::span<std::byte>> fusion_buffers_;  // views of fusion_memory_
-  std::vector<void*> registrations_;                  // of the first of them
+  std::vector<void*> registrations_;                  // of the first fusion_buffers_, one each
 };
 
 /// Queues the collective in the channel's stream. progress() returns true once it is queued.

@@ -12,7 +12,7 @@
 namespace hvd::nccl {
 namespace {
 
-/// The first version whose communicators need not block and end in two steps.
+/// The first version that has non-blocking communicators and ncclCommFinalize().
 constexpr int kOldest = 21800;
 
 /// The first version that aborts the communicators of a group together.
@@ -46,11 +46,12 @@ struct Functions {
   decltype(&ncclMemFree) mem_free = nullptr;
   decltype(&ncclCommRegister) comm_register = nullptr;
   decltype(&ncclCommDeregister) comm_deregister = nullptr;
-  // Written out, because older headers do not have it.
+  // The type is written out, because older headers do not declare the function.
   ncclResult_t (*comm_revoke)(ncclComm_t, int flags) = nullptr;
 };
 
-/// Finds all functions. Returns the name of a required one that is missing, or an empty text.
+/// Finds all functions. Returns the name of the first required one that is missing, or an empty
+/// text.
 std::string find_functions(void* library, Functions& f) {
   std::string missing;
   const auto look_up = [&]<class Function>(const char* name, Function& function) {
@@ -290,7 +291,7 @@ void* open_library(std::string& name, std::string& reason) {
 }
 
 std::shared_ptr<NcclLibrary> load(std::string& name, std::string& reason) {
-  void* const handle = open_library(name, reason);  // never closed, because NCCL has threads
+  void* const handle = open_library(name, reason);  // never closed, because NCCL starts threads
   if (handle == nullptr) return nullptr;
   Functions functions;
   const std::string missing = find_functions(handle, functions);

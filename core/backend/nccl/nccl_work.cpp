@@ -90,9 +90,9 @@ class NcclWork final : public Work {
   }
 
   // NCCL's average is used where it is exact, because it needs no extra kernel and keeps fp16 from
-  // overflowing. For 16-bit types NCCL rounds the factor 1/N to the type. In bf16 and N = 3 or 6
-  // the result is 0.2 % off, always to the same side. Therefore 16-bit types are divided in fp32
-  // before the sum, unless N is a power of two.
+  // overflowing. For 16-bit types NCCL rounds the factor 1/N to the type. In bf16 with N = 3 or 6
+  // the result is off by 0.2 %, always in the same direction. Therefore 16-bit types are divided in
+  // fp32 before the sum, unless N is a power of two.
   void choose_factors() {
     const ReduceScale& scale = collective_.scale;
     const auto divisor = static_cast<double>(scale.divisor);
@@ -125,8 +125,8 @@ class NcclWork final : public Work {
     in_ = to;
   }
 
-  /// Returns false while memory for the scaled input is being allocated. No later work overtakes
-  /// this one meanwhile.
+  /// Returns false while memory for the scaled input is being allocated. The engine launches no
+  /// later Work in the meantime.
   bool begin() {
     if (begun_) return true;
     const std::size_t bytes = in_.size();
@@ -156,7 +156,8 @@ class NcclWork final : public Work {
     launch_as_group(channel_.library(), [this] { call_for_each_rank(); });
   }
 
-  /// Blocks of different sizes: a broadcast or a reduction per block, or messages.
+  /// Handles blocks of different sizes: an allgather is one broadcast per block, a reducescatter
+  /// one reduction per block, and an alltoall a send and a receive per rank.
   void call_for_each_rank() {
     const std::byte* from = in_.data();
     std::byte* to = out_.data();
@@ -197,7 +198,7 @@ class NcclWork final : public Work {
   Collective collective_;
   std::span<const std::byte> in_;
   const std::span<std::byte> out_;
-  // The representation in NCCL.
+  // The representation of the collective in NCCL.
   DataType type_ = DataType::kFloat32;
   std::int64_t per_element_ = 1;  // elements of that type per element of the tensor
   Reduction reduction_ = Reduction::kSum;

@@ -50,7 +50,7 @@ bool ChannelSegment::ready() {
     ring_others();
   }
   ready_ = header_->attached.load() == size();
-  // The last member has removed the name. This call releases the lock of the creator.
+  // The last member has removed the name already. On the creator this call releases the lock.
   if (ready_) segment_->unlink();
   return ready_;
 }

@@ -18,10 +18,10 @@
 
 namespace hvd::segment {
 
-/// The bounce buffers of a segment. The same on every member.
+/// The layout of a segment's buffers. It is the same on every member.
 struct BufferLayout {
   std::size_t buffer_bytes = 0;  ///< a multiple of kCacheLine
-  std::uint64_t results = 0;     ///< rounds that have a result buffer at the same time
+  std::uint64_t results = 0;     ///< the number of result buffers
 };
 
 /// Returns the size of a channel's buffers. A set's channel for small operations has smaller
@@ -47,25 +47,25 @@ struct SegmentMembers {
 /// input, and the results.
 ///
 /// Not thread-safe: only the thread that drives the engine uses it. The first member creates the
-/// segment, the others map it once it exists, and the last of them removes its name. A single
-/// member uses memory of its own.
+/// segment, the others map it once it exists, and the last one to map it removes its name. A
+/// channel with one member uses private memory.
 ///
 /// Layout: Header, a MemberState per member, kInputs input buffers per member, and the result
 /// buffers. The number of a round selects its buffers, so the numbers continue from one collective
 /// to the next.
 class ChannelSegment {
  public:
-  /// Rounds that have input buffers at the same time.
+  /// The number of input buffers of each member.
   static constexpr std::uint64_t kInputs = 2;
 
   using InfoBytes = std::array<std::byte, 96>;
-  /// Its owner writes it, and all members read it. Zero-filled memory is a valid initial state. The
-  /// counters are numbers of rounds, and they are never reset.
+  /// The state of one member. The member writes it, and all members read it. Zero-filled memory is
+  /// a valid initial state. The counters count rounds and are never reset.
   struct alignas(kCacheLinePair) MemberState {
-    std::atomic<std::uint64_t> filled;    ///< its input is in its input buffer
-    std::atomic<std::uint64_t> reduced;   ///< it no longer reads the input buffers
-    std::atomic<std::uint64_t> settled;   ///< its share is in the result buffer
-    std::atomic<std::uint64_t> released;  ///< it no longer uses the result buffer
+    std::atomic<std::uint64_t> filled;    ///< the member's input is in its input buffer
+    std::atomic<std::uint64_t> reduced;   ///< the member no longer reads the input buffers
+    std::atomic<std::uint64_t> settled;   ///< the member's share is in the result buffer
+    std::atomic<std::uint64_t> released;  ///< the member no longer uses the result buffer
     alignas(8) InfoBytes info;            ///< see info()
   };
   static_assert(sizeof(MemberState) == kCacheLinePair);
@@ -94,8 +94,8 @@ class ChannelSegment {
     HVD_EXPECT(ready_, "all members have mapped it");
     return buffers_ + (kInputs * size() + round % layout_.results) * layout_.buffer_bytes;
   }
-  /// Further data of a member, of a type that the backend defines: plain data without pointers. The
-  /// backend ensures that no member reads it while its owner writes.
+  /// Additional data of a member. The backend defines its type, which is plain data without
+  /// pointers, and ensures that no member reads it while its owner writes it.
   template <class Info>
   Info& info(std::size_t member) noexcept {
     static_assert(sizeof(Info) <= sizeof(InfoBytes) && alignof(Info) <= 8);
@@ -110,15 +110,15 @@ class ChannelSegment {
     return bytes;
   }
 
-  /// Sets a counter of this member. Sequentially consistent, as all reads of counters are: see
-  /// Note [Ring by the last member] in pipeline.h.
+  /// Sets a counter of this member. Sequentially consistent, like all reads of counters: see Note
+  /// [Ring by the last member] in pipeline.h.
   void publish(Counter counter, std::uint64_t rounds) noexcept {
     HVD_EXPECT(ready_, "all members have mapped it");
     (states_[member_].*counter).store(rounds, std::memory_order_seq_cst);
   }
-  /// The counter of every member, this one included, has reached `rounds`.
+  /// Whether the counter of every member, including this one, has reached `rounds`.
   bool all_reached(Counter, std::uint64_t rounds) const noexcept;
-  /// The counter of at least one other member has reached `rounds`.
+  /// Whether the counter of at least one other member has reached `rounds`.
   bool other_reached(Counter, std::uint64_t rounds) const noexcept;
   void ring_others() noexcept;
   /// Keeps the segment mapped until the process ends, because a carrier may still write to it.

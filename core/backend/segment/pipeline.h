@@ -13,20 +13,20 @@ namespace hvd::segment {
 /// The phases of a round, in order. A pipeline may leave some of them out.
 ///
 ///   kFill      the member copies its input into its input buffer
-///   kReduce    reduces its share of the members' inputs, or copies them
-///   kSettle    its share of the result is in the result buffer
-///   kCopyOut   copies the result out
-///   kRelease   no longer uses the round's buffers
+///   kReduce    it reduces its share of the members' inputs, or copies the inputs
+///   kSettle    it waits until its share of the result is in the result buffer
+///   kCopyOut   it copies the result out
+///   kRelease   it stops using the round's buffers
 enum class RoundPhase : std::uint8_t { kFill, kReduce, kSettle, kCopyOut, kRelease };
 inline constexpr std::size_t kPhases = 5;
 
 /// When a round may enter a phase, and which counter publishes its end.
 struct PhaseRule {
   RoundPhase phase = RoundPhase::kFill;
-  /// The counter of rounds that are through this phase; null: no member waits for it.
+  /// The counter of rounds that have completed this phase; null: no member waits for it.
   ChannelSegment::Counter publishes = nullptr;
-  /// Every member must have published the round that is `behind` before this one; null: only the
-  /// Work decides.
+  /// The counter by which every member must have published the round that is `behind` rounds before
+  /// this one; null: only the Work decides.
   ChannelSegment::Counter waits_for = nullptr;
   std::uint64_t behind = 0;
 };
@@ -38,9 +38,9 @@ using PhaseRules = std::span<const PhaseRule>;
 ///
 /// Several rounds are under way at the same time:
 ///
-///   round 0   fill  reduce  take
-///   round 1         fill    reduce  take
-///   round 2                 fill    reduce  take          every second round uses the same buffer
+///   round 0   fill  reduce  copy out
+///   round 1         fill    reduce    copy out
+///   round 2                 fill      reduce    copy out  every second round uses the same buffer
 ///
 /// A rule is an arrow between members: reduce(r) needs fill(r) of all of them, and fill(r) needs
 /// the release of round r - 2. The members have no other synchronisation, neither a lock nor a
@@ -53,31 +53,33 @@ class Pipeline {
 
   /// Begins a collective of `rounds` rounds after the previous one.
   void begin(PhaseRules rules, std::uint64_t rounds) noexcept;
-  /// Both may be called from within a phase. Every member must make the same call in the same
-  /// round.
+  /// set_rules() and set_rounds() may be called from within a phase. Every member must make the
+  /// same call in the same round.
   void set_rules(PhaseRules rules) noexcept { rules_ = rules; }
   void set_rounds(std::uint64_t rounds) noexcept { rounds_ = rounds; }
   std::uint64_t rounds() const noexcept { return rounds_; }
 
   /// Brings one round through one phase. Tries the last phase first, because it frees buffers that
-  /// others wait for. Rings before it runs a phase, so that others do not sleep while this member
-  /// works.
+  /// other members wait for. Rings before it runs a phase, so that they do not sleep while this
+  /// member works.
   /// @param run (phase, round) runs the phase; returns false if it cannot yet
   /// @return whether a phase was run
   template <class Run>
   bool advance(const Run& run);
-  /// True once all rounds are through. The next collective of the segment then begins after them.
+  /// Returns true once all rounds have completed their last phase. The next collective of the
+  /// segment then begins after them.
   bool finish() noexcept;
-  /// Rings the others if one of them may wait for a phase that ended since the last call.
+  /// Rings the other members if one of them may be waiting for a phase that has ended since the
+  /// last call.
   void ring() noexcept {
     if (std::exchange(awaited_, false)) segment_.ring_others();
   }
 
-  /// Rounds that this member has brought through a phase.
+  /// The number of rounds that this member has brought through a phase.
   std::uint64_t done(RoundPhase phase) const noexcept {
     return done_[static_cast<std::size_t>(phase)];
   }
-  /// Every member has published the round that is `behind` before this one.
+  /// Whether every member has published the round that is `behind` rounds before this one.
   bool reached(ChannelSegment::Counter counter, std::uint64_t round,
                std::uint64_t behind = 0) const noexcept {
     const std::uint64_t rounds = number(round) + 1;
@@ -137,12 +139,12 @@ inline void Pipeline::complete(const PhaseRule& rule) noexcept {
 
 // Note [Ring by the last member]
 //
-// A member only ever waits until every member has reached a round. So only the last member to reach
+// A member only ever waits until every member has reached a round, so only the last member to reach
 // it has to ring. Every access is sequentially consistent. If two members are last at the same
-// time, at least one of them sees the other. Either this member sees that it is the last, or the
-// others see its counter before they sleep. Only a member that is ahead by as many rounds as there
-// are buffers waits for a buffer to become free, and such a member has published its counter before
-// it checks.
+// time, at least one of them sees the other's counter. Either this member sees that it is the last,
+// or the others see its counter before they sleep. Only a member that is ahead by as many rounds as
+// there are buffers waits for a buffer to become free, and such a member has published its counter
+// before it checks.
 inline bool Pipeline::awaited(ChannelSegment::Counter counter,
                               std::uint64_t rounds) const noexcept {
   if (!segment_.all_reached(counter, rounds)) return false;

@@ -12,8 +12,8 @@ namespace {
 using segment::common_part;
 using segment::round_part;
 
-/// A round moves a part of at most a buffer, of which each member reduces its slice for all
-/// members. A small tensor is one part, and every member reduces all of it.
+/// A round moves a part of the tensor, at most a buffer. Each member reduces its slice of the part
+/// for all members. A small tensor is one part, and every member reduces all of it.
 class ShmAllreduce final : public PipelinedWork {
  public:
   using PipelinedWork::PipelinedWork;
@@ -35,8 +35,8 @@ class ShmAllreduce final : public PipelinedWork {
     return sliced_ ? segment::slice_of(bytes, rank(), members()) : Range{0, bytes};
   }
 
-  // This member reads its own slice from its tensor, so only the other slices are copied to the
-  // buffer, and from the result.
+  // This member reads its own slice from its tensor and writes the result there, so fill() and
+  // copy_out() copy only the other slices.
   void fill(std::uint64_t round) override {
     const Range all = part(round);
     const Range own = sliced_ ? own_slice(all.size()) : Range{};
@@ -143,7 +143,7 @@ class ShmAllgather final : public PipelinedWork {
            here.size());
     }
   }
-  /// This member's block is in place already. The others may be reading it.
+  /// Whether the block is this member's own and already in place. Other members may be reading it.
   bool is_in_place(std::size_t member) noexcept {
     return member == rank() && in_.data() == out_.data() + blocks_[member].begin;
   }
@@ -151,8 +151,8 @@ class ShmAllgather final : public PipelinedWork {
   const std::vector<Range> blocks_;  ///< of the output, by member
 };
 
-/// Kinds in which each member sends a different block to each other member. A buffer has a section
-/// for each receiver. A member's block for itself is not copied to a buffer.
+/// Base class of collectives in which each member sends a different block to each other member. A
+/// buffer has a section for each receiver. A member's block for itself is not copied to a buffer.
 class ShmExchange : public PipelinedWork {
  public:
   ShmExchange(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
@@ -216,8 +216,8 @@ class ShmReducescatter final : public ShmExchange {
   }
 };
 
-/// A member knows only the sizes that it sends and receives. So each member publishes the number of
-/// rounds that its own data needs.
+/// A member has only the sizes of the blocks that it sends and receives. So each member publishes
+/// the number of rounds that its own data needs.
 class ShmAlltoall final : public ShmExchange {
  public:
   ShmAlltoall(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
@@ -227,7 +227,7 @@ class ShmAlltoall final : public ShmExchange {
 
  private:
   bool prepare() override {
-    set_rounds(1);  // reduce(0) adds the others
+    set_rounds(1);  // reduce(0) adds the other rounds
     kept_copied_ = 0;
     offer(in_);
     return false;
@@ -261,8 +261,9 @@ class ShmAlltoall final : public ShmExchange {
     return kept_copied_ == kept().size();
   }
 
-  /// Indexed by the parity of the first data round, not of the first round: a member that has
-  /// finished two rounds begins the next collective while others still read.
+  /// The number of rounds that a member's data needs. Indexed by the parity of the first data
+  /// round, not of the first round, because a member that has finished two rounds may begin the
+  /// next collective while others still read.
   std::uint64_t& wanted_by(std::size_t member) noexcept {
     return channel().info(member).rounds_wanted[number(0) % 2];
   }
@@ -274,7 +275,8 @@ class ShmAlltoall final : public ShmExchange {
     return most;
   }
 
-  // Publishes the offset of each receiver's block in the input. The receivers know only its size.
+  // Publishes the offset of each receiver's block in the input, because the receivers have only its
+  // size.
   void fill_in_place() override {
     for (std::size_t member = 0; member < members(); ++member)
       begins(rank())[member] = sent_[member].begin;

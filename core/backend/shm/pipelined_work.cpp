@@ -15,8 +15,8 @@ using State = segment::ChannelSegment::MemberState;
 
 constexpr std::uint64_t kInputs = segment::ChannelSegment::kInputs;
 
-// An input buffer is free once all members have released the round before the last, and so is the
-// result buffer.
+// A round's input and result buffers are free once all members have released the round that is
+// kInputs before it.
 constexpr PhaseRule kFill = {RoundPhase::kFill, &State::filled, &State::released, kInputs};
 // Every member reduces everything by itself, or copies what it needs. There is no copy_out().
 constexpr PhaseRule kEachForItself[] = {kFill,
@@ -53,7 +53,8 @@ void PipelinedWork::start() {
                   offers_ ? 1 : rounds_);
 }
 
-// A tensor that no other member accesses may be anywhere.
+// An empty span stands for a tensor that no other member accesses. It may be anywhere, so any valid
+// offset will do.
 std::int64_t PipelinedWork::offset_of(std::span<const std::byte> tensor) const noexcept {
   return tensor.empty() ? 0 : channel_->offset_of(tensor.data(), tensor.size());
 }
@@ -89,7 +90,8 @@ bool PipelinedWork::progress() {
 // If every member reduces everything by itself, or copies, there is no copy_out: reduce frees the
 // buffers.
 //
-// With offers (tensors in arenas), the first round has no data if at least one member made one:
+// Offers are for tensors in arenas. If at least one member has made one, the first round has no
+// data:
 //
 //   all offer    fill_in_place --+--> reduce_in_place --+--> end: no member accesses the tensors
 //   some offer   fill_in_place --+--> data round 0 begins here, as above
@@ -143,13 +145,13 @@ bool PipelinedWork::offered_by(std::size_t member) noexcept {
   return input_at(member) >= 0 && output_at(member) >= 0 && channel_->info(member).reaches_all;
 }
 
-// All members have filled the first round and published their offsets.
+// Called when all members have filled the first round and published their offsets.
 void PipelinedWork::choose_place() {
   std::size_t offers = 0;
   for (std::size_t member = 0; member < members(); ++member) offers += offered_by(member) ? 1 : 0;
   in_place_ = offers == members();
-  // With the rules of a copy_out() phase the Work ends after all members have finished, because
-  // they access the tensors of this member.
+  // With the rules that have a copy_out() phase, the Work ends only after all members have
+  // finished. They access the tensors of this member until then.
   if (in_place_) return pipeline_.set_rules(kForAll);
   skipped_ = offers > 0 ? 1 : 0;
   pipeline_.set_rounds(rounds_ + skipped_);

@@ -17,9 +17,9 @@ namespace hvd::shm {
 ///
 /// Before the first round is reduced, every member publishes the offsets of its tensors. If all
 /// tensors are in arenas that all members have mapped, the first round is the last:
-/// reduce_in_place() runs instead of reduce(), and no buffer is used. If only some are, those
-/// members have not filled their buffers, and the data rounds begin after the first round. All
-/// members read the same offsets and so decide the same.
+/// reduce_in_place() runs instead of reduce(), and no buffer is used. If only some members' tensors
+/// are, these members have not filled their buffers, and the data rounds begin after the first
+/// round. All members read the same offsets and so make the same decision.
 ///
 /// A call of progress() moves a bounded number of bytes (ShmTuning::call_bytes). The next call
 /// continues an unfinished phase.
@@ -36,8 +36,8 @@ class PipelinedWork : public Work {
  protected:
   using Range = segment::Range;
 
-  /// Calls set_rounds(), and offer() if the members may work on the tensors in place. Makes the
-  /// same calls on every member.
+  /// Must call set_rounds(), and offer() if the members may work on the tensors in place. It must
+  /// make the same calls on every member.
   /// @return whether the rounds have a copy_out() phase, because members reduce for each other
   virtual bool prepare() = 0;
   /// Copies this member's input of the round into its buffer.
@@ -46,27 +46,27 @@ class PipelinedWork : public Work {
   virtual bool reduce(std::uint64_t round) = 0;
   /// Copies the result buffer to the output.
   virtual void copy_out(std::uint64_t /*round*/) {}
-  /// Runs instead of fill(0) on a member that offers its tensors. Publishes data that the others
-  /// need besides the offsets.
+  /// Runs instead of fill(0) on a member that offers its tensors. Publishes the data that other
+  /// members need in addition to the offsets.
   virtual void fill_in_place() {}
   /// Bytes of the tensor that reduce_in_place() processes.
   virtual std::size_t bytes_in_place() { return out_.size(); }
   /// Processes a part of the bytes_in_place() bytes, from and to the members' arenas.
   virtual void reduce_in_place(Range /*part*/) {}
 
-  // The subclasses move data with these three functions only, which count the bytes.
+  // Subclasses move data only with the next three functions, which count the bytes.
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
     segment::copy_bytes(to, from, bytes);
     worked_ += bytes;
   }
-  /// Copies all bytes but `except`.
+  /// Copies all bytes except the range `except`.
   void copy_around(std::byte* to, const std::byte* from, std::size_t bytes, Range except) noexcept {
     segment::copy_around(to, from, bytes, except);
     worked_ += bytes - except.size();
   }
-  /// Reduces channel().sources.
+  /// Reduces channel().sources to all `destinations`.
   void reduce_to(std::span<std::byte* const> destinations, std::size_t bytes);
-  /// This call has moved as many bytes as it may.
+  /// Whether this call of progress() has moved as many bytes as it may.
   bool enough() const noexcept { return worked_ >= channel_->tuning().call_bytes; }
 
   ShmChannelState& channel() noexcept { return *channel_; }
@@ -83,9 +83,10 @@ class PipelinedWork : public Work {
     return pipeline_.number(skipped_ + round);
   }
   void set_rounds(std::uint64_t rounds) noexcept { rounds_ = rounds; }
-  /// Offers this member's tensors for work in place. Empty: the other members do not access it.
+  /// Offers this member's tensors for work in place. Empty: the other members do not access that
+  /// tensor.
   void offer(std::span<const std::byte> in, std::span<const std::byte> out = {}) noexcept;
-  /// Adds data rounds. Only round 0 may call it.
+  /// Adds data rounds. May be called only in round 0.
   void add_rounds(std::uint64_t more) noexcept { pipeline_.set_rounds(pipeline_.rounds() + more); }
   std::size_t element() const noexcept { return size_of(collective_.dtype); }
   std::int64_t elements(std::size_t bytes) const noexcept {
@@ -118,7 +119,7 @@ class PipelinedWork : public Work {
     return channel_->info(member).output_at[pipeline_.number(0) % 2];
   }
   std::int64_t offset_of(std::span<const std::byte> tensor) const noexcept;
-  /// The member has offered its tensors and has not filled its buffer.
+  /// Whether the member has offered its tensors and so has not filled its buffer.
   bool offered_by(std::size_t member) noexcept;
 
   const std::shared_ptr<ShmChannelState> channel_;

@@ -12,10 +12,11 @@ namespace hvd::shm {
 struct ShmTuning {
   /// Size of an input or result buffer. A member has two input buffers. A multiple of 64.
   std::size_t buffer_bytes = 128 << 10;
-  /// Up to this size every rank reduces the whole tensor of an allreduce, which saves one wait for
-  /// the others.
+  /// In an allreduce of at most this many bytes every rank reduces the whole tensor, which saves
+  /// one wait for the other ranks.
   std::size_t small_bytes = 4 << 10;
-  /// Approximate bytes that one call of Work::progress() reads or copies. May differ by rank.
+  /// Approximate number of bytes that one call of Work::progress() reads or copies. May differ by
+  /// rank.
   std::size_t call_bytes = kBytesPerCall;
 };
 
@@ -32,7 +33,7 @@ class ShmBackend final : public Backend {
  public:
   /// @param name prefix of the segments' names, for example "/hvd-4711-d6c1"; the same on every
   /// rank of this host, and different from the prefixes of other jobs
-  /// @param arena of this rank; may be null
+  /// @param arena this rank's arena; may be null
   /// @throws UsageError for an invalid tuning
   explicit ShmBackend(std::string name, std::shared_ptr<const SharedArena> arena = nullptr,
                       const shm::ShmTuning& tuning = {});
@@ -41,7 +42,7 @@ class ShmBackend final : public Backend {
   /// process sets.
   static std::size_t wanted_shared_memory(int local_size) noexcept;
   std::string_view name() const noexcept override { return "shm"; }
-  /// Serves two or more members that share a host.
+  /// Serves process sets of two or more ranks, all on one host.
   int score(const Topology&, const ChannelSpec&, const Collective&) const noexcept override;
   std::unique_ptr<Channel> open(const ChannelSpec&, Peers&) override;
 

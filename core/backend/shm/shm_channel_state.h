@@ -23,12 +23,12 @@ class PeerArenas {
   explicit PeerArenas(std::shared_ptr<const SharedArena> own) : own_(std::move(own)) {}
 
   ArenaAddress own_address() const noexcept { return own_ ? own_->address() : ArenaAddress{}; }
-  /// The offset of the memory in this rank's arena; -1 if it is not entirely in the arena.
+  /// Returns the offset of the memory in this rank's arena; -1 if it is not entirely in the arena.
   std::int64_t offset_of(const void* memory, std::size_t bytes) const noexcept {
     const auto offset = own_ ? own_->offset_of(memory, bytes) : std::nullopt;
     return offset ? static_cast<std::int64_t>(*offset) : -1;
   }
-  /// Null if the arena cannot be mapped.
+  /// Maps the arena of a peer, or returns an existing mapping. Null if the arena cannot be mapped.
   std::shared_ptr<const PeerArena> map(const ArenaAddress& address) {
     std::weak_ptr<const PeerArena>& known = mapped_[address.identity];
     std::shared_ptr<const PeerArena> arena = known.lock();
@@ -53,14 +53,15 @@ class ShmChannelState {
  public:
   /// A member's data in the segment.
   struct MemberInfo {
-    /// Offsets of a collective's tensors in the member's arena; -1: a tensor is outside of it.
-    /// Valid once the collective's first round is filled. Indexed by the parity of that round,
-    /// because others may still read while the owner begins the next collective.
+    /// Offsets of a collective's tensors in the member's arena; -1: the tensor is outside the
+    /// arena. Valid once the collective's first round is filled. Indexed by the parity of that
+    /// round, because others may still read while the owner begins the next collective.
     std::int64_t input_at[2] = {};
     std::int64_t output_at[2] = {};
     std::uint64_t rounds_wanted[2] = {};  ///< alltoall: rounds that this member's data needs
     ArenaAddress arena = {};              ///< valid once the member has attached
-    /// The member has mapped the arena of every other member. Written before its first round.
+    /// Whether the member has mapped the arena of every other member. Written before its first
+    /// round.
     bool reaches_all = false;
   };
 

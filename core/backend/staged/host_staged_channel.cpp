@@ -16,7 +16,7 @@ namespace {
 /// Pieces of a collective that are copied or exchanged at the same time.
 constexpr std::size_t kPiecesUnderWay = 3;
 
-/// Resources that a channel shares with its works.
+/// Resources that a channel shares with its Works.
 struct Resources {
   Resources(std::unique_ptr<Channel> host_channel, std::shared_ptr<device::Context> context,
             const ChannelSpec& channel_spec, std::shared_ptr<SharedArena> arena,
@@ -41,7 +41,8 @@ struct Resources {
   device::PinnedPool pinned;
 };
 
-/// A collective through the host's memory, in pieces if it can be cut. For each piece:
+/// Runs a collective through the host's memory, in pieces if it can be cut. Each piece passes
+/// through these states:
 ///
 ///   waiting --pinned memory acquired, copy queued--> copying down --event reached--> on the host
 ///           --(in order)--> exchanged between the ranks --done--> copy up queued
@@ -119,7 +120,7 @@ class HostStagedWork final : public Work {
     return buffer.memory != nullptr;
   }
 
-  /// Returns false if there is no memory yet.
+  /// Returns false if there is no pinned memory yet.
   bool copy_down(StagedPiece& piece) {
     device::Api& api = resources_->device->api();
     if (!acquire(piece.host_in, in_place() ? piece.out.size() : piece.in.size())) return false;
