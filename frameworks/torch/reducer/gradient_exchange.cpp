@@ -36,7 +36,7 @@ void GradientExchange::submit_rest() {
                Progress::kCaller);
 }
 
-/// Keeps to the order of the units, since the hook's operations need one order on all ranks.
+/// Calls the hook in the order of the units, since its operations need the same order on all ranks.
 void GradientExchange::call_hook(bool for_all) {
   for (const std::size_t unit : readiness_.units_left()) {
     if (!for_all && !readiness_.unit_ready(unit)) return;
@@ -93,7 +93,7 @@ void GradientExchange::submit_bucket(GradientUnit& unit, Progress progress) {
 }
 
 void GradientExchange::gather(GradientUnit& unit) {
-  unit.bucket->release_gradients(true);  // the rest of a failed attempt
+  unit.bucket->release_gradients(true);  // left over from a failed attempt
   for (const std::size_t i : unit.members) {
     ReducedParameter& parameter = parameters_[i];
     unit.bucket->add(parameter.active() ? parameter.gather(how_) : torch::Tensor());
@@ -128,7 +128,7 @@ void GradientExchange::follow_streams(GradientUnit& unit) {
   for (const std::size_t i : unit.members) unit.stream.follow(parameters_[i].tensor());
 }
 
-// Three numbers follow the flags of the parameters.
+// Three flags of the ParameterCheck follow those of the parameters.
 bool GradientExchange::check_flag(std::size_t number) const {
   if (number == 0) return check_.is_due();
   if (number == 1) return check_.has_updates();

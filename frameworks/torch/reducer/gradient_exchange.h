@@ -18,8 +18,8 @@
 
 namespace hvd::libtorch {
 
-/// Flags of the parameters that have a gradient on some rank, reduced together with the gradients
-/// (same dtype and factors, so that they are fused).
+/// Flags that mark the parameters with a gradient on some rank. They have the dtype and factors of
+/// the gradients, so that they are fused with them.
 class UsedFlags {
  public:
   /// @param like a parameter of the optimizer  @param used this rank's flag with that number
@@ -50,8 +50,9 @@ class HookedBuckets {
   /// Calls the hook, unless the whole unit is frozen. @param index of the unit
   /// @param readiness gradients that are not handed over are used as they are now
   void start(std::size_t index, GradientUnit& unit, const GradientReadiness& readiness);
-  /// Waits for all units that were call, in that order, and makes the results the gradients.
-  /// @throws as the hook's functions; UsageError for a result of another size
+  /// Waits for all units for which the hook was called, in that order, and makes the results the
+  /// gradients.
+  /// @throws the errors of the hook's functions; UsageError for a result of another size
   void finish();
   /// Waits for all units, and drops the results.
   void drop();
@@ -59,7 +60,7 @@ class HookedBuckets {
  private:
   struct HookCall {
     BucketGradients bucket;
-    std::vector<torch::Tensor> rows;  ///< the members' memory, unless bucket.values is
+    std::vector<torch::Tensor> rows;  ///< the members' gradients, unless they are in a bucket
     std::function<torch::Tensor()> finish;
   };
 
@@ -80,8 +81,8 @@ class GradientExchange {
   GradientExchange(const GradientReduction& how, std::span<ReducedParameter> parameters,
                    GradientUnits& units, GradientReadiness& readiness, ParameterCheck& check);
 
-  /// Submits a unit that is ready, from a hook. With a user's GradientHook: submits the units that
-  /// are next in its order.
+  /// Submits a unit that is ready. Called by autograd's hooks. With a user's GradientHook, submits
+  /// the ready units that are next in the order of units.
   void submit(std::size_t unit);
   /// Submits the remaining units, with zeros for parameters without a gradient, so that every rank
   /// submits the same set.

@@ -14,9 +14,9 @@ namespace hvd::libtorch {
 /// Hooks that run when autograd accumulates a gradient. Keeps the accumulators, and so the hooks,
 /// alive.
 ///
-/// Not thread-safe. The functions are called on autograd's threads; an exception of theirs ends the
+/// Not thread-safe. The functions are called on autograd's threads; an exception in them ends
 /// backward(). Older LibTorch cannot remove a hook that runs after the accumulation, so `after` may
-/// be called when this object has been destroyed.
+/// be called even after this object was destroyed.
 class GradientHooks {
  public:
   /// Called after autograd has added to `.grad`, with the number of the parameter and the summands,

@@ -34,7 +34,7 @@ void GradientReadiness::withdraw(std::size_t gradient) {
   units_[gradients_[gradient].unit].ready = 0;
 }
 
-/// Checks each member once in a cycle, since a bucket may have a thousand.
+/// Checks each member once in a cycle, since a bucket may have a thousand members.
 bool GradientReadiness::unit_ready(std::size_t index) {
   UnitProgress& unit = units_[index];
   while (unit.ready < unit.members.size()) {

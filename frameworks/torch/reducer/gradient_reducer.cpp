@@ -115,7 +115,7 @@ void GradientReducer::remove_hooks() noexcept {
   for (ReducedParameter& parameter : parameters_) parameter.release();
 }
 
-/// A graph of a reduced gradient would have to lead through the other ranks.
+/// Refuses create_graph: the graph of a reduced gradient would have to include the other ranks.
 void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) const {
   if (!torch::GradMode::is_enabled() || no_sync_depth_->load() > 0) return;
   throw UsageError(
@@ -129,7 +129,7 @@ void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) con
 void GradientReducer::before_accumulate(std::size_t index) {
   ReducedParameter& parameter = parameters_[index];
   refuse_create_graph(parameter);
-  // Module::zero_grad() or that of the wrapped optimizer has reset the gradients.
+  // Module::zero_grad(), or zero_grad() of the wrapped optimizer, has reset the gradients.
   if (was_reset()) abandon();
   if (parameter.was_reset()) readiness_.forget_passes(index);
   if (!parameter.has_gradient()) parameter.forget_result();
@@ -148,7 +148,7 @@ void GradientReducer::before_accumulate(std::size_t index) {
                    "accumulate under no_sync()");
 }
 
-/// A gradient that was reset belongs to the program again.
+/// Refuses to add to a scattered gradient, unless the program has reset it.
 void GradientReducer::refuse_scattered(const ReducedParameter& parameter) const {
   if (!scattered_ || !parameter.has_gradient()) return;
   throw UsageError(std::string(how_.wrapper) + ": backward() reached parameter '" +
@@ -160,15 +160,15 @@ void GradientReducer::refuse_scattered(const ReducedParameter& parameter) const 
                    "no_sync() before synchronize() or a function that clips");
 }
 
-/// The average of equal gradients is the same gradient, but their sum is not. The operation of a
-/// GradientHook is not known.
+/// Whether a result is set aside before the next reduction. The average of equal gradients is the
+/// same gradient, but their sum is not. The operation of a GradientHook is unknown.
 bool GradientReducer::keeps_results() const {
   return (how_.op != ReduceOp::kAverage || how_.hook) && !how_.reduces_changes &&
          how_.process_set.size() > 1;
 }
 
-/// Keeps the results of parameters that no backward pass has reached. A tensor that the program has
-/// assigned itself is a gradient to be reduced.
+/// Sets aside the results of parameters that no backward pass has reached. A tensor that the
+/// program itself has assigned to `.grad` is a gradient to be reduced.
 void GradientReducer::keep_results() {
   if (!keeps_results()) return;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -187,7 +187,7 @@ void GradientReducer::after_accumulate(std::size_t index, const variable_list& g
   if (!readiness_.count_pass(index)) return;
   try {
     hand_over(index, gradients);
-    // Before the ranks have compared their parameters, another rank might not have this one.
+    // Before the ranks have compared their parameters, another rank might not have this parameter.
     const std::size_t unit = readiness_.unit_of(index);
     if (agreement_.same_parameters() && readiness_.unit_ready(unit)) exchange_.submit(unit);
   } catch (...) {
@@ -213,7 +213,7 @@ void GradientReducer::hand_over(std::size_t index, const variable_list& gradient
   if (!witness_ && parameter.had_gradient()) witness_ = index;
 }
 
-/// During the capture of a graph a gradient could not be submitted later.
+/// Refuses a gradient during the capture of a graph, because it could not be submitted later.
 void GradientReducer::refuse_capture(const ReducedParameter& parameter) const {
   const torch::Tensor& tensor = parameter.tensor();
   if (!tensor.is_cuda() || !is_supported(tensor.scalar_type())) return;
@@ -244,7 +244,7 @@ void GradientReducer::raise_if_nonfinite() {
                        "; expected numbers on every rank; look at that rank's batch and loss");
 }
 
-/// Programs reset all gradients at once, so one represents all.
+/// Programs reset all gradients at once, so one gradient represents all.
 bool GradientReducer::was_reset() const { return witness_ && parameters_[*witness_].was_reset(); }
 
 void GradientReducer::synchronize() {
@@ -255,7 +255,7 @@ void GradientReducer::synchronize() {
     exchange_.wait();
     raise_if_nonfinite();
     exchange_.raise_if_error();
-    // Collective, and so before an error that this rank alone may have.
+    // Collective, so it must precede an error that only this rank may have.
     exchange_.check_parameters();
     exchange_.raise_if_written();
     warn_without_gradients();
@@ -288,7 +288,8 @@ void GradientReducer::abandon() {
   try {
     submit_rest();
     exchange_.wait();
-    // Ranks that call synchronize() run the same collectives, as far as they get.
+    // These are the collectives of synchronize(), which other ranks may call, up to its first
+    // error.
     const bool finite = !how_.error_if_nonfinite || finite_.difference(parameters_).empty();
     warn_of_dropped();
     if (finite && exchange_.succeeded()) exchange_.check_parameters();

@@ -40,17 +40,17 @@ using SharedReducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
 /// parameter's layout, before zeros and sparse gradients are submitted. They do so again as long as
 /// a layout is unknown and some gradient is sparse, or a rank was absent (see join()).
 ///
-/// In the first cycle gradients are not sent before all ranks have found in synchronize() that they
-/// have the same parameters: an operation of one rank alone would wait for the others. Gradients
-/// are reduced one by one, and the ranks learn in which order they became ready on the set's first
-/// rank. From then on `.grad` is a view into a bucket where possible (see GradientUnits).
+/// In the first cycle no gradient is sent before synchronize() has found that all ranks have the
+/// same parameters: an operation that only one rank has would wait for the other ranks. Gradients
+/// are then reduced one by one, and the ranks learn in which order they became ready on the set's
+/// first rank. From then on `.grad` is a view into a bucket where possible (see GradientUnits).
 ///
 /// A backward pass may add to gradients that have been reduced. An average stays the same when it
 /// is averaged once more. A sum does not, so it is set aside and added to the next sum. A scattered
-/// gradient is a mixture of reduced and own elements, so that adding to it is an error.
+/// gradient is a mixture of reduced elements and this rank's own, so adding to it is an error.
 ///
-/// On a GPU a gradient is ready when its accumulation is in the current stream of the hook, and
-/// synchronize() makes the current stream of its caller wait, not the caller.
+/// On a GPU a gradient is ready when its accumulation is queued in the current stream of the hook.
+/// synchronize() does not block its caller, but makes the caller's current stream wait.
 ///
 /// Not thread-safe. Hooks run on autograd's threads, so every access goes through the lock of a
 /// SharedReducer.
@@ -61,11 +61,11 @@ class GradientReducer {
   GradientReducer(std::vector<ReducedParameter> parameters, GradientReduction how,
                   int passes_per_step);
 
-  /// Replaces `former` between cycles: the same but for the parameters, of which there may be more.
+  /// Replaces `former` between cycles. Only the parameters differ, of which there may be more.
   GradientReducer(std::vector<ReducedParameter> parameters, const GradientReducer& former);
 
-  /// Includes the frozen ones of these parameters, which the optimizer may not have, in the
-  /// comparison before the first update. @pre no cycle has ended (checked by
+  /// Also compares the frozen ones of these parameters before the first update, even if the
+  /// optimizer does not have them. @pre no cycle has ended (checked by
   /// ParameterCheck::add_frozen())
   void compare_frozen(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
   /// Whether a cycle has ended.
@@ -75,7 +75,8 @@ class GradientReducer {
   /// the first gradients are ready. Does not wait.
   void open_device_queue();
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
-  /// a dtype may have changed. @param self this object, which hooks lock; without it they return
+  /// a dtype may have changed. @param self this object, which hooks lock; they do nothing after it
+  /// was destroyed
   void install_hooks(const std::weak_ptr<SharedReducer>& self);
   void remove_hooks() noexcept;
 
@@ -97,7 +98,8 @@ class GradientReducer {
   std::uint64_t gradients_version() const;
   void set_passes_per_step(int passes);
   const std::string& scope() const noexcept { return how_.scope; }
-  /// Above zero: backward passes do not count. The user's guards may outlive this object.
+  /// Backward passes do not count while it is above zero. The user's guards may outlive this
+  /// object.
   std::shared_ptr<std::atomic<int>> no_sync_depth() const noexcept { return no_sync_depth_; }
 
  private:
@@ -133,14 +135,15 @@ class GradientReducer {
   FiniteCheck finite_;
   GradientExchange exchange_;
   std::optional<std::size_t> witness_;  ///< first parameter of this cycle that had a gradient
-  bool reached_ = false;      ///< a backward pass has run since the last cycle, or under no_sync()
-  bool scattered_ = false;    ///< gradients are reduced only where this rank updates
+  bool reached_ = false;    ///< a backward pass has run since the last cycle, even under no_sync()
+  bool scattered_ = false;  ///< gradients are reduced only where this rank updates
   int dropped_in_a_row_ = 0;  ///< number of cycles
   bool warned_without_gradients_ = false;
   Operation opening_;  ///< see open_device_queue()
 };
 
-/// Calls a member of the reducer, or a function with the reducer, under the lock. @return a copy
+/// Calls a member of the reducer, or a function with the reducer, under the lock. @return a copy of
+/// the result
 template <class Call, class... Arguments>
 auto locked(SharedReducer& shared, Call&& call, Arguments&&... arguments) {
   return shared.withLock([&](const std::unique_ptr<GradientReducer>& reducer) {

@@ -18,7 +18,8 @@
 namespace hvd::libtorch {
 namespace {
 
-/// malloc keeps free memory that lies below memory in use.
+/// Returns free memory to the system, because malloc keeps free memory that lies below memory in
+/// use.
 void return_free_memory() {
 #if defined(__GLIBC__)
   ::malloc_trim(0);
@@ -92,7 +93,7 @@ bool GradientUnits::fits(const Plan& plan) const {
   return true;
 }
 
-/// A parameter has changed since, so that the plan will not fit again.
+/// Whether a parameter has changed since the plan was made, so that the plan will not fit again.
 bool GradientUnits::is_outdated(const Plan& plan) const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (plan.forms[i] && !has_form(parameters_[i].tensor(), *plan.forms[i])) return true;
@@ -112,12 +113,12 @@ bool GradientUnits::learn(std::vector<std::size_t> order) {
   return agreed && !agreed->empty() && use_buckets(*agreed);
 }
 
-/// Null if memory is missing.
+/// Returns null if there is not enough memory.
 std::shared_ptr<GradientBucket> GradientUnits::make_bucket(const std::vector<std::size_t>& members,
                                                            std::size_t number) const {
   std::vector<torch::Tensor> own;
   for (const std::size_t i : members) own.push_back(parameters_[i].tensor());
-  // Names differ between plans, so that operations of one are known when it is used again.
+  // Names differ between plans, so that a plan's operations are still known when it is used again.
   const std::string plan = learnings_ == 0 ? "" : ".plan" + std::to_string(learnings_);
   const std::string name = how_.scope + plan + ".bucket" + std::to_string(number) + "[" +
                            parameters_[members.front()].name() + " .. " +
@@ -158,7 +159,7 @@ std::vector<std::vector<std::size_t>> GradientUnits::plan(
   return buckets;
 }
 
-/// The units change only if every rank has its memory.
+/// Changes the units only if every rank has the memory for its buckets.
 bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
   std::vector<GradientUnit> units;
   bool complete = true;
@@ -260,7 +261,8 @@ GradientBucket::GradientBucket(std::string name, const GradientReduction& how,
   all.data = nullptr;
   all.count = elements_ = static_cast<std::int64_t>(bytes) / element;
   all.shape = {all.count};
-  // Gradients that a GPU packs, that are cast or that a GradientHook reduces are not scattered.
+  // Gradients are not scattered if a GPU packs them, if they are cast, or if a GradientHook reduces
+  // them.
   const bool scatters = how.sharded && how.compression == Compression::kNone && !how.hook &&
                         parameters.front().is_cpu();
   submission_ = scatters ? scatter_in_place(std::move(name), how, std::move(all))
@@ -276,8 +278,8 @@ void GradientBucket::lay_out(std::span<const torch::Tensor> parameters, std::siz
   std::size_t offset = 0;
   for (const torch::Tensor& parameter : parameters) {
     std::byte* const begin = memory.get() + offset;
-    // The gap behind a gradient is reduced too. The pages of the gradients themselves are not
-    // touched before the gradients move in.
+    // The gap behind a gradient is reduced too, so it is set to zero. The pages of the gradients
+    // themselves are not touched before the gradients move in.
     std::memset(begin + parameter.nbytes(), 0, room_for(parameter) - parameter.nbytes());
     views_.push_back(GuardedGradient::of(torch::from_blob(
         begin, parameter.sizes(), strides_for(parameter), [memory](void*) {},

@@ -19,9 +19,9 @@ namespace hvd::libtorch {
 
 /// Gradients of several parameters, reduced as one tensor. Not thread-safe.
 ///
-/// On the CPU the gradients are views of memory that the ranks of a host share, one after the
-/// other. The memory lives as long as the bucket or any view of it. On a GPU the gradients stay
-/// where autograd has put them, and one launch packs them all for the reduction; see decision 23.
+/// On the CPU the gradients are adjacent views of memory that the ranks of a host share. The memory
+/// lives as long as the bucket or any view of it. On a GPU the gradients stay where autograd has
+/// put them, and one launch packs them all for the reduction; see decision 23.
 class GradientBucket {
  public:
   /// @param parameters dense, of one dtype and device
@@ -37,8 +37,8 @@ class GradientBucket {
   /// Adds the gradient of the next parameter, before the bucket is submitted. @param gradient from
   /// ReducedParameter::gather(); undefined for a frozen parameter
   void add(const torch::Tensor& gradient);
-  /// Forgets the gradients. @param done later users of their memory run after the reduction;
-  /// otherwise the gradients are kept until the device is done with them
+  /// Forgets the gradients. @param done whether later users of their memory run after the
+  /// reduction; if not, the gradients are kept until the device is done with them
   void release_gradients(bool done);
 
   /// Size in elements, including the gaps between gradients.
@@ -78,11 +78,11 @@ struct GradientUnit {
   StreamChain stream = {};  ///< GPU: gradients may come from several streams
 };
 
-/// The units of one optimizer. At first gradients travel as the user has grouped them. Once the
+/// The units of one optimizer. At first gradients are sent as the user has grouped them. Once the
 /// ranks have agreed on an order, all gradients that fit are in buckets. When other parameters are
-/// trained, or a parameter has changed, the buckets are set aside and the ranks learn others. A few
-/// sets of buckets are kept, so that a program that freezes layers in every other step learns
-/// twice. Not thread-safe.
+/// trained, or a parameter has changed, the buckets are set aside and the ranks learn new ones. A
+/// few sets of buckets are kept, so that a program that freezes layers in every other step learns
+/// only twice. Not thread-safe.
 class GradientUnits {
  public:
   GradientUnits(const GradientReduction& how, std::span<ReducedParameter> parameters,
@@ -90,17 +90,17 @@ class GradientUnits {
 
   GradientUnit& operator[](std::size_t unit) { return plan_.units[unit]; }
   const std::vector<GradientUnit>& all() const noexcept { return plan_.units; }
-  /// Identifies the units: another number for other units.
+  /// A number that changes whenever the units change.
   std::uint64_t version() const noexcept { return plan_.version; }
   /// The members of each unit.
   std::vector<std::vector<std::size_t>> members() const;
 
-  /// Whether the ranks have not agreed on buckets for these parameters.
+  /// Whether the ranks have yet to agree on buckets for these parameters.
   bool learning() const noexcept { return learning_; }
   /// Puts gradients into buckets if all ranks can. Collective. @pre learning(), and gradients have
   /// just been reduced  @param order of arrival  @return whether the units have changed
   bool learn(std::vector<std::size_t> order);
-  /// Sets buckets aside that do not fit the parameters any more, and takes buckets that do, if
+  /// Sets aside buckets that no longer fit the parameters, and uses earlier buckets that fit, if
   /// there are any. @return whether the units have changed
   bool follow_parameters();
   /// How often the ranks have agreed on buckets.
@@ -115,7 +115,7 @@ class GradientUnits {
     std::vector<std::int64_t> sizes;
     std::vector<std::int64_t> strides;
   };
-  /// Buckets that the ranks have learnt, if any, and the units beside them.
+  /// Buckets that the ranks have learnt, if any, and the units without a bucket.
   struct Plan {
     std::vector<GradientUnit> units = {};
     /// By parameter; empty: it is in no bucket.

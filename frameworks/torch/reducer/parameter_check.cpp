@@ -16,7 +16,7 @@
 namespace hvd::libtorch {
 namespace {
 
-/// A short trial run may end before the first of the regular checks.
+/// The cycle of an early check, since a short trial run may end before the first regular check.
 constexpr std::uint64_t kSoon = 10;
 
 /// Replaces all values and complements of a rank that does not contribute to the maximum.
@@ -32,9 +32,10 @@ torch::Tensor host_memory_for(const torch::Tensor& on_gpu) {
   }
 }
 
-/// The values and the message of a rank without memory for its fingerprints, for which the other
-/// ranks wait. The rank does not contribute to the maximum. If even these few bytes are missing on
-/// the GPU, the message is on the host, and every rank gets a MismatchError.
+/// The values and the message of a rank that has no memory for its fingerprints. The rank takes
+/// part, because the other ranks wait for it, but does not contribute to the maximum. If the GPU
+/// lacks memory even for these few bytes, the message is on the host, and every rank gets a
+/// MismatchError.
 std::pair<torch::Tensor, torch::Tensor> without_values(std::int64_t count, torch::Device gpu) {
   const auto on_host = torch::TensorOptions(torch::kInt64);
   try {
@@ -45,7 +46,7 @@ std::pair<torch::Tensor, torch::Tensor> without_values(std::int64_t count, torch
   }
 }
 
-/// "rank 2 from ranks 0 and 1": the ranks of the largest group that agrees are right.
+/// "rank 2 from ranks 0 and 1": the largest group of ranks that agree counts as right.
 std::string who_differs(const std::map<int, std::int64_t>& value_of_rank, Comparison comparison) {
   std::vector<int> most, others;
   for (const auto& [candidate_rank, candidate] : value_of_rank) {
@@ -100,7 +101,8 @@ void ParameterCheck::end_cycle(bool due, bool updated, bool all_under_way) {
   if (received_at_) {
     received_at_->synchronize();
     received_at_.reset();
-    // A rank that has just returned from join() has no result, and would not gather a difference.
+    // A rank that has just returned from join() has no result, and would not take part in the
+    // search for a difference.
     if (all_under_way)
       compare(received_.const_data_ptr<std::int64_t>(), compared_.size() + 1);
     else
@@ -114,7 +116,8 @@ void ParameterCheck::end_cycle(bool due, bool updated, bool all_under_way) {
   begin_check();
 }
 
-/// Fills `compared_` and `values_`, but for projections of tensors on a GPU: those are returned.
+/// Fills `compared_` and `values_`. Returns the GPU tensors whose projections are still missing in
+/// `values_`.
 std::vector<torch::Tensor> ParameterCheck::choose_compared() {
   std::vector<std::size_t> gpu_items;
   std::vector<torch::Tensor> on_gpu;
@@ -151,7 +154,8 @@ void ParameterCheck::begin_check() {
   on_gpu.empty() ? exchange_on_host() : exchange_on_gpu(on_gpu);
 }
 
-// The largest of the complements is the complement of the least, and no number overflows.
+// Sends complements too: the largest complement is that of the smallest value, and no number
+// overflows.
 void ParameterCheck::exchange_on_host() {
   const std::size_t count = values_.size();
   if (!message_.defined() || message_.is_cuda() ||
@@ -201,7 +205,8 @@ void ParameterCheck::run(bool wait_for_stream) {
   if (wait_for_stream) current_stream_waits(operation_);
 }
 
-/// @param largest values of all ranks, and behind them the largest complements  @param count values
+/// @param largest the largest values of all ranks, followed by the largest complements @param count
+/// the number of values
 void ParameterCheck::compare(const std::int64_t* largest, std::size_t count) {
   if (largest[0] == kNoValue && largest[count] == kNoValue) return;  // no rank has contributed
   if (~largest[count] != largest[0]) throw_of_options();

@@ -26,17 +26,17 @@ namespace hvd::libtorch {
 /// compares all bits; later ones compare up to roundings.
 ///
 /// In the host's memory a check ends in the cycle in which it begins. With parameters on a GPU the
-/// result is copied to the host on the side, and read in the next cycle.
+/// result is copied to the host asynchronously, and read in the next cycle.
 class ParameterCheck {
  public:
-  /// @param names of the parameters that are trained, as the user calls them
+  /// @param names the user's names of the trained parameters
   ParameterCheck(const GradientReduction& how, const std::vector<std::string>& names,
                  const std::vector<torch::Tensor>& parameters);
 
-  /// Compares this frozen parameter, too, before the first update. @pre no cycle has ended
+  /// Also compares this frozen parameter before the first update. @pre no cycle has ended
   void add_frozen(const std::string& name, const torch::Tensor& parameter);
-  /// Parameters have been updated already, and so may differ by roundings. The next cycle has a
-  /// check. @pre no cycle has ended
+  /// Call it if parameters have already been updated, and so may differ by roundings. The next
+  /// cycle then has a check. @pre no cycle has ended
   void continue_after_updates();
 
   /// Whether this rank requests a check in the current cycle.
@@ -49,7 +49,7 @@ class ParameterCheck {
   /// @param due whether any rank is_due()  @param updated whether any rank has_updates()
   /// @param all_under_way whether every rank but joined ones has a check under_way(). Otherwise its
   /// result is dropped, and the next cycle has a check.
-  /// @throws DivergedError, on every rank, that names the first difference of parameters or of the
+  /// @throws DivergedError on every rank, which names the first difference of parameters or of the
   /// options that ranks compare.
   void end_cycle(bool due, bool updated, bool all_under_way);
 

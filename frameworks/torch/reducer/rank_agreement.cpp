@@ -16,8 +16,8 @@
 namespace hvd::libtorch {
 namespace {
 
-/// Options that hang or pair the wrong operations when they differ. Those of a single operation
-/// (op, compression, factors) are compared by the coordinator.
+/// Options that cause a hang, or pair the wrong operations, if they differ between ranks. The
+/// coordinator compares those of a single operation (op, compression, factors).
 std::vector<std::pair<std::string, std::int64_t>> options_of(const GradientReduction& how) {
   return {{"adasum_delta", how.reduces_changes},
           {"batch_norm_buffers", static_cast<std::int64_t>(how.statistics.size())},
@@ -61,8 +61,8 @@ void RankAgreement::compare_parameters() {
     for (const std::int64_t size : parameter.tensor().sizes())
       mix_hash(hash, static_cast<std::size_t>(size));
   }
-  // The hash and its negative, so that the maximum and the minimum return; and an entry for each
-  // rank, which only that rank sets.
+  // The hash and its negative, so that the result contains both the maximum and the minimum; and an
+  // entry for each rank, which only that rank sets.
   const torch::Tensor own = torch::full({2 + how_.process_set.size()}, -1, torch::kInt64);
   auto* const values = own.mutable_data_ptr<std::int64_t>();
   values[0] = static_cast<std::int64_t>(hash >> 2U);
@@ -108,7 +108,7 @@ bool RankAgreement::waits_for_layout(const ReducedParameter& parameter) const {
          parameter.own_layout().value_or(0) > 0;
 }
 
-/// Depends only on agreements of the ranks, so that all ranks or no rank begin the next one.
+/// Depends only on earlier agreements, so that either all ranks or no rank begin the next one.
 bool RankAgreement::layouts_in_doubt() const {
   return how_.sparse == SparseGradients::kReduceSparse &&
          std::any_of(parameters_.begin(), parameters_.end(), [](const ReducedParameter& parameter) {
@@ -169,9 +169,9 @@ std::optional<std::vector<std::size_t>> RankAgreement::agree_on_order(
   }
   const auto layout = static_cast<std::int64_t>(hash >> 2U);
   const auto count = static_cast<std::int64_t>(order.size());
-  // The order; the hash of layouts and its negative, so that the maximum and the minimum return;
-  // and an entry for each rank, which only that rank sets: 1 if it allocates gradients in shared
-  // memory.
+  // The order; the hash of layouts and its negative, so that the result contains both the maximum
+  // and the minimum; and an entry for each rank, which only that rank sets: 1 if it allocates
+  // gradients in shared memory.
   const torch::Tensor own = torch::full({count + 2 + how_.process_set.size()}, -1, torch::kInt64);
   auto* const values = own.data_ptr<std::int64_t>();
   values[count] = layout;
@@ -203,7 +203,7 @@ void FiniteCheck::inspect(std::size_t parameter, const torch::Tensor& gradient) 
   if (found_ != 0 || !gradient.defined()) return;
   const torch::NoGradGuard no_grad;
   torch::Tensor values = gradient.detach();
-  // Entries with the same indices add up, and may overflow.
+  // Entries with the same indices are added, and their sum may overflow.
   if (values.is_sparse()) values = values.coalesce().values();
   if (torch::isfinite(values).all().item<bool>()) return;
   found_ =

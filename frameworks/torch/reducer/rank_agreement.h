@@ -14,7 +14,8 @@
 namespace hvd::libtorch {
 
 /// Agreements of the ranks about their parameters and gradients. Every agreement is collective over
-/// the process set, and begins only by facts that the ranks have agreed on before. Not thread-safe.
+/// the process set, and whether it begins depends only on facts that the ranks have already agreed
+/// on. Not thread-safe.
 ///
 /// A rank that has joined (see join()) takes no part and does not receive the result, so that the
 /// others repeat the agreement in the next cycle.
@@ -33,7 +34,7 @@ class RankAgreement {
   bool waits_for_layout(const ReducedParameter& parameter) const;
   bool layouts_in_doubt() const;
   /// Agrees on the layouts of gradients: a gradient that is dense on one rank becomes dense on all,
-  /// since it may have been submitted.
+  /// since it may already have been submitted.
   void agree_on_layouts();
   /// Forgets agreements for this cycle only.
   void end_cycle();
@@ -47,7 +48,7 @@ class RankAgreement {
 
  private:
   [[noreturn]] void throw_first_difference() const;
-  /// Reduces over all ranks. @throws StalledError with advice; errors as of every collective
+  /// Reduces over all ranks. @throws StalledError with advice; the errors of every collective
   torch::Tensor reduced(const torch::Tensor& own, const std::string& name, ReduceOp op) const;
 
   const GradientReduction& how_;

@@ -100,7 +100,7 @@ std::uint32_t version_of(const torch::Tensor& tensor) {
 
 }  // namespace
 
-/// The names of hvd's own operations are taken.
+/// Sets the label, which must differ from the names of hvd's own operations.
 void ReducedParameter::set_scope(const GradientReduction& how) {
   static constexpr std::array<std::string_view, 16> kTaken = {
       "add_param_group", "buckets", "check", "checksums", "descriptions", "finite",
@@ -147,10 +147,10 @@ bool ReducedParameter::release() noexcept {
   return touched;
 }
 
-// Autograd gives two parameters gradients of one memory if they are added without an operation in
-// between: a.view(-1) + b.view(-1). References that autograd still holds are no other gradient: the
-// summand itself, and the base that only the summand is a view of (a Linear's weight is computed
-// transposed).
+// Autograd gives two parameters gradients in the same memory if they are added without an operation
+// in between: a.view(-1) + b.view(-1). References that autograd still holds are not other
+// gradients: the summand itself, and its base if only the summand is a view of it (the gradient of
+// a Linear's weight is computed transposed).
 void ReducedParameter::detect_sharing(at::TensorList known) {
   const torch::Tensor& gradient = parameter_.grad();
   shared_ = false;
@@ -372,8 +372,8 @@ void ReducedParameter::complete_wire(bool used) {
   drop();
   used_by_current_stream(wire);
   if (!gradient.defined()) {
-    // This rank has sent zeros, and another rank a gradient. If this rank has sent a gradient, the
-    // program has reset it.
+    // The result is used if this rank has sent zeros, and another rank a gradient. If this rank has
+    // sent a gradient, the program has reset it since.
     if (used && !sent.defined()) gradient = wire.to(parameter_.scalar_type());
     return;
   }
@@ -477,8 +477,8 @@ c10::intrusive_ptr<c10::TensorImpl> GuardedGradient::shallow_copy_and_detach(
 void GuardedGradient::refuse_while_guarded() const {
   const ReducedParameter* const parameter = guarded_for_.load();
   if (parameter == nullptr) return;
-  // An operator's copy below autograd, such as that of detach() in Module::zero_grad(). Writes to
-  // it increase the version.
+  // An operator may make a copy below autograd, as detach() in Module::zero_grad() does, since
+  // writes to it increase the version.
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) return;
   throw UsageError(
       std::string(parameter->wrapper()) + ": the gradient of '" + parameter->name() +

@@ -44,8 +44,8 @@ struct GradientReduction {
   bool error_if_nonfinite = false;  ///< see FiniteCheck
   /// Buffers with BatchNorm statistics, by name. A difference between ranks causes a warning.
   std::vector<std::pair<std::string, torch::Tensor>> statistics = {};
-  /// Each rank updates a part of the parameters: buckets in the host's memory that are not
-  /// compressed are scattered; see decision 29.
+  /// Each rank updates a part of the parameters, so uncompressed buckets in the host's memory are
+  /// scattered; see decision 29.
   bool sharded = false;
   /// Returns lines that must be the same on all ranks. Compared as often as the parameters, bit for
   /// bit. May be empty.
@@ -78,16 +78,16 @@ class ReducedParameter;
 
 /// A dense gradient whose `data()` throws while it is guarded. LibTorch's clip_grad_norm_() and
 /// clip_grad_value_() and the step() of some optimizers write through `data()`, which no version
-/// counter shows. Ordinary operations increase `_version()`.
+/// counter records. Ordinary operations increase `_version()`.
 ///
-/// The guard is thread-safe; otherwise as a tensor.
+/// The guard is thread-safe. Otherwise the same rules as for a tensor apply.
 class GuardedGradient final : public c10::TensorImpl {
  public:
   GuardedGradient(c10::Storage&& storage, c10::DispatchKeySet keys, caffe2::TypeMeta type)
       : c10::TensorImpl(std::move(storage), keys, type) {}
 
-  /// Another tensor of the same memory, unrelated for autograd, so that an optimizer may detach it
-  /// in place.
+  /// Makes another tensor of the same memory. Autograd does not relate the two, so that an
+  /// optimizer may detach it in place.
   static torch::Tensor of(const torch::Tensor& memory);
   /// Null for any other tensor.
   static GuardedGradient* find(const torch::Tensor& gradient) {
@@ -116,8 +116,8 @@ std::string right_order(const std::string& wrapper);
 /// Number of sparse dimensions of a parameter's gradients, 0 for dense ones; nullopt: unknown.
 using SparseDims = std::optional<std::int64_t>;
 
-/// A parameter whose gradient is reduced: call prepare(), submit its operations, and when they are
-/// done complete(). Not thread-safe.
+/// A parameter whose gradient is reduced: call prepare(), submit its operations, and call
+/// complete() when they are done. Not thread-safe.
 class ReducedParameter {
  public:
   /// @param name the user's  @param group index of the user's group, or -1
@@ -127,7 +127,7 @@ class ReducedParameter {
         parameter_(std::move(parameter)),
         result_(c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>()) {}
 
-  /// Sets the prefix of the label, and of messages. To be called before an operation is submitted.
+  /// Sets the prefix of the label, and of messages. Call it before an operation is submitted.
   void set_scope(const GradientReduction& how);
   const std::string& name() const noexcept { return name_; }
   /// Name of the class that reduces the gradient, for messages.
@@ -157,9 +157,9 @@ class ReducedParameter {
   /// The same, if the program has not written to it either.
   bool holds_untouched_result() const;
   /// Sets a result aside, so that the next reduction does not count it once for each rank. `.grad`
-  /// is zeros then; complete() adds the result to the next one. @pre holds_result()
+  /// is then zeros, and complete() adds the result to the next one. @pre holds_result()
   void keep_result();
-  /// To be called when the program has reset its gradients.
+  /// Call it when the program has reset its gradients.
   void forget_result();
 
   /// Detects writes of the program to `.grad` from here to release(). This object must not move
@@ -172,7 +172,7 @@ class ReducedParameter {
   void detect_sharing(at::TensorList known);
 
   /// An in-place reduction of the current `.grad`, or of zeros if the parameter has no gradient.
-  /// Several submissions (of a sparse gradient) belong into one group.
+  /// The several submissions of a sparse gradient must be in one group.
   /// @throws UsageError for a gradient that cannot be sent.
   std::vector<Submission> prepare(const GradientReduction& how);
   /// Sets the gradient's place in a bucket, which is reduced as a whole. Undefined: no place.
@@ -191,8 +191,8 @@ class ReducedParameter {
   /// @throws UsageError for a gradient that cannot be sent. @pre there is no view
   const torch::Tensor& gather(const GradientReduction& how);
 
-  /// Makes the reduced values the parameter's gradient. @param used some rank has had a gradient.
-  /// If no rank has, or the gradient was reset after it was sent, `.grad` stays as it is.
+  /// Makes the reduced values the parameter's gradient. @param used whether some rank has had a
+  /// gradient. If no rank has, or the gradient was reset after it was sent, `.grad` stays as it is.
   void complete(bool used);
   /// Instead of complete(), after a reduction whose result is dropped: a gradient that was reduced
   /// in place holds the result nevertheless.
