@@ -22,7 +22,7 @@ struct ElementState {
 /// each element by itself, so that different ranks can update parts of a parameter.
 bool is_elementwise(const torch::optim::Optimizer& optimizer);
 
-/// The tensors are the state's own, not copies. @pre the state is of an elementwise optimizer
+/// Returns the state's own tensors, not copies. @pre the state is of an elementwise optimizer
 ElementState element_state_of(const torch::optim::OptimizerParamState& state);
 /// @pre the optimizer is elementwise
 std::unique_ptr<torch::optim::OptimizerParamState> make_state(
@@ -31,10 +31,10 @@ std::unique_ptr<torch::optim::OptimizerParamState> make_state(
 std::unique_ptr<torch::optim::OptimizerParamState> first_state(
     const torch::optim::OptimizerOptions& options, const torch::Tensor& parameter);
 
-/// Some elements of a tensor in the order of its memory, as one row. It has the same memory, but is
-/// not a view in the sense of autograd. @pre the tensor is dense and has no gaps
+/// Some elements of a tensor in the order of its memory, as one row. The row shares the memory, but
+/// is not a view in the sense of autograd. @pre the tensor is dense and has no gaps
 torch::Tensor flat_part(const torch::Tensor& tensor, std::int64_t begin, std::int64_t size);
-/// All elements, likewise.
+/// The same for all elements.
 inline torch::Tensor flat(const torch::Tensor& tensor) {
   return flat_part(tensor, 0, tensor.numel());
 }
@@ -49,13 +49,14 @@ torch::Tensor lying_as(const torch::Tensor& parameter, const torch::Tensor& tens
 void copy_elements(const torch::Tensor& from, std::int64_t from_begin, const torch::Tensor& to,
                    std::int64_t to_begin, std::int64_t count);
 
-/// A guard: while it lives an optimizer has other parameters, and their state. Not thread-safe.
+/// A guard: as long as it exists, an optimizer has other parameters and their state. Not
+/// thread-safe.
 class Substitution {
  public:
   using States = ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-  /// @param by_group parameters of each group of the optimizer  @param states their states, as the
-  /// optimizer leaves them
+  /// @param by_group parameters of each group of the optimizer @param states their states; the
+  /// destructor returns them as the optimizer has left them
   Substitution(torch::optim::Optimizer& optimizer,
                std::vector<std::vector<torch::Tensor>>& by_group, States& states)
       : optimizer_(optimizer), by_group_(by_group), states_(states) {

@@ -24,8 +24,8 @@ namespace {
 
 using torch::optim::Optimizer;
 
-// Size of a stage in bytes, that of a bucket: many small parameters cost one call of the optimizer,
-// and the first units are gathered before the last are updated.
+// Size of a stage in bytes, which is that of a bucket. Many small parameters cost one call of the
+// optimizer, and the first units are gathered before the last are updated.
 constexpr std::size_t kStage = std::size_t{8} << 20;
 
 }  // namespace
@@ -69,7 +69,8 @@ void ParameterShards::make_pieces(std::vector<Shard>& shards) const {
   }
 }
 
-/// The program may have given a parameter other memory, as Module::to() does.
+/// Updates the pieces of parameters to which the program has given other memory, as Module::to()
+/// does.
 void ParameterShards::follow_parameters() {
   for (Shard& shard : shards_) {
     for (OwnPiece& piece : shard.pieces) {
@@ -79,7 +80,7 @@ void ParameterShards::follow_parameters() {
       const auto* const begin = static_cast<const std::byte*>(parameter.const_data_ptr()) +
                                 elements.begin * parameter.element_size();
       if (piece.tensor.const_data_ptr() == begin) continue;
-      // The same tensor object, which is the key of its state.
+      // Keeps the tensor object, which is the key of the piece's state.
       piece.tensor.set_data(flat_part(parameter, elements.begin, elements.size()));
     }
   }
@@ -233,7 +234,7 @@ void ParameterShards::move_state(const std::vector<Shard>& from,
   }
 }
 
-/// Whether the gradient is where that of the last step was, in memory of the shard.
+/// Whether the gradient is in the same place of the shard's memory as in the last step.
 bool ParameterShards::is_in_unit_memory(const OwnPiece& piece,
                                         const torch::Tensor& gradient) const {
   return piece.gradient.defined() && gradient.layout() == torch::kStrided &&
@@ -260,7 +261,7 @@ void ParameterShards::attach_gradients() {
       const torch::Tensor lying = lying_as(parameter, gradient);
       if (!lying.is_same(gradient)) gradient = lying;
       part = flat_part(gradient, piece.plan.elements.begin, piece.plan.elements.size());
-      // Other memory than the shard's must not outlive the gradient.
+      // Only the shard's memory may outlive the gradient, so remember no other memory.
       const torch::Tensor& memory = shard.memory;
       if (memory.defined() && gradient.is_alias_of(memory)) piece.gradient = part;
     }
@@ -276,7 +277,7 @@ std::vector<torch::Tensor> ParameterShards::gradients() {
     for (OwnPiece& piece : shard.pieces) {
       torch::Tensor& gradient = piece.tensor.mutable_grad();
       if (!gradient.defined()) continue;
-      // Entries with the same indices add up.
+      // Adds entries with the same indices.
       if (gradient.is_sparse()) gradient = gradient.coalesce();
       all.push_back(gradient.is_sparse() ? gradient._values() : gradient.detach());
     }
@@ -285,7 +286,7 @@ std::vector<torch::Tensor> ParameterShards::gradients() {
 }
 
 /// The end of the shards that one call of the optimizer updates. An optimizer that is not
-/// elementwise gets all units.
+/// elementwise updates all shards in one call.
 std::size_t ParameterShards::end_of_stage(std::size_t begin) const {
   if (!is_elementwise(optimizer_)) return shards_.size();
   std::size_t bytes = 0;
@@ -320,7 +321,7 @@ bool ParameterShards::gathered_in_place(const Shard& shard) const {
          parameters_[plan.members.front()].is_non_overlapping_and_dense();
 }
 
-/// The unit's elements; this rank's are up to date.
+/// Returns the unit's elements, of which only this rank's are up to date.
 torch::Tensor ParameterShards::pack(const Shard& shard) const {
   const torch::Tensor& like = parameters_[shard.plan.members.front()];
   if (gathered_in_place(shard)) return flat(like);
@@ -432,7 +433,7 @@ void ParameterShards::step() {
     } catch (...) {
       error = std::current_exception();  // the other ranks wait for this rank's pieces nevertheless
     }
-    // Behind the last stage this thread waits.
+    // This thread waits after the last stage.
     const Progress progress = end == shards_.size() ? Progress::kCaller : Progress::kBackground;
     if (set_.size() > 1) gather(begin, end, progress, under_way);
     begin = end;

@@ -47,15 +47,15 @@ class ParameterShards {
     std::vector<OwnPiece> pieces = {};  ///< made by lay_out()
   };
 
-  /// @param parameters all of the optimizer, in its order, each once
+  /// @param parameters all parameters of the optimizer, in its order, each once
   ParameterShards(torch::optim::Optimizer& optimizer, std::vector<torch::Tensor> parameters,
                   std::string scope, ProcessSet process_set);
 
   const std::vector<torch::Tensor>& parameters() const noexcept { return parameters_; }
 
   /// Distributes the parameters over these shards, which are the same on all ranks, and moves their
-  /// state, unless the shards are those of the last call. Collective. Also uses state that the user
-  /// has loaded into the optimizer, for whole parameters, on every rank.
+  /// state, unless the shards are those of the last call. Collective. Also distributes the state of
+  /// whole parameters that the user has loaded into the optimizer on every rank.
   /// @param version identifies the shards, apart from frozen parameters
   /// @param shards is called only if the version, the strides of a parameter or the set of frozen
   /// parameters has changed
@@ -67,19 +67,19 @@ class ParameterShards {
   std::vector<torch::Tensor> gradients();
   /// Updates this rank's pieces and gathers those of the others: while one unit is gathered the
   /// next is updated. Collective.
-  /// @throws the error of an operation or of the optimizer, after which some pieces are updated
+  /// @throws the error of an operation or of the optimizer. Some pieces may already be updated.
   void step();
 
-  /// Size of this rank's state in bytes; for types that are not elementwise, as they save it.
+  /// Size of this rank's state in bytes. For types that are not elementwise, the size when saved.
   std::size_t state_bytes() const;
   /// Appends this rank's part of the state, for join_parts().
   void encode(ObjectWriter& writer);
   /// Calls `use` while the optimizer has the whole state. Collective if the state is distributed.
   void with_whole_state(const std::function<void()>& use);
-  /// Drops the state. To be called when another one was loaded into the optimizer.
+  /// Drops the state. Call it when another state was loaded into the optimizer.
   void forget_state();
-  /// To be called when the optimizer has more parameters, behind the others. Until the next
-  /// lay_out() each rank has the whole state. Collective.
+  /// Call it when parameters were appended to the optimizer's. Until the next lay_out() each rank
+  /// has the whole state. Collective.
   void add_parameters();
 
  private:

@@ -18,16 +18,16 @@
 
 namespace hvd::libtorch {
 
-/// The state of some elements of a parameter, in bytes. Neither buckets nor the number of ranks
-/// matter to it.
+/// The saved state of some elements of a parameter. It does not depend on buckets or on the number
+/// of ranks.
 struct SavedPiece {
-  std::size_t parameter = 0;          ///< by its place in the optimizer, through all groups
+  std::size_t parameter = 0;          ///< its position in the optimizer, counted through all groups
   std::vector<std::int64_t> strides;  ///< of the parameter: the order of its elements
   ElementRange elements;
   ElementState state;  ///< of one row each; on the CPU when decoded
 };
 
-/// @param replicated every rank has the same pieces
+/// @param replicated whether every rank has the same pieces
 void encode_pieces(ObjectWriter& writer, const std::vector<SavedPiece>& pieces,
                    bool replicated = false);
 /// Appends the state of all parameters of an elementwise optimizer, as encode_pieces() does.
@@ -40,8 +40,8 @@ using OptimizerStates =
 
 /// Appends this rank's part of the state of an optimizer that is not elementwise. The part consists
 /// of whole parameters, in the format in which the optimizer itself saves them. @param by_group the
-/// rank's parameters, by their places
-/// @param states of them, which stay as they are
+/// rank's parameters, by their positions
+/// @param states their states, which do not change
 void encode_owned(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
                   const std::vector<std::vector<std::size_t>>& by_group, OptimizerStates& states);
 

@@ -34,7 +34,7 @@ std::vector<int> assign_owners(std::span<const std::size_t> bytes, int ranks) {
                    [&](std::size_t a, std::size_t b) { return bytes[a] > bytes[b]; });
   std::vector<std::size_t> load(static_cast<std::size_t>(ranks), 0);
   std::vector<int> owners(bytes.size(), 0);
-  // The largest first, each to the rank with the least.
+  // Assigns the largest parameters first, each to the rank with the fewest bytes.
   for (const std::size_t parameter : by_size) {
     const auto least = std::min_element(load.begin(), load.end());
     *least += bytes[parameter];

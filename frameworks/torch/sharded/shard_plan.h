@@ -9,7 +9,7 @@
 
 namespace hvd::libtorch {
 
-/// Parameters whose elements are distributed over the ranks together, one behind the other.
+/// Parameters that are laid out one behind the other and distributed over the ranks together.
 struct ShardUnit {
   std::vector<std::size_t> members;  ///< numbers of parameters
   std::vector<std::int64_t> first;   ///< position of each member's first element
@@ -23,7 +23,7 @@ struct ShardUnit {
 struct ShardPiece {
   std::size_t parameter = 0;
   ElementRange elements;   ///< of the parameter
-  std::int64_t place = 0;  ///< of the first of them in the unit
+  std::int64_t place = 0;  ///< position of the first of them in the unit
 };
 
 /// The elements of a unit that a member of the set has.

@@ -125,8 +125,8 @@ void refuse_other_strides(const GradientReducer& reducer) {
   }
 }
 
-/// A shard for each unit of gradients: a bucket is distributed as it is scattered, other parameters
-/// one by one.
+/// Returns a shard for each bucket, which is distributed as it is scattered, and one for each other
+/// parameter.
 Shards shards_of(const GradientReducer& reducer, bool elementwise, int ranks) {
   const std::vector<ReducedParameter>& parameters = reducer.parameters();
   std::vector<std::size_t> bytes;
@@ -207,7 +207,7 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
 
 ShardedOptimizer::~ShardedOptimizer() = default;
 
-/// Parameters that were added to the optimizer since are in no rank's part.
+/// Refuses parameters that were added to the optimizer later, which are in no rank's part.
 void ShardedOptimizer::refuse_other_parameters() const {
   const std::vector<torch::Tensor>& known = shards_->parameters();
   std::size_t next = 0;
@@ -260,9 +260,10 @@ torch::Tensor ShardedOptimizer::step(Optimizer::LossClosure closure) {
   return loss;
 }
 
-/// Also runs for a step that a GradScaler skips: the next backward() would add to its gradients.
+/// Also runs for a step that a GradScaler skips: otherwise the next backward() would add to its
+/// gradients.
 void ShardedOptimizer::end_step() {
-  // Buckets contain parameters now.
+  // Buckets now contain parameters, not gradients.
   for (const torch::Tensor& parameter : shards_->parameters())
     parameter.mutable_grad() = torch::Tensor();
   end_cycle();
@@ -287,7 +288,7 @@ double ShardedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {
                       .process_set = options_.process_set});
   const double sum = all.item<double>();
   const double norm = largest ? sum : std::pow(sum, 1 / norm_type);
-  const double factor = max_norm / (norm + 1e-6);  // as LibTorch
+  const double factor = max_norm / (norm + 1e-6);  // as in LibTorch
   if (!(factor >= 1)) {
     for (const torch::Tensor& gradient : gradients) gradient.mul_(factor);
   }
@@ -318,7 +319,8 @@ void ShardedOptimizer::share_out_anew() {
   lay_out();
 }
 
-/// As the constructor: parameters on another device cannot be gathered with the rest.
+/// Refuses parameters on another device, like the constructor: they cannot be gathered with the
+/// rest.
 void ShardedOptimizer::refuse_group(const torch::optim::OptimizerParamGroup& group) const {
   const torch::Device device = shards_->parameters().front().device();
   for (const torch::Tensor& parameter : group.params()) {
@@ -336,7 +338,8 @@ void ShardedOptimizer::save(torch::serialize::OutputArchive& archive) const {
   shards_->with_whole_state([&] { optimizer_.save(archive); });
 }
 
-/// Options that were written here before are overwritten, as in the wrapped optimizer.
+/// Overwrites options that the program has set on the wrapper, as load() does in the wrapped
+/// optimizer.
 void ShardedOptimizer::load(torch::serialize::InputArchive& archive) {
   groups_->try_to_reconcile();
   optimizer_.load(archive);

@@ -214,7 +214,7 @@ struct LaunchedRank {
   pid_t pid = 0;  ///< 0 once it has ended
   int pipe = -1;  ///< -1 at its end
   std::string message = {};
-  std::optional<int> status = {};  ///< of waitpid(); empty if another waitpid() had it
+  std::optional<int> status = {};  ///< from waitpid(); empty if the program's own waitpid() got it
   SteadyTime end = {};             ///< when the parent noticed it
   bool stopped = false;            ///< the parent has sent it a signal
 };
@@ -333,7 +333,7 @@ void LaunchedRanks::run_rank(int rank, int pipe, const std::function<std::string
           1, static_cast<int>(std::thread::hardware_concurrency()) / options_.num_processes));
     }
     // set_num_threads() has started a pool, which LibTorch starts again after a fork. So a rank may
-    // launch ranks.
+    // call launch() itself.
     expected_threads = thread_names().size();
     write_message(pipe, kReturned + function());
     if (is_initialized()) shutdown();
@@ -376,7 +376,7 @@ void LaunchedRanks::reap(LaunchedRank& rank, int flags) {
     reaped = ::waitpid(rank.pid, &status, flags);
   } while (reaped < 0 && errno == EINTR);
   if (reaped == 0) return;
-  // A program that ignores SIGCHLD, or waits for all children, has the status itself.
+  // A program that ignores SIGCHLD, or waits for all children, has already taken the status.
   if (reaped == rank.pid) rank.status = status;
   rank.pid = 0;
   rank.end = std::chrono::steady_clock::now();
@@ -412,7 +412,7 @@ void LaunchedRanks::send_signal(int number) {
 int LaunchedRanks::wait() {
   SteadyTime deadline = SteadyTime::max();
   int interrupted_by = 0;
-  std::optional<int> next_signal;  // for the ranks that run at the deadline
+  std::optional<int> next_signal;  // for the ranks that still run at the deadline
   while (any_running()) {
     poll_until(std::min(deadline, std::chrono::steady_clock::now() + std::chrono::seconds(1)));
     const SteadyTime now = std::chrono::steady_clock::now();
@@ -441,7 +441,7 @@ int LaunchedRanks::wait() {
   return interrupted_by;
 }
 
-/// How a rank without a complete result has ended.
+/// Describes how a rank without a complete result has ended.
 std::string failure_of(const LaunchedRank& rank) {
   constexpr std::size_t kTextBegin = 1 + sizeof(std::int64_t) + 1;
   if (rank.message.starts_with(kThrew) && rank.message.size() >= kTextBegin)

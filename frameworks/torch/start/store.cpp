@@ -47,7 +47,7 @@ KeyValueStore functions_of(const StorePtr& store, std::string name) {
   return functions;
 }
 
-/// As LibTorch's own env://, with all ranks as clients.
+/// Connects as LibTorch's own env:// does, with all ranks as clients.
 KeyValueStore open_agent_store(const std::string& host, std::uint16_t port,
                                std::chrono::milliseconds timeout) {
   const std::string name = "store://" + host + ":" + std::to_string(port);

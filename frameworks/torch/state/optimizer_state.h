@@ -13,7 +13,7 @@
 
 namespace hvd::libtorch {
 
-// These functions take a wrapper for the optimizer that it wraps.
+// If these functions are called with a wrapper, they use the optimizer that it wraps.
 
 /// The wrapped optimizer, or the optimizer itself. Options that were written to it are then visible
 /// in the wrapper.
@@ -36,7 +36,7 @@ std::string difference(const OptimizerLayout& expected, const OptimizerLayout& g
 
 /// LibTorch's archive of state, options of each group and defaults.
 std::string save_optimizer(torch::optim::Optimizer& optimizer);
-/// Appends the same.
+/// Appends the same archive.
 void save_optimizer(torch::optim::Optimizer& optimizer, ObjectWriter& writer);
 /// An estimate of the archive's bytes, for optimizers whose state hvd knows; otherwise 0.
 std::size_t saved_bytes(torch::optim::Optimizer& optimizer);

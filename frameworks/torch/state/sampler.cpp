@@ -30,8 +30,8 @@ struct DistributedSampler::State {
   std::size_t replicas;
   std::size_t dataset_size;
   std::size_t epoch = 0;
-  /// Samples of the epoch's order that any number of ranks had drawn before the present enumeration
-  /// began; greater than 0 after load().
+  /// Number of samples of the epoch's order that were drawn, by any number of ranks, before the
+  /// present enumeration began; greater than 0 after load().
   std::size_t start = 0;
   std::size_t position = 0;  ///< samples that this rank has drawn in this enumeration
   bool resumed = false;      ///< load() was called, and reset() was not called after it
@@ -80,7 +80,7 @@ std::size_t DistributedSampler::epoch() const {
 
 void DistributedSampler::reset(std::optional<std::size_t> new_size) {
   state_->withLock([&](State& state) {
-    // The first call after load() is a data loader's, which continues from the saved position.
+    // A data loader makes the first call after load(), and continues from the saved position.
     const bool goes_on = state.resumed && !new_size;
     state.resumed = false;
     if (goes_on) return;
@@ -148,7 +148,7 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
     state.begin_anew();
     state.epoch = saved.epoch;
     state.start = saved.used;
-    // After the last sample an epoch starts from its beginning.
+    // If the last sample was drawn, the epoch starts again from its beginning.
     state.resumed = state.per_rank() > 0;
   });
 }

@@ -12,11 +12,12 @@
 namespace hvd::libtorch {
 
 /// Appends one rank's state of an optimizer: layout, options, and its part of the state. @param
-/// part appends the part, as ParameterShards::encode()
+/// part appends the part, like ParameterShards::encode()
 void encode_shard(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
                   const std::function<void()>& part);
 
-/// Whether encode_elements() takes the optimizer: LibTorch's SGD, Adam, AdamW, Adagrad and RMSprop.
+/// Whether encode_elements() accepts the optimizer: LibTorch's SGD, Adam, AdamW, Adagrad and
+/// RMSprop.
 bool encodes_elements(torch::optim::Optimizer& optimizer);
 /// Appends the complete state, in the form of encode_shard() for a single rank. Its tensors are
 /// expected to be the same on all ranks.

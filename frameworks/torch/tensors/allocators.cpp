@@ -29,8 +29,8 @@ auto without_backtrace(const Function& function) {
   }
 }
 
-// LibTorch initialises its allocator with its first operation on a GPU. A program that has only
-// wrapped memory of its own cudaMalloc in tensors has had no such operation, and the allocator
+// LibTorch initialises its allocator with its first operation on a GPU. If a program has only
+// wrapped memory from its own cudaMalloc in tensors, there was no such operation, and the allocator
 // would refuse to allocate.
 c10::Allocator* initialised_allocator() {
   c10::Allocator* const allocator = c10::GetAllocator(c10::DeviceType::CUDA);
@@ -40,11 +40,11 @@ c10::Allocator* initialised_allocator() {
   return allocator;
 }
 
-// The allocator keeps memory per stream, the one that is current at the allocation. A stream of
-// LibTorch's pool is used here, because on the default stream hvd would have to wait for all that
-// the program computes, and could not record an event during a graph's capture. While it is
-// initialized, hvd allocates from one thread and for one device, so the stream stays the same and
-// freed memory is found again.
+// The allocator manages memory per stream: an allocation belongs to the current stream. A stream of
+// LibTorch's pool is used here, because on the default stream hvd would have to wait for all
+// computations of the program, and could not record an event during a graph's capture. While hvd is
+// initialised, it allocates from one thread and for one device, so the stream stays the same and
+// freed memory is reused.
 DeviceBlock allocate_block(int index, std::size_t bytes) {
   return without_backtrace([&]() -> DeviceBlock {
     c10::Allocator* const allocator = initialised_allocator();
@@ -91,8 +91,8 @@ void release(void* data) {
 
 /// Allocates large tensors in shared memory, whose pages remain mapped when they are freed. Small
 /// ones, and those that do not fit in shared memory, come from LibTorch's own allocator, which also
-/// throws when there is no memory. As there, the context of a tensor's memory is its address.
-/// Thread-safe.
+/// throws when there is no memory. As in that allocator, the context of a tensor's memory is its
+/// address. Thread-safe.
 class SharedAllocator final : public c10::Allocator {
  public:
   c10::DataPtr allocate(std::size_t bytes) override {
