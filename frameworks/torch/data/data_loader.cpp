@@ -42,7 +42,7 @@ std::size_t epoch_size(std::optional<std::size_t> dataset_size, const DataLoader
   return options.order ? options.samples_per_epoch.value_or(all) : all;
 }
 
-/// The name of a data set and its order in error texts.
+/// Describes a data set and its order, for error texts.
 std::string order_of(std::size_t dataset_size, std::int64_t order, std::uint64_t seed) {
   const char* const how = order == kOwnOrder   ? " samples in an order of the program's own"
                           : order == kShuffled ? " samples shuffled"

@@ -43,7 +43,7 @@ SampleOrder weighted_order(std::vector<double> weights, std::size_t samples, std
     throw UsageError("weighted_order: expected weights with a finite sum above 0");
   return [sums = std::move(weights), samples, seed](std::size_t epoch) {
     const std::uint64_t key = key_of(seed, epoch);
-    // The end of the last sample with a weight, which rounding must not exceed.
+    // The last sample with a weight above 0. Rounding must not select a later one.
     const auto end = std::lower_bound(sums.begin(), sums.end(), sums.back());
     std::vector<std::size_t> order(samples);
     for (std::size_t i = 0; i < samples; ++i) {

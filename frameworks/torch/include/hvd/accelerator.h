@@ -16,8 +16,8 @@
 #include <utility>
 #include <vector>
 
-/// The level above the optimizer, after Hugging Face Accelerate: one program for one CPU, several
-/// CPUs, one GPU and several GPUs. docs/accelerator.md is the guide.
+/// A layer above the optimizer, modelled on Hugging Face Accelerate: the same program runs on one
+/// CPU, several CPUs, one GPU and several GPUs. docs/accelerator.md is the guide.
 namespace hvd {
 
 /// @addtogroup train
@@ -41,7 +41,7 @@ struct AcceleratorOptions {
   bool sharded = false;
   /// prepare() replaces BatchNorm layers by SyncBatchNorm (convert_sync_batchnorm()).
   bool sync_batch_norm = false;
-  /// prepare() moves modules to device(), and prepared loaders their batches.
+  /// prepare() moves modules to device(), and prepared loaders move their batches there.
   bool device_placement = true;
   /// Uses the CPU even if there is a GPU.
   bool cpu = false;
@@ -147,7 +147,7 @@ class [[nodiscard]] Profile {
 ///       optimizer.zero_grad();
 ///     }
 ///
-/// N ranks with batches of b samples train as one rank with batches of N x b, up to roundings.
+/// N ranks with batches of b samples train as one rank with batches of N x b, up to rounding.
 /// Every rank makes the same calls. Functions that are collective say so. Not thread-safe.
 class Accelerator {
  public:
@@ -157,7 +157,7 @@ class Accelerator {
   explicit Accelerator(AcceleratorOptions options = {});
   Accelerator(const Accelerator&) = delete;
   Accelerator& operator=(const Accelerator&) = delete;
-  /// Prepared objects of the program may have been destroyed before.
+  /// The program may destroy prepared objects before the accelerator.
   ~Accelerator();
 
   /// Prepares modules, optimizers, schedulers and loaders, any number in any order, and returns
@@ -168,10 +168,10 @@ class Accelerator {
   ///     a module                                   a reference to it
   ///     an optimizer of LibTorch                   AcceleratedOptimizer&, owned here
   ///     a scheduler of LibTorch                    AcceleratedScheduler&, owned here
-  ///     what hvd::loader() returns                 PreparedLoader
+  ///     a loader from hvd::loader()                PreparedLoader
   ///
   /// Modules are moved to device(), converted (sync_batch_norm), and overwritten with rank 0's
-  /// parameters and buffers. Optimizers, schedulers and loaders must be variables, which outlive
+  /// parameters and buffers. Optimizers, schedulers and loaders must be variables that outlive
   /// their use; unique_ptr and shared_ptr to them are accepted too. Collective.
   /// @throws UsageError on the rank where an argument was prepared before or is null; where a
   /// parameter of an optimizer belongs to no prepared module (it was replaced after the optimizer
@@ -179,44 +179,44 @@ class Accelerator {
   /// optimizer was wrapped; where an optimizer has a state on another device; where a loader has
   /// fewer samples than there are ranks, or does not divide them among all ranks. The other ranks
   /// then throw MismatchError, as all do when arguments differ between ranks. No argument has
-  /// changed then. Also as broadcast_parameters(), convert_sync_batchnorm(), DistributedOptimizer
-  /// and ShardedOptimizer.
+  /// changed then. Also throws as broadcast_parameters(), convert_sync_batchnorm(),
+  /// DistributedOptimizer and ShardedOptimizer.
   template <class... Objects>
     requires(sizeof...(Objects) > 0)
   auto prepare(Objects&&... objects) -> decltype(auto);
 
   /// Begins a pass of the training loop, which ends with the guard. A step is due in every
-  /// gradient_accumulation_steps-th pass and in the last batch of a prepared loader's epoch, in
-  /// which the count starts again. In the other passes gradients add up on this rank without
+  /// gradient_accumulation_steps-th pass and in the last batch of a prepared loader's epoch; the
+  /// count then starts again. In the other passes gradients add up on this rank without
   /// communication, and clipping and prepared optimizers and schedulers have no effect. Local.
   Accumulation accumulate();
-  /// The same; Accelerate's function takes the models.
+  /// The same. Accepts the models, as Accelerate's function does, and ignores them.
   template <class... Models>
     requires(sizeof...(Models) > 0)
   Accumulation accumulate(const Models&... /*models*/) {
     return accumulate();
   }
-  /// Whether a step is due in the present pass. True before the first accumulate().
+  /// Whether a step is due in the current pass. True before the first accumulate().
   bool sync_gradients() const noexcept;
   int gradient_accumulation_steps() const noexcept;
-  /// While the guard lives, backward passes accumulate on this rank, without communication. step()
+  /// While the guard exists, backward passes accumulate on this rank, without communication. step()
   /// still reduces.
   Accumulation no_sync();
 
   /// Divides the loss by gradient_accumulation_steps, multiplies it by the loss scale
   /// (Precision::kFP16), and calls its backward(). Prepared optimizers reduce the gradients
-  /// meanwhile. @param loss a scalar, the mean over this rank's batch
-  /// @throws UsageError for an undefined loss; and as its backward()
+  /// during the backward pass. @param loss a scalar, the mean over this rank's batch
+  /// @throws UsageError for an undefined loss; and as torch::Tensor::backward()
   void backward(const torch::Tensor& loss, BackwardOptions options = {});
 
   /// Waits for the reduced gradients of all prepared optimizers, unscales them and clips them as
-  /// torch::nn::utils::clip_grad_norm_(). Collective where a step is due; no effect elsewhere.
-  /// @return the norm before clipping, the same on every rank; 0 where no step is due
+  /// torch::nn::utils::clip_grad_norm_(). Collective if a step is due; otherwise no effect.
+  /// @return the norm before clipping, the same on every rank; 0 if no step is due
   /// @throws UsageError without a prepared optimizer, and for several if they are sharded (use
   /// AcceleratedOptimizer::clip_grad_norm_())
   double clip_grad_norm_(double max_norm, double norm_type = 2.0);
   /// The same for some parameters of prepared optimizers, such as `model->parameters()`. With
-  /// AcceleratorOptions::sharded they are all parameters of their optimizer.
+  /// AcceleratorOptions::sharded, pass all parameters of one optimizer.
   /// @throws UsageError also for parameters of no prepared optimizer
   double clip_grad_norm_(const std::vector<torch::Tensor>& parameters, double max_norm,
                          double norm_type = 2.0);
@@ -225,7 +225,7 @@ class Accelerator {
   void clip_grad_value_(const std::vector<torch::Tensor>& parameters, double clip_value);
   /// Waits for the reduced gradients and divides them by the loss scale, to inspect or change them
   /// before step(). Once per step; further calls have no effect. Without Precision::kFP16 it only
-  /// waits. Collective where a step is due; no effect elsewhere.
+  /// waits. Collective if a step is due; otherwise no effect.
   void unscale_gradients();
   /// Whether the last step of a prepared optimizer was skipped, because gradients were inf or nan.
   bool optimizer_step_was_skipped() const noexcept;
@@ -236,8 +236,8 @@ class Accelerator {
   /// (see Autocast). No effect with Precision::kNo.
   Autocast autocast() const;
 
-  /// The tensors of all ranks one behind the other along dimension 0; scalars become a vector. One
-  /// argument gives a tensor, several a tuple. First dimensions may differ. Collective.
+  /// Concatenates the tensors of all ranks along dimension 0; scalars become a vector. One argument
+  /// gives a tensor, several give a tuple. First dimensions may differ. Collective.
   /// @throws MismatchError when the other dimensions or dtypes differ; as allgather()
   template <class... Tensors>
     requires((sizeof...(Tensors) > 0) &&
@@ -246,10 +246,10 @@ class Accelerator {
     return each([](const torch::Tensor& tensor) { return gather_one(tensor); }, tensors...);
   }
   std::vector<torch::Tensor> gather(const std::vector<torch::Tensor>& tensors);
-  /// The same in the loop over a prepared loader, for results of the present batch: rows are in the
+  /// The same for results of the current batch in a loop over a prepared loader. Rows are in the
   /// order of the loader's samples, and rows of samples that fill up the last batches are left out,
-  /// so that each sample counts once. Rows of dimension 0 belong to the samples of the batch in
-  /// equal shares. Scalars, and tensors outside of a loop, are treated as by gather(). Collective.
+  /// so that each sample counts once. Each sample of the batch has the same number of rows.
+  /// Scalars, and tensors outside of a loop, are treated as by gather(). Collective.
   template <class... Tensors>
     requires((sizeof...(Tensors) > 0) &&
              (std::convertible_to<const Tensors&, torch::Tensor> && ...))
@@ -270,10 +270,10 @@ class Accelerator {
     return joined;
   }
   /// The reduction over all ranks, times `scale`; the argument does not change. Collective.
-  /// @param op kSum, Accelerate's "sum"; kAverage is its "mean"
+  /// @param op kSum is Accelerate's "sum", kAverage its "mean"
   torch::Tensor reduce(const torch::Tensor& tensor, ReduceOp op = ReduceOp::kSum,
                        double scale = 1.0);
-  /// Fills a dimension up to its greatest size on all ranks. Collective.
+  /// Pads a dimension to its largest size on any rank. Collective.
   /// @param pad_first adds the new elements before the others
   torch::Tensor pad_across_processes(const torch::Tensor& tensor, std::int64_t dim = 0,
                                      double pad_index = 0, bool pad_first = false);
@@ -335,17 +335,18 @@ class Accelerator {
     (add_registered(recorder_of(objects)), ...);
   }
   /// The state of everything that was prepared or registered, LibTorch's random streams, and the
-  /// count of accumulate(). For a Checkpointer of the program's own, which saves in the background
-  /// and on SIGTERM.
+  /// count of accumulate(). For a Checkpointer of the program's own, which can save in the
+  /// background and on SIGTERM.
   TrainingState training_state();
-  /// Saves training_state() in a folder, as save_checkpoint(). Replaces what the folder had, once
-  /// the new one is complete. Gradients are not saved: call it where sync_gradients() is true, else
-  /// rank 0 warns. Collective. @return the number of the checkpoint @throws as save_checkpoint()
+  /// Saves training_state() in a folder, like save_checkpoint(). With the default options the new
+  /// checkpoint replaces older ones once it is complete. Gradients are not saved: call it when
+  /// sync_gradients() is true, otherwise rank 0 warns. Collective. @return the number of the
+  /// checkpoint @throws as save_checkpoint()
   std::uint64_t save_state(const std::filesystem::path& folder,
                            const SaveCheckpointOptions& options = {.keep = 1});
-  /// Loads what save_state() has saved, at any number of ranks. Prepare and register the same
-  /// objects before. Loaders continue after the batch in which the state was saved; a resumed run
-  /// on the same number of ranks is equal bit for bit to the undisturbed one. Collective.
+  /// Loads a state that save_state() has saved on any number of ranks. Prepare and register the
+  /// same objects before. Loaders continue after the batch in which the state was saved; a resumed
+  /// run on the same number of ranks is equal bit for bit to an uninterrupted one. Collective.
   /// @return the number of the checkpoint @throws CheckpointError if the folder has none; as
   /// load_checkpoint()
   std::uint64_t load_state(const std::filesystem::path& folder,
@@ -356,9 +357,9 @@ class Accelerator {
   /// @throws on the main process as save_safetensors(); MismatchError with the text of that error
   /// on the others
   void save_model(const StateDict& model, const std::filesystem::path& folder) const;
-  /// Lets the loader's present epoch continue after its first batches. Not needed after
-  /// load_state(), since loaders continue where they were: the call has no effect then, and rank 0
-  /// warns. @return the loader
+  /// Makes the loader's current epoch continue after its first `num_batches` batches. Not needed
+  /// after load_state(), since loaders continue where they were: the call has no effect then, and
+  /// rank 0 warns. @return the loader
   template <class Dataset>
   PreparedLoader<Dataset> skip_first_batches(const PreparedLoader<Dataset>& loader,
                                              std::size_t num_batches) {
@@ -366,8 +367,8 @@ class Accelerator {
     return loader;
   }
 
-  /// While the guard lives, LibTorch's profiler records this rank; its end writes a Chrome trace
-  /// `profile_RANK.json`. One at a time.
+  /// While the guard exists, LibTorch's profiler records this rank. The guard's destructor writes a
+  /// Chrome trace `profile_RANK.json`. One at a time.
   Profile profile(const ProfileOptions& options = {}) const;
 
   /// Forgets everything that was prepared or registered, and frees the unused memory of a GPU.

@@ -23,8 +23,8 @@ struct LaunchOptions {
   /// rank then computes with one thread. Other threads may have held locks at the fork, which stay
   /// locked in the ranks: the function must not use the objects of such threads.
   bool allow_threads = false;
-  /// How long the other ranks may go on after one has failed. They receive SIGTERM then, and
-  /// SIGKILL after the same time once more.
+  /// How long the other ranks may continue after one has failed. They then receive SIGTERM, and
+  /// SIGKILL after the same time again.
   std::chrono::milliseconds grace = std::chrono::seconds(5);
 };
 
@@ -45,7 +45,7 @@ class RankError : public Error {
 
 namespace libtorch {
 
-/// Runs `function` on forked ranks. @return what it has returned, by rank. @throws as launch()
+/// Runs `function` on forked ranks. @return its results, in rank order. @throws as launch()
 std::vector<std::string> launch_ranks(const LaunchOptions& options,
                                       const std::function<std::string()>& function);
 
@@ -61,9 +61,9 @@ std::vector<std::string> launch_ranks(const LaunchOptions& options,
 ///     ...
 ///   }
 ///
-/// Each rank is a process made by fork(), so the function and its arguments are the parent's, as
-/// copies, and need no serialisation. hvd::init() in the function joins the job of these ranks; the
-/// function need not call it, nor shutdown(). A rank ends without the parent's exit handlers and
+/// Each rank is a process made by fork(), so it has copies of the function and its arguments, which
+/// need no serialisation. hvd::init() in the function joins the job of these ranks; the function
+/// need not call it, nor shutdown(). A rank ends without running the parent's exit handlers and
 /// static destructors. It computes with its share of the cores unless OMP_NUM_THREADS is set.
 ///
 /// Blocks until every rank has ended. May be called again. The ranks end with the parent, also when

@@ -8,9 +8,9 @@ namespace hvd {
 /// @addtogroup train
 /// @{
 
-/// A guard: while it lives, LibTorch computes in 16 bits where it considers that safe (autocast),
+/// A guard: while it exists, LibTorch computes in 16 bits where it considers that safe (autocast),
 /// in this thread and on this type of device. Use it around the forward pass and the loss;
-/// backward() uses the types of the forward pass without it:
+/// backward() uses the types of the forward pass and needs no guard:
 ///
 ///     { hvd::Autocast autocast(device, torch::kBFloat16); loss = loss_of(model->forward(x)); }
 ///     loss.backward();

@@ -21,9 +21,9 @@ struct SaveCheckpointOptions {
   /// How many of the newest checkpoints to keep. Older ones are removed when this one is complete.
   /// 0: all.
   int keep = 0;
-  /// The step that was loaded, if it was not the newest: complete checkpoints with greater numbers
-  /// are removed when this one is complete, and the one of the same step before it is written. Not
-  /// set: a step that is not greater than the newest is refused.
+  /// The step that was loaded, if it was not the newest. Complete checkpoints with greater numbers
+  /// are removed when the new one is complete. One with the number of the new one is removed before
+  /// that is written. Not set: a step that is not greater than the newest is refused.
   std::optional<std::uint64_t> replace_newer_than = {};
   ProcessSet process_set = {};
 };
@@ -41,16 +41,16 @@ struct LoadCheckpointOptions {
 /// Writes a checkpoint to `folder`/step-... It is on the disk when the call returns. Each rank
 /// writes one file; the checkpoint is complete when the first rank has written a manifest with the
 /// names, sizes and checksums of all files. A kill or a crash at any moment therefore leaves
-/// earlier checkpoints unchanged. Tensors are written from where they are. If the ranks' parameters
-/// and optimizer states are equal, the ranks share the writing of these; otherwise the first rank
-/// writes its own.
+/// earlier checkpoints unchanged. Tensors are written directly from their memory. If the ranks'
+/// parameters and optimizer states are equal, the ranks share the writing of these; otherwise the
+/// first rank writes its own.
 ///
 /// All ranks of the set must see the same folder. One process writes to a folder at a time;
 /// meanwhile a file `lock` in it names that process. The lock ends with the process.
 ///
-/// Collective over the set, and no rank of it may be in join(): with data of different length save
-/// when every rank has a batch, or after join(). Blocks. The objects that the state refers to must
-/// not be changed by other threads.
+/// Collective over the set, and no rank of it may be in join(): if the ranks' data differ in
+/// length, save when every rank has a batch, or after join(). Blocks. Other threads must not change
+/// the objects that the state refers to.
 /// @return the step
 /// @throws CheckpointError on every rank when one rank cannot write, when another process is
 /// writing to the folder, or when a module has no tensors; MismatchError when the ranks' items,

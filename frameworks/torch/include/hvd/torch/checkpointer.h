@@ -29,8 +29,8 @@ struct CheckpointerOptions {
 };
 
 /// Saves and loads the checkpoints of one training program in one folder, also in the background
-/// and when the job is told to end. Every rank of the set makes one with equal arguments; one
-/// object per folder. All functions except wait() and the destructor are collective over the set.
+/// and on SIGTERM. Every rank of the set makes one object for the folder, with equal arguments. All
+/// functions except wait() and the destructor are collective over the set.
 /// Not thread-safe. No rank of the set may be in join() when save() is called (MismatchError), but
 /// a save in the background may still be under way: join() waits until it is written.
 class Checkpointer {
@@ -63,8 +63,8 @@ class Checkpointer {
   /// Returns whether any rank has received SIGTERM, and if so makes sure that a checkpoint of
   /// `step` is on the disk. Call it once per step, on all ranks, when the state is that of `step`.
   /// It costs an allreduce of two numbers. While some ranks are in join() it returns false and
-  /// remembers the signal for the next call in which all ranks take part; so with data of different
-  /// length call it after join(state) too.
+  /// remembers the signal for the next call in which all ranks take part. So if the ranks' data
+  /// differ in length, call it after join(state) too.
   /// @throws UsageError without save_on_sigterm; otherwise as save()
   bool should_stop(std::uint64_t step);
 

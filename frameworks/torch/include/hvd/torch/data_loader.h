@@ -76,7 +76,8 @@ struct BatchPlace {
   std::size_t samples_left = 0;
   /// Samples of each rank's batch, by rank, with repeated ones.
   std::vector<std::size_t> sizes = {};
-  /// After this batch a rank has no further batch in the epoch. The same on all ranks.
+  /// Whether at least one rank has no further batch in the epoch after this one. The same on all
+  /// ranks.
   bool last = false;
 };
 
@@ -188,7 +189,7 @@ class SeededDataset {
   std::uint64_t seed_;
 };
 
-/// LibTorch's loader, which can be restarted in mid-epoch.
+/// LibTorch's loader, extended so that it can be restarted in the middle of an epoch.
 template <class Dataset>
 class PrefetchingLoader
     : public torch::data::StatelessDataLoader<SeededDataset<Dataset>, LoaderSampler> {
@@ -203,7 +204,7 @@ class PrefetchingLoader
   }
 };
 
-/// Counts batches as used when the program gets them.
+/// Counts a batch as used when the program receives it.
 template <class Batch>
 class UsedBatchIterator final : public torch::data::detail::ValidIterator<Batch> {
   using Base = torch::data::detail::ValidIterator<Batch>;
@@ -248,9 +249,9 @@ class UsedBatchIterator final : public torch::data::detail::ValidIterator<Batch>
 ///       for (auto& batch : *loader) { ...; optimizer.step(); }  // a checkpoint may be saved here
 ///     }
 ///
-/// A batch counts as used when the iterator is first dereferenced, so from the beginning of a
-/// range-for's body on. When an iterator reaches the end, epoch() increases by one, and the next
-/// begin() starts that epoch. An epoch that was left early is continued by the next begin().
+/// A batch counts as used when the iterator is first dereferenced, which is before a range-for's
+/// body begins. When an iterator reaches the end, epoch() increases by one, and the next begin()
+/// starts that epoch. The next begin() after a loop that was left early continues the epoch.
 ///
 /// The order of an epoch is that of PyTorch's DistributedSampler for the same seed. Used samples
 /// are counted over all ranks, so any number of ranks can load the state and continue with the
@@ -294,7 +295,7 @@ class DataLoader {
   }
 
   std::size_t epoch() const noexcept { return progress_->epoch(); }
-  /// Goes to the start of another epoch, the same on every rank. No effect for the present epoch,
+  /// Goes to the start of another epoch, the same on every rank. No effect for the current epoch,
   /// so a resumed program may call it at the top of its loop.
   void set_epoch(std::size_t epoch) { progress_->set_epoch(epoch); }
   /// Number of samples of this epoch that all ranks together have used, repeated ones included.
@@ -305,7 +306,8 @@ class DataLoader {
   /// Saves epoch and position, which are the same on every rank. One rank's archive can be loaded
   /// on all (with Remainder::kUneven that of the set's first rank).
   void save(torch::serialize::OutputArchive& archive) const { progress_->save(archive); }
-  /// Call it on every rank. batch_size, workers and the number of ranks may differ from the saved.
+  /// Call it on every rank. batch_size, workers and the number of ranks may differ from those of
+  /// the saved state.
   /// @throws UsageError, and changes nothing, for an archive without a loader's state, and for a
   /// data set of another size or order (seed, shuffle)
   void load(torch::serialize::InputArchive& archive) { progress_->load(archive); }
