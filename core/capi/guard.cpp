@@ -10,7 +10,7 @@ namespace {
 
 struct LastError {
   std::string text = {};
-  // Set where the text could not be kept for want of memory.
+  // Set if there was no memory to store the text.
   const char* constant = nullptr;
   int rank = -1;
 };

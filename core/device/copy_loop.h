@@ -5,8 +5,9 @@
 
 #include "device/copy_plan.h"
 
-/// The loops by which the threads of a block copy one tile. nvcc compiles them for the device. The
-/// tests compile them for the host, run them thread by thread and compare with a plain loop.
+/// The loops with which the threads of a block copy one tile. nvcc compiles them for the device.
+/// The tests compile them for the host, run them thread by thread and compare the results with
+/// those of a plain loop.
 #ifdef __CUDACC__
 #define HVD_ON_DEVICE __host__ __device__ __forceinline__
 #else
@@ -43,8 +44,9 @@ inline constexpr int kGroup =
 
 /// Returns tile `number`, in the order of the table.
 HVD_ON_DEVICE Tile tile_of(const PieceTable& table, std::uint32_t number) {
-  std::uint32_t below = 0;                                         // the wanted entry is in [below,
-  for (std::uint32_t above = table.entries; above - below > 1;) {  // above)
+  // Binary search: the wanted entry is in [below, above).
+  std::uint32_t below = 0;
+  for (std::uint32_t above = table.entries; above - below > 1;) {
     const std::uint32_t middle = below + (above - below) / 2;
     if (table.entry[middle].first_tile <= number) {
       below = middle;
@@ -60,8 +62,8 @@ HVD_ON_DEVICE Tile tile_of(const PieceTable& table, std::uint32_t number) {
           left < table.tile_elements ? left : table.tile_elements};
 }
 
-/// to[i] = map(from[i]) for `count` elements, this thread's share of them, in groups of kElements.
-/// @pre both sides reach a multiple of a group after the same number of elements
+/// Sets to[i] = map(from[i]) for this thread's share of `count` elements, in groups of kElements.
+/// @pre both sides reach the alignment of a group after the same number of elements
 /// (unchecked: it runs on the device)
 template <int kElements, class From, class To, class Map>
 HVD_ON_DEVICE void map_groups(To* to, const From* from, std::uint32_t count, Share share,
@@ -93,8 +95,8 @@ HVD_ON_DEVICE void map_groups(To* to, const From* from, std::uint32_t count, Sha
     to[i] = map(from[i]);
 }
 
-/// The same with the largest groups, of up to 16 bytes on the wider side, to which both sides can
-/// be aligned together. Both sides must be aligned to their elements.
+/// The same with the largest groups to which both sides can be aligned together. A group has up to
+/// 16 bytes on the wider side. Both sides must be aligned to their elements.
 template <class From, class To, class Map, int kElements = kGroup<From, To>>
 HVD_ON_DEVICE void map_elements(To* to, const From* from, std::uint32_t count, Share share,
                                 const Map& map) {
@@ -131,7 +133,7 @@ HVD_ON_DEVICE void copy_bytes(std::byte* to, const std::byte* from, std::uint32_
   const auto difference = static_cast<std::uint32_t>(reinterpret_cast<std::uintptr_t>(to) ^
                                                      reinterpret_cast<std::uintptr_t>(from)) &
                           15u;
-  // The sides meet at a multiple of 16, or of the lowest bit in which they differ.
+  // Both sides can be aligned to 16 bytes, or to the lowest bit in which their addresses differ.
   const std::uint32_t width = difference == 0 ? 16 : difference & (~difference + 1);
   const auto gap =
       static_cast<std::uint32_t>(-reinterpret_cast<std::uintptr_t>(from) & (width - 1));

@@ -67,8 +67,8 @@ struct PieceTable {
 };
 static_assert(sizeof(PieceTable) <= (4 << 10) - 32, "leaves room for the other parameters");
 
-/// Cuts pieces into the tables of one or more launches, in order. Empty pieces get no entry, very
-/// large ones several.
+/// Cuts pieces into the tables of one or more launches, in order. An empty piece gets no entry, and
+/// a very large one gets several.
 class PieceCutter {
  public:
   /// @param pieces must outlive this object

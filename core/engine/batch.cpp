@@ -18,10 +18,10 @@ std::int64_t row_elements(const std::vector<std::int64_t>& shape) {
   return std::accumulate(shape.begin() + 1, shape.end(), std::int64_t{1}, std::multiplies<>());
 }
 
-// A factor would change an absent rank's neutral contribution (1 in a product), so it is applied
-// before the collective. Where elements are cast, factors that make them smaller are applied before
-// they are rounded to 16 bits, and factors that make them larger afterwards, so that neither
-// overflows needlessly.
+// A collective that scales would also scale an absent rank's neutral contribution (1 in a product).
+// So the prescale is applied while packing if a rank is absent. If elements are cast, the prescale
+// is applied before they are rounded to 16 bits. A postscale that makes them larger is applied
+// after they are fp32 again, so that they do not overflow needlessly.
 Conversion conversion_of(const wire::Request& request, bool rank_absent) {
   Conversion conversion{request.dtype, request.travels_as()};
   const bool scales_early =
@@ -133,7 +133,7 @@ void Batch::describe_rows() {
   collective_.counts = counts_;
 }
 
-/// An exchange in which all members send to one.
+/// Describes a gather as an alltoall in which all members send to the root.
 void Batch::describe_gather() {
   collective_.kind = OpKind::kAlltoall;
   send_counts_.resize(counts_.size());
@@ -143,7 +143,7 @@ void Batch::describe_gather() {
   collective_.send_counts = send_counts_;
 }
 
-/// An exchange in which all members receive from one.
+/// Describes a scatter as an alltoall in which all members receive from the root.
 void Batch::describe_scatter() {
   collective_.kind = OpKind::kAlltoall;
   const std::int64_t own = counts_[static_cast<std::size_t>(spec_.set_rank)];

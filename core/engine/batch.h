@@ -19,9 +19,9 @@ struct Conversion {
   double before = 1.0;  ///< factor while packing; the collective applies the rest
   double after = 1.0;   ///< factor while unpacking
 
-  /// The tensors are fp32 and the collective uses a 16-bit type.
+  /// Whether the tensors are fp32 and the collective uses a 16-bit type.
   bool casts() const noexcept { return tensor != travels; }
-  /// The request's first factor is applied while packing, without a cast.
+  /// Whether the request's first factor is applied while packing, without a cast.
   bool scales_early() const noexcept { return !casts() && before != 1.0; }
 };
 
@@ -56,31 +56,33 @@ class Batch {
   /// For messages: kind and name.
   std::string title() const;
 
-  /// No rank has data to move, and every rank knows that.
+  /// Whether no rank has data to move. The answer is the same on every rank.
   bool nothing_to_move() const noexcept;
-  /// An alltoall with splits, which exchanges its sizes first and uses the callers' memory.
+  /// Whether it is an alltoall with splits, which exchanges its sizes first and uses the callers'
+  /// memory.
   bool exchanges_rows() const noexcept { return request().kind == OpKind::kAlltoall; }
   bool fused() const noexcept { return agreed_.operations.size() > 1; }
-  /// It has one tensor, whose elements are not contiguous; see Submission::parts. Ranks agree on it
-  /// by a group of one.
+  /// Whether it has one tensor, whose elements are not contiguous; see Submission::parts. The
+  /// agreed request marks it by a group of one, so all ranks treat it alike.
   bool in_parts() const noexcept;
-  /// It passes through a buffer; otherwise the collective uses the callers' memory.
+  /// Whether it passes through a buffer. Otherwise the collective uses the callers' memory.
   bool buffered() const noexcept { return fused() || conversion_.casts() || in_parts(); }
-  /// This rank has joined, and contributes values that leave the result as it is.
+  /// Whether this rank has joined. It then contributes values that do not change the result.
   bool absent_here() const noexcept { return agreed_.absent_here; }
-  /// Input and output have the same size on every rank.
+  /// Whether input and output have the same size on every rank.
   bool in_place_kind() const noexcept;
   bool at_root() const noexcept { return spec_.set_rank == collective_.root; }
-  /// This rank's tensors are read. In a scatter only the root's are.
+  /// Whether this rank's tensors are read. In a scatter only the root's are.
   bool reads_input() const noexcept { return request().kind != OpKind::kScatter || at_root(); }
-  /// This rank has a result. In a gather only the root has one.
+  /// Whether this rank has a result. In a gather only the root has one.
   bool has_output() const noexcept { return request().kind != OpKind::kGather || at_root(); }
   /// Bytes of the collective on this rank.
   std::size_t in_bytes() const;
   std::size_t out_bytes() const;
 
-  /// Allocates the outputs whose size has been agreed on. @return for each that has one, the event
-  /// after which it may be written. @throws hvd::Error for an output of the wrong size
+  /// Allocates the outputs whose size has been agreed on. @return the events after which the
+  /// outputs may be written; outputs that may be written at once have no event. @throws hvd::Error
+  /// for an output of the wrong size
   std::vector<EventPtr> allocate_outputs() const;
   /// This rank's tensors in their order in a buffer. @param pieces overwritten
   void input_pieces(std::vector<std::span<const std::byte>>& pieces) const;

@@ -38,7 +38,8 @@ std::vector<int> ranks_from_one(int size) {
   return ranks;
 }
 
-// A plan goes to the ranks below, and without a tree from rank 0 to all others.
+// A plan is sent to the ranks below this one in the tree. Without a tree, rank 0 sends it to all
+// other ranks.
 std::vector<int> find_receivers(const control::TreePlace& place, const Topology& topology) {
   if (topology.rank != 0 || !place.children.empty()) return place.children;
   return ranks_from_one(topology.size);
@@ -53,9 +54,9 @@ Duration longest_hold(const RuntimeOptions& options) {
   return longest;
 }
 
-// Two ranks of each other host, which then report the loss to the ranks of their host. The
-// coordinator sends it to all ranks, but it may hang for the same cause, and so may any rank that
-// had a connection to the lost one.
+// Returns two ranks of each other host, which then report the loss to the ranks of their host. The
+// coordinator sends it to all ranks, but it may hang for the same reason, as may any rank that had
+// a connection to the lost one.
 std::vector<int> ranks_to_notify(const Topology& topology) {
   std::vector<int> speakers;
   constexpr int kRanksPerHost = 2;

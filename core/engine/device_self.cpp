@@ -50,7 +50,7 @@ class DeviceSelfChannel final : public Channel {
   void abort() noexcept override { host_->abort(); }
   Channel* host() noexcept override { return host_.get(); }
 
-  /// Whether the result differs from what the output contains already.
+  /// Returns false if the output already contains the result.
   static bool moves(std::span<const std::byte> in, const std::byte* out, double factor) noexcept {
     return !in.empty() && (in.data() != out || factor != 1.0);
   }

@@ -63,7 +63,8 @@ class DeviceStaging final : public Staging {
   const device::OwnedStream in_;
   const device::OwnedStream out_;
   device::BufferPool buffers_;
-  /// For fused batches of one size on all ranks, see Channel::fusion_buffers().
+  /// The channel's buffers, for fused batches with the same size on all ranks; see
+  /// Channel::fusion_buffers().
   device::BufferRing channels_own_;
   Staged staged_;
   Conversion conversion_;  // the batch's, with folded factors

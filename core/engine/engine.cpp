@@ -79,9 +79,9 @@ bool Engine::step(Callbacks callbacks) noexcept {
     }
     moved = begin_submissions(callbacks) || moved;
     moved = run_steady() || moved;
-    // Before this rank reports that it has left: after that the ranks of this host may enter the
-    // next replay, and their flags no longer show that one left (MUT_REPORT in
-    // test/models/dissemination_barrier.pml).
+    // Must precede send_report(), which may report that this rank has left the replay. After that
+    // the ranks of this host may enter the next replay, and their flags no longer show that a rank
+    // has left (MUT_REPORT in test/models/dissemination_barrier.pml).
     while (steady_.exchange_updates()) moved = run_steady() || moved;
     moved = send_report() || moved;
     moved = receive() || moved;
@@ -223,8 +223,8 @@ bool Engine::receive() {
   return moved;
 }
 
-// Rank 0 has left the replay before it made this plan. On the same host run_steady() finds that
-// here; the update of another host may still be on its way.
+// Rank 0 left the replay before it made this plan. On the host of rank 0, run_steady() detects that
+// here. On other hosts the update may still be on its way, so the plan is deferred until then.
 void Engine::on_plan(const wire::Plan& plan) {
   run_steady();
   steady_.repeating() ? steady_.defer(plan) : apply(plan);
@@ -236,7 +236,7 @@ void Engine::apply(const wire::Plan& plan) {
   control::Applied applied = negotiator_.apply(plan);
   router_.on_applied(plan);
   blocked_.on_plan();
-  // Before the end of the operation, after which the caller expects the change.
+  // Set before the operation ends, because the caller then expects the change.
   if (applied.sets_changed) submission_queue_.set_process_sets(negotiator_.process_sets());
   for (const auto& error : applied.errors) end_with(release_outstanding(error.use), error);
   for (auto& batch : applied.batches) start(std::move(batch));
@@ -360,7 +360,7 @@ std::string Engine::state_text() const {
 
 void Engine::dump_state_if_requested() {
   if (!submission_queue_.consume_dump_request()) return;
-  // In one call, so that the texts of ranks do not mix.
+  // Written in one call, so that the texts of different ranks do not mix.
   const std::string state = state_text();
   std::fwrite(state.data(), 1, state.size(), stderr);
 }

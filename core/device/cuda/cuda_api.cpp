@@ -17,8 +17,8 @@ struct CUctx_st;
 namespace hvd::device {
 namespace {
 
-/// The functions of the driver that the runtime library has no counterpart for. They are looked up
-/// when the program runs, so that a program with CUDA support starts on hosts without a driver.
+/// Functions of the driver that have no counterpart in the runtime library. They are looked up when
+/// the program runs, so that a program with CUDA support starts on hosts without a driver.
 /// Thread-safe.
 class Driver {
  public:
@@ -27,8 +27,8 @@ class Driver {
 
   /// The device's primary context. It is retained until the process ends. @throws Error
   CUctx_st* primary_context(int device) const;
-  /// Makes the context current for the calling thread until pop(), and relaxes the thread's rules
-  /// for captures of other threads: Note [Captures]. Nests. @throws Error
+  /// Makes the context current for the calling thread until pop(), and switches the thread to the
+  /// relaxed capture mode: Note [Captures]. Calls may nest. @throws Error
   void push(CUctx_st* context) const;
   void pop() const noexcept;
 
@@ -192,7 +192,7 @@ class CudaApi final : public Api {
   bool capturing(Stream stream) override {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     const cudaError_t result = cudaStreamIsCapturing(stream_of(stream), &status);
-    // The default stream, while a stream that synchronises with it is being captured.
+    // Returned for the default stream while a stream that synchronises with it is being captured.
     if (result == cudaErrorStreamCaptureImplicit) {
       cudaGetLastError();
       return true;
