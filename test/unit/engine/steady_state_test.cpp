@@ -172,7 +172,7 @@ TEST_F(SteadyStateTest, ABatchRunsWhenEveryRankHasAllOfIt) {
   EXPECT_EQ(steady(0).batches_run(), 6U);
 }
 
-// On a host of many ranks, and of no other host.
+// All ranks are on the same host.
 TEST_F(SteadyStateTest, ARankRingsAFewOthersAndTogetherTheyWakeTheHost) {
   constexpr std::size_t kRanks = 30;
   std::vector<std::string> hosts(kRanks, "a");

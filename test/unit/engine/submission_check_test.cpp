@@ -50,7 +50,7 @@ TEST_F(SubmissionCheckTest, CompressesAnAllreduceOfFloat32Only) {
   }
 }
 
-// A request that reaches the coordinator unchecked ends the job there, as an impossible message.
+// An unchecked request would reach the coordinator as an impossible message, and end the job.
 TEST_F(SubmissionCheckTest, RefusesBadGroupsOfJoinAndOfSetsToo) {
   for (const OpKind kind :
        {OpKind::kBarrier, OpKind::kJoin, OpKind::kAddProcessSet, OpKind::kRemoveProcessSet}) {
@@ -361,7 +361,7 @@ TEST_F(SubmissionCheckTest, AnAllgatherIsTheSameOperationWithAnyResultAddress) {
   before.output = before.input;
   before.output.shape = {24};
   before.output.count = 24;
-  before.allocate_output = nullptr;  // it is called once
+  before.allocate_output = nullptr;  // the function is called only once
   EXPECT_TRUE(runtime::is_same_operation(submission_, before, request));
   Submission other = submission_;
   other.input.shape = {2, 3};

@@ -9,7 +9,7 @@
 namespace hvd {
 namespace {
 
-// The value of finite bits by the definition of the format.
+// The value of finite bits according to the definition of the format.
 double value_of(std::uint16_t bits, int exponent_bits, int mantissa_bits) {
   const int bias = (1 << (exponent_bits - 1)) - 1;
   const int exponent = (bits >> mantissa_bits) & ((1 << exponent_bits) - 1);

@@ -29,7 +29,7 @@ constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMin, ReduceOp::kMax, Red
 constexpr std::int64_t kCounts[] = {0, 1, 7, 1023, 65539};
 constexpr std::byte kGuard{0xa5};
 
-// Memory at a chosen misalignment, with a guard on either side.
+// Memory at a chosen misalignment, with a guard on each side.
 class Buffer {
  public:
   Buffer(const Bytes& content, std::size_t shift)
@@ -103,7 +103,7 @@ TEST_P(KernelsTest, EqualTheReference) {
       std::vector<Bytes> inputs;
       for (int sources = 1; sources <= 5; ++sources) {
         inputs.push_back(make_input(count, dtype, op, sources, 17));
-        // Long ones are slow under a sanitizer; the short ones take every combination.
+        // Long inputs are slow under a sanitizer, so only short ones test every combination.
         if (count > 1023 && sources != 2 && sources != 5) {
           continue;
         }
@@ -243,7 +243,7 @@ TEST_P(KernelsTest, StagesGiveTheBitsOfOneReduction) {
       scales.push_back(scale);
   }
   constexpr int kSources = 5;
-  constexpr std::int64_t kCount = 2051;  // some blocks and a rest
+  constexpr std::int64_t kCount = 2051;  // some whole blocks and a rest
   std::vector<Bytes> inputs;
   std::vector<const std::byte*> sources;
   for (int source = 0; source < kSources; ++source) {

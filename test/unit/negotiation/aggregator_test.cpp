@@ -17,8 +17,8 @@ using ::testing::SizeIs;
 
 constexpr Duration kHold = milliseconds(100);
 
-/// Ranks 4 to 7 of eight, below rank 4, which has agreed with all on "a", "b" and "g" and shares a
-/// set with 2, 5 and 6.
+/// The aggregator of rank 4 for ranks 4 to 7 of eight. All ranks have agreed on "a", "b" and an
+/// unnamed allreduce before. Ranks 2, 4, 5 and 6 share a set.
 class AggregatorTest : public ::testing::Test {
  protected:
   AggregatorTest() : cluster_(8) {
@@ -47,7 +47,7 @@ class AggregatorTest : public ::testing::Test {
     cluster_.apply_everywhere();
     aggregator_.apply(*plan);
   }
-  /// Reports these submissions of the rank to the aggregator, by bit or in full.
+  /// Reports these submissions of the rank to the aggregator, as cache bits or in full.
   std::optional<wire::Report> report(int rank, const std::vector<wire::Request>& requests) {
     for (const auto& request : requests) cluster_.submit(rank, request);
     aggregator_.accept(*cluster_.rank(rank).next_report(), now_);
@@ -310,7 +310,7 @@ TEST(AggregatorAgainstTheStar, RoundsThatRepeatGiveThePlansTheyWouldGiveAnyway) 
       }
       world.report(rank);
     }
-    if (turn == 2) world.decide_and_compare(kBusyBatches);  // holds back
+    if (turn == 2) world.decide_and_compare(kBusyBatches);  // holds tensors back
     world.decide_and_compare();
     if (::testing::Test::HasFatalFailure()) return;
   }

@@ -39,7 +39,7 @@ inline wire::Request in_group(wire::Request request, std::string group, int size
   return request;
 }
 
-/// "t7".
+/// For example "t7".
 inline std::string numbered(std::string prefix, std::uint64_t number) {
   return prefix += std::to_string(number);
 }
@@ -82,14 +82,14 @@ class Cluster {
     for (int number = 0; number < size(); ++number) report(number);
   }
 
-  /// @param in_flight on each channel
+  /// @param in_flight the number of batches in flight on each channel
   std::optional<wire::Plan> decide(std::size_t in_flight = 0) {
     const auto plan = coordinator().decide(now, [=](int, DeviceType) { return in_flight; });
     if (!plan) return std::nullopt;
     plans_.push_back(std::get<wire::Plan>(wire::decode(wire::encode(*plan))));
     return plans_.back();
   }
-  /// The next plan that this rank has not applied.
+  /// Applies the next plan that this rank has not applied yet.
   Applied apply(int number) {
     return world_.apply(number, plans_.at(next_plan_[static_cast<std::size_t>(number)]++));
   }

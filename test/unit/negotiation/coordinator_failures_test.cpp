@@ -42,7 +42,7 @@ TEST(CoordinatorFailures, AStalledOperationEndsOnTheRanksThatWaitAndAtTheMissing
   EXPECT_EQ(error_of(applied[1], "a"), error_of(applied[0], "a"));
   EXPECT_THAT(applied[2].errors, IsEmpty());
   EXPECT_EQ(cluster.submit(2, allreduce("a"))->message, error_of(applied[0], "a"));
-  // The next use is live on all.
+  // The next use succeeds on all ranks.
   cluster.submit_everywhere(allreduce("a"));
   for (const Applied& next : cluster.exchange()) EXPECT_THAT(next.batches, SizeIs(1));
 }
@@ -235,7 +235,7 @@ TEST(CoordinatorFailures, AnOperationThatWaitsForARankThatHasLeftEnds) {
   EXPECT_EQ(applied[1].errors.at(0).code, StatusCode::kShutdown);
   EXPECT_FALSE(applied[1].shutdown);
   EXPECT_FALSE(cluster.coordinator().all_shut_down());
-  // So do later members.
+  // Later operations end too.
   cluster.submit(0, allreduce("b"));
   EXPECT_THAT(error_of(cluster.exchange()[0], "b"),
               HasSubstr("rank 2 (host2) has called shutdown()"));

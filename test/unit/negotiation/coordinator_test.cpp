@@ -158,7 +158,7 @@ TEST(Coordinator, UnnamedOperationsMeetByOrdinalAndAreCached) {
   }
 }
 
-// Rank 1 hits slot 0, which holds 'a' for it, while a plan that it has not seen puts 'b' there.
+// Rank 1 hits slot 0, which holds 'a' for it, while a plan that it has not received puts 'b' there.
 TEST(Coordinator, AHitSentBeforeAnEvictionIsReadAsItWasMeant) {
   Cluster cluster(2, with_capacity(1));
   cluster.submit_everywhere(allreduce("a"));
@@ -196,7 +196,7 @@ TEST(Coordinator, AHitAfterAnEvictionIsNotCountedForTheTensorThatWasThere) {
   cluster.submit_everywhere(allreduce("b"));
   cluster.exchange();
   cluster.submit(0, allreduce("a"));
-  cluster.submit(2, allreduce("b"));  // slot 0, as was rank 1's 'a'
+  cluster.submit(2, allreduce("b"));  // hits slot 0, as rank 1's 'a' did
   cluster.report_all();
   EXPECT_FALSE(cluster.decide());
   cluster.submit(2, allreduce("a"));
@@ -204,8 +204,8 @@ TEST(Coordinator, AHitAfterAnEvictionIsNotCountedForTheTensorThatWasThere) {
   EXPECT_THAT(names(*cluster.decide()), ElementsAre("a"));
 }
 
-// Unnamed operations that are alike share a slot, so one may be hit while the plan for another
-// changes what it holds.
+// Unnamed operations that are alike share a slot, so a rank may hit the slot for one of them while
+// the plan for another replaces its content.
 TEST(Coordinator, AHitSentBeforeAReplacementIsReadAsItWasMeant) {
   Cluster cluster(2);
   cluster.submit_everywhere(unnamed(OpKind::kAllgather, 0, {1}));
@@ -343,7 +343,8 @@ TEST(Coordinator, ABusySetHoldsBackItsOwnTensorsOnly) {
   EXPECT_THAT(names(*cluster.decide(1)), ElementsAre("world"));
 }
 
-// Gathering tensors could not run after them: they count on joined ranks, or on the removed set.
+// Tensors that still gather could not run after these operations, because they need the joined
+// ranks or the removed set.
 TEST(Coordinator, NothingGathersAcrossAJoinOrTheEndOfASet) {
   wire::Request join = unnamed(OpKind::kJoin, 0, {0});
   join.dtype = DataType::kUInt8;

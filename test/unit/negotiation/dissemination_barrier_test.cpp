@@ -52,7 +52,7 @@ class Hosts {
     SchedulePlace place;
     replay(host, rank).offer(asked, place);
   }
-  /// The first rank of the host looks at the flags and sends updates.
+  /// The first rank of the host checks the flags and sends updates.
   void barrier(std::size_t host) {
     DisseminationBarrier::HostUpdates sent;
     hosts_[host]->barrier->advance(sent);
@@ -60,7 +60,7 @@ class Hosts {
       under_way_[host][static_cast<std::size_t>(to)].push_back(update);
     messages_ += sent.size();
   }
-  /// One message arrives. @return whether there was one
+  /// Delivers one message. @return whether there was one
   bool deliver(std::size_t from, std::size_t to) {
     auto& queue = under_way_[from][to];
     if (queue.empty()) return false;
@@ -197,8 +197,8 @@ TEST(DisseminationBarrier, AllRunTheSameAndLeaveAtTheSamePlaceWhateverTheOrder) 
       }
       ASSERT_TRUE(all_left()) << "seed " << seed << ": a rank waits forever";
       for (const std::uint64_t own : runs) ASSERT_EQ(own, runs.front()) << "seed " << seed;
-      // The next replay begins only after all have negotiated a step, for which the first rank of
-      // each host has had to see that it left.
+      // The next replay begins only after all ranks have negotiated a step. By then the first rank
+      // of each host has checked the flags again.
       for (std::size_t host = 0; host < count; ++host) hosts.barrier(host);
     }
   }

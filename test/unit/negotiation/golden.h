@@ -11,7 +11,7 @@
 namespace hvd::wire::golden {
 
 struct Golden {
-  std::string name;  ///< also of its file in test/fuzz/corpus
+  std::string name;  ///< also the name of its file in test/fuzz/corpus
   AnyMessage message;
   std::string hex;
 };
@@ -21,10 +21,10 @@ std::vector<Golden> messages();
 /// The report of one rank, without ranges of ranks and stamps.
 struct RankReport {
   int rank = 0;
-  std::uint64_t number = 1;  ///< of this rank's reports
+  std::uint64_t number = 1;  ///< counts this rank's reports
   std::uint64_t last_applied = 0;
   bool shutdown = false;
-  bool ended = false;  ///< with shutdown
+  bool ended = false;  ///< only with shutdown
   std::vector<std::uint32_t> cached = {};
   std::vector<SlotUse> cached_unnamed = {};
   std::vector<Request> requests = {};
@@ -45,7 +45,7 @@ Report cached_merged_report();
 Plan cached_plan();
 
 Bytes encode(const AnyMessage&);
-/// Spaces and line ends between bytes are allowed.
+/// Decodes hexadecimal digits. Spaces and line ends between bytes are allowed.
 Bytes from_hex(std::string_view);
 std::string to_hex(const Bytes&);
 

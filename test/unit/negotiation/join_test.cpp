@@ -64,7 +64,7 @@ TEST(Join, EndsWhenAllHaveJoinedAndReturnsTheLastRank) {
   for (const Applied& applied : cluster.apply_everywhere()) {
     EXPECT_EQ(applied.batches.at(0).result, 1);
   }
-  // Everybody is back.
+  // No rank is joined any more.
   cluster.submit(0, allreduce("a"));
   EXPECT_THAT(cluster.exchange()[0].batches, IsEmpty());
   cluster.submit(1, allreduce("a"));
@@ -168,7 +168,7 @@ TEST(Join, IsNoStallWhileOthersAreAtWork) {
   const auto applied = cluster.apply_everywhere();
   ASSERT_THAT(applied[1].errors, SizeIs(1));
   EXPECT_EQ(applied[1].errors[0].code, StatusCode::kStalled);
-  // The rank is no longer joined, and the one that was missing learns of it when it joins.
+  // Rank 1 is no longer joined. Rank 0, which was missing, gets the error when it joins.
   EXPECT_TRUE(cluster.submit(0, join_request()));
   cluster.submit_everywhere(allreduce("a"));
   EXPECT_THAT(cluster.exchange()[1].batches.at(0).absent, IsEmpty());

@@ -287,7 +287,7 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
   EXPECT_THAT(failure(from_hex("680203 00 04 00 03")), HasSubstr("rank at byte"));
 }
 
-// It would end operations as successes without any data moved.
+// Such a failure would end operations successfully, although no data was moved.
 TEST(Messages, AFailureWithTheStatusOkIsRefused) {
   Plan plan;
   plan.errors.push_back({0, "a", StatusCode::kOk, "text", -1, {}});
@@ -297,7 +297,7 @@ TEST(Messages, AFailureWithTheStatusOkIsRefused) {
 }
 
 TEST(Messages, ForgedCountsDoNotAllocate) {
-  // Each announces a million of something in a few bytes.
+  // Each message announces up to a million elements in a few bytes.
   for (const char* const hex :
        {"680201 00 808040", "680201 00 01 05 808040", "680201 00 00 808040",
         "680201 00 00 01 00 808040", "680201 18 00 00 01 808040", "680201 18 00 00 01 01 00 808008",
@@ -354,7 +354,7 @@ TEST(Messages, UnnamedNamesAreDerived) {
   EXPECT_EQ(decoded.ordinal, 7u);
 }
 
-/// The field that the kind has in the place of a root.
+/// The field that the kind has instead of a root.
 int& root_of(Request& request) {
   if (request.kind == OpKind::kJoin) return request.last_to_join;
   if (request.kind == OpKind::kRemoveProcessSet) return request.removed_set;

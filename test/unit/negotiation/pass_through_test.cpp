@@ -9,7 +9,7 @@
 namespace hvd::control {
 namespace {
 
-/// Slot 0 holds "a", slot 1 "b", as plan 1 has brought them.
+/// Plan 1 has put "a" into slot 0 and "b" into slot 1.
 class PassThroughTest : public ::testing::Test {
  protected:
   PassThroughTest() {
@@ -26,7 +26,7 @@ class PassThroughTest : public ::testing::Test {
     state_.start();
     state_.remember({wire::SlotSet(slots), std::move(keys)}, as_of, last_plan_);
   }
-  /// The next plan, in which these end.
+  /// Applies the next plan, in which these operations end.
   bool stays_open_after(std::vector<wire::PlannedTensor> tensors,
                         std::vector<wire::ErrorEntry> errors = {}) {
     wire::Plan plan{.sequence = ++last_plan_};
@@ -116,7 +116,7 @@ TEST_F(PassThroughTest, AReplayEndsEverything) {
 TEST_F(PassThroughTest, AnOperationThatNoPlanNamesIsForgottenAfter64Plans) {
   remember({0}, {tensor_key(0, "new")});
   for (int i = 1; i < 64; ++i) EXPECT_TRUE(stays_open_after({in_full(allreduce("other"))}));
-  remember({1});  // begins the count anew
+  remember({1});  // restarts the count
   EXPECT_TRUE(stays_open_after({in_full(allreduce("other"))}));
   for (int i = 2; i < 64; ++i) stays_open_after({in_full(allreduce("other"))});
   EXPECT_TRUE(stays_open());

@@ -138,7 +138,7 @@ TEST_F(ReadyTableTest, HitsOnTheSameSlotAreCountedWithoutComparing) {
   EXPECT_FALSE(table_.add_hit(1, 9));
   const auto tensor = table_.add(1, allreduce("a"), CacheHit{9, &none}, {});
   EXPECT_TRUE(table_.add_hit(2, 9));
-  EXPECT_FALSE(table_.add_hit(2, 9));  // add() throws for that
+  EXPECT_FALSE(table_.add_hit(2, 9));  // add() would throw here
   EXPECT_TRUE(table_.add_hit(0, 9));
   EXPECT_EQ(tensor->reference_rank, 0);
   EXPECT_THAT(take_names(), ElementsAre("a"));
@@ -190,7 +190,7 @@ TEST_F(ReadyTableTest, AFailureReachesMembersThatNoRankHasSubmittedYet) {
   ASSERT_TRUE(table_.group_failure(*ready.front()));
   EXPECT_EQ(table_.group_failure(*ready.front())->code, StatusCode::kStalled);
   table_.erase(ready.front());
-  // The next use of the group starts afresh.
+  // The next use of the group starts from the beginning.
   ask_all(in_group(allreduce("a"), "g", 3, 0));
   EXPECT_TRUE(table_.pending().front().held);
   EXPECT_FALSE(table_.group_failure(table_.pending().front()));

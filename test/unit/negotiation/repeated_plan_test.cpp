@@ -27,7 +27,7 @@ class RepeatedPlanTest : public ::testing::Test {
     EXPECT_FALSE(repeated_.offer(hits(slots)));
     repeated_.learn(plan_for(slots), /*nothing_pending=*/true);
   }
-  /// Which of the cache's slots is given up next.
+  /// The slot that the cache gives up next.
   std::uint32_t oldest() {
     std::uint32_t slot = 0;
     if (const auto displaced = cache_.put({allreduce("new"), {}}, 1)) slot = *displaced;
@@ -118,7 +118,7 @@ TEST_F(RepeatedPlanTest, ItIsForgottenWithTheMeaningOfTheSlots) {
 
 TEST_F(RepeatedPlanTest, TheCacheChangesAsThePlanChangesIt) {
   learn({0});
-  repeated_.mark_cache_touched();  // by a plan that has used the others since
+  repeated_.mark_cache_touched();  // a later plan has used the other slots
   cache_.touch(1);
   cache_.touch(2);
   ASSERT_TRUE(repeated_.offer(hits({0})));

@@ -1,5 +1,5 @@
-// How negotiators and a coordinator come to replay a schedule. ScheduleReplay itself:
-// schedule_replay_test.cpp.
+// How negotiators and a coordinator start to replay a schedule. schedule_replay_test.cpp tests
+// ScheduleReplay itself.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -57,7 +57,7 @@ class ReplayEntryTest : public ::testing::Test {
     submit_step(cluster_);
     cluster_.report_all();
   }
-  /// The plan that begins the replay.
+  /// Decides the plan that begins the replay.
   wire::Plan decide_replay() {
     const auto plan = cluster_.decide();
     EXPECT_TRUE(plan && !plan->replay.empty());
@@ -128,7 +128,7 @@ TEST_F(ReplayEntryTest, AReportFromBeforeTheLockIsIgnored) {
   cluster_.arrive(late);
   EXPECT_FALSE(cluster_.coordinator().waiting());
   cluster_.apply_everywhere();
-  // After the replay the rank asks again, and that counts.
+  // After the replay the rank submits the operation again, which then counts.
   cluster_.coordinator().end_replay(0);
   cluster_.submit_everywhere(allreduce("extra"));
   expect_extra_runs();

@@ -166,8 +166,8 @@ TEST(ResponseCache, NoSlotLiesBeyondAReportsRange) {
   EXPECT_EQ(ResponseCache(std::size_t{1} << 40).capacity(), wire::kMaxSlots);
 }
 
-// One copy asks before each change, as a coordinator and a rank that reports do; the other only
-// follows.
+// Only one copy calls find() before each change, as a coordinator or a reporting rank does. The
+// other copy only makes the same changes.
 TEST(ResponseCache, TwoCopiesThatSeeTheSamePlansStayEqual) {
   for (std::uint64_t seed = 0; seed < 50; ++seed) {
     std::mt19937_64 random(seed);

@@ -34,7 +34,7 @@ class Ranks {
       replays_.push_back(std::make_unique<ScheduleReplay>(pointers, rank));
   }
   ScheduleReplay& operator[](std::size_t rank) { return *replays_[rank]; }
-  /// A position for each batch.
+  /// Starts a replay that has a position for each batch.
   void enter(const std::vector<AgreedBatch>& schedule) {
     std::vector<AgreedBundle> bundles;
     for (const AgreedBatch& batch : schedule) bundles.push_back({batch});
@@ -228,7 +228,7 @@ TEST(ScheduleReplay, TheBatchesOfABundleRunTogetherOrNotAtAll) {
   for (const std::size_t rank : {0, 1}) EXPECT_EQ(ranks[rank].batches_run(), 3U);
 }
 
-// Two of a kind at once have one place in the schedule.
+// The schedule has one place for two operations of the same kind that are under way together.
 TEST(ScheduleReplay, AnOperationWhosePlaceIsTakenEndsTheReplay) {
   const auto unnamed = [](std::uint64_t ordinal) {
     wire::Request asked = request(wire::unnamed_name(OpKind::kAllreduce, ordinal));
@@ -246,7 +246,8 @@ TEST(ScheduleReplay, AnOperationWhosePlaceIsTakenEndsTheReplay) {
   for (const std::size_t rank : {0, 1}) EXPECT_EQ(ranks[rank].advance().outcome, Outcome::kLeft);
 }
 
-// Its members are known by their parameters, and may lie in different bundles.
+// The members of an unnamed group are identified by their parameters, and may be in different
+// bundles.
 TEST(ScheduleReplay, AnUnnamedGroupThatIsPutTogetherAnewEndsTheReplay) {
   const auto member = [](std::uint64_t ordinal, int index, std::int64_t elements) {
     wire::Request asked = request(wire::unnamed_name(OpKind::kAllreduce, ordinal), elements);
@@ -392,7 +393,7 @@ TEST_F(Learner, BatchesThatShareAGroupAreABundle) {
       << "both groups share a batch";
 }
 
-// Equal steps that were fused in different ways, as the ranks' speed had it.
+// Equal steps that were fused differently, depending on the ranks' speed.
 TEST_F(Learner, RepeatsTheStepOfTheFewestBatches) {
   EXPECT_FALSE(observe({{0}, {1}, {2}}));
   EXPECT_FALSE(observe({{0, 1}, {2}})) << "it compares";
@@ -457,7 +458,7 @@ TEST_F(Learner, LocksAKnownScheduleAgainAfterOneStep) {
   ASSERT_TRUE(observe({{0, 1}}));
   learner_.end_replay(100);
   EXPECT_FALSE(observe({{2}}));
-  EXPECT_FALSE(observe({{0}}));  // the step with 2 in it is another one
+  EXPECT_FALSE(observe({{0}}));  // the step that contains 2 is a different one
   EXPECT_FALSE(observe({{1}}));
   EXPECT_TRUE(observe({{0, 1}}));
 }

@@ -84,7 +84,7 @@ TEST(Validator, APlannedRequestEqualsTheSubmittedOne) {
   }
 }
 
-// A plan is expanded to the rows of the rank that runs it, but for those of an alltoall.
+// A plan is expanded to the rows of the rank that runs it, except for an alltoall.
 TEST(Validator, APlannedRequestHasTheRowsOfThisRank) {
   wire::Request submitted = allreduce("a", {2, 3});
   wire::Request planned = allreduce("a", {5, 3});

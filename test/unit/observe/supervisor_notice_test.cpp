@@ -25,7 +25,7 @@ TEST(WithoutBacktrace, KeepsTheMessage) {
   EXPECT_EQ(observe::without_backtrace(std::string(100'000, 'x')).size(), 1500U);
 }
 
-/// Receives as hvdrun's supervisor does: a socket with a name that the system chooses.
+/// Receives notices like hvdrun's supervisor, through a socket whose name the system chooses.
 class Supervisor {
  public:
   Supervisor() : socket_(::socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK, 0)) {
@@ -57,7 +57,7 @@ class Supervisor {
   int socket_;
 };
 
-// One test, as a process opens its connection once.
+// This is a single test, because a process opens its connection only once.
 TEST(Notice, OncePerLife) {
   Supervisor supervisor;
   observe::notify_supervisor(observe::NoticeKind::kInitialised, 0, "");

@@ -1,4 +1,4 @@
-// The effects of hvd on its process: each test runs in a process of its own, alone in its job.
+// The effects of hvd on its process. Each test runs in a separate process, as a job of one rank.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <hvd/background.h>
@@ -41,7 +41,7 @@ int in_child(const Body& body) {
   return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
 }
 
-// The handlers of fork() are for the job, not only for memory that is shared.
+// The handlers of fork() are installed for the job, not only for shared memory.
 TEST(Process, AChildIsInNoJobAlsoWhereThereIsNoSharedMemory) {
   EXPECT_EQ(in_child([] {
               rlimit before{};
@@ -61,7 +61,7 @@ TEST(Process, AChildIsInNoJobAlsoWhereThereIsNoSharedMemory) {
             0);
 }
 
-// A rank that has joined takes no part in what a background thread exchanges.
+// A joined rank does not take part in the operations of a background thread.
 TEST(Process, JoinWaitsForExchangesInTheBackground) {
   EXPECT_EQ(in_child([] {
               init();
@@ -95,14 +95,14 @@ TEST(Process, AChildIsInNoJob) {
             0);
 }
 
-/// Returns the error of init(), and its output before that.
+/// The error of init(), and its output before the error.
 struct Start {
   std::string refusal = "accepted";
   std::string log;
 };
 
 Start start_with(const std::string& name, const std::string& value) {
-  // Through a file, as the child has the memory of its own.
+  // The child reports through a file, because it has its own memory.
   const std::string path = ::testing::TempDir() + "hvd-process-test-" + std::to_string(::getpid());
   in_child([&] {
     ::setenv(name.c_str(), value.c_str(), 1);
@@ -178,7 +178,7 @@ TEST(Process, InitThrowsOnlyErrorsOfHvd) {
             0);
 }
 
-// Whatever is printed would go into a connection or into shared memory.
+// Otherwise printed text would go into a connection or into shared memory.
 TEST(Process, NothingOfHvdGetsTheNumberOfAStandardStreamThatIsClosed) {
   for (const bool memory_first : {false, true}) {
     EXPECT_EQ(in_child([&] {

@@ -34,7 +34,7 @@ class ChannelMessagesTest : public ::testing::Test {
     channel.requests().reset(1);
     channel.receive(0, {place, kBytes}, 1 - channel.rank(), kind);
   }
-  /// The other rank sends to it, and the carrier writes the data at once.
+  /// Rank 3 sends to rank 1, and the carrier writes the data at once.
   void send_to_one(int kind = 0) {
     three->requests().reset(1);
     three->send(0, message, 0, kind);
@@ -119,7 +119,7 @@ TEST_F(ChannelMessagesTest, WaitsAtItsEndForACarrierThatIsAboutToLetGo) {
   EXPECT_EQ(one->abandon(), MemoryRelease::kPending);
   EXPECT_EQ(network->cancel_calls(), 1) << "no rank waits yet";
   EXPECT_FALSE(memory.expired());
-  send_to_one();  // it may still be written to
+  send_to_one();  // the carrier may still write to the memory
   one.reset();
   EXPECT_EQ(network->cancel_calls(), 4);
   EXPECT_TRUE(memory.expired());

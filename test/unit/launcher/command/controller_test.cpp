@@ -20,9 +20,9 @@ namespace {
 
 using ::testing::HasSubstr;
 
-/// The bytes of a program that consists of its links to these shared libraries.
+/// The bytes of an ELF program that only names these shared libraries.
 std::string program_that_needs(const std::vector<std::string>& libraries) {
-  constexpr std::size_t kAddress = 0x10000;  // of the file's first byte, in memory
+  constexpr std::size_t kAddress = 0x10000;  // where the file's first byte is mapped
   const std::size_t entries_at = sizeof(ElfW(Ehdr)) + 2 * sizeof(ElfW(Phdr));
   const std::size_t names_at = entries_at + (libraries.size() + 2) * sizeof(ElfW(Dyn));
   std::string names(1, '\0'), entries;
@@ -168,7 +168,7 @@ TEST_F(NeededLibraries, OfOneThatEndsAnywhere) {
     EXPECT_THAT(of(whole.substr(0, size)), IsEmpty()) << size;
 }
 
-// Offsets, counts and sizes that the file does not have.
+// Overwrites one byte at a time, which gives offsets, counts and sizes beyond the end of the file.
 TEST_F(NeededLibraries, OfAMalformedProgram) {
   const std::string whole = program_that_needs({"libmpi.so.40"});
   for (std::size_t at = 0; at < whole.size(); ++at) {

@@ -31,7 +31,7 @@ TEST(UsableCores, StayWithinTheMask) {
 }
 
 TEST(UsableCores, NodesWhoseCoresAlternate) {
-  // Cores 0 and 2 are of the first node: the hardware threads are numbered across the nodes.
+  // Hardware threads 0 and 2 belong to the first node, because the numbers alternate between nodes.
   const auto cores = machine("numa:2 core:2 pu:1(indexes=0,2,1,3)");
   ASSERT_EQ(cores.size(), 4U);
   EXPECT_EQ(cores[0].cpus, Cpus{0});
@@ -73,7 +73,7 @@ TEST(ShareOf, BothThreadsOfACoreAndOneThreadOfThePool) {
 }
 
 TEST(ShareOf, WithinOneNodeWhereItFits) {
-  // Three ranks of two cores on two nodes of three cores: the third would straddle them.
+  // Three ranks of two cores each do not fit into two nodes of three cores.
   const auto six = machine("numa:2 core:3 pu:1");
   EXPECT_EQ(share_of(six, 0, 2, {}).cpus, (Cpus{0, 1, 2}));
   EXPECT_EQ(share_of(six, 1, 2, {}).cpus, (Cpus{3, 4, 5}));

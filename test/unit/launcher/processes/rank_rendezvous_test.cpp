@@ -18,7 +18,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace std::chrono_literals;
 
-/// hvdrun's side of the rendezvous, and the replies that each process of each rank receives. A
+/// hvdrun's side of the rendezvous, and the replies that the processes of each rank receive. A
 /// session and its process have the same number.
 class RankRendezvousTest : public ::testing::Test {
  protected:
@@ -103,7 +103,7 @@ TEST_F(RankRendezvousTest, ARankThatJoinsAgainWaitsForRanksThatHaveNotLeft) {
   send(1, 0, {.verb = "get", .key = "k"});
   EXPECT_EQ(answer(1), "nothing") << "its own rendezvous continues";
   EXPECT_EQ(answer(0, 1), "");
-  close(1, 0);  // without leaving: no other session is left in this rendezvous
+  close(1, 0);  // it need not leave first, because no other session is left in this rendezvous
   join(1, 1);
   EXPECT_EQ(answer(0, 1), "accepted");
   EXPECT_EQ(answer(1, 1), "accepted");
@@ -191,7 +191,7 @@ TEST_F(RankRendezvousTest, TheEndOfARankIsReportedAtOnce) {
             "(last)");
   EXPECT_EQ(lost_, 2);
   rendezvous_->rank_ended(0, "exit code 1", false, now_);
-  join(1, 0);  // the later process also gets it, though other ranks have ended since
+  join(1, 0);  // a later process also gets this reason, although other ranks have ended since
   EXPECT_THAT(answer(1), HasSubstr("rank 2 has ended (exit code 3)"));
 }
 
@@ -276,7 +276,7 @@ TEST_F(RankRendezvousTest, InvalidBytesEndTheSessionAlone) {
   EXPECT_EQ(answer(0), "accepted");
 }
 
-// The load of a large job on hvdrun: a frame for each rank and exchange, all with the same bytes.
+// In a large job, hvdrun sends a frame to each rank for each exchange, all with the same bytes.
 TEST_F(RankRendezvousTest, AnExchangeOfManyIsAFrameForEach) {
   constexpr int kRanks = 500;
   const std::string address(300, 'x');

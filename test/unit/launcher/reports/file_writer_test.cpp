@@ -69,7 +69,7 @@ TEST(FileWriter, AFullDiskIsReportedOnce) {
 }
 
 TEST(FileWriter, AFileThatHangsIsGivenUp) {
-  ::signal(SIGPIPE, SIG_IGN);  // of the thread, which still writes when the reader closes
+  ::signal(SIGPIPE, SIG_IGN);  // the thread may still write when the reader closes
   const TemporaryFolder folder;
   std::filesystem::create_directory(folder.path() / "rank.0");
   const std::filesystem::path stuck = folder.path() / "rank.0" / "stdout";

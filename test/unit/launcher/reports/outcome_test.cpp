@@ -106,7 +106,7 @@ TEST(FirstFailure, AnotherInitForgetsTheNoticesBefore) {
   EXPECT_EQ(first_failure({with_notice(ended(3, 2.5), "loss", 2, 4), rank}), 1);
 }
 
-/// Adds to the record that the rank reported, at `at`, the loss of the rank `about`.
+/// Adds a notice to the record: at the time `at`, the rank reported the loss of rank `about`.
 RankRecord without(RankRecord rank, double at, int about) {
   init_again(rank);
   apply_notice(rank, {.kind = "loss",

@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::ElementsAre;
 
-/// A supervisor's side, driven by the test.
+/// The supervisor's side of the socket, driven by the test.
 class RendezvousSocketTest : public ::testing::Test {
  protected:
   UniqueFd connect() const {
@@ -37,8 +37,8 @@ class RendezvousSocketTest : public ::testing::Test {
     ASSERT_EQ(::send(fd.get(), text.data(), text.size(), MSG_NOSIGNAL),
               static_cast<ssize_t>(text.size()));
   }
-  /// Reads until at least this many items have arrived: "1:hello" is a message of session 1, "1."
-  /// its end.
+  /// Reads until at least this many items have arrived. "1:hello" is a message of session 1, and
+  /// "1." is its end.
   std::vector<std::string> said(std::size_t least) {
     std::vector<std::string> all;
     for (int rounds = 0; all.size() < least && rounds < 2000; ++rounds) {

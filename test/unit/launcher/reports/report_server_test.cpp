@@ -42,7 +42,7 @@ struct Observed final : RankObserver {
   bool ended = false, drained = false;
 };
 
-/// hvdrun's side, driven by the test's thread, and a supervisor's, in another.
+/// hvdrun's side, driven by the test's thread, and a supervisor's side in another thread.
 class ReportServerTest : public ::testing::Test {
  protected:
   UniqueFd connect() const {
@@ -108,7 +108,7 @@ TEST_F(ReportServerTest, PassesOnBytesOfTheRendezvous) {
   for (int i = 0; i < 100 && observed_.meeting.size() < 13; ++i) serve(20);
   EXPECT_EQ(observed_.meeting, "1/5:hello 1/6:.");
 
-  // More than a frame and a socket hold, between frames of another kind.
+  // Sends more than a frame or a socket's buffer holds, between frames of other kinds.
   const auto large = std::make_shared<const std::vector<std::byte>>(5 << 20, std::byte{'x'});
   const auto small = std::make_shared<const std::vector<std::byte>>(1, std::byte{'y'});
   server_.give_full_credit(1);

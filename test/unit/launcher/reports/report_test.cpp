@@ -65,8 +65,8 @@ TEST(Frames, RandomBytesNeverCrash) {
   }
 }
 
-/// Expects this JSON of a record whose fields all differ from their defaults, and the same again
-/// when it has been decoded.
+/// Expects that the record encodes to this JSON, and that the decoded JSON does so too. All fields
+/// of the record must differ from their defaults.
 template <class Record>
 void expect_json(const Record& record, const std::string& json) {
   EXPECT_EQ(encode(record), json);

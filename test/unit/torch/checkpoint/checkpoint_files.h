@@ -34,7 +34,7 @@ class TemporaryFolder {
   std::filesystem::path path_;
 };
 
-/// System calls that a test observes, and lets fail.
+/// System calls that a test can observe, and can make fail.
 class WatchedCalls final : public FileCalls {
  public:
   /// @return an errno with which the call fails; 0: the call is made

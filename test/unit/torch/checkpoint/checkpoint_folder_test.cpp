@@ -107,7 +107,7 @@ TEST(CheckpointFolder, NewerCheckpointsAreReplacedOnRequest) {
   check(folder, 10);
 }
 
-// A step that another process is writing is not removed as the rest of an interrupted write.
+// A step that another writer is writing must not be removed like the rest of an interrupted write.
 TEST(CheckpointFolder, TwoWritersDoNotMeet) {
   const TemporaryFolder temporary;
   CheckpointFolder folder(temporary.path()), other(temporary.path());

@@ -12,7 +12,7 @@
 #include "hvd/error.h"
 #include "unit/torch/checkpoint/checkpoint_files.h"
 
-// Headers of safetensors files: the bytes of the Python package, and hostile ones.
+// Headers of safetensors files: those that the Python package writes, and hostile ones.
 
 namespace hvd::libtorch::testing {
 namespace {
@@ -103,7 +103,7 @@ struct Hostile {
 };
 
 constexpr Hostile kHostile[] = {
-    // Texts that are not the format's.
+    // Texts that do not follow the format.
     {"", 0, "does not begin with '{'"},
     {"[]", 0, "does not begin with '{'"},
     {" {}", 0, "does not begin with '{'"},

@@ -101,7 +101,7 @@ TEST(ControlSegment, AProcessThatEndsBecauseOfALossIsNotTakenForTheLoss) {
   EXPECT_EQ(loss->cause, "lost rank 7: it ended");
 }
 
-// find_loss() is called by the watch while the engine hangs.
+// The watch calls find_loss() while the engine hangs.
 TEST(ControlSegment, FindLossReturnsEndedProcessesAndAccusations) {
   Pair ended([](ControlSegment&) {});
   ASSERT_TRUE(ended.wait_for_loss(60s, 5s));

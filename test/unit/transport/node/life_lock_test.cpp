@@ -154,7 +154,7 @@ TEST(LifeLock, AThreadThatLetsGoOfTheLockIsNoEndOfItsProcess) {
                  },
                  stay});
   ASSERT_TRUE(job.all_hold());
-  ASSERT_TRUE(soon([&] {  // the end of that thread
+  ASSERT_TRUE(soon([&] {  // the thread has released its lock
     if (::pthread_mutex_trylock(&job.shared().locks[1].mutex) != 0) return false;
     ::pthread_mutex_unlock(&job.shared().locks[1].mutex);
     return true;

@@ -74,7 +74,7 @@ TEST_F(UcxCarrierTest, AnswersAConnectionOnce) {
   ucx->receive_hello(Side::kDataIn, 2);
   ucx->receive_hello(Side::kDataIn, 2);
   ucx->receive_hello(Side::kDataIn, 4);   // there is no such rank
-  ucx->receive_hello(Side::kDataIn, -1);  // nor that
+  ucx->receive_hello(Side::kDataIn, -1);  // nor this one
   EXPECT_THAT(data.test(), ElementsAre());
   ASSERT_EQ(ucx->connections.size(), 1U);
   EXPECT_EQ(ucx->connections[0].peer, 2);
@@ -87,7 +87,7 @@ TEST_F(UcxCarrierTest, AnswersAConnectionOnce) {
   EXPECT_EQ(ucx->count("hello to 3"), 1) << "probe() answers a Hello";
 }
 
-// Otherwise a receive, and the rank that has connected, would wait for it.
+// Otherwise a receive, and the rank that has connected, would wait for the connection.
 TEST_F(UcxCarrierTest, AnAnswerThatCannotBeSentIsTheEndOfTheConnection) {
   ucx->hello_answer = -25;
   RequestTable table(*carrier, Plane::kData);
@@ -109,7 +109,7 @@ TEST_F(UcxCarrierTest, ConnectsAheadInBothDirections) {
   EXPECT_FALSE(carrier->connecting());
   carrier->connect(Plane::kData, 2);
   EXPECT_EQ(ucx->count("hello to 2"), 1);
-  connect();  // it has answered, and has not connected itself yet
+  connect();  // rank 2 has answered, but has not connected to this rank yet
   EXPECT_TRUE(carrier->connecting());
   ucx->receive_hello(Side::kDataIn, 2);
   connect();

@@ -67,12 +67,12 @@ struct FakeUcx {
   }
   int progressed_by(ucx::Side side) const { return progressed[static_cast<std::size_t>(side)]; }
 
-  std::deque<Request> requests = {};  // addresses stay
+  std::deque<Request> requests = {};  // a deque, so that the elements' addresses do not change
   std::deque<Connection> connections = {};
   std::deque<ucx::Matched> arrivals = {};  ///< for probe()
   std::deque<std::array<std::int32_t, 2>> hellos[ucx::kSides] = {};
   message::Tag probed_mask = 0;
-  int ended = 0;  ///< workers
+  int ended = 0;  ///< the number of workers that have been destroyed
   int progressed[ucx::kSides] = {};
 
   // --- settings ---

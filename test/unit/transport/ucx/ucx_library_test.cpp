@@ -114,7 +114,7 @@ TEST(UcxLibrary, SetsVariablesThatTheUserHasNotSet) {
   EXPECT_STREQ(::getenv("UCX_RNDV_SCHEME"), "get_zcopy");
   const char* const threshold = ::getenv("UCX_RNDV_THRESH");  // set with TCP only
   EXPECT_TRUE(threshold == nullptr || std::string(threshold) == "256k") << threshold;
-  const char* const pieces = ::getenv("UCX_TCP_RX_SEG_SIZE");  // as is the next one
+  const char* const pieces = ::getenv("UCX_TCP_RX_SEG_SIZE");  // also set with TCP only
   EXPECT_EQ(pieces == nullptr, threshold == nullptr);
   EXPECT_TRUE(pieces == nullptr || std::string(pieces) == "256k") << pieces;
   EXPECT_EQ(::getenv("UCX_RX_MPOOL_SIZES") == nullptr, threshold == nullptr);
