@@ -26,7 +26,7 @@ namespace kernels {
 enum class InstructionSet;
 
 /// For tests. All instruction sets give the same bits.
-/// @pre supports() is true for it (checked by cast())
+/// @pre supports() is true for the instruction set (checked by cast())
 void narrow_with(InstructionSet, const std::byte* from, std::byte* to, std::int64_t count,
                  DataType type, double factor);
 void widen_with(InstructionSet, const std::byte* from, std::byte* to, std::int64_t count,

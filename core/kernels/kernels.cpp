@@ -16,7 +16,7 @@ namespace hvd {
 namespace {
 
 #if HVD_HAVE_AVX_VARIANTS
-// __builtin_cpu_supports() accepts "f16c" from Clang 16 on only.
+// __builtin_cpu_supports() accepts "f16c" only from Clang 16 on.
 bool has_f16c() noexcept {
   unsigned a = 0, b = 0, c = 0, d = 0;
   return __get_cpuid(1, &a, &b, &c, &d) != 0 && (c & bit_F16C) != 0;

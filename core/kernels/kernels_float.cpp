@@ -118,8 +118,8 @@ HVD_INLINE void reduce_rest(const ReductionArgs& args, const Policy& policy, std
 
 /// Reduces eight fp16 at a time, all sources in one pass, with the same arithmetic per element as
 /// the common loop, which does the rest. Also used with AVX-512: sixteen at a time are not faster,
-/// because the conversions then take two steps (measured on Zen 4). The two numbers are the numbers
-/// of sources and destinations, or 0 if they are known at run time only.
+/// because the conversions then take two steps (measured on Zen 4). The template's numbers are the
+/// numbers of sources and destinations, or 0 if they are known only at run time.
 template <std::size_t sources_known, std::size_t destinations_known, ReduceOp op, bool scaled>
 HVD_TARGET_AVX2 void reduce_half_f16c(const ReductionArgs& args,
                                       const FloatPolicy<Float16Format, op, scaled>& policy) {
@@ -127,8 +127,8 @@ HVD_TARGET_AVX2 void reduce_half_f16c(const ReductionArgs& args,
   const std::size_t source_count = sources_known != 0 ? sources_known : args.sources.size();
   const std::size_t destination_count =
       destinations_known != 0 ? destinations_known : args.destinations.size();
-  // Copies of the pointers, if their number is known. Otherwise the compiler has to assume that a
-  // store changes them and reads them again for every vector.
+  // Copies the pointers if their number is known. Without copies the compiler has to assume that a
+  // store changes the pointers, and reads them again for every vector.
   const std::byte* source_copies[sources_known + 1];
   std::copy_n(args.sources.data(), sources_known, source_copies);
   const std::byte* const* const sources = sources_known != 0 ? source_copies : args.sources.data();

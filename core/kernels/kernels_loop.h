@@ -41,7 +41,7 @@ void reduce_bool(InstructionSet, const ReductionArgs&);
 /// Bytes of an accumulator.
 std::size_t partial_size_of_floating(DataType) noexcept;
 std::size_t partial_size_of_integer(DataType, const ReduceScale&) noexcept;
-/// Any dtype. reduce() checks the arguments and calls it, and so do tests.
+/// Reduces any dtype. Called by reduce(), which checks the arguments, and by tests.
 void reduce_with(InstructionSet, const ReductionArgs&);
 
 // The code below is always inlined into its callers, each of which is compiled for one instruction
@@ -58,7 +58,7 @@ void reduce_with(InstructionSet, const ReductionArgs&);
 #if defined(__x86_64__)
 #define HVD_HAVE_AVX_VARIANTS 1
 #define HVD_TARGET_AVX2 [[gnu::target("avx2,f16c")]]
-// By default the compiler may use 256 bits only.
+// By default the compiler may use only 256 of the 512 bits.
 #if defined(__clang__)
 #define HVD_TARGET_AVX512 \
   [[gnu::target("avx512f,avx512bw,avx512vl,avx512dq"), clang::min_vector_width(512)]]
@@ -145,7 +145,8 @@ HVD_INLINE void reduce_loop(const ReductionArgs& args, const Policy policy) {
   std::byte* const* const destinations = args.destinations.data();
   const std::int64_t count = args.count;
   if (source_count == 2 && destination_count == 2) {
-    // Writing both at once takes 0.7 of the time of a copy per block, if all data is in a cache.
+    // If all data is in a cache, writing both in one loop takes 0.7 of the time that a copy per
+    // block takes.
     const std::byte* const first = args.sources.data()[0];
     const std::byte* const second = args.sources.data()[1];
     std::byte* const to_first = destinations[0];

@@ -25,8 +25,8 @@ namespace hvd {
 /// @{
 
 /// The GPU that this rank works with: its local rank modulo the GPUs that the process sees, or
-/// HVD_DEVICE. std::nullopt without a GPU. @throws NotInitializedError. Thread-safe, as are all
-/// below.
+/// HVD_DEVICE. std::nullopt without a GPU. @throws NotInitializedError. Thread-safe, like all
+/// functions below.
 std::optional<int> gpu_index();
 
 /// An event at the stream's position. @throws UsageError without a GPU, or when the stream is
@@ -44,8 +44,8 @@ struct DeviceBlock {
   /// pointer, on any thread, once the device is done with the memory, so no stream has to be
   /// recorded as its user. Null: the allocator has no memory, and hvd calls cudaMalloc.
   std::shared_ptr<std::byte> memory = nullptr;
-  /// Work queued on this stream before may still use the memory: hvd's work waits for it, on the
-  /// device. Must not be a stream that may be captured into a CUDA graph.
+  /// Work that was queued on this stream earlier may still use the memory, and hvd's work waits for
+  /// it on the device. Must not be a stream that may be captured into a CUDA graph.
   void* stream = nullptr;
 };
 
@@ -61,9 +61,9 @@ struct DeviceMemory {
 };
 
 /// Makes hvd allocate its GPU buffers with these functions from the next hvd::init() on, instead of
-/// cudaMalloc, which fails where a framework keeps all of a GPU's memory. hvd::torch sets
-/// LibTorch's allocator by itself. The functions are kept until the process ends, and must work for
-/// as long as hvd is initialized. Empty functions are not called.
+/// cudaMalloc, which fails if a framework holds all memory of the GPU. hvd::torch sets LibTorch's
+/// allocator by itself. The functions are kept until the process ends, and must work for as long as
+/// hvd is initialized. Empty functions are not called.
 void use_device_memory(DeviceMemory memory);
 
 /// @}

@@ -33,7 +33,7 @@ class MismatchError : public Error {
   using Error::Error;
 };
 
-/// Some ranks did not submit an operation inside `Options::stall_shutdown`. Raised on the ranks
+/// Some ranks did not submit an operation within `Options::stall_shutdown`. Raised on the ranks
 /// that wait, and on each missing rank at its next submission of that name; the runtime goes on.
 class StalledError : public Error {
  public:
@@ -45,7 +45,7 @@ class StalledError : public Error {
 class PeerLostError : public Error {
  public:
   PeerLostError(const std::string& message, int rank) : Error(message), rank_(rank) {}
-  /// The lost rank, or -1 when the loss could not be pinned to one.
+  /// The lost rank, or -1 if it is not known which rank was lost.
   int rank() const noexcept { return rank_; }
 
  private:

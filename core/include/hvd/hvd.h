@@ -23,7 +23,7 @@ namespace hvd {
 /// shutdown(). The program may have called MPI_Init itself.
 /// @throws UsageError when called twice, when an option or variable is malformed, when two of them
 /// contradict each other, or when one of several processes has no method to find the others;
-/// PeerLostError when a rank does not arrive inside Options::init_timeout.
+/// PeerLostError when a rank does not arrive within Options::init_timeout.
 void init(const Options& = {});
 
 /// Leaves the job. Collective; idempotent. Returns at once when the runtime has failed. Operations
@@ -49,7 +49,7 @@ int local_size();
 int cross_rank();
 /// The number of hosts that have a rank of this local_rank().
 int cross_size();
-/// Every host runs the same number of ranks.
+/// Whether every host runs the same number of ranks.
 bool is_homogeneous();
 /// How the ranks found each other: "mpi://", "hvdrun://", "tcp://HOST:PORT", "file:///path",
 /// "local://" (one rank alone).
@@ -77,15 +77,15 @@ std::string build_info();
 
 /// @}
 
-/// Returns when every rank of the set has entered.
+/// Returns when every rank of the set has called it.
 /// @throws PeerLostError, StalledError, ShutdownError.
 void barrier(const ProcessSet& = {});
 
-/// This rank has no more data. Blocks until every rank of the job has called it; until then this
-/// rank takes part in the operations of the others with a neutral contribution (zeros to a sum, no
-/// rows to an allgather), and an average divides by the ranks that contribute. Operations that are
-/// impossible then (a broadcast from this rank, a gather to it, alltoall, changes of process sets)
-/// are a MismatchError on the ranks that submit them.
+/// Declares that this rank has no more data. Blocks until every rank of the job has called it;
+/// until then this rank takes part in the operations of the others with a neutral contribution
+/// (zeros to a sum, no rows to an allgather), and an average divides by the ranks that contribute.
+/// Operations that are impossible then (a broadcast from this rank, a gather to it, alltoall,
+/// changes of process sets) fail with a MismatchError on the ranks that submit them.
 /// @return the last rank to join.
 /// @throws PeerLostError, StalledError, ShutdownError.
 int join();
@@ -95,7 +95,7 @@ int join();
 /// @addtogroup observe
 /// @{
 
-/// Counters since init(). The numbers of one rank.
+/// Counters of one rank since init().
 struct Metrics {
   std::uint64_t control_messages_sent = 0;
   std::uint64_t control_messages_received = 0;
@@ -107,7 +107,7 @@ struct Metrics {
   std::uint64_t locked_operations = 0;
   std::uint64_t completed_operations = 0;
   std::uint64_t failed_operations = 0;
-  /// Calls of a backend; fewer than operations where fusion worked.
+  /// Calls of a backend; fewer than the operations if some were fused.
   std::uint64_t backend_calls = 0;
   /// Payload bytes of this rank's inputs.
   std::uint64_t bytes = 0;

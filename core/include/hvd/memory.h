@@ -13,24 +13,24 @@ namespace hvd {
 /// the last copy of the pointer, at any time before or after shutdown(); its pages then go back to
 /// the system.
 ///
-/// Where the system has no such memory (see `hvd::build_info()`), or it is used up, the memory is
-/// ordinary, and everything works the same. In a child made by fork() it behaves as ordinary
-/// memory: the child's writes are private to the child.
+/// If the system has no such memory (see `hvd::build_info()`), or it is used up, returns ordinary
+/// memory, with which everything works too. In a child made by fork() the memory behaves as
+/// ordinary memory: the child's writes are private to the child.
 /// @throws std::bad_alloc. Thread-safe; usable before init().
 std::shared_ptr<std::byte> allocate_shared(std::size_t bytes);
 
-/// The same for an allocator: a block that free_shared_block() frees. Its pages stay mapped for
-/// their next use, which then causes no page faults. Null when there is no such memory, or it is
-/// used up, and in a child made by fork(); the first time a warning in the log gives the reason.
-/// Thread-safe; usable before init(), and until the very end of the process.
+/// The same for use by an allocator: returns a block that free_shared_block() frees. Its pages stay
+/// mapped for their next use, which then causes no page faults. Null when there is no such memory,
+/// or it is used up, and in a child made by fork(); the first time a warning in the log gives the
+/// reason. Thread-safe; usable before init(), and until the very end of the process.
 std::byte* allocate_shared_block(std::size_t bytes) noexcept;
 /// @return false, without effect, if `block` is not an address in such memory. @pre otherwise it is
 /// from allocate_shared_block() (unchecked: the arena looks it up). Thread-safe. In a child made by
 /// fork() inherited blocks are not used again.
 bool free_shared_block(void* block) noexcept;
 
-/// Whether HVD_SHM_ALLOCATOR requests such memory under a framework's tensors. An invalid value
-/// counts as unset here, and is an error of init().
+/// Whether HVD_SHM_ALLOCATOR requests such memory for a framework's tensors. An invalid value
+/// counts as unset here, and makes init() fail.
 bool shared_allocator_requested() noexcept;
 /// Whether this process has such memory. Thread-safe.
 bool has_shared_memory() noexcept;

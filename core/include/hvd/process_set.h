@@ -38,14 +38,14 @@ class ProcessSet {
 };
 
 /// Makes a set of these world ranks, in any order. Collective over all ranks of the job, members or
-/// not, with equal arguments. Sets may overlap, and several may have the same members; numbers are
-/// not used again.
-/// @throws UsageError for an empty list, a rank twice or one that does not exist; MismatchError
-/// when ranks ask for different sets or
-///         a rank has called join(); StalledError, PeerLostError, ShutdownError.
+/// not, with equal arguments. Sets may overlap, and several may have the same members; their
+/// numbers are not reused.
+/// @throws UsageError for an empty list, a repeated rank or one that does not exist; MismatchError
+/// when the ranks pass different sets or a rank has called join(); StalledError, PeerLostError,
+/// ShutdownError.
 ProcessSet add_process_set(std::vector<int> ranks);
 
-/// Ends a set. Collective over all ranks. Operations of the set that have not been agreed on end
+/// Removes a set. Collective over all ranks. Operations of the set that have not been agreed on end
 /// with UsageError, and so do later ones.
 /// @throws UsageError for the set of all ranks or one that was removed before; otherwise as
 /// add_process_set().

@@ -79,7 +79,8 @@ enum class OpKind : std::uint8_t {
 /// The number of kinds.
 inline constexpr int kOpKindCount = 12;
 
-/// The 16-bit type as which float32 travels. The numbers travel on the wire: append only.
+/// The 16-bit type to which float32 elements are cast for the transfer. The numbers travel on the
+/// wire: append only.
 enum class Compression : std::uint8_t { kNone = 0, kFloat16 = 1, kBFloat16 = 2 };
 /// The number of compressions.
 inline constexpr int kCompressionCount = 3;

@@ -5,16 +5,17 @@
 /// that each kind of error leaves.
 ///
 /// Errors. A function that can fail returns hvd_status_t. After an error its output arguments are
-/// unchanged or NULL, and hvd_last_error() has the text. A required pointer that is
-/// NULL is HVD_ERROR_USAGE.
+/// unchanged or NULL, and hvd_last_error() returns the text. A required pointer that is NULL gives
+/// HVD_ERROR_USAGE.
 ///
 /// Threads. Every function may be called from any thread unless its comment restricts it. A handle
 /// may be used by several threads at once, but the call that frees it must be the last.
 ///
 /// Versions. Structs begin with their size, which the ..._INIT macros fill in. Fields are only ever
 /// appended, and zero in an appended one means "as before", so that a program built against an
-/// older header works with a newer library. The reverse holds as long as the program leaves the
-/// fields that the library does not know at zero; anything else there is HVD_ERROR_USAGE.
+/// older header works with a newer library. A newer program works with an older library as long as
+/// it leaves the fields that the library does not know at zero; any other value there gives
+/// HVD_ERROR_USAGE.
 
 #include <stddef.h>
 #include <stdint.h>
@@ -28,7 +29,7 @@ extern "C" {
 
 // ---- Errors
 
-/// The numbers are part of the ABI, here and below: append only.
+/// These numbers, and those of the enumerations below, are part of the ABI: append only.
 typedef enum hvd_status {
   HVD_OK = 0,
   HVD_ERROR_USAGE = 1,     ///< the call was wrong; it sent no message and had no effect
@@ -45,7 +46,7 @@ typedef enum hvd_status {
 /// The error text of this thread's last failed call; empty if no call has failed. Valid until the
 /// next call that fails on this thread; owned by the library.
 const char* hvd_last_error(void);
-/// The lost rank when that call returned HVD_ERROR_PEER_LOST and the loss could be pinned to one;
+/// The lost rank if that call returned HVD_ERROR_PEER_LOST and it is known which rank was lost;
 /// otherwise -1.
 int hvd_last_error_rank(void);
 /// "ok", "usage", "mismatch", ...; "unknown" for any other number. A constant.
@@ -56,9 +57,9 @@ const char* hvd_status_name(hvd_status_t status);
 /// Marks a number of hvd_options_t that the caller does not set.
 #define HVD_UNSET (-1)
 
-/// The options of hvd_init(). A field left at HVD_UNSET or NULL comes from the environment, then
-/// from the default: docs/configuration.md. Initialise it with HVD_OPTIONS_INIT: zero is a value of
-/// its own in the first five numbers.
+/// The options of hvd_init(). A field left at HVD_UNSET or NULL takes its value from the
+/// environment, or else the default, see docs/configuration.md. Initialise the struct with
+/// HVD_OPTIONS_INIT, because zero does not mean "unset" in the first five numbers.
 typedef struct hvd_options {
   size_t struct_size;
   int64_t fusion_threshold_bytes;
@@ -71,8 +72,8 @@ typedef struct hvd_options {
   /// How the ranks find each other: "tcp://HOST:PORT", "file:///path", "env://" or "mpi://";
   /// docs/launching.md has more.
   const char* init_method;
-  /// How many ranks there are, and which of them this is: 0 to world_size - 1. Zero ranks: neither
-  /// is set, and `rank` has to be zero too.
+  /// The number of ranks, and the rank of this process, 0 to world_size - 1. If `world_size` is
+  /// zero, neither is set, and `rank` has to be zero too.
   int64_t world_size;
   int64_t rank;
   /// How long hvd_init() waits for the other ranks. Zero: not set.
@@ -110,16 +111,16 @@ int hvd_is_initialized(void);
 
 hvd_status_t hvd_rank(int* rank);
 hvd_status_t hvd_size(int* size);
-/// Among the ranks of this host.
+/// This rank's number among the ranks of this host, and their number.
 hvd_status_t hvd_local_rank(int* local_rank);
 hvd_status_t hvd_local_size(int* local_size);
-/// Among the hosts that have a rank at this local rank.
+/// This host's number among the hosts that have a rank of this local rank, and their number.
 hvd_status_t hvd_cross_rank(int* cross_rank);
 hvd_status_t hvd_cross_size(int* cross_size);
 /// 1 when every host runs the same number of ranks, otherwise 0.
 hvd_status_t hvd_is_homogeneous(int* homogeneous);
-/// How the ranks found each other: "mpi://", "tcp://HOST:PORT", "file:///path", "local://" (one
-/// rank alone). Buffers as in hvd_build_info(), here and below.
+/// How the ranks found each other: "mpi://", "hvdrun://", "tcp://HOST:PORT", "file:///path",
+/// "local://" (one rank alone). Buffers as in hvd_build_info(), here and below.
 hvd_status_t hvd_init_method(char* buffer, size_t capacity, size_t* needed);
 /// The carrier of the job's messages: "mpi", "ucx", or "local" (one rank alone).
 hvd_status_t hvd_controller(char* buffer, size_t capacity, size_t* needed);
@@ -138,9 +139,10 @@ hvd_status_t hvd_mpi_threads_supported(int* supported);
 /// One "name: value" line per component: its version, or the reason why it was not
 /// built in.
 ///
-/// As every function that returns a text: `needed` (may be NULL) becomes its size in bytes with the
-/// closing zero. `buffer` may be NULL when `capacity` is 0, to find out the size. A capacity that
-/// is too small is HVD_ERROR_USAGE; `needed` is set and the buffer unchanged.
+/// Like every function that returns a text, it sets `needed` (may be NULL) to the text's size in
+/// bytes with the terminating zero. `buffer` may be NULL when `capacity` is 0, to find out the
+/// size. A capacity that is too small gives HVD_ERROR_USAGE; then `needed` is set and the buffer
+/// unchanged.
 hvd_status_t hvd_build_info(char* buffer, size_t capacity, size_t* needed);
 
 // ---- Process sets
@@ -151,13 +153,13 @@ typedef struct hvd_process_set hvd_process_set_t;
 
 /// Makes a set of these world ranks, in any order. Collective over all ranks of the job, members or
 /// not, with equal arguments. The caller frees the handle with hvd_process_set_free().
-/// HVD_ERROR_USAGE for no ranks, a rank twice or one that does not exist; HVD_ERROR_MISMATCH when
-/// ranks ask for different sets.
+/// HVD_ERROR_USAGE for an empty list, a repeated rank or one that does not exist;
+/// HVD_ERROR_MISMATCH when the ranks pass different sets.
 hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set_t** process_set);
-/// Ends a set. Collective over all ranks of the job. The handle still has to be freed; operations
-/// with it are HVD_ERROR_USAGE.
+/// Removes a set. Collective over all ranks of the job. The handle still has to be freed;
+/// operations with it give HVD_ERROR_USAGE.
 hvd_status_t hvd_process_set_remove(const hvd_process_set_t* process_set);
-/// Frees this process's handle, not the set: local, and possible with operations of the set in
+/// Frees this process's handle, not the set. Not collective. Operations of the set may be in
 /// flight. NULL: no effect.
 void hvd_process_set_free(hvd_process_set_t* process_set);
 
@@ -203,14 +205,14 @@ typedef enum hvd_reduce_op {
   HVD_OP_BIT_XOR = 8
 } hvd_reduce_op_t;
 
-/// The 16-bit type as which float32 travels.
+/// The 16-bit type to which float32 elements are cast for the transfer.
 typedef enum hvd_compression {
   HVD_COMPRESSION_NONE = 0,
   HVD_COMPRESSION_FLOAT16 = 1,
   HVD_COMPRESSION_BFLOAT16 = 2
 } hvd_compression_t;
 
-/// 8 and 9 are the process sets', which have functions of their own.
+/// 8 and 9 are changes of process sets, which have their own functions.
 typedef enum hvd_kind {
   HVD_KIND_ALLREDUCE = 0,
   HVD_KIND_ALLGATHER =
@@ -223,16 +225,16 @@ typedef enum hvd_kind {
   HVD_KIND_JOIN = 6,
   HVD_KIND_GATHER = 7,   ///< an allgather whose result only `root` gets
   HVD_KIND_REDUCE = 10,  ///< an allreduce whose result only `root` gets
-  /// Member p gets its share of the rows of `root`'s input, as of a reducescatter's. Elsewhere
-  /// `input` may be NULL, and of the shape only what follows the first dimension matters.
+  /// Member p gets its share of the rows of `root`'s input, with the division of a reducescatter.
+  /// On the other ranks `input` may be NULL, and the first dimension of the shape does not matter.
   HVD_KIND_SCATTER = 11
 } hvd_kind_t;
 
 /// Provides the memory of a result whose size is known after negotiation: at least `bytes` (0 when
-/// there are no rows; then the return value does not matter), aligned for the dtype. `first_dims`,
-/// `count` of them, are those of hvd_result_t, valid during the call. Called once, on any thread,
-/// at most; it must not block, call into hvd, or leave by a jump or an exception. NULL is
-/// HVD_ERROR_USAGE on this rank from hvd_wait(), and has no effect on other ranks.
+/// there are no rows; then the return value does not matter), aligned for the dtype. `first_dims`
+/// has `count` elements, as in hvd_result_t, and is valid during the call. Called at most once, on
+/// any thread. It must not block, call into hvd, or be left by a jump or an exception. If it
+/// returns NULL, hvd_wait() returns HVD_ERROR_USAGE on this rank; other ranks are not affected.
 typedef void* (*hvd_allocate_t)(size_t bytes, const int64_t* first_dims, int32_t count,
                                 void* user_data);
 
@@ -251,16 +253,16 @@ typedef struct hvd_submission {
   /// gather, scatter or exchange.
   int32_t ndim;
   const int64_t* shape;
-  /// Broadcast: may be NULL, for output's memory.
+  /// Broadcast: NULL means that the input is in output's memory.
   const void* input;
-  /// Where the result of an allreduce, broadcast, reducescatter or reduce goes, and how many bytes
-  /// there are, which may be more than it takes. It may be the input's memory (reducescatter: the
-  /// rows that this rank gets). Reduce, elsewhere than at `root`: room to work in, as large as the
-  /// result; NULL for the library's. NULL for the other kinds: see `allocate`.
+  /// The memory for the result of an allreduce, broadcast, reducescatter or reduce, and its size,
+  /// which may exceed the result's. It may be the input's memory (reducescatter: the rows that this
+  /// rank gets). Reduce on ranks other than `root`: working memory as large as the result; NULL:
+  /// the library allocates it. NULL for the other kinds: see `allocate`.
   void* output;
   size_t output_bytes;
-  /// Reductions: the result is postscale * op(prescale * x). 0 is HVD_ERROR_USAGE, as it is what
-  /// forgetting HVD_SUBMISSION_INIT leaves.
+  /// Reductions: the result is postscale * op(prescale * x). 0 gives HVD_ERROR_USAGE, because it is
+  /// a sign that HVD_SUBMISSION_INIT was forgotten.
   double prescale;
   double postscale;
   int32_t root;  ///< world rank of the source (broadcast, scatter) or the destination (gather,
@@ -269,8 +271,8 @@ typedef struct hvd_submission {
   const int64_t* splits;
   const hvd_process_set_t*
       process_set;  ///< NULL: all ranks. The handle may be freed after the call.
-  /// Allgather, alltoall, scatter, and gather at its root: memory for the result, the caller's.
-  /// NULL: the library's, until the operation is freed.
+  /// Allgather, alltoall, scatter, and gather at its root: provides the caller's memory for the
+  /// result. NULL: the library's memory, which is valid until the operation is freed.
   hvd_allocate_t allocate;
   void* user_data;  ///< for `allocate`
   /// hvd_compression_t: an allreduce of float32 is reduced in 16 bits. Each rank contributes
@@ -307,19 +309,20 @@ typedef struct hvd_operation hvd_operation_t;
 /// Starts an operation; never blocks on other ranks. The caller frees the handle with
 /// hvd_operation_free().
 ///
-/// `input` and `output` must stay, and not be touched (the input not written), until the operation
-/// is done. When it ends with HVD_ERROR_PEER_LOST, HVD_ERROR_SHUTDOWN or HVD_ERROR_INTERNAL they
-/// must stay until the process ends: the transport cannot cancel messages that are in flight.
-/// HVD_ERROR_USAGE when it is wrong in a way that this rank can detect alone (a name in flight
-/// twice, a bad shape, root or set), or the cause of failure when the runtime has failed.
+/// `input` and `output` must stay valid until the operation is done; until then the program must
+/// not write to `input` or access `output`. When the operation ends with HVD_ERROR_PEER_LOST,
+/// HVD_ERROR_SHUTDOWN or HVD_ERROR_INTERNAL, they must stay valid until the process ends, because
+/// the transport cannot cancel messages that are in flight. HVD_ERROR_USAGE when the submission is
+/// wrong in a way that this rank can detect alone (a name in flight twice, a bad shape, root or
+/// set), or the cause of failure when the runtime has failed.
 hvd_status_t hvd_submit(const hvd_submission_t* submission, hvd_operation_t** operation);
 
 /// Starts operations that become ready together and fail together, and are fused where possible.
 /// Either all are accepted or all are refused.
 /// @param name identifies the group across ranks; NULL or empty for a group without name, whose
 /// members then have no names either.
-/// @param submissions an array of `count` (more than 0) with equal struct_size, which is also the
-/// distance between them.
+/// @param submissions an array of `count` (more than 0) structs of equal struct_size, which is also
+/// the array's stride.
 /// @param operations room for `count` handles; all become NULL on an error.
 hvd_status_t hvd_submit_group(const char* name, const hvd_submission_t* submissions, size_t count,
                               hvd_operation_t** operations);
@@ -330,18 +333,18 @@ hvd_status_t hvd_submit_group(const char* name, const hvd_submission_t* submissi
 hvd_status_t hvd_run(const hvd_submission_t* submission, hvd_operation_t** operation);
 
 /// Blocks until the operation is done and returns how it ended; may be called again, with the same
-/// answer. Ends in bounded time when a peer is lost.
+/// result. Ends in bounded time when a peer is lost.
 hvd_status_t hvd_wait(hvd_operation_t* operation);
 /// Waits for all of them, also after an error; returns the first error in the order of the array.
 hvd_status_t hvd_wait_all(hvd_operation_t* const* operations, size_t count);
-/// Blocks until the operation is done, for `timeout_ms` at most. `done` becomes 1 when it is done
-/// and 0 when the time was up first: then it goes on, and can be waited for again. hvd_wait()
-/// returns how it ended.
+/// Blocks until the operation is done, for `timeout_ms` at most. `done` becomes 1 when it is done,
+/// and 0 when the time was up first; the operation then continues, and can be waited for again.
+/// hvd_wait() returns how it ended.
 hvd_status_t hvd_wait_for(hvd_operation_t* operation, int64_t timeout_ms, int* done);
 /// 1 when hvd_wait() would not block, otherwise 0. Never blocks.
 hvd_status_t hvd_done(const hvd_operation_t* operation, int* done);
-/// Frees the handle and the library's memory of the result. It does not cancel the operation, which
-/// goes on if it is not done, and still uses `input` and `output`. NULL: no effect.
+/// Frees the handle and the library's memory of the result. It does not cancel the operation: one
+/// that is not done continues, and still uses `input` and `output`. NULL: no effect.
 void hvd_operation_free(hvd_operation_t* operation);
 
 /// The result of an operation.
@@ -353,7 +356,7 @@ typedef struct hvd_result {
   size_t bytes;
   /// Allgather, and gather at its root: the first dimension of every member's input, in set order.
   /// Alltoall: the rows received from each member. Scatter: one number, the rows received.
-  /// Otherwise NULL. The operation's.
+  /// Otherwise NULL. Owned by the operation.
   const int64_t* first_dims;
   int64_t first_dims_count;
   int64_t value;  ///< join: the last rank to join; otherwise -1
@@ -361,24 +364,23 @@ typedef struct hvd_result {
 
 #define HVD_RESULT_INIT {sizeof(hvd_result_t), NULL, 0, NULL, 0, -1}
 
-/// Fills in `result`, whose struct_size the caller has set, of an operation that is done.
-/// HVD_ERROR_USAGE while it is not; its own error when it failed. struct_size becomes the bytes
-/// that the library knows, when these are fewer.
+/// Fills in `result`, whose struct_size the caller has set, for an operation that is done. Returns
+/// HVD_ERROR_USAGE while it is not done, and the operation's error if it failed. If the library's
+/// struct is smaller than the caller's, struct_size becomes the library's size.
 hvd_status_t hvd_operation_result(const hvd_operation_t* operation, hvd_result_t* result);
 
-/// Returns when every rank of the set has entered.
+/// Returns when every rank of the set has called it.
 hvd_status_t hvd_barrier(const hvd_process_set_t* process_set);
 
-/// This rank has no more data. Blocks until every rank of the job has called it; until then this
-/// rank takes part in the operations of the others with a neutral contribution, and an
-/// average divides by the ranks that contribute. `last_rank` (may be NULL) becomes the last rank to
-/// join.
+/// Declares that this rank has no more data. Blocks until every rank of the job has called it;
+/// until then this rank takes part in the operations of the others with a neutral contribution, and
+/// an average divides by the ranks that contribute. `last_rank` (may be NULL) becomes the last rank
+/// to join.
 hvd_status_t hvd_join(int* last_rank);
 
 // ---- Observation
 
-/// Counters since hvd_init(); the numbers of one rank. `hvd::Metrics` in <hvd/hvd.h> describes
-/// each.
+/// Counters of one rank since hvd_init(). `hvd::Metrics` in <hvd/hvd.h> describes each.
 typedef struct hvd_metrics {
   size_t struct_size;
   uint64_t control_messages_sent;
@@ -397,10 +399,11 @@ typedef struct hvd_metrics {
 
 #define HVD_METRICS_INIT {sizeof(hvd_metrics_t), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0}
 
-/// Fills in `metrics`, whose struct_size the caller has set; as hvd_operation_result().
+/// Fills in `metrics`, whose struct_size the caller has set. struct_size changes as in
+/// hvd_operation_result().
 hvd_status_t hvd_get_metrics(hvd_metrics_t* metrics);
-/// The same as a JSON object; buffers as in hvd_build_info(). The numbers may grow between two
-/// calls, and the text with them.
+/// The same as a JSON object; buffers as in hvd_build_info(). The text may be longer in the next
+/// call, because the numbers grow.
 hvd_status_t hvd_metrics_json(char* buffer, size_t capacity, size_t* needed);
 
 /// Starts a Chrome trace of this rank's operations. "{rank}" in the path is replaced by the rank;
