@@ -12,7 +12,7 @@ inline constexpr std::size_t kCacheLine = 64;
 /// least this far from one that another rank reads.
 inline constexpr std::size_t kCacheLinePair = 2 * kCacheLine;
 
-/// A rank's arrival flags of schedule replay, in memory shared by the ranks of its host: see
+/// A rank's arrival flags for schedule replay, in memory that the ranks of its host share. See
 /// control::ScheduleReplay. Zero is a valid initial state.
 struct alignas(kCacheLine) ArrivalFlags {
   std::atomic<std::uint64_t> arrived;  ///< position * 2, + 1 if the rank leaves the replay there

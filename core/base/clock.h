@@ -29,9 +29,9 @@ class SteadyClock final : public Clock {
 
 using Deadline = std::chrono::steady_clock::time_point;
 
-/// Calls `done` until it returns true or the deadline has passed, and returns whether it did.
-/// Yields the core between attempts. For the start and the end of a job only, where the thread has
-/// no other work.
+/// Calls `done` until it returns true or the deadline has passed. Returns whether `done` has
+/// returned true. Yields the core or sleeps between attempts. Use it only at the start and the end
+/// of a job, when the thread has no other work.
 template <typename Done>
 bool poll_until(Deadline deadline, Done&& done) {
   constexpr int kYields = 200;

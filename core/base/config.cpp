@@ -15,7 +15,7 @@
 namespace hvd {
 namespace {
 
-// Converts seconds to milliseconds that fit into 63 bits of nanoseconds.
+// The largest number of seconds. In nanoseconds it fits into 63 bits.
 constexpr double kMostSeconds = 1e9;
 
 struct SetVariable {
@@ -111,12 +111,12 @@ std::size_t distance(std::string_view a, std::string_view b) {
 }
 
 bool is_known(std::string_view name) {
-  // Variables that hvdrun sets for its supervisors and ranks, and those that only tests read.
+  // hvdrun sets the first kind for its supervisors and ranks. Only tests read the second.
   if (name.starts_with("LAUNCHER_") || name.starts_with("TEST_")) return true;
   return std::ranges::find(variables(), name, &Variable::name) != variables().end();
 }
 
-/// Empty if no known name is similar.
+/// Returns the most similar known name. Empty if no known name is similar.
 std::string_view nearest(std::string_view name) {
   std::string_view best;
   std::size_t fewest = std::max<std::size_t>(2, name.size() / 3) + 1;
@@ -130,7 +130,8 @@ std::string_view nearest(std::string_view name) {
   return best;
 }
 
-/// Variables of earlier versions. SetVariable one is an error, and `meaning` gives the replacement.
+/// Variables of earlier versions. Setting one of them is an error, and `meaning` describes what to
+/// do instead.
 constexpr Variable kRemovedVariables[] = {
     {.name = "CUDA_AWARE_MPI",
      .meaning = "unset it: GPU tensors that NCCL does not take go through the host's memory"},

@@ -29,7 +29,7 @@ struct Variable {
   std::string_view removed_choice = {};  ///< a former choice, which is now an error
   std::string_view instead = {};         ///< the end of that error's text: what to set
   std::string_view fallback =
-      {};  ///< its value when unset, as it would be written; empty: described in `otherwise`
+      {};  ///< the default, as a user would write it; empty: `otherwise` describes the default
   std::string_view otherwise = {};
   std::string_view meaning = {};
 };
@@ -37,16 +37,16 @@ struct Variable {
 /// All variables, in the order of the document.
 std::span<const Variable> variables() noexcept;
 
-/// The value of HVD_<name>, or else of HOROVOD_<name>. An empty value counts as unset. All of these
-/// throw UsageError that names the variable, the expected values and the value found, and Error for
-/// a name that is not in the table.
+/// Returns the value of HVD_<name>, or else of HOROVOD_<name>. An empty value counts as unset. All
+/// five functions throw a UsageError that names the variable, the expected values and the value
+/// found. For a name that is not in the table they throw an Error.
 std::optional<std::string> env_string(std::string_view name);
 std::optional<std::int64_t> env_int(std::string_view name);
-/// A number of seconds, which may have a fraction, as milliseconds.
+/// Reads a number of seconds, which may have a fraction, and returns milliseconds.
 std::optional<std::chrono::milliseconds> env_seconds(std::string_view name);
-/// 1, yes, true or on; or 0, no, false or off. Upper and lower case are equal.
+/// Reads 1, yes, true or on as true, and 0, no, false or off as false. Case does not matter.
 std::optional<bool> env_switch(std::string_view name);
-/// One of the choices, in lower case. Upper and lower case are equal in the variable.
+/// Returns one of the choices, in lower case. The case of the variable's value does not matter.
 std::optional<std::string> env_choice(std::string_view name);
 
 /// Checks all variables for the runtime. @throws UsageError for the first invalid one

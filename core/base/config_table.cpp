@@ -1,5 +1,5 @@
 // The one list of environment variables. docs/configuration.md has the same rows; base_test
-// compares the two, and prints what should be there.
+// compares the two, and prints the expected row if they differ.
 #include "base/config.h"
 
 namespace hvd {

@@ -14,7 +14,7 @@ std::optional<std::string> first_line(const std::filesystem::path& path) {
   return std::getline(file, line) ? std::optional<std::string>(line) : std::nullopt;
 }
 
-/// "max 100000", "150000 100000"
+/// Reads a quota of cgroup version 2, such as "max 100000" or "150000 100000".
 std::optional<double> quota_of_v2(const std::filesystem::path& group) {
   const auto line = first_line(group / "cpu.max");
   double quota = 0, period = 0;
@@ -48,8 +48,8 @@ std::optional<double> cpu_quota(const std::filesystem::path& root) {
     const std::string controllers = line.substr(first + 1, second - first - 1);
     const bool v2 = controllers.empty();
     if (!v2 && (',' + controllers + ',').find(",cpu,") == std::string::npos) continue;
-    // The limits of all parent groups apply too. In a container the path may be that of the host,
-    // and only the last group is visible, as the root.
+    // The limits of all parent groups apply too. In a container the path may be the host's, while
+    // only the last group is visible, mounted as the root.
     std::filesystem::path group = std::filesystem::path(line.substr(second + 1)).relative_path();
     const std::filesystem::path base = v2 ? mount : mount / controllers;
     while (true) {

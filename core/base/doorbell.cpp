@@ -22,30 +22,31 @@ namespace {
 //   S3  sleepers_ -= 1
 //
 // Suppose R1 comes after S0. If S2 sees the new value of rings_, S does not sleep. Otherwise S2's
-// load precedes R1, hence S1 < S2 < R1 < R2, so R2 counts S (S3 comes only after S woke) and R
-// wakes. The kernel loads the word and enqueues under the lock that the wake takes, and R1 precedes
-// R3, so the wake cannot fall between the load and the enqueueing. The kernel's load is not a C++
-// seq_cst access, but a full barrier stands before it (in S1, and again in futex_wait), which is
-// all that the argument uses.
+// load precedes R1, hence S1 < S2 < R1 < R2, so R2 counts S (S3 comes only after S has woken), and
+// R3 wakes it. The kernel loads the word and enqueues under the lock that the wake takes, and R1
+// precedes R3, so the wake cannot fall between the load and the enqueueing. The kernel's load is
+// not a C++ seq_cst access, but a full barrier stands before it (in S1, and again in futex_wait),
+// which is all that the argument uses.
 //
 // S counts itself in and out; the ringer clears no state. (A "sleeping" bit that the ringer clears
-// would save the system calls of a burst. But a slow R whose R1 preceded S0 could clear the bit
-// between S1 and S2 without waking S, and the next ringer would not see that S sleeps.) A process
-// killed in its sleep leaves its count behind, and rings then make a needless system call.
+// would save system calls when rings come in bursts. But a slow R whose R1 preceded S0 could clear
+// the bit between S1 and S2 without waking S, and the next ringer would not see that S sleeps.) A
+// process killed in its sleep leaves its count behind, and rings then make a needless system call.
 //
 // Drivers: a ringer that finds drivers_ > 0 leaves the standby sleeper asleep. The last driver does
+// the following:
 //
 //       release progress ownership
 //   D1  drivers_ -= 1
 //   D2  if rings_ != handled: ring()
 //
-// If R2 read drivers_ > 0 because it came before D1, then R1 < R2 < D1 < D2: D2 sees that ring, and
-// unless the driver had handled it D2 rings in its place, with drivers_ at 0. It must ring and not
-// merely wake: a standby thread that took its ticket after R1, found progress owned and is about
-// to sleep would miss a wake, but not a changed rings_.
+// If R2 read drivers_ > 0 because it came before D1, then R1 < R2 < D1 < D2: D2 sees that ring.
+// Unless the driver has handled it, D2 rings again, now with drivers_ at 0. It must ring and not
+// merely wake: a standby thread may have taken its ticket after R1, found that the driver owns
+// progress, and be about to sleep. It would miss a wake, but not a changed rings_.
 //
-// The counter wraps after 2^32 rings: a sleeper would have to be suspended between S0 and S2 for
-// exactly that many.
+// The counter wraps after 2^32 rings. A ring would be lost only if a sleeper were suspended between
+// S0 and S2 for exactly that many rings.
 
 constexpr std::uint32_t kStandbyUnit = 1;
 constexpr std::uint32_t kDriverUnit = 1u << 16;

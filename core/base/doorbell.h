@@ -13,8 +13,8 @@ namespace hvd {
 /// valid doorbell. Two kinds of sleeper share a doorbell without waking each other: the coordinator
 /// thread (standby) and a thread inside wait() that drives the engine (driver). While a driver is
 /// active the standby sleeper is not woken: the driver handles rings and calls remove_driver() when
-/// it leaves. Any number of threads may sleep as either kind. A ring wakes all sleepers of the
-/// kinds concerned.
+/// it leaves. Any number of threads may sleep as either kind. A ring wakes all sleepers of each
+/// kind that it may wake.
 ///
 /// Protocol of a sleeper: t = ticket(); look for work; sleep(t, ...) if no work was found. A ring
 /// between ticket() and sleep() makes sleep() return at once. Protocol of a driver: take progress
@@ -35,9 +35,9 @@ class Doorbell {
   /// Registers a driver: from now on rings do not wake the standby sleeper. Calls nest.
   void add_driver() noexcept;
   /// Unregisters a driver: rings wake the standby sleeper again, and a ring after `handled` wakes
-  /// it now. Call it after releasing progress ownership, or the woken sleeper finds it taken and
-  /// sleeps again. The standby sleeper keeps its timeout: a driver that leaves an earlier deadline
-  /// behind must ring the doorbell.
+  /// it now. Call it after releasing progress ownership; otherwise the woken sleeper finds it taken
+  /// and sleeps again. The standby sleeper keeps its timeout, so a driver that leaves an earlier
+  /// deadline behind must ring the doorbell.
   void remove_driver(std::uint32_t handled) noexcept;
 
  private:

@@ -7,8 +7,8 @@
 ///
 ///    HVD_EXPECT(holds(slot), "the slot is in use");
 ///
-/// Mistakes of a user or a peer are errors in every build, so they are not checked by this. Do not
-/// use it while holding a lock of SubmissionQueue, which notifying the other ranks takes.
+/// Do not use it for mistakes of a user or a peer, which are errors in every build. Do not use it
+/// while holding the lock of SubmissionQueue, because notifying the other ranks takes that lock.
 #if HVD_CONTRACTS
 #define HVD_EXPECT(condition, expected) \
   (static_cast<bool>(condition)         \

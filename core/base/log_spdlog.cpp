@@ -1,5 +1,5 @@
-// The only file that includes spdlog, because its fmt and LibTorch's cannot be in one translation
-// unit.
+// The only file that includes spdlog, because spdlog's fmt and LibTorch's fmt cannot be in one
+// translation unit.
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 #include <unistd.h>

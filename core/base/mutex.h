@@ -83,7 +83,8 @@ class Condition {
   void notify_all() noexcept { condition_.notify_all(); }
 
  private:
-  /// The lock type that std::condition_variable needs. The mutex is locked before and after.
+  /// Wraps a locked mutex in the lock type that std::condition_variable needs. The mutex stays
+  /// locked.
   struct Adopted {
     explicit Adopted(Mutex& mutex) : lock(mutex.mutex_, std::adopt_lock) {}
     ~Adopted() { lock.release(); }
