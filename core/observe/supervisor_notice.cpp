@@ -20,8 +20,8 @@ namespace hvd::observe {
 namespace {
 
 // The address that hvdrun's supervisor listens at: the name of a socket in the abstract namespace,
-// which needs no file, is known to no other machine, and survives programs that close descriptors
-// they do not know.
+// which needs no file, is not visible on other machines, and survives programs that close
+// descriptors that they did not open.
 constexpr const char* kAddressVariable = "HVD_LAUNCHER_NOTICES";
 constexpr std::size_t kMaxText = 1500;
 
@@ -47,8 +47,8 @@ int connect_to_supervisor() {
   return -1;
 }
 
-/// A connected socket, or -1. Kept: a process that dies for want of memory or descriptors may not
-/// get another.
+/// A connected socket, or -1. The socket stays open, because a process that ends for lack of memory
+/// or descriptors may not get another.
 int connection() {
   static Mutex mutex;
   static int socket HVD_GUARDED_BY(mutex) = -1;

@@ -13,7 +13,7 @@ enum class NoticeKind {
   kExit,         ///< it ends without shutdown(), with this exit code
   kLoss,         ///< another rank is lost (the code is the status): a later end of this rank is a
                  ///< consequence
-  kLeft,         ///< it called shutdown() while others still had work for it
+  kLeft,         ///< it has called shutdown(), perhaps while other ranks still need its operations
   kOver,         ///< shutdown() has ended in order: the process has left the job
 };
 

@@ -15,7 +15,7 @@ constexpr std::size_t kMostBuffered = 1 << 16;
 // Unnamed operations have a new name each, so not all rows can be remembered.
 constexpr std::size_t kMostRows = 1 << 14;
 constexpr auto kFlushInterval = std::chrono::milliseconds(500);
-// Overwritten by the next event: the file ends with it at any time.
+// The end of the file, which the next event overwrites.
 constexpr char kEnd[] = "\n]\n";
 constexpr long kEndSize = sizeof(kEnd) - 1;
 
@@ -86,7 +86,7 @@ void TimelineWriter::span(const std::string& tensor, const char* phase, TimePoin
 void TimelineWriter::run(std::stop_token stop) {
   const SteadyClock clock;
   const std::stop_callback wake(stop, [this] {
-    { const MutexLock lock(mutex_); }  // the writer waits already, or sees that it is to stop
+    { const MutexLock lock(mutex_); }  // the writer already waits, or will see the stop request
     changed_.notify_one();
   });
   for (bool last = false; !last;) {

@@ -49,7 +49,7 @@ class TimelineWriter {
   };
   const int rank_;
   std::unique_ptr<std::FILE, Close> file_;     // writer thread, after construction
-  std::unordered_map<std::string, int> rows_;  // writer thread; the newest of them
+  std::unordered_map<std::string, int> rows_;  // writer thread; only the newest rows
   int last_row_ = 0;                           // writer thread
 
   Mutex mutex_;

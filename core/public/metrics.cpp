@@ -24,7 +24,8 @@ constexpr std::array kFields = {
           &Metrics::negotiated_operations},
     Field{"cached_operations", "Negotiated operations that took a cache hit",
           &Metrics::cached_operations},
-    // The name of the member and of the C interface, and the one of docs/glossary.md.
+    // One counter under two names: that of the member and of the C interface, and that of
+    // docs/glossary.md.
     Field{"locked_operations", "Operations run without the coordinator",
           &Metrics::locked_operations},
     Field{"replayed_operations", "Operations run without the coordinator",

@@ -57,7 +57,7 @@ struct Context {
       arena;  // once arena_made, written under mutex; tensors in it outlive the runtime
   bool exit_handler_registered HVD_GUARDED_BY(lifecycle) = false;
   bool variables_checked HVD_GUARDED_BY(lifecycle) = false;
-  // At the first init(): afterwards MPI may run because hvd has started it.
+  // Whether MPI was active before the first init(). Later it may be active because hvd started it.
   std::optional<bool> program_has_mpi HVD_GUARDED_BY(lifecycle);
   std::atomic<bool> full_reported{false};
   std::atomic<bool> was_initialized{false};
@@ -72,7 +72,7 @@ Context& context() {
   return *instance;
 }
 
-// There is an arena between these two exactly if there was one before, as it is made under the
+// No arena appears between before_fork() and the handlers after it, because its creation needs the
 // mutex.
 //
 // The analysis cannot follow locks that one handler takes and another releases.
@@ -86,8 +86,8 @@ void after_fork_in_parent() HVD_NO_THREAD_SAFETY_ANALYSIS {
   context().mutex.unlock();
 }
 
-/// The child is in no job: its messages would mix with its parent's, and its end must not look like
-/// the parent's.
+/// Takes the child out of the job: its messages would mix with its parent's, and its end must not
+/// look like the parent's.
 void after_fork_in_child() HVD_NO_THREAD_SAFETY_ANALYSIS {
   Context& process = context();
   if (process.arena) process.arena->after_fork_in_child();
@@ -160,7 +160,7 @@ void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(proc
   process.world.reset();
 }
 
-// A program that ends without shutdown() leaves as if it had called it: the others get a
+// A program that ends without shutdown() leaves as if it had called it: the other ranks get a
 // ShutdownError with that cause instead of hanging.
 void leave_at_exit() {
   Context& process = context();
@@ -177,8 +177,9 @@ void leave_at_exit() {
   }
 }
 
-// Under hvdrun lines appear as they are printed, also in a pipe. This runs before main(), because
-// the buffering must be set before the first output; a program may call setvbuf() itself.
+// Makes each line appear as soon as it is printed under hvdrun, also in a pipe. This runs before
+// main(), because the buffering must be set before the first output; a program may call setvbuf()
+// itself.
 [[gnu::constructor]] void buffer_stdout_by_line() {
   if (std::getenv("HVD_OUTPUT_TTY") != nullptr) std::setvbuf(stdout, nullptr, _IOLBF, 0);
 }
@@ -191,8 +192,8 @@ void report_exit(int status, void*) {
     observe::notify_supervisor(observe::NoticeKind::kExit, status, "");
 }
 
-// A rank that ends because of another's loss is not the rank that failed first, even if hvdrun
-// sees its end first.
+// Joins the job, and notifies hvdrun if that fails because another rank is lost. This rank is then
+// not the first that failed, even if hvdrun sees its end first.
 JobConnection join_observed(const RuntimeOptions& options, std::optional<ProgramStore> store) {
   try {
     return join_job(options, process_arena(), std::move(store));

@@ -52,7 +52,7 @@ class ChannelMessages {
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, int kind);
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, int kind);
   std::span<const int> test();
-  /// Requests another pass of step() at once, without a message having moved.
+  /// Requests another pass of step() at once, although no message has moved.
   void keep_going() noexcept { moved_ = true; }
   /// Requests another call of progress() instead of another pass, because this one has moved as
   /// many bytes as a call may.
@@ -70,7 +70,7 @@ class ChannelMessages {
   MemoryRelease abandon() noexcept;
   bool abandoned() const noexcept { return abandoned_; }
   /// Waits until the carrier has released the abandoned messages, at most until kCancelTime after
-  /// abandon(). Returns false if their memory must be kept, and true where no message is under way.
+  /// abandon(). Returns false if their memory must be kept, and true if no message is under way.
   bool settle() noexcept;
 
  private:

@@ -117,8 +117,8 @@ void require_within_limit(std::size_t bytes, const char* what, int peer) {
 MessageControlPlane::~MessageControlPlane() {
   try {
     // The message that reports a loss may go to ranks that this one has never exchanged messages
-    // with. A carrier such as MPI reports it as sent before the connection exists, which needs both
-    // sides.
+    // with. A carrier such as MPI reports it as sent before the connection exists, and making the
+    // connection needs both sides.
     const bool lingers = accused_ && !rung_by_all();
     if (carrier_->active() && (lingers || (!carrier_->failed() && !sends_.empty()))) {
       const bool waits_for_others = left_in_order_ && !lingers && !carrier_->hands_over_at_once();

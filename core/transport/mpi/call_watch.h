@@ -58,7 +58,7 @@ class WatchedCall {
 /// Measures by regular samples for how long the same call has lasted. Pure; not thread-safe.
 ///
 /// A late sample counts as if it had been nearly on time: this process was then stopped or had no
-/// core, and neither did its call progress.
+/// core, so its call did not progress either.
 class CallTimer {
  public:
   CallTimer(Duration interval, TimePoint now, std::uint64_t moves)

@@ -42,8 +42,8 @@ void retire(MPI_Comm handle) noexcept {
   }
 }
 
-/// Makes errors on the communicator return codes in its scope, and restores the program's handler
-/// afterwards.
+/// While it exists, calls on the communicator return error codes. Then it restores the program's
+/// handler.
 class ReturnErrors {
  public:
   explicit ReturnErrors(MPI_Comm handle) : handle_(handle) {

@@ -25,7 +25,7 @@ struct alignas(kCacheLine) ControlSegment::Header {
 struct alignas(kCacheLinePair) ControlSegment::Slot {
   alignas(kCacheLinePair) Doorbell doorbell;
   std::atomic<std::uint64_t> message_count;  ///< messages sent to this slot's rank; on the
-                                             ///< doorbell's line, since each rings it
+                                             ///< doorbell's line, since each message rings it
   alignas(kCacheLinePair) ArrivalFlags arrival_flags;
   alignas(kCacheLinePair) std::atomic<std::int64_t> heartbeat;
   LifeLock life;
@@ -137,7 +137,7 @@ void ControlSegment::farewell() noexcept {
 
 void ControlSegment::accuse(int world_rank, std::string_view cause) noexcept {
   Slot& own = slot(own_);
-  if (own.accused.load(std::memory_order_relaxed) != 0) return;  // others may be reading the text
+  if (own.accused.load(std::memory_order_relaxed) != 0) return;  // a rank may be reading the text
   const std::size_t length = std::min(cause.size(), sizeof(own.cause) - 1);
   std::memcpy(own.cause, cause.data(), length);
   own.cause[length] = '\0';

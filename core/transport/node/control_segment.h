@@ -22,16 +22,16 @@ namespace hvd::host {
 /// A segment of shared memory per host, with a doorbell, a heartbeat, arrival flags, a farewell
 /// flag and a failure report for each of its ranks.
 ///
-/// Any thread may call doorbell(); only the thread that drives the engine calls the rest.
-/// The segment has a name only until all ranks have mapped it (unlink()), so that killed ranks
-/// leave no file behind.
+/// Any thread may call doorbell() and find_loss(); only the thread that drives the engine calls the
+/// rest. The segment has a name only until all ranks have mapped it (unlink()), so that killed
+/// ranks leave no file behind.
 class ControlSegment {
  public:
   struct Loss {
     int slot = 0;
     std::string cause = {};
-    /// World rank that the slot's process has lost, which is why it failed (possibly its own rank).
-    /// `cause` is then the text of its report.
+    /// The world rank whose loss made the slot's process fail (possibly its own rank). `cause` is
+    /// then the text of its report.
     std::optional<int> accused = {};
   };
 
