@@ -5,7 +5,7 @@
 
 #include "torch/support/torch_test.h"
 
-// Gradients that a program's own function reduces.
+// Tests gradient_hook, a function of the program that reduces the gradients.
 
 namespace hvd::testing {
 namespace {
@@ -32,8 +32,8 @@ Finish average_in_float16(const BucketGradients& bucket) {
   return [handle]() mutable { return handle.wait().to(torch::kFloat32); };
 }
 
-/// PowerSGD's two exchanges, of which the second needs the result of the first. A matrix of one
-/// column has rank 1, so that the result is exact.
+/// Makes PowerSGD's two exchanges; the second needs the result of the first. A matrix of one column
+/// has rank 1, so the result is exact.
 Finish average_in_two_exchanges(const BucketGradients& bucket) {
   const torch::Tensor matrix = bucket.values.clone();
   Handle handle =
@@ -47,7 +47,8 @@ Finish average_in_two_exchanges(const BucketGradients& bucket) {
   };
 }
 
-/// Sends the largest quarter of a bucket's elements; the others are added in the next step.
+/// Sends the largest quarter of a bucket's elements; the others are added to those of the next
+/// step.
 class TopQuarter {
  public:
   Finish operator()(const BucketGradients& bucket) {
@@ -117,7 +118,7 @@ TEST(GradientHook, ItsResultsAreTheGradients) {
   check_training(average, {.groups = {{"fc1.weight", "fc2.bias"}, {"norm.weight"}}}, 1e-5);
 }
 
-/// This rank's computation of what every rank sends.
+/// Computes on this rank the values that every rank sends.
 TEST(GradientHook, TopKWithErrorFeedbackEqualsAPlainComputation) {
   Net net = same_net();
   SGD inner(net->parameters(), SGDOptions(0.05));
@@ -167,7 +168,7 @@ TEST(GradientHook, TopKWithErrorFeedbackEqualsAPlainComputation) {
   EXPECT_TRUE(same_on_all_ranks(net->parameters()));
 }
 
-/// The branches' gradients become ready in another order on each rank.
+/// The branches' gradients become ready in a different order on each rank.
 torch::Tensor loss_in_own_order(torch::nn::ModuleList& branches, int step) {
   torch::Tensor loss = torch::zeros({});
   const auto count = static_cast<int>(branches->size());
@@ -215,7 +216,7 @@ TEST(GradientHook, IsCalledInOneOrderOnAllRanksAndDuringBackward) {
   EXPECT_TRUE(same_on_all_ranks(branches->parameters()));
 }
 
-// As sparse gradients, and a parameter that only one rank uses.
+// Uses an embedding with sparse gradients, and a parameter that only one rank uses.
 TEST(GradientHook, GetsZerosForMissingGradientsAndDenseOnesForSparse) {
   torch::nn::Embedding table(torch::nn::EmbeddingOptions(10, 3).sparse(true));
   torch::nn::Linear rare(3, 2);
@@ -247,7 +248,7 @@ TEST(GradientHook, GradientsThatAreDroppedAreWaitedFor) {
     for (int step = 0; step < 5; ++step) {
       optimizer.zero_grad();
       backward(net, step);
-      // One rank drops what the others reduce.
+      // One rank drops the gradients that the others reduce.
       if (rank() != step % size()) optimizer.synchronize();
       step % 2 == 0 ? optimizer.zero_grad() : inner.zero_grad();
       backward(net, step);

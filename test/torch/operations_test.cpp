@@ -303,7 +303,7 @@ TEST(Errors, ADisagreementReachesEveryRankAndEveryWaiter) {
   EXPECT_EQ(message_of<MismatchError>([&] { handle.wait(); }), message);
   EXPECT_EQ(message_of<MismatchError>([&] { handle.wait_all(); }), message);
 
-  // The member on which the ranks agree fails with the other.
+  // The member on which the ranks agree fails together with the other one.
   EXPECT_THROW(
       grouped_allreduce({torch::ones({2}), torch::ones({rank() == 0 ? 1 : 4})}, {.name = "half"}),
       MismatchError);

@@ -1,5 +1,5 @@
-// Steps without exactly one backward pass that leaves a gradient of each parameter: gradients that
-// stay undefined, more passes after the reduction, resets, and nan.
+// Tests steps that do not have exactly one backward pass with a gradient of each parameter:
+// gradients that stay undefined, more passes after the reduction, resets, and nan.
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -14,7 +14,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 using torch::optim::SGD;
 
-/// x * w, whose backward may leave the gradient of w undefined, as a gate without tokens does.
+/// Computes x * w. Its backward may leave the gradient of w undefined, like a gate without tokens.
 struct Gate : torch::autograd::Function<Gate> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& w, bool give) {
     context->save_for_backward({x, w});
@@ -29,7 +29,7 @@ struct Gate : torch::autograd::Function<Gate> {
   }
 };
 
-/// A layer and a gate behind it, which backward reaches first.
+/// A layer followed by a gate, which backward reaches first.
 struct Gated {
   torch::nn::Linear layer{nullptr};
   Tensor w = torch::ones({4}, torch::requires_grad());
@@ -47,7 +47,7 @@ struct Gated {
   }
 };
 
-/// The average over the ranks of the inputs above.
+/// The average of Gated's inputs over the ranks.
 double mean_input() { return static_cast<double>(size() + 1) / 2; }
 
 /// @param gives whether this rank's gate gives a gradient in this step
@@ -93,7 +93,7 @@ TEST(UndefinedGradients, OnAllRanksLeaveTheGradientUndefined) {
   }
 }
 
-// A pass that leaves no gradient does not make the next one the first.
+// After a pass that leaves no gradient, the next pass does not count as the first.
 TEST(UndefinedGradients, CountAsAPass) {
   Gated net;
   SGD inner(net.named.values(), 0.1);
@@ -108,7 +108,7 @@ TEST(UndefinedGradients, CountAsAPass) {
   }
 }
 
-// The witness of a reset is a gradient that was there.
+// A reset is detected by a gradient that was defined before.
 TEST(UndefinedGradients, DoNotHideAReset) {
   Gated net;
   SGD inner(net.named.values(), 0.0);
@@ -123,7 +123,7 @@ TEST(UndefinedGradients, DoNotHideAReset) {
   }
 }
 
-/// One parameter whose gradient is `factor` times this rank's number.
+/// Two parameters; backward() gives both, or only `often`, the gradient `factor` * (rank + 1).
 struct Slope {
   Tensor often = torch::zeros({5}, torch::requires_grad());
   Tensor seldom = torch::zeros({3}, torch::requires_grad());
@@ -144,7 +144,7 @@ struct Slope {
   }
 };
 
-/// The reduction of all ranks' slopes of factor 1.
+/// The reduced gradient for factor 1.
 double whole(ReduceOp op) {
   const double sum = size() * (size() + 1) / 2.0;
   return op == ReduceOp::kSum ? sum : sum / size();
@@ -213,7 +213,7 @@ TEST(PassesAfterTheReduction, WhichReachAParameterOnSomeRanksOrNone) {
       });
 }
 
-// A program that adds up over several steps.
+// The program accumulates gradients over several steps.
 TEST(PassesAfterTheReduction, InTheNextStepWithoutZeroGrad) {
   for_sums_and_averages(
       [](Slope& net, DistributedOptimizer& optimizer, const DistributedOptimizerOptions& options) {
@@ -233,7 +233,7 @@ TEST(PassesAfterTheReduction, InTheNextStepWithoutZeroGrad) {
       });
 }
 
-// Without a backward pass `.grad` is the program's, though a result was there before.
+// Without a backward pass, `.grad` is a gradient of the program, although it held a result before.
 TEST(PassesAfterTheReduction, GradientsWrittenWithoutAPassAreReduced) {
   for_sums_and_averages(
       [](Slope& net, DistributedOptimizer& optimizer, const DistributedOptimizerOptions& options) {
@@ -267,7 +267,8 @@ TEST(PassesAfterTheReduction, GradientsWrittenAfterZeroGradAreReduced) {
       });
 }
 
-// The first gradient of the former step, which this step does not have, is no evidence of a reset.
+// The parameter that came first in the previous step has no gradient in this step. So another
+// parameter must show the reset.
 TEST(Resets, AreNoticedByTheFirstGradientOfTheStep) {
   Slope net;
   SGD inner(net.named.values(), 0.0);
@@ -309,7 +310,7 @@ TEST(PassesAfterTheReduction, OfSparseGradients) {
   }
 }
 
-// A head's gradients are reset, and those of the body are to add up.
+// The gradients of a head are reset, while those of the body must add up.
 TEST(PassesAfterTheReduction, WhereSomeGradientsWereReset) {
   for_sums_and_averages([](Slope& net, DistributedOptimizer& optimizer,
                            const DistributedOptimizerOptions& options) {
@@ -319,7 +320,7 @@ TEST(PassesAfterTheReduction, WhereSomeGradientsWereReset) {
       net.backward(100);
       optimizer.synchronize();
       net.backward(1);
-      net.seldom.mutable_grad().reset();  // it comes first, as it is the last of the forward pass
+      net.seldom.mutable_grad().reset();  // backward reaches it first, since it is last in forward
       net.backward(10);
       optimizer.step();
       net.expect(111 * one, 10 * one);
@@ -327,7 +328,7 @@ TEST(PassesAfterTheReduction, WhereSomeGradientsWereReset) {
   });
 }
 
-// A skipped step, not an error.
+// The step is skipped without an error.
 TEST(NotANumber, InASparseGradientSkipsTheStep) {
   torch::nn::Embedding net(torch::nn::EmbeddingOptions(10, 3).sparse(true));
   broadcast_parameters(net);

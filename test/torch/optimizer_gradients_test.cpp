@@ -13,7 +13,7 @@ namespace {
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-/// Before and after there are buckets, and without any.
+/// Runs a test with buckets, which exist from the second step on, and without buckets.
 void with_and_without_buckets(const std::function<void(const DistributedOptimizerOptions&)>& test) {
   for (const bool views : {true, false}) {
     SCOPED_TRACE(views);
@@ -21,7 +21,7 @@ void with_and_without_buckets(const std::function<void(const DistributedOptimize
   }
 }
 
-/// Ways to put `values` into the place of a gradient.
+/// Ways to overwrite or replace a gradient with `value`.
 using Put = std::function<void(torch::Tensor& gradient, double value)>;
 const std::vector<Put>& ways_to_put() {
   static const std::vector<Put> ways{
@@ -185,7 +185,7 @@ torch::Tensor adasum_of_two(const torch::Tensor& a, const torch::Tensor& b) {
   return (aa > 0 ? 1 - product / (2 * aa) : 1) * a + (bb > 0 ? 1 - product / (2 * bb) : 1) * b;
 }
 
-/// The Adasum of one tensor of each rank, in pairs.
+/// The Adasum of one tensor of each rank, computed in pairs.
 torch::Tensor adasum_of_all(std::vector<torch::Tensor> tensors) {
   for (auto& tensor : tensors) tensor = tensor.to(torch::kFloat64);
   while (tensors.size() > 1) {
@@ -200,7 +200,7 @@ torch::Tensor adasum_of_all(std::vector<torch::Tensor> tensors) {
 
 using MakeInner = std::function<std::unique_ptr<torch::optim::Optimizer>(Net&)>;
 
-/// The work of all ranks of a set, computed on one.
+/// Computes the steps of all ranks of a set on one rank.
 struct EveryRankHere {
   Net common;
   std::vector<Net> nets;
@@ -315,7 +315,8 @@ TEST(AdasumOfChanges, OptionsThatDifferOrMeanNothing) {
 
 // Sparse and dense.
 
-/// Operations of a step that has repeated, and how many of them had ended before step() was called.
+/// The number of operations of a repeated step, and how many of them had completed before step()
+/// was called.
 struct Operations {
   std::uint64_t all = 0, during_backward = 0;
 };

@@ -37,7 +37,7 @@ TEST(Construction, WrongNamesAndOptionsAreUsageErrors) {
 
   EXPECT_TRUE(contains(optimizer_error(optimizer, names, {.bucket_bytes = -1}), "got -1"));
 
-  // Names for more than the optimizer has are fine; a second wrapper is not.
+  // Names for more parameters than the optimizer has are valid; a second wrapper is not.
   SGD part(net->fc1->parameters(), 0.1);
   DistributedOptimizer first(part, names);
   EXPECT_TRUE(contains(optimizer_error(part, names), "wrapped"));
@@ -52,7 +52,7 @@ TEST(Passes, OneTooManyIsAnErrorFromBackwardThatDoesNoHarm) {
   DistributedOptimizer optimizer(inner, net->named_parameters());
   backward(net, 0);
   const std::string message = message_of<UsageError>([&] { backward(net, 1); });
-  // The last layer's gradient is the first to come a second time.
+  // The last layer's gradient is the first to be produced a second time.
   EXPECT_TRUE(contains(message, "'fc2.")) << message;
   EXPECT_TRUE(contains(message, "zero_grad()")) << message;
   optimizer.synchronize();
@@ -141,7 +141,7 @@ TEST(Step, AMismatchLeavesTheParametersAndTheNextStepWorks) {
   const torch::Tensor other = torch::zeros({2}, torch::requires_grad());
   NamedParameters names{{"weight", weight}, {"other", other}};
   SGD inner({weight, other}, 0.1);
-  DistributedOptimizer optimizer(inner, names, {.check_every = 0});  // frozen, it still differs
+  DistributedOptimizer optimizer(inner, names, {.check_every = 0});  // the frozen weight differs
   (weight.sum() + other.sum()).backward();
   EXPECT_TRUE(contains(message_of<MismatchError>([&] { optimizer.step(); }), "weight"));
   EXPECT_TRUE(torch::equal(other, torch::zeros({2})));
@@ -167,7 +167,7 @@ TEST(Step, AnErrorOfAnyOperationIsAnErrorOfTheStep) {
   };
   backward_of_all();
   optimizer.step();
-  // About the one in the middle, whichever end autograd begins at.
+  // The error is about the middle parameter, at whichever end autograd begins.
   if (rank() == 0) names["b"].set_data(names["b"].detach().to(torch::kFloat64));
   backward_of_all();
   EXPECT_TRUE(contains(message_of<MismatchError>([&] { optimizer.step(); }), ".b'"));
@@ -178,7 +178,7 @@ TEST(Step, AnErrorOfAnyOperationIsAnErrorOfTheStep) {
     EXPECT_TRUE(near(weight.detach(), torch::full({2}, -0.2F * static_cast<float>(size()))));
 }
 
-// Nor does it call zero_grad() of the DistributedOptimizer, which would begin anew.
+// The rank does not call the wrapper's zero_grad() either, which would start a new cycle.
 TEST(Step, ARankWithoutABackwardTakesPart) {
   const torch::Tensor weight = torch::zeros({2}, torch::requires_grad());
   NamedParameters names{{"weight", weight}};
@@ -227,7 +227,7 @@ TEST(Hooks, AreGoneAfterDestruction) {
   backward(net);
   barrier();
   EXPECT_EQ(metrics().bytes, bytes);
-  // Wrapped again, it works again.
+  // A new wrapper of the same optimizer works.
   DistributedOptimizer optimizer(inner, net->named_parameters());
   optimizer.zero_grad();
   backward(net);

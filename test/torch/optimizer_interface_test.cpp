@@ -5,7 +5,7 @@
 
 #include "torch/support/torch_test.h"
 
-// A DistributedOptimizer in the hands of code that knows torch::optim::Optimizer only.
+// Uses a DistributedOptimizer in code that only knows torch::optim::Optimizer.
 
 namespace hvd::testing {
 namespace {
@@ -30,7 +30,7 @@ void train(Optimizer& optimizer, Net& net, const BatchOf& batch, int first, int 
   }
 }
 
-/// Two groups, of which the second has a learning rate of its own.
+/// Two groups; the second has its own learning rate.
 template <class O, class Options>
 MakeInner two_groups(const Options& options) {
   return [options](Net& net) {
@@ -48,7 +48,7 @@ MakeInner two_groups(const Options& options) {
 MakeInner sgd() { return two_groups<SGD>(SGDOptions(0.05).momentum(0.9).weight_decay(0.01)); }
 MakeInner adam() { return two_groups<torch::optim::Adam>(torch::optim::AdamOptions(0.01)); }
 
-/// A wrapped optimizer, and one of a single process on the joined batch.
+/// A wrapped optimizer, and one that trains on the joined batch, as a single process would.
 struct Both {
   Net net = same_net(), serial_net;
   std::unique_ptr<Optimizer> inner, serial;
@@ -145,7 +145,8 @@ TEST(AsOptimizer, ChangesOfTheWrappedOptimizerTakeEffect) {
   both.expect_equal();
 }
 
-/// Writes each option on one side, in turn, and looks for it on the other.
+/// Writes each option, in turns to the wrapper and to the wrapped optimizer, and expects it in the
+/// other.
 template <class Options>
 void expect_one(const MakeInner& make, const std::vector<std::function<void(Options&)>>& changes) {
   Net net = same_net();
@@ -280,7 +281,7 @@ TEST(AsOptimizer, SaveAndLoadAreThoseOfTheWrappedOne) {
     std::stringstream ours;
     torch::save(static_cast<Optimizer&>(*both.optimizer), ours);
 
-    // Into one that is not wrapped, into one that is, and back.
+    // Loads the state into a plain optimizer, and from there into a wrapped one.
     Both other(make);
     copy_values(*both.net, *other.net);
     copy_values(*both.net, *other.serial_net);
@@ -368,7 +369,7 @@ TEST(AsOptimizer, ItIsNotWrappedAgain) {
                        "is wrapped by another"));
 }
 
-// Options and optimizers of a program's own.
+// Options and optimizers that a program defines.
 
 struct SignOptions : torch::optim::OptimizerCloneableOptions<SignOptions> {
   explicit SignOptions(double lr) : rate(lr) {}

@@ -2,7 +2,7 @@
 
 #include "torch/support/torch_test.h"
 
-// Where a DistributedOptimizer has its parameters and their names from, and how it gets more.
+// Tests how a DistributedOptimizer gets its parameters and their names, and how more are added.
 
 namespace hvd::testing {
 namespace {
@@ -106,7 +106,7 @@ TEST(Names, EveryWayToCallTheConstructor) {
   }
 }
 
-// The names of hvd's own operations in an optimizer's scope.
+// Gives parameters the names of hvd's own operations in an optimizer's scope.
 TEST(Names, ThatHvdUsesItself) {
   NamedParameters named;
   for (const char* const name :
@@ -145,8 +145,8 @@ TEST(Names, AModuleWithoutParametersOrWithOthers) {
     EXPECT_TRUE(contains(message_of<UsageError>(call), "null"));
 }
 
-// Two optimizers in turns, of which the generator's backward also leaves gradients in the
-// discriminator, as in every GAN.
+// Two optimizers take turns. As in every GAN, the generator's backward also leaves gradients in the
+// discriminator.
 TEST(TwoModules, AGanTrainsAsInOneProcess) {
   struct Gan {
     Net generator = same_net();
@@ -199,7 +199,7 @@ OptimizerParamGroup group_of(const torch::nn::Module& module, double lr) {
   return {module.parameters(), std::make_unique<SGDOptions>(with_momentum(lr))};
 }
 
-// fc2 is frozen at first; later it is trained, with a learning rate of its own.
+// fc2 is frozen at first; later it is trained with its own learning rate.
 TEST(AddParamGroup, TrainsAsInOneProcess) {
   for (const Wrap& wrap : {Wrap(by_module), Wrap(by_number)}) {
     for (const int steps_before : {0, 1, 4}) {
@@ -225,7 +225,7 @@ TEST(AddParamGroup, TrainsAsInOneProcess) {
   }
 }
 
-// Layers that no module had when the optimizer was wrapped.
+// Adds a layer that no module had when the optimizer was wrapped.
 TEST(AddParamGroup, TakesNamesForNewLayersOrNumbersThem) {
   for (const bool numbers : {false, true}) {
     Nets nets;
@@ -349,7 +349,7 @@ TEST(AddParamGroup, WrongCalls) {
   optimizer.add_param_group(group_of(*net->fc2, 0.1));
 }
 
-// As after a fork in the construction of new layers: each rank has drawn its own values.
+// The new parameters differ, as if each rank had drawn its own initial values.
 TEST(AddParamGroup, DifferentNewParametersAreAnError) {
   if (size() == 1) return;
   Net net = same_net();

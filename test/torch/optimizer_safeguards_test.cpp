@@ -1,5 +1,5 @@
-// Mistakes of a program with a DistributedOptimizer after which ranks would silently train
-// different models, or with wrong numbers.
+// Tests mistakes in the use of a DistributedOptimizer that would silently make the ranks train
+// different models, or with wrong values.
 #include <c10/util/Exception.h>
 
 #include <functional>
@@ -22,7 +22,7 @@ void expect_equal_models(Net& actual, Net& expected, double tolerance = 1e-5) {
   EXPECT_TRUE(same_on_all_ranks(actual->parameters()));
 }
 
-/// Before and after there are buckets, and without any.
+/// Runs a test with buckets, which exist from the second step on, and without buckets.
 void with_and_without_buckets(const std::function<void(const DistributedOptimizerOptions&)>& test) {
   for (const bool views : {true, false})
     test({.op = ReduceOp::kSum, .gradient_as_bucket_view = views});
@@ -69,7 +69,7 @@ TEST(GradientsInFlight, AreFinalAfterSynchronizeAndOfNoInterestUnderNoSync) {
         const auto guard = optimizer.no_sync();
         backward(net, 10 + step);
       }
-      clip_grad_norm_(net->parameters(), 0.1);  // this rank's own, before they are reduced
+      clip_grad_norm_(net->parameters(), 0.1);  // this rank's own gradients, not reduced yet
       backward(net, 20 + step);
       clip_grad_value_(net->parameters(), 0.1);
       backward(net, 30 + step);
@@ -213,7 +213,7 @@ class CountWarnings final : public c10::WarningHandler {
   int count = 0;
 };
 
-// Its owner went out of scope, and the wrapped optimizer goes on alone.
+// The wrapper went out of scope, and the wrapped optimizer continues alone.
 TEST(AnOptimizerThatIsDestroyed, WithoutHavingReducedAnythingIsWorthAWarning) {
   Net net = same_net();
   SGD inner(net->parameters(), 0.05);
@@ -245,7 +245,7 @@ TEST(GradientsInFlight, DroppedManyTimesInARowTheyAreWorthAWarning) {
   for (int step = 0; step < 12; ++step) {
     optimizer.zero_grad();
     backward(net, step);
-    inner.step();  // Adam does not ask for data()
+    inner.step();  // Adam does not call data() of a gradient, which would throw
   }
   EXPECT_EQ(warnings.count, 1);
   optimizer.zero_grad();
@@ -356,7 +356,7 @@ TEST(StepWithAClosure, UnderSkipSynchronizeNeedsSynchronizeInTheClosure) {
   expect_equal_models(net, serial);
 }
 
-// Adam does not ask for data(), so it would step on them.
+// Adam does not call data() of a gradient, which would throw. So it would use these gradients.
 TEST(StepWithAClosure, UnderSkipSynchronizeLeavesTheParametersIfGradientsAreInFlight) {
   Net net = same_net();
   torch::optim::Adam inner(net->parameters(), 0.05);
@@ -406,7 +406,7 @@ TEST(AllReduceOfParameters, IsAnErrorForALoss) {
   EXPECT_TRUE(
       contains(message_of<UsageError>([&] { all_reduce({loss.detach()}); }), "hvd::allreduce"));
   loss.backward();
-  all_reduce({torch::zeros({2}), weight});  // one that is frozen beside another
+  all_reduce({torch::zeros({2}), weight});  // a frozen tensor and a trained one
   EXPECT_TRUE(near(weight.grad(), torch::full({3}, 2.0F * static_cast<float>(size()))));
 }
 

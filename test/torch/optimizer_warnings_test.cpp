@@ -1,5 +1,5 @@
-// Mistakes after which each rank has a model of its own, or no model learns, although no operation
-// fails.
+// Tests the warnings about mistakes after which each rank trains its own model, or no model learns,
+// although no operation fails.
 #include <c10/util/Exception.h>
 
 #include <functional>
@@ -14,7 +14,7 @@ namespace {
 
 using torch::optim::SGD;
 
-/// The warnings of `run` that contain `wanted`.
+/// Counts the warnings of `run` that contain `wanted`.
 int warnings_of(const std::string& wanted, const std::function<void()>& run) {
   struct Count final : c10::WarningHandler {
     std::string wanted;
@@ -102,7 +102,7 @@ TEST(DestroyedEarly, AndTrainingGoesOnWithoutIt) {
   const auto alone = [&](int steps) {
     for (int step = 0; step < steps; ++step) train_step(net, inner, step);
   };
-  // One for each epoch is as good as one.
+  // A new wrapper for each epoch causes no warning.
   EXPECT_EQ(warnings_of(kGoesOn,
                         [&] {
                           for (int epoch = 0; epoch < 4; ++epoch) wrapped();
@@ -148,7 +148,8 @@ torch::nn::Sequential normalised() {
   return model;
 }
 
-/// The warnings about statistics in some steps with this rank's own batches, or with equal ones.
+/// Counts the warnings about statistics in some steps with this rank's own batches, or with equal
+/// ones.
 template <class Optimizer>
 int statistics_warnings(torch::nn::Sequential model, bool own_batches) {
   SGD inner(model->parameters(), 0.01);
@@ -226,7 +227,7 @@ TEST(NotFinite, ADroppedStepOfOneRankMeetsTheOthers) {
   Net net = same_net();
   SGD inner(net->parameters(), 0.0);
   DistributedOptimizer optimizer(inner, net, {.error_if_nonfinite = true});
-  train(net, optimizer, 2);  // until the buckets are learnt, in which all ranks take part
+  train(net, optimizer, 2);  // until the buckets are learnt, which needs all ranks
   for (int step = 0; step < 3; ++step) {
     optimizer.zero_grad();
     backward(net, step);

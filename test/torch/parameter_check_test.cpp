@@ -13,7 +13,7 @@ using torch::optim::SGDOptions;
 
 std::string last_rank() { return "rank " + std::to_string(size() - 1); }
 
-/// On the last rank only.
+/// Changes the parameter on the last rank only.
 void change(const torch::Tensor& parameter, double relative) {
   const torch::NoGradGuard no_grad;
   if (rank() == size() - 1)
@@ -72,14 +72,14 @@ TEST_F(ParameterCheckTest, BeforeTheFirstUpdateEveryBitCounts) {
        {torch::kFloat32, torch::kFloat64, torch::kFloat16, torch::kBFloat16}) {
     for (const DistributedOptimizerOptions& options : kinds) {
       if (type != torch::kFloat32 && &options != &kinds[0])
-        continue;  // neither depends on the other
+        continue;  // the dtype and the options are independent
       Net net = same_net(type);
       SGD inner(net->parameters(), SGDOptions(0.01));
       const torch::Tensor before = net->fc2->bias.detach().clone();
       DistributedOptimizer optimizer(inner, net->named_parameters(), options);
       if (rank() == size() - 1) {
         const torch::NoGradGuard no_grad;
-        net->norm->weight.detach()[3] = 1.0078125;  // the next number in bfloat16
+        net->norm->weight.detach()[3] = 1.0078125;  // the next number after 1 in bfloat16
       }
       backward(net, 0);
       const std::string message = message_of<DivergedError>([&] { optimizer.step(); });
@@ -112,7 +112,7 @@ TEST_F(ParameterCheckTest, LaterRoundingsDoNotCountAndMoreDoes) {
   }
 }
 
-// A first trial is over before the hundredth reduction.
+// The first short run of a program ends before the hundredth reduction.
 TEST_F(ParameterCheckTest, ComesSoonAfterTheFirstToo) {
   Training training({});
   const std::string message = training.error_within(12, [&](int i) {
@@ -122,7 +122,7 @@ TEST_F(ParameterCheckTest, ComesSoonAfterTheFirstToo) {
   EXPECT_TRUE(contains(message, "'fc2.weight' differs on")) << message;
 }
 
-// A pretrained part that was loaded on one rank only, and that the optimizer does not know.
+// A pretrained part was loaded on one rank only, and the optimizer does not have its parameters.
 TEST_F(ParameterCheckTest, TheFirstSeesFrozenParametersToo) {
   Net net = same_net();
   for (torch::Tensor& parameter : net->fc1->parameters()) parameter.set_requires_grad(false);
@@ -215,7 +215,7 @@ TEST_F(ParameterCheckTest, TheStepOfAWrappedAdam) {
 }
 
 TEST_F(ParameterCheckTest, OptimizerStateOfOneRankOnly) {
-  // As after a checkpoint that only rank 0 has loaded.
+  // The learning rates differ, as if only rank 0 had loaded a checkpoint.
   Training training({.check_every = 2}, rank() == 0 ? 0.05 : 0.01);
   const std::string message = training.error_within(6);
   EXPECT_TRUE(contains(message, "broadcast_optimizer_state()")) << message;
@@ -232,7 +232,7 @@ TEST_F(ParameterCheckTest, ARankThatHasJoinedIsLeftOutUntilItReturns) {
   }
 }
 
-// Its count of steps is behind, so that the ranks' checks are not due in the same step.
+// The joined rank's count of steps is behind, so the ranks' checks are not due in the same step.
 TEST_F(ParameterCheckTest, ARankThatHasJoinedTakesPartInTheNextCheckOfAnyRank) {
   Training training({.check_every = 100});
   EXPECT_EQ(training.error_within(2 + 10 * rank()), "");
@@ -271,7 +271,7 @@ TEST_F(ParameterCheckTest, InAProcessSet) {
   });
 }
 
-// The operations of a step that compares the parameters are counted beside those of the others.
+// Compares the number of operations in steps that check the parameters with that in other steps.
 TEST_F(ParameterCheckTest, CostsOneOperationInTheStepsThatHaveIt) {
   constexpr int kEvery = 50;
   Net net = same_net();
@@ -292,7 +292,7 @@ TEST_F(ParameterCheckTest, CostsOneOperationInTheStepsThatHaveIt) {
     all += operations;
     negotiated += after.negotiated_operations - before.negotiated_operations;
   }
-  // A few steps after each of three checks are negotiated; more where the machine is busy.
+  // A few steps after each of three checks are negotiated; more if the machine is busy.
   EXPECT_LT(negotiated, all / 2) << "the schedule is not repeated between checks";
   RecordProperty("operations_per_step", static_cast<int>(steady));
   RecordProperty("negotiated_for_three_checks", static_cast<int>(negotiated));
@@ -320,7 +320,7 @@ TEST(ParameterCheckSettings, AreChecked) {
   ::unsetenv("HVD_CHECK_EVERY");
 }
 
-// Models that are not even alike.
+// Models with different parameters.
 
 TEST(DifferentModels, TheFirstParameterThatDiffersIsNamed) {
   if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";

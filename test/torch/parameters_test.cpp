@@ -127,7 +127,7 @@ TEST(BroadcastInAProcessSet, ReachesItsMembersOnly) {
   });
 }
 
-// As with layers that were not registered: each rank would train a model of its own.
+// The program may have forgotten to register its layers. Each rank would then train its own model.
 TEST(BroadcastParameters, AModuleThatHasNoneIsRefused) {
   const torch::nn::Sequential empty{torch::nn::ReLU()};
   const std::string message = message_of<UsageError>([&] { broadcast_parameters(empty); });
@@ -166,7 +166,7 @@ std::vector<std::string> contents(torch::optim::Optimizer& optimizer) {
       }
       const auto copy = state->second->clone();
       if (auto* lbfgs = dynamic_cast<torch::optim::LBFGSParamState*>(copy.get())) {
-        lbfgs->al(std::nullopt);  // undefined tensors that cannot be saved
+        lbfgs->al(std::nullopt);  // may hold undefined tensors, which cannot be saved
       }
       torch::serialize::OutputArchive archive;
       copy->serialize(archive);
@@ -375,7 +375,7 @@ TEST(Objects, DifferentTypesAreAMismatch) {
 TEST(Objects, AnObjectThatCannotBeEncodedFailsOnEveryRank) {
   const auto unsaveable =
       c10::IValue::make_capsule(c10::make_intrusive<torch::CustomClassHolder>());
-  // The owner gets the reason, the others the owner's rank.
+  // The owner's error gives the reason, the other errors give the owner's rank.
   if (rank() == 0) {
     EXPECT_THROW(broadcast_object(unsaveable), c10::Error);
   } else {

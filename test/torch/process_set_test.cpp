@@ -1,6 +1,6 @@
 #include "torch/support/torch_test.h"
 
-// DistributedOptimizer on some of the ranks, against one process on the members' joined batch.
+// Compares a DistributedOptimizer on some of the ranks with one process on the joined batch.
 
 namespace hvd::testing {
 namespace {

@@ -88,7 +88,7 @@ TEST_F(SharedAllocatorProcess, WhereThereIsNoneTensorsAreOrdinary) {
 }
 
 TEST_F(SharedAllocatorProcess, AFullArenaIsReportedOnce) {
-  // 128 KiB.
+  // The limit is 128 KiB.
   const CommandResult result =
       run("env HVD_SHM_ALLOCATOR=1 sh -c 'ulimit -f 256; exec \"$0\" return' " + kProgram);
   EXPECT_EQ(result.exit_code, 0) << result.output;

@@ -26,7 +26,7 @@ struct Survivor {
 Survivor survivor;
 torch::Tensor plain;
 
-/// Gradients are reduced, whatever kind of memory each rank has.
+/// Trains, whatever kind of memory each rank has. Returns whether all ranks have equal parameters.
 bool train() {
   torch::manual_seed(1);
   torch::nn::Sequential net(torch::nn::Linear(300, 300), torch::nn::Linear(300, 10));

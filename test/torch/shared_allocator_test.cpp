@@ -1,4 +1,4 @@
-// LibTorch's tensors in memory that the ranks share (HVD_SHM_ALLOCATOR=1), which behave as other
+// LibTorch's tensors in memory that the ranks share (HVD_SHM_ALLOCATOR=1), which behave like other
 // tensors except for is_shared().
 #include <c10/core/CPUAllocator.h>
 #include <hvd/memory.h>
@@ -92,7 +92,7 @@ TEST_F(SharedAllocator, StorageIsResizedMovedAndReplaced) {
   EXPECT_TRUE(in_shared_memory(blob.clone()));
 }
 
-// Functions of tensors that fail for memory with a foreign context.
+// Uses functions of tensors that fail if a data pointer has a context other than itself.
 TEST_F(SharedAllocator, IsAsSimpleAsLibTorchsOwn) {
   c10::Allocator& allocator = *c10::GetCPUAllocator();
   for (const std::size_t bytes : {std::size_t{100}, std::size_t{1} << 20}) {
@@ -199,8 +199,8 @@ TEST_F(SharedAllocator, LibTorchsThreadsShareIt) {
   torch::set_num_threads(before);
 }
 
-/// The status, by waitpid(), of a child that ends with the result of `run`. @param properly by
-/// exit(), which runs the registered handlers; otherwise by _exit()
+/// Returns the waitpid() status of a child that ends with the result of `run`. @param properly
+/// whether it ends by exit(), which runs the registered handlers, or by _exit()
 int in_child(bool properly, const std::function<bool()>& run) {
   std::fflush(nullptr);
   const pid_t child = ::fork();

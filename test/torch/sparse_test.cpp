@@ -105,7 +105,7 @@ TEST(SparseAllreduce, ADisagreementReachesEveryRank) {
     return message_of<MismatchError>([&] { sparse_allreduce(tensor, {.name = "shapes"}); });
   };
   const bool odd = rank() == 1;
-  // Sizes, numbers of sparse dimensions, dense dimensions, dtype.
+  // The ranks differ in sizes, numbers of sparse dimensions, dense dimensions, and dtype.
   const std::string text = reduce(torch::ones({odd ? 3 : 2, 2}).to_sparse(1));
   EXPECT_NE(text.find("[3,2]"), std::string::npos) << text;
   EXPECT_NE(text.find("'shapes'"), std::string::npos) << text;
@@ -144,8 +144,8 @@ struct TableImpl : torch::nn::Module {
     return torch::nn::EmbeddingOptions(kRows, 3).sparse(sparse);
   }
 
-  /// The rows that a rank uses in a step. Few ranks use the rare table, and no rank does in the
-  /// first step.
+  /// The loss of the rows that a rank uses in a step. Few ranks use the rare table, and no rank
+  /// does in the first step.
   torch::Tensor loss(int r, int step) {
     torch::Tensor x =
         table->forward(torch::tensor({(r + step) % kRows, (3 * r + 1) % kRows, kRows - 1}));

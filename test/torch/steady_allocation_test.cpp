@@ -1,5 +1,5 @@
-// Allocations of a training step with a wrapper, compared with those of the same step with empty
-// hooks, which are LibTorch's own.
+// Compares the allocations of a training step with a wrapper with those that LibTorch itself makes
+// in the same step with empty hooks.
 #include <torch/csrc/autograd/utils/lambda_post_hook.h>
 #include <torch/version.h>
 
@@ -20,7 +20,7 @@ using torch::optim::SGDOptions;
 
 using torch::autograd::variable_list;
 
-/// LibTorch's interface makes a hook that runs first return a list, which is an allocation.
+/// LibTorch requires a pre-hook to return a list, which is an allocation.
 class IdleHook : public torch::autograd::FunctionPreHook {
  public:
   variable_list operator()(const variable_list& gradients) override { return gradients; }
@@ -48,7 +48,8 @@ struct Training {
     loss_of(net, batch).backward();
     distributed ? distributed->step() : sgd.step();
   }
-  /// In one step; the least of several, since other threads of the process allocate now and then.
+  /// The allocations of one step: the least of several, since other threads of the process allocate
+  /// now and then.
   std::uint64_t allocated() {
     // Long enough to learn the buckets, and to replay the schedule.
     for (int i = 0; i < 40; ++i) step();
@@ -78,8 +79,8 @@ TEST(SteadyAllocations, TheWrapperAddsNone) {
     const std::uint64_t replayed = metrics().locked_operations;
     const std::uint64_t with_hvd = wrapped.allocated();
     EXPECT_GT(metrics().locked_operations, replayed) << "the schedule has not been locked";
-    // From LibTorch 2.13 on a step makes one tensor less for each parameter, whose gradient is a
-    // view that is there already.
+    // From LibTorch 2.13 on, a step makes one tensor less for each parameter, because its gradient
+    // is a view that exists already.
     const std::size_t views = TORCH_VERSION_MAJOR * 100 + TORCH_VERSION_MINOR >= 213
                                   ? wrapped.net->parameters().size()
                                   : 0;

@@ -16,7 +16,7 @@ using torch::nn::BatchNorm3d;
 using torch::nn::ModuleList;
 using torch::nn::Sequential;
 
-/// The types of a module's children, by path.
+/// The paths of a module's BatchNorm layers, each with its kind.
 std::vector<std::string> batch_norms(const torch::nn::Module& module) {
   std::vector<std::string> found;
   for (const auto& item : module.named_modules()) {
@@ -132,7 +132,7 @@ TEST(ConvertSyncBatchNorm, ALayerThatIsSharedStaysOne) {
   EXPECT_NE(tree->ptr<torch::nn::ModuleListImpl>(1)->ptr(0)->as<SyncBatchNorm1d>(), nullptr);
 }
 
-/// Has its layer in a typed member, as most modules.
+/// Has its layer in a typed member, as most modules do.
 struct TypedImpl : torch::nn::Module {
   TypedImpl() {
     register_module("bn", bn);

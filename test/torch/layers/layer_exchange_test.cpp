@@ -2,7 +2,7 @@
 
 #include "torch/support/torch_test.h"
 
-// Exchanges of layers, with and without the memory of the previous exchange.
+// Tests the exchanges of layers, which reuse the memory of the previous exchange if they can.
 
 namespace hvd::testing {
 namespace {
@@ -16,7 +16,7 @@ torch::Tensor row_of(int rank, std::int64_t columns, torch::ScalarType type, int
 TEST(LayerExchange, GathersRowsAndSums) {
   LayerExchange exchange("exchange.values", {});
   for (int step = 0; step < 20; ++step) {
-    // Sometimes another type, as for inputs of another dtype.
+    // Changes the dtype now and then, as a layer does for inputs of another dtype.
     const auto type = step % 7 < 4 ? torch::kFloat32 : torch::kFloat64;
     const std::int64_t columns = step % 11 < 6 ? 5 : 9;
     const torch::Tensor own = row_of(rank(), columns, type, step);

@@ -8,7 +8,7 @@
 #include "layers/batch_statistics.h"
 #include "torch/support/torch_test.h"
 
-// SyncBatchNorm against LibTorch's BatchNorm on the joined batch, with batches that differ by rank.
+// Compares SyncBatchNorm with LibTorch's BatchNorm on the joined batch. Batches differ by rank.
 
 namespace hvd::testing {
 namespace {
@@ -71,7 +71,7 @@ void expect_near(const torch::Tensor& actual, const torch::Tensor& expected, dou
   EXPECT_TRUE(near(actual.detach(), expected.detach(), tolerance)) << what;
 }
 
-/// Three steps of forward and backward on both sides. @param format of the inputs
+/// Compares the layers in three steps of forward and backward. @param format of the inputs
 template <class Layer, class Reference>
 void check_steps(const ProcessSet& set, const Samples& samples,
                  const std::vector<std::int64_t>& rest,
@@ -260,7 +260,7 @@ TEST(SyncBatchNorm, RanksMayConstructOtherLayersBesides) {
   EXPECT_TRUE(near(copy->running_mean, first->running_mean));
 }
 
-/// A network with two such layers, whose optimizer reduces in buckets.
+/// A network with two batch normalisations, whose gradients are reduced in buckets.
 struct NormNetImpl : torch::nn::Module {
   explicit NormNetImpl(bool synchronised) {
     net->push_back(torch::nn::Conv2d(torch::nn::Conv2dOptions(1, 4, 3)));

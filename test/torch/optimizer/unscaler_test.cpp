@@ -1,4 +1,4 @@
-// On the CPU; what LibTorch does on a GPU is in cuda_optimizer_test.cpp.
+// Tests the Unscaler on the CPU. cuda_optimizer_test.cpp tests it on a GPU.
 #include "optimizer/unscaler.h"
 
 #include <limits>
@@ -47,7 +47,7 @@ TEST(Unscaler, WithoutGradientsAllIsFinite) {
 }
 
 TEST(Unscaler, LooksAtAGradientBeforeItMultiplies) {
-  // 1e30 * 1e30 is no float any more, but was finite.
+  // 1e30 * 1e30 exceeds a float, but the gradient was finite.
   Unscaler unscaler(1e30);
   unscaler.add(torch::tensor({1e30F}));
   EXPECT_FALSE(found_bad(unscaler));

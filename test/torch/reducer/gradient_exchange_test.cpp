@@ -30,7 +30,7 @@ class Step {
     if (!gradient(i).defined()) return ::testing::AssertionFailure() << "there is none";
     return near(gradient(i), torch::full_like(parameters[i].tensor(), value).detach());
   }
-  /// Sets this rank's gradient to `factor` times its rank plus one.
+  /// Sets this rank's gradient to `factor` * (rank + 1).
   void set(std::size_t i, float factor = 1) {
     const torch::NoGradGuard no_grad;
     set_gradient(parameters[i],
@@ -236,7 +236,7 @@ TEST(GradientExchange, MembersOfAGroupFailTogether) {
   if (size() == 1) GTEST_SKIP() << "one rank cannot disagree";
   const GradientReduction how = reduction("group.fails", false);
   Step step(how);
-  // The last one is of another shape on rank 0.
+  // The last member has another shape on rank 0.
   for (const std::size_t i : {0, 2}) {
     const torch::Tensor tensor = i == 2 && rank() == 0 ? torch::ones({17}, torch::requires_grad())
                                                        : step.parameters[i].tensor();

@@ -12,7 +12,7 @@ namespace {
 
 using Events = std::vector<std::string>;
 
-/// Older LibTorch does not.
+/// Whether LibTorch can delete post-hooks. Older versions cannot.
 template <class Node>
 constexpr bool deletes_post_hooks = requires(Node& node) { node.del_post_hook(std::uintptr_t{0}); };
 

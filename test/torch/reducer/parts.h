@@ -21,7 +21,7 @@ inline libtorch::ReducedParameter reduced(const std::string& name, const torch::
   return parameter;
 }
 
-/// "p0", "p1", ...: parameters of as many ones.
+/// Makes parameters named "p0", "p1", ...; each is a vector of as many ones as its number.
 inline std::vector<libtorch::ReducedParameter> reduced(const std::vector<std::int64_t>& numbers,
                                                        const libtorch::GradientReduction& how) {
   std::vector<libtorch::ReducedParameter> all;
@@ -35,7 +35,7 @@ inline void set_gradient(const libtorch::ReducedParameter& parameter, torch::Ten
   parameter.tensor().mutable_grad() = std::move(gradient);
 }
 
-/// The sum of all ranks plus one.
+/// The sum of (rank + 1) over all ranks.
 inline float sum_of_ranks() { return static_cast<float>(size() * (size() + 1)) / 2; }
 
 }  // namespace hvd::testing

@@ -89,7 +89,7 @@ TEST(Safetensors, EveryDtypeAndShapeComesBackBitForBit) {
     }
   }
 
-  // The same into existing tensors of any strides.
+  // Loads the same into existing tensors of any strides.
   std::vector<StateDict::value_type> targets;
   for (const auto& [name, tensor] : tensors) targets.emplace_back(name, torch::empty_like(tensor));
   const auto result = load_safetensors(targets, folder.path() / "f");
@@ -379,7 +379,8 @@ TEST(Safetensors, AFolderThatDoesNotExistIsNamed) {
               HasSubstr("it is a folder"));
 }
 
-// Every hostile file of the unit test has an error in its header. Here the error is behind it.
+// Every hostile file of the unit test has an error in its header. Here the error is behind the
+// header.
 TEST(Safetensors, AHostileFileChangesNothing) {
   const TemporaryFolder folder;
   const std::filesystem::path path = folder.path() / "f";

@@ -3,19 +3,19 @@
 #include "torch/checkpoint/checkpoint_job.h"
 #include "torch/sharded/sharded_job.h"
 
-// A sharded optimizer to the disk and back: sharded and whole, at the same and at other numbers of
-// ranks.
+// Saves and loads a sharded optimizer, as shards and as a whole, at the same and at another number
+// of ranks.
 
 namespace hvd::testing {
 namespace {
 
-/// The same on every rank, without a word between them.
+/// Makes the same model on every rank without communication.
 Net seeded_net() {
   torch::manual_seed(41);
   return Net();
 }
 
-/// A model and its optimizer, wrapped in one way or the other.
+/// A model and its optimizer, wrapped by one of the two wrappers.
 template <class Wrapper, class Options>
 struct Training {
   Net net = seeded_net();
@@ -24,7 +24,7 @@ struct Training {
 
   explicit Training(const MakeOptimizer& make, const ProcessSet& set = {})
       : inner(make(net->parameters())), wrapper(*inner, net, Options{.process_set = set}) {}
-  /// Every rank has the same batches, so that their number does not matter.
+  /// Every rank has the same batches, so that the number of ranks does not matter.
   void train(int from, int to) {
     for (int step = from; step < to; ++step) {
       wrapper.zero_grad();
@@ -43,7 +43,8 @@ void expect_equal(Net& actual, Net& expected) {
     EXPECT_TRUE(near(item.value(), theirs[item.key()], 1e-5)) << item.key();
 }
 
-/// Six steps at once, and three, a checkpoint, and three more in another wrapper.
+/// Compares six uninterrupted steps with three steps, a checkpoint, and three more steps in another
+/// wrapper.
 template <class First, class Second>
 void check_resumed() {
   for (const auto& [name, make] : elementwise_optimizers()) {
@@ -58,7 +59,7 @@ void check_resumed() {
       save_checkpoint(folder.path(), first.state());
     }
     Second second(make);
-    second.train(7, 9);  // whatever it has is replaced
+    second.train(7, 9);  // the load replaces all of this
     EXPECT_TRUE(load_checkpoint(folder.path(), second.state()).has_value());
     EXPECT_EQ(second.inner->param_groups()[0].options().get_lr(), 0.003);
     second.inner->param_groups()[0].options().set_lr(
@@ -102,7 +103,7 @@ TEST(ShardedCheckpoint, LoadsAtAnotherNumberOfRanks) {
   remove_process_set(few);
 }
 
-/// By a wrapper that has never stepped, and by one that has: no rank keeps the whole.
+/// No rank keeps the whole state, whether its wrapper has stepped before or not.
 TEST(ShardedCheckpoint, ALoadedStateIsShardedAtOnce) {
   const auto make = elementwise_optimizers().at("Adam");
   const SharedFolder folder;
@@ -149,7 +150,7 @@ TEST(ShardedCheckpoint, IsSavedBeforeTheFirstStep) {
   }
 }
 
-/// State goes by the order that elements had in the last step, whatever they have now.
+/// The saved state follows the order that the elements had in the last step, not the current one.
 TEST(ShardedCheckpoint, FollowsParametersThatGetOtherStrides) {
   const auto train = [](auto& wrapper, torch::nn::Conv2d& layer, int from, int to) {
     for (int step = from; step < to; ++step) {

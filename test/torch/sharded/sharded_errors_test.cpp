@@ -4,8 +4,8 @@
 #include "torch/sharded/sharded_job.h"
 #include "torch/sharded/whole_optimizer.h"
 
-// Optimizers that are shared out by whole parameters, those that are not at all, and ranks that
-// differ.
+// Optimizers that are sharded by whole parameters, optimizers that cannot be sharded, and ranks
+// that differ.
 
 namespace hvd::testing {
 namespace {
@@ -34,7 +34,7 @@ TEST(ShardedWhole, EqualsOneProcess) {
   expect_equal_models(nets.sharded, nets.serial);
 }
 
-/// A rank has state of its own parameters only, and all of them have some.
+/// Each rank has the state of its own parameters only, and every rank has some.
 TEST(ShardedWhole, StateIsSharedOut) {
   std::vector<torch::Tensor> parameters;
   for (int i = 0; i < 8; ++i) parameters.push_back(torch::full({64, 64}, 1.0F).requires_grad_());
@@ -102,7 +102,7 @@ TEST(ShardedErrors, LbfgsIsRefused) {
   const DistributedOptimizer optimizer(inner, net);
 }
 
-/// On one rank only: an error on all, which names it.
+/// Only one rank has two devices, but all ranks throw. The other ranks' errors name that rank.
 TEST(ShardedErrors, ParametersOnTwoDevicesAreRefused) {
   const int last = size() - 1;
   std::vector<torch::Tensor> parameters{torch::ones({3}).requires_grad_()};
@@ -229,7 +229,7 @@ TEST(ShardedErrors, SpeakOfAShardedOptimizer) {
   speaks(message_of<DivergedError>([&] { optimizer.step(); }));
 }
 
-/// No rank updates the part of a rank that has joined.
+/// No rank would update the part of a rank that has joined.
 TEST(ShardedErrors, JoinIsNoticed) {
   if (size() == 1) GTEST_SKIP() << "needs two ranks";
   Net net = same_net();

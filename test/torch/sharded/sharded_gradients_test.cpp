@@ -60,7 +60,7 @@ TEST(ShardedGradients, ValuesAreClipped) {
   expect_equal_models(job.nets.sharded, job.nets.serial);
 }
 
-/// Clipped after the scaler, and one step that every rank skips as the last one has an inf.
+/// Clips gradients after unscaling. Every rank skips one step, in which the last rank has an inf.
 TEST(ShardedGradients, AreScaled) {
   Job job;
   ShardedOptimizer optimizer(job.inner, job.nets.sharded);
@@ -89,12 +89,13 @@ TEST(ShardedGradients, AreScaled) {
   expect_equal_models(job.nets.sharded, job.nets.serial);
 }
 
-/// Gradients are taken by a step that is skipped, too: what overflowed is not added to.
+/// A skipped step clears the gradients too, so that backward does not add to values that
+/// overflowed.
 TEST(ShardedGradients, OfASkippedStepAreGone) {
   Job job;
   ShardedOptimizer optimizer(job.inner, job.nets.sharded);
   GradScaler scaler({.init_scale = 1024, .growth_interval = 100});
-  for (int step = 0; step < kFewSteps; ++step) {  // and no zero_grad()
+  for (int step = 0; step < kFewSteps; ++step) {  // without zero_grad()
     const bool overflow = step == 0 || step == 3;
     torch::Tensor loss = loss_of(job.nets.sharded, Batch::of_rank(rank(), step));
     if (overflow && rank() == size() - 1) loss = loss * std::numeric_limits<float>::infinity();
@@ -117,7 +118,7 @@ TEST(ShardedGradients, AddUp) {
   for (int step = 0; step < kFewSteps; ++step) {
     optimizer.zero_grad();
     job.serial.zero_grad();
-    // Two that count and, in some steps, one that does not.
+    // Two passes that count and, in some steps, one that does not.
     for (int pass = 0; pass < (step % 2 == 0 ? 2 : 3); ++pass) {
       std::optional<NoSync> guard;
       if (step % 2 == 1 && pass == 0) guard.emplace(optimizer.no_sync());
@@ -130,7 +131,7 @@ TEST(ShardedGradients, AddUp) {
   expect_equal_models(job.nets.sharded, job.nets.serial);
 }
 
-// After the reduction this rank has its own part of a gradient only.
+// After the reduction this rank has only its own part of each gradient.
 TEST(ShardedGradients, TakeNoFurtherPassBetweenSynchronizeAndStep) {
   train_by_each_optimizer([](Pair& nets, torch::optim::Optimizer& inner,
                              torch::optim::Optimizer& serial) {
@@ -148,7 +149,7 @@ TEST(ShardedGradients, TakeNoFurtherPassBetweenSynchronizeAndStep) {
           EXPECT_THROW(backward(nets.sharded, 20 + step), UsageError);
         }
       }
-      step_both(nets, optimizer, serial, step);  // after zero_grad() all is well
+      step_both(nets, optimizer, serial, step);  // zero_grad() allows a new pass
       backward(nets.sharded, 30 + step);
       optimizer.synchronize();
       nets.sharded->zero_grad();
@@ -183,7 +184,7 @@ TEST(ShardedGradients, TravelCompressed) {
   expect_equal_models(job.nets.sharded, job.nets.serial, 5e-2);
 }
 
-/// An embedding's rows stay sparse, so that one rank has all of it.
+/// The gradient of an embedding stays sparse, so one rank has all of the embedding.
 TEST(ShardedGradients, MayBeSparse) {
   for (const bool as_dense : {false, true}) {
     SCOPED_TRACE(as_dense);

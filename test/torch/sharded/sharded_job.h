@@ -13,7 +13,7 @@ namespace hvd::testing {
 using MakeOptimizer =
     std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<torch::Tensor>)>;
 
-/// Each of LibTorch's that updates element by element, with the options that need most state.
+/// LibTorch's optimizers that update element by element, with the options that need most state.
 inline std::map<std::string, MakeOptimizer> elementwise_optimizers() {
   using namespace torch::optim;  // NOLINT(google-build-using-namespace)
   return {
@@ -43,7 +43,7 @@ inline std::map<std::string, MakeOptimizer> elementwise_optimizers() {
   };
 }
 
-/// The same model on every rank, and a copy for the serial run.
+/// A model that is equal on all ranks, and a copy for the serial run.
 struct Pair {
   Net sharded;
   Net serial;
@@ -65,7 +65,7 @@ inline void expect_equal_models(Net& actual, Net& expected, double tolerance = 1
   EXPECT_TRUE(same_on_all_ranks(actual->parameters()));
 }
 
-/// One step on each rank's batch, and one on the joined batch.
+/// Makes one step on this rank's batch, and a serial one on the joined batch.
 template <class Optimizer>
 void step_both(Pair& nets, Optimizer& optimizer, torch::optim::Optimizer& serial, int step) {
   optimizer.zero_grad();
@@ -76,9 +76,9 @@ void step_both(Pair& nets, Optimizer& optimizer, torch::optim::Optimizer& serial
   serial.step();
 }
 
-/// Calls `train` with each of the optimizers, for a pair of models of its own: one that a
-/// ShardedOptimizer is to wrap, and the one of the serial run. It has to compare them while its
-/// ShardedOptimizer lives.
+/// Calls `train` for each of these optimizers with a new pair of models, an optimizer that a
+/// ShardedOptimizer is to wrap, and the optimizer of the serial run. `train` must compare the
+/// models while its ShardedOptimizer exists.
 using Train =
     std::function<void(Pair&, torch::optim::Optimizer& inner, torch::optim::Optimizer& serial)>;
 inline void train_by_each_optimizer(const Train& train) {

@@ -3,7 +3,7 @@
 #include "sharded/parameter_shards.h"
 #include "torch/sharded/sharded_job.h"
 
-// Training with a sharded optimizer on N ranks against one process on the joined batch.
+// Compares training with a sharded optimizer on N ranks with one process on the joined batch.
 
 namespace hvd::testing {
 namespace {
@@ -47,7 +47,7 @@ TEST(ShardedTraining, GradientsAreGoneAfterAStep) {
   }
 }
 
-/// Two groups that differ in everything, and a scheduler on the optimizer that the program made.
+/// Two groups with different options, and a scheduler on the wrapped optimizer.
 TEST(ShardedTraining, GroupsAndSchedulersWork) {
   const auto make = [](Net& net) {
     using torch::optim::AdamOptions;
@@ -79,8 +79,8 @@ TEST(ShardedTraining, UnusedParametersStayAsTheyAre) {
   train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
     ShardedOptimizer optimizer(inner, nets.sharded);
     for (int step = 0; step < kSteps; ++step) {
-      // Every other step leaves the last layer out, and in some only the last rank has the
-      // first.
+      // Every other step does not use the last layer, and in it only the last rank trains the
+      // first layer.
       const auto loss = [&](Net& net, const Batch& batch, bool all) {
         const torch::Tensor hidden = torch::tanh(net->fc1->forward(batch.x));
         if (step % 2 == 0) return torch::mse_loss(net->fc2->forward(hidden), batch.y);
@@ -104,7 +104,7 @@ TEST(ShardedTraining, UnusedParametersStayAsTheyAre) {
   });
 }
 
-/// Frozen layers are in no bucket, so parameters are distributed anew twice, and state moves.
+/// Frozen layers are in no bucket, so the parameters are distributed again twice, and state moves.
 TEST(ShardedTraining, LayersAreFrozenAndUnfrozen) {
   train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
     ShardedOptimizer optimizer(inner, nets.sharded);
@@ -119,7 +119,7 @@ TEST(ShardedTraining, LayersAreFrozenAndUnfrozen) {
   });
 }
 
-/// State that the optimizer has before, all of it on every rank, is shared out.
+/// The optimizer has its whole state on every rank before it is wrapped. The wrapper shards it.
 TEST(ShardedTraining, GoesOnWithStateOfTheOptimizer) {
   train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
     {
@@ -159,7 +159,7 @@ TEST(ShardedTraining, ClosureIsEvaluatedOnceAndItsLossReduced) {
   });
 }
 
-/// Parameters in other memory, as after Module::to().
+/// Moves the parameters to other memory, as Module::to() does.
 TEST(ShardedTraining, FollowsParametersThatMove) {
   train_by_each_optimizer([](Pair& nets, Optimizer& inner, Optimizer& serial) {
     ShardedOptimizer optimizer(inner, nets.sharded);
@@ -174,7 +174,7 @@ TEST(ShardedTraining, FollowsParametersThatMove) {
   });
 }
 
-/// A convolution on every rank, and its copy of the serial run.
+/// A convolution on every rank, and a copy for the serial run.
 struct Convolutions {
   torch::nn::Conv2d sharded{nullptr};
   torch::nn::Conv2d serial{nullptr};
@@ -201,8 +201,8 @@ struct Convolutions {
   }
 };
 
-/// The same elements in another order: in the first step, between steps in buckets, and in the step
-/// behind such a one. State moves along.
+/// Changes the order of the weight's elements after the first step, between later steps, and twice
+/// in a row. The state must follow.
 TEST(ShardedTraining, FollowsParametersThatGetOtherStrides) {
   for (const auto& [name, make] : elementwise_optimizers()) {
     SCOPED_TRACE(name);
@@ -225,7 +225,7 @@ TEST(ShardedTraining, FollowsParametersThatGetOtherStrides) {
   }
 }
 
-/// The ranks have parts of a gradient in the former order.
+/// The ranks have parts of a gradient in the old order.
 TEST(ShardedTraining, RefusesOtherStridesBetweenBackwardAndStep) {
   if (size() == 1) GTEST_SKIP() << "a rank alone has all of every gradient";
   Convolutions layers;
@@ -247,7 +247,7 @@ TEST(ShardedTraining, RefusesOtherStridesBetweenBackwardAndStep) {
   EXPECT_TRUE(same_on_all_ranks(layers.sharded->parameters()));
 }
 
-// A step of many small parameters must not plan them anew.
+// A step must not plan the shards again: this would be slow with many small parameters.
 TEST(ParameterShards, ArePlannedOnlyWhenAParameterOrAUnitHasChanged) {
   Net net = same_net();
   torch::optim::Adam adam(net->parameters(), torch::optim::AdamOptions(0.01));

@@ -8,8 +8,8 @@
 
 namespace hvd::testing {
 
-/// An optimizer of a program's own: it looks at a whole gradient at a time, so that parts of
-/// parameters would be updated otherwise.
+/// An optimizer that a program defines. It uses the norm of a whole gradient, so it would update
+/// parts of parameters differently.
 class NormalizedSgd final : public torch::optim::Optimizer {
  public:
   NormalizedSgd(std::vector<torch::Tensor> parameters, double lr)

@@ -29,7 +29,7 @@ class CudaTest : public ::testing::Test {
   static c10::Stream current_stream() {
     return c10::impl::VirtualGuardImpl(c10::DeviceType::CUDA).getStream(device());
   }
-  /// Lets later work of `to` wait for the present work of `from`.
+  /// Makes later work of `to` wait for the current work of `from`.
   static void order(const c10::Stream& from, const c10::Stream& to) {
     const c10::impl::VirtualGuardImpl gpus(c10::DeviceType::CUDA);
     void* event = nullptr;

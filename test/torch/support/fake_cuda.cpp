@@ -25,10 +25,10 @@
 namespace hvd::testing {
 namespace {
 
-// Two devices, so that ranks 0 and 1 use different ones and each has another one.
+// Two devices, so that ranks 0 and 1 use different ones, and each has one that it does not use.
 constexpr int kDevices = 2;
 
-// The rank of the FakeGpu that this process is.
+// hvd and LibTorch are two ranks of the FakeGpu.
 constexpr int kHvd = 0;
 constexpr int kLibTorch = 1;
 
@@ -37,8 +37,7 @@ std::atomic<int> operators = 0;
 thread_local c10::DeviceIndex device_of_thread = 0;
 thread_local std::array<c10::StreamId, kDevices> streams_of_thread = {};
 
-/// The device and LibTorch's streams on it. Exists as long as the process, as autograd's threads
-/// do.
+/// The device and LibTorch's streams on it. Exists as long as the process, like autograd's threads.
 class FakeCuda {
  public:
   static FakeCuda& instance() {
@@ -352,7 +351,7 @@ class HostCall {
     ranges_.push_back({begin, static_cast<std::size_t>(last + 1) * tensor.element_size(), writes_});
   }
 
-  /// The host reads what the device has computed.
+  /// Counts a wait if the host reads results of the device.
   void count_host_wait() const {
     static const std::set<std::string> reading = {"aten::_local_scalar_dense", "aten::equal",
                                                   "aten::nonzero", "aten::is_nonzero"};
@@ -413,7 +412,7 @@ class HostCall {
   const c10::OperatorHandle& op_;
   torch::jit::Stack& stack_;
   c10::Device device_{c10::DeviceType::CUDA, device_of_thread};
-  bool writes_ = false;        // the present argument is written
+  bool writes_ = false;        // the current argument is written
   bool host_written_ = false;  // the result is on the CPU
   std::vector<FakeGpu::Range> ranges_;
   std::map<c10::StorageImpl*, c10::Storage> storages_;
@@ -527,6 +526,6 @@ TORCH_LIBRARY_IMPL(aten, CUDA, library) {
   library.impl("empty_strided", &hvd::testing::empty_strided);
   library.impl("set_.source_Storage_storage_offset", &hvd::testing::set_storage);
   library.impl("batch_norm_backward_elemt", &hvd::testing::batch_norm_backward_elemt);
-  // These operators would look for a CUDA kernel without the dispatcher.
+  // copy_ would look for a CUDA kernel without the dispatcher.
   library.impl("copy_", torch::CppFunction::makeFromBoxedFunction<&hvd::testing::run_on_host>());
 }

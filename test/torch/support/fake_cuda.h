@@ -10,18 +10,18 @@
 /// and hvd::init() finds it.
 ///
 /// The FakeGpu records each of LibTorch's operators as an access to its tensors in the current
-/// stream. An access to memory that the device may still use, or may not use yet, is a fault, also
+/// stream. An access to memory that the device may still use, or may not use yet, is a fault, even
 /// if the values are right. hvd's own queues run as late as possible, when a thread waits for them.
 ///
-/// As in the caching allocator, freed memory is reused immediately under the stream that it was
-/// allocated under, unless other streams were recorded as its users.
+/// As in the caching allocator, freed memory is reused immediately on the stream that it was
+/// allocated on, unless other streams were recorded as its users.
 namespace hvd::testing {
 
 /// The number of times that the calling thread has waited for the device: reads by the host, and
 /// synchronisations of streams and events.
 int fake_host_waits();
 
-/// Lets allocations of at least this many bytes fail from now on; 0: all succeed.
+/// Makes allocations of at least this many bytes fail from now on; 0: all succeed.
 void refuse_fake_memory_from(std::size_t bytes);
 
 /// Reports the stream as being captured into a CUDA graph. Operators still compute.
@@ -36,7 +36,7 @@ class FakeCapture {
   const c10::Stream stream_;
 };
 
-/// hvd's calls of the device.
+/// The numbers of hvd's calls to the device.
 struct HvdCalls {
   int synchronize = 0;
   int records = 0;

@@ -67,7 +67,7 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-/// One rank's batch of a regression problem. `joined` is all ranks' in rank order.
+/// One rank's batch of a regression problem. joined() returns all ranks' samples in rank order.
 struct Batch {
   torch::Tensor x, y;
   static Batch of_rank(int rank, int step);
@@ -75,16 +75,16 @@ struct Batch {
 };
 torch::Tensor loss_of(Net& net, const Batch& batch);
 
-/// A copy with the same values.
+/// Copies the values of the parameters of `from` to those of `to`.
 void copy_values(const torch::nn::Module& from, torch::nn::Module& to);
 
-/// The same on all ranks.
+/// Returns a network that is equal on all ranks.
 Net same_net(torch::ScalarType type = torch::kFloat32);
 
-/// The gradients of this rank's batch of a step, in the net's type.
+/// Computes the gradients for this rank's batch of a step, in the net's dtype.
 void backward(Net& net, int step = 0);
 
-/// A step with this rank's batch.
+/// Trains one step with this rank's batch.
 template <class Optimizer>
 void train_step(Net& net, Optimizer& optimizer, int step) {
   optimizer.zero_grad();

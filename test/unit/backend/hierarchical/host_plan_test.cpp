@@ -10,7 +10,7 @@ namespace {
 
 using Hosts = std::vector<std::vector<int>>;
 
-/// One letter per rank of the world.
+/// Makes a topology. The string has one letter per rank of the world, the name of its host.
 Topology on_hosts(const std::string& letters) {
   std::vector<std::string> names;
   for (const char letter : letters) names.emplace_back(1, letter);

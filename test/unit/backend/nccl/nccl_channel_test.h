@@ -120,7 +120,7 @@ class NcclChannelTest : public ::testing::Test {
     return values;
   }
 
-  /// Runs the works to their ends, and the device.
+  /// Completes the works, and then all operations of the device.
   void complete(const std::vector<std::unique_ptr<Work>>& works) {
     for (const auto& work : works) {
       while (!work->progress()) {

@@ -102,7 +102,8 @@ TEST_F(NcclLauncherInitTest, ACommunicatorCreatedAfterItsAbortIsAborted) {
   EXPECT_TRUE(nccl_->wait_for_aborts(0, 1));
 }
 
-// Calls on other communicators follow it, except those whose communicator is aborted meanwhile.
+// Calls on other communicators follow the one under way, except those whose communicator is aborted
+// meanwhile.
 TEST_F(NcclLauncherInitTest, CallsAreMadeInTheOrderOfSubmission) {
   const nccl::Comm behind =
       launcher_->begin_init(nccl_->library(0)->make_id(), 1, 0, nccl::Blocking::kNo);
