@@ -231,7 +231,7 @@ void Engine::on_plan(const wire::Plan& plan) {
 }
 
 void Engine::apply(const wire::Plan& plan) {
-  HVD_EXPECT(!steady_.repeating(), "nothing is repeated");
+  HVD_EXPECT(!steady_.repeating(), "no schedule is being repeated");
   router_.pass_down(plan);
   control::Applied applied = negotiator_.apply(plan);
   router_.on_applied(plan);

@@ -1,7 +1,7 @@
 #pragma once
 
-/* Checks for tests in C. A failed one is printed and counted, and the test goes on: a rank that
- * leaves makes the others wait. */
+/* Checks for tests in C. A failed check is printed and counted, and the test goes on, because a
+ * rank that left would make the others wait. */
 #include <stdio.h>
 #include <string.h>
 
@@ -39,13 +39,13 @@ extern int failures;
 
 #define EXPECT_OK(call) EXPECT_STATUS(call, HVD_OK)
 
-/* The call is a usage error whose text contains the words. */
-#define EXPECT_USAGE(call, words)                                                              \
-  do {                                                                                         \
-    EXPECT_STATUS(call, HVD_ERROR_USAGE);                                                      \
-    if (strstr(hvd_last_error(), words) == NULL) {                                             \
-      fprintf(stderr, "%s:%d: '%s' does not say '%s'\n", __FILE__, __LINE__, hvd_last_error(), \
-              words);                                                                          \
-      ++failures;                                                                              \
-    }                                                                                          \
+/* Expects a usage error whose text contains the words. */
+#define EXPECT_USAGE(call, words)                                                                  \
+  do {                                                                                             \
+    EXPECT_STATUS(call, HVD_ERROR_USAGE);                                                          \
+    if (strstr(hvd_last_error(), words) == NULL) {                                                 \
+      fprintf(stderr, "%s:%d: '%s' does not contain '%s'\n", __FILE__, __LINE__, hvd_last_error(), \
+              words);                                                                              \
+      ++failures;                                                                                  \
+    }                                                                                              \
   } while (0)

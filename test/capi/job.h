@@ -12,7 +12,7 @@ extern int size;
 hvd_submission_t submission(const char* name, hvd_kind_t kind, hvd_dtype_t dtype, void* data,
                             const int64_t* count, size_t bytes);
 
-/* Sums a value over the ranks: also a way to see that the runtime goes on after an error. */
+/* Sums a value over the ranks. Tests also use it to check that the runtime works after an error. */
 float sum_of(float value, const char* name);
 float sum_of_ranks(void);
 

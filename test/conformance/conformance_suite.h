@@ -22,7 +22,7 @@
 ///     }
 ///     TEST(MpiConformance, BackToBack) { run_back_to_back(harness, mixed_cases(harness.size())); }
 ///
-/// Link hvd_conformance. Checks are EXPECT_s, so that a rank with a wrong result takes part in the
+/// Link hvd_conformance. Checks use EXPECT_*, so that a rank with a wrong result takes part in the
 /// next collective. The suite does not catch exceptions of a Work. One thread can step all ranks if
 /// it uses Run directly; local_conformance_test.cpp does both.
 namespace hvd::conformance {
@@ -37,7 +37,7 @@ struct Case {
   ReduceOp op = ReduceOp::kSum;
   DataType dtype = DataType::kFloat32;
   /// Allreduce, broadcast: elements. Reducescatter: elements of all blocks together. Allgather,
-  /// alltoall: of one block (of the largest, when ragged).
+  /// alltoall: elements of one block (the largest, if the blocks are ragged).
   std::int64_t count = 0;
   Blocks blocks = Blocks::kEqual;  ///< kRagged: unequal ones, some of them empty
   ReduceScale scale = {};

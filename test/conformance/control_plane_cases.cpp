@@ -36,8 +36,8 @@ control::Message receive(control::ControlPlane& plane) {
   return {.source = -1, .bytes = {}};
 }
 
-/// A message that contains its sender and its number, of a size that depends on both: empty,
-/// eager, and in several parts.
+/// Makes a message that contains its sender and its number. Its size depends on both, from these
+/// two numbers alone to a message that is sent in several parts.
 Bytes make_message(int source, int number) {
   constexpr std::size_t kSizes[] = {8, 100, 4000, 4096, 5000, 40'000, 300'000};
   Bytes message(kSizes[static_cast<std::size_t>(source + number) % std::size(kSizes)],

@@ -11,13 +11,13 @@ namespace hvd::conformance {
 /// One rank of a job that consists of a control plane only.
 struct PlaneRank {
   control::ControlPlane& plane;
-  /// Waits for all ranks, past the control plane.
+  /// Waits for all ranks without using the control plane.
   std::function<void()> wait_for_all;
 };
 
 struct ControlPlaneCase {
   const char* name;
-  /// On every rank at once. Failures are GoogleTest's.
+  /// Called on every rank at the same time. Reports failures to GoogleTest.
   void (*run)(PlaneRank&);
 };
 extern const ControlPlaneCase kControlPlaneCases[6];

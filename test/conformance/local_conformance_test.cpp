@@ -22,7 +22,7 @@ MakeParts local_ranks(int size) {
   };
 }
 
-/// All ranks stepped in turn by the calling thread.
+/// Steps all ranks in turn on the calling thread.
 void step_ranks(int size, const std::vector<Case>& cases) {
   const auto world = std::make_shared<testing::LocalWorld>(size);
   std::deque<testing::FakePeers> peers;

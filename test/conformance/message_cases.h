@@ -13,7 +13,7 @@ namespace hvd::conformance {
 struct MessageSetting {
   const char* name = "";
   const char* hosts = "";  ///< the host of each rank, a letter per rank
-  int every = 8;           ///< one of so many cases runs; all cases in a long run
+  int every = 8;           ///< one in this many cases runs; all cases in a long run
 
   int size() const { return static_cast<int>(std::string(hosts).size()); }
 };

@@ -14,8 +14,8 @@
 #include "support/fake_carrier.h"
 #include "support/join_nodes.h"
 
-// The backends that send messages, with ranks that are threads, and a carrier that matches messages
-// by their tag only.
+// Tests the backends that send messages. The ranks are threads, and the carrier matches messages by
+// their tag only.
 
 namespace hvd::conformance {
 namespace {

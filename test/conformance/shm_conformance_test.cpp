@@ -35,7 +35,7 @@ struct Setting {
 };
 // With small buffers every tensor takes many rounds, and the last rounds are ragged.
 constexpr shm::ShmTuning kSmallBuffers{.buffer_bytes = 1024, .small_bytes = 128};
-// A call moves less than a phase of a round.
+// A call moves fewer bytes than a phase of a round.
 constexpr shm::ShmTuning kSmallCalls{.buffer_bytes = 4096, .small_bytes = 128, .call_bytes = 512};
 constexpr Setting kSettings[] = {{"Default", 2},
                                  {"Default", 4},
@@ -45,8 +45,7 @@ constexpr Setting kSettings[] = {{"Default", 2},
                                  {"Mixed", 2, {}, Where::kMixed},
                                  {"SmallCalls", 3, kSmallCalls, Where::kMixed}};
 
-/// Memory of an arena, or alternately of the arena and of the heap, in a different pattern on each
-/// rank.
+/// Takes every `every`-th allocation from an arena, and the others from the heap.
 class ArenaMemory final : public std::pmr::memory_resource {
  public:
   ArenaMemory(std::shared_ptr<SharedArena> arena, int every)
@@ -130,7 +129,7 @@ class SteppedRanks {
     }
   }
 
-  /// False: all ranks sleep, and not all of them are done.
+  /// Returns false if all ranks sleep although not all of them are done.
   bool run() {
     for (;;) {
       std::vector<std::size_t> awake;

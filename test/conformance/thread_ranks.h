@@ -29,7 +29,7 @@ inline std::vector<int> all_ranks(int size) {
 /// The doorbells of all ranks. Thread-safe.
 using Doorbells = std::deque<Doorbell>;
 
-/// Peers that ring them.
+/// Peers that ring these doorbells.
 inline testing::FakePeers peers_of(int rank, Doorbells& doorbells) {
   return testing::FakePeers(rank, static_cast<int>(doorbells.size()), [&doorbells](int other) {
     doorbells[static_cast<std::size_t>(other)].ring();

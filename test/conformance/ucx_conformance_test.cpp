@@ -24,7 +24,7 @@ constexpr Setting kOfHosts[] = {{"OneAndTwo", "abb", 16}};
 
 using Carriers = std::vector<std::shared_ptr<message::Carrier>>;
 
-/// farewell() makes a carrier deliver all its messages before it ends.
+/// Makes a carrier for each rank. farewell() makes it deliver all its messages before it ends.
 Carriers carriers_of(int size) {
   std::vector<ucx::Workers> workers;
   ucx::JobMembers members{.generation = 5, .addresses = {}};

@@ -11,7 +11,7 @@
 namespace hvd::campaign {
 namespace {
 
-// The extra time on a machine with fewer cores than ranks.
+// Extra time for a machine with fewer cores than ranks.
 constexpr double kSlack = 1;
 constexpr double kAtOnce = 1;
 
@@ -48,7 +48,7 @@ class Judge {
            plan_.fault == Fault::kThrow;
   }
   bool departs() const { return plan_.fault == Fault::kExit || plan_.fault == Fault::kLeave; }
-  /// A rank may have received everything that it needed from the victim.
+  /// Whether a survivor may have received everything that it needed from the victim.
   bool may_be_done() const { return plan_.by_timer() && witness(plan_.victim).final; }
 
   void expect_end(int rank, const std::string& end);
@@ -96,7 +96,7 @@ void Judge::expect_loss(int rank) {
   const bool named = loss.rank == plan_.victim || (loss.in_init && loss.rank == -1);
   if (!named) blame(rank, "blames rank ", loss.rank, ": ", loss.message);
   const bool seen_by_all = plan_.hosts.empty() && plan_.fault != Fault::kStop;
-  // The shutdown() of an earlier epoch may have had to wait for the loss, and then init() again.
+  // The shutdown() of an earlier epoch may have waited to detect the loss, and init() waits again.
   double earlier = 0;
   if (loss.in_init && !witness(rank).shutdowns.empty()) {
     earlier = std::accumulate(witness(rank).shutdowns.begin(),

@@ -12,7 +12,7 @@
 /// Reads the output of a job's ranks, and compares it with the plan.
 namespace hvd::campaign {
 
-/// An operation has failed, and the job goes on.
+/// A failed operation, after which the job goes on.
 struct Failure {
   std::string error;
   std::string key;

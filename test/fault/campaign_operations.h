@@ -15,7 +15,7 @@ namespace hvd::campaign {
 enum class Set { kWorld, kSubset, kSurvivors };
 
 struct Spec : testing::ProgramOperation {
-  std::string key = {};  ///< the name too, unless unnamed
+  std::string key = {};  ///< also the name, unless the operation is unnamed
   Set set = Set::kWorld;
   std::vector<int> contributors = {};  ///< the members that have not joined
 
@@ -25,16 +25,16 @@ using Memory = testing::OperationMemory;
 
 /// The operation named "without", on the set of the survivors.
 Spec operation_without_victim(const Plan&);
-/// The operations of one step. They are the same on all ranks, but each rank submits them in
-/// another order.
+/// The operations of one step. They are the same on all ranks, but each rank submits them in its
+/// own order.
 std::vector<Spec> operations_of_step(const Plan&, int epoch, int step);
 /// The operations of an extra step, which only some ranks run before they join.
 std::vector<Spec> operations_of_extra_step(const Plan&, int epoch, int step, int extra);
-/// Indices into the operations in the order in which this rank submits them: unnamed ones keep
-/// theirs.
+/// Indices into the operations in the order in which this rank submits them. Unnamed operations
+/// keep their relative order.
 std::vector<std::size_t> order_on(int rank, const std::vector<Spec>&, const Plan&, int epoch,
                                   int step);
-/// The victim's submission, if its fault concerns this operation.
+/// The operation that the victim submits instead of this one, which must be concerned().
 Spec sabotaged(const Spec&, const Plan&);
 bool concerned(const Spec&, const Plan&);
 

@@ -64,7 +64,7 @@ std::vector<int> make_subset(int ranks, Random& random) {
 void plan_joins(Plan& plan, Random& random) {
   plan.joins = plan.moment == Moment::kInJoin || random.chance(40);
   for (int rank = 0; rank < plan.ranks; ++rank) plan.extra.push_back(random.below(3));
-  // The last to join, or else others would wait for it in a step, and for each other in join().
+  // The victim joins last. Otherwise some ranks would wait for it in a step, and others in join().
   if (plan.fault == Fault::kLongDelay && plan.moment == Moment::kInJoin)
     plan.extra[static_cast<std::size_t>(plan.victim)] = 3;
 }

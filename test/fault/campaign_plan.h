@@ -17,9 +17,9 @@ enum class Fault {
   kKill,
   kThrow,
   kStop,        ///< SIGSTOP; the driver ends the process when the others have ended
-  kPause,       ///< SIGSTOP, and SIGCONT inside every deadline
-  kShortDelay,  ///< inside every deadline
-  kLongDelay,   ///< beyond stall_shutdown
+  kPause,       ///< SIGSTOP, and SIGCONT before any deadline
+  kShortDelay,  ///< shorter than every deadline
+  kLongDelay,   ///< longer than stall_shutdown
   kDisagree,
   kWrongKind,
   kExit,

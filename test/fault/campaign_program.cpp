@@ -1,6 +1,6 @@
-// campaign_program SEED: one rank of a run of the fault campaign. A training-like loop over two
-// lives of the runtime, in which one rank fails as the seed determines. It prints one line per
-// event to standard output, which campaign_judge.cpp reads:
+// campaign_program SEED: one rank of a run of the fault campaign. It runs a training-like loop in
+// two epochs, each with its own init() and shutdown(). One rank fails as the seed determines. The
+// program prints one line per event to standard output, which campaign_judge.cpp reads:
 //
 // @hvd EVENT RANK ...
 //   PID pid | FAULT time | FINAL | WRONG text | SHUTDOWN seconds | END how
@@ -42,7 +42,8 @@ int rank_by_launcher() {
   return 0;
 }
 
-/// One line in one write: the process may be killed right after it, and several threads print.
+/// Prints a line with one write(), because the process may be killed right afterwards, and several
+/// threads print.
 template <class... Parts>
 void say(const char* event, const Parts&... parts) {
   std::ostringstream line;
@@ -201,7 +202,7 @@ void Rank::report_failed(const std::string& key, const std::vector<int>& members
   say("OP", class_of(error), context_ + key, list, now() - begin, error.what());
 }
 
-/// A call of all ranks. A disagreement and a stall concern only this one.
+/// Makes a call that all ranks make. A disagreement or a stall fails only this call.
 void Rank::attempt(const std::string& key, const std::function<void()>& call) {
   const double begin = now();
   try {
@@ -302,7 +303,7 @@ void Rank::finish_step() {
   if (fatal) fatal->raise_if_error();
 }
 
-/// A submission has thrown, and those before it may still be outstanding.
+/// Waits for the operations that are still outstanding after a submission has thrown.
 void Rank::abandon_step() {
   for (const Running& running : running_) {
     if (running.operation.valid()) running.operation.wait();
@@ -353,7 +354,7 @@ void Rank::end_runtime() {
   if (is_initialized()) say("WRONG", "initialized after shutdown()");
 }
 
-/// The others go on without the rank that has left.
+/// Runs operations on the other ranks after one has left.
 void Rank::after_departure() {
   context_ = "after.";
   submit_some({operation_without_victim(plan_)}, false);
@@ -361,7 +362,7 @@ void Rank::after_departure() {
   barrier(survivors_);
 }
 
-/// On the victim, which has submitted part of a step.
+/// Called on the victim, which has submitted part of a step.
 void Rank::leave() {
   end_runtime();
   for (const Running& running : running_) {

@@ -87,7 +87,7 @@ void die_soon() {
 
 /// @param next the next rank's process
 void misbehave(const std::string& mode, pid_t next) {
-  // If each rank killed itself, the slower one might learn of the other's loss first.
+  // If each rank killed itself, the slower one might detect the other's loss first.
   if (mode == "kill-two") ::kill(next, SIGKILL);
   if (mode == "kill" || mode == "kill-two") ::raise(SIGKILL);
   if (mode == "exec") ::execl("/bin/sleep", "sleep", "8", nullptr);
@@ -113,8 +113,8 @@ const char* class_name(const hvd::Error& error) {
   return "Error";
 }
 
-/// One step: all tensors submitted, the victim's misbehaviour in the middle, all awaited and
-/// checked.
+/// Runs one step: submits all tensors, with the victim's misbehaviour in the middle, waits for the
+/// results and checks them.
 void run_step(int step, const std::string& mode, bool bad_step, bool goes_wrong, pid_t next = 0) {
   std::vector<std::vector<float>> gradients(
       kTensors,

@@ -66,8 +66,8 @@ Outcome run(const std::string& command) {
   return outcome;
 }
 
-/// The starter of the ranks, and the carrier of their messages. Neither ends the job by itself, so
-/// that only hvd can.
+/// How the ranks are started, which also determines the carrier of their messages. No starter ends
+/// the job by itself, so only hvd can end it.
 enum class Start { kMpirun, kByHand };
 
 std::string command_of(Start start, int ranks, const std::string& program) {
@@ -133,7 +133,7 @@ TEST_P(EveryVictim, AKilledRankIsNamedOnEverySurvivorAtOnce) {
   expect_peer_lost_on_survivors(run_unsupervised("kill"), victim(), 2.0);
 }
 
-// The locks, doorbells and connections are those of the second job.
+// The survivors detect the loss by the locks, doorbells and connections of the second job.
 TEST_P(EveryVictim, ARankKilledInTheSecondJobOfItsProcessesIsNamedAtOnce) {
   expect_peer_lost_on_survivors(run_unsupervised("second-kill"), victim(), 2.0);
 }
@@ -282,7 +282,7 @@ TEST(FaultUnderHvdrun, ARankThatEndsWithZeroAndWithoutShutdownIsNamedIfAnotherFa
     const Outcome outcome =
         run("env HVD_START_TIMEOUT=3 " + hvdrun + " -np 3 " HVD_FAULT_PROGRAM " skip 1 20");
     EXPECT_EQ(outcome.exit_code, 1) << outcome.output;
-    // mpirun may notice it before HVD_START_TIMEOUT, as the others call MPI_Init.
+    // mpirun may detect it before HVD_START_TIMEOUT, because the others call MPI_Init.
     EXPECT_THAT(outcome.output,
                 AnyOf(HasSubstr("hvdrun: rank 1 ended with code 0 before hvd::init()"),
                       HasSubstr("hvdrun: rank 1 ended with code 0 but without MPI_Finalize")));
@@ -316,8 +316,8 @@ std::size_t count(const std::string& text, const std::string& part) {
   return found;
 }
 
-// It is printed by the rank that threw, by the other rank's log and its program, and in hvdrun's
-// last message.
+// The error is printed by the rank that threw, by the other rank's log and its program, and in
+// hvdrun's last message.
 TEST(FaultUnderHvdrun, AnUncaughtErrorIsPrintedFourTimesAtTwoRanks) {
   for (const std::string& hvdrun : hvdruns()) {
     const Outcome outcome = run(hvdrun + " -np 2 " HVD_FAULT_PROGRAM " throw 1 20");

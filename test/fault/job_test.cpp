@@ -37,7 +37,7 @@ int size_of_job() {
   return text != nullptr ? std::atoi(text) : 1;
 }
 
-/// The backend over the carrier of this job.
+/// The name of the backend that sends messages over this job's carrier.
 const char* message_backend() {
   return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || size_of_job() == 1 ? "mpi" : "ucx";
 }
@@ -109,14 +109,14 @@ TEST(Job, Sigusr1PrintsTheStateOfTheRank) {
   shutdown();
 }
 
-// A signal to all ranks at once kills no rank, in any state.
+// A user may send the signal to all ranks at once. It must not kill a rank in any state.
 TEST(Job, Sigusr1DoesNoHarmInShutdownAndAfterIt) {
   init();
   const bool last_to_leave = rank() == size() - 1;
   const std::string self = "hvd: rank " + std::to_string(rank()) + " of ";
   if (last_to_leave) std::this_thread::sleep_for(std::chrono::milliseconds(300));
   std::atomic<bool> left = false;
-  bool in_time = false;  // unless this machine is very busy
+  bool in_time = false;  // stays false if this machine is very busy
   std::thread asks([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     if (last_to_leave) return;
@@ -131,7 +131,7 @@ TEST(Job, Sigusr1DoesNoHarmInShutdownAndAfterIt) {
   const std::string meanwhile = ::testing::internal::GetCapturedStderr();
   if (in_time) {
     EXPECT_NE(meanwhile.find(self), std::string::npos)
-        << "it does not say what it waits for: " << meanwhile;
+        << "the rank did not print its state: " << meanwhile;
   }
   ::testing::internal::CaptureStderr();
   ::raise(SIGUSR1);
@@ -167,7 +167,7 @@ TEST(Job, ManyOperationsInFlightFromSeveralThreadsInDifferentOrder) {
       threads.emplace_back([&, thread] {
         std::vector<Operation> operations;
         for (int i = 0; i < kPerThread; ++i) {
-          // Every rank starts at another place.
+          // Every rank starts at a different tensor.
           const int index = thread * kPerThread + (i + 37 * rank()) % kPerThread;
           auto& tensor = data[static_cast<std::size_t>(index)];
           std::fill(tensor.begin(), tensor.end(), static_cast<float>(index + rank()));
@@ -188,7 +188,7 @@ TEST(Job, ManyOperationsInFlightFromSeveralThreadsInDifferentOrder) {
   }
   EXPECT_EQ(wrong, 0);
   EXPECT_LT(metrics().backend_calls, static_cast<std::uint64_t>(kThreads * kPerThread))
-      << "nothing was fused";
+      << "no operations were fused";
   shutdown();
 }
 
@@ -359,7 +359,7 @@ TEST(Job, TheSameBitsInAnyOrderAndTiming) {
           << "seed " << seed << " tensor " << i;
     }
   }
-  // On every rank: no rank exceeds the lowest bit pattern, so all have the same.
+  // If every rank's bits equal the minimum over all ranks, all ranks have the same bits.
   for (auto& tensor : first) {
     std::vector<std::int32_t> bits(tensor.size());
     std::memcpy(bits.data(), tensor.data(), tensor.size() * sizeof(float));
@@ -395,7 +395,8 @@ TEST(Job, IdleRanksUseNoCpu) {
   shutdown();
 }
 
-// The other ranks do not wait for it, and the processes can join another job.
+// The other ranks do not wait for the rank that cannot begin, and the processes can join another
+// job.
 TEST(Job, ARankThatCannotBeginIsTheSameErrorOnAllRanks) {
   init();
   const int own = rank();

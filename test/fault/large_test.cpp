@@ -1,5 +1,5 @@
-// Tensors of more than 2^31 elements, at two ranks: some 10 GiB of memory, so it has a label of its
-// own ("large") and runs when asked for.
+// Tests tensors of more than 2^31 elements with two ranks. This needs about 10 GiB of memory, so
+// the test has a label of its own ("large") and runs only on request.
 #include <gtest/gtest.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>

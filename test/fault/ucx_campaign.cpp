@@ -3,7 +3,7 @@
 // their messages in flight, and to receive each other's messages after that.
 //
 //   ucx_campaign [options of support/campaign.h] [--moment 0|1|2]
-//   --moment: the one of ucx_campaign_rank.h, instead of one that depends on the seed
+//   --moment: a Moment of ucx_campaign_rank.h; by default it depends on the seed
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
@@ -73,7 +73,7 @@ Plan make_plan(std::uint64_t seed, const CampaignOptions& options) {
   throw std::out_of_range(text("--moment ", options.own[1], ", expected 0, 1 or 2"));
 }
 
-/// The ranks of one job. The destructor ends those that run.
+/// The ranks of one job. The destructor ends those that still run.
 class Job {
  public:
   Job(const Plan& plan, std::uint64_t seed);
@@ -93,7 +93,7 @@ class Job {
   void kill_victim();
   /// Waits until every survivor has reported that it is done, or has ended.
   void wait_until_done(Clock::time_point limit);
-  /// Adds how each survivor ended, if it did not end well.
+  /// Adds a defect for each survivor that did not end well.
   void judge_ends(Clock::time_point limit, const CampaignOptions&, testing::JudgedJob&);
 
  private:

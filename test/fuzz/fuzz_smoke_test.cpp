@@ -1,4 +1,4 @@
-// The fuzzer's inputs without the fuzzer, for any compiler, in a few seconds.
+// Runs inputs like the fuzzer's without the fuzzer, with any compiler, in a few seconds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -81,7 +81,7 @@ void mutate(Bytes& bytes, std::mt19937_64& random) {
         bytes.erase(bytes.begin() + static_cast<std::ptrdiff_t>(at));
         break;
       default:
-        // The longest varint: huge sizes, counts, slots.
+        // Makes a varint long, for huge sizes, counts and slots.
         bytes.insert(bytes.begin() + static_cast<std::ptrdiff_t>(at), 1 + random() % 9,
                      std::byte{0xff});
         break;

@@ -56,8 +56,7 @@ control::CoordinatorOptions options() {
   return made;
 }
 
-// A job of three ranks of which the first has agreed on all operations once and submitted them
-// again.
+// A job of three ranks that have agreed on all operations once. Rank 0 has submitted them again.
 class Job {
  public:
   Job() : sets_(kRanks), coordinator_(options(), sets_) {

@@ -1,5 +1,5 @@
 // A job on GPUs in which one rank fails during a step: 'gpu_fault_program MODE VICTIM'. Each rank
-// prints its end, which fault_test.cpp reads.
+// prints how it ended, which fault_test.cpp reads.
 #include <signal.h>
 #include <unistd.h>
 

@@ -1,6 +1,7 @@
-// Spawns jobs on GPUs in which one rank fails, without mpirun's own killing of ranks, and reads the
-// survivors' output. HVD_GPU_FAULT_SETTINGS has the variables of the job. ctest's environment has
-// the paths of mpirun and the program, because the tests may run on another host than the build.
+// Spawns jobs on GPUs in which one rank fails, under an mpirun that does not kill the survivors,
+// and reads the survivors' output. HVD_GPU_FAULT_SETTINGS has the variables of the job. ctest's
+// environment has the paths of mpirun and the program, because the tests may run on another host
+// than the build.
 #include <gtest/gtest.h>
 
 #include <cstdlib>

@@ -150,7 +150,7 @@ class Bench {
     return std::chrono::duration<double, std::micro>(Clock::now() - begin).count();
   }
 
-  /// Zeros, so that repeated sums stay finite.
+  /// Makes a submission of zeros, so that repeated sums stay finite.
   Submission describe(const std::string& name, std::size_t bytes, Where where) {
     const auto own = memory(where, bytes);
     if (where == Where::kGpu) {
@@ -168,8 +168,8 @@ class Bench {
     return submission;
   }
 
-  /// Cuts the tensor into parts of equal length. Its views keep the shape and lose the memory,
-  /// which the parts have.
+  /// Cuts the tensor into parts of equal length. The submission's views keep the shape, but only
+  /// the parts refer to the memory.
   static std::vector<TensorPart> cut(Submission& submission, std::size_t count) {
     const std::int64_t elements = submission.input.count;
     std::vector<TensorPart> parts;

@@ -1,4 +1,4 @@
-// Compiled where LibTorch has CUDA and every header was found that ProcessGroupNCCL.hpp includes
+// Compiled if LibTorch has CUDA and all headers that ProcessGroupNCCL.hpp includes were found
 // (test/gpu/CMakeLists.txt).
 #include "gpu/bench/nccl_group.h"
 

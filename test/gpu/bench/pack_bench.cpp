@@ -120,7 +120,7 @@ int main(int argc, char** argv) {
   report(model, "pack", traffic, pack(plain, true), copy.device);
   report(model, "pack and scale", traffic, pack(scaled, true), copy.device);
   report(model, "scale and unpack", traffic, pack(scaled, false), copy.device);
-  // The same offsets; a 16-bit buffer uses half of each tensor's space.
+  // The offsets are the same, so a 16-bit buffer uses half of each tensor's space.
   report(model, "pack, scale and cast to bf16", traffic * 3 / 4, pack(cast, true), copy.device);
   const Times each = measure(stream, seconds, [&] {
     for (const Piece& piece : pieces) {

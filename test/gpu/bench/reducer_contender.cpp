@@ -93,7 +93,7 @@ std::unique_ptr<TrainingContender> make_reducer_contender(const std::string& nam
   if (name == "reducer-no-exchange") {
     if (hvd::size() != 1)
       throw std::runtime_error(
-          "it exchanges nothing, so it is measured with one rank only, and "
+          "it exchanges no data, so it is measured with one rank only, and "
           "this job has " +
           std::to_string(hvd::size()));
     return std::make_unique<ReducerTraining>(name, data, c10::make_intrusive<NoExchange>(),

@@ -94,8 +94,8 @@ double worst_parameter(const std::vector<torch::Tensor>& start,
   return worst;
 }
 
-/// Whether the contenders, which begin with equal values, end like the first one: the loss within a
-/// fraction of its change, and every parameter unless gradients were rounded.
+/// Whether the contenders, which begin with equal values, end like the first one. Compares the loss
+/// and, unless gradients were rounded, every parameter. The tolerance is a fraction of the change.
 bool verify(const Contenders& contenders) {
   // Deterministic, so that only the exchange can cause a difference.
   at::globalContext().setBenchmarkCuDNN(false);

@@ -22,7 +22,7 @@ struct TrainingData {
 };
 
 /// Trains its own ResNet-50 in bfloat16 (autocast), channels-last, by SGD with momentum, with bare
-/// LibTorch. Others override the virtual functions. All begin with equal values.
+/// LibTorch. Derived classes override the virtual functions. All begin with equal values.
 class TrainingContender {
  public:
   /// @param data must outlive it
@@ -32,7 +32,7 @@ class TrainingContender {
   virtual ~TrainingContender() = default;
 
   const std::string& name() const noexcept { return name_; }
-  /// Returns when all of it is queued. @return the loss, a scalar on the device
+  /// Queues one training step. @return the loss, a scalar on the device
   torch::Tensor step();
   /// Copies of the parameters, in the order in which the model declares them.
   std::vector<torch::Tensor> values() const;

@@ -365,7 +365,7 @@ TEST_F(SteadyStateTest, ABlockedRankThatLacksAnOperationLeaves) {
   EXPECT_EQ(advance(0), Outcome::kLeft);
   for (const std::string name : {"x", "y"}) EXPECT_TRUE(offer(1, name));
   EXPECT_EQ(advance(1), Outcome::kLeft);
-  EXPECT_FALSE(steady(1).leave_if_own_missing()) << "nothing is repeated";
+  EXPECT_FALSE(steady(1).leave_if_own_missing()) << "no schedule is being repeated";
 }
 
 TEST_F(SteadyStateTest, ARankWithAllOperationsRequestsTheOthersToLeaveAfterSomeTime) {
