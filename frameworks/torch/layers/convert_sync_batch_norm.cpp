@@ -109,10 +109,10 @@ void refuse_held(const std::vector<FoundLayer>& all) {
   if (paths.empty()) return;
   throw UsageError(
       "convert_sync_batchnorm: cannot replace " + paths +
-      ": something besides the list of children holds the layer, as a typed member of its parent "
-      "(torch::nn::BatchNorm2d bn) or a variable does, and would go on calling the old one; C++ "
-      "cannot change it. Declare that member as hvd::SyncBatchNorm1d, 2d or 3d (the keys of the "
-      "state stay the same). Nothing has been replaced");
+      ": the layer has another owner besides the list of children, such as a typed member of its "
+      "parent (torch::nn::BatchNorm2d bn) or a variable, which would still call the old layer; C++ "
+      "cannot change the owner's type. Declare that member as hvd::SyncBatchNorm1d, 2d or 3d (the "
+      "keys of the state stay the same). No layer has been replaced");
 }
 
 template <std::size_t D, class Old>
@@ -133,7 +133,7 @@ std::size_t convert_sync_batchnorm(Module& module, const ProcessSet& process_set
   if (is_batch_norm(module)) {
     throw UsageError("convert_sync_batchnorm: the module is itself a " +
                      c10::demangle(typeid(module).name()) +
-                     ", which cannot become another type where it is; construct "
+                     ", whose type cannot change in place; construct "
                      "hvd::SyncBatchNorm1d, 2d or 3d from it: hvd::SyncBatchNorm2d(*layer)");
   }
   libtorch::check_layer_set(process_set, "convert_sync_batchnorm");
