@@ -1,5 +1,5 @@
 // Whole jobs with tensors on a GPU, through the public interface, under mpirun. Several ranks may
-// share the GPU or have simulated ones. The settings are in CMakeLists.txt.
+// share a GPU or use simulated GPUs. The settings are in CMakeLists.txt.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -110,7 +110,7 @@ class GpuJobTest : public ::testing::Test {
     std::iota(values.begin(), values.end(), static_cast<float>(1000 * rank()));
     return values;
   }
-  /// The sum of one number per rank over the ranks of a set.
+  /// Sums one number of each rank over the ranks of a set.
   float sum_over(const ProcessSet& set, float value, const std::string& name) {
     GpuMemory tensor(3);
     tensor.write(std::vector<float>(3, value), stream_);
@@ -218,7 +218,7 @@ TEST_F(GpuJobTest, AlltoallWithOtherSplitsOnEveryRank) {
   EXPECT_EQ(all->read(stream_), expected);
 }
 
-// The sets' communicators share the ranks' GPUs, and each rank submits in another order.
+// The sets' communicators share the ranks' GPUs, and each rank submits in a different order.
 TEST_F(GpuJobTest, ProcessSetsThatOverlap) {
   if (size() == 1) GTEST_SKIP() << "one rank has no overlapping sets";
   std::vector<int> most(static_cast<std::size_t>(size()) - 1);

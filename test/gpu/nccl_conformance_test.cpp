@@ -1,5 +1,5 @@
-// The backend with the real NCCL and one rank: every collective is accepted and its result is
-// right.
+// Tests the backend with the real NCCL and one rank: it must accept every collective and give the
+// right result.
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 

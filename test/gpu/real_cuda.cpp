@@ -1,4 +1,5 @@
-// The device of LibTorch's own CUDA, for tests that also run on a simulated one.
+// Implements the device functions with LibTorch's own CUDA, for tests that also run on a simulated
+// GPU.
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include "torch/support/cuda_device.h"

@@ -15,7 +15,7 @@ namespace hvd::testing {
 namespace {
 
 constexpr int kDevices = 8;
-constexpr int kRank = 0;  // in the FakeGpu, which belongs to this process alone
+constexpr int kRank = 0;  // rank in the FakeGpu, which only this process uses
 
 /// Stores values as files in a folder of the job.
 class FileStore final : public FakeNcclStore {
@@ -65,7 +65,7 @@ Simulated& simulated() {
 
 device::Stream stream_of(void* stream) { return {stream}; }
 
-/// A name that is equal in all processes of the job and different in other jobs.
+/// A folder whose name is equal in all processes of the job and different in other jobs.
 std::filesystem::path folder_of_job() {
   const char* const job = std::getenv("PMIX_NAMESPACE");
   const std::string name = job != nullptr ? job : std::to_string(::getpid());

@@ -1,5 +1,5 @@
-// Training whose forward and backward pass are a CUDA graph (docs/torch.md). Built if LibTorch has
-// CUDA.
+// Tests training whose forward and backward passes are a CUDA graph (docs/torch.md). Built if
+// LibTorch has CUDA.
 #include <ATen/cuda/CUDAGraph.h>
 #include <hvd/torch.h>
 
@@ -13,7 +13,8 @@ namespace {
 
 using GpuGraphs = CudaTest;
 
-/// Runs some steps on one stream. From the third step on they replay a graph if requested.
+/// Trains for some steps on one stream, and returns the parameters. If `captured`, the steps from
+/// the third one on replay a graph.
 std::vector<torch::Tensor> trained(const c10::Stream& stream, bool captured) {
   const c10::StreamGuard guard(stream);
   torch::manual_seed(3);

@@ -20,8 +20,8 @@ namespace {
 
 using GpuTraining = CudaTest;
 
-/// The parameters after some steps: in one process on the batch of all ranks, or with the other
-/// ranks on this rank's batch.
+/// Returns the parameters after some steps: with the other ranks, each on its own batch, or alone
+/// on the batches of all ranks.
 std::vector<torch::Tensor> trained(torch::Device on, bool together,
                                    const DistributedOptimizerOptions& options) {
   torch::manual_seed(3);

@@ -1,5 +1,5 @@
-// Behaviour that only the start without mpirun has. Behaviour that both starts share is tested by
-// failure_test, signals_test and output_test, with LAUNCHER_TEST_CONTROLLER=ucx.
+// Tests behaviour that only the start without mpirun has. Behaviour that both starts share is
+// tested by failure_test, signals_test and output_test, with LAUNCHER_TEST_CONTROLLER=ucx.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -36,7 +36,7 @@ Start direct(const Words& arguments, const std::string& hosts = "") {
   if (!hosts.empty())
     start.arguments.insert(start.arguments.end(), {"-H", hosts, "--rsh", HVD_TEST_PRETENDED_AGENT});
   start.arguments.insert(start.arguments.end(), arguments.begin(), arguments.end());
-  start.environment = {{"HVD_MPIRUN", "no-such-mpirun"}};  // which the job does not need
+  start.environment = {{"HVD_MPIRUN", "no-such-mpirun"}};  // the job does not need mpirun
   return start;
 }
 
@@ -53,7 +53,7 @@ std::string value_of(const std::string& name, int rank, const Result& result) {
   return result.out.substr(begin, result.out.find('\n', begin) - begin);
 }
 
-/// Like unique_marker(), for the command line of a host that is mute.
+/// Like unique_marker(), but of digits only, for markers and names of simulated hosts.
 std::string unique_number() { return std::to_string(realtime_ns()); }
 
 TEST(Direct, RanksGetTheirIdentityAndInitMethod) {
@@ -122,7 +122,7 @@ TEST(Direct, AKilledSupervisorIsALostRank) {
   const std::string marker = unique_marker();
   HvdrunProcess process(direct({"-np", "2", rank_program(), "wait", marker}));
   ASSERT_TRUE(process.wait_for("ready", 2, 20));
-  // hvdrun, a supervisor and a program for each rank: the supervisors are in the middle.
+  // hvdrun, and a supervisor and a program for each rank. Keep the supervisors.
   std::vector<pid_t> pids = processes_with(marker);
   ASSERT_EQ(pids.size(), 5U);
   std::erase_if(pids, [&](pid_t pid) {
@@ -156,7 +156,7 @@ TEST(Direct, AnAllocationsHostsHaveToBeNamed) {
   EXPECT_THAT(result.err, HasSubstr("SLURM_JOB_ID is set"));
 }
 
-/// The output of `hvdrun ARGUMENTS` with --dry-run, which differs under mpirun.
+/// The output of `hvdrun --dry-run ARGUMENTS`, which shows whether hvdrun would use mpirun.
 std::string dry_run(const Words& arguments,
                     std::vector<std::pair<std::string, std::optional<std::string>>> environment) {
   Start start{.arguments = {"-np", "2", "--dry-run"}, .environment = std::move(environment)};
@@ -178,7 +178,7 @@ TEST(Auto, IsUcxUnlessSomethingIsMeantForMpi) {
               HasSubstr("/opt/mpirun -np 2 "));
 }
 
-// Over UCX MPI would treat each rank as a job of its own.
+// If UCX were chosen, MPI would treat each rank as a job of its own.
 TEST(Auto, AProgramThatCallsMpiFindsAllRanks) {
   const Result result =
       HvdrunProcess({.arguments = {"-np", "2", "--verbose", mpi_program(), "sum"}}).wait();

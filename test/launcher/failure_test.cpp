@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-/// The final message with all that follows it on stderr.
+/// The final message of hvdrun, with the text that follows it on stderr.
 std::string last_message(const Result& result) {
   const std::size_t at = result.err.rfind("hvdrun: rank ");
   return at == std::string::npos ? "" : result.err.substr(at);
@@ -82,8 +82,8 @@ TEST(Failure, UncaughtException) {
   EXPECT_THAT(last_message(result), HasSubstr("|   what():  the tensor is on fire\n"));
 }
 
-// A rank is killed by SIGFPE (seed 1 of the campaign of last screens), and the other catches the
-// error and saves its work.
+// In seed 1 of the campaign of last screens SIGFPE kills one rank. The other rank catches the error
+// and saves its work.
 TEST(Failure, SurvivorsHaveTimeToSaveTheirWork) {
   Start start;
   start.environment = {{"LAST_SCREEN_SAVES", "1"}};
@@ -115,7 +115,7 @@ TEST(Failure, MpirunKilled) {
   const std::filesystem::path segments =
       process.out().substr(begin, process.out().find('\n', begin) - begin);
   EXPECT_FALSE(std::filesystem::is_empty(segments));
-  // mpirun is the eldest of the processes that hvdrun has started.
+  // mpirun is the oldest of the processes that hvdrun has started.
   std::vector<pid_t> pids = processes_with(marker);
   std::erase(pids, process.pid());
   ASSERT_FALSE(pids.empty());

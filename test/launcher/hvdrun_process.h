@@ -13,7 +13,7 @@
 namespace hvd::launcher::test {
 
 struct Result {
-  int code = -1;  ///< -1: it did not end in time, and was killed
+  int code = -1;  ///< -1: killed, because it did not end in time
   std::string out, err;
   double seconds = 0;
 };
@@ -21,16 +21,16 @@ struct Result {
 struct Start {
   std::vector<std::string> arguments = {};
   std::vector<std::pair<std::string, std::optional<std::string>>> environment =
-      {};                                ///< changes; no value removes
+      {};                                ///< changes; no value: removes the variable
   std::string input = {};                ///< for stdin; at most what a pipe holds
   bool terminal = false;                 ///< stdout is a pseudo-terminal
   std::vector<std::string> prefix = {};  ///< a command that runs hvdrun
-  std::string program = {};              ///< instead of hvdrun, to be compared with it
+  std::string program = {};              ///< runs instead of hvdrun, for a comparison
 };
 
 /// A running hvdrun in a process group of its own, with a TMPDIR of its own. Not thread-safe. The
-/// destructor kills what still runs. LAUNCHER_TEST_CONTROLLER in the environment names the
-/// controller unless the arguments name it.
+/// destructor kills the processes that still run. LAUNCHER_TEST_CONTROLLER in the environment
+/// selects the controller unless the arguments do.
 class HvdrunProcess {
  public:
   explicit HvdrunProcess(const Start& start);
@@ -40,9 +40,9 @@ class HvdrunProcess {
 
   pid_t pid() const noexcept { return pid_; }
   void signal(int number) const;
-  /// To the whole process group, as a terminal's Ctrl-C does.
+  /// Signals the whole process group, as a terminal's Ctrl-C does.
   void signal_group(int number) const;
-  /// Reads until stdout and stderr together hold `text` `count` times.
+  /// Reads until stdout and stderr together contain `text` `count` times.
   bool wait_for(const std::string& text, int count, double timeout_s);
   Result wait(double timeout_s = 30);
   const std::string& out() const noexcept { return out_; }
@@ -50,7 +50,7 @@ class HvdrunProcess {
  private:
   void read_some(int timeout_ms);
 
-  const TemporaryFolder temporary_;  ///< hvdrun's TMPDIR: one that is killed cannot clean up
+  const TemporaryFolder temporary_;  ///< hvdrun's TMPDIR: a killed hvdrun cannot clean up
   pid_t pid_ = -1;
   long long started_ns_ = 0;
   UniqueFd stdout_, stderr_;
@@ -65,12 +65,12 @@ std::string mpi_program();
 std::string hvdrun();
 /// A word that does not occur on the command line of any other process.
 std::string unique_marker();
-/// Processes, zombies aside, that have `marker` on their command line.
+/// The processes, except zombies, that have `marker` on their command line.
 std::vector<pid_t> processes_with(const std::string& marker);
 /// Waits until no process is left, and returns the remaining ones after a time limit.
 std::vector<pid_t> wait_until_gone(const std::string& marker, double timeout_s);
 int count(const std::string& text, const std::string& part);
-/// Whole lines of `text`.
+/// The complete lines of `text`.
 std::vector<std::string> lines_of(const std::string& text);
 
 }  // namespace hvd::launcher::test

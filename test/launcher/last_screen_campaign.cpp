@@ -52,7 +52,7 @@ Expected expected_of(const Plan& plan) {
       return {failed + "killed by " + signal_name(plan.signal), "", 128 + plan.signal};
     case Fault::kAbort:
       return {failed + "killed by SIGABRT (6)", "", 134};
-    // Every rank learns of the loss, and any may be the first to end because of it.
+    // Every rank gets the error, and any rank may be the first to end because of it.
     case Fault::kMismatch:
       return {" failed first: ", "shape differs", std::nullopt};
     case Fault::kStall:

@@ -5,8 +5,8 @@
 
 #include "support/seeds.h"
 
-/// The job of a seed of the campaign of last screens. The driver and every rank derive it
-/// separately, so it depends on the seed only.
+/// The job that a seed defines in the campaign of last screens. The driver and every rank derive it
+/// separately, so it depends only on the seed.
 namespace hvd::launcher::test {
 
 enum class Fault {
@@ -46,7 +46,7 @@ inline Plan make_plan(std::uint64_t seed) {
   plan.seed = seed;
   plan.ranks = 2 + random.below(3);
   plan.victim = random.below(plan.ranks);
-  // Neighbouring seeds differ in kind, so that a short run covers every kind.
+  // Neighbouring seeds have different faults, so that a short run covers every fault.
   plan.fault =
       static_cast<Fault>((seed + static_cast<std::uint64_t>(random.below(2)) * 3) % kFaults);
   plan.step = random.below(kSteps);

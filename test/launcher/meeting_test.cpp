@@ -1,5 +1,5 @@
-// Ranks that find each other through hvdrun: real processes, wrapped and started as by users, and
-// jobs that must not start. start_campaign tests kills at random moments.
+// Tests how ranks find each other through hvdrun, with real processes that are wrapped and started
+// as users do it, and with jobs that must not start. start_campaign tests kills at random moments.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -43,7 +43,7 @@ class HvdrunMeeting : public ::testing::Test {
     options.insert(options.end(), {program_, mode});
     return run(options);
   }
-  /// Ranks 0 and 2 have printed `text`, or printed no line because hvdrun stopped them first.
+  /// Expects that ranks 0 and 2 have printed `text`, or no line because hvdrun stopped them first.
   static void expect_of_others(const Result& result, const std::string& text) {
     for (const int rank : {0, 2}) {
       const std::string tag = "[" + std::to_string(rank) + "] ";
@@ -75,7 +75,7 @@ TEST_F(HvdrunMeeting, RanksMeetAgainAndAgain) {
                3, 3);
 }
 
-// Shells and Pythons close descriptors, fork, and stay while the rank runs.
+// The shell and Python wrappers close descriptors, fork, and stay alive while the rank runs.
 TEST_F(HvdrunMeeting, ThroughShellsAndPythons) {
   expect_lives(run({"-np", "2", "sh", "-c", "exec 3>&- 4>&- 5>&-; \"$@\"; code=$?; exit $code",
                     "sh", program_, "lives"}),
@@ -106,7 +106,7 @@ TEST_F(HvdrunMeeting, FiveVariablesAreEnough) {
 }
 
 TEST_F(HvdrunMeeting, AnotherWayThatIsAskedForWins) {
-  const bool has_asio = *HVD_TEST_START_PROGRAM != '\0';  // which is built with it alone
+  const bool has_asio = *HVD_TEST_START_PROGRAM != '\0';  // the program is built only with Asio
   if (has_asio)
     expect_lives(run({"-np", "2", "-x", "HVD_INIT_METHOD=env://", program_, "lives"}), 2, 3,
                  "tcp://127.0.0.1:");

@@ -67,7 +67,7 @@ class EachController : public MultiHost, public ::testing::WithParamInterface<co
     start.environment = {{"NCCL_LAUNCHER_TEST", "too"}};
     return start;
   }
-  /// Ranks that stay until they are ended, over MPI within MPI_Init and MPI_Finalize.
+  /// Ranks that run until they are killed; over MPI, between MPI_Init and MPI_Finalize.
   Start staying(const std::string& marker) const {
     return mpi() ? start({mpi_program(), "stay", marker}) : start({rank_program(), "wait", marker});
   }
@@ -106,8 +106,8 @@ TEST_P(EachController, RanksAndVariables) {
   }
 }
 
-// Allreduces and an allgather, with their results checked. No other backend is allowed, so the
-// ranks of a host share memory and the hosts talk over TCP, or the job fails.
+// The program checks the results of allreduces and an allgather. No other backend is allowed, so
+// the job fails unless the ranks of a host share memory and the hosts communicate over TCP.
 TEST_P(EachController, AnHvdJobRunsOnTheHierarchicalBackend) {
   if (!mpi() && !finds_ucx()) GTEST_SKIP() << "there is no UCX";
   Start job = start({HVD_TEST_JOB_PROGRAM, "none", "0", "0"});
@@ -227,7 +227,7 @@ TEST_F(MultiHost, WithoutMpirunAnHvdJobMeetsAndWorks) {
   }
 }
 
-// If any message were lost afterwards, the ranks would be lost before the loop ends.
+// If a message were lost for good, the ranks would be lost before the loop ends.
 TEST_F(MultiHost, WithoutMpirunALinkThatIsAwayForAMomentOnlyTakesTime) {
   const std::string program = HVD_TEST_START_PROGRAM;
   if (program.empty() || !finds_ucx()) GTEST_SKIP() << "there is no UCX";

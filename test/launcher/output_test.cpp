@@ -121,7 +121,7 @@ TEST(Output, APipeIsNoTerminal) {
 TEST(Output, AReaderThatStopsDoesNotHoldTheSignals) {
   HvdrunProcess process({.arguments = {"-np", "2", rank_program(), "lines", "500000"}});
   ASSERT_TRUE(process.wait_for("[0] 0 10 ", 1, 10));
-  ::usleep(500'000);  // no process reads: every buffer on the way is full
+  ::usleep(500'000);  // no process reads, so every buffer on the way is full
   process.signal(SIGINT);
   ::usleep(300'000);
   process.signal(SIGINT);
@@ -176,7 +176,7 @@ TEST(LostOutput, AFileSystemThatHangsDoesNotDelayTheJob) {
       {.arguments = {"-np", "2", "--output-filename", folder.path().string(), "sh", "-c",
                      "seq 1 50000; [ $HVD_RANK = 0 ] && sleep 1 && exit 3; sleep 60"}});
   ASSERT_TRUE(process.wait_for("[1] 50000\n", 1, 20));
-  ::usleep(2'500'000);  // it waits for the file, and gets a further signal
+  ::usleep(2'500'000);  // hvdrun waits for the file, and gets another signal
   process.signal(SIGTERM);
   const Result result = process.wait(10);
   EXPECT_EQ(result.code, 3) << result.err;
@@ -268,7 +268,7 @@ TEST(Environment, OfTheRanks) {
   }
 }
 
-/// As the kernel writes a list of CPUs: "0-1,4".
+/// Formats a list of CPUs as the kernel does: "0-1,4".
 std::string as_list(std::vector<int> cpus) {
   std::sort(cpus.begin(), cpus.end());
   std::string text;

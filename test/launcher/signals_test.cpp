@@ -79,12 +79,12 @@ TEST(Signals, CtrlCOfATerminalReachesTheRanksThroughHvdrunOnly) {
   EXPECT_EQ(count(result.out, "got SIGINT\n"), 2) << result.out << result.err;
 }
 
-// SIGUSR1 requests a state dump. A program that has no handler for it, or not yet, runs on
-// unchanged.
+// SIGUSR1 requests a state dump. A program without a handler, or whose handler is not installed
+// yet, continues to run.
 TEST(Signals, ARequestForAStateDumpEndsNothing) {
   for (const int delay_us : {0, 5'000, 50'000, 100'000, 200'000, 300'000}) {
     HvdrunProcess process({.arguments = {"-np", "2", "sleep", "0.5"}});
-    // A signal before hvdrun's main() ends it.
+    // Wait, because a signal before hvdrun's main() ends it.
     for (int i = 0; i < 5000 && !blocks(process.pid(), SIGUSR1); ++i) ::usleep(1000);
     ::usleep(static_cast<useconds_t>(delay_us));
     process.signal(SIGUSR1);
@@ -135,8 +135,7 @@ TEST(Signals, InterruptWhileStarting) {
     ::usleep(static_cast<useconds_t>(delay_us));
     process.signal(SIGINT);
     const Result result = process.wait(15);
-    // Before hvdrun handles signals the default action ends it, which a shell reports as 130 as
-    // well.
+    // Until hvdrun handles signals, the default action ends it. A shell reports this as 130 too.
     EXPECT_EQ(result.code, 130) << "after " << delay_us << " us: " << result.err;
     EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty()) << "after " << delay_us << " us";
   }

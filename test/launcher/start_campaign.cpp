@@ -22,7 +22,8 @@
 namespace hvd::launcher::test {
 namespace {
 
-/// Far less than a rank waits for others to connect, and far more than a job takes.
+/// Seconds until a job counts as hanging: far less than a rank waits for others to connect, and far
+/// more than a job takes.
 constexpr double kLimit = 100;
 constexpr int kLives = 3;
 
@@ -33,7 +34,7 @@ struct Plan {
   bool hosts = false;  ///< the last rank runs on another host, which is simulated
   Victim victim = Victim::kRank;
   int rank = 0;
-  int delay_us = 0;  ///< from when the victim is there
+  int delay_us = 0;  ///< after the victim has started
 };
 
 Plan make_plan(std::uint64_t seed) {
@@ -48,7 +49,7 @@ Plan make_plan(std::uint64_t seed) {
   return plan;
 }
 
-/// The words of the file, each of which ends with a zero byte.
+/// Reads a file of /proc. Its words each end with a zero byte.
 std::string read_words(pid_t pid, const char* file) {
   std::ifstream stream("/proc/" + std::to_string(pid) + "/" + file);
   std::ostringstream text;
@@ -83,7 +84,7 @@ bool kill_victim(const Plan& plan, const HvdrunProcess& hvdrun, const std::strin
     hvdrun.signal(SIGKILL);
     return true;
   }
-  // Searched again, because the process may have ended and another may have its number.
+  // Search again, because the process may have ended and another may have its number.
   return victim && find_victim(plan, marker) == victim && ::kill(*victim, SIGKILL) == 0;
 }
 
@@ -105,7 +106,7 @@ std::string judge(const Plan& plan, const Result& result, bool killed, const std
   }
   if (count(result.out, "Error ") != count(result.out, lost)) return "another error than the loss";
   if (ends != plan.ranks) return "a rank has neither reported the loss nor finished";
-  if (fine == plan.ranks) return "";  // too late to matter
+  if (fine == plan.ranks) return "";  // killed too late to have an effect
   if (!killed) return "failed by itself";
   // 70: the supervisor was killed before it had connected.
   const bool right_code = plan.victim == Victim::kRank
@@ -156,7 +157,7 @@ testing::JudgedJob run_job(std::uint64_t seed, const testing::CampaignOptions&) 
 int main(int argc, char** argv) {
   if (!hvd::launcher::finds_ucx()) {
     std::printf("SKIPPED: libucp.so.0 cannot be loaded\n");
-    return 77;  // of ctest's SKIP_RETURN_CODE
+    return 77;  // ctest's SKIP_RETURN_CODE
   }
   return hvd::testing::run_campaign(argc, argv,
                                     {.seeds = 100, .run_job = hvd::launcher::test::run_job});

@@ -1,6 +1,6 @@
-// The time that hvdrun adds to mpirun's own. Both are measured in the same run, so that the test
-// does not fail on a slow machine. The best of several measurements counts, as other processes of
-// the machine disturb each of them. Runs alone (RUN_SERIAL).
+// Tests how much time hvdrun adds to mpirun's own. Both are measured in the same run, so that the
+// test does not fail on a slow machine. The best of several measurements counts, because other
+// processes of the machine disturb them. Runs alone (RUN_SERIAL).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -37,7 +37,7 @@ Start by_hvdrun(const std::string& controller, std::vector<std::string> argument
   return {.arguments = std::move(arguments)};
 }
 
-/// Measures both ways in turns, and returns the best of each.
+/// Measures hvdrun and mpirun alternately, and returns the best time of each.
 template <class Measure>
 Times best_of(const Measure& measure, const Start& hvdrun, const Start& mpirun) {
   Times best;
@@ -48,7 +48,7 @@ Times best_of(const Measure& measure, const Start& hvdrun, const Start& mpirun) 
   return best;
 }
 
-/// From starting it to the first rank's main().
+/// The time from the start of the command to the first rank's main().
 double seconds_to_main(const Start& start) {
   timespec before{};
   ::clock_gettime(CLOCK_REALTIME, &before);
@@ -76,7 +76,7 @@ TEST(Times, ToMainWithoutMpirunAreAtMostMpirunsOrASecond) {
   EXPECT_LT(best.hvdrun, std::max(1.0, best.mpirun));
 }
 
-/// From a rank's death to the end of the process that started it.
+/// The time from a rank's death to the end of hvdrun or mpirun.
 double seconds_to_end(Start start, const std::string& ready) {
   const std::string marker = unique_marker();
   start.arguments.push_back(marker);

@@ -32,7 +32,7 @@ TEST(CallTimer, CountsWhileTheSameCallLasts) {
   timer.sample(10ms, 7);
   timer.sample(20ms, 7);
   EXPECT_EQ(timer.in_call(), 20ms);
-  timer.sample(30ms, 9);  // it returned, and the next one began
+  timer.sample(30ms, 9);  // the call returned, and the next one began
   EXPECT_EQ(timer.in_call(), 0ms);
   timer.sample(40ms, 9);
   EXPECT_EQ(timer.in_call(), 10ms);
@@ -100,13 +100,13 @@ TEST(CallWatch, LeavesCallsAloneThatReturn) {
   Hangs work;
   {
     CallWatch watch(10s, start.handler());
-    watch.watch_calls(800ms, work.handler(), [] { return true; });  // a sample each 100 ms
+    watch.watch_calls(800ms, work.handler(), [] { return true; });  // a sample every 100 ms
     const SteadyClock clock;
     for (const TimePoint begin = clock.now(); clock.now() - begin < 400ms;) {
       const WatchedCall call("MPI_Testsome");
       std::this_thread::sleep_for(1ms);
     }
-    std::this_thread::sleep_for(200ms);  // and no call at all
+    std::this_thread::sleep_for(200ms);  // without a call
   }
   EXPECT_EQ(work.count, 0);
   EXPECT_EQ(start.count, 0);

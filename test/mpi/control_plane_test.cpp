@@ -20,7 +20,7 @@ using testing::mpi_rank;
 using testing::mpi_size;
 using Bytes = std::vector<std::byte>;
 
-/// A plane and its world, left in order.
+/// Has a control plane and its MPI world, and leaves the job in order at the end.
 class MpiControlPlaneTest : public ::testing::TestWithParam<bool> {
  protected:
   MpiControlPlaneTest()
@@ -51,7 +51,7 @@ TEST_P(MpiControlPlaneTest, RefusesMessagesThatItCannotCarry) {
 TEST_P(MpiControlPlaneTest, LeavesWithoutWaitingForARankThatDoesNotReceive) {
   if (mpi_size() == 1) GTEST_SKIP() << "needs two ranks";
   if (mpi_rank() == 1) plane_->send(0, Bytes(5'000'000));
-  // Rank 0 does not receive: rank 1 gives up on the message soon.
+  // Rank 0 does not receive, so rank 1 soon gives up sending the message.
   const SteadyClock clock;
   const TimePoint before = clock.now();
   plane_->farewell();
@@ -64,7 +64,7 @@ INSTANTIATE_TEST_SUITE_P(Board, MpiControlPlaneTest, ::testing::Bool(), [](const
   return parameter.param ? "Shared" : "Absent";
 });
 
-/// The cases of every control plane, with and without shared memory.
+/// Runs the cases that every control plane must pass, with and without shared memory.
 class MpiControlPlaneCases
     : public ::testing::TestWithParam<std::tuple<bool, conformance::ControlPlaneCase>> {};
 
@@ -86,7 +86,7 @@ INSTANTIATE_TEST_SUITE_P(Board, MpiControlPlaneCases,
                                   std::get<1>(parameter.param).name;
                          });
 
-/// Sleeps as an idle engine does, with the pattern of base/doorbell.h.
+/// Sleeps like an idle engine, with the pattern of base/doorbell.h.
 control::Message sleep_until_message(control::ControlPlane& plane) {
   for (;;) {
     const std::uint32_t ticket = plane.doorbell().ticket();

@@ -8,8 +8,8 @@
 #include "support/reference.h"
 #include "transport/mpi/mpi_world.h"
 
-// Properties that the conformance suite does not check: sizes around the boundaries of chunks and
-// windows, several sets at once, wrong arguments, failures.
+// Tests properties that the conformance suite does not check: sizes around the boundaries of chunks
+// and windows, several sets at once, wrong arguments, failures.
 
 namespace hvd::flat {
 namespace {

@@ -15,9 +15,9 @@
 #include "support/reference.h"
 #include "transport/mpi/mpi_world.h"
 
-// Properties that the conformance suite does not check: ranks that are scattered over the hosts,
-// bits that must not depend on the size, sets with a part of a host's ranks, several channels at a
-// time, ranks that sleep, failures.
+// Tests properties that the conformance suite does not check: ranks that are scattered over the
+// hosts, results whose bits must not depend on the tensor's size, sets with only some of a host's
+// ranks, several channels at a time, ranks that sleep, failures.
 
 namespace hvd::hierarchical {
 namespace {
@@ -31,11 +31,11 @@ using testing::mpi_size;
 constexpr HierarchicalTuning kSmallBuffers = {
     .buffer_bytes = 4096, .small_bytes = 1024, .smallest_slice = 256};
 
-/// "ab", "aba" or "abab": ranks of a host are never neighbours.
+/// "ab", "aba" or "abab": consecutive ranks are never on the same host.
 std::string scattered() {
   return std::string("abab").substr(0, static_cast<std::size_t>(mpi_size()));
 }
-/// "aab", "aabb", "ab": the first half on one host.
+/// "ab", "aab" or "aabb": the first half of the ranks is on one host.
 std::string halves() {
   const auto first = static_cast<std::size_t>((mpi_size() + 1) / 2);
   return std::string(first, 'a') + std::string(static_cast<std::size_t>(mpi_size()) - first, 'b');
@@ -201,7 +201,8 @@ TEST(HierarchicalBackend, RunsSetsWithAPartOfAHostsRanksSideBySide) {
   for (const std::vector<int>& ranks :
        std::vector<std::vector<int>>{{0, 1, 2, 3}, {0, 1, 2}, {1, 2, 3}, {0, 2, 3}})
     runs.push_back({ranks});
-  // The set of all ranks has a channel of the flat backend too, which serves the other kinds.
+  // The set of all ranks also has a channel of the flat backend, which runs the other kinds of
+  // operation.
   runs.push_back({testing::all_ranks()});
   constexpr std::int64_t kCount = 30'001;
   for (std::size_t index = 0; index < runs.size(); ++index) {
@@ -255,7 +256,7 @@ TEST(HierarchicalBackend, ADroppedWorkEndsItsChannelOnly) {
   Job job(halves());
   const auto channel = job.open(0, testing::all_ranks());
   const auto doomed = job.open(1, testing::all_ranks());
-  // The last rank does not take part, so the others stop with messages under way.
+  // The last rank does not take part, so the others stop while messages are in flight.
   if (mpi_rank() != mpi_size() - 1) {
     Bytes buffer = make_input(100'000, DataType::kFloat32, ReduceOp::kSum, mpi_rank(), 3);
     auto work = doomed->launch(sum_of(100'000), buffer, buffer);

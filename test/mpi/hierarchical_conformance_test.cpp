@@ -11,13 +11,13 @@
 #include "mpi/support/hosts.h"
 #include "mpi/support/mpi_harness.h"
 
-// The conformance suite on simulated hosts. The ranks of each host are consecutive, so the results
-// have the bits of a reduction in rank order, fp16 and bf16 included.
+// Runs the conformance suite on simulated hosts. The ranks of each host are consecutive, so the
+// results have the bits of a reduction in rank order, fp16 and bf16 included.
 
 namespace hvd::conformance {
 namespace {
 
-/// The host of each rank, a letter per rank, for this number of ranks.
+/// Strings with each rank's host, one letter per rank, by the number of ranks.
 using Layouts = std::map<int, std::vector<std::string>>;
 
 struct Setting {
@@ -25,7 +25,7 @@ struct Setting {
   hierarchical::HierarchicalTuning tuning = {};
   bool without_rank_0 = false;
   Layouts layouts = {};
-  int every = 1;  ///< one of so many cases runs; all cases in a long run
+  int every = 1;  ///< runs one of every `every` cases; in a long run, all cases
 };
 
 // Small tensors take many rounds, with a ragged last one. A slice is a single cache line, and no

@@ -7,8 +7,8 @@
 #include "conformance/conformance_suite.h"
 #include "mpi/support/mpi_harness.h"
 
-// The conformance suite on all ranks and on a subset, with the default tuning and with one that
-// cuts small tensors into many chunks and windows.
+// Runs the conformance suite on all ranks and on a subset, with the default tuning and with one
+// that cuts small tensors into many chunks and windows.
 
 namespace hvd::conformance {
 namespace {
@@ -17,7 +17,7 @@ struct Setting {
   const char* name = "";
   flat::FlatTuning tuning = {};
   bool without_rank_0 = false;
-  int every = 1;  ///< one of so many cases runs; all cases in a long run
+  int every = 1;  ///< runs one of every `every` cases; in a long run, all cases
 };
 
 constexpr flat::FlatTuning kSmallChunks = {

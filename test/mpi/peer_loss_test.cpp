@@ -84,7 +84,8 @@ TEST(PeerLoss, AnAbsentRankEndsTheStart) {
   EXPECT_LT(job.took, 20s);
 }
 
-// Killed inside MPI's own start, which checks no deadline of hvd and waits forever.
+// The rank is killed inside MPI_Init, which does not check a deadline of hvd and would wait
+// forever.
 TEST(PeerLoss, ARankThatDiesInsideTheStartOfMpiEndsTheStartOfTheOthers) {
   const Job job = run("init-kill");
   for (int rank = 0; rank < 2; ++rank) {
@@ -103,7 +104,7 @@ TEST(PeerLoss, ARankInACallOfMpiThatDoesNotReturnEndsWithTheCause) {
   EXPECT_NE(job.output.find("; this process ends with code 75"), std::string::npos) << job.output;
 }
 
-// A rank gets SIGPIPE when it writes to one that has ended.
+// A rank gets SIGPIPE when it writes to a rank that has ended.
 TEST(PeerLoss, ABrokenPipeEndsNoRank) {
   const Job job = run("pipe");
   for (int rank = 0; rank < 3; ++rank) {

@@ -1,4 +1,4 @@
-// The cost of the coordinator, measured and printed, with a generous upper bound.
+// Measures and prints the cost of the coordinator, and checks it against a generous upper bound.
 #include <gtest/gtest.h>
 
 #include <chrono>

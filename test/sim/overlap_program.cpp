@@ -19,7 +19,7 @@ OverlapProgram::OverlapProgram(std::uint64_t seed, int ranks) : ranks_(ranks), r
     units_.push_back({.members = {{"op" + std::to_string(i), any_op()}}, .uses = kUses});
   if (random_() % 2 == 0) add_group();
   const bool unnamed_group = units_.back().members.size() > 1 && units_.back().group.empty();
-  // Ranks make unnamed calls in one order, so a program has one unnamed unit at most.
+  // Ranks make unnamed calls in one order, so a program has at most one unnamed unit.
   if (!unnamed_group && random_() % 3 == 0)
     units_.push_back({.members = {{"", ReduceOp::kSum}}, .uses = kUses});
   if (random_() % 3 == 0)
@@ -27,7 +27,8 @@ OverlapProgram::OverlapProgram(std::uint64_t seed, int ranks) : ranks_(ranks), r
   add_rare_units();
 }
 
-// Adds a group that runs in one batch, or one of several types that runs in several batches.
+// Adds a group that runs in one batch, or a group with different reductions that runs in several
+// batches.
 void OverlapProgram::add_group() {
   const bool mixed = random_() % 2 == 0;
   const bool named = random_() % 4 != 0;

@@ -16,25 +16,25 @@ struct OverlapUnit {
     ReduceOp op = ReduceOp::kSum;
   };
   std::vector<Member> members = {};
-  std::string group = {};  ///< of more than one member; empty: unnamed
-  bool in_subset = false;  ///< of the process set of ranks 0 and 1, else of all ranks
+  std::string group = {};  ///< name of a group of more than one member; empty: unnamed
+  bool in_subset = false;  ///< an operation of ranks 0 and 1 only, not of all ranks
   int uses = 0;            ///< in the whole program
-  int pace = 0;            ///< use k waits for use k * pace of unit 0; 0: for its own last use only
-  bool new_names = false;  ///< each use has names of its own
-  int fails_every = 0;     ///< rank 0 asks for another shape in every n-th use; 0: never
+  int pace = 0;            ///< use k waits for use k * pace of unit 0; 0: only for its own last use
+  bool new_names = false;  ///< each use has new names
+  int fails_every = 0;     ///< rank 0 submits another shape in every n-th use; 0: never
   bool fails(int use) const { return fails_every > 0 && use % fails_every == fails_every - 1; }
 };
 
-/// Units that begin again as soon as their last use has ended, whatever the others do. So the steps
-/// of a rank overlap, and a schedule that repeats is left in the middle of any of its batches. Some
-/// units come rarely, of all ranks or of a process set, and some uses fail.
+/// A random program of units that begin again as soon as their last use has ended, independently of
+/// the other units. So the steps of a rank overlap, and the replay of a schedule ends at any of its
+/// batches. Some units are used rarely, by all ranks or by a process set, and some uses fail.
 class OverlapProgram {
  public:
   OverlapProgram(std::uint64_t seed, int ranks);
 
   int ranks() const noexcept { return ranks_; }
   const std::vector<OverlapUnit>& units() const noexcept { return units_; }
-  /// The value of each element of the member's result. @param use counted from 0
+  /// The value of each element of the member's result. @param use number of the use, from 0
   float expected(const OverlapUnit&, const OverlapUnit::Member&, int use) const;
 
  private:

@@ -10,8 +10,7 @@
 namespace hvd::sim {
 namespace {
 
-// Far beyond what the longest scenario needs: every wait in it ends after kStallShutdown at the
-// latest.
+// Far longer than the longest scenario: every wait in it ends within kStallShutdown.
 constexpr Duration kLongestRun = std::chrono::minutes(10);
 
 testing::ControlWorld::Options options_for(const Scenario& scenario) {
@@ -19,14 +18,15 @@ testing::ControlWorld::Options options_for(const Scenario& scenario) {
   options.coordinator.fusion_threshold = scenario.fusion_threshold;
   options.coordinator.cache_capacity = scenario.cache_capacity;
   options.coordinator.stall = {kStallWarning, kStallShutdown};
-  // Two ranks to a host, so that there are leaders.
+  // Two ranks per host, so that the hosts have leaders.
   options.coordinator.host_of_rank = testing::hosts_of_ranks(scenario.ranks, 2);
   options.radix = scenario.tree_radix;
   options.longest_hold = scenario.longest_hold;
   return options;
 }
 
-// The properties that must be equal on every rank, so not an allgather's own first dimension.
+// Prints the properties that must be equal on every rank. An allgather's first dimension may
+// differ.
 void describe(std::ostream& out, const wire::Response& operation) {
   wire::Request request = operation.request;
   if (request.kind == OpKind::kAllgather) request.shape[0] = 0;
@@ -162,8 +162,7 @@ void ProtocolSim::submit(int rank, std::vector<wire::Request> requests) {
       submit_one(rank, std::move(request));
     }
   }
-  // Several submissions that come close together go in one report, as they do when an engine is
-  // busy.
+  // Several submissions within a short time go into one report, as they do when an engine is busy.
   loop_.after(Duration(pick(random_, 0, 3)), [this, rank] { send_report(rank); });
 }
 
@@ -316,8 +315,8 @@ void ProtocolSim::execute(int rank, const control::AgreedBatch& batch) {
 
 void ProtocolSim::compare_with_others(int rank, std::uint64_t sequence,
                                       const control::Applied& applied) {
-  // An error concerns only the ranks that have submitted the operation. The endings of the uses are
-  // checked for that.
+  // An error concerns only the ranks that have submitted the operation. UseJudge checks how the
+  // uses ended.
   control::Applied common = applied;
   common.errors.clear();
   std::string text = describe(common);

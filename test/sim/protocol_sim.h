@@ -24,7 +24,7 @@ class EventLoop {
   TimePoint now() const noexcept { return now_; }
   void at(TimePoint when, std::function<void()> action);
   void after(Duration delay, std::function<void()> action) { at(now_ + delay, std::move(action)); }
-  /// False when no action was left.
+  /// Calls the next action. Returns false if there was none.
   bool step();
 
  private:
@@ -60,7 +60,7 @@ struct Outcome {
   std::uint64_t by_bit = 0;
   std::uint64_t tombstones = 0;  ///< submissions that ended at once
   std::uint64_t warnings = 0;
-  std::uint64_t stale_reports = 0;  ///< that a plan overtook
+  std::uint64_t stale_reports = 0;  ///< reports that a plan overtook
   std::uint64_t fused = 0;          ///< batches of more than one operation
   std::size_t most_displaced = 0;
   std::uint64_t merged = 0;   ///< merged reports of several ranks
@@ -80,7 +80,7 @@ class ProtocolSim {
     std::size_t outstanding =
         0;  ///< uses of this step that have not ended, or that wait for their turn
     std::unordered_map<std::string, std::deque<wire::Request>> waiting_turn =
-        {};  ///< behind an earlier use of the name
+        {};  ///< by name: uses that wait for the end of an earlier one
     std::unordered_map<std::string, std::size_t> uses_begun = {};
     std::unordered_map<std::string, int> owed = {};  ///< uses skipped in earlier steps
     std::unordered_map<std::string, wire::Request> in_flight = {};

@@ -14,7 +14,7 @@ namespace {
 
 std::uint64_t seeds() { return testing::seeds(/*part=*/120, /*full=*/200); }
 
-// The simulation's own idea of agreement, apart from the validator's.
+// Whether two requests agree. Implemented independently of the validator that is tested.
 bool agree(wire::Request a, wire::Request b) {
   if (a.kind == OpKind::kAllgather && b.kind == OpKind::kAllgather && !a.shape.empty() &&
       !b.shape.empty()) {
@@ -70,8 +70,8 @@ class UseJudge {
  private:
   void judge_class(std::size_t number, const std::map<int, Record>& use,
                    const Record& first) const {
-    // Without absent ranks the class is determined; otherwise it also depends on which rank was
-    // faster.
+    // Without absent ranks the error class is determined; otherwise it also depends on which rank
+    // was faster.
     if (!scenario_.anyone_waits_in_vain()) {
       const bool fine = all_agree(use) && group_agrees(first.request, number);
       EXPECT_EQ(first.code, fine ? StatusCode::kOk : StatusCode::kMismatch) << first.message;
@@ -139,7 +139,7 @@ void judge(const Scenario& scenario, const Outcome& outcome, Totals& totals) {
   totals.overdue += outcome.overdue;
 }
 
-// @param radix of the tree that reports and plans travel through; 0: no tree
+// @param radix fan-out of the tree through which reports and plans are sent; 0: no tree
 Totals simulate(int radix, Duration longest_hold = kStallWarning / 8) {
   Totals totals;
   std::uint64_t current = 0;
@@ -198,8 +198,8 @@ TEST(ProtocolSim, OverADeepTreeToo) {
   EXPECT_GT(totals.overdue, 20u);
 }
 
-// Operations that all ranks have submitted go on without any timer: no operation stalls when no
-// rank is late.
+// Operations that all ranks have submitted continue without any timer. So without late ranks no
+// operation stalls, however long the tree may hold reports back.
 TEST(ProtocolSim, OverADeepTreeThatHoldsBackWithoutLimit) {
   const Totals totals = simulate(2, 10 * kStallShutdown);
   EXPECT_EQ(totals.overdue, 0u);

@@ -11,7 +11,7 @@ RandomProgram::RandomProgram(std::uint64_t seed, int ranks, ProgramShape shape)
       random_(seed),
       mixed_group_(seed % 4 == 1),
       steps_(static_cast<std::size_t>(ranks), shape.steady ? 16 : 3) {
-  // Rank 0 always stays to the end: it is the root wherever there is one.
+  // Rank 0 always stays to the end, because it is the root of every rooted operation.
   if (shape_.joins) {
     for (int rank = 1; rank < ranks_; ++rank) {
       steps_[static_cast<std::size_t>(rank)] =

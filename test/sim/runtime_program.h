@@ -12,7 +12,7 @@
 namespace hvd::testing {
 
 struct StepOperation : ProgramOperation {
-  int every = 1;  ///< it is part of each so manieth step
+  int every = 1;  ///< it is part of every `every`-th step
 
   bool is_in(int step) const { return step % every == every - 1; }
 };
@@ -21,21 +21,22 @@ struct ProgramShape {
   bool joins = false;  ///< some ranks have no more data before the others
   bool sets = false;   ///< operations of several, overlapping process sets
   bool steady =
-      false;  ///< many steps of named operations of all ranks, with others in between now and then
+      false;  ///< many steps of named operations of all ranks, and occasional other operations
 };
 
-/// A training-like program: the same operations in every step, submitted in an order of its own on
-/// every rank, so that names come back and the cache is used. Unnamed operations keep their order.
-/// Every third operation belongs to a group.
+/// A training-like program: the same operations in every step, which each rank submits in a
+/// different order, so that names repeat and the cache is used. Unnamed operations keep their
+/// order. Every third operation belongs to a group.
 class RandomProgram {
  public:
   RandomProgram(std::uint64_t seed, int ranks, ProgramShape shape = {});
 
   int ranks() const noexcept { return ranks_; }
-  /// The steps this rank takes part in; all ranks join() after their last if joins().
+  /// The number of steps that this rank takes part in. If joins(), each rank calls join() after its
+  /// last step.
   int steps(int rank) const { return steps_[static_cast<std::size_t>(rank)]; }
   bool joins() const noexcept { return shape_.joins; }
-  /// World ranks of the sets beside that of all; set i gets the number i + 1.
+  /// The world ranks of the process sets other than that of all ranks; set i gets the number i + 1.
   const std::vector<std::vector<int>>& sets() const noexcept { return sets_; }
   const std::vector<StepOperation>& operations() const noexcept { return operations_; }
   /// The members of an operation that have not joined before this step.
@@ -50,8 +51,7 @@ class RandomProgram {
   const ProgramShape shape_;
   int ranks_;
   std::mt19937_64 random_;
-  /// In steps that repeat: the members of the group are of several sorts, and run in several
-  /// batches. Otherwise they are alike.
+  /// In a steady program: whether the group's members differ, so that they run in several batches.
   bool mixed_group_;
   std::vector<int> steps_;
   std::vector<std::vector<int>> sets_;
@@ -64,13 +64,13 @@ class ProgramRun {
   ProgramRun(const RandomProgram&, runtime::Runtime&, int rank, std::uint64_t seed);
   /// Submits the next operations, a step's in a random order. @pre !finished() and done()
   void submit_next();
-  /// All that was submitted has ended.
+  /// Whether all submitted operations have ended.
   bool done() const;
-  /// Blocks until then.
+  /// Blocks until done().
   void wait() const;
   /// Describes errors in the results of ended operations; empty when all results are right.
   std::string check() const;
-  /// All operations have been submitted.
+  /// Whether all operations have been submitted.
   bool finished() const noexcept;
 
  private:

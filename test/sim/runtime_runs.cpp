@@ -46,7 +46,8 @@ std::vector<std::string> many_hosts(int ranks) {
 
 namespace {
 
-/// The ranks have applied as many plans, and made as many calls if all take part in all.
+/// Whether all ranks have applied the same number of plans and, without other process sets, made
+/// the same number of calls.
 bool alike(LocalJob& job, bool sets) {
   const Metrics first = job.rank(0).metrics();
   for (int rank = 1; rank < job.size(); ++rank) {
@@ -78,8 +79,8 @@ void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& m
     const RandomProgram program(seed, ranks, shape_for(seed));
     std::vector<ProgramRun> runs;
     for (int rank = 0; rank < ranks; ++rank) runs.emplace_back(program, job.rank(rank), rank, seed);
-    // A rank goes to its next step as soon as its own operations are done: ranks are up to one step
-    // apart.
+    // A rank begins its next step as soon as its own operations are done, so ranks are up to one
+    // step apart.
     for (ProgramRun& run : runs) run.submit_next();
     const bool finished = job.run_until(clock, seconds(60), [&] {
       bool all = true;
@@ -101,7 +102,7 @@ void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& m
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(job.rank(rank).metrics().plans_applied, job.rank(0).metrics().plans_applied)
           << "seed " << seed;
-      if (!program.sets().empty()) continue;  // the calls of other sets
+      if (!program.sets().empty()) continue;  // ranks outside a set make fewer calls
       EXPECT_EQ(job.rank(rank).metrics().backend_calls, job.rank(0).metrics().backend_calls)
           << "seed " << seed;
     }
@@ -109,8 +110,8 @@ void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& m
   }
 }
 
-// Schedule replay: steps that repeat, with deviations (operations that are not in every step,
-// joins, other orders) at random moments.
+// Tests schedule replay with steps that repeat, and with deviations at random moments: operations
+// that are not in every step, joins, other orders.
 void run_replayed_steps(Place place, std::uint64_t count, const MakeWorlds& make_worlds) {
   std::uint64_t replayed = 0, negotiated = 0;
   for (std::uint64_t seed = 0; seed < count; ++seed) {
@@ -144,7 +145,7 @@ void run_replayed_steps(Place place, std::uint64_t count, const MakeWorlds& make
     ASSERT_TRUE(finished) << "seed " << seed << ": an operation hangs";
     for (int rank = 0; rank < ranks; ++rank) {
       EXPECT_EQ(runs[static_cast<std::size_t>(rank)].check(), "") << "seed " << seed;
-      if (program.joins()) continue;  // a rank that has joined is absent from some
+      if (program.joins()) continue;  // a rank that has joined is absent from some operations
       EXPECT_EQ(job.rank(rank).metrics().locked_operations, job.rank(0).metrics().locked_operations)
           << "seed " << seed;
     }
@@ -155,8 +156,9 @@ void run_replayed_steps(Place place, std::uint64_t count, const MakeWorlds& make
   EXPECT_GT(replayed, negotiated / 2) << "the lock was hardly tried";
 }
 
-// The results show whether all ranks leave a replay at the same position. A use that is skipped,
-// counted twice or mixed with that of another step gives wrong results, or the program never ends.
+// The results show whether all ranks leave a replay at the same position. If a use is skipped,
+// counted twice or mixed up with a use of another step, results are wrong or the program never
+// ends.
 void run_overlapping_steps(std::uint64_t count) {
   std::uint64_t replayed = 0;
   for (std::uint64_t seed = 0; seed < count; ++seed) {

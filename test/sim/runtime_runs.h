@@ -17,14 +17,14 @@ enum class Place { kOneHost, kHosts, kTree };
 using MakeWorlds =
     std::function<std::function<RankWorld(int rank)>(const LocalJobOptions&, const Clock&)>;
 
-// Each runs the first `count` seeds of random programs, compares all results with the serial ones,
-// and that the ranks have applied the same plans. The first two step all ranks in one thread and in
-// virtual time.
+// Each function runs random programs with the first `count` seeds. It compares all results with
+// those of a serial computation, and checks that the ranks have applied the same plans. The first
+// two functions step all ranks in one thread and in virtual time.
 
-/// @param tree the ranks report over one, from several hosts
+/// @param tree whether the ranks are on several hosts and report through a tree
 void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& = {});
 void run_replayed_steps(Place, std::uint64_t count, const MakeWorlds& = {});
-/// Steps that overlap, with process sets and operations that fail in between.
+/// Runs steps that overlap, with process sets and with operations that fail.
 void run_overlapping_steps(std::uint64_t count);
 void run_ranks_as_threads(std::uint64_t count, const MakeWorlds& = {});
 

@@ -1,5 +1,5 @@
-// The whole runtime over the in-process network: ranks stepped by one thread in virtual time, and
-// ranks as threads.
+// Tests the whole runtime over the in-process network, with ranks that one thread steps in virtual
+// time, and with ranks as threads.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -140,8 +140,8 @@ void add_mismatches(Scenario& scenario, std::mt19937_64& random) {
   }
 }
 
-// Unnamed operations are matched by position, so a program that skips one is a different program:
-// only named ones.
+// Unnamed operations are matched by position, so a program that skips one is a different program.
+// Only named operations are skipped.
 void add_absences(Scenario& scenario, std::mt19937_64& random) {
   const auto count = pick(random, 1, 4);
   for (std::int64_t i = 0; i < count; ++i) {

@@ -14,7 +14,7 @@
 /// disagree.
 namespace hvd::sim {
 
-/// One operation of one step, as all ranks submit it except for the exceptions listed.
+/// One operation of one step, which all ranks submit equally except for the listed exceptions.
 struct Use {
   wire::Request request = {};
   std::vector<std::int64_t> first_dims = {};  ///< allgather: per rank
@@ -27,7 +27,7 @@ struct Use {
   wire::Request asked_by(int rank) const;
 };
 
-/// Submitted at one go: a group, or a single operation.
+/// Operations that are submitted at once: a group, or a single operation.
 using Unit = std::vector<Use>;
 using Step = std::vector<Unit>;
 

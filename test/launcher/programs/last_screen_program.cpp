@@ -1,5 +1,5 @@
-// last_screen_program SEED: one rank of a job of the campaign of last screens. A training-like loop
-// in which one rank fails as the seed determines, and the other ranks see the consequences.
+// last_screen_program SEED: one rank of a job of the campaign of last screens. Runs a training-like
+// loop in which one rank fails as the seed determines, and the other ranks see the consequences.
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <mpi.h>

@@ -35,7 +35,7 @@ void work() {
 }
 
 void say(const std::string& text) {
-  const std::string line = text + "\n";  // in one write: processes of a rank share the pipe
+  const std::string line = text + "\n";  // one write, because a rank's processes share the pipe
   static_cast<void>(!::write(1, line.data(), line.size()));
 }
 

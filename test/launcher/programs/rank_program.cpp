@@ -33,7 +33,7 @@ void on_stop(int signal) {
   std::_Exit(0);
 }
 
-/// exit RANK CODE: after 30 lines on stderr.
+/// exit RANK CODE: this rank exits after 30 lines on stderr.
 void mode_exit(int failing, int code) {
   if (rank() != failing) sleep_forever();
   for (int i = 1; i <= 30; ++i) std::fprintf(stderr, "stderr line %d of rank %d\n", i, rank());
@@ -89,7 +89,8 @@ void mode_stdin() {
   say("stdin: " + all);
 }
 
-/// The line is left in stdio's buffer: only a terminal's line buffering shows it before the end.
+/// The line stays in stdio's buffer, so it appears before the end only on a terminal, where stdout
+/// is line-buffered.
 void mode_unflushed() {
   std::printf("isatty %d HVD_OUTPUT_TTY %s\n", ::isatty(STDOUT_FILENO),
               std::getenv("HVD_OUTPUT_TTY"));

@@ -6,7 +6,7 @@
 
 namespace hvd::testing {
 
-/// During its lifetime, ranks that join a world report these host names.
+/// As long as it exists, ranks that join a world report these host names.
 class PretendHosts {
  public:
   /// @param letters one per rank: "aabb"

@@ -12,7 +12,7 @@ namespace hvd::conformance {
 /// A rank with a channel in its own MPI world, of all ranks or of all but rank 0.
 class MpiHarness final : public Harness {
  public:
-  /// @param make_backend of a world
+  /// @param make_backend makes the backend from the world and its carrier
   MpiHarness(const auto& make_backend, bool without_rank_0)
       : world_(mpi::MpiWorld::join({.start_timeout = std::chrono::seconds(30)})),
         plane_(testing::mpi_control_plane(world_)),

@@ -11,7 +11,7 @@
 
 namespace {
 
-/// Makes a test fail on every rank when it failed on one.
+/// Makes a test fail on every rank if it has failed on one.
 class FailTogether final : public ::testing::EmptyTestEventListener {
  public:
   explicit FailTogether(int rank) : rank_(rank) {}

@@ -15,7 +15,7 @@ namespace hvd::testing {
 
 int mpi_rank();
 int mpi_size();
-/// Waits for all ranks, outside of hvd.
+/// Waits for all ranks with MPI_Barrier, without hvd.
 void mpi_barrier();
 
 /// The control plane of a job over MPI.
@@ -28,11 +28,12 @@ inline std::unique_ptr<control::ControlPlane> mpi_control_plane(
 control::Message receive(control::ControlPlane&, Duration timeout = std::chrono::seconds(30));
 /// Drives a Work to its end. @throws hvd::Error after `timeout`.
 void complete(Work&, Duration timeout = std::chrono::seconds(60));
-/// Drives works side by side; null entries are skipped. @return whether all ended before `timeout`
+/// Drives several Works at the same time; skips null entries. @return whether all ended before
+/// `timeout`
 bool complete_all(std::vector<Work*>, Duration timeout = std::chrono::seconds(60));
 /// 0, 1, ..., size - 1.
 std::vector<int> all_ranks();
-/// Names in /dev/shm that begin with `prefix` and stay there for seconds.
+/// Returns the names in /dev/shm that begin with `prefix` and are still there after some seconds.
 /// @param prefix host::Node::name_prefix() of the job
 std::vector<std::string> shared_memory_left_behind(const std::string& prefix);
 
