@@ -8,10 +8,10 @@ namespace hvd::bench {
 struct Outcome {
   int exit_code = -1;
   std::string output;
-  nlohmann::json document;  ///< what --json wrote; discarded when the file cannot be parsed
+  nlohmann::json document;  ///< written by --json; discarded when the file cannot be parsed
 };
 
-/// Runs a command of the shell. A little before the test's own limit it is killed.
+/// Runs a shell command. Kills it shortly before the test itself would time out.
 Outcome run_command(const std::string& command);
 /// Runs hvd-bench under mpirun, with --json.
 Outcome run_bench(int ranks, const std::string& arguments);

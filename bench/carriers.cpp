@@ -55,7 +55,8 @@ class Rounds {
   void run() {
     std::array<std::size_t, kTurns> order{};
     std::iota(order.begin(), order.end(), 0);
-    // The first is not counted. hvd over UCX comes before UCX without it, which is loaded by then.
+    // The first round is not counted. In it hvd over UCX runs before plain UCX, so that hvd loads
+    // UCX.
     for (const std::size_t turn : order) play(static_cast<Turn>(turn));
     forget();
     std::mt19937 random(1);  // the same on every rank
@@ -103,7 +104,7 @@ class Rounds {
     }
   }
 
-  /// One life of the runtime.
+  /// Starts hvd, measures all sizes, and shuts hvd down.
   void play_hvd(Turn turn) {
     session_.align();
     session_.join(turn == kHvdUcx ? session_.init_method() : "mpi://");
@@ -117,7 +118,7 @@ class Rounds {
       exercise.spoil();
       once();
       correct_ = correct_ && !exercise.fault();
-      std::fill(exercise.input().begin(), exercise.input().end(), 0.0F);  // its sums stay so
+      std::fill(exercise.input().begin(), exercise.input().end(), 0.0F);  // sums of 0 stay 0
       samples_[turn][size].push_back(time(once));
     }
     session_.align();
@@ -143,10 +144,11 @@ class Rounds {
     session_.align();
   }
 
-  /// Median of repetitions, one right after the other: they keep the ranks together.
+  /// The median of repetitions. They follow each other without a pause, which keeps the ranks
+  /// together.
   template <class Once>
   double time(const Once& once) {
-    constexpr int kWarmUps = 10;  // steps have to repeat before they need no negotiation
+    constexpr int kWarmUps = 10;  // hvd skips the negotiation only after some equal steps
     session_.align();
     double warm = 0;
     for (int i = 0; i < kWarmUps; ++i) {
@@ -164,8 +166,8 @@ class Rounds {
     return percentile(seconds, 0.5);
   }
 
-  /// Negotiates one operation per parameter, as a training's first step does right after the
-  /// runtime has started.
+  /// Measures the negotiation of one operation per parameter, as in the first step of a training,
+  /// right after the runtime has started.
   double negotiate() {
     std::vector<float> data(static_cast<std::size_t>(options_.tensors),
                             static_cast<float>(session_.rank() + 1));
@@ -191,7 +193,7 @@ class Rounds {
   const Arena arena_;
   std::vector<Exercise> exercises_;
   std::array<std::vector<std::vector<double>>, kTurns> samples_;  ///< by size and round
-  std::array<std::vector<double>, kTurns> first_;                 ///< of hvd's, by round
+  std::array<std::vector<double>, kTurns> first_;  ///< first negotiation of hvd's turns, by round
   bool correct_ = true;
 };
 
@@ -208,8 +210,8 @@ void print(const Json& result, std::ostream& out) {
       cells.push_back(cell(row[name]));
     table.add(std::move(cells));
   }
-  out << "\nallreduce by hvd beside plain messages of as many bytes, medians of "
-      << result["rounds"] << " rounds\n";
+  out << "\nallreduce by hvd, and plain messages of the same size, medians of " << result["rounds"]
+      << " rounds\n";
   table.print(out);
   const Json& first = result["first_negotiation"];
   out << "\nfirst negotiation of " << first["tensors"] << " tensors: hvd-mpi "

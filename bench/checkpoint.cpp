@@ -15,7 +15,7 @@
 namespace hvd::bench {
 namespace {
 
-/// A model that is updated in every step, as any is, after some computation.
+/// A model whose parameters are updated in every step, after some computation.
 class Training {
  public:
   explicit Training(const CheckpointOptions& options)
@@ -55,7 +55,7 @@ class Training {
   int products_ = 0;
 };
 
-/// Both ways of saving, each in a folder of its own.
+/// Compares both ways of saving, each in its own folder.
 class Match {
  public:
   Match(const Session& session, const CheckpointOptions& options)
@@ -66,10 +66,10 @@ class Match {
 
   Json play(int rounds) {
     const double save = seconds([&] { foreground_->save(); });
-    background_->save();  // the memory that it copies into is there from now on
+    background_->save();  // allocates the memory that later saves copy into
     background_->wait();
     const double step = seconds([&] { training_.step(); });
-    // Long enough for a checkpoint to get to the disk meanwhile.
+    // The steps take long enough for a checkpoint to reach the disk meanwhile.
     const int steps = 2 + static_cast<int>(kWindow * save / step);
     for (int i = 0; i < rounds; ++i) play_round(steps);
     return {
@@ -83,7 +83,7 @@ class Match {
   }
 
  private:
-  static constexpr double kWindow = 3;  // times the time of a checkpoint in the foreground
+  static constexpr double kWindow = 3;  // in units of the duration of a foreground checkpoint
 
   std::unique_ptr<Checkpointer> make(const std::filesystem::path& folder, bool background) {
     TrainingState state;
@@ -134,7 +134,7 @@ class Match {
   Training training_;
   std::unique_ptr<Checkpointer> foreground_, background_;
   std::vector<double> without_, in_foreground_, in_background_;
-  std::vector<double> save_;  ///< what save() itself takes in the background
+  std::vector<double> save_;  ///< duration of save() itself in the background
   float saved_ = 0;
 };
 
@@ -157,7 +157,7 @@ Json run_checkpoint(const Session& session, const CheckpointOptions& options, st
     table.add({std::to_string(options.megabytes), number("step_ms"), number("foreground_ms"),
                number("background_ms"), number("save_ms"), number("background_over_foreground"),
                result["correct"].get<bool>() ? "ok" : "WRONG"});
-    out << "a checkpoint: what it takes from the steps\n";
+    out << "the time that a checkpoint adds to the steps\n";
     table.print(out);
   }
   return result;

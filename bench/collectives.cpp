@@ -24,8 +24,8 @@ TensorView view(std::span<float> data) {
   return {reinterpret_cast<std::byte*>(data.data()), count, DataType::kFloat32, {}, {count}};
 }
 
-/// The public interface as an adapter uses it: the description is made anew for every call, and its
-/// name is the same.
+/// Uses the public interface as an adapter does: it builds a new submission for every call, always
+/// with the same name.
 class Hvd final : public Contender {
  public:
   Hvd(const Exercise& exercise, Progress progress)
@@ -40,8 +40,8 @@ class Hvd final : public Contender {
     operation.status().raise_if_error();
   }
 
-  /// hvd's thread looks for more work a little while before it sleeps. Measured beside it, MPI
-  /// would be several times slower.
+  /// Waits until hvd's thread sleeps. Before it sleeps it looks for more work for a short time,
+  /// which would make MPI several times slower.
   void settle() override { std::this_thread::sleep_for(std::chrono::microseconds(300)); }
 
  private:
@@ -113,7 +113,7 @@ class Match {
       session_.align();
       contender->run();
       const auto fault = exercise_.fault();
-      // In one piece: the ranks share the terminal.
+      // Printed in one piece, because the ranks share the terminal.
       if (fault) std::cerr << "hvd-bench: " + contender->name() + ": " + *fault + "\n";
       correct = session_.all(!fault.has_value()) && correct;
     }
@@ -122,8 +122,8 @@ class Match {
 
   double time(Contender& contender) const {
     exercise_.fill();
-    // Ranks leave the first as far apart as they came, when one of them slept; the second brings
-    // them together.
+    // If a rank slept, the ranks leave the first barrier as far apart as they reached it. The
+    // second one brings them together.
     session_.align();
     session_.align();
     const auto begin = Clock::now();
@@ -148,8 +148,8 @@ class Match {
     std::iota(order.begin(), order.end(), 0);
     std::mt19937 random(1);  // the same on every rank
     for (int repetition = 0; repetition < repetitions_; ++repetition) {
-      // A random order, so that no contender always runs after the same other one, whose data in
-      // the cache might help or hurt.
+      // The order is random, so that no contender always runs after the same other one, whose data
+      // in the cache might affect it.
       std::shuffle(order.begin(), order.end(), random);
       for (const std::size_t index : order) samples_[index].push_back(time(*contenders_[index]));
     }
@@ -195,7 +195,7 @@ std::string cell(const Json& object, const char* key) {
                                                          : "-";
 }
 
-/// Adds to a row what gloo_peers.py measured at the same size, if it did.
+/// Adds to a row the results of gloo_peers.py at the same size, if there are any.
 void add_gloo(Json& row, const Json& gloo) {
   const Json measured =
       gloo.value(row["kind"].get<std::string>(), Json::object()).value(row["bytes"].dump(), Json());

@@ -29,8 +29,8 @@ struct StepOptions {
   Update update = Update::kSgd;
   int batch_size = 64;
   RepetitionLimits repetitions = {.budget_seconds = 20, .least = 20, .most = 500};
-  /// Untimed steps before each timed one: a contender comes back to memory and to a schedule that
-  /// others have disturbed.
+  /// Untimed steps before each timed one, because other contenders have disturbed the caches and
+  /// the schedule since this contender's last turn.
   int lead = 1;
   /// 0: the cores divided by the ranks of this host
   int threads = 0;
@@ -38,40 +38,40 @@ struct StepOptions {
   std::string gloo_path;
 };
 
-/// A training step of every parameter set, by every contender. Collective over the ranks of the
-/// session; rank 0 prints.
+/// Measures a training step of every contender with every parameter set. Collective over the ranks
+/// of the session; rank 0 prints.
 /// @return {"correct": ..., "rows": [...]}, on every rank
 /// @throws std::invalid_argument, std::runtime_error
 Json run_step(const Session& session, const StepOptions& options, std::ostream& out);
 
 struct ShardedOptions {
-  int threads = 0;  ///< of LibTorch's per rank; 0: the cores divided by the ranks of this host
+  int threads = 0;  ///< LibTorch's threads per rank; 0: the cores divided by the ranks of this host
   std::string set = "gpt2";
   int lead = 4;  ///< untimed steps before each timed one
   RepetitionLimits repetitions = {.budget_seconds = 60, .least = 5, .most = 200};
 };
 
-/// A training step with Adam, and the bytes of its state, of a ShardedOptimizer beside a
+/// Measures a training step with Adam, and the bytes of Adam's state, for a ShardedOptimizer and a
 /// DistributedOptimizer. Collective over the ranks of the session; rank 0 prints.
 /// @return {"correct": ..., ...}, on every rank
 Json run_sharded(const Session& session, const ShardedOptions& options, std::ostream& out);
 
 struct LayersOptions {
-  int threads = 0;     ///< of LibTorch's per rank; 0: the cores divided by the ranks of this host
+  int threads = 0;     ///< see ShardedOptions::threads
   int batch_size = 8;  ///< images per rank
   RepetitionLimits repetitions = {.budget_seconds = 10, .least = 10, .most = 200};
 };
 
-/// SyncBatchNorm2d, one layer alone, in sizes of ResNet-50's, beside what it is made of. Collective
-/// over the ranks of the session; rank 0 prints.
+/// Measures a single SyncBatchNorm2d layer in sizes of ResNet-50, and its parts: BatchNorm2d and
+/// the exchange. Collective over the ranks of the session; rank 0 prints.
 /// @return {"correct": ..., "rows": [...]}, on every rank
 Json run_layers(const Session& session, const LayersOptions& options, std::ostream& out);
 
 struct CheckpointOptions {
-  int threads = 0;  ///< of LibTorch's per rank; 0: the cores divided by the ranks of this host
-  std::int64_t megabytes = 500;  ///< of the state, 10^6 bytes
+  int threads = 0;               ///< see ShardedOptions::threads
+  std::int64_t megabytes = 500;  ///< size of the state, in 10^6 bytes
   int rounds = 5;
-  int step_ms = 100;  ///< of computation per step
+  int step_ms = 100;  ///< computation per step
   std::filesystem::path folder = ".";
 };
 
@@ -82,11 +82,11 @@ struct CheckpointOptions {
 Json run_checkpoint(const Session& session, const CheckpointOptions& options, std::ostream& out);
 
 struct SteadyOptions {
-  /// Steps of a run; in every other run one of them has an operation that the others do not have.
+  /// Steps of a run. In every second run, one step has an additional operation.
   int steps = 1000;
   /// Pairs of runs.
   int rounds = 5;
-  /// Tensors of 4 KiB per step.
+  /// Tensors per step, of 4 KiB each.
   int tensors = 20;
   /// Seconds for which the program is idle afterwards.
   double pause_seconds = 3;
@@ -94,11 +94,11 @@ struct SteadyOptions {
 
 /// Measures the cost of leaving schedule replay once, and the share of a core that hvd uses while
 /// the program does not call it. Collective over the ranks of the session; rank 0 prints. @return
-/// {"deviation": {...}, "idle": {...}}
+/// {"deviation": {...}, "disabled": {...}, "idle": {...}}
 Json run_steady(const Session& session, const SteadyOptions& options, std::ostream& out);
 
 struct ControlOptions {
-  /// Timed operations per way of waiting and kind of name.
+  /// Timed operations per combination of waiting and name.
   int repetitions = 1000;
   /// Pause before each operation that measures the wake-up of a sleeping thread, so that the thread
   /// sleeps.
@@ -108,9 +108,9 @@ struct ControlOptions {
   int tensors = 161;
 };
 
-/// Latency of an allreduce of 8 bytes by the kind of negotiation and by the thread that drives the
-/// engine, and the cost of the coordinator in simulated worlds. Collective over the ranks of the
-/// session; rank 0 prints.
+/// Measures the latency of an allreduce of 8 bytes by the kind of negotiation and by the thread
+/// that drives the engine, and the cost of the coordinator in simulated worlds. Collective over the
+/// ranks of the session; rank 0 prints.
 /// @return {"latency": [...], "worlds": [...]}; the worlds on rank 0 only
 Json run_control(const Session& session, const ControlOptions& options, std::ostream& out);
 
@@ -126,8 +126,8 @@ struct CollectivesOptions {
   std::string gloo_path;
 };
 
-/// Every kind at every size, against its peers. Collective over the ranks of the session; rank 0
-/// prints.
+/// Measures every kind at every size, and its peers. Collective over the ranks of the session; rank
+/// 0 prints.
 /// @return {"correct": ..., "rows": [...]}, on every rank
 Json run_collectives(const Session& session, const CollectivesOptions& options, std::ostream& out);
 
@@ -136,22 +136,22 @@ struct CarriersOptions {
   int rounds = 20;
   /// Limits for one contender at one size in one round.
   RepetitionLimits repetitions = {.budget_seconds = 0.3, .least = 3, .most = 300};
-  int tensors = 161;  ///< of the first negotiation
+  int tensors = 161;  ///< number of tensors in the first negotiation
 };
 
-/// hvd over MPI and over UCX, and what the two carriers do without hvd, all of it in turns.
-/// Collective over the two ranks of the session, which has joined over UCX and does so again in the
-/// end; rank 0 prints.
+/// Measures hvd over MPI and over UCX, and the two carriers without hvd, all in turns. Collective
+/// over the two ranks of the session, which has joined over UCX and joins again at the end; rank 0
+/// prints.
 /// @return {"correct": ..., "rows": [...], "first_negotiation": {...}}, on every rank
-/// @throws std::runtime_error with more or fewer ranks, or a session over MPI
+/// @throws std::runtime_error if there are not two ranks, or if the session has joined over MPI
 Json run_carriers(const Session& session, const CarriersOptions& options, std::ostream& out);
 
 /// A subcommand, declared with its options.
 struct Command {
   CLI::App* app = nullptr;
-  /// Collective over the ranks of the session; "correct" in what it returns decides the exit code.
+  /// Collective over the ranks of the session. "correct" in its result decides the exit code.
   std::function<Json(const Session&, std::ostream&)> measure = {};
-  /// Instead of measure: needs neither hvd nor MPI.
+  /// Called instead of measure, for a command that needs neither hvd nor MPI.
   std::function<void()> work = {};
 };
 

@@ -22,10 +22,10 @@
 namespace hvd::bench {
 namespace {
 
-/// Cost of the coordinator in one round in which every rank reports the same tensors, as medians of
-/// CPU time in microseconds.
+/// The coordinator's cost of one round in which every rank reports the same tensors: medians of CPU
+/// time in microseconds.
 struct RoundCost {
-  double accept_us = 0;  ///< decode and take in all reports
+  double accept_us = 0;  ///< decode and process all reports
   double decide_us = 0;  ///< decide, and encode the plan
   std::size_t report_bytes = 0;
   std::size_t plan_bytes = 0;
@@ -38,7 +38,7 @@ struct WorldCost {
   int depth = 0;
   /// Messages that rank 0 receives from other ranks in one round.
   int messages_received = 0;
-  /// Messages received by the rank that receives the most, its own report included.
+  /// Messages received by the rank that receives the most, including its own report.
   int most_received = 0;
   RoundCost first = {};
   RoundCost cached = {};
@@ -82,8 +82,8 @@ RoundCost summarize_rounds(const std::vector<Sample>& samples) {
           static_cast<int>(samples.size())};
 }
 
-// The first negotiation costs by rank and tensor; so does the number of times that it is worth
-// waiting for.
+// The time of a first negotiation grows with ranks and tensors, so larger worlds are measured fewer
+// times.
 int worlds_to_measure(int ranks, int tensors) {
   return static_cast<int>(
       std::clamp<std::int64_t>(2'000'000 / (std::int64_t{ranks} * tensors), 3, 20));
@@ -92,11 +92,11 @@ constexpr int kCachedRounds = 20;
 constexpr int kRanksPerHost = 8;
 constexpr int kRadix = 32;
 
-/// Runs the real Coordinator on reports of the real Negotiator; with a tree, on reports that the
-/// real Aggregators have merged. All ranks submit the same tensors.
-/// @param tree an aggregation tree, as jobs of more than 33 ranks use it, with eight ranks to a
-/// host; otherwise every rank exchanges messages with rank 0
-/// @throws std::runtime_error when the plans are not what they must be.
+/// Runs the real Coordinator on reports of the real Negotiator. With a tree, the real Aggregators
+/// merge the reports first. All ranks submit the same tensors.
+/// @param tree whether to use an aggregation tree with eight ranks per host, as in jobs of more
+/// than 33 ranks; otherwise every rank exchanges messages with rank 0
+/// @throws std::runtime_error when the plans are wrong
 WorldCost measure_world(int ranks, int tensors, bool tree) {
   const int worlds = worlds_to_measure(ranks, tensors);
   std::vector<Sample> first;
@@ -105,7 +105,7 @@ WorldCost measure_world(int ranks, int tensors, bool tree) {
     testing::UniformWorld world(ranks, kRanksPerHost, tree ? kRadix : 0, tensors);
     first.push_back(measure_round(world));
     if (i + 1 < worlds) continue;
-    world.round();  // the first to use what the caches hold
+    world.round();  // untimed: the first round that uses the caches
     for (int round = 0; round < kCachedRounds; ++round) cached.push_back(measure_round(world));
   }
   const auto& round = first.back().round;
@@ -123,9 +123,8 @@ using Clock = std::chrono::steady_clock;
 enum class Names { kNew, kSame };
 enum class Waiting {
   kDrives,  ///< the caller waits and drives the engine itself
-  kPolls,   ///< hvd's thread is woken; the caller asks again and again, giving its core away in
-            ///< between
-  kSleeps,  ///< hvd's thread is woken; the caller sleeps until it is told
+  kPolls,   ///< hvd's thread is woken; the caller polls and yields its core in between
+  kSleeps,  ///< hvd's thread is woken; the caller sleeps until the callback wakes it
   kMpi,     ///< no hvd: MPI_Allreduce
 };
 
@@ -168,7 +167,7 @@ class Latency {
   Latency(const Session& session, const ControlOptions& options)
       : session_(session), options_(options) {}
 
-  /// The ways take turns in blocks, long enough for a steady state to set in within each.
+  /// Runs the ways in turns, in blocks that are long enough to reach a steady state.
   Json measure() {
     constexpr int kBlocks = 10;
     const int per_block = std::max(1, options_.repetitions / kBlocks);
@@ -186,7 +185,7 @@ class Latency {
 
  private:
   void measure_block(std::size_t way, int repetitions) {
-    // Schedule replay, too, needs some equal steps before it does without negotiation.
+    // Schedule replay starts only after some equal steps.
     constexpr int kWarmUps = 10;
     for (int i = 0; i < kWarmUps; ++i) once(kWays[way]);
     session_.align();
@@ -240,7 +239,7 @@ class Latency {
         submit(std::move(submission), drives ? Progress::kCaller : Progress::kBackground);
     if (drives) operation.wait();
     if (way.waiting == Waiting::kSleeps) told.wait(false);
-    // The callback comes a little before the name is free again.
+    // The callback runs shortly before the name is free again.
     while (!operation.done()) sched_yield();
     operation.status().raise_if_error();
   }
@@ -261,7 +260,7 @@ class Latency {
     row["negotiated_per_operation"] = counts.negotiated / operations;
     row["cached_per_operation"] = counts.cached / operations;
     row["replayed_per_operation"] = counts.replayed / operations;
-    row["locked_per_operation"] = row["replayed_per_operation"];  // the name before
+    row["locked_per_operation"] = row["replayed_per_operation"];  // the former name
     return row;
   }
 
@@ -348,7 +347,7 @@ Json run_control(const Session& session, const ControlOptions& options, std::ost
   if (session.rank() == 0 && options.repetitions > 0) print_latency(result["latency"], out);
   result["worlds"] = session.rank() == 0 ? measure_worlds(options) : Json::array();
   if (session.rank() == 0 && !options.worlds.empty()) print_worlds(result["worlds"], options, out);
-  // The others sleep meanwhile: hvd's barrier, unlike MPI's, leaves their cores alone.
+  // The other ranks sleep here meanwhile: unlike MPI's barrier, hvd's does not occupy their cores.
   barrier();
   return result;
 }

@@ -11,11 +11,11 @@
 
 namespace hvd::bench {
 
-/// Where the tensors of a bench lie: kShared is what hvd::allocate_shared() gives.
+/// The memory of a benchmark's tensors. hvd::allocate_shared() provides kShared.
 enum class Memory { kOrdinary, kShared };
 
-/// Page-aligned memory that is written once, so that no page fault and no shared page of zeros is
-/// measured later.
+/// Page-aligned memory. The constructor writes it once, so that measurements include no page faults
+/// and no shared page of zeros.
 class Buffer {
  public:
   explicit Buffer(std::size_t floats, Memory memory = Memory::kOrdinary);
@@ -27,9 +27,9 @@ class Buffer {
   std::shared_ptr<float> data_;
 };
 
-/// One rank's input: integers small enough for exact sums over two thousand ranks. The length is a
-/// prime, so data that is written a whole number of chunks or blocks too far differs from the
-/// expected data.
+/// Returns one rank's input: integers small enough for exact sums over two thousand ranks. The
+/// length is a prime, so data that is shifted by a whole number of chunks or blocks differs from
+/// the expected data.
 std::vector<float> pattern_of(int rank);
 /// Writes elements `first`, `first` + 1, ... of the endless repetition of a pattern.
 void write_pattern(std::span<const float> pattern, std::size_t first, std::span<float> out);
@@ -40,19 +40,19 @@ struct Arena {
       : input(floats, memory), output(floats, memory), spare(floats) {}
   Buffer input;
   Buffer output;
-  Buffer spare;  ///< where a plain copy goes
+  Buffer spare;  ///< the destination of a plain copy
 };
 
-/// One operation on float32 at one size: where its data lies, what it is, and what has to come out.
-/// Inputs differ by rank and by element, and all sums are exact, so a result is right or wrong. Not
+/// One operation on float32 at one size: its memory, its input and its expected result. Inputs
+/// differ by rank and by element, and all sums are exact, so results are compared exactly. Not
 /// thread-safe.
 ///
-/// Allreduce and broadcast work in place, as on gradients and parameters; the others from one
-/// buffer to another.
+/// Allreduce and broadcast work in place, as on gradients and parameters. The other kinds use
+/// separate buffers.
 class Exercise {
  public:
-  /// @param bytes of the larger of input and output on one rank; rounded up to whole elements for
-  /// every rank.
+  /// @param bytes the size of the larger of input and output on one rank; rounded up to whole
+  /// elements for every rank
   Exercise(OpKind kind, std::size_t bytes, int rank, int ranks, const Arena& arena);
 
   OpKind kind() const noexcept { return kind_; }
@@ -71,9 +71,9 @@ class Exercise {
     return input_.size() == count_ ? input_ : output_;
   }
 
-  /// Writes the input, as the computation before would.
+  /// Writes the input, as a program's computation would.
   void fill() const;
-  /// Makes sure that a result is not the one before.
+  /// Overwrites an output that is not the input, so that an old result cannot pass as a new one.
   void spoil() const;
   /// Describes the error in the output; no value when the output is right.
   std::optional<std::string> fault() const;

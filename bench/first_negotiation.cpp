@@ -1,6 +1,6 @@
-// How long a job's first step of 161 small tensors takes, which is all that the job does:
+// Measures the first step of a job, with 161 small tensors:
 //   first_negotiation TIME          when all ranks begin, in nanoseconds since 1970
-// Rank 0 prints what carries the job's messages, and microseconds. two_hosts.sh starts it.
+// Rank 0 prints the carrier of the job's messages, and the microseconds. two_hosts.sh starts it.
 
 #include <chrono>
 #include <cstdlib>
@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
   hvd::init();
   if (Clock::now() > together)
     std::cerr << "first_negotiation: rank " << hvd::rank()
-              << " was late; this job's figure says nothing\n";
+              << " was late; ignore this job's figure\n";
   std::vector<float> values(kTensors, 1.0F);
   std::this_thread::sleep_until(together);
   const auto begin = std::chrono::steady_clock::now();

@@ -21,7 +21,7 @@ struct Size {
   std::int64_t channels = 0;
   std::int64_t side = 0;
 };
-// The widest layer of each of ResNet-50's stages, and the first.
+// The first layer of ResNet-50, and the widest layer of each of its stages.
 constexpr std::array<Size, 5> kSizes = {{{64, 112}, {256, 56}, {512, 28}, {1024, 14}, {2048, 7}}};
 
 /// Number of values that one rank contributes to the statistics: the count, and the mean and the
@@ -30,8 +30,8 @@ std::int64_t forward_values(const Size& size) { return 2 * size.channels + 1; }
 /// The sums of the gradient, and of its product with the normalized input.
 std::int64_t backward_values(const Size& size) { return 2 * size.channels; }
 
-/// The contenders of one size. Each is run several times in a row, first untimed: hvd's steps have
-/// to repeat before they are replayed.
+/// The contenders at one size. Each one runs several times in a row, the first times untimed,
+/// because hvd replays steps only after they have been repeated.
 class Layer {
  public:
   Layer(const Session& session, const LayersOptions& options, Size size)
@@ -64,7 +64,8 @@ class Layer {
     sum(peer_backward_);
   }
 
-  /// The joined layer's output and gradient are BatchNorm's on all ranks' batches together.
+  /// Whether the joined layer's output and gradient equal those of BatchNorm on the batches of all
+  /// ranks together.
   bool correct() {
     const torch::Tensor all = allgather(input_.detach(), {.name = "bench.inputs"});
     const torch::Tensor all_gradients = allgather(gradient_, {.name = "bench.gradients"});

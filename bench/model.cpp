@@ -27,8 +27,8 @@ struct GradientSource {
   }
 };
 
-/// A layer without computation: forward hands its input on, backward writes the gradient of its
-/// parameter into new memory, as the kernel of a real layer does at its end.
+/// A layer without computation: forward returns a copy of its input, and backward writes the
+/// gradient of its parameter into new memory, as the kernel of a real layer does.
 class SilentLayer : public torch::autograd::Function<SilentLayer> {
  public:
   static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& activation,
@@ -45,12 +45,13 @@ class SilentLayer : public torch::autograd::Function<SilentLayer> {
   }
 };
 
-/// One silent layer after another, so that gradients come one by one, the last parameter's first.
+/// A sequence of silent layers, so that gradients are computed one by one, the last parameter's
+/// first.
 class SilentNetwork final : public Model {
  public:
   SilentNetwork(const std::vector<at::Tensor>& values, int rank)
       : Model(values), pattern_(pattern_of(rank)) {
-    constexpr std::size_t kShiftPerLayer = 101;  // tensors of one shape still differ
+    constexpr std::size_t kShiftPerLayer = 101;  // so that gradients of equal shape differ
     for (const at::Tensor& parameter : parameters()) {
       sources_.push_back({&pattern_, sources_.size() * kShiftPerLayer, parameter.sizes().vec()});
     }

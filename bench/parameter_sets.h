@@ -10,8 +10,8 @@ namespace hvd::bench {
 
 using Shape = std::vector<std::int64_t>;
 
-/// The shapes of a model's parameters, in the order in which the model declares them; backward
-/// makes the last gradient first.
+/// The shapes of a model's parameters, in the order in which the model declares them. Backward
+/// computes the last gradient first.
 struct ParameterSet {
   std::string name;
   std::vector<Shape> shapes;
@@ -24,7 +24,7 @@ struct ParameterSet {
 std::vector<std::string> parameter_set_names();
 /// @throws std::invalid_argument for another name
 ParameterSet parameter_set(const std::string& name);
-/// {"resnet50": [[64, 3, 7, 7], ...], ...}: what the peers in other languages read.
+/// Returns {"resnet50": [[64, 3, 7, 7], ...], ...}, for peers in other languages.
 Json all_parameter_sets();
 
 }  // namespace hvd::bench

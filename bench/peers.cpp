@@ -45,7 +45,8 @@ class OneCall final : public Contender {
   MPI_Comm communicator_;
 };
 
-/// The chunks of a kind that divides its data hold a piece of every rank's block.
+/// Calls MPI once per chunk. If the kind divides its data, a chunk holds a piece of every rank's
+/// block.
 class Chunked final : public Contender {
  public:
   Chunked(const Exercise& exercise, MPI_Comm communicator)

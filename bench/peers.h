@@ -24,22 +24,22 @@ class Contender {
   virtual void run() = 0;
   /// Whether run() leaves the result in the exercise's output.
   virtual bool does_the_exercise() const { return true; }
-  /// Returns when no work of run() uses a core any more.
+  /// Waits until no thread that run() has woken uses a core any more.
   virtual void settle() {}
 };
 
 inline constexpr std::size_t kChunkBytes = 256 * 1024;
 
-/// In place, in calls of `chunk_bytes`; 0: in one.
+/// Sums in place, in calls of `chunk_bytes` bytes each; 0: in one call.
 void allreduce_sum(std::span<float> data, MPI_Comm communicator, std::size_t chunk_bytes);
 
 /// Names of the peers, in the order in which they are reported.
 std::vector<std::string> peer_names();
 
-/// The contenders that hvd is compared with at this size: the raw kernel (raw_kernels.h), for an
-/// allreduce within one host; "mpi", one call as a program would write it; "mpi-chunked", calls of
-/// kChunkBytes on buffers that are kept, where that is more than one call; "copy", a memcpy of the
-/// exercise's bytes on every rank at once.
+/// Makes the contenders that hvd is compared with at this size: the raw kernel (raw_kernels.h), for
+/// an allreduce within one host; "mpi", one call as a program would write it; "mpi-chunked",
+/// several calls of kChunkBytes with buffers that are reused, if the exercise is larger than
+/// kChunkBytes; "copy", a memcpy of the exercise's bytes on every rank at once.
 std::vector<std::unique_ptr<Contender>> make_peers(const Exercise& exercise, MPI_Comm communicator);
 
 }  // namespace hvd::bench

@@ -12,8 +12,8 @@ namespace {
 
 using Tensors = std::vector<at::Tensor>;
 
-/// MPI as c10d wants it. The calls block: on a host whose cores are all busy a thread of its own,
-/// as PyTorch's has, would only take one of them away.
+/// MPI as a c10d backend. The calls block. On a host whose cores are all busy, a separate thread
+/// such as that of PyTorch's MPI backend would only take a core away.
 class PlainMpi final : public c10d::Backend {
  public:
   PlainMpi(const StepMaterial& material, std::size_t chunk_bytes)
@@ -63,7 +63,7 @@ class ReducerStep final : public TorchStep {
   void clear() override {
     for (const at::Tensor& parameter : parameters()) parameter.mutable_grad().reset();
   }
-  // As DistributedDataParallel's forward() does.
+  // Makes the same calls as DistributedDataParallel's forward().
   void before_backward() override {
     reducer_->rebuild_buckets();
     reducer_->prepare_for_backward({});

@@ -24,12 +24,14 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// "64 KiB"; bytes that are no whole number of a unit stay bytes.
+/// Returns a text such as "64 KiB". A number that is not a whole number of a larger unit is given
+/// in bytes.
 std::string bytes_text(std::size_t bytes);
-/// Three significant digits, without an exponent: "0.183", "12.4", "128000"; "-" for NaN.
+/// Returns the number with three significant digits, or with three decimals if it is below 1, and
+/// without an exponent: "0.183", "12.4", "128000"; "-" for NaN.
 std::string number_text(double value);
 
-/// NaN has no JSON; it becomes null.
+/// JSON has no NaN and no infinity, so these become null.
 Json json_number(double value);
 
 /// @throws std::runtime_error when the file cannot be read or is not JSON.

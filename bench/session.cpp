@@ -21,7 +21,7 @@ extern char** environ;
 namespace hvd::bench {
 namespace {
 
-// Prefixes of the variables that change a result. mpirun sets many more OMPI_MCA_ variables that
+// Prefixes of the variables that affect a result. mpirun sets many other OMPI_MCA_ variables, which
 // only describe how it was started.
 constexpr std::array<std::string_view, 11> kTellingPrefixes = {
     "HVD_",           "HOROVOD_",      "OMPI_MCA_btl",   "OMPI_MCA_coll",
@@ -79,7 +79,7 @@ void start_mpi() {
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &provided);
 }
 
-/// As hvd does it, which then does not.
+/// Starts MPI like hvd, which then does not start it again.
 void start_mpi_with_settings_of_hvd() {
   setenv("OMPI_MCA_btl_vader_single_copy_mechanism", "none", /*overwrite=*/0);
   setenv("OMPI_MCA_mpi_yield_when_idle", "1", /*overwrite=*/0);
@@ -98,7 +98,7 @@ Session::Session(const SessionOptions& options) : options_(options) {
   join(options.init_method);
   rank_ = hvd::rank();
   size_ = hvd::size();
-  // A job of one rank needs no MPI, but its peers do.
+  // hvd needs no MPI for a job of one rank, but the contenders do.
   if (!mpi_is_active()) start_mpi();
   started_mpi_ = options.plain_mpi || !options.init_method.empty() || size_ == 1;
   if (size_ > 1 && !mpi_threads_supported()) {

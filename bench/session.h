@@ -12,22 +12,23 @@
 namespace hvd::bench {
 
 struct SessionOptions {
-  /// glibc keeps freed memory instead of unmapping it: MPI's temporary buffers then cost no page
-  /// faults.
+  /// glibc keeps freed memory instead of unmapping it, so that MPI's temporary buffers cause no
+  /// page faults.
   bool retain_heap = false;
   /// The bench starts MPI with MPI's own defaults. Otherwise hvd starts it, with the settings that
   /// hvd prefers.
   bool plain_mpi = false;
-  /// How hvd's ranks find each other (hvd::Options); empty: over MPI. The peers use MPI in any
-  /// case.
+  /// How hvd's ranks find each other (hvd::Options); empty: over MPI. The other contenders use MPI
+  /// in any case.
   std::string init_method = {};
 };
 
-/// hvd and MPI, both started, with a communicator for the peers. One per process; not thread-safe.
+/// Starts hvd and MPI, and holds a communicator for hvd's peers in the benchmark. One per process;
+/// not thread-safe.
 class Session {
  public:
-  /// @throws hvd::Error; std::runtime_error when MPI lets only one thread call it, as the peers and
-  /// hvd would then get in each other's way.
+  /// @throws hvd::Error; std::runtime_error when MPI allows calls from only one thread, because
+  /// both hvd and the other contenders call it
   explicit Session(const SessionOptions&);
   ~Session();
   Session(const Session&) = delete;
@@ -37,23 +38,25 @@ class Session {
   int size() const noexcept { return size_; }
   /// How hvd's ranks found each other; empty: over MPI.
   const std::string& init_method() const noexcept { return options_.init_method; }
-  /// hvd joins once more, after hvd::shutdown().
+  /// Makes hvd join a job again, after hvd::shutdown().
   void join(const std::string& init_method) const;
-  /// hvd sends no messages on it.
+  /// The communicator of the other contenders. hvd sends no messages on it.
   MPI_Comm peers() const noexcept { return peers_; }
 
-  /// Returns when all ranks are here. It polls: for short waits between measurements only.
+  /// Waits until all ranks have called it. It polls, so use it only for short waits between
+  /// measurements.
   void align() const;
-  /// The same for long waits: a rank that is early leaves its core to others. It does not use hvd,
-  /// whose schedule it would disturb.
+  /// The same for long waits: a rank that is early sleeps and leaves its core to other processes.
+  /// Does not use hvd, because that would disturb hvd's schedule.
   void align_asleep() const;
-  /// Replaces each sample by the slowest rank's: an operation is over when it is over everywhere.
+  /// Replaces each sample by the slowest rank's, because an operation is complete when it is
+  /// complete on every rank.
   void slowest(std::vector<double>& samples) const;
   double slowest(double sample) const;
   double sum(double value) const;
   bool all(bool mine) const;
 
-  /// Machine, load and settings, as this rank sees them now.
+  /// Describes the machine, its load and the settings, as seen by this rank now.
   Json describe() const;
 
  private:

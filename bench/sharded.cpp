@@ -16,7 +16,7 @@
 namespace hvd::bench {
 namespace {
 
-/// A model of its own, which Adam updates.
+/// Trains its own model with Adam.
 template <class Wrapper>
 class AdamTraining {
  public:
@@ -50,7 +50,7 @@ class AdamTraining {
   Wrapper wrapper_;
 };
 
-/// Both, in turns.
+/// Measures both optimizers in turns.
 class ShardedMatch {
  public:
   ShardedMatch(const Session& session, const ShardedOptions& options)
@@ -89,7 +89,7 @@ class ShardedMatch {
     return session_.slowest(seconds_since(begin));
   }
 
-  /// After equally many steps.
+  /// Whether the parameters are equal. Both trainings have run the same number of steps.
   bool equal() const {
     const torch::NoGradGuard no_grad;
     for (std::size_t i = 0; i < whole_.parameters().size(); ++i) {

@@ -1,6 +1,6 @@
 // Runs hvd-bench on small sizes and checks that every row is there, every result is right, and the
 // JSON can be read. Times are checked only as ratios within one run, and only where a defect would
-// change the ratio by far.
+// change the ratio by a large factor.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -35,7 +35,7 @@ TEST(BenchSmoke, TensorsInSharedMemory) {
 }
 
 TEST(BenchSmoke, CollectivesHaveEveryRow) {
-  // The largest is more than one chunk and no whole number of them.
+  // The largest size is more than one chunk, and not a whole number of chunks.
   const Outcome outcome = run_bench(
       2, "collectives --min 4 --max 600000 --factor 387 --budget 0.02 --least 3 --most 10");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
@@ -70,8 +70,8 @@ TEST(BenchSmoke, CollectivesHaveEveryRow) {
   EXPECT_NE(outcome.output.find("busbw"), std::string::npos) << outcome.output;
 }
 
-/// Expects that the ratio of hvd's 16 MiB allreduce to each peer named in `most` is at most the
-/// given one. The least ratio of up to three runs counts, since one slow run may have been
+/// Expects that the ratio of hvd's time to each peer's, for an allreduce of 16 MiB, is at most the
+/// value in `most`. The smallest ratio of up to three runs counts, because a slow run may have been
 /// disturbed.
 void expect_ratios_of_16_mib(const std::string& options,
                              const std::map<std::string, double>& most) {
@@ -97,14 +97,15 @@ void expect_ratios_of_16_mib(const std::string& options,
   for (const auto& [peer, limit] : most) EXPECT_LE(least[peer], limit) << "of " << peer;
 }
 
-// The targets are 0.4 and 0.2, and 1.3 of the kernel without the runtime, with a slack of 1.5.
+// The targets are 0.4 and 0.2 for MPI, and 1.3 for the kernel without the runtime. The limits add a
+// slack factor of 1.5.
 TEST(BenchSmoke, InSharedMemoryAnAllreduceIsFasterThanMpi) {
   expect_ratios_of_16_mib(
       "--shared-memory",
       {{"mpi-chunked", 0.4 * 1.5}, {"mpi", 0.2 * 1.5}, {"raw-shared", 1.3 * 1.5}});
 }
 
-// The targets are 0.6 of a single call of MPI, and 1.15 of the kernel without the runtime.
+// The targets are 0.6 for a single call of MPI, and 1.15 for the kernel without the runtime.
 TEST(BenchSmoke, AnyOtherTensorIsReducedFasterThanByMpi) {
   expect_ratios_of_16_mib("", {{"mpi", 0.6 * 1.5}, {"raw-staged", 1.15 * 1.5}});
 }
@@ -146,9 +147,9 @@ TEST(BenchSmoke, CarriersNeedTwoRanksAndAPlaceToMeet) {
 }
 
 // The times are nanoseconds, so one slow run may have been disturbed; three slow runs are a
-// failure. The target of 1 % is a release's, where it is 0.1 %; the tests are lightly optimised,
-// with checks, and a look takes 10 ns and more. Reading a clock, or a lock, at each look would be
-// above 5 %.
+// failure. The target is 1 % in a release build, which reaches 0.1 %. The tests are lightly
+// optimised and have checks, so that reading a switch takes 10 ns and more. Reading a clock or
+// taking a lock each time would cost more than 5 %.
 TEST(BenchSmoke, ADeviationCostsAFewSteps) {
   constexpr double kMostOfDisabled = 0.05;
   const auto run = [] {
@@ -179,7 +180,7 @@ TEST(BenchSmoke, ControlHasEveryRow) {
     const bool mpi = row["way"] == "MPI_Allreduce";
     const double ran =
         row["negotiated_per_operation"].get<double>() + row["replayed_per_operation"].get<double>();
-    EXPECT_EQ(row["locked_per_operation"], row["replayed_per_operation"]) << "the name before";
+    EXPECT_EQ(row["locked_per_operation"], row["replayed_per_operation"]) << "the former name";
     EXPECT_EQ(ran, mpi ? 0 : 1) << row;
     EXPECT_EQ(
         row["cached_per_operation"].get<double>() + row["replayed_per_operation"].get<double>(),

@@ -9,8 +9,8 @@
 
 namespace hvd::bench {
 
-/// The smallest sample that at least `share` (0..1) of the samples do not exceed (nearest rank).
-/// NaN without samples.
+/// Returns the smallest sample that at least `share` (0..1) of the samples do not exceed
+/// (nearest-rank method). NaN without samples.
 double percentile(std::span<const double> samples, double share);
 
 struct Summary {
@@ -21,19 +21,20 @@ struct Summary {
 };
 Summary summarize(std::span<const double> samples);
 
-/// Median of ours[i] / theirs[i], where both were measured one after the other. The machine's slow
-/// minutes are in both, so this is steadier than the ratio of two medians. NaN without samples.
+/// Returns the median of ours[i] / theirs[i], which were measured one after the other. A slow
+/// period of the machine affects both, so this is steadier than the ratio of two medians. NaN
+/// without samples.
 /// @pre equal sizes
 double median_ratio(std::span<const double> ours, std::span<const double> theirs);
 
-/// Median of (ours[i] - base[i]) / (theirs[i] - base[i]), of the repetitions in which they added
-/// something. NaN without any.
+/// Returns the median of (ours[i] - base[i]) / (theirs[i] - base[i]) over the repetitions with
+/// theirs[i] > base[i]. NaN if there is no such repetition.
 /// @pre equal sizes
 double median_ratio_of_added(std::span<const double> ours, std::span<const double> theirs,
                              std::span<const double> base);
 
-/// Bus bandwidth over algorithm bandwidth, as nccl-tests define it: what each link carries,
-/// whatever the number of ranks.
+/// Returns bus bandwidth / algorithm bandwidth, as nccl-tests define it. The bus bandwidth is the
+/// load of each link, so it is comparable for any number of ranks.
 double bus_factor(OpKind kind, int ranks);
 
 struct RepetitionLimits {
@@ -41,7 +42,7 @@ struct RepetitionLimits {
   int least = 20;
   int most = 2000;
 };
-/// As many repetitions as the budget allows, within the limits.
+/// Returns as many repetitions as the budget allows, within the limits.
 int repetitions_for(double seconds_each, const RepetitionLimits& limits);
 
 /// Sizes from `lowest`, each `factor` times the one before, up to and including `highest`.

@@ -43,7 +43,7 @@ TEST(Statistics, ASummaryAgreesWithThePercentiles) {
 }
 
 TEST(Statistics, ARatioComparesMeasurementsOfOneRound) {
-  // A machine that is ten times slower for a while: the ratio of the medians would be 1 / 20.
+  // The machine is ten times slower for a while. The ratio of the medians would be 1 / 20.
   const std::vector<double> ours = {1, 1, 1, 10, 10};
   const std::vector<double> theirs = {2, 2, 20, 20, 20};
   EXPECT_DOUBLE_EQ(median_ratio(ours, theirs), 0.5);

@@ -21,12 +21,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::int64_t kElements = 1024;
-// Looks at the timeline's switch on the way of a batch: when it is agreed on, launched, and done
-// (core/engine/executor.cpp). The log is not asked at all on the way of a replayed step, which
-// steady_count_test asserts.
+// How often a batch reads the timeline's switch: when it is agreed on, launched, and done
+// (core/engine/executor.cpp). A replayed step never reads the log's level, as steady_count_test
+// asserts.
 constexpr int kTimelineChecks = 3;
 
-/// CPU time of this process so far, of all its threads, in seconds.
+/// The CPU time of all threads of this process so far, in seconds.
 double cpu_seconds() {
   rusage usage = {};
   getrusage(RUSAGE_SELF, &usage);
@@ -36,7 +36,7 @@ double cpu_seconds() {
   return seconds(usage.ru_utime) + seconds(usage.ru_stime);
 }
 
-/// The same operations again and again.
+/// Runs the same operations in every step.
 class Steps {
  public:
   Steps(const Session& session, int tensors, std::int64_t elements, const std::string& name)
@@ -59,7 +59,7 @@ class Steps {
     handles_.resize(memory_.size());
   }
 
-  /// @param extra with the operation that is not in the other steps
+  /// @param extra whether to add the operation that the other steps do not have
   void step(bool extra) {
     const std::size_t count = submissions_.size() - (extra ? 0 : 1);
     for (std::size_t i = 0; i < count; ++i)
@@ -74,7 +74,8 @@ class Steps {
     }
   }
 
-  /// Seconds for all steps. @param extra_at the step with one operation more; -1: no step
+  /// Returns the seconds for all steps. @param extra_at the step with an additional operation; -1:
+  /// no step
   double run(int steps, int extra_at) {
     session_.align();
     const auto begin = Clock::now();
@@ -127,8 +128,8 @@ Json measure_idle(const Session& session, const SteadyOptions& options) {
           {"cores_per_rank", json_number(session.slowest(share))}};
 }
 
-/// Nanoseconds of one `check`, and of the branch on it, in a loop: more than it adds in the middle
-/// of other work.
+/// Returns the nanoseconds of one `check` and the branch on its result, in a loop. In the middle of
+/// other work it would add less.
 template <class Check>
 double nanoseconds_of(const Check& check) {
   constexpr int kTimes = 2'000'000;
@@ -137,7 +138,7 @@ double nanoseconds_of(const Check& check) {
   for (int i = 0; i < 9; ++i) {
     const auto begin = Clock::now();
     for (int n = 0; n < kTimes; ++n) {
-      asm volatile("" : : : "memory");  // looked at anew each time
+      asm volatile("" : : : "memory");  // makes each check read the switch again
       if (check()) ++on;
     }
     samples.push_back(seconds_since(begin) / kTimes * 1e9);
@@ -164,7 +165,7 @@ Json measure_disabled(const Session& session, const SteadyOptions& options) {
   const double operation = percentile(runs, 0.5);
   return {{"operation_ns", json_number(operation)},
           {"replayed_operations", replayed},
-          {"locked_operations", replayed},  // the name before
+          {"locked_operations", replayed},  // the former name
           {"timeline_checks", kTimelineChecks},
           {"timeline_check_ns", json_number(timeline)},
           {"log_checks", 0},

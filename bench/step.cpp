@@ -21,15 +21,15 @@
 namespace hvd::bench {
 namespace {
 
-/// The largest resident memory of this process above what was resident at first. Memory that n
-/// processes share counts for each with an n-th, as it is shared when bytes() is called.
+/// The largest resident memory of this process, less the memory that was resident at first. If n
+/// processes share memory when bytes() is called, each counts 1/n of it.
 class PeakMemory {
  public:
   PeakMemory();
-  /// Bytes since the construction or the last forget(); no value where the kernel does not let a
-  /// process reset its peak.
+  /// The peak since construction or the last forget(), in bytes; no value if the kernel does not
+  /// allow a process to reset its peak.
   std::optional<std::size_t> bytes() const;
-  /// Forgets the peak, not what was resident at first.
+  /// Resets the peak. Keeps the amount that was resident at first.
   void forget();
 
  private:
@@ -50,8 +50,8 @@ std::size_t bytes_in(const char* file, const std::string& key) {
 
 std::size_t status_bytes(const std::string& key) { return bytes_in("/proc/self/status", key); }
 
-/// Bytes of shared memory that this process's resident size includes although they are the share of
-/// other processes.
+/// The bytes of shared memory that are part of this process's resident size, but count for other
+/// processes.
 std::size_t counted_elsewhere() {
   const std::size_t resident = status_bytes("RssShmem:");
   return resident - std::min(resident, bytes_in("/proc/self/smaps_rollup", "Pss_Shmem:"));
@@ -63,7 +63,7 @@ PeakMemory::PeakMemory() {
 }
 
 void PeakMemory::forget() {
-  // Freed memory counts again when it is used again.
+  // Returns freed memory to the kernel, so that it counts only when it is used again.
   malloc_trim(0);
   // proc(5): writing 5 resets the peak to the resident size.
   std::ofstream reset("/proc/self/clear_refs");
@@ -84,8 +84,8 @@ struct Entrant {
   StepSamples samples;
 };
 
-/// The contenders of one parameter set. Only one of them may be hvd's: its steady state is that of
-/// a program with one optimizer.
+/// Compares the contenders with one parameter set. Only one of them may be hvd's, because hvd's
+/// steady state is measured as in a program with one optimizer.
 class StepMatch {
  public:
   StepMatch(const Session& session, const StepOptions& options, const ParameterSet& set,
@@ -116,7 +116,7 @@ class StepMatch {
   }
 
  private:
-  /// Memory is measured here, when a contender makes what it keeps.
+  /// Adds a contender, and measures its memory while it allocates its buffers.
   void enter(const std::string& name) {
     PeakMemory memory;
     Entrant entrant{workload_->contender(name), {name, {}}};
@@ -156,7 +156,7 @@ class StepMatch {
     return correct;
   }
 
-  /// The time of one step, after the untimed ones.
+  /// Returns the time of one step, which follows the untimed ones.
   double time(StepContender& contender) const {
     session_.align();
     double seconds = 0;
@@ -176,8 +176,8 @@ class StepMatch {
   void let_others_sleep() const { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
 
   void align_closely() const {
-    // Ranks leave the first as far apart as they came, when one of them slept; the second brings
-    // them together.
+    // If a rank slept, the ranks leave the first barrier as far apart as they reached it. The
+    // second one brings them together.
     session_.align();
     session_.align();
   }

@@ -66,13 +66,13 @@ Json compare_steps(const std::vector<StepSamples>& samples) {
 void add_gloo_steps(Json& row, const Json& gloo) {
   const Json measured_steps =
       gloo.value("step", Json::object()).value(row["set"].get<std::string>(), Json::object());
-  if (row["compute"].get<bool>()) return;  // which gloo_peers.py does not do
+  if (row["compute"].get<bool>()) return;  // gloo_peers.py does not measure this
   for (const auto& [name, measured] : measured_steps.items()) {
     Json& entry = row["contenders"][name] = measured;
     entry["not_interleaved"] = true;
     for (const auto& [ours, own] : row["contenders"].items()) {
       if (!ours.starts_with("hvd") || !measured.contains("added_p50_us")) continue;
-      // The ratio of the medians, since the two did not run side by side.
+      // Uses the ratio of the medians, because the two were not measured in turns.
       entry["hvd_step_ratio"] =
           json_number(own["p50_us"].get<double>() / measured["p50_us"].get<double>());
       entry["hvd_added_ratio"] =

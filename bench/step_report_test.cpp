@@ -10,7 +10,7 @@ namespace hvd::bench {
 namespace {
 
 std::vector<StepSamples> three_repetitions() {
-  // The second was in a slow moment of the machine.
+  // The machine was slow during the second repetition.
   return {{"one", {0.010, 0.100, 0.010}, 1000, 1000},
           {"alone", {0.020, 0.200, 0.020}, 1000, 1000},
           {"hvd", {0.025, 0.250, 0.025}, 6000, 4000},
@@ -31,7 +31,7 @@ TEST(StepReport, AddedTimesAreComparedWithinARepetition) {
   const Json& mpi = row["contenders"]["mpi"];
   EXPECT_NEAR(mpi["hvd_step_ratio"].get<double>(), 0.625, 1e-6);
   EXPECT_NEAR(mpi["hvd_added_ratio"].get<double>(), 0.25, 1e-6)
-      << "a repetition in which MPI seemed to add nothing says nothing";
+      << "a repetition in which MPI seemed to add no time must not count";
   for (const char* name : {"one", "alone"})
     EXPECT_FALSE(row["contenders"][name].contains("hvd_added_ratio")) << name;
 }

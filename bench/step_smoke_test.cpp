@@ -1,5 +1,5 @@
-// Runs the subcommands that need LibTorch: every contender's gradients are right, every figure is
-// there. No time is asserted.
+// Runs the subcommands that need LibTorch, and checks that every contender's gradients are right
+// and every figure is there. Times are not checked.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -69,8 +69,8 @@ TEST(StepSmoke, ManyTensorsOnThreeRanks) {
   for (const json& row : outcome.document["rows"]) expect_step(row, {"alone", "hvd", "reducer"});
 }
 
-// The target is what c10d::Reducer takes with gradients as views, with a slack of 1.5. malloc's
-// part varies, so one run of three is enough.
+// The target is the memory of c10d::Reducer with gradients as views. The limit adds a slack factor
+// of 1.5. malloc's share varies, so one good run of three is enough.
 TEST(StepSmoke, PeakMemoryIsThatOfTheReducerOrLess) {
   std::map<std::string, double> ratios = {{"peak_bytes_over_alone", 1e9},
                                           {"first_peak_bytes_over_alone", 1e9}};
@@ -151,7 +151,7 @@ TEST(StepSmoke, ACheckpointHoldsTheSavedState) {
   EXPECT_TRUE(outcome.document["correct"].get<bool>());
   EXPECT_GT(outcome.document["step_ms"].get<double>(), 0);
   EXPECT_TRUE(outcome.document["background_over_foreground"].is_number());
-  EXPECT_TRUE(left) << "it left something in its folder";
+  EXPECT_TRUE(left) << "the folder is not empty";
 }
 
 TEST(StepSmoke, AShardedOptimizerTrainsToTheSameModelWithLessState) {

@@ -21,7 +21,7 @@ inline c10::intrusive_ptr<c10d::Work> work_done(const std::vector<at::Tensor>& t
   return c10d::Work::create_from_future(future);
 }
 
-/// The group that has this backend only.
+/// Makes a group that has only this backend.
 inline c10::intrusive_ptr<c10d::ProcessGroup> make_group(
     const c10::intrusive_ptr<c10d::Backend>& backend, c10d::ProcessGroup::BackendType type,
     c10::DeviceType device) {
@@ -31,10 +31,10 @@ inline c10::intrusive_ptr<c10d::ProcessGroup> make_group(
   return group;
 }
 
-/// A c10d::Reducer as DistributedDataParallel makes it, with gradients as views into its buckets.
+/// Makes a c10d::Reducer like DistributedDataParallel, with gradients as views into its buckets.
 ///
-/// A template, because newer versions of LibTorch want more arguments, and the branch for the
-/// others must not be compiled.
+/// It is a template because newer versions of LibTorch require more arguments, and the branch for
+/// other versions must not be compiled.
 /// @param parameters in the order in which the model declares them
 template <class Reducer = c10d::Reducer>
 std::unique_ptr<Reducer> make_reducer(const std::vector<at::Tensor>& parameters,
@@ -45,8 +45,8 @@ std::unique_ptr<Reducer> make_reducer(const std::vector<at::Tensor>& parameters,
   using Names = std::unordered_map<std::size_t, std::string>;
   using Caps = std::vector<std::int64_t>;
   const std::vector<bool> sparse(parameters.size(), false);
-  // As DistributedDataParallel divides the parameters before the first step; after it the reducer
-  // divides them anew, by the order in which gradients came.
+  // Divides the parameters like DistributedDataParallel before the first step. After that step the
+  // reducer divides them again, by the order in which the gradients became ready.
   auto [buckets, limits] = c10d::compute_bucket_assignment_by_size(
       parameters, {c10d::kDefaultFirstBucketBytes, c10d::kDefaultBucketBytesCap}, sparse);
   std::reverse(buckets.begin(), buckets.end());

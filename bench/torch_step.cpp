@@ -34,14 +34,14 @@ class Hvd final : public TorchStep {
  public:
   Hvd(std::string name, const StepMaterial& material, bool views)
       : TorchStep(std::move(name), material),
-        // The contenders share their parameters, and the one without an exchange makes them differ
-        // between ranks.
+        // Does not compare the parameters between ranks: the contenders share them, and the
+        // contender without an exchange makes them differ.
         distributed_(optimizer(), named_parameters(),
                      {.gradient_as_bucket_view = views, .check_every = 0}) {}
 
   void rest() override {
     clear();
-    // hvd's thread looks for more work for a short time before it sleeps.
+    // Waits until hvd's thread sleeps. It looks for more work for a short time first.
     std::this_thread::sleep_for(std::chrono::microseconds(300));
   }
 
@@ -61,10 +61,10 @@ class Hvd final : public TorchStep {
   DistributedOptimizer distributed_;
 };
 
-/// One tensor after the other, by hand.
+/// Exchanges one tensor after the other with MPI.
 class MpiPerTensor final : public TorchStep {
  public:
-  /// @param chunk_bytes of one call; 0: a tensor at once
+  /// @param chunk_bytes size of one call; 0: one call per tensor
   MpiPerTensor(std::string name, const StepMaterial& material, std::size_t chunk_bytes)
       : TorchStep(std::move(name), material), chunk_bytes_(chunk_bytes) {}
 
@@ -126,7 +126,8 @@ class TorchWorkload final : public Workload {
 }  // namespace
 
 std::unique_ptr<torch::optim::Optimizer> StepMaterial::optimizer(const Model& model) const {
-  // So small that the values hardly change during a run, and the computation takes the same time.
+  // The rate is so small that the values hardly change during a run, so that every step computes
+  // for the same time.
   constexpr double kLearningRate = 1e-6;
   if (options.update == Update::kSgd)
     return std::make_unique<torch::optim::SGD>(model.parameters(), kLearningRate);
@@ -171,7 +172,7 @@ std::optional<std::string> TorchStep::fault_of(std::size_t index, at::Tensor exp
   const std::string where =
       "gradient " + std::to_string(index) + " on rank " + std::to_string(material_.rank);
   if (!found.defined()) return where + " is missing";
-  // Ranks may add in another order. A real error is far larger than this tolerance.
+  // A contender may add in another order. A real error is far larger than this tolerance.
   constexpr double kTolerance = 1e-5;
   const double error = (found - expected).abs().max().item<double>();
   const double largest = expected.abs().max().item<double>();

@@ -14,7 +14,7 @@
 
 namespace hvd::bench {
 
-/// The parts that every contender of a workload is built from.
+/// The data from which every contender of a workload is built.
 struct StepMaterial {
   WorkloadOptions options;
   std::vector<at::Tensor> values;
@@ -26,7 +26,7 @@ struct StepMaterial {
   std::unique_ptr<torch::optim::Optimizer> optimizer(const Model& model) const;
 };
 
-/// A step without any exchange, and the places where the others differ from it.
+/// A step without any exchange. Subclasses override the parts in which they differ.
 class TorchStep : public StepContender {
  public:
   TorchStep(std::string name, const StepMaterial& material);
@@ -36,8 +36,8 @@ class TorchStep : public StepContender {
   std::optional<std::string> fault() override;
 
  protected:
-  /// The expected gradients after run(). A program that exchanges by hand divides the loss, which
-  /// takes no extra time.
+  /// The expected gradients after run(). kSum: a program that calls MPI itself would divide the
+  /// loss, which takes no extra time.
   enum class Result { kLocal, kSum, kMean };
   virtual Result result() const { return Result::kLocal; }
 
@@ -61,7 +61,7 @@ class TorchStep : public StepContender {
 
 /// c10d::Reducer, the engine of PyTorch's DistributedDataParallel, with gradients as views into its
 /// buckets, over MPI.
-/// @param chunk_bytes of one MPI call; 0: a bucket at once
+/// @param chunk_bytes size of one MPI call; 0: one call per bucket
 std::unique_ptr<StepContender> make_reducer_step(std::string name, const StepMaterial& material,
                                                  std::size_t chunk_bytes);
 

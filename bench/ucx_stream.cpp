@@ -56,7 +56,7 @@ class UcxStream final : public Stream {
   void open_worker() {
     ucp_config_t* config = nullptr;
     check(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read");
-    // As UCX comes, without what hvd sets for its own workers.
+    // Restores the defaults of the settings that hvd changes for its own workers.
     for (const auto& [name, value] :
          {std::pair("RNDV_SCHEME", "auto"), std::pair("RNDV_THRESH", "auto"),
           std::pair("TCP_RX_SEG_SIZE", "64k")})

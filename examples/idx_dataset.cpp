@@ -36,7 +36,7 @@ class Reader {
       constexpr std::size_t kChunk = std::numeric_limits<int>::max();
       const auto chunk = static_cast<unsigned>(std::min(out.size() - done, kChunk));
       const int got = gzread(file_.get(), out.data() + done, chunk);
-      // gzread() returns a truncated compressed stream as a short file, so the error is checked
+      // For a truncated compressed stream gzread() only returns fewer bytes, so check for errors
       // here.
       int error = Z_OK;
       const char* text = gzerror(file_.get(), &error);

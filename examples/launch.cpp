@@ -11,7 +11,7 @@
 
 namespace nn = torch::nn;
 
-/// What one rank returns.
+/// The result of one rank.
 struct Outcome {
   int rank;
   double first_loss, last_loss;

@@ -15,7 +15,7 @@ int main() {
   hvd::broadcast_parameters(model);
   torch::optim::SGD optimizer(model->parameters(), /*lr=*/0.05);
 
-  torch::manual_seed(1 + hvd::rank());  // other data on every rank ...
+  torch::manual_seed(1 + hvd::rank());  // different data on every rank ...
   const torch::Tensor weights = torch::linspace(-1, 1, 16).unsqueeze(1);
   for (int step = 0; step <= 100; ++step) {
     const torch::Tensor x = torch::randn({64, 16});

@@ -279,8 +279,8 @@ class Training {
   std::uint64_t step_ = 0;
 };
 
-/// The fraction of the test set that is classified correctly. Each rank takes every size-th image.
-/// Some ranks take one more, so the counts are reduced only at the end.
+/// Returns the fraction of the test set that is classified correctly. Each rank takes every size-th
+/// image. Some ranks take one more, so the counts are reduced only at the end.
 double test_accuracy(const ImageDataset& dataset, Net& model, torch::Device device) {
   torch::NoGradGuard no_grad;
   model->eval();

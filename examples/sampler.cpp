@@ -1,6 +1,6 @@
-// Fits a line with LibTorch's own data loader and hvd's sampler, which gives each rank its share of
-// every epoch in another order, and checks that every sample was used. (hvd::make_data_loader, as
-// in mnist and resume, needs no sampler and can resume in mid-epoch.)
+// Fits a line with LibTorch's own data loader and hvd's sampler, and checks that every sample was
+// used. The sampler gives each rank its share of the samples, in a new order in every epoch.
+// (hvd::make_data_loader, as in mnist and resume, needs no sampler and can resume in mid-epoch.)
 //   hvdrun -np 2 build/release/examples/sampler
 
 #include <hvd/torch.h>
@@ -36,7 +36,7 @@ bool train() {
                                     torch::data::DataLoaderOptions().batch_size(16).workers(1));
   bool complete = true;
   for (std::size_t epoch = 0; epoch < 10; ++epoch) {
-    sampler.set_epoch(epoch);  // another order, also in the copy inside the loader
+    sampler.set_epoch(epoch);  // a new order, also in the copy inside the loader
     torch::Tensor seen = torch::zeros({kSamples});
     hvd::Metric mean_loss("loss");
     for (auto& batch : *loader) {

@@ -1,5 +1,5 @@
 // A small transformer that learns to reverse a row of digits. Adam's state, which is twice as large
-// as the model, is sharded: each rank has a part of it and writes that part into checkpoints.
+// as the model, is sharded: each rank has a part of it, and writes that part to checkpoints.
 //   hvdrun -np 2 build/release/examples/sharded_transformer
 //   hvdrun -np 2 build/release/examples/sharded_transformer /tmp/checkpoints  # again: resumes
 

@@ -1,5 +1,5 @@
 // Batch normalization over the batches of all ranks, whose sizes differ. Rank 0's batch is too
-// small for statistics of its own.
+// small for its own statistics.
 //   hvdrun -np 2 build/release/examples/sync_batch_norm
 
 #include <hvd/torch.h>
