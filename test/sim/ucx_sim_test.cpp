@@ -1,6 +1,6 @@
-// The whole runtime over the carrier of UCX: the schedules of runtime_sim_test over simulated
-// workers, with connections that are late, each in an order of its own, and that break at random
-// moments; and over the real UCX, with ranks as threads.
+// Runs the whole runtime over the carrier of UCX, with the schedules of runtime_sim_test. The
+// connections of the simulated workers have random delays and break at random moments. One test
+// uses the real UCX, with ranks as threads.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -29,8 +29,8 @@ std::shared_ptr<FakeUcxNetwork> network_of(const LocalJobOptions& options, const
   return FakeUcxNetwork::create({.size = options.size,
                                  .longest_delay = options.longest_delay,
                                  .seed = options.seed,
-                                 // A held message leaves at the next sign of life, which takes a
-                                 // while when ranks are threads.
+                                 // A held message leaves when its rank next makes progress, which
+                                 // takes a while when ranks are threads.
                                  .holds_one_of = options.runtime.background_thread ? 100U : 3U},
                                 clock);
 }
@@ -123,7 +123,7 @@ class FaultyJob {
   const int victim_;
   const int other_;
   std::unique_ptr<LocalJob> job_;
-  std::vector<End> ends_;  // each of its rank's thread
+  std::vector<End> ends_;  // each written by its rank's thread
 };
 
 LocalJobOptions FaultyJob::options_of(std::uint64_t seed, Fault fault) {
@@ -151,7 +151,7 @@ void FaultyJob::run_rank(int rank) {
         if (end.problem.empty()) end.problem = run.check();
       }
     }
-  } catch (const Error&) {  // what was submitted after the failure
+  } catch (const Error&) {  // an operation was submitted after the failure
   }
   if (runtime.failed()) end.failure = runtime.failure();
   job_->leave(rank);
@@ -165,7 +165,7 @@ void FaultyJob::strike() {
 }
 
 bool FaultyJob::may_say(int rank, const Status& failure) const {
-  if (failure.ok()) return true;  // it came too late
+  if (failure.ok()) return true;  // the fault came too late
   if (failure.code != StatusCode::kPeerLost) return false;
   return failure.rank == victim_ || (fault_ == Fault::kCut && failure.rank == other_) ||
          (fault_ == Fault::kDeath && rank == victim_);
@@ -184,8 +184,9 @@ std::string FaultyJob::run() {
     if (!end.problem.empty()) wrong += end.problem + "\n";
     if (!may_say(rank, end.failure)) {
       wrong += "rank " + std::to_string(rank) + " of " + std::to_string(options_.size) +
-               " says: " + end.failure.message + " (" + std::to_string(end.failure.rank) +
-               "); it was " + std::to_string(victim_) + " or " + std::to_string(other_) + "\n";
+               " reports: " + end.failure.message + " (" + std::to_string(end.failure.rank) +
+               "); expected rank " + std::to_string(victim_) + " or " + std::to_string(other_) +
+               "\n";
     }
   }
   return wrong;
@@ -193,7 +194,7 @@ std::string FaultyJob::run() {
 
 void run_faults(Fault fault, std::uint64_t count) {
   const SteadyClock clock;
-  constexpr std::uint64_t kAtOnce = 8;  // they wait, mostly
+  constexpr std::uint64_t kAtOnce = 8;  // the jobs mostly wait
   for (std::uint64_t first = 0; first < count; first += kAtOnce) {
     std::vector<std::unique_ptr<FaultyJob>> jobs;
     for (std::uint64_t seed = first; seed < std::min(first + kAtOnce, count); ++seed)

@@ -1,5 +1,5 @@
-// Ranks whose process ends while the job starts, in a file or a store: the others of their host
-// detect it at once, long before the start timeout.
+// Ends the processes of ranks while a job starts through a file or a store. The other ranks of the
+// host must detect this at once, long before the start timeout.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -53,7 +53,7 @@ class BeginTest : public ::testing::TestWithParam<const char*> {
     }
     return false;
   }
-  /// The file of a key of the store.
+  /// Waits for the file of a key of the store.
   void wait_for(const std::string& end_of_name) const {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     while (!there_is(end_of_name) && std::chrono::steady_clock::now() < deadline)

@@ -109,8 +109,8 @@ bool on_any_rank(bool value) {
   return ranks.front() > 0;
 }
 
-const char* store_folder = nullptr;               ///< of the arguments
-std::optional<std::chrono::seconds> loop_length;  ///< of the arguments
+const char* store_folder = nullptr;               ///< from the arguments
+std::optional<std::chrono::seconds> loop_length;  ///< from the arguments
 
 void loop() {
   using Clock = std::chrono::steady_clock;
@@ -142,7 +142,7 @@ hvd::Options options_of(int count, char** arguments) {
   return options;
 }
 
-/// A store whose keys are files of a folder.
+/// A store whose keys are files in a folder.
 class FolderStore {
  public:
   explicit FolderStore(std::string folder) : folder_(std::move(folder)) {}

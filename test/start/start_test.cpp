@@ -54,7 +54,7 @@ class StartTest : public ::testing::Test {
     for (int rank = 0; rank < size; ++rank) start_rank(mode, method, rank, size, more);
   }
   Process& process(int number) { return processes_.at(static_cast<std::size_t>(number)); }
-  /// The ends of the ranks, in the order of their start.
+  /// Returns how the ranks have ended, in the order of their start.
   std::vector<Process::End> wait_for_all() {
     const auto deadline = std::chrono::steady_clock::now() + kPatience;
     std::vector<Process::End> ends;
@@ -71,7 +71,7 @@ class StartTest : public ::testing::Test {
       EXPECT_EQ(ends[rank].output, line + line);
     }
   }
-  /// The output of all ranks, that of the first one last.
+  /// Expects every rank to have failed with an error of this kind and text.
   void expect_all_failed(const std::string& kind, const ::testing::Matcher<std::string>& text) {
     for (const Process::End& end : wait_for_all()) {
       EXPECT_THAT(end.output, AllOf(HasSubstr(kind), text, Not(HasSubstr("THE TEST"))));
@@ -192,7 +192,7 @@ std::vector<std::string> segments_of(pid_t first_rank) {
 }
 
 TEST_F(StartTest, TheNextJobRemovesSharedMemoryOfKilledRanks) {
-  // Killed once the first rank has made the segment, usually before the second has mapped it.
+  // Kills both ranks once the first has made the segment, usually before the second has mapped it.
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   std::vector<pid_t> first_ranks;
   int left = 0;
@@ -270,7 +270,7 @@ TEST_F(StartTest, AllRanksGetTheReasonWhyARankCannotBegin) {
   }
 }
 
-// The first library that is found under the name of UCX is another one.
+// A file that is not UCX is found first under the name of UCX's library.
 TEST_F(StartTest, ARankWithoutUcxIsNamedOnAllWithThePackageToInstall) {
   std::filesystem::create_directories(folder_ / "lib");
   std::ofstream(folder_ / "lib" / "libucp.so.0") << "no library";

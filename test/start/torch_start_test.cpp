@@ -1,4 +1,5 @@
-// Programs with LibTorch: the store of torchrun's agent, and a store of their own.
+// Programs with LibTorch whose ranks meet in the store of torchrun's agent or in a store of their
+// own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -8,8 +8,8 @@
 namespace hvd::testing {
 
 /// Runs two ranks of a program with the torchrun of LibTorch's wheel. torchrun uses a fixed port,
-/// and one that it releases before rank 0 binds it. It runs in a network namespace of its own, if
-/// possible, so that no other program takes either port.
+/// and a second one that it releases before rank 0 binds it. So it runs in its own network
+/// namespace, if possible, where no other program can take either port.
 inline Process::End run_torchrun(const std::vector<std::string>& program,
                                  Environment environment = {}) {
   const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(100);

@@ -56,7 +56,7 @@ class TorchrunHosts : public ::testing::Test {
     runs_.emplace_back(command, environment);
   }
 
-  /// Expects both to end with 0, and returns the output of their ranks.
+  /// Expects both torchruns to end with 0, and returns the output of their ranks.
   std::string wait_for_both() {
     std::string written;
     for (Process& run : runs_) {
@@ -90,7 +90,8 @@ class TorchrunHosts : public ::testing::Test {
       std::chrono::steady_clock::now() + kPatience;
 
  private:
-  /// c10d gives the first ranks to the host that joins first.
+  /// Reads a host's ranks from its output, because c10d gives the first ranks to the host that
+  /// joins first.
   std::vector<std::string> ranks_of(int host) {
     static const std::string kWord = "RUNNING ";
     std::vector<std::string> ranks;

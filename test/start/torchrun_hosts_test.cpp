@@ -4,9 +4,10 @@
 namespace hvd::testing {
 namespace {
 
-/// torchrun's agent has MASTER_PORT, and its protocol is LibTorch's.
+/// A separate port for hvd, because torchrun's agent serves MASTER_PORT with LibTorch's protocol.
 const Environment kOwnPort = {{"HVD_INIT_METHOD", "tcp://10.79.0.1:29401"}};
-/// With c10d the agent then leaves a port to rank 0; static always keeps its own.
+/// With this variable, the agent of c10d leaves a port to rank 0. The static agent always keeps its
+/// port.
 const Environment kPortOfRankZero = {{"TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1"}};
 
 void expect_all_worked(const std::string& output, const std::string& place) {
@@ -72,7 +73,8 @@ TEST_F(TorchrunHosts, ByHand) {
   }
 }
 
-// No rank of its host is left to report it, and missing heartbeats would take minutes.
+// No other rank on its host could report its end, and missing heartbeats would reveal it only after
+// minutes.
 TEST_F(TorchrunHosts, ByHandAKilledRankIsNamedByItsConnections) {
   for (const std::string mode : {"kill", "kill_first"}) {
     std::vector<Process> ranks;

@@ -1,4 +1,4 @@
-// The real torchrun starts programs without LibTorch, whose ranks find each other.
+// Programs without LibTorch, started by the real torchrun, whose ranks find each other.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

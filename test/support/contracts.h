@@ -4,8 +4,8 @@
 
 #include <csignal>
 
-/// The statement breaks a precondition: the program aborts with a message (core/base/expect.h).
-/// `what` is a regular expression.
+/// Expects that the statement breaks a precondition, so that the program aborts with a message
+/// (core/base/expect.h). `what` is a regular expression.
 #define EXPECT_BROKEN_CONTRACT(statement, what)                                 \
   do {                                                                          \
     /* The watchdog is a thread, which a fork would not have. */                \

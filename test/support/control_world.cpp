@@ -6,8 +6,8 @@
 namespace hvd::testing {
 namespace {
 
-// The same as place_in_tree() of each rank, but faster, as that function visits all ranks each
-// time.
+// Returns the place of each rank like place_in_tree(), but faster, because that function visits all
+// ranks each time.
 std::vector<control::TreePlace> places_of(const std::vector<int>& parents) {
   std::vector<control::TreePlace> places(parents.size());
   for (std::size_t rank = 0; rank < parents.size(); ++rank) {
@@ -42,7 +42,7 @@ ControlWorld::ControlWorld(Options options, Send send)
           control::ProcessSetTable(static_cast<int>(options_.coordinator.host_of_rank.size()))) {
   std::vector<control::TreePlace> places = places_of(options_);
   const control::ProcessSetTable sets(static_cast<int>(places.size()));
-  ranks_ = std::vector<Rank>(places.size());  // an aggregator stays where it is
+  ranks_ = std::vector<Rank>(places.size());  // sized once: aggregators cannot move
   for (std::size_t i = 0; i < places.size(); ++i) {
     const auto rank = static_cast<int>(i);
     if (rank == 0 || !options_.alike) {

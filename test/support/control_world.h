@@ -21,8 +21,8 @@ inline std::size_t rank_index(int rank) { return static_cast<std::size_t>(rank);
 /// the real Coordinator of rank 0 and, in a tree, the real Aggregator of every inner rank. Messages
 /// between ranks are encoded and decoded.
 ///
-/// The world makes messages and accepts those that arrive. Its user delivers them, is the clock,
-/// and decides when rank 0 decides and which rank applies which plan:
+/// The world makes messages and accepts those that arrive. Its user delivers them, provides the
+/// time, and chooses when rank 0 decides and which rank applies which plan:
 ///
 ///     unit/negotiation/cluster.h            by hand, in the order of a test
 ///     unit/negotiation/aggregator_test.cpp  at once, up a tree
@@ -39,8 +39,8 @@ class ControlWorld {
     /// Called with the merged report of an inner rank after it was forwarded.
     std::function<void(int rank, wire::Report&&)> on_merged = {};
   };
-  /// Delivers a message on its way to rank 0, now or later, by receive(). Rank 0 sends to itself
-  /// where there is no tree.
+  /// Delivers a message on its way to rank 0, now or later, by receive(). Rank 0 sends to itself if
+  /// there is no tree.
   using Send = std::function<void(int from, int to, wire::Bytes)>;
 
   ControlWorld(Options, Send);
@@ -63,12 +63,12 @@ class ControlWorld {
   /// Sends a rank's report, if it has one.
   bool report(int rank, TimePoint now);
   bool receive(int to, const wire::Bytes&, TimePoint now);
-  /// The same, decoded; an inner rank accepts its own report, too.
+  /// Like receive(), for a decoded message. An inner rank also accepts its own report.
   bool accept(int to, const wire::AnyMessage&, TimePoint now);
   /// Forwards the reports that an inner rank no longer holds back. The functions above do it too.
   bool forward(int rank, TimePoint now);
 
-  /// Applies a plan: at this rank, or at all if they do the same.
+  /// Applies a plan at this rank, or at all ranks if they are alike.
   control::Applied apply(int rank, const wire::Plan&);
 
  private:
@@ -86,7 +86,7 @@ class ControlWorld {
   std::vector<Rank> ranks_;
 };
 
-/// The host of every rank, with so many ranks on each: "host0", "host1", ...
+/// The host of every rank, with `ranks_per_host` ranks on each: "host0", "host1", ...
 std::vector<std::string> hosts_of_ranks(int ranks, int ranks_per_host);
 
 }  // namespace hvd::testing

@@ -36,7 +36,7 @@ hvd::testing::RefuseLargeAllocations::~RefuseLargeAllocations() {
   smallest_refused = std::numeric_limits<std::size_t>::max();
 }
 
-// In place of the library's: everything in this process goes through them.
+// These replace the library's operators for all code in this process.
 void* operator new(std::size_t bytes) { return counted(bytes, 0); }
 void* operator new[](std::size_t bytes) { return counted(bytes, 0); }
 void* operator new(std::size_t bytes, std::align_val_t alignment) {

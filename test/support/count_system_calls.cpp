@@ -43,8 +43,9 @@ constexpr int kFailed = -2;
 std::atomic<int> listener{kNoneYet};
 std::atomic<bool> counter_runs{false};
 
-/// Lets each system call that the kernel has stopped at go on. Its own, which are these two, pass
-/// the filter: whatever else it did would wait for it.
+/// Counts each system call that the kernel has stopped, and lets it continue. This thread makes
+/// only the two calls below, which pass the filter. Any other system call of this thread would wait
+/// for the thread itself.
 void let_go_on() {
   counter_runs = true;
   while (listener.load() == kNoneYet) {
@@ -60,7 +61,7 @@ void let_go_on() {
   }
 }
 
-/// For all threads. The listener, or -1 with errno.
+/// Installs the filter for all threads. Returns the listener, or -1 with errno.
 int install_filter() {
   constexpr auto kNumber = static_cast<std::uint32_t>(offsetof(seccomp_data, nr));
   constexpr auto kRequest = static_cast<std::uint32_t>(offsetof(seccomp_data, args) + 8);

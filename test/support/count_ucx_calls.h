@@ -4,8 +4,8 @@
 
 namespace hvd::testing {
 
-/// How often this process has called UCX. A program that links this has a dlsym() of its own, which
-/// returns functions that count the call and forward it. Zeros in a build without UCX. The numbers
+/// How often this process has called UCX. A program that links this file gets a dlsym() that
+/// returns functions which count the call and forward it. Zeros in a build without UCX. The numbers
 /// only grow; any thread may read them.
 struct UcxCalls {
   std::uint64_t all = 0;

@@ -163,7 +163,7 @@ struct DeviceOperation {
   std::shared_ptr<EventPtr> ready = std::make_shared<EventPtr>();
   std::shared_ptr<TensorView> output = std::make_shared<TensorView>();
 
-  /// In place, or into a tensor of its own.
+  /// An operation whose output is its input tensor.
   static DeviceOperation in_place(DeviceJob& job, int rank, const std::string& name, OpKind kind,
                                   DataType type, const std::vector<Element>& values) {
     DeviceOperation operation;

@@ -32,7 +32,7 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   std::size_t eager_bytes = std::numeric_limits<std::size_t>::max();
   /// The result of cancel() after kPending.
   message::MemoryRelease cancel_result = message::MemoryRelease::kDone;
-  /// How often it returns kPending first.
+  /// How often cancel() returns kPending first.
   int pending_cancels = 0;
   /// Every call that may throw throws.
   bool broken = false;

@@ -13,7 +13,8 @@ namespace hvd::testing {
 namespace {
 
 constexpr int kGarbage = 0xcd;
-/// Memory whose pages are not allocated until they are used.
+/// Only this much of a block is filled with garbage, so that its other pages are not allocated
+/// until they are used.
 constexpr std::size_t kMostGarbage = 1 << 20;
 constexpr std::size_t kMostFaults = 20;
 
@@ -440,8 +441,8 @@ void FakeGpu::check_not_hanging(int rank, const char* call) {
     fault("rank " + std::to_string(rank) + ": " + call + "() waits for a device that hangs");
 }
 
-// Until the event's record() has run, or to the end. Events are recorded before they are waited
-// for, so it always gets there.
+// Runs the queue until the event's record() has run, or to its end. Events are recorded before any
+// queue waits for them, so the record is always reached.
 void FakeGpu::run_queue(Queue& queue, int until_event, std::uint64_t generation) {
   while (!queue.items.empty()) {
     if (until_event >= 0 &&

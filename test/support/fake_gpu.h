@@ -24,7 +24,7 @@ struct FakeGpuOptions {
   std::uint64_t seed = 1;
   /// Devices that a process sees.
   int devices = 1;
-  /// Memory that the device's library has not allocated can be pinned.
+  /// Whether memory that the device's library has not allocated can be pinned.
   bool can_pin = true;
 };
 

@@ -20,12 +20,12 @@
 ///   launched theirs;
 /// - completes a collective only if all ranks of the communicator launch the same one in the same
 ///   order;
-/// - answers "busy" for a while after each call on a communicator that does not block, and starts a
-///   thread for the call (which is counted, not started); calls on other communicators return when
-///   they are complete, which for begin_init() is when all ranks have joined;
+/// - answers "busy" for a while after each call on a communicator that does not block, and counts
+///   the thread that the real NCCL would start for the call; calls on other communicators return
+///   when they are complete, which for begin_init() is when all ranks have joined;
 /// - returns from destroy() and abort() only when the queues of the rank's device are empty,
-///   because both free device memory; abort() first ends the kernels of its communicators, revoke()
-///   ends kernels and calls and frees no memory.
+///   because both free device memory; abort() first ends the kernels of its communicators, and
+///   revoke() ends kernels and calls but frees no memory.
 /// It reports as a fault of the GPU: a collective on registered memory on some ranks only or on
 /// different buffers, kernels of communicators that wait for each other, registrations that outlive
 /// their buffer or destroy(), and an abort that frees a communicator while a call on it is running
@@ -171,7 +171,7 @@ class FakeNccl {
   std::map<int, Resident> residents_;  // by rank of the test: the kernel that its device runs
   int ids_ = 0;
   std::condition_variable_any changed_;
-  int calls_under_way_ = 0;  // that block
+  int calls_under_way_ = 0;  // blocking calls
   bool closing_ = false;
 };
 

@@ -1,4 +1,5 @@
-// Ranks of a communicator that are other processes, which exchange their launches in the store.
+// Communicators whose ranks are separate processes, which exchange their launches through the
+// store.
 #include <cstring>
 #include <string>
 
@@ -98,7 +99,8 @@ bool FakeNccl::fetch(World& world, std::size_t position) {
   return all;
 }
 
-// A rank that has reached this launch has finished the one before, whose entry is removed.
+// Removes this rank's entry of the previous launch. Every rank that has reached this launch has
+// finished that one.
 void FakeNccl::forget(World& world, std::size_t position) {
   for (int rank = 0; rank < world.size; ++rank) {
     Launch& launch = *world.launches[static_cast<std::size_t>(rank)][position];

@@ -41,7 +41,8 @@ void FakeUcxNetwork::put(int to, Packet packet) {
   stations_[static_cast<std::size_t>(to)].coming.emplace(way.last, std::move(packet));
 }
 
-/// Both ends detect it.
+/// Breaks both directions between two workers, and both workers detect it. @param loses whether
+/// messages under way are lost
 void FakeUcxNetwork::break_ways(int one, int other, bool loses) {
   for (const auto& way_of : {std::pair(one, other), std::pair(other, one)}) {
     const int from = way_of.first;
@@ -147,7 +148,7 @@ class FakeUcxWorker final : public ucx::Worker {
     made = {&ends_.back()};
     return ucx::kOk;
   }
-  /// Puts sent messages under way.
+  /// In flush mode, sends the messages that wait for room.
   ucx::StartResult close(ucx::Endpoint endpoint, ucx::CloseMode mode) override {
     of(endpoint).open = false;
     if (mode == ucx::CloseMode::kFlush) let_out(outbox_.size());
@@ -199,7 +200,7 @@ class FakeUcxWorker final : public ucx::Worker {
   struct Held {
     int to = 0;
     Packet packet = {};
-    Request* request = nullptr;  ///< that is over then
+    Request* request = nullptr;  ///< complete once the packet is delivered
   };
 
   static End& of(ucx::Endpoint endpoint) {
@@ -229,7 +230,7 @@ class FakeUcxWorker final : public ucx::Worker {
 
   const std::shared_ptr<FakeUcxNetwork> network_;
   const int number_;
-  std::deque<End> ends_;  // addresses stay
+  std::deque<End> ends_;  // its elements keep their addresses
   std::list<Request> requests_;
   std::deque<Request*> posted_;
   std::list<Packet> unexpected_;

@@ -16,7 +16,7 @@ namespace hvd::testing {
 
 struct FakeUcxOptions {
   int size = 2;
-  /// Limits of the delay of a packet. Sometimes one direction of a connection is ten times as slow.
+  /// The longest delay of a packet. Sometimes one direction of a connection is ten times as slow.
   Duration longest_delay{};
   std::uint64_t seed = 0;
   /// The sender's memory of a larger message is read when the receiver requests it.
@@ -39,14 +39,14 @@ class FakeUcxNetwork : public std::enable_shared_from_this<FakeUcxNetwork> {
   /// Call it once for each rank.
   ucx::Workers workers(int rank);
 
-  /// Ends the rank's process: its workers stop, and its connections break. The others detect that
-  /// after a while, and after the messages that were under way.
+  /// Ends the rank's process: its workers stop, and its connections break. The other ranks detect
+  /// that after a while, once the messages that were under way have arrived.
   void end(int rank);
   /// The same, but messages under way may be lost.
   void kill(int rank);
   /// Breaks the connections between two ranks, which both detect.
   void cut(int rank, int peer);
-  /// Connections that all ranks have made.
+  /// The number of connections that all ranks have made.
   int connected() const;
 
  private:
@@ -68,7 +68,7 @@ class FakeUcxNetwork : public std::enable_shared_from_this<FakeUcxNetwork> {
   };
   /// The connection from one worker to another.
   struct Way {
-    TimePoint last{};  ///< arrival
+    TimePoint last{};  ///< the latest arrival so far
     int slowness = 1;
     bool broken = false;
   };

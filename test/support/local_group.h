@@ -13,8 +13,8 @@
 
 namespace hvd::testing {
 
-/// A member's arguments of a collective. The member owns the memory, and its Work the spans in
-/// `collective`.
+/// A member's arguments of a collective. The member owns the memory, and its Work owns the arrays
+/// behind the spans in `collective`.
 struct Contribution {
   Collective collective;
   const std::byte* in = nullptr;
@@ -80,7 +80,7 @@ class LocalGroup {
   const int process_set_;
   const std::vector<int> ranks_;
   mutable Mutex mutex_;
-  /// The members use a complete one, and its atomics, without the lock.
+  /// Members use a complete collective, and its atomics, without the lock.
   std::array<GroupCollective, 2> collectives_ HVD_GUARDED_BY(mutex_);
   End end_ HVD_GUARDED_BY(mutex_) = End::kNone;
   int lost_rank_ HVD_GUARDED_BY(mutex_) = -1;
