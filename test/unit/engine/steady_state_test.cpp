@@ -152,7 +152,7 @@ TEST_F(SteadyStateTest, ABatchRunsWhenEveryRankHasAllOfIt) {
     EXPECT_TRUE(offer(1, "y"));
     const std::uint32_t before = ticket(0);
     EXPECT_EQ(advance(1), Outcome::kRun);
-    EXPECT_TRUE(rung(0, before)) << "it may sleep, and has something to do";
+    EXPECT_TRUE(rung(0, before)) << "it may sleep, and has an operation to run";
     EXPECT_FALSE(steady(1).anything_waits());
     EXPECT_EQ(advance(0), Outcome::kRun);
     EXPECT_TRUE(steady(0).anything_waits()) << "z waits for rank 1";
@@ -268,7 +268,7 @@ TEST_F(SteadyStateTest, WaitingOperationsAreReturnedAfterLeavingAndRunningOnesAr
   execute();
   EXPECT_THAT(ranks_[0]->ended, ElementsAre("x"));
   begin({{request("x")}});
-  EXPECT_EQ(advance(0), Outcome::kNothing) << "nothing is left over from before";
+  EXPECT_EQ(advance(0), Outcome::kNothing) << "no operation is left over from before";
 }
 
 TEST_F(SteadyStateTest, OnOneHostAPlanCannotArriveDuringAReplay) {
@@ -380,10 +380,10 @@ TEST_F(SteadyStateTest, ARankWithAllOperationsRequestsTheOthersToLeaveAfterSomeT
   clock_.advance(seconds(1) - milliseconds(1));
   EXPECT_FALSE(steady(0).watch(clock_.now(), true));
   clock_.advance(milliseconds(1));
-  EXPECT_FALSE(steady(0).watch(clock_.now(), false)) << "nothing waits here";
-  EXPECT_EQ(advance(1), Outcome::kNothing) << "no rank was asked to leave";
+  EXPECT_FALSE(steady(0).watch(clock_.now(), false)) << "no operation waits here";
+  EXPECT_EQ(advance(1), Outcome::kNothing) << "no rank has received a request to leave";
   EXPECT_FALSE(rung(1, before));
-  EXPECT_FALSE(steady(0).watch(clock_.now(), true)) << "it is not this rank that leaves";
+  EXPECT_FALSE(steady(0).watch(clock_.now(), true)) << "this rank is not the one that leaves";
   EXPECT_TRUE(rung(1, before));
   EXPECT_EQ(*steady(0).deadline(), clock_.now() + seconds(1)) << "and it goes on waiting";
   EXPECT_EQ(advance(1), Outcome::kLeft);
@@ -400,7 +400,8 @@ TEST_F(SteadyStateTest, ARankWithSomeOperationsLeavesAfterSomeTime) {
   EXPECT_TRUE(offer(0, "x"));
   EXPECT_EQ(advance(0), Outcome::kNothing);
   clock_.advance(milliseconds(199));
-  EXPECT_FALSE(steady(0).watch(clock_.now(), true)) << "an operation came since it began";
+  EXPECT_FALSE(steady(0).watch(clock_.now(), true))
+      << "an operation was submitted after the watch began";
   clock_.advance(milliseconds(1));
   EXPECT_TRUE(steady(0).watch(clock_.now(), true)) << "a tenth of the stall warning";
   EXPECT_EQ(advance(0), Outcome::kLeft);

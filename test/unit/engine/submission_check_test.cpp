@@ -348,7 +348,7 @@ TEST_F(PartsCheckTest, AreTheSameOperationAtAnyAddress) {
   EXPECT_FALSE(runtime::is_same_operation(again, submission_, request)) << "it has no memory";
   again.input.data = again.output.data = memory();
   EXPECT_FALSE(runtime::is_same_operation(again, submission_, request))
-      << "the others submit it in parts";
+      << "the other ranks submit it in parts";
 }
 
 // The address of the last result does not matter.

@@ -62,13 +62,14 @@ TEST(SubmissionQueue, WithoutCallbacksNoOperationIsPoppedWhileOneHasACallback) {
   queue.enqueue(quiet);
   queue.pop_all(taken, SubmissionQueue::Callbacks::kNone);
   EXPECT_THAT(names(taken), IsEmpty());
-  EXPECT_TRUE(queue.has_submissions()) << "another driver is to pop them";
+  EXPECT_TRUE(queue.has_submissions()) << "another driver must pop them";
   queue.pop_all(taken, SubmissionQueue::Callbacks::kAll);
   EXPECT_THAT(names(taken), ElementsAre("b", "a"));
   taken.clear();
   queue.enqueue(quiet);
   queue.pop_all(taken, SubmissionQueue::Callbacks::kNone);
-  EXPECT_THAT(names(taken), ElementsAre("a")) << "the one with a callback has gone";
+  EXPECT_THAT(names(taken), ElementsAre("a"))
+      << "the operation with a callback is no longer queued";
 }
 
 TEST(SubmissionQueue, OfSeveralFailuresFromOutsideTheFirstCounts) {

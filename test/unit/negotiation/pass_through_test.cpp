@@ -59,7 +59,7 @@ TEST_F(PassThroughTest, LastsUntilPlansHaveEndedAllThatWasForwardedInParts) {
   remember({0, 1}, {tensor_key(0, "new"), tensor_key(7, "new"), tensor_key(0, "failed")});
   EXPECT_TRUE(stays_open());
   EXPECT_TRUE(stays_open_after({in_slot(0), in_full(allreduce("other"))}));
-  EXPECT_TRUE(stays_open_after({in_full(allreduce("new"))})) << "that of set 0 only";
+  EXPECT_TRUE(stays_open_after({in_full(allreduce("new"))})) << "only 'new' of set 0 has ended";
   EXPECT_TRUE(stays_open_after_error(7, "b")) << "slot 1 holds 'b' of set 0";
   EXPECT_TRUE(stays_open_after({in_slot(1)}));
   EXPECT_TRUE(stays_open_after_error(0, "failed"));
@@ -73,10 +73,10 @@ TEST_F(PassThroughTest, ASlotThatHoldsAnotherOperationIsRememberedByName) {
   ++last_plan_;
   put(allreduce("c"), 2);  // into the slot of a
   EXPECT_TRUE(stays_open_after({in_slot(1)}));
-  EXPECT_TRUE(stays_open_after({in_slot(0)})) << "that was c";
+  EXPECT_TRUE(stays_open_after({in_slot(0)})) << "slot 0 holds 'c' now";
   EXPECT_FALSE(stays_open_after({in_full(allreduce("a"))}));
   remember({0}, {}, 1);
-  EXPECT_TRUE(stays_open_after({in_slot(0)})) << "that was c";
+  EXPECT_TRUE(stays_open_after({in_slot(0)})) << "slot 0 holds 'c' now";
   EXPECT_FALSE(stays_open_after_error(0, "a"));
 }
 

@@ -153,8 +153,10 @@ TEST(ScheduleReplay, AllLeaveWhereOneDoes) {
     const auto first = ranks[1].advance();
     EXPECT_EQ(first.outcome, Outcome::kLeft);
     EXPECT_TRUE(first.ring);
-    EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft) << "though it had arrived ready";
-    EXPECT_EQ(ranks[2].advance().outcome, Outcome::kLeft) << "though it had not arrived";
+    EXPECT_EQ(ranks[0].advance().outcome, Outcome::kLeft)
+        << "it leaves although it had arrived ready";
+    EXPECT_EQ(ranks[2].advance().outcome, Outcome::kLeft)
+        << "it leaves although it had not arrived";
     EXPECT_FALSE(ranks[2].replaying());
   }
 }
@@ -386,7 +388,7 @@ TEST_F(Learner, BatchesThatShareAGroupAreABundle) {
             (std::vector<wire::SlotBundle>{{{1}}, {{0, members[0]}, {members[1]}}}));
   EXPECT_EQ(learnt({{0}, {members[1], members[0]}}),
             (std::vector<wire::SlotBundle>{{{0}}, {{members[1], members[0]}}}))
-      << "in one batch they are done together";
+      << "members in one batch run together";
   EXPECT_EQ(
       learnt({{members[0], others[0]}, {members[1]}, {2}, {others[1]}}),
       (std::vector<wire::SlotBundle>{{{2}}, {{members[0], others[0]}, {members[1]}, {others[1]}}}))
@@ -425,7 +427,7 @@ TEST_F(Learner, ForgetsTheBestStepWhenTheCacheChanges) {
   in_full.batches[0].tensors[0] = wire::Response{};
   EXPECT_FALSE(learner_.observe(in_full, cache_));
   EXPECT_TRUE(observe({{0}, {1}}));
-  EXPECT_EQ(learner_.schedule().size(), 2U) << "slot 1 may not be of slot 0's sort any more";
+  EXPECT_EQ(learner_.schedule().size(), 2U) << "slot 1 may have another sort than slot 0 now";
 }
 
 // Unnamed groups are distinguished by their ordinals, where the cache has equal members.
@@ -483,7 +485,7 @@ TEST_F(Learner, DoesNotLockNewFailedOrIncompleteOperations) {
   wire::Plan other = plan(step);
   other.batches[0].absent = {1};
   EXPECT_FALSE(learner_.observe(other, cache_));
-  EXPECT_FALSE(observe(step)) << "it has begun anew";
+  EXPECT_FALSE(observe(step)) << "the learner has started again";
   other = plan(step);
   other.errors.emplace_back();
   EXPECT_FALSE(learner_.observe(other, cache_));

@@ -48,7 +48,7 @@ TEST_F(RequestTableTest, TracksIdleSlotsAndThePeersOfTheOthers) {
   sender.send(0, message, 1, kFromZero);
   EXPECT_EQ(slots(receiver.test()), std::vector{2});
   EXPECT_TRUE(receiver.idle(2));
-  EXPECT_EQ(receiver.peer(2), 0) << "of the last message in the slot";
+  EXPECT_EQ(receiver.peer(2), 0) << "the peer of the last message in the slot";
   EXPECT_EQ(receiver.in_flight(), 0);
   EXPECT_EQ(room, message);
   EXPECT_EQ(slots(sender.test()), std::vector{0});

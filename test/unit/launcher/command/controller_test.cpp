@@ -101,7 +101,7 @@ TEST(Controller, ElseUcxIfItIsThere) {
   EXPECT_EQ(choose(true, true), Controller::kUcx);
   EXPECT_EQ(choose(false, true), Controller::kUcx);
   EXPECT_EQ(choose(true, false), Controller::kMpi);
-  EXPECT_EQ(choose(false, false), Controller::kMpi) << "whose error says what to do";
+  EXPECT_EQ(choose(false, false), Controller::kMpi) << "its error names the package to install";
 }
 
 TEST(Controller, UcxIsNotLookedForInVain) {
@@ -122,7 +122,8 @@ TEST(Controller, AProgramThatNeedsMpiIsFoundInACommand) {
   const std::string needs = solver + " needs libmpi.so.40";
   EXPECT_EQ(program_that_needs_mpi({solver}), needs);
   EXPECT_EQ(program_that_needs_mpi({"env", "A=1", solver, "-n"}), needs);
-  EXPECT_EQ(program_that_needs_mpi({other, "solver"}), "") << "what is in no folder is a word";
+  EXPECT_EQ(program_that_needs_mpi({other, "solver"}), "")
+      << "an argument without a slash is not a program";
   EXPECT_EQ(program_that_needs_mpi({folder.path() / "none", folder.path()}), "");
   for (const std::string library : {"libmpi_cxx.so.40", "libmpi_mpifh.so.40", "libmpich.so.12"})
     EXPECT_NE(program_that_needs_mpi({program("named", {library})}), "") << library;

@@ -78,7 +78,7 @@ TEST(MpirunCommand, PlannedHosts) {
   EXPECT_EQ(planned_host(plan, 2), "b");
   EXPECT_EQ(planned_host(plan, 3), "");
   plan.mpi_args = {"--map-by", "node"};
-  EXPECT_EQ(planned_host(plan, 0), "") << "the user maps";
+  EXPECT_EQ(planned_host(plan, 0), "") << "the user's arguments place the ranks";
 }
 
 TEST(MpirunCommand, Binding) {

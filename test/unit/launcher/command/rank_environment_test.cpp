@@ -58,7 +58,7 @@ TEST(RankEnvironment, SetsOursAndHidesTheLaunchers) {
   EXPECT_THAT(rank_environment({}, {0, 1, 0, 1}, 0),
               AllOf(Contains("HVD_RANK=0"), Contains("OMPI_MCA_opal_signal="),
                     Not(Contains(HasSubstr("OMP_NUM_THREADS")))))
-      << "no backtraces of Open MPI's, unless the user wants them";
+      << "no backtraces of Open MPI, unless the user wants them";
 }
 
 TEST(SilenceLimit, IsThePeerTimeout) {

@@ -78,7 +78,7 @@ TEST(ShareOf, WithinOneNodeWhereItFits) {
   EXPECT_EQ(share_of(six, 0, 2, {}).cpus, (Cpus{0, 1, 2}));
   EXPECT_EQ(share_of(six, 1, 2, {}).cpus, (Cpus{3, 4, 5}));
   EXPECT_EQ(share_of(six, 1, 3, {}).cpus, (Cpus{2, 3}))
-      << "it does not fit: whole cores, but across";
+      << "whole shares do not fit into the nodes, so this one spans both";
   const auto ten = machine("numa:2 core:5 pu:1");
   EXPECT_EQ(share_of(ten, 1, 4, {}).cpus, (Cpus{2, 3}));
   EXPECT_EQ(share_of(ten, 2, 4, {}).cpus, (Cpus{5, 6})) << "core 4 stays free";
@@ -98,7 +98,7 @@ TEST(ShareOf, AQuotaSetsTheThreadsAlone) {
   EXPECT_EQ(share_of(cores, 0, 2, 0.5).threads, 1);
   EXPECT_EQ(share_of(machine("numa:1 core:4 pu:2"), 0, 2, 6.0).threads, 2) << "no more than cores";
   share = share_of(cores, 0, 2, 8.0);
-  EXPECT_EQ(share.cpus.size(), 4U) << "as much as there is: no limit";
+  EXPECT_EQ(share.cpus.size(), 4U) << "a quota of all CPUs is no limit";
 }
 
 TEST(ShareOf, ARankBeyondTheHostsIsNotBound) {

@@ -68,7 +68,7 @@ TEST_F(InputPumpTest, EndsWithItsReader) {
   EXPECT_FALSE(pump.done());
   target_.read_end.reset();
   turn(pump);
-  EXPECT_TRUE(pump.done()) << "though nothing came to be written";
+  EXPECT_TRUE(pump.done()) << "although there was no more input";
 }
 
 }  // namespace

@@ -61,7 +61,7 @@ TEST_F(JobFolderTest, TheFolderOfAKilledHolderIsRemovedLater) {
   const auto holder = JobFolder::join(held);
   ASSERT_TRUE(holder);
   remove_abandoned(root_.path(), "hvdrun-");
-  EXPECT_TRUE(exists(left)) << "it may be that its maker is about to lock it";
+  EXPECT_TRUE(exists(left)) << "its maker may be about to lock it";
   make_old(left, 60);
   make_old(held, 60);
   remove_abandoned(root_.path(), "hvdrun-");

@@ -143,7 +143,7 @@ TEST_F(RankRendezvousTest, ARankWithAnotherNumberOrSizeContradictsAll) {
                                   "joined as rank "),
                         HasSubstr(rank ? "rank 3 of 2" : "rank 1 of 3"), HasSubstr("(last)")));
     EXPECT_TRUE(rendezvous_->has_requested_join(1))
-        << "hvd reports to it, so it is not stopped at once";
+        << "hvd reports the loss to the rank, so hvdrun does not stop it at once";
     join(0, 1);
     join(1, 1);
     EXPECT_EQ(answer(0, 1), "accepted") << "the next time";

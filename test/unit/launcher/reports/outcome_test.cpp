@@ -150,7 +150,7 @@ TEST(LostRank, IsToBlameThoughHvdrunEndedIt) {
   EXPECT_THAT(final_message(job), HasSubstr("        lost rank 1\n"));
   JobRecord died = job_of({without(ended(134, 2), 1, 1), in_job(ended(137, 9, true))});
   mark_lost_ranks(died.ranks);
-  EXPECT_EQ(first_failure(died.ranks), 1) << "the other one died of the loss";
+  EXPECT_EQ(first_failure(died.ranks), 1) << "the other rank died because of the loss";
   JobRecord earlier = job_of({without(ended(3, 0.5), 1, 1), in_job(ended(143, 9, true))});
   mark_lost_ranks(earlier.ranks);
   EXPECT_EQ(first_failure(earlier.ranks), 0);
@@ -162,7 +162,7 @@ TEST(HeldRank, IsOneWhoseMpiIsHvds) {
   apply_notice(rank, {.kind = "left"});
   apply_notice(rank, {.kind = "over"});
   EXPECT_TRUE(must_be_held(rank)) << "_Exit() leaves MPI_Finalize out";
-  EXPECT_FALSE(must_be_held(ended(0, 1))) << "not hvd's";
+  EXPECT_FALSE(must_be_held(ended(0, 1))) << "the program does not use hvd";
   apply_notice(rank, {.kind = "init", .code = 1});
   EXPECT_FALSE(must_be_held(rank)) << "the program started MPI, and must end it";
 }
@@ -222,7 +222,7 @@ TEST(EarlyLeaver, NeedsBothAccountsToAgree) {
   EXPECT_THAT(final_message(job), HasSubstr("rank 1 ended with code 0 but without MPI_Finalize"));
   EXPECT_THAT(final_message(job), HasSubstr("call MPI_Finalize() on every rank"));
   job.improper_rank = 0;
-  EXPECT_EQ(early_leaver(job), std::nullopt) << "mpirun names a rank that we stopped";
+  EXPECT_EQ(early_leaver(job), std::nullopt) << "mpirun names a rank that hvdrun has stopped";
   job.improper_rank = 99;
   EXPECT_EQ(early_leaver(job), std::nullopt);
 }
@@ -248,12 +248,12 @@ TEST(EarlyLeaver, IsReportedByHvdIfItLeftWithoutShutdown) {
   apply_notice(job.ranks[1], later);
   EXPECT_EQ(early_leaver(job), 1) << "while it leaves, other ranks end because of it";
   job.ranks[0].loss.reset();
-  EXPECT_EQ(early_leaver(job), std::nullopt) << "rank 0 failed of its own";
+  EXPECT_EQ(early_leaver(job), std::nullopt) << "rank 0 failed on its own";
 }
 
 TEST(EarlyLeaver, IsTheRankThatTheFailedOneLost) {
   JobRecord job = job_of({without(ended(134, 1.2), 1.1, 1), in_job(ended(0, 1))});
-  EXPECT_EQ(early_leaver(job), 1) << "by _Exit()";
+  EXPECT_EQ(early_leaver(job), 1) << "it left by _Exit()";
   job.starter_code = 3;
   EXPECT_EQ(exit_code(job), 1);
   EXPECT_THAT(final_message(job),
@@ -374,7 +374,7 @@ TEST(FinalMessage, NamesTheRankThatMpirunMissedFirst) {
 
   killed.starter_signal = SIGKILL;
   mark_ranks_lost_by_mpirun(killed);
-  EXPECT_EQ(first_failure(killed.ranks), std::nullopt) << "not the host is to blame";
+  EXPECT_EQ(first_failure(killed.ranks), std::nullopt) << "the host is not to blame";
   reached.lost_host = false;
   mark_ranks_lost_by_mpirun(reached);
   EXPECT_EQ(first_failure(reached.ranks), std::nullopt);

@@ -68,7 +68,7 @@ TEST_F(RendezvousSocketTest, PassesOnBytesAndEnds) {
   socket_.reply({.session = 0, .bytes = "good "});
   socket_.reply({.session = 0, .last = true, .bytes = "bye"});
   EXPECT_EQ(read_to_end(first), "good bye");
-  EXPECT_TRUE(said(0).empty()) << "hvdrun has ended it itself";
+  EXPECT_TRUE(said(0).empty()) << "hvdrun itself has ended the session";
   socket_.reply({.session = 0, .bytes = "no process reads this"});
 }
 
@@ -150,7 +150,7 @@ TEST_F(RendezvousSocketTest, AKilledProcessHasEndedThoughItsChildHoldsTheConnect
 }
 
 TEST_F(RendezvousSocketTest, AnotherUserCannotKeepTheRankOut) {
-  if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
+  if (::geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   std::vector<pid_t> strangers;

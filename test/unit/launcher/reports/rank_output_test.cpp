@@ -27,7 +27,7 @@ TEST(LineSplitter, CarriageReturns) {
   LineSplitter splitter;
   EXPECT_EQ(splitter.feed("10%\r20%\rx"), (Words{"10%\r", "20%\r"}));
   EXPECT_EQ(splitter.feed("y\r\nz\r"), Words{"xy\r\n"});
-  EXPECT_EQ(splitter.feed("\n"), Words{"z\r\n"}) << "a pair cut in two is one end";
+  EXPECT_EQ(splitter.feed("\n"), Words{"z\r\n"}) << "\\r and \\n in two pieces are one line end";
   EXPECT_EQ(splitter.feed("w\r"), Words{});
   EXPECT_EQ(splitter.feed("v\n"), (Words{"w\r", "v\n"}));
   EXPECT_EQ(splitter.feed("\r\r\n\r"), (Words{"\r", "\r\n"}));
@@ -63,10 +63,11 @@ TEST(LineSplitter, PartsAreWholeCharacters) {
   EXPECT_EQ(splitter.flush_partial(), "");
   EXPECT_EQ(splitter.feed("\x82\xac\n"), Words{"\xe2\x82\xac\n"});
   splitter.feed("x\xe2\x82");
-  EXPECT_EQ(splitter.flush(), "x\xe2\x82") << "nothing follows: it goes out as it is";
+  EXPECT_EQ(splitter.flush(), "x\xe2\x82")
+      << "the stream has ended, so the incomplete character is returned";
   EXPECT_EQ(unfinished_character("\xf0\x9f\x98"), 3U);
   EXPECT_EQ(unfinished_character("\xf0\x9f\x98\x80"), 0U);
-  EXPECT_EQ(unfinished_character("\x80\x80\x80\x80"), 0U) << "no UTF-8";
+  EXPECT_EQ(unfinished_character("\x80\x80\x80\x80"), 0U) << "not UTF-8";
 }
 
 TEST(TailBuffer, LeavesBacktracesOut) {
@@ -146,7 +147,7 @@ TEST_F(RankOutputTest, TagsWholeLines) {
 TEST_F(RankOutputTest, AnUnfinishedLineEndsBeforeTheNextRanks) {
   RankOutput a = make(0), b = make(1);
   a.feed(Stream::kStdout, "half", now_);
-  EXPECT_EQ(shown(), "") << "into a file only whole lines go, until the rank ends";
+  EXPECT_EQ(shown(), "") << "only whole lines are written to a file until the rank ends";
   a.finish();
   b.feed(Stream::kStdout, "x\n", now_);
   EXPECT_EQ(shown(), "[0] half\n[1] x\n");

@@ -220,7 +220,8 @@ TEST_F(ReportServerTest, OutputIsCreditedAgainAndAnEndNeedsNoCredit) {
   EXPECT_TRUE(observed_.ended);
   EXPECT_FALSE(observed_.drained);
   char buffer[4096];
-  EXPECT_LT(::recv(connection->fd.get(), buffer, sizeof buffer, 0), 0) << "no credit yet";
+  EXPECT_LT(::recv(connection->fd.get(), buffer, sizeof buffer, 0), 0)
+      << "the server has not granted credit yet";
   server_.give_credit();
   ::usleep(20'000);
   const ssize_t count = ::recv(connection->fd.get(), buffer, sizeof buffer, 0);

@@ -33,7 +33,7 @@ TEST(ReservedPort, RefusesConnectionsUntilItsOwnerListens) {
   for (int again = 0; again < 2; ++again) {
     const UniqueFd server = serve(reserved.port, true);
     ASSERT_TRUE(server);
-    EXPECT_FALSE(serve(reserved.port, true)) << "one server at a time";
+    EXPECT_FALSE(serve(reserved.port, true)) << "only one server may listen at a time";
     const auto open = connect_any({"127.0.0.1"}, reserved.port, 2000);
     ASSERT_EQ(open.size(), 1U);
     EXPECT_EQ(peer_address(open[0].get()), "127.0.0.1");

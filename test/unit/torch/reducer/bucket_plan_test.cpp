@@ -70,7 +70,7 @@ TEST(BucketPlan, TheLastGradientIsAloneIfItIsLargerThanTheLastBucket) {
             (Buckets{{3, 2}, {1, 0}}));
   EXPECT_EQ(plan_buckets(std::vector<std::size_t>{3, 1, 2, 0}, sizes, {.most = 2000, .last = 128}),
             (Buckets{{3, 1, 2}, {0}}))
-      << "what is before a gradient that does not fit is not last";
+      << "only gradients after the one that does not fit are in the last bucket";
   EXPECT_EQ(plan_buckets(order, sizes, {.most = 2000, .last = 2000}), (Buckets{{0, 1, 2, 3}}));
 }
 

@@ -79,7 +79,7 @@ TEST_F(GradientReadinessTest, CountsTheBackwardPassesOfEachGradient) {
   EXPECT_EQ(readiness.passes_per_step(), 3);
   EXPECT_FALSE(readiness.count_pass(0));
   EXPECT_TRUE(readiness.count_pass(0));
-  EXPECT_FALSE(readiness.count_pass(1)) << "which the passes of another do not count for";
+  EXPECT_FALSE(readiness.count_pass(1)) << "the passes of gradient 0 do not count for gradient 1";
   EXPECT_FALSE(readiness.count_pass(1));
   readiness.forget_passes(1);
   EXPECT_FALSE(readiness.count_pass(1));
@@ -91,7 +91,7 @@ TEST_F(GradientReadinessTest, KnowsTheLastUnitOfACycle) {
   readiness.mark_ready(0, false);
   readiness.mark_submitted(0);
   readiness.mark_ready(3, false);
-  EXPECT_FALSE(readiness.last_unit(2)) << "1 and 2 are to come";
+  EXPECT_FALSE(readiness.last_unit(2)) << "gradients 1 and 2 are not ready yet";
   readiness.mark_submitted(2);
   EXPECT_TRUE(readiness.last_unit(1));
   expected[1] = expected[2] = false;

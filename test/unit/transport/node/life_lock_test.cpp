@@ -217,7 +217,7 @@ TEST(LifeLock, AProcessOfAnotherPidNamespaceIsLeftOut) {
   ::kill(job.child(1), SIGKILL);
   ::kill(job.child(2), SIGKILL);
   EXPECT_TRUE(soon([&] { return job.ended(2); }))
-      << "it is the next one behind the process that is left out";
+      << "it is the next process after the one that is left out";
   EXPECT_FALSE(job.ended(1));
 }
 

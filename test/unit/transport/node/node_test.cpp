@@ -62,7 +62,7 @@ TEST(Node, RanksOfOtherHostsAreOutOfReach) {
   EXPECT_EQ(nodes[1]->control_segment().own_doorbell().ticket(), before);
   nodes[0]->announce(2);
   EXPECT_EQ(nodes[2]->control_segment().own_message_count(), 0U)
-      << "a rank that not all can ring polls, and counts no messages";
+      << "a rank that not all ranks can ring polls, and counts no messages";
 }
 
 TEST(Node, OneRankWithoutSharedMemoryMakesItsHostPoll) {

@@ -79,7 +79,8 @@ TEST_F(UcxCarrierTest, AnswersAConnectionOnce) {
   ASSERT_EQ(ucx->connections.size(), 1U);
   EXPECT_EQ(ucx->connections[0].peer, 2);
   EXPECT_EQ(ucx->connections[0].from, Side::kDataIn);
-  EXPECT_EQ(ucx->connections[0].to, Side::kDataOut) << "the very worker that has connected";
+  EXPECT_EQ(ucx->connections[0].to, Side::kDataOut)
+      << "the connection leads to the worker that has connected";
   EXPECT_EQ(ucx->count("hello to 2"), 1);
   EXPECT_EQ(ucx->count("send to 2"), 0);
   ucx->receive_hello(Side::kControlIn, 3);
@@ -198,7 +199,7 @@ TEST_F(UcxCarrierTest, ConnectsAheadAndDetectsAnAbsentRank) {
   EXPECT_EQ(ucx->count("send to 2"), 1);
   ucx->break_connections(2, -80);
   EXPECT_EQ(error_of([&] { check(); }), "no error")
-      << "it may be leaving, with a farewell on a connection of its own";
+      << "the rank may be leaving, and its farewell uses another connection";
   ucx->break_connections(3, -80);
   EXPECT_EQ(error_of([&] { check(); }), "ucx: the connection with rank 3 failed: trouble 80");
 }
