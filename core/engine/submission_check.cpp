@@ -185,7 +185,8 @@ class Checker {
   void check_compression(Compression compression) const {
     const DataType type = submission_.input.dtype;
     if (compression == Compression::kNone || type == DataType::kFloat32) return;
-    fail("compression (", compression, ") is for float32, got ", type, "; submit it without");
+    fail("compression (", compression, ") is for float32, got ", type,
+         "; submit it without compression");
   }
 
   void check_shape() const {

@@ -1,7 +1,7 @@
 #pragma once
 
 #if __cplusplus < 202002L
-#error "hvd needs C++20: compile with -std=c++20, or link hvd::core with CMake, which sees to it"
+#error "hvd needs C++20: compile with -std=c++20, or link hvd::core with CMake, which adds it"
 #endif
 
 #include <algorithm>
