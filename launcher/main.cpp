@@ -105,7 +105,7 @@ std::string check_build(const std::string& mpirun) {
   } else {
     report += text("mpirun: not found: expected '", mpirun,
                    "' in PATH; install Open MPI, or name its mpirun with HVD_MPIRUN; hvdrun "
-                   "--controller ucx does without");
+                   "--controller ucx does not need it");
   }
   report +=
       text("\nLibTorch: ", *kTorchVersion != '\0' ? kTorchVersion : "not built: HVD_WITH_TORCH=OFF",

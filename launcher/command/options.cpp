@@ -242,7 +242,7 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments,
   check_slots(options);
   if (options.controller == Controller::kUcx && !options.mpi_args.empty()) {
     throw LaunchError(ExitCode::kUsage,
-                      "--mpi-args is for mpirun, which --controller ucx does without; leave one of "
+                      "--mpi-args is for mpirun, which --controller ucx does not run; leave one of "
                       "them out");
   }
   if (options.program.empty()) {

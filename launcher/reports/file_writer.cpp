@@ -179,7 +179,7 @@ void FileWriter::WriteQueue::process(const Write& write) {
   // A full disk is reported, but it must not end the training.
   if (!std::exchange(file.failed, true)) {
     failures.push_back("cannot write " + file.path + ": " + std::strerror(error) +
-                       "; its output is not kept there any more");
+                       "; further output is not written there");
   }
   file.over = true;
 }
