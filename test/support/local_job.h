@@ -31,14 +31,14 @@ struct LocalJobOptions {
   runtime::RuntimeOptions runtime = {};
   Duration longest_delay{};
   std::uint64_t seed = 0;
-  /// Per rank; default: all on one.
+  /// The host of each rank; default: all on one.
   std::vector<std::string> hosts = {};
   bool rings_across_hosts = true;
-  /// Instead of the local backend.
+  /// Replaces the local backend.
   std::shared_ptr<Backend> backend = {};
-  /// Called for each rank: instead of the local network and backend.
+  /// Called for each rank; the result replaces the local network and backend.
   std::function<RankWorld(int rank)> world = {};
-  /// Called for each rank: its GPU, and backends besides the local one.
+  /// Called for each rank; return its GPU, and a backend besides the local one.
   std::function<std::shared_ptr<device::Context>(int rank)> device = {};
   std::function<std::shared_ptr<Backend>(int rank, std::shared_ptr<device::Context>,
                                          std::shared_ptr<Backend> local)>
@@ -56,7 +56,7 @@ class LocalJob {
   int size() const noexcept { return static_cast<int>(ranks_.size()); }
   runtime::Runtime& rank(int rank) { return *ranks_[static_cast<std::size_t>(rank)]; }
   LocalNetwork& network() { return *network_; }
-  /// The rank's process "dies".
+  /// Simulates that the rank's process is killed.
   void kill(int rank);
 
   /// Shuts the rank down and destroys its runtime, as a process does. Call it from a separate

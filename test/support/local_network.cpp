@@ -42,7 +42,7 @@ class LocalControlPlane final : public control::ControlPlane {
   bool busy() const noexcept override {
     LocalNetwork::Mailbox& own = mailbox(rank());
     const MutexLock lock(own.mutex);
-    return !own.queue.empty();  // a message that has not arrived yet rings no doorbell when it does
+    return !own.queue.empty();  // a delayed message rings no doorbell when it arrives
   }
   bool rung_by_all() const noexcept override {
     return network_->options_.rings_across_hosts || topology_.host_names.size() == 1;

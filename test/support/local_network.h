@@ -23,15 +23,15 @@ struct NetworkOptions {
                                    ///< does not wake the receiver
 };
 
-/// Control messages between ranks that live in one process, as threads or stepped by one thread,
-/// with seeded delays and injected deaths. Thread-safe. The planes it hands out share it and may
+/// Control messages between the ranks of one process, which are threads or stepped by one thread,
+/// with seeded delays and injected deaths. Thread-safe. The planes that it makes share it, and may
 /// outlive the variable that made it.
 class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
  public:
   static std::shared_ptr<LocalNetwork> create(NetworkOptions options, const Clock& clock);
   ~LocalNetwork();
 
-  /// The rank's end. To be called once per rank.
+  /// The rank's end. Call it once per rank.
   std::unique_ptr<control::ControlPlane> plane(int rank);
 
   /// Simulates that the rank's process is killed: its messages in flight are lost, and
@@ -54,7 +54,7 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
     bool corrupt_next HVD_GUARDED_BY(mutex) = false;
     std::atomic<bool> dead{false};
     std::atomic<bool> left{false};
-    std::atomic<TimePoint::rep> heartbeat{0};  // 0: has not beaten yet
+    std::atomic<TimePoint::rep> heartbeat{0};  // 0: no heartbeat yet
     Doorbell doorbell;
     ArrivalFlags arrival_flags{};
     ArrivalFlags remote{};  // of the host, if this is its first rank

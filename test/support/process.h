@@ -66,7 +66,7 @@ class Process {
   }
 
   pid_t pid() const noexcept { return pid_; }
-  /// It may be a zombie.
+  /// Whether the process has ended. It may be a zombie.
   bool has_ended() const {
     siginfo_t info{};
     return ::waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0 ||
@@ -79,7 +79,8 @@ class Process {
   };
   using Deadline = std::chrono::steady_clock::time_point;
   enum class Read { kMore, kEnd, kLate };
-  /// Reads more of its output. kEnd: it has closed its output, kLate: the deadline has passed.
+  /// Reads more of the process's output. kEnd: the process has closed it. kLate: the deadline has
+  /// passed.
   Read read_some(Deadline deadline) {
     const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
         deadline - std::chrono::steady_clock::now());
@@ -92,13 +93,15 @@ class Process {
     written_.append(buffer.data(), static_cast<std::size_t>(got));
     return Read::kMore;
   }
-  /// Waits until it has written `text` this many times. Returns false at its end or the deadline.
+  /// Waits until the process has written `text` this many times. Returns false when its output ends
+  /// or the deadline passes.
   bool wait_for(const std::string& text, int times, Deadline deadline) {
     while (count(written_, text) < times)
       if (read_some(deadline) != Read::kMore) return false;
     return true;
   }
-  /// Waits for its end. At the deadline it is killed, which its output then reports.
+  /// Waits for the process to end. Kills it at the deadline, and adds a line about that to its
+  /// output.
   End wait(Deadline deadline) {
     Read read = Read::kMore;
     while (read == Read::kMore) read = read_some(deadline);

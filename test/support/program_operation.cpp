@@ -10,8 +10,9 @@
 namespace hvd::testing {
 namespace {
 
-// Data repeat after so many elements, or those of large tensors would take long to make and to
-// reduce. A prime, so that no part of a tensor that the runtime moves by itself begins alike.
+// The data repeat after this many elements, because those of large tensors would take long to make
+// and to reduce. It is a prime, so that parts of a tensor that the runtime moves separately begin
+// with different data.
 constexpr std::int64_t kPeriod = 4099;
 
 std::int64_t elements(const Shape& shape) {
@@ -219,7 +220,7 @@ OpKind choose_kind(bool joins, const Draw& draw) {
 
 void choose_form(ProgramOperation& operation, int ranks, bool joins, const Draw& draw) {
   AnyParameters& parameters = operation.parameters;
-  // Rank 0 always stays to the end.
+  // Rank 0 is a root that always stays to the end.
   if (has_root(parameters.kind))
     parameters.root = joins ? 0 : operation.members[draw() % operation.members.size()];
   choose_sizes(operation, ranks, draw);

@@ -31,7 +31,7 @@ struct ProgramOperation {
   bool has_member(int rank) const;
   bool is_barrier() const noexcept { return parameters.kind == OpKind::kBarrier; }
 
-  // A program that repeats an operation may number the uses; each use has other data.
+  // A program that repeats an operation may number the uses; each use has different data.
 
   /// @param in_place the result replaces the input. @pre then input and output have one size
   Submission submission(int use, int rank, const std::shared_ptr<OperationMemory>&,
@@ -56,7 +56,7 @@ struct ProgramOperation {
 /// Random numbers, the same on every rank of a job.
 using Draw = std::function<std::uint64_t()>;
 
-/// @param joins some ranks may have joined by then: only kinds and roots that allow it
+/// Draws a kind. @param joins some ranks may have joined by then: draws only kinds that allow it
 OpKind choose_kind(bool joins, const Draw&);
 /// Draws the other parameters of the kind: root, sizes by rank, op, scale, compression.
 /// @pre members, parameters.kind and form.input.dtype are set

@@ -110,7 +110,7 @@ T truncate(long double value) {
 
 template <class T>
 T combine_integers(ReduceOp op, T a, T b) {
-  // 64 bits modulo 2^64, cut to T, is the sum or product modulo T's range.
+  // The sum or product modulo 2^64, cut to T, is the sum or product modulo T's range.
   switch (op) {
     case ReduceOp::kProduct:
       return static_cast<T>(static_cast<std::uint64_t>(a) * static_cast<std::uint64_t>(b));

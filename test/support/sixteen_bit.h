@@ -29,8 +29,7 @@ struct SixteenBitAverage {
 /// Inputs between 0.5 and 2, the same in every run.
 SixteenBitAverage sixteen_bit_average(DataType, int ranks, std::size_t count);
 
-/// The mean, over all numbers, of how far each is from what was expected, as a part of that and
-/// with its sign.
+/// The mean of the signed relative errors of all numbers.
 double mean_relative_error(DataType, std::span<const std::uint16_t> actual,
                            std::span<const double> expected);
 

@@ -27,7 +27,7 @@ class Ranks {
   void submit(int number, Submission submission) {
     operations_.push_back(submit_one(job_.rank(number), std::move(submission)));
   }
-  /// Runs until all that was submitted has ended, and forgets it. @return the operations
+  /// Runs until all submitted operations have ended, and forgets them. @return these operations
   std::vector<Operation> run() {
     EXPECT_TRUE(job_.run_until(clock_, std::chrono::seconds(10), [this] {
       return std::all_of(operations_.begin(), operations_.end(),

@@ -21,8 +21,8 @@
 
 namespace hvd::testing {
 
-/// For LocalJobOptions: ranks of this process whose control and data messages travel over the
-/// carrier of UCX, and which share memory as processes of one host do.
+/// For LocalJobOptions::world: ranks of this process that send control and data messages over the
+/// carrier of UCX, and share memory like processes of one host.
 /// @param workers of each rank: of the real UCX or of a simulated one
 /// @param hosts per rank; empty: all on one
 /// @param time_to_connect see message::make_control_plane

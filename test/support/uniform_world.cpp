@@ -28,7 +28,7 @@ void count_accepted(const wire::Report& merged, UniformWorld::Round& round) {
   }
 }
 
-// The report of one rank as another rank that does the same sends it.
+// Returns the report with `rank` as its sender.
 wire::Report sent_by(int rank, wire::Report report) {
   const RankSet sender(rank);
   report.applied[0].ranks = sender;
@@ -61,11 +61,11 @@ UniformWorld::UniformWorld(int ranks, int ranks_per_host, int radix, int tensors
   std::iota(order_.begin(), order_.end(), 0);
   std::stable_sort(order_.begin(), order_.end(),
                    [&](int a, int b) { return depths[rank_index(a)] > depths[rank_index(b)]; });
-  // Without a tree all are at the root; rank 0 decides when all have reported.
+  // Without a tree all ranks report to rank 0. It is last, because it decides after all reports.
   if (radix == 0) std::rotate(order_.begin(), order_.begin() + 1, order_.end());
 }
 
-// Each message is accepted by itself, as if it had come alone.
+// Accepts each message separately, as if it had arrived alone.
 void UniformWorld::accept_reports(int rank, const wire::Report& report) {
   if (world_.aggregator(rank)) world_.accept(rank, sent_by(rank, report), now_);
   for (const wire::Bytes& bytes : inboxes_[rank_index(rank)]) world_.receive(rank, bytes, now_);

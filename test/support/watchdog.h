@@ -26,8 +26,7 @@ class Watchdog {
   Watchdog(const Watchdog&) = delete;
   Watchdog& operator=(const Watchdog&) = delete;
 
-  /// The limit that HVD_TEST_WATCHDOG_SECONDS asks for, 90 % of it; zero when it is unset, empty or
-  /// not a positive number.
+  /// 90 % of HVD_TEST_WATCHDOG_SECONDS; zero when it is unset, empty or not a positive number.
   static Duration limit_from_environment();
 
  private:
@@ -38,8 +37,8 @@ class Watchdog {
   std::jthread thread_;  // last: uses everything above
 };
 
-/// While it lives, the watchdog's report contains `describe()`: "rank 2: waits for allreduce 'w1',
-/// 3 of 4 posted".
+/// While it exists, the watchdog's report contains the result of `describe()`: "rank 2: waits for
+/// allreduce 'w1', 3 of 4 posted".
 ///
 /// `describe` runs on the watchdog's thread while the ranks hang, so it must not wait for a lock
 /// that a stuck rank may hold: read atomics, or try_lock.
@@ -54,8 +53,8 @@ class WatchdogNote {
   int id_;
 };
 
-/// The body of main(): parses GoogleTest's flags, starts the watchdog when the environment asks for
-/// one, runs the tests. A main() that has something to do around the tests (MPI_Init) calls it in
+/// The body of main(): parses GoogleTest's flags, starts the watchdog if the environment sets a
+/// limit, and runs the tests. A main() with other work around the tests (MPI_Init) calls it in
 /// between and installs its own listeners first.
 int run_all_tests(int* argc, char** argv);
 

@@ -1,5 +1,5 @@
-// Gradients as views into buckets: whatever a program does with them, the numbers are those of
-// gradients that travel one by one.
+// Gradients as views into buckets. Whatever a program does with them, the results equal those of
+// gradients that are sent one by one.
 #include <cstdlib>
 #include <functional>
 
@@ -11,7 +11,7 @@ namespace {
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-/// One training loop's way of doing a step.
+/// Runs one step of a training loop.
 using Step = std::function<void(Net&, SGD&, DistributedOptimizer&, int step)>;
 
 /// The reason why this job has no buckets; null if it has.
@@ -103,7 +103,7 @@ TEST(BucketViews, DoublesThatAreCastByLibTorchTravelOneByOne) {
     optimizer.zero_grad();
     layers->forward(torch::ones({2, 4}, torch::kFloat64)).sum().backward();
     optimizer.step();
-    const std::uint64_t once = step == 0 ? 3 : 0;  // the names, layouts and values of parameters
+    const std::uint64_t once = step == 0 ? 3 : 0;  // parameters' names, layouts and values
     EXPECT_EQ(metrics().completed_operations - before, 5U + once)
         << "four gradients and which of them there are";
     EXPECT_EQ(layers->parameters()[0].grad().scalar_type(), torch::kFloat64);
@@ -236,7 +236,7 @@ TEST(BucketViews, AGradientThatTheUserHasPutThere) {
 }
 
 TEST(BucketViews, AParameterWithoutAGradient) {
-  // On no rank, on some, on all, by turns.
+  // By turns, all ranks, rank 0 and no rank use the parameter.
   const Step run = [](Net& net, SGD&, DistributedOptimizer& optimizer, int step) {
     optimizer.zero_grad();
     const Batch batch = Batch::of_rank(rank(), step);
@@ -259,7 +259,7 @@ TEST(BucketViews, ParametersFrozenLater) {
   });
 }
 
-// As a program does that freezes one of two models around the other's zero_grad().
+// Like a program that freezes one of two models around the other's zero_grad().
 TEST(BucketViews, StayWhenParametersAreFrozenAndUnfrozenInOneStep) {
   if (const char* const why = no_buckets()) GTEST_SKIP() << why;
   Net net = same_net();
@@ -317,7 +317,7 @@ TEST(BucketViews, ASharedParameterAndOneOfAnotherType) {
   }
 }
 
-// Small gradients are copied into their bucket otherwise than large ones.
+// Small and large gradients are copied into their bucket in different ways.
 TEST(BucketViews, GradientsOfManySizes) {
   std::vector<torch::Tensor> parameters;
   NamedParameters named;

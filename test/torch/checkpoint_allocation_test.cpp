@@ -109,7 +109,8 @@ TEST(CheckpointAllocations, InTheForegroundNoTensorIsCopied) {
   EXPECT_LT(allocated_in_foreground<ShardedOptimizer>(), std::int64_t{kBesides});
 }
 
-/// Saves the state and loads it while the last rank cannot allocate large memory, and then with it.
+/// Saves the state. Loads it while the last rank cannot allocate large memory, and then without
+/// that limit.
 void load_without_memory_on_last_rank(const TrainingState& state) {
   const SharedFolder folder;
   save_checkpoint(folder.path(), state);

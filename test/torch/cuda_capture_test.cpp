@@ -175,7 +175,7 @@ TEST_F(CudaCapture, StepIsRefusedAndCanBeRepeated) {
 }
 
 // Captures forward and backward under no_sync(), and calls step() outside the capture. The
-// gradients of a replay, which no hook sees, are reduced.
+// gradients of a replay, which calls no hooks, are reduced.
 TEST_F(CudaCapture, ForwardAndBackwardCanBePartOfAGraph) {
   for (const bool buckets : {true, false}) {
     for (int warm_up = 0; warm_up < 3; ++warm_up) {  // before and after there are buckets

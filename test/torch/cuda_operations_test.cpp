@@ -9,7 +9,8 @@
 #include "torch/support/cuda_test.h"
 
 // Every operation of the adapter on a GPU, simulated or (in test/gpu) real. The tests compare
-// results with the CPU's, and check devices and that memory is not accessed too early or too late.
+// results with the CPU's, check devices, and check that memory is not accessed too early or too
+// late.
 
 namespace hvd::testing {
 namespace {

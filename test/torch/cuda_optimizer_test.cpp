@@ -12,8 +12,8 @@
 #include "torch/support/cuda_test.h"
 #include "torch/support/fake_cuda.h"
 
-// Training on a (simulated) GPU. Its operators are the CPU's and hvd's path goes through the host's
-// memory, so whatever is trained has the same bits as on the CPU.
+// Training on a (simulated) GPU. It uses the CPU's operators, and hvd's path goes through the
+// host's memory, so training gives the same bits as on the CPU.
 
 namespace hvd::testing {
 namespace {
@@ -90,7 +90,7 @@ TEST_F(CudaOptimizer, AdasumOfChanges) {
 TEST_F(CudaOptimizer, Adasum) { expect_as_on_the_cpu({.op = ReduceOp::kAdasum}); }
 TEST_F(CudaOptimizer, Predivided) { expect_as_on_the_cpu({.gradient_predivide_factor = 4}); }
 
-/// A step of many small layers, over and over.
+/// Repeats a step of many small layers.
 class ManyLayers {
  public:
   explicit ManyLayers(int layers, bool distributed = true,
@@ -139,8 +139,8 @@ StepCost cost_of_step(ManyLayers& training, bool set_to_none) {
            .launches = (after.launches - before.launches) / kMany}};
 }
 
-// A bucket is one operation: no gradient has a copy, an event or a wait of its own, whether it is
-// born anew in each step or stays where it is. The parameters are compared in no step here.
+// A bucket is one operation: no gradient has a copy, an event or a wait of its own, whether its
+// memory is new in each step or stays. The parameters are not compared here.
 TEST_F(CudaOptimizer, ABucketCostsTheSameHoweverManyGradientsItHas) {
   const DistributedOptimizerOptions options{.check_every = 0};
   for (const bool set_to_none : {true, false}) {
@@ -209,7 +209,7 @@ TEST_F(CudaOptimizer, ARankWithoutMemoryForItsFingerprintsLeavesNoRankWaiting) {
   for (const int layers : {3, 20}) {
     ManyLayers training(layers, true, {.check_every = 1});
     for (int step = 0; step < 4; ++step) training.step();
-    // More than a step needs without the check. The message of 20 layers does not fit either.
+    // A step without the check needs no larger allocation. The message of 20 layers does not fit.
     if (rank() == size() - 1) refuse_fake_memory_from(129);
     const std::string message =
         layers == 3 ? (training.step(), "") : message_of<DivergedError>([&] { training.step(); });
@@ -232,8 +232,7 @@ TEST_F(CudaOptimizer, GradientsStayWhereAutogradHasPutThem) {
   }
 }
 
-// Buckets go through the runtime's buffers: once those are there, a rank can have no lack of
-// memory.
+// Buckets use the runtime's buffers. Once those exist, a rank cannot run out of memory.
 TEST_F(CudaOptimizer, BucketsNeedNoMemoryOfTheirOwn) {
   grouped_allreduce_async_({torch::ones({1000}, device()), torch::ones({1000}, device())},
                            {.name = "makes the buffers"})
@@ -241,7 +240,7 @@ TEST_F(CudaOptimizer, BucketsNeedNoMemoryOfTheirOwn) {
   ManyLayers training(32), twin(32, true, {.gradient_as_bucket_view = false});
   std::uint64_t operations = 0;
   for (int step = 0; step < 4; ++step) {
-    // More than any tensor of a step takes.
+    // No tensor of a step needs a larger allocation.
     if (rank() == size() - 1) refuse_fake_memory_from(129);
     operations = metrics().completed_operations;
     EXPECT_NO_THROW(training.step());
@@ -255,7 +254,7 @@ TEST_F(CudaOptimizer, BucketsNeedNoMemoryOfTheirOwn) {
     EXPECT_TRUE(torch::equal(training.parameters()[i].cpu(), expected[i].cpu())) << i;
 }
 
-// Gradients that do not lie as their parameters do, or lie where another one does.
+// Gradients whose strides differ from their parameter's, or that share another one's memory.
 TEST_F(CudaOptimizer, GradientsOfOtherStridesAndOfSharedMemory) {
   const auto train = [](torch::Device on) {
     torch::Tensor a = torch::arange(6.0F).view({2, 3}).to(on).requires_grad_();
@@ -268,7 +267,7 @@ TEST_F(CudaOptimizer, GradientsOfOtherStridesAndOfSharedMemory) {
       optimizer.zero_grad();
       const torch::Tensor weights = rank_tensor(rank(), {2, 3}, torch::kFloat32, step).to(on);
       ((a.view(-1) + b.view(-1)) * weights.view(-1)).sum().backward();
-      c.mutable_grad() = weights.clone();  // its rows are side by side, those of c are not
+      c.mutable_grad() = weights.clone();  // its rows are contiguous, those of c are not
       optimizer.step();
     }
     return std::vector<torch::Tensor>{a.detach().cpu(), b.detach().cpu(), c.detach().cpu()};
@@ -289,7 +288,7 @@ TEST_F(CudaOptimizer, OpensItsQueueBeforeTheFirstStep) {
   EXPECT_EQ(metrics().failed_operations, before.failed_operations);
 }
 
-/// Between comparisons of the parameters, whose own waits another test counts.
+/// Without comparisons of the parameters, whose waits another test counts.
 void expect_no_waits(DistributedOptimizerOptions options) {
   options.check_every = 0;
   Net net = make_net(device());
@@ -348,7 +347,7 @@ TEST_F(CudaOptimizer, StepOnAnotherStreamThanBackward) {
   }
 }
 
-/// Parameters of which every other one accumulates its gradient in another stream.
+/// Every other parameter accumulates its gradient in a second stream.
 class CudaTwoStreams : public CudaTest {
  protected:
   static void accumulate(const DistributedOptimizerOptions& how);

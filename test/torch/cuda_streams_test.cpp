@@ -19,7 +19,7 @@ namespace {
 
 using CudaStreams = CudaTest;
 
-/// An allreduce of a tensor on the GPU without the adapter, which would order it.
+/// An allreduce of a tensor on the GPU without the adapter, which would order the streams.
 Submission bare_allreduce(const char* name, const torch::Tensor& tensor) {
   Submission submission;
   submission.name = name;

@@ -52,7 +52,7 @@ TEST(Backward, OfAnAllgatherOfEqualSharesMovesNoMoreThanTheShares) {
   const torch::Tensor y = allgather(x, {.name = "equal"});
   const torch::Tensor weight = weight_of(rank(), {2 * size(), 3});
   const torch::Tensor expected = summed_weights({2 * size(), 3}).narrow(0, 2 * rank(), 2);
-  if (rank() == 0 && size() > 1) {  // would be an error everywhere if backward did anything else
+  if (rank() == 0 && size() > 1) {  // an error on all ranks if backward ran another operation
     EXPECT_TRUE(
         near(reducescatter(weight, {.name = "equal.backward", .op = ReduceOp::kSum}), expected));
   } else {

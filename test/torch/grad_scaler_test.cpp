@@ -9,7 +9,7 @@ namespace {
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
-/// One parameter of two elements, and an optimizer of the set around it.
+/// One parameter of two elements, and its optimizer, distributed over the set.
 struct Line {
   torch::Tensor weight = torch::ones({2}).requires_grad_();
   torch::optim::SGD inner{{weight}, 0.5};
@@ -117,7 +117,7 @@ TEST(GradScaler, RepeatedAfterAVoteThatFailedDividesOnce) {
     EXPECT_EQ(line.weight.grad()[0].item<float>(), 3);
     EXPECT_TRUE(scaler.step(line.optimizer));
     scaler.update();
-    // Other gradients are divided again.
+    // New gradients are divided again.
     line.backward(scaler, 5);
     rank() == 0 ? message_of<MismatchError>(spoil)
                 : message_of<MismatchError>([&] { scaler.step(line.optimizer); });
@@ -151,7 +151,7 @@ TEST(GradScaler, EveryRankSkipsTogether) {
 }
 
 TEST(GradScaler, EveryRankSkipsThoughOnlyOneLooksBad) {
-  // This rank's own gradient, as if the reduction had not made it equal on all ranks.
+  // Spoils the last rank's gradient, as if the reduction had not made it equal on all ranks.
   Line line;
   GradScaler scaler({.init_scale = 4});
   line.backward(scaler, 1);
@@ -190,7 +190,7 @@ TEST(GradScaler, GrowsAfterAnIntervalWithoutOverflow) {
   }
   EXPECT_EQ(scales, (std::vector<double>{16, 16, 8, 8, 8, 32, 32}));
 
-  // It stops where float32 does.
+  // The scale stops growing at float32's limit.
   GradScaler largest({.init_scale = 3e38, .growth_interval = 1});
   line.backward(largest, 0);
   largest.step(line.optimizer);

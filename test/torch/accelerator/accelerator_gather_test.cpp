@@ -8,7 +8,7 @@
 #include "torch/accelerator/accelerator_program.h"
 #include "torch/checkpoint/checkpoint_job.h"
 
-// What an Accelerator collects from all ranks, and its output.
+// Collectives of an Accelerator, and its output.
 
 namespace hvd::testing {
 namespace {

@@ -12,7 +12,7 @@
 
 namespace hvd::testing {
 
-/// Sample i is computed from i: 4 inputs, and the target of shape [2] that Batch has too.
+/// Sample i is computed from i: 4 inputs, and a target of shape [2], as Batch has it.
 class Points : public torch::data::datasets::Dataset<Points> {
  public:
   explicit Points(std::size_t size) : size_(size) {}

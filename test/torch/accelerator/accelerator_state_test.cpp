@@ -156,7 +156,7 @@ TEST(Prepare, ReturnsTheArgumentsInOrderAndEachIsUsable) {
   EXPECT_EQ(&optimizer.inner(), &adamw);
   EXPECT_EQ(&other_optimizer.inner(), pointer.get());
   EXPECT_EQ(&accelerator.unwrap_model(model), &model);
-  Halving later(optimizer);  // from what prepare() has returned
+  Halving later(optimizer);  // of the optimizer that prepare() has returned
   auto& bound = accelerator.prepare(later);
   EXPECT_EQ(optimizer.param_groups().size(), 1U);
   for (auto& batch : *loader) {
@@ -242,7 +242,7 @@ TEST(Prepare, RanksThatDifferAreAnErrorOnEveryRank) {
                        "Accelerator::prepare: argument 1 differs: rank 0 passes the optimizer "
                        "torch::optim::SGD, parameter group 0 with learning rate 0.1"))
       << text;
-  // An error of one rank is one of all.
+  // An error on one rank is an error on all ranks.
   Net other = same_net();
   if (rank() == last) other = nullptr;
   if (rank() == last) {

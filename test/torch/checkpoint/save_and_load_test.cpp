@@ -177,7 +177,7 @@ TEST(Checkpoint, CountsOnAndKeepsTheLastOnes) {
   EXPECT_EQ(epoch, 3);
 }
 
-/// The next number of LibTorch's generator, which does not change.
+/// The next number of LibTorch's generator, without advancing the generator.
 std::int64_t next_number() {
   at::Generator probe = at::detail::getDefaultCPUGenerator().clone();
   return torch::randint(std::int64_t{1} << 60, {1}, probe).item<std::int64_t>();

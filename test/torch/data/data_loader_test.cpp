@@ -200,7 +200,7 @@ TEST(DataLoader, GoesOnAfterABreakAndStartsAgainInAnotherEpoch) {
       seen.push_back(indices_of(batch));
       if (seen.size() == 2) break;
     }
-    loader->set_epoch(0);  // the present epoch
+    loader->set_epoch(0);  // the current epoch
     const auto rest = epoch_of(*loader);
     seen.insert(seen.end(), rest.begin(), rest.end());
     EXPECT_EQ(seen, expected);

@@ -58,7 +58,7 @@ TEST(SampleOrder, ALoaderSharesOutAnOrderOfTheProgramsOwn) {
     EXPECT_EQ(epoch_of_all(*loader), order(epoch)) << epoch;
     barrier();
   }
-  // Resumed in mid-epoch.
+  // Resumes in the middle of an epoch.
   auto stopped = make_data_loader(Numbers(11), options);
   std::vector<std::size_t> first = *stopped->begin();
   torch::serialize::OutputArchive saved;
