@@ -38,7 +38,7 @@ std::vector<std::int64_t> expand(const std::vector<wire::DimRun>& runs) {
 // @pre a and b have no rank in common
 std::vector<wire::DimRun> merge_dims(RankSpan a, const std::vector<wire::DimRun>& dims_of_a,
                                      RankSpan b, const std::vector<wire::DimRun>& dims_of_b) {
-  HVD_EXPECT(!intersects(a, b), "the ranks are others");
+  HVD_EXPECT(!intersects(a, b), "no rank is in both sets");
   if (dims_of_a.empty()) return {};
   if (dims_of_a.size() == 1 && dims_of_b.size() == 1 && dims_of_a[0].dim == dims_of_b[0].dim) {
     return {{dims_of_a[0].dim, dims_of_a[0].ranks + dims_of_b[0].ranks}};

@@ -372,7 +372,7 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
                 rank};
 }
 
-// The tensors that can run, in canonical order. Fails the other ready tensors.
+// Returns the ready tensors that can run, in canonical order. Fails the others.
 std::vector<PendingRef> Coordinator::extract_valid(const BatchesAhead& ahead, wire::Plan& plan) {
   std::vector<PendingRef> valid;
   const ReadyTable::GoesOnGathering goes_on = gathering_while(ahead);

@@ -282,7 +282,7 @@ ReplayUpdate read_replay_update(Reader& in) {
   if (update.round >= kMostReplayRounds)
     in.fail("round", text("expected less than ", kMostReplayRounds, ", got ", update.round));
   const std::uint8_t flags = in.u8("flags");
-  if (flags > kAllUpdateFlags) in.fail("flags", text("unknown ones in ", flags));
+  if (flags > kAllUpdateFlags) in.fail("flags", text("unknown flag, got ", flags));
   update.leaves = (flags & kLeaves) != 0;
   update.requests_leave = (flags & kRequestsLeave) != 0;
   return update;

@@ -254,7 +254,7 @@ using PlannedTensor = std::variant<SlotUse, Response>;
 struct Batch {
   std::vector<PlannedTensor> tensors = {};
   /// Members, as world ranks, that have joined and did not submit it. They take part with a
-  /// contribution that leaves the result as it is.
+  /// contribution that does not change the result.
   std::vector<int> absent = {};
   friend bool operator==(const Batch&, const Batch&) = default;
 };

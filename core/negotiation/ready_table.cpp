@@ -107,7 +107,7 @@ bool ReadyTable::add_hit(const Submitters& submitters) {
   const PendingRef tensor = *by_slot_[slot];
   if (!hvd::contains(sets_.rank_set(tensor->request.process_set), submitters.ranks) ||
       intersects(tensor->reported, submitters.ranks) || intersects(joined_, submitters.ranks))
-    return false;  // the caller's add() throws
+    return false;  // the caller reports the error
   const int lowest = submitters.ranks.front().first;
   if (lowest < tensor->reference_rank) {
     tensor->reference_rank = lowest;

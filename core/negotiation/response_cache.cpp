@@ -64,7 +64,7 @@ void ResponseCache::displace(std::uint32_t slot, std::uint64_t plan) {
 std::optional<std::uint32_t> ResponseCache::put(wire::Response response, std::uint64_t plan) {
   HVD_EXPECT(!wire::gathers(response.request.kind) ||
                  (!response.request.shape.empty() && !response.first_dims.empty()),
-             "what gathers has a first dimension for every member");
+             "a gathering operation has a first dimension for every member");
   if (capacity_ == 0 || !cacheable(response.request)) return std::nullopt;
   std::string key = key_of(response.request);
   if (const auto known = by_key_.find(key); known != by_key_.end()) {

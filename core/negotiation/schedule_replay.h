@@ -36,7 +36,7 @@ struct SchedulePlace {
 ///
 ///   open --enter()--> replaying --a rank arrives leaving--> open
 ///
-/// Not thread-safe: the thread that drives the engine.
+/// Not thread-safe: only the thread that drives the engine calls it.
 class ScheduleReplay {
  public:
   enum class Outcome { kNothing, kRun, kLeft };

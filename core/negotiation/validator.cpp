@@ -152,7 +152,7 @@ std::optional<std::string> find_fault(const wire::Request& request, const std::v
 
 std::int64_t gathered_bytes(const wire::Request& request,
                             const std::vector<std::int64_t>& first_dims) noexcept {
-  HVD_EXPECT(!request.shape.empty(), "what gathers has a first dimension");
+  HVD_EXPECT(!request.shape.empty(), "a gathering operation has a first dimension");
   std::int64_t rows = 0;
   for (const auto dim : first_dims) rows = saturating_sum(rows, dim);
   std::int64_t bytes = saturating_product(rows, static_cast<std::int64_t>(size_of(request.dtype)));

@@ -22,7 +22,7 @@ constexpr std::array kFields = {
           &Metrics::control_bytes_sent},
     Field{"negotiated_operations", "Operations that went through the coordinator",
           &Metrics::negotiated_operations},
-    Field{"cached_operations", "Negotiated operations that took a cache hit",
+    Field{"cached_operations", "Negotiated operations that were a cache hit",
           &Metrics::cached_operations},
     // One counter under two names: that of the member and of the C interface, and that of
     // docs/glossary.md.
@@ -30,7 +30,8 @@ constexpr std::array kFields = {
           &Metrics::locked_operations},
     Field{"replayed_operations", "Operations run without the coordinator",
           &Metrics::locked_operations},
-    Field{"completed_operations", "Operations that ended well", &Metrics::completed_operations},
+    Field{"completed_operations", "Operations that ended without an error",
+          &Metrics::completed_operations},
     Field{"failed_operations", "Operations that ended with an error", &Metrics::failed_operations},
     Field{"backend_calls", "Collectives handed to a backend", &Metrics::backend_calls},
     Field{"bytes", "Payload bytes of this rank's inputs", &Metrics::bytes},

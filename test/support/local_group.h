@@ -13,8 +13,8 @@
 
 namespace hvd::testing {
 
-/// A member's arguments of a collective. The member owns the memory, and its Work owns the arrays
-/// behind the spans in `collective`.
+/// A member's arguments of a collective. The member owns the memory. The spans in `collective` are
+/// valid until its Work is destroyed.
 struct Contribution {
   Collective collective;
   const std::byte* in = nullptr;

@@ -62,8 +62,8 @@ CallWatch::CallWatch(Duration limit, OnHang on_hang)
     thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
     ::pthread_setname_np(thread_.native_handle(), "hvd-watch");
   } catch (const std::system_error& error) {
-    HVD_LOG(kWarning) << "no thread to watch the calls of MPI: " << error.what()
-                      << "; one that never returns will not be noticed here";
+    HVD_LOG(kWarning) << "cannot start the thread that watches the calls of MPI: " << error.what()
+                      << "; a call that never returns will not be detected";
   }
   ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }

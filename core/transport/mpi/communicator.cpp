@@ -73,8 +73,8 @@ void wait_for_all(MPI_Request& request, Deadline deadline, const char* call, int
   mark_failed();
   throw PeerLostError(
       text("init: not all ", size, " ranks arrived in time (", call,
-           " was still waiting after HVD_START_TIMEOUT); see that every rank of the job calls "
-           "hvd::init(), and which of them ended early"),
+           " was still waiting after HVD_START_TIMEOUT); check that every rank of the job calls "
+           "hvd::init(), and whether a rank ended early"),
       -1);
 }
 
