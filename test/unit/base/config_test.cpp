@@ -140,7 +140,7 @@ TEST(ConfigDoc, HasTheRowsOfTheTable) {
   ASSERT_TRUE(in.is_open()) << HVD_CONFIGURATION_DOC;
   std::string found;
   for (std::string line; std::getline(in, line);) {
-    if (line == "## The build") break;  // whose options are CMake's
+    if (line == "## The build") break;  // its options are CMake's
     if (line.starts_with("| `HVD_")) found += line + "\n";
   }
   std::string expected;

@@ -59,8 +59,8 @@ TEST(Doorbell, ARingWakesEverySleeperOfBothKinds) {
   sleepers.clear();  // joins; a sleeper that was missed hangs until the watchdog
 }
 
-// How long a standby sleeper that took its ticket before `act` stays asleep, with `limit` as
-// timeout.
+// Returns how long a standby sleeper stays asleep that took its ticket before `act`. Its timeout is
+// `limit`.
 template <class Act>
 Duration standby_sleep(Doorbell& doorbell, Duration limit, Act act) {
   const std::uint32_t ticket = doorbell.ticket();
@@ -119,8 +119,8 @@ TEST(Doorbell, DriversNest) {
   doorbell.remove_driver(doorbell.ticket());
 }
 
-// Two sides pass a token back and forth through words beside the doorbells. A lost ring costs the
-// timeout of a sleep, so the time shows it.
+// Two sides pass a token back and forth through words next to the doorbells. A lost ring costs a
+// whole timeout, which the measured time shows.
 struct PingPong {
   Doorbell doorbells[2];
   std::atomic<std::uint32_t> turns{0};

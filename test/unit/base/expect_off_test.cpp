@@ -8,7 +8,8 @@
 
 namespace {
 
-// A constant expression calls no function that is not constexpr, so the condition is removed.
+// The macro removes the condition. Otherwise this would not be a constant expression, because a
+// broken contract calls a function that is not constexpr.
 constexpr int evaluations() {
   int evaluated = 0;
   HVD_EXPECT(++evaluated < 0, "never");

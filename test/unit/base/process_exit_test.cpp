@@ -15,8 +15,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-/// Death tests that begin in a process of their own: after a fork beside other threads
-/// ThreadSanitizer allows no new one.
+/// Death tests that run in a newly started process: if a process with several threads forks,
+/// ThreadSanitizer allows no new threads in the child.
 class ExitLimitTest : public ::testing::Test {
  protected:
   ExitLimitTest() { GTEST_FLAG_SET(death_test_style, "threadsafe"); }

@@ -54,7 +54,7 @@ TEST(SharedArena, GivesAlignedMemoryThatDoesNotOverlap) {
   }
   for (const Block& block : blocks) arena->deallocate(block.memory, false);
   EXPECT_EQ(arena->used(), 0U);
-  // All is one block again.
+  // All memory is one block again.
   std::byte* const all = arena->allocate(60 * kMiB);
   EXPECT_NE(all, nullptr);
   arena->deallocate(all, false);
@@ -184,8 +184,8 @@ int status_of_child(const std::function<int()>& run) {
   return status;
 }
 
-/// Runs `run` in a child, with the calls that hvd::init()'s fork handlers make. Returns 0 if it is
-/// true.
+/// Runs `run` in a child, with the calls that hvd::init()'s fork handlers make. Returns 0 if the
+/// result is true.
 int in_child(SharedArena& arena, const std::function<bool()>& run) {
   arena.before_fork();
   const int status = status_of_child([&] {
@@ -250,8 +250,7 @@ TEST(SharedArena, KeepsWithinTheLimitsOfTheProcess) {
   };
   EXPECT_EQ(with_limit(RLIMIT_FSIZE, 64 * kMiB), 0);
   EXPECT_EQ(WEXITSTATUS(with_limit(RLIMIT_FSIZE, 1024)), 10) << "there is none";
-  // A sanitizer has much address space of its own, and UBSan's look at an object takes a
-  // descriptor.
+  // A sanitizer needs much address space itself, and UBSan needs a descriptor to inspect an object.
 #if !defined(HVD_SANITIZED)
   EXPECT_EQ(WEXITSTATUS(with_limit(RLIMIT_NOFILE, 3)), 10) << "there is none";
   EXPECT_EQ(with_limit(RLIMIT_AS, rlim_t{4} << 30), 0);

@@ -35,7 +35,7 @@ Reservations reservations;
 
 }  // namespace
 
-// Replaces the C library's. Kernels since 6.11 are not interrupted by signals here.
+// Replaces the C library's function, which signals do not interrupt since Linux 6.11.
 extern "C" int posix_fallocate(int descriptor, off_t begin, off_t size) {
   reservations.largest = std::max(reservations.largest, size);
   if (reservations.interrupted > 0) {

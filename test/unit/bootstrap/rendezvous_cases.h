@@ -13,8 +13,8 @@
 
 #include "unit/bootstrap/ranks.h"
 
-/// Cases of every Rendezvous, whatever the ranks share. A test program instantiates AnyRendezvous
-/// with the places that it has.
+/// Tests for every kind of Rendezvous. A test program instantiates AnyRendezvous with its own kinds
+/// of places.
 namespace hvd::rendezvous {
 
 /// Joins at a place that is new for each test.
@@ -114,7 +114,7 @@ TEST_P(AnyRendezvous, AContradictionOfRank0IsAnErrorOnAllRanks) {
   }
 }
 
-// Rank 0 has refused the others by then, and stays for late ranks.
+// Rank 0 has already refused the other ranks, and stays to inform late ranks.
 TEST_P(AnyRendezvous, ALateRankReceivesTheReason) {
   EXPECT_THAT(all_of({[&] { join_as(0, 3); }, [&] { join_as(info(1, 3, "0.2.0")); },
                       [&] {

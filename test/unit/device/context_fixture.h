@@ -7,8 +7,8 @@
 
 namespace hvd::testing {
 
-/// A simulated GPU that is current, with two streams. At the end of a test no work is left and no
-/// fault has been found.
+/// A simulated GPU that is current, with two streams. Checks at the end of a test that no work is
+/// left and no fault was found.
 class ContextFixture : public ::testing::Test {
  protected:
   void TearDown() override {

@@ -1,4 +1,4 @@
-// The work of the kernels, run by the C++ executor, against a plain loop over elements.
+// Compares the work of the kernels, run by the C++ executor, with a plain loop over elements.
 #include "device/copy_plan.h"
 
 #include <gtest/gtest.h>
@@ -112,7 +112,7 @@ class Copying {
   const std::vector<PieceTable>& tables() const { return tables_; }
 
  private:
-  // Both have addresses that are equal modulo 64 in every run.
+  // The first address that is a multiple of 64, so that alignments are the same in every run.
   static std::byte* aligned(std::vector<std::byte>& memory) {
     return memory.data() + (64 - reinterpret_cast<std::uintptr_t>(memory.data()) % 64) % 64;
   }
@@ -188,7 +188,7 @@ TEST(CopyPlanTest, EveryFormCopiesOddSizesAtAnyAlignment) {
   for (const CopyForm& form : all_forms()) {
     SCOPED_TRACE(std::string(to_string(form.tensor)) + " with " +
                  std::string(to_string(form.buffer)) + (form.scales ? ", scaled" : ""));
-    // Bytes may have any alignment. Elements of arithmetic are aligned to their size, as in a
+    // Bytes may have any alignment. Elements for arithmetic are aligned to their size, as in a
     // tensor.
     const bool bytes = !form.scales && !form.casts();
     const std::size_t tensor_step = bytes ? 1 : size_of(form.tensor);

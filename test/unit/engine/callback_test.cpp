@@ -1,4 +1,4 @@
-// Callbacks of operations: the calls that they may make, and threads that wait while another one
+// Callbacks of operations: the calls that they may make, and threads that wait while another thread
 // drives.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ std::string refusal(const std::function<void()>& call) {
   return "accepted";
 }
 
-// The thread that would wait is the one that drives all operations.
+// A callback that waits would block the thread that drives all operations.
 TEST(Callback, MayNotWaitAndMayAbort) {
   VirtualClock clock;
   LocalJobOptions options;
@@ -58,8 +58,8 @@ TEST(Callback, MayNotWaitAndMayAbort) {
   EXPECT_EQ(waiting.status().message, "the program gives up");
 }
 
-/// Controls the collectives of a rank that is alone in its job: those of process set 0
-/// end when they are released, those of others move until a thread that waits has returned.
+/// Controls the collectives of a job of one rank. Those of process set 0 end when they are
+/// released. Those of other sets make progress until a thread that waits has returned.
 struct Script {
   std::function<bool()> somebody_waits = {};
   std::atomic<bool> released{false};
@@ -118,7 +118,7 @@ class ScriptedBackend final : public Backend {
   Script& script_;
 };
 
-// The thread that submits may go on with other operations for long.
+// The thread that submits may continue with other operations for a long time.
 TEST(Waiter, IsWokenWhileTheThreadThatSubmitsDrives) {
   bool drove = false;
   for (int attempt = 0; attempt < 50 && !drove; ++attempt) {

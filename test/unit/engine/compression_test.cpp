@@ -1,4 +1,4 @@
-// Allreduces of fp32 that travel as 16 bits, on the host: the runtime casts while it packs.
+// Allreduces of fp32 that are sent as 16 bits, on the host. The runtime casts while it packs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ class Job {
          job_.rank(number).submit(std::move(submissions), Progress::kBackground))
       operations_.push_back(std::move(operation));
   }
-  /// Runs until all that was submitted has ended, and forgets it. @return the operations
+  /// Runs until all submitted operations have ended, and returns them.
   std::vector<Operation> run() {
     EXPECT_TRUE(job_.run_until(clock_, seconds(10), [this] {
       return std::all_of(operations_.begin(), operations_.end(),
@@ -49,7 +49,7 @@ class Job {
     for (const Operation& operation : run())
       EXPECT_TRUE(operation.status().ok()) << operation.status().message;
   }
-  /// The rank has joined as far as the others are concerned.
+  /// Calls join() on the rank, and runs until the other ranks have noticed.
   void join(int number) {
     joined_.push_back(submit_one(job_.rank(number), join_operation()));
     for (int i = 0; i < 200; ++i) job_.step_all();

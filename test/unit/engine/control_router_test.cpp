@@ -1,4 +1,4 @@
-// The way of reports and plans between ranks that share one thread, without engines.
+// Tests the transfer of reports and plans between ranks that share one thread, without engines.
 #include "engine/control_router.h"
 
 #include <gmock/gmock.h>
@@ -54,7 +54,7 @@ struct Node {
     negotiator.apply(plan);
     route.on_applied(plan);
   }
-  /// Receives the messages that have arrived, and applies plans. @return their numbers
+  /// Receives the messages that have arrived, and applies plans. @return the plans' numbers
   std::vector<std::uint64_t> receive() {
     std::vector<std::uint64_t> plans;
     clock.advance(microseconds(1));  // messages that one rank sends at once arrive one by one
@@ -160,7 +160,7 @@ TEST_F(ControlRouterTest, WithoutATreeEachRankReportsToRankZeroAndReceivesItsPla
       EXPECT_EQ(node(rank).counters.plans_applied, round);
     }
     EXPECT_FALSE(route(1).decide({}));
-    // A message of a rank to itself counts.
+    // A rank's message to itself counts.
     EXPECT_EQ(node(0).sent(), round * (1 + 3));
     EXPECT_EQ(node(0).received(), round * (3 + 1));
     EXPECT_EQ(node(1).sent(), round);
@@ -187,7 +187,7 @@ TEST_F(ControlRouterTest, RankZerosOwnReportAndPlanAreNoMessages) {
   const auto sent = mail(1);
   ASSERT_EQ(sent.size(), 1U);
   EXPECT_EQ(bytes, wire::encode(std::get<wire::Plan>(sent[0])).size()) << "to one other rank";
-  // Before messages of other ranks.
+  // Rank 0 receives its own plan before messages of other ranks.
   give(1, 0, wire::encode(wire::ReplayUpdate{}));
   const auto own = route(0).receive();
   ASSERT_TRUE(own && std::holds_alternative<wire::Plan>(own->payload));
@@ -360,7 +360,7 @@ TEST_F(ControlRouterTest, OneRankNotifiesASuspect) {
   }
 }
 
-/// Over a carrier that knows of broken connections, which MPI does not.
+/// Uses a carrier that detects broken connections, which MPI does not.
 class CarriedControlRouter : public ControlRouterTest {
  protected:
   CarriedControlRouter() {

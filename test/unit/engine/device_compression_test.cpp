@@ -1,5 +1,5 @@
-// Allreduces of fp32 on a GPU that travel as 16 bits: cast by the launch that packs them and by the
-// one that unpacks them.
+// Allreduces of fp32 on a GPU that are sent as 16 bits. The launches that pack and unpack them also
+// cast.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -27,8 +27,8 @@ class DeviceCompressionTest : public DevicePathsTest {
     std::ranges::copy(bytes, std::as_writable_bytes(std::span(values)).data());
     return values;
   }
-  /// As the host would reduce it: the staged path gives the same bits, and NCCL, which rounds
-  /// each sum, nearly.
+  /// The host's result. The staged path gives the same bits; NCCL, which rounds each sum, gives
+  /// almost the same values.
   static Floats expected(const std::vector<Floats>& inputs, const Allreduce& how) {
     if (inputs.size() == 1) {  // a set of one sends no data, so it does not cast
       Floats values = inputs.front();
@@ -46,7 +46,7 @@ class DeviceCompressionTest : public DevicePathsTest {
     std::ranges::copy(reduced, std::as_writable_bytes(std::span(values)).data());
     return values;
   }
-  /// @param largest of the sums on the way
+  /// @param largest the largest intermediate sum
   static void expect_same(const Floats& actual, const Floats& wanted, Compression compression,
                           double largest) {
     ASSERT_EQ(actual.size(), wanted.size());

@@ -42,7 +42,7 @@ TEST(DeviceFailureTest, CpuAndGpuTensorsUnderOneNameDisagree) {
               std::string::npos)
         << handle.status().message;
   }
-  // The runtime goes on, with both kinds side by side.
+  // The runtime continues, with both kinds of tensors side by side.
   std::vector<Floats> memory(3, Floats(4, 2.0F));
   handles.clear();
   for (int rank = 0; rank < 3; ++rank) {
@@ -160,7 +160,7 @@ TEST(DeviceFailureTest, WorkThatNeverEndsOnTheDeviceIsALossAfterTheDeadline) {
   job.expect_no_faults();
 }
 
-// The program computes without end on one GPU, and another rank is lost.
+// The program never stops computing on one GPU, and another rank is lost.
 TEST(DeviceFailureTest, ALossIsReportedAlthoughTheGpuHangs) {
   DeviceJob job(3, Path::kNccl, {}, {}, 1, {.teardown_timeout = kSoon, .registered_bytes = 4096});
   std::vector<Operation> handles;
@@ -185,7 +185,7 @@ TEST(DeviceFailureTest, ALossIsReportedAlthoughTheGpuHangs) {
   job.expect_no_faults();
 }
 
-// And shutdown() is called meanwhile.
+// The program never stops computing on one GPU, and shutdown() is called.
 TEST(DeviceFailureTest, ShutdownIsBoundedAlthoughTheGpuHangs) {
   DeviceJob job(2, Path::kNccl, {}, {}, 1, kQuick);
   job.gpu().hang(job.rank(0).app->get());
@@ -255,7 +255,7 @@ TEST(DeviceFailureTest, ProcessSetsThatShareAGpuAreUsedInOneOrder) {
     std::vector<Operation> handles;
     for (int rank = 0; rank < 4; ++rank) {
       for (int set = 0; set < 3; ++set) {
-        const int which = (set + rank + round) % 3;  // every rank asks in another order
+        const int which = (set + rank + round) % 3;  // every rank submits in another order
         if ((which == 1 && rank == 3) || (which == 2 && rank == 0)) continue;
         Submission submission = gpu_sum(job, rank, "w" + std::to_string(which));
         submission.process_set = which == 0 ? 0 : sets[static_cast<std::size_t>(which - 1)];

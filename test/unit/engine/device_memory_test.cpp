@@ -1,5 +1,5 @@
-// The memory of hvd's own buffers on a device: its source, the thread that allocates it, and its
-// end.
+// The memory of hvd's own buffers on a device: its source, the thread that allocates it, and when
+// it is freed.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -79,7 +79,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, DeviceMemoryTest, ::testing::Values(Path::kNccl,
                            return test.param == Path::kNccl ? "Nccl" : "Staged";
                          });
 
-// A DeviceJob's run_on_helper is another thread; this one drives the engines.
+// A DeviceJob's helper is another thread; this thread drives the engines.
 TEST_P(DeviceMemoryTest, IsMadeAndFreedBesideTheThreadThatDrivesTheEngine) {
   const auto job = start_job(GetParam());
   for (const std::size_t mebibytes : {1U, 3U, 4U, 5U}) {
@@ -169,7 +169,6 @@ TEST(PinnedMemoryTest, IsMadeWhenTheQueueIsOpenedBesideTheThreadThatDrivesTheEng
 }
 
 // An operation that NCCL does not support is staged, and allocates no memory on the device.
-// only.
 TEST(ReservedMemoryTest, OnlyTheQueueOfGradientsHasAny) {
   const auto job = start_job(Path::kNccl);
   std::vector<Operation> handles;
@@ -187,7 +186,7 @@ TEST(ReservedMemoryTest, OnlyTheQueueOfGradientsHasAny) {
   EXPECT_EQ(job->gpu().counts(0).made, 2);
 }
 
-/// A framework's allocator: memory comes with work that still uses it, in a queue of its own.
+/// A framework's allocator. Work in a queue of the framework still uses the memory that it returns.
 struct Framework {
   FakeGpu* gpu = nullptr;
   std::atomic<int> made = 0;

@@ -1,5 +1,5 @@
-// Tensors in parts: one launch packs a bucket of gradients from wherever they are, and one brings
-// the result back.
+// Tensors in parts: one launch packs a bucket of gradients from wherever they are, and another
+// copies the result back.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -57,7 +57,7 @@ class DevicePartsTest : public ::testing::Test {
     return made;
   }
 
-  /// Submits it where it is now.
+  /// Submits the gradients where they are now.
   template <class Element>
   Operation submit(int rank, Bucket<Element>& bucket) {
     bucket.submission.parts = bucket.parts;

@@ -1,5 +1,5 @@
-// Batches in memory that NCCL has registered: the same ones on every rank, and no registration in a
-// step that repeats.
+// The same batches use memory that NCCL has registered on every rank, and a repeated step registers
+// no memory.
 #include <gtest/gtest.h>
 
 #include "hvd/error.h"
@@ -23,7 +23,7 @@ class DeviceRegistrationTest : public ::testing::TestWithParam<std::uint64_t> {
                                        GetParam(), backend);
   }
 
-  /// A group of tensors that are reduced in one call, and the result.
+  /// Reduces a group of tensors in one call, and checks the result.
   static void step(DeviceJob& job, const std::string& name, int tensors, std::size_t count,
                    int ranks = kRanks, Compression compression = Compression::kNone) {
     std::vector<Operation> handles;
@@ -79,7 +79,7 @@ TEST_P(DeviceRegistrationTest, SingleAndLargeTensorsLieElsewhereOnEveryRank) {
   job->expect_no_faults();
 }
 
-/// The last rank joins, the others run the steps and join too. Then each rank has run so many
+/// The last rank joins, the others run the steps and join too. Then each rank has run `expected`
 /// collectives in registered memory.
 void expect_registered_after_join(DeviceJob& job, const std::function<void()>& steps,
                                   int expected) {

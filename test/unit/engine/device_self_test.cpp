@@ -1,4 +1,4 @@
-// Process sets of one rank on a GPU: no communicator, no packing and no copy through the host.
+// Process sets of one rank on a GPU need no communicator, no packing and no copy through the host.
 #include <gtest/gtest.h>
 
 #include "support/device_job.h"
@@ -20,7 +20,7 @@ class DeviceSelfTest : public ::testing::TestWithParam<Path> {
     made.submission.parameters = how;
     return made;
   }
-  /// Submits the operations together and waits for them. @return the calls of the device meanwhile
+  /// Submits the operations together and waits for them. @return the device calls that they caused
   FakeGpuCounts run(const std::vector<FloatOperation>& operations) {
     const FakeGpuCounts before = job_.gpu().counts(0);
     std::vector<Submission> submissions;

@@ -56,11 +56,11 @@ class DeviceStagingTest : public ::testing::Test {
     }
     return Batch(agreed_batch(requests, 2), std::move(operations), 0);
   }
-  /// The collective, which the device begins when go_ is set.
   static const Staged& stage(DeviceStaging& staging, const Batch& batch) {
     EXPECT_TRUE(staging.ready(batch));
     return staging.stage(batch);
   }
+  /// The collective, which the device begins when go_ is set.
   EventPtr reduce(const Staged& staged) {
     const device::DeviceGuard guard(context_.api(), 0);
     context_.wait(kernels_.get(), staged.collective.input_ready);

@@ -93,7 +93,7 @@ TEST_F(EngineTest, RankZerosOwnPlanIsWorkLeftUntilTheNextStep) {
   EXPECT_EQ(counters_.control_bytes_sent, 0U) << "there is no other rank";
 }
 
-// While a large batch is packed and unpacked.
+// Packing and unpacking a large batch must not delay a decision.
 TEST_F(EngineTest, RankZeroDecidesWhileALargeBatchMoves) {
   make({"a"});
   const auto alone = engine(0);
@@ -241,7 +241,7 @@ TEST_F(EngineTest, AfterAFailureItContinuesToSendThoughConnectionsBreak) {
   EXPECT_EQ(polls, 1) << "nothing more can be sent";
 }
 
-/// Rank 1 is an engine, the first of its host; rank 0, the coordinator, is played.
+/// Rank 1 is an engine, the first of its host; the test plays rank 0, the coordinator.
 class PlayedCoordinator : public EngineTest {
  protected:
   void SetUp() override {
@@ -396,7 +396,7 @@ TEST_F(PlayedCoordinator, OtherHostsGetTheUpdateBeforeTheCoordinatorGetsAReport)
   EXPECT_THAT(kinds(*coordinator_), ElementsAre("update", "report"));
 }
 
-// Plans arrive before the update that ranks have left, and are applied in their order.
+// Plans arrive before the update that reports that ranks have left the replay.
 TEST_F(PlayedCoordinator, EarlyPlansAreAppliedAfterTheUpdate) {
   repeat_x();
   for (const std::uint64_t sequence : {2, 3}) send(wire::encode(plan(sequence)));

@@ -1,4 +1,5 @@
-// A batch's way through the executor, with channels and stagings that only record their calls.
+// Tests how a batch passes through the executor, with channels and stagings that only record their
+// calls.
 #include "engine/executor.h"
 
 #include <gmock/gmock.h>
@@ -397,7 +398,7 @@ TEST_F(ExecutorTest, ALaunchThatFailsNamesItsOperationAndIsInFlight) {
   EXPECT_THAT(take_log(), ElementsAre("0 abort", "0 abandon", "x failed, in flight"));
 }
 
-// The host's packing ends with the call; a device's may have been queued before the error.
+// On the host, packing ends with the call. On a device it may have been queued before the error.
 TEST_F(ExecutorTest, ABatchWhoseStagingFailsIsInFlightOnADeviceOnly) {
   for (const DeviceType device : {DeviceType::kCpu, DeviceType::kCuda}) {
     const int set = device == DeviceType::kCpu ? 0 : 1;

@@ -229,7 +229,7 @@ TEST_F(FailureTest, AnErrorWithADeathBehindItIsThatDeath) {
   }
 }
 
-/// A backend whose open() is the test's.
+/// A backend whose open() calls a function of the test.
 class OpeningBackend final : public Backend {
  public:
   using Open = std::function<void(const ChannelSpec&)>;
@@ -254,7 +254,7 @@ TEST_F(FailureTest, ABrokenConnectionToAnotherHostIsALostRank) {
         {"a", "b"});
   std::vector<Operation> operations;
   for (int rank = 0; rank < 2; ++rank) operations.push_back(allreduce(rank, "x"));
-  job_->rank(1).step();  // asks for it, and is not seen again
+  job_->rank(1).step();  // submits it, and takes no further step
   job_->run_until(clock_, seconds(1), [&] {
     job_->rank(0).step();
     return operations[0].done();
@@ -373,7 +373,7 @@ TEST_F(FailureTest, AFailureReportedByTheProgramReachesEveryRank) {
 // A call of MPI that does not return after a loss keeps the coordinator from receiving messages.
 // Its host must not report the coordinator as lost because of that.
 TEST_F(FailureTest, OtherHostsLearnOfALossWithoutTheCoordinator) {
-  for (const int hears : {1, 2}) {  // and the ranks before it take no step
+  for (const int hears : {1, 2}) {  // the ranks before it take no step
     start(5, {}, {"a", "a", "a", "b", "b"});
     const Operation operation = allreduce(hears, "x");
     job_->rank(4).abort({StatusCode::kPeerLost, "lost rank 3 (host b): process 7 ended", 3});

@@ -46,7 +46,7 @@ class FusionCountTest : public ::testing::Test {
     return submission;
   }
 
-  /// Every rank submits so many operations in one call, and one collective runs them.
+  /// Every rank submits this number of operations in one call, and one collective runs them.
   /// @param make (tensors of this operation, rank, number) -> Submission
   template <class Make>
   std::vector<Tensors> run_in_one_call(int operations, const Make& make) {

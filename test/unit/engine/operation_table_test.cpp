@@ -28,7 +28,7 @@ class OperationTableTest : public ::testing::Test {
     submission.process_set = process_set;
     return submission;
   }
-  /// The operations that the engine gets, in order.
+  /// Returns the operations that the engine gets, in order.
   std::vector<OperationPtr> submit(const std::vector<Submission>& submissions) {
     std::vector<Operation> handles(submissions.size());
     table_.submit(submissions, handles, {}, {});
@@ -87,7 +87,7 @@ TEST_F(OperationTableTest, TheStateOfAnOperationIsUsedAgain) {
   EXPECT_NE(refused({named("a")}), "accepted");
 }
 
-// A program that makes up new names beside those that it uses in each step.
+// A program that invents new names in addition to those that it uses in each step.
 TEST_F(OperationTableTest, OfTooManyNamesTheLeastRecentlyUsedAreForgotten) {
   constexpr int kMany = 3 << 14;
   const auto use = [this](const std::string& name) {

@@ -105,7 +105,7 @@ TEST(Sets, AStalledOneDelaysNoOther) {
   Submission stalled = float_operation(waits, "x");
   stalled.process_set = left;
   const Operation waiting =
-      submit_one(ranks.rank(0), std::move(stalled));  // rank 1 never asks for it
+      submit_one(ranks.rank(0), std::move(stalled));  // rank 1 never submits it
   std::vector<std::vector<float>> data = {{1, 2}, {3, 4}};
   for (const int rank : {1, 2}) {
     Submission submission = float_operation(data[static_cast<std::size_t>(rank - 1)],
@@ -161,7 +161,7 @@ TEST(Join, UnnamedOperationsPairAgainAfterwards) {
     std::vector<float> alone(2, 5);
     const Operation joined = submit_one(ranks.rank(0), join_operation());
     ranks.step_a_while();
-    for (int i = 0; i < 3; ++i) {  // which rank 0 does not count
+    for (int i = 0; i < 3; ++i) {  // rank 0 does not count these
       ranks.submit(1, float_operation(alone, ""));
       ranks.run();
     }
@@ -253,7 +253,8 @@ class CountedBackend final : public Backend {
   int live_ = 0;
 };
 
-// They share a place in the schedule: the second may be submitted before the first has ended there.
+// The operations share a place in the schedule: the second may be submitted before the first has
+// ended.
 TEST(Locked, SeveralUnnamedOperationsOfAKindMayBeUnderWay) {
   for (int rounds_between = 0; rounds_between < 8; ++rounds_between) {
     VirtualClock clock;

@@ -1,4 +1,5 @@
-// When a rank checks the others, when it reports that it is blocked, and the time without pauses.
+// Tests when a rank checks the others, when it reports that it is blocked, and the clock without
+// pauses.
 #include "engine/peers.h"
 
 #include <gtest/gtest.h>

@@ -65,7 +65,8 @@ TEST(ProgressOwnership, AfterAWaiterHasLeftTheEngineThreadDrives) {
     options.rings_across_hosts = false;
     options.runtime.schedule_lock = false;
     options.runtime.progress = progress;
-    options.runtime.peer_timeout = seconds(300);  // deaf for an eighth of it
+    options.runtime.peer_timeout =
+        seconds(300);  // an idle engine thread sleeps for an eighth of it
     LocalJob job(options, clock);
     std::vector<std::vector<float>> a(2, std::vector<float>(64, 1));
     std::vector<std::vector<float>> b(2, std::vector<float>(64, 1));
@@ -157,7 +158,7 @@ TEST(WaitFor, ReturnsInTimeAndTheOperationContinues) {
   }
 }
 
-// A submission that is to be waited for wakes no thread; the waiter drives it.
+// A submission with Progress::kCaller wakes no thread, because the waiter drives the engine.
 TEST(WaitFor, DrivesTheEngineAndHandsItOverWhenTheTimeIsUp) {
   const SteadyClock clock;
   LocalJobOptions options;
@@ -176,7 +177,7 @@ TEST(WaitFor, DrivesTheEngineAndHandsItOverWhenTheTimeIsUp) {
   job.shut_down();
 }
 
-// All ranks wait, some of them only for a while: these go on by themselves.
+// All ranks wait, some only for a limited time, after which they continue by themselves.
 TEST(WaitFor, ARankThatWaitsForAWhileIsNoPartOfADeadlock) {
   const SteadyClock clock;
   LocalJobOptions options;
@@ -235,7 +236,7 @@ class InterruptedClock final : public Clock {
   mutable int calls_ = 0;
 };
 
-// The submitter may hold locks that the callback wants.
+// The submitter may hold locks that the callback needs.
 TEST(ProgressOwnership, InlineProgressLeavesCallbacksOfOthersToTheEngineThread) {
   InterruptedClock clock;
   LocalJobOptions options;
@@ -308,8 +309,8 @@ TEST(ProgressOwnership, WhenEveryRankWaitsForAnotherAllGetAnErrorInTime) {
   }
 }
 
-// A thread that the program does not see waits for the other rank's, whose disk is slow, while this
-// rank's program computes. Later all ranks go on.
+// A background thread waits for the other rank, whose disk is slow, while the program of its own
+// rank computes. Later all ranks continue.
 TEST(ProgressOwnership, WaitsOfABackgroundThreadAreNoDeadlock) {
   const SteadyClock clock;
   LocalJobOptions options;
@@ -355,7 +356,7 @@ class CountingClock final : public Clock {
 TEST(ProgressOwnership, AFailedRuntimeUsesNoCore) {
   CountingClock clock;
   LocalJobOptions options;
-  options.runtime.peer_timeout = milliseconds(200);  // soon all that goes by the clock is due
+  options.runtime.peer_timeout = milliseconds(200);  // soon all timed work is due
   LocalJob job(options, clock);
   job.rank(0).abort({StatusCode::kPeerLost, "rank 0 ran out of data", 0});
   while (!job.rank(1).failed()) std::this_thread::sleep_for(milliseconds(1));

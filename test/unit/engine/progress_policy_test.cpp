@@ -58,7 +58,7 @@ TEST(PollInterval, GrowsToALimitThatDependsOnThePurpose) {
   EXPECT_EQ(runtime::poll_interval(PollFor::kMessages, 1000), microseconds(1000));
 }
 
-/// A job of one rank: any driver can carry an operation out alone.
+/// A job of one rank, in which any driver can complete an operation.
 class InlineProgress : public ::testing::Test {
  protected:
   static LocalJobOptions options(ProgressMode mode) {

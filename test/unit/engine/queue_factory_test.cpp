@@ -1,4 +1,4 @@
-// Which backend and which queue a batch gets.
+// Tests which backend and which queue a batch gets.
 #include "engine/queue_factory.h"
 
 #include <gmock/gmock.h>
@@ -14,7 +14,7 @@ namespace {
 using runtime::Batch;
 using ::testing::ElementsAre;
 
-/// Opens no channel, and records the instances that it was to open.
+/// Opens no channel, and records the instances that it should have opened.
 class RecordingBackend final : public Backend {
  public:
   RecordingBackend(std::vector<int>& instances, std::string name, DeviceType device, int score)
@@ -49,7 +49,8 @@ class QueueFactoryTest : public ::testing::Test {
     return runtime::make_queue_factory({.topology = topology_, .peers = peers_, .device = device_},
                                        std::move(backends), {});
   }
-  /// A batch of this operation alone; for a gathering kind each rank has as many rows as it.
+  /// A batch of this operation alone; for a gathering kind each rank has as many rows as the
+  /// request.
   static Batch batch_of(const wire::Request& asked, int ranks = 2) {
     control::AgreedBatch agreed = agreed_batch({asked}, ranks);
     agreed.operations.front().first_dims.assign(static_cast<std::size_t>(ranks),
@@ -80,7 +81,7 @@ TEST_F(QueueFactoryTest, ASmallOperationThatIsAloneGetsTheUrgentQueue) {
 }
 
 TEST_F(QueueFactoryTest, TheBytesOfAllRanksDecideWhetherAnOperationIsSmall) {
-  constexpr std::int64_t kMost = 64 << 10;  // of 4 bytes
+  constexpr std::int64_t kMost = 64 << 10;  // elements of 4 bytes
   EXPECT_EQ(queue_of(alone(kMost)), "host, urgent");
   EXPECT_EQ(queue_of(alone(kMost + 1)), "host");
   EXPECT_EQ(queue_of(alone(kMost / 2, OpKind::kAllgather)), "host, urgent");

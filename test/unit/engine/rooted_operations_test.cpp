@@ -35,7 +35,7 @@ TEST(RootedOperations, AScatterSharesOutTheRootsRowsAndReadsNoOthers) {
   Ranks ranks(3);
   std::vector<float> all = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9};  // five rows
   std::vector<float> ignored(4, -1);
-  for (int use = 0; use < 3; ++use) {  // the last from the response cache
+  for (int use = 0; use < 3; ++use) {  // the last use is from the response cache
     std::vector<Scattered> sides(3);
     for (int rank = 0; rank < 3; ++rank) {
       std::vector<float>& rows = rank == 1 ? all : ignored;

@@ -83,7 +83,7 @@ TEST(Shutdown, WithoutTheOthersEndsAfterThePatienceIsOver) {
   EXPECT_FALSE(job.rank(0).shutdown(std::chrono::milliseconds(100)));
 }
 
-/// Two ranks, one of which has left while its last message was under way, which is lost.
+/// Two ranks. One of them has left, and its last message was lost on the way.
 class LostFarewell : public ::testing::TestWithParam<int> {
  protected:
   LostFarewell()

@@ -50,7 +50,7 @@ class StandstillTest : public ::testing::Test {
   bool run(const std::vector<Operation>& operations) {
     return job_->run_until(clock_, seconds(1), [&] { return over(operations); });
   }
-  /// Time passes, in steps in which no rank seems to have been stopped.
+  /// Advances the time in steps that are too short for a rank to seem stopped.
   void pass(Duration time, const std::vector<Operation>& until = {}) {
     const TimePoint end = clock_.now() + time;
     while (clock_.now() < end && (until.empty() || !over(until))) {

@@ -29,7 +29,7 @@ std::atomic<std::uint64_t> log_checks{0};
 }  // namespace
 
 // Counts the system calls that the runtime makes while it works: futexes go through syscall(),
-// waiting rounds through sched_yield(). Forwards six arguments, whatever their number.
+// waiting rounds through sched_yield(). Always forwards six arguments.
 extern "C" [[gnu::no_sanitize_address]] long syscall(long number, ...) noexcept {
   system_calls.fetch_add(1);
   va_list list;
@@ -161,7 +161,7 @@ class SteadyCount : public ::testing::Test {
   void count_what_steps_cost();
 
   VirtualClock clock_;
-  bool time_stands_still_ = false;  // or a sign of life might be due
+  bool time_stands_still_ = false;  // otherwise a sign of life might be due
   std::unique_ptr<control::ControlPlane> planes_[kRanks];
   Rank ranks_[kRanks];
 };
@@ -218,9 +218,8 @@ TEST_F(SteadyCount, TheCountersCount) {
   const std::uint64_t allocated = allocations();
   const std::uint64_t called = system_calls.load();
   const std::uint64_t asked = log_checks.load();
-  for (int i = 0; i < 12; ++i)
-    step();  // the first is negotiated, and some step is the first that is replayed, which is
-             // logged
+  // The first step is negotiated, and the first replayed step is logged.
+  for (int i = 0; i < 12; ++i) step();
   EXPECT_GT(log_checks.load(), asked);
   EXPECT_GT(allocations(), allocated);
   Doorbell doorbell;

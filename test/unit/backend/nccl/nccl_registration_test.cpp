@@ -1,4 +1,4 @@
-// The channel's fusion buffers: registered with NCCL on all ranks, or on no rank.
+// The channel's fusion buffers are registered with NCCL on all ranks, or on no rank.
 #include <string>
 
 #include "unit/backend/nccl/nccl_channel_test.h"

@@ -70,7 +70,7 @@ class Host {
     peers_.on_ring = [this](int rank) { wake(static_cast<std::size_t>(rank)); };
   }
 
-  /// False: all members sleep, and not all of them are done.
+  /// @return false if all members sleep, and not all of them are done
   bool run() {
     for (;;) {
       std::vector<std::size_t> awake;
@@ -186,7 +186,8 @@ class Host {
   std::uint64_t checks_ = 0;
 };
 
-/// Runs collectives with rules and numbers of rounds drawn at random, on each number of members.
+/// Runs collectives with randomly drawn rules and numbers of rounds, on different numbers of
+/// members.
 void run_at_random(const std::vector<PhaseRules>& rules, std::uint64_t results, int collectives,
                    std::uint64_t rounds, const std::vector<std::size_t>& members) {
   const std::uint64_t seeds = testing::seeds(300, 10'000);

@@ -1,4 +1,4 @@
-// The conversions in CUDA's headers, which the kernels use, are those of base/half.h.
+// Checks that the conversions in CUDA's headers, which the kernels use, equal those of base/half.h.
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ TEST(Conversions, WideningIsExact) {
 
 TEST(Conversions, NarrowingRoundsToNearestEven) {
   for (std::uint64_t bits = 0; bits <= 0xffffffffU;
-       bits += 2039) {  // a prime: all low bits come up
+       bits += 2039) {  // a prime, so that all low bits occur
     const auto value = std::bit_cast<float>(static_cast<std::uint32_t>(bits));
     const std::uint16_t half = bits_of(__float2half_rn(value));
     const std::uint16_t bfloat16 = bits_of(__float2bfloat16_rn(value));

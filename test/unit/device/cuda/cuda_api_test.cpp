@@ -1,5 +1,5 @@
-// The calls of core/device/cuda against those rules of CUDA that need no device. test/gpu runs them
-// on a device.
+// Checks the calls of core/device/cuda for those rules of CUDA that need no device. test/gpu runs
+// the calls on a device.
 #include "device/cuda/cuda_api.h"
 
 #include <cuda_runtime_api.h>

@@ -7,8 +7,8 @@
 
 /// Replacements for the functions of the driver and the runtime library that core/device/cuda
 /// calls. They do no work, but check rules of CUDA that the simulated device above device::Api
-/// cannot see. A program that links fake_cudart.cpp uses them, and its dlopen("libcuda.so.1") finds
-/// them.
+/// cannot check. A program that links fake_cudart.cpp uses them, and its dlopen("libcuda.so.1")
+/// finds them.
 namespace hvd::testing {
 
 struct FakeCudart {
@@ -18,7 +18,7 @@ struct FakeCudart {
   /// that are not in the relaxed mode then fail and invalidate the capture.
   bool capture_under_way = false;
   std::vector<std::string> spoiled_by = {};
-  /// Number of calls without a context, for which the runtime library would create one on GPU 0.
+  /// Calls without a context, for which the runtime library would create one on GPU 0.
   std::vector<std::string> without_context = {};
   std::set<int> retained = {};  ///< primary contexts, by device
   int last_error = 0;           ///< result of cudaGetLastError()
@@ -29,7 +29,7 @@ struct FakeCudart {
 
 FakeCudart& fake_cudart();
 
-/// The context of the calling thread.
+/// The capture mode and the number of contexts of the calling thread.
 int fake_capture_mode();
 std::size_t fake_context_depth();
 

@@ -1,5 +1,5 @@
-// kernels.cu, compiled as C++ and run thread by thread (on_host/driver_types.h), against loops over
-// the elements.
+// Compares kernels.cu, compiled as C++ and run thread by thread (on_host/driver_types.h), with
+// loops over the elements.
 #include "device/cuda/kernels.cu"
 
 #include <gtest/gtest.h>
@@ -96,7 +96,8 @@ class KernelsTest : public ::testing::Test {
     };
   }
 
-  /// Numbers of every kind. For arithmetic without NaN, whose payload depends on the processor.
+  /// Writes numbers of every kind, but for arithmetic no NaN, whose payload depends on the
+  /// processor.
   void randomise(std::vector<std::byte>& bytes, DataType type, bool arithmetic) {
     for (std::byte& byte : bytes) byte = static_cast<std::byte>(random_());
     if (!arithmetic) return;

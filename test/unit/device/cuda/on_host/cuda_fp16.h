@@ -5,7 +5,7 @@
 
 #include "kernels/half.h"
 
-// The conversions of the hardware. conversions_test checks that the CPU's are equal.
+// These replace the conversions of the hardware. conversions_test checks that they are equal.
 struct __half {
   std::uint16_t bits;
 };
