@@ -45,8 +45,8 @@ JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena>
 void open_agent_store_by(OpenAgentStore);
 
 /// The ranks with which this rank will certainly exchange data: those with its local rank on the
-/// previous and the next host (decision 13). At most two. Two ranks are always neighbours of each
-/// other. A rank connects to any other rank when it first sends to it.
+/// previous and the next host (decision 13). At most two. The relation is symmetric. A rank
+/// connects to any other rank when it first sends to it.
 std::vector<int> data_neighbours(const Topology&);
 
 }  // namespace hvd::runtime

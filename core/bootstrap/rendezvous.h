@@ -58,7 +58,8 @@ class Rendezvous {
   /// Empty if no value has been stored yet.
   virtual std::optional<Bytes> get(std::string_view key) = 0;
   /// Waits for a value; empty once the deadline has passed.
-  /// @param from the rank that stores it. @throws PeerLostError if its process ends before
+  /// @param from the rank that stores it
+  /// @throws PeerLostError if that rank's process ends before it stores the value
   /// @throws hvd::Error with the reason when a rank has failed
   virtual std::optional<Bytes> wait(std::string_view key, int from, Deadline) = 0;
 

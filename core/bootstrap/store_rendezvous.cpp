@@ -110,7 +110,7 @@ class StoreRendezvous final : public Rendezvous {
   // Used by rank 0 only.
   Deadline give_up_ = {};
   ForeignProcesses foreign_;
-  std::int64_t handled_ = 0;             ///< number of join requests
+  std::int64_t handled_ = 0;             ///< number of join requests handled so far
   std::vector<std::int64_t> number_of_;  ///< by rank: number of its request; 0: not joined
   std::vector<JoinRequest> joined_;      ///< by rank
   // Used by the other ranks only.

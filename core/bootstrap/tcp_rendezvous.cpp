@@ -28,8 +28,8 @@ constexpr auto kPauseBetweenAttempts = std::chrono::milliseconds(50);
 
 /// How long the server's destructor waits until pending replies are sent.
 constexpr auto kTimeToLeave = std::chrono::seconds(1);
-/// How long to wait for a port in use. The previous job, or a connection that happens to have its
-/// number, may release it soon; another server will not.
+/// How long to wait for a port in use. The previous job, or a connection that happens to use the
+/// port, may release it soon; another server will not.
 constexpr auto kTimeToBeFree = std::chrono::seconds(3);
 
 /// Serves a rendezvous at a port of rank 0, in a thread of its own. Any thread may call the

@@ -94,7 +94,7 @@ bool BufferPool::prepare(std::span<const std::size_t> sizes) {
   std::ranges::move(prepared_, std::inserter(free_, free_.begin()));
   prepared_.clear();
   if (!collect_allocated()) return false;
-  // Serve the largest request first, each with the buffer that was released first among those that
+  // Serve the largest request first. Each gets the buffer that was released first among those that
   // fit, so that the buffers take turns.
   wanted_.assign(sizes.begin(), sizes.end());
   std::ranges::sort(wanted_, std::greater<>());

@@ -33,7 +33,7 @@ struct Conversion {
 class Batch {
  public:
   /// @param operations this rank's side of each agreed operation; empty when this rank is absent
-  /// from the batch; null where it is put() later
+  /// from the batch; null for an operation that put() adds later
   Batch(control::AgreedBatch, std::vector<OperationPtr> operations, int world_rank);
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;

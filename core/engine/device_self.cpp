@@ -141,7 +141,7 @@ class DeviceSelfStaging final : public Staging {
 
   DeviceSelfChannel& channel_;
   Staged staged_;
-  // The input and the output of each tensor that is not in place; kept for its memory.
+  // The input and the output of each tensor that must be copied or scaled. Keeps its capacity.
   std::vector<std::pair<std::span<const std::byte>, std::byte*>> moves_;
 };
 

@@ -72,7 +72,7 @@ class DeviceStaging final : public Staging {
   device::BufferLease output_;
   bool in_turn_ = false;  // the output is in the channel's buffer
   bool reserved_ = false;
-  std::vector<std::span<const std::byte>> input_pieces_;  // keep their memory
+  std::vector<std::span<const std::byte>> input_pieces_;  // these vectors keep their capacity
   std::vector<std::span<std::byte>> output_pieces_;
   std::vector<device::Piece> pieces_;
 };

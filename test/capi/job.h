@@ -8,7 +8,8 @@ enum { kMostRanks = 8 };
 extern int rank;
 extern int size;
 
-/* A submission of `count` elements in place; kinds that size their result later clear output. */
+/* Makes an in-place submission of `count` elements. For kinds that allocate their result later, the
+ * caller clears output. */
 hvd_submission_t submission(const char* name, hvd_kind_t kind, hvd_dtype_t dtype, void* data,
                             const int64_t* count, size_t bytes);
 

@@ -9,9 +9,9 @@
 #include "backend/backend.h"
 #include "support/reference.h"
 
-/// One suite for every backend: each kind of collective x dtype x op x count, in place and not,
-/// aligned and not, ragged, scaled; inputs differ by rank and results must equal the serial
-/// reference bit for bit.
+/// One suite for every backend. It runs each kind of collective with each dtype, op and count, in
+/// place and not, aligned and not, with ragged blocks and with scaling. Inputs differ by rank, and
+/// results must equal the serial reference bit for bit.
 ///
 /// A test of a backend runs it as follows. The ranks run SPMD: each makes the same calls in the
 /// same order.

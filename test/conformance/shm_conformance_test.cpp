@@ -110,8 +110,8 @@ TEST_P(ShmConformanceMixed, BackToBack) {
               [](Harness& harness) { run_back_to_back(harness, mixed_cases(harness.size())); });
 }
 
-/// One thread steps all ranks in random order. Each rank runs its cases at its own pace. It sleeps
-/// when it cannot go on, until it is rung.
+/// One thread steps all ranks in random order. Each rank runs its cases at its own pace. A rank
+/// that cannot go on sleeps until its doorbell is rung.
 /// @param alternates whether every other case has its tensors on the heap
 class SteppedRanks {
  public:

@@ -12,8 +12,8 @@
 #include "transport/ucx/ucx_carrier.h"
 #include "transport/ucx/worker.h"
 
-// The backends that send messages, over the real UCX. The ranks are threads, each with its own
-// workers. ctest runs it twice: with UCX's default transports and with shared memory.
+// Tests the backends that send messages, over the real UCX. The ranks are threads, each with its
+// own workers. ctest runs this test twice: with UCX's default transports and with shared memory.
 
 namespace hvd::conformance {
 namespace {

@@ -1,4 +1,5 @@
-// The public, torch-free interface in a real MPI job; run at several numbers of ranks.
+// Tests the public interface that does not use LibTorch, in a real job. ctest runs it with several
+// numbers of ranks.
 #include <gtest/gtest.h>
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>

@@ -1,4 +1,5 @@
-// Replaces MPI's functions through its profiling interface. Each counts the call and forwards it.
+// Replaces MPI's functions through its profiling interface. Each replacement counts the call and
+// forwards it to MPI.
 #include "fault/mpi_call_count.h"
 
 #include <mpi.h>

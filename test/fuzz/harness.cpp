@@ -157,7 +157,7 @@ void feed_session(std::span<const std::byte> input) {
   }
 }
 
-// A header that is accepted covers the file, and can be written and read again.
+// An accepted header must describe the whole file, and must be readable after it is written again.
 void feed_safetensors(std::span<const std::byte> input) {
   using libtorch::SafetensorsHeader;
   const std::string file(reinterpret_cast<const char*>(input.data()), input.size());

@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <span>
 
-/// Feeds an input of the fuzzer or of its smoke test. Only hvd::Error may come out of the code
-/// under test, and it is swallowed: anything else, a sanitizer's report included, is a finding.
+/// Feeds an input of the fuzzer or of its smoke test. The code under test may throw only
+/// hvd::Error, which is ignored. Anything else, including a sanitizer's report, is a finding.
 namespace hvd::fuzz {
 
 /// The first byte of an input that is a session, or a file of safetensors; any other input is one
