@@ -24,7 +24,7 @@ namespace hvd::control {
 //   - a report was held for longest_hold, because of a stall or a late rank. An overdue report of
 //     a child counts as held for as long here.
 // To the other ranks, a report that is held back looks like one that a slow network delays. It can
-// never lead to a wrong plan; the rules above only avoid waiting in vain.
+// never lead to a wrong plan; the rules above only avoid useless waits.
 
 namespace {
 

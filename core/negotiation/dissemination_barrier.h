@@ -13,7 +13,7 @@ namespace hvd::control {
 /// A dissemination barrier between hosts, one per position of a replayed schedule. Run by the first
 /// rank of each host.
 ///
-/// To a ScheduleReplay all other hosts together look like one more rank, the remote one. This class
+/// A ScheduleReplay treats all other hosts together as one more rank, the remote rank. This class
 /// writes the flags of the remote rank: it arrives ready when all ranks of all hosts have, and
 /// leaving as soon as this host learns of a rank that leaves. As ScheduleReplay requires, a flag is
 /// written once per position, so that every reader finds the same value.
@@ -63,7 +63,7 @@ class DisseminationBarrier {
   int sent_ = 0;                ///< rounds in which this host has sent
   /// The last position at which a rank of this host has requested the other hosts to leave.
   std::uint64_t leave_requested_ = 0;
-  /// For this position and the next, by parity: another host may be one ahead.
+  /// For this position and the next, by parity, because another host may be one ahead.
   std::array<Inbox, 2> inboxes_;
 };
 

@@ -15,7 +15,7 @@ bool fusible(OpKind kind) {
          kind == OpKind::kReducescatter || kind == OpKind::kReduce;
 }
 
-// Adasum scales each tensor by its own norm, so tensors cannot be fused.
+// Adasum computes the weights of each tensor separately, so tensors are not fused.
 bool fusible(const wire::Request& request) {
   return fusible(request.kind) && request.op != ReduceOp::kAdasum && !request.alone;
 }

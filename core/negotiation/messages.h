@@ -134,7 +134,7 @@ class SlotSet {
     return static_cast<std::uint32_t>(words_.size() * 64 - 1) -
            static_cast<std::uint32_t>(std::countl_zero(words_.back()));
   }
-  /// In ascending order.
+  /// Visits the slots in ascending order.
   template <class Visit>
   void for_each(Visit&& visit) const {
     for (std::size_t i = 0; i < words_.size(); ++i) {

@@ -19,7 +19,7 @@ namespace hvd::message {
 namespace {
 
 constexpr std::size_t kMessageLimit = std::size_t{256} << 20;
-/// For how long the destructor waits for messages that are still under way.
+/// How long the destructor waits for messages that are still under way.
 constexpr auto kFlushTime = std::chrono::milliseconds(200);
 /// The same for a carrier that may still have to connect, when this rank leaves in order. The other
 /// rank has to poll for the connection and may not be scheduled for a while, and it learns the
