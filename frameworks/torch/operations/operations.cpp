@@ -239,8 +239,8 @@ Handle gather_async(const torch::Tensor& tensor, int dst_rank, const CollectiveO
 torch::Tensor gather(const torch::Tensor& tensor, int dst_rank, const CollectiveOptions& options) {
   if (libtorch::differentiates(tensor)) {
     throw UsageError(Label{"gather", options.name}.str() +
-                     ": gather is not differentiable (only the destination has a result to go back "
-                     "from), but the tensor requires grad; pass detach() or use allgather");
+                     ": gather is not differentiable (only the destination has a result), but the "
+                     "tensor requires grad; pass detach() or use allgather");
   }
   return result_of(
       libtorch::gather_task(tensor, dst_rank, options, std::make_shared<GatheredResult>()));

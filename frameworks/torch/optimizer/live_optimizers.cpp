@@ -29,8 +29,7 @@ void LiveOptimizers::Registered::own(const Optimizer& optimizer,
         who + ": parameter '" + parameter.name() +
         "' belongs to another DistributedOptimizer or ShardedOptimizer, of another "
         "optimizer, so its gradient would be reduced twice; expected each parameter in "
-        "one of them at a time; destroy the first one before, or give each its own "
-        "parameters");
+        "one of them at a time; destroy the first one, or give each its own parameters");
   }
   for (const auto& parameter : parameters)
     owners.emplace(parameter.tensor().unsafeGetTensorImpl(), &optimizer);
@@ -43,7 +42,7 @@ void LiveOptimizers::add(const Optimizer& optimizer, std::span<const ReducedPara
       throw UsageError(
           who +
           ": this optimizer is wrapped by another DistributedOptimizer or ShardedOptimizer "
-          "already, so every gradient would be reduced twice; destroy the first one before");
+          "already, so every gradient would be reduced twice; destroy the first wrapper");
     }
     all.own(optimizer, parameters, who);
     all.wrapped.insert(&optimizer);
@@ -138,11 +137,11 @@ void watch_departed(std::span<const ReducedParameter> parameters, const std::str
   first->tensor().register_hook([watch, wrapper, name = first->name()](const torch::Tensor&) {
     if (watch->over || !is_initialized() || ++watch->passes != kPasses) return;
     watch->over = true;
-    TORCH_WARN(
-        "backward() has reached parameter '", name, "' ", kPasses, " times since the ", wrapper,
-        " was destroyed that reduced its gradient, which is this rank's own now. If the "
-        "wrapped optimizer goes on to step(), each rank trains a model of its own: keep the ",
-        wrapper, " for as long as the model is trained");
+    TORCH_WARN("backward() has reached parameter '", name, "' ", kPasses, " times since the ",
+               wrapper,
+               " was destroyed, so its gradient is no longer reduced. If step() of the wrapped "
+               "optimizer is called, each rank trains a model of its own: keep the ",
+               wrapper, " for as long as the model is trained");
   });
 }
 

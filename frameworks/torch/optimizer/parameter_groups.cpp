@@ -304,8 +304,9 @@ void GroupMirror::merge_whole(std::size_t group, bool apply) {
   const std::string ours = description_of(wrapped), theirs = description_of(wrapper);
   if (wrapper.has_options() && theirs.empty()) {
     throw UsageError(std::string(who_) + ": " + where +
-                     " cannot be serialized, and so not be compared with those of the optimizer "
-                     "that it wraps; expected them to be set there, or a type with serialize()");
+                     " cannot be serialized, so they cannot be compared with those of the "
+                     "optimizer that it wraps; expected them to be set there, or a type with "
+                     "serialize()");
   }
   if (ours != last && theirs != last && ours != theirs)
     throw_conflict(who_, where, "others", "some");

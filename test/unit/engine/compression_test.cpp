@@ -153,7 +153,7 @@ TEST(Compressed, FactorsAreAppliedWhereTheyDoNotOverflow) {
       << "the sum is never of 16 bits";
   EXPECT_THAT(reduce({60000}, ReduceOp::kSum, 1, 0.5), ElementsAre(60000));
   EXPECT_THAT(reduce({131072}, ReduceOp::kAverage, 0.25, 4), ElementsAre(131072))
-      << "neither on the way in nor on the way out";
+      << "neither factor overflows while it is applied";
   EXPECT_TRUE(std::isnan(reduce({std::nanf("")}, ReduceOp::kSum, 1, 1)[0]));
   EXPECT_THAT(reduce({0x1p-24F, 0x1p-26F}, ReduceOp::kMax, 1, 1), ElementsAre(0x1p-24F, 0))
       << "subnormals of the 16-bit type";

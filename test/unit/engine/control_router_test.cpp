@@ -277,7 +277,7 @@ TEST_F(ControlRouterTest, MessagesForTheEngineAreReturnedWithTheirSource) {
   EXPECT_EQ(std::get<wire::Abort>(abort->payload).cause.message, "broken");
   const auto blocked = route(0).receive();
   ASSERT_TRUE(blocked && std::holds_alternative<std::monostate>(blocked->payload));
-  EXPECT_FALSE(blocked->moves) << "that another rank waits is nothing to go on with";
+  EXPECT_FALSE(blocked->moves) << "the message brings this rank no work";
   EXPECT_FALSE(route(0).receive().has_value());
 }
 
@@ -420,8 +420,8 @@ TEST_F(ControlRouterTest, ARankOfAnotherHostIsPingedAndLostWithoutAnAnswer) {
   };
   EXPECT_FALSE(look(0).has_value());
   EXPECT_FALSE(look(1).has_value());
-  EXPECT_EQ(node(0).sent(), 2U) << "payload both";
-  EXPECT_EQ(node(1).sent(), 1U) << "payload rank 0";
+  EXPECT_EQ(node(0).sent(), 2U) << "it pings both";
+  EXPECT_EQ(node(1).sent(), 1U) << "it pings rank 0";
   for (int i = 0; i < 3; ++i) {
     clock_.advance(seconds(3));
     begin_step();

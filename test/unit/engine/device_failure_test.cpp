@@ -143,7 +143,7 @@ TEST(DeviceFailureTest, WorkThatNeverEndsOnTheDeviceIsALossAfterTheDeadline) {
   std::vector<Operation> handles;
   for (int rank = 0; rank < 2; ++rank)
     handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
-  ASSERT_TRUE(job.run(handles)) << "for the host it is done";
+  ASSERT_TRUE(job.run(handles)) << "the host has queued all work on the device";
   // No thread has work left that the virtual time would have to wait for.
   ASSERT_TRUE(job.job().run_until(job.clock(), seconds(60), [&] {
     return job.runtime(0).failed() && job.runtime(1).failed();
@@ -192,7 +192,7 @@ TEST(DeviceFailureTest, ShutdownIsBoundedAlthoughTheGpuHangs) {
   std::vector<Operation> handles;
   for (int rank = 0; rank < 2; ++rank)
     handles.push_back(submit_one(job.runtime(rank), gpu_sum(job, rank, "w")));
-  ASSERT_TRUE(job.run(handles)) << "for the host it is done";
+  ASSERT_TRUE(job.run(handles)) << "the host has queued all work on the device";
   std::atomic<int> left = 0;
   {
     std::vector<std::jthread> ranks;

@@ -91,7 +91,7 @@ TEST(Packer, CastsInPartsOfWholeElements) {
   const std::vector<std::span<std::byte>> to = {std::as_writable_bytes(std::span(back))};
   for (at = {}; at.piece < 1;)
     at = unpack_widened(in_parts, to, {DataType::kBFloat16, 0.5}, at, 100);
-  EXPECT_EQ(back, values) << "of 7 bits each";
+  EXPECT_EQ(back, values) << "the values fit into 7 bits";
 }
 
 TEST(Packer, ManySmallTensorsEndACallAsWell) {

@@ -77,8 +77,8 @@ TEST(ProgressOwnership, AfterAWaiterHasLeftTheEngineThreadDrives) {
       submit_one(job.rank(0), float_operation(a[0], "A"), Progress::kCaller).wait();
       other.join();
       const Operation others = submit_one(job.rank(1), float_operation(b[1], "B"));
-      ASSERT_TRUE(done_within(later, seconds(5))) << "rank 0 does not listen, round " << i;
-      ASSERT_TRUE(done_within(others, seconds(5))) << "rank 1 does not listen, round " << i;
+      ASSERT_TRUE(done_within(later, seconds(5))) << "no thread of rank 0 drives, round " << i;
+      ASSERT_TRUE(done_within(others, seconds(5))) << "no thread of rank 1 drives, round " << i;
     }
     job.shut_down();
   }
