@@ -125,8 +125,8 @@ void refuse_other_strides(const GradientReducer& reducer) {
   }
 }
 
-/// Returns a shard for each bucket, which is distributed as it is scattered, and one for each other
-/// parameter.
+/// Returns the shards. For an elementwise optimizer a bucket is one shard, which is distributed as
+/// it is scattered. Every other parameter is a shard by itself.
 Shards shards_of(const GradientReducer& reducer, bool elementwise, int ranks) {
   const std::vector<ReducedParameter>& parameters = reducer.parameters();
   std::vector<std::size_t> bytes;

@@ -145,7 +145,7 @@ TEST_F(ControlRouterTest, WithoutATreeEachRankReportsToRankZeroAndReceivesItsPla
     for (const std::size_t rank : {0, 1}) node(rank).submit("x");
     EXPECT_THAT(node(0).receive(), IsEmpty());
     EXPECT_TRUE(route(0).waiting());
-    EXPECT_FALSE(route(0).decide({})) << "rank 2 has not asked";
+    EXPECT_FALSE(route(0).decide({})) << "rank 2 has not submitted it";
     node(2).submit("x");
     EXPECT_THAT(node(0).receive(), IsEmpty());
     EXPECT_TRUE(route(0).decide({}));
@@ -205,7 +205,7 @@ TEST_F(ControlRouterTest, ARankAloneSendsNoMessage) {
   EXPECT_TRUE(route(0).decide({}));
   EXPECT_FALSE(route(0).decide({})) << "and the plan is still there";
   EXPECT_EQ(node(0).counters.control_bytes_sent, 0U);
-  EXPECT_EQ(node(0).sent(), 2U) << "as it always counted";
+  EXPECT_EQ(node(0).sent(), 2U) << "its messages to itself count";
   EXPECT_THAT(node(0).receive(), ElementsAre(1U));
   EXPECT_FALSE(route(0).decide({}));
   node(0).submit("x");
@@ -241,7 +241,7 @@ TEST_F(ControlRouterTest, ATreeMergesOnTheWayUpAndFansOutOnTheWayDown) {
 TEST_F(ControlRouterTest, AHeldReportIsForwardedInTime) {
   make_tree();
   node(1).submit("x");
-  EXPECT_FALSE(route(1).forward_reports()) << "ranks below have not asked";
+  EXPECT_FALSE(route(1).forward_reports()) << "ranks below have not submitted it";
   EXPECT_TRUE(route(1).waiting());
   ASSERT_TRUE(route(1).deadline().has_value());
   clock_.advance(*route(1).deadline() - clock_.now());
