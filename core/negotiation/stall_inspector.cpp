@@ -24,7 +24,7 @@ std::string progress_of_group(const PendingTensor& tensor) {
 }
 
 std::string describe_all(const PendingTensor& tensor, std::size_t operations) {
-  const std::string first = describe(tensor.request);
+  std::string first = describe(tensor.request);
   if (operations == 1) return first;
   return text(first, " and ", operations - 1,
               operations > 2 ? " more operations" : " more operation");

@@ -37,7 +37,7 @@ bool has_root(OpKind kind) {
 bool first_dim_is_free(OpKind kind) { return wire::gathers(kind) || kind == OpKind::kAlltoall; }
 
 std::string shape_text(const wire::Request& request) {
-  const std::string shape = shape_to_string(request.shape);
+  std::string shape = shape_to_string(request.shape);
   // The rows of an alltoall may differ between ranks.
   if (request.kind != OpKind::kAlltoall || request.shape.empty()) return shape;
   return "[*" + shape.substr(shape.find_first_of(",]"));

@@ -94,7 +94,7 @@ std::vector<std::string> host_names(const std::vector<HostReport>& all) {
 
 std::vector<std::string> host_names_for_test(const std::string& list, int size) {
   const auto parts = split_text(list, ',');
-  const std::vector<std::string> names(parts.begin(), parts.end());
+  std::vector<std::string> names(parts.begin(), parts.end());
   if (static_cast<int>(names.size()) != size) {
     throw UsageError(text("HVD_TEST_HOSTS: expected one name for each of the ", size,
                           " ranks, got ", names.size(), " in \"", list, "\""));
