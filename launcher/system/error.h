@@ -10,15 +10,15 @@ enum class ExitCode : int {
   kUsage = 2,
   kUnavailable = 69,  ///< not enough slots, or a host cannot be reached
   kInternal = 70,
-  kOutputLost = 74,  ///< the ranks did well, but what they printed could not be written
+  kOutputLost = 74,  ///< the ranks succeeded, but not all their output could be written
   kTimeout = 124,
   kCannotRun = 126,
   kNotFound = 127,
   kReaderGone = 141,  ///< as if SIGPIPE had ended hvdrun
 };
 
-/// Ends hvdrun with exit_code() after it has printed what(): the failure, the expected and the
-/// found value, and advice.
+/// Ends hvdrun: it prints what(), and exits with exit_code(). The text gives the failure, the
+/// expected and the found value, and advice.
 class LaunchError : public std::runtime_error {
  public:
   LaunchError(ExitCode code, const std::string& message)

@@ -162,7 +162,7 @@ TEST(GradientHook, TopKWithErrorFeedbackEqualsAPlainComputation) {
         ++parameters;
       }
     }
-    EXPECT_EQ(parameters, 6U) << "each once";
+    EXPECT_EQ(parameters, 6U) << "expected each parameter in one bucket";
     optimizer.step();
   }
   EXPECT_TRUE(same_on_all_ranks(net->parameters()));
@@ -294,7 +294,7 @@ TEST(GradientHook, BackwardOrStepThrowsItsExceptions) {
     fails = true;
     if (step > 0 && size() > 1) {
       optimizer.zero_grad();
-      EXPECT_THROW(backward(net), std::runtime_error) << "in the middle of it";
+      EXPECT_THROW(backward(net), std::runtime_error) << "the hook throws during backward()";
       fails = false;  // step() calls the hook again
     } else {
       step_throws("no room to compress");

@@ -14,8 +14,8 @@
 namespace hvd::libtorch {
 
 /// The allreduce of one sparse COO tensor. Every rank gathers all indices and values and adds them.
-/// A third allgather, of one row from each contributing rank, exchanges the shapes; its number of
-/// rows is the divisor of an average. The three allgathers must be in one group. Not thread-safe.
+/// A third allgather exchanges the shapes, one row from each contributing rank; the number of rows
+/// is the divisor of an average. The three allgathers must be in one group. Not thread-safe.
 class SparseReduction {
  public:
   /// @throws UsageError for a tensor that cannot be reduced

@@ -307,7 +307,7 @@ NamedParameters OptimizerWrapper::names_with(const NamedParameters& names) const
     if (const torch::Tensor* const known = all.find(item.key())) {
       if (known->is_same(item.value())) continue;
       throw UsageError(std::string(who_) + "::add_param_group: the name '" + item.key() +
-                       "' is taken by another parameter; expected names of their own");
+                       "' is taken by another parameter; expected names that are not in use");
     }
     all.insert(item.key(), item.value());
   }
@@ -391,7 +391,7 @@ void OptimizerWrapper::refuse_group(const torch::optim::OptimizerParamGroup& /*g
 
 void OptimizerWrapper::group_added() {}
 
-/// Also replaces the SharedReducer, so that hooks of the former one that LibTorch still calls
+/// Also replaces the SharedReducer. LibTorch may still call hooks of the former one; they then
 /// return at once.
 void OptimizerWrapper::replace_reducer(std::vector<ReducedParameter> parameters) {
   locked(*reducer_, &GradientReducer::remove_hooks);

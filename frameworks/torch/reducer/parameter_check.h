@@ -22,11 +22,12 @@ namespace hvd::libtorch {
 /// A rank that is due for a check requests it, and a check begins in every cycle in which a rank
 /// requests one. So ranks that have joined and returned, whose counts are behind, check in the same
 /// cycles as the others. A check is one allreduce of the fingerprints of all parameters, which
-/// gives the least and the largest of each. A joined rank does not contribute. The first check
-/// compares all bits; later ones compare up to roundings.
+/// gives the smallest and the largest of each. A joined rank does not contribute. A check before
+/// the first update compares all bits; later ones compare up to roundings.
 ///
-/// In the host's memory a check ends in the cycle in which it begins. With parameters on a GPU the
-/// result is copied to the host asynchronously, and read in the next cycle.
+/// A check of all bits, or of parameters in host memory, ends in the cycle in which it begins. A
+/// later check of parameters on a GPU copies its result to the host asynchronously, and reads it in
+/// the next cycle.
 class ParameterCheck {
  public:
   /// @param names the user's names of the trained parameters
@@ -47,10 +48,9 @@ class ParameterCheck {
   bool under_way() const noexcept { return received_at_.has_value(); }
   /// Ends the cycle, before its update. Collective if `due`, or if a check is under way.
   /// @param due whether any rank is_due()  @param updated whether any rank has_updates()
-  /// @param all_under_way whether every rank but joined ones has a check under_way(). Otherwise its
-  /// result is dropped, and the next cycle has a check.
-  /// @throws DivergedError on every rank, which names the first difference of parameters or of the
-  /// options that ranks compare.
+  /// @param all_under_way whether every rank but joined ones has a check under_way(). Otherwise
+  /// this rank drops the result of its check, and the next cycle has a check.
+  /// @throws DivergedError on every rank. It names the first parameter or option that differs.
   void end_cycle(bool due, bool updated, bool all_under_way);
 
   /// Number of cycles that have ended.
@@ -89,11 +89,12 @@ class ParameterCheck {
   // The last check.
   Comparison comparison_ = Comparison::kExact;
   std::uint64_t checked_cycle_ = 0;
-  std::vector<std::size_t> compared_;  ///< numbers of items
-  std::vector<std::int64_t> values_;   ///< of the options, then of the items on the host
-  torch::Tensor gpu_values_;           ///< all values, if items are on a GPU
-  torch::Tensor message_;              ///< the values, and their complements
-  Submission submission_;              ///< of message_
+  std::vector<std::size_t> compared_;  ///< indices into items_
+  /// Fingerprints of the options and of compared_, without projections on a GPU.
+  std::vector<std::int64_t> values_;
+  torch::Tensor gpu_values_;  ///< all values, if there are projections on a GPU
+  torch::Tensor message_;     ///< the values, and their complements
+  Submission submission_;     ///< of message_
   Operation operation_;
   torch::Tensor received_;                 ///< message_ after the reduction, on the host
   std::optional<c10::Event> received_at_;  ///< while a check on a GPU is under way

@@ -16,9 +16,9 @@ class PendingResult;
 /// @{
 
 /// An asynchronous operation, or a group of them. Copies refer to the same operation. Destroying
-/// all copies does not cancel it. A result that must be copied back to a non-contiguous tensor, or
-/// to a compressed one of float64 (see allreduce_async_), is copied back by wait() only.
-/// Thread-safe.
+/// all copies does not cancel it. If the caller's tensor is not contiguous, or is cast for
+/// compression (float64; outside allreduce also float32), only wait() and wait_all() copy the
+/// result to it. Thread-safe.
 class Handle {
  public:
   /// An empty handle: valid() is false and wait() throws UsageError.

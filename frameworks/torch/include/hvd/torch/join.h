@@ -18,9 +18,9 @@ namespace hvd {
 /// Every rank of the job makes the call, with a state that has the same items in the same order.
 /// Collective; blocks. The objects that the state refers to must not be changed by other threads.
 /// @return the last rank to join
-/// @throws MismatchError on every rank when the states' items differ (nothing has changed then), or
-/// when models or optimizers differ; UsageError on a rank that cannot load what it receives (a data
-/// loader of another data set), and MismatchError on the others; and as hvd::join()
+/// @throws MismatchError on every rank when the states' items differ (no item has changed then), or
+/// when models or optimizers differ. UsageError on a rank that cannot load an item that it receives
+/// (a data loader of another data set), and MismatchError on the other ranks. Also as hvd::join()
 int join(const TrainingState& state);
 
 /// @}
