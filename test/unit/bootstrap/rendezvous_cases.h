@@ -35,25 +35,25 @@ class AnyRendezvous : public ::testing::TestWithParam<JoinPlace (*)()> {
 
 TEST_P(AnyRendezvous, RanksJoinInAnyOrderExchangeAndLeave) {
   using namespace std::chrono_literals;
-  const auto rank = [this](int own) {
-    return [this, own] {
-      for (int job = 0; job < 3; ++job) {  // the place can be used again
-        std::this_thread::sleep_for(own == job ? 50ms : 0ms);
-        const auto place = join_as(own, 3);
-        EXPECT_EQ(place->rank(), own);
-        EXPECT_EQ(place->size(), 3);
-        for (const std::string what : {"address", "a/b c", ""}) {
-          const std::string mine = what + std::to_string(job);
-          const auto all = place->exchange(what, copy_of(mine + std::to_string(own)), soon());
-          ASSERT_EQ(all.size(), 3U);
-          for (int other = 0; other < 3; ++other)
-            EXPECT_EQ(shown(all[static_cast<std::size_t>(other)]), mine + std::to_string(other));
-        }
-        place->leave(soon());
+  const auto rank = [this](int own, int job) {
+    return [this, own, job] {
+      std::this_thread::sleep_for(own == job ? 50ms : 0ms);
+      const auto place = join_as(own, 3);
+      EXPECT_EQ(place->rank(), own);
+      EXPECT_EQ(place->size(), 3);
+      for (const std::string what : {"address", "a/b c", ""}) {
+        const std::string mine = what + std::to_string(job);
+        const auto all = place->exchange(what, copy_of(mine + std::to_string(own)), soon());
+        ASSERT_EQ(all.size(), 3U);
+        for (int other = 0; other < 3; ++other)
+          EXPECT_EQ(shown(all[static_cast<std::size_t>(other)]), mine + std::to_string(other));
       }
+      place->leave(soon());
     };
   };
-  EXPECT_THAT(all_of({rank(0), rank(1), rank(2)}), ::testing::Each("fine"));
+  // The place can be used again once all ranks have left.
+  for (int job = 0; job < 3; ++job)
+    EXPECT_THAT(all_of({rank(0, job), rank(1, job), rank(2, job)}), ::testing::Each("fine"));
 }
 
 TEST_P(AnyRendezvous, AValueIsPutOnce) {
