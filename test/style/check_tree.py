@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 80
 # Libraries that only some folders may include: (pattern of the <include>, allowed prefixes of the path, name).
 LIBRARIES = (
     (r"(torch|ATen|c10|caffe2)/", ("frameworks/torch/", "examples/", "test/torch/", "test/examples/", "test/install/",
-                                   "test/gpu/", "bench/", "test/fault/", "test/start/"), "LibTorch"),
+                                   "test/gpu/", "bench/", "test/fault/", "test/start/", "test/docs/"), "LibTorch"),
     (r"mpi(-ext)?\.h$", ("core/transport/mpi/", "bench/", "test/"), "MPI"),
     (r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nccl|driver_types)\b.*",
      ("core/device/cuda/", "core/backend/nccl/", "test/gpu/", "test/unit/device/cuda/"), "CUDA and NCCL"),
