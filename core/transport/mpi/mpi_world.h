@@ -17,8 +17,8 @@ namespace hvd::mpi {
 class Communicator;
 class CallWatch;
 
-/// Exit code of a process in which an MPI call does not return (docs/errors.md). EX_TEMPFAIL: the
-/// job may be tried again.
+/// Exit code of a process in which an MPI call does not return (docs/guides/troubleshooting.md).
+/// EX_TEMPFAIL: the job may be tried again.
 inline constexpr int kHangExitCode = 75;
 
 struct WorldOptions {
