@@ -1,0 +1,35 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+#include <torch/optim/schedulers/lr_scheduler.h>
+
+#include <cstdint>
+#include <memory>
+
+#include "hvd/torch/training_arguments.h"
+
+namespace hvd::libtorch {
+
+/// The factor by which a schedule multiplies the learning rate after `step` optimizer steps. The
+/// formulae are those of Hugging Face's get_scheduler() ("linear", "cosine" with half a period,
+/// "constant_with_warmup"; transformers/optimization.py).
+/// @param warmup_steps steps in which the factor rises from 0 to 1
+/// @param total_steps steps of the whole training; not used by SchedulerType::kConstant
+double learning_rate_factor(hvd::SchedulerType type, std::int64_t step, std::int64_t warmup_steps,
+                            std::int64_t total_steps);
+
+/// The number of warm-up steps: warmup_steps, or warmup_ratio of all steps, rounded up.
+std::int64_t warmup_steps_of(const TrainingArguments& arguments, std::int64_t total_steps);
+
+/// Makes a scheduler that multiplies the present learning rate of each parameter group by
+/// learning_rate_factor(), and sets the rates of the first step at once. Call step() after each
+/// optimizer step. Refers to the optimizer.
+///
+/// TrainingState::scheduler() saves the number of steps. A resumed program makes the scheduler with
+/// a new optimizer, whose learning rates are those of the arguments, before it loads the state.
+/// @throws UsageError if warmup_steps is negative, or total_steps less than 1
+std::unique_ptr<torch::optim::LRScheduler> make_learning_rate_schedule(
+    hvd::SchedulerType type, std::int64_t warmup_steps, std::int64_t total_steps,
+    torch::optim::Optimizer& optimizer);
+
+}  // namespace hvd::libtorch

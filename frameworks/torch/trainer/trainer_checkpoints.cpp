@@ -1,0 +1,230 @@
+#include <algorithm>
+#include <exception>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "checkpoint/checkpoint_folder.h"
+#include "hvd/error.h"
+#include "hvd/hvd.h"
+#include "operations/agreement.h"
+#include "trainer/trainer_core.h"
+
+// Checkpoints in OUTPUT_DIR/checkpoint-STEP, as Hugging Face's Trainer names them:
+//
+//     model.safetensors     the model, for Python
+//     training_args.json    the arguments
+//     trainer_state.json    TrainerState
+//     step-000000000500/    the state of save_checkpoint(); complete when its manifest exists
+
+namespace hvd {
+namespace libtorch {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr std::string_view kPrefix = "checkpoint-";
+constexpr const char* kArguments = "training_args.json";
+
+fs::path folder_of(const fs::path& output_dir, std::int64_t step) {
+  return output_dir / text(kPrefix, step);
+}
+
+/// The steps that have a folder, ascending. @throws CheckpointError
+std::vector<std::int64_t> checkpoint_steps(const fs::path& output_dir, bool complete_only) {
+  std::vector<std::int64_t> steps;
+  std::error_code error;
+  fs::directory_iterator entries(output_dir, error);
+  if (error == std::errc::no_such_file_or_directory) return steps;
+  for (; !error && entries != fs::directory_iterator(); entries.increment(error)) {
+    const std::string name = entries->path().filename().string();
+    if (!name.starts_with(kPrefix)) continue;
+    const auto step = parse_number<std::int64_t>(std::string_view(name).substr(kPrefix.size()));
+    if (!step || *step < 0) continue;
+    if (complete_only && !CheckpointFolder(entries->path()).newest()) continue;
+    steps.push_back(*step);
+  }
+  if (error) throw CheckpointError(text("cannot list ", output_dir, ": ", error.message()));
+  std::sort(steps.begin(), steps.end());
+  return steps;
+}
+
+/// Removes the manifest first, so that a checkpoint that lacks a file never looks complete.
+void remove_checkpoint(const fs::path& folder) {
+  std::error_code error;
+  for (const std::uint64_t step : CheckpointFolder(folder).steps())
+    fs::remove(CheckpointFolder(folder).folder_of(step) / "manifest", error);
+  if (!error) fs::remove_all(folder, error);
+  if (error) TORCH_WARN("hvd: Trainer: cannot remove ", folder.native(), ": ", error.message());
+}
+
+void write_text(const fs::path& file, const std::string& contents) {
+  std::ofstream stream(file, std::ios::binary);
+  stream << contents << '\n' << std::flush;
+  if (!stream) throw CheckpointError(text("cannot write ", file));
+}
+
+nlohmann::ordered_json read_json(const fs::path& file) {
+  std::ifstream stream(file);
+  return nlohmann::ordered_json::parse(stream, nullptr, /*allow_exceptions=*/false);
+}
+
+/// Describes the first argument that differs from those of the run that has written the
+/// checkpoint, and would change its results. Empty if there is no difference.
+std::string difference(const fs::path& checkpoint, const TrainingArguments& arguments) {
+  const auto theirs = read_json(checkpoint / kArguments);
+  if (!theirs.is_object()) return {};
+  static const std::set<std::string> without_effect{"output_dir",       "dataloader_num_workers",
+                                                    "disable_progress", "report_to",
+                                                    "ddp_timeout",      "replay_every"};
+  const auto ours = nlohmann::ordered_json::parse(arguments.to_json());
+  for (const auto& [name, value] : ours.items()) {
+    if (without_effect.contains(name) || !theirs.contains(name) || theirs[name] == value) continue;
+    return text(name, " ", theirs[name].dump(), ", and this run has ", value.dump());
+  }
+  return {};
+}
+
+/// Calls the function on rank 0. @throws on every rank what it has thrown there, as UsageError on
+/// rank 0 and MismatchError on the others
+template <class Function>
+void on_rank_0(const char* name, const char* title, const Function& function) {
+  std::string error;
+  if (rank() == 0) {
+    try {
+      function();
+    } catch (const std::exception& caught) {
+      error = text(title, ": ", caught.what());
+    }
+  }
+  agree({.name = name, .title = title, .expected = {}}, error, {});
+}
+
+}  // namespace
+
+TrainingState TrainerCore::training_state() {
+  TrainingState all = accelerator->training_state();
+  all.metric(*loss_, "trainer.loss").value("trainer.state", state).value("trainer.loop", loop_);
+  for (std::size_t i = 0; i < callbacks.size(); ++i)
+    callbacks[i]->add_state(all, text("trainer.callback_", i));
+  return all;
+}
+
+void TrainerCore::save_checkpoint() {
+  const std::int64_t step = state.global_step;
+  const fs::path folder = folder_of(arguments.output_dir, step);
+  if (state.best_global_step == step && state.best_metric)
+    state.best_model_checkpoint = folder.string();
+  on_rank_0("trainer.save", "Trainer: save a checkpoint", [&] {
+    if (fs::exists(folder)) remove_checkpoint(folder);
+    fs::create_directories(folder);
+    write_description(folder);
+  });
+  hvd::save_checkpoint(folder, training_state(), {.step = static_cast<std::uint64_t>(step)});
+  saved_step_ = step;
+  if (rank() == 0) {
+    const std::vector<std::int64_t> steps = checkpoint_steps(arguments.output_dir, false);
+    const auto kept = static_cast<std::size_t>(arguments.save_total_limit.value_or(0));
+    const auto end = std::upper_bound(steps.begin(), steps.end(), step);
+    for (auto at = steps.begin(); at != steps.end(); ++at) {
+      const bool earlier_run = at >= end;
+      const bool old = kept > 0 && static_cast<std::size_t>(end - at) > kept;
+      const bool best = state.best_metric && *at == state.best_global_step;
+      if (earlier_run || (old && !best)) remove_checkpoint(folder_of(arguments.output_dir, *at));
+    }
+  }
+  call(&TrainerCallback::on_save);
+}
+
+void TrainerCore::write_description(const fs::path& folder) const {
+  nlohmann::ordered_json description{{"epoch", state.epoch},
+                                     {"global_step", state.global_step},
+                                     {"max_steps", state.max_steps},
+                                     {"num_train_epochs", state.num_train_epochs},
+                                     {"best_metric", nullptr},
+                                     {"best_global_step", state.best_global_step},
+                                     {"best_model_checkpoint", state.best_model_checkpoint},
+                                     {"world_size", size()},
+                                     {"log_history", state.log_history}};
+  if (state.best_metric) description["best_metric"] = *state.best_metric;
+  write_text(folder / "trainer_state.json", description.dump(2));
+  write_text(folder / kArguments, arguments.to_json());
+  save_safetensors(*model, folder / "model.safetensors", {.durable = false});
+}
+
+void TrainerCore::resume(const ResumeFrom& from) {
+  const fs::path output_dir = arguments.output_dir;
+  std::string chosen;
+  on_rank_0("trainer.resume", "Trainer::train", [&] {
+    fs::create_directories(output_dir);
+    const auto newest = get_last_checkpoint(output_dir);
+    if (from.folder()) {
+      chosen = from.folder()->string();
+      if (!CheckpointFolder(chosen).newest()) {
+        throw CheckpointError(text("resume_from_checkpoint is '", chosen,
+                                   "', which is not a complete checkpoint; expected a folder such "
+                                   "as ",
+                                   output_dir.native(), "/checkpoint-500"));
+      }
+    } else if (from.newest()) {
+      if (!newest) {
+        throw CheckpointError(text("resume_from_checkpoint is true, and output_dir '",
+                                   output_dir.native(),
+                                   "' has no complete checkpoint; call "
+                                   "train() to start, or pass get_last_checkpoint(output_dir)"));
+      }
+      chosen = newest->string();
+    } else if (newest) {
+      const std::string differs = difference(*newest, arguments);
+      if (!differs.empty()) {
+        throw CheckpointError(text("output_dir '", output_dir.native(),
+                                   "' has checkpoints of another run: that of ",
+                                   newest->filename().native(), " had ", differs,
+                                   "; call train(true) to continue it, or use another output_dir"));
+      }
+    }
+  });
+  chosen = broadcast_object(chosen);
+  if (!chosen.empty()) {
+    // A checkpoint's state contains fields that are this rank's own.
+    const bool first = state.is_world_process_zero;
+    const std::int64_t max_steps = state.max_steps, epochs = state.num_train_epochs;
+    if (!load_checkpoint(chosen, training_state()))
+      throw CheckpointError(text("Trainer::train: ", chosen, " is not a complete checkpoint"));
+    state.is_world_process_zero = first;
+    state.max_steps = max_steps;
+    state.num_train_epochs = epochs;
+    saved_step_ = state.global_step;
+    const std::string differs = rank() == 0 ? difference(chosen, arguments) : std::string();
+    if (!differs.empty()) {
+      TORCH_WARN("hvd: Trainer: the run of ", chosen, " had ", differs,
+                 "; this run continues with its own arguments");
+    }
+  }
+  on_rank_0("trainer.log", "Trainer::train", [&] {
+    log_ = std::make_unique<TrainingLog>(output_dir, arguments.report_to,
+                                         chosen.empty() ? 0 : state.global_step + 1);
+  });
+}
+
+void TrainerCore::load_best_model() {
+  if (state.best_model_checkpoint.empty()) return;
+  TrainingState only_model;
+  only_model.model(model);
+  load_checkpoint(state.best_model_checkpoint, only_model, {.allow_unused = true});
+}
+
+}  // namespace libtorch
+
+std::optional<std::filesystem::path> get_last_checkpoint(const std::filesystem::path& output_dir) {
+  const auto steps = libtorch::checkpoint_steps(output_dir, /*complete_only=*/true);
+  if (steps.empty()) return std::nullopt;
+  return libtorch::folder_of(output_dir, steps.back());
+}
+
+}  // namespace hvd

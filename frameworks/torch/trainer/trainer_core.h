@@ -1,0 +1,148 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "accelerator/core.h"
+#include "hvd/trainer.h"
+#include "trainer/training_log.h"
+
+namespace hvd::libtorch {
+
+using Values = std::map<std::string, double>;
+
+/// Measures seconds from its construction.
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  const std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+/// The results of one pass over a data set.
+struct EvaluationOutput {
+  EvalPrediction gathered;
+  Values metrics;
+};
+
+/// The state and the functions of a Trainer that do not depend on its types. Not thread-safe.
+///
+/// Files: trainer.cpp has construction and the checks of arguments; training_loop.cpp the loop;
+/// evaluation.cpp evaluations; trainer_checkpoints.cpp checkpoints and resumes.
+class TrainerCore {
+ public:
+  /// Joins the job, checks the arguments on all ranks, and prepares the model. Collective.
+  TrainerCore(TrainerBase& trainer, std::shared_ptr<torch::nn::Module> model,
+              TrainingArguments arguments, std::unique_ptr<BatchSource> train,
+              std::unique_ptr<BatchSource> eval);
+  TrainerCore(const TrainerCore&) = delete;
+  TrainerCore& operator=(const TrainerCore&) = delete;
+  ~TrainerCore();
+
+  TrainOutput train(const ResumeFrom& resume_from_checkpoint);
+  /// Evaluates on the data set of the constructor. Collective.
+  Values evaluate(const std::string& prefix);
+  Values evaluate_on(BatchSource& set, const std::string& prefix);
+  PredictionOutput predict_on(BatchSource& set, const std::string& prefix);
+  void log(const Values& values);
+  void save_model(const std::optional<std::filesystem::path>& folder);
+
+  TrainerBase& trainer;
+  const JobMembership job;
+  const TrainingArguments arguments;
+  const std::shared_ptr<torch::nn::Module> model;
+  std::optional<Accelerator> accelerator;
+  TrainerState state;
+  std::vector<std::shared_ptr<TrainerCallback>> callbacks;
+
+ private:
+  /// The part of a checkpoint that TrainerState does not contain.
+  struct LoopState {
+    double loss_sum = 0;                      ///< of the logged steps' mean losses
+    std::int64_t logged_step = 0;             ///< the last step in loss_sum
+    double grad_norm = 0, learning_rate = 0;  ///< of the last step
+    bool stop_requested = false;              ///< a callback has stopped the training
+    bool in_epoch = false;  ///< the end of the current epoch is still to be handled
+  };
+
+  void check_arguments() const;
+  DataLoaderOptions train_options() const;
+  std::int64_t batches_per_epoch() const;
+  std::int64_t samples_per_batch() const;
+
+  // training_loop.cpp
+  void prepare_training();
+  void print_header() const;
+  void run_epoch();
+  void train_on(const void* batch);
+  void step_optimizer();
+  void update_epoch();
+  /// Follows the requests of the arguments and the callbacks, and ends the process after SIGTERM.
+  void log_evaluate_save();
+  void log_training_loss();
+  /// Adds the mean loss of the steps since the last call to loop_.loss_sum. Collective. @return it
+  double fold_loss();
+  TrainOutput finish_training(const Stopwatch& watch);
+  /// Gives every rank the requests that the callbacks of any rank have made. Collective.
+  void exchange_requests();
+  /// Sets terminated_ if any rank had received SIGTERM before the last call. Collective.
+  void exchange_termination();
+  void stop_if_terminated();
+  /// Calls a function of every callback with the arguments, the state, the control and `values`.
+  template <class Function, class... V>
+  void call(Function function, const V&... values);
+
+  // evaluation.cpp
+  EvaluationOutput run_evaluation(BatchSource& set, const std::string& prefix, bool loss_only);
+  void evaluate_and_compare();
+
+  // trainer_checkpoints.cpp
+  TrainingState training_state();
+  void save_checkpoint();
+  void write_description(const std::filesystem::path& folder) const;
+  /// Checks the resume argument and output_dir on all ranks, and loads the checkpoint. Collective.
+  void resume(const ResumeFrom& from);
+  void load_best_model();
+
+  TrainerControl control_;
+  LoopState loop_;
+  std::unique_ptr<BatchSource> train_set_, eval_set_;
+  std::unique_ptr<torch::optim::Optimizer> inner_optimizer_;
+  std::unique_ptr<torch::optim::LRScheduler> schedule_;
+  AcceleratedOptimizer* optimizer_ = nullptr;
+  AcceleratedScheduler* scheduler_ = nullptr;
+  std::optional<Metric> loss_;  ///< of the batches since the last log
+  std::unique_ptr<TrainingLog> log_;
+  std::int64_t batches_in_step_ = 0, batches_of_step_ = 1;  ///< trained, and in all
+  std::int64_t first_step_ = 0;      ///< the step at which this run has begun
+  std::int64_t saved_step_ = -1;     ///< the step of the newest checkpoint of this process
+  std::size_t samples_trained_ = 0;  ///< by all ranks in this process
+  Handle termination_;               ///< the exchange of the last step
+  bool terminated_ = false;
+};
+
+template <class Function, class... V>
+void TrainerCore::call(Function function, const V&... values) {
+  // A callback may add another one.
+  for (std::size_t i = 0; i < callbacks.size(); ++i) {
+    const std::shared_ptr<TrainerCallback> callback = callbacks[i];
+    (callback.get()->*function)(arguments, state, control_, values...);
+  }
+}
+
+// trainer.cpp
+
+/// The value of a metric whose name may lack "eval_"; null if `metrics` does not have it.
+const double* find_metric(const Values& metrics, const std::string& name);
+/// TrainingArguments::metric_for_best_model, or "loss".
+std::string best_metric_name(const TrainingArguments& arguments);
+
+}  // namespace hvd::libtorch
