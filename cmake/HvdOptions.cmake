@@ -11,7 +11,7 @@ set(HVD_CUDA_ARCHITECTURES "80-real;90-real;90-virtual" CACHE STRING
     "GPUs to compile for, as CMAKE_CUDA_ARCHITECTURES takes them: sm_80, sm_90, and PTX for newer ones")
 option(HVD_TORCH_NEEDS_TOOLKIT "Let a LibTorch with CUDA look for all of the toolkit that it was built with; OFF where that is not installed" ON)
 option(HVD_BUILD_LAUNCHER "Build hvdrun" ON)
-option(HVD_BUILD_EXAMPLES "Build the examples (they need HVD_WITH_TORCH)" ON)
+option(HVD_BUILD_EXAMPLES "Build the examples (without HVD_WITH_TORCH only two of them)" ON)
 option(HVD_BUILD_TESTS "Build the tests" ON)
 option(HVD_BUILD_BENCH "Build hvd-bench and the benchmarks on a GPU (they need MPI)" ${HVD_BUILD_TESTS})
 option(HVD_BUILD_FUZZERS "Build the libFuzzer targets (Clang only)" OFF)

@@ -20,12 +20,12 @@ struct Outcome {
 
 Outcome train(int steps) {
   hvd::init();
+  torch::manual_seed(1 + hvd::rank());
   nn::Sequential model(nn::Linear(16, 32), nn::ReLU(), nn::Linear(32, 1));
   hvd::broadcast_parameters(model);
   torch::optim::SGD sgd(model->parameters(), /*lr=*/0.05);
   hvd::DistributedOptimizer optimizer(sgd, *model);
 
-  torch::manual_seed(1 + hvd::rank());
   const torch::Tensor weights = torch::linspace(-1, 1, 16).unsqueeze(1);
   double first_loss = 0, last_loss = 0;
   for (int step = 0; step < steps; ++step) {

@@ -10,21 +10,21 @@ namespace nn = torch::nn;
 
 int main() {
   hvd::init();
+  torch::manual_seed(1 + hvd::rank());  // weights and data differ by rank
 
   nn::Sequential model(nn::Linear(16, 32), nn::ReLU(), nn::Linear(32, 1));
-  hvd::broadcast_parameters(model);
+  hvd::broadcast_parameters(model);  // now all ranks have rank 0's weights
   torch::optim::SGD optimizer(model->parameters(), /*lr=*/0.05);
 
-  torch::manual_seed(1 + hvd::rank());  // different data on every rank ...
   const torch::Tensor weights = torch::linspace(-1, 1, 16).unsqueeze(1);
   for (int step = 0; step <= 100; ++step) {
     const torch::Tensor x = torch::randn({64, 16});
-    const torch::Tensor y = x.mm(weights);  // ... from the same function
+    const torch::Tensor y = x.mm(weights);
 
     optimizer.zero_grad();
     const torch::Tensor loss = torch::mse_loss(model->forward(x), y);
-    hvd::scale_loss(loss).backward();
-    hvd::all_reduce(model->parameters());
+    hvd::scale_loss(loss).backward();      // loss / number of ranks
+    hvd::all_reduce(model->parameters());  // adds up the gradients of all ranks
     optimizer.step();
 
     const torch::Tensor mean_loss = hvd::allreduce(loss.detach(), {.name = "loss"});

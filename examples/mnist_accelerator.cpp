@@ -10,11 +10,9 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
-#include <optional>
 #include <string>
-#include <vector>
 
-#include "idx_dataset.h"
+#include "images.h"
 
 namespace {
 
@@ -31,28 +29,6 @@ struct NetImpl : nn::Module {
   }
 };
 TORCH_MODULE(Net);
-
-/// Images and labels in memory; a batch is stacked already.
-class Images : public torch::data::datasets::BatchDataset<Images, torch::data::Example<>> {
- public:
-  Images(const std::filesystem::path& folder, const char* prefix) {
-    idx::Dataset files = idx::read_dataset(folder, prefix);
-    const std::int64_t n = files.images.shape[0];
-    images_ = torch::from_blob(files.images.data.data(), {n, 1, 28, 28}, torch::kUInt8).clone();
-    labels_ = torch::from_blob(files.labels.data.data(), {n}, torch::kUInt8).to(torch::kInt64);
-  }
-  torch::data::Example<> get_batch(c10::ArrayRef<std::size_t> indices) override {
-    const auto rows = torch::tensor(std::vector<std::int64_t>(indices.begin(), indices.end()));
-    return {images_.index_select(0, rows).to(torch::kFloat32).div_(255),
-            labels_.index_select(0, rows)};
-  }
-  std::optional<std::size_t> size() const override {
-    return static_cast<std::size_t>(images_.size(0));
-  }
-
- private:
-  torch::Tensor images_, labels_;
-};
 
 void run(const std::filesystem::path& folder, std::size_t epochs) {
   hvd::Accelerator accelerator(
@@ -103,8 +79,7 @@ void run(const std::filesystem::path& folder, std::size_t epochs) {
 
 int main(int argc, char** argv) {
   try {
-    run(argc > 1 ? argv[1] : "/usr/share/datasets/fashion-mnist",
-        argc > 2 ? std::stoul(argv[2]) : 1);
+    run(argc > 1 ? argv[1] : Images::kFolder, argc > 2 ? std::stoul(argv[2]) : 1);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "mnist_accelerator: %s\n", error.what());

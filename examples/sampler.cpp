@@ -25,6 +25,7 @@ class Line : public torch::data::datasets::Dataset<Line> {
 
 /// @return whether every epoch used every sample
 bool train() {
+  torch::manual_seed(1);
   torch::nn::Linear model(1, 1);
   hvd::broadcast_parameters(model);
   torch::optim::SGD sgd(model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));

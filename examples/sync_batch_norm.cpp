@@ -11,6 +11,7 @@ namespace nn = torch::nn;
 
 int main() {
   hvd::init();
+  torch::manual_seed(1 + hvd::rank());
 
   nn::Sequential model(nn::Linear(16, 32), nn::BatchNorm1d(32), nn::ReLU(), nn::Linear(32, 1));
   hvd::convert_sync_batchnorm(model);
@@ -18,7 +19,6 @@ int main() {
   torch::optim::SGD sgd(model->parameters(), /*lr=*/0.05);
   hvd::DistributedOptimizer optimizer(sgd, model->named_parameters());
 
-  torch::manual_seed(1 + hvd::rank());
   const torch::Tensor weights = torch::linspace(-1, 1, 16).unsqueeze(1);
   const std::int64_t samples = 2 + 16 * hvd::rank();
   for (int step = 0; step <= 100; ++step) {
