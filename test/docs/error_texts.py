@@ -23,7 +23,7 @@ OTHER_TEXTS = {
     "launcher/system/text.cpp": "lines of backtraces",
 }
 # Statements that name a thing or a value inside of another text.
-PARTS = re.compile(r"^(1, yes, true or on|a file of that size|CUDA…|rank…Options::rank|number of ranks…|MPI was started by|all operations of the batch"
+PARTS = re.compile(r"^(\*{5} |1, yes, true or on|a file of that size|CUDA…|rank…Options::rank|number of ranks…|MPI was started by|all operations of the batch"
                    r"|all settings are|it…the rest of its group|ranks of a (new set|first dim)|for …step|one on the meta device"
                    r"|one of another layout|, one entry for each rank|the state of an elementwise|hvdrun: rank %d: fork)")
 TOKEN = re.compile(r'//[^\n]*|/\*.*?\*/|R"(\w*)\(.*?\)\1"|"(?P<text>(?:\\.|[^"\\\n])*)"|\'(?:\\.|[^\'\\\n])+\''
