@@ -5,7 +5,7 @@
 #include <hvd/device.h>
 #include <hvd/launch.h>
 #include <hvd/torch.h>
-#include <hvd/torch/training_arguments.h>
+#include <hvd/trainer.h>
 #include <torch/torch.h>
 
 #include <cstdint>
@@ -57,6 +57,18 @@ extern hvd::GradientHook hook;
 extern hvd::TrainingState state;
 extern hvd::Accelerator accelerator;
 extern hvd::ProcessSet set;
+
+/// A trainer, with its arguments.
+struct MyTrainer : hvd::Trainer<Net> {
+  using Trainer::Trainer;
+  torch::Tensor compute_loss(Net& model, const Batch& inputs) override;
+};
+extern MyTrainer trainer;
+extern hvd::TrainingArguments arguments;
+extern hvd::OptimizerFactory optimizer_factory;
+extern hvd::TrainerControl control;
+extern CLI::App& app;
+std::map<std::string, double> compute_metrics(const hvd::EvalPrediction& results);
 
 /// Whether options in braces fit some function of hvd. `test` returns that for a type of options.
 template <class Test>
