@@ -99,7 +99,8 @@ void copy_text(const std::string& text, char* buffer, std::size_t capacity, std:
   required(buffer, (std::string(function) + ": buffer").c_str());
   if (capacity <= text.size()) {
     throw UsageError(hvd::text(function, ": the text takes ", text.size() + 1,
-                               " bytes, the buffer has ", capacity));
+                               " bytes, the buffer has ", capacity,
+                               "; a call with a NULL buffer gives the size"));
   }
   std::copy_n(text.c_str(), text.size() + 1, buffer);
 }
@@ -187,7 +188,8 @@ hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set
     handle = nullptr;
     if (count > 0) required(ranks, "hvd_process_set_add: ranks");
     if (count > hvd::capi::kMostRanks)
-      throw hvd::UsageError(hvd::text("hvd_process_set_add: count is ", count));
+      throw hvd::UsageError(hvd::text("hvd_process_set_add: expected at most ",
+                                      hvd::capi::kMostRanks, " ranks, got ", count));
     auto created = std::make_unique<hvd_process_set_t>();  // before the set exists on every rank
     created->set = hvd::add_process_set(std::vector<int>(ranks, ranks + count));
     handle = created.release();
@@ -219,7 +221,8 @@ hvd_status_t hvd_process_set_ranks(const hvd_process_set_t* process_set, int* ra
     const std::vector<int> members = set_of(process_set).ranks();
     if (capacity < members.size()) {
       throw hvd::UsageError(hvd::text("hvd_process_set_ranks: the set has ", members.size(),
-                                      " ranks, the array room for ", capacity));
+                                      " ranks, the array has room for ", capacity,
+                                      "; hvd_process_set_size() gives their number"));
     }
     std::copy(members.begin(), members.end(), ranks);
   });

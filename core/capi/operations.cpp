@@ -234,8 +234,8 @@ class Translator {
       return;
     }
     if (output.bytes() > given_.output_bytes) {
-      fail(text("the result takes ", output.bytes(), " bytes, output_bytes is ",
-                given_.output_bytes));
+      fail(text("output_bytes: expected at least ", output.bytes(),
+                ", the size of the result, got ", given_.output_bytes));
     }
     if (submission_.kind() == OpKind::kReduce && given_.root != rank()) return;
     outcome_->data = given_.output;
@@ -288,7 +288,8 @@ class Translator {
   }
 
   std::vector<std::int64_t> splits() const {
-    if (given_.splits_count < 0) fail(text("splits_count is ", given_.splits_count));
+    if (given_.splits_count < 0)
+      fail(text("splits_count: expected at least 0, got ", given_.splits_count));
     if (given_.splits_count == 0) return {};
     return {&required(given_.splits, "hvd_submission_t: splits"),
             given_.splits + given_.splits_count};
@@ -314,14 +315,17 @@ std::unique_ptr<hvd_operation_t> start(const hvd_submission_t& given, const char
 std::vector<const hvd_submission_t*> elements(const hvd_submission_t* first, std::size_t count) {
   const std::size_t stride = checked_size(*first, "hvd_submission_t");
   if (stride % alignof(hvd_submission_t) != 0)
-    throw UsageError(text("hvd_submit_group: struct_size is ", stride));
+    throw UsageError(text("hvd_submit_group: struct_size: expected a multiple of ",
+                          alignof(hvd_submission_t), ", got ", stride,
+                          "; initialise the struct with HVD_SUBMISSION_INIT"));
   std::vector<const hvd_submission_t*> result;
   for (std::size_t i = 0; i < count; ++i) {
     const auto* const element = reinterpret_cast<const hvd_submission_t*>(
         reinterpret_cast<const char*>(first) + i * stride);
     if (element->struct_size != stride) {
       throw UsageError(text("hvd_submit_group: struct_size is ", stride, " in element 0 and ",
-                            element->struct_size, " in element ", i));
+                            element->struct_size, " in element ", i,
+                            "; initialise all elements with HVD_SUBMISSION_INIT"));
     }
     result.push_back(element);
   }

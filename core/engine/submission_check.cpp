@@ -100,9 +100,10 @@ class Checker {
 
   void check_set() const {
     if (!sets_.contains(submission_.process_set))
-      fail("there is no process set ", submission_.process_set);
+      fail("there is no process set ", submission_.process_set, "; was it removed?");
     if (sets_.position(submission_.process_set, rank_) < 0) {
-      fail("rank ", rank_, " is not in process set ", submission_.process_set);
+      fail("rank ", rank_, " is not in process set ", submission_.process_set,
+           "; only its members submit its operations");
     }
   }
 

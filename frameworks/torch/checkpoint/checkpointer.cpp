@@ -12,13 +12,13 @@
 #include "hvd/error.h"
 #include "hvd/torch/checkpoint.h"
 #include "hvd/torch/operations.h"
+#include "operations/agreement.h"
 
 namespace hvd {
 namespace {
 
 libtorch::CheckpointVote vote_in(const ProcessSet& set, const std::string& who) {
-  if (!set.included())
-    throw UsageError(who + ": this rank is not in process set " + std::to_string(set.id()));
+  libtorch::require_member(who, set);
   return {set, who};
 }
 
@@ -83,10 +83,7 @@ void check(const CheckpointerOptions& options) {
     throw UsageError("Checkpointer: keep: expected a number of checkpoints, or 0 for all, got " +
                      std::to_string(options.keep));
   }
-  if (!options.process_set.included()) {
-    throw UsageError("Checkpointer: this rank is not in process set " +
-                     std::to_string(options.process_set.id()));
-  }
+  libtorch::require_member("Checkpointer", options.process_set);
 }
 
 }  // namespace

@@ -103,7 +103,11 @@ TrainingState& TrainingState::random(const std::string& name) {
 }
 
 TrainingState& TrainingState::random(at::Generator generator, const std::string& name) {
-  if (!generator.defined()) throw UsageError("TrainingState: random: the generator is undefined");
+  if (!generator.defined()) {
+    throw UsageError(
+        "TrainingState: random: the generator is undefined; expected one, such as that of "
+        "at::make_generator<at::CPUGeneratorImpl>()");
+  }
   return add(name, std::make_shared<libtorch::GeneratorItem>(std::move(generator)));
 }
 

@@ -89,9 +89,7 @@ LoaderProgress::LoaderProgress(std::optional<std::size_t> dataset_size, DataLoad
       data_size_(dataset_size.value_or(0)),
       dataset_size_(epoch_size(dataset_size, options_)) {
   const ProcessSet& set = options_.process_set;
-  if (!set.included()) {
-    throw UsageError(text(options_.name, ": this rank is not in process set ", set.id()));
-  }
+  require_member(options_.name, set);
   rank_ = static_cast<std::size_t>(set.rank());
   ranks_ = static_cast<std::size_t>(set.size());
   std::string error = error_in(options_);

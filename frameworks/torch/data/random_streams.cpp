@@ -12,6 +12,7 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/object.h"
+#include "operations/agreement.h"
 
 namespace hvd {
 namespace {
@@ -98,10 +99,7 @@ std::function<void()> StreamTable::decode(std::string_view bytes, bool as_new_ra
 }  // namespace libtorch
 
 RandomStreams::RandomStreams(std::uint64_t seed, const ProcessSet& process_set) {
-  if (!process_set.included()) {
-    throw UsageError("RandomStreams: this rank is not in process set " +
-                     std::to_string(process_set.id()));
-  }
+  libtorch::require_member("RandomStreams", process_set);
   table_ = std::make_shared<libtorch::StreamTable>(seed, process_set.rank(),
                                                    process_set.size() == size());
 }
@@ -124,7 +122,9 @@ void RandomStreams::save(torch::serialize::OutputArchive& archive) const {
 void RandomStreams::load(torch::serialize::InputArchive& archive) {
   torch::Tensor stored;
   if (!archive.try_read(kStreamsKey, stored, /*is_buffer=*/true))
-    throw UsageError("RandomStreams: load: the archive holds no random streams");
+    throw UsageError(
+        "RandomStreams: load: the archive holds no random streams; expected one that save() of a "
+        "RandomStreams has written");
   const torch::Tensor plain = stored.to(torch::kCPU).contiguous();
   table_->decode(bytes_of_tensor(plain), /*as_new_rank=*/false)();
 }

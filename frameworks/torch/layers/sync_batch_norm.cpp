@@ -14,6 +14,7 @@
 #include "hvd/hvd.h"
 #include "layers/batch_statistics.h"
 #include "layers/layer_exchange.h"
+#include "operations/agreement.h"
 
 namespace hvd {
 namespace libtorch {
@@ -103,13 +104,7 @@ const std::shared_ptr<LayerExchange>& LayerExchangeHolder::in(const ProcessSet& 
 }
 
 void check_layer_set(const ProcessSet& process_set, const std::string& who) {
-  if (process_set.id() == 0 || process_set.included()) return;
-  std::string members;
-  for (const int member : process_set.ranks())
-    members += (members.empty() ? "" : ", ") + std::to_string(member);
-  throw UsageError(who + ": rank " + std::to_string(rank()) + " is not in process set " +
-                   std::to_string(process_set.id()) + " (ranks " + members +
-                   "); only its members have such a layer");
+  if (process_set.id() != 0) require_member(who, process_set);
 }
 
 }  // namespace libtorch

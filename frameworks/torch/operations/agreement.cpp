@@ -26,6 +26,12 @@ namespace {
 
 }  // namespace
 
+void require_member(const std::string& who, const ProcessSet& process_set) {
+  if (process_set.included()) return;
+  throw UsageError(text(who, ": rank ", rank(), " is not in process set ", process_set.id(), " (",
+                        rank_list(process_set.ranks()), "); only its members take part"));
+}
+
 void require_all_ranks(const std::string& title, const ProcessSet& process_set,
                        const std::vector<int>& present) {
   std::vector<int> missing = process_set.ranks();

@@ -70,10 +70,7 @@ void check_options(const DistributedOptimizerOptions& options, const std::string
     throw UsageError(who + ": check_every: expected a number of reductions, or 0 for never, got " +
                      std::to_string(*options.check_every));
   }
-  if (!options.process_set.included()) {
-    throw UsageError(who + ": this rank is not in process set " +
-                     std::to_string(options.process_set.id()));
-  }
+  libtorch::require_member(who, options.process_set);
 }
 
 std::shared_ptr<const void> counted_scope(std::shared_ptr<std::atomic<int>> depth) {

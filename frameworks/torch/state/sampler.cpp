@@ -10,15 +10,14 @@
 #include "data/reproducible.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
+#include "operations/agreement.h"
 
 namespace hvd {
 
 namespace {
 
 std::size_t position_in(const ProcessSet& set) {
-  if (!set.included())
-    throw UsageError("DistributedSampler: this rank is not in process set " +
-                     std::to_string(set.id()));
+  libtorch::require_member("DistributedSampler", set);
   return static_cast<std::size_t>(set.rank());
 }
 

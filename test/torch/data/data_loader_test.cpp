@@ -311,7 +311,8 @@ TEST(DataLoader, SharesTheDataSetAmongTheMembersOfAProcessSet) {
     EXPECT_PRED2(contains, message_of<UsageError>([&] {
                    make_data_loader(CountingDataset(10), {.process_set = first});
                  }),
-                 "not in process set");
+                 "rank " + std::to_string(rank()) + " is not in process set " +
+                     std::to_string(first.id()) + " (rank 0); only its members take part");
   }
   remove_process_set(first);
 }
