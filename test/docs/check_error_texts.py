@@ -7,6 +7,8 @@ The first cell of a row has patterns in code spans: constant parts of a text, wi
 text belongs to every row whose parts it contains in this order. Each text needs a row, and each pattern needs a text. In
 the sources a text is a statement's literals, joined by ellipses (error_texts.py).
 
+Each exception of the public headers needs a row in the table of docs/errors.md.
+
 A new text that states what was expected and what was found has a row already, as a wrong argument. For any other add a
 row, or a pattern to a row with the same remedy.
 """
@@ -20,6 +22,8 @@ import error_texts
 import pages
 
 PAGE = "docs/guides/troubleshooting.md"
+CLASSES_PAGE = "docs/errors.md"
+CLASS = re.compile(r"^class (\w*Error)\b(?: final)? : public ", re.MULTILINE)
 MIN_LETTERS_OF_PATTERN = 8
 
 
@@ -44,9 +48,20 @@ def rows_of(root):
     return rows, faults
 
 
+def classes_without_row(root):
+    """Faults for exceptions of the public headers that the table of classes lacks."""
+    described = {span for _, cells in pages.table_rows(pages.read(root, CLASSES_PAGE)) for span in pages.SPAN.findall(cells[0])}
+    for folder in ("core/include", "frameworks/torch/include"):
+        for header in sorted((root / folder).rglob("*.h")):
+            for name in CLASS.findall(header.read_text(encoding="utf-8")):
+                if name not in described:
+                    yield f"{header.relative_to(root)}: {name} has no row in {CLASSES_PAGE}"
+
+
 def check(root):
     """Returns (faults, {(line, pattern): texts})."""
     rows, faults = rows_of(root)
+    faults += classes_without_row(root)
     found = {(line, pattern): [] for line, patterns in rows for pattern, _ in patterns}
     for text in error_texts.all_texts(root):
         hits = [(line, pattern) for line, patterns in rows for pattern, regex in patterns if regex.search(text.text)]

@@ -18,7 +18,16 @@ THROW = 'void f(int n) {\n  throw Error(text("the loader has ", n, " batches"));
 
 class CheckErrorTextsTest(WrittenTreeTest):
     def violations_in(self, root):
+        page = root / check_error_texts.CLASSES_PAGE
+        page.parent.mkdir(exist_ok=True)
+        page.touch()
         return check_error_texts.check(root)[0]
+
+    def test_a_class_needs_a_row(self):
+        header = "class LoaderError : public Error {};\n"
+        tree = {"core/a.cpp": THROW, "core/include/hvd/error.h": header, PAGE: HEAD + ROW}
+        self.assert_one(tree, "LoaderError has no row in docs/errors.md")
+        self.assert_clean({**tree, "docs/errors.md": "| class | when |\n| --- | --- |\n| `LoaderError` | always |\n"})
 
     def test_a_text_needs_a_row(self):
         self.assert_clean({"core/a.cpp": THROW, PAGE: HEAD + ROW})
