@@ -54,6 +54,7 @@ extern hvd::DistributedSampler sampler;
 extern std::unique_ptr<hvd::DataLoader<Images>> loader;
 extern hvd::PreparedLoader<Images> train_loader;
 extern hvd::GradientHook hook;
+extern hvd::Handle handle;
 extern hvd::TrainingState state;
 extern hvd::Accelerator accelerator;
 extern hvd::ProcessSet set;
