@@ -206,10 +206,21 @@ void TrainerCore::resume(const ResumeFrom& from) {
                  "; this run continues with its own arguments");
     }
   }
-  on_rank_0("trainer.log", "Trainer::train", [&] {
-    log_ = std::make_unique<TrainingLog>(output_dir, arguments.report_to,
-                                         chosen.empty() ? 0 : state.global_step + 1);
-  });
+  on_rank_0("trainer.log", "Trainer::train", [&] { open_log(); });
+}
+
+/// The interrupted run may have logged more at the checkpoint's step than the checkpoint contains,
+/// such as the summary. So that step's values are written again.
+void TrainerCore::open_log() {
+  const std::int64_t step = state.global_step;
+  log_ = std::make_unique<TrainingLog>(arguments.output_dir, arguments.report_to, step);
+  for (Values entry : state.log_history) {
+    if (entry.at("step") != static_cast<double>(step)) continue;
+    const double epoch = entry.at("epoch");
+    entry.erase("step");
+    entry.erase("epoch");
+    log_->write(step, epoch, entry);
+  }
 }
 
 void TrainerCore::load_best_model() {

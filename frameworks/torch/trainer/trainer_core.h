@@ -110,6 +110,7 @@ class TrainerCore {
   void write_description(const std::filesystem::path& folder) const;
   /// Checks the resume argument and output_dir on all ranks, and loads the checkpoint. Collective.
   void resume(const ResumeFrom& from);
+  void open_log();
   void load_best_model();
 
   TrainerControl control_;
