@@ -86,7 +86,8 @@ struct hvd_operation {
   void wait() const {
     operation.wait();
     if (!operation.done())
-      throw hvd::ShutdownError("hvd was shut down while this operation was outstanding");
+      throw hvd::ShutdownError(
+          "hvd was shut down while this operation was outstanding; wait for it before shutdown()");
     raise_if_error();
   }
 
@@ -159,7 +160,8 @@ class Translator {
       fail("prescale or postscale is 0; initialise the struct with HVD_SUBMISSION_INIT");
     }
     if (!std::isfinite(given_.prescale) || !std::isfinite(given_.postscale))
-      fail("a scale factor is not finite");
+      fail(text("expected finite scale factors, got prescale ", given_.prescale, " and postscale ",
+                given_.postscale));
     const auto compression =
         enumerator<Compression>(given_.compression, kCompressionCount, "compression");
     if (compression != Compression::kNone && given_.kind != HVD_KIND_ALLREDUCE) {

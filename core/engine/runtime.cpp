@@ -73,7 +73,9 @@ Runtime::Runtime(const RuntimeOptions& options, std::unique_ptr<control::Control
 Runtime::~Runtime() {
   stop_thread();
   engine_.end_outstanding(
-      {StatusCode::kShutdown, "hvd was shut down while this operation was outstanding", -1});
+      {StatusCode::kShutdown,
+       "hvd was shut down while this operation was outstanding; wait for it before shutdown()",
+       -1});
 }
 
 void Runtime::submit(std::span<const Submission> submissions, std::span<Operation> handles,
@@ -368,8 +370,9 @@ void Runtime::close() {
   acquire_progress();
   // A submit() that found hvd running has queued its operations when this returns.
   engine_.operations().wait_for_submissions();
-  const Status cause{StatusCode::kShutdown,
-                     "hvd was shut down while this operation was outstanding", -1};
+  const Status cause{
+      StatusCode::kShutdown,
+      "hvd was shut down while this operation was outstanding; wait for it before shutdown()", -1};
   // After an orderly shutdown no batch runs, and channels are closed so that peers that still work
   // get what they need. Otherwise a peer may still use this rank's memory.
   engine_.submission_queue().shut_down() ? engine_.end_outstanding(cause) : engine_.give_up(cause);

@@ -162,7 +162,8 @@ class Checker {
   template <class Reduction>
   void check_reduction(const Reduction& reduction) const {
     if (!std::isfinite(reduction.prescale) || !std::isfinite(reduction.postscale))
-      fail("a scale factor is not finite");
+      fail("expected finite scale factors, got prescale ", reduction.prescale, " and postscale ",
+           reduction.postscale);
     const DataType type = submission_.input.dtype;
     if (reduction.op == ReduceOp::kAdasum && !is_floating(type))
       fail("Adasum is for floating types, got ", type, "; use sum");

@@ -14,13 +14,14 @@ EventPtr Operation::output_ready() const { return state_->output_ready(); }
 std::int64_t Operation::result() const { return state_->result(); }
 
 void Operation::wait() const {
-  if (!state_) throw UsageError("wait() on an empty operation handle");
+  if (!state_) throw UsageError("wait() on an empty operation handle; expected one of submit()");
   if (state_->done()) return;
   if (const auto runtime = state_->runtime()) runtime->wait(*state_);
 }
 
 bool Operation::wait_for(std::chrono::nanoseconds timeout) const {
-  if (!state_) throw UsageError("wait_for() on an empty operation handle");
+  if (!state_)
+    throw UsageError("wait_for() on an empty operation handle; expected one of submit()");
   if (state_->done()) return true;
   const auto runtime = state_->runtime();
   return runtime != nullptr && runtime->wait_for(*state_, timeout);

@@ -453,7 +453,7 @@ static void test_bad_submissions(void) {
   EXPECT_REFUSED(shape, NULL, "shape is NULL");
   EXPECT_REFUSED(shape, &negative, "bad shape");
   EXPECT_REFUSED(prescale, 0, "HVD_SUBMISSION_INIT");
-  EXPECT_REFUSED(prescale, NAN, "not finite");
+  EXPECT_REFUSED(prescale, NAN, "expected finite scale factors, got prescale nan");
   EXPECT_REFUSED(postscale, 0, "HVD_SUBMISSION_INIT");
   EXPECT_REFUSED(output_bytes, sizeof data - 1, "output_bytes");
   EXPECT_REFUSED(input, NULL, "no memory");

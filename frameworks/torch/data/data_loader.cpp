@@ -248,7 +248,8 @@ LoaderProgress::SavedPosition LoaderProgress::read(torch::serialize::InputArchiv
   const std::string who = options_.name + ": load: ";
   torch::Tensor values;
   if (!archive.try_read(kLoaderKey, values, /*is_buffer=*/true))
-    throw UsageError(who + "the archive holds no state of a data loader");
+    throw UsageError(
+        who + "the archive holds no state of a data loader; expected one that save() has written");
   if (values.scalar_type() != torch::kInt64 || values.dim() != 1 || values.size(0) != 6 ||
       values[0].item<std::int64_t>() != kLoaderVersion) {
     throw UsageError(

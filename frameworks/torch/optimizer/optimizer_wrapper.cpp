@@ -155,7 +155,8 @@ std::vector<ReducedParameter> name_parameters(const torch::optim::Optimizer& opt
                                               const std::string& who) {
   std::unordered_map<const c10::TensorImpl*, std::string> names;
   for (const auto& item : named) {
-    if (item.key().empty()) throw UsageError(who + ": a parameter has an empty name");
+    if (item.key().empty())
+      throw UsageError(who + ": a parameter has an empty name; expected a name for each");
     // Tied parameters have several names; the first one counts.
     if (item.value().defined()) names.emplace(item.value().unsafeGetTensorImpl(), item.key());
   }

@@ -74,7 +74,7 @@ KeyValueStore open_agent_store(const std::string& host, std::uint16_t port,
 
 void init(const c10::intrusive_ptr<c10d::Store>& store, int rank, int world_size,
           const Options& options) {
-  if (!store) throw UsageError("hvd::init: the store is null");
+  if (!store) throw UsageError("hvd::init: the store is null; expected a c10d::Store");
   init(functions_of(store, "store://"), rank, world_size, options);
 }
 

@@ -373,9 +373,9 @@ TEST_F(SubmissionCheckTest, AnAllgatherIsTheSameOperationWithAnyResultAddress) {
 
 TEST_F(SubmissionCheckTest, RefusesInfiniteFactors) {
   submission_.parameters = Allreduce{.postscale = std::nan("")};
-  expect_refused("not finite");
+  expect_refused("expected finite scale factors");
   submission_.parameters = Reducescatter{.prescale = INFINITY};
-  expect_refused("not finite");
+  expect_refused("expected finite scale factors");
 }
 
 TEST_F(SubmissionCheckTest, RefusesTensorsOnDevicesWithoutABackend) {
