@@ -46,9 +46,4 @@ std::string program_that_needs_mpi(const std::vector<std::string>& command);
 /// process, because loading UCX has side effects.
 bool finds_ucx();
 
-/// The shared libraries that an ELF program of this architecture names (DT_NEEDED), without those
-/// that they need in turn. Empty for a script, a program without shared libraries, and a file that
-/// is malformed or cannot be read. Takes some microseconds; thread-safe.
-std::vector<std::string> needed_libraries(const std::string& path);
-
 }  // namespace hvd::launcher

@@ -13,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "base/needed_libraries.h"
 #include "processes/job_folder.h"
 
 namespace hvd::launcher {
