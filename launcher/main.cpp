@@ -104,8 +104,8 @@ std::string check_build(const std::string& mpirun) {
         text("mpirun: ", found.path, ", ", first_line(output_of({mpirun, "--version"}).first));
   } else {
     report += text("mpirun: not found: expected '", mpirun,
-                   "' in PATH; install Open MPI, or name its mpirun with HVD_MPIRUN; hvdrun "
-                   "--controller ucx does not need it");
+                   "' in PATH; install Open MPI, MPICH or Intel MPI, or name its mpirun "
+                   "with HVD_MPIRUN; hvdrun --controller ucx does not need it");
   }
   report +=
       text("\nLibTorch: ", *kTorchVersion != '\0' ? kTorchVersion : "not built: HVD_WITH_TORCH=OFF",

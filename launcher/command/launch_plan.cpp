@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
+#include <filesystem>
+#include <system_error>
 
 #include "base/text.h"
 #include "command/mpirun_command.h"
@@ -106,6 +108,7 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
   LaunchPlan plan;
   plan.hostname = own_hostname();
   plan.mpirun = mpirun_name();
+  plan.mpirun_kind = kind_of_mpirun(plan.mpirun);
   plan.np = options.np;
   plan.hosts = options.hosts;
   plan.managed = options.hosts.empty() && !allocation().empty();
@@ -129,7 +132,23 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
 
 std::string mpirun_name() {
   const char* name = std::getenv("HVD_MPIRUN");
-  return name != nullptr && *name != '\0' ? name : "mpirun";
+  if (name != nullptr && *name != '\0') return name;
+  return !find_program("mpirun").found && find_program("mpiexec").executable ? "mpiexec" : "mpirun";
+}
+
+MpirunKind kind_of_mpirun(const std::string& mpirun) {
+  std::error_code error;
+  const auto program = std::filesystem::canonical(find_program(mpirun).path, error);
+  if (error) return MpirunKind::kOpenMpi;
+  // Debian installs Open MPI and MPICH in the same folder.
+  const std::string name = program.filename();
+  for (const char* const of_open_mpi : {"orterun", "prterun", "openmpi"})
+    if (name.find(of_open_mpi) != std::string::npos) return MpirunKind::kOpenMpi;
+  const auto has = [&](const char* file) {
+    return std::filesystem::exists(program.parent_path() / file, error);
+  };
+  if (!has("hydra_pmi_proxy")) return MpirunKind::kOpenMpi;
+  return has("impi_info") ? MpirunKind::kIntelMpi : MpirunKind::kMpich;
 }
 
 }  // namespace hvd::launcher

@@ -11,10 +11,14 @@
 
 namespace hvd::launcher {
 
+/// The MPIs whose launchers hvdrun can use.
+enum class MpirunKind { kOpenMpi, kMpich, kIntelMpi };
+
 /// Describes a launch, as determined by the options, this machine and its environment. It is the
 /// input of every JobStarter.
 struct LaunchPlan {
   std::string mpirun = "mpirun";
+  MpirunKind mpirun_kind = MpirunKind::kOpenMpi;
   int np = 1;
   /// Empty: this machine, or the hosts that the batch system has allotted.
   std::vector<Host> hosts;
@@ -39,7 +43,11 @@ struct LaunchPlan {
 /// machine), or when -x names an unset variable.
 LaunchPlan make_launch_plan(const LaunchOptions& options);
 
-/// HVD_MPIRUN, else "mpirun".
+/// HVD_MPIRUN, else "mpirun", or "mpiexec" if PATH has only that.
 std::string mpirun_name();
+
+/// Finds out which MPI an mpirun belongs to, by its file's name and the files beside it. It runs
+/// nothing. An unknown one counts as Open MPI's.
+MpirunKind kind_of_mpirun(const std::string& mpirun);
 
 }  // namespace hvd::launcher

@@ -79,6 +79,54 @@ void append_parameters(const LaunchPlan& plan, std::vector<std::string>& argv) {
     append(argv, {"--mca", "orte_local_tmpdir_base", plan.session_folder});
 }
 
+/// Adds a variable for Intel MPI unless the user has set it.
+void add_default(const LaunchPlan& plan, MpirunCommand& command, const std::string& name,
+                 const std::string& value) {
+  const auto is_it = [&](const std::string& entry) { return entry.starts_with(name + "="); };
+  if (std::none_of(plan.environment.begin(), plan.environment.end(), is_it))
+    command.added_variables.emplace_back(name, value);
+}
+
+void bind_by_hydra(const LaunchPlan& plan, MpirunCommand& command) {
+  const bool binds = plan.bind == Bind::kCore || plan.bind == Bind::kNuma;
+  if (plan.mpirun_kind == MpirunKind::kMpich) {
+    // It binds only if it is told to.
+    if (binds && !mentions(plan.mpi_args, {"-bind-to", "--bind-to"}))
+      append(command.argv, {"-bind-to", to_string(plan.bind)});
+    return;
+  }
+  add_default(plan, command, "I_MPI_PIN", binds ? "on" : "off");
+  if (binds) add_default(plan, command, "I_MPI_PIN_DOMAIN", std::string(to_string(plan.bind)));
+}
+
+void append_remote_shell(const LaunchPlan& plan, MpirunCommand& command) {
+  if (plan.remote_shell.empty() || mentions(plan.mpi_args, {"-launcher-exec", "-launcher"})) return;
+  append(command.argv, {"-launcher", "ssh", "-launcher-exec", plan.remote_shell.front()});
+  if (plan.remote_shell.size() == 1) return;
+  const bool intel = plan.mpirun_kind == MpirunKind::kIntelMpi;
+  add_default(plan, command,
+              intel ? "I_MPI_HYDRA_BOOTSTRAP_EXEC_EXTRA_ARGS" : "HYDRA_LAUNCHER_EXTRA_ARGS",
+              join_text(std::vector(plan.remote_shell.begin() + 1, plan.remote_shell.end()), " "));
+}
+
+/// For Hydra, the launcher of MPICH and Intel MPI. It gives the ranks all variables of hvdrun, on
+/// other hosts too, through its own connections.
+MpirunCommand build_hydra_command(const LaunchPlan& plan) {
+  MpirunCommand command;
+  command.added_variables = plan.variables;
+  append(command.argv, {plan.mpirun, "-n", text(plan.np)});
+  if (!plan.hosts.empty()) append(command.argv, {"-hosts", format_hosts(plan.hosts)});
+  bind_by_hydra(plan, command);
+  append_remote_shell(plan, command);
+  return command;
+}
+
+void append_program(const LaunchPlan& plan, std::vector<std::string>& argv) {
+  argv.insert(argv.end(), plan.mpi_args.begin(), plan.mpi_args.end());
+  append(argv, {plan.hvdrun, "--supervise", "--"});
+  argv.insert(argv.end(), plan.program.begin(), plan.program.end());
+}
+
 std::set<std::string> exported_names(const LaunchPlan& plan) {
   std::set<std::string> names(plan.exports.begin(), plan.exports.end());
   if (plan.local_only) return names;
@@ -100,6 +148,11 @@ bool is_forwarded(const std::string& name) {
 }
 
 MpirunCommand build_mpirun_command(const LaunchPlan& plan) {
+  if (plan.mpirun_kind != MpirunKind::kOpenMpi) {
+    MpirunCommand command = build_hydra_command(plan);
+    append_program(plan, command.argv);
+    return command;
+  }
   MpirunCommand command;
   command.added_variables = plan.variables;
   if (plan.as_root) {
@@ -111,9 +164,7 @@ MpirunCommand build_mpirun_command(const LaunchPlan& plan) {
   append_placement(plan, argv);
   append_parameters(plan, argv);
   for (const std::string& name : exported_names(plan)) append(argv, {"-x", name});
-  argv.insert(argv.end(), plan.mpi_args.begin(), plan.mpi_args.end());
-  append(argv, {plan.hvdrun, "--supervise", "--"});
-  argv.insert(argv.end(), plan.program.begin(), plan.program.end());
+  append_program(plan, argv);
   return command;
 }
 

@@ -23,7 +23,7 @@ constexpr const char* kFooter =
     "slots or a host out of\n"
     "reach; 70 internal; 124 --timeout; 126, 127 the program cannot be run, is not found; 130, 143 "
     "SIGINT, SIGTERM.\n"
-    "HVD_MPIRUN names another mpirun. See docs/launching.md.";
+    "HVD_MPIRUN names another mpirun (Open MPI, MPICH or Intel MPI). See docs/launching.md.";
 
 class Formatter : public CLI::Formatter {
  public:

@@ -101,10 +101,12 @@ void remove_stale_segments(const std::filesystem::path& shm) {
     return info && !S_ISDIR(info->st_mode) && age_of(*info) >= kStartPatienceSeconds;
   };
   std::optional<std::string> maps;
-  for (const auto& path : entries_of(shm, "vader_segment.")) {
-    if (!is_old(path)) continue;
-    if (!maps) maps = own_maps();
-    if (maps->find(path.filename().string()) == std::string::npos) ::unlink(path.c_str());
+  for (const char* const prefix : {"vader_segment.", "mpich_shm_"}) {
+    for (const auto& path : entries_of(shm, prefix)) {
+      if (!is_old(path)) continue;
+      if (!maps) maps = own_maps();
+      if (maps->find(path.filename().string()) == std::string::npos) ::unlink(path.c_str());
+    }
   }
 }
 

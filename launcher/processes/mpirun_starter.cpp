@@ -37,9 +37,10 @@ void MpirunStarter::start() {
   // A terminal's Ctrl-C reaches mpirun too, which would kill the ranks at once. mpirun starts with
   // the signal blocked, so that hvdrun stops the ranks after its grace period.
   spawn_options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};
-  mpirun_ = start_process(spawn_options,
-                          "; expected Open MPI's mpirun in PATH: install it, name it with "
-                          "HVD_MPIRUN, or start the ranks without it: --controller ucx");
+  mpirun_ =
+      start_process(spawn_options,
+                    "; expected the mpirun of Open MPI, MPICH or Intel MPI in PATH: install "
+                    "it, name it with HVD_MPIRUN, or start the ranks without it: --controller ucx");
   stdout_ = std::move(output.read_end);
   stderr_ = std::move(errors.read_end);
 }

@@ -1,5 +1,6 @@
 #include "processes/supervisor.h"
 
+#include <fcntl.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -24,6 +25,7 @@
 #include "system/error.h"
 #include "system/process.h"
 #include "system/socket.h"
+#include "system/unique_fd.h"
 
 // Note [Two processes per rank]
 //
@@ -194,6 +196,13 @@ int become_program(const std::vector<std::string>& program, const RankIdentity& 
   return static_cast<int>(error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun);
 }
 
+/// Lets this process and its children read end of file. Hydra leaves the input of all ranks but 0
+/// open.
+void close_input() {
+  const UniqueFd nothing(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (nothing) ::dup2(nothing.get(), STDIN_FILENO);
+}
+
 /// The front process, which is mpirun's direct child: passes the signals that it receives on to the
 /// supervisor, and ends with the supervisor's exit code.
 int wait_as_front(pid_t supervisor, const sigset_t& signals) {
@@ -244,6 +253,7 @@ int run_supervisor(const std::vector<std::string>& program) {
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
   ::signal(SIGPIPE, SIG_IGN);
   if (variable(kRankVariable)) return supervise(program, identity);
+  if (identity.rank != 0) close_input();
   const pid_t front = ::getpid();
   const pid_t supervisor = ::fork();
   if (supervisor < 0) {

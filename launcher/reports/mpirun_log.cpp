@@ -10,14 +10,24 @@
 namespace hvd::launcher {
 namespace {
 
-constexpr std::array<std::string_view, 8> kAboutRanks = {
-    "Primary job  terminated normally",       "mpirun noticed that process rank",
-    "mpirun has exited due to process rank",  "mpirun detected that one or more processes exited",
-    "MPI_ABORT was invoked on rank",          "prterun noticed that process rank",
-    "prterun has exited due to process rank", "prterun detected that one or more processes exited",
+constexpr std::array<std::string_view, 9> kAboutRanks = {
+    "BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES",  // by Hydra
+    "Primary job  terminated normally",
+    "mpirun noticed that process rank",
+    "mpirun has exited due to process rank",
+    "mpirun detected that one or more processes exited",
+    "MPI_ABORT was invoked on rank",
+    "prterun noticed that process rank",
+    "prterun has exited due to process rank",
+    "prterun detected that one or more processes exited",
 };
 
-constexpr std::array<std::string_view, 6> kAboutRanksLines = {
+constexpr std::array<std::string_view, 10> kAboutRanksLines = {
+    // By Hydra: the lines below its paragraph, and the consequences of a rank's end.
+    "YOUR APPLICATION TERMINATED WITH THE EXIT STRING",
+    "This typically refers to a problem with your application.",
+    "Please see the FAQ page for debugging suggestions",
+    "[proxy:",
     " has sent help message help-mpi-api.txt / mpi",
     "Set MCA parameter \"orte_base_help_aggregate\" to 0",
     "/orte/util/show_help.c at line",  // mpirun 4.1 now and then cannot read its own report of an
@@ -56,7 +66,8 @@ bool contains_any(std::string_view text, const std::array<std::string_view, n>& 
 }
 
 bool is_rule(std::string_view line) {
-  return line.size() >= 20 && line.find_first_not_of("-\r\n") == std::string_view::npos;
+  return line.size() >= 20 && (line.find_first_not_of("-\r\n") == std::string_view::npos ||
+                               line.find_first_not_of("=\r\n") == std::string_view::npos);
 }
 
 /// The number after `marker`.

@@ -11,7 +11,7 @@ namespace hvd::launcher {
 /// records are usually clearer. Shows all other output. Pure. Not thread-safe.
 ///
 /// Open MPI prints paragraphs between two lines of dashes, and single lines such as "[host:pid] 1
-/// more process has sent ...".
+/// more process has sent ...". Hydra, of MPICH and Intel MPI, has paragraphs between lines of "=".
 class MpirunLog {
  public:
   /// Returns the text to show now: whole lines and whole paragraphs.

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 
 #include "base/text.h"
+#include "processes/job_folder.h"
 #include "system/text.h"
 
 namespace hvd::launcher {
@@ -45,6 +48,53 @@ TEST(MpirunCommand, Lines) {
             "mpirun -np 2 --oversubscribe" + rest);
   EXPECT_EQ(format_command(build_mpirun_command(remote_plan())),
             "mpirun -np 4 -H h1:2,h2:2" + rest);
+}
+
+TEST(MpirunCommand, LinesForHydra) {
+  LaunchPlan plan = remote_plan();
+  plan.mpirun_kind = MpirunKind::kMpich;
+  plan.exports = {"SECRET"};
+  plan.variables = {{"A", "1"}};
+  const std::string end = " /opt/hvd/bin/hvdrun --supervise -- ./train --lr 0.1";
+  EXPECT_EQ(format_command(build_mpirun_command(plan)), "A=1 mpirun -n 4 -hosts h1:2,h2:2" + end);
+  plan.bind = Bind::kNuma;
+  plan.remote_shell = {"ssh", "-p", "2222"};
+  plan.mpi_args = {"-iface", "eth0"};
+  EXPECT_EQ(format_command(build_mpirun_command(plan)),
+            "A=1 HYDRA_LAUNCHER_EXTRA_ARGS='-p 2222' mpirun -n 4 -hosts h1:2,h2:2 -bind-to numa "
+            "-launcher ssh -launcher-exec ssh -iface eth0" +
+                end);
+  plan = local_plan();
+  plan.mpirun_kind = MpirunKind::kIntelMpi;
+  EXPECT_EQ(format_command(build_mpirun_command(plan)), "I_MPI_PIN=off mpirun -n 2" + end)
+      << "hvdrun's supervisors bind the ranks";
+  plan.bind = Bind::kCore;
+  EXPECT_EQ(format_command(build_mpirun_command(plan)),
+            "I_MPI_PIN=on I_MPI_PIN_DOMAIN=core mpirun -n 2" + end);
+  plan.environment = {"I_MPI_PIN=off", "I_MPI_PIN_DOMAIN=auto"};
+  EXPECT_EQ(format_command(build_mpirun_command(plan)), "mpirun -n 2" + end);
+}
+
+TEST(MpirunCommand, TheKindIsFoundByTheFilesBesideMpirun) {
+  const TemporaryFolder folder;
+  const auto make = [&](const std::string& name) {
+    const auto path = folder.path() / name;
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << "#!/bin/sh\n";
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+    return path.string();
+  };
+  EXPECT_EQ(kind_of_mpirun(make("a/mpirun")), MpirunKind::kOpenMpi);
+  const std::string mpich = make("b/mpiexec");
+  make("b/hydra_pmi_proxy");
+  EXPECT_EQ(kind_of_mpirun(mpich), MpirunKind::kMpich);
+  std::filesystem::create_directories(folder.path() / "c");
+  std::filesystem::create_symlink(mpich, folder.path() / "c/mpirun");
+  EXPECT_EQ(kind_of_mpirun(folder.path() / "c/mpirun"), MpirunKind::kMpich);
+  make("b/impi_info");
+  EXPECT_EQ(kind_of_mpirun(mpich), MpirunKind::kIntelMpi);
+  EXPECT_EQ(kind_of_mpirun(make("b/orterun")), MpirunKind::kOpenMpi) << "several in one folder";
+  EXPECT_EQ(kind_of_mpirun("/no/such/mpirun"), MpirunKind::kOpenMpi);
 }
 
 TEST(MpirunCommand, ABatchSystemDecidesOnSlots) {

@@ -81,10 +81,12 @@ TEST_F(JobFolderTest, OtherNamesAndFilesStay) {
 TEST_F(JobFolderTest, StaleSegments) {
   const auto young = make_file("vader_segment.h.0.2.0", 5);
   const auto vader = make_file("vader_segment.h.0.1.0", 3600);
+  const auto mpich = make_file("mpich_shm_199f7b46_0", 3600);
   const auto other = make_file("sem.other", 3600);
   remove_stale_segments(root_.path());
   EXPECT_TRUE(exists(young)) << "a job may be starting";
   EXPECT_FALSE(exists(vader));
+  EXPECT_FALSE(exists(mpich));
   EXPECT_TRUE(exists(other));
 }
 

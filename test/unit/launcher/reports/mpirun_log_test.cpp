@@ -34,6 +34,21 @@ TEST(MpirunLog, HoldsBackItsAccountOfRanks) {
   EXPECT_EQ(log.held(), text);
 }
 
+TEST(MpirunLog, HoldsBackHydrasAccountOfRanks) {
+  MpirunLog log;
+  const std::string rule = std::string(83, '=') + "\n";
+  const std::string text =
+      "\n" + rule +
+      "=   BAD TERMINATION OF ONE OF YOUR APPLICATION PROCESSES\n=   PID 72 RUNNING AT vm\n" +
+      rule +
+      "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)\n"
+      "This typically refers to a problem with your application.\n"
+      "[proxy:0@vm] HYDU_sock_write: write error (Broken pipe)\n";
+  EXPECT_EQ(log.feed(text), "\n");
+  EXPECT_EQ(log.finish(), "");
+  EXPECT_EQ("\n" + log.held(), text);
+}
+
 TEST(MpirunLog, ReadsAnAbort) {
   MpirunLog log;
   EXPECT_EQ(
