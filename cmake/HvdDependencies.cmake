@@ -1,16 +1,18 @@
 # Finds everything outside the standard library. third_party/README.md lists the packages.
 find_package(spdlog REQUIRED)
 
-# Sets HVD_HAVE_MPI to ON or OFF, and prints the reason.
+# Sets HVD_HAVE_MPI to ON or OFF, and prints the reason. HVD_HAVE_MPI_ABI needs no MPI, since third_party/mpi_abi has its header.
 set(HVD_HAVE_MPI OFF)
+set(HVD_HAVE_MPI_ABI OFF)
 if(HVD_WITH_MPI)
+  set(HVD_HAVE_MPI_ABI ON)
   set(MPI_CXX_SKIP_MPICXX ON)
   find_package(MPI QUIET COMPONENTS C)
   if(MPI_C_FOUND)
     set(HVD_HAVE_MPI ON)
     message(STATUS "hvd: MPI ${MPI_C_VERSION} in ${MPI_C_LIBRARIES}")
   elseif(HVD_WITH_MPI STREQUAL "AUTO")
-    message(STATUS "hvd: without MPI, no mpi.h was found (set MPI_HOME, or run 'bash third_party/setup.sh')")
+    message(STATUS "hvd: only for an MPI with the ABI of MPI 5, as no mpi.h was found (set MPI_HOME, or run 'bash third_party/setup.sh')")
   else()
     message(FATAL_ERROR "hvd: HVD_WITH_MPI=${HVD_WITH_MPI}, but mpi.h was not found; set MPI_HOME, or HVD_WITH_MPI=OFF")
   endif()

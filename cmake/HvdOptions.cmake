@@ -1,7 +1,7 @@
 # What a build can leave out. Every optional part is its own target; nothing below changes a public header.
 include(GNUInstallDirs)
 
-set(HVD_WITH_MPI AUTO CACHE STRING "Build jobs over MPI: ON, OFF, or AUTO (where mpi.h is found)")
+set(HVD_WITH_MPI AUTO CACHE STRING "Build jobs over MPI: ON (needs mpi.h), OFF, or AUTO (where mpi.h is found for that MPI; always for MPIs with the ABI of MPI 5)")
 set(HVD_WITH_UCX AUTO CACHE STRING "Build the carrier of messages over UCX: ON, OFF, or AUTO (where ucp.h is found)")
 option(HVD_WITH_TORCH "Build the LibTorch adapter, hvd::torch" ON)
 set(HVD_WITH_CUDA AUTO CACHE STRING "Build the CUDA device: ON, OFF, or AUTO (where nvcc is found)")

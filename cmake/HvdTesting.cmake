@@ -5,6 +5,9 @@
 #   instead of the others: test/run.sh runs them with --long.
 # hvd_add_mpirun(NAME t RANKS n COMMAND program [arguments...] LABELS l ... [TIMEOUT s] [ENVIRONMENT V=...])
 #   A further entry for a program that is there.
+# hvd_add_abi_run(NAME t [RANKS n] [LINKED] COMMAND program [arguments...] LABELS l ... [TIMEOUT s] [ENVIRONMENT V=...])
+#   The same under an MPI with the ABI of MPI 5 (test/mpi/any_mpi.sh), with the label `abi`; skipped where there is none. Without RANKS the
+#   program starts the ranks itself. LINKED: the ranks are linked with libmpi_abi.so.1. test/mpi/abi.sh runs all with this label.
 # hvd_set_test_environment(t V=...)
 #   Adds to a test's environment. Every test that starts an mpirun, itself or through hvdrun, needs a call: it brings what mpirun needs.
 # hvd_label_target(target l ...)
@@ -72,6 +75,28 @@ function(hvd_add_mpirun)
   add_test(NAME ${arg_NAME} COMMAND ${MPIEXEC_EXECUTABLE} --oversubscribe --bind-to none -np ${arg_RANKS} $<TARGET_FILE:${program}> ${arg_COMMAND})
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT})
   hvd_set_test_environment(${arg_NAME} HVD_TEST_WATCHDOG_SECONDS=${arg_TIMEOUT} ${arg_ENVIRONMENT})
+endfunction()
+
+function(hvd_add_abi_run)
+  cmake_parse_arguments(PARSE_ARGV 0 arg "LINKED" "NAME;RANKS;TIMEOUT" "COMMAND;LABELS;ENVIRONMENT")
+  if(NOT HVD_HAVE_MPI_ABI)
+    return()
+  endif()
+  if(NOT arg_TIMEOUT)
+    set(arg_TIMEOUT 120)
+  endif()
+  set(options "")
+  if(arg_LINKED)
+    list(APPEND options -l)
+  endif()
+  if(arg_RANKS)
+    list(APPEND options -n ${arg_RANKS})
+  endif()
+  list(POP_FRONT arg_COMMAND program)
+  add_test(NAME ${arg_NAME} COMMAND bash ${PROJECT_SOURCE_DIR}/test/mpi/any_mpi.sh ${options} $<TARGET_FILE:${program}> ${arg_COMMAND})
+  set_tests_properties(${arg_NAME} PROPERTIES LABELS "abi;${arg_LABELS}" TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77
+                       ENVIRONMENT "HVD_TEST_WATCHDOG_SECONDS=${arg_TIMEOUT};OMP_NUM_THREADS=1;${arg_ENVIRONMENT}")
+  hvd_label_target(${program} ${arg_LABELS})
 endfunction()
 
 function(hvd_add_mpi_test)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Installs what hvd is built from: Debian packages, LibTorch in .venv, NCCL where there is a CUDA toolkit.
+# Installs what hvd is built from: Debian packages, LibTorch in .venv, NCCL where there is a CUDA toolkit; for tests MPICH in .venv/mpich.
 # Usage: bash third_party/setup.sh [--clang | --bundle DIR | --from DIR] [--without-mpi]
 #   --clang adds Clang, which the sanitizers, the fuzz target and the checks of style need, clang-format and doxygen. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
 #   host up from it, without root: into .deps of the checkout.
@@ -13,6 +13,7 @@ clang_format_version=18.1.8
 safetensors_version=0.8.0
 torchvision_version=0.28.0 # the one for torch_version
 tensorboard_version=2.21.0
+mpich_version=5.0.2
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
 # Present while .venv is being filled. A .venv that holds it is the remains of an interrupted run.
@@ -266,6 +267,18 @@ install_test_packages() {
     say "safetensors, torchvision, tensorboard: pip could not install them; tests that need them will be skipped"
 }
 
+# An MPI with the ABI of MPI 5, for tests. In a folder of its own, so that an activated .venv does not change which mpirun and mpicc are found.
+install_mpich() {
+  if [[ -e $venv/mpich/bin/mpiexec ]] && compgen -G "$venv/mpich/lib/python3*/site-packages/mpich-$mpich_version.dist-info/RECORD" >/dev/null; then
+    say "MPICH: $mpich_version is in .venv/mpich"
+    return
+  fi
+  say "MPICH: installing mpich==$mpich_version into .venv/mpich"
+  ensure_venv
+  pip_install --no-deps --ignore-installed --prefix "$venv/mpich" "mpich==$mpich_version" ||
+    say "MPICH: pip could not install it; tests under an MPI with the ABI of MPI 5 will be skipped"
+}
+
 install_clang_format() {
   if [[ $("$venv/bin/clang-format" --version 2>/dev/null) == *"version $clang_format_version"* ]]; then
     say "clang-format: $clang_format_version is in .venv"
@@ -299,5 +312,6 @@ remove_unfinished_venv
 install_torch
 install_test_packages
 install_nccl
+install_mpich
 [[ $with_clang == no ]] || install_clang_format
 say "done"

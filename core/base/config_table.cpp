@@ -162,6 +162,11 @@ constexpr Variable kVariables[] = {
      .meaning = "what is logged, to standard error, with rank and host; at `info` also which of "
                 "these variables are in force"},
 
+    {.name = "MPI_LIBRARY",
+     .otherwise = "that of the launcher, else found by the loader",
+     .meaning = "path of the `libmpi_abi.so.1` to use for jobs over MPI "
+                "([launching](launching.md#which-mpi))"},
+
     {.name = "MPIRUN",
      .use = VariableUse::kLauncher,
      .meaning =

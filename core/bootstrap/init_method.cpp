@@ -68,6 +68,12 @@ Claim of_mpi_launcher() {
   return {.rank = first_number({"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}),
           .size = first_number({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"})};
 }
+/// For error texts.
+const char* name_of_mpi_launcher() {
+  if (environment("OMPI_COMM_WORLD_SIZE")) return "Open MPI's launcher";
+  return environment("MPI_LOCALRANKID") ? "MPICH's or Intel MPI's launcher (Hydra)"
+                                        : "MPI's launcher";
+}
 Claim of_hvdrun() { return {.rank = number("HVD_RANK"), .size = number("HVD_SIZE")}; }
 Claim of_torchrun() { return {.rank = number("RANK"), .size = number("WORLD_SIZE")}; }
 Claim of_program(const RuntimeOptions& options) {
@@ -232,8 +238,17 @@ InitMethod method_of_store(const RuntimeOptions& options, const std::string& sto
   return with_numbers({.place = store, .source = "the program's store"}, own.rank, own.size);
 }
 
-std::optional<std::string> contradiction_to_mpi(const RuntimeOptions& options, int rank, int size) {
+std::optional<std::string> contradiction_to_mpi(const RuntimeOptions& options, int rank, int size,
+                                                const std::string& library) {
   const Claim mpi = claim_of(rank, size);
+  const Claim launcher = of_mpi_launcher();
+  // An MPI cannot reach the launcher of another MPI, and begins a job of one rank.
+  if (size == 1 && launcher.size && launcher.size->value > 1) {
+    return text("hvd::init: ", name_of_mpi_launcher(), " has started this process (",
+                launcher.size->text, "), but the MPI in it is ", library,
+                ", which found one rank; start the program with the mpirun of the MPI that it is "
+                "linked with, or link it with the MPI that starts it");
+  }
   if (auto difference = contradiction(mpi, kMpi, of_program(options), kProgram)) return difference;
   if (options.init_method) return std::nullopt;
   if (auto difference = contradiction(mpi, kMpi, of_hvdrun(), kHvdrun)) return difference;

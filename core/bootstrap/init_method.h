@@ -41,8 +41,10 @@ InitMethod choose_init_method(const RuntimeOptions&, bool mpi_active);
 /// its rank or size
 InitMethod method_of_store(const RuntimeOptions&, const std::string& store, int rank, int size);
 
-/// Compares the rank and the size that MPI has assigned with those of the program and the
-/// environment. Returns the text of an error, or empty if they agree.
-std::optional<std::string> contradiction_to_mpi(const RuntimeOptions&, int rank, int size);
+/// Compares the rank and the size that MPI has assigned with those of the launcher, the program and
+/// the environment. Returns the text of an error, or empty if they agree.
+/// @param library the MPI that has assigned them, such as "Open MPI v4.1.4"
+std::optional<std::string> contradiction_to_mpi(const RuntimeOptions&, int rank, int size,
+                                                const std::string& library);
 
 }  // namespace hvd::runtime

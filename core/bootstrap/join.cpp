@@ -59,8 +59,9 @@ MpiModule& require_mpi(const InitMethod& method) {
       text("hvd::init: ", method.source,
            method.place == method.source ? "" : text(" asks for MPI (", method.place, ")"),
            ", but hvd's part for MPI cannot be loaded: ", reason,
-           "; install MPI and build hvd with it (HVD_WITH_MPI), or start the ranks without MPI: "
-           "'hvdrun --controller ucx'"));
+           "; install the MPI that hvd was built with (HVD_WITH_MPI), or one that has "
+           "libmpi_abi.so.1 and name that library with HVD_MPI_LIBRARY if it is not found, or "
+           "start the ranks without MPI: 'hvdrun --controller ucx'"));
 }
 
 std::shared_ptr<World> join_over_mpi(const RuntimeOptions& options, const InitMethod& method) {
@@ -105,7 +106,10 @@ Agreement agree_or_leave(JobConnection& job, World& world, const RuntimeOptions&
   std::exception_ptr failure;
   try {
     if (job.controller == name_of(Controller::kMpi)) {
-      if (const auto text = contradiction_to_mpi(options, topology.rank, topology.size))
+      const MpiModule* const mpi = mpi_module();
+      if (const auto text =
+              contradiction_to_mpi(options, topology.rank, topology.size,
+                                   mpi != nullptr ? mpi->library_version() : "unknown"))
         throw UsageError(*text);
     }
     gpu = find_gpu(options, topology.local_rank, own);

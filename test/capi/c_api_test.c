@@ -88,6 +88,7 @@ static void test_start(void) {
   int local = 0, cross = 0;
   size_t needed = 0;
   char variable[16];
+  int has_mpi_launcher;
   struct {
     hvd_options_t known;
     int64_t newer;
@@ -150,7 +151,8 @@ static void test_start(void) {
          strcmp(getenv("HVD_TEST_EXPECTED_SIZE"), variable) == 0);
   EXPECT_USAGE(hvd_rank(NULL), "hvd_rank: rank is NULL");
   EXPECT_OK(hvd_controller(variable, sizeof variable, NULL));
-  EXPECT(strcmp(variable, getenv("OMPI_COMM_WORLD_SIZE") != NULL ? "mpi" : "local") == 0);
+  has_mpi_launcher = getenv("OMPI_COMM_WORLD_SIZE") != NULL || getenv("PMI_SIZE") != NULL;
+  EXPECT(strcmp(variable, has_mpi_launcher ? "mpi" : "local") == 0);
   EXPECT_OK(hvd_init_method(variable, sizeof variable, &needed));
   EXPECT_EQ(needed, strlen(variable) + 1);
   EXPECT(strstr(variable, "://") != NULL);

@@ -18,6 +18,7 @@
 #include "fault/campaign_judge.h"
 #include "fault/campaign_plan.h"
 #include "support/campaign.h"
+#include "support/mpiexec.h"
 #include "support/process.h"
 
 namespace hvd::campaign {
@@ -38,9 +39,9 @@ Process start_ranks(const Plan& plan, const std::string& meeting) {
   testing::Environment environment;
   if (!plan.hosts.empty()) environment["HVD_TEST_HOSTS"] = plan.hosts;
   if (meeting.empty()) {
-    return {{HVD_MPIEXEC, "--enable-recovery", "--mca", "orte_abort_on_non_zero_status", "0",
-             "--oversubscribe", "--bind-to", "none", "-np", ranks, HVD_CAMPAIGN_PROGRAM, seed},
-            environment};
+    std::vector<std::string> words = testing::tolerant_mpiexec(HVD_MPIEXEC, plan.ranks);
+    words.insert(words.end(), {HVD_CAMPAIGN_PROGRAM, seed});
+    return {words, environment};
   }
   environment["HVD_INIT_METHOD"] = "file://" + meeting;
   environment["WORLD_SIZE"] = ranks;

@@ -27,6 +27,7 @@
 
 #include "fault/campaign_operations.h"
 #include "fault/campaign_plan.h"
+#include "support/mpi_variables.h"
 
 namespace hvd::campaign {
 namespace {
@@ -37,9 +38,7 @@ double now() {
 }
 
 int rank_by_launcher() {
-  for (const char* const name : {"OMPI_COMM_WORLD_RANK", "RANK"})
-    if (const char* const text = std::getenv(name)) return std::atoi(text);
-  return 0;
+  return testing::first_variable({"OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK"}).value_or(0);
 }
 
 /// Prints a line with one write(), because the process may be killed right afterwards, and several

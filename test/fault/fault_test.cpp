@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "support/free_port.h"
+#include "support/mpiexec.h"
 #include "support/run_command.h"
 
 namespace hvd::testing {
@@ -72,12 +73,7 @@ enum class Start { kMpirun, kByHand };
 
 std::string command_of(Start start, int ranks, const std::string& program) {
   const std::string size = std::to_string(ranks);
-  if (start == Start::kMpirun) {
-    return HVD_MPIEXEC
-           " --enable-recovery --mca orte_abort_on_non_zero_status 0 --oversubscribe --bind-to "
-           "none -np " +
-           size + " " + program;
-  }
+  if (start == Start::kMpirun) return tolerant_mpiexec_line(HVD_MPIEXEC, ranks) + program;
   // Starts each rank by hand, as a user of PyTorch would in several terminals.
   std::string script;
   for (int rank = 0; rank < ranks; ++rank) {

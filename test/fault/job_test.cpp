@@ -20,6 +20,7 @@
 #include <thread>
 
 #include "support/float_operation.h"
+#include "support/mpi_variables.h"
 
 namespace hvd::testing {
 namespace {
@@ -33,14 +34,12 @@ float sum(float value, const std::string& name) {
 }
 
 int size_of_job() {
-  const char* text = std::getenv("OMPI_COMM_WORLD_SIZE");
-  if (text == nullptr) text = std::getenv("HVD_SIZE");
-  return text != nullptr ? std::atoi(text) : 1;
+  return testing::first_variable({"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "HVD_SIZE"}).value_or(1);
 }
 
 /// The name of the backend that sends messages over this job's carrier.
 const char* message_backend() {
-  return std::getenv("OMPI_COMM_WORLD_SIZE") != nullptr || size_of_job() == 1 ? "mpi" : "ucx";
+  return testing::mpi_launcher_size() || size_of_job() == 1 ? "mpi" : "ucx";
 }
 
 double cpu_seconds() {

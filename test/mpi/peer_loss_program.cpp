@@ -10,6 +10,7 @@
 #include "hvd/error.h"
 #include "mpi/support/hanging_mpi.h"
 #include "mpi/support/mpi_test.h"
+#include "support/mpi_variables.h"
 #include "transport/mpi/environment.h"
 #include "transport/mpi/mpi_world.h"
 
@@ -61,14 +62,9 @@ int watch(hvd::control::ControlPlane& plane, const std::string& how, pid_t victi
   return 1;
 }
 
-int of_environment(const char* name) {
-  const char* const value = std::getenv(name);
-  return value == nullptr ? -1 : std::atoi(value);
-}
+int launcher_rank() { return hvd::testing::mpi_launcher_rank().value_or(-1); }
 
-bool is_last() {
-  return of_environment("OMPI_COMM_WORLD_RANK") == of_environment("OMPI_COMM_WORLD_SIZE") - 1;
-}
+bool is_last() { return launcher_rank() == hvd::testing::mpi_launcher_size().value_or(-1) - 1; }
 
 /// The last rank starts MPI and never joins.
 int be_absent_or_give_up() {
@@ -81,7 +77,7 @@ int be_absent_or_give_up() {
   try {
     hvd::mpi::MpiWorld::join({.start_timeout = 500ms});
   } catch (const hvd::PeerLostError& error) {
-    std::printf("rank %d gave up: %s\n", of_environment("OMPI_COMM_WORLD_RANK"), error.what());
+    std::printf("rank %d gave up: %s\n", launcher_rank(), error.what());
     return 0;
   }
   return 1;

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "mpi/support/mpi_test.h"
+#include "support/mpiexec.h"
 
 // Runs peer_loss_program as a job of its own in which the last of three ranks is lost.
 
@@ -24,12 +25,9 @@ struct Job {
 Job run(const std::string& how) {
   const SteadyClock clock;
   const TimePoint start = clock.now();
-  // Without --enable-recovery mpirun ends the other ranks itself, before they can detect the loss.
   const std::string command =
-      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 exec timeout -k 5 "
-      "40 " HVD_TEST_MPIEXEC
-      " --enable-recovery --oversubscribe --bind-to none -np 3 " HVD_TEST_PROGRAM " " +
-      how + " 2>&1";
+      "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 exec timeout -k 5 40 " +
+      testing::tolerant_mpiexec_line(HVD_MPIEXEC, 3) + HVD_TEST_PROGRAM " " + how + " 2>&1";
   Job job;
   FILE* const pipe = popen(command.c_str(), "r");
   if (pipe == nullptr) {

@@ -102,12 +102,17 @@ TEST(MpiWorld, OneRankWithoutSharedMemoryMakesItsHostPoll) {
 }
 
 TEST(MpiError, NamesCallPeerAndReason) {
+  // MPICH 5.0.2 takes the ABI's class for one of its own: "Other MPI error".
+  char reason[MPI_MAX_ERROR_STRING + 1] = {};
+  int length = 0;
+  MPI_Error_string(MPI_ERR_TRUNCATE, reason, &length);
+  ASSERT_GT(length, 0);
   try {
     check(MPI_ERR_TRUNCATE, "MPI_Irecv", 3);
     FAIL() << "no throw";
   } catch (const Error& error) {
     const std::string text = error.what();
-    EXPECT_NE(text.find("MPI_Irecv with rank 3 failed: MPI_ERR_TRUNCATE"), std::string::npos)
+    EXPECT_NE(text.find(std::string("MPI_Irecv with rank 3 failed: ") + reason), std::string::npos)
         << text;
   }
   EXPECT_NO_THROW(check(MPI_SUCCESS, "MPI_Irecv"));

@@ -135,7 +135,14 @@ std::string library_version() {
   int length = 0;
   if (MPI_Get_library_version(text, &length) != MPI_SUCCESS || length <= 0) return "unknown";
   const std::string_view all(text);
-  return std::string(all.substr(0, all.find_first_of(",\n")));
+  // MPICH aligns its lines with blanks.
+  std::string line;
+  for (const char letter : all.substr(0, all.find_first_of(",\n"))) {
+    const bool blank = letter == ' ' || letter == '\t';
+    if (!blank) line += letter;
+    if (blank && !line.ends_with(' ')) line += ' ';
+  }
+  return line;
 }
 
 void mark_failed() noexcept { process_state().failed = true; }

@@ -220,12 +220,24 @@ TEST_F(InitMethodTest, APortOfTorchrunsIsANumber) {
 }
 
 TEST_F(InitMethodTest, MpisRankWinsAndIsComparedWithOtherSources) {
-  EXPECT_EQ(contradiction_to_mpi({}, 0, 2), std::nullopt);
+  EXPECT_EQ(contradiction_to_mpi({}, 0, 2, "MPI"), std::nullopt);
   set({{"HVD_SIZE", "2"}, {"HVD_RANK", "0"}});
-  EXPECT_EQ(contradiction_to_mpi({}, 0, 2), std::nullopt);
-  EXPECT_THAT(contradiction_to_mpi({}, 0, 1).value_or(""),
+  EXPECT_EQ(contradiction_to_mpi({}, 0, 2, "MPI"), std::nullopt);
+  EXPECT_THAT(contradiction_to_mpi({}, 0, 1, "MPI").value_or(""),
               AllOf(HasSubstr("1 ranks"), HasSubstr("HVD_SIZE=2")));
-  EXPECT_EQ(contradiction_to_mpi(with("mpi://"), 0, 1), std::nullopt);
+  EXPECT_EQ(contradiction_to_mpi(with("mpi://"), 0, 1, "MPI"), std::nullopt);
+}
+
+TEST_F(InitMethodTest, AnMpiThatItsLauncherHasNotStartedIsNamedWithTheLauncher) {
+  set({{"PMI_RANK", "1"}, {"PMI_SIZE", "2"}, {"MPI_LOCALRANKID", "1"}});
+  EXPECT_EQ(contradiction_to_mpi({}, 1, 2, "MPICH Version: 5.0.2"), std::nullopt);
+  EXPECT_THAT(contradiction_to_mpi({}, 0, 1, "Open MPI v4.1.4").value_or(""),
+              AllOf(HasSubstr("MPICH's or Intel MPI's launcher"), HasSubstr("PMI_SIZE=2"),
+                    HasSubstr("Open MPI v4.1.4")));
+  // It is an error with an explicit method too: each rank would be a job of its own.
+  EXPECT_NE(contradiction_to_mpi(with("mpi://"), 0, 1, "MPI"), std::nullopt);
+  set({{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}});
+  EXPECT_EQ(contradiction_to_mpi({}, 0, 1, "MPI"), std::nullopt);
 }
 
 }  // namespace
