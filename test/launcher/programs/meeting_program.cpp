@@ -4,8 +4,12 @@
 // MODE: lives (joins, works and leaves three times); for rank 1 alone: exit (ends with code 3
 // before it joins), absent (never joins), size (expects five ranks), rank (claims to be rank 0),
 // device (has a GPU that is not there), fork (two processes join at once), second (starts another
-// one while it is in the job). The others do as in mode lives. Prints "OK rank size init_method"
-// after each life, or "CLASS [rank] message" of the exception.
+// one while it is in the job). The others do as in mode lives. Prints "BEGIN" first, "OK rank size
+// init_method" after each life, or "CLASS [rank] message" of the exception.
+//
+// After BEGIN the ranks ignore SIGTERM, except an absent one. hvdrun sends it at once to a rank in
+// its first init(), and such a rank would look like one that was informed in time. With
+// HVD_TEST_MEETING_FOLDER rank 1 waits until all ranks have begun.
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <signal.h>
@@ -17,6 +21,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <exception>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
 #include <string>
 #include <vector>
 
@@ -79,6 +86,19 @@ int live_twice() {
   return one_failed ? 0 : 9;
 }
 
+/// Leaves a file for this rank in the test's folder. Rank 1 waits for the files of all ranks.
+void wait_for_ranks_to_begin(const char* rank, bool odd) {
+  const char* const folder = std::getenv("HVD_TEST_MEETING_FOLDER");
+  const char* const size = std::getenv("WORLD_SIZE");
+  if (folder == nullptr || rank == nullptr || size == nullptr) return;
+  std::ofstream(std::filesystem::path(folder) / rank) << "begun";
+  const auto begun = [&] {
+    const std::filesystem::directory_iterator files(folder);
+    return std::distance(begin(files), end(files));
+  };
+  for (int i = 0; odd && i < 20'000 && begun() < std::atoi(size); ++i) ::usleep(1'000);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -86,6 +106,9 @@ int main(int argc, char** argv) {
   const char* const rank = std::getenv("HVD_RANK");
   const bool odd = rank != nullptr && std::strcmp(rank, "1") == 0;
   hvd::Options options;
+  if (!odd || mode != "absent") ::signal(SIGTERM, SIG_IGN);
+  say("BEGIN");
+  wait_for_ranks_to_begin(rank, odd);
   if (!odd) return live(options, mode == "fork" || mode == "second" ? 1 : 3, nullptr);
   const bool others_first = mode == "exit" || mode == "size" || mode == "rank";
   if (others_first) ::usleep(1'000'000);  // they have usually joined by then
