@@ -238,17 +238,31 @@ InitMethod method_of_store(const RuntimeOptions& options, const std::string& sto
   return with_numbers({.place = store, .source = "the program's store"}, own.rank, own.size);
 }
 
+namespace {
+
+std::string other_launcher_error(const std::string& launched, const std::string& library) {
+  return text("hvd::init: ", name_of_mpi_launcher(), " has started this process (", launched,
+              "), but the MPI in it is ", library,
+              "; start the program with the mpirun of the MPI that it is linked with, or link it "
+              "with the MPI that starts it");
+}
+
+}  // namespace
+
+std::optional<std::string> contradiction_to_launcher(const std::string& library) {
+  const bool hydra = library.starts_with("MPICH") || library.starts_with("Intel");
+  const auto size = number("OMPI_COMM_WORLD_SIZE");
+  if (!hydra || !size) return std::nullopt;
+  return other_launcher_error(size->text, library);
+}
+
 std::optional<std::string> contradiction_to_mpi(const RuntimeOptions& options, int rank, int size,
                                                 const std::string& library) {
   const Claim mpi = claim_of(rank, size);
   const Claim launcher = of_mpi_launcher();
   // An MPI cannot reach the launcher of another MPI, and begins a job of one rank.
-  if (size == 1 && launcher.size && launcher.size->value > 1) {
-    return text("hvd::init: ", name_of_mpi_launcher(), " has started this process (",
-                launcher.size->text, "), but the MPI in it is ", library,
-                ", which found one rank; start the program with the mpirun of the MPI that it is "
-                "linked with, or link it with the MPI that starts it");
-  }
+  if (size == 1 && launcher.size && launcher.size->value > 1)
+    return other_launcher_error(launcher.size->text, library + ", which found one rank");
   if (auto difference = contradiction(mpi, kMpi, of_program(options), kProgram)) return difference;
   if (options.init_method) return std::nullopt;
   if (auto difference = contradiction(mpi, kMpi, of_hvdrun(), kHvdrun)) return difference;

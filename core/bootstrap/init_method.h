@@ -47,4 +47,9 @@ InitMethod method_of_store(const RuntimeOptions&, const std::string& store, int 
 std::optional<std::string> contradiction_to_mpi(const RuntimeOptions&, int rank, int size,
                                                 const std::string& library);
 
+/// Returns the text of an error if Open MPI's launcher has started this process and the MPI in it
+/// is MPICH or Intel MPI, which would end the process in MPI_Init; else empty.
+/// @param library the MPI in this process, such as "MPICH Version: 5.0.2"
+std::optional<std::string> contradiction_to_launcher(const std::string& library);
+
 }  // namespace hvd::runtime

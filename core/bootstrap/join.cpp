@@ -69,8 +69,12 @@ std::shared_ptr<World> join_over_mpi(const RuntimeOptions& options, const InitMe
   // At least a second, because a thread inside a call may have no core for a while.
   const Duration call_timeout =
       std::max<Duration>(options.peer_timeout / 2, std::chrono::seconds(1));
-  return require_mpi(method).join(std::chrono::duration_cast<milliseconds>(options.start_timeout),
-                                  std::chrono::duration_cast<milliseconds>(call_timeout));
+  MpiModule& mpi = require_mpi(method);
+  if (!mpi.active()) {
+    if (const auto text = contradiction_to_launcher(mpi.library_version())) throw UsageError(*text);
+  }
+  return mpi.join(std::chrono::duration_cast<milliseconds>(options.start_timeout),
+                  std::chrono::duration_cast<milliseconds>(call_timeout));
 }
 
 std::shared_ptr<World> join_world(const RuntimeOptions& options, const InitMethod& method,

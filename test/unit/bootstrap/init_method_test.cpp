@@ -238,6 +238,11 @@ TEST_F(InitMethodTest, AnMpiThatItsLauncherHasNotStartedIsNamedWithTheLauncher) 
   EXPECT_NE(contradiction_to_mpi(with("mpi://"), 0, 1, "MPI"), std::nullopt);
   set({{"PMI_SIZE", "1"}, {"PMI_RANK", "0"}});
   EXPECT_EQ(contradiction_to_mpi({}, 0, 1, "MPI"), std::nullopt);
+  EXPECT_EQ(contradiction_to_launcher("MPICH Version: 5.0.2"), std::nullopt);
+  set({{"OMPI_COMM_WORLD_SIZE", "1"}});
+  EXPECT_EQ(contradiction_to_launcher("Open MPI v4.1.4"), std::nullopt);
+  EXPECT_THAT(contradiction_to_launcher("MPICH Version: 5.0.2").value_or(""),
+              AllOf(HasSubstr("Open MPI's launcher"), HasSubstr("MPICH Version: 5.0.2")));
 }
 
 }  // namespace
