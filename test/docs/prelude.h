@@ -6,6 +6,7 @@
 #include <hvd/launch.h>
 #include <hvd/torch.h>
 #include <hvd/trainer.h>
+#include <torch/script.h>
 #include <torch/torch.h>
 
 #include <cstdint>

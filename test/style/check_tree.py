@@ -71,7 +71,7 @@ MAY_INCLUDE = {
                     "torch/tensors", "torch's interface", "public"},
     "torch/checkpoint": {"base/text.h", "torch/state", "torch/data", "torch/operations", "torch/tensors", "torch's interface", "public"},
     "torch/trainer": {"base/text.h", "torch/accelerator", "torch/checkpoint", "torch/reducer", "torch/operations", "torch's interface", "public"},
-    "torch/accelerator": {"base/text.h", "torch/optimizer", "torch/operations", "torch's interface", "public"},
+    "torch/accelerator": {"base/text.h", "torch/optimizer", "torch/operations", "torch/tensors", "torch's interface", "public"},
     "launcher/system": {"base", "public"},
     "launcher/command": {"launcher/system", "base", "public"},
     "launcher/reports": {"launcher/system", "base", "public"},

@@ -10,6 +10,17 @@
 
 namespace hvd::libtorch {
 
+/// The parameters of a prepared module, by name. The module must not be null.
+NamedParameters parameters_of(const PreparedModule& module);
+
+/// Calls `act` with the module, of either type, which must not be null.
+template <class Act>
+auto with_module(const PreparedModule& module, const Act& act) {
+  if (!module.script) return act(*module.module);
+  torch::jit::Module script = *module.script;  // refers to the same module
+  return act(script);
+}
+
 /// Joins the job unless the process has already joined it. The destructor leaves the job if the
 /// constructor has joined it.
 class JobMembership {

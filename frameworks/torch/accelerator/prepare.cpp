@@ -13,18 +13,35 @@
 #include "operations/agreement.h"
 #include "optimizer/live_optimizers.h"
 #include "optimizer/parameter_groups.h"
+#include "tensors/script_module.h"
 
 namespace hvd {
 
 using libtorch::AcceleratorCore;
 using libtorch::Fact;
 using libtorch::LoaderProgress;
+using libtorch::parameters_of;
 using libtorch::PrepareArgument;
 using libtorch::PreparedModule;
 using libtorch::PreparedScheduler;
 using torch::optim::Optimizer;
 
+NamedParameters libtorch::parameters_of(const PreparedModule& module) {
+  return module.script ? script_parameters(*module.script, "Accelerator::prepare")
+                       : module.module->named_parameters();
+}
+
 namespace {
+
+/// The object that identifies a module among all prepared objects; null for a null or empty module.
+const void* identity_of(const PreparedModule& module) {
+  if (!module.script) return module.module;
+  return libtorch::is_empty_script(*module.script) ? nullptr : module.script->_ivalue().get();
+}
+
+std::string name_of(const PreparedModule& module) {
+  return module.script ? libtorch::script_name(*module.script) : module.module->name();
+}
 
 std::string type_of(const Optimizer& optimizer) { return c10::demangle(typeid(optimizer).name()); }
 
@@ -59,7 +76,7 @@ ArgumentCheck::ArgumentCheck(const AcceleratorCore& core,
                              const std::vector<PrepareArgument>& arguments)
     : core_(core), arguments_(arguments) {
   for (const PreparedModule& module : core.modules) {
-    used_.insert(module.module);
+    used_.insert(identity_of(module));
     add(module);
   }
   for (const auto& optimizer : core.optimizers) used_.insert(&optimizer->inner());
@@ -70,9 +87,9 @@ ArgumentCheck::ArgumentCheck(const AcceleratorCore& core,
 }
 
 void ArgumentCheck::add(const PreparedModule& module) {
-  if (module.module == nullptr) return;
-  for (const torch::Tensor& parameter : module.module->parameters())
-    parameters_.insert(parameter.unsafeGetTensorImpl());
+  if (identity_of(module) == nullptr) return;
+  for (const auto& item : parameters_of(module))
+    parameters_.insert(item.value().unsafeGetTensorImpl());
 }
 
 std::string ArgumentCheck::error() {
@@ -93,12 +110,20 @@ std::string ArgumentCheck::error_in_use(const void* object, const char* what) {
 }
 
 std::string ArgumentCheck::error_in(const PreparedModule& module) {
-  if (module.module == nullptr) return "the module is null; expected a module";
-  std::string error = error_in_use(module.module, "module");
+  const void* const identity = identity_of(module);
+  if (identity == nullptr) return "the module is null; expected a module";
+  std::string error = error_in_use(identity, "module");
   if (!error.empty()) return error;
-  for (const auto& item : module.module->named_parameters()) {
+  if (module.script && core_.options.sync_batch_norm) {
+    try {
+      convert_sync_batchnorm(*module.script);
+    } catch (const UsageError& refused) {
+      return refused.what();
+    }
+  }
+  for (const auto& item : parameters_of(module)) {
     if (!libtorch::LiveOptimizers::instance().trains(item.value())) continue;
-    return text("parameter '", item.key(), "' of ", module.module->name(),
+    return text("parameter '", item.key(), "' of ", name_of(module),
                 " belongs to an optimizer that is wrapped already; expected the module to be "
                 "prepared before its optimizer or in the same call, and the optimizer not to be "
                 "wrapped by the program");
@@ -182,9 +207,9 @@ std::vector<Fact> ArgumentCheck::facts() const {
   };
   for (const PrepareArgument& argument : arguments_) {
     if (const auto* const module = std::get_if<PreparedModule>(&argument)) {
-      if (module->module != nullptr)
-        add_fact(text("the module ", module->module->name(), " with ",
-                      module->module->parameters().size(), " parameters"));
+      if (identity_of(*module) != nullptr)
+        add_fact(text("the module ", name_of(*module), " with ", parameters_of(*module).size(),
+                      " parameters"));
     } else if (auto* const* const optimizer = std::get_if<Optimizer*>(&argument)) {
       if (*optimizer != nullptr)
         add_fact(text("the optimizer ", type_of(**optimizer), ", ",
@@ -203,7 +228,7 @@ NamedParameters all_named(const std::vector<PreparedModule>& modules) {
   NamedParameters named;
   std::set<const c10::TensorImpl*> seen;
   for (std::size_t i = 0; i < modules.size(); ++i) {
-    for (const auto& item : modules[i].module->named_parameters()) {
+    for (const auto& item : parameters_of(modules[i])) {
       if (seen.insert(item.value().unsafeGetTensorImpl()).second)
         named.insert(text("model", i, ".", item.key()), item.value());
     }
@@ -212,17 +237,16 @@ NamedParameters all_named(const std::vector<PreparedModule>& modules) {
 }
 
 /// The prepared module that has all parameters of the optimizer; null if there is none.
-const torch::nn::Module* only_module(const std::vector<PreparedModule>& modules,
-                                     const Optimizer& optimizer) {
+const PreparedModule* only_module(const std::vector<PreparedModule>& modules,
+                                  const Optimizer& optimizer) {
   for (const PreparedModule& module : modules) {
     std::set<const c10::TensorImpl*> own;
-    for (const torch::Tensor& parameter : module.module->parameters())
-      own.insert(parameter.unsafeGetTensorImpl());
+    for (const auto& item : parameters_of(module)) own.insert(item.value().unsafeGetTensorImpl());
     bool all = true;
     for (const auto& group : optimizer.param_groups())
       for (const torch::Tensor& parameter : group.params())
         all = all && own.contains(parameter.unsafeGetTensorImpl());
-    if (all) return module.module;
+    if (all) return &module;
   }
   return nullptr;
 }
@@ -250,23 +274,27 @@ void AcceleratorCore::prepare(const std::vector<PrepareArgument>& arguments) {
 }
 
 void AcceleratorCore::prepare_module(const PreparedModule& prepared) {
-  torch::nn::Module& module = *prepared.module;
-  const auto identities = [&module] {
+  const auto identities = [&prepared] {
     std::vector<const c10::TensorImpl*> all;
-    for (const torch::Tensor& parameter : module.parameters())
-      all.push_back(parameter.unsafeGetTensorImpl());
+    for (const auto& item : parameters_of(prepared))
+      all.push_back(item.value().unsafeGetTensorImpl());
     return all;
   };
   const auto before = identities();
-  if (options.sync_batch_norm) convert_sync_batchnorm(module);
-  if (options.device_placement) module.to(device);
+  with_module(prepared, [this](auto& module) {
+    if (options.sync_batch_norm) convert_sync_batchnorm(module);
+    if (options.device_placement) module.to(device);
+  });
   if (identities() != before) {
-    throw UsageError(text("Accelerator::prepare: the move of ", module.name(), " to ", device.str(),
+    throw UsageError(text("Accelerator::prepare: the move of ", name_of(prepared), " to ",
+                          device.str(),
                           " has replaced parameters, which its optimizer does not train; expected "
                           "the same tensors: move the module before the optimizer is constructed"));
   }
   modules.push_back(prepared);
-  if (!module.parameters().empty() || !module.buffers().empty()) broadcast_parameters(module);
+  with_module(prepared, [](auto& module) {
+    if (!StateDict(module).tensors().empty()) broadcast_parameters(module);
+  });
 }
 
 void AcceleratorCore::prepare_optimizer(Optimizer& optimizer) {
@@ -278,8 +306,8 @@ void AcceleratorCore::prepare_optimizer(Optimizer& optimizer) {
     return std::make_unique<DistributedOptimizer>(
         optimizer, names, DistributedOptimizerOptions{.compression = options.compression});
   };
-  const torch::nn::Module* const module = only_module(modules, optimizer);
-  auto wrapper = module != nullptr ? wrap(*module) : wrap(all_named(modules));
+  const PreparedModule* const module = only_module(modules, optimizer);
+  auto wrapper = module != nullptr ? with_module(*module, wrap) : wrap(all_named(modules));
   optimizers.push_back(std::unique_ptr<AcceleratedOptimizer>(
       new AcceleratedOptimizer(*this, optimizer, std::move(wrapper))));
 }

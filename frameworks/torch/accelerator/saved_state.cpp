@@ -32,8 +32,10 @@ TrainingState Accelerator::training_state() {
   core.update_scale();
   core.forget_ended_loaders();
   TrainingState state;
-  for (std::size_t i = 0; i < core.modules.size(); ++i)
-    state.model(*core.modules[i].module, numbered_name("model", i));
+  for (std::size_t i = 0; i < core.modules.size(); ++i) {
+    libtorch::with_module(core.modules[i],
+                          [&](auto& module) { state.model(module, numbered_name("model", i)); });
+  }
   for (std::size_t i = 0; i < core.optimizers.size(); ++i) {
     std::visit(
         [&](const auto& wrapper) { state.optimizer(*wrapper, numbered_name("optimizer", i)); },

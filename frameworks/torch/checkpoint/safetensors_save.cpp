@@ -9,6 +9,7 @@
 #include "base/text.h"
 #include "hvd/error.h"
 #include "hvd/types.h"
+#include "tensors/script_module.h"
 
 namespace hvd {
 
@@ -20,10 +21,10 @@ StateDict::StateDict(const torch::nn::Module& module) {
 }
 
 StateDict::StateDict(const torch::jit::Module& module) {
-  for (const auto& item : module.named_parameters())
-    if (item.value.defined()) tensors_.emplace_back(item.name, item.value);
-  for (const auto& item : module.named_buffers())
-    if (item.value.defined()) tensors_.emplace_back(item.name, item.value);
+  for (const auto& item : libtorch::script_parameters(module, "StateDict"))
+    tensors_.emplace_back(item.key(), item.value());
+  for (const auto& item : libtorch::script_buffers(module, "StateDict"))
+    tensors_.emplace_back(item.key(), item.value());
 }
 
 StateDict::StateDict(const NamedParameters& tensors) {

@@ -20,6 +20,7 @@
 #include "operations/agreement.h"
 #include "state/optimizer_state.h"
 #include "state/sharded_state.h"
+#include "tensors/script_module.h"
 #include "tensors/tensor_adapter.h"
 
 namespace hvd::libtorch {
@@ -36,16 +37,16 @@ struct ModuleTensor {
   torch::Tensor tensor;
 };
 
-/// The module's parameters and then its buffers, in the module's order.
-std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module) {
+/// The model's parameters and then its buffers, in the module's order.
+std::vector<ModuleTensor> tensors_of(const ModuleItem& model) {
   std::vector<ModuleTensor> all;
   const auto add = [&](const std::string& what, const auto& named) {
     for (const auto& item : named) {
       if (item.value().defined()) all.push_back({what, item.key(), item.value()});
     }
   };
-  add("parameter", module.named_parameters());
-  add("buffer", module.named_buffers());
+  add("parameter", model.parameters());
+  add("buffer", model.buffers());
   return all;
 }
 
@@ -108,10 +109,32 @@ class StepCount : public torch::optim::LRScheduler {
 
 }  // namespace
 
+ModuleItem::ModuleItem(const torch::jit::Module& module, ModelStateOptions options)
+    : script_(module), options_(std::move(options)) {
+  parameters();  // checks the module
+}
+
+NamedParameters ModuleItem::parameters() const {
+  return script_ ? script_parameters(*script_, "TrainingState: model")
+                 : module_->named_parameters();
+}
+
+NamedParameters ModuleItem::buffers() const {
+  return script_ ? script_buffers(*script_, "TrainingState: model") : module_->named_buffers();
+}
+
+StateDict ModuleItem::state_dict() const {
+  return script_ ? StateDict(*script_) : StateDict(*module_);
+}
+
+std::string ModuleItem::module_name() const {
+  return script_ ? script_name(*script_) : module_->name();
+}
+
 void ModuleItem::encode(ObjectWriter& writer) const {
-  const auto tensors = tensors_of(module_);
+  const auto tensors = tensors_of(*this);
   if (tensors.empty()) {
-    throw UsageError("the module " + module_.name() +
+    throw UsageError("the module " + module_name() +
                      " has no parameters and no buffers; expected one whose layers are registered "
                      "(register_module)");
   }
@@ -139,7 +162,7 @@ std::function<void()> ModuleItem::decode(std::string_view bytes) {
     if (options_.strict) throw CheckpointError(error);
     passed_over += (passed_over.empty() ? "" : "; ") + error;
   };
-  for (const auto& [what, key, target] : tensors_of(module_)) {
+  for (const auto& [what, key, target] : tensors_of(*this)) {
     const std::string name = stored_name(what, key);
     if (!used.insert(name).second) {
       throw UsageError("key_in_checkpoint gives the name " + name +
@@ -209,7 +232,8 @@ std::function<void()> OptimizerItem::decode_shards(const std::vector<std::string
 // Broadcasts in place, because a model and its optimizer that are encoded as bytes would need
 // memory for two more copies.
 void ModuleItem::broadcast(int root_rank, const std::string& /*name*/) {
-  broadcast_parameters(module_, root_rank);
+  if (script_) return broadcast_parameters(*script_, root_rank);
+  broadcast_parameters(*module_, root_rank);
 }
 
 void OptimizerItem::broadcast(int root_rank, const std::string& /*name*/) {

@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -11,7 +12,9 @@
 #include "hvd/torch/data_loader.h"
 #include "hvd/torch/grad_scaler.h"
 #include "hvd/torch/metric.h"
+#include "hvd/torch/parameters.h"
 #include "hvd/torch/random_streams.h"
+#include "hvd/torch/safetensors.h"
 #include "hvd/torch/sampler.h"
 #include "hvd/torch/sharded_optimizer.h"
 #include "hvd/torch/training_state.h"
@@ -22,18 +25,26 @@ namespace hvd::libtorch {
 class ModuleItem final : public StateItem {
  public:
   explicit ModuleItem(torch::nn::Module& module, ModelStateOptions options = {})
-      : owner_(module.weak_from_this().lock()), module_(module), options_(std::move(options)) {}
+      : owner_(module.weak_from_this().lock()), module_(&module), options_(std::move(options)) {}
+  /// For a module that Python has exported. @throws UsageError if it is default-constructed
+  ModuleItem(const torch::jit::Module& module, ModelStateOptions options);
   std::string kind() const override { return "model"; }
   bool has_replicated_tensors() const override { return true; }
   void encode(ObjectWriter& writer) const override;
   std::function<void()> decode(std::string_view bytes) override;
   void broadcast(int root_rank, const std::string& name) override;
 
+  NamedParameters parameters() const;
+  NamedParameters buffers() const;
+  StateDict state_dict() const;
+
  private:
+  std::string module_name() const;
   std::string stored_name(const std::string& what, const std::string& key) const;
 
-  std::shared_ptr<torch::nn::Module> owner_;  ///< null if the module is not owned by a shared_ptr
-  torch::nn::Module& module_;
+  std::shared_ptr<torch::nn::Module> owner_;   ///< null if the module is not owned by a shared_ptr
+  torch::nn::Module* const module_ = nullptr;  ///< null for an exported module
+  const std::optional<torch::jit::Module> script_;
   const ModelStateOptions options_;
 };
 

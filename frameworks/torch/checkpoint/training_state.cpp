@@ -38,6 +38,15 @@ TrainingState& TrainingState::model(torch::nn::Module& module, ModelStateOptions
   return add(name, std::make_shared<libtorch::ModuleItem>(module, std::move(options)));
 }
 
+TrainingState& TrainingState::model(const torch::jit::Module& module, const std::string& name) {
+  return model(module, ModelStateOptions{.name = name});
+}
+
+TrainingState& TrainingState::model(const torch::jit::Module& module, ModelStateOptions options) {
+  const std::string name = options.name;
+  return add(name, std::make_shared<libtorch::ModuleItem>(module, std::move(options)));
+}
+
 torch::nn::Module& TrainingState::checked(torch::nn::Module* module) {
   if (module == nullptr) throw UsageError("TrainingState: model: expected a module, got null");
   return *module;

@@ -12,8 +12,10 @@
 #include <utility>
 #include <vector>
 
+#include "base/text.h"
 #include "hvd/error.h"
 #include "hvd/torch/sync_batch_norm.h"
+#include "tensors/script_module.h"
 
 namespace hvd {
 namespace {
@@ -144,6 +146,21 @@ std::size_t convert_sync_batchnorm(Module& module, const ProcessSet& process_set
   for (const FoundLayer& found : all)
     with_batch_norm(*found.layer, [&](const auto& old) { replace(old, found, process_set); });
   return all.size();
+}
+
+std::size_t convert_sync_batchnorm(const torch::jit::Module& module,
+                                   const ProcessSet& process_set) {
+  constexpr const char* kCaller = "convert_sync_batchnorm";
+  libtorch::check_layer_set(process_set, kCaller);
+  const std::vector<std::string> paths = libtorch::script_batch_norms(module, kCaller);
+  if (paths.empty()) return 0;
+  throw UsageError(text(
+      kCaller, ": cannot replace '", join_text(paths, "', '"), "' in the exported module ",
+      libtorch::script_name(module),
+      ": TorchScript has compiled the layers' code, which does not exchange statistics. Train with "
+      "each rank's own statistics and call broadcast_buffers() before an evaluation; or rebuild "
+      "the module in C++ with hvd::SyncBatchNorm1d, 2d or 3d and load its weights with "
+      "load_safetensors(). Nothing has been replaced"));
 }
 
 }  // namespace hvd

@@ -11,6 +11,7 @@
 #include "optimizer/parameter_groups.h"
 #include "optimizer/unscaler.h"
 #include "reducer/gradient_reducer.h"
+#include "tensors/script_module.h"
 
 namespace hvd {
 namespace {
@@ -28,7 +29,13 @@ constexpr const char* kWho = "DistributedOptimizer";
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const torch::nn::Module& module,
                                            DistributedOptimizerOptions options)
     : DistributedOptimizer(WithNames(), optimizer, libtorch::named_parameters_of(module, kWho),
-                           std::move(options), /*numbered=*/false, &module) {}
+                           std::move(options), /*numbered=*/false, module.named_buffers()) {}
+
+DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const torch::jit::Module& module,
+                                           DistributedOptimizerOptions options)
+    : DistributedOptimizer(WithNames(), optimizer, libtorch::named_parameters_of(module, kWho),
+                           std::move(options), /*numbered=*/false,
+                           libtorch::script_buffers(module, kWho)) {}
 
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer,
                                            DistributedOptimizerOptions options)
@@ -38,7 +45,7 @@ DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer,
 DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
                                            const NamedParameters& parameters,
                                            DistributedOptimizerOptions options, bool numbered,
-                                           const torch::nn::Module* module)
+                                           const NamedParameters& buffers)
     : OptimizerWrapper(kWho, optimizer, parameters, numbered, std::move(options)) {
   refuse_wrapper();
   libtorch::check_options(options_, kWho);
@@ -47,7 +54,7 @@ DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
   enroll(named);
   const std::string scope = LiveOptimizers::instance().next_scope(options_.process_set);
   libtorch::GradientReduction how = libtorch::reduction_of(options_, scope);
-  if (module != nullptr) how.statistics = libtorch::batch_norm_statistics(*module);
+  how.statistics = libtorch::batch_norm_statistics(buffers);
   start_reducing(std::move(named), std::move(how));
   if (options_.adasum_delta)
     local_gradients_ = libtorch::counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth));

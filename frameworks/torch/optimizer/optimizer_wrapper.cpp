@@ -18,6 +18,7 @@
 #include "optimizer/live_optimizers.h"
 #include "optimizer/parameter_groups.h"
 #include "reducer/gradient_reducer.h"
+#include "tensors/script_module.h"
 
 namespace hvd {
 namespace libtorch {
@@ -124,10 +125,20 @@ NamedParameters named_parameters_of(const torch::nn::Module& module, const std::
   return named;
 }
 
+NamedParameters named_parameters_of(const torch::jit::Module& module, const std::string& who) {
+  NamedParameters named = script_parameters(module, who);
+  if (named.is_empty()) {
+    throw UsageError(who + ": the module " + script_name(module) +
+                     " has no parameters; expected the one that the optimizer trains, which was "
+                     "not frozen");
+  }
+  return named;
+}
+
 std::vector<std::pair<std::string, torch::Tensor>> batch_norm_statistics(
-    const torch::nn::Module& module) {
+    const NamedParameters& buffers) {
   std::vector<std::pair<std::string, torch::Tensor>> statistics;
-  for (const auto& buffer : module.named_buffers()) {
+  for (const auto& buffer : buffers) {
     const bool wanted =
         buffer.key().ends_with("running_mean") || buffer.key().ends_with("running_var");
     if (wanted && buffer.value().defined() && buffer.value().is_floating_point())

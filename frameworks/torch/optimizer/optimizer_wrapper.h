@@ -27,10 +27,12 @@ std::shared_ptr<const void> counted_scope(std::shared_ptr<std::atomic<int>> dept
 /// @param who name of the wrapper, which begins messages
 /// @throws UsageError for a module without parameters.
 NamedParameters named_parameters_of(const torch::nn::Module& module, const std::string& who);
+NamedParameters named_parameters_of(const torch::jit::Module& module, const std::string& who);
 
 /// The running mean and variance of every BatchNorm layer that has them, by the buffer's name.
+/// @param buffers of a module
 std::vector<std::pair<std::string, torch::Tensor>> batch_norm_statistics(
-    const torch::nn::Module& module);
+    const NamedParameters& buffers);
 
 /// Returns `known` and the optimizer's other parameters, which are named by their positions:
 /// "param3".

@@ -25,6 +25,7 @@
 #include "sharded/element_state.h"
 #include "sharded/parameter_shards.h"
 #include "sharded/shard_plan.h"
+#include "tensors/script_module.h"
 
 namespace hvd {
 namespace {
@@ -163,12 +164,18 @@ ShardedOptimizer::ShardedOptimizer(Optimizer& optimizer, ShardedOptimizerOptions
 ShardedOptimizer::ShardedOptimizer(Optimizer& optimizer, const torch::nn::Module& module,
                                    ShardedOptimizerOptions options)
     : ShardedOptimizer(WithNames(), optimizer, module.named_parameters(), std::move(options),
-                       /*numbered=*/false, &module) {}
+                       /*numbered=*/false, module.named_buffers()) {}
+
+ShardedOptimizer::ShardedOptimizer(Optimizer& optimizer, const torch::jit::Module& module,
+                                   ShardedOptimizerOptions options)
+    : ShardedOptimizer(WithNames(), optimizer, libtorch::script_parameters(module, kSharded),
+                       std::move(options), /*numbered=*/false,
+                       libtorch::script_buffers(module, kSharded)) {}
 
 ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
                                    const NamedParameters& parameters,
                                    ShardedOptimizerOptions options, bool numbered,
-                                   const torch::nn::Module* module)
+                                   const NamedParameters& buffers)
     : OptimizerWrapper(kSharded, optimizer, parameters, numbered, all_options(std::move(options))) {
   if (!options_.process_set.included()) libtorch::check_options(options_, kSharded);
   const std::string scope = LiveOptimizers::instance().next_scope(options_.process_set);
@@ -198,7 +205,7 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
       std::make_unique<ParameterShards>(optimizer, std::move(tensors), scope, options_.process_set);
   libtorch::GradientReduction how = libtorch::reduction_of(options_, scope);
   how.wrapper = kSharded;
-  if (module != nullptr) how.statistics = libtorch::batch_norm_statistics(*module);
+  how.statistics = libtorch::batch_norm_statistics(buffers);
   how.sharded = libtorch::is_elementwise(optimizer);
   how.options = [&optimizer] { return libtorch::group_lines(optimizer); };
   start_reducing(std::move(named), std::move(how));

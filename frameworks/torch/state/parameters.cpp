@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <set>
 #include <utility>
 
 #include "hvd/device.h"
@@ -16,6 +17,7 @@
 #include "reducer/reduced_parameter.h"
 #include "state/optimizer_state.h"
 #include "tensors/device_order.h"
+#include "tensors/script_module.h"
 #include "tensors/tensor_adapter.h"
 
 namespace hvd {
@@ -62,6 +64,16 @@ void broadcast_tensors(const std::string& group, const NamedParameters& tensors,
     tasks.push_back(std::move(task));
   }
   libtorch::start_group(group, std::move(tasks), Progress::kCaller).wait_all();
+}
+
+/// @param without the error text for a module without tensors
+void broadcast_module(const NamedParameters& parameters, const NamedParameters& buffers,
+                      int root_rank, const ProcessSet& process_set, const std::string& without) {
+  NamedParameters tensors;
+  for (const auto& item : parameters) tensors.insert("parameters." + item.key(), item.value());
+  for (const auto& item : buffers) tensors.insert("buffers." + item.key(), item.value());
+  if (tensors.is_empty()) throw UsageError("broadcast_parameters: " + without);
+  broadcast_tensors("broadcast_parameters", tensors, root_rank, process_set);
 }
 
 /// Throws the same MismatchError on every rank when any rank has an error.
@@ -143,17 +155,19 @@ void broadcast_parameters(const NamedParameters& parameters, int root_rank,
 
 void broadcast_parameters(const torch::nn::Module& module, int root_rank,
                           const ProcessSet& process_set) {
-  NamedParameters tensors;
-  for (const auto& item : module.named_parameters())
-    tensors.insert("parameters." + item.key(), item.value());
-  for (const auto& item : module.named_buffers())
-    tensors.insert("buffers." + item.key(), item.value());
-  if (tensors.is_empty()) {
-    throw UsageError("broadcast_parameters: the module " + module.name() +
-                     " has no parameters and no buffers; expected one whose layers are registered "
-                     "(register_module)");
-  }
-  broadcast_tensors("broadcast_parameters", tensors, root_rank, process_set);
+  broadcast_module(module.named_parameters(), module.named_buffers(), root_rank, process_set,
+                   "the module " + module.name() +
+                       " has no parameters and no buffers; expected one whose layers are "
+                       "registered (register_module)");
+}
+
+void broadcast_parameters(const torch::jit::Module& module, int root_rank,
+                          const ProcessSet& process_set) {
+  constexpr const char* kCaller = "broadcast_parameters";
+  const NamedParameters parameters = libtorch::script_parameters(module, kCaller);
+  broadcast_module(parameters, libtorch::script_buffers(module, kCaller), root_rank, process_set,
+                   "the module " + libtorch::script_name(module) +
+                       " has no parameters and no buffers; expected one that was not frozen");
 }
 
 void broadcast_parameters(const NamedParameters& parameters, int root_rank) {
@@ -167,6 +181,20 @@ void broadcast_parameters(const torch::nn::Module& module, int root_rank) {
 void broadcast_buffers(const torch::nn::Module& module, int root_rank,
                        const ProcessSet& process_set) {
   broadcast_tensors("broadcast_buffers", module.named_buffers(), root_rank, process_set);
+}
+
+void broadcast_buffers(const torch::jit::Module& module, int root_rank,
+                       const ProcessSet& process_set) {
+  constexpr const char* kCaller = "broadcast_buffers";
+  broadcast_tensors(kCaller, libtorch::script_buffers(module, kCaller), root_rank, process_set);
+}
+
+std::vector<torch::Tensor> parameters_of(const torch::jit::Module& module) {
+  std::vector<torch::Tensor> parameters;
+  std::set<const c10::TensorImpl*> seen;
+  for (const auto& item : libtorch::script_parameters(module, "parameters_of"))
+    if (seen.insert(item.value().unsafeGetTensorImpl()).second) parameters.push_back(item.value());
+  return parameters;
 }
 
 void broadcast_optimizer_state(torch::optim::Optimizer& optimizer, int root_rank,

@@ -166,6 +166,7 @@ class Accelerator {
   ///     argument                                   result
   ///     a module holder, a shared_ptr to a module  a copy of it, of the same type
   ///     a module                                   a reference to it
+  ///     a torch::jit::Module from Python           a copy of it, which shares its tensors
   ///     an optimizer of LibTorch                   AcceleratedOptimizer&, owned here
   ///     a scheduler of LibTorch                    AcceleratedScheduler&, owned here
   ///     a loader from hvd::loader()                PreparedLoader
@@ -178,7 +179,8 @@ class Accelerator {
   /// was constructed, or the module is not prepared); where a module is prepared after its
   /// optimizer was wrapped; where an optimizer has a state on another device; where a loader has
   /// fewer samples than there are ranks, or does not divide them among all ranks. The other ranks
-  /// then throw MismatchError, as all do when arguments differ between ranks. No argument has
+  /// then throw MismatchError, as all do when arguments differ between ranks. With
+  /// sync_batch_norm, an exported module with BatchNorm layers is refused too. No argument has
   /// changed then. Also throws as broadcast_parameters(), convert_sync_batchnorm(),
   /// DistributedOptimizer and ShardedOptimizer.
   template <class... Objects>
@@ -353,7 +355,7 @@ class Accelerator {
                            const LoadCheckpointOptions& options = {});
   /// Writes a model's parameters and buffers to `folder`/model.safetensors, which Python's
   /// safetensors reads, by save_safetensors() on the main process. Collective.
-  /// @param model a module, a module holder or a shared_ptr to a module
+  /// @param model a module, a module holder, a shared_ptr to a module or a torch::jit::Module
   /// @throws on the main process as save_safetensors(); MismatchError with the text of that error
   /// on the others
   void save_model(const StateDict& model, const std::filesystem::path& folder) const;

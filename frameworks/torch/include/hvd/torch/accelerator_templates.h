@@ -29,18 +29,20 @@ struct PrepareResult {
       "hvd: LibTorch's DataLoader cannot be divided among the ranks; make the loader with "
       "hvd::loader(data_set, options) instead of torch::data::make_data_loader()");
 
-  static constexpr bool kShared =
-      ModuleHolderType<T> || (PointerType<T> && std::copy_constructible<T> &&
-                              std::derived_from<Target, torch::nn::Module>);
+  static constexpr bool kScript = std::same_as<T, torch::jit::Module>;
+  static constexpr bool kShared = kScript || ModuleHolderType<T> ||
+                                  (PointerType<T> && std::copy_constructible<T> &&
+                                   std::derived_from<Target, torch::nn::Module>);
   static constexpr bool kModule = kShared || std::derived_from<Target, torch::nn::Module>;
   static constexpr bool kOptimizer = std::derived_from<Target, torch::optim::Optimizer>;
   static constexpr bool kScheduler = SchedulerType<Target>;
   static constexpr bool kLoader = IsHvdLoader<Target>::value;
 
-  static_assert(IsPrepared<T>::value || TorchLoaderType<Target> || kModule || kOptimizer ||
-                    kScheduler || kLoader,
-                "hvd: prepare() takes modules, module holders, optimizers and schedulers of "
-                "LibTorch, and what hvd::loader() returns");
+  static_assert(
+      IsPrepared<T>::value || TorchLoaderType<Target> || kModule || kOptimizer || kScheduler ||
+          kLoader,
+      "hvd: prepare() takes modules, module holders, exported modules (torch::jit::Module), "
+      "optimizers and schedulers of LibTorch, and what hvd::loader() returns");
   static_assert(std::is_lvalue_reference_v<Object> || kShared,
                 "hvd: prepare() refers to optimizers, schedulers and loaders; keep them in "
                 "variables that outlive the training, and pass these");
@@ -53,7 +55,9 @@ struct PrepareResult {
 template <class T>
 libtorch::PrepareArgument Accelerator::argument_of(T& object) {
   using Traits = libtorch::PrepareResult<T&>;
-  if constexpr (libtorch::ModuleHolderType<std::remove_const_t<T>>) {
+  if constexpr (Traits::kScript) {
+    return libtorch::PreparedModule{.module = nullptr, .owner = nullptr, .script = object};
+  } else if constexpr (libtorch::ModuleHolderType<std::remove_const_t<T>>) {
     if (object.is_empty()) return libtorch::PreparedModule();
     return libtorch::PreparedModule{.module = object.ptr().get(), .owner = object.ptr()};
   } else {

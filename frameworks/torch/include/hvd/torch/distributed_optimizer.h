@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/util/Synchronized.h>
+#include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
@@ -290,6 +291,10 @@ class DistributedOptimizer : public OptimizerWrapper {
   /// module later are not included.
   DistributedOptimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                        DistributedOptimizerOptions options = {});
+  /// The same for a module that Python has exported (torch::jit::load()); `optimizer` has its
+  /// parameters(). @throws UsageError also for a default-constructed module
+  DistributedOptimizer(torch::optim::Optimizer& optimizer, const torch::jit::Module& module,
+                       DistributedOptimizerOptions options = {});
   /// The same for a module holder (TORCH_MODULE).
   template <class Impl>
   DistributedOptimizer(torch::optim::Optimizer& optimizer,
@@ -344,7 +349,7 @@ class DistributedOptimizer : public OptimizerWrapper {
   struct WithNames {};
   DistributedOptimizer(WithNames, torch::optim::Optimizer& optimizer,
                        const NamedParameters& parameters, DistributedOptimizerOptions options,
-                       bool numbered = false, const torch::nn::Module* module = nullptr);
+                       bool numbered = false, const NamedParameters& buffers = NamedParameters());
 
   torch::Tensor reduce_and_step(const torch::optim::Optimizer::LossClosure& closure);
   torch::Tensor step_and_combine(const torch::optim::Optimizer::LossClosure& closure);

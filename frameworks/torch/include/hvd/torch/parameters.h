@@ -1,5 +1,6 @@
 #pragma once
 
+#include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
@@ -56,6 +57,10 @@ inline void allreduce_gradients(const std::vector<torch::Tensor>& parameters,
 void broadcast_parameters(const torch::nn::Module& module, int root_rank = 0);
 void broadcast_parameters(const torch::nn::Module& module, int root_rank,
                           const ProcessSet& process_set);
+/// The same for a module that Python has exported (torch::jit::load()).
+/// @throws UsageError also for a default-constructed module
+void broadcast_parameters(const torch::jit::Module& module, int root_rank = 0,
+                          const ProcessSet& process_set = {});
 /// The same for a list of tensors; undefined ones are left out.
 void broadcast_parameters(const NamedParameters& parameters, int root_rank = 0);
 void broadcast_parameters(const NamedParameters& parameters, int root_rank,
@@ -66,6 +71,18 @@ void broadcast_parameters(const NamedParameters& parameters, int root_rank,
 /// the same before every forward pass. Otherwise like broadcast_parameters().
 void broadcast_buffers(const torch::nn::Module& module, int root_rank = 0,
                        const ProcessSet& process_set = {});
+void broadcast_buffers(const torch::jit::Module& module, int root_rank = 0,
+                       const ProcessSet& process_set = {});
+
+/// The parameters of a module that Python has exported, for an optimizer of LibTorch:
+///
+///     torch::jit::Module net = torch::jit::load("net.pt");
+///     torch::optim::AdamW adamw(hvd::parameters_of(net));
+///
+/// Each parameter occurs once, as in Python's parameters(), also if it has several names (tied
+/// weights). Local.
+/// @throws UsageError for a default-constructed module
+std::vector<torch::Tensor> parameters_of(const torch::jit::Module& module);
 
 namespace libtorch {
 

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <c10/core/Device.h>
+#include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
@@ -51,8 +52,9 @@ class RunningLoaders {
 
 /// The arguments of Accelerator::prepare(), in order.
 struct PreparedModule {
-  torch::nn::Module* module = nullptr;
-  std::shared_ptr<torch::nn::Module> owner;  ///< null if the program owns the module otherwise
+  torch::nn::Module* module = nullptr;            ///< null for a module that Python has exported
+  std::shared_ptr<torch::nn::Module> owner;       ///< null if the program owns the module otherwise
+  std::optional<torch::jit::Module> script = {};  ///< a module that Python has exported
 };
 using PreparedScheduler =
     std::variant<torch::optim::LRScheduler*, torch::optim::ReduceLROnPlateauScheduler*>;

@@ -53,7 +53,9 @@ class StateDict {
   StateDict(const std::shared_ptr<Module>& module)
       : StateDict(static_cast<const torch::nn::Module&>(libtorch::module_in(module, "StateDict"))) {
   }
-  /// The same for a module that Python has exported (torch.jit.script, torch.jit.trace).
+  /// The same for a module that Python has exported (torch.jit.script, torch.jit.trace). Buffers
+  /// that are not persistent in Python are included, since TorchScript does not mark them.
+  /// @throws UsageError for a default-constructed module
   StateDict(const torch::jit::Module& module);
   StateDict(const NamedParameters& tensors);
   StateDict(const std::map<std::string, torch::Tensor>& tensors)
@@ -61,7 +63,9 @@ class StateDict {
   StateDict(std::vector<value_type> tensors) : tensors_(std::move(tensors)) {}
   StateDict(std::initializer_list<value_type> tensors) : tensors_(tensors) {}
 
-  const std::vector<value_type>& tensors() const noexcept { return tensors_; }
+  const std::vector<value_type>& tensors() const& noexcept { return tensors_; }
+  /// By value, so that a loop over StateDict(net).tensors() is safe.
+  std::vector<value_type> tensors() && { return std::move(tensors_); }
 
  private:
   std::vector<value_type> tensors_;

@@ -93,6 +93,9 @@ class ShardedOptimizer : public OptimizerWrapper {
   /// BatchNorm statistics; see DistributedOptimizerOptions::check_every.
   ShardedOptimizer(torch::optim::Optimizer& optimizer, const torch::nn::Module& module,
                    ShardedOptimizerOptions options = {});
+  /// The same for a module that Python has exported (torch::jit::load()).
+  ShardedOptimizer(torch::optim::Optimizer& optimizer, const torch::jit::Module& module,
+                   ShardedOptimizerOptions options = {});
   /// The same for a module holder (TORCH_MODULE).
   template <class Impl>
   ShardedOptimizer(torch::optim::Optimizer& optimizer, const torch::nn::ModuleHolder<Impl>& module,
@@ -145,7 +148,7 @@ class ShardedOptimizer : public OptimizerWrapper {
   struct WithNames {};
   ShardedOptimizer(WithNames, torch::optim::Optimizer& optimizer, const NamedParameters& parameters,
                    ShardedOptimizerOptions options, bool numbered = false,
-                   const torch::nn::Module* module = nullptr);
+                   const NamedParameters& buffers = NamedParameters());
 
   void refuse_group(const torch::optim::OptimizerParamGroup& group) const override;
   void group_added() override;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <torch/csrc/jit/api/module.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/pimpl.h>
 #include <torch/types.h>
@@ -148,6 +149,14 @@ TORCH_MODULE(SyncBatchNorm3d);
 /// @throws UsageError, and replaces no layer, with the paths of layers that are held by members;
 /// when `module` is itself a BatchNorm; and when this rank is not in the set
 std::size_t convert_sync_batchnorm(torch::nn::Module& module, const ProcessSet& process_set = {});
+
+/// Refuses a module that Python has exported if it has BatchNorm layers: their code is compiled
+/// into the module and has no place for an exchange. Rebuild the module in C++ and load its weights
+/// (load_safetensors()).
+/// @return 0 for a module without BatchNorm layers
+/// @throws UsageError with the paths of the layers, and for a default-constructed module
+std::size_t convert_sync_batchnorm(const torch::jit::Module& module,
+                                   const ProcessSet& process_set = {});
 
 /// The same for module holders and shared pointers to modules.
 template <class Impl>

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Generator.h>
+#include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 #include <torch/nn/pimpl.h>
 #include <torch/optim/optimizer.h>
@@ -134,6 +135,11 @@ class TrainingState {
   TrainingState& model(torch::nn::Module& module, const std::string& name = "model");
   /// Loading throws UsageError when `options.key_in_checkpoint` returns a name twice.
   TrainingState& model(torch::nn::Module& module, ModelStateOptions options);
+  /// The same for a module that Python has exported (torch::jit::load()), which is kept alive. A
+  /// checkpoint of it loads into an equal module in C++, and the other way round.
+  /// @throws UsageError also for a default-constructed module
+  TrainingState& model(const torch::jit::Module& module, const std::string& name = "model");
+  TrainingState& model(const torch::jit::Module& module, ModelStateOptions options);
   template <class M>
   TrainingState& model(const torch::nn::ModuleHolder<M>& holder,
                        const std::string& name = "model") {
