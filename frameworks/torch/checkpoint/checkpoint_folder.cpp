@@ -195,12 +195,13 @@ constexpr std::string_view kStep = "step-";
 constexpr const char* kManifest = "manifest";
 constexpr const char* kCommon = "common";
 constexpr const char* kRank = "rank-";
+constexpr const char* kModel = ".safetensors";
 
 /// Whether hvd gives files this name. Other files are never removed.
 bool is_ours(std::string name) {
   const std::string_view partial = kPartial;
   if (name.ends_with(partial)) name.resize(name.size() - partial.size());
-  return name == kManifest || name == kCommon ||
+  return name == kManifest || name == kCommon || name.ends_with(kModel) ||
          (name.starts_with(kRank) && parse_number<std::uint64_t>(std::string_view(name).substr(5)));
 }
 
@@ -224,6 +225,7 @@ fs::path CheckpointFolder::folder_of(std::uint64_t step) const {
 
 std::string CheckpointFolder::common_name() { return kCommon; }
 std::string CheckpointFolder::rank_name(int rank) { return kRank + std::to_string(rank); }
+std::string CheckpointFolder::model_name(const std::string& item) { return item + kModel; }
 
 /// All steps that have a folder, complete or not, ascending.
 std::vector<std::uint64_t> CheckpointFolder::all_steps() const {

@@ -76,6 +76,7 @@ class FolderLock {
 ///     FOLDER/step-000000000100/common    the replicated state
 ///                              rank-0    the state of rank 0, and its share of replicated tensors
 ///                              rank-1
+///                              model.safetensors  a model for Python, if that is requested
 ///                              manifest  written last; lists the other files, their sizes and CRCs
 ///     FOLDER/lock                        while a checkpoint is written: names the writing process
 ///
@@ -122,6 +123,8 @@ class CheckpointFolder {
   std::filesystem::path folder_of(std::uint64_t step) const;
   static std::string common_name();
   static std::string rank_name(int rank);
+  /// @param item the name of a model
+  static std::string model_name(const std::string& item);
 
  private:
   std::vector<std::uint64_t> all_steps() const;

@@ -7,6 +7,9 @@
 #include <tuple>
 #include <utility>
 
+#include "checkpoint/safetensors_save.h"
+#include "checkpoint/state_item.h"
+#include "hvd/error.h"
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/object.h"
 
@@ -28,11 +31,32 @@ std::size_t count_writers(std::uint64_t bytes, std::size_t ranks) {
   return writers < 2 ? 0 : writers;
 }
 
+/// Fills the files of the state's models, and keeps the memory of files that are there.
+/// @throws UsageError for a name that cannot be a file's
+void fill_models(const TrainingState& state, std::map<std::string, ModelFile>& files) {
+  std::map<std::string, ModelFile> filled;
+  for (const auto& [name, item] : state.entries()) {
+    const auto* const model = dynamic_cast<const ModuleItem*>(item.get());
+    if (model == nullptr) continue;
+    if (name.find('/') != std::string::npos || name.find('\0') != std::string::npos) {
+      throw UsageError("safetensors: the model '" + name +
+                       "' gives its name to a file; expected a name without '/'");
+    }
+    const std::string file = CheckpointFolder::model_name(name);
+    auto& [bytes, memory] = filled[file];
+    bytes.parts.push_back(safetensors_text(model->state_dict(), {{"format", "pt"}}));
+    if (const auto before = files.find(file); before != files.end())
+      memory = std::move(before->second.memory);
+  }
+  files = std::move(filled);
+}
+
 }  // namespace
 
 void Snapshot::free_memory() {
   common = {};
   own = {};
+  models.clear();
   for (std::string* const memory : {&common_memory, &own_memory}) std::string().swap(*memory);
 }
 
@@ -78,10 +102,12 @@ void CheckpointWriter::take_snapshot(const TrainingState& state, std::optional<s
           common.insert(common.begin(), TensorText{encode_object(replicated.positions), {}});
         }
         snapshot.common.parts = std::move(common);
+        if (safetensors_) fill_models(state, snapshot.models);
       }
       if (copy) {
         snapshot.common.copy_into(snapshot.common_memory);
         snapshot.own.copy_into(snapshot.own_memory);
+        for (auto& [name, model] : snapshot.models) model.bytes.copy_into(model.memory);
       }
       if (!vote_.first()) return std::string();
       if (!step) {
@@ -108,6 +134,10 @@ std::string CheckpointWriter::write_own(const Snapshot& snapshot) {
   };
   if (vote_.first()) write(CheckpointFolder::common_name(), snapshot.common);
   write(CheckpointFolder::rank_name(vote_.rank()), snapshot.own);
+  for (const auto& [name, model] : snapshot.models) {
+    folder_.write(snapshot.step, name,
+                  [&bytes = model.bytes](const ByteSink& sink) { bytes.write(sink); });
+  }
   return encode_object(written);
 }
 

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <map>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,6 +13,12 @@
 
 namespace hvd::libtorch {
 
+/// A model in a file that Python reads.
+struct ModelFile {
+  FileBytes bytes;
+  std::string memory;  ///< holds a copy; kept for the next checkpoint
+};
+
 /// The files that one rank writes for a checkpoint. Must not be copied or moved while it holds
 /// copies of tensors, because it points to its own members then.
 struct Snapshot {
@@ -19,7 +26,8 @@ struct Snapshot {
   std::optional<std::uint64_t> loaded;  ///< complete checkpoints later than this are replaced
   FileBytes common;                     ///< only on the first rank
   FileBytes own;
-  std::string common_memory, own_memory;  ///< holds the copies; kept for the next checkpoint
+  std::map<std::string, ModelFile> models;  ///< by the file's name; only on the first rank
+  std::string common_memory, own_memory;    ///< holds the copies; kept for the next checkpoint
 
   void free_memory();
 };
@@ -28,8 +36,9 @@ struct Snapshot {
 /// may run in another thread. One checkpoint at a time.
 class CheckpointWriter {
  public:
-  CheckpointWriter(const std::filesystem::path& folder, CheckpointVote vote)
-      : folder_(folder), vote_(std::move(vote)) {}
+  /// @param safetensors writes each model to a file of its own, too
+  CheckpointWriter(const std::filesystem::path& folder, CheckpointVote vote, bool safetensors)
+      : folder_(folder), vote_(std::move(vote)), safetensors_(safetensors) {}
 
   /// Agrees on the step and on the files' contents, and makes the step's folder. Collective.
   /// @param snapshot filled in. It borrows the state's tensors, which must not change until it is
@@ -47,6 +56,7 @@ class CheckpointWriter {
 
   CheckpointFolder folder_;
   CheckpointVote vote_;
+  bool safetensors_;
 };
 
 }  // namespace hvd::libtorch

@@ -31,7 +31,7 @@ std::uint64_t save_checkpoint(const std::filesystem::path& folder, const Trainin
     throw UsageError(who + ": keep: expected a number of checkpoints, or 0 for all, got " +
                      std::to_string(options.keep));
   }
-  libtorch::CheckpointWriter writer(folder, vote_in(options.process_set, who));
+  libtorch::CheckpointWriter writer(folder, vote_in(options.process_set, who), options.safetensors);
   libtorch::Snapshot snapshot;
   writer.take_snapshot(state, options.step, options.replace_newer_than, /*copy=*/false, snapshot);
   writer.write(snapshot, options.keep);
@@ -93,7 +93,7 @@ Checkpointer::Checkpointer(std::filesystem::path folder, TrainingState state,
   check(options);
   // Operations have the folder in their names, since a program has one Checkpointer per folder.
   CheckpointVote vote(options.process_set, "Checkpointer of " + folder.string());
-  CheckpointWriter writer(folder, vote);
+  CheckpointWriter writer(folder, vote, options.safetensors);
   impl_.reset(new Impl{.folder = std::move(folder),
                        .state = std::move(state),
                        .options = std::move(options),

@@ -25,6 +25,10 @@ struct SaveCheckpointOptions {
   /// are removed when the new one is complete. One with the number of the new one is removed before
   /// that is written. Not set: a step that is not greater than the newest is refused.
   std::optional<std::uint64_t> replace_newer_than = {};
+  /// The first rank also writes each model to NAME.safetensors in the checkpoint's folder, which
+  /// Python's `safetensors` and load_safetensors() read. load_checkpoint() does not use these
+  /// files.
+  bool safetensors = false;
   ProcessSet process_set = {};
 };
 

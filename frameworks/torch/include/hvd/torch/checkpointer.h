@@ -25,6 +25,9 @@ struct CheckpointerOptions {
   /// the first save() removes them once its own is complete. Otherwise a step that is not greater
   /// than the newest is refused.
   bool replace_newer = false;
+  /// See SaveCheckpointOptions::safetensors. In the background the first rank copies each model
+  /// once more.
+  bool safetensors = false;
   ProcessSet process_set = {};
 };
 
