@@ -16,48 +16,50 @@
 namespace hvd::libtorch {
 namespace {
 
-[[noreturn]] void fail_to_read(const std::string& path, int number) {
-  throw SafetensorsError(text("cannot read ", path, ": ", std::generic_category().message(number)));
+std::string error_text(int number) { return std::generic_category().message(number); }
+
+[[noreturn]] void fail_to_read(const std::string& path, const std::string& reason) {
+  throw SafetensorsError(text("cannot read ", path, ": ", reason));
 }
 
-/// Maps a whole file. Empty for an empty file, which cannot be mapped.
-std::string_view map_file(const std::string& path) {
+/// Opens and maps a whole file. Empty for an empty file, which cannot be mapped.
+/// @param file is set, for the caller to close, also when this throws
+std::string_view map_file(const std::string& path, int& file) {
   // Opening a pipe without O_NONBLOCK would wait for its writer.
-  const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-  if (file < 0) fail_to_read(path, errno);
+  file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+  if (file < 0) fail_to_read(path, error_text(errno));
   struct stat status {};
-  int error = ::fstat(file, &status) == 0 ? 0 : errno;
-  if (error == 0 && !S_ISREG(status.st_mode)) error = S_ISDIR(status.st_mode) ? EISDIR : ESPIPE;
+  if (::fstat(file, &status) != 0) fail_to_read(path, error_text(errno));
+  if (S_ISDIR(status.st_mode)) fail_to_read(path, "it is a folder; expected a file");
+  if (!S_ISREG(status.st_mode)) fail_to_read(path, "it is a pipe or a device; expected a file");
   const auto size = static_cast<std::size_t>(status.st_size);
-  void* memory = MAP_FAILED;
-  if (error == 0 && size > 0) {
-    memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file, 0);
-    if (memory == MAP_FAILED) error = errno;
-  }
-  ::close(file);
-  if (error != 0) fail_to_read(path, error);
-  return size == 0 ? std::string_view() : std::string_view(static_cast<const char*>(memory), size);
-}
-
-void unmap(std::string_view mapped) {
-  if (!mapped.empty()) ::munmap(const_cast<char*>(mapped.data()), mapped.size());
+  if (size == 0) return {};
+  void* const memory =
+      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_NORESERVE, file, 0);
+  if (memory == MAP_FAILED) fail_to_read(path, error_text(errno));
+  return {static_cast<const char*>(memory), size};
 }
 
 }  // namespace
 
-MappedSafetensors::MappedSafetensors(const std::filesystem::path& path)
-    : path_(path.string()), mapped_(map_file(path_)) {
+MappedSafetensors::MappedSafetensors(const std::filesystem::path& path) : path_(path.string()) {
   try {
+    mapped_ = map_file(path_, file_);
     header_ = SafetensorsHeader::decode(mapped_, path_);
     by_name_.reserve(header_.tensors.size());
     for (const SafetensorsEntry& entry : header_.tensors) by_name_.emplace(entry.name, &entry);
   } catch (...) {
-    unmap(mapped_);
+    close();
     throw;
   }
 }
 
-MappedSafetensors::~MappedSafetensors() { unmap(mapped_); }
+MappedSafetensors::~MappedSafetensors() { close(); }
+
+void MappedSafetensors::close() {
+  if (!mapped_.empty()) ::munmap(const_cast<char*>(mapped_.data()), mapped_.size());
+  if (file_ >= 0) ::close(file_);
+}
 
 const SafetensorsEntry* MappedSafetensors::find(const std::string& name) const {
   const auto found = by_name_.find(name);
@@ -75,16 +77,36 @@ void MappedSafetensors::load(const SafetensorsEntry& entry) const {
   do {
     result = ::madvise(begin, wanted.size() + before, kPopulateRead);
   } while (result != 0 && errno == EINTR);
-  if (result != 0 && errno != EINVAL) {
-    throw SafetensorsError(text("cannot read tensor ", printable(entry.name), " of ", path_, ": ",
-                                std::generic_category().message(errno),
-                                "; is the disk damaged, or was the file shortened?"));
+  if (result != 0 && errno != EINVAL) fail_to_load(entry, error_text(errno));
+  check_values(entry, wanted);
+}
+
+void MappedSafetensors::read(const SafetensorsEntry& entry, std::uint64_t offset,
+                             std::uint64_t bytes, char* memory) const {
+  std::uint64_t position = header_.bytes + entry.begin + offset;
+  while (bytes > 0) {
+    const ssize_t got = ::pread(file_, memory, bytes, static_cast<off_t>(position));
+    if (got < 0 && errno == EINTR) continue;
+    if (got < 0) fail_to_load(entry, error_text(errno));
+    if (got == 0) fail_to_load(entry, "the file ends");
+    memory += got;
+    position += static_cast<std::uint64_t>(got);
+    bytes -= static_cast<std::uint64_t>(got);
   }
+}
+
+void MappedSafetensors::check_values(const SafetensorsEntry& entry, std::string_view values) const {
   if (entry.type != SafetensorsType::kBool) return;
-  if (std::any_of(wanted.begin(), wanted.end(),
+  if (std::any_of(values.begin(), values.end(),
                   [](char value) { return value != 0 && value != 1; }))
     throw SafetensorsError(text(path_, ": tensor ", printable(entry.name),
                                 " of dtype BOOL has a byte that is neither 0 nor 1"));
+}
+
+void MappedSafetensors::fail_to_load(const SafetensorsEntry& entry,
+                                     const std::string& reason) const {
+  throw SafetensorsError(text("cannot read tensor ", printable(entry.name), " of ", path_, ": ",
+                              reason, "; is the disk damaged, or was the file shortened?"));
 }
 
 }  // namespace hvd::libtorch

@@ -10,11 +10,12 @@
 
 namespace hvd::libtorch {
 
-/// A safetensors file in memory: its header, and the mapped bytes of its tensors. The pages are
+/// An open safetensors file: its header, and the mapped bytes of its tensors. The pages are
 /// private: writing to them does not change the file. Thread-safe for reading.
 ///
-/// If a process shortens the file while it is mapped, this process ends with SIGBUS when it reads
-/// the lost pages. Programs that replace files by renaming, like hvd, never shorten a file.
+/// If a process shortens the file while it is mapped, this process ends with SIGBUS when it touches
+/// the lost pages; read() throws. Programs that replace files by renaming, like hvd, never shorten
+/// a file.
 class MappedSafetensors {
  public:
   /// @throws SafetensorsError when the file cannot be opened or its header is refused
@@ -41,8 +42,20 @@ class MappedSafetensors {
   /// they end the process with SIGBUS.) @throws SafetensorsError
   void load(const SafetensorsEntry& entry) const;
 
+  /// Reads a part of the tensor's bytes into `memory`, without the mapping: for memory that is new,
+  /// this is faster than a copy from mapped pages. @throws SafetensorsError
+  void read(const SafetensorsEntry& entry, std::uint64_t offset, std::uint64_t bytes,
+            char* memory) const;
+  /// Checks that each byte of a BOOL tensor is 0 or 1. @param values the tensor's bytes
+  /// @throws SafetensorsError
+  void check_values(const SafetensorsEntry& entry, std::string_view values) const;
+
  private:
+  void close();
+  [[noreturn]] void fail_to_load(const SafetensorsEntry& entry, const std::string& reason) const;
+
   const std::string path_;
+  int file_ = -1;
   std::string_view mapped_;
   SafetensorsHeader header_;
   std::unordered_map<std::string_view, const SafetensorsEntry*> by_name_;

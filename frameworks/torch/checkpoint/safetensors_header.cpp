@@ -62,7 +62,10 @@ class HeaderEvents {
   /// Why the header is refused; empty unless it is.
   const std::string& complaint() const { return complaint_; }
 
-  bool null() { return scalar("null"); }
+  bool null() {
+    // The Python package reads this as no metadata.
+    return (level_ == Level::kHeader && key_ == kMetadataName) || scalar("null");
+  }
   bool boolean(bool /*value*/) { return scalar("a truth value"); }
   bool number_integer(std::int64_t value) { return scalar(text("the number ", value)); }
   bool number_float(double /*value*/, const std::string& digits) {
@@ -316,6 +319,10 @@ SafetensorsHeader SafetensorsHeader::decode(std::string_view file, const std::st
   SafetensorsHeader header;
   header.bytes = kLengthBytes + length;
   HeaderEvents events(header);
+  // The parser takes a zero byte for the end of its input, and would accept any bytes behind it.
+  const std::size_t zero = body.find('\0');
+  if (zero != std::string_view::npos)
+    refuse(text("the header is not JSON in UTF-8 at byte ", kLengthBytes + zero));
   if (!json::sax_parse(body.begin(), body.end(), &events)) refuse(events.complaint());
   const std::string complaint = check_coverage(header.tensors, file.size() - header.bytes);
   if (!complaint.empty()) refuse(complaint);

@@ -2,6 +2,7 @@
 #include <torch/script.h>
 
 #include <exception>
+#include <fstream>
 #include <functional>
 #include <iostream>
 #include <map>
@@ -10,13 +11,14 @@
 
 #include "torch/safetensors/safetensors_support.h"
 
-// The C++ half of safetensors_python_test.py. Each command reads files of Python and writes files
-// that Python compares:
+// The C++ half of safetensors_python_test.py and safetensors_hostile_test.py. Each command reads
+// files of Python and writes files that Python compares:
 //
 //     tensors IN OUT          every tensor, with the file's metadata
 //     layers IN OUT           into LayersImpl and out of it
 //     tied IN OUT             into TiedImpl and out of it
 //     script MODULE IN OUT    into an exported module, out of it, and the module to OUT.pt
+//     probe LIST GOOD         reads each path in LIST, one a line, in every way; see probe()
 //
 // Several commands may follow each other.
 
@@ -71,6 +73,44 @@ void transfer(const hvd::StateDict& tensors, const std::string& in, const std::s
   hvd::save_safetensors(tensors, out);
 }
 
+/// The error of `act`, which may only be a SafetensorsError; empty if there is none.
+std::string error_of(const std::function<void()>& act) {
+  try {
+    act();
+    return {};
+  } catch (const hvd::SafetensorsError& error) {
+    return error.what();
+  } catch (const std::exception& error) {
+    return std::string("NOT A SafetensorsError: ") + error.what();
+  }
+}
+
+/// Reads a file as new tensors, tensor by tensor, and into `targets`. All three ways have to agree
+/// about files that are damaged; an error must not change a target. Prints "ok" or the error, on
+/// one line. A file that can be read is written to PATH.again.
+void probe(const std::string& path, const std::map<std::string, torch::Tensor>& targets) {
+  const std::string damaged = error_of([&] {
+    hvd::save_safetensors(hvd::load_safetensors(path), path + ".again",
+                          {.metadata = hvd::SafetensorsFile(path).metadata(), .durable = false});
+  });
+  const std::string by_tensor = error_of([&] {
+    const hvd::SafetensorsFile file(path);
+    for (const std::string& name : file.names()) file.tensor(name);
+  });
+  std::map<std::string, torch::Tensor> before;
+  for (const auto& [name, tensor] : targets) before.emplace(name, tensor.clone());
+  const std::string into = error_of([&] { hvd::load_safetensors(targets, path); });
+  std::string line = damaged.empty() ? "ok" : damaged;
+  if (damaged.empty() != by_tensor.empty()) line = "BY TENSOR: " + by_tensor;
+  if (!damaged.empty() && into.empty()) line = "INTO TARGETS: no error";
+  if (into.starts_with("NOT A")) line = into;
+  for (const auto& [name, tensor] : targets)
+    if (!into.empty() && !tensor.equal(before.at(name))) line = "AN ERROR CHANGED " + name;
+  for (char& c : line)
+    if (c == '\n') c = ' ';
+  std::cout << line << '\n';
+}
+
 void run(const Arguments& arguments) {
   std::size_t next = 0;
   const auto take = [&] { return arguments.at(next++); };
@@ -91,6 +131,10 @@ void run(const Arguments& arguments) {
       const std::string in = take(), out = take();
       transfer(module, in, out);
       module.save(out + ".pt");
+    } else if (command == "probe") {
+      std::ifstream list(take());
+      const auto targets = hvd::load_safetensors(take());
+      for (std::string path; std::getline(list, path);) probe(path, targets);
     } else {
       throw std::runtime_error("unknown command " + command);
     }

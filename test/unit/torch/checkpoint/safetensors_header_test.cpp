@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Pair;
 
 std::string length_of(std::uint64_t bytes) {
@@ -86,6 +87,8 @@ TEST(SafetensorsHeader, HasTheBytesOfThePythonPackage) {
 TEST(SafetensorsHeader, MayBeEmpty) {
   EXPECT_EQ(SafetensorsHeader().encode(), length_of(8) + "{}      ");
   EXPECT_TRUE(SafetensorsHeader::decode(file_of("{}", 0), "f").tensors.empty());
+  EXPECT_THAT(SafetensorsHeader::decode(file_of(R"({"__metadata__":null})", 0), "f").metadata,
+              IsEmpty());
   EXPECT_THAT(SafetensorsHeader::decode(file_of(R"({"__metadata__":{"k":"v"}})", 0), "f").metadata,
               ElementsAre(Pair("k", "v")));
 }
@@ -198,6 +201,14 @@ TEST(SafetensorsHeader, RefusesALengthBeyondTheFileOrTheFormat) {
   EXPECT_THAT(refusal_of(file_of(long_header, 0)), HasSubstr("the format allows 100000000"));
 }
 
+// nlohmann's parser takes a zero byte for the end of its input.
+TEST(SafetensorsHeader, RefusesBytesBehindAZeroByte) {
+  for (const char* const behind : {"", "x", "{}"}) {
+    const std::string header = std::string("{}") + '\0' + behind;
+    EXPECT_THAT(refusal_of(file_of(header, 0)), HasSubstr("not JSON in UTF-8 at byte 10"));
+  }
+}
+
 // Neither the parser nor its state grows with the depth.
 TEST(SafetensorsHeader, RefusesDepthAtOnce) {
   for (const char* const part : {"[", "{\"a\":"}) {
@@ -270,9 +281,10 @@ TEST(MappedSafetensors, NamesAFileThatCannotBeRead) {
     return {};
   };
   EXPECT_THAT(error(folder.path() / "none"), HasSubstr("none: No such file or directory"));
-  EXPECT_THAT(error(folder.path()), HasSubstr("Is a directory"));
+  EXPECT_THAT(error(folder.path()), HasSubstr("it is a folder; expected a file"));
   ASSERT_EQ(::mkfifo((folder.path() / "pipe").c_str(), 0600), 0);
-  EXPECT_THAT(error(folder.path() / "pipe"), HasSubstr("cannot read"));
+  EXPECT_THAT(error(folder.path() / "pipe"), HasSubstr("it is a pipe or a device"));
+  EXPECT_THAT(error("/dev/zero"), HasSubstr("it is a pipe or a device"));
   std::ofstream(folder.path() / "empty").close();
   EXPECT_THAT(error(folder.path() / "empty"), HasSubstr("it has 0 bytes"));
 }
@@ -288,8 +300,13 @@ TEST(MappedSafetensors, AShortenedFileIsAnErrorBeforeItsBytesAreUsed) {
   EXPECT_EQ(file.find("b"), nullptr);
   file.load(*file.find("a"));
   EXPECT_EQ(file.bytes(*file.find("a")), std::string(1 << 20, '\1'));
+  std::string part(4, '\0');
+  file.read(*file.find("a"), (1 << 20) - part.size(), part.size(), part.data());
+  EXPECT_EQ(part, "\1\1\1\1");
   std::filesystem::resize_file(folder.path() / "f", start.size() + 4096);
   EXPECT_THROW(file.load(*file.find("a")), SafetensorsError);
+  EXPECT_THROW(file.read(*file.find("a"), (1 << 20) - part.size(), part.size(), part.data()),
+               SafetensorsError);
 }
 
 TEST(MappedSafetensors, ATruthValueIsZeroOrOne) {
