@@ -31,6 +31,7 @@ struct Training {
   Net net;
   SGD sgd = SGD(net->parameters(), SGDOptions(0.01));
   std::unique_ptr<DistributedOptimizer> distributed = {};
+  bool weighted = false;
   const Batch batch = Batch::of_rank(rank(), 1);
   std::vector<decltype(torch::autograd::impl::grad_accumulator(torch::Tensor()))> hooked = {};
 
@@ -45,6 +46,7 @@ struct Training {
 
   void step() {
     distributed ? distributed->zero_grad() : sgd.zero_grad();
+    if (weighted) distributed->set_weight(batch.x.size(0));
     loss_of(net, batch).backward();
     distributed ? distributed->step() : sgd.step();
   }
@@ -70,9 +72,10 @@ TEST(SteadyAllocations, TheWrapperAddsNone) {
   ASSERT_GT(own, 0U) << "nothing is counted";
 
   const DistributedOptimizerOptions kinds[] = {
-      {}, {.compression = Compression::kFloat16}, {.check_every = 1}};
+      {}, {.compression = Compression::kFloat16}, {.check_every = 1}, {}};
   for (const DistributedOptimizerOptions& options : kinds) {
     Training wrapped;
+    wrapped.weighted = &options == &kinds[3];
     wrapped.distributed = std::make_unique<DistributedOptimizer>(
         wrapped.sgd, wrapped.net->named_parameters(), options);
     broadcast_parameters(wrapped.net);
@@ -85,7 +88,8 @@ TEST(SteadyAllocations, TheWrapperAddsNone) {
                                   ? wrapped.net->parameters().size()
                                   : 0;
     EXPECT_LE(with_hvd, own - views) << to_string(options.compression) << ", parameters compared "
-                                     << (options.check_every ? "in every step" : "now and then");
+                                     << (options.check_every ? "in every step" : "now and then")
+                                     << (wrapped.weighted ? ", weighted" : "");
   }
 }
 

@@ -175,11 +175,34 @@ int Accelerator::gradient_accumulation_steps() const noexcept {
 
 Accumulation Accelerator::no_sync() { return Accumulation(core_->no_sync()); }
 
+/// Marks a backward pass for all prepared optimizers, of which it may reach some.
+class Accelerator::WeightedPass {
+ public:
+  WeightedPass(const libtorch::AcceleratorCore& core, std::optional<std::int64_t> weight)
+      : core_(core) {
+    for (const auto& optimizer : core_.optimizers) optimizer->wrapper().begin_pass(weight);
+  }
+  WeightedPass(const WeightedPass&) = delete;
+  WeightedPass& operator=(const WeightedPass&) = delete;
+  ~WeightedPass() {
+    for (const auto& optimizer : core_.optimizers) optimizer->wrapper().end_pass();
+  }
+
+ private:
+  const libtorch::AcceleratorCore& core_;
+};
+
 void Accelerator::backward(const torch::Tensor& loss, BackwardOptions options) {
   if (!loss.defined())
     throw UsageError("Accelerator::backward: the loss is undefined; expected a tensor");
+  if (options.weight && core_->optimizers.empty()) {
+    throw UsageError(
+        "Accelerator::backward: weight: no optimizer is prepared; expected prepare() with one "
+        "before");
+  }
   core_->update_scale();
-  const int steps = gradient_accumulation_steps();
+  const int steps = options.weight ? 1 : gradient_accumulation_steps();
+  const WeightedPass pass(*core_, options.weight);
   core_->scaler.scale(steps == 1 ? loss : loss / steps).backward({}, options.retain_graph);
 }
 

@@ -251,6 +251,17 @@ const PreparedModule* only_module(const std::vector<PreparedModule>& modules,
   return nullptr;
 }
 
+/// Ranks get batches of different sizes, whose losses would all count alike.
+void warn_of_uneven_batches(const LoaderProgress& loader) {
+  const bool uneven = loader.options().remainder == Remainder::kUneven;
+  if (!uneven || size() == 1 || rank() != 0) return;
+  TORCH_WARN(
+      "hvd: Accelerator::prepare: the loader '", loader.options().name,
+      "' gives the ranks batches of different sizes (Remainder::kUneven). For training, pass "
+      "the number of samples, backward(loss, {.weight = n}), so that each sample counts "
+      "alike; otherwise each rank's mean counts alike");
+}
+
 }  // namespace
 
 void AcceleratorCore::prepare(const std::vector<PrepareArgument>& arguments) {
@@ -267,8 +278,10 @@ void AcceleratorCore::prepare(const std::vector<PrepareArgument>& arguments) {
   for (const PrepareArgument& argument : arguments) {
     if (auto* const* const optimizer = std::get_if<Optimizer*>(&argument))
       prepare_optimizer(**optimizer);
-    if (const auto* const loader = std::get_if<std::shared_ptr<LoaderProgress>>(&argument))
+    if (const auto* const loader = std::get_if<std::shared_ptr<LoaderProgress>>(&argument)) {
       loaders.push_back(*loader);
+      warn_of_uneven_batches(**loader);
+    }
   }
   prepare_schedulers(arguments);
 }

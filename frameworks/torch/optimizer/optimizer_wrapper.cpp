@@ -436,7 +436,11 @@ torch::Tensor OptimizerWrapper::reduced_loss(const Optimizer::LossClosure& closu
   }
   locked(*reducer_, &GradientReducer::synchronize);
   if (!loss.defined()) return loss;
-  return allreduce(loss.detach(),
+  const double share = locked(
+      *reducer_, [](const GradientReducer& reducer) { return reducer.weights().share(); });
+  torch::Tensor own = loss.detach();
+  if (share != 1) own = share == 0 ? torch::zeros_like(own) : own * share;
+  return allreduce(own,
                    {.name = locked(*reducer_, &GradientReducer::scope) + ".loss",
                     .op = options_.op == ReduceOp::kSum ? ReduceOp::kSum : ReduceOp::kAverage,
                     .process_set = options_.process_set});
@@ -489,6 +493,16 @@ SkipSynchronize OptimizerWrapper::skip_synchronize() {
 NoSync OptimizerWrapper::no_sync() {
   return NoSync(libtorch::counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth)));
 }
+
+void OptimizerWrapper::set_weight(std::int64_t samples) {
+  locked(*reducer_, &GradientReducer::set_weight, samples);
+}
+
+void OptimizerWrapper::begin_pass(std::optional<std::int64_t> samples) {
+  locked(*reducer_, &GradientReducer::begin_pass, samples);
+}
+
+void OptimizerWrapper::end_pass() { locked(*reducer_, &GradientReducer::end_pass); }
 
 void OptimizerWrapper::set_backward_passes_per_step(int passes) {
   if (passes < 1) {

@@ -6,8 +6,10 @@
 #include <string>
 #include <utility>
 
+#include "base/text.h"
 #include "hvd/error.h"
 #include "hvd/torch/operations.h"
+#include "operations/agreement.h"
 #include "reducer/reduced_parameter.h"
 #include "tensors/device_order.h"
 
@@ -15,12 +17,14 @@ namespace hvd::libtorch {
 
 GradientExchange::GradientExchange(const GradientReduction& how,
                                    std::span<ReducedParameter> parameters, GradientUnits& units,
-                                   GradientReadiness& readiness, ParameterCheck& check)
+                                   GradientReadiness& readiness, ParameterCheck& check,
+                                   GradientWeights& weights)
     : how_(how),
       parameters_(parameters),
       units_(units),
       readiness_(readiness),
       check_(check),
+      weights_(weights),
       hooked_(how, parameters) {}
 
 void GradientExchange::submit(std::size_t unit) {
@@ -28,6 +32,18 @@ void GradientExchange::submit(std::size_t unit) {
   // All gradients are known when the last unit is submitted.
   const bool with_flags = !flags_submitted_ && readiness_.last_unit(unit);
   submit_units({&unit, 1}, with_flags, Progress::kBackground);
+}
+
+void GradientExchange::close_weights() {
+  if (!parameters_.empty())
+    weights_.close(UsedFlags::precision(how_, parameters_.front().tensor()));
+}
+
+void GradientExchange::reduce_flags_first() {
+  submit_units({}, !flags_submitted_, Progress::kCaller);
+  const Operation& flags = operations_[flags_operation_];
+  flags.wait();
+  flags.status().ok() ? read_flags() : weights_.use_no_reference();
 }
 
 void GradientExchange::submit_rest() {
@@ -61,6 +77,7 @@ void GradientExchange::submit_units(std::span<const std::size_t> units, bool wit
   begin_after_current_stream(others);  // first: it throws if the stream is being captured
   if (with_flags) {
     const Submission& flags = prepare_flags();
+    flags_operation_ = operations_.size() + others.size();
     if (others.empty()) {
       submit_one(flags, progress);
     } else {
@@ -128,19 +145,35 @@ void GradientExchange::follow_streams(GradientUnit& unit) {
   for (const std::size_t i : unit.members) unit.stream.follow(parameters_[i].tensor());
 }
 
-// Three flags of the ParameterCheck follow those of the parameters.
+// The flags of the ParameterCheck follow those of the parameters, and the flags of the weights
+// those of the ParameterCheck.
+constexpr std::size_t kCheckFlags = 3;
+
 bool GradientExchange::check_flag(std::size_t number) const {
   if (number == 0) return check_.is_due();
   if (number == 1) return check_.has_updates();
   return !check_.under_way();
 }
 
+float GradientExchange::own_flag(std::size_t number) const {
+  const std::size_t parameters = parameters_.size();
+  if (number >= parameters + kCheckFlags) return weights_.flag(number - parameters - kCheckFlags);
+  const bool set =
+      number < parameters ? parameters_[number].has_gradient() : check_flag(number - parameters);
+  return set ? 1.0F : 0.0F;
+}
+
 const Submission& GradientExchange::prepare_flags() {
-  return flags_.prepare(how_, parameters_.front().tensor(), parameters_.size() + 3,
-                        [this](std::size_t i) {
-                          if (i < parameters_.size()) return parameters_[i].has_gradient();
-                          return check_flag(i - parameters_.size());
-                        });
+  close_weights();
+  return flags_.prepare(how_, parameters_.front().tensor(),
+                        parameters_.size() + kCheckFlags + weights_.flags(),
+                        [this](std::size_t i) { return own_flag(i); });
+}
+
+void GradientExchange::read_flags() {
+  flags_.read();
+  weights_.read(
+      [this](std::size_t i) { return flags_.value(parameters_.size() + kCheckFlags + i); });
 }
 
 void GradientExchange::wait() const {
@@ -180,10 +213,24 @@ void GradientExchange::raise_if_written() {
                    "no_sync()");
 }
 
+void GradientExchange::explain_mismatch() const {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over());
+  if (!flags_submitted_ || operations_[flags_operation_].status().code != StatusCode::kMismatch)
+    return;
+  agree({.name = how_.scope + ".weighted",
+         .title = text(how_.wrapper, " (", how_.scope, ")"),
+         .process_set = how_.process_set,
+         .verb = "has set",
+         .expected = "expected set_weight(), or the weight of Accelerator::backward(), before each "
+                     "backward pass on every rank (0 on a rank without samples), or on no rank",
+         .without_joined = true},
+        "", {{"", weights_.weighted() ? "a weight for this step" : "no weight for this step"}});
+}
+
 void GradientExchange::check_parameters() {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(over() && succeeded());
   if (parameters_.empty()) return;
-  flags_.read();
+  read_flags();
   const std::size_t first = parameters_.size();
   check_.end_cycle(flags_.used(first), flags_.used(first + 1), !flags_.used(first + 2));
 }
@@ -195,8 +242,29 @@ bool GradientExchange::any_used() const {
   return false;
 }
 
+/// Buckets are multiplied as a whole, and the other gradients together.
+void GradientExchange::scale_results(double factor) {
+  if (factor == 1) return;
+  const torch::NoGradGuard no_grad;
+  for (const GradientUnit& unit : units_.all()) {
+    if (unit.bucket && !unit.bucket->gathers()) unit.bucket->own_rows().mul_(factor);
+  }
+  std::vector<torch::Tensor> together;
+  for (const std::size_t i : readiness_.submitted()) {
+    if (parameters_[i].view().defined()) continue;
+    const torch::Tensor wire = parameters_[i].dense_wire();
+    if (wire.defined()) {
+      together.push_back(wire);
+    } else {
+      parameters_[i].set_result_factor(factor);
+    }
+  }
+  if (!together.empty()) at::_foreach_mul_(together, factor);
+}
+
 void GradientExchange::complete() {
   hooked_.finish();
+  scale_results(weights_.factor());
   for (const std::size_t i : readiness_.submitted()) parameters_[i].complete(flags_.used(i));
   completed_ = true;
 }
@@ -222,12 +290,30 @@ void GradientExchange::end_cycle() {
   completed_ = false;
 }
 
+namespace {
+
+torch::ScalarType dtype_of_flags(const GradientReduction& how, const torch::Tensor& like) {
+  const auto own = is_supported(like.scalar_type()) ? like.scalar_type() : torch::kFloat32;
+  return type_to_cast_to(own, how.compression).value_or(own);
+}
+
+}  // namespace
+
+/// The core sends float32 as 16 bits if it compresses. Flags are read as float32 in any case.
+int UsedFlags::precision(const GradientReduction& how, const torch::Tensor& like) {
+  constexpr int kSingle = 24, kHalf = 11, kBrain = 8;
+  const torch::ScalarType dtype = dtype_of_flags(how, like);
+  const Compression in_core = compression_in_core(dtype, how.compression);
+  if (dtype == torch::kBFloat16 || in_core == Compression::kBFloat16) return kBrain;
+  if (dtype == torch::kFloat16 || in_core == Compression::kFloat16) return kHalf;
+  return kSingle;
+}
+
 const Submission& UsedFlags::prepare(const GradientReduction& how, const torch::Tensor& like,
                                      std::size_t count,
-                                     const std::function<bool(std::size_t)>& used) {
+                                     const std::function<float(std::size_t)>& own) {
   const torch::NoGradGuard no_grad;
-  const auto own = is_supported(like.scalar_type()) ? like.scalar_type() : torch::kFloat32;
-  const auto dtype = type_to_cast_to(own, how.compression).value_or(own);
+  const torch::ScalarType dtype = dtype_of_flags(how, like);
   read_ = false;
   if (!flags_.defined() || flags_.scalar_type() != dtype ||
       values_.numel() != static_cast<std::int64_t>(count)) {
@@ -238,7 +324,7 @@ const Submission& UsedFlags::prepare(const GradientReduction& how, const torch::
     submission_ = reduction_in_place(how.scope + ".used", reduction, flags_);
   }
   auto* const values = values_.mutable_data_ptr<float>();
-  for (std::size_t i = 0; i < count; ++i) values[i] = used(i) ? 1.0F : 0.0F;
+  for (std::size_t i = 0; i < count; ++i) values[i] = own(i);
   if (!flags_.is_same(values_)) flags_.copy_(values_);
   return submission_;
 }

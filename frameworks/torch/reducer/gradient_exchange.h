@@ -13,26 +13,32 @@
 #include "hvd/torch/gradient_hook.h"
 #include "reducer/gradient_readiness.h"
 #include "reducer/gradient_units.h"
+#include "reducer/gradient_weights.h"
 #include "reducer/parameter_check.h"
 #include "reducer/reduced_parameter.h"
 
 namespace hvd::libtorch {
 
-/// Flags that mark the parameters with a gradient on some rank. They have the dtype and factors of
-/// the gradients, so that they are fused with them.
+/// Numbers that travel with the gradients, such as flags that mark the parameters with a gradient
+/// on some rank. They have the dtype and factors of the gradients, so that they are fused with
+/// them.
 class UsedFlags {
  public:
-  /// @param like a parameter of the optimizer  @param used this rank's flag with that number
+  /// @param like a parameter of the optimizer  @param own this rank's flag with that number
   /// @return valid until the next prepare()
   const Submission& prepare(const GradientReduction& how, const torch::Tensor& like,
-                            std::size_t count, const std::function<bool(std::size_t)>& used);
+                            std::size_t count, const std::function<float(std::size_t)>& own);
+  /// Bits of a number as it is sent.
+  static int precision(const GradientReduction& how, const torch::Tensor& like);
   /// Reads the reduced flags, once the operation of prepare() is done.
   void read();
   /// Whether the flag is set on some rank. @pre read()
   bool used(std::size_t flag) const {
     TORCH_INTERNAL_ASSERT_DEBUG_ONLY(read_);
-    return values_.const_data_ptr<float>()[flag] != 0.0F;
+    return value(flag) != 0.0F;
   }
+  /// The reduced flag. @pre read()
+  float value(std::size_t flag) const { return values_.const_data_ptr<float>()[flag]; }
 
  private:
   torch::Tensor values_;  ///< float32
@@ -79,11 +85,17 @@ class HookedBuckets {
 class GradientExchange {
  public:
   GradientExchange(const GradientReduction& how, std::span<ReducedParameter> parameters,
-                   GradientUnits& units, GradientReadiness& readiness, ParameterCheck& check);
+                   GradientUnits& units, GradientReadiness& readiness, ParameterCheck& check,
+                   GradientWeights& weights);
 
   /// Submits a unit that is ready. Called by autograd's hooks. With a user's GradientHook, submits
   /// the ready units that are next in the order of units.
   void submit(std::size_t unit);
+  /// Fixes this rank's weight for the cycle; see GradientWeights::close().
+  void close_weights();
+  /// Reduces the flags before any gradient, to find the reference of the weights, and waits. Other
+  /// ranks may submit their flags last.
+  void reduce_flags_first();
   /// Submits the remaining units, with zeros for parameters without a gradient, so that every rank
   /// submits the same set.
   void submit_rest();
@@ -96,6 +108,10 @@ class GradientExchange {
   /// @throws UsageError for a gradient that the program has written to or replaced on this rank
   /// while it was reduced. @pre wait()
   void raise_if_written();
+  /// Finds out whether the flags could not be reduced because only some ranks have a weight.
+  /// Collective over the set if the flags could not be reduced. @throws MismatchError on every rank
+  /// that names two of them. @pre wait()
+  void explain_mismatch() const;
   /// Reads the flags, and compares the parameters of the ranks if a rank requests it. Collective.
   /// @throws DivergedError on every rank. @pre succeeded()
   void check_parameters();
@@ -113,6 +129,9 @@ class GradientExchange {
 
  private:
   bool check_flag(std::size_t number) const;
+  float own_flag(std::size_t number) const;
+  void read_flags();
+  void scale_results(double factor);
   bool over() const;
   void call_hook(bool for_all);
   void submit_units(std::span<const std::size_t> units, bool with_flags, Progress progress);
@@ -128,11 +147,13 @@ class GradientExchange {
   GradientUnits& units_;
   GradientReadiness& readiness_;
   ParameterCheck& check_;
+  GradientWeights& weights_;
   std::vector<Operation> operations_;
   HookedBuckets hooked_;
   UsedFlags flags_;
   bool flags_submitted_ = false;
-  bool completed_ = false;  ///< the results are the gradients now
+  std::size_t flags_operation_ = 0;  ///< index in operations_, once they are submitted
+  bool completed_ = false;           ///< the results are the gradients now
 };
 
 }  // namespace hvd::libtorch

@@ -13,14 +13,13 @@ using torch::autograd::variable_list;
 
 class LambdaPreHook : public torch::autograd::FunctionPreHook {
  public:
-  explicit LambdaPreHook(std::function<void()> run) : run_(std::move(run)) {}
+  explicit LambdaPreHook(std::function<bool()> run) : run_(std::move(run)) {}
   variable_list operator()(const variable_list& gradients) override {
-    run_();
-    return gradients;
+    return run_() ? gradients : variable_list(gradients.size());
   }
 
  private:
-  std::function<void()> run_;
+  std::function<bool()> run_;
 };
 
 /// Older LibTorch cannot remove a post hook.
@@ -46,13 +45,13 @@ bool GradientHooks::complete() const {
   return std::none_of(parameters_.begin(), parameters_.end(), missing);
 }
 
-void GradientHooks::install(const std::function<void(std::size_t)>& before, const After& after) {
+void GradientHooks::install(const Before& before, const After& after) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Hooked& hooked = parameters_[i];
     if (!missing(hooked)) continue;
     unhook(hooked);
     hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter);
-    auto pre_hook = std::make_unique<LambdaPreHook>([before, i] { before(i); });
+    auto pre_hook = std::make_unique<LambdaPreHook>([before, i] { return before(i); });
     hooked.pre_hook = pre_hook.get();
     hooked.accumulator->add_pre_hook(std::move(pre_hook));
     hooked.post_hook =

@@ -22,6 +22,9 @@ class GradientHooks {
   /// Called after autograd has added to `.grad`, with the number of the parameter and the summands,
   /// which autograd still holds.
   using After = std::function<void(std::size_t, const torch::autograd::variable_list&)>;
+  /// Called before autograd adds to `.grad`, with the number of the parameter. Returns whether
+  /// autograd is to add; otherwise the gradient is dropped.
+  using Before = std::function<bool(std::size_t)>;
 
   explicit GradientHooks(const std::vector<torch::Tensor>& parameters);
   GradientHooks(const GradientHooks&) = delete;
@@ -29,9 +32,8 @@ class GradientHooks {
   ~GradientHooks() { remove(); }
 
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
-  /// a dtype may have changed. @param before called before autograd adds to `.grad`, with the
-  /// number of the parameter
-  void install(const std::function<void(std::size_t)>& before, const After& after);
+  /// a dtype may have changed.
+  void install(const Before& before, const After& after);
   /// Whether all parameters that require grad have their hooks.
   bool complete() const;
   void remove() noexcept;

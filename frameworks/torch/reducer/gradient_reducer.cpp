@@ -48,6 +48,7 @@ GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, i
 GradientReducer::GradientReducer(Parameters parameters, const GradientReducer& former)
     : GradientReducer(std::move(parameters), former.how_, former.readiness_.passes_per_step(),
                       former.no_sync_depth_) {
+  weights_ = former.weights_;
   if (former.has_reduced()) check_.continue_after_updates();
 }
 
@@ -62,9 +63,10 @@ GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, i
                  [this](std::size_t i) { return parameters_[i].active(); }),
       agreement_(how_, parameters_),
       units_(how_, parameters_, agreement_),
+      weights_(how_.wrapper, how_.scope, how_.process_set.ranks(), how_.process_set.rank()),
       check_(how_, names_of(parameters_), tensors_of(parameters_)),
       finite_(how_),
-      exchange_(how_, parameters_, units_, readiness_, check_) {
+      exchange_(how_, parameters_, units_, readiness_, check_, weights_) {
   readiness_.set_units(units_.members());
 }
 
@@ -101,8 +103,8 @@ void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
   if (hooks_.complete()) return;  // without allocating the functions
   hooks_.install(
       [self](std::size_t parameter) {
-        if (const auto alive = self.lock())
-          locked(*alive, &GradientReducer::before_accumulate, parameter);
+        const auto alive = self.lock();
+        return !alive || locked(*alive, &GradientReducer::before_accumulate, parameter);
       },
       [self](std::size_t parameter, const variable_list& gradients) {
         if (const auto alive = self.lock())
@@ -126,17 +128,24 @@ void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) con
       "torch::autograd::grad(), or under no_sync() and detach_() the gradients before step()");
 }
 
-void GradientReducer::before_accumulate(std::size_t index) {
+/// @return whether the gradient is used
+bool GradientReducer::before_accumulate(std::size_t index) {
   ReducedParameter& parameter = parameters_[index];
   refuse_create_graph(parameter);
   // Module::zero_grad(), or zero_grad() of the wrapped optimizer, has reset the gradients.
   if (was_reset()) abandon();
-  if (parameter.was_reset()) readiness_.forget_passes(index);
+  if (parameter.was_reset()) {
+    readiness_.forget_passes(index);
+    weights_.forget_earlier_passes();
+  }
   if (!parameter.has_gradient()) parameter.forget_result();
   if (!readiness_.handed_over(index)) {
     refuse_scattered(parameter);
+    weights_.count_pass();
     if (keeps_results() && parameter.holds_result()) parameter.keep_result();
-    return;
+    if (weights_.drops_gradients()) return false;
+    if (weights_.weighted()) parameter.begin_weighted_pass(weights_.current());
+    return true;
   }
   // The hook runs before the addition, so that the gradient that is being reduced stays intact.
   throw UsageError(std::string(how_.wrapper) + ": backward() reached parameter '" +
@@ -161,8 +170,10 @@ void GradientReducer::refuse_scattered(const ReducedParameter& parameter) const 
 }
 
 /// Whether a result is set aside before the next reduction. The average of equal gradients is the
-/// same gradient, but their sum is not. The operation of a GradientHook is unknown.
+/// same gradient, but their sum is not, and a weighted mean has another divisor. The operation of a
+/// GradientHook is unknown.
 bool GradientReducer::keeps_results() const {
+  if (weights_.weighted()) return true;
   return (how_.op != ReduceOp::kAverage || how_.hook) && !how_.reduces_changes &&
          how_.process_set.size() > 1;
 }
@@ -189,7 +200,10 @@ void GradientReducer::after_accumulate(std::size_t index, const variable_list& g
     hand_over(index, gradients);
     // Before the ranks have compared their parameters, another rank might not have this parameter.
     const std::size_t unit = readiness_.unit_of(index);
-    if (agreement_.same_parameters() && readiness_.unit_ready(unit)) exchange_.submit(unit);
+    // Before they have agreed on a reference, weighted gradients cannot be sent.
+    const bool may_submit =
+        agreement_.same_parameters() && (!weights_.weighted() || weights_.agreed());
+    if (may_submit && readiness_.unit_ready(unit)) exchange_.submit(unit);
   } catch (...) {
     readiness_.withdraw(index);
     parameters_[index].release();
@@ -203,6 +217,8 @@ void GradientReducer::hand_over(std::size_t index, const variable_list& gradient
   units_[readiness_.unit_of(index)].stream.follow(parameter.tensor());
   if (!agreement_.same_parameters()) refuse_capture(parameter);
   if (how_.error_if_nonfinite) finite_.inspect(index, parameter.tensor().grad());
+  if (weights_.weighted() && weights_.agreed())
+    parameter.weigh(weights_.current(), weights_.reference());
   if (parameter.view().defined()) {
     parameter.place(how_);
   } else {
@@ -225,6 +241,7 @@ void GradientReducer::submit_rest() {
   if (!readiness_.in_cycle() && units_.follow_parameters()) readiness_.set_units(units_.members());
   if (!agreement_.same_parameters()) agreement_.compare_parameters();
   if (agreement_.layouts_in_doubt()) agreement_.agree_on_layouts();
+  exchange_.close_weights();
   keep_results();
   if (how_.error_if_nonfinite) {
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -232,7 +249,15 @@ void GradientReducer::submit_rest() {
         finite_.inspect(i, parameters_[i].tensor().grad());
     }
   }
+  if (weights_.weighted()) weigh_gradients();
   exchange_.submit_rest();
+}
+
+void GradientReducer::weigh_gradients() {
+  if (!weights_.agreed()) exchange_.reduce_flags_first();
+  for (ReducedParameter& parameter : parameters_) {
+    if (parameter.active()) parameter.weigh(weights_.current(), weights_.reference());
+  }
 }
 
 void GradientReducer::raise_if_nonfinite() {
@@ -254,10 +279,14 @@ void GradientReducer::synchronize() {
     submit_rest();
     exchange_.wait();
     raise_if_nonfinite();
+    // Collective, as the check of the parameters, so both must precede an error that only this rank
+    // may have.
+    exchange_.explain_mismatch();
     exchange_.raise_if_error();
-    // Collective, so it must precede an error that only this rank may have.
     exchange_.check_parameters();
+    weights_.raise_if_error();
     exchange_.raise_if_written();
+    weights_.refuse_late();
     warn_without_gradients();
     exchange_.complete();
   } catch (...) {
@@ -292,6 +321,7 @@ void GradientReducer::abandon() {
     // error.
     const bool finite = !how_.error_if_nonfinite || finite_.difference(parameters_).empty();
     warn_of_dropped();
+    if (finite) explain_dropped();
     if (finite && exchange_.succeeded()) exchange_.check_parameters();
     exchange_.drop_results();
   } catch (...) {
@@ -301,6 +331,16 @@ void GradientReducer::abandon() {
     throw;
   }
   end_cycle();
+}
+
+/// Takes part in the search for the ranks without a weight, whose result concerns only ranks that
+/// use the gradients.
+void GradientReducer::explain_dropped() const {
+  try {
+    exchange_.explain_mismatch();
+  } catch (const MismatchError&) {
+    return;
+  }
 }
 
 void GradientReducer::warn_of_dropped() {
@@ -340,6 +380,7 @@ void GradientReducer::end_cycle() {
   units_.end_cycle();
   agreement_.end_cycle();
   readiness_.end_cycle();
+  weights_.end_cycle();
   finite_.end_cycle();
   witness_.reset();
   reached_ = false;
@@ -348,6 +389,23 @@ void GradientReducer::end_cycle() {
 std::uint64_t GradientReducer::gradients_version() const { return readiness_.cycles(); }
 
 bool GradientReducer::in_flight() const { return readiness_.in_cycle(); }
+
+void GradientReducer::refuse_weight() const {
+  if (how_.op == ReduceOp::kAverage) return;
+  throw UsageError(
+      std::string(how_.wrapper) + ": weight: a weighted mean over samples needs op average, got " +
+      std::string(to_string(how_.op)) + "; use ReduceOp::kAverage, or do not set a weight");
+}
+
+void GradientReducer::set_weight(std::int64_t samples) {
+  refuse_weight();
+  weights_.set(samples);
+}
+
+void GradientReducer::begin_pass(std::optional<std::int64_t> samples) {
+  if (samples) refuse_weight();
+  weights_.begin_pass(samples);
+}
 
 void GradientReducer::set_passes_per_step(int passes) { readiness_.set_passes_per_step(passes); }
 

@@ -19,6 +19,7 @@
 #include "reducer/gradient_hooks.h"
 #include "reducer/gradient_readiness.h"
 #include "reducer/gradient_units.h"
+#include "reducer/gradient_weights.h"
 #include "reducer/parameter_check.h"
 #include "reducer/rank_agreement.h"
 #include "reducer/reduced_parameter.h"
@@ -48,6 +49,10 @@ using SharedReducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
 /// A backward pass may add to gradients that have been reduced. An average stays the same when it
 /// is averaged once more. A sum does not, so it is set aside and added to the next sum. A scattered
 /// gradient is a mixture of reduced elements and this rank's own, so adding to it is an error.
+///
+/// Weighted gradients are sent in units of a reference weight, which makes the mean over samples
+/// out of the average over ranks with one factor (see GradientWeights). Until the ranks have agreed
+/// on the reference, no gradient is sent before synchronize(), which exchanges the weights first.
 ///
 /// On a GPU a gradient is ready when its accumulation is queued in the current stream of the hook.
 /// synchronize() does not block its caller, but makes the caller's current stream wait.
@@ -97,6 +102,12 @@ class GradientReducer {
   /// Changes whenever gradients may have changed.
   std::uint64_t gradients_version() const;
   void set_passes_per_step(int passes);
+  /// @throws UsageError for a weight that is out of range, and unless the gradients are averaged
+  void set_weight(std::int64_t samples);
+  /// Around a backward pass that may not reach this optimizer; see GradientWeights::begin_pass().
+  void begin_pass(std::optional<std::int64_t> samples);
+  void end_pass() { weights_.end_pass(); }
+  const GradientWeights& weights() const noexcept { return weights_; }
   const std::string& scope() const noexcept { return how_.scope; }
   /// Backward passes do not count while it is above zero. The user's guards may outlive this
   /// object.
@@ -106,7 +117,9 @@ class GradientReducer {
   GradientReducer(std::vector<ReducedParameter> parameters, GradientReduction how,
                   int passes_per_step, std::shared_ptr<std::atomic<int>> no_sync_depth);
 
-  void before_accumulate(std::size_t index);
+  bool before_accumulate(std::size_t index);
+  void refuse_weight() const;
+  void weigh_gradients();
   void after_accumulate(std::size_t index, const torch::autograd::variable_list& gradients);
   void refuse_create_graph(const ReducedParameter& parameter) const;
   void refuse_capture(const ReducedParameter& parameter) const;
@@ -117,6 +130,7 @@ class GradientReducer {
   bool keeps_results() const;
   void keep_results();
   void abandon();
+  void explain_dropped() const;
   void warn_of_dropped();
   void warn_without_gradients();
   void raise_if_nonfinite();
@@ -131,6 +145,7 @@ class GradientReducer {
   GradientReadiness readiness_;
   RankAgreement agreement_;
   GradientUnits units_;
+  GradientWeights weights_;
   ParameterCheck check_;
   FiniteCheck finite_;
   GradientExchange exchange_;

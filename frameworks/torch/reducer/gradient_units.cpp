@@ -294,6 +294,10 @@ void GradientBucket::lay_out(std::span<const torch::Tensor> parameters, std::siz
   submission_.keep_alive = memory;
 }
 
+torch::Tensor GradientBucket::own_rows() const {
+  return flat_.narrow(0, first_own_row_, submission_.output.count);
+}
+
 void GradientBucket::begin_gathering() {
   packed_ = std::make_shared<PackedGradients>();
   packed_->parts.reserve(first_.size());

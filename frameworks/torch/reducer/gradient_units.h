@@ -48,6 +48,9 @@ class GradientBucket {
   /// CPU: the whole memory, as one row of elements. Undefined on a GPU.
   const torch::Tensor& flat() const noexcept { return flat_; }
 
+  /// CPU: the part of flat() that this rank's reduction writes.
+  torch::Tensor own_rows() const;
+
   /// The same at each call, apart from the fields that the caller sets.
   Submission& submission() noexcept { return submission_; }
 

@@ -225,24 +225,50 @@ bool ReducedParameter::copied_into_view(const torch::Tensor& gradient) const {
   return true;
 }
 
+/// Writes to the view through another tensor, since the guard counts writes to the view itself.
+void ReducedParameter::scale_view() {
+  const double factor = sent_factor();
+  if (factor == 1) return;
+  if (view_.scalar_type() == torch::kFloat32 && view_.is_cpu() && view_.nbytes() <= kSmall &&
+      view_.is_non_overlapping_and_dense()) {
+    auto* const values = static_cast<float*>(view_.unsafeGetTensorImpl()->mutable_data());
+    const auto single = static_cast<float>(factor);
+    for (std::int64_t i = 0, count = view_.numel(); i < count; ++i) values[i] *= single;
+  } else {
+    unguarded(view_).mul_(factor);
+  }
+  record_scaled_gradient();
+}
+
+void ReducedParameter::record_scaled_gradient() {
+  if (reference_ > 0) unit_ = reference_;
+}
+
 void ReducedParameter::place(const GradientReduction& how) {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(view_.defined());
+  const torch::NoGradGuard no_grad;
   if (torch::Tensor& gradient = parameter_.mutable_grad(); copied_into_view(gradient)) {
     sent_ = gradient = view_;
+    scale_view();
     return;
   }
-  const torch::NoGradGuard no_grad;
   check_gradient(how);
   torch::Tensor& gradient = parameter_.mutable_grad();
   if (!gradient.defined()) {
     view_.zero_();
   } else if (!gradient.is_set_to(view_)) {
-    if (gradient.const_data_ptr() != view_.const_data_ptr() ||
-        gradient.strides() != view_.strides())
+    const double factor = sent_factor();
+    if (factor != 1 && gradient.const_data_ptr() != view_.const_data_ptr()) {
+      at::mul_out(view_, gradient, torch::scalar_tensor(factor, torch::kFloat64));
+      record_scaled_gradient();
+    } else if (gradient.const_data_ptr() != view_.const_data_ptr() ||
+               gradient.strides() != view_.strides()) {
       view_.copy_(gradient);
+    }
     gradient = view_;
   }
   sent_ = gradient;
+  if (gradient.defined()) scale_view();
 }
 
 void ReducedParameter::choose_sent(const GradientReduction& how) {
@@ -270,11 +296,15 @@ const torch::Tensor& ReducedParameter::gather(const GradientReduction& how) {
   choose_sent(how);
   if (sent_.defined() && has_parameter_strides(sent_) && !shared_) {
     wire_ = unguarded_.defined() && sent_.is_same(guarded_) ? unguarded_ : sent_;
+    if (sent_factor() != 1) unguarded(wire_).mul_(sent_factor());
+    record_scaled_gradient();
     return wire_;
   }
   wire_ = torch::empty_strided(parameter_.sizes(), strides_for(parameter_),
                                parameter_.options().requires_grad(false));
-  return sent_.defined() ? wire_.copy_(unguarded(sent_)) : wire_.zero_();
+  if (!sent_.defined()) return wire_.zero_();
+  wire_.copy_(unguarded(sent_));
+  return sent_factor() == 1 ? wire_ : wire_.mul_(sent_factor());
 }
 
 std::vector<Submission> ReducedParameter::prepare(const GradientReduction& how) {
@@ -292,8 +322,14 @@ Submission ReducedParameter::prepare_dense(const GradientReduction& how) {
       type_to_cast_to(parameter_.scalar_type(), how.compression).value_or(parameter_.scalar_type());
   if (sent_.defined()) {
     check_tensor(sent_, label, Elements::kAddable);
-    wire_ = packed(unguarded(sent_)).to(wire_dtype);
+    const double factor = sent_factor();
+    const bool casts = wire_dtype != parameter_.scalar_type();
+    torch::Tensor values = packed(unguarded(sent_));
+    if (factor != 1 && casts) values = values * factor;  // rounded to 16 bits once
+    wire_ = values.to(wire_dtype);
     if (shared_ && wire_.is_alias_of(sent_)) wire_ = wire_.clone();
+    if (factor != 1 && !casts) wire_.mul_(factor);
+    if (wire_.is_alias_of(sent_)) record_scaled_gradient();
   } else {
     check_tensor(parameter_, label, Elements::kAddable);
     wire_ = torch::zeros(parameter_.sizes(),
@@ -334,13 +370,14 @@ std::vector<Submission> ReducedParameter::prepare_sparse(const GradientReduction
                       : torch::_sparse_coo_tensor_with_dims(
                             *agreed_, parameter_.dim() - *agreed_, parameter_.sizes(),
                             parameter_.options().layout(torch::kSparse).requires_grad(false));
-  sparse_ =
-      std::make_shared<SparseReduction>(coo, AllreduceOptions{.name = label_,
-                                                              .op = how.op,
-                                                              .prescale_factor = how.prescale,
-                                                              .postscale_factor = how.postscale,
-                                                              .compression = how.compression,
-                                                              .process_set = how.process_set});
+  sparse_ = std::make_shared<SparseReduction>(
+      sent_factor() == 1 || !sent_.defined() ? coo : coo * sent_factor(),
+      AllreduceOptions{.name = label_,
+                       .op = how.op,
+                       .prescale_factor = how.prescale,
+                       .postscale_factor = how.postscale,
+                       .compression = how.compression,
+                       .process_set = how.process_set});
   return sparse_->take_submissions();
 }
 
@@ -367,7 +404,8 @@ void ReducedParameter::complete(bool used) {
 
 void ReducedParameter::complete_wire(bool used) {
   torch::Tensor& gradient = parameter_.mutable_grad();
-  const torch::Tensor wire = sparse_ ? sparse_->result() : wire_;
+  torch::Tensor wire = sparse_ ? sparse_->result() : wire_;
+  if (result_factor_ != 1) wire = wire.to(parameter_.scalar_type()) * result_factor_;
   const torch::Tensor sent = sent_;
   drop();
   used_by_current_stream(wire);
@@ -446,8 +484,39 @@ void ReducedParameter::drop() {
   sparse_.reset();
 }
 
+void ReducedParameter::begin_weighted_pass(double weight) {
+  const torch::NoGradGuard no_grad;
+  torch::Tensor& gradient = parameter_.mutable_grad();
+  if (gradient.defined() && unit_ && *unit_ != weight) {
+    // Two parameters may have their gradients in the same memory; see detect_sharing().
+    const bool own_memory = gradient.layout() == torch::kStrided &&
+                            (gradient.is_same(view_) || gradient.storage().use_count() == 1);
+    if (own_memory) {
+      gradient.mul_(*unit_ / weight);
+    } else {
+      gradient = gradient * (*unit_ / weight);
+    }
+  }
+  unit_ = weight;
+}
+
+void ReducedParameter::weigh(double weight, double reference) {
+  const torch::NoGradGuard no_grad;
+  reference_ = reference;
+  if (!unit_) unit_ = weight;
+  if (view_.defined() && sent_.defined()) scale_view();  // it was placed already
+}
+
+torch::Tensor ReducedParameter::dense_wire() const {
+  const bool scalable = wire_.defined() && wire_.scalar_type() == parameter_.scalar_type();
+  return scalable ? unguarded(wire_) : torch::Tensor();
+}
+
 void ReducedParameter::end_cycle() {
   const torch::NoGradGuard no_grad;
+  unit_.reset();
+  reference_ = 0;
+  result_factor_ = 1;
   release();
   drop();
   had_gradient_ = false;

@@ -156,6 +156,17 @@ class ReducedParameter {
   bool holds_result() const;
   /// The same, if the program has not written to it either.
   bool holds_untouched_result() const;
+  /// Call it before a weighted pass adds to `.grad`. `.grad` is then a sum in units of the weight
+  /// of the last pass that has reached it. @param weight more than 0
+  void begin_weighted_pass(double weight);
+  /// Call it before place(), prepare() or gather(), or after place() if the reference was not
+  /// known: the gradient is sent in units of `reference`. @param weight of this rank's last pass,
+  /// for a gradient that the program has assigned itself
+  void weigh(double weight, double reference);
+  /// Multiplies the result, in complete(). Not for a parameter with a view.
+  void set_result_factor(double factor) noexcept { result_factor_ = factor; }
+  /// The dense tensor that is reduced, if it has the parameter's dtype; otherwise undefined.
+  torch::Tensor dense_wire() const;
   /// Sets a result aside, so that the next reduction does not count it once for each rank. `.grad`
   /// is then zeros, and complete() adds the result to the next one. @pre holds_result()
   void keep_result();
@@ -210,6 +221,9 @@ class ReducedParameter {
   bool has_parameter_strides(const torch::Tensor& gradient) const;
   void complete_view(bool used);
   void complete_wire(bool used);
+  double sent_factor() const { return unit_ && reference_ > 0 ? *unit_ / reference_ : 1; }
+  void record_scaled_gradient();
+  void scale_view();
   void remember_result();
   void add_kept();
   // Both send sent_.
@@ -235,6 +249,9 @@ class ReducedParameter {
   std::uint32_t result_version_ = 0;
   torch::Tensor kept_;  ///< see keep_result()
   torch::Tensor view_;
+  std::optional<double> unit_;  ///< weight in whose units `.grad` is; not set: as it is
+  double reference_ = 0;        ///< weight in whose units it is sent; 0: as it is
+  double result_factor_ = 1;
   torch::Tensor wire_;  ///< the tensor that is reduced; shares the memory of sent_ where possible
   std::shared_ptr<SparseReduction> sparse_;  ///< instead of wire_
 };

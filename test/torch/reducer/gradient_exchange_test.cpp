@@ -77,7 +77,9 @@ class Step {
                        {"p0", "p1", "p2", "p3"},
                        {parameters[0].tensor(), parameters[1].tensor(), parameters[2].tensor(),
                         parameters[3].tensor()}};
-  GradientExchange exchange{how, parameters, units, readiness, check};
+  libtorch::GradientWeights weights{how.wrapper, how.scope, how.process_set.ranks(),
+                                    how.process_set.rank()};
+  GradientExchange exchange{how, parameters, units, readiness, check, weights};
 };
 
 GradientReduction reduction(const std::string& scope, bool buckets) {
@@ -215,7 +217,7 @@ TEST(GradientExchange, MembersOfAGroupAreSubmittedTogether) {
   }
   GradientUnits units(how, step.parameters, step.agreement);
   step.readiness.set_units(units.members());
-  GradientExchange exchange(how, step.parameters, units, step.readiness, step.check);
+  GradientExchange exchange(how, step.parameters, units, step.readiness, step.check, step.weights);
   for (const std::size_t i : {0, 2}) step.set(i, static_cast<float>(i + 1));
   exchange.submit(step.readiness.unit_of(0));
   EXPECT_FALSE(step.left(0));
@@ -244,7 +246,7 @@ TEST(GradientExchange, MembersOfAGroupFailTogether) {
   }
   GradientUnits units(how, step.parameters, step.agreement);
   step.readiness.set_units(units.members());
-  GradientExchange exchange(how, step.parameters, units, step.readiness, step.check);
+  GradientExchange exchange(how, step.parameters, units, step.readiness, step.check, step.weights);
   for (const std::size_t i : {0, 1, 2, 3}) step.set(i);
   exchange.submit_rest();
   exchange.wait();
@@ -261,7 +263,9 @@ TEST(GradientExchange, WithoutParametersThereIsNothingToDo) {
   const RankAgreement agreement(how, {});
   GradientUnits units(how, {}, agreement);
   ParameterCheck check(how, {}, {});
-  GradientExchange exchange(how, {}, units, readiness, check);
+  libtorch::GradientWeights weights{how.wrapper, how.scope, how.process_set.ranks(),
+                                    how.process_set.rank()};
+  GradientExchange exchange(how, {}, units, readiness, check, weights);
   exchange.submit_rest();
   exchange.wait();
   exchange.raise_if_error();

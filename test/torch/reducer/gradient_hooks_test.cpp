@@ -21,11 +21,15 @@ class Recorder {
  public:
   explicit Recorder(std::vector<torch::Tensor> parameters) : parameters_(std::move(parameters)) {}
   void install(GradientHooks& hooks) {
-    hooks.install([this](std::size_t parameter) { record("before", parameter); },
-                  [this](std::size_t parameter, const torch::autograd::variable_list& gradients) {
-                    record("after", parameter);
-                    EXPECT_EQ(gradients.size(), 1U);
-                  });
+    hooks.install(
+        [this](std::size_t parameter) {
+          record("before", parameter);
+          return true;
+        },
+        [this](std::size_t parameter, const torch::autograd::variable_list& gradients) {
+          record("after", parameter);
+          EXPECT_EQ(gradients.size(), 1U);
+        });
   }
   Events take() { return std::exchange(events_, {}); }
 

@@ -62,6 +62,11 @@ struct AcceleratorOptions {
 struct BackwardOptions {
   /// Keeps the graph for another backward().
   bool retain_graph = false;
+  /// Number of samples over which the loss is a mean, for batches of different sizes: `{.weight =
+  /// batch.data.size(0)}`. The reduced gradients are then the mean over the samples of all ranks
+  /// and of all passes of the step. Set it in every backward() of a step on every rank, or in none.
+  /// 0: the pass contributes nothing. See OptimizerWrapper::set_weight().
+  std::optional<std::int64_t> weight = std::nullopt;
 };
 
 /// Options with the names of Accelerate's ProfileKwargs.
@@ -207,8 +212,13 @@ class Accelerator {
 
   /// Divides the loss by gradient_accumulation_steps, multiplies it by the loss scale
   /// (Precision::kFP16), and calls its backward(). Prepared optimizers reduce the gradients
-  /// during the backward pass. @param loss a scalar, the mean over this rank's batch
-  /// @throws UsageError for an undefined loss; and as torch::Tensor::backward()
+  /// during the backward pass. With BackwardOptions::weight the loss is not divided, since the mean
+  /// is taken over the samples; the weight counts for the optimizers whose parameters the pass
+  /// reaches, once per call, so add up the losses of one batch. @param loss a scalar, the mean over
+  /// this rank's batch
+  /// @throws UsageError for an undefined loss; for a weight that is negative or more than 2^40,
+  /// without a prepared optimizer, or if the passes of a step have weights only in part; and as
+  /// torch::Tensor::backward()
   void backward(const torch::Tensor& loss, BackwardOptions options = {});
 
   /// Waits for the reduced gradients of all prepared optimizers, unscales them and clips them as
@@ -387,6 +397,7 @@ class Accelerator {
   }
 
  private:
+  class WeightedPass;
   using Recorder = std::function<void(TrainingState&, const std::string& name)>;
 
   template <class Function, class... Tensors>

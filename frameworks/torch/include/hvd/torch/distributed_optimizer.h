@@ -178,6 +178,28 @@ class OptimizerWrapper : public torch::optim::Optimizer {
   /// @throws UsageError if `passes` is less than 1.
   void set_backward_passes_per_step(int passes);
 
+  /// Sets the number of samples in the batch of the next backward pass. The reduced gradients are
+  /// then the mean over the samples of all passes and ranks in the step, not the mean over the
+  /// ranks, so that ranks may have batches of different sizes:
+  ///
+  ///     optimizer.set_weight(batch.data.size(0));
+  ///     torch::nll_loss(model->forward(batch.data), batch.target).backward();
+  ///     optimizer.step();
+  ///
+  /// Each loss is a mean over its batch, and is not divided by the number of passes. Call it before
+  /// each backward pass on every rank. It counts once, even if several backward passes follow. A
+  /// pass of weight 0 contributes nothing, not even nan. A rank that calls step() without a
+  /// backward pass counts as 0 samples, if the step before had weights. Local; costs no message in
+  /// steady steps, and no time if the ranks have equal weights. Under no_sync() `.grad` is a sum in
+  /// units of the weight of the last pass. A closure's reduced loss is the mean over samples too.
+  ///
+  /// Errors of the step that follows: UsageError from backward() if an earlier pass of the step had
+  /// no weight; from step() if the weight was set after backward(), and on every rank if all
+  /// weights are 0. MismatchError on every rank, with the ranks, if some have set a weight and
+  /// others have not.
+  /// @throws UsageError for a negative number, for more than 2^40, and if op is not kAverage
+  void set_weight(std::int64_t samples);
+
   /// The wrapped optimizer.
   torch::optim::Optimizer& inner() noexcept;
 
@@ -226,6 +248,11 @@ class OptimizerWrapper : public torch::optim::Optimizer {
   std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>> reducer_;
 
  private:
+  friend class Accelerator;
+
+  /// Around a backward pass of Accelerator::backward().
+  void begin_pass(std::optional<std::int64_t> samples);
+  void end_pass();
   /// Further checks of a group that is to be added. @throws UsageError
   virtual void refuse_group(const torch::optim::OptimizerParamGroup& group) const;
   /// Called after a group was added.
@@ -267,8 +294,8 @@ class OptimizerWrapper : public torch::optim::Optimizer {
 /// before step(), in which the ranks compare their parameters.
 ///
 /// One thread at a time, apart from the hooks, which run on the threads of backward(). The
-/// destructor removes the hooks, and does not communicate. It warns if no gradient was ever reduced
-/// or if gradients are being reduced. Later backward passes without the wrapper warn too.
+/// destructor removes the hooks, and does not communicate. It warns if gradients are being reduced.
+/// Later backward passes without the wrapper warn too.
 class DistributedOptimizer : public OptimizerWrapper {
  public:
   /// Local. @param parameters the names of the optimizer's parameters; further names are allowed
