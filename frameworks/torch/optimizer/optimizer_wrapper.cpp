@@ -225,16 +225,11 @@ OptimizerWrapper::~OptimizerWrapper() {
   if (enrolled_) LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
 }
 
+/// A wrapper that has reduced nothing is no mistake: the program may only evaluate its model.
+/// Backward passes that follow are watched in any case.
 void OptimizerWrapper::warn_of_early_end() const {
   const bool in_job = is_initialized() && options_.process_set.included();
   if (!in_job || options_.process_set.size() == 1 || std::uncaught_exceptions() > 0) return;
-  if (!locked(*reducer_, &GradientReducer::has_reduced)) {
-    TORCH_WARN("a ", who_,
-               " is destroyed that has never reduced a gradient; if the wrapped optimizer goes "
-               "on to step(), each rank trains a model of its own: keep the ",
-               who_, " for as long as the model is trained");
-    return;
-  }
   if (locked(*reducer_, &GradientReducer::in_flight)) {
     TORCH_WARN(
         "a ", who_,
@@ -436,14 +431,13 @@ torch::Tensor OptimizerWrapper::reduced_loss(const Optimizer::LossClosure& closu
   }
   locked(*reducer_, &GradientReducer::synchronize);
   if (!loss.defined()) return loss;
-  const double share = locked(
-      *reducer_, [](const GradientReducer& reducer) { return reducer.weights().share(); });
+  const double share =
+      locked(*reducer_, [](const GradientReducer& reducer) { return reducer.weights().share(); });
   torch::Tensor own = loss.detach();
   if (share != 1) own = share == 0 ? torch::zeros_like(own) : own * share;
-  return allreduce(own,
-                   {.name = locked(*reducer_, &GradientReducer::scope) + ".loss",
-                    .op = options_.op == ReduceOp::kSum ? ReduceOp::kSum : ReduceOp::kAverage,
-                    .process_set = options_.process_set});
+  return allreduce(own, {.name = locked(*reducer_, &GradientReducer::scope) + ".loss",
+                         .op = options_.op == ReduceOp::kSum ? ReduceOp::kSum : ReduceOp::kAverage,
+                         .process_set = options_.process_set});
 }
 
 void OptimizerWrapper::end_cycle() {
