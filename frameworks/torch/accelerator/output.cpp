@@ -1,9 +1,9 @@
 #include <torch/csrc/autograd/profiler_kineto.h>
 
-#include <cmath>
 #include <cstdio>
 #include <exception>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <utility>
@@ -14,26 +14,6 @@
 #include "hvd/hvd.h"
 
 namespace hvd {
-namespace {
-
-std::string json_number(double value) { return std::isfinite(value) ? text(value) : "null"; }
-
-std::string json_string(const std::string& value) {
-  std::string quoted = "\"";
-  for (const char c : value) {
-    if (c == '"' || c == '\\') quoted += '\\';
-    const auto code = static_cast<unsigned char>(c);
-    if (code >= 0x20) {
-      quoted += c;
-      continue;
-    }
-    constexpr const char* kDigits = "0123456789abcdef";
-    quoted += text("\\u00", kDigits[code / 16], kDigits[code % 16]);
-  }
-  return quoted + '"';
-}
-
-}  // namespace
 
 void Accelerator::print_line(const std::string& line) {
   const std::string whole = line + '\n';
@@ -44,13 +24,11 @@ void Accelerator::print_line(const std::string& line) {
 void Accelerator::log(const std::map<std::string, double>& values,
                       std::optional<std::int64_t> step) const {
   if (!is_main_process()) return;
-  std::string line = "{";
-  const auto add = [&line](const std::string& name, const std::string& value) {
-    line += text(line.size() > 1 ? ", " : "", json_string(name), ": ", value);
-  };
-  if (step) add("step", text(*step));
-  for (const auto& [name, value] : values) add(name, json_number(value));
-  line += '}';
+  auto entries = nlohmann::ordered_json::object();
+  if (step) entries["step"] = *step;
+  for (const auto& [name, value] : values) entries[name] = value;  // null unless it is finite
+  using ErrorHandler = nlohmann::ordered_json::error_handler_t;
+  const std::string line = entries.dump(-1, ' ', false, ErrorHandler::replace);
   const std::filesystem::path& folder = core_->options.project_dir;
   if (folder.empty()) return print_line(line);
   std::error_code ignored;  // the open below reports it

@@ -136,6 +136,7 @@ TEST(AcceleratorOutput, PrintsLogsAndProfiles) {
     EXPECT_EQ(printed, accelerator.is_local_main_process() ? "loss 0.5 3\n" : "");
     accelerator.log({{"loss", 0.5}, {"a \"b\"", std::nan("")}}, 7);
     accelerator.log({{"loss", 0.25}});
+    accelerator.log({});
     std::filesystem::path trace;
     {
       auto profile = accelerator.profile();
@@ -155,7 +156,7 @@ TEST(AcceleratorOutput, PrintsLogsAndProfiles) {
   barrier();
   std::stringstream text;
   text << std::ifstream(folder.path() / "log.jsonl").rdbuf();
-  EXPECT_EQ(text.str(), "{\"step\": 7, \"a \\\"b\\\"\": null, \"loss\": 0.5}\n{\"loss\": 0.25}\n");
+  EXPECT_EQ(text.str(), "{\"step\":7,\"a \\\"b\\\"\":null,\"loss\":0.5}\n{\"loss\":0.25}\n{}\n");
 }
 
 struct Nested {

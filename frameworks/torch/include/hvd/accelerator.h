@@ -330,7 +330,7 @@ class Accelerator {
     ((line << blank << arguments, blank = " "), ...);
     print_line(line.str());
   }
-  /// Appends a line of JSON, {"step": 10, "loss": 0.5}, to `log.jsonl` in
+  /// Appends a line of JSON, {"step":10,"loss":0.5}, to `log.jsonl` in
   /// AcceleratorOptions::project_dir, or prints it if that is empty. On the main process only.
   /// @param values pass the same values as in a single process: reduce them first
   /// @throws Error if the file cannot be written
