@@ -4,7 +4,7 @@
 #include "torch/accelerator/accelerator_program.h"
 #include "torch/checkpoint/checkpoint_job.h"
 
-// Saved states, and prepare() with its errors.
+// Saved states, and the results of prepare().
 
 namespace hvd::testing {
 namespace {
@@ -174,112 +174,6 @@ TEST(Prepare, ReturnsTheArgumentsInOrderAndEachIsUsable) {
   accelerator.free_memory();
   auto [again, optimizer_again] = accelerator.prepare(net, adamw);
   EXPECT_EQ(&optimizer_again.inner(), &adamw);
-}
-
-/// The error of prepare(), the same on every rank.
-template <class... Objects>
-std::string refused(Accelerator& accelerator, Objects&... objects) {
-  return message_of<UsageError>([&] { accelerator.prepare(objects...); });
-}
-
-TEST(Prepare, RefusesArgumentsThatWouldTrainWrongly) {
-  Accelerator accelerator;
-  Net net = same_net();
-  torch::optim::SGD sgd(net->parameters(), 0.1);
-  EXPECT_TRUE(contains(refused(accelerator, sgd),
-                       "Accelerator::prepare: argument 0: none of the 6 parameters of "
-                       "torch::optim::SGD belongs to a prepared module; pass the module"));
-  auto [model, optimizer] = accelerator.prepare(net, sgd);
-  EXPECT_TRUE(contains(refused(accelerator, net), "argument 0: the module is prepared already"));
-  EXPECT_TRUE(contains(refused(accelerator, sgd), "argument 0: the optimizer is prepared already"));
-  torch::optim::StepLR schedule(sgd, 1);
-  EXPECT_TRUE(contains(refused(accelerator, schedule, schedule),
-                       "argument 1: the scheduler is prepared already"));
-
-  Net second = same_net();
-  torch::optim::SGD of_second(second->parameters(), 0.1);
-  const DistributedOptimizer wrapped(of_second, second);
-  EXPECT_TRUE(contains(refused(accelerator, second),
-                       "parameter 'fc1.weight' of hvd::testing::NetImpl belongs to an optimizer "
-                       "that is wrapped already; expected the module to be prepared before"));
-
-  Net third = same_net();
-  torch::optim::SGD of_third(third->parameters(), 0.1);
-  third->replace_module("fc2", torch::nn::Linear(8, 2));
-  const std::string replaced = refused(accelerator, third, of_third);
-  EXPECT_TRUE(contains(replaced,
-                       "argument 1: parameter 2 of parameter group 0, shape [2,8], and 1 more of "
-                       "the 6 parameters of torch::optim::SGD belong to no prepared module: they "
-                       "were replaced after the optimizer was constructed"))
-      << replaced;
-
-  Net empty = nullptr;
-  std::unique_ptr<torch::optim::SGD> none;
-  EXPECT_TRUE(contains(refused(accelerator, empty), "argument 0: the module is null"));
-  EXPECT_TRUE(contains(refused(accelerator, none), "argument 0: the optimizer is null"));
-  if (size() > 1) {
-    auto few = hvd::loader(Numbers(1), {.name = "few"});
-    EXPECT_TRUE(contains(refused(accelerator, few),
-                         "the loader 'few' has 1 samples in an epoch, and the job has " +
-                             std::to_string(size()) + " ranks; expected at least one sample"));
-  }
-}
-
-TEST(Prepare, RanksThatDifferAreAnErrorOnEveryRank) {
-  if (size() == 1) return;
-  const int last = size() - 1;
-  EXPECT_TRUE(
-      contains(message_of<MismatchError>([&] {
-                 const Accelerator differs({.gradient_accumulation_steps = rank() == last ? 2 : 1});
-               }),
-               "Accelerator: gradient_accumulation_steps differs: rank 0 has 1, rank " +
-                   std::to_string(last) + " has 2; expected the same options on every rank"));
-  Accelerator accelerator;
-  Net net = same_net();
-  torch::optim::SGD sgd(net->parameters(), rank() == last ? 0.2 : 0.1);
-  const std::string text = message_of<MismatchError>([&] { accelerator.prepare(net, sgd); });
-  EXPECT_TRUE(contains(text,
-                       "Accelerator::prepare: argument 1 differs: rank 0 passes the optimizer "
-                       "torch::optim::SGD, parameter group 0 with learning rate 0.1"))
-      << text;
-  // An error on one rank is an error on all ranks.
-  Net other = same_net();
-  if (rank() == last) other = nullptr;
-  if (rank() == last) {
-    EXPECT_TRUE(contains(refused(accelerator, other), "the module is null"));
-  } else {
-    EXPECT_TRUE(contains(message_of<MismatchError>([&] { accelerator.prepare(other); }),
-                         "rank " + std::to_string(last) + " failed: "));
-  }
-}
-
-TEST(AcceleratorErrors, OptionsAndArguments) {
-  EXPECT_TRUE(contains(
-      message_of<UsageError>([] { const Accelerator none({.gradient_accumulation_steps = 0}); }),
-      "gradient_accumulation_steps: expected at least 1, got 0"));
-  EXPECT_TRUE(contains(
-      message_of<UsageError>([] { const Accelerator none({.grad_scaler = {.growth_factor = 1}}); }),
-      "Accelerator: grad_scaler: GradScaler: growth_factor"));
-  Accelerator accelerator({.mixed_precision = Precision::kFP16});
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { accelerator.backward({}); }),
-                       "Accelerator::backward: the loss is undefined"));
-  EXPECT_TRUE(contains(message_of<UsageError>([&] { accelerator.clip_grad_norm_(1.0); }),
-                       "Accelerator::clip_grad_norm_: no optimizer is prepared"));
-  Net net = same_net();
-  torch::optim::SGD sgd(net->parameters(), 0.1);
-  torch::optim::StepLR schedule(sgd, 1);
-  auto [model, optimizer, scheduler] = accelerator.prepare(net, sgd, schedule);
-  EXPECT_TRUE(contains(message_of<UsageError>([&, &optimizer = optimizer] {
-                         optimizer.step([] { return torch::zeros({}); });
-                       }),
-                       "a closure cannot be evaluated with a loss scale"));
-  EXPECT_TRUE(contains(message_of<UsageError>([&, &scheduler = scheduler] { scheduler.step(1.0); }),
-                       "only a ReduceLROnPlateauScheduler takes a metric"));
-  EXPECT_TRUE(
-      contains(message_of<UsageError>([&] {
-                 accelerator.clip_grad_norm_({torch::ones({1}, torch::requires_grad())}, 1.0);
-               }),
-               "Accelerator::clip_grad_norm_: 1 of 1 parameters belong to no prepared optimizer"));
 }
 
 }  // namespace
