@@ -1,10 +1,14 @@
 // launch_program SCENARIO: calls hvd::launch(). Prints the results, the texts of exceptions, and at
 // the end "no children" if every child has been waited for.
+#include <fcntl.h>
 #include <hvd/launch.h>
 #include <hvd/torch.h>
+#include <sched.h>
+#include <sys/mount.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -180,6 +184,39 @@ void nested() {
   });
 }
 
+/// Makes a process that looks as if it had initialised CUDA: it has opened the driver's file, in a
+/// /dev of its own.
+void cuda() {
+  if (::unshare(CLONE_NEWNS) != 0 ||
+      ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+      ::mount("tmpfs", "/dev", "tmpfs", 0, nullptr) != 0) {
+    std::printf("no permission\n");
+    return;
+  }
+  const auto none = [] {};
+  const int driver = ::open("/dev/nvidia-uvm", O_CREAT | O_RDWR, 0600);
+  expect_error([&] { hvd::launch(none, {.num_processes = 2}); });
+  ::close(driver);
+  hvd::launch(none, {.num_processes = 2});
+  std::printf("without the file: launched\n");
+}
+
+void concurrent() {
+  std::array<int, 2> started{}, end{};
+  if (::pipe(started.data()) != 0 || ::pipe(end.data()) != 0) return;
+  const hvd::LaunchOptions options{.num_processes = 1, .allow_threads = true};
+  const auto wait = [&] {
+    char byte = 's';
+    return ::write(started[1], &byte, 1) == 1 && ::read(end[0], &byte, 1) == 1 ? 1 : 0;
+  };
+  std::thread other([&] { std::printf("other: %d\n", hvd::launch(wait, options).front()); });
+  char byte = 0;
+  const bool running = ::read(started[0], &byte, 1) == 1;
+  expect_error([&] { hvd::launch(wait, options); });
+  if (running && ::write(end[1], &byte, 1) == 1) other.join();
+  std::printf("afterwards: %d\n", hvd::launch([] { return 5; }, options).front());
+}
+
 void threads() {
   torch::set_num_threads(4);
   const torch::Tensor large = torch::rand({1000, 1000});
@@ -213,6 +250,8 @@ int main(int argc, char** argv) {
       {"around_a_job", around_a_job},
       {"nested", nested},
       {"threads", threads},
+      {"cuda", cuda},
+      {"concurrent", concurrent},
   };
   const auto found = scenarios.find(argc > 1 ? argv[1] : "");
   if (found == scenarios.end()) return 2;

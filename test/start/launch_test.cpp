@@ -140,6 +140,21 @@ TEST_F(Launch, ARankLaunchesRanksBeforeInitOnly) {
   EXPECT_THAT(output, HasSubstr("failed: hvd::launch: this process is rank"));
 }
 
+TEST_F(Launch, RefusesAProcessThatHasUsedCuda) {
+  const std::string output = output_of("cuda");
+  if (count(output, "no permission\n") > 0) GTEST_SKIP() << "cannot mount a /dev";
+  EXPECT_THAT(output, HasSubstr("UsageError: hvd::launch: this process has used CUDA"));
+  EXPECT_THAT(output, HasSubstr("without the file: launched\n"));
+}
+
+TEST_F(Launch, RefusesAThreadWhileAnotherLaunches) {
+  const std::string output = output_of("concurrent");
+  EXPECT_THAT(output, HasSubstr("UsageError: hvd::launch: another thread of this process is in "
+                                "launch(); expected one at a time"));
+  EXPECT_THAT(output, HasSubstr("other: 1\n"));
+  EXPECT_THAT(output, HasSubstr("afterwards: 5\n"));
+}
+
 TEST_F(Launch, RefusesAProcessWithThreadsUnlessTheyAreAllowed) {
   const std::string output = output_of("threads");
   EXPECT_THAT(output, HasSubstr("UsageError: hvd::launch: this process has "));
