@@ -81,6 +81,20 @@ struct CheckpointOptions {
 /// @throws CheckpointError
 Json run_checkpoint(const Session& session, const CheckpointOptions& options, std::ostream& out);
 
+struct SafetensorsOptions {
+  int threads = 0;               ///< see ShardedOptions::threads
+  std::int64_t megabytes = 500;  ///< size of the file, in 10^6 bytes
+  int rounds = 9;
+  std::filesystem::path folder = ".";
+};
+
+/// Measures writing and reading a safetensors file beside `cp --reflink=never` of the same file, in
+/// turns, with a warm page cache. Local; every rank has its own file, and rank 0 prints. Leaves no
+/// files in `folder`.
+/// @return {"correct": ..., ...}, on every rank
+/// @throws SafetensorsError
+Json run_safetensors(const Session& session, const SafetensorsOptions& options, std::ostream& out);
+
 struct SteadyOptions {
   /// Steps of a run. In every second run, one step has an additional operation.
   int steps = 1000;

@@ -154,6 +154,20 @@ TEST(StepSmoke, ACheckpointHoldsTheSavedState) {
   EXPECT_TRUE(left) << "the folder is not empty";
 }
 
+TEST(StepSmoke, SafetensorsComeBackAndLeaveNoFile) {
+  const std::string folder = temporary_path("safetensors");
+  std::filesystem::create_directory(folder);
+  const Outcome outcome = run_bench(1, "safetensors --megabytes 4 --rounds 2 --folder " + folder);
+  const bool empty = std::filesystem::is_empty(folder);
+  std::filesystem::remove_all(folder);
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_TRUE(outcome.document["correct"].get<bool>());
+  for (const char* const key : {"write_speed_over_copy", "load_speed_over_copy",
+                                "load_new_speed_over_copy", "durable_write_speed_over_synced_copy"})
+    EXPECT_GT(outcome.document[key].get<double>(), 0) << key;
+  EXPECT_TRUE(empty) << "it left something in its folder";
+}
+
 TEST(StepSmoke, AShardedOptimizerTrainsToTheSameModelWithLessState) {
   const Outcome outcome = run_bench(2, "sharded --set mnist --budget 0.05 --least 2");
   ASSERT_EQ(outcome.exit_code, 0) << outcome.output;

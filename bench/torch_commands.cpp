@@ -92,6 +92,25 @@ Command checkpoint_command(CLI::App& parent) {
           }};
 }
 
+Command safetensors_command(CLI::App& parent) {
+  CLI::App* const app = parent.add_subcommand(
+      "safetensors", "Writing and reading a file of safetensors, beside a copy of the file");
+  const auto options = std::make_shared<SafetensorsOptions>();
+  declare_threads(*app, options->threads);
+  app->add_option("--megabytes", options->megabytes, "The file")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  app->add_option("--rounds", options->rounds, "Timed files of each kind")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  app->add_option("--folder", options->folder, "Where to write; nothing stays there")
+      ->check(CLI::ExistingDirectory)
+      ->capture_default_str();
+  return {app, [options](const Session& session, std::ostream& out) {
+            return run_safetensors(session, *options, out);
+          }};
+}
+
 Command sharded_command(CLI::App& parent) {
   CLI::App* const app = parent.add_subcommand(
       "sharded", "A training step with Adam: state on every rank, and shared out");
@@ -112,8 +131,8 @@ Command sharded_command(CLI::App& parent) {
 }  // namespace
 
 std::vector<Command> torch_commands(CLI::App& app) {
-  return {step_command(app), train_command(app), layers_command(app), checkpoint_command(app),
-          sharded_command(app)};
+  return {step_command(app),       train_command(app),       layers_command(app),
+          checkpoint_command(app), safetensors_command(app), sharded_command(app)};
 }
 
 }  // namespace hvd::bench
