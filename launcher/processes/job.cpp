@@ -38,6 +38,9 @@ constexpr milliseconds kReportPatience{1500};
 /// How long to wait for a reader that does not read: after a failure, and after a second signal.
 constexpr milliseconds kReaderPatience{10'000};
 constexpr milliseconds kHurriedPatience{1000};
+/// A repetition of a signal within this time belongs to the same request: timeout(1) sends its
+/// signal to hvdrun and then to hvdrun's process group.
+constexpr milliseconds kSameRequest{200};
 
 constexpr std::array kHandled = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
@@ -209,12 +212,16 @@ void Job::on_signals() {
 }
 
 void Job::on_user_signal(int signal) {
+  const TimePoint now = Clock::now();
   if (record_.cause == StopCause::kUserSignal) {
+    if (signal == record_.user_signal && now - user_signal_at_ < kSameRequest) return;
+    if (!hurried_) record_.grace_s = std::chrono::duration<double>(now - user_signal_at_).count();
     hurried_ = true;
     return kill_now();
   }
   if (stopping()) return kill_now();  // the survivors of a failed job get no second grace period
   record_.user_signal = signal;
+  user_signal_at_ = now;
   begin_stop(StopCause::kUserSignal, signal, options_.grace_s);
 }
 

@@ -109,6 +109,7 @@ class Job final : private RankObserver {
 
   int stop_signal_ = 0;
   int stop_grace_ms_ = 0;
+  TimePoint user_signal_at_{};
   bool hurried_ = false;  ///< the user has sent a second signal
   bool failure_reported_[2] = {};
   std::optional<TimePoint> timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_,

@@ -22,6 +22,7 @@ namespace {
 
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
+using ::testing::Not;
 
 bool blocks(pid_t process, int signal) {
   std::ifstream status("/proc/" + std::to_string(process) + "/status");
@@ -126,6 +127,20 @@ TEST(Signals, ASecondInterruptEndsTheGrace) {
   EXPECT_EQ(result.code, 130);
   EXPECT_LT(result.seconds, 10);
   EXPECT_THAT(result.err, HasSubstr("hvdrun: got SIGINT; stopped 2 ranks (0 and 1)"));
+  EXPECT_THAT(result.err, Not(HasSubstr("within 20"))) << "the grace was shorter";
+}
+
+// `timeout 1h hvdrun ...` sends SIGTERM to hvdrun and at once to its process group.
+TEST(Signals, ASignalThatIsSentTwiceAtOnceLeavesTheGrace) {
+  Running job("graceful", {"-np", "2", "--grace", "20"});
+  ASSERT_TRUE(job.ready);
+  job.process.signal(SIGTERM);
+  ::usleep(20'000);
+  job.process.signal_group(SIGTERM);
+  const Result result = job.process.wait(30);
+  EXPECT_EQ(result.code, 143);
+  EXPECT_EQ(count(result.out, "got SIGTERM\n"), 2) << result.out << result.err;
+  EXPECT_THAT(result.err, Not(HasSubstr("killed")));
 }
 
 TEST(Signals, InterruptWhileStarting) {
