@@ -6,11 +6,10 @@
 //   hvdrun -np 2 build/release/examples/mnist --checkpoints /tmp/mnist
 
 #include <hvd/torch.h>
-#include <unistd.h>
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
-#include <chrono>
+#include <array>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -20,7 +19,6 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
-#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -122,71 +120,13 @@ class ImageDataset : public torch::data::datasets::BatchDataset<ImageDataset, Ba
   torch::Tensor images_, labels_;
 };
 
-// --- Progress ---
-
-/// Progress of an epoch, printed on rank 0 only: a bar on a terminal, otherwise a line per tenth of
-/// the epoch.
-class Progress {
- public:
-  Progress(std::int64_t epoch, std::int64_t epochs, std::size_t images)
-      : label_("epoch " + std::to_string(epoch) + "/" + std::to_string(epochs)), images_(images) {}
-
-  /// Reads the loss, which waits for a GPU, only when it is printed.
-  void update(std::size_t done, const torch::Tensor& loss) {
-    if (hvd::rank() != 0) return;
-    const auto now = Clock::now();
-    const std::size_t percent = 100 * done / images_;
-    const bool due = terminal_ ? now - drawn_ >= std::chrono::milliseconds(100) || done >= images_
-                               : percent / 10 != percent_ / 10;
-    if (!due) return;
-    percent_ = percent;
-    drawn_ = now;
-    const double rate = static_cast<double>(done) / seconds(now);
-    if (terminal_) {
-      const std::size_t filled = percent * kWidth / 100;
-      const std::string bar = std::string(filled, '=') + std::string(kWidth - filled, ' ');
-      std::printf("\r%s [%s] %3zu %%  loss %.4f  %.0f images/s ", label_.c_str(), bar.c_str(),
-                  percent, loss.item<double>(), rate);
-    } else {
-      std::printf("%s  %3zu %%  loss %.4f  %.0f images/s\n", label_.c_str(), percent,
-                  loss.item<double>(), rate);
-    }
-    std::fflush(stdout);
-  }
-
-  void finish(double mean_loss) {
-    if (hvd::rank() != 0) return;
-    const double elapsed = seconds(Clock::now());
-    std::printf("%s%s: mean loss %.4f, %.1f s, %.0f images/s on %d ranks\n",
-                terminal_ ? "\r\033[K" : "", label_.c_str(), mean_loss, elapsed,
-                static_cast<double>(images_) / elapsed, hvd::size());
-    std::fflush(stdout);
-  }
-
- private:
-  using Clock = std::chrono::steady_clock;
-  static constexpr std::size_t kWidth = 30;
-
-  double seconds(Clock::time_point now) const {
-    return std::chrono::duration<double>(now - start_).count();
-  }
-
-  static bool is_terminal() {
-    // Under hvdrun standard output is a pipe; the launcher sets a variable if it writes to a
-    // terminal.
-    const char* launcher = std::getenv("HVD_OUTPUT_TTY");
-    return launcher != nullptr ? std::string_view(launcher) == "1" : isatty(STDOUT_FILENO) == 1;
-  }
-
-  const std::string label_;
-  const std::size_t images_;
-  const bool terminal_ = is_terminal();
-  const Clock::time_point start_ = Clock::now();
-  Clock::time_point drawn_ = {};
-  std::size_t percent_ = 0;
-};
-
 // --- Training ---
+
+std::string text(const char* format, double value) {
+  std::array<char, 64> written{};
+  std::snprintf(written.data(), written.size(), format, value);
+  return written.data();
+}
 
 /// The model, its optimizer and its data, all of which are in a checkpoint.
 class Training {
@@ -236,15 +176,26 @@ class Training {
 
   bool run_epoch() {
     model_->train();
-    Progress progress(static_cast<std::int64_t>(loader_->epoch()) + 1, settings_.epochs, images_);
+    const std::string label =
+        "epoch " + std::to_string(loader_->epoch() + 1) + "/" + std::to_string(settings_.epochs);
+    // A resumed epoch begins after the samples that were used before.
+    hvd::ProgressBar progress(static_cast<std::int64_t>(images_),
+                              {.label = label,
+                               .unit = "images",
+                               .initial = static_cast<std::int64_t>(loader_->samples_used())});
     hvd::Metric mean_loss("mean loss");
     for (Batch& batch : *loader_) {
       const torch::Tensor loss = run_step(batch);
       mean_loss.update(loss, static_cast<double>(batch.labels.size(0)));
-      progress.update(loader_->samples_used(), loss);
+      // Reads the loss, which waits for a GPU, only when it is printed.
+      progress.update(static_cast<std::int64_t>(loader_->samples_used()),
+                      [&] { return text("loss %.4f", loss.item<double>()); });
       if (checkpointer_ && checkpointer_->should_stop(step_)) return false;
     }
-    progress.finish(mean_loss.compute());
+    const double mean = mean_loss.compute();
+    progress.finish(label + text(": mean loss %.4f", mean) + text(", %.1f s", progress.seconds()) +
+                    text(", %.0f images/s on ", progress.throughput()) +
+                    std::to_string(hvd::size()) + " ranks");
     return true;
   }
 

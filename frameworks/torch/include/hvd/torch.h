@@ -24,6 +24,7 @@
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"
 #include "hvd/torch/parameters.h"
+#include "hvd/torch/progress_bar.h"
 #include "hvd/torch/random_streams.h"
 #include "hvd/torch/safetensors.h"
 #include "hvd/torch/sample_generator.h"
