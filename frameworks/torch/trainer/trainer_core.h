@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "accelerator/core.h"
+#include "hvd/torch/progress_bar.h"
 #include "hvd/trainer.h"
+#include "trainer/replay_check.h"
 #include "trainer/training_log.h"
 
 namespace hvd::libtorch {
@@ -83,6 +85,9 @@ class TrainerCore {
   void print_header() const;
   void run_epoch();
   void train_on(const void* batch);
+  /// Computes the loss of a batch and its gradients, in a step that replay_every selects several
+  /// times. @return the loss
+  torch::Tensor compute_gradients(const void* batch);
   void step_optimizer();
   void update_epoch();
   /// Follows the requests of the arguments and the callbacks, and ends the process after SIGTERM.
@@ -122,6 +127,8 @@ class TrainerCore {
   AcceleratedScheduler* scheduler_ = nullptr;
   std::optional<Metric> loss_;  ///< of the batches since the last log
   std::unique_ptr<TrainingLog> log_;
+  std::optional<ReplayCheck> replay_;
+  std::optional<ProgressBar> progress_;
   std::int64_t batches_in_step_ = 0, batches_of_step_ = 1;  ///< trained, and in all
   std::int64_t first_step_ = 0;      ///< the step at which this run has begun
   std::int64_t saved_step_ = -1;     ///< the step of the newest checkpoint of this process

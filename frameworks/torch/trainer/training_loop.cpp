@@ -95,6 +95,12 @@ TrainOutput TrainerCore::train(const ResumeFrom& resume_from_checkpoint) {
   prepare_training();
   resume(resume_from_checkpoint);
   print_header();
+  progress_.emplace(state.max_steps, ProgressBarOptions{.unit = "samples",
+                                                        .units_per_step = static_cast<double>(
+                                                            samples_per_batch() *
+                                                            arguments.gradient_accumulation_steps),
+                                                        .initial = state.global_step,
+                                                        .enabled = !arguments.disable_progress});
   control_.should_training_stop = loop_.stop_requested || state.global_step >= state.max_steps;
   first_step_ = state.global_step;
   call(&TrainerCallback::on_train_begin);
@@ -143,19 +149,42 @@ void TrainerCore::train_on(const void* batch) {
     call(&TrainerCallback::on_step_begin);
   }
   const Accumulation pass = accelerator->accumulate();
-  torch::Tensor loss;
-  {
-    const Autocast autocast = accelerator->autocast();
-    loss = trainer.loss_of(batch);
-  }
-  check_loss(loss);
+  const torch::Tensor loss = compute_gradients(batch);
   loss_->update(loss.detach(), 1.0 / static_cast<double>(batches_of_step_));
-  // backward() divides by gradient_accumulation_steps; the last step of an epoch may have fewer.
-  const double share = static_cast<double>(accumulated) / static_cast<double>(batches_of_step_);
-  accelerator->backward(share == 1 ? loss : loss * share);
   if (++batches_in_step_ < batches_of_step_) return call(&TrainerCallback::on_substep_end);
   batches_in_step_ = 0;
   step_optimizer();
+}
+
+torch::Tensor TrainerCore::compute_gradients(const void* batch) {
+  const auto checked = [this](const auto& compute) {
+    const Autocast autocast = accelerator->autocast();
+    torch::Tensor loss = compute();
+    check_loss(loss);
+    return loss;
+  };
+  const auto loss_of_batch = [&] { return checked([&] { return trainer.loss_of(batch); }); };
+  const auto backward = [this](const torch::Tensor& loss) {
+    // backward() divides by gradient_accumulation_steps; the last step of an epoch may have fewer.
+    const double share = static_cast<double>(arguments.gradient_accumulation_steps) /
+                         static_cast<double>(batches_of_step_);
+    accelerator->backward(share == 1 ? loss : loss * share);
+  };
+  const std::int64_t step = state.global_step + 1;
+  if (batches_in_step_ + 1 < batches_of_step_ || !replay_->is_due(step)) {
+    torch::Tensor loss = loss_of_batch();
+    backward(loss);
+    return loss;
+  }
+  // The optimizer reduces the gradients when it steps.
+  const Accumulation local = accelerator->no_sync();
+  return replay_->run(step, {.loss = loss_of_batch,
+                             .backward = backward,
+                             .encode = [&] { return trainer.encode(batch); },
+                             .loss_of_encoded =
+                                 [&](std::string_view bytes) {
+                                   return checked([&] { return trainer.loss_of_encoded(bytes); });
+                                 }});
 }
 
 void TrainerCore::step_optimizer() {
@@ -165,7 +194,7 @@ void TrainerCore::step_optimizer() {
   optimizer_->step();
   scheduler_->step();
   optimizer_->zero_grad();
-  ++state.global_step;
+  progress_->update(++state.global_step);
   update_epoch();
   const auto due = [this](Interval interval, std::int64_t steps) {
     return interval == Interval::kSteps && state.global_step % steps == 0;
@@ -198,6 +227,7 @@ void TrainerCore::prepare_training() {
   if (!train_set_) {
     throw UsageError("Trainer::train: there is no training set; pass one to the constructor");
   }
+  if (arguments.replay_every > 0) trainer.check_sendable();
   accelerator->free_memory();
   schedule_.reset();
   state = {.is_world_process_zero = rank() == 0};
@@ -209,6 +239,7 @@ void TrainerCore::prepare_training() {
   termination_ = {};
   terminated_ = false;
   log_.reset();
+  progress_.reset();
 
   const std::int64_t batches = batches_per_epoch();
   const std::int64_t in_step = arguments.gradient_accumulation_steps;
@@ -228,6 +259,7 @@ void TrainerCore::prepare_training() {
   scheduler_ = &scheduler;
   train_set_->open(*accelerator, train_options(), /*train=*/true);
   loss_.emplace("trainer.loss");
+  replay_.emplace(model, arguments.replay_every);
   optimizer_->zero_grad();
 }
 
@@ -282,9 +314,13 @@ void TrainerCore::log(const Values& values) {
   Values entry = values;
   entry["epoch"] = state.epoch;
   if (rank() == 0) {
-    const std::string line = dict_of(entry) + '\n';
-    std::fwrite(line.data(), 1, line.size(), stdout);
-    std::fflush(stdout);
+    const std::string line = dict_of(entry);
+    if (progress_ && !arguments.disable_progress) {
+      progress_->print(line);
+    } else {
+      std::fprintf(stdout, "%s\n", line.c_str());
+      std::fflush(stdout);
+    }
   }
   if (log_) log_->write(state.global_step, state.epoch, values);
   entry["step"] = static_cast<double>(state.global_step);
@@ -311,6 +347,8 @@ TrainOutput TrainerCore::finish_training(const Stopwatch& watch) {
   log(metrics);
   metrics["epoch"] = state.epoch;
   output.metrics = std::move(metrics);
+  progress_->finish();
+  progress_.reset();
   call(&TrainerCallback::on_train_end);
   return output;
 }
@@ -350,6 +388,7 @@ void TrainerCore::stop_if_terminated() {
                  kTerminatedExitCode);
   }
   log_.reset();
+  progress_.reset();
   train_set_.reset();  // ends the threads that load batches
   eval_set_.reset();
   shutdown();

@@ -11,10 +11,14 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "hvd/accelerator.h"
+#include "hvd/error.h"
+#include "hvd/torch/batch_codec.h"
+#include "hvd/torch/corruption_error.h"
 #include "hvd/torch/trainer_callback.h"
 #include "hvd/torch/trainer_templates.h"
 #include "hvd/torch/training_arguments.h"
@@ -119,7 +123,8 @@ class TrainerBase {
   /// processes with kTerminatedExitCode; the call does not return.
   /// @throws UsageError or MismatchError, on every rank, without a training set, for a resume
   /// without a checkpoint, and when output_dir contains checkpoints of a run with other arguments;
-  /// as load_checkpoint(), save_checkpoint(), compute_loss() and every collective
+  /// CorruptionError, on every rank, for a difference that replay_every has found; as
+  /// load_checkpoint(), save_checkpoint(), compute_loss() and every collective
   TrainOutput train(const ResumeFrom& resume_from_checkpoint = {});
 
   /// Evaluates the model on the data set of the constructor, and logs the result. Collective.
@@ -168,6 +173,11 @@ class TrainerBase {
   friend class libtorch::TrainerCore;
 
   virtual torch::Tensor loss_of(const void* batch) = 0;
+  // For replay_every.
+  /// @throws UsageError if batches cannot be sent to other ranks
+  virtual void check_sendable() const = 0;
+  virtual std::string encode(const void* batch) const = 0;
+  virtual torch::Tensor loss_of_encoded(std::string_view batch) = 0;
   virtual PredictionStep prediction_of(const void* batch, bool prediction_loss_only) = 0;
 
   std::unique_ptr<libtorch::TrainerCore> core_;
@@ -269,6 +279,28 @@ class Trainer : public TrainerBase {
  private:
   torch::Tensor loss_of(const void* batch) final {
     return compute_loss(model_, *static_cast<const Example*>(batch));
+  }
+  void check_sendable() const final {
+    if constexpr (!libtorch::is_sendable<Example>()) {
+      throw UsageError(
+          "Trainer: replay_every: batches of this type cannot be sent to another rank; expected "
+          "tensors, examples, containers or structs of them: use such a type, or set replay_every "
+          "to 0");
+    }
+  }
+  std::string encode(const void* batch) const final {
+    if constexpr (libtorch::is_sendable<Example>()) {
+      return libtorch::encode_batch(*static_cast<const Example*>(batch));
+    } else {
+      return {};  // check_sendable() has thrown
+    }
+  }
+  torch::Tensor loss_of_encoded(std::string_view batch) final {
+    if constexpr (libtorch::is_sendable<Example>()) {
+      return compute_loss(model_, libtorch::decode_batch<Example>(batch));
+    } else {
+      return {};  // check_sendable() has thrown
+    }
   }
   PredictionStep prediction_of(const void* batch, bool prediction_loss_only) final {
     return prediction_step(model_, *static_cast<const Example*>(batch), prediction_loss_only);
