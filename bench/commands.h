@@ -56,6 +56,28 @@ struct ShardedOptions {
 /// @return {"correct": ..., ...}, on every rank
 Json run_sharded(const Session& session, const ShardedOptions& options, std::ostream& out);
 
+struct LevelsOptions {
+  std::vector<std::string> sets = {"mnist", "small1000"};
+  std::vector<std::string> contenders = {"loop-again", "accelerator", "trainer", "weighted",
+                                         "weighted-unequal"};
+  int threads = 0;      ///< see ShardedOptions::threads
+  int batch_size = 64;  ///< images per rank
+  double max_norm = 0;  ///< gradients are clipped to this norm; 0: not at all
+  int steps = 50;       ///< timed steps of a run
+  int lead = 20;        ///< untimed steps at the beginning of a run
+  RepetitionLimits repetitions = {.budget_seconds = 120, .least = 5, .most = 500};
+};
+
+/// Returns the names of the contenders that run_levels() compares with the hand-written loop.
+std::vector<std::string> level_contender_names();
+
+/// Measures the step of an Accelerator, of a Trainer, and of a loop with set_weight(), beside that
+/// of a hand-written loop with a DistributedOptimizer. Collective over the ranks of the session;
+/// rank 0 prints. Leaves no files.
+/// @return {"correct": ..., "rows": [...]}, on every rank
+/// @throws std::runtime_error if LibTorch has a GPU
+Json run_levels(const Session& session, const LevelsOptions& options, std::ostream& out);
+
 struct LayersOptions {
   int threads = 0;     ///< see ShardedOptions::threads
   int batch_size = 8;  ///< images per rank

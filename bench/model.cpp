@@ -79,15 +79,7 @@ class ConvolutionalNetwork final : public Model {
     labels_ = at::randint(0, 10, {batch_size}, at::kLong);
   }
 
-  at::Tensor loss() override {
-    const auto& p = parameters();
-    at::Tensor x = at::relu(at::conv2d(images_, p[0], p[1]));
-    x = at::relu(at::conv2d(x, p[2], p[3]));
-    x = at::dropout(at::max_pool2d(x, 2), 0.25, /*train=*/true);
-    x = at::relu(at::linear(x.flatten(1), p[4], p[5]));
-    x = at::linear(at::dropout(x, 0.5, /*train=*/true), p[6], p[7]);
-    return at::nll_loss(at::log_softmax(x, 1), labels_);
-  }
+  at::Tensor loss() override { return mnist_loss(parameters(), images_, labels_); }
 
  private:
   at::Tensor images_;
@@ -98,6 +90,16 @@ class ConvolutionalNetwork final : public Model {
 
 Model::Model(const std::vector<at::Tensor>& values) {
   for (const at::Tensor& value : values) parameters_.push_back(value.detach().requires_grad_());
+}
+
+at::Tensor mnist_loss(const std::vector<at::Tensor>& p, const at::Tensor& images,
+                      const at::Tensor& labels) {
+  at::Tensor x = at::relu(at::conv2d(images, p[0], p[1]));
+  x = at::relu(at::conv2d(x, p[2], p[3]));
+  x = at::dropout(at::max_pool2d(x, 2), 0.25, /*train=*/true);
+  x = at::relu(at::linear(x.flatten(1), p[4], p[5]));
+  x = at::linear(at::dropout(x, 0.5, /*train=*/true), p[6], p[7]);
+  return at::nll_loss(at::log_softmax(x, 1), labels);
 }
 
 std::vector<at::Tensor> initial_values(const ParameterSet& set) {

@@ -177,6 +177,35 @@ TEST(StepSmoke, AShardedOptimizerTrainsToTheSameModelWithLessState) {
   EXPECT_TRUE(outcome.document["sharded_over_unsharded"].is_number());
 }
 
+void expect_levels(const json& row, const std::set<std::string>& contenders) {
+  EXPECT_TRUE(row["correct"].get<bool>()) << row;
+  EXPECT_EQ(names_of(row), contenders) << row;
+  for (const auto& [name, entry] : row["contenders"].items()) {
+    EXPECT_TRUE(entry["correct"].get<bool>()) << name;
+    for (const char* const key :
+         {"step_us", "step_us_p95", "median_step_us", "step_over_loop", "median_step_over_loop"})
+      EXPECT_GT(entry[key].get<double>(), 0) << name << ' ' << key;
+  }
+}
+
+TEST(StepSmoke, EveryLevelTrainsTheModelOfTheLoop) {
+  const std::string options = " --threads 1 --batch-size 2 --steps 3 --budget 0.01 --least 1";
+  const Outcome two = run_bench(2, "levels --sets mnist,tiny --lead 5" + options);
+  ASSERT_EQ(two.exit_code, 0) << two.output;
+  EXPECT_TRUE(two.document["correct"].get<bool>());
+  ASSERT_EQ(two.document["rows"].size(), 2u);
+  for (const json& row : two.document["rows"]) {
+    expect_levels(row,
+                  {"loop", "loop-again", "accelerator", "trainer", "weighted", "weighted-unequal"});
+  }
+  EXPECT_EQ(two.output.find("Running training"), std::string::npos) << two.output;
+
+  const Outcome one = run_bench(1, "levels --sets mnist --lead 3 --clip 0.1" + options);
+  ASSERT_EQ(one.exit_code, 0) << one.output;
+  expect_levels(one.document["rows"].at(0),
+                {"loop", "loop-again", "accelerator", "trainer", "weighted"});
+}
+
 TEST(StepSmoke, MissingFilesAreRefused) {
   EXPECT_NE(run_bench(1, "step --sets alexnet").exit_code, 0);
   EXPECT_NE(run_bench(1, "step --sets tiny --contenders carrierpigeon").exit_code, 0);

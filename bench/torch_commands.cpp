@@ -128,11 +128,41 @@ Command sharded_command(CLI::App& parent) {
           }};
 }
 
+Command levels_command(CLI::App& parent) {
+  CLI::App* const app = parent.add_subcommand(
+      "levels", "Steps of Accelerator, of Trainer and with weights, beside a hand-written loop");
+  const auto options = std::make_shared<LevelsOptions>();
+  declare_threads(*app, options->threads);
+  declare_repetitions(*app, options->repetitions, "Seconds per parameter set");
+  app->add_option("--sets", options->sets, "Parameter sets; mnist computes")
+      ->delimiter(',')
+      ->check(CLI::IsMember(parameter_set_names()));
+  app->add_option("--contenders", options->contenders, "Contenders, beside the loop")
+      ->delimiter(',')
+      ->check(CLI::IsMember(level_contender_names()));
+  app->add_option("--batch-size", options->batch_size, "Images per rank")
+      ->check(CLI::Range(1, 1 << 20))
+      ->capture_default_str();
+  app->add_option("--clip", options->max_norm, "Largest norm of the gradients; 0: any")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
+  app->add_option("--steps", options->steps, "Timed steps of a run")
+      ->check(CLI::Range(1, 100'000))
+      ->capture_default_str();
+  app->add_option("--lead", options->lead, "Untimed steps at the beginning of a run")
+      ->check(CLI::Range(1, 1000))
+      ->capture_default_str();
+  return {app, [options](const Session& session, std::ostream& out) {
+            return run_levels(session, *options, out);
+          }};
+}
+
 }  // namespace
 
 std::vector<Command> torch_commands(CLI::App& app) {
   return {step_command(app),       train_command(app),       layers_command(app),
-          checkpoint_command(app), safetensors_command(app), sharded_command(app)};
+          checkpoint_command(app), safetensors_command(app), sharded_command(app),
+          levels_command(app)};
 }
 
 }  // namespace hvd::bench
