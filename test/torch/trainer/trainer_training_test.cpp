@@ -1,9 +1,11 @@
 #include <cmath>
+#include <map>
 #include <memory>
+#include <string>
 
 #include "torch/trainer/trainer_program.h"
 
-// The training loop and evaluations, compared with loops that are written by hand.
+// The training loop and evaluations, compared with loops that are written by hand and with Python.
 
 namespace hvd::testing {
 namespace {
@@ -92,6 +94,51 @@ TEST(Trainer, TrainsLikeALoopByHandOnTheJoinedBatches) {
     EXPECT_EQ(trainer.state().epoch, 2);
     EXPECT_GT(output.training_loss, 0);
     EXPECT_GT(output.metrics.at("train_samples_per_second"), 0);
+  }
+}
+
+/// The log of the same training by Trainer of transformers 5.24.0 with PyTorch 2.13.0, in one
+/// process with batches of 24 samples and optim="adamw_torch". Its sampler returns the order of
+/// PyTorch's DistributedSampler with seed 42. The second step of an epoch has one batch of 12.
+TEST(Trainer, LogsAndTrainsAsThatOfTransformers) {
+  const std::vector<std::map<std::string, double>> expected = {
+      {{"loss", 8.50859261}, {"grad_norm", 12.8019476}, {"learning_rate", 0}, {"epoch", 0.75}},
+      {{"loss", 12.4305277}, {"grad_norm", 17.2321053}, {"learning_rate", 0.05}, {"epoch", 1}},
+      {{"loss", 5.96481323}, {"grad_norm", 9.97046185}, {"learning_rate", 0.1}, {"epoch", 1.75}},
+      {{"loss", 1.49746883}, {"grad_norm", 3.83118725}, {"learning_rate", 0.2 / 3}, {"epoch", 2}},
+      {{"loss", 0.94741714}, {"grad_norm", 2.1500988}, {"learning_rate", 0.1 / 3}, {"epoch", 2.75}},
+  };
+  const std::vector<double> squares = {11.568462,  4.2724188, 5.2829254,  // fc1, fc2, norm
+                                       0.44470408, 3.6849048, 1.9047233};
+  const SharedFolder folder;
+  TrainingArguments arguments = quiet(folder);
+  arguments.per_device_train_batch_size = 24 / size();
+  arguments.gradient_accumulation_steps = 3;
+  arguments.num_train_epochs = 2.5;
+  arguments.learning_rate = 0.1;
+  arguments.weight_decay = 0.5;
+  arguments.warmup_steps = 2;
+  arguments.logging_steps = 1;
+  Net net;
+  {
+    const torch::NoGradGuard no_grad;
+    for (torch::Tensor& parameter : net->parameters())
+      parameter.copy_(torch::arange(parameter.numel(), torch::kFloat32).sin().view_as(parameter));
+  }
+  PointTrainer trainer(net, arguments, points(84));
+  const TrainOutput output = trainer.train();
+  EXPECT_EQ(output.global_step, 5);
+  EXPECT_EQ(trainer.state().num_train_epochs, 3);
+  EXPECT_NEAR(output.training_loss, 5.869763898849487, 1e-5);
+  ASSERT_GE(trainer.state().log_history.size(), expected.size());
+  for (std::size_t step = 0; step < expected.size(); ++step)
+    for (const auto& [name, value] : expected[step])
+      EXPECT_NEAR(trainer.state().log_history[step].at(name), value, 1e-5 * (1 + value))
+          << name << " of step " << step + 1;
+  const auto parameters = net->named_parameters();
+  for (std::size_t i = 0; i < squares.size(); ++i) {
+    const torch::Tensor& parameter = parameters[i].value();
+    EXPECT_NEAR(parameter.square().sum().item<double>(), squares[i], 1e-4) << parameters[i].key();
   }
 }
 
