@@ -38,7 +38,10 @@ class UsedFlags {
     return value(flag) != 0.0F;
   }
   /// The reduced flag. @pre read()
-  float value(std::size_t flag) const { return values_.const_data_ptr<float>()[flag]; }
+  float value(std::size_t flag) const {
+    TORCH_INTERNAL_ASSERT_DEBUG_ONLY(read_);
+    return values_.const_data_ptr<float>()[flag];
+  }
 
  private:
   torch::Tensor values_;  ///< float32

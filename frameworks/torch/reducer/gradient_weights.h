@@ -59,26 +59,28 @@ class GradientWeights {
   bool agreed() const noexcept { return agreed_; }
   double reference() const noexcept { return reference_; }
 
-  /// Number of flags. @pre close()
+  /// Number of flags. Final after close().
   std::size_t flags() const;
   float flag(std::size_t index) const;
-  /// Reads the averages of all ranks' flags. @pre close()
+  /// Reads the averages of all ranks' flags in the closed cycle.
   void read(const std::function<float(std::size_t)>& average);
   /// Uses a reference of 1 for a cycle that will fail.
   void use_no_reference() noexcept { reference_ = 1; }
-  /// Why the cycle has no mean, the same text on every rank; empty if it has one. @pre read()
+  /// Why the cycle of the last read() has no mean, the same text on every rank; empty if it has
+  /// one.
   std::string error() const;
   /// The same as an exception: MismatchError if only some ranks have a weight, UsageError if the
-  /// sum is 0. @pre read()
+  /// sum is 0.
   void raise_if_error() const;
   /// @throws UsageError if the weight was set after the cycle's backward pass
   void refuse_late() const;
-  /// The factor that turns the average of the gradients into the mean over the samples. @pre read()
+  /// The factor that turns the average of the gradients into the mean over the samples, for the
+  /// cycle of the last read(); 1 before the first.
   double factor() const noexcept;
   /// This rank's weight in the last cycle that was read, divided by the mean weight of the ranks; 1
   /// if it had no weight.
   double share() const noexcept { return share_; }
-  /// The sum of all ranks' weights. @pre read()
+  /// The sum of all ranks' weights in the cycle of the last read(); 0 before the first.
   std::int64_t sum() const noexcept { return sum_; }
 
   void end_cycle();

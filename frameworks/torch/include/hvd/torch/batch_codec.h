@@ -171,8 +171,9 @@ T read_batch(ObjectReader& reader) {
   }
 }
 
-/// The batch as bytes. @pre is_sendable<T>()
+/// The batch as bytes.
 template <class T>
+  requires(is_sendable<T>())
 std::string encode_batch(const T& batch) {
   ObjectWriter writer;
   write_batch(writer, batch);
