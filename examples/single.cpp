@@ -3,8 +3,8 @@
 //   diff examples/single.cpp examples/distributed.cpp
 //   build/release/examples/single
 //   hvdrun -np 2 build/release/examples/distributed
-// Each step uses the same 64 images in both, so both print the same numbers, up to roundings. The
-// argument is the folder with the four idx files.
+// If the number of ranks divides 64, each step uses the same 64 images in both, and both print the
+// same numbers, up to roundings. The argument is the folder with the four idx files.
 
 #include <torch/torch.h>
 

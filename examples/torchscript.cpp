@@ -22,7 +22,8 @@ torch::Tensor scores_of(torch::jit::Module& model, const torch::Tensor& images) 
   return model.forward({images.to(hvd::device())}).toTensor().cpu();
 }
 
-/// The share of correct answers. Every rank answers for a part of the images. Collective.
+/// The fraction of images that are classified correctly. Each rank evaluates a part of the images.
+/// Collective.
 double accuracy(torch::jit::Module& model, const torch::data::Example<>& test) {
   const torch::NoGradGuard no_grad;
   model.eval();

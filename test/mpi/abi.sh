@@ -5,7 +5,7 @@
 #   BUILD     a build folder with tests, such as build/dev
 #   MPIEXEC   that of MPICH 5 or Intel MPI 2021.17 and newer, with libmpi_abi.so.1 in ../lib
 # To try the packages of PyPI:
-#   pip install --prefix DIR mpich==5.0.2               20 MB; then MPIEXEC is DIR/bin/mpiexec
+#   pip install --prefix DIR mpich==5.0.2               13 MB; then MPIEXEC is DIR/bin/mpiexec
 #   pip install --no-deps --prefix DIR impi-rt          120 MB; libfabric is Debian's (libfabric1)
 set -euo pipefail
 (($# >= 2)) || {
