@@ -175,7 +175,7 @@ int Accelerator::gradient_accumulation_steps() const noexcept {
 
 Accumulation Accelerator::no_sync() { return Accumulation(core_->no_sync()); }
 
-/// Marks a backward pass for all prepared optimizers, of which it may reach some.
+/// Marks a backward pass for all prepared optimizers. The pass may reach only some of them.
 class Accelerator::WeightedPass {
  public:
   WeightedPass(const libtorch::AcceleratorCore& core, std::optional<std::int64_t> weight)

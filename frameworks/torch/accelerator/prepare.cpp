@@ -251,7 +251,7 @@ const PreparedModule* only_module(const std::vector<PreparedModule>& modules,
   return nullptr;
 }
 
-/// Ranks get batches of different sizes, whose losses would all count alike.
+/// Warns if ranks get batches of different sizes, since the means over these would count alike.
 void warn_of_uneven_batches(const LoaderProgress& loader) {
   const bool uneven = loader.options().remainder == Remainder::kUneven;
   if (!uneven || size() == 1 || rank() != 0) return;

@@ -77,7 +77,8 @@ class FolderLock {
 ///                              rank-0    the state of rank 0, and its share of replicated tensors
 ///                              rank-1
 ///                              model.safetensors  a model for Python, if that is requested
-///                              manifest  written last; lists the other files, their sizes and CRCs
+///                              manifest  written last; lists common and the ranks' files, with
+///                                        their sizes and CRCs
 ///     FOLDER/lock                        while a checkpoint is written: names the writing process
 ///
 /// A step without a manifest is left from an interrupted write. Each rank has its own object for

@@ -31,7 +31,7 @@ std::size_t count_writers(std::uint64_t bytes, std::size_t ranks) {
   return writers < 2 ? 0 : writers;
 }
 
-/// Fills the files of the state's models, and keeps the memory of files that are there.
+/// Replaces `files` by one for each of the state's models, and reuses the memory of earlier ones.
 /// @throws UsageError for a name that cannot be a file's
 void fill_models(const TrainingState& state, std::map<std::string, ModelFile>& files) {
   std::map<std::string, ModelFile> filled;

@@ -9,8 +9,8 @@
 
 namespace hvd::libtorch {
 
-/// @param who begins the message @throws UsageError with this rank and the members, if this rank is
-/// not a member
+/// @param who begins the message
+/// @throws UsageError that names this rank and the members, if this rank is not a member
 void require_member(const std::string& who, const ProcessSet& process_set);
 
 /// A property that must be the same on every rank: its subject, and this rank's value. The subject

@@ -225,8 +225,8 @@ OptimizerWrapper::~OptimizerWrapper() {
   if (enrolled_) LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
 }
 
-/// A wrapper that has reduced nothing is no mistake: the program may only evaluate its model.
-/// Backward passes that follow are watched in any case.
+/// Does not warn because no gradient was reduced, since the program may only evaluate its model.
+/// Watches the backward passes that follow.
 void OptimizerWrapper::warn_of_early_end() const {
   const bool in_job = is_initialized() && options_.process_set.included();
   if (!in_job || options_.process_set.size() == 1 || std::uncaught_exceptions() > 0) return;

@@ -279,7 +279,7 @@ void GradientReducer::synchronize() {
     submit_rest();
     exchange_.wait();
     raise_if_nonfinite();
-    // Collective, as the check of the parameters, so both must precede an error that only this rank
+    // This call and check_parameters() are collective, so they precede errors that only this rank
     // may have.
     exchange_.explain_mismatch();
     exchange_.raise_if_error();
@@ -333,8 +333,8 @@ void GradientReducer::abandon() {
   end_cycle();
 }
 
-/// Takes part in the search for the ranks without a weight, whose result concerns only ranks that
-/// use the gradients.
+/// Takes part in the search for the ranks without a weight, and ignores its result, since this rank
+/// drops the gradients.
 void GradientReducer::explain_dropped() const {
   try {
     exchange_.explain_mismatch();

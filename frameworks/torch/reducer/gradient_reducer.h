@@ -50,8 +50,8 @@ using SharedReducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
 /// is averaged once more. A sum does not, so it is set aside and added to the next sum. A scattered
 /// gradient is a mixture of reduced elements and this rank's own, so adding to it is an error.
 ///
-/// Weighted gradients are sent in units of a reference weight, which makes the mean over samples
-/// out of the average over ranks with one factor (see GradientWeights). Until the ranks have agreed
+/// Weighted gradients are sent in units of a reference weight. One factor then turns their average
+/// over the ranks into the mean over the samples (see GradientWeights). Until the ranks have agreed
 /// on the reference, no gradient is sent before synchronize(), which exchanges the weights first.
 ///
 /// On a GPU a gradient is ready when its accumulation is queued in the current stream of the hook.

@@ -36,8 +36,8 @@ class GradientWeights {
   /// weight. @throws UsageError if the weight is out of range, or set() was called for a pass
   /// without a weight
   void begin_pass(std::optional<std::int64_t> samples);
-  /// Ends that pass. The weight of a pass that has not reached the optimizer is used only if no
-  /// pass of the cycle does.
+  /// Ends that pass. If it has not reached the optimizer, its weight is used only if no pass of the
+  /// cycle reaches it.
   void end_pass();
 
   /// Counts the pass, at each of its gradients. @throws UsageError if the cycle also has passes
@@ -86,7 +86,7 @@ class GradientWeights {
   void end_cycle();
 
  private:
-  /// How the weight of the next pass is known.
+  /// The source of the weight of the next pass.
   enum class Next { kAsBefore, kSet, kOffered, kUnweighted };
 
   void check_range(std::int64_t samples) const;

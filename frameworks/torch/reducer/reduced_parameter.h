@@ -249,8 +249,8 @@ class ReducedParameter {
   std::uint32_t result_version_ = 0;
   torch::Tensor kept_;  ///< see keep_result()
   torch::Tensor view_;
-  std::optional<double> unit_;  ///< weight in whose units `.grad` is; not set: as it is
-  double reference_ = 0;        ///< weight in whose units it is sent; 0: as it is
+  std::optional<double> unit_;  ///< weight in whose units `.grad` is; not set: unweighted
+  double reference_ = 0;        ///< weight in whose units it is sent; 0: unweighted
   double result_factor_ = 1;
   torch::Tensor wire_;  ///< the tensor that is reduced; shares the memory of sent_ where possible
   std::shared_ptr<SparseReduction> sparse_;  ///< instead of wire_

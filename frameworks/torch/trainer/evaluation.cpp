@@ -30,7 +30,7 @@ class EvaluationMode {
 /// The rows of one rank, batch by batch. The loader gives sample i to rank i mod N.
 class RowsOfRank {
  public:
-  /// @param samples of the batch @throws UsageError when the rows do not divide evenly
+  /// @param samples size of the batch @throws UsageError when the rows do not divide evenly
   void add(const torch::Tensor& rows, std::size_t samples, const char* what) {
     if (!rows.defined()) return;
     const auto count = static_cast<std::size_t>(rows.dim() == 0 ? 0 : rows.size(0));

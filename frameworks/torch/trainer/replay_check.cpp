@@ -128,7 +128,7 @@ std::string quoted(const std::vector<std::string>& names, std::size_t index) {
   return index < names.size() ? text("'", names[index], "'") : "one of the parameters";
 }
 
-/// The judgement in progress.
+/// Collects the ranks at fault and the reasons, one kind of difference at a time.
 class Judgement {
  public:
   Judgement(const std::vector<ReplayRecord>& records, const std::vector<std::string>& trained,

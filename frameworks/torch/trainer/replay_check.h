@@ -65,8 +65,8 @@ struct ReplayedBatch {
 /// so that the training continues as without the check. Gradients of the replays are not added to
 /// `.grad`.
 ///
-/// In a model with SyncBatchNorm layers, a gradient depends on the order of the ranks' batches, so
-/// that no rank computes another's.
+/// In a model with SyncBatchNorm layers a gradient depends on the order of the ranks' batches. Each
+/// rank then repeats only its own gradient.
 class ReplayCheck {
  public:
   /// Collective if `every` is greater than 0.
@@ -108,8 +108,8 @@ class ReplayCheck {
   const std::shared_ptr<torch::nn::Module> model_;
   const std::int64_t every_;
   std::vector<RandomStreams> streams_;
-  bool between_ranks_ =
-      false;  ///< whether a rank computes the gradient of the previous rank's batch
+  /// Whether each rank computes the gradient of the previous rank's batch.
+  bool between_ranks_ = false;
 };
 
 }  // namespace hvd::libtorch

@@ -74,8 +74,8 @@ nlohmann::ordered_json read_json(const fs::path& file) {
   return nlohmann::ordered_json::parse(stream, nullptr, /*allow_exceptions=*/false);
 }
 
-/// Describes the first argument that differs from those of the run that has written the
-/// checkpoint, and would change its results. Empty if there is no difference.
+/// Describes the first argument that affects results and differs from that of the run that has
+/// written the checkpoint. Empty if there is no difference.
 std::string difference(const fs::path& checkpoint, const TrainingArguments& arguments) {
   const auto theirs = read_json(checkpoint / kArguments);
   if (!theirs.is_object()) return {};
@@ -90,8 +90,9 @@ std::string difference(const fs::path& checkpoint, const TrainingArguments& argu
   return {};
 }
 
-/// Calls the function on rank 0. @throws on every rank what it has thrown there, as UsageError on
-/// rank 0 and MismatchError on the others
+/// Calls the function on rank 0. If it throws, every rank throws the text of its exception.
+/// Collective.
+/// @throws UsageError on rank 0, MismatchError on the others
 template <class Function>
 void on_rank_0(const char* name, const char* title, const Function& function) {
   std::string error;
@@ -191,7 +192,7 @@ void TrainerCore::resume(const ResumeFrom& from) {
   });
   chosen = broadcast_object(chosen);
   if (!chosen.empty()) {
-    // A checkpoint's state contains fields that are this rank's own.
+    // The checkpoint overwrites these fields, which belong to this rank and this run.
     const bool first = state.is_world_process_zero;
     const std::int64_t max_steps = state.max_steps, epochs = state.num_train_epochs;
     if (!load_checkpoint(chosen, training_state()))

@@ -129,7 +129,7 @@ class TrainerCore {
   std::unique_ptr<TrainingLog> log_;
   std::optional<ReplayCheck> replay_;
   std::optional<ProgressBar> progress_;
-  std::int64_t batches_in_step_ = 0, batches_of_step_ = 1;  ///< trained, and in all
+  std::int64_t batches_in_step_ = 0, batches_of_step_ = 1;  ///< so far, and in all
   std::int64_t first_step_ = 0;      ///< the step at which this run has begun
   std::int64_t saved_step_ = -1;     ///< the step of the newest checkpoint of this process
   std::size_t samples_trained_ = 0;  ///< by all ranks in this process

@@ -65,7 +65,7 @@ struct BackwardOptions {
   /// Number of samples over which the loss is a mean, for batches of different sizes: `{.weight =
   /// batch.data.size(0)}`. The reduced gradients are then the mean over the samples of all ranks
   /// and of all passes of the step. Set it in every backward() of a step on every rank, or in none.
-  /// 0: the pass contributes nothing. See OptimizerWrapper::set_weight().
+  /// 0: the pass has no effect on the mean. See OptimizerWrapper::set_weight().
   std::optional<std::int64_t> weight = std::nullopt;
 };
 

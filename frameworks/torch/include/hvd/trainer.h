@@ -34,8 +34,8 @@ namespace hvd {
 struct TrainOutput {
   std::int64_t global_step = 0;  ///< optimizer steps, with those of earlier runs
   double training_loss = 0;      ///< the mean over all steps and ranks
-  /// train_runtime (seconds), train_samples_per_second, train_steps_per_second (of this run, over
-  /// all ranks), train_loss and epoch.
+  /// train_runtime (seconds), train_samples_per_second and train_steps_per_second (of this run,
+  /// over all ranks, by this rank's clock), train_loss and epoch.
   std::map<std::string, double> metrics = {};
 };
 
@@ -129,8 +129,8 @@ class TrainerBase {
 
   /// Evaluates the model on the data set of the constructor, and logs the result. Collective.
   /// @return eval_loss (the mean over all samples), the values of compute_metrics with names that
-  /// begin with `metric_key_prefix`, eval_runtime (seconds), eval_samples_per_second and
-  /// eval_steps_per_second; the same on every rank
+  /// begin with `metric_key_prefix`, eval_runtime (seconds), eval_samples_per_second,
+  /// eval_steps_per_second and epoch; the same on every rank
   /// @throws UsageError without an evaluation set
   std::map<std::string, double> evaluate(const std::string& metric_key_prefix = "eval");
 
@@ -141,7 +141,9 @@ class TrainerBase {
   /// train(), to the logs of TrainingArguments::report_to, and calls on_log() of the callbacks.
   /// @param values the same on every rank
   void log(const std::map<std::string, double>& values);
-  /// Adds a callback after those that were added before. @throws UsageError for a null pointer
+  /// Adds a callback after those that were added before. Add the same callbacks on every rank,
+  /// since a Trainer with callbacks runs additional collectives. @throws UsageError for a null
+  /// pointer
   void add_callback(std::shared_ptr<TrainerCallback> callback);
   /// The same for an object that is moved, such as `EarlyStopping(3)`.
   template <std::derived_from<TrainerCallback> Callback>

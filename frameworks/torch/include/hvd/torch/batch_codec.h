@@ -28,7 +28,7 @@ struct IsExample : std::false_type {};
 template <class Data, class Target>
 struct IsExample<torch::data::Example<Data, Target>> : std::true_type {};
 
-/// Vectors whose elements are not copied as a whole.
+/// Vectors whose elements are written one by one.
 template <class T>
 struct IsVectorOfParts : std::false_type {};
 template <class T, class A>

@@ -27,7 +27,7 @@ struct SaveCheckpointOptions {
   std::optional<std::uint64_t> replace_newer_than = {};
   /// The first rank also writes each model to NAME.safetensors in the checkpoint's folder, which
   /// Python's `safetensors` and load_safetensors() read. load_checkpoint() does not use these
-  /// files.
+  /// files, and the manifest does not list them.
   bool safetensors = false;
   ProcessSet process_set = {};
 };

@@ -188,10 +188,11 @@ class OptimizerWrapper : public torch::optim::Optimizer {
   ///
   /// Each loss is a mean over its batch, and is not divided by the number of passes. Call it before
   /// each backward pass on every rank. It counts once, even if several backward passes follow. A
-  /// pass of weight 0 contributes nothing, not even nan. A rank that calls step() without a
-  /// backward pass counts as 0 samples, if the step before had weights. Local; costs no message in
-  /// steady steps, and no time if the ranks have equal weights. Under no_sync() `.grad` is a sum in
-  /// units of the weight of the last pass. A closure's reduced loss is the mean over samples too.
+  /// pass of weight 0 has no effect on the mean, even if its gradients are nan. A rank that calls
+  /// step() without a backward pass counts as 0 samples, if the step before had weights. Local;
+  /// costs no message in steady steps, and no time if the ranks have equal weights. Under no_sync()
+  /// `.grad` is a sum in units of the weight of the last pass. A closure's reduced loss is the mean
+  /// over samples too.
   ///
   /// Errors of the step that follows: UsageError from backward() if an earlier pass of the step had
   /// no weight; from step() if the weight was set after backward(), and on every rank if all

@@ -31,15 +31,17 @@ struct TrainerState {
   std::optional<double> best_metric = {};
   /// The step of that evaluation.
   std::int64_t best_global_step = 0;
-  /// The folder of the checkpoint of that step. Empty if there is none.
+  /// The newest checkpoint that was saved at the step of an evaluation that was then the best. It
+  /// is of an earlier step if none was saved at best_global_step. Empty if there is none.
   std::string best_model_checkpoint = {};
   /// Whether this is rank 0.
   bool is_world_process_zero = true;
 };
 
-/// Requests to a Trainer. Before each callback the Trainer has set the requests that follow from
-/// its arguments; a callback may change them. If a callback makes a request on one rank, every rank
-/// follows it. Requests made in on_substep_end() take effect at the end of the step.
+/// Requests to a Trainer. If a callback makes a request on one rank, every rank follows it. Before
+/// on_step_end() and on_epoch_end() the Trainer sets should_save, should_evaluate and should_log
+/// from its arguments, and these callbacks may change them. Changes of these three in callbacks
+/// before these, such as on_substep_end(), have no effect.
 struct TrainerControl {
   bool should_training_stop = false;  ///< after this step
   bool should_epoch_stop = false;     ///< after this step; the next epoch follows
@@ -108,6 +110,8 @@ class EarlyStopping final : public TrainerCallback {
   /// @throws UsageError if the arguments do not ask for evaluations
   void on_train_begin(const TrainingArguments& arguments, const TrainerState& state,
                       TrainerControl& control) override;
+  /// @throws UsageError if the evaluation does not give metric_for_best_model, for example because
+  /// evaluate() was called with another prefix than "eval"
   void on_evaluate(const TrainingArguments& arguments, const TrainerState& state,
                    TrainerControl& control, const Values& metrics) override;
   void add_state(TrainingState& state, const std::string& name) override;

@@ -1,6 +1,6 @@
 #pragma once
 
-/// The data sets of <hvd/trainer.h>, which includes this file, without their types.
+/// Hides the types of a Trainer's data sets. <hvd/trainer.h> includes this file.
 
 #include <torch/data/datasets.h>
 #include <torch/data/example.h>
@@ -57,13 +57,13 @@ class BatchSource {
   virtual std::optional<std::size_t> samples() const = 0;
   /// Starts at the first batch of epoch 0. The first call makes the loader. Collective.
   /// @param options the same in every call
-  /// @param train whether the accelerator prepares the loader; otherwise it does not know it
+  /// @param train true: the accelerator prepares the loader
   virtual void open(Accelerator& accelerator, const DataLoaderOptions& options, bool train) = 0;
   /// The next batch of the epoch, on the accelerator's device, valid until the next call; null at
   /// the end, and then the next call starts the next epoch. The first call in an epoch is
   /// collective.
   virtual const void* next() = 0;
-  /// Leaves the rest of the epoch out.
+  /// Skips the rest of the epoch.
   virtual void end_epoch() = 0;
   /// The same as the functions of DataLoader.
   virtual std::size_t epoch() const = 0;
