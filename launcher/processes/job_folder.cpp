@@ -5,12 +5,15 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
 #include <ctime>
 #include <fstream>
 #include <string>
+#include <string_view>
 #include <system_error>
 #include <vector>
 
@@ -54,14 +57,21 @@ std::vector<std::filesystem::path> entries_of(const std::filesystem::path& paren
   return found;
 }
 
-/// The mappings of Open MPI's segments in all processes that this one may inspect.
+/// How Open MPI and MPICH begin the names of their segments.
+constexpr std::array<std::string_view, 2> kSegmentPrefixes = {"vader_segment.", "mpich_shm_"};
+
+/// The mappings of such segments in all processes that this one may inspect.
 std::string own_maps() {
+  const auto has_segment = [](const std::string& line) {
+    return std::any_of(kSegmentPrefixes.begin(), kSegmentPrefixes.end(),
+                       [&](const auto& prefix) { return line.find(prefix) != std::string::npos; });
+  };
   std::string maps;
   for (const auto& process : entries_of("/proc", "")) {
     if (process.filename().string().find_first_not_of("0123456789") != std::string::npos) continue;
     std::ifstream file(process / "maps");
     for (std::string line; std::getline(file, line);) {
-      if (line.find("vader_segment.") != std::string::npos) maps += line + "\n";
+      if (has_segment(line)) maps += line + "\n";
     }
   }
   return maps;
@@ -101,7 +111,7 @@ void remove_stale_segments(const std::filesystem::path& shm) {
     return info && !S_ISDIR(info->st_mode) && age_of(*info) >= kStartPatienceSeconds;
   };
   std::optional<std::string> maps;
-  for (const char* const prefix : {"vader_segment.", "mpich_shm_"}) {
+  for (const std::string_view prefix : kSegmentPrefixes) {
     for (const auto& path : entries_of(shm, prefix)) {
       if (!is_old(path)) continue;
       if (!maps) maps = own_maps();

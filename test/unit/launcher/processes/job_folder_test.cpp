@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +11,9 @@
 #include <filesystem>
 #include <fstream>
 #include <string>
+#include <vector>
+
+#include "system/unique_fd.h"
 
 namespace hvd::launcher {
 namespace {
@@ -83,7 +87,17 @@ TEST_F(JobFolderTest, StaleSegments) {
   const auto vader = make_file("vader_segment.h.0.1.0", 3600);
   const auto mpich = make_file("mpich_shm_199f7b46_0", 3600);
   const auto other = make_file("sem.other", 3600);
+  std::vector<std::filesystem::path> used;
+  std::vector<void*> mappings;
+  for (const char* const name : {"vader_segment.h.0.3.0", "mpich_shm_5d0c11a3_0"}) {
+    used.push_back(make_file(name, 3600));
+    const UniqueFd fd(::open(used.back().c_str(), O_RDONLY | O_CLOEXEC));
+    mappings.push_back(::mmap(nullptr, 1, PROT_READ, MAP_SHARED, fd.get(), 0));
+    ASSERT_NE(mappings.back(), MAP_FAILED);
+  }
   remove_stale_segments(root_.path());
+  for (const auto& path : used) EXPECT_TRUE(exists(path)) << path << " is mapped";
+  for (void* const mapping : mappings) ::munmap(mapping, 1);
   EXPECT_TRUE(exists(young)) << "a job may be starting";
   EXPECT_FALSE(exists(vader));
   EXPECT_FALSE(exists(mpich));
