@@ -2,9 +2,7 @@
 
 #include <dlfcn.h>
 
-#include <filesystem>
 #include <string>
-#include <system_error>
 #include <vector>
 
 #include "base/config.h"
@@ -99,9 +97,7 @@ std::vector<ModuleChoice> choose_modules(std::string& reason) {
                   "; expected one; link the program and its libraries with the same MPI");
     return {};
   }
-  std::error_code error;
-  if (!loaded.empty() && !named.empty() &&
-      !std::filesystem::equivalent(loaded.front(), named, error)) {
+  if (!loaded.empty() && !named.empty() && !is_loaded(named)) {
     reason = text("this process has loaded ", loaded.front(), ", but HVD_MPI_LIBRARY names ", named,
                   "; unset it, or link the program with that library");
     return {};
