@@ -49,15 +49,21 @@ options=(--per_device_train_batch_size 8 --gradient_accumulation_steps 2 --datal
 begin=$(date +%s%N)
 train 2 whole "${options[@]}" || fail "the undisturbed run failed"
 tenths=$((($(date +%s%N) - begin) / 100000000 + 1))
-RANDOM=${HVD_TEST_SEED:-$$}
-echo "seed: $RANDOM; the undisturbed run took $tenths tenths of a second"
+seed=${HVD_TEST_SEED:-$$}
+RANDOM=$seed
+echo "seed: $seed; the undisturbed run took $tenths tenths of a second"
 kills=0
 for ((i = 0; i < 12; ++i)); do
   "$hvdrun" -np 2 "$program" --data "$work/data" --output_dir "$work/killed" --report_to csv --disable_progress --resume "${options[@]}" \
     >"$work/out" 2>&1 </dev/null &
   job=$!
   pause=$((RANDOM % tenths + 4))
-  sleep "$((pause / 10)).$((pause % 10))"
+  # The first kill comes soon after a checkpoint, so that there is one also where the run is short.
+  for ((wait = 0; i == 0 && wait < 600; ++wait)); do
+    [[ ! -e $work/killed/checkpoint-3 ]] || break
+    sleep 0.05
+  done
+  ((i == 0)) || sleep "$((pause / 10)).$((pause % 10))"
   # One rank is killed; hvdrun ends the other.
   rank=$(pgrep -f "^$program .*--output_dir $work/killed " | shuf -n 1 || true)
   [[ -z $rank ]] || kill -KILL "$rank" 2>/dev/null || true
@@ -68,14 +74,16 @@ for ((i = 0; i < 12; ++i)); do
 done
 ((code == 0)) || train 2 killed --resume "${options[@]}" || fail "the last resume failed"
 echo "killed $kills times"
+((kills > 0)) || fail "no rank was killed"
 same killed
 
-# SIGTERM to hvdrun: the ranks save and end with code 143.
+# SIGTERM to hvdrun: the ranks save and end with code 143. The loop must not read the last run's output.
+rm "$work/out"
 "$hvdrun" -np 2 --grace 60 "$program" --data "$work/data" --output_dir "$work/ended" --report_to csv --disable_progress \
   --save_steps 1000 "${options[@]:0:8}" "${options[@]:10}" >"$work/out" 2>&1 </dev/null &
 job=$!
 for ((i = 0; i < 600; ++i)); do
-  ! grep -q "'loss'" "$work/out" || break
+  ! grep -qs "'loss'" "$work/out" || break
   sleep 0.05
 done
 kill -TERM "$job" 2>/dev/null || true

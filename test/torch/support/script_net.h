@@ -33,11 +33,13 @@ TORCH_MODULE(ScriptTwin);
 inline ::testing::AssertionResult same_values(const torch::jit::Module& one,
                                               const ScriptTwin& other) {
   const StateDict tensors(one), others(other);
+  if (tensors.tensors().size() != others.tensors().size())
+    return ::testing::AssertionFailure() << "the numbers of tensors differ";
   for (const auto& [name, tensor] : tensors.tensors()) {
-    for (const auto& [other_name, other_tensor] : others.tensors()) {
-      if (name == other_name && !tensor.equal(other_tensor))
-        return ::testing::AssertionFailure() << name << " differs";
-    }
+    bool equal = false;
+    for (const auto& [other_name, other_tensor] : others.tensors())
+      equal = equal || (name == other_name && tensor.equal(other_tensor));
+    if (!equal) return ::testing::AssertionFailure() << name << " differs";
   }
   return ::testing::AssertionSuccess();
 }
