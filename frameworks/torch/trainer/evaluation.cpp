@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -6,6 +7,7 @@
 #include "base/text.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
+#include "operations/agreement.h"
 #include "trainer/trainer_core.h"
 
 namespace hvd::libtorch {
@@ -30,18 +32,26 @@ class EvaluationMode {
 /// The rows of one rank, batch by batch. The loader gives sample i to rank i mod N.
 class RowsOfRank {
  public:
-  /// @param samples size of the batch @throws UsageError when the rows do not divide evenly
+  /// @param samples size of the batch
   void add(const torch::Tensor& rows, std::size_t samples, const char* what) {
-    if (!rows.defined()) return;
+    if (!rows.defined() || !error_.empty()) return;
     const auto count = static_cast<std::size_t>(rows.dim() == 0 ? 0 : rows.size(0));
-    if (count == 0 || count % samples != 0) {
-      throw UsageError(text("Trainer: prediction_step() has returned ", what, " with ", count,
-                            " rows for a batch of ", samples,
-                            " samples; expected one row, or the same number of rows, for each "
-                            "sample"));
+    if (count == 0 || count % samples != 0 ||
+        (!batches_.empty() && count / samples != rows_per_sample_)) {
+      error_ = text("Trainer: prediction_step() has returned ", what, " with ", count,
+                    " rows for a batch of ", samples,
+                    " samples; expected one row, or the same number of rows, for each "
+                    "sample");
+      return;
     }
     rows_per_sample_ = count / samples;
     batches_.push_back(rows.detach());
+  }
+  /// Why a batch was not added; empty if all were.
+  const std::string& error() const noexcept { return error_; }
+  Fact fact(const char* what) const {
+    return {text("rows of ", what, " for each sample"),
+            std::to_string(batches_.empty() ? 0 : rows_per_sample_)};
   }
   bool empty() const noexcept { return batches_.empty(); }
 
@@ -67,6 +77,7 @@ class RowsOfRank {
  private:
   std::vector<torch::Tensor> batches_;
   std::size_t rows_per_sample_ = 1;
+  std::string error_;
 };
 
 Values with_prefix(const Values& values, const std::string& prefix) {
@@ -117,6 +128,13 @@ EvaluationOutput TrainerCore::run_evaluation(BatchSource& set, const std::string
     labels.add(step.label_ids, own, "labels");
   }
 
+  if (!loss_only) {
+    agree({.name = "trainer.rows",
+           .title = "Trainer: prediction_step()",
+           .expected = "expected the same number on every rank"},
+          predictions.error().empty() ? labels.error() : predictions.error(),
+          {predictions.fact("predictions"), labels.fact("labels")});
+  }
   EvaluationOutput output;
   Values metrics;
   if (!predictions.empty())
@@ -147,6 +165,7 @@ Values TrainerCore::evaluate_on(BatchSource& set, const std::string& prefix) {
   const bool loss_only = trainer.compute_metrics == nullptr;
   Values metrics = run_evaluation(set, prefix, loss_only).metrics;
   log(metrics);
+  raise_log_error();
   metrics["epoch"] = state.epoch;
   call(&TrainerCallback::on_evaluate, metrics);
   return metrics;
@@ -178,7 +197,7 @@ void TrainerCore::evaluate_and_compare() {
                           join_text(names, ", ")));
   }
   const bool better =
-      !state.best_metric ||
+      !state.best_metric || std::isnan(*state.best_metric) ||
       (arguments.greater_is_best() ? *value > *state.best_metric : *value < *state.best_metric);
   if (!better) return;
   state.best_metric = *value;

@@ -1,5 +1,6 @@
 #include "hvd/torch/trainer_callback.h"
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 
@@ -36,6 +37,8 @@ void EarlyStopping::on_evaluate(const TrainingArguments& arguments, const Traine
   const std::string name = libtorch::best_metric_name(arguments);
   const double* const value = libtorch::find_metric(metrics, name);
   if (value == nullptr) {
+    const auto of_training = [](const auto& entry) { return entry.first.starts_with("eval_"); };
+    if (std::none_of(metrics.begin(), metrics.end(), of_training)) return;
     throw UsageError(text("EarlyStopping: metric_for_best_model is '", name,
                           "', which the evaluation does not give; name one of its values"));
   }

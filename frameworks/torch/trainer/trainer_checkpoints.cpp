@@ -54,6 +54,31 @@ std::vector<std::int64_t> checkpoint_steps(const fs::path& output_dir, bool comp
   return steps;
 }
 
+/// Whether a Trainer of hvd has written the folder, or was ended while it did so.
+/// training_args.json is the first file of a checkpoint.
+bool is_own(const fs::path& folder) {
+  if (fs::exists(folder / kArguments)) return true;
+  static const std::set<std::string> names{"model.safetensors", "trainer_state.json"};
+  for (const auto& entry : fs::directory_iterator(folder)) {
+    const std::string name = entry.path().filename().string();
+    if (!names.contains(name) && !name.starts_with("step-")) return false;
+  }
+  return true;
+}
+
+/// The Trainer removes old checkpoints, so it refuses folders that only have the name of one.
+/// @throws CheckpointError
+void refuse_foreign(const fs::path& output_dir) {
+  for (const std::int64_t step : checkpoint_steps(output_dir, /*complete_only=*/false)) {
+    const fs::path folder = folder_of(output_dir, step);
+    if (is_own(folder)) continue;
+    throw CheckpointError(text("output_dir '", output_dir.native(), "' has ",
+                               folder.filename().native(),
+                               ", which is not a checkpoint of hvd; use another output_dir, or "
+                               "move it away"));
+  }
+}
+
 /// Removes the manifest first, so that a checkpoint that lacks a file never looks complete.
 void remove_checkpoint(const fs::path& folder) {
   std::error_code error;
@@ -128,18 +153,20 @@ void TrainerCore::save_checkpoint() {
   });
   hvd::save_checkpoint(folder, training_state(), {.step = static_cast<std::uint64_t>(step)});
   saved_step_ = step;
-  if (rank() == 0) {
-    const std::vector<std::int64_t> steps = checkpoint_steps(arguments.output_dir, false);
-    const auto kept = static_cast<std::size_t>(arguments.save_total_limit.value_or(0));
-    const auto end = std::upper_bound(steps.begin(), steps.end(), step);
-    for (auto at = steps.begin(); at != steps.end(); ++at) {
-      const bool earlier_run = at >= end;
-      const bool old = kept > 0 && static_cast<std::size_t>(end - at) > kept;
-      const bool best = state.best_metric && *at == state.best_global_step;
-      if (earlier_run || (old && !best)) remove_checkpoint(folder_of(arguments.output_dir, *at));
-    }
-  }
+  on_rank_0("trainer.remove", "Trainer: remove old checkpoints", [&] { remove_old(step); });
   call(&TrainerCallback::on_save);
+}
+
+void TrainerCore::remove_old(std::int64_t step) const {
+  const std::vector<std::int64_t> steps = checkpoint_steps(arguments.output_dir, false);
+  const auto kept = static_cast<std::size_t>(arguments.save_total_limit.value_or(0));
+  const auto end = std::upper_bound(steps.begin(), steps.end(), step);
+  for (auto at = steps.begin(); at != steps.end(); ++at) {
+    const fs::path folder = folder_of(arguments.output_dir, *at);
+    const bool earlier_run = at >= end;
+    const bool old = kept > 0 && static_cast<std::size_t>(end - at) > kept;
+    if (earlier_run || (old && folder != state.best_model_checkpoint)) remove_checkpoint(folder);
+  }
 }
 
 void TrainerCore::write_description(const fs::path& folder) const {
@@ -153,8 +180,8 @@ void TrainerCore::write_description(const fs::path& folder) const {
                                      {"world_size", size()},
                                      {"log_history", state.log_history}};
   if (state.best_metric) description["best_metric"] = *state.best_metric;
-  write_text(folder / "trainer_state.json", description.dump(2));
   write_text(folder / kArguments, arguments.to_json());
+  write_text(folder / "trainer_state.json", description.dump(2));
   save_safetensors(*model, folder / "model.safetensors", {.durable = false});
 }
 
@@ -163,6 +190,7 @@ void TrainerCore::resume(const ResumeFrom& from) {
   std::string chosen;
   on_rank_0("trainer.resume", "Trainer::train", [&] {
     fs::create_directories(output_dir);
+    refuse_foreign(output_dir);
     const auto newest = get_last_checkpoint(output_dir);
     if (from.folder()) {
       chosen = from.folder()->string();
@@ -198,6 +226,10 @@ void TrainerCore::resume(const ResumeFrom& from) {
     if (!load_checkpoint(chosen, training_state()))
       throw CheckpointError(text("Trainer::train: ", chosen, " is not a complete checkpoint"));
     state.is_world_process_zero = first;
+    // output_dir may have been moved.
+    const fs::path best = state.best_model_checkpoint;
+    if (!best.empty() && !fs::exists(best))
+      state.best_model_checkpoint = (output_dir / best.filename()).string();
     state.max_steps = max_steps;
     state.num_train_epochs = epochs;
     saved_step_ = state.global_step;
@@ -228,7 +260,11 @@ void TrainerCore::load_best_model() {
   if (state.best_model_checkpoint.empty()) return;
   TrainingState only_model;
   only_model.model(model);
-  load_checkpoint(state.best_model_checkpoint, only_model, {.allow_unused = true});
+  if (load_checkpoint(state.best_model_checkpoint, only_model, {.allow_unused = true})) return;
+  throw CheckpointError(
+      text("Trainer::train: load_best_model_at_end: ", state.best_model_checkpoint,
+           " is not a complete checkpoint any more; keep the folder until the "
+           "training ends"));
 }
 
 }  // namespace libtorch

@@ -72,6 +72,7 @@ class TrainerCore {
     std::int64_t logged_step = 0;             ///< the last step in loss_sum
     double grad_norm = 0, learning_rate = 0;  ///< of the last step
     bool stop_requested = false;              ///< a callback has stopped the training
+    bool epoch_stop_requested = false;        ///< a callback has stopped the epoch
     bool in_epoch = false;  ///< the end of the current epoch is still to be handled
   };
 
@@ -93,6 +94,8 @@ class TrainerCore {
   /// Follows the requests of the arguments and the callbacks, and ends the process after SIGTERM.
   void log_evaluate_save();
   void log_training_loss();
+  /// Raises an error of log() on every rank. Collective.
+  void raise_log_error();
   /// Adds the mean loss of the steps since the last call to loop_.loss_sum. Collective. @return it
   double fold_loss();
   TrainOutput finish_training(const Stopwatch& watch);
@@ -112,6 +115,9 @@ class TrainerCore {
   // trainer_checkpoints.cpp
   TrainingState training_state();
   void save_checkpoint();
+  /// Removes the checkpoints of an earlier run after `step`, and those that save_total_limit does
+  /// not keep.
+  void remove_old(std::int64_t step) const;
   void write_description(const std::filesystem::path& folder) const;
   /// Checks the resume argument and output_dir on all ranks, and loads the checkpoint. Collective.
   void resume(const ResumeFrom& from);
@@ -127,6 +133,7 @@ class TrainerCore {
   AcceleratedScheduler* scheduler_ = nullptr;
   std::optional<Metric> loss_;  ///< of the batches since the last log
   std::unique_ptr<TrainingLog> log_;
+  std::string log_error_;  ///< why rank 0 could not write to log_
   std::optional<ReplayCheck> replay_;
   std::optional<ProgressBar> progress_;
   std::int64_t batches_in_step_ = 0, batches_of_step_ = 1;  ///< so far, and in all

@@ -12,6 +12,7 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/random_streams.h"
+#include "operations/agreement.h"
 #include "trainer/learning_rate_schedule.h"
 #include "trainer/trainer_core.h"
 
@@ -118,7 +119,7 @@ TrainOutput TrainerCore::train(const ResumeFrom& resume_from_checkpoint) {
 void TrainerCore::run_epoch() {
   const std::size_t epoch = train_set_->epoch();
   loop_.in_epoch = true;
-  control_.should_epoch_stop = false;
+  control_.should_epoch_stop = std::exchange(loop_.epoch_stop_requested, false);
   call(&TrainerCallback::on_epoch_begin);
   exchange_requests();
   const auto stops = [this] {
@@ -215,6 +216,7 @@ void TrainerCore::log_evaluate_save() {
   if (control_.should_evaluate) evaluate_and_compare();
   if (control_.should_log || control_.should_evaluate) exchange_requests();
   loop_.stop_requested = control_.should_training_stop && state.global_step < state.max_steps;
+  loop_.epoch_stop_requested = control_.should_epoch_stop && loop_.in_epoch;
   if (control_.should_save) {
     save_checkpoint();
     exchange_requests();
@@ -239,6 +241,7 @@ void TrainerCore::prepare_training() {
   termination_ = {};
   terminated_ = false;
   log_.reset();
+  log_error_.clear();
   progress_.reset();
 
   const std::int64_t batches = batches_per_epoch();
@@ -308,6 +311,12 @@ void TrainerCore::log_training_loss() {
   Values values{{"loss", fold_loss()}, {"learning_rate", loop_.learning_rate}};
   if (arguments.max_grad_norm > 0) values["grad_norm"] = loop_.grad_norm;
   log(values);
+  raise_log_error();
+}
+
+void TrainerCore::raise_log_error() {
+  const std::string error = std::exchange(log_error_, {});
+  agree({.name = "trainer.log_error", .title = "Trainer", .expected = {}}, error, {});
 }
 
 void TrainerCore::log(const Values& values) {
@@ -322,7 +331,12 @@ void TrainerCore::log(const Values& values) {
       std::fflush(stdout);
     }
   }
-  if (log_) log_->write(state.global_step, state.epoch, values);
+  try {
+    if (log_) log_->write(state.global_step, state.epoch, values);
+  } catch (const Error& error) {
+    log_error_ = error.what();
+    log_.reset();
+  }
   entry["step"] = static_cast<double>(state.global_step);
   state.log_history.push_back(entry);
   call(&TrainerCallback::on_log, entry);
@@ -345,6 +359,7 @@ TrainOutput TrainerCore::finish_training(const Stopwatch& watch) {
                  {"train_steps_per_second", steps / seconds},
                  {"train_loss", output.training_loss}};
   log(metrics);
+  raise_log_error();
   metrics["epoch"] = state.epoch;
   output.metrics = std::move(metrics);
   progress_->finish();

@@ -149,10 +149,40 @@ TEST(TrainerErrors, OutputDirAndResume) {
   EXPECT_TRUE(contains(text, "learning_rate 0.01, and this run has 0.5")) << text;
   EXPECT_TRUE(contains(text, "call train(true) to continue it, or use another output_dir")) << text;
   train(true);  // continues with the new arguments
-  arguments.output_dir = folder.path() / "out" / "checkpoint-1" / "file";
   if (rank() == 0) std::ofstream(folder.path() / "file") << "a file";
   arguments.output_dir = folder.path() / "file";
   EXPECT_TRUE(contains(error_of([&] { train({}); }), "Trainer::train"));
+  // A checkpoint of Python's Trainer would be removed.
+  arguments.output_dir = folder.path() / "python";
+  const auto foreign = folder.path() / "python" / "checkpoint-1" / "optimizer.pt";
+  if (rank() == 0) {
+    std::filesystem::create_directories(foreign.parent_path());
+    std::ofstream(foreign) << "state";
+  }
+  EXPECT_TRUE(
+      contains(error_of([&] { train({}); }), "checkpoint-1, which is not a checkpoint of hvd"));
+  barrier();
+  EXPECT_TRUE(std::filesystem::exists(foreign));
+}
+
+/// Drops the first dimension of a batch of one sample.
+struct Squeezing : PointTrainer {
+  using PointTrainer::PointTrainer;
+  PredictionStep prediction_step(Net& model, const torch::data::Example<>& inputs, bool) override {
+    return {.loss = compute_loss(model, inputs),
+            .predictions = model->forward(inputs.data).select(1, 0).squeeze()};
+  }
+};
+
+TEST(TrainerErrors, MissingRowsOnOneRankAreAnErrorOnAll) {
+  const SharedFolder folder;
+  TrainingArguments arguments = quiet(folder);
+  arguments.per_device_eval_batch_size = 4;
+  Squeezing trainer(same_net(), arguments);
+  // Rank 0 has a last batch of one sample.
+  const auto samples = static_cast<std::size_t>(4 * size() + 1);
+  const std::string text = error_of([&] { trainer.predict(points(samples)); });
+  EXPECT_TRUE(contains(text, "predictions with 0 rows for a batch of 1 samples")) << text;
 }
 
 }  // namespace

@@ -110,8 +110,8 @@ class EarlyStopping final : public TrainerCallback {
   /// @throws UsageError if the arguments do not ask for evaluations
   void on_train_begin(const TrainingArguments& arguments, const TrainerState& state,
                       TrainerControl& control) override;
-  /// @throws UsageError if the evaluation does not give metric_for_best_model, for example because
-  /// evaluate() was called with another prefix than "eval"
+  /// Has no effect after evaluate() with another prefix than "eval". @throws UsageError if the
+  /// evaluation does not give metric_for_best_model
   void on_evaluate(const TrainingArguments& arguments, const TrainerState& state,
                    TrainerControl& control, const Values& metrics) override;
   void add_state(TrainingState& state, const std::string& name) override;
