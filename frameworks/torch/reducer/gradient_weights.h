@@ -103,7 +103,7 @@ class GradientWeights {
   Next next_ = Next::kAsBefore;
   std::int64_t next_samples_ = 0;
   bool in_pass_ = false;  ///< between begin_pass() and end_pass()
-  // Of the cycle.
+  // These describe the current cycle.
   bool weighted_ = false;
   bool plain_ = false;  ///< a pass without a weight has run
   bool closed_ = false;
@@ -112,7 +112,7 @@ class GradientWeights {
   int precision_ = 24;
   bool was_weighted_ = false;  ///< the last cycle with a pass or a reduction
 
-  // Of the last read().
+  // The last read() sets these.
   std::vector<int> with_weight_, without_weight_;  ///< ranks
   std::int64_t sum_ = 0;
   double share_ = 1;

@@ -44,8 +44,8 @@ struct TrainOutput {
 struct PredictionStep {
   /// The mean over the batch, of shape [].
   torch::Tensor loss = {};
-  /// Of shape [samples of the batch, ...] or [several rows per sample, ...]. All dimensions but the
-  /// first are the same in every batch.
+  /// The shape is [rows, ...], where each sample of the batch has the same number of rows, mostly
+  /// one. All dimensions but the first are the same in every batch.
   torch::Tensor predictions = {};
   /// The same for the labels.
   torch::Tensor label_ids = {};
