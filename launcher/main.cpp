@@ -1,28 +1,30 @@
 #include <fcntl.h>
 #include <signal.h>
-#include <sys/resource.h>
 #include <unistd.h>
 
-#include <array>
+#include <asio.hpp>
 #include <cerrno>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <exception>
 #include <filesystem>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "agent/agent.h"
 #include "base/text.h"
 #include "command/launch_plan.h"
 #include "command/options.h"
-#include "processes/host_supervisor.h"
+#include "doctor/doctor.h"
+#include "mpirun/supervisor.h"
 #include "processes/job.h"
 #include "processes/job_starter.h"
-#include "processes/supervisor.h"
+#include "system/children.h"
 #include "system/error.h"
 #include "system/process.h"
+#include "system/socket.h"
 #include "system/text.h"
 #include "version.h"
 
@@ -30,22 +32,7 @@ namespace hvd::launcher {
 namespace {
 
 constexpr const char* kSupervise = "--supervise";
-constexpr const char* kSuperviseHost = "--supervise-host";
-
-/// Each rank costs a connection and, with --output-filename, two files. mpirun needs about as many.
-void raise_file_limit(const LaunchOptions& options) {
-  rlimit limit{};
-  const rlim_t needed = 40 + static_cast<rlim_t>(options.np) * (options.output_folder ? 4 : 2);
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
-  if (limit.rlim_max < needed) {
-    throw LaunchError(
-        ExitCode::kUnavailable,
-        text("too few file descriptors: expected at least ", needed, " for -np ", options.np,
-             ", got a limit of ", limit.rlim_max, "; raise it (ulimit -Hn)"));
-  }
-  limit.rlim_cur = limit.rlim_max;
-  ::setrlimit(RLIMIT_NOFILE, &limit);
-}
+constexpr const char* kAgent = "--agent";
 
 /// Opens /dev/null for each closed standard descriptor, because the next open() would reuse the
 /// descriptor's number. Reads from it return end of file, and writes fail as on a closed one.
@@ -65,26 +52,11 @@ void block_state_dumps() {
   ::sigprocmask(SIG_BLOCK, &signals, nullptr);
 }
 
-/// Runs a program. Returns its stdout and stderr, and its exit code.
+/// Runs a program to its end. Returns its stdout and stderr, and its exit code.
 std::pair<std::string, int> output_of(const std::vector<std::string>& argv) {
-  Pipe output = make_pipe();
-  SpawnOptions options;
-  options.argv = argv;
-  options.environment = current_environment();
-  options.stdout_fd = output.write_end.get();
-  options.stderr_fd = output.write_end.get();
-  const SpawnResult child = spawn(options);
-  if (child.error != 0) return {std::strerror(child.error), 127};
-  output.write_end.reset();
-  std::string printed;
-  std::array<char, 4096> buffer;
-  while (true) {
-    const ssize_t count = ::read(output.read_end.get(), buffer.data(), buffer.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count <= 0) break;
-    printed.append(buffer.data(), static_cast<std::size_t>(count));
-  }
-  return {std::move(printed), wait_for(child.pid).code};
+  constexpr double kNoLimit = 1e9;
+  const ChildResult result = run_children({{.argv = argv}}, kNoLimit).front();
+  return {result.out + result.err, result.code};
 }
 
 std::string first_line(const std::string& lines) {
@@ -119,7 +91,37 @@ std::string check_build(const std::string& mpirun) {
               "\n");
 }
 
-int run(const LaunchOptions& options) {
+/// Whether the endpoint is an address of this machine.
+bool is_here(const std::string& host) {
+  std::vector<Host> hosts = {{.name = host}};
+  mark_local_hosts(hosts, own_names());
+  return hosts.front().local;
+}
+
+/// Gets this node's rank from the other nodes, if the command line does not give it. A separate
+/// program does that, so that hvdrun needs no part of the runtime. Also sets the master's port,
+/// which is `reserved_port` on node 0.
+void distribute_ranks(LaunchOptions& options, std::uint16_t reserved_port) {
+  NodeOptions& node = *options.node;
+  const std::string helper =
+      std::filesystem::path(own_executable()).parent_path() / "hvd-node-rank";
+  const auto [printed, code] =
+      output_of({helper, node.master_address, text(node.master_port), node.run_id, text(node.nodes),
+                 text(options.start_timeout_s), text(reserved_port),
+                 is_here(node.master_address) ? "1" : "0"});
+  const auto words = split_text(trim(printed), ' ');
+  const auto rank = parse_number<int>(words.front());
+  const auto port = parse_number<int>(words.back());
+  if (code != 0 || words.size() != 2 || !rank || !port) {
+    throw LaunchError(ExitCode::kUnavailable,
+                      text("--rdzv-endpoint ", node.master_address, ":", node.master_port,
+                           ": the nodes have not found each other: ", trim(printed)));
+  }
+  node.rank = *rank;
+  node.master_port = *port;
+}
+
+int run(LaunchOptions options) {
   switch (options.action) {
     case Action::kPrint:
       std::fputs(options.text.c_str(), stdout);
@@ -128,14 +130,27 @@ int run(const LaunchOptions& options) {
       std::fputs(check_build(mpirun_name()).c_str(), stdout);
       return 0;
     case Action::kDryRun: {
-      const auto starter = make_starter(make_launch_plan(options), false, [](std::string_view) {});
+      asio::io_context io;
+      const auto starter =
+          make_starter(io, make_launch_plan(options), false, [](std::string_view) {});
       for (const std::string& command : starter->commands()) std::printf("%s\n", command.c_str());
       return 0;
     }
     case Action::kRun:
       break;
   }
-  raise_file_limit(options);
+  // With --output-filename or --log-dir each rank costs two files. mpirun needs about as many
+  // descriptors.
+  const auto ranks = static_cast<std::size_t>(options.np);
+  const std::size_t files = (options.output_folder ? 2U : 0U) + (options.logs.any() ? 2U : 0U);
+  raise_descriptor_limit(40 + ranks * (2 + files), "", text("-np ", options.np));
+  asio::io_context io;
+  std::optional<asio::ip::tcp::acceptor> master;  // keeps the port for rank 0
+  if (options.node && !options.node->rank) {
+    master = reserve_port(io);
+    distribute_ranks(options, port_of(*master));
+    if (options.node->rank != 0) master.reset();
+  }
   return Job(options, make_launch_plan(options)).run();
 }
 
@@ -143,10 +158,10 @@ int start(const std::vector<std::string>& arguments) {
   if (arguments.size() >= 3 && arguments[0] == kSupervise && arguments[1] == "--") {
     return run_supervisor({arguments.begin() + 2, arguments.end()});
   }
-  if (arguments == std::vector<std::string>{kSuperviseHost}) return run_host_supervisor();
-  const char* hostfile = std::getenv("OMPI_MCA_orte_default_hostfile");
-  return run(parse_options(
-      arguments, hostfile != nullptr ? std::optional<std::string>(hostfile) : std::nullopt));
+  if (arguments == std::vector<std::string>{kAgent}) return run_agent();
+  if (!arguments.empty() && arguments[0] == "doctor")
+    return doctor::run_doctor({arguments.begin() + 1, arguments.end()});
+  return run(parse_options(arguments, environment_variable));
 }
 
 }  // namespace

@@ -135,9 +135,11 @@ constexpr Variable kVariables[] = {
          "differ, off for all. `auto` is experimental: it has not been measured"},
     {.name = "SHM_ALLOCATOR",
      .kind = VariableKind::kSwitch,
-     .fallback = "0",
-     .meaning = "1: LibTorch's CPU tensors lie in shared memory ([LibTorch guide](torch.md), "
-                "[decision 16](decisions/0016-shared-allocator.md))"},
+     .otherwise = "only large gradients",
+     .meaning = "which CPU tensors of LibTorch lie in shared memory ([LibTorch guide](torch.md)): "
+                "1 all large ones ([decision 16](decisions/0016-shared-allocator.md)), 0 none, and "
+                "if it is not set those gradients that are reduced there ([decision "
+                "45](decisions/0045-gradients-in-shared-memory.md))"},
     {.name = "CHECK_EVERY",
      .kind = VariableKind::kWhole,
      .option = "DistributedOptimizerOptions::check_every",
@@ -182,7 +184,8 @@ constexpr Variable kVariables[] = {
      .meaning = "the number of ranks of one host"},
     {.name = "JOB_NAME",
      .use = VariableUse::kLauncher,
-     .meaning = "without MPI: the job's name; a rank of another job at the same place is refused"},
+     .meaning = "without MPI: the job's name, by default the launcher's id of the run; a rank of "
+                "another job at the same place is refused"},
     {.name = "JOB_TOKEN",
      .use = VariableUse::kLauncher,
      .meaning = "without MPI: the job's secret; a rank with another one is refused"},

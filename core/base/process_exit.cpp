@@ -12,6 +12,7 @@
 
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/thread.h"
 
 namespace hvd {
 namespace {
@@ -40,7 +41,7 @@ void watch_exit(int code, void*) {
   }
   std::fflush(nullptr);  // _exit() does not
   try {
-    std::thread([limit, text, code] {
+    start_thread("hvd-exit", [limit, text, code] {
       std::this_thread::sleep_for(limit);
       static_cast<void>(!::write(STDERR_FILENO, text.data(), text.size()));
       ::_exit(code);

@@ -215,6 +215,16 @@ void SharedArena::deallocate(std::byte* memory, bool returns_pages) noexcept {
   by_size_.insert(std::move(size_node));
 }
 
+void SharedArena::return_pages() noexcept {
+  if (inherited()) return;
+  const MutexLock lock(mutex_);
+  for (const auto& [begin, size] : free_) {
+    const std::size_t first = rounded(begin, kPage);
+    const std::size_t end = (begin + size) / kPage * kPage;
+    if (first < end) ::madvise(base_ + first, end - first, MADV_REMOVE);
+  }
+}
+
 std::optional<std::uint64_t> SharedArena::offset_of(const void* memory,
                                                     std::size_t bytes) const noexcept {
   const auto address = reinterpret_cast<std::uintptr_t>(memory);

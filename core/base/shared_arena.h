@@ -51,6 +51,9 @@ class SharedArena {
   /// Frees a block, without allocating memory. No effect in a process that has inherited the arena.
   /// @param returns_pages gives the memory back to the system. @pre `memory` comes from allocate()
   void deallocate(std::byte* memory, bool returns_pages) noexcept;
+  /// Gives the pages of all free blocks back to the system. No effect in a process that has
+  /// inherited the arena.
+  void return_pages() noexcept;
   /// The offset of this range in the arena; empty if it is not wholly inside.
   std::optional<std::uint64_t> offset_of(const void* memory, std::size_t bytes) const noexcept;
   const ArenaAddress& address() const noexcept { return address_; }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <map>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -83,14 +84,11 @@ RankStatement statement_of(const RuntimeOptions& options) {
   return statement;
 }
 
-Agreement agree(World& world, const RankStatement& own) {
-  const Topology& topology = world.node()->topology();
-  std::vector<RankStatement> statements(static_cast<std::size_t>(topology.size));
-  world.allgather(&own, statements.data(), sizeof own);
-  return compare(statements, topology);
+void record_failure(RankStatement& statement, const std::exception& error) {
+  std::string_view(error.what()).copy(statement.failure, sizeof statement.failure - 1);
 }
 
-Agreement compare(std::span<const RankStatement> statements, const Topology& topology) {
+void require_agreement(std::span<const RankStatement> statements, const Topology& topology) {
   for (std::size_t rank = 0; rank < statements.size(); ++rank) {
     if (statements[rank].failure[0] == '\0') continue;
     throw UsageError(text("hvd::init: rank ", rank, " (",
@@ -98,6 +96,10 @@ Agreement compare(std::span<const RankStatement> statements, const Topology& top
                           ") could not begin: ", statements[rank].failure));
   }
   require_same_settings(statements, topology);
+}
+
+Agreement compare(std::span<const RankStatement> statements, const Topology& topology) {
+  require_agreement(statements, topology);
   Agreement agreement;
   agreement.reason = obstacle_to_nccl(statements, topology);
   agreement.nccl = agreement.reason.empty();

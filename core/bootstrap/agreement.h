@@ -1,12 +1,13 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <span>
 #include <string>
 #include <type_traits>
 
 #include "base/topology.h"
-#include "bootstrap/world.h"
 #include "engine/runtime_options.h"
 
 namespace hvd::runtime {
@@ -36,17 +37,19 @@ struct Agreement {
   bool gpus_unused = false;  ///< a rank has a GPU, and NCCL is not used
 };
 
-/// Sends this rank's statement to all others, and compares theirs. Collective.
-/// @throws UsageError on every rank when a rank cannot begin or a setting differs; PeerLostError as
-/// World::allgather()
-Agreement agree(World&, const RankStatement&);
+/// Records why this rank cannot begin.
+void record_failure(RankStatement&, const std::exception&);
+
+/// Compares the settings of all ranks.
+/// @param statements by rank
+/// @throws UsageError when a rank cannot begin, or when its settings differ from those of rank 0
+void require_agreement(std::span<const RankStatement> statements, const Topology&);
 
 /// Compares the statements of all ranks, and decides whether the job uses NCCL. Every rank must
 /// have a GPU of its own and the same version of NCCL. Versions before 2.30 refuse several ranks on
 /// one GPU, and later ones do so unless NCCL_MULTI_RANK_GPU_ENABLE=1. NCCL treats ranks with
 /// different values of NCCL_HOSTID as ranks of different hosts, so they may share a GPU.
-/// @param statements by rank
-/// @throws UsageError when a rank cannot begin, or when its settings differ from those of rank 0
+/// @throws as require_agreement()
 Agreement compare(std::span<const RankStatement> statements, const Topology&);
 
 }  // namespace hvd::runtime

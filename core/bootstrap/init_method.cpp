@@ -214,7 +214,9 @@ InitMethod choose_init_method(const RuntimeOptions& options, bool mpi_active) {
   const Claim mpi = of_mpi_launcher();
   const Claim program = of_program(options);
   const bool torchrun = started_by_torchrun();
-  if (mpi_active || mpi.rank || mpi.size) {
+  // torchrun's workers inherit the variables of a launcher that has started torchrun.
+  const bool inner_torchrun = torchrun && environment("TORCHELASTIC_RUN_ID") != nullptr;
+  if (mpi_active || ((mpi.rank || mpi.size) && !inner_torchrun)) {
     require_agreement(mpi, "MPI's launcher", of_hvdrun(), kHvdrun);
     require_agreement(mpi, "MPI's launcher", program, kProgram);
     if (torchrun) require_agreement(mpi, "MPI's launcher", of_torchrun(), kTorchrun);
@@ -229,6 +231,21 @@ InitMethod choose_init_method(const RuntimeOptions& options, bool mpi_active) {
   }
   refuse_ranks_without_method(options);
   return one_rank();
+}
+
+// torchrun's restart count is no part of the name, because the agents of a job count differently.
+std::string job_name() {
+  if (const char* const name = environment("HVD_JOB_NAME")) return name;
+  if (const char* const run = environment("TORCHELASTIC_RUN_ID")) return text("torchrun.", run);
+  if (const char* const job = environment("SLURM_JOB_ID")) {
+    // A script may start each rank as a step of its own, with one task.
+    const auto tasks = number("SLURM_STEP_NUM_TASKS");
+    const char* const step = environment("SLURM_STEP_ID");
+    const bool has_ranks = tasks && tasks->value > 1 && step != nullptr;
+    return has_ranks ? text("slurm.", job, ".", step) : text("slurm.", job);
+  }
+  if (const char* const run = environment("PMIX_NAMESPACE")) return text("pmix.", run);
+  return {};
 }
 
 InitMethod method_of_store(const RuntimeOptions& options, const std::string& store, int rank,
@@ -248,6 +265,16 @@ std::string other_launcher_error(const std::string& launched, const std::string&
 }
 
 }  // namespace
+
+std::optional<std::string> warning_of_lone_mpi(const InitMethod& method, bool mpi_active) {
+  const Claim launcher = of_mpi_launcher();
+  if (!mpi_active || method.controller != Controller::kUcx || launcher.rank || launcher.size)
+    return std::nullopt;
+  return text(
+      "the program has started MPI, but no MPI launcher has started the program: its "
+      "MPI_COMM_WORLD has one rank, and hvd's job has ",
+      method.size, "; if it calls MPI itself, start it with 'hvdrun --controller mpi' or mpirun");
+}
 
 std::optional<std::string> contradiction_to_launcher(const std::string& library) {
   const bool hydra = library.starts_with("MPICH") || library.starts_with("Intel");

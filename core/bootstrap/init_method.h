@@ -32,10 +32,15 @@ struct InitMethod {
 };
 
 /// Chooses the init method from the program's options and the environment, in this order: an
-/// explicit init method; MPI's launcher; torchrun's variables; one rank.
+/// explicit init method; torchrun, if it has started the process inside a job of MPI's launcher;
+/// MPI's launcher; torchrun's variables; one rank.
 /// @param mpi_active the program has started MPI
 /// @throws UsageError when a value is missing, malformed, or contradicts another one
 InitMethod choose_init_method(const RuntimeOptions&, bool mpi_active);
+
+/// HVD_JOB_NAME, or else the id that the launcher has given to this run: torchrun's, Slurm's or
+/// PMIx's. Empty without one.
+std::string job_name();
 
 /// The init method of a program that passes a store. @throws UsageError when the options contradict
 /// its rank or size
@@ -46,6 +51,11 @@ InitMethod method_of_store(const RuntimeOptions&, const std::string& store, int 
 /// @param library the MPI that has assigned them, such as "Open MPI v4.1.4"
 std::optional<std::string> contradiction_to_mpi(const RuntimeOptions&, int rank, int size,
                                                 const std::string& library);
+
+/// Returns the text of a warning if the program has started MPI without a launcher of MPI, so that
+/// its MPI_COMM_WORLD has one rank although the job has more; else empty.
+/// @param mpi_active the program has started MPI
+std::optional<std::string> warning_of_lone_mpi(const InitMethod&, bool mpi_active);
 
 /// Returns the text of an error if Open MPI's launcher has started this process and the MPI in it
 /// is MPICH or Intel MPI, which would end the process in MPI_Init; else empty.

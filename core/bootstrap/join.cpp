@@ -3,12 +3,17 @@
 #include <algorithm>
 #include <chrono>
 #include <exception>
+#include <functional>
+#include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "backend/self/self_backend.h"
 #include "base/config.h"
+#include "base/limits.h"
+#include "base/log.h"
 #include "base/mutex.h"
 #include "base/text.h"
 #include "bootstrap/agreement.h"
@@ -17,6 +22,8 @@
 #include "bootstrap/gpu.h"
 #include "bootstrap/init_method.h"
 #include "bootstrap/mpi_module.h"
+#include "bootstrap/open_store.h"
+#include "bootstrap/program_store.h"
 #include "bootstrap/rendezvous.h"
 #include "bootstrap/world.h"
 #include "hvd/error.h"
@@ -37,19 +44,25 @@ AgentStore& agent_store() {
 }
 
 /// Opens the store of torchrun's agent. The agent has the port, so rank 0 cannot serve it.
-KeyValueStore open_agent_store(const InitMethod& method, std::chrono::milliseconds timeout) {
+std::unique_ptr<rendezvous::Store> open_agent_store(const RuntimeOptions& options,
+                                                    const InitMethod& method, Deadline deadline) {
   OpenAgentStore open;
   {
     AgentStore& store = agent_store();
     const MutexLock lock(store.mutex);
     open = store.open;
   }
-  if (open) return open(method.host, method.port, timeout);
-  throw UsageError(text("hvd::init: torchrun's agent serves ", method.host, ":", method.port,
-                        " (TORCHELASTIC_USE_AGENT_STORE=True), whose protocol a program without "
-                        "hvd::torch does not speak; link hvd::torch, or set HVD_INIT_METHOD to "
-                        "tcp://HOST:PORT with another port on the host of rank 0, or to "
-                        "file:///path"));
+  if (!open) {
+    throw UsageError(text("hvd::init: torchrun's agent serves ", method.host, ":", method.port,
+                          " (TORCHELASTIC_USE_AGENT_STORE=True), whose protocol a program without "
+                          "hvd::torch does not speak; link hvd::torch, or set HVD_INIT_METHOD to "
+                          "tcp://HOST:PORT with another port on the host of rank 0, or to "
+                          "file:///path"));
+  }
+  const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
+  return rendezvous::open_program_store(
+      [open, host = method.host, port = method.port, timeout] { return open(host, port, timeout); },
+      text("store://", method.host, ":", method.port), deadline);
 }
 
 MpiModule& require_mpi(const InitMethod& method) {
@@ -64,7 +77,7 @@ MpiModule& require_mpi(const InitMethod& method) {
            "start the ranks without MPI: 'hvdrun --controller ucx'"));
 }
 
-std::shared_ptr<World> join_over_mpi(const RuntimeOptions& options, const InitMethod& method) {
+std::shared_ptr<MpiJob> join_over_mpi(const RuntimeOptions& options, const InitMethod& method) {
   using std::chrono::milliseconds;
   // At least a second, because a thread inside a call may have no core for a while.
   const Duration call_timeout =
@@ -77,52 +90,28 @@ std::shared_ptr<World> join_over_mpi(const RuntimeOptions& options, const InitMe
                   std::chrono::duration_cast<milliseconds>(call_timeout));
 }
 
-std::shared_ptr<World> join_world(const RuntimeOptions& options, const InitMethod& method,
-                                  std::optional<ProgramStore> store) {
-  if (method.controller == Controller::kMpi) return join_over_mpi(options, method);
-  const Deadline deadline =
-      std::chrono::steady_clock::now() +
-      std::chrono::duration_cast<std::chrono::nanoseconds>(options.start_timeout);
-  const rendezvous::RankInfo own{.job = env_string("JOB_NAME").value_or(""),
-                                 .token = env_string("JOB_TOKEN").value_or(""),
-                                 .build = build_identity(),
-                                 .rank = method.rank,
-                                 .size = method.size};
-  if (store)
-    return join_over_ucx(rendezvous::join_in_store(std::move(store->store), own, deadline),
-                         deadline);
-  if (method.agent_store) {
-    const auto timeout =
-        std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
-    return join_over_ucx(
-        rendezvous::join_in_store(open_agent_store(method, timeout), own, deadline), deadline);
-  }
-  return join_over_ucx(rendezvous::join(method.place, own, deadline), deadline);
-}
-
 /// Finds this rank's GPU, and compares it and the settings with those of the other ranks. If a rank
 /// cannot begin, all throw its reason and leave the job in order, so that no rank waits for another
 /// one or reports it as lost.
-Agreement agree_or_leave(JobConnection& job, World& world, const RuntimeOptions& options,
+Agreement agree_or_leave(JobConnection& job, MpiJob& world, const RuntimeOptions& options,
                          Gpu& gpu) {
   const Topology& topology = job.control->topology();
   RankStatement own = statement_of(options);
   std::exception_ptr failure;
   try {
-    if (job.controller == name_of(Controller::kMpi)) {
-      const MpiModule* const mpi = mpi_module();
-      if (const auto text =
-              contradiction_to_mpi(options, topology.rank, topology.size,
-                                   mpi != nullptr ? mpi->library_version() : "unknown"))
-        throw UsageError(*text);
-    }
+    const MpiModule* const mpi = mpi_module();
+    if (const auto text = contradiction_to_mpi(options, topology.rank, topology.size,
+                                               mpi != nullptr ? mpi->library_version() : "unknown"))
+      throw UsageError(*text);
     gpu = find_gpu(options, topology.local_rank, own);
   } catch (const std::exception& error) {
-    std::string_view(error.what()).copy(own.failure, sizeof own.failure - 1);
+    record_failure(own, error);
     failure = std::current_exception();
   }
   try {
-    return agree(world, own);
+    std::vector<RankStatement> statements(static_cast<std::size_t>(topology.size));
+    world.allgather(&own, statements.data(), sizeof own);
+    return compare(statements, topology);
   } catch (const UsageError&) {
     job.control->farewell();
     if (failure) std::rethrow_exception(failure);
@@ -130,15 +119,39 @@ Agreement agree_or_leave(JobConnection& job, World& world, const RuntimeOptions&
   }
 }
 
-/// Makes the control plane and the backends of a job whose ranks have found each other.
-void make_connection(JobConnection& job, World& world, const RuntimeOptions& options,
-                     std::shared_ptr<const SharedArena> arena) {
+/// Opens the store in which the ranks find each other, and joins them there.
+JoinRanks joining(const RuntimeOptions& options, const InitMethod& method,
+                  std::optional<ProgramStore> store, Deadline deadline) {
+  using rendezvous::Rendezvous;
+  const rendezvous::RankInfo own{.job = job_name(),
+                                 .token = env_string("JOB_TOKEN").value_or(""),
+                                 .build = build_identity(),
+                                 .rank = method.rank,
+                                 .size = method.size};
+  rendezvous::check(own);
+  std::function<std::unique_ptr<rendezvous::Store>()> open;
+  if (store) {
+    open = [functions = std::move(store->store), deadline] {
+      return rendezvous::open_program_store([functions] { return functions; }, functions.name,
+                                            deadline);
+    };
+  } else if (method.agent_store) {
+    open = [&options, &method, deadline] { return open_agent_store(options, method, deadline); };
+  } else {
+    open = [&method, own, deadline] { return rendezvous::open_store(method.place, own, deadline); };
+  }
+  return [open, own, deadline, limit = options.start_timeout](std::span<const std::byte> payload) {
+    return Rendezvous::join(open(), own, payload, deadline, limit);
+  };
+}
+
+/// Makes the backends of a job whose ranks have agreed, and ends its start.
+void make_backends(JobConnection& job, World& world, const RuntimeOptions& options,
+                   std::shared_ptr<const SharedArena> arena, const Gpu& gpu,
+                   const Agreement& agreement) {
   const auto& carrier = world.carrier();
   const auto& node = world.node();
   const Topology& topology = node->topology();
-  job.control = message::make_control_plane(carrier, node);
-  Gpu gpu;
-  const Agreement agreement = agree_or_leave(job, world, options, gpu);
   if (topology.rank == 0) report_unused_gpus(agreement, options);
   job.backends = make_host_backends(carrier, node, std::move(arena));
   job.device = gpu.device;
@@ -171,14 +184,38 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
             : choose_init_method(options, mpi_is_active());
   check_backend_name(options, method);
   if (method.controller == Controller::kLocal) return job_of_one(options);
-  const auto world = join_world(options, method, std::move(store));
+  const auto warning = warning_of_lone_mpi(method, mpi_is_active());
+  if (warning && method.rank == 0) {
+    HVD_LOG(kWarning) << *warning;
+  }
   JobConnection job;
-  job.world = world;
   job.controller = name_of(method.controller);
+  Gpu gpu;
+  Agreement agreement;
+  std::shared_ptr<World> world;
+  std::shared_ptr<MpiJob> over_mpi;
+  if (method.controller == Controller::kMpi) {
+    world = over_mpi = join_over_mpi(options, method);
+  } else {
+    const Deadline deadline =
+        std::chrono::steady_clock::now() +
+        std::chrono::duration_cast<std::chrono::nanoseconds>(options.start_timeout);
+    world = join_over_ucx(
+        method.place, joining(options, method, std::move(store), deadline), method.rank,
+        method.size, statement_of(options),
+        [&](RankStatement& own, const Topology& topology) {
+          gpu = find_gpu(options, topology.local_rank, own);
+        },
+        agreement, deadline);
+  }
+  job.world = world;
   job.init_method = world->init_method();
   try {
-    make_connection(job, *world, options, std::move(arena));
+    job.control = message::make_control_plane(world->carrier(), world->node());
+    if (over_mpi) agreement = agree_or_leave(job, *over_mpi, options, gpu);
+    make_backends(job, *world, options, std::move(arena), gpu, agreement);
   } catch (const std::exception& error) {
+    release_descriptors();
     world->abandon(error);
     throw;
   }

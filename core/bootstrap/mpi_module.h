@@ -1,12 +1,21 @@
 #pragma once
 
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <string>
 
 #include "bootstrap/world.h"
 
 namespace hvd::runtime {
+
+/// A job over MPI.
+class MpiJob : public World {
+ public:
+  /// Every rank contributes `bytes` bytes, and receives those of all in rank order. Collective. Not
+  /// allowed after begun(). @throws PeerLostError when a rank does not contribute in time
+  virtual void allgather(const void* mine, void* all, std::size_t bytes) = 0;
+};
 
 /// The interface to hvd's part for MPI, which is in a library of its own: Note [MPI is loaded].
 ///
@@ -25,8 +34,8 @@ class MpiModule {
   /// Starts MPI if it has not been started, and joins the job. Collective.
   /// @param start_timeout joining fails with PeerLostError if a rank does not join in this time
   /// @param call_timeout limit of one call of MPI; the process ends when a call exceeds it
-  virtual std::shared_ptr<World> join(std::chrono::milliseconds start_timeout,
-                                      std::chrono::milliseconds call_timeout) = 0;
+  virtual std::shared_ptr<MpiJob> join(std::chrono::milliseconds start_timeout,
+                                       std::chrono::milliseconds call_timeout) = 0;
 };
 
 /// Returns the module, and loads it at the first call. Null if it cannot be loaded.

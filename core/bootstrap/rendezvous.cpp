@@ -1,99 +1,373 @@
 #include "bootstrap/rendezvous.h"
 
+#include <algorithm>
+#include <chrono>
 #include <cstdint>
+#include <thread>
 #include <utility>
 
+#include "base/sha256.h"
 #include "base/text.h"
+#include "bootstrap/arrivals.h"
+#include "bootstrap/rank_zero.h"
 #include "hvd/error.h"
+
+// Note [The protocol]
+// The keys begin with hvd/JOB/. R is the id of the run, which rank 0 draws.
+//
+//   run                  RunNotice of rank 0
+//   R/arrivals           number of arrivals
+//   R/arrival.K          the K-th Arrival
+//   R/accepted.K         rank 0's answer to it, with a proof of the token; or
+//   R/refused.K          the Refusal
+//   R/part.E.r           part of rank r in exchange E = 2, 3
+//   R/all.E              the parts of all ranks in exchange E. The parts of exchange 1 are in the
+//                        arrivals, and R/all.1 begins with a proof of the token
+//   R/failed             why the run fails (Refusal); ends all waits
+//   R/left.K             the process of the K-th arrival has read its last value
+//
+// A rank reads `run`, arrives there and waits for its answer. Only rank 0 waits for several ranks,
+// so it makes O(N) requests, and each other rank a constant number.
+//
+// Note [Interleavings]
+// Rank 0 may be killed before or after each of its writes, and other ranks may be left behind, also
+// of an earlier run.
+// - A rank without an answer follows a newer `run`, because the run that it has found may have
+//   ended long ago. A rank with an answer never does: if it sees another `run`, or the end of
+//   rank 0's process or connection, it ends with PeerLostError.
+// - Rank 0 ends between an arrival and its answer. The rank has seen rank 0's process alive when it
+//   arrived, so it ends, too, unless the run had already begun or failed (R/all.1, R/failed): then
+//   the arrival was meant for the next run. On another host the rank cannot tell, and follows.
+// - A notice whose process is dead at first sight is ignored.
+// - Rank 0 ends after R/all.E: the others have all parts, and learn of its end in the next exchange
+//   or, after the last one, from the job's own connections.
+// - A process ends between its arrival and the answer, where its connection is watched. Its will
+//   names it in R/failed once R/accepted.K is there, so a process that is refused ends alone.
+// - A rank ends between counting and storing its arrival. Rank 0 keeps K in mind, goes on to K + 1,
+//   and does not wait for K.
+// - A rank stores its part and ends. The exchange completes without it, and the next one fails.
+// - A value and R/failed are stored at nearly the same time. R/failed counts for rank 0 while it
+//   collects, and the value for the others. If R/failed is stored between the last part's look-up
+//   and R/all.E, rank 0 begins the job, another rank may fail, and rank 0 loses both of them.
+// - Two ranks 0: the later one replaces `run`. The earlier one finds that at its next look and
+//   ends, and its accepted ranks do so, too. Its other ranks follow the later one.
+// - A process arrives after the run has begun. In the later exchanges rank 0 refuses it, because
+//   its rank has arrived. While rank 0 leaves, the process gets no answer and follows the next run.
+//   If the run has failed, it gets the same reason as the others.
+// - A copied arrival is refused: its proof is for another R, or its rank has arrived.
+// - Rank 0 leaves once all others have left, and refused processes have read their answers. It
+//   then removes the values, but only if `run` is still its own.
 
 namespace hvd::rendezvous {
 namespace {
 
-constexpr std::string_view kFile = "file://";
-constexpr std::string_view kTcp = "tcp://";
-constexpr std::string_view kHvdrun = "hvdrun://";
+using Clock = std::chrono::steady_clock;
 
-/// Whether the text is a host name or an address; an IPv6 address may be in brackets.
-bool is_host(std::string_view text) {
-  const bool opens = text.starts_with('[');
-  if (opens != text.ends_with(']')) return false;
-  if (opens) text = text.substr(1, text.size() - 2);
-  return !text.empty() && text.find_first_of("[]/ ") == std::string_view::npos;
+/// Any rank but 0.
+class OtherRank final : public Rendezvous {
+ public:
+  OtherRank(std::unique_ptr<Store> store, const RankInfo& own, std::span<const std::byte> payload,
+            Deadline deadline, Deadline::duration limit)
+      : Rendezvous(std::move(store), own, deadline, limit), payload_(text_of(payload)) {}
+
+  void contribute(const std::string& what, std::span<const std::byte> mine,
+                  Deadline deadline) override {
+    ++exchange_;
+    what_ = what;
+    deadline_ = deadline;
+    store_->set(key("part.", exchange_, ".", rank()), mine, deadline);
+  }
+  bool step(Deadline until) override;
+  void leave(Deadline deadline) noexcept override;
+
+ private:
+  void follow_newest_run(Deadline until);
+  void arrive(const RunNotice&);
+  void ignore_run();
+  bool take(Store::Found);
+  void take_answer(const Store::Found&);
+  void take_parts(Bytes);
+  std::vector<std::string> awaited() const;
+  bool look_at_rank_0();
+  std::optional<ProcessInfo> find_rival();
+  [[noreturn]] void give_up();
+  Deadline::duration time_between_looks() const noexcept override;
+  void abandon(const std::exception&) noexcept override;
+
+  std::string payload_;
+  Bytes notice_ = {};  ///< of the run that this rank has joined or ignores
+  ProcessInfo of_rank_0_ = {};
+  ProcessWatch rank_0_;
+  std::string nonce_;
+  std::int64_t number_ = 0;  ///< of this rank's arrival in the run; 0: not arrived
+  bool accepted_ = false;
+  std::string obstacle_ = {};  ///< why a run was ignored
+};
+
+bool OtherRank::step(Deadline until) {
+  if (Clock::now() >= deadline_) give_up();
+  until = std::min(until, deadline_);
+  if (!accepted_) follow_newest_run(until);
+  if (number_ == 0) return false;
+  if (auto found = store_->wait(awaited(), until)) return take(std::move(*found));
+  return look_at_rank_0();
 }
 
-std::optional<std::uint16_t> port_in(std::string_view digits) {
-  const auto port = parse_number<std::uint16_t>(digits);
-  return port && *port != 0 ? port : std::nullopt;
+std::vector<std::string> OtherRank::awaited() const {
+  if (!accepted_) return {key("accepted.", number_), key("refused.", number_)};
+  return {key("all.", exchange_), key("failed")};
+}
+
+void OtherRank::follow_newest_run(Deadline until) {
+  std::optional<Bytes> now = store_->get(run_key(), patience());
+  if (!now || now->empty()) {
+    if (number_ != 0) return;  // rank 0 may have cleaned up, or is about to begin
+    const std::string keys[] = {run_key()};
+    if (auto found = store_->wait(keys, until)) now = std::move(found->value);
+  }
+  if (!now || now->empty() || *now == notice_) {
+    const auto left = until - Clock::now();
+    if (number_ == 0 && left > left.zero() && now)  // wait for another run
+      std::this_thread::sleep_for(std::min<Deadline::duration>(left, kTimeBetweenLooks / 4));
+    return;
+  }
+  const auto notice = decode_notice(*now);
+  notice_ = std::move(*now);
+  number_ = 0;
+  if (notice) return arrive(*notice);
+  obstacle_ = "; rank 0 there has another version of hvd";
+}
+
+void OtherRank::arrive(const RunNotice& notice) {
+  of_rank_0_ = notice.process;
+  rank_0_ = store_->notices_loss() ? ProcessWatch() : watch(notice.process);
+  if (rank_0_.ended()) return;
+  run_ = notice.run;
+  obstacle_.clear();
+  nonce_ = random_id();
+  const auto left = std::max<Deadline::duration>(deadline_ - Clock::now(), Deadline::duration(0));
+  const Arrival arrival{.rank = rank(),
+                        .size = size(),
+                        .build = own_.build,
+                        .process = process_,
+                        .nonce = nonce_,
+                        .left = std::chrono::ceil<std::chrono::milliseconds>(left),
+                        .payload = payload_};
+  number_ = store_->add(key("arrivals"), 1, patience());
+  store_->publish_on_loss(key("failed"), encode(ended_early(rank(), process_, place_)),
+                          key("accepted.", number_), patience());
+  store_->set(key("arrival.", number_), encode(arrival, run_, own_.token), patience());
+}
+
+/// Waits for a newer run instead.
+void OtherRank::ignore_run() {
+  number_ = 0;
+  rank_0_ = ProcessWatch();
+}
+
+bool OtherRank::take(Store::Found found) {
+  if (!accepted_) {
+    take_answer(found);
+    return false;
+  }
+  if (found.index == 1) {
+    failure_known_ = true;
+    decode_failure(found.value).raise();
+  }
+  take_parts(std::move(found.value));
+  return true;
+}
+
+void OtherRank::take_answer(const Store::Found& found) {
+  if (found.index == 1) {
+    leave(deadline_);
+    decode_failure(found.value).raise();
+  }
+  accepted_ = same_secret(text_of(found.value), proof_of_acceptance(run_, nonce_, own_.token));
+  if (accepted_) return;
+  obstacle_ =
+      "; the process that answered there as rank 0 does not know the job's token "
+      "(HVD_JOB_TOKEN)";
+  ignore_run();
+}
+
+void OtherRank::take_parts(Bytes bytes) {
+  const std::size_t begin = exchange_ == 1 ? kProofBytes : 0;
+  bool proven = bytes.size() >= begin;
+  // Without a token the proof would prove nothing.
+  if (proven && exchange_ == 1 && !own_.token.empty()) {
+    const auto whole = std::span(std::as_const(bytes));
+    proven = same_secret(text_of(whole.first(begin)),
+                         proof_of_parts(run_, whole.subspan(begin), own_.token));
+  }
+  auto parts = proven ? Parts::decode(std::move(bytes), begin, static_cast<std::size_t>(size()))
+                      : std::nullopt;
+  if (!parts) {
+    throw Error(text("hvd::init: the ", what_, " of the ranks at ", place_,
+                     " was changed by another program than rank 0; give each job a place and a "
+                     "token (HVD_JOB_TOKEN) of its own"));
+  }
+  parts_ = std::move(*parts);
+}
+
+/// Called when an awaited value is not there. Returns true if it has been stored meanwhile and
+/// completes the exchange.
+bool OtherRank::look_at_rank_0() {
+  if (store_->notices_loss()) return false;
+  if (accepted_) {
+    const auto now = store_->get(run_key(), patience());
+    if (now && !now->empty() && *now != notice_) {
+      throw PeerLostError(
+          text("hvd::init: rank 0 (", to_string(of_rank_0_), ") has begun a run at ", place_,
+               " that another rank 0 has replaced; give each job a place of its own, and start all "
+               "ranks again"),
+          0);
+    }
+  }
+  if (!rank_0_.ended()) return false;
+  // It may have stored the value before its end.
+  if (auto found = store_->wait(awaited(), Clock::now())) return take(std::move(*found));
+  if (accepted_ ||
+      (!store_->get(key("all.1"), patience()) && !store_->get(key("failed"), patience())))
+    ended_early(0, of_rank_0_, place_).raise();
+  ignore_run();
+  return false;
+}
+
+/// An earlier process of this rank among the last arrivals.
+std::optional<ProcessInfo> OtherRank::find_rival() {
+  constexpr std::int64_t kMost = 64;
+  try {
+    for (std::int64_t number = number_ - 1; number > std::max<std::int64_t>(0, number_ - kMost);
+         --number) {
+      const auto other =
+          decode_arrival(store_->get(key("arrival.", number), patience()).value_or(Bytes()));
+      if (other && other->rank == rank()) return other->process;
+    }
+  } catch (const Error&) {
+    // The caller has a better error.
+  }
+  return std::nullopt;
+}
+
+void OtherRank::give_up() {
+  if (accepted_) {
+    throw PeerLostError(
+        text("hvd::init: rank 0 (", to_string(of_rank_0_), ") joined at ", place_,
+             " and has not sent the ", what_, " of all ranks in time; see whether it has ended"),
+        0);
+  }
+  if (const auto other = find_rival()) {
+    throw UsageError(text("hvd::init: rank ", rank(), " has joined at ", place_,
+                          " twice, first from ", to_string(*other),
+                          "; start each rank once, and rank 0 too"));
+  }
+  throw PeerLostError(
+      text("hvd::init: rank 0 has not ", number_ == 0 ? "joined at " : "answered at ", place_, " ",
+           within(limit_), obstacle_,
+           "; give all ranks the same place, and see whether rank 0 has "
+           "ended"),
+      0);
+}
+
+/// A server that notices losses ends the waits of ranks itself, also when it removes a run's
+/// values.
+Deadline::duration OtherRank::time_between_looks() const noexcept {
+  if (!store_->notices_loss()) return kTimeBetweenLooks;
+  return accepted_ ? Deadline::duration(std::chrono::hours(1)) : std::chrono::seconds(1);
+}
+
+void OtherRank::abandon(const std::exception& cause) noexcept {
+  if (!accepted_) return;
+  Rendezvous::abandon(cause);
+  leave(Clock::now() + std::chrono::seconds(1));
+}
+
+void OtherRank::leave(Deadline deadline) noexcept {
+  try {
+    if (number_ != 0)
+      store_->set(key("left.", number_), {},
+                  std::max<Deadline>(deadline, Clock::now() + kLeastPatience));
+  } catch (const std::exception&) {
+    // Rank 0 stops waiting at its deadline.
+  }
 }
 
 }  // namespace
 
-void check(const RankInfo& own) {
-  constexpr int kMostRanks = 1'000'000;
-  constexpr std::size_t kMostText = 4096;
-  if (own.size > kMostRanks) {
-    throw UsageError(text("hvd::init: expected a world size of at most ", kMostRanks, ", got ",
-                          own.size, " on rank ", own.rank));
+std::optional<Parts> Parts::decode(Bytes bytes, std::size_t begin, std::size_t count) {
+  Parts parts;
+  parts.bytes_ = std::move(bytes);
+  parts.parts_.reserve(count);
+  auto rest = std::span<const std::byte>(parts.bytes_).subspan(begin);
+  while (parts.parts_.size() < count) {
+    const auto part = take_field(rest);
+    if (!part) return std::nullopt;
+    parts.parts_.push_back(*part);
   }
-  for (const auto& [name, value] : {std::pair("HVD_JOB_NAME", std::string_view(own.job)),
-                                    std::pair("HVD_JOB_TOKEN", std::string_view(own.token))}) {
-    if (value.size() <= kMostText) continue;
-    throw UsageError(text("hvd::init: ", name, ": expected at most ", kMostText, " bytes, got ",
-                          value.size(), " on rank ", own.rank));
-  }
-  if (own.size >= 1 && own.rank >= 0 && own.rank < own.size) return;
-  throw UsageError(text("hvd::init: expected a rank from 0 to ", own.size - 1,
-                        " (the world size is ", own.size, "), got ", own.rank));
+  if (!rest.empty()) return std::nullopt;
+  return parts;
 }
 
-std::unique_ptr<Rendezvous> join(const std::string& init_method, const RankInfo& own,
-                                 Deadline deadline) {
+Rendezvous::Rendezvous(std::unique_ptr<Store> store, const RankInfo& own, Deadline deadline,
+                       Deadline::duration limit)
+    : store_(std::move(store)),
+      own_(own),
+      place_(store_->place()),
+      jobs_keys_(text("hvd/", short_name(own.job), "/")),
+      deadline_(deadline),
+      limit_(limit > limit.zero() ? limit : deadline - Clock::now()) {}
+
+Deadline Rendezvous::patience() const {
+  return std::max<Deadline>(deadline_, Clock::now() + kLeastPatience);
+}
+
+Rendezvous::~Rendezvous() { store_->close(Clock::now() + std::chrono::seconds(1)); }
+
+std::unique_ptr<Rendezvous> Rendezvous::begin(std::unique_ptr<Store> store, const RankInfo& own,
+                                              std::span<const std::byte> payload, Deadline deadline,
+                                              Deadline::duration limit) {
   check(own);
-  if (init_method.starts_with(kFile)) {
-    const std::string path = init_method.substr(kFile.size());
-    if (path.size() < 2 || path.front() != '/' || path.back() == '/') {
-      throw UsageError(text("hvd::init: init_method '", init_method,
-                            "': expected the absolute path of a file, as in file:///shared/job"));
-    }
-    return join_in_file(path, own, deadline);
-  }
-  if (init_method.starts_with(kTcp)) {
-    const std::string address = init_method.substr(kTcp.size());
-    const auto colon = address.rfind(':');
-    const auto port =
-        colon == std::string::npos ? std::nullopt : port_in(address.substr(colon + 1));
-    if (port && is_host(std::string_view(address).substr(0, colon)))
-      return join_at_port(address.substr(0, colon), *port, own, deadline);
-    throw UsageError(
-        text("hvd::init: init_method '", init_method,
-             "': expected tcp://HOST:PORT with a port from 1 to 65535, where an address "
-             "of IPv6 is in brackets, or file:///path"));
-  }
-  if (init_method.starts_with(kHvdrun))
-    return join_through_hvdrun(init_method.substr(kHvdrun.size()), own, deadline);
-  throw UsageError(
-      text("hvd::init: init_method '", init_method,
-           "': expected tcp://HOST:PORT, which rank 0 serves, or file:///path of a file "
-           "that all ranks share"));
+  if (own.rank == 0) return make_rank_zero(std::move(store), own, payload, deadline, limit);
+  return std::make_unique<OtherRank>(std::move(store), own, payload, deadline, limit);
 }
 
-void Rendezvous::throw_absent(std::string_view what, int rank) const {
-  throw PeerLostError(text("hvd::init: rank ", rank, " joined at ", place(),
-                           " and has not sent its ", what, " in time; see whether it has ended"),
-                      rank);
+std::unique_ptr<Rendezvous> Rendezvous::join(std::unique_ptr<Store> store, const RankInfo& own,
+                                             std::span<const std::byte> payload, Deadline deadline,
+                                             Deadline::duration limit) {
+  auto rank = begin(std::move(store), own, payload, deadline, limit);
+  try {
+    rank->finish();
+  } catch (const std::exception& error) {
+    rank->abandon(error);
+    throw;
+  }
+  return rank;
 }
 
-std::vector<Bytes> Rendezvous::exchange(std::string_view what, std::span<const std::byte> mine,
-                                        Deadline deadline) {
-  const auto key = [what](int rank) { return text(what, "/", rank); };
-  put(key(rank()), mine);
-  std::vector<Bytes> all;
-  for (int other = 0; other < size(); ++other) {
-    auto value = wait(key(other), other, deadline);
-    if (!value) throw_absent(what, other);
-    all.push_back(std::move(*value));
+Deadline::duration Rendezvous::time_between_looks() const noexcept { return kTimeBetweenLooks; }
+
+void Rendezvous::finish() {
+  while (!step(std::min<Deadline>(deadline_, Clock::now() + time_between_looks()))) {
   }
-  return all;
+}
+
+const Parts& Rendezvous::exchange(const std::string& what, std::span<const std::byte> mine,
+                                  Deadline deadline) {
+  contribute(what, mine, deadline);
+  finish();
+  return parts_;
+}
+
+void Rendezvous::abandon(const std::exception& cause) noexcept { fail(Refusal::of(cause)); }
+
+void Rendezvous::fail(const Refusal& reason) noexcept {
+  if (run_.empty() || std::exchange(failure_known_, true)) return;
+  try {
+    store_->create(key("failed"), encode(reason), Clock::now() + std::chrono::seconds(1));
+  } catch (const std::exception&) {
+    // The other ranks wait until their deadlines.
+  }
 }
 
 }  // namespace hvd::rendezvous

@@ -2,7 +2,7 @@
 
 #include <chrono>
 #include <cstddef>
-#include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -11,100 +11,115 @@
 #include <vector>
 
 #include "base/clock.h"
-#include "hvd/store.h"
+#include "base/text.h"
+#include "bootstrap/messages.h"
+#include "bootstrap/store.h"
 
 /// Lets the ranks of a job find each other without MPI. It carries no messages; the ranks use it to
 /// exchange the addresses that messages need.
 namespace hvd::rendezvous {
 
-using Bytes = std::vector<std::byte>;
+/// The parts of all ranks in one exchange, in rank order.
+class Parts {
+ public:
+  Parts() = default;
+  Parts(Parts&&) = default;
+  Parts& operator=(Parts&&) = default;
+  /// Empty if the bytes from `begin` on are not `count` fields (join_fields).
+  static std::optional<Parts> decode(Bytes, std::size_t begin, std::size_t count);
+  std::size_t size() const noexcept { return parts_.size(); }
+  std::span<const std::byte> operator[](std::size_t rank) const { return parts_[rank]; }
 
-/// Describes a rank and the job that it expects to join. A rank whose job, token, size or build
-/// differ from those of rank 0 is refused.
-struct RankInfo {
-  std::string job = {};    ///< HVD_JOB_NAME
-  std::string token = {};  ///< HVD_JOB_TOKEN, a secret of the job: never in an error text
-  std::string build = {};  ///< version and build of hvd
-  int rank = 0;
-  int size = 1;
+ private:
+  Bytes bytes_;
+  std::vector<std::span<const std::byte>> parts_;  ///< by rank; a move keeps the bytes in place
 };
 
-/// @throws UsageError for a rank that is not below the size, a size above 1,000,000, and a name or
-/// token of the job above 4 KiB
-void check(const RankInfo&);
-
-/// The reason why a job does not begin.
-struct Failure {
-  std::string reason = {};
-  std::optional<int> lost = {};  ///< a lost rank: the others throw PeerLostError; else Error
-};
-
-/// A place where each rank of a job stores values for the others. All ranks have joined once the
-/// object exists.
+/// One rank's part in the start of a job. The ranks join a run that rank 0 has begun, exchange
+/// values, and leave. See Note [The protocol] in rendezvous.cpp.
 ///
-/// Not thread-safe. Every call waits until a deadline at most, and throws hvd::Error when the place
-/// itself fails.
+/// Not thread-safe. The calls keep their deadlines as those of the Store do, and throw hvd::Error
+/// when the store fails.
 class Rendezvous {
  public:
-  virtual ~Rendezvous() = default;
+  /// Joins the other ranks. The first exchange is part of it: parts() then has all payloads.
+  /// @param payload this rank's part in the first exchange
+  /// @param limit the whole time until the deadline, for error texts; 0: from now on
+  /// @throws UsageError when ranks contradict each other, or this one is refused
+  /// @throws PeerLostError when ranks have not joined by the deadline, or have ended; the text
+  /// names them
+  static std::unique_ptr<Rendezvous> join(std::unique_ptr<Store>, const RankInfo&,
+                                          std::span<const std::byte> payload, Deadline,
+                                          Deadline::duration limit = {});
+  /// Begins to join. Call step() until it returns true.
+  static std::unique_ptr<Rendezvous> begin(std::unique_ptr<Store>, const RankInfo&,
+                                           std::span<const std::byte> payload, Deadline,
+                                           Deadline::duration limit = {});
+  Rendezvous(const Rendezvous&) = delete;
+  Rendezvous& operator=(const Rendezvous&) = delete;
+  virtual ~Rendezvous();
 
-  virtual int rank() const noexcept = 0;
-  virtual int size() const noexcept = 0;
+  int rank() const noexcept { return own_.rank; }
+  int size() const noexcept { return own_.size; }
   /// For error texts: "file:///shared/job".
-  virtual const std::string& place() const noexcept = 0;
+  const std::string& place() const noexcept { return place_; }
+  /// The id that rank 0 has drawn for this start of the job, equal on every rank that has joined.
+  const std::string& run() const noexcept { return run_; }
 
-  /// Stores a value for all ranks. @throws hvd::Error when the key has a value already
-  virtual void put(std::string_view key, std::span<const std::byte> value) = 0;
-  /// Empty if no value has been stored yet.
-  virtual std::optional<Bytes> get(std::string_view key) = 0;
-  /// Waits for a value; empty once the deadline has passed.
-  /// @param from the rank that stores it
-  /// @throws PeerLostError if that rank's process ends before it stores the value
-  /// @throws hvd::Error with the reason when a rank has failed
-  virtual std::optional<Bytes> wait(std::string_view key, int from, Deadline) = 0;
+  /// Begins the next exchange, in which each rank contributes a part. Collective.
+  /// @param what names it in error texts
+  virtual void contribute(const std::string& what, std::span<const std::byte> mine, Deadline) = 0;
+  /// Continues to join or to exchange until then. Returns true once all ranks have contributed.
+  /// Throws as join() and exchange() do.
+  virtual bool step(Deadline until) = 0;
+  /// The parts of the last complete exchange.
+  const Parts& parts() const noexcept { return parts_; }
+  /// Contributes, and waits for the parts of all ranks. Collective.
+  /// @throws PeerLostError when a rank has ended or has not contributed by the deadline; hvd::Error
+  /// with the reason when a rank has failed
+  const Parts& exchange(const std::string& what, std::span<const std::byte> mine, Deadline);
 
-  /// Every rank contributes `mine`, and receives the parts of all in rank order. Collective.
-  /// @param what names the exchange; must differ from that of earlier ones
-  /// @throws PeerLostError when a rank has not contributed by the deadline; else as wait()
-  virtual std::vector<Bytes> exchange(std::string_view what, std::span<const std::byte> mine,
-                                      Deadline);
-
-  /// Ends all current and later waits of all ranks with this reason. Only the first call counts.
-  virtual void fail(const Failure&) noexcept = 0;
-  /// Ends this rank's use of the values. Rank 0 waits for the other ranks and then cleans up.
+  /// Ends all current and later exchanges of all ranks with this reason. Only the first call
+  /// counts.
+  void fail(const Refusal&) noexcept;
+  /// Ends this rank's part. Rank 0 waits for the other ranks and then cleans up.
   virtual void leave(Deadline) noexcept = 0;
-  /// Whether this object has to exist after leave(), for as long as the rank is in the job. Another
-  /// process that joins as the same rank in the meantime is then refused.
-  virtual bool stays_connected() const noexcept { return false; }
+  /// Whether this object has to exist after leave(), for as long as the rank is in the job, so that
+  /// another process that joins as the same rank in the meantime is refused.
+  bool stays_open() const noexcept { return store_->stays_open(); }
 
  protected:
-  /// Throws the error for a rank that has joined but has not contributed to an exchange.
-  [[noreturn]] void throw_absent(std::string_view what, int rank) const;
+  Rendezvous(std::unique_ptr<Store>, const RankInfo&, Deadline, Deadline::duration limit);
+
+  /// Time between two looks for the end of a process or for a newer run.
+  static constexpr auto kTimeBetweenLooks = std::chrono::milliseconds(100);
+
+  void finish();  ///< steps until the exchange is complete
+  /// How long a step may last before the rank looks for other evidence.
+  virtual Deadline::duration time_between_looks() const noexcept;
+  /// Tells the other ranks why this one has not joined.
+  virtual void abandon(const std::exception&) noexcept;
+  /// A key of the run.
+  template <class... Part>
+  std::string key(const Part&... parts) const {
+    return text(jobs_keys_, run_, "/", parts...);
+  }
+  /// The deadline of a call of the store that waits for no other rank.
+  Deadline patience() const;
+  std::string run_key() const { return jobs_keys_ + "run"; }
+
+  const std::unique_ptr<Store> store_;
+  const RankInfo own_;
+  const std::string place_;
+  const std::string jobs_keys_;  ///< begins the keys of all runs of the job
+  const ProcessInfo process_ = this_process();
+  std::string run_;                 ///< this rank's run; empty: none yet
+  Deadline deadline_;               ///< of the current exchange
+  const Deadline::duration limit_;  ///< from the call to the deadline of the join
+  int exchange_ = 1;                ///< number of the current exchange
+  std::string what_ = "address";    ///< its name
+  Parts parts_;
+  bool failure_known_ = false;  ///< all ranks can read why the run fails
 };
-
-/// Joins the other ranks.
-/// @param init_method "tcp://HOST:PORT", which rank 0 serves; "file:///path", a file that all ranks
-/// can write to; or "hvdrun://NAME", which hvdrun sets
-/// @throws UsageError for any other method, and when ranks contradict each other
-/// @throws PeerLostError when ranks have not joined by the deadline; the text names them
-std::unique_ptr<Rendezvous> join(const std::string& init_method, const RankInfo&, Deadline);
-
-/// Joins in a store that all ranks reach. It may hold values of earlier jobs.
-std::unique_ptr<Rendezvous> join_in_store(KeyValueStore, const RankInfo&, Deadline);
-/// Joins in a file of a folder that all ranks share. It relies only on what POSIX guarantees of
-/// link() and rename(), so NFS works.
-/// @param path absolute. Files beside it whose names begin with it belong to hvd, too
-std::unique_ptr<Rendezvous> join_in_file(const std::string& path, const RankInfo&, Deadline);
-/// Joins at a port that rank 0 serves, in a thread, until its Rendezvous is destroyed. The other
-/// ranks retry until they reach it.
-/// @throws UsageError also when this build has no Asio, and when rank 0 cannot bind the port
-std::unique_ptr<Rendezvous> join_at_port(const std::string& host, std::uint16_t port,
-                                         const RankInfo&, Deadline);
-/// Joins through hvdrun: this process's supervisor forwards its requests to hvdrun, which serves
-/// them.
-/// @param socket the supervisor's, in the abstract namespace of this host
-/// @throws UsageError also when no supervisor listens there
-std::unique_ptr<Rendezvous> join_through_hvdrun(const std::string& socket, const RankInfo&,
-                                                Deadline);
 
 }  // namespace hvd::rendezvous

@@ -2,9 +2,12 @@
 
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
+#include <span>
 #include <string>
 
+#include "bootstrap/agreement.h"
 #include "bootstrap/rendezvous.h"
 #include "transport/carrier.h"
 #include "transport/node/node.h"
@@ -24,18 +27,26 @@ class World {
   virtual const std::shared_ptr<host::Node>& node() const noexcept = 0;
   virtual const std::shared_ptr<message::Carrier>& carrier() const noexcept = 0;
 
-  /// Every rank contributes `bytes` bytes, and receives those of all in rank order. Collective. Not
-  /// allowed after begun(). @throws PeerLostError when a rank does not contribute in time
-  virtual void allgather(const void* mine, void* all, std::size_t bytes) = 0;
   /// Ends the start of the job, and releases the resources that only the start needs. Collective.
   virtual void begun() = 0;
   /// Sends the other ranks, if possible, the reason why this rank cannot begin.
   virtual void abandon(const std::exception& cause) noexcept = 0;
 };
 
-/// Makes the World of a job over UCX, from ranks that have joined a rendezvous. Collective.
-/// @throws hvd::Error on all ranks when one has no usable UCX; PeerLostError when a rank has not
-/// contributed by the deadline
-std::shared_ptr<World> join_over_ucx(std::unique_ptr<rendezvous::Rendezvous>, Deadline);
+/// Completes a statement with what depends on this rank's place among the ranks of its host.
+/// Exceptions become a part of the statement.
+using CompleteStatement = std::function<void(RankStatement&, const Topology&)>;
+/// Joins the other ranks. The payload is this rank's part in the first exchange.
+using JoinRanks =
+    std::function<std::unique_ptr<rendezvous::Rendezvous>(std::span<const std::byte> payload)>;
+
+/// Makes the World of a job over UCX, and compares the statements of its ranks. Collective.
+/// @param place where the ranks find each other; UCX uses the network interface towards it
+/// @param agreement receives the conclusion from all statements
+/// @throws UsageError on all ranks when a rank cannot begin or a setting differs; hvd::Error when
+/// one has no usable UCX; PeerLostError when a rank has not joined or contributed by the deadline
+std::shared_ptr<World> join_over_ucx(const std::string& place, const JoinRanks&, int rank, int size,
+                                     RankStatement, const CompleteStatement&, Agreement& agreement,
+                                     Deadline);
 
 }  // namespace hvd::runtime

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -15,10 +16,12 @@
 #include <utility>
 
 #include "base/config.h"
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/text.h"
 #include "bootstrap/backends.h"
+#include "bootstrap/build_identity.h"
 #include "bootstrap/gpu.h"
 #include "bootstrap/join.h"
 #include "bootstrap/mpi_module.h"
@@ -29,6 +32,7 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/memory.h"
+#include "hvd/point_to_point.h"
 #include "hvd/store.h"
 #include "observe/supervisor_notice.h"
 #include "public/process_handlers.h"
@@ -37,7 +41,8 @@ namespace hvd {
 namespace runtime {
 namespace {
 
-// How long a process that ends without shutdown() waits for the others to end too.
+/// How long a process that ends without shutdown() waits for the others to leave the job, too. One
+/// that still computes leaves late, and then loses this process as a peer.
 constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
 
 /// Never destroyed: the engine thread may outlive static objects otherwise.
@@ -113,11 +118,9 @@ void register_fork_handlers() {
 /// shared memory would get that number, and printed text would be written into it. Programs that
 /// this process starts inherit them, as they do standard streams.
 void hold_standard_streams() noexcept {
-  int descriptor = 0;
-  do {
-    descriptor = ::open("/dev/null", O_RDWR);
-  } while (descriptor >= 0 && descriptor <= STDERR_FILENO);
-  if (descriptor >= 0) ::close(descriptor);
+  // open() takes the lowest number that is free.
+  for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor)
+    if (::fcntl(descriptor, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) < 0) return;
 }
 
 /// Null if this process has no arena, or has inherited it.
@@ -144,6 +147,7 @@ void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(proc
   auto runtime = runtime_or_null();
   if (!runtime) return;
   process.terminate_handler.reset();
+  release_descriptors();
   // May take minutes, in which SIGUSR1 must still print this rank's state.
   const bool in_order = runtime->shutdown(patience);
   process.dump_signal.reset();
@@ -192,11 +196,26 @@ void report_exit(int status, void*) {
     observe::notify_supervisor(observe::NoticeKind::kExit, status, "");
 }
 
+// A start that fails for lack of descriptors is this rank's own error, even if the error blames a
+// rank that this one could not connect to. The text of the error proves nothing, because it may
+// quote another rank's.
+JobConnection join_within_limits(const RuntimeOptions& options, std::optional<ProgramStore> store) {
+  try {
+    return join_job(options, process_arena(), std::move(store));
+  } catch (const UsageError&) {
+    throw;
+  } catch (const std::exception& error) {
+    release_descriptors();
+    if (!ran_out_of_descriptors()) throw;
+    throw Error(text(error.what(), "; ", describe_shortage(EMFILE)));
+  }
+}
+
 // Joins the job, and notifies hvdrun if that fails because another rank is lost. This rank is then
 // not the first that failed, even if hvdrun sees its end first.
 JobConnection join_observed(const RuntimeOptions& options, std::optional<ProgramStore> store) {
   try {
-    return join_job(options, process_arena(), std::move(store));
+    return join_within_limits(options, std::move(store));
   } catch (const PeerLostError& loss) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
                                observe::without_backtrace(loss.what()), loss.rank());
@@ -218,6 +237,11 @@ std::shared_ptr<Runtime> current_runtime() {
     throw NotInitializedError(
         "hvd is not initialised any more: hvd::shutdown() has been called on this rank; call it "
         "after the last use of hvd, also of objects that use it in their destructors");
+  }
+  if (!runtime && context().job_inherited) {
+    throw NotInitializedError(
+        "hvd is not initialised in this process, which was made by fork() while its parent was in "
+        "a job; only the parent can use the job");
   }
   if (!runtime) throw NotInitializedError("hvd is not initialised; call hvd::init() first");
   return runtime;
@@ -242,6 +266,8 @@ void join(runtime::Context& process, const Options& options,
         "fork before hvd::init(), or start another program");
   }
   runtime::hold_standard_streams();
+  raise_descriptor_limit();
+  reserve_descriptors();
   configure_log_from_environment();
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
   runtime::register_fork_handlers();
@@ -305,6 +331,10 @@ void shutdown() {
   runtime::leave(process, std::nullopt);
 }
 
+void fail(std::string_view cause) noexcept {
+  if (const auto runtime = runtime::runtime_or_null()) runtime::report_failure(*runtime, cause);
+}
+
 std::shared_ptr<std::byte> allocate_shared(std::size_t bytes) {
   return allocate_shared(runtime::process_arena(), bytes, true);
 }
@@ -336,11 +366,15 @@ bool free_shared_block(void* block) noexcept {
   return true;
 }
 
-bool shared_allocator_requested() noexcept {
+void return_shared_pages() noexcept {
+  if (const auto& arena = runtime::context().arena) arena->return_pages();
+}
+
+std::optional<bool> shared_allocator_setting() noexcept {
   try {
-    return env_switch("SHM_ALLOCATOR").value_or(false);
+    return env_switch("SHM_ALLOCATOR");
   } catch (const std::exception&) {
-    return false;
+    return std::nullopt;
   }
 }
 
@@ -423,6 +457,49 @@ void submit_all(std::span<const Submission> submissions, std::span<Operation> ha
   runtime::current_runtime()->submit(submissions, handles, progress);
 }
 
+std::vector<Operation> start_messages(std::span<const Message> messages, Progress progress) {
+  return runtime::current_runtime()->submit(messages, progress);
+}
+
+namespace {
+
+Operation start(Direction direction, const TensorView& tensor, int peer,
+                const MessageOptions& options, Progress progress) {
+  const Message message{.direction = direction,
+                        .tensor = tensor,
+                        .peer = peer,
+                        .tag = options.tag,
+                        .name = options.name,
+                        .process_set = options.process_set.id()};
+  return start_messages({&message, 1}, progress).front();
+}
+
+Operation run(Direction direction, const TensorView& tensor, int peer,
+              const MessageOptions& options) {
+  Operation operation = start(direction, tensor, peer, options, Progress::kCaller);
+  operation.wait();
+  operation.status().raise_if_error();
+  return operation;
+}
+
+}  // namespace
+
+Operation isend(const TensorView& tensor, int destination, const MessageOptions& options) {
+  return start(Direction::kSend, tensor, destination, options, Progress::kBackground);
+}
+
+Operation irecv(const TensorView& tensor, int source, const MessageOptions& options) {
+  return start(Direction::kReceive, tensor, source, options, Progress::kBackground);
+}
+
+void send(const TensorView& tensor, int destination, const MessageOptions& options) {
+  run(Direction::kSend, tensor, destination, options);
+}
+
+int recv(const TensorView& tensor, int source, const MessageOptions& options) {
+  return static_cast<int>(run(Direction::kReceive, tensor, source, options).result());
+}
+
 void barrier(const ProcessSet& process_set) {
   run({.parameters = Barrier{}, .process_set = process_set.id()});
 }
@@ -433,8 +510,17 @@ int join() {
 }
 
 ProcessSet add_process_set(std::vector<int> ranks) {
+  return add_process_set(std::move(ranks), ProcessSetOptions{});
+}
+
+ProcessSet add_process_set(std::vector<int> ranks, const ProcessSetOptions& options) {
   std::sort(ranks.begin(), ranks.end());
-  const int id = static_cast<int>(run({.parameters = AddProcessSet{ranks}}));
+  if (!options.by_members && !options.name.empty()) {
+    throw UsageError("add_process_set '" + options.name +
+                     "': a set that all ranks make has no name; set by_members, or drop the name");
+  }
+  const int id = static_cast<int>(
+      run({.name = options.name, .parameters = AddProcessSet{ranks, options.by_members}}));
   return ProcessSet(ProcessSet::Members{id, std::move(ranks)});
 }
 
@@ -502,7 +588,7 @@ bool nccl_available() noexcept { return runtime::nccl_usable(); }
 bool mpi_threads_supported() { return runtime::mpi_threads_multiple(); }
 
 std::string build_info() {
-  std::string text = "hvd: " HVD_VERSION "\ncompiler: " __VERSION__ "\n";
+  std::string text = "hvd: " + runtime::build_identity() + "\ncompiler: " __VERSION__ "\n";
   for (const auto& component : runtime::optional_components()) {
     text += std::string(component.name) + ": " + (component.built ? "" : "not built: ") +
             component.detail + "\n";

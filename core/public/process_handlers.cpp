@@ -11,6 +11,7 @@
 #include <exception>
 #include <string>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "engine/runtime.h"
 #include "hvd/error.h"
@@ -51,6 +52,17 @@ End cause_of_end() {
   }
 }
 
+void notify_others(Runtime& runtime, const std::string& cause) {
+  if (runtime.failed()) return;
+  runtime.mark_ending();  // the program's own message follows: the log need not repeat it
+  const Topology& topology = runtime.topology();
+  runtime.notify_before_exit({StatusCode::kPeerLost,
+                              text("lost rank ", topology.rank, " (host ",
+                                   topology.host_name(topology.rank), "): ", cause),
+                              topology.rank},
+                             kPatience);
+}
+
 [[noreturn]] void report_and_abort() {
   Runtime* const runtime = watched_runtime.exchange(nullptr);
   if (runtime != nullptr) {
@@ -60,15 +72,7 @@ End cause_of_end() {
     observe::notify_supervisor(
         follows_loss ? observe::NoticeKind::kLoss : observe::NoticeKind::kThrow,
         follows_loss ? static_cast<int>(end.loss) : 128 + SIGABRT, end.text, end.lost);
-    if (!runtime->failed()) {
-      runtime->mark_ending();  // the program's own message follows: the log need not repeat it
-      const Topology& topology = runtime->topology();
-      runtime->notify_before_exit({StatusCode::kPeerLost,
-                                   text("lost rank ", topology.rank, " (host ",
-                                        topology.host_name(topology.rank), "): ", end.text),
-                                   topology.rank},
-                                  kPatience);
-    }
+    notify_others(*runtime, end.text);
   }
   if (previous != nullptr) previous();
   std::abort();
@@ -122,6 +126,17 @@ void install() noexcept {
 }();
 
 }  // namespace
+
+void report_failure(Runtime& runtime, std::string_view cause) noexcept {
+  if (runtime.failed()) return;
+  try {
+    const std::string what = text("it failed: ", cause);
+    observe::notify_supervisor(observe::NoticeKind::kThrow, EXIT_FAILURE, what);
+    notify_others(runtime, what);
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << "the other ranks could not be notified: " << error.what();
+  }
+}
 
 TerminateHandler::TerminateHandler(Runtime& runtime, bool program_has_mpi) {
   if (std::get_terminate() != report_and_abort) previous = std::set_terminate(report_and_abort);

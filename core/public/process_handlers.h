@@ -1,8 +1,14 @@
 #pragma once
 
+#include <string_view>
+
 namespace hvd::runtime {
 
 class Runtime;
+
+/// Reports to hvdrun and then to the other ranks that this process is about to end, so that their
+/// errors name the cause. Waits for at most 0.5 s. No effect after the runtime has failed.
+void report_failure(Runtime&, std::string_view cause) noexcept;
 
 /// As long as it exists, reports an uncaught exception to the other ranks before it ends the
 /// process, so that their errors name the cause. The program's own terminate handler runs

@@ -1,7 +1,9 @@
 #include "transport/control_plane.h"
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
+#include <memory>
 #include <string_view>
 #include <utility>
 #include <vector>
@@ -19,6 +21,11 @@ namespace hvd::message {
 namespace {
 
 constexpr std::size_t kMessageLimit = std::size_t{256} << 20;
+/// Limit of the messages that are received at the same time. The messages of a rank that has died
+/// may never be complete, and the report of its death comes from another rank. A rank sends few
+/// messages that do not arrive at once: four pieces of a message (kPiecesUnderWay in
+/// engine/point_to_point.cpp) and large reports.
+constexpr std::size_t kMostIncoming = 64;
 /// How long the destructor waits for messages that are still under way.
 constexpr auto kFlushTime = std::chrono::milliseconds(200);
 /// The same for a carrier that may still have to connect, when this rank leaves in order. The other
@@ -36,10 +43,7 @@ class MessageControlPlane final : public control::ControlPlane {
         tag_(make_tag({.generation = carrier_->generation(),
                        .source = carrier_->rank(),
                        .kind = kControlKind})),
-        sends_(*carrier_),
-        incoming_(*carrier_, Plane::kControl) {
-    incoming_.reset(1);
-  }
+        sends_(*carrier_) {}
   MessageControlPlane(const MessageControlPlane&) = delete;
   MessageControlPlane& operator=(const MessageControlPlane&) = delete;
   ~MessageControlPlane() override;
@@ -48,6 +52,10 @@ class MessageControlPlane final : public control::ControlPlane {
   int size() const noexcept override { return node_->topology().size; }
   const Topology& topology() const noexcept override { return node_->topology(); }
   void ring(int world_rank) noexcept override { node_->ring(world_rank); }
+  std::string shared_memory_prefix(int rank) const override {
+    const bool shared = node_->control_segment_shared() && topology().same_host(rank, this->rank());
+    return shared ? node_->name_prefix() : std::string();
+  }
   Doorbell& doorbell() noexcept override { return node_->control_segment().own_doorbell(); }
 
   void send(int rank, std::span<const std::byte> message) override;
@@ -55,15 +63,15 @@ class MessageControlPlane final : public control::ControlPlane {
   std::optional<control::Message> poll() override;
   void expect_messages(std::span<const int> ranks) override;
   void check_connections() override {
-    // No message is fetched behind one that is still arriving, whichever rank sent it.
-    if (incoming_.in_flight() > 0) return;
+    // A message that is still arriving may name the lost rank.
+    if (!incoming_.empty()) return;
     // For ranks of this host the control segment is more accurate; it also holds their farewells.
     carrier_->check_connections([this](int rank) {
       return !node_->control_segment_shared() || !topology().same_host(rank, this->rank());
     });
   }
 
-  bool busy() const noexcept override { return incoming_.in_flight() > 0 || !sends_.empty(); }
+  bool busy() const noexcept override { return !incoming_.empty() || !sends_.empty(); }
   bool rung_by_all() const noexcept override { return node_->rung_by_all(); }
   bool may_send_to_lost() const noexcept override { return carrier_->may_send_to_lost(); }
   bool needs_polling() const noexcept override {
@@ -90,19 +98,28 @@ class MessageControlPlane final : public control::ControlPlane {
   }
 
  private:
+  /// A message that was matched.
+  struct Incoming {
+    explicit Incoming(Carrier& carrier) : requests(carrier, Plane::kControl) { requests.reset(1); }
+    RequestTable requests;
+    control::Message message = {};
+    bool complete = false;
+  };
+
   void retire_sends();
   bool start_receive();
+  void test_incoming();
   std::optional<control::Message> next_message();
+  std::optional<control::Message> deliver();
 
   const std::shared_ptr<Carrier> carrier_;
   const std::shared_ptr<host::Node> node_;
   const Duration time_to_connect_;
   const Tag tag_;
   SendPool sends_;
-  /// A message that was matched and has not arrived in full. Only one is received at a time, which
-  /// keeps the messages of one rank in order.
-  RequestTable incoming_;
-  control::Message receiving_;
+  /// In the order in which they were matched. deliver() keeps those of one rank in order.
+  std::vector<std::unique_ptr<Incoming>> incoming_;
+  std::vector<std::unique_ptr<Incoming>> idle_;
   std::exception_ptr send_failure_;  ///< thrown when no message has arrived
   bool accused_ = false;
   bool left_in_order_ = false;
@@ -139,8 +156,11 @@ MessageControlPlane::~MessageControlPlane() {
     // The transport is broken, so no rank can be notified.
     carrier_->mark_failed();
   }
-  if (!wait_for_memory(incoming_, std::chrono::steady_clock::now() + kCancelTime))
-    keep_until_exit(std::make_shared<const control::Message>(std::move(receiving_)));
+  const Deadline until = std::chrono::steady_clock::now() + kCancelTime;
+  for (const auto& incoming : incoming_) {
+    if (!wait_for_memory(incoming->requests, until))
+      keep_until_exit(std::make_shared<const control::Message>(std::move(incoming->message)));
+  }
 }
 
 void MessageControlPlane::send(std::span<const int> ranks, std::span<const std::byte> message) {
@@ -190,10 +210,43 @@ bool MessageControlPlane::start_receive() {
   const std::optional<ProbedMessage> arrival = carrier_->probe(tag_);
   if (!arrival) return false;
   require_within_limit(arrival->bytes, "receiving from", arrival->source);
-  receiving_.source = arrival->source;
-  receiving_.bytes.resize(arrival->bytes);
-  incoming_.receive(0, receiving_.bytes, *arrival);
+  if (idle_.empty()) idle_.push_back(std::make_unique<Incoming>(*carrier_));
+  Incoming& incoming = *idle_.back();
+  incoming.message.source = arrival->source;
+  incoming.message.bytes.resize(arrival->bytes);
+  incoming.complete = false;
+  incoming.requests.receive(0, incoming.message.bytes, *arrival);
+  incoming_.push_back(std::move(idle_.back()));
+  idle_.pop_back();
   return true;
+}
+
+void MessageControlPlane::test_incoming() {
+  for (auto next = incoming_.begin(); next != incoming_.end(); ++next) {
+    Incoming& incoming = **next;
+    if (incoming.complete) continue;
+    try {
+      incoming.complete = !incoming.requests.test().empty();
+    } catch (const std::exception&) {  // a broken connection
+      if (incoming.requests.in_flight() == 0) incoming_.erase(next);
+      throw;
+    }
+  }
+}
+
+std::optional<control::Message> MessageControlPlane::deliver() {
+  const auto found = std::find_if(incoming_.begin(), incoming_.end(), [&](const auto& incoming) {
+    const auto first = std::find_if(incoming_.begin(), incoming_.end(), [&](const auto& other) {
+      return other->message.source == incoming->message.source;
+    });
+    return incoming->complete && first->get() == incoming.get();
+  });
+  if (found == incoming_.end()) return std::nullopt;
+  control::Message message = std::exchange((*found)->message, {});
+  idle_.push_back(std::move(*found));
+  incoming_.erase(found);
+  node_->count_received();
+  return message;
 }
 
 std::optional<control::Message> MessageControlPlane::poll() {
@@ -208,10 +261,14 @@ std::optional<control::Message> MessageControlPlane::poll() {
 }
 
 std::optional<control::Message> MessageControlPlane::next_message() {
-  if (size() == 1 || (incoming_.in_flight() == 0 && !start_receive())) return std::nullopt;
-  if (incoming_.test().empty()) return std::nullopt;
-  node_->count_received();
-  return std::exchange(receiving_, {});
+  if (size() == 1) return std::nullopt;
+  test_incoming();
+  if (auto message = deliver()) return message;
+  while (incoming_.size() < kMostIncoming && start_receive()) {
+    test_incoming();
+    if (auto message = deliver()) return message;
+  }
+  return std::nullopt;
 }
 
 void MessageControlPlane::expect_messages(std::span<const int> ranks) {
@@ -247,9 +304,8 @@ std::optional<control::PeerLoss> MessageControlPlane::check_peers(TimePoint now,
   if (!loss) return std::nullopt;
   // No call may wait for that rank any more, not even the carrier's destructor.
   carrier_->mark_failed();
-  const int rank = node_->rank_of_slot(loss->slot);
-  if (loss->accused) return control::PeerLoss{*loss->accused, std::move(loss->cause), true};
-  return control::PeerLoss{rank, std::move(loss->cause), false};
+  return control::PeerLoss{node_->lost_rank(*loss), std::move(loss->cause),
+                           loss->accused.has_value()};
 }
 
 }  // namespace

@@ -85,6 +85,9 @@ class ControlPlane : public Peers {
   /// Whether poll() would certainly return no message. The steady state then makes no call to the
   /// transport.
   virtual bool quiet() const noexcept = 0;
+  /// Prefix of the names of memory that this rank can share with `rank`; empty if it can share
+  /// none.
+  virtual std::string shared_memory_prefix(int /*rank*/) const { return {}; }
   /// This rank's doorbell.
   virtual Doorbell& doorbell() noexcept = 0;
 

@@ -1,21 +1,16 @@
 #include "command/controller.h"
 
-#include <dlfcn.h>
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
 
 #include "base/needed_libraries.h"
+#include "command/probes.h"
 #include "system/process.h"
-#include "version.h"
 
 namespace hvd::launcher {
 namespace {
 
-constexpr const char* kUcxLibrary = "libucp.so.0";
 constexpr std::array<std::string_view, 3> kControllerNames = {"auto", "mpi", "ucx"};
 
 /// Whether the library belongs to MPI, such as libmpi.so.40, libmpi_cxx.so.40, libmpi_mpifh.so.40
@@ -44,9 +39,10 @@ ControllerChoice choose_controller(Controller asked, const ControllerFacts& fact
   if (facts.mpi_args) return {Controller::kMpi, "--mpi-args is given"};
   if (facts.names_mpirun) return {Controller::kMpi, "HVD_MPIRUN names an mpirun"};
   if (!facts.needs_mpi.empty()) return {Controller::kMpi, facts.needs_mpi};
-  if (facts.has_ucx()) return {Controller::kUcx, "UCX is found"};
-  return {Controller::kMpi, facts.has_mpirun ? "an mpirun is found, and no UCX"
-                                             : "neither an mpirun nor UCX is found"};
+  const std::string problem = facts.ucx_problem();
+  if (problem.empty()) return {Controller::kUcx, "UCX is found"};
+  return {Controller::kMpi,
+          problem + (facts.has_mpirun ? "; an mpirun is found" : ", and no mpirun is found")};
 }
 
 std::string program_that_needs_mpi(const std::vector<std::string>& command) {
@@ -63,16 +59,6 @@ std::string program_that_needs_mpi(const std::vector<std::string>& command) {
   return "";
 }
 
-bool finds_ucx() {
-  if (!kWithUcx) return false;
-  const pid_t child = ::fork();
-  if (child < 0) return false;
-  if (child == 0) {
-    const int nowhere = ::open("/dev/null", O_RDWR);
-    for (const int fd : {STDIN_FILENO, STDOUT_FILENO, STDERR_FILENO}) ::dup2(nowhere, fd);
-    ::_exit(::dlopen(kUcxLibrary, RTLD_LAZY | RTLD_LOCAL) != nullptr ? 0 : 1);
-  }
-  return wait_for(child).code == 0;
-}
+bool finds_ucx() { return ucx_problem().empty(); }
 
 }  // namespace hvd::launcher

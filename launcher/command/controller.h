@@ -24,7 +24,8 @@ struct ControllerFacts {
   bool names_mpirun = false;      ///< HVD_MPIRUN is set
   std::string needs_mpi = {};     ///< the result of program_that_needs_mpi()
   bool has_mpirun = false;
-  std::function<bool()> has_ucx = [] { return false; };  ///< called only if it decides
+  /// The result of ucx_problem(). Called only if it decides.
+  std::function<std::string()> ucx_problem = [] { return std::string("UCX is not found"); };
 };
 
 struct ControllerChoice {
@@ -42,8 +43,7 @@ ControllerChoice choose_controller(Controller asked, const ControllerFacts& fact
 /// program too (numactl ./solver).
 std::string program_that_needs_mpi(const std::vector<std::string>& command);
 
-/// Whether hvd was built with UCX and can load its library on this machine. Tries it in a child
-/// process, because loading UCX has side effects.
+/// Whether ucx_problem() finds none.
 bool finds_ucx();
 
 }  // namespace hvd::launcher

@@ -4,12 +4,12 @@
 
 #include <algorithm>
 #include <array>
-#include <cstdlib>
 #include <filesystem>
 #include <system_error>
 
 #include "base/text.h"
 #include "command/mpirun_command.h"
+#include "command/probes.h"
 #include "system/error.h"
 #include "system/process.h"
 #include "system/socket.h"
@@ -27,19 +27,26 @@ constexpr std::array kBatchSystems = {"SLURM_JOB_ID", "PBS_NODEFILE", "PBS_JOBID
 std::string allocation() {
   const auto* const found =
       std::find_if(kBatchSystems.begin(), kBatchSystems.end(),
-                   [](const char* name) { return std::getenv(name) != nullptr; });
+                   [](const char* name) { return environment_variable(name).has_value(); });
   return found == kBatchSystems.end() ? "" : *found;
 }
 
+std::string named_mpirun() { return environment_variable("HVD_MPIRUN").value_or(""); }
+
 ControllerChoice find_controller(const LaunchOptions& options) {
-  const char* const named = std::getenv("HVD_MPIRUN");
+  const std::string needs_mpi = program_that_needs_mpi(options.program);
+  if (options.node && options.node->nodes > 1) {
+    if (needs_mpi.empty()) return {Controller::kUcx, "--nnodes is given"};
+    throw LaunchError(ExitCode::kUsage, text("--nnodes starts the ranks without mpirun, but ",
+                                             needs_mpi, "; use -np N -H h1:2,h2:2"));
+  }
   ControllerFacts facts;
-  facts.batch_system = allocation();
+  if (!options.node) facts.batch_system = allocation();
   facts.mpi_args = !options.mpi_args.empty();
-  facts.names_mpirun = named != nullptr && *named != '\0';
-  facts.needs_mpi = program_that_needs_mpi(options.program);
+  facts.names_mpirun = !named_mpirun().empty();
+  facts.needs_mpi = needs_mpi;
   facts.has_mpirun = find_program(mpirun_name()).executable;
-  facts.has_ucx = finds_ucx;
+  facts.ucx_problem = ucx_problem;
   return choose_controller(options.controller, facts);
 }
 
@@ -72,7 +79,56 @@ void check_program(const std::string& program) {
 bool has_local_rank(const LaunchPlan& plan) {
   if (plan.local_only) return true;
   return std::any_of(plan.hosts.begin(), plan.hosts.end(),
-                     [&](const Host& host) { return is_local_host(host.name, plan.hostname); });
+                     [&](const Host& host) { return all_local({host}, plan.hostname); });
+}
+
+/// Refuses hosts that mpirun's -H cannot express.
+void check_hosts_for_mpirun(const LaunchPlan& plan) {
+  if (plan.controller.controller != Controller::kMpi) return;
+  for (const Host& host : plan.hosts) {
+    if (host.user.empty() && host.name.find(':') == std::string::npos) continue;
+    throw LaunchError(
+        ExitCode::kUsage,
+        text("-H ", format_hosts({host}),
+             ": mpirun takes neither users nor IPv6 addresses; name the host, and give "
+             "the user in ~/.ssh/config, or use --controller ucx"));
+  }
+}
+
+/// Adds a variable that hvdrun would otherwise set itself, unless -x gives it.
+void add_own(LaunchPlan& plan, const std::string& name, const std::string& value) {
+  if (std::find(plan.exports.begin(), plan.exports.end(), name) != plan.exports.end()) return;
+  plan.exports.push_back(name);
+  plan.variables.emplace_back(name, value);
+}
+
+/// The variables of a job with torchrun's options. The ranks of several nodes meet at the master's
+/// port, which rank 0 serves; those of one node meet through hvdrun.
+void add_node(const NodeOptions& node, LaunchPlan& plan) {
+  plan.first_rank = node.first_rank();
+  plan.world_size = node.world_size();
+  if (plan.controller.controller != Controller::kUcx) return;
+  plan.variables.emplace_back(kFirstRankVariable, text(plan.first_rank));
+  plan.variables.emplace_back(kWorldSizeVariable, text(plan.world_size));
+  plan.variables.emplace_back(kRunIdVariable, node.run_id);
+  plan.variables.emplace_back(kRoleVariable, node.role);
+  if (!node.master_address.empty()) {
+    add_own(plan, "MASTER_ADDR", node.master_address);
+    add_own(plan, "MASTER_PORT", text(node.master_port));
+  }
+  if (node.nodes == 1) return;
+  for (const char* const name : {"GROUP_RANK", "HOROVOD_CROSS_RANK"})
+    add_own(plan, name, text(node.rank.value_or(0)));
+  for (const char* const name : {"GROUP_WORLD_SIZE", "HOROVOD_CROSS_SIZE"})
+    add_own(plan, name, text(node.nodes));
+  const bool ipv6 = node.master_address.find(':') != std::string::npos;
+  add_own(
+      plan, "HVD_INIT_METHOD",
+      text("tcp://", ipv6 ? "[" : "", node.master_address, ipv6 ? "]:" : ":", node.master_port));
+  const std::string job = environment_variable("HVD_JOB_NAME").value_or("");
+  add_own(plan, "HVD_JOB_NAME", job.empty() ? node.run_id : job);
+  // The nodes share no secret of hvdrun's, so the ranks keep the user's token.
+  plan.exports.emplace_back("HVD_JOB_TOKEN");
 }
 
 void add_exports(const LaunchOptions& options, LaunchPlan& plan) {
@@ -80,7 +136,7 @@ void add_exports(const LaunchOptions& options, LaunchPlan& plan) {
     plan.exports.push_back(name);
     if (value) {
       plan.variables.emplace_back(name, *value);
-    } else if (std::getenv(name.c_str()) == nullptr) {
+    } else if (!environment_variable(name.c_str())) {
       throw LaunchError(ExitCode::kUsage,
                         text("-x ", name,
                              ": expected a variable of the environment, got one that is unset; "
@@ -109,14 +165,24 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
   plan.hostname = own_hostname();
   plan.mpirun = mpirun_name();
   plan.mpirun_kind = kind_of_mpirun(plan.mpirun);
-  plan.np = options.np;
+  plan.np = plan.world_size = options.np;
   plan.hosts = options.hosts;
-  plan.managed = options.hosts.empty() && !allocation().empty();
-  plan.local_only = !plan.managed && all_local(options.hosts, plan.hostname);
+  if (!plan.hosts.empty()) mark_local_hosts(plan.hosts, own_names());
+  plan.managed = plan.hosts.empty() && !options.node && !allocation().empty();
+  plan.local_only = !plan.managed && all_local(plan.hosts, plan.hostname);
+  if (options.logs.any() && !plan.local_only) {
+    throw LaunchError(ExitCode::kUsage,
+                      "--log-dir, --redirects, --tee and --local-ranks-filter concern the ranks of "
+                      "one host; with the hosts of a batch system use --output-filename");
+  }
   plan.bind = options.bind;
   plan.mpi_args = options.mpi_args;
   plan.controller = find_controller(options);
+  // In an allocation mpirun would spread the ranks over its hosts.
+  if (options.node && plan.controller.controller == Controller::kMpi && !allocation().empty())
+    plan.hosts = {{.name = "localhost", .slots = options.np, .local = true}};
   require_hosts(plan);
+  check_hosts_for_mpirun(plan);
   plan.remote_shell = options.remote_shell;
   if (plan.remote_shell.empty() && plan.controller.controller == Controller::kUcx)
     plan.remote_shell = {"ssh", "-x", "-T", "-o", "BatchMode=yes"};
@@ -125,14 +191,14 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
   plan.as_root = ::geteuid() == 0;
   plan.environment = current_environment();
   add_exports(options, plan);
+  if (options.node) add_node(*options.node, plan);
   add_variables(options, plan);
   if (has_local_rank(plan)) check_program(options.program.front());
   return plan;
 }
 
 std::string mpirun_name() {
-  const char* name = std::getenv("HVD_MPIRUN");
-  if (name != nullptr && *name != '\0') return name;
+  if (std::string name = named_mpirun(); !name.empty()) return name;
   return !find_program("mpirun").found && find_program("mpiexec").executable ? "mpiexec" : "mpirun";
 }
 

@@ -19,7 +19,11 @@ enum class MpirunKind { kOpenMpi, kMpich, kIntelMpi };
 struct LaunchPlan {
   std::string mpirun = "mpirun";
   MpirunKind mpirun_kind = MpirunKind::kOpenMpi;
-  int np = 1;
+  int np = 1;  ///< the ranks that hvdrun starts
+  /// The number of the first rank and the number of all ranks. They differ from 0 and `np` in a job
+  /// with torchrun's options, in which each node's hvdrun starts its own ranks.
+  int first_rank = 0;
+  int world_size = 1;
   /// Empty: this machine, or the hosts that the batch system has allotted.
   std::vector<Host> hosts;
   std::string hostname;    ///< of this machine

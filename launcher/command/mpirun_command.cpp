@@ -62,6 +62,9 @@ void append_parameters(const LaunchPlan& plan, std::vector<std::string>& argv) {
   // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than
   // two copies here.
   if (!user_chose(plan, kSingleCopy)) append(argv, {"--mca", kSingleCopy, "none"});
+  // The other ways to send messages are for networks. To try them takes half of MPI_Init.
+  if (plan.local_only && !user_chose(plan, "pml") && !user_chose(plan, "mtl"))
+    append(argv, {"--mca", "pml", "ob1"});
   if (!plan.remote_shell.empty() && !user_chose(plan, "plm_rsh_agent"))
     append(argv, {"--mca", "plm_rsh_agent", join_text(plan.remote_shell, " ")});
   // By default mpirun's daemon on a host that is cut off detects this only after 8 minutes.
@@ -109,22 +112,43 @@ void append_remote_shell(const LaunchPlan& plan, MpirunCommand& command) {
               join_text(std::vector(plan.remote_shell.begin() + 1, plan.remote_shell.end()), " "));
 }
 
+void append_supervisor(const LaunchPlan& plan, std::vector<std::string>& argv) {
+  append(argv, {plan.hvdrun, "--supervise", "--"});
+  argv.insert(argv.end(), plan.program.begin(), plan.program.end());
+}
+
+void append_program(const LaunchPlan& plan, std::vector<std::string>& argv) {
+  argv.insert(argv.end(), plan.mpi_args.begin(), plan.mpi_args.end());
+  append_supervisor(plan, argv);
+}
+
+/// One argument set per host, for Intel MPI, which ignores the slots of -hosts.
+void append_argument_sets(const LaunchPlan& plan, std::vector<std::string>& argv) {
+  argv.insert(argv.end(), plan.mpi_args.begin(), plan.mpi_args.end());
+  int left = plan.np;
+  for (const Host& host : plan.hosts) {
+    const int ranks = std::min(left, host.slots);
+    if (ranks == 0) return;
+    if (left < plan.np) append(argv, {":"});
+    append(argv, {"-host", host.name, "-n", text(ranks)});
+    append_supervisor(plan, argv);
+    left -= ranks;
+  }
+}
+
 /// For Hydra, the launcher of MPICH and Intel MPI. It gives the ranks all variables of hvdrun, on
 /// other hosts too, through its own connections.
 MpirunCommand build_hydra_command(const LaunchPlan& plan) {
   MpirunCommand command;
   command.added_variables = plan.variables;
-  append(command.argv, {plan.mpirun, "-n", text(plan.np)});
-  if (!plan.hosts.empty()) append(command.argv, {"-hosts", format_hosts(plan.hosts)});
+  const bool sets = plan.mpirun_kind == MpirunKind::kIntelMpi && !plan.hosts.empty();
+  append(command.argv, {plan.mpirun});
+  if (!sets) append(command.argv, {"-n", text(plan.np)});
+  if (!sets && !plan.hosts.empty()) append(command.argv, {"-hosts", format_hosts(plan.hosts)});
   bind_by_hydra(plan, command);
   append_remote_shell(plan, command);
+  sets ? append_argument_sets(plan, command.argv) : append_program(plan, command.argv);
   return command;
-}
-
-void append_program(const LaunchPlan& plan, std::vector<std::string>& argv) {
-  argv.insert(argv.end(), plan.mpi_args.begin(), plan.mpi_args.end());
-  append(argv, {plan.hvdrun, "--supervise", "--"});
-  argv.insert(argv.end(), plan.program.begin(), plan.program.end());
 }
 
 std::set<std::string> exported_names(const LaunchPlan& plan) {
@@ -148,11 +172,7 @@ bool is_forwarded(const std::string& name) {
 }
 
 MpirunCommand build_mpirun_command(const LaunchPlan& plan) {
-  if (plan.mpirun_kind != MpirunKind::kOpenMpi) {
-    MpirunCommand command = build_hydra_command(plan);
-    append_program(plan, command.argv);
-    return command;
-  }
+  if (plan.mpirun_kind != MpirunKind::kOpenMpi) return build_hydra_command(plan);
   MpirunCommand command;
   command.added_variables = plan.variables;
   if (plan.as_root) {

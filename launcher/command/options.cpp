@@ -2,11 +2,14 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <array>
 #include <cctype>
 #include <cstdlib>
 #include <memory>
 
 #include "base/text.h"
+#include "command/option_sources.h"
+#include "command/probes.h"
 #include "command/rank_environment.h"
 #include "system/error.h"
 #include "system/text.h"
@@ -29,7 +32,9 @@ class Formatter : public CLI::Formatter {
  public:
   std::string make_usage(const CLI::App*, std::string) const override {
     return "Usage: hvdrun -np N [-H h1:2,h2:2 | --hostfile FILE] [OPTIONS] [--] PROGRAM "
-           "[ARGS...]\n";
+           "[ARGS...]\n"
+           "       hvdrun --nproc-per-node N [--nnodes N --node-rank K --master-addr HOST] "
+           "[OPTIONS] [--] PROGRAM [ARGS...]\n";
   }
 };
 
@@ -37,10 +42,34 @@ class Formatter : public CLI::Formatter {
 struct RawOptions {
   std::optional<std::string> np;
   std::string host_list, hostfile, bind = "auto", controller = "auto", rsh, mpi_args, output_folder,
-                                   timeline;
+                                   timeline, config_file;
   std::vector<std::string> exports;
-  bool no_tag = false, dry_run = false, check_build = false, version = false;
+  bool no_tag = false, dry_run = false, check_build = false, version = false, print_config = false;
+  NodeWords node;
+  std::string log_dir, redirects, tee, local_ranks;
+  std::string ignored;
+  bool module = false, no_python = false;
 };
+
+constexpr const char* kHosts = "Ranks and hosts";
+constexpr const char* kNodes = "Ranks and nodes, as for torchrun (the same line on every node)";
+constexpr const char* kOutput = "Output";
+constexpr const char* kTimes = "Times";
+constexpr const char* kInformation = "Information";
+
+/// torchrun's options, which also have a spelling with underscores, and whose values may also come
+/// from a variable: PET_NNODES for --nnodes.
+constexpr std::array kTorchrunOptions = {
+    "nnodes",      "nproc-per-node",   "node-rank",     "master-addr",
+    "master-port", "rdzv-backend",     "rdzv-endpoint", "rdzv-id",
+    "standalone",  "max-restarts",     "role",          "no-python",
+    "log-dir",     "redirects",        "tee",           "local-ranks-filter",
+    "rdzv-conf",   "monitor-interval", "start-method",  "module"};
+/// Those that make hvdrun start the ranks of one node.
+constexpr std::size_t kNodeOptions = 9;
+/// Options that are not settings of a job.
+constexpr std::array kActions = {"help",    "version",      "check-build",
+                                 "dry-run", "print-config", "config-file"};
 
 /// Checks a number of seconds. CLI11's own checks would print their limits with 300 digits.
 CLI::Validator seconds(bool zero_is_allowed) {
@@ -57,40 +86,97 @@ CLI::Validator seconds(bool zero_is_allowed) {
       "");
 }
 
-void declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
-  app.add_option("-n,--np", raw.np, "Number of ranks (also -np)")->type_name("N");
-  auto* list = app.add_option("-H,--host", raw.host_list, "Hosts and their slots: h1:2,h2:2")
-                   ->type_name("HOSTS");
+void declare_hosts(CLI::App& app, RawOptions& raw) {
+  app.add_option("-n,--np", raw.np, "Number of ranks (also -np)")->type_name("N")->group(kHosts);
+  auto* list = app.add_option("-H,--host", raw.host_list,
+                              "Hosts and their slots: h1:2,user@h2:2,[fd00::3]:2")
+                   ->type_name("HOSTS")
+                   ->group(kHosts);
   app.add_option("--hostfile", raw.hostfile, "File with lines 'HOST slots=N' or 'HOST:N'")
       ->type_name("FILE")
+      ->group(kHosts)
       ->excludes(list);
   app.add_option("--bind", raw.bind, "Pin ranks: auto, none, core or numa")
       ->type_name("WHAT")
+      ->group(kHosts)
       ->capture_default_str();
   app.add_option("--controller", raw.controller,
                  "What starts the ranks: mpi (mpirun), ucx (hvdrun itself) or auto (ucx, "
                  "but mpi in an allocation and for a program linked with MPI)")
       ->type_name("WHAT")
+      ->group(kHosts)
       ->capture_default_str();
   app.add_option("--rsh", raw.rsh, "Remote shell, run as AGENT HOST COMMAND... (ssh)")
-      ->type_name("AGENT");
+      ->type_name("AGENT")
+      ->group(kHosts);
   app.add_option("-x", raw.exports,
                  "Give the ranks VAR, from the environment or with this value (repeat)")
       ->type_name("VAR[=VALUE]")
+      ->group(kHosts)
       ->expected(1)
       ->take_all()
       ->allow_extra_args(false);
   app.add_option("--mpi-args", raw.mpi_args, "More arguments for mpirun, quoted as one")
-      ->type_name("ARGS");
-  app.add_option("--output-filename", raw.output_folder, "Also write DIR/rank.N/stdout and stderr")
-      ->type_name("DIR");
-  app.add_flag("--no-tag", raw.no_tag, "Do not put [rank] before each line");
-  app.add_option("--timeline", raw.timeline, "Write a timeline there (sets HVD_TIMELINE)")
-      ->type_name("PATH");
+      ->type_name("ARGS")
+      ->group(kHosts);
+}
+
+void declare_nodes(CLI::App& app, RawOptions& raw) {
+  const auto add = [&](const char* name, std::string& value, const char* type,
+                       const char* description) {
+    app.add_option(name, value, description)->type_name(type)->group(kNodes);
+  };
+  add("--nnodes", raw.node.nodes, "N", "Number of nodes (1)");
+  add("--nproc-per-node", raw.node.processes, "N",
+      "Ranks on each node: a number, auto, cpu or gpu");
+  add("--node-rank", raw.node.rank, "K", "This node's rank, from 0");
+  add("--master-addr", raw.node.master_address, "HOST", "The host of node 0");
+  add("--master-port", raw.node.master_port, "PORT", "A free port there (29500)");
+  add("--rdzv-backend", raw.node.backend, "WHAT", "static, or c10d: the nodes need no --node-rank");
+  add("--rdzv-endpoint", raw.node.endpoint, "HOST:PORT", "Where the nodes find each other");
+  add("--rdzv-id", raw.node.run_id, "ID", "The name of the job");
+  app.add_flag("--standalone", raw.node.standalone, "One node, beside other jobs")->group(kNodes);
+  add("--role", raw.node.role, "NAME", "Value of ROLE_NAME for the ranks (default)");
+  add("--max-restarts", raw.node.max_restarts, "N", "Only 0: ranks are not restarted");
+  app.add_flag("-m,--module", raw.module, "PROGRAM is a Python module: runs python3 -u -m PROGRAM")
+      ->group(kNodes);
+  app.add_flag("--no-python", raw.no_python,
+               "Run a PROGRAM whose name ends in .py without python3 -u")
+      ->group(kNodes);
+  for (const char* const ignored : {"--rdzv-conf", "--monitor-interval", "--start-method"})
+    add(ignored, raw.ignored, "VALUE", "Accepted and not used");
+}
+
+void declare_output(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
+  const auto add = [&](const char* name, std::string& value, const char* type,
+                       const char* description) {
+    app.add_option(name, value, description)->type_name(type)->group(kOutput);
+  };
+  add("--output-filename", raw.output_folder, "DIR", "Also write DIR/rank.N/stdout and stderr");
+  add("--log-dir", raw.log_dir, "DIR", "Folder for --redirects and --tee, as torchrun's");
+  add("-r,--redirects", raw.redirects, "STREAMS",
+      "Write to files instead: 1 stdout, 2 stderr, 3 both; or by local rank: 0:1,1:3");
+  add("-t,--tee", raw.tee, "STREAMS", "Also write to files");
+  add("--local-ranks-filter", raw.local_ranks, "RANKS", "Show only these local ranks: 0,1");
+  app.add_flag("--no-tag", raw.no_tag, "Do not put [rank] before each line")->group(kOutput);
+  add("--timeline", raw.timeline, "PATH", "Write a timeline there (sets HVD_TIMELINE)");
+  app.add_option("--tail", options.tail_lines,
+                 "Lines of the failing rank's stderr in the last message")
+      ->type_name("LINES")
+      ->group(kOutput)
+      ->check(CLI::Range(0, 10000).description(""))
+      ->capture_default_str();
+  app.add_flag("-v,--verbose", options.verbose,
+               "Print what is run, where each rank starts, and all output of mpirun")
+      ->group(kOutput);
+}
+
+void declare_times(CLI::App& app, LaunchOptions& options) {
   const auto add_seconds = [&](const char* name, double& value, bool zero_is_allowed,
                                const char* description) {
     return app.add_option(name, value, description)
         ->type_name("S")
+        ->group(kTimes)
         ->check(seconds(zero_is_allowed));
   };
   add_seconds("--timeout", options.timeout_s, false, "Stop the job after S seconds; exit code 124");
@@ -102,16 +188,24 @@ void declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   add_seconds("--fail-grace", options.fail_grace_s, true,
               "Seconds that the other ranks get when one has failed")
       ->capture_default_str();
-  app.add_option("--tail", options.tail_lines,
-                 "Lines of the failing rank's stderr in the last message")
-      ->type_name("LINES")
-      ->check(CLI::Range(0, 10000).description(""))
-      ->capture_default_str();
-  app.add_flag("--dry-run", raw.dry_run, "Print what would be run and stop");
-  app.add_flag("--check-build", raw.check_build, "Print versions and what was left out and why");
-  app.add_flag("-v,--verbose", options.verbose,
-               "Print what is run, where each rank starts, and all output of mpirun");
-  app.add_flag("--version", raw.version, "Print the version");
+}
+
+void declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
+  declare_hosts(app, raw);
+  declare_nodes(app, raw);
+  declare_output(app, options, raw);
+  declare_times(app, options);
+  app.add_option("--config-file", raw.config_file,
+                 "Read options from a YAML file, as in 'np: 4'; the command line takes precedence")
+      ->type_name("FILE")
+      ->group(kInformation);
+  app.add_flag("--print-config", raw.print_config, "Print each option with its source and stop")
+      ->group(kInformation);
+  app.add_flag("--dry-run", raw.dry_run, "Print what would be run and stop")->group(kInformation);
+  app.add_flag("--check-build", raw.check_build, "Print versions and what was left out and why")
+      ->group(kInformation);
+  app.add_flag("--version", raw.version, "Print the version")->group(kInformation);
+  app.set_help_flag("-h,--help", "Print this help message and exit")->group(kInformation);
 }
 
 std::pair<std::string, std::optional<std::string>> parse_export(const std::string& given) {
@@ -178,10 +272,142 @@ std::vector<std::string> program_words(const CLI::App& app,
   return words;
 }
 
+/// The words for CLI11, last first, with the spellings that it does not know replaced: -np, which
+/// it would read as -n with the value "p", and torchrun's underscores. This also changes words of
+/// the program, but program_words() takes them from the original.
+std::vector<std::string> words_for_parser(const std::vector<std::string>& arguments) {
+  std::vector<std::string> words(arguments.rbegin(), arguments.rend());
+  for (std::string& word : words) {
+    if (word == "-np") word = "--np";
+    std::string name = word.substr(0, word.find('='));
+    if (!name.starts_with("--")) continue;
+    std::replace(name.begin(), name.end(), '_', '-');
+    if (std::find(kTorchrunOptions.begin(), kTorchrunOptions.end(), name.substr(2)) !=
+        kTorchrunOptions.end())
+      word.replace(0, name.size(), name);
+  }
+  return words;
+}
+
+/// The option by which the user gives the number of ranks or their hosts in hvdrun's own way, if
+/// any.
+std::optional<std::string> host_option(const OptionSources& sources) {
+  for (const char* const name : {"np", "host", "hostfile"})
+    if (sources.is_given(name)) return name;
+  return std::nullopt;
+}
+
+/// The first of torchrun's options that describe the job, if any. A file may set standalone to
+/// false.
+std::optional<std::string> node_option(const OptionSources& sources, const RawOptions& raw) {
+  for (std::size_t i = 0; i < kNodeOptions; ++i) {
+    const std::string name = kTorchrunOptions[i];
+    if (name == "standalone" ? raw.node.standalone : sources.is_set(name)) return name;
+  }
+  return std::nullopt;
+}
+
+void read_sources(OptionSources& sources, const RawOptions& raw, const Lookup& variable) {
+  if (!raw.config_file.empty()) sources.read_file(raw.config_file);
+  const bool has_ranks = host_option(sources).has_value();
+  for (const char* const option : kTorchrunOptions) {
+    if (has_ranks) break;
+    std::string name = std::string("PET_") + option;
+    for (char& c : name)
+      c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
+    sources.read_variable(option, name.c_str(), variable);
+  }
+  if (!sources.is_set("host") && !node_option(sources, raw))
+    sources.read_variable("hostfile", "OMPI_MCA_orte_default_hostfile", variable);
+}
+
+/// Makes the command line of a Python program as torchrun does: with torchrun's options, or where
+/// PYTHON_EXEC names the interpreter, as `python -m hvd` sets it.
+void add_interpreter(const RawOptions& raw, const Lookup& variable, LaunchOptions& options) {
+  if (raw.module && raw.no_python) {
+    throw LaunchError(ExitCode::kUsage,
+                      "-m runs a module with Python; leave out --no-python or -m");
+  }
+  if (options.program.empty()) return;
+  const std::optional<std::string> named = variable("PYTHON_EXEC");
+  const bool is_script = (options.node || named) && options.program.front().ends_with(".py");
+  if (!raw.module && (!is_script || raw.no_python)) return;
+  std::vector<std::string> interpreter = {named.value_or("python3"), "-u"};
+  if (raw.module) interpreter.emplace_back("-m");
+  options.program.insert(options.program.begin(), interpreter.begin(), interpreter.end());
+}
+
+void read_logs(const RawOptions& raw, LogOptions& logs) {
+  if (!raw.log_dir.empty()) logs.folder = raw.log_dir;
+  if (!raw.redirects.empty()) logs.redirects = parse_streams("--redirects", raw.redirects);
+  if (!raw.tee.empty()) logs.tee = parse_streams("--tee", raw.tee);
+  if (!raw.local_ranks.empty()) logs.shown_ranks = parse_local_ranks(raw.local_ranks);
+}
+
+/// The values that are words of a list.
+void read_choices(const RawOptions& raw, LaunchOptions& options) {
+  const auto bind = parse_bind(raw.bind);
+  if (!bind)
+    throw LaunchError(ExitCode::kUsage,
+                      text("--bind: expected auto, none, core or numa; got '", raw.bind, "'"));
+  options.bind = *bind;
+  const auto controller = parse_controller(raw.controller);
+  if (!controller)
+    throw LaunchError(ExitCode::kUsage,
+                      text("--controller: expected auto, mpi or ucx; got '", raw.controller, "'"));
+  options.controller = *controller;
+}
+
+/// The number of ranks and where they run.
+void read_ranks(const RawOptions& raw, const OptionSources& sources, LaunchOptions& options) {
+  if (const auto node = node_option(sources, raw)) {
+    if (const auto host = host_option(sources)) {
+      throw LaunchError(
+          ExitCode::kUsage,
+          text("-np, -H and --hostfile start ranks on several hosts, and --nproc-per-node and "
+               "torchrun's other options start those of one node; leave one of them out: --",
+               *host, " (", sources.source_of(*host), ") or --", *node, " (",
+               sources.source_of(*node), ")"));
+    }
+    options.node = make_node_options(raw.node, {.cpus = usable_cpus, .gpus = visible_gpus});
+    options.np = options.node->processes;
+    return;
+  }
+  if (!raw.host_list.empty()) {
+    options.hosts = parse_host_list(raw.host_list);
+  } else if (!raw.hostfile.empty()) {
+    options.hosts = read_hostfile(raw.hostfile);
+  }
+  options.np = parse_np(raw.np);
+  check_slots(options);
+}
+
+void check_combinations(const LaunchOptions& options) {
+  if (options.controller == Controller::kUcx && !options.mpi_args.empty()) {
+    throw LaunchError(ExitCode::kUsage,
+                      "--mpi-args is for mpirun, which --controller ucx does not run; leave one of "
+                      "them out");
+  }
+  if (options.node && options.node->nodes > 1 &&
+      (options.controller == Controller::kMpi || !options.mpi_args.empty())) {
+    throw LaunchError(ExitCode::kUsage,
+                      "--nnodes starts the ranks without mpirun; leave out --controller mpi and "
+                      "--mpi-args, or use -np N -H h1:2,h2:2");
+  }
+  if (options.logs.any() && !options.hosts.empty()) {
+    throw LaunchError(ExitCode::kUsage,
+                      "--log-dir, --redirects, --tee and --local-ranks-filter concern the ranks of "
+                      "one host; with -H and --hostfile use --output-filename");
+  }
+  if (options.program.empty()) {
+    throw LaunchError(ExitCode::kUsage,
+                      "expected a program to run, as in: hvdrun -np 2 ./train; got none");
+  }
+}
+
 }  // namespace
 
-LaunchOptions parse_options(const std::vector<std::string>& arguments,
-                            const std::optional<std::string>& default_hostfile) {
+LaunchOptions parse_options(const std::vector<std::string>& arguments, const Lookup& variable) {
   LaunchOptions options;
   RawOptions raw;
   CLI::App app(kDescription, "hvdrun");
@@ -189,13 +415,9 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments,
   app.footer(kFooter);
   app.prefix_command();
   declare(app, options, raw);
-
-  // CLI11 would read -np as -n with the value "p". This also replaces words of the program, but
-  // program_words() takes them from `arguments`.
-  std::vector<std::string> reversed(arguments.rbegin(), arguments.rend());
-  std::replace(reversed.begin(), reversed.end(), std::string("-np"), std::string("--np"));
+  std::vector<std::string> words = words_for_parser(arguments);
   try {
-    app.parse(reversed);
+    app.parse(words);
   } catch (const CLI::CallForHelp&) {
     options.action = Action::kPrint;
     options.text = app.help();
@@ -212,17 +434,16 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments,
     options.action = Action::kCheckBuild;
     return options;
   }
+  OptionSources sources(app, {kActions.begin(), kActions.end()});
+  read_sources(sources, raw, variable);
+  options.program = program_words(app, arguments);
+  if (raw.print_config) {
+    options.action = Action::kPrint;
+    options.text = sources.print();
+    return options;
+  }
 
-  const auto bind = parse_bind(raw.bind);
-  if (!bind)
-    throw LaunchError(ExitCode::kUsage,
-                      text("--bind: expected auto, none, core or numa; got '", raw.bind, "'"));
-  options.bind = *bind;
-  const auto controller = parse_controller(raw.controller);
-  if (!controller)
-    throw LaunchError(ExitCode::kUsage,
-                      text("--controller: expected auto, mpi or ucx; got '", raw.controller, "'"));
-  options.controller = *controller;
+  read_choices(raw, options);
   options.remote_shell = shell_split(raw.rsh);
   options.tag = !raw.no_tag;
   if (raw.dry_run) options.action = Action::kDryRun;
@@ -230,25 +451,10 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments,
   if (!raw.timeline.empty()) options.timeline = raw.timeline;
   options.mpi_args = shell_split(raw.mpi_args);
   for (const std::string& given : raw.exports) options.exports.push_back(parse_export(given));
-  if (!raw.host_list.empty()) {
-    options.hosts = parse_host_list(raw.host_list);
-  } else if (!raw.hostfile.empty()) {
-    options.hosts = read_hostfile(raw.hostfile);
-  } else if (default_hostfile && !default_hostfile->empty()) {
-    options.hosts = read_hostfile(*default_hostfile);
-  }
-  options.program = program_words(app, arguments);
-  options.np = parse_np(raw.np);
-  check_slots(options);
-  if (options.controller == Controller::kUcx && !options.mpi_args.empty()) {
-    throw LaunchError(ExitCode::kUsage,
-                      "--mpi-args is for mpirun, which --controller ucx does not run; leave one of "
-                      "them out");
-  }
-  if (options.program.empty()) {
-    throw LaunchError(ExitCode::kUsage,
-                      "expected a program to run, as in: hvdrun -np 2 ./train; got none");
-  }
+  read_logs(raw, options.logs);
+  read_ranks(raw, sources, options);
+  add_interpreter(raw, variable, options);
+  check_combinations(options);
   return options;
 }
 

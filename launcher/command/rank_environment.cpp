@@ -4,6 +4,7 @@
 #include <array>
 #include <cstdlib>
 #include <initializer_list>
+#include <utility>
 
 #include "base/text.h"
 #include "system/process.h"
@@ -22,9 +23,15 @@ int first_number(const Lookup& variable, std::initializer_list<const char*> name
   return otherwise;
 }
 
+std::optional<std::string> value_in(const std::vector<std::string>& environment,
+                                    const std::string& name) {
+  for (const std::string& variable : environment)
+    if (variable.starts_with(name + "=")) return variable.substr(name.size() + 1);
+  return std::nullopt;
+}
+
 bool is_set(const std::vector<std::string>& environment, const std::string& name) {
-  return std::any_of(environment.begin(), environment.end(),
-                     [&](const std::string& variable) { return variable.starts_with(name + "="); });
+  return value_in(environment, name).has_value();
 }
 
 }  // namespace
@@ -45,13 +52,6 @@ int silence_limit_ms(const std::optional<std::string>& peer_timeout) {
 
 RankIdentity identify_rank(const Lookup& variable) {
   RankIdentity identity;
-  if (variable(kRankVariable)) {
-    identity.rank = first_number(variable, {kRankVariable}, 0);
-    identity.size = first_number(variable, {kSizeVariable}, 1);
-    identity.local_rank = first_number(variable, {kLocalRankVariable}, 0);
-    identity.local_size = first_number(variable, {kLocalSizeVariable}, 1);
-    return identity;
-  }
   identity.rank = first_number(variable, {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"}, 0);
   identity.size = first_number(variable, {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}, 1);
   identity.local_rank =
@@ -87,6 +87,14 @@ void put_segments_into(std::vector<std::string>& environment, const std::string&
 
 std::vector<std::string> rank_environment(std::vector<std::string> environment,
                                           const RankIdentity& identity, int omp_threads) {
+  const auto run_id = value_in(environment, kRunIdVariable);
+  const auto role = value_in(environment, kRoleVariable);
+  const auto number = [&](const char* name, int otherwise) {
+    const auto digits = value_in(environment, name);
+    return digits ? parse_number<int>(*digits).value_or(otherwise) : otherwise;
+  };
+  const std::string rank = text(identity.rank + number(kFirstRankVariable, 0));
+  const std::string size = text(number(kWorldSizeVariable, identity.size));
   std::erase_if(environment,
                 [](const std::string& variable) { return variable.starts_with(kInternalPrefix); });
   // hvdrun gives mpirun this folder. mpirun passes on the parameter and the path that it has
@@ -100,15 +108,26 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
   const std::string backtrace_signals = "OMPI_MCA_opal_signal";
   if (!is_set(environment, backtrace_signals)) set_variable(environment, backtrace_signals, "");
   for (const std::string prefix : {"HVD_", "HOROVOD_"}) {
-    set_variable(environment, prefix + "RANK", text(identity.rank));
-    set_variable(environment, prefix + "SIZE", text(identity.size));
+    set_variable(environment, prefix + "RANK", rank);
+    set_variable(environment, prefix + "SIZE", size);
     set_variable(environment, prefix + "LOCAL_RANK", text(identity.local_rank));
     set_variable(environment, prefix + "LOCAL_SIZE", text(identity.local_size));
   }
-  set_variable(environment, "RANK", text(identity.rank));
-  set_variable(environment, "WORLD_SIZE", text(identity.size));
+  set_variable(environment, "RANK", rank);
+  set_variable(environment, "WORLD_SIZE", size);
   set_variable(environment, "LOCAL_RANK", text(identity.local_rank));
   set_variable(environment, "LOCAL_WORLD_SIZE", text(identity.local_size));
+  if (run_id) {
+    for (const auto& [name, value] :
+         {std::pair("ROLE_RANK", rank), std::pair("ROLE_WORLD_SIZE", size),
+          std::pair("ROLE_NAME", role.value_or("")), std::pair("TORCHELASTIC_RUN_ID", *run_id),
+          std::pair("TORCHELASTIC_RESTART_COUNT", std::string("0")),
+          std::pair("TORCHELASTIC_MAX_RESTARTS", std::string("0")),
+          std::pair("TORCHELASTIC_USE_AGENT_STORE", std::string("False"))})
+      set_variable(environment, name, value);
+    if (!is_set(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING"))
+      set_variable(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  }
   if (omp_threads > 0) set_variable(environment, "OMP_NUM_THREADS", text(omp_threads));
   return environment;
 }

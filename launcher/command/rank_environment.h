@@ -8,13 +8,13 @@
 
 namespace hvd::launcher {
 
-/// How ranks are bound to cores. kAuto: each supervisor binds its rank to a share of the host's
+/// How ranks are bound to cores. kAuto: each agent binds its ranks to a share of the host's
 /// cores. kCore, kNuma: mpirun binds the ranks if it starts them.
 enum class Bind { kAuto, kNone, kCore, kNuma };
 std::string_view to_string(Bind bind);
 std::optional<Bind> parse_bind(std::string_view name);
 
-/// Variables from hvdrun for the supervisors, which remove them from the program's environment,
+/// Variables from hvdrun for the agents, which remove them from the program's environment,
 /// because the program must not see the token.
 inline constexpr const char* kInternalPrefix = "HVD_LAUNCHER_";
 inline constexpr const char* kAddressesVariable = "HVD_LAUNCHER_ADDRESSES";
@@ -22,17 +22,19 @@ inline constexpr const char* kPortVariable = "HVD_LAUNCHER_PORT";
 inline constexpr const char* kTokenVariable = "HVD_LAUNCHER_TOKEN";
 inline constexpr const char* kHostVariable = "HVD_LAUNCHER_HOST";
 inline constexpr const char* kBindVariable = "HVD_LAUNCHER_BIND";
-/// The controller that has started the supervisor, as to_string(Controller).
+/// The controller that has started the agent, as to_string(Controller).
 inline constexpr const char* kControllerVariable = "HVD_LAUNCHER_CONTROLLER";
-/// The identity of the rank, if mpirun does not set it.
-inline constexpr const char* kRankVariable = "HVD_LAUNCHER_RANK";
-inline constexpr const char* kSizeVariable = "HVD_LAUNCHER_SIZE";
-inline constexpr const char* kLocalRankVariable = "HVD_LAUNCHER_LOCAL_RANK";
-inline constexpr const char* kLocalSizeVariable = "HVD_LAUNCHER_LOCAL_SIZE";
+/// Set for a job with torchrun's options: the number that is added to the rank among the ranks of
+/// this hvdrun, the number of the ranks of all nodes, --rdzv-id and --role.
+inline constexpr const char* kFirstRankVariable = "HVD_LAUNCHER_FIRST_RANK";
+inline constexpr const char* kWorldSizeVariable = "HVD_LAUNCHER_WORLD_SIZE";
+inline constexpr const char* kRunIdVariable = "HVD_LAUNCHER_RUN_ID";
+inline constexpr const char* kRoleVariable = "HVD_LAUNCHER_ROLE";
 /// Names that -x has set, which stay as they are.
 inline constexpr const char* kExportsVariable = "HVD_LAUNCHER_EXPORTS";
-/// Unlike the rest, for the program: the address at which its supervisor receives notices.
+/// Unlike the rest, for the program: the address at which its agent receives notices.
 inline constexpr const char* kNoticeVariable = "HVD_LAUNCHER_NOTICES";
+inline constexpr const char* kPeerVariable = "HVD_LAUNCHER_PEER";
 inline constexpr const char* kOutputTtyVariable = "HVD_OUTPUT_TTY";
 
 /// How long hvd and hvdrun wait for a sign of life.
@@ -49,7 +51,7 @@ struct RankIdentity {
 /// The value of a variable, if it is set.
 using Lookup = std::function<std::optional<std::string>(const char* name)>;
 
-/// This process's identity as set by hvdrun, else by mpirun, else rank 0 of 1.
+/// This process's identity as set by mpirun, else rank 0 of 1.
 RankIdentity identify_rank(const Lookup& variable);
 
 /// Whether hvdrun sets this variable for each rank, regardless of the user's environment.
@@ -66,6 +68,7 @@ void put_segments_into(std::vector<std::string>& environment, const std::string&
 
 /// The program's environment: `environment` without hvdrun's own variables, but with the variables
 /// of this rank for hvd, torchrun and Horovod. Sets OMP_NUM_THREADS if `omp_threads` is above zero.
+/// @param identity among the ranks that this hvdrun starts
 std::vector<std::string> rank_environment(std::vector<std::string> environment,
                                           const RankIdentity& identity, int omp_threads);
 

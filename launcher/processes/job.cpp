@@ -1,7 +1,6 @@
 #include "processes/job.h"
 
 #include <sys/ioctl.h>
-#include <sys/signalfd.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,8 +8,8 @@
 #include <cerrno>
 #include <climits>
 #include <csignal>
-#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <map>
 #include <string>
 
@@ -33,11 +32,14 @@ constexpr std::size_t kMaxPendingInFiles = 64 << 20;
 constexpr milliseconds kKillDelay{500};
 /// The time from the starter's SIGTERM, which follows the ranks' grace period, to its SIGKILL.
 constexpr milliseconds kStarterPatience{1000};
-/// How long to wait for the supervisors' last reports after the starter has ended.
+/// How long to wait for the agents' last reports after the starter has ended.
 constexpr milliseconds kReportPatience{1500};
 /// How long to wait for a reader that does not read: after a failure, and after a second signal.
 constexpr milliseconds kReaderPatience{10'000};
 constexpr milliseconds kHurriedPatience{1000};
+constexpr milliseconds kEndStep{100};
+/// The most events that are handled before the timers, which cost time for each rank.
+constexpr int kMostEventsAtOnce = 64;
 /// A repetition of a signal within this time belongs to the same request: timeout(1) sends its
 /// signal to hvdrun and then to hvdrun's process group.
 constexpr milliseconds kSameRequest{200};
@@ -56,22 +58,46 @@ std::optional<std::string> exported(const LaunchPlan& plan, const std::string& n
   const auto given = std::find_if(variables.rbegin(), variables.rend(),
                                   [&](const auto& variable) { return variable.first == name; });
   if (given != variables.rend()) return given->second;
-  const char* const own = std::getenv(name.c_str());
-  const bool passed_on = own != nullptr && std::find(plan.exports.begin(), plan.exports.end(),
-                                                     name) != plan.exports.end();
-  return passed_on ? std::optional<std::string>(own) : std::nullopt;
+  const auto& exports = plan.exports;
+  const bool passed_on = std::find(exports.begin(), exports.end(), name) != exports.end();
+  return passed_on ? environment_variable(name.c_str()) : std::nullopt;
 }
 
 /// The ranks' value of HVD_PEER_TIMEOUT.
 std::optional<std::string> value_for_ranks(const LaunchPlan& plan) {
-  if (auto given = exported(plan, kPeerTimeoutVariable)) return given;
-  const char* value = std::getenv(kPeerTimeoutVariable);
-  return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+  const auto given = exported(plan, kPeerTimeoutVariable);
+  return given ? given : environment_variable(kPeerTimeoutVariable);
 }
 
 std::string describe(const Ended& ended) {
   return ended.signal != 0 ? text("killed by signal ", ended.signal)
                            : text("exit code ", ended.code);
+}
+
+/// Makes the folder for the logs of the ranks as torchrun does, DIR/ID_RANDOM/attempt_0, if there
+/// will be logs. Without --log-dir, DIR is TMPDIR.
+std::filesystem::path make_log_folder(const LaunchOptions& options) {
+  const LogOptions& logs = options.logs;
+  if (logs.redirects.empty() && logs.tee.empty()) return {};
+  std::error_code error;
+  const std::filesystem::path base =
+      logs.folder ? std::filesystem::path(*logs.folder) : std::filesystem::temp_directory_path();
+  std::filesystem::create_directories(base, error);
+  std::string folder = base / ((options.node ? options.node->run_id : "hvdrun") + "_XXXXXX");
+  if (error || ::mkdtemp(folder.data()) == nullptr) {
+    throw LaunchError(ExitCode::kUsage, text("--log-dir: cannot create a folder in ", base, ": ",
+                                             error ? error.message() : std::strerror(errno)));
+  }
+  return std::filesystem::path(folder) / "attempt_0";
+}
+
+/// @param folder of the rank
+void set_streams(OutputOptions& output, const RankStreams& streams,
+                 const std::filesystem::path& folder) {
+  output.shown = streams.shown;
+  output.logs = {};
+  if (streams.logged[0]) output.logs[0] = folder / "stdout.log";
+  if (streams.logged[1]) output.logs[1] = folder / "stderr.log";
 }
 
 int to_ms(double seconds) {
@@ -83,21 +109,32 @@ int to_ms(double seconds) {
 Job::Job(const LaunchOptions& options, LaunchPlan plan)
     : options_(options),
       plan_(std::move(plan)),
-      console_(STDOUT_FILENO, STDERR_FILENO),
-      server_(options.np, random_token(),
-              terminal_size(options.tag ? static_cast<int>(rank_prefix(0, options.np).size()) : 0),
+      console_(io_, STDOUT_FILENO, STDERR_FILENO),
+      files_(io_),
+      server_(io_, options.np, random_token(),
+              terminal_size(options.tag ? static_cast<int>(rank_prefix(0, plan_.world_size).size())
+                                        : 0),
               plan_.local_only, silence_limit_ms(value_for_ranks(plan_)), *this),
       rendezvous_(options.np, exported(plan_, "HVD_JOB_NAME").value_or(job_name(server_.token())),
                   exported(plan_, "HVD_JOB_TOKEN").value_or(job_token(server_.token())),
                   [this](int rank, std::uint32_t session, const RankRendezvous::Bytes& bytes,
                          bool last) { server_.send_rendezvous(rank, session, bytes, last); }) {
-  OutputOptions output{.tag = options_.tag, .tail_lines = options_.tail_lines, .folder = {}};
+  OutputOptions output{.tag = options_.tag, .tail_lines = options_.tail_lines};
   if (options_.output_folder) output.folder = *options_.output_folder;
+  const std::filesystem::path logs = make_log_folder(options_);
   for (int rank = 0; rank < size(); ++rank) {
-    outputs_.push_back(std::make_unique<RankOutput>(rank, size(), output, console_, files_));
+    // All ranks of a job with these options are on one host, so that the numbers are the local
+    // ones.
+    set_streams(output, streams_of(options_.logs, rank), logs / text(rank));
+    outputs_.push_back(std::make_unique<RankOutput>(plan_.first_rank + rank, plan_.world_size,
+                                                    output, console_, files_));
   }
+  record_.first_rank = plan_.first_rank;
+  // torchrun's options start programs of LibTorch alone too.
+  record_.expects_hvd = options_.controller == Controller::kAuto && !options_.node &&
+                        plan_.controller.controller == Controller::kUcx;
   record_.ranks.resize(static_cast<std::size_t>(size()));
-  hellos_.resize(record_.ranks.size());
+  places_.resize(record_.ranks.size());
   for (int rank = 0; rank < size(); ++rank) record_.rank(rank).host = planned_host(plan_, rank);
   record_.grace_s = options_.grace_s;
   record_.tail_lines = options_.tail_lines;
@@ -108,33 +145,44 @@ int Job::run() {
   record_.started_ns = realtime_ns();
   if (options_.timeout_s > 0) timeout_at_ = Clock::now() + milliseconds(to_ms(options_.timeout_s));
   start_timeout_at_ = Clock::now() + milliseconds(to_ms(options_.start_timeout_s));
-  start_supervisors();
+  start_agents();
   while (!over()) {
-    wait_for_events();
-    check_starter();
-    on_timers();
+    alarm_.set(next_deadline());
+    io_.run_one();
+    for (int more = 0; more < kMostEventsAtOnce && io_.poll_one() > 0; ++more) {
+    }
+    after_events();
   }
   return finish();
 }
 
+void Job::after_events() {
+  if (console_.pending() < kMaxPending && files_.pending() < kMaxPendingInFiles)
+    server_.give_credit();
+  report_output_failures();
+  check_starter();
+  on_timers();
+}
+
 void Job::block_signals() {
   ::signal(SIGPIPE, SIG_IGN);
-  ::sigemptyset(&blocked_);
+  sigset_t signals;
+  ::sigemptyset(&signals);
   for (const int signal : kHandled) {
     // nohup and a shell's '&' ignore a signal; the job ignores it too.
     struct sigaction action {};
     ::sigaction(signal, nullptr, &action);
-    if (signal == SIGCHLD || action.sa_handler != SIG_IGN) ::sigaddset(&blocked_, signal);
+    if (signal == SIGCHLD || action.sa_handler != SIG_IGN) ::sigaddset(&signals, signal);
   }
-  ::sigprocmask(SIG_BLOCK, &blocked_, nullptr);
-  signals_ = UniqueFd(::signalfd(-1, &blocked_, SFD_CLOEXEC | SFD_NONBLOCK));
+  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
+  signals_.emplace(io_, signals, [this](int signal) { on_signal(signal); });
 }
 
-void Job::start_supervisors() {
+void Job::start_agents() {
   plan_.variables.emplace_back(kPortVariable, text(server_.port()));
   plan_.variables.emplace_back(kTokenVariable, server_.token());
   plan_.silence_limit_s = silence_limit_ms(value_for_ranks(plan_)) / 1000;
-  starter_ = make_starter(plan_, options_.verbose, [this](std::string_view output) {
+  starter_ = make_starter(io_, plan_, options_.verbose, [this](std::string_view output) {
     console_.write(Stream::kStderr, Console::kNoOwner, output);
   });
   starter_->start();
@@ -144,22 +192,8 @@ void Job::start_supervisors() {
   }
 }
 
-void Job::wait_for_events() {
-  Poller poller;
-  poller.add(signals_.get(), POLLIN, [this](short) { on_signals(); });
-  if (console_.pending() < kMaxPending && files_.pending() < kMaxPendingInFiles)
-    server_.give_credit();
-  server_.add_to(poller);
-  starter_->add_to(poller);
-  console_.add_to(poller);
-  files_.add_to(poller);
-  poller.wait_until(next_deadline());
-  server_.on_time();
-  report_output_failures();
-}
-
 std::optional<Job::TimePoint> Job::next_deadline() {
-  std::optional<TimePoint> next = server_.next_deadline();
+  std::optional<TimePoint> next;
   for (const auto& timer : {timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_,
                             give_up_at_, files_.next_deadline(), rendezvous_.next_deadline()})
     keep_earlier(next, timer);
@@ -198,16 +232,15 @@ void Job::on_timers() {
   }
 }
 
-void Job::on_signals() {
-  signalfd_siginfo info{};
-  while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
-    const int signal = static_cast<int>(info.ssi_signo);
-    if (signal == SIGUSR1 || signal == SIGUSR2) {
-      for (int rank = 0; rank < size(); ++rank)
-        server_.send(rank, {.signal = signal, .stop = false, .kill_after_ms = -1});
-    } else if (signal != SIGCHLD) {
-      on_user_signal(signal);
-    }
+void Job::on_signal(int signal) {
+  if (finishing_) {
+    // Cuts short the waiting for the reader of the output.
+    hurried_ = hurried_ || signal == SIGINT || signal == SIGTERM || signal == SIGQUIT;
+  } else if (signal == SIGUSR1 || signal == SIGUSR2) {
+    for (int rank = 0; rank < size(); ++rank)
+      server_.send(rank, {.signal = signal, .stop = false, .kill_after_ms = -1});
+  } else if (signal != SIGCHLD) {
+    on_user_signal(signal);
   }
 }
 
@@ -262,32 +295,35 @@ void Job::kill_now() {
   end_starter_at_ = Clock::now() + milliseconds(200);
 }
 
-void Job::on_hello(int rank, const Hello& hello) {
+void Job::on_hello(const Hello& hello, const std::string& address) {
+  for (const Seat& seat : hello.seats) admit(seat, hello, address);
+  if (!stopping() && all_connected()) order_starts();
+}
+
+void Job::admit(const Seat& seat, const Hello& hello, const std::string& address) {
+  const int rank = seat.rank;
   RankRecord& record = record_.rank(rank);
-  const long long now = realtime_ns();
   record.connected = true;
-  record.connected_ns = now;
+  record.connected_ns = realtime_ns();
   record.host = hello.host;
-  record.local_rank = hello.local_rank;
-  record.supervisor_pid = hello.supervisor_pid;
-  hellos_[static_cast<std::size_t>(rank)] = hello;
-  if (options_.verbose && rank == 0 && hello.omp_threads > 0) {
-    print_line(text("OMP_NUM_THREADS is unset: set to ", hello.omp_threads,
+  record.local_rank = seat.local_rank;
+  places_[static_cast<std::size_t>(rank)] = {.host = hello.host,
+                                             .local_rank = seat.local_rank,
+                                             .address = address,
+                                             .master_port = hello.master_port};
+  if (options_.verbose && rank == 0 && seat.omp_threads > 0) {
+    print_line(text("OMP_NUM_THREADS is unset: set to ", seat.omp_threads,
                     ", the cores divided by the ranks of a host"));
   }
-  if (options_.verbose && hello.bound_cpus > 0) {
-    print_line(
-        text("rank ", rank, " is bound to ", hello.bound_cpus, " hardware threads of its host"));
+  if (options_.verbose && seat.bound_cpus > 0) {
+    print_line(text("rank ", plan_.first_rank + rank, " is bound to ", seat.bound_cpus,
+                    " hardware threads of its host"));
   }
-  if (stopping()) {
-    order_stop(rank);
-  } else if (all_connected()) {
-    order_starts();
-  }
+  if (stopping()) order_stop(rank);
 }
 
 void Job::order_starts() {
-  const std::vector<StartOrder> orders = plan_starts(hellos_);
+  const std::vector<StartOrder> orders = plan_starts(places_);
   for (int rank = 0; rank < size(); ++rank)
     server_.start(rank, orders[static_cast<std::size_t>(rank)]);
 }
@@ -296,12 +332,17 @@ void Job::on_started(int rank, const ProgramStarted& started) {
   RankRecord& record = record_.rank(rank);
   record.pid = started.pid;
   if (options_.verbose) {
-    print_line(text("rank ", rank, " runs on ", record.host, ", local rank ", record.local_rank,
-                    ", pid ", started.pid));
+    print_line(text("rank ", plan_.first_rank + rank, " runs on ", record.host, ", local rank ",
+                    record.local_rank, ", pid ", started.pid));
   }
 }
 
-void Job::on_notice(int rank, const Notice& notice) { apply_notice(record_.rank(rank), notice); }
+void Job::on_notice(int rank, const Notice& notice) {
+  Notice local = notice;
+  local.about -= plan_.first_rank;
+  if (local.about < 0 || local.about >= size()) local.about = -1;
+  apply_notice(record_.rank(rank), std::move(local));
+}
 
 void Job::on_rendezvous(int rank, const RendezvousBytes& bytes) {
   rendezvous_.receive(rank, bytes, Clock::now());
@@ -334,7 +375,7 @@ void Job::on_drained(int rank) {
 
 void Job::on_lost(int rank) {
   record_.rank(rank).lost_ns = realtime_ns();
-  rendezvous_.rank_ended(rank, "its supervisor is lost", false, Clock::now());
+  rendezvous_.rank_ended(rank, "its agent is lost", false, Clock::now());
   outputs_[static_cast<std::size_t>(rank)]->finish();
   if (!stopping()) {
     begin_stop(StopCause::kRankFailed, SIGTERM, options_.fail_grace_s);
@@ -372,7 +413,7 @@ void Job::on_last_starter_end() {
   if (all_settled() || stopping()) await_last_reports();
 }
 
-/// Limits the time for the last reports. Only the supervisors can still end the ranks.
+/// Limits the time for the last reports. Only the agents can still end the ranks.
 void Job::await_last_reports() {
   give_up_at_ = Clock::now() +
                 (all_settled() ? milliseconds(0) : milliseconds(stop_grace_ms_) + kKillDelay) +
@@ -440,6 +481,7 @@ void Job::collect_outcome() {
 }
 
 int Job::finish() {
+  finishing_ = true;
   write_files();
   console_.write(Stream::kStderr, Console::kNoOwner, starter_->finish_output());
   collect_outcome();
@@ -452,26 +494,11 @@ int Job::finish() {
   return exit_code(record_);
 }
 
-/// Lets a further signal cut short the draining of output at the end.
-void Job::hurry_on_signals(Poller& poller) {
-  poller.add(signals_.get(), POLLIN, [this](short) {
-    signalfd_siginfo info{};
-    while (::read(signals_.get(), &info, sizeof info) == static_cast<ssize_t>(sizeof info)) {
-      if (info.ssi_signo != SIGINT && info.ssi_signo != SIGTERM && info.ssi_signo != SIGQUIT)
-        continue;
-      hurried_ = true;
-    }
-  });
-}
-
 /// Runs before the final message, which reports lost output.
 void Job::write_files() {
   for (const auto& output : outputs_) output->finish();
   while (files_.pending() > 0) {
-    Poller poller;
-    hurry_on_signals(poller);
-    files_.add_to(poller);
-    poller.wait(100);
+    io_.run_one_for(kEndStep);
     const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
     for (const std::string& failure : files_.collect_failures(patience))
       report_lost_output(failure);
@@ -488,10 +515,7 @@ void Job::write_out() {
   while (console_.pending() > 0) {
     const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
     if (leaving && Clock::now() - last >= patience) break;
-    Poller poller;
-    hurry_on_signals(poller);
-    console_.add_to(poller);
-    poller.wait(leaving ? 100 : -1);
+    io_.run_one_for(kEndStep);
     if (hurried_ && !leaving) leaving = record_.output_lost = true;
     report_output_failures();
     if (console_.progress() != seen) {
@@ -503,30 +527,34 @@ void Job::write_out() {
     return;
   print_line(text("stdout has no active reader: ", console_.drop(Stream::kStdout),
                   " bytes of the ranks' output were dropped"));
-  Poller poller;
-  console_.add_to(poller);
-  poller.wait(static_cast<int>(kHurriedPatience.count()));
+  const TimePoint end = Clock::now() + kHurriedPatience;
+  while (console_.pending() > 0 && io_.run_one_until(end) > 0) {
+  }
 }
 
-std::vector<StartOrder> plan_starts(const std::vector<Hello>& hellos) {
-  std::vector<StartOrder> orders(hellos.size());
-  if (hellos.empty()) return orders;
+std::vector<StartOrder> plan_starts(const std::vector<Place>& places) {
+  std::vector<StartOrder> orders(places.size());
+  if (places.empty()) return orders;
   std::map<std::string, int> nodes;
   std::map<int, int> crossing;  // ranks by local rank
-  for (std::size_t rank = 0; rank < hellos.size(); ++rank) {
-    const Hello& hello = hellos[rank];
-    orders[rank].node = nodes.emplace(hello.host, static_cast<int>(nodes.size())).first->second;
-    orders[rank].cross_rank = crossing[hello.local_rank]++;
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
+    const Place& place = places[rank];
+    orders[rank].node = nodes.emplace(place.host, static_cast<int>(nodes.size())).first->second;
+    orders[rank].cross_rank = crossing[place.local_rank]++;
   }
-  // See Note [Rendezvous under hvdrun] in supervisor.cpp.
-  const Hello& first = hellos.front();
-  const bool beside_hvdrun = is_loopback(first.peer_address);
-  for (std::size_t rank = 0; rank < hellos.size(); ++rank) {
+  // See Note [Rendezvous under hvdrun] in agent.cpp.
+  const Place& first = places.front();
+  const bool beside_hvdrun = is_loopback(first.address);
+  for (std::size_t rank = 0; rank < places.size(); ++rank) {
     StartOrder& order = orders[rank];
-    if (!beside_hvdrun) order.address = first.peer_address;
+    if (!beside_hvdrun) order.address = first.address;
     order.master_port = first.master_port;
+    const auto peer = std::find_if(places.begin(), places.end(), [&](const Place& place) {
+      return place.host != places[rank].host && !is_loopback(place.address);
+    });
+    if (peer != places.end()) order.peer = peer->address;
     order.nodes = static_cast<int>(nodes.size());
-    order.cross_size = crossing[hellos[rank].local_rank];
+    order.cross_size = crossing[places[rank].local_rank];
   }
   return orders;
 }

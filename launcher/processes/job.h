@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <asio/io_context.hpp>
 #include <chrono>
 #include <csignal>
 #include <memory>
@@ -19,29 +20,36 @@
 #include "reports/rank_output.h"
 #include "reports/report.h"
 #include "reports/report_server.h"
+#include "system/event_loop.h"
 
 namespace hvd::launcher {
 
+/// The place of a rank, as its agent has reported it.
+struct Place {
+  std::string host = {};
+  int local_rank = 0;
+  std::string address = {};  ///< numeric, from which the agent has connected
+  int master_port = 0;       ///< a port that the agent reserves for rank 0
+};
+
 /// The start order of each rank, once all are connected: the address of rank 0, and the layout of
 /// the ranks on the hosts. Hosts are distinguished by their names. Pure.
-/// @param hellos one from each rank, in rank order
-std::vector<StartOrder> plan_starts(const std::vector<Hello>& hellos);
+/// @param places in rank order
+std::vector<StartOrder> plan_starts(const std::vector<Place>& places);
 
-/// One run of a program, from start to the last message. Not thread-safe: one thread, one poll
-/// loop.
+/// One run of a program, from start to the last message. Not thread-safe: one thread, one loop.
 ///
 ///   running  --rank failed, signal, timeout, starter ended-->  stopping
 ///   stopping --all ranks settled-->                            released
 ///   released --starter ended-->                                over
 ///   running  --every rank ended well, starter ended-->         over
 ///
-/// A rank is settled when its supervisor has reported its program's end, or is lost. Supervisors of
-/// failed ranks, and of ranks that use hvd, live until they are released. So mpirun sees no
-/// failure, and stops no rank, before hvdrun has stopped the ranks with the grace period that it
-/// promises.
+/// A rank is settled when its agent has reported its program's end, or is lost. Failed ranks, and
+/// ranks that use hvd, are held until they are released. So mpirun sees no failure, and stops no
+/// rank, before hvdrun has stopped the ranks with the grace period that it promises.
 ///
-/// A rank runs as long as the connection to its supervisor exists. The starter of the supervisors
-/// may end earlier: the ranks outlive a remote shell, but not mpirun.
+/// A rank runs as long as the connection to its agent exists. The starter of the agents may end
+/// earlier: the ranks outlive a remote shell, but not mpirun.
 class Job final : private RankObserver {
  public:
   /// @throws LaunchError.
@@ -53,7 +61,7 @@ class Job final : private RankObserver {
   using Clock = std::chrono::steady_clock;
   using TimePoint = Clock::time_point;
 
-  void on_hello(int rank, const Hello& hello) override;
+  void on_hello(const Hello& hello, const std::string& address) override;
   void on_started(int rank, const ProgramStarted& started) override;
   void on_notice(int rank, const Notice& notice) override;
   void on_rendezvous(int rank, const RendezvousBytes& bytes) override;
@@ -63,11 +71,12 @@ class Job final : private RankObserver {
   void on_lost(int rank) override;
 
   void block_signals();
-  void start_supervisors();
-  void wait_for_events();
+  void start_agents();
+  void admit(const Seat& seat, const Hello& hello, const std::string& address);
+  void after_events();
   std::optional<TimePoint> next_deadline();
   void on_timers();
-  void on_signals();
+  void on_signal(int signal);
   void on_user_signal(int signal);
   void check_starter();
   void on_last_starter_end();
@@ -88,29 +97,30 @@ class Job final : private RankObserver {
   void report_lost_output(const std::string& message);
   void write_out();
   void write_files();
-  void hurry_on_signals(Poller& poller);
   void collect_outcome();
   int finish();
 
   const LaunchOptions options_;
   LaunchPlan plan_;
+  asio::io_context io_{1};
+  Alarm alarm_{io_};
   Console console_;
   FileWriter files_;
   std::vector<std::unique_ptr<RankOutput>> outputs_;
   ReportServer server_;
   RankRendezvous rendezvous_;
-  std::vector<Hello> hellos_;  ///< by rank
+  std::vector<Place> places_;  ///< by rank
   JobRecord record_;
   std::unique_ptr<JobStarter> starter_;
 
-  sigset_t blocked_{};
-  UniqueFd signals_;
+  std::optional<SignalReader> signals_;
   bool starter_ended_ = false;
 
   int stop_signal_ = 0;
   int stop_grace_ms_ = 0;
   TimePoint user_signal_at_{};
-  bool hurried_ = false;  ///< the user has sent a second signal
+  bool finishing_ = false;  ///< only the last output is left
+  bool hurried_ = false;    ///< the user has sent a second signal
   bool failure_reported_[2] = {};
   std::optional<TimePoint> timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_,
       give_up_at_;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <asio/io_context.hpp>
 #include <functional>
 #include <memory>
 #include <string>
@@ -8,13 +9,12 @@
 
 #include "command/launch_plan.h"
 #include "reports/outcome.h"
-#include "system/poller.h"
 
 namespace hvd::launcher {
 
-/// Starts the supervisors of a job's ranks, on every host, and owns the processes that it started
-/// until they end. The supervisors exchange output, ends and signals with hvdrun directly.
-/// Not thread-safe: one thread, one poll loop.
+/// Starts the agents of a job's ranks, on every host, and owns the processes that it started until
+/// they end. The agents exchange output, ends and signals with hvdrun directly. Not thread-safe:
+/// one thread, one loop, which also reads the output of the started processes.
 class JobStarter {
  public:
   /// Shows the user a text.
@@ -26,8 +26,6 @@ class JobStarter {
   virtual std::vector<std::string> commands() const = 0;
   /// @throws LaunchError when a process cannot be started.
   virtual void start() = 0;
-  /// Lets the poll loop read the output of the started processes, and shows the useful part.
-  virtual void add_to(Poller& poller) = 0;
 
   /// A started process that has ended.
   struct Exit {
@@ -55,7 +53,7 @@ class JobStarter {
 /// Makes the starter for the plan's controller.
 /// @param plan contains the port, the token and the limits of this run
 /// @param verbose shows all output of mpirun
-std::unique_ptr<JobStarter> make_starter(const LaunchPlan& plan, bool verbose,
+std::unique_ptr<JobStarter> make_starter(asio::io_context& io, const LaunchPlan& plan, bool verbose,
                                          JobStarter::Show show);
 
 }  // namespace hvd::launcher

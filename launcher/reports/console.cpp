@@ -1,11 +1,13 @@
 #include "reports/console.h"
 
 #include <limits.h>
+#include <sys/epoll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <utility>
 
 namespace hvd::launcher {
 namespace {
@@ -19,10 +21,14 @@ bool same_target(int a, int b) {
 
 }  // namespace
 
-Console::Console(int stdout_fd, int stderr_fd) : shared_(same_target(stdout_fd, stderr_fd)) {
+Console::Console(asio::io_context& io, int stdout_fd, int stderr_fd)
+    : shared_(same_target(stdout_fd, stderr_fd)) {
   targets_[0].fd = stdout_fd;
   targets_[1].fd = stderr_fd;
-  for (Target& target : targets_) target.terminal = ::isatty(target.fd) == 1;
+  for (Target& target : targets_) {
+    target.terminal = ::isatty(target.fd) == 1;
+    target.ready = std::make_unique<SharedDescriptor>(io, target.fd, EPOLLOUT);
+  }
 }
 
 bool Console::is_terminal(Stream stream) const { return target(stream).terminal; }
@@ -43,6 +49,7 @@ void Console::write(Stream stream, int owner, std::string_view text) {
   out.queue += text;
   out.last = text.back();
   out.owner = owner;
+  wait(out);
 }
 
 void Console::finish_lines() {
@@ -50,20 +57,24 @@ void Console::finish_lines() {
     if (target.last == '\n' || target.error != 0) continue;
     target.queue += '\n';
     target.last = '\n';
+    wait(target);
   }
 }
 
-void Console::add_to(Poller& poller) {
-  for (Target& target : targets_) {
-    if (!target.queue.empty())
-      poller.add(target.fd, POLLOUT, [this, &target](short) { write_some(target); });
-  }
+void Console::wait(Target& target) {
+  if (target.queue.empty() || std::exchange(target.waiting, true)) return;
+  target.ready->wait([this, &target] {
+    target.waiting = false;
+    write_some(target);
+    wait(target);
+  });
 }
 
-/// After POLLOUT a pipe accepts PIPE_BUF bytes without blocking. The descriptor must stay blocking,
-/// because other processes share it.
+/// After EPOLLOUT a pipe accepts PIPE_BUF bytes without blocking. The descriptor must stay
+/// blocking, because other processes share it.
 void Console::write_some(Target& target) {
   const std::size_t size = std::min<std::size_t>(target.queue.size() - target.written, PIPE_BUF);
+  if (size == 0) return;  // drop() was called meanwhile
   const ssize_t count = ::write(target.fd, target.queue.data() + target.written, size);
   if (count > 0) {
     target.written += static_cast<std::size_t>(count);

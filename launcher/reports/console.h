@@ -1,11 +1,13 @@
 #pragma once
 
+#include <asio/io_context.hpp>
 #include <cstddef>
+#include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 
-#include "system/poller.h"
+#include "system/event_loop.h"
 
 namespace hvd::launcher {
 
@@ -19,7 +21,7 @@ class Console {
  public:
   static constexpr int kNoOwner = -1;
 
-  Console(int stdout_fd, int stderr_fd);
+  Console(asio::io_context& io, int stdout_fd, int stderr_fd);
 
   bool is_terminal(Stream stream) const;
   /// Writes a piece of a line. Ends an unfinished line of another owner first.
@@ -33,7 +35,6 @@ class Console {
   std::size_t pending() const noexcept {
     return targets_[0].queue.size() + targets_[1].queue.size();
   }
-  void add_to(Poller& poller);
   /// The errno of the write that failed; nullopt if no write has failed.
   std::optional<int> failure(Stream stream) const;
   bool shares(Stream a, Stream b) const { return &target(a) == &target(b); }
@@ -46,7 +47,8 @@ class Console {
  private:
   struct Target {
     int fd = -1;
-    bool terminal = false;
+    std::unique_ptr<SharedDescriptor> ready;
+    bool terminal = false, waiting = false;
     std::string queue;
     std::size_t written = 0;
     int owner = kNoOwner;
@@ -57,6 +59,7 @@ class Console {
   const Target& target(Stream stream) const {
     return targets_[shared_ ? 0 : static_cast<int>(stream)];
   }
+  void wait(Target& target);
   void write_some(Target& target);
 
   bool shared_ = false;

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <asio/io_context.hpp>
 #include <chrono>
 #include <cstddef>
 #include <filesystem>
@@ -8,8 +9,6 @@
 #include <string>
 #include <string_view>
 #include <vector>
-
-#include "system/poller.h"
 
 namespace hvd::launcher {
 
@@ -22,14 +21,17 @@ class FileWriter {
   /// A file system that accepts no data for this long counts as failed.
   static constexpr std::chrono::seconds kPatience{30};
 
-  FileWriter();
+  /// @param io its loop returns from run_one() when a write has succeeded or failed
+  explicit FileWriter(asio::io_context& io);
   FileWriter(const FileWriter&) = delete;
   FileWriter& operator=(const FileWriter&) = delete;
   /// Does not wait: queued data is lost.
   ~FileWriter();
 
-  /// Makes an empty file and returns its number. @throws LaunchError (kUsage).
-  std::size_t create(const std::filesystem::path& path);
+  /// Makes an empty file and returns its number.
+  /// @param option asks for the file, for the error text
+  /// @throws LaunchError (kUsage).
+  std::size_t create(const std::filesystem::path& path, const std::string& option);
   /// Queues bytes for a file; drops them after its failure.
   void write(std::size_t file, std::string_view bytes);
   /// Queues the closing of a file, at which some file systems report earlier write errors.
@@ -39,18 +41,15 @@ class FileWriter {
   std::size_t pending() const;
   /// When to call collect_failures() even without an event: at the end of kPatience.
   std::optional<Clock::time_point> next_deadline() const;
-  /// Wakes the poll loop when a write has succeeded or failed.
-  void add_to(Poller& poller);
   /// The failures since the last call, each as a sentence. Gives up all files if no file has
   /// accepted data for `patience`.
   std::vector<std::string> collect_failures(std::chrono::milliseconds patience = kPatience);
 
  private:
-  struct WriteQueue;
-  static void run(std::shared_ptr<WriteQueue> state);
+  struct State;
 
   bool started_ = false;
-  const std::shared_ptr<WriteQueue> queue_;  ///< shared with the thread, which may hang in write(2)
+  const std::shared_ptr<State> state_;  ///< shared with the thread, which may hang in write(2)
 };
 
 }  // namespace hvd::launcher

@@ -86,11 +86,17 @@ std::vector<int> without(std::vector<int> ranks, int rank) {
   return ranks;
 }
 
+/// The indices as numbers of ranks.
+std::vector<int> numbers(const JobRecord& job, std::vector<int> ranks) {
+  for (int& rank : ranks) rank += job.first_rank;
+  return ranks;
+}
+
 std::string count_ranks(std::size_t count) { return text(count, count == 1 ? " rank" : " ranks"); }
 
 /// "3 ranks (0, 1 and 3)"
-std::string counted(const std::vector<int>& ranks) {
-  return text(count_ranks(ranks.size()), " (", rank_numbers(ranks), ")");
+std::string counted(const JobRecord& job, const std::vector<int>& ranks) {
+  return text(count_ranks(ranks.size()), " (", rank_numbers(numbers(job, ranks)), ")");
 }
 
 std::string where(const RankRecord& rank) {
@@ -101,7 +107,7 @@ std::string where(const RankRecord& rank) {
 /// How the blamed rank ended, in words.
 std::string describe_end(const JobRecord& job, int index) {
   const RankRecord& rank = job.rank(index);
-  if (!rank.ended) return "lost: its supervisor's connection broke without a report";
+  if (!rank.ended) return "lost: its agent's connection broke without a report";
   const Ended& ended = *rank.ended;
   if (rank.lost_to_others && ended.stopped) return "the other ranks lost it, and hvdrun ended it";
   if (ended.start_error != 0)
@@ -185,13 +191,14 @@ std::string own_account(const JobRecord& job, const RankRecord& rank) {
 
 std::string last_lines(const JobRecord& job, int rank) {
   if (job.tail_lines == 0) return {};
-  if (job.stderr_tail.empty()) return indented(text("rank ", rank, " wrote nothing to stderr"));
-  std::string quoted = indented(text("last stderr lines of rank ", rank, ":"));
+  if (job.stderr_tail.empty())
+    return indented(text("rank ", job.first_rank + rank, " wrote nothing to stderr"));
+  std::string quoted = indented(text("last stderr lines of rank ", job.first_rank + rank, ":"));
   for (const std::string& line : job.stderr_tail) quoted += indented("| " + line);
   return quoted;
 }
 
-/// Whether the rank's supervisor never reported its end: the connection broke, or no report came.
+/// Whether the rank's agent never reported its end: the connection broke, or no report came.
 bool is_lost(const RankRecord& rank) { return rank.connected && !rank.ended; }
 
 bool never_started(const RankRecord& rank) { return !rank.connected; }
@@ -201,7 +208,7 @@ bool stopped_by_us(const RankRecord& rank) { return rank.ended && rank.ended->st
 /// Lists the ranks without a report of their end, `except` the blamed one, which has its own line.
 std::string lost_line(const JobRecord& job, int except) {
   const std::vector<int> lost = without(ranks_where(job, is_lost), except);
-  return lost.empty() ? "" : indented("also lost without a report: " + counted(lost));
+  return lost.empty() ? "" : indented("also lost without a report: " + counted(job, lost));
 }
 
 /// "host a (ranks 0 and 1) or host b (ranks 2 and 3)"
@@ -214,7 +221,7 @@ std::string hosts_of(const JobRecord& job, const std::vector<int>& ranks) {
   }
   std::vector<std::string> parts;
   for (const auto& [name, members] : hosts)
-    parts.push_back(text("host ", name, " (", rank_list(members), ")"));
+    parts.push_back(text("host ", name, " (", rank_list(numbers(job, members)), ")"));
   return join_text(parts, " or ");
 }
 
@@ -246,20 +253,21 @@ std::string stopped_line(const JobRecord& job, int blamed) {
   const std::vector<int> absent = ranks_where(job, never_started);
   const double took = static_cast<double>(job.ended_ns - job.stop_ns) / 1e9;
   std::string line = "hvdrun: ";
-  if (!followed.empty()) line += counted(followed) + " ended after it; ";
+  if (!followed.empty()) line += counted(job, followed) + " ended after it; ";
   if (!others.empty()) {
-    line +=
-        text("stopped the other ", counted(others), ", gone ", format_duration(took), " later; ");
+    line += text("stopped the other ", counted(job, others), ", gone ", format_duration(took),
+                 " later; ");
   }
-  if (!absent.empty()) line += counted(absent) + " had not started; ";
+  if (!absent.empty()) line += counted(job, absent) + " had not started; ";
   return text(line, "exit code ", exit_code(job), "\n");
 }
 
 std::string failure_message(const JobRecord& job, int index) {
   const RankRecord& rank = job.rank(index);
   const double ran = static_cast<double>(*fault_time(rank) - rank.connected_ns) / 1e9;
-  std::string message = text("hvdrun: rank ", index, " failed first: ", describe_end(job, index),
-                             "  ", where(rank), "  after ", format_duration(ran), "\n");
+  std::string message =
+      text("hvdrun: rank ", job.first_rank + index, " failed first: ", describe_end(job, index),
+           "  ", where(rank), "  after ", format_duration(ran), "\n");
   if (const std::string advice = hint(rank); !advice.empty())
     message += indented(text("(", advice, ")"));
   message += own_account(job, rank) + lost_line(job, index) + last_lines(job, index);
@@ -286,7 +294,7 @@ std::string leaver_message(const JobRecord& job, int index) {
     how = " but without MPI_Finalize while other ranks were running  ";
     advice = "(a rank must not leave a job alone: call MPI_Finalize() on every rank)";
   }
-  return text("hvdrun: rank ", index, " ended with code 0", how, where(rank), "\n",
+  return text("hvdrun: rank ", job.first_rank + index, " ended with code 0", how, where(rank), "\n",
               indented(advice), last_lines(job, index), stopped_line(job, index));
 }
 
@@ -300,19 +308,21 @@ std::vector<int> killed_after_grace(const JobRecord& job) {
 std::string stop_message(const JobRecord& job, const std::string& why) {
   std::string message = "hvdrun: " + why;
   if (const auto stopped = ranks_where(job, stopped_by_us); !stopped.empty())
-    message += "; stopped " + counted(stopped);
+    message += "; stopped " + counted(job, stopped);
   if (const auto killed = killed_after_grace(job); !killed.empty()) {
-    message += text("; ", counted(killed), " did not end within ", format_duration(job.grace_s),
-                    " and ", killed.size() == 1 ? "was" : "were", " killed");
+    message +=
+        text("; ", counted(job, killed), " did not end within ", format_duration(job.grace_s),
+             " and ", killed.size() == 1 ? "was" : "were", " killed");
   }
   return text(message, "; exit code ", exit_code(job), "\n");
 }
 
 std::string unexplained_message(const JobRecord& job) {
   const std::vector<int> missing = ranks_where(job, never_started);
-  std::string what = text(job.starter, " ended with code ", job.starter_code,
-                          missing.empty() ? std::string(", though no rank failed")
-                                          : text(" before ", counted(missing), " had started"));
+  std::string what =
+      text(job.starter, " ended with code ", job.starter_code,
+           missing.empty() ? std::string(", though no rank failed")
+                           : text(" before ", counted(job, missing), " had started"));
   if (job.lacks_slots) {
     what = "the hosts have too few slots for this job";
   } else if (job.lost_host) {
@@ -464,6 +474,17 @@ bool mpirun_was_killed(const JobRecord& job) {
   return job.cause == StopCause::kStarterEnded && job.starter_signal != 0;
 }
 
+std::string warning_of_lone_ranks(const JobRecord& job) {
+  const bool used = std::any_of(job.ranks.begin(), job.ranks.end(),
+                                [](const RankRecord& rank) { return rank.uses_hvd; });
+  if (used || job.ranks.size() < 2) return "";
+  return text(
+      "hvdrun: warning: none of the ", job.ranks.size(),
+      " ranks has joined a job of hvd. If the program calls MPI itself (a script, mpi4py), "
+      "each rank was an MPI job of its own: use --controller mpi. For a program without hvd "
+      "and MPI, --controller ucx turns this warning off\n");
+}
+
 bool all_ended_well(const JobRecord& job) {
   return std::all_of(job.ranks.begin(), job.ranks.end(), [](const RankRecord& rank) {
     return rank.ended && rank.ended->code == 0 && !rank.ended->stopped;
@@ -511,9 +532,9 @@ std::string final_message(const JobRecord& job) {
     case StopCause::kStartTimeout: {
       const std::vector<int> missing = ranks_where(job, never_started);
       if (!first_failure(job.ranks)) {
-        return stop_message(
-            job, text(counted(missing), " did not start within ", format_duration(job.timeout_s),
-                      ": see whether every host answers to the remote shell"));
+        return stop_message(job, text(counted(job, missing), " did not start within ",
+                                      format_duration(job.timeout_s),
+                                      ": see whether every host answers to the remote shell"));
       }
       break;
     }
@@ -527,7 +548,7 @@ std::string final_message(const JobRecord& job) {
                                   job.starter_signal, "), not by hvdrun"));
   }
   if (all_ended_well(job)) {
-    if (!job.output_lost) return "";
+    if (!job.output_lost) return job.expects_hvd ? warning_of_lone_ranks(job) : "";
     return text("hvdrun: the ranks ended well, but part of what they printed was lost; exit code ",
                 exit_code(job), "\n");
   }

@@ -10,16 +10,15 @@ namespace hvd::launcher {
 
 /// hvdrun's record of one rank.
 struct RankRecord {
-  bool connected = false;  ///< its supervisor has been admitted
+  bool connected = false;  ///< its agent has been admitted
   std::string host;        ///< before `connected`: the planned host, if it is known
   int local_rank = 0;
-  int supervisor_pid = 0;
   int pid = 0;                 ///< 0: the program never started
   long long connected_ns = 0;  ///< hvdrun's clock, as are all times here
   std::optional<Ended> ended;
   std::optional<long long>
-      lost_ns;  ///< when the connection broke before the supervisor reported the program's end
-  bool drained = false;          ///< all its output has been received
+      lost_ns;           ///< when the connection broke before the agent reported the program's end
+  bool drained = false;  ///< all its output has been received
   bool ordered_to_stop = false;  ///< hvdrun ordered it to end
 
   // From the program's notices (core/observe/supervisor_notice.h).
@@ -47,9 +46,14 @@ enum class StopCause {
 
 /// Everything that the last message and the exit code depend on.
 struct JobRecord {
-  std::vector<RankRecord> ranks;
+  std::vector<RankRecord> ranks;  ///< those that this hvdrun has started
+  int first_rank = 0;             ///< the number of the first of them, for the messages
   RankRecord& rank(int index) { return ranks[static_cast<std::size_t>(index)]; }
   const RankRecord& rank(int index) const { return ranks[static_cast<std::size_t>(index)]; }
+
+  /// Warns if the ranks end well and none has called hvd::init(), because each may then have been
+  /// an MPI job of its own.
+  bool expects_hvd = false;
 
   StopCause cause = StopCause::kNone;
   long long started_ns = 0;
@@ -79,8 +83,8 @@ struct JobRecord {
 /// Records a notice of the rank's program.
 void apply_notice(RankRecord& rank, Notice notice);
 
-/// Whether the supervisor of a rank that has ended with code 0 must stay until the other ranks have
-/// ended. The rank may have left without MPI_Finalize. If its supervisor ended too, mpirun would
+/// Whether the agent of a rank that has ended with code 0 must stay until the other ranks have
+/// ended. The rank may have left without MPI_Finalize. If its agent ended too, mpirun would
 /// end the other ranks, although hvd ends them itself. False if the program has started MPI itself,
 /// because the other ranks may then wait for the rank inside MPI, and only mpirun can end them.
 bool must_be_held(const RankRecord& rank);
@@ -113,7 +117,8 @@ bool is_explained(const JobRecord& job);
 /// hvdrun's exit code.
 int exit_code(const JobRecord& job);
 
-/// The last message, for stderr; empty when the job went well. Ends in a newline.
+/// The last message, for stderr; empty when the job went well, unless there is a warning. Ends in a
+/// newline.
 std::string final_message(const JobRecord& job);
 
 }  // namespace hvd::launcher

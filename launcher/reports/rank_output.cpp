@@ -101,30 +101,35 @@ RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console
                        FileWriter& files)
     : rank_(rank),
       tag_(options.tag),
+      shown_(options.shown),
       prefix_(options.tag ? rank_prefix(rank, size) : ""),
       console_(console),
       files_(files),
-      outputs_{{.splitter = LineSplitter(longest_segment(size)), .file = {}, .last_fed = {}},
-               {.splitter = LineSplitter(longest_segment(size)), .file = {}, .last_fed = {}}},
+      outputs_{{.splitter = LineSplitter(longest_segment(size)), .files = {}, .last_fed = {}},
+               {.splitter = LineSplitter(longest_segment(size)), .files = {}, .last_fed = {}}},
       tail_(static_cast<std::size_t>(options.tail_lines)) {
-  if (!options.folder) return;
-  const std::filesystem::path folder = *options.folder / rank_folder(rank, size);
-  std::error_code error;
-  std::filesystem::create_directories(folder, error);
-  if (error) {
-    throw LaunchError(ExitCode::kUsage,
-                      text("--output-filename: cannot create ", folder, ": ", error.message()));
-  }
+  const auto open = [&](const std::filesystem::path& file, Stream stream, const char* option) {
+    std::error_code error;
+    std::filesystem::create_directories(file.parent_path(), error);
+    if (error) {
+      throw LaunchError(ExitCode::kUsage, text(option, ": cannot create ", file.parent_path(), ": ",
+                                               error.message()));
+    }
+    outputs_[static_cast<int>(stream)].files.push_back(files_.create(file, option));
+  };
   for (const Stream stream : kStreams) {
-    outputs_[static_cast<int>(stream)].file =
-        files_.create(folder / (stream == Stream::kStdout ? "stdout" : "stderr"));
+    const char* const name = stream == Stream::kStdout ? "stdout" : "stderr";
+    if (options.folder)
+      open(*options.folder / rank_folder(rank, size) / name, stream, "--output-filename");
+    if (const auto& log = options.logs[static_cast<std::size_t>(stream)])
+      open(*log, stream, "--log-dir");
   }
 }
 
 void RankOutput::feed(Stream stream, std::string_view bytes, TimePoint now) {
   StreamOutput& output = outputs_[static_cast<int>(stream)];
   output.last_fed = now;
-  if (output.file) files_.write(*output.file, bytes);
+  for (const std::size_t file : output.files) files_.write(file, bytes);
   if (stream == Stream::kStderr) tail_.feed(bytes);
   for (const std::string& segment : output.splitter.feed(bytes)) show(stream, segment);
 }
@@ -148,12 +153,12 @@ void RankOutput::finish() {
   for (const Stream stream : kStreams) {
     StreamOutput& output = outputs_[static_cast<int>(stream)];
     show(stream, output.splitter.flush());
-    if (output.file) files_.close(*output.file);
+    for (const std::size_t file : output.files) files_.close(file);
   }
 }
 
 void RankOutput::show(Stream stream, const std::string& segment) {
-  if (segment.empty()) return;
+  if (segment.empty() || !shown_[static_cast<std::size_t>(stream)]) return;
   // A progress bar that starts with '\r' has no line of its own to return to yet.
   const bool continued = console_.continues(stream, owner(stream));
   if (tag_ && !continued && segment == "\r") return;

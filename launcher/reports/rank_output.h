@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <filesystem>
 #include <optional>
@@ -58,7 +59,10 @@ class TailBuffer {
 struct OutputOptions {
   bool tag = true;
   int tail_lines = 20;
-  std::optional<std::filesystem::path> folder;  ///< for DIR/rank.N/{stdout,stderr}
+  std::optional<std::filesystem::path> folder = {};  ///< for DIR/rank.N/{stdout,stderr}
+  /// By stream: whether it is shown on the console, and the file that it is written to, if any.
+  std::array<bool, 2> shown = {true, true};
+  std::array<std::optional<std::filesystem::path>, 2> logs = {};
 };
 
 /// "rank.0"; padded, so that names sort: "rank.07" of 16 ranks.
@@ -88,7 +92,7 @@ class RankOutput {
  private:
   struct StreamOutput {
     LineSplitter splitter;
-    std::optional<std::size_t> file;
+    std::vector<std::size_t> files;
     TimePoint last_fed{};
   };
   void show(Stream stream, const std::string& segment);
@@ -97,6 +101,7 @@ class RankOutput {
 
   const int rank_;
   const bool tag_;
+  const std::array<bool, 2> shown_;
   const std::string prefix_;
   Console& console_;
   FileWriter& files_;

@@ -21,6 +21,12 @@ void append_number(std::string& out, std::size_t number) {
   for (int shift = 0; shift < 32; shift += 8) out += static_cast<char>((number >> shift) & 0xff);
 }
 
+void append_start(std::string& out, std::size_t size, FrameType type, int rank) {
+  append_number(out, size);
+  out += static_cast<char>(type);
+  append_number(out, static_cast<std::uint32_t>(rank));
+}
+
 std::size_t number_at(std::string_view bytes) {
   std::size_t number = 0;
   for (std::size_t i = 0; i < 4; ++i)
@@ -30,22 +36,22 @@ std::size_t number_at(std::string_view bytes) {
 
 }  // namespace
 
-void append_frame(std::string& out, FrameType type, std::string_view payload) {
-  append_number(out, payload.size());
-  out += static_cast<char>(type);
+void append_frame(std::string& out, FrameType type, int rank, std::string_view payload) {
+  append_start(out, payload.size(), type, rank);
   out += payload;
 }
 
-void append_head(std::string& out, FrameType type, const RendezvousBytes& rendezvous) {
-  append_number(out, kRendezvousHeadSize + rendezvous.bytes.size());
-  out += static_cast<char>(type);
+void append_head(std::string& out, FrameType type, int rank, const RendezvousBytes& rendezvous) {
+  append_start(out, kRendezvousHeadSize + rendezvous.bytes.size(), type, rank);
   append_number(out, rendezvous.session);
   out += static_cast<char>(rendezvous.last ? 1 : 0);
 }
 
-void append_frame(std::string& out, FrameType type, const RendezvousBytes& rendezvous) {
-  append_head(out, type, rendezvous);
-  out += rendezvous.bytes;
+std::string encode(const RendezvousBytes& rendezvous) {
+  std::string payload;
+  append_number(payload, rendezvous.session);
+  payload += static_cast<char>(rendezvous.last ? 1 : 0);
+  return payload.append(rendezvous.bytes);
 }
 
 RendezvousBytes decode_rendezvous(std::string_view payload) {
@@ -77,7 +83,8 @@ std::optional<Frame> FrameDecoder::next() {
   }
   if (rest.size() < kFrameHeaderSize + length) return std::nullopt;
   consumed_ += kFrameHeaderSize + length;
-  return Frame{static_cast<FrameType>(type), std::string(rest.substr(kFrameHeaderSize, length))};
+  return Frame{static_cast<FrameType>(type), static_cast<int>(number_at(rest.substr(5))),
+               std::string(rest.substr(kFrameHeaderSize, length))};
 }
 
 template <class Record>
@@ -103,12 +110,12 @@ Record decode(std::string_view payload) {
   template std::string encode(const Record&);                    \
   template Record decode(std::string_view);
 
-HVD_RECORD(Greeting, "greeting", rank, nonce)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Seat, rank, local_rank, omp_threads, bound_cpus)
+HVD_RECORD(Greeting, "greeting", nonce)
 HVD_RECORD(Challenge, "challenge", nonce, proof)
-HVD_RECORD(Hello, "hello", proof, rank, size, local_rank, local_size, host, supervisor_pid,
-           omp_threads, bound_cpus, master_port)
+HVD_RECORD(Hello, "hello", proof, host, master_port, seats)
 HVD_RECORD(Welcome, "welcome", columns, rows, time_ns, credit)
-HVD_RECORD(StartOrder, "start", address, master_port, node, nodes, cross_rank, cross_size)
+HVD_RECORD(StartOrder, "start", address, master_port, node, nodes, cross_rank, cross_size, peer)
 HVD_RECORD(Credit, "credit", bytes)
 HVD_RECORD(ProgramStarted, "started", pid)
 HVD_RECORD(Ended, "ended", time_ns, pid, code, signal, dumped_core, stopped, start_error)
@@ -123,14 +130,16 @@ std::string job_name(std::string_view token) {
 
 std::string job_token(std::string_view token) { return hmac_hex(token, "job"); }
 
-std::string launcher_proof(std::string_view token, std::string_view supervisor_nonce,
+std::string launcher_proof(std::string_view token, std::string_view agent_nonce,
                            std::string_view launcher_nonce) {
-  return hmac_hex(token, text("hvdrun ", supervisor_nonce, " ", launcher_nonce));
+  return hmac_hex(token, text("hvdrun ", agent_nonce, " ", launcher_nonce));
 }
 
-std::string supervisor_proof(std::string_view token, std::string_view supervisor_nonce,
-                             std::string_view launcher_nonce, int rank) {
-  return hmac_hex(token, text("supervisor ", supervisor_nonce, " ", launcher_nonce, " ", rank));
+std::string agent_proof(std::string_view token, std::string_view agent_nonce,
+                        std::string_view launcher_nonce, const std::vector<Seat>& seats) {
+  std::string message = text("agent ", agent_nonce, " ", launcher_nonce);
+  for (const Seat& seat : seats) message += text(" ", seat.rank);
+  return hmac_hex(token, message);
 }
 
 }  // namespace hvd::launcher

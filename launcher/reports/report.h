@@ -1,17 +1,19 @@
 #pragma once
 
-/// The protocol between a rank's supervisor and hvdrun, over one TCP connection per rank. These
-/// functions only convert bytes; they do no input or output.
+/// The protocol between an agent and hvdrun, over one TCP connection. An agent runs the programs of
+/// one host's ranks; under mpirun each rank has an agent of its own. These functions only convert
+/// bytes; they do no input or output.
 ///
-/// A frame is a 4-byte little-endian length n, one byte of type, and n bytes of payload. Frames of
-/// output and of the rendezvous carry raw bytes, the others a JSON object. Unknown members are
-/// ignored, so that fields may be added.
+/// A frame is a 4-byte little-endian length n, one byte of type, the 4-byte rank that it is about
+/// (0 in the handshake), and n bytes of payload. Frames of output and of the rendezvous carry raw
+/// bytes, the others a JSON object. Unknown members are ignored, so that fields may be added.
 ///
-///   supervisor                                   hvdrun
-///   greeting {rank, nonce}                ->
+///   agent                                        hvdrun
+///   greeting {nonce}                      ->
 ///                                         <-     challenge {nonce, proof}       launcher_proof()
-///   hello {proof, rank, host, ...}        ->                                    supervisor_proof()
+///   hello {proof, host, seats, ...}       ->                                    agent_proof()
 ///                                         <-     welcome {columns, rows, time, credit}
+///   for each rank:
 ///                                         <-     start {address, ...}    once all are connected
 ///   started {pid}                         ->
 ///   stdout, stderr <bytes>                ->     at most as many bytes as there is credit for
@@ -19,15 +21,14 @@
 ///                                         <-     signal {signal, stop, kill_after_ms}
 ///   notice {kind, time, code, text, ...}  ->     a notice of the program:
 ///                                                core/observe/supervisor_notice.h
-///   rendezvous <session, last, bytes>     <->    between a process of the rank and hvdrun:
-///                                                core/bootstrap/rendezvous_server.h
+///   rendezvous <session, last, bytes>     <->    between a process of the rank and hvdrun
 ///   ended {time, code, signal, ...}       ->
 ///   drained {}                            ->     no output follows
-///                                         <-     release {}    then the supervisor ends
+///                                         <-     release {}    the agent ends with the last one
 ///
 /// Output waits for credit, so that hvdrun can read all other frames at once, however slow the
-/// reader of its own output is. All times are in hvdrun's clock: a supervisor computes the offset
-/// of its own clock from the welcome.
+/// reader of its own output is. All times are in hvdrun's clock: an agent computes the offset of
+/// its own clock from the welcome.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,6 +36,7 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace hvd::launcher {
 
@@ -59,6 +61,7 @@ enum class FrameType : std::uint8_t {
 
 struct Frame {
   FrameType type{};
+  int rank = 0;
   std::string payload;
 };
 
@@ -68,22 +71,23 @@ class ProtocolError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-inline constexpr std::size_t kFrameHeaderSize = 5;
+inline constexpr std::size_t kFrameHeaderSize = 9;
 inline constexpr std::size_t kMaxPayload = std::size_t{1} << 20;
 
-void append_frame(std::string& out, FrameType type, std::string_view payload);
+void append_frame(std::string& out, FrameType type, int rank, std::string_view payload);
 
-/// Bytes between a process of a rank and its rendezvous. The supervisor forwards them unread.
+/// Bytes between a process of a rank and its rendezvous. The agent forwards them unread.
 struct RendezvousBytes {
-  std::uint32_t session = 0;  ///< the index of the process's connection to the supervisor
+  std::uint32_t session = 0;  ///< the index of the process's connection to the agent
   bool last = false;          ///< the connection has ended, or must be closed after these bytes
   std::string_view bytes = {};
 };
 inline constexpr std::size_t kRendezvousHeadSize = 5;
 inline constexpr std::size_t kMostRendezvousBytes = kMaxPayload - kRendezvousHeadSize;
-void append_frame(std::string& out, FrameType type, const RendezvousBytes&);
+/// The payload that decode_rendezvous() reads.
+std::string encode(const RendezvousBytes&);
 /// Appends the frame without its bytes, which the caller sends after it.
-void append_head(std::string& out, FrameType type, const RendezvousBytes&);
+void append_head(std::string& out, FrameType type, int rank, const RendezvousBytes&);
 /// @throws ProtocolError
 RendezvousBytes decode_rendezvous(std::string_view payload);
 
@@ -103,7 +107,6 @@ class FrameDecoder {
 // The records: the payloads that are JSON objects.
 
 struct Greeting {
-  int rank = 0;
   std::string nonce = {};
 };
 
@@ -112,30 +115,34 @@ struct Challenge {
   std::string proof = {};
 };
 
+/// A rank of an agent.
+struct Seat {
+  int rank = 0, local_rank = 0;
+  int omp_threads = 0;  ///< OMP_NUM_THREADS as the agent sets it; 0: it keeps the user's value
+  int bound_cpus = 0;   ///< hardware threads that it binds the program to; 0: it does not bind it
+};
+
 struct Hello {
   std::string proof = {};
-  int rank = 0, size = 1, local_rank = 0, local_size = 1;
   std::string host = {};
-  int supervisor_pid = 0;
-  int omp_threads = 0;  ///< OMP_NUM_THREADS as the supervisor set it; 0: it kept the user's value
-  int bound_cpus = 0;   ///< hardware threads that it binds the program to; 0: it does not bind it
-  int master_port = 0;  ///< a port that the supervisor of rank 0 reserves; 0 on other ranks
-  std::string peer_address = {};  ///< not sent: hvdrun fills in the address of the connection
+  int master_port = 0;  ///< a port that the agent of rank 0 reserves; 0 for others
+  std::vector<Seat> seats = {};
 };
 
 struct Welcome {
   int columns = 0, rows = 0;  ///< of hvdrun's terminal; 0: it has no terminal
   long long time_ns = 0;      ///< hvdrun's clock
-  int credit = 0;             ///< bytes of output that the supervisor may send at first
+  int credit = 0;             ///< bytes of output that the agent may send for each rank at first
 };
 
-/// Orders the supervisor to start the rank's program, once all supervisors are connected. Contains
-/// the values that depend on all of them.
+/// Orders the agent to start the rank's program, once all agents are connected. Contains the values
+/// that depend on all of them.
 struct StartOrder {
   std::string address = {};  ///< of rank 0; empty: the address at which hvdrun was reached
   int master_port = 0;
   int node = 0, nodes = 1;             ///< this host's index, in the order of ranks, and the count
   int cross_rank = 0, cross_size = 1;  ///< position among the ranks with the same local rank
+  std::string peer = {};               ///< an address of another host of the job; empty: unknown
 };
 
 struct Credit {
@@ -153,7 +160,7 @@ struct Ended {
   int code = 0;    ///< the exit code, or 128 + signal
   int signal = 0;  ///< the signal that ended it; 0: it exited
   bool dumped_core = false;
-  bool stopped = false;  ///< its supervisor had stopped it, so its end is not the first failure
+  bool stopped = false;  ///< its agent had stopped it, so its end is not the first failure
   int start_error = 0;   ///< errno when the program could not be started; then pid is 0
 };
 
@@ -163,7 +170,7 @@ struct Notice {
   long long time_ns = 0;
   int code = 0;
   std::string text = {};
-  bool stopped = false;  ///< its supervisor had stopped it before
+  bool stopped = false;  ///< its agent had stopped it before
   int about = -1;        ///< the rank that is lost or has left; -1: unknown, or no rank
 };
 
@@ -189,9 +196,9 @@ std::string job_token(std::string_view token);
 
 /// Each side of a connection proves with these that it has the job's token, without sending it.
 /// A proof covers fresh random numbers of both sides, so a recorded proof is useless.
-std::string launcher_proof(std::string_view token, std::string_view supervisor_nonce,
+std::string launcher_proof(std::string_view token, std::string_view agent_nonce,
                            std::string_view launcher_nonce);
-std::string supervisor_proof(std::string_view token, std::string_view supervisor_nonce,
-                             std::string_view launcher_nonce, int rank);
+std::string agent_proof(std::string_view token, std::string_view agent_nonce,
+                        std::string_view launcher_nonce, const std::vector<Seat>& seats);
 
 }  // namespace hvd::launcher

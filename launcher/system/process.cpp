@@ -4,17 +4,18 @@
 #include <limits.h>
 #include <sched.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -154,6 +155,11 @@ std::vector<std::string> current_environment() {
   return environment;
 }
 
+std::optional<std::string> environment_variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value != nullptr ? std::optional<std::string>(value) : std::nullopt;
+}
+
 void set_variable(std::vector<std::string>& environment, const std::string& name,
                   const std::optional<std::string>& value) {
   const std::string prefix = name + "=";
@@ -184,13 +190,11 @@ ProgramSearch find_program(const std::string& program) {
 }
 
 std::string own_executable() {
-  std::array<char, PATH_MAX> buffer{};
-  const ssize_t length = ::readlink("/proc/self/exe", buffer.data(), buffer.size() - 1);
-  if (length <= 0) {
-    throw LaunchError(ExitCode::kInternal,
-                      text("cannot read /proc/self/exe: ", std::strerror(errno)));
-  }
-  return {buffer.data(), static_cast<std::size_t>(length)};
+  std::error_code error;
+  const auto path = std::filesystem::read_symlink("/proc/self/exe", error);
+  if (error)
+    throw LaunchError(ExitCode::kInternal, "cannot read /proc/self/exe: " + error.message());
+  return path;
 }
 
 std::string own_hostname() {
@@ -201,10 +205,22 @@ std::string own_hostname() {
 
 void set_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }
 
+void raise_descriptor_limit(std::size_t needed, const std::string& where,
+                            const std::string& for_what) {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur >= needed) return;
+  if (limit.rlim_max < needed) {
+    throw LaunchError(
+        ExitCode::kUnavailable,
+        text("too few file descriptors", where, ": expected at least ", needed, " for ", for_what,
+             ", got a limit of ", limit.rlim_max, "; raise it (ulimit -Hn)"));
+  }
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 long long realtime_ns() {
-  timespec now{};
-  ::clock_gettime(CLOCK_REALTIME, &now);
-  return static_cast<long long>(now.tv_sec) * 1'000'000'000 + now.tv_nsec;
+  return std::chrono::nanoseconds(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
 std::vector<pid_t> group_members(pid_t group) {

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -62,6 +63,8 @@ ExitStatus wait_for(pid_t pid);
 
 /// The process's environment, as `NAME=value`.
 std::vector<std::string> current_environment();
+/// A variable of this process; empty if it is unset.
+std::optional<std::string> environment_variable(const char* name);
 /// Sets, replaces or (no value) removes a variable.
 void set_variable(std::vector<std::string>& environment, const std::string& name,
                   const std::optional<std::string>& value);
@@ -78,6 +81,10 @@ ProgramSearch find_program(const std::string& program);
 std::string own_executable();
 std::string own_hostname();
 void set_nonblocking(int fd);
+/// Allows this process and its children `needed` file descriptors, as far as the hard limit does.
+/// @throws LaunchError (kUnavailable) if it does not; the text contains `where` and `for_what`
+void raise_descriptor_limit(std::size_t needed, const std::string& where,
+                            const std::string& for_what);
 /// Nanoseconds since the epoch.
 long long realtime_ns();
 

@@ -24,6 +24,8 @@ class UniqueFd {
 
   int get() const noexcept { return fd_; }
   explicit operator bool() const noexcept { return fd_ >= 0; }
+  /// Gives up the ownership.
+  int release() noexcept { return std::exchange(fd_, -1); }
   /// Closes the descriptor. Returns errno on failure, else 0.
   int close() noexcept { return fd_ >= 0 && ::close(std::exchange(fd_, -1)) != 0 ? errno : 0; }
   void reset() noexcept {

@@ -2,10 +2,15 @@
 // tested by failure_test, signals_test and output_test, with LAUNCHER_TEST_CONTROLLER=ucx.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/un.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <csignal>
+#include <cstddef>
+#include <cstdint>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -13,11 +18,12 @@
 #include <string>
 #include <vector>
 
+#include "agent/core_share.h"
 #include "command/controller.h"
 #include "hvdrun_process.h"
-#include "processes/core_share.h"
-#include "processes/job_folder.h"
+#include "mpirun/job_folder.h"
 #include "system/process.h"
+#include "system/unique_fd.h"
 
 namespace hvd::launcher::test {
 namespace {
@@ -118,25 +124,196 @@ TEST(Direct, BindsAsMpirunDoes) {
   EXPECT_THAT(list_of(0), HasSubstr(std::to_string(cores[0].cpus[0])));
 }
 
-TEST(Direct, AKilledSupervisorIsALostRank) {
+TEST(Direct, AKilledAgentTakesItsRanksAlong) {
   const std::string marker = unique_marker();
-  HvdrunProcess process(direct({"-np", "2", rank_program(), "wait", marker}));
+  HvdrunProcess process(direct({"-np", "2", rank_program(), "stubborn", marker}));
   ASSERT_TRUE(process.wait_for("ready", 2, 20));
-  // hvdrun, and a supervisor and a program for each rank. Keep the supervisors.
-  std::vector<pid_t> pids = processes_with(marker);
-  ASSERT_EQ(pids.size(), 5U);
-  std::erase_if(pids, [&](pid_t pid) {
-    std::ifstream file("/proc/" + std::to_string(pid) + "/cmdline");
-    std::ostringstream line;
-    line << file.rdbuf();
-    return line.str().find("--supervise") == std::string::npos;
-  });
-  ASSERT_EQ(pids.size(), 2U);
-  ::kill(pids[0], SIGKILL);
+  EXPECT_EQ(processes_with(marker).size(), 3U) << "hvdrun and a program for each rank";
+  const std::vector<pid_t> agents = agents_of(process.pid());
+  ASSERT_EQ(agents.size(), 1U);
+  ::kill(agents[0], SIGKILL);
   const Result result = process.wait();
   EXPECT_EQ(result.code, 69) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("failed first: lost: its supervisor's connection broke"));
+  EXPECT_THAT(result.err, HasSubstr("failed first: lost: its agent's connection broke"));
   EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty());
+}
+
+TEST(Direct, AnAgentThatIsKilledDuringTheStartEndsTheJob) {
+  for (const int delay_us : {0, 1'000, 2'000, 4'000, 8'000, 16'000, 32'000}) {
+    const std::string marker = unique_marker();
+    HvdrunProcess process(direct({"-np", "3", rank_program(), "wait", marker}));
+    std::vector<pid_t> agents;
+    for (int i = 0; i < 20'000 && agents.empty(); ++i) {
+      agents = agents_of(process.pid());
+      if (agents.empty()) ::usleep(500);
+    }
+    ASSERT_EQ(agents.size(), 1U);
+    ::usleep(static_cast<useconds_t>(delay_us));
+    ::kill(agents[0], SIGKILL);
+    const Result result = process.wait();
+    // 70: it had not connected.
+    EXPECT_TRUE(result.code == 69 || result.code == 70) << result.code << result.err;
+    const bool before = result.code == 70;
+    EXPECT_THAT(result.err, HasSubstr(before ? "hvdrun: the agent of this host ended with code 137"
+                                             : "failed first: lost"))
+        << "after " << delay_us << " us";
+    EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty()) << "after " << delay_us << " us";
+  }
+}
+
+TEST(Direct, AnAgentWithTooFewDescriptorsSaysSo) {
+  Start start = direct({"-np", "16", rank_program(), "now"});
+  start.prefix = {"sh", "-c", "ulimit -n 100; exec \"$@\"", "sh"};
+  const Result result = HvdrunProcess(start).wait();
+  EXPECT_EQ(result.code, 69) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: too few file descriptors on "));
+  EXPECT_THAT(result.err,
+              HasSubstr("expected at least 152 for its 16 ranks, got a limit of 100; raise it"));
+  EXPECT_THAT(result.err, HasSubstr("hvdrun: the agent of this host ended with code 69"));
+}
+
+/// The CPU time that a process has used.
+double cpu_seconds_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  std::istringstream fields(line.substr(line.rfind(')') + 2));
+  std::string field;
+  double user = 0, kernel = 0;
+  for (int i = 3; i <= 13; ++i) fields >> field;
+  fields >> user >> kernel;
+  return (user + kernel) / static_cast<double>(::sysconf(_SC_CLK_TCK));
+}
+
+/// The port on which a process listens for hvdrun's agents; 0 if there is none.
+int listening_port_of(pid_t pid) {
+  std::vector<std::string> sockets;
+  for (const auto& entry :
+       std::filesystem::directory_iterator("/proc/" + std::to_string(pid) + "/fd")) {
+    std::error_code error;
+    sockets.push_back(std::filesystem::read_symlink(entry.path(), error).string());
+  }
+  for (const char* name : {"/net/tcp", "/net/tcp6"}) {
+    std::ifstream table("/proc/" + std::to_string(pid) + name);
+    for (std::string line; std::getline(table, line);) {
+      std::istringstream fields(line);
+      std::string slot, local, remote, state, skipped, inode;
+      fields >> slot >> local >> remote >> state;
+      for (int i = 0; i < 5; ++i) fields >> skipped;
+      fields >> inode;
+      const bool listens =
+          state == "0A" && std::count(sockets.begin(), sockets.end(), "socket:[" + inode + "]") > 0;
+      if (listens)
+        return static_cast<int>(std::stoul(local.substr(local.find(':') + 1), nullptr, 16));
+    }
+  }
+  return 0;
+}
+
+/// A job whose processes have few descriptors, and that ends when told to.
+struct TightJob {
+  explicit TightJob(const std::string& limit)
+      : process([&] {
+          Start start = direct({"-np", "2", "sh", "-c",
+                                "echo method=$HVD_INIT_METHOD=; echo ready; until [ -e $0 ]; do "
+                                "sleep 0.05; done; echo done",
+                                go});
+          start.prefix = {"sh", "-c", "ulimit -n " + limit + "; exec \"$@\"", "sh"};
+          return start;
+        }()) {
+    ready = process.wait_for("ready", 2, 20);
+  }
+  void expect_good_end() {
+    std::ofstream(go).close();
+    const Result result = process.wait();
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_EQ(count(result.out, "done\n"), 2) << result.out;
+  }
+
+  const TemporaryFolder folder;
+  const std::string go = folder.path() / "go";
+  HvdrunProcess process;
+  bool ready = false;
+};
+
+/// Idle connections to a process's port.
+std::vector<UniqueFd> strangers_at(pid_t pid, int number) {
+  int port = 0;
+  for (int i = 0; i < 2000 && port == 0; ++i) {
+    port = listening_port_of(pid);
+    if (port == 0) ::usleep(5000);
+  }
+  EXPECT_GT(port, 0);
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  address.sin_port = htons(static_cast<std::uint16_t>(port));
+  std::vector<UniqueFd> strangers;
+  for (int i = 0; i < number; ++i) {
+    strangers.emplace_back(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    ::connect(strangers.back().get(), reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  }
+  return strangers;
+}
+
+TEST(Direct, StrangersThatTakeAllDescriptorsOfHvdrunDoNotKeepAnAgentOut) {
+  const TemporaryFolder folder;
+  Start start = direct({"-np", "2", rank_program(), "now"}, "localhost:1,late:1");
+  start.prefix = {"sh", "-c", "ulimit -n 64; exec \"$@\"", "sh"};
+  start.environment.emplace_back("TMPDIR", folder.path().string());
+  HvdrunProcess process(start);
+  const std::vector<UniqueFd> strangers = strangers_at(process.pid(), 100);
+  ::usleep(300'000);
+  std::ofstream(folder.path() / "go").close();
+  const Result result = process.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_LT(result.seconds, 8) << "the agent waited until the strangers' time was over";
+}
+
+TEST(Direct, StrangersThatTakeAllDescriptorsOfHvdrunDoNotDisturbIt) {
+  TightJob job("64");
+  ASSERT_TRUE(job.ready);
+  const std::vector<UniqueFd> strangers = strangers_at(job.process.pid(), 100);
+  ::usleep(200'000);
+  const double before = cpu_seconds_of(job.process.pid());
+  ::usleep(1'000'000);
+  EXPECT_LT(cpu_seconds_of(job.process.pid()) - before, 0.3) << "hvdrun spins";
+  job.expect_good_end();
+}
+
+TEST(Direct, ProcessesThatTakeAllDescriptorsOfAnAgentDoNotDisturbIt) {
+  TightJob job("64");
+  ASSERT_TRUE(job.ready);
+  const std::string out = job.process.out();
+  const std::size_t begin = out.find("method=hvdrun://") + 16;
+  const std::string name = out.substr(begin, out.find('=', begin) - begin);
+  const std::vector<pid_t> agents = agents_of(job.process.pid());
+  ASSERT_EQ(agents.size(), 1U);
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  std::copy(name.begin(), name.end(), address.sun_path + 1);
+  const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
+  std::vector<UniqueFd> visitors;
+  for (int i = 0; i < 100; ++i) {
+    visitors.emplace_back(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+    EXPECT_EQ(::connect(visitors.back().get(), reinterpret_cast<const sockaddr*>(&address), length),
+              0);
+  }
+  ::usleep(200'000);
+  const double before = cpu_seconds_of(agents[0]);
+  ::usleep(1'000'000);
+  EXPECT_LT(cpu_seconds_of(agents[0]) - before, 0.3) << "the agent spins";
+  job.expect_good_end();
+}
+
+// A program that a rank executes, also while it is in hvd::init(), inherits its descriptors.
+TEST(Direct, ProgramsInheritNoDescriptorOfHvdrun) {
+  const Result result =
+      run_direct({"-np", "2", "sh", "-c", "for fd in /proc/$$/fd/*; do readlink $fd; done; :"});
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("pipe:"));
+  EXPECT_THAT(result.out, Not(HasSubstr("socket:")));
+  EXPECT_THAT(result.out, Not(HasSubstr("anon_inode:")));
 }
 
 TEST(Direct, DryRunNamesTheRanksOfEachHost) {
@@ -145,7 +322,7 @@ TEST(Direct, DryRunNamesTheRanksOfEachHost) {
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("ranks 0 and 1, each: "));
   EXPECT_THAT(result.out, HasSubstr("ranks 2 and 3: " + std::string(HVD_TEST_PRETENDED_AGENT) +
-                                    " b " + hvdrun() + " --supervise-host\n"));
+                                    " b " + hvdrun() + " --agent\n"));
 }
 
 TEST(Direct, AnAllocationsHostsHaveToBeNamed) {
@@ -201,7 +378,7 @@ TEST(Auto, WithoutAnMpirunUcxIsTakenIfItIsThere) {
   }
 }
 
-TEST(Agent, RanksOnTwoHosts) {
+TEST(RemoteShell, RanksOnTwoHosts) {
   Start start = direct({"-np", "4", "-x", "LAUNCHER_GIVEN=a'b\nc", "sh", "-c",
                         "echo \"$HVD_RANK: $HVD_LOCAL_RANK of $HVD_LOCAL_SIZE; cross "
                         "$HOROVOD_CROSS_RANK of $HOROVOD_CROSS_SIZE; $NCCL_TEST; $LAUNCHER_HIDDEN; "
@@ -222,7 +399,7 @@ TEST(Agent, RanksOnTwoHosts) {
   }
 }
 
-TEST(Agent, InputGoesToRankZeroWhereverItIs) {
+TEST(RemoteShell, InputGoesToRankZeroWhereverItIs) {
   for (const std::string hosts : {"a:1,localhost:1", "localhost:1,b:1"}) {
     Start start = direct({"-np", "2", rank_program(), "stdin"}, hosts);
     start.input = "first\nsecond\n";
@@ -233,7 +410,7 @@ TEST(Agent, InputGoesToRankZeroWhereverItIs) {
   }
 }
 
-TEST(Agent, AFailureNamesTheRankAndTheCause) {
+TEST(RemoteShell, AFailureNamesTheRankAndTheCause) {
   const Result result =
       run_direct({"-np", "4", rank_program(), "signal", "3", std::to_string(SIGKILL)}, "a:2,b:2");
   EXPECT_EQ(result.code, 137) << result.err;
@@ -241,13 +418,13 @@ TEST(Agent, AFailureNamesTheRankAndTheCause) {
   EXPECT_THAT(result.err, HasSubstr("local rank 1  pid "));
 }
 
-TEST(Agent, AProgramThatIsNotThere) {
+TEST(RemoteShell, AProgramThatIsNotThere) {
   const Result result = run_direct({"-np", "2", "/no/such/program"}, "a:1,b:1");
   EXPECT_EQ(result.code, 127) << result.err;
   EXPECT_THAT(result.err, HasSubstr("its program could not be started: No such file"));
 }
 
-TEST(Agent, AHostOutOfReachIsNamed) {
+TEST(RemoteShell, AHostOutOfReachIsNamed) {
   const std::string marker = unique_marker();
   const Result result =
       run_direct({"-np", "3", rank_program(), "wait", marker}, "localhost:1,dead.example:2");
@@ -257,29 +434,29 @@ TEST(Agent, AHostOutOfReachIsNamed) {
       result.err,
       HasSubstr("hvdrun: host dead.example (ranks 1 and 2) could not be reached or was lost "
                 "(pretended_agent.sh's message is above); exit code 69\n"));
-  EXPECT_EQ(result.out, "") << "no program starts before all supervisors are there";
+  EXPECT_EQ(result.out, "") << "no program starts before all agents are there";
   EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty());
 }
 
-TEST(Agent, AHostWithoutHvdrunIsNamed) {
+TEST(RemoteShell, AHostWithoutHvdrunIsNamed) {
   const Result result = run_direct({"-np", "2", rank_program(), "wait"}, "localhost:1,bare:1");
   EXPECT_EQ(result.code, 127) << result.err;
   EXPECT_THAT(result.err, HasSubstr("did not find hvdrun on every host"));
 }
 
-TEST(Agent, ASilentHostEndsTheStart) {
+TEST(RemoteShell, ASilentHostEndsTheStart) {
   const std::string marker = unique_number();
   const Result result =
       run_direct({"--start-timeout", "1", "-np", "2", rank_program(), "wait", marker},
                  "localhost:1,mute" + marker + ":1");
   EXPECT_EQ(result.code, 69) << result.err;
-  // On a busy machine rank 0's supervisor may not have started by then either.
+  // On a busy machine rank 0's agent may not have started by then either.
   EXPECT_THAT(result.err, HasSubstr("1) did not start within 1.00 s"));
   EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty());
 }
 
-// The ranks that the agent has started have their own connections to hvdrun.
-TEST(Agent, OneThatIsKilledInMidRunLeavesItsRanksAlone) {
+// The agent that the remote shell has started has its own connection to hvdrun.
+TEST(RemoteShell, OneThatIsKilledInMidRunLeavesItsRanksAlone) {
   const TemporaryFolder folder;
   const std::string go = folder.path() / "go";
   const std::string host = "frail" + unique_number();
@@ -301,7 +478,7 @@ TEST(Agent, OneThatIsKilledInMidRunLeavesItsRanksAlone) {
   EXPECT_THAT(result.out, HasSubstr("[1] saved\n"));
 }
 
-TEST(Agent, OneThatIsKilledInMidRunLeavesFailuresToBeSeen) {
+TEST(RemoteShell, OneThatIsKilledInMidRunLeavesFailuresToBeSeen) {
   const TemporaryFolder folder;
   const std::string go = folder.path() / "go";
   const std::string host = "frail" + unique_number();
@@ -321,7 +498,7 @@ TEST(Agent, OneThatIsKilledInMidRunLeavesFailuresToBeSeen) {
   EXPECT_THAT(result.err, HasSubstr("hvdrun: rank 1 failed first: exited with code 7"));
 }
 
-TEST(Agent, OneThatIsNotThere) {
+TEST(RemoteShell, OneThatIsNotThere) {
   Start start =
       direct({"-np", "1", "-H", "a:1", "--rsh", "no-such-agent -q", rank_program(), "wait"});
   const Result result = HvdrunProcess(start).wait();
@@ -330,7 +507,7 @@ TEST(Agent, OneThatIsNotThere) {
   EXPECT_THAT(result.err, HasSubstr("--rsh"));
 }
 
-TEST(Agent, InterruptAndKillLeaveNothing) {
+TEST(RemoteShell, InterruptAndKillLeaveNothing) {
   for (const int signal : {SIGINT, SIGKILL}) {
     const std::string marker = unique_marker();
     HvdrunProcess process(direct({"-np", "4", rank_program(), "wait", marker}, "localhost:2,b:2"));
@@ -341,7 +518,7 @@ TEST(Agent, InterruptAndKillLeaveNothing) {
   }
 }
 
-TEST(Agent, AnHvdrunThatIsKilledDuringTheStartLeavesNoProcess) {
+TEST(RemoteShell, AnHvdrunThatIsKilledDuringTheStartLeavesNoProcess) {
   for (const int delay_us : {0, 2'000, 5'000, 10'000, 20'000, 40'000}) {
     const std::string marker = unique_number();
     HvdrunProcess process(direct({"-np", "3", rank_program(), "wait", marker},
@@ -402,11 +579,10 @@ TEST_F(HvdJob, OfManyAtOnce) {
   }
 }
 
-TEST(SuperviseHost, IsNotForPeople) {
-  const Result result =
-      HvdrunProcess({.arguments = {"--supervise-host"}, .input = "hello\n"}).wait();
+TEST(AgentCommand, IsNotForPeople) {
+  const Result result = HvdrunProcess({.arguments = {"--agent"}, .input = "hello\n"}).wait();
   EXPECT_EQ(result.code, 2);
-  EXPECT_THAT(result.err, HasSubstr("--supervise-host is for hvdrun's own use"));
+  EXPECT_THAT(result.err, HasSubstr("--agent is for hvdrun's own use"));
 }
 
 }  // namespace

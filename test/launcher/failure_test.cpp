@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <csignal>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <tuple>
@@ -171,6 +172,31 @@ TEST(Program, NotExecutable) {
   const Result result = run_hvdrun({"-np", "1", __FILE__});
   EXPECT_EQ(result.code, 126);
   EXPECT_THAT(result.err, HasSubstr("without execute permission"));
+}
+
+TEST(Hosts, OneOutOfReachIs69) {
+  const Result result =
+      run_hvdrun({"--rsh", HVD_TEST_PRETENDED_AGENT, "-np", "3", "-H", "localhost:1,dead.example:2",
+                  rank_program(), "wait", unique_marker()});
+  EXPECT_EQ(result.code, 69) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("No route to host\n"));
+  EXPECT_THAT(result.err,
+              HasSubstr("hvdrun: host dead.example (ranks 1 and 2) could not be reached "
+                        "or was lost ("));
+  EXPECT_EQ(result.out, "") << "no program starts before all supervisors are there";
+}
+
+TEST(Hosts, OneWithoutHvdrunIs127) {
+  if (std::system("unshare --mount true 2>/dev/null") != 0)
+    GTEST_SKIP() << "may not make a mount namespace";
+  const std::string hvdrun = HVD_TEST_HVDRUN;
+  HvdrunProcess process(
+      {.arguments = {"--rsh", HVD_TEST_PRETENDED_AGENT, "-np", "2", "-H",
+                     "localhost:1,empty.example:1", rank_program(), "wait", unique_marker()},
+       .environment = {{"LAUNCHER_TEST_HIDDEN", hvdrun.substr(0, hvdrun.rfind('/'))}}});
+  const Result result = process.wait(30);
+  EXPECT_EQ(result.code, 127) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("did not find hvdrun on every host"));
 }
 
 TEST(Usage, IsTwo) {

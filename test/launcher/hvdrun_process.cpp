@@ -25,6 +25,26 @@ double seconds_since(long long start_ns) {
   return static_cast<double>(realtime_ns() - start_ns) / 1e9;
 }
 
+/// The fields of /proc/PID/stat after the name: the state, the parent, ... Empty if there is no
+/// such process.
+std::string stat_of(pid_t pid) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const std::size_t end = line.rfind(") ");
+  return end == std::string::npos ? "" : line.substr(end + 2);
+}
+
+char state_of(pid_t pid) {
+  const std::string fields = stat_of(pid);
+  return fields.empty() ? '\0' : fields[0];
+}
+
+pid_t parent_of(pid_t pid) {
+  const std::string fields = stat_of(pid);
+  return fields.size() < 3 ? 0 : static_cast<pid_t>(std::atoi(fields.c_str() + 2));
+}
+
 UniqueFd open_terminal(UniqueFd& slave) {
   UniqueFd master(::posix_openpt(O_RDWR | O_NOCTTY | O_CLOEXEC));
   std::array<char, 64> name{};
@@ -141,7 +161,10 @@ Result run_hvdrun(const std::vector<std::string>& arguments, double timeout_s) {
 }
 
 std::string rank_program() { return HVD_TEST_RANK_PROGRAM; }
-std::string mpi_program() { return HVD_TEST_MPI_PROGRAM; }
+std::string mpi_program() {
+  return std::getenv("HVD_TEST_MPIEXEC") != nullptr ? HVD_TEST_MPI_ABI_PROGRAM
+                                                    : HVD_TEST_MPI_PROGRAM;
+}
 std::string hvdrun() { return HVD_TEST_HVDRUN; }
 
 std::string unique_marker() {
@@ -163,6 +186,25 @@ std::vector<pid_t> processes_with(const std::string& marker) {
       found.push_back(static_cast<pid_t>(std::atoi(name.c_str())));
   }
   return found;
+}
+
+std::vector<pid_t> agents_of(pid_t hvdrun) {
+  const auto descends = [hvdrun](pid_t pid) {
+    while (pid > 1 && pid != hvdrun) pid = parent_of(pid);
+    return pid == hvdrun;
+  };
+  std::vector<pid_t> agents = processes_with(std::string("\0--agent\0", 9));
+  std::erase_if(agents, [&](pid_t pid) { return !descends(pid); });
+  return agents;
+}
+
+std::vector<pid_t> wait_until_gone(std::vector<pid_t> processes, double timeout_s) {
+  const long long start = realtime_ns();
+  while (true) {
+    std::erase_if(processes, [](pid_t pid) { return state_of(pid) == 'Z' || state_of(pid) == 0; });
+    if (processes.empty() || seconds_since(start) > timeout_s) return processes;
+    ::usleep(20'000);
+  }
 }
 
 std::vector<pid_t> wait_until_gone(const std::string& marker, double timeout_s) {

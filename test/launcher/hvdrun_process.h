@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "processes/job_folder.h"
+#include "mpirun/job_folder.h"
 #include "system/unique_fd.h"
 
 namespace hvd::launcher::test {
@@ -61,12 +61,17 @@ class HvdrunProcess {
 Result run_hvdrun(const std::vector<std::string>& arguments, double timeout_s = 30);
 /// Paths of the programs beside this file.
 std::string rank_program();
+/// Linked with the MPI under whose mpiexec the test runs: HVD_TEST_MPIEXEC.
 std::string mpi_program();
 std::string hvdrun();
 /// A word that does not occur on the command line of any other process.
 std::string unique_marker();
 /// The processes, except zombies, that have `marker` on their command line.
 std::vector<pid_t> processes_with(const std::string& marker);
+/// The agents that an hvdrun has started, also through a remote shell that is simulated here.
+std::vector<pid_t> agents_of(pid_t hvdrun);
+/// Waits until none of the processes exists. Returns those that are left after the time.
+std::vector<pid_t> wait_until_gone(std::vector<pid_t> processes, double timeout_s);
 /// Waits until no process is left, and returns the remaining ones after a time limit.
 std::vector<pid_t> wait_until_gone(const std::string& marker, double timeout_s);
 int count(const std::string& text, const std::string& part);

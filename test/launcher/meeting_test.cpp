@@ -111,10 +111,8 @@ TEST_F(HvdrunMeeting, FiveVariablesAreEnough) {
 }
 
 TEST_F(HvdrunMeeting, AnotherWayThatIsAskedForWins) {
-  const bool has_asio = *HVD_TEST_START_PROGRAM != '\0';  // the program is built only with Asio
-  if (has_asio)
-    expect_lives(run({"-np", "2", "-x", "HVD_INIT_METHOD=env://", program_, "lives"}), 2, 3,
-                 "tcp://127.0.0.1:");
+  expect_lives(run({"-np", "2", "-x", "HVD_INIT_METHOD=env://", program_, "lives"}), 2, 3,
+               "tcp://127.0.0.1:");
   const TemporaryFolder folder;
   const std::string file = "file://" + (folder.path() / "job").string();
   expect_lives(run({"-np", "2", "-x", "HVD_INIT_METHOD=" + file, program_, "lives"}), 2, 3, file);

@@ -6,14 +6,18 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "agent/host_order.h"
 #include "command/controller.h"
 #include "hvdrun_process.h"
 #include "reports/rank_output.h"
 #include "support/two_hosts.h"
+#include "system/process.h"
+#include "system/socket.h"
 
 namespace hvd::launcher::test {
 namespace {
@@ -227,6 +231,41 @@ TEST_F(MultiHost, WithoutMpirunAnHvdJobMeetsAndWorks) {
   }
 }
 
+// The same line on each host, and no remote shell.
+TEST_F(MultiHost, NodesOfTorchrunsCommandLinesFormOneJob) {
+  const std::string program = HVD_TEST_START_PROGRAM;
+  if (program.empty() || !finds_ucx()) GTEST_SKIP() << "there is no UCX";
+  std::vector<std::unique_ptr<HvdrunProcess>> nodes;
+  for (const int node : {1, 0}) {
+    Start start;
+    start.prefix = hosts_.prefix(node);
+    start.arguments = {"--nnodes",
+                       "2",
+                       "--nproc-per-node",
+                       "2",
+                       "--node-rank",
+                       std::to_string(node),
+                       "--master-addr",
+                       hosts_.address(0),
+                       "--bind",
+                       "none",
+                       program,
+                       "work"};
+    nodes.push_back(std::make_unique<HvdrunProcess>(start));
+  }
+  for (const int node : {1, 0}) {
+    const Result result = nodes[static_cast<std::size_t>(1 - node)]->wait();
+    EXPECT_EQ(result.code, 0) << result.out << result.err;
+    for (int local = 0; local < 2; ++local) {
+      EXPECT_EQ(count(result.out, rank_prefix(2 * node + local, 4) + "OK " +
+                                      std::to_string(2 * node + local) + " 4 " +
+                                      std::to_string(local) + " 2 ucx tcp://"),
+                2)
+          << result.out;
+    }
+  }
+}
+
 // If a message were lost for good, the ranks would be lost before the loop ends.
 TEST_F(MultiHost, WithoutMpirunALinkThatIsAwayForAMomentOnlyTakesTime) {
   const std::string program = HVD_TEST_START_PROGRAM;
@@ -241,6 +280,64 @@ TEST_F(MultiHost, WithoutMpirunALinkThatIsAwayForAMomentOnlyTakesTime) {
   const Result result = process.wait();
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(count(result.out, "OK "), 4) << result.out;
+}
+
+TEST(Agent, EndsAtASignalWhileItConnects) {
+  asio::io_context io;
+  asio::ip::tcp::acceptor mute = listen_anywhere(io, true);  // it accepts, and does not answer
+  Start start;
+  start.arguments = {"--agent"};
+  start.input = encode(HostOrder{.program = {"true"}, .ranks = {0}});
+  start.environment = {{"HVD_LAUNCHER_ADDRESSES", "127.0.0.1"},
+                       {"HVD_LAUNCHER_PORT", std::to_string(port_of(mute))},
+                       {"HVD_LAUNCHER_HOST", "another"},
+                       {"HVD_LAUNCHER_TOKEN", "token"}};
+  HvdrunProcess agent(start);
+  const auto connection = mute.accept();
+  agent.signal(SIGTERM);
+  const Result result = agent.wait(10);
+  EXPECT_EQ(result.code, 128 + SIGTERM) << result.err;
+}
+
+TEST(Hosts, ThisHostNeedsNoRemoteShell) {
+  std::vector<std::string> names = {"localhost", "127.0.0.1", "[::1]", own_hostname()};
+  for (const std::string& address : reachable_addresses())
+    names.push_back(address.find(':') == std::string::npos ? address : "[" + address + "]");
+  for (const std::string& name : names) {
+    const Result result = run_hvdrun({"--controller", "ucx", "--rsh", "false", "-np", "2", "-H",
+                                      name + ":2", rank_program(), "environment", "RANK"});
+    EXPECT_EQ(result.code, 0) << name << result.err;
+    EXPECT_THAT(result.out, HasSubstr("[1] RANK=1\n"));
+  }
+}
+
+TEST(Hosts, TheRemoteShellGetsUsersAndAddressesAsSshTakesThem) {
+  for (const char* host : {"user@h7", "fd00::7", "user@fd00::7"}) {
+    std::string written = host;
+    if (const std::size_t at = written.find("fd"); at != std::string::npos)
+      written = written.substr(0, at) + "[" + written.substr(at) + "]";
+    const Result result = run_hvdrun({"--controller", "ucx", "--dry-run", "--rsh", "ssh", "-np",
+                                      "1", "-H", written + ":1", "./train"});
+    EXPECT_EQ(result.code, 0) << result.err;
+    EXPECT_THAT(result.out, HasSubstr("ssh " + std::string(host) + " "));
+  }
+}
+
+TEST(LoneRanks, RanksThatNeverJoinAreWarnedOf) {
+  if (!finds_ucx()) GTEST_SKIP() << "auto chooses mpirun";
+  const auto run = [](const std::vector<std::string>& arguments) {
+    const Result result = run_hvdrun(arguments);
+    EXPECT_EQ(result.code, 0) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(run({"-np", "2", "sh", "-c", "true"}),
+              HasSubstr("warning: none of the 2 ranks has joined a job of hvd"));
+  EXPECT_THAT(run({"-np", "1", "sh", "-c", "true"}), IsEmpty());
+  EXPECT_THAT(run({"--controller", "ucx", "-np", "2", "sh", "-c", "true"}), IsEmpty());
+  EXPECT_THAT(run({"--nproc-per-node", "2", "sh", "-c", "true"}), IsEmpty());
+  const std::string program = HVD_TEST_START_PROGRAM;
+  if (program.empty()) return;
+  EXPECT_THAT(run({"-np", "2", program, "work"}), IsEmpty());
 }
 
 TEST(Hosts, AnUnreachableOneIs69) {

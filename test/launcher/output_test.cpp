@@ -14,10 +14,10 @@
 #include <string>
 #include <vector>
 
+#include "agent/core_share.h"
 #include "base/cpu_quota.h"
 #include "hvdrun_process.h"
-#include "processes/core_share.h"
-#include "processes/job_folder.h"
+#include "mpirun/job_folder.h"
 #include "reports/rank_output.h"
 
 namespace hvd::launcher::test {
@@ -250,6 +250,16 @@ TEST(Input, GoesToRankZero) {
   EXPECT_EQ(result.code, 0);
   EXPECT_THAT(result.out, HasSubstr("[0] stdin: first;second;\n"));
   EXPECT_THAT(result.out, HasSubstr("[1] stdin: \n"));
+}
+
+TEST(Input, OpenMpirunMayGiveItToAnotherRank) {
+  HvdrunProcess process(
+      {.arguments = {"-np", "2", "--mpi-args", "--stdin 1", rank_program(), "stdin"},
+       .input = "first\nsecond\n"});
+  const Result result = process.wait();
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[0] stdin: \n"));
+  EXPECT_THAT(result.out, HasSubstr("[1] stdin: first;second;\n"));
 }
 
 TEST(Environment, OfTheRanks) {

@@ -121,7 +121,10 @@ TEST(Signals, ASecondInterruptEndsTheGrace) {
   Running job("stubborn", {"-np", "2", "--grace", "20"});
   ASSERT_TRUE(job.ready);
   job.process.signal(SIGINT);
-  ASSERT_FALSE(job.process.wait_for("text of no process", 1, 0.3));
+  // hvdrun takes a second signal within 0.2 s for the same request. It has the first one before the
+  // ranks have it.
+  ASSERT_TRUE(job.process.wait_for("stays", 2, 10));
+  ::usleep(300'000);
   job.process.signal(SIGINT);
   const Result result = job.process.wait(10);
   EXPECT_EQ(result.code, 130);
@@ -159,7 +162,7 @@ TEST(Signals, KillingHvdrunLeavesNothing) {
   for (const std::string mode : {"wait", "stubborn"}) {
     Running job(mode);
     ASSERT_TRUE(job.ready);
-    ASSERT_GE(processes_with(job.marker).size(), 4U);
+    ASSERT_GE(processes_with(job.marker).size(), 3U) << "hvdrun and two programs";
     job.process.signal(SIGKILL);
     const auto start = std::chrono::steady_clock::now();
     EXPECT_THAT(wait_until_gone(job.marker, 5), IsEmpty());

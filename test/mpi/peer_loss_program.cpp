@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "hvd/error.h"
 #include "mpi/support/hanging_mpi.h"
@@ -15,10 +16,13 @@
 #include "transport/mpi/mpi_world.h"
 
 // One rank of peer_loss_test. The first argument selects how the last rank is lost: kill, stop,
-// exit (in the middle of the job), absent (it does not join), init-kill (inside MPI_Init), hang (a
-// call of MPI does not return) or pipe (no loss, but every rank gets a SIGPIPE). The others print
-// "rank R lost K after M ms: CAUSE" or "rank R gave up: MESSAGE", and rank 0 prints "segments
-// PREFIX", the prefix of the names in shared memory.
+// exit (in the middle of the job), absent (it does not join), init-kill (inside MPI_Init),
+// begin-kill (after it has joined and before the job begins), begin-kill-late (the same, and the
+// next rank reaches the exchange after rank 0 has ended), begin-late (it misses rank 0's deadline),
+// hang (a call of MPI does not return), unfinalised (it leaves in order and does not finalise MPI)
+// or pipe (no loss, but every rank gets a SIGPIPE). The others print "rank R lost K after M ms:
+// CAUSE" or "rank R gave up: MESSAGE", and rank 0 prints "segments PREFIX", the prefix of the names
+// in shared memory.
 
 namespace {
 
@@ -66,6 +70,60 @@ int launcher_rank() { return hvd::testing::mpi_launcher_rank().value_or(-1); }
 
 bool is_last() { return launcher_rank() == hvd::testing::mpi_launcher_size().value_or(-1) - 1; }
 
+int give_up(const hvd::PeerLostError& error) {
+  std::printf("rank %d gave up: %s\n", launcher_rank(), error.what());
+  std::fflush(stdout);
+  std::this_thread::sleep_for(500ms);  // the others detect it before the job ends
+  return 0;
+}
+
+/// The last rank is killed while the others wait for it in an exchange of the start.
+int be_killed_or_give_up(const hvd::mpi::MpiWorld& world) {
+  if (is_last()) {
+    std::this_thread::sleep_for(200ms);
+    raise(SIGKILL);
+  }
+  std::vector<int> ranks(static_cast<std::size_t>(world.topology().size));
+  try {
+    world.allgather(&world.topology().rank, ranks.data(), sizeof(int), 30s);
+  } catch (const hvd::PeerLostError& error) {
+    return give_up(error);
+  }
+  return 1;
+}
+
+/// Rank 0 gives up in an exchange of the start and ends at once. Rank 1 finds both its end and the
+/// cause.
+int follow_rank_0(const hvd::mpi::MpiWorld& world, bool killed) {
+  if (is_last()) {
+    if (killed) raise(SIGKILL);
+    std::this_thread::sleep_for(3s);
+    hvd::mpi::mark_failed();
+    return 0;
+  }
+  const bool first = launcher_rank() == 0;
+  if (!first && killed) std::this_thread::sleep_for(1s);
+  std::vector<int> ranks(static_cast<std::size_t>(world.topology().size));
+  try {
+    world.allgather(&world.topology().rank, ranks.data(), sizeof(int),
+                    first && !killed ? 500ms : 30s);
+  } catch (const hvd::PeerLostError& error) {
+    std::printf("rank %d gave up: %s (lost rank %d)\n", launcher_rank(), error.what(),
+                error.rank());
+    std::fflush(stdout);
+    _exit(0);
+  }
+  return 1;
+}
+
+/// All ranks leave in order. The others end by exit() while the last one does not finalise MPI.
+int leave_without_finalising(hvd::control::ControlPlane& plane) {
+  plane.farewell();
+  if (!is_last()) return 0;
+  std::this_thread::sleep_for(200ms);
+  _Exit(0);
+}
+
 /// The last rank starts MPI and never joins.
 int be_absent_or_give_up() {
   hvd::mpi::ensure_initialized();
@@ -77,8 +135,7 @@ int be_absent_or_give_up() {
   try {
     hvd::mpi::MpiWorld::join({.start_timeout = 500ms});
   } catch (const hvd::PeerLostError& error) {
-    std::printf("rank %d gave up: %s\n", launcher_rank(), error.what());
-    return 0;
+    return give_up(error);
   }
   return 1;
 }
@@ -88,6 +145,9 @@ int be_absent_or_give_up() {
 int main(int argc, char** argv) {
   if (argc != 2) return 2;
   const std::string how = argv[1];
+  // Registered before MPI starts, so it runs after MPI_Finalize.
+  if (how == "unfinalised")
+    std::atexit([] { std::printf("rank %d finalised\n", launcher_rank()); });
   if (how == "absent") return be_absent_or_give_up();
   if (how == "init-kill" && is_last())
     hvd::testing::hanging_mpi.before_init = [] { raise(SIGKILL); };
@@ -95,7 +155,11 @@ int main(int argc, char** argv) {
       {.start_timeout = how == "init-kill" ? 1s : 10s, .call_timeout = 500ms});
   if (world->topology().rank == 0)
     std::printf("segments %s\n", world->node()->name_prefix().c_str());
+  if (how == "begin-kill") return be_killed_or_give_up(*world);
+  if (how == "begin-kill-late" || how == "begin-late")
+    return follow_rank_0(*world, how == "begin-kill-late");
   const auto plane = hvd::testing::mpi_control_plane(world);
+  if (how == "unfinalised") return leave_without_finalising(*plane);
   if (how == "pipe") {
     raise(SIGPIPE);
     plane->farewell();

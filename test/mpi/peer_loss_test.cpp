@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdio>
+#include <iterator>
 #include <regex>
 #include <string>
 
@@ -71,27 +72,54 @@ TEST(PeerLoss, AStoppedRankIsNoticedByItsSilence) {
   expect_noticed(run("stop"), 2500, "no sign of life for 1.");
 }
 
-TEST(PeerLoss, AnAbsentRankEndsTheStart) {
-  const Job job = run("absent");
-  for (int rank = 0; rank < 2; ++rank) {
-    EXPECT_NE(
-        job.output.find("rank " + std::to_string(rank) + " gave up: init: not all 3 ranks arrived"),
-        std::string::npos)
-        << job.output;
+/// Expects that ranks 0 and 1 have each printed a line, long before the test's deadline.
+/// @param pattern of a line; "RANK" stands for the rank
+void expect_each_survivor_prints(const Job& job, const std::string& pattern) {
+  for (const char* const rank : {"0", "1"}) {
+    const std::regex line(std::regex_replace(pattern, std::regex("RANK"), rank));
+    EXPECT_TRUE(std::regex_search(job.output, line)) << job.output;
   }
   EXPECT_LT(job.took, 20s);
+}
+
+TEST(PeerLoss, AnAbsentRankEndsTheStart) {
+  expect_each_survivor_prints(run("absent"), "rank RANK gave up: init: not all 3 ranks arrived");
 }
 
 // The rank is killed inside MPI_Init, which does not check a deadline of hvd and would wait
 // forever.
 TEST(PeerLoss, ARankThatDiesInsideTheStartOfMpiEndsTheStartOfTheOthers) {
-  const Job job = run("init-kill");
-  for (int rank = 0; rank < 2; ++rank) {
-    const std::regex line("hvd::init: rank " + std::to_string(rank) +
-                          " has waited 1\\.[0-9] s \\(HVD_START_TIMEOUT\\) and MPI_Init_thread has "
-                          "not returned.*ends with code 75");
-    EXPECT_TRUE(std::regex_search(job.output, line)) << job.output;
-  }
+  expect_each_survivor_prints(run("init-kill"),
+                              "hvd::init: rank RANK has waited 1\\.[0-9] s \\(HVD_START_TIMEOUT\\) "
+                              "and MPI_Init_thread has not returned.*ends with code 75");
+}
+
+// The deadline is 30 s.
+TEST(PeerLoss, ARankThatDiesBeforeTheJobBeginsIsNamedLongBeforeTheDeadline) {
+  expect_each_survivor_prints(run("begin-kill"),
+                              "rank RANK gave up: hvd::init: rank 2 \\(host .*\\) ended while the "
+                              "job began: process [0-9]+ ended");
+}
+
+TEST(PeerLoss, ARankThatGivesUpBecauseOfALossIsNotTakenForTheLoss) {
+  expect_each_survivor_prints(run("begin-kill-late"),
+                              "rank RANK gave up: hvd::init: rank 2 \\(host .*\\) ended while the "
+                              "job began: process [0-9]+ ended.* \\(lost rank 2\\)");
+}
+
+TEST(PeerLoss, ARankThatMissesItsDeadlineIsNotTakenForTheLoss) {
+  expect_each_survivor_prints(run("begin-late"),
+                              "rank RANK gave up: init: not all 3 ranks arrived in time .*"
+                              "\\(lost rank -1\\)");
+}
+
+// With MPICH and Intel MPI, MPI_Finalize waits for such a rank without a limit.
+TEST(PeerLoss, ARankThatDoesNotFinaliseMpiEndsTheOthersWithinSeconds) {
+  const Job job = run("unfinalised");
+  const std::regex line(
+      "rank [01] finalised|MPI_Finalize has not returned within 5\\.0 s .* ends with code 0");
+  const std::sregex_iterator first(job.output.begin(), job.output.end(), line);
+  EXPECT_EQ(std::distance(first, std::sregex_iterator()), 2) << job.output;
   EXPECT_LT(job.took, 20s);
 }
 

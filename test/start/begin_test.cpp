@@ -60,22 +60,16 @@ class BeginTest : public ::testing::TestWithParam<const char*> {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_TRUE(there_is(end_of_name)) << end_of_name;
   }
-  void wait_for_rank_0() const { wait_for(in_store() ? "_now" : "job"); }
-  void wait_for_address_of(int rank) const {
-    // "address/0", in hex
-    wait_for(in_store() ? "key.address_" + std::to_string(rank)
-                        : "key.616464726573732f3" + std::to_string(rank));
-  }
-  /// Ranks 0 and 2 then wait for the address of rank 1.
+  void wait_for_rank_0() const { wait_for("run"); }
+  /// Ranks 0 and 2 then wait for rank 1's part in the second exchange.
   void start_three_of_which_rank_1_is_stopped() {
     ranks_.push_back(start(0));
     wait_for_rank_0();
     ranks_.push_back(start(1));
-    wait_for("join.1");
+    wait_for("arrival.1");
     ranks_[1].signal(SIGSTOP);
     ranks_.push_back(start(2));
-    wait_for_address_of(0);
-    wait_for_address_of(2);
+    wait_for("part.2.2");
   }
   static void expect_loss_of(int rank, Process& seen_by) {
     const auto end = seen_by.wait(std::chrono::steady_clock::now() + kPatience);
@@ -92,7 +86,7 @@ TEST_P(BeginTest, ARankThatEndsBeforeAllHaveJoinedIsNamed) {
   Process rank_0 = start(0);
   wait_for_rank_0();
   Process rank_1 = start(1);
-  wait_for("join.1");
+  wait_for("arrival.1");
   rank_1.signal(SIGKILL);
   const auto end = rank_0.wait(std::chrono::steady_clock::now() + kPatience);
   EXPECT_THAT(end.output,
@@ -114,15 +108,15 @@ TEST_P(BeginTest, SoIsRank0) {
   expect_loss_of(0, ranks_[2]);
 }
 
-// The rank 0 that ended may belong to an earlier job, and another rank 0 may still be started.
-TEST_P(BeginTest, ARank0ThatEndsBeforeAllHaveJoinedMayBeStartedAgain) {
+// A rank that rank 0 has accepted never joins another run.
+TEST_P(BeginTest, AnAcceptedRankEndsWithRank0AndTheNextRunBegins) {
   Process first = start(0);
   wait_for_rank_0();
-  Process rank_1 = start(1);
-  wait_for("join.1");
+  Process left_behind = start(1);
+  wait_for("accepted.1");
   first.signal(SIGKILL);
-  Process rank_0 = start(0);
-  Process rank_2 = start(2);
+  expect_loss_of(0, left_behind);
+  Process rank_0 = start(0), rank_1 = start(1), rank_2 = start(2);
   for (Process* const rank : {&rank_0, &rank_1, &rank_2}) {
     const auto end = rank->wait(std::chrono::steady_clock::now() + kPatience);
     EXPECT_EQ(end.code, 0) << end.output;
@@ -139,11 +133,11 @@ TEST_P(BeginTest, ARankOfAnotherPidNamespaceIsWaitedFor) {
   Process rank_0 = start(0, {}, "init_timeout=3");
   wait_for_rank_0();
   Process rank_1 = start(1, apart);
-  wait_for("join.1");
+  wait_for("arrival.1");
   rank_1.signal(SIGKILL);
   const auto end = rank_0.wait(std::chrono::steady_clock::now() + kPatience);
   EXPECT_THAT(end.output, AllOf(HasSubstr("PeerLostError 2 "), HasSubstr("rank 2 has not joined"),
-                                Not(HasSubstr("has ended before"))));
+                                Not(HasSubstr("ended before the job"))));
 }
 
 INSTANTIATE_TEST_SUITE_P(Place, BeginTest, ::testing::Values("file", "store"),

@@ -5,12 +5,7 @@
 set -euo pipefail
 program=$1 core=$2 abi=$3 native=${4:-} mpirun=${5:-}
 library=$(dirname "$(dirname "$HVD_TEST_MPIEXEC")")/lib/libmpi_abi.so.1
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-fail() {
-  printf 'mpi_abi_module_test: %s\n' "$*" >&2
-  exit 1
-}
+source "$(dirname "$0")/module_test.sh"
 # alone NAME=VALUE... : start_program as one process, with the libhvd_core.so in $work.
 alone() { env LD_LIBRARY_PATH="$work" "$@" "$program" init </dev/null 2>&1; }
 # start NAME=VALUE... : the same as two ranks.

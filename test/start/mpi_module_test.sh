@@ -3,12 +3,7 @@
 # mpi_module_test.sh START_PROGRAM LIBHVD_CORE OTHER_MODULE
 set -euo pipefail
 program=$1 core=$2 other=$3
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-fail() {
-  printf 'mpi_module_test: %s\n' "$*" >&2
-  exit 1
-}
+source "$(dirname "$0")/module_test.sh"
 # run NAME=VALUE... : start_program as one rank, with the libhvd_core.so in $work.
 run() { env LD_LIBRARY_PATH="$work${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" "$@" "$program" init </dev/null 2>&1; }
 

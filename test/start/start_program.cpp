@@ -2,9 +2,10 @@
 //
 // MODE: work (operations, a process set and shutdown, twice), init (joins and leaves), kill (the
 // last rank kills itself between two operations), kill_first (before the first one), loop (endless
-// operations; prints "RUNNING rank" after the first). NAME: init_method, rank, world_size,
-// init_timeout (seconds) and backend of hvd::Options; store (a folder that the program uses as its
-// store); seconds (loop ends this long after its first operation). Prints
+// operations; prints "RUNNING rank" after the first), run (compares the number of the run with that
+// of the other ranks). NAME: init_method, rank, world_size, init_timeout (seconds) and backend of
+// hvd::Options; store (a folder that the program uses as its store); run (the number of the run);
+// seconds (loop ends this long after its first operation). Prints
 // "OK rank size local_rank local_size controller init_method" after each job, or "CLASS message" of
 // an exception.
 #include <fcntl.h>
@@ -63,12 +64,10 @@ void sum_of_ranks(const hvd::ProcessSet& set, std::size_t elements) {
   expect(memory.front() == sum && memory.back() == sum, "a sum over the ranks");
 }
 
-void gather_ranks() {
-  std::vector<float> own(static_cast<std::size_t>(hvd::rank() + 1),
-                         static_cast<float>(hvd::rank()));
+std::vector<float> gather(const char* name, std::vector<float> own) {
   std::vector<float> all;
   hvd::Submission submission;
-  submission.name = "ranks";
+  submission.name = name;
   submission.parameters = hvd::Allgather{};
   submission.input = view(own);
   submission.allocate_output = [&all](const hvd::OutputSizes& sizes) {
@@ -77,10 +76,22 @@ void gather_ranks() {
     return view(all);
   };
   run(std::move(submission));
+  return all;
+}
+
+void gather_ranks() {
+  const auto all = gather("ranks", std::vector<float>(static_cast<std::size_t>(hvd::rank() + 1),
+                                                      static_cast<float>(hvd::rank())));
   std::size_t at = 0;
   for (int rank = 0; rank < hvd::size(); ++rank)
     for (int i = 0; i <= rank; ++i)
       expect(all.at(at++) == static_cast<float>(rank), "the ranks that were gathered");
+}
+
+void compare_runs(float number) {
+  const auto all = gather("run", {number});
+  expect(all == std::vector<float>(static_cast<std::size_t>(hvd::size()), number),
+         "a rank of another run has joined");
 }
 
 void work() {
@@ -110,6 +121,7 @@ bool on_any_rank(bool value) {
 }
 
 const char* store_folder = nullptr;               ///< from the arguments
+float run_number = 0;                             ///< from the arguments
 std::optional<std::chrono::seconds> loop_length;  ///< from the arguments
 
 void loop() {
@@ -133,6 +145,7 @@ hvd::Options options_of(int count, char** arguments) {
     if (name == "init_method") options.init_method = value;
     if (name == "backend") options.backend = value;
     if (name == "store") store_folder = arguments[i] + equals + 1;
+    if (name == "run") run_number = std::stof(value);
     if (name == "seconds") loop_length = std::chrono::seconds(std::atoi(value.c_str()));
     if (name == "rank") options.rank = std::atoi(value.c_str());
     if (name == "world_size") options.world_size = std::atoi(value.c_str());
@@ -199,6 +212,7 @@ void join_and(const std::string& mode, const hvd::Options& options) {
   if (mode == "work") work();
   if (mode == "kill" || mode == "kill_first") lose_last_rank(mode == "kill");
   if (mode == "loop") loop();
+  if (mode == "run") compare_runs(run_number);
   std::printf("OK %d %d %d %d %s %s\n", hvd::rank(), hvd::size(), hvd::local_rank(),
               hvd::local_size(), hvd::controller().c_str(), hvd::init_method().c_str());
   hvd::shutdown();

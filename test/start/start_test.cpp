@@ -226,9 +226,9 @@ TEST_F(StartTest, ARankThatIsStartedTwiceIsRefused) {
     for (const int rank : {0, 1, 1})
       start_rank("init", method, rank, 3, {{"HVD_START_TIMEOUT", "2"}});
     const auto ends = wait_for_all();
-    const auto twice = std::count_if(ends.begin(), ends.end(), [](const auto& end) {
-      return end.output.find("UsageError") != std::string::npos &&
-             end.output.find("rank 1 has joined at") != std::string::npos &&
+    const auto twice = std::count_if(ends.begin(), ends.end(), [&](const auto& end) {
+      return end.output.find("UsageError hvd::init: rank 1 ") != std::string::npos &&
+             end.output.find("has joined at " + method) != std::string::npos &&
              end.output.find("twice") != std::string::npos;
     });
     EXPECT_EQ(twice, 1) << ends[0].output << ends[1].output << ends[2].output;

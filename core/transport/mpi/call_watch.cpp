@@ -1,8 +1,6 @@
 #include "transport/mpi/call_watch.h"
 
 #include <mpi.h>
-#include <pthread.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <array>
@@ -11,6 +9,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "hvd/error.h"
 
 namespace hvd::mpi {
@@ -53,19 +52,12 @@ void CallTimer::sample(TimePoint now, std::uint64_t moves) noexcept {
 
 CallWatch::CallWatch(Duration limit, OnHang on_hang)
     : next_(WatchSettings{limit, true, std::move(on_hang), {}}) {
-  // Signals must be delivered to the program's own threads.
-  sigset_t all;
-  sigset_t before;
-  sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
   try {
-    thread_ = std::jthread([this](const std::stop_token& stop) { run(stop); });
-    ::pthread_setname_np(thread_.native_handle(), "hvd-watch");
+    thread_ = start_thread("hvd-watch", [this](const std::stop_token& stop) { run(stop); });
   } catch (const std::system_error& error) {
     HVD_LOG(kWarning) << "cannot start the thread that watches the calls of MPI: " << error.what()
                       << "; a call that never returns will not be detected";
   }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
 }
 
 CallWatch::~CallWatch() = default;

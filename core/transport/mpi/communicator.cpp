@@ -62,11 +62,15 @@ class ReturnErrors {
   MPI_Errhandler before_ = MPI_ERRHANDLER_NULL;
 };
 
-void wait_for_all(MPI_Request& request, Deadline deadline, const char* call, int size) {
+void wait_for_all(MPI_Request& request, Deadline deadline, const char* call, int size,
+                  const std::function<void()>& check_ranks = {}) {
   const bool arrived = poll_until(deadline, [&] {
     int done = 0;
-    const WatchedCall watched(call);
-    check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
+    {
+      const WatchedCall watched(call);
+      check(MPI_Test(&request, &done, MPI_STATUS_IGNORE), call);
+    }
+    if (done == 0 && check_ranks) check_ranks();
     return done != 0;
   });
   if (arrived) return;
@@ -128,7 +132,8 @@ int Communicator::tag_upper_bound() const {
   return found ? *static_cast<int*>(value) : kLowestAllowed;
 }
 
-void Communicator::allgather(const void* mine, void* all, int bytes, Deadline deadline) const {
+void Communicator::allgather(const void* mine, void* all, int bytes, Deadline deadline,
+                             const std::function<void()>& check_ranks) const {
   // Copies that outlive a missed deadline, when MPI may still read and write them.
   struct Pending {
     std::vector<char> mine;
@@ -145,7 +150,7 @@ void Communicator::allgather(const void* mine, void* all, int bytes, Deadline de
                          MPI_BYTE, handle_, &pending->request),
           "MPI_Iallgather");
   }
-  wait_for_all(pending->request, deadline, "MPI_Iallgather", size_);
+  wait_for_all(pending->request, deadline, "MPI_Iallgather", size_, check_ranks);
   std::copy(pending->all.begin(), pending->all.end(), static_cast<char*>(all));
   delete pending;
 }

@@ -2,6 +2,8 @@
 
 #include <mpi.h>
 
+#include <functional>
+
 #include "base/clock.h"
 
 namespace hvd::mpi {
@@ -32,7 +34,10 @@ class Communicator {
 
   /// Gathers `bytes` bytes of each rank on all ranks, in rank order. Collective, and waits at most
   /// until the deadline, like duplicate().
-  void allgather(const void* mine, void* all, int bytes, Deadline deadline) const;
+  /// @param check_ranks called again and again while this rank waits. An error that it throws ends
+  /// the wait, and the gathering stays incomplete
+  void allgather(const void* mine, void* all, int bytes, Deadline deadline,
+                 const std::function<void()>& check_ranks = {}) const;
 
  private:
   explicit Communicator(MPI_Comm handle);

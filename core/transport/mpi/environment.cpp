@@ -6,11 +6,14 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <utility>
+#include <vector>
 
 #include "base/log.h"
 #include "base/mutex.h"
 #include "hvd/error.h"
 #include "transport/mpi/call_watch.h"
+#include "transport/mpi/finalize_watch.h"
 
 // Note [SIGPIPE]
 // When the process at the other end of a connection dies, Open MPI may write to it once more, and
@@ -40,6 +43,8 @@ struct ProcessState {
   std::atomic<bool> warned{false};
   std::atomic<bool> failed{false};
   std::atomic<int> open_worlds{0};
+  Mutex neighbours_mutex;
+  std::vector<ProcessIdentity> neighbours HVD_GUARDED_BY(neighbours_mutex);
 };
 
 // Never destroyed: the exit handler and destructors of static objects use it in any order.
@@ -54,12 +59,18 @@ int provided_level() noexcept {
   return level;
 }
 
-void finalize_at_exit() {
-  const ProcessState& state = process_state();
+void finalize_at_exit(int exit_code, void*) {
+  ProcessState& state = process_state();
   // A child made by fork() inherits this handler and the state of MPI, but the connections belong
   // to its parent.
   if (state.process != ::getpid()) return;
   if (!is_active() || state.failed || state.open_worlds > 0) return;
+  std::vector<ProcessIdentity> neighbours;
+  {
+    const MutexLock lock(state.neighbours_mutex);
+    neighbours = state.neighbours;
+  }
+  const FinalizeWatch watch(neighbours, exit_code);
   MPI_Finalize();
 }
 
@@ -72,8 +83,8 @@ void initialize() {
   process_state().initialized_here = true;
   process_state().process = ::getpid();
   // Registered after MPI has started, so it runs before MPI's own exit handlers.
-  if (std::atexit(finalize_at_exit) != 0) {
-    HVD_LOG(kWarning) << "atexit() refused a handler: MPI_Finalize will not be called at exit";
+  if (::on_exit(finalize_at_exit, nullptr) != 0) {
+    HVD_LOG(kWarning) << "on_exit() refused a handler: MPI_Finalize will not be called at exit";
   }
 }
 
@@ -147,6 +158,11 @@ std::string library_version() {
 
 void mark_failed() noexcept { process_state().failed = true; }
 bool has_failed() noexcept { return process_state().failed; }
+void set_neighbours(std::vector<ProcessIdentity> neighbours) {
+  ProcessState& state = process_state();
+  const MutexLock lock(state.neighbours_mutex);
+  state.neighbours = std::move(neighbours);
+}
 void world_opened() noexcept { ++process_state().open_worlds; }
 void world_closed() noexcept { --process_state().open_worlds; }
 

@@ -2,6 +2,9 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
+
+#include "base/process_watch.h"
 
 /// The process-wide state of MPI, which the standard makes global: initialised once, finalised
 /// once, never restarted. All functions are thread-safe except ensure_initialized(), which changes
@@ -33,6 +36,10 @@ std::string library_version();
 /// without a limit.
 void mark_failed() noexcept;
 bool has_failed() noexcept;
+
+/// Records the processes of the other ranks on this host, as of the latest job. hvd then limits its
+/// call of MPI_Finalize; see Note [MPI_Finalize].
+void set_neighbours(std::vector<ProcessIdentity>);
 
 /// Mark the span between joining and leaving a job. A process that exits inside it skips
 /// MPI_Finalize, which would wait for peers that wait for this process. The peers detect its end.

@@ -58,6 +58,7 @@ std::shared_ptr<MpiWorld> MpiWorld::join(const WorldOptions& options) {
   };
   world->node_ = host::Node::join(world->control_->rank(), world->control_->size(), exchange,
                                   options.control_segment);
+  set_neighbours(world->node_->control_segment().other_processes());
   free_retired_communicators();
   world->watch_ = std::move(watch);
   MpiWorld* const self = world.get();
@@ -77,7 +78,7 @@ void MpiWorld::end_because(const std::string& call, int peer, Duration lasted) n
            ", as happens when a connection breaks");
   const Topology& topology = node_->topology();
   const auto suspect = node_->control_segment().find_loss(topology.rank);
-  const int lost = suspect ? suspect->accused.value_or(node_->rank_of_slot(suspect->slot)) : -1;
+  const int lost = suspect ? node_->lost_rank(*suspect) : -1;
   if (suspect && suspect->accused) {
     cause += text("; rank ", node_->rank_of_slot(suspect->slot), " reports: ", suspect->cause);
   } else if (suspect) {
@@ -100,7 +101,27 @@ MpiWorld::~MpiWorld() {
 
 void MpiWorld::allgather(const void* mine, void* all, int bytes,
                          std::chrono::milliseconds timeout) const {
-  control_->allgather(mine, all, bytes, std::chrono::steady_clock::now() + timeout);
+  try {
+    control_->allgather(mine, all, bytes, std::chrono::steady_clock::now() + timeout,
+                        [this] { check_ranks_of_host(); });
+  } catch (const PeerLostError& error) {
+    // This rank may end now. The others of its host then report the same loss instead of its end.
+    node_->control_segment().accuse(error.rank(), error.what());
+    throw;
+  }
+}
+
+void MpiWorld::check_ranks_of_host() const {
+  if (node_->control_segment().endings() == 0) return;
+  const auto loss = node_->control_segment().find_loss(topology().rank);
+  if (!loss) return;
+  hvd::mpi::mark_failed();
+  if (loss->accused) throw PeerLostError(loss->cause, *loss->accused);
+  const int lost = node_->rank_of_slot(loss->slot);
+  throw PeerLostError(
+      text("hvd::init: rank ", lost, " (host ", topology().host_name(lost),
+           ") ended while the job began: ", loss->cause, "; see what it last wrote"),
+      lost);
 }
 
 void MpiWorld::mark_failed() noexcept {

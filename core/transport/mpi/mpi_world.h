@@ -54,7 +54,8 @@ class MpiWorld {
 
   /// Gathers `bytes` bytes of each rank on all ranks, in rank order. Collective; for the start of a
   /// job.
-  /// @throws PeerLostError when a rank has not arrived in time
+  /// @throws PeerLostError when a rank has not arrived in time, or when the process of a rank of
+  /// this host has ended
   void allgather(const void* mine, void* all, int bytes, std::chrono::milliseconds timeout) const;
 
   /// Records that this rank leaves in order, so that MPI is finalised. The control segment has its
@@ -67,6 +68,7 @@ class MpiWorld {
 
  private:
   MpiWorld() = default;
+  void check_ranks_of_host() const;
   [[noreturn]] void end_because(const std::string& call, int peer, Duration lasted) noexcept;
 
   std::unique_ptr<Communicator> control_;

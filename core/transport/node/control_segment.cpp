@@ -29,10 +29,18 @@ struct alignas(kCacheLinePair) ControlSegment::Slot {
   alignas(kCacheLinePair) ArrivalFlags arrival_flags;
   alignas(kCacheLinePair) std::atomic<std::int64_t> heartbeat;
   LifeLock life;
-  std::atomic<std::int32_t> accused;  ///< world rank + 1; 0 if the process accuses no rank
+  std::atomic<std::int32_t> accused;  ///< encoded(world rank); 0 if the process accuses no rank
   ProcessIdentity process;
   char cause[512];  ///< of the accusation; zero-terminated
 };
+
+namespace {
+
+// A slot that is all zero accuses no rank.
+std::int32_t encoded(int accused) noexcept { return accused - ControlSegment::kUnknownRank + 1; }
+int decoded(std::int32_t accused) noexcept { return accused + ControlSegment::kUnknownRank - 1; }
+
+}  // namespace
 
 static_assert(std::atomic<std::int64_t>::is_always_lock_free,
               "heartbeats are shared between processes");
@@ -141,7 +149,7 @@ void ControlSegment::accuse(int world_rank, std::string_view cause) noexcept {
   const std::size_t length = std::min(cause.size(), sizeof(own.cause) - 1);
   std::memcpy(own.cause, cause.data(), length);
   own.cause[length] = '\0';
-  own.accused.store(world_rank + 1, std::memory_order_seq_cst);
+  own.accused.store(encoded(world_rank), std::memory_order_seq_cst);
 }
 
 std::optional<ControlSegment::Loss> ControlSegment::check(TimePoint now, Duration timeout) {
@@ -151,7 +159,7 @@ std::optional<ControlSegment::Loss> ControlSegment::check(TimePoint now, Duratio
     const bool ended =
         other.life.ended.load(std::memory_order_seq_cst) != 0 || watched.process.ended();
     if (const int accused = other.accused.load(std::memory_order_seq_cst); accused != 0)
-      return Loss{watched.slot, other.cause, accused - 1};
+      return Loss{watched.slot, other.cause, decoded(accused)};
     const std::int64_t heartbeat = other.heartbeat.load(std::memory_order_acquire);
     if (heartbeat != watched.heartbeat) {
       watched.heartbeat = heartbeat;
@@ -166,6 +174,13 @@ std::optional<ControlSegment::Loss> ControlSegment::check(TimePoint now, Duratio
                 {}};
   }
   return std::nullopt;
+}
+
+std::vector<ProcessIdentity> ControlSegment::other_processes() {
+  std::vector<ProcessIdentity> processes;
+  for (int index = 0; index < slots_; ++index)
+    if (index != own_) processes.push_back(slot(index).process);
+  return processes;
 }
 
 std::vector<std::pair<int, bool>> ControlSegment::departures() {
@@ -185,7 +200,8 @@ std::optional<ControlSegment::Loss> ControlSegment::find_loss(int own_rank) noex
       const bool ended = other.life.ended.load(std::memory_order_seq_cst) != 0 ||
                          ProcessWatch(other.process).ended();
       const int accused = other.accused.load(std::memory_order_seq_cst);
-      if (accused != 0 && accused != own_rank + 1) return Loss{index, other.cause, accused - 1};
+      if (accused != 0 && accused != encoded(own_rank))
+        return Loss{index, other.cause, decoded(accused)};
       if (ended && accused == 0 && other.life.left.load(std::memory_order_seq_cst) == 0) {
         return Loss{index, text("process ", other.process.pid, " ended"), {}};
       }

@@ -27,11 +27,14 @@ namespace hvd::host {
 /// ranks leave no file behind.
 class ControlSegment {
  public:
+  /// For accuse(): a rank is lost, and the process cannot tell which.
+  static constexpr int kUnknownRank = -1;
+
   struct Loss {
     int slot = 0;
     std::string cause = {};
-    /// The world rank whose loss made the slot's process fail (possibly its own rank). `cause` is
-    /// then the text of its report.
+    /// The world rank whose loss made the slot's process fail (possibly its own rank), or
+    /// kUnknownRank. `cause` is then the text of its report.
     std::optional<int> accused = {};
   };
 
@@ -74,12 +77,14 @@ class ControlSegment {
   }
   void heartbeat(TimePoint now) noexcept;
   void farewell() noexcept;
-  /// Reports that this process fails because it has lost a world rank, and that it may end at any
-  /// time. The text is truncated to the size of its field (511 bytes).
+  /// Reports that this process fails because it has lost a world rank (or kUnknownRank), and that
+  /// it may end at any time. The text is truncated to the size of its field (511 bytes).
   void accuse(int world_rank, std::string_view cause) noexcept;
   /// Returns the first slot whose process accuses another rank, or which has ended or sent no
   /// heartbeat for `timeout` without a farewell.
   std::optional<Loss> check(TimePoint now, Duration timeout);
+  /// The processes of the other slots. Call it once all slots have been entered.
+  std::vector<ProcessIdentity> other_processes();
   /// The other slots that have sent a farewell, each with whether its process has ended.
   std::vector<std::pair<int, bool>> departures();
   /// Returns the first loss found in one pass. For threads that do not drive the engine. Ignores

@@ -11,12 +11,12 @@
 #include <cstring>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/mutex.h"
 #include "base/text.h"
+#include "base/thread.h"
 
 namespace hvd::host {
 namespace {
@@ -201,10 +201,7 @@ LifeWatch::LifeWatch(std::vector<Member> members, std::size_t own, std::function
                      std::shared_ptr<void> memory)
     : thread_(std::make_shared<Thread>(std::move(members), own, std::move(notify_all),
                                        std::move(memory))) {
-  std::thread([thread = thread_] {
-    ::pthread_setname_np(::pthread_self(), "hvd-life");
-    thread->run();
-  }).detach();
+  start_thread("hvd-life", [thread = thread_] { thread->run(); }).detach();
 }
 
 LifeWatch::~LifeWatch() { thread_->stop(); }

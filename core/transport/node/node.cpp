@@ -19,11 +19,8 @@
 #include "hvd/error.h"
 
 namespace hvd::host {
-namespace {
 
-/// Sent by each rank to all others when it joins. Plain bytes, since all ranks run the same program
-/// on the same architecture.
-struct HostReport {
+struct NodeJoin::HostReport {
   char host[128];
   char boot[64];
   std::uint64_t shm_device;
@@ -31,10 +28,12 @@ struct HostReport {
   std::uint64_t token;
 };
 
-struct ControlSegmentReport {
+struct NodeJoin::SegmentReport {
   char failure[192];         ///< empty on success
   std::uint64_t free_bytes;  ///< available for segments
 };
+
+namespace {
 
 std::uint64_t free_shared_memory() {
   if (SharedSegment::needs_no_room()) return std::numeric_limits<std::uint64_t>::max();
@@ -49,7 +48,36 @@ void copy_text(const std::string& text, char (&to)[kSize]) {
   to[length] = '\0';
 }
 
-HostReport own_host_report() {
+std::vector<std::string> host_names_for_test(const std::string& list, int size) {
+  const auto parts = split_text(list, ',');
+  std::vector<std::string> names(parts.begin(), parts.end());
+  if (static_cast<int>(names.size()) != size) {
+    throw UsageError(text("HVD_TEST_HOSTS: expected one name for each of the ", size,
+                          " ranks, got ", names.size(), " in \"", list, "\""));
+  }
+  return names;
+}
+
+TimePoint now() { return SteadyClock().now(); }
+
+/// @throws hvd::Error when a rank has sent another number of bytes
+template <class Report>
+std::vector<Report> reports_of(const Reports& reports, std::size_t size) {
+  std::vector<Report> all(size);
+  for (std::size_t rank = 0; rank < size; ++rank) {
+    const auto bytes = reports(rank);
+    if (bytes.size() != sizeof(Report)) {
+      throw Error(text("hvd::init: rank ", rank, " sent ", bytes.size(), " bytes, expected ",
+                       sizeof(Report), "; start the same program everywhere"));
+    }
+    std::memcpy(&all[rank], bytes.data(), sizeof(Report));
+  }
+  return all;
+}
+
+}  // namespace
+
+NodeJoin::HostReport NodeJoin::own_host_report() {
   HostReport own = {};
   if (gethostname(own.host, sizeof own.host - 1) != 0) copy_text("unknown-host", own.host);
   copy_text(boot_id(), own.boot);
@@ -62,14 +90,14 @@ HostReport own_host_report() {
   return own;
 }
 
-bool same_host(const HostReport& a, const HostReport& b) {
+bool NodeJoin::same_host(const HostReport& a, const HostReport& b) {
   return std::strcmp(a.host, b.host) == 0 && std::strcmp(a.boot, b.boot) == 0 &&
          a.shm_device == b.shm_device;
 }
 
 /// Returns the host of each rank, with distinct names for distinct hosts: "node7", and "node7#2"
 /// for another host of that name.
-std::vector<std::string> host_names(const std::vector<HostReport>& all) {
+std::vector<std::string> NodeJoin::host_names(const std::vector<HostReport>& all) {
   std::vector<std::string> names;
   names.reserve(all.size());
   std::vector<std::size_t> first_of_host;
@@ -92,118 +120,134 @@ std::vector<std::string> host_names(const std::vector<HostReport>& all) {
   return names;
 }
 
-std::vector<std::string> host_names_for_test(const std::string& list, int size) {
-  const auto parts = split_text(list, ',');
-  std::vector<std::string> names(parts.begin(), parts.end());
-  if (static_cast<int>(names.size()) != size) {
-    throw UsageError(text("HVD_TEST_HOSTS: expected one name for each of the ", size,
-                          " ranks, got ", names.size(), " in \"", list, "\""));
-  }
-  return names;
+NodeJoin::NodeJoin(int rank, int size, bool share_memory)
+    : rank_(rank),
+      size_(static_cast<std::size_t>(size)),
+      share_memory_(share_memory),
+      node_(new Node),
+      host_report_(std::make_unique<HostReport>(own_host_report())),
+      segment_report_(std::make_unique<SegmentReport>()) {
+  if (!share_memory) copy_text("switched off", segment_report_->failure);
 }
 
-TimePoint now() { return SteadyClock().now(); }
+NodeJoin::~NodeJoin() = default;
 
-}  // namespace
+std::span<const std::byte> NodeJoin::host_report() const noexcept {
+  return std::as_bytes(std::span(host_report_.get(), 1));
+}
+
+std::span<const std::byte> NodeJoin::segment_report() const noexcept {
+  return std::as_bytes(std::span(segment_report_.get(), 1));
+}
 
 std::shared_ptr<Node> Node::join(int rank, int size, const Exchange& exchange, bool share_memory) {
-  std::shared_ptr<Node> node(new Node);
-  node->find_topology(rank, size, exchange);
-  node->set_up_control_segment(exchange, share_memory);
-  return node;
+  NodeJoin joining(rank, size, share_memory);
+  std::vector<std::byte> all;
+  const auto exchanged = [&](std::span<const std::byte> mine) -> Reports {
+    all.resize(mine.size() * static_cast<std::size_t>(size));
+    exchange(mine.data(), all.data(), mine.size());
+    return [&all, bytes = mine.size()](std::size_t other) {
+      return std::span(all).subspan(other * bytes, bytes);
+    };
+  };
+  const auto made = joining.make_segment(exchanged(joining.host_report()));
+  const auto mapped = joining.map_segment(exchanged(made));
+  return joining.finish(exchanged(mapped));
 }
 
-void Node::find_topology(int rank, int size, const Exchange& exchange) {
-  const HostReport own = own_host_report();
-  std::vector<HostReport> all(static_cast<std::size_t>(size));
-  exchange(&own, all.data(), sizeof own);
-
+void NodeJoin::find_topology(const std::vector<HostReport>& all) {
   const auto test_hosts = env_string("TEST_HOSTS");
-  topology_ =
-      make_topology(rank, test_hosts ? host_names_for_test(*test_hosts, size) : host_names(all));
-  if (test_hosts && rank == 0) {
+  const int size = static_cast<int>(size_);
+  node_->topology_ =
+      make_topology(rank_, test_hosts ? host_names_for_test(*test_hosts, size) : host_names(all));
+  if (test_hosts && rank_ == 0) {
     HVD_LOG(kWarning)
         << "HVD_TEST_HOSTS=" << *test_hosts
         << " is set, which is for tests of hvd: ranks treat each other as ranks of other hosts";
   }
-
-  slot_of_rank_.assign(static_cast<std::size_t>(size), -1);
+  node_->slot_of_rank_.assign(size_, -1);
   for (int other = 0; other < size; ++other) {
-    if (!topology_.same_host(rank, other)) continue;
-    slot_of_rank_[static_cast<std::size_t>(other)] = static_cast<int>(local_ranks_.size());
-    local_ranks_.push_back(other);
+    if (!topology().same_host(rank_, other)) continue;
+    node_->slot_of_rank_[static_cast<std::size_t>(other)] =
+        static_cast<int>(node_->local_ranks_.size());
+    node_->local_ranks_.push_back(other);
   }
   // The random token of the host's first rank makes the name unique, because pids repeat over time
   // and between containers.
-  const HostReport& first = all[static_cast<std::size_t>(local_ranks_.front())];
+  const HostReport& first = all[static_cast<std::size_t>(node_->local_ranks_.front())];
   std::ostringstream name;
   name << SharedSegment::kPrefix << first.pid << '-' << std::hex << first.token;
-  name_prefix_ = name.str();
+  node_->name_prefix_ = name.str();
 }
 
-void Node::set_up_control_segment(const Exchange& exchange, bool share_memory) {
-  const int slots = topology_.local_size;
-  const int slot = topology_.local_rank;
-  std::unique_ptr<ControlSegment> control_segment;
-  ControlSegmentReport own = {};
-  const auto try_control_segment = [&](auto&& make) {
-    try {
-      control_segment = std::make_unique<ControlSegment>(make(name_prefix_, slots));
-      control_segment->enter(slot, now());
-    } catch (const Error& error) {
-      copy_text(error.what(), own.failure);
-    }
-  };
-  if (!share_memory) copy_text("switched off", own.failure);
-  own.free_bytes = free_shared_memory();
-
-  // Three steps: make the segment, map it, remove its name. The exchange after each step acts as a
-  // barrier.
-  std::vector<ControlSegmentReport> all(static_cast<std::size_t>(topology_.size));
-  const auto exchange_reports = [&] { exchange(&own, all.data(), sizeof own); };
-  const bool wanted = slots > 1 && share_memory;
-  if (wanted && slot == 0) {
-    SharedSegment::remove_abandoned();
-    try_control_segment(ControlSegment::create);
+template <class Make>
+void NodeJoin::try_segment(Make&& make) {
+  try {
+    segment_ = std::make_unique<ControlSegment>(make(node_->name_prefix_, topology().local_size));
+    segment_->enter(topology().local_rank, now());
+  } catch (const Error& error) {
+    copy_text(error.what(), segment_report_->failure);
   }
-  exchange_reports();
-  const ControlSegmentReport& makers = all[static_cast<std::size_t>(local_ranks_.front())];
-  if (wanted && slot != 0 && makers.failure[0] == '\0') try_control_segment(ControlSegment::attach);
-  exchange_reports();
-  if (control_segment != nullptr) control_segment->unlink();
+}
 
+std::span<const std::byte> NodeJoin::make_segment(const Reports& hosts) {
+  find_topology(reports_of<HostReport>(hosts, size_));
+  segment_report_->free_bytes = free_shared_memory();
+  if (topology().local_size > 1 && topology().local_rank == 0 && share_memory_) {
+    SharedSegment::remove_abandoned();
+    try_segment(ControlSegment::create);
+  }
+  return segment_report();
+}
+
+std::span<const std::byte> NodeJoin::map_segment(const Reports& made) {
+  const auto all = reports_of<SegmentReport>(made, size_);
+  const SegmentReport& makers = all[static_cast<std::size_t>(node_->local_ranks_.front())];
+  if (topology().local_size > 1 && topology().local_rank != 0 && share_memory_ &&
+      makers.failure[0] == '\0')
+    try_segment(ControlSegment::attach);
+  return segment_report();
+}
+
+std::shared_ptr<Node> NodeJoin::finish(const Reports& mapped) {
+  const auto all = reports_of<SegmentReport>(mapped, size_);
+  if (segment_ != nullptr) segment_->unlink();
+
+  const int slots = topology().local_size;
   // A rank that is alone on its host needs no shared control segment.
-  std::vector<const char*> failure_of_host(topology_.host_names.size(), "");
-  std::vector<int> ranks_of_host(topology_.host_names.size(), 0);
-  free_of_host_.assign(topology_.host_names.size(), 0);
-  for (int rank = 0; rank < topology_.size; ++rank) {
+  std::vector<const char*> failure_of_host(topology().host_names.size(), "");
+  std::vector<int> ranks_of_host(topology().host_names.size(), 0);
+  node_->free_of_host_.assign(topology().host_names.size(), 0);
+  for (int rank = 0; rank < topology().size; ++rank) {
     const auto host =
-        static_cast<std::size_t>(topology_.host_of_rank[static_cast<std::size_t>(rank)]);
-    const ControlSegmentReport& report = all[static_cast<std::size_t>(rank)];
-    if (++ranks_of_host[host] == 1) free_of_host_[host] = report.free_bytes;
+        static_cast<std::size_t>(topology().host_of_rank[static_cast<std::size_t>(rank)]);
+    const SegmentReport& report = all[static_cast<std::size_t>(rank)];
+    if (++ranks_of_host[host] == 1) node_->free_of_host_[host] = report.free_bytes;
     if (failure_of_host[host][0] == '\0') failure_of_host[host] = report.failure;
   }
-  all_control_segments_shared_ = true;
+  node_->all_control_segments_shared_ = true;
   for (std::size_t host = 0; host < ranks_of_host.size(); ++host) {
-    all_control_segments_shared_ = all_control_segments_shared_ &&
-                                   (ranks_of_host[host] == 1 || failure_of_host[host][0] == '\0');
+    node_->all_control_segments_shared_ =
+        node_->all_control_segments_shared_ &&
+        (ranks_of_host[host] == 1 || failure_of_host[host][0] == '\0');
   }
   const char* const failure = failure_of_host[static_cast<std::size_t>(
-      topology_.host_of_rank[static_cast<std::size_t>(topology_.rank)])];
+      topology().host_of_rank[static_cast<std::size_t>(topology().rank)])];
   if (slots > 1 && failure[0] == '\0') {
-    control_segment_ = std::move(control_segment);
-    control_segment_->watch_others(now());
-    control_segment_shared_ = true;
-    return;
+    node_->control_segment_ = std::move(segment_);
+    node_->control_segment_->watch_others(now());
+    node_->control_segment_shared_ = true;
+    return node_;
   }
-  if (slots > 1 && slot == 0) {
+  if (slots > 1 && topology().local_rank == 0) {
     HVD_LOG(kWarning) << "the ranks of this host share no memory and will poll for messages, and a "
                          "dead rank is noticed late: "
                       << failure;
   }
-  control_segment_ = std::make_unique<ControlSegment>(ControlSegment::solitary());
-  control_segment_->enter(0, now());
-  control_segment_shared_ = slots == 1;
+  node_->control_segment_ = std::make_unique<ControlSegment>(ControlSegment::solitary());
+  node_->control_segment_->enter(0, now());
+  node_->control_segment_shared_ = slots == 1;
+  return node_;
 }
 
 void Node::ring(int world_rank) noexcept {

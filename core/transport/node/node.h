@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,9 @@ namespace hvd::host {
 /// An allgather: each rank contributes `bytes` bytes and receives the bytes of all ranks in rank
 /// order. Collective. Throws when a rank does not take part in time.
 using Exchange = std::function<void(const void* mine, void* all, std::size_t bytes)>;
+/// The reports of all ranks in one exchange, by rank. Plain bytes, since all ranks run the same
+/// program on the same architecture.
+using Reports = std::function<std::span<const std::byte>(std::size_t rank)>;
 
 /// This rank's host and the state that it shares with the other ranks there: the control segment,
 /// the doorbells and the counts of messages. The messages themselves do not pass through it.
@@ -60,6 +64,11 @@ class Node {
   ArrivalFlags* remote_arrival_flags() noexcept;
   /// World rank of the process in a slot of the control segment.
   int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }
+  /// The world rank that a loss names: the accused one, or the slot's own rank.
+  int lost_rank(const ControlSegment::Loss& loss) const noexcept {
+    const int accused = loss.accused.value_or(ControlSegment::kUnknownRank);
+    return accused == ControlSegment::kUnknownRank ? rank_of_slot(loss.slot) : accused;
+  }
   /// Wakes a rank of this host. No effect for ranks of other hosts.
   void ring(int world_rank) noexcept;
   /// Announces a message to that rank. No effect for ranks of other hosts.
@@ -73,9 +82,8 @@ class Node {
   }
 
  private:
+  friend class NodeJoin;
   Node() = default;
-  void find_topology(int rank, int size, const Exchange&);
-  void set_up_control_segment(const Exchange&, bool share_memory);
 
   Topology topology_;
   std::vector<int> local_ranks_;   ///< world rank per slot
@@ -86,6 +94,43 @@ class Node {
   bool all_control_segments_shared_ = false;
   std::vector<std::uint64_t> free_of_host_;  ///< per host of the topology
   std::uint64_t messages_received_ = 0;
+};
+
+/// The steps of Node::join(), for a caller that exchanges the reports together with data of its
+/// own. Between two steps all ranks exchange the reports that the first one has returned.
+class NodeJoin {
+ public:
+  NodeJoin(int rank, int size, bool share_memory = true);
+  NodeJoin(const NodeJoin&) = delete;
+  NodeJoin& operator=(const NodeJoin&) = delete;
+  ~NodeJoin();
+
+  std::span<const std::byte> host_report() const noexcept;
+  /// Determines which ranks share a host. The first rank of each host makes the control segment.
+  std::span<const std::byte> make_segment(const Reports& hosts);
+  /// Valid after make_segment().
+  const Topology& topology() const noexcept { return node_->topology(); }
+  std::span<const std::byte> map_segment(const Reports& made);
+  std::shared_ptr<Node> finish(const Reports& mapped);
+
+ private:
+  struct HostReport;
+  struct SegmentReport;
+  static HostReport own_host_report();
+  static std::vector<std::string> host_names(const std::vector<HostReport>& all);
+  static bool same_host(const HostReport&, const HostReport&);
+  void find_topology(const std::vector<HostReport>& all);
+  template <class Make>
+  void try_segment(Make&&);
+  std::span<const std::byte> segment_report() const noexcept;
+
+  const int rank_;
+  const std::size_t size_;
+  const bool share_memory_;
+  const std::shared_ptr<Node> node_;
+  const std::unique_ptr<HostReport> host_report_;
+  const std::unique_ptr<SegmentReport> segment_report_;
+  std::unique_ptr<ControlSegment> segment_;
 };
 
 }  // namespace hvd::host

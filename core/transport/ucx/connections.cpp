@@ -8,7 +8,9 @@
 
 #include "base/clock.h"
 #include "base/expect.h"
+#include "base/log.h"
 #include "base/process_exit.h"
+#include "base/sha256.h"
 #include "base/text.h"
 #include "hvd/error.h"
 #include "transport/control_plane.h"
@@ -28,6 +30,13 @@
 //
 // A receiving worker without a message to receive gets no progress calls, for example in repeated
 // steps.
+
+// Note [Proofs of Hellos]
+// UCX accepts connections from any process that reaches its port. So a Hello proves that its sender
+// has the key of the job: an HMAC of the generation, the ranks, the receiving worker and whether
+// the sender leaves. A Hello without it has no effect, so no stranger takes the place of a rank.
+// Other messages have no proof, and nothing is encrypted: the network must be private
+// (launching.md).
 
 // Note [Primers]
 // UCX stores messages that arrive before their receive is posted in its own memory. All messages of
@@ -130,13 +139,21 @@ std::span<const std::byte> part_of(std::span<const std::byte> whole, Side side) 
       "settings?");
 }
 
+Hello make_hello(const JobMembers& members, int from, int to, Side to_side, bool leaves) {
+  Hello hello{.rank = from, .leaves = leaves ? 1 : 0};
+  const std::string proof =
+      hmac_hex(members.key, text("hello ", members.generation, " ", from, " ", to, " ",
+                                 static_cast<int>(to_side), " ", hello.leaves));
+  proof.copy(hello.proof, sizeof hello.proof);
+  return hello;
+}
+
 Connections::Connections(Workers workers, JobMembers members)
     : members_(checked(std::move(members))),
-      hello_{members_.rank},
-      farewell_{members_.rank, 1},
       primer_(std::ranges::max(kPrimerBytes)),
       dropped_primer_(primer_.size()),
       stopping_releases_memory_(workers.only_workers_touch_memory),
+      interface_(workers.interface),
       links_{std::vector<Link>(members_.addresses.size()),
              std::vector<Link>(members_.addresses.size())} {
   for (const Side side : kEverySide) {
@@ -150,14 +167,28 @@ Worker& Connections::worker(Side side) {
   return *at(side).worker;
 }
 
+// UCX cannot accept a connection without a descriptor for it. No call returns an error then, and
+// the peer would wait for ever.
+void Connections::require_resources(Status error) const {
+  for (const Side side : kEverySide) {
+    if (ended(side)) continue;
+    const std::string shortage = at(side).worker->take_shortage(error);
+    if (!shortage.empty())
+      throw Error(text("ucx: rank ", members_.rank, " has reached a limit: ", shortage));
+    return;
+  }
+}
+
 void Connections::raise(const char* what, int peer, Status status) const {
+  require_resources(status);
   std::string cause = "the connections to the other ranks have been closed";
   for (const Side side : kEverySide) {
     if (ended(side)) continue;
     cause = at(side).worker->describe(status);
     break;
   }
-  throw BrokenConnection(text("ucx: ", what, " rank ", peer, " failed: ", cause), peer);
+  const std::string where = interface_.empty() ? "" : " over " + interface_;
+  throw BrokenConnection(text("ucx: ", what, " rank ", peer, where, " failed: ", cause), peer);
 }
 
 message::Tag Connections::hello_tag() const noexcept {
@@ -192,8 +223,7 @@ void Connections::handle_hellos(Side side) {
     state.worker->free(std::exchange(state.hello_receive, nullptr));
     const Hello hello = state.hello;
     receive_hello(side);
-    const bool known = hello.rank >= 0 && index(hello.rank) < members_.addresses.size();
-    if (status != kOk || bytes != sizeof hello || !known) continue;
+    if (status != kOk || bytes != sizeof hello || !proves_itself(hello, side)) continue;
     const message::Plane plane = plane_of(side);
     if (hello.leaves != 0) {
       links_of(plane)[index(hello.rank)].left = true;
@@ -203,6 +233,20 @@ void Connections::handle_hellos(Side side) {
       accept_connection(plane, hello.rank);
     }
   }
+}
+
+bool Connections::proves_itself(const Hello& hello, Side own) {
+  if (hello.rank >= 0 && index(hello.rank) < members_.addresses.size()) {
+    const Hello expected = make_hello(members_, hello.rank, members_.rank, own, hello.leaves != 0);
+    if (same_secret({hello.proof, sizeof hello.proof}, {expected.proof, sizeof expected.proof}))
+      return true;
+  }
+  if (!std::exchange(stranger_logged_, true)) {
+    HVD_LOG(kWarning) << "ucx: a connection that claims to come from rank " << hello.rank
+                      << " does not prove that it belongs to this job; it is ignored, and so are "
+                         "further ones; find out which other program reaches this host's ports";
+  }
+  return false;
 }
 
 void Connections::complete_connection(message::Plane plane, int peer) {
@@ -219,6 +263,7 @@ void Connections::accept_connection(message::Plane plane, int peer) {
 }
 
 void Connections::require_all_connected(const std::function<bool(int)>& concerns) {
+  require_resources(kOk);
   for (const int peer : connected_) {
     const Link& link = links_of(message::Plane::kControl)[index(peer)];
     if (!lost(link) || !concerns(peer)) continue;
@@ -237,9 +282,13 @@ void Connections::require_all_connected(const std::function<bool(int)>& concerns
 void Connections::send_farewells() noexcept {
   if (ended(Side::kControlOut)) return;
   Worker& out = *at(Side::kControlOut).worker;
-  for (const Link& link : links_of(message::Plane::kControl)) {
-    if (link.out.endpoint.handle == nullptr || link.out.failure != kOk) continue;
-    const StartResult sent = out.send(link.out.endpoint, bytes_of(farewell_), hello_tag());
+  const auto& links = links_of(message::Plane::kControl);
+  for (std::size_t peer = 0; peer < links.size(); ++peer) {
+    const OneWayConnection& to = links[peer].out;
+    if (to.endpoint.handle == nullptr || to.failure != kOk) continue;
+    const Hello& farewell = sent_hellos_.emplace_back(
+        make_hello(members_, members_.rank, static_cast<int>(peer), Side::kControlIn, true));
+    const StartResult sent = out.send(to.endpoint, bytes_of(farewell), hello_tag());
     if (sent.request != nullptr) out.free(sent.request);
   }
 }
@@ -257,7 +306,9 @@ void Connections::connect(Side own, Side of_peer, int peer, OneWayConnection& en
     end.failure = status;
     return;
   }
-  const StartResult sent = from.send(end.endpoint, bytes_of(hello_), hello_tag());
+  const Hello& hello =
+      sent_hellos_.emplace_back(make_hello(members_, members_.rank, peer, of_peer, false));
+  const StartResult sent = from.send(end.endpoint, bytes_of(hello), hello_tag());
   if (sent.request != nullptr) {
     from.free(sent.request);
   } else if (sent.status != kOk) {

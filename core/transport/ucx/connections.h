@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <span>
@@ -22,6 +23,16 @@ constexpr Side in_of(message::Plane plane) noexcept {
 constexpr Side out_of(message::Plane plane) noexcept {
   return plane == message::Plane::kControl ? Side::kControlOut : Side::kDataOut;
 }
+
+/// The first message that each side sends on a connection. The rank that connected sends another
+/// one, with `leaves` set, when it leaves in order.
+struct Hello {
+  std::int32_t rank = -1;
+  std::int32_t leaves = 0;
+  char proof[64] = {};  ///< that the sender has the job's key: Note [Proofs of Hellos]
+};
+/// The Hello of rank `from` of these members to a worker of rank `to`.
+Hello make_hello(const JobMembers& members, int from, int to, Side to_side, bool leaves);
 
 /// Owns messages under way, and drops them when their worker stops.
 class MessageOwner {
@@ -85,8 +96,10 @@ class Connections {
   }
   /// @throws BrokenConnection if a connection of the control plane, in either direction, has broken
   /// without a farewell of the peer, and `concerns` returns true for the peer
+  /// @throws hvd::Error if this process lacks descriptors for connections
   void require_all_connected(const std::function<bool(int)>& concerns);
-  /// Throws BrokenConnection, as "ucx: sending to rank 3 failed: Connection reset by remote peer".
+  /// Throws BrokenConnection, as "ucx: sending to rank 3 failed: Connection reset by remote peer",
+  /// or hvd::Error if this process lacks something, so that the peer is not to blame.
   [[noreturn]] void raise(const char* what, int peer, Status) const;
 
   /// Makes progress on the plane's sending worker, and on its receiving worker if `receives`.
@@ -109,12 +122,6 @@ class Connections {
   void remove(MessageOwner& owner) noexcept;
 
  private:
-  /// The first message that each side sends on a connection. The rank that connected sends another
-  /// one, with `leaves` set, when it leaves in order.
-  struct Hello {
-    std::int32_t rank = -1;
-    std::int32_t leaves = 0;
-  };
   struct OneWayConnection {
     Endpoint endpoint = {};
     Status failure = kOk;  ///< written by the worker, so its address must not change
@@ -152,8 +159,10 @@ class Connections {
   message::Tag hello_tag() const noexcept;
   message::Tag primer_tag() const noexcept;
 
+  void require_resources(Status error) const;
   void receive_hello(Side);
   void handle_hellos(Side);
+  bool proves_itself(const Hello&, Side own);
   void complete_connection(message::Plane, int peer);
   void accept_connection(message::Plane, int peer);
   void connect(Side own, Side of_peer, int peer, OneWayConnection&);
@@ -170,11 +179,12 @@ class Connections {
   void drop_side(Side) noexcept;
 
   const JobMembers members_;
-  const Hello hello_;                    ///< a send may read it until the worker ends
-  const Hello farewell_;                 ///< as hello_
+  std::deque<Hello> sent_hellos_;  ///< a send may read its Hello until the worker ends
+  bool stranger_logged_ = false;
   const std::vector<std::byte> primer_;  ///< as long as the longest primer; its contents are unused
   std::vector<std::byte> dropped_primer_;
   const bool stopping_releases_memory_;
+  const std::string interface_;  ///< Workers::interface
   std::vector<Link> links_[2];   ///< by plane and rank; outlive the workers, which write to them
   WorkerState workers_[kSides];  ///< by Side
   std::vector<int> connected_;   ///< ranks with a connection in the control plane, either way

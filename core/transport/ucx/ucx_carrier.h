@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "transport/carrier.h"
@@ -14,6 +15,7 @@ namespace hvd::ucx {
 struct JobMembers {
   int rank = 0;
   std::uint32_t generation = 0;                        ///< see transport/carrier.h
+  std::string key = {};                                ///< with which ranks prove who they are
   std::vector<std::vector<std::byte>> addresses = {};  ///< Workers::address() of each rank
 };
 

@@ -6,44 +6,24 @@
 
 #include <cstdarg>
 #include <cstdio>
-#include <cstdlib>
-#include <filesystem>
-#include <system_error>
+#include <string>
 #include <utility>
 
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/text.h"
+#include "base/thread_signals.h"
 #include "hvd/error.h"
-
-// Note [UCX's settings]
-// UCX reads its settings from the environment, when it is loaded and when a context is made.
-//
-//   UCX_ERROR_SIGNALS=          leaves signals to the program: UCX would catch SIGSEGV and print
-//   UCX_MEM_EVENTS=n            UCX does not replace malloc(), mmap() and munmap()
-//   UCX_TCP_CONN_NB=y           connect() does not block: an unreachable host blocked a rank for
-//                               more than 12 s
-//   UCX_TLS=^sm                 no transport that uses shared memory or reads another process's
-//                               memory: with these, a live process may end when its peer does, and
-//                               a peer that reads from this process cannot be stopped when a
-//                               message is cancelled. On a host, tensors go through hvd's own
-//                               shared memory
-//   UCX_MM_ERROR_HANDLING=y     if the user enables such a transport, it reports errors
-//   UCX_RNDV_THRESH=256k        with TCP only, no process reads from another, so a rendezvous with
-//                               the receiver saves no copy. The messages that a channel sends at
-//                               once (128 KiB) have their receives posted, and skip it. An
-//                               allreduce of 1 MiB between two hosts took 1.4 to 1.7 times as long
-//                               as over MPI, and takes 1.0 to 1.1 times with this setting
-//   UCX_TCP_RX_SEG_SIZE=256k    with TCP only, a channel's message arrives in one piece instead of
-//                               several of 64 KiB: the same allreduce takes 0.75 times as long
-//   UCX_RX_MPOOL_SIZES=64,...   with TCP only, a message that arrives before its receive is stored
-//                               in memory of about its size. UCX allocates that for many messages
-//                               when the first one arrives; if each took as much as the largest,
-//                               the first negotiation of 161 tensors would take 0.5 ms longer
-//   UCX_RNDV_SCHEME=get_zcopy   if the user enables such a transport, the receiver fetches a large
-//                               message, so that no peer writes into this process
+#include "transport/ucx/ucx_descriptors.h"
+#include "transport/ucx/ucx_settings.h"
+#include "transport/ucx/ucx_shortage.h"
 
 namespace hvd::ucx {
 namespace {
+
+/// Enough for four workers on a host with some interfaces. UCX 1.13 ends the process if it gets no
+/// descriptor at some places.
+constexpr std::size_t kDescriptors = 64;
 
 constexpr unsigned kOldestMajor = 1;
 constexpr unsigned kOldestMinor = 13;
@@ -59,6 +39,7 @@ struct Functions {
   decltype(&ucp_init_version) init = nullptr;
   decltype(&ucp_cleanup) cleanup = nullptr;
   decltype(&ucp_config_read) config_read = nullptr;
+  decltype(&ucp_config_modify) config_modify = nullptr;
   decltype(&ucp_config_release) config_release = nullptr;
   decltype(&ucp_worker_create) worker_create = nullptr;
   decltype(&ucp_worker_destroy) worker_destroy = nullptr;
@@ -90,6 +71,7 @@ std::string find_functions(void* library, Functions& f) {
   need("ucp_init_version", f.init);
   need("ucp_cleanup", f.cleanup);
   need("ucp_config_read", f.config_read);
+  need("ucp_config_modify", f.config_modify);
   need("ucp_config_release", f.config_release);
   need("ucp_worker_create", f.worker_create);
   need("ucp_worker_destroy", f.worker_destroy);
@@ -128,38 +110,14 @@ ucs_log_func_rc_t pass_on_log(const char* /*file*/, unsigned /*line*/, const cha
                               const ucs_log_component_config_t* /*component*/, const char* format,
                               va_list arguments) {
   const LogLevel own = level_of(level);
-  if (own < log_level()) return UCS_LOG_FUNC_RC_STOP;
+  const bool error = level <= UCS_LOG_LEVEL_ERROR;
+  if (own < log_level() && !error) return UCS_LOG_FUNC_RC_STOP;
   char text[1024];
   std::vsnprintf(text, sizeof text, format, arguments);
+  if (error) record_logged_error(text);
+  if (own < log_level()) return UCS_LOG_FUNC_RC_STOP;
   log_message(own, std::string("ucx: ") + text);
   return UCS_LOG_FUNC_RC_STOP;
-}
-
-constexpr const char* kTransports = "^sm";
-
-bool only_tcp();
-
-void set_variables() {
-  constexpr std::pair<const char*, const char*> kSettings[] = {
-      {"UCX_ERROR_SIGNALS", ""}, {"UCX_MEM_EVENTS", "n"},        {"UCX_TCP_CONN_NB", "y"},
-      {"UCX_TLS", kTransports},  {"UCX_MM_ERROR_HANDLING", "y"}, {"UCX_RNDV_SCHEME", "get_zcopy"}};
-  for (const auto& [name, value] : kSettings) ::setenv(name, value, 0);
-  if (!only_tcp()) return;
-  ::setenv("UCX_RNDV_THRESH", "256k", 0);
-  ::setenv("UCX_TCP_RX_SEG_SIZE", "256k", 0);
-  ::setenv("UCX_RX_MPOOL_SIZES", "64,256,1k,2k,4k,8k,16k,64k", 0);
-}
-
-/// Whether TCP is the only transport. Over TCP only the workers of the two ranks move a message.
-bool only_tcp() {
-  const char* const setting = std::getenv("UCX_TLS");
-  const std::string transports = setting == nullptr ? kTransports : setting;
-  if (transports == kTransports) {
-    std::error_code unreadable;
-    const std::filesystem::directory_iterator adapters("/sys/class/infiniband", unreadable);
-    return unreadable || adapters == std::filesystem::directory_iterator();
-  }
-  return transports == "tcp" || transports == "tcp,self" || transports == "self,tcp";
 }
 
 struct LoadedLibrary {
@@ -169,9 +127,12 @@ struct LoadedLibrary {
 };
 
 LoadedLibrary load(const std::string& name) {
-  set_variables();
   LoadedLibrary loaded;
-  void* const handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: it has threads
+  void* handle = nullptr;
+  {
+    const LoadVariables read_while_loading;
+    handle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);  // never closed: it has threads
+  }
   if (handle == nullptr) {
     loaded.problem = std::string(dlerror()) + "; install UCX (Debian: libucx0)";
     return loaded;
@@ -189,6 +150,7 @@ LoadedLibrary load(const std::string& name) {
     return loaded;
   }
   loaded.functions.push_log_handler(pass_on_log);
+  close_descriptors_on_exec();
   return loaded;
 }
 
@@ -200,15 +162,22 @@ const LoadedLibrary& loaded_from(const std::string& name, LoadedLibrary& other) 
   return other;
 }
 
+Failure failure_of(ucs_status_t status) noexcept {
+  if (status == UCS_OK) return Failure::kInBackground;
+  return status == UCS_ERR_NO_MEMORY ? Failure::kOfMemory : Failure::kOfCall;
+}
+
 void check(const Functions& f, ucs_status_t status, const char* call) {
   if (status == UCS_OK) return;
-  throw Error(text("ucx: ", call, " failed: ", f.status_string(status)));
+  const std::string shortage = take_recorded_shortage(failure_of(status));
+  throw Error(text("ucx: ", call, " failed: ", f.status_string(status),
+                   shortage.empty() ? "" : "; " + shortage));
 }
 
 /// UCX's context, which the workers of a rank share.
 class Context {
  public:
-  explicit Context(const Functions&);
+  Context(const Functions&, const std::string& interface);
   Context(const Context&) = delete;
   Context& operator=(const Context&) = delete;
   ~Context() { f_.cleanup(context_); }
@@ -221,15 +190,23 @@ class Context {
   ucp_context_h context_ = nullptr;
 };
 
-Context::Context(const Functions& functions) : f_(functions) {
+Context::Context(const Functions& functions, const std::string& interface) : f_(functions) {
   ucp_config_t* config = nullptr;
   check(f_, f_.config_read(nullptr, nullptr, &config), "ucp_config_read");
   ucp_params_t params = {};
   params.field_mask = UCP_PARAM_FIELD_FEATURES;
   params.features = UCP_FEATURE_TAG;
+  for (const auto& [name, value] : settings_to_change(interface)) {
+    const ucs_status_t changed = f_.config_modify(config, name.c_str(), value.c_str());
+    if (changed != UCS_OK) {
+      HVD_LOG(kDebug) << "ucx: " << name << "=" << value
+                      << " has no effect: " << f_.status_string(changed);
+    }
+  }
   const ucs_status_t made = f_.init(UCP_API_MAJOR, UCP_API_MINOR, &params, config, &context_);
   f_.config_release(config);
   check(f_, made, "ucp_init");
+  close_descriptors_on_exec();  // of the transports that it has loaded
 }
 
 class UcxWorker final : public Worker {
@@ -275,6 +252,9 @@ class UcxWorker final : public Worker {
   bool progress() override { return f_.progress(worker_) != 0; }
   std::string describe(Status status) const override {
     return f_.status_string(static_cast<ucs_status_t>(status));
+  }
+  std::string take_shortage(Status error) override {
+    return take_recorded_shortage(failure_of(static_cast<ucs_status_t>(error)));
   }
 
  private:
@@ -342,13 +322,17 @@ StartResult UcxWorker::close(Endpoint endpoint, CloseMode mode) {
 
 }  // namespace
 
-Workers open_workers(const std::string& library) {
+Workers open_workers(const std::string& interface, const std::string& library) {
+  const BlockedSignals for_threads_of_ucx;
   LoadedLibrary other;
   const LoadedLibrary& loaded = loaded_from(library, other);
   if (!loaded.problem.empty()) throw Error("ucx: " + loaded.problem);
-  const auto context = std::make_shared<const Context>(loaded.functions);
+  require_descriptors(kDescriptors);
+  static_cast<void>(take_recorded_shortage(Failure::kOfCall));  // that of an earlier job
+  const auto context = std::make_shared<const Context>(loaded.functions, interface);
   Workers workers;
   workers.only_workers_touch_memory = only_tcp();
+  workers.interface = interface_in_use(interface);
   for (auto& worker : workers.of) worker = std::make_unique<UcxWorker>(context);
   return workers;
 }

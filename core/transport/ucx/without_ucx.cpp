@@ -11,7 +11,9 @@ constexpr const char* kProblem =
 
 }  // namespace
 
-Workers open_workers(const std::string&) { throw Error(std::string("ucx: ") + kProblem); }
+Workers open_workers(const std::string&, const std::string&) {
+  throw Error(std::string("ucx: ") + kProblem);
+}
 
 std::string describe_library(const std::string&) { return std::string("not usable: ") + kProblem; }
 

@@ -81,6 +81,13 @@ class Worker {
   /// Lets UCX make progress. Returns false if there was no work to do.
   virtual bool progress() = 0;
   virtual std::string describe(Status) const = 0;
+
+  /// Text for users if UCX lacks something of this process since the last call that returned one,
+  /// for example a file descriptor. Errors have that cause then, and no peer is to blame. Empty if
+  /// UCX lacks nothing.
+  /// @param error of the call that has failed; kOk: report only what UCX fails to get in the
+  /// background, where no call returns an error
+  virtual std::string take_shortage(Status /*error*/) { return {}; }
 };
 
 /// Identifies one of a rank's workers: one for each plane and direction. See Note [Connections go
@@ -93,6 +100,7 @@ struct Workers {
   std::unique_ptr<Worker> of[kSides] = {};  ///< by Side
   /// Whether only the workers' functions access the memory of messages, and no peer or hardware.
   bool only_workers_touch_memory = false;
+  std::string interface = {};  ///< the only one in use, for error texts; empty: UCX chooses
 
   /// The addresses of all workers, for the other ranks: a few hundred bytes. @throws hvd::Error
   std::vector<std::byte> address() const;
@@ -106,10 +114,13 @@ inline constexpr const char* kSystemLibrary = "libucp.so.0";
 
 /// Makes a rank's workers. Loads UCX at the first call, and never unloads it. Thread-safe.
 ///
-/// Before loading, it sets variables of UCX that the user has not set: Note [UCX's settings] in
-/// ucx_library.cpp. UCX's log messages go into hvd's log.
+/// Settings of UCX that the user's environment does not have are hvd's: Note [UCX's settings] in
+/// ucx_settings.cpp. UCX's log messages go into hvd's log.
+/// @param interface the network interface to use and to listen on, as "eth0", if TCP is the only
+/// transport and the user has not set UCX_NET_DEVICES. Empty: UCX chooses
 /// @throws hvd::Error when UCX is missing or too old; the text names the library to install
-Workers open_workers(const std::string& library = kSystemLibrary);
+Workers open_workers(const std::string& interface = {},
+                     const std::string& library = kSystemLibrary);
 
 /// Text for users: "1.13.1 (libucp.so.0)", or why UCX cannot be used. Loads UCX.
 std::string describe_library(const std::string& library = kSystemLibrary);

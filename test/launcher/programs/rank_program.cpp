@@ -11,6 +11,7 @@
 #include <iostream>
 #include <stdexcept>
 #include <string>
+#include <string_view>
 
 namespace {
 
@@ -97,10 +98,15 @@ void mode_unflushed() {
   sleep_forever();
 }
 
+void stay(int) {
+  constexpr std::string_view kText = "stays\n";
+  if (::write(STDOUT_FILENO, kText.data(), kText.size()) < 0) std::_Exit(9);
+}
+
 void mode_wait(bool stubborn) {
   if (stubborn) {
-    std::signal(SIGINT, SIG_IGN);
-    std::signal(SIGTERM, SIG_IGN);
+    std::signal(SIGINT, stay);
+    std::signal(SIGTERM, stay);
   }
   say("ready");
   sleep_forever();

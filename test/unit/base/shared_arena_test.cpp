@@ -102,12 +102,14 @@ TEST(SharedArena, GivenBackPagesReadAsZeros) {
   EXPECT_EQ(memory[kMiB / 2], std::byte{0});
 }
 
+/// The bytes of the pages that the system has allocated for the arena.
+std::size_t taken(const SharedArena& arena) {
+  struct stat status {};
+  EXPECT_EQ(::fstat(arena.address().descriptor, &status), 0);
+  return static_cast<std::size_t>(status.st_blocks) * 512;
+}
+
 TEST(SharedArena, AllocatesPagesOnRequest) {
-  const auto taken = [](const SharedArena& arena) {
-    struct stat status {};
-    EXPECT_EQ(::fstat(arena.address().descriptor, &status), 0);
-    return static_cast<std::size_t>(status.st_blocks) * 512;
-  };
   const auto lazy = SharedArena::create(4 * kMiB);
   EXPECT_NE(lazy->allocate(kMiB), nullptr);
   EXPECT_LT(taken(*lazy), kMiB);
@@ -119,6 +121,21 @@ TEST(SharedArena, AllocatesPagesOnRequest) {
   EXPECT_LT(taken(*eager), kMiB);
   EXPECT_EQ(eager->allocate(kMiB), memory);
   EXPECT_GE(taken(*eager), kMiB);
+}
+
+TEST(SharedArena, ReturnsThePagesOfFreeBlocksOnly) {
+  const auto arena = SharedArena::create(4 * kMiB);
+  std::byte* const freed = arena->allocate(kMiB);
+  std::byte* const kept = arena->allocate(kMiB);
+  std::memset(freed, 1, kMiB);
+  std::memset(kept, 2, kMiB);
+  arena->deallocate(freed, false);
+  EXPECT_GE(taken(*arena), 2 * kMiB) << "free blocks keep their pages";
+  arena->return_pages();
+  EXPECT_GE(taken(*arena), kMiB);
+  EXPECT_LT(taken(*arena), 2 * kMiB);
+  EXPECT_EQ(kept[0], std::byte{2});
+  EXPECT_EQ(kept[kMiB - 1], std::byte{2});
 }
 
 /// Some threads fill blocks, and others check and free them, as in a data loader.

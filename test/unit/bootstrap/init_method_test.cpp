@@ -51,10 +51,23 @@ class InitMethodTest : public ::testing::Test {
     for (const char* name :
          {"OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "PMI_SIZE",
           "HVD_RANK", "HVD_SIZE", "RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
-          "TORCHELASTIC_USE_AGENT_STORE", "SLURM_STEP_NUM_TASKS"})
+          "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "HVD_JOB_NAME", "PMIX_NAMESPACE",
+          "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_STEP_NUM_TASKS"})
       ::unsetenv(name);
   }
 };
+
+TEST_F(InitMethodTest, AnMpiOfOneRankInALargerJobIsWarnedOf) {
+  set({{"HVD_RANK", "1"}, {"HVD_SIZE", "4"}});
+  const RuntimeOptions options = with("hvdrun://abc");
+  EXPECT_EQ(warning_of_lone_mpi(choose(options), false), std::nullopt);
+  const auto warning = warning_of_lone_mpi(choose(options, true), true);
+  ASSERT_TRUE(warning);
+  EXPECT_THAT(*warning, HasSubstr("MPI_COMM_WORLD has one rank, and hvd's job has 4"));
+  set({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
+  EXPECT_EQ(warning_of_lone_mpi(choose(options, true), true), std::nullopt)
+      << "mpirun has started the program";
+}
 
 TEST_F(InitMethodTest, NoVariablesMeanOneRank) {
   const InitMethod method = choose();
@@ -87,6 +100,33 @@ TEST_F(InitMethodTest, TorchrunsVariablesAreAPort) {
   EXPECT_FALSE(choose().agent_store);
   set({{"TORCHELASTIC_USE_AGENT_STORE", "True"}});
   EXPECT_TRUE(choose().agent_store);
+}
+
+// srun or mpirun has started one torchrun per host, whose workers inherit its variables.
+TEST_F(InitMethodTest, TorchrunInsideAnotherLauncherWins) {
+  set(kTorchrun);
+  set({{"PMIX_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_RANK", "0"}});
+  EXPECT_THAT(refusal(), HasSubstr("contradict each other"));
+  set({{"TORCHELASTIC_RUN_ID", "7"}});
+  const InitMethod method = choose();
+  EXPECT_EQ(method.controller, Controller::kUcx);
+  EXPECT_EQ(method.rank, 1);
+  EXPECT_EQ(method.size, 4);
+  EXPECT_THROW(choose({}, true), UsageError) << "the program uses MPI itself";
+}
+
+TEST_F(InitMethodTest, TheJobsNameComesFromTheInnermostLauncher) {
+  EXPECT_EQ(job_name(), "");
+  set({{"PMIX_NAMESPACE", "prterun-1"}});
+  EXPECT_EQ(job_name(), "pmix.prterun-1");
+  set({{"SLURM_JOB_ID", "12"}, {"SLURM_STEP_ID", "3"}});
+  EXPECT_EQ(job_name(), "slurm.12") << "a step for each rank";
+  set({{"SLURM_STEP_NUM_TASKS", "8"}});
+  EXPECT_EQ(job_name(), "slurm.12.3");
+  set({{"TORCHELASTIC_RUN_ID", "abc"}});
+  EXPECT_EQ(job_name(), "torchrun.abc");
+  set({{"HVD_JOB_NAME", "mine"}});
+  EXPECT_EQ(job_name(), "mine");
 }
 
 TEST_F(InitMethodTest, OneRankOfTorchrunIsAlone) {

@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "bootstrap/admission.h"
-#include "bootstrap/rendezvous.h"
+#include "base/clock.h"
+#include "bootstrap/messages.h"
 #include "hvd/error.h"
 
 namespace hvd::rendezvous {

@@ -4,17 +4,23 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <link.h>
+#include <unistd.h>
 
+#include <chrono>
 #include <cstddef>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
 #include "base/needed_libraries.h"
-#include "processes/job_folder.h"
+#include "command/probes.h"
+#include "mpirun/job_folder.h"
+#include "system/children.h"
 
 namespace hvd::launcher {
 namespace {
@@ -68,7 +74,7 @@ std::string write_program(const std::filesystem::path& path, const std::string& 
 ControllerFacts facts(bool mpirun, bool ucx) {
   ControllerFacts facts;
   facts.has_mpirun = mpirun;
-  facts.has_ucx = [ucx] { return ucx; };
+  facts.ucx_problem = [ucx] { return std::string(ucx ? "" : "UCX 1.12.0 is too old"); };
   return facts;
 }
 
@@ -103,12 +109,37 @@ TEST(Controller, ElseUcxIfItIsThere) {
   EXPECT_EQ(choose(false, true), Controller::kUcx);
   EXPECT_EQ(choose(true, false), Controller::kMpi);
   EXPECT_EQ(choose(false, false), Controller::kMpi) << "its error names the package to install";
+  EXPECT_EQ(choose_controller(Controller::kAuto, facts(true, false)).reason,
+            "UCX 1.12.0 is too old; an mpirun is found");
+}
+
+TEST(Controller, UcxMustBeNewEnough) {
+  for (const char* version : {"1.13.0", "1.13.1", "1.20.0", "2.0.0"})
+    EXPECT_EQ(problem_of_ucx_version(version), "") << version;
+  EXPECT_EQ(problem_of_ucx_version("1.12.1"), "UCX 1.12.1 is too old (hvd needs 1.13)");
+  EXPECT_THAT(problem_of_ucx_version("0.99.0"), HasSubstr("too old"));
+  EXPECT_THAT(problem_of_ucx_version(std::nullopt), HasSubstr("cannot be loaded"));
+}
+
+TEST(Probes, AChildThatCrashesOrHangsHasNoOutput) {
+  const auto output = [](void (*function)(int)) {
+    return run_children({{.function = function}}, 0.2).front().out;
+  };
+  EXPECT_EQ(output([](int fd) { EXPECT_EQ(::write(fd, "text", 4), 4); }), "text");
+  EXPECT_EQ(output([](int) { std::abort(); }), "");
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(output([](int fd) {
+              EXPECT_EQ(::write(fd, "a", 1), 1);
+              ::pause();
+            }),
+            "a");
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
 TEST(Controller, UcxIsNotLookedForInVain) {
   ControllerFacts given = facts(true, true);
   given.mpi_args = true;
-  given.has_ucx = []() -> bool { throw std::logic_error("asked"); };
+  given.ucx_problem = []() -> std::string { throw std::logic_error("asked"); };
   EXPECT_NO_THROW(choose_controller(Controller::kAuto, given));
   EXPECT_NO_THROW(choose_controller(Controller::kUcx, given));
 }

@@ -8,7 +8,7 @@
 #include <fstream>
 
 #include "base/text.h"
-#include "processes/job_folder.h"
+#include "mpirun/job_folder.h"
 #include "system/text.h"
 
 namespace hvd::launcher {
@@ -43,11 +43,21 @@ bool has_run(const Words& words, const Words& run) {
 TEST(MpirunCommand, Lines) {
   const std::string rest =
       " --map-by slot --bind-to none --mca odls_base_sigkill_timeout 0 --mca "
-      "btl_vader_single_copy_mechanism none /opt/hvd/bin/hvdrun --supervise -- ./train --lr 0.1";
+      "btl_vader_single_copy_mechanism none";
+  const std::string end = " /opt/hvd/bin/hvdrun --supervise -- ./train --lr 0.1";
   EXPECT_EQ(format_command(build_mpirun_command(local_plan())),
-            "mpirun -np 2 --oversubscribe" + rest);
+            "mpirun -np 2 --oversubscribe" + rest + " --mca pml ob1" + end);
   EXPECT_EQ(format_command(build_mpirun_command(remote_plan())),
-            "mpirun -np 4 -H h1:2,h2:2" + rest);
+            "mpirun -np 4 -H h1:2,h2:2" + rest + end);
+}
+
+TEST(MpirunCommand, TheUserMayChooseHowMessagesTravelOnOneHost) {
+  LaunchPlan plan = local_plan();
+  plan.mpi_args = {"--mca", "pml", "ucx"};
+  EXPECT_THAT(build_mpirun_command(plan).argv, Not(Contains("ob1")));
+  plan = local_plan();
+  plan.environment = {"OMPI_MCA_mtl=psm2"};
+  EXPECT_THAT(build_mpirun_command(plan).argv, Not(Contains("ob1")));
 }
 
 TEST(MpirunCommand, LinesForHydra) {
@@ -73,6 +83,17 @@ TEST(MpirunCommand, LinesForHydra) {
             "I_MPI_PIN=on I_MPI_PIN_DOMAIN=core mpirun -n 2" + end);
   plan.environment = {"I_MPI_PIN=off", "I_MPI_PIN_DOMAIN=auto"};
   EXPECT_EQ(format_command(build_mpirun_command(plan)), "mpirun -n 2" + end);
+}
+
+TEST(MpirunCommand, IntelMpiGetsAnArgumentSetPerHost) {
+  LaunchPlan plan = remote_plan();
+  plan.mpirun_kind = MpirunKind::kIntelMpi;
+  plan.environment = {"I_MPI_PIN=off"};
+  plan.mpi_args = {"-iface", "eth0"};
+  plan.hosts = {{"h1", 1}, {"h2", 4}, {"h3", 2}};
+  const std::string end = " /opt/hvd/bin/hvdrun --supervise -- ./train --lr 0.1";
+  EXPECT_EQ(format_command(build_mpirun_command(plan)),
+            "mpirun -iface eth0 -host h1 -n 1" + end + " : -host h2 -n 3" + end);
 }
 
 TEST(MpirunCommand, TheKindIsFoundByTheFilesBesideMpirun) {

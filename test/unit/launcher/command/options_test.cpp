@@ -3,6 +3,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <fstream>
+#include <map>
+
+#include "base/text.h"
+#include "mpirun/job_folder.h"
 #include "system/error.h"
 #include "system/text.h"
 
@@ -10,13 +15,21 @@ namespace hvd::launcher {
 namespace {
 
 using Words = std::vector<std::string>;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-LaunchOptions parse(const Words& arguments) { return parse_options(arguments, std::nullopt); }
+using Environment = std::map<std::string, std::string>;
 
-LaunchError error_of(const Words& arguments) {
+LaunchOptions parse(const Words& arguments, const Environment& environment = {}) {
+  return parse_options(arguments, [&](const char* name) -> std::optional<std::string> {
+    const auto found = environment.find(name);
+    return found != environment.end() ? std::optional(found->second) : std::nullopt;
+  });
+}
+
+LaunchError error_of(const Words& arguments, const Environment& environment = {}) {
   try {
-    parse(arguments);
+    parse(arguments, environment);
   } catch (const LaunchError& error) {
     return error;
   }
@@ -128,10 +141,11 @@ TEST(LaunchOptions, TooFewSlotsIsNotAUsageError) {
 }
 
 TEST(LaunchOptions, TheDefaultHostfileYieldsToAnExplicitOne) {
-  EXPECT_THROW(parse_options({"-np", "1", "p"}, "/no/such/hostfile"), LaunchError);
-  EXPECT_EQ(parse_options({"-np", "1", "-H", "h", "p"}, "/no/such/hostfile").hosts,
-            (std::vector<Host>{{"h", 1}}));
-  EXPECT_TRUE(parse_options({"-np", "1", "p"}, "").hosts.empty());
+  const Environment missing = {{"OMPI_MCA_orte_default_hostfile", "/no/such/hostfile"}};
+  EXPECT_THROW(parse({"-np", "1", "p"}, missing), LaunchError);
+  EXPECT_EQ(parse({"-np", "1", "-H", "h", "p"}, missing).hosts, (std::vector<Host>{{"h", 1}}));
+  EXPECT_TRUE(parse({"--nproc-per-node", "1", "p"}, missing).hosts.empty());
+  EXPECT_TRUE(parse({"-np", "1", "p"}, {{"OMPI_MCA_orte_default_hostfile", ""}}).hosts.empty());
 }
 
 TEST(LaunchOptions, Controller) {
@@ -151,6 +165,178 @@ TEST(LaunchOptions, RemoteShell) {
   EXPECT_TRUE(parse({"-np", "1", "p"}).remote_shell.empty());
   EXPECT_EQ(parse({"-np", "1", "--rsh", "ssh -p 2222 -i 'a key'", "p"}).remote_shell,
             (Words{"ssh", "-p", "2222", "-i", "a key"}));
+}
+
+TEST(TorchrunOptions, BothSpellingsOfNames) {
+  for (const Words& words : {Words{"--nnodes", "2", "--nproc-per-node", "3", "--node-rank", "1",
+                                   "--master-addr", "h", "--master-port", "7", "p"},
+                             Words{"--nnodes=2", "--nproc_per_node=3", "--node_rank=1",
+                                   "--master_addr=h", "--master_port=7", "p"}}) {
+    const LaunchOptions options = parse(words);
+    ASSERT_TRUE(options.node);
+    EXPECT_EQ(options.node->nodes, 2);
+    EXPECT_EQ(options.node->rank, 1);
+    EXPECT_EQ(options.node->first_rank(), 3);
+    EXPECT_EQ(options.node->world_size(), 6);
+    EXPECT_EQ(options.node->master_address, "h");
+    EXPECT_EQ(options.node->master_port, 7);
+    EXPECT_EQ(options.np, 3);
+    EXPECT_EQ(options.program, Words{"p"});
+  }
+  EXPECT_EQ(parse({"--standalone", "p", "--node_rank", "x"}).program,
+            (Words{"p", "--node_rank", "x"}));
+}
+
+TEST(TorchrunOptions, AreNotMixedWithHvdrunsOwn) {
+  for (const Words& own : {Words{"-np", "2"}, Words{"-H", "h:2"}}) {
+    Words words = {"--nproc-per-node", "2"};
+    words.insert(words.end(), own.begin(), own.end());
+    words.emplace_back("p");
+    EXPECT_THAT(error_of(words).what(), HasSubstr("leave one of them out"));
+  }
+  EXPECT_THAT(error_of({"--nnodes", "2", "--node-rank", "0", "--master-addr", "h", "--controller",
+                        "mpi", "p"})
+                  .what(),
+              HasSubstr("without mpirun"));
+  EXPECT_FALSE(parse({"-np", "2", "p"}).node);
+}
+
+TEST(TorchrunOptions, VariablesOfTorchrunYieldToEverythingElse) {
+  const Environment environment = {{"PET_NNODES", "2"},
+                                   {"PET_NPROC_PER_NODE", "4"},
+                                   {"PET_NODE_RANK", "1"},
+                                   {"PET_MASTER_ADDR", "h"}};
+  const LaunchOptions options = parse({"--nproc-per-node", "3", "p"}, environment);
+  ASSERT_TRUE(options.node);
+  EXPECT_EQ(options.node->nodes, 2);
+  EXPECT_EQ(options.np, 3);
+  EXPECT_FALSE(parse({"-np", "2", "p"}, environment).node);
+  EXPECT_THAT(error_of({"p"}, {{"PET_NNODES", "some"}}).what(), HasSubstr("got 'some'"));
+}
+
+TEST(TorchrunOptions, PythonScriptsGetAnInterpreter) {
+  EXPECT_EQ(parse({"--standalone", "train.py", "-x"}).program,
+            (Words{"python3", "-u", "train.py", "-x"}));
+  EXPECT_EQ(parse({"--standalone", "--no-python", "./train.py"}).program, Words{"./train.py"});
+  EXPECT_EQ(parse({"--standalone", "./train"}).program, Words{"./train"});
+  EXPECT_EQ(parse({"-np", "1", "./train.py"}).program, Words{"./train.py"})
+      << "as mpirun does: the script's first line names the interpreter";
+  const Environment named = {{"PYTHON_EXEC", "/bin/python"}};
+  EXPECT_EQ(parse({"-np", "1", "./train.py"}, named).program,
+            (Words{"/bin/python", "-u", "./train.py"}));
+  EXPECT_EQ(parse({"-np", "1", "--no-python", "./train.py"}, named).program, Words{"./train.py"});
+  EXPECT_EQ(parse({"-np", "1", "python", "train.py"}, named).program,
+            (Words{"python", "train.py"}));
+  EXPECT_EQ(parse({"--standalone", "-m", "package.train"}, named).program,
+            (Words{"/bin/python", "-u", "-m", "package.train"}));
+  EXPECT_THAT(error_of({"--standalone", "-m", "--no-python", "p"}).what(), HasSubstr("-m"));
+}
+
+TEST(TorchrunOptions, Logs) {
+  const LaunchOptions options = parse({"--standalone", "--log-dir", "d", "-r", "3", "--tee", "0:1",
+                                       "--local-ranks-filter", "0,2", "p"});
+  EXPECT_EQ(options.logs.folder, "d");
+  EXPECT_EQ(options.logs.redirects, (std::map<int, Streams>{{-1, {true, true}}}));
+  EXPECT_EQ(options.logs.tee, (std::map<int, Streams>{{0, {true, false}}}));
+  EXPECT_EQ(options.logs.shown_ranks, (std::set<int>{0, 2}));
+  EXPECT_THAT(error_of({"-np", "1", "-H", "h", "--tee", "3", "p"}).what(),
+              HasSubstr("use --output-filename"));
+}
+
+class ConfigFile : public ::testing::Test {
+ protected:
+  std::string write(const std::string& content) const {
+    const std::string file = folder_.path() / "job.yaml";
+    std::ofstream(file) << content;
+    return file;
+  }
+  LaunchOptions read(const std::string& content, Words arguments = {"p"},
+                     const Environment& environment = {}) const {
+    arguments.insert(arguments.begin(), {"--config-file", write(content)});
+    return parse(arguments, environment);
+  }
+  std::string error(const std::string& content) const {
+    return error_of({"--config-file", write(content), "p"}).what();
+  }
+  const TemporaryFolder folder_;
+};
+
+TEST_F(ConfigFile, HasTheOptionsNames) {
+  const LaunchOptions options = read(
+      "# a job\nnp: 4\nhost: h1:2,h2:2\nno-tag: true\ntimeout: 1.5\nstart_timeout: 9\n"
+      "x: {A: 1, B: }\nmpi-args: --mca x 'y z'\nhostfile: ~\n");
+  EXPECT_EQ(options.np, 4);
+  EXPECT_EQ(options.hosts, (std::vector<Host>{{"h1", 2}, {"h2", 2}}));
+  EXPECT_FALSE(options.tag);
+  EXPECT_EQ(options.timeout_s, 1.5);
+  EXPECT_EQ(options.start_timeout_s, 9);
+  ASSERT_EQ(options.exports.size(), 2U);
+  EXPECT_EQ(options.exports[0], std::pair(std::string("A"), std::optional<std::string>("1")));
+  EXPECT_EQ(options.exports[1], std::pair(std::string("B"), std::optional<std::string>()));
+  EXPECT_EQ(options.mpi_args, (Words{"--mca", "x", "y z"}));
+  EXPECT_EQ(read("np: 1\nx: [A=1, C]\n").exports.size(), 2U);
+  EXPECT_EQ(read("", {"-np", "1", "p"}).np, 1);
+}
+
+TEST_F(ConfigFile, YieldsToTheCommandLineAndNotToTheEnvironment) {
+  EXPECT_EQ(read("np: 4\n", {"-np", "2", "p"}).np, 2);
+  EXPECT_EQ(read("np: 1\nhostfile: /no/such/file\n", {"-H", "h", "p"}).hosts,
+            (std::vector<Host>{{"h", 1}}));
+  const LaunchOptions options = read("nproc-per-node: 3\n", {"p"}, {{"PET_NPROC_PER_NODE", "5"}});
+  EXPECT_EQ(options.np, 3);
+  EXPECT_TRUE(read("no-tag: false\nnp: 1\n").tag);
+}
+
+TEST_F(ConfigFile, OptionsThatExcludeEachOtherAreNamedWithTheirSources) {
+  EXPECT_THAT(error("host: a:2\nnp: 2\nhostfile: f\n"),
+              AllOf(HasSubstr("job.yaml, line 3: 'hostfile' excludes 'host'"),
+                    HasSubstr("job.yaml, line 1)")));
+  EXPECT_THAT(error_of({"--config-file", write("nproc-per-node: 2\n"), "-np", "2", "p"}).what(),
+              AllOf(HasSubstr("--np (command line)"), HasSubstr("--nproc-per-node ("),
+                    HasSubstr("job.yaml, line 1)")));
+}
+
+TEST_F(ConfigFile, ErrorsNameTheLine) {
+  EXPECT_THAT(error("np: 4\nnumber: 2\n"), HasSubstr("job.yaml, line 2: expected the name of an "
+                                                     "option that 'hvdrun --help' lists, got "
+                                                     "'number'"));
+  for (const char* action : {"help", "config-file", "version", "dry-run"})
+    EXPECT_THAT(error(text(action, ": x\n")), HasSubstr("line 1: expected the name")) << action;
+  EXPECT_THAT(error("np: 4\n\ntimeout: soon\n"), HasSubstr("line 3"));
+  EXPECT_THAT(error("np: 4\n\ntimeout: soon\n"), HasSubstr("got 'soon'"));
+  EXPECT_THAT(error("np: [1, 2]\n"), HasSubstr("line 1: np: expected a value"));
+  EXPECT_THAT(error("np: 1\nnp: 2\n"), HasSubstr("line 2: 'np' is set twice"));
+  EXPECT_THAT(error("start-timeout: 1\nstart_timeout: 2\n"), HasSubstr("set twice"));
+  EXPECT_THAT(error("- np\n"), HasSubstr("expected lines such as 'np: 4'"));
+  EXPECT_THAT(error("np: 1\nhost: [h1\n"), HasSubstr("expected YAML"));
+  EXPECT_THAT(error_of({"--config-file", "/no/such/file", "p"}).what(),
+              HasSubstr("got /no/such/file: No such file"));
+}
+
+TEST_F(ConfigFile, PrintConfigGivesTheSourceOfEachValue) {
+  const std::string file = write("np: 4\nx: [A=1, 'B=a b']\n");
+  const LaunchOptions options =
+      parse({"--config-file", file, "--print-config", "--timeout", "3", "--no-tag"},
+            {{"PET_RDZV_ID", "job"}, {"PET_ROLE", "worker"}});
+  EXPECT_EQ(options.action, Action::kPrint);
+  EXPECT_THAT(options.text, ::testing::ContainsRegex("np: 4 +# .*job.yaml, line 1\n"));
+  EXPECT_THAT(options.text, ::testing::ContainsRegex("timeout: 3 +# command line\n"));
+  EXPECT_THAT(options.text, ::testing::ContainsRegex("no-tag: true +# command line\n"));
+  EXPECT_THAT(options.text, ::testing::ContainsRegex("bind: auto +# default\n"));
+  for (const char* const ignored : {"role", "rdzv-id"}) {
+    EXPECT_THAT(options.text, ::testing::ContainsRegex(std::string(ignored) + ": ~ +# default\n"))
+        << "the file gives the number of ranks in hvdrun's own way";
+  }
+  EXPECT_THAT(parse({"--nproc-per-node", "2", "--print-config"}, {{"PET_ROLE", "worker"}}).text,
+              ::testing::ContainsRegex("role: worker +# PET_ROLE\n"));
+  EXPECT_THAT(options.text, ::testing::Not(HasSubstr("help:")));
+  // The output is a configuration file.
+  const LaunchOptions again = read(options.text);
+  EXPECT_EQ(again.np, 4);
+  EXPECT_EQ(again.timeout_s, 3);
+  EXPECT_FALSE(again.tag);
+  ASSERT_EQ(again.exports.size(), 2U);
+  EXPECT_EQ(again.exports[1].second, "a b");
 }
 
 }  // namespace

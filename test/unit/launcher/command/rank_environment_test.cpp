@@ -61,6 +61,21 @@ TEST(RankEnvironment, SetsOursAndHidesTheLaunchers) {
       << "no backtraces of Open MPI, unless the user wants them";
 }
 
+TEST(RankEnvironment, OfANodeOfTorchrun) {
+  const auto environment = rank_environment(
+      {"HVD_LAUNCHER_FIRST_RANK=4", "HVD_LAUNCHER_WORLD_SIZE=8", "HVD_LAUNCHER_RUN_ID=job7",
+       "HVD_LAUNCHER_ROLE=trainer", "TORCHELASTIC_RUN_ID=outer", "TORCHELASTIC_ERROR_FILE=/e"},
+      {.rank = 1, .size = 4, .local_rank = 1, .local_size = 4}, 0);
+  for (const char* variable :
+       {"RANK=5", "HVD_RANK=5", "HOROVOD_RANK=5", "ROLE_RANK=5", "WORLD_SIZE=8", "HVD_SIZE=8",
+        "ROLE_WORLD_SIZE=8", "ROLE_NAME=trainer", "LOCAL_RANK=1", "LOCAL_WORLD_SIZE=4",
+        "TORCHELASTIC_RUN_ID=job7", "TORCHELASTIC_RESTART_COUNT=0", "TORCHELASTIC_MAX_RESTARTS=0",
+        "TORCHELASTIC_USE_AGENT_STORE=False", "TORCH_NCCL_ASYNC_ERROR_HANDLING=1"})
+    EXPECT_THAT(environment, Contains(variable));
+  EXPECT_THAT(environment, Not(Contains(HasSubstr("HVD_LAUNCHER"))));
+  EXPECT_THAT(environment, Not(Contains(HasSubstr("ERROR_FILE"))));
+}
+
 TEST(SilenceLimit, IsThePeerTimeout) {
   EXPECT_EQ(silence_limit_ms(std::nullopt), 30'000);
   EXPECT_EQ(silence_limit_ms("2.5"), 2'500);
@@ -82,16 +97,6 @@ TEST(Bind, Names) {
   EXPECT_EQ(parse_bind("numa"), Bind::kNuma);
   EXPECT_EQ(parse_bind("none"), Bind::kNone);
   EXPECT_EQ(parse_bind("Core"), std::nullopt);
-}
-
-TEST(RankIdentity, HvdrunTakesPrecedenceOverMpi) {
-  EXPECT_EQ(identify_rank(in({{"HVD_LAUNCHER_RANK", "2"},
-                              {"HVD_LAUNCHER_SIZE", "3"},
-                              {"HVD_LAUNCHER_LOCAL_RANK", "1"},
-                              {"HVD_LAUNCHER_LOCAL_SIZE", "2"},
-                              {"OMPI_COMM_WORLD_RANK", "0"},
-                              {"OMPI_COMM_WORLD_SIZE", "9"}})),
-            (RankIdentity{2, 3, 1, 2}));
 }
 
 TEST(RankEnvironment, HasNoVariablesOfATorchrunAroundHvdrun) {

@@ -7,45 +7,44 @@
 namespace hvd::launcher {
 namespace {
 
-Hello hello_from(const std::string& host, int local_rank, const std::string& from) {
-  Hello hello;
-  hello.host = host;
-  hello.local_rank = local_rank;
-  hello.peer_address = from;
-  return hello;
+Place place(const std::string& host, int local_rank, const std::string& from) {
+  return {.host = host, .local_rank = local_rank, .address = from};
 }
 
 TEST(StartPlan, OneHostUsesTheAddressOfHvdrun) {
-  std::vector<Hello> hellos = {hello_from("a", 0, "127.0.0.1"), hello_from("a", 1, "127.0.0.1")};
-  hellos[0].master_port = 4001;
-  for (const StartOrder& order : plan_starts(hellos)) {
+  std::vector<Place> places = {place("a", 0, "127.0.0.1"), place("a", 1, "127.0.0.1")};
+  places[0].master_port = 4001;
+  for (const StartOrder& order : plan_starts(places)) {
     EXPECT_EQ(order.address, "");
     EXPECT_EQ(order.master_port, 4001);
     EXPECT_EQ(order.nodes, 1);
     EXPECT_EQ(order.node, 0);
     EXPECT_EQ(order.cross_rank, 0);
     EXPECT_EQ(order.cross_size, 1);
+    EXPECT_EQ(order.peer, "") << "there is no other host";
   }
 }
 
 TEST(StartPlan, RankZeroElsewhereHasTheAddressOfItsConnection) {
-  const auto orders =
-      plan_starts({hello_from("b", 0, "10.0.0.2"), hello_from("a", 0, "127.0.0.1")});
+  const auto orders = plan_starts({place("b", 0, "10.0.0.2"), place("a", 0, "127.0.0.1")});
   EXPECT_EQ(orders[0].address, "10.0.0.2");
   EXPECT_EQ(orders[1].address, "10.0.0.2");
 }
 
 TEST(StartPlan, UnevenHosts) {
-  const auto orders = plan_starts({hello_from("a", 0, "127.0.0.1"), hello_from("b", 0, "10.0.0.2"),
-                                   hello_from("b", 1, "10.0.0.2"), hello_from("c", 0, "10.0.0.3"),
-                                   hello_from("c", 1, "10.0.0.3")});
+  const auto orders =
+      plan_starts({place("a", 0, "127.0.0.1"), place("b", 0, "10.0.0.2"), place("b", 1, "10.0.0.2"),
+                   place("c", 0, "10.0.0.3"), place("c", 1, "10.0.0.3")});
   const std::vector<int> nodes = {0, 1, 1, 2, 2}, ranks = {0, 1, 0, 2, 1}, sizes = {3, 3, 2, 3, 2};
+  const std::vector<std::string> places_of_peers = {"10.0.0.2", "10.0.0.3", "10.0.0.3", "10.0.0.2",
+                                                    "10.0.0.2"};
   for (std::size_t i = 0; i < orders.size(); ++i) {
     EXPECT_EQ(orders[i].address, "");
     EXPECT_EQ(orders[i].nodes, 3);
     EXPECT_EQ(orders[i].node, nodes[i]);
     EXPECT_EQ(orders[i].cross_rank, ranks[i]);
     EXPECT_EQ(orders[i].cross_size, sizes[i]);
+    EXPECT_EQ(orders[i].peer, places_of_peers[i]);
   }
 }
 

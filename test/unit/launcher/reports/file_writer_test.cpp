@@ -11,7 +11,7 @@
 #include <iterator>
 #include <thread>
 
-#include "processes/job_folder.h"
+#include "mpirun/job_folder.h"
 #include "system/unique_fd.h"
 
 namespace hvd::launcher {
@@ -35,8 +35,10 @@ void wait_until_written(const FileWriter& files) {
 
 TEST(FileWriter, KeepsEveryByteInOrder) {
   const TemporaryFolder folder;
-  FileWriter files;
-  const std::size_t a = files.create(folder.path() / "a"), b = files.create(folder.path() / "b");
+  asio::io_context io;
+  FileWriter files(io);
+  const std::size_t a = files.create(folder.path() / "a", "--log-dir"),
+                    b = files.create(folder.path() / "b", "--log-dir");
   std::string expected_a, expected_b;
   for (int i = 0; i < 20000; ++i) {
     const std::string line = std::to_string(i) + '\n';
@@ -55,8 +57,10 @@ TEST(FileWriter, KeepsEveryByteInOrder) {
 TEST(FileWriter, AFullDiskIsReportedOnce) {
   const TemporaryFolder folder;
   std::filesystem::create_symlink("/dev/full", folder.path() / "a");
-  FileWriter files;
-  const std::size_t a = files.create(folder.path() / "a"), b = files.create(folder.path() / "b");
+  asio::io_context io;
+  FileWriter files(io);
+  const std::size_t a = files.create(folder.path() / "a", "--log-dir"),
+                    b = files.create(folder.path() / "b", "--log-dir");
   files.write(a, "lost");
   wait_until_written(files);
   files.write(a, "lost too");
@@ -75,8 +79,9 @@ TEST(FileWriter, AFileThatHangsIsGivenUp) {
   const std::filesystem::path stuck = folder.path() / "rank.0" / "stdout";
   ASSERT_EQ(::mkfifo(stuck.c_str(), 0600), 0);
   const UniqueFd reader(::open(stuck.c_str(), O_RDONLY | O_NONBLOCK));
-  FileWriter files;
-  const std::size_t file = files.create(stuck);
+  asio::io_context io;
+  FileWriter files(io);
+  const std::size_t file = files.create(stuck, "--log-dir");
   files.write(file, std::string(1 << 20, 'x'));
   std::this_thread::sleep_for(milliseconds(100));
   EXPECT_GT(files.pending(), 0U);

@@ -72,6 +72,30 @@ TEST(FirstFailure, IsTheEarliestWithoutAnOrderToStop) {
   EXPECT_EQ(first_failure({ended(4, 2), ended(5, 2)}), 0);
 }
 
+TEST(FinalMessage, NumbersTheRanksOfANodeAfterThoseOfTheNodesBefore) {
+  JobRecord job = job_of({ended(0, 1), ended(3, 2), ended(143, 3, true)});
+  job.first_rank = 4;
+  const std::string message = final_message(job);
+  EXPECT_THAT(message, HasSubstr("hvdrun: rank 5 failed first: exited with code 3"));
+  EXPECT_THAT(message, HasSubstr("rank 5 wrote nothing to stderr"));
+  EXPECT_THAT(message, HasSubstr("stopped the other 1 rank (6)"));
+}
+
+TEST(FinalMessage, WarnsOfRanksThatHaveNotJoined) {
+  JobRecord job = job_of({ended(0, 1), ended(0, 2)});
+  job.cause = StopCause::kNone;
+  EXPECT_THAT(final_message(job), IsEmpty());
+  job.expects_hvd = true;
+  EXPECT_THAT(final_message(job), HasSubstr("none of the 2 ranks has joined a job of hvd"));
+  EXPECT_EQ(exit_code(job), 0);
+  init_again(job.ranks[1]);
+  EXPECT_THAT(final_message(job), IsEmpty()) << "a rank has joined";
+  job.ranks = {ended(0, 1)};
+  EXPECT_THAT(final_message(job), IsEmpty()) << "one rank is a job of its own";
+  job.ranks = {ended(0, 1), ended(2, 2)};
+  EXPECT_THAT(final_message(job), HasSubstr("rank 1 failed first"));
+}
+
 TEST(FirstFailure, ARankLostAfterTheOrderToStopIsNotBlamed) {
   RankRecord stopped_rank = lost(1);
   stopped_rank.ordered_to_stop = true;

@@ -104,11 +104,10 @@ TEST(TailBuffer, Limits) {
 using TimePoint = RankOutput::TimePoint;
 
 /// Writes all output of the console, unless its reader has closed.
-void flush(Console& console) {
+void flush(asio::io_context& io, Console& console) {
   while (console.pending() > 0) {
-    Poller poller;
-    console.add_to(poller);
-    poller.wait(-1);
+    io.restart();
+    io.run_one();
   }
 }
 
@@ -125,14 +124,15 @@ class RankOutputTest : public ::testing::Test {
     return size > 0 ? std::string(buffer.data(), static_cast<std::size_t>(size)) : "";
   }
   std::string shown() {
-    flush(console_);
+    flush(io_, console_);
     return drain(out_);
   }
 
   Pipe out_ = make_pipe();
   Pipe err_ = make_pipe();
-  Console console_{out_.write_end.get(), err_.write_end.get()};
-  FileWriter files_;
+  asio::io_context io_;
+  Console console_{io_, out_.write_end.get(), err_.write_end.get()};
+  FileWriter files_{io_};
   const TimePoint now_{};
 };
 
@@ -191,12 +191,13 @@ TEST(RankNames, SortAndAlign) {
 
 TEST(ConsoleOneTarget, KeepsTheOrderOfBothStreams) {
   Pipe both = make_pipe();
-  Console console(both.write_end.get(), both.write_end.get());
+  asio::io_context io;
+  Console console(io, both.write_end.get(), both.write_end.get());
   console.write(Stream::kStdout, 0, "out");
   console.write(Stream::kStderr, 1, "err\n");
   console.write(Stream::kStdout, 0, "more");
   console.finish_lines();
-  flush(console);
+  flush(io, console);
   std::array<char, 64> buffer{};
   const ssize_t size = ::read(both.read_end.get(), buffer.data(), buffer.size());
   EXPECT_EQ(std::string(buffer.data(), static_cast<std::size_t>(size)), "out\nerr\nmore\n");
@@ -205,10 +206,11 @@ TEST(ConsoleOneTarget, KeepsTheOrderOfBothStreams) {
 TEST(ConsoleReaderGone, IsNotWaitedFor) {
   ::signal(SIGPIPE, SIG_IGN);
   Pipe out = make_pipe();
-  Console console(out.write_end.get(), STDERR_FILENO);
+  asio::io_context io;
+  Console console(io, out.write_end.get(), STDERR_FILENO);
   out.read_end.reset();
   console.write(Stream::kStdout, 0, "unread\n");
-  flush(console);
+  flush(io, console);
   EXPECT_EQ(console.pending(), 0U);
 }
 

@@ -9,9 +9,9 @@ namespace {
 
 TEST(Frames, SurviveAnyCutting) {
   std::string stream;
-  append_frame(stream, FrameType::kStdout, "abc");
-  append_frame(stream, FrameType::kRelease, "");
-  append_frame(stream, FrameType::kStderr, std::string(70'000, '\0'));
+  append_frame(stream, FrameType::kStdout, 0, "abc");
+  append_frame(stream, FrameType::kRelease, 70'000, "");
+  append_frame(stream, FrameType::kStderr, 2, std::string(70'000, '\0'));
   for (const std::size_t step :
        {std::size_t{1}, std::size_t{3}, std::size_t{4096}, stream.size()}) {
     FrameDecoder decoder;
@@ -23,22 +23,23 @@ TEST(Frames, SurviveAnyCutting) {
     ASSERT_EQ(frames.size(), 3U);
     EXPECT_EQ(frames[0].payload, "abc");
     EXPECT_EQ(frames[1].type, FrameType::kRelease);
+    EXPECT_EQ(frames[1].rank, 70'000);
     EXPECT_EQ(frames[2].payload.size(), 70'000U);
   }
 }
 
 TEST(Frames, GoldenBytes) {
   std::string stream;
-  append_frame(stream, FrameType::kStdout, "hi");
-  EXPECT_EQ(stream, std::string("\x02\x00\x00\x00\x03hi", 7));
+  append_frame(stream, FrameType::kStdout, 260, "hi");
+  EXPECT_EQ(stream, std::string("\x02\x00\x00\x00\x03\x04\x01\x00\x00hi", 11));
 }
 
 TEST(Frames, RejectUnknownTypesAndGreatLengths) {
   FrameDecoder unknown;
-  unknown.feed(std::string_view("\x00\x00\x00\x00\x63", 5));
+  unknown.feed(std::string_view("\x00\x00\x00\x00\x63\x00\x00\x00\x00", 9));
   EXPECT_THROW(unknown.next(), ProtocolError);
   FrameDecoder great;
-  great.feed(std::string_view("\xff\xff\xff\xff\x03", 5));
+  great.feed(std::string_view("\xff\xff\xff\xff\x03\x00\x00\x00\x00", 9));
   EXPECT_THROW(great.next(), ProtocolError);
   FrameDecoder http;
   http.feed("GET / HTTP/1.1\r\n");
@@ -74,20 +75,14 @@ void expect_json(const Record& record, const std::string& json) {
 }
 
 TEST(Records, HaveTheirFieldsInJson) {
-  expect_json(Greeting{.rank = 4, .nonce = "n"}, R"({"nonce":"n","rank":4})");
+  expect_json(Greeting{.nonce = "n"}, R"({"nonce":"n"})");
   expect_json(Challenge{.nonce = "n", .proof = "p"}, R"({"nonce":"n","proof":"p"})");
   expect_json(Hello{.proof = "t",
-                    .rank = 3,
-                    .size = 4,
-                    .local_rank = 1,
-                    .local_size = 2,
                     .host = "h",
-                    .supervisor_pid = 9,
-                    .omp_threads = 5,
-                    .bound_cpus = 2,
-                    .master_port = 8},
-              R"({"bound_cpus":2,"host":"h","local_rank":1,"local_size":2,"master_port":8,)"
-              R"("omp_threads":5,"proof":"t","rank":3,"size":4,"supervisor_pid":9})");
+                    .master_port = 8,
+                    .seats = {{.rank = 3, .local_rank = 1, .omp_threads = 5, .bound_cpus = 2}}},
+              R"({"host":"h","master_port":8,"proof":"t","seats":[{"bound_cpus":2,"local_rank":1,)"
+              R"("omp_threads":5,"rank":3}]})");
   expect_json(Welcome{.columns = 80, .rows = 24, .time_ns = 5, .credit = 6},
               R"({"columns":80,"credit":6,"rows":24,"time_ns":5})");
   expect_json(StartOrder{.address = "10.0.0.1",
@@ -95,9 +90,10 @@ TEST(Records, HaveTheirFieldsInJson) {
                          .node = 3,
                          .nodes = 4,
                          .cross_rank = 5,
-                         .cross_size = 6},
+                         .cross_size = 6,
+                         .peer = "10.0.0.2"},
               R"({"address":"10.0.0.1","cross_rank":5,"cross_size":6,"master_port":2,"node":3,)"
-              R"("nodes":4})");
+              R"("nodes":4,"peer":"10.0.0.2"})");
   expect_json(Credit{.bytes = 7}, R"({"bytes":7})");
   expect_json(ProgramStarted{.pid = 3}, R"({"pid":3})");
   expect_json(Ended{.time_ns = 1'700'000'000'123'456'789,
@@ -121,11 +117,10 @@ TEST(Records, HaveTheirFieldsInJson) {
 
 TEST(Frames, OfTheRendezvousHaveAHeadAndBytes) {
   const std::string bytes("a\0\xff", 3);
+  const RendezvousBytes sent = {.session = 0xfedcba98, .last = true, .bytes = bytes};
   std::string whole, head;
-  append_frame(whole, FrameType::kRendezvous,
-               RendezvousBytes{.session = 0xfedcba98, .last = true, .bytes = bytes});
-  append_head(head, FrameType::kRendezvous,
-              RendezvousBytes{.session = 0xfedcba98, .last = true, .bytes = bytes});
+  append_frame(whole, FrameType::kRendezvous, 5, encode(sent));
+  append_head(head, FrameType::kRendezvous, 5, sent);
   EXPECT_EQ(head + bytes, whole);
   FrameDecoder decoder;
   decoder.feed(whole);

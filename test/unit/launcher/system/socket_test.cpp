@@ -5,9 +5,14 @@
 #include <sys/socket.h>
 
 #include <set>
+#include <vector>
+
+#include "system/unique_fd.h"
 
 namespace hvd::launcher {
 namespace {
+
+using asio::ip::tcp;
 
 /// An IPv4 server at a port; the descriptor is empty if the port cannot be bound.
 UniqueFd serve(std::uint16_t port, bool shares) {
@@ -24,41 +29,48 @@ UniqueFd serve(std::uint16_t port, bool shares) {
   return fd;
 }
 
+/// A connection to a port of loopback; not open if it was refused.
+tcp::socket connect_to(asio::io_context& io, std::uint16_t port) {
+  tcp::socket socket(io);
+  asio::error_code error;
+  socket.connect({asio::ip::address_v4::loopback(), port}, error);
+  if (error) socket.close();
+  return socket;
+}
+
 TEST(ReservedPort, RefusesConnectionsUntilItsOwnerListens) {
-  const Listener reserved = reserve_port();
-  ASSERT_TRUE(reserved.fd);
-  ASSERT_GT(reserved.port, 0);
-  EXPECT_FALSE(serve(reserved.port, false)) << "without SO_REUSEADDR it is taken";
-  EXPECT_TRUE(connect_any({"127.0.0.1"}, reserved.port, 2000).empty());
+  asio::io_context io;
+  const tcp::acceptor reserved = reserve_port(io);
+  ASSERT_TRUE(reserved.is_open());
+  const std::uint16_t port = port_of(reserved);
+  ASSERT_GT(port, 0);
+  EXPECT_FALSE(serve(port, false)) << "without SO_REUSEADDR it is taken";
+  EXPECT_FALSE(connect_to(io, port).is_open());
   for (int again = 0; again < 2; ++again) {
-    const UniqueFd server = serve(reserved.port, true);
+    const UniqueFd server = serve(port, true);
     ASSERT_TRUE(server);
-    EXPECT_FALSE(serve(reserved.port, true)) << "only one server may listen at a time";
-    const auto open = connect_any({"127.0.0.1"}, reserved.port, 2000);
-    ASSERT_EQ(open.size(), 1U);
-    EXPECT_EQ(peer_address(open[0].get()), "127.0.0.1");
+    EXPECT_FALSE(serve(port, true)) << "only one server may listen at a time";
+    EXPECT_EQ(peer_address(connect_to(io, port)), "127.0.0.1");
   }
 }
 
 TEST(ReservedPort, IsAnotherOneEachTime) {
-  std::vector<Listener> reserved;
+  asio::io_context io;
+  std::vector<tcp::acceptor> reserved;
   std::set<int> ports;
   for (int i = 0; i < 200; ++i) {
-    reserved.push_back(reserve_port());
-    EXPECT_TRUE(ports.insert(reserved.back().port).second);
+    reserved.push_back(reserve_port(io));
+    EXPECT_TRUE(ports.insert(port_of(reserved.back())).second);
   }
 }
 
 TEST(PeerAddress, OfIpv4OnASocketForBoth) {
-  const Listener listener = listen_anywhere(false);
-  const auto open = connect_any({"127.0.0.1"}, listener.port, 2000);
-  ASSERT_EQ(open.size(), 1U);
-  UniqueFd accepted;
-  for (int i = 0; i < 1000 && !accepted; ++i)
-    accepted = UniqueFd(::accept(listener.fd.get(), nullptr, nullptr));
-  ASSERT_TRUE(accepted);
-  EXPECT_EQ(peer_address(accepted.get()), "127.0.0.1");
-  EXPECT_EQ(peer_address(listener.fd.get()), "");
+  asio::io_context io;
+  tcp::acceptor listener = listen_anywhere(io, false);
+  const tcp::socket open = connect_to(io, port_of(listener));
+  ASSERT_TRUE(open.is_open());
+  EXPECT_EQ(peer_address(listener.accept()), "127.0.0.1");
+  EXPECT_EQ(peer_address(tcp::socket(io)), "");
 }
 
 TEST(Loopback, IsThisMachine) {

@@ -1,0 +1,305 @@
+#include "bootstrap/rank_zero.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <iterator>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/text.h"
+#include "bootstrap/arrivals.h"
+
+namespace hvd::rendezvous {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+/// Keys of one kind for which rank 0 waits at the same time.
+constexpr std::size_t kMostKeys = 16;
+/// A refused process has this long to read its answer before the values are removed.
+constexpr auto kTimeToReadRefusal = std::chrono::seconds(1);
+/// Arrivals that were counted but not stored yet, and that rank 0 keeps in mind.
+constexpr std::size_t kMostOpenArrivals = 4096;
+
+/// Rank 0, which begins the run, decides who takes part, and collects the parts.
+class RankZero final : public Rendezvous {
+ public:
+  RankZero(std::unique_ptr<Store>, const RankInfo&, std::span<const std::byte> payload, Deadline,
+           Deadline::duration limit);
+
+  void contribute(const std::string& what, std::span<const std::byte> mine, Deadline) override;
+  bool step(Deadline until) override;
+  void leave(Deadline) noexcept override;
+
+ private:
+  std::optional<Store::Found> serve(std::vector<std::string> keys, Deadline until);
+  void find_open_arrivals();
+  void handle_arrival(std::int64_t number, const Bytes&);
+  bool collect(Deadline until);
+  void publish(const std::vector<std::string>& parts);
+  void look();
+  std::optional<Refusal> find_obstacle();
+  bool replaced();
+  [[noreturn]] void fail_all(const Refusal& reason);
+  void forget_leaver(int rank);
+  void wait_until_left(Deadline);
+
+  Bytes notice_;
+  Arrivals arrivals_;
+  std::int64_t counted_ = 0;        ///< the arrivals up to this number have been read or are open
+  std::set<std::int64_t> open_;     ///< arrivals that were counted and not stored yet
+  std::int64_t next_open_ = 0;      ///< serve() waits for this one and later ones first
+  std::optional<Refusal> refusal_;  ///< the answer to all arrivals from now on
+  Deadline give_up_;                ///< when ranks that have not arrived are missing
+  Deadline next_look_ = {};
+  std::set<int> awaited_;     ///< ranks whose part is missing
+  std::set<int> uninformed_;  ///< while the run fails: ranks that have not arrived
+  struct Leaver {
+    int rank = -1;        ///< -1: a process that was refused
+    Deadline until = {};  ///< rank 0 does not wait for it longer
+  };
+  std::map<std::int64_t, Leaver> leavers_;  ///< by arrival: processes that have not left
+  std::vector<std::string> collected_;
+};
+
+RankZero::RankZero(std::unique_ptr<Store> store, const RankInfo& own,
+                   std::span<const std::byte> payload, Deadline deadline, Deadline::duration limit)
+    : Rendezvous(std::move(store), own, deadline, limit),
+      arrivals_(own, run_ = random_id(), place_, text_of(payload), !store_->notices_loss()),
+      give_up_(refusal_time(deadline)) {
+  notice_ = encode(RunNotice{.run = run_, .process = process_});
+  store_->publish_on_loss(key("failed"), encode(ended_early(0, process_, place_)), "", deadline);
+  store_->set(run_key(), notice_, deadline);
+}
+
+/// Waits for one of the keys, and answers an arrival instead if one is there first.
+std::optional<Store::Found> RankZero::serve(std::vector<std::string> keys, Deadline until) {
+  const std::size_t own_keys = keys.size();
+  std::vector<std::int64_t> numbers;
+  // Some may never be stored, so each wait without a result is for the next ones.
+  auto open = open_.lower_bound(next_open_);
+  while (numbers.size() < std::min(kMostKeys, open_.size())) {
+    if (open == open_.end()) open = open_.begin();
+    numbers.push_back(*open++);
+  }
+  if (!numbers.empty()) next_open_ = numbers.back() + 1;
+  if (open_.size() < kMostOpenArrivals) numbers.push_back(counted_ + 1);
+  for (const std::int64_t number : numbers) keys.push_back(key("arrival.", number));
+  auto found = store_->wait(keys, until);
+  if (!found) {
+    find_open_arrivals();
+  } else if (found->index >= own_keys) {
+    handle_arrival(numbers[found->index - own_keys], found->value);
+    found.reset();
+  }
+  return found;
+}
+
+/// Finds numbers that a rank has counted. Its arrival may never be stored, so later ones must not
+/// wait for it.
+void RankZero::find_open_arrivals() {
+  const std::int64_t count = store_->add(key("arrivals"), 0, patience());
+  while (counted_ < count && open_.size() < kMostOpenArrivals) open_.insert(++counted_);
+}
+
+void RankZero::handle_arrival(std::int64_t number, const Bytes& bytes) {
+  if (number > counted_) counted_ = number;
+  open_.erase(number);
+  const auto now = Clock::now();
+  Answer answer;
+  if (refusal_) {
+    answer.refusal = *refusal_;
+    if (const auto arrival = decode_arrival(bytes)) uninformed_.erase(arrival->rank);
+  } else {
+    answer = arrivals_.decide(bytes);
+    if (const auto left = arrivals_.shortest_time())
+      give_up_ = std::min(give_up_, refusal_time(now + *left, now));
+  }
+  if (answer.accepted) {
+    leavers_[number] = {answer.rank, Deadline::max()};
+    store_->set(key("accepted.", number), bytes_of(answer.proof), patience());
+  } else {
+    leavers_[number] = {-1, now + kTimeToReadRefusal};
+    store_->set(key("refused.", number), encode(answer.refusal), patience());
+  }
+}
+
+bool RankZero::step(Deadline until) {
+  if (exchange_ > 1) return collect(std::min(until, deadline_));
+  if (!arrivals_.complete()) {
+    if (const auto failed = serve({key("failed")}, std::min(until, give_up_)))
+      fail_all(decode_failure(failed->value));
+    if (const auto objection = arrivals_.objection()) fail_all(*objection);
+    look();
+  }
+  if (!arrivals_.complete()) {
+    if (Clock::now() < give_up_) return false;
+    const std::vector<int> ranks = arrivals_.absent();
+    fail_all(missing(ranks, place_, limit_, arrivals_.refused(ranks) + store_->remarks(ranks)));
+  }
+  publish(arrivals_.take_payloads());
+  return true;
+}
+
+void RankZero::contribute(const std::string& what, std::span<const std::byte> mine,
+                          Deadline deadline) {
+  ++exchange_;
+  what_ = what;
+  deadline_ = deadline;
+  collected_.assign(static_cast<std::size_t>(size()), {});
+  collected_.front() = text_of(mine);
+  for (int other = 1; other < size(); ++other) awaited_.insert(awaited_.end(), other);
+}
+
+bool RankZero::collect(Deadline until) {
+  if (!awaited_.empty()) {
+    // If a rank has ended after its last part, the ranks that wait for the parts of all fail. The
+    // failure comes first, so that rank 0 does so, too, instead of beginning the job alone.
+    std::vector<std::string> keys = {key("failed")};
+    for (const int rank : awaited_)
+      if (keys.size() <= kMostKeys) keys.push_back(key("part.", exchange_, ".", rank));
+    if (auto found = serve(std::move(keys), until)) {
+      if (found->index == 0) {
+        failure_known_ = true;
+        decode_failure(found->value).raise();
+      }
+      const auto rank = std::next(awaited_.begin(), static_cast<std::ptrdiff_t>(found->index - 1));
+      collected_[static_cast<std::size_t>(*rank)] = text_of(found->value);
+      awaited_.erase(rank);
+    } else {
+      look();
+    }
+  }
+  if (!awaited_.empty()) {
+    if (Clock::now() < deadline_) return false;
+    const auto absent =
+        Refusal::lost(*awaited_.begin(),
+                      text("hvd::init: rank ", *awaited_.begin(), " joined at ", place_,
+                           " and has not sent its ", what_, " in time; see whether it has ended"));
+    fail(absent);
+    absent.raise();
+  }
+  publish(collected_);
+  return true;
+}
+
+void RankZero::publish(const std::vector<std::string>& parts) {
+  Bytes value = join_fields(parts);
+  const std::size_t begin = exchange_ == 1 ? kProofBytes : 0;
+  if (begin > 0) {
+    const std::string proven =
+        own_.token.empty() ? std::string(begin, '0') : proof_of_parts(run_, value, own_.token);
+    const auto head = bytes_of(proven);
+    value.insert(value.begin(), head.begin(), head.end());
+  }
+  store_->set(key("all.", exchange_), value, patience());
+  parts_ = *Parts::decode(std::move(value), begin, parts.size());
+}
+
+bool RankZero::replaced() {
+  const auto now = store_->get(run_key(), patience());
+  return now && !now->empty() && *now != notice_;
+}
+
+/// Looks now and then whether the run can still begin.
+void RankZero::look() {
+  if (Clock::now() < next_look_) return;
+  next_look_ = Clock::now() + kTimeBetweenLooks;
+  const auto obstacle = find_obstacle();
+  if (!obstacle) return;
+  if (exchange_ == 1) fail_all(*obstacle);
+  if (obstacle->kind == Refusal::Kind::kLost) fail(*obstacle);
+  obstacle->raise();
+}
+
+std::optional<Refusal> RankZero::find_obstacle() {
+  if (replaced()) {
+    return Refusal::usage(text("hvd::init: another process has started at ", place_,
+                               " as rank 0; start rank 0 once, and give each job a place or a "
+                               "name (HVD_JOB_NAME) of its own"));
+  }
+  const Arrival* const lost = arrivals_.find_ended([this](int rank) {
+    // It may have contributed before its end.
+    return exchange_ == 1 || (awaited_.contains(rank) &&
+                              !store_->get(key("part.", exchange_, ".", rank), patience()));
+  });
+  if (lost == nullptr) return std::nullopt;
+  return ended_early(lost->rank, lost->process, place_, arrivals_.absent());
+}
+
+/// Refuses all ranks that have arrived, and those that arrive soon.
+void RankZero::fail_all(const Refusal& reason) {
+  refusal_ = reason;
+  for (int other = 1; other < size(); ++other)
+    if (!arrivals_.has_arrived(other) && !arrivals_.was_refused(other))
+      uninformed_.insert(uninformed_.end(), other);
+  forget_leaver(reason.rank);  // it has ended
+  failure_known_ = true;
+  try {
+    store_->create(key("failed"), encode(reason), patience());
+    wait_until_left(late_joiner_deadline(deadline_));
+  } catch (const std::exception&) {
+    // hvdrun may report the end of a missing rank meanwhile. The reason is known already.
+  }
+  reason.raise();
+}
+
+void RankZero::forget_leaver(int rank) {
+  if (rank < 0) return;  // several ranks, or none
+  std::erase_if(leavers_, [rank](const auto& leaver) { return leaver.second.rank == rank; });
+}
+
+/// Waits until all processes have left or ended, and cleans up if that was in time. Ranks that have
+/// not arrived by then find nothing, and wait for another run.
+void RankZero::wait_until_left(Deadline deadline) {
+  deadline_ = deadline;
+  while (!leavers_.empty() || !uninformed_.empty()) {
+    const auto now = Clock::now();
+    if (replaced() || (now >= deadline && !leavers_.empty())) return;  // they may still read
+    if (now >= deadline) break;
+    std::vector<std::string> keys;
+    std::vector<std::int64_t> numbers;
+    for (const auto& [number, leaver] : leavers_) {
+      if (numbers.size() == kMostKeys) break;
+      numbers.push_back(number);
+      keys.push_back(key("left.", number));
+    }
+    if (!failure_known_) keys.push_back(key("failed"));
+    const Deadline until = std::min<Deadline>(deadline, now + kTimeBetweenLooks);
+    const auto found = refusal_ ? serve(std::move(keys), until) : store_->wait(keys, until);
+    if (found && found->index < numbers.size()) {
+      leavers_.erase(numbers[found->index]);
+    } else if (found) {  // a rank has failed, and may have ended without leaving
+      failure_known_ = true;
+      if (const auto lost = decode_refusal(found->value)) forget_leaver(lost->rank);
+    } else {
+      std::erase_if(leavers_, [&](const auto& each) {
+        return each.second.until <= now || arrivals_.has_ended(each.second.rank);
+      });
+    }
+  }
+  store_->remove_all_if(run_key(), notice_, patience());
+}
+
+void RankZero::leave(Deadline deadline) noexcept {
+  try {
+    wait_until_left(deadline);
+  } catch (const std::exception&) {
+    // Values that remain do no harm: see Note [Interleavings].
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<Rendezvous> make_rank_zero(std::unique_ptr<Store> store, const RankInfo& own,
+                                           std::span<const std::byte> payload, Deadline deadline,
+                                           Deadline::duration limit) {
+  return std::make_unique<RankZero>(std::move(store), own, payload, deadline, limit);
+}
+
+}  // namespace hvd::rendezvous

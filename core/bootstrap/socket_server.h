@@ -1,0 +1,42 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+#include "base/clock.h"
+#include "bootstrap/store_server.h"
+
+namespace hvd::rendezvous {
+
+/// How long rank 0 waits for a port in use, and the other ranks for the end of another job's server
+/// there: an earlier run may end soon.
+inline constexpr auto kTimeToBeFree = std::chrono::seconds(3);
+
+/// Serves a StoreServer at a TCP port of all addresses of this host, in a thread of its own. Any
+/// thread may call it. In a child made by fork(), only the destructor may be called.
+///
+/// Connections that are not admitted are limited in number and time. If no descriptor is left for a
+/// connection, the server logs it once, ends the oldest connection that is not admitted, and pauses
+/// before it accepts the next one.
+class SocketServer {
+ public:
+  /// Waits for a port that is in use: kTimeToBeFree.
+  /// @throws UsageError when it cannot listen on the port
+  SocketServer(std::uint16_t port, StoreServer::Options, Deadline);
+  SocketServer(const SocketServer&) = delete;
+  SocketServer& operator=(const SocketServer&) = delete;
+  /// Ends all waits with PeerLostError(0), and sends pending replies for at most a second.
+  ~SocketServer();
+
+  /// See StoreServer::remarks().
+  std::string remarks(std::span<const int> ranks) const;
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace hvd::rendezvous

@@ -1,0 +1,85 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+#include "bootstrap/messages.h"
+
+namespace hvd::rendezvous {
+
+/// Limits of a key and of a value.
+inline constexpr std::size_t kMostKeyBytes = 256;
+inline constexpr std::uint32_t kMostValueBytes = 64 << 20;
+/// A last look at a key is made at the deadline, and gets this much time.
+inline constexpr auto kLeastPatience = std::chrono::milliseconds(250);
+
+/// Values by key, in a place that all ranks of a job reach while they find each other: a folder, a
+/// server, or a store of the program.
+///
+/// Not thread-safe. Every call returns or throws by its deadline, or a few seconds later if the
+/// place is a server that is slow to reply (socket_store.h), and throws hvd::Error when the place
+/// fails. A key may have any characters.
+class Store {
+ public:
+  virtual ~Store() = default;
+
+  /// For error texts: "file:///shared/job", "tcp://node7:29400".
+  virtual const std::string& place() const noexcept = 0;
+
+  virtual void set(const std::string& key, std::span<const std::byte> value, Deadline) = 0;
+  /// The value, or empty if the key has none. Does not wait for it.
+  virtual std::optional<Bytes> get(const std::string& key, Deadline) = 0;
+  /// Adds atomically to a number that begins at 0, and returns the sum.
+  virtual std::int64_t add(const std::string& key, std::int64_t amount, Deadline) = 0;
+  /// Sets the value of a key that has none. Returns false if the key has a value already. Only one
+  /// of several concurrent calls returns true. Use it for keys that set() and add() do not change.
+  virtual bool create(const std::string& key, std::span<const std::byte> value, Deadline) = 0;
+
+  struct Found {
+    std::size_t index = 0;  ///< of the key
+    Bytes value = {};
+  };
+  /// Waits until one of the keys has a value, and returns the first of them that has one. Empty
+  /// once the deadline has passed. The default polls with growing pauses; a server answers by
+  /// itself.
+  virtual std::optional<Found> wait(std::span<const std::string> keys, Deadline deadline) {
+    return poll(keys, deadline, deadline);
+  }
+
+  /// Removes all values of the place if `key` still has this value. A place that cannot remove them
+  /// keeps them, and they do no harm.
+  virtual void remove_all_if(const std::string& /*key*/, std::span<const std::byte> /*value*/,
+                             Deadline) {}
+  /// Asks the place to create() this value if the process loses its connection without close(), but
+  /// not before the key `once` has a value; an empty one does not count. Replaces an earlier
+  /// request. A place without connections ignores it.
+  virtual void publish_on_loss(const std::string& /*key*/, std::span<const std::byte> /*value*/,
+                               const std::string& /*once*/, Deadline) {}
+  /// Whether the place notices the end of this process, so that publish_on_loss() has an effect.
+  virtual bool notices_loss() const noexcept { return false; }
+  /// For the error text about ranks that have not joined: what the place knows about them, as in
+  /// "; a process (host node7, process 17) that joined as rank 1 was refused: it has another token
+  /// (HVD_JOB_TOKEN)". Empty if it knows nothing more.
+  virtual std::string remarks(std::span<const int> /*absent*/) { return {}; }
+  /// Whether the object has to exist for as long as the rank is in the job, so that the place can
+  /// refuse a second process of the rank.
+  virtual bool stays_open() const noexcept { return false; }
+  /// Ends the use of the place in order.
+  virtual void close(Deadline) noexcept {}
+
+ protected:
+  /// Polls the keys until the deadline. The pauses grow for as long as no value is found, over
+  /// several calls. @param patience the deadline of each get(), not earlier than the other
+  std::optional<Found> poll(std::span<const std::string> keys, Deadline, Deadline patience);
+
+ private:
+  std::optional<Deadline> idle_since_ = {};
+};
+
+}  // namespace hvd::rendezvous

@@ -1,0 +1,28 @@
+#pragma once
+
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace hvd::launcher {
+
+/// The order that `hvdrun --agent` reads from its standard input, which no other user can read: the
+/// ranks to start on its host, and their program.
+struct HostOrder {
+  std::string folder = {};  ///< the working folder; empty: as it is
+  std::vector<std::pair<std::string, std::string>> variables =
+      {};  ///< added to that process's own environment
+  std::vector<std::string> program = {};
+  int size = 1;
+  std::vector<int> ranks = {};  ///< ascending: the first is local rank 0
+};
+
+/// Encodes an order as a decimal number of bytes, a newline, and that many bytes of MessagePack, in
+/// which texts need not be UTF-8, as file names and values of variables. Rank 0's input follows it.
+std::string encode(const HostOrder& order);
+/// Reads an order from a descriptor, without reading beyond it. Empty if it is invalid, or if no
+/// byte arrives for `timeout_ms`.
+std::optional<HostOrder> read_host_order(int fd, int timeout_ms);
+
+}  // namespace hvd::launcher

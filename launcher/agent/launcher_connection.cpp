@@ -1,0 +1,147 @@
+#include "agent/launcher_connection.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/sha256.h"
+#include "system/process.h"
+#include "system/socket.h"
+
+namespace hvd::launcher {
+namespace {
+
+using asio::ip::tcp;
+
+/// Estimates the offset of the other clock. The other side wrote the reply between `sent_ns` and
+/// `received_ns`, so an offset of at most half of that interval counts as zero.
+long long offset_of(long long sent_ns, long long received_ns, long long theirs_ns) {
+  const long long offset = theirs_ns - (sent_ns + (received_ns - sent_ns) / 2);
+  const long long doubt = (received_ns - sent_ns + 1) / 2;
+  return std::abs(offset) <= doubt ? 0 : offset;
+}
+
+struct Attempt;
+
+/// The state that the attempts of one call share.
+struct Attempts {
+  Hello hello;
+  std::string token;
+  const int silence_limit_ms;
+  const bool same_clock;
+  LauncherHandlers handlers;
+  std::size_t pending = 0, connected = 0;  ///< pending: neither failed nor welcomed
+  Attempt* winner = nullptr;
+};
+
+/// A connection to one address.
+struct Attempt : std::enable_shared_from_this<Attempt> {
+  Attempt(asio::io_context& io, std::shared_ptr<Attempts> shared)
+      : socket(io), all(std::move(shared)) {}
+
+  void connect(const tcp::endpoint& endpoint);
+  void greet();
+  bool on_frame(const Frame& frame);
+  bool answer(const Frame& frame);
+  bool accept(const Frame& frame);
+  void fail();
+  void close();
+
+  tcp::socket socket;
+  std::shared_ptr<FrameConnection> frames;  ///< null in the winner, whose connection owns it
+  const std::shared_ptr<Attempts> all;
+  const std::string nonce = random_token();
+  long long sent_ns = 0;  ///< when the hello was sent; 0: it was not
+  bool over = false;
+};
+
+void Attempt::connect(const tcp::endpoint& endpoint) {
+  ++all->pending;
+  socket.async_connect(endpoint, [self = shared_from_this()](const asio::error_code& error) {
+    if (self->over) return;
+    error ? self->fail() : self->greet();
+  });
+  if (socket.is_open()) close_on_exec(socket.native_handle());
+}
+
+void Attempt::greet() {
+  ++all->connected;
+  tune_connection(socket, all->silence_limit_ms);
+  frames = std::make_shared<FrameConnection>(std::move(socket));
+  frames->start([self = shared_from_this()](const Frame& frame) { return self->on_frame(frame); },
+                [self = shared_from_this()] { self->fail(); });
+  frames->send(FrameType::kGreeting, 0, encode(Greeting{.nonce = nonce}));
+}
+
+bool Attempt::on_frame(const Frame& frame) {
+  if (all->winner == this) return all->handlers.on_frame(frame);
+  return sent_ns == 0 ? answer(frame) : accept(frame);
+}
+
+bool Attempt::answer(const Frame& frame) {
+  if (frame.type != FrameType::kChallenge) return false;
+  const Challenge challenge = decode<Challenge>(frame.payload);
+  if (!same_secret(challenge.proof, launcher_proof(all->token, nonce, challenge.nonce)))
+    return false;
+  Hello hello = all->hello;
+  hello.proof = agent_proof(all->token, nonce, challenge.nonce, hello.seats);
+  sent_ns = realtime_ns();
+  frames->send(FrameType::kHello, 0, encode(hello));
+  return true;
+}
+
+bool Attempt::accept(const Frame& frame) {
+  if (frame.type != FrameType::kWelcome || all->winner) return false;
+  const Welcome welcome = decode<Welcome>(frame.payload);
+  all->winner = this;
+  --all->pending;
+  all->handlers.on_welcome(
+      std::move(frames), welcome,
+      all->same_clock ? 0 : offset_of(sent_ns, realtime_ns(), welcome.time_ns));
+  return true;
+}
+
+void Attempt::fail() {
+  if (std::exchange(over, true)) return;
+  if (all->winner == this) return all->handlers.on_end();
+  --all->pending;
+  if (frames) --all->connected;
+}
+
+void Attempt::close() {
+  over = true;
+  asio::error_code ignored;
+  socket.close(ignored);
+  if (const auto open = std::exchange(frames, nullptr)) open->close();
+}
+
+}  // namespace
+
+bool connect_to_launcher(asio::io_context& io, const LauncherAddress& address, const Hello& hello,
+                         const std::string& token, int silence_limit_ms,
+                         std::chrono::milliseconds connect_patience,
+                         std::chrono::milliseconds answer_patience, LauncherHandlers handlers) {
+  const auto all = std::make_shared<Attempts>(
+      Attempts{hello, token, silence_limit_ms, address.same_clock, std::move(handlers)});
+  std::vector<std::shared_ptr<Attempt>> attempts;
+  for (const std::string& numeric : address.addresses) {
+    asio::error_code error;
+    const auto parsed = asio::ip::make_address(numeric, error);
+    if (error) continue;
+    attempts.push_back(std::make_shared<Attempt>(io, all));
+    attempts.back()->connect({parsed, address.port});
+  }
+  const Deadline begin = std::chrono::steady_clock::now();
+  while (!all->winner && all->pending > 0 && !all->handlers.gives_up()) {
+    const Deadline end =
+        begin + (all->connected > 0 ? connect_patience + answer_patience : connect_patience);
+    if (std::chrono::steady_clock::now() >= end) break;
+    io.run_one_until(end);
+  }
+  for (const auto& attempt : attempts)
+    if (attempt.get() != all->winner) attempt->close();
+  return all->winner != nullptr;
+}
+
+}  // namespace hvd::launcher
