@@ -138,6 +138,8 @@ hvd_status_t hvd_shutdown(void) {
   return guarded([] { hvd::shutdown(); });
 }
 
+void hvd_fail(const char* cause) { hvd::fail(cause == nullptr ? "an unknown error" : cause); }
+
 int hvd_is_initialized(void) { return hvd::is_initialized() ? 1 : 0; }
 
 hvd_status_t hvd_rank(int* rank) { return store(rank, "hvd_rank: rank", hvd::rank); }
@@ -182,18 +184,34 @@ hvd_status_t hvd_build_info(char* buffer, size_t capacity, size_t* needed) {
       [&] { hvd::capi::copy_text(hvd::build_info(), buffer, capacity, needed, "hvd_build_info"); });
 }
 
-hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set_t** process_set) {
+namespace {
+
+hvd_status_t add_process_set(const std::string& function, const int* ranks, size_t count,
+                             const hvd::ProcessSetOptions& options,
+                             hvd_process_set_t** process_set) {
   return guarded([&] {
-    hvd_process_set_t*& handle = required(process_set, "hvd_process_set_add: process_set");
+    hvd_process_set_t*& handle = required(process_set, (function + ": process_set").c_str());
     handle = nullptr;
-    if (count > 0) required(ranks, "hvd_process_set_add: ranks");
+    if (count > 0) required(ranks, (function + ": ranks").c_str());
     if (count > hvd::capi::kMostRanks)
-      throw hvd::UsageError(hvd::text("hvd_process_set_add: expected at most ",
-                                      hvd::capi::kMostRanks, " ranks, got ", count));
+      throw hvd::UsageError(
+          hvd::text(function, ": expected at most ", hvd::capi::kMostRanks, " ranks, got ", count));
     auto created = std::make_unique<hvd_process_set_t>();  // before the set exists on every rank
-    created->set = hvd::add_process_set(std::vector<int>(ranks, ranks + count));
+    created->set = hvd::add_process_set(std::vector<int>(ranks, ranks + count), options);
     handle = created.release();
   });
+}
+
+}  // namespace
+
+hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set_t** process_set) {
+  return add_process_set("hvd_process_set_add", ranks, count, {}, process_set);
+}
+
+hvd_status_t hvd_process_set_add_by_members(const int* ranks, size_t count, const char* name,
+                                            hvd_process_set_t** process_set) {
+  return add_process_set("hvd_process_set_add_by_members", ranks, count,
+                         {.by_members = true, .name = name != nullptr ? name : ""}, process_set);
 }
 
 hvd_status_t hvd_process_set_remove(const hvd_process_set_t* process_set) {

@@ -13,6 +13,7 @@
 #include "capi/versioned.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
+#include "hvd/point_to_point.h"
 
 namespace hvd::capi {
 
@@ -312,6 +313,46 @@ std::unique_ptr<hvd_operation_t> start(const hvd_submission_t& given, const char
   return handle;
 }
 
+std::unique_ptr<hvd_operation_t> start(Direction direction, const hvd_message_t& given,
+                                       const char* function, Progress progress) {
+  const hvd_message_t read = read_versioned(given, "hvd_message_t");
+  if (read.dtype < 0 || read.dtype >= kDataTypeCount)
+    throw UsageError(
+        text(function, ": dtype is ", read.dtype, ", expected 0 to ", kDataTypeCount - 1));
+  if (read.count < 0)
+    throw UsageError(text(function, ": count: expected at least 0, got ", read.count));
+  auto handle = std::make_unique<hvd_operation_t>();
+  const Message message{.direction = direction,
+                        .tensor = {static_cast<std::byte*>(read.data),
+                                   read.count,
+                                   static_cast<DataType>(read.dtype),
+                                   {},
+                                   {read.count}},
+                        .peer = read.peer,
+                        .tag = read.tag,
+                        .name = read.name == nullptr ? "" : read.name,
+                        .process_set = set_of(read.process_set).id()};
+  auto outcome = std::make_shared<Outcome>();
+  if (direction == Direction::kReceive) {
+    outcome->data = read.data;
+    outcome->bytes = message.tensor.bytes();
+  }
+  handle->outcome = std::move(outcome);
+  handle->operation = start_messages({&message, 1}, progress).front();
+  return handle;
+}
+
+hvd_status_t start_async(Direction direction, const hvd_message_t* message, const char* function,
+                         hvd_operation_t** operation) {
+  return guarded([&] {
+    hvd_operation_t*& handle = required(operation, text(function, ": operation").c_str());
+    handle = nullptr;
+    handle = start(direction, required(message, text(function, ": message").c_str()), function,
+                   Progress::kBackground)
+                 .release();
+  });
+}
+
 /// Returns pointers to the array's elements. The stride is the struct's size in the caller's
 /// version.
 std::vector<const hvd_submission_t*> elements(const hvd_submission_t* first, std::size_t count) {
@@ -402,6 +443,32 @@ hvd_status_t hvd_run(const hvd_submission_t* submission, hvd_operation_t** opera
                                    hvd::Progress::kCaller);
     handle->wait();
     if (operation != nullptr) *operation = handle.release();
+  });
+}
+
+hvd_status_t hvd_isend(const hvd_message_t* message, hvd_operation_t** operation) {
+  return hvd::capi::start_async(hvd::Direction::kSend, message, "hvd_isend", operation);
+}
+
+hvd_status_t hvd_irecv(const hvd_message_t* message, hvd_operation_t** operation) {
+  return hvd::capi::start_async(hvd::Direction::kReceive, message, "hvd_irecv", operation);
+}
+
+hvd_status_t hvd_send(const hvd_message_t* message) {
+  return guarded([&] {
+    hvd::capi::start(hvd::Direction::kSend, required(message, "hvd_send: message"), "hvd_send",
+                     hvd::Progress::kCaller)
+        ->wait();
+  });
+}
+
+hvd_status_t hvd_recv(const hvd_message_t* message, int* source) {
+  return guarded([&] {
+    const auto handle =
+        hvd::capi::start(hvd::Direction::kReceive, required(message, "hvd_recv: message"),
+                         "hvd_recv", hvd::Progress::kCaller);
+    handle->wait();
+    if (source != nullptr) *source = static_cast<int>(handle->operation.result());
   });
 }
 

@@ -22,6 +22,8 @@ inline constexpr std::size_t kFirstSize<hvd_options_t> = 64;
 template <>
 inline constexpr std::size_t kFirstSize<hvd_submission_t> = 120;
 template <>
+inline constexpr std::size_t kFirstSize<hvd_message_t> = 56;
+template <>
 inline constexpr std::size_t kFirstSize<hvd_result_t> = 48;
 template <>
 inline constexpr std::size_t kFirstSize<hvd_metrics_t> = 104;

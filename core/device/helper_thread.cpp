@@ -1,13 +1,11 @@
 #include "device/helper_thread.h"
 
-#include <pthread.h>
-
 #include <deque>
-#include <thread>
 #include <utility>
 
 #include "base/log.h"
 #include "base/mutex.h"
+#include "base/thread.h"
 
 namespace hvd::device {
 
@@ -58,8 +56,7 @@ void HelperThread::run(std::function<void()> function) {
   queue_->waiting.push_back(std::move(function));
   queue_->changed.notify_all();
   if (std::exchange(queue_->begun, true)) return;
-  std::thread([queue = queue_] {
-    ::pthread_setname_np(::pthread_self(), "hvd-memory");
+  start_thread("hvd-memory", [queue = queue_] {
     while (std::function<void()> next = queue->next()) next();
     queue->end();
   }).detach();

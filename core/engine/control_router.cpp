@@ -162,7 +162,7 @@ void ControlRouter::on_applied(const wire::Plan& plan) {
 
 std::optional<ControlRouter::Received> ControlRouter::receive() {
   if (own_plan_) return Received{*std::exchange(own_plan_, std::nullopt), control_.rank()};
-  const auto message = control_.poll();
+  auto message = control_.poll();
   if (!message) return std::nullopt;
   counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
   auto decoded = [&] {
@@ -175,13 +175,15 @@ std::optional<ControlRouter::Received> ControlRouter::receive() {
   }();
   watch_.on_message_from(message->source);
   const bool moves = !std::holds_alternative<wire::Blocked>(decoded);
-  return Received{handle(message->source, std::move(decoded)), message->source, moves};
+  return Received{handle(message->source, std::move(decoded)), message->source,
+                  std::move(message->bytes), moves};
 }
 
 ControlRouter::Payload ControlRouter::handle(int source, wire::AnyMessage message) {
   if (auto* plan = std::get_if<wire::Plan>(&message)) return std::move(*plan);
   if (auto* update = std::get_if<wire::ReplayUpdate>(&message)) return *update;
   if (auto* abort = std::get_if<wire::Abort>(&message)) return std::move(*abort);
+  if (auto* step = std::get_if<wire::PointMessage>(&message)) return std::move(*step);
   if (const auto* report_in = std::get_if<wire::Report>(&message)) on_report(source, *report_in);
   if (const auto* blocked = std::get_if<wire::Blocked>(&message);
       blocked != nullptr && coordinator_) {

@@ -44,8 +44,10 @@ class ControlRouter {
   };
   /// A message of another rank, or rank 0's own plan.
   struct Received {
-    std::variant<std::monostate, wire::Plan, wire::ReplayUpdate, wire::Abort> payload = {};
+    std::variant<std::monostate, wire::Plan, wire::ReplayUpdate, wire::Abort, wire::PointMessage>
+        payload = {};
     int source = 0;
+    std::vector<std::byte> bytes = {};  ///< that a PointMessage refers to
     /// False for Blocked: it brings this rank no work, and a waiting thread must be able to go to
     /// sleep, or this rank could not report itself as blocked.
     bool moves = true;

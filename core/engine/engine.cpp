@@ -27,13 +27,18 @@ Status status_of(const std::exception& error) {
 constexpr std::size_t kMostOperationsShown = 50;
 
 std::string line_of(const OperationState& operation, const std::string& state, TimePoint now) {
+  if (operation.message) {
+    return text("  ", operation.title(), ": ", now - operation.submitted, ", ", state, "\n");
+  }
   const wire::Request& request = operation.request;
   return text("  ", control::describe(request),
               wire::only_agrees(request.kind)
                   ? ""
                   : text(" ", request.dtype, shape_to_string(operation.submission.input.shape)),
-              request.process_set == 0 ? "" : text(" of process set ", request.process_set), ": ",
-              now - operation.submitted, ", ", state, "\n");
+              request.process_set == 0 || request.by_members()
+                  ? ""
+                  : text(" of process set ", request.process_set),
+              ": ", now - operation.submitted, ", ", state, "\n");
 }
 
 }  // namespace
@@ -57,7 +62,11 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts)
       steady_(options, *control_, executor_, counters_),
       watch_(options, *control_, counters_, time_),
       router_(options, {*control_, counters_, time_, watch_, negotiator_}, steady_.available()),
-      blocked_(options.deadlock_timeout) {}
+      blocked_(options.deadlock_timeout),
+      points_(options, {*control_, counters_, negotiator_,
+                        [this](const OperationPtr& operation, const Status& status)
+                            HVD_REQUIRES(progress_) { finish(operation, status, nullptr, false); },
+                        [this]() HVD_REQUIRES(progress_) { return activity(); }}) {}
 
 Engine::~Engine() = default;
 
@@ -87,6 +96,7 @@ bool Engine::step(Callbacks callbacks) noexcept {
     moved = receive() || moved;
     moved = router_.forward_reports() || moved;
     moved = decide() || moved;
+    moved = advance_messages() || moved;
     moved = executor_.progress() || moved;
     moved = do_housekeeping() || moved;
     dump_state_if_requested();
@@ -125,6 +135,10 @@ bool Engine::begin_submissions(Callbacks callbacks) {
 void Engine::begin(const OperationPtr& operation) {
   counters_.bytes.fetch_add(operation->submission.input.bytes(), std::memory_order_relaxed);
   operation->order = begun_++;
+  if (operation->message) {
+    blocked_.on_submission();
+    return points_.begin(operation, time_.awake(time_.step()));
+  }
   if (!steady_.repeating()) {
     if (!negotiate(operation)) return;
     blocked_.on_submission();
@@ -193,6 +207,7 @@ OperationPtr Engine::release_outstanding(std::uint64_t order) {
 }
 
 bool Engine::prepare_to_block(Waiting waiting) noexcept {
+  if (waiting == Waiting::kForMessage) return false;
   if (!waits_for_others() || executor_.active()) return false;
   if (waiting == Waiting::kWithoutLimit) blocked_.on_blocked_wait();
   return steady_.leave_if_own_missing();
@@ -211,16 +226,33 @@ bool Engine::send_report() {
 bool Engine::receive() {
   if (router_.quiet()) return false;
   bool moved = false;
+  std::size_t message_bytes = 0;  // other work gets its turn after kBytesPerCall
   while (const auto received = router_.receive()) {
     if (const auto* plan = std::get_if<wire::Plan>(&received->payload)) on_plan(*plan);
     if (const auto* abort = std::get_if<wire::Abort>(&received->payload)) on_abort(*abort);
     if (const auto* update = std::get_if<wire::ReplayUpdate>(&received->payload))
       steady_.accept(received->source, *update);
+    if (const auto* step = std::get_if<wire::PointMessage>(&received->payload)) {
+      points_.handle(received->source, *step);
+      message_bytes += received->bytes.size();
+    }
     moved = moved || submission_queue_.failed() || received->moves;
-    if (submission_queue_.failed()) return true;
+    if (submission_queue_.failed() || message_bytes >= kBytesPerCall) return true;
   }
   control_->check_connections();
   return moved;
+}
+
+bool Engine::advance_messages() {
+  if (submission_queue_.shutdown_requested() && !submission_queue_.has_submissions())
+    points_.leave();
+  return points_.active() && points_.progress(time_.awake(time_.step()));
+}
+
+std::string Engine::activity() const {
+  if (std::string title = executor_.first_active(); !title.empty()) return title;
+  const OperationsInOrder waiting = all_outstanding();
+  return waiting.empty() ? "" : waiting.begin()->second->title();
 }
 
 // Rank 0 left the replay before it made this plan. On the host of rank 0, run_steady() detects that
@@ -240,7 +272,10 @@ void Engine::apply(const wire::Plan& plan) {
   if (applied.sets_changed) submission_queue_.set_process_sets(negotiator_.process_sets());
   for (const auto& error : applied.errors) end_with(release_outstanding(error.use), error);
   for (auto& batch : applied.batches) start(std::move(batch));
-  for (const int removed : applied.sets_removed) executor_.retire(removed);
+  for (const int removed : applied.sets_removed) {
+    executor_.retire(removed);
+    points_.remove_set(removed);
+  }
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
   if (!applied.replay.empty() && !steady_.available()) {
     throw Error(text("rank 0 repeats a schedule, which is switched off on rank ", control_->rank(),
@@ -287,6 +322,7 @@ void Engine::end_outstanding(const Status& status) noexcept {
   for (const auto& [order, operation] : all_outstanding()) taken.push_back(operation);
   outstanding_.clear();
   steady_.release_waiting();
+  for (const OperationPtr& operation : points_.release_all()) taken.push_back(operation);
   for (const auto& operation : taken) finish(operation, status, nullptr, false);
 }
 
@@ -320,6 +356,7 @@ Duration Engine::time_to_deadline() const noexcept {
   if (waits_for_others()) at_most(steady_.deadline());
   at_most(executor_.device_completions().next_look());
   at_most(router_.deadline());
+  if (const auto messages = points_.deadline()) at_most(time_.on_the_clock(*messages));
   return std::max(next - time_.now(), Duration::zero());
 }
 
@@ -328,6 +365,7 @@ std::string Engine::state_text() const {
   std::vector<std::pair<OperationPtr, std::string>> lines = executor_.running();
   for (const auto& [order, operation] : all_outstanding())
     lines.emplace_back(operation, "waits for other ranks");
+  for (auto& line : points_.outstanding()) lines.push_back(std::move(line));
   for (const OperationPtr& operation : submission_queue_.queued())
     lines.emplace_back(operation, "submitted");
   std::ranges::stable_sort(lines, {}, [](const auto& line) { return line.first->submitted; });

@@ -13,6 +13,7 @@
 #include "engine/executor.h"
 #include "engine/operations.h"
 #include "engine/peers.h"
+#include "engine/point_to_point.h"
 #include "engine/progress_policy.h"
 #include "engine/runtime_options.h"
 #include "engine/steady_state.h"
@@ -72,7 +73,11 @@ class Engine {
   /// submissions while one of them has a callback, so that only callbacks of operations in flight
   /// run.
   bool step(Callbacks = Callbacks::kAll) noexcept HVD_REQUIRES(progress_);
-  enum class Waiting : std::uint8_t { kWithoutLimit, kForSomeTime };
+  enum class Waiting : std::uint8_t {
+    kWithoutLimit,
+    kForSomeTime,
+    kForMessage  ///< a thread waits for a send or recv, so the ranks may get further without plans
+  };
   /// To be called before a thread that waits for an operation goes to sleep. @return whether step()
   /// now has work, so that the thread must not sleep. A wait with a time limit ends by itself, so
   /// it does not count as evidence of a deadlock; neither does the wait of a BackgroundThread.
@@ -90,7 +95,8 @@ class Engine {
   }
   /// Whether this rank waits for other ranks or has work in progress.
   bool busy() const noexcept HVD_REQUIRES(progress_) {
-    return waits_for_others() || executor_.active() || !executor_.device_completions().empty() ||
+    return waits_for_others() || points_.active() || executor_.active() ||
+           !executor_.device_completions().empty() ||
            (submission_queue_.shutdown_requested() && !submission_queue_.shut_down());
   }
   /// Time until the next deadline.
@@ -126,6 +132,9 @@ class Engine {
   OperationPtr release_outstanding(std::uint64_t order) HVD_REQUIRES(progress_);
   bool send_report() HVD_REQUIRES(progress_);
   bool receive() HVD_REQUIRES(progress_);
+  bool advance_messages() HVD_REQUIRES(progress_);
+  /// Describes the work of this rank besides sends and recvs. Empty without any.
+  std::string activity() const HVD_REQUIRES(progress_);
   /// Applies the plan, or defers it while this rank still replays a schedule.
   void on_plan(const wire::Plan&) HVD_REQUIRES(progress_);
   void on_abort(const wire::Abort&) HVD_REQUIRES(progress_);
@@ -159,7 +168,8 @@ class Engine {
   PeerWatch watch_ HVD_GUARDED_BY(progress_);
   ControlRouter router_ HVD_GUARDED_BY(progress_);
   BlockedNotice blocked_ HVD_GUARDED_BY(progress_);
-  // Operations that wait for a plan, not those in a replayed schedule.
+  PointToPoint points_ HVD_GUARDED_BY(progress_);
+  // Operations that wait for a plan, not those in a replayed schedule, and no sends and recvs.
   OperationsInOrder outstanding_ HVD_GUARDED_BY(progress_);
   // Just popped from submission_queue_; empty between steps.
   std::vector<OperationPtr> popped_ HVD_GUARDED_BY(progress_);

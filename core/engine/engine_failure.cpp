@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/limits.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "engine/engine.h"
@@ -67,10 +68,9 @@ void Engine::throw_loss(const control::PeerLoss& loss) {
   std::string message =
       text("lost rank ", loss.rank, " (host ", control_->topology().host_name(loss.rank),
            "): ", loss.cause, "; noticed by rank ", control_->rank());
-  std::string waits_for = executor_.first_active();
-  const OperationsInOrder outstanding = all_outstanding();
-  if (waits_for.empty() && !outstanding.empty())
-    waits_for = control::describe(outstanding.begin()->second->request);
+  std::string waits_for = activity();
+  if (waits_for.empty() && points_.active())
+    waits_for = points_.outstanding().front().first->title();
   if (!waits_for.empty()) message += " while waiting for " + waits_for;
   throw PeerLostError(message, loss.rank);
 }
@@ -158,6 +158,7 @@ void Engine::fail(const Status& cause, bool notify_others) noexcept {
   if (submission_queue_.failed()) return;
   const Status own = as_seen_by(control_->rank(), cause);
   submission_queue_.set_failed(own);
+  release_descriptors();  // to notify ranks without a connection
   // Notify the supervisor before the operations fail, and before other ranks may end because of
   // this.
   if (cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {

@@ -11,6 +11,7 @@
 #include "base/text.h"
 #include "engine/submission_check.h"
 #include "hvd/error.h"
+#include "negotiation/mailboxes.h"
 #include "negotiation/validator.h"
 
 namespace hvd::runtime {
@@ -21,6 +22,30 @@ void retain(OperationState* state, std::uint64_t unit) noexcept {
 
 void release(OperationState* state, std::uint64_t unit) noexcept {
   if (state->holders_.fetch_sub(unit, std::memory_order_acq_rel) == unit) delete state;
+}
+
+std::string describe(const MessageSide& side) {
+  const std::string peer = side.peer == control::kAnyRank ? "any rank" : text("rank ", side.peer);
+  return text(side.sends() ? "send (" : "recv (", describe(side.key),
+              side.sends() ? ") to " : ") from ", peer);
+}
+
+OperationState::OperationState(const Message& what, std::weak_ptr<Runtime> owner, TimePoint now)
+    : message(new MessageSide{what.direction,
+                              what.peer,
+                              {what.process_set, what.name, what.name.empty() ? what.tag : 0}}),
+      submitted(now),
+      runtime_(std::move(owner)) {
+  (message->sends() ? submission.input : submission.output) = what.tensor;
+  submission.keep_alive = what.keep_alive;
+  if (what.on_done)
+    submission.on_done = [done = what.on_done](const Status& status, const EventPtr&) {
+      done(status);
+    };
+}
+
+std::string OperationState::title() const {
+  return message ? runtime::describe(*message) : control::describe(request);
 }
 
 void OperationState::begin_again(const Submission& what, TimePoint now) {
@@ -92,8 +117,9 @@ void OperationState::call_back(const Status& status, const EventPtr& output_read
     on_done(status, output_ready);
   } catch (const std::exception& error) {
     // Callbacks must not throw. The operation's own status does not change.
-    HVD_LOG(kError) << "the completion callback of '" << request.name
-                    << "' threw: " << error.what();
+    HVD_LOG(kError) << "the completion callback of "
+                    << (message ? title() : text("'", request.name, "'"))
+                    << " threw: " << error.what();
   }
 }
 
@@ -202,6 +228,27 @@ void OperationTable::submit(std::span<const Submission> submissions, std::span<O
     roll_back();
     throw;
   }
+  hand_over(handles);
+}
+
+void OperationTable::submit(std::span<const Message> messages, std::span<Operation> handles,
+                            const std::weak_ptr<Runtime>& owner, TimePoint now) {
+  const MutexLock lock(mutex_);
+  check_running();
+  const auto sets = queue_.process_sets();
+  std::vector<OperationPtr> accepted;
+  for (const Message& message : messages) {
+    const OperationPtr& made = accepted.emplace_back(new OperationState(message, owner, now));
+    check_message(message, made->title(), *sets, rank_);
+    check_not_joined(made->title());
+    made->in_flight = true;
+  }
+  claimed_.assign(accepted.begin(), accepted.end());
+  hand_over(handles);
+}
+
+// Queues the operations of claimed_.
+void OperationTable::hand_over(std::span<Operation> handles) {
   for (std::size_t i = 0; i < claimed_.size(); ++i) {
     if (claimed_[i]->calls_back()) callbacks_.fetch_add(1, std::memory_order_relaxed);
     handles[i] = Operation(claimed_[i].get());
@@ -211,13 +258,16 @@ void OperationTable::submit(std::span<const Submission> submissions, std::span<O
   claimed_.clear();
 }
 
+void OperationTable::check_not_joined(const std::string& title) const {
+  if (!joined_) return;
+  throw UsageError(
+      text(title, " on rank ", rank_,
+           ": this rank has called join(), so it has no more data until join() returns"));
+}
+
 OperationPtr OperationTable::claim(const Submission& submission,
                                    const std::weak_ptr<Runtime>& owner, TimePoint now) {
-  if (joined_) {
-    throw UsageError(
-        text(submission.kind(), " '", submission.name, "' on rank ", rank_,
-             ": this rank has called join(), so it has no more data until join() returns"));
-  }
+  if (joined_) check_not_joined(text(submission.kind(), " '", submission.name, "'"));
   if (OperationPtr again = claim_again(submission, now)) return again;
   OperationPtr made(new OperationState(submission, number(submission), owner, now));
   const wire::Request& request = made->request;
@@ -225,13 +275,18 @@ OperationPtr OperationTable::claim(const Submission& submission,
   const auto known = operations_.find(key);
   if (known != operations_.end()) {
     if (known->second->in_flight) {
-      if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
+      if (request.unnamed) --next_ordinal(request);
       throw UsageError(text(control::describe(request), " on rank ", rank_,
                             ": this name is already in flight; wait for its last use, or give each "
                             "operation its own name"));
     }
     unlink(*known->second);  // its parameters differ, or a handle still refers to it
     operations_.erase(known);
+  }
+  if (request.by_members() && !sets_being_made_.insert(submission.name).second) {
+    throw UsageError(text(control::describe(request), " on rank ", rank_,
+                          ": this rank is making another process set of the same name; wait for "
+                          "it, or give sets that are made at the same time different names"));
   }
   operations_.emplace(key, made);
   made->in_flight = true;
@@ -253,11 +308,16 @@ OperationPtr OperationTable::claim_again(const Submission& submission, TimePoint
   return known->second;
 }
 
+std::uint64_t& OperationTable::next_ordinal(const wire::Request& request) {
+  return ordinals_[{request.process_set,
+                    request.in_sequence ? std::nullopt : std::optional(request.kind)}];
+}
+
 wire::Request OperationTable::number(const Submission& submission) {
   wire::Request request = make_request(submission, *queue_.process_sets(), rank_, gpu_);
   if (request.unnamed) {
-    request.ordinal = joins_ * kOrdinalsPerJoin + ordinals_[{request.process_set, request.kind}]++;
-    request.name = wire::unnamed_name(request.kind, request.ordinal);
+    request.ordinal = joins_ * kOrdinalsPerJoin + next_ordinal(request)++;
+    request.name = wire::unnamed_name(request, request.ordinal);
   }
   return request;
 }
@@ -267,8 +327,9 @@ wire::Request OperationTable::number(const Submission& submission) {
 void OperationTable::roll_back() {
   for (const OperationPtr& operation : claimed_) {
     const wire::Request& request = operation->request;
-    if (request.unnamed) --ordinals_[{request.process_set, request.kind}];
+    if (request.unnamed) --next_ordinal(request);
     if (request.kind == OpKind::kJoin) joined_ = false;
+    if (request.by_members()) sets_being_made_.erase(operation->submission.name);
     operation->in_flight = false;
     forget(request);
   }
@@ -281,6 +342,8 @@ void OperationTable::release(OperationState& operation) {
   const wire::Request& request = operation.request;
   if (operation.calls_back()) callbacks_.fetch_sub(1, std::memory_order_relaxed);
   operation.in_flight = false;
+  if (request.by_members()) sets_being_made_.erase(operation.submission.name);
+  if (operation.message) return;
   const bool may_come_again = !request.unnamed && request.process_set == 0;
   may_come_again ? remember(operation) : forget(request);
   if (request.kind != OpKind::kJoin) return;

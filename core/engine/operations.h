@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -18,13 +19,26 @@
 #include "base/expect.h"
 #include "base/mutex.h"
 #include "hvd/collectives.h"
+#include "hvd/point_to_point.h"
 #include "negotiation/messages.h"
+#include "negotiation/point_messages.h"
 #include "negotiation/process_set_table.h"
 #include "negotiation/schedule_replay.h"
 
 namespace hvd::runtime {
 
 class Runtime;
+
+/// One side of a message between two ranks, of an operation that is a send or recv.
+struct MessageSide {
+  Direction direction = Direction::kSend;
+  int peer = 0;  ///< world rank, or control::kAnyRank
+  wire::MessageKey key = {};
+
+  bool sends() const noexcept { return direction == Direction::kSend; }
+};
+/// For error texts: "send (tag 5) to rank 1", "recv ('x') from any rank".
+std::string describe(const MessageSide&);
 
 /// One submitted operation, shared by the caller's handle and the engine.
 ///
@@ -36,6 +50,9 @@ class OperationState {
   OperationState(const Submission& what, wire::Request asked, std::weak_ptr<Runtime> owner,
                  TimePoint now)
       : submission(what), request(std::move(asked)), submitted(now), runtime_(std::move(owner)) {}
+  /// A send or recv. Its `submission` has the tensor, as input or output, and the callback; its
+  /// `request` is not used.
+  OperationState(const Message&, std::weak_ptr<Runtime> owner, TimePoint now);
   OperationState(const OperationState&) = delete;
   OperationState& operator=(const OperationState&) = delete;
 
@@ -66,6 +83,8 @@ class OperationState {
   /// See Operation::result(). The engine may read it before done().
   std::int64_t result() const noexcept { return result_; }
   std::shared_ptr<Runtime> runtime() const noexcept { return runtime_.lock(); }
+  /// For error texts: kind and name.
+  std::string title() const;
 
   /// Engine only, before finish().
   void set_result(std::int64_t result) noexcept { result_ = result; }
@@ -77,6 +96,7 @@ class OperationState {
 
   Submission submission;
   const wire::Request request;
+  const std::unique_ptr<const MessageSide> message;  ///< null: a collective
   TimePoint submitted;
   std::uint64_t order = 0;            ///< engine only: the order in which operations were begun
   control::SchedulePlace place = {};  ///< engine only: in the current or last schedule
@@ -192,6 +212,9 @@ class OperationTable {
   /// shutdown was requested
   void submit(std::span<const Submission>, std::span<Operation> handles,
               const std::weak_ptr<Runtime>& owner, TimePoint now);
+  /// The same for sends and recvs, which have no names that could be in use.
+  void submit(std::span<const Message>, std::span<Operation> handles,
+              const std::weak_ptr<Runtime>& owner, TimePoint now);
   /// The operation has ended: its name may be used again. Ignores an operation that was not made
   /// here.
   void release(OperationState&);
@@ -210,9 +233,12 @@ class OperationTable {
   };
 
   void check_running() const;
+  void check_not_joined(const std::string& title) const HVD_REQUIRES(mutex_);
+  void hand_over(std::span<Operation> handles) HVD_REQUIRES(mutex_);
   OperationPtr claim(const Submission&, const std::weak_ptr<Runtime>&, TimePoint now)
       HVD_REQUIRES(mutex_);
   OperationPtr claim_again(const Submission&, TimePoint now) HVD_REQUIRES(mutex_);
+  std::uint64_t& next_ordinal(const wire::Request&) HVD_REQUIRES(mutex_);
   wire::Request number(const Submission&) HVD_REQUIRES(mutex_);
   void roll_back() HVD_REQUIRES(mutex_);
   void forget(const wire::Request&) HVD_REQUIRES(mutex_);
@@ -230,10 +256,14 @@ class OperationTable {
   OperationState* first_released_ HVD_GUARDED_BY(mutex_) = nullptr;
   OperationState* last_released_ HVD_GUARDED_BY(mutex_) = nullptr;
   std::vector<OperationPtr> claimed_ HVD_GUARDED_BY(mutex_);  // of the submit() under way
-  std::map<std::pair<int, OpKind>, std::uint64_t> ordinals_
+  // By process set and kind; without a kind: of operations in sequence.
+  std::map<std::pair<int, std::optional<OpKind>>, std::uint64_t> ordinals_
       HVD_GUARDED_BY(mutex_);                       // of the next unnamed operations
   std::uint64_t joins_ HVD_GUARDED_BY(mutex_) = 0;  // successful ones
-  bool joined_ HVD_GUARDED_BY(mutex_) = false;      // a join() is in flight
+  /// Names of the process sets that this rank is making with the other members. A rank makes one
+  /// set of a name at a time, see Note [Sets that wait for each other] in set_disagreement.h.
+  std::set<std::string> sets_being_made_ HVD_GUARDED_BY(mutex_);
+  bool joined_ HVD_GUARDED_BY(mutex_) = false;  // a join() is in flight
 };
 
 }  // namespace hvd::runtime

@@ -1,6 +1,5 @@
 #include "engine/runtime.h"
 
-#include <pthread.h>
 #include <sched.h>
 
 #include <algorithm>
@@ -8,6 +7,7 @@
 
 #include "base/log.h"
 #include "base/text.h"
+#include "base/thread.h"
 #include "hvd/background.h"
 #include "hvd/error.h"
 #include "negotiation/validator.h"
@@ -51,9 +51,8 @@ std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options,
   std::shared_ptr<Runtime> runtime(new Runtime(options, std::move(control), std::move(backends),
                                                clock, std::move(arena), std::move(device)));
   if (options.background_thread) {
-    runtime->thread_ =
-        std::jthread([self = runtime.get()](std::stop_token stop) { self->run(stop); });
-    pthread_setname_np(runtime->thread_.native_handle(), "hvd-engine");
+    runtime->thread_ = start_thread(
+        "hvd-engine", [self = runtime.get()](std::stop_token stop) { self->run(stop); });
   }
   return runtime;
 }
@@ -118,6 +117,13 @@ std::vector<Operation> Runtime::submit(const std::vector<Submission>& submission
                                        Progress progress) {
   std::vector<Operation> handles(submissions.size());
   submit(submissions, handles, progress);
+  return handles;
+}
+
+std::vector<Operation> Runtime::submit(std::span<const Message> messages, Progress progress) {
+  std::vector<Operation> handles(messages.size());
+  engine_.operations().submit(messages, handles, weak_from_this(), clock_.now());
+  if (progress == Progress::kBackground) progress_after_submit();
   return handles;
 }
 
@@ -250,9 +256,7 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
       pause = std::min(pause, std::max(*patience.until - clock_.now(), kShortestSleep));
     if (pause == Duration::zero()) {
       sched_yield();
-    } else if (!engine_.prepare_to_block(program_waiters_.load() > 0
-                                             ? Engine::Waiting::kWithoutLimit
-                                             : Engine::Waiting::kForSomeTime)) {
+    } else if (!engine_.prepare_to_block(kind_of_waiting())) {
       doorbell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }
@@ -298,20 +302,31 @@ bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoi
 template <class Done>
 void Runtime::wait_until(const Done& done, const Patience& patience) {
   if (done()) return;
+  const bool for_message = patience.waiting == Engine::Waiting::kForMessage;
   const bool counts =
       patience.waiting == Engine::Waiting::kWithoutLimit && !BackgroundThread::here();
   if (counts) program_waiters_.fetch_add(1);
+  if (for_message) message_waiters_.fetch_add(1);
   while (!done() && acquire_progress_as_waiter(done, patience.until)) drive_until(done, patience);
   if (counts) program_waiters_.fetch_sub(1);
+  if (for_message) message_waiters_.fetch_sub(1);
+}
+
+Engine::Waiting Runtime::kind_of_waiting() const noexcept {
+  if (message_waiters_.load() > 0) return Engine::Waiting::kForMessage;
+  return program_waiters_.load() > 0 ? Engine::Waiting::kWithoutLimit
+                                     : Engine::Waiting::kForSomeTime;
 }
 
 void Runtime::wait(const OperationState& operation) {
-  if (in_callback()) throw_in_callback("waiting for " + control::describe(operation.request));
-  wait_until([&operation] { return operation.done(); }, {});
+  if (in_callback()) throw_in_callback("waiting for " + operation.title());
+  wait_until([&operation] { return operation.done(); },
+             {.waiting = operation.message ? Engine::Waiting::kForMessage
+                                           : Engine::Waiting::kWithoutLimit});
 }
 
 bool Runtime::wait_for(const OperationState& operation, Duration timeout) {
-  if (in_callback()) throw_in_callback("waiting for " + control::describe(operation.request));
+  if (in_callback()) throw_in_callback("waiting for " + operation.title());
   if (timeout <= Duration::zero()) {
     progress_after_submit();
     return operation.done();
@@ -321,8 +336,9 @@ bool Runtime::wait_for(const OperationState& operation, Duration timeout) {
     return operation.done();
   }
   const TimePoint until = clock_.now() + timeout;
-  wait_until([&] { return operation.done() || clock_.now() >= until; },
-             {until, Engine::Waiting::kForSomeTime});
+  wait_until(
+      [&] { return operation.done() || clock_.now() >= until; },
+      {until, operation.message ? Engine::Waiting::kForMessage : Engine::Waiting::kForSomeTime});
   if (operation.done()) return true;
   // The engine thread has yielded to this one, and now has to continue with the operation.
   engine_.doorbell().ring();

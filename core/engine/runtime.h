@@ -36,6 +36,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// shutdown()
   void submit(std::span<const Submission>, std::span<Operation> handles, Progress);
   std::vector<Operation> submit(const std::vector<Submission>&, Progress);
+  /// The same for sends and recvs.
+  std::vector<Operation> submit(std::span<const Message>, Progress);
   /// Returns when the operation is done. The calling thread drives the engine when no other thread
   /// does.
   /// @throws UsageError in the callback of an operation, which runs on the thread that drives
@@ -107,6 +109,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   [[noreturn]] void throw_in_callback(const std::string& call) const;
   void notify_waiters(int driving);
   void progress_after_submit();
+  Engine::Waiting kind_of_waiting() const noexcept;
   void stop_thread();
   void close();
 
@@ -122,8 +125,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool progress_owned_ HVD_GUARDED_BY(progress_mutex_) = false;
   std::atomic<std::thread::id> progress_owner_{};  // written under progress_mutex_
   std::atomic<int> waiters_{0};  // threads inside wait_until(); written under progress_mutex_
-  // Waiters without a time limit, except threads with a BackgroundThread object.
+  // Waiters without a time limit, except threads with a BackgroundThread object and waiters for a
+  // send or recv.
   std::atomic<int> program_waiters_{0};
+  std::atomic<int> message_waiters_{0};  // for a send or recv
   // The engine thread has yielded to another thread and has not driven since; written under
   // progress_mutex_.
   std::atomic<bool> standby_yielded_{false};

@@ -31,6 +31,10 @@ static_assert(belong_together<Allreduce, OpKind::kAllreduce> &&
               belong_together<Reduce, OpKind::kReduce> &&
               belong_together<Scatter, OpKind::kScatter>);
 
+// Leaves room for the list of ranks in the operation's name, see name_by_members().
+constexpr std::size_t kMostSetNameBytes = 3800;
+static_assert(kMostSetNameBytes + 256 < wire::kMaxNameBytes);
+
 class Checker {
  public:
   Checker(const Submission& submission, const control::ProcessSetTable& sets, int rank,
@@ -79,11 +83,13 @@ class Checker {
   void check_parameters(const AddProcessSet& add) const {
     check_concerns_all();
     check_members(add.ranks);
+    if (add.by_members) check_made_by_members(add.ranks);
   }
   void check_parameters(const RemoveProcessSet& remove) const {
     check_concerns_all();
     if (remove.process_set == 0) fail("the set of all ranks cannot be removed");
     if (!sets_.contains(remove.process_set)) fail("there is no process set ", remove.process_set);
+    if (sets_.by_members(remove.process_set)) check_removed_by_members(remove.process_set);
   }
 
   template <class... Parts>
@@ -132,6 +138,23 @@ class Checker {
       if (i > 0 && ranks[i] == ranks[i - 1]) fail("rank ", ranks[i], " occurs twice");
       if (i > 0 && ranks[i] < ranks[i - 1]) fail("expected ranks in ascending order");
     }
+  }
+
+  void check_made_by_members(const std::vector<int>& ranks) const {
+    if (!std::ranges::binary_search(ranks, rank_)) {
+      fail("rank ", rank_, " is not in the list ", control::members_text(ranks),
+           "; only the members make a set with by_members");
+    }
+    if (submission_.group_size > 0) fail("a set that its members make cannot be in a group");
+    if (submission_.name.size() > kMostSetNameBytes)
+      fail("expected a name of at most ", kMostSetNameBytes, " bytes, got ",
+           submission_.name.size());
+  }
+
+  void check_removed_by_members(int process_set) const {
+    if (sets_.position(process_set, rank_) >= 0) return;
+    fail("rank ", rank_, " is not in process set ", process_set,
+         ", which its members made and remove alone");
   }
 
   void check_device() const {
@@ -345,6 +368,19 @@ void write_parameters(wire::Request& request, const Submission& submission, int 
   std::visit(write, submission.parameters);
 }
 
+/// Makes it an operation of the members if they make or remove the set alone.
+void choose_process_set(wire::Request& request, const Submission& submission,
+                        const control::ProcessSetTable& sets) {
+  if (const auto* const add = std::get_if<AddProcessSet>(&submission.parameters)) {
+    if (!add->by_members) return;
+    request.process_set = wire::kOwnMembers;
+    request.name = control::name_by_members(submission.name, add->ranks);
+    request.unnamed = false;
+  } else if (request.kind == OpKind::kRemoveProcessSet && sets.by_members(request.removed_set)) {
+    request.process_set = request.removed_set;
+  }
+}
+
 bool in_unnamed_group(const Submission& submission) noexcept {
   return submission.group_size > 0 && submission.name.empty();
 }
@@ -380,14 +416,36 @@ void check_unnamed_groups(std::span<const Submission> submissions, int rank) {
     for (std::size_t i = 0; i < size; ++i) {
       const std::size_t next = std::min(first + i, submissions.size() - 1);
       const Submission& member = submissions[next];
-      const bool belongs = next == first + i && in_unnamed_group(member) &&
-                           member.group_size == begin.group_size &&
-                           member.group_index == static_cast<int>(i) &&
-                           member.kind() == begin.kind() && member.process_set == begin.process_set;
+      const bool belongs =
+          next == first + i && in_unnamed_group(member) && member.group_size == begin.group_size &&
+          member.group_index == static_cast<int>(i) && member.kind() == begin.kind() &&
+          member.process_set == begin.process_set && member.in_sequence == begin.in_sequence;
       if (!belongs) refuse_unnamed_group(submissions.subspan(first, next - first + 1), rank);
     }
     first += size - 1;
   }
+}
+
+void check_message(const Message& message, const std::string& title,
+                   const control::ProcessSetTable& sets, int rank) {
+  const std::string subject = text(title, " on rank ", rank, ": ");
+  const auto fail = [&](const auto&... problem) { throw UsageError(text(subject, problem...)); };
+  if (message.name.size() > wire::kMaxNameBytes)
+    fail("expected a name of at most ", wire::kMaxNameBytes, " bytes");
+  if (!sets.contains(message.process_set))
+    fail("there is no process set ", message.process_set, "; was it removed?");
+  if (sets.position(message.process_set, rank) < 0) fail("this rank is not in the process set");
+  const bool any = message.direction == Direction::kReceive && message.peer == kAnySource;
+  if (!any && sets.position(message.process_set, message.peer) < 0)
+    fail("expected a world rank of the process set, got ", message.peer);
+  if (any && sets.ranks(message.process_set).size() == 1) fail("the process set has no other rank");
+  if (message.peer == rank) fail("a rank sends no message to itself; copy the tensor");
+  const TensorView& tensor = message.tensor;
+  if (tensor.device.type != DeviceType::kCpu)
+    fail("expected a tensor in the host's memory, got one on ", tensor.device.type,
+         "; copy it to the host first");
+  if (tensor.count < 0) fail("the tensor has ", tensor.count, " elements");
+  if (tensor.count > 0 && tensor.data == nullptr) fail("the tensor has no memory");
 }
 
 wire::Request make_request(const Submission& submission, const control::ProcessSetTable& sets,
@@ -407,10 +465,12 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
     request.shape.assign(submission.input.shape.begin(), submission.input.shape.end());
   }
   write_parameters(request, submission, rank);
+  choose_process_set(request, submission, sets);
   request.alone = submission.alone;
   request.group = submission.group;
   request.group_size = submission.group_size;
   request.group_index = submission.group_size > 0 ? submission.group_index : 0;
+  request.in_sequence = request.unnamed && submission.in_sequence;
   // All ranks must know that the tensor passes through a buffer, see Batch::in_parts(): it is sent
   // as a group of one, which ranks agree on and which has no other meaning.
   if (!submission.parts.empty()) {

@@ -2,8 +2,10 @@
 
 #include <optional>
 #include <span>
+#include <string>
 
 #include "hvd/collectives.h"
+#include "hvd/point_to_point.h"
 #include "negotiation/messages.h"
 #include "negotiation/process_set_table.h"
 
@@ -21,5 +23,11 @@ wire::Request make_request(const Submission&, const control::ProcessSetTable&, i
 /// and one process set, and must all be in the call, in order.
 /// @throws UsageError
 void check_unnamed_groups(std::span<const Submission>, int rank);
+
+/// Checks one side of a message as far as one rank can.
+/// @param title describes it in the error text
+/// @throws UsageError
+void check_message(const Message&, const std::string& title, const control::ProcessSetTable&,
+                   int rank);
 
 }  // namespace hvd::runtime

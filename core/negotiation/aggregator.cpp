@@ -261,7 +261,7 @@ void PassThrough::forget(const wire::PlannedTensor& tensor, std::uint64_t as_of)
   if (keys_.empty() || held == nullptr) return;
   const wire::Request& request = held->request;
   keys_.erase(request.unnamed
-                  ? tensor_key(request.process_set, wire::unnamed_name(request.kind, ordinal))
+                  ? tensor_key(request.process_set, wire::unnamed_name(request, ordinal))
                   : key_of(request));
 }
 
@@ -385,7 +385,7 @@ void Aggregator::add_unnamed_hit(HeldReports& held, const wire::StampedUnnamedHi
     return add_named(held, {}, 0, std::move(variant), now);
   }
   const wire::Request& alike = cached->request;
-  add_named(held, tensor_key(alike.process_set, wire::unnamed_name(alike.kind, hit.hit.ordinal)),
+  add_named(held, tensor_key(alike.process_set, wire::unnamed_name(alike, hit.hit.ordinal)),
             alike.process_set, std::move(variant), now);
 }
 

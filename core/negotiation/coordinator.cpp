@@ -10,6 +10,7 @@
 #include "hvd/error.h"
 #include "negotiation/aggregator.h"
 #include "negotiation/fusion_planner.h"
+#include "negotiation/set_disagreement.h"
 #include "negotiation/validator.h"
 
 namespace hvd::control {
@@ -100,8 +101,8 @@ void Coordinator::record_activity(const wire::Report::Section& section, TimePoin
       stalls_.record_activity(ranks, group.requests.back().request.name, now);
     } else if (!group.unnamed_hits.empty()) {
       const wire::SlotUse& hit = group.unnamed_hits.back().hit;
-      const OpKind kind = slot_as_seen(source, hit.slot).request.kind;
-      stalls_.record_activity(ranks, wire::unnamed_name(kind, hit.ordinal), now);
+      const wire::Request& alike = slot_as_seen(source, hit.slot).request;
+      stalls_.record_activity(ranks, wire::unnamed_name(alike, hit.ordinal), now);
     } else if (!group.hits.empty()) {
       stalls_.record_activity(
           ranks, slot_as_seen(source, group.hits.back().slots.highest()).request.name, now);
@@ -169,7 +170,8 @@ void Coordinator::accept_request(const Source& source, Submitters submitters,
     submitters.ranks = fresh;
   }
   const bool joins = request.kind == OpKind::kJoin;
-  table_.add(submitters, std::move(request), source.now);
+  const PendingRef tensor = table_.add(submitters, std::move(request), source.now);
+  if (tensor->request.by_members()) grown_sets_.push_back(tensor);
   // A join that lacks a rank which has left fails in the next plan. Its ranks do not count as
   // joined then, so other pending operations wait for them.
   if (!joins || !difference(departures_.ranks(), table_.joined()).empty()) return;
@@ -231,6 +233,7 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, const BatchesAhead&
   if (auto repeated = repeat_plan(now, ahead)) return repeated;
   wire::Plan plan;
   plan.sequence = sequence_ + 1;
+  fail_disagreeing_sets(plan);  // first, because it refers to pending tensors
   fail_stalled(now, plan);
   fail_deadlocked(now, plan);
   if (!departures_.none()) fail_for_shutdown(plan);
@@ -278,7 +281,8 @@ void Coordinator::replay_if_steady(wire::Plan& plan) {
   table_.clear();
 }
 
-void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan) {
+void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan,
+                       RankSpan informed) {
   wire::ErrorEntry entry;
   entry.process_set = tensor->request.process_set;
   entry.name = tensor->request.name;
@@ -286,6 +290,7 @@ void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan
   entry.message = status.message;
   entry.rank = status.rank;
   RankSet missing = table_.missing(*tensor);
+  missing.remove(informed);
   entry.missing = missing.to_vector();
   failed_uses_.add(tensor->request, plan.sequence, std::move(missing));
   plan.errors.push_back(std::move(entry));
@@ -295,6 +300,25 @@ void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan
   }
   table_.fail_group(*tensor, status);
   table_.erase(tensor);
+}
+
+// See Note [Sets that wait for each other] in set_disagreement.h.
+void Coordinator::fail_disagreeing_sets(wire::Plan& plan) {
+  std::vector<PendingRef> grown = std::exchange(grown_sets_, {});
+  while (!grown.empty()) {
+    const PendingRef last = grown.back();
+    grown.pop_back();
+    if (last->missing == 0) continue;
+    const auto found = find_disagreement(table_, last);
+    if (!found) continue;
+    RankSet informed;
+    for (const PendingRef set : found->sets) informed.add(set->reported);
+    for (const PendingRef set : found->sets) {
+      std::erase(grown, set);
+      fail(set, {StatusCode::kMismatch, text(describe(set->request), ": ", found->text)}, plan,
+           informed);
+    }
+  }
 }
 
 void Coordinator::fail_stalled(TimePoint now, wire::Plan& plan) {
@@ -416,13 +440,24 @@ void Coordinator::plan_ready(TimePoint now, const BatchesAhead& ahead, wire::Pla
     return tensor->request.kind != OpKind::kRemoveProcessSet;
   });
   plan_batches({valid.begin(), removals}, plan);
-  for (auto removal = removals; removal != valid.end(); ++removal) {
-    const int removed = (*removal)->request.removed_set;
+  plan_removals({removals, valid.end()}, plan);
+}
+
+void Coordinator::plan_removals(const std::vector<PendingRef>& removals, wire::Plan& plan) {
+  // A removal by the members is an operation of the set that it removes, so end_set() drops a
+  // second one.
+  std::vector<PendingRef> rest = removals;
+  while (!rest.empty()) {
+    const PendingRef removal = rest.front();
+    const int removed = removal->request.removed_set;
+    rest.erase(rest.begin());
     if (!sets_.contains(removed)) {  // removed twice
-      fail(*removal, {StatusCode::kMismatch, *fault_of(**removal)}, plan);
+      fail(removal, {StatusCode::kMismatch, *fault_of(*removal)}, plan);
       continue;
     }
-    plan_batches({*removal}, plan);
+    plan_batches({removal}, plan);
+    std::erase_if(rest,
+                  [removed](PendingRef next) { return next->request.process_set == removed; });
     end_set(removed);
   }
 }
@@ -473,7 +508,7 @@ wire::PlannedTensor Coordinator::plan_tensor(PendingRef tensor) {
     response.request.last_to_join = table_.last_to_join();
     table_.end_join();
   } else if (tensor->request.kind == OpKind::kAddProcessSet) {
-    sets_.add(tensor->request.new_set);
+    sets_.add(tensor->request.new_set, tensor->request.by_members());
   }
   table_.erase(tensor);
   return response;

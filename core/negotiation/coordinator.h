@@ -9,6 +9,7 @@
 //     ready_table.h                        pending operations and the ranks that submitted them
 //     validator.h                          whether the requests of the ranks agree
 //     fusion_planner.h                     which operations share a batch
+//     set_disagreement.h                   process sets whose members disagree
 //     stall_inspector.h, rank_records.h    operations that lack ranks, and the state of each rank
 //   response_cache.h, process_set_table.h  state that is equal on all ranks
 //   tree.h, aggregator.h                 merging reports on their way to rank 0
@@ -186,7 +187,10 @@ class Coordinator {
   void record_activity(const wire::Report::Section&, TimePoint now);
   void record_applied(RankSpan ranks, std::uint64_t sequence);
 
-  void fail(PendingRef, const Status&, wire::Plan&);
+  /// @param informed ranks that the status reaches through other operations: their next submission
+  /// of this one does not belong to the failed use
+  void fail(PendingRef, const Status&, wire::Plan&, RankSpan informed = {});
+  void fail_disagreeing_sets(wire::Plan&);
   void fail_stalled(TimePoint now, wire::Plan&);
   void fail_deadlocked(TimePoint now, wire::Plan&);
   void fail_for_shutdown(wire::Plan&);
@@ -196,6 +200,7 @@ class Coordinator {
   std::vector<PendingRef> extract_valid(const BatchesAhead&, wire::Plan&);
   void plan_batches(const std::vector<PendingRef>&, wire::Plan&);
   std::optional<std::string> fault_of(const PendingTensor&) const;
+  void plan_removals(const std::vector<PendingRef>&, wire::Plan&);
   void end_set(int process_set);
   void replay_if_steady(wire::Plan&);
   std::optional<std::uint32_t> agreed_slot(const PendingTensor&) const;
@@ -217,6 +222,7 @@ class Coordinator {
   Departures departures_;
   BlockedRanks blocked_;
   RepeatedPlan repeated_;
+  std::vector<PendingRef> grown_sets_;  ///< made by members, submitted since the last decide()
   std::optional<Status> join_failure_;  ///< of a join that failed in the current plan
 };
 

@@ -1,6 +1,7 @@
 #include "negotiation/messages.h"
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 
 #include "base/text.h"
@@ -19,7 +20,7 @@ enum RequestFlag : std::uint8_t {
   kUnnamed = 16,
   kAlone = 32,
   kCompressed = 64,
-  kAllRequestFlags = 127,
+  kInSequence = 128,
 };
 
 // Bits of a plan's flag byte.
@@ -79,6 +80,18 @@ Compression read_compression(Reader& in, const Request& request) {
   return compression;
 }
 
+// Only an add_process_set of some ranks can be an operation of its own members.
+void check_own_members(const Reader& in, const Request& request) {
+  if (!request.by_members()) return;
+  if (request.kind != OpKind::kAddProcessSet || request.unnamed || request.new_set.empty() ||
+      request.group_size > 0)
+    in.fail("process set",
+            "expected a named add_process_set of some ranks outside of groups, got another "
+            "operation");
+  if (std::ranges::adjacent_find(request.new_set, std::greater_equal()) != request.new_set.end())
+    in.fail("ranks of a new set", "not in ascending order");
+}
+
 void write_ranks(Writer& out, const std::vector<int>& ranks) {
   out.varint(ranks.size());
   for (const int rank : ranks) out.varint(static_cast<std::uint64_t>(rank));
@@ -114,6 +127,7 @@ void write_request(Writer& out, const Request& request) {
       (scaled ? kHasScale : 0) | (request.group_size > 0 ? kHasGroup : 0) |
       (root_of(request) != 0 ? kHasRoot : 0) | (request.new_set.empty() ? 0 : kHasNewSet) |
       (request.unnamed ? kUnnamed : 0) | (request.alone ? kAlone : 0) |
+      (request.in_sequence ? kInSequence : 0) |
       (request.compression != Compression::kNone ? kCompressed : 0)));
   if (request.unnamed) {
     out.varint(request.ordinal);
@@ -144,9 +158,11 @@ void write_request(Writer& out, const Request& request) {
 Request read_request(Reader& in) {
   Request request;
   const std::uint8_t flags = in.u8("request flags");
-  if (flags > kAllRequestFlags) in.fail("request flags", text("unknown flag, got ", flags));
   request.unnamed = (flags & kUnnamed) != 0;
   request.alone = (flags & kAlone) != 0;
+  request.in_sequence = (flags & kInSequence) != 0;
+  if (request.in_sequence && !request.unnamed)
+    in.fail("request flags", text("in sequence, but named, got ", flags));
   if (request.unnamed) {
     request.ordinal = in.varint("ordinal", kAnyNumber);
   } else {
@@ -176,7 +192,8 @@ Request read_request(Reader& in) {
   }
   if ((flags & kHasNewSet) != 0) request.new_set = read_ranks(in, "ranks of a new set");
   if ((flags & kCompressed) != 0) request.compression = read_compression(in, request);
-  if (request.unnamed) request.name = unnamed_name(request.kind, request.ordinal);
+  check_own_members(in, request);
+  if (request.unnamed) request.name = unnamed_name(request, request.ordinal);
   return request;
 }
 
@@ -304,6 +321,8 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
       return Blocked{in.varint("last applied plan", kAnyNumber)};
     case MessageKind::kPong:
       return Pong{};
+    case MessageKind::kPointToPoint:
+      return read_point_message(in);
   }
   in.fail("message kind", text("unknown, got ", kind));
 }
@@ -312,6 +331,10 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
 
 std::string unnamed_name(OpKind kind, std::uint64_t ordinal) {
   return text(kind, ".unnamed.", ordinal);
+}
+
+std::string unnamed_name(const Request& alike, std::uint64_t ordinal) {
+  return alike.in_sequence ? text("unnamed.", ordinal) : unnamed_name(alike.kind, ordinal);
 }
 
 std::int64_t Request::elements() const noexcept {
@@ -327,7 +350,7 @@ DataType Request::travels_as() const noexcept {
 
 std::string Request::group_key() const {
   if (!unnamed) return group;
-  return unnamed_name(kind, ordinal - static_cast<std::uint64_t>(group_index));
+  return unnamed_name(*this, ordinal - static_cast<std::uint64_t>(group_index));
 }
 
 Bytes encode(const Request& request) {

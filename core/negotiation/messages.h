@@ -14,6 +14,7 @@
 #include "hvd/status.h"
 #include "hvd/types.h"
 #include "negotiation/codec.h"
+#include "negotiation/point_messages.h"
 
 /// The control messages. docs/protocol.md has the grammar and a worked example; golden tests pin
 /// the bytes.
@@ -30,7 +31,11 @@ inline constexpr std::size_t kMaxRanks = 1 << 20;
 inline constexpr std::size_t kMaxTensors = 1 << 20;
 inline constexpr std::size_t kMaxSlots = 1 << 20;
 
-/// Append only; 6 was the merged report of version 1.
+/// Stands for a process set's number in an add_process_set that only the new set's members submit:
+/// the operation is one of the ranks in `new_set`. Decision 47.
+inline constexpr int kOwnMembers = static_cast<int>(kMaxInt);
+
+/// Append only; 6 was the merged report of version 1. Tests use 9 as a kind that does not exist.
 enum class MessageKind : std::uint8_t {
   kReport = 1,
   kPlan = 2,
@@ -38,15 +43,17 @@ enum class MessageKind : std::uint8_t {
   kPing = 4,
   kPong = 5,
   kReplayUpdate = 7,
-  kBlocked = 8
+  kBlocked = 8,
+  kPointToPoint = 10
 };
 
 /// An operation as one rank submits it: everything that ranks have to agree on.
 struct Request {
   /// Unnamed operations are matched by `ordinal`, their position among the unnamed ones of this set
-  /// and kind; the name is then derived and not sent.
+  /// and kind, or among those in sequence of this set; the name is then derived and not sent.
   std::string name = {};
   bool unnamed = false;
+  bool in_sequence = false;  ///< only if unnamed
   std::uint64_t ordinal = 0;
   OpKind kind = OpKind::kAllreduce;
   ReduceOp op = ReduceOp::kSum;
@@ -74,6 +81,8 @@ struct Request {
   std::int64_t elements() const noexcept;
   /// The type that is moved and reduced: the dtype, or the compressed one.
   DataType travels_as() const noexcept;
+  /// Whether it makes a process set without the ranks outside of that set.
+  bool by_members() const noexcept { return process_set == kOwnMembers; }
   /// Identifies the group within the process set; meaningful when group_size > 0.
   std::string group_key() const;
 };
@@ -92,6 +101,9 @@ constexpr bool only_agrees(OpKind kind) noexcept {
 
 /// The derived name of an unnamed operation, as errors show it.
 std::string unnamed_name(OpKind, std::uint64_t ordinal);
+/// The derived name of an unnamed operation whose other fields are those of `alike`. The name of an
+/// operation in sequence does not contain the kind, so two kinds are a mismatch.
+std::string unnamed_name(const Request& alike, std::uint64_t ordinal);
 
 /// A set of cache slots, a bit each.
 class SlotSet {
@@ -313,7 +325,8 @@ struct ReplayUpdate {
   friend bool operator==(const ReplayUpdate&, const ReplayUpdate&) = default;
 };
 
-using AnyMessage = std::variant<Report, Plan, Abort, Ping, Pong, ReplayUpdate, Blocked>;
+using AnyMessage =
+    std::variant<Report, Plan, Abort, Ping, Pong, ReplayUpdate, Blocked, PointMessage>;
 
 Bytes encode(const Report&);
 Bytes encode(const Plan&);
@@ -327,8 +340,8 @@ Bytes encode(const Request&);
 /// Returns the encoded plan with another sequence number. @param plan an encoded plan with the
 /// sequence 0
 Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);
-/// @throws WireError. Never reads out of bounds, never allocates more than a small multiple of the
-/// message's size.
+/// A PointMessage refers to these bytes. @throws WireError. Never reads out of bounds, never
+/// allocates more than a small multiple of the message's size.
 AnyMessage decode(std::span<const std::byte>);
 
 }  // namespace hvd::wire

@@ -25,7 +25,7 @@ Negotiator::Negotiator(int rank, ProcessSetTable sets, std::size_t cache_capacit
 
 // Checks the limits here, because a peer refuses a message that exceeds them, and the job ends.
 void Negotiator::check_submission(const wire::Request& request) const {
-  if (!sets_.contains(request.process_set) || sets_.position(request.process_set, rank_) < 0) {
+  if (!is_member(request)) {
     throw UsageError(
         text(describe(request), ": rank ", rank_, " is not in process set ", request.process_set));
   }
@@ -37,6 +37,18 @@ void Negotiator::check_submission(const wire::Request& request) const {
     throw UsageError(text(describe(request), ": expected at most ", wire::kMaxDims,
                           " dimensions, got ", request.shape.size()));
   }
+}
+
+bool Negotiator::is_member(const wire::Request& request) const {
+  return (request.by_members() || sets_.contains(request.process_set)) && position_in(request) >= 0;
+}
+
+int Negotiator::position_in(const wire::Request& request) const {
+  if (!request.by_members()) return sets_.position(request.process_set, rank_);
+  const auto found = std::ranges::lower_bound(request.new_set, rank_);
+  return found != request.new_set.end() && *found == rank_
+             ? static_cast<int>(found - request.new_set.begin())
+             : -1;
 }
 
 std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request, std::uint64_t use) {
@@ -79,7 +91,7 @@ std::optional<wire::Report> Negotiator::next_report() {
     awaiting_.at(key).sent = true;
     if (request.kind == OpKind::kJoin) join_ = std::move(key);
     const auto slot = cache_.find(request);
-    if (!slot || !cache_.matches(*slot, request, sets_.position(request.process_set, rank_))) {
+    if (!slot || !cache_.matches(*slot, request, position_in(request))) {
       ++in_full_;
       wire::StampedRequest& stamped = group.requests.emplace_back();
       stamped.stamp = wire::stamp_of_request(number, group.requests.size() - 1);
@@ -120,10 +132,10 @@ Applied Negotiator::apply(const wire::Plan& plan) {
 void Negotiator::check_planned(const wire::Response& response,
                                const std::vector<int>& absent) const {
   const auto& [request, first_dims] = response;
-  if (!sets_.contains(request.process_set)) {
+  if (!request.by_members() && !sets_.contains(request.process_set)) {
     throw Error(text("a plan names process set ", request.process_set, ", which does not exist"));
   }
-  const auto& members = sets_.ranks(request.process_set);
+  const auto& members = request.by_members() ? request.new_set : sets_.ranks(request.process_set);
   if (const auto fault = find_fault(request, members, absent))
     throw Error("a plan runs an invalid operation: " + *fault);
   if (!wire::gathers(request.kind)) return;
@@ -150,15 +162,19 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
         cached != nullptr ? cache_.at(cached->slot) : std::get<wire::Response>(tensor);
     if (cached == nullptr) check_planned(response, batch.absent);
     const int process_set = response.request.process_set;
-    if (!sets_.contains(process_set)) {
+    if (cached != nullptr && !sets_.contains(process_set)) {
       throw Error(
           text("a plan runs an operation of process set ", process_set, ", which does not exist"));
     }
-    if (sets_.position(process_set, rank_) >= 0) {
-      agreed.members = sets_.members(process_set);
+    const bool member = is_member(response.request);
+    if (member) {
+      if (!response.request.by_members()) agreed.members = sets_.members(process_set);
       agree(response, cached != nullptr ? cached->ordinal : response.request.ordinal, agreed);
+    }
+    // Ranks outside apply it too, because the numbers of all sets are equal on all ranks.
+    apply_set_change(response.request, agreed, applied);
+    if (member) {
       const wire::Request& operation = agreed.operations.back().request;
-      apply_set_change(operation, agreed, applied);
       if (agreed.operations.size() > 1 &&
           !may_share_batch(agreed.operations.front().request, operation)) {
         throw Error("a plan joins " + describe(agreed.operations.front().request) + " and " +
@@ -215,9 +231,8 @@ AgreedBatch Negotiator::replayed_batch(const std::vector<std::uint32_t>& slots,
 /// Adds the operation to the batch; this rank no longer waits for it.
 void Negotiator::agree(const wire::Response& response, std::uint64_t ordinal, AgreedBatch& agreed) {
   const int process_set = response.request.process_set;
-  wire::Response operation{
-      ResponseCache::expand(response, ordinal, sets_.position(process_set, rank_)),
-      response.first_dims};
+  wire::Response operation{ResponseCache::expand(response, ordinal, position_in(response.request)),
+                           response.first_dims};
   const auto found = awaiting_.find(tensor_key(process_set, operation.request.name));
   if (agreed.absent_here) {
     if (!was_joined_ || found != awaiting_.end()) {
@@ -242,7 +257,9 @@ void Negotiator::apply_set_change(const wire::Request& request, AgreedBatch& agr
     agreed.result = request.last_to_join;
     join_.reset();
   } else if (request.kind == OpKind::kAddProcessSet) {
-    agreed.result = sets_.add(request.new_set);
+    const int added = sets_.add(request.new_set, request.by_members());
+    agreed.result = added;
+    agreed.members = request.by_members() ? sets_.members(added) : agreed.members;
     applied.sets_changed = true;
   } else if (request.kind == OpKind::kRemoveProcessSet) {
     end_set(request.removed_set, applied);
@@ -284,13 +301,18 @@ void Negotiator::forget_unsent(int process_set, const std::string& name) {
 }
 
 void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
-  if (!sets_.contains(error.process_set) || sets_.position(error.process_set, rank_) < 0) return;
+  const bool by_members = error.process_set == wire::kOwnMembers;
+  if (!by_members &&
+      (!sets_.contains(error.process_set) || sets_.position(error.process_set, rank_) < 0))
+    return;
   const std::string key = tensor_key(error.process_set, error.name);
   const bool missing =
       std::find(error.missing.begin(), error.missing.end(), rank_) != error.missing.end();
   const auto found = awaiting_.find(key);
   if (found == awaiting_.end()) {
-    if (!missing && was_joined_) return;  // concerns only members that have not joined
+    // It concerns only members that have not joined. An error of a set that its members make does
+    // not list them: a rank that has not submitted it and is not missing is outside of the set.
+    if (!missing && (was_joined_ || by_members)) return;
     if (!missing)
       throw Error("a plan ends '" + error.name +
                   "', which this rank has not submitted: " + error.message);

@@ -91,6 +91,10 @@ class Negotiator {
 
  private:
   void check_submission(const wire::Request&) const;
+  /// Whether this rank takes part in the operation.
+  bool is_member(const wire::Request&) const;
+  /// This rank's position among the members, or -1.
+  int position_in(const wire::Request&) const;
   void check_planned(const wire::Response&, const std::vector<int>& absent) const;
   void apply_batch(const wire::Batch&, Applied&);
   void agree(const wire::Response&, std::uint64_t ordinal, AgreedBatch&);

@@ -4,7 +4,34 @@
 #include <numeric>
 #include <utility>
 
+#include "base/sha256.h"
+#include "base/text.h"
+#include "hvd/types.h"
+
 namespace hvd::control {
+
+std::string members_text(const std::vector<int>& ranks) {
+  constexpr std::size_t kMostShown = 32;
+  const auto list_text = [](std::vector<int>::const_iterator begin,
+                            std::vector<int>::const_iterator end) {
+    return shape_to_string(std::vector<std::int64_t>(begin, end));
+  };
+  if (ranks.size() <= kMostShown) return list_text(ranks.begin(), ranks.end());
+  const std::string all = list_text(ranks.begin(), ranks.end());
+  std::string digits;
+  for (const char byte : sha256(all)) {
+    constexpr std::string_view kHex = "0123456789abcdef";
+    digits += kHex[static_cast<unsigned char>(byte) >> 4];
+    digits += kHex[static_cast<unsigned char>(byte) & 15];
+  }
+  std::string shown = list_text(ranks.begin(), ranks.begin() + 4);
+  shown.back() = ',';
+  return text(shown, "...,", ranks.back(), "]#", ranks.size(), "#", digits);
+}
+
+std::string name_by_members(const std::string& name, const std::vector<int>& ranks) {
+  return text(name, name.empty() ? "" : " ", members_text(ranks));
+}
 
 ProcessSetTable::ProcessSetTable(int world_size) {
   std::vector<int> all(static_cast<std::size_t>(world_size));
@@ -13,11 +40,11 @@ ProcessSetTable::ProcessSetTable(int world_size) {
   sets_.emplace(0, Set{std::make_shared<const std::vector<int>>(std::move(all)), std::move(ranks)});
 }
 
-int ProcessSetTable::add(std::vector<int> ranks) {
+int ProcessSetTable::add(std::vector<int> ranks, bool by_members) {
   const int id = next_id_++;
   RankSet set = RankSet::of(ranks);
-  sets_.emplace(id,
-                Set{std::make_shared<const std::vector<int>>(std::move(ranks)), std::move(set)});
+  sets_.emplace(id, Set{std::make_shared<const std::vector<int>>(std::move(ranks)), std::move(set),
+                        by_members});
   return id;
 }
 

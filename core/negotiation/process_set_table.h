@@ -15,6 +15,15 @@ inline std::string tensor_key(int process_set, const std::string& name) {
   return std::to_string(process_set) + '/' + name;
 }
 
+/// Names the ranks of a set within the name of an operation: "[0,2]". A long list is shortened and
+/// followed by its digest, so that different lists have different texts. Has no spaces.
+std::string members_text(const std::vector<int>& ranks);
+
+/// The name on the wire of an add_process_set that only the members submit: members of sets with
+/// different ranks must not meet, although their sets may have the same name.
+/// @param name that the program gave to the set; may be empty
+std::string name_by_members(const std::string& name, const std::vector<int>& ranks);
+
 /// World ranks of a set, ascending; a rank's position is its rank in the set.
 using Members = std::shared_ptr<const std::vector<int>>;
 
@@ -25,14 +34,18 @@ class ProcessSetTable {
   /// Set 0 is all ranks.
   explicit ProcessSetTable(int world_size);
 
-  /// @param ranks world ranks, ascending. @return the new set's number; numbers are not used again.
-  int add(std::vector<int> ranks);
+  /// @param ranks world ranks, ascending
+  /// @param by_members whether the members alone made it, and alone remove it
+  /// @return the new set's number; numbers are not used again.
+  int add(std::vector<int> ranks, bool by_members = false);
   /// @pre contains(id) and id > 0
   void remove(int id);
 
   bool contains(int id) const noexcept { return sets_.contains(id); }
   /// Whether the set existed and was removed.
   bool was_removed(int id) const noexcept { return id > 0 && id < next_id_ && !contains(id); }
+  /// Whether the members alone made it. @pre contains(id) (checked by set())
+  bool by_members(int id) const { return set(id).by_members; }
   /// World ranks, ascending. @pre contains(id) (checked by set())
   const std::vector<int>& ranks(int id) const { return *set(id).members; }
   /// The same, with shared ownership. @pre contains(id) (checked by set())
@@ -46,6 +59,7 @@ class ProcessSetTable {
   struct Set {
     Members members = {};
     RankSet ranks = {};
+    bool by_members = false;
   };
   const Set& set(int id) const {
     HVD_EXPECT(contains(id), "the process set exists");

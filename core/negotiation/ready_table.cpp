@@ -23,12 +23,10 @@ std::int64_t batch_bytes(const PendingTensor& tensor) {
 
 void ReadyTable::check(const Submitters& submitters, const wire::Request& request) const {
   const auto lowest_of = [](const RankSet& ranks) { return text("rank ", ranks.lowest()); };
-  const bool known = sets_.contains(request.process_set);
-  if (!known || !hvd::contains(sets_.rank_set(request.process_set), submitters.ranks)) {
-    const RankSet all(submitters.ranks);
-    throw Error(text(lowest_of(known ? difference(all, sets_.rank_set(request.process_set)) : all),
-                     " submitted ", describe(request), " of process set ", request.process_set,
-                     ", which it is not in"));
+  if (request.by_members()) {
+    check_own_members(submitters, request);
+  } else {
+    check_members(submitters, request);
   }
   if (intersects(joined_, submitters.ranks)) {
     throw Error(lowest_of(intersection(joined_, submitters.ranks)) + " submitted " +
@@ -36,13 +34,41 @@ void ReadyTable::check(const Submitters& submitters, const wire::Request& reques
   }
 }
 
+void ReadyTable::check_members(const Submitters& submitters, const wire::Request& request) const {
+  if (request.kind == OpKind::kRemoveProcessSet && request.process_set != 0 &&
+      request.process_set != request.removed_set) {
+    throw Error(text(describe(request), ": expected an operation of all ranks or of process set ",
+                     request.removed_set, ", which it removes, got one of ", request.process_set));
+  }
+  const bool known = sets_.contains(request.process_set);
+  if (known && hvd::contains(sets_.rank_set(request.process_set), submitters.ranks)) return;
+  const RankSet all(submitters.ranks);
+  throw Error(text("rank ",
+                   (known ? difference(all, sets_.rank_set(request.process_set)) : all).lowest(),
+                   " submitted ", describe(request), " of process set ", request.process_set,
+                   ", which it is not in"));
+}
+
+void ReadyTable::check_own_members(const Submitters& submitters,
+                                   const wire::Request& request) const {
+  const std::vector<int>& list = request.new_set;
+  const auto known = by_key_.find(key_of(request));
+  const bool valid = known != by_key_.end() && known->second->request.new_set == list
+                         ? hvd::contains(known->second->own_members, submitters.ranks)
+                         : request.name.ends_with(members_text(list)) &&
+                               static_cast<std::size_t>(list.back()) < sets_.ranks(0).size() &&
+                               hvd::contains(RankSet::of(list), submitters.ranks);
+  if (valid) return;
+  throw Error(text("rank ", RankSet(submitters.ranks).lowest(), " submitted ", describe(request),
+                   ", which it is not in, or whose list of ranks is wrong"));
+}
+
 PendingRef ReadyTable::add(const Submitters& submitters, wire::Request request, TimePoint now) {
   check(submitters, request);
   const auto found = by_key_.find(key_of(request));
   if (found == by_key_.end()) {
     const PendingRef created = create(submitters, std::move(request), now);
-    if (!joined_.empty() && created->request.kind != OpKind::kJoin)
-      mark_absent(created, intersection(sets_.rank_set(created->request.process_set), joined_));
+    if (!joined_.empty() && created->request.kind != OpKind::kJoin) mark_absent(created, joined_);
     mark(created, submitters);
     return created;
   }
@@ -126,11 +152,13 @@ void ReadyTable::forget_slot(std::uint32_t slot) {
 
 PendingRef ReadyTable::create(const Submitters& submitters, wire::Request&& request,
                               TimePoint now) {
-  const auto members = sets_.ranks(request.process_set).size();
+  const auto members =
+      request.by_members() ? request.new_set.size() : sets_.ranks(request.process_set).size();
   const PendingRef tensor = pending_.emplace(pending_.end());
   tensor->reference_rank = submitters.ranks.front().first;
   tensor->members = tensor->missing = static_cast<int>(members);
   tensor->first_seen = now;
+  if (request.by_members()) tensor->own_members = RankSet::of(request.new_set);
   if (submitters.slot && !request.unnamed) {
     tensor->cached_slot = submitters.slot;
     if (by_slot_.size() <= *submitters.slot) by_slot_.resize(*submitters.slot + 1);
@@ -211,8 +239,9 @@ void ReadyTable::complete(PendingRef tensor) {
     tensor->mismatch = find_mismatch(request, tensor->reference_rank, tensor->dissent->request,
                                      tensor->dissent->rank);
   } else {
-    tensor->mismatch =
-        find_fault(request, sets_.ranks(request.process_set), tensor->absent.to_vector());
+    tensor->mismatch = find_fault(
+        request, request.by_members() ? request.new_set : sets_.ranks(request.process_set),
+        tensor->absent.to_vector());
     // A plan carries the request of the set's first member.
     if (!tensor->first_dims.empty()) request.shape[0] = tensor->first_dims[0];
   }
@@ -310,7 +339,8 @@ std::vector<PendingRef> ReadyTable::extract_ready(const GoesOnGathering& goes_on
   }
   for (const PendingRef tensor : taken) tensor->ready = false;
   std::sort(taken.begin(), taken.end(), [](PendingRef a, PendingRef b) {
-    return std::tie(a->request.process_set, a->order) < std::tie(b->request.process_set, b->order);
+    return std::tie(a->request.process_set, a->order, a->reference_rank) <
+           std::tie(b->request.process_set, b->order, b->reference_rank);
   });
   return taken;
 }
@@ -342,8 +372,13 @@ void ReadyTable::erase(PendingRef tensor) {
   pending_.erase(tensor);
 }
 
+RankSpan ReadyTable::members_of(const PendingTensor& tensor) const {
+  return tensor.request.by_members() ? tensor.own_members
+                                     : sets_.rank_set(tensor.request.process_set);
+}
+
 RankSet ReadyTable::missing(const PendingTensor& tensor) const {
-  RankSet missing = difference(sets_.rank_set(tensor.request.process_set), tensor.reported);
+  RankSet missing = difference(members_of(tensor), tensor.reported);
   missing.remove(tensor.absent);
   return missing;
 }

@@ -34,7 +34,8 @@ struct PendingTensor {
     int rank = 0;
   };
   std::optional<Dissent> dissent = {};
-  int members = 0;  ///< of the set
+  int members = 0;           ///< of the set
+  RankSet own_members = {};  ///< if request.by_members(): the ranks that submit it
   RankSet reported = {};
   RankSet absent = {};                        ///< have joined and did not report
   int missing = 0;                            ///< members that neither reported nor are absent
@@ -137,6 +138,8 @@ class ReadyTable {
   PendingList& pending() noexcept { return pending_; }
   const PendingList& pending() const noexcept { return pending_; }
   RankSet missing(const PendingTensor&) const;
+  /// The ranks that submit it.
+  RankSpan members_of(const PendingTensor&) const;
   bool has_reported(const PendingTensor& tensor, int rank) const {
     return hvd::contains(tensor.reported, rank);
   }
@@ -147,6 +150,8 @@ class ReadyTable {
     return tensor_key(r.process_set, r.group_key());
   }
   void check(const Submitters&, const wire::Request&) const;
+  void check_members(const Submitters&, const wire::Request&) const;
+  void check_own_members(const Submitters&, const wire::Request&) const;
   PendingRef create(const Submitters&, wire::Request&&, TimePoint now);
   void compare(PendingTensor&, int rank, wire::Request&&);
   void mark(PendingRef, const Submitters&);

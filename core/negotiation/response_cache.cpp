@@ -38,7 +38,7 @@ wire::Request ResponseCache::expand(const wire::Response& response, std::uint64_
   wire::Request request = response.request;
   if (request.unnamed) {
     request.ordinal = ordinal;
-    request.name = wire::unnamed_name(request.kind, ordinal);
+    request.name = wire::unnamed_name(request, ordinal);
   }
   if (wire::gathers(request.kind))
     request.shape[0] = response.first_dims[static_cast<std::size_t>(position)];

@@ -1,11 +1,10 @@
 #include "observe/timeline_writer.h"
 
-#include <pthread.h>
-
 #include <cerrno>
 #include <cstring>
 
 #include "base/text.h"
+#include "base/thread.h"
 #include "hvd/error.h"
 
 namespace hvd::observe {
@@ -66,8 +65,7 @@ TimelineWriter::TimelineWriter(const std::string& path, int rank, const std::str
       "[\n{\"name\": \"process_name\", \"ph\": \"M\", \"pid\": %d, \"args\": {\"name\": %s}}%s",
       rank, quoted(text("rank ", rank, " ", host)).c_str(), kEnd);
   std::fflush(file_.get());
-  thread_ = std::jthread([this](std::stop_token stop) { run(stop); });
-  pthread_setname_np(thread_.native_handle(), "hvd-timeline");
+  thread_ = start_thread("hvd-timeline", [this](std::stop_token stop) { run(stop); });
 }
 
 TimelineWriter::~TimelineWriter() =

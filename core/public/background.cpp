@@ -1,11 +1,15 @@
 #include "hvd/background.h"
 
+#include <optional>
+
 #include "base/mutex.h"
+#include "base/thread_signals.h"
 
 namespace hvd {
 namespace {
 
 thread_local int background_depth = 0;
+thread_local std::optional<BlockedSignals> blocked_signals;
 
 struct Exchanges {
   Mutex mutex;
@@ -21,8 +25,12 @@ Exchanges& exchanges() {
 
 }  // namespace
 
-BackgroundThread::BackgroundThread() noexcept { ++background_depth; }
-BackgroundThread::~BackgroundThread() { --background_depth; }
+BackgroundThread::BackgroundThread() noexcept {
+  if (background_depth++ == 0) blocked_signals.emplace();
+}
+BackgroundThread::~BackgroundThread() {
+  if (--background_depth == 0) blocked_signals.reset();
+}
 bool BackgroundThread::here() noexcept { return background_depth > 0; }
 
 BackgroundExchange::BackgroundExchange() {

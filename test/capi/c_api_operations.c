@@ -474,6 +474,59 @@ static void test_bad_submissions(void) {
 #undef EXPECT_REFUSED
 }
 
+static void test_messages(void) {
+  int32_t sent[4] = {rank, rank + 1, rank + 2, rank + 3}, received[4] = {0};
+  hvd_operation_t* operation = NULL;
+  hvd_result_t result = HVD_RESULT_INIT;
+  hvd_message_t out = HVD_MESSAGE_INIT, in = HVD_MESSAGE_INIT;
+  const int previous = (rank + size - 1) % size;
+  out.dtype = in.dtype = HVD_DTYPE_INT32;
+  out.count = in.count = 4;
+  out.tag = in.tag = -3;
+  out.data = sent;
+  in.data = received;
+  out.peer = (rank + 1) % size;
+  in.peer = previous;
+  EXPECT_USAGE(hvd_send(NULL), "NULL");
+  EXPECT_USAGE(hvd_isend(&out, NULL), "NULL");
+  if (size == 1) {
+    EXPECT_USAGE(hvd_send(&out), "to itself");
+    in.peer = HVD_ANY_SOURCE;
+    EXPECT_USAGE(hvd_recv(&in, NULL), "no other rank");
+    return;
+  }
+  EXPECT_OK(hvd_irecv(&in, &operation));
+  EXPECT_OK(hvd_send(&out));
+  EXPECT_OK(hvd_wait(operation));
+  EXPECT_OK(hvd_operation_result(operation, &result));
+  EXPECT_EQ(result.value, previous);
+  EXPECT(result.data == received);
+  EXPECT_EQ(result.bytes, sizeof received);
+  EXPECT_EQ(received[3], previous + 3);
+  hvd_operation_free(operation);
+
+  /* From any source, by name. */
+  int source = -1;
+  out.name = in.name = "four";
+  in.peer = HVD_ANY_SOURCE;
+  EXPECT_OK(hvd_isend(&out, &operation));
+  EXPECT_OK(hvd_recv(&in, &source));
+  EXPECT_EQ(source, previous);
+  EXPECT_OK(hvd_wait(operation));
+  hvd_operation_free(operation);
+
+  out.dtype = 99;
+  EXPECT_USAGE(hvd_send(&out), "dtype is 99");
+  out.dtype = HVD_DTYPE_INT32;
+  out.count = -1;
+  EXPECT_USAGE(hvd_send(&out), "count: expected at least 0, got -1");
+  out.count = 4;
+  out.peer = size;
+  EXPECT_USAGE(hvd_send(&out), "expected a world rank");
+  out.struct_size = 8;
+  EXPECT_USAGE(hvd_send(&out), "struct_size");
+}
+
 static void test_null_arguments(void) {
   float data = 0;
   const int64_t one = 1;
@@ -515,6 +568,7 @@ void test_operations(void) {
   test_scatter();
   test_bitwise();
   test_wait_for();
+  test_messages();
   test_mismatch();
   test_bad_submissions();
   test_null_arguments();

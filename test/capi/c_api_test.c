@@ -200,6 +200,20 @@ static void test_process_sets(void) {
   EXPECT_OK(hvd_process_set_remove(set));
   EXPECT_STATUS(hvd_run(&sum, NULL), HVD_ERROR_USAGE);
   hvd_process_set_free(set);
+
+  hvd_process_set_t* own = NULL;
+  const int other = (rank + 1) % size;
+  EXPECT_OK(hvd_process_set_add_by_members(&rank, 1, rank % 2 == 0 ? NULL : "own", &own));
+  sum.process_set = own;
+  data = 5;
+  EXPECT_OK(hvd_run(&sum, NULL));
+  EXPECT_EQ(data, 5);
+  if (size > 1) {
+    EXPECT_USAGE(hvd_process_set_add_by_members(&other, 1, NULL, &set), "not in the list");
+  }
+  EXPECT_OK(hvd_process_set_remove(own));
+  EXPECT_STATUS(hvd_run(&sum, NULL), HVD_ERROR_USAGE);
+  hvd_process_set_free(own);
 }
 
 static void test_join(void) {
@@ -278,6 +292,7 @@ static void test_shutdown(void) {
   EXPECT_OK(hvd_shutdown());
   EXPECT_OK(hvd_shutdown());
   EXPECT_EQ(hvd_is_initialized(), 0);
+  hvd_fail("no effect outside a job");
   if (operation != NULL) EXPECT_STATUS(hvd_wait(operation), HVD_ERROR_SHUTDOWN);
   hvd_operation_free(operation);
 

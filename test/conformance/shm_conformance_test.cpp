@@ -37,13 +37,16 @@ struct Setting {
 constexpr shm::ShmTuning kSmallBuffers{.buffer_bytes = 1024, .small_bytes = 128};
 // A call moves fewer bytes than a phase of a round.
 constexpr shm::ShmTuning kSmallCalls{.buffer_bytes = 4096, .small_bytes = 128, .call_bytes = 512};
+constexpr shm::ShmTuning kStreams{.buffer_bytes = 4096, .small_bytes = 128, .always_streams = true};
 constexpr Setting kSettings[] = {{"Default", 2},
                                  {"Default", 4},
                                  {"SmallBuffers", 3, kSmallBuffers},
                                  {"InArena", 3, {.small_bytes = 0}, Where::kArena},
                                  {"Mixed", 3, kSmallBuffers, Where::kMixed},
                                  {"Mixed", 2, {}, Where::kMixed},
-                                 {"SmallCalls", 3, kSmallCalls, Where::kMixed}};
+                                 {"SmallCalls", 3, kSmallCalls, Where::kMixed},
+                                 {"Streams", 3, kStreams, Where::kMixed},
+                                 {"StreamsInArena", 2, kStreams, Where::kArena}};
 
 /// Takes every `every`-th allocation from an arena, and the others from the heap.
 class ArenaMemory final : public std::pmr::memory_resource {

@@ -172,6 +172,11 @@ class Rank {
                      double begin) const;
   const ProcessSet& set_of(const Spec&) const;
   std::vector<int> everyone() const;
+  /// In every second job the members of the subset make and remove it alone.
+  bool subset_by_members() const { return plan_.seed % 2 == 1; }
+  bool makes_subset() const {
+    return !subset_by_members() || std::ranges::binary_search(plan_.subset, rank_);
+  }
 
   const Plan& plan_;
   const int rank_;
@@ -222,7 +227,7 @@ void Rank::make_sets(int epoch) {
       static_cast<void>(add_process_set(differs ? std::vector<int>{plan_.victim} : everyone()));
     });
   }
-  subset_ = add_process_set(plan_.subset);
+  if (makes_subset()) subset_ = add_process_set(plan_.subset, {.by_members = subset_by_members()});
   survivors_ = add_process_set(plan_.survivors);
 }
 
@@ -257,12 +262,12 @@ void Rank::run_step(int epoch, int step, const std::vector<Spec>& specs) {
   context_ = context_of(epoch, step);
   saboteur_.at(Moment::kBeforeStep, epoch, step);
   const auto own = std::count_if(specs.begin(), specs.end(),
-                                 [this](const Spec& spec) { return set_of(spec).rank() >= 0; });
+                                 [this](const Spec& spec) { return spec.has_member(rank_); });
   const int chosen = std::min(plan_.position, static_cast<int>(own) - 1);
   int position = 0;
   for (const std::size_t index : order_on(rank_, specs, plan_, epoch, step)) {
     const Spec& spec = specs[index];
-    if (set_of(spec).rank() < 0) continue;
+    if (!spec.has_member(rank_)) continue;
     if (position == chosen) saboteur_.at(Moment::kAmongSubmits, epoch, step);
     const bool with_callback =
         position++ == chosen && saboteur_.due(Moment::kInCallback, epoch, step);
@@ -342,7 +347,7 @@ void Rank::run_epoch(int epoch) {
   if (epoch + 1 == kEpochs) say("FINAL");
   saboteur_.at(Moment::kInBarrier, epoch);
   attempt("barrier", [] { barrier(); });
-  attempt("remove", [this] { remove_process_set(subset_); });
+  if (makes_subset()) attempt("remove", [this] { remove_process_set(subset_); });
   end_runtime();
 }
 

@@ -5,15 +5,17 @@
 // (SIGKILL while large tensors move), stop (SIGSTOP), stop-last (SIGSTOP after the loop, before
 // shutdown()), exec (becomes another program), exit (exit(0) without shutdown), quit (_Exit(0)),
 // quit-all (every rank calls _Exit(0) after the loop), skip (exit(0) before init()), throw (an
-// uncaught exception), throw-all (the same on every rank), leave (shutdown() while the others go
-// on), leave-well (and then returns 0), absent (stops submitting), late (submits late, within all
-// deadlines), mismatch (one wrong shape, then goes on), none. The prefix "second-" runs a
+// uncaught exception), throw-all (the same on every rank), fail (fail(), then _Exit(3)), leave
+// (shutdown() while the others go on), leave-well (and then returns 0), absent (stops submitting),
+// late (submits late, within all deadlines), mismatch (one wrong shape, then goes on), none. The
+// prefix "messages-" makes each step a ring of sends and recvs instead. The prefix "second-" runs a
 // successful job first, in the same processes, with its own init() and shutdown(). With the prefix
 // "saves-" a rank that gets an error returns 0, and does not end a stopped rank. Every rank that
 // lives prints "RANK r CLASS seconds message" when an operation fails, "DONE r" when the loop ends
 // well, and "SHUTDOWN r seconds".
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
+#include <hvd/point_to_point.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -99,6 +101,10 @@ void misbehave(const std::string& mode, pid_t next) {
     std::_Exit(0);
   }
   if (mode == "throw") throw std::logic_error("the data set is broken");
+  if (mode == "fail") {
+    hvd::fail("the data set is broken");
+    std::_Exit(3);
+  }
   if (mode == "leave") hvd::shutdown();
   if (mode == "absent") std::this_thread::sleep_for(std::chrono::seconds(6));
   if (mode == "late") std::this_thread::sleep_for(std::chrono::milliseconds(1500));
@@ -141,6 +147,35 @@ void run_step(int step, const std::string& mode, bool bad_step, bool goes_wrong,
   }
 }
 
+hvd::TensorView view(std::vector<float>& memory) { return allreduce(memory, "").input; }
+
+/// The same with messages to the next rank instead.
+void run_ring(int step, const std::string& mode, bool bad_step, bool goes_wrong) {
+  const int rank = hvd::rank();
+  const int next = (rank + 1) % hvd::size();
+  const int previous = (rank + hvd::size() - 1) % hvd::size();
+  const std::size_t size = tensor_size(mode, bad_step);
+  std::vector<std::vector<float>> sent(kTensors,
+                                       std::vector<float>(size, static_cast<float>(rank + step)));
+  std::vector<std::vector<float>> received(kTensors, std::vector<float>(size));
+  sent.back().resize(10);  // a small one too
+  received.back().resize(10);
+  if (goes_wrong && mode == "mismatch") sent[1].resize(7);
+  std::vector<hvd::Operation> operations;
+  for (int i = 0; i < kTensors; ++i) {
+    const auto index = static_cast<std::size_t>(i);
+    if (goes_wrong && i == kTensors / 2) misbehave(mode, 0);
+    operations.push_back(hvd::irecv(view(received[index]), previous, {.tag = i}));
+    operations.push_back(hvd::isend(view(sent[index]), next, {.tag = i}));
+  }
+  if (goes_wrong && mode == "kill-during") die_soon();
+  for (const auto& operation : operations) operation.wait();
+  for (const auto& operation : operations) operation.status().raise_if_error();
+  for (const auto& memory : received)
+    if (memory.back() != static_cast<float>(previous + step))
+      throw std::runtime_error("wrong data");
+}
+
 void live_well_once() {
   hvd::init();
   for (int step = 0; step < kSteps; ++step) run_step(step, "none", false, false);
@@ -158,6 +193,8 @@ int main(int argc, char** argv) {
     mode.erase(0, mode.find('-') + 1);
     live_well_once();
   }
+  const bool ring = mode.starts_with("messages-");
+  if (ring) mode.erase(0, mode.find('-') + 1);
   const bool saves = mode.starts_with("saves-");
   if (saves) mode.erase(0, mode.find('-') + 1);
   if (mode == "skip" && std::getenv("HVD_RANK") == std::to_string(victim)) return 0;
@@ -170,7 +207,9 @@ int main(int argc, char** argv) {
   for (int step = 0; step < kSteps && hvd::is_initialized(); ++step) {
     try {
       begin = Clock::now();
-      run_step(step, mode, step == bad_step, rank == victim && step == bad_step, next);
+      const bool goes_wrong = rank == victim && step == bad_step;
+      ring ? run_ring(step, mode, step == bad_step, goes_wrong)
+           : run_step(step, mode, step == bad_step, goes_wrong, next);
     } catch (const hvd::Error& error) {
       ++failures;
       std::printf("RANK %d %s %.3f %s\n", rank, class_name(error), seconds_since(begin),

@@ -182,6 +182,13 @@ TEST_P(EveryVictim, ARankThatDiesOfAnExceptionIsNamedOnEverySurvivor) {
     EXPECT_THAT(report.message, HasSubstr("the data set is broken")) << outcome.output;
 }
 
+TEST_P(EveryVictim, ARankThatReportsItsFailureIsNamedOnEverySurvivor) {
+  const Outcome outcome = run_unsupervised("fail");
+  expect_peer_lost_on_survivors(outcome, victim(), 2.0);
+  for (const auto& [rank, report] : outcome.failed)
+    EXPECT_THAT(report.message, HasSubstr("it failed: the data set is broken")) << outcome.output;
+}
+
 TEST_P(EveryVictim, ARankThatExitsEarlyIsNamedOnEverySurvivor) {
   const Outcome outcome = run_unsupervised("exit");
   for (int rank = 0; rank < 3; ++rank) {
@@ -228,6 +235,53 @@ TEST_P(EveryVictim, AnAbsentRankStallsTheOthersAndIsNamed) {
     EXPECT_LT(report.seconds, 3.6) << outcome.output;
   }
   EXPECT_THAT(outcome.output, ContainsRegex(" waited [0-9.]+ s for 1 of 3 ranks"));
+  EXPECT_EQ(outcome.shut_down.size(), 3U) << outcome.output;
+}
+
+TEST_P(EveryVictim, AKilledRankEndsTheMessagesOfEverySurvivorAtOnce) {
+  expect_peer_lost_on_survivors(run_unsupervised("messages-kill"), victim(), 2.0);
+  expect_peer_lost_on_survivors(run_unsupervised("messages-kill-during"), victim(), 2.0);
+}
+
+TEST_P(EveryVictim, AStoppedRankEndsTheMessagesOfEverySurvivorInsideThePeerTimeout) {
+  expect_peer_lost_on_survivors(run_unsupervised("messages-stop"), victim(), 4.0);
+}
+
+TEST_P(EveryVictim, ARankKilledOnAnotherHostEndsTheMessagesOfEverySurvivor) {
+  expect_peer_lost_on_survivors(run_unsupervised("messages-kill", "HVD_TEST_HOSTS=a,b,c"), victim(),
+                                4.0);
+  expect_peer_lost_on_survivors(run_unsupervised("messages-kill-during", "HVD_TEST_HOSTS=a,a,b"),
+                                victim(), 4.0);
+}
+
+TEST_P(EveryVictim, ARankThatLeavesEndsTheMessagesOfEverySurvivor) {
+  for (const std::string mode : {"messages-leave", "messages-exit"}) {
+    const Outcome outcome = run_unsupervised(mode);
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == victim()) continue;
+      ASSERT_TRUE(outcome.failed.contains(rank)) << outcome.output;
+      EXPECT_EQ(outcome.failed.at(rank).error, "ShutdownError") << outcome.output;
+      EXPECT_LT(outcome.failed.at(rank).seconds, 2.0) << outcome.output;
+      EXPECT_THAT(outcome.failed.at(rank).message, HasSubstr("rank " + std::to_string(victim())))
+          << outcome.output;
+    }
+  }
+}
+
+TEST_P(EveryVictim, AMismatchOfAMessageIsRaisedOnBothSidesAndTheJobGoesOn) {
+  const Outcome outcome = run_unsupervised("messages-mismatch");
+  const int next = (victim() + 1) % 3;
+  EXPECT_EQ(outcome.failed.size(), 2U) << outcome.output;
+  for (const int rank : {victim(), next}) {
+    ASSERT_TRUE(outcome.failed.contains(rank)) << outcome.output;
+    EXPECT_EQ(outcome.failed.at(rank).error, "MismatchError") << outcome.output;
+    EXPECT_LT(outcome.failed.at(rank).seconds, 1.0) << outcome.output;
+    EXPECT_THAT(
+        outcome.failed.at(rank).message,
+        AllOf(HasSubstr("rank " + std::to_string(victim()) + " sends 7 elements of float32"),
+              HasSubstr("rank " + std::to_string(next) + " expects 50000 of float32")))
+        << outcome.output;
+  }
   EXPECT_EQ(outcome.shut_down.size(), 3U) << outcome.output;
 }
 
@@ -319,6 +373,16 @@ TEST(FaultUnderHvdrun, AnUncaughtErrorIsPrintedFourTimesAtTwoRanks) {
     const Outcome outcome = run(hvdrun + " -np 2 " HVD_FAULT_PROGRAM " throw 1 20");
     EXPECT_EQ(outcome.exit_code, 134) << outcome.output;
     EXPECT_LE(count(outcome.output, "the data set is broken"), 4U) << outcome.output;
+  }
+}
+
+TEST(FaultUnderHvdrun, TheSummaryHasTheCauseThatARankReported) {
+  for (const std::string& hvdrun : hvdruns()) {
+    const Outcome outcome = run(hvdrun + " -np 2 " HVD_FAULT_PROGRAM " fail 1 20");
+    EXPECT_EQ(outcome.exit_code, 3) << outcome.output;
+    EXPECT_THAT(outcome.output.substr(outcome.output.rfind("failed first: exited with code 3")),
+                HasSubstr("it failed: the data set is broken"))
+        << outcome.output;
   }
 }
 

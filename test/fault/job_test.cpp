@@ -230,6 +230,90 @@ TEST(Job, SetsOfEverySizeWorkSideBySideAndCanBeRemoved) {
   shutdown();
 }
 
+/// The sum of `value` over the set.
+float sum_in(const ProcessSet& set, float value) {
+  std::vector<float> data(1000, value);
+  Submission submission = float_operation(data, "sum in set");
+  submission.process_set = set.id();
+  const Operation operation = submit(std::move(submission), Progress::kCaller);
+  operation.wait();
+  operation.status().raise_if_error();
+  return data.back();
+}
+
+// Pairs of neighbours in a ring overlap. Each rank makes both of its pairs at the same time.
+TEST(Job, MembersAloneMakeOverlappingSetsAtTheSameTime) {
+  init();
+  const int next = (rank() + 1) % size();
+  const int last = (rank() + size() - 1) % size();
+  const auto use_pair = [](int first, int second) {
+    for (int round = 0; round < 5; ++round) {
+      std::vector<int> ranks = {first};
+      if (second != first) ranks.push_back(second);
+      const ProcessSet pair =
+          add_process_set(ranks, {.by_members = true, .name = "pair " + std::to_string(first)});
+      EXPECT_EQ(pair.size(), static_cast<int>(ranks.size()));
+      EXPECT_TRUE(pair.included());
+      const int both = second != first ? first + second + 2 : first + 1;
+      EXPECT_EQ(sum_in(pair, static_cast<float>(rank() + 1)), static_cast<float>(both));
+      remove_process_set(pair);
+      EXPECT_THROW(barrier(pair), UsageError);
+    }
+  };
+  {
+    std::jthread to_next(use_pair, rank(), next);
+    if (last != rank()) use_pair(last, rank());
+  }
+  barrier();
+  shutdown();
+}
+
+TEST(Job, OtherRanksNeitherCallNorWaitForASetOfSome) {
+  init();
+  for (int round = 0; round < 20; ++round) {
+    if (rank() == 0) {
+      const ProcessSet own = add_process_set({0}, {.by_members = true});
+      EXPECT_EQ(sum_in(own, 3), 3);
+      remove_process_set(own);
+    }
+    EXPECT_EQ(sum(1, "sum"), static_cast<float>(size()));
+  }
+  if (rank() == 0) {
+    EXPECT_THROW(add_process_set({0}, {.name = "x"}), UsageError);
+    EXPECT_THROW(add_process_set({size()}, {.by_members = true}), UsageError);
+    if (size() > 1) {
+      EXPECT_THROW(add_process_set({1}, {.by_members = true}), UsageError);
+    }
+  }
+  const ProcessSet all = add_process_set({0});  // all ranks have counted the others
+  EXPECT_EQ(all.id(), 21);
+  shutdown();
+}
+
+TEST(Job, MembersThatDisagreeGetAnErrorWithinASecond) {
+  init();
+  if (size() > 2) {
+    std::vector<int> ranks = {0, 1};
+    if (rank() == 1) ranks.push_back(2);
+    const auto begin = std::chrono::steady_clock::now();
+    std::string problem;
+    if (rank() < 2) {
+      try {
+        add_process_set(ranks, {.by_members = true, .name = "x"});
+      } catch (const MismatchError& error) {
+        problem = error.what();
+      }
+      EXPECT_NE(problem.find("rank 0 makes [0,1] and not [0,1,2]"), problem.npos) << problem;
+      EXPECT_NE(problem.find("rank 1 makes [0,1,2] and not [0,1]"), problem.npos) << problem;
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(1));
+      const ProcessSet pair = add_process_set({0, 1}, {.by_members = true, .name = "x"});
+      EXPECT_EQ(sum_in(pair, 1), 2) << "the ranks may try again";
+    }
+  }
+  barrier();
+  shutdown();
+}
+
 TEST(Job, ASetOfOneRankRunsEveryOperation) {
   for (const char* backend : {"", message_backend()}) {
     Options options;

@@ -153,8 +153,9 @@ void ProtocolSim::submit(int rank, std::vector<wire::Request> requests) {
   Rank& self = at(rank);
   for (wire::Request& request : requests) {
     if (request.unnamed) {
-      request.ordinal = self.next_ordinal[std::string(to_string(request.kind))]++;
-      request.name = wire::unnamed_name(request.kind, request.ordinal);
+      request.ordinal =
+          self.next_ordinal[request.in_sequence ? "" : std::string(to_string(request.kind))]++;
+      request.name = wire::unnamed_name(request, request.ordinal);
     }
     if (self.in_flight.contains(request.name)) {
       self.waiting_turn[request.name].push_back(std::move(request));

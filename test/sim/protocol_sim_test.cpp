@@ -98,10 +98,10 @@ class UseJudge {
   bool group_agrees(const wire::Request& request, std::size_t number) const {
     for (int i = 0; i < request.group_size; ++i) {
       const std::string member =
-          request.unnamed ? wire::unnamed_name(request.kind,
-                                               request.ordinal + static_cast<std::uint64_t>(i) -
-                                                   static_cast<std::uint64_t>(request.group_index))
-                          : request.group + "." + std::to_string(i);
+          request.unnamed
+              ? wire::unnamed_name(request, request.ordinal + static_cast<std::uint64_t>(i) -
+                                                static_cast<std::uint64_t>(request.group_index))
+              : request.group + "." + std::to_string(i);
       const auto& uses = outcome_.uses.at(member);
       if (uses.size() > number && !all_agree(uses[number])) return false;
     }

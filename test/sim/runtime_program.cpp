@@ -7,6 +7,7 @@ namespace hvd::testing {
 
 RandomProgram::RandomProgram(std::uint64_t seed, int ranks, ProgramShape shape)
     : shape_(shape),
+      in_sequence_(seed % 2 == 1),
       ranks_(ranks),
       random_(seed),
       mixed_group_(seed % 4 == 1),
@@ -131,7 +132,9 @@ Submission ProgramRun::make_submission(std::size_t index) {
   const bool of_one_size = !operation.is_barrier() && operation.rows.empty() &&
                            operation.parameters.kind != OpKind::kReducescatter;
   const bool in_place = of_one_size && random_() % 2 == 0;
-  return operation.submission(step_, rank_, slots_[index].memory, in_place);
+  Submission submission = operation.submission(step_, rank_, slots_[index].memory, in_place);
+  submission.in_sequence = program_.in_sequence();
+  return submission;
 }
 
 void ProgramRun::submit_group(const std::vector<std::size_t>& members) {

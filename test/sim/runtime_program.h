@@ -39,6 +39,8 @@ class RandomProgram {
   /// The world ranks of the process sets other than that of all ranks; set i gets the number i + 1.
   const std::vector<std::vector<int>>& sets() const noexcept { return sets_; }
   const std::vector<StepOperation>& operations() const noexcept { return operations_; }
+  /// Whether the unnamed operations of a set are one sequence, and not one of each kind.
+  bool in_sequence() const noexcept { return in_sequence_; }
   /// The members of an operation that have not joined before this step.
   std::vector<int> contributors(const ProgramOperation&, int step) const;
 
@@ -49,6 +51,7 @@ class RandomProgram {
   void join_group(StepOperation& operation) const;
 
   const ProgramShape shape_;
+  const bool in_sequence_;
   int ranks_;
   std::mt19937_64 random_;
   /// In a steady program: whether the group's members differ, so that they run in several batches.

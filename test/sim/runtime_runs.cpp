@@ -4,6 +4,7 @@
 
 #include <thread>
 
+#include "sim/member_sets_program.h"
 #include "sim/overlap_program.h"
 #include "sim/runtime_program.h"
 
@@ -30,6 +31,23 @@ runtime::RuntimeOptions options_for(std::uint64_t seed) {
 
 ProgramShape shape_for(std::uint64_t seed) {
   return {.joins = seed / 2 % 3 == 1, .sets = seed / 2 % 2 == 1};
+}
+
+/// Steps the job until the programs of all ranks have finished.
+template <class Run>
+void run_to_end(LocalJob& job, VirtualClock& clock, std::vector<Run>& runs, std::uint64_t seed) {
+  std::string problem;
+  const bool finished = job.run_until(clock, seconds(60), [&] {
+    bool all = true;
+    for (Run& run : runs) {
+      run.go_on();
+      all = all && run.finished();
+      if (problem.empty()) problem = run.problem();
+    }
+    return all || !problem.empty();
+  });
+  ASSERT_EQ(problem, "") << "seed " << seed;
+  ASSERT_TRUE(finished) << "seed " << seed << ": an operation hangs";
 }
 
 }  // namespace
@@ -179,18 +197,32 @@ void run_overlapping_steps(std::uint64_t count) {
       runs.emplace_back(program, job.rank(rank), rank, seed);
       runs.back().submit_set();
     }
-    std::string problem;
-    const bool finished = job.run_until(clock, seconds(60), [&] {
-      bool all = true;
-      for (OverlapRun& run : runs) {
-        run.go_on();
-        all = all && run.finished();
-        if (problem.empty()) problem = run.problem();
-      }
-      return all || !problem.empty();
-    });
-    ASSERT_EQ(problem, "") << "seed " << seed;
-    ASSERT_TRUE(finished) << "seed " << seed << ": an operation hangs";
+    ASSERT_NO_FATAL_FAILURE(run_to_end(job, clock, runs, seed));
+    replayed += job.rank(0).metrics().locked_operations;
+  }
+  EXPECT_GT(replayed, count * 10) << "hardly anything was replayed";
+}
+
+// A set that waits for ever, or a plan that some rank cannot apply, ends the run with an error.
+void run_member_sets(Place place, std::uint64_t count) {
+  std::uint64_t replayed = 0;
+  for (std::uint64_t seed = 0; seed < count; ++seed) {
+    const int ranks = (place == Place::kTree ? 4 : 2) + static_cast<int>(seed % 5);
+    VirtualClock clock;
+    LocalJobOptions options{
+        .size = ranks,
+        .runtime = options_for(seed),
+        .longest_delay = seed % 5 == 0 ? Duration(0) : Duration(milliseconds(2)),
+        .seed = seed};
+    if (place != Place::kOneHost) options.hosts = many_hosts(ranks);
+    options.runtime.control_radix = place == Place::kTree ? 2 + static_cast<int>(seed % 2) : 0;
+    LocalJob job(options, clock);
+    const MemberSetsProgram program(seed, ranks);
+    std::map<std::size_t, std::int64_t> numbers;
+    std::vector<MemberSetsRun> runs;
+    for (int rank = 0; rank < ranks; ++rank)
+      runs.emplace_back(program, job.rank(rank), rank, seed, numbers);
+    ASSERT_NO_FATAL_FAILURE(run_to_end(job, clock, runs, seed));
     replayed += job.rank(0).metrics().locked_operations;
   }
   EXPECT_GT(replayed, count * 10) << "hardly anything was replayed";

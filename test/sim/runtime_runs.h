@@ -26,6 +26,8 @@ void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& =
 void run_replayed_steps(Place, std::uint64_t count, const MakeWorlds& = {});
 /// Runs steps that overlap, with process sets and with operations that fail.
 void run_overlapping_steps(std::uint64_t count);
+/// Runs process sets that their members make alone, beside steps that are replayed.
+void run_member_sets(Place, std::uint64_t count);
 void run_ranks_as_threads(std::uint64_t count, const MakeWorlds& = {});
 
 /// The host of each rank: hosts of one, two and three ranks in turn.

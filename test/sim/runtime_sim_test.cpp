@@ -37,6 +37,18 @@ TEST(RuntimeSimulation, StepsThatOverlapGiveTheRightNumbers) {
   run_overlapping_steps(seeds(1000, 10000));
 }
 
+TEST(RuntimeSimulation, SetsThatTheirMembersMakeAloneGiveTheRightNumbers) {
+  run_member_sets(Place::kOneHost, seeds(150, 1000));
+}
+
+TEST(RuntimeSimulation, SetsThatTheirMembersMakeAloneOnSeveralHostsDoToo) {
+  run_member_sets(Place::kHosts, seeds(100, 500));
+}
+
+TEST(RuntimeSimulation, SetsThatTheirMembersMakeAloneOverATreeDoToo) {
+  run_member_sets(Place::kTree, seeds(100, 500));
+}
+
 TEST(RuntimeSimulation, RanksAsThreads) { run_ranks_as_threads(seeds(100, 200)); }
 
 TEST(RuntimeSimulation, SeveralThreadsOfARankWaitAtOnce) {

@@ -81,6 +81,7 @@ class Catalogue {
     wire::Request request = pick_request("");
     if (request.kind == OpKind::kBarrier) request.kind = OpKind::kAllreduce;
     request.unnamed = true;
+    request.in_sequence = chance(random_, 50);
     const auto size = chance(random_, 30) ? static_cast<int>(pick(random_, 2, 3)) : 0;
     std::vector<wire::Request> members;
     for (int i = 0; i < std::max(size, 1); ++i) {
@@ -108,6 +109,10 @@ class Catalogue {
 };
 
 wire::Request deviate(std::mt19937_64& random, wire::Request request) {
+  if (request.in_sequence && request.group_size == 0 && chance(random, 50)) {
+    request.kind = request.kind == OpKind::kBroadcast ? OpKind::kAllreduce : OpKind::kBroadcast;
+    return request;
+  }
   switch (pick(random, 0, 3)) {
     case 0:
       request.shape.push_back(3);
@@ -147,10 +152,13 @@ void add_absences(Scenario& scenario, std::mt19937_64& random) {
   for (std::int64_t i = 0; i < count; ++i) {
     Step& step = scenario.steps[static_cast<std::size_t>(
         pick(random, 0, static_cast<std::int64_t>(scenario.steps.size()) - 1))];
-    if (step.empty()) continue;
-    Unit& unit =
-        step[static_cast<std::size_t>(pick(random, 0, static_cast<std::int64_t>(step.size()) - 1))];
-    if (unit.front().request.unnamed) continue;
+    std::vector<Unit*> named;
+    for (Unit& unit : step) {
+      if (!unit.front().request.unnamed) named.push_back(&unit);
+    }
+    if (named.empty()) continue;
+    Unit& unit = *named[static_cast<std::size_t>(
+        pick(random, 0, static_cast<std::int64_t>(named.size()) - 1))];
     const auto rank = static_cast<int>(pick(random, 0, scenario.ranks - 1));
     const bool skips = chance(random, 50);
     const Duration lateness = kStallShutdown * pick(random, 5, 15) / 10;

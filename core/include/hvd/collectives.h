@@ -81,12 +81,15 @@ struct Gather {
   int destination = 0;
   friend bool operator==(const Gather&, const Gather&) = default;
 };
-/// Makes a process set. Submitted by every rank of the job.
+/// Makes a process set. Submitted by every rank of the job, or by the members alone. In the latter
+/// case the submission's name is that of the set, see ProcessSetOptions.
 struct AddProcessSet {
   std::vector<int> ranks = {};  ///< of the new set, ascending
+  bool by_members = false;
   friend bool operator==(const AddProcessSet&, const AddProcessSet&) = default;
 };
-/// Removes a process set. Submitted by every rank of the job.
+/// Removes a process set. Submitted by every rank of the job, or by the members alone if they made
+/// it alone.
 struct RemoveProcessSet {
   int process_set = 0;  ///< the one to remove
   friend bool operator==(const RemoveProcessSet&, const RemoveProcessSet&) = default;
@@ -121,7 +124,7 @@ struct TensorPart {
 /// One collective operation of one rank.
 struct Submission {
   /// Identifies the operation across ranks, within its process set. Empty: numbered per set and
-  /// kind.
+  /// kind; see also `in_sequence`.
   std::string name = {};
   OperationParameters parameters = {};
   /// Unused by Barrier, Join, AddProcessSet and RemoveProcessSet, as are the outputs. Scatter: only
@@ -151,6 +154,10 @@ struct Submission {
   std::string group = {};
   int group_size = 0;
   int group_index = 0;
+  /// Number the unnamed operation per set, together with those of other kinds. The ranks submit all
+  /// such operations of a set in one order, so ranks whose next ones are of different kinds get
+  /// MismatchError instead of waiting for each other. Unused with a name.
+  bool in_sequence = false;
   /// Never fuse the operation: it is large, and its memory need not be copied (see
   /// hvd::allocate_shared()).
   bool alone = false;

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 
 #include "hvd/error.h"
 #include "hvd/options.h"
@@ -29,6 +30,15 @@ void init(const Options& = {});
 /// Leaves the job. Collective; idempotent. Returns at once when the runtime has failed. Operations
 /// still outstanding end with ShutdownError.
 void shutdown();
+
+/// Reports that this rank is about to end because of an error: hvdrun shows the cause, and the
+/// other ranks' operations end with PeerLostError, whose text contains it. For errors that a
+/// framework or a binding of another language catches; an uncaught C++ exception is reported
+/// without a call. Returns when the other ranks are notified, after at most 0.5 s. Afterwards the
+/// runtime has failed on this rank. No effect outside a job and when the runtime has failed
+/// already. Thread-safe.
+/// @param cause a text such as "train.py:12: ValueError: the data set is empty"
+void fail(std::string_view cause) noexcept;
 
 /// True between init() and shutdown(), also after the runtime has failed. Thread-safe.
 bool is_initialized() noexcept;

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <optional>
 
 namespace hvd {
 
@@ -29,9 +30,14 @@ std::byte* allocate_shared_block(std::size_t bytes) noexcept;
 /// fork() inherited blocks are not used again.
 bool free_shared_block(void* block) noexcept;
 
-/// Whether HVD_SHM_ALLOCATOR requests such memory for a framework's tensors. An invalid value
-/// counts as unset here, and makes init() fail.
-bool shared_allocator_requested() noexcept;
+/// Returns the pages of freed blocks to the system. Thread-safe. No effect in a child made by
+/// fork().
+void return_shared_pages() noexcept;
+
+/// The value of HVD_SHM_ALLOCATOR: whether a framework's tensors are to lie in such memory. Empty
+/// if it is not set; then only gradients are. An invalid value counts as unset here, and makes
+/// init() fail.
+std::optional<bool> shared_allocator_setting() noexcept;
 /// Whether this process has such memory. Thread-safe.
 bool has_shared_memory() noexcept;
 /// Whether the whole range lies in memory that ranks of this host can reach. Thread-safe.

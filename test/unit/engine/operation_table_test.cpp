@@ -75,6 +75,23 @@ TEST_F(OperationTableTest, EachProcessSetHasItsOwnNames) {
   EXPECT_NE(refused({named("a", set)}), "accepted");
 }
 
+TEST_F(OperationTableTest, ARankMakesOneSetOfANameAtATimeWithTheOtherMembers) {
+  const auto add = [](std::string name, std::vector<int> ranks) {
+    return Submission{.name = std::move(name),
+                      .parameters = AddProcessSet{std::move(ranks), /*by_members=*/true}};
+  };
+  const OperationPtr first = submit(add("x", {0, 1}));
+  EXPECT_THAT(refused({add("x", {1})}),
+              HasSubstr("'x [1]' on rank 1: this rank is making another process set"));
+  const OperationPtr unnamed = submit(add("", {0, 1}));
+  EXPECT_NE(refused({add("", {1})}), "accepted");
+  EXPECT_NE(refused({add("y", {1}), add("y", {0, 1})}), "accepted");
+  end(submit(add("y", {1})));
+  end(submit(add("y", {1})));
+  end(first);
+  EXPECT_EQ(submit(add("x", {1}))->request.name, "x [1]");
+}
+
 TEST_F(OperationTableTest, TheStateOfAnOperationIsUsedAgain) {
   const OperationState* const first = [&] {
     const OperationPtr operation = submit(named("a"));
@@ -140,6 +157,21 @@ TEST_F(OperationTableTest, UnnamedOperationsAreNumberedBySetAndKind) {
   for (const OperationPtr& operation : operations) ordinals.push_back(operation->request.ordinal);
   EXPECT_THAT(ordinals, ElementsAre(0, 0, 1, 0, 0));
   EXPECT_EQ(submit(named(""))->request.ordinal, 2U);
+}
+
+TEST_F(OperationTableTest, OperationsInSequenceAreNumberedBySet) {
+  Submission first = named(""), second = named(""), third = named(""), with_name = named("x");
+  second.parameters = Broadcast{0};
+  for (Submission* const one : {&first, &second, &third, &with_name}) one->in_sequence = true;
+  const auto operations = submit({first, named(""), second, with_name, third});
+  std::vector<std::string> names;
+  for (const OperationPtr& operation : operations) names.push_back(operation->request.name);
+  EXPECT_THAT(names,
+              ElementsAre("unnamed.0", "allreduce.unnamed.0", "unnamed.1", "x", "unnamed.2"));
+  Submission again = named("");
+  again.in_sequence = true;
+  EXPECT_NE(refused({again, with_name}), "accepted");
+  EXPECT_EQ(submit(again)->request.name, "unnamed.3") << "its number was given back";
 }
 
 TEST_F(OperationTableTest, AllAreAcceptedOrNone) {

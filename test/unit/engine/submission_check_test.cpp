@@ -137,6 +137,42 @@ TEST_F(SubmissionCheckTest, RefusesJobWideOperationsOnASetAndSetsThatCannotBeRem
   }
 }
 
+TEST_F(SubmissionCheckTest, MembersMakeAndRemoveASetInOperationsOfTheirOwn) {
+  submission_.parameters = AddProcessSet{{1, 3}, /*by_members=*/true};
+  const wire::Request add = runtime::make_request(submission_, sets_, 1);
+  EXPECT_TRUE(add.by_members());
+  EXPECT_EQ(add.name, "w [1,3]");
+  submission_.name.clear();
+  EXPECT_EQ(runtime::make_request(submission_, sets_, 1).name, "[1,3]");
+  EXPECT_FALSE(runtime::make_request(submission_, sets_, 1).unnamed);
+  submission_.name = "w";
+  submission_.group = "g";
+  submission_.group_size = 1;
+  expect_refused("a set that its members make cannot be in a group");
+  submission_.group.clear();
+  submission_.group_size = 0;
+  submission_.parameters = AddProcessSet{{2, 3}, /*by_members=*/true};
+  expect_refused("rank 1 is not in the list [2,3]");
+  const int of_others = sets_.add({0, 3}, true);
+  submission_.parameters = RemoveProcessSet{of_others};
+  expect_refused("rank 1 is not in process set 1, which its members made");
+  const int own = sets_.add({1, 3}, true);
+  submission_.parameters = RemoveProcessSet{own};
+  EXPECT_EQ(runtime::make_request(submission_, sets_, 1).process_set, own);
+}
+
+TEST_F(SubmissionCheckTest, TheLongestNameOfASetFitsIntoAMessage) {
+  control::ProcessSetTable sets(1 << 20);
+  std::vector<int> ranks;
+  for (int rank = (1 << 20) - 32; rank < 1 << 20; ++rank) ranks.push_back(rank);
+  submission_.parameters = AddProcessSet{ranks, /*by_members=*/true};
+  submission_.name = std::string(3800, 'n');
+  const int member = ranks.front();
+  EXPECT_LE(runtime::make_request(submission_, sets, member).name.size(), wire::kMaxNameBytes);
+  submission_.name += 'n';
+  EXPECT_THROW(runtime::make_request(submission_, sets, member), UsageError);
+}
+
 TEST_F(SubmissionCheckTest, BitwiseOperationsAreForIntegersAndBoolWithoutFactors) {
   for (const ReduceOp op : {ReduceOp::kBitAnd, ReduceOp::kBitOr, ReduceOp::kBitXor}) {
     for (const DataType type : {DataType::kInt64, DataType::kUInt8, DataType::kBool}) {

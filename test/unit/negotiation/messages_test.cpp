@@ -269,7 +269,8 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
     return from_hex("680201 18 00 00 01 00 00 01 00" + fields);
   };
   EXPECT_EQ(failure(request("00 0161 00 01 08 00 00 01 05")), "(no error)");
-  EXPECT_THAT(failure(request("80 0161 00 01 08 00 00 01 05")), HasSubstr("unknown flag, got 128"));
+  EXPECT_THAT(failure(request("80 0161 00 01 08 00 00 01 05")),
+              HasSubstr("in sequence, but named, got 128"));
   EXPECT_THAT(failure(request("00 0161 0c 01 08 00 00 01 05")), HasSubstr("kind at byte"));
   EXPECT_THAT(failure(request("00 0161 00 09 08 00 00 01 05")), HasSubstr("op at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 0a 00 00 01 05")), HasSubstr("dtype at byte"));
@@ -340,6 +341,19 @@ TEST(Messages, AnOperationThatRunsAloneIsMarked) {
   EXPECT_EQ(round_trip(request), request);
 }
 
+TEST(Messages, NamesInSequenceDoNotDependOnTheKind) {
+  Request request;
+  request.unnamed = request.in_sequence = true;
+  request.ordinal = 7;
+  request.group_size = 3;
+  request.group_index = 2;
+  for (const OpKind kind : {OpKind::kBroadcast, OpKind::kAllreduce}) {
+    request.kind = kind;
+    EXPECT_EQ(round_trip(request).name, "unnamed.7");
+    EXPECT_EQ(round_trip(request).group_key(), "unnamed.5");
+  }
+}
+
 TEST(Messages, UnnamedNamesAreDerived) {
   Request request;
   request.unnamed = true;
@@ -387,8 +401,9 @@ Request random_request(std::mt19937_64& random) {
   request.unnamed = random() % 2 == 0;
   request.kind = static_cast<OpKind>(random() % kOpKindCount);
   request.ordinal = request.unnamed ? random() >> (random() % 64) : 0;
-  request.name = request.unnamed ? unnamed_name(request.kind, request.ordinal)
-                                 : std::string(random() % 20, 'n');
+  request.in_sequence = request.unnamed && random() % 2 == 0;
+  request.name =
+      request.unnamed ? unnamed_name(request, request.ordinal) : std::string(random() % 20, 'n');
   request.op = static_cast<ReduceOp>(random() % kReduceOpCount);
   request.dtype = static_cast<DataType>(random() % kDataTypeCount);
   request.device = static_cast<DeviceType>(random() % 2);

@@ -104,6 +104,10 @@ hvd_status_t hvd_init(const hvd_options_t* options);
 /// still outstanding end with HVD_ERROR_SHUTDOWN; handles stay valid until they are freed.
 hvd_status_t hvd_shutdown(void);
 
+/// Reports to hvdrun and to the other ranks that this rank is about to end because of an error: see
+/// hvd::fail(). `cause` may be NULL: unknown. Takes at most 0.5 s. No effect outside a job.
+void hvd_fail(const char* cause);
+
 /// 1 between hvd_init() and hvd_shutdown(), otherwise 0.
 int hvd_is_initialized(void);
 
@@ -156,7 +160,15 @@ typedef struct hvd_process_set hvd_process_set_t;
 /// HVD_ERROR_USAGE for an empty list, a repeated rank or one that does not exist;
 /// HVD_ERROR_MISMATCH when the ranks pass different sets.
 hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set_t** process_set);
-/// Removes a set. Collective over all ranks of the job. The handle still has to be freed;
+/// As hvd_process_set_add(), but collective over the members only. Members match their calls by the
+/// ranks and `name`, which may be NULL. Sets that a rank makes at the same time, in several
+/// threads, need different names. HVD_ERROR_USAGE also outside of the list and while this rank
+/// makes another set of this name; HVD_ERROR_MISMATCH when members that pass different ranks, or
+/// make sets of one name in different orders, wait for each other.
+hvd_status_t hvd_process_set_add_by_members(const int* ranks, size_t count, const char* name,
+                                            hvd_process_set_t** process_set);
+/// Removes a set. Collective over all ranks of the job, or over the members if they made it alone
+/// with hvd_process_set_add_by_members(). The handle still has to be freed;
 /// operations with it give HVD_ERROR_USAGE.
 hvd_status_t hvd_process_set_remove(const hvd_process_set_t* process_set);
 /// Frees this process's handle, not the set. Not collective. Operations of the set may be in
@@ -359,7 +371,7 @@ typedef struct hvd_result {
   /// Otherwise NULL. Owned by the operation.
   const int64_t* first_dims;
   int64_t first_dims_count;
-  int64_t value;  ///< join: the last rank to join; otherwise -1
+  int64_t value;  ///< join: the last rank to join; hvd_irecv(): the source; otherwise -1
 } hvd_result_t;
 
 #define HVD_RESULT_INIT {sizeof(hvd_result_t), NULL, 0, NULL, 0, -1}
@@ -368,6 +380,43 @@ typedef struct hvd_result {
 /// HVD_ERROR_USAGE while it is not done, and the operation's error if it failed. If the library's
 /// struct is smaller than the caller's, struct_size becomes the library's size.
 hvd_status_t hvd_operation_result(const hvd_operation_t* operation, hvd_result_t* result);
+
+// ---- Messages between two ranks
+
+/// As the peer of a recv: any rank of the process set.
+#define HVD_ANY_SOURCE (-1)
+
+/// One side of a message. The call copies what the pointers refer to, except for `data`.
+typedef struct hvd_message {
+  size_t struct_size;
+  int32_t peer;   ///< world rank of the other side; recv: or HVD_ANY_SOURCE
+  int32_t dtype;  ///< hvd_dtype_t
+  /// `count` elements, which a send reads and a recv writes. Valid until the operation is done.
+  void* data;
+  int64_t count;
+  /// A send and a recv match when they have the same process set and the same name or, without a
+  /// name (NULL or empty), the same tag.
+  int64_t tag;
+  const char* name;
+  const hvd_process_set_t* process_set;  ///< NULL: all ranks
+} hvd_message_t;
+
+#define HVD_MESSAGE_INIT {sizeof(hvd_message_t), 0, HVD_DTYPE_FLOAT32, NULL, 0, 0, NULL, NULL}
+
+/// Starts to send or receive; never blocks. Any number of operations may be outstanding, in any
+/// order; those of the same two ranks, process set and tag or name match in the order of the calls.
+/// A send is done when the receiver has the message. The caller frees the handle with
+/// hvd_operation_free(). HVD_ERROR_USAGE for a rank outside the set or this rank itself; hvd_wait()
+/// returns HVD_ERROR_MISMATCH on both ranks if dtype or count differ, HVD_ERROR_STALLED if no other
+/// side has appeared for stall_shutdown_ms, HVD_ERROR_SHUTDOWN if the other rank has left, and
+/// HVD_ERROR_PEER_LOST if it is lost.
+hvd_status_t hvd_isend(const hvd_message_t* message, hvd_operation_t** operation);
+hvd_status_t hvd_irecv(const hvd_message_t* message, hvd_operation_t** operation);
+/// The same, and waits. `source` (may be NULL) becomes the sender's rank.
+hvd_status_t hvd_send(const hvd_message_t* message);
+hvd_status_t hvd_recv(const hvd_message_t* message, int* source);
+
+// ---- Barrier and join
 
 /// Returns when every rank of the set has called it.
 hvd_status_t hvd_barrier(const hvd_process_set_t* process_set);

@@ -1,0 +1,179 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/rank_set.h"
+#include "engine/message_window.h"
+#include "engine/operations.h"
+#include "engine/peers.h"
+#include "engine/runtime_options.h"
+#include "negotiation/mailboxes.h"
+#include "negotiation/negotiator.h"
+#include "negotiation/point_messages.h"
+#include "transport/control_plane.h"
+
+namespace hvd::runtime {
+
+/// The sends and recvs of a rank, as control messages between the two ranks. They involve neither
+/// the coordinator nor a schedule.
+///
+///   sender                        receiver
+///   Offer ----------------------> waits in its Mailboxes until a recv matches it
+///         <---------------------- Received 0 (an eager message: all bytes, and the send is done)
+///   Piece, at most four --------> into the tensor; on one host through a MessageWindow
+///         <---------------------- Received n, for each piece; with the last one the send is done
+///
+/// The receiver may answer an offer with a Refusal instead.
+///
+/// Not thread-safe: used by the thread that drives the engine. Times exclude those for which the
+/// process was stopped. Errors of the transport and impossible messages are thrown as hvd::Error.
+class PointToPoint {
+ public:
+  using Finish = std::function<void(const OperationPtr&, const Status&)>;
+  /// References that outlive it.
+  struct Parts {
+    control::ControlPlane& control;
+    observe::Counters& counters;
+    const control::Negotiator& negotiator;
+    Finish finish;
+    /// Describes the work of this rank besides sends and recvs, for texts. Empty without any.
+    std::function<std::string()> activity;
+  };
+  PointToPoint(const RuntimeOptions&, Parts);
+
+  /// @pre the operation is a send or recv
+  void begin(const OperationPtr&, TimePoint now);
+  void handle(int source, const wire::PointMessage&);
+  /// Sends at most about kBytesPerCall of accepted messages, and handles waits that are too long.
+  /// @return whether it moved bytes or ended an operation
+  bool progress(TimePoint now);
+  /// The program has called shutdown(), so this rank starts no more sends and recvs. May be called
+  /// again.
+  void leave();
+  /// Ends the sends and recvs of a removed set that have not been matched.
+  void remove_set(int process_set);
+  /// Removes and returns all operations, for the end of the job.
+  std::vector<OperationPtr> release_all();
+
+  bool active() const noexcept { return !sends_.empty() || !recvs_.empty(); }
+  /// When progress() has work although no message arrives.
+  std::optional<TimePoint> deadline() const noexcept { return deadline_; }
+  /// The operations that have not ended, each with a text that describes its state.
+  std::vector<std::pair<OperationPtr, std::string>> outstanding() const;
+
+ private:
+  /// The steps of an operation that no other one has matched, by the time that it has waited.
+  enum class Wait : std::uint8_t { kShort, kAnnounced, kWarned, kEnding };
+  struct Send {
+    OperationPtr operation;
+    TimePoint begun{};
+    std::size_t bytes = 0;
+    bool eager = false;
+    bool accepted = false;
+    std::size_t sent = 0;
+    Wait wait = Wait::kShort;
+  };
+  struct Recv {
+    OperationPtr operation;
+    TimePoint begun{};
+    bool matched = false;
+    int source = 0;  ///< once matched
+    std::size_t bytes = 0;
+    std::size_t received = 0;
+    Wait wait = Wait::kShort;
+    RankSet unanswered = {};  ///< while kEnding: ranks whose Answer is missing
+    std::vector<std::string> answers = {};
+  };
+  /// The accepted messages to one rank. They are sent one after the other.
+  struct Stream {
+    std::deque<std::uint64_t> sends;
+    int pieces_under_way = 0;
+    std::unique_ptr<MessageWindow> window;  ///< null: pieces travel in control messages
+  };
+  using Sends = std::map<std::uint64_t, Send>;
+  using Recvs = std::map<std::uint64_t, Recv>;
+
+  void begin_send(const OperationPtr&, TimePoint now);
+  void begin_recv(const OperationPtr&, TimePoint now);
+
+  void on(int source, const wire::Offer&);
+  void on(int source, const wire::Piece&);
+  void on(int source, const wire::SharedPiece&);
+  void on(int source, const wire::Window&);
+  void on(int source, const wire::Recall&);
+  void on(int source, const wire::Withdrawal&);
+  void on(int source, const wire::Received&);
+  void on(int source, const wire::Refusal&);
+  void on(int source, const wire::Awaiting&);
+  void on(int source, const wire::Leaving&);
+  void on(int source, const wire::Inquiry&);
+  void on(int source, const wire::Answer&);
+
+  void match(std::uint64_t recv, const control::Arrival&);
+  /// The recv that has accepted the send. Refuses bytes that are not its next ones.
+  const Recv& expect_piece(int source, std::uint64_t send, std::uint64_t offset,
+                           std::uint64_t bytes) const;
+  /// Confirms a piece that has been copied into its tensor.
+  void confirm_piece(int source, std::uint64_t send, std::size_t bytes);
+  /// Makes the window for messages from a rank, unless it exists or cannot exist.
+  void offer_window(int source);
+  std::string window_name(int source, int destination) const;
+  /// @return whether it sent any
+  bool send_pieces();
+  bool send_piece(int peer, Stream&);
+  void release_eager_bytes(const Send&);
+
+  bool check_waits(TimePoint now);
+  void check_wait(std::uint64_t id, Send&, TimePoint now);
+  void check_wait(std::uint64_t id, Recv&, TimePoint now);
+  /// @return whether the wait now has this step, which it has from `after` on
+  bool reaches(Wait&, Wait step, Duration after, TimePoint begun, TimePoint now);
+  void warn(const OperationState&, Duration waited);
+  void inquire(std::uint64_t id, Recv&);
+  bool end_if_answered(std::uint64_t id);
+  bool end_if_all_left(std::uint64_t id);
+
+  void finish(Sends::iterator, const Status&);
+  void finish(Recvs::iterator, const Status&);
+  void send(int peer, const wire::PointMessage& message) const {
+    sender_.send(peer, wire::encode(message));
+  }
+  void refuse(int source, const wire::Offer&, StatusCode, const std::string& problem);
+  std::vector<int> sources_of(const Recv&) const;
+  std::string state_text() const;
+  [[noreturn]] void refuse_message(int source, const std::string& problem) const;
+
+  const RuntimeOptions options_;
+  const Parts parts_;
+  const ControlSender sender_;
+  const int rank_;
+
+  control::Mailboxes mailboxes_;
+  std::uint64_t next_id_ = 0;
+  Sends sends_;
+  Recvs recvs_;
+  std::map<std::pair<int, std::uint64_t>, std::uint64_t>
+      transfers_;                               ///< recvs that are matched, by source and send
+  std::map<int, std::size_t> eager_under_way_;  ///< bytes that may wait at each rank
+  std::map<int, Stream> streams_;               ///< by rank
+  /// For messages from each rank; null: there is no memory for it.
+  std::map<int, std::unique_ptr<MessageWindow>> windows_;
+  int last_stream_ = -1;               ///< the rank that was last served
+  std::optional<TimePoint> deadline_;  ///< of the next step of a wait
+  bool leaving_ = false;
+  RankSet left_;        ///< ranks that start no more sends
+  RankSet awaited_;     ///< ranks to which this one has sent Awaiting
+  RankSet awaited_by_;  ///< ranks that have sent it to this one
+};
+
+}  // namespace hvd::runtime
