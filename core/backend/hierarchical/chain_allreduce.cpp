@@ -95,7 +95,8 @@ class ChainAllreduce final : public HostPipeline {
     const Range all = part(round);
     const Range own = slice(round);
     const std::byte* const from = in_.data() + all.begin;
-    segment::copy_around(input_buffer(round, plan().index), from, all.size(), own);
+    const auto write_part = [this](auto... arguments) { host().segment.write(arguments...); };
+    segment::copy_around(write_part, input_buffer(round, plan().index), from, all.size(), own);
   }
 
   bool reduce(std::uint64_t round) override {

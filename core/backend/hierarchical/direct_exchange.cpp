@@ -95,7 +95,7 @@ class DirectExchange : public HostPipeline {
 
   void fill(std::uint64_t round) final {
     const Range own = piece(round, plan().member(plan().host, plan().index));
-    copy_bytes(input_buffer(round, plan().index), in_.data() + own.begin, own.size());
+    host().segment.write(input_buffer(round, plan().index), in_.data() + own.begin, own.size());
   }
 
   // Writes only this host's region of the result buffer. At the same time, receives may write to

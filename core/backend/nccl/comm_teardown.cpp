@@ -4,13 +4,13 @@
 #include <chrono>
 #include <exception>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "base/log.h"
 #include "base/mutex.h"
 #include "base/process_exit.h"
 #include "base/text.h"
+#include "base/thread.h"
 
 namespace hvd::nccl {
 
@@ -56,8 +56,8 @@ void CommTeardown::begin(std::vector<Comm> comms, bool aborts) noexcept {
   try {
     auto ending = std::make_shared<Ending>();
     endings_.push_back(ending);
-    std::thread([library = library_, device = device_, comms = std::move(comms), aborts,
-                 ending = std::move(ending)]() mutable {
+    start_thread("hvd-nccl-end", [library = library_, device = device_, comms = std::move(comms),
+                                  aborts, ending = std::move(ending)]() mutable {
       try {
         const device::DeviceGuard guard(device->api(), device->device());
         aborts ? library->abort(comms) : library->destroy(comms.front());

@@ -1,17 +1,15 @@
 #include "backend/nccl/launcher.h"
 
-#include <pthread.h>
-
 #include <atomic>
 #include <chrono>
 #include <exception>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/expect.h"
 #include "base/mutex.h"
+#include "base/thread.h"
 #include "hvd/error.h"
 
 namespace hvd::nccl {
@@ -52,7 +50,7 @@ class Thread {
       : library_(std::move(library)), device_(std::move(device)) {}
 
   static void start(const std::shared_ptr<Thread>& self) {
-    std::thread([self] { self->serve(); }).detach();
+    start_thread("hvd-nccl", [self] { self->serve(); }).detach();
   }
 
   void submit(const std::shared_ptr<LaunchedComm>& target, LaunchedComm::Task task) {
@@ -103,7 +101,6 @@ class Thread {
   }
 
   void serve() {
-    ::pthread_setname_np(::pthread_self(), "hvd-nccl");
     while (const auto target = next()) perform(*target);
     // Release both before the notification: after it the owner may destroy the objects that they
     // depend on.

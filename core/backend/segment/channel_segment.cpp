@@ -2,12 +2,21 @@
 
 #include <utility>
 
+#include "backend/segment/ranges.h"
 #include "base/process_exit.h"
 #include "base/text.h"
+#include "kernels/streaming.h"
 
 namespace hvd::segment {
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share the counters");
+
+namespace {
+
+/// A measurement takes two readings of the clock for each look at a counter.
+constexpr std::uint64_t kRoundsPerMeasurement = 4;
+
+}  // namespace
 
 ChannelSegment::ChannelSegment(SegmentMembers members, const BufferLayout& layout, Peers& peers,
                                const InfoBytes& info)
@@ -55,12 +64,23 @@ bool ChannelSegment::ready() {
   return ready_;
 }
 
-bool ChannelSegment::all_reached(Counter counter, std::uint64_t rounds) const noexcept {
+bool ChannelSegment::all_reached(Counter counter, std::uint64_t rounds) noexcept {
   HVD_EXPECT(ready_, "all members have mapped it");
+  const bool measure = rounds % kRoundsPerMeasurement == 0;
   for (std::size_t member = 0; member < size(); ++member) {
-    if ((states_[member].*counter).load(std::memory_order_seq_cst) < rounds) return false;
+    const std::atomic<std::uint64_t>& value = states_[member].*counter;
+    const std::uint64_t reached = measure && member != member_
+                                      ? distance_.load(value)
+                                      : value.load(std::memory_order_seq_cst);
+    if (reached < rounds) return false;
   }
   return true;
+}
+
+void ChannelSegment::write(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+  if (!streams(bytes)) return copy_bytes(to, from, bytes);
+  kernels::copy_streaming(to, from, bytes);
+  kernels::streaming_fence();
 }
 
 bool ChannelSegment::other_reached(Counter counter, std::uint64_t rounds) const noexcept {

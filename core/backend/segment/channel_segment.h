@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "backend/backend.h"
+#include "backend/segment/cache_distance.h"
 #include "base/cache_line.h"
 #include "base/expect.h"
 #include "base/shared_segment.h"
@@ -57,6 +58,9 @@ class ChannelSegment {
  public:
   /// The number of input buffers of each member.
   static constexpr std::uint64_t kInputs = 2;
+
+  /// Fewer bytes arrive sooner if they stay in the cache.
+  static constexpr std::size_t kLeastStreamed = 4 << 10;
 
   using InfoBytes = std::array<std::byte, 96>;
   /// The state of one member. The member writes it, and all members read it. Zero-filled memory is
@@ -116,10 +120,18 @@ class ChannelSegment {
     HVD_EXPECT(ready_, "all members have mapped it");
     (states_[member_].*counter).store(rounds, std::memory_order_seq_cst);
   }
-  /// Whether the counter of every member, including this one, has reached `rounds`.
-  bool all_reached(Counter, std::uint64_t rounds) const noexcept;
+  /// Whether the counter of every member, including this one, has reached `rounds`. Measures the
+  /// distance of the other members now and then.
+  bool all_reached(Counter, std::uint64_t rounds) noexcept;
   /// Whether the counter of at least one other member has reached `rounds`.
   bool other_reached(Counter, std::uint64_t rounds) const noexcept;
+  /// Copies to a buffer of the segment that another member reads next.
+  void write(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
+  /// Whether bytes that another member reads next are streamed.
+  bool streams(std::size_t bytes) const noexcept {
+    return (bytes >= kLeastStreamed && distance_.far()) || always_streams_;
+  }
+  void always_stream() noexcept { always_streams_ = true; }
   void ring_others() noexcept;
   /// Keeps the segment mapped until the process ends, because a carrier may still write to it.
   void keep_mapped() noexcept;
@@ -144,6 +156,8 @@ class ChannelSegment {
   MemberState* states_ = nullptr;
   std::byte* buffers_ = nullptr;  ///< input buffers, then result buffers
   bool ready_ = false;
+  CacheDistance distance_;
+  bool always_streams_ = false;
 };
 
 }  // namespace hvd::segment

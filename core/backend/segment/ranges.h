@@ -72,11 +72,13 @@ inline std::uint64_t most_rounds(std::span<const Range> blocks, std::size_t step
 inline void copy_bytes(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   if (bytes > 0 && to != from) std::memcpy(to, from, bytes);
 }
-/// Copies all of `bytes` bytes but `except`, the slice that this member reduces itself.
-inline void copy_around(std::byte* to, const std::byte* from, std::size_t bytes,
-                        Range except) noexcept {
-  copy_bytes(to, from, except.begin);
-  copy_bytes(to + except.end, from + except.end, bytes - except.end);
+/// Calls copy(to, from, bytes) for all of `bytes` bytes but `except`, the slice that this member
+/// reduces itself.
+template <class Copy>
+void copy_around(const Copy& copy, std::byte* to, const std::byte* from, std::size_t bytes,
+                 Range except) {
+  copy(to, from, except.begin);
+  copy(to + except.end, from + except.end, bytes - except.end);
 }
 
 }  // namespace hvd::segment

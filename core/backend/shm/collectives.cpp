@@ -40,7 +40,9 @@ class ShmAllreduce final : public PipelinedWork {
   void fill(std::uint64_t round) override {
     const Range all = part(round);
     const Range own = sliced_ ? own_slice(all.size()) : Range{};
-    copy_around(input_buffer(round, rank()), in_.data() + all.begin, all.size(), own);
+    const auto write_part = [this](auto... arguments) { write(arguments...); };
+    segment::copy_around(write_part, input_buffer(round, rank()), in_.data() + all.begin,
+                         all.size(), own);
   }
 
   bool reduce(std::uint64_t round) override {
@@ -57,7 +59,9 @@ class ShmAllreduce final : public PipelinedWork {
 
   void copy_out(std::uint64_t round) override {
     const Range all = part(round);
-    copy_around(out_.data() + all.begin, result_buffer(round), all.size(), own_slice(all.size()));
+    const auto copy_part = [this](auto... arguments) { copy(arguments...); };
+    segment::copy_around(copy_part, out_.data() + all.begin, result_buffer(round), all.size(),
+                         own_slice(all.size()));
   }
 
   std::size_t bytes_in_place() override { return own_slice(in_.size()).size(); }
@@ -68,6 +72,7 @@ class ShmAllreduce final : public PipelinedWork {
       channel().sources[member] = input_of(member) + begin;
       channel().destinations[member] = output_of(member) + begin;
     }
+    std::swap(channel().destinations[0], channel().destinations[rank()]);
     reduce_to(channel().destinations, share.size());
   }
 
@@ -92,7 +97,7 @@ class ShmBroadcast final : public PipelinedWork {
 
   void fill(std::uint64_t round) override {
     const Range moved = round_part(out_.size(), round, step());
-    if (at_root()) copy(input_buffer(round, root()), in_.data() + moved.begin, moved.size());
+    if (at_root()) write(input_buffer(round, root()), in_.data() + moved.begin, moved.size());
   }
   bool reduce(std::uint64_t round) override {
     const Range moved = round_part(out_.size(), round, step());
@@ -125,7 +130,7 @@ class ShmAllgather final : public PipelinedWork {
 
   void fill(std::uint64_t round) override {
     const Range moved = round_part(in_.size(), round, step());
-    copy(input_buffer(round, rank()), in_.data() + moved.begin, moved.size());
+    write(input_buffer(round, rank()), in_.data() + moved.begin, moved.size());
   }
   bool reduce(std::uint64_t round) override {
     for (std::size_t member = 0; member < members(); ++member) {
@@ -167,7 +172,7 @@ class ShmExchange : public PipelinedWork {
     for (std::size_t member = 0; member < members(); ++member) {
       if (member == rank()) continue;
       const Range moved = round_part(sent_[member], round, step_);
-      copy(section(round, rank(), member), in_.data() + moved.begin, moved.size());
+      write(section(round, rank(), member), in_.data() + moved.begin, moved.size());
     }
   }
   /// The section for `to` in the buffer of `from`. @pre from is not to

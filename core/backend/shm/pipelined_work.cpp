@@ -5,6 +5,7 @@
 
 #include "base/cache_line.h"
 #include "kernels/kernels.h"
+#include "kernels/streaming.h"
 
 namespace hvd::shm {
 namespace {
@@ -136,9 +137,24 @@ bool PipelinedWork::continue_in_place() {
 }
 
 void PipelinedWork::reduce_to(std::span<std::byte* const> destinations, std::size_t bytes) {
-  reduce_to_all(channel_->sources, destinations, elements(bytes), collective_.dtype, collective_.op,
-                collective_.scale);
   worked_ += members() * bytes;
+  if (destinations.size() == 1 || !channel_->segment().streams(bytes)) {
+    reduce_to_all(channel_->sources, destinations, elements(bytes), collective_.dtype,
+                  collective_.op, collective_.scale);
+    return;
+  }
+  // A block stays in the L1 cache until it is streamed.
+  constexpr std::size_t kBlockBytes = 8 << 10;
+  for (std::size_t begin = 0; begin < bytes; begin += kBlockBytes) {
+    const std::size_t block = std::min(kBlockBytes, bytes - begin);
+    std::byte* const result = destinations[0] + begin;
+    reduce_to_all(channel_->sources, {&result, 1}, elements(block), collective_.dtype,
+                  collective_.op, collective_.scale);
+    for (std::byte* const destination : destinations.subspan(1))
+      kernels::copy_streaming(destination + begin, result, block);
+    for (const std::byte*& source : channel_->sources) source += block;
+  }
+  kernels::streaming_fence();
 }
 
 bool PipelinedWork::offered_by(std::size_t member) noexcept {

@@ -59,12 +59,13 @@ class PipelinedWork : public Work {
     segment::copy_bytes(to, from, bytes);
     worked_ += bytes;
   }
-  /// Copies all bytes except the range `except`.
-  void copy_around(std::byte* to, const std::byte* from, std::size_t bytes, Range except) noexcept {
-    segment::copy_around(to, from, bytes, except);
-    worked_ += bytes - except.size();
+  /// Copies to a buffer that another member reads next.
+  void write(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
+    channel_->segment().write(to, from, bytes);
+    worked_ += bytes;
   }
-  /// Reduces channel().sources to all `destinations`.
+  /// Reduces channel().sources to all `destinations`. Other members read next what it writes to
+  /// all of these but the first. May change channel().sources.
   void reduce_to(std::span<std::byte* const> destinations, std::size_t bytes);
   /// Whether this call of progress() has moved as many bytes as it may.
   bool enough() const noexcept { return worked_ >= channel_->tuning().call_bytes; }

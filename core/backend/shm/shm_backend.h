@@ -18,6 +18,8 @@ struct ShmTuning {
   /// Approximate number of bytes that one call of Work::progress() reads or copies. May differ by
   /// rank.
   std::size_t call_bytes = kBytesPerCall;
+  /// Streams all data to the other ranks, however near they are. For tests.
+  bool always_streams = false;
 };
 
 class PeerArenas;

@@ -114,7 +114,9 @@ inline ShmChannelState::ShmChannelState(const std::string& prefix, const Channel
                 .ranks = spec.ranks,
                 .member = static_cast<std::size_t>(spec.set_rank)},
                buffer_layout(tuning), peers,
-               segment::ChannelSegment::bytes_of(MemberInfo{.arena = arenas_->own_address()})) {}
+               segment::ChannelSegment::bytes_of(MemberInfo{.arena = arenas_->own_address()})) {
+  if (tuning.always_streams) segment_.always_stream();
+}
 
 inline std::size_t ShmChannelState::segment_bytes(std::size_t members,
                                                   const ShmTuning& tuning) noexcept {

@@ -10,6 +10,7 @@
 #include <new>
 #include <utility>
 
+#include "hvd/hvd.h"
 #include "hvd/memory.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/reduced_parameter.h"
@@ -32,7 +33,24 @@ GradientUnits::GradientUnits(const GradientReduction& how, std::span<ReducedPara
                              const RankAgreement& agreement)
     : how_(how), parameters_(parameters), agreement_(agreement) {
   plan_.forms.resize(parameters_.size());
+  share_gradients();
   add_units_without_bucket();
+}
+
+/// Whether an operation of its own can reduce the gradient in shared memory. Decides by facts that
+/// all ranks of the set have in common.
+bool GradientUnits::can_share(const ReducedParameter& parameter) const {
+  return parameter.tensor().is_cpu() && parameter.tensor().nbytes() >= kSmallestShared &&
+         how_.op != ReduceOp::kAdasum && how_.compression == Compression::kNone && !how_.sharded &&
+         !how_.hook && how_.process_set.size() > 1 && local_size() == size();
+}
+
+/// Has large gradients made in shared memory from now on.
+void GradientUnits::share_gradients() {
+  std::vector<std::size_t> sizes;
+  for (const ReducedParameter& parameter : parameters_)
+    if (can_share(parameter)) sizes.push_back(parameter.tensor().nbytes());
+  shared_ = SharedGradients(std::move(sizes));
 }
 
 /// Adds a unit for each group of the user's, and one for each other gradient.
@@ -70,6 +88,7 @@ bool GradientUnits::wants_bucket(const ReducedParameter& parameter) const {
 /// parameters, whose gradients have just been reduced.
 bool GradientUnits::fits_bucket(const ReducedParameter& parameter) const {
   if (!wants_bucket(parameter) || !parameter.active() || parameter.group() >= 0) return false;
+  if (in_place_ && can_share(parameter)) return false;
   const std::optional<std::int64_t> sparse_dims = parameter.agreed_layout();
   if (how_.sparse == SparseGradients::kReduceSparse && !sparse_dims) return false;
   const torch::ScalarType type = parameter.tensor().scalar_type();
@@ -103,14 +122,19 @@ bool GradientUnits::is_outdated(const Plan& plan) const {
 
 bool GradientUnits::learn(std::vector<std::size_t> order) {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(learning());
+  in_place_ = false;
   const bool any = std::any_of(parameters_.begin(), parameters_.end(),
                                [this](const auto& parameter) { return fits_bucket(parameter); });
   if (!any) return false;
   std::erase_if(order, [this](std::size_t i) { return !fits_bucket(parameters_[i]); });
-  const auto agreed = agreement_.agree_on_order(order);
+  auto agreed = agreement_.agree_on_order(order, shared_.active());
   refused_ = !agreed;
   learning_ = !refused_;
-  return agreed && !agreed->empty() && use_buckets(*agreed);
+  if (!agreed || agreed->order.empty()) return false;
+  in_place_ = agreed->gradients_shared;
+  if (!in_place_) shared_ = SharedGradients();
+  std::erase_if(agreed->order, [this](std::size_t i) { return !fits_bucket(parameters_[i]); });
+  return use_buckets(agreed->order);
 }
 
 /// Returns null if there is not enough memory.
@@ -214,6 +238,7 @@ bool GradientUnits::follow_parameters() {
   aside_.push_back(std::exchange(plan_, {}));
   plan_.forms.resize(parameters_.size());
   std::erase_if(aside_, [this](const Plan& plan) { return is_outdated(plan); });
+  share_gradients();
   if (use_fitting_plan()) return true;
   add_units_without_bucket();
   learning_ = true;

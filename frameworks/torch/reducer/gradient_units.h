@@ -13,6 +13,7 @@
 #include "hvd/collectives.h"
 #include "reducer/rank_agreement.h"
 #include "reducer/reduced_parameter.h"
+#include "tensors/allocators.h"
 #include "tensors/device_order.h"
 
 namespace hvd::libtorch {
@@ -82,7 +83,8 @@ struct GradientUnit {
 };
 
 /// The units of one optimizer. At first gradients are sent as the user has grouped them. Once the
-/// ranks have agreed on an order, all gradients that fit are in buckets. When other parameters are
+/// ranks have agreed on an order, all gradients that fit are in buckets, except large ones that are
+/// made in shared memory on all ranks. When other parameters are
 /// trained, or a parameter has changed, the buckets are set aside and the ranks learn new ones. A
 /// few sets of buckets are kept, so that a program that freezes layers in every other step learns
 /// only twice. Not thread-safe.
@@ -128,6 +130,8 @@ class GradientUnits {
   };
 
   void add_units_without_bucket();
+  void share_gradients();
+  bool can_share(const ReducedParameter& parameter) const;
   bool wants_bucket(const ReducedParameter& parameter) const;
   bool fits_bucket(const ReducedParameter& parameter) const;
   static bool has_form(const torch::Tensor& tensor, const ParameterForm& form);
@@ -144,6 +148,8 @@ class GradientUnits {
   const std::span<ReducedParameter> parameters_;
   const RankAgreement& agreement_;
   Plan plan_;
+  SharedGradients shared_;
+  bool in_place_ = false;  ///< large gradients are in shared memory on all ranks, and in no bucket
   bool learning_ = true;
   bool refused_ = false;  ///< a rank cannot have buckets
   std::uint64_t last_version_ = 0;

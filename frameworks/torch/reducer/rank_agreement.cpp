@@ -11,7 +11,6 @@
 #include "hvd/hvd.h"
 #include "hvd/torch/operations.h"
 #include "operations/agreement.h"
-#include "tensors/allocators.h"
 
 namespace hvd::libtorch {
 namespace {
@@ -155,8 +154,8 @@ void RankAgreement::end_cycle() {
   provisional_layouts_.clear();
 }
 
-std::optional<std::vector<std::size_t>> RankAgreement::agree_on_order(
-    const std::vector<std::size_t>& order) const {
+std::optional<AgreedOrder> RankAgreement::agree_on_order(const std::vector<std::size_t>& order,
+                                                         bool shares_gradients) const {
   std::size_t hash = parameters_.size();
   for (const ReducedParameter& parameter : parameters_) {
     const torch::Tensor& tensor = parameter.tensor();
@@ -170,27 +169,21 @@ std::optional<std::vector<std::size_t>> RankAgreement::agree_on_order(
   const auto layout = static_cast<std::int64_t>(hash >> 2U);
   const auto count = static_cast<std::int64_t>(order.size());
   // The order; the hash of layouts and its negative, so that the result contains both the maximum
-  // and the minimum; and an entry for each rank, which only that rank sets: 1 if it allocates
-  // gradients in shared memory.
+  // and the minimum; and an entry for each rank, which only that rank sets: 1 if it makes gradients
+  // in shared memory.
   const torch::Tensor own = torch::full({count + 2 + how_.process_set.size()}, -1, torch::kInt64);
   auto* const values = own.data_ptr<std::int64_t>();
   values[count] = layout;
   values[count + 1] = -layout;
-  const bool shared_here =
-      shared_allocator_installed() && std::any_of(order.begin(), order.end(), [&](std::size_t i) {
-        return parameters_[i].tensor().is_cpu();
-      });
-  values[count + 2 + how_.process_set.rank()] = shared_here ? 1 : 0;
+  values[count + 2 + how_.process_set.rank()] = shares_gradients ? 1 : 0;
   if (how_.process_set.rank() == 0) std::copy(order.begin(), order.end(), values);
   const torch::Tensor all = reduced(own, "order", ReduceOp::kMax);
   const auto* const common = all.const_data_ptr<std::int64_t>();
-  if (std::any_of(common + count + 2, common + all.numel(),
-                  [](std::int64_t entry) { return entry < 0; }))
-    return std::vector<std::size_t>();
-  const bool shared_anywhere = std::any_of(common + count + 2, common + all.numel(),
-                                           [](std::int64_t entry) { return entry > 0; });
-  if (shared_anywhere || common[count] != -common[count + 1]) return std::nullopt;
-  return std::vector<std::size_t>(common, common + count);
+  const std::span entries(common + count + 2, common + all.numel());
+  const auto least = std::min_element(entries.begin(), entries.end());
+  if (*least < 0) return AgreedOrder();
+  if (common[count] != -common[count + 1]) return std::nullopt;
+  return AgreedOrder{.order = {common, common + count}, .gradients_shared = *least > 0};
 }
 
 bool RankAgreement::on_all_ranks(bool own, const std::string& name) const {

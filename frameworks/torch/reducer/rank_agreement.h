@@ -13,6 +13,14 @@
 
 namespace hvd::libtorch {
 
+/// The ranks agree on this before they make buckets.
+struct AgreedOrder {
+  /// The order in which gradients arrive on the set's first rank; empty if a rank has joined.
+  std::vector<std::size_t> order = {};
+  /// Whether every rank's large gradients are made in shared memory.
+  bool gradients_shared = false;
+};
+
 /// Agreements of the ranks about their parameters and gradients. Every agreement is collective over
 /// the process set, and whether it begins depends only on facts that the ranks have already agreed
 /// on. Not thread-safe.
@@ -39,10 +47,11 @@ class RankAgreement {
   /// Forgets agreements for this cycle only.
   void end_cycle();
 
-  /// @return the order of the set's first rank; empty if a rank has joined. nullopt if buckets must
-  /// not be used: the strides of parameters differ between ranks, or a rank allocates gradients in
-  /// shared memory, so that they need no copies.
-  std::optional<std::vector<std::size_t>> agree_on_order(const std::vector<std::size_t>& own) const;
+  /// @param shares_gradients whether this rank's large gradients are made in shared memory
+  /// @return nullopt if buckets must not be used, because the strides of parameters differ between
+  /// ranks
+  std::optional<AgreedOrder> agree_on_order(const std::vector<std::size_t>& own,
+                                            bool shares_gradients) const;
   /// Whether `own` is true on every rank. @param name of the operation, without the scope
   bool on_all_ranks(bool own, const std::string& name) const;
 

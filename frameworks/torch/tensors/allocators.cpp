@@ -8,10 +8,18 @@
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstddef>
+#include <functional>
 #include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
 #include <utility>
+#include <vector>
 
 #include "hvd/error.h"
 #include "hvd/memory.h"
@@ -77,11 +85,51 @@ DeviceMemory device_memory() {
 
 namespace {
 
-// malloc maps and unmaps blocks of this size. Smaller tensors are reduced in a common buffer.
-constexpr std::size_t kSmallest = std::size_t{64} << 10;
+/// The sizes of the gradients that are expected now, in ascending order; a size that several
+/// objects expect is there several times. Thread-safe. Never destroyed, since tensors may be made
+/// by static destructors.
+class ExpectedSizes {
+ public:
+  static ExpectedSizes& instance() {
+    static auto* const sizes = new ExpectedSizes;
+    return *sizes;
+  }
+  bool contain(std::size_t bytes) const {
+    const auto now = now_.load(std::memory_order_acquire);
+    return now && std::binary_search(now->begin(), now->end(), bytes);
+  }
+  void add(std::span<const std::size_t> sizes) {
+    change([sizes](Sizes& all) { all.insert(all.end(), sizes.begin(), sizes.end()); });
+  }
+  /// @return whether none are left
+  bool remove(std::span<const std::size_t> sizes) {
+    return change([sizes](Sizes& all) {
+      for (const std::size_t size : sizes) all.erase(std::find(all.begin(), all.end(), size));
+    });
+  }
 
+ private:
+  using Sizes = std::vector<std::size_t>;
+
+  bool change(const std::function<void(Sizes&)>& apply) {
+    const std::lock_guard lock(mutex_);
+    const auto before = now_.load(std::memory_order_acquire);
+    Sizes sizes = before ? *before : Sizes();
+    apply(sizes);
+    std::sort(sizes.begin(), sizes.end());
+    const bool none = sizes.empty();
+    now_.store(none ? nullptr : std::make_shared<const Sizes>(std::move(sizes)),
+               std::memory_order_release);
+    return none;
+  }
+
+  std::mutex mutex_;
+  std::atomic<std::shared_ptr<const Sizes>> now_;
+};
+
+/// The allocator of the process when the library was loaded.
 c10::Allocator& ordinary() {
-  static c10::Allocator* const allocator = c10::GetDefaultCPUAllocator();
+  static c10::Allocator* const allocator = c10::GetCPUAllocator();
   return *allocator;
 }
 
@@ -89,40 +137,89 @@ void release(void* data) {
   if (!free_shared_block(data)) ordinary().raw_deleter()(data);
 }
 
-/// Allocates large tensors in shared memory, whose pages remain mapped when they are freed. Small
-/// ones, and those that do not fit in shared memory, come from LibTorch's own allocator, which also
-/// throws when there is no memory. As in that allocator, the context of a tensor's memory is its
-/// address. Thread-safe.
+/// Allocates large tensors in shared memory, whose pages remain mapped when they are freed: all of
+/// them, or the gradients that are expected. Other tensors, and those that do not fit in shared
+/// memory, come from the former allocator, which also throws when there is no memory. As in
+/// LibTorch's own allocator, the context of a tensor's memory is its address. Thread-safe.
 class SharedAllocator final : public c10::Allocator {
  public:
+  explicit SharedAllocator(bool takes_all) : takes_all_(takes_all) {}
+
   c10::DataPtr allocate(std::size_t bytes) override {
-    std::byte* const data = bytes < kSmallest ? nullptr : allocate_shared_block(bytes);
+    std::byte* const data = takes(bytes) ? allocate_shared_block(bytes) : nullptr;
     if (data == nullptr) return ordinary().allocate(bytes);
     return {data, data, &release, c10::Device(c10::DeviceType::CPU)};
   }
-  c10::DeleterFnPtr raw_deleter() const override { return &release; }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return ordinary().raw_deleter() == nullptr ? nullptr : &release;
+  }
   void copy_data(void* to, const void* from, std::size_t bytes) const override {
     default_copy_data(to, from, bytes);
   }
+  bool takes_all() const noexcept { return takes_all_; }
+
+ private:
+  bool takes(std::size_t bytes) const {
+    if (takes_all_) return bytes >= kSmallest;
+    // The number of a backward pass is -1 in threads that run none.
+    return bytes >= kSmallestShared && torch::autograd::get_current_graph_task_id() >= 0 &&
+           ExpectedSizes::instance().contain(bytes);
+  }
+
+  /// The smallest tensor that is shared if all large ones are.
+  static constexpr std::size_t kSmallest = std::size_t{64} << 10;
+  const bool takes_all_;
 };
 
-// Set before the first tensor is made, since tensors of another allocator are not shared.
-const bool installed = [] {
-  if (!shared_allocator_requested()) return false;
-  if (!has_shared_memory()) {
+/// Null if no tensor may be shared. Set before the first tensor is made, since no other thread uses
+/// LibTorch then, and since tensors of another allocator are not shared.
+const SharedAllocator* const installed = []() -> const SharedAllocator* {
+  const std::optional<bool> all = shared_allocator_setting();
+  if (all == false) return nullptr;
+  if (all && !has_shared_memory()) {
     TORCH_WARN(
         "HVD_SHM_ALLOCATOR=1 has no effect: this process cannot get shared "
         "memory (HVD_LOG_LEVEL=debug logs the reason)");
-    return false;
+    return nullptr;
   }
   ordinary();
   // Never destroyed, since tensors may be freed after all other objects.
-  c10::SetCPUAllocator(new SharedAllocator, 1);
-  return true;
+  auto* const allocator = new SharedAllocator(all.value_or(false));
+  // With priority 0 the program may install an allocator of its own, which it does with priority 0
+  // unless it says otherwise.
+  c10::SetCPUAllocator(allocator, all.value_or(false) ? 1 : 0);
+  return allocator;
 }();
+
+bool can_share_gradients() {
+  if (installed == nullptr || c10::GetCPUAllocator() != installed) return false;
+  if (has_shared_memory()) return true;
+  TORCH_WARN_ONCE(
+      "hvd: this process cannot get shared memory for gradients, so they are copied to be reduced "
+      "(HVD_LOG_LEVEL=debug logs the reason)");
+  return false;
+}
 
 }  // namespace
 
-bool shared_allocator_installed() noexcept { return installed; }
+SharedGradients::SharedGradients(std::vector<std::size_t> sizes) : sizes_(std::move(sizes)) {
+  std::erase_if(sizes_, [](std::size_t bytes) { return bytes < kSmallestShared; });
+  active_ = !sizes_.empty() && can_share_gradients();
+  if (!active_ || installed->takes_all()) sizes_.clear();
+  if (!sizes_.empty()) ExpectedSizes::instance().add(sizes_);
+}
+
+SharedGradients::SharedGradients(SharedGradients&& other) noexcept
+    : sizes_(std::exchange(other.sizes_, {})), active_(std::exchange(other.active_, false)) {}
+
+SharedGradients& SharedGradients::operator=(SharedGradients&& other) noexcept {
+  std::swap(sizes_, other.sizes_);
+  std::swap(active_, other.active_);
+  return *this;
+}
+
+SharedGradients::~SharedGradients() {
+  if (!sizes_.empty() && ExpectedSizes::instance().remove(sizes_)) return_shared_pages();
+}
 
 }  // namespace hvd::libtorch

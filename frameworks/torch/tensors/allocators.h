@@ -1,5 +1,8 @@
 #pragma once
 
+#include <cstddef>
+#include <vector>
+
 #include "hvd/device.h"
 
 namespace hvd::libtorch {
@@ -9,9 +12,34 @@ namespace hvd::libtorch {
 /// LibTorch has no allocator for GPUs, the allocated blocks are empty.
 DeviceMemory device_memory();
 
-/// Returns whether LibTorch's CPU tensors are in memory that the ranks of this host share
-/// (HVD_SHM_ALLOCATOR=1 when the library was loaded). Gradients are then reduced in place. See
-/// docs/torch.md.
-bool shared_allocator_installed() noexcept;
+/// Tensors from this size on are worth memory of their own that ranks share. malloc maps and unmaps
+/// blocks of this size, and reducing them in place spares more than an operation of its own costs.
+inline constexpr std::size_t kSmallestShared = std::size_t{128} << 10;
+
+/// Has gradients made in memory that the ranks of this host share, so that they are reduced where
+/// autograd has put them. While it exists, LibTorch allocates there what backward() makes and what
+/// has one of the given sizes. HVD_SHM_ALLOCATOR=1 has that effect for all large tensors, and 0
+/// prevents it. See docs/decisions/0045-gradients-in-shared-memory.md.
+///
+/// Any thread may run backward() meanwhile. The objects themselves are not thread-safe.
+class SharedGradients {
+ public:
+  /// Has no effect.
+  SharedGradients() = default;
+  /// @param sizes in bytes; those below kSmallestShared are left out
+  explicit SharedGradients(std::vector<std::size_t> sizes);
+  SharedGradients(SharedGradients&&) noexcept;
+  SharedGradients& operator=(SharedGradients&&) noexcept;
+  /// Returns the unused pages of the shared memory to the system with the last object.
+  ~SharedGradients();
+
+  /// False if there are no such sizes, if the system has no such memory, or if the program has
+  /// replaced the allocator.
+  bool active() const noexcept { return active_; }
+
+ private:
+  std::vector<std::size_t> sizes_;  ///< that this object has registered
+  bool active_ = false;
+};
 
 }  // namespace hvd::libtorch

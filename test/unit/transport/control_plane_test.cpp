@@ -73,6 +73,30 @@ TEST(MessageControlPlane, KeepsTheOrderOfEachRank) {
   }
 }
 
+// A rank that has died in the middle of its message does not keep back the report of its death.
+TEST(MessageControlPlane, AMessageThatNeverArrivesInFullDelaysNoOtherRank) {
+  Job job(3);
+  job.network->stalled_source = 1;
+  job[1].send(0, numbered(1));
+  job[1].send(0, numbered(2));
+  EXPECT_FALSE(job[0].poll().has_value());
+  job[2].send(0, numbered(3));
+  const auto report = job[0].poll();
+  ASSERT_TRUE(report.has_value());
+  EXPECT_EQ(report->source, 2);
+  EXPECT_EQ(report->bytes, numbered(3));
+  EXPECT_FALSE(job[0].poll().has_value());
+  EXPECT_TRUE(job[0].busy());
+  job.network->stalled_source = -1;
+  for (int number = 1; number <= 2; ++number) {
+    const auto message = job[0].poll();
+    ASSERT_TRUE(message.has_value());
+    EXPECT_EQ(message->bytes, numbered(number));
+  }
+  EXPECT_FALSE(job[0].poll().has_value());
+  EXPECT_TRUE(job[0].quiet());
+}
+
 TEST(MessageControlPlane, RingsForAMessageAndAgainWhenALateOneIsSent) {
   Job job(2);
   job.network->eager_bytes = 0;
@@ -235,6 +259,16 @@ TEST(MessageControlPlane, ALossEndsAllWaiting) {
   EXPECT_EQ(loss->rank, 1);
   EXPECT_TRUE(loss->known);
   EXPECT_EQ(job.network->failures(), 1);
+}
+
+TEST(MessageControlPlane, ARankThatLostAnUnknownRankIsLost) {
+  Job job(2);
+  job[1].accuse(host::ControlSegment::kUnknownRank, "not all ranks arrived");
+  const SteadyClock clock;
+  const auto loss = job[0].check_peers(clock.now(), 1h);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->rank, 1);
+  EXPECT_EQ(loss->cause, "not all ranks arrived");
 }
 
 /// A carrier that connects by itself, within some calls of progress().

@@ -68,7 +68,7 @@ TEST(CopyAround, LeavesTheExceptedBytesAlone) {
   std::array<std::byte, 100> from = {};
   from.fill(std::byte{1});
   std::array<std::byte, 101> to = {};
-  copy_around(to.data(), from.data(), from.size(), {10, 30});
+  copy_around(copy_bytes, to.data(), from.data(), from.size(), {10, 30});
   for (std::size_t at = 0; at < to.size(); ++at)
     EXPECT_EQ(to[at], std::byte{at < 10 || (at >= 30 && at < 100)}) << at;
 }

@@ -4,16 +4,18 @@
 
 #include <cmath>
 #include <cstdint>
-#include <functional>
 #include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "hvd/error.h"
+#include "support/message_of.h"
 
 namespace hvd::libtorch {
 namespace {
+
+using hvd::testing::message_of;
 
 constexpr int kSingle = 24, kHalf = 11, kBrain = 8;
 
@@ -71,17 +73,6 @@ struct Job {
 
   std::vector<GradientWeights> weights;
 };
-
-template <class E>
-std::string message_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const E& error) {
-    return error.what();
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
 
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

@@ -101,6 +101,16 @@ TEST(ControlSegment, AProcessThatEndsBecauseOfALossIsNotTakenForTheLoss) {
   EXPECT_EQ(loss->cause, "lost rank 7: it ended");
 }
 
+TEST(ControlSegment, AProcessMayReportTheLossOfARankThatItCannotName) {
+  Pair pair([](ControlSegment& control_segment) {
+    control_segment.accuse(ControlSegment::kUnknownRank, "not all ranks arrived");
+  });
+  const auto loss = pair.wait_for_loss(60s, 5s);
+  ASSERT_TRUE(loss.has_value());
+  EXPECT_EQ(loss->accused, ControlSegment::kUnknownRank);
+  EXPECT_EQ(loss->cause, "not all ranks arrived");
+}
+
 // The watch calls find_loss() while the engine hangs.
 TEST(ControlSegment, FindLossReturnsEndedProcessesAndAccusations) {
   Pair ended([](ControlSegment&) {});

@@ -23,7 +23,7 @@ inline std::string error_of(const auto& call) {
 }
 
 inline ucx::JobMembers members(int rank, int size, std::uint32_t generation = 3) {
-  ucx::JobMembers made{.rank = rank, .generation = generation, .addresses = {}};
+  ucx::JobMembers made{.rank = rank, .generation = generation, .key = "key", .addresses = {}};
   const auto others = std::make_shared<FakeUcx>();
   for (int other = 0; other < size; ++other)
     made.addresses.push_back(fake_workers(others, other).address());

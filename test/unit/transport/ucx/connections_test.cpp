@@ -88,6 +88,40 @@ TEST_F(UcxCarrierTest, AnswersAConnectionOnce) {
   EXPECT_EQ(ucx->count("hello to 3"), 1) << "probe() answers a Hello";
 }
 
+TEST_F(UcxCarrierTest, IgnoresAHelloThatDoesNotProveItsSender) {
+  RequestTable data(*carrier, Plane::kData);
+  data.reset(1);
+  data.receive(0, memory, 2, kTag);
+  const auto send = [&](const JobMembers& members, int from, int to, Side side) {
+    ucx->hellos[static_cast<std::size_t>(Side::kDataIn)].push_back(
+        make_hello(members, from, to, side, false));
+    ::testing::internal::CaptureStderr();
+    EXPECT_THAT(data.test(), ElementsAre());
+    return ::testing::internal::GetCapturedStderr();
+  };
+  JobMembers other = ucx->members;
+  other.key = "another key";
+  EXPECT_THAT(send(other, 2, 1, Side::kDataIn),
+              ::testing::HasSubstr("claims to come from rank 2 does not prove"));
+  other = ucx->members;
+  other.generation = 4;
+  EXPECT_EQ(send(other, 2, 1, Side::kDataIn), "") << "it is logged once";
+  send(ucx->members, 2, 3, Side::kDataIn);     // sent to another rank
+  send(ucx->members, 2, 1, Side::kControlIn);  // sent to another worker
+  const Side side = Side::kDataIn;
+  Hello altered = make_hello(ucx->members, 3, 1, side, false);
+  altered.rank = 2;
+  ucx->hellos[static_cast<std::size_t>(side)].push_back(altered);
+  altered = make_hello(ucx->members, 2, 1, side, true);
+  altered.leaves = 0;
+  ucx->hellos[static_cast<std::size_t>(side)].push_back(altered);
+  for (int round = 0; round < 4; ++round) EXPECT_THAT(data.test(), ElementsAre());
+  EXPECT_TRUE(ucx->connections.empty());
+  ucx->receive_hello(side, 2);
+  EXPECT_THAT(data.test(), ElementsAre());
+  EXPECT_EQ(ucx->connections.size(), 1U);
+}
+
 // Otherwise a receive, and the rank that has connected, would wait for the connection.
 TEST_F(UcxCarrierTest, AnAnswerThatCannotBeSentIsTheEndOfTheConnection) {
   ucx->hello_answer = -25;
@@ -104,6 +138,41 @@ TEST_F(UcxCarrierTest, CannotConnectToARankThatMakesNoProgress) {
   table.reset(1);
   EXPECT_EQ(error_of([&] { table.send(0, memory, 2, kTag); }),
             "ucx: sending to rank 2 failed: trouble 25");
+}
+
+// Such an error must not be a BrokenConnection, which blames the peer.
+TEST_F(UcxCarrierTest, WithoutDescriptorsNoPeerIsToBlame) {
+  const auto limit_of = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const BrokenConnection& error) {
+      return "blames rank " + std::to_string(error.rank());
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "no error";
+  };
+  const std::string expected = "ucx: rank 1 has reached a limit: no descriptor";
+  ucx->shortage = "no descriptor";
+  EXPECT_EQ(limit_of([&] { check(); }), expected) << "noticed without a failed call";
+  EXPECT_EQ(limit_of([&] { check(); }), "no error");
+  ucx->shortage = "no descriptor";
+  ucx->connect_answer = -3;
+  RequestTable table(*carrier, Plane::kData);
+  table.reset(2);
+  EXPECT_EQ(limit_of([&] { table.send(0, memory, 2, kTag); }), expected);
+  EXPECT_EQ(limit_of([&] { table.send(1, memory, 3, kTag); }), "blames rank 3");
+}
+
+TEST_F(UcxCarrierTest, NamesTheInterfaceOfABrokenConnection) {
+  Workers workers = testing::fake_workers(ucx, 1);
+  workers.interface = "eth7";
+  const auto over_eth7 = make_ucx_carrier(std::move(workers), testing::members(1, 4));
+  ucx->connect_answer = -25;
+  RequestTable table(*over_eth7, Plane::kData);
+  table.reset(1);
+  EXPECT_EQ(error_of([&] { table.send(0, memory, 2, kTag); }),
+            "ucx: sending to rank 2 over eth7 failed: trouble 25");
 }
 
 TEST_F(UcxCarrierTest, ConnectsAheadInBothDirections) {

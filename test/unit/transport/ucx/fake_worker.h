@@ -1,7 +1,6 @@
 #pragma once
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "hvd/error.h"
+#include "transport/ucx/connections.h"
 #include "transport/ucx/worker.h"
 
 namespace hvd::testing {
@@ -63,24 +63,27 @@ struct FakeUcx {
   }
   /// Receives a Hello of a peer, or its farewell.
   void receive_hello(ucx::Side side, int peer, bool leaves = false) {
-    hellos[static_cast<std::size_t>(side)].push_back({peer, leaves ? 1 : 0});
+    hellos[static_cast<std::size_t>(side)].push_back(
+        ucx::make_hello(members, peer, members.rank, side, leaves));
   }
   int progressed_by(ucx::Side side) const { return progressed[static_cast<std::size_t>(side)]; }
 
   std::deque<Request> requests = {};  // a deque, so that the elements' addresses do not change
   std::deque<Connection> connections = {};
   std::deque<ucx::Matched> arrivals = {};  ///< for probe()
-  std::deque<std::array<std::int32_t, 2>> hellos[ucx::kSides] = {};
+  std::deque<ucx::Hello> hellos[ucx::kSides] = {};
   message::Tag probed_mask = 0;
   int ended = 0;  ///< the number of workers that have been destroyed
   int progressed[ucx::kSides] = {};
 
   // --- settings ---
+  ucx::JobMembers members = {.generation = 3, .key = "key"};  ///< with which peers prove themselves
   bool peers_answer = true;
   bool sends_complete_at_once = false;
   ucx::Status connect_answer = ucx::kOk;
   ucx::Status hello_answer = ucx::kOk;
   ucx::Status receive_answer = ucx::kOk;
+  std::string shortage = {};  ///< for the next take_shortage()
   /// Whether a cancelled receive ends at once.
   bool cancel_ends_receives = true;
   bool closes_complete = false;
@@ -123,9 +126,9 @@ class FakeWorker final : public ucx::Worker {
     if (!connection.open) throw Error("a send to a closed endpoint");
     if (is_hello(tag)) {
       if (ucx_->hello_answer != ucx::kOk) return {nullptr, ucx_->hello_answer};
-      std::array<std::int32_t, 2> hello{};
-      std::memcpy(hello.data(), bytes.data(), std::min(bytes.size(), sizeof hello));
-      if (hello[1] != 0) return start("farewell to " + std::to_string(connection.peer), tag);
+      ucx::Hello hello{};
+      std::memcpy(&hello, bytes.data(), std::min(bytes.size(), sizeof hello));
+      if (hello.leaves != 0) return start("farewell to " + std::to_string(connection.peer), tag);
       const ucx::StartResult started = start("hello to " + std::to_string(connection.peer), tag);
       const bool connects = side_ == ucx::Side::kControlOut || side_ == ucx::Side::kDataOut;
       if (connects && ucx_->peers_answer) ucx_->receive_hello(side_, connection.peer);
@@ -182,6 +185,7 @@ class FakeWorker final : public ucx::Worker {
   std::string describe(ucx::Status status) const override {
     return "trouble " + std::to_string(-status);
   }
+  std::string take_shortage(ucx::Status) override { return std::exchange(ucx_->shortage, {}); }
 
  private:
   static FakeUcx::Connection& of(ucx::Endpoint endpoint) {
@@ -205,7 +209,7 @@ class FakeWorker final : public ucx::Worker {
     for (FakeUcx::Request& request : ucx_->requests) {
       if (request.what != "listen" || request.side != side_ || request.status != ucx::kInProgress)
         continue;
-      std::memcpy(request.room.data(), waiting.front().data(), sizeof waiting.front());
+      std::memcpy(request.room.data(), &waiting.front(), sizeof waiting.front());
       request.bytes = sizeof waiting.front();
       request.status = ucx::kOk;
       waiting.pop_front();
@@ -221,6 +225,7 @@ class FakeWorker final : public ucx::Worker {
 
 inline ucx::Workers fake_workers(const std::shared_ptr<FakeUcx>& ucx, int rank) {
   ucx::Workers workers;
+  ucx->members.rank = rank;
   for (std::size_t side = 0; side < ucx::kSides; ++side)
     workers.of[side] = std::make_unique<FakeWorker>(ucx, rank, static_cast<ucx::Side>(side));
   workers.only_workers_touch_memory = true;

@@ -1,5 +1,6 @@
 #include "transport/ucx/worker.h"
 
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -8,14 +9,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <memory>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/error.h"
 #include "transport/request_table.h"
 #include "transport/ucx/ucx_carrier.h"
+#include "transport/ucx/ucx_settings.h"
+#include "transport/ucx/ucx_shortage.h"
 #include "unit/transport/ucx/two_ranks.h"
 
 namespace hvd::ucx {
@@ -92,33 +99,91 @@ TEST(UcxLibrary, ThereIsOne) {
 }
 
 TEST(UcxLibrary, NamesThePackageToInstallWhereUcxIsMissing) {
-  EXPECT_THAT(error_of([] { open_workers("/nowhere/libucp.so.0"); }),
+  EXPECT_THAT(error_of([] { open_workers("", "/nowhere/libucp.so.0"); }),
               ::testing::AllOf(HasSubstr("/nowhere/libucp.so.0"), HasSubstr("install UCX")));
 }
 
 TEST(UcxLibrary, RefusesALibraryThatIsNotUcx) {
-  EXPECT_THAT(error_of([] { open_workers("libm.so.6"); }),
+  EXPECT_THAT(error_of([] { open_workers("", "libm.so.6"); }),
               HasSubstr("expected UCX 1.13.0 or newer, got a version without ucp_get_version"));
   EXPECT_THAT(describe_library("libm.so.6"), HasSubstr("not usable"));
 }
 
-TEST(UcxLibrary, SetsVariablesThatTheUserHasNotSet) {
+TEST(UcxLibrary, LeavesTheEnvironmentAsItIs) {
   ::setenv("UCX_MEM_EVENTS", "y", 1);
-  ::unsetenv("UCX_TCP_CONN_NB");
-  EXPECT_THROW(open_workers("/nowhere/libucp.so.0"), Error);
+  EXPECT_THROW(open_workers("", "/nowhere/libucp.so.0"), Error);
   EXPECT_STREQ(::getenv("UCX_MEM_EVENTS"), "y");
-  EXPECT_STREQ(::getenv("UCX_TCP_CONN_NB"), "y");
-  EXPECT_STREQ(::getenv("UCX_ERROR_SIGNALS"), "");
-  EXPECT_STREQ(::getenv("UCX_MM_ERROR_HANDLING"), "y");
-  EXPECT_STRNE(::getenv("UCX_TLS"), nullptr);
-  EXPECT_STREQ(::getenv("UCX_RNDV_SCHEME"), "get_zcopy");
-  const char* const threshold = ::getenv("UCX_RNDV_THRESH");  // set with TCP only
-  EXPECT_TRUE(threshold == nullptr || std::string(threshold) == "256k") << threshold;
-  const char* const pieces = ::getenv("UCX_TCP_RX_SEG_SIZE");  // also set with TCP only
-  EXPECT_EQ(pieces == nullptr, threshold == nullptr);
-  EXPECT_TRUE(pieces == nullptr || std::string(pieces) == "256k") << pieces;
-  EXPECT_EQ(::getenv("UCX_RX_MPOOL_SIZES") == nullptr, threshold == nullptr);
-  ::setenv("UCX_MEM_EVENTS", "n", 1);
+  ::unsetenv("UCX_MEM_EVENTS");
+  open_workers();
+  for (char** variable = environ; *variable != nullptr; ++variable)
+    EXPECT_FALSE(std::string(*variable).starts_with("UCX_")) << *variable;
+}
+
+TEST(UcxLibrary, ChangesSettingsThatTheUserHasNotSet) {
+  using ::testing::Contains;
+  using ::testing::Key;
+  using ::testing::Not;
+  using ::testing::Pair;
+  auto changes = settings_to_change("eth7");
+  for (const auto& [name, value] :
+       {std::pair("TCP_CONN_NB", "y"), {"CONN_NB", "y"}, {"TLS", "^sm"}})
+    EXPECT_THAT(changes, Contains(Pair(name, value)));
+  const bool tcp = only_tcp();
+  for (const char* const name :
+       {"RNDV_THRESH", "TCP_RX_SEG_SIZE", "RX_SEG_SIZE", "RX_MPOOL_SIZES", "NET_DEVICES"})
+    EXPECT_EQ(std::any_of(changes.begin(), changes.end(),
+                          [&](const auto& change) { return change.first == name; }),
+              tcp)
+        << name;
+  ::setenv("UCX_TCP_CONN_NB", "n", 1);
+  ::setenv("UCX_TLS", "self", 1);
+  changes = settings_to_change("eth7");
+  ::unsetenv("UCX_TCP_CONN_NB");
+  ::unsetenv("UCX_TLS");
+  for (const char* const name : {"TCP_CONN_NB", "CONN_NB", "TLS", "RNDV_THRESH", "NET_DEVICES"})
+    EXPECT_THAT(changes, Not(Contains(Key(name))));
+}
+
+TEST(UcxShortage, IsRecordedWithUcxsOwnText) {
+  record_failed_call(ECONNRESET);
+  record_logged_error("send failed: Connection reset by peer");
+  EXPECT_EQ(take_recorded_shortage(Failure::kOfCall), "") << "the peer's fault";
+  record_failed_call(EMFILE);
+  record_logged_error("socket create failed: too many; see ulimit -n");
+  const std::string text = take_recorded_shortage(Failure::kInBackground);
+  EXPECT_THAT(text, ::testing::StartsWith("this process has no file descriptor left"));
+  EXPECT_THAT(text, HasSubstr("; UCX: socket create failed: too many; see ulimit -n"));
+  EXPECT_EQ(take_recorded_shortage(Failure::kOfCall), "") << "it was taken";
+}
+
+TEST(UcxShortage, OfMemoryExplainsOnlyAFailedCall) {
+  record_logged_error("ibv_reg_mr() failed: Cannot allocate memory");
+  EXPECT_EQ(take_recorded_shortage(Failure::kInBackground), "");
+  EXPECT_THAT(take_recorded_shortage(Failure::kOfCall),
+              ::testing::AllOf(HasSubstr("ulimit -l"), HasSubstr("UCX: ibv_reg_mr() failed")));
+  EXPECT_THAT(take_recorded_shortage(Failure::kOfMemory), HasSubstr("gets no more memory"));
+}
+
+std::set<int> open_descriptors() {
+  std::set<int> all;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    all.insert(std::stoi(entry.path().filename()));
+  return all;
+}
+
+TEST(UcxLibrary, ItsDescriptorsCloseOnExec) {
+  const std::set<int> before = open_descriptors();
+  Pair pair("leave", 100, 0);
+  int sockets = 0;
+  for (const int descriptor : open_descriptors()) {
+    const int flags = ::fcntl(descriptor, F_GETFD);
+    if (flags < 0 || before.contains(descriptor)) continue;
+    const auto target =
+        std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(descriptor));
+    EXPECT_NE(flags & FD_CLOEXEC, 0) << descriptor << " " << target;
+    sockets += target.string().starts_with("socket:") ? 1 : 0;
+  }
+  EXPECT_GE(sockets, 6) << "four listen, and two connect the processes";
 }
 
 TEST(UcxMessages, OfAnySizeArriveWhole) {
