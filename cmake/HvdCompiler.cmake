@@ -6,7 +6,9 @@ set(CMAKE_POSITION_INDEPENDENT_CODE ON)
 set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
 # Programs run from the build tree without LD_LIBRARY_PATH, and installed ones find the library beside them.
 set(CMAKE_INSTALL_RPATH "$ORIGIN/../${CMAKE_INSTALL_LIBDIR};$ORIGIN")
-set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+if(NOT SKBUILD)  # a wheel names no folder of this machine
+  set(CMAKE_INSTALL_RPATH_USE_LINK_PATH ON)
+endif()
 
 find_package(Threads REQUIRED)
 

@@ -1,5 +1,35 @@
 # Finds everything outside the standard library. third_party/README.md lists the packages.
 find_package(spdlog REQUIRED)
+if(HVD_BUILD_LAUNCHER OR HVD_WITH_TORCH)
+  find_package(yaml-cpp REQUIRED)
+endif()
+if(HVD_BUILD_LAUNCHER)
+  find_package(Hwloc REQUIRED)
+endif()
+
+# hvd_spdlog and hvd_hwloc are these libraries. With HVD_BUNDLE_DEPENDENCIES they are linked in, and not needed at run time.
+add_library(hvd_spdlog INTERFACE)
+add_library(hvd_hwloc INTERFACE)
+if(HVD_BUNDLE_DEPENDENCIES)
+  # Not the target spdlog::spdlog_header_only, which links the shared library of fmt.
+  foreach(property COMPILE_DEFINITIONS INCLUDE_DIRECTORIES)
+    set_property(TARGET hvd_spdlog PROPERTY INTERFACE_${property} $<TARGET_PROPERTY:spdlog::spdlog_header_only,INTERFACE_${property}>)
+  endforeach()
+  if(TARGET fmt::fmt-header-only)
+    target_link_libraries(hvd_spdlog INTERFACE fmt::fmt-header-only)
+  endif()
+  find_library(HVD_STATIC_HWLOC libhwloc.a)
+  mark_as_advanced(HVD_STATIC_HWLOC)
+  if(NOT HVD_STATIC_HWLOC)
+    message(FATAL_ERROR "hvd: HVD_BUNDLE_DEPENDENCIES=ON, but libhwloc.a was not found; install it (Debian, Ubuntu: libhwloc-dev), or set "
+                        "HVD_BUNDLE_DEPENDENCIES=OFF: hvd then needs the shared libraries at run time")
+  endif()
+  target_include_directories(hvd_hwloc SYSTEM INTERFACE ${HWLOC_INCLUDE_DIR})
+  target_link_libraries(hvd_hwloc INTERFACE ${HVD_STATIC_HWLOC})
+else()
+  target_link_libraries(hvd_spdlog INTERFACE spdlog::spdlog)
+  target_link_libraries(hvd_hwloc INTERFACE Hwloc::Hwloc)
+endif()
 
 # Sets HVD_HAVE_MPI to ON or OFF, and prints the reason. HVD_HAVE_MPI_ABI needs no MPI, since third_party/mpi_abi has its header.
 set(HVD_HAVE_MPI OFF)
@@ -32,14 +62,11 @@ if(HVD_WITH_UCX)
   endif()
 endif()
 
-# For a rendezvous over TCP. Headers only.
-set(HVD_HAVE_ASIO OFF)
+# Sockets and timers of rank 0's store and of hvdrun. Headers only.
 find_path(ASIO_INCLUDE_DIR asio.hpp)
 mark_as_advanced(ASIO_INCLUDE_DIR)
-if(ASIO_INCLUDE_DIR)
-  set(HVD_HAVE_ASIO ON)
-else()
-  message(STATUS "hvd: without a rendezvous over TCP, no asio.hpp was found (run 'bash third_party/setup.sh')")
+if(NOT ASIO_INCLUDE_DIR)
+  message(FATAL_ERROR "hvd: no asio.hpp was found; install it (Debian, Ubuntu: libasio-dev; 'bash third_party/setup.sh' does so), or set ASIO_INCLUDE_DIR")
 endif()
 
 # Sets HVD_HAVE_CUDA and HVD_HAVE_NCCL to ON or OFF, and prints the reason.
@@ -80,6 +107,26 @@ if(HVD_WITH_NCCL AND NOT HVD_WITH_NCCL STREQUAL "AUTO" AND NOT HVD_HAVE_NCCL)
                       "set NCCL_HOME, or HVD_WITH_NCCL=OFF")
 endif()
 
+# The build of a wheel takes the LibTorch of the environment for which pip builds. pip isolates builds with PYTHONPATH, so the interpreter
+# finds that environment's packages without it.
+if(SKBUILD AND HVD_WITH_TORCH AND NOT Torch_DIR AND NOT DEFINED ENV{Torch_DIR})
+  find_package(Python REQUIRED COMPONENTS Interpreter)
+  set(hvd_find_torch "import importlib.util as u; s = u.find_spec('torch'); print(s.submodule_search_locations[0] if s else '')")
+  foreach(isolation "" "--unset=PYTHONPATH;--unset=PYTHONNOUSERSITE")
+    execute_process(COMMAND ${CMAKE_COMMAND} -E env ${isolation} ${Python_EXECUTABLE} -c "${hvd_find_torch}"
+                    OUTPUT_VARIABLE hvd_torch_folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+    if(EXISTS "${hvd_torch_folder}/share/cmake/Torch/TorchConfig.cmake")
+      set(Torch_DIR "${hvd_torch_folder}/share/cmake/Torch" CACHE PATH "Folder of TorchConfig.cmake")
+      break()
+    endif()
+  endforeach()
+  if(NOT Torch_DIR)
+    message(FATAL_ERROR "hvd: torch is not installed in the environment of ${Python_EXECUTABLE}. Install it there before hvd (pip install "
+                        "torch==${HVD_PYTHON_TORCH}.0). If it is installed, the build is isolated in another environment, as with uv and "
+                        "'python -m build': run pip install scikit-build-core, then pip install --no-build-isolation .")
+  endif()
+endif()
+
 if(HVD_WITH_TORCH)
   if(NOT CMAKE_PREFIX_PATH AND NOT Torch_DIR AND NOT DEFINED ENV{CMAKE_PREFIX_PATH} AND NOT DEFINED ENV{Torch_DIR})
     # third_party/setup.sh puts LibTorch into a virtual environment inside the checkout.
@@ -100,6 +147,31 @@ if(HVD_WITH_TORCH)
   if(NOT Torch_FOUND)
     message(FATAL_ERROR "hvd: LibTorch was not found. Run 'bash third_party/setup.sh', or name one with "
                         "-DCMAKE_PREFIX_PATH=DIR or -DTorch_DIR=DIR, or leave the adapter out with -DHVD_WITH_TORCH=OFF.")
+  endif()
+  if(SKBUILD AND NOT Torch_VERSION MATCHES "^${HVD_PYTHON_TORCH}[.]")
+    message(FATAL_ERROR "hvd: the Python package is for torch ${HVD_PYTHON_TORCH}, and ${Torch_DIR} is torch ${Torch_VERSION}; "
+                        "install torch==${HVD_PYTHON_TORCH}.0 before hvd")
+  endif()
+endif()
+
+# Sets HVD_HAVE_PYTHON to ON or OFF, and prints the reason. The Python is that of the environment in which LibTorch lies.
+set(HVD_HAVE_PYTHON OFF)
+if(HVD_WITH_TORCH AND (HVD_BUILD_PYTHON STREQUAL "ON" OR (HVD_BUILD_PYTHON STREQUAL "AUTO" AND HVD_BUILD_TESTS)))
+  get_filename_component(hvd_torch_environment "${Torch_DIR}/../../../../../../.." ABSOLUTE)
+  if(NOT Python_EXECUTABLE AND EXISTS "${hvd_torch_environment}/bin/python3")
+    set(Python_EXECUTABLE "${hvd_torch_environment}/bin/python3")
+  endif()
+  find_package(Python 3.10 QUIET COMPONENTS Interpreter Development.Module)
+  find_library(HVD_TORCH_PYTHON_LIBRARY torch_python PATHS "${Torch_DIR}/../../../lib" NO_DEFAULT_PATH)
+  mark_as_advanced(HVD_TORCH_PYTHON_LIBRARY)
+  if(Python_Development.Module_FOUND AND HVD_TORCH_PYTHON_LIBRARY)
+    set(HVD_HAVE_PYTHON ON)
+    message(STATUS "hvd: the package for Python ${Python_VERSION} in ${Python_EXECUTABLE}")
+  elseif(HVD_BUILD_PYTHON STREQUAL "AUTO")
+    message(STATUS "hvd: without the Python package, Python.h or libtorch_python.so was not found (Debian, Ubuntu: python3-dev)")
+  else()
+    message(FATAL_ERROR "hvd: HVD_BUILD_PYTHON=ON, but Python.h or libtorch_python.so was not found; install python3-dev and "
+                        "LibTorch's wheel, or set Python_EXECUTABLE and Torch_DIR")
   endif()
 endif()
 

@@ -13,6 +13,10 @@ foreach(module hvd_mpi_module hvd_mpi_abi_module)
     install(TARGETS ${module} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
   endif()
 endforeach()
+# Its static library can rarely be linked into a shared one.
+if(HVD_BUNDLE_DEPENDENCIES AND TARGET yaml-cpp)
+  install(FILES $<TARGET_FILE:yaml-cpp> DESTINATION ${CMAKE_INSTALL_LIBDIR} RENAME $<TARGET_SONAME_FILE_NAME:yaml-cpp>)
+endif()
 install(DIRECTORY ${PROJECT_SOURCE_DIR}/core/include/hvd DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}
         FILES_MATCHING PATTERN "*.h"
         # The interface of backends, which no program can bring along.
@@ -22,6 +26,11 @@ if(TARGET hvd_torch)
   install(EXPORT hvdTorchTargets NAMESPACE hvd:: DESTINATION ${hvd_package_dir})
 endif()
 
+# The folder of TorchConfig.cmake where hvdConfig.cmake looks last.
+set(hvd_torch_hint "${Torch_DIR}")
+if(SKBUILD)
+  set(hvd_torch_hint "\${CMAKE_CURRENT_LIST_DIR}/../../../../torch/share/cmake/Torch")
+endif()
 configure_package_config_file(${PROJECT_SOURCE_DIR}/cmake/hvdConfig.cmake.in ${PROJECT_BINARY_DIR}/hvdConfig.cmake
                               INSTALL_DESTINATION ${hvd_package_dir})
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/hvdConfigVersion.cmake COMPATIBILITY SameMinorVersion)

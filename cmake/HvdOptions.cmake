@@ -13,6 +13,9 @@ option(HVD_TORCH_NEEDS_TOOLKIT "Let a LibTorch with CUDA look for all of the too
 option(HVD_BUILD_LAUNCHER "Build hvdrun" ON)
 option(HVD_BUILD_EXAMPLES "Build the examples (without HVD_WITH_TORCH only two of them)" ON)
 option(HVD_BUILD_TESTS "Build the tests" ON)
+option(HVD_BUNDLE_DEPENDENCIES "Link spdlog and hwloc statically and install yaml-cpp beside hvd, so that other hosts need none of them" OFF)
+set(HVD_BUILD_PYTHON AUTO CACHE STRING "Build the Python package hvd: ON, OFF, or AUTO (with the tests, where the headers of LibTorch's Python are found)")
+set(HVD_PYTHON_TORCH 2.13)  # as pyproject.toml requires it
 option(HVD_BUILD_BENCH "Build hvd-bench and the benchmarks on a GPU (they need MPI)" ${HVD_BUILD_TESTS})
 option(HVD_BUILD_FUZZERS "Build the libFuzzer targets (Clang only)" OFF)
 option(HVD_WARNINGS_AS_ERRORS "Treat compiler warnings as errors" OFF)

@@ -51,6 +51,9 @@ function(hvd_add_test)
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 60)
   endif()
+  if(HVD_SANITIZE)  # sanitized code takes several times as long
+    math(EXPR arg_TIMEOUT "3 * ${arg_TIMEOUT}")
+  endif()
   _hvd_test_executable(NAME ${arg_NAME} SOURCES ${arg_SOURCES} LIBRARIES ${arg_LIBRARIES} LABELS ${arg_LABELS})
   add_test(NAME ${arg_NAME} COMMAND ${arg_NAME} ${arg_ARGUMENTS})
   set_tests_properties(${arg_NAME} PROPERTIES LABELS "${arg_LABELS}" TIMEOUT ${arg_TIMEOUT}

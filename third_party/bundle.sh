@@ -8,7 +8,7 @@
 # The bundle and the checkout together must fit into 64 MiB, the limit of some services that copy files to a GPU host. Therefore the
 # archives are compressed with xz and the programs are stripped.
 
-bundle_packages=(libspdlog-dev libspdlog1.10 libfmt-dev libfmt9 libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev libhwloc15 nlohmann-json3-dev libasio-dev libucx-dev libucx0
+bundle_packages=(libspdlog-dev libspdlog1.10 libfmt-dev libfmt9 libgtest-dev libgmock-dev libcli11-dev zlib1g-dev libhwloc-dev libhwloc15 nlohmann-json3-dev libasio-dev libyaml-cpp-dev libyaml-cpp0.7 libucx-dev libucx0
   libopenmpi-dev openmpi-bin openmpi-common libopenmpi3 libpmix2 cmake cmake-data ninja-build)
 bundle_limit=$((56 << 20))
 arch_lib=lib/x86_64-linux-gnu

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # Installs what hvd is built from: Debian packages, LibTorch in .venv, NCCL where there is a CUDA toolkit; for tests MPICH in .venv/mpich.
-# Usage: bash third_party/setup.sh [--clang | --bundle DIR | --from DIR] [--without-mpi]
-#   --clang adds Clang, which the sanitizers, the fuzz target and the checks of style need, clang-format and doxygen. --bundle DIR gathers what a host without a network lacks, --from DIR sets such a
-#   host up from it, without root: into .deps of the checkout.
+# Usage: bash third_party/setup.sh [--clang | --packages | --bundle DIR | --from DIR] [--without-mpi]
+#   --clang adds Clang, which the sanitizers, the fuzz target and the checks of style need, clang-format and doxygen. --packages installs the
+#   Debian packages only, for a build against another LibTorch. --bundle DIR gathers what a host without a network lacks, --from DIR sets
+#   such a host up from it, without root: into .deps of the checkout.
 #   --without-mpi leaves Open MPI out: jobs then go over UCX.
 # Safe to run again: what is there is left alone. third_party/README.md says what each dependency is for.
 set -euo pipefail
@@ -13,6 +14,9 @@ clang_format_version=18.1.8
 safetensors_version=0.8.0
 torchvision_version=0.28.0 # the one for torch_version
 tensorboard_version=2.21.0
+pytest_version=9.2.0
+expecttest_version=0.3.0
+scikit_build_core_version=1.1.2
 mpich_version=5.0.2
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 venv=$root/.venv
@@ -34,19 +38,21 @@ quietly() {
 
 with_clang=no
 with_mpi=yes
+packages_only=no
 bundle=
 from=
 while (($# > 0)); do
   case $1 in
     --clang) with_clang=yes ;;
     --without-mpi) with_mpi=no ;;
+    --packages) packages_only=yes ;;
     --bundle | --from)
       (($# > 1)) || die "$1 needs a folder"
       [[ $1 == --bundle ]] && bundle=$2 || from=$2
       shift
       ;;
-    -h | --help) sed -n '2,7s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
-    *) die "unknown option '$1' (known: --clang, --bundle DIR, --from DIR, --without-mpi)" ;;
+    -h | --help) sed -n '2,8s/^# //p' "${BASH_SOURCE[0]}" && exit 0 ;;
+    *) die "unknown option '$1' (known: --clang, --packages, --bundle DIR, --from DIR, --without-mpi)" ;;
   esac
   shift
 done
@@ -98,7 +104,7 @@ missing_packages() {
   local package mpi=(libopenmpi-dev openmpi-bin)
   [[ $with_mpi == yes ]] || mpi=()
   for package in "${mpi[@]}" libucx-dev libasio-dev libspdlog-dev libgtest-dev libgmock-dev libcli11-dev libyaml-cpp-dev zlib1g-dev libhwloc-dev \
-    nlohmann-json3-dev spin dataset-fashion-mnist; do
+    python3-dev nlohmann-json3-dev spin dataset-fashion-mnist; do
     package_installed "$package" || echo "$package"
   done
   find_python >/dev/null || printf '%s\n' python3 python3-venv
@@ -267,6 +273,23 @@ install_test_packages() {
     say "safetensors, torchvision, tensorboard: pip could not install them; tests that need them will be skipped"
 }
 
+# The tests of the Python package, PyTorch's own tests (expecttest), and what builds the package's wheel. Without them those tests are left out.
+install_python_packages() {
+  if named_libtorch >/dev/null; then
+    say "pytest, expecttest, scikit-build-core: skipped, LibTorch is not in .venv"
+    return
+  fi
+  if [[ -n $(compgen -G "$(site_packages)/pytest-$pytest_version.dist-info/RECORD") &&
+    -n $(compgen -G "$(site_packages)/expecttest-$expecttest_version.dist-info/RECORD") &&
+    -n $(compgen -G "$(site_packages)/scikit_build_core-$scikit_build_core_version.dist-info/RECORD") ]]; then
+    say "pytest, expecttest, scikit-build-core: in .venv"
+    return
+  fi
+  say "pytest, expecttest, scikit-build-core: installing $pytest_version, $expecttest_version and $scikit_build_core_version into .venv"
+  pip_install "pytest==$pytest_version" "expecttest==$expecttest_version" "scikit-build-core==$scikit_build_core_version" ||
+    say "pytest, expecttest, scikit-build-core: pip could not install them; the tests of the Python package will be left out"
+}
+
 # An MPI with the ABI of MPI 5, for tests. In a folder of its own, so that an activated .venv does not change which mpirun and mpicc are found.
 install_mpich() {
   if [[ -e $venv/mpich/bin/mpiexec ]] && compgen -G "$venv/mpich/lib/python3*/site-packages/mpich-$mpich_version.dist-info/RECORD" >/dev/null; then
@@ -308,9 +331,14 @@ else
   say "packages: skipped, this is neither Debian nor Ubuntu; third_party/README.md lists what must be installed"
 fi
 check_commands
+if [[ $packages_only == yes ]]; then
+  say "done"
+  exit 0
+fi
 remove_unfinished_venv
 install_torch
 install_test_packages
+install_python_packages
 install_nccl
 install_mpich
 [[ $with_clang == no ]] || install_clang_format

@@ -1,6 +1,5 @@
 // Gradients as views into buckets. Whatever a program does with them, the results equal those of
 // gradients that are sent one by one.
-#include <cstdlib>
 #include <functional>
 
 #include "torch/support/torch_test.h"
@@ -15,11 +14,7 @@ using torch::optim::SGDOptions;
 using Step = std::function<void(Net&, SGD&, DistributedOptimizer&, int step)>;
 
 /// The reason why this job has no buckets; null if it has.
-const char* no_buckets() {
-  if (size() == 1) return "one rank does not reduce";
-  return std::getenv("HVD_SHM_ALLOCATOR") != nullptr ? "gradients are born in shared memory"
-                                                     : nullptr;
-}
+const char* no_buckets() { return size() == 1 ? "one rank does not reduce" : nullptr; }
 
 /// Runs the same program with and without views. Both must end with the same parameters, bit for
 /// bit.

@@ -69,13 +69,22 @@ TEST_F(SharedAllocatorProcess, TensorsOutliveEverything) {
   }
 }
 
-// If one rank has the allocator, no rank uses buckets, and no rank hangs.
+// The ranks' large tensors lie in different kinds of memory.
 TEST_F(SharedAllocatorProcess, OneRankHasItAndTheOtherHasNot) {
   const CommandResult result = run(kMpirun + " -np 1 -x HVD_SHM_ALLOCATOR=1 " + kProgram +
                                    " return : -np 1 " + kProgram + " return");
   EXPECT_EQ(result.exit_code, 0) << result.output;
   EXPECT_EQ(count(result, "SHARED"), 1) << result.output;
   EXPECT_EQ(count(result, "ORDINARY"), 1) << result.output;
+}
+
+// Without the variable only gradients are shared, and if one rank cannot, no rank does.
+TEST_F(SharedAllocatorProcess, OneRankIsRefusedSharedMemoryForGradients) {
+  const CommandResult result =
+      run(kMpirun + " -np 1 " + kProgram + " return : -np 1 " + kProgram + " refused");
+  EXPECT_EQ(result.exit_code, 0) << result.output;
+  EXPECT_EQ(count(result, "ORDINARY"), 2) << result.output;
+  EXPECT_EQ(count(result, "cannot get shared memory for gradients"), 1) << result.output;
 }
 
 TEST_F(SharedAllocatorProcess, WhereThereIsNoneTensorsAreOrdinary) {

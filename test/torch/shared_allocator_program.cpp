@@ -1,6 +1,7 @@
 // Programs for shared_allocator_process_test that end while tensors exist, and programs that train.
 #include <hvd/memory.h>
 #include <hvd/torch.h>
+#include <sys/resource.h>
 
 #include <cstdio>
 #include <cstdlib>
@@ -46,11 +47,22 @@ bool train() {
   return difference == 0;
 }
 
+/// Has hvd ask for shared memory while no file may be as large as an arena.
+void refuse_shared_memory() {
+  rlimit before{};
+  ::getrlimit(RLIMIT_FSIZE, &before);
+  const rlimit small{.rlim_cur = 4096, .rlim_max = before.rlim_max};
+  ::setrlimit(RLIMIT_FSIZE, &small);
+  if (hvd::has_shared_memory()) std::abort();
+  ::setrlimit(RLIMIT_FSIZE, &before);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
   const std::string way = argc > 1 ? argv[1] : "";
   torch::set_num_threads(1);
+  if (way == "refused") refuse_shared_memory();
   hvd::init();
   survivor.tensor = torch::full({kLarge}, 5, torch::kFloat32);
   plain = torch::full({kLarge}, 1, torch::kFloat32);

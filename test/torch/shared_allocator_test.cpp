@@ -23,10 +23,6 @@ namespace {
 
 constexpr std::int64_t kLarge = 100'000;  // number of floats
 
-bool in_shared_memory(const torch::Tensor& tensor) {
-  return is_shared(tensor.const_data_ptr(), std::max<std::size_t>(tensor.nbytes(), 1));
-}
-
 class SharedAllocator : public ::testing::Test {
  protected:
   void SetUp() override {

@@ -178,18 +178,26 @@ Accumulation Accelerator::no_sync() { return Accumulation(core_->no_sync()); }
 /// Marks a backward pass for all prepared optimizers. The pass may reach only some of them.
 class Accelerator::WeightedPass {
  public:
+  // The object exists once the first constructor has returned, so its destructor ends the passes
+  // that have begun when begin_pass() of a later optimizer throws.
   WeightedPass(const libtorch::AcceleratorCore& core, std::optional<std::int64_t> weight)
-      : core_(core) {
-    for (const auto& optimizer : core_.optimizers) optimizer->wrapper().begin_pass(weight);
+      : WeightedPass(core) {
+    for (const auto& optimizer : core_.optimizers) {
+      optimizer->wrapper().begin_pass(weight);
+      ++begun_;
+    }
   }
   WeightedPass(const WeightedPass&) = delete;
   WeightedPass& operator=(const WeightedPass&) = delete;
   ~WeightedPass() {
-    for (const auto& optimizer : core_.optimizers) optimizer->wrapper().end_pass();
+    for (std::size_t i = 0; i < begun_; ++i) core_.optimizers[i]->wrapper().end_pass();
   }
 
  private:
+  explicit WeightedPass(const libtorch::AcceleratorCore& core) : core_(core) {}
+
   const libtorch::AcceleratorCore& core_;
+  std::size_t begun_ = 0;
 };
 
 void Accelerator::backward(const torch::Tensor& loss, BackwardOptions options) {

@@ -1,8 +1,11 @@
 #include "hvd/trainer.h"
 
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "base/text.h"
 #include "hvd/error.h"

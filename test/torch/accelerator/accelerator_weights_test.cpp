@@ -208,5 +208,31 @@ TEST(AcceleratedWeights, WrongOnesAreRefused) {
   EXPECT_TRUE(same_on_all_ranks(net->parameters()));
 }
 
+// The first optimizer's pass has begun when the second one refuses its pass.
+TEST(AcceleratedWeights, ARefusedPassLeavesNoOptimizerInAPass) {
+  Accelerator accelerator;
+  Net net = same_net(), other = same_net(), alone = same_net();
+  torch::optim::SGD sgd(net->parameters(), 0.1), other_sgd(other->parameters(), 0.1);
+  torch::optim::SGD reference(alone->parameters(), 0.1);
+  auto [model, optimizer] = accelerator.prepare(net, sgd);
+  auto [other_model, other_optimizer] = accelerator.prepare(other, other_sgd);
+  {
+    auto accumulating = accelerator.no_sync();
+    optimizer.wrapper().set_weight(samples_of(rank(), 0));
+    (mean_loss(model, own_batch(0)) / 2).backward();
+  }
+  other_optimizer.wrapper().set_weight(3);
+  EXPECT_TRUE(contains(message_of<UsageError>([&, &model = model] {
+                         accelerator.backward(mean_loss(model, own_batch(0)));
+                       }),
+                       "set_weight() was called before Accelerator::backward()"));
+  // The rest of the batch belongs to the weight that was set, since no pass is under way.
+  (mean_loss(model, own_batch(0)) / 2).backward();
+  optimizer.step();
+  mean_loss(alone, joined_batch({0})).backward();
+  reference.step();
+  EXPECT_TRUE(near_parameters(net, alone, 1e-5));
+}
+
 }  // namespace
 }  // namespace hvd::testing

@@ -131,7 +131,19 @@ TEST(RankAgreement, TheOrderIsThatOfTheFirstRank) {
   const RankAgreement agreement(how, parameters);
   const std::vector<std::size_t> own =
       rank() == 0 ? std::vector<std::size_t>{2, 0, 1} : std::vector<std::size_t>{0, 1, 2};
-  EXPECT_EQ(agreement.agree_on_order(own), (std::vector<std::size_t>{2, 0, 1}));
+  const auto agreed = agreement.agree_on_order(own, /*shares_gradients=*/true);
+  ASSERT_TRUE(agreed);
+  EXPECT_EQ(agreed->order, (std::vector<std::size_t>{2, 0, 1}));
+  EXPECT_TRUE(agreed->gradients_shared);
+}
+
+TEST(RankAgreement, GradientsAreSharedIfTheyAreOnEveryRank) {
+  const GradientReduction how = sums("shared");
+  auto parameters = reduced({2}, how);
+  const RankAgreement agreement(how, parameters);
+  const auto agreed = agreement.agree_on_order({0}, /*shares_gradients=*/!last());
+  ASSERT_TRUE(agreed);
+  EXPECT_FALSE(agreed->gradients_shared);
 }
 
 TEST(RankAgreement, ThereIsNoOrderIfParametersLieOtherwiseInMemory) {
@@ -142,7 +154,7 @@ TEST(RankAgreement, ThereIsNoOrderIfParametersLieOtherwiseInMemory) {
   std::vector<ReducedParameter> parameters = {
       reduced("p", (last() ? turned : plain).detach().requires_grad_(), how)};
   const RankAgreement agreement(how, parameters);
-  EXPECT_EQ(agreement.agree_on_order({0}), std::nullopt);
+  EXPECT_FALSE(agreement.agree_on_order({0}, /*shares_gradients=*/false));
 }
 
 TEST(RankAgreement, AllRanksMustAgree) {

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "checkpoint/safetensors_save.h"
+#include "support/message_of.h"
 #include "torch/safetensors/safetensors_support.h"
 #include "unit/torch/checkpoint/checkpoint_files.h"
 
@@ -29,21 +30,6 @@ constexpr torch::ScalarType kTypes[] = {
     torch::kBool,         torch::kHalf,         torch::kBFloat16,    torch::kFloat,
     torch::kDouble,       torch::kComplexFloat, torch::kFloat8_e5m2, torch::kFloat8_e4m3fn,
     at::kFloat8_e5m2fnuz, at::kFloat8_e4m3fnuz, at::kFloat8_e8m0fnu, at::kFloat4_e2m1fn_x2};
-
-/// The text of the error, which must be an E; otherwise the test fails.
-template <class E, class Act>
-std::string error_of(const Act& act) {
-  try {
-    act();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "expected " << typeid(E).name() << ", got another error: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "expected " << typeid(E).name();
-  return {};
-}
 
 /// Bytes 0, 1, 0, 1, ..., which are values of every type.
 torch::Tensor pattern(at::IntArrayRef shape, torch::ScalarType type) {
@@ -114,7 +100,7 @@ TEST(Safetensors, ConjugateAndNegativeViewsHaveTheirValues) {
 TEST(Safetensors, ADtypeThatTheFormatDoesNotHaveIsRefused) {
   const TemporaryFolder folder;
   for (const torch::ScalarType type : {torch::kComplexDouble, torch::kComplexHalf}) {
-    EXPECT_THAT(error_of<UsageError>([&] {
+    EXPECT_THAT(message_of<UsageError>([&] {
                   save_safetensors({{"x", torch::zeros({2}, type)}}, folder.path() / "f");
                 }),
                 HasSubstr("tensor 'x' has the dtype Complex"));
@@ -165,7 +151,7 @@ TEST(Safetensors, ReadsFromMapsListsAndSharedPointers) {
   const auto linear = std::make_shared<torch::nn::LinearImpl>(2, 2);
   save_safetensors(linear, folder.path() / "linear");
   EXPECT_THAT(SafetensorsFile(folder.path() / "linear").names(), ElementsAre("bias", "weight"));
-  EXPECT_THAT(error_of<UsageError>([&] {
+  EXPECT_THAT(message_of<UsageError>([&] {
                 save_safetensors(std::shared_ptr<torch::nn::LinearImpl>(), folder.path() / "f");
               }),
               HasSubstr("is null"));
@@ -206,7 +192,7 @@ TEST(Safetensors, TiedWeightsAreStoredOnceWithTheirNames) {
       {{"encoder.weight", weight + 1}, {"decoder.weight", weight}, {"decoder.bias", bias + 1}},
       folder.path() / "different");
   EXPECT_THAT(
-      error_of<SafetensorsError>([&] { load_safetensors(tied, folder.path() / "different"); }),
+      message_of<SafetensorsError>([&] { load_safetensors(tied, folder.path() / "different"); }),
       HasSubstr("has different values for"));
   EXPECT_TRUE(tied->decoder->bias.equal(bias));  // unchanged
 }
@@ -227,7 +213,7 @@ TEST(Safetensors, AStrictLoadNamesAllDifferencesAndChangesNothing) {
   const TemporaryFolder folder;
   const torch::Tensor a = torch::ones({2}), b = torch::ones({2, 2}), c = torch::ones({3});
   save_safetensors({{"a", a * 5}, {"b", torch::zeros({4})}, {"d", c}}, folder.path() / "f");
-  const std::string error = error_of<SafetensorsError>(
+  const std::string error = message_of<SafetensorsError>(
       [&] { load_safetensors({{"a", a}, {"b", b}, {"c", c}}, folder.path() / "f"); });
   EXPECT_THAT(error, HasSubstr("missing in the file: 'c'"));
   EXPECT_THAT(error, HasSubstr("unexpected in the file: 'd'"));
@@ -241,7 +227,7 @@ TEST(Safetensors, AStrictLoadNamesAllDifferencesAndChangesNothing) {
   EXPECT_THAT(result.mismatched, ElementsAre("b"));
   EXPECT_TRUE(a.equal(torch::full({2}, 5)));
   EXPECT_TRUE(b.equal(torch::ones({2, 2})));
-  EXPECT_THAT(error_of<SafetensorsError>(
+  EXPECT_THAT(message_of<SafetensorsError>(
                   [&] { load_safetensors({{"x", c}}, folder.path() / "f", {.strict = false}); }),
               HasSubstr("no tensor fits"));
 }
@@ -252,7 +238,7 @@ TEST(Safetensors, LongListsOfDifferencesAreCut) {
   for (int i = 0; i < 1000; ++i) many.emplace_back("tensor" + std::to_string(i), torch::zeros({1}));
   save_safetensors({{"a", torch::zeros({1})}}, folder.path() / "f");
   const std::string error =
-      error_of<SafetensorsError>([&] { load_safetensors(many, folder.path() / "f"); });
+      message_of<SafetensorsError>([&] { load_safetensors(many, folder.path() / "f"); });
   EXPECT_THAT(error, HasSubstr("and 980 more"));
   EXPECT_LT(error.size(), 1000U);
 }
@@ -264,12 +250,12 @@ TEST(Safetensors, ValuesAreConvertedUnlessThatIsRefused) {
   const torch::Tensor single = torch::zeros({8}), whole = torch::zeros({8}, torch::kLong);
   load_safetensors({{"x", single}}, folder.path() / "f");
   EXPECT_TRUE(single.equal(stored.to(torch::kFloat)));
-  EXPECT_THAT(error_of<SafetensorsError>([&] {
+  EXPECT_THAT(message_of<SafetensorsError>([&] {
                 load_safetensors({{"x", single}}, folder.path() / "f", {.convert_dtype = false});
               }),
               HasSubstr("'x': expected Float [8], the file has BFloat16 [8]"));
   EXPECT_THAT(
-      error_of<SafetensorsError>([&] { load_safetensors({{"x", whole}}, folder.path() / "f"); }),
+      message_of<SafetensorsError>([&] { load_safetensors({{"x", whole}}, folder.path() / "f"); }),
       HasSubstr("'x': expected Long [8], the file has BFloat16 [8]"));
 }
 
@@ -288,7 +274,7 @@ TEST(Safetensors, TensorsThatCannotBeLoadedOrStoredAreRefused) {
   const torch::Tensor good = torch::ones({2});
   save_safetensors({{"x", good}}, folder.path() / "f");
   const auto saves = [&](const StateDict& tensors) {
-    return error_of<UsageError>([&] { save_safetensors(tensors, folder.path() / "g"); });
+    return message_of<UsageError>([&] { save_safetensors(tensors, folder.path() / "g"); });
   };
   EXPECT_THAT(saves({{"x", torch::Tensor()}}), HasSubstr("tensor 'x': expected a dense tensor"));
   EXPECT_THAT(saves({{"x", good.to_sparse()}}), HasSubstr("use to_dense()"));
@@ -296,15 +282,16 @@ TEST(Safetensors, TensorsThatCannotBeLoadedOrStoredAreRefused) {
   EXPECT_THAT(saves({{"x", good}, {"x", torch::ones({3})}}), HasSubstr("'x' occurs twice"));
   EXPECT_THAT(saves({{"__metadata__", good}}), HasSubstr("the format's own"));
   EXPECT_THAT(saves({{"x\xFF", good}}), HasSubstr("UTF-8"));
-  EXPECT_THAT(error_of<UsageError>([&] {
+  EXPECT_THAT(message_of<UsageError>([&] {
                 load_safetensors({{"x", torch::zeros({1}).expand({2})}}, folder.path() / "f");
               }),
               HasSubstr("share memory"));
-  EXPECT_THAT(error_of<UsageError>(
+  EXPECT_THAT(message_of<UsageError>(
                   [&] { load_safetensors({{"x", good}, {"x", good}}, folder.path() / "f"); }),
               HasSubstr("occurs twice"));
-  EXPECT_THAT(error_of<SafetensorsError>([&] { SafetensorsFile(folder.path() / "f").tensor("y"); }),
-              HasSubstr("has no tensor 'y'"));
+  EXPECT_THAT(
+      message_of<SafetensorsError>([&] { SafetensorsFile(folder.path() / "f").tensor("y"); }),
+      HasSubstr("has no tensor 'y'"));
 }
 
 TEST(Safetensors, WritingToAViewOfTheFileDoesNotChangeIt) {
@@ -346,7 +333,7 @@ TEST(Safetensors, AFailedWriteLeavesTheOldFile) {
     calls.before = [&](const std::string& call, const std::string&) {
       return call == failing ? ENOSPC : 0;
     };
-    EXPECT_THAT(error_of<SafetensorsError>([&] {
+    EXPECT_THAT(message_of<SafetensorsError>([&] {
                   libtorch::save_safetensors_to(path, {{"x", torch::zeros({100})}}, {}, calls);
                 }),
                 HasSubstr("No space left on device"))
@@ -370,11 +357,11 @@ TEST(Safetensors, AFailedWriteLeavesTheOldFile) {
 
 TEST(Safetensors, AFolderThatDoesNotExistIsNamed) {
   const TemporaryFolder folder;
-  EXPECT_THAT(error_of<SafetensorsError>([&] {
+  EXPECT_THAT(message_of<SafetensorsError>([&] {
                 save_safetensors({{"x", torch::ones({1})}}, folder.path() / "none" / "f");
               }),
               HasSubstr("is not a folder; create it first"));
-  EXPECT_THAT(error_of<SafetensorsError>(
+  EXPECT_THAT(message_of<SafetensorsError>(
                   [&] { save_safetensors({{"x", torch::ones({1})}}, folder.path()); }),
               HasSubstr("it is a folder"));
 }
@@ -394,7 +381,7 @@ TEST(Safetensors, AHostileFileChangesNothing) {
     EXPECT_TRUE(x.equal(torch::ones({4}))) << size;
   }
   std::ofstream(path, std::ios::binary) << good.substr(0, good.size() - 1) << '\2';
-  EXPECT_THAT(error_of<SafetensorsError>([&] { load_safetensors(targets, path); }),
+  EXPECT_THAT(message_of<SafetensorsError>([&] { load_safetensors(targets, path); }),
               HasSubstr("neither 0 nor 1"));
   EXPECT_TRUE(x.equal(torch::ones({4})));
 }

@@ -1,5 +1,9 @@
 #include "torch/support/torch_test.h"
 
+#include <hvd/memory.h>
+
+#include <algorithm>
+
 namespace hvd::testing {
 
 torch::Tensor rank_tensor(int rank, at::IntArrayRef shape, torch::ScalarType type, int seed) {
@@ -148,6 +152,10 @@ void backward(Net& net, int step) {
   const Batch batch = Batch::of_rank(rank(), step);
   const auto type = net->fc1->weight.scalar_type();
   torch::mse_loss(net->forward(batch.x.to(type)), batch.y.to(type)).backward();
+}
+
+bool in_shared_memory(const torch::Tensor& tensor) {
+  return is_shared(tensor.const_data_ptr(), std::max<std::size_t>(tensor.nbytes(), 1));
 }
 
 }  // namespace hvd::testing

@@ -8,6 +8,8 @@
 #include <string>
 #include <vector>
 
+#include "support/message_of.h"
+
 namespace hvd::testing {
 
 /// Values that depend on rank, position and seed, so that every rank can compute those of any rank.
@@ -39,21 +41,6 @@ const T& own_of(const std::vector<T>& values, const ProcessSet& set) {
 /// rank_tensor() of each member.
 std::vector<torch::Tensor> every_member(const ProcessSet& set, at::IntArrayRef shape,
                                         torch::ScalarType type, int seed = 0);
-
-/// The text of the exception, which must be an E; otherwise the test fails.
-template <class E>
-std::string message_of(const std::function<void()>& act) {
-  try {
-    act();
-  } catch (const E& error) {
-    return error.what();
-  } catch (const std::exception& error) {
-    ADD_FAILURE() << "expected " << typeid(E).name() << ", got another error: " << error.what();
-    return {};
-  }
-  ADD_FAILURE() << "expected " << typeid(E).name() << ", got no error";
-  return {};
-}
 
 /// A small network with different kinds of parameters.
 struct NetImpl : torch::nn::Module {
@@ -91,6 +78,9 @@ void train_step(Net& net, Optimizer& optimizer, int step) {
   backward(net, step);
   optimizer.step();
 }
+
+/// Whether the tensor lies in memory that the ranks of this host share.
+bool in_shared_memory(const torch::Tensor& tensor);
 
 inline bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;

@@ -2,9 +2,11 @@
 
 #include <gtest/gtest.h>
 #include <hvd/torch.h>
+#include <unistd.h>
 
 #include <cmath>
 #include <filesystem>
+#include <memory>
 #include <string>
 #include <vector>
 

@@ -3,10 +3,13 @@
 #include <torch/data/example.h>
 #include <torch/types.h>
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>

@@ -1,0 +1,30 @@
+"""The entry point of torch.backends: registers hvd with torch.distributed."""
+
+from __future__ import annotations
+
+import typing
+
+
+def register() -> None:
+    """Registers the backend "hvd" for tensors on the CPU, unless that is done.
+
+    torch calls it at the end of ``import torch``, where an exception would make the import fail, so it raises none.
+    """
+    try:
+        import torch.distributed as dist
+
+        if dist.is_available() and "hvd" not in dist.Backend.backend_list:
+            dist.Backend.register_backend("hvd", _make_backend, extended_api=True, devices=["cpu"])
+    except Exception as error:  # noqa: BLE001
+        import warnings
+
+        warnings.warn(f"hvd could not register its backend with torch.distributed: {error}", stacklevel=2)
+
+
+def _make_backend(group: typing.Any, options: typing.Any) -> typing.Any:
+    """Makes the backend of a group. `group` is torch's DistributedBackendOptions. Collective over the group."""
+    del options  # of other backends
+    from . import _loader
+
+    return _loader.native().make_backend(group.store, group.group_rank, group.group_size,
+                                         list(group.global_ranks_in_group), group.timeout)

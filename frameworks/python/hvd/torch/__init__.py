@@ -1,0 +1,59 @@
+"""What hvd adds to torch.distributed."""
+
+# Without `from __future__ import annotations`: DistributedDataParallel compares a hook's annotations with its own types.
+import datetime
+import typing
+
+import torch
+import torch.distributed as dist
+
+from .. import _loader
+
+__all__ = ["ddp_hook", "flight_record", "monitored_barrier"]
+
+# The default group at the time of the first hook without a group, and hvd's group of the same ranks.
+_groups: tuple[typing.Any, typing.Any] = (None, None)
+
+
+def ddp_hook(state: dist.ProcessGroup | None, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A communication hook for DistributedDataParallel whose own group has another backend, such as gloo.
+
+    ``model.register_comm_hook(None, hvd.torch.ddp_hook)`` averages the gradients over all ranks through hvd. `state` is the
+    group to use, ``torch.distributed.new_group(ranks, backend="hvd")``; with None the first call makes one of all ranks, and
+    is collective over them. It must not be None for a model whose process group has only some of the ranks.
+
+    Returns a future with the averaged bucket, which is the bucket's own memory.
+    """
+    group = state if state is not None else _group_of_all_ranks()
+    work = dist.all_reduce(bucket.buffer(), op=dist.ReduceOp.AVG, group=group, async_op=True)
+    return work.get_future().then(lambda finished: finished.value()[0])
+
+
+def _group_of_all_ranks() -> dist.ProcessGroup:
+    global _groups
+    if _groups[0] is not dist.group.WORLD:
+        _groups = (dist.group.WORLD, dist.new_group(backend="hvd"))
+    return _groups[1]
+
+
+def monitored_barrier(group: dist.ProcessGroup | None = None, timeout: datetime.timedelta | None = None,
+                      wait_all_ranks: bool = False) -> None:
+    """torch.distributed.monitored_barrier() for a group of the backend "hvd", which torch offers for gloo only.
+
+    Raises torch.distributed.DistBackendError when ranks have not made the call within `timeout` (None: the group's). The text
+    names the first of them, or with `wait_all_ranks` all.
+    """
+    chosen = group if group is not None else dist.group.WORLD
+    backend = chosen._get_backend(torch.device("cpu"))
+    limit = timeout if timeout is not None else datetime.timedelta(milliseconds=-1)
+    _loader.native().monitored_barrier(backend, limit, wait_all_ranks)
+
+
+def flight_record() -> bytes:
+    """The last operations of this process's groups with the backend "hvd", in the format of PyTorch's flight recorder.
+
+    A pickled dictionary with the stack of each operation's caller; ``torchfrtrace`` compares the files of all ranks. Empty unless
+    the environment has ``TORCH_FR_BUFFER_SIZE``, the number of operations to keep, or ``TORCH_FR_DUMP_TEMP_FILE``. With the
+    latter, the first failure or timeout also writes the record to the file of that name followed by the rank.
+    """
+    return _loader.native().flight_record()

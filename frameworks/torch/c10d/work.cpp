@@ -1,0 +1,170 @@
+#include "c10d/work.h"
+
+#include <ATen/core/ivalue.h>
+#include <ATen/core/jit_type.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <string_view>
+#include <utility>
+
+#include "base/text.h"
+#include "hvd/error.h"
+#include "hvd/torch/c10d_backend.h"
+
+namespace hvd {
+namespace libtorch {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::steady_clock;
+
+constexpr milliseconds kSlice(100);
+std::atomic<void (*)()> wait_check = nullptr;
+std::atomic<void (*)() noexcept> return_check = nullptr;
+
+/// After the timeout of an operation the error of the runtime may still arrive, which names the
+/// ranks that are missing. The coordinator counts from the time when it receives the first report
+/// of the operation. A rank delays its report by at most an eighth of the timeout and a second.
+milliseconds grace_of(milliseconds timeout) {
+  return std::clamp(timeout / 5, milliseconds(300), milliseconds(2000));
+}
+
+std::exception_ptr backend_error(const std::string& message) {
+  return std::make_exception_ptr(
+      c10::DistBackendError({__func__, __FILE__, static_cast<std::uint32_t>(__LINE__)}, message));
+}
+
+}  // namespace
+
+std::exception_ptr torch_error(const std::exception_ptr& error) {
+  try {
+    std::rethrow_exception(error);
+  } catch (const UsageError&) {
+    return error;
+  } catch (const StalledError& stalled) {
+    return backend_error(text("hvd: the timeout of an operation has passed: ", stalled.what()));
+  } catch (const Error& other) {
+    const std::string_view what = other.what();
+    return backend_error(text(what.starts_with("hvd::") ? "" : "hvd: ", what));
+  } catch (...) {
+    return error;
+  }
+}
+
+bool wait_in_slices(const Handle& handle, steady_clock::time_point deadline) {
+  for (;;) {
+    const auto left = deadline - steady_clock::now();
+    if (handle.wait_for(std::clamp<steady_clock::duration>(left, milliseconds(0), kSlice)))
+      return true;
+    if (left <= milliseconds(0)) return false;
+    if (const auto check = wait_check.load()) check();
+  }
+}
+
+void check_return() noexcept {
+  if (const auto check = return_check.load()) check();
+}
+
+PendingWork::PendingWork(int rank, Launch launch, std::uint64_t sequence, FlightRecord::Entry entry,
+                         std::shared_ptr<Completions> completions)
+    : Work(rank, launch.type, launch.title),
+      launch_(std::move(launch)),
+      sequence_(sequence),
+      entry_(entry),
+      completions_(std::move(completions)) {}
+
+void PendingWork::settle() {
+  TORCH_INTERNAL_ASSERT_DEBUG_ONLY(launch_.handle.done(), "the operation is done");
+  std::call_once(settled_, [this] {
+    std::exception_ptr error;
+    try {
+      const std::vector<at::Tensor> results = launch_.handle.wait_all();
+      if (launch_.finish) launch_.finish(results);
+    } catch (...) {
+      error = torch_error(std::current_exception());
+    }
+    launch_.finish = nullptr;  // releases the tensors that it holds
+    if (FlightRecord* const record = FlightRecord::get()) {
+      if (error) {
+        record->write_after_failure();
+      } else {
+        record->complete(entry_);
+      }
+    }
+    finish(error);
+  });
+}
+
+bool PendingWork::isCompleted() {
+  if (!launch_.handle.wait_for(milliseconds(0))) return false;
+  settle();
+  return true;
+}
+
+PendingWork::TimePoint PendingWork::deadline() const {
+  constexpr std::chrono::hours kLongest(24 * 365);  // a much longer time overflows the clock
+  const milliseconds timeout = std::min<milliseconds>(launch_.timeout, kLongest);
+  return started_ + timeout + grace_of(timeout);
+}
+
+std::exception_ptr PendingWork::timeout_error(milliseconds timeout) const {
+  if (FlightRecord* const record = FlightRecord::get()) record->write_after_failure();
+  return backend_error(
+      text("hvd: rank ", rank_, ": the timeout of ", timeout.count(), " ms has passed while ",
+           launch_.title, ", operation ", sequence_,
+           " of its group, waited for other ranks; see whether all ranks make this call; SIGUSR1 "
+           "makes a rank print what it waits for"));
+}
+
+bool PendingWork::wait(milliseconds timeout) {
+  const bool own_timeout = timeout <= kNoTimeout;
+  const bool done =
+      launch_.handle.done() ||
+      wait_in_slices(launch_.handle, own_timeout ? deadline() : steady_clock::now() + timeout);
+  check_return();
+  if (!done) std::rethrow_exception(timeout_error(own_timeout ? launch_.timeout : timeout));
+  settle();
+  if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
+  return true;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> PendingWork::getFuture() {
+  const std::lock_guard lock(future_mutex_);
+  if (!future_) {
+    future_ =
+        c10::make_intrusive<c10::ivalue::Future>(c10::ListType::create(c10::TensorType::get()));
+    completions_->add(c10::intrusive_ptr<PendingWork>::unsafe_reclaim_from_nonowning(this));
+  }
+  return future_;
+}
+
+void PendingWork::await_for_future() {
+  while (!launch_.handle.wait_for(std::chrono::seconds(1)))
+    if (steady_clock::now() >= deadline()) return;
+  settle();
+}
+
+void PendingWork::complete_future() {
+  check_return();
+  c10::intrusive_ptr<c10::ivalue::Future> future;
+  {
+    const std::lock_guard lock(future_mutex_);
+    future = future_;
+  }
+  if (!launch_.handle.done()) {
+    future->setError(timeout_error(launch_.timeout));
+  } else if (const std::exception_ptr error = exception()) {
+    future->setError(error);
+  } else {
+    future->markCompleted(c10::IValue(launch_.outputs));
+  }
+}
+
+}  // namespace libtorch
+
+void set_wait_check(void (*check)()) noexcept { libtorch::wait_check = check; }
+void set_return_check(void (*check)() noexcept) noexcept { libtorch::return_check = check; }
+
+}  // namespace hvd

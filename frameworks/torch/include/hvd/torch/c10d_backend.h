@@ -1,0 +1,164 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace hvd {
+
+namespace libtorch {
+class Completions;
+class Group;
+struct Launch;
+}  // namespace libtorch
+
+/// @addtogroup start
+/// @{
+
+/// The collectives of hvd as a backend of torch.distributed, for tensors on the CPU.
+///
+/// Ranks are matched by the order of their calls: each rank makes the same calls in the same order,
+/// as for every c10d backend. Calls that only move data take every dtype that is not
+/// quantised; reductions take those of `<hvd/torch/operations.h>`. Sums of float16 and bfloat16 are
+/// computed in float32. hvd's errors are converted to c10::DistBackendError, but for UsageError.
+/// The wait() of the returned c10d::Work throws them; the call itself throws UsageError, and the
+/// cause of a job that has failed before.
+///
+/// Thread-safe, as far as the order of calls allows. Blocking calls do not need Python's lock.
+class C10dBackend final : public c10d::Backend {
+ public:
+  /// The first group has all ranks and joins the job, unless this process has joined one. Each
+  /// group has an order of calls of its own. Collective over the ranks of the group; ranks make the
+  /// groups that they share in the same order.
+  /// @param store reachable by all ranks; may be null if the process has joined the job
+  /// @param ranks the members as ranks of the job, ascending; empty: all ranks
+  /// @param timeout of each operation, unless its options name one. In a job that this call joins,
+  /// also the longest time that one rank may be missing (hvd::Options::stall_shutdown), unless
+  /// HVD_STALL_SHUTDOWN is set.
+  /// @throws UsageError for ranks that contradict the job, and where hvd::init() does;
+  /// c10::DistBackendError when the members disagree about the ranks, or one is lost or missing
+  C10dBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+              const std::vector<std::int64_t>& ranks = {},
+              std::chrono::milliseconds timeout = kBackendDefaultTimeout);
+  /// Does not leave the job, which shutdown() and the end of the process do.
+  ~C10dBackend() override;
+
+  const std::string getBackendName() const override { return "hvd"; }
+  c10::intrusive_ptr<Options> getBackendOptions() override;
+  void setTimeout(std::chrono::milliseconds timeout) override { timeout_ = timeout; }
+  void setSequenceNumberForGroup() override {}
+  /// The number of operations that this rank has started in this group.
+  std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
+  c10d::ErrorType getError() override;
+
+  c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
+                                           const c10d::BroadcastOptions& options = {}) override;
+  /// Also takes a sparse COO tensor, for sum and average.
+  c10::intrusive_ptr<c10d::Work> allreduce(std::vector<at::Tensor>& tensors,
+                                           const c10d::AllreduceOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_sparse(
+      std::vector<at::Tensor>& tensors, const c10d::AllreduceOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allreduce_coalesced(
+      std::vector<at::Tensor>& tensors,
+      const c10d::AllreduceCoalescedOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> reduce(std::vector<at::Tensor>& tensors,
+                                        const c10d::ReduceOptions& options = {}) override;
+  /// The tensors of different ranks may have different numbers of elements.
+  c10::intrusive_ptr<c10d::Work> allgather(std::vector<std::vector<at::Tensor>>& outputs,
+                                           std::vector<at::Tensor>& inputs,
+                                           const c10d::AllgatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> _allgather_base(
+      at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allgather_coalesced(
+      std::vector<std::vector<at::Tensor>>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> allgather_into_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::AllgatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> gather(std::vector<std::vector<at::Tensor>>& outputs,
+                                        std::vector<at::Tensor>& inputs,
+                                        const c10d::GatherOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> scatter(std::vector<at::Tensor>& outputs,
+                                         std::vector<std::vector<at::Tensor>>& inputs,
+                                         const c10d::ScatterOptions& options = {}) override;
+  /// Sums and averages of equal shares send each element once. Other reductions, and shares of
+  /// different sizes, are an allreduce of all shares.
+  c10::intrusive_ptr<c10d::Work> reduce_scatter(
+      std::vector<at::Tensor>& outputs, std::vector<std::vector<at::Tensor>>& inputs,
+      const c10d::ReduceScatterOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input,
+      const c10d::ReduceScatterOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> reduce_scatter_tensor_coalesced(
+      std::vector<at::Tensor>& outputs, std::vector<at::Tensor>& inputs,
+      const c10d::ReduceScatterOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> alltoall_base(at::Tensor& output, at::Tensor& input,
+                                               std::vector<std::int64_t>& output_splits,
+                                               std::vector<std::int64_t>& input_splits,
+                                               const c10d::AllToAllOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> alltoall(std::vector<at::Tensor>& outputs,
+                                          std::vector<at::Tensor>& inputs,
+                                          const c10d::AllToAllOptions& options = {}) override;
+  c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
+  /// A barrier whose error names the ranks that have not made the call in time: the first of them,
+  /// or with `wait_all_ranks` all. The ranks record their calls in the store.
+  /// @throws UsageError without a store; c10::DistBackendError when a rank is missing
+  void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks = false) override;
+  /// Messages match by group, ranks and tag, in the order of the calls. The work is done when the
+  /// other rank has received the message; see isend() in `<hvd/point_to_point.h>`.
+  /// @throws UsageError for this rank itself, and for a rank that the group does not have
+  c10::intrusive_ptr<c10d::Work> send(std::vector<at::Tensor>& tensors, int destination,
+                                      int tag) override;
+  /// The tensor has the dtype and number of elements of the message. @throws as send()
+  c10::intrusive_ptr<c10d::Work> recv(std::vector<at::Tensor>& tensors, int source,
+                                      int tag) override;
+  /// Work::sourceRank() is then the source.
+  c10::intrusive_ptr<c10d::Work> recvAnysource(std::vector<at::Tensor>& tensors, int tag) override;
+
+  /// Leaves the group. The last group of the process also leaves the job if a group has joined it,
+  /// which waits for the other ranks to leave. Idempotent.
+  void shutdown() override;
+
+ private:
+  c10::intrusive_ptr<c10d::Work> start(libtorch::Launch launch);
+  c10::intrusive_ptr<c10d::Work> send_or_receive(c10d::OpType type,
+                                                 std::vector<at::Tensor>& tensors, int peer,
+                                                 int tag);
+  /// An allreduce of all shares, of which this rank's is copied to `output`.
+  c10::intrusive_ptr<c10d::Work> reduce_shares(const at::Tensor& output,
+                                               const std::vector<at::Tensor>& shares,
+                                               const c10d::ReduceScatterOptions& options);
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<libtorch::Group> group_;
+  const std::shared_ptr<libtorch::Completions> completions_;
+  std::atomic<std::chrono::milliseconds> timeout_;
+  std::atomic<std::uint64_t> sequence_ = 0;
+};
+
+/// The last operations of this process's groups as a pickled dictionary in the format of PyTorch's
+/// flight recorder, with the stacks of their callers. Empty unless the environment has
+/// TORCH_FR_BUFFER_SIZE, the number of operations, or TORCH_FR_DUMP_TEMP_FILE. With the latter, the
+/// first failure or timeout also writes it to that file, whose name ends with the rank.
+/// Thread-safe; takes Python's lock.
+std::string flight_record();
+
+/// A function that waits of c10d::Work call about ten times a second on the waiting thread. It may
+/// throw, which ends the wait but not the operation; Python's adapter raises KeyboardInterrupt so.
+/// Null: no function. Thread-safe.
+void set_wait_check(void (*check)()) noexcept;
+
+/// A function that a thread calls before it returns from a call of C10dBackend or from a wait of
+/// c10d::Work, and before it runs the callbacks of a future. It may block for ever: so Python's
+/// adapter stops threads when the interpreter ends, because they cannot take its lock any more.
+/// Null: no function. Thread-safe.
+void set_return_check(void (*check)() noexcept) noexcept;
+
+/// @}
+
+}  // namespace hvd
