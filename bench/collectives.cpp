@@ -18,6 +18,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr const char* kGloo = "gloo";
+constexpr int kCallsOfLargeLoop = 4;
 
 TensorView view(std::span<float> data) {
   const auto count = static_cast<std::int64_t>(data.size());
@@ -86,21 +87,33 @@ class Hvd final : public Contender {
   std::string name_;
 };
 
+/// Loops of large messages are shorter, so that a row takes seconds.
+int calls_of_loop(std::size_t bytes, int wanted) {
+  return bytes <= kChunkBytes ? wanted : std::min(wanted, kCallsOfLargeLoop);
+}
+
 /// All contenders at one kind and size.
 class Match {
  public:
   Match(const Session& session, const CollectivesOptions& options, Exercise exercise)
-      : session_(session), options_(options), exercise_(std::move(exercise)) {
+      : session_(session),
+        options_(options),
+        exercise_(std::move(exercise)),
+        calls_(calls_of_loop(exercise_.bytes(), options.loop)) {
     contenders_.push_back(std::make_unique<Hvd>(exercise_, options.progress));
     for (auto& peer : make_peers(exercise_, session.peers()))
       contenders_.push_back(std::move(peer));
     samples_.resize(contenders_.size());
+    loop_samples_.resize(contenders_.size());
   }
 
   Json play() {
     const bool correct = check();
+    const CoreDistance before = session_.core_distance();
     measure();
-    return row(correct);
+    Json result = row(correct);
+    result["cores"] = {{"before", to_json(before)}, {"after", to_json(session_.core_distance())}};
+    return result;
   }
 
  private:
@@ -120,17 +133,24 @@ class Match {
     return correct;
   }
 
-  double time(Contender& contender) const {
+  /// Times so many calls, one directly after the other. @return seconds per call
+  double time(Contender& contender, int calls) const {
     exercise_.fill();
     // If a rank slept, the ranks leave the first barrier as far apart as they reached it. The
     // second one brings them together.
     session_.align();
     session_.align();
     const auto begin = Clock::now();
-    contender.run();
-    const double seconds = seconds_since(begin);
+    for (int call = 0; call < calls; ++call) contender.run();
+    const double seconds = seconds_since(begin) / calls;
     contender.settle();
     return seconds;
+  }
+
+  /// @return seconds of a single call, and of one call of a loop
+  std::pair<double, double> time_both(Contender& contender) const {
+    const double single = time(contender, 1);
+    return {single, calls_ > 1 ? time(contender, calls_) : 0};
   }
 
   void measure() {
@@ -139,11 +159,10 @@ class Match {
     for (int i = 0; i < kWarmUps; ++i) {
       session_.align();
       const auto begin = Clock::now();
-      for (const auto& contender : contenders_) time(*contender);
+      for (const auto& contender : contenders_) time_both(*contender);
       round = session_.slowest(seconds_since(begin));
     }
     repetitions_ = repetitions_for(round, options_.repetitions);
-    for (auto& samples : samples_) samples.reserve(static_cast<std::size_t>(repetitions_));
     std::vector<std::size_t> order(contenders_.size());
     std::iota(order.begin(), order.end(), 0);
     std::mt19937 random(1);  // the same on every rank
@@ -151,9 +170,14 @@ class Match {
       // The order is random, so that no contender always runs after the same other one, whose data
       // in the cache might affect it.
       std::shuffle(order.begin(), order.end(), random);
-      for (const std::size_t index : order) samples_[index].push_back(time(*contenders_[index]));
+      for (const std::size_t index : order) {
+        const auto [single, looped] = time_both(*contenders_[index]);
+        samples_[index].push_back(single);
+        if (calls_ > 1) loop_samples_[index].push_back(looped);
+      }
     }
     for (auto& samples : samples_) session_.slowest(samples);
+    for (auto& samples : loop_samples_) session_.slowest(samples);
   }
 
   Json row(bool correct) const {
@@ -161,6 +185,7 @@ class Match {
     row["kind"] = to_string(exercise_.kind());
     row["bytes"] = exercise_.bytes();
     row["repetitions"] = repetitions_;
+    row["calls_of_loop"] = calls_;
     row["correct"] = correct;
     const double bytes = static_cast<double>(exercise_.bytes());
     for (std::size_t i = 0; i < contenders_.size(); ++i) {
@@ -170,14 +195,22 @@ class Match {
       entry["p50_us"] = json_number(summary.p50 * 1e6);
       entry["p95_us"] = json_number(summary.p95 * 1e6);
       entry["p99_us"] = json_number(summary.p99 * 1e6);
+      if (calls_ > 1) {
+        const Summary looped = summarize(loop_samples_[i]);
+        entry["loop"] = {{"p50_us", json_number(looped.p50 * 1e6)},
+                         {"p95_us", json_number(looped.p95 * 1e6)}};
+      }
       entry["algbw_gb_per_s"] = json_number(bandwidth);
       if (!contenders_[i]->does_the_exercise()) continue;
       entry["busbw_gb_per_s"] =
           json_number(bandwidth * bus_factor(exercise_.kind(), exercise_.ranks()));
     }
     for (const std::string& name : peer_names()) row["ratio_to"][name] = nullptr;
+    row["loop_ratio_to"] = row["ratio_to"];
     for (std::size_t i = 1; i < contenders_.size(); ++i) {
-      row["ratio_to"][contenders_[i]->name()] = json_number(median_ratio(samples_[0], samples_[i]));
+      const std::string name = contenders_[i]->name();
+      row["ratio_to"][name] = json_number(median_ratio(samples_[0], samples_[i]));
+      row["loop_ratio_to"][name] = json_number(median_ratio(loop_samples_[0], loop_samples_[i]));
     }
     return row;
   }
@@ -186,7 +219,9 @@ class Match {
   const CollectivesOptions& options_;
   const Exercise exercise_;
   std::vector<std::unique_ptr<Contender>> contenders_;  // hvd first
-  std::vector<std::vector<double>> samples_;            // seconds, per contender
+  const int calls_;                                     // of a loop; 1: no loops
+  std::vector<std::vector<double>> samples_;            // seconds of a single call, per contender
+  std::vector<std::vector<double>> loop_samples_;       // seconds per call of a loop
   int repetitions_ = 0;
 };
 
@@ -206,15 +241,27 @@ void add_gloo(Json& row, const Json& gloo) {
                                        measured["p50_us"].get<double>());
 }
 
-void print_rows(const Json& rows, std::ostream& out) {
+/// The peers that have a result in some row.
+std::vector<std::string> peers_in(const Json& rows) {
   std::vector<std::string> peers = peer_names();
   peers.emplace_back(kGloo);
   std::erase_if(peers, [&](const std::string& peer) {
     return std::none_of(rows.begin(), rows.end(),
                         [&](const Json& row) { return row["contenders"].contains(peer); });
   });
-  std::vector<std::string> headers = {"size",   "times", "p50 us", "p95 us",
-                                      "p99 us", "algbw", "busbw"};
+  return peers;
+}
+
+/// The round trip between the cores of ranks 0 and 1 before and after a row was measured.
+std::string round_trips(const Json& row) {
+  const Json& cores = row["cores"];
+  return cell(cores["before"], "round_trip_ns") + ".." + cell(cores["after"], "round_trip_ns");
+}
+
+void print_rows(const Json& rows, std::ostream& out) {
+  const std::vector<std::string> peers = peers_in(rows);
+  std::vector<std::string> headers = {"size",   "times",  "cores ns", "p50 us",
+                                      "p95 us", "p99 us", "algbw",    "busbw"};
   for (const std::string& peer : peers) headers.push_back(peer + " us");
   for (const std::string& peer : peers) headers.push_back("/" + peer);
   headers.push_back("result");
@@ -223,13 +270,35 @@ void print_rows(const Json& rows, std::ostream& out) {
     const Json& all = row["contenders"];
     const Json& own = all["hvd"];
     std::vector<std::string> cells = {bytes_text(row["bytes"].get<std::size_t>()),
-                                      std::to_string(row["repetitions"].get<int>())};
+                                      std::to_string(row["repetitions"].get<int>()),
+                                      round_trips(row)};
     for (const char* key : {"p50_us", "p95_us", "p99_us", "algbw_gb_per_s", "busbw_gb_per_s"})
       cells.push_back(cell(own, key));
     for (const std::string& peer : peers)
       cells.push_back(all.contains(peer) ? cell(all[peer], "p50_us") : "-");
     for (const std::string& peer : peers) cells.push_back(cell(row["ratio_to"], peer.c_str()));
     cells.push_back(row["correct"].get<bool>() ? "ok" : "WRONG");
+    table.add(std::move(cells));
+  }
+  table.print(out);
+}
+
+void print_loops(const Json& rows, std::ostream& out) {
+  std::vector<std::string> peers = peers_in(rows);
+  std::erase(peers, kGloo);
+  std::vector<std::string> headers = {"size", "calls", "cores ns", "p50 us", "p95 us"};
+  for (const std::string& peer : peers) headers.push_back(peer + " us");
+  for (const std::string& peer : peers) headers.push_back("/" + peer);
+  Table table(std::move(headers));
+  for (const Json& row : rows) {
+    const Json& all = row["contenders"];
+    const Json& own = all["hvd"]["loop"];
+    std::vector<std::string> cells = {bytes_text(row["bytes"].get<std::size_t>()),
+                                      std::to_string(row["calls_of_loop"].get<int>()),
+                                      round_trips(row), cell(own, "p50_us"), cell(own, "p95_us")};
+    for (const std::string& peer : peers)
+      cells.push_back(all.contains(peer) ? cell(all[peer]["loop"], "p50_us") : "-");
+    for (const std::string& peer : peers) cells.push_back(cell(row["loop_ratio_to"], peer.c_str()));
     table.add(std::move(cells));
   }
   table.print(out);
@@ -255,8 +324,12 @@ Json run_collectives(const Session& session, const CollectivesOptions& options, 
       result["correct"] = result["correct"].get<bool>() && rows.back()["correct"].get<bool>();
     }
     if (session.rank() == 0) {
-      out << '\n' << to_string(kind) << ", float32, bandwidths in GB/s\n";
+      out << '\n' << to_string(kind) << ", float32, single calls, bandwidths in GB/s\n";
       print_rows(rows, out);
+      if (options.loop > 1) {
+        out << '\n' << to_string(kind) << ", float32, per call of a loop\n";
+        print_loops(rows, out);
+      }
     }
     for (Json& row : rows) result["rows"].push_back(std::move(row));
   }

@@ -155,6 +155,7 @@ struct CollectivesOptions {
   std::size_t lowest_bytes = 4;
   std::size_t highest_bytes = 256 << 20;
   std::size_t factor = 4;
+  int loop = 50;  ///< calls of a loop; four above 256 KiB; 1: only single calls
   RepetitionLimits repetitions = {};
   Progress progress = Progress::kCaller;
   Memory memory = Memory::kOrdinary;

@@ -52,6 +52,10 @@ Command collectives_command(CLI::App& parent) {
   app.add_option("--factor", options->factor, "Ratio of one size to the previous one")
       ->check(CLI::Range(std::size_t{2}, std::size_t{1024}))
       ->capture_default_str();
+  app.add_option("--loop", options->loop,
+                 "Calls of a loop, at most 4 above 256 KiB; 1: only single calls")
+      ->check(CLI::Range(1, 10'000))
+      ->capture_default_str();
   options->kinds = kAllKinds;
   app.add_option("--kinds", options->kinds, "Which operations; default: all")
       ->delimiter(',')
@@ -167,12 +171,18 @@ int measure(const Session& session, const Command& command, const std::string& j
   if (session.rank() == 0 && !json_path.empty()) write_json(json_path, Json::object());
   const Json environment = session.describe();
   if (session.rank() == 0) print_description(environment, std::cout);
+  const CoreDistance before = session.core_distance();
+  if (session.rank() == 0)
+    std::cout << "# cores of ranks 0 and 1: " << to_text(before) << std::endl;
   const Json result = command.measure(session, std::cout);
+  const CoreDistance after = session.core_distance();
   if (session.rank() == 0) {
     Json document = {{"command", command.app->get_name()}, {"environment", environment}};
     document["load_average_after"] = session.describe()["load_average"];
+    document["cores"] = {{"before", to_json(before)}, {"after", to_json(after)}};
     document.update(result);
-    std::cout << "\n# load_average after: " << document["load_average_after"].dump() << std::endl;
+    std::cout << "\n# load_average after: " << document["load_average_after"].dump()
+              << "\n# cores of ranks 0 and 1 after: " << to_text(after) << std::endl;
     if (!json_path.empty()) write_json(json_path, document);
   }
   return result.value("correct", true) ? 0 : 1;

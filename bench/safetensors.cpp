@@ -1,6 +1,7 @@
 #include "hvd/torch/safetensors.h"
 
 #include <chrono>
+#include <cstdint>
 #include <cstdlib>
 #include <filesystem>
 #include <map>

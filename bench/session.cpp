@@ -107,9 +107,11 @@ Session::Session(const SessionOptions& options) : options_(options) {
         "beside hvd's");
   }
   MPI_Comm_dup(MPI_COMM_WORLD, &peers_);
+  flags_ = std::make_unique<SharedFlags>(peers_);
 }
 
 Session::~Session() {
+  flags_.reset();
   MPI_Comm_free(&peers_);
   hvd::shutdown();
   if (started_mpi_ && mpi_is_active()) MPI_Finalize();
@@ -124,7 +126,13 @@ void Session::join(const std::string& init_method) const {
   hvd::init({.init_method = init_method, .rank = rank, .world_size = size});
 }
 
-void Session::align() const { MPI_Barrier(peers_); }
+void Session::align() const {
+  if (!flags_->available()) {
+    MPI_Barrier(peers_);
+  } else {
+    flags_->meet();
+  }
+}
 
 void Session::align_asleep() const {
   MPI_Request request = MPI_REQUEST_NULL;

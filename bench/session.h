@@ -3,11 +3,13 @@
 #include <mpi.h>
 
 #include <iosfwd>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "bench/report.h"
+#include "bench/shared_flags.h"
 
 namespace hvd::bench {
 
@@ -43,8 +45,9 @@ class Session {
   /// The communicator of the other contenders. hvd sends no messages on it.
   MPI_Comm peers() const noexcept { return peers_; }
 
-  /// Waits until all ranks have called it. It polls, so use it only for short waits between
-  /// measurements.
+  /// Waits until all ranks have called it. Ranks of one host meet at a counter in shared memory, so
+  /// that the wait brings no contender's code into the caches. It polls, so use it only for short
+  /// waits between measurements.
   void align() const;
   /// The same for long waits: a rank that is early sleeps and leaves its core to other processes.
   /// Does not use hvd, because that would disturb hvd's schedule.
@@ -56,6 +59,8 @@ class Session {
   double sum(double value) const;
   bool all(bool mine) const;
 
+  /// Measures how far apart the cores of ranks 0 and 1 are now. Collective.
+  CoreDistance core_distance() const { return flags_->measure(); }
   /// Describes the machine, its load and the settings, as seen by this rank now.
   Json describe() const;
 
@@ -65,6 +70,7 @@ class Session {
   int size_ = 1;
   bool started_mpi_ = false;
   MPI_Comm peers_ = MPI_COMM_NULL;
+  std::unique_ptr<SharedFlags> flags_;
 };
 
 /// Prints the result of describe() as text.

@@ -34,6 +34,13 @@ TEST(BenchSmoke, TensorsInSharedMemory) {
   EXPECT_EQ(outcome.exit_code, 0) << outcome.output;
 }
 
+/// Expects the distance of two cores. A round trip takes at least several cycles.
+void expect_plausible(const json& cores, const std::string& where) {
+  EXPECT_GT(cores["round_trip_ns"].get<double>(), 10) << where;
+  EXPECT_GT(cores["write_gb_per_s"].get<double>(), 0) << where;
+  EXPECT_GT(cores["read_gb_per_s"].get<double>(), 0) << where;
+}
+
 TEST(BenchSmoke, CollectivesHaveEveryRow) {
   // The largest size is more than one chunk, and not a whole number of chunks.
   const Outcome outcome = run_bench(
@@ -43,14 +50,22 @@ TEST(BenchSmoke, CollectivesHaveEveryRow) {
   EXPECT_EQ(outcome.document["command"], "collectives");
   EXPECT_EQ(outcome.document["environment"]["ranks"], 2);
   EXPECT_TRUE(outcome.document["correct"].get<bool>());
+  for (const char* when : {"before", "after"})
+    expect_plausible(outcome.document["cores"][when], when);
   std::set<std::pair<std::string, int>> seen;
   for (const json& row : outcome.document["rows"]) {
     const std::string where = row["kind"].get<std::string>() + " of " + row["bytes"].dump();
     EXPECT_TRUE(row["correct"].get<bool>()) << where;
     EXPECT_GE(row["repetitions"].get<int>(), 3) << where;
     const bool chunked = row["bytes"].get<int>() > 256 * 1024;
-    for (const char* name : {"hvd", "mpi", "copy"})
+    EXPECT_EQ(row["calls_of_loop"].get<int>(), chunked ? 4 : 50) << where;
+    for (const char* name : {"hvd", "mpi", "copy"}) {
       expect_measured(row["contenders"][name], where + " " + name);
+      EXPECT_GT(row["contenders"][name]["loop"]["p50_us"].get<double>(), 0) << where << " " << name;
+    }
+    EXPECT_GT(row["loop_ratio_to"]["mpi"].get<double>(), 0) << where;
+    for (const char* when : {"before", "after"})
+      expect_plausible(row["cores"][when], where + " " + when);
     EXPECT_EQ(row["ratio_to"]["raw-staged"].is_number(), row["kind"] == "allreduce") << where;
     EXPECT_TRUE(row["ratio_to"]["raw-shared"].is_null()) << where;
     EXPECT_EQ(row["contenders"].contains("mpi-chunked"), chunked) << where;
@@ -84,8 +99,8 @@ void expect_ratios_of_16_mib(const std::string& options,
   for (int run = 0; run < 3 && too_slow(); ++run) {
     const Outcome outcome = run_bench(
         2,
-        "--retain-heap collectives --kinds allreduce --min 16MiB --max 16MiB --budget 1 --least "
-        "15 " +
+        "--retain-heap collectives --kinds allreduce --min 16MiB --max 16MiB --loop 1 --budget 1 "
+        "--least 15 " +
             options);
     ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
     const json ratios = outcome.document["rows"].at(0)["ratio_to"];
