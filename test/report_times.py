@@ -14,7 +14,7 @@ from pathlib import Path
 
 # Seconds. The smallest of a test's labels counts, and what is long has none.
 BUDGETS = {'unit': 5, 'sim': 20, 'conformance': 20, 'mpi': 20, 'capi': 20, 'model': 20, 'torch': 30, 'launcher': 30, 'bench': 30,
-           'gpu': 30, 'start': 40, 'style': 60, 'fuzz': 40, 'fault': 60, 'install': 120}
+           'gpu': 30, 'start': 40, 'python': 40, 'style': 60, 'fuzz': 40, 'fault': 60, 'install': 120}
 SLOWEST = 10
 
 

@@ -30,6 +30,9 @@ import tempfile
 
 import pages
 
+sys.path.insert(0, str(pathlib.Path(__file__).parent.parent / "style"))
+import clang_pass
+
 LANGUAGES = {"cpp", "c", "sh", "python", "cmake", "text"}
 MAX_NOT_COMPILED = 3
 TABLES = "the last column of tables"
@@ -41,17 +44,10 @@ WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-variable", "-Wno-unused-
             "-Wno-unused-value", "-Wno-unused-function", "-Wno-unused-local-typedefs"]
 
 
-def options_of(entry):
-    """The compiler and those options of a compile command that the headers need."""
+def compiler_of(entry):
+    """The compiler of a compile command."""
     words = shlex.split(entry["command"]) if "command" in entry else entry["arguments"]
-    compiler = next(word for word in words if re.search(r"(\+\+|cxx)[\w.-]*$", word) and not word.startswith("-"))
-    options = []
-    for index, word in enumerate(words):
-        if word == "-isystem":
-            options += words[index:index + 2]
-        elif word.startswith(("-D", "-U", "-I", "-std=")):
-            options.append(word)
-    return compiler, options
+    return next(word for word in words if re.search(r"(\+\+|cxx)[\w.-]*$", word) and not word.startswith("-"))
 
 
 def torch_command(build):
@@ -59,7 +55,7 @@ def torch_command(build):
     file = build / "compile_commands.json"
     for entry in json.loads(file.read_text(encoding="utf-8")) if file.is_file() else []:
         if "csrc/api/include" in (entry.get("command") or " ".join(entry["arguments"])):
-            return options_of(entry)
+            return compiler_of(entry), clang_pass.options_of(entry)
     return None
 
 

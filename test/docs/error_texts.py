@@ -19,7 +19,17 @@ OTHER_TEXTS = {
     "core/transport/ucx/ucx_library.cpp": "names of UCX's functions",
     "frameworks/torch/trainer/training_arguments.cpp": "descriptions of arguments",
     "launcher/command/options.cpp": "help of options",
-    "launcher/reports/mpirun_log.cpp": "lines of mpirun",
+    "launcher/doctor/collect.cpp": "reasons for unknown facts",
+    "launcher/doctor/connections.cpp": "reasons for unknown facts",
+    "launcher/doctor/cpu_pairs.cpp": "reasons for unknown facts",
+    "launcher/doctor/doctor.cpp": "help of options",
+    "launcher/doctor/findings.cpp": "findings, each with its advice; docs/doctor.md lists them",
+    "launcher/doctor/measure.cpp": "reasons for unknown facts",
+    "launcher/doctor/rank_main.cpp": "usage",
+    "launcher/doctor/records.cpp": "reasons for unknown facts",
+    "launcher/doctor/records.h": "reasons for unknown facts",
+    "launcher/doctor/report.cpp": "lines of the report",
+    "launcher/mpirun/mpirun_log.cpp": "lines of mpirun",
     "launcher/system/text.cpp": "lines of backtraces",
 }
 # Statements that name a thing or a value inside of another text.

@@ -4,6 +4,7 @@
 #include <hvd/collectives.h>
 #include <hvd/device.h>
 #include <hvd/launch.h>
+#include <hvd/point_to_point.h>
 #include <hvd/torch.h>
 #include <hvd/trainer.h>
 #include <torch/script.h>
@@ -90,6 +91,7 @@ void train(const Batch& batch);
 torch::Tensor loss_of(const Batch& batch);
 
 extern Batch batch;
+extern hvd::TensorView view;
 extern torch::Tensor tensor, x, t, a, b, c, loss, output, out, coo, mean, deviation, predictions,
     table, predicted, target, splits;
 extern std::vector<torch::Tensor> tensors;

@@ -98,7 +98,8 @@ wire::Request random_request(std::mt19937_64& random) {
   request.kind = static_cast<OpKind>(random() % (random() % 4 == 0 ? kOpKindCount : 3));
   request.unnamed = random() % 4 == 0;
   request.ordinal = random() % 4;
-  if (request.unnamed) request.name = wire::unnamed_name(request.kind, request.ordinal);
+  request.in_sequence = request.unnamed && random() % 2 == 0;
+  if (request.unnamed) request.name = wire::unnamed_name(request, request.ordinal);
   request.dtype = random() % 8 == 0 ? DataType::kInt64 : DataType::kFloat32;
   if (random() % 8 == 0)
     request.compression =

@@ -17,13 +17,13 @@ MAX_FUNCTION_LINES = 80
 
 # Libraries that only some folders may include: (pattern of the <include>, allowed prefixes of the path, name).
 LIBRARIES = (
-    (r"(torch|ATen|c10|caffe2)/", ("frameworks/torch/", "examples/", "test/torch/", "test/examples/", "test/install/",
+    (r"(torch|ATen|c10|caffe2)/", ("frameworks/torch/", "frameworks/python/", "examples/", "test/torch/", "test/examples/", "test/install/",
                                    "test/gpu/", "bench/", "test/fault/", "test/start/", "test/docs/"), "LibTorch"),
     (r"mpi(-ext)?\.h$", ("core/transport/mpi/", "bench/", "test/"), "MPI"),
     (r"(cuda|cuda_runtime|cuda_runtime_api|cuda_fp16|cuda_bf16|nccl|driver_types)\b.*",
      ("core/device/cuda/", "core/backend/nccl/", "test/gpu/", "test/unit/device/cuda/"), "CUDA and NCCL"),
     (r"(ucp|uct|ucs|ucm)/", ("core/transport/ucx/", "test/support/count_ucx_calls.cpp", "bench/ucx_stream.cpp"), "UCX"),
-    (r"asio\b", ("core/bootstrap/tcp_", "test/unit/bootstrap/"), "Asio"),
+    (r"asio\b", ("core/bootstrap/socket_server.cpp", "launcher/", "test/unit/launcher/"), "Asio"),
     (r"spdlog/", ("core/base/log_spdlog.cpp",), "spdlog"),
     (r"(gtest|gmock)/", ("test/", "bench/"), "GoogleTest"),
 )
@@ -33,6 +33,8 @@ LIBRARIES = (
 LAYERS = {
     "core/include/": "public",
     "frameworks/torch/include/": "torch's interface",
+    "frameworks/torch/c10d/": "torch/c10d",
+    "frameworks/python/": "python",
     "frameworks/torch/tensors/": "torch/tensors",
     "frameworks/torch/operations/": "torch/operations",
     "frameworks/torch/data/": "torch/data",
@@ -48,7 +50,11 @@ LAYERS = {
     "launcher/system/": "launcher/system",
     "launcher/command/": "launcher/command",
     "launcher/reports/": "launcher/reports",
+    "launcher/agent/": "launcher/agent",
+    "launcher/mpirun/": "launcher/mpirun",
     "launcher/processes/": "launcher/processes",
+    "launcher/nodes/": "launcher/nodes",
+    "launcher/doctor/": "launcher/doctor",
     "launcher/": "launcher",
     "examples/": "examples",
     "core/bootstrap/": "bootstrap",
@@ -61,6 +67,8 @@ MAY_INCLUDE = {
     "torch/tensors": {"base/text.h", "torch's interface", "public"},
     "torch/start": {"base/text.h", "torch's interface", "public"},
     "torch/operations": {"base/text.h", "torch/tensors", "torch's interface", "public"},
+    "torch/c10d": {"base/text.h", "torch/operations", "torch/tensors", "torch's interface", "public"},
+    "python": {"torch's interface", "public"},
     "torch/data": {"base/text.h", "torch/operations", "torch/tensors", "torch's interface", "public"},
     "torch/layers": {"base/text.h", "torch/operations", "torch/tensors", "torch's interface", "public"},
     "torch/reducer": {"base/text.h", "torch/operations", "torch/tensors", "torch's interface", "public"},
@@ -75,8 +83,13 @@ MAY_INCLUDE = {
     "launcher/system": {"base", "public"},
     "launcher/command": {"launcher/system", "base", "public"},
     "launcher/reports": {"launcher/system", "base", "public"},
-    "launcher/processes": {"launcher/command", "launcher/reports", "launcher/system", "bootstrap/rendezvous_server.h", "base", "public"},
-    "launcher": {"launcher/command", "launcher/processes", "launcher/system", "base", "public"},
+    "launcher/agent": {"launcher/command", "launcher/reports", "launcher/system", "base", "public"},
+    "launcher/mpirun": {"launcher/agent", "launcher/command", "launcher/reports", "launcher/system",
+                        "launcher/processes/job_starter.h", "base", "public"},
+    "launcher/processes": {"launcher/agent", "launcher/mpirun", "launcher/command", "launcher/reports", "launcher/system", "bootstrap/store_server.h", "base", "public"},
+    "launcher/nodes": {"bootstrap/socket_store.h", "base", "public"},
+    "launcher/doctor": {"launcher/agent/core_share.h", "launcher/mpirun/job_folder.h", "launcher/command", "launcher/reports", "launcher/system", "base", "public"},
+    "launcher": {"launcher/agent", "launcher/doctor", "launcher/mpirun", "launcher/command", "launcher/processes", "launcher/system", "base", "public"},
     "examples": {"public", "torch's interface"},
 }
 

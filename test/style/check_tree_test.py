@@ -23,7 +23,7 @@ class CheckTree(WrittenTreeTest):
                            "test/mpi/a.cpp": "#include <gtest/gtest.h>\n#include <mpi.h>\n"})
 
     def test_dependencies_point_downward(self):
-        tree = {"core/base/log.h": "", "core/base/text.h": "", "core/engine/engine.h": "", "core/bootstrap/rendezvous_server.h": "", "core/include/hvd/error.h": "",
+        tree = {"core/base/log.h": "", "core/base/text.h": "", "core/engine/engine.h": "", "core/bootstrap/store_server.h": "", "core/include/hvd/error.h": "",
                 "frameworks/torch/state/a.h": "", "frameworks/torch/tensors/a.h": "", "launcher/command/a.h": ""}
         self.assert_one(tree | {"frameworks/torch/state/a.cpp": '\n#include "engine/engine.h"\n'}, "a.cpp:2")
         self.assert_one(tree | {"frameworks/torch/tensors/a.cpp": '#include "state/a.h"\n'}, "torch/tensors must not depend on torch/state")
@@ -32,7 +32,7 @@ class CheckTree(WrittenTreeTest):
         self.assert_one(tree | {"core/include/hvd/a.h": '#include "base/log.h"\n'}, "public must not depend on base")
         self.assert_one({"frameworks/elsewhere/a.cpp": ""}, "in no layer")
         self.assert_clean(tree | {"frameworks/torch/state/a.cpp": '#include "tensors/a.h"\n#include "base/text.h"\n',
-                                  "launcher/processes/a.cpp": '#include "bootstrap/rendezvous_server.h"\n#include "command/a.h"\n',
+                                  "launcher/processes/a.cpp": '#include "bootstrap/store_server.h"\n#include "command/a.h"\n',
                                   "test/unit/a.cpp": '#include "engine/engine.h"\n'})
 
     def test_locks_are_those_that_the_compiler_checks(self):

@@ -73,6 +73,7 @@ class FakeRequests final : public message::Requests {
     const auto found = matched.find(arrival.handle);
     if (found == matched.end()) throw Error("fake: a probed message was received twice");
     FakeNetwork::hand_over(found->second, {.room = room, .receiver = begin(slot)});
+    ends_[slot]->source = arrival.source;
     matched.erase(found);
   }
 
@@ -83,6 +84,8 @@ class FakeRequests final : public message::Requests {
     failed_slot_ = -1;
     for (std::size_t slot = 0; slot < ends_.size(); ++slot) {
       if (ends_[slot] == nullptr) continue;
+      const int source = ends_[slot]->source;
+      if (source >= 0 && source == network_->stalled_source) continue;
       if (!ends_[slot]->done) {
         if (completions_.empty()) fail_unless_reachable(slot);
         continue;

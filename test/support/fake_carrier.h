@@ -38,6 +38,8 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   bool broken = false;
   /// A rank whose connections have broken, or -1. Sends to it, and messages in flight to it, fail.
   int unreachable = -1;
+  /// A rank whose matched messages do not arrive in full, or -1.
+  int stalled_source = -1;
   /// No message under way completes, and no connection breaks.
   bool stalled = false;
   bool hands_over_at_once = true;
@@ -64,6 +66,7 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
     bool done = false;
     std::size_t bytes = 0;
     int receiver = -1;  ///< for a sender
+    int source = -1;    ///< for the receiver of a matched message
   };
   struct Sent {
     message::Tag tag = 0;

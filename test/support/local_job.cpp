@@ -14,6 +14,7 @@ LocalJob::LocalJob(const LocalJobOptions& options, const Clock& clock)
                                      .longest_delay = options.longest_delay,
                                      .seed = options.seed,
                                      .host_per_rank = options.hosts,
+                                     .shared_memory_prefixes = options.shared_memory_prefixes,
                                      .rings_across_hosts = options.rings_across_hosts},
                                     clock)) {
   const auto world = std::make_shared<LocalWorld>(options.size);

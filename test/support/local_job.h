@@ -34,6 +34,7 @@ struct LocalJobOptions {
   /// The host of each rank; default: all on one.
   std::vector<std::string> hosts = {};
   bool rings_across_hosts = true;
+  std::vector<std::string> shared_memory_prefixes = {};  ///< as in NetworkOptions
   /// Replaces the local backend.
   std::shared_ptr<Backend> backend = {};
   /// Called for each rank; the result replaces the local network and backend.

@@ -48,6 +48,11 @@ class LocalControlPlane final : public control::ControlPlane {
     return network_->options_.rings_across_hosts || topology_.host_names.size() == 1;
   }
   bool quiet() const noexcept override { return !busy(); }
+  std::string shared_memory_prefix(int rank) const override {
+    const std::vector<std::string>& prefixes = network_->options_.shared_memory_prefixes;
+    const bool shared = !prefixes.empty() && topology_.same_host(rank, topology_.rank);
+    return shared ? prefixes[static_cast<std::size_t>(topology_.rank)] : std::string();
+  }
   Doorbell& doorbell() noexcept override { return mailbox(rank()).doorbell; }
 
   ArrivalFlags* arrival_flags(int rank) noexcept override {

@@ -19,6 +19,8 @@ struct NetworkOptions {
   Duration longest_delay{};
   std::uint64_t seed = 0;
   std::vector<std::string> host_per_rank = {};  ///< default: all on "localhost"
+  /// What ControlPlane::shared_memory_prefix() of each rank returns; default: no shared memory.
+  std::vector<std::string> shared_memory_prefixes = {};
   bool rings_across_hosts = true;  ///< false: as over a real network, a message from another host
                                    ///< does not wake the receiver
 };
