@@ -11,6 +11,7 @@ that rank's number and, after an exception, its text and place. No process and n
 import argparse
 import collections
 import ctypes
+import fcntl
 import json
 import os
 import random
@@ -270,6 +271,31 @@ def judge_rest(plan, job, rank):
     return defects
 
 
+def abandoned(name):
+    """Whether no process holds the lock of this name in /dev/shm. Jobs outside the campaign hold theirs while they run."""
+    try:
+        file = os.open(f"/dev/shm/{name}", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return True
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(file)
+
+
+def abandoned_since(before):
+    """New names of hvd in /dev/shm that no process holds. A second look spares those that had no lock yet."""
+    def look():
+        return [name for name in os.listdir("/dev/shm") if name.startswith("hvd") and name not in before and abandoned(name)]
+
+    if look():
+        time.sleep(0.5)
+    return look()
+
+
 def judge_remains(job, before):
     """The defects of the job's end: processes and files."""
     deadline = time.monotonic() + WORKER_LIMIT
@@ -280,7 +306,7 @@ def judge_remains(job, before):
     job.reap()
     # torchrun's and multiprocessing's own folders remain when a process is killed.
     left = [name for name in os.listdir(job.temporary) if not name.startswith(("torchelastic_", "pymp-"))]
-    left += [name for name in os.listdir("/dev/shm") if name.startswith("hvd") and name not in before]
+    left += abandoned_since(before)
     left += [name for name in os.listdir(job.folder) if name.startswith(("store.", "again."))]
     return defects + [f"left {name}" for name in left]
 
