@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Sets the machine up, builds with warnings as errors, and runs the tests: the dev build with all labels, then unit, sim and the fuzz
-# target under AddressSanitizer and UBSan, then what has threads under ThreadSanitizer.
-# Usage: bash test/run.sh [--long] [dev|asan-ubsan|tsan]...     without a name: all of them.
+# target under AddressSanitizer and UBSan, then what has threads under ThreadSanitizer. Clang compiles these, and the default compiler
+# the optimised libraries and hvdrun.
+# Usage: bash test/run.sh [--long] [dev|asan-ubsan|tsan|release]...     without a name: all of them.
 #   --long   all seeds, all numbers of processes, whole campaigns, tensors above 2^31 elements, the examples as a project of their own,
-#            and every source file compiled by itself. Hours.
+#            and every source file compiled by itself; the default compiler compiles dev, too. Hours.
 # Goes on after a failure; the summary at the end holds the time of each part, the slowest tests, those over their budget, and ctest's
 # closing line of each part. The exit code tells.
 set -uo pipefail
@@ -60,12 +61,14 @@ run_tests() {
   record "$part" "$result" "$(grep -E 'tests passed,|^No tests were found' "$log" | tail -n 1)"
 }
 
-run_dev() { build dev && run_tests dev; }
+run_dev() { build dev "${dev_compiler[@]}" && run_tests dev; }
 
 run_asan_ubsan() { build asan-ubsan "${with_clang[@]}" && HVD_SIM_SEEDS=100 run_tests asan-ubsan -L 'unit|sim|fuzz'; }
 
 # What has one thread has no races.
 run_tsan() { build tsan "${with_clang[@]}" && HVD_SIM_SEEDS=100 run_tests tsan -L threads; }
+
+run_release() { build release -DHVD_WARNINGS_AS_ERRORS=ON -DHVD_BUILD_EXAMPLES=OFF && record release passed "the build has no warning"; }
 
 build_options=()
 test_options=(-LE '^long$')
@@ -77,22 +80,25 @@ for argument in "$@"; do
       build_options=(-DCMAKE_UNITY_BUILD=OFF)
       test_options=()
       ;;
-    dev | asan-ubsan | tsan) parts+=("$argument") ;;
+    dev | asan-ubsan | tsan | release) parts+=("$argument") ;;
     *)
-      printf 'test/run.sh: unknown argument "%s" (known: --long, dev, asan-ubsan, tsan)\n' "$argument" >&2
+      printf 'test/run.sh: unknown argument "%s" (known: --long, dev, asan-ubsan, tsan, release)\n' "$argument" >&2
       exit 2
       ;;
   esac
 done
-((${#parts[@]})) || parts=(dev asan-ubsan tsan)
+((${#parts[@]})) || parts=(dev asan-ubsan tsan release)
 
 section "setup"
 bash third_party/setup.sh --clang || exit 1
 took setup 0
 
-# Debian's clang++, or the newest clang++-N. It compiles sanitized code in a fifth of the time that GCC 12 takes.
+# Debian's clang++, or the newest clang++-N. It compiles the tests of the LibTorch adapter in a third and sanitized code in a fifth of the
+# time that GCC 12 takes.
 clang=$(compgen -c clang++ | grep -E '^clang\+\+(-[0-9]+)?$' | sort -V | tail -n 1)
 with_clang=(-DCMAKE_CXX_COMPILER="$clang" -DCMAKE_C_COMPILER="${clang/clang++/clang}")
+dev_compiler=()
+[[ -n ${HVD_TEST_LONG:-} ]] || dev_compiler=("${with_clang[@]}")
 
 for part in "${parts[@]}"; do
   "run_${part/-/_}"

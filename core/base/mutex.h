@@ -7,7 +7,7 @@
 #include "base/clock.h"
 
 /// Attributes for Clang's thread safety analysis: which lock or other capability a field or a
-/// function needs. test/style/check_thread_safety.py runs the analysis over `core` and `launcher`.
+/// function needs. A build with Clang runs the analysis over `core` and `launcher`.
 /// The macros are empty for other compilers. See docs/threading.md.
 #if defined(__clang__)
 #define HVD_THREAD_ANNOTATION(attribute) __attribute__((attribute))

@@ -225,7 +225,8 @@ def check(root, command, keep=None):
         file = keep or pathlib.Path(folder) / "pages.cpp"
         file.write_text(unit.text(), encoding="utf-8")
         compiler, options = command
-        done = run([compiler, *options, f"-I{root}", "-fsyntax-only", "-fmax-errors=200", *WARNINGS, str(file)], cwd=root)
+        limit = "-ferror-limit=200" if "clang" in pathlib.Path(compiler).name else "-fmax-errors=200"
+        done = run([compiler, *options, f"-I{root}", "-fsyntax-only", limit, *WARNINGS, str(file)], cwd=root)
     faults += errors_in(done.stderr) if done.returncode else []
     pieces = sum(1 for part in unit.parts if "#line" in part)
     return faults, {"pieces of C++": pieces, "blocks of other languages": len(others), "not compiled": len(unit.skipped)}

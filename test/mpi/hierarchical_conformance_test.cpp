@@ -69,7 +69,8 @@ std::string case_name(const ::testing::TestParamInfo<Parameter>& parameter) {
 class HierarchicalConformance : public ::testing::TestWithParam<Parameter> {};
 
 TEST_P(HierarchicalConformance, Kind) {
-  const auto& [setting, kind] = GetParam();
+  const auto& setting = std::get<Setting>(GetParam());
+  const OpKind kind = std::get<OpKind>(GetParam());
   on_all_hosts(setting, [&](Harness& harness) {
     run_cases(harness, some_cases_of(kind, harness.size(), setting.every));
   });

@@ -258,7 +258,9 @@ TEST(AcceleratedSteps, NoSyncAccumulatesAndAPlateauFollowsTheMetric) {
   scheduler.step(1.0);
   scheduler.step(2.0);
   EXPECT_NEAR(sgd.param_groups()[0].options().get_lr(), 0.05, 1e-9);
-  EXPECT_NE(message_of<UsageError>([&] { scheduler.step(); }).find("needs the metric"),
+  EXPECT_NE(message_of<UsageError>([&scheduler = scheduler] {
+              scheduler.step();
+            }).find("needs the metric"),
             std::string::npos);
 }
 

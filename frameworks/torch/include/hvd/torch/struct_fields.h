@@ -2,6 +2,7 @@
 
 #include <array>
 #include <cstddef>
+#include <exception>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -24,7 +25,9 @@ template <class Struct>
 struct AnyField {
   template <class T>
     requires(!std::is_same_v<T, Struct> && !IsOptional<T>::value)
-  operator T() const;
+  operator T() const {
+    std::terminate();  // never called; Clang warns of a missing body, since std::optional uses it
+  }
 };
 
 inline constexpr std::size_t kMostFields = 16;
