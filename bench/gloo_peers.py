@@ -7,12 +7,9 @@ It needs the Python environment that LibTorch was installed into.
 """
 
 import argparse
-import ctypes
 import json
 import os
-import random
 import tempfile
-import time
 import warnings
 
 warnings.filterwarnings("ignore", message=".*[Nn]um[Pp]y.*")
@@ -21,6 +18,8 @@ import torch
 import torch.distributed as distributed
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
+
+import rank_timing
 
 LEARNING_RATE = 1e-6
 
@@ -60,30 +59,8 @@ def percentile(samples, share):
     return sorted(samples)[max(1, -int(-(share * len(samples) - 1e-9) // 1)) - 1]
 
 
-def slowest(samples):
-    """Of all ranks, per sample: seconds."""
-    times = torch.tensor(samples, dtype=torch.float64)
-    distributed.all_reduce(times, op=distributed.ReduceOp.MAX)
-    return times.tolist()
-
-
 def microseconds(samples):
     return {name: percentile(samples, share) * 1e6 for name, share in (("p50_us", 0.5), ("p95_us", 0.95), ("p99_us", 0.99))}
-
-
-def timed(function):
-    distributed.barrier()
-    distributed.barrier()
-    begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
-
-
-def repetitions_for(functions, settings):
-    """As many as the budget allows, after warming up; the same on every rank."""
-    for _ in range(3):
-        each = slowest([sum(timed(function) for function in functions)])[0]
-    return min(max(settings.least, int(settings.budget / max(each, 1e-9))), settings.most)
 
 
 def measure_all_reduce(bytes_, rank, settings):
@@ -96,11 +73,8 @@ def measure_all_reduce(bytes_, rank, settings):
     run()
     if not torch.all(data == settings.ranks * (settings.ranks + 1) / 2):
         raise RuntimeError(f"gloo's all_reduce of {bytes_} bytes is wrong")
-    samples = []
-    for _ in range(repetitions_for([run], settings)):
-        data.fill_(rank + 1)
-        samples.append(timed(run))
-    entry = microseconds(slowest(samples))
+    samples = rank_timing.interleave({"gloo": run}, settings, prepare=lambda _: data.fill_(rank + 1))["gloo"]
+    entry = microseconds(samples)
     entry["repetitions"] = len(samples)
     entry["algbw_gb_per_s"] = data.nbytes / entry["p50_us"] / 1e3
     return entry
@@ -120,14 +94,9 @@ def measure_step(shapes, rank, settings):
         if not all(torch.all(tensor.grad == expected) for tensor in contender.tensors):
             raise RuntimeError(f"the gradients of {name} are wrong")
 
-    samples = {name: [] for name in contenders}
-    repetitions = repetitions_for([contender.run for contender in contenders.values()], settings)
-    order = random.Random(1)  # the same on every rank
-    for _ in range(repetitions):
-        for name in order.sample(list(contenders), len(contenders)):
-            contenders[name].run()  # comes back to memory that others have disturbed
-            samples[name].append(timed(contenders[name].run))
-    samples = {name: slowest(times) for name, times in samples.items()}
+    # Each contender steps once before its time is taken, since the others have disturbed its memory.
+    samples = rank_timing.interleave({name: contender.run for name, contender in contenders.items()}, settings,
+                                     prepare=lambda name: contenders[name].run())
     alone = samples["python-alone"]
     result = {name: microseconds(times) for name, times in samples.items()}
     for name, times in samples.items():
@@ -135,23 +104,16 @@ def measure_step(shapes, rank, settings):
             added = microseconds([ours - theirs for ours, theirs in zip(times, alone)])
             result[name].update({"added_p50_us": added["p50_us"], "added_p95_us": added["p95_us"],
                                  "added_percent": added["p50_us"] / result["python-alone"]["p50_us"] * 100,
-                                 "repetitions": repetitions})
+                                 "repetitions": len(times)})
     return result
-
-
-def retain_heap():
-    """As `hvd-bench --retain-heap`."""
-    libc = ctypes.CDLL(None)
-    m_mmap_max, m_trim_threshold = -4, -1
-    libc.mallopt(m_mmap_max, 0)
-    libc.mallopt(m_trim_threshold, -1)
 
 
 def run_rank(rank, settings, meeting_point):
     if settings.retain_heap:
-        retain_heap()
+        rank_timing.retain_heap()
     torch.set_num_threads(max(1, os.cpu_count() // settings.ranks))
     distributed.init_process_group("gloo", init_method=f"file://{meeting_point}", rank=rank, world_size=settings.ranks)
+    settings.meeting = rank_timing.Meeting()
     result = {"torch": torch.__version__, "ranks": settings.ranks, "retain_heap": settings.retain_heap, "allreduce": {}, "step": {}}
     size = settings.min
     while size <= settings.max:

@@ -11,12 +11,8 @@ contender of all_reduce and of messages.
 
 import argparse
 import json
-import mmap
 import os
-import random
 import statistics
-import tempfile
-import time
 import warnings
 
 import torch
@@ -26,55 +22,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gloo_peers
+import rank_timing
 
 warnings.filterwarnings("ignore", category=FutureWarning)
 BACKENDS = ("gloo", "hvd")
-
-
-class Meeting:
-    """A counter for each rank in a shared file. All leave meet() within a microsecond, where a barrier of gloo's takes a tenth of the calls
-    that are measured. The ranks are on one host."""
-
-    def __init__(self):
-        names = [None]
-        if dist.get_rank() == 0:
-            with tempfile.NamedTemporaryFile(delete=False) as file:
-                file.write(bytes(64 * dist.get_world_size()))
-            names = [file.name]
-        dist.broadcast_object_list(names)
-        with open(names[0], "r+b") as file:
-            self._counters = memoryview(mmap.mmap(file.fileno(), 0)).cast("Q")
-        dist.barrier()
-        if dist.get_rank() == 0:
-            os.unlink(names[0])
-        self._others = [8 * rank for rank in range(dist.get_world_size()) if rank != dist.get_rank()]
-        self._meetings = 0
-
-    def meet(self):
-        self._meetings += 1
-        self._counters[8 * dist.get_rank()] = self._meetings
-        for other in self._others:
-            while self._counters[other] < self._meetings:
-                pass
-
-
-def interleave(runs, settings, loop=1):
-    """{name: seconds of each repetition} of functions that run `loop` times, in a newly drawn order in each repetition."""
-    def timed(name):
-        settings.meeting.meet()
-        begin = time.perf_counter()
-        for _ in range(loop):
-            runs[name]()
-        return (time.perf_counter() - begin) / loop
-
-    for _ in range(3):
-        each = gloo_peers.slowest([sum(timed(name) for name in runs) * loop])[0]
-    samples = {name: [] for name in runs}
-    order = random.Random(1)  # the same on every rank
-    for _ in range(min(max(settings.least, int(settings.budget / max(each, 1e-9))), settings.most)):
-        for name in order.sample(list(runs), len(runs)):
-            samples[name].append(timed(name))
-    return {name: gloo_peers.slowest(times) for name, times in samples.items()}
 
 
 def report(row, samples, base=None):
@@ -110,7 +61,7 @@ def measure_all_reduce(groups, mpi, bytes_, loop, settings):
         run()
         assert torch.all(data[name] == settings.ranks * (settings.ranks + 1) / 2), f"{name}: all_reduce of {bytes_} bytes is wrong"
         data[name].zero_()
-    return report(f"all_reduce, {bytes_} bytes, {'loop' if loop > 1 else 'single calls'}", interleave(runs, settings, loop))
+    return report(f"all_reduce, {bytes_} bytes, {'loop' if loop > 1 else 'single calls'}", rank_timing.interleave(runs, settings, loop))
 
 
 def measure_ddp(groups, name, shapes, settings):
@@ -123,7 +74,7 @@ def measure_ddp(groups, name, shapes, settings):
     for backend in BACKENDS:
         contenders[backend].run()
         assert all(torch.all(tensor.grad == (settings.ranks + 1) / 2) for tensor in contenders[backend].tensors), f"{backend} is wrong"
-    return report(f"DDP, {name}", interleave({key: contender.run for key, contender in contenders.items()}, settings), base="alone")
+    return report(f"DDP, {name}", rank_timing.interleave({key: contender.run for key, contender in contenders.items()}, settings), base="alone")
 
 
 def measure_fsdp(groups, settings):
@@ -144,7 +95,7 @@ def measure_fsdp(groups, settings):
             model(batch).sum().backward()
             optimizer.step()
         runs[backend] = run
-    return report("FSDP2, four transformer layers, 3.2 million elements", interleave(runs, settings))
+    return report("FSDP2, four transformer layers, 3.2 million elements", rank_timing.interleave(runs, settings))
 
 
 def measure_messages(groups, mpi, bytes_, loop, settings):
@@ -159,7 +110,7 @@ def measure_messages(groups, mpi, bytes_, loop, settings):
             for name in BACKENDS}
     if mpi:
         runs["mpi"] = turn(lambda: mpi.Send(array, other), lambda: mpi.Recv(array, other))
-    return report(f"message there and back, {bytes_} bytes", interleave(runs, settings, loop))
+    return report(f"message there and back, {bytes_} bytes", rank_timing.interleave(runs, settings, loop))
 
 
 def main():
@@ -175,7 +126,7 @@ def main():
     parser.add_argument("--json", help="also write the rows to this file")
     settings = parser.parse_args()
     if settings.retain_heap:
-        gloo_peers.retain_heap()
+        rank_timing.retain_heap()
     torch.set_num_threads(1)
     mpi = None
     if "OMPI_COMM_WORLD_RANK" in os.environ:
@@ -184,7 +135,7 @@ def main():
         os.environ.update(RANK=str(mpi.rank), WORLD_SIZE=str(mpi.size), MASTER_ADDR="127.0.0.1", MASTER_PORT=mpi.bcast("29575"))
     dist.init_process_group("gloo")
     groups = {"gloo": dist.group.WORLD, "hvd": dist.new_group(backend="hvd")}
-    settings.ranks, settings.meeting = dist.get_world_size(), Meeting()
+    settings.ranks, settings.meeting = dist.get_world_size(), rank_timing.Meeting()
     rows = [measure_all_reduce(groups, mpi, size, loop, settings)
             for size, loop in ((8, settings.loop), (1 << 10, settings.loop), (1 << 10, 1), (1 << 20, 1), (settings.largest, 1))]
     if settings.ranks == 2:
