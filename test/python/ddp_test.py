@@ -80,6 +80,38 @@ def test_modes(equals_gloo):
                 assert torch.equal(tensor, ours[1][mode][name]), (mode, name)
 
 
+def mapping_of(address):
+    """The name of the file in which this address lies, from the process's table of mappings."""
+    with open("/proc/self/maps", encoding="utf-8") as file:
+        for line in file:
+            words = line.split()
+            begin, end = (int(word, 16) for word in words[0].split("-"))
+            if begin <= address < end:
+                return words[5] if len(words) > 5 else ""
+    return None
+
+
+def find_buckets(rank, size):
+    names = set()
+
+    def record(state, bucket):
+        names.add(mapping_of(bucket.buffer().data_ptr()))
+        return default_hooks.allreduce_hook(state, bucket)
+
+    net = wrap()
+    net.register_comm_hook(None, record)
+    train(net, sgd(net), batches(rank, STEPS))
+    return names
+
+
+def test_buckets_lie_where_they_are_reduced(on_ranks, monkeypatch):
+    for names in on_ranks(find_buckets, 2):
+        assert len(names) == 1 and "hvd-arena" in names.pop()
+    monkeypatch.setenv("DDP_DISABLE_COMM_MEM", "1")
+    for names in on_ranks(find_buckets, 2):
+        assert not any("hvd-arena" in name for name in names)
+
+
 def train_with_hooks(rank, size):
     power = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5)
     hooks = {"allreduce": (None, default_hooks.allreduce_hook), "fp16": (None, default_hooks.fp16_compress_hook),

@@ -78,6 +78,11 @@ def train_fully_sharded(rank, size):
         train(net, rank, clip=1.0 if name == "plain" else None)
         results[name] = whole(net)
     net = shard(mesh)
+    for module in (net, *net.blocks):
+        module.set_allocate_memory_from_process_group_for_comm(True)  # no effect over gloo
+    train(net, rank)
+    results["memory of the backend"] = whole(net)
+    net = shard(mesh)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     for step, x in enumerate(batches(rank, 4)):
         net.set_requires_gradient_sync(step % 2 == 1)

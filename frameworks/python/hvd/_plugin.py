@@ -24,7 +24,15 @@ def register() -> None:
 def _make_backend(group: typing.Any, options: typing.Any) -> typing.Any:
     """Makes the backend of a group. `group` is torch's DistributedBackendOptions. Collective over the group."""
     del options  # of other backends
+    import os
+
+    import torch
+
     from . import _loader
 
+    # DistributedDataParallel asks backends for the memory of its buckets where this is 0. The variable also concerns NCCL, so it is
+    # left alone where torch has GPUs.
+    if not torch.cuda.is_available():
+        os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     return _loader.native().make_backend(group.store, group.group_rank, group.group_size,
                                          list(group.global_ranks_in_group), group.timeout)

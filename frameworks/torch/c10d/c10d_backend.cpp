@@ -1,6 +1,8 @@
 #include "hvd/torch/c10d_backend.h"
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <thread>
 #include <utility>
 
@@ -12,6 +14,7 @@
 #include "hvd/collectives.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
+#include "hvd/memory.h"
 #include "tensors/tensor_adapter.h"
 
 // The life of a group, and the calls without tensors. The collectives are in reductions.cpp and
@@ -59,6 +62,20 @@ c10::intrusive_ptr<c10d::Backend::Options> C10dBackend::getBackendOptions() {
 
 c10d::ErrorType C10dBackend::getError() {
   return is_initialized() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
+}
+
+bool C10dBackend::supportsTensorAlloc(c10::DeviceIndex index) {
+  return index < 0 && shared_allocator_setting() != false && has_shared_memory();
+}
+
+at::Tensor C10dBackend::allocateTensor(long size, at::TensorOptions options) {
+  if (size < 0 || !options.device().is_cpu())
+    throw UsageError(text("C10dBackend: allocateTensor: ", size, " elements on ",
+                          options.device().str(), "; expected a size of at least 0, and the CPU"));
+  const std::size_t bytes = static_cast<std::size_t>(size) * options.dtype().itemsize();
+  auto memory = allocate_shared(std::max<std::size_t>(bytes, 1));
+  std::byte* const data = memory.get();
+  return torch::from_blob(data, {size}, [memory = std::move(memory)](void*) {}, options);
 }
 
 c10::intrusive_ptr<c10d::Work> C10dBackend::start(libtorch::Launch launch) {

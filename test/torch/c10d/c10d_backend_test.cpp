@@ -270,6 +270,31 @@ TEST(C10dBackend, GroupsThatRanksDestroyAtDifferentTimesDoNotMatter) {
   EXPECT_EQ(own[0][1].item<double>(), size() * (size() + 1) / 2.0);
 }
 
+TEST(C10dBackend, AllocatesTensorsThatAreReducedInPlace) {
+  const auto backend = make_backend();
+  ASSERT_EQ(backend->supportsTensorAlloc(-1),
+            has_shared_memory() && shared_allocator_setting() != false);
+  EXPECT_FALSE(backend->supportsTensorAlloc(0));
+  torch::Tensor view;
+  for (const auto type : {torch::kFloat32, torch::kBFloat16, torch::kInt64}) {
+    const torch::Tensor tensor = backend->allocateTensor(100'003, torch::dtype(type));
+    EXPECT_EQ(tensor.sizes(), at::IntArrayRef({100'003}));
+    EXPECT_EQ(tensor.scalar_type(), type);
+    EXPECT_EQ(is_shared(tensor.data_ptr(), tensor.nbytes()), has_shared_memory());
+    tensor.fill_(rank() + 1);
+    Tensors own{tensor};
+    backend->allreduce(own)->wait();
+    EXPECT_TRUE(torch::all(tensor == size() * (size() + 1) / 2).item<bool>());
+    view = tensor.slice(0, 7, 11);
+  }
+  EXPECT_EQ(view.sum().item<int>(), 2 * size() * (size() + 1));  // outlives the tensor
+  EXPECT_EQ(backend->allocateTensor(0, torch::kFloat32).numel(), 0);
+  EXPECT_NE(message_of<UsageError>([&] {
+              static_cast<void>(backend->allocateTensor(-1, torch::kFloat32));
+            }).find("-1 elements on cpu"),
+            std::string::npos);
+}
+
 TEST(C10dBackend, RefusesWhatItCannotDo) {
   const auto backend = make_backend();
   Tensors two{torch::ones({2}), torch::ones({2})}, one{torch::ones({2})};

@@ -55,6 +55,15 @@ class C10dBackend final : public c10d::Backend {
   /// The number of operations that this rank has started in this group.
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
   c10d::ErrorType getError() override;
+  /// Whether allocateTensor() has memory for tensors on the CPU, which have the index -1.
+  bool supportsTensorAlloc(c10::DeviceIndex index) override;
+  /// A tensor of one dimension in memory where the ranks of this host reduce it without copies.
+  /// DistributedDataParallel makes its buckets of such tensors where the environment has
+  /// DDP_DISABLE_COMM_MEM=0, and FSDP2 does so on request. Its contents are arbitrary. Ordinary
+  /// memory when the shared memory is used up.
+  /// @param size in elements
+  /// @throws UsageError for a negative size and for other devices
+  at::Tensor allocateTensor(long size, at::TensorOptions options = {}) override;
 
   c10::intrusive_ptr<c10d::Work> broadcast(std::vector<at::Tensor>& tensors,
                                            const c10d::BroadcastOptions& options = {}) override;
