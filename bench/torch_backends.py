@@ -77,7 +77,8 @@ def measure_ddp(groups, name, shapes, settings):
     return report(f"DDP, {name}", rank_timing.interleave({key: contender.run for key, contender in contenders.items()}, settings), base="alone")
 
 
-def measure_fsdp(groups, settings):
+def measure_fsdp(groups, settings, backends_memory):
+    """`backends_memory`: whether FSDP2 makes the tensors that it sends in the memory that the backend offers."""
     runs = {}
     for backend in BACKENDS:
         torch.manual_seed(1)
@@ -87,6 +88,8 @@ def measure_fsdp(groups, settings):
         for block in model.layers:
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
+        for module in (model, *model.layers):
+            module.set_allocate_memory_from_process_group_for_comm(backends_memory)
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         batch = torch.rand(2, 16, 256)
 
@@ -95,7 +98,8 @@ def measure_fsdp(groups, settings):
             model(batch).sum().backward()
             optimizer.step()
         runs[backend] = run
-    return report("FSDP2, four transformer layers, 3.2 million elements", rank_timing.interleave(runs, settings))
+    memory = ", memory of the backend" if backends_memory else ""
+    return report(f"FSDP2, four transformer layers, 3.2 million elements{memory}", rank_timing.interleave(runs, settings))
 
 
 def measure_messages(groups, mpi, bytes_, loop, settings):
@@ -140,7 +144,7 @@ def main():
             for size, loop in ((8, settings.loop), (1 << 10, settings.loop), (1 << 10, 1), (1 << 20, 1), (settings.largest, 1))]
     if settings.ranks == 2:
         rows += [measure_messages(groups, mpi, size, loop, settings) for size, loop in ((8, settings.loop), (settings.largest, 1))]
-    rows.append(measure_fsdp(groups, settings))
+    rows += [measure_fsdp(groups, settings, backends_memory) for backends_memory in (False, True)]
     if settings.shapes:
         with open(settings.shapes, encoding="utf-8") as file:
             shapes = json.load(file)
