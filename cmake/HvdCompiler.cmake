@@ -38,9 +38,9 @@ endif()
 function(hvd_configure_target target)
   set(options -Wall -Wextra -Wpedantic -Wshadow -Wnon-virtual-dtor -Woverloaded-virtual -Wimplicit-fallthrough
               $<$<BOOL:${HVD_WARNINGS_AS_ERRORS}>:-Werror>)
-  # GCC 12 takes sums of std::string for overlapping copies when it optimises (GCC bug 105651)
+  # When it optimises, GCC 12 takes sums of std::string for overlapping copies (GCC bug 105651), and an empty std::optional for one that is read.
   if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
-    list(APPEND options -Wno-restrict)
+    list(APPEND options -Wno-restrict -Wno-maybe-uninitialized)
   endif()
   list(APPEND options ${hvd_folder_options})
   # nvcc passes generated code to the C++ compiler, which would warn about it.
