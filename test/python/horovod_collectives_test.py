@@ -268,6 +268,11 @@ def test_join():
         total = sum(others)
         equal(hvd.allreduce(torch.tensor([float(rank)]), name="joined"), torch.tensor([total / size]))
         equal(hvd.allreduce(torch.tensor([float(rank)]), name="joined", op=hvd.Sum), torch.tensor([float(total)]))
+        for sign in (1, -1):
+            integers = torch.tensor([sign * (5 + rank)], dtype=torch.int16)
+            expected = torch.tensor([int(sign * sum(5 + other for other in others) / size)], dtype=torch.int16)
+            equal(hvd.allreduce(integers, name="joined"), expected)
+            equal(hvd.grouped_allreduce_([integers], name="joined")[0], expected)
         equal(hvd.allgather(torch.tensor([rank]), name="joined"), torch.tensor(others))
         equal(hvd.broadcast(torch.tensor([rank]), 1, name="joined"), torch.tensor([1]))
     last = hvd.join()

@@ -232,3 +232,4 @@ def test_repeated_init_and_another_job():
     hvd.init(process_sets=[chosen])
     assert (hvd.size(), hvd.rank()) == (size, rank)
     assert hvd.allreduce(torch.ones(1), op=hvd.Sum).item() == size
+    hvd.remove_process_set(chosen)

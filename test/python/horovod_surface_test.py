@@ -16,6 +16,8 @@ REDUCTION = "average=None, name=None, op=None, prescale_factor=1.0, postscale_fa
 COMPRESSED = "average=None, name=None, compression=none, op=None, prescale_factor=1.0, postscale_factor=1.0, process_set=G"
 SCATTER = "name=None, op=0, process_set=G, prescale_factor=1.0, postscale_factor=1.0"
 COMPRESSED_SCATTER = "name=None, compression=none, op=0, process_set=G, prescale_factor=1.0, postscale_factor=1.0"
+OPTIMIZER = ("named_parameters=None, compression=none, backward_passes_per_step=1, op=0, gradient_predivide_factor=1.0, "
+             "num_groups=0, groups=None, sparse_as_dense=False, process_set=G")
 SIGNATURES = {
     "init": "comm=None, process_sets=None", "shutdown": "", "start_timeline": "file_path, mark_cycles=False",
     "stop_timeline": "", "mpi_threads_supported": "", "mpi_enabled": "", "mpi_built": "", "gloo_enabled": "", "gloo_built": "",
@@ -37,6 +39,7 @@ SIGNATURES = {
     "ProcessSet": "ranks_or_comm", "add_process_set": "process_set", "remove_process_set": "process_set",
     "broadcast_parameters": "params, root_rank", "broadcast_optimizer_state": "optimizer, root_rank, model=None",
     "broadcast_object": "obj, root_rank=0, name=None, process_set=G", "allgather_object": "obj, name=None",
+    "SyncBatchNorm": "num_features, eps=1e-05, momentum=0.1, affine=True, track_running_stats=True",
 }
 WITHOUT_ARGUMENTS = ("is_initialized", "rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
 VALUES = ("Average", "Sum", "Adasum", "Min", "Max", "Product", "Compression", "global_process_set", "HorovodInternalError")
@@ -54,12 +57,18 @@ def test_signatures():
     assert {name: written(getattr(hvd.torch, name)) for name in SIGNATURES} == SIGNATURES
     assert all(hasattr(hvd.torch, name) for name in (*WITHOUT_ARGUMENTS, *VALUES))
     assert [getattr(hvd.torch, name) for name in VALUES[:6]] == list(range(6))
+    wrapper = written(hvd.torch.DistributedOptimizer)
+    assert wrapper.startswith(f"optimizer, {OPTIMIZER}, ")  # Horovod's, and keywords of hvd
+    kinds = [parameter.kind for parameter in inspect.signature(hvd.torch.DistributedOptimizer).parameters.values()]
+    assert kinds.count(inspect.Parameter.POSITIONAL_OR_KEYWORD) == 10
     assert set(SIGNATURES) | set(WITHOUT_ARGUMENTS) | set(VALUES) <= set(hvd.torch.__all__)
 
 
 def test_submodules_have_horovods_names():
-    from hvd.torch import compression, functions, mpi_ops
+    from hvd.torch import compression, functions, mpi_ops, optimizer, sync_batch_norm
 
+    assert optimizer.DistributedOptimizer is hvd.torch.DistributedOptimizer
+    assert sync_batch_norm.SyncBatchNorm is hvd.torch.SyncBatchNorm
     assert mpi_ops.allreduce is hvd.torch.allreduce
     assert functions.broadcast_object is hvd.torch.broadcast_object
     assert compression.Compression is hvd.torch.Compression

@@ -48,6 +48,15 @@ void translate(std::exception_ptr pending) {
 
 }  // namespace
 
+bool set_python_error(const std::exception_ptr& pending) {
+  try {
+    translate(pending);
+  } catch (...) {
+    return false;
+  }
+  return PyErr_Occurred() != nullptr;
+}
+
 void translate_errors(py::module_& /*module*/) {
   const py::module_ errors = py::module_::import("hvd.errors");
   classes = new Classes{.usage = errors.attr("UsageError"),

@@ -71,6 +71,8 @@ void monitored_barrier(const c10::intrusive_ptr<c10d::Backend>& backend,
 
 }  // namespace
 
+void hvd::python::raise_signals() { ::raise_signals(); }
+
 PYBIND11_MODULE(_C, module) {
   using hvd::python::Unlocked;
   hvd::set_wait_check(raise_signals);
@@ -105,4 +107,6 @@ PYBIND11_MODULE(_C, module) {
   hvd::python::translate_errors(module);
   hvd::python::add_job(module);
   hvd::python::add_operations(module);
+  hvd::python::add_gradients(module);
+  hvd::python::add_layers(module);
 }

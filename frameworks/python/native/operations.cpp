@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -36,13 +37,32 @@ ReduceOp reduce_op(int number) {
   return kOps[number];
 }
 
-bool divides(const Tensor& tensor) {
-  return tensor.defined() && (tensor.is_floating_point() || tensor.is_complex());
+/// The results of integers are sums, which are still to be divided by the size of the set.
+struct Division {
+  std::int64_t divisor = 1;
+  double factor = 1;
+  std::vector<torch::ScalarType> types = {};  ///< of the results
+
+  Tensor of(const Tensor& sum, torch::ScalarType type) const {
+    if (c10::isFloatingType(type)) return (sum * (factor / static_cast<double>(divisor))).to(type);
+    if (factor == 1) return sum.div(divisor, "trunc").to(type);
+    return (sum.to(torch::kFloat64) * factor / static_cast<double>(divisor)).to(type);
+  }
+};
+
+/// What is submitted for a reduction, with Horovod's numbers.
+struct Prepared {
+  AllreduceOptions options;
+  std::vector<Tensor> inputs;
+  std::optional<Division> division = {};
+  bool changed = false;  ///< whether the inputs are not the caller's tensors
+};
+
+bool is_integer(const Tensor& tensor) {
+  return tensor.defined() && c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
 }
 
-/// The arguments of a reduction. Horovod divides by the size of the set, also while a rank has
-/// joined, where hvd::ReduceOp::kAverage divides by the number of ranks that contribute. A sum that
-/// is divided is not exact for integers, which therefore use kAverage.
+/// The arguments of a reduction.
 struct Reduction {
   std::string name;
   int op;
@@ -50,52 +70,62 @@ struct Reduction {
   double postscale;
   ProcessSet set;
 
-  AllreduceOptions options(at::TensorList tensors) const {
-    AllreduceOptions options{.name = name,
-                             .op = reduce_op(op),
-                             .prescale_factor = prescale,
-                             .postscale_factor = postscale,
-                             .process_set = set};
-    if (options.op == ReduceOp::kAverage && std::all_of(tensors.begin(), tensors.end(), divides)) {
-      options.op = ReduceOp::kSum;
-      options.postscale_factor = postscale / set.size();
+  AllreduceOptions options() const {
+    return {.name = name,
+            .op = reduce_op(op),
+            .prescale_factor = prescale,
+            .postscale_factor = postscale,
+            .process_set = set};
+  }
+
+  /// Horovod divides by the size of the set, also while a rank has joined, where
+  /// hvd::ReduceOp::kAverage divides by the number of ranks that contribute. A factor does it for
+  /// floating types; the sums of integers are divided afterwards, and those of 8 and 16 bits are
+  /// added with 32. hvd refuses averages of bool.
+  Prepared prepared(std::vector<Tensor> tensors) const {
+    Prepared result{.options = options(), .inputs = std::move(tensors)};
+    const bool integers = std::any_of(result.inputs.begin(), result.inputs.end(), is_integer);
+    if (integers && prescale != 1) scale(result);
+    const bool bools = std::any_of(
+        result.inputs.begin(), result.inputs.end(),
+        [](const Tensor& tensor) { return tensor.defined() && tensor.dtype() == torch::kBool; });
+    if (result.options.op != ReduceOp::kAverage || bools) return result;
+    result.options.op = ReduceOp::kSum;
+    if (integers) {
+      divide_later(result);
+    } else {
+      result.options.postscale_factor = postscale / set.size();
     }
-    return options;
+    return result;
+  }
+
+ private:
+  /// Multiplies integers in float64 and truncates, on each rank before the sum, as Horovod does.
+  /// hvd would truncate only once, after the sum. Floating tensors of the same group are multiplied
+  /// here, too.
+  void scale(Prepared& result) const {
+    const torch::NoGradGuard no_grad;
+    for (Tensor& tensor : result.inputs) {
+      if (!tensor.defined()) continue;
+      tensor = is_integer(tensor)
+                   ? (tensor.detach().to(torch::kFloat64) * prescale).to(tensor.scalar_type())
+                   : tensor.detach() * prescale;
+    }
+    result.options.prescale_factor = 1;
+    result.changed = true;
+  }
+
+  void divide_later(Prepared& result) const {
+    Division division{.divisor = set.size(), .factor = postscale};
+    for (Tensor& tensor : result.inputs) {
+      division.types.push_back(tensor.scalar_type());
+      if (is_integer(tensor) && tensor.element_size() < 4) tensor = tensor.to(torch::kInt32);
+    }
+    result.options.postscale_factor = 1;
+    result.division = std::move(division);
+    result.changed = true;
   }
 };
-
-/// Multiplies integers in float64 and truncates, on each rank before the sum, as Horovod does. hvd
-/// itself would truncate only once, after the sum.
-bool scales_integers(const Tensor& tensor, double prescale) {
-  return prescale != 1 && tensor.defined() &&
-         c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
-}
-
-Tensor scaled(const Tensor& tensor, double prescale) {
-  const torch::NoGradGuard no_grad;
-  return (tensor.detach().to(torch::kFloat64) * prescale).to(tensor.scalar_type());
-}
-
-/// Moves the factor of integers from the options to the tensors. All tensors of a group have the
-/// same factor, so floating tensors beside integers are multiplied here too.
-std::vector<Tensor> inputs_of(at::TensorList tensors, AllreduceOptions& options) {
-  std::vector<Tensor> inputs;
-  inputs.reserve(tensors.size());
-  const double factor = options.prescale_factor;
-  const bool here = std::any_of(tensors.begin(), tensors.end(), [factor](const Tensor& tensor) {
-    return scales_integers(tensor, factor);
-  });
-  for (const Tensor& tensor : tensors) {
-    if (here && tensor.defined() && !tensor.is_sparse()) {
-      inputs.push_back(scales_integers(tensor, factor) ? scaled(tensor, factor)
-                                                       : tensor.detach() * factor);
-    } else {
-      inputs.push_back(tensor.defined() ? tensor.detach() : tensor);
-    }
-  }
-  if (here) options.prescale_factor = 1;
-  return inputs;
-}
 
 /// An operation that runs, and the form of its result in Python.
 class Call {
@@ -107,6 +137,10 @@ class Call {
   /// Copies the results into these tensors.
   Call& into(std::vector<Tensor> targets) {
     targets_ = std::move(targets);
+    return *this;
+  }
+  Call& divide(std::optional<Division> division) {
+    division_ = std::move(division);
     return *this;
   }
   /// Gives the received splits the dtype and the device of the caller's.
@@ -124,7 +158,6 @@ class Call {
     std::vector<Tensor> results;
     {
       const py::gil_scoped_release unlocked;
-      check();
       results = finished();
     }
     switch (form_) {
@@ -137,17 +170,15 @@ class Call {
     }
   }
 
- private:
-  void check() const {
-    if (job_ == jobs_left) return;
-    throw UsageError(
-        "the handle is of a job that this process has left; expected one of an operation since "
-        "the last init()");
-  }
-
   std::vector<Tensor> finished() const {
+    check();
+    while (!handle_.wait_for(std::chrono::milliseconds(100))) raise_signals();
     std::vector<Tensor> results = handle_.wait_all();
     const torch::NoGradGuard no_grad;
+    if (division_) {
+      for (std::size_t i = 0; i < results.size(); ++i)
+        results[i] = division_->of(results[i], division_->types[i]);
+    }
     for (std::size_t i = 0; i < targets_.size(); ++i) {
       targets_[i].detach().copy_(results[i]);
       results[i] = targets_[i];
@@ -156,10 +187,19 @@ class Call {
     return results;
   }
 
+ private:
+  void check() const {
+    if (job_ == jobs_left) return;
+    throw UsageError(
+        "the handle is of a job that this process has left; expected one of an operation since "
+        "the last init()");
+  }
+
   Handle handle_;
   Form form_;
   std::uint64_t job_;
   std::vector<Tensor> targets_ = {};
+  std::optional<Division> division_ = {};
   torch::TensorOptions splits_ = torch::kInt32;
 };
 
@@ -188,68 +228,71 @@ std::vector<Tensor> plain_list(const std::vector<Tensor>& tensors) {
 }
 
 Call allreduce_async(const Tensor& tensor, const Reduction& how) {
-  refuse_transform(tensor);
-  AllreduceOptions options = how.options(tensor);
-  const Tensor input = inputs_of(tensor, options).front();
-  return Call(hvd::allreduce_async(input, options), Form::kTensor);
+  Prepared ready = how.prepared({plain(tensor)});
+  return Call(hvd::allreduce_async(ready.inputs.front(), ready.options), Form::kTensor)
+      .divide(std::move(ready.division));
 }
 
 Call allreduce_async_in_place(const Tensor& tensor, const Reduction& how) {
   refuse_transform(tensor);
-  AllreduceOptions options = how.options(tensor);
-  if (!scales_integers(tensor, how.prescale))
-    return Call(hvd::allreduce_async_(tensor, options), Form::kTensor);
-  const Tensor input = inputs_of(tensor, options).front();
-  return Call(hvd::allreduce_async(input, options), Form::kTensor).into({tensor});
+  Prepared ready = how.prepared({tensor});
+  if (!ready.changed) return Call(hvd::allreduce_async_(tensor, ready.options), Form::kTensor);
+  return Call(hvd::allreduce_async(ready.inputs.front().detach(), ready.options), Form::kTensor)
+      .into({tensor})
+      .divide(std::move(ready.division));
 }
 
 Tensor allreduce(const Tensor& tensor, const Reduction& how) {
-  refuse_transform(tensor);
-  AllreduceOptions options = how.options(tensor);
-  return hvd::allreduce(inputs_of(tensor, options).front(), options);
+  const Prepared ready = how.prepared({plain(tensor)});
+  const Tensor result = hvd::allreduce(ready.inputs.front(), ready.options);
+  return ready.division ? ready.division->of(result, ready.division->types.front()) : result;
 }
 
 Tensor allreduce_in_place(const Tensor& tensor, const Reduction& how) {
   refuse_transform(tensor);
-  AllreduceOptions options = how.options(tensor);
-  if (!scales_integers(tensor, how.prescale)) return hvd::allreduce_(tensor, options);
-  const Tensor result = hvd::allreduce(inputs_of(tensor, options).front(), options);
+  const Prepared ready = how.prepared({tensor});
+  if (!ready.changed) return hvd::allreduce_(tensor, ready.options);
   const torch::NoGradGuard no_grad;
+  Tensor result = hvd::allreduce(ready.inputs.front().detach(), ready.options);
+  if (ready.division) result = ready.division->of(result, ready.division->types.front());
   tensor.detach().copy_(result);
   return tensor;
 }
 
 Call grouped_allreduce_async(const std::vector<Tensor>& tensors, const Reduction& how) {
-  AllreduceOptions options = how.options(tensors);
-  return Call(hvd::grouped_allreduce_async(inputs_of(plain_list(tensors), options), options),
-              Form::kList);
+  Prepared ready = how.prepared(plain_list(tensors));
+  return Call(hvd::grouped_allreduce_async(ready.inputs, ready.options), Form::kList)
+      .divide(std::move(ready.division));
 }
 
 Call grouped_allreduce_async_in_place(const std::vector<Tensor>& tensors, const Reduction& how) {
-  for (const Tensor& tensor : tensors) refuse_transform(tensor);
-  AllreduceOptions options = how.options(tensors);
-  const bool integers = std::any_of(tensors.begin(), tensors.end(), [&](const Tensor& tensor) {
-    return scales_integers(tensor, how.prescale);
-  });
-  if (!integers) return Call(hvd::grouped_allreduce_async_(tensors, options), Form::kList);
-  const std::vector<Tensor> inputs = inputs_of(tensors, options);
-  return Call(hvd::grouped_allreduce_async(inputs, options), Form::kList).into(tensors);
+  Prepared ready = how.prepared(plain_list(tensors));
+  if (!ready.changed)
+    return Call(hvd::grouped_allreduce_async_(tensors, ready.options), Form::kList);
+  return Call(hvd::grouped_allreduce_async(ready.inputs, ready.options), Form::kList)
+      .into(tensors)
+      .divide(std::move(ready.division));
 }
 
 Call sparse_allreduce_async(const Tensor& tensor, const Reduction& how) {
-  return Call(hvd::sparse_allreduce_async(plain(tensor), how.options(tensor)), Form::kTensor);
+  AllreduceOptions options = how.options();
+  if (options.op == ReduceOp::kAverage && tensor.defined() && tensor.is_floating_point()) {
+    options.op = ReduceOp::kSum;
+    options.postscale_factor = how.postscale / how.set.size();
+  }
+  return Call(hvd::sparse_allreduce_async(plain(tensor), options), Form::kTensor);
 }
 
 Call reducescatter_async(const Tensor& tensor, const Reduction& how) {
-  AllreduceOptions options = how.options(tensor);
-  const Tensor input = inputs_of(plain(tensor), options).front();
-  return Call(hvd::reducescatter_async(input, options), Form::kTensor);
+  Prepared ready = how.prepared({plain(tensor)});
+  return Call(hvd::reducescatter_async(ready.inputs.front(), ready.options), Form::kTensor)
+      .divide(std::move(ready.division));
 }
 
 Call grouped_reducescatter_async(const std::vector<Tensor>& tensors, const Reduction& how) {
-  AllreduceOptions options = how.options(tensors);
-  return Call(hvd::grouped_reducescatter_async(inputs_of(plain_list(tensors), options), options),
-              Form::kList);
+  Prepared ready = how.prepared(plain_list(tensors));
+  return Call(hvd::grouped_reducescatter_async(ready.inputs, ready.options), Form::kList)
+      .divide(std::move(ready.division));
 }
 
 Call allgather_async(const Tensor& tensor, const std::string& name, const ProcessSet& set) {

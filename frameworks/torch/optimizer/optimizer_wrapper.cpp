@@ -86,6 +86,7 @@ GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::
           .postscale = options.gradient_predivide_factor,
           .compression = options.compression,
           .process_set = options.process_set,
+          .divide_by_size = options.divide_by_size,
           .sparse = options.sparse_as_dense || options.gradient_hook
                         ? SparseGradients::kMakeDense
                         : SparseGradients::kReduceSparse,
@@ -97,9 +98,6 @@ GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::
           .hook = options.gradient_hook};
 }
 
-namespace {
-
-/// The user's group of each parameter, by name.
 std::map<std::string, int> groups_by_name(const std::vector<std::vector<std::string>>& groups,
                                           const std::string& who) {
   std::map<std::string, int> by_name;
@@ -113,8 +111,6 @@ std::map<std::string, int> groups_by_name(const std::vector<std::vector<std::str
   }
   return by_name;
 }
-
-}  // namespace
 
 NamedParameters named_parameters_of(const torch::nn::Module& module, const std::string& who) {
   NamedParameters named = module.named_parameters();

@@ -13,6 +13,7 @@ from ..errors import (HorovodInternalError, MismatchError, NotInitializedError, 
 from ._extras import all_gather_into_tensor, all_reduce, gather, scale_loss
 from .compression import Compression
 from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .grad_scaler import GradScaler
 from .mpi_ops import (Adasum, Average, Max, Min, ProcessSet, Product, Sum, add_process_set, allgather, allgather_async, allreduce,
                       allreduce_, allreduce_async, allreduce_async_, alltoall, alltoall_async, barrier, broadcast, broadcast_,
                       broadcast_async, broadcast_async_, ccl_built, cross_rank, cross_size, cuda_built, ddl_built,
@@ -22,13 +23,15 @@ from .mpi_ops import (Adasum, Average, Max, Min, ProcessSet, Product, Sum, add_p
                       local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, poll, rank, reducescatter,
                       reducescatter_async, remove_process_set, rocm_built, shutdown, size, sparse_allreduce_async,
                       start_timeline, stop_timeline, synchronize)
+from .optimizer import DistributedOptimizer
+from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
-__all__ = ["Adasum", "Average", "Compression", "HorovodInternalError", "Max", "Min", "MismatchError", "NotInitializedError",
-           "PeerLostError", "ProcessSet", "Product", "ShutdownError", "StalledError", "Sum", "UsageError", "add_process_set",
+__all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "GradScaler", "HorovodInternalError", "Max", "Min", "MismatchError", "NotInitializedError",
+           "PeerLostError", "ProcessSet", "Product", "ShutdownError", "StalledError", "Sum", "SyncBatchNorm", "UsageError", "add_process_set",
            "all_gather_into_tensor", "all_reduce", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
            "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_",
            "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-           "build_info", "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "ddp_hook", "flight_record",
+           "build_info", "ccl_built", "convert_sync_batchnorm", "cross_rank", "cross_size", "cuda_built", "ddl_built", "ddp_hook", "flight_record",
            "gather", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
            "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
            "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join",
