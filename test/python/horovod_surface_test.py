@@ -65,9 +65,9 @@ def test_signatures():
 
 
 def test_submodules_have_horovods_names():
-    from hvd.torch import compression, functions, mpi_ops, optimizer, sync_batch_norm
+    from hvd.torch import compression, elastic, functions, mpi_ops, optimizer, sync_batch_norm
 
-    assert optimizer.DistributedOptimizer is hvd.torch.DistributedOptimizer
+    assert optimizer.DistributedOptimizer is hvd.torch.DistributedOptimizer and hvd.torch.elastic is elastic
     assert sync_batch_norm.SyncBatchNorm is hvd.torch.SyncBatchNorm
     assert mpi_ops.allreduce is hvd.torch.allreduce
     assert functions.broadcast_object is hvd.torch.broadcast_object

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from .. import _loader, build_info, metrics
 from ..errors import (HorovodInternalError, MismatchError, NotInitializedError, PeerLostError, ShutdownError, StalledError,
                       UsageError)
+from . import elastic
 from ._extras import all_gather_into_tensor, all_reduce, gather, scale_loss
 from .compression import Compression
 from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
@@ -31,7 +32,7 @@ __all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "GradScal
            "all_gather_into_tensor", "all_reduce", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
            "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_",
            "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
-           "build_info", "ccl_built", "convert_sync_batchnorm", "cross_rank", "cross_size", "cuda_built", "ddl_built", "ddp_hook", "flight_record",
+           "build_info", "ccl_built", "convert_sync_batchnorm", "elastic", "cross_rank", "cross_size", "cuda_built", "ddl_built", "ddp_hook", "flight_record",
            "gather", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
            "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
            "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join",

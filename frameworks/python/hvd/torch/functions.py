@@ -3,28 +3,19 @@
 from __future__ import annotations
 
 import collections.abc
-import importlib.util
 import pickle
 import typing
 
 import torch
 
 from .. import _loader
+from .._run import dumps as _dumps
 from ..errors import MismatchError, UsageError
 from .process_sets import ProcessSet, _native_of, global_process_set
 
 __all__ = ["allgather_object", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters"]
 
 _native = _loader.native()
-
-
-def _dumps(obj: typing.Any) -> bytes:
-    """Pickles with cloudpickle, which also accepts functions without a module, if it is installed."""
-    if importlib.util.find_spec("cloudpickle") is not None:
-        import cloudpickle
-
-        return cloudpickle.dumps(obj)
-    return pickle.dumps(obj)
 
 
 def broadcast_object(obj: typing.Any, root_rank: int = 0, name: str | None = None,
