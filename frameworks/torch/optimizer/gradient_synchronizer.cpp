@@ -45,26 +45,59 @@ std::vector<ReducedParameter> reduced_parameters(
 
 }  // namespace
 
-GradientSynchronizer::GradientSynchronizer(const NamedParameters& parameters,
-                                           const DistributedOptimizerOptions& options) {
+GradientSynchronizer::GradientSynchronizer(std::vector<ReducedParameter> parameters,
+                                           libtorch::GradientReduction how, int passes_per_step,
+                                           const NamedParameters& named) {
+  libtorch::forget_departed(parameters);
+  reducer_ = std::make_shared<SharedReducer>(
+      std::make_unique<GradientReducer>(std::move(parameters), std::move(how), passes_per_step));
+  locked(*reducer_, &GradientReducer::compare_frozen, named);
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+  locked(*reducer_, &GradientReducer::open_device_queue);
+}
+
+/// LibTorch may still call hooks of the former reducer, which then return at once.
+GradientSynchronizer::GradientSynchronizer(std::vector<ReducedParameter> parameters,
+                                           const GradientSynchronizer& former,
+                                           const NamedParameters& named) {
+  locked(*former.reducer_, &GradientReducer::remove_hooks);
+  libtorch::forget_departed(parameters);
+  reducer_ =
+      std::make_shared<SharedReducer>(locked(*former.reducer_, [&](const GradientReducer& reducer) {
+        return std::make_unique<GradientReducer>(std::move(parameters), reducer);
+      }));
+  if (!locked(*reducer_, &GradientReducer::has_reduced))
+    locked(*reducer_, &GradientReducer::compare_frozen, named);
+  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+}
+
+namespace {
+
+libtorch::GradientReduction reduction_for(const DistributedOptimizerOptions& options) {
   libtorch::check_options(options, kWho);
   if (options.adasum_delta) {
     throw UsageError(std::string(kWho) +
                      ": adasum_delta: expected false, because the caller makes the step; reduce "
                      "the changes with grouped_allreduce_()");
   }
-  std::vector<ReducedParameter> reduced = reduced_parameters(parameters, options.groups);
-  libtorch::GradientReduction how = libtorch::reduction_of(
-      options, libtorch::LiveOptimizers::instance().next_scope(options.process_set));
-  libtorch::forget_departed(reduced);
-  reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
-      std::move(reduced), std::move(how), options.backward_passes_per_step));
-  locked(*reducer_, &GradientReducer::compare_frozen, parameters);
-  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
-  locked(*reducer_, &GradientReducer::open_device_queue);
+  return libtorch::reduction_of(options, "");
 }
 
-GradientSynchronizer::~GradientSynchronizer() { locked(*reducer_, &GradientReducer::remove_hooks); }
+}  // namespace
+
+GradientSynchronizer::GradientSynchronizer(const NamedParameters& parameters,
+                                           const DistributedOptimizerOptions& options) {
+  libtorch::GradientReduction how = reduction_for(options);
+  std::vector<ReducedParameter> reduced = reduced_parameters(parameters, options.groups);
+  how.scope = libtorch::LiveOptimizers::instance().next_scope(options.process_set);
+  GradientSynchronizer made(std::move(reduced), std::move(how), options.backward_passes_per_step,
+                            parameters);
+  reducer_ = std::exchange(made.reducer_, nullptr);
+}
+
+GradientSynchronizer::~GradientSynchronizer() {
+  if (reducer_) locked(*reducer_, &GradientReducer::remove_hooks);
+}
 
 void GradientSynchronizer::synchronize() { locked(*reducer_, &GradientReducer::synchronize); }
 

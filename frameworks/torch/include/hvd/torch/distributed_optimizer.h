@@ -160,7 +160,9 @@ class OptimizerWrapper : public torch::optim::Optimizer {
   torch::optim::Optimizer& optimizer_;
   std::unique_ptr<libtorch::GroupMirror> groups_;
   const DistributedOptimizerOptions options_;
-  std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>> reducer_;
+  std::unique_ptr<GradientSynchronizer> gradients_;
+  std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>>
+      reducer_;  ///< of gradients_
 
  private:
   friend class Accelerator;

@@ -20,6 +20,8 @@ namespace hvd {
 
 namespace libtorch {
 class GradientReducer;
+class ReducedParameter;
+struct GradientReduction;
 }  // namespace libtorch
 
 /// @addtogroup train
@@ -159,7 +161,18 @@ class GradientSynchronizer {
   void set_backward_passes_per_step(int passes);
 
  private:
-  std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>> reducer_;
+  friend class OptimizerWrapper;
+  using SharedReducer = c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>;
+
+  /// @param named further parameters, of which the ranks compare the frozen ones
+  GradientSynchronizer(std::vector<libtorch::ReducedParameter> parameters,
+                       libtorch::GradientReduction how, int passes_per_step,
+                       const NamedParameters& named);
+  /// Replaces `former` between steps, whose hooks are removed. Only the parameters differ.
+  GradientSynchronizer(std::vector<libtorch::ReducedParameter> parameters,
+                       const GradientSynchronizer& former, const NamedParameters& named);
+
+  std::shared_ptr<SharedReducer> reducer_;
 };
 
 /// For bindings of other languages: a function that is called while an exception of a gradient's
