@@ -171,6 +171,21 @@ hvd.stop_timeline()
     assert all("traced" in (tmp_path / f"trace.rank{rank}.json").read_text() for rank in range(2))
 
 
+def test_horovods_variables():
+    code = ("import os, hvd.torch as hvd; hvd.init(); print(*(os.environ.get(n) for n in ('HVD_STALL_WARNING', 'HVD_STALL_SHUTDOWN',"
+            " 'HOROVOD_TIMELINE')))")
+
+    def settings(**variables):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60,
+                              env={**os.environ, **variables})
+        return done.stdout.split() or done.stderr
+
+    assert settings(HOROVOD_STALL_CHECK_TIME_SECONDS="7", HOROVOD_STALL_SHUTDOWN_TIME_SECONDS="9",
+                    HOROVOD_TIMELINE="DYNAMIC") == ["7", "9", "None"]
+    assert settings(HOROVOD_STALL_CHECK_DISABLE="1", HOROVOD_STALL_CHECK_TIME_SECONDS="7") == ["0", "None", "None"]
+    assert settings(HVD_STALL_WARNING="3", HOROVOD_STALL_CHECK_TIME_SECONDS="7") == ["3", "None", "None"]
+
+
 @pytest.mark.parametrize("name", ("mpi_threads_supported", "rank", "is_homogeneous"))
 def test_queries_before_init(name):
     code = f"import hvd.torch as hvd\ntry: hvd.{name}()\nexcept ValueError as error: print(type(error).__name__)"

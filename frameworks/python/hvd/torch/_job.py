@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import collections.abc
+import os
 import typing
 
 from .. import _loader
@@ -31,11 +32,28 @@ def init(comm: collections.abc.Sequence[int] | None = None,
         raise UsageError(f"init: comm: expected None or a list of ranks, got {comm!r}; communicators of MPI are not supported")
     if not is_initialized():
         _sets._end_job()
+        _translate_environment()
         _native.init()
     if comm is not None and sorted(comm) not in ([], list(range(size()))):
         raise UsageError(f"init: comm: expected None or the list of all {size()} ranks, got {list(comm)}; use process_sets for "
                          "some of the ranks")
     _sets._begin_job(chosen)
+
+
+# Horovod's variables whose names or values differ. The others with a counterpart are read by the library under their own names.
+_VARIABLES = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "HVD_STALL_WARNING", "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": "HVD_STALL_SHUTDOWN"}
+
+
+def _translate_environment() -> None:
+    """Sets hvd's variables for those of Horovod. A variable of hvd's that is set wins."""
+    given = os.environ
+    if given.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
+        given.setdefault("HVD_STALL_WARNING", "0")
+    for name, own in _VARIABLES.items():
+        if name in given:
+            given.setdefault(own, given[name])
+    if given.get("HOROVOD_TIMELINE", "").upper() == "DYNAMIC":  # none before start_timeline()
+        del given["HOROVOD_TIMELINE"]
 
 
 def _chosen_sets(process_sets: typing.Any) -> list[typing.Any]:
