@@ -81,10 +81,24 @@ def signatures(functions):
     return {f.name: ([a.arg for a in f.args.args], ast.unparse(f.returns).rpartition(".")[2]) for f in functions}
 
 
+def built_signatures(scope):
+    """pybind11 puts the signature into the docstring."""
+    functions = {name: value for name, value in vars(scope).items()
+                 if callable(value) and not isinstance(value, type) and (not name.startswith("_") or name == "__call__")}
+    texts = [function.__doc__.strip().splitlines()[0] for function in functions.values()]
+    return signatures(ast.parse(f"def {text}: ...").body[0] for text in texts)
+
+
 def test_the_stub_declares_what_the_module_has():
-    native = {name: value for name, value in vars(_loader.native()).items() if callable(value) and not name.startswith("__")}
-    # pybind11 puts the signature into the docstring.
-    built = signatures(ast.parse(f"def {function.__doc__.strip()}: ...").body[0] for function in native.values())
+    native = _loader.native()
     stub = ast.parse((pathlib.Path(_loader.__file__).parent / "_C.pyi").read_text()).body
+    built = built_signatures(native)
     assert signatures(node for node in stub if isinstance(node, ast.FunctionDef)) == built
     assert len(built) > 10
+    classes = {name: value for name, value in vars(native).items() if isinstance(value, type)}
+    declared = {node.name: node for node in stub if isinstance(node, ast.ClassDef)}
+    assert classes.keys() == declared.keys()
+    for name, value in classes.items():
+        methods = [node for node in declared[name].body
+                   if isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name != "__init__"]
+        assert signatures(methods) == built_signatures(value), name

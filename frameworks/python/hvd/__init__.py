@@ -10,10 +10,11 @@ import json
 import typing
 
 from . import _loader
+from ._run import run
 
 __version__ = _loader.VERSION
 __all__ = ["build_info", "cmake_prefix_path", "controller", "fail", "init", "init_method", "is_initialized", "local_rank",
-           "local_size", "metrics", "rank", "shutdown", "size"]
+           "local_size", "metrics", "rank", "run", "shutdown", "size"]
 
 
 def init() -> None:

@@ -1,5 +1,3 @@
-#include <torch/csrc/utils/pybind.h>
-
 #include <pybind11/chrono.h>
 #include <unistd.h>
 
@@ -12,6 +10,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "bindings.h"
 #include "hvd/background.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/c10d_backend.h"
@@ -72,8 +71,10 @@ void monitored_barrier(const c10::intrusive_ptr<c10d::Backend>& backend,
 
 }  // namespace
 
+void hvd::python::raise_signals() { ::raise_signals(); }
+
 PYBIND11_MODULE(_C, module) {
-  using Unlocked = py::call_guard<py::gil_scoped_release>;
+  using hvd::python::Unlocked;
   hvd::set_wait_check(raise_signals);
   hvd::set_return_check(stop_at_the_end);
   module.attr("__torch_version__") = HVD_TORCH_VERSION;
@@ -90,7 +91,7 @@ PYBIND11_MODULE(_C, module) {
     return py::bytes(record);
   });
   module.def("init", [] { hvd::init(); }, Unlocked());
-  module.def("shutdown", &hvd::shutdown, Unlocked());
+  module.def("shutdown", &hvd::python::leave_job, Unlocked());
   module.def(
       "fail", [](const std::string& cause) { hvd::fail(cause); }, py::arg("cause"), Unlocked());
   module.def("is_initialized", &hvd::is_initialized, Unlocked());
@@ -103,4 +104,9 @@ PYBIND11_MODULE(_C, module) {
   module.def("build_info", &hvd::build_info, Unlocked());
   module.def("stop_threads", &stop_threads, Unlocked());
   module.def("metrics_json", [] { return hvd::metrics().to_json(); }, Unlocked());
+  hvd::python::translate_errors(module);
+  hvd::python::add_job(module);
+  hvd::python::add_operations(module);
+  hvd::python::add_gradients(module);
+  hvd::python::add_layers(module);
 }

@@ -76,7 +76,7 @@ torch::Tensor DistributedOptimizer::reduce_and_step(const Optimizer::LossClosure
   const bool skip = skips_synchronize();
   if (skip) refuse_in_flight("");
   if (!closure) {
-    if (!skip) locked(*reducer_, &GradientReducer::synchronize);
+    if (!skip) gradients_->synchronize();
     return optimizer_.step();
   }
   return optimizer_.step(
@@ -113,7 +113,7 @@ torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosur
   }
   go_back();  // the ranks compare the parameters as they were before the step
   try {
-    locked(*reducer_, &GradientReducer::synchronize);
+    gradients_->synchronize();
   } catch (...) {
     give_back_gradients();
     throw;
@@ -131,7 +131,7 @@ torch::Tensor DistributedOptimizer::unscale_gradients(double factor) {
 }
 
 void DistributedOptimizer::synchronize() {
-  if (!options_.adasum_delta) locked(*reducer_, &GradientReducer::synchronize);
+  if (!options_.adasum_delta) gradients_->synchronize();
 }
 
 double DistributedOptimizer::clip_grad_norm_(double max_norm, double norm_type) {

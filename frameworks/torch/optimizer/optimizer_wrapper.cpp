@@ -86,6 +86,7 @@ GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::
           .postscale = options.gradient_predivide_factor,
           .compression = options.compression,
           .process_set = options.process_set,
+          .divide_by_size = options.divide_by_size,
           .sparse = options.sparse_as_dense || options.gradient_hook
                         ? SparseGradients::kMakeDense
                         : SparseGradients::kReduceSparse,
@@ -97,9 +98,6 @@ GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::
           .hook = options.gradient_hook};
 }
 
-namespace {
-
-/// The user's group of each parameter, by name.
 std::map<std::string, int> groups_by_name(const std::vector<std::vector<std::string>>& groups,
                                           const std::string& who) {
   std::map<std::string, int> by_name;
@@ -113,8 +111,6 @@ std::map<std::string, int> groups_by_name(const std::vector<std::vector<std::str
   }
   return by_name;
 }
-
-}  // namespace
 
 NamedParameters named_parameters_of(const torch::nn::Module& module, const std::string& who) {
   NamedParameters named = module.named_parameters();
@@ -218,10 +214,8 @@ OptimizerWrapper::OptimizerWrapper(const char* who, Optimizer& optimizer,
       skip_depth_(std::make_shared<std::atomic<int>>(0)) {}
 
 OptimizerWrapper::~OptimizerWrapper() {
-  if (reducer_) {
-    warn_of_early_end();
-    locked(*reducer_, &GradientReducer::remove_hooks);
-  }
+  if (gradients_) warn_of_early_end();
+  gradients_.reset();
   if (enrolled_) LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
 }
 
@@ -256,12 +250,9 @@ void OptimizerWrapper::enroll(std::span<const ReducedParameter> parameters) {
 
 void OptimizerWrapper::start_reducing(std::vector<ReducedParameter> parameters,
                                       libtorch::GradientReduction how) {
-  libtorch::forget_departed(parameters);
-  reducer_ = std::make_shared<libtorch::SharedReducer>(std::make_unique<GradientReducer>(
-      std::move(parameters), std::move(how), options_.backward_passes_per_step));
-  locked(*reducer_, &GradientReducer::compare_frozen, named_);
-  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
-  locked(*reducer_, &GradientReducer::open_device_queue);
+  gradients_.reset(new GradientSynchronizer(std::move(parameters), std::move(how),
+                                            options_.backward_passes_per_step, named_));
+  reducer_ = gradients_->reducer_;
 }
 
 void OptimizerWrapper::refuse_in_flight(const char* when) const {
@@ -395,19 +386,10 @@ void OptimizerWrapper::refuse_group(const torch::optim::OptimizerParamGroup& /*g
 
 void OptimizerWrapper::group_added() {}
 
-/// Also replaces the SharedReducer. LibTorch may still call hooks of the former one; they then
-/// return at once.
 void OptimizerWrapper::replace_reducer(std::vector<ReducedParameter> parameters) {
-  locked(*reducer_, &GradientReducer::remove_hooks);
-  libtorch::forget_departed(parameters);
   earlier_versions_ += locked(*reducer_, &GradientReducer::gradients_version) + 1;
-  reducer_ = std::make_shared<libtorch::SharedReducer>(
-      locked(*reducer_, [&](const GradientReducer& former) {
-        return std::make_unique<GradientReducer>(std::move(parameters), former);
-      }));
-  if (!locked(*reducer_, &GradientReducer::has_reduced))
-    locked(*reducer_, &GradientReducer::compare_frozen, named_);
-  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
+  gradients_.reset(new GradientSynchronizer(std::move(parameters), *gradients_, named_));
+  reducer_ = gradients_->reducer_;
 }
 
 std::vector<torch::Tensor> OptimizerWrapper::all_parameters() const {
@@ -440,10 +422,7 @@ torch::Tensor OptimizerWrapper::reduced_loss(const Optimizer::LossClosure& closu
                          .process_set = options_.process_set});
 }
 
-void OptimizerWrapper::end_cycle() {
-  locked(*reducer_, &GradientReducer::begin_cycle);
-  locked(*reducer_, &GradientReducer::install_hooks, reducer_);
-}
+void OptimizerWrapper::end_cycle() { gradients_->end_step(); }
 
 bool OptimizerWrapper::all_finite(const torch::Tensor& unscaled) const {
   const torch::Tensor bad =
@@ -484,9 +463,7 @@ SkipSynchronize OptimizerWrapper::skip_synchronize() {
   return SkipSynchronize(libtorch::counted_scope(skip_depth_));
 }
 
-NoSync OptimizerWrapper::no_sync() {
-  return NoSync(libtorch::counted_scope(locked(*reducer_, &GradientReducer::no_sync_depth)));
-}
+NoSync OptimizerWrapper::no_sync() { return gradients_->no_sync(); }
 
 void OptimizerWrapper::set_weight(std::int64_t samples) {
   locked(*reducer_, &GradientReducer::set_weight, samples);

@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <string>
 #include <utility>
@@ -20,6 +21,10 @@ namespace hvd::libtorch {
 void check_options(const DistributedOptimizerOptions& options, const std::string& who);
 
 GradientReduction reduction_of(const DistributedOptimizerOptions& options, std::string scope);
+
+/// The user's group of each parameter, by name. @throws UsageError for a name that occurs twice
+std::map<std::string, int> groups_by_name(const std::vector<std::vector<std::string>>& groups,
+                                          const std::string& who);
 
 /// A guard that adds one to `depth` until its last copy is destroyed.
 std::shared_ptr<const void> counted_scope(std::shared_ptr<std::atomic<int>> depth);

@@ -11,6 +11,17 @@ namespace {
 
 using torch::autograd::variable_list;
 
+/// Calls the function. The handler may replace its exception.
+template <class Call>
+auto guarded(const Call& call) {
+  try {
+    return call();
+  } catch (...) {
+    if (void (*const handler)() = GradientHooks::error_handler.load()) handler();
+    throw;
+  }
+}
+
 class LambdaPreHook : public torch::autograd::FunctionPreHook {
  public:
   explicit LambdaPreHook(std::function<bool()> run) : run_(std::move(run)) {}
@@ -29,6 +40,8 @@ void delete_post_hook(Node& node, std::uintptr_t key) {
 }
 
 }  // namespace
+
+std::atomic<void (*)()> GradientHooks::error_handler = nullptr;
 
 GradientHooks::GradientHooks(const std::vector<torch::Tensor>& parameters) {
   for (const torch::Tensor& parameter : parameters) parameters_.push_back({.parameter = parameter});
@@ -51,13 +64,14 @@ void GradientHooks::install(const Before& before, const After& after) {
     if (!missing(hooked)) continue;
     unhook(hooked);
     hooked.accumulator = torch::autograd::impl::grad_accumulator(hooked.parameter);
-    auto pre_hook = std::make_unique<LambdaPreHook>([before, i] { return before(i); });
+    auto pre_hook =
+        std::make_unique<LambdaPreHook>([before, i] { return guarded([&] { return before(i); }); });
     hooked.pre_hook = pre_hook.get();
     hooked.accumulator->add_pre_hook(std::move(pre_hook));
     hooked.post_hook =
         hooked.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
             [after, i](const variable_list& outputs, const variable_list& gradients) {
-              after(i, gradients);
+              guarded([&] { after(i, gradients); });
               return outputs;
             }));
   }

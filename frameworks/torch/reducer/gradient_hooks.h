@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/types.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -25,6 +26,8 @@ class GradientHooks {
   /// Called before autograd adds to `.grad`, with the number of the parameter. Returns whether
   /// autograd is to add; otherwise the gradient is dropped.
   using Before = std::function<bool(std::size_t)>;
+  /// See set_gradient_error_handler(). May be null.
+  static std::atomic<void (*)()> error_handler;
 
   explicit GradientHooks(const std::vector<torch::Tensor>& parameters);
   GradientHooks(const GradientHooks&) = delete;

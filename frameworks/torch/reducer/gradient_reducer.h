@@ -94,6 +94,8 @@ class GradientReducer {
   void discard();
 
   bool in_flight() const;
+  /// Whether every gradient is final, and synchronize() would return at once.
+  bool reduced() const { return readiness_.reduced(); }
   /// Valid between cycles, until the next one.
   const GradientUnits& units() const noexcept { return units_; }
   const std::vector<ReducedParameter>& parameters() const noexcept { return parameters_; }

@@ -16,11 +16,20 @@
 
 namespace hvd::libtorch {
 
+std::pair<ReduceOp, double> arithmetic_of(const GradientReduction& how, bool floating) {
+  if (how.op != ReduceOp::kAverage || !how.divide_by_size || !floating)
+    return {how.op, how.postscale};
+  return {ReduceOp::kSum, how.postscale / how.process_set.size()};
+}
+
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory) {
+  const bool floating = memory.dtype == DataType::kFloat16 || memory.dtype == DataType::kBFloat16 ||
+                        memory.dtype == DataType::kFloat32 || memory.dtype == DataType::kFloat64;
+  const auto [op, postscale] = arithmetic_of(how, floating);
   Submission submission;
   submission.name = std::move(name);
   submission.parameters =
-      Allreduce{how.op, how.prescale, how.postscale,
+      Allreduce{op, how.prescale, postscale,
                 memory.dtype == DataType::kFloat32 ? how.compression : Compression::kNone};
   submission.input = submission.output = std::move(memory);
   submission.process_set = how.process_set.id();
@@ -370,12 +379,13 @@ std::vector<Submission> ReducedParameter::prepare_sparse(const GradientReduction
                       : torch::_sparse_coo_tensor_with_dims(
                             *agreed_, parameter_.dim() - *agreed_, parameter_.sizes(),
                             parameter_.options().layout(torch::kSparse).requires_grad(false));
+  const auto [op, postscale] = arithmetic_of(how, coo.is_floating_point());
   sparse_ = std::make_shared<SparseReduction>(
       sent_factor() == 1 || !sent_.defined() ? coo : coo * sent_factor(),
       AllreduceOptions{.name = label_,
-                       .op = how.op,
+                       .op = op,
                        .prescale_factor = how.prescale,
-                       .postscale_factor = how.postscale,
+                       .postscale_factor = postscale,
                        .compression = how.compression,
                        .process_set = how.process_set});
   return sparse_->take_submissions();

@@ -37,6 +37,7 @@ struct GradientReduction {
   double postscale = 1;
   Compression compression = Compression::kNone;
   ProcessSet process_set = {};
+  bool divide_by_size = false;  ///< see DistributedOptimizerOptions
   SparseGradients sparse = SparseGradients::kRefuse;
   bool bucket_views = false;
   std::int64_t bucket_bytes = 0;    ///< size of buckets; 0: the default
@@ -55,6 +56,10 @@ struct GradientReduction {
   /// Reduces units of gradients instead of the runtime.
   GradientHook hook = {};
 };
+
+/// The operation and the postscale of a submission for elements of that type: an average that
+/// divides by the size of the set is a sum with a factor.
+std::pair<ReduceOp, double> arithmetic_of(const GradientReduction& how, bool floating);
 
 /// A copy of fewer bytes into a common buffer costs less than another call of the backend.
 inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;

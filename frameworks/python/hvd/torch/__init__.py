@@ -1,4 +1,4 @@
-"""What hvd adds to torch.distributed."""
+"""The calls of horovod.torch, and what hvd adds to torch.distributed."""
 
 # Without `from __future__ import annotations`: DistributedDataParallel compares a hook's annotations with its own types.
 import datetime
@@ -7,9 +7,38 @@ import typing
 import torch
 import torch.distributed as dist
 
-from .. import _loader
+from .. import _loader, build_info, metrics
+from ..errors import (HorovodInternalError, MismatchError, NotInitializedError, PeerLostError, ShutdownError, StalledError,
+                      UsageError)
+from . import elastic
+from ._extras import all_gather_into_tensor, all_reduce, gather, scale_loss
+from .compression import Compression
+from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .grad_scaler import GradScaler
+from .mpi_ops import (Adasum, Average, Max, Min, ProcessSet, Product, Sum, add_process_set, allgather, allgather_async, allreduce,
+                      allreduce_, allreduce_async, allreduce_async_, alltoall, alltoall_async, barrier, broadcast, broadcast_,
+                      broadcast_async, broadcast_async_, ccl_built, cross_rank, cross_size, cuda_built, ddl_built,
+                      global_process_set, gloo_built, gloo_enabled, grouped_allgather, grouped_allgather_async,
+                      grouped_allreduce, grouped_allreduce_, grouped_allreduce_async, grouped_allreduce_async_,
+                      grouped_reducescatter, grouped_reducescatter_async, init, is_homogeneous, is_initialized, join, local_rank,
+                      local_size, mpi_built, mpi_enabled, mpi_threads_supported, nccl_built, poll, rank, reducescatter,
+                      reducescatter_async, remove_process_set, rocm_built, shutdown, size, sparse_allreduce_async,
+                      start_timeline, stop_timeline, synchronize)
+from .optimizer import DistributedOptimizer
+from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
-__all__ = ["ddp_hook", "flight_record", "monitored_barrier"]
+__all__ = ["Adasum", "Average", "Compression", "DistributedOptimizer", "GradScaler", "HorovodInternalError", "Max", "Min", "MismatchError", "NotInitializedError",
+           "PeerLostError", "ProcessSet", "Product", "ShutdownError", "StalledError", "Sum", "SyncBatchNorm", "UsageError", "add_process_set",
+           "all_gather_into_tensor", "all_reduce", "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_",
+           "allreduce_async", "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_",
+           "broadcast_async", "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters",
+           "build_info", "ccl_built", "convert_sync_batchnorm", "elastic", "cross_rank", "cross_size", "cuda_built", "ddl_built", "ddp_hook", "flight_record",
+           "gather", "global_process_set", "gloo_built", "gloo_enabled", "grouped_allgather", "grouped_allgather_async",
+           "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async", "grouped_allreduce_async_",
+           "grouped_reducescatter", "grouped_reducescatter_async", "init", "is_homogeneous", "is_initialized", "join",
+           "local_rank", "local_size", "metrics", "monitored_barrier", "mpi_built", "mpi_enabled", "mpi_threads_supported",
+           "nccl_built", "poll", "rank", "reducescatter", "reducescatter_async", "remove_process_set", "rocm_built", "scale_loss",
+           "shutdown", "size", "sparse_allreduce_async", "start_timeline", "stop_timeline", "synchronize"]
 
 # The default group at the time of the first hook without a group, and hvd's group of the same ranks.
 _groups: tuple[typing.Any, typing.Any] = (None, None)

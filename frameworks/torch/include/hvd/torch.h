@@ -18,6 +18,7 @@
 #include "hvd/torch/data_loader.h"
 #include "hvd/torch/distributed_optimizer.h"
 #include "hvd/torch/grad_scaler.h"
+#include "hvd/torch/gradient_synchronizer.h"
 #include "hvd/torch/handle.h"
 #include "hvd/torch/join.h"
 #include "hvd/torch/metric.h"

@@ -19,7 +19,7 @@
 
 #include "hvd/error.h"
 #include "hvd/process_set.h"
-#include "hvd/torch/gradient_hook.h"
+#include "hvd/torch/gradient_synchronizer.h"
 #include "hvd/torch/parameters.h"
 #include "hvd/types.h"
 
@@ -35,78 +35,6 @@ struct GradientReduction;
 /// @addtogroup train
 /// @{
 
-/// The parameters of the ranks differ, so that each rank would train a model of its own. Raised on
-/// every rank of the optimizer's set. The runtime remains usable.
-class DivergedError : public Error {
- public:
-  using Error::Error;
-};
-
-/// Gradients of some ranks contain inf or nan (see
-/// DistributedOptimizerOptions::error_if_nonfinite). Raised on every rank of the optimizer's set;
-/// parameters are unchanged and the runtime remains usable.
-class NonFiniteError : public Error {
- public:
-  using Error::Error;
-};
-
-/// How a DistributedOptimizer reduces gradients.
-struct DistributedOptimizerOptions {
-  /// kAverage, kSum or kAdasum.
-  ReduceOp op = ReduceOp::kAverage;
-  /// Sends float32 and float64 gradients as 16 bits; `.grad` keeps its dtype. float32 is cast while
-  /// it is copied into the runtime's buffer, so that no extra copy of the tensor is needed (see
-  /// hvd::Allreduce::compression).
-  Compression compression = Compression::kNone;
-  /// Number of backward passes whose gradients add up before they are reduced.
-  int backward_passes_per_step = 1;
-  /// A factor f: gradients are multiplied by 1/f before the sum and by f/size after it, which keeps
-  /// the sum in range. kAverage only.
-  double gradient_predivide_factor = 1;
-  /// Names of parameters whose gradients are reduced together, one list for each group. Other
-  /// gradients are reduced as they become ready.
-  std::vector<std::vector<std::string>> groups = {};
-  /// Turns sparse gradients into dense ones before they are reduced. Otherwise they stay sparse
-  /// (see sparse_allreduce(); average and sum only).
-  bool sparse_as_dense = false;
-  /// Reduces gradients in buckets from the second step on. On the CPU `.grad` tensors are then
-  /// views of buffers that are reduced in place: results are not copied back, and gradients are not
-  /// copied in if they are zeroed instead of dropped (`zero_grad(false)`). If the program keeps a
-  /// `.grad` tensor from one step, the next step overwrites it. On a GPU gradients stay where
-  /// autograd has put them, and one kernel launch packs a bucket. Results are the same, up to
-  /// roundings on a GPU. Members of groups, sparse gradients and compressed float64 gradients are
-  /// reduced outside of buckets. Adasum uses no buckets.
-  bool gradient_as_bucket_view = true;
-  /// Size of a bucket in bytes, the same on every rank. A larger gradient has a bucket of its own.
-  /// Large buckets need fewer operations. With small buckets the first reduction begins earlier,
-  /// and less remains to reduce when backward has ended. 0: on the CPU, an eighth of all gradients,
-  /// at most 8 MiB; on a GPU, a quarter of them, from 1 to 25 MiB, with at most 1 MiB in the last
-  /// bucket.
-  std::int64_t bucket_bytes = 0;
-  ProcessSet process_set = {};
-  /// kAdasum only: combines the changes of the parameters instead of the gradients, as Horovod
-  /// does. Every rank updates by its own gradients, which are not reduced; step() then adds the
-  /// Adasum of all ranks' changes to the parameters as they were before. Momentum and Adam's
-  /// averages therefore differ between ranks.
-  bool adasum_delta = false;
-  /// A function of the program that reduces the gradients in place of hvd, for example with its own
-  /// compression. Sparse gradients are made dense. The tensors that it returns become the
-  /// gradients; `op` then applies only to the loss of a closure. Not with Adasum, compression or
-  /// gradient_predivide_factor.
-  GradientHook gradient_hook = {};
-  /// How often the ranks compare their parameters, up to roundings: after every `check_every`
-  /// reductions of gradients. They also compare them before the first update, bit for bit. step()
-  /// throws DivergedError if they differ. If the wrapper is constructed with a module, the
-  /// comparison covers BatchNorm statistics too, and rank 0 warns once if they differ. 0: never.
-  /// Not set: HVD_CHECK_EVERY, else 100.
-  std::optional<int> check_every = std::nullopt;
-  /// Finds the source of inf and nan: every rank searches its own gradients for them before they
-  /// are reduced, and step() throws NonFiniteError with the ranks and parameters. Costs a pass over
-  /// the gradients and a small operation in each step. Not with a GradScaler, which overflows on
-  /// purpose.
-  bool error_if_nonfinite = false;
-};
-
 /// While this guard exists, step() does not reduce gradients. See
 /// OptimizerWrapper::skip_synchronize(). Move-only.
 class [[nodiscard]] SkipSynchronize {
@@ -117,20 +45,6 @@ class [[nodiscard]] SkipSynchronize {
  private:
   friend class OptimizerWrapper;
   explicit SkipSynchronize(std::shared_ptr<const void> scope) : scope_(std::move(scope)) {}
-
-  std::shared_ptr<const void> scope_;
-};
-
-/// While this guard exists, backward passes accumulate without communication. See
-/// OptimizerWrapper::no_sync(). Move-only.
-class [[nodiscard]] NoSync {
- public:
-  NoSync(NoSync&&) noexcept = default;
-  NoSync& operator=(NoSync&&) = delete;
-
- private:
-  friend class OptimizerWrapper;
-  explicit NoSync(std::shared_ptr<const void> scope) : scope_(std::move(scope)) {}
 
   std::shared_ptr<const void> scope_;
 };
@@ -246,7 +160,9 @@ class OptimizerWrapper : public torch::optim::Optimizer {
   torch::optim::Optimizer& optimizer_;
   std::unique_ptr<libtorch::GroupMirror> groups_;
   const DistributedOptimizerOptions options_;
-  std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>> reducer_;
+  std::unique_ptr<GradientSynchronizer> gradients_;
+  std::shared_ptr<c10::Synchronized<std::unique_ptr<libtorch::GradientReducer>>>
+      reducer_;  ///< of gradients_
 
  private:
   friend class Accelerator;

@@ -1,0 +1,3 @@
+"""Horovod's process sets."""
+
+from hvd.torch.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set  # noqa: F401

@@ -1,0 +1,5 @@
+"""Not provided."""
+
+from horovod._absent import refuse
+
+refuse(__name__)

@@ -1,0 +1,3 @@
+"""Horovod's launcher."""
+
+from hvd import run  # noqa: F401

@@ -1,0 +1,311 @@
+"""DistributedOptimizer: an optimizer of torch.optim whose gradients are reduced over the ranks."""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import itertools
+import typing
+import warnings
+
+import torch
+
+from .. import _loader
+from ..errors import UsageError
+from ._python_gradients import PythonGradients
+from .compression import BF16Compressor, Compression, Compressor, FP16Compressor, NoneCompressor
+from .mpi_ops import Adasum, Average, Sum, allreduce, grouped_allreduce
+from .process_sets import ProcessSet, _native_of, global_process_set
+
+__all__ = ["DistributedOptimizer"]
+
+_native = _loader.native()
+_NATIVE_COMPRESSIONS = {NoneCompressor: 0, FP16Compressor: 1, BF16Compressor: 2}
+_adasum_names = itertools.count()
+_classes: dict[type, type] = {}
+_Named = list[tuple[str, torch.Tensor]]
+
+
+class _Distribution:
+    """What the ranks do with the gradients of one optimizer."""
+
+    def __init__(self, op: int, process_set: ProcessSet, compression: type[Compressor], sparse_as_dense: bool) -> None:
+        self.op, self.process_set, self.compression = op, process_set, compression
+        self.sparse_as_dense = sparse_as_dense
+        self.gradients: typing.Any = None  # None: this rank steps alone
+        self.adasum_name: str | None = None
+        self.synchronized = False  # by a call of synchronize() since the last step()
+        self.skips = 0
+        self.warned = False
+        self.sparse_dims: dict[torch.Tensor, int] = {}
+
+    def synchronize(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.sparse_as_dense:
+            for parameter in _parameters_of(optimizer):
+                if parameter.grad is not None and parameter.grad.is_sparse:
+                    self.sparse_dims[parameter] = parameter.grad.sparse_dim()
+        self.gradients.synchronize()
+        if self.sparse_as_dense:
+            self._make_sparse(optimizer)
+
+    def _make_sparse(self, optimizer: torch.optim.Optimizer) -> None:
+        """A rank without a gradient in this step does not know its layout, but SparseAdam needs sparse ones."""
+        always = isinstance(optimizer, torch.optim.SparseAdam)
+        for parameter in _parameters_of(optimizer):
+            dims = self.sparse_dims.get(parameter, 1 if always else None)
+            if dims is not None and parameter.grad is not None and not parameter.grad.is_sparse:
+                dense = parameter.grad
+                parameter.grad = None
+                parameter.grad = dense.to_sparse(dims)
+
+    def warn_of_synchronize(self) -> None:
+        if self.warned:
+            return
+        self.warned = True
+        warnings.warn("optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(). The gradients "
+                      "are not reduced again; use the context to say so", stacklevel=3)
+
+    def reduced_loss(self, optimizer: torch.optim.Optimizer, closure: typing.Callable[[], typing.Any]) -> typing.Any:
+        """Evaluates a closure, and reduces the gradients and the loss, so that all ranks decide alike."""
+        self.gradients.end_step()
+        loss = closure()
+        self.synchronize(optimizer)
+        if not isinstance(loss, torch.Tensor):
+            return loss
+        return allreduce(loss.detach(), op=Sum if self.op == Sum else Average, process_set=self.process_set)
+
+
+def _parameters_of(optimizer: torch.optim.Optimizer) -> collections.abc.Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+class _Distributed:
+    """The first base of the class of a distributed optimizer. The second one is the class of the wrapped optimizer."""
+
+    _hvd: _Distribution | None = None  # None: a copy, which reduces nothing
+    _parameter_names: dict[torch.Tensor, str] = {}
+    backward_passes_per_step = 1
+
+    def synchronize(self) -> None:
+        """Returns when every gradient is final. Clip and inspect gradients after this."""
+        hvd = self._hvd
+        if hvd is not None and hvd.gradients is not None:
+            hvd.synchronize(self)
+            hvd.synchronized = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> collections.abc.Iterator[None]:
+        """Within the context step() does not synchronize, after a call of synchronize()."""
+        hvd = self._hvd
+        if hvd is None:
+            yield
+            return
+        hvd.skips += 1
+        try:
+            yield
+        finally:
+            hvd.skips -= 1
+
+    @contextlib.contextmanager
+    def no_sync(self) -> collections.abc.Iterator[None]:
+        """Within the context backward passes accumulate locally and do not count as passes. step() still reduces."""
+        gradients = self._hvd.gradients if self._hvd is not None else None
+        if gradients is None:
+            yield
+            return
+        gradients.accumulate(True)
+        try:
+            yield
+        finally:
+            gradients.accumulate(False)
+
+    def set_backward_passes_per_step(self, passes: int) -> None:
+        """The number of backward passes whose gradients add up before they are reduced."""
+        _check_passes(passes)
+        if self._hvd is not None and self._hvd.gradients is not None:
+            self._hvd.gradients.set_backward_passes_per_step(passes)
+        self.backward_passes_per_step = passes
+
+    def step(self, closure: typing.Any = None) -> typing.Any:
+        """Waits for the gradients, unless synchronize() has done so, then makes the step. With a closure the gradients and the
+        loss are reduced after each evaluation."""
+        hvd = self._hvd
+        if hvd is None:
+            return super().step(closure)
+        if hvd.adasum_name is not None:
+            return self._step_by_changes(closure)
+        if hvd.gradients is None:
+            return super().step(closure)
+        if hvd.skips:
+            if hvd.gradients.in_flight():
+                raise UsageError("step() within skip_synchronize(): gradients are still being reduced; call synchronize() after "
+                                 "backward() and before step()")
+            result = super().step(closure)
+        elif closure is not None:
+            result = super().step(lambda: hvd.reduced_loss(self, closure))
+        else:
+            if hvd.synchronized:
+                hvd.warn_of_synchronize()
+            hvd.synchronize(self)
+            result = super().step()
+        hvd.synchronized = False
+        hvd.gradients.end_step()
+        return result
+
+    step.hooked = True  # the step of the wrapped class runs the hooks of steps
+
+    def _step_by_changes(self, closure: typing.Any) -> typing.Any:
+        """Each rank steps by its own gradients. The parameters then change by the Adasum of the changes."""
+        hvd = self._hvd
+        parameters = [parameter for parameter in _parameters_of(self) if parameter.requires_grad]
+        before = [parameter.detach().clone() for parameter in parameters]
+        result = super().step(closure)
+        with torch.no_grad():
+            changes = torch._foreach_sub([parameter.detach() for parameter in parameters], before)
+            combined = grouped_allreduce(changes, name=hvd.adasum_name, compression=hvd.compression, op=Adasum,
+                                         process_set=hvd.process_set)
+            torch._foreach_add_(before, combined)
+            torch._foreach_copy_([parameter.detach() for parameter in parameters], before)
+        return result
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Waits for gradients that are still being reduced, and drops all."""
+        hvd = self._hvd
+        if hvd is not None:
+            hvd.synchronized = False
+            if hvd.gradients is not None:
+                hvd.gradients.discard()
+        super().zero_grad(set_to_none)
+
+    def load_state_dict(self, state_dict: typing.Any) -> None:
+        """As the wrapped optimizer's. Drops gradients that are being reduced."""
+        hvd = self._hvd
+        if hvd is not None and hvd.gradients is not None and hvd.gradients.in_flight():
+            hvd.gradients.discard()
+        super().load_state_dict(state_dict)
+
+    def add_param_group(self, param_group: dict[str, typing.Any]) -> None:
+        """Refused: the gradients of the group would not be reduced."""
+        if self._hvd is not None:
+            raise UsageError("add_param_group: expected a call before hvd.DistributedOptimizer(), got one after it, so that the "
+                             "gradients of the group would not be reduced")
+        super().add_param_group(param_group)
+
+    def __reduce_ex__(self, protocol: typing.Any) -> tuple[typing.Any, ...]:
+        return _bare, (type(self).__mro__[2],), self.__getstate__()
+
+
+def _bare(wrapped: type) -> torch.optim.Optimizer:
+    """An optimizer without a state, for copies and pickles."""
+    kind = _class_for(wrapped)
+    return kind.__new__(kind)
+
+
+def _class_for(wrapped: type) -> type:
+    if wrapped not in _classes:
+        _classes[wrapped] = type(wrapped.__name__, (_Distributed, wrapped), {"__module__": wrapped.__module__,
+                                                                             "__doc__": wrapped.__doc__})
+    return _classes[wrapped]
+
+
+def _check_passes(passes: int) -> None:
+    if not isinstance(passes, int) or passes < 1:
+        raise UsageError(f"backward_passes_per_step: expected at least 1, got {passes!r}")
+
+
+def _names_for(optimizer: torch.optim.Optimizer, named_parameters: typing.Any) -> _Named:
+    """The optimizer's parameters, each once, with their names. Raises UsageError."""
+    own = list(dict.fromkeys(_parameters_of(optimizer)))
+    if named_parameters is None:
+        return [(f"allreduce.noname.{index}", parameter) for index, parameter in enumerate(own)]
+    named = list(named_parameters.items() if isinstance(named_parameters, collections.abc.Mapping) else named_parameters)
+    if any(not isinstance(item, tuple) or len(item) != 2 for item in named):
+        raise UsageError("named_parameters: expected pairs of a name and a parameter, as model.named_parameters() returns them")
+    names = [name for name, _ in named]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        raise UsageError(f"named_parameters: expected each name once, got {', '.join(map(str, twice))} several times")
+    known: dict[torch.Tensor, str] = {}
+    for name, parameter in named:
+        known.setdefault(parameter, str(name))
+    for index, parameter in enumerate(own):
+        if parameter not in known:
+            raise UsageError(f"named_parameters: expected a name for every parameter of the optimizer, got none for parameter "
+                             f"{index} of shape {list(parameter.shape)}")
+    return [(known[parameter], parameter) for parameter in own]
+
+
+def _groups_for(groups: typing.Any, named: _Named) -> list[list[str]]:
+    """The names of parameters that are reduced together. Raises UsageError."""
+    if groups is None:
+        return []
+    trained = [(name, parameter) for name, parameter in named if parameter.requires_grad]
+    if isinstance(groups, int) and not isinstance(groups, bool):
+        if groups < 1:
+            raise UsageError(f"groups: expected a positive number or lists of parameters, got {groups}")
+        count = min(groups, max(len(trained), 1))
+        bounds = [i * len(trained) // count for i in range(count + 1)]
+        return [[name for name, _ in trained[first:end]] for first, end in itertools.pairwise(bounds)]
+    if not isinstance(groups, list):
+        raise UsageError(f"groups: expected a positive number or lists of parameters, got {type(groups).__qualname__}")
+    names = {parameter: name for name, parameter in named}
+    seen: set[torch.Tensor] = set()
+    for parameter in itertools.chain.from_iterable(groups):
+        if not isinstance(parameter, torch.Tensor) or parameter not in names:
+            raise UsageError("groups: expected parameters of the optimizer, got " +
+                             (f"a tensor of shape {list(parameter.shape)} that is none" if isinstance(parameter, torch.Tensor)
+                              else repr(parameter)))
+        if parameter in seen:
+            raise UsageError(f"groups: expected each parameter once, got '{names[parameter]}' twice")
+        seen.add(parameter)
+    return [[names[parameter] for parameter in group if parameter.requires_grad] for group in groups]
+
+
+def _check(optimizer: typing.Any, op: int, predivide: float, passes: int) -> None:
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"optimizer: expected one of torch.optim, got {type(optimizer).__qualname__}")
+    if isinstance(optimizer, _Distributed):
+        raise UsageError("optimizer: expected one that is not distributed yet: its gradients would be reduced twice")
+    if op not in (Average, Sum, Adasum):
+        raise UsageError(f"op: expected hvd.Average, hvd.Sum or hvd.Adasum, got {op}")
+    if predivide != 1.0 and op != Average:
+        raise UsageError(f"gradient_predivide_factor: expected 1 for another op than Average, got {predivide}")
+    _check_passes(passes)
+
+
+def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: typing.Any = None,
+                         compression: type[Compressor] = Compression.none, backward_passes_per_step: int = 1, op: int = Average,
+                         gradient_predivide_factor: float = 1.0, num_groups: int = 0, groups: typing.Any = None,
+                         sparse_as_dense: bool = False, process_set: ProcessSet = global_process_set, *,
+                         gradient_as_bucket_view: bool = True, check_every: int = 0) -> torch.optim.Optimizer:
+    """An optimizer that reduces the gradients over the ranks, as backward produces them, before it makes a step.
+
+    The result is of a class derived from the optimizer's, and shares its parameter groups, state and defaults. Every rank of the
+    set calls this in the same order with equal arguments; a rank outside steps alone. The last two arguments are those of
+    hvd::DistributedOptimizerOptions. With op Adasum each rank steps by its own gradients, and the changes are combined.
+    """
+    _check(optimizer, op, gradient_predivide_factor, backward_passes_per_step)
+    if num_groups:
+        warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
+        groups = num_groups if groups is None else groups
+    named = _names_for(optimizer, named_parameters)
+    grouped = _groups_for(groups, named)
+    native_set = _native_of(process_set)
+    kind = _class_for(type(optimizer))
+    result = kind.__new__(kind)
+    # A scheduler of the wrapped optimizer has replaced its step.
+    result.__dict__.update((key, value) for key, value in optimizer.__dict__.items() if key != "step")
+    result._parameter_names = {parameter: name for name, parameter in named}
+    result.backward_passes_per_step = backward_passes_per_step
+    hvd = result._hvd = _Distribution(op, process_set, compression, sparse_as_dense)
+    if native_set.rank() < 0 or not named:
+        return result
+    if op == Adasum:
+        hvd.adasum_name = f"adasum{next(_adasum_names)}" if native_set.size() > 1 else None
+    elif compression in _NATIVE_COMPRESSIONS:
+        hvd.gradients = _native.make_gradients(named, op == Average, _NATIVE_COMPRESSIONS[compression], backward_passes_per_step,
+                                               gradient_predivide_factor, grouped, sparse_as_dense, gradient_as_bucket_view,
+                                               check_every, native_set)
+    else:
+        hvd.gradients = PythonGradients(named, op, compression, backward_passes_per_step, gradient_predivide_factor, process_set)
+    return result
