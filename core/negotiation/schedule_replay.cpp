@@ -53,12 +53,34 @@ std::vector<std::uint32_t> slots_of(const wire::SlotBundle& bundle) {
   return slots;
 }
 
-bool can_be_replayed(const wire::Request& request) {
-  return request.process_set == 0 && request.kind != OpKind::kJoin &&
-         request.kind != OpKind::kAddProcessSet && request.kind != OpKind::kRemoveProcessSet;
+// Batches of several sets on a GPU must run in one order on all ranks, so only one set has replays
+// there.
+bool can_be_replayed(const wire::Request& request, int process_set) {
+  return request.process_set == process_set && !ends_all_replays(request) &&
+         (process_set == 0 || request.device == DeviceType::kCpu);
 }
 
+/// Sets with higher numbers are not replayed: their positions would overflow.
+constexpr int kMostReplayedSet = 1 << 22;
+
 }  // namespace
+
+bool ends_all_replays(const wire::Request& request) noexcept {
+  return request.kind == OpKind::kJoin || request.kind == OpKind::kAddProcessSet ||
+         request.kind == OpKind::kRemoveProcessSet;
+}
+
+bool withdrawn_by_replay(const wire::Request& request, int process_set) noexcept {
+  return process_set == 0 || request.process_set == process_set || ends_all_replays(request);
+}
+
+bool may_replay(const ProcessSetTable& sets, int process_set) {
+  if (process_set > kMostReplayedSet || !sets.contains(process_set)) return false;
+  for (int other = process_set - kArrivalFlags; other >= 0; other -= kArrivalFlags) {
+    if (sets.contains(other)) return false;
+  }
+  return true;
+}
 
 void ScheduleReplay::enter(std::vector<AgreedBundle> schedule) {
   HVD_EXPECT(!replaying_, "the last schedule has been left");
@@ -117,7 +139,6 @@ bool ScheduleReplay::find_unnamed(const wire::Request& request, SchedulePlace& k
 
 bool ScheduleReplay::find(const wire::Request& request, SchedulePlace& known) const {
   if (known.replay == replays_) return true;
-  if (request.process_set != 0) return false;
   if (request.unnamed) return find_unnamed(request, known);
   const auto place = places_.find(request.name);
   if (place == places_.end() || !(planned(place->second) == request)) return false;
@@ -208,12 +229,12 @@ bool StepLearner::repeats_itself(const wire::SlotBundle& bundle) {
   return std::ranges::adjacent_find(slots) != slots.end();
 }
 
-bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) {
+bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) const {
   if (plan.shutdown || !plan.errors.empty()) return false;
-  const auto tensor_can_be_replayed = [&cache](const wire::PlannedTensor& tensor) {
+  const auto tensor_can_be_replayed = [this, &cache](const wire::PlannedTensor& tensor) {
     const auto* const cached = std::get_if<wire::SlotUse>(&tensor);
     return cached != nullptr && cache.holds(cached->slot) &&
-           can_be_replayed(cache.at(cached->slot).request);
+           can_be_replayed(cache.at(cached->slot).request, set_);
   };
   return std::ranges::all_of(plan.batches, [&](const wire::Batch& batch) {
     return batch.absent.empty() && std::ranges::all_of(batch.tensors, tensor_can_be_replayed);

@@ -17,7 +17,7 @@ void MemberSetsProgram::add_life(Random& random) {
   constexpr const char* kNames[] = {"", "a", "b"};
   SetLife life;
   life.name = kNames[random.below(3)];
-  life.uses = random.below(4);
+  life.uses = random.chance(60) ? random.below(4) : 8 + random.below(30);  // many are replayed
   life.removed = random.chance(70);
   for (int rank = 0; rank < ranks_; ++rank) {
     if (random.chance(50)) life.members.push_back(rank);
