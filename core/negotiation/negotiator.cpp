@@ -1,6 +1,7 @@
 #include "negotiation/negotiator.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/text.h"
@@ -199,11 +200,22 @@ void Negotiator::apply_replay(const std::vector<wire::SlotBundle>& schedule, App
   if (sets_.position(process_set, rank_) < 0) return;
   applied.replayed_set = process_set;
   std::set<std::uint32_t> seen;
+  std::optional<std::uint32_t> repeated;
+  bool all_in_sequence = true;
   for (const wire::SlotBundle& slots_of_batches : schedule) {
     if (slots_of_batches.empty()) throw Error("a plan replays an empty bundle");
     AgreedBundle& bundle = applied.replay.emplace_back();
-    for (const auto& slots : slots_of_batches)
-      bundle.push_back(replayed_batch(slots, process_set, seen));
+    for (const auto& slots : slots_of_batches) {
+      bundle.push_back(replayed_batch(slots, process_set));
+      for (const std::uint32_t slot : slots) {
+        all_in_sequence = all_in_sequence && cache_.at(slot).request.in_sequence;
+        if (!seen.insert(slot).second) repeated = slot;
+      }
+    }
+  }
+  if (repeated && !all_in_sequence) {
+    throw Error(text("a plan replays cache slot ", *repeated,
+                     " twice, and not all of its operations are in sequence"));
   }
   withdraw(process_set);
 }
@@ -230,16 +242,15 @@ void Negotiator::withdraw(int replayed_set) {
   shutdown_reported_ = false;
 }
 
-AgreedBatch Negotiator::replayed_batch(const std::vector<std::uint32_t>& slots, int process_set,
-                                       std::set<std::uint32_t>& seen) const {
+AgreedBatch Negotiator::replayed_batch(const std::vector<std::uint32_t>& slots,
+                                       int process_set) const {
   if (slots.empty()) throw Error("a plan replays an empty batch");
   AgreedBatch batch;
   batch.members = sets_.members(process_set);
   for (const std::uint32_t slot : slots) {
-    if (!cache_.holds(slot) || cache_.at(slot).request.process_set != process_set ||
-        !seen.insert(slot).second) {
-      throw Error(text("a plan replays cache slot ", slot,
-                       ", which is empty, of another process set, or replayed twice"));
+    if (!cache_.holds(slot) || cache_.at(slot).request.process_set != process_set) {
+      throw Error(
+          text("a plan replays cache slot ", slot, ", which is empty or of another process set"));
     }
     wire::Response operation{cache_.expand(slot, 0, sets_.position(process_set, rank_)),
                              cache_.at(slot).first_dims};

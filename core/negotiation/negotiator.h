@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -106,8 +105,7 @@ class Negotiator {
   void apply_error(const wire::ErrorEntry&, Applied&);
   void apply_replay(const std::vector<wire::SlotBundle>&, Applied&);
   int set_of(const std::vector<wire::SlotBundle>&) const;
-  AgreedBatch replayed_batch(const std::vector<std::uint32_t>& slots, int process_set,
-                             std::set<std::uint32_t>& seen) const;
+  AgreedBatch replayed_batch(const std::vector<std::uint32_t>& slots, int process_set) const;
   void withdraw(int replayed_set);
 
   const int rank_;

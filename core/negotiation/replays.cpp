@@ -18,7 +18,25 @@ std::optional<int> set_of(const wire::Batch& batch, const ResponseCache& cache) 
   return cache.holds(slot) ? std::optional(cache.at(slot).request.process_set) : std::nullopt;
 }
 
+bool is_in_sequence(const std::vector<wire::SlotBundle>& schedule, const ResponseCache& cache) {
+  return std::ranges::all_of(schedule, [&](const wire::SlotBundle& bundle) {
+    return std::ranges::all_of(bundle, [&](const std::vector<std::uint32_t>& batch) {
+      return std::ranges::all_of(batch, [&](std::uint32_t slot) {
+        return cache.holds(slot) && cache.at(slot).request.in_sequence;
+      });
+    });
+  });
+}
+
 }  // namespace
+
+bool Replays::Learner::observe(const wire::Plan& plan, const ResponseCache& cache) {
+  const bool step = steps.observe(plan, cache);
+  if (sequence.observe(plan, cache)) return in_sequence = true;
+  if (!step || is_in_sequence(steps.schedule(), cache)) return false;
+  in_sequence = false;
+  return true;
+}
 
 // Each learner observes the part of the plan that belongs to its set. What belongs to no set that
 // exists, as a new set, counts for that of all ranks.
@@ -26,7 +44,7 @@ std::vector<int> Replays::observe(const wire::Plan& plan, const ResponseCache& c
                                   const ProcessSetTable& sets) {
   std::vector<int> due;
   const auto observe_part = [&](int process_set, const wire::Plan& part) {
-    StepLearner& learner = learners_.try_emplace(process_set, process_set).first->second;
+    Learner& learner = learners_.try_emplace(process_set, process_set).first->second;
     if (learner.observe(part, cache)) due.push_back(process_set);
   };
   if (!each_set_) {
@@ -71,7 +89,13 @@ void Replays::begin(int process_set, std::uint64_t plan) {
 
 void Replays::end(int process_set, std::uint64_t batches_run) {
   const auto found = learners_.find(process_set);
-  if (found != learners_.end()) found->second.end_replay(batches_run);
+  if (found == learners_.end()) return;
+  Learner& learner = found->second;
+  if (learner.in_sequence) {
+    learner.sequence.end_replay(batches_run);
+  } else {
+    learner.steps.end_replay(batches_run);
+  }
 }
 
 void Replays::drop_set(int process_set) {

@@ -9,6 +9,7 @@
 #include "negotiation/process_set_table.h"
 #include "negotiation/response_cache.h"
 #include "negotiation/schedule_replay.h"
+#include "negotiation/sequence_learner.h"
 
 namespace hvd::control {
 
@@ -25,7 +26,8 @@ class Replays {
   std::vector<int> observe(const wire::Plan&, const ResponseCache&, const ProcessSetTable&);
   /// The schedule to repeat, by cache slot, of a set that observe() has returned.
   const std::vector<wire::SlotBundle>& schedule(int process_set) const {
-    return learners_.at(process_set).schedule();
+    const Learner& learner = learners_.at(process_set);
+    return learner.in_sequence ? learner.sequence.schedule() : learner.steps.schedule();
   }
   /// Whether an operation outside the schedule may be pending when a replay of the set begins. One
   /// that would end the replay at once may not.
@@ -48,10 +50,19 @@ class Replays {
   RankSet leaving(const wire::Report&, const ProcessSetTable&) const;
 
  private:
+  /// Of one set. A schedule whose operations are all in sequence has their order, and is learnt
+  /// from it; any other is a set of operations.
+  struct Learner {
+    explicit Learner(int process_set) noexcept : steps(process_set), sequence(process_set) {}
+    StepLearner steps;
+    SequenceLearner sequence;
+    bool in_sequence = false;  ///< the schedule that was due last is that of `sequence`
+    bool observe(const wire::Plan&, const ResponseCache&);
+  };
   void forget_steps(const wire::Plan&, const ResponseCache&);
 
   const bool each_set_;
-  std::map<int, StepLearner> learners_;
+  std::map<int, Learner> learners_;
   std::map<int, std::uint64_t> plans_;  // by set, without that of all ranks
   std::uint64_t last_of_all_ranks_ = 0;
   std::uint64_t last_ = 0;

@@ -30,6 +30,10 @@ bool ends_all_replays(const wire::Request&) noexcept;
 /// coordinator ignores it in reports from before. A replay of all ranks withdraws every operation.
 bool withdrawn_by_replay(const wire::Request&, int process_set) noexcept;
 
+/// Whether a schedule of the set may contain the operation. Batches of several sets on a GPU must
+/// run in one order on all ranks, so only the set of all ranks has replays there.
+bool can_be_replayed(const wire::Request&, int process_set) noexcept;
+
 /// Whether the set may be replayed: no other set that exists has the same flag. A set that was
 /// removed has no reader of its flags left, and its positions are lower.
 bool may_replay(const ProcessSetTable&, int process_set);
@@ -75,7 +79,8 @@ class ScheduleReplay {
   bool available() const noexcept { return !flags_.empty(); }
   bool spans_hosts() const noexcept { return remote_ != nullptr; }
   bool replaying() const noexcept { return replaying_; }
-  /// Starts a replay of these bundles. @pre !replaying(), and no operation is in a batch twice
+  /// Starts a replay of these bundles. If all operations are in sequence, they are offered in this
+  /// order, and an operation may occur several times. @pre !replaying()
   void enter(std::vector<AgreedBundle> schedule);
   /// An operation was submitted. If it is not in the schedule, or is there already, this rank
   /// leaves.
@@ -135,6 +140,8 @@ class ScheduleReplay {
   std::uint64_t replays_ = 0;               // entered so far
   std::unordered_map<std::string, SchedulePlace> places_;  // by name
   std::vector<SchedulePlace> unnamed_places_;
+  bool in_order_ = false;          // all operations are in sequence, and offered in this order
+  std::size_t next_in_order_ = 0;  // index into `unnamed_places_`
 };
 
 /// Decides for the coordinator when to start a replay. A schedule consists of the batches that were
@@ -150,7 +157,8 @@ class ScheduleReplay {
 /// that have run would have to wait for those that have not.
 class StepLearner {
  public:
-  /// @param process_set the set whose operations it learns
+  /// @param process_set the set whose operations it learns. Those in sequence are left to the
+  /// SequenceLearner, except beside others of all ranks
   explicit StepLearner(int process_set = 0) noexcept : set_(process_set) {}
   /// @return whether the plan completes a step after which to start a replay
   bool observe(const wire::Plan&, const ResponseCache&);

@@ -70,6 +70,25 @@ class ReplayedSets : public ::testing::Test {
       }
     }
   }
+  /// An unnamed operation in sequence.
+  Operation call(int rank, int set, std::size_t elements) {
+    Submission submission = allreduce(rank, set, "", elements);
+    submission.in_sequence = true;
+    return submit_one(job_.rank(rank), std::move(submission));
+  }
+  /// Several calls, most of them alike.
+  void calls(const std::vector<int>& sets, int count) {
+    for (int step = 0; step < count; ++step) {
+      for (const std::size_t elements : {3U, 3U, 3U, 5U}) {
+        std::vector<Operation> operations;
+        for (const int set : sets) {
+          for (const int rank : members_.at(set)) operations.push_back(call(rank, set, elements));
+        }
+        ASSERT_TRUE(run(operations));
+        for (const int set : sets) expect_sums(set, "");
+      }
+    }
+  }
   void expect_sums(int set, const std::string& name) {
     float sum = 0;
     for (const int rank : members_.at(set)) sum += static_cast<float>(rank + 1);
@@ -118,6 +137,30 @@ TEST_F(ReplayedSets, OverlappingSetsAndAllRanksRepeatSideBySide) {
   steps({0, 1, 2, 3}, 8);
   expect_steady({0, 1, 2, 3});
   expect_steady({3, 0});
+}
+
+TEST_F(ReplayedSets, EqualCallsInSequenceAreReplayedInTheirOrder) {
+  calls({1, 2, 0}, 12);
+  const Counts before = counts();
+  calls({1, 2, 0}, 10);
+  const Counts after = counts();
+  EXPECT_EQ(after.messages, before.messages);
+  EXPECT_EQ(after.replayed - before.replayed, 10U * 4U * 8U);
+}
+
+// Both calls are in the schedule, but at other times.
+TEST_F(ReplayedSets, CallsInSequenceThatDifferAreAMismatchAtOnce) {
+  for (const int set : {1, 0}) {
+    calls({set}, 20);
+    std::vector<Operation> differ;
+    for (const int rank : members_.at(set)) differ.push_back(call(rank, set, rank == 1 ? 5 : 3));
+    ASSERT_TRUE(run(differ, milliseconds(100)));
+    for (const Operation& one : differ) {
+      EXPECT_EQ(one.status().code, StatusCode::kMismatch) << one.status().message;
+      EXPECT_THAT(one.status().message, HasSubstr("rank 0 [3], rank 1 [5]"));
+    }
+    calls({set}, 3);
+  }
 }
 
 TEST_F(ReplayedSets, AnOperationOutsideTheScheduleEndsOnlyTheReplayOfItsSet) {
