@@ -20,6 +20,10 @@ struct alignas(kCacheLine) ArrivalFlags {
       leave_requested;  ///< the position at which it requests the others to leave
 };
 
+/// How many flags each rank has. Flag 0 is that of the set of all ranks, and a process set has the
+/// flag of its number modulo this one (see control::may_replay()).
+inline constexpr int kArrivalFlags = 64;
+
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free,
               "the words are shared between processes");
 

@@ -19,6 +19,7 @@ std::unique_ptr<control::Coordinator> make_coordinator(const RuntimeOptions& opt
   coordinator.fusion_threshold = options.fusion_threshold;
   coordinator.cache_capacity = options.cache_capacity;
   coordinator.schedule_lock = may_repeat;
+  coordinator.replays_sets = topology.host_names.size() == 1;
   coordinator.stall = {options.stall_warning, options.stall_shutdown, options.deadlock_timeout};
   coordinator.host_of_rank.clear();
   for (int rank = 0; rank < topology.size; ++rank)
@@ -135,8 +136,13 @@ void ControlRouter::report_blocked() {
   sender_.send(0, wire::encode(wire::Blocked{negotiator_.last_applied()}));
 }
 
-void ControlRouter::on_replay_left(std::uint64_t batches_run) {
-  if (coordinator_) coordinator_->end_replay(batches_run);
+void ControlRouter::on_replay_left(int process_set, std::uint64_t batches_run) {
+  if (coordinator_) return coordinator_->end_replay(process_set, batches_run);
+  const auto& sets = negotiator_.process_sets();
+  if (process_set == 0 || !sets.contains(process_set) ||
+      sets.ranks(process_set).front() != control_.rank())
+    return;
+  sender_.send(0, wire::encode(wire::ReplayLeft{process_set, batches_run}));
 }
 
 bool ControlRouter::decide(const control::BatchesAhead& ahead) {
@@ -189,6 +195,8 @@ ControlRouter::Payload ControlRouter::handle(int source, wire::AnyMessage messag
       blocked != nullptr && coordinator_) {
     coordinator_->record_blocked(source, blocked->last_applied);
   }
+  if (const auto* left = std::get_if<wire::ReplayLeft>(&message); left != nullptr && coordinator_)
+    coordinator_->end_replay(left->process_set, left->batches_run);
   if (std::holds_alternative<wire::Ping>(message)) {
     if (coordinator_) watch_.on_ping();
     sender_.send(source, wire::encode(wire::Pong{}));

@@ -67,8 +67,8 @@ class ControlRouter {
   bool forward_reports();
   /// This rank is blocked: its threads wait for operations that wait for other ranks.
   void report_blocked();
-  /// Rank 0: the ranks have left the replay that the last plan with a schedule began.
-  void on_replay_left(std::uint64_t batches_run);
+  /// The members of the set have left its last replay. The first of them informs the coordinator.
+  void on_replay_left(int process_set, std::uint64_t batches_run);
 
   // --- downwards ---
   /// Rank 0: decides and sends the next plan. It waits until receive() has returned the last plan.

@@ -139,16 +139,11 @@ void Engine::begin(const OperationPtr& operation) {
     blocked_.on_submission();
     return points_.begin(operation, time_.awake(time_.step()));
   }
-  if (!steady_.repeating()) {
-    if (!negotiate(operation)) return;
-    blocked_.on_submission();
-    outstanding_.emplace(operation->order, operation);
-    return;
-  }
   if (const auto error = negotiator_.consume_failure(operation->request))
     return end_with(operation, *error);
   blocked_.on_submission();
-  if (!steady_.offer(operation, time_.step())) outstanding_.emplace(operation->order, operation);
+  if (steady_.accept(operation, time_.step()) || !negotiate(operation)) return;
+  outstanding_.emplace(operation->order, operation);
 }
 
 bool Engine::negotiate(const OperationPtr& operation) {
@@ -169,28 +164,33 @@ bool Engine::run_steady() {
   if (submission_queue_.shutdown_requested()) steady_.leave_soon();
   bool moved = false;
   for (;;) {
-    const SteadyState::Outcome outcome = steady_.advance(time_.step());
-    moved = moved || outcome != SteadyState::Outcome::kNothing;
-    if (outcome != SteadyState::Outcome::kLeft) return moved;
-    leave_steady();
+    const SteadySets::Advanced advanced = steady_.advance(time_.step());
+    moved = moved || advanced.moved;
+    if (!advanced.left) return moved;
+    leave_steady(*advanced.left);
     while (const auto plan = steady_.next_deferred_plan()) apply(*plan);
   }
 }
 
-void Engine::begin_steady(std::vector<control::AgreedBundle> schedule) {
-  steady_.begin(std::move(schedule), time_.step());
-  std::erase_if(outstanding_, [this](const auto& entry) HVD_REQUIRES(progress_) {
-    return steady_.offer(entry.second, time_.step());
+void Engine::begin_steady(int process_set, std::vector<control::AgreedBundle> schedule) {
+  steady_.begin(process_set, negotiator_.process_sets().ranks(process_set), std::move(schedule),
+                time_.step());
+  // The negotiator has withdrawn them.
+  std::erase_if(outstanding_, [&](const auto& entry) HVD_REQUIRES(progress_) {
+    const OperationPtr& operation = entry.second;
+    return control::withdrawn_by_replay(operation->request, process_set) &&
+           (steady_.accept(operation, time_.step()) || !negotiate(operation));
   });
 }
 
-void Engine::leave_steady() {
-  router_.on_replay_left(steady_.batches_run());
-  for (const OperationPtr& operation : steady_.release_waiting())
-    outstanding_.emplace(operation->order, operation);
+void Engine::leave_steady(int process_set) {
+  router_.on_replay_left(process_set, steady_.batches_run(process_set));
   // They are negotiated as if they had just been submitted.
-  std::erase_if(outstanding_, [this](const auto& entry)
-                                  HVD_REQUIRES(progress_) { return !negotiate(entry.second); });
+  const std::vector<OperationPtr> released = steady_.release(process_set);
+  for (const OperationPtr& operation : released) outstanding_.emplace(operation->order, operation);
+  for (const OperationPtr& operation : released) {
+    if (!negotiate(operation)) outstanding_.erase(operation->order);
+  }
 }
 
 Engine::OperationsInOrder Engine::all_outstanding() const {
@@ -214,8 +214,8 @@ bool Engine::prepare_to_block(Waiting waiting) noexcept {
 }
 
 bool Engine::send_report() {
-  if (steady_.repeating()) return false;
-  if (submission_queue_.shutdown_requested())
+  if (steady_.excludes_negotiation()) return false;
+  if (submission_queue_.shutdown_requested() && !steady_.repeating())
     negotiator_.request_shutdown(submission_queue_.ending());
   const auto own = negotiator_.next_report();
   if (!own) return false;
@@ -255,15 +255,16 @@ std::string Engine::activity() const {
   return waiting.empty() ? "" : waiting.begin()->second->title();
 }
 
-// Rank 0 left the replay before it made this plan. On the host of rank 0, run_steady() detects that
-// here. On other hosts the update may still be on its way, so the plan is deferred until then.
+// The members of a set have left its replay before rank 0 makes a plan about an operation of it. On
+// the host of rank 0, run_steady() detects that here. On other hosts the update may still be on its
+// way, so the plan is deferred until then.
 void Engine::on_plan(const wire::Plan& plan) {
   run_steady();
-  steady_.repeating() ? steady_.defer(plan) : apply(plan);
+  steady_.excludes_negotiation() ? steady_.defer(plan) : apply(plan);
 }
 
 void Engine::apply(const wire::Plan& plan) {
-  HVD_EXPECT(!steady_.repeating(), "no schedule is being repeated");
+  HVD_EXPECT(!steady_.excludes_negotiation(), "this rank negotiates");
   router_.pass_down(plan);
   control::Applied applied = negotiator_.apply(plan);
   router_.on_applied(plan);
@@ -274,6 +275,7 @@ void Engine::apply(const wire::Plan& plan) {
   for (auto& batch : applied.batches) start(std::move(batch));
   for (const int removed : applied.sets_removed) {
     executor_.retire(removed);
+    steady_.remove(removed);
     points_.remove_set(removed);
   }
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
@@ -281,7 +283,7 @@ void Engine::apply(const wire::Plan& plan) {
     throw Error(text("rank 0 repeats a schedule, which is switched off on rank ", control_->rank(),
                      "; set schedule replay (HVD_SCHEDULE_LOCK) alike on every rank"));
   }
-  if (!applied.replay.empty()) begin_steady(std::move(applied.replay));
+  if (!applied.replay.empty()) begin_steady(applied.replayed_set, std::move(applied.replay));
 }
 
 void Engine::start(control::AgreedBatch batch) {
@@ -304,8 +306,9 @@ void Engine::start(control::AgreedBatch batch) {
 }
 
 bool Engine::decide() {
-  // A rank that replays a schedule has not reported, and a plan needs the reports of all ranks.
-  if (steady_.repeating()) return false;
+  // A rank that replays the schedule of all hosts has not reported, and a plan needs the reports of
+  // all ranks.
+  if (steady_.excludes_negotiation()) return false;
   return router_.decide([this](int process_set, DeviceType device) HVD_REQUIRES(progress_) {
     return executor_.batches_ahead(process_set, device);
   });
@@ -321,7 +324,7 @@ void Engine::end_outstanding(const Status& status) noexcept {
   submission_queue_.pop_all(taken, Callbacks::kAll);
   for (const auto& [order, operation] : all_outstanding()) taken.push_back(operation);
   outstanding_.clear();
-  steady_.release_waiting();
+  steady_.release_all();
   for (const OperationPtr& operation : points_.release_all()) taken.push_back(operation);
   for (const auto& operation : taken) finish(operation, status, nullptr, false);
 }

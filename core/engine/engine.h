@@ -16,7 +16,7 @@
 #include "engine/point_to_point.h"
 #include "engine/progress_policy.h"
 #include "engine/runtime_options.h"
-#include "engine/steady_state.h"
+#include "engine/steady_sets.h"
 #include "negotiation/negotiator.h"
 #include "transport/control_plane.h"
 
@@ -118,10 +118,12 @@ class Engine {
   void begin(const OperationPtr&) HVD_REQUIRES(progress_);
   /// @return whether the operation now waits for a plan; otherwise it has ended
   bool negotiate(const OperationPtr&) HVD_REQUIRES(progress_);
-  /// Advances the replayed schedule, and applies the deferred plans once this rank has left it.
+  /// Advances the replayed schedules, and applies the deferred plans once this rank has left that
+  /// of all ranks.
   bool run_steady() HVD_REQUIRES(progress_);
-  void leave_steady() HVD_REQUIRES(progress_);
-  void begin_steady(std::vector<control::AgreedBundle> schedule) HVD_REQUIRES(progress_);
+  void leave_steady(int process_set) HVD_REQUIRES(progress_);
+  void begin_steady(int process_set, std::vector<control::AgreedBundle> schedule)
+      HVD_REQUIRES(progress_);
   bool waits_for_others() const noexcept HVD_REQUIRES(progress_) {
     return steady_.anything_waits() || !outstanding_.empty();
   }
@@ -138,7 +140,7 @@ class Engine {
   /// Applies the plan, or defers it while this rank still replays a schedule.
   void on_plan(const wire::Plan&) HVD_REQUIRES(progress_);
   void on_abort(const wire::Abort&) HVD_REQUIRES(progress_);
-  /// @pre no schedule is replayed
+  /// @pre no schedule of all ranks is replayed in a job of several hosts
   void apply(const wire::Plan&) HVD_REQUIRES(progress_);
   void start(control::AgreedBatch) HVD_REQUIRES(progress_);
   bool decide() HVD_REQUIRES(progress_);
@@ -164,12 +166,12 @@ class Engine {
   StepTime time_ HVD_GUARDED_BY(progress_);
   control::Negotiator negotiator_ HVD_GUARDED_BY(progress_);
   Executor executor_ HVD_GUARDED_BY(progress_);
-  SteadyState steady_ HVD_GUARDED_BY(progress_);
+  SteadySets steady_ HVD_GUARDED_BY(progress_);
   PeerWatch watch_ HVD_GUARDED_BY(progress_);
   ControlRouter router_ HVD_GUARDED_BY(progress_);
   BlockedNotice blocked_ HVD_GUARDED_BY(progress_);
   PointToPoint points_ HVD_GUARDED_BY(progress_);
-  // Operations that wait for a plan, not those in a replayed schedule, and no sends and recvs.
+  // Operations that wait for a plan, not those that wait for a replay, and no sends and recvs.
   OperationsInOrder outstanding_ HVD_GUARDED_BY(progress_);
   // Just popped from submission_queue_; empty between steps.
   std::vector<OperationPtr> popped_ HVD_GUARDED_BY(progress_);

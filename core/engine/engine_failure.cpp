@@ -46,7 +46,7 @@ bool Engine::do_housekeeping() {
   executor_.check_headway(time_.awake(time_.step()));
   if (is_waiting)
     for (const int rank : watch_.departed()) on_departed(rank);
-  if (steady_.repeating()) blocked_.on_plan();
+  if (steady_.anything_waits()) blocked_.on_plan();
   if (blocked_.due(time_.step())) router_.report_blocked();
   router_.log_stalls();
   return leaves;

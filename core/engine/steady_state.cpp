@@ -25,15 +25,21 @@ std::vector<int> ranks_of_host(const control::ControlPlane& control) {
   return ranks;
 }
 
-std::vector<ArrivalFlags*> flags_of_host(control::ControlPlane& control) {
+std::vector<ArrivalFlags*> flags_of(control::ControlPlane& control, const std::vector<int>& ranks,
+                                    int process_set) {
   std::vector<ArrivalFlags*> words;
-  for (const int rank : ranks_of_host(control)) words.push_back(control.arrival_flags(rank));
+  for (const int rank : ranks)
+    words.push_back(control.arrival_flags(rank, process_set % kArrivalFlags));
   return words;
+}
+
+std::size_t position_in(const std::vector<int>& ranks, int rank) {
+  return static_cast<std::size_t>(std::ranges::find(ranks, rank) - ranks.begin());
 }
 
 control::ScheduleReplay make_schedule(const RuntimeOptions& options,
                                       control::ControlPlane& control) {
-  std::vector<ArrivalFlags*> words = flags_of_host(control);
+  std::vector<ArrivalFlags*> words = flags_of(control, ranks_of_host(control), 0);
   if (!options.schedule_lock || words.front() == nullptr) return {{}, 0};
   return {std::move(words), static_cast<std::size_t>(control.topology().local_rank),
           control.remote_arrival_flags()};
@@ -45,8 +51,8 @@ std::optional<control::DisseminationBarrier> make_dissemination_barrier(
   const Topology& topology = control.topology();
   if (!schedule.available() || !schedule.spans_hosts() || topology.local_rank != 0)
     return std::nullopt;
-  return control::DisseminationBarrier(flags_of_host(control), *control.remote_arrival_flags(),
-                                       topology.host_index(),
+  return control::DisseminationBarrier(flags_of(control, ranks_of_host(control), 0),
+                                       *control.remote_arrival_flags(), topology.host_index(),
                                        static_cast<int>(topology.host_names.size()));
 }
 
@@ -74,6 +80,18 @@ SteadyState::SteadyState(const RuntimeOptions& options, control::ControlPlane& c
       schedule_(make_schedule(options, control)),
       barrier_(make_dissemination_barrier(schedule_, control)) {}
 
+SteadyState::SteadyState(const RuntimeOptions& options, control::ControlPlane& control,
+                         Executor& executor, observe::Counters& counters, int process_set,
+                         std::vector<int> members)
+    : control_(control),
+      executor_(executor),
+      counters_(counters),
+      sender_(control, counters),
+      patience_(patience_of(options)),
+      host_(std::move(members)),
+      own_(position_in(host_, control.rank())),
+      schedule_(flags_of(control, host_, process_set), own_, nullptr, process_set) {}
+
 void SteadyState::begin(std::vector<control::AgreedBundle> schedule, TimePoint now) {
   HVD_EXPECT(!repeating() && !anything_waits(), "the last schedule has been left");
   executions_.clear();
@@ -87,7 +105,6 @@ void SteadyState::begin(std::vector<control::AgreedBundle> schedule, TimePoint n
     return execution->batch().spec().device.type != DeviceType::kCpu;
   });
   HVD_LOG(kDebug) << "replaying a schedule of " << executions_.size() << " batches";
-  executor_.keep_buffers_for(executions_);
   schedule_.enter(std::move(schedule));
   moved_at_ = now;
 }

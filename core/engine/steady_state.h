@@ -35,6 +35,9 @@ class SteadyState {
 
   /// The references outlive it.
   SteadyState(const RuntimeOptions&, control::ControlPlane&, Executor&, observe::Counters&);
+  /// Of a process set. @param members its ranks, which are all on this host
+  SteadyState(const RuntimeOptions&, control::ControlPlane&, Executor&, observe::Counters&,
+              int process_set, std::vector<int> members);
 
   /// False when replays are switched off, or a host's ranks share no memory: then no schedule is
   /// ever replayed.
@@ -62,6 +65,8 @@ class SteadyState {
   /// The operations that wait.
   std::vector<OperationPtr> waiting() const;
   bool anything_waits() const noexcept { return waiting_ > 0; }
+  /// Of the schedule, by number of the batch.
+  const std::vector<std::shared_ptr<Execution>>& executions() const noexcept { return executions_; }
   /// Whether operations wait in a schedule that spans hosts and has batches on a GPU. The host
   /// launches these when the ranks of all hosts have arrived. Other hosts cannot ring this rank's
   /// doorbell, and the GPU may be idle meanwhile.
@@ -95,7 +100,7 @@ class SteadyState {
 
  private:
   void run(std::size_t batch);
-  /// Rings every other rank of this host.
+  /// Rings every other rank that repeats the schedule here.
   void ring_host() noexcept;
   void wake_next(bool first) noexcept;
 
@@ -104,8 +109,9 @@ class SteadyState {
   observe::Counters& counters_;
   const ControlSender sender_;
   const Duration patience_;
-  const std::vector<int> host_;  ///< the ranks of this host, ascending
-  const std::size_t own_;        ///< this rank's position among them
+  /// The ranks of this host that repeat the schedule, ascending.
+  const std::vector<int> host_;
+  const std::size_t own_;  ///< this rank's position among them
   control::ScheduleReplay schedule_;
   std::optional<control::DisseminationBarrier>
       barrier_;  // on the first rank of each of several hosts

@@ -22,6 +22,7 @@ Coordinator::Coordinator(CoordinatorOptions options, ProcessSetTable sets)
       table_(sets_),
       cache_(options_.cache_capacity),
       stalls_(options_.stall, options_.host_of_rank),
+      replays_(options_.replays_sets),
       progress_(options_.host_of_rank.size()),
       departures_(options_.host_of_rank.size()),
       blocked_(options_.host_of_rank.size(), options_.stall.deadlock) {}
@@ -32,7 +33,7 @@ void Coordinator::accept(const wire::Report& report, TimePoint now) {
   if (accept_by_shortcut(report)) return blocked_.record_change(now);
   for (const auto& section : report.sections) {
     // The ranks withdraw it when they apply the replay's plan: see ScheduleReplay.
-    if (section.as_of < replay_plan_) continue;
+    if (section.as_of < replays_.last_of_all_ranks()) continue;
     blocked_.record_change(now);
     // Joins come last, because the requests that a rank made before its join may be anywhere in the
     // section.
@@ -46,7 +47,7 @@ void Coordinator::accept(const wire::Report& report, TimePoint now) {
   // plans.
   for (const auto& applied : report.applied) record_applied(applied.ranks, applied.last_applied);
   if (table_.anyone_joined()) table_.restart_join_clock(now);
-  const RankSet leaving = leaving_since(report, replay_plan_);
+  const RankSet leaving = replays_.leaving(report, sets_);
   if (leaving.empty()) return;
   blocked_.record_change(now);
   departures_.add(leaving);
@@ -128,7 +129,9 @@ void Coordinator::accept_hit(const Source& source, std::uint32_t slot, std::uint
   const wire::Response& held = slot_as_seen(source, slot);
   const bool current = cache_.holds(slot) && &held == &cache_.at(slot);
   const int process_set = held.request.process_set;
-  if (sets_.was_removed(process_set)) return;
+  if (sets_.was_removed(process_set) ||
+      replays_.withdrawn(held.request, source.ranks, source.as_of, sets_))
+    return;
   Submitters submitters{source.ranks, stamp, {}, &held.first_dims};
   if (current) submitters.slot = slot;
   if (current && failed_uses_.empty() && table_.add_hit(submitters)) return;
@@ -144,7 +147,9 @@ void Coordinator::accept_hit(const Source& source, std::uint32_t slot, std::uint
 void Coordinator::accept_request(const Source& source, Submitters submitters,
                                  wire::Request request) {
   // The ranks had not applied the removal yet, and end the operation themselves when they do.
-  if (sets_.was_removed(request.process_set)) return;
+  if (sets_.was_removed(request.process_set) ||
+      replays_.withdrawn(request, source.ranks, source.as_of, sets_))
+    return;
   RankSet fresh;
   std::vector<wire::DimRun> dims;
   if (const RankSet stale = failed_uses_.find(request, source.ranks, source.as_of);
@@ -181,7 +186,7 @@ void Coordinator::accept_request(const Source& source, Submitters submitters,
 // See Note [The shortcut for repeated plans] in coordinator.h.
 bool Coordinator::accept_by_shortcut(const wire::Report& report) {
   if (report.sections.size() != 1 || report.sections[0].groups.size() != 1 ||
-      report.sections[0].as_of < replay_plan_) {
+      report.sections[0].as_of < replays_.last()) {
     return false;
   }
   const wire::Report::Group& group = report.sections[0].groups[0];
@@ -264,21 +269,34 @@ void Coordinator::record_blocked(int rank, std::uint64_t last_applied) {
   if (last_applied == sequence_) blocked_.add(rank);
 }
 
-// A replay withdraws the pending operations, and the ranks submit them again in it. An operation
-// outside the schedule would end the replay at once, so no such operation may be pending.
+// Starts at most one replay. A set that has to wait is due again after its next step.
 void Coordinator::replay_if_steady(wire::Plan& plan) {
   if (plan.batches.empty() && plan.errors.empty() && !plan.shutdown) return;
-  if (!learner_.observe(plan, cache_) || table_.anyone_joined() || !departures_.none()) return;
+  for (const int process_set : replays_.observe(plan, cache_, sets_)) {
+    if (!may_replay_now(process_set)) continue;
+    plan.replay = replays_.schedule(process_set);
+    replays_.begin(process_set, plan.sequence);
+    return process_set == 0 ? table_.clear() : table_.drop_set(process_set);
+  }
+}
+
+// A replay withdraws pending operations, and the ranks submit them again when they have entered it.
+bool Coordinator::may_replay_now(int process_set) const {
+  if (table_.anyone_joined() || !departures_.none() || !may_replay(sets_, process_set))
+    return false;
   std::set<std::uint32_t> slots;
-  for (const wire::SlotBundle& bundle : learner_.schedule()) {
+  for (const wire::SlotBundle& bundle : replays_.schedule(process_set)) {
     for (const auto& batch : bundle) slots.insert(batch.begin(), batch.end());
   }
-  for (const PendingTensor& tensor : table_.pending()) {
-    if (!tensor.cached_slot || !slots.contains(*tensor.cached_slot)) return;
-  }
-  plan.replay = learner_.schedule();
-  replay_plan_ = plan.sequence;
-  table_.clear();
+  // Another set may have displaced an operation of the current step.
+  const auto is_of_set = [&](std::uint32_t slot) {
+    return cache_.holds(slot) && cache_.at(slot).request.process_set == process_set;
+  };
+  return std::ranges::all_of(slots, is_of_set) &&
+         std::ranges::all_of(table_.pending(), [&](const PendingTensor& tensor) {
+           const bool in_schedule = tensor.cached_slot && slots.contains(*tensor.cached_slot);
+           return in_schedule || replays_.may_stay_pending(tensor.request, process_set);
+         });
 }
 
 void Coordinator::fail(PendingRef tensor, const Status& status, wire::Plan& plan,
@@ -482,6 +500,7 @@ void Coordinator::end_set(int process_set) {
   table_.drop_set(process_set);
   sets_.remove(process_set);
   failed_uses_.drop_set(process_set);
+  replays_.drop_set(process_set);
 }
 
 // The slot that holds exactly the response that the ranks have agreed on.

@@ -13,6 +13,7 @@
 //     stall_inspector.h, rank_records.h    operations that lack ranks, and the state of each rank
 //   response_cache.h, process_set_table.h  state that is equal on all ranks
 //   tree.h, aggregator.h                 merging reports on their way to rank 0
+//   replays.h                            which steps repeat
 //   schedule_replay.h, dissemination_barrier.h  repeating steps without plans
 //   liveness.h                           pings to other hosts
 //
@@ -32,8 +33,8 @@
 #include "negotiation/process_set_table.h"
 #include "negotiation/rank_records.h"
 #include "negotiation/ready_table.h"
+#include "negotiation/replays.h"
 #include "negotiation/response_cache.h"
-#include "negotiation/schedule_replay.h"
 #include "negotiation/stall_inspector.h"
 
 namespace hvd::control {
@@ -50,6 +51,8 @@ struct CoordinatorOptions {
   std::int64_t fusion_threshold = 64 << 20;
   std::size_t cache_capacity = 1024;
   bool schedule_lock = false;
+  /// Process sets are replayed too, each by itself. Only where all ranks share one host.
+  bool replays_sets = false;
   StallLimits stall = {};
   std::vector<std::string> host_of_rank = {"localhost"};  ///< its size is the number of ranks
 };
@@ -141,8 +144,10 @@ class Coordinator {
   /// The bytes of the last plan. Cheaper than wire::encode() for a repeated plan.
   wire::Bytes encode(const wire::Plan& plan) const { return repeated_.encode(plan); }
 
-  /// Called when the ranks have left the last replay.
-  void end_replay(std::uint64_t batches_run) { learner_.end_replay(batches_run); }
+  /// Called when the members of the set have left its last replay.
+  void end_replay(int process_set, std::uint64_t batches_run) {
+    replays_.end(process_set, batches_run);
+  }
 
   /// Warnings about stalled operations for the log, each returned once.
   std::vector<std::string> stall_warnings(TimePoint now) { return stalls_.warnings(table_, now); }
@@ -203,6 +208,7 @@ class Coordinator {
   void plan_removals(const std::vector<PendingRef>&, wire::Plan&);
   void end_set(int process_set);
   void replay_if_steady(wire::Plan&);
+  bool may_replay_now(int process_set) const;
   std::optional<std::uint32_t> agreed_slot(const PendingTensor&) const;
   wire::PlannedTensor plan_tensor(PendingRef);
 
@@ -212,8 +218,7 @@ class Coordinator {
   ReadyTable table_;
   ResponseCache cache_;
   StallInspector stalls_;
-  StepLearner learner_;
-  std::uint64_t replay_plan_ = 0;  ///< the last plan with a replay
+  Replays replays_;
   std::uint64_t sequence_ = 0;
 
   PlanProgress progress_;

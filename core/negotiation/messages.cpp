@@ -319,6 +319,10 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
       return read_replay_update(in);
     case MessageKind::kBlocked:
       return Blocked{in.varint("last applied plan", kAnyNumber)};
+    case MessageKind::kReplayLeft: {
+      const int process_set = read_int(in, "process set");
+      return ReplayLeft{process_set, in.varint("batches", kAnyNumber)};
+    }
     case MessageKind::kPong:
       return Pong{};
     case MessageKind::kPointToPoint:
@@ -415,6 +419,13 @@ Bytes encode(const ReplayUpdate& update) {
 Bytes encode(const Blocked& blocked) {
   Writer out = start(MessageKind::kBlocked);
   out.varint(blocked.last_applied);
+  return std::move(out).take();
+}
+
+Bytes encode(const ReplayLeft& left) {
+  Writer out = start(MessageKind::kReplayLeft);
+  out.varint(static_cast<std::uint64_t>(left.process_set));
+  out.varint(left.batches_run);
   return std::move(out).take();
 }
 

@@ -44,7 +44,8 @@ enum class MessageKind : std::uint8_t {
   kPong = 5,
   kReplayUpdate = 7,
   kBlocked = 8,
-  kPointToPoint = 10
+  kPointToPoint = 10,
+  kReplayLeft = 11
 };
 
 /// An operation as one rank submits it: everything that ranks have to agree on.
@@ -315,6 +316,14 @@ struct Blocked {
   friend bool operator==(const Blocked&, const Blocked&) = default;
 };
 
+/// The first member of a process set to the coordinator: the members have left the set's replay.
+/// Sent before its next report.
+struct ReplayLeft {
+  int process_set = 0;
+  std::uint64_t batches_run = 0;
+  friend bool operator==(const ReplayLeft&, const ReplayLeft&) = default;
+};
+
 /// Between the first ranks of hosts: the progress of the ranks of some hosts in a replayed
 /// schedule. See control::DisseminationBarrier.
 struct ReplayUpdate {
@@ -326,7 +335,7 @@ struct ReplayUpdate {
 };
 
 using AnyMessage =
-    std::variant<Report, Plan, Abort, Ping, Pong, ReplayUpdate, Blocked, PointMessage>;
+    std::variant<Report, Plan, Abort, Ping, Pong, ReplayUpdate, Blocked, PointMessage, ReplayLeft>;
 
 Bytes encode(const Report&);
 Bytes encode(const Plan&);
@@ -335,6 +344,7 @@ Bytes encode(const Ping&);
 Bytes encode(const Pong&);
 Bytes encode(const ReplayUpdate&);
 Bytes encode(const Blocked&);
+Bytes encode(const ReplayLeft&);
 /// A request as encoded within messages. Equal requests have equal bytes.
 Bytes encode(const Request&);
 /// Returns the encoded plan with another sequence number. @param plan an encoded plan with the

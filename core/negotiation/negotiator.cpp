@@ -1,12 +1,14 @@
 #include "negotiation/negotiator.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "base/text.h"
 #include "hvd/error.h"
 #include "negotiation/fusion_planner.h"
 #include "negotiation/process_set_table.h"
+#include "negotiation/schedule_replay.h"
 #include "negotiation/validator.h"
 
 namespace hvd::control {
@@ -55,7 +57,8 @@ std::optional<wire::ErrorEntry> Negotiator::submit(wire::Request request, std::u
   check_submission(request);
   if (auto error = consume_failure(request)) return error;
   std::string key = tensor_key(request.process_set, request.name);
-  if (!awaiting_.try_emplace(std::move(key), Awaited{use}).second) {
+  const Awaited awaited{use, false, ends_all_replays(request)};
+  if (!awaiting_.try_emplace(std::move(key), awaited).second) {
     throw Error(describe(request) + " was submitted while it is in flight");
   }
   unsent_.push_back(std::move(request));
@@ -123,7 +126,7 @@ Applied Negotiator::apply(const wire::Plan& plan) {
   // Errors come first, because the coordinator also decides them before it changes the cache.
   for (const auto& error : plan.errors) apply_error(error, applied);
   for (const auto& batch : plan.batches) apply_batch(batch, applied);
-  if (!plan.replay.empty()) applied.replay = apply_replay(plan.replay);
+  if (!plan.replay.empty()) apply_replay(plan.replay, applied);
   last_applied_ = plan.sequence;
   if (last_applied_ > kPlansToLookBack) cache_.forget_before(last_applied_ - kPlansToLookBack);
   return applied;
@@ -190,34 +193,67 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
   if (!agreed.operations.empty()) applied.batches.push_back(std::move(agreed));
 }
 
-// The coordinator also forgets all pending operations, and ignores reports from before this plan.
-std::vector<AgreedBundle> Negotiator::apply_replay(const std::vector<wire::SlotBundle>& schedule) {
-  std::vector<AgreedBundle> bundles;
+// The coordinator also forgets the pending operations that are withdrawn here, and ignores them in
+// reports from before this plan.
+void Negotiator::apply_replay(const std::vector<wire::SlotBundle>& schedule, Applied& applied) {
+  const int process_set = set_of(schedule);
+  if (sets_.position(process_set, rank_) < 0) return;
+  applied.replayed_set = process_set;
   std::set<std::uint32_t> seen;
+  std::optional<std::uint32_t> repeated;
+  bool all_in_sequence = true;
   for (const wire::SlotBundle& slots_of_batches : schedule) {
     if (slots_of_batches.empty()) throw Error("a plan replays an empty bundle");
-    AgreedBundle& bundle = bundles.emplace_back();
-    for (const auto& slots : slots_of_batches) bundle.push_back(replayed_batch(slots, seen));
+    AgreedBundle& bundle = applied.replay.emplace_back();
+    for (const auto& slots : slots_of_batches) {
+      bundle.push_back(replayed_batch(slots, process_set));
+      for (const std::uint32_t slot : slots) {
+        all_in_sequence = all_in_sequence && cache_.at(slot).request.in_sequence;
+        if (!seen.insert(slot).second) repeated = slot;
+      }
+    }
   }
-  awaiting_.clear();
-  unsent_.clear();
+  if (repeated && !all_in_sequence) {
+    throw Error(text("a plan replays cache slot ", *repeated,
+                     " twice, and not all of its operations are in sequence"));
+  }
+  withdraw(process_set);
+}
+
+// The process set whose operations the schedule has.
+int Negotiator::set_of(const std::vector<wire::SlotBundle>& schedule) const {
+  if (schedule.front().empty()) throw Error("a plan replays an empty bundle");
+  if (schedule.front().front().empty()) throw Error("a plan replays an empty batch");
+  const std::uint32_t first = schedule.front().front().front();
+  const int process_set = cache_.holds(first) ? cache_.at(first).request.process_set : -1;
+  if (sets_.contains(process_set)) return process_set;
+  throw Error(text("a plan replays cache slot ", first, ", which is empty or of no process set"));
+}
+
+void Negotiator::withdraw(int replayed_set) {
+  std::erase_if(unsent_, [replayed_set](const wire::Request& request) {
+    return withdrawn_by_replay(request, replayed_set);
+  });
+  const std::string prefix = text(replayed_set, '/');
+  std::erase_if(awaiting_, [&](const auto& entry) {
+    return replayed_set == 0 || entry.second.ends_replays || entry.first.starts_with(prefix);
+  });
   join_.reset();
   shutdown_reported_ = false;
-  return bundles;
 }
 
 AgreedBatch Negotiator::replayed_batch(const std::vector<std::uint32_t>& slots,
-                                       std::set<std::uint32_t>& seen) const {
+                                       int process_set) const {
   if (slots.empty()) throw Error("a plan replays an empty batch");
   AgreedBatch batch;
-  batch.members = sets_.members(0);
+  batch.members = sets_.members(process_set);
   for (const std::uint32_t slot : slots) {
-    if (!cache_.holds(slot) || cache_.at(slot).request.process_set != 0 ||
-        !seen.insert(slot).second) {
-      throw Error(text("a plan replays cache slot ", slot,
-                       ", which is empty, of a process set, or replayed twice"));
+    if (!cache_.holds(slot) || cache_.at(slot).request.process_set != process_set) {
+      throw Error(
+          text("a plan replays cache slot ", slot, ", which is empty or of another process set"));
     }
-    wire::Response operation{cache_.expand(slot, 0, rank_), cache_.at(slot).first_dims};
+    wire::Response operation{cache_.expand(slot, 0, sets_.position(process_set, rank_)),
+                             cache_.at(slot).first_dims};
     if (!batch.operations.empty() &&
         !may_share_batch(batch.operations.front().request, operation.request)) {
       throw Error("a plan replays " + describe(batch.operations.front().request) + " and " +
@@ -319,7 +355,7 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
     failed_in_advance_[key].push_back(error);
     return;
   }
-  const auto [use, sent] = found->second;
+  const auto [use, sent, ends_replays] = found->second;
   if (!sent && !missing) {
     throw Error(text("a plan counts rank ", rank_, " among those that submitted '", error.name,
                      "', but it has not: ", error.message));

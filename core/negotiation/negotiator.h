@@ -3,7 +3,6 @@
 #include <cstdint>
 #include <deque>
 #include <optional>
-#include <set>
 #include <string>
 #include <unordered_map>
 #include <vector>
@@ -45,9 +44,11 @@ struct Applied {
   bool shutdown = false;
   bool sets_changed = false;
   std::vector<int> sets_removed = {};
-  /// Unless empty: the schedule to repeat. The operations that this rank has submitted and that
-  /// have not been planned are withdrawn.
+  /// Unless empty: the schedule that the members of `replayed_set` repeat, this rank among them.
+  /// The operations of withdrawn_by_replay() that this rank has submitted and that have not been
+  /// planned are withdrawn.
   std::vector<AgreedBundle> replay = {};
+  int replayed_set = 0;
 };
 
 /// A rank's side of the negotiation: turns submissions into reports and plans into actions. Pure;
@@ -102,9 +103,10 @@ class Negotiator {
   void end_set(int process_set, Applied&);
   void forget_unsent(int process_set, const std::string& name);
   void apply_error(const wire::ErrorEntry&, Applied&);
-  std::vector<AgreedBundle> apply_replay(const std::vector<wire::SlotBundle>&);
-  AgreedBatch replayed_batch(const std::vector<std::uint32_t>& slots,
-                             std::set<std::uint32_t>& seen) const;
+  void apply_replay(const std::vector<wire::SlotBundle>&, Applied&);
+  int set_of(const std::vector<wire::SlotBundle>&) const;
+  AgreedBatch replayed_batch(const std::vector<std::uint32_t>& slots, int process_set) const;
+  void withdraw(int replayed_set);
 
   const int rank_;
   ProcessSetTable sets_;  ///< as of the last plan applied
@@ -121,6 +123,7 @@ class Negotiator {
   struct Awaited {
     std::uint64_t use = 0;
     bool sent = false;
+    bool ends_replays = false;  ///< see ends_all_replays()
   };
   std::unordered_map<std::string, Awaited> awaiting_;  // by set/name
   /// set/name -> the errors that end the next uses, one for each: the other ranks may have given up

@@ -53,12 +53,42 @@ std::vector<std::uint32_t> slots_of(const wire::SlotBundle& bundle) {
   return slots;
 }
 
-bool can_be_replayed(const wire::Request& request) {
-  return request.process_set == 0 && request.kind != OpKind::kJoin &&
-         request.kind != OpKind::kAddProcessSet && request.kind != OpKind::kRemoveProcessSet;
+bool all_in_sequence(const std::vector<AgreedBundle>& schedule) {
+  return std::ranges::all_of(schedule, [](const AgreedBundle& bundle) {
+    return std::ranges::all_of(bundle, [](const AgreedBatch& batch) {
+      return std::ranges::all_of(batch.operations, [](const wire::Response& operation) {
+        return operation.request.in_sequence;
+      });
+    });
+  });
 }
 
+/// Sets with higher numbers are not replayed: their positions would overflow.
+constexpr int kMostReplayedSet = 1 << 22;
+
 }  // namespace
+
+bool ends_all_replays(const wire::Request& request) noexcept {
+  return request.kind == OpKind::kJoin || request.kind == OpKind::kAddProcessSet ||
+         request.kind == OpKind::kRemoveProcessSet;
+}
+
+bool withdrawn_by_replay(const wire::Request& request, int process_set) noexcept {
+  return process_set == 0 || request.process_set == process_set || ends_all_replays(request);
+}
+
+bool can_be_replayed(const wire::Request& request, int process_set) noexcept {
+  return request.process_set == process_set && !ends_all_replays(request) &&
+         (process_set == 0 || request.device == DeviceType::kCpu);
+}
+
+bool may_replay(const ProcessSetTable& sets, int process_set) {
+  if (process_set > kMostReplayedSet || !sets.contains(process_set)) return false;
+  for (int other = process_set - kArrivalFlags; other >= 0; other -= kArrivalFlags) {
+    if (sets.contains(other)) return false;
+  }
+  return true;
+}
 
 void ScheduleReplay::enter(std::vector<AgreedBundle> schedule) {
   HVD_EXPECT(!replaying_, "the last schedule has been left");
@@ -66,6 +96,8 @@ void ScheduleReplay::enter(std::vector<AgreedBundle> schedule) {
   batches_.clear();
   places_.clear();
   unnamed_places_.clear();
+  in_order_ = all_in_sequence(schedule);
+  next_in_order_ = 0;
   ++replays_;
   for (AgreedBundle& bundle : schedule) {
     bundles_.push_back({.first = batches_.size(), .batches = bundle.size()});
@@ -100,24 +132,26 @@ const wire::Request& ScheduleReplay::planned(const SchedulePlace& place) const n
   return batches_[place.batch].agreed.operations[place.index].request;
 }
 
-// The cache distinguishes unnamed operations by their parameters alone, and a schedule has no slot
-// twice, so the parameters are enough here too.
+// In a schedule in order the operation has the next place or none. In other schedules the
+// parameters are enough, as in the cache, because there no slot occurs twice.
 bool ScheduleReplay::find_unnamed(const wire::Request& request, SchedulePlace& known) const {
   wire::Request asked = request;
-  for (const SchedulePlace& place : unnamed_places_) {
+  const auto fits = [&](const SchedulePlace& place) {
     asked.name = planned(place).name;
     asked.ordinal = planned(place).ordinal;
-    if (asked == planned(place)) {
-      known = place;
-      return true;
-    }
-  }
-  return false;
+    return asked == planned(place);
+  };
+  const auto first = unnamed_places_.begin();
+  const auto next = first + static_cast<std::ptrdiff_t>(next_in_order_);
+  const auto found = in_order_ ? (fits(*next) ? next : unnamed_places_.end())
+                               : std::find_if(first, unnamed_places_.end(), fits);
+  if (found == unnamed_places_.end()) return false;
+  known = *found;
+  return true;
 }
 
 bool ScheduleReplay::find(const wire::Request& request, SchedulePlace& known) const {
   if (known.replay == replays_) return true;
-  if (request.process_set != 0) return false;
   if (request.unnamed) return find_unnamed(request, known);
   const auto place = places_.find(request.name);
   if (place == places_.end() || !(planned(place->second) == request)) return false;
@@ -142,6 +176,7 @@ bool ScheduleReplay::offer(const wire::Request& request, SchedulePlace& known) {
     leave_soon();
     return false;
   }
+  if (in_order_) next_in_order_ = (next_in_order_ + 1) % unnamed_places_.size();
   ReplayedBatch& batch = batches_[known.batch];
   batch.offered[known.index] = 1;
   --bundles_[batch.bundle].missing;
@@ -208,12 +243,13 @@ bool StepLearner::repeats_itself(const wire::SlotBundle& bundle) {
   return std::ranges::adjacent_find(slots) != slots.end();
 }
 
-bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) {
+bool StepLearner::learnable(const wire::Plan& plan, const ResponseCache& cache) const {
   if (plan.shutdown || !plan.errors.empty()) return false;
-  const auto tensor_can_be_replayed = [&cache](const wire::PlannedTensor& tensor) {
+  const auto tensor_can_be_replayed = [this, &cache](const wire::PlannedTensor& tensor) {
     const auto* const cached = std::get_if<wire::SlotUse>(&tensor);
     return cached != nullptr && cache.holds(cached->slot) &&
-           can_be_replayed(cache.at(cached->slot).request);
+           can_be_replayed(cache.at(cached->slot).request, set_) &&
+           (set_ == 0 || !cache.at(cached->slot).request.in_sequence);
   };
   return std::ranges::all_of(plan.batches, [&](const wire::Batch& batch) {
     return batch.absent.empty() && std::ranges::all_of(batch.tensors, tensor_can_be_replayed);

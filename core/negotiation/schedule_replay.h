@@ -10,6 +10,7 @@
 #include "base/cache_line.h"
 #include "negotiation/messages.h"
 #include "negotiation/negotiator.h"
+#include "negotiation/process_set_table.h"
 
 namespace hvd::control {
 
@@ -21,8 +22,24 @@ struct SchedulePlace {
   std::uint32_t index = 0;
 };
 
-/// One rank's side of the steady state, in which all ranks repeat batches that they have agreed on
-/// before, without negotiating again.
+/// Whether the operation changes what all ranks hold alike: a join, or a change of the process
+/// sets. A rank leaves all its replays before it reports one.
+bool ends_all_replays(const wire::Request&) noexcept;
+
+/// Whether a rank withdraws this unplanned operation when it enters a replay of the set, and the
+/// coordinator ignores it in reports from before. A replay of all ranks withdraws every operation.
+bool withdrawn_by_replay(const wire::Request&, int process_set) noexcept;
+
+/// Whether a schedule of the set may contain the operation. Batches of several sets on a GPU must
+/// run in one order on all ranks, so only the set of all ranks has replays there.
+bool can_be_replayed(const wire::Request&, int process_set) noexcept;
+
+/// Whether the set may be replayed: no other set that exists has the same flag. A set that was
+/// removed has no reader of its flags left, and its positions are lower.
+bool may_replay(const ProcessSetTable&, int process_set);
+
+/// One rank's side of the steady state, in which the members of a process set repeat batches that
+/// they have agreed on before, without negotiating again. "All ranks" are these members.
 ///
 /// A schedule is a sequence of bundles. A bundle is one batch, or several batches that hold the
 /// members of a group. Positions count bundles, from 1, across all replays of a job. At each
@@ -51,14 +68,19 @@ class ScheduleReplay {
   /// @param own position of this rank's flags in `flags`
   /// @param remote the flags of all other hosts together, as DisseminationBarrier writes them; null
   /// when there are no other hosts
+  /// @param process_set the set whose operations are replayed, see may_replay()
   ScheduleReplay(std::vector<ArrivalFlags*> flags, std::size_t own,
-                 const ArrivalFlags* remote = nullptr)
-      : flags_(std::move(flags)), own_(own), remote_(remote) {}
+                 const ArrivalFlags* remote = nullptr, int process_set = 0)
+      : flags_(std::move(flags)),
+        own_(own),
+        remote_(remote),
+        position_(static_cast<std::uint64_t>(process_set) << kPositionBits) {}
 
   bool available() const noexcept { return !flags_.empty(); }
   bool spans_hosts() const noexcept { return remote_ != nullptr; }
   bool replaying() const noexcept { return replaying_; }
-  /// Starts a replay of these bundles. @pre !replaying(), and no operation is in a batch twice
+  /// Starts a replay of these bundles. If all operations are in sequence, they are offered in this
+  /// order, and an operation may occur several times. @pre !replaying()
   void enter(std::vector<AgreedBundle> schedule);
   /// An operation was submitted. If it is not in the schedule, or is there already, this rank
   /// leaves.
@@ -82,6 +104,9 @@ class ScheduleReplay {
   const AgreedBatch& batch(std::size_t number) const noexcept { return batches_[number].agreed; }
 
  private:
+  /// Sets with the same flag begin at positions that are at least 2^46 apart, because their numbers
+  /// differ by a multiple of kArrivalFlags.
+  static constexpr int kPositionBits = 40;
   struct ReplayedBatch {
     AgreedBatch agreed = {};
     std::vector<std::uint8_t> offered = {};
@@ -106,7 +131,7 @@ class ScheduleReplay {
   bool replaying_ = false;
   bool arrived_ = false;
   bool leaving_ = false;
-  std::uint64_t position_ = 0;
+  std::uint64_t position_;
   std::uint64_t batches_run_ = 0;
   std::size_t head_ = 0;  // the bundle at position_
   std::vector<Bundle> bundles_;
@@ -115,6 +140,8 @@ class ScheduleReplay {
   std::uint64_t replays_ = 0;               // entered so far
   std::unordered_map<std::string, SchedulePlace> places_;  // by name
   std::vector<SchedulePlace> unnamed_places_;
+  bool in_order_ = false;          // all operations are in sequence, and offered in this order
+  std::size_t next_in_order_ = 0;  // index into `unnamed_places_`
 };
 
 /// Decides for the coordinator when to start a replay. A schedule consists of the batches that were
@@ -130,6 +157,9 @@ class ScheduleReplay {
 /// that have run would have to wait for those that have not.
 class StepLearner {
  public:
+  /// @param process_set the set whose operations it learns. Those in sequence are left to the
+  /// SequenceLearner, except beside others of all ranks
+  explicit StepLearner(int process_set = 0) noexcept : set_(process_set) {}
   /// @return whether the plan completes a step after which to start a replay
   bool observe(const wire::Plan&, const ResponseCache&);
   /// The schedule to repeat, by cache slot.
@@ -143,7 +173,7 @@ class StepLearner {
     std::vector<std::uint32_t> slots = {};
     std::size_t batches = 0;
   };
-  static bool learnable(const wire::Plan&, const ResponseCache&);
+  bool learnable(const wire::Plan&, const ResponseCache&) const;
   static bool repeats_itself(const wire::SlotBundle&);
   bool in_current(std::uint32_t slot) const noexcept { return slot < seen_.size() && seen_[slot]; }
   void add(wire::SlotBundle);
@@ -154,6 +184,7 @@ class StepLearner {
   void close_step();
   static std::vector<std::uint32_t> sorted(std::vector<std::uint32_t>);
 
+  int set_;
   Step current_;
   std::vector<bool> seen_;                    // by slot: is in the current step
   std::vector<std::uint32_t> previous_;       // slots, ascending

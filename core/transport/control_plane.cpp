@@ -79,7 +79,9 @@ class MessageControlPlane final : public control::ControlPlane {
   }
   bool quiet() const noexcept override { return rung_by_all() && !busy() && node_->inbox_empty(); }
 
-  ArrivalFlags* arrival_flags(int rank) noexcept override { return node_->arrival_flags(rank); }
+  ArrivalFlags* arrival_flags(int rank, int flag) noexcept override {
+    return node_->arrival_flags(rank, flag);
+  }
   ArrivalFlags* remote_arrival_flags() noexcept override { return node_->remote_arrival_flags(); }
 
   void heartbeat(TimePoint now) noexcept override;

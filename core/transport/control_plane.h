@@ -91,9 +91,10 @@ class ControlPlane : public Peers {
   /// This rank's doorbell.
   virtual Doorbell& doorbell() noexcept = 0;
 
-  /// A rank's flags for schedule replay, in memory shared by the ranks of its host. Null for ranks
-  /// of other hosts, and for all ranks when the ranks of some host do not share flags.
-  virtual ArrivalFlags* arrival_flags(int rank) noexcept = 0;
+  /// One of a rank's flags for schedule replay, in memory shared by the ranks of its host. Null for
+  /// ranks of other hosts, and for all ranks when the ranks of some host do not share flags.
+  /// @param flag below kArrivalFlags
+  virtual ArrivalFlags* arrival_flags(int rank, int flag) noexcept = 0;
   /// The flags of this host for all other hosts together, written by its first rank. Null when
   /// there are no such flags.
   virtual ArrivalFlags* remote_arrival_flags() noexcept = 0;

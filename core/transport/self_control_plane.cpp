@@ -1,5 +1,7 @@
 #include "transport/control_plane.h"
 
+#include <array>
+
 #include "base/text.h"
 #include "hvd/error.h"
 
@@ -25,7 +27,9 @@ class SelfControlPlane final : public ControlPlane {
   bool quiet() const noexcept override { return true; }
   bool rung_by_all() const noexcept override { return true; }
 
-  ArrivalFlags* arrival_flags(int /*rank*/) noexcept override { return &arrival_flags_; }
+  ArrivalFlags* arrival_flags(int /*rank*/, int flag) noexcept override {
+    return &arrival_flags_[static_cast<std::size_t>(flag)];
+  }
   ArrivalFlags* remote_arrival_flags() noexcept override { return nullptr; }
 
   void heartbeat(TimePoint /*now*/) noexcept override {}
@@ -38,7 +42,7 @@ class SelfControlPlane final : public ControlPlane {
  private:
   const Topology topology_ = make_topology(0, {"localhost"});
   Doorbell doorbell_;
-  ArrivalFlags arrival_flags_{};
+  std::array<ArrivalFlags, kArrivalFlags> arrival_flags_{};
 };
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include <hvd/collectives.h>
 #include <hvd/hvd.h>
 #include <hvd/memory.h>
+#include <hvd/process_set.h>
 #include <sys/syscall.h>
 
 #include <algorithm>
@@ -150,6 +151,47 @@ TEST_F(Steady, AnUnnamedOperationInEachStepIsLockedToo) {
   const std::uint64_t before = replayed();
   steps_with_it(20);
   EXPECT_EQ(replayed() - before, 20U * 4U);
+}
+
+// Each rank shares a set with the rank before it and one with the rank after it.
+TEST_F(Steady, RepeatedStepsOfOverlappingSetsAreNotNegotiated) {
+  struct Set {
+    ProcessSet set;
+    Tensor tensor;
+    float sum = 0;
+  };
+  std::vector<Set> sets;
+  for (int first = 0; first + 1 < size(); ++first) {
+    if (rank() != first && rank() != first + 1) continue;
+    sets.push_back({add_process_set({first, first + 1}, {.by_members = true}),
+                    Tensor("of a set", 100), static_cast<float>(2 * first + 3)});
+  }
+  const auto steps_of_sets = [&](int count) {
+    for (int step = 0; step < count; ++step) {
+      for (Set& one : sets) {
+        one.tensor.memory.assign(100, static_cast<float>(rank() + 1));
+        Submission submission = one.tensor.submission();
+        submission.process_set = one.set.id();
+        one.tensor.operation = hvd::submit(std::move(submission), Progress::kCaller);
+        one.tensor.operation.wait();
+        ASSERT_TRUE(one.tensor.operation.status().ok()) << one.tensor.operation.status().message;
+        ASSERT_EQ(one.tensor.memory.back(), one.sum);
+      }
+      steps(step, step + 1);
+    }
+  };
+  steps_of_sets(30);
+  std::this_thread::sleep_for(kLonger);
+  steps_of_sets(100);
+  const Metrics before = metrics();
+  steps_of_sets(50);
+  const Metrics after = metrics();
+  std::this_thread::sleep_for(kLonger);  // as above
+  if (!one_host_) return;
+  EXPECT_EQ(after.locked_operations - before.locked_operations, 50U * (3U + sets.size()));
+  EXPECT_EQ(after.plans_applied, before.plans_applied);
+  EXPECT_EQ(after.control_messages_sent, before.control_messages_sent);
+  EXPECT_EQ(after.control_messages_received, before.control_messages_received);
 }
 
 TEST_F(Steady, CompressedOperationsAreReplayedToo) {

@@ -17,7 +17,8 @@ void MemberSetsProgram::add_life(Random& random) {
   constexpr const char* kNames[] = {"", "a", "b"};
   SetLife life;
   life.name = kNames[random.below(3)];
-  life.uses = random.below(4);
+  life.uses = random.chance(60) ? random.below(4) : 8 + random.below(30);  // many are replayed
+  life.in_sequence = random.chance(50);
   life.removed = random.chance(70);
   for (int rank = 0; rank < ranks_; ++rank) {
     if (random.chance(50)) life.members.push_back(rank);
@@ -69,10 +70,11 @@ bool MemberSetsRun::finished() const noexcept {
 void MemberSetsRun::go_on() {
   for (Thread& thread : threads_) {
     if (random_.chance(50)) continue;
-    if (thread.operation.valid()) {
-      if (!thread.operation.done()) continue;
+    if (!thread.operations.empty()) {
+      if (!std::ranges::all_of(thread.operations, [](const Operation& one) { return one.done(); }))
+        continue;
       check(thread);
-      thread.operation = {};
+      thread.operations.clear();
     }
     if (thread.life < thread.lives.size()) begin(thread);
   }
@@ -84,25 +86,39 @@ void MemberSetsRun::begin(Thread& thread) {
   const SetLife& life = program_.lives()[index];
   if (thread.phase == 0) {
     const auto& ranks = life.deviates == rank_ ? life.list_of_deviating : life.members;
-    thread.operation = submit_one(
-        runtime_, {.name = life.name, .parameters = AddProcessSet{ranks, /*by_members=*/true}});
+    thread.operations = {submit_one(
+        runtime_, {.name = life.name, .parameters = AddProcessSet{ranks, /*by_members=*/true}})};
     return;
   }
   const auto number = static_cast<int>(numbers_.at(index));
   if (thread.phase > life.uses) {
-    thread.operation = submit_one(runtime_, {.parameters = RemoveProcessSet{number}});
+    thread.operations = {submit_one(runtime_, {.parameters = RemoveProcessSet{number}})};
     return;
   }
-  thread.data.assign(7, static_cast<float>((rank_ + 1) * thread.phase));
-  Submission sum = float_operation(thread.data, thread.phase % 2 == 0 ? "" : "use");
-  sum.process_set = number;
-  thread.operation = submit_one(runtime_, std::move(sum));
+  begin_use(thread, life, number);
+}
+
+void MemberSetsRun::begin_use(Thread& thread, const SetLife& life, int process_set) {
+  const std::size_t count = life.in_sequence ? 1 + static_cast<std::size_t>(thread.phase % 4) : 1;
+  thread.data.resize(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    thread.data[i].assign(life.in_sequence && i == 2 ? 9 : 7,
+                          static_cast<float>((rank_ + 1) * thread.phase));
+    const bool named = !life.in_sequence && thread.phase % 2 != 0;
+    Submission sum = float_operation(thread.data[i], named ? "use" : "");
+    sum.process_set = process_set;
+    sum.in_sequence = life.in_sequence;
+    thread.operations.push_back(submit_one(runtime_, std::move(sum)));
+  }
 }
 
 void MemberSetsRun::check(Thread& thread) {
   const std::size_t index = thread.lives[thread.life];
   const SetLife& life = program_.lives()[index];
-  const Status& status = thread.operation.status();
+  Status status = thread.operations.front().status();
+  for (const Operation& one : thread.operations) {
+    if (!one.status().ok()) status = one.status();
+  }
   const bool disputed = life.deviates.has_value();
   if (disputed ? status.code != StatusCode::kMismatch : !status.ok())
     complain("set " + std::to_string(index) + ": " + status.message);
@@ -111,7 +127,7 @@ void MemberSetsRun::check(Thread& thread) {
     return;
   }
   if (thread.phase == 0) {
-    const std::int64_t number = thread.operation.result();
+    const std::int64_t number = thread.operations.front().result();
     for (const auto& [other, known] : numbers_) {
       if ((other == index) != (known == number)) complain("sets share a number, or one has two");
     }
@@ -119,7 +135,9 @@ void MemberSetsRun::check(Thread& thread) {
   } else if (thread.phase <= life.uses) {
     int sum = 0;
     for (const int member : life.members) sum += (member + 1) * thread.phase;
-    if (thread.data.back() != static_cast<float>(sum)) complain("a wrong sum");
+    for (const auto& data : thread.data) {
+      if (data.back() != static_cast<float>(sum)) complain("a wrong sum");
+    }
   }
   if (++thread.phase <= life.uses + (life.removed ? 1 : 0)) return;
   thread.phase = 0;

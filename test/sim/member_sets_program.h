@@ -15,7 +15,9 @@ namespace hvd::testing {
 struct SetLife {
   std::string name = {};
   std::vector<int> members = {};
-  int uses = 0;          ///< allreduces
+  int uses = 0;  ///< allreduces
+  /// Each use is of several unnamed allreduces in sequence, some of them alike.
+  bool in_sequence = false;
   bool removed = false;  ///< at the end
   /// A member that passes another list than the others, so that all of them get an error.
   std::optional<int> deviates = {};
@@ -55,13 +57,14 @@ class MemberSetsRun {
   /// The sets of one name, one after the other.
   struct Thread {
     std::vector<std::size_t> lives = {};
-    std::size_t life = 0;  ///< index into `lives`
-    int phase = 0;         ///< 0: add, then the uses, then remove
-    Operation operation = {};
-    std::vector<float> data = {};
+    std::size_t life = 0;                    ///< index into `lives`
+    int phase = 0;                           ///< 0: add, then the uses, then remove
+    std::vector<Operation> operations = {};  ///< of this phase
+    std::vector<std::vector<float>> data = {};
   };
 
   void begin(Thread&);
+  void begin_use(Thread&, const SetLife&, int process_set);
   void check(Thread&);
   void go_on_with_steps();
   void complain(const std::string& what);

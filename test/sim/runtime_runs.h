@@ -23,7 +23,8 @@ using MakeWorlds =
 
 /// @param tree whether the ranks are on several hosts and report through a tree
 void run_any_order_and_delay(std::uint64_t count, bool tree, const MakeWorlds& = {});
-void run_replayed_steps(Place, std::uint64_t count, const MakeWorlds& = {});
+/// @param sets whether there are operations of several, overlapping process sets
+void run_replayed_steps(Place, std::uint64_t count, const MakeWorlds& = {}, bool sets = false);
 /// Runs steps that overlap, with process sets and with operations that fail.
 void run_overlapping_steps(std::uint64_t count);
 /// Runs process sets that their members make alone, beside steps that are replayed.

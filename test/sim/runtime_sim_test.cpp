@@ -33,6 +33,10 @@ TEST(RuntimeSimulation, LockedStepsOverATreeDoToo) {
   run_replayed_steps(Place::kTree, seeds(150, 400));
 }
 
+TEST(RuntimeSimulation, LockedStepsOfOverlappingSetsDoToo) {
+  run_replayed_steps(Place::kOneHost, seeds(300, 1000), {}, /*sets=*/true);
+}
+
 TEST(RuntimeSimulation, StepsThatOverlapGiveTheRightNumbers) {
   run_overlapping_steps(seeds(1000, 10000));
 }

@@ -55,8 +55,10 @@ class LocalControlPlane final : public control::ControlPlane {
   }
   Doorbell& doorbell() noexcept override { return mailbox(rank()).doorbell; }
 
-  ArrivalFlags* arrival_flags(int rank) noexcept override {
-    return topology_.same_host(rank, topology_.rank) ? &mailbox(rank).arrival_flags : nullptr;
+  ArrivalFlags* arrival_flags(int rank, int flag) noexcept override {
+    return topology_.same_host(rank, topology_.rank)
+               ? &mailbox(rank).arrival_flags[static_cast<std::size_t>(flag)]
+               : nullptr;
   }
   ArrivalFlags* remote_arrival_flags() noexcept override {
     return topology_.host_names.size() > 1

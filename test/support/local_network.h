@@ -1,5 +1,6 @@
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <deque>
 #include <memory>
@@ -58,7 +59,7 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
     std::atomic<bool> left{false};
     std::atomic<TimePoint::rep> heartbeat{0};  // 0: no heartbeat yet
     Doorbell doorbell;
-    ArrivalFlags arrival_flags{};
+    std::array<ArrivalFlags, kArrivalFlags> arrival_flags{};
     ArrivalFlags remote{};  // of the host, if this is its first rank
   };
 

@@ -26,7 +26,7 @@ struct alignas(kCacheLinePair) ControlSegment::Slot {
   alignas(kCacheLinePair) Doorbell doorbell;
   std::atomic<std::uint64_t> message_count;  ///< messages sent to this slot's rank; on the
                                              ///< doorbell's line, since each message rings it
-  alignas(kCacheLinePair) ArrivalFlags arrival_flags;
+  alignas(kCacheLinePair) ArrivalFlags arrival_flags[kArrivalFlags];
   alignas(kCacheLinePair) std::atomic<std::int64_t> heartbeat;
   LifeLock life;
   std::atomic<std::int32_t> accused;  ///< encoded(world rank); 0 if the process accuses no rank
@@ -95,8 +95,8 @@ ArrivalFlags& ControlSegment::remote_arrival_flags() noexcept {
   return reinterpret_cast<Header*>(segment_->data())->remote;
 }
 
-ArrivalFlags& ControlSegment::arrival_flags(int index) noexcept {
-  return slot(index).arrival_flags;
+ArrivalFlags& ControlSegment::arrival_flags(int index, int flag) noexcept {
+  return slot(index).arrival_flags[flag];
 }
 
 void ControlSegment::enter(int index, TimePoint now) noexcept {

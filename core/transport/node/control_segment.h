@@ -63,7 +63,8 @@ class ControlSegment {
 
   int slots() const noexcept { return slots_; }
   Doorbell& doorbell(int slot) noexcept;
-  ArrivalFlags& arrival_flags(int slot) noexcept;
+  /// @param flag below kArrivalFlags
+  ArrivalFlags& arrival_flags(int slot, int flag) noexcept;
   /// The arrival flags for all other hosts together.
   ArrivalFlags& remote_arrival_flags() noexcept;
   /// Counts the messages that have been sent to the slot's rank.

@@ -263,9 +263,9 @@ void Node::announce(int world_rank) noexcept {
         .fetch_add(1, std::memory_order_release);
 }
 
-ArrivalFlags* Node::arrival_flags(int world_rank) noexcept {
+ArrivalFlags* Node::arrival_flags(int world_rank, int flag) noexcept {
   const int slot = slot_of_rank_[static_cast<std::size_t>(world_rank)];
-  return all_control_segments_shared_ && slot >= 0 ? &control_segment_->arrival_flags(slot)
+  return all_control_segments_shared_ && slot >= 0 ? &control_segment_->arrival_flags(slot, flag)
                                                    : nullptr;
 }
 

@@ -60,7 +60,7 @@ class Node {
   const std::string& name_prefix() const noexcept { return name_prefix_; }
   ControlSegment& control_segment() noexcept { return *control_segment_; }
   /// See control::ControlPlane.
-  ArrivalFlags* arrival_flags(int world_rank) noexcept;
+  ArrivalFlags* arrival_flags(int world_rank, int flag) noexcept;
   ArrivalFlags* remote_arrival_flags() noexcept;
   /// World rank of the process in a slot of the control segment.
   int rank_of_slot(int slot) const noexcept { return local_ranks_[static_cast<std::size_t>(slot)]; }

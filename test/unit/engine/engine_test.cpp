@@ -198,7 +198,9 @@ class BreakingPlane final : public control::ControlPlane {
   bool rung_by_all() const noexcept override { return inner_->rung_by_all(); }
   bool quiet() const noexcept override { return false; }
   Doorbell& doorbell() noexcept override { return inner_->doorbell(); }
-  ArrivalFlags* arrival_flags(int rank) noexcept override { return inner_->arrival_flags(rank); }
+  ArrivalFlags* arrival_flags(int rank, int flag) noexcept override {
+    return inner_->arrival_flags(rank, flag);
+  }
   ArrivalFlags* remote_arrival_flags() noexcept override { return inner_->remote_arrival_flags(); }
   void heartbeat(TimePoint now) noexcept override { inner_->heartbeat(now); }
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override {

@@ -26,7 +26,7 @@ class LonelyPlane final : public control::ControlPlane {
   bool rung_by_all() const noexcept override { return true; }
   bool quiet() const noexcept override { return true; }
   Doorbell& doorbell() noexcept override { return doorbell_; }
-  ArrivalFlags* arrival_flags(int) noexcept override { return nullptr; }
+  ArrivalFlags* arrival_flags(int, int) noexcept override { return nullptr; }
   ArrivalFlags* remote_arrival_flags() noexcept override { return nullptr; }
   void heartbeat(TimePoint) noexcept override {}
   std::optional<control::PeerLoss> check_peers(TimePoint, Duration) override {

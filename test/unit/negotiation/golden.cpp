@@ -236,6 +236,7 @@ std::vector<Golden> messages() {
       {"ping", Ping{}, "680204"},
       {"pong", Pong{}, "680205"},
       {"blocked", Blocked{300}, "680208 ac02"},
+      {"replay_left", ReplayLeft{3, 300}, "68020b 03 ac02"},
       {"replay_update_leaves", ReplayUpdate{.position = 300, .round = 3, .leaves = true},
        "680207 ac02 03 01"},
       {"replay_update_asks", ReplayUpdate{.position = 1, .requests_leave = true},

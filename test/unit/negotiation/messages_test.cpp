@@ -60,6 +60,9 @@ TEST(Messages, GoldenBytesDecodeToTheMessage) {
     if (const auto* blocked = std::get_if<Blocked>(&message)) {
       EXPECT_EQ(std::get<Blocked>(decoded), *blocked);
     }
+    if (const auto* left = std::get_if<ReplayLeft>(&message)) {
+      EXPECT_EQ(std::get<ReplayLeft>(decoded), *left);
+    }
     if (const auto* abort = std::get_if<Abort>(&message)) {
       EXPECT_EQ(std::get<Abort>(decoded).origin, abort->origin);
       EXPECT_EQ(std::get<Abort>(decoded).cause.code, abort->cause.code);

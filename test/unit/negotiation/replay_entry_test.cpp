@@ -129,7 +129,7 @@ TEST_F(ReplayEntryTest, AReportFromBeforeTheLockIsIgnored) {
   EXPECT_FALSE(cluster_.coordinator().waiting());
   cluster_.apply_everywhere();
   // After the replay the rank submits the operation again, which then counts.
-  cluster_.coordinator().end_replay(0);
+  cluster_.coordinator().end_replay(0, 0);
   cluster_.submit_everywhere(allreduce("extra"));
   expect_extra_runs();
 }
@@ -139,7 +139,7 @@ TEST_F(ReplayEntryTest, ALeaveFromBeforeTheLockIsIgnored) {
   const wire::Plan plan = decide_replay();
   cluster_.coordinator().accept(leave_after(plan.sequence - 1), {});
   cluster_.apply_everywhere();
-  cluster_.coordinator().end_replay(0);
+  cluster_.coordinator().end_replay(0, 0);
   cluster_.submit(0, allreduce("extra"));
   cluster_.report_all();
   EXPECT_FALSE(cluster_.decide()) << "rank 1 may still come";

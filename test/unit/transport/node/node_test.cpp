@@ -25,7 +25,7 @@ TEST(Node, RanksOfOneHostRingEachOtherAndCountTheirMail) {
                 node.rung_by_all());
     EXPECT_EQ(node.name_prefix(), nodes.front()->name_prefix());
     EXPECT_EQ(node.rank_of_slot(rank), rank);
-    EXPECT_NE(node.arrival_flags(2), nullptr);
+    EXPECT_NE(node.arrival_flags(2, 0), nullptr);
     EXPECT_EQ(node.remote_arrival_flags(), nullptr) << "there is no other host";
     EXPECT_TRUE(node.inbox_empty());
     EXPECT_FALSE(std::filesystem::exists("/dev/shm" + node.name_prefix()));
@@ -48,7 +48,7 @@ TEST(Node, RanksOfOtherHostsAreOutOfReach) {
   EXPECT_EQ(nodes[2]->rank_of_slot(1), 2);
   EXPECT_EQ(nodes[0]->name_prefix(), nodes[2]->name_prefix());
   EXPECT_NE(nodes[0]->name_prefix(), nodes[1]->name_prefix());
-  EXPECT_EQ(nodes[0]->arrival_flags(1), nullptr);
+  EXPECT_EQ(nodes[0]->arrival_flags(1, 0), nullptr);
   EXPECT_NE(nodes[0]->remote_arrival_flags(), nullptr);
   for (const auto& node : nodes) {
     EXPECT_TRUE(node->control_segment_shared() && node->all_control_segments_shared());
@@ -72,7 +72,7 @@ TEST(Node, OneRankWithoutSharedMemoryMakesItsHostPoll) {
   EXPECT_TRUE(nodes[1]->control_segment_shared()) << "it is alone on its host";
   for (const auto& node : nodes) {
     EXPECT_FALSE(node->all_control_segments_shared());
-    EXPECT_EQ(node->arrival_flags(node->topology().rank), nullptr);
+    EXPECT_EQ(node->arrival_flags(node->topology().rank, 0), nullptr);
     const std::uint32_t before = node->control_segment().own_doorbell().ticket();
     node->ring(node->topology().rank);
     EXPECT_NE(node->control_segment().own_doorbell().ticket(), before)
