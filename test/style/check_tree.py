@@ -99,6 +99,7 @@ BARE_LOCK = re.compile(r"\bstd::(mutex|timed_mutex|recursive_mutex|shared_mutex|
                        r"condition_variable)\w*")
 
 # The control logic gets time, threads and messages from outside, so that a simulation can own them.
+PURE = ("core/negotiation/", "core/member/")
 CONTROL_MUST_NOT_INCLUDE = {"thread", "mutex", "condition_variable", "atomic", "future", "semaphore", "iostream",
                             "fstream", "unistd.h"}
 CONTROL_MUST_NOT_CALL = re.compile(r"::now\(|\bgetenv\(|\bsleep_for\(|\brand\(|random_device")
@@ -204,7 +205,7 @@ def check_includes(root, path, text):
         for pattern, allowed, name in LIBRARIES:
             if angled and re.match(pattern, angled) and not path.startswith(allowed):
                 yield f"{path}:{line}: includes <{angled}>; {name} belongs to {', '.join(allowed)}"
-        if path.startswith("core/negotiation/") and include in CONTROL_MUST_NOT_INCLUDE:
+        if path.startswith(PURE) and include in CONTROL_MUST_NOT_INCLUDE:
             yield f"{path}:{line}: includes <{include}>; the control logic has no thread, clock or file"
         target = target_of(root, path, include) if quoted or include.startswith("hvd/") else None
         if target and not may_include(path, target):
@@ -232,7 +233,7 @@ def check_file(root, path):
         for match in BARE_LOCK.finditer(code):
             yield (f"{path}:{text.count(chr(10), 0, match.start()) + 1}: uses {match.group(0)}; core/base/mutex.h has Mutex, "
                    "MutexLock and Condition, which the compiler checks")
-    if path.startswith("core/negotiation/") and CONTROL_MUST_NOT_CALL.search(code):
+    if path.startswith(PURE) and CONTROL_MUST_NOT_CALL.search(code):
         yield f"{path}:1: the control logic gets time, randomness and settings as arguments"
     for first, length, header in functions(text):
         if length > MAX_FUNCTION_LINES:

@@ -61,6 +61,7 @@ class CheckTree(WrittenTreeTest):
 
     def test_control_is_pure(self):
         self.assert_one({"core/negotiation/a.cpp": "#include <thread>\n"}, "no thread, clock or file")
+        self.assert_one({"core/member/a.cpp": "#include <thread>\n"}, "no thread, clock or file")
         self.assert_one({"core/negotiation/a.cpp": "auto t = std::chrono::steady_clock::now();\n"}, "as arguments")
         self.assert_one({"core/negotiation/a.cpp": 'auto v = std::getenv("HVD_X");\n'}, "as arguments")
 

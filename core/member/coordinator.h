@@ -1,0 +1,214 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "base/clock.h"
+#include "member/deadlines.h"
+#include "member/messages.h"
+#include "member/regroup.h"
+
+namespace hvd::member {
+
+struct CoordinatorOptions {
+  int start_size = 1;                   ///< ranks of the first generation (-np)
+  int least = 1;                        ///< --min-np
+  int most = 1 << 20;                   ///< --max-np; further workers wait as spares
+  std::optional<int> most_resets = {};  ///< --reset-limit
+  Deadlines deadlines = Deadlines();
+};
+
+// What hvdrun has to do.
+
+struct Deliver {
+  WorkerId to = 0;
+  ToWorker message = {};
+};
+/// End the process at once. Call worker_ended() when it is known not to run any more.
+struct Kill {
+  WorkerId worker = 0;
+  std::string cause = {};
+};
+using CoordinatorAction = std::variant<Deliver, Kill>;
+
+/// How a job has ended.
+enum class Outcome : std::uint8_t {
+  kComplete,   ///< all members were at their end
+  kTooFew,     ///< below the least number of ranks for the deadline `elastic`
+  kStateLost,  ///< no worker has a state, and rank 0 cannot load one
+  kTooManyResets,
+};
+
+/// A worker that the job has lost.
+struct Loss {
+  WorkerId worker = 0;
+  Generation generation = 0;  ///< that it was a member of; 0: of none
+  std::string cause = {};
+};
+
+/// The one authority on the membership of a job, in hvdrun: decides which workers are the ranks of
+/// the next generation, and whose state they get. It neither starts processes nor chooses hosts.
+///
+/// Every entry takes the present time, which never decreases. The carrier hands over the messages
+/// that have arrived before it calls check(), and calls check() by next_check(). Then it carries
+/// out take_actions(), in order. Pure, not thread-safe.
+class Coordinator {
+ public:
+  enum class Phase : std::uint8_t {
+    kCollecting,  ///< until all members have left the generation and the lost ones have ended
+    kForming,     ///< until all members have the state
+    kRunning,
+    kEnded,
+  };
+
+  Coordinator(CoordinatorOptions, TimePoint now);
+
+  /// A process was started on a host.
+  void worker_started(WorkerId, const std::string& host, TimePoint now);
+  /// The process is known not to run any more.
+  void worker_ended(WorkerId, const std::string& cause, TimePoint now);
+  void receive(WorkerId, const ToCoordinator&, TimePoint now);
+  /// The host's agent has requested a renewal of its lease.
+  void host_heard(const std::string& host, TimePoint now);
+  /// The connection to the host's agent has ended.
+  void host_lost(const std::string& host, TimePoint now);
+  /// The host is to leave the job in order.
+  void host_leaves(const std::string& host, TimePoint now);
+  /// Acts on deadlines that have passed.
+  void check(TimePoint now);
+  TimePoint next_check(TimePoint now) const;
+
+  std::vector<CoordinatorAction> take_actions();
+  std::optional<Outcome> outcome() const noexcept { return outcome_; }
+  Phase phase() const noexcept { return phase_; }
+  /// The generation that is wanted, formed or running.
+  Generation generation() const noexcept { return wanted_; }
+  /// How many generations had begun to run and were then reset or changed.
+  int resets() const noexcept { return resets_; }
+  const std::vector<Loss>& losses() const noexcept { return losses_; }
+  /// Sentences for the user since the last call.
+  std::vector<std::string> take_notes();
+
+ private:
+  enum class Standing : std::uint8_t {
+    kStarting,   ///< has not joined
+    kCandidate,  ///< has joined, and is no member
+    kMember,
+    kLost,       ///< was a member, and may still run
+    kDismissed,  ///< is to end by itself, or was lost without having been a member
+  };
+  struct Worker {
+    std::string host = {};
+    Standing standing = Standing::kStarting;
+    std::uint64_t serial = 0;  ///< orders the members; 0: never was one
+    TimePoint since = {};      ///< of its standing
+    TimePoint heard = {};      ///< or the first ping after a quiet time
+    TimePoint pinged = {};
+    bool watched = false;               ///< it is pinged now
+    Generation asked = 0;               ///< the last reset that was sent to it
+    std::optional<Ready> ready = {};    ///< for the wanted generation
+    std::optional<Synced> synced = {};  ///< in the wanted generation
+    std::optional<Commit> begun = {};   ///< in the change that is prepared
+    bool at_end = false;
+    bool late = false;  ///< has not answered the last reset in time
+  };
+  struct Host {
+    TimePoint heard = {};
+    bool leaving = false;
+  };
+  /// A change in order, from Prepare until the members are ready.
+  struct Change {
+    std::uint64_t number = 0;
+    TimePoint since = {};
+    std::optional<Target> target = {};
+  };
+  using Workers = std::map<WorkerId, Worker>;
+
+  void handle(WorkerId, Worker&, const Join&, TimePoint);
+  void handle(WorkerId, Worker&, const Ready&, TimePoint);
+  void handle(WorkerId, Worker&, const Synced&, TimePoint);
+  void handle(WorkerId, Worker&, const Failed&, TimePoint);
+  void handle(WorkerId, Worker&, const AtEnd&, TimePoint);
+  void handle(WorkerId, Worker&, const Begun&, TimePoint);
+  void handle(WorkerId, Worker&, const Pong&, TimePoint) {}
+
+  // Losses.
+  void lose(WorkerId, const std::string& cause, TimePoint now);
+  /// Records the loss of a worker, and returns whether it is a member.
+  bool record_loss(WorkerId, Worker&, const std::string& cause);
+  void drop_host(const std::string& host, const std::string& cause, TimePoint now);
+
+  // Generations.
+  void reset(const std::string& cause, TimePoint now);
+  void ask(WorkerId, Worker&, const std::string& cause);
+  void clear_answers();
+  void try_assign(TimePoint now);
+  bool may_form(TimePoint now);
+  bool enough(int ready, TimePoint now) const;
+  bool fence_passed(TimePoint now) const;
+  std::vector<Entrant> entrants() const;
+  bool may_leave(const Worker&) const;
+  void dismiss_leavers();
+  void assign(Regroup, TimePoint now);
+  void try_go(TimePoint now);
+  void try_complete();
+  void finish(Outcome);
+
+  // Changes in order.
+  void consider_change(TimePoint now);
+  void begin_change(TimePoint now);
+  void try_target(TimePoint now);
+
+  // Deadlines.
+  /// Takes the time. Time in which hvdrun itself did not run counts for no deadline.
+  void enter(TimePoint now);
+  void check_silence(TimePoint now);
+  void check_hosts(TimePoint now);
+  void check_fences(TimePoint now);
+  void check_starts(TimePoint now);
+  void check_stalls(TimePoint now);
+  void check_collecting(TimePoint now);
+  bool needs_answer(const Worker&) const;
+
+  void tell(WorkerId to, ToWorker message) {
+    actions_.emplace_back(Deliver{to, std::move(message)});
+  }
+  int count(Standing) const;
+  bool host_is_leaving(const std::string& host) const;
+  std::vector<WorkerId> members_that(const std::function<bool(const Worker&)>&) const;
+  /// The generation that the members are in while no reset is under way, else 0.
+  Generation present() const;
+  Duration limit(Limit which) const { return options_.deadlines[which]; }
+
+  const CoordinatorOptions options_;
+  Phase phase_ = Phase::kCollecting;
+  Generation wanted_ = 1;
+  Generation running_ = 0;  ///< the last generation that has run
+  bool in_order_ = false;   ///< collecting for a change in order: the generation still runs
+  TimePoint since_;         ///< of the phase, or of the lack of ranks
+  TimePoint last_;          ///< the last time that was given
+  std::optional<TimePoint> complete_since_ = {};  ///< survivors wait for candidates only
+  std::optional<TimePoint> window_ = {};          ///< a candidate waits for admission
+  std::optional<Change> change_ = {};
+  std::uint64_t changes_ = 0;
+  Assign assigned_ = {};
+  std::string program_ = {};
+  std::uint64_t serials_ = 0;
+  int resets_ = 0;
+  Workers workers_;
+  std::map<std::string, Host> hosts_;
+  std::map<std::string, TimePoint> cut_off_;  ///< until when processes of lost hosts may run
+  std::vector<Loss> losses_;
+  std::vector<CoordinatorAction> actions_;
+  std::vector<std::string> notes_;
+  std::optional<Outcome> outcome_;
+};
+
+}  // namespace hvd::member

@@ -1,0 +1,134 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "member/messages.h"
+
+namespace hvd::member {
+
+// What the process of a worker has to do.
+
+/// Send the message to the coordinator.
+struct Tell {
+  ToCoordinator message = {};
+};
+/// End the runtime of the generation with this cause, so that blocked calls throw. Then call
+/// left().
+struct Leave {
+  std::string cause = {};
+};
+/// Connect to the seats and make the state equal. Then call synced().
+struct Form {
+  Assign assign = {};
+  std::uint32_t rank = 0;
+  bool receives = false;  ///< takes the state from the root
+};
+/// Enter the program's function.
+struct Run {
+  Generation generation = 0;
+};
+/// A commit that waits has a verdict: ask may_commit() again. Leave has the same effect.
+struct Wake {};
+/// Return from run().
+struct Finish {};
+/// End the process.
+struct Exit {
+  std::string cause = {};
+};
+using MemberAction = std::variant<Tell, Leave, Form, Run, Wake, Finish, Exit>;
+
+/// The side of a worker in membership. The carrier of its messages calls receive() and
+/// disconnected(), the process calls the rest, and both carry out take_actions() afterwards, in
+/// order. Pure, not thread-safe.
+///
+/// Note [A member leaves when it is told to]: a worker that has lost another one reports it and
+/// keeps its connections until the coordinator resets the generation. Otherwise a third worker
+/// could mistake the closed connections for a loss, accuse the reporter, and be the first to do so
+/// at the coordinator. After the reset an accusation in that generation counts no more.
+class Member {
+ public:
+  enum class Phase : std::uint8_t {
+    kOutside,    ///< has not asked to join
+    kCandidate,  ///< waits for a first reset
+    kLeaving,    ///< the program and the runtime are leaving a generation
+    kReady,      ///< waits for its seat
+    kForming,    ///< connects, and gives or receives the state
+    kSynced,     ///< waits until all members have the state
+    kRunning,
+    kFailed,  ///< has reported a failure and waits for the reset
+    kAtEnd,   ///< the program is at its end
+    kOver,
+  };
+
+  /// @param program identifies the program and its version
+  Member(WorkerId own, std::string program) : own_(own), program_(std::move(program)) {}
+
+  /// The process has built its model. @pre no earlier call
+  void join();
+  void receive(const ToWorker&);
+  /// The connection to the coordinator has ended.
+  void disconnected();
+
+  /// The process has left its generation: the program's function has returned or thrown, no
+  /// operation is in flight and the runtime of the generation is gone. Answers Leave.
+  /// @param state of the process. A state that was being received counts as none
+  /// @pre phase() is kLeaving
+  void left(StateSummary state, bool can_load, std::string address);
+  /// The process is connected and has the state of the generation. Answers Form. Ignored if the
+  /// generation has been reset meanwhile.
+  void synced(Generation, StateSummary);
+  /// The generation has failed here. Ignored where it has been reset already.
+  void failed(std::optional<WorkerId> accused, std::string cause);
+  /// The program's function has returned. Ignored if the generation has failed meanwhile: the
+  /// function is then entered again.
+  /// @pre phase() is kRunning, kLeaving or kFailed
+  void at_end();
+
+  enum class Verdict : std::uint8_t {
+    kGoOn,  ///< commit and go on
+    kStop,  ///< commit and leave the program's function; then call left()
+    kWait,  ///< a change is being prepared: wait for Wake, and ask again
+  };
+  /// The program begins a commit. Sends no message.
+  /// @pre phase() is kRunning, kLeaving or kFailed
+  Verdict begin_commit();
+  /// The verdict of the commit that was begun last. @pre begin_commit() has returned kWait
+  Verdict may_commit();
+
+  Phase phase() const noexcept { return phase_; }
+  /// The generation that was assigned last.
+  Generation generation() const noexcept { return generation_; }
+  std::vector<MemberAction> take_actions();
+
+ private:
+  void handle(const Reset&);
+  void handle(const Assign&);
+  void handle(const Go&);
+  void handle(const Prepare&);
+  void handle(const Target&);
+  void handle(const End&);
+  void handle(const Ping&);
+  void handle(const Refused&);
+
+  void tell(ToCoordinator message) { actions_.emplace_back(Tell{std::move(message)}); }
+  void announce(Generation);
+  const WorkerId own_;
+  const std::string program_;
+  Phase phase_ = Phase::kOutside;
+  Generation generation_ = 0;
+  Generation wanted_ = 0;  ///< of the last reset or target
+  bool partial_ = false;   ///< its state is being received or made, or that was interrupted
+  Ready ready_ = {};       ///< sent last
+  Commit begun_ = 0;       ///< the last commit that the program has begun
+  std::optional<std::uint64_t> change_ = {};  ///< a change is being prepared
+  Commit answered_ = 0;                       ///< begun_ as of the answer to Prepare
+  std::optional<Target> target_ = {};
+  std::vector<MemberAction> actions_;
+};
+
+}  // namespace hvd::member

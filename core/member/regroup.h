@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "member/messages.h"
+
+namespace hvd::member {
+
+/// A worker that will be in the next generation.
+struct Entrant {
+  WorkerId worker = 0;
+  std::string host = {};
+  /// Orders the workers by the time of their admission: those of an earlier generation first, and
+  /// within a generation by rank.
+  std::uint64_t serial = 0;
+  StateSummary state = {};
+  bool can_load = false;
+  std::string address = {};
+};
+
+/// The members of a generation by rank, the root and the receivers.
+struct Regroup {
+  Assign assign = {};
+  bool touched = false;  ///< no worker has the whole state: the root's goes to all as it is
+  /// Workers whose whole state differed from that of most others with the same commit.
+  std::vector<WorkerId> differed = {};
+};
+
+/// Decides who has which rank in a generation, and whose state all get.
+///
+/// The ranks of a host are contiguous and in the order of their admission, and the host of the
+/// longest-serving rank is first. The root has the highest commit, and of those the whole state if
+/// one has it, and of those the state that most have. So a commit that a survivor has seen is
+/// never undone, and a state that differs is replaced. Where no worker has a state, rank 0 makes
+/// one; empty if it can't, and the job is past its start.
+/// @param first whether this is the first generation, for which the program's initial state counts
+/// @pre there is an entrant
+std::optional<Regroup> regroup(Generation, std::vector<Entrant>, bool first);
+
+}  // namespace hvd::member

@@ -1,0 +1,458 @@
+#include "member/coordinator.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <set>
+#include <string>
+
+namespace hvd::member {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::SizeIs;
+using ::testing::UnorderedElementsAre;
+
+/// Workers 1, 2, ... on hosts. The peer timeout is 30 s.
+class CoordinatorTest : public ::testing::Test {
+ protected:
+  void make(int start, int least, int most, std::optional<int> most_resets = {}) {
+    coordinator_.emplace(
+        CoordinatorOptions{
+            .start_size = start, .least = least, .most = most, .most_resets = most_resets},
+        now_);
+  }
+  void join(WorkerId id, const std::string& host = "a") {
+    coordinator_->worker_started(id, host, now_);
+    coordinator_->receive(id, Join{"program"}, now_);
+  }
+  void ready(WorkerId id, Commit commit = 0, StateKind kind = StateKind::kNone,
+             std::uint64_t hash = 1) {
+    coordinator_->receive(id,
+                          Ready{.generation = coordinator_->generation(),
+                                .state = {.commit = commit, .kind = kind, .hash = hash}},
+                          now_);
+  }
+  void whole(WorkerId id, Commit commit) { ready(id, commit, StateKind::kWhole); }
+  void synced(WorkerId id, Commit commit, std::uint64_t hash = 1) {
+    coordinator_->receive(id,
+                          Synced{coordinator_->generation(),
+                                 {.commit = commit, .kind = StateKind::kWhole, .hash = hash}},
+                          now_);
+  }
+  /// Starts a job of workers 1 to `size`, one generation, at commit 0.
+  void run(int size, int least = 1, int most = 8, std::optional<int> most_resets = {}) {
+    make(size, least, most, most_resets);
+    const auto last = static_cast<WorkerId>(size);
+    for (WorkerId id = 1; id <= last; ++id) join(id);
+    for (WorkerId id = 1; id <= last; ++id) ready(id);
+    for (WorkerId id = 1; id <= last; ++id) synced(id, 0);
+    EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
+    take();
+  }
+  /// Lets time pass in steps in which hosts are heard and processes answer pings.
+  void pass(Duration time, const std::set<WorkerId>& silent = {},
+            const std::set<std::string>& silent_hosts = {}) {
+    for (const TimePoint end = now_ + time; now_ < end;) {
+      now_ = std::min(end, std::max(coordinator_->next_check(now_), now_ + milliseconds(1)));
+      for (const std::string host : {"a", "b", "c"})
+        if (!silent_hosts.contains(host)) coordinator_->host_heard(host, now_);
+      coordinator_->check(now_);
+      take();
+      for (const WorkerId id : pinged_)
+        if (!silent.contains(id)) coordinator_->receive(id, Pong{}, now_);
+      pinged_.clear();
+    }
+  }
+  /// Sorts the actions since the last call.
+  void take() {
+    for (const auto& action : coordinator_->take_actions()) {
+      if (const auto* const kill = std::get_if<Kill>(&action)) {
+        killed_[kill->worker] = kill->cause;
+        continue;
+      }
+      const auto& [to, message] = std::get<Deliver>(action);
+      if (std::holds_alternative<Ping>(message)) {
+        pinged_.insert(to);
+      } else {
+        last_.insert_or_assign(to, message);
+      }
+    }
+  }
+  template <class Message>
+  Message last(WorkerId id) {
+    take();
+    if (!last_.contains(id) || !std::holds_alternative<Message>(last_.at(id))) {
+      ADD_FAILURE() << "worker " << id << " got another message";
+      return {};
+    }
+    return std::get<Message>(last_.at(id));
+  }
+  std::vector<WorkerId> seats(WorkerId member) {
+    std::vector<WorkerId> ids;
+    for (const Seat& seat : last<Assign>(member).seats) ids.push_back(seat.worker);
+    return ids;
+  }
+
+  TimePoint now_{seconds(1000)};
+  std::optional<Coordinator> coordinator_;
+  std::map<WorkerId, std::string> killed_;
+  std::map<WorkerId, ToWorker> last_;
+  std::set<WorkerId> pinged_;
+};
+
+TEST_F(CoordinatorTest, FormsTheFirstGenerationWhenAllHaveJoined) {
+  make(2, 1, 4);
+  join(1);
+  EXPECT_EQ(last<Reset>(1).generation, 1u);
+  ready(1);
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kCollecting);
+  join(2);
+  ready(2);
+  EXPECT_THAT(seats(1), ElementsAre(1, 2));
+  EXPECT_TRUE(last<Assign>(2).load);
+  EXPECT_FALSE(last<Assign>(2).seats[0].receives);
+  EXPECT_TRUE(last<Assign>(2).seats[1].receives);
+  synced(2, 0);
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kForming);
+  synced(1, 0);
+  EXPECT_EQ(last<Go>(2), Go{1});
+}
+
+TEST_F(CoordinatorTest, ADeathIsRepairedByTheSurvivorsAlone) {
+  run(3);
+  coordinator_->worker_ended(2, "signal 9", now_);
+  EXPECT_EQ(last<Reset>(1).generation, 2u);
+  EXPECT_THAT(last<Reset>(3).cause, HasSubstr("signal 9"));
+  whole(1, 4);
+  whole(3, 5);
+  EXPECT_THAT(seats(1), ElementsAre(1, 3));
+  EXPECT_EQ(last<Assign>(1).root, 1u);
+  EXPECT_TRUE(last<Assign>(1).seats[0].receives);
+  ASSERT_THAT(coordinator_->losses(), SizeIs(1));
+  EXPECT_EQ(coordinator_->losses()[0].worker, 2u);
+  EXPECT_EQ(coordinator_->losses()[0].generation, 1u);
+  EXPECT_EQ(coordinator_->resets(), 1);
+}
+
+TEST_F(CoordinatorTest, AnAccusedMemberIsKilledAndTheOthersWaitForItsEnd) {
+  run(3);
+  coordinator_->receive(1, Failed{.generation = 1, .accused = 3, .cause = "silent"}, now_);
+  take();
+  EXPECT_THAT(killed_[3], HasSubstr("silent"));
+  coordinator_->receive(3, Failed{.generation = 1, .accused = 1, .cause = "silent"}, now_);
+  whole(1, 4);
+  whole(2, 4);
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kCollecting)
+      << "it may only have been stopped";
+  coordinator_->worker_ended(3, "killed", now_);
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kForming);
+  EXPECT_THAT(seats(1), ElementsAre(1, 2));
+  EXPECT_THAT(killed_, SizeIs(1));
+}
+
+TEST_F(CoordinatorTest, AHostOnWhichAProcessDoesNotEndIsGivenUp) {
+  make(2, 1, 4);
+  join(1, "a");
+  join(2, "b");
+  ready(1);
+  ready(2);
+  synced(1, 0);
+  synced(2, 0);
+  join(3, "b");
+  coordinator_->receive(1, Failed{.generation = 1, .accused = 2, .cause = "silent"}, now_);
+  whole(1, 4);
+  ready(3);
+  pass(seconds(9));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kCollecting);
+  pass(seconds(2));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kForming);
+  EXPECT_THAT(seats(1), ElementsAre(1));
+  EXPECT_THAT(killed_[3], HasSubstr("could not be ended"));
+}
+
+TEST_F(CoordinatorTest, AccusationsInAnEarlierGenerationCountNoMore) {
+  run(3);
+  coordinator_->worker_ended(2, "signal 9", now_);
+  coordinator_->receive(1, Failed{.generation = 1, .accused = 3, .cause = "its end"}, now_);
+  take();
+  EXPECT_THAT(killed_, IsEmpty());
+  EXPECT_EQ(coordinator_->generation(), 2u);
+}
+
+TEST_F(CoordinatorTest, AFailureWithoutAnAccusationCostsNoMember) {
+  run(2);
+  coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);
+  whole(1, 4);
+  whole(2, 4);
+  EXPECT_THAT(seats(1), ElementsAre(1, 2));
+  EXPECT_FALSE(last<Assign>(1).seats[1].receives);
+  EXPECT_THAT(coordinator_->losses(), IsEmpty());
+}
+
+TEST_F(CoordinatorTest, AMemberThatDoesNotAnswerAResetIsLost) {
+  run(3);
+  coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);
+  whole(1, 4);
+  pass(seconds(29), {3});
+  EXPECT_THAT(killed_, IsEmpty());
+  pass(seconds(2), {3});
+  EXPECT_THAT(killed_[3], HasSubstr("HVD_PEER_TIMEOUT"));
+  EXPECT_FALSE(killed_.contains(2)) << "it computes, and responds";
+}
+
+TEST_F(CoordinatorTest, AMemberThatRespondsButDoesNotLeaveIsLostLater) {
+  run(2);
+  coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);
+  whole(1, 4);
+  pass(seconds(595));
+  EXPECT_THAT(killed_, IsEmpty());
+  pass(seconds(10));
+  EXPECT_THAT(killed_[2], HasSubstr("has not entered generation 2"));
+}
+
+TEST_F(CoordinatorTest, ARootThatDoesNotGiveItsStateIsLost) {
+  run(3);
+  coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);
+  whole(2, 5);
+  whole(1, 4);
+  whole(3, 4);
+  synced(2, 5);
+  pass(seconds(605));
+  EXPECT_TRUE(killed_.contains(2));
+  EXPECT_THAT(killed_, SizeIs(1));
+}
+
+TEST_F(CoordinatorTest, SurvivorsDoNotWaitForASlowCandidate) {
+  run(2);
+  join(3);
+  coordinator_->worker_ended(2, "signal 9", now_);
+  EXPECT_EQ(last<Reset>(3).generation, 2u);
+  whole(1, 4);
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kCollecting);
+  pass(milliseconds(10));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kForming) << "after the grace";
+  EXPECT_THAT(seats(1), ElementsAre(1));
+  synced(1, 4);
+  pass(seconds(20));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
+  EXPECT_EQ(last<Go>(1), Go{2}) << "no change for a candidate that has not answered";
+  ready(3);
+  pass(milliseconds(1));
+  EXPECT_EQ(last<Prepare>(1).generation, 2u);
+}
+
+TEST_F(CoordinatorTest, AReadyCandidateReplacesTheLostMemberAtOnce) {
+  run(2, 1, 2);
+  join(3);
+  pass(seconds(5));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning)
+      << "the job is full, so it is a spare";
+  coordinator_->worker_ended(1, "signal 9", now_);
+  ready(3);
+  whole(2, 4);
+  EXPECT_THAT(seats(2), ElementsAre(2, 3));
+  EXPECT_TRUE(last<Assign>(2).seats[1].receives);
+}
+
+TEST_F(CoordinatorTest, CandidatesJoinInOrderAtOneCommit) {
+  run(2);
+  join(3);
+  pass(milliseconds(500));
+  join(4);
+  pass(milliseconds(400));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
+  pass(milliseconds(101));
+  const Prepare prepare = last<Prepare>(1);
+  coordinator_->receive(1, Begun{prepare.change, 7}, now_);
+  coordinator_->receive(2, Begun{prepare.change, 8}, now_);
+  EXPECT_EQ(last<Target>(1), (Target{.change = prepare.change, .commit = 9, .next = 2}));
+  EXPECT_EQ(last<Reset>(3).generation, 2u);
+  ready(3);
+  ready(4);
+  whole(1, 9);
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kCollecting);
+  whole(2, 9);
+  EXPECT_THAT(seats(1), ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(last<Assign>(1).state.commit, 9u);
+}
+
+TEST_F(CoordinatorTest, AChangeThatIsNotReachedIsMadeTheHardWay) {
+  run(2);
+  join(3);
+  pass(seconds(2));
+  const Prepare prepare = last<Prepare>(1);
+  coordinator_->receive(1, Begun{prepare.change, 7}, now_);
+  pass(seconds(55));
+  EXPECT_EQ(last<Prepare>(2), prepare);
+  pass(seconds(10));
+  EXPECT_THAT(last<Reset>(2).cause, HasSubstr("--change-patience"));
+  EXPECT_THAT(killed_, IsEmpty());
+}
+
+TEST_F(CoordinatorTest, ADeathDuringAChangeStartsOver) {
+  run(3);
+  join(4);
+  pass(seconds(2));
+  const Prepare prepare = last<Prepare>(1);
+  for (const WorkerId id : {1, 2, 3}) coordinator_->receive(id, Begun{prepare.change, 7}, now_);
+  whole(1, 8);
+  coordinator_->worker_ended(2, "signal 9", now_);
+  EXPECT_EQ(last<Reset>(1).generation, 3u);
+  whole(1, 8);
+  whole(3, 7);
+  ready(4);
+  EXPECT_THAT(seats(1), ElementsAre(1, 3, 4));
+  EXPECT_EQ(last<Assign>(1).state.commit, 8u);
+  EXPECT_TRUE(last<Assign>(1).seats[1].receives);
+}
+
+TEST_F(CoordinatorTest, AHostLeavesInOrderUnlessItAloneHasTheState) {
+  make(2, 1, 4);
+  join(1, "a");
+  join(2, "b");
+  ready(1);
+  ready(2);
+  synced(1, 0);
+  synced(2, 0);
+  coordinator_->host_leaves("b", now_);
+  const Prepare prepare = last<Prepare>(1);
+  coordinator_->receive(1, Begun{prepare.change, 7}, now_);
+  coordinator_->receive(2, Begun{prepare.change, 7}, now_);
+  // A failure comes in between, after which only the leaving host has commit 8.
+  coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);
+  whole(1, 7);
+  whole(2, 8);
+  EXPECT_THAT(seats(1), ElementsAre(1, 2));
+  EXPECT_EQ(last<Assign>(1).root, 1u);
+  synced(1, 8);
+  synced(2, 8);
+  const Prepare again = last<Prepare>(1);
+  coordinator_->receive(1, Begun{again.change, 8}, now_);
+  coordinator_->receive(2, Begun{again.change, 8}, now_);
+  whole(1, 9);
+  whole(2, 9);
+  EXPECT_THAT(seats(1), ElementsAre(1));
+  last<End>(2);
+  coordinator_->worker_ended(2, "exit 0", now_);
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kForming);
+  EXPECT_THAT(coordinator_->losses(), IsEmpty());
+}
+
+TEST_F(CoordinatorTest, WithoutSurvivorsTheLeaseOfALostHostPassesFirst) {
+  make(1, 1, 4);
+  join(1, "a");
+  coordinator_->receive(1, Ready{.generation = 1, .state = {.commit = 0}, .can_load = true}, now_);
+  synced(1, 0);
+  join(2, "b");
+  coordinator_->host_lost("a", now_);
+  coordinator_->receive(2, Ready{.generation = 2, .can_load = true}, now_);
+  pass(seconds(12));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kCollecting);
+  pass(seconds(1));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kForming);
+  EXPECT_TRUE(last<Assign>(2).load);
+}
+
+TEST_F(CoordinatorTest, ASilentHostIsLostWithAllItsWorkersWhichAreKilledIfTheyReturn) {
+  make(2, 1, 4);
+  join(1, "a");
+  join(2, "b");
+  ready(1);
+  ready(2);
+  synced(1, 0);
+  synced(2, 0);
+  pass(seconds(9), {}, {"b"});
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
+  pass(seconds(2), {}, {"b"});
+  EXPECT_EQ(last<Reset>(1).generation, 2u);
+  whole(1, 4);
+  EXPECT_THAT(seats(1), ElementsAre(1)) << "its processes share no memory with the survivor";
+  take();
+  killed_.clear();
+  coordinator_->receive(2, AtEnd{1}, now_);
+  take();
+  EXPECT_THAT(killed_[2], HasSubstr("no longer belongs"));
+}
+
+TEST_F(CoordinatorTest, TimeInWhichHvdrunWasStoppedDoesNotCount) {
+  run(2);
+  coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);
+  take();
+  now_ += std::chrono::hours(1);
+  coordinator_->check(now_);
+  take();
+  EXPECT_THAT(killed_, IsEmpty());
+  EXPECT_FALSE(coordinator_->outcome());
+}
+
+TEST_F(CoordinatorTest, AJoinerThatIsLateOrOfAnotherProgramDoesNotDisturb) {
+  run(2);
+  coordinator_->worker_started(3, "a", now_);
+  coordinator_->worker_started(4, "a", now_);
+  coordinator_->receive(4, Join{"another"}, now_);
+  EXPECT_THAT(last<Refused>(4).reason, HasSubstr("the job's program is 'program'"));
+  pass(seconds(301));
+  EXPECT_THAT(killed_[3], HasSubstr("--start-timeout"));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
+  EXPECT_EQ(coordinator_->generation(), 1u);
+}
+
+TEST_F(CoordinatorTest, TheJobEndsWhenAllAreAtTheirEnd) {
+  run(2);
+  join(3);
+  coordinator_->receive(1, AtEnd{1}, now_);
+  EXPECT_FALSE(coordinator_->outcome());
+  coordinator_->worker_ended(1, "signal 9", now_);
+  whole(2, 5);
+  pass(milliseconds(20));
+  synced(2, 5);
+  coordinator_->receive(2, AtEnd{1}, now_);
+  EXPECT_FALSE(coordinator_->outcome()) << "of an earlier generation";
+  coordinator_->receive(2, AtEnd{2}, now_);
+  EXPECT_EQ(coordinator_->outcome(), Outcome::kComplete);
+  last<End>(2);
+  last<End>(3);
+  coordinator_->worker_ended(2, "exit 0", now_);
+  EXPECT_THAT(coordinator_->losses(), SizeIs(1));
+}
+
+TEST_F(CoordinatorTest, AStateThatDiffersAfterTheHandOverIsNotRunWith) {
+  run(3);
+  coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);
+  for (const WorkerId id : {1, 2, 3}) whole(id, 4);
+  synced(1, 4);
+  synced(2, 4, 9);
+  synced(3, 4);
+  take();
+  EXPECT_THAT(killed_[2], HasSubstr("differs"));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kCollecting);
+}
+
+TEST_F(CoordinatorTest, EndsBelowTheLeastNumberWithoutAStateAndAtTheLimitOfResets) {
+  run(2, 2);
+  coordinator_->worker_ended(2, "signal 9", now_);
+  whole(1, 4);
+  pass(seconds(595));
+  EXPECT_FALSE(coordinator_->outcome());
+  pass(seconds(10));
+  EXPECT_EQ(coordinator_->outcome(), Outcome::kTooFew);
+  EXPECT_THAT(killed_, SizeIs(1));
+
+  run(2);
+  coordinator_->worker_ended(2, "signal 9", now_);
+  ready(1);
+  EXPECT_EQ(coordinator_->outcome(), Outcome::kStateLost);
+
+  run(2, 1, 8, 0);
+  coordinator_->worker_ended(2, "signal 9", now_);
+  EXPECT_EQ(coordinator_->outcome(), Outcome::kTooManyResets);
+}
+
+}  // namespace
+}  // namespace hvd::member
