@@ -504,6 +504,22 @@ hvd_status_t hvd_wait_for(hvd_operation_t* operation, int64_t timeout_ms, int* d
   });
 }
 
+hvd_status_t hvd_describe_wait(const hvd_operation_t* operation, int64_t limit_ms, char* buffer,
+                               size_t capacity, size_t* needed) {
+  return guarded([&] {
+    const hvd::Operation& handle = required(operation, "hvd_describe_wait: operation").operation;
+    required(buffer, "hvd_describe_wait: buffer");
+    if (capacity == 0) throw hvd::UsageError("hvd_describe_wait: the buffer has no bytes");
+    constexpr std::int64_t kLongest = std::int64_t{1} << 40;  // more does not fit in nanoseconds
+    const std::string text = handle.describe_wait(
+        std::chrono::milliseconds(std::clamp(limit_ms, std::int64_t{0}, kLongest)));
+    if (needed != nullptr) *needed = text.size() + 1;
+    const std::size_t copied = std::min(text.size(), capacity - 1);
+    std::copy_n(text.data(), copied, buffer);
+    buffer[copied] = '\0';
+  });
+}
+
 void hvd_operation_free(hvd_operation_t* operation) { delete operation; }
 
 hvd_status_t hvd_operation_result(const hvd_operation_t* operation, hvd_result_t* result) {

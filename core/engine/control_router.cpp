@@ -136,6 +136,33 @@ void ControlRouter::report_blocked() {
   sender_.send(0, wire::encode(wire::Blocked{negotiator_.last_applied()}));
 }
 
+void ControlRouter::ask(const wire::WaitQuestion& question) {
+  if (!coordinator_) return sender_.send(0, wire::encode(question));
+  count_local_message();
+  coordinator_->ask(control_.rank(), question, time_.awake());
+}
+
+void ControlRouter::reply(const wire::WaitReply& reply) {
+  if (!coordinator_) return sender_.send(0, wire::encode(reply));
+  count_local_message();
+  coordinator_->accept(control_.rank(), reply);
+}
+
+std::vector<wire::AnyMessage> ControlRouter::send_wait_messages() {
+  std::vector<wire::AnyMessage> own;
+  for (auto& [rank, message] : coordinator_->wait_messages(time_.awake())) {
+    if (rank == control_.rank()) {
+      count_local_message();
+      own.push_back(std::move(message));
+    } else if (const auto* const probe = std::get_if<wire::WaitProbe>(&message)) {
+      sender_.send(rank, wire::encode(*probe));
+    } else {
+      sender_.send(rank, wire::encode(std::get<wire::WaitAnswer>(message)));
+    }
+  }
+  return own;
+}
+
 void ControlRouter::on_replay_left(int process_set, std::uint64_t batches_run) {
   if (coordinator_) return coordinator_->end_replay(process_set, batches_run);
   const auto& sets = negotiator_.process_sets();
@@ -197,6 +224,16 @@ ControlRouter::Payload ControlRouter::handle(int source, wire::AnyMessage messag
   }
   if (const auto* left = std::get_if<wire::ReplayLeft>(&message); left != nullptr && coordinator_)
     coordinator_->end_replay(left->process_set, left->batches_run);
+  if (auto* probe = std::get_if<wire::WaitProbe>(&message)) return std::move(*probe);
+  if (auto* answer = std::get_if<wire::WaitAnswer>(&message)) return std::move(*answer);
+  if (const auto* question = std::get_if<wire::WaitQuestion>(&message)) {
+    if (!coordinator_) refuse(source, "sent a question", ", which does not coordinate");
+    coordinator_->ask(source, *question, time_.awake());
+  }
+  if (const auto* reply = std::get_if<wire::WaitReply>(&message)) {
+    if (!coordinator_) refuse(source, "sent a reply", ", which does not coordinate");
+    coordinator_->accept(source, *reply);
+  }
   if (std::holds_alternative<wire::Ping>(message)) {
     if (coordinator_) watch_.on_ping();
     sender_.send(source, wire::encode(wire::Pong{}));

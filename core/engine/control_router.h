@@ -44,7 +44,8 @@ class ControlRouter {
   };
   /// A message of another rank, or rank 0's own plan.
   struct Received {
-    std::variant<std::monostate, wire::Plan, wire::ReplayUpdate, wire::Abort, wire::PointMessage>
+    std::variant<std::monostate, wire::Plan, wire::ReplayUpdate, wire::Abort, wire::PointMessage,
+                 wire::WaitProbe, wire::WaitAnswer>
         payload = {};
     int source = 0;
     std::vector<std::byte> bytes = {};  ///< that a PointMessage refers to
@@ -67,6 +68,9 @@ class ControlRouter {
   bool forward_reports();
   /// This rank is blocked: its threads wait for operations that wait for other ranks.
   void report_blocked();
+  /// Asks the coordinator which ranks an operation of this rank waits for.
+  void ask(const wire::WaitQuestion&);
+  void reply(const wire::WaitReply&);
   /// The members of the set have left its last replay. The first of them informs the coordinator.
   void on_replay_left(int process_set, std::uint64_t batches_run);
 
@@ -79,6 +83,13 @@ class ControlRouter {
   void pass_down(const wire::Plan&);
   /// To be called when the negotiator has applied the plan.
   void on_applied(const wire::Plan&);
+
+  /// Rank 0: whether send_wait_messages() may have work.
+  bool has_wait_inquiries() const noexcept {
+    return coordinator_ != nullptr && coordinator_->has_wait_inquiries();
+  }
+  /// Rank 0: sends the coordinator's messages about waits. @return those to this rank
+  std::vector<wire::AnyMessage> send_wait_messages();
 
   // --- messages ---
   /// Whether receive() would return no message.

@@ -63,10 +63,13 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts)
       watch_(options, *control_, counters_, time_),
       router_(options, {*control_, counters_, time_, watch_, negotiator_}, steady_.available()),
       blocked_(options.deadlock_timeout),
-      points_(options, {*control_, counters_, negotiator_,
-                        [this](const OperationPtr& operation, const Status& status)
-                            HVD_REQUIRES(progress_) { finish(operation, status, nullptr, false); },
-                        [this]() HVD_REQUIRES(progress_) { return activity(); }}) {}
+      points_(options,
+              {*control_, counters_, negotiator_,
+               [this](const OperationPtr& operation, const Status& status)
+                   HVD_REQUIRES(progress_) { finish(operation, status, nullptr, false); },
+               [this]() HVD_REQUIRES(progress_) { return activity(); },
+               [this](std::uint64_t inquiry, int source, const std::string& activity)
+                   HVD_REQUIRES(progress_) { on_message_answer(inquiry, source, activity); }}) {}
 
 Engine::~Engine() = default;
 
@@ -97,6 +100,7 @@ bool Engine::step(Callbacks callbacks) noexcept {
     moved = router_.forward_reports() || moved;
     moved = decide() || moved;
     moved = advance_messages() || moved;
+    moved = describe_waits() || moved;
     moved = executor_.progress() || moved;
     moved = do_housekeeping() || moved;
     dump_state_if_requested();
@@ -135,6 +139,8 @@ bool Engine::begin_submissions(Callbacks callbacks) {
 void Engine::begin(const OperationPtr& operation) {
   counters_.bytes.fetch_add(operation->submission.input.bytes(), std::memory_order_relaxed);
   operation->order = begun_++;
+  last_begun_ = operation;
+  last_begun_at_ = time_.step();
   if (operation->message) {
     blocked_.on_submission();
     return points_.begin(operation, time_.awake(time_.step()));
@@ -227,11 +233,15 @@ bool Engine::receive() {
   if (router_.quiet()) return false;
   bool moved = false;
   std::size_t message_bytes = 0;  // other work gets its turn after kBytesPerCall
-  while (const auto received = router_.receive()) {
+  while (auto received = router_.receive()) {
     if (const auto* plan = std::get_if<wire::Plan>(&received->payload)) on_plan(*plan);
     if (const auto* abort = std::get_if<wire::Abort>(&received->payload)) on_abort(*abort);
     if (const auto* update = std::get_if<wire::ReplayUpdate>(&received->payload))
       steady_.accept(received->source, *update);
+    if (auto* probe = std::get_if<wire::WaitProbe>(&received->payload))
+      probes_.push_back(std::move(*probe));
+    if (const auto* answer = std::get_if<wire::WaitAnswer>(&received->payload))
+      on_wait_answer(*answer);
     if (const auto* step = std::get_if<wire::PointMessage>(&received->payload)) {
       points_.handle(received->source, *step);
       message_bytes += received->bytes.size();
@@ -326,6 +336,8 @@ void Engine::end_outstanding(const Status& status) noexcept {
   outstanding_.clear();
   steady_.release_all();
   for (const OperationPtr& operation : points_.release_all()) taken.push_back(operation);
+  descriptions_.clear();
+  probes_.clear();
   for (const auto& operation : taken) finish(operation, status, nullptr, false);
 }
 
@@ -360,6 +372,7 @@ Duration Engine::time_to_deadline() const noexcept {
   at_most(executor_.device_completions().next_look());
   at_most(router_.deadline());
   if (const auto messages = points_.deadline()) at_most(time_.on_the_clock(*messages));
+  for (const RequestedDescription& open : descriptions_) at_most(open.description->until());
   return std::max(next - time_.now(), Duration::zero());
 }
 

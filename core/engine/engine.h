@@ -17,6 +17,7 @@
 #include "engine/progress_policy.h"
 #include "engine/runtime_options.h"
 #include "engine/steady_sets.h"
+#include "engine/wait_description.h"
 #include "negotiation/negotiator.h"
 #include "transport/control_plane.h"
 
@@ -145,6 +146,24 @@ class Engine {
   void start(control::AgreedBatch) HVD_REQUIRES(progress_);
   bool decide() HVD_REQUIRES(progress_);
   bool do_housekeeping() HVD_REQUIRES(progress_);
+  /// Replies to probes of the coordinator, and writes the descriptions of waits that threads have
+  /// requested (engine_waits.cpp).
+  bool describe_waits() HVD_REQUIRES(progress_);
+  struct RequestedDescription;
+  bool answer_probes() HVD_REQUIRES(progress_);
+  /// @return whether the description has been written
+  bool describe(RequestedDescription&) HVD_REQUIRES(progress_);
+  std::string describe_unfinished(RequestedDescription&) HVD_REQUIRES(progress_);
+  std::string describe_message(RequestedDescription&) HVD_REQUIRES(progress_);
+  void on_message_answer(std::uint64_t inquiry, int source, const std::string& activity)
+      HVD_REQUIRES(progress_);
+  void on_wait_answer(const wire::WaitAnswer&) HVD_REQUIRES(progress_);
+  bool waits_for_others(const OperationState&) const HVD_REQUIRES(progress_);
+  bool has_submitted(const wire::WaitProbe&) const HVD_REQUIRES(progress_);
+  /// How far this rank has got with the operations of this process set.
+  wire::Moment moment(int process_set) const HVD_REQUIRES(progress_);
+  /// Continues "rank 0 ...": the last operation and those that this rank waits for.
+  std::string own_activity() const HVD_REQUIRES(progress_);
   bool waiting() const noexcept HVD_REQUIRES(progress_) { return busy() || router_.waiting(); }
   Status explain(const Status& cause) HVD_REQUIRES(progress_);
   enum class BrokenConnections : std::uint8_t { kIgnored, kNameLostRank };
@@ -176,6 +195,21 @@ class Engine {
   // Just popped from submission_queue_; empty between steps.
   std::vector<OperationPtr> popped_ HVD_GUARDED_BY(progress_);
   std::uint64_t begun_ HVD_GUARDED_BY(progress_) = 0;
+  OperationPtr last_begun_ HVD_GUARDED_BY(progress_);
+  TimePoint last_begun_at_ HVD_GUARDED_BY(progress_){};
+  /// A description that a thread waits for, while other ranks are asked.
+  struct RequestedDescription {
+    std::shared_ptr<WaitDescription> description = {};
+    std::uint64_t inquiry = 0;  ///< its number as a question, or as an inquiry of points_
+    bool asked = false;
+    TimePoint asked_at{};
+    std::optional<wire::WaitAnswer> answer = {};  ///< of the coordinator
+    RankSet unanswered = {};                      ///< possible other sides of a send or recv
+    std::vector<std::string> answers = {};        ///< of the other ones
+  };
+  std::vector<RequestedDescription> descriptions_ HVD_GUARDED_BY(progress_);
+  std::vector<wire::WaitProbe> probes_ HVD_GUARDED_BY(progress_);  // without a reply yet
+  std::uint64_t last_question_ HVD_GUARDED_BY(progress_) = 0;
   bool shutdown_agreed_ HVD_GUARDED_BY(progress_) = false;
   // Set after a failure: the remaining messages cannot be sent.
   bool control_broken_ HVD_GUARDED_BY(progress_) = false;

@@ -159,6 +159,18 @@ void SubmissionQueue::pop_all(std::vector<OperationPtr>& operations, Callbacks c
   has_submissions_.store(false, std::memory_order_relaxed);
 }
 
+void SubmissionQueue::request_description(std::shared_ptr<WaitDescription> description) {
+  const MutexLock lock(mutex_);
+  descriptions_.push_back(std::move(description));
+  has_description_requests_.store(true, std::memory_order_release);
+}
+
+std::vector<std::shared_ptr<WaitDescription>> SubmissionQueue::pop_description_requests() {
+  const MutexLock lock(mutex_);
+  has_description_requests_.store(false, std::memory_order_relaxed);
+  return std::exchange(descriptions_, {});
+}
+
 void SubmissionQueue::fail_from_outside(Status cause) {
   const MutexLock lock(mutex_);
   if (!outside_failure_) outside_failure_ = std::move(cause);

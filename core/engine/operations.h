@@ -28,6 +28,7 @@
 namespace hvd::runtime {
 
 class Runtime;
+class WaitDescription;
 
 /// One side of a message between two ranks, of an operation that is a send or recv.
 struct MessageSide {
@@ -150,6 +151,8 @@ class SubmissionQueue {
   bool ending() const noexcept { return ending_.load(); }
   /// Reports a failure that was found outside the engine. Only the first one counts.
   void fail_from_outside(Status);
+  /// Requests a text from the engine about what an operation waits for.
+  void request_description(std::shared_ptr<WaitDescription>);
   /// Async-signal-safe.
   void request_state_dump() noexcept { dump_requested_.store(true); }
 
@@ -159,6 +162,11 @@ class SubmissionQueue {
   void pop_all(std::vector<OperationPtr>& operations, Callbacks);
   /// Driver. The cause that fail_from_outside() was given.
   std::optional<Status> outside_failure() const;
+  bool has_description_requests() const noexcept {
+    return has_description_requests_.load(std::memory_order_acquire);
+  }
+  /// Driver. Removes and returns the requested descriptions.
+  std::vector<std::shared_ptr<WaitDescription>> pop_description_requests();
   /// Driver. True once after each request_state_dump().
   bool consume_dump_request() noexcept {
     return dump_requested_.load(std::memory_order_relaxed) && dump_requested_.exchange(false);
@@ -184,8 +192,10 @@ class SubmissionQueue {
   std::shared_ptr<const control::ProcessSetTable> sets_ HVD_GUARDED_BY(mutex_);
   Status failure_ HVD_GUARDED_BY(mutex_);
   std::optional<Status> outside_failure_ HVD_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<WaitDescription>> descriptions_ HVD_GUARDED_BY(mutex_);
   std::atomic<bool> has_submissions_{false};
   std::atomic<bool> has_outside_failure_{false};
+  std::atomic<bool> has_description_requests_{false};
   std::atomic<bool> shutdown_requested_{false};
   std::atomic<bool> ending_{false};
   std::atomic<bool> dump_requested_{false};

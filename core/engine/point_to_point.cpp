@@ -311,7 +311,7 @@ bool PointToPoint::end_if_all_left(std::uint64_t id) {
   const auto found = recvs_.find(id);
   const Recv& recv = found->second;
   if (recv.matched) return false;
-  const RankSet sources = RankSet::of(sources_of(recv));
+  const RankSet sources = RankSet::of(sources_of(*recv.operation));
   if (!contains(left_, sources)) return false;
   mailboxes_.remove(id, recv.operation->message->key);
   finish(found, {StatusCode::kShutdown,
@@ -326,7 +326,8 @@ void PointToPoint::on(int source, const wire::Inquiry& inquiry) {
 
 void PointToPoint::on(int source, const wire::Answer& answer) {
   const auto found = recvs_.find(answer.recv);
-  if (found == recvs_.end() || found->second.wait != Wait::kEnding) return;
+  if (found == recvs_.end()) return parts_.answered(answer.recv, source, answer.activity);
+  if (found->second.wait != Wait::kEnding) return;
   Recv& recv = found->second;
   if (!contains(recv.unanswered, source)) return;
   recv.unanswered.remove(RankSet(source));
@@ -336,9 +337,27 @@ void PointToPoint::on(int source, const wire::Answer& answer) {
 }
 
 void PointToPoint::inquire(std::uint64_t id, Recv& recv) {
-  recv.unanswered = RankSet::of(sources_of(recv));
+  recv.unanswered = RankSet::of(sources_of(*recv.operation));
   recv.unanswered.remove(left_);
   for (const int source : recv.unanswered.to_vector()) send(source, wire::Inquiry{id});
+}
+
+RankSet PointToPoint::other_sides(const OperationState& operation) const {
+  const auto is_it = [&](const auto& entry) { return &*entry.second.operation == &operation; };
+  if (operation.message->sends()) {
+    const auto found = std::ranges::find_if(sends_, is_it);
+    return found == sends_.end() || found->second.accepted ? RankSet()
+                                                           : RankSet(operation.message->peer);
+  }
+  const auto found = std::ranges::find_if(recvs_, is_it);
+  return found == recvs_.end() || found->second.matched ? RankSet()
+                                                        : RankSet::of(sources_of(operation));
+}
+
+std::uint64_t PointToPoint::inquire(RankSpan ranks) {
+  const std::uint64_t id = next_id_++;
+  for_each_rank(ranks, [&](int rank) { send(rank, wire::Inquiry{id}); });
+  return id;
 }
 
 bool PointToPoint::end_if_answered(std::uint64_t id) {
@@ -380,7 +399,7 @@ void PointToPoint::check_wait(std::uint64_t id, Send& sent, TimePoint now) {
 void PointToPoint::check_wait(std::uint64_t id, Recv& recv, TimePoint now) {
   if (recv.matched) return;
   if (reaches(recv.wait, Wait::kAnnounced, kShortWait, recv.begun, now)) {
-    RankSet sources = RankSet::of(sources_of(recv));
+    RankSet sources = RankSet::of(sources_of(*recv.operation));
     sources.remove(awaited_);
     for (const int source : sources.to_vector()) send(source, wire::Awaiting{});
     awaited_.add(sources);
@@ -500,8 +519,8 @@ std::vector<std::pair<OperationPtr, std::string>> PointToPoint::outstanding() co
   return all;
 }
 
-std::vector<int> PointToPoint::sources_of(const Recv& recv) const {
-  const MessageSide& side = *recv.operation->message;
+std::vector<int> PointToPoint::sources_of(const OperationState& recv) const {
+  const MessageSide& side = *recv.message;
   if (side.peer != control::kAnyRank) return {side.peer};
   std::vector<int> members = parts_.negotiator.process_sets().ranks(side.key.process_set);
   std::erase(members, rank_);

@@ -48,6 +48,8 @@ class PointToPoint {
     Finish finish;
     /// Describes the work of this rank besides sends and recvs, for texts. Empty without any.
     std::function<std::string()> activity;
+    /// Another rank has answered inquire().
+    std::function<void(std::uint64_t inquiry, int source, const std::string& activity)> answered;
   };
   PointToPoint(const RuntimeOptions&, Parts);
 
@@ -68,6 +70,15 @@ class PointToPoint {
   bool active() const noexcept { return !sends_.empty() || !recvs_.empty(); }
   /// When progress() has work although no message arrives.
   std::optional<TimePoint> deadline() const noexcept { return deadline_; }
+  /// The ranks that may be the other side of an operation that has not been matched; empty if it
+  /// has been matched.
+  RankSet other_sides(const OperationState&) const;
+  /// Ranks that have called shutdown(), as far as this rank knows.
+  const RankSet& left() const noexcept { return left_; }
+  /// Asks these ranks for their activities. @return the number that the answers have
+  std::uint64_t inquire(RankSpan ranks);
+  /// Continues "rank 0 ...": "waits for allreduce 'a'".
+  std::string state_text() const;
   /// The operations that have not ended, each with a text that describes its state.
   std::vector<std::pair<OperationPtr, std::string>> outstanding() const;
 
@@ -149,8 +160,7 @@ class PointToPoint {
     sender_.send(peer, wire::encode(message));
   }
   void refuse(int source, const wire::Offer&, StatusCode, const std::string& problem);
-  std::vector<int> sources_of(const Recv&) const;
-  std::string state_text() const;
+  std::vector<int> sources_of(const OperationState&) const;
   [[noreturn]] void refuse_message(int source, const std::string& problem) const;
 
   const RuntimeOptions options_;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <exception>
 
+#include "base/expect.h"
 #include "base/log.h"
 #include "base/text.h"
 #include "base/thread.h"
@@ -23,6 +24,8 @@ constexpr int kSpinsBeforeYield = 150;
 constexpr int kYieldsBeforeSleep = 64;
 // A longer timeout counts as no limit, because its sum with the clock's time might overflow.
 constexpr Duration kLongestTimeout = std::chrono::hours(24 * 365);
+/// How much later than agreed the engine may write a description.
+constexpr Duration kDescriptionSlack = std::chrono::milliseconds(100);
 
 void relax() noexcept {
 #if defined(__x86_64__)
@@ -343,6 +346,34 @@ bool Runtime::wait_for(const OperationState& operation, Duration timeout) {
   // The engine thread has yielded to this one, and now has to continue with the operation.
   engine_.doorbell().ring();
   return false;
+}
+
+std::shared_ptr<const WaitDescription> Runtime::request_description(const Operation& operation,
+                                                                    Duration limit) {
+  HVD_EXPECT(operation.valid(), "the handle refers to an operation");
+  const Duration bounded = std::clamp(limit, Duration::zero(), kLongestTimeout);
+  const auto description = std::make_shared<WaitDescription>(OperationPtr(operation.state_.get()),
+                                                             clock_.now() + bounded);
+  engine_.submission_queue().request_description(description);
+  engine_.doorbell().ring();
+  return description;
+}
+
+std::string Runtime::describe_wait(const Operation& operation, Duration limit) {
+  const OperationState& state = *operation.state_;
+  if (in_callback()) throw_in_callback("describing the wait for " + state.title());
+  const auto description = request_description(operation, limit);
+  // The engine writes at the limit at the latest, unless its thread has no core or runs a callback
+  // of the program.
+  const TimePoint until = description->until() + kDescriptionSlack;
+  wait_until([&] { return description->written() || state.done() || clock_.now() >= until; },
+             {until, state.message ? Engine::Waiting::kForMessage : Engine::Waiting::kForSomeTime});
+  engine_.doorbell().ring();  // see wait_for()
+  if (state.done()) return {};
+  if (description->written()) return description->text();
+  return text(state.title(), " has waited ", clock_.now() - state.submitted,
+              "; the thread of hvd on rank ", topology().rank, " has not replied for ",
+              limit + kDescriptionSlack);
 }
 
 bool Runtime::step() {

@@ -44,6 +44,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void wait(const OperationState&);
   /// As wait(), but for `timeout` at most. @return whether the operation is done
   bool wait_for(const OperationState&, Duration timeout);
+  /// Requests a text about what the operation waits for. The engine writes it when the ranks that
+  /// matter have replied, after `limit` at the latest. @pre the handle is not empty
+  std::shared_ptr<const WaitDescription> request_description(const Operation&, Duration limit);
+  /// As request_description(), and waits for the text. Empty if the operation is done.
+  std::string describe_wait(const Operation&, Duration limit);
   /// Collective. Returns when every rank has called it, or the runtime has failed, or, with a
   /// warning, after `patience` (default: stall_shutdown; 0: no limit). Idempotent. @return whether
   /// every rank has called it

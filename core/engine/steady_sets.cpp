@@ -63,6 +63,11 @@ std::uint64_t SteadySets::batches_run(int process_set) const {
   return state == nullptr ? 0 : state->batches_run();
 }
 
+std::uint64_t SteadySets::position(int process_set) const noexcept {
+  const SteadyState* const state = find(process_set);
+  return state == nullptr ? 0 : state->position();
+}
+
 void SteadySets::begin(int process_set, const std::vector<int>& members,
                        std::vector<control::AgreedBundle> schedule, TimePoint now) {
   if (repeating(process_set) || (process_set != 0 && spans_hosts_))

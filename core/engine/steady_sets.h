@@ -42,6 +42,8 @@ class SteadySets {
   std::size_t batches() const noexcept;
   /// See SteadyState::batches_run().
   std::uint64_t batches_run(int process_set) const;
+  /// See SteadyState::position(); 0 before the set's first replay.
+  std::uint64_t position(int process_set) const noexcept;
 
   /// Starts the replay of this schedule. @param members the ranks of the set
   /// @throws hvd::Error when the set already repeats one, or its ranks are not all on this host

@@ -45,6 +45,7 @@ class SteadyState {
   bool repeating() const noexcept { return schedule_.replaying(); }
   /// The number of batches in the schedule.
   std::size_t batches() const noexcept { return schedule_.batches(); }
+  std::uint64_t position() const noexcept { return schedule_.position(); }
   /// Batches run since begin(), also after the replay was left.
   std::uint64_t batches_run() const noexcept { return schedule_.batches_run(); }
 

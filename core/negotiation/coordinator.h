@@ -11,6 +11,7 @@
 //     fusion_planner.h                     which operations share a batch
 //     set_disagreement.h                   process sets whose members disagree
 //     stall_inspector.h, rank_records.h    operations that lack ranks, and the state of each rank
+//     wait_inquiries.h                     which ranks an operation waits for, on request
 //   response_cache.h, process_set_table.h  state that is equal on all ranks
 //   tree.h, aggregator.h                 merging reports on their way to rank 0
 //   replays.h                            which steps repeat
@@ -36,6 +37,7 @@
 #include "negotiation/replays.h"
 #include "negotiation/response_cache.h"
 #include "negotiation/stall_inspector.h"
+#include "negotiation/wait_inquiries.h"
 
 namespace hvd::control {
 
@@ -136,6 +138,14 @@ class Coordinator {
   /// @param last_applied the last plan that it had applied then
   void record_blocked(int rank, std::uint64_t last_applied);
 
+  /// A rank asks which ranks an operation waits for. wait_messages() then returns the messages.
+  /// @throws hvd::Error when the rank takes no part in the operation
+  void ask(int rank, const wire::WaitQuestion&, TimePoint now);
+  void accept(int source, const wire::WaitReply& reply) { waits_.accept(source, reply); }
+  /// Removes and returns the messages about waits that are due.
+  std::vector<WaitInquiries::Outgoing> wait_messages(TimePoint now);
+  bool has_wait_inquiries() const noexcept { return !waits_.empty(); }
+
   /// The next plan, if any. With kBusyBatches or more ahead of them, tensors that may share a batch
   /// are held back until one of these batches completes or a full batch of their sort has gathered.
   /// This gives fusion without a timer. Other tensors are never held back.
@@ -158,8 +168,9 @@ class Coordinator {
   std::vector<std::string> waiting_texts(TimePoint now, std::size_t most) const {
     return stalls_.waiting_texts(table_, now, most);
   }
-  /// When decide() or stall_warnings() may return something even if no report arrives.
-  std::optional<TimePoint> next_deadline() const { return stalls_.next_deadline(table_); }
+  /// When decide(), stall_warnings() or wait_messages() may return something even if no message
+  /// arrives.
+  std::optional<TimePoint> next_deadline() const;
   /// Whether an operation is pending.
   bool waiting() const noexcept { return !table_.pending().empty() || repeated_.waiting(); }
   /// Records that the rank has left, with or without a report.
@@ -207,6 +218,8 @@ class Coordinator {
   std::optional<std::string> fault_of(const PendingTensor&) const;
   void plan_removals(const std::vector<PendingRef>&, wire::Plan&);
   void end_set(int process_set);
+  RankSet members_of(const wire::Request&) const;
+  std::string wait_text(const WaitInquiries::Result&, TimePoint now) const;
   void replay_if_steady(wire::Plan&);
   bool may_replay_now(int process_set) const;
   std::optional<std::uint32_t> agreed_slot(const PendingTensor&) const;
@@ -227,6 +240,7 @@ class Coordinator {
   Departures departures_;
   BlockedRanks blocked_;
   RepeatedPlan repeated_;
+  WaitInquiries waits_;
   std::vector<PendingRef> grown_sets_;  ///< made by members, submitted since the last decide()
   std::optional<Status> join_failure_;  ///< of a join that failed in the current plan
 };

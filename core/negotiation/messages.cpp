@@ -305,6 +305,51 @@ ReplayUpdate read_replay_update(Reader& in) {
   return update;
 }
 
+void write_moment(Writer& out, const Moment& moment) {
+  out.varint(moment.plan);
+  out.varint(moment.position);
+}
+
+Moment read_moment(Reader& in) {
+  const std::uint64_t plan = in.varint("plan", kAnyNumber);
+  return {plan, in.varint("position", kMaxSize)};
+}
+
+WaitQuestion read_wait_question(Reader& in) {
+  WaitQuestion question;
+  question.question = in.varint("question", kAnyNumber);
+  question.limit_ms = in.varint("limit", kMaxInt);
+  question.moment = read_moment(in);
+  question.request = read_request(in);
+  return question;
+}
+
+WaitProbe read_wait_probe(Reader& in) {
+  WaitProbe probe;
+  probe.probe = in.varint("probe", kAnyNumber);
+  probe.after = read_moment(in);
+  probe.process_set = read_int(in, "process set");
+  probe.name = in.text("name", kMaxNameBytes);
+  return probe;
+}
+
+WaitReply read_wait_reply(Reader& in) {
+  WaitReply reply;
+  reply.probe = in.varint("probe", kAnyNumber);
+  reply.moment = read_moment(in);
+  reply.submitted = read_enum<std::uint8_t>(in, "submitted", 2) != 0;
+  reply.activity = in.text("activity", kMaxTextBytes);
+  return reply;
+}
+
+WaitAnswer read_wait_answer(Reader& in) {
+  WaitAnswer answer;
+  answer.question = in.varint("question", kAnyNumber);
+  answer.after = read_moment(in);
+  answer.text = in.text("text", kMaxTextBytes);
+  return answer;
+}
+
 AnyMessage read_body(Reader& in, std::uint8_t kind) {
   switch (static_cast<MessageKind>(kind)) {
     case MessageKind::kReport:
@@ -327,11 +372,23 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
       return Pong{};
     case MessageKind::kPointToPoint:
       return read_point_message(in);
+    case MessageKind::kWaitQuestion:
+      return read_wait_question(in);
+    case MessageKind::kWaitProbe:
+      return read_wait_probe(in);
+    case MessageKind::kWaitReply:
+      return read_wait_reply(in);
+    case MessageKind::kWaitAnswer:
+      return read_wait_answer(in);
   }
   in.fail("message kind", text("unknown, got ", kind));
 }
 
 }  // namespace
+
+Moment latest(const Moment& a, const Moment& b) noexcept {
+  return {std::max(a.plan, b.plan), std::max(a.position, b.position)};
+}
 
 std::string unnamed_name(OpKind kind, std::uint64_t ordinal) {
   return text(kind, ".unnamed.", ordinal);
@@ -426,6 +483,41 @@ Bytes encode(const ReplayLeft& left) {
   Writer out = start(MessageKind::kReplayLeft);
   out.varint(static_cast<std::uint64_t>(left.process_set));
   out.varint(left.batches_run);
+  return std::move(out).take();
+}
+
+Bytes encode(const WaitQuestion& question) {
+  Writer out = start(MessageKind::kWaitQuestion);
+  out.varint(question.question);
+  out.varint(question.limit_ms);
+  write_moment(out, question.moment);
+  write_request(out, question.request);
+  return std::move(out).take();
+}
+
+Bytes encode(const WaitProbe& probe) {
+  Writer out = start(MessageKind::kWaitProbe);
+  out.varint(probe.probe);
+  write_moment(out, probe.after);
+  out.varint(static_cast<std::uint64_t>(probe.process_set));
+  out.text(probe.name);
+  return std::move(out).take();
+}
+
+Bytes encode(const WaitReply& reply) {
+  Writer out = start(MessageKind::kWaitReply);
+  out.varint(reply.probe);
+  write_moment(out, reply.moment);
+  out.u8(reply.submitted ? 1 : 0);
+  out.text(std::string_view(reply.activity).substr(0, kMaxTextBytes));
+  return std::move(out).take();
+}
+
+Bytes encode(const WaitAnswer& answer) {
+  Writer out = start(MessageKind::kWaitAnswer);
+  out.varint(answer.question);
+  write_moment(out, answer.after);
+  out.text(std::string_view(answer.text).substr(0, kMaxTextBytes));
   return std::move(out).take();
 }
 

@@ -45,7 +45,11 @@ enum class MessageKind : std::uint8_t {
   kReplayUpdate = 7,
   kBlocked = 8,
   kPointToPoint = 10,
-  kReplayLeft = 11
+  kReplayLeft = 11,
+  kWaitQuestion = 12,
+  kWaitProbe = 13,
+  kWaitReply = 14,
+  kWaitAnswer = 15
 };
 
 /// An operation as one rank submits it: everything that ranks have to agree on.
@@ -334,8 +338,54 @@ struct ReplayUpdate {
   friend bool operator==(const ReplayUpdate&, const ReplayUpdate&) = default;
 };
 
+/// How far a rank has got in the sequence of operations that the ranks of a process set run.
+struct Moment {
+  std::uint64_t plan = 0;      ///< the last plan that it has applied
+  std::uint64_t position = 0;  ///< in the replays of the set, counted through all of them
+  bool reached(const Moment& other) const noexcept {
+    return plan >= other.plan && position >= other.position;
+  }
+  friend bool operator==(const Moment&, const Moment&) = default;
+};
+/// The later of each.
+Moment latest(const Moment&, const Moment&) noexcept;
+
+/// Rank to coordinator: which ranks have not submitted this operation, for which this rank waits?
+struct WaitQuestion {
+  std::uint64_t question = 0;
+  std::uint64_t limit_ms = 0;  ///< for the coordinator's answer
+  Moment moment = {};          ///< of this rank
+  Request request = {};
+  friend bool operator==(const WaitQuestion&, const WaitQuestion&) = default;
+};
+/// Coordinator to a rank: has it submitted the operation? It replies once it has reached `after`,
+/// so that the operation is not mistaken for an earlier one of that name.
+struct WaitProbe {
+  std::uint64_t probe = 0;
+  Moment after = {};
+  int process_set = 0;
+  std::string name = {};
+  friend bool operator==(const WaitProbe&, const WaitProbe&) = default;
+};
+struct WaitReply {
+  std::uint64_t probe = 0;
+  Moment moment = {};         ///< of this rank
+  bool submitted = false;     ///< and it waits for other ranks
+  std::string activity = {};  ///< continues "rank 1 ..."; if not submitted
+  friend bool operator==(const WaitReply&, const WaitReply&) = default;
+};
+/// Coordinator to the rank that asked. It applies if the operation still waits once that rank has
+/// reached `after`.
+struct WaitAnswer {
+  std::uint64_t question = 0;
+  Moment after = {};
+  std::string text = {};  ///< continues "the operation has waited ..."
+  friend bool operator==(const WaitAnswer&, const WaitAnswer&) = default;
+};
+
 using AnyMessage =
-    std::variant<Report, Plan, Abort, Ping, Pong, ReplayUpdate, Blocked, PointMessage, ReplayLeft>;
+    std::variant<Report, Plan, Abort, Ping, Pong, ReplayUpdate, Blocked, PointMessage, ReplayLeft,
+                 WaitQuestion, WaitProbe, WaitReply, WaitAnswer>;
 
 Bytes encode(const Report&);
 Bytes encode(const Plan&);
@@ -345,6 +395,10 @@ Bytes encode(const Pong&);
 Bytes encode(const ReplayUpdate&);
 Bytes encode(const Blocked&);
 Bytes encode(const ReplayLeft&);
+Bytes encode(const WaitQuestion&);
+Bytes encode(const WaitProbe&);
+Bytes encode(const WaitReply&);
+Bytes encode(const WaitAnswer&);
 /// A request as encoded within messages. Equal requests have equal bytes.
 Bytes encode(const Request&);
 /// Returns the encoded plan with another sequence number. @param plan an encoded plan with the

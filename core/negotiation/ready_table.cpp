@@ -377,6 +377,11 @@ RankSpan ReadyTable::members_of(const PendingTensor& tensor) const {
                                      : sets_.rank_set(tensor.request.process_set);
 }
 
+const PendingTensor* ReadyTable::find(const wire::Request& request) const {
+  const auto found = by_key_.find(key_of(request));
+  return found == by_key_.end() ? nullptr : &*found->second;
+}
+
 RankSet ReadyTable::missing(const PendingTensor& tensor) const {
   RankSet missing = difference(members_of(tensor), tensor.reported);
   missing.remove(tensor.absent);

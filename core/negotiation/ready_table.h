@@ -135,6 +135,8 @@ class ReadyTable {
   void fail_group(const PendingTensor&, const Status& reason);
   void erase(PendingRef);
 
+  /// The pending operation of this name, or null.
+  const PendingTensor* find(const wire::Request&) const;
   PendingList& pending() noexcept { return pending_; }
   const PendingList& pending() const noexcept { return pending_; }
   RankSet missing(const PendingTensor&) const;

@@ -101,6 +101,8 @@ class ScheduleReplay {
   /// The number of batches run in this replay or, after it was left, in the last one.
   std::uint64_t batches_run() const noexcept { return batches_run_; }
   std::size_t batches() const noexcept { return batches_.size(); }
+  /// The number of positions that this rank has passed, in all replays.
+  std::uint64_t position() const noexcept { return position_; }
   const AgreedBatch& batch(std::size_t number) const noexcept { return batches_[number].agreed; }
 
  private:

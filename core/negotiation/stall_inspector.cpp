@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/expect.h"
 #include "base/text.h"
 #include "negotiation/validator.h"
 
@@ -15,13 +16,6 @@ constexpr std::size_t kMostNamesShown = 3;
 // Whether it waits for a rank or for the rest of its group. Ready tensors do not count: they are
 // held back only while batches are under way.
 bool waits(const PendingTensor& tensor) { return tensor.missing > 0 || tensor.held; }
-
-std::string progress_of_group(const PendingTensor& tensor) {
-  const TensorGroup& group = *tensor.groups.front();
-  return text("group '", tensor.request.group_key(), "', of whose ", group.size, " members ",
-              group.seen.size(), " were submitted by some rank and ", group.held.size(),
-              " by every rank");
-}
 
 std::string describe_all(const PendingTensor& tensor, std::size_t operations) {
   std::string first = describe(tensor.request);
@@ -72,19 +66,34 @@ std::string StallInspector::missing_text(const ReadyTable& table, const PendingT
       ranks.push_back(text("and ", more, more == 1 ? " more rank" : " more ranks"));
       break;
     }
-    const Activity& activity = last_.at(rank);
-    ranks.push_back(text(
-        "rank ", rank, " (", hosts_[static_cast<std::size_t>(rank)], ") ",
-        activity.name ? text("last submitted '", *activity.name, "' ", now - activity.when, " ago")
-                      : "has submitted no operation yet",
-        " and ", waits_for(table, rank)));
+    ranks.push_back(text(rank_text(rank), " ", activity_text(table, rank, now)));
   }
   return join_text(ranks, "; ");
 }
 
+std::string StallInspector::activity_text(const ReadyTable& table, int rank, TimePoint now) const {
+  const Activity& activity = last_.at(rank);
+  return text(activity.name
+                  ? text("last submitted '", *activity.name, "' ", now - activity.when, " ago")
+                  : "has submitted no operation yet",
+              " and ", waits_for(table, rank));
+}
+
+std::string StallInspector::group_text(const PendingTensor& tensor) {
+  HVD_EXPECT(!tensor.groups.empty(), "the operation is a member of a group");
+  const TensorGroup& group = *tensor.groups.front();
+  return text("group '", tensor.request.group_key(), "', of whose ", group.size, " members ",
+              group.seen.size(), " were submitted by some rank and ", group.held.size(),
+              " by every rank");
+}
+
+std::string StallInspector::rank_text(int rank) const {
+  return text("rank ", rank, " (", hosts_[static_cast<std::size_t>(rank)], ")");
+}
+
 std::string StallInspector::waiting_text(const ReadyTable& table, const PendingTensor& tensor,
                                          std::size_t operations, TimePoint now) const {
-  const std::string missing = tensor.held ? "the rest of " + progress_of_group(tensor)
+  const std::string missing = tensor.held ? "the rest of " + group_text(tensor)
                                           : text(tensor.missing, " of ", tensor.members,
                                                  " ranks: ", missing_text(table, tensor, now));
   return text(describe_all(tensor, operations), operations > 1 ? " have waited " : " has waited ",
@@ -176,7 +185,7 @@ std::string StallInspector::error_text(const ReadyTable& table, const PendingTen
   if (tensor.held) {
     return text(describe(tensor.request),
                 ": the rest of its group was not submitted by every rank within ", limits_.shutdown,
-                " (stall_shutdown): ", progress_of_group(tensor),
+                " (stall_shutdown): ", group_text(tensor),
                 "; every rank must submit all members of a group");
   }
   return text(describe(tensor.request), ": not submitted by every rank within ", limits_.shutdown,

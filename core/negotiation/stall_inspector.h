@@ -43,6 +43,14 @@ class StallInspector {
   std::string error_text(const ReadyTable&, const PendingTensor&, TimePoint now) const;
   /// The text of a StalledError, after the operation's name, when every rank waits for another.
   std::string deadlock_text(const ReadyTable&, const RankSet& shut_down, Duration since) const;
+  /// The last report of a rank, and the operations of the table that it waits for. Continues
+  /// "rank 1 ...".
+  std::string activity_text(const ReadyTable&, int rank, TimePoint now) const;
+  /// "rank 1 (its host)".
+  std::string rank_text(int rank) const;
+  /// "group 'g', of whose 3 members 2 were submitted by some rank and 1 by every rank".
+  /// @pre the operation is a member of a group
+  static std::string group_text(const PendingTensor&);
   /// Records that these operations run now. Some may have been warned of.
   void record_resumed(std::span<const PendingRef>, TimePoint now);
   /// Returns, once, a sentence for each record_resumed() with operations that had been warned of.

@@ -27,4 +27,12 @@ bool Operation::wait_for(std::chrono::nanoseconds timeout) const {
   return runtime != nullptr && runtime->wait_for(*state_, timeout);
 }
 
+std::string Operation::describe_wait(std::chrono::nanoseconds limit) const {
+  if (!state_)
+    throw UsageError("describe_wait() on an empty operation handle; expected one of submit()");
+  if (state_->done()) return {};
+  const auto runtime = state_->runtime();
+  return runtime ? runtime->describe_wait(*this, limit) : std::string();
+}
+
 }  // namespace hvd

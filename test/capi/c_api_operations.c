@@ -391,6 +391,14 @@ static void test_wait_for(void) {
     EXPECT_OK(hvd_submit(&sum, &operation));
     EXPECT_OK(hvd_wait_for(operation, 20, &done));
     EXPECT_EQ(done, size == 1); /* the others wait at the barrier */
+    char waits[4096];
+    size_t needed = 0;
+    EXPECT_OK(hvd_describe_wait(operation, 20000, waits, sizeof waits, &needed));
+    EXPECT_EQ(needed, strlen(waits) + 1);
+    EXPECT_EQ(strstr(waits, "ranks: rank 1 (") != NULL, size > 1);
+    EXPECT_OK(hvd_describe_wait(operation, 20000, waits, 10, NULL));
+    EXPECT_EQ(strlen(waits), (size_t)(size > 1 ? 9 : 0)); /* cut */
+    EXPECT_USAGE(hvd_describe_wait(operation, 1, waits, 0, NULL), "no bytes");
   }
   EXPECT_OK(hvd_barrier(NULL));
   if (rank != 0) EXPECT_OK(hvd_submit(&sum, &operation));
@@ -401,6 +409,7 @@ static void test_wait_for(void) {
   EXPECT_OK(hvd_wait(operation));
   EXPECT_EQ(data, sum_of_ranks());
   EXPECT_USAGE(hvd_wait_for(operation, 1, NULL), "NULL");
+  EXPECT_USAGE(hvd_describe_wait(operation, 1, NULL, 1, NULL), "NULL");
   hvd_operation_free(operation);
   EXPECT_USAGE(hvd_wait_for(NULL, 1, &done), "NULL");
 }

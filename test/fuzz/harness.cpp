@@ -74,6 +74,10 @@ class Job {
   void plan(int rank, const wire::Plan& plan) {
     ranks_[static_cast<std::size_t>(rank % kRanks)]->apply(plan);
   }
+  void ask(const wire::WaitQuestion& question) {
+    coordinator_.ask(0, question, now_);
+    coordinator_.wait_messages(now_ + std::chrono::hours(1000));
+  }
   void decide(int seconds) {
     now_ += std::chrono::seconds(seconds);
     coordinator_.stall_warnings(now_);
@@ -123,6 +127,8 @@ void feed_message(std::span<const std::byte> input) {
     job.publish();
   } else if (const auto* plan = std::get_if<wire::Plan>(&message)) {
     job.plan(0, *plan);
+  } else if (const auto* question = std::get_if<wire::WaitQuestion>(&message)) {
+    job.ask(*question);
   }
 }
 

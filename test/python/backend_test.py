@@ -220,6 +220,40 @@ def test_a_timeout_names_the_missing_rank(on_ranks, tmp_path):
     on_ranks(wait_for_a_missing_rank, 2, tmp_path / "second")
 
 
+def wait_for_different_calls(rank, size):
+    store = dist.distributed_c10d._get_default_store()
+    pair = dist.new_group([1, 2])
+    for _ in range(100):  # steps that are replayed
+        dist.all_reduce(torch.ones(1))
+    dist.barrier()
+    if rank == 0:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        store.wait(["rank 1 waits"], datetime.timedelta(seconds=30))
+        text = r" timeout of 300 ms .* for 2 of 3 ranks: rank 1 .* and waits for broadcast '.*'; rank 2 .* has no operation outstanding;"
+        with pytest.raises(dist.DistBackendError, match=text):
+            work.wait(datetime.timedelta(milliseconds=300))
+        message = dist.irecv(torch.empty(1), 2, tag=5)
+        with pytest.raises(dist.DistBackendError, match=r" timeout of 200 ms .* for its send: rank 0 waits for .*; rank 2 has no "):
+            message.wait(datetime.timedelta(milliseconds=200))
+        store.set("rank 0 has seen the errors", "")
+    elif rank == 1:
+        theirs = dist.broadcast(torch.ones(1), 1, group=pair, async_op=True)
+        store.set("rank 1 waits", "")
+    store.wait(["rank 0 has seen the errors"], datetime.timedelta(seconds=30))
+    if rank == 1:
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+    elif rank == 2:
+        theirs = dist.broadcast(torch.ones(1), 1, group=pair, async_op=True)
+        message = dist.isend(torch.ones(1), 0, tag=5)
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+    for one in [work] + ([theirs] if rank > 0 else []) + ([message] if rank != 1 else []):
+        one.wait(datetime.timedelta(seconds=30))
+
+
+def test_the_timeout_of_a_wait_names_the_missing_ranks_and_their_calls(on_ranks):
+    on_ranks(wait_for_different_calls, 3)
+
+
 def wait_for_a_signal(rank, size):
     if rank == 1:
         time.sleep(3)

@@ -176,6 +176,7 @@ struct Submission {
 
 namespace runtime {
 class OperationState;
+class Runtime;
 void retain(OperationState*, std::uint64_t unit) noexcept;
 void release(OperationState*, std::uint64_t unit) noexcept;
 
@@ -234,6 +235,12 @@ class Operation {
   /// possible without blocking. Returns whether the operation is done. If not, it continues, and
   /// the caller can wait for it again.
   bool wait_for(std::chrono::nanoseconds timeout) const;
+  /// Describes what the operation waits for: the ranks that have not submitted it, and the calls
+  /// that they are in; for a send or recv, the calls of both sides. It asks these ranks and waits
+  /// for their replies for at most `limit`; the text names ranks that do not reply. Empty if the
+  /// operation is done. Meant for error texts after a wait_for() that has returned false. The
+  /// operation continues.
+  std::string describe_wait(std::chrono::nanoseconds limit = std::chrono::milliseconds(300)) const;
   /// How it ended. Valid once done().
   const Status& status() const;
   /// On a GPU: the event after which the result is ready (see hvd::wait_for_event()); null: it is
@@ -244,6 +251,7 @@ class Operation {
   std::int64_t result() const;
 
  private:
+  friend class runtime::Runtime;
   runtime::OperationHolder<runtime::kHandle> state_;
 };
 

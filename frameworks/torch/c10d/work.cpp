@@ -21,6 +21,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kSlice(100);
+/// How long a wait that has timed out asks other ranks what it waits for.
+constexpr milliseconds kReplyLimit(300);
 std::atomic<void (*)()> wait_check = nullptr;
 std::atomic<void (*)() noexcept> return_check = nullptr;
 
@@ -110,12 +112,13 @@ PendingWork::TimePoint PendingWork::deadline() const {
 }
 
 std::exception_ptr PendingWork::timeout_error(milliseconds timeout) const {
+  const std::string waits = launch_.handle.describe_wait(kReplyLimit);
+  if (launch_.handle.done()) return nullptr;
   if (FlightRecord* const record = FlightRecord::get()) record->write_after_failure();
-  return backend_error(
-      text("hvd: rank ", rank_, ": the timeout of ", timeout.count(), " ms has passed while ",
-           launch_.title, ", operation ", sequence_,
-           " of its group, waited for other ranks; see whether all ranks make this call; SIGUSR1 "
-           "makes a rank print what it waits for"));
+  return backend_error(text("hvd: rank ", rank_, ": the timeout of ", timeout.count(),
+                            " ms has passed while ", launch_.title, ", operation ", sequence_,
+                            " of its group, waited for other ranks; ", waits,
+                            "; see whether all ranks make this call"));
 }
 
 bool PendingWork::wait(milliseconds timeout) {
@@ -123,8 +126,10 @@ bool PendingWork::wait(milliseconds timeout) {
   const bool done =
       launch_.handle.done() ||
       wait_in_slices(launch_.handle, own_timeout ? deadline() : steady_clock::now() + timeout);
+  const std::exception_ptr late =
+      done ? nullptr : timeout_error(own_timeout ? launch_.timeout : timeout);
   check_return();
-  if (!done) std::rethrow_exception(timeout_error(own_timeout ? launch_.timeout : timeout));
+  if (late) std::rethrow_exception(late);
   settle();
   if (const std::exception_ptr error = exception()) std::rethrow_exception(error);
   return true;
@@ -153,8 +158,10 @@ void PendingWork::complete_future() {
     const std::lock_guard lock(future_mutex_);
     future = future_;
   }
-  if (!launch_.handle.done()) {
-    future->setError(timeout_error(launch_.timeout));
+  const std::exception_ptr late = launch_.handle.done() ? nullptr : timeout_error(launch_.timeout);
+  if (!late) settle();
+  if (late) {
+    future->setError(late);
   } else if (const std::exception_ptr error = exception()) {
     future->setError(error);
   } else {

@@ -90,7 +90,8 @@ class PendingWork final : public c10d::Work {
   TimePoint deadline() const;
   /// Copies the results, once. @pre the operation is done
   void settle();
-  /// Also writes the flight record.
+  /// Asks the other ranks what the operation waits for. Also writes the flight record. Null: the
+  /// operation is done by now.
   std::exception_ptr timeout_error(std::chrono::milliseconds timeout) const;
 
   Launch launch_;

@@ -195,6 +195,13 @@ bool PendingResult::wait_for(std::chrono::nanoseconds timeout) const {
   return true;
 }
 
+std::string PendingResult::describe_wait(std::chrono::nanoseconds limit) const {
+  for (const Operation& operation : operations_) {
+    if (!operation.done()) return operation.describe_wait(limit);
+  }
+  return {};
+}
+
 std::vector<torch::Tensor> PendingResult::wait() {
   // Waits for all operations before it throws the first error, so that the tensors of a group are
   // no longer in use when wait() returns.
@@ -241,6 +248,14 @@ bool Handle::wait_for(std::chrono::nanoseconds timeout) const {
         "Handle::wait_for() on an empty handle; expected one that an operation returned");
   }
   return result_->wait_for(timeout);
+}
+
+std::string Handle::describe_wait(std::chrono::nanoseconds limit) const {
+  if (!result_) {
+    throw UsageError(
+        "Handle::describe_wait() on an empty handle; expected one that an operation returned");
+  }
+  return result_->describe_wait(limit);
 }
 
 torch::Tensor Handle::wait() const {

@@ -97,6 +97,8 @@ class PendingResult {
   bool done() const noexcept;
   /// Blocks for at most `timeout`. @return done()
   bool wait_for(std::chrono::nanoseconds timeout) const;
+  /// Describes what the first operation that is not done waits for; empty if all are done.
+  std::string describe_wait(std::chrono::nanoseconds limit) const;
   /// Blocks until the operations are done; on a GPU, only until they are queued. The first waiter
   /// runs each `finish` once. Every waiter's current stream then waits for the results.
   std::vector<torch::Tensor> wait();

@@ -57,6 +57,18 @@ TEST(Messages, GoldenBytesDecodeToTheMessage) {
     if (const auto* update = std::get_if<ReplayUpdate>(&message)) {
       EXPECT_EQ(std::get<ReplayUpdate>(decoded), *update);
     }
+    if (const auto* question = std::get_if<WaitQuestion>(&message)) {
+      EXPECT_EQ(std::get<WaitQuestion>(decoded), *question);
+    }
+    if (const auto* probe = std::get_if<WaitProbe>(&message)) {
+      EXPECT_EQ(std::get<WaitProbe>(decoded), *probe);
+    }
+    if (const auto* reply = std::get_if<WaitReply>(&message)) {
+      EXPECT_EQ(std::get<WaitReply>(decoded), *reply);
+    }
+    if (const auto* answer = std::get_if<WaitAnswer>(&message)) {
+      EXPECT_EQ(std::get<WaitAnswer>(decoded), *answer);
+    }
     if (const auto* blocked = std::get_if<Blocked>(&message)) {
       EXPECT_EQ(std::get<Blocked>(decoded), *blocked);
     }

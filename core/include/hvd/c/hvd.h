@@ -353,6 +353,13 @@ hvd_status_t hvd_wait_all(hvd_operation_t* const* operations, size_t count);
 /// and 0 when the time was up first; the operation then continues, and can be waited for again.
 /// hvd_wait() returns how it ended.
 hvd_status_t hvd_wait_for(hvd_operation_t* operation, int64_t timeout_ms, int* done);
+/// Writes a text about what the operation waits for: the ranks that have not submitted it, and the
+/// calls that they are in; for a send or recv, the calls of both sides. Asks these ranks and waits
+/// for their replies, for `limit_ms` at most. Meant for error texts after hvd_wait_for(). The text
+/// is empty if the operation is done. It may change between two calls, so a text that is longer
+/// than `capacity` is cut; `needed` (may be NULL) becomes its whole size with the terminating zero.
+hvd_status_t hvd_describe_wait(const hvd_operation_t* operation, int64_t limit_ms, char* buffer,
+                               size_t capacity, size_t* needed);
 /// 1 when hvd_wait() would not block, otherwise 0. Never blocks.
 hvd_status_t hvd_done(const hvd_operation_t* operation, int* done);
 /// Frees the handle and the library's memory of the result. It does not cancel the operation: one

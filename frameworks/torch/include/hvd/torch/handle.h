@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace hvd {
@@ -32,6 +33,9 @@ class Handle {
   /// Returns whether it is done. Otherwise the operation continues, and can be waited for again. An
   /// error of the operation is thrown by wait() only. @throws UsageError on an empty handle
   bool wait_for(std::chrono::nanoseconds timeout) const;
+  /// Describes what the operation, or the first of a group that is not done, waits for: see
+  /// Operation::describe_wait(). @throws UsageError on an empty handle
+  std::string describe_wait(std::chrono::nanoseconds limit = std::chrono::milliseconds(300)) const;
   /// Blocks until the operation is done and returns its result; for an operation in place, that is
   /// the tensor that was passed. On a GPU it blocks until the operation is queued; the caller's
   /// current stream then waits for the result. Every call, from any thread, returns the same tensor
