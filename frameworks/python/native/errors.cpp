@@ -41,6 +41,8 @@ void translate(std::exception_ptr pending) {
     set_error(classes->shutdown, error.what());
   } catch (const Error& error) {
     set_error(classes->internal, error.what());
+  } catch (const c10::DistError&) {
+    throw;  // torch has classes for it
   } catch (const c10::Error& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
   }
