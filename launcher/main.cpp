@@ -4,6 +4,7 @@
 
 #include <asio.hpp>
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -121,6 +122,27 @@ void distribute_ranks(LaunchOptions& options, std::uint16_t reserved_port) {
   node.master_port = *port;
 }
 
+/// Starts the ranks, and all of them again after one has failed, as often as --max-restarts
+/// permits.
+/// --timeout is for all attempts together.
+int run_attempts(LaunchOptions options) {
+  using Clock = std::chrono::steady_clock;
+  const auto begin = Clock::now();
+  const double limit_s = options.timeout_s;
+  Attempt attempt{.logs = make_log_folder(options)};
+  for (;; ++attempt.number) {
+    Job job(options, make_launch_plan(options), attempt);
+    const int code = job.run();
+    if (code == 0 || !job.may_restart() || attempt.number >= options.max_restarts) return code;
+    if (limit_s > 0) {
+      options.timeout_s = limit_s - std::chrono::duration<double>(Clock::now() - begin).count();
+      if (options.timeout_s <= 0) return code;
+    }
+    std::fprintf(stderr, "hvdrun: all ranks are started again: restart %d of %d\n",
+                 attempt.number + 1, options.max_restarts);
+  }
+}
+
 int run(LaunchOptions options) {
   switch (options.action) {
     case Action::kPrint:
@@ -151,7 +173,7 @@ int run(LaunchOptions options) {
     distribute_ranks(options, port_of(*master));
     if (options.node->rank != 0) master.reset();
   }
-  return Job(options, make_launch_plan(options)).run();
+  return run_attempts(options);
 }
 
 int start(const std::vector<std::string>& arguments) {

@@ -131,6 +131,16 @@ void add_node(const NodeOptions& node, LaunchPlan& plan) {
   plan.exports.emplace_back("HVD_JOB_TOKEN");
 }
 
+/// The ranks of a job that may be restarted have torchrun's variables, which count the restarts.
+void add_restarts(const LaunchOptions& options, LaunchPlan& plan) {
+  if (options.max_restarts == 0) return;
+  plan.variables.emplace_back(kMaxRestartsVariable, text(options.max_restarts));
+  if (options.node) return;
+  const NodeOptions defaults;
+  plan.variables.emplace_back(kRunIdVariable, defaults.run_id);
+  plan.variables.emplace_back(kRoleVariable, defaults.role);
+}
+
 void add_exports(const LaunchOptions& options, LaunchPlan& plan) {
   for (const auto& [name, value] : options.exports) {
     plan.exports.push_back(name);
@@ -181,6 +191,13 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
   // In an allocation mpirun would spread the ranks over its hosts.
   if (options.node && plan.controller.controller == Controller::kMpi && !allocation().empty())
     plan.hosts = {{.name = "localhost", .slots = options.np, .local = true}};
+  if (options.max_restarts > 0 && plan.controller.controller == Controller::kMpi) {
+    throw LaunchError(
+        ExitCode::kUsage,
+        text("--max-restarts is for ranks that hvdrun starts itself, but mpirun starts "
+             "these: ",
+             plan.controller.reason, "; leave it out, or use --controller ucx"));
+  }
   require_hosts(plan);
   check_hosts_for_mpirun(plan);
   plan.remote_shell = options.remote_shell;
@@ -192,6 +209,7 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
   plan.environment = current_environment();
   add_exports(options, plan);
   if (options.node) add_node(*options.node, plan);
+  add_restarts(options, plan);
   add_variables(options, plan);
   if (has_local_rank(plan)) check_program(options.program.front());
   return plan;

@@ -127,16 +127,21 @@ void place_node(const NodeWords& words, bool is_static, NodeOptions& node) {
 
 }  // namespace
 
+int parse_max_restarts(const NodeWords& words) {
+  if (words.max_restarts.empty()) return 0;
+  return parse_count("--max-restarts", words.max_restarts, 0, 1000);
+}
+
 NodeOptions make_node_options(const NodeWords& words, const Machine& machine) {
   NodeOptions node;
   if (!words.nodes.empty()) node.nodes = parse_nodes(words.nodes);
   node.processes = parse_processes(words.processes.empty() ? "1" : words.processes, machine);
   if (!words.run_id.empty()) node.run_id = words.run_id;
   if (!words.role.empty()) node.role = words.role;
-  if (!words.max_restarts.empty() &&
-      parse_count("--max-restarts", words.max_restarts, 0, 1000) > 0) {
+  if (node.nodes > 1 && parse_max_restarts(words) > 0) {
     throw LaunchError(ExitCode::kUsage,
-                      text("--max-restarts: expected 0, because hvdrun does not restart ranks yet, "
+                      text("--max-restarts: expected 0 with --nnodes ", node.nodes,
+                           ", because each hvdrun could restart the ranks of its own node only, "
                            "got '",
                            words.max_restarts, "'"));
   }

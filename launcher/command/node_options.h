@@ -40,6 +40,9 @@ struct Machine {
   int (*gpus)();
 };
 
+/// The value of --max-restarts; 0 if it is not given. @throws LaunchError (kUsage)
+int parse_max_restarts(const NodeWords& words);
+
 /// @throws LaunchError (kUsage) that names the option
 NodeOptions make_node_options(const NodeWords& words, const Machine& machine);
 

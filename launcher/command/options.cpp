@@ -137,7 +137,8 @@ void declare_nodes(CLI::App& app, RawOptions& raw) {
   add("--rdzv-id", raw.node.run_id, "ID", "The name of the job");
   app.add_flag("--standalone", raw.node.standalone, "One node, beside other jobs")->group(kNodes);
   add("--role", raw.node.role, "NAME", "Value of ROLE_NAME for the ranks (default)");
-  add("--max-restarts", raw.node.max_restarts, "N", "Only 0: ranks are not restarted");
+  add("--max-restarts", raw.node.max_restarts, "N",
+      "How often all ranks are started again after one has failed (0)");
   app.add_flag("-m,--module", raw.module, "PROGRAM is a Python module: runs python3 -u -m PROGRAM")
       ->group(kNodes);
   app.add_flag("--no-python", raw.no_python,
@@ -360,6 +361,7 @@ void read_choices(const RawOptions& raw, LaunchOptions& options) {
 
 /// The number of ranks and where they run.
 void read_ranks(const RawOptions& raw, const OptionSources& sources, LaunchOptions& options) {
+  options.max_restarts = parse_max_restarts(raw.node);
   if (const auto node = node_option(sources, raw)) {
     if (const auto host = host_option(sources)) {
       throw LaunchError(

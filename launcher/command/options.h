@@ -24,6 +24,7 @@ struct LaunchOptions {
   /// Set if torchrun's options describe the job. `hosts` is then empty.
   std::optional<NodeOptions> node;
   std::vector<Host> hosts;
+  int max_restarts = 0;  ///< how often all ranks may be started again after one has failed
   Bind bind = Bind::kAuto;
   Controller controller = Controller::kAuto;
   bool verbose = false;

@@ -95,6 +95,8 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
   };
   const std::string rank = text(identity.rank + number(kFirstRankVariable, 0));
   const std::string size = text(number(kWorldSizeVariable, identity.size));
+  const std::string restarts = text(number(kRestartCountVariable, 0));
+  const std::string max_restarts = text(number(kMaxRestartsVariable, 0));
   std::erase_if(environment,
                 [](const std::string& variable) { return variable.starts_with(kInternalPrefix); });
   // hvdrun gives mpirun this folder. mpirun passes on the parameter and the path that it has
@@ -121,8 +123,8 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
     for (const auto& [name, value] :
          {std::pair("ROLE_RANK", rank), std::pair("ROLE_WORLD_SIZE", size),
           std::pair("ROLE_NAME", role.value_or("")), std::pair("TORCHELASTIC_RUN_ID", *run_id),
-          std::pair("TORCHELASTIC_RESTART_COUNT", std::string("0")),
-          std::pair("TORCHELASTIC_MAX_RESTARTS", std::string("0")),
+          std::pair("TORCHELASTIC_RESTART_COUNT", restarts),
+          std::pair("TORCHELASTIC_MAX_RESTARTS", max_restarts),
           std::pair("TORCHELASTIC_USE_AGENT_STORE", std::string("False"))})
       set_variable(environment, name, value);
     if (!is_set(environment, "TORCH_NCCL_ASYNC_ERROR_HANDLING"))

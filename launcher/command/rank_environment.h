@@ -30,6 +30,9 @@ inline constexpr const char* kFirstRankVariable = "HVD_LAUNCHER_FIRST_RANK";
 inline constexpr const char* kWorldSizeVariable = "HVD_LAUNCHER_WORLD_SIZE";
 inline constexpr const char* kRunIdVariable = "HVD_LAUNCHER_RUN_ID";
 inline constexpr const char* kRoleVariable = "HVD_LAUNCHER_ROLE";
+/// Set for a job that may be restarted: --max-restarts, and how often that has happened.
+inline constexpr const char* kMaxRestartsVariable = "HVD_LAUNCHER_MAX_RESTARTS";
+inline constexpr const char* kRestartCountVariable = "HVD_LAUNCHER_RESTART_COUNT";
 /// Names that -x has set, which stay as they are.
 inline constexpr const char* kExportsVariable = "HVD_LAUNCHER_EXPORTS";
 /// Unlike the rest, for the program: the address at which its agent receives notices.

@@ -74,23 +74,6 @@ std::string describe(const Ended& ended) {
                            : text("exit code ", ended.code);
 }
 
-/// Makes the folder for the logs of the ranks as torchrun does, DIR/ID_RANDOM/attempt_0, if there
-/// will be logs. Without --log-dir, DIR is TMPDIR.
-std::filesystem::path make_log_folder(const LaunchOptions& options) {
-  const LogOptions& logs = options.logs;
-  if (logs.redirects.empty() && logs.tee.empty()) return {};
-  std::error_code error;
-  const std::filesystem::path base =
-      logs.folder ? std::filesystem::path(*logs.folder) : std::filesystem::temp_directory_path();
-  std::filesystem::create_directories(base, error);
-  std::string folder = base / ((options.node ? options.node->run_id : "hvdrun") + "_XXXXXX");
-  if (error || ::mkdtemp(folder.data()) == nullptr) {
-    throw LaunchError(ExitCode::kUsage, text("--log-dir: cannot create a folder in ", base, ": ",
-                                             error ? error.message() : std::strerror(errno)));
-  }
-  return std::filesystem::path(folder) / "attempt_0";
-}
-
 /// @param folder of the rank
 void set_streams(OutputOptions& output, const RankStreams& streams,
                  const std::filesystem::path& folder) {
@@ -106,7 +89,22 @@ int to_ms(double seconds) {
 
 }  // namespace
 
-Job::Job(const LaunchOptions& options, LaunchPlan plan)
+std::filesystem::path make_log_folder(const LaunchOptions& options) {
+  const LogOptions& logs = options.logs;
+  if (logs.redirects.empty() && logs.tee.empty()) return {};
+  std::error_code error;
+  const std::filesystem::path base =
+      logs.folder ? std::filesystem::path(*logs.folder) : std::filesystem::temp_directory_path();
+  std::filesystem::create_directories(base, error);
+  std::string folder = base / ((options.node ? options.node->run_id : "hvdrun") + "_XXXXXX");
+  if (error || ::mkdtemp(folder.data()) == nullptr) {
+    throw LaunchError(ExitCode::kUsage, text("--log-dir: cannot create a folder in ", base, ": ",
+                                             error ? error.message() : std::strerror(errno)));
+  }
+  return folder;
+}
+
+Job::Job(const LaunchOptions& options, LaunchPlan plan, const Attempt& attempt)
     : options_(options),
       plan_(std::move(plan)),
       console_(io_, STDOUT_FILENO, STDERR_FILENO),
@@ -120,8 +118,14 @@ Job::Job(const LaunchOptions& options, LaunchPlan plan)
                   [this](int rank, std::uint32_t session, const RankRendezvous::Bytes& bytes,
                          bool last) { server_.send_rendezvous(rank, session, bytes, last); }) {
   OutputOptions output{.tag = options_.tag, .tail_lines = options_.tail_lines};
-  if (options_.output_folder) output.folder = *options_.output_folder;
-  const std::filesystem::path logs = make_log_folder(options_);
+  const std::string name = text("attempt_", attempt.number);
+  // The output of a failed attempt is kept.
+  if (options_.output_folder && attempt.number == 0) output.folder = *options_.output_folder;
+  if (options_.output_folder && attempt.number > 0)
+    output.folder = std::filesystem::path(*options_.output_folder) / name;
+  const std::filesystem::path logs = attempt.logs / name;
+  if (options_.max_restarts > 0)
+    plan_.variables.emplace_back(kRestartCountVariable, text(attempt.number));
   for (int rank = 0; rank < size(); ++rank) {
     // All ranks of a job with these options are on one host, so that the numbers are the local
     // ones.
@@ -244,7 +248,12 @@ void Job::on_signal(int signal) {
   }
 }
 
+bool Job::may_restart() const noexcept {
+  return record_.cause == StopCause::kRankFailed && !interrupted_ && !hurried_;
+}
+
 void Job::on_user_signal(int signal) {
+  interrupted_ = true;
   const TimePoint now = Clock::now();
   if (record_.cause == StopCause::kUserSignal) {
     if (signal == record_.user_signal && now - user_signal_at_ < kSameRequest) return;

@@ -5,6 +5,7 @@
 #include <asio/io_context.hpp>
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
@@ -37,6 +38,16 @@ struct Place {
 /// @param places in rank order
 std::vector<StartOrder> plan_starts(const std::vector<Place>& places);
 
+/// Makes the folder for the logs of the ranks as torchrun does, DIR/ID_RANDOM, if there will be
+/// logs. Without --log-dir, DIR is TMPDIR. @throws LaunchError
+std::filesystem::path make_log_folder(const LaunchOptions& options);
+
+/// One start of all ranks of a job that may be restarted.
+struct Attempt {
+  int number = 0;                   ///< 0 is the first
+  std::filesystem::path logs = {};  ///< from make_log_folder()
+};
+
 /// One run of a program, from start to the last message. Not thread-safe: one thread, one loop.
 ///
 ///   running  --rank failed, signal, timeout, starter ended-->  stopping
@@ -53,9 +64,12 @@ std::vector<StartOrder> plan_starts(const std::vector<Place>& places);
 class Job final : private RankObserver {
  public:
   /// @throws LaunchError.
-  Job(const LaunchOptions& options, LaunchPlan plan);
+  Job(const LaunchOptions& options, LaunchPlan plan, const Attempt& attempt);
   /// Returns hvdrun's exit code. @throws LaunchError when the starter of the ranks cannot be run.
   int run();
+  /// After run(): whether the job has ended because a rank has failed, and the user has not
+  /// interrupted it.
+  bool may_restart() const noexcept;
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -119,8 +133,9 @@ class Job final : private RankObserver {
   int stop_signal_ = 0;
   int stop_grace_ms_ = 0;
   TimePoint user_signal_at_{};
-  bool finishing_ = false;  ///< only the last output is left
-  bool hurried_ = false;    ///< the user has sent a second signal
+  bool finishing_ = false;    ///< only the last output is left
+  bool interrupted_ = false;  ///< by the user
+  bool hurried_ = false;      ///< the user has sent a second signal
   bool failure_reported_[2] = {};
   std::optional<TimePoint> timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_,
       give_up_at_;

@@ -108,7 +108,10 @@ TEST(NodeOptions, ErrorsNameTheOption) {
   EXPECT_THAT(node_error({.nodes = "2", .backend = "c10d"}), HasSubstr("--rdzv-endpoint"));
   EXPECT_THAT(node_error({.backend = "etcd"}), HasSubstr("static or c10d, got 'etcd'"));
   EXPECT_THAT(node_error({.nodes = "2", .standalone = true}), HasSubstr("--standalone is for one"));
-  EXPECT_THAT(node_error({.max_restarts = "3"}), HasSubstr("does not restart ranks yet, got '3'"));
+  EXPECT_THAT(node_error({.nodes = "2", .rank = "0", .master_address = "n0", .max_restarts = "3"}),
+              HasSubstr("--max-restarts: expected 0 with --nnodes 2"));
+  EXPECT_THAT(node_error({.nodes = "2", .max_restarts = "x"}),
+              HasSubstr("--max-restarts: expected a whole number from 0 to 1000, got 'x'"));
   EXPECT_THAT(node_error({.nodes = "1000000", .processes = "2"}),
               HasSubstr("at most 1000000 ranks"));
 }

@@ -37,6 +37,14 @@ LaunchError error_of(const Words& arguments, const Environment& environment = {}
   return {ExitCode::kInternal, ""};
 }
 
+TEST(LaunchOptions, RestartsAreForJobsWithAndWithoutTorchrunsOptions) {
+  EXPECT_EQ(parse({"-np", "2", "./train"}).max_restarts, 0);
+  const LaunchOptions options = parse({"-np", "2", "--max-restarts", "3", "./train"});
+  EXPECT_EQ(options.max_restarts, 3);
+  EXPECT_FALSE(options.node);
+  EXPECT_EQ(parse({"--nproc-per-node", "2", "--max_restarts=4", "./train"}).max_restarts, 4);
+}
+
 TEST(LaunchOptions, Defaults) {
   const LaunchOptions options = parse({"-np", "2", "./train"});
   EXPECT_EQ(options.action, Action::kRun);

@@ -76,6 +76,16 @@ TEST(RankEnvironment, OfANodeOfTorchrun) {
   EXPECT_THAT(environment, Not(Contains(HasSubstr("ERROR_FILE"))));
 }
 
+TEST(RankEnvironment, CountsTheRestarts) {
+  const auto environment =
+      rank_environment({"HVD_LAUNCHER_RUN_ID=none", "HVD_LAUNCHER_ROLE=default",
+                        "HVD_LAUNCHER_MAX_RESTARTS=3", "HVD_LAUNCHER_RESTART_COUNT=2"},
+                       {0, 1, 0, 1}, 0);
+  for (const char* variable :
+       {"TORCHELASTIC_RUN_ID=none", "TORCHELASTIC_RESTART_COUNT=2", "TORCHELASTIC_MAX_RESTARTS=3"})
+    EXPECT_THAT(environment, Contains(variable));
+}
+
 TEST(SilenceLimit, IsThePeerTimeout) {
   EXPECT_EQ(silence_limit_ms(std::nullopt), 30'000);
   EXPECT_EQ(silence_limit_ms("2.5"), 2'500);
