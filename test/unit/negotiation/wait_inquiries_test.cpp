@@ -16,7 +16,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-TimePoint at(int millisecond) { return TimePoint(milliseconds(millisecond)); }
+TimePoint at_ms(int millisecond) { return TimePoint(milliseconds(millisecond)); }
 
 wire::WaitQuestion question(std::uint64_t number, const std::string& name, wire::Moment moment) {
   return {.question = number, .limit_ms = 100, .moment = moment, .request = allreduce(name)};
@@ -40,14 +40,14 @@ std::vector<std::string> shown(const std::vector<WaitInquiries::Outgoing>& messa
 class WaitInquiriesTest : public ::testing::Test {
  protected:
   std::vector<std::string> release(int now, std::uint64_t last_plan = 0) {
-    return shown(inquiries_.release(at(now), last_plan, [](const WaitInquiries::Result& result) {
+    return shown(inquiries_.release(at_ms(now), last_plan, [](const WaitInquiries::Result& result) {
       std::string all = text(result.unanswered.to_vector().size(), " silent");
       for (const auto& [rank, activity] : result.missing) all += text("; ", rank, " ", activity);
       return all;
     }));
   }
   void ask(int rank, const wire::WaitQuestion& asked, int now, RankSet departed = {}) {
-    inquiries_.ask(rank, asked, RankSet(0, 3), departed, at(now));
+    inquiries_.ask(rank, asked, RankSet(0, 3), departed, at_ms(now));
   }
 
   WaitInquiries inquiries_;
@@ -58,7 +58,7 @@ TEST_F(WaitInquiriesTest, ProbesTheSuspectsAndAnswersWhenAllHaveReplied) {
   ask(2, question(5, "a", {3, 7}), 0);
   EXPECT_THAT(release(0),
               ElementsAre("0: probe 1 of 'a'", "1: probe 1 of 'a'", "3: probe 1 of 'a'"));
-  EXPECT_EQ(inquiries_.deadline(), at(100));
+  EXPECT_EQ(inquiries_.deadline(), at_ms(100));
   inquiries_.accept(0, {1, {3, 7}, true, ""});
   inquiries_.accept(1, {1, {4, 6}, false, "sleeps"});
   inquiries_.accept(1, {1, {9, 9}, false, "twice"});
@@ -115,9 +115,11 @@ class WaitQuestionTest : public ::testing::Test {
     made.host_of_rank = {"alpha", "beta", "gamma"};
     return made;
   }
-  std::vector<std::string> messages(int now) { return shown(coordinator_.wait_messages(at(now))); }
+  std::vector<std::string> messages(int now) {
+    return shown(coordinator_.wait_messages(at_ms(now)));
+  }
   void submit(int rank, const wire::Request& request) {
-    coordinator_.accept(make_report({.rank = rank, .requests = {request}}), at(0));
+    coordinator_.accept(make_report({.rank = rank, .requests = {request}}), at_ms(0));
   }
 
   Coordinator coordinator_{options(), ProcessSetTable(3)};
@@ -126,9 +128,9 @@ class WaitQuestionTest : public ::testing::Test {
 TEST_F(WaitQuestionTest, OnlyRanksThatHaveNotReportedItAreProbed) {
   submit(0, allreduce("a"));
   submit(1, allreduce("a"));
-  coordinator_.ask(1, question(1, "a", {0, 0}), at(0));
+  coordinator_.ask(1, question(1, "a", {0, 0}), at_ms(0));
   EXPECT_TRUE(coordinator_.has_wait_inquiries());
-  EXPECT_EQ(coordinator_.next_deadline(), at(100));
+  EXPECT_EQ(coordinator_.next_deadline(), at_ms(100));
   EXPECT_THAT(messages(0), ElementsAre("2: probe 1 of 'a'"));
   coordinator_.accept(2, wire::WaitReply{1, {0, 0}, false, "waits for barrier 'b'"});
   EXPECT_THAT(messages(0), ElementsAre("1: answer 1 (0, 0): for 1 of 3 ranks: rank 2 (gamma) waits "
@@ -138,7 +140,7 @@ TEST_F(WaitQuestionTest, OnlyRanksThatHaveNotReportedItAreProbed) {
 
 TEST_F(WaitQuestionTest, AllAreProbedWithoutAReportOfIt) {
   submit(1, allreduce("b"));
-  coordinator_.ask(0, question(1, "a", {0, 0}), at(0));
+  coordinator_.ask(0, question(1, "a", {0, 0}), at_ms(0));
   EXPECT_THAT(messages(0), ElementsAre("1: probe 1 of 'a'", "2: probe 1 of 'a'"));
   coordinator_.accept(2, wire::WaitReply{1, {0, 0}, true, ""});
   EXPECT_THAT(messages(100),
@@ -152,17 +154,17 @@ TEST_F(WaitQuestionTest, WithoutAMissingRankTheGroupOrTheSetIsTheReason) {
   for (const int rank : {1, 2}) submit(rank, in_group(allreduce("m"), "g", 2, 0));
   wire::WaitQuestion asked = question(1, "m", {0, 0});
   asked.request = in_group(asked.request, "g", 2, 0);
-  coordinator_.ask(0, asked, at(0));
+  coordinator_.ask(0, asked, at_ms(0));
   EXPECT_THAT(messages(0),
               ElementsAre(HasSubstr("for the rest of group 'g', of whose 2 members 1")));
   asked.request.name = "unknown to rank 0";
-  coordinator_.ask(0, asked, at(0));
+  coordinator_.ask(0, asked, at_ms(0));
   messages(0);
   for (const int rank : {1, 2}) coordinator_.accept(rank, wire::WaitReply{2, {0, 0}, true, ""});
   EXPECT_THAT(messages(0), ElementsAre(HasSubstr("for the rest of group 'g': every rank has")));
   asked = question(3, "a", {0, 0});
   asked.request.process_set = 4;
-  coordinator_.ask(0, asked, at(0));
+  coordinator_.ask(0, asked, at_ms(0));
   EXPECT_THAT(messages(0), ElementsAre("0: answer 3 (0, 0): in process set 4, which was removed"));
 }
 
@@ -171,8 +173,8 @@ TEST_F(WaitQuestionTest, ARankOutsideOfTheSetIsRefused) {
   asked.request.kind = OpKind::kAddProcessSet;
   asked.request.process_set = wire::kOwnMembers;
   asked.request.new_set = {0, 2};
-  EXPECT_THROW(coordinator_.ask(1, asked, at(0)), Error);
-  coordinator_.ask(2, asked, at(0));
+  EXPECT_THROW(coordinator_.ask(1, asked, at_ms(0)), Error);
+  coordinator_.ask(2, asked, at_ms(0));
   EXPECT_THAT(messages(0), ElementsAre("0: probe 1 of 'set'"));
 }
 
