@@ -78,6 +78,9 @@ class Job {
     coordinator_.ask(0, question, now_);
     coordinator_.wait_messages(now_ + std::chrono::hours(1000));
   }
+  void end_replay(const wire::ReplayLeft& left) {
+    coordinator_.end_replay(left.process_set, left.batches_run);
+  }
   void decide(int seconds) {
     now_ += std::chrono::seconds(seconds);
     coordinator_.stall_warnings(now_);
@@ -129,6 +132,11 @@ void feed_message(std::span<const std::byte> input) {
     job.plan(0, *plan);
   } else if (const auto* question = std::get_if<wire::WaitQuestion>(&message)) {
     job.ask(*question);
+  } else if (const auto* left = std::get_if<wire::ReplayLeft>(&message)) {
+    job.end_replay(*left);
+    job.submit_and_report(0);
+    job.decide(0);
+    job.publish();
   }
 }
 
