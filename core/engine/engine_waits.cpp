@@ -1,5 +1,4 @@
-// What an operation waits for, on request of a thread whose wait has taken too long, and the
-// replies to other ranks that want to know it.
+// Describes on request why an operation still waits, and replies to the questions of other ranks.
 #include <algorithm>
 #include <chrono>
 #include <string>

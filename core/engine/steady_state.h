@@ -35,7 +35,7 @@ class SteadyState {
 
   /// The references outlive it.
   SteadyState(const RuntimeOptions&, control::ControlPlane&, Executor&, observe::Counters&);
-  /// Of a process set. @param members its ranks, which are all on this host
+  /// The replay of a process set. @param members its ranks, which are all on this host
   SteadyState(const RuntimeOptions&, control::ControlPlane&, Executor&, observe::Counters&,
               int process_set, std::vector<int> members);
 
@@ -66,7 +66,7 @@ class SteadyState {
   /// The operations that wait.
   std::vector<OperationPtr> waiting() const;
   bool anything_waits() const noexcept { return waiting_ > 0; }
-  /// Of the schedule, by number of the batch.
+  /// The executions of the schedule, by number of the batch.
   const std::vector<std::shared_ptr<Execution>>& executions() const noexcept { return executions_; }
   /// Whether operations wait in a schedule that spans hosts and has batches on a GPU. The host
   /// launches these when the ranks of all hosts have arrived. Other hosts cannot ring this rank's

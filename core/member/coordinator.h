@@ -25,7 +25,7 @@ struct CoordinatorOptions {
   Deadlines deadlines = Deadlines();
 };
 
-// What hvdrun has to do.
+// Actions that hvdrun carries out.
 
 struct Deliver {
   WorkerId to = 0;

@@ -11,7 +11,7 @@
 
 namespace hvd::member {
 
-// What the process of a worker has to do.
+// Actions that the process of a worker carries out.
 
 /// Send the message to the coordinator.
 struct Tell {

@@ -38,8 +38,8 @@ bool Replays::Learner::observe(const wire::Plan& plan, const ResponseCache& cach
   return true;
 }
 
-// Each learner observes the part of the plan that belongs to its set. What belongs to no set that
-// exists, as a new set, counts for that of all ranks.
+// Each learner observes the part of the plan that belongs to its set. Parts that belong to no
+// existing set, as a new set does, count for the set of all ranks.
 std::vector<int> Replays::observe(const wire::Plan& plan, const ResponseCache& cache,
                                   const ProcessSetTable& sets) {
   std::vector<int> due;

@@ -29,8 +29,8 @@ class Replays {
     const Learner& learner = learners_.at(process_set);
     return learner.in_sequence ? learner.sequence.schedule() : learner.steps.schedule();
   }
-  /// Whether an operation outside the schedule may be pending when a replay of the set begins. One
-  /// that would end the replay at once may not.
+  /// Whether an operation outside the schedule may be pending when a replay of the set begins: not
+  /// if it would end the replay at once.
   bool may_stay_pending(const wire::Request&, int replayed_set) const noexcept;
   /// A replay of the set begins with this plan.
   void begin(int process_set, std::uint64_t plan);
@@ -50,8 +50,8 @@ class Replays {
   RankSet leaving(const wire::Report&, const ProcessSetTable&) const;
 
  private:
-  /// Of one set. A schedule whose operations are all in sequence has their order, and is learnt
-  /// from it; any other is a set of operations.
+  /// Learns the schedule of one set. A schedule whose operations are all in sequence has their
+  /// order, and is learnt from it; any other is a set of operations.
   struct Learner {
     explicit Learner(int process_set) noexcept : steps(process_set), sequence(process_set) {}
     StepLearner steps;

@@ -50,7 +50,7 @@ struct Division {
   }
 };
 
-/// What is submitted for a reduction, with Horovod's numbers.
+/// The arguments that hvd gets for a reduction with Horovod's results.
 struct Prepared {
   AllreduceOptions options;
   std::vector<Tensor> inputs;

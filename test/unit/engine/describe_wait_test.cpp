@@ -1,4 +1,4 @@
-// What an operation waits for, on request. Ranks of one process, mostly stepped in virtual time.
+// Descriptions of waits. Ranks of one process, mostly stepped in virtual time.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
