@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Sets the machine up, builds with warnings as errors, and runs the tests: the dev build with all labels, then unit, sim and the fuzz
+# Sets the machine up, builds, and runs the tests, with warnings as errors: the dev build with all labels, then unit, sim and the fuzz
 # target under AddressSanitizer and UBSan, then what has threads under ThreadSanitizer. Clang compiles these, and the default compiler
-# the optimised libraries and hvdrun.
+# the optimised libraries and hvdrun, in which it may warn: GCC's warnings depend on how it optimises.
 # Usage: bash test/run.sh [--long] [dev|asan-ubsan|tsan|release]...     without a name: all of them.
 #   --long   all seeds, all numbers of processes, whole campaigns, tensors above 2^31 elements, the examples as a project of their own,
 #            and every source file compiled by itself; the default compiler compiles dev, too. Hours.
@@ -68,7 +68,7 @@ run_asan_ubsan() { build asan-ubsan "${with_clang[@]}" && HVD_SIM_SEEDS=100 run_
 # What has one thread has no races.
 run_tsan() { build tsan "${with_clang[@]}" && HVD_SIM_SEEDS=100 run_tests tsan -L threads; }
 
-run_release() { build release -DHVD_WARNINGS_AS_ERRORS=ON -DHVD_BUILD_EXAMPLES=OFF && record release passed "the build has no warning"; }
+run_release() { build release -DHVD_BUILD_EXAMPLES=OFF && record release passed "built"; }
 
 build_options=()
 test_options=(-LE '^long$')
