@@ -45,15 +45,19 @@ class CoordinatorTest : public ::testing::Test {
                                  {.commit = commit, .kind = StateKind::kWhole, .hash = hash}},
                           now_);
   }
-  /// Starts a job of workers 1 to `size`, one generation, at commit 0.
-  void run(int size, int least = 1, int most = 8, std::optional<int> most_resets = {}) {
-    make(size, least, most, most_resets);
-    const auto last = static_cast<WorkerId>(size);
-    for (WorkerId id = 1; id <= last; ++id) join(id);
+  /// Starts a job of workers 1, 2, ... on these hosts, one generation, at commit 0.
+  void run_on(const std::vector<std::string>& hosts, int least = 1, int most = 8,
+              std::optional<int> most_resets = {}) {
+    make(static_cast<int>(hosts.size()), least, most, most_resets);
+    const auto last = static_cast<WorkerId>(hosts.size());
+    for (WorkerId id = 1; id <= last; ++id) join(id, hosts[id - 1]);
     for (WorkerId id = 1; id <= last; ++id) ready(id);
     for (WorkerId id = 1; id <= last; ++id) synced(id, 0);
     EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
     take();
+  }
+  void run(int size, int least = 1, int most = 8, std::optional<int> most_resets = {}) {
+    run_on(std::vector<std::string>(static_cast<std::size_t>(size), "a"), least, most, most_resets);
   }
   /// Lets time pass in steps in which hosts are heard and processes answer pings.
   void pass(Duration time, const std::set<WorkerId>& silent = {},
@@ -157,13 +161,7 @@ TEST_F(CoordinatorTest, AnAccusedMemberIsKilledAndTheOthersWaitForItsEnd) {
 }
 
 TEST_F(CoordinatorTest, AHostOnWhichAProcessDoesNotEndIsGivenUp) {
-  make(2, 1, 4);
-  join(1, "a");
-  join(2, "b");
-  ready(1);
-  ready(2);
-  synced(1, 0);
-  synced(2, 0);
+  run_on({"a", "b"}, 1, 4);
   join(3, "b");
   coordinator_->receive(1, Failed{.generation = 1, .accused = 2, .cause = "silent"}, now_);
   whole(1, 4);
@@ -313,13 +311,7 @@ TEST_F(CoordinatorTest, ADeathDuringAChangeStartsOver) {
 }
 
 TEST_F(CoordinatorTest, AHostLeavesInOrderUnlessItAloneHasTheState) {
-  make(2, 1, 4);
-  join(1, "a");
-  join(2, "b");
-  ready(1);
-  ready(2);
-  synced(1, 0);
-  synced(2, 0);
+  run_on({"a", "b"}, 1, 4);
   coordinator_->host_leaves("b", now_);
   const Prepare prepare = last<Prepare>(1);
   coordinator_->receive(1, Begun{prepare.change, 7}, now_);
@@ -360,13 +352,7 @@ TEST_F(CoordinatorTest, WithoutSurvivorsTheLeaseOfALostHostPassesFirst) {
 }
 
 TEST_F(CoordinatorTest, ASilentHostIsLostWithAllItsWorkersWhichAreKilledIfTheyReturn) {
-  make(2, 1, 4);
-  join(1, "a");
-  join(2, "b");
-  ready(1);
-  ready(2);
-  synced(1, 0);
-  synced(2, 0);
+  run_on({"a", "b"}, 1, 4);
   pass(seconds(9), {}, {"b"});
   EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
   pass(seconds(2), {}, {"b"});
