@@ -37,8 +37,8 @@ bool interpreter_ends() noexcept {
 /// program's exit handlers may wait for futures, and others before that. The main thread may take
 /// the lock.
 void stop_at_the_end() noexcept {
-  while (::gettid() != ::getpid() &&
-         (interpreter_ends() || (exit_has_begun && !hvd::BackgroundThread::here())))
+  while ((interpreter_ends() || (exit_has_begun && !hvd::BackgroundThread::here())) &&
+         ::gettid() != ::getpid())
     ::pause();
 }
 

@@ -35,7 +35,7 @@ c10::intrusive_ptr<c10d::Work> C10dBackend::send_or_receive(OpType type,
       .peer = type == OpType::RECVANYSOURCE ? kAnySource : group_->world_rank(peer),
       .tag = tag,
       .process_set = group_->set().id(),
-      .keep_alive = libtorch::keep_alive({pieces->whole()})};
+      .keep_alive = libtorch::keep_alive(pieces->whole())};
   const std::vector<Operation> operations =
       libtorch::with_torch_errors([&] { return start_messages({&message, 1}); });
   return start(

@@ -79,24 +79,24 @@ PendingWork::PendingWork(int rank, Launch launch, std::uint64_t sequence, Flight
 
 void PendingWork::settle() {
   TORCH_INTERNAL_ASSERT_DEBUG_ONLY(launch_.handle.done(), "the operation is done");
-  std::call_once(settled_, [this] {
-    std::exception_ptr error;
-    try {
-      const std::vector<at::Tensor> results = launch_.handle.wait_all();
-      if (launch_.finish) launch_.finish(results);
-    } catch (...) {
-      error = torch_error(std::current_exception());
+  const std::lock_guard lock(settle_mutex_);
+  if (std::exchange(settled_, true)) return;
+  std::exception_ptr error;
+  try {
+    const std::vector<at::Tensor> results = launch_.handle.wait_all();
+    if (launch_.finish) launch_.finish(results);
+  } catch (...) {
+    error = torch_error(std::current_exception());
+  }
+  launch_.finish = nullptr;  // releases the tensors that it holds
+  if (FlightRecord* const record = FlightRecord::get()) {
+    if (error) {
+      record->write_after_failure();
+    } else {
+      record->complete(entry_);
     }
-    launch_.finish = nullptr;  // releases the tensors that it holds
-    if (FlightRecord* const record = FlightRecord::get()) {
-      if (error) {
-        record->write_after_failure();
-      } else {
-        record->complete(entry_);
-      }
-    }
-    finish(error);
-  });
+  }
+  finish(error);
 }
 
 bool PendingWork::isCompleted() {

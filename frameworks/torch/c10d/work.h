@@ -99,7 +99,8 @@ class PendingWork final : public c10d::Work {
   const FlightRecord::Entry entry_;
   const TimePoint started_ = std::chrono::steady_clock::now();
   const std::shared_ptr<Completions> completions_;
-  std::once_flag settled_;
+  std::mutex settle_mutex_;  // std::call_once would make a system call in each operation
+  bool settled_ = false;     // guarded by settle_mutex_
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_
 };

@@ -218,7 +218,7 @@ OperationTask allreduce_task(const torch::Tensor& tensor, const AllreduceOptions
       reduction(Allreduce{options.op, options.prescale_factor, options.postscale_factor,
                           compression_in_core(input.scalar_type(), options.compression)},
                 options, std::move(name), input, output);
-  task.submission.keep_alive = keep_alive({tensor, input, output});
+  task.submission.keep_alive = keep_alive(tensor, input, output);
   return task;
 }
 
@@ -247,7 +247,7 @@ OperationTask reduce_task(const torch::Tensor& tensor, int root_rank,
   task.submission =
       reduction(Reduce{options.op, options.prescale_factor, options.postscale_factor, root_rank},
                 options, std::move(name), input, output);
-  task.submission.keep_alive = keep_alive({tensor, input, output});
+  task.submission.keep_alive = keep_alive(tensor, input, output);
   return task;
 }
 
@@ -265,7 +265,7 @@ OperationTask broadcast_task(const torch::Tensor& tensor, int root_rank,
   submission.input = view_of(input);
   submission.output = view_of(output);
   submission.process_set = options.process_set.id();
-  submission.keep_alive = keep_alive({tensor, input, output});
+  submission.keep_alive = keep_alive(tensor, input, output);
   return task;
 }
 
@@ -406,7 +406,7 @@ OperationTask reducescatter_task(const torch::Tensor& tensor, const AllreduceOpt
   task.submission =
       reduction(Reducescatter{options.op, options.prescale_factor, options.postscale_factor},
                 options, std::move(name), input, output);
-  task.submission.keep_alive = keep_alive({tensor, input, output});
+  task.submission.keep_alive = keep_alive(tensor, input, output);
   return task;
 }
 

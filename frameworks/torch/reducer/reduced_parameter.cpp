@@ -54,7 +54,7 @@ Submission reduction_in_place(std::string name, const GradientReduction& how,
   Submission submission = reduction_in_place(std::move(name), how, view_of(tensor));
   std::get<Allreduce>(submission.parameters).compression =
       compression_in_core(tensor.scalar_type(), how.compression);
-  submission.keep_alive = keep_alive({tensor});
+  submission.keep_alive = keep_alive(tensor);
   return submission;
 }
 

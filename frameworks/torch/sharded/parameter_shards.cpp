@@ -360,7 +360,7 @@ Submission ParameterShards::submission_of(const Gathering& gathering) const {
     output.shape[0] = rows;
     return output;
   };
-  submission.keep_alive = keep_alive({elements});
+  submission.keep_alive = keep_alive(elements);
   const bool in_bucket = shards_[gathering.shard].memory.defined();
   submission.alone = elements.nbytes() >= (in_bucket ? kWorthACallOfItsOwn : kLargeOnOneHost);
   return submission;

@@ -59,7 +59,7 @@ void broadcast_tensors(const std::string& group, const NamedParameters& tensors,
     submission.parameters = Broadcast{root_rank};
     submission.input = submission.output = libtorch::view_of(wire);
     submission.process_set = process_set.id();
-    submission.keep_alive = libtorch::keep_alive({target, wire});
+    submission.keep_alive = libtorch::keep_alive(target, wire);
     task.finish = [target, wire] { return libtorch::write_back(wire, target); };
     tasks.push_back(std::move(task));
   }

@@ -92,6 +92,8 @@ void check_writable(const torch::Tensor& tensor, const Label& label, Elements el
 }
 
 torch::Tensor packed(const torch::Tensor& tensor) {
+  if (!tensor.requires_grad() && tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg())
+    return tensor;
   return tensor.detach().resolve_conj().resolve_neg().contiguous();
 }
 
@@ -135,14 +137,12 @@ void mark_written(const torch::Tensor& tensor) {
   if (!tensor.is_inference()) tensor.unsafeGetTensorImpl()->bump_version();
 }
 
-std::shared_ptr<const void> keep_alive(std::vector<torch::Tensor> tensors) {
-  return std::make_shared<const std::vector<torch::Tensor>>(std::move(tensors));
-}
-
 Handle start(OperationTask task, Progress progress) {
   std::vector<Submission> submissions;
   submissions.push_back(std::move(task.submission));
-  return start(std::move(submissions), {std::move(task.finish)}, progress);
+  std::vector<std::function<torch::Tensor()>> finish;
+  finish.push_back(std::move(task.finish));
+  return start(std::move(submissions), std::move(finish), progress);
 }
 
 Handle start(std::vector<Submission> submissions,
@@ -186,6 +186,7 @@ bool PendingResult::done() const noexcept {
 }
 
 bool PendingResult::wait_for(std::chrono::nanoseconds timeout) const {
+  if (operations_.size() == 1) return operations_[0].wait_for(timeout);
   using Clock = std::chrono::steady_clock;
   constexpr std::chrono::hours kLongest(24 * 365);  // a much longer time overflows the clock
   const auto until = Clock::now() + std::min<std::chrono::nanoseconds>(timeout, kLongest);

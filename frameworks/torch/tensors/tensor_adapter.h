@@ -3,6 +3,7 @@
 #include <c10/util/Synchronized.h>
 #include <torch/types.h>
 
+#include <array>
 #include <chrono>
 #include <exception>
 #include <functional>
@@ -46,8 +47,8 @@ void check_tensor(const torch::Tensor&, const Label&, Elements = Elements::kSupp
 /// a result cannot be written into it
 void check_writable(const torch::Tensor&, const Label&, Elements = Elements::kSupported);
 
-/// The checked tensor, detached, contiguous and without lazy negation or conjugation. Shares its
-/// memory if possible.
+/// The checked tensor, contiguous, outside of autograd's graph and without lazy negation or
+/// conjugation: the tensor itself if it is all that, else one that shares its memory if possible.
 torch::Tensor packed(const torch::Tensor&);
 
 /// A view of a checked, contiguous tensor. A complex dtype becomes pairs of real numbers, and one
@@ -68,7 +69,11 @@ Compression compression_in_core(torch::ScalarType, Compression) noexcept;
 void mark_written(const torch::Tensor&);
 
 /// A pointer that keeps the tensors' memory alive.
-std::shared_ptr<const void> keep_alive(std::vector<torch::Tensor>);
+template <class... Tensors>
+std::shared_ptr<const void> keep_alive(const Tensors&... tensors) {
+  return std::make_shared<const std::array<torch::Tensor, sizeof...(Tensors)>>(
+      std::array<torch::Tensor, sizeof...(Tensors)>{tensors...});
+}
 
 /// A submission, and the function that its waiter runs after the operation has succeeded.
 struct OperationTask {
