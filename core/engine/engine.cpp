@@ -254,9 +254,9 @@ bool Engine::receive() {
 }
 
 bool Engine::advance_messages() {
-  if (submission_queue_.shutdown_requested() && !submission_queue_.has_submissions())
-    points_.leave();
-  return points_.active() && points_.progress(time_.awake(time_.step()));
+  const bool left = submission_queue_.shutdown_requested() &&
+                    !submission_queue_.has_submissions() && points_.leave();
+  return (points_.active() && points_.progress(time_.awake(time_.step()))) || left;
 }
 
 std::string Engine::activity() const {

@@ -30,6 +30,11 @@ class ControlSender {
     count(1, bytes.size());
     control_.send(rank, bytes);
   }
+  /// See control::ControlPlane::send_lazily().
+  void send_lazily(int rank, const wire::Bytes& bytes) const {
+    count(1, bytes.size());
+    control_.send_lazily(rank, bytes);
+  }
   /// @param ranks other ranks
   void send(std::span<const int> ranks, const wire::Bytes& bytes) const {
     count(ranks.size(), bytes.size());

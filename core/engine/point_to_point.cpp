@@ -72,7 +72,7 @@ void PointToPoint::begin_send(const OperationPtr& operation, TimePoint now) {
                     .elements = static_cast<std::uint64_t>(tensor.count),
                     .eager = eager};
   if (eager) offer.payload = {tensor.data, bytes};
-  send(side.peer, offer);
+  sender_.send_lazily(side.peer, wire::encode(offer));
   check_wait(id, started, now);
 }
 
@@ -159,7 +159,14 @@ void PointToPoint::begin_recv(const OperationPtr& operation, TimePoint now) {
     return match(id, *arrival);
   if (const auto* const error = std::get_if<Status>(&delivery))
     return finish(recvs_.find(id), *error);
-  if (!end_if_all_left(id)) check_wait(id, started, now);
+  if (end_if_all_left(id)) return;
+  check_wait(id, started, now);
+  update_wakeups();
+}
+
+void PointToPoint::update_wakeups() noexcept {
+  const bool awaits = leaving_ || recvs_.size() > transfers_.size();
+  if (std::exchange(awaits_offers_, awaits) != awaits) parts_.control.await_lazy_messages(awaits);
 }
 
 void PointToPoint::on(int source, const wire::Offer& offer) {
@@ -210,6 +217,7 @@ void PointToPoint::match(std::uint64_t id, const control::Arrival& arrival) {
   recv.source = arrival.source;
   recv.bytes = memory.size();
   transfers_[{arrival.source, offer.send}] = id;
+  update_wakeups();
   offer_window(arrival.source);
   send(arrival.source, wire::Received{offer.send, 0});
 }
@@ -442,8 +450,9 @@ bool PointToPoint::progress(TimePoint now) {
   return check_waits(now) || moved;
 }
 
-void PointToPoint::leave() {
-  if (std::exchange(leaving_, true)) return;
+bool PointToPoint::leave() {
+  if (std::exchange(leaving_, true)) return false;
+  update_wakeups();
   std::vector<std::pair<int, wire::Offer>> offers;
   mailboxes_.for_each_offer(
       [&](int source, const wire::Offer& offer) { offers.emplace_back(source, offer); });
@@ -452,6 +461,7 @@ void PointToPoint::leave() {
     mailboxes_.withdraw(source, offer.send);
   }
   for (const int rank : awaited_by_.to_vector()) send(rank, wire::Leaving{});
+  return true;
 }
 
 void PointToPoint::remove_set(int process_set) {
@@ -489,6 +499,7 @@ void PointToPoint::finish(Sends::iterator sent, const Status& status) {
 void PointToPoint::finish(Recvs::iterator recv, const Status& status) {
   const OperationPtr operation = std::move(recv->second.operation);
   recvs_.erase(recv);
+  update_wakeups();
   parts_.finish(operation, status);
 }
 

@@ -59,9 +59,9 @@ class PointToPoint {
   /// Sends at most about kBytesPerCall of accepted messages, and handles waits that are too long.
   /// @return whether it moved bytes or ended an operation
   bool progress(TimePoint now);
-  /// The program has called shutdown(), so this rank starts no more sends and recvs. May be called
-  /// again.
-  void leave();
+  /// The program has called shutdown(), so this rank starts no more sends and recvs. @return
+  /// whether this is the first call
+  bool leave();
   /// Ends the sends and recvs of a removed set that have not been matched.
   void remove_set(int process_set);
   /// Removes and returns all operations, for the end of the job.
@@ -116,6 +116,9 @@ class PointToPoint {
 
   void begin_send(const OperationPtr&, TimePoint now);
   void begin_recv(const OperationPtr&, TimePoint now);
+  /// Lets offers wake this rank while a recv waits for one. Other offers can wait, so that a thread
+  /// that sends and receives in turn has the engine to itself.
+  void update_wakeups() noexcept;
 
   void on(int source, const wire::Offer&);
   void on(int source, const wire::Piece&);
@@ -181,6 +184,7 @@ class PointToPoint {
   int last_stream_ = -1;               ///< the rank that was last served
   std::optional<TimePoint> deadline_;  ///< of the next step of a wait
   bool leaving_ = false;
+  bool awaits_offers_ = false;
   RankSet left_;        ///< ranks that start no more sends
   RankSet awaited_;     ///< ranks to which this one has sent Awaiting
   RankSet awaited_by_;  ///< ranks that have sent it to this one

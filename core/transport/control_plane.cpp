@@ -13,6 +13,7 @@
 #include "base/text.h"
 #include "hvd/error.h"
 #include "transport/carrier.h"
+#include "transport/local_mail.h"
 #include "transport/node/node.h"
 #include "transport/request_table.h"
 #include "transport/send_pool.h"
@@ -36,14 +37,20 @@ constexpr auto kConnectTime = std::chrono::seconds(10);
 class MessageControlPlane final : public control::ControlPlane {
  public:
   MessageControlPlane(std::shared_ptr<Carrier> carrier, std::shared_ptr<host::Node> node,
-                      Duration time_to_connect)
+                      const ControlPlaneOptions& options)
       : carrier_(std::move(carrier)),
         node_(std::move(node)),
-        time_to_connect_(time_to_connect),
+        time_to_connect_(options.time_to_connect),
         tag_(make_tag({.generation = carrier_->generation(),
                        .source = carrier_->rank(),
                        .kind = kControlKind})),
-        sends_(*carrier_) {}
+        sends_(*carrier_),
+        mail_(
+            *node_,
+            [this](int to, std::span<const std::byte> message) {
+              sends_.send(message, {&to, 1}, tag_);
+            },
+            options.use_mail_rings) {}
   MessageControlPlane(const MessageControlPlane&) = delete;
   MessageControlPlane& operator=(const MessageControlPlane&) = delete;
   ~MessageControlPlane() override;
@@ -60,6 +67,8 @@ class MessageControlPlane final : public control::ControlPlane {
 
   void send(int rank, std::span<const std::byte> message) override;
   void send(std::span<const int> ranks, std::span<const std::byte> message) override;
+  void send_lazily(int rank, std::span<const std::byte> message) override;
+  void await_lazy_messages(bool awaits) noexcept override { node_->await_lazy_mail(awaits); }
   std::optional<control::Message> poll() override;
   void expect_messages(std::span<const int> ranks) override;
   void check_connections() override {
@@ -71,7 +80,7 @@ class MessageControlPlane final : public control::ControlPlane {
     });
   }
 
-  bool busy() const noexcept override { return !incoming_.empty() || !sends_.empty(); }
+  bool busy() const noexcept override { return !incoming_.empty() || sends(); }
   bool rung_by_all() const noexcept override { return node_->rung_by_all(); }
   bool may_send_to_lost() const noexcept override { return carrier_->may_send_to_lost(); }
   bool needs_polling() const noexcept override {
@@ -108,6 +117,12 @@ class MessageControlPlane final : public control::ControlPlane {
     bool complete = false;
   };
 
+  /// Whether messages of this rank are under way that need further calls.
+  bool sends() const noexcept { return !sends_.empty() || mail_.keeps_messages(); }
+  void announce(int to) {
+    node_->announce(to);
+    ring(to);
+  }
   void retire_sends();
   bool start_receive();
   void test_incoming();
@@ -119,6 +134,7 @@ class MessageControlPlane final : public control::ControlPlane {
   const Duration time_to_connect_;
   const Tag tag_;
   SendPool sends_;
+  LocalMail mail_;
   /// In the order in which they were matched. deliver() keeps those of one rank in order.
   std::vector<std::unique_ptr<Incoming>> incoming_;
   std::vector<std::unique_ptr<Incoming>> idle_;
@@ -139,7 +155,7 @@ MessageControlPlane::~MessageControlPlane() {
     // with. A carrier such as MPI reports it as sent before the connection exists, and making the
     // connection needs both sides.
     const bool lingers = accused_ && !rung_by_all();
-    if (carrier_->active() && (lingers || (!carrier_->failed() && !sends_.empty()))) {
+    if (carrier_->active() && (lingers || (!carrier_->failed() && sends()))) {
       const bool waits_for_others = left_in_order_ && !lingers && !carrier_->hands_over_at_once();
       const Duration limit = waits_for_others ? Duration(kConnectTime) : Duration(kFlushTime);
       poll_until(std::chrono::steady_clock::now() + limit, [&] {
@@ -148,7 +164,7 @@ MessageControlPlane::~MessageControlPlane() {
             retire_sends();
           } catch (const BrokenConnection&) {  // the other ranks still need their messages
           }
-          return sends_.empty();
+          return !sends();
         }
         carrier_->progress();  // messages to the lost rank never complete
         return false;
@@ -168,15 +184,25 @@ MessageControlPlane::~MessageControlPlane() {
 void MessageControlPlane::send(std::span<const int> ranks, std::span<const std::byte> message) {
   require_within_limit(message.size(), "sending from", rank());
   std::exception_ptr failure;
-  try {
-    sends_.send(message, ranks, tag_);
-  } catch (const std::exception&) {  // one of them is lost; the others still need the message
-    failure = std::current_exception();
-  }
+  // If one of the ranks is lost, the others still need the message.
+  const auto attempt = [&](const auto& step) {
+    try {
+      step();
+    } catch (const std::exception&) {
+      if (!failure) failure = std::current_exception();
+    }
+  };
+  std::vector<int> others;
   for (const int to : ranks) {
-    node_->announce(to);
-    ring(to);
+    if (mail_.reaches(to)) {
+      node_->announce(to);
+      attempt([&] { mail_.send(to, message); });
+    } else {
+      others.push_back(to);
+    }
   }
+  if (!others.empty()) attempt([&] { sends_.send(message, others, tag_); });
+  for (const int to : others) announce(to);
   if (failure) std::rethrow_exception(failure);
 }
 
@@ -186,9 +212,18 @@ void MessageControlPlane::send(int to, std::span<const std::byte> message) {
                      ": expected another rank, from 0 to ", size() - 1));
   }
   require_within_limit(message.size(), "sending to", to);
+  if (mail_.reaches(to)) {
+    node_->announce(to);
+    return mail_.send(to, message);
+  }
   sends_.send(message, {&to, 1}, tag_);
+  announce(to);
+}
+
+void MessageControlPlane::send_lazily(int to, std::span<const std::byte> message) {
+  if (to < 0 || to >= size() || !mail_.reaches(to)) return send(to, message);
   node_->announce(to);
-  ring(to);
+  mail_.send(to, message, LocalMail::Wake::kIfAwaited);
 }
 
 void MessageControlPlane::retire_sends() {
@@ -196,6 +231,7 @@ void MessageControlPlane::retire_sends() {
   sends_.retire([&](std::span<const int> ranks) {
     for (const int other : ranks) ring(other);
   });
+  mail_.flush();
 }
 
 void MessageControlPlane::heartbeat(TimePoint now) noexcept {
@@ -241,19 +277,21 @@ std::optional<control::Message> MessageControlPlane::deliver() {
     const auto first = std::find_if(incoming_.begin(), incoming_.end(), [&](const auto& other) {
       return other->message.source == incoming->message.source;
     });
-    return incoming->complete && first->get() == incoming.get();
+    return incoming->complete && first->get() == incoming.get() &&
+           mail_.may_deliver(incoming->message.source);
   });
   if (found == incoming_.end()) return std::nullopt;
   control::Message message = std::exchange((*found)->message, {});
   idle_.push_back(std::move(*found));
   incoming_.erase(found);
+  mail_.on_delivered(message.source);
   node_->count_received();
   return message;
 }
 
 std::optional<control::Message> MessageControlPlane::poll() {
   try {
-    if (!sends_.empty()) retire_sends();
+    if (sends()) retire_sends();
   } catch (const std::exception&) {  // a received message may hold the cause, so it comes first
     if (!send_failure_) send_failure_ = std::current_exception();
   }
@@ -264,6 +302,11 @@ std::optional<control::Message> MessageControlPlane::poll() {
 
 std::optional<control::Message> MessageControlPlane::next_message() {
   if (size() == 1) return std::nullopt;
+  if (auto message = mail_.pop()) {
+    node_->count_received();
+    return message;
+  }
+  if (mail_.reaches_all() && incoming_.empty() && !mail_.awaits_carrier()) return std::nullopt;
   test_incoming();
   if (auto message = deliver()) return message;
   while (incoming_.size() < kMostIncoming && start_receive()) {
@@ -314,9 +357,8 @@ std::optional<control::PeerLoss> MessageControlPlane::check_peers(TimePoint now,
 
 std::unique_ptr<control::ControlPlane> make_control_plane(std::shared_ptr<Carrier> carrier,
                                                           std::shared_ptr<host::Node> node,
-                                                          Duration time_to_connect) {
-  return std::make_unique<MessageControlPlane>(std::move(carrier), std::move(node),
-                                               time_to_connect);
+                                                          const ControlPlaneOptions& options) {
+  return std::make_unique<MessageControlPlane>(std::move(carrier), std::move(node), options);
 }
 
 }  // namespace hvd::message

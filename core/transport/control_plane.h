@@ -61,6 +61,12 @@ class ControlPlane : public Peers {
   virtual void send(int rank, std::span<const std::byte> message) = 0;
   /// Sends to each of these other ranks, even if one of them cannot be reached.
   virtual void send(std::span<const int> ranks, std::span<const std::byte> message) = 0;
+  /// Like send(), but the receiver is woken only while it awaits such messages. Otherwise it gets
+  /// the message when it polls for another reason.
+  virtual void send_lazily(int rank, std::span<const std::byte> message) { send(rank, message); }
+  /// Whether this rank awaits lazy messages from now on. Call poll() after
+  /// await_lazy_messages(true) and before a sleep. False at first.
+  virtual void await_lazy_messages(bool /*awaits*/) noexcept {}
   /// Returns the next message that has arrived, if any.
   virtual std::optional<Message> poll() = 0;
   /// Call it when poll() returns no message: see message::Carrier::check_connections().
@@ -135,14 +141,20 @@ namespace hvd::message {
 
 class Carrier;
 
-/// A control plane over a carrier, between the ranks of `node`'s job. Signals within a host use the
-/// node's shared memory instead of messages. Threading: see control::ControlPlane. A message has at
-/// most 256 MiB.
-/// @param time_to_connect for how long the start of a job waits for connections, which take some
-/// ms. Later connections are established when they are first used. Zero if one thread drives all
-/// ranks.
-std::unique_ptr<control::ControlPlane> make_control_plane(
-    std::shared_ptr<Carrier>, std::shared_ptr<host::Node> node,
-    Duration time_to_connect = std::chrono::milliseconds(500));
+struct ControlPlaneOptions {
+  /// For how long the start of a job waits for connections, which take some ms. Later connections
+  /// are established when they are first used. Zero if one thread drives all ranks.
+  Duration time_to_connect = std::chrono::milliseconds(500);
+  /// Whether small messages between the ranks of a host use their shared memory. The same on all
+  /// ranks. False in tests of the carrier.
+  bool use_mail_rings = true;
+};
+
+/// A control plane over a carrier, between the ranks of `node`'s job. Within a host, signals and
+/// small messages use the node's shared memory instead. Threading: see control::ControlPlane. A
+/// message has at most 256 MiB.
+std::unique_ptr<control::ControlPlane> make_control_plane(std::shared_ptr<Carrier>,
+                                                          std::shared_ptr<host::Node> node,
+                                                          const ControlPlaneOptions& = {});
 
 }  // namespace hvd::message

@@ -158,7 +158,8 @@ int main(int argc, char** argv) {
   if (how == "begin-kill") return be_killed_or_give_up(*world);
   if (how == "begin-kill-late" || how == "begin-late")
     return follow_rank_0(*world, how == "begin-kill-late");
-  const auto plane = hvd::testing::mpi_control_plane(world);
+  // Without rings each poll() calls MPI.
+  const auto plane = hvd::testing::mpi_control_plane(world, /*use_mail_rings=*/how != "hang");
   if (how == "unfinalised") return leave_without_finalising(*plane);
   if (how == "pipe") {
     raise(SIGPIPE);

@@ -25,7 +25,7 @@ namespace hvd::testing {
 /// carrier of UCX, and share memory like processes of one host.
 /// @param workers of each rank: of the real UCX or of a simulated one
 /// @param hosts per rank; empty: all on one
-/// @param time_to_connect see message::make_control_plane
+/// @param time_to_connect see message::ControlPlaneOptions
 inline std::function<RankWorld(int rank)> worlds_over_ucx(
     std::vector<ucx::Workers> workers, const std::vector<std::string>& hosts,
     Duration time_to_connect = std::chrono::milliseconds(500)) {
@@ -46,7 +46,8 @@ inline std::function<RankWorld(int rank)> worlds_over_ucx(
     ucx::JobMembers own = members;
     own.rank = rank;
     const auto carrier = ucx::make_ucx_carrier(std::move((*all)[index]), std::move(own));
-    RankWorld world{.plane = message::make_control_plane(carrier, nodes[index], time_to_connect)};
+    RankWorld world{.plane = message::make_control_plane(carrier, nodes[index],
+                                                         {.time_to_connect = time_to_connect})};
     world.backends.push_back(std::make_shared<flat::FlatBackend>(carrier));
     if (several) {
       world.backends.push_back(

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "base/cache_line.h"
+#include "base/expect.h"
 #include "base/text.h"
 #include "hvd/error.h"
 
@@ -24,10 +25,12 @@ struct alignas(kCacheLine) ControlSegment::Header {
 
 struct alignas(kCacheLinePair) ControlSegment::Slot {
   alignas(kCacheLinePair) Doorbell doorbell;
-  std::atomic<std::uint64_t> message_count;  ///< messages sent to this slot's rank; on the
-                                             ///< doorbell's line, since each message rings it
+  // On the doorbell's line, since each message rings it.
+  std::atomic<std::uint64_t> message_count;
+  std::atomic<std::uint64_t> mail_count;
   alignas(kCacheLinePair) ArrivalFlags arrival_flags[kArrivalFlags];
   alignas(kCacheLinePair) std::atomic<std::int64_t> heartbeat;
+  std::atomic<bool> awaits_lazy_mail;
   LifeLock life;
   std::atomic<std::int32_t> accused;  ///< encoded(world rank); 0 if the process accuses no rank
   ProcessIdentity process;
@@ -40,15 +43,23 @@ namespace {
 std::int32_t encoded(int accused) noexcept { return accused - ControlSegment::kUnknownRank + 1; }
 int decoded(std::int32_t accused) noexcept { return accused + ControlSegment::kUnknownRank - 1; }
 
+std::size_t ring_capacity_of(int slots) noexcept {
+  return slots > 1 ? MailRing::capacity_for(slots) : 0;
+}
+
 }  // namespace
 
-static_assert(std::atomic<std::int64_t>::is_always_lock_free,
-              "heartbeats are shared between processes");
+static_assert(std::atomic<std::int64_t>::is_always_lock_free &&
+                  std::atomic<bool>::is_always_lock_free,
+              "heartbeats and flags are shared between processes");
 
 std::size_t ControlSegment::bytes_for(int slots) noexcept {
   // The header takes the room of one slot, for the slots' alignment.
   static_assert(sizeof(Header) <= sizeof(Slot));
-  return (static_cast<std::size_t>(slots) + 1) * sizeof(Slot);
+  const auto count = static_cast<std::size_t>(slots);
+  const std::size_t capacity = ring_capacity_of(slots);
+  const std::size_t rings = capacity > 0 ? count * count * MailRing::bytes_for(capacity) : 0;
+  return (count + 1) * sizeof(Slot) + rings;
 }
 
 ControlSegment::Slot& ControlSegment::slot(int index) noexcept {
@@ -56,7 +67,7 @@ ControlSegment::Slot& ControlSegment::slot(int index) noexcept {
 }
 
 ControlSegment::ControlSegment(std::unique_ptr<SharedSegment> segment, int slots) noexcept
-    : segment_(std::move(segment)), slots_(slots) {}
+    : segment_(std::move(segment)), slots_(slots), ring_capacity_(ring_capacity_of(slots)) {}
 
 ControlSegment::~ControlSegment() = default;
 ControlSegment::ControlSegment(ControlSegment&&) noexcept = default;
@@ -89,6 +100,22 @@ Doorbell& ControlSegment::doorbell(int index) noexcept { return slot(index).door
 
 std::atomic<std::uint64_t>& ControlSegment::message_count(int index) noexcept {
   return slot(index).message_count;
+}
+
+std::atomic<std::uint64_t>& ControlSegment::mail_count(int index) noexcept {
+  return slot(index).mail_count;
+}
+
+std::atomic<bool>& ControlSegment::awaits_lazy_mail(int index) noexcept {
+  return slot(index).awaits_lazy_mail;
+}
+
+MailRing ControlSegment::mail_ring(int from_slot, int to_slot) noexcept {
+  HVD_EXPECT(has_mail_rings(), "the segment has rings");
+  const auto index = static_cast<std::size_t>(to_slot) * static_cast<std::size_t>(slots_) +
+                     static_cast<std::size_t>(from_slot);
+  std::byte* const rings = reinterpret_cast<std::byte*>(&slot(slots_));
+  return {rings + index * MailRing::bytes_for(ring_capacity_), ring_capacity_};
 }
 
 ArrivalFlags& ControlSegment::remote_arrival_flags() noexcept {

@@ -16,11 +16,12 @@
 #include "base/process_watch.h"
 #include "base/shared_segment.h"
 #include "transport/node/life_lock.h"
+#include "transport/node/mail_ring.h"
 
 namespace hvd::host {
 
 /// A segment of shared memory per host, with a doorbell, a heartbeat, arrival flags, a farewell
-/// flag and a failure report for each of its ranks.
+/// flag and a failure report for each of its ranks, and a queue of messages for each pair of them.
 ///
 /// Any thread may call doorbell() and find_loss(); only the thread that drives the engine calls the
 /// rest. The segment has a name only until all ranks have mapped it (unlink()), so that killed
@@ -69,6 +70,14 @@ class ControlSegment {
   ArrivalFlags& remote_arrival_flags() noexcept;
   /// Counts the messages that have been sent to the slot's rank.
   std::atomic<std::uint64_t>& message_count(int slot) noexcept;
+  /// Counts the entries of all rings to the slot's rank.
+  std::atomic<std::uint64_t>& mail_count(int slot) noexcept;
+  /// Whether the slot's rank is to be rung for lazy messages.
+  std::atomic<bool>& awaits_lazy_mail(int slot) noexcept;
+  /// Whether each pair of slots has rings. Hosts with very many ranks have none.
+  bool has_mail_rings() const noexcept { return ring_capacity_ > 0; }
+  /// @pre has_mail_rings()
+  MailRing mail_ring(int from_slot, int to_slot) noexcept;
   /// Number of processes whose end any process of the host has detected. A change rings all
   /// doorbells, and check() then returns a loss.
   std::uint32_t endings() const noexcept;
@@ -110,6 +119,7 @@ class ControlSegment {
 
   std::shared_ptr<SharedSegment> segment_;
   int slots_ = 0;
+  std::size_t ring_capacity_ = 0;
   int own_ = 0;
   std::vector<Watched> watched_;
   std::unique_ptr<LifeWatch> life_watch_;  // uses the segment

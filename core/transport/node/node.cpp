@@ -263,6 +263,24 @@ void Node::announce(int world_rank) noexcept {
         .fetch_add(1, std::memory_order_release);
 }
 
+void Node::announce_mail(int world_rank) noexcept {
+  HVD_EXPECT(control_segment_shared_, "the ranks of this host share the control segment");
+  control_segment_->mail_count(slot_of_rank_[static_cast<std::size_t>(world_rank)])
+      .fetch_add(1, std::memory_order_seq_cst);
+}
+
+// The sender announces a message and then reads this flag. The receiver sets the flag and then
+// reads the announcements. All four accesses are sequentially consistent, so at least one of the
+// two sees what the other has written, and no message is left behind.
+void Node::await_lazy_mail(bool awaits) noexcept {
+  control_segment_->awaits_lazy_mail(topology_.local_rank).store(awaits, std::memory_order_seq_cst);
+}
+
+bool Node::awaits_lazy_mail(int world_rank) noexcept {
+  return control_segment_->awaits_lazy_mail(slot_of_rank_[static_cast<std::size_t>(world_rank)])
+      .load(std::memory_order_seq_cst);
+}
+
 ArrivalFlags* Node::arrival_flags(int world_rank, int flag) noexcept {
   const int slot = slot_of_rank_[static_cast<std::size_t>(world_rank)];
   return all_control_segments_shared_ && slot >= 0 ? &control_segment_->arrival_flags(slot, flag)

@@ -23,7 +23,7 @@ using Exchange = std::function<void(const void* mine, void* all, std::size_t byt
 using Reports = std::function<std::span<const std::byte>(std::size_t rank)>;
 
 /// This rank's host and the state that it shares with the other ranks there: the control segment,
-/// the doorbells and the counts of messages. The messages themselves do not pass through it.
+/// the doorbells, the counts of messages and the rings for small ones.
 ///
 /// Only the thread that drives the engine calls it, except topology() and ring(), which any thread
 /// may call.
@@ -73,6 +73,17 @@ class Node {
   void ring(int world_rank) noexcept;
   /// Announces a message to that rank. No effect for ranks of other hosts.
   void announce(int world_rank) noexcept;
+  /// Announces an entry of the ring to that rank of this host. @pre control_segment_shared()
+  void announce_mail(int world_rank) noexcept;
+  /// Whether this rank is to be rung for lazy messages: see control::ControlPlane.
+  void await_lazy_mail(bool awaits) noexcept;
+  /// Whether that rank of this host is to be rung for a lazy message. Call it after
+  /// announce_mail().
+  bool awaits_lazy_mail(int world_rank) noexcept;
+  /// The entries that have been announced to this rank.
+  std::uint64_t own_mail_count() noexcept {
+    return control_segment_->mail_count(topology_.local_rank).load(std::memory_order_seq_cst);
+  }
   /// Counts an announced message as received.
   void count_received() noexcept { ++messages_received_; }
   /// Whether all announced messages have been received. @pre rung_by_all()

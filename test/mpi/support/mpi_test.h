@@ -18,10 +18,11 @@ int mpi_size();
 /// Waits for all ranks with MPI_Barrier, without hvd.
 void mpi_barrier();
 
-/// The control plane of a job over MPI.
+/// The control plane of a job over MPI. @param use_mail_rings see message::ControlPlaneOptions
 inline std::unique_ptr<control::ControlPlane> mpi_control_plane(
-    const std::shared_ptr<mpi::MpiWorld>& world) {
-  return message::make_control_plane(mpi::make_mpi_carrier(world), world->node());
+    const std::shared_ptr<mpi::MpiWorld>& world, bool use_mail_rings = true) {
+  return message::make_control_plane(mpi::make_mpi_carrier(world), world->node(),
+                                     {.use_mail_rings = use_mail_rings});
 }
 
 /// Drives the plane until a message arrives. @throws hvd::Error after `timeout`.

@@ -201,8 +201,9 @@ class SteadyCountOverUcx : public SteadyCount {
     }
     for (std::size_t rank = 0; rank < kRanks; ++rank) {
       members.rank = static_cast<int>(rank);
-      planes_[rank] = message::make_control_plane(
-          ucx::make_ucx_carrier(std::move(workers[rank]), members), nodes[rank]);
+      planes_[rank] =
+          message::make_control_plane(ucx::make_ucx_carrier(std::move(workers[rank]), members),
+                                      nodes[rank], {.use_mail_rings = false});
     }
   }
 };

@@ -35,8 +35,9 @@ constexpr std::size_t kLimit = std::size_t{256} << 20;
 struct Job {
   explicit Job(int size) : network(FakeNetwork::create(size, 7)), nodes(testing::join_nodes(size)) {
     for (int rank = 0; rank < size; ++rank) {
-      planes.push_back(
-          make_control_plane(network->carrier(rank), nodes[static_cast<std::size_t>(rank)]));
+      planes.push_back(make_control_plane(network->carrier(rank),
+                                          nodes[static_cast<std::size_t>(rank)],
+                                          {.use_mail_rings = false}));
     }
   }
   control::ControlPlane& operator[](std::size_t rank) { return *planes[rank]; }
