@@ -19,6 +19,7 @@
 #include "command/launch_plan.h"
 #include "command/options.h"
 #include "doctor/doctor.h"
+#include "elastic/elastic_job.h"
 #include "mpirun/supervisor.h"
 #include "processes/job.h"
 #include "processes/job_starter.h"
@@ -173,6 +174,7 @@ int run(LaunchOptions options) {
     distribute_ranks(options, port_of(*master));
     if (options.node->rank != 0) master.reset();
   }
+  if (options.elastic) return ElasticJob(options, make_launch_plan(options)).run();
   return run_attempts(options);
 }
 

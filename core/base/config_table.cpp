@@ -189,6 +189,14 @@ constexpr Variable kVariables[] = {
     {.name = "JOB_TOKEN",
      .use = VariableUse::kLauncher,
      .meaning = "without MPI: the job's secret; a rank with another one is refused"},
+    {.name = "WORKER_ID",
+     .use = VariableUse::kLauncher,
+     .meaning = "in an [elastic job](elastic.md): the number of this process, which the job uses "
+                "once; hvd removes it from the environment"},
+    {.name = "MEMBER_SOCKET",
+     .use = VariableUse::kLauncher,
+     .meaning = "in an elastic job: the descriptor of the process's connection to its agent; hvd "
+                "removes it from the environment"},
     {.name = "OUTPUT_TTY",
      .use = VariableUse::kLauncher,
      .meaning =

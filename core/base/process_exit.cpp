@@ -67,14 +67,38 @@ void limit_exit(std::chrono::milliseconds limit, const std::string& why) noexcep
   }
 }
 
-void keep_until_exit(std::shared_ptr<const void> owner) {
-  struct Kept {
-    Mutex mutex;
-    std::vector<std::shared_ptr<const void>> owners HVD_GUARDED_BY(mutex);
-  };
-  static Kept* const kept = new Kept;  // never destroyed
-  const MutexLock lock(kept->mutex);
-  kept->owners.push_back(std::move(owner));
+namespace {
+
+struct KeptOwners {
+  Mutex mutex;
+  std::vector<std::shared_ptr<const void>> memory HVD_GUARDED_BY(mutex);
+  std::vector<std::shared_ptr<const void>> transports HVD_GUARDED_BY(mutex);
+};
+
+KeptOwners& kept_owners() {
+  static KeptOwners* const instance = new KeptOwners;  // never destroyed
+  return *instance;
+}
+
+}  // namespace
+
+void keep_until_exit(std::shared_ptr<const void> owner, Kept kind) {
+  KeptOwners& kept = kept_owners();
+  const MutexLock lock(kept.mutex);
+  (kind == Kept::kTransport ? kept.transports : kept.memory).push_back(std::move(owner));
+}
+
+void release_kept() noexcept {
+  KeptOwners& kept = kept_owners();
+  std::vector<std::shared_ptr<const void>> transports;
+  std::vector<std::shared_ptr<const void>> memory;
+  {
+    const MutexLock lock(kept.mutex);
+    transports.swap(kept.transports);
+    memory.swap(kept.memory);
+  }
+  transports.clear();
+  memory.clear();
 }
 
 }  // namespace hvd

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <cstdint>
 #include <memory>
 #include <string>
 
@@ -21,6 +22,16 @@ void limit_exit(std::chrono::milliseconds limit, const std::string& why) noexcep
 /// same holds for NCCL's kernels. So such memory (tensors, fusion buffers, receive buffers) is
 /// moved here and kept until the process ends, which is soon after the loss of a peer. The
 /// transport keeps its request objects.
-void keep_until_exit(std::shared_ptr<const void> owner);
+///
+/// A worker of an elastic job outlives such failures. It releases all of that when the fence of the
+/// failed generation has passed: the survivors have left it, and the lost processes do not run.
+enum class Kept : std::uint8_t {
+  kMemory,
+  kTransport,  ///< may itself use memory that is kept, so it is released first
+};
+void keep_until_exit(std::shared_ptr<const void> owner, Kept = Kept::kMemory);
+/// Releases everything that is kept. Thread-safe. Only for processes whose transports touch memory
+/// in calls alone, after all processes have left the job that has failed.
+void release_kept() noexcept;
 
 }  // namespace hvd

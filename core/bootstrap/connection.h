@@ -53,6 +53,7 @@ class Connection {
   static Connection to_host(const std::string& host, std::uint16_t port, Deadline);
 
   bool is_open() const noexcept { return descriptor_ >= 0; }
+  int descriptor() const noexcept { return descriptor_; }
   void close() noexcept;
   /// Ends the connection for all processes that hold it.
   void shut_down() noexcept;

@@ -12,6 +12,7 @@
 
 #include "backend/self/self_backend.h"
 #include "base/config.h"
+#include "base/expect.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/mutex.h"
@@ -119,17 +120,31 @@ Agreement agree_or_leave(JobConnection& job, MpiJob& world, const RuntimeOptions
   }
 }
 
+rendezvous::RankInfo rank_info(int rank, int size) {
+  return {.job = job_name(),
+          .token = env_string("JOB_TOKEN").value_or(""),
+          .build = build_identity(),
+          .rank = rank,
+          .size = size};
+}
+
+using OpenStore = std::function<std::unique_ptr<rendezvous::Store>()>;
+
+/// Joins the ranks in the store that `open` opens.
+JoinRanks joining_in(OpenStore open, const rendezvous::RankInfo& own, const RuntimeOptions& options,
+                     Deadline deadline) {
+  return [open = std::move(open), own, deadline,
+          limit = options.start_timeout](std::span<const std::byte> payload) {
+    return rendezvous::Rendezvous::join(open(), own, payload, deadline, limit);
+  };
+}
+
 /// Opens the store in which the ranks find each other, and joins them there.
 JoinRanks joining(const RuntimeOptions& options, const InitMethod& method,
                   std::optional<ProgramStore> store, Deadline deadline) {
-  using rendezvous::Rendezvous;
-  const rendezvous::RankInfo own{.job = job_name(),
-                                 .token = env_string("JOB_TOKEN").value_or(""),
-                                 .build = build_identity(),
-                                 .rank = method.rank,
-                                 .size = method.size};
+  const rendezvous::RankInfo own = rank_info(method.rank, method.size);
   rendezvous::check(own);
-  std::function<std::unique_ptr<rendezvous::Store>()> open;
+  OpenStore open;
   if (store) {
     open = [functions = std::move(store->store), deadline] {
       return rendezvous::open_program_store([functions] { return functions; }, functions.name,
@@ -140,9 +155,7 @@ JoinRanks joining(const RuntimeOptions& options, const InitMethod& method,
   } else {
     open = [&method, own, deadline] { return rendezvous::open_store(method.place, own, deadline); };
   }
-  return [open, own, deadline, limit = options.start_timeout](std::span<const std::byte> payload) {
-    return Rendezvous::join(open(), own, payload, deadline, limit);
-  };
+  return joining_in(std::move(open), own, options, deadline);
 }
 
 /// Makes the backends of a job whose ranks have agreed, and ends its start.
@@ -159,6 +172,11 @@ void make_backends(JobConnection& job, World& world, const RuntimeOptions& optio
     job.backends.push_back(std::move(nccl));
   for (const int rank : data_neighbours(topology)) carrier->connect(message::Plane::kData, rank);
   world.begun();
+}
+
+Deadline start_deadline(const RuntimeOptions& options) {
+  return std::chrono::steady_clock::now() +
+         std::chrono::duration_cast<std::chrono::nanoseconds>(options.start_timeout);
 }
 
 JobConnection job_of_one(const RuntimeOptions& options) {
@@ -197,9 +215,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   if (method.controller == Controller::kMpi) {
     world = over_mpi = join_over_mpi(options, method);
   } else {
-    const Deadline deadline =
-        std::chrono::steady_clock::now() +
-        std::chrono::duration_cast<std::chrono::nanoseconds>(options.start_timeout);
+    const Deadline deadline = start_deadline(options);
     world = join_over_ucx(
         method.place, joining(options, method, std::move(store), deadline), method.rank,
         method.size, statement_of(options),
@@ -213,6 +229,55 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   try {
     job.control = message::make_control_plane(world->carrier(), world->node());
     if (over_mpi) agreement = agree_or_leave(job, *over_mpi, options, gpu);
+    make_backends(job, *world, options, std::move(arena), gpu, agreement);
+  } catch (const std::exception& error) {
+    release_descriptors();
+    world->abandon(error);
+    throw;
+  }
+  return job;
+}
+
+rendezvous::StoreServer::Options generation_server(const std::string& place, int most) {
+  const rendezvous::RankInfo own = rank_info(0, 1);
+  return {.place = place,
+          .job = own.job,
+          .token = own.token,
+          .most_unadmitted = static_cast<std::size_t>(most)};
+}
+
+JobConnection join_generation(const RuntimeOptions& options,
+                              std::shared_ptr<const SharedArena> arena,
+                              const GenerationPlace& place) {
+  HVD_EXPECT(!place.hosts.empty() && place.rank < place.size, "the rank is one of the generation");
+  const std::string name = text("tcp://", place.hosts.front(), ":", place.port);
+  const InitMethod method{.controller = place.size > 1 ? Controller::kUcx : Controller::kLocal,
+                          .place = name,
+                          .source = "hvdrun",
+                          .rank = place.rank,
+                          .size = place.size};
+  check_backend_name(options, method);
+  if (place.size == 1) return job_of_one(options);
+  const Deadline deadline = start_deadline(options);
+  const rendezvous::RankInfo own = rank_info(place.rank, place.size);
+  JobConnection job;
+  job.controller = name_of(method.controller);
+  Gpu gpu;
+  Agreement agreement;
+  const auto open = [&place, own, deadline] {
+    return rendezvous::open_served_store(place.hosts, place.port, own, deadline,
+                                         place.interruption);
+  };
+  const auto world = join_over_ucx(
+      name, joining_in(open, own, options, deadline), place.rank, place.size, statement_of(options),
+      [&](RankStatement& statement, const Topology& topology) {
+        gpu = find_gpu(options, topology.local_rank, statement);
+      },
+      agreement, deadline);
+  job.world = world;
+  job.init_method = world->init_method();
+  try {
+    job.control = message::make_control_plane(world->carrier(), world->node());
     make_backends(job, *world, options, std::move(arena), gpu, agreement);
   } catch (const std::exception& error) {
     release_descriptors();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -7,6 +8,8 @@
 
 #include "backend/backend.h"
 #include "base/shared_arena.h"
+#include "bootstrap/socket_store.h"
+#include "bootstrap/store_server.h"
 #include "device/context.h"
 #include "engine/runtime_options.h"
 #include "hvd/store.h"
@@ -40,6 +43,24 @@ struct ProgramStore {
 /// without a way to find each other; PeerLostError when a rank does not join in time
 JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena,
                        std::optional<ProgramStore> store = {});
+
+/// Where the ranks of a generation of an elastic job find each other: a store that the worker which
+/// is rank 0 has served since before the generation began.
+struct GenerationPlace {
+  std::vector<std::string> hosts = {};  ///< addresses of rank 0's host, to be tried in turn
+  std::uint16_t port = 0;
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<rendezvous::Interruption> interruption = {};  ///< ends the call
+};
+/// The settings of that store's server.
+/// @param most connections of processes that have not proved themselves
+rendezvous::StoreServer::Options generation_server(const std::string& place, int most);
+/// Joins the generation. Collective. The server must exist until the call has ended.
+/// @pre there is an address, and the rank is below the size
+/// @throws as join_job()
+JobConnection join_generation(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena,
+                              const GenerationPlace&);
 
 /// See hvd::use_agent_store(). Call it before join_job().
 void open_agent_store_by(OpenAgentStore);

@@ -50,6 +50,7 @@ class SocketServer::Impl {
   Impl(std::uint16_t port, StoreServer::Options options, Deadline deadline);
   ~Impl();
   std::string remarks(std::span<const int> ranks);
+  std::uint16_t port() const noexcept { return port_; }
   bool in_child() const noexcept { return ::getpid() != process_; }
 
  private:
@@ -80,6 +81,7 @@ class SocketServer::Impl {
 
   const std::string place_;
   const pid_t process_ = ::getpid();
+  std::uint16_t port_ = 0;
   // Only the thread uses the members below.
   asio::io_context io_{1};
   tcp::acceptor acceptor_{io_};
@@ -121,6 +123,7 @@ void SocketServer::Impl::listen(std::uint16_t port, Deadline deadline) {
       return error != asio::error::address_in_use;
     });
   }
+  if (!error) port_ = acceptor_.local_endpoint(error).port();
   if (!error) return;
   throw UsageError(text("hvd::init: rank 0 cannot serve ", place_, ": ", error.message(),
                         "; give each job a port of its own that no other program uses"));
@@ -315,6 +318,8 @@ SocketServer::~SocketServer() {
   // A child made by fork() has no such thread, and shares the descriptors with its parent.
   if (impl_ && impl_->in_child()) static_cast<void>(impl_.release());
 }
+
+std::uint16_t SocketServer::port() const noexcept { return impl_->port(); }
 
 std::string SocketServer::remarks(std::span<const int> ranks) const {
   return impl_->remarks(ranks);

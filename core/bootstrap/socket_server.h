@@ -24,6 +24,7 @@ inline constexpr auto kTimeToBeFree = std::chrono::seconds(3);
 class SocketServer {
  public:
   /// Waits for a port that is in use: kTimeToBeFree.
+  /// @param port 0: one that is free
   /// @throws UsageError when it cannot listen on the port
   SocketServer(std::uint16_t port, StoreServer::Options, Deadline);
   SocketServer(const SocketServer&) = delete;
@@ -31,6 +32,7 @@ class SocketServer {
   /// Ends all waits with PeerLostError(0), and sends pending replies for at most a second.
   ~SocketServer();
 
+  std::uint16_t port() const noexcept;
   /// See StoreServer::remarks().
   std::string remarks(std::span<const int> ranks) const;
 

@@ -1,5 +1,7 @@
 #include "bootstrap/socket_store.h"
 
+#include <fcntl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -9,6 +11,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/expect.h"
 #include "base/log.h"
 #include "base/sha256.h"
 #include "base/text.h"
@@ -310,6 +313,34 @@ void TcpStore::connect(const std::string& host, Deadline deadline) {
       0);
 }
 
+class ServedStore final : public SocketStore {
+ public:
+  ServedStore(std::string place, const RankInfo& own, std::shared_ptr<Interruption> interruption)
+      : SocketStore(std::move(place), false, own), interruption_(std::move(interruption)) {}
+
+  /// Connects to one of the host's addresses. The server is known to listen.
+  void connect(const std::vector<std::string>& hosts, std::uint16_t port, Deadline deadline) {
+    std::string trouble;
+    for (const std::string& host : hosts) {
+      if (interruption_->interrupted()) break;
+      const Deadline until = std::min<Deadline>(deadline, steady_clock::now() + kTimeToConnect);
+      try {
+        Connection made = Connection::to_host(without_brackets(host), port, until);
+        interruption_->watch(made.descriptor());
+        return begin(std::move(made), std::min<Deadline>(deadline, until + kTimeToBeAdmitted));
+      } catch (const ForeignServer& foreign) {
+        throw UsageError(foreign.reason);
+      } catch (const Connection::Trouble& failure) {
+        trouble = failure.reason;
+      }
+    }
+    throw PeerLostError(text("rank 0 could not be reached at ", place(), ": ", trouble), 0);
+  }
+
+ private:
+  const std::shared_ptr<Interruption> interruption_;
+};
+
 [[noreturn]] void throw_unreachable(const std::string& reason) {
   throw UsageError(text(
       "hvd::init: init_method hvdrun:// names a supervisor of hvdrun that cannot be reached (",
@@ -325,6 +356,39 @@ std::unique_ptr<Store> open_tcp_store(const std::string& host, std::uint16_t por
                                       const RankInfo& own, Deadline deadline) {
   auto store = std::make_unique<TcpStore>(host, port, own);
   own.rank == 0 ? store->serve(own, deadline) : store->connect(deadline);
+  return store;
+}
+
+Interruption::~Interruption() {
+  const MutexLock lock(mutex_);
+  if (descriptor_ >= 0) ::close(descriptor_);
+}
+
+void Interruption::interrupt() noexcept {
+  const MutexLock lock(mutex_);
+  interrupted_ = true;
+  if (descriptor_ >= 0) ::shutdown(descriptor_, SHUT_RDWR);
+}
+
+bool Interruption::interrupted() const {
+  const MutexLock lock(mutex_);
+  return interrupted_;
+}
+
+void Interruption::watch(int descriptor) {
+  const MutexLock lock(mutex_);
+  if (descriptor_ >= 0) ::close(descriptor_);
+  descriptor_ = ::fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
+  if (interrupted_ && descriptor_ >= 0) ::shutdown(descriptor_, SHUT_RDWR);
+}
+
+std::unique_ptr<Store> open_served_store(const std::vector<std::string>& hosts, std::uint16_t port,
+                                         const RankInfo& own, Deadline deadline,
+                                         const std::shared_ptr<Interruption>& interruption) {
+  HVD_EXPECT(!hosts.empty(), "the server has an address");
+  auto store =
+      std::make_unique<ServedStore>(text("tcp://", hosts.front(), ":", port), own, interruption);
+  store->connect(hosts, port, deadline);
   return store;
 }
 

@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
+#include "base/mutex.h"
 #include "bootstrap/messages.h"
 #include "bootstrap/store.h"
 
@@ -21,6 +23,33 @@ namespace hvd::rendezvous {
 /// time
 std::unique_ptr<Store> open_tcp_store(const std::string& host, std::uint16_t port, const RankInfo&,
                                       Deadline);
+
+/// Ends the use of a store from another thread: its calls throw soon. Thread-safe.
+class Interruption {
+ public:
+  Interruption() = default;
+  Interruption(const Interruption&) = delete;
+  Interruption& operator=(const Interruption&) = delete;
+  ~Interruption();
+  void interrupt() noexcept;
+  bool interrupted() const;
+  /// Makes it end this connection, too.
+  void watch(int descriptor);
+
+ private:
+  mutable Mutex mutex_;
+  bool interrupted_ HVD_GUARDED_BY(mutex_) = false;
+  int descriptor_ HVD_GUARDED_BY(mutex_) = -1;  ///< a duplicate
+};
+
+/// Opens a store that a process already serves with a SocketServer.
+/// @param hosts addresses of one host, to be tried in turn
+/// @pre there is an address
+/// @throws UsageError when the server refuses this process; PeerLostError(0) when it is not reached
+/// in time
+std::unique_ptr<Store> open_served_store(const std::vector<std::string>& hosts, std::uint16_t port,
+                                         const RankInfo&, Deadline,
+                                         const std::shared_ptr<Interruption>&);
 
 /// Opens the store that hvdrun serves through its agent on this host.
 /// @param socket the agent's, in the abstract namespace

@@ -4,6 +4,7 @@
 #include <new>
 
 #include "base/expect.h"
+#include "hvd/elastic.h"
 
 namespace hvd::capi {
 namespace {
@@ -50,6 +51,8 @@ hvd_status_t record_current_exception() noexcept {
     return record(HVD_ERROR_PEER_LOST, error.what(), error.rank());
   } catch (const ShutdownError& error) {
     return record(HVD_ERROR_SHUTDOWN, error.what());
+  } catch (const elastic::GenerationOver& error) {
+    return record(HVD_ERROR_GENERATION_OVER, error.what());
   } catch (const std::bad_alloc&) {
     return record(HVD_ERROR_INTERNAL, "out of memory");
   } catch (const std::exception& error) {
@@ -87,6 +90,8 @@ const char* hvd_status_name(hvd_status_t status) {
       return "internal";
     case HVD_ERROR_NOT_INITIALIZED:
       return "not initialised";
+    case HVD_ERROR_GENERATION_OVER:
+      return "generation over";
   }
   return "unknown";
 }

@@ -44,7 +44,8 @@ std::string line_of(const OperationState& operation, const std::string& state, T
 }  // namespace
 
 Engine::Engine(const RuntimeOptions& options, EngineParts parts)
-    : counters_(parts.counters),
+    : on_failure_(options.on_failure),
+      counters_(parts.counters),
       control_(std::move(parts.control)),
       submission_queue_(control::ProcessSetTable(control_->size())),
       operations_(submission_queue_, control_->rank(),

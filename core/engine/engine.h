@@ -1,5 +1,6 @@
 #pragma once
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -176,6 +177,7 @@ class Engine {
   void end_with(const OperationPtr&, const wire::ErrorEntry&) HVD_REQUIRES(progress_);
   void dump_state_if_requested() HVD_REQUIRES(progress_);
 
+  const std::function<void(const Status&)> on_failure_;  // RuntimeOptions::on_failure
   observe::Counters& counters_;
   std::unique_ptr<control::ControlPlane> control_;
   SubmissionQueue submission_queue_;

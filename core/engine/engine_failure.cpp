@@ -132,7 +132,7 @@ std::optional<Status> Engine::find_reported_loss(BrokenConnections connections) 
     } catch (const std::exception&) {
       receives = false;
     }
-    return reported.has_value();
+    return reported.has_value() || submission_queue_.outside_failure().has_value();
   });
   if (loss) throw_loss(*loss);
   const bool named = reported && reported->rank >= 0;
@@ -141,7 +141,7 @@ std::optional<Status> Engine::find_reported_loss(BrokenConnections connections) 
 }
 
 void Engine::on_abort(const wire::Abort& abort) {
-  if (abort.cause.rank != control_->rank()) {
+  if (!on_failure_ && abort.cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
                                abort.cause.message, abort.cause.rank);
   }
@@ -161,13 +161,16 @@ void Engine::fail(const Status& cause, bool notify_others) noexcept {
   release_descriptors();  // to notify ranks without a connection
   // Notify the supervisor before the operations fail, and before other ranks may end because of
   // this.
-  if (cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {
+  if (!on_failure_ && cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(cause.code),
                                cause.message, cause.rank);
   }
   // When a process ends without shutdown(), failures of other ranks are mostly a consequence of
   // that, so its last output should not blame them.
-  if (submission_queue_.ending()) {
+  if (on_failure_) {
+    HVD_LOG(kInfo) << "the generation has failed: " << own.message;
+    on_failure_(cause);
+  } else if (submission_queue_.ending()) {
     HVD_LOG(kInfo) << "the runtime has failed while this process was ending: " << own.message;
   } else {
     HVD_LOG(kError) << "the runtime has failed: " << own.message;

@@ -443,6 +443,11 @@ void Runtime::abort(const Status& cause) {
   wait_until([this] { return engine_.submission_queue().failed(); }, {});
 }
 
+void Runtime::fail_soon(const Status& cause) {
+  engine_.submission_queue().fail_from_outside(cause);
+  engine_.doorbell().ring();
+}
+
 void Runtime::notify_before_exit(const Status& cause, Duration patience) noexcept {
   try {
     const TimePoint limit = clock_.now() + patience;

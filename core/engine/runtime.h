@@ -60,6 +60,9 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// as far as that is possible without waiting.
   void abort(const Status& cause);
 
+  /// As abort(), but returns at once.
+  void fail_soon(const Status& cause);
+
   /// As abort(), for a process that is about to end. Takes no longer than `patience`, whatever the
   /// process's threads do.
   void notify_before_exit(const Status& cause, Duration patience) noexcept;

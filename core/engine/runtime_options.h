@@ -2,11 +2,13 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
 #include "base/clock.h"
 #include "hvd/options.h"
+#include "hvd/status.h"
 
 namespace hvd::runtime {
 
@@ -45,6 +47,9 @@ struct RuntimeOptions {
   /// Whether the runtime has an engine thread. Without one, the caller drives the engine through
   /// Runtime::step(), as simulations do.
   bool background_thread = true;
+  /// In an elastic job: called once with the cause of failure, on the thread that drives the
+  /// engine. Must not call the runtime.
+  std::function<void(const Status&)> on_failure = {};
 };
 
 /// The program's value of each option, else the environment's, else the default. @throws UsageError

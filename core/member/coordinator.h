@@ -88,6 +88,8 @@ class Coordinator {
   std::vector<CoordinatorAction> take_actions();
   std::optional<Outcome> outcome() const noexcept { return outcome_; }
   Phase phase() const noexcept { return phase_; }
+  /// Whether the host has workers or had some, and was not lost since.
+  bool has_host(const std::string& host) const { return hosts_.contains(host); }
   /// The generation that is wanted, formed or running.
   Generation generation() const noexcept { return wanted_; }
   /// How many generations had begun to run and were then reset or changed.

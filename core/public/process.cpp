@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "base/config.h"
+#include "base/expect.h"
 #include "base/limits.h"
 #include "base/log.h"
 #include "base/mutex.h"
@@ -35,6 +36,8 @@
 #include "hvd/point_to_point.h"
 #include "hvd/store.h"
 #include "observe/supervisor_notice.h"
+#include "public/elastic_worker.h"
+#include "public/process.h"
 #include "public/process_handlers.h"
 
 namespace hvd {
@@ -66,6 +69,8 @@ struct Context {
   std::optional<bool> program_has_mpi HVD_GUARDED_BY(lifecycle);
   std::atomic<bool> full_reported{false};
   std::atomic<bool> was_initialized{false};
+  std::optional<RuntimeOptions> elastic HVD_GUARDED_BY(mutex);  // see elastic_options()
+  std::atomic<bool> in_elastic_run{false};
   bool job_inherited = false;  // set in a child of fork(), before it has threads
   // Keeps the parent's runtime in a child of fork(), where it has lost its thread and must not be
   // destroyed.
@@ -123,7 +128,8 @@ void hold_standard_streams() noexcept {
     if (::fcntl(descriptor, F_GETFD) < 0 && ::open("/dev/null", O_RDWR) < 0) return;
 }
 
-/// Null if this process has no arena, or has inherited it.
+}  // namespace
+
 std::shared_ptr<SharedArena> process_arena() {
   std::call_once(context().arena_made, [] {
     hold_standard_streams();
@@ -142,6 +148,16 @@ std::shared_ptr<Runtime> runtime_or_null() {
   const MutexLock lock(process.mutex);
   return process.runtime;
 }
+
+std::optional<RuntimeOptions> elastic_options() {
+  Context& process = context();
+  const MutexLock lock(process.mutex);
+  return process.elastic;
+}
+
+void set_in_elastic_run(bool in_run) noexcept { context().in_elastic_run.store(in_run); }
+
+namespace {
 
 void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(process.lifecycle) {
   auto runtime = runtime_or_null();
@@ -168,7 +184,7 @@ void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(proc
 // ShutdownError with that cause instead of hanging.
 void leave_at_exit() {
   Context& process = context();
-  if (!process.lifecycle.try_lock()) return;
+  if (process.in_elastic_run.load() || !process.lifecycle.try_lock()) return;
   const MutexLock lock(process.lifecycle, std::adopt_lock);
   if (const auto runtime = runtime_or_null()) {
     HVD_LOG(kWarning) << "the process ends without hvd::shutdown(); leaving the job";
@@ -192,7 +208,7 @@ void leave_at_exit() {
 // exit and end.
 void report_exit(int status, void*) {
   const auto runtime = runtime_or_null();
-  if (runtime && !runtime->failed())
+  if (runtime && !runtime->failed() && !context().in_elastic_run.load())
     observe::notify_supervisor(observe::NoticeKind::kExit, status, "");
 }
 
@@ -231,8 +247,46 @@ void report_settings(Context& process, const Options& options, const Topology& t
   for (const std::string& text : unknown_variables()) HVD_LOG(kWarning) << text;
 }
 
+/// Makes the runtime of a job that the process has joined.
+std::shared_ptr<Runtime> make_runtime(Context& process, const RuntimeOptions& options,
+                                      JobConnection job) HVD_REQUIRES(process.lifecycle) {
+  const Topology topology = job.control->topology();
+  set_log_identity(topology.rank, topology.host_name(topology.rank));
+  process.world = std::move(job.world);
+  auto created = Runtime::create(options, std::move(job.control), std::move(job.backends),
+                                 process.clock, process_arena(), std::move(job.device));
+  if (!process.exit_handler_registered) {
+    process.exit_handler_registered = true;
+    std::atexit(leave_at_exit);
+    ::on_exit(report_exit, nullptr);
+  }
+  HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size
+                 << ", local rank " << topology.local_rank << " of " << topology.local_size
+                 << ", met at " << job.init_method << ", controller " << job.controller << ", "
+                 << describe(created->progress_policy(), topology.local_size);
+  process.dump_signal.emplace(*created);
+  // hvdrun detects the end of a worker of an elastic job and finds its cause.
+  if (!options.on_failure)
+    process.terminate_handler.emplace(*created, process.program_has_mpi.value_or(false));
+  const MutexLock publish(process.mutex);
+  process.controller = std::move(job.controller);
+  process.init_method = std::move(job.init_method);
+  process.runtime = created;
+  process.was_initialized.store(true);
+  return created;
+}
+
+}  // namespace
+
 std::shared_ptr<Runtime> current_runtime() {
   auto runtime = runtime_or_null();
+  if (!runtime && elastic_options()) {
+    if (context().in_elastic_run.load())
+      throw PeerLostError("the elastic job forms anew: the last generation has ended", -1);
+    throw UsageError(
+        "this process is a worker of an elastic job, which has no rank and no size before "
+        "hvd::elastic::run(); use them, and collectives, in the function of run()");
+  }
   if (!runtime && context().was_initialized.load() && !context().job_inherited) {
     throw NotInitializedError(
         "hvd is not initialised any more: hvd::shutdown() has been called on this rank; call it "
@@ -247,7 +301,20 @@ std::shared_ptr<Runtime> current_runtime() {
   return runtime;
 }
 
-}  // namespace
+std::shared_ptr<Runtime> adopt(const RuntimeOptions& options, JobConnection job) {
+  Context& process = context();
+  const MutexLock lock(process.lifecycle);
+  HVD_EXPECT(!runtime_or_null(), "the process has no runtime");
+  reserve_descriptors();
+  return make_runtime(process, options, std::move(job));
+}
+
+void leave_generation() {
+  Context& process = context();
+  const MutexLock lock(process.lifecycle);
+  leave(process, std::nullopt);
+}
+
 }  // namespace runtime
 
 namespace {
@@ -256,7 +323,7 @@ namespace {
 /// environment determine the method
 void join(runtime::Context& process, const Options& options,
           std::optional<runtime::ProgramStore> store) HVD_REQUIRES(process.lifecycle) {
-  if (runtime::runtime_or_null())
+  if (runtime::runtime_or_null() || runtime::elastic_options())
     throw UsageError(
         "hvd::init: already initialised; call hvd::shutdown() before initialising again");
   if (process.job_inherited) {
@@ -272,30 +339,19 @@ void join(runtime::Context& process, const Options& options,
   const runtime::RuntimeOptions resolved = runtime::resolve(options);
   runtime::register_fork_handlers();
   if (!process.program_has_mpi) process.program_has_mpi = runtime::mpi_is_active();
-  runtime::JobConnection job = runtime::join_observed(resolved, std::move(store));
-  const Topology topology = job.control->topology();
-  set_log_identity(topology.rank, topology.host_name(topology.rank));
-  runtime::report_settings(process, options, topology);
-  process.world = std::move(job.world);
-  auto created =
-      runtime::Runtime::create(resolved, std::move(job.control), std::move(job.backends),
-                               process.clock, runtime::process_arena(), std::move(job.device));
-  if (!process.exit_handler_registered) {
-    process.exit_handler_registered = true;
-    std::atexit(runtime::leave_at_exit);
-    ::on_exit(runtime::report_exit, nullptr);
+  if (elastic::worker_identity()) {
+    if (store)
+      throw UsageError(
+          "hvd::init: a worker of an elastic job joins in hvd::elastic::run(), without "
+          "a store of the program");
+    const MutexLock publish(process.mutex);
+    process.elastic = resolved;
+    process.was_initialized.store(true);
+    return;
   }
-  HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size
-                 << ", local rank " << topology.local_rank << " of " << topology.local_size
-                 << ", met at " << job.init_method << ", controller " << job.controller << ", "
-                 << runtime::describe(created->progress_policy(), topology.local_size);
-  process.dump_signal.emplace(*created);
-  process.terminate_handler.emplace(*created, *process.program_has_mpi);
-  const MutexLock publish(process.mutex);
-  process.controller = std::move(job.controller);
-  process.init_method = std::move(job.init_method);
-  process.runtime = std::move(created);
-  process.was_initialized.store(true);
+  runtime::JobConnection job = runtime::join_observed(resolved, std::move(store));
+  runtime::report_settings(process, options, job.control->topology());
+  runtime::make_runtime(process, resolved, std::move(job));
 }
 
 void join(const Options& options, std::optional<runtime::ProgramStore> store) {
@@ -326,7 +382,16 @@ void use_agent_store(OpenAgentStore open) { runtime::open_agent_store_by(std::mo
 
 void shutdown() {
   runtime::Context& process = runtime::context();
+  if (process.in_elastic_run.load()) {
+    throw UsageError(
+        "hvd::shutdown: called in the function of hvd::elastic::run(); return from it, and call "
+        "shutdown() after run()");
+  }
   const MutexLock lock(process.lifecycle);
+  {
+    const MutexLock elastic(process.mutex);
+    process.elastic.reset();
+  }
   if (runtime::runtime_or_null()) observe::notify_supervisor(observe::NoticeKind::kLeft, 0, "");
   runtime::leave(process, std::nullopt);
 }
@@ -385,7 +450,9 @@ bool is_shared(const void* memory, std::size_t bytes) noexcept {
   return arena && arena->offset_of(memory, bytes).has_value();
 }
 
-bool is_initialized() noexcept { return runtime::runtime_or_null() != nullptr; }
+bool is_initialized() noexcept {
+  return runtime::runtime_or_null() != nullptr || runtime::elastic_options().has_value();
+}
 
 int rank() { return runtime::current_runtime()->topology().rank; }
 int size() { return runtime::current_runtime()->topology().size; }
@@ -406,131 +473,6 @@ std::string controller() {
   return process.controller;
 }
 bool is_homogeneous() { return runtime::current_runtime()->topology().homogeneous; }
-
-int ProcessSet::rank() const {
-  if (!members_) return hvd::rank();
-  const auto& members = members_->ranks;
-  const auto found = std::lower_bound(members.begin(), members.end(), hvd::rank());
-  return found != members.end() && *found == hvd::rank() ? static_cast<int>(found - members.begin())
-                                                         : -1;
-}
-
-int ProcessSet::size() const {
-  return members_ ? static_cast<int>(members_->ranks.size()) : hvd::size();
-}
-
-std::vector<int> ProcessSet::ranks() const {
-  if (members_) return members_->ranks;
-  std::vector<int> all(static_cast<std::size_t>(hvd::size()));
-  for (std::size_t i = 0; i < all.size(); ++i) all[i] = static_cast<int>(i);
-  return all;
-}
-
-namespace {
-
-/// Submits, waits, and returns the result.
-std::int64_t run(Submission submission) {
-  const Operation operation = submit(std::move(submission), Progress::kCaller);
-  operation.wait();
-  operation.status().raise_if_error();
-  return operation.result();
-}
-
-}  // namespace
-
-Operation submit(Submission submission, Progress progress) {
-  Operation handle;
-  runtime::current_runtime()->submit(std::span(&submission, 1), std::span(&handle, 1), progress);
-  return handle;
-}
-
-std::vector<Operation> submit_all(std::vector<Submission> submissions, Progress progress) {
-  return runtime::current_runtime()->submit(submissions, progress);
-}
-
-void submit_all(std::span<const Submission> submissions, std::span<Operation> handles,
-                Progress progress) {
-  if (submissions.size() != handles.size()) {
-    throw UsageError(text("submit_all: expected as many handles as submissions, got ",
-                          handles.size(), " for ", submissions.size()));
-  }
-  runtime::current_runtime()->submit(submissions, handles, progress);
-}
-
-std::vector<Operation> start_messages(std::span<const Message> messages, Progress progress) {
-  return runtime::current_runtime()->submit(messages, progress);
-}
-
-namespace {
-
-Operation start(Direction direction, const TensorView& tensor, int peer,
-                const MessageOptions& options, Progress progress) {
-  const Message message{.direction = direction,
-                        .tensor = tensor,
-                        .peer = peer,
-                        .tag = options.tag,
-                        .name = options.name,
-                        .process_set = options.process_set.id()};
-  return start_messages({&message, 1}, progress).front();
-}
-
-Operation run(Direction direction, const TensorView& tensor, int peer,
-              const MessageOptions& options) {
-  Operation operation = start(direction, tensor, peer, options, Progress::kCaller);
-  operation.wait();
-  operation.status().raise_if_error();
-  return operation;
-}
-
-}  // namespace
-
-Operation isend(const TensorView& tensor, int destination, const MessageOptions& options) {
-  return start(Direction::kSend, tensor, destination, options, Progress::kBackground);
-}
-
-Operation irecv(const TensorView& tensor, int source, const MessageOptions& options) {
-  return start(Direction::kReceive, tensor, source, options, Progress::kBackground);
-}
-
-void send(const TensorView& tensor, int destination, const MessageOptions& options) {
-  run(Direction::kSend, tensor, destination, options);
-}
-
-int recv(const TensorView& tensor, int source, const MessageOptions& options) {
-  return static_cast<int>(run(Direction::kReceive, tensor, source, options).result());
-}
-
-void barrier(const ProcessSet& process_set) {
-  run({.parameters = Barrier{}, .process_set = process_set.id()});
-}
-
-int join() {
-  BackgroundExchange::wait_for_all();
-  return static_cast<int>(run({.parameters = Join{}}));
-}
-
-ProcessSet add_process_set(std::vector<int> ranks) {
-  return add_process_set(std::move(ranks), ProcessSetOptions{});
-}
-
-ProcessSet add_process_set(std::vector<int> ranks, const ProcessSetOptions& options) {
-  std::sort(ranks.begin(), ranks.end());
-  if (!options.by_members && !options.name.empty()) {
-    throw UsageError("add_process_set '" + options.name +
-                     "': a set that all ranks make has no name; set by_members, or drop the name");
-  }
-  const int id = static_cast<int>(
-      run({.name = options.name, .parameters = AddProcessSet{ranks, options.by_members}}));
-  return ProcessSet(ProcessSet::Members{id, std::move(ranks)});
-}
-
-void remove_process_set(const ProcessSet& process_set) {
-  run({.parameters = RemoveProcessSet{process_set.id()}});
-}
-
-Metrics metrics() { return runtime::current_runtime()->metrics(); }
-void start_timeline(const std::string& path) { runtime::current_runtime()->start_timeline(path); }
-void stop_timeline() { runtime::current_runtime()->stop_timeline(); }
 
 namespace {
 

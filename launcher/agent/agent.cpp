@@ -16,6 +16,7 @@
 #include <utility>
 
 #include "agent/core_share.h"
+#include "agent/elastic_agent.h"
 #include "agent/host_order.h"
 #include "agent/job_variables.h"
 #include "agent/launcher_connection.h"
@@ -48,13 +49,6 @@
 namespace hvd::launcher {
 namespace {
 
-using std::chrono::milliseconds;
-
-constexpr milliseconds kConnectPatience{5'000};
-/// hvdrun replies after it has started all agents.
-constexpr milliseconds kAnswerPatience{30'000};
-constexpr milliseconds kPauseBetweenAttempts{200};
-constexpr int kConnectAttempts = 3;
 constexpr int kOrderTimeoutMs = 60'000;
 /// If more bytes are queued for hvdrun, the programs' rendezvous waits.
 constexpr std::size_t kMaxUnsent = 1 << 20;
@@ -83,7 +77,6 @@ class Agent final : public RankProcess::Link {
   std::vector<std::string> environment(const RankIdentity& identity, int omp_threads,
                                        StartOrder order, const std::string& init_method) const;
   bool connect();
-  bool try_connect(std::vector<std::string> addresses);
   void on_signal(int signal);
   bool on_frame(const Frame& frame);
   void on_connection_lost();
@@ -150,47 +143,17 @@ std::vector<std::string> Agent::environment(const RankIdentity& identity, int om
   return environment;
 }
 
-/// Tries loopback only if this host has the name of hvdrun's host. On another host a different
-/// program may listen on that port.
 bool Agent::connect() {
-  const std::string addresses = environment_variable(kAddressesVariable).value_or("");
-  for (int attempt = 0; attempt < kConnectAttempts && early_signal_ == 0; ++attempt) {
-    if (hello_.host == environment_variable(kHostVariable) && try_connect({"127.0.0.1"}))
-      return true;
-    if (try_connect(words_of(addresses))) return true;
-    io_.run_for(kPauseBetweenAttempts);
-  }
-  if (early_signal_ != 0) return false;
-  std::fprintf(stderr,
-               "hvdrun: rank %d on %s cannot reach hvdrun on %s, port %s; tried %s. Every host "
-               "must be able to open a TCP "
-               "connection to the one that runs hvdrun: check its firewall and routes.\n",
-               job_.ranks.front().rank, hello_.host.c_str(),
-               environment_variable(kHostVariable).value_or("?").c_str(),
-               environment_variable(kPortVariable).value_or("?").c_str(),
-               addresses.empty() ? "127.0.0.1" : addresses.c_str());
-  return false;
-}
-
-bool Agent::try_connect(std::vector<std::string> addresses) {
-  const LauncherAddress address = {
-      .addresses = std::move(addresses),
-      .port =
-          parse_number<std::uint16_t>(environment_variable(kPortVariable).value_or("")).value_or(0),
-      .same_clock = hello_.host == environment_variable(kHostVariable)};
-  LauncherHandlers handlers = {.on_welcome =
-                                   [this](std::shared_ptr<FrameConnection> frames,
-                                          const Welcome& welcome, long long offset) {
-                                     frames_ = std::move(frames);
-                                     for (const auto& rank : running_)
-                                       rank->welcome(welcome, offset);
-                                   },
-                               .on_frame = [this](const Frame& frame) { return on_frame(frame); },
-                               .on_end = [this] { on_connection_lost(); },
-                               .gives_up = [this] { return early_signal_ != 0; }};
-  return connect_to_launcher(io_, address, hello_, token_,
-                             silence_limit_ms(environment_variable(kPeerTimeoutVariable)),
-                             kConnectPatience, kAnswerPatience, std::move(handlers));
+  return reach_launcher(io_, hello_, token_, text("rank ", job_.ranks.front().rank),
+                        {.on_welcome =
+                             [this](std::shared_ptr<FrameConnection> frames, const Welcome& welcome,
+                                    long long offset) {
+                               frames_ = std::move(frames);
+                               for (const auto& rank : running_) rank->welcome(welcome, offset);
+                             },
+                         .on_frame = [this](const Frame& frame) { return on_frame(frame); },
+                         .on_end = [this] { on_connection_lost(); },
+                         .gives_up = [this] { return early_signal_ != 0; }});
 }
 
 int Agent::run() {
@@ -296,6 +259,7 @@ int run_agent() {
     }
     ::setenv("PWD", order->folder.c_str(), 1);
   }
+  if (order->heartbeat > 0) return run_elastic_agent(*order);
   AgentJob job{.program = order->program};
   RankIdentity identity{.size = order->size, .local_size = static_cast<int>(order->ranks.size())};
   for (const int rank : order->ranks) {

@@ -38,7 +38,8 @@ std::string read_bytes(int fd, std::size_t size, int timeout_ms) {
 
 }  // namespace
 
-NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HostOrder, folder, variables, program, size, ranks)
+NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(HostOrder, folder, variables, program, size, ranks, renewal,
+                                   heartbeat, kill)
 
 std::string encode(const HostOrder& order) {
   std::string bytes;

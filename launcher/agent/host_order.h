@@ -16,6 +16,10 @@ struct HostOrder {
   std::vector<std::string> program = {};
   int size = 1;
   std::vector<int> ranks = {};  ///< ascending: the first is local rank 0
+  /// In an elastic job `ranks` are slots, whose workers hvdrun starts one by one. Times in
+  /// nanoseconds: between two requests of the lease, how long an answer holds, and how long the
+  /// agent may take to end its workers. `heartbeat` is 0 in an ordinary job.
+  long long renewal = 0, heartbeat = 0, kill = 0;
 };
 
 /// Encodes an order as a decimal number of bytes, a newline, and that many bytes of MessagePack, in

@@ -1,11 +1,14 @@
 #include "agent/launcher_connection.h"
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <utility>
 
 #include "base/clock.h"
 #include "base/sha256.h"
+#include "base/text.h"
+#include "command/rank_environment.h"
 #include "system/process.h"
 #include "system/socket.h"
 
@@ -13,6 +16,13 @@ namespace hvd::launcher {
 namespace {
 
 using asio::ip::tcp;
+using std::chrono::milliseconds;
+
+constexpr milliseconds kConnectPatience{5'000};
+/// hvdrun replies after it has started all agents.
+constexpr milliseconds kAnswerPatience{30'000};
+constexpr milliseconds kPauseBetweenAttempts{200};
+constexpr int kConnectAttempts = 3;
 
 /// Estimates the offset of the other clock. The other side wrote the reply between `sent_ns` and
 /// `received_ns`, so an offset of at most half of that interval counts as zero.
@@ -142,6 +152,38 @@ bool connect_to_launcher(asio::io_context& io, const LauncherAddress& address, c
   for (const auto& attempt : attempts)
     if (attempt.get() != all->winner) attempt->close();
   return all->winner != nullptr;
+}
+
+/// Tries loopback only if this host has the name of hvdrun's host. On another host a different
+/// program may listen on that port.
+bool reach_launcher(asio::io_context& io, const Hello& hello, const std::string& token,
+                    const std::string& who, const LauncherHandlers& handlers) {
+  const std::string addresses = environment_variable(kAddressesVariable).value_or("");
+  const std::string port = environment_variable(kPortVariable).value_or("?");
+  const bool same_host = hello.host == environment_variable(kHostVariable);
+  const auto connect = [&](const std::string& list) {
+    const auto words = split_text(list, ',');
+    return connect_to_launcher(io,
+                               {.addresses = {words.begin(), words.end()},
+                                .port = parse_number<std::uint16_t>(port).value_or(0),
+                                .same_clock = same_host},
+                               hello, token,
+                               silence_limit_ms(environment_variable(kPeerTimeoutVariable)),
+                               kConnectPatience, kAnswerPatience, handlers);
+  };
+  for (int attempt = 0; attempt < kConnectAttempts && !handlers.gives_up(); ++attempt) {
+    if ((same_host && connect("127.0.0.1")) || connect(addresses)) return true;
+    io.run_for(kPauseBetweenAttempts);
+  }
+  if (handlers.gives_up()) return false;
+  std::fprintf(stderr,
+               "hvdrun: %s on %s cannot reach hvdrun on %s, port %s; tried %s. Every host "
+               "must be able to open a TCP "
+               "connection to the one that runs hvdrun: check its firewall and routes.\n",
+               who.c_str(), hello.host.c_str(),
+               environment_variable(kHostVariable).value_or("?").c_str(), port.c_str(),
+               addresses.empty() ? "127.0.0.1" : addresses.c_str());
+  return false;
 }
 
 }  // namespace hvd::launcher

@@ -42,4 +42,11 @@ bool connect_to_launcher(asio::io_context& io, const LauncherAddress& address, c
                          std::chrono::milliseconds connect_patience,
                          std::chrono::milliseconds answer_patience, LauncherHandlers handlers);
 
+/// Connects to the hvdrun that the HVD_LAUNCHER_ variables name, in several attempts. If it is out
+/// of reach, prints how, and returns false, as it does if the agent gives up.
+/// @param hello without its proof
+/// @param who for example "rank 3"
+bool reach_launcher(asio::io_context& io, const Hello& hello, const std::string& token,
+                    const std::string& who, const LauncherHandlers& handlers);
+
 }  // namespace hvd::launcher

@@ -30,7 +30,6 @@ constexpr std::size_t kReadSize = 64 * 1024;
 /// mpirun a program that called MPI_Abort is about to exit with its own code, which a SIGTERM would
 /// hide. hvdrun usually sends its own order sooner.
 constexpr milliseconds kStopDelay{100};
-constexpr int kOrphanGraceMs = 500;
 /// How long to wait for output of processes that the program left behind and that hold its pipes
 /// open.
 constexpr milliseconds kDrainTime{200};
@@ -99,6 +98,7 @@ void RankProcess::start(StartOrder order) {
     options.stderr_fd = errors.write_end.get();
     options.parent_death_signal = SIGKILL;
     options.own_process_group = true;
+    options.inherited_fd = program_.inherited_fd;
     options.cpus = program_.cpus;
     assign(outputs_[0], std::move(output));
     assign(outputs_[1], std::move(errors.read_end));
@@ -183,7 +183,7 @@ void RankProcess::on_connection_lost() {
   if (rendezvous_) rendezvous_->close();
   credit_ = std::numeric_limits<int>::max();  // output that is read from here on is dropped
   for (Output& output : outputs_) wait(output);
-  if (!ended_) stop(SIGTERM, kOrphanGraceMs);
+  if (!ended_) stop(SIGTERM, static_cast<int>(program_.orphan_grace.count()));
 }
 
 void RankProcess::on_signal(int signal) {
@@ -193,7 +193,7 @@ void RankProcess::on_signal(int signal) {
     stop_later({.signal = SIGTERM,
                 .after_ms = static_cast<int>(kStopDelay.count()),
                 .stop = true,
-                .kill_after_ms = kOrphanGraceMs});
+                .kill_after_ms = static_cast<int>(program_.orphan_grace.count())});
   }
 }
 
@@ -233,6 +233,7 @@ void RankProcess::detect_end() {
   if (!status) return;
   relay_notices();
   if (rendezvous_) rendezvous_->read_all();
+  program_.on_end();
   ended_ = Ended{.time_ns = realtime_ns() + clock_offset_ns_,
                  .pid = pid_,
                  .code = status->code,
@@ -254,7 +255,8 @@ void RankProcess::end_without_program(Ended ended) {
 /// The report must not wait for a slow reader of hvdrun's output.
 void RankProcess::report_if_ended() {
   if (reported_ || !ended_) return;
-  if (has_output() && Clock::now() < *drain_until_ && credit_ > 0) return;
+  const bool waits = !program_.reports_at_once && has_output();
+  if (waits && Clock::now() < *drain_until_ && credit_ > 0) return;
   reported_ = true;
   send(FrameType::kEnded, encode(*ended_));
 }

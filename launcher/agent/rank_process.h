@@ -40,6 +40,13 @@ class RankProcess {
     std::vector<std::string> argv = {};
     std::vector<int> cpus = {};  ///< it is bound to these; empty: it is not bound
     int stdin_fd = -1;           ///< -1: the agent's own
+    int inherited_fd = -1;       ///< stays open in the program; -1: none
+    /// Reports the end of the program before its last output, which others need not wait for.
+    bool reports_at_once = false;
+    /// Is called when the program has ended, before its end is reported.
+    std::function<void()> on_end = [] {};
+    /// The time from SIGTERM to SIGKILL when the connection to hvdrun is lost.
+    std::chrono::milliseconds orphan_grace{500};
     /// Makes the program's standard output a pseudo-terminal, so that its C library writes line by
     /// line.
     bool use_terminal = false;
@@ -54,6 +61,8 @@ class RankProcess {
   RankProcess(asio::io_context& io, int rank, Program program, bool has_rendezvous, Link& link);
 
   int rank() const noexcept { return rank_; }
+  /// The process of the program; -1 if it does not run.
+  pid_t pid() const noexcept { return ended_ ? -1 : pid_; }
   /// Sets hvdrun's answer to the hello. @param clock_offset_ns hvdrun's clock minus this host's
   void welcome(const Welcome& welcome, long long clock_offset_ns);
   /// @throws ProtocolError

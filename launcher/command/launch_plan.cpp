@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <filesystem>
+#include <limits>
 #include <system_error>
 
 #include "base/text.h"
@@ -33,8 +34,25 @@ std::string allocation() {
 
 std::string named_mpirun() { return environment_variable("HVD_MPIRUN").value_or(""); }
 
+/// An elastic job runs without MPI, and needs UCX.
+ControllerChoice controller_of_elastic(const std::string& needs_mpi) {
+  if (!needs_mpi.empty()) {
+    throw LaunchError(ExitCode::kUsage, text("an elastic job runs without MPI, but ", needs_mpi,
+                                             "; leave out --min-np, --max-np, --spares and "
+                                             "--reset-limit"));
+  }
+  if (const std::string problem = ucx_problem(); !problem.empty()) {
+    throw LaunchError(ExitCode::kUsage,
+                      text("an elastic job needs UCX, but ", problem,
+                           "; install it (libucx0), or leave out --min-np, --max-np, --spares and "
+                           "--reset-limit"));
+  }
+  return {Controller::kUcx, "the job is elastic"};
+}
+
 ControllerChoice find_controller(const LaunchOptions& options) {
   const std::string needs_mpi = program_that_needs_mpi(options.program);
+  if (options.elastic) return controller_of_elastic(needs_mpi);
   if (options.node && options.node->nodes > 1) {
     if (needs_mpi.empty()) return {Controller::kUcx, "--nnodes is given"};
     throw LaunchError(ExitCode::kUsage, text("--nnodes starts the ranks without mpirun, but ",
@@ -131,10 +149,14 @@ void add_node(const NodeOptions& node, LaunchPlan& plan) {
   plan.exports.emplace_back("HVD_JOB_TOKEN");
 }
 
-/// The ranks of a job that may be restarted have torchrun's variables, which count the restarts.
+/// The ranks of a job that may be restarted, or are elastic, have torchrun's variables, which count
+/// the restarts.
 void add_restarts(const LaunchOptions& options, LaunchPlan& plan) {
-  if (options.max_restarts == 0) return;
-  plan.variables.emplace_back(kMaxRestartsVariable, text(options.max_restarts));
+  const bool elastic = options.elastic.has_value();
+  if (options.max_restarts == 0 && !elastic) return;
+  const bool unlimited = elastic && !options.elastic->replacements;
+  plan.variables.emplace_back(kMaxRestartsVariable, text(unlimited ? std::numeric_limits<int>::max()
+                                                                   : options.max_restarts));
   if (options.node) return;
   const NodeOptions defaults;
   plan.variables.emplace_back(kRunIdVariable, defaults.run_id);
@@ -213,6 +235,21 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
   add_variables(options, plan);
   if (has_local_rank(plan)) check_program(options.program.front());
   return plan;
+}
+
+std::optional<std::string> exported(const LaunchPlan& plan, const std::string& name) {
+  const auto& variables = plan.variables;
+  const auto given = std::find_if(variables.rbegin(), variables.rend(),
+                                  [&](const auto& variable) { return variable.first == name; });
+  if (given != variables.rend()) return given->second;
+  const auto& exports = plan.exports;
+  const bool passed_on = std::find(exports.begin(), exports.end(), name) != exports.end();
+  return passed_on ? environment_variable(name.c_str()) : std::nullopt;
+}
+
+std::optional<std::string> value_for_ranks(const LaunchPlan& plan, const std::string& name) {
+  const auto given = exported(plan, name);
+  return given ? given : environment_variable(name.c_str());
 }
 
 std::string mpirun_name() {

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,6 +47,11 @@ struct LaunchPlan {
 /// @throws LaunchError when the program cannot be run (checked only if a rank runs on this
 /// machine), or when -x names an unset variable.
 LaunchPlan make_launch_plan(const LaunchOptions& options);
+
+/// The value that -x gives the variable, if any.
+std::optional<std::string> exported(const LaunchPlan& plan, const std::string& name);
+/// The ranks' value of a variable that is forwarded to them.
+std::optional<std::string> value_for_ranks(const LaunchPlan& plan, const std::string& name);
 
 /// HVD_MPIRUN, else "mpirun", or "mpiexec" if PATH has only that.
 std::string mpirun_name();

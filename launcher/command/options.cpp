@@ -46,12 +46,15 @@ struct RawOptions {
   std::vector<std::string> exports;
   bool no_tag = false, dry_run = false, check_build = false, version = false, print_config = false;
   NodeWords node;
+  ElasticWords elastic;
   std::string log_dir, redirects, tee, local_ranks;
   std::string ignored;
   bool module = false, no_python = false;
 };
 
 constexpr const char* kHosts = "Ranks and hosts";
+constexpr const char* kElastic =
+    "Elastic jobs (any of the first four selects one; docs/elastic.md)";
 constexpr const char* kNodes = "Ranks and nodes, as for torchrun (the same line on every node)";
 constexpr const char* kOutput = "Output";
 constexpr const char* kTimes = "Times";
@@ -148,6 +151,24 @@ void declare_nodes(CLI::App& app, RawOptions& raw) {
     add(ignored, raw.ignored, "VALUE", "Accepted and not used");
 }
 
+void declare_elastic(CLI::App& app, RawOptions& raw) {
+  const auto add = [&](const char* name, std::string& value, const char* type,
+                       const char* description) {
+    return app.add_option(name, value, description)->type_name(type)->group(kElastic);
+  };
+  add("--min-np", raw.elastic.least, "N", "Fewest ranks with which the job goes on (-np)");
+  add("--max-np", raw.elastic.most, "N", "Most ranks, which the job grows to (-np)");
+  add("--spares", raw.elastic.spares, "N", "Workers beyond that, which wait to replace a rank (0)");
+  add("--reset-limit", raw.elastic.most_resets, "N",
+      "End the job instead of the change after N changes of the ranks");
+  add("--elastic-timeout", raw.elastic.timeout, "S",
+      "End the job when it has had too few ranks for S seconds (600)")
+      ->check(seconds(true));
+  add("--heartbeat", raw.elastic.heartbeat, "S",
+      "Silence after which a host counts as lost, and ends its ranks (10)")
+      ->check(seconds(false));
+}
+
 void declare_output(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   const auto add = [&](const char* name, std::string& value, const char* type,
                        const char* description) {
@@ -193,6 +214,7 @@ void declare_times(CLI::App& app, LaunchOptions& options) {
 
 void declare(CLI::App& app, LaunchOptions& options, RawOptions& raw) {
   declare_hosts(app, raw);
+  declare_elastic(app, raw);
   declare_nodes(app, raw);
   declare_output(app, options, raw);
   declare_times(app, options);
@@ -384,6 +406,45 @@ void read_ranks(const RawOptions& raw, const OptionSources& sources, LaunchOptio
   check_slots(options);
 }
 
+/// Refuses what an elastic job cannot be combined with.
+void check_elastic(const LaunchOptions& options) {
+  if (options.controller == Controller::kMpi || !options.mpi_args.empty()) {
+    throw LaunchError(ExitCode::kUsage,
+                      text("an elastic job (--min-np, --max-np, --spares, --reset-limit) runs "
+                           "without MPI, which does not survive the death of a rank; leave out ",
+                           options.mpi_args.empty() ? "--controller mpi" : "--mpi-args"));
+  }
+  if (options.logs.any()) {
+    throw LaunchError(ExitCode::kUsage,
+                      "--log-dir, --redirects, --tee and --local-ranks-filter concern ranks, which "
+                      "change in an elastic job; use --output-filename");
+  }
+  const int slots = total_slots(options.hosts);
+  if (options.elastic->spares == 0 || options.hosts.empty() ||
+      options.np + options.elastic->spares <= slots)
+    return;
+  throw LaunchError(ExitCode::kUnavailable,
+                    text("not enough slots: -np ", options.np, " and --spares ",
+                         options.elastic->spares, " need ", options.np + options.elastic->spares,
+                         ", got ", slots, " (", format_hosts(options.hosts),
+                         "); give the hosts more slots, as in HOST:4, or lower --spares"));
+}
+
+/// Makes the settings of an elastic job, if an option selects one.
+void read_elastic(const RawOptions& raw, const OptionSources& sources, LaunchOptions& options) {
+  if (!selects_elastic(raw.elastic)) return refuse_elastic_times(raw.elastic);
+  if (const auto node = node_option(sources, raw)) {
+    throw LaunchError(
+        ExitCode::kUsage,
+        text("--", *node, " (", sources.source_of(*node),
+             ") starts the ranks of one node; start an elastic job with -np N and -H h1:2,h2:2"));
+  }
+  options.elastic = make_elastic_options(raw.elastic, options.np);
+  if (sources.is_set("start-timeout")) options.elastic->start_s = options.start_timeout_s;
+  if (sources.is_set("max-restarts")) options.elastic->replacements = options.max_restarts;
+  check_elastic(options);
+}
+
 void check_combinations(const LaunchOptions& options) {
   if (options.controller == Controller::kUcx && !options.mpi_args.empty()) {
     throw LaunchError(ExitCode::kUsage,
@@ -455,6 +516,7 @@ LaunchOptions parse_options(const std::vector<std::string>& arguments, const Loo
   for (const std::string& given : raw.exports) options.exports.push_back(parse_export(given));
   read_logs(raw, options.logs);
   read_ranks(raw, sources, options);
+  read_elastic(raw, sources, options);
   add_interpreter(raw, variable, options);
   check_combinations(options);
   return options;

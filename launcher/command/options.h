@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "command/controller.h"
+#include "command/elastic_options.h"
 #include "command/hosts.h"
 #include "command/node_options.h"
 #include "command/option_sources.h"
@@ -24,6 +25,8 @@ struct LaunchOptions {
   /// Set if torchrun's options describe the job. `hosts` is then empty.
   std::optional<NodeOptions> node;
   std::vector<Host> hosts;
+  /// Set for an elastic job, which starts with `np` ranks.
+  std::optional<ElasticOptions> elastic;
   int max_restarts = 0;  ///< how often all ranks may be started again after one has failed
   Bind bind = Bind::kAuto;
   Controller controller = Controller::kAuto;

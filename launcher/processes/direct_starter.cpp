@@ -2,12 +2,9 @@
 
 #include <algorithm>
 #include <filesystem>
-#include <set>
 #include <utility>
 
-#include "agent/host_order.h"
 #include "base/text.h"
-#include "command/mpirun_command.h"
 #include "mpirun/mpirun_starter.h"
 #include "system/error.h"
 #include "system/text.h"
@@ -35,20 +32,13 @@ DirectStarter::DirectStarter(asio::io_context& io, LaunchPlan plan, Show show)
     : io_(io),
       plan_(std::move(plan)),
       hosts_(place_ranks(plan_.np, plan_.hosts, plan_.hostname)),
-      show_(std::move(show)) {}
-
-std::vector<std::string> DirectStarter::agent_command(const HostRanks& host) const {
-  if (host.local) return {plan_.hvdrun, "--agent"};
-  std::vector<std::string> command = plan_.remote_shell;
-  // The shell on the remote host parses the command.
-  command.insert(command.end(), {host.host, shell_quote(plan_.hvdrun), "--agent"});
-  return command;
-}
+      show_(std::move(show)),
+      spawner_(io, plan_) {}
 
 std::vector<std::string> DirectStarter::commands() const {
   std::vector<std::string> lines;
   for (const HostRanks& host : hosts_) {
-    std::vector<std::string> words = host.local ? plan_.program : agent_command(host);
+    std::vector<std::string> words = host.local ? plan_.program : spawner_.command(host);
     for (std::string& word : words) word = shell_quote(word);
     std::vector<int> ranks = host.ranks;
     for (int& rank : ranks) rank += plan_.first_rank;
@@ -71,45 +61,9 @@ void DirectStarter::start() {
 }
 
 void DirectStarter::start_agent(const HostRanks& host, int output) {
-  HostOrder order;
-  if (!host.local) order.folder = std::filesystem::current_path();
-  order.variables = host.local ? plan_.variables : remote_variables();
-  order.program = plan_.program;
-  order.size = plan_.np;
-  order.ranks = host.ranks;
-  Pipe input = make_pipe();
-  SpawnOptions options;
-  options.argv = agent_command(host);
-  options.environment = plan_.environment;
-  options.stdin_fd = input.read_end.get();
-  options.stdout_fd = output;
-  options.stderr_fd = output;
-  options.parent_death_signal = SIGTERM;
-  // Only hvdrun handles Ctrl-C on a terminal: it gives the ranks the grace period.
-  options.own_process_group = host.local;
-  if (!host.local) options.blocked_signals = {SIGINT, SIGQUIT, SIGHUP};
-  const pid_t pid = start_process(
-      options, host.local
-                   ? "; expected hvdrun itself: was it replaced?"
-                   : "; expected a remote shell: install ssh, or name another one with --rsh");
-  children_.push_back({.pid = pid, .ranks = host.ranks, .host = host.local ? "" : host.host});
   const int source = host.ranks.front() == 0 ? STDIN_FILENO : -1;
-  pumps_.push_back(
-      std::make_unique<InputPump>(io_, source, std::move(input.write_end), encode(order)));
-}
-
-/// The variables that mpirun would export: forwarded ones, those that -x names, and hvdrun's own.
-std::vector<std::pair<std::string, std::string>> DirectStarter::remote_variables() const {
-  const std::set<std::string> exports(plan_.exports.begin(), plan_.exports.end());
-  std::vector<std::pair<std::string, std::string>> variables;
-  for (const std::string& entry : plan_.environment) {
-    const std::size_t equals = entry.find('=');
-    const std::string name = entry.substr(0, equals);
-    if (equals == std::string::npos || !(is_forwarded(name) || exports.contains(name))) continue;
-    variables.emplace_back(name, entry.substr(equals + 1));
-  }
-  variables.insert(variables.end(), plan_.variables.begin(), plan_.variables.end());
-  return variables;
+  const pid_t pid = spawner_.spawn(host, {.size = plan_.np, .ranks = host.ranks}, output, source);
+  children_.push_back({.pid = pid, .ranks = host.ranks, .host = host.local ? "" : host.host});
 }
 
 std::vector<JobStarter::Exit> DirectStarter::reap() {

@@ -6,11 +6,10 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "command/hosts.h"
-#include "processes/input_pump.h"
+#include "processes/agent_spawner.h"
 #include "processes/job_starter.h"
 #include "system/event_loop.h"
 #include "system/process.h"
@@ -47,16 +46,14 @@ class DirectStarter final : public JobStarter {
   };
 
   void start_agent(const HostRanks& host, int output);
-  std::vector<std::string> agent_command(const HostRanks& host) const;
-  std::vector<std::pair<std::string, std::string>> remote_variables() const;
   void signal_all(int signal);
 
   asio::io_context& io_;
   const LaunchPlan plan_;
   const std::vector<HostRanks> hosts_;
   const Show show_;
+  AgentSpawner spawner_;
   std::vector<Child> children_;
-  std::vector<std::unique_ptr<InputPump>> pumps_;
   std::optional<PipeReader> output_;
   bool wrote_ = false;
 };

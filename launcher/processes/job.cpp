@@ -1,12 +1,10 @@
 #include "processes/job.h"
 
-#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <climits>
 #include <csignal>
 #include <cstring>
 #include <filesystem>
@@ -19,25 +17,19 @@
 #include "system/process.h"
 #include "system/socket.h"
 #include "system/text.h"
+#include "system/times.h"
 
 namespace hvd::launcher {
 namespace {
 
 using std::chrono::milliseconds;
 
-/// The ranks must wait while the backlog of the console or of the files is larger.
-constexpr std::size_t kMaxPending = 4 << 20;
-constexpr std::size_t kMaxPendingInFiles = 64 << 20;
 /// The time from the end of a survivor's grace period to SIGKILL.
 constexpr milliseconds kKillDelay{500};
 /// The time from the starter's SIGTERM, which follows the ranks' grace period, to its SIGKILL.
 constexpr milliseconds kStarterPatience{1000};
 /// How long to wait for the agents' last reports after the starter has ended.
 constexpr milliseconds kReportPatience{1500};
-/// How long to wait for a reader that does not read: after a failure, and after a second signal.
-constexpr milliseconds kReaderPatience{10'000};
-constexpr milliseconds kHurriedPatience{1000};
-constexpr milliseconds kEndStep{100};
 /// The most events that are handled before the timers, which cost time for each rank.
 constexpr int kMostEventsAtOnce = 64;
 /// A repetition of a signal within this time belongs to the same request: timeout(1) sends its
@@ -45,29 +37,6 @@ constexpr int kMostEventsAtOnce = 64;
 constexpr milliseconds kSameRequest{200};
 
 constexpr std::array kHandled = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
-
-Welcome terminal_size(int prefix) {
-  winsize size{};
-  if (::isatty(STDOUT_FILENO) != 1 || ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) != 0) return {};
-  return {.columns = std::max(0, size.ws_col - prefix), .rows = size.ws_row};
-}
-
-/// The value that -x gives the variable, if any.
-std::optional<std::string> exported(const LaunchPlan& plan, const std::string& name) {
-  const auto& variables = plan.variables;
-  const auto given = std::find_if(variables.rbegin(), variables.rend(),
-                                  [&](const auto& variable) { return variable.first == name; });
-  if (given != variables.rend()) return given->second;
-  const auto& exports = plan.exports;
-  const bool passed_on = std::find(exports.begin(), exports.end(), name) != exports.end();
-  return passed_on ? environment_variable(name.c_str()) : std::nullopt;
-}
-
-/// The ranks' value of HVD_PEER_TIMEOUT.
-std::optional<std::string> value_for_ranks(const LaunchPlan& plan) {
-  const auto given = exported(plan, kPeerTimeoutVariable);
-  return given ? given : environment_variable(kPeerTimeoutVariable);
-}
 
 std::string describe(const Ended& ended) {
   return ended.signal != 0 ? text("killed by signal ", ended.signal)
@@ -81,10 +50,6 @@ void set_streams(OutputOptions& output, const RankStreams& streams,
   output.logs = {};
   if (streams.logged[0]) output.logs[0] = folder / "stdout.log";
   if (streams.logged[1]) output.logs[1] = folder / "stderr.log";
-}
-
-int to_ms(double seconds) {
-  return static_cast<int>(std::min(seconds * 1000, static_cast<double>(INT_MAX)));
 }
 
 }  // namespace
@@ -107,12 +72,13 @@ std::filesystem::path make_log_folder(const LaunchOptions& options) {
 Job::Job(const LaunchOptions& options, LaunchPlan plan, const Attempt& attempt)
     : options_(options),
       plan_(std::move(plan)),
-      console_(io_, STDOUT_FILENO, STDERR_FILENO),
-      files_(io_),
+      output_(io_, {.reader_gone = [this](const std::string& stream) { on_reader_gone(stream); },
+                    .lost = [this] { record_.output_lost = true; }}),
       server_(io_, options.np, random_token(),
               terminal_size(options.tag ? static_cast<int>(rank_prefix(0, plan_.world_size).size())
                                         : 0),
-              plan_.local_only, silence_limit_ms(value_for_ranks(plan_)), *this),
+              plan_.local_only, silence_limit_ms(value_for_ranks(plan_, kPeerTimeoutVariable)),
+              *this),
       rendezvous_(options.np, exported(plan_, "HVD_JOB_NAME").value_or(job_name(server_.token())),
                   exported(plan_, "HVD_JOB_TOKEN").value_or(job_token(server_.token())),
                   [this](int rank, std::uint32_t session, const RankRendezvous::Bytes& bytes,
@@ -131,7 +97,7 @@ Job::Job(const LaunchOptions& options, LaunchPlan plan, const Attempt& attempt)
     // ones.
     set_streams(output, streams_of(options_.logs, rank), logs / text(rank));
     outputs_.push_back(std::make_unique<RankOutput>(plan_.first_rank + rank, plan_.world_size,
-                                                    output, console_, files_));
+                                                    output, output_.console(), output_.files()));
   }
   record_.first_rank = plan_.first_rank;
   // torchrun's options start programs of LibTorch alone too.
@@ -145,10 +111,11 @@ Job::Job(const LaunchOptions& options, LaunchPlan plan, const Attempt& attempt)
 }
 
 int Job::run() {
-  block_signals();
+  signals_.emplace(io_, block_unignored(kHandled), [this](int signal) { on_signal(signal); });
   record_.started_ns = realtime_ns();
-  if (options_.timeout_s > 0) timeout_at_ = Clock::now() + milliseconds(to_ms(options_.timeout_s));
-  start_timeout_at_ = Clock::now() + milliseconds(to_ms(options_.start_timeout_s));
+  if (options_.timeout_s > 0)
+    timeout_at_ = Clock::now() + milliseconds(whole_ms(options_.timeout_s));
+  start_timeout_at_ = Clock::now() + milliseconds(whole_ms(options_.start_timeout_s));
   start_agents();
   while (!over()) {
     alarm_.set(next_deadline());
@@ -161,45 +128,32 @@ int Job::run() {
 }
 
 void Job::after_events() {
-  if (console_.pending() < kMaxPending && files_.pending() < kMaxPendingInFiles)
-    server_.give_credit();
-  report_output_failures();
+  if (output_.has_room()) server_.give_credit();
+  output_.report_failures();
   check_starter();
   on_timers();
-}
-
-void Job::block_signals() {
-  ::signal(SIGPIPE, SIG_IGN);
-  sigset_t signals;
-  ::sigemptyset(&signals);
-  for (const int signal : kHandled) {
-    // nohup and a shell's '&' ignore a signal; the job ignores it too.
-    struct sigaction action {};
-    ::sigaction(signal, nullptr, &action);
-    if (signal == SIGCHLD || action.sa_handler != SIG_IGN) ::sigaddset(&signals, signal);
-  }
-  ::sigprocmask(SIG_BLOCK, &signals, nullptr);
-  signals_.emplace(io_, signals, [this](int signal) { on_signal(signal); });
 }
 
 void Job::start_agents() {
   plan_.variables.emplace_back(kPortVariable, text(server_.port()));
   plan_.variables.emplace_back(kTokenVariable, server_.token());
-  plan_.silence_limit_s = silence_limit_ms(value_for_ranks(plan_)) / 1000;
+  plan_.silence_limit_s = silence_limit_ms(value_for_ranks(plan_, kPeerTimeoutVariable)) / 1000;
   starter_ = make_starter(io_, plan_, options_.verbose, [this](std::string_view output) {
-    console_.write(Stream::kStderr, Console::kNoOwner, output);
+    output_.console().write(Stream::kStderr, Console::kNoOwner, output);
   });
   starter_->start();
   if (options_.verbose) {
-    print_line(text("controller ", plan_.controller.controller, ": ", plan_.controller.reason));
-    for (const std::string& command : starter_->commands()) print_line(command);
+    output_.print_line(
+        text("controller ", plan_.controller.controller, ": ", plan_.controller.reason));
+    for (const std::string& command : starter_->commands()) output_.print_line(command);
   }
 }
 
 std::optional<Job::TimePoint> Job::next_deadline() {
   std::optional<TimePoint> next;
-  for (const auto& timer : {timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_,
-                            give_up_at_, files_.next_deadline(), rendezvous_.next_deadline()})
+  for (const auto& timer :
+       {timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_, give_up_at_,
+        output_.files().next_deadline(), rendezvous_.next_deadline()})
     keep_earlier(next, timer);
   const TimePoint now = Clock::now();
   for (const auto& output : outputs_) keep_earlier(next, output->show_partial(now));
@@ -272,7 +226,7 @@ void Job::begin_stop(StopCause cause, int signal, double grace_s) {
   record_.cause = cause;
   record_.stop_ns = realtime_ns();
   stop_signal_ = signal;
-  stop_grace_ms_ = to_ms(grace_s);
+  stop_grace_ms_ = whole_ms(grace_s);
   for (int rank = 0; rank < size(); ++rank) order_stop(rank);
   // Only the starter can stop ranks that have not connected yet.
   const bool reached_all = all_connected() || cause == StopCause::kRankFailed;
@@ -321,12 +275,12 @@ void Job::admit(const Seat& seat, const Hello& hello, const std::string& address
                                              .address = address,
                                              .master_port = hello.master_port};
   if (options_.verbose && rank == 0 && seat.omp_threads > 0) {
-    print_line(text("OMP_NUM_THREADS is unset: set to ", seat.omp_threads,
-                    ", the cores divided by the ranks of a host"));
+    output_.print_line(text("OMP_NUM_THREADS is unset: set to ", seat.omp_threads,
+                            ", the cores divided by the ranks of a host"));
   }
   if (options_.verbose && seat.bound_cpus > 0) {
-    print_line(text("rank ", plan_.first_rank + rank, " is bound to ", seat.bound_cpus,
-                    " hardware threads of its host"));
+    output_.print_line(text("rank ", plan_.first_rank + rank, " is bound to ", seat.bound_cpus,
+                            " hardware threads of its host"));
   }
   if (stopping()) order_stop(rank);
 }
@@ -341,8 +295,8 @@ void Job::on_started(int rank, const ProgramStarted& started) {
   RankRecord& record = record_.rank(rank);
   record.pid = started.pid;
   if (options_.verbose) {
-    print_line(text("rank ", plan_.first_rank + rank, " runs on ", record.host, ", local rank ",
-                    record.local_rank, ", pid ", started.pid));
+    output_.print_line(text("rank ", plan_.first_rank + rank, " runs on ", record.host,
+                            ", local rank ", record.local_rank, ", pid ", started.pid));
   }
 }
 
@@ -450,33 +404,9 @@ bool Job::over() const {
   return starter_ended_ && !starter_->has_output() && server_.open_connections() == 0;
 }
 
-void Job::print_line(const std::string& line) {
-  console_.write(Stream::kStderr, Console::kNoOwner, text("hvdrun: ", line, "\n"));
-}
-
-/// A closed pipe ends the job, as it does under mpirun. A full disk may have room later, and must
-/// not end the training.
-void Job::report_output_failures() {
-  for (const std::string& failure : files_.collect_failures()) report_lost_output(failure);
-  for (const Stream stream : {Stream::kStdout, Stream::kStderr}) {
-    const auto error = console_.failure(stream);
-    bool& reported = failure_reported_[static_cast<int>(stream)];
-    if (!error || reported) continue;
-    reported = true;
-    const std::string name = stream == Stream::kStdout ? "stdout" : "stderr";
-    if (*error == EPIPE) {
-      record_.lost_reader = name;
-      begin_stop(StopCause::kReaderGone, SIGTERM, options_.fail_grace_s);
-    } else {
-      report_lost_output(text("cannot write ", name, ": ", std::strerror(*error),
-                              "; the ranks' output to it is lost from here on"));
-    }
-  }
-}
-
-void Job::report_lost_output(const std::string& message) {
-  record_.output_lost = true;
-  print_line(message);
+void Job::on_reader_gone(const std::string& stream) {
+  record_.lost_reader = stream;
+  begin_stop(StopCause::kReaderGone, SIGTERM, options_.fail_grace_s);
 }
 
 void Job::collect_outcome() {
@@ -491,54 +421,17 @@ void Job::collect_outcome() {
 
 int Job::finish() {
   finishing_ = true;
-  write_files();
-  console_.write(Stream::kStderr, Console::kNoOwner, starter_->finish_output());
+  for (const auto& output : outputs_) output->finish();
+  output_.write_files(hurried_);
+  output_.console().write(Stream::kStderr, Console::kNoOwner, starter_->finish_output());
   collect_outcome();
   if (!options_.verbose && exit_code(record_) != 0 && !is_explained(record_))
-    console_.write(Stream::kStderr, Console::kNoOwner, starter_->held_output());
+    output_.console().write(Stream::kStderr, Console::kNoOwner, starter_->held_output());
   const std::string message = final_message(record_);
-  if (options_.tag || !message.empty()) console_.finish_lines();
-  console_.write(Stream::kStderr, Console::kNoOwner, message);
-  write_out();
+  if (options_.tag || !message.empty()) output_.console().finish_lines();
+  output_.console().write(Stream::kStderr, Console::kNoOwner, message);
+  output_.write_out(exit_code(record_) != 0, hurried_);
   return exit_code(record_);
-}
-
-/// Runs before the final message, which reports lost output.
-void Job::write_files() {
-  for (const auto& output : outputs_) output->finish();
-  while (files_.pending() > 0) {
-    io_.run_one_for(kEndStep);
-    const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
-    for (const std::string& failure : files_.collect_failures(patience))
-      report_lost_output(failure);
-  }
-  report_output_failures();
-}
-
-/// Waits for the reader of the output without a limit, as any program would, if the job succeeded.
-/// After a failure or a second signal, gives up if the reader does not read.
-void Job::write_out() {
-  std::size_t seen = console_.progress();
-  TimePoint last = Clock::now();
-  bool leaving = exit_code(record_) != 0;
-  while (console_.pending() > 0) {
-    const milliseconds patience = hurried_ ? kHurriedPatience : kReaderPatience;
-    if (leaving && Clock::now() - last >= patience) break;
-    io_.run_one_for(kEndStep);
-    if (hurried_ && !leaving) leaving = record_.output_lost = true;
-    report_output_failures();
-    if (console_.progress() != seen) {
-      seen = console_.progress();
-      last = Clock::now();
-    }
-  }
-  if (!console_.is_stuck(Stream::kStdout) || console_.shares(Stream::kStdout, Stream::kStderr))
-    return;
-  print_line(text("stdout has no active reader: ", console_.drop(Stream::kStdout),
-                  " bytes of the ranks' output were dropped"));
-  const TimePoint end = Clock::now() + kHurriedPatience;
-  while (console_.pending() > 0 && io_.run_one_until(end) > 0) {
-  }
 }
 
 std::vector<StartOrder> plan_starts(const std::vector<Place>& places) {

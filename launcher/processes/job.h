@@ -13,10 +13,9 @@
 
 #include "command/launch_plan.h"
 #include "command/options.h"
+#include "processes/job_output.h"
 #include "processes/job_starter.h"
 #include "processes/rank_rendezvous.h"
-#include "reports/console.h"
-#include "reports/file_writer.h"
 #include "reports/outcome.h"
 #include "reports/rank_output.h"
 #include "reports/report.h"
@@ -84,7 +83,6 @@ class Job final : private RankObserver {
   void on_drained(int rank) override;
   void on_lost(int rank) override;
 
-  void block_signals();
   void start_agents();
   void admit(const Seat& seat, const Hello& hello, const std::string& address);
   void after_events();
@@ -106,11 +104,7 @@ class Job final : private RankObserver {
   bool all_settled() const;
   bool all_connected() const;
   int size() const { return options_.np; }
-  void print_line(const std::string& line);
-  void report_output_failures();
-  void report_lost_output(const std::string& message);
-  void write_out();
-  void write_files();
+  void on_reader_gone(const std::string& stream);
   void collect_outcome();
   int finish();
 
@@ -118,8 +112,7 @@ class Job final : private RankObserver {
   LaunchPlan plan_;
   asio::io_context io_{1};
   Alarm alarm_{io_};
-  Console console_;
-  FileWriter files_;
+  JobOutput output_;
   std::vector<std::unique_ptr<RankOutput>> outputs_;
   ReportServer server_;
   RankRendezvous rendezvous_;
@@ -136,7 +129,6 @@ class Job final : private RankObserver {
   bool finishing_ = false;    ///< only the last output is left
   bool interrupted_ = false;  ///< by the user
   bool hurried_ = false;      ///< the user has sent a second signal
-  bool failure_reported_[2] = {};
   std::optional<TimePoint> timeout_at_, start_timeout_at_, end_starter_at_, kill_starter_at_,
       give_up_at_;
 };

@@ -97,12 +97,16 @@ std::string rank_folder(int rank, int size) { return "rank." + padded(rank, size
 
 std::string rank_prefix(int rank, int size) { return text("[", padded(rank, size, ' '), "] "); }
 
+std::string worker_prefix(int worker) { return text("[w", worker, "] "); }
+
 RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console& console,
                        FileWriter& files)
     : rank_(rank),
       tag_(options.tag),
       shown_(options.shown),
-      prefix_(options.tag ? rank_prefix(rank, size) : ""),
+      prefix_(!options.tag        ? ""
+              : options.of_worker ? worker_prefix(rank)
+                                  : rank_prefix(rank, size)),
       console_(console),
       files_(files),
       outputs_{{.splitter = LineSplitter(longest_segment(size)), .files = {}, .last_fed = {}},
@@ -117,10 +121,10 @@ RankOutput::RankOutput(int rank, int size, const OutputOptions& options, Console
     }
     outputs_[static_cast<int>(stream)].files.push_back(files_.create(file, option));
   };
+  const std::string folder = options.of_worker ? text("worker.", rank) : rank_folder(rank, size);
   for (const Stream stream : kStreams) {
     const char* const name = stream == Stream::kStdout ? "stdout" : "stderr";
-    if (options.folder)
-      open(*options.folder / rank_folder(rank, size) / name, stream, "--output-filename");
+    if (options.folder) open(*options.folder / folder / name, stream, "--output-filename");
     if (const auto& log = options.logs[static_cast<std::size_t>(stream)])
       open(*log, stream, "--log-dir");
   }

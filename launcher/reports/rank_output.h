@@ -59,7 +59,9 @@ class TailBuffer {
 struct OutputOptions {
   bool tag = true;
   int tail_lines = 20;
-  std::optional<std::filesystem::path> folder = {};  ///< for DIR/rank.N/{stdout,stderr}
+  bool of_worker = false;  ///< the number is the id of a worker of an elastic job
+  std::optional<std::filesystem::path> folder =
+      {};  ///< for DIR/rank.N/{stdout,stderr}, or worker.N
   /// By stream: whether it is shown on the console, and the file that it is written to, if any.
   std::array<bool, 2> shown = {true, true};
   std::array<std::optional<std::filesystem::path>, 2> logs = {};
@@ -69,6 +71,8 @@ struct OutputOptions {
 std::string rank_folder(int rank, int size);
 /// "[0] "; padded, so that the lines of all ranks start in the same column.
 std::string rank_prefix(int rank, int size);
+/// "[w3] ".
+std::string worker_prefix(int worker);
 
 /// Distributes one rank's output: tagged lines to the console, all bytes to the rank's files, and
 /// the tail of stderr to the final message. Not thread-safe.

@@ -12,9 +12,9 @@ using Json = nlohmann::json;
 
 bool is_known(std::uint8_t type) {
   return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
-          type <= static_cast<std::uint8_t>(FrameType::kRendezvous)) ||
+          type <= static_cast<std::uint8_t>(FrameType::kLeaving)) ||
          (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
-          type <= static_cast<std::uint8_t>(FrameType::kRendezvousReply));
+          type <= static_cast<std::uint8_t>(FrameType::kLeaseReply));
 }
 
 void append_number(std::string& out, std::size_t number) {
@@ -115,7 +115,9 @@ HVD_RECORD(Greeting, "greeting", nonce)
 HVD_RECORD(Challenge, "challenge", nonce, proof)
 HVD_RECORD(Hello, "hello", proof, host, master_port, seats)
 HVD_RECORD(Welcome, "welcome", columns, rows, time_ns, credit)
-HVD_RECORD(StartOrder, "start", address, master_port, node, nodes, cross_rank, cross_size, peer)
+HVD_RECORD(StartOrder, "start", address, master_port, node, nodes, cross_rank, cross_size, peer,
+           worker, restarts)
+HVD_RECORD(LeaseRequest, "lease", number)
 HVD_RECORD(Credit, "credit", bytes)
 HVD_RECORD(ProgramStarted, "started", pid)
 HVD_RECORD(Ended, "ended", time_ns, pid, code, signal, dumped_core, stopped, start_error)

@@ -5,8 +5,9 @@
 /// bytes; they do no input or output.
 ///
 /// A frame is a 4-byte little-endian length n, one byte of type, the 4-byte rank that it is about
-/// (0 in the handshake), and n bytes of payload. Frames of output and of the rendezvous carry raw
-/// bytes, the others a JSON object. Unknown members are ignored, so that fields may be added.
+/// (0 in the handshake), and n bytes of payload. Frames of output, of the rendezvous and of
+/// membership carry raw bytes, the others a JSON object. Unknown members are ignored, so that
+/// fields may be added.
 ///
 ///   agent                                        hvdrun
 ///   greeting {nonce}                      ->
@@ -25,6 +26,17 @@
 ///   ended {time, code, signal, ...}       ->
 ///   drained {}                            ->     no output follows
 ///                                         <-     release {}    the agent ends with the last one
+///
+/// In an elastic job the numbers of ranks are those of slots, each of which runs one worker after
+/// the other: the frames from start to release follow again for each. There are also:
+///
+///   member <bytes>                        <->    between the worker and hvdrun: a part of the
+///                                                stream of its member socket
+///   gone {}                               ->     after SIGKILL: no thread of the worker runs the
+///                                                program any more, so its end is certain
+///   leaving {}                            ->     for each connection: the host is to leave the job
+///   lease {number}                        <->    for each connection: an agent whose request is
+///                                                not answered in time ends its workers
 ///
 /// Output waits for credit, so that hvdrun can read all other frames at once, however slow the
 /// reader of its own output is. All times are in hvdrun's clock: an agent computes the offset of
@@ -50,6 +62,10 @@ enum class FrameType : std::uint8_t {
   kDrained = 7,
   kGreeting = 8,
   kRendezvous = 9,
+  kMember = 10,
+  kGone = 11,
+  kLease = 12,
+  kLeaving = 13,
   kWelcome = 16,
   kSignal = 17,
   kRelease = 18,
@@ -57,6 +73,8 @@ enum class FrameType : std::uint8_t {
   kCredit = 20,
   kStart = 21,
   kRendezvousReply = 22,
+  kMemberReply = 23,
+  kLeaseReply = 24,
 };
 
 struct Frame {
@@ -143,10 +161,18 @@ struct StartOrder {
   int node = 0, nodes = 1;             ///< this host's index, in the order of ranks, and the count
   int cross_rank = 0, cross_size = 1;  ///< position among the ranks with the same local rank
   std::string peer = {};               ///< an address of another host of the job; empty: unknown
+  // In an elastic job:
+  long long worker = 0;  ///< the worker's id; 0: an ordinary job
+  int restarts = 0;      ///< how many workers of the job have been replaced
 };
 
 struct Credit {
   int bytes = 0;
+};
+
+/// An agent's request to renew its lease, and hvdrun's answer.
+struct LeaseRequest {
+  long long number = 0;
 };
 
 struct ProgramStarted {

@@ -98,6 +98,19 @@ bool ReportServer::handle(int id, const Frame& frame) {
     case FrameType::kRendezvous:
       observer_.on_rendezvous(rank, decode_rendezvous(frame.payload));
       return true;
+    case FrameType::kMember:
+      observer_.on_member(rank, frame.payload);
+      return true;
+    case FrameType::kGone:
+      observer_.on_gone(rank);
+      return true;
+    case FrameType::kLease:
+      connection.frames->send(FrameType::kLeaseReply, rank, frame.payload);
+      observer_.on_lease(rank);
+      return true;
+    case FrameType::kLeaving:
+      observer_.on_leaving(rank);
+      return true;
     case FrameType::kStdout:
       return on_output(rank, Stream::kStdout, frame);
     case FrameType::kStderr:
@@ -182,6 +195,27 @@ void ReportServer::write(int rank, FrameType type, std::string_view payload) {
   if (Connection* const connection = find_rank(rank)) connection->frames->send(type, rank, payload);
 }
 
+void ReportServer::start_next(int slot, const StartOrder& order) {
+  link(slot).uncredited = 0;
+  link(slot).ended = link(slot).drained = false;
+  start(slot, order);
+}
+
+void ReportServer::send_member(int slot, std::string_view bytes) {
+  for (; !bytes.empty(); bytes.remove_prefix(std::min(bytes.size(), kMaxPayload)))
+    write(slot, FrameType::kMemberReply, bytes.substr(0, kMaxPayload));
+}
+
+void ReportServer::readmit(const std::vector<int>& slots) {
+  for (const int slot : slots) {
+    if (const auto found = connections_.find(link(slot).connection); found != connections_.end()) {
+      found->second.frames->close();
+      connections_.erase(found);
+    }
+    link(slot) = {};
+  }
+}
+
 void ReportServer::close_all() {
   for (const auto& [id, connection] : connections_) connection.frames->close();
   connections_.clear();
@@ -199,6 +233,7 @@ void ReportServer::drop(int id) {
     if (!link(rank).ended) observer_.on_lost(rank);
     if (link(rank).ended && !link(rank).drained) observer_.on_drained(rank);
   }
+  if (!connection.ranks.empty()) observer_.on_disconnected(connection.ranks);
 }
 
 ReportServer::Connection* ReportServer::find_rank(int rank) {

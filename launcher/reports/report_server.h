@@ -35,6 +35,18 @@ class RankObserver {
   virtual void on_drained(int rank) = 0;
   /// The connection broke, or the peer violated the protocol, before on_ended().
   virtual void on_lost(int rank) = 0;
+
+  // In an elastic job:
+  /// Bytes of the member socket of the slot's worker.
+  virtual void on_member(int /*slot*/, std::string_view /*bytes*/) {}
+  /// The slot's worker runs no more, though on_ended() may follow later.
+  virtual void on_gone(int /*slot*/) {}
+  /// An agent has requested the renewal of its lease. @param slot one of its slots
+  virtual void on_lease(int /*slot*/) {}
+  /// The host of an agent is to leave the job in order. @param slot one of its slots
+  virtual void on_leaving(int /*slot*/) {}
+  /// The connection to an agent has ended, after on_lost() of its ranks.
+  virtual void on_disconnected(const std::vector<int>& /*ranks*/) {}
 };
 
 /// hvdrun's end of the connections to the agents. Admits one agent for each rank, if it proves in
@@ -60,6 +72,13 @@ class ReportServer {
   void give_full_credit(int rank) { give_credit(rank, 1 << 30); }
   void send(int rank, const SignalOrder& order) { write(rank, FrameType::kSignal, encode(order)); }
   void start(int rank, const StartOrder& order) { write(rank, FrameType::kStart, encode(order)); }
+  /// In an elastic job: starts the next worker in a slot whose last one was released.
+  void start_next(int slot, const StartOrder& order);
+  /// In an elastic job: sends bytes to the member socket of the slot's worker.
+  void send_member(int slot, std::string_view bytes);
+  /// In an elastic job: ends the connection to the agent of this slot without a report, and lets
+  /// another agent connect for its slots.
+  void readmit(const std::vector<int>& slots);
   /// Sends bytes of the rendezvous to a process of the rank; see on_rendezvous().
   /// @param last closes its connection after these bytes
   void send_rendezvous(int rank, std::uint32_t session, const FrameConnection::Shared& bytes,

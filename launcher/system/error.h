@@ -10,7 +10,9 @@ enum class ExitCode : int {
   kUsage = 2,
   kUnavailable = 69,  ///< not enough slots, or a host cannot be reached
   kInternal = 70,
-  kOutputLost = 74,  ///< the ranks succeeded, but not all their output could be written
+  kOutputLost = 74,   ///< the ranks succeeded, but not all their output could be written
+  kTooFewRanks = 75,  ///< of an elastic job: too few ranks for too long, or all states are lost
+  kLimit = 76,        ///< of an elastic job: a limit of resets or restarts
   kTimeout = 124,
   kCannotRun = 126,
   kNotFound = 127,

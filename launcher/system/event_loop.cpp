@@ -39,6 +39,19 @@ void Alarm::set(const std::optional<Deadline>& at) {
   });
 }
 
+sigset_t block_unignored(std::span<const int> signals) {
+  ::signal(SIGPIPE, SIG_IGN);
+  sigset_t blocked;
+  ::sigemptyset(&blocked);
+  for (const int signal : signals) {
+    struct sigaction action {};
+    ::sigaction(signal, nullptr, &action);
+    if (signal == SIGCHLD || action.sa_handler != SIG_IGN) ::sigaddset(&blocked, signal);
+  }
+  ::sigprocmask(SIG_BLOCK, &blocked, nullptr);
+  return blocked;
+}
+
 SignalReader::SignalReader(asio::io_context& io, const sigset_t& signals,
                            std::function<void(int)> handler)
     : descriptor_(io, made(::signalfd(-1, &signals, SFD_CLOEXEC), "a descriptor for signals")),

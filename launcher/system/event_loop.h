@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "base/clock.h"
@@ -42,6 +43,10 @@ class Alarm {
   asio::steady_timer timer_;
   std::optional<Deadline> at_;
 };
+
+/// Blocks these signals, and ignores SIGPIPE. A signal that is ignored, as by nohup and a shell's
+/// '&', stays so, except for SIGCHLD. Returns those that were blocked.
+sigset_t block_unignored(std::span<const int> signals);
 
 /// Receives signals that are blocked in all threads. They stay blocked, because a handler could
 /// otherwise run in a child between fork() and exec().

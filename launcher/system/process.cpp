@@ -55,6 +55,7 @@ void redirect(int from, int to) {
   redirect(options.stdin_fd, STDIN_FILENO);
   redirect(options.stdout_fd, STDOUT_FILENO);
   redirect(options.stderr_fd, STDERR_FILENO);
+  if (options.inherited_fd >= 0) ::fcntl(options.inherited_fd, F_SETFD, 0);
   ::signal(SIGPIPE, SIG_DFL);
   sigset_t mask;
   ::sigemptyset(&mask);

@@ -23,6 +23,7 @@ struct SpawnOptions {
   int stdin_fd = -1, stdout_fd = -1, stderr_fd = -1;  ///< -1: the caller's own
   int parent_death_signal = 0;  ///< sent to the child when the calling thread's process dies
   bool own_process_group = false;
+  int inherited_fd = -1;             ///< stays open in the child, with the same number; -1: none
   std::vector<int> cpus;             ///< the child is bound to these; empty: as the caller
   std::vector<int> blocked_signals;  ///< all others are unblocked in the child
 };

@@ -6,6 +6,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "hvd/elastic.h"
+
 namespace hvd::capi::testing {
 namespace {
 
@@ -18,6 +20,7 @@ TEST(Guard, EveryClassOfErrorHasItsStatusAndKeepsItsText) {
   EXPECT_EQ(status_of(UsageError("u")), HVD_ERROR_USAGE);
   EXPECT_STREQ(hvd_last_error(), "u");
   EXPECT_EQ(status_of(NotInitializedError("n")), HVD_ERROR_NOT_INITIALIZED);
+  EXPECT_EQ(status_of(elastic::GenerationOver("g")), HVD_ERROR_GENERATION_OVER);
   EXPECT_EQ(status_of(MismatchError("m")), HVD_ERROR_MISMATCH);
   EXPECT_EQ(status_of(StalledError("s")), HVD_ERROR_STALLED);
   EXPECT_EQ(status_of(ShutdownError("d")), HVD_ERROR_SHUTDOWN);
@@ -44,7 +47,7 @@ TEST(Guard, NothingIsThrownIntoC) {
 }
 
 TEST(Guard, EveryStatusHasAName) {
-  for (int status = HVD_OK; status <= HVD_ERROR_NOT_INITIALIZED; ++status) {
+  for (int status = HVD_OK; status <= HVD_ERROR_GENERATION_OVER; ++status) {
     EXPECT_STRNE(hvd_status_name(static_cast<hvd_status_t>(status)), "unknown") << status;
   }
 }

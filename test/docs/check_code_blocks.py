@@ -38,6 +38,8 @@ MAX_NOT_COMPILED = 3
 TABLES = "the last column of tables"
 # Names that begin with hvd:: and are targets of CMake.
 TARGETS = {"hvd::core", "hvd::torch"}
+# Namespaces below hvd, of which a using-declaration cannot name one.
+NAMESPACES = {"hvd::elastic"}
 # Spans in a table that are no C++: commands, variables, headers, files.
 NOT_CPP = re.compile(r"^(hvdrun|torchrun|mpirun|#include|HVD_|\./|-|[\w./-]+\.(md|json|h|yaml)$)")
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unused-variable", "-Wno-unused-but-set-variable", "-Wno-unused-parameter",
@@ -119,13 +121,18 @@ class Unit:
     def add_names(self, names):
         """names: {name: (page, line)}, each of which begins with hvd::"""
         self.begin()
-        self.parts.append("void names() {\n" + "".join(located(line, page, f"{{ using {name}; }}")
+        self.parts.append("void names() {\n" + "".join(located(line, page, declaration_of(name))
                                                         for name, (page, line) in sorted(names.items())) + "}\n}\n")
 
     def text(self):
         self.close()
         includes = "".join(f"{line}\n" for line in dict.fromkeys(self.includes))
         return '#include "test/docs/prelude.h"\n' + includes + "".join(self.parts)
+
+
+def declaration_of(name):
+    """C++ that compiles if the name is declared."""
+    return f"{{ namespace named = {name}; }}" if name in NAMESPACES else f"{{ using {name}; }}"
 
 
 def statement_of(span):

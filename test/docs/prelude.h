@@ -3,6 +3,7 @@
 #include <hvd/accelerator.h>
 #include <hvd/collectives.h>
 #include <hvd/device.h>
+#include <hvd/elastic.h>
 #include <hvd/launch.h>
 #include <hvd/point_to_point.h>
 #include <hvd/torch.h>

@@ -47,6 +47,11 @@ case $example in
       holds "$(number "$way .*, ([0-9]+) bytes reduced") < 1000"
     done
     ;;
+  elastic)  # as an ordinary job; test/elastic has the others
+    run 3
+    contains 'step 0: 0 -> 3 ranks'
+    contains 'y = 3\.0000 x \+ -1\.0000, loss [0-9.]+e-[0-9]+, on 3 ranks'
+    ;;
   gan)
     run 2
     close "$(number 'mean ([0-9.-]+),')" 3 0.3

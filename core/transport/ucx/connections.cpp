@@ -63,6 +63,11 @@
 // after a failure]. Over TCP the workers of sender and receiver move all bytes of a message, so no
 // memory is read or written once they make no progress, and no peer receives later contents of that
 // memory as the message. Peers learn of a failure from the control plane.
+//
+// In an elastic job the connections are closed when all ranks have left the generation
+// (release_kept()), so that no live peer makes progress on them. The memory of the messages may be
+// gone by then, so the worker is destroyed without further progress. Endpoints are closed by force
+// first, because UCX asserts that a worker which is destroyed has no pending requests.
 
 namespace hvd::ucx {
 namespace {
@@ -102,6 +107,27 @@ JobMembers checked(JobMembers members) {
   for (const auto& address : members.addresses) static_cast<void>(part_of(address, Side::kDataOut));
   return members;
 }
+
+/// A worker that makes no more progress, and what it may write to.
+class StoppedWorker {
+ public:
+  StoppedWorker(std::shared_ptr<const void> memory, std::vector<Endpoint> endpoints,
+                std::unique_ptr<Worker> worker)
+      : memory_(std::move(memory)), endpoints_(std::move(endpoints)), worker_(std::move(worker)) {}
+  StoppedWorker(const StoppedWorker&) = delete;
+  StoppedWorker& operator=(const StoppedWorker&) = delete;
+  /// Runs when no peer makes progress on these connections any more: Note [A worker that is not
+  /// ended].
+  ~StoppedWorker() {
+    for (const Endpoint endpoint : endpoints_) worker_->close(endpoint, CloseMode::kForce);
+    worker_.reset();
+  }
+
+ private:
+  const std::shared_ptr<const void> memory_;
+  const std::vector<Endpoint> endpoints_;
+  std::unique_ptr<Worker> worker_;
+};
 
 template <typename Value>
 std::span<const std::byte> bytes_of(const Value& value) {
@@ -494,7 +520,20 @@ void Connections::leave() noexcept {
 void Connections::stop(Side side) noexcept {
   if (ended(side)) return;
   drop_side(side);
-  keep_until_exit(std::shared_ptr<const Worker>(std::move(at(side).worker)));
+  keep_until_exit(std::make_shared<StoppedWorker>(weak_from_this().lock(), endpoints(side),
+                                                  std::move(at(side).worker)),
+                  Kept::kTransport);
+}
+
+/// The open endpoints of a worker.
+std::vector<Endpoint> Connections::endpoints(Side side) const {
+  std::vector<Endpoint> open;
+  const bool receives = side == in_of(plane_of(side));
+  for (const Link& link : links_of(plane_of(side))) {
+    const OneWayConnection& connection = receives ? link.in : link.out;
+    if (connection.endpoint.handle != nullptr) open.push_back(connection.endpoint);
+  }
+  return open;
 }
 
 void Connections::stop() noexcept {

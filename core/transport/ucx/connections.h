@@ -60,7 +60,7 @@ struct Outgoing {
 /// The workers of a rank, and their connections to other ranks: Note [Connections go one way].
 ///
 /// Not thread-safe: only the thread that drives the engine calls it.
-class Connections {
+class Connections : public std::enable_shared_from_this<Connections> {
  public:
   Connections(Workers, JobMembers);
   Connections(const Connections&) = delete;
@@ -174,6 +174,7 @@ class Connections {
   void close(Side, OneWayConnection&, CloseMode) noexcept;
   bool close_sends() noexcept;
   void close_receives() noexcept;
+  std::vector<Endpoint> endpoints(Side) const;
   bool closed(Side) noexcept;
   bool all_closed() noexcept;
   void drop_side(Side) noexcept;

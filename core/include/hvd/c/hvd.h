@@ -38,9 +38,11 @@ typedef enum hvd_status {
   HVD_ERROR_STALLED = 3,   ///< some ranks never submitted the operation; the runtime goes on
   HVD_ERROR_PEER_LOST =
       4,  ///< a peer died, stopped or left: the runtime has failed; see hvd_last_error_rank()
-  HVD_ERROR_SHUTDOWN = 5,        ///< the operation was cut off by a shutdown
-  HVD_ERROR_INTERNAL = 6,        ///< out of memory, a broken message or transport, a bug
-  HVD_ERROR_NOT_INITIALIZED = 7  ///< before hvd_init() or after hvd_shutdown()
+  HVD_ERROR_SHUTDOWN = 5,         ///< the operation was cut off by a shutdown
+  HVD_ERROR_INTERNAL = 6,         ///< out of memory, a broken message or transport, a bug
+  HVD_ERROR_NOT_INITIALIZED = 7,  ///< before hvd_init() or after hvd_shutdown()
+  HVD_ERROR_GENERATION_OVER = 8   ///< hvd_elastic_commit(): return it from the function of
+                                  ///< hvd_elastic_run()
 } hvd_status_t;
 
 /// The error text of this thread's last failed call; empty if no call has failed. Valid until the
@@ -433,6 +435,56 @@ hvd_status_t hvd_barrier(const hvd_process_set_t* process_set);
 /// an average divides by the ranks that contribute. `last_rank` (may be NULL) becomes the last rank
 /// to join.
 hvd_status_t hvd_join(int* last_rank);
+
+// ---- Elastic jobs: docs/elastic.md
+
+/// The replicated state of a program, as hvd::elastic::State.
+typedef struct hvd_elastic_state hvd_elastic_state_t;
+
+/// What has changed when the function of hvd_elastic_run() is called.
+typedef struct hvd_elastic_change {
+  size_t struct_size;
+  int32_t old_size;  ///< 0: this process was in no generation
+  int32_t new_size;
+  int32_t old_rank;  ///< -1: this process was in no generation
+  int32_t new_rank;
+  uint64_t generation;  ///< 0 outside an elastic job
+  const char* cause;    ///< why the former generation has ended; valid during the call
+} hvd_elastic_change_t;
+
+/// Must not be left by a jump or an exception, as all functions that the program passes.
+typedef void (*hvd_elastic_on_change_t)(const hvd_elastic_change_t* change, void* user_data);
+/// Returns HVD_OK at its end. If a call of hvd fails, it returns that call's status at once, before
+/// it calls another function of hvd; hvd_elastic_run() then decides whether it calls it again.
+typedef hvd_status_t (*hvd_elastic_function_t)(void* user_data);
+
+/// The caller frees the state with hvd_elastic_state_free().
+hvd_status_t hvd_elastic_state_create(hvd_elastic_state_t** state);
+/// NULL: no effect.
+void hvd_elastic_state_free(hvd_elastic_state_t* state);
+/// Makes memory part of the state, before hvd_elastic_run(), in the same order on all ranks. It
+/// must outlive the state. HVD_ERROR_USAGE for a name that is tracked already.
+hvd_status_t hvd_elastic_track(hvd_elastic_state_t* state, const char* name, void* memory,
+                               size_t bytes);
+/// Adds a function that is called each time before that of hvd_elastic_run().
+hvd_status_t hvd_elastic_on_change(hvd_elastic_state_t* state, hvd_elastic_on_change_t callback,
+                                   void* user_data);
+/// Marks a point at which the state is complete and equal on all ranks. HVD_ERROR_GENERATION_OVER
+/// when the ranks change: the function then returns it. HVD_ERROR_USAGE outside the function.
+hvd_status_t hvd_elastic_commit(hvd_elastic_state_t* state);
+
+/// Calls the function on all ranks of the job, again after each change of them:
+/// hvd::elastic::run(). `load` (may be NULL) makes a first state on rank 0. Both get `user_data`.
+/// @return the status of the function, if no change of the ranks has caused it
+hvd_status_t hvd_elastic_run(hvd_elastic_state_t* state, hvd_elastic_function_t function,
+                             hvd_elastic_function_t load, void* user_data);
+
+/// 1 if a launcher of elastic jobs has started this process, otherwise 0.
+int hvd_elastic_launched(void);
+/// How often the launcher has restarted the job or this process's place in it.
+int hvd_elastic_restart_count(void);
+/// The number of the present generation. 0 outside an elastic job.
+uint64_t hvd_elastic_generation(void);
 
 // ---- Observation
 

@@ -20,6 +20,7 @@ HostOrder some_order() {
   order.program = {"./train", "--name", "a b", ""};
   order.size = 8;
   order.ranks = {4, 5, 7};
+  order.heartbeat = 10'000'000'000;
   return order;
 }
 
@@ -45,6 +46,7 @@ TEST(HostOrder, IsReadWithoutTheFollowingBytes) {
   EXPECT_EQ(read->program, some_order().program);
   EXPECT_EQ(read->size, 8);
   EXPECT_THAT(read->ranks, ElementsAre(4, 5, 7));
+  EXPECT_EQ(read->heartbeat, 10'000'000'000);
   EXPECT_EQ(rest, "rank 0's input");
 }
 

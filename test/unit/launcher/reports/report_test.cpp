@@ -91,9 +91,12 @@ TEST(Records, HaveTheirFieldsInJson) {
                          .nodes = 4,
                          .cross_rank = 5,
                          .cross_size = 6,
-                         .peer = "10.0.0.2"},
+                         .peer = "10.0.0.2",
+                         .worker = 7,
+                         .restarts = 8},
               R"({"address":"10.0.0.1","cross_rank":5,"cross_size":6,"master_port":2,"node":3,)"
-              R"("nodes":4,"peer":"10.0.0.2"})");
+              R"("nodes":4,"peer":"10.0.0.2","restarts":8,"worker":7})");
+  expect_json(LeaseRequest{.number = 9}, R"({"number":9})");
   expect_json(Credit{.bytes = 7}, R"({"bytes":7})");
   expect_json(ProgramStarted{.pid = 3}, R"({"pid":3})");
   expect_json(Ended{.time_ns = 1'700'000'000'123'456'789,

@@ -1,0 +1,93 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "base/mutex.h"
+#include "member/member.h"
+#include "member/messages.h"
+
+namespace hvd::elastic {
+
+/// A frame on the socket is a length of four bytes, little-endian, and a message of membership.
+inline constexpr std::uint32_t kMostFrameBytes = 16 << 20;
+
+/// What the thread in run() does next.
+struct Next {
+  enum class Kind : std::uint8_t {
+    kLeave,   ///< leave the generation, then call MemberLink::left()
+    kForm,    ///< form a generation, then call MemberLink::synced() or failed()
+    kRun,     ///< enter the program's function
+    kFinish,  ///< return from run()
+    kExit,    ///< the process has no place in the job any more
+  };
+  Kind kind = Kind::kExit;
+  std::string cause = {};      ///< of kLeave and kExit
+  member::Form form = {};      ///< of kForm
+  member::Generation run = 0;  ///< of kRun
+};
+
+/// Carries the messages of a member::Member over the socket that its agent has given it, in a
+/// thread that answers while the program computes.
+///
+/// Thread-safe. One thread, that of run(), calls next(), left(), synced(), at_end() and commit().
+class MemberLink {
+ public:
+  /// Called by the thread when a generation is reset, or the connection to hvdrun has ended. Must
+  /// not block, nor call the link.
+  using Interrupt = std::function<void(const std::string& cause)>;
+
+  /// @param socket connected to the agent; the link closes it
+  MemberLink(int socket, member::WorkerId own, std::string program);
+  MemberLink(const MemberLink&) = delete;
+  MemberLink& operator=(const MemberLink&) = delete;
+  ~MemberLink();
+  /// Ends the thread, which answers no more.
+  void stop();
+
+  void join();
+  /// Waits until there is something to do.
+  Next next();
+  /// Replaces what the thread calls. An earlier one is not called any more when this returns.
+  void set_interrupt(Interrupt);
+  /// Whether the generation has been reset, changes, or has failed here.
+  bool over() const;
+
+  void left(member::StateSummary, bool can_load, std::string address);
+  void synced(member::Generation, member::StateSummary);
+  /// Ignored unless this is the present generation.
+  void failed(member::Generation, std::optional<member::WorkerId> accused, std::string cause);
+  void at_end();
+  /// Begins a commit, and waits while a change is being prepared. Returns false if the program
+  /// leaves its function after it.
+  bool commit();
+
+ private:
+  void run(const std::stop_token&);
+  bool read_frame(const std::stop_token&);
+  bool read_all(std::byte* into, std::size_t bytes, const std::stop_token&);
+  void carry_out() HVD_REQUIRES(mutex_);
+  void carry_out(const member::MemberAction&) HVD_REQUIRES(mutex_);
+  void send(const member::ToCoordinator&) HVD_REQUIRES(mutex_);
+  void interrupt_if_requested();
+
+  const int socket_;
+  const int wake_;  ///< an eventfd that stops the thread
+  mutable Mutex mutex_;
+  Condition changed_;
+  member::Member member_ HVD_GUARDED_BY(mutex_);
+  std::optional<std::string> leave_ HVD_GUARDED_BY(mutex_);
+  std::optional<member::Form> form_ HVD_GUARDED_BY(mutex_);
+  std::optional<member::Generation> run_ HVD_GUARDED_BY(mutex_);
+  std::optional<std::string> exit_ HVD_GUARDED_BY(mutex_);
+  bool finish_ HVD_GUARDED_BY(mutex_) = false;
+  std::optional<std::string> interruption_ HVD_GUARDED_BY(mutex_);
+  Mutex interrupt_mutex_;
+  Interrupt interrupt_ HVD_GUARDED_BY(interrupt_mutex_);
+  std::jthread thread_;  // last: it uses everything above
+};
+
+}  // namespace hvd::elastic

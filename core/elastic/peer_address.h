@@ -1,0 +1,31 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace hvd::elastic {
+
+/// Where other workers reach a server of this process: `Ready.address`.
+struct PeerAddress {
+  std::string host = {};  ///< equal on processes that reach each other by loopback
+  std::uint16_t port = 0;
+  std::vector<std::string> addresses = {};  ///< of the network interfaces, in numbers
+};
+
+/// The address of this process's server at a port.
+PeerAddress own_address(std::uint16_t port);
+/// A text of at most 2,000 bytes. Further addresses are left out.
+std::string encode(const PeerAddress&);
+/// Empty if it is not such a text.
+std::optional<PeerAddress> decode_peer_address(const std::string&);
+
+/// The addresses at which all ranks reach rank 0: loopback if they share a host.
+/// @param ranks of the generation, by rank
+/// @pre there is a rank
+std::vector<std::string> addresses_of_rank_0(std::span<const PeerAddress> ranks);
+
+}  // namespace hvd::elastic

@@ -1,0 +1,85 @@
+#include "elastic/snapshot.h"
+
+#include <bit>
+#include <cstring>
+
+#include "base/text.h"
+#include "hvd/error.h"
+
+namespace hvd::elastic {
+namespace {
+
+constexpr std::size_t kMostLayoutBytes = 200;
+constexpr std::uint64_t kFirst = 0x9e3779b185ebca87;
+constexpr std::uint64_t kSecond = 0xc2b2ae3d27d4eb4f;
+
+std::uint64_t mix(std::uint64_t hash, std::uint64_t word) noexcept {
+  return std::rotl(hash + word * kSecond, 31) * kFirst;
+}
+
+std::uint64_t word_at(const std::byte* bytes) noexcept {
+  std::uint64_t word = 0;
+  std::memcpy(&word, bytes, sizeof word);
+  return word;
+}
+
+}  // namespace
+
+// Four lanes, so that the multiplications of one word do not wait for those of the word before.
+std::uint64_t hash_of(std::span<const std::byte> bytes) noexcept {
+  std::uint64_t lanes[4] = {kFirst + kSecond, kSecond, 0, 0 - kFirst};
+  const std::byte* next = bytes.data();
+  std::size_t left = bytes.size();
+  for (; left >= 32; left -= 32, next += 32)
+    for (std::size_t lane = 0; lane < 4; ++lane)
+      lanes[lane] = mix(lanes[lane], word_at(next + 8 * lane));
+  std::uint64_t hash = bytes.size();
+  for (const std::uint64_t lane : lanes) hash = mix(hash, lane);
+  for (; left > 0; --left, ++next) hash = mix(hash, static_cast<std::uint64_t>(*next) + 1);
+  hash ^= hash >> 33;
+  hash *= kSecond;
+  return hash ^ hash >> 29;
+}
+
+void save(std::span<const Item> items, std::vector<std::byte>& snapshot) {
+  std::size_t bytes = 0;
+  for (const Item& item : items) bytes += sizeof(std::uint64_t) + item.view().size();
+  snapshot.resize(bytes);
+  std::byte* next = snapshot.data();
+  for (const Item& item : items) {
+    const std::span<const std::byte> content = item.view();
+    const std::uint64_t size = content.size();
+    std::memcpy(next, &size, sizeof size);
+    if (size > 0) std::memcpy(next + sizeof size, content.data(), size);
+    next += sizeof size + size;
+  }
+}
+
+void load(std::span<const Item> items, std::span<const std::byte> snapshot) {
+  for (const Item& item : items) {
+    std::uint64_t size = 0;
+    const bool begins = snapshot.size() >= sizeof size;
+    if (begins) std::memcpy(&size, snapshot.data(), sizeof size);
+    if (!begins || size > snapshot.size() - sizeof size) {
+      throw Error(text("hvd::elastic: the state that was handed over ends at '", item.name,
+                       "'; start the same program everywhere"));
+    }
+    const std::span<std::byte> room = item.room(size);
+    if (size > 0) std::memcpy(room.data(), snapshot.data() + sizeof size, size);
+    snapshot = snapshot.subspan(sizeof size + size);
+  }
+  if (!snapshot.empty()) {
+    throw Error(text("hvd::elastic: the state that was handed over has ", snapshot.size(),
+                     " bytes more than this program tracks; start the same program everywhere"));
+  }
+}
+
+std::string layout(std::span<const Item> items) {
+  std::string all;
+  for (const Item& item : items) all += text(all.empty() ? "" : ", ", item.name, " ", item.type);
+  if (all.size() <= kMostLayoutBytes) return all;
+  const std::uint64_t hash = hash_of(std::as_bytes(std::span(all)));
+  return text(all.substr(0, kMostLayoutBytes), "... (", items.size(), " items, hash ", hash, ")");
+}
+
+}  // namespace hvd::elastic

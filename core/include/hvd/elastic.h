@@ -1,0 +1,138 @@
+#pragma once
+
+/// Elastic jobs: ranks die and join, and the others keep their memory and go on. Needs no LibTorch.
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "hvd/error.h"
+
+namespace hvd::elastic {
+
+/// @addtogroup elastic
+/// @{
+
+/// Leaves the function of run(), when the members of the job change. Do not catch it there, nor the
+/// other exceptions of hvd.
+class GenerationOver : public Error {
+ public:
+  using Error::Error;
+};
+
+/// What has changed when the function of run() is entered.
+struct Change {
+  int old_size = 0;              ///< 0: this process was in no generation
+  int new_size = 1;              ///< the number of ranks now
+  int old_rank = -1;             ///< -1: this process was in no generation
+  int new_rank = 0;              ///< the rank of this process now
+  std::uint64_t generation = 0;  ///< the number of the generation; 0 outside an elastic job
+  std::string cause = {};        ///< why the former generation has ended, for a log
+};
+
+/// The replicated state of a program: equal on all ranks at each commit.
+///
+/// When a generation ends, every rank goes back to the last commit that any of them has seen, and
+/// processes that join receive it. Track all that the function of run() changes and continues with.
+/// What is tracked must outlive the object. Not thread-safe.
+class State {
+ public:
+  State();
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State();
+
+  /// @name Tracking
+  /// Makes a variable part of the state. All ranks track the same variables in the same order,
+  /// before run(). @throws UsageError for a name that is tracked already, and in run()
+  /// @{
+
+  /// A number, an enumeration or another plain struct without pointers.
+  template <class T>
+    requires(std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>)
+  State& track(std::string_view name, T& value) {
+    return track_memory(name, "value", std::as_writable_bytes(std::span(&value, 1)));
+  }
+  State& track(std::string_view name, std::string& text);
+  /// A vector of such values, whose size may change.
+  template <class T>
+    requires(std::is_trivially_copyable_v<T> && !std::is_pointer_v<T>)
+  State& track(std::string_view name, std::vector<T>& values) {
+    static_assert(!std::is_same_v<T, bool>, "a vector of bool has no memory of its own elements");
+    return track_resizable(
+        name, sizeof(T), [&values] { return std::as_bytes(std::span(values)); },
+        [&values](std::size_t count) {
+          values.resize(count);
+          return std::as_writable_bytes(std::span(values));
+        });
+  }
+  /// Plain memory of a fixed size.
+  template <class T, std::size_t Extent>
+    requires(std::is_trivially_copyable_v<T> && !std::is_const_v<T> && !std::is_pointer_v<T>)
+  State& track(std::string_view name, std::span<T, Extent> memory) {
+    return track_memory(name, "memory", std::as_writable_bytes(std::span<T>(memory)));
+  }
+  /// @}
+
+  /// Marks a point at which the state is complete and equal on all ranks, usually the end of a
+  /// step. Copies what is tracked. Communicates nothing. In a change of the members it leaves the
+  /// function of run() with GenerationOver.
+  /// @throws UsageError outside run()
+  void commit();
+  /// The number of commits of the job so far.
+  std::uint64_t commits() const noexcept;
+  /// Adds a function that run() calls each time before it enters its function, also the first time.
+  /// It may use the collectives of hvd.
+  State& on_change(std::function<void(const Change&)> callback);
+
+  /// For hvd's own use.
+  struct Impl;
+  Impl& impl() noexcept { return *impl_; }
+
+ private:
+  State& track_memory(std::string_view name, std::string_view kind, std::span<std::byte> memory);
+  State& track_resizable(std::string_view name, std::size_t element,
+                         std::function<std::span<const std::byte>()> view,
+                         std::function<std::span<std::byte>(std::size_t count)> resize);
+
+  const std::unique_ptr<Impl> impl_;
+};
+
+/// The options of run().
+struct RunOptions {
+  /// Makes a first state on rank 0, for example from a checkpoint, where no rank has one: in a job
+  /// that starts, and where all ranks were lost. Without it, what is tracked is that state as it
+  /// is, and a job whose ranks are all lost ends.
+  std::function<void()> load = {};
+};
+
+/// Runs the function on all ranks of the job, again after each change of its members.
+///
+/// In an elastic job ('hvdrun --min-np N ...') the process becomes a rank here. When a rank is
+/// lost, blocked calls of hvd throw; run() catches that, goes back to the last commit, joins the
+/// others again and enters the function anew, so that the function continues from the tracked
+/// state. run() returns once all ranks are at their end. In any other job it calls `load` on rank
+/// 0, sends its state to all ranks, and calls the function once.
+///
+/// Objects of hvd that belong to one generation, such as process sets, are made in the function.
+/// Exceptions that no change has caused leave run(). One thread may be in run().
+/// @throws UsageError before init(), in run(), and for a second run() of an elastic job
+void run(State& state, const std::function<void()>& function, const RunOptions& options = {});
+
+/// Whether a launcher of elastic jobs has started this process: 'hvdrun --min-np', or torchrun.
+bool launched() noexcept;
+/// How often the launcher has replaced this process's place in the job, or restarted the job under
+/// torchrun: TORCHELASTIC_RESTART_COUNT. 0 if it is not set.
+int restart_count() noexcept;
+/// The number of the present generation, from 1. 0 outside an elastic job and before run().
+std::uint64_t generation() noexcept;
+
+/// @}
+
+}  // namespace hvd::elastic

@@ -1,0 +1,391 @@
+#include "hvd/elastic.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <cstdlib>
+#include <exception>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "base/process_exit.h"
+#include "base/text.h"
+#include "bootstrap/build_identity.h"
+#include "bootstrap/join.h"
+#include "bootstrap/socket_server.h"
+#include "elastic/member_link.h"
+#include "elastic/peer_address.h"
+#include "hvd/collectives.h"
+#include "hvd/hvd.h"
+#include "public/elastic_state.h"
+#include "public/elastic_worker.h"
+#include "public/process.h"
+
+namespace hvd::elastic {
+namespace {
+
+/// Connections to a generation's server that are not from its ranks.
+constexpr int kMostStrangers = 1024;
+/// Attempts to form a generation that fail although hvdrun has not reset it.
+constexpr int kMostAttempts = 10;
+
+std::atomic<std::uint64_t>& present_generation() {
+  static std::atomic<std::uint64_t> generation{0};
+  return generation;
+}
+
+/// Broadcasts bytes from a rank to all.
+void broadcast_bytes(const char* name, std::span<std::byte> bytes, int root) {
+  if (bytes.empty()) return;
+  const TensorView view{.data = bytes.data(),
+                        .count = static_cast<std::int64_t>(bytes.size()),
+                        .dtype = DataType::kUInt8,
+                        .shape = {static_cast<std::int64_t>(bytes.size())}};
+  const Operation operation =
+      submit({.name = name, .parameters = Broadcast{root}, .input = view, .output = view},
+             Progress::kCaller);
+  operation.wait();
+  operation.status().raise_if_error();
+}
+
+/// Precedes a state that is handed over.
+struct Header {
+  std::uint64_t bytes = 0;
+  std::uint64_t commit = 0;
+  std::uint64_t hash = 0;
+};
+
+/// Sends the root's last commit to all ranks.
+void hand_over(State::Impl& state, int root) {
+  Header header{state.committed.size(), state.commits, hash_of(state.committed)};
+  broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root);
+  const bool gives = rank() == root;
+  std::vector<std::byte>& bytes = gives ? state.committed : state.spare;
+  bytes.resize(header.bytes);
+  broadcast_bytes("hvd.elastic.state", bytes, root);
+  if (gives) return;
+  if (hash_of(bytes) != header.hash) {
+    // The coordinator compares the hashes of all ranks and replaces this one.
+    HVD_LOG(kError) << "the state from rank " << root << " has arrived with another checksum";
+  }
+  std::swap(state.committed, state.spare);
+  state.commits = header.commit;
+  state.has_state = true;
+}
+
+/// A server of this worker at which the ranks of the next generation find each other.
+class OwnServer {
+ public:
+  OwnServer()
+      : server_(0, runtime::generation_server("the elastic job", kMostStrangers),
+                std::chrono::steady_clock::now() + std::chrono::seconds(10)) {}
+  std::string address() const { return encode(own_address(server_.port())); }
+
+ private:
+  rendezvous::SocketServer server_;
+};
+
+/// The worker that is a rank of the generation, unless that is this process.
+std::optional<member::WorkerId> worker_of(const member::Assign& assign, int rank, int own_rank) {
+  const bool known = rank >= 0 && static_cast<std::size_t>(rank) < assign.seats.size();
+  if (!known || rank == own_rank) return std::nullopt;
+  return assign.seats[static_cast<std::size_t>(rank)].worker;
+}
+
+/// run() in a worker of an elastic job.
+class Worker {
+ public:
+  Worker(State::Impl& state, const std::function<void()>& function, const RunOptions& options,
+         runtime::RuntimeOptions settings, const WorkerIdentity& identity)
+      : state_(state),
+        function_(function),
+        options_(options),
+        settings_(std::move(settings)),
+        link_(std::make_shared<MemberLink>(
+            identity.socket, identity.id,
+            text(runtime::build_identity(), "; ", layout(state.items)))) {
+    state_.link = link_.get();
+  }
+  Worker(const Worker&) = delete;
+  Worker& operator=(const Worker&) = delete;
+  ~Worker() {
+    state_.running = false;
+    state_.link = nullptr;
+    link_->set_interrupt({});
+    link_->stop();
+  }
+
+  void run();
+
+ private:
+  void leave(const std::string& cause);
+  void form(const member::Form&);
+  void connect(const member::Form&);
+  void make_state(const member::Assign&);
+  void enter();
+  void call_function();
+  bool ended(const std::exception&) const;
+  void report(const std::exception&);
+
+  State::Impl& state_;
+  const std::function<void()>& function_;
+  const RunOptions& options_;
+  const runtime::RuntimeOptions settings_;
+  std::optional<OwnServer> server_;
+  member::Assign assign_ = {};
+  Change change_ = {};
+  int rank_ = -1;
+  bool in_order_ = false;   ///< the program has left its function at the commit of a change
+  bool own_error_ = false;  ///< the program's `load` has thrown
+  int attempts_ = 0;        ///< to form a generation, since one has run
+  /// The runtime of the last generation may outlive run(), and reports its failure to the link.
+  const std::shared_ptr<MemberLink> link_;
+};
+
+void Worker::run() {
+  link_->join();
+  for (;;) {
+    Next next = link_->next();
+    switch (next.kind) {
+      case Next::Kind::kLeave:
+        leave(next.cause);
+        break;
+      case Next::Kind::kForm:
+        form(next.form);
+        break;
+      case Next::Kind::kRun:
+        enter();
+        if (std::exchange(in_order_, false)) leave("the members of the job change");
+        break;
+      case Next::Kind::kFinish:
+        return;
+      case Next::Kind::kExit:
+        throw Error(text("hvd::elastic::run: this process leaves the job: ", next.cause));
+    }
+  }
+}
+
+/// Leaves the generation. Nothing that another rank may still read is changed before the next one
+/// is assigned: Note [Memory after a failure].
+void Worker::leave(const std::string& cause) {
+  runtime::leave_generation();
+  link_->set_interrupt({});
+  change_.cause = cause;
+  server_.reset();
+  server_.emplace();
+  link_->left(state_.summary(), static_cast<bool>(options_.load), server_->address());
+}
+
+/// Whether the end of the generation has caused the exception.
+bool Worker::ended(const std::exception& error) const {
+  const auto runtime = runtime::runtime_or_null();
+  if (link_->over() || (runtime && runtime->failed())) return true;
+  return dynamic_cast<const StalledError*>(&error) != nullptr ||
+         dynamic_cast<const PeerLostError*>(&error) != nullptr;
+}
+
+void Worker::report(const std::exception& error) {
+  HVD_LOG(kInfo) << "generation " << assign_.generation << " has ended here: " << error.what();
+  const auto* const lost = dynamic_cast<const PeerLostError*>(&error);
+  link_->failed(assign_.generation,
+                lost != nullptr ? worker_of(assign_, lost->rank(), rank_) : std::nullopt,
+                error.what());
+}
+
+/// Forms a generation. If that fails, hvdrun resets it, and another attempt follows. This rank
+/// cannot know whether the fault is its own, so it ends after several.
+void Worker::form(const member::Form& form) {
+  // Every survivor has left the generations before, and no lost process runs.
+  release_kept();
+  assign_ = form.assign;
+  rank_ = static_cast<int>(form.rank);
+  try {
+    connect(form);
+    server_.reset();
+    if (link_->over()) return;
+    make_state(form.assign);
+    link_->synced(form.assign.generation, state_.summary());
+  } catch (const std::exception& error) {
+    if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) throw;
+    report(error);
+  }
+}
+
+void Worker::connect(const member::Form& form) {
+  std::vector<PeerAddress> ranks;
+  for (const member::Seat& seat : form.assign.seats) {
+    auto address = decode_peer_address(seat.address);
+    if (!address) {
+      throw Error(text("hvd::elastic: worker ", seat.worker, " has no valid address: '",
+                       seat.address, "'; start the same program everywhere"));
+    }
+    ranks.push_back(std::move(*address));
+  }
+  const auto interruption = std::make_shared<rendezvous::Interruption>();
+  link_->set_interrupt([interruption](const std::string&) { interruption->interrupt(); });
+  if (link_->over()) interruption->interrupt();
+  runtime::RuntimeOptions settings = settings_;
+  settings.on_failure = [link = link_, assign = form.assign, own = rank_](const Status& cause) {
+    const bool lost = cause.code == StatusCode::kPeerLost;
+    link->failed(assign.generation, lost ? worker_of(assign, cause.rank, own) : std::nullopt,
+                 cause.message);
+  };
+  const auto runtime =
+      runtime::adopt(settings, runtime::join_generation(settings, runtime::process_arena(),
+                                                        {.hosts = addresses_of_rank_0(ranks),
+                                                         .port = ranks.front().port,
+                                                         .rank = rank_,
+                                                         .size = static_cast<int>(ranks.size()),
+                                                         .interruption = interruption}));
+  const auto end = [runtime](const std::string& cause) {
+    runtime->fail_soon({StatusCode::kPeerLost, "the elastic job forms anew: " + cause, -1});
+  };
+  link_->set_interrupt(end);
+  if (link_->over()) end(change_.cause);
+}
+
+/// Makes the states of all ranks equal.
+void Worker::make_state(const member::Assign& assign) {
+  const bool root = rank_ == static_cast<int>(assign.root);
+  if (assign.load && root) {
+    own_error_ = true;
+    if (options_.load) options_.load();
+    own_error_ = false;
+    state_.commits = assign.state.commit;
+    state_.take();
+  }
+  const bool any_receives =
+      assign.load || std::any_of(assign.seats.begin(), assign.seats.end(),
+                                 [](const member::Seat& seat) { return seat.receives; });
+  if (any_receives) hand_over(state_, static_cast<int>(assign.root));
+  load(state_.items, state_.committed);
+}
+
+void Worker::enter() {
+  const int size = static_cast<int>(assign_.seats.size());
+  change_.old_size = std::exchange(change_.new_size, size);
+  change_.old_rank = std::exchange(change_.new_rank, rank_);
+  if (present_generation().exchange(assign_.generation) == 0) {
+    change_.old_size = 0;
+    change_.old_rank = -1;
+  }
+  change_.generation = assign_.generation;
+  attempts_ = 0;
+  try {
+    call_function();
+  } catch (const GenerationOver&) {
+    in_order_ = true;
+  } catch (const std::exception& error) {
+    if (!ended(error)) throw;
+    report(error);
+  }
+}
+
+void Worker::call_function() {
+  for (const auto& callback : state_.callbacks) callback(change_);
+  state_.running = true;
+  try {
+    function_();
+  } catch (...) {
+    state_.running = false;
+    throw;
+  }
+  state_.running = false;
+  link_->at_end();
+}
+
+/// run() in any other job.
+void run_once(State::Impl& state, const std::function<void()>& function,
+              const RunOptions& options) {
+  const Change change{.new_size = size(), .new_rank = rank(), .cause = "the job has begun"};
+  if (change.new_rank == 0 && options.load) options.load();
+  if (change.new_size > 1) {
+    state.take();
+    hand_over(state, 0);
+    load(state.items, state.committed);
+  }
+  std::vector<std::byte>().swap(state.committed);
+  std::vector<std::byte>().swap(state.spare);
+  for (const auto& callback : state.callbacks) callback(change);
+  state.running = true;
+  function();
+}
+
+std::atomic<bool>& in_run() {
+  static std::atomic<bool> value{false};
+  return value;
+}
+
+/// One thread of the process is in run().
+class InRun {
+ public:
+  explicit InRun(State::Impl& state) : state_(state) {
+    if (in_run().exchange(true))
+      throw UsageError("hvd::elastic::run: called in the function of run(); expected one call");
+  }
+  InRun(const InRun&) = delete;
+  InRun& operator=(const InRun&) = delete;
+  ~InRun() {
+    state_.running = false;
+    in_run().store(false);
+  }
+
+ private:
+  State::Impl& state_;
+};
+
+/// An exception has left run(): the other ranks form anew, and this one is lost once its process
+/// ends.
+void end_generation(const std::exception& error) {
+  if (const auto runtime = runtime::runtime_or_null()) {
+    runtime->fail_soon({StatusCode::kInternal,
+                        text("the program of rank ", runtime->topology().rank,
+                             " has ended with an exception: ", error.what()),
+                        -1});
+  }
+}
+
+}  // namespace
+
+void run(State& state, const std::function<void()>& function, const RunOptions& options) {
+  if (!function) throw UsageError("hvd::elastic::run: expected a function");
+  const InRun here(state.impl());
+  const auto identity = worker_identity();
+  if (!identity) return run_once(state.impl(), function, options);
+  auto settings = runtime::elastic_options();
+  if (!settings) throw NotInitializedError("hvd is not initialised; call hvd::init() before run()");
+  if (!claim_worker()) {
+    throw UsageError(
+        "hvd::elastic::run: called a second time; an elastic job has one run(), and ends with it");
+  }
+  runtime::set_in_elastic_run(true);
+  try {
+    Worker(state.impl(), function, options, std::move(*settings), *identity).run();
+  } catch (const std::exception& error) {
+    end_generation(error);
+    runtime::set_in_elastic_run(false);
+    throw;
+  }
+  runtime::set_in_elastic_run(false);
+}
+
+bool launched() noexcept {
+  return worker_identity().has_value() || std::getenv("TORCHELASTIC_RUN_ID") != nullptr;
+}
+
+int restart_count() noexcept {
+  const char* const found = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  const auto count = parse_number<int>(found != nullptr ? found : "");
+  return count && *count > 0 ? *count : 0;
+}
+
+std::uint64_t generation() noexcept { return present_generation().load(); }
+
+}  // namespace hvd::elastic

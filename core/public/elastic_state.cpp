@@ -1,0 +1,107 @@
+#include "public/elastic_state.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/text.h"
+#include "hvd/elastic.h"
+#include "hvd/error.h"
+
+namespace hvd::elastic {
+namespace {
+
+void add(State::Impl& state, Item item) {
+  if (item.name.empty()) throw UsageError("hvd::elastic::State::track: expected a name");
+  if (state.running) {
+    throw UsageError(text("hvd::elastic::State::track('", item.name,
+                          "'): called in the function of run(); track everything before run()"));
+  }
+  const bool known = std::any_of(state.items.begin(), state.items.end(),
+                                 [&](const Item& other) { return other.name == item.name; });
+  if (known) {
+    throw UsageError(text("hvd::elastic::State::track('", item.name,
+                          "'): the name is tracked already; expected one name per variable"));
+  }
+  state.items.push_back(std::move(item));
+}
+
+}  // namespace
+
+void State::Impl::take() {
+  save(items, spare);
+  std::swap(committed, spare);
+  has_state = true;
+}
+
+member::StateSummary State::Impl::summary() const {
+  if (!has_state) return {};
+  return {.commit = commits, .kind = member::StateKind::kWhole, .hash = hash_of(committed)};
+}
+
+State::State() : impl_(std::make_unique<Impl>()) {}
+State::~State() = default;
+
+State& State::track(std::string_view name, std::string& text) {
+  return track_resizable(
+      name, 1, [&text] { return std::as_bytes(std::span(text)); },
+      [&text](std::size_t count) {
+        text.resize(count);
+        return std::as_writable_bytes(std::span(text));
+      });
+}
+
+State& State::track_memory(std::string_view name, std::string_view kind,
+                           std::span<std::byte> memory) {
+  const std::string title(name);
+  add(*impl_, {.name = title,
+               .type = text(kind, "[", memory.size(), "]"),
+               .view = [memory] { return std::span<const std::byte>(memory); },
+               .room =
+                   [memory, title](std::size_t bytes) {
+                     if (bytes == memory.size()) return memory;
+                     throw Error(text("hvd::elastic: '", title, "' has ", memory.size(),
+                                      " bytes here, and ", bytes,
+                                      " in the state that was handed over; start the same program "
+                                      "everywhere"));
+                   }});
+  return *this;
+}
+
+State& State::track_resizable(std::string_view name, std::size_t element,
+                              std::function<std::span<const std::byte>()> view,
+                              std::function<std::span<std::byte>(std::size_t count)> resize) {
+  const std::string title(name);
+  add(*impl_, {.name = title,
+               .type = text("elements of ", element),
+               .view = std::move(view),
+               .room = [element, title, resize = std::move(resize)](std::size_t bytes) {
+                 if (bytes % element == 0) return resize(bytes / element);
+                 throw Error(text("hvd::elastic: '", title, "' has elements of ", element,
+                                  " bytes here, and ", bytes,
+                                  " bytes in the state that was handed over; start the same "
+                                  "program everywhere"));
+               }});
+  return *this;
+}
+
+void State::commit() {
+  if (!impl_->running) {
+    throw UsageError(
+        "hvd::elastic::State::commit: called outside the function of hvd::elastic::run()");
+  }
+  const bool goes_on = impl_->link == nullptr || impl_->link->commit();
+  // Outside an elastic job nothing goes back to a commit.
+  if (impl_->link != nullptr) impl_->take();
+  ++impl_->commits;
+  if (!goes_on) throw GenerationOver("the members of the elastic job change");
+}
+
+std::uint64_t State::commits() const noexcept { return impl_->commits; }
+
+State& State::on_change(std::function<void(const Change&)> callback) {
+  if (!callback) throw UsageError("hvd::elastic::State::on_change: expected a function");
+  impl_->callbacks.push_back(std::move(callback));
+  return *this;
+}
+
+}  // namespace hvd::elastic

@@ -1,0 +1,21 @@
+#pragma once
+
+#include <optional>
+
+#include "member/messages.h"
+
+namespace hvd::elastic {
+
+/// What an agent has given to this process, which it has started as a worker of an elastic job.
+struct WorkerIdentity {
+  member::WorkerId id = 0;
+  int socket = -1;
+};
+
+/// Empty in other processes. The first call takes HVD_WORKER_ID and HVD_MEMBER_SOCKET out of the
+/// environment, so that children of this process are not taken for the worker.
+const std::optional<WorkerIdentity>& worker_identity() noexcept;
+/// Returns true to the first caller, which becomes the worker.
+bool claim_worker() noexcept;
+
+}  // namespace hvd::elastic

@@ -1,0 +1,33 @@
+#pragma once
+
+#include <memory>
+#include <optional>
+
+#include "base/shared_arena.h"
+#include "bootstrap/join.h"
+#include "engine/runtime.h"
+#include "engine/runtime_options.h"
+
+/// What the parts of core/public share: the runtime of this process.
+namespace hvd::runtime {
+
+std::shared_ptr<Runtime> runtime_or_null();
+/// @throws NotInitializedError without one; UsageError in a worker of an elastic job before run()
+std::shared_ptr<Runtime> current_runtime();
+/// Null if this process has no arena, or has inherited it.
+std::shared_ptr<SharedArena> process_arena();
+
+/// What init() was given in a worker of an elastic job, which joins in run(). Empty in other
+/// processes, and before init() and after shutdown().
+std::optional<RuntimeOptions> elastic_options();
+/// Whether a thread is in hvd::elastic::run(). The process then leaves no generation at its exit:
+/// its agent reports its end.
+void set_in_elastic_run(bool) noexcept;
+
+/// Makes the runtime of a job that this process has joined, and makes it the process's. @pre it has
+/// none
+std::shared_ptr<Runtime> adopt(const RuntimeOptions&, JobConnection);
+/// Leaves the job, as shutdown() does, and returns when all ranks have left or it has failed.
+void leave_generation();
+
+}  // namespace hvd::runtime

@@ -1,0 +1,306 @@
+#include "agent/elastic_agent.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <asio/io_context.hpp>
+#include <asio/post.hpp>
+#include <csignal>
+#include <memory>
+#include <optional>
+#include <system_error>
+#include <utility>
+#include <vector>
+
+#include "agent/agent.h"
+#include "agent/core_share.h"
+#include "agent/launcher_connection.h"
+#include "agent/member_socket.h"
+#include "agent/rank_process.h"
+#include "agent/worker_environment.h"
+#include "base/process_watch.h"
+#include "base/text.h"
+#include "member/lease.h"
+#include "system/error.h"
+#include "system/event_loop.h"
+#include "system/process.h"
+#include "system/times.h"
+#include "transport/node/life_lock.h"
+
+namespace hvd::launcher {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+/// If more bytes are queued for hvdrun, the workers' member sockets wait.
+constexpr std::size_t kMostUnsent = 1 << 20;
+/// The descriptors of an agent: its own, and those of each slot (two pipes, three sockets).
+constexpr std::size_t kBaseDescriptors = 24, kDescriptorsOfASlot = 8;
+/// Between two looks at a killed worker, whose threads end long before its memory is free.
+constexpr milliseconds kLook{1};
+constexpr milliseconds kLongestOrphanGrace{500};
+
+class ElasticAgent final : public RankProcess::Link {
+ public:
+  explicit ElasticAgent(const HostOrder& order);
+  int run();
+
+ private:
+  /// A place for one worker after the other.
+  struct Slot {
+    int number = 0;
+    int local_rank = 0;
+    CoreShare share = {};
+    std::unique_ptr<RankProcess> worker = {};
+    std::shared_ptr<MemberSocket> member = {};
+    bool killed = false;  ///< until it is known to run no more
+  };
+
+  void send(FrameType type, int rank, std::string_view payload) override {
+    if (frames_) frames_->send(type, rank, payload);
+  }
+  bool has_room() const override { return !frames_ || frames_->unsent() < kMostUnsent; }
+
+  bool connect();
+  void on_signal(int signal);
+  bool on_frame(const Frame& frame);
+  void start(Slot& slot, const Frame& frame);
+  void on_connection_lost();
+  void check_lease();
+  void step();
+  void check_killed(Slot& slot);
+  void dispose(Slot& slot);
+  void set_alarm();
+  bool idle() const;
+  Slot* find(int number);
+
+  const HostOrder& order_;
+  const std::string token_ = environment_variable(kTokenVariable).value_or("");
+  const std::string exports_ = environment_variable(kExportsVariable).value_or("");
+  asio::io_context io_{1};
+  Alarm alarm_{io_};
+  SignalReader signals_;
+  const UniqueFd no_input_{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  Hello hello_;
+  Welcome welcome_;
+  long long clock_offset_ns_ = 0;
+  std::shared_ptr<FrameConnection> frames_;  ///< null before the welcome and after a loss
+  std::optional<member::Lease> lease_;
+  std::vector<Slot> slots_;
+  int early_signal_ = 0;  ///< a request to end that has arrived before the connection
+  bool ending_ = false;
+};
+
+ElasticAgent::ElasticAgent(const HostOrder& order)
+    : order_(order),
+      signals_(io_, block_agent_signals(), [this](int signal) { on_signal(signal); }) {
+  hello_.host = own_hostname();
+  std::vector<RankIdentity> identities;
+  const auto count = static_cast<int>(order.ranks.size());
+  for (int i = 0; i < count; ++i)
+    identities.push_back({.rank = i, .size = count, .local_rank = i, .local_size = count});
+  const std::vector<CoreShare> shares = find_shares(identities, false);
+  for (int i = 0; i < count; ++i) {
+    const auto index = static_cast<std::size_t>(i);
+    slots_.push_back({.number = order.ranks[index], .local_rank = i, .share = shares[index]});
+    hello_.seats.push_back({.rank = order.ranks[index],
+                            .local_rank = i,
+                            .omp_threads = shares[index].threads,
+                            .bound_cpus = static_cast<int>(shares[index].cpus.size())});
+  }
+}
+
+bool ElasticAgent::connect() {
+  return reach_launcher(io_, hello_, token_, "the agent",
+                        {.on_welcome =
+                             [this](std::shared_ptr<FrameConnection> frames, const Welcome& welcome,
+                                    long long offset) {
+                               frames_ = std::move(frames);
+                               welcome_ = welcome;
+                               clock_offset_ns_ = offset;
+                               lease_.emplace(nanoseconds(order_.renewal),
+                                              nanoseconds(order_.heartbeat), time_now());
+                             },
+                         .on_frame = [this](const Frame& frame) { return on_frame(frame); },
+                         .on_end = [this] { on_connection_lost(); },
+                         .gives_up = [this] { return early_signal_ != 0; }});
+}
+
+int ElasticAgent::run() {
+  const bool connected = connect();
+  if (early_signal_ != 0) return 128 + early_signal_;
+  if (!connected) return static_cast<int>(ExitCode::kUnavailable);
+  for (;;) {
+    check_lease();
+    step();
+    if (ending_ && idle()) return 0;
+    set_alarm();
+    io_.run_one();
+  }
+}
+
+void ElasticAgent::on_signal(int signal) {
+  const bool ends = signal != SIGCHLD && signal != SIGUSR1 && signal != SIGUSR2;
+  if (ends && !lease_) early_signal_ = signal;
+  // The first request lets the workers leave at a commit, the second one does not wait for that.
+  if (ends && frames_ && !std::exchange(ending_, true))
+    return send(FrameType::kLeaving, slots_.front().number, "{}");
+  ending_ = ending_ || ends;
+  for (const Slot& slot : slots_) {
+    if (!slot.worker) continue;
+    signal == SIGCHLD ? slot.worker->on_child_ended() : slot.worker->on_signal(signal);
+  }
+}
+
+bool ElasticAgent::on_frame(const Frame& frame) {
+  if (frame.type == FrameType::kLeaseReply) {
+    lease_->answered(static_cast<std::uint64_t>(decode<LeaseRequest>(frame.payload).number));
+    return true;
+  }
+  Slot* const slot = find(frame.rank);
+  if (slot == nullptr) return false;
+  if (frame.type == FrameType::kStart) {
+    start(*slot, frame);
+  } else if (frame.type == FrameType::kMemberReply) {
+    if (slot->member) slot->member->send(frame.payload);
+  } else if (slot->worker) {
+    slot->worker->on_frame(frame);
+    if (frame.type == FrameType::kSignal)
+      slot->killed = decode<SignalOrder>(frame.payload).signal == SIGKILL;
+  }
+  return true;
+}
+
+/// @throws ProtocolError when the slot has a worker
+void ElasticAgent::start(Slot& slot, const Frame& frame) {
+  step();  // hvdrun has released the worker before
+  if (slot.worker) throw ProtocolError(text("slot ", slot.number, " has a worker"));
+  if (ending_) return;
+  const int number = slot.number;
+  UniqueFd worker_end;
+  slot.member = MemberSocket::make(
+      io_,
+      [this, number](std::string_view bytes) {
+        if (frames_) frames_->send(FrameType::kMember, number, bytes);
+      },
+      [this] { return has_room(); }, worker_end);
+  const auto kept = split_text(exports_, ',');
+  slot.worker = std::make_unique<RankProcess>(
+      io_, number,
+      RankProcess::Program{
+          .argv = order_.program,
+          .cpus = slot.share.cpus,
+          .stdin_fd = no_input_.get(),
+          .inherited_fd = worker_end.get(),
+          .reports_at_once = true,
+          .on_end = [member = slot.member] { member->read_all(); },
+          .orphan_grace = std::min(kLongestOrphanGrace, std::chrono::duration_cast<milliseconds>(
+                                                            nanoseconds(order_.kill / 2))),
+          .use_terminal = environment_variable(kOutputTtyVariable) == "1",
+          .make_environment =
+              [this, words = std::vector<std::string>(kept.begin(), kept.end()),
+               place = WorkerPlace{.local_rank = slot.local_rank,
+                                   .omp_threads = slot.share.threads,
+                                   .member_socket = worker_end.get()}](const StartOrder& order,
+                                                                       const std::string&) {
+                return worker_environment(current_environment(), place, order, token_, words);
+              }},
+      false, *this);
+  slot.worker->welcome(welcome_, clock_offset_ns_);
+  slot.worker->on_frame(frame);
+}
+
+void ElasticAgent::on_connection_lost() {
+  frames_.reset();
+  ending_ = true;
+  for (const Slot& slot : slots_)
+    if (slot.worker) slot.worker->on_connection_lost();
+}
+
+void ElasticAgent::check_lease() {
+  if (!frames_) return;
+  if (lease_->expired(time_now())) {
+    // hvdrun counts this host as lost. Its workers must end before hvdrun's own time is over.
+    frames_->close();
+    for (const Slot& slot : slots_)
+      if (slot.worker && slot.worker->pid() > 0) ::kill(-slot.worker->pid(), SIGKILL);
+    return on_connection_lost();
+  }
+  if (time_now() < lease_->next_request()) return;
+  const auto request = static_cast<long long>(lease_->request(time_now()));
+  send(FrameType::kLease, slots_.front().number, encode(LeaseRequest{.number = request}));
+}
+
+void ElasticAgent::step() {
+  for (Slot& slot : slots_) {
+    if (!slot.worker) continue;
+    slot.worker->step();
+    slot.member->resume();
+    if (slot.killed) check_killed(slot);
+    if (slot.worker->done()) dispose(slot);
+  }
+}
+
+/// The end of a process is reported after the kernel has freed its memory. The next generation
+/// waits only until none of its threads runs.
+void ElasticAgent::check_killed(Slot& slot) {
+  const pid_t pid = slot.worker->pid();
+  if (pid > 0 &&
+      !host::runs_no_more({.pid = pid, .pid_namespace = current_process().pid_namespace}))
+    return;
+  slot.killed = false;
+  slot.member->read_all();
+  if (pid > 0) send(FrameType::kGone, slot.number, "{}");
+}
+
+void ElasticAgent::dispose(Slot& slot) {
+  slot.worker->clean_up();
+  slot.member->close();
+  slot.member.reset();
+  slot.killed = false;
+  // Its operations have been cancelled, and their handlers, which refer to it, run before this one.
+  asio::post(io_, [ended = std::shared_ptr<RankProcess>(std::move(slot.worker))] {});
+}
+
+void ElasticAgent::set_alarm() {
+  std::optional<Deadline> next;
+  if (frames_) {
+    keep_earlier(next, as_deadline(lease_->next_request()));
+    keep_earlier(next, as_deadline(lease_->expiry()));
+  }
+  for (const Slot& slot : slots_) {
+    if (slot.worker) keep_earlier(next, slot.worker->next_deadline());
+    if (slot.killed) keep_earlier(next, std::chrono::steady_clock::now() + kLook);
+  }
+  alarm_.set(next);
+}
+
+bool ElasticAgent::idle() const {
+  return std::none_of(slots_.begin(), slots_.end(),
+                      [](const Slot& slot) { return slot.worker != nullptr; }) &&
+         (!frames_ || frames_->sent_all());
+}
+
+ElasticAgent::Slot* ElasticAgent::find(int number) {
+  const auto found = std::find_if(slots_.begin(), slots_.end(),
+                                  [number](const Slot& slot) { return slot.number == number; });
+  return found == slots_.end() ? nullptr : &*found;
+}
+
+}  // namespace
+
+int run_elastic_agent(const HostOrder& order) {
+  const std::size_t slots = order.ranks.size();
+  raise_descriptor_limit(kBaseDescriptors + kDescriptorsOfASlot * slots, " on " + own_hostname(),
+                         text("its ", slots, " slots"));
+  try {
+    return ElasticAgent(order).run();
+  } catch (const std::system_error& error) {
+    throw LaunchError(ExitCode::kInternal,
+                      text("cannot watch the workers on ", own_hostname(), ": ", error.what()));
+  }
+}
+
+}  // namespace hvd::launcher

@@ -1,0 +1,187 @@
+#include "elastic/placement.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace hvd::launcher {
+namespace {
+
+using std::chrono::seconds;
+
+constexpr Duration kLongestPause = seconds(60);
+constexpr Duration kFailureWindow = seconds(60);
+constexpr std::size_t kFailuresOfAHost = 3;
+constexpr Duration kFirstCooldown = seconds(10);
+constexpr Duration kLongestCooldown = seconds(3600);
+
+/// The pause before the next start, after this many failures in a row.
+Duration pause_after(int failures) {
+  if (failures <= 1) return Duration::zero();
+  const int doublings = std::min(failures - 2, 6);
+  return std::min(kLongestPause, Duration(seconds(1)) * (1 << doublings));
+}
+
+}  // namespace
+
+Placement::Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoint now)
+    : counts_(counts) {
+  for (std::size_t host = 0; host < slots.size(); ++host) {
+    hosts_.push_back({.first = static_cast<int>(slots_.size()),
+                      .slots = slots[host],
+                      .agent_due = now,
+                      .cooldown = kFirstCooldown,
+                      .out_until = now});
+    slots_.resize(slots_.size() + static_cast<std::size_t>(slots[host]), Slot{.host = host});
+  }
+}
+
+void Placement::host_connected(std::size_t host) { hosts_[host].agent = Host::Agent::kConnected; }
+
+void Placement::host_lost(std::size_t host, TimePoint now) {
+  Host& lost = hosts_[host];
+  lost.agent = Host::Agent::kAbsent;
+  lost.agent_due = now + pause_after(++lost.agent_failures);
+  for (Slot& slot : slots_)
+    if (slot.host == host) slot.used = slot.alive = false;
+}
+
+void Placement::refuse_host(std::size_t host) { hosts_[host].refused = true; }
+
+void Placement::runs(int number) {
+  Slot& slot = slots_[static_cast<std::size_t>(number)];
+  slot.ran = ran_ = true;
+  hosts_[slot.host].agent_failures = 0;
+}
+
+void Placement::lost(int number, std::uint64_t id, TimePoint now) {
+  Slot& slot = slots_[static_cast<std::size_t>(number)];
+  slot.alive = false;
+  const int failures = slot.ran ? 1 : slot.failures + 1;
+  if (!ran_) failed_starts_ = std::max(failed_starts_, failures);
+  vacancies_.push_back({.due = now + pause_after(failures),
+                        .failures = failures,
+                        .replaces = id,
+                        .host = slot.host});
+  record_failure(slot.host, now);
+}
+
+void Placement::freed(int slot) { slots_[static_cast<std::size_t>(slot)].used = false; }
+
+void Placement::record_failure(std::size_t index, TimePoint now) {
+  Host& host = hosts_[index];
+  host.failures.push_back(now);
+  while (host.failures.front() + kFailureWindow < now) host.failures.pop_front();
+  if (host.failures.size() < kFailuresOfAHost || host.out_until > now) return;
+  int others = 0;
+  for (const Host& other : hosts_)
+    if (&other != &host && usable(other, now)) others += other.slots;
+  if (others < counts_.least) return;
+  host.out_until = now + host.cooldown;
+  left_out_.push_back({.host = index, .cooldown = host.cooldown});
+  host.cooldown = std::min(kLongestCooldown, 2 * host.cooldown);
+  host.failures.clear();
+}
+
+bool Placement::usable(const Host& host, TimePoint now) const {
+  return host.agent == Host::Agent::kConnected && !host.refused && host.out_until <= now;
+}
+
+int Placement::wanted() const {
+  const int most = ran_ ? std::max(counts_.start, counts_.most) : counts_.start;
+  return std::min(most + counts_.spares, static_cast<int>(slots_.size()));
+}
+
+int Placement::living() const {
+  return static_cast<int>(
+      std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.alive; }));
+}
+
+bool Placement::exhausted() const {
+  if (!counts_.replacements || replaced_ < *counts_.replacements) return false;
+  const auto unfilled = std::count_if(vacancies_.begin(), vacancies_.end(),
+                                      [](const Vacancy& vacancy) { return vacancy.replaces != 0; });
+  const auto others = static_cast<int>(vacancies_.size()) - static_cast<int>(unfilled);
+  return unfilled > 0 && living() + others < counts_.least;
+}
+
+int Placement::reachable_slots() const {
+  int slots = 0;
+  for (const Host& host : hosts_)
+    if (host.agent != Host::Agent::kAbsent && !host.refused) slots += host.slots;
+  return slots;
+}
+
+std::vector<Placement::LeftOut> Placement::take_left_out() { return std::exchange(left_out_, {}); }
+
+std::vector<std::size_t> Placement::agents_due(TimePoint now) {
+  std::vector<std::size_t> due;
+  for (std::size_t index = 0; index < hosts_.size(); ++index) {
+    Host& host = hosts_[index];
+    if (host.agent != Host::Agent::kAbsent || host.refused || host.agent_due > now) continue;
+    host.agent = Host::Agent::kStarting;
+    due.push_back(index);
+  }
+  return due;
+}
+
+std::optional<int> Placement::free_slot(std::size_t index) const {
+  const Host& host = hosts_[index];
+  for (int slot = host.first; slot < host.first + host.slots; ++slot)
+    if (!slots_[static_cast<std::size_t>(slot)].used) return slot;
+  return std::nullopt;
+}
+
+/// A replacement stays on its host if that has room.
+std::optional<int> Placement::free_slot(const Vacancy& vacancy, TimePoint now) const {
+  if (vacancy.host && usable(hosts_[*vacancy.host], now))
+    if (const auto slot = free_slot(*vacancy.host)) return slot;
+  for (std::size_t host = 0; host < hosts_.size(); ++host) {
+    if (!usable(hosts_[host], now)) continue;
+    if (const auto slot = free_slot(host)) return slot;
+  }
+  return std::nullopt;
+}
+
+std::vector<Placement::Start> Placement::workers_due(TimePoint now) {
+  std::vector<Start> starts;
+  // The first workers fill the hosts in order, so they wait for all agents.
+  const bool settled = ran_ || std::none_of(hosts_.begin(), hosts_.end(), [](const Host& host) {
+                         return host.agent == Host::Agent::kStarting;
+                       });
+  if (!settled) return starts;
+  const int missing = wanted() - living();
+  while (static_cast<int>(vacancies_.size()) < missing) vacancies_.push_back({.due = now});
+  // The last ones have waited least.
+  while (static_cast<int>(vacancies_.size()) > std::max(0, missing)) vacancies_.pop_back();
+  for (auto vacancy = vacancies_.begin(); vacancy != vacancies_.end();) {
+    const bool permitted =
+        vacancy->replaces == 0 || !counts_.replacements || replaced_ < *counts_.replacements;
+    const auto slot =
+        permitted && vacancy->due <= now ? free_slot(*vacancy, now) : std::optional<int>();
+    if (!slot) {
+      ++vacancy;
+      continue;
+    }
+    Slot& taken = slots_[static_cast<std::size_t>(*slot)];
+    taken = {.host = taken.host, .used = true, .alive = true, .failures = vacancy->failures};
+    if (vacancy->replaces != 0) ++replaced_;
+    starts.push_back({.slot = *slot, .replaces = vacancy->replaces});
+    vacancy = vacancies_.erase(vacancy);
+  }
+  return starts;
+}
+
+std::optional<TimePoint> Placement::next_due(TimePoint now) const {
+  std::optional<TimePoint> next;
+  const auto consider = [&](TimePoint time) {
+    if (time > now && (!next || time < *next)) next = time;
+  };
+  for (const Vacancy& vacancy : vacancies_) consider(vacancy.due);
+  for (const Host& host : hosts_) {
+    consider(host.out_until);
+    if (host.agent == Host::Agent::kAbsent) consider(host.agent_due);
+  }
+  return next;
+}
+
+}  // namespace hvd::launcher

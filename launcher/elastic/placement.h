@@ -1,0 +1,115 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "base/clock.h"
+
+namespace hvd::launcher {
+
+/// How many workers an elastic job has.
+struct WorkerCounts {
+  int start = 1;                         ///< -np
+  int least = 1;                         ///< --min-np
+  int most = 1;                          ///< --max-np
+  int spares = 0;                        ///< --spares
+  std::optional<int> replacements = {};  ///< --max-restarts
+};
+
+/// Decides in which slots workers are started, and when.
+///
+/// A worker that fails is replaced at once. After it, each replacement that fails before it has
+/// become a rank doubles the pause: 1, 2, 4 ... 60 s. A host is left out for a cooldown, which
+/// doubles too, after three failures in a minute, unless the others have too few slots for the
+/// least number of ranks. Pure, not thread-safe.
+class Placement {
+ public:
+  /// @param slots of each host; they are numbered through
+  Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoint now);
+
+  // Events. A host is the index of one, a slot the number of one.
+
+  void host_connected(std::size_t host);
+  /// Its agent could not be started or its connection has ended: all its slots are free.
+  void host_lost(std::size_t host, TimePoint now);
+  /// No worker is started there any more.
+  void refuse_host(std::size_t host);
+  /// The slot's worker has become a rank of a generation that runs.
+  void runs(int slot);
+  /// The slot's worker was lost. @param id of the worker
+  void lost(int slot, std::uint64_t id, TimePoint now);
+  /// The slot can have another worker.
+  void freed(int slot);
+
+  /// Hosts whose agents are to be started now. They count as starting from then on.
+  std::vector<std::size_t> agents_due(TimePoint now);
+  struct Start {
+    int slot = 0;
+    std::uint64_t replaces = 0;  ///< id of a lost worker; 0: none
+  };
+  /// Workers to be started now. Their slots count as used from then on.
+  std::vector<Start> workers_due(TimePoint now);
+  std::optional<TimePoint> next_due(TimePoint now) const;
+
+  /// How many workers were replaced.
+  int replaced() const noexcept { return replaced_; }
+  /// Whether there are too few workers for the job, and no more replacements are permitted.
+  bool exhausted() const;
+  /// The most failures in a row of workers that were no rank, while the job had no generation.
+  int failed_starts() const noexcept { return failed_starts_; }
+  /// The slots of hosts that are connected or starting.
+  int reachable_slots() const;
+  struct LeftOut {
+    std::size_t host = 0;
+    Duration cooldown = {};
+  };
+  /// The hosts that have been left out since the last call.
+  std::vector<LeftOut> take_left_out();
+
+ private:
+  struct Host {
+    int first = 0, slots = 0;
+    enum class Agent : std::uint8_t { kAbsent, kStarting, kConnected } agent = Agent::kAbsent;
+    bool refused = false;
+    int agent_failures = 0;
+    TimePoint agent_due = {};
+    std::deque<TimePoint> failures = {};  ///< of its workers, within a minute
+    Duration cooldown = {};               ///< of the next time that it is left out
+    TimePoint out_until = {};
+  };
+  struct Slot {
+    std::size_t host = 0;
+    bool used = false;   ///< from the start of a worker until freed()
+    bool alive = false;  ///< until lost()
+    int failures = 0;    ///< before this worker, in a row
+    bool ran = false;
+  };
+  /// A worker that is missing.
+  struct Vacancy {
+    TimePoint due = {};
+    int failures = 0;
+    std::uint64_t replaces = 0;
+    std::optional<std::size_t> host = {};
+  };
+
+  int wanted() const;
+  int living() const;
+  bool usable(const Host& host, TimePoint now) const;
+  std::optional<int> free_slot(const Vacancy& vacancy, TimePoint now) const;
+  std::optional<int> free_slot(std::size_t host) const;
+  void record_failure(std::size_t host, TimePoint now);
+
+  const WorkerCounts counts_;
+  std::vector<Host> hosts_;
+  std::vector<Slot> slots_;
+  std::deque<Vacancy> vacancies_;
+  std::vector<LeftOut> left_out_;
+  bool ran_ = false;
+  int replaced_ = 0;
+  int failed_starts_ = 0;
+};
+
+}  // namespace hvd::launcher

@@ -1,0 +1,41 @@
+#pragma once
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+
+namespace hvd::testing {
+
+/// Memory that the campaign shares with its workers.
+struct Board {
+  static constexpr int kMostGenerations = 1 << 16;
+  static constexpr int kMostWorkers = 1 << 14;
+
+  std::atomic<std::int64_t> finish;     ///< 1: the workers end after their next step
+  std::atomic<std::int64_t> steps;      ///< completed, by any worker
+  std::atomic<std::int64_t> undone;     ///< workers that have seen a commit undone
+  std::atomic<std::int64_t> wrong;      ///< workers that have found a wrong sum
+  std::atomic<std::int64_t> last_step;  ///< nanoseconds of the steady clock
+  /// When the first step of a generation was completed; 0: not yet.
+  std::atomic<std::int64_t> first_step[kMostGenerations];
+  struct Usage {
+    std::atomic<std::int64_t> resident;  ///< bytes
+    std::atomic<std::int64_t> descriptors;
+    std::atomic<std::int64_t> generation;
+  };
+  Usage usage[kMostWorkers];
+
+  static Board* map(int descriptor) {
+    void* const memory =
+        ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+    return memory == MAP_FAILED ? nullptr : static_cast<Board*>(memory);
+  }
+  static std::int64_t now() {
+    return std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1);
+  }
+};
+
+}  // namespace hvd::testing

@@ -1,0 +1,438 @@
+// Kills and stops workers of elastic jobs at random moments, with a real coordinator of membership
+// in this process and no hvdrun. The seed is printed.
+#include <dirent.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+#include <set>
+#include <stdexcept>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/text.h"
+#include "elastic/board.h"
+#include "member/coordinator.h"
+#include "member/messages.h"
+
+namespace hvd::testing {
+namespace {
+
+using member::Coordinator;
+using member::WorkerId;
+using std::chrono::milliseconds;
+
+struct Plan {
+  int ranks = 4;
+  int kills = 30;
+  int stops = 0;  ///< of the kills, those by SIGSTOP
+  int seed = 1;
+  int least_gap = 50;  ///< milliseconds
+  int most_gap = 400;
+  long elements = 1000;
+  long computing = 1000;  ///< microseconds of a step
+  bool protect = false;   ///< the first worker is not killed, and its memory is checked
+  double peer_timeout = 30;
+  std::string hosts = {};  ///< HVD_TEST_HOSTS
+  const char* program = HVD_ELASTIC_PROGRAM;
+};
+
+struct Child {
+  pid_t pid = 0;
+  int socket = -1;
+  int ended = -1;  ///< a pidfd
+  bool killed = false;
+  std::vector<std::byte> received = {};
+};
+
+[[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
+
+std::set<std::string> shared_memory() {
+  std::set<std::string> names;
+  DIR* const folder = ::opendir("/dev/shm");
+  while (const dirent* const entry = folder != nullptr ? ::readdir(folder) : nullptr)
+    if (std::strncmp(entry->d_name, "hvd", 3) == 0) names.insert(entry->d_name);
+  if (folder != nullptr) ::closedir(folder);
+  return names;
+}
+
+/// A job, whose coordinator and agent this process is.
+class Job {
+ public:
+  explicit Job(const Plan& plan);
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+  ~Job();
+  void run();
+
+ private:
+  void start_worker();
+  void turn();
+  void receive(WorkerId, Child&);
+  void handle_frames(WorkerId, Child&);
+  void carry_out();
+  void deliver(const member::Deliver&);
+  void collect(WorkerId);
+  void replace_lost();
+  void disturb();
+  void check_progress();
+  void check_usage();
+  void report() const;
+  TimePoint now() const { return clock_.now(); }
+
+  const Plan plan_;
+  SteadyClock clock_;
+  std::mt19937 random_;
+  Coordinator coordinator_;
+  int board_file_ = -1;
+  Board* board_ = nullptr;
+  std::map<WorkerId, Child> children_;
+  WorkerId last_id_ = 0;
+  int disturbances_ = 0;
+  TimePoint next_ = {};
+  bool bad_exit_ = false;
+  struct Kill {
+    std::int64_t at = 0;
+    member::Generation generation = 0;
+    bool stop = false;
+  };
+  std::vector<Kill> done_;
+  std::int64_t resident_early_ = 0;
+  std::int64_t resident_late_ = 0;
+  std::int64_t descriptors_early_ = 0;
+  std::int64_t descriptors_late_ = 0;
+};
+
+member::CoordinatorOptions options_of(const Plan& plan) {
+  member::TimeSettings times;
+  times.peer =
+      std::chrono::duration_cast<Duration>(std::chrono::duration<double>(plan.peer_timeout));
+  times.join_window = milliseconds(20);
+  return {.start_size = plan.ranks,
+          .least = 1,
+          .most = plan.ranks,
+          .deadlines = member::Deadlines(times)};
+}
+
+Job::Job(const Plan& plan)
+    : plan_(plan),
+      random_(static_cast<unsigned>(plan.seed)),
+      coordinator_(options_of(plan), clock_.now()) {
+  board_file_ = ::memfd_create("board", 0);
+  if (board_file_ < 0 || ::ftruncate(board_file_, sizeof(Board)) != 0) fail("no board");
+  board_ = Board::map(board_file_);
+  if (board_ == nullptr) fail("no board");
+}
+
+Job::~Job() {
+  for (auto& [id, child] : children_) {
+    ::kill(child.pid, SIGKILL);
+    ::waitpid(child.pid, nullptr, 0);
+    ::close(child.socket);
+    ::close(child.ended);
+  }
+  ::munmap(board_, sizeof(Board));
+  ::close(board_file_);
+}
+
+void Job::start_worker() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) fail("no socket pair");
+  const WorkerId id = ++last_id_;
+  const pid_t parent = ::getpid();
+  const pid_t pid = ::fork();
+  if (pid < 0) fail("no process");
+  if (pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(1);
+    ::fcntl(ends[1], F_SETFD, 0);
+    ::setenv("HVD_MEMBER_SOCKET", std::to_string(ends[1]).c_str(), 1);
+    ::setenv("HVD_WORKER_ID", std::to_string(id).c_str(), 1);
+    ::setenv("TORCHELASTIC_RUN_ID", "campaign", 1);
+    ::setenv("HVD_PEER_TIMEOUT", std::to_string(plan_.peer_timeout).c_str(), 1);
+    if (!plan_.hosts.empty()) ::setenv("HVD_TEST_HOSTS", plan_.hosts.c_str(), 1);
+    const std::string elements = std::to_string(plan_.elements);
+    const std::string computing = std::to_string(plan_.computing);
+    const std::string board = std::to_string(board_file_);
+    ::execl(plan_.program, plan_.program, elements.c_str(), computing.c_str(), board.c_str(),
+            nullptr);
+    ::_exit(127);
+  }
+  ::close(ends[1]);
+  ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
+  const int ended = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
+  children_[id] = {.pid = pid, .socket = ends[0], .ended = ended};
+  coordinator_.worker_started(id, "host", now());
+}
+
+void Job::receive(WorkerId id, Child& child) {
+  std::array<std::byte, 65536> buffer;
+  for (;;) {
+    const ssize_t got = ::recv(child.socket, buffer.data(), buffer.size(), 0);
+    if (got <= 0) break;
+    child.received.insert(child.received.end(), buffer.begin(), buffer.begin() + got);
+  }
+  handle_frames(id, child);
+}
+
+void Job::handle_frames(WorkerId id, Child& child) {
+  std::size_t begin = 0;
+  while (child.received.size() - begin >= 4) {
+    std::uint32_t bytes = 0;
+    std::memcpy(&bytes, child.received.data() + begin, sizeof bytes);
+    if (child.received.size() - begin - 4 < bytes) break;
+    const auto body = std::span(child.received).subspan(begin + 4, bytes);
+    coordinator_.receive(id, member::decode_to_coordinator(body), now());
+    begin += 4 + bytes;
+  }
+  child.received.erase(child.received.begin(),
+                       child.received.begin() + static_cast<std::ptrdiff_t>(begin));
+}
+
+void Job::deliver(const member::Deliver& deliver) {
+  const auto found = children_.find(deliver.to);
+  if (found == children_.end()) return;
+  const wire::Bytes body = member::encode(deliver.message);
+  std::vector<std::byte> frame(4 + body.size());
+  const auto bytes = static_cast<std::uint32_t>(body.size());
+  std::memcpy(frame.data(), &bytes, sizeof bytes);
+  std::memcpy(frame.data() + 4, body.data(), body.size());
+  // The frames of a job this small fit into the socket's buffer, also those to a stopped process.
+  static_cast<void>(::send(found->second.socket, frame.data(), frame.size(), MSG_NOSIGNAL));
+}
+
+void Job::carry_out() {
+  for (const auto& action : coordinator_.take_actions()) {
+    if (const auto* const message = std::get_if<member::Deliver>(&action)) deliver(*message);
+    if (const auto* const kill = std::get_if<member::Kill>(&action)) {
+      const auto found = children_.find(kill->worker);
+      if (found == children_.end()) continue;
+      if (std::getenv("HVD_TEST_VERBOSE") != nullptr)
+        std::printf("kill worker %llu: %s\n", static_cast<unsigned long long>(kill->worker),
+                    kill->cause.c_str());
+      found->second.killed = true;
+      ::kill(found->second.pid, SIGKILL);
+    }
+  }
+  for (const std::string& note : coordinator_.take_notes())
+    if (std::getenv("HVD_TEST_VERBOSE") != nullptr) std::printf("note: %s\n", note.c_str());
+}
+
+void Job::collect(WorkerId id) {
+  const auto found = children_.find(id);
+  int status = 0;
+  if (::waitpid(found->second.pid, &status, 0) != found->second.pid) fail("waitpid");
+  const bool in_order = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+  if (!in_order && !found->second.killed) {
+    bad_exit_ = true;
+    std::printf("worker %llu ended by itself: status %x\n", static_cast<unsigned long long>(id),
+                static_cast<unsigned>(status));
+  }
+  ::close(found->second.socket);
+  ::close(found->second.ended);
+  children_.erase(found);
+  coordinator_.worker_ended(id, "it has ended", now());
+}
+
+void Job::turn() {
+  std::vector<pollfd> polled;
+  std::vector<WorkerId> ids;
+  for (const auto& [id, child] : children_) {
+    polled.push_back({.fd = child.socket, .events = POLLIN, .revents = 0});
+    polled.push_back({.fd = child.ended, .events = POLLIN, .revents = 0});
+    ids.push_back(id);
+  }
+  ::poll(polled.data(), polled.size(), 2);
+  for (std::size_t i = 0; i < ids.size(); ++i)
+    if (polled[2 * i].revents != 0) receive(ids[i], children_.at(ids[i]));
+  carry_out();
+  for (std::size_t i = 0; i < ids.size(); ++i) {
+    if ((polled[2 * i + 1].revents & POLLIN) == 0) continue;
+    receive(ids[i], children_.at(ids[i]));
+    collect(ids[i]);
+  }
+  coordinator_.host_heard("host", now());
+  coordinator_.check(now());
+  carry_out();
+}
+
+void Job::replace_lost() {
+  if (coordinator_.outcome() || board_->finish.load() != 0) return;
+  while (children_.size() < static_cast<std::size_t>(plan_.ranks)) start_worker();
+}
+
+void Job::disturb() {
+  if (now() < next_ || board_->finish.load() != 0) return;
+  const int gap = std::uniform_int_distribution(plan_.least_gap, plan_.most_gap)(random_);
+  next_ = now() + milliseconds(gap);
+  // A job without any completed step yet has no state to lose.
+  if (board_->steps.load() == 0) return;
+  std::vector<WorkerId> candidates;
+  int whole = 0;
+  for (const auto& [id, child] : children_) {
+    const bool has_stepped =
+        board_->usage[id % Board::kMostWorkers].generation.load() != 0 && !child.killed;
+    whole += has_stepped ? 1 : 0;
+    if (!child.killed && !(plan_.protect && id == 1)) candidates.push_back(id);
+  }
+  if (candidates.empty()) return;
+  std::shuffle(candidates.begin(), candidates.end(), random_);
+  const WorkerId victim = candidates.front();
+  const bool stepped = board_->usage[victim % Board::kMostWorkers].generation.load() != 0;
+  if (stepped && whole < 2) return;  // it may be the only one with the state
+  Child& child = children_.at(victim);
+  const bool stop = disturbances_ % 4 == 3 && disturbances_ / 4 < plan_.stops;
+  done_.push_back({Board::now(), coordinator_.generation(), stop});
+  child.killed = true;
+  ::kill(child.pid, stop ? SIGSTOP : SIGKILL);
+  if (++disturbances_ < plan_.kills) return;
+  next_ = now() + milliseconds(500);
+}
+
+void Job::check_progress() {
+  const std::int64_t last = board_->last_step.load();
+  const std::int64_t begun = last != 0 ? last : 0;
+  static const std::int64_t start = Board::now();
+  const std::int64_t idle = Board::now() - std::max(begun, start);
+  const auto limit = static_cast<std::int64_t>((20 + 4 * plan_.peer_timeout) * 1e9);
+  if (plan_.peer_timeout >= 20 ? idle < std::int64_t{30'000'000'000} : idle < limit) return;
+  for (const auto& [id, child] : children_)
+    std::printf("worker %llu (pid %d)%s is alive\n", static_cast<unsigned long long>(id), child.pid,
+                child.killed ? ", killed," : "");
+  if (const char* const wait = std::getenv("HVD_TEST_HOLD")) ::sleep(std::atoi(wait));
+  fail(text("no step for ", idle / 1'000'000, " ms in phase ",
+            static_cast<int>(coordinator_.phase()), " of generation ", coordinator_.generation()));
+}
+
+void Job::check_usage() {
+  if (!plan_.protect) return;
+  const Board::Usage& usage = board_->usage[1];
+  const bool early = disturbances_ <= std::max(3, plan_.kills / 5);
+  std::int64_t& resident = early ? resident_early_ : resident_late_;
+  std::int64_t& descriptors = early ? descriptors_early_ : descriptors_late_;
+  resident = early ? std::max(resident, usage.resident.load()) : usage.resident.load();
+  descriptors = early ? std::max(descriptors, usage.descriptors.load()) : usage.descriptors.load();
+}
+
+void Job::run() {
+  for (int i = 0; i < plan_.ranks; ++i) start_worker();
+  while (!coordinator_.outcome()) {
+    turn();
+    replace_lost();
+    if (disturbances_ < plan_.kills) {
+      disturb();
+    } else if (now() >= next_) {
+      board_->finish.store(1);
+    }
+    check_usage();
+    check_progress();
+    if (bad_exit_) fail("a worker has ended by itself");
+  }
+  const TimePoint limit = now() + std::chrono::seconds(20);
+  while (!children_.empty() && now() < limit) {
+    carry_out();
+    turn();
+  }
+  if (bad_exit_) fail("a worker has ended by itself");
+  if (!children_.empty()) fail("a worker has not ended");
+  if (*coordinator_.outcome() != member::Outcome::kComplete) fail("the job has not completed");
+  if (board_->wrong.load() != 0 || board_->undone.load() != 0) fail("see above");
+  report();
+  if (!plan_.protect || resident_late_ == 0) return;
+  if (resident_late_ > resident_early_ + resident_early_ / 10 + (4 << 20)) fail("memory grows");
+  if (descriptors_late_ > descriptors_early_ + 8) fail("descriptors are lost");
+}
+
+void Job::report() const {
+  std::vector<double> times;
+  for (const Kill& kill : done_) {
+    if (kill.stop) continue;
+    for (auto g = kill.generation + 1; g < kill.generation + 4; ++g) {
+      const std::int64_t first = board_->first_step[g % Board::kMostGenerations].load();
+      if (first < kill.at) continue;
+      times.push_back(static_cast<double>(first - kill.at) / 1e6);
+      break;
+    }
+  }
+  std::sort(times.begin(), times.end());
+  if (times.empty()) times.push_back(0);
+  std::printf(
+      "%d disturbances, %lld steps, %llu generations, %d resets; kill to next step: "
+      "%zu times, median %.1f ms, p99 %.1f ms, longest %.1f ms; resident %lld -> %lld KiB, "
+      "descriptors %lld -> %lld\n",
+      disturbances_, static_cast<long long>(board_->steps.load()),
+      static_cast<unsigned long long>(coordinator_.generation()), coordinator_.resets(),
+      times.size(), times[times.size() / 2], times[times.size() * 99 / 100], times.back(),
+      static_cast<long long>(resident_early_ >> 10), static_cast<long long>(resident_late_ >> 10),
+      static_cast<long long>(descriptors_early_), static_cast<long long>(descriptors_late_));
+}
+
+Plan plan_from(int argc, char** argv) {
+  Plan plan;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const auto number = [&] { return i + 1 < argc ? std::atol(argv[++i]) : 0; };
+    if (word == "--ranks") {
+      plan.ranks = static_cast<int>(number());
+    } else if (word == "--kills") {
+      plan.kills = static_cast<int>(number());
+    } else if (word == "--stops") {
+      plan.stops = static_cast<int>(number());
+    } else if (word == "--seed") {
+      plan.seed = static_cast<int>(number());
+    } else if (word == "--gap") {
+      plan.least_gap = static_cast<int>(number());
+      plan.most_gap = static_cast<int>(number());
+    } else if (word == "--elements") {
+      plan.elements = number();
+    } else if (word == "--computing") {
+      plan.computing = number();
+    } else if (word == "--peer-timeout") {
+      plan.peer_timeout = static_cast<double>(number()) / 1000;
+    } else if (word == "--hosts" && i + 1 < argc) {
+      plan.hosts = argv[++i];
+    } else if (word == "--c") {
+      plan.program = HVD_ELASTIC_C_PROGRAM;
+    } else if (word == "--protect") {
+      plan.protect = true;
+    } else {
+      fail("unknown option " + word);
+    }
+  }
+  return plan;
+}
+
+}  // namespace
+}  // namespace hvd::testing
+
+int main(int argc, char** argv) {
+  using namespace hvd::testing;
+  std::setvbuf(stdout, nullptr, _IOLBF, 0);
+  try {
+    const Plan plan = plan_from(argc, argv);
+    std::printf("seed %d\n", plan.seed);
+    const auto before = shared_memory();
+    Job(plan).run();
+    for (const std::string& name : shared_memory())
+      if (!before.contains(name)) throw std::runtime_error("left in /dev/shm: " + name);
+    return 0;
+  } catch (const std::exception& error) {
+    std::printf("FAILED: %s\n", error.what());
+    return 1;
+  }
+}

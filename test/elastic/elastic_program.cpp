@@ -1,0 +1,159 @@
+// A worker of an elastic job. Its sums depend on the step, the rank and the size, and its state on
+// the steps alone, so that a sum of the wrong ranks and a step that is lost or done twice are
+// found.
+#include <dirent.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "elastic/board.h"
+#include "hvd/collectives.h"
+#include "hvd/elastic.h"
+#include "hvd/hvd.h"
+
+namespace {
+
+using hvd::testing::Board;
+
+Board* board = nullptr;
+std::uint64_t worker_id = 0;
+
+void allreduce(std::vector<std::int64_t>& values) {
+  const auto count = static_cast<std::int64_t>(values.size());
+  const hvd::TensorView view{.data = reinterpret_cast<std::byte*>(values.data()),
+                             .count = count,
+                             .dtype = hvd::DataType::kInt64,
+                             .shape = {count}};
+  hvd::Operation sum =
+      hvd::submit({.name = "sum", .parameters = hvd::Allreduce{}, .input = view, .output = view},
+                  hvd::Progress::kCaller);
+  sum.wait();
+  sum.status().raise_if_error();
+}
+
+/// The element of a rank in a step.
+std::int64_t element(std::int64_t step, std::int64_t index, std::int64_t rank) {
+  return (step + 1) * 1'000'003 + index + rank * 7;
+}
+
+void require_sums(const std::vector<std::int64_t>& sums, std::int64_t step) {
+  const std::int64_t size = hvd::size();
+  for (std::size_t i = 1; i < sums.size(); ++i) {
+    const auto index = static_cast<std::int64_t>(i);
+    const std::int64_t expected = size * element(step, index, 0) + 7 * size * (size - 1) / 2;
+    if (sums[i] == expected) continue;
+    board->wrong.fetch_add(1);
+    std::fprintf(stderr, "worker %llu: WRONG SUM in step %lld: %lld instead of %lld\n",
+                 static_cast<unsigned long long>(worker_id), static_cast<long long>(step),
+                 static_cast<long long>(sums[i]), static_cast<long long>(expected));
+    std::_Exit(9);
+  }
+}
+
+std::int64_t open_descriptors() {
+  DIR* const folder = ::opendir("/proc/self/fd");
+  std::int64_t found = 0;
+  while (folder != nullptr && ::readdir(folder) != nullptr) ++found;
+  if (folder != nullptr) ::closedir(folder);
+  return found;
+}
+
+void record_usage(std::uint64_t generation) {
+  long pages = 0;
+  long resident = 0;
+  if (FILE* const file = std::fopen("/proc/self/statm", "r")) {
+    if (std::fscanf(file, "%ld %ld", &pages, &resident) != 2) resident = 0;
+    std::fclose(file);
+  }
+  Board::Usage& own = board->usage[worker_id % Board::kMostWorkers];
+  own.resident.store(resident * ::sysconf(_SC_PAGESIZE));
+  own.descriptors.store(open_descriptors());
+  own.generation.store(static_cast<std::int64_t>(generation));
+}
+
+void record_step(std::uint64_t generation) {
+  const std::int64_t now = Board::now();
+  std::int64_t none = 0;
+  board->first_step[generation % Board::kMostGenerations].compare_exchange_strong(none, now);
+  board->last_step.store(now);
+  board->steps.fetch_add(1);
+}
+
+/// What the steps make of the state, whatever the number of ranks.
+std::uint64_t next_trace(std::uint64_t trace, std::int64_t step) {
+  return trace * 6364136223846793005u + static_cast<std::uint64_t>(step);
+}
+
+bool has_no_rank() {
+  try {
+    hvd::rank();
+  } catch (const hvd::UsageError&) {
+    return hvd::is_initialized() && hvd::elastic::launched() && hvd::elastic::generation() == 0;
+  }
+  return false;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 4) return 2;
+  const std::size_t elements = std::stoul(argv[1]);
+  const std::chrono::microseconds computing(std::stol(argv[2]));
+  board = Board::map(std::atoi(argv[3]));
+  if (board == nullptr) return 2;
+  if (const char* const id = std::getenv("HVD_WORKER_ID")) worker_id = std::stoull(id);
+  hvd::init();
+  if (worker_id != 0 && !has_no_rank()) return 7;
+  std::int64_t step = 0;
+  bool finished = false;
+  std::uint64_t trace = 1;
+  std::string text = "start";
+  std::vector<std::int64_t> weights(elements, 0);
+  std::vector<std::int64_t> sums(elements);
+  hvd::elastic::State state;
+  state.track("step", step).track("finished", finished).track("trace", trace);
+  state.track("text", text).track("weights", std::span(weights));
+  std::int64_t committed = 0;
+  hvd::elastic::run(state,
+                    [&] {
+                      const std::uint64_t generation = hvd::elastic::generation();
+                      record_usage(generation);
+                      std::uint64_t expected = 1;
+                      for (std::int64_t done = 0; done < step; ++done)
+                        expected = next_trace(expected, done);
+                      const bool torn = expected != trace || text != "step " + std::to_string(step);
+                      if (step < committed || (step > 0 && torn)) {
+                        board->undone.fetch_add(1);
+                        std::fprintf(stderr, "worker %llu: step %lld after commit %lld\n",
+                                     static_cast<unsigned long long>(worker_id),
+                                     static_cast<long long>(step),
+                                     static_cast<long long>(committed));
+                        std::_Exit(8);
+                      }
+                      while (!finished) {
+                        for (std::size_t i = 1; i < sums.size(); ++i)
+                          sums[i] = element(step, static_cast<std::int64_t>(i), hvd::rank());
+                        sums[0] = board->finish.load();
+                        allreduce(sums);
+                        require_sums(sums, step);
+                        if (computing.count() > 0) std::this_thread::sleep_for(computing);
+                        finished = sums[0] > 0;
+                        trace = next_trace(trace, step);
+                        for (std::size_t i = 0; i < weights.size(); ++i) weights[i] += step;
+                        ++step;
+                        text = "step " + std::to_string(step);
+                        state.commit();
+                        committed = step;
+                        record_step(generation);
+                      }
+                    },
+                    {.load = [&] { text = "step 0"; }});
+  hvd::shutdown();
+  return 0;
+}

@@ -1,0 +1,103 @@
+#include "elastic/snapshot.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdint>
+#include <set>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "hvd/error.h"
+
+namespace hvd::elastic {
+namespace {
+
+/// An item whose size may change, as a vector's.
+Item item(const std::string& name, std::vector<std::byte>& bytes) {
+  return {.name = name,
+          .type = "bytes",
+          .view = [&bytes] { return std::span<const std::byte>(bytes); },
+          .room =
+              [&bytes](std::size_t size) {
+                bytes.resize(size);
+                return std::span(bytes);
+              }};
+}
+
+std::vector<std::byte> bytes_of(std::size_t count, int seed) {
+  std::vector<std::byte> bytes(count);
+  for (std::size_t i = 0; i < count; ++i)
+    bytes[i] = static_cast<std::byte>(i * 31 + static_cast<std::size_t>(seed));
+  return bytes;
+}
+
+TEST(Snapshot, LoadingRestoresAllItems) {
+  std::vector<std::byte> a = bytes_of(5, 1);
+  std::vector<std::byte> b = {};
+  std::vector<std::byte> c = bytes_of(1000, 2);
+  const std::vector<Item> items = {item("a", a), item("b", b), item("c", c)};
+  std::vector<std::byte> snapshot;
+  save(items, snapshot);
+  a.clear();
+  b = bytes_of(7, 3);
+  c[999] = std::byte{0};
+  load(items, snapshot);
+  EXPECT_EQ(a, bytes_of(5, 1));
+  EXPECT_TRUE(b.empty());
+  EXPECT_EQ(c, bytes_of(1000, 2));
+}
+
+TEST(Snapshot, ASnapshotOfOtherItemsIsAnError) {
+  std::vector<std::byte> a = bytes_of(5, 1);
+  std::vector<std::byte> b = bytes_of(9, 1);
+  std::vector<std::byte> snapshot;
+  save(std::vector{item("a", a), item("b", b)}, snapshot);
+  EXPECT_THROW(load(std::vector{item("a", a)}, snapshot), Error);
+  std::vector<std::byte> c;
+  EXPECT_THROW(load(std::vector{item("a", a), item("b", b), item("c", c)}, snapshot), Error);
+  for (std::size_t size = 0; size < snapshot.size(); ++size) {
+    const std::span<const std::byte> cut = std::span(snapshot).first(size);
+    EXPECT_THROW(load(std::vector{item("a", a), item("b", b)}, cut), Error) << size;
+  }
+}
+
+TEST(Snapshot, ASaveReusesItsMemory) {
+  std::vector<std::byte> a = bytes_of(500, 1);
+  std::vector<std::byte> snapshot;
+  save(std::vector{item("a", a)}, snapshot);
+  const std::byte* const memory = snapshot.data();
+  save(std::vector{item("a", a)}, snapshot);
+  EXPECT_EQ(snapshot.data(), memory);
+}
+
+TEST(Hash, EachBitOfTheBytesAndTheirNumberCount) {
+  for (const std::size_t size : {0, 1, 7, 8, 9, 31, 32, 33, 64, 100}) {
+    std::vector<std::byte> bytes = bytes_of(size, 4);
+    std::set<std::uint64_t> seen = {hash_of(bytes)};
+    for (std::size_t bit = 0; bit < 8 * size; ++bit) {
+      bytes[bit / 8] ^= static_cast<std::byte>(1U << bit % 8);
+      EXPECT_TRUE(seen.insert(hash_of(bytes)).second) << size << " " << bit;
+      bytes[bit / 8] ^= static_cast<std::byte>(1U << bit % 8);
+    }
+    bytes.push_back(std::byte{0});
+    EXPECT_TRUE(seen.insert(hash_of(bytes)).second) << size;
+  }
+}
+
+TEST(Layout, NamesAndTypesCount) {
+  std::vector<std::byte> a;
+  Item first = item("a", a);
+  EXPECT_EQ(layout(std::vector{first, item("b", a)}), "a bytes, b bytes");
+  first.type = "memory[3]";
+  EXPECT_EQ(layout(std::vector{first}), "a memory[3]");
+  std::vector<Item> many;
+  for (int i = 0; i < 100; ++i) many.push_back(item("name " + std::to_string(i), a));
+  const std::string before = layout(many);
+  EXPECT_LE(before.size(), 300U);
+  many.back().type = "other";
+  EXPECT_NE(layout(many), before);
+}
+
+}  // namespace
+}  // namespace hvd::elastic
