@@ -183,6 +183,19 @@ struct CarriersOptions {
 /// @throws std::runtime_error if there are not two ranks, or if the session has joined over MPI
 Json run_carriers(const Session& session, const CarriersOptions& options, std::ostream& out);
 
+struct MessagesOptions {
+  std::vector<std::size_t> sizes = {8, 1 << 10, 16 << 10, std::size_t{1} << 20,
+                                    std::size_t{64} << 20};
+  int loop = 500;  ///< exchanges of a sample; one above 256 KiB
+  RepetitionLimits repetitions = {.budget_seconds = 1, .least = 10, .most = 500};
+};
+
+/// Measures send() and recv() beside MPI_Send and MPI_Recv: a message from rank 0 to rank 1 and
+/// back. Collective over the two ranks of the session; rank 0 prints.
+/// @return {"correct": ..., "rows": [...]}, on every rank
+/// @throws std::runtime_error if there are not two ranks
+Json run_messages(const Session& session, const MessagesOptions& options, std::ostream& out);
+
 /// A subcommand, declared with its options.
 struct Command {
   CLI::App* app = nullptr;

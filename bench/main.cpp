@@ -140,6 +140,24 @@ Command carriers_command(CLI::App& parent) {
           }};
 }
 
+Command messages_command(CLI::App& parent) {
+  CLI::App& app = *parent.add_subcommand(
+      "messages", "send() and recv() between two ranks, there and back, beside MPI's");
+  const auto options = std::make_shared<MessagesOptions>();
+  app.add_option("--sizes", options->sizes, "Bytes of a message, as 8,1MiB")
+      ->delimiter(',')
+      ->transform(CLI::AsSizeValue(/*kb_is_1000=*/false))
+      ->check(CLI::Range(std::size_t{1}, std::size_t{1} << 30))
+      ->capture_default_str();
+  app.add_option("--loop", options->loop, "Exchanges of a sample; one above 256 KiB")
+      ->check(CLI::PositiveNumber)
+      ->capture_default_str();
+  declare_repetitions(app, options->repetitions, "Seconds per size");
+  return {&app, [options](const Session& session, std::ostream& out) {
+            return run_messages(session, *options, out);
+          }};
+}
+
 Command shapes_command(CLI::App& parent) {
   CLI::App& app =
       *parent.add_subcommand("shapes", "Write the shapes of the parameter sets, for gloo_peers.py");
@@ -161,8 +179,8 @@ void declare(CLI::App& app, CommandLine& line) {
          "How hvd's ranks meet, for jobs over UCX beside MPI's: file:///path or tcp://host:port")
       ->type_name("METHOD");
   app.footer("Start it under hvdrun or mpirun. bench/README.md says how to read the columns.");
-  line.commands = {collectives_command(app), control_command(app), steady_command(app),
-                   carriers_command(app), shapes_command(app)};
+  line.commands = {collectives_command(app), control_command(app),  steady_command(app),
+                   carriers_command(app),    messages_command(app), shapes_command(app)};
   for (Command& command : torch_commands(app)) line.commands.push_back(std::move(command));
 }
 

@@ -155,6 +155,21 @@ TEST(BenchSmoke, CarriersTakeTurnsAndAreRight) {
   EXPECT_GT(outcome.document["first_negotiation"]["ratio"].get<double>(), 0);
 }
 
+TEST(BenchSmoke, MessagesReturnToTheirSender) {
+  const Outcome outcome =
+      run_bench(2, "messages --sizes 8,100000,1MiB --loop 3 --budget 0.01 --least 2");
+  ASSERT_EQ(outcome.exit_code, 0) << outcome.output;
+  EXPECT_EQ(outcome.document["correct"], true);
+  ASSERT_EQ(outcome.document["rows"].size(), 3U) << outcome.output;
+  EXPECT_EQ(outcome.document["rows"][1]["loop"], 3);
+  EXPECT_EQ(outcome.document["rows"][2]["loop"], 1);
+  for (const json& row : outcome.document["rows"]) {
+    EXPECT_GE(row["repetitions"].get<int>(), 2);
+    for (const char* const name : {"hvd", "mpi"}) EXPECT_GT(row["p50_us"][name].get<double>(), 0);
+    EXPECT_GT(row["ratio"].get<double>(), 0);
+  }
+}
+
 TEST(BenchSmoke, CarriersNeedTwoRanksAndAPlaceToMeet) {
   const Outcome outcome = run_bench(2, "carriers --sizes 8 --rounds 1");
   EXPECT_NE(outcome.exit_code, 0);
