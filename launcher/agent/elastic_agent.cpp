@@ -144,6 +144,9 @@ int ElasticAgent::run() {
 void ElasticAgent::on_signal(int signal) {
   const bool ends = signal != SIGCHLD && signal != SIGUSR1 && signal != SIGUSR2;
   if (ends && !lease_) early_signal_ = signal;
+  // The first request lets the workers leave at a commit, the second one does not wait for that.
+  if (ends && frames_ && !std::exchange(ending_, true))
+    return send(FrameType::kLeaving, slots_.front().number, "{}");
   ending_ = ending_ || ends;
   for (const Slot& slot : slots_) {
     if (!slot.worker) continue;

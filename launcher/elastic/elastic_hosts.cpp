@@ -39,6 +39,7 @@ void ElasticJob::spawn_agents() {
 }
 
 void ElasticJob::reap_agents() {
+  std::erase_if(former_agents_, [](pid_t agent) { return try_wait(agent).has_value(); });
   for (Host& host : hosts_) {
     if (host.agent <= 0) continue;
     const auto end = try_wait(host.agent);
@@ -75,6 +76,15 @@ void ElasticJob::on_hello(const Hello& hello, const std::string& address) {
   placement_.host_connected(index);
 }
 
+void ElasticJob::on_leaving(int slot) {
+  if (ending_) return;
+  const std::size_t host = host_of(slot);
+  output_.print_line(text("host ", label(host), " leaves the job: its agent was asked to end"));
+  placement_.refuse_host(host);
+  coordinator_.host_leaves(label(host), time_now());
+  carry_out();
+}
+
 void ElasticJob::on_disconnected(const std::vector<int>& slots) {
   host_down(host_of(slots.front()));
 }
@@ -93,7 +103,10 @@ void ElasticJob::host_down(std::size_t index) {
   host.connected = host.has_workers = false;
   server_.readmit(host.place.ranks);
   // Its agent and with it the workers end, if they are on this host.
-  if (host.agent > 0) ::kill(host.agent, SIGKILL);
+  if (host.agent > 0) {
+    ::kill(host.agent, SIGKILL);
+    former_agents_.push_back(std::exchange(host.agent, -1));
+  }
   placement_.host_lost(index, present);
   if (ending_) return;
   coordinator_.host_lost(host.place.host, present);
@@ -125,8 +138,9 @@ void ElasticJob::end_agents() {
 }
 
 bool ElasticJob::over() const {
-  return closed_ && std::none_of(hosts_.begin(), hosts_.end(),
-                                 [](const Host& host) { return host.agent > 0; });
+  return closed_ && former_agents_.empty() &&
+         std::none_of(hosts_.begin(), hosts_.end(),
+                      [](const Host& host) { return host.agent > 0; });
 }
 
 int ElasticJob::finish() {

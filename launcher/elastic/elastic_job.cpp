@@ -421,9 +421,14 @@ void ElasticJob::on_ended(int slot, const Ended& ended) {
   worker_over(*worker, slot, cause);
   LostWorker* const lost = lost_record(worker->id);
   if (lost != nullptr && !by_hvdrun) lost->cause = cause;
+  if (!complete_ || ended.stopped || ended.code == 0) return;
   // After the end of the job only the program's own failures count.
-  if (!complete_ || ended.stopped || ended.code == 0 || ended.signal == SIGKILL) return;
-  if (record_.code == 0) {
+  if (ended.signal == SIGKILL) {
+    record_.lost.push_back({.id = worker->id,
+                            .host = label(worker->host),
+                            .generation = coordinator_.generation(),
+                            .cause = cause + ", after all ranks had reached the end"});
+  } else if (record_.code == 0) {
     record_.code = ended.code;
     record_.reason = text("worker ", worker->id, " on ", label(worker->host),
                           " failed after the end of the elastic part: ", cause);

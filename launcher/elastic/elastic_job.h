@@ -78,6 +78,7 @@ class ElasticJob final : private RankObserver {
   void on_member(int slot, std::string_view bytes) override;
   void on_gone(int slot) override;
   void on_lease(int slot) override;
+  void on_leaving(int slot) override;
   void on_ended(int slot, const Ended& ended) override;
   void on_drained(int slot) override;
   void on_lost(int) override {}
@@ -135,6 +136,7 @@ class ElasticJob final : private RankObserver {
   member::Coordinator coordinator_;
   std::map<int, Worker> workers_;  ///< by slot
   std::map<member::WorkerId, int> slot_of_;
+  std::vector<pid_t> former_agents_;  ///< of connections that have ended, until they are reaped
   member::WorkerId last_id_ = 0;
   std::size_t losses_seen_ = 0;
   ElasticRecord record_;

@@ -34,6 +34,7 @@
 ///                                                stream of its member socket
 ///   gone {}                               ->     after SIGKILL: no thread of the worker runs the
 ///                                                program any more, so its end is certain
+///   leaving {}                            ->     for each connection: the host is to leave the job
 ///   lease {number}                        <->    for each connection: an agent whose request is
 ///                                                not answered in time ends its workers
 ///
@@ -64,6 +65,7 @@ enum class FrameType : std::uint8_t {
   kMember = 10,
   kGone = 11,
   kLease = 12,
+  kLeaving = 13,
   kWelcome = 16,
   kSignal = 17,
   kRelease = 18,

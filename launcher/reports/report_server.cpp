@@ -108,6 +108,9 @@ bool ReportServer::handle(int id, const Frame& frame) {
       connection.frames->send(FrameType::kLeaseReply, rank, frame.payload);
       observer_.on_lease(rank);
       return true;
+    case FrameType::kLeaving:
+      observer_.on_leaving(rank);
+      return true;
     case FrameType::kStdout:
       return on_output(rank, Stream::kStdout, frame);
     case FrameType::kStderr:

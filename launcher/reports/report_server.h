@@ -43,6 +43,8 @@ class RankObserver {
   virtual void on_gone(int /*slot*/) {}
   /// An agent has requested the renewal of its lease. @param slot one of its slots
   virtual void on_lease(int /*slot*/) {}
+  /// The host of an agent is to leave the job in order. @param slot one of its slots
+  virtual void on_leaving(int /*slot*/) {}
   /// The connection to an agent has ended, after on_lost() of its ranks.
   virtual void on_disconnected(const std::vector<int>& /*ranks*/) {}
 };
