@@ -183,6 +183,7 @@ void Engine::fail(const Status& cause, bool notify_others) noexcept {
     HVD_LOG(kDebug) << "the other ranks could not be notified: "
                     << error.what();  // they will detect the loss themselves
   }
+  if (on_failure_) control_->give_up_messages();  // hvdrun notifies the others
   give_up(own);
 }
 

@@ -126,6 +126,7 @@ class Worker {
 
  private:
   void leave(const std::string& cause);
+  [[noreturn]] void end_unfinished();
   void form(const member::Form&);
   void connect(const member::Form&);
   void make_state(const member::Assign&);
@@ -144,6 +145,7 @@ class Worker {
   int rank_ = -1;
   bool in_order_ = false;   ///< the program has left its function at the commit of a change
   bool own_error_ = false;  ///< the program's `load` has thrown
+  bool at_end_ = false;     ///< the function has returned in the present generation
   int attempts_ = 0;        ///< to form a generation, since one has run
   /// The runtime of the last generation may outlive run(), and reports its failure to the link.
   const std::shared_ptr<MemberLink> link_;
@@ -165,6 +167,7 @@ void Worker::run() {
         if (std::exchange(in_order_, false)) leave("the members of the job change");
         break;
       case Next::Kind::kFinish:
+        if (!at_end_) end_unfinished();
         return;
       case Next::Kind::kExit:
         throw Error(text("hvd::elastic::run: this process leaves the job: ", next.cause));
@@ -172,9 +175,17 @@ void Worker::run() {
   }
 }
 
+/// The job needs this worker no more, which was a spare or leaves with its host. The program must
+/// not continue as if its function had reached its end.
+void Worker::end_unfinished() {
+  HVD_LOG(kInfo) << "the elastic job has ended, or needs this process no more";
+  std::exit(EXIT_SUCCESS);
+}
+
 /// Leaves the generation. Nothing that another rank may still read is changed before the next one
 /// is assigned: Note [Memory after a failure].
 void Worker::leave(const std::string& cause) {
+  at_end_ = false;
   runtime::leave_generation();
   link_->set_interrupt({});
   change_.cause = cause;
@@ -298,6 +309,7 @@ void Worker::call_function() {
     throw;
   }
   state_.running = false;
+  at_end_ = true;
   link_->at_end();
 }
 

@@ -102,6 +102,10 @@ class MessageControlPlane final : public control::ControlPlane {
     accused_ = true;
     node_->control_segment().accuse(rank, cause);
   }
+  void give_up_messages() noexcept override {
+    accused_ = false;
+    carrier_->mark_failed();
+  }
   void farewell() noexcept override {
     left_in_order_ = true;
     node_->control_segment().farewell();

@@ -24,8 +24,9 @@ constexpr const char* kDescription =
 constexpr const char* kFooter =
     "\nExit code: the first failing rank's own (128 + signal when killed); 2 usage; 69 not enough "
     "slots or a host out of\n"
-    "reach; 70 internal; 124 --timeout; 126, 127 the program cannot be run, is not found; 130, 143 "
-    "SIGINT, SIGTERM.\n"
+    "reach; 70 internal; 75, 76 the end of an elastic job; 124 --timeout; 126, 127 the program "
+    "cannot be run, is not found;\n"
+    "130, 143 SIGINT, SIGTERM.\n"
     "HVD_MPIRUN names another mpirun (Open MPI, MPICH or Intel MPI). See docs/launching.md.";
 
 class Formatter : public CLI::Formatter {

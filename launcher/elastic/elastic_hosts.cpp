@@ -28,13 +28,20 @@ void ElasticJob::spawn_agents() {
       return static_cast<long long>(deadlines_[limit].count());
     };
     host.connect_by = Clock::now() + milliseconds(whole_ms(options_.start_timeout_s));
-    host.agent = spawner_.spawn(host.place,
-                                {.size = slots_,
-                                 .ranks = host.place.ranks,
-                                 .renewal = nanoseconds(member::Limit::kRenewal),
-                                 .heartbeat = nanoseconds(member::Limit::kHeartbeat),
-                                 .kill = nanoseconds(member::Limit::kKill)},
-                                agents_output_end_.get(), -1);
+    try {
+      host.agent = spawner_.spawn(host.place,
+                                  {.size = slots_,
+                                   .ranks = host.place.ranks,
+                                   .renewal = nanoseconds(member::Limit::kRenewal),
+                                   .heartbeat = nanoseconds(member::Limit::kHeartbeat),
+                                   .kill = nanoseconds(member::Limit::kKill)},
+                                  agents_output_end_.get(), -1);
+    } catch (const LaunchError& error) {
+      if (!ran_) throw;
+      output_.print_line(error.what());  // this host may have processes to spare later
+      host.connect_by.reset();
+      placement_.host_lost(index, time_now());
+    }
   }
 }
 

@@ -28,9 +28,11 @@ struct Board {
   };
   Usage usage[kMostWorkers];
 
+  /// @param descriptor -1: memory of this process alone
   static Board* map(int descriptor) {
+    const int flags = descriptor < 0 ? MAP_PRIVATE | MAP_ANONYMOUS : MAP_SHARED;
     void* const memory =
-        ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED, descriptor, 0);
+        ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, flags, descriptor, 0);
     return memory == MAP_FAILED ? nullptr : static_cast<Board*>(memory);
   }
   static std::int64_t now() {

@@ -3,6 +3,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
@@ -48,7 +49,7 @@ struct Plan {
   long computing = 1000;  ///< microseconds of a step
   bool protect = false;   ///< the first worker is not killed, and its memory is checked
   double peer_timeout = 30;
-  std::string hosts = {};  ///< HVD_TEST_HOSTS
+  int hosts = 1;  ///< the workers have this many host names, so that messages go over UCX
   const char* program = HVD_ELASTIC_PROGRAM;
 };
 
@@ -71,6 +72,11 @@ std::set<std::string> shared_memory() {
   return names;
 }
 
+/// Gives this process a host name of its own, so that it shares no memory with other hosts.
+bool pretend_host(const std::string& name) {
+  return ::unshare(CLONE_NEWUTS) == 0 && ::sethostname(name.data(), name.size()) == 0;
+}
+
 /// A job, whose coordinator and agent this process is.
 class Job {
  public:
@@ -81,6 +87,9 @@ class Job {
   void run();
 
  private:
+  std::string host_of(WorkerId id) const {
+    return text("host", id % static_cast<WorkerId>(plan_.hosts));
+  }
   void start_worker();
   void turn();
   void receive(WorkerId, Child&);
@@ -165,7 +174,7 @@ void Job::start_worker() {
     ::setenv("HVD_WORKER_ID", std::to_string(id).c_str(), 1);
     ::setenv("TORCHELASTIC_RUN_ID", "campaign", 1);
     ::setenv("HVD_PEER_TIMEOUT", std::to_string(plan_.peer_timeout).c_str(), 1);
-    if (!plan_.hosts.empty()) ::setenv("HVD_TEST_HOSTS", plan_.hosts.c_str(), 1);
+    if (plan_.hosts > 1 && !pretend_host(host_of(id))) ::_exit(77);
     const std::string elements = std::to_string(plan_.elements);
     const std::string computing = std::to_string(plan_.computing);
     const std::string board = std::to_string(board_file_);
@@ -177,7 +186,7 @@ void Job::start_worker() {
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   const int ended = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   children_[id] = {.pid = pid, .socket = ends[0], .ended = ended};
-  coordinator_.worker_started(id, "host", now());
+  coordinator_.worker_started(id, host_of(id), now());
 }
 
 void Job::receive(WorkerId id, Child& child) {
@@ -266,7 +275,8 @@ void Job::turn() {
     receive(ids[i], children_.at(ids[i]));
     collect(ids[i]);
   }
-  coordinator_.host_heard("host", now());
+  for (int host = 0; host < plan_.hosts; ++host)
+    coordinator_.host_heard(host_of(static_cast<WorkerId>(host)), now());
   coordinator_.check(now());
   carry_out();
 }
@@ -404,8 +414,8 @@ Plan plan_from(int argc, char** argv) {
       plan.computing = number();
     } else if (word == "--peer-timeout") {
       plan.peer_timeout = static_cast<double>(number()) / 1000;
-    } else if (word == "--hosts" && i + 1 < argc) {
-      plan.hosts = argv[++i];
+    } else if (word == "--hosts") {
+      plan.hosts = static_cast<int>(number());
     } else if (word == "--c") {
       plan.program = HVD_ELASTIC_C_PROGRAM;
     } else if (word == "--protect") {
@@ -426,6 +436,10 @@ int main(int argc, char** argv) {
   try {
     const Plan plan = plan_from(argc, argv);
     std::printf("seed %d\n", plan.seed);
+    if (plan.hosts > 1 && ::geteuid() != 0) {
+      std::puts("skipped: only root may give processes a host name");
+      return 77;
+    }
     const auto before = shared_memory();
     Job(plan).run();
     for (const std::string& name : shared_memory())

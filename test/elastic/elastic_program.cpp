@@ -1,6 +1,9 @@
 // A worker of an elastic job. Its sums depend on the step, the rank and the size, and its state on
 // the steps alone, so that a sum of the wrong ranks and a step that is lost or done twice are
 // found.
+//
+//   elastic_program ELEMENTS MICROSECONDS BOARD     until the board ends it
+//   elastic_program ELEMENTS MICROSECONDS -STEPS    prints what it does
 #include <dirent.h>
 #include <unistd.h>
 
@@ -105,7 +108,9 @@ int main(int argc, char** argv) {
   if (argc < 4) return 2;
   const std::size_t elements = std::stoul(argv[1]);
   const std::chrono::microseconds computing(std::stol(argv[2]));
-  board = Board::map(std::atoi(argv[3]));
+  const long place = std::stol(argv[3]);
+  const std::int64_t steps = place < 0 ? -place : 0;
+  board = Board::map(place < 0 ? -1 : static_cast<int>(place));
   if (board == nullptr) return 2;
   if (const char* const id = std::getenv("HVD_WORKER_ID")) worker_id = std::stoull(id);
   hvd::init();
@@ -120,40 +125,50 @@ int main(int argc, char** argv) {
   state.track("step", step).track("finished", finished).track("trace", trace);
   state.track("text", text).track("weights", std::span(weights));
   std::int64_t committed = 0;
-  hvd::elastic::run(state,
-                    [&] {
-                      const std::uint64_t generation = hvd::elastic::generation();
-                      record_usage(generation);
-                      std::uint64_t expected = 1;
-                      for (std::int64_t done = 0; done < step; ++done)
-                        expected = next_trace(expected, done);
-                      const bool torn = expected != trace || text != "step " + std::to_string(step);
-                      if (step < committed || (step > 0 && torn)) {
-                        board->undone.fetch_add(1);
-                        std::fprintf(stderr, "worker %llu: step %lld after commit %lld\n",
-                                     static_cast<unsigned long long>(worker_id),
-                                     static_cast<long long>(step),
-                                     static_cast<long long>(committed));
-                        std::_Exit(8);
-                      }
-                      while (!finished) {
-                        for (std::size_t i = 1; i < sums.size(); ++i)
-                          sums[i] = element(step, static_cast<std::int64_t>(i), hvd::rank());
-                        sums[0] = board->finish.load();
-                        allreduce(sums);
-                        require_sums(sums, step);
-                        if (computing.count() > 0) std::this_thread::sleep_for(computing);
-                        finished = sums[0] > 0;
-                        trace = next_trace(trace, step);
-                        for (std::size_t i = 0; i < weights.size(); ++i) weights[i] += step;
-                        ++step;
-                        text = "step " + std::to_string(step);
-                        state.commit();
-                        committed = step;
-                        record_step(generation);
-                      }
-                    },
-                    {.load = [&] { text = "step 0"; }});
+  hvd::elastic::run(
+      state,
+      [&] {
+        const std::uint64_t generation = hvd::elastic::generation();
+        record_usage(generation);
+        if (steps > 0) {
+          std::printf("worker %llu pid %d: generation %llu, rank %d of %d, step %lld\n",
+                      static_cast<unsigned long long>(worker_id), ::getpid(),
+                      static_cast<unsigned long long>(generation), hvd::rank(), hvd::size(),
+                      static_cast<long long>(step));
+        }
+        std::uint64_t expected = 1;
+        for (std::int64_t done = 0; done < step; ++done) expected = next_trace(expected, done);
+        const bool torn = expected != trace || text != "step " + std::to_string(step);
+        if (step < committed || (step > 0 && torn)) {
+          board->undone.fetch_add(1);
+          std::fprintf(stderr, "worker %llu: step %lld after commit %lld\n",
+                       static_cast<unsigned long long>(worker_id), static_cast<long long>(step),
+                       static_cast<long long>(committed));
+          std::_Exit(8);
+        }
+        while (!finished) {
+          for (std::size_t i = 1; i < sums.size(); ++i)
+            sums[i] = element(step, static_cast<std::int64_t>(i), hvd::rank());
+          sums[0] = steps > 0 ? (step + 1 >= steps ? 1 : 0) : board->finish.load();
+          allreduce(sums);
+          require_sums(sums, step);
+          if (computing.count() > 0) std::this_thread::sleep_for(computing);
+          finished = sums[0] > 0;
+          trace = next_trace(trace, step);
+          for (std::size_t i = 0; i < weights.size(); ++i) weights[i] += step;
+          ++step;
+          text = "step " + std::to_string(step);
+          state.commit();
+          committed = step;
+          record_step(generation);
+        }
+      },
+      {.load = [&] { text = "step 0"; }});
+  if (steps > 0) {
+    std::printf("worker %llu: end at step %lld with trace %llu\n",
+                static_cast<unsigned long long>(worker_id), static_cast<long long>(step),
+                static_cast<unsigned long long>(trace));
+  }
   hvd::shutdown();
   return 0;
 }

@@ -57,7 +57,7 @@ Plan parse(int argc, char** argv) {
 std::set<std::string> shared_memory() {
   std::set<std::string> names;
   for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
-    names.insert(entry.path().filename());
+    if (entry.path().filename().string().starts_with("hvd")) names.insert(entry.path().filename());
   return names;
 }
 
@@ -117,7 +117,11 @@ void Job::kill_one() {
   std::vector<pid_t> own;
   for (const pid_t pid : victims)
     if (::getpgid(pid) != ::getpgid(hvdrun_->pid())) own.push_back(pid);
-  if (own.empty()) return;
+  if (own.empty()) {  // hvdrun waits before it starts workers again that have failed repeatedly
+    const std::int64_t before = board_->steps.load();
+    for (int i = 0; i < 6000 && board_->steps.load() == before; ++i) ::usleep(10'000);
+    return;
+  }
   if (::kill(own[random_() % own.size()], SIGKILL) == 0) killed_at_.push_back(Board::now());
 }
 
@@ -126,7 +130,7 @@ void Job::run() {
   constexpr double kLimit = 60;
   for (int i = 0; i < 6000 && board_->steps.load() == 0; ++i) ::usleep(10'000);
   require(board_->steps.load() > 0, "the job did not begin");
-  for (int kill = 0; kill < plan_.kills; ++kill) {
+  while (static_cast<int>(killed_at_.size()) < plan_.kills) {
     const int gap =
         plan_.least_gap +
         static_cast<int>(random_() % static_cast<unsigned>(plan_.most_gap - plan_.least_gap + 1));

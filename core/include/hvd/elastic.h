@@ -117,8 +117,9 @@ struct RunOptions {
 /// In an elastic job ('hvdrun --min-np N ...') the process becomes a rank here. When a rank is
 /// lost, blocked calls of hvd throw; run() catches that, goes back to the last commit, joins the
 /// others again and enters the function anew, so that the function continues from the tracked
-/// state. run() returns once all ranks are at their end. In any other job it calls `load` on rank
-/// 0, sends its state to all ranks, and calls the function once.
+/// state. run() returns once all ranks are at their end. A process that the job no longer needs
+/// before that, for example a spare, ends in run() with exit(0). In any other job run() calls
+/// `load` on rank 0, sends its state to all ranks, and calls the function once.
 ///
 /// Objects of hvd that belong to one generation, such as process sets, are made in the function.
 /// Exceptions that no change has caused leave run(). One thread may be in run().
