@@ -44,7 +44,8 @@ static_assert(same(HVD_OP_MIN, ReduceOp::kMin) && same(HVD_OP_MAX, ReduceOp::kMa
 static_assert(same(HVD_OP_PRODUCT, ReduceOp::kProduct) && same(HVD_OP_ADASUM, ReduceOp::kAdasum));
 static_assert(same(HVD_OP_BIT_AND, ReduceOp::kBitAnd) && same(HVD_OP_BIT_OR, ReduceOp::kBitOr));
 static_assert(same(HVD_OP_BIT_XOR, ReduceOp::kBitXor));
-static_assert(HVD_OP_BIT_XOR + 1 == kReduceOpCount);
+static_assert(same(HVD_OP_AVERAGE_OF_SET, ReduceOp::kAverageOfSet));
+static_assert(HVD_OP_AVERAGE_OF_SET + 1 == kReduceOpCount);
 
 static_assert(same(HVD_COMPRESSION_NONE, Compression::kNone) &&
               same(HVD_COMPRESSION_FLOAT16, Compression::kFloat16));

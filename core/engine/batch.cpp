@@ -85,10 +85,12 @@ void Batch::describe() {
   const wire::Request& first = request();
   collective_.kind = first.kind;
   collective_.dtype = conversion_.travels;
-  collective_.op = first.op == ReduceOp::kAverage ? ReduceOp::kSum : first.op;
-  const auto contributors = static_cast<std::int64_t>(spec_.ranks.size() - agreed_.absent.size());
-  collective_.scale = {first.prescale, first.postscale,
-                       first.op == ReduceOp::kAverage ? contributors : 1};
+  collective_.op = is_average(first.op) ? ReduceOp::kSum : first.op;
+  const auto members = static_cast<std::int64_t>(spec_.ranks.size());
+  const auto contributors = members - static_cast<std::int64_t>(agreed_.absent.size());
+  collective_.scale = {first.prescale, first.postscale, 1};
+  if (first.op == ReduceOp::kAverage) collective_.scale.divisor = contributors;
+  if (first.op == ReduceOp::kAverageOfSet) collective_.scale.divisor = members;
   if (conversion_.casts() || conversion_.scales_early()) collective_.scale.prescale = 1.0;
   if (conversion_.after != 1.0) collective_.scale.postscale = 1.0;
   const bool has_root = first.kind == OpKind::kBroadcast || first.kind == OpKind::kGather ||

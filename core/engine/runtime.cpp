@@ -328,6 +328,32 @@ void Runtime::wait(const OperationState& operation) {
                                            : Engine::Waiting::kWithoutLimit});
 }
 
+void Runtime::wait(const OperationState& operation, Duration interval, void (*check)()) {
+  if (in_callback()) throw_in_callback("waiting for " + operation.title());
+  // The engine counts this waiter between the parts of the wait, too. Otherwise it would not notice
+  // that every rank waits for another.
+  struct Counted {
+    std::atomic<int>& waiters;
+    const int count;
+    Counted(std::atomic<int>& counter, bool counts) : waiters(counter), count(counts ? 1 : 0) {
+      waiters.fetch_add(count);
+    }
+    Counted(const Counted&) = delete;
+    Counted& operator=(const Counted&) = delete;
+    ~Counted() { waiters.fetch_sub(count); }
+  };
+  const Counted counted(program_waiters_, !operation.message && !BackgroundThread::here());
+  const auto part_of_wait =
+      operation.message ? Engine::Waiting::kForMessage : Engine::Waiting::kForSomeTime;
+  for (;;) {
+    const TimePoint until = clock_.now() + std::max(interval, kShortestSleep);
+    wait_until([&] { return operation.done() || clock_.now() >= until; }, {until, part_of_wait});
+    if (operation.done() || clock_.now() < until) return;  // done, or the runtime has ended
+    engine_.doorbell().ring();                             // see wait_for()
+    check();
+  }
+}
+
 bool Runtime::wait_for(const OperationState& operation, Duration timeout) {
   if (in_callback()) throw_in_callback("waiting for " + operation.title());
   if (timeout <= Duration::zero()) {

@@ -42,6 +42,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// does.
   /// @throws UsageError in the callback of an operation, which runs on the thread that drives
   void wait(const OperationState&);
+  /// As wait(), and calls `check` about every `interval`.
+  void wait(const OperationState&, Duration interval, void (*check)());
   /// As wait(), but for `timeout` at most. @return whether the operation is done
   bool wait_for(const OperationState&, Duration timeout);
   /// Requests a text about what the operation waits for. The engine writes it when the ranks that

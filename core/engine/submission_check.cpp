@@ -192,7 +192,7 @@ class Checker {
       fail("Adasum is for floating types, got ", type, "; use sum");
     if (is_bitwise(reduction.op)) check_bitwise(reduction);
     if (type != DataType::kBool) return;
-    if (reduction.op == ReduceOp::kAverage)
+    if (is_average(reduction.op))
       fail("an average of bool has no meaning; use sum (or), product (and), min or max");
     if (reduction.prescale != 1 || reduction.postscale != 1)
       fail("bool cannot be scaled; leave prescale and postscale at 1");

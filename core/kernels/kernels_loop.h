@@ -290,6 +290,7 @@ void with_op(ReduceOp op, const Function& function) {
       return;
     case ReduceOp::kSum:
     case ReduceOp::kAverage:
+    case ReduceOp::kAverageOfSet:
     case ReduceOp::kAdasum:
       return function(OpConstant<ReduceOp::kSum>());
   }

@@ -19,6 +19,12 @@ void Operation::wait() const {
   if (const auto runtime = state_->runtime()) runtime->wait(*state_);
 }
 
+void Operation::wait(std::chrono::nanoseconds interval, void (*check)()) const {
+  if (!state_) throw UsageError("wait() on an empty operation handle; expected one of submit()");
+  if (state_->done()) return;
+  if (const auto runtime = state_->runtime()) runtime->wait(*state_, interval, check);
+}
+
 bool Operation::wait_for(std::chrono::nanoseconds timeout) const {
   if (!state_)
     throw UsageError("wait_for() on an empty operation handle; expected one of submit()");

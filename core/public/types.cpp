@@ -68,6 +68,8 @@ std::string_view to_string(ReduceOp op) noexcept {
       return "bit_or";
     case ReduceOp::kBitXor:
       return "bit_xor";
+    case ReduceOp::kAverageOfSet:
+      return "average_of_set";
   }
   return "unknown";
 }

@@ -260,6 +260,23 @@ def test_process_sets():
     assert not hvd.remove_process_set(odd) and not hvd.remove_process_set(hvd.global_process_set)
 
 
+def test_a_name_is_in_use_until_a_wait():
+    starts = (lambda name: hvd.allreduce_async(torch.ones(2), name=name), lambda name: hvd.allgather_async(torch.ones(2), name=name),
+              lambda name: hvd.broadcast_async(torch.ones(2), 0, name=name), lambda name: hvd.alltoall_async(torch.ones(hvd.size()), name=name),
+              lambda name: hvd.reducescatter_async(torch.ones(hvd.size()), name=name),
+              lambda name: hvd.grouped_allreduce_async([torch.ones(2)], name=name))
+    for number, start in enumerate(starts):
+        for late in (False, True):  # the operation is done at once on the last rank
+            if (hvd.rank() > 0) == late:
+                start(f"used{number}")
+                with pytest.raises(ValueError, match=f"'used{number}': an asynchronous call of this name has not been waited for"):
+                    start(f"used{number}")
+            hvd.barrier()
+    with pytest.raises(ValueError, match="expected a dense tensor"):
+        hvd.allreduce_async(torch.ones(2).to_sparse(), name="refused")
+    hvd.synchronize(hvd.allreduce_async(torch.ones(2), name="refused"))
+
+
 def test_join():
     rank, size = hvd.rank(), hvd.size()
     others = list(range(1, size))
@@ -273,6 +290,9 @@ def test_join():
             expected = torch.tensor([int(sign * sum(5 + other for other in others) / size)], dtype=torch.int16)
             equal(hvd.allreduce(integers, name="joined"), expected)
             equal(hvd.grouped_allreduce_([integers], name="joined")[0], expected)
+        large = torch.tensor([2**31 - 1, -2**31], dtype=torch.int32)  # the sum is larger than the type
+        expected = (large.to(torch.int64) * len(others)).div(size, rounding_mode="trunc").to(torch.int32)
+        equal(hvd.allreduce(large, name="joined"), expected)
         equal(hvd.allgather(torch.tensor([rank]), name="joined"), torch.tensor(others))
         equal(hvd.broadcast(torch.tensor([rank]), 1, name="joined"), torch.tensor([1]))
     last = hvd.join()

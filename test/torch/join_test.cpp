@@ -60,6 +60,12 @@ TEST(Join, EveryOperationTakesTheAbsentRanksIdentity) {
         EXPECT_TRUE(near(allreduce(own, {.name = "r", .op = op}), reference_reduce(inputs, op)));
       }
     }
+    EXPECT_TRUE(near(allreduce(own, {.op = ReduceOp::kAverageOfSet}),
+                     reference_reduce(inputs, ReduceOp::kSum) / size()));
+    const torch::Tensor large = torch::full({2}, 0x7fffffff, torch::kInt32);
+    EXPECT_TRUE(
+        near(allreduce(large, {.op = ReduceOp::kAverageOfSet}),
+             (large.to(torch::kInt64) * (size() - 1)).div(size(), "trunc").to(torch::kInt32)));
     EXPECT_TRUE(near(allgather(own), torch::cat(inputs)));
     EXPECT_TRUE(near(broadcast(own, 0), rank_tensor(0, {5, 3}, torch::kFloat32)));
     const auto both = grouped_allreduce({own, own * 2}, {.name = "g", .op = ReduceOp::kSum});

@@ -231,6 +231,9 @@ class Operation {
   /// Blocks until done; the calling thread may drive the engine meanwhile. Does not throw the
   /// operation's error: see status(). Ends in bounded time when a peer is lost.
   void wait() const;
+  /// Like wait(), but calls `check` on this thread about every `interval`. An exception of `check`
+  /// ends the wait and not the operation, which the caller can wait for again.
+  void wait(std::chrono::nanoseconds interval, void (*check)()) const;
   /// Like wait(), but for at most `timeout`; if it is zero or less, makes the progress that is
   /// possible without blocking. Returns whether the operation is done. If not, it continues, and
   /// the caller can wait for it again.

@@ -38,9 +38,10 @@ inline constexpr int kDataTypeCount = 10;
 
 /// Reductions. The numbers travel on the wire: append only.
 ///
-/// Average divides by the number of ranks that contribute; on integers it truncates toward zero. On
-/// `kBool` a sum or maximum is a logical or, a product or minimum a logical and, and an average is
-/// a UsageError. The bitwise operations are for integers and `kBool` and take no factors; anything
+/// Average divides by the number of ranks that contribute, and AverageOfSet by the size of the
+/// process set, also while a rank has joined; on integers both truncate toward zero. On `kBool` a
+/// sum or maximum is a logical or, a product or minimum a logical and, and an average is a
+/// UsageError. The bitwise operations are for integers and `kBool` and take no factors; anything
 /// else is a UsageError.
 enum class ReduceOp : std::uint8_t {
   kAverage = 0,
@@ -52,9 +53,15 @@ enum class ReduceOp : std::uint8_t {
   kBitAnd = 6,
   kBitOr = 7,
   kBitXor = 8,
+  kAverageOfSet = 9,
 };
 /// The number of reductions.
-inline constexpr int kReduceOpCount = 9;
+inline constexpr int kReduceOpCount = 10;
+
+/// Whether the reduction divides the sum.
+constexpr bool is_average(ReduceOp op) noexcept {
+  return op == ReduceOp::kAverage || op == ReduceOp::kAverageOfSet;
+}
 
 /// Whether the reduction combines elements bit by bit.
 constexpr bool is_bitwise(ReduceOp op) noexcept {

@@ -23,8 +23,8 @@ void add_operations(py::module_& module);
 void add_layers(py::module_& module);
 /// The gradients of an optimizer.
 void add_gradients(py::module_& module);
-/// Raises KeyboardInterrupt, and what other signal handlers raise, in a wait of the main thread.
-void raise_signals();
+/// The program has waited for an operation: names of earlier asynchronous calls may be used again.
+void end_wait() noexcept;
 /// hvd::shutdown(). Handles of earlier operations then raise UsageError.
 void leave_job();
 

@@ -14,6 +14,7 @@
 #include "hvd/background.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/c10d_backend.h"
+#include "hvd/torch/handle.h"
 
 // hvd._C: what the package hvd needs of hvd::torch. Every call drops Python's lock before it enters
 // hvd.
@@ -70,8 +71,6 @@ void monitored_barrier(const c10::intrusive_ptr<c10d::Backend>& backend,
 }
 
 }  // namespace
-
-void hvd::python::raise_signals() { ::raise_signals(); }
 
 PYBIND11_MODULE(_C, module) {
   using hvd::python::Unlocked;

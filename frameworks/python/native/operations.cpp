@@ -4,10 +4,11 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -25,10 +26,11 @@ using torch::Tensor;
 /// The number of jobs that this process has left. Handles of an earlier job are refused.
 std::atomic<std::uint64_t> jobs_left = 0;
 
-/// Horovod's numbers of the reductions.
+/// Horovod's numbers of the reductions. Its average divides by the size of the set, also while a
+/// rank has joined.
 ReduceOp reduce_op(int number) {
-  constexpr ReduceOp kOps[] = {ReduceOp::kAverage, ReduceOp::kSum, ReduceOp::kAdasum,
-                               ReduceOp::kMin,     ReduceOp::kMax, ReduceOp::kProduct};
+  constexpr ReduceOp kOps[] = {ReduceOp::kAverageOfSet, ReduceOp::kSum, ReduceOp::kAdasum,
+                               ReduceOp::kMin,          ReduceOp::kMax, ReduceOp::kProduct};
   if (number < 0 || number >= static_cast<int>(std::size(kOps))) {
     throw UsageError(
         "op: expected hvd.Average, hvd.Sum, hvd.Adasum, hvd.Min, hvd.Max or hvd.Product, got " +
@@ -37,24 +39,54 @@ ReduceOp reduce_op(int number) {
   return kOps[number];
 }
 
-/// The results of integers are sums, which are still to be divided by the size of the set.
-struct Division {
-  std::int64_t divisor = 1;
-  double factor = 1;
-  std::vector<torch::ScalarType> types = {};  ///< of the results
-
-  Tensor of(const Tensor& sum, torch::ScalarType type) const {
-    if (c10::isFloatingType(type)) return (sum * (factor / static_cast<double>(divisor))).to(type);
-    if (factor == 1) return sum.div(divisor, "trunc").to(type);
-    return (sum.to(torch::kFloat64) * factor / static_cast<double>(divisor)).to(type);
+/// The names of asynchronous calls since the program has last waited for an operation. A second
+/// call under such a name is refused, whether the first operation is done or not, so that a program
+/// does not depend on how fast it is. Thread-safe.
+class NamesInUse {
+ public:
+  /// Calls `start`, which starts an operation of that name.
+  /// @throws UsageError for a name that is in use
+  template <class Start>
+  auto use(const char* operation, const std::string& name, const ProcessSet& set,
+           const Start& start) {
+    if (name.empty()) return start();
+    const std::string key = std::to_string(set.id()) + operation + '.' + name;
+    if (!claim(key)) {
+      throw UsageError(std::string(operation) + " '" + name +
+                       "': an asynchronous call of this name has not been waited for; expected a "
+                       "call of synchronize() in between, or another name");
+    }
+    try {
+      return start();
+    } catch (...) {
+      const std::lock_guard lock(mutex_);
+      names_.erase(key);
+      throw;
+    }
   }
+  void end_wait() noexcept { ++waits_; }
+
+ private:
+  bool claim(const std::string& key) {
+    const std::lock_guard lock(mutex_);
+    if (const std::uint64_t waits = waits_; seen_ != waits) {
+      names_.clear();
+      seen_ = waits;
+    }
+    return names_.insert(key).second;
+  }
+
+  std::mutex mutex_;
+  std::unordered_set<std::string> names_;
+  std::uint64_t seen_ = 0;
+  std::atomic<std::uint64_t> waits_ = 0;
 };
+NamesInUse names_in_use;
 
 /// The arguments that hvd gets for a reduction with Horovod's results.
 struct Prepared {
   AllreduceOptions options;
   std::vector<Tensor> inputs;
-  std::optional<Division> division = {};
   bool changed = false;  ///< whether the inputs are not the caller's tensors
 };
 
@@ -78,24 +110,10 @@ struct Reduction {
             .process_set = set};
   }
 
-  /// Horovod divides by the size of the set, also while a rank has joined, where
-  /// hvd::ReduceOp::kAverage divides by the number of ranks that contribute. A factor does it for
-  /// floating types; the sums of integers are divided afterwards, and those of 8 and 16 bits are
-  /// added with 32. hvd refuses averages of bool.
   Prepared prepared(std::vector<Tensor> tensors) const {
     Prepared result{.options = options(), .inputs = std::move(tensors)};
-    const bool integers = std::any_of(result.inputs.begin(), result.inputs.end(), is_integer);
-    if (integers && prescale != 1) scale(result);
-    const bool bools = std::any_of(
-        result.inputs.begin(), result.inputs.end(),
-        [](const Tensor& tensor) { return tensor.defined() && tensor.dtype() == torch::kBool; });
-    if (result.options.op != ReduceOp::kAverage || bools) return result;
-    result.options.op = ReduceOp::kSum;
-    if (integers) {
-      divide_later(result);
-    } else {
-      result.options.postscale_factor = postscale / set.size();
-    }
+    if (prescale != 1 && std::any_of(result.inputs.begin(), result.inputs.end(), is_integer))
+      scale(result);
     return result;
   }
 
@@ -114,17 +132,6 @@ struct Reduction {
     result.options.prescale_factor = 1;
     result.changed = true;
   }
-
-  void divide_later(Prepared& result) const {
-    Division division{.divisor = set.size(), .factor = postscale};
-    for (Tensor& tensor : result.inputs) {
-      division.types.push_back(tensor.scalar_type());
-      if (is_integer(tensor) && tensor.element_size() < 4) tensor = tensor.to(torch::kInt32);
-    }
-    result.options.postscale_factor = 1;
-    result.division = std::move(division);
-    result.changed = true;
-  }
 };
 
 /// An operation that runs, and the form of its result in Python.
@@ -139,10 +146,6 @@ class Call {
     targets_ = std::move(targets);
     return *this;
   }
-  Call& divide(std::optional<Division> division) {
-    division_ = std::move(division);
-    return *this;
-  }
   /// Gives the received splits the dtype and the device of the caller's.
   Call& like(const std::optional<Tensor>& splits) {
     if (splits) splits_ = splits->options();
@@ -151,7 +154,9 @@ class Call {
 
   bool poll() const {
     check();
-    return handle_.done();
+    const bool done = handle_.done();
+    if (done) names_in_use.end_wait();
+    return done;
   }
 
   py::object wait() const {
@@ -172,13 +177,9 @@ class Call {
 
   std::vector<Tensor> finished() const {
     check();
-    while (!handle_.wait_for(std::chrono::milliseconds(100))) raise_signals();
     std::vector<Tensor> results = handle_.wait_all();
+    names_in_use.end_wait();
     const torch::NoGradGuard no_grad;
-    if (division_) {
-      for (std::size_t i = 0; i < results.size(); ++i)
-        results[i] = division_->of(results[i], division_->types[i]);
-    }
     for (std::size_t i = 0; i < targets_.size(); ++i) {
       targets_[i].detach().copy_(results[i]);
       results[i] = targets_[i];
@@ -199,7 +200,6 @@ class Call {
   Form form_;
   std::uint64_t job_;
   std::vector<Tensor> targets_ = {};
-  std::optional<Division> division_ = {};
   torch::TensorOptions splits_ = torch::kInt32;
 };
 
@@ -229,8 +229,7 @@ std::vector<Tensor> plain_list(const std::vector<Tensor>& tensors) {
 
 Call allreduce_async(const Tensor& tensor, const Reduction& how) {
   Prepared ready = how.prepared({plain(tensor)});
-  return Call(hvd::allreduce_async(ready.inputs.front(), ready.options), Form::kTensor)
-      .divide(std::move(ready.division));
+  return Call(hvd::allreduce_async(ready.inputs.front(), ready.options), Form::kTensor);
 }
 
 Call allreduce_async_in_place(const Tensor& tensor, const Reduction& how) {
@@ -238,99 +237,103 @@ Call allreduce_async_in_place(const Tensor& tensor, const Reduction& how) {
   Prepared ready = how.prepared({tensor});
   if (!ready.changed) return Call(hvd::allreduce_async_(tensor, ready.options), Form::kTensor);
   return Call(hvd::allreduce_async(ready.inputs.front().detach(), ready.options), Form::kTensor)
-      .into({tensor})
-      .divide(std::move(ready.division));
+      .into({tensor});
 }
 
 Tensor allreduce(const Tensor& tensor, const Reduction& how) {
   const Prepared ready = how.prepared({plain(tensor)});
-  const Tensor result = hvd::allreduce(ready.inputs.front(), ready.options);
-  return ready.division ? ready.division->of(result, ready.division->types.front()) : result;
+  Tensor result = hvd::allreduce(ready.inputs.front(), ready.options);
+  names_in_use.end_wait();
+  return result;
 }
 
 Tensor allreduce_in_place(const Tensor& tensor, const Reduction& how) {
   refuse_transform(tensor);
   const Prepared ready = how.prepared({tensor});
-  if (!ready.changed) return hvd::allreduce_(tensor, ready.options);
   const torch::NoGradGuard no_grad;
-  Tensor result = hvd::allreduce(ready.inputs.front().detach(), ready.options);
-  if (ready.division) result = ready.division->of(result, ready.division->types.front());
-  tensor.detach().copy_(result);
+  if (ready.changed) {
+    tensor.detach().copy_(hvd::allreduce(ready.inputs.front().detach(), ready.options));
+  } else {
+    hvd::allreduce_(tensor, ready.options);
+  }
+  names_in_use.end_wait();
   return tensor;
 }
 
 Call grouped_allreduce_async(const std::vector<Tensor>& tensors, const Reduction& how) {
   Prepared ready = how.prepared(plain_list(tensors));
-  return Call(hvd::grouped_allreduce_async(ready.inputs, ready.options), Form::kList)
-      .divide(std::move(ready.division));
+  return Call(hvd::grouped_allreduce_async(ready.inputs, ready.options), Form::kList);
 }
 
 Call grouped_allreduce_async_in_place(const std::vector<Tensor>& tensors, const Reduction& how) {
   Prepared ready = how.prepared(plain_list(tensors));
   if (!ready.changed)
     return Call(hvd::grouped_allreduce_async_(tensors, ready.options), Form::kList);
-  return Call(hvd::grouped_allreduce_async(ready.inputs, ready.options), Form::kList)
-      .into(tensors)
-      .divide(std::move(ready.division));
+  return Call(hvd::grouped_allreduce_async(ready.inputs, ready.options), Form::kList).into(tensors);
 }
 
 Call sparse_allreduce_async(const Tensor& tensor, const Reduction& how) {
-  AllreduceOptions options = how.options();
-  if (options.op == ReduceOp::kAverage && tensor.defined() && tensor.is_floating_point()) {
-    options.op = ReduceOp::kSum;
-    options.postscale_factor = how.postscale / how.set.size();
-  }
-  return Call(hvd::sparse_allreduce_async(plain(tensor), options), Form::kTensor);
+  return Call(hvd::sparse_allreduce_async(plain(tensor), how.options()), Form::kTensor);
 }
 
 Call reducescatter_async(const Tensor& tensor, const Reduction& how) {
   Prepared ready = how.prepared({plain(tensor)});
-  return Call(hvd::reducescatter_async(ready.inputs.front(), ready.options), Form::kTensor)
-      .divide(std::move(ready.division));
+  return Call(hvd::reducescatter_async(ready.inputs.front(), ready.options), Form::kTensor);
 }
 
 Call grouped_reducescatter_async(const std::vector<Tensor>& tensors, const Reduction& how) {
   Prepared ready = how.prepared(plain_list(tensors));
-  return Call(hvd::grouped_reducescatter_async(ready.inputs, ready.options), Form::kList)
-      .divide(std::move(ready.division));
+  return Call(hvd::grouped_reducescatter_async(ready.inputs, ready.options), Form::kList);
 }
 
 Call allgather_async(const Tensor& tensor, const std::string& name, const ProcessSet& set) {
-  return Call(hvd::allgather_async(plain(tensor), {name, set}), Form::kTensor);
+  return names_in_use.use("allgather", name, set, [&] {
+    return Call(hvd::allgather_async(plain(tensor), {name, set}), Form::kTensor);
+  });
 }
 
 Call grouped_allgather_async(const std::vector<Tensor>& tensors, const std::string& name,
                              const ProcessSet& set) {
-  return Call(hvd::grouped_allgather_async(plain_list(tensors), {name, set}), Form::kList);
+  return names_in_use.use("allgather", name, set, [&] {
+    return Call(hvd::grouped_allgather_async(plain_list(tensors), {name, set}), Form::kList);
+  });
 }
 
 Call broadcast_async(const Tensor& tensor, int root_rank, const std::string& name,
                      const ProcessSet& set) {
-  return Call(hvd::broadcast_async(plain(tensor), root_rank, {name, set}), Form::kTensor);
+  return names_in_use.use("broadcast", name, set, [&] {
+    return Call(hvd::broadcast_async(plain(tensor), root_rank, {name, set}), Form::kTensor);
+  });
 }
 
 Call broadcast_async_in_place(const Tensor& tensor, int root_rank, const std::string& name,
                               const ProcessSet& set) {
   refuse_transform(tensor);
-  return Call(hvd::broadcast_async_(tensor, root_rank, {name, set}), Form::kTensor);
+  return names_in_use.use("broadcast", name, set, [&] {
+    return Call(hvd::broadcast_async_(tensor, root_rank, {name, set}), Form::kTensor);
+  });
 }
 
 /// Without splits Horovod returns the rows alone.
 Call alltoall_async(const Tensor& tensor, const std::optional<Tensor>& splits,
                     const std::string& name, const ProcessSet& set) {
   const Tensor own = splits ? splits->cpu() : Tensor();
-  return Call(hvd::alltoall_async(plain(tensor), own, {name, set}),
-              splits ? Form::kRowsAndSplits : Form::kRows)
-      .like(splits);
+  return names_in_use.use("alltoall", name, set, [&] {
+    return Call(hvd::alltoall_async(plain(tensor), own, {name, set}),
+                splits ? Form::kRowsAndSplits : Form::kRows)
+        .like(splits);
+  });
 }
 
-void add_reduction(py::module_& module, const char* name,
+void add_reduction(py::module_& module, const char* name, const char* operation,
                    Call (*start)(const Tensor&, const Reduction&)) {
   module.def(
       name,
-      [start](const Tensor& tensor, std::string label, int op, double prescale, double postscale,
-              const ProcessSet& set) {
-        return start(tensor, {std::move(label), op, prescale, postscale, set});
+      [start, operation](const Tensor& tensor, const std::string& label, int op, double prescale,
+                         double postscale, const ProcessSet& set) {
+        return names_in_use.use(operation, label, set, [&] {
+          return start(tensor, {label, op, prescale, postscale, set});
+        });
       },
       py::arg("tensor"), py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),
       py::arg("process_set"), Unlocked());
@@ -348,13 +351,15 @@ void add_blocking_reduction(py::module_& module, const char* name,
       py::arg("process_set"), Unlocked());
 }
 
-void add_grouped_reduction(py::module_& module, const char* name,
+void add_grouped_reduction(py::module_& module, const char* name, const char* operation,
                            Call (*start)(const std::vector<Tensor>&, const Reduction&)) {
   module.def(
       name,
-      [start](const std::vector<Tensor>& tensors, std::string label, int op, double prescale,
-              double postscale, const ProcessSet& set) {
-        return start(tensors, {std::move(label), op, prescale, postscale, set});
+      [start, operation](const std::vector<Tensor>& tensors, const std::string& label, int op,
+                         double prescale, double postscale, const ProcessSet& set) {
+        return names_in_use.use(operation, label, set, [&] {
+          return start(tensors, {label, op, prescale, postscale, set});
+        });
       },
       py::arg("tensors"), py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),
       py::arg("process_set"), Unlocked());
@@ -363,13 +368,15 @@ void add_grouped_reduction(py::module_& module, const char* name,
 void add_reductions(py::module_& module) {
   add_blocking_reduction(module, "allreduce", &allreduce);
   add_blocking_reduction(module, "allreduce_", &allreduce_in_place);
-  add_reduction(module, "allreduce_async", &allreduce_async);
-  add_reduction(module, "allreduce_async_", &allreduce_async_in_place);
-  add_reduction(module, "sparse_allreduce_async", &sparse_allreduce_async);
-  add_reduction(module, "reducescatter_async", &reducescatter_async);
-  add_grouped_reduction(module, "grouped_allreduce_async", &grouped_allreduce_async);
-  add_grouped_reduction(module, "grouped_allreduce_async_", &grouped_allreduce_async_in_place);
-  add_grouped_reduction(module, "grouped_reducescatter_async", &grouped_reducescatter_async);
+  add_reduction(module, "allreduce_async", "allreduce", &allreduce_async);
+  add_reduction(module, "allreduce_async_", "allreduce", &allreduce_async_in_place);
+  add_reduction(module, "sparse_allreduce_async", "sparse_allreduce", &sparse_allreduce_async);
+  add_reduction(module, "reducescatter_async", "reducescatter", &reducescatter_async);
+  add_grouped_reduction(module, "grouped_allreduce_async", "allreduce", &grouped_allreduce_async);
+  add_grouped_reduction(module, "grouped_allreduce_async_", "allreduce",
+                        &grouped_allreduce_async_in_place);
+  add_grouped_reduction(module, "grouped_reducescatter_async", "reducescatter",
+                        &grouped_reducescatter_async);
 }
 
 void add_exchanges(py::module_& module) {
@@ -443,8 +450,11 @@ void add_state(py::module_& module) {
 
 }  // namespace
 
+void end_wait() noexcept { names_in_use.end_wait(); }
+
 void leave_job() {
   hvd::shutdown();
+  end_wait();
   ++jobs_left;
 }
 

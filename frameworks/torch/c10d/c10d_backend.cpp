@@ -16,6 +16,7 @@
 #include "hvd/hvd.h"
 #include "hvd/memory.h"
 #include "tensors/tensor_adapter.h"
+#include "tensors/waits.h"
 
 // The life of a group, and the calls without tensors. The collectives are in reductions.cpp and
 // moves.cpp, send and recv in messages.cpp.

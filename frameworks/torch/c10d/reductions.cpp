@@ -64,7 +64,7 @@ hvd::AllreduceOptions reduction_of(const c10d::ReduceOp& op, const ProcessSet& s
 }
 
 bool adds(const hvd::AllreduceOptions& options) {
-  return options.op == ReduceOp::kSum || options.op == ReduceOp::kAverage;
+  return options.op == ReduceOp::kSum || is_average(options.op);
 }
 
 /// A vector whose complex numbers are pairs of real ones.

@@ -12,6 +12,7 @@
 #include "base/text.h"
 #include "hvd/error.h"
 #include "hvd/torch/c10d_backend.h"
+#include "tensors/waits.h"
 
 namespace hvd {
 namespace libtorch {
@@ -20,10 +21,8 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kSlice(100);
 /// How long a wait that has timed out asks other ranks what it waits for.
 constexpr milliseconds kReplyLimit(300);
-std::atomic<void (*)()> wait_check = nullptr;
 std::atomic<void (*)() noexcept> return_check = nullptr;
 
 /// After the timeout of an operation the error of the runtime may still arrive, which names the
@@ -52,16 +51,6 @@ std::exception_ptr torch_error(const std::exception_ptr& error) {
     return backend_error(text(what.starts_with("hvd::") ? "" : "hvd: ", what));
   } catch (...) {
     return error;
-  }
-}
-
-bool wait_in_slices(const Handle& handle, steady_clock::time_point deadline) {
-  for (;;) {
-    const auto left = deadline - steady_clock::now();
-    if (handle.wait_for(std::clamp<steady_clock::duration>(left, milliseconds(0), kSlice)))
-      return true;
-    if (left <= milliseconds(0)) return false;
-    if (const auto check = wait_check.load()) check();
   }
 }
 
@@ -171,7 +160,6 @@ void PendingWork::complete_future() {
 
 }  // namespace libtorch
 
-void set_wait_check(void (*check)()) noexcept { libtorch::wait_check = check; }
 void set_return_check(void (*check)() noexcept) noexcept { libtorch::return_check = check; }
 
 }  // namespace hvd

@@ -30,10 +30,6 @@ auto with_torch_errors(const Function& function) {
   }
 }
 
-/// Waits for an operation until the deadline, in slices between which the function of
-/// set_wait_check() runs. @return whether the operation is done @throws what that function throws
-bool wait_in_slices(const Handle& handle, std::chrono::steady_clock::time_point deadline);
-
 /// Runs the function of set_return_check().
 void check_return() noexcept;
 

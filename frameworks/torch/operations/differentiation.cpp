@@ -54,7 +54,7 @@ AllreduceOptions with_name(AllreduceOptions options, std::string name) {
 
 /// The factor of each rank's contribution to a linear reduction.
 double factor_of(const AllreduceOptions& options) {
-  const double divisor = options.op == ReduceOp::kAverage ? options.process_set.size() : 1;
+  const double divisor = is_average(options.op) ? options.process_set.size() : 1;
   return options.prescale_factor * options.postscale_factor / divisor;
 }
 
@@ -81,7 +81,7 @@ std::string backward_name(const std::string& name) { return derived_name(name, "
 
 void check_differentiable(const torch::Tensor& tensor, const AllreduceOptions& options,
                           std::string_view operation) {
-  if (options.op == ReduceOp::kSum || options.op == ReduceOp::kAverage) return;
+  if (options.op == ReduceOp::kSum || is_average(options.op)) return;
   if (!differentiates(tensor)) return;
   throw UsageError(Label{operation, options.name}.str() + ": " +
                    std::string(to_string(options.op)) +

@@ -182,7 +182,7 @@ void check_target(const torch::Tensor& tensor, const torch::Tensor& target, Elem
 void check_reduction(const torch::Tensor& tensor, const torch::Tensor& target,
                      const AllreduceOptions& options, const Label& label) {
   check_target(tensor, target, Elements::kAddable, label);
-  if (tensor.is_complex() && options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
+  if (tensor.is_complex() && options.op != ReduceOp::kSum && !is_average(options.op)) {
     throw UsageError(label.str() + ": op: expected sum or average of complex numbers, got " +
                      std::string(to_string(options.op)));
   }
@@ -389,7 +389,7 @@ OperationTask reducescatter_task(const torch::Tensor& tensor, const AllreduceOpt
                                  std::string name, const torch::Tensor& target) {
   const Label label{"reducescatter", name};
   check_tensor(tensor, label);
-  if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
+  if (options.op != ReduceOp::kSum && !is_average(options.op)) {
     throw UsageError(label.str() + ": op: expected sum or average, got " +
                      std::string(to_string(options.op)));
   }

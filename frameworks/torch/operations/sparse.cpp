@@ -21,13 +21,13 @@ torch::ScalarType check_sparse(const torch::Tensor& coo, const AllreduceOptions&
                      c10::str(coo.layout()) + "; use allreduce or convert it with to_sparse()");
   }
   check_tensor(coo.detach()._values(), label);
-  if (options.op != ReduceOp::kSum && options.op != ReduceOp::kAverage) {
+  if (options.op != ReduceOp::kSum && !is_average(options.op)) {
     throw UsageError(label.str() + ": op: expected sum or average, got " +
                      std::string(to_string(options.op)) +
                      "; make the tensor dense with to_dense() (an optimizer: sparse_as_dense)");
   }
-  const bool scaled = options.op == ReduceOp::kAverage || options.prescale_factor != 1 ||
-                      options.postscale_factor != 1;
+  const bool scaled =
+      is_average(options.op) || options.prescale_factor != 1 || options.postscale_factor != 1;
   if (coo.scalar_type() == torch::kBool && scaled) {
     throw UsageError(label.str() + ": bool can neither be averaged nor scaled; use a sum (or)");
   }
@@ -98,12 +98,13 @@ torch::Tensor SparseReduction::result() const {
   const std::vector<std::int64_t> shape = common_shape(shapes);
   const torch::Tensor sum = torch::sparse_coo_tensor(indices, values, shape).coalesce();
   torch::Tensor reduced = sum._values();
-  const std::int64_t contributors = shapes.size(0);
-  const bool average = options_.op == ReduceOp::kAverage;
+  const bool average = is_average(options_.op);
+  const std::int64_t count =
+      options_.op == ReduceOp::kAverageOfSet ? options_.process_set.size() : shapes.size(0);
   if (average && !c10::isFloatingType(type_) && options_.postscale_factor == 1) {
-    reduced = reduced.div(contributors, "trunc");
+    reduced = reduced.div(count, "trunc");
   } else {
-    const double divisor = average ? static_cast<double>(contributors) : 1;
+    const double divisor = average ? static_cast<double>(count) : 1;
     reduced = scaled(reduced, options_.postscale_factor / divisor);
   }
   return torch::_sparse_coo_tensor_unsafe(sum._indices(), reduced.to(type_), shape)

@@ -8,6 +8,7 @@
 
 #include "base/text.h"
 #include "hvd/error.h"
+#include "hvd/torch/handle.h"
 #include "hvd/torch/operations.h"
 #include "operations/agreement.h"
 #include "reducer/reduced_parameter.h"
@@ -174,6 +175,10 @@ void GradientExchange::read_flags() {
   flags_.read();
   weights_.read(
       [this](std::size_t i) { return flags_.value(parameters_.size() + kCheckFlags + i); });
+}
+
+void GradientExchange::wait_with_check() const {
+  for (const Operation& operation : operations_) hvd::wait_with_check(operation);
 }
 
 void GradientExchange::wait() const {

@@ -103,6 +103,8 @@ class GradientExchange {
   /// submits the same set.
   void submit_rest();
 
+  /// Waits as hvd::wait_with_check().
+  void wait_with_check() const;
   void wait() const;
   /// @pre wait()
   bool succeeded() const;

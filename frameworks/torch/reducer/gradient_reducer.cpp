@@ -275,8 +275,12 @@ bool GradientReducer::was_reset() const { return witness_ && parameters_[*witnes
 void GradientReducer::synchronize() {
   if (readiness_.reduced()) return;
   dropped_in_a_row_ = 0;
+  bool interruptible = false;
   try {
     submit_rest();
+    interruptible = true;
+    exchange_.wait_with_check();
+    interruptible = false;
     exchange_.wait();
     raise_if_nonfinite();
     // This call and check_parameters() are collective, so they precede errors that only this rank
@@ -290,6 +294,7 @@ void GradientReducer::synchronize() {
     warn_without_gradients();
     exchange_.complete();
   } catch (...) {
+    if (interruptible) throw;  // the operations go on, and another call waits for them
     exchange_.wait();
     exchange_.drop_results();
     end_cycle();

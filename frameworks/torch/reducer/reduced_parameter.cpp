@@ -16,20 +16,15 @@
 
 namespace hvd::libtorch {
 
-std::pair<ReduceOp, double> arithmetic_of(const GradientReduction& how, bool floating) {
-  if (how.op != ReduceOp::kAverage || !how.divide_by_size || !floating)
-    return {how.op, how.postscale};
-  return {ReduceOp::kSum, how.postscale / how.process_set.size()};
+ReduceOp op_of(const GradientReduction& how) {
+  return how.op == ReduceOp::kAverage && how.divide_by_size ? ReduceOp::kAverageOfSet : how.op;
 }
 
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory) {
-  const bool floating = memory.dtype == DataType::kFloat16 || memory.dtype == DataType::kBFloat16 ||
-                        memory.dtype == DataType::kFloat32 || memory.dtype == DataType::kFloat64;
-  const auto [op, postscale] = arithmetic_of(how, floating);
   Submission submission;
   submission.name = std::move(name);
   submission.parameters =
-      Allreduce{op, how.prescale, postscale,
+      Allreduce{op_of(how), how.prescale, how.postscale,
                 memory.dtype == DataType::kFloat32 ? how.compression : Compression::kNone};
   submission.input = submission.output = std::move(memory);
   submission.process_set = how.process_set.id();
@@ -39,7 +34,7 @@ Submission reduction_in_place(std::string name, const GradientReduction& how, Te
 Submission scatter_in_place(std::string name, const GradientReduction& how, TensorView memory) {
   Submission submission;
   submission.name = std::move(name);
-  submission.parameters = Reducescatter{how.op, how.prescale, how.postscale};
+  submission.parameters = Reducescatter{op_of(how), how.prescale, how.postscale};
   submission.output = memory;
   submission.output.count =
       rows_of_member(memory.count, how.process_set.size(), how.process_set.rank());
@@ -379,13 +374,12 @@ std::vector<Submission> ReducedParameter::prepare_sparse(const GradientReduction
                       : torch::_sparse_coo_tensor_with_dims(
                             *agreed_, parameter_.dim() - *agreed_, parameter_.sizes(),
                             parameter_.options().layout(torch::kSparse).requires_grad(false));
-  const auto [op, postscale] = arithmetic_of(how, coo.is_floating_point());
   sparse_ = std::make_shared<SparseReduction>(
       sent_factor() == 1 || !sent_.defined() ? coo : coo * sent_factor(),
       AllreduceOptions{.name = label_,
-                       .op = op,
+                       .op = op_of(how),
                        .prescale_factor = how.prescale,
-                       .postscale_factor = postscale,
+                       .postscale_factor = how.postscale,
                        .compression = how.compression,
                        .process_set = how.process_set});
   return sparse_->take_submissions();

@@ -57,9 +57,8 @@ struct GradientReduction {
   GradientHook hook = {};
 };
 
-/// The operation and the postscale of a submission for elements of that type: an average that
-/// divides by the size of the set is a sum with a factor.
-std::pair<ReduceOp, double> arithmetic_of(const GradientReduction& how, bool floating);
+/// The operation of a submission.
+ReduceOp op_of(const GradientReduction& how);
 
 /// A copy of fewer bytes into a common buffer costs less than another call of the backend.
 inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;

@@ -37,7 +37,7 @@ void refuse_result(const torch::Tensor& tensor, std::size_t index) {
 /// Waits for all handles and then throws the first error, so that no tensor is in use when it
 /// returns or throws.
 void wait_for(const std::vector<Operation>& operations) {
-  for (const Operation& operation : operations) operation.wait();
+  for (const Operation& operation : operations) wait_with_check(operation);
   for (const Operation& operation : operations) libtorch::current_stream_waits(operation);
   for (const Operation& operation : operations) operation.status().raise_if_error();
 }
@@ -137,7 +137,7 @@ void all_reduce(const std::vector<torch::Tensor>& parameters, ReduceOp op,
                      "itself, such as a loss, use hvd::allreduce()");
   }
   libtorch::GradientReduction flags_how = how;
-  if (op != ReduceOp::kSum && op != ReduceOp::kAverage) flags_how.op = ReduceOp::kMax;
+  if (op != ReduceOp::kSum && !is_average(op)) flags_how.op = ReduceOp::kMax;
   libtorch::UsedFlags flags;
   submissions.push_back(flags.prepare(flags_how, reduced.front().tensor(), reduced.size(),
                                       [&](std::size_t i) { return reduced[i].has_gradient(); }));

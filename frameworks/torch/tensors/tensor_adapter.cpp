@@ -205,7 +205,7 @@ std::string PendingResult::describe_wait(std::chrono::nanoseconds limit) const {
 std::vector<torch::Tensor> PendingResult::wait() {
   // Waits for all operations before it throws the first error, so that the tensors of a group are
   // no longer in use when wait() returns.
-  for (const Operation& operation : operations_) operation.wait();
+  for (const Operation& operation : operations_) wait_with_check(operation);
   for (const Operation& operation : operations_) operation.status().raise_if_error();
   return results_.withLock([this](Results& results) {
     if (!results.finished) finish(results);

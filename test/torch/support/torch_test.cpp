@@ -42,7 +42,7 @@ torch::Tensor reference_reduce(const std::vector<torch::Tensor>& inputs, ReduceO
     }
   }
   const auto count = static_cast<std::int64_t>(inputs.size());
-  if (op == ReduceOp::kAverage) {
+  if (is_average(op)) {
     result = c10::isFloatingType(type) ? result / count : result.div(count, "trunc");
   }
   return result.to(type);

@@ -196,6 +196,10 @@ TEST_F(HostStagingTest, AnAbsentRankContributesNeutralValues) {
     EXPECT_EQ(staged.collective.scale.divisor, 1) << "of those that are there";
     unstage(batch);
   }
+  asked.op = ReduceOp::kAverageOfSet;
+  const Batch batch = absent(asked);
+  EXPECT_EQ(stage(batch).collective.scale.divisor, 2);
+  unstage(batch);
   EXPECT_EQ(pool_.free_buffers(), 1U);
 }
 

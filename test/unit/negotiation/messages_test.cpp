@@ -140,7 +140,8 @@ TEST(Messages, NumbersOnTheWireArePinned) {
   EXPECT_EQ(static_cast<int>(ReduceOp::kSum), 1);
   EXPECT_EQ(static_cast<int>(ReduceOp::kAdasum), 5);
   EXPECT_EQ(static_cast<int>(ReduceOp::kBitAnd), 6);
-  EXPECT_EQ(static_cast<int>(ReduceOp::kBitXor), kReduceOpCount - 1);
+  EXPECT_EQ(static_cast<int>(ReduceOp::kBitXor), 8);
+  EXPECT_EQ(static_cast<int>(ReduceOp::kAverageOfSet), kReduceOpCount - 1);
   EXPECT_EQ(static_cast<int>(DataType::kFloat16), 6);
   EXPECT_EQ(static_cast<int>(DataType::kFloat64), kDataTypeCount - 1);
   EXPECT_EQ(static_cast<int>(Compression::kFloat16), 1);
@@ -287,7 +288,7 @@ TEST(Messages, OutOfRangeValuesAreRefused) {
   EXPECT_THAT(failure(request("80 0161 00 01 08 00 00 01 05")),
               HasSubstr("in sequence, but named, got 128"));
   EXPECT_THAT(failure(request("00 0161 0c 01 08 00 00 01 05")), HasSubstr("kind at byte"));
-  EXPECT_THAT(failure(request("00 0161 00 09 08 00 00 01 05")), HasSubstr("op at byte"));
+  EXPECT_THAT(failure(request("00 0161 00 0a 08 00 00 01 05")), HasSubstr("op at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 0a 00 00 01 05")), HasSubstr("dtype at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 08 02 00 01 05")), HasSubstr("device at byte"));
   EXPECT_THAT(failure(request("00 0161 00 01 08 00 8080808008 01 05")),

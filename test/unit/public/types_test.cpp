@@ -29,8 +29,8 @@ TEST(Types, SizeAndNameOfEveryDataType) {
 }
 
 TEST(Types, NamesOfOperations) {
-  const char* const ops[] = {"average", "sum",     "min",    "max",    "product",
-                             "adasum",  "bit_and", "bit_or", "bit_xor"};
+  const char* const ops[] = {"average", "sum",     "min",    "max",     "product",
+                             "adasum",  "bit_and", "bit_or", "bit_xor", "average_of_set"};
   ASSERT_EQ(std::size(ops), static_cast<std::size_t>(kReduceOpCount));
   for (int i = 0; i < kReduceOpCount; ++i) {
     EXPECT_EQ(to_string(static_cast<ReduceOp>(i)), ops[i]);

@@ -201,10 +201,10 @@ typedef enum hvd_dtype {
   HVD_DTYPE_FLOAT64 = 9
 } hvd_dtype_t;
 
-/// An average divides by the number of ranks that contribute; on integers it truncates toward zero.
-/// On bool a sum or maximum is a logical or, a product or minimum a logical and, and an average is
-/// HVD_ERROR_USAGE. Adasum: allreduce and reduce of floating types. The bitwise operations are for
-/// integers and bool, without factors.
+/// An average divides by the number of ranks that contribute, and an average of the set by the size
+/// of the process set; on integers both truncate toward zero. On bool a sum or maximum is a logical
+/// or, a product or minimum a logical and, and an average is HVD_ERROR_USAGE. Adasum: allreduce and
+/// reduce of floating types. The bitwise operations are for integers and bool, without factors.
 typedef enum hvd_reduce_op {
   HVD_OP_AVERAGE = 0,
   HVD_OP_SUM = 1,
@@ -214,7 +214,8 @@ typedef enum hvd_reduce_op {
   HVD_OP_ADASUM = 5,
   HVD_OP_BIT_AND = 6,
   HVD_OP_BIT_OR = 7,
-  HVD_OP_BIT_XOR = 8
+  HVD_OP_BIT_XOR = 8,
+  HVD_OP_AVERAGE_OF_SET = 9
 } hvd_reduce_op_t;
 
 /// The 16-bit type to which float32 elements are cast for the transfer.

@@ -157,11 +157,6 @@ class C10dBackend final : public c10d::Backend {
 /// Thread-safe; takes Python's lock.
 std::string flight_record();
 
-/// A function that waits of c10d::Work call about ten times a second on the waiting thread. It may
-/// throw, which ends the wait but not the operation; Python's adapter raises KeyboardInterrupt so.
-/// Null: no function. Thread-safe.
-void set_wait_check(void (*check)()) noexcept;
-
 /// A function that a thread calls before it returns from a call of C10dBackend or from a wait of
 /// c10d::Work, and before it runs the callbacks of a future. It may block for ever: so Python's
 /// adapter stops threads when the interpreter ends, because they cannot take its lock any more.

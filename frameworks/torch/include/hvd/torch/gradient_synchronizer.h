@@ -76,8 +76,8 @@ struct DistributedOptimizerOptions {
   /// bucket.
   std::int64_t bucket_bytes = 0;
   ProcessSet process_set = {};
-  /// Divides an average of floating-point gradients by the size of the set. Otherwise the divisor
-  /// is the number of ranks that contribute, which is smaller while a rank has joined.
+  /// Divides an average by the size of the set. Otherwise the divisor is the number of ranks that
+  /// contribute, which is smaller while a rank has joined.
   bool divide_by_size = false;
   /// kAdasum only: combines the changes of the parameters instead of the gradients, as Horovod
   /// does. Every rank updates by its own gradients, which are not reduced; step() then adds the

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "hvd/collectives.h"
+
 namespace hvd {
 
 namespace libtorch {
@@ -50,6 +52,15 @@ class Handle {
  private:
   std::shared_ptr<libtorch::PendingResult> result_;
 };
+
+/// A function that waits for tensors call about ten times a second on the waiting thread, unless it
+/// is a BackgroundThread: Handle::wait(), calls that block, wait_with_check(), and waits of
+/// c10d::Work. It may throw, which ends the wait but not the operation; Python's adapter raises
+/// KeyboardInterrupt so. Null: no function. Thread-safe.
+void set_wait_check(void (*check)()) noexcept;
+
+/// Waits until the operation is done. @throws what the function of set_wait_check() throws
+void wait_with_check(const Operation& operation);
 
 /// @}
 

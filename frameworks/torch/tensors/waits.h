@@ -1,0 +1,13 @@
+#pragma once
+
+#include <chrono>
+
+#include "hvd/torch/handle.h"
+
+namespace hvd::libtorch {
+
+/// Waits for an operation until the deadline, in slices between which the function of
+/// set_wait_check() runs. @return whether the operation is done @throws what that function throws
+bool wait_in_slices(const Handle& handle, std::chrono::steady_clock::time_point deadline);
+
+}  // namespace hvd::libtorch
