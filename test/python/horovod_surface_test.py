@@ -186,6 +186,18 @@ def test_horovods_variables():
     assert settings(HVD_STALL_WARNING="3", HOROVOD_STALL_CHECK_TIME_SECONDS="7") == ["3", "None", "None"]
 
 
+def test_ignored_variables_are_logged():
+    def logged(level):
+        done = subprocess.run([sys.executable, "-c", "import hvd.torch as hvd; hvd.init(); hvd.init()"], capture_output=True, text=True,
+                              timeout=60, env={**os.environ, "HVD_LOG_LEVEL": level, "HOROVOD_CYCLE_TIME": "3",
+                                               "HOROVOD_AUTOTUNE": "1", "HOROVOD_FUSION_THRESHOLD": "1048576"})
+        assert done.returncode == 0, done.stderr
+        return [line for line in done.stderr.splitlines() if line.startswith("hvd.torch")]
+
+    assert logged("info") == ["hvd.torch, rank 0: ignored: HOROVOD_AUTOTUNE, HOROVOD_CYCLE_TIME"]
+    assert logged("warning") == []
+
+
 @pytest.mark.parametrize("name", ("mpi_threads_supported", "rank", "is_homogeneous"))
 def test_queries_before_init(name):
     code = f"import hvd.torch as hvd\ntry: hvd.{name}()\nexcept ValueError as error: print(type(error).__name__)"

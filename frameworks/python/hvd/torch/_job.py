@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import collections.abc
 import os
+import sys
 import typing
 
 from .. import _loader
@@ -34,6 +35,7 @@ def init(comm: collections.abc.Sequence[int] | None = None,
         _sets._end_job()
         _translate_environment()
         _native.init()
+        _report_ignored()
     if comm is not None and sorted(comm) not in ([], list(range(size()))):
         raise UsageError(f"init: comm: expected None or the list of all {size()} ranks, got {list(comm)}; use process_sets for "
                          "some of the ranks")
@@ -54,6 +56,24 @@ def _translate_environment() -> None:
             given.setdefault(own, given[name])
     if given.get("HOROVOD_TIMELINE", "").upper() == "DYNAMIC":  # none before start_timeline()
         del given["HOROVOD_TIMELINE"]
+
+
+# Variables of Horovod 0.28.1 that have no counterpart.
+_IGNORED = frozenset(f"HOROVOD_{name}" for name in (
+    "ADASUM_MPI_CHUNK_SIZE ALLTOALL_ALGORITHM AUTOTUNE AUTOTUNE_BAYES_OPT_MAX_SAMPLES AUTOTUNE_GAUSSIAN_PROCESS_NOISE AUTOTUNE_LOG "
+    "AUTOTUNE_STEPS_PER_SAMPLE AUTOTUNE_WARMUP_SAMPLES BATCH_D2D_MEMCOPIES CCL_BGT_AFFINITY CCL_CACHE CONTROLLER CPU_OPERATIONS "
+    "CYCLE_TIME DISABLE_GROUP_FUSION DISABLE_NVTX_RANGES DYNAMIC_PROCESS_SETS ELASTIC ENABLE_ASYNC_COMPLETION ENABLE_XLA_OPS "
+    "GLOO_IFACE GLOO_RENDEZVOUS_ADDR GLOO_RENDEZVOUS_PORT GLOO_TIMEOUT_SECONDS GPU_OPERATIONS HIERARCHICAL_ALLGATHER "
+    "HIERARCHICAL_ALLREDUCE LOG_HIDE_TIME LOG_TIMESTAMP MLSL_BGT_AFFINITY MPI_THREADS_DISABLE NUM_NCCL_STREAMS "
+    "REDUCESCATTER_ALGORITHM TIMELINE_MARK_CYCLES THREAD_AFFINITY TORUS_ALLREDUCE").split())
+
+
+def _report_ignored() -> None:
+    """Writes one line at the log level info."""
+    ignored = sorted(_IGNORED.intersection(os.environ))
+    level = os.environ.get("HVD_LOG_LEVEL") or os.environ.get("HOROVOD_LOG_LEVEL") or ""
+    if ignored and level.lower() in ("trace", "debug", "info"):
+        print(f"hvd.torch, rank {rank()}: ignored: {', '.join(ignored)}", file=sys.stderr)
 
 
 def _chosen_sets(process_sets: typing.Any) -> list[typing.Any]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import collections.abc
 import contextlib
+import gc
 import itertools
 import typing
 import warnings
+import weakref
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .. import _loader
 from ..errors import UsageError
@@ -24,6 +27,8 @@ _NATIVE_COMPRESSIONS = {NoneCompressor: 0, FP16Compressor: 1, BF16Compressor: 2}
 _adasum_names = itertools.count()
 _classes: dict[type, type] = {}
 _Named = list[tuple[str, torch.Tensor]]
+# Which optimizer reduces the gradient of a parameter, by weak references.
+_owners: typing.Any = WeakIdKeyDictionary()
 
 
 class _Distribution:
@@ -33,6 +38,9 @@ class _Distribution:
         self.op, self.process_set, self.compression = op, process_set, compression
         self.sparse_as_dense = sparse_as_dense
         self.gradients: typing.Any = None  # None: this rank steps alone
+        self.make_gradients: typing.Any = None  # makes them for a list of names and parameters
+        self.known: dict[torch.Tensor, str] = {}  # the names that the program has given
+        self.accumulating = 0  # contexts of no_sync()
         self.adasum_name: str | None = None
         self.synchronized = False  # by a call of synchronize() since the last step()
         self.skips = 0
@@ -114,10 +122,12 @@ class _Distributed:
             yield
             return
         gradients.accumulate(True)
+        self._hvd.accumulating += 1
         try:
             yield
         finally:
             gradients.accumulate(False)
+            self._hvd.accumulating -= 1
 
     def set_backward_passes_per_step(self, passes: int) -> None:
         """The number of backward passes whose gradients add up before they are reduced."""
@@ -185,11 +195,25 @@ class _Distributed:
         super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, typing.Any]) -> None:
-        """Refused: the gradients of the group would not be reduced."""
-        if self._hvd is not None:
-            raise UsageError("add_param_group: expected a call before hvd.DistributedOptimizer(), got one after it, so that the "
-                             "gradients of the group would not be reduced")
+        """As the wrapped optimizer's. Every rank of the set calls it between the same steps, with the same parameters, which get
+        the names that `named_parameters` has for them. Raises UsageError while gradients are being reduced."""
+        hvd = self._hvd
+        if hvd is None or hvd.make_gradients is None:
+            super().add_param_group(param_group)
+            return
+        if hvd.gradients.in_flight() or hvd.accumulating:
+            raise UsageError("add_param_group: expected a call after step() and outside of no_sync(), got one while gradients are "
+                             "being reduced or accumulated")
         super().add_param_group(param_group)
+        names = self._parameter_names
+        added = [parameter for parameter in _parameters_of(self) if parameter not in names]
+        _refuse_owned(added)
+        for parameter in added:
+            names[parameter] = hvd.known.get(parameter, f"added.{len(names)}")
+        hvd.gradients = None  # its hooks are removed before there are others
+        hvd.gradients = hvd.make_gradients([(names[parameter], parameter) for parameter in dict.fromkeys(_parameters_of(self))],
+                                           self.backward_passes_per_step)
+        _own(_parameters_of(self), hvd.gradients)
 
     def __reduce_ex__(self, protocol: typing.Any) -> tuple[typing.Any, ...]:
         return _bare, (type(self).__mro__[2],), self.__getstate__()
@@ -213,11 +237,12 @@ def _check_passes(passes: int) -> None:
         raise UsageError(f"backward_passes_per_step: expected at least 1, got {passes!r}")
 
 
-def _names_for(optimizer: torch.optim.Optimizer, named_parameters: typing.Any) -> _Named:
-    """The optimizer's parameters, each once, with their names. Raises UsageError."""
+def _names_for(optimizer: torch.optim.Optimizer, named_parameters: typing.Any) -> tuple[_Named, dict[torch.Tensor, str]]:
+    """The optimizer's parameters, each once, with their names, and the name of every parameter that the program has given.
+    Raises UsageError."""
     own = list(dict.fromkeys(_parameters_of(optimizer)))
     if named_parameters is None:
-        return [(f"allreduce.noname.{index}", parameter) for index, parameter in enumerate(own)]
+        return [(f"allreduce.noname.{index}", parameter) for index, parameter in enumerate(own)], {}
     named = list(named_parameters.items() if isinstance(named_parameters, collections.abc.Mapping) else named_parameters)
     if any(not isinstance(item, tuple) or len(item) != 2 for item in named):
         raise UsageError("named_parameters: expected pairs of a name and a parameter, as model.named_parameters() returns them")
@@ -232,7 +257,7 @@ def _names_for(optimizer: torch.optim.Optimizer, named_parameters: typing.Any) -
         if parameter not in known:
             raise UsageError(f"named_parameters: expected a name for every parameter of the optimizer, got none for parameter "
                              f"{index} of shape {list(parameter.shape)}")
-    return [(known[parameter], parameter) for parameter in own]
+    return [(known[parameter], parameter) for parameter in own], known
 
 
 def _groups_for(groups: typing.Any, named: _Named) -> list[list[str]]:
@@ -259,6 +284,31 @@ def _groups_for(groups: typing.Any, named: _Named) -> list[list[str]]:
             raise UsageError(f"groups: expected each parameter once, got '{names[parameter]}' twice")
         seen.add(parameter)
     return [[names[parameter] for parameter in group if parameter.requires_grad] for group in groups]
+
+
+def _refuse_owned(parameters: collections.abc.Iterable[torch.Tensor]) -> None:
+    """Raises UsageError for a parameter whose gradient another optimizer reduces."""
+    def owned() -> list[torch.Tensor]:
+        found = []
+        for parameter in parameters:
+            owner = _owners.get(parameter)
+            if owner is not None and owner() is not None:
+                found.append(parameter)
+        return found
+
+    parameters = list(parameters)
+    if owned():
+        gc.collect()  # an optimizer that the program has dropped may be in a cycle, as schedulers make them
+    twice = owned()
+    if twice:
+        raise UsageError(f"DistributedOptimizer: expected parameters that no other one has, got a parameter of shape "
+                         f"{list(twice[0].shape)} whose gradient would be reduced twice; delete the other optimizer first")
+
+
+def _own(parameters: collections.abc.Iterable[torch.Tensor], gradients: typing.Any) -> None:
+    owner = weakref.ref(gradients)
+    for parameter in parameters:
+        _owners[parameter] = owner
 
 
 def _check(optimizer: typing.Any, op: int, predivide: float, passes: int) -> None:
@@ -288,7 +338,7 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: typ
     if num_groups:
         warnings.warn("Parameter `num_groups` has been replaced by `groups`", DeprecationWarning, stacklevel=2)
         groups = num_groups if groups is None else groups
-    named = _names_for(optimizer, named_parameters)
+    named, known = _names_for(optimizer, named_parameters)
     grouped = _groups_for(groups, named)
     native_set = _native_of(process_set)
     kind = _class_for(type(optimizer))
@@ -302,10 +352,16 @@ def DistributedOptimizer(optimizer: torch.optim.Optimizer, named_parameters: typ
         return result
     if op == Adasum:
         hvd.adasum_name = f"adasum{next(_adasum_names)}" if native_set.size() > 1 else None
-    elif compression in _NATIVE_COMPRESSIONS:
-        hvd.gradients = _native.make_gradients(named, op == Average, _NATIVE_COMPRESSIONS[compression], backward_passes_per_step,
-                                               gradient_predivide_factor, grouped, sparse_as_dense, gradient_as_bucket_view,
-                                               check_every, native_set)
-    else:
-        hvd.gradients = PythonGradients(named, op, compression, backward_passes_per_step, gradient_predivide_factor, process_set)
+        return result
+
+    def make_gradients(named: _Named, passes: int) -> typing.Any:
+        if compression not in _NATIVE_COMPRESSIONS:
+            return PythonGradients(named, op, compression, passes, gradient_predivide_factor, process_set)
+        return _native.make_gradients(named, op == Average, _NATIVE_COMPRESSIONS[compression], passes, gradient_predivide_factor,
+                                      grouped, sparse_as_dense, gradient_as_bucket_view, check_every, native_set)
+
+    _refuse_owned(parameter for _, parameter in named)
+    hvd.known, hvd.make_gradients = known, make_gradients
+    hvd.gradients = make_gradients(named, backward_passes_per_step)
+    _own((parameter for _, parameter in named), hvd.gradients)
     return result
