@@ -453,7 +453,7 @@ static void test_bad_submissions(void) {
   EXPECT_REFUSED(kind, 8, "kind is 8");
   EXPECT_REFUSED(kind, -1, "kind is -1");
   EXPECT_REFUSED(kind, 12, "kind is 12");
-  EXPECT_REFUSED(op, 9, "op is 9");
+  EXPECT_REFUSED(op, 10, "op is 10");
   EXPECT_REFUSED(dtype, 10, "dtype is 10");
   EXPECT_REFUSED(dtype, -1, "dtype is -1");
   EXPECT_REFUSED(compression, 3, "compression is 3");

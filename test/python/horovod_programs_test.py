@@ -184,7 +184,9 @@ def train(state):
     assert state.epoch == 5 and torch.equal(model.weight, before)
     assert list(sampler) == list(range(hvd.rank(), 10, 2))
     sampler.record_batch(0, 2)
+    assert sampler.processed_num == 2
     state.sync()
+    assert sampler.processed_num == 4
     assert list(sampler) == [4 + hvd.rank(), 6 + hvd.rank(), 8 + hvd.rank()], list(sampler)
     return "trained"
 

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """The campaign of kills: short jobs of Python programs over hvd, one for each seed, in which one rank fails.
 
-Usage: kill_campaign.py [--seeds N] [--first SEED] [--verbose] [--stacks]
+Usage: kill_campaign.py [--seeds N] [--first SEED] [--horovod] [--verbose] [--stacks]
 
 Each job has two to four ranks, started by `python -m hvd`, by torchrun or by hand, which run the program of kill_program.py. At a
 moment of it one rank is killed, stopped, raises, exits, leaves or hangs. Each other rank must raise DistBackendError in time with
-that rank's number and, after an exception, its text and place. No process and no file may remain.
+that rank's number and, after an exception, its text and place. No process and no file may remain. With --horovod the steps are
+calls of hvd.torch, which raise a HorovodInternalError; one of a lost rank has its number.
 """
 
 import argparse
@@ -29,6 +30,7 @@ import torch._dynamo  # noqa: F401  ranks that are started by hand are forked fr
 import kill_program
 
 STEPS = ("reduce", "move", "works", "messages", "objects", "barrier", "new_group", "train")
+HOROVOD_STEPS = ("hvd_reduce", "hvd_move", "hvd_train", "hvd_sets")
 FAULTS = {"kill": 30, "stop": 10, "raise": 14, "raise within": 6, "_exit": 10, "exit": 10, "leave": 8, "hang": 6, "none": 6}
 PEER_TIMEOUT = 3  # seconds until a stopped rank is lost
 TIMEOUT = 6  # seconds, of the groups
@@ -41,7 +43,7 @@ CALLBACK = "Got the following error when running the callback: DistBackendError:
 WORKER_LIMIT = 8  # seconds: data-loader workers look for their parent every 5 s
 
 
-def make_plan(seed):
+def make_plan(seed, horovod=False):
     """The plan of a seed depends on the seed alone."""
     numbers = random.Random(seed)
     way = numbers.choices(("file", "tcp", "store", "hvdrun", "torchrun"), (3, 3, 2, 2, 1))[0]
@@ -59,14 +61,19 @@ def make_plan(seed):
     if fault == "raise within":
         moment = numbers.randrange(len(steps))
         steps[moment] = "train"
+    if horovod:
+        steps = [numbers.choice(HOROVOD_STEPS) for _ in steps]
+        if fault == "raise within":
+            steps[moment] = "hvd_train"
+        workers = 0
     late = fault in ("kill", "stop", "_exit") and numbers.random() < 0.6
     during = int(numbers.uniform(0, numbers.choice((1000, 5000, 50000)))) if late else None
     after = numbers.choice(("raise", "exit", "destroy", "again"))
     if after == "again" and (way not in ("file", "tcp", "store") or fault in ("leave", "hang")):
         after = "destroy"
     return {"seed": seed, "way": way, "size": size, "fault": fault, "victim": numbers.randrange(size), "steps": steps,
-            "workers": workers, "moment": moment, "during_us": during, "thread": numbers.random() < 0.3, "after": after,
-            "code": numbers.choice((0, 3)), "timeout": TIMEOUT}
+            "workers": workers, "moment": moment, "during_us": during, "thread": numbers.random() < 0.3 and not horovod, "after": after,
+            "code": numbers.choice((0, 3)), "timeout": TIMEOUT, "horovod": horovod}
 
 
 def describe(plan):
@@ -237,7 +244,15 @@ def judge_error(plan, job, rank, fault):
             return [], 0
         return [f"rank {rank} has not raised"], 0
     defects, delay, text = [], error["time"] - fault["time"], error["text"]
-    if error["type"] != "DistBackendError" and not text.startswith(CALLBACK) and not (early and error["type"].startswith("Dist")):
+    if error["internal"]:
+        # A rank that ends because of the victim may be the one that is lost; its error names the victim.
+        number = error["rank"] if error["type"] == "PeerLostError" else plan["victim"]
+        ended = [r for r in job.survivors() if job.event(r, "error") and job.event(r, "error")["time"] < error["time"]]
+        if number not in (plan["victim"], *ended) or not re.search(rf"\branks? ([0-9, and]*\b)?{plan['victim']}\b", text):
+            defects.append(f"rank {rank} raised {error['type']} of rank {number}, expected {plan['victim']}: {text}")
+    elif plan["horovod"] and not early and plan["during_us"] is None:  # a late fault may hit the barrier at the end
+        defects.append(f"rank {rank} raised {error['type']}, expected a HorovodInternalError: {text}")
+    elif error["type"] != "DistBackendError" and not text.startswith(CALLBACK) and not (early and error["type"].startswith("Dist")):
         defects.append(f"rank {rank} raised {error['type']}: {text}")
     elif not re.search(rf"\brank {plan['victim']}\b|made the call: ([0-9, ]* )?{plan['victim']}\b", text) and error["type"] == "DistBackendError":
         # A rank that ends because of the victim may be the one that another rank waits for.
@@ -319,9 +334,9 @@ def output_of(job):
     return text
 
 
-def run_job(seed, stacks):
+def run_job(seed, stacks, horovod):
     """Returns the plan, the defects, the longest time from the fault to an error (None: no fault happened), and the output."""
-    plan, before = make_plan(seed), set(os.listdir("/dev/shm"))
+    plan, before = make_plan(seed, horovod), set(os.listdir("/dev/shm"))
     job = Job(plan)
     defects = job.wait(stacks)
     defects += judge_remains(job, before)
@@ -350,6 +365,7 @@ def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=10, help="the number of seeds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--horovod", action="store_true", help="programs of hvd.torch instead of torch.distributed")
     parser.add_argument("--verbose", action="store_true", help="print the output of jobs that were as expected, too")
     parser.add_argument("--stacks", action="store_true", help="print the stacks of processes that hang, from gdb")
     return parser.parse_args()
@@ -361,7 +377,7 @@ def main():
     rows, repetitions = collections.defaultdict(lambda: [0, 0, 0, 0.0]), []
     for seed in range(arguments.first, arguments.first + arguments.seeds):
         began = time.monotonic()
-        plan, defects, longest, text = run_job(seed, arguments.stacks)
+        plan, defects, longest, text = run_job(seed, arguments.stacks, arguments.horovod)
         print(f"{describe(plan)}: {'WRONG' if defects else 'right'} after {time.monotonic() - began:.1f} s")
         for defect in defects:
             print(f"    {defect}")
@@ -371,7 +387,7 @@ def main():
             row = rows[name]
             rows[name] = [row[0] + 1, row[1] + (longest is not None), row[2] + bool(defects), max(row[3], longest or 0)]
         if defects:
-            repetitions.append(f"{sys.argv[0]} --first {seed} --seeds 1 --verbose --stacks")
+            repetitions.append(f"{sys.argv[0]} --first {seed} --seeds 1 --verbose --stacks{' --horovod' if arguments.horovod else ''}")
     print(f"{'fault':22} {'jobs':>5} {'happened':>9} {'wrong':>6}  slowest detection")
     for name, row in rows.items():
         print(f"{name:22} {row[0]:5} {row[1]:9} {row[2]:6}  {row[3]:.2f} s")

@@ -248,6 +248,65 @@ class Program:
             dist.all_reduce(batch)
             self.expect(batch[0], before * self.size + self.size * (self.size - 1) / 2)
 
+    def hvd_reduce(self, numbers):
+        import hvd.torch as hvd
+
+        count = numbers.choice(SIZES)
+        total = self.size * (self.size + 1) / 2
+        kind = numbers.choice(("allreduce", "in place", "group", "scatter", "handles"))
+        tensor = torch.full((count,), self.rank + 1.0)
+        if kind == "allreduce":
+            self.expect(hvd.allreduce(tensor, name="reduce", op=hvd.Sum), total)
+        elif kind == "in place":
+            self.expect(hvd.allreduce_(tensor, name="in place"), total / self.size)
+        elif kind == "group":
+            for result in hvd.grouped_allreduce([tensor, tensor], name="group", op=hvd.Sum):
+                self.expect(result, total)
+        elif kind == "scatter":
+            self.expect(hvd.reducescatter(tensor.repeat(self.size), name="scatter", op=hvd.Sum), total)
+        else:
+            handles = [hvd.allreduce_async(tensor, name=f"handle.{number}", op=hvd.Sum) for number in range(4)]
+            for handle in handles:
+                self.expect(hvd.synchronize(handle), total)
+
+    def hvd_move(self, numbers):
+        import hvd.torch as hvd
+
+        kind = numbers.choice(("allgather", "broadcast", "alltoall", "object"))
+        tensor = torch.full((self.rank + 1, 2), float(self.rank))
+        if kind == "allgather":
+            self.expect(hvd.allgather(tensor, name="gather")[-1], self.size - 1)
+        elif kind == "broadcast":
+            root = numbers.randrange(self.size)
+            self.expect(hvd.broadcast(torch.full((numbers.choice(SIZES),), float(self.rank)), root, name="broadcast"), root)
+        elif kind == "alltoall":
+            self.expect(hvd.alltoall(torch.arange(float(self.size)), name="exchange"), self.rank)
+        elif hvd.allgather_object(self.rank) != list(range(self.size)):
+            raise AssertionError(f"step {self.step}: wrong objects")
+
+    def hvd_sets(self, numbers):
+        import hvd.torch as hvd
+
+        chosen = hvd.add_process_set(sorted(numbers.sample(range(self.size), self.size - 1)))
+        if chosen.included():
+            self.expect(hvd.allreduce(torch.ones(4), name="set", op=hvd.Sum, process_set=chosen), self.size - 1)
+        hvd.barrier()
+        hvd.remove_process_set(chosen)
+
+    def hvd_train(self, numbers):
+        import hvd.torch as hvd
+
+        if self.model is None:
+            torch.manual_seed(0)
+            self.model = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.ReLU(), torch.nn.Linear(64, 1))
+            self.optimizer = hvd.DistributedOptimizer(torch.optim.SGD(self.model.parameters(), lr=0.01),
+                                                      self.model.named_parameters())
+            self.model[0].weight.register_hook(lambda gradient: self.fault.within(self.step))
+        for _ in range(numbers.randint(1, 20)):
+            self.optimizer.zero_grad()
+            self.model(torch.full((4, 8), self.rank + 1.0)).square().mean().backward()
+            self.optimizer.step()
+
     def run(self):
         for self.step, name in enumerate(self.plan["steps"]):
             self.fault.at(self.step)
@@ -294,6 +353,10 @@ def work(plan, rank, fault, journal):
     journal.write("start", pid=os.getpid())
     fault.at(INIT)
     join(plan, rank)
+    if plan["horovod"]:
+        import hvd.torch
+
+        hvd.torch.init()  # within the job of the default group
     journal.write("joined")
     other = OtherThread(journal, plan["size"]) if plan["thread"] else None
     Program(plan, rank, fault).run()
@@ -331,12 +394,15 @@ def main(plan, rank):
     # torchrun ends the other ranks as soon as it has seen that one has failed. Their own errors are of interest here.
     signal.signal(signal.SIGTERM, lambda *_: None)
     journal = Journal(os.path.join(plan["folder"], f"rank.{rank}"))
+    if plan["horovod"]:
+        os.environ["HVD_STALL_SHUTDOWN"] = str(plan["timeout"])  # calls of hvd.torch have no timeout of their own
     try:
         work(plan, rank, Fault(plan, rank, journal), journal)
     except Mistake:
         raise
     except Exception as error:
-        journal.write("error", type=type(error).__name__, text=str(error))
+        internal = "HorovodInternalError" in (kind.__name__ for kind in type(error).__mro__)
+        journal.write("error", type=type(error).__name__, text=str(error), internal=internal, rank=getattr(error, "rank", None))
         if plan["fault"] == "none" or plan["after"] == "raise":
             raise
         use_the_failed_job(journal)

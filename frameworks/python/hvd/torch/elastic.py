@@ -156,12 +156,19 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.epoch = 0
         self.processed_indices: set[int] = set()
         self.reset()
+        self._share()
+
+    @property
+    def processed_num(self) -> int:
+        """The number of samples that are known to have been processed in this epoch."""
+        return len(self.processed_indices)
 
     def set_epoch(self, epoch: int) -> None:
         """Begins an epoch, in which no sample has been processed."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()
+        self._share()
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Marks the samples of this rank's batch with that number as processed."""
@@ -192,7 +199,8 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.load_state_dict({"epoch": states[0]["epoch"], "processed_indices": processed})
 
     def reset(self) -> None:
-        """Shares the remaining samples among the ranks. The last ones are repeated so that all ranks have equal numbers."""
+        """Finds the remaining samples, which the next iteration shares among the ranks. Batches of the last one can still be
+        recorded."""
         self.rank, self.num_replicas = rank(), size()
         remaining = [index for index in range(len(self.dataset)) if index not in self.processed_indices]
         if self.shuffle:
@@ -201,10 +209,15 @@ class ElasticSampler(torch.utils.data.Sampler):
         self.remaining_indices = remaining
         self.num_samples = math.ceil(len(remaining) / self.num_replicas)
         self.total_size = self.num_samples * self.num_replicas
+
+    def _share(self) -> None:
+        """The last samples are repeated so that all ranks have equal numbers."""
+        remaining = self.remaining_indices
         padded = (remaining * math.ceil(self.total_size / len(remaining)))[:self.total_size] if remaining else []
         self.indices = padded[self.rank::self.num_replicas]
 
     def __iter__(self) -> collections.abc.Iterator[int]:
+        self._share()
         return iter(self.indices)
 
     def __len__(self) -> int:

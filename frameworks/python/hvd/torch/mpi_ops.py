@@ -11,6 +11,7 @@ import torch
 from .. import _loader
 from ..errors import HorovodInternalError, UsageError  # noqa: F401
 from . import _derivatives as _grad
+from . import _operators
 from ._job import (Basics, ccl_built, cross_rank, cross_size, cuda_built, ddl_built, gloo_built,  # noqa: F401
                    gloo_enabled, init, is_homogeneous, is_initialized, local_rank, local_size, mpi_built, mpi_enabled,
                    mpi_threads_supported, nccl_built, rank, rocm_built, shutdown, size, start_timeline, stop_timeline)
@@ -41,6 +42,16 @@ def _records(tensor: typing.Any) -> bool:
     return torch.is_grad_enabled() and tensor.requires_grad
 
 
+_compiling = torch.compiler.is_compiling  # within torch.compile the operators of torch.library are called
+
+
+def _number_of(process_set: ProcessSet) -> int:
+    number = process_set.process_set_id
+    if number is None:
+        raise UsageError(f"process_set: expected a set of this job, got one of ranks {process_set.ranks}")
+    return number
+
+
 def _list_of(tensors: typing.Any) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, collections.abc.Iterable):
         raise UsageError(f"tensors: expected a list of tensors, got {type(tensors).__qualname__}")
@@ -62,7 +73,9 @@ def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | Non
     which divides by the size of the set. Differentiable with Average and Sum."""
     op = handle_average_backwards_compatibility(op, average)
     sent, context = compression.compress(tensor)
-    if _records(sent):
+    if _compiling():
+        result = _operators.allreduce(sent, name or "", op, prescale_factor, postscale_factor, _number_of(process_set))
+    elif _records(sent):
         result = _grad.Allreduce.apply(sent, name or "", op, prescale_factor, postscale_factor, process_set)
     else:
         result = _native.allreduce(sent, name or "", op, prescale_factor, postscale_factor, _native_of(process_set))
@@ -81,6 +94,10 @@ def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | No
                prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                process_set: ProcessSet = global_process_set) -> torch.Tensor:
     """As allreduce(), but writes the result into the tensor, which it returns. Autograd does not record it."""
+    if _compiling():
+        with torch.no_grad():
+            result = allreduce(tensor, average, name, Compression.none, op, prescale_factor, postscale_factor, process_set)
+            return tensor.copy_(result)
     op = handle_average_backwards_compatibility(op, average)
     return _native.allreduce_(tensor, name or "", op, prescale_factor, postscale_factor, _native_of(process_set))
 
@@ -101,7 +118,9 @@ def grouped_allreduce(tensors: Tensors, average: bool | None = None, name: str |
     op = handle_average_backwards_compatibility(op, average)
     pairs = [compression.compress(tensor) for tensor in _list_of(tensors)]
     sent = [tensor for tensor, _ in pairs]
-    if any(map(_records, sent)):
+    if _compiling():
+        results = _operators.grouped_allreduce(sent, name or "", op, prescale_factor, postscale_factor, _number_of(process_set))
+    elif any(map(_records, sent)):
         results = _grad.GroupedAllreduce.apply(name or "", op, prescale_factor, postscale_factor, process_set, *sent)
     else:
         results = grouped_allreduce_async(sent, None, name, op, prescale_factor, postscale_factor, process_set).wait()
@@ -122,6 +141,10 @@ def grouped_allreduce_(tensors: Tensors, average: bool | None = None, name: str 
                        process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
     """As grouped_allreduce(), but writes the results into the tensors, which it returns."""
     op = handle_average_backwards_compatibility(op, average)
+    if _compiling():
+        with torch.no_grad():
+            results = grouped_allreduce(tensors, None, name, Compression.none, op, prescale_factor, postscale_factor, process_set)
+            return [tensor.copy_(result) for tensor, result in zip(tensors, results)]
     return grouped_allreduce_async_(tensors, None, name, op, prescale_factor, postscale_factor, process_set).wait()
 
 
@@ -140,6 +163,8 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 
     Differentiable: backward returns this rank's rows of the average of the gradients.
     """
+    if _compiling():
+        return _operators.allgather(tensor if tensor.dim() else tensor.reshape(1), name or "", _number_of(process_set))
     if _records(tensor):
         return _grad.Allgather.apply(tensor, name or "", process_set)
     return allgather_async(tensor, name, process_set).wait()
@@ -155,6 +180,9 @@ def grouped_allgather(tensors: Tensors, name: str | None = None,
                       process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
     """As allgather() for several tensors, which are gathered together: all succeed or all fail."""
     tensors = _list_of(tensors)
+    if _compiling():
+        rows = [tensor if tensor.dim() else tensor.reshape(1) for tensor in tensors]
+        return _operators.grouped_allgather(rows, name or "", _number_of(process_set))
     if any(map(_records, tensors)):
         return list(_grad.GroupedAllgather.apply(name or "", process_set, *tensors))
     return grouped_allgather_async(tensors, name, process_set).wait()
@@ -172,6 +200,8 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None,
 
     Differentiable: backward returns the average of the gradients on the root, and zeros on the other ranks.
     """
+    if _compiling():
+        return _operators.broadcast(tensor, root_rank, name or "", _number_of(process_set))
     if _records(tensor):
         return _grad.Broadcast.apply(tensor, root_rank, name or "", process_set)
     return broadcast_async(tensor, root_rank, name, process_set).wait()
@@ -186,6 +216,9 @@ def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = No
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None,
                process_set: ProcessSet = global_process_set) -> torch.Tensor:
     """As broadcast(), but writes the result into the tensor, which it returns. Autograd does not record it."""
+    if _compiling():
+        with torch.no_grad():
+            return tensor.copy_(broadcast(tensor, root_rank, name, process_set))
     return broadcast_async_(tensor, root_rank, name, process_set).wait()
 
 
@@ -201,11 +234,25 @@ def alltoall_async(tensor: torch.Tensor, splits: torch.Tensor | None = None, nam
     return _native.alltoall_async(tensor, _splits_of(splits), name or "", _native_of(process_set))
 
 
+def _compiled_alltoall(tensor: torch.Tensor, splits: typing.Any, name: str | None,
+                       process_set: ProcessSet) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+    size = len(process_set.ranks or ())
+    given = _splits_of(splits)
+    if given is None:
+        if tensor.shape[0] % size != 0:
+            raise UsageError(f"alltoall: expected rows that are a multiple of {size}, got {tensor.shape[0]}; pass splits")
+        given = torch.full((size,), tensor.shape[0] // size, dtype=torch.int32)
+    output, received = _operators.alltoall(tensor, given, name or "", _number_of(process_set))
+    return output if splits is None else (output, received)
+
+
 def alltoall(tensor: torch.Tensor, splits: torch.Tensor | None = None, name: str | None = None,
              process_set: ProcessSet = global_process_set) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Sends the first splits[0] rows to the first rank of the set, the next splits[1] to the second, and so on; without
     `splits`, equal shares. Returns the received rows, and with `splits` also the number of rows from each rank. Differentiable.
     """
+    if _compiling():
+        return _compiled_alltoall(tensor, splits, name, process_set)
     if _records(tensor):
         return _grad.Alltoall.apply(tensor, _splits_of(splits), name or "", process_set)
     return alltoall_async(tensor, splits, name, process_set).wait()
@@ -227,7 +274,9 @@ def reducescatter(tensor: torch.Tensor, name: str | None = None, compression: ty
     Differentiable: backward gathers the gradients, and multiplies them by both factors and, with Sum, by the size of the set.
     """
     sent, context = compression.compress(tensor)
-    if _records(sent):
+    if _compiling():
+        result = _operators.reducescatter(sent, name or "", op, _number_of(process_set), prescale_factor, postscale_factor)
+    elif _records(sent):
         result = _grad.Reducescatter.apply(sent, name or "", op, process_set, prescale_factor, postscale_factor)
     else:
         result = reducescatter_async(sent, name, op, process_set, prescale_factor, postscale_factor).wait()
@@ -248,7 +297,10 @@ def grouped_reducescatter(tensors: Tensors, name: str | None = None, compression
     """As reducescatter() for several tensors, which are reduced together: all succeed or all fail."""
     pairs = [compression.compress(tensor) for tensor in _list_of(tensors)]
     sent = [tensor for tensor, _ in pairs]
-    if any(map(_records, sent)):
+    if _compiling():
+        results = _operators.grouped_reducescatter(sent, name or "", op, _number_of(process_set), prescale_factor,
+                                                   postscale_factor)
+    elif any(map(_records, sent)):
         results = _grad.GroupedReducescatter.apply(name or "", op, process_set, prescale_factor, postscale_factor, *sent)
     else:
         results = grouped_reducescatter_async(sent, name, op, process_set, prescale_factor, postscale_factor).wait()
