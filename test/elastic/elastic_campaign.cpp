@@ -1,6 +1,5 @@
 // Kills and stops workers of elastic jobs at random moments, with a real coordinator of membership
 // in this process and no hvdrun. The seed is printed.
-#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -27,6 +26,7 @@
 
 #include "base/clock.h"
 #include "base/text.h"
+#include "elastic/abandoned_memory.h"
 #include "elastic/board.h"
 #include "member/coordinator.h"
 #include "member/messages.h"
@@ -62,15 +62,6 @@ struct Child {
 };
 
 [[noreturn]] void fail(const std::string& what) { throw std::runtime_error(what); }
-
-std::set<std::string> shared_memory() {
-  std::set<std::string> names;
-  DIR* const folder = ::opendir("/dev/shm");
-  while (const dirent* const entry = folder != nullptr ? ::readdir(folder) : nullptr)
-    if (std::strncmp(entry->d_name, "hvd", 3) == 0) names.insert(entry->d_name);
-  if (folder != nullptr) ::closedir(folder);
-  return names;
-}
 
 /// Gives this process a host name of its own, so that it shares no memory with other hosts.
 bool pretend_host(const std::string& name) {
@@ -440,10 +431,10 @@ int main(int argc, char** argv) {
       std::puts("skipped: only root may give processes a host name");
       return 77;
     }
-    const auto before = shared_memory();
+    const auto before = abandoned_memory();
     Job(plan).run();
-    for (const std::string& name : shared_memory())
-      if (!before.contains(name)) throw std::runtime_error("left in /dev/shm: " + name);
+    for (const std::string& name : abandoned_memory_since(before))
+      throw std::runtime_error("left in /dev/shm: " + name);
     return 0;
   } catch (const std::exception& error) {
     std::printf("FAILED: %s\n", error.what());

@@ -10,7 +10,6 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <filesystem>
 #include <memory>
 #include <random>
 #include <set>
@@ -19,6 +18,7 @@
 #include <vector>
 
 #include "command/controller.h"
+#include "elastic/abandoned_memory.h"
 #include "elastic/board.h"
 #include "hvdrun_process.h"
 
@@ -54,13 +54,6 @@ Plan parse(int argc, char** argv) {
   return plan;
 }
 
-std::set<std::string> shared_memory() {
-  std::set<std::string> names;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev/shm"))
-    if (entry.path().filename().string().starts_with("hvd")) names.insert(entry.path().filename());
-  return names;
-}
-
 void require(bool holds, const std::string& text) {
   if (!holds) throw std::runtime_error(text);
 }
@@ -78,7 +71,7 @@ class Job {
   const Plan plan_;
   const int file_ = ::memfd_create("board", 0);  // hvdrun, its agents and the workers inherit it
   const std::string marker_ = unique_marker();
-  const std::set<std::string> memory_before_ = shared_memory();
+  const std::set<std::string> memory_before_ = testing::abandoned_memory();
   std::mt19937 random_;
   Board* board_ = nullptr;
   std::unique_ptr<HvdrunProcess> hvdrun_;
@@ -112,8 +105,7 @@ Start Job::start() const {
 
 void Job::kill_one() {
   const bool agent = static_cast<int>(random_() % 100) < plan_.agents;
-  const std::vector<pid_t> victims =
-      agent ? agents_of(hvdrun_->pid()) : processes_with(HVD_TEST_ELASTIC_PROGRAM);
+  const std::vector<pid_t> victims = agent ? agents_of(hvdrun_->pid()) : processes_with(marker_);
   std::vector<pid_t> own;
   for (const pid_t pid : victims)
     if (::getpgid(pid) != ::getpgid(hvdrun_->pid())) own.push_back(pid);
@@ -148,8 +140,8 @@ void Job::run() {
   require(board_->wrong.load() == 0, "a sum was wrong");
   require(board_->undone.load() == 0, "a commit was undone");
   require(wait_until_gone(marker_, 10).empty(), "processes are left");
-  for (const std::string& name : shared_memory())
-    require(memory_before_.contains(name), "left in /dev/shm: " + name);
+  for (const std::string& name : testing::abandoned_memory_since(memory_before_))
+    require(false, "left in /dev/shm: " + name);
   print_repairs();
 }
 
