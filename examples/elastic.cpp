@@ -40,7 +40,7 @@ void sum_over_ranks(const std::string& name, std::span<double> values) {
 }
 
 void train(std::chrono::milliseconds pause) {
-  // What the steps change and continue with.
+  // The variables that the steps change and continue with.
   int step = 0;
   double slope = 0, offset = 0, loss = 0;
 

@@ -15,7 +15,7 @@ namespace hvd::elastic {
 /// A frame on the socket is a length of four bytes, little-endian, and a message of membership.
 inline constexpr std::uint32_t kMostFrameBytes = 16 << 20;
 
-/// What the thread in run() does next.
+/// The next task of the thread in run().
 struct Next {
   enum class Kind : std::uint8_t {
     kLeave,   ///< leave the generation, then call MemberLink::left()

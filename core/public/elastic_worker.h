@@ -6,7 +6,8 @@
 
 namespace hvd::elastic {
 
-/// What an agent has given to this process, which it has started as a worker of an elastic job.
+/// The values that an agent has given to this process, which it has started as a worker of an
+/// elastic job.
 struct WorkerIdentity {
   member::WorkerId id = 0;
   int socket = -1;

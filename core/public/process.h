@@ -8,7 +8,7 @@
 #include "engine/runtime.h"
 #include "engine/runtime_options.h"
 
-/// What the parts of core/public share: the runtime of this process.
+/// The state that the parts of core/public share: the runtime of this process.
 namespace hvd::runtime {
 
 std::shared_ptr<Runtime> runtime_or_null();
@@ -17,7 +17,7 @@ std::shared_ptr<Runtime> current_runtime();
 /// Null if this process has no arena, or has inherited it.
 std::shared_ptr<SharedArena> process_arena();
 
-/// What init() was given in a worker of an elastic job, which joins in run(). Empty in other
+/// The arguments of init() in a worker of an elastic job, which joins in run(). Empty in other
 /// processes, and before init() and after shutdown().
 std::optional<RuntimeOptions> elastic_options();
 /// Whether a thread is in hvd::elastic::run(). The process then leaves no generation at its exit:

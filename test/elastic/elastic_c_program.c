@@ -23,7 +23,7 @@ struct program {
   int64_t* sums;
   int64_t changes;
   int64_t seen; /* committed by this process */
-  /* What is tracked. */
+  /* The tracked state. */
   int64_t step;
   int64_t finished;
   uint64_t trace;

@@ -88,7 +88,7 @@ void record_step(std::uint64_t generation) {
   board->steps.fetch_add(1);
 }
 
-/// What the steps make of the state, whatever the number of ranks.
+/// The state that the steps make, whatever the number of ranks.
 std::uint64_t next_trace(std::uint64_t trace, std::int64_t step) {
   return trace * 6364136223846793005u + static_cast<std::uint64_t>(step);
 }

@@ -41,7 +41,7 @@ bool signal_worker(int worker, const std::string& out, int number) {
   return pid > 0 && ::kill(pid, number) == 0;
 }
 
-/// What the ranks print at the end, without the worker: one text if all states are equal.
+/// The lines that the ranks print at the end, without the worker: one text if all states are equal.
 std::set<std::string> ends_in(const std::string& out) {
   std::set<std::string> ends;
   for (const std::string& line : lines_of(out)) {

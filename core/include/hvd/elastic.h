@@ -26,7 +26,7 @@ class GenerationOver : public Error {
   using Error::Error;
 };
 
-/// What has changed when the function of run() is entered.
+/// The changes since the function of run() was entered last.
 struct Change {
   int old_size = 0;              ///< 0: this process was in no generation
   int new_size = 1;              ///< the number of ranks now
@@ -40,7 +40,7 @@ struct Change {
 ///
 /// When a generation ends, every rank goes back to the last commit that any of them has seen, and
 /// processes that join receive it. Track all that the function of run() changes and continues with.
-/// What is tracked must outlive the object. Not thread-safe.
+/// The variables must outlive the object. Not thread-safe.
 class State {
  public:
   State();

@@ -1,5 +1,5 @@
 // A worker of an elastic job without a data plane: it speaks the messages of membership, counts
-// commits instead of training, and does what its arguments say. What all workers hold in common is
+// commits instead of training, and does what its arguments say. The common state of all workers is
 // the number of the last commit.
 //
 //   steps=N   ends after N commits (20)

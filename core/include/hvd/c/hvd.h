@@ -442,7 +442,7 @@ hvd_status_t hvd_join(int* last_rank);
 /// The replicated state of a program, as hvd::elastic::State.
 typedef struct hvd_elastic_state hvd_elastic_state_t;
 
-/// What has changed when the function of hvd_elastic_run() is called.
+/// The changes when the function of hvd_elastic_run() is called.
 typedef struct hvd_elastic_change {
   size_t struct_size;
   int32_t old_size;  ///< 0: this process was in no generation
