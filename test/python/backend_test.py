@@ -176,6 +176,52 @@ def test_groups_and_a_second_start(on_ranks, tmp_path):
     on_ranks(groups_and_restarts, 2, tmp_path / "second")
 
 
+def shrink(rank, size):
+    part = dist.new_group(list(range(size)))
+    if rank != 1:
+        smaller = dist.distributed_c10d.shrink_group([1], group=part)
+        assert dist.get_world_size(smaller) == size - 1 and dist.get_rank(smaller) == (0 if rank == 0 else rank - 1)
+        tensor = torch.full((2,), rank + 1.0)
+        dist.all_reduce(tensor, group=smaller)
+        assert tensor.tolist() == [size * (size + 1) / 2 - 2] * 2
+        backend = smaller._get_backend(torch.device("cpu"))
+        with pytest.raises(RuntimeError, match="is one of those to exclude"):
+            backend.shrink([backend.rank()])
+        with pytest.raises(RuntimeError, match="expected 0, SHRINK_DEFAULT"):
+            backend.shrink([0], 1)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)  # the group of all ranks goes on
+    assert tensor.item() == size
+
+
+def test_a_group_shrinks(on_ranks):
+    on_ranks(shrink, 4)
+
+
+def abort(rank, size, path):
+    import hvd
+
+    dist.all_reduce(torch.ones(1))
+    if rank == 0:
+        pending = dist.all_reduce(torch.ones(1), async_op=True)
+        dist.distributed_c10d._abort_process_group()
+        with pytest.raises(dist.DistBackendError, match="rank 0 has called abort"):
+            pending.wait()
+    else:
+        with pytest.raises(dist.DistBackendError, match="rank 0 has called abort"):
+            dist.recv(torch.ones(1), 0)
+        dist.destroy_process_group()
+    assert not hvd.is_initialized()
+    dist.init_process_group("hvd", init_method=f"file://{path}", rank=rank, world_size=size)
+    tensor = torch.ones(1)
+    dist.all_reduce(tensor)
+    assert tensor.item() == size
+
+
+def test_abort_ends_all_operations_and_allows_a_new_start(on_ranks, tmp_path):
+    on_ranks(abort, 2, tmp_path / "again")
+
+
 def disagree(rank, size):
     from torch.distributed import DistBackendError
 

@@ -65,6 +65,31 @@ c10d::ErrorType C10dBackend::getError() {
   return is_initialized() ? c10d::ErrorType::SUCCESS : c10d::ErrorType::COMM_ERROR;
 }
 
+void C10dBackend::abort() {
+  if (is_initialized())
+    fail(text("rank ", rank(), " has called abort() of a group of torch.distributed"));
+  shutdown();
+}
+
+c10::intrusive_ptr<c10d::Backend> C10dBackend::shrink(
+    const std::vector<std::int64_t>& ranks_to_exclude, int shrink_flags,
+    const c10::intrusive_ptr<Options>& options) {
+  if (shrink_flags != 0)
+    throw UsageError(text("C10dBackend: shrink: flags ", shrink_flags,
+                          "; expected 0, SHRINK_DEFAULT: hvd cannot abort the operations of one "
+                          "group; wait for them before"));
+  std::vector<std::int64_t> members(group_->ranks().begin(), group_->ranks().end());
+  for (const std::int64_t excluded : ranks_to_exclude)
+    std::erase(members, group_->world_rank(excluded));
+  const auto own = std::ranges::find(members, group_->world_rank(getRank()));
+  if (own == members.end())
+    throw UsageError(text("C10dBackend: shrink: rank ", getRank(),
+                          " is one of those to exclude; only the other ranks make this call"));
+  return c10::make_intrusive<C10dBackend>(store_, static_cast<int>(own - members.begin()),
+                                          static_cast<int>(members.size()), members,
+                                          options ? options->timeout : timeout_.load());
+}
+
 bool C10dBackend::supportsTensorAlloc(c10::DeviceIndex index) {
   return index < 0 && shared_allocator_setting() != false && has_shared_memory();
 }

@@ -55,6 +55,19 @@ class C10dBackend final : public c10d::Backend {
   /// The number of operations that this rank has started in this group.
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
   c10d::ErrorType getError() override;
+  /// Ends all operations of the job, on all ranks, with an error that names this rank, and leaves
+  /// this group. hvd cannot end the operations of one group only.
+  void abort() override;
+  bool supportsShrinking() const override { return true; }
+  /// Makes a group of the members but `ranks_to_exclude`, which do not take part and have to be
+  /// alive: the loss of a rank ends the job. Collective over the members of the new group.
+  /// @param ranks_to_exclude ranks of this group
+  /// @param shrink_flags only 0, torch's SHRINK_DEFAULT
+  /// @param options its timeout is that of the new group; null: this group's timeout
+  /// @throws UsageError for other arguments; as the constructor
+  c10::intrusive_ptr<Backend> shrink(const std::vector<std::int64_t>& ranks_to_exclude,
+                                     int shrink_flags = 0,
+                                     const c10::intrusive_ptr<Options>& options = nullptr) override;
   /// Whether allocateTensor() has memory for tensors on the CPU, which have the index -1.
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
   /// A tensor of one dimension in memory where the ranks of this host reduce it without copies.
