@@ -23,7 +23,7 @@ std::shared_ptr<MemberSocket> MemberSocket::make(asio::io_context& io, Receive r
   }
   UniqueFd own(ends[0]);
   worker_end = UniqueFd(ends[1]);
-  const std::shared_ptr<MemberSocket> socket(
+  std::shared_ptr<MemberSocket> socket(
       new MemberSocket(io, std::move(own), std::move(receive), std::move(may_read)));
   socket->wait_to_read();
   return socket;

@@ -94,9 +94,10 @@ void read_job(const ChildResult& result, const std::vector<RankOutputs>& ranks, 
   for (const std::string& line : lines_after(result.err, text(kHvdrun, kController)))
     job.controller = line;
   if (transports.empty()) {
-    job.transports = unknown<std::vector<std::string>>(job.controller.starts_with("mpi")
-                                                           ? "MPI carries the messages"
-                                                           : "UCX has logged no endpoint");
+    job.transports = unknown<std::vector<std::string>>(
+        job.controller.starts_with("mpi") ? "MPI carries the messages"
+                                          : "UCX has logged no endpoint; ranks of one "
+                                            "host need none");
   } else {
     job.transports = std::vector<std::string>(transports.begin(), transports.end());
   }

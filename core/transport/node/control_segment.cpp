@@ -103,10 +103,12 @@ std::atomic<std::uint64_t>& ControlSegment::message_count(int index) noexcept {
 }
 
 std::atomic<std::uint64_t>& ControlSegment::mail_count(int index) noexcept {
+  HVD_EXPECT(index >= 0 && index < slots_, "the segment has the slot");
   return slot(index).mail_count;
 }
 
 std::atomic<bool>& ControlSegment::awaits_lazy_mail(int index) noexcept {
+  HVD_EXPECT(index >= 0 && index < slots_, "the segment has the slot");
   return slot(index).awaits_lazy_mail;
 }
 

@@ -273,6 +273,7 @@ void Node::announce_mail(int world_rank) noexcept {
 // reads the announcements. All four accesses are sequentially consistent, so at least one of the
 // two sees what the other has written, and no message is left behind.
 void Node::await_lazy_mail(bool awaits) noexcept {
+  if (!control_segment_shared_) return;
   control_segment_->awaits_lazy_mail(topology_.local_rank).store(awaits, std::memory_order_seq_cst);
 }
 

@@ -75,7 +75,8 @@ class Node {
   void announce(int world_rank) noexcept;
   /// Announces an entry of the ring to that rank of this host. @pre control_segment_shared()
   void announce_mail(int world_rank) noexcept;
-  /// Whether this rank is to be rung for lazy messages: see control::ControlPlane.
+  /// Whether this rank is to be rung for lazy messages: see control::ControlPlane. No effect where
+  /// the ranks of this host share no control segment.
   void await_lazy_mail(bool awaits) noexcept;
   /// Whether that rank of this host is to be rung for a lazy message. Call it after
   /// announce_mail().

@@ -126,6 +126,19 @@ TEST(LocalMail, RanksOfOtherHostsUseTheCarrier) {
   EXPECT_EQ(job[2].poll()->bytes, filled(3));
 }
 
+TEST(LocalMail, RanksThatShareNoMemoryUseTheCarrier) {
+  const auto network = FakeNetwork::create(2, 7);
+  const auto nodes = testing::join_nodes(2, /*without=*/1);
+  std::vector<std::unique_ptr<control::ControlPlane>> planes;
+  for (int rank = 0; rank < 2; ++rank)
+    planes.push_back(
+        make_control_plane(network->carrier(rank), nodes[static_cast<std::size_t>(rank)]));
+  planes[1]->await_lazy_messages(true);
+  planes[0]->send_lazily(1, filled(1));
+  EXPECT_EQ(planes[1]->poll()->bytes, filled(1));
+  planes[1]->await_lazy_messages(false);
+}
+
 TEST(LocalMail, AWaitingMessageIsSentBeforeTheRankLeaves) {
   HostJob job(2);
   for (int number = 0; number < 6; ++number) job[1].send(0, filled(number, 8000));
