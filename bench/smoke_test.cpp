@@ -121,9 +121,11 @@ TEST(BenchSmoke, InSharedMemoryAnAllreduceIsFasterThanMpi) {
       {{"mpi-chunked", 0.4 * 1.5}, {"mpi", 0.2 * 2.5}, {"raw-shared", 1.3 * 1.5}});
 }
 
-// The targets are 0.6 for a single call of MPI, and 1.15 for the kernel without the runtime.
+// The targets are 0.6 for a single call of MPI, and 1.15 for the kernel without the runtime. The
+// limits add a slack factor of 1.5, and 2 for MPI, since the kernel alone takes 0.8 of its time in a
+// lightly optimised build.
 TEST(BenchSmoke, AnyOtherTensorIsReducedFasterThanByMpi) {
-  expect_ratios_of_16_mib("", {{"mpi", 0.6 * 1.5}, {"raw-staged", 1.15 * 1.5}});
+  expect_ratios_of_16_mib("", {{"mpi", 0.6 * 2}, {"raw-staged", 1.15 * 1.5}});
 }
 
 TEST(BenchSmoke, AJobOverUcxIsMeasuredBesideMpi) {
