@@ -122,8 +122,8 @@ TEST(BenchSmoke, InSharedMemoryAnAllreduceIsFasterThanMpi) {
 }
 
 // The targets are 0.6 for a single call of MPI, and 1.15 for the kernel without the runtime. The
-// limits add a slack factor of 1.5, and 2 for MPI, since the kernel alone takes 0.8 of its time in a
-// lightly optimised build.
+// limits add a slack factor of 1.5, and 2 for MPI, since the kernel alone takes 0.8 of its time in
+// a lightly optimised build.
 TEST(BenchSmoke, AnyOtherTensorIsReducedFasterThanByMpi) {
   expect_ratios_of_16_mib("", {{"mpi", 0.6 * 2}, {"raw-staged", 1.15 * 1.5}});
 }
