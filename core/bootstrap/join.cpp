@@ -193,19 +193,11 @@ JobConnection job_of_one(const RuntimeOptions& options) {
   return job;
 }
 
-}  // namespace
-
-JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena,
-                       std::optional<ProgramStore> store) {
-  const InitMethod method =
-      store ? method_of_store(options, store->store.name, store->rank, store->size)
-            : choose_init_method(options, mpi_is_active());
-  check_backend_name(options, method);
-  if (method.controller == Controller::kLocal) return job_of_one(options);
-  const auto warning = warning_of_lone_mpi(method, mpi_is_active());
-  if (warning && method.rank == 0) {
-    HVD_LOG(kWarning) << *warning;
-  }
+/// Connects this rank with the others, over MPI or UCX.
+/// @param joining_by how the ranks find each other in a job over UCX
+JobConnection connect(const RuntimeOptions& options, const InitMethod& method,
+                      std::shared_ptr<const SharedArena> arena,
+                      const std::function<JoinRanks(Deadline)>& joining_by) {
   JobConnection job;
   job.controller = name_of(method.controller);
   Gpu gpu;
@@ -217,8 +209,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   } else {
     const Deadline deadline = start_deadline(options);
     world = join_over_ucx(
-        method.place, joining(options, method, std::move(store), deadline), method.rank,
-        method.size, statement_of(options),
+        method.place, joining_by(deadline), method.rank, method.size, statement_of(options),
         [&](RankStatement& own, const Topology& topology) {
           gpu = find_gpu(options, topology.local_rank, own);
         },
@@ -238,6 +229,24 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
   return job;
 }
 
+}  // namespace
+
+JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const SharedArena> arena,
+                       std::optional<ProgramStore> store) {
+  const InitMethod method =
+      store ? method_of_store(options, store->store.name, store->rank, store->size)
+            : choose_init_method(options, mpi_is_active());
+  check_backend_name(options, method);
+  if (method.controller == Controller::kLocal) return job_of_one(options);
+  const auto warning = warning_of_lone_mpi(method, mpi_is_active());
+  if (warning && method.rank == 0) {
+    HVD_LOG(kWarning) << *warning;
+  }
+  return connect(options, method, std::move(arena), [&](Deadline deadline) {
+    return joining(options, method, std::move(store), deadline);
+  });
+}
+
 rendezvous::StoreServer::Options generation_server(const std::string& place, int most) {
   const rendezvous::RankInfo own = rank_info(0, 1);
   return {.place = place,
@@ -250,41 +259,21 @@ JobConnection join_generation(const RuntimeOptions& options,
                               std::shared_ptr<const SharedArena> arena,
                               const GenerationPlace& place) {
   HVD_EXPECT(!place.hosts.empty() && place.rank < place.size, "the rank is one of the generation");
-  const std::string name = text("tcp://", place.hosts.front(), ":", place.port);
   const InitMethod method{.controller = place.size > 1 ? Controller::kUcx : Controller::kLocal,
-                          .place = name,
+                          .place = text("tcp://", place.hosts.front(), ":", place.port),
                           .source = "hvdrun",
                           .rank = place.rank,
                           .size = place.size};
   check_backend_name(options, method);
   if (place.size == 1) return job_of_one(options);
-  const Deadline deadline = start_deadline(options);
-  const rendezvous::RankInfo own = rank_info(place.rank, place.size);
-  JobConnection job;
-  job.controller = name_of(method.controller);
-  Gpu gpu;
-  Agreement agreement;
-  const auto open = [&place, own, deadline] {
-    return rendezvous::open_served_store(place.hosts, place.port, own, deadline,
-                                         place.interruption);
-  };
-  const auto world = join_over_ucx(
-      name, joining_in(open, own, options, deadline), place.rank, place.size, statement_of(options),
-      [&](RankStatement& statement, const Topology& topology) {
-        gpu = find_gpu(options, topology.local_rank, statement);
-      },
-      agreement, deadline);
-  job.world = world;
-  job.init_method = world->init_method();
-  try {
-    job.control = message::make_control_plane(world->carrier(), world->node());
-    make_backends(job, *world, options, std::move(arena), gpu, agreement);
-  } catch (const std::exception& error) {
-    release_descriptors();
-    world->abandon(error);
-    throw;
-  }
-  return job;
+  return connect(options, method, std::move(arena), [&](Deadline deadline) {
+    const rendezvous::RankInfo own = rank_info(place.rank, place.size);
+    const auto open = [&place, own, deadline] {
+      return rendezvous::open_served_store(place.hosts, place.port, own, deadline,
+                                           place.interruption);
+    };
+    return joining_in(open, own, options, deadline);
+  });
 }
 
 void open_agent_store_by(OpenAgentStore open) {
