@@ -4,6 +4,8 @@
 //
 //   elastic_program ELEMENTS MICROSECONDS BOARD     until the board ends it
 //   elastic_program ELEMENTS MICROSECONDS -STEPS    prints what it does
+//
+// TEST_REPLACEMENT_DELAY, in seconds, makes workers that replace others join that much later.
 #include <dirent.h>
 #include <unistd.h>
 
@@ -93,6 +95,13 @@ std::uint64_t next_trace(std::uint64_t trace, std::int64_t step) {
   return trace * 6364136223846793005u + static_cast<std::uint64_t>(step);
 }
 
+/// Waits if this worker is a replacement. The first generation begins with the workers 1 to 3.
+void delay_replacement() {
+  const char* const seconds = std::getenv("TEST_REPLACEMENT_DELAY");
+  if (seconds != nullptr && worker_id > 3)
+    std::this_thread::sleep_for(std::chrono::seconds(std::stol(seconds)));
+}
+
 bool has_no_rank() {
   try {
     hvd::rank();
@@ -113,6 +122,7 @@ int main(int argc, char** argv) {
   board = Board::map(place < 0 ? -1 : static_cast<int>(place));
   if (board == nullptr) return 2;
   if (const char* const id = std::getenv("HVD_WORKER_ID")) worker_id = std::stoull(id);
+  delay_replacement();
   hvd::init();
   if (worker_id != 0 && !has_no_rank()) return 7;
   std::int64_t step = 0;

@@ -68,7 +68,9 @@ TEST_F(ElasticRanks, AnUndisturbedJobEndsInItsFirstGeneration) {
 }
 
 TEST_F(ElasticRanks, SurvivorsGoOnAndAReplacementReceivesTheirState) {
-  HvdrunProcess hvdrun(job({"-np", "3", "--min-np", "2"}, {"1000", "10000", "-150"}));
+  Start start = job({"-np", "3", "--min-np", "2"}, {"1000", "10000", "-400"});
+  start.environment.emplace_back("TEST_REPLACEMENT_DELAY", "2");
+  HvdrunProcess hvdrun(start);
   ASSERT_TRUE(hvdrun.wait_for("generation 1, rank", 3, kTimeout));
   ASSERT_TRUE(signal_worker(2, hvdrun.out(), SIGKILL));
   ASSERT_TRUE(hvdrun.wait_for(" of 3,", 6, kTimeout));
@@ -77,7 +79,7 @@ TEST_F(ElasticRanks, SurvivorsGoOnAndAReplacementReceivesTheirState) {
   EXPECT_THAT(result.out, HasSubstr("rank 1 of 2,"));
   EXPECT_THAT(result.err, HasSubstr("worker 2 on"));
   EXPECT_THAT(ends_in(result.out), SizeIs(1)) << result.out;
-  EXPECT_EQ(count(result.out, "end at step 150"), 3);
+  EXPECT_EQ(count(result.out, "end at step 400"), 3);
 }
 
 TEST_F(ElasticRanks, AStoppedWorkerIsReplaced) {

@@ -202,6 +202,8 @@ def abort(rank, size, path):
     import hvd
 
     dist.all_reduce(torch.ones(1))
+    # The message shows that rank 1 has ended the allreduce, which the abort would end with an error.
+    dist.send(torch.ones(1), 0) if rank == 1 else dist.recv(torch.ones(1), 1)
     if rank == 0:
         pending = dist.all_reduce(torch.ones(1), async_op=True)
         dist.distributed_c10d._abort_process_group()
