@@ -17,9 +17,12 @@ import warnings
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+
+import hvd.torch
 
 import gloo_peers
 import rank_timing
@@ -64,17 +67,24 @@ def measure_all_reduce(groups, mpi, bytes_, loop, settings):
     return report(f"all_reduce, {bytes_} bytes, {'loop' if loop > 1 else 'single calls'}", rank_timing.interleave(runs, settings, loop))
 
 
-def measure_ddp(groups, name, shapes, settings):
+def measure_ddp(groups, name, shapes, settings, hooks):
+    """`hooks`: whether communication hooks divide each bucket as a whole. Without a hook DDP divides each gradient by itself."""
+    def wrap(backend):
+        def wrap_network(network):
+            model = DistributedDataParallel(network, process_group=groups[backend], gradient_as_bucket_view=True)
+            if hooks:
+                model.register_comm_hook(groups[backend], hvd.torch.ddp_hook if backend == "hvd" else allreduce_hook)
+            return model
+        return wrap_network
+
     values = [torch.rand(shape) for shape in shapes]
     contenders = {"alone": gloo_peers.Contender(gloo_peers.Network(values, dist.get_rank() + 1.0), lambda network: network)}
     for backend in BACKENDS:
-        contenders[backend] = gloo_peers.Contender(
-            gloo_peers.Network(values, dist.get_rank() + 1.0),
-            lambda network, group=groups[backend]: DistributedDataParallel(network, process_group=group, gradient_as_bucket_view=True))
+        contenders[backend] = gloo_peers.Contender(gloo_peers.Network(values, dist.get_rank() + 1.0), wrap(backend))
     for backend in BACKENDS:
         contenders[backend].run()
         assert all(torch.all(tensor.grad == (settings.ranks + 1) / 2) for tensor in contenders[backend].tensors), f"{backend} is wrong"
-    return report(f"DDP, {name}", rank_timing.interleave({key: contender.run for key, contender in contenders.items()}, settings), base="alone")
+    return report(f"DDP, {name}{', hooks' if hooks else ''}", rank_timing.interleave({key: contender.run for key, contender in contenders.items()}, settings), base="alone")
 
 
 def measure_fsdp(groups, settings, backends_memory):
@@ -148,7 +158,7 @@ def main():
     if settings.shapes:
         with open(settings.shapes, encoding="utf-8") as file:
             shapes = json.load(file)
-        rows += [measure_ddp(groups, name, shapes[name], settings) for name in settings.sets.split(",")]
+        rows += [measure_ddp(groups, name, shapes[name], settings, hooks) for name in settings.sets.split(",") for hooks in (False, True)]
     if settings.json and dist.get_rank() == 0:
         with open(settings.json, "w", encoding="utf-8") as file:
             json.dump(rows, file, indent=2)
