@@ -25,6 +25,8 @@ Status status_of(const std::exception& error) {
 }
 
 constexpr std::size_t kMostOperationsShown = 50;
+/// Control messages wait for at most this many steps of Extent::kReplays.
+constexpr int kMostShortSteps = 8;
 
 std::string line_of(const OperationState& operation, const std::string& state, TimePoint now) {
   if (operation.message) {
@@ -74,7 +76,7 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts)
 
 Engine::~Engine() = default;
 
-bool Engine::step(Callbacks callbacks) noexcept {
+bool Engine::step(Callbacks callbacks, Extent extent) noexcept {
   bool moved = false;
   time_.begin_step();
   try {
@@ -92,6 +94,10 @@ bool Engine::step(Callbacks callbacks) noexcept {
     }
     moved = begin_submissions(callbacks) || moved;
     moved = run_steady() || moved;
+    if (extent == Extent::kReplays && steady_.repeating() && !steady_.excludes_negotiation() &&
+        ++short_steps_ < kMostShortSteps)
+      return executor_.progress() || moved;
+    short_steps_ = 0;
     // Must precede send_report(), which may report that this rank has left the replay. After that
     // the ranks of this host may enter the next replay, and their flags no longer show that a rank
     // has left (MUT_REPORT in test/models/dissemination_barrier.pml).

@@ -71,10 +71,17 @@ class Engine {
 
   // --- progress owner ---
   using Callbacks = SubmissionQueue::Callbacks;
+  enum class Extent : std::uint8_t {
+    kEverything,
+    /// While schedules are replayed on one host, most steps advance only these and the batches, so
+    /// that a thread that spins sees a flag sooner. Not to be used before a thread sleeps.
+    kReplays
+  };
   /// Makes all the progress that is possible now. @return whether it made any. kNone: accepts no
   /// submissions while one of them has a callback, so that only callbacks of operations in flight
   /// run.
-  bool step(Callbacks = Callbacks::kAll) noexcept HVD_REQUIRES(progress_);
+  bool step(Callbacks = Callbacks::kAll, Extent = Extent::kEverything) noexcept
+      HVD_REQUIRES(progress_);
   enum class Waiting : std::uint8_t {
     kWithoutLimit,
     kForSomeTime,
@@ -212,6 +219,7 @@ class Engine {
   std::vector<RequestedDescription> descriptions_ HVD_GUARDED_BY(progress_);
   std::vector<wire::WaitProbe> probes_ HVD_GUARDED_BY(progress_);  // without a reply yet
   std::uint64_t last_question_ HVD_GUARDED_BY(progress_) = 0;
+  int short_steps_ HVD_GUARDED_BY(progress_) = 0;  // since the last one of Extent::kEverything
   bool shutdown_agreed_ HVD_GUARDED_BY(progress_) = false;
   // Set after a failure: the remaining messages cannot be sent.
   bool control_broken_ HVD_GUARDED_BY(progress_) = false;

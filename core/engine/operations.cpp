@@ -283,9 +283,14 @@ OperationPtr OperationTable::claim(const Submission& submission,
   if (OperationPtr again = claim_again(submission, now)) return again;
   OperationPtr made(new OperationState(submission, number(submission), owner, now));
   const wire::Request& request = made->request;
+  if (request.by_members() && sets_being_made_.contains(submission.name)) {
+    throw UsageError(text(control::describe(request), " on rank ", rank_,
+                          ": this rank is making another process set of the same name; wait for "
+                          "it, or give sets that are made at the same time different names"));
+  }
   const Key key{request.process_set, request.name};
-  const auto known = operations_.find(key);
-  if (known != operations_.end()) {
+  const auto [known, is_new] = operations_.try_emplace(key, made);
+  if (!is_new) {
     if (known->second->in_flight) {
       if (request.unnamed) --next_ordinal(request);
       throw UsageError(text(control::describe(request), " on rank ", rank_,
@@ -294,13 +299,9 @@ OperationPtr OperationTable::claim(const Submission& submission,
     }
     unlink(*known->second);  // its parameters differ, or a handle still refers to it
     operations_.erase(known);
+    operations_.emplace(key, made);
   }
-  if (request.by_members() && !sets_being_made_.insert(submission.name).second) {
-    throw UsageError(text(control::describe(request), " on rank ", rank_,
-                          ": this rank is making another process set of the same name; wait for "
-                          "it, or give sets that are made at the same time different names"));
-  }
-  operations_.emplace(key, made);
+  if (request.by_members()) sets_being_made_.insert(submission.name);
   made->in_flight = true;
   joined_ = request.kind == OpKind::kJoin;
   return made;
@@ -368,8 +369,7 @@ void OperationTable::release(OperationState& operation) {
 }
 
 void OperationTable::forget(const wire::Request& request) {
-  const auto known = operations_.find(Key{request.process_set, request.name});
-  if (known != operations_.end()) operations_.erase(known);
+  operations_.erase(Key{request.process_set, request.name});
 }
 
 void OperationTable::remember(OperationState& operation) {

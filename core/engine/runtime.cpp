@@ -17,7 +17,7 @@ namespace hvd::runtime {
 namespace {
 
 // A round trip between engines that are awake takes a microsecond; yielding the core takes half of
-// one, and sleeping and being woken fifty. So a driver that finds no work first spins for about 20
+// one, and sleeping and being woken fifty. So a driver that finds no work first spins for 10 to 20
 // us, if it has a core for that, then yields the core for about as long as a wake-up takes, then
 // sleeps.
 constexpr int kSpinsBeforeYield = 150;
@@ -242,9 +242,14 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
   doorbell.add_driver();
   std::uint32_t ticket = doorbell.ticket();
   const int spins = progress_policy_.spins ? kSpinsBeforeYield : 0;
+  const auto extent_after = [&](int idle_rounds) {
+    return idle_rounds < spins && patience.waiting != Engine::Waiting::kForMessage
+               ? Engine::Extent::kReplays
+               : Engine::Extent::kEverything;
+  };
   for (int idle_rounds = 0; !done() && !closing_.load();) {
     ticket = doorbell.ticket();
-    if (engine_.step()) {
+    if (engine_.step(Engine::Callbacks::kAll, extent_after(idle_rounds))) {
       idle_rounds = 0;
       notify_waiters(1);
       continue;

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <variant>
 #include <vector>
 
@@ -81,7 +82,15 @@ struct Request {
   std::vector<std::int64_t> shape = {};
   std::vector<int> new_set = {};  ///< kAddProcessSet: its world ranks, ascending
 
-  friend bool operator==(const Request&, const Request&) = default;
+  /// Everything but the name and the ordinal, which tell two uses of the same parameters apart.
+  auto parameters() const noexcept {
+    return std::tie(unnamed, in_sequence, kind, op, dtype, device, process_set, root, last_to_join,
+                    removed_set, prescale, postscale, group, group_size, group_index, alone,
+                    compression, shape, new_set);
+  }
+  friend bool operator==(const Request& a, const Request& b) noexcept {
+    return a.ordinal == b.ordinal && a.name == b.name && a.parameters() == b.parameters();
+  }
 
   std::int64_t elements() const noexcept;
   /// The type that is moved and reduced: the dtype, or the compressed one.

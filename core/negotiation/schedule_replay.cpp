@@ -135,11 +135,8 @@ const wire::Request& ScheduleReplay::planned(const SchedulePlace& place) const n
 // In a schedule in order the operation has the next place or none. In other schedules the
 // parameters are enough, as in the cache, because there no slot occurs twice.
 bool ScheduleReplay::find_unnamed(const wire::Request& request, SchedulePlace& known) const {
-  wire::Request asked = request;
   const auto fits = [&](const SchedulePlace& place) {
-    asked.name = planned(place).name;
-    asked.ordinal = planned(place).ordinal;
-    return asked == planned(place);
+    return request.parameters() == planned(place).parameters();
   };
   const auto first = unnamed_places_.begin();
   const auto next = first + static_cast<std::ptrdiff_t>(next_in_order_);
