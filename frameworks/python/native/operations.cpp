@@ -502,8 +502,7 @@ void add_state(py::module_& module) {
 
 void end_wait() noexcept { names_in_use.end_wait(); }
 
-void leave_job() {
-  hvd::shutdown();
+void forget_operations() noexcept {
   end_wait();
   ++jobs_left;
 }
