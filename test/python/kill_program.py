@@ -362,6 +362,7 @@ def work(plan, rank, fault, journal):
     Program(plan, rank, fault).run()
     if other:
         other.join()
+    journal.write("steps made")
     dist.barrier()  # needs every rank
     fault.at(END)
     journal.write("leaving")
@@ -404,8 +405,10 @@ def main(plan, rank):
         internal = "HorovodInternalError" in (kind.__name__ for kind in type(error).__mro__)
         journal.write("error", type=type(error).__name__, text=str(error), internal=internal, rank=getattr(error, "rank", None))
         if plan["fault"] == "none" or plan["after"] == "raise":
+            journal.write("ending")  # hvd reports the exception to the other ranks
             raise
         use_the_failed_job(journal)
+        journal.write("ending")
         if plan["after"] in ("destroy", "again"):
             if dist.is_initialized():
                 dist.destroy_process_group()
