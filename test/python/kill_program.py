@@ -390,8 +390,8 @@ def start_again(plan, rank, journal):
 def main(plan, rank):
     """Returns the exit code. Leaves exceptions that the plan wants to end the program to the interpreter."""
     torch.set_num_threads(1)
-    if "train" in plan["steps"]:
-        importlib.import_module("torch._dynamo")  # DDP imports it, for seconds in which a rank does not notice a loss
+    if {"train", "hvd_train"}.intersection(plan["steps"]):
+        importlib.import_module("torch._dynamo")  # DDP and optimizers import it, for seconds in which a rank does not notice a loss
     # torchrun ends the other ranks as soon as it has seen that one has failed. Their own errors are of interest here.
     signal.signal(signal.SIGTERM, lambda *_: None)
     journal = Journal(os.path.join(plan["folder"], f"rank.{rank}"))
