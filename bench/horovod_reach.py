@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 bench/horovod_reach.py --shapes shapes.json
 
 `hvd-bench shapes -o shapes.json` writes the shapes. Repetitions are interleaved; a time is that of the slowest rank, and a ratio is the
-median of the ratios within a repetition. On one rank the wrapped optimizer is compared with the bare one. `hvd-bench step` measures what
-the C++ adapter adds, for the rows that are compared with it.
+median of the ratios within a repetition. On one rank the wrapped optimizer is compared with the bare one. `--cpp FILE` compares with what
+the C++ adapter adds to the same steps, which `hvd-bench step --contenders alone,hvd --json FILE` has measured right before.
 """
 
 import argparse
@@ -62,7 +62,9 @@ def contenders_of(shapes, settings):
     if settings.ranks > 1:
         contenders["gloo"] = gloo_peers.Contender(gloo_peers.Network(values, factor),
                                                   lambda network: DistributedDataParallel(network, gradient_as_bucket_view=True))
-    for name in contenders.keys() - {"alone"}:
+    for name in contenders:  # in the same order on every rank
+        if name == "alone":
+            continue
         contenders[name].run()
         assert all(torch.all(tensor.grad == (settings.ranks + 1) / 2) for tensor in contenders[name].tensors), f"{name} is wrong"
     return contenders
@@ -80,8 +82,22 @@ def measure_step(name, shapes, settings):
     added = {key: [time - bare for time, bare in zip(samples[key], samples["alone"])] for key in ("hvd", "gloo")}
     result["added_us"] = {key: median(times) for key, times in added.items()}
     result["ratio"] = result["added_us"]["hvd"] / result["added_us"]["gloo"]
-    return print_row(f"DistributedOptimizer, {name}", result,
-                     f"added {result['added_us']['hvd']:.0f} us, DDP on gloo {result['added_us']['gloo']:.0f} us: {result['ratio']:.3f}")
+    text = f"added {result['added_us']['hvd']:.0f} us, DDP on gloo {result['added_us']['gloo']:.0f} us: {result['ratio']:.3f}"
+    if name in settings.added_by_cpp:
+        result["added_us"]["cpp"] = settings.added_by_cpp[name]
+        result["ratio_to_cpp"] = result["added_us"]["hvd"] / result["added_us"]["cpp"]
+        text += f"; the C++ adapter {result['added_us']['cpp']:.0f} us: {result['ratio_to_cpp']:.3f}"
+    return print_row(f"DistributedOptimizer, {name}", result, text)
+
+
+def added_by_cpp(path, ranks):
+    """What hvd-bench has measured, by set of shapes, in microseconds."""
+    if not path:
+        return {}
+    with open(path, encoding="utf-8") as file:
+        report = json.load(file)
+    assert report["command"] == "step" and report["environment"]["ranks"] == ranks, f"{path} is not of `hvd-bench step` with {ranks} ranks"
+    return {row["set"]: row["contenders"]["hvd"]["added_p50_us"] for row in report["rows"] if not row["compute"]}
 
 
 def main():
@@ -91,12 +107,14 @@ def main():
     parser.add_argument("--budget", type=float, default=10, help="seconds for each row")
     parser.add_argument("--least", type=int, default=11, help="repetitions at least")
     parser.add_argument("--most", type=int, default=1000)
+    parser.add_argument("--cpp", help="a file that hvd-bench step --json has written, to compare with")
     parser.add_argument("--json", help="also write the rows to this file")
     settings = parser.parse_args()
     with open(settings.shapes, encoding="utf-8") as file:
         models = json.load(file)
     dist.init_process_group("gloo")
     settings.ranks = dist.get_world_size()
+    settings.added_by_cpp = added_by_cpp(settings.cpp, settings.ranks)
     dist.new_group(backend="hvd")  # joins the job, which hvd.torch uses
     hvd.init()
     settings.meeting = rank_timing.Meeting()

@@ -7,6 +7,7 @@
 #include <type_traits>
 #include <variant>
 
+#include "base/shown_name.h"
 #include "base/text.h"
 #include "engine/operations.h"
 #include "hvd/error.h"
@@ -94,7 +95,7 @@ class Checker {
 
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... problem) const {
-    throw UsageError(text(kind(), " '", submission_.name, "': ", problem...));
+    throw UsageError(text(kind(), " '", shown_name(submission_.name), "': ", problem...));
   }
 
   void check_names() const {

@@ -277,6 +277,51 @@ def test_a_name_is_in_use_until_a_wait():
     hvd.synchronize(hvd.allreduce_async(torch.ones(2), name="refused"))
 
 
+def test_kinds_share_a_name():
+    rank, size = hvd.rank(), hvd.size()
+    rows = torch.arange(size, dtype=torch.float32) + rank
+    starts = {"allreduce": lambda: hvd.allreduce_async(torch.tensor([rank + 1.0]), name="one", op=hvd.Sum),
+              "allgather": lambda: hvd.allgather_async(torch.full((rank + 1,), float(rank)), name="one"),
+              "broadcast": lambda: hvd.broadcast_async(torch.tensor([float(rank)]), size - 1, name="one"),
+              "alltoall": lambda: hvd.alltoall_async(rows, name="one"),
+              "reducescatter": lambda: hvd.reducescatter_async(rows, name="one", op=hvd.Sum),
+              "sparse": lambda: hvd.sparse_allreduce_async(torch.tensor([rank + 1.0]).to_sparse(), "one", hvd.Sum)}
+    total = size * (size + 1) / 2
+    expected = {"allreduce": torch.tensor([total]), "allgather": torch.cat([torch.full((r + 1,), float(r)) for r in range(size)]),
+                "broadcast": torch.tensor([size - 1.0]), "alltoall": torch.arange(size, dtype=torch.float32) + rank,
+                "reducescatter": torch.tensor([size * rank + size * (size - 1) / 2]), "sparse": torch.tensor([total])}
+    for turn in range(4):
+        order = list(starts)[::-1] if (rank + turn) % 2 else list(starts)
+        handles = {kind: starts[kind]() for kind in order}
+        for kind in starts:
+            result = hvd.synchronize(handles[kind])
+            equal(result.to_dense() if kind == "sparse" else result, expected[kind])
+    handles = [hvd.grouped_allreduce_async([torch.ones(1), torch.ones(2)], name="one", op=hvd.Sum),
+               hvd.grouped_allgather_async([torch.ones(1), torch.ones(2)], name="one")]
+    assert hvd.broadcast_object(rank, 0, name="one") == 0
+    assert [tensor.sum() for handle in handles for tensor in hvd.synchronize(handle)] == [size, 2 * size, size, 2 * size]
+    for blocking in (hvd.allreduce, hvd.allreduce_):
+        handle = hvd.allreduce_async(torch.ones(1), name="one")
+        with pytest.raises(ValueError, match="allreduce 'one': an asynchronous call of this name has not been waited for"):
+            blocking(torch.ones(1), name="one")
+        hvd.synchronize(handle)
+
+
+def test_errors_show_the_name_as_it_was_given():
+    if hvd.size() == 1:
+        return
+    dtype = torch.float32 if hvd.rank() else torch.float64
+    calls = {"allgather": lambda: hvd.allgather(torch.ones(1, dtype=dtype), name="shown"),
+             "broadcast": lambda: hvd.broadcast(torch.ones(1, dtype=dtype), 0, name="shown"),
+             "reducescatter": lambda: hvd.reducescatter(torch.ones(4, dtype=dtype), name="shown"),
+             "alltoall": lambda: hvd.alltoall(torch.ones(hvd.size(), dtype=dtype), name="shown"),
+             "grouped allgather": lambda: hvd.grouped_allgather([torch.ones(1, dtype=dtype)] * 2, name="shown")}
+    for kind, call in calls.items():
+        with pytest.raises(hvd.MismatchError, match=f"{kind.split()[-1]} 'shown(.0)?': dtype differs") as raised:
+            call()
+        assert str(raised.value).isprintable(), str(raised.value)
+
+
 def test_join():
     rank, size = hvd.rank(), hvd.size()
     others = list(range(1, size))

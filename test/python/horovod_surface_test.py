@@ -1,6 +1,7 @@
 """The names, signatures and modules of hvd.torch, and what its processes do at their end."""
 
 import inspect
+import json
 import os
 import pickle
 import subprocess
@@ -91,11 +92,11 @@ def test_errors():
     assert lost.rank == 3 and str(lost) == "rank 3 is lost"
 
 
-def hvdrun(tmp_path, ranks, code):
+def hvdrun(tmp_path, ranks, code, **variables):
     program = tmp_path / "program.py"
     program.write_text("import sys, torch, hvd.torch as hvd\nhvd.init()\nrank, size = hvd.rank(), hvd.size()\n" + code)
     return subprocess.run([sys.executable, "-m", "hvd", "-np", str(ranks), str(program)], capture_output=True, text=True,
-                          timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1"})
+                          timeout=60, env={**os.environ, "OMP_NUM_THREADS": "1", **variables})
 
 
 def test_end_without_shutdown(tmp_path):
@@ -165,10 +166,28 @@ def test_timeline(tmp_path):
     done = hvdrun(tmp_path, 2, f"""
 hvd.start_timeline(r"{tmp_path}/trace.json", mark_cycles=True)
 hvd.allreduce(torch.ones(1), name="traced")
+hvd.allgather(torch.ones(1), name="gathered")
 hvd.stop_timeline()
 """)
     assert done.returncode == 0, done.stderr
-    assert all("traced" in (tmp_path / f"trace.rank{rank}.json").read_text() for rank in range(2))
+    for rank in range(2):
+        names = {event["args"].get("name") for event in json.loads((tmp_path / f"trace.rank{rank}.json").read_text()) if "args" in event}
+        assert {"traced", "gathered"} <= names, names
+
+
+def test_different_calls_of_one_name(tmp_path):
+    """Two kinds may share a name, so that the ranks find out only when each of them waits."""
+    done = hvdrun(tmp_path, 2, """
+try:
+    (hvd.allgather if hvd.rank() else hvd.allreduce)(torch.ones(1), name="mixed")
+except hvd.StalledError as error:
+    print(f"rank {hvd.rank()}: {error}")
+assert hvd.allreduce(torch.ones(1), name="next", op=hvd.Sum) == 2
+""", HVD_DEADLOCK_TIMEOUT="1")
+    assert done.returncode == 0, done.stderr
+    texts = [line for line in done.stdout.splitlines() if "mixed" in line]
+    assert len(texts) == 2 and all(text.isprintable() for text in texts), done.stdout
+    assert any("allgather 'mixed'" in text for text in texts) and any("allreduce 'mixed'" in text for text in texts), texts
 
 
 def test_horovods_variables():

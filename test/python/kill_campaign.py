@@ -39,6 +39,8 @@ PATIENCE = 120  # seconds until a job hangs
 # Seconds from the fault to the error. An interpreter that has imported torch takes long to end.
 LIMITS = {"stop": PEER_TIMEOUT + 4, "hang": TIMEOUT + 5, "exit": 10}
 LIMIT = 4
+# The classes of hvd.torch's errors. A rank that ends because of the victim is lost to the others, so PeerLostError is always possible.
+CLASSES = {"exit": ("ShutdownError", "PeerLostError"), "leave": ("ShutdownError", "PeerLostError"), "hang": ("StalledError", "PeerLostError")}
 CALLBACK = "Got the following error when running the callback: DistBackendError: "  # torch's error for a future of then()
 WORKER_LIMIT = 8  # seconds: data-loader workers look for their parent every 5 s
 
@@ -234,6 +236,20 @@ def end_all(stacks):
     return lines
 
 
+def judge_horovod(plan, job, rank, error):
+    """The defects of an error of hvd.torch: its class, its rank, and its text."""
+    victim, kind, text = plan["victim"], error["type"], error["text"]
+    ended = [r for r in job.survivors() if (end := job.event(r, "ending")) and end["time"] < error["time"]]
+    if kind not in CLASSES.get(plan["fault"], ("PeerLostError",)):
+        return [f"rank {rank} raised {kind} after {plan['fault']}: {text}"]
+    if kind == "PeerLostError" and error["rank"] not in (victim, *ended):
+        return [f"rank {rank} raised {kind} of rank {error['rank']}, expected {victim}: {text}"]
+    # The error of a rank that has ended because of the victim names the victim.
+    if not re.search(rf"\branks? ([0-9, and]*\b)?{victim}\b", text):
+        return [f"rank {rank} raised {kind} that does not name rank {victim}: {text}"]
+    return []
+
+
 def judge_error(plan, job, rank, fault):
     """The defects of a survivor's error, and the seconds until it."""
     error = job.event(rank, "error")
@@ -245,12 +261,8 @@ def judge_error(plan, job, rank, fault):
         return [f"rank {rank} has not raised"], 0
     defects, delay, text = [], error["time"] - fault["time"], error["text"]
     if error["internal"]:
-        # A rank that ends because of the victim may be the one that is lost; its error names the victim.
-        number = error["rank"] if error["type"] == "PeerLostError" else plan["victim"]
-        ended = [r for r in job.survivors() if job.event(r, "error") and job.event(r, "error")["time"] < error["time"]]
-        if number not in (plan["victim"], *ended) or not re.search(rf"\branks? ([0-9, and]*\b)?{plan['victim']}\b", text):
-            defects.append(f"rank {rank} raised {error['type']} of rank {number}, expected {plan['victim']}: {text}")
-    elif plan["horovod"] and not early and plan["during_us"] is None:  # a late fault may hit the barrier at the end
+        defects += judge_horovod(plan, job, rank, error)
+    elif plan["horovod"] and not early and not job.event(rank, "steps made"):  # afterwards torch's barrier fails
         defects.append(f"rank {rank} raised {error['type']}, expected a HorovodInternalError: {text}")
     elif error["type"] != "DistBackendError" and not text.startswith(CALLBACK) and not (early and error["type"].startswith("Dist")):
         defects.append(f"rank {rank} raised {error['type']}: {text}")

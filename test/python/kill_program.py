@@ -362,6 +362,7 @@ def work(plan, rank, fault, journal):
     Program(plan, rank, fault).run()
     if other:
         other.join()
+    journal.write("steps made")
     dist.barrier()  # needs every rank
     fault.at(END)
     journal.write("leaving")
@@ -389,8 +390,8 @@ def start_again(plan, rank, journal):
 def main(plan, rank):
     """Returns the exit code. Leaves exceptions that the plan wants to end the program to the interpreter."""
     torch.set_num_threads(1)
-    if "train" in plan["steps"]:
-        importlib.import_module("torch._dynamo")  # DDP imports it, for seconds in which a rank does not notice a loss
+    if {"train", "hvd_train"}.intersection(plan["steps"]):
+        importlib.import_module("torch._dynamo")  # DDP and optimizers import it, for seconds in which a rank does not notice a loss
     # torchrun ends the other ranks as soon as it has seen that one has failed. Their own errors are of interest here.
     signal.signal(signal.SIGTERM, lambda *_: None)
     journal = Journal(os.path.join(plan["folder"], f"rank.{rank}"))
@@ -404,8 +405,10 @@ def main(plan, rank):
         internal = "HorovodInternalError" in (kind.__name__ for kind in type(error).__mro__)
         journal.write("error", type=type(error).__name__, text=str(error), internal=internal, rank=getattr(error, "rank", None))
         if plan["fault"] == "none" or plan["after"] == "raise":
+            journal.write("ending")  # hvd reports the exception to the other ranks
             raise
         use_the_failed_job(journal)
+        journal.write("ending")
         if plan["after"] in ("destroy", "again"):
             if dist.is_initialized():
                 dist.destroy_process_group()

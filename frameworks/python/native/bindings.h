@@ -25,7 +25,16 @@ void add_layers(py::module_& module);
 void add_gradients(py::module_& module);
 /// The program has waited for an operation: names of earlier asynchronous calls may be used again.
 void end_wait() noexcept;
-/// hvd::shutdown(). Handles of earlier operations then raise UsageError.
+/// Raises KeyboardInterrupt, and what other handlers of signals raise, on the main thread.
+void raise_signals();
+/// hvd::init(). The program's signals end the wait, and the ranks still meet: the next call of
+/// these three functions waits for that.
+void join_job();
+/// hvd::shutdown(). Handles of earlier operations then raise UsageError. Signals: as join_job().
 void leave_job();
+/// Waits for a call that a signal has ended. Its error is dropped.
+void finish_start_or_end();
+/// leave_job() has ended.
+void forget_operations() noexcept;
 
 }  // namespace hvd::python

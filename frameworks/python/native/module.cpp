@@ -49,13 +49,6 @@ void stop_threads() {
   std::this_thread::sleep_for(std::chrono::milliseconds(50));
 }
 
-/// Raises KeyboardInterrupt, and what other signal handlers raise, in a wait of the main thread.
-void raise_signals() {
-  stop_at_the_end();
-  const py::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
-}
-
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                int rank, int size,
                                                const std::vector<std::int64_t>& ranks,
@@ -72,9 +65,15 @@ void monitored_barrier(const c10::intrusive_ptr<c10d::Backend>& backend,
 
 }  // namespace
 
+void hvd::python::raise_signals() {
+  stop_at_the_end();
+  const py::gil_scoped_acquire gil;
+  if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+}
+
 PYBIND11_MODULE(_C, module) {
   using hvd::python::Unlocked;
-  hvd::set_wait_check(raise_signals);
+  hvd::set_wait_check(hvd::python::raise_signals);
   hvd::set_return_check(stop_at_the_end);
   module.attr("__torch_version__") = HVD_TORCH_VERSION;
   module.def("make_backend", &make_backend, py::arg("store"), py::arg("rank"), py::arg("size"),
@@ -89,7 +88,8 @@ PYBIND11_MODULE(_C, module) {
     }
     return py::bytes(record);
   });
-  module.def("init", [] { hvd::init(); }, Unlocked());
+  module.def("init", &hvd::python::join_job, Unlocked());
+  module.def("finish_start_or_end", &hvd::python::finish_start_or_end, Unlocked());
   module.def("shutdown", &hvd::python::leave_job, Unlocked());
   module.def(
       "fail", [](const std::string& cause) { hvd::fail(cause); }, py::arg("cause"), Unlocked());

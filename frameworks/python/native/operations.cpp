@@ -39,49 +39,102 @@ ReduceOp reduce_op(int number) {
   return kOps[number];
 }
 
+/// A kind of operation. Operations of different kinds may have the same name at the same time, as
+/// in Horovod: `mark`, a character that texts do not show, precedes the name (none if it is 0).
+struct Kind {
+  const char* operation;
+  char mark;
+
+  std::string own(const std::string& name) const {
+    return mark == 0 || name.empty() ? name : mark + name;
+  }
+};
+constexpr Kind kAllreduce{"allreduce", 0};
+constexpr Kind kAllgather{"allgather", 1};
+constexpr Kind kBroadcast{"broadcast", 2};
+constexpr Kind kAlltoall{"alltoall", 3};
+constexpr Kind kReducescatter{"reducescatter", 4};
+constexpr Kind kSparseAllreduce{"sparse_allreduce", 5};
+constexpr Kind kGather{"gather", 6};
+constexpr Kind kBroadcastObject{"broadcast_object", 7};
+constexpr Kind kAllgatherObject{"allgather_object", 8};
+
 /// The names of asynchronous calls since the program has last waited for an operation. A second
 /// call under such a name is refused, whether the first operation is done or not, so that a program
 /// does not depend on how fast it is. Thread-safe.
 class NamesInUse {
  public:
-  /// Calls `start`, which starts an operation of that name.
+  /// Calls start(own name), which starts an operation of that kind and name.
   /// @throws UsageError for a name that is in use
   template <class Start>
-  auto use(const char* operation, const std::string& name, const ProcessSet& set,
-           const Start& start) {
-    if (name.empty()) return start();
-    const std::string key = std::to_string(set.id()) + operation + '.' + name;
-    if (!claim(key)) {
-      throw UsageError(std::string(operation) + " '" + name +
-                       "': an asynchronous call of this name has not been waited for; expected a "
-                       "call of synchronize() in between, or another name");
-    }
+  auto use(const Kind& kind, const std::string& name, const ProcessSet& set, const Start& start) {
+    const std::string own = kind.own(name);
+    if (name.empty()) return start(own);
+    const std::string key = key_of(own, set);
+    if (!claim(key)) refuse(kind, name);
     try {
-      return start();
+      return start(own);
     } catch (...) {
       const std::lock_guard lock(mutex_);
       names_.erase(key);
       throw;
     }
   }
-  void end_wait() noexcept { ++waits_; }
+  /// @throws UsageError for a name that is in use
+  void check(const Kind& kind, const std::string& name, const ProcessSet& set) {
+    if (!any_.load(std::memory_order_relaxed) || name.empty()) return;
+    const std::lock_guard lock(mutex_);
+    forget_waited();
+    if (names_.contains(key_of(kind.own(name), set))) refuse(kind, name);
+  }
+  void end_wait() noexcept { waits_.fetch_add(1, std::memory_order_relaxed); }
 
  private:
+  static std::string key_of(const std::string& own, const ProcessSet& set) {
+    return std::to_string(set.id()) + '/' + own;
+  }
+  [[noreturn]] static void refuse(const Kind& kind, const std::string& name) {
+    throw UsageError(std::string(kind.operation) + " '" + name +
+                     "': an asynchronous call of this name has not been waited for; expected a "
+                     "call of synchronize() in between, or another name");
+  }
   bool claim(const std::string& key) {
     const std::lock_guard lock(mutex_);
-    if (const std::uint64_t waits = waits_; seen_ != waits) {
-      names_.clear();
-      seen_ = waits;
-    }
+    forget_waited();
+    any_.store(true, std::memory_order_relaxed);
     return names_.insert(key).second;
+  }
+  /// The caller has the lock.
+  void forget_waited() {
+    const std::uint64_t waits = waits_.load(std::memory_order_relaxed);
+    if (seen_ == waits) return;
+    names_.clear();
+    any_.store(false, std::memory_order_relaxed);
+    seen_ = waits;
   }
 
   std::mutex mutex_;
   std::unordered_set<std::string> names_;
   std::uint64_t seen_ = 0;
+  std::atomic<bool> any_ = false;  // may be true without any, never false with one
   std::atomic<std::uint64_t> waits_ = 0;
 };
 NamesInUse names_in_use;
+
+/// Runs a call that waits for an operation. Its error ends the wait, too.
+template <class Call>
+auto waiting(const Call& call) {
+  try {
+    auto result = call();
+    names_in_use.end_wait();
+    return result;
+  } catch (const UsageError&) {
+    throw;  // mostly of a call that has started no operation
+  } catch (...) {
+    names_in_use.end_wait();
+    throw;
+  }
+}
 
 /// The arguments that hvd gets for a reduction with Horovod's results.
 struct Prepared {
@@ -177,8 +230,7 @@ class Call {
 
   std::vector<Tensor> finished() const {
     check();
-    std::vector<Tensor> results = handle_.wait_all();
-    names_in_use.end_wait();
+    std::vector<Tensor> results = waiting([this] { return handle_.wait_all(); });
     const torch::NoGradGuard no_grad;
     for (std::size_t i = 0; i < targets_.size(); ++i) {
       targets_[i].detach().copy_(results[i]);
@@ -241,23 +293,21 @@ Call allreduce_async_in_place(const Tensor& tensor, const Reduction& how) {
 }
 
 Tensor allreduce(const Tensor& tensor, const Reduction& how) {
+  names_in_use.check(kAllreduce, how.name, how.set);
   const Prepared ready = how.prepared({plain(tensor)});
-  Tensor result = hvd::allreduce(ready.inputs.front(), ready.options);
-  names_in_use.end_wait();
-  return result;
+  return waiting([&] { return hvd::allreduce(ready.inputs.front(), ready.options); });
 }
 
 Tensor allreduce_in_place(const Tensor& tensor, const Reduction& how) {
+  names_in_use.check(kAllreduce, how.name, how.set);
   refuse_transform(tensor);
   const Prepared ready = how.prepared({tensor});
   const torch::NoGradGuard no_grad;
-  if (ready.changed) {
+  return waiting([&] {
+    if (!ready.changed) return hvd::allreduce_(tensor, ready.options);
     tensor.detach().copy_(hvd::allreduce(ready.inputs.front().detach(), ready.options));
-  } else {
-    hvd::allreduce_(tensor, ready.options);
-  }
-  names_in_use.end_wait();
-  return tensor;
+    return tensor;
+  });
 }
 
 Call grouped_allreduce_async(const std::vector<Tensor>& tensors, const Reduction& how) {
@@ -287,52 +337,52 @@ Call grouped_reducescatter_async(const std::vector<Tensor>& tensors, const Reduc
 }
 
 Call allgather_async(const Tensor& tensor, const std::string& name, const ProcessSet& set) {
-  return names_in_use.use("allgather", name, set, [&] {
-    return Call(hvd::allgather_async(plain(tensor), {name, set}), Form::kTensor);
+  return names_in_use.use(kAllgather, name, set, [&](const std::string& own) {
+    return Call(hvd::allgather_async(plain(tensor), {own, set}), Form::kTensor);
   });
 }
 
 Call grouped_allgather_async(const std::vector<Tensor>& tensors, const std::string& name,
                              const ProcessSet& set) {
-  return names_in_use.use("allgather", name, set, [&] {
-    return Call(hvd::grouped_allgather_async(plain_list(tensors), {name, set}), Form::kList);
+  return names_in_use.use(kAllgather, name, set, [&](const std::string& own) {
+    return Call(hvd::grouped_allgather_async(plain_list(tensors), {own, set}), Form::kList);
   });
 }
 
 Call broadcast_async(const Tensor& tensor, int root_rank, const std::string& name,
                      const ProcessSet& set) {
-  return names_in_use.use("broadcast", name, set, [&] {
-    return Call(hvd::broadcast_async(plain(tensor), root_rank, {name, set}), Form::kTensor);
+  return names_in_use.use(kBroadcast, name, set, [&](const std::string& own) {
+    return Call(hvd::broadcast_async(plain(tensor), root_rank, {own, set}), Form::kTensor);
   });
 }
 
 Call broadcast_async_in_place(const Tensor& tensor, int root_rank, const std::string& name,
                               const ProcessSet& set) {
   refuse_transform(tensor);
-  return names_in_use.use("broadcast", name, set, [&] {
-    return Call(hvd::broadcast_async_(tensor, root_rank, {name, set}), Form::kTensor);
+  return names_in_use.use(kBroadcast, name, set, [&](const std::string& own) {
+    return Call(hvd::broadcast_async_(tensor, root_rank, {own, set}), Form::kTensor);
   });
 }
 
 /// Without splits Horovod returns the rows alone.
 Call alltoall_async(const Tensor& tensor, const std::optional<Tensor>& splits,
                     const std::string& name, const ProcessSet& set) {
-  const Tensor own = splits ? splits->cpu() : Tensor();
-  return names_in_use.use("alltoall", name, set, [&] {
-    return Call(hvd::alltoall_async(plain(tensor), own, {name, set}),
+  const Tensor rows = splits ? splits->cpu() : Tensor();
+  return names_in_use.use(kAlltoall, name, set, [&](const std::string& own) {
+    return Call(hvd::alltoall_async(plain(tensor), rows, {own, set}),
                 splits ? Form::kRowsAndSplits : Form::kRows)
         .like(splits);
   });
 }
 
-void add_reduction(py::module_& module, const char* name, const char* operation,
+void add_reduction(py::module_& module, const char* name, const Kind& kind,
                    Call (*start)(const Tensor&, const Reduction&)) {
   module.def(
       name,
-      [start, operation](const Tensor& tensor, const std::string& label, int op, double prescale,
-                         double postscale, const ProcessSet& set) {
-        return names_in_use.use(operation, label, set, [&] {
-          return start(tensor, {label, op, prescale, postscale, set});
+      [start, kind](const Tensor& tensor, const std::string& label, int op, double prescale,
+                    double postscale, const ProcessSet& set) {
+        return names_in_use.use(kind, label, set, [&](const std::string& own) {
+          return start(tensor, {own, op, prescale, postscale, set});
         });
       },
       py::arg("tensor"), py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),
@@ -351,14 +401,14 @@ void add_blocking_reduction(py::module_& module, const char* name,
       py::arg("process_set"), Unlocked());
 }
 
-void add_grouped_reduction(py::module_& module, const char* name, const char* operation,
+void add_grouped_reduction(py::module_& module, const char* name, const Kind& kind,
                            Call (*start)(const std::vector<Tensor>&, const Reduction&)) {
   module.def(
       name,
-      [start, operation](const std::vector<Tensor>& tensors, const std::string& label, int op,
-                         double prescale, double postscale, const ProcessSet& set) {
-        return names_in_use.use(operation, label, set, [&] {
-          return start(tensors, {label, op, prescale, postscale, set});
+      [start, kind](const std::vector<Tensor>& tensors, const std::string& label, int op,
+                    double prescale, double postscale, const ProcessSet& set) {
+        return names_in_use.use(kind, label, set, [&](const std::string& own) {
+          return start(tensors, {own, op, prescale, postscale, set});
         });
       },
       py::arg("tensors"), py::arg("name"), py::arg("op"), py::arg("prescale"), py::arg("postscale"),
@@ -368,14 +418,14 @@ void add_grouped_reduction(py::module_& module, const char* name, const char* op
 void add_reductions(py::module_& module) {
   add_blocking_reduction(module, "allreduce", &allreduce);
   add_blocking_reduction(module, "allreduce_", &allreduce_in_place);
-  add_reduction(module, "allreduce_async", "allreduce", &allreduce_async);
-  add_reduction(module, "allreduce_async_", "allreduce", &allreduce_async_in_place);
-  add_reduction(module, "sparse_allreduce_async", "sparse_allreduce", &sparse_allreduce_async);
-  add_reduction(module, "reducescatter_async", "reducescatter", &reducescatter_async);
-  add_grouped_reduction(module, "grouped_allreduce_async", "allreduce", &grouped_allreduce_async);
-  add_grouped_reduction(module, "grouped_allreduce_async_", "allreduce",
+  add_reduction(module, "allreduce_async", kAllreduce, &allreduce_async);
+  add_reduction(module, "allreduce_async_", kAllreduce, &allreduce_async_in_place);
+  add_reduction(module, "sparse_allreduce_async", kSparseAllreduce, &sparse_allreduce_async);
+  add_reduction(module, "reducescatter_async", kReducescatter, &reducescatter_async);
+  add_grouped_reduction(module, "grouped_allreduce_async", kAllreduce, &grouped_allreduce_async);
+  add_grouped_reduction(module, "grouped_allreduce_async_", kAllreduce,
                         &grouped_allreduce_async_in_place);
-  add_grouped_reduction(module, "grouped_reducescatter_async", "reducescatter",
+  add_grouped_reduction(module, "grouped_reducescatter_async", kReducescatter,
                         &grouped_reducescatter_async);
 }
 
@@ -394,7 +444,7 @@ void add_exchanges(py::module_& module) {
       "gather",
       [](const Tensor& tensor, int dst_rank, const std::string& name, const ProcessSet& set) {
         refuse_transform(tensor);
-        return hvd::gather(tensor, dst_rank, {name, set});
+        return hvd::gather(tensor, dst_rank, {kGather.own(name), set});
       },
       py::arg("tensor"), py::arg("dst_rank"), py::arg("name"), py::arg("process_set"), Unlocked());
 }
@@ -427,7 +477,7 @@ void add_state(py::module_& module) {
         std::string received;
         {
           const py::gil_scoped_release unlocked;
-          received = hvd::broadcast_object(own, root_rank, {name, set});
+          received = hvd::broadcast_object(own, root_rank, {kBroadcastObject.own(name), set});
         }
         return py::bytes(received);
       },
@@ -439,7 +489,7 @@ void add_state(py::module_& module) {
         std::vector<std::string> all;
         {
           const py::gil_scoped_release unlocked;
-          all = hvd::allgather_object(own, {name, set});
+          all = hvd::allgather_object(own, {kAllgatherObject.own(name), set});
         }
         py::list received;
         for (const std::string& one : all) received.append(py::bytes(one));
@@ -452,8 +502,7 @@ void add_state(py::module_& module) {
 
 void end_wait() noexcept { names_in_use.end_wait(); }
 
-void leave_job() {
-  hvd::shutdown();
+void forget_operations() noexcept {
   end_wait();
   ++jobs_left;
 }

@@ -68,6 +68,7 @@ void GradientHooks::install(const Before& before, const After& after) {
         std::make_unique<LambdaPreHook>([before, i] { return guarded([&] { return before(i); }); });
     hooked.pre_hook = pre_hook.get();
     hooked.accumulator->add_pre_hook(std::move(pre_hook));
+    if (!after) continue;
     hooked.post_hook =
         hooked.accumulator->add_post_hook(std::make_unique<torch::autograd::utils::LambdaPostHook>(
             [after, i](const variable_list& outputs, const variable_list& gradients) {
@@ -81,7 +82,8 @@ void GradientHooks::unhook(Hooked& hooked) noexcept {
   if (!hooked.accumulator) return;
   auto& hooks = hooked.accumulator->pre_hooks();
   std::erase_if(hooks, [&](const auto& hook) { return hook.get() == hooked.pre_hook; });
-  delete_post_hook(*hooked.accumulator, hooked.post_hook);
+  if (hooked.post_hook != 0) delete_post_hook(*hooked.accumulator, hooked.post_hook);
+  hooked.post_hook = 0;
   hooked.accumulator = {};
 }
 

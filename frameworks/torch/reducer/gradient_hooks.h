@@ -35,7 +35,7 @@ class GradientHooks {
   ~GradientHooks() { remove(); }
 
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
-  /// a dtype may have changed.
+  /// a dtype may have changed. @param after may be empty
   void install(const Before& before, const After& after);
   /// Whether all parameters that require grad have their hooks.
   bool complete() const;

@@ -70,6 +70,14 @@ GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, i
   readiness_.set_units(units_.members());
 }
 
+void GradientReducer::leave_alone(const std::weak_ptr<SharedReducer>& self) {
+  if (!LonePasses::suffice(how_)) return;
+  lone_ = std::make_shared<LonePasses>(how_.wrapper, parameters_, no_sync_depth_,
+                                       readiness_.passes_per_step());
+  hooks_.remove();
+  install_hooks(self);
+}
+
 void GradientReducer::compare_frozen(
     const torch::OrderedDict<std::string, torch::Tensor>& parameters) {
   for (const auto& item : parameters) {
@@ -101,6 +109,13 @@ void GradientReducer::open_device_queue() {
 void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
   readiness_.recheck_expected();
   if (hooks_.complete()) return;  // without allocating the functions
+  if (lone_) {
+    const auto count = [passes = lone_](std::size_t parameter) {
+      passes->begin_pass(parameter);
+      return true;
+    };
+    return hooks_.install(count, nullptr);
+  }
   hooks_.install(
       [self](std::size_t parameter) {
         const auto alive = self.lock();
@@ -120,12 +135,7 @@ void GradientReducer::remove_hooks() noexcept {
 /// Refuses create_graph: the graph of a reduced gradient would have to include the other ranks.
 void GradientReducer::refuse_create_graph(const ReducedParameter& parameter) const {
   if (!torch::GradMode::is_enabled() || no_sync_depth_->load() > 0) return;
-  throw UsageError(
-      std::string(how_.wrapper) + ": backward(create_graph = true) reached parameter '" +
-      parameter.name() +
-      "', whose gradient would be reduced and lose its graph; expected a backward() without "
-      "create_graph; compute what needs the graph with "
-      "torch::autograd::grad(), or under no_sync() and detach_() the gradients before step()");
+  throw graph_would_be_lost(how_.wrapper, parameter.name());
 }
 
 /// @return whether the gradient is used
@@ -148,13 +158,7 @@ bool GradientReducer::before_accumulate(std::size_t index) {
     return true;
   }
   // The hook runs before the addition, so that the gradient that is being reduced stays intact.
-  throw UsageError(std::string(how_.wrapper) + ": backward() reached parameter '" +
-                   parameter.name() +
-                   "' again after its gradient was handed over for this step (expected " +
-                   std::to_string(readiness_.passes_per_step()) +
-                   " backward pass(es) per step); call step() or zero_grad() first, raise "
-                   "backward_passes_per_step, or "
-                   "accumulate under no_sync()");
+  throw too_many_passes(how_.wrapper, parameter.name(), readiness_.passes_per_step());
 }
 
 /// Refuses to add to a scattered gradient, unless the program has reset it.
@@ -272,8 +276,27 @@ void GradientReducer::raise_if_nonfinite() {
 /// Programs reset all gradients at once, so one gradient represents all.
 bool GradientReducer::was_reset() const { return witness_ && parameters_[*witness_].was_reset(); }
 
+/// Ends the cycle of a set of one rank. @return false, without an effect, if a gradient is not
+/// dense
+bool GradientReducer::finish_alone() {
+  bool any_gradient = false;
+  for (const ReducedParameter& parameter : parameters_) {
+    const torch::Tensor& gradient = parameter.tensor().grad();
+    if (!gradient.defined()) continue;
+    if (gradient.layout() != torch::kStrided) return false;
+    any_gradient = true;
+  }
+  warn_without_gradients(any_gradient);
+  check_.end_cycle(false, false, false);
+  readiness_.end_cycle();
+  lone_->end_cycle();
+  readiness_.set_reduced(true);
+  return true;
+}
+
 void GradientReducer::synchronize() {
-  if (readiness_.reduced()) return;
+  if (reduced()) return;
+  if (lone_ && finish_alone()) return;
   dropped_in_a_row_ = 0;
   bool interruptible = false;
   try {
@@ -291,7 +314,7 @@ void GradientReducer::synchronize() {
     weights_.raise_if_error();
     exchange_.raise_if_written();
     weights_.refuse_late();
-    warn_without_gradients();
+    warn_without_gradients(exchange_.any_used());
     exchange_.complete();
   } catch (...) {
     if (interruptible) throw;  // the operations go on, and another call waits for them
@@ -358,10 +381,11 @@ void GradientReducer::warn_of_dropped() {
              how_.wrapper, ", not of the optimizer that it wraps. (", how_.scope, ")");
 }
 
-void GradientReducer::warn_without_gradients() {
+void GradientReducer::warn_without_gradients(bool any_gradient) {
+  if (warned_without_gradients_ || any_gradient) return;
   const bool any_active = std::any_of(parameters_.begin(), parameters_.end(),
                                       [](const auto& parameter) { return parameter.active(); });
-  if (warned_without_gradients_ || exchange_.any_used() || !any_active) return;
+  if (!any_active) return;
   warned_without_gradients_ = true;
   TORCH_WARN(
       how_.wrapper, " (", how_.scope,
@@ -374,6 +398,10 @@ void GradientReducer::warn_without_gradients() {
 }
 
 void GradientReducer::discard() {
+  if (lone_ && !readiness_.in_cycle()) {
+    readiness_.end_cycle();
+    return lone_->end_cycle();
+  }
   if (readiness_.in_cycle()) abandon();
   end_cycle();
   for (ReducedParameter& parameter : parameters_) parameter.forget_result();
@@ -387,13 +415,16 @@ void GradientReducer::end_cycle() {
   readiness_.end_cycle();
   weights_.end_cycle();
   finite_.end_cycle();
+  if (lone_) lone_->end_cycle();
   witness_.reset();
   reached_ = false;
 }
 
 std::uint64_t GradientReducer::gradients_version() const { return readiness_.cycles(); }
 
-bool GradientReducer::in_flight() const { return readiness_.in_cycle(); }
+bool GradientReducer::in_flight() const {
+  return readiness_.in_cycle() || (lone_ && lone_->complete());
+}
 
 void GradientReducer::refuse_weight() const {
   if (how_.op == ReduceOp::kAverage) return;
@@ -412,6 +443,9 @@ void GradientReducer::begin_pass(std::optional<std::int64_t> samples) {
   weights_.begin_pass(samples);
 }
 
-void GradientReducer::set_passes_per_step(int passes) { readiness_.set_passes_per_step(passes); }
+void GradientReducer::set_passes_per_step(int passes) {
+  readiness_.set_passes_per_step(passes);
+  if (lone_) lone_->set_passes_per_step(passes);
+}
 
 }  // namespace hvd::libtorch

@@ -20,6 +20,7 @@
 #include "reducer/gradient_readiness.h"
 #include "reducer/gradient_units.h"
 #include "reducer/gradient_weights.h"
+#include "reducer/lone_passes.h"
 #include "reducer/parameter_check.h"
 #include "reducer/rank_agreement.h"
 #include "reducer/reduced_parameter.h"
@@ -79,6 +80,10 @@ class GradientReducer {
   /// communicator, which takes up to seconds, and the runtime's buffers, so that both exist when
   /// the first gradients are ready. Does not wait.
   void open_device_queue();
+  /// If the set has one rank and the options do not change its gradients: dense gradients are final
+  /// as backward leaves them, nothing is submitted, and writes to them are not detected. The hooks
+  /// only count passes, which must have no weights. @param self as for install_hooks()
+  void leave_alone(const std::weak_ptr<SharedReducer>& self);
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
   /// a dtype may have changed. @param self this object, which hooks lock; they do nothing after it
   /// was destroyed
@@ -95,7 +100,7 @@ class GradientReducer {
 
   bool in_flight() const;
   /// Whether every gradient is final, and synchronize() would return at once.
-  bool reduced() const { return readiness_.reduced(); }
+  bool reduced() const { return readiness_.reduced() && !(lone_ && lone_->reached()); }
   /// Valid between cycles, until the next one.
   const GradientUnits& units() const noexcept { return units_; }
   const std::vector<ReducedParameter>& parameters() const noexcept { return parameters_; }
@@ -120,6 +125,7 @@ class GradientReducer {
                   int passes_per_step, std::shared_ptr<std::atomic<int>> no_sync_depth);
 
   bool before_accumulate(std::size_t index);
+  bool finish_alone();
   void refuse_weight() const;
   void weigh_gradients();
   void after_accumulate(std::size_t index, const torch::autograd::variable_list& gradients);
@@ -134,7 +140,7 @@ class GradientReducer {
   void abandon();
   void explain_dropped() const;
   void warn_of_dropped();
-  void warn_without_gradients();
+  void warn_without_gradients(bool any_gradient);
   void raise_if_nonfinite();
   void end_cycle();
 
@@ -151,6 +157,8 @@ class GradientReducer {
   ParameterCheck check_;
   FiniteCheck finite_;
   GradientExchange exchange_;
+  /// Not null: see leave_alone().
+  std::shared_ptr<LonePasses> lone_;
   std::optional<std::size_t> witness_;  ///< first parameter of this cycle that had a gradient
   bool reached_ = false;    ///< a backward pass has run since the last cycle, even under no_sync()
   bool scattered_ = false;  ///< gradients are reduced only where this rank updates

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/shown_name.h"
 #include "hvd/device.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
@@ -51,7 +52,7 @@ void check_gpu(const torch::Device& device, const Label& label) {
 
 std::string Label::str() const {
   std::string text(operation);
-  return name.empty() ? text + " (unnamed)" : text + " '" + std::string(name) + "'";
+  return name.empty() ? text + " (unnamed)" : text + " '" + std::string(shown_name(name)) + "'";
 }
 
 bool is_supported(torch::ScalarType type) noexcept { return to_data_type(type).has_value(); }

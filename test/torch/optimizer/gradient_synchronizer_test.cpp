@@ -80,6 +80,74 @@ TEST(GradientSynchronizer, DividesByTheSizeAlsoWhileARankHasJoined) {
   join();
 }
 
+ProcessSet own_set() {
+  std::vector<ProcessSet> sets;
+  for (int r = 0; r < size(); ++r) sets.push_back(add_process_set({r}));
+  return sets[rank()];
+}
+
+TEST(GradientSynchronizer, LeavesGradientsOfOneRankAsTheyAre) {
+  Net net = same_net();
+  GradientSynchronizer gradients(net->named_parameters(),
+                                 {.backward_passes_per_step = 2, .process_set = own_set()});
+  for (int step = 0; step < 3; ++step) {
+    gradients.discard();
+    net->zero_grad();
+    backward(net, step);
+    EXPECT_FALSE(gradients.in_flight());
+    backward(net, step);
+    EXPECT_TRUE(gradients.in_flight());
+    EXPECT_TRUE(contains(message_of<UsageError>([&] { backward(net, step); }), "'fc"));
+    const torch::Tensor gradient = net->parameters()[0].grad();
+    const torch::Tensor value = gradient.clone();
+    gradients.synchronize();
+    EXPECT_TRUE(gradients.synchronized());
+    EXPECT_FALSE(gradients.in_flight());
+    EXPECT_TRUE(net->parameters()[0].grad().is_same(gradient));
+    EXPECT_TRUE(gradient.equal(value));
+    gradients.end_step();
+    net->zero_grad();  // without discard(): the passes are counted anew
+    backward(net, step);
+    backward(net, step);
+    gradients.synchronize();
+    backward(net, step);  // after synchronize() a pass may be added
+    EXPECT_FALSE(gradients.synchronized());
+  }
+}
+
+TEST(GradientSynchronizer, ReducesOtherGradientsOfOneRankToo) {
+  const ProcessSet set = own_set();
+  torch::Tensor table = torch::ones({4, 2}).requires_grad_(true);
+  NamedParameters names;
+  names.insert("table", table);
+  const auto look_up = [&] {
+    const auto rows = torch::tensor({1, 1, 3});
+    table.mutable_grad() = torch::Tensor();
+    torch::embedding(table, rows, -1, false, /*sparse=*/true).sum().backward();
+  };
+  {
+    GradientSynchronizer gradients(names, {.process_set = set});
+    for (int step = 0; step < 3; ++step) {
+      look_up();
+      gradients.synchronize();
+      EXPECT_TRUE(gradients.synchronized());
+      EXPECT_TRUE(table.grad().is_sparse() && table.grad().to_dense()[1][0].item<float>() == 2);
+      gradients.end_step();
+    }
+  }
+  {
+    GradientSynchronizer gradients(names, {.sparse_as_dense = true, .process_set = set});
+    look_up();
+    gradients.synchronize();
+    EXPECT_TRUE(!table.grad().is_sparse() && table.grad()[1][0].item<float>() == 2);
+  }
+  GradientSynchronizer gradients(names, {.compression = Compression::kFloat16, .process_set = set});
+  table.mutable_grad() = torch::Tensor();
+  (table * 1.0001).sum().backward();
+  gradients.synchronize();
+  EXPECT_EQ(table.grad()[0][0].item<float>(), 1.0F);  // as float16 holds it
+}
+
 struct Translated : std::runtime_error {
   using std::runtime_error::runtime_error;
 };

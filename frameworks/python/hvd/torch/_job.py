@@ -31,6 +31,7 @@ def init(comm: collections.abc.Sequence[int] | None = None,
     chosen = _chosen_sets(process_sets)
     if comm is not None and not isinstance(comm, collections.abc.Iterable):
         raise UsageError(f"init: comm: expected None or a list of ranks, got {comm!r}; communicators of MPI are not supported")
+    _native.finish_start_or_end()  # a call that Ctrl-C has ended
     if not is_initialized():
         _sets._end_job()
         _translate_environment()

@@ -55,7 +55,11 @@ def _number_of(process_set: ProcessSet) -> int:
 def _list_of(tensors: typing.Any) -> list[torch.Tensor]:
     if isinstance(tensors, torch.Tensor) or not isinstance(tensors, collections.abc.Iterable):
         raise UsageError(f"tensors: expected a list of tensors, got {type(tensors).__qualname__}")
-    return list(tensors)
+    tensors = list(tensors)
+    for tensor in tensors:
+        if not isinstance(tensor, torch.Tensor):
+            raise UsageError(f"tensors: expected tensors, got {type(tensor).__qualname__}")
+    return tensors
 
 
 def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
