@@ -8,7 +8,6 @@
 #include "base/expect.h"
 #include "base/log.h"
 #include "base/process_exit.h"
-#include "base/shown_name.h"
 #include "base/text.h"
 #include "engine/submission_check.h"
 #include "hvd/error.h"
@@ -119,7 +118,7 @@ void OperationState::call_back(const Status& status, const EventPtr& output_read
   } catch (const std::exception& error) {
     // Callbacks must not throw. The operation's own status does not change.
     HVD_LOG(kError) << "the completion callback of "
-                    << (message ? title() : text("'", shown_name(request.name), "'"))
+                    << (message ? title() : text("'", request.name, "'"))
                     << " threw: " << error.what();
   }
 }
@@ -280,7 +279,7 @@ void OperationTable::check_not_joined(const std::string& title) const {
 
 OperationPtr OperationTable::claim(const Submission& submission,
                                    const std::weak_ptr<Runtime>& owner, TimePoint now) {
-  if (joined_) check_not_joined(text(submission.kind(), " '", shown_name(submission.name), "'"));
+  if (joined_) check_not_joined(text(submission.kind(), " '", submission.name, "'"));
   if (OperationPtr again = claim_again(submission, now)) return again;
   OperationPtr made(new OperationState(submission, number(submission), owner, now));
   const wire::Request& request = made->request;

@@ -7,7 +7,6 @@
 #include <type_traits>
 #include <variant>
 
-#include "base/shown_name.h"
 #include "base/text.h"
 #include "engine/operations.h"
 #include "hvd/error.h"
@@ -95,7 +94,7 @@ class Checker {
 
   template <class... Parts>
   [[noreturn]] void fail(const Parts&... problem) const {
-    throw UsageError(text(kind(), " '", shown_name(submission_.name), "': ", problem...));
+    throw UsageError(text(kind(), " '", submission_.name, "': ", problem...));
   }
 
   void check_names() const {

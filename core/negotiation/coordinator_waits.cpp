@@ -4,7 +4,6 @@
 #include <utility>
 #include <vector>
 
-#include "base/shown_name.h"
 #include "base/text.h"
 #include "hvd/error.h"
 #include "negotiation/coordinator.h"
@@ -58,7 +57,7 @@ std::string Coordinator::wait_text(const WaitInquiries::Result& result, TimePoin
     if (pending != nullptr && pending->held)
       return "for the rest of " + StallInspector::group_text(*pending);
     if (request.group_size > 0)
-      return text("for the rest of group '", shown_name(request.group_key()),
+      return text("for the rest of group '", request.group_key(),
                   "': every rank has submitted this member");
     return "although every rank has submitted it";
   }

@@ -4,7 +4,6 @@
 #include <set>
 #include <utility>
 
-#include "base/shown_name.h"
 #include "base/text.h"
 #include "hvd/error.h"
 #include "negotiation/fusion_planner.h"
@@ -318,7 +317,7 @@ void Negotiator::end_set(int process_set, Applied& applied) {
     error.process_set = process_set;
     error.name = found->first.substr(prefix.size());
     error.code = StatusCode::kUsage;
-    error.message = text("'", shown_name(error.name), "': process set ", process_set,
+    error.message = text("'", error.name, "': process set ", process_set,
                          " was removed before every member had submitted it");
     forget_unsent(process_set, error.name);
     applied.errors.push_back(std::move(error));
@@ -351,15 +350,15 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
     // not list them: a rank that has not submitted it and is not missing is outside of the set.
     if (!missing && (was_joined_ || by_members)) return;
     if (!missing)
-      throw Error(text("a plan ends '", shown_name(error.name),
-                       "', which this rank has not submitted: ", error.message));
+      throw Error("a plan ends '" + error.name +
+                  "', which this rank has not submitted: " + error.message);
     failed_in_advance_[key].push_back(error);
     return;
   }
   const auto [use, sent, ends_replays] = found->second;
   if (!sent && !missing) {
-    throw Error(text("a plan counts rank ", rank_, " among those that submitted '",
-                     shown_name(error.name), "', but it has not: ", error.message));
+    throw Error(text("a plan counts rank ", rank_, " among those that submitted '", error.name,
+                     "', but it has not: ", error.message));
   }
   // A submission that was not reported yet must not be reported any more. If it was reported, the
   // coordinator knows that it belongs to the failed use.

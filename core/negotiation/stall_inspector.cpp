@@ -4,7 +4,6 @@
 #include <utility>
 
 #include "base/expect.h"
-#include "base/shown_name.h"
 #include "base/text.h"
 #include "negotiation/validator.h"
 
@@ -74,18 +73,18 @@ std::string StallInspector::missing_text(const ReadyTable& table, const PendingT
 
 std::string StallInspector::activity_text(const ReadyTable& table, int rank, TimePoint now) const {
   const Activity& activity = last_.at(rank);
-  return text(activity.name ? text("last submitted '", shown_name(*activity.name), "' ",
-                                   now - activity.when, " ago")
-                            : "has submitted no operation yet",
+  return text(activity.name
+                  ? text("last submitted '", *activity.name, "' ", now - activity.when, " ago")
+                  : "has submitted no operation yet",
               " and ", waits_for(table, rank));
 }
 
 std::string StallInspector::group_text(const PendingTensor& tensor) {
   HVD_EXPECT(!tensor.groups.empty(), "the operation is a member of a group");
   const TensorGroup& group = *tensor.groups.front();
-  return text("group '", shown_name(tensor.request.group_key()), "', of whose ", group.size,
-              " members ", group.seen.size(), " were submitted by some rank and ",
-              group.held.size(), " by every rank");
+  return text("group '", tensor.request.group_key(), "', of whose ", group.size, " members ",
+              group.seen.size(), " were submitted by some rank and ", group.held.size(),
+              " by every rank");
 }
 
 std::string StallInspector::rank_text(int rank) const {

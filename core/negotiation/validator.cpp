@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "base/expect.h"
-#include "base/shown_name.h"
 #include "base/text.h"
 
 namespace hvd::control {
@@ -18,7 +17,7 @@ struct Difference {
 
 std::string group_text(const wire::Request& request) {
   if (request.group_size == 0) return "none";
-  return text("'", shown_name(request.group_key()), "' of ", request.group_size, ", member ",
+  return text("'", request.group_key(), "' of ", request.group_size, ", member ",
               request.group_index);
 }
 
@@ -88,7 +87,7 @@ std::optional<Difference> difference(const wire::Request& a, const wire::Request
 }  // namespace
 
 std::string describe(const wire::Request& request) {
-  return text(request.kind, " '", shown_name(request.name), "'");
+  return text(request.kind, " '", request.name, "'");
 }
 
 std::optional<std::string> find_mismatch(const wire::Request& reference, int reference_rank,

@@ -3,7 +3,6 @@
 #include <cerrno>
 #include <cstring>
 
-#include "base/shown_name.h"
 #include "base/text.h"
 #include "base/thread.h"
 #include "hvd/error.h"
@@ -118,7 +117,7 @@ void TimelineWriter::write(const std::vector<Event>& events, std::uint64_t dropp
     const std::string place = text(pid, ", \"tid\": ", row->second);
     if (is_new) {
       append("{\"name\": \"thread_name\", \"ph\": \"M\"" + place +
-             ", \"args\": {\"name\": " + quoted(std::string(shown_name(event.tensor))) + "}}");
+             ", \"args\": {\"name\": " + quoted(event.tensor) + "}}");
     }
     append("{\"name\": \"" + std::string(event.phase) + "\", \"ph\": \"X\"" + place + ", \"ts\": " +
            microseconds(event.begin) + ", \"dur\": " + microseconds(event.end - event.begin) +

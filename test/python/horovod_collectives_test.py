@@ -307,7 +307,7 @@ def test_kinds_share_a_name():
         hvd.synchronize(handle)
 
 
-def test_errors_show_the_name_as_it_was_given():
+def test_errors_show_the_kind_before_the_name():
     if hvd.size() == 1:
         return
     dtype = torch.float32 if hvd.rank() else torch.float64
@@ -317,7 +317,7 @@ def test_errors_show_the_name_as_it_was_given():
              "alltoall": lambda: hvd.alltoall(torch.ones(hvd.size(), dtype=dtype), name="shown"),
              "grouped allgather": lambda: hvd.grouped_allgather([torch.ones(1, dtype=dtype)] * 2, name="shown")}
     for kind, call in calls.items():
-        with pytest.raises(hvd.MismatchError, match=f"{kind.split()[-1]} 'shown(.0)?': dtype differs") as raised:
+        with pytest.raises(hvd.MismatchError, match=f"{kind.split()[-1]} '{kind.split()[-1]}.shown(.0)?': dtype differs") as raised:
             call()
         assert str(raised.value).isprintable(), str(raised.value)
 

@@ -172,7 +172,7 @@ hvd.stop_timeline()
     assert done.returncode == 0, done.stderr
     for rank in range(2):
         names = {event["args"].get("name") for event in json.loads((tmp_path / f"trace.rank{rank}.json").read_text()) if "args" in event}
-        assert {"traced", "gathered"} <= names, names
+        assert {"traced", "allgather.gathered"} <= names, names
 
 
 def test_different_calls_of_one_name(tmp_path):
@@ -187,7 +187,7 @@ assert hvd.allreduce(torch.ones(1), name="next", op=hvd.Sum) == 2
     assert done.returncode == 0, done.stderr
     texts = [line for line in done.stdout.splitlines() if "mixed" in line]
     assert len(texts) == 2 and all(text.isprintable() for text in texts), done.stdout
-    assert any("allgather 'mixed'" in text for text in texts) and any("allreduce 'mixed'" in text for text in texts), texts
+    assert any("allgather 'allgather.mixed'" in text for text in texts) and any("allreduce 'mixed'" in text for text in texts), texts
 
 
 def test_horovods_variables():

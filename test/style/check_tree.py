@@ -65,9 +65,9 @@ LAYERS = {
 MAY_INCLUDE = {
     "public": set(),
     "torch's interface": {"public"},
-    "torch/tensors": {"base/text.h", "base/shown_name.h", "torch's interface", "public"},
+    "torch/tensors": {"base/text.h", "torch's interface", "public"},
     "torch/start": {"base/text.h", "torch's interface", "public"},
-    "torch/operations": {"base/text.h", "base/shown_name.h", "torch/tensors", "torch's interface", "public"},
+    "torch/operations": {"base/text.h", "torch/tensors", "torch's interface", "public"},
     "torch/c10d": {"base/text.h", "torch/operations", "torch/tensors", "torch's interface", "public"},
     "python": {"torch's interface", "public"},
     "torch/data": {"base/text.h", "torch/operations", "torch/tensors", "torch's interface", "public"},

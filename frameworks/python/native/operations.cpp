@@ -40,24 +40,24 @@ ReduceOp reduce_op(int number) {
 }
 
 /// A kind of operation. Operations of different kinds may have the same name at the same time, as
-/// in Horovod: `mark`, a character that texts do not show, precedes the name (none if it is 0).
+/// in Horovod: the kind precedes the name, except in an allreduce.
 struct Kind {
   const char* operation;
-  char mark;
+  bool prefixed = true;
 
   std::string own(const std::string& name) const {
-    return mark == 0 || name.empty() ? name : mark + name;
+    return prefixed && !name.empty() ? std::string(operation) + '.' + name : name;
   }
 };
-constexpr Kind kAllreduce{"allreduce", 0};
-constexpr Kind kAllgather{"allgather", 1};
-constexpr Kind kBroadcast{"broadcast", 2};
-constexpr Kind kAlltoall{"alltoall", 3};
-constexpr Kind kReducescatter{"reducescatter", 4};
-constexpr Kind kSparseAllreduce{"sparse_allreduce", 5};
-constexpr Kind kGather{"gather", 6};
-constexpr Kind kBroadcastObject{"broadcast_object", 7};
-constexpr Kind kAllgatherObject{"allgather_object", 8};
+constexpr Kind kAllreduce{"allreduce", /*prefixed=*/false};
+constexpr Kind kAllgather{"allgather"};
+constexpr Kind kBroadcast{"broadcast"};
+constexpr Kind kAlltoall{"alltoall"};
+constexpr Kind kReducescatter{"reducescatter"};
+constexpr Kind kSparseAllreduce{"sparse_allreduce"};
+constexpr Kind kGather{"gather"};
+constexpr Kind kBroadcastObject{"broadcast_object"};
+constexpr Kind kAllgatherObject{"allgather_object"};
 
 /// The names of asynchronous calls since the program has last waited for an operation. A second
 /// call under such a name is refused, whether the first operation is done or not, so that a program

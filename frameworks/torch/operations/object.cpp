@@ -6,8 +6,6 @@
 
 #include <exception>
 
-#include "base/shown_name.h"
-#include "base/text.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/parameters.h"
@@ -179,14 +177,13 @@ std::string broadcast_bytes(const std::function<std::string()>& encode, std::str
   if (bytes.numel() > 0) {
     broadcast_(bytes, root_rank, {.name = name + ".bytes", .process_set = options.process_set});
   }
-  return unpack(to_string(bytes), type, text("broadcast_object '", shown_name(name), "'"),
-                root_rank);
+  return unpack(to_string(bytes), type, "broadcast_object '" + name + "'", root_rank);
 }
 
 std::vector<std::string> allgather_bytes(const std::function<std::string()>& encode,
                                          std::string_view type, const CollectiveOptions& options) {
   const std::string name = options.name.empty() ? "allgather_object" : options.name;
-  const std::string what = text("allgather_object '", shown_name(name), "'");
+  const std::string what = "allgather_object '" + name + "'";
   const Encoded own = try_encode(encode, type);
   const std::vector<torch::Tensor> parts = grouped_allgather(
       {torch::tensor({static_cast<std::int64_t>(own.message.size())}, torch::kInt64),

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <utility>
 
-#include "base/shown_name.h"
 #include "hvd/device.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
@@ -52,7 +51,7 @@ void check_gpu(const torch::Device& device, const Label& label) {
 
 std::string Label::str() const {
   std::string text(operation);
-  return name.empty() ? text + " (unnamed)" : text + " '" + std::string(shown_name(name)) + "'";
+  return name.empty() ? text + " (unnamed)" : text + " '" + std::string(name) + "'";
 }
 
 bool is_supported(torch::ScalarType type) noexcept { return to_data_type(type).has_value(); }

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "base/rank_set.h"
-#include "base/shown_name.h"
 #include "hvd/types.h"
 
 namespace hvd {
@@ -98,14 +97,6 @@ TEST(RankList, CountsTheRanksThatItDoesNotShow) {
   for (int rank = 0; rank < 40; rank += 2) ranks.push_back(rank);
   EXPECT_EQ(rank_list(ranks),
             "ranks 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30 and 4 more");
-}
-
-TEST(ShownName, LacksAFirstCharacterBelowSpace) {
-  EXPECT_EQ(shown_name("loss"), "loss");
-  EXPECT_EQ(shown_name(std::string("\1") + "loss"), "loss");
-  EXPECT_EQ(shown_name(" loss"), " loss");
-  EXPECT_EQ(shown_name("\xC3\xA4"), "\xC3\xA4");
-  EXPECT_EQ(shown_name(""), "");
 }
 
 }  // namespace
