@@ -30,6 +30,7 @@ CALLS = {
     "allgather": lambda: hvd.allgather(torch.ones(2), name="d"),
     "broadcast": lambda: hvd.broadcast(torch.ones(2), 1, name="e"),
     "synchronize": lambda: hvd.synchronize(hvd.allreduce_async(torch.ones(2), name="g")),
+    "SyncBatchNorm": lambda: layer(torch.rand(3, 2)),
     "step": step,
     "barrier": hvd.barrier,
     "allgather_object": lambda: hvd.allgather_object(hvd.rank(), name="h"),
@@ -38,7 +39,7 @@ CALLS = {
     "remove_process_set": lambda: hvd.remove_process_set(first),
     "join": hvd.join,
 }
-first = hvd.ProcessSet([1])
+first, layer = hvd.ProcessSet([1]), hvd.SyncBatchNorm(2)
 step()  # at their first step the ranks compare their parameters, in several operations
 delays = open(sys.argv[1], "w") if hvd.rank() == 0 else None
 
@@ -132,7 +133,7 @@ def test_ctrl_c_ends_blocking_calls(tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, timeout=120, env={**ENVIRONMENT, "HVD_DEADLOCK_TIMEOUT": "1"})
     assert done.returncode == 0, done.stdout + done.stderr
     delays = dict(line.split() for line in (tmp_path / "delays").read_text().splitlines())
-    assert len(delays) == 14
+    assert len(delays) == 15
     late = {name: delay for name, delay in delays.items() if delay == "none" or float(delay) > 0.6}
     assert not late, late  # 0.1 s, and 0.9 s until the other rank makes the call
 

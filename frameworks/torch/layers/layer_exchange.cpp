@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hvd/collectives.h"
+#include "hvd/torch/handle.h"
 #include "hvd/torch/operations.h"
 #include "operations/operation_tasks.h"
 
@@ -95,7 +96,7 @@ torch::Tensor LayerExchange::exchange(KeptPtr kept, const torch::Tensor& input,
   std::memcpy(memory.input.mutable_data_ptr(), input.const_data_ptr(), input.nbytes());
   Operation operation;
   submit_all({&kept->submission, 1}, {&operation, 1}, Progress::kCaller);
-  operation.wait();
+  wait_with_check(operation);
   operation.status().raise_if_error();
   const bool all = memory.rows == memory.output.size(0);
   torch::Tensor output = all ? memory.output : memory.output.narrow(0, 0, memory.rows);

@@ -58,6 +58,12 @@ bool GradientHooks::complete() const {
   return std::none_of(parameters_.begin(), parameters_.end(), missing);
 }
 
+bool GradientHooks::complete_so_far() const {
+  return std::none_of(parameters_.begin(), parameters_.end(), [](const Hooked& hooked) {
+    return !hooked.accumulator && hooked.parameter.requires_grad();
+  });
+}
+
 void GradientHooks::install(const Before& before, const After& after) {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     Hooked& hooked = parameters_[i];

@@ -39,6 +39,8 @@ class GradientHooks {
   void install(const Before& before, const After& after);
   /// Whether all parameters that require grad have their hooks.
   bool complete() const;
+  /// The same in less time: hooks that were lost with a replaced accumulator are not missed.
+  bool complete_so_far() const;
   void remove() noexcept;
 
  private:

@@ -107,15 +107,16 @@ void GradientReducer::open_device_queue() {
 }
 
 void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
-  readiness_.recheck_expected();
-  if (hooks_.complete()) return;  // without allocating the functions
   if (lone_) {
+    if (hooks_.complete_so_far()) return;
     const auto count = [passes = lone_](std::size_t parameter) {
       passes->begin_pass(parameter);
       return true;
     };
     return hooks_.install(count, nullptr);
   }
+  readiness_.recheck_expected();
+  if (hooks_.complete()) return;  // without allocating the functions
   hooks_.install(
       [self](std::size_t parameter) {
         const auto alive = self.lock();
