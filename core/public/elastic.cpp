@@ -24,6 +24,7 @@
 #include "elastic/peer_address.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
+#include "public/elastic_stage.h"
 #include "public/elastic_state.h"
 #include "public/elastic_worker.h"
 #include "public/process.h"
@@ -69,6 +70,7 @@ void hand_over(State::Impl& state, int root) {
   const bool gives = rank() == root;
   std::vector<std::byte>& bytes = gives ? state.committed : state.spare;
   bytes.resize(header.bytes);
+  reach(gives ? Stage::kGiving : Stage::kReceiving);
   broadcast_bytes("hvd.elastic.state", bytes, root);
   if (gives) return;
   if (hash_of(bytes) != header.hash) {
@@ -192,6 +194,7 @@ void Worker::leave(const std::string& cause) {
   server_.reset();
   server_.emplace();
   link_->left(state_.summary(), static_cast<bool>(options_.load), server_->address());
+  reach(Stage::kReady);
 }
 
 /// Whether the end of the generation has caused the exception.
@@ -217,12 +220,14 @@ void Worker::form(const member::Form& form) {
   release_kept();
   assign_ = form.assign;
   rank_ = static_cast<int>(form.rank);
+  reach(Stage::kAssigned);
   try {
     connect(form);
     server_.reset();
     if (link_->over()) return;
     make_state(form.assign);
     link_->synced(form.assign.generation, state_.summary());
+    reach(Stage::kSynced);
   } catch (const std::exception& error) {
     if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) throw;
     report(error);
@@ -248,6 +253,7 @@ void Worker::connect(const member::Form& form) {
     link->failed(assign.generation, lost ? worker_of(assign, cause.rank, own) : std::nullopt,
                  cause.message);
   };
+  reach(Stage::kConnecting);
   const auto runtime =
       runtime::adopt(settings, runtime::join_generation(settings, runtime::process_arena(),
                                                         {.hosts = addresses_of_rank_0(ranks),
@@ -311,6 +317,7 @@ void Worker::call_function() {
   state_.running = false;
   at_end_ = true;
   link_->at_end();
+  reach(Stage::kAtEnd);
 }
 
 /// run() in any other job.

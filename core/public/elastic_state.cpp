@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "hvd/elastic.h"
 #include "hvd/error.h"
+#include "public/elastic_stage.h"
 
 namespace hvd::elastic {
 namespace {
@@ -90,6 +91,7 @@ void State::commit() {
         "hvd::elastic::State::commit: called outside the function of hvd::elastic::run()");
   }
   const bool goes_on = impl_->link == nullptr || impl_->link->commit();
+  if (impl_->link != nullptr) reach(Stage::kCommitting);
   // Outside an elastic job nothing goes back to a commit.
   if (impl_->link != nullptr) impl_->take();
   ++impl_->commits;
