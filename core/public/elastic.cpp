@@ -101,6 +101,13 @@ std::optional<member::WorkerId> worker_of(const member::Assign& assign, int rank
   return assign.seats[static_cast<std::size_t>(rank)].worker;
 }
 
+/// The rank that has caused the end of a generation; -1: unknown, or more than one.
+int lost_rank(const std::exception& error) {
+  if (const auto* const lost = dynamic_cast<const PeerLostError*>(&error)) return lost->rank();
+  if (const auto* const stalled = dynamic_cast<const StalledError*>(&error)) return stalled->rank();
+  return -1;
+}
+
 /// run() in a worker of an elastic job.
 class Worker {
  public:
@@ -207,10 +214,7 @@ bool Worker::ended(const std::exception& error) const {
 
 void Worker::report(const std::exception& error) {
   HVD_LOG(kInfo) << "generation " << assign_.generation << " has ended here: " << error.what();
-  const auto* const lost = dynamic_cast<const PeerLostError*>(&error);
-  link_->failed(assign_.generation,
-                lost != nullptr ? worker_of(assign_, lost->rank(), rank_) : std::nullopt,
-                error.what());
+  link_->failed(assign_.generation, worker_of(assign_, lost_rank(error), rank_), error.what());
 }
 
 /// Forms a generation. If that fails, hvdrun resets it, and another attempt follows. This rank
@@ -248,6 +252,7 @@ void Worker::connect(const member::Form& form) {
   link_->set_interrupt([interruption](const std::string&) { interruption->interrupt(); });
   if (link_->over()) interruption->interrupt();
   runtime::RuntimeOptions settings = settings_;
+  for (const member::Seat& seat : form.assign.seats) settings.worker_of_rank.push_back(seat.worker);
   settings.on_failure = [link = link_, assign = form.assign, own = rank_](const Status& cause) {
     const bool lost = cause.code == StatusCode::kPeerLost;
     link->failed(assign.generation, lost ? worker_of(assign, cause.rank, own) : std::nullopt,

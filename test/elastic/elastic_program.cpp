@@ -5,7 +5,8 @@
 //   elastic_program ELEMENTS MICROSECONDS BOARD     until the board ends it
 //   elastic_program ELEMENTS MICROSECONDS -STEPS    prints what it does
 //
-// TEST_REPLACEMENT_DELAY, in seconds, makes workers that replace others join that much later.
+// TEST_REPLACEMENT_DELAY, in seconds, makes workers that replace others join that much later. The
+// worker TEST_STUCK does not return from its sixth step.
 #include <dirent.h>
 #include <signal.h>
 #include <unistd.h>
@@ -128,6 +129,11 @@ void delay_replacement() {
     std::this_thread::sleep_for(std::chrono::seconds(std::stol(seconds)));
 }
 
+void get_stuck(std::int64_t step) {
+  static const char* const worker = std::getenv("TEST_STUCK");
+  while (step == 5 && worker != nullptr && std::stoull(worker) == worker_id) ::pause();
+}
+
 bool has_no_rank() {
   try {
     hvd::rank();
@@ -189,6 +195,7 @@ int main(int argc, char** argv) {
           for (std::size_t i = 1; i < sums.size(); ++i)
             sums[i] = element(step, static_cast<std::int64_t>(i), hvd::rank());
           sums[0] = steps > 0 ? (step + 1 >= steps ? 1 : 0) : board->finish.load();
+          get_stuck(step);
           allreduce(sums);
           require_sums(sums, step);
           if (computing.count() > 0) std::this_thread::sleep_for(computing);
