@@ -63,8 +63,11 @@ struct Header {
   std::uint64_t hash = 0;
 };
 
-/// Sends the root's last commit to all ranks.
-void hand_over(State::Impl& state, int root) {
+constexpr const char* kDamaged = "has arrived with another checksum";
+
+/// Sends the root's last commit to all ranks. It arrives in memory of its own, so a rank that is
+/// interrupted keeps the commit that it had. Returns false if it has arrived damaged.
+bool hand_over(State::Impl& state, int root) {
   Header header{state.committed.size(), state.commits, hash_of(state.committed)};
   broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root);
   const bool gives = rank() == root;
@@ -72,14 +75,12 @@ void hand_over(State::Impl& state, int root) {
   bytes.resize(header.bytes);
   reach(gives ? Stage::kGiving : Stage::kReceiving);
   broadcast_bytes("hvd.elastic.state", bytes, root);
-  if (gives) return;
-  if (hash_of(bytes) != header.hash) {
-    // The coordinator compares the hashes of all ranks and replaces this one.
-    HVD_LOG(kError) << "the state from rank " << root << " has arrived with another checksum";
-  }
+  if (gives) return true;
+  if (hash_of(bytes) != header.hash) return false;
   std::swap(state.committed, state.spare);
   state.commits = header.commit;
   state.has_state = true;
+  return true;
 }
 
 /// A server of this worker at which the ranks of the next generation find each other.
@@ -286,8 +287,11 @@ void Worker::make_state(const member::Assign& assign) {
   const bool any_receives =
       assign.load || std::any_of(assign.seats.begin(), assign.seats.end(),
                                  [](const member::Seat& seat) { return seat.receives; });
-  if (any_receives) hand_over(state_, static_cast<int>(assign.root));
-  load(state_.items, state_.committed);
+  if (any_receives && !hand_over(state_, static_cast<int>(assign.root))) {
+    // The coordinator finds that this rank's state is not that of the others, and replaces it.
+    HVD_LOG(kError) << "the state from rank " << assign.root << " " << kDamaged;
+  }
+  if (state_.has_state) load(state_.items, state_.committed);
 }
 
 void Worker::enter() {
@@ -332,7 +336,7 @@ void run_once(State::Impl& state, const std::function<void()>& function,
   if (change.new_rank == 0 && options.load) options.load();
   if (change.new_size > 1) {
     state.take();
-    hand_over(state, 0);
+    if (!hand_over(state, 0)) throw Error(text("hvd::elastic: the state from rank 0 ", kDamaged));
     load(state.items, state.committed);
   }
   std::vector<std::byte>().swap(state.committed);
