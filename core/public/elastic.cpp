@@ -63,21 +63,22 @@ struct Header {
   std::uint64_t hash = 0;
 };
 
-constexpr const char* kDamaged = "has arrived with another checksum";
-
 /// Sends the root's last commit to all ranks. It arrives in memory of its own, so a rank that is
 /// interrupted keeps the commit that it had. Returns false if it has arrived damaged.
-bool hand_over(State::Impl& state, int root) {
-  Header header{state.committed.size(), state.commits, hash_of(state.committed)};
+/// @param receives whether this rank takes it
+bool hand_over(State::Impl& state, int root, bool receives) {
+  Header header;
+  if (rank() == root) header = {state.committed.size(), state.commits, state.committed_hash()};
   broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root);
   const bool gives = rank() == root;
   std::vector<std::byte>& bytes = gives ? state.committed : state.spare;
   bytes.resize(header.bytes);
   reach(gives ? Stage::kGiving : Stage::kReceiving);
   broadcast_bytes("hvd.elastic.state", bytes, root);
-  if (gives) return true;
+  if (gives || !receives) return true;
   if (hash_of(bytes) != header.hash) return false;
   std::swap(state.committed, state.spare);
+  state.known_hash = header.hash;
   state.commits = header.commit;
   state.has_state = true;
   return true;
@@ -287,9 +288,11 @@ void Worker::make_state(const member::Assign& assign) {
   const bool any_receives =
       assign.load || std::any_of(assign.seats.begin(), assign.seats.end(),
                                  [](const member::Seat& seat) { return seat.receives; });
-  if (any_receives && !hand_over(state_, static_cast<int>(assign.root))) {
+  const bool receives = assign.load || assign.seats[static_cast<std::size_t>(rank_)].receives;
+  if (any_receives && !hand_over(state_, static_cast<int>(assign.root), receives)) {
     // The coordinator finds that this rank's state is not that of the others, and replaces it.
-    HVD_LOG(kError) << "the state from rank " << assign.root << " " << kDamaged;
+    HVD_LOG(kError) << "the state from rank " << assign.root
+                    << " has arrived with another checksum";
   }
   if (state_.has_state) load(state_.items, state_.committed);
 }
@@ -336,7 +339,11 @@ void run_once(State::Impl& state, const std::function<void()>& function,
   if (change.new_rank == 0 && options.load) options.load();
   if (change.new_size > 1) {
     state.take();
-    if (!hand_over(state, 0)) throw Error(text("hvd::elastic: the state from rank 0 ", kDamaged));
+    if (!hand_over(state, 0, true)) {
+      throw Error(
+          "hvd::elastic::run: the state from rank 0 has arrived with another checksum; test the "
+          "memory and the network of the host");
+    }
     load(state.items, state.committed);
   }
   std::vector<std::byte>().swap(state.committed);

@@ -31,12 +31,18 @@ void add(State::Impl& state, Item item) {
 void State::Impl::take() {
   save(items, spare);
   std::swap(committed, spare);
+  known_hash.reset();
   has_state = true;
+}
+
+std::uint64_t State::Impl::committed_hash() const {
+  if (!known_hash) known_hash = hash_of(committed);
+  return *known_hash;
 }
 
 member::StateSummary State::Impl::summary() const {
   if (!has_state) return {};
-  return {.commit = commits, .kind = member::StateKind::kWhole, .hash = hash_of(committed)};
+  return {.commit = commits, .kind = member::StateKind::kWhole, .hash = committed_hash()};
 }
 
 State::State() : impl_(std::make_unique<Impl>()) {}
