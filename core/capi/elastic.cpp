@@ -27,7 +27,7 @@ void raise(hvd_status_t status) {
     case HVD_ERROR_MISMATCH:
       throw MismatchError(cause);
     case HVD_ERROR_STALLED:
-      throw StalledError(cause);
+      throw StalledError(cause, hvd_last_error_rank());
     case HVD_ERROR_PEER_LOST:
       throw PeerLostError(cause, hvd_last_error_rank());
     case HVD_ERROR_SHUTDOWN:

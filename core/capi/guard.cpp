@@ -46,7 +46,7 @@ hvd_status_t record_current_exception() noexcept {
   } catch (const MismatchError& error) {
     return record(HVD_ERROR_MISMATCH, error.what());
   } catch (const StalledError& error) {
-    return record(HVD_ERROR_STALLED, error.what());
+    return record(HVD_ERROR_STALLED, error.what(), error.rank());
   } catch (const PeerLostError& error) {
     return record(HVD_ERROR_PEER_LOST, error.what(), error.rank());
   } catch (const ShutdownError& error) {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "base/clock.h"
 #include "hvd/options.h"
@@ -50,6 +51,8 @@ struct RuntimeOptions {
   /// In an elastic job: called once with the cause of failure, on the thread that drives the
   /// engine. Must not call the runtime.
   std::function<void(const Status&)> on_failure = {};
+  /// In an elastic job: the worker that is each rank, for texts. Empty in other jobs.
+  std::vector<std::uint64_t> worker_of_rank = {};
 };
 
 /// The program's value of each option, else the environment's, else the default. @throws UsageError

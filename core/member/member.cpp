@@ -36,7 +36,6 @@ void Member::handle(const Reset& reset) {
 
 void Member::left(StateSummary state, bool can_load, std::string address) {
   HVD_EXPECT(phase_ == Phase::kLeaving, "the coordinator has requested it");
-  if (partial_) state.kind = StateKind::kNone;
   ready_ = {.state = state, .can_load = can_load, .address = std::move(address)};
   announce(wanted_);
 }
@@ -58,13 +57,11 @@ void Member::handle(const Assign& assign) {
   generation_ = assign.generation;
   change_.reset();
   target_.reset();
-  partial_ = partial_ || seat->receives || (assign.load && rank == assign.root);
   actions_.emplace_back(Form{assign, rank, seat->receives});
 }
 
 void Member::synced(Generation generation, StateSummary state) {
   if (phase_ != Phase::kForming || generation != generation_) return;
-  partial_ = false;
   begun_ = state.commit;
   phase_ = Phase::kSynced;
   tell(Synced{generation, state});

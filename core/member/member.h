@@ -76,7 +76,7 @@ class Member {
 
   /// The process has left its generation: the program's function has returned or thrown, no
   /// operation is in flight and the runtime of the generation is gone. Answers Leave.
-  /// @param state of the process. A state that was being received counts as none
+  /// @param state of the process: none if it has been received in part, in the place of another
   /// @pre phase() is kLeaving
   void left(StateSummary state, bool can_load, std::string address);
   /// The process is connected and has the state of the generation. Answers Form. Ignored if the
@@ -121,10 +121,9 @@ class Member {
   const std::string program_;
   Phase phase_ = Phase::kOutside;
   Generation generation_ = 0;
-  Generation wanted_ = 0;  ///< of the last reset or target
-  bool partial_ = false;   ///< its state is being received or made, or that was interrupted
-  Ready ready_ = {};       ///< sent last
-  Commit begun_ = 0;       ///< the last commit that the program has begun
+  Generation wanted_ = 0;                     ///< of the last reset or target
+  Ready ready_ = {};                          ///< sent last
+  Commit begun_ = 0;                          ///< the last commit that the program has begun
   std::optional<std::uint64_t> change_ = {};  ///< a change is being prepared
   Commit answered_ = 0;                       ///< begun_ as of the answer to Prepare
   std::optional<Target> target_ = {};

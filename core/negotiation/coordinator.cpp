@@ -342,11 +342,13 @@ void Coordinator::fail_disagreeing_sets(wire::Plan& plan) {
 void Coordinator::fail_stalled(TimePoint now, wire::Plan& plan) {
   // Each text lists the operations that the missing ranks wait for, so all texts are written before
   // the first tensor leaves the table.
-  std::vector<std::pair<PendingRef, std::string>> expired;
+  std::vector<std::pair<PendingRef, Status>> expired;
   for (const PendingRef tensor : stalls_.expired(table_, now)) {
-    expired.emplace_back(tensor, stalls_.error_text(table_, *tensor, now));
+    const int rank = tensor->missing == 1 ? table_.missing(*tensor).lowest() : -1;
+    expired.emplace_back(
+        tensor, Status{StatusCode::kStalled, stalls_.error_text(table_, *tensor, now), rank});
   }
-  for (auto& [tensor, text] : expired) fail(tensor, {StatusCode::kStalled, std::move(text)}, plan);
+  for (const auto& [tensor, status] : expired) fail(tensor, status, plan);
 }
 
 void Coordinator::fail_deadlocked(TimePoint now, wire::Plan& plan) {

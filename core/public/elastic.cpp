@@ -24,6 +24,7 @@
 #include "elastic/peer_address.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
+#include "public/elastic_stage.h"
 #include "public/elastic_state.h"
 #include "public/elastic_worker.h"
 #include "public/process.h"
@@ -62,22 +63,25 @@ struct Header {
   std::uint64_t hash = 0;
 };
 
-/// Sends the root's last commit to all ranks.
-void hand_over(State::Impl& state, int root) {
-  Header header{state.committed.size(), state.commits, hash_of(state.committed)};
+/// Sends the root's last commit to all ranks. It arrives in memory of its own, so a rank that is
+/// interrupted keeps the commit that it had. Returns false if it has arrived damaged.
+/// @param receives whether this rank takes it
+bool hand_over(State::Impl& state, int root, bool receives) {
+  Header header;
+  if (rank() == root) header = {state.committed.size(), state.commits, state.committed_hash()};
   broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root);
   const bool gives = rank() == root;
   std::vector<std::byte>& bytes = gives ? state.committed : state.spare;
   bytes.resize(header.bytes);
+  reach(gives ? Stage::kGiving : Stage::kReceiving);
   broadcast_bytes("hvd.elastic.state", bytes, root);
-  if (gives) return;
-  if (hash_of(bytes) != header.hash) {
-    // The coordinator compares the hashes of all ranks and replaces this one.
-    HVD_LOG(kError) << "the state from rank " << root << " has arrived with another checksum";
-  }
+  if (gives || !receives) return true;
+  if (hash_of(bytes) != header.hash) return false;
   std::swap(state.committed, state.spare);
+  state.known_hash = header.hash;
   state.commits = header.commit;
   state.has_state = true;
+  return true;
 }
 
 /// A server of this worker at which the ranks of the next generation find each other.
@@ -97,6 +101,13 @@ std::optional<member::WorkerId> worker_of(const member::Assign& assign, int rank
   const bool known = rank >= 0 && static_cast<std::size_t>(rank) < assign.seats.size();
   if (!known || rank == own_rank) return std::nullopt;
   return assign.seats[static_cast<std::size_t>(rank)].worker;
+}
+
+/// The rank that has caused the end of a generation; -1: unknown, or more than one.
+int lost_rank(const std::exception& error) {
+  if (const auto* const lost = dynamic_cast<const PeerLostError*>(&error)) return lost->rank();
+  if (const auto* const stalled = dynamic_cast<const StalledError*>(&error)) return stalled->rank();
+  return -1;
 }
 
 /// run() in a worker of an elastic job.
@@ -192,6 +203,7 @@ void Worker::leave(const std::string& cause) {
   server_.reset();
   server_.emplace();
   link_->left(state_.summary(), static_cast<bool>(options_.load), server_->address());
+  reach(Stage::kReady);
 }
 
 /// Whether the end of the generation has caused the exception.
@@ -204,10 +216,7 @@ bool Worker::ended(const std::exception& error) const {
 
 void Worker::report(const std::exception& error) {
   HVD_LOG(kInfo) << "generation " << assign_.generation << " has ended here: " << error.what();
-  const auto* const lost = dynamic_cast<const PeerLostError*>(&error);
-  link_->failed(assign_.generation,
-                lost != nullptr ? worker_of(assign_, lost->rank(), rank_) : std::nullopt,
-                error.what());
+  link_->failed(assign_.generation, worker_of(assign_, lost_rank(error), rank_), error.what());
 }
 
 /// Forms a generation. If that fails, hvdrun resets it, and another attempt follows. This rank
@@ -217,12 +226,14 @@ void Worker::form(const member::Form& form) {
   release_kept();
   assign_ = form.assign;
   rank_ = static_cast<int>(form.rank);
+  reach(Stage::kAssigned);
   try {
     connect(form);
     server_.reset();
     if (link_->over()) return;
     make_state(form.assign);
     link_->synced(form.assign.generation, state_.summary());
+    reach(Stage::kSynced);
   } catch (const std::exception& error) {
     if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) throw;
     report(error);
@@ -243,11 +254,13 @@ void Worker::connect(const member::Form& form) {
   link_->set_interrupt([interruption](const std::string&) { interruption->interrupt(); });
   if (link_->over()) interruption->interrupt();
   runtime::RuntimeOptions settings = settings_;
+  for (const member::Seat& seat : form.assign.seats) settings.worker_of_rank.push_back(seat.worker);
   settings.on_failure = [link = link_, assign = form.assign, own = rank_](const Status& cause) {
     const bool lost = cause.code == StatusCode::kPeerLost;
     link->failed(assign.generation, lost ? worker_of(assign, cause.rank, own) : std::nullopt,
                  cause.message);
   };
+  reach(Stage::kConnecting);
   const auto runtime =
       runtime::adopt(settings, runtime::join_generation(settings, runtime::process_arena(),
                                                         {.hosts = addresses_of_rank_0(ranks),
@@ -275,8 +288,13 @@ void Worker::make_state(const member::Assign& assign) {
   const bool any_receives =
       assign.load || std::any_of(assign.seats.begin(), assign.seats.end(),
                                  [](const member::Seat& seat) { return seat.receives; });
-  if (any_receives) hand_over(state_, static_cast<int>(assign.root));
-  load(state_.items, state_.committed);
+  const bool receives = assign.load || assign.seats[static_cast<std::size_t>(rank_)].receives;
+  if (any_receives && !hand_over(state_, static_cast<int>(assign.root), receives)) {
+    // The coordinator finds that this rank's state is not that of the others, and replaces it.
+    HVD_LOG(kError) << "the state from rank " << assign.root
+                    << " has arrived with another checksum";
+  }
+  if (state_.has_state) load(state_.items, state_.committed);
 }
 
 void Worker::enter() {
@@ -311,6 +329,7 @@ void Worker::call_function() {
   state_.running = false;
   at_end_ = true;
   link_->at_end();
+  reach(Stage::kAtEnd);
 }
 
 /// run() in any other job.
@@ -320,7 +339,11 @@ void run_once(State::Impl& state, const std::function<void()>& function,
   if (change.new_rank == 0 && options.load) options.load();
   if (change.new_size > 1) {
     state.take();
-    hand_over(state, 0);
+    if (!hand_over(state, 0, true)) {
+      throw Error(
+          "hvd::elastic::run: the state from rank 0 has arrived with another checksum; test the "
+          "memory and the network of the host");
+    }
     load(state.items, state.committed);
   }
   std::vector<std::byte>().swap(state.committed);

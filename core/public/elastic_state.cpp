@@ -6,6 +6,7 @@
 #include "base/text.h"
 #include "hvd/elastic.h"
 #include "hvd/error.h"
+#include "public/elastic_stage.h"
 
 namespace hvd::elastic {
 namespace {
@@ -30,12 +31,18 @@ void add(State::Impl& state, Item item) {
 void State::Impl::take() {
   save(items, spare);
   std::swap(committed, spare);
+  known_hash.reset();
   has_state = true;
+}
+
+std::uint64_t State::Impl::committed_hash() const {
+  if (!known_hash) known_hash = hash_of(committed);
+  return *known_hash;
 }
 
 member::StateSummary State::Impl::summary() const {
   if (!has_state) return {};
-  return {.commit = commits, .kind = member::StateKind::kWhole, .hash = hash_of(committed)};
+  return {.commit = commits, .kind = member::StateKind::kWhole, .hash = committed_hash()};
 }
 
 State::State() : impl_(std::make_unique<Impl>()) {}
@@ -90,6 +97,7 @@ void State::commit() {
         "hvd::elastic::State::commit: called outside the function of hvd::elastic::run()");
   }
   const bool goes_on = impl_->link == nullptr || impl_->link->commit();
+  if (impl_->link != nullptr) reach(Stage::kCommitting);
   // Outside an elastic job nothing goes back to a commit.
   if (impl_->link != nullptr) impl_->take();
   ++impl_->commits;

@@ -13,7 +13,7 @@ void Status::raise_if_error() const {
     case StatusCode::kMismatch:
       throw MismatchError(message);
     case StatusCode::kStalled:
-      throw StalledError(message);
+      throw StalledError(message, rank);
     case StatusCode::kPeerLost:
       throw PeerLostError(message, rank);
     case StatusCode::kShutdown:

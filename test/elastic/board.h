@@ -27,6 +27,11 @@ struct Board {
     std::atomic<std::int64_t> generation;
   };
   Usage usage[kMostWorkers];
+  std::atomic<std::int64_t> rank[kMostWorkers];  ///< in the last generation of the worker
+  /// The place at which the next worker that gets there kills itself (kill_point.h); 0: none.
+  std::atomic<std::int64_t> point;
+  std::atomic<std::int64_t> delay;   ///< microseconds until it does
+  std::atomic<std::int64_t> victim;  ///< the worker that does; 0: none
 
   /// @param descriptor -1: memory of this process alone
   static Board* map(int descriptor) {

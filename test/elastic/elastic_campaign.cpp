@@ -1,5 +1,6 @@
 // Kills and stops workers of elastic jobs at random moments, with a real coordinator of membership
-// in this process and no hvdrun. The seed is printed.
+// in this process and no hvdrun. The seed is printed. Workers of --points kill themselves, each
+// time at another point of their life.
 #include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
@@ -21,6 +22,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -28,6 +30,7 @@
 #include "base/text.h"
 #include "elastic/abandoned_memory.h"
 #include "elastic/board.h"
+#include "elastic/kill_point.h"
 #include "member/coordinator.h"
 #include "member/messages.h"
 
@@ -49,7 +52,8 @@ struct Plan {
   long computing = 1000;  ///< microseconds of a step
   bool protect = false;   ///< the first worker is not killed, and its memory is checked
   double peer_timeout = 30;
-  int hosts = 1;  ///< the workers have this many host names, so that messages go over UCX
+  int points = 0;  ///< rounds of kills at all named points, instead of random ones
+  int hosts = 1;   ///< the workers have this many host names, so that messages go over UCX
   const char* program = HVD_ELASTIC_PROGRAM;
 };
 
@@ -90,6 +94,10 @@ class Job {
   void collect(WorkerId);
   void replace_lost();
   void disturb();
+  void disturb_at_points();
+  bool is_whole() const;
+  void arm();
+  void note_victim();
   void check_progress();
   void check_usage();
   void report() const;
@@ -112,6 +120,13 @@ class Job {
     bool stop = false;
   };
   std::vector<Kill> done_;
+  std::vector<KillPoint> points_ = {};  ///< to come, the next one last
+  bool armed_ = false;                  ///< the board names the last of them
+  TimePoint armed_at_ = {};
+  bool second_end_ = false;
+  Duration idle_ = {};  ///< since the last step, without the time in which this process was stopped
+  TimePoint last_turn_ = {};
+  std::int64_t last_step_ = 0;
   std::int64_t resident_early_ = 0;
   std::int64_t resident_late_ = 0;
   std::int64_t descriptors_early_ = 0;
@@ -234,6 +249,7 @@ void Job::carry_out() {
 }
 
 void Job::collect(WorkerId id) {
+  note_victim();
   const auto found = children_.find(id);
   int status = 0;
   if (::waitpid(found->second.pid, &status, 0) != found->second.pid) fail("waitpid");
@@ -305,25 +321,101 @@ void Job::disturb() {
   next_ = now() + milliseconds(500);
 }
 
+/// The points in a random order.
+std::vector<KillPoint> round_of_points(std::mt19937& random) {
+  using elastic::Stage;
+  std::vector<KillPoint> points = {{Stage::kGiving, Role::kFirst},
+                                   {Stage::kReceiving, Role::kJoiner}};
+  for (const Stage stage :
+       {Stage::kReady, Stage::kAssigned, Stage::kConnecting, Stage::kSynced, Stage::kCommitting})
+    for (const Role role : {Role::kFirst, Role::kSurvivor, Role::kJoiner})
+      points.push_back({stage, role});
+  std::shuffle(points.begin(), points.end(), random);
+  return points;
+}
+
+/// Whether all ranks have begun the present generation.
+bool Job::is_whole() const {
+  if (coordinator_.phase() != Coordinator::Phase::kRunning) return false;
+  const auto generation = static_cast<std::int64_t>(coordinator_.generation());
+  const bool stepped = board_->first_step[coordinator_.generation() % Board::kMostGenerations] != 0;
+  return stepped && children_.size() == static_cast<std::size_t>(plan_.ranks) &&
+         std::all_of(children_.begin(), children_.end(), [&](const auto& entry) {
+           return !entry.second.killed &&
+                  board_->usage[entry.first % Board::kMostWorkers].generation == generation;
+         });
+}
+
+/// Names the next point, and kills another worker, so that the ranks form a generation.
+void Job::arm() {
+  const KillPoint point = points_.back();
+  // In the middle of what takes a while: connecting, giving and receiving.
+  const bool later = point.stage >= elastic::Stage::kConnecting &&
+                     point.stage <= elastic::Stage::kReceiving && random_() % 4 != 0;
+  board_->delay.store(later ? std::uniform_int_distribution(0, 8000)(random_) : 0);
+  board_->point.store(point.number());
+  armed_ = true;
+  armed_at_ = now();
+  const auto last =
+      std::max_element(children_.begin(), children_.end(), [this](const auto& a, const auto& b) {
+        return board_->rank[a.first % Board::kMostWorkers] <
+               board_->rank[b.first % Board::kMostWorkers];
+      });
+  done_.push_back({Board::now(), coordinator_.generation(), false});
+  ++disturbances_;
+  last->second.killed = true;
+  ::kill(last->second.pid, SIGKILL);
+}
+
+void Job::note_victim() {
+  const std::int64_t victim = board_->victim.exchange(0);
+  if (victim == 0) return;
+  if (const auto found = children_.find(static_cast<WorkerId>(victim)); found != children_.end())
+    found->second.killed = true;
+  if (std::getenv("HVD_TEST_VERBOSE") != nullptr && !points_.empty())
+    std::printf("worker %lld: %s\n", static_cast<long long>(victim), points_.back().name().c_str());
+  ++disturbances_;
+  if (armed_) points_.pop_back();
+  armed_ = false;
+  // One more of those that are at their end again.
+  if (board_->finish.load() != 0 && !std::exchange(second_end_, true))
+    board_->point.store(KillPoint{elastic::Stage::kAtEnd, Role::kSurvivor}.number());
+}
+
+/// Kills at all points, and at last two workers at the end.
+void Job::disturb_at_points() {
+  note_victim();
+  if (board_->finish.load() != 0) return;
+  if (armed_ && now() - armed_at_ > std::chrono::seconds(20))
+    fail("no worker has been " + points_.back().name());
+  if (armed_ || !is_whole()) return;
+  if (!points_.empty()) return arm();
+  board_->delay.store(0);
+  board_->point.store(KillPoint{elastic::Stage::kAtEnd, Role::kFirst}.number());
+  board_->finish.store(1);
+}
+
 void Job::check_progress() {
-  const std::int64_t last = board_->last_step.load();
-  const std::int64_t begun = last != 0 ? last : 0;
-  static const std::int64_t start = Board::now();
-  const std::int64_t idle = Board::now() - std::max(begun, start);
-  const auto limit = static_cast<std::int64_t>((20 + 4 * plan_.peer_timeout) * 1e9);
-  if (plan_.peer_timeout >= 20 ? idle < std::int64_t{30'000'000'000} : idle < limit) return;
+  // Time in which this process was stopped does not count.
+  idle_ += std::min<Duration>(now() - last_turn_, milliseconds(100));
+  last_turn_ = now();
+  if (std::exchange(last_step_, board_->last_step.load()) != last_step_) idle_ = {};
+  const auto limit =
+      std::chrono::duration<double>(plan_.peer_timeout >= 20 ? 30 : 20 + 4 * plan_.peer_timeout);
+  if (idle_ < limit) return;
   for (const auto& [id, child] : children_)
     std::printf("worker %llu (pid %d)%s is alive\n", static_cast<unsigned long long>(id), child.pid,
                 child.killed ? ", killed," : "");
   if (const char* const wait = std::getenv("HVD_TEST_HOLD")) ::sleep(std::atoi(wait));
-  fail(text("no step for ", idle / 1'000'000, " ms in phase ",
-            static_cast<int>(coordinator_.phase()), " of generation ", coordinator_.generation()));
+  fail(text("no step for ", idle_, " in phase ", static_cast<int>(coordinator_.phase()),
+            " of generation ", coordinator_.generation()));
 }
 
 void Job::check_usage() {
   if (!plan_.protect) return;
   const Board::Usage& usage = board_->usage[1];
-  const bool early = disturbances_ <= std::max(3, plan_.kills / 5);
+  if (disturbances_ < 10) return;
+  const bool early = disturbances_ <= std::max(12, plan_.kills / 50);
   std::int64_t& resident = early ? resident_early_ : resident_late_;
   std::int64_t& descriptors = early ? descriptors_early_ : descriptors_late_;
   resident = early ? std::max(resident, usage.resident.load()) : usage.resident.load();
@@ -331,11 +423,16 @@ void Job::check_usage() {
 }
 
 void Job::run() {
+  for (int round = 0; round < plan_.points; ++round)
+    for (const KillPoint point : round_of_points(random_)) points_.push_back(point);
   for (int i = 0; i < plan_.ranks; ++i) start_worker();
+  last_turn_ = now();
   while (!coordinator_.outcome()) {
     turn();
     replace_lost();
-    if (disturbances_ < plan_.kills) {
+    if (plan_.points > 0) {
+      disturb_at_points();
+    } else if (disturbances_ < plan_.kills) {
       disturb();
     } else if (now() >= next_) {
       board_->finish.store(1);
@@ -355,7 +452,7 @@ void Job::run() {
   if (board_->wrong.load() != 0 || board_->undone.load() != 0) fail("see above");
   report();
   if (!plan_.protect || resident_late_ == 0) return;
-  if (resident_late_ > resident_early_ + resident_early_ / 10 + (4 << 20)) fail("memory grows");
+  if (resident_late_ > resident_early_ + resident_early_ / 10) fail("memory grows");
   if (descriptors_late_ > descriptors_early_ + 8) fail("descriptors are lost");
 }
 
@@ -405,6 +502,8 @@ Plan plan_from(int argc, char** argv) {
       plan.computing = number();
     } else if (word == "--peer-timeout") {
       plan.peer_timeout = static_cast<double>(number()) / 1000;
+    } else if (word == "--points") {
+      plan.points = static_cast<int>(number());
     } else if (word == "--hosts") {
       plan.hosts = static_cast<int>(number());
     } else if (word == "--c") {

@@ -5,10 +5,13 @@
 //   elastic_program ELEMENTS MICROSECONDS BOARD     until the board ends it
 //   elastic_program ELEMENTS MICROSECONDS -STEPS    prints what it does
 //
-// TEST_REPLACEMENT_DELAY, in seconds, makes workers that replace others join that much later.
+// TEST_REPLACEMENT_DELAY, in seconds, makes workers that replace others join that much later. The
+// worker TEST_STUCK does not return from its sixth step.
 #include <dirent.h>
+#include <signal.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
@@ -18,16 +21,39 @@
 #include <vector>
 
 #include "elastic/board.h"
+#include "elastic/kill_point.h"
 #include "hvd/collectives.h"
 #include "hvd/elastic.h"
 #include "hvd/hvd.h"
+#include "public/elastic_stage.h"
 
 namespace {
 
+using hvd::elastic::Stage;
 using hvd::testing::Board;
+using hvd::testing::Role;
 
 Board* board = nullptr;
 std::uint64_t worker_id = 0;
+int generations = 0;  // in which this worker has been
+int last_rank = -1;
+
+Role role() {
+  if (last_rank == 0) return Role::kFirst;
+  return generations > 1 ? Role::kSurvivor : Role::kJoiner;
+}
+
+/// Kills this process if the board names the point.
+void die_at(Stage stage) {
+  std::int64_t point = hvd::testing::KillPoint{stage, role()}.number();
+  if (board->point.load() != point || !board->point.compare_exchange_strong(point, 0)) return;
+  board->victim.store(static_cast<std::int64_t>(worker_id));
+  std::thread([delay = board->delay.load()] {
+    if (delay > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay));
+    ::kill(::getpid(), SIGKILL);
+  }).detach();
+  if (board->delay.load() == 0) ::pause();
+}
 
 void allreduce(std::vector<std::int64_t>& values) {
   const auto count = static_cast<std::int64_t>(values.size());
@@ -79,6 +105,7 @@ void record_usage(std::uint64_t generation) {
   Board::Usage& own = board->usage[worker_id % Board::kMostWorkers];
   own.resident.store(resident * ::sysconf(_SC_PAGESIZE));
   own.descriptors.store(open_descriptors());
+  board->rank[worker_id % Board::kMostWorkers].store(last_rank);
   own.generation.store(static_cast<std::int64_t>(generation));
 }
 
@@ -100,6 +127,11 @@ void delay_replacement() {
   const char* const seconds = std::getenv("TEST_REPLACEMENT_DELAY");
   if (seconds != nullptr && worker_id > 3)
     std::this_thread::sleep_for(std::chrono::seconds(std::stol(seconds)));
+}
+
+void get_stuck(std::int64_t step) {
+  static const char* const worker = std::getenv("TEST_STUCK");
+  while (step == 5 && worker != nullptr && std::stoull(worker) == worker_id) ::pause();
 }
 
 bool has_no_rank() {
@@ -135,10 +167,13 @@ int main(int argc, char** argv) {
   state.track("step", step).track("finished", finished).track("trace", trace);
   state.track("text", text).track("weights", std::span(weights));
   std::int64_t committed = 0;
+  hvd::elastic::observe_stages(die_at);
   hvd::elastic::run(
       state,
       [&] {
         const std::uint64_t generation = hvd::elastic::generation();
+        ++generations;
+        last_rank = hvd::rank();
         record_usage(generation);
         if (steps > 0) {
           std::printf("worker %llu pid %d: generation %llu, rank %d of %d, step %lld\n",
@@ -160,6 +195,7 @@ int main(int argc, char** argv) {
           for (std::size_t i = 1; i < sums.size(); ++i)
             sums[i] = element(step, static_cast<std::int64_t>(i), hvd::rank());
           sums[0] = steps > 0 ? (step + 1 >= steps ? 1 : 0) : board->finish.load();
+          get_stuck(step);
           allreduce(sums);
           require_sums(sums, step);
           if (computing.count() > 0) std::this_thread::sleep_for(computing);

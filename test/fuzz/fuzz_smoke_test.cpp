@@ -9,9 +9,13 @@
 #include <iterator>
 #include <map>
 #include <random>
+#include <set>
 #include <string>
+#include <variant>
 
 #include "fuzz/harness.h"
+#include "fuzz/membership.h"
+#include "member/messages.h"
 #include "unit/negotiation/golden.h"
 
 namespace hvd::fuzz {
@@ -189,6 +193,17 @@ TEST(FuzzSmoke, TheCorpusHoldsTheGoldenMessages) {
   }
   EXPECT_TRUE(std::any_of(files.begin(), files.end(),
                           [](const auto& file) { return file.second.at(0) == kSession; }));
+}
+
+TEST(FuzzSmoke, TheCorpusHoldsEveryMessageOfMembership) {
+  std::set<std::byte> kinds;
+  for (const auto& [name, bytes] : corpus()) {
+    if (bytes.at(0) != kMembership) continue;
+    EXPECT_NO_THROW(feed_membership(bytes)) << name;
+    kinds.insert(bytes.at(2));
+  }
+  EXPECT_EQ(kinds.size(),
+            std::variant_size_v<member::ToCoordinator> + std::variant_size_v<member::ToWorker>);
 }
 
 TEST(FuzzSmoke, TheCorpusAndEveryBitFlipOfIt) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "checkpoint/safetensors_header.h"
+#include "fuzz/membership.h"
 #include "hvd/error.h"
 #include "negotiation/coordinator.h"
 #include "negotiation/messages.h"
@@ -196,6 +197,10 @@ void feed(std::span<const std::byte> input) {
       feed_session(input.subspan(1));
     } else if (!input.empty() && input.front() == kSafetensors) {
       feed_safetensors(input.subspan(1));
+    } else if (!input.empty() && input.front() == kWorkerStream) {
+      feed_worker_stream(input.subspan(1));
+    } else if (!input.empty() && input.front() == kMembership) {
+      feed_membership(input);
     } else {
       feed_message(input);
     }

@@ -7,9 +7,10 @@
 /// hvd::Error, which is ignored. Anything else, including a sanitizer's report, is a finding.
 namespace hvd::fuzz {
 
-/// The first byte of an input that is a session, or a file of safetensors; any other input is one
-/// message.
-inline constexpr std::byte kSession{'S'}, kSafetensors{'T'};
+/// The first byte of an input that is a session, a file of safetensors, or the stream of a worker's
+/// messages of membership; any other input is one message, of membership if it begins with its
+/// magic.
+inline constexpr std::byte kSession{'S'}, kSafetensors{'T'}, kWorkerStream{'W'}, kMembership{'m'};
 
 enum class Step : unsigned { kReport = 0, kPlan = 1, kDecide = 2, kPublish = 3 };
 

@@ -2,7 +2,8 @@
 // and checks in every step. The seed is printed.
 //
 //   elastic_kill_campaign [--seed N] [--kills N] [--ranks N] [--least N] [--spares N]
-//                         [--hosts N] [--gap LEAST MOST] [--agents PERCENT]
+//                         [--hosts N] [--gap LEAST MOST] [--agents PERCENT] [--jobs N]
+//                         [--kill-hvdrun PERCENT]
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -15,6 +16,7 @@
 #include <set>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "command/controller.h"
@@ -32,6 +34,8 @@ struct Plan {
   int ranks = 4, least = 1, spares = 0, hosts = 1;
   int least_gap = 50, most_gap = 400;  ///< milliseconds
   int agents = 0;                      ///< percent of the kills that hit an agent
+  int jobs = 1;                        ///< one after the other, with the next seeds
+  int kill_hvdrun = 0;                 ///< percent of the jobs whose hvdrun is killed at last
 };
 
 Plan parse(int argc, char** argv) {
@@ -46,6 +50,8 @@ Plan parse(int argc, char** argv) {
     if (option == "--spares") plan.spares = value;
     if (option == "--hosts") plan.hosts = value;
     if (option == "--agents") plan.agents = value;
+    if (option == "--jobs") plan.jobs = value;
+    if (option == "--kill-hvdrun") plan.kill_hvdrun = value;
     if (option == "--gap") {
       plan.least_gap = value;
       plan.most_gap = std::atoi(argv[++i + 1]);
@@ -76,6 +82,8 @@ class Job {
   Board* board_ = nullptr;
   std::unique_ptr<HvdrunProcess> hvdrun_;
   std::vector<std::int64_t> killed_at_;
+  std::int64_t last_step_ = 0;
+  int idle_ = 0;  ///< milliseconds between kills without a step
 };
 
 Job::Job(const Plan& plan) : plan_(plan), random_(static_cast<unsigned>(plan.seed)) {
@@ -127,8 +135,18 @@ void Job::run() {
         plan_.least_gap +
         static_cast<int>(random_() % static_cast<unsigned>(plan_.most_gap - plan_.least_gap + 1));
     ::usleep(static_cast<useconds_t>(gap) * 1000);
-    require(testing::Board::now() - board_->last_step.load() < 60'000'000'000, "the job hangs");
+    if (std::exchange(last_step_, board_->last_step.load()) == last_step_) {
+      idle_ += gap;  // no time in which this process was stopped
+    } else {
+      idle_ = 0;
+    }
+    require(idle_ < 60'000, "the job hangs");
     kill_one();
+  }
+  if (static_cast<int>(random_() % 100) < plan_.kill_hvdrun) {
+    ::kill(hvdrun_->pid(), SIGKILL);
+    require(board_->wrong.load() == 0 && board_->undone.load() == 0, "a sum or a commit was wrong");
+    return require(wait_until_gone(marker_, 30).empty(), "processes are left");
   }
   const std::int64_t before = board_->steps.load();
   for (int i = 0; i < 6000 && board_->steps.load() < before + 100; ++i) ::usleep(10'000);
@@ -174,14 +192,16 @@ int main(int argc, char** argv) {
     std::printf("SKIPPED: libucp.so.0 cannot be loaded\n");
     return 77;  // ctest's SKIP_RETURN_CODE
   }
-  const test::Plan plan = test::parse(argc, argv);
-  std::printf("seed %d\n", plan.seed);
-  std::fflush(stdout);
-  try {
-    test::Job(plan).run();
-  } catch (const std::exception& error) {
-    std::printf("FAILED: %s\n", error.what());
-    return 1;
+  test::Plan plan = test::parse(argc, argv);
+  for (int job = 0; job < plan.jobs; ++job, ++plan.seed) {
+    std::printf("seed %d\n", plan.seed);
+    std::fflush(stdout);
+    try {
+      test::Job(plan).run();
+    } catch (const std::exception& error) {
+      std::printf("FAILED: %s\n", error.what());
+      return 1;
+    }
   }
   return 0;
 }

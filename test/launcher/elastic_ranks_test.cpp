@@ -15,6 +15,7 @@
 namespace hvd::launcher::test {
 namespace {
 
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -89,6 +90,16 @@ TEST_F(ElasticRanks, AStoppedWorkerIsReplaced) {
   const Result result = hvdrun.wait(kTimeout);
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("worker 1 on"));
+  EXPECT_THAT(ends_in(result.out), SizeIs(1)) << result.out;
+}
+
+TEST_F(ElasticRanks, AStalledWorkerIsNamedAndReplaced) {
+  Start start = job({"-np", "3", "--min-np", "2"}, {"1000", "1000", "-100"});
+  start.environment.emplace_back("TEST_STUCK", "2");
+  start.environment.emplace_back("HVD_STALL_SHUTDOWN", "1");
+  const Result result = HvdrunProcess(start).wait(kTimeout);
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, ContainsRegex("worker 2 on .* was lost .*rank [0-2] \\(.*, worker 2\\)"));
   EXPECT_THAT(ends_in(result.out), SizeIs(1)) << result.out;
 }
 

@@ -323,7 +323,9 @@ void MemberWorld::leave(Process& process, bool forced) {
   work(process, delay, [this](Process& later) {
     if (later.member.phase() != Member::Phase::kLeaving) return;
     later.received.clear();
-    later.member.left(later.model.summary, scenario_.can_load, text("address of ", later.id));
+    StateSummary own = later.model.summary;
+    if (later.partial) own.kind = StateKind::kNone;
+    later.member.left(own, scenario_.can_load, text("address of ", later.id));
   });
 }
 

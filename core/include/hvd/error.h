@@ -37,7 +37,12 @@ class MismatchError : public Error {
 /// that wait, and on each missing rank at its next submission of that name; the runtime goes on.
 class StalledError : public Error {
  public:
-  using Error::Error;
+  explicit StalledError(const std::string& message, int rank = -1) : Error(message), rank_(rank) {}
+  /// The rank that did not submit it, or -1 if it is more than one.
+  int rank() const noexcept { return rank_; }
+
+ private:
+  int rank_;
 };
 
 /// A peer died, stopped or left. The runtime has failed: every outstanding and later operation

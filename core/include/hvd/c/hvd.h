@@ -48,8 +48,8 @@ typedef enum hvd_status {
 /// The error text of this thread's last failed call; empty if no call has failed. Valid until the
 /// next call that fails on this thread; owned by the library.
 const char* hvd_last_error(void);
-/// The lost rank if that call returned HVD_ERROR_PEER_LOST and it is known which rank was lost;
-/// otherwise -1.
+/// The lost rank if that call returned HVD_ERROR_PEER_LOST, or the missing rank if it returned
+/// HVD_ERROR_STALLED, if it is known to be that one; otherwise -1.
 int hvd_last_error_rank(void);
 /// "ok", "usage", "mismatch", ...; "unknown" for any other number. A constant.
 const char* hvd_status_name(hvd_status_t status);

@@ -1,0 +1,25 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+namespace hvd::elastic {
+
+/// What the thread in run() of an elastic job's worker has just done or does next.
+enum class Stage : std::uint8_t {
+  kReady,       ///< it has left its generation, and reported that
+  kAssigned,    ///< it is a member of the next generation
+  kConnecting,  ///< it joins the other members
+  kGiving,      ///< it sends its state
+  kReceiving,   ///< it receives a state
+  kSynced,      ///< it has reported that it has the state
+  kCommitting,  ///< it has begun a commit, which is not complete
+  kAtEnd,       ///< its function has returned, and it has reported that
+};
+
+/// For tests, before run(): calls the function at each stage.
+void observe_stages(std::function<void(Stage)> observer);
+/// Calls the test's function, if there is one.
+void reach(Stage stage);
+
+}  // namespace hvd::elastic
