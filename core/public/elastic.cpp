@@ -15,6 +15,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/process_exit.h"
 #include "base/text.h"
 #include "bootstrap/build_identity.h"
@@ -57,27 +58,63 @@ void broadcast_bytes(const char* name, std::span<std::byte> bytes, int root) {
 
 /// Precedes a state that is handed over.
 struct Header {
-  std::uint64_t bytes = 0;
+  std::uint64_t replicated = 0;  ///< bytes
+  std::uint64_t own = 0;
+  std::uint64_t live = 0;
   std::uint64_t commit = 0;
-  std::uint64_t hash = 0;
+  std::uint64_t hash = 0;  ///< of all bytes
 };
 
-/// Sends the root's last commit to all ranks.
-void hand_over(State::Impl& state, int root) {
-  Header header{state.committed.size(), state.commits, hash_of(state.committed)};
-  broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root);
+/// Sends the root's last commit to all ranks. The items that are not copied are sent as they are.
+/// @param receives whether this rank takes it
+void hand_over(State::Impl& state, int root, bool receives) {
   const bool gives = rank() == root;
-  std::vector<std::byte>& bytes = gives ? state.committed : state.spare;
-  bytes.resize(header.bytes);
-  broadcast_bytes("hvd.elastic.state", bytes, root);
-  if (gives) return;
-  if (hash_of(bytes) != header.hash) {
+  std::vector<std::byte> live;
+  if (gives) save(state.items, live, is_live);
+  State::Impl::Commit& commit = gives ? state.committed : state.spare;
+  const auto hash = [&] {
+    return hash_of(commit.replicated) ^ 3 * hash_of(commit.own) ^ 5 * hash_of(live);
+  };
+  Header header{commit.replicated.size(), commit.own.size(), live.size(), state.commits,
+                gives ? hash() : 0};
+  broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root);
+  commit.replicated.resize(header.replicated);
+  commit.own.resize(header.own);
+  live.resize(header.live);
+  broadcast_bytes("hvd.elastic.state", commit.replicated, root);
+  broadcast_bytes("hvd.elastic.own", commit.own, root);
+  broadcast_bytes("hvd.elastic.live", live, root);
+  if (gives || !receives) return;
+  if (hash() != header.hash) {
     // The coordinator compares the hashes of all ranks and replaces this one.
     HVD_LOG(kError) << "the state from rank " << root << " has arrived with another checksum";
   }
+  load(state.items, live, is_live);
   std::swap(state.committed, state.spare);
   state.commits = header.commit;
   state.has_state = true;
+}
+
+/// The functions of at_each_generation(), in their order.
+std::vector<std::weak_ptr<const std::function<void()>>>& generation_functions() {
+  static auto* const functions = new std::vector<std::weak_ptr<const std::function<void()>>>;
+  return *functions;
+}
+
+Mutex& generation_functions_mutex() {
+  static auto* const mutex = new Mutex;
+  return *mutex;
+}
+
+void enter_generation() {
+  std::vector<std::shared_ptr<const std::function<void()>>> live;
+  {
+    const MutexLock lock(generation_functions_mutex());
+    auto& all = generation_functions();
+    std::erase_if(all, [](const auto& function) { return function.expired(); });
+    for (const auto& function : all) live.push_back(function.lock());
+  }
+  for (const auto& function : live) (*function)();
 }
 
 /// A server of this worker at which the ranks of the next generation find each other.
@@ -275,8 +312,12 @@ void Worker::make_state(const member::Assign& assign) {
   const bool any_receives =
       assign.load || std::any_of(assign.seats.begin(), assign.seats.end(),
                                  [](const member::Seat& seat) { return seat.receives; });
-  if (any_receives) hand_over(state_, static_cast<int>(assign.root));
-  load(state_.items, state_.committed);
+  if (any_receives) {
+    const member::Seat& own = assign.seats[static_cast<std::size_t>(rank_)];
+    hand_over(state_, static_cast<int>(assign.root), assign.load || own.receives);
+  }
+  state_.go_back();
+  state_.confirm();
 }
 
 void Worker::enter() {
@@ -300,6 +341,7 @@ void Worker::enter() {
 }
 
 void Worker::call_function() {
+  enter_generation();
   for (const auto& callback : state_.callbacks) callback(change_);
   state_.running = true;
   try {
@@ -320,11 +362,12 @@ void run_once(State::Impl& state, const std::function<void()>& function,
   if (change.new_rank == 0 && options.load) options.load();
   if (change.new_size > 1) {
     state.take();
-    hand_over(state, 0);
-    load(state.items, state.committed);
+    hand_over(state, 0, true);
+    state.go_back();
   }
-  std::vector<std::byte>().swap(state.committed);
-  std::vector<std::byte>().swap(state.spare);
+  state.committed = {};
+  state.spare = {};
+  state.confirm();
   for (const auto& callback : state.callbacks) callback(change);
   state.running = true;
   function();
@@ -399,5 +442,15 @@ int restart_count() noexcept {
 }
 
 std::uint64_t generation() noexcept { return present_generation().load(); }
+
+bool has_rank() noexcept { return runtime::runtime_or_null() != nullptr; }
+
+std::shared_ptr<const void> at_each_generation(std::function<void()> function) {
+  if (!function) throw UsageError("hvd::elastic::at_each_generation: expected a function");
+  const auto kept = std::make_shared<const std::function<void()>>(std::move(function));
+  const MutexLock lock(generation_functions_mutex());
+  generation_functions().push_back(kept);
+  return kept;
+}
 
 }  // namespace hvd::elastic
