@@ -69,6 +69,9 @@ class GradientReducer {
   /// Replaces `former` between cycles. Only the parameters differ, of which there may be more.
   GradientReducer(std::vector<ReducedParameter> parameters, const GradientReducer& former);
 
+  /// Replaces `former` in a new generation of an elastic job, with nothing that was learned.
+  GradientReducer(const GradientReducer& former, std::string scope);
+
   /// Also compares the frozen ones of these parameters before the first update, even if the
   /// optimizer does not have them. @pre no cycle has ended (checked by
   /// ParameterCheck::add_frozen())
@@ -84,6 +87,11 @@ class GradientReducer {
   /// was destroyed
   void install_hooks(const std::weak_ptr<SharedReducer>& self);
   void remove_hooks() noexcept;
+  /// Whether all ranks of the job reduce the gradients.
+  bool of_all_ranks() const noexcept { return how_.process_set.id() == 0; }
+  const ProcessSet& process_set() const noexcept { return how_.process_set; }
+  /// Removes all gradients, because the step of which they are will be made anew.
+  void drop_gradients();
 
   /// Ends the cycle: every `.grad` is final. Returns at once if no gradient has arrived since the
   /// last cycle. @throws the first error, when no operation is in flight any more.
