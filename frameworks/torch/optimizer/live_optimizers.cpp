@@ -88,14 +88,23 @@ bool LiveOptimizers::is_sharded(const Optimizer& optimizer) const {
       [&](const Registered& all) { return all.sharded.contains(&optimizer); });
 }
 
-void LiveOptimizers::set_wrapper(const Optimizer& optimizer, OptimizerWrapper* wrapper) {
-  registered_.withLock([&](Registered& all) { all.wrappers[&optimizer] = wrapper; });
+void LiveOptimizers::set_wrapper(const Optimizer& optimizer, OptimizerWrapper* wrapper,
+                                 const std::shared_ptr<Reducer>& reducer) {
+  registered_.withLock([&](Registered& all) { all.wrappers[&optimizer] = {wrapper, reducer}; });
 }
 
 OptimizerWrapper* LiveOptimizers::wrapper_of(const Optimizer& optimizer) const {
   return registered_.withLock([&](const Registered& all) -> OptimizerWrapper* {
     const auto found = all.wrappers.find(&optimizer);
-    return found == all.wrappers.end() ? nullptr : found->second;
+    return found == all.wrappers.end() ? nullptr : found->second.wrapper;
+  });
+}
+
+std::shared_ptr<LiveOptimizers::Reducer> LiveOptimizers::reducer_of(
+    const Optimizer& optimizer) const {
+  return registered_.withLock([&](const Registered& all) {
+    const auto found = all.wrappers.find(&optimizer);
+    return found == all.wrappers.end() ? nullptr : found->second.reducer.lock();
   });
 }
 

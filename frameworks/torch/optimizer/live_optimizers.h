@@ -24,6 +24,8 @@ class OptimizerWrapper;
 
 namespace hvd::libtorch {
 
+class GradientReducer;
+
 /// The registry of the DistributedOptimizers and ShardedOptimizers of a process. Thread-safe.
 class LiveOptimizers {
  public:
@@ -51,10 +53,15 @@ class LiveOptimizers {
   bool is_sharded(const torch::optim::Optimizer& optimizer) const;
   /// Whether a registered optimizer has the parameter.
   bool trains(const torch::Tensor& parameter) const;
-  /// Records the wrapper of a registered optimizer.
-  void set_wrapper(const torch::optim::Optimizer& optimizer, OptimizerWrapper* wrapper);
+  using Reducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
+
+  /// Records the wrapper of a registered optimizer, and the reducer that it uses now.
+  void set_wrapper(const torch::optim::Optimizer& optimizer, OptimizerWrapper* wrapper,
+                   const std::shared_ptr<Reducer>& reducer);
   /// The wrapper of an optimizer; null without one.
   OptimizerWrapper* wrapper_of(const torch::optim::Optimizer& optimizer) const;
+  /// The reducer of an optimizer's gradients; null without one.
+  std::shared_ptr<Reducer> reducer_of(const torch::optim::Optimizer& optimizer) const;
   /// Counts an update of parameters by a wrapper.
   void count_update() noexcept { ++updates_; }
   std::uint64_t updates() const noexcept { return updates_.load(); }
@@ -69,7 +76,11 @@ class LiveOptimizers {
   struct Registered {
     std::set<const torch::optim::Optimizer*> wrapped;
     std::set<const torch::optim::Optimizer*> sharded;
-    std::unordered_map<const torch::optim::Optimizer*, OptimizerWrapper*> wrappers;
+    struct Wrapper {
+      OptimizerWrapper* wrapper = nullptr;
+      std::weak_ptr<Reducer> reducer = {};
+    };
+    std::unordered_map<const torch::optim::Optimizer*, Wrapper> wrappers;
     /// The optimizer of each parameter.
     std::unordered_map<const c10::TensorImpl*, const torch::optim::Optimizer*> owners;
     /// Number of wrappers, by the set's number and members.

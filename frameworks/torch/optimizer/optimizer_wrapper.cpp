@@ -246,7 +246,6 @@ void OptimizerWrapper::refuse_wrapper() const {
 void OptimizerWrapper::enroll(std::span<const ReducedParameter> parameters) {
   groups_ = std::make_unique<libtorch::GroupMirror>(optimizer_, *this, who_);
   LiveOptimizers::instance().add(optimizer_, parameters, options_.op == ReduceOp::kAverage, who_);
-  LiveOptimizers::instance().set_wrapper(optimizer_, this);
   enrolled_ = true;
   // The wrapped optimizer may have gone back to a commit.
   generations_ = elastic::at_each_generation([this] { groups_->copy_wrapped_groups(); });
@@ -257,6 +256,7 @@ void OptimizerWrapper::start_reducing(std::vector<ReducedParameter> parameters,
   gradients_.reset(new GradientSynchronizer(std::move(parameters), std::move(how),
                                             options_.backward_passes_per_step, named_));
   reducer_ = gradients_->reducer_;
+  LiveOptimizers::instance().set_wrapper(optimizer_, this, reducer_);
 }
 
 void OptimizerWrapper::refuse_in_flight(const char* when) const {
@@ -394,6 +394,7 @@ void OptimizerWrapper::replace_reducer(std::vector<ReducedParameter> parameters)
   earlier_versions_ += locked(*reducer_, &GradientReducer::gradients_version) + 1;
   gradients_.reset(new GradientSynchronizer(std::move(parameters), *gradients_, named_));
   reducer_ = gradients_->reducer_;
+  LiveOptimizers::instance().set_wrapper(optimizer_, this, reducer_);
 }
 
 std::vector<torch::Tensor> OptimizerWrapper::all_parameters() const {

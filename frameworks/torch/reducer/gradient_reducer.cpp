@@ -71,7 +71,10 @@ GradientReduction in_scope(GradientReduction how, std::string scope) {
 
 GradientReducer::GradientReducer(const GradientReducer& former, std::string scope)
     : GradientReducer(made_anew(former.parameters_), in_scope(former.how_, std::move(scope)),
-                      former.readiness_.passes_per_step(), former.no_sync_depth_) {}
+                      former.readiness_.passes_per_step(), former.no_sync_depth_) {
+  restored_reference_ = former.restored_reference_;
+  if (restored_reference_) weights_.adopt_reference(*restored_reference_);
+}
 
 GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, int passes_per_step,
                                  std::shared_ptr<std::atomic<int>> no_sync_depth)

@@ -118,6 +118,9 @@ class GradientReducer {
   void begin_pass(std::optional<std::int64_t> samples);
   void end_pass() { weights_.end_pass(); }
   const GradientWeights& weights() const noexcept { return weights_; }
+  /// Sets the reference of the weights for the reducer of the next generation, so that gradients
+  /// are rounded as if the ranks had not changed. All ranks set the same, or none.
+  void restore_reference(std::optional<double> reference) { restored_reference_ = reference; }
   const std::string& scope() const noexcept { return how_.scope; }
   /// Backward passes do not count while it is above zero. The user's guards may outlive this
   /// object.
@@ -162,7 +165,8 @@ class GradientReducer {
   std::optional<std::size_t> witness_;  ///< first parameter of this cycle that had a gradient
   bool reached_ = false;    ///< a backward pass has run since the last cycle, even under no_sync()
   bool scattered_ = false;  ///< gradients are reduced only where this rank updates
-  int dropped_in_a_row_ = 0;  ///< number of cycles
+  std::optional<double> restored_reference_;  ///< see restore_reference()
+  int dropped_in_a_row_ = 0;                  ///< number of cycles
   bool warned_without_gradients_ = false;
   Operation opening_;  ///< see open_device_queue()
 };
