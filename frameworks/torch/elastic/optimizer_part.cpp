@@ -144,7 +144,7 @@ void load_state(Optimizer& optimizer, Reader& reader) {
         optimizer.state().erase(key);
         continue;
       }
-      ElementState state{.step = reader.read<std::int64_t>()};
+      ElementState state{.step = reader.read<std::int64_t>(), .tensors = {}};
       const auto count = reader.read<std::uint64_t>();
       for (std::uint64_t i = 0; i < count; ++i) {
         torch::Tensor& tensor = state.tensors.emplace_back();
