@@ -41,22 +41,25 @@ std::uint64_t hash_of(std::span<const std::byte> bytes) noexcept {
   return hash ^ hash >> 29;
 }
 
-void save(std::span<const Item> items, std::vector<std::byte>& snapshot) {
-  std::size_t bytes = 0;
-  for (const Item& item : items) bytes += sizeof(std::uint64_t) + item.view().size();
-  snapshot.resize(bytes);
-  std::byte* next = snapshot.data();
+void save(std::span<const Item> items, std::vector<std::byte>& snapshot, Selection selected) {
+  std::size_t end = 0;
   for (const Item& item : items) {
+    if (!selected(item)) continue;
     const std::span<const std::byte> content = item.view();
     const std::uint64_t size = content.size();
-    std::memcpy(next, &size, sizeof size);
-    if (size > 0) std::memcpy(next + sizeof size, content.data(), size);
-    next += sizeof size + size;
+    const std::size_t next = end + sizeof size;
+    end = next + size;
+    // The size of the last commit, which stays, is usually enough.
+    if (snapshot.size() < end) snapshot.resize(end);
+    std::memcpy(snapshot.data() + next - sizeof size, &size, sizeof size);
+    if (size > 0) std::memcpy(snapshot.data() + next, content.data(), size);
   }
+  snapshot.resize(end);
 }
 
-void load(std::span<const Item> items, std::span<const std::byte> snapshot) {
+void load(std::span<const Item> items, std::span<const std::byte> snapshot, Selection selected) {
   for (const Item& item : items) {
+    if (!selected(item)) continue;
     std::uint64_t size = 0;
     const bool begins = snapshot.size() >= sizeof size;
     if (begins) std::memcpy(&size, snapshot.data(), sizeof size);
@@ -66,12 +69,21 @@ void load(std::span<const Item> items, std::span<const std::byte> snapshot) {
     }
     const std::span<std::byte> room = item.room(size);
     if (size > 0) std::memcpy(room.data(), snapshot.data() + sizeof size, size);
+    if (item.loaded) item.loaded();
     snapshot = snapshot.subspan(sizeof size + size);
   }
   if (!snapshot.empty()) {
     throw Error(text("hvd::elastic: the state that was handed over has ", snapshot.size(),
                      " bytes more than this program tracks; start the same program everywhere"));
   }
+}
+
+std::uint64_t hash_of(std::span<const Item> items, Selection selected) {
+  std::uint64_t hash = kFirst;
+  for (const Item& item : items) {
+    if (selected(item) && item.equal_on_ranks) hash = mix(hash, hash_of(item.view()));
+  }
+  return hash;
 }
 
 std::string layout(std::span<const Item> items) {

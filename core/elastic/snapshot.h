@@ -2,31 +2,34 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <span>
 #include <string>
 #include <vector>
+
+#include "hvd/elastic.h"
 
 namespace hvd::elastic {
 
 /// A 64-bit hash of bytes, equal on all hosts of a job. Detects damage, and no attack.
 std::uint64_t hash_of(std::span<const std::byte>) noexcept;
 
-/// A part of a program's state.
-struct Item {
-  std::string name = {};
-  std::string type = {};  ///< with the size, where that is fixed
-  /// The present bytes.
-  std::function<std::span<const std::byte>()> view = {};
-  /// Makes it this many bytes, and returns where they go. @throws hvd::Error if it has a fixed
-  /// size
-  std::function<std::span<std::byte>(std::size_t bytes)> room = {};
-};
+using Item = Part;
 
-/// Copies all items into the buffer, whose memory it reuses.
-void save(std::span<const Item>, std::vector<std::byte>& snapshot);
+/// Selects the items of a snapshot.
+using Selection = bool (*)(const Item&);
+/// The items that commits copy and that are equal on all ranks.
+inline bool is_copied(const Item& item) { return !item.touched && item.equal_on_ranks; }
+/// The items of which each rank has its own copy.
+inline bool is_own(const Item& item) { return !item.touched && !item.equal_on_ranks; }
+/// The items that commits do not copy.
+inline bool is_live(const Item& item) { return static_cast<bool>(item.touched); }
+
+/// Copies the selected items into the buffer, whose memory it reuses.
+void save(std::span<const Item>, std::vector<std::byte>& snapshot, Selection = is_copied);
 /// The reverse. @throws hvd::Error if the snapshot is not one of these items
-void load(std::span<const Item>, std::span<const std::byte> snapshot);
+void load(std::span<const Item>, std::span<const std::byte> snapshot, Selection = is_copied);
+/// The hash of the present bytes of the selected items that are equal on all ranks.
+std::uint64_t hash_of(std::span<const Item>, Selection);
 /// Identifies a program by the names and types of its items: a text for users, at most 300 bytes.
 std::string layout(std::span<const Item>);
 

@@ -15,6 +15,7 @@
 
 #include "base/config.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/process_exit.h"
 #include "base/text.h"
 #include "bootstrap/build_identity.h"
@@ -58,30 +59,66 @@ void broadcast_bytes(const char* name, std::span<std::byte> bytes, int root) {
 
 /// Precedes a state that is handed over.
 struct Header {
-  std::uint64_t bytes = 0;
+  std::uint64_t replicated = 0;  ///< bytes
+  std::uint64_t own = 0;
+  std::uint64_t live = 0;
   std::uint64_t commit = 0;
-  std::uint64_t hash = 0;
+  std::uint64_t hash = 0;  ///< of all bytes
 };
 
-/// Sends the root's last commit to all ranks. It arrives in memory of its own, so a rank that is
-/// interrupted keeps the commit that it had. Returns false if it has arrived damaged.
+/// Sends the root's last commit to all ranks; the items that are not copied are sent as they are. A
+/// commit arrives in memory of its own, so a rank that is interrupted keeps the one that it had.
+/// Returns false if it has arrived damaged.
 /// @param receives whether this rank takes it
 bool hand_over(State::Impl& state, int root, bool receives) {
-  Header header;
-  if (rank() == root) header = {state.committed.size(), state.commits, state.committed_hash()};
-  broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root);
   const bool gives = rank() == root;
-  std::vector<std::byte>& bytes = gives ? state.committed : state.spare;
-  bytes.resize(header.bytes);
+  std::vector<std::byte> live;
+  if (gives) save(state.items, live, is_live);
+  State::Impl::Commit& commit = gives ? state.committed : state.spare;
+  const auto hash = [&](std::uint64_t replicated) {
+    return replicated ^ 3 * hash_of(commit.own) ^ 5 * hash_of(live);
+  };
+  Header header{commit.replicated.size(), commit.own.size(), live.size(), state.commits,
+                gives ? hash(state.committed_hash()) : 0};
+  broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root);
+  commit.replicated.resize(header.replicated);
+  commit.own.resize(header.own);
+  live.resize(header.live);
   reach(gives ? Stage::kGiving : Stage::kReceiving);
-  broadcast_bytes("hvd.elastic.state", bytes, root);
+  broadcast_bytes("hvd.elastic.state", commit.replicated, root);
+  broadcast_bytes("hvd.elastic.own", commit.own, root);
+  broadcast_bytes("hvd.elastic.live", live, root);
   if (gives || !receives) return true;
-  if (hash_of(bytes) != header.hash) return false;
+  const std::uint64_t replicated = hash_of(commit.replicated);
+  if (hash(replicated) != header.hash) return false;
+  load(state.items, live, is_live);
   std::swap(state.committed, state.spare);
-  state.known_hash = header.hash;
+  state.known_hash = replicated;
   state.commits = header.commit;
   state.has_state = true;
   return true;
+}
+
+/// The functions of at_each_generation(), in their order.
+std::vector<std::weak_ptr<const std::function<void()>>>& generation_functions() {
+  static auto* const functions = new std::vector<std::weak_ptr<const std::function<void()>>>;
+  return *functions;
+}
+
+Mutex& generation_functions_mutex() {
+  static auto* const mutex = new Mutex;
+  return *mutex;
+}
+
+void enter_generation() {
+  std::vector<std::shared_ptr<const std::function<void()>>> live;
+  {
+    const MutexLock lock(generation_functions_mutex());
+    auto& all = generation_functions();
+    std::erase_if(all, [](const auto& function) { return function.expired(); });
+    for (const auto& function : all) live.push_back(function.lock());
+  }
+  for (const auto& function : live) (*function)();
 }
 
 /// A server of this worker at which the ranks of the next generation find each other.
@@ -294,7 +331,9 @@ void Worker::make_state(const member::Assign& assign) {
     HVD_LOG(kError) << "the state from rank " << assign.root
                     << " has arrived with another checksum";
   }
-  if (state_.has_state) load(state_.items, state_.committed);
+  if (!state_.has_state) return;
+  state_.go_back();
+  state_.confirm();
 }
 
 void Worker::enter() {
@@ -318,6 +357,7 @@ void Worker::enter() {
 }
 
 void Worker::call_function() {
+  enter_generation();
   for (const auto& callback : state_.callbacks) callback(change_);
   state_.running = true;
   try {
@@ -344,10 +384,11 @@ void run_once(State::Impl& state, const std::function<void()>& function,
           "hvd::elastic::run: the state from rank 0 has arrived with another checksum; test the "
           "memory and the network of the host");
     }
-    load(state.items, state.committed);
+    state.go_back();
   }
-  std::vector<std::byte>().swap(state.committed);
-  std::vector<std::byte>().swap(state.spare);
+  state.committed = {};
+  state.spare = {};
+  state.confirm();
   for (const auto& callback : state.callbacks) callback(change);
   state.running = true;
   function();
@@ -422,5 +463,15 @@ int restart_count() noexcept {
 }
 
 std::uint64_t generation() noexcept { return present_generation().load(); }
+
+bool has_rank() noexcept { return runtime::runtime_or_null() != nullptr; }
+
+std::shared_ptr<const void> at_each_generation(std::function<void()> function) {
+  if (!function) throw UsageError("hvd::elastic::at_each_generation: expected a function");
+  const auto kept = std::make_shared<const std::function<void()>>(std::move(function));
+  const MutexLock lock(generation_functions_mutex());
+  generation_functions().push_back(kept);
+  return kept;
+}
 
 }  // namespace hvd::elastic

@@ -29,20 +29,35 @@ void add(State::Impl& state, Item item) {
 }  // namespace
 
 void State::Impl::take() {
-  save(items, spare);
+  save(items, spare.replicated, is_copied);
+  save(items, spare.own, is_own);
   std::swap(committed, spare);
   known_hash.reset();
   has_state = true;
 }
 
 std::uint64_t State::Impl::committed_hash() const {
-  if (!known_hash) known_hash = hash_of(committed);
+  if (!known_hash) known_hash = hash_of(committed.replicated);
   return *known_hash;
+}
+
+void State::Impl::go_back() const {
+  load(items, committed.replicated, is_copied);
+  load(items, committed.own, is_own);
+}
+
+void State::Impl::confirm() const {
+  for (const Item& item : items)
+    if (item.committed) item.committed(commits);
 }
 
 member::StateSummary State::Impl::summary() const {
   if (!has_state) return {};
-  return {.commit = commits, .kind = member::StateKind::kWhole, .hash = committed_hash()};
+  const bool touched = std::any_of(items.begin(), items.end(),
+                                   [](const Item& item) { return item.touched && item.touched(); });
+  return {.commit = commits,
+          .kind = touched ? member::StateKind::kTouched : member::StateKind::kWhole,
+          .hash = committed_hash() ^ hash_of(items, is_live)};
 }
 
 State::State() : impl_(std::make_unique<Impl>()) {}
@@ -91,6 +106,15 @@ State& State::track_resizable(std::string_view name, std::size_t element,
   return *this;
 }
 
+State& State::track(Part part) {
+  if (!part.view || !part.room) {
+    throw UsageError(text("hvd::elastic::State::track('", part.name,
+                          "'): expected the functions view and room of the part"));
+  }
+  add(*impl_, std::move(part));
+  return *this;
+}
+
 void State::commit() {
   if (!impl_->running) {
     throw UsageError(
@@ -101,6 +125,7 @@ void State::commit() {
   // Outside an elastic job nothing goes back to a commit.
   if (impl_->link != nullptr) impl_->take();
   ++impl_->commits;
+  impl_->confirm();
   if (!goes_on) throw GenerationOver("the members of the elastic job change");
 }
 

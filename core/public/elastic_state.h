@@ -13,20 +13,30 @@
 namespace hvd::elastic {
 
 struct State::Impl {
+  /// The bytes of the copied items at a commit.
+  struct Commit {
+    std::vector<std::byte> replicated = {};  ///< equal on all ranks
+    std::vector<std::byte> own = {};         ///< of this rank
+  };
+
   std::vector<Item> items = {};
   std::vector<std::function<void(const Change&)>> callbacks = {};
-  std::vector<std::byte> committed = {};  ///< of the last commit
-  std::vector<std::byte> spare = {};      ///< its memory takes the next commit
+  Commit committed = {};  ///< the last commit
+  Commit spare = {};      ///< its memory takes the next commit
   std::uint64_t commits = 0;
   bool has_state = false;                                ///< `committed` is a whole commit
   bool running = false;                                  ///< run() is in its function
   MemberLink* link = nullptr;                            ///< in an elastic job, in run()
-  mutable std::optional<std::uint64_t> known_hash = {};  ///< of `committed`
+  mutable std::optional<std::uint64_t> known_hash = {};  ///< of committed.replicated
 
   /// Copies the present state as the last commit.
   void take();
-  /// The hash of the last commit, which is computed once.
+  /// The hash of the last commit's replicated part, which is computed once.
   std::uint64_t committed_hash() const;
+  /// Sets the copied items to the last commit.
+  void go_back() const;
+  /// Tells all items that the present state is that of the last commit.
+  void confirm() const;
   member::StateSummary summary() const;
 };
 

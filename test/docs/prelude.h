@@ -90,6 +90,7 @@ constexpr bool fits_options(Test test) {
 /// The program's own functions for one batch.
 void train(const Batch& batch);
 torch::Tensor loss_of(const Batch& batch);
+torch::Tensor loss_of(Net& model, const std::vector<std::size_t>& samples);
 
 extern Batch batch;
 extern hvd::TensorView view;
@@ -98,6 +99,7 @@ extern torch::Tensor tensor, x, t, a, b, c, loss, output, out, coo, mean, deviat
 extern std::vector<torch::Tensor> tensors;
 extern int rank, size, r, n, first_epoch;
 extern std::uint64_t seed, step;
+extern std::size_t images;
 extern std::string folder, name;
 extern torch::nn::Sequential ema;
 extern double best_accuracy;

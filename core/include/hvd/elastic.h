@@ -36,6 +36,31 @@ struct Change {
   std::string cause = {};        ///< why the former generation has ended, for a log
 };
 
+/// A part of the state that converts itself to bytes, for types that State::track() does not take.
+///
+/// All parts are saved by view() and loaded by room(), into whose memory the bytes are copied, and
+/// then loaded(). The size may change between saves.
+struct Part {
+  std::string name = {};
+  /// A text that must be equal on all ranks, with the size where that is fixed.
+  std::string type = {};
+  /// The present bytes, valid until the next call.
+  std::function<std::span<const std::byte>()> view = {};
+  /// Returns memory for this many bytes. @throws hvd::Error if the part has another size
+  std::function<std::span<std::byte>(std::size_t bytes)> room = {};
+  /// Called when the bytes of room() are complete. May be empty.
+  std::function<void()> loaded = {};
+  /// Whether the bytes are equal on all ranks at a commit. If not, a rank that has the last commit
+  /// goes back to its own bytes, and the other ranks receive those of one rank.
+  bool equal_on_ranks = true;
+  /// Called after each commit, and when the state was loaded, with the number of commits. May be
+  /// empty.
+  std::function<void(std::uint64_t commits)> committed = {};
+  /// Not empty: commits do not copy this part, and the function tells whether it was written since
+  /// committed(). A rank that has written it receives the part from another rank.
+  std::function<bool()> touched = {};
+};
+
 /// The replicated state of a program: equal on all ranks at each commit.
 ///
 /// When a generation ends, every rank goes back to the last commit that any of them has seen, and
@@ -78,6 +103,7 @@ class State {
   State& track(std::string_view name, std::span<T, Extent> memory) {
     return track_memory(name, "memory", std::as_writable_bytes(std::span<T>(memory)));
   }
+  State& track(Part part);
   /// @}
 
   /// Marks a point at which the state is complete and equal on all ranks, usually the end of a
@@ -133,6 +159,14 @@ bool launched() noexcept;
 int restart_count() noexcept;
 /// The number of the present generation, from 1. 0 outside an elastic job and before run().
 std::uint64_t generation() noexcept;
+/// Whether this process has a rank, so that rank(), size() and collectives work. A worker of an
+/// elastic job has none before run().
+bool has_rank() noexcept;
+
+/// Calls a function in each generation of an elastic job, when this process has its new rank and
+/// before State::on_change(). For objects that keep what belongs to a generation.
+/// @return the function is called as long as this object exists. It does not outlive the call.
+std::shared_ptr<const void> at_each_generation(std::function<void()> function);
 
 /// @}
 

@@ -9,8 +9,10 @@
 
 #include "base/text.h"
 #include "data/reproducible.h"
+#include "hvd/elastic.h"
 #include "hvd/error.h"
 #include "operations/agreement.h"
+#include "operations/membership.h"
 
 namespace hvd::libtorch {
 namespace {
@@ -27,6 +29,11 @@ std::string error_in(const DataLoaderOptions& options) {
                         : text(option, ": expected at least ", least, ", got ", got);
   };
   std::string error = at_least("batch_size", 1, options.batch_size);
+  if (error.empty()) error = at_least("global_batch", 0, options.global_batch);
+  if (error.empty() && options.global_batch > 0 && options.batch_size != 1)
+    error = "global_batch: expected no batch_size beside it";
+  if (error.empty() && options.global_batch > 0 && options.remainder == Remainder::kUneven)
+    error = "global_batch: expected the remainder kPad or kDrop, got kUneven";
   if (error.empty()) error = at_least("workers", 0, options.workers);
   if (error.empty()) error = at_least("max_jobs", 1, options.max_jobs.value_or(1));
   if (error.empty() && options.timeout)
@@ -67,9 +74,11 @@ const char* remainder_name(Remainder remainder) {
 }
 
 std::string description(std::size_t dataset_size, const DataLoaderOptions& options) {
-  return text(order_of(dataset_size, order_in(options), options.seed), ", batch_size ",
-              options.batch_size, ", remainder ", remainder_name(options.remainder),
-              options.drop_last ? ", drop_last" : "");
+  const bool global = options.global_batch > 0;
+  return text(order_of(dataset_size, order_in(options), options.seed),
+              global ? ", global_batch " : ", batch_size ",
+              global ? options.global_batch : options.batch_size, ", remainder ",
+              remainder_name(options.remainder), options.drop_last ? ", drop_last" : "");
 }
 
 /// Collective. @throws as agree()
@@ -90,15 +99,41 @@ LoaderProgress::LoaderProgress(std::optional<std::size_t> dataset_size, DataLoad
       dataset_size_(epoch_size(dataset_size, options_)) {
   const ProcessSet& set = options_.process_set;
   require_member(options_.name, set);
-  rank_ = static_cast<std::size_t>(set.rank());
-  ranks_ = static_cast<std::size_t>(set.size());
-  std::string error = error_in(options_);
-  if (error.empty() && !dataset_size) error = "the data set has no size; expected one with size()";
-  compare_ranks(options_, "make", error.empty() ? error : options_.name + ": " + error,
-                description(dataset_size_, options_));
+  if (!dataset_size) no_size_ = true;
   if (options_.workers > 0) settle_vector_functions();
+  if (set.id() == 0) generations_ = elastic::at_each_generation([this] { begin_generation(); });
+  if (!waits_for_rank() || set.id() != 0) {
+    meet();
+  } else if (const std::string error = own_error(); !error.empty()) {
+    throw UsageError(error);
+  }
+}
+
+std::string LoaderProgress::own_error() const {
+  std::string error = error_in(options_);
+  if (error.empty() && no_size_) error = "the data set has no size; expected one with size()";
+  if (error.empty() && options_.global_batch > 0 && step_samples() < ranks_) {
+    error = text("global_batch: expected at least one sample for each of ", ranks_, " ranks, got ",
+                 options_.global_batch);
+  }
+  return error.empty() ? error : options_.name + ": " + error;
+}
+
+/// The ranks of the job have changed.
+void LoaderProgress::begin_generation() {
+  const Membership membership = membership_of(options_.process_set);
+  rank_ = static_cast<std::size_t>(membership.position);
+  ranks_ = membership.ranks.size();
+  met_ = false;
+  leave();
+}
+
+void LoaderProgress::meet() {
+  begin_generation();
+  compare_ranks(options_, "make", own_error(), description(dataset_size_, options_));
+  met_ = true;
   // No other rank has more samples than the first.
-  if (rank_ == 0 && batches_left() == 0) {
+  if (rank_ == 0 && used_ == 0 && batches_left() == 0) {
     TORCH_WARN("hvd: ", options_.name,
                " has no batch in any epoch: ", description(dataset_size_, options_), ", on ",
                ranks_, ranks_ == 1 ? " rank" : " ranks",
@@ -113,11 +148,16 @@ LoaderProgress::LoaderProgress(std::size_t dataset_size, DataLoaderOptions optio
       data_size_(dataset_size),
       dataset_size_(epoch_size(dataset_size, options_)),
       rank_(rank),
-      ranks_(ranks) {}
+      ranks_(ranks),
+      met_(true) {}
 
 torch::data::DataLoaderOptions LoaderProgress::torch_options() const {
-  torch::data::DataLoaderOptions options(static_cast<std::size_t>(options_.batch_size));
-  options.workers(static_cast<std::size_t>(options_.workers)).drop_last(options_.drop_last);
+  // With a global_batch the batches of a rank differ in size, which LoaderSampler decides.
+  const bool global = options_.global_batch > 0;
+  torch::data::DataLoaderOptions options(global ? 1
+                                                : static_cast<std::size_t>(options_.batch_size));
+  options.workers(static_cast<std::size_t>(options_.workers))
+      .drop_last(options_.drop_last && !global);
   if (options_.timeout) options.timeout(*options_.timeout);
   if (options_.max_jobs) options.max_jobs(static_cast<std::size_t>(*options_.max_jobs));
   return options;
@@ -125,8 +165,23 @@ torch::data::DataLoaderOptions LoaderProgress::torch_options() const {
 
 std::size_t LoaderProgress::samples_left() const noexcept { return samples_left_of(rank_); }
 
+std::size_t LoaderProgress::step_samples() const noexcept {
+  return options_.global_batch > 0 ? static_cast<std::size_t>(options_.global_batch)
+                                   : static_cast<std::size_t>(options_.batch_size) * ranks_;
+}
+
+std::size_t LoaderProgress::next_step(std::size_t left) const noexcept {
+  if (left >= step_samples()) return step_samples();
+  const bool drops = options_.drop_last || options_.remainder == Remainder::kDrop;
+  return drops || left == 0 ? 0 : std::max(left, ranks_);
+}
+
 std::size_t LoaderProgress::samples_left_of(std::size_t rank) const noexcept {
   const std::size_t left = dataset_size_ - std::min(used_, dataset_size_);
+  if (options_.global_batch > 0) {
+    const std::size_t step = step_samples();
+    return left / step * share_of(rank, step) + share_of(rank, next_step(left % step));
+  }
   switch (options_.remainder) {
     case Remainder::kPad:
       return (left + ranks_ - 1) / ranks_;
@@ -139,6 +194,7 @@ std::size_t LoaderProgress::samples_left_of(std::size_t rank) const noexcept {
 }
 
 std::size_t LoaderProgress::batches_in(std::size_t samples) const noexcept {
+  if (options_.global_batch > 0) return (samples + full_batch() - 1) / full_batch();
   const auto batch = static_cast<std::size_t>(options_.batch_size);
   return (samples + (options_.drop_last ? 0 : batch - 1)) / batch;
 }
@@ -150,6 +206,12 @@ BatchPlace LoaderProgress::next_batch() const {
   BatchPlace place{.rank = rank_,
                    .ranks = ranks_,
                    .samples_left = dataset_size_ - std::min(used_, dataset_size_)};
+  if (options_.global_batch > 0) {
+    const std::size_t step = next_step(place.samples_left);
+    for (std::size_t rank = 0; rank < ranks_; ++rank) place.sizes.push_back(share_of(rank, step));
+    place.last = next_step(place.samples_left - std::min(step, place.samples_left)) == 0;
+    return place;
+  }
   for (std::size_t rank = 0; rank < ranks_; ++rank) {
     const std::size_t left = samples_left_of(rank);
     place.sizes.push_back(batches_in(left) == 0 ? 0 : std::min(batch, left));
@@ -175,8 +237,16 @@ std::vector<std::size_t> LoaderProgress::samples() const {
   const std::vector<std::size_t> order =
       options_.order ? own_order()
                      : epoch_order(dataset_size_, options_.shuffle, options_.seed, epoch_);
-  for (std::size_t i = 0; i < own.size(); ++i)
-    own[i] = order[(used_ + rank_ + i * ranks_) % dataset_size_];
+  if (options_.global_batch == 0) {
+    for (std::size_t i = 0; i < own.size(); ++i)
+      own[i] = order[(used_ + rank_ + i * ranks_) % dataset_size_];
+    return own;
+  }
+  const std::size_t batch = full_batch();
+  for (std::size_t i = 0; i < own.size(); ++i) {
+    const std::size_t step = used_ + i / batch * step_samples();
+    own[i] = order[(step + rank_ + i % batch * ranks_) % dataset_size_];
+  }
   return own;
 }
 
@@ -206,6 +276,10 @@ void LoaderProgress::set_epoch(std::size_t epoch) {
 }
 
 void LoaderProgress::use_batch() {
+  if (options_.global_batch > 0) {
+    used_ += next_step(dataset_size_ - std::min(used_, dataset_size_));
+    return;
+  }
   const auto batch = static_cast<std::size_t>(options_.batch_size);
   used_ += options_.remainder == Remainder::kUneven
                ? std::min(batch * ranks_, dataset_size_ - std::min(used_, dataset_size_))
@@ -219,6 +293,7 @@ void LoaderProgress::end_epoch() {
 }
 
 void LoaderProgress::begin() {
+  if (!met_) meet();
   leave();
   std::string error;
   std::string position = text("epoch ", epoch_, " with ", used_, " samples used");
@@ -279,7 +354,9 @@ void LoaderSampler::reset(std::optional<std::size_t> /*new_size*/) {
 }
 
 std::optional<LoaderProgress::BatchRequest> LoaderSampler::next(std::size_t batch_size) {
-  const std::size_t taken = std::min(batch_size, samples_.size() - requested_);
+  const std::size_t wanted =
+      progress_->options().global_batch > 0 ? progress_->full_batch() : batch_size;
+  const std::size_t taken = std::min(wanted, samples_.size() - requested_);
   if (taken == 0) return std::nullopt;
   const auto begin = samples_.begin() + static_cast<std::ptrdiff_t>(requested_);
   requested_ += taken;

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "hvd/collectives.h"
+#include "hvd/elastic.h"
 #include "hvd/torch/handle.h"
 #include "hvd/torch/operations.h"
 #include "operations/operation_tasks.h"
@@ -129,11 +130,17 @@ torch::Tensor LayerExchange::summed(const torch::Tensor& sums) {
 
 std::shared_ptr<LayerExchange> make_layer_exchange(const ProcessSet& process_set) {
   // Layers are counted by the set's number and members, since set numbers are reused after
-  // shutdown() and init().
-  using Counts = std::map<std::pair<int, std::vector<int>>, std::uint64_t>;
+  // shutdown() and init(), and in each generation of an elastic job, since a rank that joins has
+  // used none.
+  struct Counts {
+    std::uint64_t generation = 0;
+    std::map<std::pair<int, std::vector<int>>, std::uint64_t> of_set = {};
+  };
   static c10::Synchronized<Counts> counts;
-  const std::uint64_t number =
-      counts.withLock([&](Counts& all) { return all[{process_set.id(), process_set.ranks()}]++; });
+  const std::uint64_t number = counts.withLock([&](Counts& all) {
+    if (all.generation != elastic::generation()) all = {.generation = elastic::generation()};
+    return all.of_set[{process_set.id(), process_set.ranks()}]++;
+  });
   return std::make_shared<LayerExchange>("sync_batch_norm" + std::to_string(number), process_set);
 }
 

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/elastic.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "layers/batch_statistics.h"
@@ -99,7 +100,10 @@ std::string layer_type(std::size_t dimensions) {
 }
 
 const std::shared_ptr<LayerExchange>& LayerExchangeHolder::in(const ProcessSet& process_set) {
-  if (!exchange_) exchange_ = make_layer_exchange(process_set);
+  if (!exchange_ || generation_ != elastic::generation()) {
+    exchange_ = make_layer_exchange(process_set);
+    generation_ = elastic::generation();
+  }
   return exchange_;
 }
 

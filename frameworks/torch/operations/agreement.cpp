@@ -7,6 +7,7 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/object.h"
+#include "operations/membership.h"
 
 namespace hvd::libtorch {
 namespace {
@@ -27,6 +28,7 @@ namespace {
 }  // namespace
 
 void require_member(const std::string& who, const ProcessSet& process_set) {
+  if (process_set.id() == 0 && waits_for_rank()) return;
   if (process_set.included()) return;
   throw UsageError(text(who, ": rank ", rank(), " is not in process set ", process_set.id(), " (",
                         rank_list(process_set.ranks()), "); only its members take part"));

@@ -65,6 +65,7 @@ DistributedOptimizer::~DistributedOptimizer() = default;
 torch::Tensor DistributedOptimizer::step(Optimizer::LossClosure closure) {
   refuse_new_parameters();
   groups_->reconcile();
+  LiveOptimizers::instance().count_update();
   const torch::Tensor loss =
       options_.adasum_delta ? step_and_combine(closure) : reduce_and_step(closure);
   end_step();

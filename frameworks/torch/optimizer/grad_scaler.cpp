@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "hvd/elastic.h"
 #include "hvd/error.h"
 #include "hvd/torch/operations.h"
 #include "optimizer/unscaler.h"
@@ -118,9 +120,17 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   return step_if_finite(plain);
 }
 
+/// Forgets the steps of a former generation, which are made anew.
+void GradScaler::follow_generation() {
+  if (std::exchange(generation_, elastic::generation()) == elastic::generation()) return;
+  optimizers_.clear();
+  unscaled_.clear();
+}
+
 template <class Optimizer>
 void GradScaler::unscale(Optimizer& optimizer) {
   if (!options_.enabled) return;
+  follow_generation();
   const auto known = optimizers_.find(key_of(optimizer));
   if (known != optimizers_.end()) {
     throw UsageError(known->second.stepped
@@ -154,6 +164,7 @@ bool GradScaler::step_if_finite(Optimizer& optimizer) {
     optimizer.step();
     return true;
   }
+  follow_generation();
   const auto known = optimizers_.find(key_of(optimizer));
   if (known != optimizers_.end() && known->second.stepped) {
     throw UsageError(

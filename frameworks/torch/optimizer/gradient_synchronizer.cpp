@@ -6,7 +6,9 @@
 #include <utility>
 #include <vector>
 
+#include "hvd/elastic.h"
 #include "hvd/error.h"
+#include "operations/membership.h"
 #include "optimizer/live_optimizers.h"
 #include "optimizer/optimizer_wrapper.h"
 #include "reducer/gradient_hooks.h"
@@ -19,27 +21,28 @@ using libtorch::GradientReducer;
 using libtorch::locked;
 using libtorch::ReducedParameter;
 
-constexpr const char* kWho = "GradientSynchronizer";
+constexpr const char* kSynchronizer = "GradientSynchronizer";
 
 /// Each tensor once, under its first name.
 std::vector<ReducedParameter> reduced_parameters(
     const NamedParameters& named, const std::vector<std::vector<std::string>>& groups) {
-  std::map<std::string, int> group_of = libtorch::groups_by_name(groups, kWho);
+  std::map<std::string, int> group_of = libtorch::groups_by_name(groups, kSynchronizer);
   std::vector<ReducedParameter> parameters;
   std::set<const c10::TensorImpl*> seen;
   for (const auto& item : named) {
     if (item.key().empty() || !item.value().defined())
-      throw UsageError(std::string(kWho) + ": expected a name and a tensor for each parameter");
+      throw UsageError(std::string(kSynchronizer) +
+                       ": expected a name and a tensor for each parameter");
     if (!seen.insert(item.value().unsafeGetTensorImpl()).second) continue;
     const auto group = group_of.extract(item.key());
     parameters.emplace_back(item.key(), item.value(), group ? group.mapped() : -1);
   }
   if (!group_of.empty()) {
-    throw UsageError(std::string(kWho) + ": groups: '" + group_of.begin()->first +
+    throw UsageError(std::string(kSynchronizer) + ": groups: '" + group_of.begin()->first +
                      "' is not the name of a parameter (a tied parameter goes by its first name)");
   }
   if (parameters.empty())
-    throw UsageError(std::string(kWho) + ": expected at least one parameter, got none");
+    throw UsageError(std::string(kSynchronizer) + ": expected at least one parameter, got none");
   return parameters;
 }
 
@@ -47,19 +50,23 @@ std::vector<ReducedParameter> reduced_parameters(
 
 GradientSynchronizer::GradientSynchronizer(std::vector<ReducedParameter> parameters,
                                            libtorch::GradientReduction how, int passes_per_step,
-                                           const NamedParameters& named) {
+                                           const NamedParameters& named)
+    : named_(named), self_(std::make_shared<GradientSynchronizer*>(this)) {
   libtorch::forget_departed(parameters);
   reducer_ = std::make_shared<SharedReducer>(
       std::make_unique<GradientReducer>(std::move(parameters), std::move(how), passes_per_step));
   locked(*reducer_, &GradientReducer::compare_frozen, named);
   locked(*reducer_, &GradientReducer::install_hooks, reducer_);
-  locked(*reducer_, &GradientReducer::open_device_queue);
+  if (!libtorch::waits_for_rank()) locked(*reducer_, &GradientReducer::open_device_queue);
+  generations_ = elastic::at_each_generation([self = self_] { (*self)->begin_generation(); });
 }
 
 /// LibTorch may still call hooks of the former reducer, which then return at once.
 GradientSynchronizer::GradientSynchronizer(std::vector<ReducedParameter> parameters,
-                                           const GradientSynchronizer& former,
-                                           const NamedParameters& named) {
+                                           GradientSynchronizer& former,
+                                           const NamedParameters& named)
+    : named_(named), self_(former.self_), generations_(std::move(former.generations_)) {
+  *self_ = this;
   locked(*former.reducer_, &GradientReducer::remove_hooks);
   libtorch::forget_departed(parameters);
   reducer_ =
@@ -74,9 +81,9 @@ GradientSynchronizer::GradientSynchronizer(std::vector<ReducedParameter> paramet
 namespace {
 
 libtorch::GradientReduction reduction_for(const DistributedOptimizerOptions& options) {
-  libtorch::check_options(options, kWho);
+  libtorch::check_options(options, kSynchronizer);
   if (options.adasum_delta) {
-    throw UsageError(std::string(kWho) +
+    throw UsageError(std::string(kSynchronizer) +
                      ": adasum_delta: expected false, because the caller makes the step; reduce "
                      "the changes with grouped_allreduce_()");
   }
@@ -94,6 +101,26 @@ GradientSynchronizer::GradientSynchronizer(const NamedParameters& parameters,
                             parameters);
   locked(*made.reducer_, &GradientReducer::leave_alone, made.reducer_);
   reducer_ = std::exchange(made.reducer_, nullptr);
+  named_ = parameters;
+  self_ = made.self_;
+  *self_ = this;
+  generations_ = std::move(made.generations_);
+}
+
+/// Makes the reducer anew, because the ranks of the job have changed. A process set has ended with
+/// its generation, so the reducer of one stays as it is, and its operations fail.
+void GradientSynchronizer::begin_generation() {
+  reducer_->withLock([this](std::unique_ptr<GradientReducer>& reducer) {
+    if (!reducer->of_all_ranks()) return;
+    auto next = std::make_unique<GradientReducer>(
+        *reducer, libtorch::LiveOptimizers::instance().next_scope(reducer->process_set()));
+    reducer->remove_hooks();
+    reducer->drop_gradients();
+    reducer = std::move(next);
+    reducer->compare_frozen(named_);
+    reducer->install_hooks(reducer_);
+    reducer->open_device_queue();
+  });
 }
 
 GradientSynchronizer::~GradientSynchronizer() {
@@ -126,7 +153,7 @@ NoSync GradientSynchronizer::no_sync() {
 
 void GradientSynchronizer::set_backward_passes_per_step(int passes) {
   if (passes < 1) {
-    throw UsageError(std::string(kWho) +
+    throw UsageError(std::string(kSynchronizer) +
                      "::set_backward_passes_per_step: expected at least 1, got " +
                      std::to_string(passes));
   }

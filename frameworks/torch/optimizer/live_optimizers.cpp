@@ -7,12 +7,18 @@
 #include <memory>
 #include <unordered_map>
 
+#include "hvd/elastic.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
+#include "operations/membership.h"
 
 namespace hvd::libtorch {
 
 using torch::optim::Optimizer;
+
+LiveOptimizers::LiveOptimizers()
+    : generations_(elastic::at_each_generation(
+          [this] { registered_.withLock([](Registered& all) { all.constructed.clear(); }); })) {}
 
 LiveOptimizers& LiveOptimizers::instance() {
   static LiveOptimizers live;
@@ -67,6 +73,7 @@ void LiveOptimizers::remove(const Optimizer& optimizer, bool averaging) {
   registered_.withLock([&](Registered& all) {
     all.wrapped.erase(&optimizer);
     all.sharded.erase(&optimizer);
+    all.wrappers.erase(&optimizer);
     std::erase_if(all.owners, [&](const auto& item) { return item.second == &optimizer; });
     all.averaging -= averaging ? 1 : 0;
   });
@@ -81,6 +88,26 @@ bool LiveOptimizers::is_sharded(const Optimizer& optimizer) const {
       [&](const Registered& all) { return all.sharded.contains(&optimizer); });
 }
 
+void LiveOptimizers::set_wrapper(const Optimizer& optimizer, OptimizerWrapper* wrapper,
+                                 const std::shared_ptr<Reducer>& reducer) {
+  registered_.withLock([&](Registered& all) { all.wrappers[&optimizer] = {wrapper, reducer}; });
+}
+
+OptimizerWrapper* LiveOptimizers::wrapper_of(const Optimizer& optimizer) const {
+  return registered_.withLock([&](const Registered& all) -> OptimizerWrapper* {
+    const auto found = all.wrappers.find(&optimizer);
+    return found == all.wrappers.end() ? nullptr : found->second.wrapper;
+  });
+}
+
+std::shared_ptr<LiveOptimizers::Reducer> LiveOptimizers::reducer_of(
+    const Optimizer& optimizer) const {
+  return registered_.withLock([&](const Registered& all) {
+    const auto found = all.wrappers.find(&optimizer);
+    return found == all.wrappers.end() ? nullptr : found->second.reducer.lock();
+  });
+}
+
 bool LiveOptimizers::trains(const torch::Tensor& parameter) const {
   return registered_.withLock(
       [&](const Registered& all) { return all.owners.contains(parameter.unsafeGetTensorImpl()); });
@@ -92,7 +119,7 @@ int LiveOptimizers::averaging() const {
 
 std::string LiveOptimizers::next_scope(const ProcessSet& process_set) {
   return "opt" + std::to_string(registered_.withLock([&](Registered& all) {
-           return all.constructed[{process_set.id(), process_set.ranks()}]++;
+           return all.constructed[{process_set.id(), membership_of(process_set).ranks}]++;
          }));
 }
 

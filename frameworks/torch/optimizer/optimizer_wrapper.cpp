@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "hvd/elastic.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/options.h"
@@ -222,7 +223,7 @@ OptimizerWrapper::~OptimizerWrapper() {
 /// Does not warn because no gradient was reduced, since the program may only evaluate its model.
 /// Watches the backward passes that follow.
 void OptimizerWrapper::warn_of_early_end() const {
-  const bool in_job = is_initialized() && options_.process_set.included();
+  const bool in_job = elastic::has_rank() && options_.process_set.included();
   if (!in_job || options_.process_set.size() == 1 || std::uncaught_exceptions() > 0) return;
   if (locked(*reducer_, &GradientReducer::in_flight)) {
     TORCH_WARN(
@@ -246,6 +247,8 @@ void OptimizerWrapper::enroll(std::span<const ReducedParameter> parameters) {
   groups_ = std::make_unique<libtorch::GroupMirror>(optimizer_, *this, who_);
   LiveOptimizers::instance().add(optimizer_, parameters, options_.op == ReduceOp::kAverage, who_);
   enrolled_ = true;
+  // The wrapped optimizer may have gone back to a commit.
+  generations_ = elastic::at_each_generation([this] { groups_->copy_wrapped_groups(); });
 }
 
 void OptimizerWrapper::start_reducing(std::vector<ReducedParameter> parameters,
@@ -253,6 +256,7 @@ void OptimizerWrapper::start_reducing(std::vector<ReducedParameter> parameters,
   gradients_.reset(new GradientSynchronizer(std::move(parameters), std::move(how),
                                             options_.backward_passes_per_step, named_));
   reducer_ = gradients_->reducer_;
+  LiveOptimizers::instance().set_wrapper(optimizer_, this, reducer_);
 }
 
 void OptimizerWrapper::refuse_in_flight(const char* when) const {
@@ -390,6 +394,7 @@ void OptimizerWrapper::replace_reducer(std::vector<ReducedParameter> parameters)
   earlier_versions_ += locked(*reducer_, &GradientReducer::gradients_version) + 1;
   gradients_.reset(new GradientSynchronizer(std::move(parameters), *gradients_, named_));
   reducer_ = gradients_->reducer_;
+  LiveOptimizers::instance().set_wrapper(optimizer_, this, reducer_);
 }
 
 std::vector<torch::Tensor> OptimizerWrapper::all_parameters() const {

@@ -360,6 +360,52 @@ std::string text_of(const OptimizerOptions& options) {
   return known ? text : text_of_other(options);
 }
 
+namespace {
+
+/// Calls a function with a reference to each number among the options.
+template <class Options, class Visit>
+bool visit_numbers_as(OptimizerOptions& options, const Visit& visit) {
+  if (typeid(options) != typeid(Options)) return false;
+  const auto number = [&visit]<class T>(T& value) {
+    if constexpr (std::is_arithmetic_v<T>) {
+      visit(value);
+    } else {
+      std::apply([&visit](auto&... each) { (visit(each), ...); }, value);  // betas
+    }
+  };
+  each_option([&number](std::string_view, auto& value) { number(value); },
+              static_cast<Options&>(options));
+  return true;
+}
+
+template <class Visit>
+void visit_numbers(OptimizerOptions& options, const Visit& visit) {
+  using namespace torch::optim;  // NOLINT(google-build-using-namespace)
+  const bool known = visit_numbers_as<SGDOptions>(options, visit) ||
+                     visit_numbers_as<AdamOptions>(options, visit) ||
+                     visit_numbers_as<AdamWOptions>(options, visit) ||
+                     visit_numbers_as<AdagradOptions>(options, visit) ||
+                     visit_numbers_as<RMSpropOptions>(options, visit);
+  if (!known) throw UsageError("expected the options of one of LibTorch's elementwise optimizers");
+}
+
+}  // namespace
+
+std::vector<double> option_values(const OptimizerOptions& options) {
+  std::vector<double> values;
+  visit_numbers(const_cast<OptimizerOptions&>(options),  // NOLINT: only read
+                [&](const auto& value) { values.push_back(static_cast<double>(value)); });
+  return values;
+}
+
+void set_option_values(OptimizerOptions& options, const std::vector<double>& values) {
+  auto next = values.begin();
+  visit_numbers(options, [&]<class T>(T& value) {
+    if (next == values.end()) throw UsageError("expected a value for each option");
+    value = static_cast<T>(*next++);
+  });
+}
+
 std::vector<std::string> group_lines(const torch::optim::Optimizer& optimizer) {
   std::vector<std::string> lines;
   for (const auto& group : optimizer.param_groups()) {

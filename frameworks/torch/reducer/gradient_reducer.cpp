@@ -6,6 +6,7 @@
 
 #include "hvd/error.h"
 #include "hvd/torch/distributed_optimizer.h"
+#include "operations/membership.h"
 #include "tensors/device_order.h"
 #include "tensors/tensor_adapter.h"
 
@@ -52,6 +53,29 @@ GradientReducer::GradientReducer(Parameters parameters, const GradientReducer& f
   if (former.has_reduced()) check_.continue_after_updates();
 }
 
+namespace {
+
+Parameters made_anew(const Parameters& parameters) {
+  Parameters anew;
+  for (const auto& parameter : parameters)
+    anew.emplace_back(parameter.name(), parameter.tensor(), parameter.group());
+  return anew;
+}
+
+GradientReduction in_scope(GradientReduction how, std::string scope) {
+  how.scope = std::move(scope);
+  return how;
+}
+
+}  // namespace
+
+GradientReducer::GradientReducer(const GradientReducer& former, std::string scope)
+    : GradientReducer(made_anew(former.parameters_), in_scope(former.how_, std::move(scope)),
+                      former.readiness_.passes_per_step(), former.no_sync_depth_) {
+  restored_reference_ = former.restored_reference_;
+  if (restored_reference_) weights_.adopt_reference(*restored_reference_);
+}
+
 GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, int passes_per_step,
                                  std::shared_ptr<std::atomic<int>> no_sync_depth)
     : how_(std::move(how)),
@@ -63,7 +87,8 @@ GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, i
                  [this](std::size_t i) { return parameters_[i].active(); }),
       agreement_(how_, parameters_),
       units_(how_, parameters_, agreement_),
-      weights_(how_.wrapper, how_.scope, how_.process_set.ranks(), how_.process_set.rank()),
+      weights_(how_.wrapper, how_.scope, membership_of(how_.process_set).ranks,
+               membership_of(how_.process_set).position),
       check_(how_, names_of(parameters_), tensors_of(parameters_)),
       finite_(how_),
       exchange_(how_, parameters_, units_, readiness_, check_, weights_) {
@@ -131,6 +156,10 @@ void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
 void GradientReducer::remove_hooks() noexcept {
   hooks_.remove();
   for (ReducedParameter& parameter : parameters_) parameter.release();
+}
+
+void GradientReducer::drop_gradients() {
+  for (const ReducedParameter& parameter : parameters_) parameter.tensor().mutable_grad().reset();
 }
 
 /// Refuses create_graph: the graph of a reduced gradient would have to include the other ranks.

@@ -70,6 +70,9 @@ class GradientReducer {
   /// Replaces `former` between cycles. Only the parameters differ, of which there may be more.
   GradientReducer(std::vector<ReducedParameter> parameters, const GradientReducer& former);
 
+  /// Replaces `former` in a new generation of an elastic job, with nothing that was learned.
+  GradientReducer(const GradientReducer& former, std::string scope);
+
   /// Also compares the frozen ones of these parameters before the first update, even if the
   /// optimizer does not have them. @pre no cycle has ended (checked by
   /// ParameterCheck::add_frozen())
@@ -89,6 +92,11 @@ class GradientReducer {
   /// was destroyed
   void install_hooks(const std::weak_ptr<SharedReducer>& self);
   void remove_hooks() noexcept;
+  /// Whether all ranks of the job reduce the gradients.
+  bool of_all_ranks() const noexcept { return how_.process_set.id() == 0; }
+  const ProcessSet& process_set() const noexcept { return how_.process_set; }
+  /// Removes all gradients, because the step of which they are will be made anew.
+  void drop_gradients();
 
   /// Ends the cycle: every `.grad` is final. Returns at once if no gradient has arrived since the
   /// last cycle. @throws the first error, when no operation is in flight any more.
@@ -115,6 +123,9 @@ class GradientReducer {
   void begin_pass(std::optional<std::int64_t> samples);
   void end_pass() { weights_.end_pass(); }
   const GradientWeights& weights() const noexcept { return weights_; }
+  /// Sets the reference of the weights for the reducer of the next generation, so that gradients
+  /// are rounded as if the ranks had not changed. All ranks set the same, or none.
+  void restore_reference(std::optional<double> reference) { restored_reference_ = reference; }
   const std::string& scope() const noexcept { return how_.scope; }
   /// Backward passes do not count while it is above zero. The user's guards may outlive this
   /// object.
@@ -162,7 +173,8 @@ class GradientReducer {
   std::optional<std::size_t> witness_;  ///< first parameter of this cycle that had a gradient
   bool reached_ = false;    ///< a backward pass has run since the last cycle, even under no_sync()
   bool scattered_ = false;  ///< gradients are reduced only where this rank updates
-  int dropped_in_a_row_ = 0;  ///< number of cycles
+  std::optional<double> restored_reference_;  ///< see restore_reference()
+  int dropped_in_a_row_ = 0;                  ///< number of cycles
   bool warned_without_gradients_ = false;
   Operation opening_;  ///< see open_device_queue()
 };

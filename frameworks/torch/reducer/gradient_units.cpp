@@ -12,6 +12,7 @@
 
 #include "hvd/hvd.h"
 #include "hvd/memory.h"
+#include "operations/membership.h"
 #include "reducer/bucket_plan.h"
 #include "reducer/reduced_parameter.h"
 #include "tensors/tensor_adapter.h"
@@ -42,7 +43,7 @@ GradientUnits::GradientUnits(const GradientReduction& how, std::span<ReducedPara
 bool GradientUnits::can_share(const ReducedParameter& parameter) const {
   return parameter.tensor().is_cpu() && parameter.tensor().nbytes() >= kSmallestShared &&
          how_.op != ReduceOp::kAdasum && how_.compression == Compression::kNone && !how_.sharded &&
-         !how_.hook && how_.process_set.size() > 1 && local_size() == size();
+         !how_.hook && !waits_for_rank() && how_.process_set.size() > 1 && local_size() == size();
 }
 
 /// Has large gradients made in shared memory from now on.

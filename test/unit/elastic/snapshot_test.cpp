@@ -62,6 +62,46 @@ TEST(Snapshot, ASnapshotOfOtherItemsIsAnError) {
   }
 }
 
+TEST(Snapshot, ASelectionHasTheItemsOfItsKind) {
+  std::vector<std::byte> replicated = bytes_of(5, 1);
+  std::vector<std::byte> own = bytes_of(6, 2);
+  std::vector<std::byte> live = bytes_of(7, 3);
+  int loaded = 0;
+  std::vector<Item> items = {item("live", live), item("own", own), item("replicated", replicated)};
+  items[0].touched = [] { return false; };
+  items[0].loaded = [&loaded] { loaded += 1; };
+  items[1].equal_on_ranks = false;
+  items[1].loaded = [&loaded] { loaded += 10; };
+  std::vector<std::byte> snapshots[3];
+  save(items, snapshots[0], is_copied);
+  save(items, snapshots[1], is_own);
+  save(items, snapshots[2], is_live);
+  EXPECT_EQ(snapshots[0].size(), 8U + 5U);
+  EXPECT_EQ(snapshots[1].size(), 8U + 6U);
+  EXPECT_EQ(snapshots[2].size(), 8U + 7U);
+  for (auto* const bytes : {&replicated, &own, &live}) bytes->clear();
+  load(items, snapshots[1], is_own);
+  EXPECT_EQ(loaded, 10);
+  load(items, snapshots[2], is_live);
+  EXPECT_EQ(loaded, 11);
+  EXPECT_EQ(own, bytes_of(6, 2));
+  EXPECT_EQ(live, bytes_of(7, 3));
+  EXPECT_TRUE(replicated.empty());
+}
+
+TEST(Snapshot, TheHashOfItemsLeavesOutThoseThatMayDiffer) {
+  std::vector<std::byte> a = bytes_of(5, 1);
+  std::vector<std::byte> b = bytes_of(6, 2);
+  std::vector<Item> items = {item("a", a), item("b", b)};
+  for (Item& live : items) live.touched = [] { return false; };
+  items[1].equal_on_ranks = false;
+  const std::uint64_t before = hash_of(items, is_live);
+  b[0] ^= std::byte{1};
+  EXPECT_EQ(hash_of(items, is_live), before);
+  a[0] ^= std::byte{1};
+  EXPECT_NE(hash_of(items, is_live), before);
+}
+
 TEST(Snapshot, ASaveReusesItsMemory) {
   std::vector<std::byte> a = bytes_of(500, 1);
   std::vector<std::byte> snapshot;

@@ -52,6 +52,24 @@ TEST_F(ElasticRunTest, LoadsAndRunsTheFunctionOnce) {
   EXPECT_EQ(generation(), 0U);
 }
 
+TEST_F(ElasticRunTest, APartIsToldOfEachCommit) {
+  std::vector<std::uint64_t> commits;
+  const auto here = at_each_generation([] { FAIL() << "this is no elastic job"; });
+  State state;
+  state.track(Part{.name = "part",
+                   .view = [] { return std::span<const std::byte>(); },
+                   .room = [](std::size_t) { return std::span<std::byte>(); },
+                   .committed = [&](std::uint64_t number) { commits.push_back(number); }});
+  EXPECT_THROW(state.track(Part{.name = "none"}), UsageError);
+  EXPECT_THROW(at_each_generation({}), UsageError);
+  EXPECT_TRUE(has_rank());
+  run(state, [&] {
+    state.commit();
+    state.commit();
+  });
+  EXPECT_EQ(commits, (std::vector<std::uint64_t>{0, 1, 2}));
+}
+
 TEST_F(ElasticRunTest, WrongCallsAreUsageErrors) {
   int step = 0;
   State state;

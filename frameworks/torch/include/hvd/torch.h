@@ -6,8 +6,8 @@
 
 /// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, broadcasts
 /// of state, init() with a c10d::Store, DistributedOptimizer, ShardedOptimizer, SyncBatchNorm,
-/// GradScaler, DistributedSampler, checkpoints and safetensors files. Link `hvd::torch`.
-/// docs/torch.md is the guide.
+/// GradScaler, DistributedSampler, checkpoints, safetensors files and the state of elastic jobs.
+/// Link `hvd::torch`. docs/torch.md is the guide.
 
 #include <torch/torch.h>
 
@@ -17,6 +17,7 @@
 #include "hvd/torch/checkpointer.h"
 #include "hvd/torch/data_loader.h"
 #include "hvd/torch/distributed_optimizer.h"
+#include "hvd/torch/elastic.h"
 #include "hvd/torch/grad_scaler.h"
 #include "hvd/torch/gradient_synchronizer.h"
 #include "hvd/torch/handle.h"

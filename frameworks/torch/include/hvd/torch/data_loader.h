@@ -40,6 +40,12 @@ enum class Remainder {
 struct DataLoaderOptions {
   /// Samples per batch and rank, at least 1.
   std::int64_t batch_size = 1;
+  /// Samples per step on all ranks together, instead of batch_size: the step is the same whatever
+  /// the number of ranks, which may change in an elastic job. The ranks' batches differ by at most
+  /// one sample, so the optimizer needs set_weight(). The last step of an epoch may be smaller; if
+  /// it has fewer samples than there are ranks, kPad repeats some. kDrop leaves it out. 0: not
+  /// used.
+  std::int64_t global_batch = 0;
   /// Number of loading threads, each with a copy of the data set; 0: batches are loaded in the
   /// calling thread. Batches and their order do not depend on it.
   std::int64_t workers = 0;
@@ -91,7 +97,8 @@ class LoaderProgress {
     std::size_t size() const noexcept { return samples.size(); }
   };
 
-  /// Compares the arguments of the ranks. Collective over the options' process set. @throws as
+  /// Compares the arguments of the ranks. Collective over the options' process set, except in a
+  /// worker of an elastic job without a rank, in which the first begin() does it. @throws as
   /// make_data_loader()
   LoaderProgress(std::optional<std::size_t> dataset_size, DataLoaderOptions options);
   /// For rank `rank` of `ranks`; does not communicate.
@@ -125,6 +132,8 @@ class LoaderProgress {
   /// Compares the positions of the ranks. Collective. @throws MismatchError on every rank when they
   /// differ
   void begin();
+  /// Samples of a full batch of this rank.
+  std::size_t full_batch() const noexcept { return share_of(rank_, step_samples()); }
 
   void save(torch::serialize::OutputArchive& archive) const;
   void load(torch::serialize::InputArchive& archive);
@@ -136,6 +145,17 @@ class LoaderProgress {
     std::size_t epoch = 0, used = 0;
   };
   SavedPosition read(torch::serialize::InputArchive& archive) const;
+  std::string own_error() const;
+  void meet();
+  void begin_generation();
+  /// Samples of a full step on all ranks.
+  std::size_t step_samples() const noexcept;
+  std::size_t share_of(std::size_t rank, std::size_t samples) const noexcept {
+    return (samples + ranks_ - 1 - rank) / ranks_;
+  }
+  /// Samples of the next step on all ranks, with repeated ones, if `left` are left. With a
+  /// global_batch.
+  std::size_t next_step(std::size_t left) const noexcept;
   std::size_t samples_left_of(std::size_t rank) const noexcept;
   std::size_t batches_in(std::size_t samples) const noexcept;
   /// The samples of this epoch from options().order. @throws UsageError when they are not valid
@@ -147,6 +167,9 @@ class LoaderProgress {
   mutable std::vector<std::size_t> own_order_;
   mutable std::optional<std::size_t> own_order_epoch_;
   std::size_t rank_ = 0, ranks_ = 1;
+  bool no_size_ = false;
+  bool met_ = false;  ///< the ranks have compared their arguments
+  std::shared_ptr<const void> generations_;
   std::size_t epoch_ = 0;
   std::size_t used_ = 0;  ///< by all ranks, of the epoch's order; counts repeated samples
   std::uint64_t generation_ = 0;
@@ -256,6 +279,10 @@ class UsedBatchIterator final : public torch::data::detail::ValidIterator<Batch>
 /// The order of an epoch is that of PyTorch's DistributedSampler for the same seed. Used samples
 /// are counted over all ranks, so any number of ranks can load the state and continue with the
 /// unused samples. Not thread-safe; iterators must not outlive the loader.
+///
+/// In an elastic job a loader may be made before elastic::run(), and survives changes of the ranks.
+/// Track it (elastic::TorchState): the ranks then go back to the position of the last commit, so
+/// that each sample is used in one committed step.
 template <class Dataset>
 class DataLoader {
   static_assert(!Dataset::is_stateful,
@@ -335,8 +362,8 @@ class DataLoader {
 };
 
 /// Makes a loader that divides a data set among the ranks of a set. Every rank passes the complete
-/// data set. Collective over the process set; blocks. The first rank warns when an epoch has no
-/// batch on any rank.
+/// data set. Collective over the process set, except before elastic::run(); blocks. The first rank
+/// warns when an epoch has no batch on any rank.
 /// @throws UsageError for a data set without a size, a batch_size or max_jobs below 1, a negative
 /// number of workers, a timeout that is not positive, samples_per_epoch without an order, and when
 /// this rank is not in the set; MismatchError when another rank has thrown, and on every rank when

@@ -185,6 +185,7 @@ class OptimizerWrapper : public torch::optim::Optimizer {
   NamedParameters named_;
   const bool numbered_;
   bool enrolled_ = false;
+  std::shared_ptr<const void> generations_;
   std::uint64_t earlier_versions_ = 0;  ///< versions of gradients, counted by former reducers
   std::shared_ptr<std::atomic<int>> skip_depth_;
 };
@@ -209,6 +210,10 @@ class OptimizerWrapper : public torch::optim::Optimizer {
 /// as in a single process. With an op other than kAverage, and with a gradient_hook, `.grad` then
 /// holds only the new part until it has been reduced. In the first step gradients are not sent
 /// before step(), in which the ranks compare their parameters.
+///
+/// In an elastic job it may be constructed before elastic::run(), and survives changes of the ranks
+/// if it reduces over all of them: gradients of a step that was interrupted are dropped, and what
+/// the ranks have learned is learned anew.
 ///
 /// One thread at a time, apart from the hooks, which run on the threads of backward(). The
 /// destructor removes the hooks, and does not communicate. It warns if gradients are being reduced.

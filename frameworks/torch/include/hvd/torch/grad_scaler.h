@@ -111,11 +111,13 @@ class GradScaler {
   bool step_if_finite(Optimizer& optimizer);
 
   void set_options(const GradScalerOptions& options);
+  void follow_generation();
 
   GradScalerOptions options_;
   double scale_;
   std::int64_t growth_tracker_ = 0;
   std::optional<int> process_set_;
+  std::uint64_t generation_ = 0;  ///< of an elastic job, in which the maps were filled
   // Both maps have the optimizer's address as the key.
   std::map<const void*, OptimizerState> optimizers_;  ///< since the last update()
   std::map<const void*, Unscaled> unscaled_;          ///< before the ranks have agreed

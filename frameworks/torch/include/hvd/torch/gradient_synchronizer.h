@@ -129,7 +129,8 @@ class [[nodiscard]] NoSync {
 ///     gradients.discard();     // and drop or zero `.grad`
 ///
 /// One thread at a time, apart from the hooks. The destructor removes the hooks, and does not
-/// communicate. Parameters must not belong to a DistributedOptimizer as well.
+/// communicate. Parameters must not belong to a DistributedOptimizer as well. In an elastic job it
+/// survives changes of the ranks, as a DistributedOptimizer does.
 class GradientSynchronizer {
  public:
   /// Local. @param options those of DistributedOptimizer, without adasum_delta
@@ -170,9 +171,15 @@ class GradientSynchronizer {
                        const NamedParameters& named);
   /// Replaces `former` between steps, whose hooks are removed. Only the parameters differ.
   GradientSynchronizer(std::vector<libtorch::ReducedParameter> parameters,
-                       const GradientSynchronizer& former, const NamedParameters& named);
+                       GradientSynchronizer& former, const NamedParameters& named);
+  void begin_generation();
 
   std::shared_ptr<SharedReducer> reducer_;
+  NamedParameters named_;
+  /// This object, for the function that each generation of an elastic job calls. An object that
+  /// replaces another one takes its place in the order of these functions.
+  std::shared_ptr<GradientSynchronizer*> self_;
+  std::shared_ptr<const void> generations_;
 };
 
 /// For bindings of other languages: a function that is called while an exception of a gradient's

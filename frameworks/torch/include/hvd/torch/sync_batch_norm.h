@@ -6,6 +6,7 @@
 #include <torch/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -29,7 +30,8 @@ void check_layer_set(const ProcessSet& process_set, const std::string& who);
 class LayerExchange;
 
 /// A layer's exchanges with the other ranks of its set. They are numbered at their first use, so
-/// ranks may construct different layers that they do not use. Not thread-safe.
+/// ranks may construct different layers that they do not use, in each generation of an elastic job.
+/// Not thread-safe.
 class LayerExchangeHolder {
  public:
   LayerExchangeHolder() = default;
@@ -42,6 +44,7 @@ class LayerExchangeHolder {
 
  private:
   std::shared_ptr<LayerExchange> exchange_;
+  std::uint64_t generation_ = 0;  ///< of an elastic job, for which the exchange was made
 };
 
 }  // namespace libtorch

@@ -1,0 +1,279 @@
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <functional>
+#include <set>
+#include <utility>
+
+#include "base/text.h"
+#include "data/reproducible.h"
+#include "elastic/optimizer_part.h"
+#include "hvd/error.h"
+#include "hvd/hvd.h"
+#include "hvd/torch/elastic.h"
+#include "hvd/torch/operations.h"
+#include "hvd/torch/sharded_optimizer.h"
+#include "optimizer/live_optimizers.h"
+#include "sharded/element_state.h"
+#include "state/optimizer_state.h"
+#include "tensors/tensor_adapter.h"
+
+namespace hvd::elastic {
+namespace {
+
+using libtorch::LiveOptimizers;
+
+/// Detects that a tensor was written. LibTorch's SGD writes through data(), which no version
+/// counter records, so the first bytes count as well, and the steps of all wrappers.
+class WriteMark {
+ public:
+  explicit WriteMark(torch::Tensor tensor) : tensor_(std::move(tensor)) {}
+  void set() {
+    version_ = version();
+    updates_ = LiveOptimizers::instance().updates();
+    first_ = first();
+  }
+  bool written() const {
+    return version_ != version() || updates_ != LiveOptimizers::instance().updates() ||
+           first_ != first();
+  }
+
+ private:
+  using First = std::array<std::byte, 64>;
+
+  std::uint32_t version() const { return tensor_.is_inference() ? 0 : tensor_._version(); }
+  First first() const {
+    First bytes = {};
+    if (!tensor_.is_cpu() || !tensor_.is_contiguous()) return bytes;
+    const std::size_t size = std::min(bytes.size(), tensor_.nbytes());
+    if (size > 0) std::memcpy(bytes.data(), tensor_.const_data_ptr(), size);
+    return bytes;
+  }
+
+  const torch::Tensor tensor_;
+  std::uint32_t version_ = 0;
+  std::uint64_t updates_ = 0;
+  First first_ = {};
+};
+
+std::string type_of(const torch::Tensor& tensor) {
+  return text(c10::toString(tensor.scalar_type()), shape_to_string(tensor.sizes().vec()));
+}
+
+/// The memory of a tensor, if its elements lie in order in the host's memory; otherwise that of a
+/// copy, which load() copies back.
+class TensorBytes {
+ public:
+  explicit TensorBytes(torch::Tensor tensor) : tensor_(std::move(tensor)) {}
+  std::span<const std::byte> view() {
+    const torch::Tensor& here = staged(true);
+    return {static_cast<const std::byte*>(here.const_data_ptr()), here.nbytes()};
+  }
+  std::span<std::byte> room() {
+    const torch::Tensor& here = staged(false);
+    return {static_cast<std::byte*>(here.mutable_data_ptr()), here.nbytes()};
+  }
+  void loaded() {
+    if (direct()) return;
+    const torch::NoGradGuard no_grad;
+    tensor_.detach().copy_(copy_);
+  }
+  std::size_t size() const { return tensor_.nbytes(); }
+  void free_copy() { copy_.reset(); }
+
+ private:
+  bool direct() const { return tensor_.is_cpu() && tensor_.is_contiguous(); }
+  const torch::Tensor& staged(bool with_values) {
+    if (direct()) return tensor_;
+    if (!copy_.defined())
+      copy_ =
+          torch::empty(tensor_.sizes(), tensor_.options().device(torch::kCPU).requires_grad(false));
+    if (with_values) copy_.copy_(tensor_.detach());
+    return copy_;
+  }
+
+  const torch::Tensor tensor_;
+  torch::Tensor copy_;
+};
+
+/// A tensor of a fixed shape. @param copied whether commits copy it
+Part tensor_part(const std::string& name, const torch::Tensor& tensor, bool copied) {
+  if (tensor.layout() != torch::kStrided) {
+    throw UsageError(text("hvd::elastic::TorchState::track('", name,
+                          "'): expected a dense tensor, got one of another layout"));
+  }
+  const auto bytes = std::make_shared<TensorBytes>(tensor);
+  return {.name = name,
+          .type = type_of(tensor),
+          .view = [bytes] { return bytes->view(); },
+          .room =
+              [bytes, name](std::size_t size) {
+                if (size == bytes->size()) return bytes->room();
+                throw Error(text("hvd::elastic: the tensor '", name, "' has ", bytes->size(),
+                                 " bytes here, and ", size,
+                                 " in the state that was handed over; start the same program "
+                                 "everywhere"));
+              },
+          .loaded = [bytes] { bytes->loaded(); },
+          .committed =
+              [bytes, copied](std::uint64_t) {
+                if (!copied) bytes->free_copy();
+              }};
+}
+
+/// An item of a TrainingState.
+Part item_part(const TrainingState::Entry& entry) {
+  const auto item = entry.item;
+  const auto bytes = std::make_shared<std::string>();
+  return {.name = entry.name,
+          .type = item->kind(),
+          .view =
+              [item, bytes] {
+                libtorch::ObjectWriter writer;
+                item->encode(writer);
+                *bytes = writer.take();
+                return std::as_bytes(std::span(*bytes));
+              },
+          .room =
+              [bytes](std::size_t size) {
+                bytes->resize(size);
+                return std::as_writable_bytes(std::span(*bytes));
+              },
+          .loaded = [item, bytes] { item->decode (*bytes)(); },
+          .equal_on_ranks = !item->per_rank()};
+}
+
+/// Commits do not copy the part.
+Part not_copied(Part part, const torch::Tensor& written_with) {
+  const auto mark = std::make_shared<WriteMark>(written_with);
+  mark->set();
+  part.committed = [mark, earlier = std::move(part.committed)](std::uint64_t commits) {
+    if (earlier) earlier(commits);
+    mark->set();
+  };
+  part.touched = [mark] { return mark->written(); };
+  return part;
+}
+
+}  // namespace
+
+TorchState& TorchState::add_tensor(std::string name, const torch::Tensor& tensor,
+                                   bool equal_on_ranks, bool copied) {
+  Part part = tensor_part(name, tensor, copied);
+  part.equal_on_ranks = equal_on_ranks;
+  State::track(copied ? std::move(part) : not_copied(std::move(part), tensor));
+  return *this;
+}
+
+TorchState& TorchState::track(std::string_view name, const torch::nn::Module& module) {
+  std::set<const c10::TensorImpl*> seen;
+  const auto add_all = [&](const auto& named, bool equal_on_ranks, bool copied) {
+    for (const auto& item : named) {
+      const torch::Tensor& tensor = item.value();
+      if (!tensor.defined() || !seen.insert(tensor.unsafeGetTensorImpl()).second) continue;
+      add_tensor(text(name, ".", item.key()), tensor, equal_on_ranks, copied);
+    }
+  };
+  add_all(module.named_parameters(), true, options_.copy == Copy::kAtCommit);
+  add_all(module.named_buffers(), false, true);
+  if (seen.empty()) {
+    throw UsageError(text("hvd::elastic::TorchState::track('", name, "'): the module ",
+                          module.name(),
+                          " has no parameters and no buffers; expected one whose "
+                          "layers are registered (register_module)"));
+  }
+  return *this;
+}
+
+TorchState& TorchState::track(std::string_view name, torch::optim::Optimizer& optimizer) {
+  if (dynamic_cast<ShardedOptimizer*>(&optimizer) != nullptr ||
+      LiveOptimizers::instance().is_sharded(optimizer)) {
+    throw UsageError(text("hvd::elastic::TorchState::track('", name,
+                          "'): a ShardedOptimizer cannot be tracked, because each rank has a part "
+                          "of its state; expected a DistributedOptimizer or a plain optimizer"));
+  }
+  torch::optim::Optimizer& inner = libtorch::unwrapped(optimizer);
+  if (!libtorch::is_elementwise(inner)) {
+    TrainingState one;
+    Part part = item_part(one.optimizer(inner, std::string(name)).entries().front());
+    part.equal_on_ranks = false;  // LibTorch's archive has addresses in it
+    State::track(std::move(part));
+    return *this;
+  }
+  State::track(libtorch::options_part(text(name, ".options"), inner));
+  const bool copied = options_.copy == Copy::kAtCommit || inner.param_groups().empty() ||
+                      inner.param_groups().front().params().empty();
+  Part state = libtorch::state_part(std::string(name), inner, copied);
+  State::track(copied
+                   ? std::move(state)
+                   : not_copied(std::move(state), inner.param_groups().front().params().front()));
+  return *this;
+}
+
+TorchState& TorchState::track(std::string_view name, const torch::Tensor& tensor) {
+  if (!tensor.defined()) {
+    throw UsageError(text("hvd::elastic::TorchState::track('", name,
+                          "'): expected a tensor, got an undefined one"));
+  }
+  return add_tensor(std::string(name), tensor, true, true);
+}
+
+TorchState& TorchState::add(const TrainingState& one) {
+  State::track(item_part(one.entries().front()));
+  return *this;
+}
+
+TorchState& TorchState::track(std::string_view name, torch::optim::LRScheduler& scheduler) {
+  TrainingState one;
+  return add(one.scheduler(scheduler, std::string(name)));
+}
+
+TorchState& TorchState::track(std::string_view name,
+                              torch::optim::ReduceLROnPlateauScheduler& scheduler) {
+  TrainingState one;
+  return add(one.scheduler(scheduler, std::string(name)));
+}
+
+TorchState& TorchState::track(std::string_view name, GradScaler& scaler) {
+  TrainingState one;
+  return add(one.scaler(scaler, std::string(name)));
+}
+
+TorchState& TorchState::track(std::string_view name, Sampler& sampler) {
+  const SamplerOptions& options = sampler.options_;
+  Sampler::Position* const position = &sampler.position_;
+  State::track(
+      Part{.name = std::string(name),
+           .type = text("sampler of ", sampler.dataset_size(), " by ", options.batch, "/",
+                        options.global_batch, " seed ", options.seed,
+                        options.shuffle ? " shuffled" : "", options.drop_last ? " drop_last" : ""),
+           .view = [position] { return std::as_bytes(std::span(position, 1)); },
+           .room =
+               [position](std::size_t size) {
+                 if (size == sizeof *position)
+                   return std::as_writable_bytes(std::span(position, 1));
+                 throw Error(
+                     "hvd::elastic: the state that was handed over has no position "
+                     "of a sampler; start the same program everywhere");
+               }});
+  return *this;
+}
+
+TorchState& TorchState::random(std::uint64_t seed) {
+  State::track(Part{.name = "random",
+                    .type = text("seed ", seed),
+                    .view = [] { return std::span<const std::byte>(); },
+                    .room = [](std::size_t) { return std::span<std::byte>(); },
+                    .committed =
+                        [seed](std::uint64_t commits) {
+                          using libtorch::mix;
+                          const auto own = static_cast<std::uint64_t>(rank());
+                          torch::manual_seed(mix(mix(mix(seed) ^ own) ^ commits));
+                        }});
+  return *this;
+}
+
+}  // namespace hvd::elastic

@@ -1,0 +1,251 @@
+// A worker of an elastic training job, with a small model and made-up data. It prints what it
+// commits, so that a test can compare runs:
+//
+//   loss COMMIT VALUE          after each commit, on each rank; the mean over all samples
+//   used COMMIT SAMPLE...      after each commit: the samples of this rank
+//   ranks COMMIT SIZE          at each entry
+//   end COMMIT CHECKSUM        of parameters and optimizer state, at the end
+//
+//   elastic_training_program WORD...
+//
+//   batch=N, global=N    samples of a step, on each rank or on all; default batch=4
+//   epochs=N             default 3
+//   loader               with a data loader and two workers, instead of the sampler
+//   copy                 copies at commits
+//   barrier              between the optimizer's step and the commit
+//   adam                 instead of SGD with momentum
+//   plain                without GradScaler, SyncBatchNorm and dropout, so that the result does not
+//                        depend on the number of ranks but for roundings
+//   sleep=MS             in each step
+//   kill=WORKER,COMMIT,MOMENT   the worker kills itself in the step after this commit, at the
+//                        moment forward, backward, step or commit
+#include <hvd/torch.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr std::int64_t kSamples = 90;
+constexpr std::int64_t kFeatures = 6;
+constexpr std::int64_t kClasses = 3;
+
+struct Options {
+  std::map<std::string, std::string> words;
+  std::vector<std::string> kills;
+  bool has(const std::string& word) const { return words.contains(word); }
+  std::size_t number(const std::string& word, std::size_t otherwise) const {
+    const auto found = words.find(word);
+    return found == words.end() ? otherwise : std::stoul(found->second);
+  }
+};
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(bool plain) : plain_(plain) {
+    first = register_module("first", torch::nn::Linear(kFeatures, 16));
+    norm = register_module("norm", hvd::SyncBatchNorm1d(16));
+    second = register_module("second", torch::nn::Linear(16, kClasses));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = first(x);
+    if (!plain_) x = torch::dropout(torch::relu(norm(x)), 0.3, is_training());
+    return second(torch::tanh(x));
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+  hvd::SyncBatchNorm1d norm{nullptr};
+  const bool plain_;
+};
+TORCH_MODULE(Net);
+
+/// Gives the samples' numbers, which the program looks up.
+struct Numbers : torch::data::BatchDataset<Numbers, std::vector<std::size_t>> {
+  std::vector<std::size_t> get_batch(c10::ArrayRef<std::size_t> samples) override {
+    return samples.vec();
+  }
+  std::optional<std::size_t> size() const override { return kSamples; }
+};
+
+class Program {
+ public:
+  Program(Options options, int worker)
+      : options_(std::move(options)),
+        worker_(std::to_string(worker)),
+        net_(options_.has("plain")),
+        scaler_({.init_scale = 1024, .growth_interval = 5}) {
+    make_data();
+    if (options_.has("adam")) {
+      inner_ = std::make_unique<torch::optim::Adam>(net_->parameters(), 0.01);
+    } else {
+      inner_ = std::make_unique<torch::optim::SGD>(net_->parameters(),
+                                                   torch::optim::SGDOptions(0.05).momentum(0.9));
+    }
+    optimizer_ = std::make_unique<hvd::DistributedOptimizer>(*inner_, net_);
+    scheduler_ = std::make_unique<torch::optim::StepLR>(*optimizer_, 4, 0.8);
+    if (options_.has("loader")) {
+      hvd::DataLoaderOptions how{.workers = 2, .seed = 3};
+      if (options_.has("global"))
+        how.global_batch = static_cast<std::int64_t>(options_.number("global", 0));
+      else
+        how.batch_size = static_cast<std::int64_t>(options_.number("batch", 4));
+      loader_ = hvd::make_data_loader(Numbers(), how);
+    }
+  }
+
+  void run() {
+    const auto copy =
+        options_.has("copy") ? hvd::elastic::Copy::kAtCommit : hvd::elastic::Copy::kNone;
+    state_ = std::make_unique<hvd::elastic::TorchState>(net_, *optimizer_,
+                                                        hvd::elastic::TorchStateOptions{copy});
+    state_->track("scheduler", *scheduler_).track("scaler", scaler_).random(11);
+    if (loader_)
+      state_->track("loader", *loader_);
+    else
+      state_->track("sampler", sampler_);
+    hvd::elastic::run(*state_, [this] { train(); });
+    std::printf("end %llu %a\n", commits(), checksum());
+  }
+
+ private:
+  unsigned long long commits() const { return state_->commits(); }
+
+  void make_data() {
+    torch::manual_seed(7);
+    inputs_ = torch::randn({kSamples, kFeatures});
+    targets_ = torch::randint(kClasses, {kSamples}, torch::kInt64);
+  }
+
+  void train() {
+    print();
+    std::printf("ranks %llu %d\n", commits(), hvd::size());
+    const std::size_t epochs = options_.number("epochs", 3);
+    if (loader_) {
+      while (loader_->epoch() < epochs)
+        for (auto& samples : *loader_) step(samples);
+      return;
+    }
+    for (; sampler_.epoch() < epochs; sampler_.set_epoch(sampler_.epoch() + 1))
+      while (const auto samples = sampler_.next()) step(*samples);
+  }
+
+  void step(const std::vector<std::size_t>& samples) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(options_.number("sleep", 0)));
+    const std::vector<std::int64_t> numbers(samples.begin(), samples.end());
+    const torch::Tensor rows = torch::tensor(numbers, torch::kInt64);
+    const auto weight = static_cast<std::int64_t>(samples.size());
+    optimizer_->zero_grad();
+    die_if_asked("forward");
+    const torch::Tensor output = net_->forward(inputs_.index_select(0, rows));
+    const torch::Tensor loss =
+        torch::nn::functional::cross_entropy(output, targets_.index_select(0, rows));
+    optimizer_->set_weight(weight);
+    if (options_.has("plain"))
+      loss.backward();
+    else
+      scaler_.scale(loss).backward();
+    die_if_asked("backward");
+    const torch::Tensor sums = hvd::allreduce(
+        torch::tensor(
+            {loss.item<double>() * static_cast<double>(weight), static_cast<double>(weight)},
+            torch::kFloat64),
+        {.name = "loss", .op = hvd::ReduceOp::kSum});
+    if (options_.has("plain")) {
+      optimizer_->step();
+    } else {
+      scaler_.step(*optimizer_);
+      scaler_.update();
+    }
+    scheduler_->step();
+    die_if_asked("step");
+    // Ranks that wait here for a lost one have written their parameters.
+    if (options_.has("barrier")) hvd::barrier();
+    // A commit at which the ranks change leaves the function, so its lines are printed at the next
+    // entry.
+    unprinted_ = commits() + 1;
+    loss_ = (sums[0] / sums[1]).item<double>();
+    used_ = samples;
+    state_->commit();
+    print();
+    die_if_asked("commit");
+  }
+
+  void print() {
+    if (unprinted_ == 0 || unprinted_ != commits()) return;
+    std::printf("loss %llu %a\n", commits(), loss_);
+    std::string used;
+    for (const std::size_t sample : used_) used += " " + std::to_string(sample);
+    std::printf("used %llu%s\n", commits(), used.c_str());
+    unprinted_ = 0;
+  }
+
+  void die_if_asked(const std::string& moment) const {
+    const std::string wanted = worker_ + "," + std::to_string(commits()) + "," + moment;
+    for (const std::string& kill : options_.kills) {
+      if (kill != wanted) continue;
+      std::fflush(stdout);
+      ::kill(::getpid(), SIGKILL);
+    }
+  }
+
+  double checksum() const {
+    double sum = 0;
+    for (const torch::Tensor& parameter : net_->parameters())
+      sum += (parameter.detach().to(torch::kFloat64) * 1.25).square().sum().item<double>();
+    return sum + inner_->param_groups().front().options().get_lr();
+  }
+
+  const Options options_;
+  const std::string worker_;
+  torch::Tensor inputs_, targets_;
+  Net net_;
+  hvd::GradScaler scaler_;
+  std::unique_ptr<torch::optim::Optimizer> inner_;
+  std::unique_ptr<hvd::DistributedOptimizer> optimizer_;
+  std::unique_ptr<torch::optim::StepLR> scheduler_;
+  std::unique_ptr<hvd::DataLoader<Numbers>> loader_;
+  hvd::elastic::Sampler sampler_{kSamples,
+                                 {.batch = options_.has("global") ? 0 : options_.number("batch", 4),
+                                  .global_batch = options_.number("global", 0),
+                                  .seed = 3}};
+  std::unique_ptr<hvd::elastic::TorchState> state_;
+  unsigned long long unprinted_ = 0;  ///< the commit of the following
+  double loss_ = 0;
+  std::vector<std::size_t> used_;
+};
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  Options options;
+  for (int i = 1; i < argc; ++i) {
+    const std::string word = argv[i];
+    const std::size_t at = word.find('=');
+    const std::string name = word.substr(0, at);
+    const std::string value = at == std::string::npos ? "" : word.substr(at + 1);
+    if (name == "kill")
+      options.kills.push_back(value);
+    else
+      options.words[name] = value;
+  }
+  try {
+    torch::set_num_threads(1);
+    const char* const id = std::getenv("HVD_WORKER_ID");  // init() removes it
+    const int worker = id == nullptr ? 0 : std::stoi(id);
+    hvd::init();
+    // The models of replacements differ, so that one that receives no state is found.
+    torch::manual_seed(static_cast<std::uint64_t>(::getpid()));
+    if (worker <= 4) torch::manual_seed(1);
+    Program(options, worker).run();
+    hvd::shutdown();
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "elastic_training_program: %s\n", error.what());
+    return 1;
+  }
+}
