@@ -31,7 +31,7 @@ struct Board {
   /// The place at which the next worker that gets there kills itself (kill_point.h); 0: none.
   std::atomic<std::int64_t> point;
   std::atomic<std::int64_t> delay;   ///< microseconds until it does
-  std::atomic<std::int64_t> victim;  ///< the worker that does; 0: none
+  std::atomic<std::int64_t> victim;  ///< the worker that did; 0: not yet
 
   /// @param descriptor -1: memory of this process alone
   static Board* map(int descriptor) {

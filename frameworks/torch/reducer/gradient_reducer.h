@@ -124,7 +124,7 @@ class GradientReducer {
   void end_pass() { weights_.end_pass(); }
   const GradientWeights& weights() const noexcept { return weights_; }
   /// Sets the reference of the weights for the reducer of the next generation, so that gradients
-  /// are rounded as if the ranks had not changed. All ranks set the same, or none.
+  /// are rounded as if the ranks had not changed. All ranks set the same value, or leave it unset.
   void restore_reference(std::optional<double> reference) { restored_reference_ = reference; }
   const std::string& scope() const noexcept { return how_.scope; }
   /// Backward passes do not count while it is above zero. The user's guards may outlive this
