@@ -90,7 +90,9 @@ void expect_state_of_rank_0(const Options& options, Copy copy) {
     const torch::Tensor drawn = torch::rand({1});
     const torch::Tensor all = allgather(drawn);
     for (int r = 0; r < size(); ++r) {
-      if (r != rank()) EXPECT_NE(all[r].item<float>(), drawn.item<float>());
+      if (r != rank()) {
+        EXPECT_NE(all[r].item<float>(), drawn.item<float>());
+      }
     }
   });
   EXPECT_EQ(entered, 1);
