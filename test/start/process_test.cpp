@@ -163,7 +163,6 @@ TEST(ProcessTest, ARankWithoutDescriptorsInSteadyStateNamesItsLimit) {
     const auto ends =
         run_ranks(4, {"fds", std::to_string(victim), "steady"}, {{"HVD_PEER_TIMEOUT", "20"}});
     expect_own_error(ends, static_cast<std::size_t>(victim));
-    EXPECT_THAT(ends[static_cast<std::size_t>(victim)].output, HasSubstr("; UCX: "));
   }
 }
 

@@ -1,0 +1,136 @@
+// Elastic jobs on two "hosts" with a network of their own (test/support/two_hosts.h), whose hosts
+// are killed and disconnected. The workers (test/elastic/elastic_program.cpp) check every sum, and
+// that no commit is undone. Skipped, with the reason, where such hosts cannot be made.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "hvdrun_process.h"
+#include "support/two_hosts.h"
+
+namespace hvd::launcher::test {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+
+constexpr const char* kProgram = HVD_TEST_ELASTIC_PROGRAM;
+constexpr double kTimeout = 40;
+
+class ElasticHosts : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (std::string(kProgram).empty()) GTEST_SKIP() << "elastic jobs need UCX";
+    if (!hosts_.missing().empty()) GTEST_SKIP() << hosts_.missing();
+  }
+
+  /// hvdrun on host 0, and two workers on each host; the first ranks are on host `first`. A step
+  /// takes 10 ms. A host that is silent for a third of the peer timeout is lost.
+  Start job(int first, const char* peer_timeout, int steps) const {
+    Start start;
+    start.prefix = hosts_.prefix(0);
+    start.arguments = {"--rsh",    HVD_TEST_AGENT,
+                       "-np",      "4",
+                       "--min-np", "2",
+                       "--bind",   "none",
+                       "-H",       hosts_.name(first) + ":2," + hosts_.name(1 - first) + ":2",
+                       kProgram,   "1000",
+                       "10000",    "-" + std::to_string(steps),
+                       marker_};
+    start.environment = {{"HVD_PEER_TIMEOUT", peer_timeout}};
+    return start;
+  }
+  static bool begins(HvdrunProcess& hvdrun) {
+    return hvdrun.wait_for("generation 1, rank", 4, kTimeout);
+  }
+  /// Expects that all workers that are left end after the same steps with the same state, and that
+  /// no worker outlives the job on either host.
+  Result expect_end(HvdrunProcess& hvdrun, int steps) const {
+    const Result result = hvdrun.wait(kTimeout);
+    EXPECT_EQ(result.code, 0) << result.out << result.err;
+    std::set<std::string> ends;
+    for (const std::string& line : lines_of(result.out)) {
+      const std::size_t at = line.find("end at step");
+      if (at != std::string::npos) ends.insert(line.substr(at));
+    }
+    EXPECT_THAT(ends, SizeIs(1)) << result.out;
+    EXPECT_THAT(result.out, HasSubstr("end at step " + std::to_string(steps) + " "));
+    EXPECT_THAT(wait_until_gone(marker_, 10), IsEmpty());
+    return result;
+  }
+
+  const hvd::testing::TwoHosts hosts_;
+  const std::string marker_ = unique_marker();
+};
+
+TEST_F(ElasticHosts, AHostThatIsKilledReturns) {
+  HvdrunProcess hvdrun(job(0, "6", 500));
+  ASSERT_TRUE(begins(hvdrun));
+  hosts_.kill(1);
+  EXPECT_TRUE(hvdrun.wait_for(" of 2,", 2, kTimeout));
+  EXPECT_TRUE(hvdrun.wait_for(" of 4,", 8, kTimeout));
+  const Result result = expect_end(hvdrun, 500);
+  EXPECT_THAT(result.err, HasSubstr(hosts_.name(1)));
+}
+
+TEST_F(ElasticHosts, AHostThatIsCutOffForGoodEndsItsWorkers) {
+  HvdrunProcess hvdrun(job(0, "6", 500));
+  ASSERT_TRUE(begins(hvdrun));
+  ASSERT_TRUE(hosts_.cut(1));
+  EXPECT_TRUE(hvdrun.wait_for(" of 2,", 2, kTimeout));
+  const Result result = expect_end(hvdrun, 500);
+  EXPECT_THAT(result.err, HasSubstr(hosts_.name(1)));
+}
+
+TEST_F(ElasticHosts, Rank0MayBeOnTheHostThatIsCutOff) {
+  HvdrunProcess hvdrun(job(1, "6", 500));
+  ASSERT_TRUE(begins(hvdrun));
+  ASSERT_TRUE(hosts_.cut(1));
+  EXPECT_TRUE(hvdrun.wait_for(" of 2,", 2, kTimeout));
+  expect_end(hvdrun, 500);
+}
+
+TEST_F(ElasticHosts, ACutThatIsShorterThanTheHeartbeatCostsNoWorker) {
+  HvdrunProcess hvdrun(job(0, "15", 300));
+  ASSERT_TRUE(begins(hvdrun));
+  ASSERT_TRUE(hosts_.cut(1));
+  std::this_thread::sleep_for(milliseconds(2000));
+  ASSERT_TRUE(hosts_.mend(1));
+  const Result result = expect_end(hvdrun, 300);
+  EXPECT_EQ(count(result.out, "generation"), 4) << result.out;
+  EXPECT_THAT(result.err, Not(HasSubstr("lost")));
+}
+
+TEST_F(ElasticHosts, AHostThatReturnsAfterItsLeaseGetsNewWorkers) {
+  HvdrunProcess hvdrun(job(0, "3", 700));
+  ASSERT_TRUE(begins(hvdrun));
+  ASSERT_TRUE(hosts_.cut(1));
+  EXPECT_TRUE(hvdrun.wait_for(" of 2,", 2, kTimeout));
+  std::this_thread::sleep_for(milliseconds(500));
+  ASSERT_TRUE(hosts_.mend(1));
+  EXPECT_TRUE(hvdrun.wait_for(" of 4,", 8, kTimeout));
+  expect_end(hvdrun, 700);
+}
+
+TEST_F(ElasticHosts, AFlappingHost) {
+  HvdrunProcess hvdrun(job(1, "3", 900));
+  ASSERT_TRUE(begins(hvdrun));
+  for (const int cut_ms : {200, 1500, 600, 1200, 300}) {
+    ASSERT_TRUE(hosts_.cut(1));
+    std::this_thread::sleep_for(milliseconds(cut_ms));
+    ASSERT_TRUE(hosts_.mend(1));
+    std::this_thread::sleep_for(milliseconds(400));
+  }
+  expect_end(hvdrun, 900);
+}
+
+}  // namespace
+}  // namespace hvd::launcher::test
