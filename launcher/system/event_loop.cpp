@@ -29,7 +29,9 @@ bool is_ready(int fd, short events) {
 }
 
 void Alarm::set(const std::optional<Deadline>& at) {
-  if (at == at_) return;
+  // A cancelled wait is an event of the loop. If each event set a later time, the loop would not
+  // rest, so an earlier time stays.
+  if (at == at_ || (at && at_ && *at_ <= *at)) return;
   at_ = at;
   timer_.cancel();
   if (!at) return;

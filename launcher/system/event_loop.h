@@ -33,7 +33,7 @@ inline void keep_earlier(std::optional<Deadline>& time, const std::optional<Dead
 bool is_ready(int fd, short events);
 
 /// Makes asio::io_context::run_one() return at a given time, so that its caller can handle what is
-/// due.
+/// due. It may return earlier, at a time that was set before.
 class Alarm {
  public:
   explicit Alarm(asio::io_context& io) : timer_(io) {}
