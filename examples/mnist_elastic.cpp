@@ -52,7 +52,7 @@ void train(const std::string& folder, std::size_t epochs) {
   auto loader =
       hvd::make_data_loader(images, {.global_batch = kGlobalBatch, .workers = 1, .seed = 1});
 
-  // What the steps change and continue with. Dropout draws anew in each step, by rank and step.
+  // The state holds everything that a step changes. Dropout draws by seed, rank and step.
   hvd::elastic::TorchState state(model, optimizer);
   state.track("loader", *loader).random(1);
   state.on_change([&](const hvd::elastic::Change& change) {

@@ -5,7 +5,7 @@
 
 namespace hvd::elastic {
 
-/// What the thread in run() of an elastic job's worker has just done or does next.
+/// The stages of a worker's run() in an elastic job, each just completed or about to begin.
 enum class Stage : std::uint8_t {
   kReady,       ///< it has left its generation, and reported that
   kAssigned,    ///< it is a member of the next generation

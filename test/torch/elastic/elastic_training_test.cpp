@@ -39,7 +39,7 @@ Words with(Words words, const Words& more) {
   return words;
 }
 
-/// What the ranks have printed.
+/// The lines that the ranks have printed.
 struct Printed {
   std::map<int, std::set<std::string>> losses;  ///< of each commit
   std::map<int, std::vector<int>> samples;      ///< of each commit, those of all ranks
@@ -92,7 +92,7 @@ void expect_same_commits(const Result& disturbed, const Result& undisturbed, int
   EXPECT_EQ(a.ends, b.ends);
 }
 
-/// That each sample of an epoch is in one committed step. @param step samples of a full step
+/// Expects each sample of an epoch in one committed step. @param step samples of a full step
 void expect_each_sample_once(const Printed& printed, int step, int epochs) {
   const int steps = (kSamples + step - 1) / step;
   ASSERT_THAT(printed.samples, SizeIs(static_cast<std::size_t>(steps * epochs)));
