@@ -76,7 +76,7 @@ class Member {
 
   /// The process has left its generation: the program's function has returned or thrown, no
   /// operation is in flight and the runtime of the generation is gone. Answers Leave.
-  /// @param state of the process: none if it has been received in part, in the place of another
+  /// @param state of the process
   /// @pre phase() is kLeaving
   void left(StateSummary state, bool can_load, std::string address);
   /// The process is connected and has the state of the generation. Answers Form. Ignored if the

@@ -11,9 +11,10 @@
  *
  * Mutants: MUT_ROOT the root is any member with a state; MUT_BEHIND a member that is behind keeps its state; MUT_TOUCHED
  * a member that has written parameters since its commit counts as whole; MUT_NOGEN contributions do not carry their
- * generation; MUT_DEAF a member that waits for the state ignores a reset; MUT_HALF a member that was interrupted while
- * it received the state reports it as whole; MUT_FENCE the next generation does not wait for the end of a lost member,
- * which may only have been stopped; MUT_LEAVE a member at its end leaves without the others. */
+ * generation; MUT_DEAF a member that waits for the state ignores a reset; MUT_HALF a member receives a state into the
+ * memory of its own commit, which it still reports as whole when it is interrupted; MUT_FENCE the next generation does
+ * not wait for the end of a lost member, which may only have been stopped; MUT_LEAVE a member at its end leaves without
+ * the others. */
 #define N 3
 #ifndef K
 #define K 1
@@ -57,22 +58,24 @@ again:
   fi;
   if
 #ifdef MUT_BEHIND
-  :: atomic { me != root && !valid[me] -> valid[me] = false }
+  :: atomic { me != root && !valid[me] -> skip }
   :: atomic { me == root || valid[me] -> goto has }
 #else
 #define HAS_STATE (valid[me] && c[me] == says_c[root] && !says_t[me] && !says_t[root])
-  :: atomic { me != root && !HAS_STATE && assigned == g -> valid[me] = false; o[me] = 99; t[me] = 0 }
+  :: atomic { me != root && !HAS_STATE && assigned == g ->
+#ifdef MUT_HALF
+       o[me] = 99; t[me] = 0
+#else
+       skip   /* the state arrives in memory of its own, so an interrupted member keeps its commit */
+#endif
+     }
   :: atomic { me == root || HAS_STATE || assigned != g -> goto has }
 #endif
   fi;
-  if   /* its state is being overwritten */
+  if   /* the state is on its way */
   :: atomic { life[me] == LIVE && assigned == g && life[root] == LIVE -> assert(c[root] >= c[me]); c[me] = c[root]; o[me] = o[root]; t[me] = t[root]; valid[me] = true; }
 #ifndef MUT_DEAF
-  :: atomic { life[me] == LIVE && want > g ->
-#ifdef MUT_HALF
-     valid[me] = true;
-#endif
-     goto again }
+  :: atomic { life[me] == LIVE && want > g -> goto again }
 #endif
   :: atomic { life[me] == DEAD -> goto out }
   fi;
@@ -80,7 +83,7 @@ has:
   atomic { if :: assigned == g -> given = given | BIT(me) :: else fi }
   if   /* no member steps before all have the state: the root must not change it while it is read */
   :: atomic { life[me] == LIVE && assigned == g && (given & members) == members ->
-       assert(valid[me]);
+       assert(valid[me] && o[me] != 99);
        if :: t[me] != 0 -> o[me] = 16 + t[me]; t[me] = 0 :: else fi;   /* it is the state of the commit from here on */
        if :: !started -> started = true; start_c = c[me]; start_o = o[me]
           :: else -> if :: c[me] == start_c -> assert(start_o == o[me]) :: else -> assert(false) fi
