@@ -57,14 +57,14 @@ class Job:
                     raise SystemExit(f"elastic_reach: {what} did not happen within {PATIENCE} s")
         return found
 
-    def wait_for_generation(self, size, since=0, worker=None):
-        """The lines of a whole generation of this size: the newest one that has begun after `since`."""
+    def wait_for_generation(self, size, after=0, worker=None):
+        """The lines of the newest generation, once it is whole, has this size and a higher number than `after`."""
 
         def choose(lines):
             newest = max((line["generation"] for line in lines if line["kind"] == "first"), default=0)
             members = [line for line in lines if line["kind"] == "first" and line["generation"] == newest]
             # A generation's first step is complete on all ranks when it is on one, so a member that dies after it does not lack.
-            whole = len(members) == size and members[0]["size"] == size and min(line["at"] for line in members) > since
+            whole = newest > after and len(members) == size and members[0]["size"] == size
             return members if whole and (worker is None or any(line["worker"] >= worker for line in members)) else None
 
         return self.wait_for(f"a generation of {size} ranks", choose)
@@ -96,17 +96,17 @@ def summary(times):
 def disturb(job, settings, count, number, oldest_victim=1, spared=0):
     """Signals one rank of a whole generation at a time, and returns how long each repair took."""
     times = []
-    since = 0
+    generation = 0
     for _ in range(count):
-        members = job.wait_for_generation(RANKS, since, oldest_victim)
+        members = job.wait_for_generation(RANKS, generation, oldest_victim)
         time.sleep(settings.random.uniform(0.05, 0.4))
         victims = [line for line in members if line["worker"] >= oldest_victim and line["worker"] != spared]
         victim = settings.random.choice(victims)
         survivors = {line["worker"] for line in members} - {victim["worker"]}
         since = time.monotonic_ns()
         os.kill(victim["pid"], number)
-        times.append(job.wait_for_repair(victim["generation"], survivors, since))
-        since = time.monotonic_ns()
+        generation = victim["generation"]
+        times.append(job.wait_for_repair(generation, survivors, since))
     return times
 
 

@@ -69,36 +69,34 @@ void limit_exit(std::chrono::milliseconds limit, const std::string& why) noexcep
 
 namespace {
 
-struct KeptOwners {
+struct AllKept {
   Mutex mutex;
-  std::vector<std::shared_ptr<const void>> memory HVD_GUARDED_BY(mutex);
-  std::vector<std::shared_ptr<const void>> transports HVD_GUARDED_BY(mutex);
+  KeptObjects objects HVD_GUARDED_BY(mutex);
 };
 
-KeptOwners& kept_owners() {
-  static KeptOwners* const instance = new KeptOwners;  // never destroyed
+AllKept& all_kept() {
+  static AllKept* const instance = new AllKept;  // never destroyed
   return *instance;
 }
 
 }  // namespace
 
-void keep_until_exit(std::shared_ptr<const void> owner, Kept kind) {
-  KeptOwners& kept = kept_owners();
-  const MutexLock lock(kept.mutex);
-  (kind == Kept::kTransport ? kept.transports : kept.memory).push_back(std::move(owner));
+void KeptObjects::release() noexcept {
+  transports_.clear();
+  memory_.clear();
 }
 
-void release_kept() noexcept {
-  KeptOwners& kept = kept_owners();
-  std::vector<std::shared_ptr<const void>> transports;
-  std::vector<std::shared_ptr<const void>> memory;
-  {
-    const MutexLock lock(kept.mutex);
-    transports.swap(kept.transports);
-    memory.swap(kept.memory);
-  }
-  transports.clear();
-  memory.clear();
+void keep_until_exit(std::shared_ptr<const void> owner, Kept kind) {
+  AllKept& kept = all_kept();
+  const MutexLock lock(kept.mutex);
+  auto& objects = kept.objects;
+  (kind == Kept::kTransport ? objects.transports_ : objects.memory_).push_back(std::move(owner));
+}
+
+KeptObjects take_kept() noexcept {
+  AllKept& kept = all_kept();
+  const MutexLock lock(kept.mutex);
+  return std::exchange(kept.objects, {});
 }
 
 }  // namespace hvd

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace hvd {
 
@@ -23,15 +24,35 @@ void limit_exit(std::chrono::milliseconds limit, const std::string& why) noexcep
 /// moved here and kept until the process ends, which is soon after the loss of a peer. The
 /// transport keeps its request objects.
 ///
-/// A worker of an elastic job outlives such failures. It releases all of that when the fence of the
-/// failed generation has passed: the survivors have left it, and the lost processes do not run.
+/// A worker of an elastic job outlives such failures. It takes all of that when the fence of the
+/// failed generation has passed, and releases it: the survivors have left the generation then, and
+/// the lost processes do not run.
 enum class Kept : std::uint8_t {
   kMemory,
   kTransport,  ///< may itself use memory that is kept, so it is released first
 };
 void keep_until_exit(std::shared_ptr<const void> owner, Kept = Kept::kMemory);
-/// Releases everything that is kept. Thread-safe. Only for processes whose transports touch memory
-/// in calls alone, after all processes have left the job that has failed.
-void release_kept() noexcept;
+
+/// What keep_until_exit() has been given. A value that can only be moved.
+class KeptObjects {
+ public:
+  KeptObjects() = default;
+  KeptObjects(KeptObjects&&) = default;
+  KeptObjects& operator=(KeptObjects&&) = default;
+  ~KeptObjects() { release(); }
+  /// Ends transports, then frees memory.
+  void release() noexcept;
+
+ private:
+  friend void keep_until_exit(std::shared_ptr<const void> owner, Kept);
+  friend KeptObjects take_kept() noexcept;
+
+  std::vector<std::shared_ptr<const void>> memory_;
+  std::vector<std::shared_ptr<const void>> transports_;
+};
+/// Takes everything that is kept, to be released by any thread at any time. Thread-safe. Only for
+/// processes whose transports touch memory in calls alone, after all processes have left the job
+/// that has failed.
+KeptObjects take_kept() noexcept;
 
 }  // namespace hvd

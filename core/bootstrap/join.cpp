@@ -29,6 +29,7 @@
 #include "bootstrap/world.h"
 #include "hvd/error.h"
 #include "transport/control_plane.h"
+#include "transport/ucx/worker.h"
 
 namespace hvd::runtime {
 namespace {
@@ -254,6 +255,8 @@ rendezvous::StoreServer::Options generation_server(const std::string& place, int
           .token = own.token,
           .most_unadmitted = static_cast<std::size_t>(most)};
 }
+
+void prepare_generation() { ucx::prepare_workers(); }
 
 JobConnection join_generation(const RuntimeOptions& options,
                               std::shared_ptr<const SharedArena> arena,

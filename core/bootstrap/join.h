@@ -62,6 +62,10 @@ rendezvous::StoreServer::Options generation_server(const std::string& place, int
 JobConnection join_generation(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena,
                               const GenerationPlace&);
 
+/// Makes in advance what the next join_generation() of this process takes. Thread-safe, also while
+/// the process is in a job. @throws hvd::Error when the system refuses it
+void prepare_generation();
+
 /// See hvd::use_agent_store(). Call it before join_job().
 void open_agent_store_by(OpenAgentStore);
 

@@ -16,7 +16,6 @@
 #include "base/config.h"
 #include "base/log.h"
 #include "base/mutex.h"
-#include "base/process_exit.h"
 #include "base/text.h"
 #include "bootstrap/build_identity.h"
 #include "bootstrap/join.h"
@@ -27,6 +26,7 @@
 #include "hvd/hvd.h"
 #include "public/elastic_stage.h"
 #include "public/elastic_state.h"
+#include "public/elastic_upkeep.h"
 #include "public/elastic_worker.h"
 #include "public/process.h"
 
@@ -43,16 +43,19 @@ std::atomic<std::uint64_t>& present_generation() {
   return generation;
 }
 
-/// Broadcasts bytes from a rank to all.
-void broadcast_bytes(const char* name, std::span<std::byte> bytes, int root) {
+void broadcast_bytes(const char* name, std::span<std::byte> bytes, int root,
+                     const ProcessSet& set) {
   if (bytes.empty()) return;
   const TensorView view{.data = bytes.data(),
                         .count = static_cast<std::int64_t>(bytes.size()),
                         .dtype = DataType::kUInt8,
                         .shape = {static_cast<std::int64_t>(bytes.size())}};
-  const Operation operation =
-      submit({.name = name, .parameters = Broadcast{root}, .input = view, .output = view},
-             Progress::kCaller);
+  const Operation operation = submit({.name = name,
+                                      .parameters = Broadcast{root},
+                                      .input = view,
+                                      .output = view,
+                                      .process_set = set.id()},
+                                     Progress::kCaller);
   operation.wait();
   operation.status().raise_if_error();
 }
@@ -66,11 +69,10 @@ struct Header {
   std::uint64_t hash = 0;  ///< of all bytes
 };
 
-/// Sends the root's last commit to all ranks; the items that are not copied are sent as they are. A
-/// commit arrives in memory of its own, so a rank that is interrupted keeps the one that it had.
-/// Returns false if it has arrived damaged.
-/// @param receives whether this rank takes it
-bool hand_over(State::Impl& state, int root, bool receives) {
+/// Sends the root's last commit to the other ranks of the set; the items that are not copied are
+/// sent as they are. A commit arrives in memory of its own, so a rank that is interrupted keeps the
+/// one that it had. Returns false if it has arrived damaged.
+bool hand_over(State::Impl& state, int root, const ProcessSet& set) {
   const bool gives = rank() == root;
   std::vector<std::byte> live;
   if (gives) save(state.items, live, is_live);
@@ -80,15 +82,15 @@ bool hand_over(State::Impl& state, int root, bool receives) {
   };
   Header header{commit.replicated.size(), commit.own.size(), live.size(), state.commits,
                 gives ? hash(state.committed_hash()) : 0};
-  broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root);
+  broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root, set);
   commit.replicated.resize(header.replicated);
   commit.own.resize(header.own);
   live.resize(header.live);
   reach(gives ? Stage::kGiving : Stage::kReceiving);
-  broadcast_bytes("hvd.elastic.state", commit.replicated, root);
-  broadcast_bytes("hvd.elastic.own", commit.own, root);
-  broadcast_bytes("hvd.elastic.live", live, root);
-  if (gives || !receives) return true;
+  broadcast_bytes("hvd.elastic.state", commit.replicated, root, set);
+  broadcast_bytes("hvd.elastic.own", commit.own, root, set);
+  broadcast_bytes("hvd.elastic.live", live, root, set);
+  if (gives) return true;
   const std::uint64_t replicated = hash_of(commit.replicated);
   if (hash(replicated) != header.hash) return false;
   load(state.items, live, is_live);
@@ -177,6 +179,7 @@ class Worker {
   [[noreturn]] void end_unfinished();
   void form(const member::Form&);
   void connect(const member::Form&);
+  void receive_state(const member::Assign&);
   void make_state(const member::Assign&);
   void enter();
   void call_function();
@@ -191,15 +194,18 @@ class Worker {
   member::Assign assign_ = {};
   Change change_ = {};
   int rank_ = -1;
-  bool in_order_ = false;   ///< the program has left its function at the commit of a change
-  bool own_error_ = false;  ///< the program's `load` has thrown
-  bool at_end_ = false;     ///< the function has returned in the present generation
-  int attempts_ = 0;        ///< to form a generation, since one has run
+  bool in_order_ = false;    ///< the program has left its function at the commit of a change
+  bool own_error_ = false;   ///< the program's `load` has thrown
+  bool at_end_ = false;      ///< the function has returned in the present generation
+  int attempts_ = 0;         ///< to form a generation, since one has run
+  KeptObjects left_behind_;  ///< by generations before the present one
+  Upkeep upkeep_;
   /// The runtime of the last generation may outlive run(), and reports its failure to the link.
   const std::shared_ptr<MemberLink> link_;
 };
 
 void Worker::run() {
+  state_.reserve();
   link_->join();
   for (;;) {
     Next next = link_->next();
@@ -227,6 +233,7 @@ void Worker::run() {
 /// not continue as if its function had reached its end.
 void Worker::end_unfinished() {
   HVD_LOG(kInfo) << "the elastic job has ended, or needs this process no more";
+  upkeep_.stop();
   std::exit(EXIT_SUCCESS);
 }
 
@@ -260,7 +267,9 @@ void Worker::report(const std::exception& error) {
 /// cannot know whether the fault is its own, so it ends after several.
 void Worker::form(const member::Form& form) {
   // Every survivor has left the generations before, and no lost process runs.
-  release_kept();
+  upkeep_.stop();
+  left_behind_.release();
+  left_behind_ = take_kept();
   assign_ = form.assign;
   rank_ = static_cast<int>(form.rank);
   reach(Stage::kAssigned);
@@ -312,6 +321,26 @@ void Worker::connect(const member::Form& form) {
   if (link_->over()) end(change_.cause);
 }
 
+/// Hands the root's state over to the ranks that receive it. The others do not take part.
+void Worker::receive_state(const member::Assign& assign) {
+  const int root = static_cast<int>(assign.root);
+  std::vector<int> ranks;  // the root and the receivers
+  for (int rank = 0; rank < static_cast<int>(assign.seats.size()); ++rank) {
+    if (rank == root || assign.load || assign.seats[static_cast<std::size_t>(rank)].receives)
+      ranks.push_back(rank);
+  }
+  if (ranks.size() < 2 || std::find(ranks.begin(), ranks.end(), rank_) == ranks.end()) return;
+  const bool all = ranks.size() == assign.seats.size();
+  const ProcessSet set =
+      all ? ProcessSet()
+          : add_process_set(std::move(ranks), {.by_members = true, .name = "hvd.elastic.state"});
+  if (!hand_over(state_, root, set)) {
+    // The coordinator finds that this rank's state is not that of the others, and replaces it.
+    HVD_LOG(kError) << "the state from rank " << root << " has arrived with another checksum";
+  }
+  if (!all) remove_process_set(set);
+}
+
 /// Makes the states of all ranks equal.
 void Worker::make_state(const member::Assign& assign) {
   const bool root = rank_ == static_cast<int>(assign.root);
@@ -322,15 +351,7 @@ void Worker::make_state(const member::Assign& assign) {
     state_.commits = assign.state.commit;
     state_.take();
   }
-  const bool any_receives =
-      assign.load || std::any_of(assign.seats.begin(), assign.seats.end(),
-                                 [](const member::Seat& seat) { return seat.receives; });
-  const bool receives = assign.load || assign.seats[static_cast<std::size_t>(rank_)].receives;
-  if (any_receives && !hand_over(state_, static_cast<int>(assign.root), receives)) {
-    // The coordinator finds that this rank's state is not that of the others, and replaces it.
-    HVD_LOG(kError) << "the state from rank " << assign.root
-                    << " has arrived with another checksum";
-  }
+  receive_state(assign);
   if (!state_.has_state) return;
   state_.go_back();
   state_.confirm();
@@ -346,6 +367,7 @@ void Worker::enter() {
   }
   change_.generation = assign_.generation;
   attempts_ = 0;
+  upkeep_.start(std::move(left_behind_));
   try {
     call_function();
   } catch (const GenerationOver&) {
@@ -379,7 +401,7 @@ void run_once(State::Impl& state, const std::function<void()>& function,
   if (change.new_rank == 0 && options.load) options.load();
   if (change.new_size > 1) {
     state.take();
-    if (!hand_over(state, 0, true)) {
+    if (!hand_over(state, 0, ProcessSet())) {
       throw Error(
           "hvd::elastic::run: the state from rank 0 has arrived with another checksum; test the "
           "memory and the network of the host");

@@ -36,6 +36,11 @@ void State::Impl::take() {
   has_state = true;
 }
 
+void State::Impl::reserve() {
+  save(items, spare.replicated, is_copied);
+  save(items, spare.own, is_own);
+}
+
 std::uint64_t State::Impl::committed_hash() const {
   if (!known_hash) known_hash = hash_of(committed.replicated);
   return *known_hash;

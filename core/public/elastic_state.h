@@ -29,6 +29,8 @@ struct State::Impl {
   MemberLink* link = nullptr;                            ///< in an elastic job, in run()
   mutable std::optional<std::uint64_t> known_hash = {};  ///< of committed.replicated
 
+  /// Makes memory for a commit resident, so that a state arrives without page faults.
+  void reserve();
   /// Copies the present state as the last commit.
   void take();
   /// The hash of the last commit's replicated part, which is computed once.

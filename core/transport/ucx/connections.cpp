@@ -65,7 +65,7 @@
 // memory as the message. Peers learn of a failure from the control plane.
 //
 // In an elastic job the connections are closed when all ranks have left the generation
-// (release_kept()), so that no live peer makes progress on them. The memory of the messages may be
+// (take_kept()), so that no live peer makes progress on them. The memory of the messages may be
 // gone by then, so the worker is destroyed without further progress. Endpoints are closed by force
 // first, because UCX asserts that a worker which is destroyed has no pending requests.
 

@@ -6,11 +6,13 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <optional>
 #include <string>
 #include <utility>
 
 #include "base/limits.h"
 #include "base/log.h"
+#include "base/mutex.h"
 #include "base/text.h"
 #include "base/thread_signals.h"
 #include "hvd/error.h"
@@ -320,21 +322,60 @@ StartResult UcxWorker::close(Endpoint endpoint, CloseMode mode) {
   return started(f_.ep_close(endpoint_of(endpoint), &param));
 }
 
-}  // namespace
-
-Workers open_workers(const std::string& interface, const std::string& library) {
+Workers make_workers(const std::string& interface, const std::string& library) {
   const BlockedSignals for_threads_of_ucx;
   LoadedLibrary other;
   const LoadedLibrary& loaded = loaded_from(library, other);
   if (!loaded.problem.empty()) throw Error("ucx: " + loaded.problem);
   require_descriptors(kDescriptors);
-  static_cast<void>(take_recorded_shortage(Failure::kOfCall));  // that of an earlier job
   const auto context = std::make_shared<const Context>(loaded.functions, interface);
   Workers workers;
   workers.only_workers_touch_memory = only_tcp();
   workers.interface = interface_in_use(interface);
   for (auto& worker : workers.of) worker = std::make_unique<UcxWorker>(context);
   return workers;
+}
+
+/// Workers that were made in advance, and their interface. Of the system's library.
+struct Prepared {
+  Mutex mutex;
+  std::optional<std::string> interface HVD_GUARDED_BY(mutex);  ///< of the last open_workers()
+  std::optional<Workers> workers HVD_GUARDED_BY(mutex);
+};
+
+Prepared& prepared() {
+  static Prepared* const instance = new Prepared;  // never destroyed
+  return *instance;
+}
+
+}  // namespace
+
+Workers open_workers(const std::string& interface, const std::string& library) {
+  if (library != kSystemLibrary) return make_workers(interface, library);
+  Prepared& shared = prepared();
+  std::optional<Workers> ready;
+  {
+    const MutexLock lock(shared.mutex);
+    ready.swap(shared.workers);
+    const bool fits = shared.interface == interface;
+    shared.interface = interface;
+    if (ready && fits) return std::move(*ready);
+  }
+  static_cast<void>(take_recorded_shortage(Failure::kOfCall));  // that of an earlier job
+  return make_workers(interface, library);
+}
+
+void prepare_workers() {
+  Prepared& shared = prepared();
+  std::string interface;
+  {
+    const MutexLock lock(shared.mutex);
+    if (!shared.interface || shared.workers) return;
+    interface = *shared.interface;
+  }
+  Workers made = make_workers(interface, kSystemLibrary);
+  const MutexLock lock(shared.mutex);
+  if (shared.interface == interface && !shared.workers) shared.workers = std::move(made);
 }
 
 std::string describe_library(const std::string& library) {

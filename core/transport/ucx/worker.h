@@ -121,6 +121,11 @@ inline constexpr const char* kSystemLibrary = "libucp.so.0";
 /// @throws hvd::Error when UCX is missing or too old; the text names the library to install
 Workers open_workers(const std::string& interface = {},
                      const std::string& library = kSystemLibrary);
+/// Makes workers like those of the last call of open_workers(). The next call returns them if it
+/// has the same arguments. No effect without an earlier call, or if such workers exist already.
+/// Thread-safe, also while other workers are in use.
+/// @throws hvd::Error when UCX cannot make them
+void prepare_workers();
 
 /// Text for users: "1.13.1 (libucp.so.0)", or why UCX cannot be used. Loads UCX.
 std::string describe_library(const std::string& library = kSystemLibrary);

@@ -6,6 +6,10 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace hvd {
 namespace {
@@ -68,6 +72,23 @@ TEST_F(ExitLimitTest, AProcessThatEndsInTimeIsNotChanged) {
         std::exit(5);
       },
       ::testing::ExitedWithCode(5), AllOf(HasSubstr("done\n"), Not(HasSubstr("must not wait"))));
+}
+
+TEST(KeptObjects, AreTakenOnceAndEndTransportsBeforeMemory) {
+  std::vector<std::string> ended;
+  const auto owner = [&ended](const char* name) {
+    return std::shared_ptr<const void>(
+        name, [&ended](const void* title) { ended.emplace_back(static_cast<const char*>(title)); });
+  };
+  keep_until_exit(owner("memory"));
+  keep_until_exit(owner("transport"), Kept::kTransport);
+  EXPECT_TRUE(ended.empty());
+  KeptObjects first = take_kept();
+  take_kept().release();
+  EXPECT_TRUE(ended.empty()) << "objects were taken twice";
+  KeptObjects moved = std::move(first);
+  moved.release();
+  EXPECT_THAT(ended, ::testing::ElementsAre("transport", "memory"));
 }
 
 }  // namespace

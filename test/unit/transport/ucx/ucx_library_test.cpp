@@ -119,6 +119,31 @@ TEST(UcxLibrary, LeavesTheEnvironmentAsItIs) {
     EXPECT_FALSE(std::string(*variable).starts_with("UCX_")) << *variable;
 }
 
+std::set<int> open_descriptors() {
+  std::set<int> all;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
+    all.insert(std::stoi(entry.path().filename()));
+  return all;
+}
+
+TEST(UcxLibrary, WorkersThatWerePreparedAreTheNextOnesForTheirInterface) {
+  open_workers();
+  prepare_workers();
+  const std::set<int> prepared = open_descriptors();
+  prepare_workers();
+  EXPECT_EQ(open_descriptors(), prepared) << "workers were made although there are some";
+  {
+    const Workers same = open_workers();
+    EXPECT_EQ(open_descriptors(), prepared) << "the prepared workers were not used";
+    EXPECT_FALSE(same.address().empty());
+  }
+  EXPECT_LT(open_descriptors().size(), prepared.size());
+
+  prepare_workers();
+  const Workers other = open_workers("lo");
+  EXPECT_EQ(other.interface, "lo") << "workers for another interface were used";
+}
+
 TEST(UcxLibrary, ChangesSettingsThatTheUserHasNotSet) {
   using ::testing::Contains;
   using ::testing::Key;
@@ -162,13 +187,6 @@ TEST(UcxShortage, OfMemoryExplainsOnlyAFailedCall) {
   EXPECT_THAT(take_recorded_shortage(Failure::kOfCall),
               ::testing::AllOf(HasSubstr("ulimit -l"), HasSubstr("UCX: ibv_reg_mr() failed")));
   EXPECT_THAT(take_recorded_shortage(Failure::kOfMemory), HasSubstr("gets no more memory"));
-}
-
-std::set<int> open_descriptors() {
-  std::set<int> all;
-  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd"))
-    all.insert(std::stoi(entry.path().filename()));
-  return all;
 }
 
 TEST(UcxLibrary, ItsDescriptorsCloseOnExec) {

@@ -1,0 +1,77 @@
+#include "public/elastic_upkeep.h"
+
+#include <chrono>
+#include <cstdlib>
+#include <exception>
+#include <mutex>
+#include <utility>
+
+#include "base/clock.h"
+#include "base/expect.h"
+#include "base/log.h"
+#include "base/thread.h"
+#include "bootstrap/join.h"
+
+namespace hvd::elastic {
+namespace {
+
+/// Longer than the first steps of most programs, and shorter than the time between two losses.
+constexpr auto kDelay = std::chrono::milliseconds(100);
+
+/// Held by a thread that works.
+Mutex& working() {
+  static Mutex* const instance = new Mutex;  // never destroyed
+  return *instance;
+}
+
+/// UCX must not be used while the exit handlers of its libraries run. Nothing unlocks the mutex
+/// again.
+void wait_at_exit() HVD_NO_THREAD_SAFETY_ANALYSIS { working().lock(); }
+
+}  // namespace
+
+void Upkeep::start(KeptObjects left) {
+  HVD_EXPECT(!thread_.joinable(), "no call of start() since the last stop()");
+  static std::once_flag registered;
+  std::call_once(registered, [] { std::atexit(wait_at_exit); });
+  left_ = std::move(left);
+  {
+    const MutexLock lock(mutex_);
+    stopped_ = false;
+  }
+  try {
+    thread_ = start_thread("hvd-upkeep", [this] { work(); });
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << "the next generation is not prepared: " << error.what();
+  }
+}
+
+void Upkeep::stop() {
+  {
+    const MutexLock lock(mutex_);
+    stopped_ = true;
+  }
+  changed_.notify_all();
+  if (thread_.joinable()) thread_.join();
+  left_.release();
+}
+
+bool Upkeep::stopped_within_delay() {
+  const TimePoint end = SteadyClock().now() + kDelay;
+  const MutexLock lock(mutex_);
+  while (!stopped_ && SteadyClock().now() < end) changed_.wait_until(mutex_, end);
+  return stopped_;
+}
+
+void Upkeep::work() {
+  if (stopped_within_delay()) return;
+  const MutexLock lock(working());
+  left_.release();
+  try {
+    runtime::prepare_generation();
+  } catch (const std::exception& error) {
+    HVD_LOG(kDebug) << "the next generation is not prepared: " << error.what();
+  }
+}
+
+}  // namespace hvd::elastic

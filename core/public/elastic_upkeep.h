@@ -1,0 +1,38 @@
+#pragma once
+
+#include <thread>
+
+#include "base/mutex.h"
+#include "base/process_exit.h"
+
+namespace hvd::elastic {
+
+/// Does work of a few milliseconds between two generations while the program's function runs, so
+/// that no generation waits for it: releases the objects that failed generations have left, and
+/// prepares the connections of the next one. Both begin a moment after start(), so that they do not
+/// delay the first steps. Not thread-safe.
+class Upkeep {
+ public:
+  Upkeep() = default;
+  Upkeep(const Upkeep&) = delete;
+  Upkeep& operator=(const Upkeep&) = delete;
+  ~Upkeep() { stop(); }
+
+  /// @pre no call of start() since the last stop()
+  void start(KeptObjects left);
+  /// Returns when the work has been done, or has been skipped because it has not begun. Objects
+  /// that have not been released are then released here.
+  void stop();
+
+ private:
+  bool stopped_within_delay();
+  void work();
+
+  Mutex mutex_;
+  Condition changed_;
+  bool stopped_ HVD_GUARDED_BY(mutex_) = false;
+  KeptObjects left_;  ///< the thread's, while there is one
+  std::jthread thread_;
+};
+
+}  // namespace hvd::elastic
