@@ -4,8 +4,8 @@
     torchrun --standalone --nproc-per-node 2 bench/horovod_reach.py --shapes shapes.json
 
 `hvd-bench shapes -o shapes.json` writes the shapes. Repetitions are interleaved; a time is that of the slowest rank, and a ratio is the
-median of the ratios within a repetition. On one rank the wrapped optimizer is compared with the bare one. `--cpp FILE` compares with what
-the C++ adapter adds to the same steps, which `hvd-bench step --contenders alone,hvd --json FILE` has measured right before.
+median of the ratios within a repetition. On one rank the wrapped optimizer is compared with the bare one. With `--cpp FILE` it is compared,
+without gloo, with what the C++ adapter adds to the same steps, which `hvd-bench step --contenders alone,hvd --json FILE` has measured before.
 """
 
 import argparse
@@ -59,7 +59,7 @@ def contenders_of(shapes, settings):
     values, factor = [torch.rand(shape) for shape in shapes], dist.get_rank() + 1.0
     contenders = {"alone": gloo_peers.Contender(gloo_peers.Network(values, factor), lambda network: network),
                   "hvd": Wrapped(gloo_peers.Network(values, factor))}
-    if settings.ranks > 1:
+    if settings.ranks > 1 and not settings.cpp:  # hvd-bench has not stepped beside a third contender either
         contenders["gloo"] = gloo_peers.Contender(gloo_peers.Network(values, factor),
                                                   lambda network: DistributedDataParallel(network, gradient_as_bucket_view=True))
     for name in contenders:  # in the same order on every rank
@@ -79,14 +79,12 @@ def measure_step(name, shapes, settings):
     if settings.ranks == 1:
         result["ratio"] = statistics.median(ours / bare for ours, bare in zip(samples["hvd"], samples["alone"]))
         return print_row(f"one rank, {name}", result, f"wrapped {result['ratio']:.3f} of the bare optimizer")
-    added = {key: [time - bare for time, bare in zip(samples[key], samples["alone"])] for key in ("hvd", "gloo")}
-    result["added_us"] = {key: median(times) for key, times in added.items()}
-    result["ratio"] = result["added_us"]["hvd"] / result["added_us"]["gloo"]
-    text = f"added {result['added_us']['hvd']:.0f} us, DDP on gloo {result['added_us']['gloo']:.0f} us: {result['ratio']:.3f}"
-    if name in settings.added_by_cpp:
+    result["added_us"] = {key: median([time - bare for time, bare in zip(samples[key], samples["alone"])]) for key in samples if key != "alone"}
+    other, title = ("cpp", "the C++ adapter") if settings.cpp else ("gloo", "DDP on gloo")
+    if settings.cpp:
         result["added_us"]["cpp"] = settings.added_by_cpp[name]
-        result["ratio_to_cpp"] = result["added_us"]["hvd"] / result["added_us"]["cpp"]
-        text += f"; the C++ adapter {result['added_us']['cpp']:.0f} us: {result['ratio_to_cpp']:.3f}"
+    result["ratio"] = result["added_us"]["hvd"] / result["added_us"][other]
+    text = f"added {result['added_us']['hvd']:.0f} us, {title} {result['added_us'][other]:.0f} us: {result['ratio']:.3f}"
     return print_row(f"DistributedOptimizer, {name}", result, text)
 
 
@@ -107,7 +105,7 @@ def main():
     parser.add_argument("--budget", type=float, default=10, help="seconds for each row")
     parser.add_argument("--least", type=int, default=11, help="repetitions at least")
     parser.add_argument("--most", type=int, default=1000)
-    parser.add_argument("--cpp", help="a file that hvd-bench step --json has written, to compare with")
+    parser.add_argument("--cpp", help="a file that hvd-bench step --json has written, to compare with instead of gloo")
     parser.add_argument("--json", help="also write the rows to this file")
     settings = parser.parse_args()
     with open(settings.shapes, encoding="utf-8") as file:
