@@ -158,6 +158,12 @@ void Coordinator::host_leaves(const std::string& host, TimePoint now) {
   consider_change(now);
 }
 
+void Coordinator::worker_leaves(WorkerId id, bool leaves, TimePoint now) {
+  enter(now);
+  if (const auto found = workers_.find(id); found != workers_.end()) found->second.leaving = leaves;
+  consider_change(now);
+}
+
 void Coordinator::ask(WorkerId id, Worker& worker, const std::string& cause) {
   worker.asked = wanted_;
   tell(id, Reset{wanted_, cause});
@@ -210,16 +216,18 @@ bool Coordinator::enough(int ready, TimePoint now) const {
 bool Coordinator::may_form(TimePoint now) {
   if (!fence_passed(now)) return false;
   int ready = 0;
+  int staying = 0;
   int late = 0;
   for (const auto& [id, worker] : workers_) {
     const bool member = worker.standing == Standing::kMember;
     if (!member && worker.standing != Standing::kCandidate) continue;
     if (member && !worker.ready) return false;
     ready += worker.ready ? 1 : 0;
+    staying += worker.ready && !is_leaving(worker) ? 1 : 0;
     late += worker.ready ? 0 : 1;
   }
   if (!enough(ready, now)) return false;
-  if (late == 0 || ready >= options_.most) return true;
+  if (late == 0 || staying >= options_.most) return true;
   if (!complete_since_) complete_since_ = now;
   return now - *complete_since_ >= limit(Limit::kGrace);
 }
@@ -228,7 +236,7 @@ bool Coordinator::may_leave(const Worker& leaver) const {
   int stay = 0;
   bool have_state = false;
   for (const auto& [id, worker] : workers_) {
-    if (!worker.ready || host_is_leaving(worker.host)) continue;
+    if (!worker.ready || is_leaving(worker)) continue;
     ++stay;
     const StateSummary& state = worker.ready->state;
     have_state = have_state ||
@@ -240,7 +248,7 @@ bool Coordinator::may_leave(const Worker& leaver) const {
 void Coordinator::dismiss_leavers() {
   std::vector<WorkerId> leavers;
   for (const auto& [id, worker] : workers_)
-    if (worker.ready && host_is_leaving(worker.host) && may_leave(worker)) leavers.push_back(id);
+    if (worker.ready && is_leaving(worker) && may_leave(worker)) leavers.push_back(id);
   for (const WorkerId id : leavers) {
     Worker& worker = workers_.at(id);
     worker.standing = Standing::kDismissed;
@@ -356,9 +364,9 @@ int Coordinator::count(Standing standing) const {
   }));
 }
 
-bool Coordinator::host_is_leaving(const std::string& host) const {
-  const auto found = hosts_.find(host);
-  return found != hosts_.end() && found->second.leaving;
+bool Coordinator::is_leaving(const Worker& worker) const {
+  const auto host = hosts_.find(worker.host);
+  return worker.leaving || (host != hosts_.end() && host->second.leaving);
 }
 
 std::vector<WorkerId> Coordinator::members_that(

@@ -81,6 +81,8 @@ class Coordinator {
   void host_lost(const std::string& host, TimePoint now);
   /// The host is to leave the job in order.
   void host_leaves(const std::string& host, TimePoint now);
+  /// The worker is to leave the job in order, or (`leaves` is false) need not leave it any more.
+  void worker_leaves(WorkerId, bool leaves, TimePoint now);
   /// Acts on deadlines that have passed.
   void check(TimePoint now);
   TimePoint next_check(TimePoint now) const;
@@ -119,7 +121,8 @@ class Coordinator {
     std::optional<Synced> synced = {};  ///< in the wanted generation
     std::optional<Commit> begun = {};   ///< in the change that is prepared
     bool at_end = false;
-    bool late = false;  ///< has not answered the last reset in time
+    bool leaving = false;  ///< in order
+    bool late = false;     ///< has not answered the last reset in time
   };
   struct Host {
     TimePoint heard = {};
@@ -165,6 +168,7 @@ class Coordinator {
 
   // Changes in order.
   void consider_change(TimePoint now);
+  void dismiss_candidates();
   void begin_change(TimePoint now);
   void try_target(TimePoint now);
 
@@ -183,7 +187,7 @@ class Coordinator {
     actions_.emplace_back(Deliver{to, std::move(message)});
   }
   int count(Standing) const;
-  bool host_is_leaving(const std::string& host) const;
+  bool is_leaving(const Worker&) const;
   std::vector<WorkerId> members_that(const std::function<bool(const Worker&)>&) const;
   /// The generation that the members are in while no reset is under way, else 0.
   Generation present() const;
