@@ -20,6 +20,7 @@
 #include "command/options.h"
 #include "doctor/doctor.h"
 #include "elastic/elastic_job.h"
+#include "elastic/host_discovery.h"
 #include "mpirun/supervisor.h"
 #include "processes/job.h"
 #include "processes/job_starter.h"
@@ -144,7 +145,22 @@ int run_attempts(LaunchOptions options) {
   }
 }
 
+/// The first answer of the discovery script.
+std::vector<Host> discover_hosts(const ElasticOptions& options) {
+  try {
+    return HostDiscovery(options.discovery, options.slots).run();
+  } catch (const DiscoveryError& error) {
+    throw LaunchError(ExitCode::kUsage,
+                      text("--host-discovery-script ", join_text(options.discovery, " "),
+                           ": expected lines "
+                           "HOST or HOST:SLOTS, but ",
+                           error.what()));
+  }
+}
+
 int run(LaunchOptions options) {
+  if (options.elastic && !options.elastic->discovery.empty())
+    options.hosts = discover_hosts(*options.elastic);
   switch (options.action) {
     case Action::kPrint:
       std::fputs(options.text.c_str(), stdout);

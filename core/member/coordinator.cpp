@@ -232,24 +232,34 @@ bool Coordinator::may_form(TimePoint now) {
   return now - *complete_since_ >= limit(Limit::kGrace);
 }
 
-bool Coordinator::may_leave(const Worker& leaver) const {
+/// Lets those that leave go, if the others are enough. If none of these has the state, one of those
+/// that leave stays for one more generation, in which it gives the others its state.
+void Coordinator::dismiss_leavers() {
   int stay = 0;
-  bool have_state = false;
+  std::optional<Commit> kept;  // the highest commit whose whole state the others have
+  std::vector<WorkerId> leavers;
   for (const auto& [id, worker] : workers_) {
-    if (!worker.ready || is_leaving(worker)) continue;
+    if (!worker.ready) continue;
+    if (is_leaving(worker)) {
+      leavers.push_back(id);
+      continue;
+    }
     ++stay;
     const StateSummary& state = worker.ready->state;
-    have_state = have_state ||
-                 (state.kind == StateKind::kWhole && state.commit >= leaver.ready->state.commit);
+    if (state.kind == StateKind::kWhole) kept = std::max(kept.value_or(0), state.commit);
   }
-  return stay >= options_.least && (have_state || leaver.ready->state.kind == StateKind::kNone);
-}
-
-void Coordinator::dismiss_leavers() {
-  std::vector<WorkerId> leavers;
-  for (const auto& [id, worker] : workers_)
-    if (worker.ready && is_leaving(worker) && may_leave(worker)) leavers.push_back(id);
+  giver_.reset();
+  if (stay < options_.least) return;
+  const auto state_of = [this](WorkerId id) { return workers_.at(id).ready->state; };
   for (const WorkerId id : leavers) {
+    const StateSummary state = state_of(id);
+    if (state.kind == StateKind::kNone || (kept && *kept >= state.commit)) continue;
+    if (!giver_ || std::pair(state.commit, state.kind) >
+                       std::pair(state_of(*giver_).commit, state_of(*giver_).kind))
+      giver_ = id;
+  }
+  for (const WorkerId id : leavers) {
+    if (giver_ == id) continue;
     Worker& worker = workers_.at(id);
     worker.standing = Standing::kDismissed;
     worker.ready.reset();
@@ -267,8 +277,9 @@ std::vector<Entrant> Coordinator::entrants() const {
     if (member != (b.second->standing == Standing::kMember)) return member;
     return member ? a.second->serial < b.second->serial : a.second->since < b.second->since;
   });
-  const auto most = static_cast<std::size_t>(
-      std::max(options_.most, count(Standing::kMember)));  // a member keeps its place
+  // A member keeps its place, and one that only gives its state takes none.
+  const auto most = static_cast<std::size_t>(std::max(options_.most, count(Standing::kMember)) +
+                                             (giver_ ? 1 : 0));
   if (ready.size() > most) ready.resize(most);
   std::vector<Entrant> entrants;
   for (const auto& [id, worker] : ready) {

@@ -159,7 +159,6 @@ class Coordinator {
   bool enough(int ready, TimePoint now) const;
   bool fence_passed(TimePoint now) const;
   std::vector<Entrant> entrants() const;
-  bool may_leave(const Worker&) const;
   void dismiss_leavers();
   void assign(Regroup, TimePoint now);
   void try_go(TimePoint now);
@@ -205,6 +204,7 @@ class Coordinator {
   std::optional<Change> change_ = {};
   std::uint64_t changes_ = 0;
   Assign assigned_ = {};
+  std::optional<WorkerId> giver_ = {};  ///< leaves after it has given the others its state
   std::string program_ = {};
   std::uint64_t serials_ = 0;
   int resets_ = 0;

@@ -63,6 +63,7 @@ class ElasticAgent final : public RankProcess::Link {
   }
   bool has_room() const override { return !frames_ || frames_->unsent() < kMostUnsent; }
 
+  void add_slots(const std::vector<int>& numbers);
   bool connect();
   void on_signal(int signal);
   bool on_frame(const Frame& frame);
@@ -97,19 +98,27 @@ ElasticAgent::ElasticAgent(const HostOrder& order)
     : order_(order),
       signals_(io_, block_agent_signals(), [this](int signal) { on_signal(signal); }) {
   hello_.host = own_hostname();
+  add_slots(order.ranks);
+  for (const Slot& slot : slots_) {
+    hello_.seats.push_back({.rank = slot.number,
+                            .local_rank = slot.local_rank,
+                            .omp_threads = slot.share.threads,
+                            .bound_cpus = static_cast<int>(slot.share.cpus.size())});
+  }
+}
+
+/// Workers that run already keep their shares of the cores.
+void ElasticAgent::add_slots(const std::vector<int>& numbers) {
+  for (const int number : numbers)
+    slots_.push_back({.number = number, .local_rank = static_cast<int>(slots_.size())});
+  raise_descriptor_limit(kBaseDescriptors + kDescriptorsOfASlot * slots_.size(),
+                         " on " + own_hostname(), text("its ", slots_.size(), " slots"));
+  const auto count = static_cast<int>(slots_.size());
   std::vector<RankIdentity> identities;
-  const auto count = static_cast<int>(order.ranks.size());
   for (int i = 0; i < count; ++i)
     identities.push_back({.rank = i, .size = count, .local_rank = i, .local_size = count});
   const std::vector<CoreShare> shares = find_shares(identities, false);
-  for (int i = 0; i < count; ++i) {
-    const auto index = static_cast<std::size_t>(i);
-    slots_.push_back({.number = order.ranks[index], .local_rank = i, .share = shares[index]});
-    hello_.seats.push_back({.rank = order.ranks[index],
-                            .local_rank = i,
-                            .omp_threads = shares[index].threads,
-                            .bound_cpus = static_cast<int>(shares[index].cpus.size())});
-  }
+  for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].share = shares[i];
 }
 
 bool ElasticAgent::connect() {
@@ -157,6 +166,10 @@ void ElasticAgent::on_signal(int signal) {
 bool ElasticAgent::on_frame(const Frame& frame) {
   if (frame.type == FrameType::kLeaseReply) {
     lease_->answered(static_cast<std::uint64_t>(decode<LeaseRequest>(frame.payload).number));
+    return true;
+  }
+  if (frame.type == FrameType::kSlots) {
+    add_slots(decode<MoreSlots>(frame.payload).ranks);
     return true;
   }
   Slot* const slot = find(frame.rank);
@@ -292,9 +305,6 @@ ElasticAgent::Slot* ElasticAgent::find(int number) {
 }  // namespace
 
 int run_elastic_agent(const HostOrder& order) {
-  const std::size_t slots = order.ranks.size();
-  raise_descriptor_limit(kBaseDescriptors + kDescriptorsOfASlot * slots, " on " + own_hostname(),
-                         text("its ", slots, " slots"));
   try {
     return ElasticAgent(order).run();
   } catch (const std::system_error& error) {

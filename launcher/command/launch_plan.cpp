@@ -200,8 +200,9 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
   plan.np = plan.world_size = options.np;
   plan.hosts = options.hosts;
   if (!plan.hosts.empty()) mark_local_hosts(plan.hosts, own_names());
-  plan.managed = plan.hosts.empty() && !options.node && !allocation().empty();
-  plan.local_only = !plan.managed && all_local(plan.hosts, plan.hostname);
+  const bool discovers = options.elastic && !options.elastic->discovery.empty();
+  plan.managed = plan.hosts.empty() && !options.node && !discovers && !allocation().empty();
+  plan.local_only = !plan.managed && !discovers && all_local(plan.hosts, plan.hostname);
   if (options.logs.any() && !plan.local_only) {
     throw LaunchError(ExitCode::kUsage,
                       "--log-dir, --redirects, --tee and --local-ranks-filter concern the ranks of "

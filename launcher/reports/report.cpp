@@ -14,7 +14,7 @@ bool is_known(std::uint8_t type) {
   return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
           type <= static_cast<std::uint8_t>(FrameType::kLeaving)) ||
          (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
-          type <= static_cast<std::uint8_t>(FrameType::kLeaseReply));
+          type <= static_cast<std::uint8_t>(FrameType::kSlots));
 }
 
 void append_number(std::string& out, std::size_t number) {
@@ -119,6 +119,7 @@ HVD_RECORD(StartOrder, "start", address, master_port, node, nodes, cross_rank, c
            worker, restarts)
 HVD_RECORD(LeaseRequest, "lease", number)
 HVD_RECORD(Credit, "credit", bytes)
+HVD_RECORD(MoreSlots, "slots", ranks)
 HVD_RECORD(ProgramStarted, "started", pid)
 HVD_RECORD(Ended, "ended", time_ns, pid, code, signal, dumped_core, stopped, start_error)
 HVD_RECORD(Notice, "notice", kind, time_ns, code, text, stopped, about)

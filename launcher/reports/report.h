@@ -35,6 +35,7 @@
 ///   gone {}                               ->     after SIGKILL: no thread of the worker runs the
 ///                                                program any more, so its end is certain
 ///   leaving {}                            ->     for each connection: the host is to leave the job
+///                                         <-     slots {ranks}    the host has got more slots
 ///   lease {number}                        <->    for each connection: an agent whose request is
 ///                                                not answered in time ends its workers
 ///
@@ -75,6 +76,7 @@ enum class FrameType : std::uint8_t {
   kRendezvousReply = 22,
   kMemberReply = 23,
   kLeaseReply = 24,
+  kSlots = 25,
 };
 
 struct Frame {
@@ -173,6 +175,11 @@ struct Credit {
 /// An agent's request to renew its lease, and hvdrun's answer.
 struct LeaseRequest {
   long long number = 0;
+};
+
+/// Slots that an agent gets in addition.
+struct MoreSlots {
+  std::vector<int> ranks = {};
 };
 
 struct ProgramStarted {

@@ -201,6 +201,16 @@ void ReportServer::start_next(int slot, const StartOrder& order) {
   start(slot, order);
 }
 
+void ReportServer::give_slots(int slot_of_agent, const std::vector<int>& slots) {
+  Connection* const connection = find_rank(slot_of_agent);
+  if (connection == nullptr) return;
+  for (const int slot : slots) {
+    link(slot) = {.connection = link(slot_of_agent).connection};
+    connection->ranks.push_back(slot);
+  }
+  connection->frames->send(FrameType::kSlots, slot_of_agent, encode(MoreSlots{.ranks = slots}));
+}
+
 void ReportServer::send_member(int slot, std::string_view bytes) {
   for (; !bytes.empty(); bytes.remove_prefix(std::min(bytes.size(), kMaxPayload)))
     write(slot, FrameType::kMemberReply, bytes.substr(0, kMaxPayload));

@@ -74,6 +74,10 @@ class ReportServer {
   void start(int rank, const StartOrder& order) { write(rank, FrameType::kStart, encode(order)); }
   /// In an elastic job: starts the next worker in a slot whose last one was released.
   void start_next(int slot, const StartOrder& order);
+  /// In an elastic job: more slots, with the next numbers.
+  void add_slots(int count) { links_.resize(links_.size() + static_cast<std::size_t>(count)); }
+  /// In an elastic job: gives these slots to the agent of another one.
+  void give_slots(int slot_of_agent, const std::vector<int>& slots);
   /// In an elastic job: sends bytes to the member socket of the slot's worker.
   void send_member(int slot, std::string_view bytes);
   /// In an elastic job: ends the connection to the agent of this slot without a report, and lets
