@@ -79,6 +79,26 @@ ElasticOptions make_elastic_options(const ElasticWords& words, int np) {
   return options;
 }
 
+ElasticOptions make_elastic_options(const ElasticWords& words, const NodeOptions& node) {
+  for (const auto& [option, value] :
+       {std::pair("--min-np", &words.least), std::pair("--max-np", &words.most),
+        std::pair("--spares", &words.spares),
+        std::pair("--host-discovery-script", &words.discovery),
+        std::pair("--slots", &words.slots)}) {
+    if (value->empty()) continue;
+    throw LaunchError(ExitCode::kUsage,
+                      text("--nnodes ", node.nodes, ":", node.most_nodes,
+                           " gives the numbers of ranks, and the nodes join by themselves; leave "
+                           "out ",
+                           option));
+  }
+  const int ranks = node.nodes * node.processes;
+  ElasticWords numbers = words;
+  numbers.least = text(ranks);
+  numbers.most = text(node.most_nodes * node.processes);
+  return make_elastic_options(numbers, ranks);
+}
+
 void refuse_elastic_settings(const ElasticWords& words) {
   const std::string cooldown = join_text(words.cooldown, " ");
   for (const auto& [option, value] :

@@ -5,6 +5,8 @@
 #include <utility>
 #include <vector>
 
+#include "command/node_options.h"
+
 namespace hvd::launcher {
 
 /// The settings of an elastic job, whose number of ranks may change.
@@ -39,6 +41,10 @@ bool selects_elastic(const ElasticWords& words);
 /// @param np the ranks to start with
 /// @throws LaunchError (kUsage) that names the option
 ElasticOptions make_elastic_options(const ElasticWords& words, int np);
+
+/// The options of a job whose number of nodes is a range (--nnodes A:B). The number of its ranks
+/// follows from that. @throws LaunchError (kUsage) that names the option
+ElasticOptions make_elastic_options(const ElasticWords& words, const NodeOptions& node);
 
 /// @throws LaunchError (kUsage) if an option is given that has an effect in an elastic job only, or
 /// with --host-discovery-script only

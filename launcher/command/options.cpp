@@ -130,7 +130,8 @@ void declare_nodes(CLI::App& app, RawOptions& raw) {
                        const char* description) {
     app.add_option(name, value, description)->type_name(type)->group(kNodes);
   };
-  add("--nnodes", raw.node.nodes, "N", "Number of nodes (1)");
+  add("--nnodes", raw.node.nodes, "N|A:B",
+      "Number of nodes (1), or a range for an elastic job: nodes come and go");
   add("--nproc-per-node", raw.node.processes, "N",
       "Ranks on each node: a number, auto, cpu or gpu");
   add("--node-rank", raw.node.rank, "K", "This node's rank, from 0");
@@ -446,12 +447,14 @@ void check_elastic(const LaunchOptions& options) {
 
 /// Makes the settings of an elastic job, if an option selects one.
 void read_elastic(const RawOptions& raw, const OptionSources& sources, LaunchOptions& options) {
-  if (!selects_elastic(raw.elastic)) return refuse_elastic_settings(raw.elastic);
-  if (const auto node = node_option(sources, raw)) {
+  const bool nodes = options.node && options.node->is_elastic();
+  if (!nodes && !selects_elastic(raw.elastic)) return refuse_elastic_settings(raw.elastic);
+  if (const auto node = node_option(sources, raw); node && !nodes) {
     throw LaunchError(
         ExitCode::kUsage,
         text("--", *node, " (", sources.source_of(*node),
-             ") starts the ranks of one node; start an elastic job with -np N and -H h1:2,h2:2"));
+             ") starts the ranks of one node; start an elastic job with -np N and -H h1:2,h2:2, or "
+             "with --nnodes A:B"));
   }
   for (const char* const hosts : {"host", "hostfile"}) {
     if (raw.elastic.discovery.empty() || !sources.is_set(hosts)) continue;
@@ -459,7 +462,9 @@ void read_elastic(const RawOptions& raw, const OptionSources& sources, LaunchOpt
                       text("--", hosts, " (", sources.source_of(hosts),
                            ") and --host-discovery-script both name the hosts; leave out one"));
   }
-  options.elastic = make_elastic_options(raw.elastic, options.np);
+  options.elastic = nodes ? make_elastic_options(raw.elastic, *options.node)
+                          : make_elastic_options(raw.elastic, options.np);
+  if (nodes) options.np = options.elastic->least;
   if (sources.is_set("start-timeout")) options.elastic->start_s = options.start_timeout_s;
   if (sources.is_set("max-restarts")) options.elastic->replacements = options.max_restarts;
   check_elastic(options);

@@ -16,6 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr int kMostSlots = 4096;
 /// The time that agents get to end after their connections were closed.
 constexpr milliseconds kAgentPatience{2000};
 
@@ -74,6 +75,28 @@ void ElasticJob::agent_failed(Host& host, const ExitStatus& end) {
                   "; check that the remote shell reaches it, and that hvdrun is installed there"));
 }
 
+std::vector<int> ElasticJob::on_join(const Hello& hello) {
+  if (!options_.node || ending_ || hello.slots > kMostSlots) return {};
+  // Several nodes may be one host. One that has left and comes back has its former place.
+  const auto is_free = [this](const std::string& name) {
+    return std::none_of(hosts_.begin(), hosts_.end(), [&](const Host& host) {
+      return host.place.host == name && (!host.joins || host.connected);
+    });
+  };
+  std::string name = hello.host;
+  for (int number = 2; !is_free(name); ++number) name = text(hello.host, "#", number);
+  const auto known = std::find_if(hosts_.begin(), hosts_.end(),
+                                  [&](const Host& host) { return host.place.host == name; });
+  const auto index = static_cast<std::size_t>(known - hosts_.begin());
+  if (known == hosts_.end()) {
+    hosts_.push_back({.place = {.host = name, .local = false, .ranks = {}}, .joins = true});
+    placement_.add_host(0, time_now(), true);
+  }
+  set_slots(index, hello.slots);
+  const std::vector<int>& slots = hosts_[index].place.ranks;
+  return {slots.begin(), slots.begin() + hello.slots};
+}
+
 void ElasticJob::on_hello(const Hello& hello, const std::string& address) {
   const std::size_t index = host_of(hello.seats.front().rank);
   Host& host = hosts_[index];
@@ -83,7 +106,7 @@ void ElasticJob::on_hello(const Hello& hello, const std::string& address) {
   placement_.host_connected(index);
   // Those that it has got since its agent was started.
   const std::vector<int>& slots = host.place.ranks;
-  if (hello.seats.size() < slots.size()) {
+  if (!host.joins && hello.seats.size() < slots.size()) {
     server_.give_slots(slots.front(),
                        {slots.begin() + static_cast<long>(hello.seats.size()), slots.end()});
   }
@@ -111,7 +134,7 @@ void ElasticJob::host_down(std::size_t index) {
     const auto found = workers_.find(slot);
     if (found == workers_.end()) continue;
     found->second.output->finish();
-    const bool leaves = found->second.over || found->second.dismissed;
+    const bool leaves = found->second.over || found->second.dismissed || host.joins;
     if (!leaves && !ending_) placement_.lost(slot, found->second.id, present);
     workers_.erase(found);
   }
@@ -123,6 +146,7 @@ void ElasticJob::host_down(std::size_t index) {
     former_agents_.push_back(std::exchange(host.agent, -1));
   }
   placement_.host_lost(index, present);
+  if (host.joins) forget_slots(index);
   if (ending_) return;
   coordinator_.host_lost(host.place.host, present);
   carry_out();
@@ -199,6 +223,12 @@ void ElasticJob::set_slots(std::size_t index, int slots) {
       coordinator_.worker_leaves(worker.id, !placement_.has_place(slot), time_now());
 }
 
+/// A node that joins by itself has no slots until it comes back.
+void ElasticJob::forget_slots(std::size_t index) {
+  hosts_[index].slots = 0;
+  placement_.resize_host(index, 0);
+}
+
 /// Closes the connections to agents whose hosts have left the job. These agents then end.
 void ElasticJob::dismiss_agents() {
   for (std::size_t index = 0; index < hosts_.size(); ++index) {
@@ -216,6 +246,7 @@ void ElasticJob::dismiss_agents() {
     host.connect_by.reset();
     server_.readmit(host.place.ranks);
     placement_.host_lost(index, time_now());
+    if (host.joins) forget_slots(index);
     coordinator_.host_lost(label(index), time_now());
   }
   carry_out();
@@ -239,7 +270,7 @@ void ElasticJob::end_agents() {
   closed_ = true;
   give_up_at_.reset();
   discovery_.reset();
-  server_.close_all();
+  server_.finish_all(record_.code);
   for (const Host& host : hosts_)  // those that have not connected
     if (host.agent > 0 && !host.connected) ::kill(host.agent, SIGTERM);
   kill_at_ = Clock::now() + kAgentPatience;

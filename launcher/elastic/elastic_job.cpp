@@ -37,6 +37,7 @@ using std::chrono::milliseconds;
 /// The most events that are handled before the timers.
 constexpr int kMostEventsAtOnce = 64;
 constexpr milliseconds kSameRequest{200};
+constexpr std::chrono::seconds kProofPatience{10};
 /// Failures in a row after which a job without a generation ends.
 constexpr int kMostFailedStarts = 3;
 
@@ -52,6 +53,7 @@ std::optional<Duration> to_duration(const std::optional<double>& seconds) {
 std::vector<HostRanks> slots_of(const LaunchOptions& options, const LaunchPlan& plan) {
   const ElasticOptions& elastic = *options.elastic;
   if (plan.hosts.empty() && !elastic.discovery.empty()) return {};
+  if (options.node) return place_ranks(options.node->processes, {}, plan.hostname);
   const int slots = plan.hosts.empty() ? elastic.most + elastic.spares : total_slots(plan.hosts);
   std::vector<HostRanks> hosts = place_ranks(slots, plan.hosts, plan.hostname);
   int next = 0;  // as in Placement, also if two names of one host do not stand side by side
@@ -64,6 +66,19 @@ std::vector<int> sizes(const std::vector<HostRanks>& hosts) {
   std::vector<int> sizes;
   for (const HostRanks& host : hosts) sizes.push_back(static_cast<int>(host.ranks.size()));
   return sizes;
+}
+
+std::string token_of(const LaunchOptions& options) {
+  if (!options.node) return random_token();
+  return rendezvous_token(options.node->run_id, environment_variable("HVD_JOB_TOKEN").value_or(""));
+}
+
+Welcome welcome_of(const LaunchOptions& options, const member::Deadlines& deadlines) {
+  Welcome welcome = terminal_size(options.tag ? static_cast<int>(worker_prefix(1).size()) : 0);
+  welcome.renewal = deadlines[member::Limit::kRenewal].count();
+  welcome.heartbeat = deadlines[member::Limit::kHeartbeat].count();
+  welcome.kill = deadlines[member::Limit::kKill].count();
+  return welcome;
 }
 
 int total(const std::vector<HostRanks>& hosts) {
@@ -102,10 +117,9 @@ ElasticJob::ElasticJob(const LaunchOptions& options, LaunchPlan plan)
                                      text("the reader of ", stream, " has closed it"));
                         },
                     .lost = [this] { output_lost_ = true; }}),
-      server_(io_, slots_, random_token(),
-              terminal_size(options.tag ? static_cast<int>(worker_prefix(1).size()) : 0),
-              plan_.local_only, silence_limit_ms(value_for_ranks(plan_, kPeerTimeoutVariable)),
-              *this),
+      server_(io_, slots_, token_of(options), welcome_of(options, deadlines_), plan_.local_only,
+              silence_limit_ms(value_for_ranks(plan_, kPeerTimeoutVariable)), *this, kProofPatience,
+              static_cast<std::uint16_t>(options.node ? options.node->master_port : 0)),
       spawner_(io_, plan_),
       placement_(sizes(slots_of(options, plan_)),
                  {.start = options.np,

@@ -41,7 +41,8 @@ member::Deadlines deadlines_of(const ElasticOptions& options, const LaunchPlan& 
 /// is what a rank is in an ordinary job.
 class ElasticJob final : private RankObserver {
  public:
-  /// @throws LaunchError.
+  /// With --nnodes A:B this is the job of the endpoint's node, which the others join.
+  /// @throws PortTaken when the endpoint's port is served already, LaunchError.
   ElasticJob(const LaunchOptions& options, LaunchPlan plan);
   /// Returns hvdrun's exit code. @throws LaunchError when no agent can be started.
   int run();
@@ -52,8 +53,9 @@ class ElasticJob final : private RankObserver {
   static constexpr std::chrono::milliseconds kLastReports{3000};
 
   struct Host {
-    HostRanks place;  ///< its ranks are the numbers of its slots, also of those not used now
-    int slots = 0;    ///< that are to be used
+    HostRanks place;     ///< its ranks are the numbers of its slots, also of those not used now
+    int slots = 0;       ///< that are to be used
+    bool joins = false;  ///< its agent is not started from here
     pid_t agent = -1;
     std::optional<Deadline> connect_by = {};
     bool connected = false;
@@ -73,6 +75,7 @@ class ElasticJob final : private RankObserver {
     std::optional<Notice> death = {};
   };
 
+  std::vector<int> on_join(const Hello& hello) override;
   void on_hello(const Hello& hello, const std::string& address) override;
   void on_started(int slot, const ProgramStarted& started) override;
   void on_notice(int slot, const Notice& notice) override;
@@ -112,6 +115,7 @@ class ElasticJob final : private RankObserver {
   void take_hosts(const std::vector<launcher::Host>& found);
   std::size_t index_of(const launcher::Host& found);
   void set_slots(std::size_t host, int slots);
+  void forget_slots(std::size_t host);
   void dismiss_agents();
   void start_worker(const Placement::Start& start);
   StartOrder order_for(std::size_t host, member::WorkerId id) const;

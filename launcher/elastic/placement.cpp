@@ -27,8 +27,9 @@ Placement::Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoi
   for (const int of_host : slots) add_host(of_host, now);
 }
 
-std::size_t Placement::add_host(int slots, TimePoint now) {
-  hosts_.push_back({.agent_due = now, .cooldown = cooldown_.first, .out_until = now});
+std::size_t Placement::add_host(int slots, TimePoint now, bool joins) {
+  hosts_.push_back(
+      {.joins = joins, .agent_due = now, .cooldown = cooldown_.first, .out_until = now});
   resize_host(hosts_.size() - 1, slots);
   return hosts_.size() - 1;
 }
@@ -149,7 +150,7 @@ std::vector<std::size_t> Placement::agents_due(TimePoint now) {
   for (std::size_t index = 0; index < hosts_.size(); ++index) {
     Host& host = hosts_[index];
     if (host.agent != Host::Agent::kAbsent || host.refused || host.agent_due > now) continue;
-    if (host.usable == 0) continue;
+    if (host.usable == 0 || host.joins) continue;
     host.agent = Host::Agent::kStarting;
     due.push_back(index);
   }

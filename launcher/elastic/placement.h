@@ -41,7 +41,8 @@ class Placement {
   // Hosts. Their slots have the next numbers.
 
   /// Returns the index of the new host.
-  std::size_t add_host(int slots, TimePoint now);
+  /// @param joins its agent is not started from here
+  std::size_t add_host(int slots, TimePoint now, bool joins = false);
   /// Workers are started in this many slots of the host, and those in others do not count.
   /// @return how many slots the host has got in addition
   int resize_host(std::size_t host, int slots);
@@ -98,6 +99,7 @@ class Placement {
     std::vector<int> slots = {};
     std::size_t usable = 0;  ///< so many of them
     enum class Agent : std::uint8_t { kAbsent, kStarting, kConnected } agent = Agent::kAbsent;
+    bool joins = false;
     bool refused = false;
     int agent_failures = 0;
     TimePoint agent_due = {};
