@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <memory>
@@ -134,6 +135,35 @@ TEST_F(ElasticHosts, AFlappingHost) {
     std::this_thread::sleep_for(milliseconds(400));
   }
   expect_end(hvdrun, 900);
+}
+
+/// The state moves from host to host, at last from all workers that have it to others.
+TEST_F(ElasticHosts, AScriptAddsAndRemovesThem) {
+  const TemporaryFolder folder;
+  const auto list = [&](const std::string& hosts) {
+    std::ofstream(folder.path() / "next") << hosts;
+    std::filesystem::rename(folder.path() / "next", folder.path() / "hosts");
+  };
+  const std::string both[] = {hosts_.name(0) + ":2\n", hosts_.name(1) + ":2\n"};
+  list(both[0]);
+  Start start;
+  start.prefix = hosts_.prefix(0);
+  start.arguments = {"--rsh", HVD_TEST_AGENT, "-np",  "2",     "--max-np", "4",    "--bind",
+                     "none",  kProgram,       "1000", "10000", "-900",     marker_};
+  start.arguments.insert(start.arguments.begin(),
+                         {"--host-discovery-script", "cat " + (folder.path() / "hosts").string()});
+  start.environment = {{"HVD_PEER_TIMEOUT", "6"}};
+  HvdrunProcess hvdrun(start);
+  ASSERT_TRUE(hvdrun.wait_for(" of 2,", 2, kTimeout));
+  list(both[0] + both[1]);
+  ASSERT_TRUE(hvdrun.wait_for(" of 4,", 4, kTimeout));
+  list(both[1]);
+  ASSERT_TRUE(hvdrun.wait_for(" of 2,", 4, kTimeout));
+  list(both[0]);
+  ASSERT_TRUE(hvdrun.wait_for("worker 5 pid", 1, kTimeout));
+  const Result result = expect_end(hvdrun, 900);
+  EXPECT_THAT(result.err, Not(HasSubstr(" is lost")));
+  EXPECT_EQ(count(result.out, "end at step"), 2) << result.out;
 }
 
 /// The same line on every node, without a remote shell; two of the nodes are host 1.
