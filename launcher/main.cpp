@@ -15,11 +15,13 @@
 #include <vector>
 
 #include "agent/agent.h"
+#include "agent/elastic_agent.h"
 #include "base/text.h"
 #include "command/launch_plan.h"
 #include "command/options.h"
 #include "doctor/doctor.h"
 #include "elastic/elastic_job.h"
+#include "elastic/host_discovery.h"
 #include "mpirun/supervisor.h"
 #include "processes/job.h"
 #include "processes/job_starter.h"
@@ -144,7 +146,46 @@ int run_attempts(LaunchOptions options) {
   }
 }
 
+/// A job whose nodes come and go. The hvdrun that serves the endpoint's port coordinates, and the
+/// others join it.
+int run_elastic_nodes(const LaunchOptions& options) {
+  const NodeOptions& node = *options.node;
+  const LaunchPlan plan = make_launch_plan(options);
+  const bool here = is_here(node.master_address);
+  if (here) {
+    try {
+      return ElasticJob(options, plan).run();
+    } catch (const PortTaken&) {
+      // Several nodes are this host, and another one was first.
+    }
+  }
+  for (const auto& [name, value] : plan.variables) ::setenv(name.c_str(), value.c_str(), 1);
+  const std::string secret = environment_variable("HVD_JOB_TOKEN").value_or("");
+  ::setenv(kTokenVariable, rendezvous_token(node.run_id, secret).c_str(), 1);
+  return run_node_agent({.program = plan.program},
+                        {.host = node.master_address,
+                         .port = node.master_port,
+                         .here = here,
+                         .patience_s = options.start_timeout_s},
+                        node.processes);
+}
+
+/// The first answer of the discovery script.
+std::vector<Host> discover_hosts(const ElasticOptions& options) {
+  try {
+    return HostDiscovery(options.discovery, options.slots).run();
+  } catch (const DiscoveryError& error) {
+    throw LaunchError(ExitCode::kUsage,
+                      text("--host-discovery-script ", join_text(options.discovery, " "),
+                           ": expected lines "
+                           "HOST or HOST:SLOTS, but ",
+                           error.what()));
+  }
+}
+
 int run(LaunchOptions options) {
+  if (options.elastic && !options.elastic->discovery.empty())
+    options.hosts = discover_hosts(*options.elastic);
   switch (options.action) {
     case Action::kPrint:
       std::fputs(options.text.c_str(), stdout);
@@ -167,6 +208,7 @@ int run(LaunchOptions options) {
   const auto ranks = static_cast<std::size_t>(options.np);
   const std::size_t files = (options.output_folder ? 2U : 0U) + (options.logs.any() ? 2U : 0U);
   raise_descriptor_limit(40 + ranks * (2 + files), "", text("-np ", options.np));
+  if (options.node && options.node->is_elastic()) return run_elastic_nodes(options);
   asio::io_context io;
   std::optional<asio::ip::tcp::acceptor> master;  // keeps the port for rank 0
   if (options.node && !options.node->rank) {

@@ -158,6 +158,12 @@ void Coordinator::host_leaves(const std::string& host, TimePoint now) {
   consider_change(now);
 }
 
+void Coordinator::worker_leaves(WorkerId id, bool leaves, TimePoint now) {
+  enter(now);
+  if (const auto found = workers_.find(id); found != workers_.end()) found->second.leaving = leaves;
+  consider_change(now);
+}
+
 void Coordinator::ask(WorkerId id, Worker& worker, const std::string& cause) {
   worker.asked = wanted_;
   tell(id, Reset{wanted_, cause});
@@ -210,38 +216,50 @@ bool Coordinator::enough(int ready, TimePoint now) const {
 bool Coordinator::may_form(TimePoint now) {
   if (!fence_passed(now)) return false;
   int ready = 0;
+  int staying = 0;
   int late = 0;
   for (const auto& [id, worker] : workers_) {
     const bool member = worker.standing == Standing::kMember;
     if (!member && worker.standing != Standing::kCandidate) continue;
     if (member && !worker.ready) return false;
     ready += worker.ready ? 1 : 0;
+    staying += worker.ready && !is_leaving(worker) ? 1 : 0;
     late += worker.ready ? 0 : 1;
   }
   if (!enough(ready, now)) return false;
-  if (late == 0 || ready >= options_.most) return true;
+  if (late == 0 || staying >= options_.most) return true;
   if (!complete_since_) complete_since_ = now;
   return now - *complete_since_ >= limit(Limit::kGrace);
 }
 
-bool Coordinator::may_leave(const Worker& leaver) const {
+/// Lets those that leave go, if the others are enough. If none of these has the state, one of those
+/// that leave stays for one more generation, in which it gives the others its state.
+void Coordinator::dismiss_leavers() {
   int stay = 0;
-  bool have_state = false;
+  std::optional<Commit> kept;  // the highest commit whose whole state the others have
+  std::vector<WorkerId> leavers;
   for (const auto& [id, worker] : workers_) {
-    if (!worker.ready || host_is_leaving(worker.host)) continue;
+    if (!worker.ready) continue;
+    if (is_leaving(worker)) {
+      leavers.push_back(id);
+      continue;
+    }
     ++stay;
     const StateSummary& state = worker.ready->state;
-    have_state = have_state ||
-                 (state.kind == StateKind::kWhole && state.commit >= leaver.ready->state.commit);
+    if (state.kind == StateKind::kWhole) kept = std::max(kept.value_or(0), state.commit);
   }
-  return stay >= options_.least && (have_state || leaver.ready->state.kind == StateKind::kNone);
-}
-
-void Coordinator::dismiss_leavers() {
-  std::vector<WorkerId> leavers;
-  for (const auto& [id, worker] : workers_)
-    if (worker.ready && host_is_leaving(worker.host) && may_leave(worker)) leavers.push_back(id);
+  giver_.reset();
+  if (stay < options_.least) return;
+  const auto state_of = [this](WorkerId id) { return workers_.at(id).ready->state; };
   for (const WorkerId id : leavers) {
+    const StateSummary state = state_of(id);
+    if (state.kind == StateKind::kNone || (kept && *kept >= state.commit)) continue;
+    if (!giver_ || std::pair(state.commit, state.kind) >
+                       std::pair(state_of(*giver_).commit, state_of(*giver_).kind))
+      giver_ = id;
+  }
+  for (const WorkerId id : leavers) {
+    if (giver_ == id) continue;
     Worker& worker = workers_.at(id);
     worker.standing = Standing::kDismissed;
     worker.ready.reset();
@@ -259,8 +277,9 @@ std::vector<Entrant> Coordinator::entrants() const {
     if (member != (b.second->standing == Standing::kMember)) return member;
     return member ? a.second->serial < b.second->serial : a.second->since < b.second->since;
   });
-  const auto most = static_cast<std::size_t>(
-      std::max(options_.most, count(Standing::kMember)));  // a member keeps its place
+  // A member keeps its place, and one that only gives its state takes none.
+  const auto most = static_cast<std::size_t>(std::max(options_.most, count(Standing::kMember)) +
+                                             (giver_ ? 1 : 0));
   if (ready.size() > most) ready.resize(most);
   std::vector<Entrant> entrants;
   for (const auto& [id, worker] : ready) {
@@ -356,9 +375,9 @@ int Coordinator::count(Standing standing) const {
   }));
 }
 
-bool Coordinator::host_is_leaving(const std::string& host) const {
-  const auto found = hosts_.find(host);
-  return found != hosts_.end() && found->second.leaving;
+bool Coordinator::is_leaving(const Worker& worker) const {
+  const auto host = hosts_.find(worker.host);
+  return worker.leaving || (host != hosts_.end() && host->second.leaving);
 }
 
 std::vector<WorkerId> Coordinator::members_that(

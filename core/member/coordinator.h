@@ -81,6 +81,8 @@ class Coordinator {
   void host_lost(const std::string& host, TimePoint now);
   /// The host is to leave the job in order.
   void host_leaves(const std::string& host, TimePoint now);
+  /// The worker is to leave the job in order, or (`leaves` is false) need not leave it any more.
+  void worker_leaves(WorkerId, bool leaves, TimePoint now);
   /// Acts on deadlines that have passed.
   void check(TimePoint now);
   TimePoint next_check(TimePoint now) const;
@@ -119,7 +121,8 @@ class Coordinator {
     std::optional<Synced> synced = {};  ///< in the wanted generation
     std::optional<Commit> begun = {};   ///< in the change that is prepared
     bool at_end = false;
-    bool late = false;  ///< has not answered the last reset in time
+    bool leaving = false;  ///< in order
+    bool late = false;     ///< has not answered the last reset in time
   };
   struct Host {
     TimePoint heard = {};
@@ -156,7 +159,6 @@ class Coordinator {
   bool enough(int ready, TimePoint now) const;
   bool fence_passed(TimePoint now) const;
   std::vector<Entrant> entrants() const;
-  bool may_leave(const Worker&) const;
   void dismiss_leavers();
   void assign(Regroup, TimePoint now);
   void try_go(TimePoint now);
@@ -165,6 +167,7 @@ class Coordinator {
 
   // Changes in order.
   void consider_change(TimePoint now);
+  void dismiss_candidates();
   void begin_change(TimePoint now);
   void try_target(TimePoint now);
 
@@ -183,7 +186,7 @@ class Coordinator {
     actions_.emplace_back(Deliver{to, std::move(message)});
   }
   int count(Standing) const;
-  bool host_is_leaving(const std::string& host) const;
+  bool is_leaving(const Worker&) const;
   std::vector<WorkerId> members_that(const std::function<bool(const Worker&)>&) const;
   /// The generation that the members are in while no reset is under way, else 0.
   Generation present() const;
@@ -201,6 +204,7 @@ class Coordinator {
   std::optional<Change> change_ = {};
   std::uint64_t changes_ = 0;
   Assign assigned_ = {};
+  std::optional<WorkerId> giver_ = {};  ///< leaves after it has given the others its state
   std::string program_ = {};
   std::uint64_t serials_ = 0;
   int resets_ = 0;

@@ -121,20 +121,31 @@ void Coordinator::check_collecting(TimePoint now) {
 
 void Coordinator::consider_change(TimePoint now) {
   if (phase_ != Phase::kRunning || change_) return;
+  dismiss_candidates();
   bool joins = false;
   bool leaves = false;
-  int stay = 0;
+  int stay = 0;  // with the candidates that can take the places of those that leave
   for (const auto& [id, worker] : workers_) {
     const bool member = worker.standing == Standing::kMember;
-    const bool leaving = host_is_leaving(worker.host);
-    joins = joins || (worker.standing == Standing::kCandidate && !worker.late && !leaving);
+    const bool leaving = is_leaving(worker);
+    const bool joining = worker.standing == Standing::kCandidate && !worker.late && !leaving;
+    joins = joins || joining;
     leaves = leaves || (member && leaving);
-    stay += member && !leaving ? 1 : 0;
+    stay += (member && !leaving) || joining ? 1 : 0;
   }
   const bool open = window_ && now - *window_ >= limit(Limit::kJoinWindow);
   joins = joins && open && count(Standing::kMember) < options_.most;
   leaves = leaves && stay >= options_.least;
   if (joins || leaves) begin_change(now);
+}
+
+/// The generation runs without the candidates that are to leave.
+void Coordinator::dismiss_candidates() {
+  for (auto& [id, worker] : workers_) {
+    if (worker.standing != Standing::kCandidate || !is_leaving(worker)) continue;
+    worker.standing = Standing::kDismissed;
+    tell(id, End{});
+  }
 }
 
 void Coordinator::begin_change(TimePoint now) {

@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <asio/io_context.hpp>
+#include <asio/ip/tcp.hpp>
 #include <asio/post.hpp>
 #include <csignal>
+#include <cstdio>
 #include <memory>
 #include <optional>
 #include <system_error>
@@ -41,10 +43,14 @@ constexpr std::size_t kBaseDescriptors = 24, kDescriptorsOfASlot = 8;
 /// Between two looks at a killed worker, whose threads end long before its memory is free.
 constexpr milliseconds kLook{1};
 constexpr milliseconds kLongestOrphanGrace{500};
+/// Of an attempt to join a job, for a connection and for the answer.
+constexpr milliseconds kJoinPatience{5'000};
+constexpr milliseconds kPauseBetweenJoins{200};
 
 class ElasticAgent final : public RankProcess::Link {
  public:
-  explicit ElasticAgent(const HostOrder& order);
+  /// @param endpoint of a node that joins by itself; null: hvdrun has started this agent
+  ElasticAgent(const HostOrder& order, const Endpoint* endpoint, int slots);
   int run();
 
  private:
@@ -63,7 +69,10 @@ class ElasticAgent final : public RankProcess::Link {
   }
   bool has_room() const override { return !frames_ || frames_->unsent() < kMostUnsent; }
 
+  void add_slots(const std::vector<int>& numbers);
   bool connect();
+  bool join(const LauncherHandlers& handlers);
+  int code() const;
   void on_signal(int signal);
   bool on_frame(const Frame& frame);
   void start(Slot& slot, const Frame& frame);
@@ -76,7 +85,8 @@ class ElasticAgent final : public RankProcess::Link {
   bool idle() const;
   Slot* find(int number);
 
-  const HostOrder& order_;
+  HostOrder order_;
+  const Endpoint* const endpoint_;
   const std::string token_ = environment_variable(kTokenVariable).value_or("");
   const std::string exports_ = environment_variable(kExportsVariable).value_or("");
   asio::io_context io_{1};
@@ -89,43 +99,102 @@ class ElasticAgent final : public RankProcess::Link {
   std::shared_ptr<FrameConnection> frames_;  ///< null before the welcome and after a loss
   std::optional<member::Lease> lease_;
   std::vector<Slot> slots_;
-  int early_signal_ = 0;  ///< a request to end that has arrived before the connection
+  int early_signal_ = 0;         ///< a request to end that has arrived before the connection
+  bool leaves_ = false;          ///< a request to end has arrived later
+  std::optional<int> finished_;  ///< hvdrun's exit code
   bool ending_ = false;
 };
 
-ElasticAgent::ElasticAgent(const HostOrder& order)
+ElasticAgent::ElasticAgent(const HostOrder& order, const Endpoint* endpoint, int slots)
     : order_(order),
+      endpoint_(endpoint),
       signals_(io_, block_agent_signals(), [this](int signal) { on_signal(signal); }) {
   hello_.host = own_hostname();
-  std::vector<RankIdentity> identities;
-  const auto count = static_cast<int>(order.ranks.size());
-  for (int i = 0; i < count; ++i)
-    identities.push_back({.rank = i, .size = count, .local_rank = i, .local_size = count});
-  const std::vector<CoreShare> shares = find_shares(identities, false);
-  for (int i = 0; i < count; ++i) {
-    const auto index = static_cast<std::size_t>(i);
-    slots_.push_back({.number = order.ranks[index], .local_rank = i, .share = shares[index]});
-    hello_.seats.push_back({.rank = order.ranks[index],
-                            .local_rank = i,
-                            .omp_threads = shares[index].threads,
-                            .bound_cpus = static_cast<int>(shares[index].cpus.size())});
+  hello_.slots = slots;
+  add_slots(order.ranks);
+  for (const Slot& slot : slots_) {
+    hello_.seats.push_back({.rank = slot.number,
+                            .local_rank = slot.local_rank,
+                            .omp_threads = slot.share.threads,
+                            .bound_cpus = static_cast<int>(slot.share.cpus.size())});
   }
 }
 
+/// Workers that run already keep their shares of the cores.
+void ElasticAgent::add_slots(const std::vector<int>& numbers) {
+  for (const int number : numbers)
+    slots_.push_back({.number = number, .local_rank = static_cast<int>(slots_.size())});
+  raise_descriptor_limit(kBaseDescriptors + kDescriptorsOfASlot * slots_.size(),
+                         " on " + own_hostname(), text("its ", slots_.size(), " slots"));
+  const auto count = static_cast<int>(slots_.size());
+  std::vector<RankIdentity> identities;
+  for (int i = 0; i < count; ++i)
+    identities.push_back({.rank = i, .size = count, .local_rank = i, .local_size = count});
+  const std::vector<CoreShare> shares = find_shares(identities, false);
+  for (std::size_t i = 0; i < slots_.size(); ++i) slots_[i].share = shares[i];
+}
+
 bool ElasticAgent::connect() {
-  return reach_launcher(io_, hello_, token_, "the agent",
-                        {.on_welcome =
-                             [this](std::shared_ptr<FrameConnection> frames, const Welcome& welcome,
-                                    long long offset) {
-                               frames_ = std::move(frames);
-                               welcome_ = welcome;
-                               clock_offset_ns_ = offset;
-                               lease_.emplace(nanoseconds(order_.renewal),
-                                              nanoseconds(order_.heartbeat), time_now());
-                             },
-                         .on_frame = [this](const Frame& frame) { return on_frame(frame); },
-                         .on_end = [this] { on_connection_lost(); },
-                         .gives_up = [this] { return early_signal_ != 0; }});
+  const auto on_welcome = [this](std::shared_ptr<FrameConnection> frames, const Welcome& welcome,
+                                 long long offset) {
+    frames_ = std::move(frames);
+    welcome_ = welcome;
+    clock_offset_ns_ = offset;
+    if (endpoint_ != nullptr) {
+      order_.renewal = welcome.renewal;
+      order_.heartbeat = welcome.heartbeat;
+      order_.kill = welcome.kill;
+      add_slots(welcome.ranks);
+    }
+    lease_.emplace(nanoseconds(order_.renewal), nanoseconds(order_.heartbeat), time_now());
+  };
+  const LauncherHandlers handlers{
+      .on_welcome = on_welcome,
+      .on_frame = [this](const Frame& frame) { return on_frame(frame); },
+      .on_end = [this] { on_connection_lost(); },
+      .gives_up = [this] { return early_signal_ != 0; }};
+  return endpoint_ != nullptr ? join(handlers)
+                              : reach_launcher(io_, hello_, token_, "the agent", handlers);
+}
+
+/// Tries until the endpoint's node has started, or for the start timeout.
+bool ElasticAgent::join(const LauncherHandlers& handlers) {
+  const auto begin = std::chrono::steady_clock::now();
+  const auto end = begin + milliseconds(whole_ms(endpoint_->patience_s));
+  const std::string port = text(endpoint_->port);
+  while (early_signal_ == 0) {
+    asio::error_code error;
+    std::vector<std::string> addresses;
+    for (const auto& entry : asio::ip::tcp::resolver(io_).resolve(endpoint_->host, port, error))
+      addresses.push_back(entry.endpoint().address().to_string());
+    if (connect_to_launcher(io_,
+                            {.addresses = addresses,
+                             .port = static_cast<std::uint16_t>(endpoint_->port),
+                             .same_clock = endpoint_->here},
+                            hello_, token_,
+                            silence_limit_ms(environment_variable(kPeerTimeoutVariable)),
+                            kJoinPatience, kJoinPatience, handlers))
+      return true;
+    if (early_signal_ != 0 || std::chrono::steady_clock::now() >= end) break;
+    io_.run_for(kPauseBetweenJoins);
+  }
+  if (early_signal_ != 0) return false;
+  std::fprintf(stderr,
+               "hvdrun: --rdzv-endpoint %s:%s: this node has not joined the job within %g s "
+               "(--start-timeout): start the same line with the same --rdzv-id on the endpoint's "
+               "node, and see whether its port can be reached\n",
+               endpoint_->host.c_str(), port.c_str(), endpoint_->patience_s);
+  return false;
+}
+
+int ElasticAgent::code() const {
+  if (endpoint_ == nullptr || leaves_) return 0;
+  if (finished_) return *finished_;
+  std::fprintf(stderr,
+               "hvdrun: the connection to the node of --rdzv-endpoint %s:%d is lost; this node's "
+               "ranks have ended\n",
+               endpoint_->host.c_str(), endpoint_->port);
+  return static_cast<int>(ExitCode::kUnavailable);
 }
 
 int ElasticAgent::run() {
@@ -135,7 +204,7 @@ int ElasticAgent::run() {
   for (;;) {
     check_lease();
     step();
-    if (ending_ && idle()) return 0;
+    if (ending_ && idle()) return code();
     set_alarm();
     io_.run_one();
   }
@@ -145,8 +214,15 @@ void ElasticAgent::on_signal(int signal) {
   const bool ends = signal != SIGCHLD && signal != SIGUSR1 && signal != SIGUSR2;
   if (ends && !lease_) early_signal_ = signal;
   // The first request lets the workers leave at a commit, the second one does not wait for that.
-  if (ends && frames_ && !std::exchange(ending_, true))
+  if (ends && frames_ && !std::exchange(ending_, true)) {
+    leaves_ = true;
+    if (endpoint_ != nullptr) {
+      std::fprintf(stderr,
+                   "hvdrun: this node leaves the job as soon as the others are enough; a second "
+                   "signal ends its ranks at once\n");
+    }
     return send(FrameType::kLeaving, slots_.front().number, "{}");
+  }
   ending_ = ending_ || ends;
   for (const Slot& slot : slots_) {
     if (!slot.worker) continue;
@@ -157,6 +233,14 @@ void ElasticAgent::on_signal(int signal) {
 bool ElasticAgent::on_frame(const Frame& frame) {
   if (frame.type == FrameType::kLeaseReply) {
     lease_->answered(static_cast<std::uint64_t>(decode<LeaseRequest>(frame.payload).number));
+    return true;
+  }
+  if (frame.type == FrameType::kSlots) {
+    add_slots(decode<MoreSlots>(frame.payload).ranks);
+    return true;
+  }
+  if (frame.type == FrameType::kFinished) {
+    finished_ = decode<Finished>(frame.payload).code;
     return true;
   }
   Slot* const slot = find(frame.rank);
@@ -289,18 +373,21 @@ ElasticAgent::Slot* ElasticAgent::find(int number) {
   return found == slots_.end() ? nullptr : &*found;
 }
 
-}  // namespace
-
-int run_elastic_agent(const HostOrder& order) {
-  const std::size_t slots = order.ranks.size();
-  raise_descriptor_limit(kBaseDescriptors + kDescriptorsOfASlot * slots, " on " + own_hostname(),
-                         text("its ", slots, " slots"));
+int run_agent_of(const HostOrder& order, const Endpoint* endpoint, int slots) {
   try {
-    return ElasticAgent(order).run();
+    return ElasticAgent(order, endpoint, slots).run();
   } catch (const std::system_error& error) {
     throw LaunchError(ExitCode::kInternal,
                       text("cannot watch the workers on ", own_hostname(), ": ", error.what()));
   }
+}
+
+}  // namespace
+
+int run_elastic_agent(const HostOrder& order) { return run_agent_of(order, nullptr, 0); }
+
+int run_node_agent(const HostOrder& order, const Endpoint& endpoint, int slots) {
+  return run_agent_of(order, &endpoint, slots);
 }
 
 }  // namespace hvd::launcher

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "agent/host_order.h"
 
 namespace hvd::launcher {
@@ -9,5 +11,20 @@ namespace hvd::launcher {
 /// does not renew the lease (core/member/lease.h) or the connection is lost. Returns its exit code.
 /// @throws LaunchError (kUnavailable, kInternal) when this host has too few descriptors.
 int run_elastic_agent(const HostOrder& order);
+
+/// Where the hvdrun of the endpoint's node serves.
+struct Endpoint {
+  std::string host = {};
+  int port = 0;
+  bool here = false;  ///< an address of this machine
+  double patience_s = 120;
+};
+
+/// The agent of a node that joins the elastic job at an endpoint by itself, with `slots` slots.
+/// SIGTERM and SIGINT let it leave in order. Returns hvdrun's exit code when the job has ended,
+/// 0 when the node has left, and kUnavailable if the job is out of reach.
+/// @param order without ranks and times
+/// @throws LaunchError
+int run_node_agent(const HostOrder& order, const Endpoint& endpoint, int slots);
 
 }  // namespace hvd::launcher

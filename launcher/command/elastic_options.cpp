@@ -5,6 +5,7 @@
 
 #include "base/text.h"
 #include "system/error.h"
+#include "system/text.h"
 
 namespace hvd::launcher {
 namespace {
@@ -24,11 +25,32 @@ std::optional<double> parse_seconds(const std::string& given) {
   return std::strtod(given.c_str(), nullptr);  // checked when the command line was parsed
 }
 
+std::pair<double, double> parse_cooldown(const std::vector<std::string>& given) {
+  const double first = *parse_seconds(given.front());
+  const double longest = *parse_seconds(given.back());
+  if (given.size() == 2 && first <= longest) return {first, longest};
+  throw LaunchError(ExitCode::kUsage,
+                    text("--blacklist-cooldown-range: expected two numbers of seconds, the first "
+                         "not above the second, as in 10 3600; got '",
+                         join_text(given, " "), "'"));
+}
+
+void read_discovery(const ElasticWords& words, ElasticOptions& options) {
+  options.discovery = shell_split(words.discovery);
+  const auto slots = parse_count("--slots", words.slots, 1);
+  if (slots && options.discovery.empty()) {
+    throw LaunchError(ExitCode::kUsage,
+                      "--slots is for --host-discovery-script; with -H and --hostfile give each "
+                      "host its slots, as in HOST:4");
+  }
+  options.slots = slots.value_or(1);
+}
+
 }  // namespace
 
 bool selects_elastic(const ElasticWords& words) {
   return !words.least.empty() || !words.most.empty() || !words.spares.empty() ||
-         !words.most_resets.empty();
+         !words.most_resets.empty() || !words.discovery.empty();
 }
 
 ElasticOptions make_elastic_options(const ElasticWords& words, int np) {
@@ -41,6 +63,8 @@ ElasticOptions make_elastic_options(const ElasticWords& words, int np) {
   options.most_resets = parse_count("--reset-limit", words.most_resets, 0);
   options.timeout_s = parse_seconds(words.timeout);
   options.heartbeat_s = parse_seconds(words.heartbeat);
+  if (!words.cooldown.empty()) options.cooldown_s = parse_cooldown(words.cooldown);
+  read_discovery(words, options);
   if (least && most && *least > *most) {
     throw LaunchError(ExitCode::kUsage, text("--min-np ", *least, " is above --max-np ", *most,
                                              "; lower --min-np or raise --max-np"));
@@ -55,9 +79,31 @@ ElasticOptions make_elastic_options(const ElasticWords& words, int np) {
   return options;
 }
 
-void refuse_elastic_times(const ElasticWords& words) {
-  for (const auto& [option, value] : {std::pair("--elastic-timeout", &words.timeout),
-                                      std::pair("--heartbeat", &words.heartbeat)}) {
+ElasticOptions make_elastic_options(const ElasticWords& words, const NodeOptions& node) {
+  for (const auto& [option, value] :
+       {std::pair("--min-np", &words.least), std::pair("--max-np", &words.most),
+        std::pair("--spares", &words.spares),
+        std::pair("--host-discovery-script", &words.discovery),
+        std::pair("--slots", &words.slots)}) {
+    if (value->empty()) continue;
+    throw LaunchError(ExitCode::kUsage,
+                      text("--nnodes ", node.nodes, ":", node.most_nodes,
+                           " gives the numbers of ranks, and the nodes join by themselves; leave "
+                           "out ",
+                           option));
+  }
+  const int ranks = node.nodes * node.processes;
+  ElasticWords numbers = words;
+  numbers.least = text(ranks);
+  numbers.most = text(node.most_nodes * node.processes);
+  return make_elastic_options(numbers, ranks);
+}
+
+void refuse_elastic_settings(const ElasticWords& words) {
+  const std::string cooldown = join_text(words.cooldown, " ");
+  for (const auto& [option, value] :
+       {std::pair("--elastic-timeout", &words.timeout), std::pair("--heartbeat", &words.heartbeat),
+        std::pair("--slots", &words.slots), std::pair("--blacklist-cooldown-range", &cooldown)}) {
     if (value->empty()) continue;
     throw LaunchError(ExitCode::kUsage,
                       text(option,

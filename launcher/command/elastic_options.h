@@ -2,6 +2,10 @@
 
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
+
+#include "command/node_options.h"
 
 namespace hvd::launcher {
 
@@ -15,12 +19,19 @@ struct ElasticOptions {
   std::optional<double> heartbeat_s;  ///< --heartbeat
   std::optional<double> start_s;      ///< --start-timeout
   std::optional<int> replacements;    ///< --max-restarts
+  /// --host-discovery-script: the script and its arguments; empty: the hosts are fixed
+  std::vector<std::string> discovery = {};
+  int slots = 1;  ///< --slots: of a host that the script prints without a number
+  /// --blacklist-cooldown-range, in seconds
+  std::pair<double, double> cooldown_s = {10, 3600};
   bool operator==(const ElasticOptions&) const = default;
 };
 
 /// The values of the options as text. Empty: not given.
 struct ElasticWords {
-  std::string least = {}, most = {}, spares = {}, most_resets = {}, timeout = {}, heartbeat = {};
+  std::string least = {}, most = {}, spares = {}, most_resets = {}, timeout = {}, heartbeat = {},
+              discovery = {}, slots = {};
+  std::vector<std::string> cooldown = {};
 };
 
 /// Whether one of the options that select an elastic job is given.
@@ -31,7 +42,12 @@ bool selects_elastic(const ElasticWords& words);
 /// @throws LaunchError (kUsage) that names the option
 ElasticOptions make_elastic_options(const ElasticWords& words, int np);
 
-/// @throws LaunchError (kUsage) if an option is given that has an effect in an elastic job only
-void refuse_elastic_times(const ElasticWords& words);
+/// The options of a job whose number of nodes is a range (--nnodes A:B). The number of its ranks
+/// follows from that. @throws LaunchError (kUsage) that names the option
+ElasticOptions make_elastic_options(const ElasticWords& words, const NodeOptions& node);
+
+/// @throws LaunchError (kUsage) if an option is given that has an effect in an elastic job only, or
+/// with --host-discovery-script only
+void refuse_elastic_settings(const ElasticWords& words);
 
 }  // namespace hvd::launcher

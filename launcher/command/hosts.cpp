@@ -49,34 +49,6 @@ bool is_ipv6(const std::string& text) {
   return !error;
 }
 
-/// Parses "host" or "host:N".
-std::optional<Host> parse_host(std::string_view text) {
-  Host host;
-  if (const std::size_t at = text.find('@'); at != std::string_view::npos) {
-    host.user = text.substr(0, at);
-    if (!is_word(host.user, "._-")) return std::nullopt;
-    text.remove_prefix(at + 1);
-  }
-  std::string_view rest;
-  if (text.starts_with('[')) {
-    const std::size_t end = text.find(']');
-    if (end == std::string_view::npos) return std::nullopt;
-    host.name = text.substr(1, end - 1);
-    if (!is_ipv6(host.name)) return std::nullopt;
-    rest = text.substr(end + 1);
-    if (!rest.empty() && rest.front() != ':') return std::nullopt;
-  } else {
-    host.name = text.substr(0, text.find(':'));
-    if (!is_word(host.name, "._-")) return std::nullopt;
-    rest = text.substr(host.name.size());
-  }
-  if (rest.empty()) return host;
-  const auto slots = parse_slots(rest.substr(1));
-  if (!slots) return std::nullopt;
-  host.slots = *slots;
-  return host;
-}
-
 bool is_here(const Host& host, std::string_view own_hostname) {
   return host.local || (host.user.empty() && is_local_host(host.name, own_hostname));
 }
@@ -130,19 +102,6 @@ std::map<std::string, std::vector<std::string>> resolve_names(
   return found;
 }
 
-void add_host(std::vector<Host>& hosts, const Host& host) {
-  const auto known = std::find_if(hosts.begin(), hosts.end(), [&](const Host& other) {
-    return other.name == host.name &&
-           (other.user == host.user || other.user.empty() || host.user.empty());
-  });
-  if (known == hosts.end()) {
-    hosts.push_back(host);
-  } else {
-    known->slots += host.slots;
-    if (known->user.empty()) known->user = host.user;
-  }
-}
-
 std::optional<Host> parse_hostfile_line(std::string_view line) {
   std::istringstream words{std::string(line)};
   std::string word;
@@ -160,6 +119,46 @@ std::optional<Host> parse_hostfile_line(std::string_view line) {
 }
 
 }  // namespace
+
+std::optional<Host> parse_host(std::string_view text, int slots) {
+  Host host{.name = {}, .slots = slots};
+  if (const std::size_t at = text.find('@'); at != std::string_view::npos) {
+    host.user = text.substr(0, at);
+    if (!is_word(host.user, "._-")) return std::nullopt;
+    text.remove_prefix(at + 1);
+  }
+  std::string_view rest;
+  if (text.starts_with('[')) {
+    const std::size_t end = text.find(']');
+    if (end == std::string_view::npos) return std::nullopt;
+    host.name = text.substr(1, end - 1);
+    if (!is_ipv6(host.name)) return std::nullopt;
+    rest = text.substr(end + 1);
+    if (!rest.empty() && rest.front() != ':') return std::nullopt;
+  } else {
+    host.name = text.substr(0, text.find(':'));
+    if (!is_word(host.name, "._-")) return std::nullopt;
+    rest = text.substr(host.name.size());
+  }
+  if (rest.empty()) return host;
+  const auto given = parse_slots(rest.substr(1));
+  if (!given) return std::nullopt;
+  host.slots = *given;
+  return host;
+}
+
+void add_host(std::vector<Host>& hosts, const Host& host) {
+  const auto known = std::find_if(hosts.begin(), hosts.end(), [&](const Host& other) {
+    return other.name == host.name &&
+           (other.user == host.user || other.user.empty() || host.user.empty());
+  });
+  if (known == hosts.end()) {
+    hosts.push_back(host);
+  } else {
+    known->slots += host.slots;
+    if (known->user.empty()) known->user = host.user;
+  }
+}
 
 std::vector<Host> parse_host_list(std::string_view list) {
   std::vector<Host> hosts;

@@ -2,6 +2,7 @@
 
 #include <functional>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -15,6 +16,11 @@ struct Host {
   bool local = false;     ///< set by mark_local_hosts()
   bool operator==(const Host&) const = default;
 };
+
+/// Parses "host" or "host:N". Empty if it is neither. @param slots of a host without a number
+std::optional<Host> parse_host(std::string_view text, int slots = 1);
+/// Adds a host. The slots of a host that is listed already are added up.
+void add_host(std::vector<Host>& hosts, const Host& host);
 
 /// Parses a list such as "h1:2,user@h2:2,[fd00::3]:2"; a host without a number has one slot, and an
 /// IPv6 address stands in brackets. @throws LaunchError (kUsage) that quotes the bad part.

@@ -123,6 +123,11 @@ void add_own(LaunchPlan& plan, const std::string& name, const std::string& value
 /// The variables of a job with torchrun's options. The ranks of several nodes meet at the master's
 /// port, which rank 0 serves; those of one node meet through hvdrun.
 void add_node(const NodeOptions& node, LaunchPlan& plan) {
+  if (node.is_elastic()) {
+    plan.variables.emplace_back(kRunIdVariable, node.run_id);
+    plan.variables.emplace_back(kRoleVariable, node.role);
+    return;
+  }
   plan.first_rank = node.first_rank();
   plan.world_size = node.world_size();
   if (plan.controller.controller != Controller::kUcx) return;
@@ -200,8 +205,11 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
   plan.np = plan.world_size = options.np;
   plan.hosts = options.hosts;
   if (!plan.hosts.empty()) mark_local_hosts(plan.hosts, own_names());
-  plan.managed = plan.hosts.empty() && !options.node && !allocation().empty();
-  plan.local_only = !plan.managed && all_local(plan.hosts, plan.hostname);
+  const bool joined_by_nodes = options.node && options.node->is_elastic();
+  const bool grows = joined_by_nodes || (options.elastic && !options.elastic->discovery.empty());
+  if (joined_by_nodes) plan.np = plan.world_size = options.node->processes;
+  plan.managed = plan.hosts.empty() && !options.node && !grows && !allocation().empty();
+  plan.local_only = !plan.managed && !grows && all_local(plan.hosts, plan.hostname);
   if (options.logs.any() && !plan.local_only) {
     throw LaunchError(ExitCode::kUsage,
                       "--log-dir, --redirects, --tee and --local-ranks-filter concern the ranks of "
@@ -233,7 +241,7 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
   if (options.node) add_node(*options.node, plan);
   add_restarts(options, plan);
   add_variables(options, plan);
-  if (has_local_rank(plan)) check_program(options.program.front());
+  if (options.node || has_local_rank(plan)) check_program(options.program.front());
   return plan;
 }
 

@@ -26,15 +26,13 @@ int parse_count(std::string_view option, const std::string& value, int least, in
   return *count;
 }
 
-int parse_nodes(const std::string& value) {
+/// Parses a number of nodes, or a range, which selects an elastic job.
+void parse_nodes(const std::string& value, NodeOptions& node) {
   const std::size_t colon = value.find(':');
-  if (colon == std::string::npos) return parse_count("--nnodes", value, 1, kMostRanks);
-  const int least = parse_count("--nnodes", value.substr(0, colon), 1, kMostRanks);
-  if (parse_count("--nnodes", value.substr(colon + 1), 1, kMostRanks) == least) return least;
-  throw LaunchError(ExitCode::kUsage,
-                    text("--nnodes: expected one number, got the range '", value,
-                         "'; jobs that change their size while they run (elastic jobs) are not "
-                         "supported yet"));
+  node.nodes = parse_count("--nnodes", value.substr(0, colon), 1, kMostRanks);
+  if (colon == std::string::npos) return;
+  const int most = parse_count("--nnodes", value.substr(colon + 1), node.nodes, kMostRanks);
+  if (most > node.nodes) node.most_nodes = most;
 }
 
 int parse_processes(const std::string& value, const Machine& machine) {
@@ -125,6 +123,18 @@ void place_node(const NodeWords& words, bool is_static, NodeOptions& node) {
   node.rank = parse_count("--node-rank", words.rank, 0, node.nodes - 1);
 }
 
+void check_elastic_nodes(const NodeWords& words) {
+  const auto refuse_with = [&](const char* advice) {
+    throw LaunchError(ExitCode::kUsage,
+                      text("--nnodes ", words.nodes, " is an elastic job: ", advice));
+  };
+  if (words.standalone) refuse_with("it has several nodes; leave out --standalone");
+  if (words.backend != "c10d")
+    refuse_with(
+        "expected --rdzv-backend c10d and --rdzv-endpoint HOST:PORT, the same on every node");
+  if (!words.rank.empty()) refuse_with("its ranks change; leave out --node-rank");
+}
+
 }  // namespace
 
 int parse_max_restarts(const NodeWords& words) {
@@ -134,26 +144,33 @@ int parse_max_restarts(const NodeWords& words) {
 
 NodeOptions make_node_options(const NodeWords& words, const Machine& machine) {
   NodeOptions node;
-  if (!words.nodes.empty()) node.nodes = parse_nodes(words.nodes);
+  if (!words.nodes.empty()) parse_nodes(words.nodes, node);
   node.processes = parse_processes(words.processes.empty() ? "1" : words.processes, machine);
   if (!words.run_id.empty()) node.run_id = words.run_id;
   if (!words.role.empty()) node.role = words.role;
-  if (node.nodes > 1 && parse_max_restarts(words) > 0) {
+  if (node.nodes > 1 && !node.is_elastic() && parse_max_restarts(words) > 0) {
     throw LaunchError(ExitCode::kUsage,
                       text("--max-restarts: expected 0 with --nnodes ", node.nodes,
                            ", because each hvdrun could restart the ranks of its own node only, "
                            "got '",
                            words.max_restarts, "'"));
   }
-  if (!words.backend.empty() && words.backend != "static" && words.backend != "c10d")
-    refuse("--rdzv-backend", "static or c10d", words.backend);
-  if (static_cast<long long>(node.nodes) * node.processes > kMostRanks) {
+  if (!words.backend.empty() && words.backend != "static" && words.backend != "c10d") {
+    throw LaunchError(
+        ExitCode::kUsage,
+        text("--rdzv-backend: expected static or c10d, got '", words.backend,
+             "'; with c10d the node of --rdzv-endpoint HOST:PORT serves, and no other "
+             "server is needed"));
+  }
+  const int most_nodes = std::max(node.nodes, node.most_nodes);
+  if (static_cast<long long>(most_nodes) * node.processes > kMostRanks) {
     throw LaunchError(ExitCode::kUsage,
                       text("--nnodes and --nproc-per-node: expected at most ", kMostRanks,
-                           " ranks, got ", node.nodes, " times ", node.processes));
+                           " ranks, got ", most_nodes, " times ", node.processes));
   }
+  if (node.is_elastic()) check_elastic_nodes(words);
   const bool is_static = words.backend != "c10d";
-  if (node.nodes > 1) {
+  if (node.nodes > 1 || node.is_elastic()) {
     if (words.standalone) {
       throw LaunchError(ExitCode::kUsage, text("--standalone is for one node, but --nnodes is ",
                                                node.nodes, "; leave one of them out"));

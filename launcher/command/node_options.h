@@ -11,17 +11,20 @@ namespace hvd::launcher {
 /// A job of which hvdrun starts the ranks of one node, as torchrun does: the same command line runs
 /// on every node, and no node starts ranks on another.
 struct NodeOptions {
-  int nodes = 1;
+  int nodes = 1;       ///< in an elastic job, the fewest
+  int most_nodes = 0;  ///< --nnodes A:B selects an elastic job of at most B nodes; else 0
   /// This node's rank; empty: the nodes distribute the ranks at the endpoint, which is then the
   /// master's address and a port that is not the master's.
   std::optional<int> rank = 0;
   int processes = 1;  ///< per node
-  /// Rank 0 of the job serves there. Empty: hvdrun chooses an address and a port, on one node only.
+  /// Rank 0 of the job serves there, or, in an elastic job, the hvdrun of that node. Empty: hvdrun
+  /// chooses an address and a port, on one node only.
   std::string master_address = {};
   int master_port = 0;
   std::string run_id = "none";
   std::string role = "default";
 
+  bool is_elastic() const { return most_nodes > 0; }
   int first_rank() const { return rank.value_or(0) * processes; }
   int world_size() const { return nodes * processes; }
   bool operator==(const NodeOptions&) const = default;

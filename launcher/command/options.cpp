@@ -55,7 +55,7 @@ struct RawOptions {
 
 constexpr const char* kHosts = "Ranks and hosts";
 constexpr const char* kElastic =
-    "Elastic jobs (any of the first four selects one; docs/elastic.md)";
+    "Elastic jobs (any of the first five selects one; docs/elastic.md)";
 constexpr const char* kNodes = "Ranks and nodes, as for torchrun (the same line on every node)";
 constexpr const char* kOutput = "Output";
 constexpr const char* kTimes = "Times";
@@ -130,7 +130,8 @@ void declare_nodes(CLI::App& app, RawOptions& raw) {
                        const char* description) {
     app.add_option(name, value, description)->type_name(type)->group(kNodes);
   };
-  add("--nnodes", raw.node.nodes, "N", "Number of nodes (1)");
+  add("--nnodes", raw.node.nodes, "N|A:B",
+      "Number of nodes (1), or a range for an elastic job: nodes come and go");
   add("--nproc-per-node", raw.node.processes, "N",
       "Ranks on each node: a number, auto, cpu or gpu");
   add("--node-rank", raw.node.rank, "K", "This node's rank, from 0");
@@ -162,6 +163,17 @@ void declare_elastic(CLI::App& app, RawOptions& raw) {
   add("--spares", raw.elastic.spares, "N", "Workers beyond that, which wait to replace a rank (0)");
   add("--reset-limit", raw.elastic.most_resets, "N",
       "End the job instead of the change after N changes of the ranks");
+  add("--host-discovery-script", raw.elastic.discovery, "SCRIPT",
+      "Run every second; prints lines 'HOST' or 'HOST:SLOTS', the hosts to use now");
+  add("--slots", raw.elastic.slots, "N", "Slots of a host that SCRIPT prints without a number (1)");
+  app.add_option("--blacklist-cooldown-range", raw.elastic.cooldown,
+                 "How long a host that fails is left out at first, and at most (10 3600)")
+      ->type_name("S S")
+      ->group(kElastic)
+      ->expected(2)
+      ->take_all()
+      ->allow_extra_args(false)
+      ->check(seconds(false));
   add("--elastic-timeout", raw.elastic.timeout, "S",
       "End the job when it has had too few ranks for S seconds (600)")
       ->check(seconds(true));
@@ -341,7 +353,8 @@ void read_sources(OptionSources& sources, const RawOptions& raw, const Lookup& v
       c = c == '-' ? '_' : static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
     sources.read_variable(option, name.c_str(), variable);
   }
-  if (!sources.is_set("host") && !node_option(sources, raw))
+  if (!sources.is_set("host") && !sources.is_set("host-discovery-script") &&
+      !node_option(sources, raw))
     sources.read_variable("hostfile", "OMPI_MCA_orte_default_hostfile", variable);
 }
 
@@ -403,7 +416,8 @@ void read_ranks(const RawOptions& raw, const OptionSources& sources, LaunchOptio
   } else if (!raw.hostfile.empty()) {
     options.hosts = read_hostfile(raw.hostfile);
   }
-  options.np = parse_np(raw.np);
+  // As in Horovod: the least number of ranks, if that alone is given.
+  options.np = parse_np(raw.np || raw.elastic.least.empty() ? raw.np : raw.elastic.least);
   check_slots(options);
 }
 
@@ -433,14 +447,24 @@ void check_elastic(const LaunchOptions& options) {
 
 /// Makes the settings of an elastic job, if an option selects one.
 void read_elastic(const RawOptions& raw, const OptionSources& sources, LaunchOptions& options) {
-  if (!selects_elastic(raw.elastic)) return refuse_elastic_times(raw.elastic);
-  if (const auto node = node_option(sources, raw)) {
+  const bool nodes = options.node && options.node->is_elastic();
+  if (!nodes && !selects_elastic(raw.elastic)) return refuse_elastic_settings(raw.elastic);
+  if (const auto node = node_option(sources, raw); node && !nodes) {
     throw LaunchError(
         ExitCode::kUsage,
         text("--", *node, " (", sources.source_of(*node),
-             ") starts the ranks of one node; start an elastic job with -np N and -H h1:2,h2:2"));
+             ") starts the ranks of one node; start an elastic job with -np N and -H h1:2,h2:2, or "
+             "with --nnodes A:B"));
   }
-  options.elastic = make_elastic_options(raw.elastic, options.np);
+  for (const char* const hosts : {"host", "hostfile"}) {
+    if (raw.elastic.discovery.empty() || !sources.is_set(hosts)) continue;
+    throw LaunchError(ExitCode::kUsage,
+                      text("--", hosts, " (", sources.source_of(hosts),
+                           ") and --host-discovery-script both name the hosts; leave out one"));
+  }
+  options.elastic = nodes ? make_elastic_options(raw.elastic, *options.node)
+                          : make_elastic_options(raw.elastic, options.np);
+  if (nodes) options.np = options.elastic->least;
   if (sources.is_set("start-timeout")) options.elastic->start_s = options.start_timeout_s;
   if (sources.is_set("max-restarts")) options.elastic->replacements = options.max_restarts;
   check_elastic(options);

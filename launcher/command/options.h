@@ -21,11 +21,11 @@ struct LaunchOptions {
   Action action = Action::kRun;
   std::string text;  ///< for kPrint: the help, the version, or the options with their sources
 
-  int np = 0;  ///< the ranks that hvdrun starts
+  int np = 0;  ///< the ranks that hvdrun starts, or with which an elastic job starts
   /// Set if torchrun's options describe the job. `hosts` is then empty.
   std::optional<NodeOptions> node;
   std::vector<Host> hosts;
-  /// Set for an elastic job, which starts with `np` ranks.
+  /// Set for an elastic job.
   std::optional<ElasticOptions> elastic;
   int max_restarts = 0;  ///< how often all ranks may be started again after one has failed
   Bind bind = Bind::kAuto;

@@ -1,4 +1,4 @@
-// The agents of an elastic job, and its end.
+// The hosts of an elastic job, their agents, and its end.
 #include <sys/types.h>
 
 #include <algorithm>
@@ -16,6 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
+constexpr int kMostSlots = 4096;
 /// The time that agents get to end after their connections were closed.
 constexpr milliseconds kAgentPatience{2000};
 
@@ -67,11 +68,33 @@ void ElasticJob::agent_failed(Host& host, const ExitStatus& end) {
                               ? "the agent of this host"
                               : text(plan_.remote_shell.front(), " to ", host.place.host);
   output_.print_line(text(who, " ", how, " before the agent has connected"));
-  if (ran_ || placement_.reachable_slots() >= options_.np) return;
+  if (ran_ || discovery_ || placement_.reachable_slots() >= options_.np) return;
   begin_stop(static_cast<int>(ExitCode::kUnavailable), SIGTERM, options_.fail_grace_s,
              text("the job has not begun: without host ", host.place.host,
                   " there are fewer slots than -np ", options_.np,
                   "; check that the remote shell reaches it, and that hvdrun is installed there"));
+}
+
+std::vector<int> ElasticJob::on_join(const Hello& hello) {
+  if (!options_.node || ending_ || hello.slots > kMostSlots) return {};
+  // Several nodes may be one host. One that has left and comes back has its former place.
+  const auto is_free = [this](const std::string& name) {
+    return std::none_of(hosts_.begin(), hosts_.end(), [&](const Host& host) {
+      return host.place.host == name && (!host.joins || host.connected);
+    });
+  };
+  std::string name = hello.host;
+  for (int number = 2; !is_free(name); ++number) name = text(hello.host, "#", number);
+  const auto known = std::find_if(hosts_.begin(), hosts_.end(),
+                                  [&](const Host& host) { return host.place.host == name; });
+  const auto index = static_cast<std::size_t>(known - hosts_.begin());
+  if (known == hosts_.end()) {
+    hosts_.push_back({.place = {.host = name, .local = false, .ranks = {}}, .joins = true});
+    placement_.add_host(0, time_now(), true);
+  }
+  set_slots(index, hello.slots);
+  const std::vector<int>& slots = hosts_[index].place.ranks;
+  return {slots.begin(), slots.begin() + hello.slots};
 }
 
 void ElasticJob::on_hello(const Hello& hello, const std::string& address) {
@@ -81,6 +104,12 @@ void ElasticJob::on_hello(const Hello& hello, const std::string& address) {
   host.address = address;
   host.connect_by.reset();
   placement_.host_connected(index);
+  // Those that it has got since its agent was started.
+  const std::vector<int>& slots = host.place.ranks;
+  if (!host.joins && hello.seats.size() < slots.size()) {
+    server_.give_slots(slots.front(),
+                       {slots.begin() + static_cast<long>(hello.seats.size()), slots.end()});
+  }
 }
 
 void ElasticJob::on_leaving(int slot) {
@@ -88,6 +117,7 @@ void ElasticJob::on_leaving(int slot) {
   const std::size_t host = host_of(slot);
   output_.print_line(text("host ", label(host), " leaves the job: its agent was asked to end"));
   placement_.refuse_host(host);
+  placement_.resize_host(host, 0);
   coordinator_.host_leaves(label(host), time_now());
   carry_out();
 }
@@ -104,7 +134,8 @@ void ElasticJob::host_down(std::size_t index) {
     const auto found = workers_.find(slot);
     if (found == workers_.end()) continue;
     found->second.output->finish();
-    if (!found->second.over && !ending_) placement_.lost(slot, found->second.id, present);
+    const bool leaves = found->second.over || found->second.dismissed || host.joins;
+    if (!leaves && !ending_) placement_.lost(slot, found->second.id, present);
     workers_.erase(found);
   }
   host.connected = host.has_workers = false;
@@ -115,8 +146,109 @@ void ElasticJob::host_down(std::size_t index) {
     former_agents_.push_back(std::exchange(host.agent, -1));
   }
   placement_.host_lost(index, present);
+  if (host.joins) forget_slots(index);
   if (ending_) return;
   coordinator_.host_lost(host.place.host, present);
+  carry_out();
+}
+
+/// Takes the answer of the discovery script, if it has ended. While it fails, the last answer
+/// holds.
+void ElasticJob::discover() {
+  if (!discovery_ || ending_) return;
+  try {
+    const auto found = discovery_->step(Clock::now());
+    if (!found) return;
+    discovery_problem_.clear();
+    take_hosts(*found);
+  } catch (const DiscoveryError& error) {
+    if (std::exchange(discovery_problem_, error.what()) == error.what()) return;
+    output_.print_line(
+        text("--host-discovery-script: ", error.what(), "; the hosts of its last answer stay"));
+  }
+}
+
+void ElasticJob::take_hosts(const std::vector<launcher::Host>& found) {
+  std::map<std::size_t, int> slots;
+  for (const launcher::Host& host : found) slots[index_of(host)] += host.slots;
+  for (std::size_t host = 0; host < hosts_.size(); ++host) set_slots(host, slots[host]);
+  carry_out();
+}
+
+/// The host of this name, which may be a new one without slots. All names of this machine that are
+/// known without a look-up count as one host.
+std::size_t ElasticJob::index_of(const launcher::Host& found) {
+  const std::string target = shell_target(found);
+  if (const auto known = host_of_name_.find(target); known != host_of_name_.end())
+    return known->second;
+  std::vector<launcher::Host> marked = {found};
+  if (!found.local) {
+    OwnNames own = own_names();
+    own.resolve = [](const auto&) { return std::map<std::string, std::vector<std::string>>(); };
+    mark_local_hosts(marked, own);
+  }
+  const auto same = std::find_if(hosts_.begin(), hosts_.end(), [&](const Host& host) {
+    return host.place.host == target || (host.place.local && marked.front().local);
+  });
+  const auto index = static_cast<std::size_t>(same - hosts_.begin());
+  if (same == hosts_.end()) {
+    hosts_.push_back({.place = {.host = target, .local = marked.front().local, .ranks = {}}});
+    placement_.add_host(0, time_now());
+  }
+  return host_of_name_[target] = index;
+}
+
+void ElasticJob::set_slots(std::size_t index, int slots) {
+  Host& host = hosts_[index];
+  const int before = std::exchange(host.slots, slots);
+  if (before == slots) return;
+  if (slots == 0) {
+    output_.print_line(text("host ", label(index), " leaves the job: the script has removed it"));
+  } else {
+    output_.print_line(text("host ", label(index),
+                            before == 0 ? " joins the job with " : " has now ", slots,
+                            slots == 1 ? " slot" : " slots"));
+  }
+  if (before == 0) placement_.forget_failures(index, time_now());
+  std::vector<int> added;
+  for (int more = placement_.resize_host(index, slots); more > 0; --more) {
+    added.push_back(slots_++);
+    host_of_slot_.push_back(index);
+  }
+  host.place.ranks.insert(host.place.ranks.end(), added.begin(), added.end());
+  server_.add_slots(static_cast<int>(added.size()));
+  if (host.connected && !added.empty()) server_.give_slots(host.place.ranks.front(), added);
+  for (const auto& [slot, worker] : workers_)
+    if (worker.host == index)
+      coordinator_.worker_leaves(worker.id, !placement_.has_place(slot), time_now());
+}
+
+/// A node that joins by itself has no slots until it comes back.
+void ElasticJob::forget_slots(std::size_t index) {
+  hosts_[index].slots = 0;
+  placement_.resize_host(index, 0);
+}
+
+/// Closes the connections to agents whose hosts have left the job. These agents then end.
+void ElasticJob::dismiss_agents() {
+  for (std::size_t index = 0; index < hosts_.size(); ++index) {
+    Host& host = hosts_[index];
+    const bool has_agent = host.connected || host.agent > 0;
+    const bool works = std::any_of(workers_.begin(), workers_.end(), [index](const auto& worker) {
+      return worker.second.host == index;
+    });
+    if (!has_agent || works || placement_.has_place_on(index)) continue;
+    if (host.agent > 0) {
+      if (!host.connected) ::kill(host.agent, SIGTERM);
+      former_agents_.push_back(std::exchange(host.agent, -1));
+    }
+    host.connected = host.has_workers = false;
+    host.connect_by.reset();
+    server_.readmit(host.place.ranks);
+    placement_.host_lost(index, time_now());
+    if (host.joins) forget_slots(index);
+    coordinator_.host_lost(label(index), time_now());
+  }
   carry_out();
 }
 
@@ -137,7 +269,8 @@ void ElasticJob::stop_workers(int signal, int kill_after_ms) {
 void ElasticJob::end_agents() {
   closed_ = true;
   give_up_at_.reset();
-  server_.close_all();
+  discovery_.reset();
+  server_.finish_all(record_.code);
   for (const Host& host : hosts_)  // those that have not connected
     if (host.agent > 0 && !host.connected) ::kill(host.agent, SIGTERM);
   kill_at_ = Clock::now() + kAgentPatience;

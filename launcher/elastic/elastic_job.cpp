@@ -37,6 +37,7 @@ using std::chrono::milliseconds;
 /// The most events that are handled before the timers.
 constexpr int kMostEventsAtOnce = 64;
 constexpr milliseconds kSameRequest{200};
+constexpr std::chrono::seconds kProofPatience{10};
 /// Failures in a row after which a job without a generation ends.
 constexpr int kMostFailedStarts = 3;
 
@@ -51,14 +52,33 @@ std::optional<Duration> to_duration(const std::optional<double>& seconds) {
 
 std::vector<HostRanks> slots_of(const LaunchOptions& options, const LaunchPlan& plan) {
   const ElasticOptions& elastic = *options.elastic;
+  if (plan.hosts.empty() && !elastic.discovery.empty()) return {};
+  if (options.node) return place_ranks(options.node->processes, {}, plan.hostname);
   const int slots = plan.hosts.empty() ? elastic.most + elastic.spares : total_slots(plan.hosts);
-  return place_ranks(slots, plan.hosts, plan.hostname);
+  std::vector<HostRanks> hosts = place_ranks(slots, plan.hosts, plan.hostname);
+  int next = 0;  // as in Placement, also if two names of one host do not stand side by side
+  for (HostRanks& host : hosts)
+    for (int& slot : host.ranks) slot = next++;
+  return hosts;
 }
 
 std::vector<int> sizes(const std::vector<HostRanks>& hosts) {
   std::vector<int> sizes;
   for (const HostRanks& host : hosts) sizes.push_back(static_cast<int>(host.ranks.size()));
   return sizes;
+}
+
+std::string token_of(const LaunchOptions& options) {
+  if (!options.node) return random_token();
+  return rendezvous_token(options.node->run_id, environment_variable("HVD_JOB_TOKEN").value_or(""));
+}
+
+Welcome welcome_of(const LaunchOptions& options, const member::Deadlines& deadlines) {
+  Welcome welcome = terminal_size(options.tag ? static_cast<int>(worker_prefix(1).size()) : 0);
+  welcome.renewal = deadlines[member::Limit::kRenewal].count();
+  welcome.heartbeat = deadlines[member::Limit::kHeartbeat].count();
+  welcome.kill = deadlines[member::Limit::kKill].count();
+  return welcome;
 }
 
 int total(const std::vector<HostRanks>& hosts) {
@@ -97,10 +117,9 @@ ElasticJob::ElasticJob(const LaunchOptions& options, LaunchPlan plan)
                                      text("the reader of ", stream, " has closed it"));
                         },
                     .lost = [this] { output_lost_ = true; }}),
-      server_(io_, slots_, random_token(),
-              terminal_size(options.tag ? static_cast<int>(worker_prefix(1).size()) : 0),
-              plan_.local_only, silence_limit_ms(value_for_ranks(plan_, kPeerTimeoutVariable)),
-              *this),
+      server_(io_, slots_, token_of(options), welcome_of(options, deadlines_), plan_.local_only,
+              silence_limit_ms(value_for_ranks(plan_, kPeerTimeoutVariable)), *this, kProofPatience,
+              static_cast<std::uint16_t>(options.node ? options.node->master_port : 0)),
       spawner_(io_, plan_),
       placement_(sizes(slots_of(options, plan_)),
                  {.start = options.np,
@@ -108,14 +127,23 @@ ElasticJob::ElasticJob(const LaunchOptions& options, LaunchPlan plan)
                   .most = options.elastic->most,
                   .spares = options.elastic->spares,
                   .replacements = options.elastic->replacements},
-                 time_now()),
+                 time_now(),
+                 {.first = to_duration(options.elastic->cooldown_s.first),
+                  .longest = to_duration(options.elastic->cooldown_s.second)}),
       coordinator_({.start_size = options.np,
                     .least = options.elastic->least,
                     .most = options.elastic->most,
                     .most_resets = options.elastic->most_resets,
                     .deadlines = deadlines_},
                    time_now()) {
-  for (HostRanks& host : slots_of(options, plan_)) hosts_.push_back({.place = std::move(host)});
+  for (HostRanks& place : slots_of(options, plan_)) {
+    host_of_slot_.resize(host_of_slot_.size() + place.ranks.size(), hosts_.size());
+    const auto slots = static_cast<int>(place.ranks.size());
+    hosts_.push_back({.place = std::move(place), .slots = slots});
+  }
+  for (const launcher::Host& host : plan_.hosts) index_of(host);
+  if (!options.elastic->discovery.empty())
+    discovery_.emplace(options.elastic->discovery, options.elastic->slots);
   plan_.variables.emplace_back(kPortVariable, text(server_.port()));
   plan_.variables.emplace_back(kTokenVariable, server_.token());
 }
@@ -166,6 +194,7 @@ std::optional<Deadline> ElasticJob::next_deadline() {
   for (const auto& [slot, worker] : workers_)
     keep_earlier(next, worker.output->show_partial(present));
   if (ending_) return next;
+  if (discovery_) keep_earlier(next, discovery_->next_deadline());
   keep_earlier(next, as_deadline(coordinator_.next_check(time_now())));
   if (const auto due = placement_.next_due(time_now())) keep_earlier(next, as_deadline(*due));
   return next;
@@ -184,9 +213,11 @@ void ElasticJob::on_timers() {
     begin_stop(
         static_cast<int>(ExitCode::kTimeout), SIGTERM, options_.grace_s,
         text("the job was stopped after ", format_duration(options_.timeout_s), " (--timeout)"));
-  if (due(kill_at_))
+  if (due(kill_at_)) {
     for (const Host& host : hosts_)
       if (host.agent > 0) ::kill(host.agent, SIGKILL);
+    for (const pid_t agent : former_agents_) ::kill(agent, SIGKILL);
+  }
   if (due(give_up_at_) && !closed_) {
     workers_.clear();
     end_agents();
@@ -233,8 +264,10 @@ void ElasticJob::tend() {
   if (ending_) return;
   coordinator_.check(time_now());
   carry_out();
+  discover();
   for (std::size_t host = 0; host < hosts_.size() && !ending_; ++host)
     if (hosts_[host].has_workers && !coordinator_.has_host(label(host))) host_down(host);
+  if (!ending_) dismiss_agents();
   if (!ending_) check_limits();
   if (ending_) return;
   spawn_agents();
@@ -277,6 +310,7 @@ void ElasticJob::deliver(const member::Deliver& deliver) {
     ran_ = true;
   }
   if (std::holds_alternative<member::Refused>(deliver.message)) worker->refused = true;
+  if (std::holds_alternative<member::End>(deliver.message)) worker->dismissed = true;
   server_.send_member(slot, frame_member_message(member::encode(deliver.message)));
 }
 
@@ -318,7 +352,11 @@ void ElasticJob::on_lease(int slot) { coordinator_.host_heard(label(host_of(slot
 void ElasticJob::worker_over(Worker& worker, int slot, const std::string& cause) {
   if (std::exchange(worker.over, true) || ending_) return;
   if (worker.refused) placement_.refuse_host(worker.host);
-  placement_.lost(slot, worker.id, time_now());
+  if (worker.dismissed) {
+    placement_.left(slot);
+  } else {
+    placement_.lost(slot, worker.id, time_now());
+  }
   coordinator_.worker_ended(worker.id, cause, time_now());
   carry_out();
 }
@@ -453,12 +491,6 @@ void ElasticJob::on_drained(int slot) {
 ElasticJob::Worker* ElasticJob::find(int slot) {
   const auto found = workers_.find(slot);
   return found == workers_.end() ? nullptr : &found->second;
-}
-
-std::size_t ElasticJob::host_of(int slot) const {
-  std::size_t host = 0;
-  while (hosts_[host].place.ranks.back() < slot) ++host;
-  return host;
 }
 
 LostWorker* ElasticJob::lost_record(member::WorkerId id) {

@@ -15,6 +15,7 @@
 #include "command/launch_plan.h"
 #include "command/options.h"
 #include "elastic/elastic_account.h"
+#include "elastic/host_discovery.h"
 #include "elastic/member_stream.h"
 #include "elastic/placement.h"
 #include "member/coordinator.h"
@@ -40,7 +41,8 @@ member::Deadlines deadlines_of(const ElasticOptions& options, const LaunchPlan& 
 /// is what a rank is in an ordinary job.
 class ElasticJob final : private RankObserver {
  public:
-  /// @throws LaunchError.
+  /// With --nnodes A:B this is the job of the endpoint's node, which the others join.
+  /// @throws PortTaken when the endpoint's port is served already, LaunchError.
   ElasticJob(const LaunchOptions& options, LaunchPlan plan);
   /// Returns hvdrun's exit code. @throws LaunchError when no agent can be started.
   int run();
@@ -51,7 +53,9 @@ class ElasticJob final : private RankObserver {
   static constexpr std::chrono::milliseconds kLastReports{3000};
 
   struct Host {
-    HostRanks place;  ///< its ranks are the numbers of its slots
+    HostRanks place;     ///< its ranks are the numbers of its slots, also of those not used now
+    int slots = 0;       ///< that are to be used
+    bool joins = false;  ///< its agent is not started from here
     pid_t agent = -1;
     std::optional<Deadline> connect_by = {};
     bool connected = false;
@@ -66,10 +70,12 @@ class ElasticJob final : private RankObserver {
     MemberStream incoming = {};
     bool over = false;       ///< the coordinator knows that it runs no more
     bool refused = false;    ///< its program is another one
+    bool dismissed = false;  ///< the coordinator lets it end
     std::string cause = {};  ///< why hvdrun has killed it
     std::optional<Notice> death = {};
   };
 
+  std::vector<int> on_join(const Hello& hello) override;
   void on_hello(const Hello& hello, const std::string& address) override;
   void on_started(int slot, const ProgramStarted& started) override;
   void on_notice(int slot, const Notice& notice) override;
@@ -105,10 +111,16 @@ class ElasticJob final : private RankObserver {
   void reap_agents();
   void agent_failed(Host& host, const ExitStatus& end);
   void host_down(std::size_t host);
+  void discover();
+  void take_hosts(const std::vector<launcher::Host>& found);
+  std::size_t index_of(const launcher::Host& found);
+  void set_slots(std::size_t host, int slots);
+  void forget_slots(std::size_t host);
+  void dismiss_agents();
   void start_worker(const Placement::Start& start);
   StartOrder order_for(std::size_t host, member::WorkerId id) const;
   Worker* find(int slot);
-  std::size_t host_of(int slot) const;
+  std::size_t host_of(int slot) const { return host_of_slot_[static_cast<std::size_t>(slot)]; }
   const std::string& label(std::size_t host) const { return hosts_[host].place.host; }
 
   // The end.
@@ -122,11 +134,15 @@ class ElasticJob final : private RankObserver {
   const LaunchOptions options_;
   LaunchPlan plan_;
   const member::Deadlines deadlines_;
-  const int slots_;
+  int slots_;  ///< of all hosts
   asio::io_context io_{1};
   Alarm alarm_{io_};
   JobOutput output_;
   std::vector<Host> hosts_;
+  std::vector<std::size_t> host_of_slot_;
+  std::map<std::string, std::size_t> host_of_name_;
+  std::optional<HostDiscovery> discovery_;  ///< empty: the hosts are fixed
+  std::string discovery_problem_;           ///< of the last run
   ReportServer server_;
   AgentSpawner spawner_;
   std::optional<PipeReader> agents_output_;

@@ -11,8 +11,6 @@ using std::chrono::seconds;
 constexpr Duration kLongestPause = seconds(60);
 constexpr Duration kFailureWindow = seconds(60);
 constexpr std::size_t kFailuresOfAHost = 3;
-constexpr Duration kFirstCooldown = seconds(10);
-constexpr Duration kLongestCooldown = seconds(3600);
 
 /// The pause before the next start, after this many failures in a row.
 Duration pause_after(int failures) {
@@ -23,16 +21,41 @@ Duration pause_after(int failures) {
 
 }  // namespace
 
-Placement::Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoint now)
-    : counts_(counts) {
-  for (std::size_t host = 0; host < slots.size(); ++host) {
-    hosts_.push_back({.first = static_cast<int>(slots_.size()),
-                      .slots = slots[host],
-                      .agent_due = now,
-                      .cooldown = kFirstCooldown,
-                      .out_until = now});
-    slots_.resize(slots_.size() + static_cast<std::size_t>(slots[host]), Slot{.host = host});
+Placement::Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoint now,
+                     Cooldown cooldown)
+    : counts_(counts), cooldown_(cooldown) {
+  for (const int of_host : slots) add_host(of_host, now);
+}
+
+std::size_t Placement::add_host(int slots, TimePoint now, bool joins) {
+  hosts_.push_back(
+      {.joins = joins, .agent_due = now, .cooldown = cooldown_.first, .out_until = now});
+  resize_host(hosts_.size() - 1, slots);
+  return hosts_.size() - 1;
+}
+
+int Placement::resize_host(std::size_t index, int slots) {
+  Host& host = hosts_[index];
+  host.usable = static_cast<std::size_t>(slots);
+  int added = 0;
+  for (; host.slots.size() < host.usable; ++added) {
+    slots_.push_back({.host = index, .position = host.slots.size()});
+    host.slots.push_back(static_cast<int>(slots_.size()) - 1);
   }
+  return added;
+}
+
+void Placement::forget_failures(std::size_t index, TimePoint now) {
+  Host& host = hosts_[index];
+  host.refused = false;
+  host.agent_failures = 0;
+  host.agent_due = host.out_until = now;
+  host.failures.clear();
+}
+
+bool Placement::has_place(int number) const {
+  const Slot& slot = slots_[static_cast<std::size_t>(number)];
+  return slot.position < hosts_[slot.host].usable;
 }
 
 void Placement::host_connected(std::size_t host) { hosts_[host].agent = Host::Agent::kConnected; }
@@ -65,6 +88,8 @@ void Placement::lost(int number, std::uint64_t id, TimePoint now) {
   record_failure(slot.host, now);
 }
 
+void Placement::left(int slot) { slots_[static_cast<std::size_t>(slot)].alive = false; }
+
 void Placement::freed(int slot) { slots_[static_cast<std::size_t>(slot)].used = false; }
 
 void Placement::record_failure(std::size_t index, TimePoint now) {
@@ -74,11 +99,11 @@ void Placement::record_failure(std::size_t index, TimePoint now) {
   if (host.failures.size() < kFailuresOfAHost || host.out_until > now) return;
   int others = 0;
   for (const Host& other : hosts_)
-    if (&other != &host && usable(other, now)) others += other.slots;
+    if (&other != &host && usable(other, now)) others += static_cast<int>(other.usable);
   if (others < counts_.least) return;
   host.out_until = now + host.cooldown;
   left_out_.push_back({.host = index, .cooldown = host.cooldown});
-  host.cooldown = std::min(kLongestCooldown, 2 * host.cooldown);
+  host.cooldown = std::min(cooldown_.longest, 2 * host.cooldown);
   host.failures.clear();
 }
 
@@ -86,14 +111,21 @@ bool Placement::usable(const Host& host, TimePoint now) const {
   return host.agent == Host::Agent::kConnected && !host.refused && host.out_until <= now;
 }
 
+int Placement::usable_slots() const {
+  int slots = 0;
+  for (const Host& host : hosts_) slots += static_cast<int>(host.usable);
+  return slots;
+}
+
 int Placement::wanted() const {
   const int most = ran_ ? std::max(counts_.start, counts_.most) : counts_.start;
-  return std::min(most + counts_.spares, static_cast<int>(slots_.size()));
+  return std::min(most + counts_.spares, usable_slots());
 }
 
 int Placement::living() const {
-  return static_cast<int>(
-      std::count_if(slots_.begin(), slots_.end(), [](const Slot& slot) { return slot.alive; }));
+  return static_cast<int>(std::count_if(slots_.begin(), slots_.end(), [this](const Slot& slot) {
+    return slot.alive && slot.position < hosts_[slot.host].usable;
+  }));
 }
 
 bool Placement::exhausted() const {
@@ -107,7 +139,7 @@ bool Placement::exhausted() const {
 int Placement::reachable_slots() const {
   int slots = 0;
   for (const Host& host : hosts_)
-    if (host.agent != Host::Agent::kAbsent && !host.refused) slots += host.slots;
+    if (host.agent != Host::Agent::kAbsent && !host.refused) slots += static_cast<int>(host.usable);
   return slots;
 }
 
@@ -118,6 +150,7 @@ std::vector<std::size_t> Placement::agents_due(TimePoint now) {
   for (std::size_t index = 0; index < hosts_.size(); ++index) {
     Host& host = hosts_[index];
     if (host.agent != Host::Agent::kAbsent || host.refused || host.agent_due > now) continue;
+    if (host.usable == 0 || host.joins) continue;
     host.agent = Host::Agent::kStarting;
     due.push_back(index);
   }
@@ -126,8 +159,8 @@ std::vector<std::size_t> Placement::agents_due(TimePoint now) {
 
 std::optional<int> Placement::free_slot(std::size_t index) const {
   const Host& host = hosts_[index];
-  for (int slot = host.first; slot < host.first + host.slots; ++slot)
-    if (!slots_[static_cast<std::size_t>(slot)].used) return slot;
+  for (std::size_t position = 0; position < host.usable; ++position)
+    if (!slots_[static_cast<std::size_t>(host.slots[position])].used) return host.slots[position];
   return std::nullopt;
 }
 
@@ -163,7 +196,11 @@ std::vector<Placement::Start> Placement::workers_due(TimePoint now) {
       continue;
     }
     Slot& taken = slots_[static_cast<std::size_t>(*slot)];
-    taken = {.host = taken.host, .used = true, .alive = true, .failures = vacancy->failures};
+    taken = {.host = taken.host,
+             .position = taken.position,
+             .used = true,
+             .alive = true,
+             .failures = vacancy->failures};
     if (vacancy->replaces != 0) ++replaced_;
     starts.push_back({.slot = *slot, .replaces = vacancy->replaces});
     vacancy = vacancies_.erase(vacancy);
@@ -179,7 +216,7 @@ std::optional<TimePoint> Placement::next_due(TimePoint now) const {
   for (const Vacancy& vacancy : vacancies_) consider(vacancy.due);
   for (const Host& host : hosts_) {
     consider(host.out_until);
-    if (host.agent == Host::Agent::kAbsent) consider(host.agent_due);
+    if (host.agent == Host::Agent::kAbsent && host.usable > 0) consider(host.agent_due);
   }
   return next;
 }

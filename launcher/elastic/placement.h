@@ -19,16 +19,39 @@ struct WorkerCounts {
   std::optional<int> replacements = {};  ///< --max-restarts
 };
 
+/// For how long a host whose workers fail is left out: --blacklist-cooldown-range.
+struct Cooldown {
+  Duration first = std::chrono::seconds(10);
+  Duration longest = std::chrono::hours(1);
+};
+
 /// Decides in which slots workers are started, and when.
 ///
 /// A worker that fails is replaced at once. After it, each replacement that fails before it has
 /// become a rank doubles the pause: 1, 2, 4 ... 60 s. A host is left out for a cooldown, which
 /// doubles too, after three failures in a minute, unless the others have too few slots for the
-/// least number of ranks. Pure, not thread-safe.
+/// least number of ranks. Hosts may be added, and their numbers of usable slots may change. Pure,
+/// not thread-safe.
 class Placement {
  public:
   /// @param slots of each host; they are numbered through
-  Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoint now);
+  Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoint now,
+            Cooldown cooldown = {});
+
+  // Hosts. Their slots have the next numbers.
+
+  /// Returns the index of the new host.
+  /// @param joins its agent is not started from here
+  std::size_t add_host(int slots, TimePoint now, bool joins = false);
+  /// Workers are started in this many slots of the host, and those in others do not count.
+  /// @return how many slots the host has got in addition
+  int resize_host(std::size_t host, int slots);
+  /// The host can be used again, whatever has happened there.
+  void forget_failures(std::size_t host, TimePoint now);
+  /// Whether the slot is one of those in which workers are started.
+  bool has_place(int slot) const;
+  /// Whether the host has such a slot.
+  bool has_place_on(std::size_t host) const { return hosts_[host].usable > 0; }
 
   // Events. A host is the index of one, a slot the number of one.
 
@@ -41,6 +64,8 @@ class Placement {
   void runs(int slot);
   /// The slot's worker was lost. @param id of the worker
   void lost(int slot, std::uint64_t id, TimePoint now);
+  /// The slot's worker has left the job in order, or is about to end because it does so.
+  void left(int slot);
   /// The slot can have another worker.
   void freed(int slot);
 
@@ -71,8 +96,10 @@ class Placement {
 
  private:
   struct Host {
-    int first = 0, slots = 0;
+    std::vector<int> slots = {};
+    std::size_t usable = 0;  ///< so many of them
     enum class Agent : std::uint8_t { kAbsent, kStarting, kConnected } agent = Agent::kAbsent;
+    bool joins = false;
     bool refused = false;
     int agent_failures = 0;
     TimePoint agent_due = {};
@@ -82,9 +109,10 @@ class Placement {
   };
   struct Slot {
     std::size_t host = 0;
-    bool used = false;   ///< from the start of a worker until freed()
-    bool alive = false;  ///< until lost()
-    int failures = 0;    ///< before this worker, in a row
+    std::size_t position = 0;  ///< among those of its host
+    bool used = false;         ///< from the start of a worker until freed()
+    bool alive = false;        ///< until lost()
+    int failures = 0;          ///< before this worker, in a row
     bool ran = false;
   };
   /// A worker that is missing.
@@ -95,6 +123,7 @@ class Placement {
     std::optional<std::size_t> host = {};
   };
 
+  int usable_slots() const;
   int wanted() const;
   int living() const;
   bool usable(const Host& host, TimePoint now) const;
@@ -103,6 +132,7 @@ class Placement {
   void record_failure(std::size_t host, TimePoint now);
 
   const WorkerCounts counts_;
+  const Cooldown cooldown_;
   std::vector<Host> hosts_;
   std::vector<Slot> slots_;
   std::deque<Vacancy> vacancies_;

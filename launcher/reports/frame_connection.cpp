@@ -62,6 +62,13 @@ void FrameConnection::close() {
   unsent_ = 0;
 }
 
+void FrameConnection::close_when_sent() {
+  closing_ = true;
+  on_frame_ = [](const Frame&) { return true; };
+  on_end_ = [] {};
+  if (unsent_ == 0) close();
+}
+
 void FrameConnection::send(FrameType type, int rank, std::string_view payload) {
   std::string frame;
   append_frame(frame, type, rank, payload);
@@ -110,6 +117,7 @@ void FrameConnection::write() {
                       }
                       parts_.erase(parts_.begin(), parts_.begin() + static_cast<long>(count));
                       unsent_ -= size;
+                      if (closing_ && parts_.empty()) return close();
                       write();
                     });
 }

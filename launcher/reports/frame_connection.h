@@ -38,6 +38,8 @@ class FrameConnection : public std::enable_shared_from_this<FrameConnection> {
   std::size_t unsent() const noexcept { return unsent_; }
   /// Calls neither handler from then on.
   void close();
+  /// Likewise, but first sends what is queued. Call it in a loop that still runs.
+  void close_when_sent();
   const asio::ip::tcp::socket& socket() const noexcept { return socket_; }
 
  private:
@@ -56,7 +58,7 @@ class FrameConnection : public std::enable_shared_from_this<FrameConnection> {
   FrameDecoder decoder_;
   std::deque<Part> parts_;
   std::size_t unsent_ = 0;
-  bool writing_ = false, closed_ = false;
+  bool writing_ = false, closed_ = false, closing_ = false;
   OnFrame on_frame_;
   OnEnd on_end_;
 };

@@ -14,7 +14,7 @@ bool is_known(std::uint8_t type) {
   return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
           type <= static_cast<std::uint8_t>(FrameType::kLeaving)) ||
          (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
-          type <= static_cast<std::uint8_t>(FrameType::kLeaseReply));
+          type <= static_cast<std::uint8_t>(FrameType::kFinished));
 }
 
 void append_number(std::string& out, std::size_t number) {
@@ -113,12 +113,14 @@ Record decode(std::string_view payload) {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Seat, rank, local_rank, omp_threads, bound_cpus)
 HVD_RECORD(Greeting, "greeting", nonce)
 HVD_RECORD(Challenge, "challenge", nonce, proof)
-HVD_RECORD(Hello, "hello", proof, host, master_port, seats)
-HVD_RECORD(Welcome, "welcome", columns, rows, time_ns, credit)
+HVD_RECORD(Hello, "hello", proof, host, master_port, seats, slots)
+HVD_RECORD(Welcome, "welcome", columns, rows, time_ns, credit, ranks, renewal, heartbeat, kill)
+HVD_RECORD(Finished, "finished", code)
 HVD_RECORD(StartOrder, "start", address, master_port, node, nodes, cross_rank, cross_size, peer,
            worker, restarts)
 HVD_RECORD(LeaseRequest, "lease", number)
 HVD_RECORD(Credit, "credit", bytes)
+HVD_RECORD(MoreSlots, "slots", ranks)
 HVD_RECORD(ProgramStarted, "started", pid)
 HVD_RECORD(Ended, "ended", time_ns, pid, code, signal, dumped_core, stopped, start_error)
 HVD_RECORD(Notice, "notice", kind, time_ns, code, text, stopped, about)
@@ -131,6 +133,10 @@ std::string job_name(std::string_view token) {
 }
 
 std::string job_token(std::string_view token) { return hmac_hex(token, "job"); }
+
+std::string rendezvous_token(std::string_view run_id, std::string_view secret) {
+  return hmac_hex(secret, text("hvdrun rendezvous ", run_id));
+}
 
 std::string launcher_proof(std::string_view token, std::string_view agent_nonce,
                            std::string_view launcher_nonce) {

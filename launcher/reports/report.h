@@ -35,6 +35,11 @@
 ///   gone {}                               ->     after SIGKILL: no thread of the worker runs the
 ///                                                program any more, so its end is certain
 ///   leaving {}                            ->     for each connection: the host is to leave the job
+///                                         <-     slots {ranks}    the host has got more slots
+///                                         <-     finished {code}  the job has ended
+///
+/// The agent of a node that joins by itself says in its hello how many slots it has, instead of
+/// their numbers, which it gets with the welcome.
 ///   lease {number}                        <->    for each connection: an agent whose request is
 ///                                                not answered in time ends its workers
 ///
@@ -75,6 +80,8 @@ enum class FrameType : std::uint8_t {
   kRendezvousReply = 22,
   kMemberReply = 23,
   kLeaseReply = 24,
+  kSlots = 25,
+  kFinished = 26,
 };
 
 struct Frame {
@@ -145,12 +152,21 @@ struct Hello {
   std::string host = {};
   int master_port = 0;  ///< a port that the agent of rank 0 reserves; 0 for others
   std::vector<Seat> seats = {};
+  int slots = 0;  ///< of a node that joins by itself; then there are no seats
 };
 
 struct Welcome {
   int columns = 0, rows = 0;  ///< of hvdrun's terminal; 0: it has no terminal
   long long time_ns = 0;      ///< hvdrun's clock
   int credit = 0;             ///< bytes of output that the agent may send for each rank at first
+  // For a node that has joined by itself, as in HostOrder:
+  std::vector<int> ranks = {};
+  long long renewal = 0, heartbeat = 0, kill = 0;
+};
+
+/// How the job has ended.
+struct Finished {
+  int code = 0;  ///< hvdrun's exit code
 };
 
 /// Orders the agent to start the rank's program, once all agents are connected. Contains the values
@@ -173,6 +189,11 @@ struct Credit {
 /// An agent's request to renew its lease, and hvdrun's answer.
 struct LeaseRequest {
   long long number = 0;
+};
+
+/// Slots that an agent gets in addition.
+struct MoreSlots {
+  std::vector<int> ranks = {};
 };
 
 struct ProgramStarted {
@@ -219,6 +240,9 @@ Record decode(std::string_view payload);
 /// programs must not see, and which cannot be computed from these.
 std::string job_name(std::string_view token);
 std::string job_token(std::string_view token);
+/// The token of hvdruns that meet at an endpoint: of --rdzv-id, and of a secret of the user's,
+/// which may be empty.
+std::string rendezvous_token(std::string_view run_id, std::string_view secret);
 
 /// Each side of a connection proves with these that it has the job's token, without sending it.
 /// A proof covers fresh random numbers of both sides, so a recorded proof is useless.

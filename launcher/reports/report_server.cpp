@@ -22,13 +22,13 @@ constexpr int kLeastCredit = 256;
 
 ReportServer::ReportServer(asio::io_context& io, int size, std::string token, Welcome welcome,
                            bool loopback_only, int silence_limit_ms, RankObserver& observer,
-                           std::chrono::milliseconds proof_patience)
+                           std::chrono::milliseconds proof_patience, std::uint16_t port)
     : token_(std::move(token)),
       welcome_(welcome),
       observer_(observer),
       silence_limit_ms_(silence_limit_ms),
       proof_patience_(proof_patience),
-      listener_(listen_anywhere(io, loopback_only)),
+      listener_(port == 0 ? listen_anywhere(io, loopback_only) : listen_at(io, port)),
       accept_again_(io),
       links_(static_cast<std::size_t>(size)) {
   accept();
@@ -148,11 +148,17 @@ bool ReportServer::challenge(Connection& connection, const Frame& frame) {
 
 bool ReportServer::admit(int id, const Frame& frame) {
   if (frame.type != FrameType::kHello) return false;
-  const Hello hello = decode<Hello>(frame.payload);
+  Hello hello = decode<Hello>(frame.payload);
   Connection& connection = connections_.at(id);
   const std::string expected =
       agent_proof(token_, connection.agent_nonce, connection.nonce, hello.seats);
-  if (!same_secret(hello.proof, expected) || hello.seats.empty()) return false;
+  if (!same_secret(hello.proof, expected)) return false;
+  Welcome welcome = welcome_;
+  if (hello.seats.empty() && hello.slots > 0) {
+    welcome.ranks = observer_.on_join(hello);
+    for (const int slot : welcome.ranks) hello.seats.push_back({.rank = slot});
+  }
+  if (hello.seats.empty()) return false;
   for (const Seat& seat : hello.seats) {
     const bool valid = seat.rank >= 0 && seat.rank < static_cast<int>(links_.size());
     if (!valid || link(seat.rank).connection >= 0) return false;
@@ -164,7 +170,6 @@ bool ReportServer::admit(int id, const Frame& frame) {
   connection.proof_timer.reset();
   --unproved_;
   connection.credit = std::max(kLeastCredit, kCredit / static_cast<int>(hello.seats.size()));
-  Welcome welcome = welcome_;
   welcome.time_ns = realtime_ns();
   welcome.credit = connection.credit;
   connection.frames->send(FrameType::kWelcome, 0, encode(welcome));
@@ -201,6 +206,16 @@ void ReportServer::start_next(int slot, const StartOrder& order) {
   start(slot, order);
 }
 
+void ReportServer::give_slots(int slot_of_agent, const std::vector<int>& slots) {
+  Connection* const connection = find_rank(slot_of_agent);
+  if (connection == nullptr) return;
+  for (const int slot : slots) {
+    link(slot) = {.connection = link(slot_of_agent).connection};
+    connection->ranks.push_back(slot);
+  }
+  connection->frames->send(FrameType::kSlots, slot_of_agent, encode(MoreSlots{.ranks = slots}));
+}
+
 void ReportServer::send_member(int slot, std::string_view bytes) {
   for (; !bytes.empty(); bytes.remove_prefix(std::min(bytes.size(), kMaxPayload)))
     write(slot, FrameType::kMemberReply, bytes.substr(0, kMaxPayload));
@@ -218,6 +233,17 @@ void ReportServer::readmit(const std::vector<int>& slots) {
 
 void ReportServer::close_all() {
   for (const auto& [id, connection] : connections_) connection.frames->close();
+  connections_.clear();
+  unproved_ = 0;
+}
+
+void ReportServer::finish_all(int code) {
+  for (const auto& [id, connection] : connections_) {
+    if (!connection.ranks.empty())
+      connection.frames->send(FrameType::kFinished, connection.ranks.front(),
+                              encode(Finished{.code = code}));
+    connection.frames->close_when_sent();
+  }
   connections_.clear();
   unproved_ = 0;
 }

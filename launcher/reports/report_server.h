@@ -23,6 +23,8 @@ namespace hvd::launcher {
 class RankObserver {
  public:
   virtual ~RankObserver() = default;
+  /// A node joins an elastic job by itself. Returns the numbers of its slots; empty: it is refused.
+  virtual std::vector<int> on_join(const Hello& /*hello*/) { return {}; }
   /// @param address the numeric address from which the agent has connected
   virtual void on_hello(const Hello& hello, const std::string& address) = 0;
   virtual void on_started(int rank, const ProgramStarted& started) = 0;
@@ -58,10 +60,13 @@ class ReportServer {
   /// dead.
   static constexpr int kCredit = 48 * 1024;
 
-  /// @throws LaunchError (kInternal) when it cannot listen. `observer` must outlive this.
+  /// @param port to listen at; 0: a free one
+  /// @throws PortTaken, and LaunchError (kInternal) when it cannot listen. `observer` must outlive
+  /// this.
   ReportServer(asio::io_context& io, int size, std::string token, Welcome welcome,
                bool loopback_only, int silence_limit_ms, RankObserver& observer,
-               std::chrono::milliseconds proof_patience = std::chrono::seconds(10));
+               std::chrono::milliseconds proof_patience = std::chrono::seconds(10),
+               std::uint16_t port = 0);
 
   std::uint16_t port() const;
   const std::string& token() const noexcept { return token_; }
@@ -74,6 +79,10 @@ class ReportServer {
   void start(int rank, const StartOrder& order) { write(rank, FrameType::kStart, encode(order)); }
   /// In an elastic job: starts the next worker in a slot whose last one was released.
   void start_next(int slot, const StartOrder& order);
+  /// In an elastic job: more slots, with the next numbers.
+  void add_slots(int count) { links_.resize(links_.size() + static_cast<std::size_t>(count)); }
+  /// In an elastic job: gives these slots to the agent of another one.
+  void give_slots(int slot_of_agent, const std::vector<int>& slots);
   /// In an elastic job: sends bytes to the member socket of the slot's worker.
   void send_member(int slot, std::string_view bytes);
   /// In an elastic job: ends the connection to the agent of this slot without a report, and lets
@@ -87,6 +96,8 @@ class ReportServer {
   void release(int rank) { write(rank, FrameType::kRelease, "{}"); }
   /// Breaks every connection, so that the remaining agents stop their programs.
   void close_all();
+  /// In an elastic job: likewise, after all agents have been told how the job has ended.
+  void finish_all(int code);
   /// The admitted connections.
   std::size_t open_connections() const noexcept { return connections_.size() - unproved_; }
 

@@ -25,18 +25,20 @@ using asio::ip::tcp;
 constexpr const char* kAnyV4 = "0.0.0.0";
 constexpr const char* kAnyV6 = "::";
 
-/// Binds a socket to a port that the system chooses, at the first of the addresses that works. An
-/// IPv6 socket serves IPv4 too.
+/// Binds a socket to a port, at the first of the addresses that works. An IPv6 socket serves IPv4
+/// too. @param port 0: one that the system chooses
 tcp::acceptor bind_anywhere(asio::io_context& io, const std::vector<std::string>& addresses,
-                            asio::error_code& error) {
+                            asio::error_code& error, std::uint16_t port = 0) {
   tcp::acceptor socket(io);
   for (const std::string& at : addresses) {
-    const tcp::endpoint endpoint(asio::ip::make_address(at), 0);
+    const tcp::endpoint endpoint(asio::ip::make_address(at), port);
     socket = tcp::acceptor(io);
     socket.open(endpoint.protocol(), error);
     if (error) continue;
     close_on_exec(socket.native_handle());
     if (endpoint.address().is_v6()) socket.set_option(asio::ip::v6_only(false), error);
+    // Connections of a former server may linger at the port.
+    if (port != 0) socket.set_option(tcp::acceptor::reuse_address(true), error);
     socket.bind(endpoint, error);
     if (!error) return socket;
   }
@@ -59,6 +61,16 @@ tcp::acceptor listen_anywhere(asio::io_context& io, bool loopback_only) {
   if (!error) listener.listen(SOMAXCONN, error);
   if (!error) return listener;
   throw LaunchError(ExitCode::kInternal, text("cannot listen on a TCP port: ", error.message()));
+}
+
+tcp::acceptor listen_at(asio::io_context& io, std::uint16_t port) {
+  asio::error_code error;
+  tcp::acceptor listener = bind_anywhere(io, {kAnyV6, kAnyV4}, error, port);
+  if (!error) listener.listen(SOMAXCONN, error);
+  if (!error) return listener;
+  const std::string message = text("cannot listen at TCP port ", port, ": ", error.message());
+  if (error == asio::error::address_in_use) throw PortTaken(ExitCode::kUnavailable, message);
+  throw LaunchError(ExitCode::kInternal, message);
 }
 
 tcp::acceptor reserve_port(asio::io_context& io) {

@@ -6,10 +6,20 @@
 #include <string>
 #include <vector>
 
+#include "system/error.h"
+
 namespace hvd::launcher {
 
 /// Listens on a free port of loopback or of every interface. @throws LaunchError (kInternal).
 asio::ip::tcp::acceptor listen_anywhere(asio::io_context& io, bool loopback_only);
+
+/// Another process listens at the port.
+class PortTaken : public LaunchError {
+ public:
+  using LaunchError::LaunchError;
+};
+/// Listens at this port of every interface. @throws PortTaken, LaunchError (kInternal)
+asio::ip::tcp::acceptor listen_at(asio::io_context& io, std::uint16_t port);
 
 /// Reserves a free port: the system assigns it to no other socket while this one is open. A process
 /// that sets SO_REUSEADDR may listen on it. Until one does, connections to it are refused. The

@@ -5,6 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <csignal>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <memory>
 #include <set>
 #include <string>
 #include <thread>
@@ -130,6 +135,91 @@ TEST_F(ElasticHosts, AFlappingHost) {
     std::this_thread::sleep_for(milliseconds(400));
   }
   expect_end(hvdrun, 900);
+}
+
+/// The state moves from host to host, at last from all workers that have it to others.
+TEST_F(ElasticHosts, AScriptAddsAndRemovesThem) {
+  const TemporaryFolder folder;
+  const auto list = [&](const std::string& hosts) {
+    std::ofstream(folder.path() / "next") << hosts;
+    std::filesystem::rename(folder.path() / "next", folder.path() / "hosts");
+  };
+  const std::string both[] = {hosts_.name(0) + ":2\n", hosts_.name(1) + ":2\n"};
+  list(both[0]);
+  Start start;
+  start.prefix = hosts_.prefix(0);
+  start.arguments = {"--rsh", HVD_TEST_AGENT, "-np",  "2",     "--max-np", "4",    "--bind",
+                     "none",  kProgram,       "1000", "10000", "-900",     marker_};
+  start.arguments.insert(start.arguments.begin(),
+                         {"--host-discovery-script", "cat " + (folder.path() / "hosts").string()});
+  start.environment = {{"HVD_PEER_TIMEOUT", "6"}};
+  HvdrunProcess hvdrun(start);
+  ASSERT_TRUE(hvdrun.wait_for(" of 2,", 2, kTimeout));
+  list(both[0] + both[1]);
+  ASSERT_TRUE(hvdrun.wait_for(" of 4,", 4, kTimeout));
+  list(both[1]);
+  ASSERT_TRUE(hvdrun.wait_for(" of 2,", 4, kTimeout));
+  list(both[0]);
+  ASSERT_TRUE(hvdrun.wait_for("worker 5 pid", 1, kTimeout));
+  const Result result = expect_end(hvdrun, 900);
+  EXPECT_THAT(result.err, Not(HasSubstr(" is lost")));
+  EXPECT_EQ(count(result.out, "end at step"), 2) << result.out;
+}
+
+/// The same line on every node, without a remote shell; two of the nodes are host 1.
+TEST_F(ElasticHosts, NodesJoinLeaveAndReturnByRendezvous) {
+  const auto node = [this](int host) {
+    Start start;
+    start.prefix = hosts_.prefix(host);
+    start.arguments = {"--nnodes",
+                       "1:3",
+                       "--nproc-per-node",
+                       "1",
+                       "--rdzv-backend",
+                       "c10d",
+                       "--rdzv-endpoint",
+                       hosts_.name(0) + ":29400",
+                       "--bind",
+                       "none",
+                       kProgram,
+                       "1000",
+                       "10000",
+                       "-900",
+                       marker_};
+    start.environment = {{"HVD_PEER_TIMEOUT", "6"}};
+    return std::make_unique<HvdrunProcess>(start);
+  };
+  const auto second = node(1);  // waits for the first one
+  const auto first = node(0);
+  ASSERT_TRUE(first->wait_for(" of 2,", 2, kTimeout));
+  const auto third = node(1);
+  ASSERT_TRUE(first->wait_for(" of 3,", 3, kTimeout));
+  third->signal(SIGTERM);
+  EXPECT_EQ(third->wait(kTimeout).code, 0);
+  ASSERT_TRUE(first->wait_for(" of 2,", 4, kTimeout));
+  const auto again = node(1);
+  ASSERT_TRUE(first->wait_for(" of 3,", 6, kTimeout));
+  const Result result = expect_end(*first, 900);
+  EXPECT_THAT(result.err, Not(HasSubstr(" is lost"))) << "all changes were in order";
+  EXPECT_EQ(second->wait(kTimeout).code, 0);
+  EXPECT_EQ(again->wait(kTimeout).code, 0);
+}
+
+/// A machine that is taken back: its ranks stop at a commit, and the others go on from there.
+TEST_F(ElasticHosts, AHostWhoseAgentGetsSigtermLeavesWithoutTheLossOfAStep) {
+  HvdrunProcess hvdrun(job(1, "6", 400));  // rank 0 is on the host that leaves
+  ASSERT_TRUE(begins(hvdrun));
+  for (const int pid : hosts_.processes(1)) {
+    // The agent leads the processes of that host.
+    std::ifstream file("/proc/" + std::to_string(pid) + "/cmdline");
+    const std::string words((std::istreambuf_iterator<char>(file)), {});
+    if (words.find("hvdrun") != words.npos && words.find("--agent") != words.npos)
+      ::kill(pid, SIGTERM);
+  }
+  ASSERT_TRUE(hvdrun.wait_for(" of 2,", 2, kTimeout));
+  const Result result = expect_end(hvdrun, 400);
+  EXPECT_THAT(result.err, HasSubstr("host " + hosts_.name(1) + " leaves the job"));
+  EXPECT_THAT(result.err, Not(HasSubstr(" is lost")));
 }
 
 }  // namespace

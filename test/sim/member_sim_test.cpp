@@ -43,6 +43,8 @@ constexpr const char* kSituations[] = {"a change in order has a target",
                                        "a state is damaged",
                                        "a state is loaded again",
                                        "a step takes long",
+                                       "a worker need not leave any more",
+                                       "a worker that leaves gives its state first",
                                        "all members have written parameters since the commit",
                                        "an agent's lease expires",
                                        "an operation fails after the parameters were written",
@@ -50,7 +52,8 @@ constexpr const char* kSituations[] = {"a change in order has a target",
                                        "the job is complete",
                                        "the job has too few ranks",
                                        "the state is lost",
-                                       "two hosts lose each other"};
+                                       "two hosts lose each other",
+                                       "workers leave in order"};
 
 TEST(MemberSimulation, WhateverDiesOrStopsAllGoOnFromOneCommit) {
   const std::uint64_t count = hvd::testing::seeds(1000, 10000);

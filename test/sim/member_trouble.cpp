@@ -128,10 +128,35 @@ void MemberWorld::trouble_hosts(Host& host, int kind) {
     hosts_[other].troubled = true;
     after(milliseconds(1 + random_.below(3'000)),
           [this, index, other] { broken_.erase(std::minmax(index, other)); });
-  } else {
+  } else if (kind < 88) {
     cover("a host leaves in order");
     host.troubled = true;
+    host.leaves = true;
     coordinator_->host_leaves(host.name, now_);
+  } else {
+    cover("workers leave in order");
+    leave_in_order(index);
+  }
+}
+
+/// Some or all workers of a host leave, of which some may stay after all, and others replace them.
+void MemberWorld::leave_in_order(std::size_t host) {
+  const int part = random_.chance(50) ? 100 : 50;
+  std::vector<WorkerId> leavers;
+  for (const auto& [id, process] : processes_)
+    if (process.host == host && process.alive && !process.over && random_.chance(part))
+      leavers.push_back(id);
+  for (const WorkerId id : leavers) {
+    leaving_.insert(id);
+    coordinator_->worker_leaves(id, true, now_);
+    if (random_.chance(60)) replace(host);
+    if (random_.chance(20)) {
+      after(between(0, 300'000), [this, id] {
+        cover("a worker need not leave any more");
+        leaving_.erase(id);
+        coordinator_->worker_leaves(id, false, now_);
+      });
+    }
   }
 }
 
@@ -159,7 +184,12 @@ void MemberWorld::check_delivery(const Deliver& deliver) {
   }
   if (const auto* const assign = std::get_if<Assign>(&deliver.message)) {
     const auto size = static_cast<int>(assign->seats.size());
-    if (size < scenario_.least || size > scenario_.most) fail(text("a generation of ", size));
+    const WorkerId root_id = assign->seats[assign->root].worker;
+    const bool gives = leaving_.contains(root_id) || hosts_[processes_.at(root_id).host].leaves;
+    cover("a worker that leaves gives its state first", gives && size > 1);
+    // Beyond the largest size there may be one that leaves afterwards.
+    if (size < scenario_.least || size > scenario_.most + (gives ? 1 : 0))
+      fail(text("a generation of ", size));
     std::set<WorkerId> members;
     for (const Seat& seat : assign->seats) {
       members.insert(seat.worker);
@@ -169,6 +199,9 @@ void MemberWorld::check_delivery(const Deliver& deliver) {
         fail(text("worker ", seat.worker, " loses a step in a change in order"));
     }
     if (members.size() != assign->seats.size()) fail("a worker has two ranks");
+    if (assign->state.kind == StateKind::kTouched) {
+      touched_.insert({processes_.at(root_id).model.history, assign->state.commit});
+    }
     if (deliver.to == assign->seats.front().worker) {
       cover("a change in order is carried out", in_order_ == assign->generation);
       cover("all members have written parameters since the commit",
@@ -197,7 +230,8 @@ void MemberWorld::check_run(const Process& process) {
   if (last.first == process.model.history && last.second > state.commit)
     fail(text("commit ", last.second, " of worker ", process.id, " is undone"));
   const auto own = process.committed.find({process.model.history, state.commit});
-  const bool touched = process.assign.state.kind == StateKind::kTouched;
+  // Also if a generation to which it was given was reset before it has run.
+  const bool touched = touched_.contains({process.model.history, state.commit});
   const bool differs = own != process.committed.end() && own->second != state.hash;
   if (differs && !touched && !damaged_)
     fail(text("commit ", state.commit, " of worker ", process.id, " has changed"));

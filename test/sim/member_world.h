@@ -56,7 +56,8 @@ class MemberWorld {
     bool cut = false;           ///< from hvdrun
     bool disconnected = false;  ///< hvdrun has lost the connection to its agent
     bool isolated = false;      ///< also from the other hosts
-    bool troubled = false;      ///< for so long that its processes may be lost
+    bool leaves = false;
+    bool troubled = false;  ///< for so long that its processes may be lost
     Lease lease;
     std::vector<std::function<void()>> held = {};  ///< messages while it is cut
     TimePoint last_up = {}, last_down = {};        ///< messages arrive in order
@@ -148,6 +149,7 @@ class MemberWorld {
   void trouble_at_a_phase(int which);
   void trouble_hosts(Host&, int kind);
   void trouble_program(Process&, int kind);
+  void leave_in_order(std::size_t host);
 
   // Checks.
   void fail(const std::string&);
@@ -175,6 +177,9 @@ class MemberWorld {
   Generation in_order_ = 0;  ///< the generation that a change in order leads to
   std::set<std::pair<std::size_t, std::size_t>> broken_;  ///< hosts that cannot reach each other
   std::set<WorkerId> members_;                            ///< of the generation assigned last
+  std::set<WorkerId> leaving_;                            ///< in order
+  /// Commits (history, number) of which all had written parameters: one state was given to all.
+  std::set<std::pair<std::uint64_t, Commit>> touched_;
   std::map<Generation, Model> starts_;
   std::vector<std::string> faults_;
 };

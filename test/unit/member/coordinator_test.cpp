@@ -336,6 +336,90 @@ TEST_F(CoordinatorTest, AHostLeavesInOrderUnlessItAloneHasTheState) {
   EXPECT_THAT(coordinator_->losses(), IsEmpty());
 }
 
+TEST_F(CoordinatorTest, JoinersTakeThePlacesOfAHostThatLeaves) {
+  run_on({"a", "b"}, 2, 2);
+  coordinator_->host_leaves("b", now_);
+  pass(seconds(2));
+  EXPECT_EQ(last<Go>(1).generation, 1u) << "the job needs both";
+  join(3, "c");
+  pass(seconds(5));
+  const Prepare prepare = last<Prepare>(1);
+  coordinator_->receive(1, Begun{prepare.change, 7}, now_);
+  coordinator_->receive(2, Begun{prepare.change, 7}, now_);
+  whole(1, 8);
+  whole(2, 8);
+  ready(3);
+  EXPECT_THAT(seats(1), ElementsAre(1, 3));
+  last<End>(2);
+  EXPECT_THAT(coordinator_->losses(), IsEmpty());
+}
+
+TEST_F(CoordinatorTest, AHostThatAloneHasTheStateGivesItToTheJoinersFirst) {
+  run_on({"a", "a"}, 2, 2);
+  coordinator_->host_leaves("a", now_);
+  join(3, "b");
+  join(4, "b");
+  pass(seconds(5));
+  const Prepare prepare = last<Prepare>(1);
+  coordinator_->receive(1, Begun{prepare.change, 7}, now_);
+  coordinator_->receive(2, Begun{prepare.change, 7}, now_);
+  whole(1, 8);
+  whole(2, 8);
+  ready(3);
+  ready(4);
+  EXPECT_THAT(seats(1), ElementsAre(1, 3, 4)) << "one beyond the largest size";
+  last<End>(2);
+  for (const WorkerId id : {1, 3, 4}) synced(id, 8);
+  const Prepare again = last<Prepare>(1);
+  for (const WorkerId id : {1, 3, 4}) coordinator_->receive(id, Begun{again.change, 8}, now_);
+  for (const WorkerId id : {1, 3, 4}) whole(id, 9);
+  EXPECT_THAT(seats(3), ElementsAre(3, 4));
+  last<End>(1);
+  for (const WorkerId id : {3, 4}) synced(id, 9);
+  pass(seconds(20));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
+  EXPECT_EQ(coordinator_->resets(), 2);
+}
+
+TEST_F(CoordinatorTest, AJoinerThatIsLateDoesNotTakeAPlace) {
+  run_on({"a", "b"}, 2, 2);
+  coordinator_->host_leaves("b", now_);
+  join(3, "c");
+  pass(seconds(5));
+  const Prepare prepare = last<Prepare>(1);
+  coordinator_->receive(1, Begun{prepare.change, 7}, now_);
+  coordinator_->receive(2, Begun{prepare.change, 7}, now_);
+  whole(1, 8);
+  whole(2, 8);
+  pass(seconds(1));
+  EXPECT_THAT(seats(1), ElementsAre(1, 2));
+}
+
+TEST_F(CoordinatorTest, AWorkerLeavesInOrderUnlessItMayStayAgain) {
+  run(3, 1, 3);
+  coordinator_->worker_leaves(3, true, now_);
+  const Prepare prepare = last<Prepare>(1);
+  coordinator_->worker_leaves(3, false, now_);
+  for (const WorkerId id : {1, 2, 3}) coordinator_->receive(id, Begun{prepare.change, 4}, now_);
+  for (const WorkerId id : {1, 2, 3}) whole(id, 5);
+  EXPECT_THAT(seats(1), ElementsAre(1, 2, 3));
+  for (const WorkerId id : {1, 2, 3}) synced(id, 5);
+  coordinator_->worker_leaves(2, true, now_);
+  const Prepare again = last<Prepare>(1);
+  for (const WorkerId id : {1, 2, 3}) coordinator_->receive(id, Begun{again.change, 6}, now_);
+  for (const WorkerId id : {1, 2, 3}) whole(id, 7);
+  EXPECT_THAT(seats(1), ElementsAre(1, 3));
+  last<End>(2);
+}
+
+TEST_F(CoordinatorTest, ASpareThatIsToLeaveEndsAtOnce) {
+  run_on({"a", "b"}, 1, 2);
+  join(3, "c");
+  coordinator_->host_leaves("c", now_);
+  last<End>(3);
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
+}
+
 TEST_F(CoordinatorTest, WithoutSurvivorsTheLeaseOfALostHostPassesFirst) {
   make(1, 1, 4);
   join(1, "a");

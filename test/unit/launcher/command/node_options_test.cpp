@@ -95,9 +95,31 @@ TEST(NodeOptions, OnlyC10dDistributesTheRanks) {
               HasSubstr("expected --node-rank K, from 0 to 1"));
 }
 
+TEST(NodeOptions, ARangeOfNodesIsAnElasticJob) {
+  const NodeOptions node = make({.nodes = "2:5",
+                                 .processes = "4",
+                                 .backend = "c10d",
+                                 .endpoint = "n0:7",
+                                 .run_id = "j",
+                                 .max_restarts = "3"});
+  EXPECT_TRUE(node.is_elastic());
+  EXPECT_EQ(node.nodes, 2);
+  EXPECT_EQ(node.most_nodes, 5);
+  EXPECT_EQ(node.master_address, "n0");
+  EXPECT_EQ(node.master_port, 7);
+  EXPECT_FALSE(make({.nodes = "2:2", .backend = "c10d", .endpoint = "n0:7"}).is_elastic());
+  EXPECT_THAT(node_error({.nodes = "1:4"}), HasSubstr("--rdzv-backend c10d and --rdzv-endpoint"));
+  EXPECT_THAT(node_error({.nodes = "1:4", .backend = "static", .endpoint = "n0:7"}),
+              HasSubstr("--rdzv-backend c10d and --rdzv-endpoint"));
+  EXPECT_THAT(node_error({.nodes = "1:4", .rank = "1", .backend = "c10d", .endpoint = "n0:7"}),
+              HasSubstr("leave out --node-rank"));
+  EXPECT_THAT(
+      node_error({.nodes = "1:1000000", .processes = "2", .backend = "c10d", .endpoint = "n0:7"}),
+      HasSubstr("at most 1000000 ranks, got 1000000 times 2"));
+}
+
 TEST(NodeOptions, ErrorsNameTheOption) {
-  EXPECT_THAT(node_error({.nodes = "1:4"}), HasSubstr("(elastic jobs) are not supported yet"));
-  for (const char* bad : {"0", "x", "2:", ":2"})
+  for (const char* bad : {"0", "x", "2:", ":2", "3:2", "1:2:3", "0:2"})
     EXPECT_THAT(node_error({.nodes = bad}), HasSubstr("--nnodes: expected")) << bad;
   EXPECT_THAT(node_error({.nodes = "2", .rank = "0"}), HasSubstr("expected --master-addr"));
   EXPECT_THAT(node_error({.nodes = "2", .rank = "2", .master_address = "n0"}),

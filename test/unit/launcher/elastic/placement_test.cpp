@@ -219,5 +219,61 @@ TEST(Placement, CountsFailuresBeforeTheFirstGeneration) {
   EXPECT_EQ(cluster.placement.failed_starts(), 2) << "a generation has run";
 }
 
+TEST(Placement, HostsAreAddedAndHaveOtherNumbersOfSlots) {
+  Cluster cluster({1}, {.start = 1, .least = 1, .most = 4});
+  EXPECT_THAT(cluster.start(), ElementsAre(0));
+  cluster.placement.runs(0);
+  EXPECT_THAT(cluster.start(), IsEmpty());
+  EXPECT_EQ(cluster.placement.add_host(0, cluster.now), 1U);
+  EXPECT_THAT(cluster.placement.agents_due(cluster.now), IsEmpty()) << "it has no slots";
+  EXPECT_EQ(cluster.placement.resize_host(1, 2), 2);
+  EXPECT_THAT(cluster.placement.agents_due(cluster.now), ElementsAre(1));
+  cluster.placement.host_connected(1);
+  EXPECT_THAT(cluster.start(), ElementsAre(1, 2));
+  EXPECT_EQ(cluster.placement.resize_host(0, 3), 2);
+  EXPECT_THAT(cluster.start(), ElementsAre(3)) << "four ranks at most";
+  EXPECT_EQ(cluster.placement.resize_host(0, 2), 0);
+  EXPECT_TRUE(cluster.placement.has_place(3));
+  EXPECT_FALSE(cluster.placement.has_place(4));
+}
+
+TEST(Placement, WorkersWithoutAPlaceAreReplacedWhileTheyLeave) {
+  Cluster cluster({2, 2}, {.start = 2, .least = 2, .most = 2});
+  EXPECT_THAT(cluster.start(), ElementsAre(0, 1));
+  cluster.placement.runs(0);
+  cluster.placement.resize_host(0, 0);
+  EXPECT_FALSE(cluster.placement.has_place_on(0));
+  EXPECT_THAT(cluster.start(), ElementsAre(2, 3));
+  cluster.placement.left(0);
+  cluster.placement.left(1);
+  EXPECT_THAT(cluster.start(), IsEmpty());
+  EXPECT_EQ(cluster.placement.replaced(), 0) << "nothing has failed";
+  cluster.placement.host_lost(0, cluster.now);
+  EXPECT_THAT(cluster.placement.agents_due(cluster.now), IsEmpty());
+  EXPECT_EQ(cluster.placement.resize_host(0, 2), 0) << "it has its slots again";
+  EXPECT_THAT(cluster.placement.agents_due(cluster.now), ElementsAre(0));
+}
+
+TEST(Placement, AHostThatReturnsIsNotRefusedAnyMore) {
+  Cluster cluster({1}, {.start = 1, .least = 1, .most = 1});
+  cluster.placement.refuse_host(0);
+  EXPECT_THAT(cluster.start(), IsEmpty());
+  cluster.placement.forget_failures(0, cluster.now);
+  EXPECT_THAT(cluster.start(), ElementsAre(0));
+}
+
+TEST(Placement, TheCooldownHasARange) {
+  Placement placement({1, 1}, {}, seconds(100), {.first = seconds(3), .longest = seconds(5)});
+  for (const std::size_t host : placement.agents_due(seconds(100))) placement.host_connected(host);
+  TimePoint now = seconds(100);
+  for (const int cooldown : {3, 5, 5}) {
+    for (int failure = 0; failure < 3; ++failure) placement.lost(0, 1, now);
+    const auto left_out = placement.take_left_out();
+    ASSERT_THAT(left_out, SizeIs(1));
+    EXPECT_EQ(left_out[0].cooldown, seconds(cooldown));
+    now += seconds(100);
+  }
+}
+
 }  // namespace
 }  // namespace hvd::launcher

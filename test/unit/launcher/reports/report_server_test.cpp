@@ -30,6 +30,9 @@ using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 struct Observed final : RankObserver {
+  std::vector<int> on_join(const Hello& from) override {
+    return from.slots == 2 ? std::vector<int>{0, 2} : std::vector<int>();
+  }
   void on_hello(const Hello& from, const std::string& from_address) override {
     for (const Seat& seat : from.seats) hello.push_back(seat.rank);
     address = from_address;
@@ -54,7 +57,7 @@ struct Observed final : RankObserver {
 struct AgentSide {
   bool introduce(std::uint16_t port, const std::vector<int>& ranks, const std::string& token,
                  bool same_clock) {
-    Hello hello{.host = "h"};
+    Hello hello{.host = "h", .slots = slots};
     for (const int rank : ranks) hello.seats.push_back({.rank = rank});
     return connect_to_launcher(io, {{"127.0.0.1"}, port, same_clock}, hello, token, 30'000,
                                milliseconds(2000), milliseconds(2000),
@@ -74,6 +77,7 @@ struct AgentSide {
     io.poll();
   }
 
+  int slots = 0;  ///< of a node that joins by itself
   asio::io_context io;
   std::shared_ptr<FrameConnection> frames;
   Welcome welcome;
@@ -122,6 +126,43 @@ class ReportServerTest : public ::testing::Test {
   ReportServer server_{io_,  3,      "the token", {.columns = 80, .rows = 25},
                        true, 30'000, observed_,   milliseconds(300)};
 };
+
+TEST_F(ReportServerTest, ANodeThatJoinsByItselfGetsTheNumbersOfItsSlots) {
+  AgentSide agent, refused, stranger;
+  refused.slots = 3;
+  EXPECT_FALSE(introduced(refused, "the token", {}));
+  agent.slots = stranger.slots = 2;
+  EXPECT_FALSE(introduced(stranger, "another token", {}));
+  ASSERT_TRUE(introduced(agent, "the token", {}));
+  EXPECT_THAT(agent.welcome.ranks, ElementsAre(0, 2));
+  EXPECT_THAT(observed_.hello, ElementsAre(0, 2));
+}
+
+TEST_F(ReportServerTest, AnAgentGetsMoreSlots) {
+  AgentSide agent;
+  ASSERT_TRUE(introduced(agent, "the token"));
+  server_.add_slots(2);
+  server_.give_slots(1, {3, 4});
+  agent.frames->send(FrameType::kStdout, 4, "of slot 4");
+  for (int i = 0; i < 2000 && (agent.received.empty() || observed_.output.empty()); ++i)
+    turn(agent);
+  ASSERT_EQ(agent.received.size(), 1U);
+  EXPECT_EQ(agent.received[0].type, FrameType::kSlots);
+  EXPECT_THAT(decode<MoreSlots>(agent.received[0].payload).ranks, ElementsAre(3, 4));
+  EXPECT_EQ(observed_.output, "of slot 4");
+}
+
+TEST_F(ReportServerTest, AgentsAreToldHowTheJobHasEnded) {
+  AgentSide agent;
+  ASSERT_TRUE(introduced(agent, "the token"));
+  server_.release(1);  // is sent first
+  server_.finish_all(76);
+  for (int i = 0; i < 2000 && !agent.ended; ++i) turn(agent);
+  ASSERT_EQ(agent.received.size(), 2U);
+  EXPECT_EQ(agent.received[1].type, FrameType::kFinished);
+  EXPECT_EQ(decode<Finished>(agent.received[1].payload).code, 76);
+  EXPECT_TRUE(agent.ended);
+}
 
 TEST_F(ReportServerTest, AdmitsAnAgentWithTheToken) {
   AgentSide agent;

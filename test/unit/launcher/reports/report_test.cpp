@@ -80,11 +80,22 @@ TEST(Records, HaveTheirFieldsInJson) {
   expect_json(Hello{.proof = "t",
                     .host = "h",
                     .master_port = 8,
-                    .seats = {{.rank = 3, .local_rank = 1, .omp_threads = 5, .bound_cpus = 2}}},
+                    .seats = {{.rank = 3, .local_rank = 1, .omp_threads = 5, .bound_cpus = 2}},
+                    .slots = 4},
               R"({"host":"h","master_port":8,"proof":"t","seats":[{"bound_cpus":2,"local_rank":1,)"
-              R"("omp_threads":5,"rank":3}]})");
-  expect_json(Welcome{.columns = 80, .rows = 24, .time_ns = 5, .credit = 6},
-              R"({"columns":80,"credit":6,"rows":24,"time_ns":5})");
+              R"("omp_threads":5,"rank":3}],"slots":4})");
+  expect_json(Welcome{.columns = 80,
+                      .rows = 24,
+                      .time_ns = 5,
+                      .credit = 6,
+                      .ranks = {1, 2},
+                      .renewal = 7,
+                      .heartbeat = 8,
+                      .kill = 9},
+              R"({"columns":80,"credit":6,"heartbeat":8,"kill":9,"ranks":[1,2],"renewal":7,)"
+              R"("rows":24,"time_ns":5})");
+  expect_json(Finished{.code = 76}, R"({"code":76})");
+  expect_json(MoreSlots{.ranks = {4, 5}}, R"({"ranks":[4,5]})");
   expect_json(StartOrder{.address = "10.0.0.1",
                          .master_port = 2,
                          .node = 3,
