@@ -80,7 +80,7 @@ MAY_INCLUDE = {
     "torch/state": {"base/text.h", "torch/sharded", "torch/optimizer", "torch/reducer", "torch/data", "torch/operations",
                     "torch/tensors", "torch's interface", "public"},
     "torch/checkpoint": {"base/text.h", "torch/state", "torch/data", "torch/operations", "torch/tensors", "torch's interface", "public"},
-    "torch/elastic": {"base/text.h", "torch/state", "torch/sharded", "torch/optimizer", "torch/reducer", "torch/data", "torch/tensors", "torch's interface", "public"},
+    "torch/elastic": {"base/text.h", "torch/checkpoint", "torch/state", "torch/sharded", "torch/optimizer", "torch/reducer", "torch/data", "torch/tensors", "torch's interface", "public"},
     "torch/trainer": {"base/text.h", "torch/accelerator", "torch/checkpoint", "torch/reducer", "torch/operations", "torch's interface", "public"},
     "torch/accelerator": {"base/text.h", "torch/optimizer", "torch/operations", "torch/tensors", "torch's interface", "public"},
     "launcher/system": {"base", "public"},

@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <exception>
+#include <memory>
 #include <set>
+#include <span>
 #include <utility>
 
 #include "accelerator/core.h"
@@ -13,6 +15,7 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "operations/agreement.h"
+#include "operations/membership.h"
 
 namespace hvd {
 namespace {
@@ -31,8 +34,20 @@ const char* name_of(Precision precision) {
 
 const char* yes_or_no(bool value) { return value ? "true" : "false"; }
 
-/// Checks that all ranks have the same options, and returns the loss scaler. Collective. @throws as
-/// Accelerator()
+/// The options that must be equal on all ranks, but those of the loss scale.
+std::vector<libtorch::Fact> facts_of(const AcceleratorOptions& options, torch::Device device) {
+  return {{"mixed_precision", name_of(options.mixed_precision)},
+          {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
+          {"sharded", yes_or_no(options.sharded)},
+          {"type of device", c10::DeviceTypeName(device.type(), /*lower_case=*/true)},
+          {"sync_batch_norm", yes_or_no(options.sync_batch_norm)},
+          {"device_placement", yes_or_no(options.device_placement)},
+          {"step_scheduler_with_optimizer", yes_or_no(options.step_scheduler_with_optimizer)},
+          {"compression", text(static_cast<int>(options.compression))}};
+}
+
+/// Checks that all ranks have the same options, and returns the loss scaler. Collective, except in
+/// an elastic job. @throws as Accelerator()
 GradScaler agreed_scaler(const AcceleratorOptions& options, torch::Device device) {
   std::string error;
   if (options.gradient_accumulation_steps < 1) {
@@ -48,22 +63,19 @@ GradScaler agreed_scaler(const AcceleratorOptions& options, torch::Device device
   } catch (const UsageError& refused) {
     if (error.empty()) error = text("Accelerator: grad_scaler: ", refused.what());
   }
-  libtorch::agree(
-      {.name = "accelerator.construct",
-       .title = "Accelerator",
-       .expected = "expected the same options on every rank"},
-      error,
-      {{"mixed_precision", name_of(options.mixed_precision)},
-       {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
-       {"sharded", yes_or_no(options.sharded)},
-       {"type of device", c10::DeviceTypeName(device.type(), /*lower_case=*/true)},
-       {"sync_batch_norm", yes_or_no(options.sync_batch_norm)},
-       {"device_placement", yes_or_no(options.device_placement)},
-       {"step_scheduler_with_optimizer", yes_or_no(options.step_scheduler_with_optimizer)},
-       {"compression", text(static_cast<int>(options.compression))},
-       {"grad_scaler",
-        text("scale ", scaling.init_scale, ", growth ", scaling.growth_factor, ", backoff ",
-             scaling.backoff_factor, ", interval ", scaling.growth_interval)}});
+  if (libtorch::is_elastic()) {
+    if (!error.empty()) throw UsageError(error);
+    return *scaler;
+  }
+  std::vector<libtorch::Fact> facts = facts_of(options, device);
+  facts.emplace_back(
+      "grad_scaler",
+      text("scale ", scaling.init_scale, ", growth ", scaling.growth_factor, ", backoff ",
+           scaling.backoff_factor, ", interval ", scaling.growth_interval));
+  libtorch::agree({.name = "accelerator.construct",
+                   .title = "Accelerator",
+                   .expected = "expected the same options on every rank"},
+                  error, facts);
   return *scaler;
 }
 
@@ -74,6 +86,8 @@ void warn_of(const char* where, const std::exception& error) {
 }  // namespace
 
 namespace libtorch {
+
+bool is_elastic() { return waits_for_rank() || elastic::generation() > 0; }
 
 JobMembership::JobMembership(const Options& options) {
   if (is_initialized()) return;
@@ -93,7 +107,7 @@ JobMembership::~JobMembership() {
 AcceleratorCore::AcceleratorCore(AcceleratorOptions given)
     : job(given.init),
       options(std::move(given)),
-      device(options.cpu ? torch::Device(torch::kCPU) : hvd::device()),
+      device(options.cpu || waits_for_rank() ? torch::Device(torch::kCPU) : hvd::device()),
       scaler(agreed_scaler(options, device)) {}
 
 void AcceleratorCore::update_scale() {
@@ -102,6 +116,17 @@ void AcceleratorCore::update_scale() {
   if (!scale_is_due || in_use) return;
   scaler.update();
   scale_is_due = false;
+}
+
+void AcceleratorCore::forget_step() {
+  sync = true;
+  passes = 0;
+  scale_is_due = false;
+  trigger = false;
+  for (const auto& optimizer : optimizers) {
+    optimizer->unscaled_ = optimizer->skipped_ = false;
+    optimizer->wrapper().zero_grad();
+  }
 }
 
 std::vector<NoSync> AcceleratorCore::no_sync() const {
@@ -279,6 +304,63 @@ Autocast Accelerator::autocast() const {
   // Keeps the program's own setting.
   return Autocast(core_->device, at::autocast::get_autocast_dtype(type),
                   at::autocast::is_autocast_enabled(type));
+}
+
+// --- Elastic jobs ---
+
+void Accelerator::run(const std::function<void()>& body, const ElasticRunOptions& options) {
+  if (!body) throw UsageError("Accelerator::run: expected a function");
+  if (!options.resume_from) return run(core_->prepared_state(), body, options, nullptr);
+  bool load_due = false;  // the ranks have a first state, without the checkpoint
+  TrainingState all = core_->prepared_state();
+  all.value("accelerator.load_due", load_due);
+  const auto load_and_train = [&] {
+    if (std::exchange(load_due, false)) {
+      load_checkpoint(*options.resume_from, training_state());
+      commit();
+    }
+    body();
+  };
+  run(all, load_and_train, options, [&] { load_due = true; });
+}
+
+void Accelerator::run(const TrainingState& all, const std::function<void()>& body,
+                      const ElasticRunOptions& options, const std::function<void()>& load) {
+  libtorch::AcceleratorCore& core = *core_;
+  if (core.tracked != nullptr)
+    throw UsageError("Accelerator::run: called in the function of run(); expected one call");
+  elastic::TorchState state(elastic::TorchStateOptions{.copy = options.copy});
+  state.track(all).random(options.seed);
+  std::string agreed;
+  for (const auto& [name, value] : facts_of(core.options, core.device))
+    agreed += text(agreed.empty() ? "" : ", ", name, " ", value);
+  // The ranks compare the types of what they track.
+  static_cast<elastic::State&>(state).track(
+      elastic::Part{.name = "accelerator",
+                    .type = std::move(agreed),
+                    .view = [] { return std::span<const std::byte>(); },
+                    .room = [](std::size_t) { return std::span<std::byte>(); }});
+  if (options.on_change) state.on_change(options.on_change);
+  core.tracked = &state;
+  const std::shared_ptr<const void> in_run(nullptr, [&core](auto) { core.tracked = nullptr; });
+  elastic::run(state,
+               [&] {
+                 core.forget_step();
+                 body();
+               },
+               {.load = load});
+}
+
+void Accelerator::commit() {
+  if (core_->tracked == nullptr)
+    throw UsageError("Accelerator::commit: called outside the function of Accelerator::run()");
+  if (!core_->sync) return;
+  core_->update_scale();
+  core_->tracked->commit();
+}
+
+std::uint64_t Accelerator::commits() const noexcept {
+  return core_->tracked == nullptr ? 0 : core_->tracked->commits();
 }
 
 // --- The job ---

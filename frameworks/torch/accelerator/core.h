@@ -34,11 +34,19 @@ class JobMembership {
   bool owned_ = false;
 };
 
+/// Whether this process is a worker of an elastic job. Its ranks compare their arguments, and get
+/// equal parameters, when they join in elastic::run().
+bool is_elastic();
+
 /// The state of an Accelerator, which prepared objects refer to. Not thread-safe.
 struct AcceleratorCore {
   explicit AcceleratorCore(AcceleratorOptions options);
 
   bool half() const noexcept { return options.mixed_precision == Precision::kFP16; }
+  /// Modules, optimizers, schedulers, loaders, the loss scale, and what is registered.
+  TrainingState prepared_state();
+  /// Drops what an interrupted step has left.
+  void forget_step();
   /// Checks the arguments of prepare() on all ranks, and prepares them. Collective.
   void prepare(const std::vector<PrepareArgument>& arguments);
   /// Adjusts the loss scale after the steps of the last pass. Does nothing while an optimizer has
@@ -63,6 +71,7 @@ struct AcceleratorCore {
   bool sync = true;           ///< a step is due in the current pass
   std::int64_t passes = 0;    ///< calls of accumulate() since the last step that was due
   bool trigger = false;
+  elastic::TorchState* tracked = nullptr;  ///< in run()
   std::shared_ptr<RunningLoaders> running = std::make_shared<RunningLoaders>();
 
   std::vector<PreparedModule> modules;
@@ -72,6 +81,7 @@ struct AcceleratorCore {
   std::vector<std::function<void(TrainingState&, const std::string&)>> registered;
 
  private:
+  void prepare_each(const std::vector<PrepareArgument>& arguments);
   void prepare_module(const PreparedModule& module);
   void prepare_optimizer(torch::optim::Optimizer& optimizer);
   void prepare_schedulers(const std::vector<PrepareArgument>& arguments);

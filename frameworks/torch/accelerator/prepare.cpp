@@ -11,6 +11,7 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "operations/agreement.h"
+#include "operations/membership.h"
 #include "optimizer/live_optimizers.h"
 #include "optimizer/parameter_groups.h"
 #include "tensors/script_module.h"
@@ -186,6 +187,8 @@ std::string ArgumentCheck::error_in(const std::shared_ptr<LoaderProgress>& loade
   if (!error.empty()) return error;
   const LoaderProgress& progress = *loader;
   const std::string& name = progress.options().name;
+  // Before its first rank a worker cannot know how many there are.
+  if (libtorch::waits_for_rank() && progress.options().process_set.id() == 0) return {};
   if (progress.options().process_set.size() != size()) {
     return text("the loader '", name, "' divides its samples among ",
                 progress.options().process_set.size(), " of ", size(),
@@ -254,7 +257,7 @@ const PreparedModule* only_module(const std::vector<PreparedModule>& modules,
 /// Warns if ranks get batches of different sizes, since the means over these would count alike.
 void warn_of_uneven_batches(const LoaderProgress& loader) {
   const bool uneven = loader.options().remainder == Remainder::kUneven;
-  if (!uneven || size() == 1 || rank() != 0) return;
+  if (!uneven || libtorch::waits_for_rank() || size() == 1 || rank() != 0) return;
   TORCH_WARN(
       "hvd: Accelerator::prepare: the loader '", loader.options().name,
       "' gives the ranks batches of different sizes (Remainder::kUneven). For training, pass "
@@ -267,11 +270,19 @@ void warn_of_uneven_batches(const LoaderProgress& loader) {
 void AcceleratorCore::prepare(const std::vector<PrepareArgument>& arguments) {
   forget_ended_loaders();
   ArgumentCheck check(*this, arguments);
+  if (is_elastic()) {
+    if (const std::string error = check.error(); !error.empty()) throw UsageError(error);
+    return prepare_each(arguments);
+  }
   agree({.name = "accelerator.prepare",
          .title = "Accelerator::prepare",
          .verb = "passes",
          .expected = "expected the same arguments on every rank"},
         check.error(), check.facts());
+  prepare_each(arguments);
+}
+
+void AcceleratorCore::prepare_each(const std::vector<PrepareArgument>& arguments) {
   // Prepare the modules first: an optimizer's state begins on the device of its parameters.
   for (const PrepareArgument& argument : arguments)
     if (const auto* const module = std::get_if<PreparedModule>(&argument)) prepare_module(*module);
@@ -305,6 +316,7 @@ void AcceleratorCore::prepare_module(const PreparedModule& prepared) {
                           "the same tensors: move the module before the optimizer is constructed"));
   }
   modules.push_back(prepared);
+  if (is_elastic()) return;
   with_module(prepared, [](auto& module) {
     if (!StateDict(module).tensors().empty()) broadcast_parameters(module);
   });

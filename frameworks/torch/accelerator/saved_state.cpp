@@ -28,29 +28,29 @@ void Accelerator::add_registered(Recorder recorder) {
 }
 
 TrainingState Accelerator::training_state() {
-  libtorch::AcceleratorCore& core = *core_;
-  core.update_scale();
-  core.forget_ended_loaders();
+  core_->update_scale();
+  return core_->prepared_state().random().value("accumulated_passes", core_->passes);
+}
+
+TrainingState libtorch::AcceleratorCore::prepared_state() {
+  forget_ended_loaders();
   TrainingState state;
-  for (std::size_t i = 0; i < core.modules.size(); ++i) {
-    libtorch::with_module(core.modules[i],
-                          [&](auto& module) { state.model(module, numbered_name("model", i)); });
-  }
-  for (std::size_t i = 0; i < core.optimizers.size(); ++i) {
+  for (std::size_t i = 0; i < modules.size(); ++i)
+    with_module(modules[i], [&](auto& module) { state.model(module, numbered_name("model", i)); });
+  for (std::size_t i = 0; i < optimizers.size(); ++i) {
     std::visit(
         [&](const auto& wrapper) { state.optimizer(*wrapper, numbered_name("optimizer", i)); },
-        core.optimizers[i]->wrapper_);
+        optimizers[i]->wrapper_);
   }
-  for (std::size_t i = 0; i < core.schedulers.size(); ++i) {
+  for (std::size_t i = 0; i < schedulers.size(); ++i) {
     std::visit([&](auto* inner) { state.scheduler(*inner, numbered_name("scheduler", i)); },
-               core.schedulers[i]->inner_);
+               schedulers[i]->inner_);
   }
-  for (std::size_t i = 0; i < core.loaders.size(); ++i)
-    state.progress(core.loaders[i], numbered_name("loader", i));
-  if (core.half()) state.scaler(core.scaler);
-  for (std::size_t i = 0; i < core.registered.size(); ++i)
-    core.registered[i](state, text("registered_", i));
-  return state.random().value("accumulated_passes", core.passes);
+  for (std::size_t i = 0; i < loaders.size(); ++i)
+    state.progress(loaders[i], numbered_name("loader", i));
+  if (half()) state.scaler(scaler);
+  for (std::size_t i = 0; i < registered.size(); ++i) registered[i](state, text("registered_", i));
+  return state;
 }
 
 std::uint64_t Accelerator::save_state(const std::filesystem::path& folder,

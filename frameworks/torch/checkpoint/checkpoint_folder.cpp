@@ -12,6 +12,7 @@
 #include <exception>
 #include <sstream>
 #include <system_error>
+#include <thread>
 
 #include "base/text.h"
 #include "hvd/torch/checkpoint_error.h"
@@ -143,16 +144,23 @@ bool is_same_file(int file, const std::filesystem::path& path) {
 
 }  // namespace
 
-FolderLock::FolderLock(const std::filesystem::path& folder) : path_(folder / kName) {
-  while (!try_lock()) {
+FolderLock::FolderLock(const std::filesystem::path& folder, std::chrono::milliseconds patience)
+    : path_(folder / kName) {
+  const auto end = std::chrono::steady_clock::now() + patience;
+  for (;;) {
+    const Attempt attempt = try_lock();
+    if (attempt == Attempt::kLocked) break;
+    if (attempt == Attempt::kRemoved) continue;
+    if (std::chrono::steady_clock::now() >= end) refuse(holder_);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   const std::string text = this_process();
   // The text is only used in error texts, so a failure here is ignored.
   if (::ftruncate(file_, 0) == 0 && ::pwrite(file_, text.data(), text.size(), 0) < 0) return;
 }
 
-/// @return false when the last holder has removed the file in the meantime
-bool FolderLock::try_lock() {
+/// @return kRemoved when the last holder has removed the file in the meantime
+FolderLock::Attempt FolderLock::try_lock() {
   constexpr mode_t kMode = 0666;
   file_ = ::open(path_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, kMode);
   if (file_ < 0) {
@@ -160,18 +168,22 @@ bool FolderLock::try_lock() {
                           std::generic_category().message(errno));
   }
   if (::flock(file_, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-    const std::string other = holder();
+    holder_ = holder();
     ::close(file_);
-    throw CheckpointError(
-        path_.parent_path().string() + " is in use: " +
-        (other == this_process() ? "another Checkpointer or save_checkpoint() of this process"
-                                 : other) +
-        " is writing a checkpoint there; expected one at a time: wait for it, or save in another "
-        "folder");
+    return Attempt::kHeld;
   }
-  if (is_same_file(file_, path_)) return true;
+  if (is_same_file(file_, path_)) return Attempt::kLocked;
   ::close(file_);
-  return false;
+  return Attempt::kRemoved;
+}
+
+void FolderLock::refuse(const std::string& other) const {
+  throw CheckpointError(
+      path_.parent_path().string() + " is in use: " +
+      (other == this_process() ? "another Checkpointer or save_checkpoint() of this process"
+                               : other) +
+      " is writing a checkpoint there; expected one at a time: wait for it, or save in another "
+      "folder");
 }
 
 std::string FolderLock::holder() const {
@@ -196,11 +208,24 @@ constexpr const char* kManifest = "manifest";
 constexpr const char* kCommon = "common";
 constexpr const char* kRank = "rank-";
 constexpr const char* kModel = ".safetensors";
+constexpr std::string_view kGeneration = ".g";
+
+std::string with_generation(const std::string& name, std::uint64_t generation) {
+  return generation == 0 ? name : text(name, kGeneration, generation);
+}
+
+/// The longest wait for the lock in an elastic job, in seconds. A process that was cut off is
+/// killed before that, unless HVD_PEER_TIMEOUT is long.
+constexpr int kPatience = 60;
 
 /// Whether hvd gives files this name. Other files are never removed.
 bool is_ours(std::string name) {
   const std::string_view partial = kPartial;
   if (name.ends_with(partial)) name.resize(name.size() - partial.size());
+  if (const std::size_t mark = name.rfind(kGeneration); mark != std::string::npos) {
+    if (parse_number<std::uint64_t>(std::string_view(name).substr(mark + kGeneration.size())))
+      name.resize(mark);
+  }
   return name == kManifest || name == kCommon || name.ends_with(kModel) ||
          (name.starts_with(kRank) && parse_number<std::uint64_t>(std::string_view(name).substr(5)));
 }
@@ -223,8 +248,12 @@ fs::path CheckpointFolder::folder_of(std::uint64_t step) const {
   return path_ / (std::string(kStep) + number);
 }
 
-std::string CheckpointFolder::common_name() { return kCommon; }
-std::string CheckpointFolder::rank_name(int rank) { return kRank + std::to_string(rank); }
+std::string CheckpointFolder::common_name(std::uint64_t generation) {
+  return with_generation(kCommon, generation);
+}
+std::string CheckpointFolder::rank_name(int rank, std::uint64_t generation) {
+  return with_generation(kRank + std::to_string(rank), generation);
+}
 std::string CheckpointFolder::model_name(const std::string& item) { return item + kModel; }
 
 /// All steps that have a folder, complete or not, ascending.
@@ -268,10 +297,15 @@ void CheckpointFolder::require_newest(std::uint64_t step,
                              "(replace_newer)"));
 }
 
-void CheckpointFolder::begin(std::uint64_t step, std::optional<std::uint64_t> loaded) {
+void CheckpointFolder::begin(std::uint64_t step, std::optional<std::uint64_t> loaded,
+                             const JobGeneration& writer) {
   make_folder_durably(path_, calls_);
-  if (!lock_) lock_ = std::make_shared<FolderLock>(path_);
+  writer_ = writer;
+  // A rank that was cut off may hold the lock until it is killed.
+  const std::chrono::seconds patience(writer.elastic() ? kPatience : 0);
+  if (!lock_) lock_ = std::make_shared<FolderLock>(path_, patience);
   try {
+    GenerationRecord(path_, calls_).claim(writer);
     require_newest(step, loaded);
     // Leftover files are harmless: no manifest names them, or a later save overwrites them.
     if (is_there(folder_of(step))) remove(step);
@@ -308,6 +342,7 @@ void CheckpointFolder::check_sizes(const Manifest& manifest) const {
 std::string CheckpointFolder::commit(const Manifest& manifest,
                                      std::optional<std::uint64_t> loaded) {
   check_sizes(manifest);
+  GenerationRecord(path_, calls_).check(writer_);
   sync_folder(path_, calls_);  // makes the entry of the step's folder durable
   write_durably(folder_of(manifest.step) / kManifest, manifest.encode(), calls_);
   std::string complaint;

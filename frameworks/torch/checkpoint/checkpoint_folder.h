@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <memory>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "checkpoint/durable_file.h"
+#include "checkpoint/job_generation.h"
 
 namespace hvd::libtorch {
 
@@ -53,9 +55,12 @@ struct Manifest {
 /// file systems without locks every process succeeds. Not thread-safe.
 class FolderLock {
  public:
+  /// @param patience how long to wait for the holder, which in an elastic job may be a process that
+  /// was cut off and will be killed
   /// @throws CheckpointError with host, process and job of the holder, or when the folder does not
   /// exist
-  explicit FolderLock(const std::filesystem::path& folder);
+  explicit FolderLock(const std::filesystem::path& folder,
+                      std::chrono::milliseconds patience = std::chrono::milliseconds(0));
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
   /// Removes the file.
@@ -64,10 +69,13 @@ class FolderLock {
   static constexpr const char* kName = "lock";
 
  private:
-  bool try_lock();
+  enum class Attempt { kLocked, kRemoved, kHeld };
+  Attempt try_lock();
+  [[noreturn]] void refuse(const std::string& other) const;
   std::string holder() const;
 
   const std::filesystem::path path_;
+  std::string holder_;  ///< the last one that was found
   int file_ = -1;
 };
 
@@ -80,6 +88,10 @@ class FolderLock {
 ///                              manifest  written last; lists common and the ranks' files, with
 ///                                        their sizes and CRCs
 ///     FOLDER/lock                        while a checkpoint is written: names the writing process
+///
+/// In an elastic job the names of common and of the ranks' files end with ".g" and the number of
+/// the generation, so that a rank that was cut off cannot write to the files of a later generation,
+/// and FOLDER/generation names the last one that has written (GenerationRecord).
 ///
 /// A step without a manifest is left from an interrupted write. Each rank has its own object for
 /// the same folder, which must be on a file system that the ranks share. Not thread-safe.
@@ -98,9 +110,12 @@ class CheckpointFolder {
   /// The created names are on the disk when commit() returns.
   /// @param loaded complete checkpoints of later steps than this are replaced: the one of `step`
   /// now, the others by commit()
-  /// @throws CheckpointError when another process writes in this folder, and when a complete
-  /// checkpoint of this or a later step is not replaced, because it would remain the newest
-  void begin(std::uint64_t step, std::optional<std::uint64_t> loaded = std::nullopt);
+  /// @param writer the generation that writes, if the job is elastic
+  /// @throws CheckpointError when another process writes in this folder, when a later generation of
+  /// this job has written there, and when a complete checkpoint of this or a later step is not
+  /// replaced, because it would remain the newest
+  void begin(std::uint64_t step, std::optional<std::uint64_t> loaded = std::nullopt,
+             const JobGeneration& writer = {});
   /// Writes one file, common_name() or rank_name(). @throws CheckpointError
   CheckpointFile write(std::uint64_t step, const std::string& name, const ByteSource& source);
   /// Called on one rank when all files are written. When it returns, the checkpoint is complete and
@@ -122,8 +137,9 @@ class CheckpointFolder {
   std::string read(std::uint64_t step, const CheckpointFile& file) const;
 
   std::filesystem::path folder_of(std::uint64_t step) const;
-  static std::string common_name();
-  static std::string rank_name(int rank);
+  /// @param generation of an elastic job; 0 outside one
+  static std::string common_name(std::uint64_t generation = 0);
+  static std::string rank_name(int rank, std::uint64_t generation = 0);
   /// @param item the name of a model
   static std::string model_name(const std::string& item);
 
@@ -135,6 +151,7 @@ class CheckpointFolder {
 
   std::filesystem::path path_;
   FileCalls& calls_;
+  JobGeneration writer_ = {};         ///< since begin()
   std::shared_ptr<FolderLock> lock_;  ///< from begin() to commit() or abandon()
 };
 

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/text.h"
 #include "checkpoint/safetensors_save.h"
 #include "checkpoint/state_item.h"
 #include "hvd/error.h"
@@ -51,6 +52,15 @@ void fill_models(const TrainingState& state, std::map<std::string, ModelFile>& f
   files = std::move(filled);
 }
 
+/// A thread that writes in the background may outlive its generation, and the ranks of the next one
+/// do not take part in its votes.
+void require_same_ranks(const Snapshot& snapshot) {
+  if (present_generation() == snapshot.writer) return;
+  throw CheckpointError(text("the checkpoint of step ", snapshot.step,
+                             " was not completed, because the ranks of the elastic job have "
+                             "changed; the next one will be"));
+}
+
 }  // namespace
 
 void Snapshot::free_memory() {
@@ -66,6 +76,7 @@ void CheckpointWriter::take_snapshot(const TrainingState& state, std::optional<s
   snapshot.common = {};
   snapshot.own = {};
   snapshot.loaded = loaded;
+  snapshot.writer = present_generation();
   const std::string description =
       description_of(state, /*with_contents=*/true) + " for " +
       (step ? "step " + std::to_string(*step) : "the step after the newest") +
@@ -114,7 +125,7 @@ void CheckpointWriter::take_snapshot(const TrainingState& state, std::optional<s
         const auto newest = folder_.newest();
         step = newest ? *newest + 1 : 0;
       }
-      folder_.begin(*step, loaded);
+      folder_.begin(*step, loaded, snapshot.writer);
       begun = true;
       return encode_object(*step);
     });
@@ -132,8 +143,9 @@ std::string CheckpointWriter::write_own(const Snapshot& snapshot) {
         folder_.write(snapshot.step, name, [&bytes](const ByteSink& sink) { bytes.write(sink); });
     written.emplace_back(file.contents.bytes, file.contents.checksum, bytes.share_bytes());
   };
-  if (vote_.first()) write(CheckpointFolder::common_name(), snapshot.common);
-  write(CheckpointFolder::rank_name(vote_.rank()), snapshot.own);
+  const std::uint64_t generation = snapshot.writer.generation;
+  if (vote_.first()) write(CheckpointFolder::common_name(generation), snapshot.common);
+  write(CheckpointFolder::rank_name(vote_.rank(), generation), snapshot.own);
   for (const auto& [name, model] : snapshot.models) {
     folder_.write(snapshot.step, name,
                   [&bytes = model.bytes](const ByteSink& sink) { bytes.write(sink); });
@@ -150,8 +162,9 @@ void CheckpointWriter::commit(const Snapshot& snapshot, const std::vector<std::s
   };
   for (std::size_t r = 0; r < written.size(); ++r) {
     const auto files = decode_object<Written>(written[r]);
-    if (r == 0) add(CheckpointFolder::common_name(), files.front());
-    add(CheckpointFolder::rank_name(static_cast<int>(r)), files.back());
+    const std::uint64_t generation = snapshot.writer.generation;
+    if (r == 0) add(CheckpointFolder::common_name(generation), files.front());
+    add(CheckpointFolder::rank_name(static_cast<int>(r), generation), files.back());
   }
   const std::string newer = folder_.commit(manifest, snapshot.loaded);
   if (!newer.empty()) TORCH_WARN("hvd: a newer checkpoint was not removed: ", newer);
@@ -162,7 +175,12 @@ void CheckpointWriter::commit(const Snapshot& snapshot, const std::vector<std::s
 
 void CheckpointWriter::write(const Snapshot& snapshot, int keep) {
   try {
-    const auto written = vote_.run("write", [&] { return write_own(snapshot); });
+    const auto written = vote_.run("write", [&] {
+      std::string own = write_own(snapshot);
+      require_same_ranks(snapshot);
+      return own;
+    });
+    require_same_ranks(snapshot);
     vote_.run("commit", [&] {
       if (vote_.first()) commit(snapshot, written, keep);
       return std::string();

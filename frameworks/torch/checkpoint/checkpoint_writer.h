@@ -23,6 +23,7 @@ struct ModelFile {
 /// copies of tensors, because it points to its own members then.
 struct Snapshot {
   std::uint64_t step = 0;
+  JobGeneration writer = {};            ///< the generation in which it was taken
   std::optional<std::uint64_t> loaded;  ///< complete checkpoints later than this are replaced
   FileBytes common;                     ///< only on the first rank
   FileBytes own;

@@ -37,9 +37,9 @@ class ModuleItem final : public StateItem {
   NamedParameters parameters() const;
   NamedParameters buffers() const;
   StateDict state_dict() const;
+  std::string module_name() const;
 
  private:
-  std::string module_name() const;
   std::string stored_name(const std::string& what, const std::string& key) const;
 
   std::shared_ptr<torch::nn::Module> owner_;   ///< null if the module is not owned by a shared_ptr
@@ -67,6 +67,7 @@ class OptimizerItem final : public StateItem {
   bool takes_shards() const override { return true; }
   std::function<void()> decode_shards(const std::vector<std::string_view>& shards) override;
   void broadcast(int root_rank, const std::string& name) override;
+  torch::optim::Optimizer& optimizer() const noexcept { return optimizer_; }
 
  private:
   torch::optim::Optimizer& optimizer_;
@@ -210,6 +211,7 @@ class ShardedOptimizerItem final : public StateItem {
   bool takes_shards() const override { return true; }
   void broadcast(int root_rank, const std::string& name) override;
   std::function<void()> decode_shards(const std::vector<std::string_view>& shards) override;
+  ShardedOptimizer& optimizer() const noexcept { return optimizer_; }
 
  private:
   ShardedOptimizer& optimizer_;

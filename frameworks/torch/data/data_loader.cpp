@@ -102,9 +102,13 @@ LoaderProgress::LoaderProgress(std::optional<std::size_t> dataset_size, DataLoad
   if (!dataset_size) no_size_ = true;
   if (options_.workers > 0) settle_vector_functions();
   if (set.id() == 0) generations_ = elastic::at_each_generation([this] { begin_generation(); });
-  if (!waits_for_rank() || set.id() != 0) {
+  const bool elastic = set.id() == 0 && (waits_for_rank() || elastic::generation() > 0);
+  if (!elastic) {
     meet();
-  } else if (const std::string error = own_error(); !error.empty()) {
+    return;
+  }
+  if (!waits_for_rank()) begin_generation();
+  if (const std::string error = own_error(); !error.empty()) {
     throw UsageError(error);
   }
 }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/text.h"
+#include "checkpoint/state_item.h"
 #include "data/reproducible.h"
 #include "elastic/optimizer_part.h"
 #include "hvd/error.h"
@@ -169,6 +170,12 @@ TorchState& TorchState::add_tensor(std::string name, const torch::Tensor& tensor
 }
 
 TorchState& TorchState::track(std::string_view name, const torch::nn::Module& module) {
+  return add_tensors(std::string(name), module.named_parameters(), module.named_buffers(),
+                     module.name());
+}
+
+TorchState& TorchState::add_tensors(const std::string& name, const NamedParameters& parameters,
+                                    const NamedParameters& buffers, const std::string& module) {
   std::set<const c10::TensorImpl*> seen;
   const auto add_all = [&](const auto& named, bool equal_on_ranks, bool copied) {
     for (const auto& item : named) {
@@ -177,11 +184,10 @@ TorchState& TorchState::track(std::string_view name, const torch::nn::Module& mo
       add_tensor(text(name, ".", item.key()), tensor, equal_on_ranks, copied);
     }
   };
-  add_all(module.named_parameters(), true, options_.copy == Copy::kAtCommit);
-  add_all(module.named_buffers(), false, true);
+  add_all(parameters, true, options_.copy == Copy::kAtCommit);
+  add_all(buffers, false, true);
   if (seen.empty()) {
-    throw UsageError(text("hvd::elastic::TorchState::track('", name, "'): the module ",
-                          module.name(),
+    throw UsageError(text("hvd::elastic::TorchState::track('", name, "'): the module ", module,
                           " has no parameters and no buffers; expected one whose "
                           "layers are registered (register_module)"));
   }
@@ -223,6 +229,23 @@ TorchState& TorchState::track(std::string_view name, const torch::Tensor& tensor
 
 TorchState& TorchState::add(const TrainingState& one) {
   State::track(item_part(one.entries().front()));
+  return *this;
+}
+
+TorchState& TorchState::track(const TrainingState& state) {
+  for (const TrainingState::Entry& entry : state.entries()) {
+    const libtorch::StateItem* const item = entry.item.get();
+    if (const auto* const model = dynamic_cast<const libtorch::ModuleItem*>(item)) {
+      add_tensors(entry.name, model->parameters(), model->buffers(), model->module_name());
+    } else if (const auto* const plain = dynamic_cast<const libtorch::OptimizerItem*>(item)) {
+      track(entry.name, plain->optimizer());
+    } else if (const auto* const parts =
+                   dynamic_cast<const libtorch::ShardedOptimizerItem*>(item)) {
+      track(entry.name, parts->optimizer());
+    } else {
+      State::track(item_part(entry));
+    }
+  }
   return *this;
 }
 

@@ -10,41 +10,40 @@
 #include "hvd/error.h"
 
 namespace hvd::libtorch {
-namespace {
+LearningRateSchedule::LearningRateSchedule(hvd::SchedulerType type,
+                                           torch::optim::Optimizer& optimizer)
+    : LRScheduler(optimizer), type_(type), base_rates_(get_current_lrs()) {}
 
-class LearningRateSchedule : public torch::optim::LRScheduler {
- public:
-  LearningRateSchedule(hvd::SchedulerType type, std::int64_t warmup_steps, std::int64_t total_steps,
-                       torch::optim::Optimizer& optimizer)
-      : LRScheduler(optimizer),
-        type_(type),
-        warmup_steps_(warmup_steps),
-        total_steps_(total_steps),
-        base_rates_(get_current_lrs()) {
-    const std::vector<double> rates = rates_after(0);
-    for (std::size_t i = 0; i < rates.size(); ++i)
-      optimizer.param_groups()[i].options().set_lr(rates[i]);
+void LearningRateSchedule::set_steps(std::int64_t warmup_steps, std::int64_t total_steps) {
+  if (warmup_steps < 0) {
+    throw UsageError(
+        "learning rate schedule: expected a number of warm-up steps that is at least "
+        "0, got " +
+        std::to_string(warmup_steps));
   }
-
- private:
-  /// LibTorch calls this before it counts the step.
-  std::vector<double> get_lrs() override {
-    return rates_after(static_cast<std::int64_t>(step_count_) + 1);
+  if (total_steps < 1) {
+    throw UsageError("learning rate schedule: expected at least 1 step in all, got " +
+                     std::to_string(total_steps));
   }
+  warmup_steps_ = warmup_steps;
+  total_steps_ = total_steps;
+}
 
-  std::vector<double> rates_after(std::int64_t step) const {
-    std::vector<double> rates = base_rates_;
-    for (double& rate : rates)
-      rate *= learning_rate_factor(type_, step, warmup_steps_, total_steps_);
-    return rates;
-  }
+void LearningRateSchedule::set_first_rates(torch::optim::Optimizer& optimizer) const {
+  const std::vector<double> rates = rates_after(0);
+  for (std::size_t i = 0; i < rates.size(); ++i)
+    optimizer.param_groups()[i].options().set_lr(rates[i]);
+}
 
-  const hvd::SchedulerType type_;
-  const std::int64_t warmup_steps_, total_steps_;
-  const std::vector<double> base_rates_;
-};
+std::vector<double> LearningRateSchedule::get_lrs() {
+  return rates_after(static_cast<std::int64_t>(step_count_) + 1);
+}
 
-}  // namespace
+std::vector<double> LearningRateSchedule::rates_after(std::int64_t step) const {
+  std::vector<double> rates = base_rates_;
+  for (double& rate : rates) rate *= learning_rate_factor(type_, step, warmup_steps_, total_steps_);
+  return rates;
+}
 
 double learning_rate_factor(hvd::SchedulerType type, std::int64_t step, std::int64_t warmup_steps,
                             std::int64_t total_steps) {
@@ -71,20 +70,13 @@ std::int64_t warmup_steps_of(const TrainingArguments& arguments, std::int64_t to
       std::ceil(static_cast<double>(total_steps) * arguments.warmup_ratio));
 }
 
-std::unique_ptr<torch::optim::LRScheduler> make_learning_rate_schedule(
+std::unique_ptr<LearningRateSchedule> make_learning_rate_schedule(
     hvd::SchedulerType type, std::int64_t warmup_steps, std::int64_t total_steps,
     torch::optim::Optimizer& optimizer) {
-  if (warmup_steps < 0) {
-    throw UsageError(
-        "learning rate schedule: expected a number of warm-up steps that is at least "
-        "0, got " +
-        std::to_string(warmup_steps));
-  }
-  if (total_steps < 1) {
-    throw UsageError("learning rate schedule: expected at least 1 step in all, got " +
-                     std::to_string(total_steps));
-  }
-  return std::make_unique<LearningRateSchedule>(type, warmup_steps, total_steps, optimizer);
+  auto schedule = std::make_unique<LearningRateSchedule>(type, optimizer);
+  schedule->set_steps(warmup_steps, total_steps);
+  schedule->set_first_rates(optimizer);
+  return schedule;
 }
 
 }  // namespace hvd::libtorch

@@ -11,6 +11,7 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "operations/agreement.h"
+#include "operations/membership.h"
 #include "trainer/trainer_core.h"
 
 namespace hvd {
@@ -42,7 +43,7 @@ std::string error_in_set(const BatchSource* set, const char* which) {
     return text("Trainer: the ", which,
                 " set has no size; expected one whose size() returns the number of samples");
   }
-  if (*samples >= static_cast<std::size_t>(size())) return {};
+  if (waits_for_rank() || *samples >= static_cast<std::size_t>(size())) return {};
   return text("Trainer: the ", which, " set has ", *samples, " samples, and the job has ", size(),
               " ranks; expected at least one sample for each rank: use fewer ranks or a larger "
               "data set");
@@ -91,11 +92,12 @@ TrainerCore::TrainerCore(TrainerBase& base, std::shared_ptr<torch::nn::Module> m
       arguments(std::move(given)),
       model(std::move(module)),
       train_set_(std::move(train)),
-      eval_set_(std::move(eval)) {
+      eval_set_(std::move(eval)),
+      elastic_job_(is_elastic()) {
   check_arguments();
   accelerator.emplace(accelerator_options(arguments));
   accelerator->prepare(model);
-  state.is_world_process_zero = rank() == 0;
+  state.is_world_process_zero = !elastic_job_ && rank() == 0;
 }
 
 TrainerCore::~TrainerCore() = default;
@@ -108,17 +110,18 @@ void TrainerCore::check_arguments() const {
     error = refused.what();
   }
   if (error.empty() && !model) error = "Trainer: the model is empty; expected a module";
-  if (error.empty()) error = error_in_set(train_set_.get(), "training");
-  if (error.empty()) error = error_in_set(eval_set_.get(), "evaluation");
+  if (error.empty()) error = error_for_ranks();
   if (error.empty()) {
     error = error_in_strategy(arguments, eval_set_ != nullptr, trainer.compute_metrics != nullptr);
   }
-  if (error.empty() && train_set_ && batches_per_epoch() == 0) {
-    error = text("Trainer: dataloader_drop_last is true, and the ", *train_set_->samples(),
-                 " samples of the training set do not fill one batch of ",
-                 arguments.per_device_train_batch_size, " on each of ", size(),
-                 " ranks; use a smaller per_device_train_batch_size, or set dataloader_drop_last "
-                 "to false");
+  if (elastic_job_) {
+    if (error.empty() && arguments.replay_every > 0) {
+      error =
+          "Trainer: replay_every: expected 0 in an elastic job, whose ranks change: set it to 0, "
+          "or start the job without elastic options";
+    }
+    if (!error.empty()) throw UsageError(error);
+    return;
   }
   std::vector<Fact> facts;
   const auto all = nlohmann::ordered_json::parse(arguments.to_json());
@@ -138,9 +141,21 @@ void TrainerCore::check_arguments() const {
         error, facts);
 }
 
+std::string TrainerCore::error_for_ranks() const {
+  std::string error = error_in_set(train_set_.get(), "training");
+  if (error.empty()) error = error_in_set(eval_set_.get(), "evaluation");
+  if (waits_for_rank() || !error.empty() || !train_set_ || batches_per_epoch() > 0) return error;
+  return text("Trainer: dataloader_drop_last is true, and the ", *train_set_->samples(),
+              " samples of the training set do not fill one batch of ",
+              arguments.per_device_train_batch_size, " on each of ", size(),
+              " ranks; use a smaller per_device_train_batch_size, or set dataloader_drop_last "
+              "to false");
+}
+
 DataLoaderOptions TrainerCore::train_options() const {
   const bool drop = arguments.dataloader_drop_last;
-  return {.batch_size = arguments.per_device_train_batch_size,
+  return {.batch_size = elastic_job_ ? 1 : arguments.per_device_train_batch_size,
+          .global_batch = elastic_.global_batch,
           .workers = arguments.dataloader_num_workers,
           .seed = arguments.data_seed.value_or(arguments.seed),
           .remainder = drop ? Remainder::kDrop : Remainder::kPad,
@@ -155,6 +170,7 @@ std::int64_t TrainerCore::batches_per_epoch() const {
 }
 
 std::int64_t TrainerCore::samples_per_batch() const {
+  if (elastic_.global_batch > 0) return elastic_.global_batch;
   return arguments.per_device_train_batch_size * size();
 }
 

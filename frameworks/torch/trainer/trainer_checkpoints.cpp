@@ -1,7 +1,9 @@
 #include <algorithm>
+#include <chrono>
 #include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <set>
 #include <string>
 #include <system_error>
@@ -30,6 +32,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr const char* kArguments = "training_args.json";
+/// The wait for a rank 0 that was cut off, and writes, until it is killed.
+constexpr std::chrono::seconds kPatience(60);
 
 fs::path folder_of(const fs::path& output_dir, std::int64_t step) {
   return output_dir / text(kPrefix, step);
@@ -58,7 +62,8 @@ std::vector<std::int64_t> checkpoint_steps(const fs::path& output_dir, bool comp
 /// training_args.json is the first file of a checkpoint.
 bool is_own(const fs::path& folder) {
   if (fs::exists(folder / kArguments)) return true;
-  static const std::set<std::string> names{"model.safetensors", "trainer_state.json"};
+  static const std::set<std::string> names{"model.safetensors", "trainer_state.json",
+                                           GenerationRecord::kName, FolderLock::kName};
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     if (!names.contains(name) && !name.starts_with("step-")) return false;
@@ -146,14 +151,28 @@ void TrainerCore::save_checkpoint() {
   const fs::path folder = folder_of(arguments.output_dir, step);
   if (state.best_global_step == step && state.best_metric)
     state.best_model_checkpoint = folder.string();
+  std::optional<FolderLock> lock;  // of rank 0 in an elastic job
   on_rank_0("trainer.save", "Trainer: save a checkpoint", [&] {
+    if (elastic_job_) {
+      lock.emplace(arguments.output_dir, kPatience);
+      GenerationRecord(arguments.output_dir).claim(present_generation());
+    }
     if (fs::exists(folder)) remove_checkpoint(folder);
     fs::create_directories(folder);
     write_description(folder);
   });
+  const std::int64_t unlogged = step - loop_.logged_step;
+  if (elastic_job_ && unlogged > 0 && rank() == 0) {
+    loss_->update(elastic_.unlogged_loss / static_cast<double>(unlogged),
+                  static_cast<double>(unlogged * size()));
+  }
   hvd::save_checkpoint(folder, training_state(), {.step = static_cast<std::uint64_t>(step)});
+  if (elastic_job_) loss_->reset();
   saved_step_ = step;
-  on_rank_0("trainer.remove", "Trainer: remove old checkpoints", [&] { remove_old(step); });
+  on_rank_0("trainer.remove", "Trainer: remove old checkpoints", [&] {
+    if (lock) GenerationRecord(arguments.output_dir).check(present_generation());
+    remove_old(step);
+  });
   call(&TrainerCallback::on_save);
 }
 
@@ -185,40 +204,52 @@ void TrainerCore::write_description(const fs::path& folder) const {
   save_safetensors(*model, folder / "model.safetensors", {.durable = false});
 }
 
-void TrainerCore::resume(const ResumeFrom& from) {
+std::string TrainerCore::choose_checkpoint(const ResumeFrom& from) const {
   const fs::path output_dir = arguments.output_dir;
+  fs::create_directories(output_dir);
+  refuse_foreign(output_dir);
+  const auto newest = get_last_checkpoint(output_dir);
+  if (elastic_job_ && GenerationRecord(output_dir).names_job_of({.job = elastic_job_name()}))
+    return newest ? newest->string() : std::string();  // all ranks were lost
+  if (from.folder()) {
+    std::string chosen = from.folder()->string();
+    if (CheckpointFolder(chosen).newest()) return chosen;
+    throw CheckpointError(text("resume_from_checkpoint is '", chosen,
+                               "', which is not a complete checkpoint; expected a folder such "
+                               "as ",
+                               output_dir.native(), "/checkpoint-500"));
+  }
+  if (from.newest()) {
+    if (newest) return newest->string();
+    throw CheckpointError(text("resume_from_checkpoint is true, and output_dir '",
+                               output_dir.native(),
+                               "' has no complete checkpoint; call "
+                               "train() to start, or pass get_last_checkpoint(output_dir)"));
+  }
+  if (!newest) return {};
+  if (elastic_job_) {
+    throw CheckpointError(text("output_dir '", output_dir.native(), "' has ",
+                               newest->filename().native(),
+                               " of an earlier job, from which an elastic job would continue when "
+                               "all its ranks are lost; call train(true) to continue it, or use "
+                               "another output_dir"));
+  }
+  if (const std::string differs = difference(*newest, arguments); !differs.empty()) {
+    throw CheckpointError(text("output_dir '", output_dir.native(),
+                               "' has checkpoints of another run: that of ",
+                               newest->filename().native(), " had ", differs,
+                               "; call train(true) to continue it, or use another output_dir"));
+  }
+  return {};
+}
+
+void TrainerCore::resume(const ResumeFrom& from) {
   std::string chosen;
-  on_rank_0("trainer.resume", "Trainer::train", [&] {
-    fs::create_directories(output_dir);
-    refuse_foreign(output_dir);
-    const auto newest = get_last_checkpoint(output_dir);
-    if (from.folder()) {
-      chosen = from.folder()->string();
-      if (!CheckpointFolder(chosen).newest()) {
-        throw CheckpointError(text("resume_from_checkpoint is '", chosen,
-                                   "', which is not a complete checkpoint; expected a folder such "
-                                   "as ",
-                                   output_dir.native(), "/checkpoint-500"));
-      }
-    } else if (from.newest()) {
-      if (!newest) {
-        throw CheckpointError(text("resume_from_checkpoint is true, and output_dir '",
-                                   output_dir.native(),
-                                   "' has no complete checkpoint; call "
-                                   "train() to start, or pass get_last_checkpoint(output_dir)"));
-      }
-      chosen = newest->string();
-    } else if (newest) {
-      const std::string differs = difference(*newest, arguments);
-      if (!differs.empty()) {
-        throw CheckpointError(text("output_dir '", output_dir.native(),
-                                   "' has checkpoints of another run: that of ",
-                                   newest->filename().native(), " had ", differs,
-                                   "; call train(true) to continue it, or use another output_dir"));
-      }
-    }
-  });
-  chosen = broadcast_object(chosen);
+  on_rank_0("trainer.resume", "Trainer::train", [&] { chosen = choose_checkpoint(from); });
+  load_chosen(broadcast_object(chosen));
+}
+
+void TrainerCore::load_chosen(const std::string& chosen) {
   if (!chosen.empty()) {
     // The checkpoint overwrites these fields, which belong to this rank and this run.
     const bool first = state.is_world_process_zero;
@@ -229,7 +260,7 @@ void TrainerCore::resume(const ResumeFrom& from) {
     // output_dir may have been moved.
     const fs::path best = state.best_model_checkpoint;
     if (!best.empty() && !fs::exists(best))
-      state.best_model_checkpoint = (output_dir / best.filename()).string();
+      state.best_model_checkpoint = (fs::path(arguments.output_dir) / best.filename()).string();
     state.max_steps = max_steps;
     state.num_train_epochs = epochs;
     saved_step_ = state.global_step;
@@ -239,6 +270,27 @@ void TrainerCore::resume(const ResumeFrom& from) {
                  "; this run continues with its own arguments");
     }
   }
+  reopen_log();
+}
+
+/// Called on rank 0, before the job's first generation or after the loss of all ranks. An error
+/// here ends a job that has not begun.
+void TrainerCore::start_elastic(const ResumeFrom& from) {
+  try {
+    elastic_.checkpoint = choose_checkpoint(from);
+  } catch (const CheckpointError& refused) {
+    throw UsageError(text("Trainer::train: ", refused.what()));
+  }
+}
+
+void TrainerCore::claim_output_dir() {
+  on_rank_0("trainer.resume", "Trainer::train", [&] {
+    const FolderLock lock(arguments.output_dir, kPatience);
+    GenerationRecord(arguments.output_dir).claim(present_generation());
+  });
+}
+
+void TrainerCore::reopen_log() {
   on_rank_0("trainer.log", "Trainer::train", [&] { open_log(); });
 }
 

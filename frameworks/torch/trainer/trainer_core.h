@@ -11,6 +11,7 @@
 #include "accelerator/core.h"
 #include "hvd/torch/progress_bar.h"
 #include "hvd/trainer.h"
+#include "trainer/learning_rate_schedule.h"
 #include "trainer/replay_check.h"
 #include "trainer/training_log.h"
 
@@ -38,7 +39,8 @@ struct EvaluationOutput {
 /// The state and the functions of a Trainer that do not depend on its types. Not thread-safe.
 ///
 /// Files: trainer.cpp has construction and the checks of arguments; training_loop.cpp the loop;
-/// evaluation.cpp evaluations; trainer_checkpoints.cpp checkpoints and resumes.
+/// elastic_training.cpp the loop's entries in an elastic job; evaluation.cpp evaluations;
+/// trainer_checkpoints.cpp checkpoints and resumes.
 class TrainerCore {
  public:
   /// Joins the job, checks the arguments on all ranks, and prepares the model. Collective.
@@ -76,13 +78,28 @@ class TrainerCore {
     bool in_epoch = false;  ///< the end of the current epoch is still to be handled
   };
 
+  /// The part of the state in an elastic job that a checkpoint does not contain.
+  struct ElasticState {
+    std::int64_t global_batch = 0;      ///< samples of a batch on all ranks; 0: not known yet
+    std::uint64_t epoch = 0, used = 0;  ///< the position in the training set
+    double unlogged_loss = 0;           ///< the sum of the steps' mean losses since the last log
+    std::string checkpoint = {};        ///< to load at first; may be empty
+    bool begun = false;                 ///< `checkpoint` was loaded
+    bool due = false;                   ///< finish_step() has not ended
+  };
+
   void check_arguments() const;
+  /// The error text that depends on the number of ranks; may be empty.
+  std::string error_for_ranks() const;
   DataLoaderOptions train_options() const;
   std::int64_t batches_per_epoch() const;
   std::int64_t samples_per_batch() const;
 
   // training_loop.cpp
   void prepare_training();
+  /// Computes what depends on the number of ranks, and opens the training set.
+  void open_training();
+  TrainOutput train_loop();
   void print_header() const;
   void run_epoch();
   void train_on(const void* batch);
@@ -93,6 +110,8 @@ class TrainerCore {
   void update_epoch();
   /// Follows the requests of the arguments and the callbacks, and ends the process after SIGTERM.
   void log_evaluate_save();
+  /// The same in a step that is committed.
+  void finish_step();
   void log_training_loss();
   /// Raises an error of log() on every rank. Collective.
   void raise_log_error();
@@ -108,6 +127,17 @@ class TrainerCore {
   template <class Function, class... V>
   void call(Function function, const V&... values);
 
+  // elastic_training.cpp
+  TrainOutput train_elastic(const ResumeFrom& from);
+  TrainOutput enter_generation();
+  TrainingState elastic_state();
+  /// In an elastic job: marks a step's end, or that of the work which follows it.
+  void commit();
+  /// This rank's samples of the present batch, in an elastic job.
+  std::int64_t own_samples() const;
+  /// Adds the mean loss of a step to those that are logged next. Collective.
+  void add_step_loss();
+
   // evaluation.cpp
   EvaluationOutput run_evaluation(BatchSource& set, const std::string& prefix, bool loss_only);
   void evaluate_and_compare();
@@ -119,16 +149,25 @@ class TrainerCore {
   /// not keep.
   void remove_old(std::int64_t step) const;
   void write_description(const std::filesystem::path& folder) const;
-  /// Checks the resume argument and output_dir on all ranks, and loads the checkpoint. Collective.
+  /// Checks the resume argument and output_dir. @return a checkpoint's folder, or an empty text
+  std::string choose_checkpoint(const ResumeFrom& from) const;
+  /// Chooses a checkpoint on rank 0, and loads it. Collective.
   void resume(const ResumeFrom& from);
+  /// Loads a checkpoint unless the text is empty, and opens the log. Collective.
+  void load_chosen(const std::string& chosen);
+  void start_elastic(const ResumeFrom& from);
+  /// Records on rank 0 that this job writes to output_dir. Collective.
+  void claim_output_dir();
   void open_log();
+  /// Opens the log on rank 0. Collective.
+  void reopen_log();
   void load_best_model();
 
   TrainerControl control_;
   LoopState loop_;
   std::unique_ptr<BatchSource> train_set_, eval_set_;
   std::unique_ptr<torch::optim::Optimizer> inner_optimizer_;
-  std::unique_ptr<torch::optim::LRScheduler> schedule_;
+  std::unique_ptr<LearningRateSchedule> schedule_;
   AcceleratedOptimizer* optimizer_ = nullptr;
   AcceleratedScheduler* scheduler_ = nullptr;
   std::optional<Metric> loss_;  ///< of the batches since the last log
@@ -137,6 +176,10 @@ class TrainerCore {
   std::optional<ReplayCheck> replay_;
   std::optional<ProgressBar> progress_;
   std::int64_t batches_in_step_ = 0, batches_of_step_ = 1;  ///< so far, and in all
+  std::int64_t batch_samples_ = 0;                          ///< of the present batch, on all ranks
+  const bool elastic_job_;                                  ///< train() enters elastic::run()
+  ElasticState elastic_;
+  bool train_open_ = false;          ///< train_set_ has a position
   std::int64_t first_step_ = 0;      ///< the step at which this run has begun
   std::int64_t saved_step_ = -1;     ///< the step of the newest checkpoint of this process
   std::size_t samples_trained_ = 0;  ///< by all ranks in this process

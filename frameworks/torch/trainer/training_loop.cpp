@@ -92,28 +92,36 @@ void check_loss(const torch::Tensor& loss) {
 }  // namespace
 
 TrainOutput TrainerCore::train(const ResumeFrom& resume_from_checkpoint) {
+  if (elastic_job_) return train_elastic(resume_from_checkpoint);
   std::optional<TerminationNotice> notice(std::in_place);
   prepare_training();
+  open_training();
+  schedule_->set_first_rates(*inner_optimizer_);
   resume(resume_from_checkpoint);
   print_header();
+  control_.should_training_stop = loop_.stop_requested || state.global_step >= state.max_steps;
+  TrainOutput output = train_loop();
+  const bool late = TerminationNotice::given();
+  notice.reset();
+  if (late) ::raise(SIGTERM);  // arrived after the last step: it has its usual effect
+  return output;
+}
+
+TrainOutput TrainerCore::train_loop() {
   progress_.emplace(state.max_steps, ProgressBarOptions{.unit = "samples",
                                                         .units_per_step = static_cast<double>(
                                                             samples_per_batch() *
                                                             arguments.gradient_accumulation_steps),
                                                         .initial = state.global_step,
                                                         .enabled = !arguments.disable_progress});
-  control_.should_training_stop = loop_.stop_requested || state.global_step >= state.max_steps;
   first_step_ = state.global_step;
   call(&TrainerCallback::on_train_begin);
   exchange_requests();
   const Stopwatch watch;
   model->train();
+  if (elastic_.due) finish_step();
   while (loop_.in_epoch || !control_.should_training_stop) run_epoch();
-  TrainOutput output = finish_training(watch);
-  const bool late = TerminationNotice::given();
-  notice.reset();
-  if (late) ::raise(SIGTERM);  // arrived after the last step: it has its usual effect
-  return output;
+  return finish_training(watch);
 }
 
 void TrainerCore::run_epoch() {
@@ -129,7 +137,8 @@ void TrainerCore::run_epoch() {
     const std::size_t used = train_set_->samples_used();
     const void* const batch = train_set_->next();
     if (batch == nullptr) break;
-    samples_trained_ += train_set_->samples_used() - used;
+    batch_samples_ = static_cast<std::int64_t>(train_set_->samples_used() - used);
+    samples_trained_ += static_cast<std::size_t>(batch_samples_);
     train_on(batch);
   }
   const bool ended = control_.should_epoch_stop || train_set_->batches_left() == 0;
@@ -151,9 +160,11 @@ void TrainerCore::train_on(const void* batch) {
   }
   const Accumulation pass = accelerator->accumulate();
   const torch::Tensor loss = compute_gradients(batch);
-  loss_->update(loss.detach(), 1.0 / static_cast<double>(batches_of_step_));
+  loss_->update(loss.detach(), elastic_job_ ? static_cast<double>(own_samples())
+                                            : 1.0 / static_cast<double>(batches_of_step_));
   if (++batches_in_step_ < batches_of_step_) return call(&TrainerCallback::on_substep_end);
   batches_in_step_ = 0;
+  if (elastic_job_) add_step_loss();
   step_optimizer();
 }
 
@@ -166,6 +177,8 @@ torch::Tensor TrainerCore::compute_gradients(const void* batch) {
   };
   const auto loss_of_batch = [&] { return checked([&] { return trainer.loss_of(batch); }); };
   const auto backward = [this](const torch::Tensor& loss) {
+    // The ranks' shares of a batch differ in an elastic job.
+    if (elastic_job_) return accelerator->backward(loss, {.weight = own_samples()});
     // backward() divides by gradient_accumulation_steps; the last step of an epoch may have fewer.
     const double share = static_cast<double>(arguments.gradient_accumulation_steps) /
                          static_cast<double>(batches_of_step_);
@@ -210,8 +223,16 @@ void TrainerCore::step_optimizer() {
 }
 
 void TrainerCore::log_evaluate_save() {
+  // A rank may be lost in the collectives that follow, so the step is committed with what is due.
+  elastic_.due = true;
+  commit();
+  finish_step();
+}
+
+void TrainerCore::finish_step() {
   exchange_requests();
   exchange_termination();
+  const bool works = control_.should_log || control_.should_evaluate || control_.should_save;
   if (control_.should_log) log_training_loss();
   if (control_.should_evaluate) evaluate_and_compare();
   if (control_.should_log || control_.should_evaluate) exchange_requests();
@@ -222,6 +243,8 @@ void TrainerCore::log_evaluate_save() {
     exchange_requests();
   }
   control_.should_log = control_.should_evaluate = control_.should_save = false;
+  elastic_.due = false;
+  if (works) commit();
   stop_if_terminated();
 }
 
@@ -232,9 +255,11 @@ void TrainerCore::prepare_training() {
   if (arguments.replay_every > 0) trainer.check_sendable();
   accelerator->free_memory();
   schedule_.reset();
-  state = {.is_world_process_zero = rank() == 0};
+  state = {.is_world_process_zero = !elastic_job_ && rank() == 0};
   control_ = {};
   loop_ = {};
+  elastic_ = {};
+  train_open_ = false;
   batches_in_step_ = 0;
   saved_step_ = -1;
   samples_trained_ = 0;
@@ -244,6 +269,19 @@ void TrainerCore::prepare_training() {
   log_error_.clear();
   progress_.reset();
 
+  if (!elastic_job_) RandomStreams(arguments.seed).seed_default();
+  inner_optimizer_ = make_optimizer(*model, arguments);
+  schedule_ =
+      std::make_unique<LearningRateSchedule>(arguments.lr_scheduler_type, *inner_optimizer_);
+  auto [module, optimizer, scheduler] = accelerator->prepare(model, *inner_optimizer_, *schedule_);
+  optimizer_ = &optimizer;
+  scheduler_ = &scheduler;
+  loss_.emplace("trainer.loss");
+  replay_.emplace(model, arguments.replay_every);
+  optimizer_->zero_grad();
+}
+
+void TrainerCore::open_training() {
   const std::int64_t batches = batches_per_epoch();
   const std::int64_t in_step = arguments.gradient_accumulation_steps;
   const std::int64_t steps_per_epoch = (batches + in_step - 1) / in_step;
@@ -252,18 +290,9 @@ void TrainerCore::prepare_training() {
                         ? arguments.max_steps
                         : static_cast<std::int64_t>(std::ceil(arguments.num_train_epochs * steps));
   state.num_train_epochs = (state.max_steps + steps_per_epoch - 1) / steps_per_epoch;
-  RandomStreams(arguments.seed).seed_default();
-  inner_optimizer_ = make_optimizer(*model, arguments);
-  schedule_ = make_learning_rate_schedule(arguments.lr_scheduler_type,
-                                          warmup_steps_of(arguments, state.max_steps),
-                                          state.max_steps, *inner_optimizer_);
-  auto [module, optimizer, scheduler] = accelerator->prepare(model, *inner_optimizer_, *schedule_);
-  optimizer_ = &optimizer;
-  scheduler_ = &scheduler;
-  train_set_->open(*accelerator, train_options(), /*train=*/true);
-  loss_.emplace("trainer.loss");
-  replay_.emplace(model, arguments.replay_every);
-  optimizer_->zero_grad();
+  schedule_->set_steps(warmup_steps_of(arguments, state.max_steps), state.max_steps);
+  if (!train_open_) train_set_->open(*accelerator, train_options(), /*train=*/true);
+  train_open_ = true;
 }
 
 void TrainerCore::print_header() const {
@@ -299,7 +328,9 @@ void TrainerCore::update_epoch() {
 double TrainerCore::fold_loss() {
   const std::int64_t steps = state.global_step - loop_.logged_step;
   if (steps == 0) return 0;
-  const double mean = loss_->compute();
+  const double mean = elastic_job_
+                          ? std::exchange(elastic_.unlogged_loss, 0) / static_cast<double>(steps)
+                          : loss_->compute();
   loss_->reset();
   loop_.loss_sum += mean * static_cast<double>(steps);
   loop_.logged_step = state.global_step;
@@ -380,6 +411,7 @@ void TrainerCore::exchange_requests() {
 
 /// With several ranks the exchange of a step is read at the next one, so that no rank waits for it.
 void TrainerCore::exchange_termination() {
+  if (elastic_job_) return;
   const bool given = TerminationNotice::given();
   if (size() == 1) {
     terminated_ = given;

@@ -107,6 +107,47 @@ TEST(AcceleratorState, AnotherSaveReplacesTheFirstAndAnEmptyFolderIsAnError) {
   EXPECT_EQ(accelerator.load_state(folder.path()), 1U);
 }
 
+TEST(AcceleratorState, RunCallsTheFunctionOnceAndLoadsTheNewestState) {
+  const SharedFolder folder;
+  for (const int before : {0, 3}) {
+    Accelerator accelerator;
+    Net net = same_net();
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    auto prepared = accelerator.prepare(net, sgd);
+    int steps = 0, calls = 0, changes = 0;
+    accelerator.register_for_checkpointing(steps);
+    EXPECT_NE(message_of<UsageError>([&] {
+                accelerator.commit();
+              }).find("outside the function of Accelerator::run()"),
+              std::string::npos);
+    accelerator.run(
+        [&] {
+          auto& [model, optimizer] = prepared;
+          EXPECT_EQ(steps, before);
+          EXPECT_EQ(++calls, 1);
+          const std::uint64_t commits = accelerator.commits();
+          for (int i = 0; i < 3; ++i) {
+            const auto step = accelerator.accumulate();
+            accelerator.backward(model->forward(torch::ones({2, 4})).square().mean());
+            optimizer.step();
+            optimizer.zero_grad();
+            ++steps;
+            accelerator.commit();
+          }
+          EXPECT_EQ(accelerator.commits(), commits + 3);
+          accelerator.save_state(folder.path());
+        },
+        {.resume_from = folder.path(), .on_change = [&](const elastic::Change& change) {
+           EXPECT_EQ(change.new_size, size());
+           ++changes;
+         }});
+    EXPECT_EQ(calls, 1);
+    EXPECT_EQ(changes, 1);
+    EXPECT_EQ(steps, before + 3);
+    EXPECT_EQ(accelerator.commits(), 0U);
+  }
+}
+
 TEST(AcceleratorState, AModelIsSavedOnceAndAFailureIsAnErrorOnEveryRank) {
   const Accelerator accelerator;
   Net net = same_net(), loaded;

@@ -17,15 +17,20 @@
 //   plain                without GradScaler, SyncBatchNorm and dropout, so that the result does not
 //                        depend on the number of ranks but for roundings
 //   sleep=MS             in each step
+//   grow=FILE            the workers 5 and 6 join when FILE exists, which rank 0 makes when three
+//                        ranks have become four
 //   kill=WORKER,COMMIT,MOMENT   the worker kills itself in the step after this commit, at the
 //                        moment forward, backward, step or commit
 #include <hvd/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <map>
 #include <string>
 #include <thread>
@@ -41,6 +46,10 @@ struct Options {
   std::map<std::string, std::string> words;
   std::vector<std::string> kills;
   bool has(const std::string& word) const { return words.contains(word); }
+  std::string text(const std::string& word) const {
+    const auto found = words.find(word);
+    return found == words.end() ? std::string("/dev/null") : found->second;
+  }
   std::size_t number(const std::string& word, std::size_t otherwise) const {
     const auto found = words.find(word);
     return found == words.end() ? otherwise : std::stoul(found->second);
@@ -124,6 +133,8 @@ class Program {
   void train() {
     print();
     std::printf("ranks %llu %d\n", commits(), hvd::size());
+    if (hvd::size() == 4 && fewest_ == 3) std::ofstream(options_.text("grow"));
+    fewest_ = std::min(fewest_, hvd::size());
     const std::size_t epochs = options_.number("epochs", 3);
     if (loader_) {
       while (loader_->epoch() < epochs)
@@ -214,6 +225,7 @@ class Program {
                                   .global_batch = options_.number("global", 0),
                                   .seed = 3}};
   std::unique_ptr<hvd::elastic::TorchState> state_;
+  int fewest_ = 4;                    ///< the least number of ranks so far
   unsigned long long unprinted_ = 0;  ///< the commit of the following
   double loss_ = 0;
   std::vector<std::size_t> used_;
@@ -237,6 +249,9 @@ int main(int argc, char** argv) {
     torch::set_num_threads(1);
     const char* const id = std::getenv("HVD_WORKER_ID");  // init() removes it
     const int worker = id == nullptr ? 0 : std::stoi(id);
+    while ((worker == 5 || worker == 6) && options.has("grow") &&
+           !std::filesystem::exists(options.text("grow")))
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
     hvd::init();
     // The models of replacements differ, so that one that receives no state is found.
     torch::manual_seed(static_cast<std::uint64_t>(::getpid()));

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <filesystem>
+#include <functional>
 #include <iosfwd>
 #include <map>
 #include <memory>
@@ -19,6 +20,12 @@
 /// A layer above the optimizer, modelled on Hugging Face Accelerate: the same program runs on one
 /// CPU, several CPUs, one GPU and several GPUs. docs/accelerator.md is the guide.
 namespace hvd {
+
+namespace libtorch {
+
+class TrainerCore;
+
+}  // namespace libtorch
 
 /// @addtogroup train
 /// @{
@@ -67,6 +74,20 @@ struct BackwardOptions {
   /// and of all passes of the step. Set it in every backward() of a step on every rank, or in none.
   /// 0: the pass has no effect on the mean. See OptimizerWrapper::set_weight().
   std::optional<std::int64_t> weight = std::nullopt;
+};
+
+/// Options of Accelerator::run().
+struct ElasticRunOptions {
+  /// The folder of save_state(). Its newest state, if there is one, is loaded when the job begins,
+  /// and where all ranks were lost. Not set: a job whose ranks are all lost ends.
+  std::optional<std::filesystem::path> resume_from = std::nullopt;
+  /// Called before each entry into the function. See elastic::State::on_change().
+  std::function<void(const elastic::Change&)> on_change = {};
+  /// Whether commits copy parameters and optimizer state.
+  elastic::Copy copy = elastic::Copy::kNone;
+  /// LibTorch's default random streams are seeded from it at each commit. See
+  /// elastic::TorchState::random().
+  std::uint64_t seed = 0;
 };
 
 /// Options with the names of Accelerate's ProfileKwargs.
@@ -156,7 +177,8 @@ class [[nodiscard]] Profile {
 /// Every rank makes the same calls. Functions that are collective say so. Not thread-safe.
 class Accelerator {
  public:
-  /// Calls init(), unless the program has; the destructor then calls shutdown(). Collective.
+  /// Calls init(), unless the program has; the destructor then calls shutdown(). Collective, except
+  /// in an elastic job.
   /// @throws UsageError for an option that is out of range; MismatchError on every rank when
   /// options differ; and as init()
   explicit Accelerator(AcceleratorOptions options = {});
@@ -243,6 +265,29 @@ class Accelerator {
   bool optimizer_step_was_skipped() const noexcept;
   /// The loss scale; 1 without Precision::kFP16.
   double loss_scale() const;
+
+  /// @name Elastic jobs
+  /// @{
+
+  /// Runs the training loop on all ranks of an elastic job ('hvdrun --min-np'), and enters it again
+  /// after each change of the ranks, as elastic::run() does. Prepare and register everything
+  /// before; in an elastic job constructor and prepare() communicate nothing, and there is no rank
+  /// before run(). Each entry finds all prepared and registered objects at the last commit(),
+  /// and gradients are zero. In any other job the function is called once.
+  ///
+  ///     accelerator.run([&] {
+  ///       while (train_loader->epoch() < 10)
+  ///         for (auto& batch : *train_loader) { ...; optimizer.step(); accelerator.commit(); }
+  ///     });
+  ///
+  /// @throws UsageError as elastic::run(), and for a ShardedOptimizer (AcceleratorOptions::sharded)
+  void run(const std::function<void()>& body, const ElasticRunOptions& options = {});
+  /// Marks the end of a step. See elastic::State::commit(). Has no effect if no step is due.
+  /// @throws UsageError outside run()
+  void commit();
+  /// The number of commits of the job so far; 0 outside run().
+  std::uint64_t commits() const noexcept;
+  /// @}
 
   /// A guard for the forward pass and the loss: LibTorch computes in 16 bits where that is safe
   /// (see Autocast). No effect with Precision::kNo.
@@ -397,6 +442,7 @@ class Accelerator {
   }
 
  private:
+  friend class libtorch::TrainerCore;
   class WeightedPass;
   using Recorder = std::function<void(TrainingState&, const std::string& name)>;
 
@@ -409,6 +455,8 @@ class Accelerator {
       return std::tuple{function(tensors)...};
     }
   }
+  void run(const TrainingState& all, const std::function<void()>& body,
+           const ElasticRunOptions& options, const std::function<void()>& load);
   static torch::Tensor gather_one(const torch::Tensor& tensor);
   torch::Tensor gather_samples(const torch::Tensor& tensor) const;
   static void print_line(const std::string& line);

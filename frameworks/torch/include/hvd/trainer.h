@@ -119,6 +119,9 @@ class TrainerBase {
   /// TrainingArguments::seed; later checkpoints of an earlier run in output_dir are removed by the
   /// first checkpoint. May be called again.
   ///
+  /// In an elastic job ('hvdrun --min-np') it enters elastic::run(), survives the loss of ranks and
+  /// takes in new ones: docs/trainer.md. It can be called once there.
+  ///
   /// If any rank receives SIGTERM, all ranks save a checkpoint, leave the job, and end their
   /// processes with kTerminatedExitCode; the call does not return.
   /// @throws UsageError or MismatchError, on every rank, without a training set, for a resume
@@ -209,7 +212,7 @@ class Trainer : public TrainerBase {
   using TrainerBase::evaluate;
 
   /// Calls init() unless the program has; the destructor then calls shutdown(). Moves the model to
-  /// the device and gives it rank 0's parameters. Collective.
+  /// the device and gives it rank 0's parameters. Collective, except in an elastic job.
   /// @param eval_set the data set of evaluate() and of TrainingArguments::eval_strategy
   /// @param metrics sets compute_metrics
   /// @throws UsageError or MismatchError, on every rank, that names the argument, its value and

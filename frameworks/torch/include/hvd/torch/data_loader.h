@@ -97,9 +97,8 @@ class LoaderProgress {
     std::size_t size() const noexcept { return samples.size(); }
   };
 
-  /// Compares the arguments of the ranks. Collective over the options' process set, except in a
-  /// worker of an elastic job without a rank, in which the first begin() does it. @throws as
-  /// make_data_loader()
+  /// Compares the arguments of the ranks. Collective over the options' process set, except in an
+  /// elastic job, where the first begin() of each generation does it. @throws as make_data_loader()
   LoaderProgress(std::optional<std::size_t> dataset_size, DataLoaderOptions options);
   /// For rank `rank` of `ranks`; does not communicate.
   LoaderProgress(std::size_t dataset_size, DataLoaderOptions options, std::size_t rank,
@@ -362,7 +361,7 @@ class DataLoader {
 };
 
 /// Makes a loader that divides a data set among the ranks of a set. Every rank passes the complete
-/// data set. Collective over the process set, except before elastic::run(); blocks. The first rank
+/// data set. Collective over the process set, except in an elastic job; blocks. The first rank
 /// warns when an epoch has no batch on any rank.
 /// @throws UsageError for a data set without a size, a batch_size or max_jobs below 1, a negative
 /// number of workers, a timeout that is not positive, samples_per_epoch without an order, and when

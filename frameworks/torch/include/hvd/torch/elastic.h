@@ -19,6 +19,7 @@
 
 #include "hvd/elastic.h"
 #include "hvd/torch/data_loader.h"
+#include "hvd/torch/parameters.h"
 #include "hvd/torch/training_state.h"
 
 namespace hvd::libtorch {
@@ -158,6 +159,8 @@ class TorchState : public State {
   TorchState& track(std::string_view name, torch::optim::ReduceLROnPlateauScheduler& scheduler);
   TorchState& track(std::string_view name, GradScaler& scaler);
   TorchState& track(std::string_view name, Sampler& sampler);
+  /// All items of a checkpoint's state, by their names.
+  TorchState& track(const TrainingState& state);
   /// Epoch, and the number of its samples that the program has used.
   template <class Dataset>
   TorchState& track(std::string_view name, DataLoader<Dataset>& loader) {
@@ -185,6 +188,8 @@ class TorchState : public State {
 
  private:
   TorchState& add(const TrainingState& one);
+  TorchState& add_tensors(const std::string& name, const NamedParameters& parameters,
+                          const NamedParameters& buffers, const std::string& module);
   TorchState& add_tensor(std::string name, const torch::Tensor& tensor, bool equal_on_ranks,
                          bool copied);
 

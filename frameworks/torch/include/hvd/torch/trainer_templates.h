@@ -63,6 +63,8 @@ class BatchSource {
   /// the end, and then the next call starts the next epoch. The first call in an epoch is
   /// collective.
   virtual const void* next() = 0;
+  /// Continues after the first batches of an epoch. After open() with `train`.
+  virtual void go_to(Accelerator& accelerator, std::size_t epoch, std::size_t batches) = 0;
   /// Skips the rest of the epoch.
   virtual void end_epoch() = 0;
   /// The same as the functions of DataLoader.
@@ -95,6 +97,12 @@ class DatasetBatches final : public BatchSource {
     auto* const batch = advance(*loader_, at_);
     if (batch != nullptr) move_to_device(*batch, device_);
     return batch;
+  }
+  void go_to(Accelerator& accelerator, std::size_t epoch, std::size_t batches) override {
+    prepared_at_.reset();
+    loader_->set_epoch(epoch + 1);
+    loader_->set_epoch(epoch);
+    if (batches > 0) accelerator.skip_first_batches(*prepared_, batches);
   }
   void end_epoch() override {
     prepared_at_.reset();

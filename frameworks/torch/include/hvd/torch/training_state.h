@@ -37,6 +37,7 @@ class DataLoader;
 
 namespace libtorch {
 
+struct AcceleratorCore;
 class LoaderProgress;
 
 /// A part of a program's state, as a checkpoint stores it. Not thread-safe.
@@ -222,7 +223,7 @@ class TrainingState {
   const std::vector<Entry>& entries() const noexcept { return entries_; }
 
  private:
-  friend class Accelerator;
+  friend struct libtorch::AcceleratorCore;
 
   TrainingState& add(const std::string& name, std::shared_ptr<libtorch::StateItem> item);
   /// @throws UsageError for a null pointer

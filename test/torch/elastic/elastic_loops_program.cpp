@@ -1,0 +1,307 @@
+// A worker of an elastic job that trains with hvd::Accelerator or hvd::Trainer, which enter
+// elastic::run() themselves. It prints the lines of elastic_training_program.cpp, with the numbers
+// of steps instead of commits.
+//
+//   elastic_loops_program accelerator|trainer FOLDER WORD...
+//
+//   epochs=N             default 3
+//   batch=N              samples of a step on each of the first ranks; default 4
+//   global=N             accelerator: samples of a step on all ranks
+//   accumulate=N         passes of a step; default 1
+//   fp16                 with a loss scale
+//   plain                without dropout and BatchNorm
+//   save=N               a checkpoint every N steps; a loss of all ranks continues from it
+//   resume               trainer: from the newest checkpoint
+//   sleep=MS             in each pass
+//   kill=WORKER,STEP,MOMENT   the worker kills itself in the step after this one, at the moment
+//                        forward, backward, step or commit. WORKER all: each of the first four
+#include <hvd/trainer.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace {
+
+constexpr std::int64_t kSamples = 90;
+constexpr std::int64_t kFeatures = 6;
+constexpr std::int64_t kClasses = 3;
+
+struct Options {
+  std::map<std::string, std::string> words;
+  std::vector<std::string> kills;
+  std::string folder;
+  int worker = 0;
+  bool has(const std::string& word) const { return words.contains(word); }
+  std::int64_t number(const std::string& word, std::int64_t otherwise) const {
+    const auto found = words.find(word);
+    return found == words.end() ? otherwise : std::stol(found->second);
+  }
+  void die_if_asked(std::int64_t step, const std::string& moment) const {
+    const std::string when = "," + std::to_string(step) + "," + moment;
+    for (const std::string& kill : kills) {
+      const bool all = worker <= 4 && kill == "all" + when;
+      if (all) {  // the death of one does not interrupt another
+        hvd::barrier();
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      }
+      if (!all && kill != std::to_string(worker) + when) continue;
+      std::fflush(stdout);
+      ::kill(::getpid(), SIGKILL);
+    }
+  }
+};
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(bool plain) : plain_(plain) {
+    first = register_module("first", torch::nn::Linear(kFeatures, 16));
+    norm = register_module("norm", torch::nn::BatchNorm1d(16));
+    second = register_module("second", torch::nn::Linear(16, kClasses));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = first(x);
+    if (!plain_) x = torch::dropout(torch::relu(norm(x)), 0.3, is_training());
+    return second(torch::tanh(x)).to(torch::kFloat32);
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+  const bool plain_;
+};
+TORCH_MODULE(Net);
+
+/// A batch with the numbers of its samples as a third part.
+struct Batch {
+  torch::Tensor data, target, numbers;
+};
+
+struct Points : torch::data::BatchDataset<Points, Batch> {
+  Points() {
+    torch::Generator generator = at::make_generator<at::CPUGeneratorImpl>(7);
+    inputs = torch::randn({kSamples, kFeatures}, generator);
+    targets = torch::randint(kClasses, {kSamples}, generator, torch::kInt64);
+  }
+  Batch get_batch(c10::ArrayRef<std::size_t> samples) override {
+    const std::vector<std::int64_t> numbers(samples.begin(), samples.end());
+    const torch::Tensor rows = torch::tensor(numbers, torch::kInt64);
+    return {inputs.index_select(0, rows), targets.index_select(0, rows), rows};
+  }
+  std::optional<std::size_t> size() const override { return kSamples; }
+  torch::Tensor inputs, targets;
+};
+
+double checksum(const torch::nn::Module& model, double rate) {
+  double sum = 0;
+  for (const torch::Tensor& parameter : model.parameters())
+    sum += (parameter.detach().to(torch::kFloat64) * 1.25).square().sum().item<double>();
+  return sum + rate;
+}
+
+/// The samples and the loss of a step, which are printed once it is committed. A change of the
+/// ranks at that commit leaves the function, so the lines are printed at the next entry.
+struct Unprinted {
+  std::int64_t step = 0;
+  double loss = 0;
+  std::vector<std::int64_t> used;
+
+  void add(const torch::Tensor& numbers) {
+    for (std::int64_t i = 0; i < numbers.size(0); ++i)
+      used.push_back(numbers[i].item<std::int64_t>());
+  }
+  /// @param committed the last step that is
+  void print(std::int64_t committed) {
+    if (step > 0 && step == committed) {
+      std::printf("loss %lld %a\n", static_cast<long long>(step), loss);
+      std::string all;
+      for (const std::int64_t sample : used) all += " " + std::to_string(sample);
+      std::printf("used %lld%s\n", static_cast<long long>(step), all.c_str());
+    }
+    step = 0;
+    used.clear();
+  }
+};
+
+void run_accelerator(const Options& options) {
+  hvd::Accelerator accelerator(
+      {.mixed_precision = options.has("fp16") ? hvd::Precision::kFP16 : hvd::Precision::kNo,
+       .gradient_accumulation_steps = static_cast<int>(options.number("accumulate", 1))});
+  hvd::DataLoaderOptions how{.workers = 1, .seed = 3};
+  if (options.has("global"))
+    how.global_batch = options.number("global", 0);
+  else
+    how.batch_size = options.number("batch", 4);
+  auto train = hvd::loader(Points(), how);
+  Net net(options.has("plain"));
+  torch::optim::AdamW adamw(net->parameters(), 0.01);
+  torch::optim::StepLR schedule(adamw, 4, 0.8);
+  auto prepared = accelerator.prepare(net, adamw, train, schedule);
+  std::int64_t step = 0;
+  accelerator.register_for_checkpointing(step);
+  hvd::ElasticRunOptions run{.seed = 11};
+  if (options.has("save")) run.resume_from = options.folder;
+  Unprinted unprinted;
+  accelerator.run(
+      [&] {
+        auto& [model, optimizer, train_loader, scheduler] = prepared;
+        unprinted.print(step);
+        std::printf("ranks %lld %d\n", static_cast<long long>(step), hvd::size());
+        double sum = 0, weight = 0;
+        while (train_loader->epoch() < static_cast<std::size_t>(options.number("epochs", 3))) {
+          for (auto& batch : *train_loader) {
+            std::this_thread::sleep_for(std::chrono::milliseconds(options.number("sleep", 0)));
+            auto pass = accelerator.accumulate();
+            options.die_if_asked(step, "forward");
+            torch::Tensor loss;
+            {
+              auto autocast = accelerator.autocast();
+              loss = torch::nn::functional::cross_entropy(model->forward(batch.data), batch.target);
+            }
+            const auto own = batch.data.size(0);
+            accelerator.backward(loss, {.weight = own});
+            options.die_if_asked(step, "backward");
+            sum += loss.item<double>() * static_cast<double>(own);
+            weight += static_cast<double>(own);
+            unprinted.add(batch.numbers);
+            if (accelerator.sync_gradients()) {
+              const torch::Tensor sums =
+                  accelerator.reduce(torch::tensor({sum, weight}, torch::kFloat64));
+              unprinted.loss = (sums[0] / sums[1]).item<double>();
+              sum = weight = 0;
+              unprinted.step = ++step;
+            }
+            accelerator.clip_grad_norm_(1.0);
+            optimizer.step();
+            scheduler.step();
+            optimizer.zero_grad();
+            if (accelerator.sync_gradients()) options.die_if_asked(step - 1, "step");
+            accelerator.commit();
+            if (!accelerator.sync_gradients()) continue;
+            unprinted.print(step);
+            options.die_if_asked(step - 1, "commit");
+            if (options.has("save") && step % options.number("save", 1) == 0)
+              accelerator.save_state(options.folder);
+          }
+        }
+      },
+      run);
+  std::printf("end %lld %a\n", static_cast<long long>(step),
+              checksum(*net, adamw.param_groups().front().options().get_lr()));
+}
+
+class PointTrainer : public hvd::Trainer<Net, Batch> {
+ public:
+  PointTrainer(const Options& options, hvd::TrainingArguments arguments)
+      : Trainer(Net(options.has("plain")), std::move(arguments), Points(), Points()),
+        options_(options) {}
+  torch::Tensor compute_loss(Net& model, const Batch& inputs) override {
+    const bool training = model->is_training();
+    if (training) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(options_.number("sleep", 0)));
+      options_.die_if_asked(state().global_step, "forward");
+      unprinted.add(inputs.numbers);
+    }
+    torch::Tensor loss =
+        torch::nn::functional::cross_entropy(model->forward(inputs.data), inputs.target);
+    if (training) {
+      loss.register_hook(
+          [this](const torch::Tensor&) { options_.die_if_asked(state().global_step, "backward"); });
+    }
+    return loss;
+  }
+  Unprinted unprinted;
+
+ private:
+  const Options& options_;
+};
+
+/// Prints the steps, and kills the process in them.
+class Steps : public hvd::TrainerCallback {
+ public:
+  Steps(const Options& options, Unprinted& unprinted) : options_(options), unprinted_(unprinted) {}
+  void on_train_begin(const hvd::TrainingArguments&, const hvd::TrainerState& state,
+                      hvd::TrainerControl&) override {
+    // A step that is committed is logged again.
+    if (unprinted_.step != state.global_step) unprinted_ = {};
+    std::printf("ranks %lld %d\n", static_cast<long long>(state.global_step), hvd::size());
+  }
+  void on_step_end(const hvd::TrainingArguments&, const hvd::TrainerState& state,
+                   hvd::TrainerControl&) override {
+    options_.die_if_asked(state.global_step - 1, "step");
+    unprinted_.step = state.global_step;
+  }
+  /// The loss is logged after the commit of the step.
+  void on_log(const hvd::TrainingArguments&, const hvd::TrainerState& state, hvd::TrainerControl&,
+              const Values& logs) override {
+    if (!logs.contains("loss")) return;
+    unprinted_.loss = logs.at("loss");
+    unprinted_.print(state.global_step);
+    options_.die_if_asked(state.global_step - 1, "commit");
+  }
+
+ private:
+  const Options& options_;
+  Unprinted& unprinted_;
+};
+
+void run_trainer(const Options& options) {
+  hvd::TrainingArguments arguments{.output_dir = options.folder,
+                                   .per_device_train_batch_size = options.number("batch", 4),
+                                   .gradient_accumulation_steps = options.number("accumulate", 1)};
+  arguments.num_train_epochs = static_cast<double>(options.number("epochs", 3));
+  arguments.learning_rate = 0.01;
+  arguments.warmup_steps = 3;
+  arguments.fp16 = options.has("fp16");
+  arguments.logging_strategy = hvd::Interval::kSteps;
+  arguments.logging_steps = 1;
+  arguments.eval_strategy = hvd::Interval::kEpoch;
+  arguments.save_strategy = options.has("save") ? hvd::Interval::kSteps : hvd::Interval::kNo;
+  arguments.save_steps = options.number("save", 1000);
+  arguments.save_total_limit = 2;
+  arguments.dataloader_num_workers = 1;
+  arguments.disable_progress = true;
+  arguments.report_to = {"csv"};
+  arguments.seed = 11;
+  PointTrainer trainer(options, arguments);
+  trainer.add_callback(std::static_pointer_cast<hvd::TrainerCallback>(
+      std::make_shared<Steps>(options, trainer.unprinted)));
+  const hvd::TrainOutput output =
+      trainer.train(options.has("resume") ? hvd::ResumeFrom(true) : hvd::ResumeFrom());
+  std::printf("end %lld %a\n", static_cast<long long>(output.global_step),
+              checksum(*trainer.model(), output.training_loss));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc < 3) return 2;
+  Options options;
+  options.folder = argv[2];
+  for (int i = 3; i < argc; ++i) {
+    const std::string word = argv[i];
+    const std::size_t at = word.find('=');
+    const std::string name = word.substr(0, at);
+    const std::string value = at == std::string::npos ? "" : word.substr(at + 1);
+    if (name == "kill")
+      options.kills.push_back(value);
+    else
+      options.words[name] = value;
+  }
+  try {
+    torch::set_num_threads(1);
+    const char* const id = std::getenv("HVD_WORKER_ID");  // init() removes it
+    options.worker = id == nullptr ? 0 : std::stoi(id);
+    // The models of replacements differ, so that one that receives no state is found.
+    torch::manual_seed(static_cast<std::uint64_t>(::getpid()));
+    if (options.worker <= 4) torch::manual_seed(1);
+    std::string(argv[1]) == "trainer" ? run_trainer(options) : run_accelerator(options);
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "elastic_loops_program: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,118 @@
+// hvd::Accelerator and hvd::Trainer in elastic jobs under hvdrun (elastic_loops_program.cpp).
+#include "training_job.h"
+
+namespace hvd::launcher::test::loops {
+namespace {
+
+using ::testing::Contains;
+using ::testing::Each;
+using ::testing::HasSubstr;
+using ::testing::SizeIs;
+
+/// A program's arguments, in a folder of their own.
+class Loop {
+ public:
+  Loop(const char* kind, Words words) : kind_(kind), words_(std::move(words)) {}
+  Words with_words(const Words& more = {}) const {
+    return with({HVD_TEST_LOOPS_PROGRAM, kind_, folder()}, with(words_, more));
+  }
+  std::string folder() const { return folder_.path() / "out"; }
+
+ private:
+  const TemporaryFolder folder_;
+  const std::string kind_;
+  const Words words_;
+};
+
+/// A kind of loop and the words of its program.
+struct Case {
+  const char* kind;
+  Words words;
+  unsigned seed;
+};
+
+class ElasticLoops : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ElasticLoops, KillsChangeNoBitOfACommittedStep) {
+  const auto& [kind, words, seed] = GetParam();
+  const bool is_long = std::getenv("HVD_TEST_LONG") != nullptr;
+  const int kills = is_long ? 20 : 4;
+  const int epochs = is_long ? 15 : 3;
+  const Words program = with(words, {"epochs=" + std::to_string(epochs)});
+  const int steps = Loop(kind, words).with_words().back() == "accumulate=2" ? 3 : 6;
+  const Words chosen = kills_of(seed, kills, steps * epochs);
+  SCOPED_TRACE(::testing::PrintToString(chosen));
+  const Loop disturbed(kind, program), undisturbed(kind, program);
+  expect_same_commits(run_job(kFour, disturbed.with_words(chosen)),
+                      run_job(kFour, undisturbed.with_words()), kills);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoops,
+                         ::testing::Values(Case{"accelerator", {"fp16"}, 3},
+                                           Case{"accelerator", {"accumulate=2"}, 4},
+                                           Case{"trainer", {}, 5},
+                                           Case{"trainer", {"fp16", "save=2", "accumulate=2"}, 6}),
+                         [](const auto& info) {
+                           return std::string(info.param.kind) + std::to_string(info.index);
+                         });
+
+class ElasticLoopSizes : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ElasticLoopSizes, EachSampleIsUsedOnceThroughFewerAndMoreRanks) {
+  const auto& [kind, words, seed] = GetParam();
+  const Words program = with(words, {"plain", "epochs=8"});
+  const Loop loop(kind, program), lone(kind, with(program, {"batch=16"}));
+  const Result disturbed =
+      run_job({"-np", "4", "--min-np", "3"}, loop.with_words({"sleep=60", "kill=2,5,backward"}));
+  ASSERT_EQ(disturbed.code, 0) << disturbed.err;
+  const Printed printed = read(disturbed.out);
+  EXPECT_THAT(printed.sizes, Contains(3)) << disturbed.out;
+  EXPECT_EQ(printed.sizes.back(), 4) << disturbed.out;
+  expect_each_sample_once(printed, 16, 8);
+  EXPECT_THAT(printed.ends, SizeIs(1));
+  const Result alone = run_job({"-np", "1", "--min-np", "1"}, lone.with_words());
+  ASSERT_EQ(alone.code, 0) << alone.err;
+  expect_close_losses(printed, read(alone.out));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoopSizes,
+                         ::testing::Values(Case{"accelerator", {"global=16"}, 0},
+                                           Case{"trainer", {}, 0}),
+                         [](const auto& info) { return std::string(info.param.kind); });
+
+class ElasticLoopLoss : public ::testing::TestWithParam<Case> {};
+
+TEST_P(ElasticLoopLoss, ALossOfAllRanksContinuesFromTheNewestCheckpoint) {
+  const auto& [kind, words, seed] = GetParam();
+  const Words program = with(words, {"plain", "epochs=3", "save=3"});
+  const Loop disturbed(kind, program), undisturbed(kind, program);
+  const Result lost = run_job(kFour, disturbed.with_words({"kill=all,7,forward"}));
+  ASSERT_EQ(lost.code, 0) << lost.err << lost.out;
+  EXPECT_EQ(count(lost.out, "ranks 6 4\n"), 4) << lost.out;
+  const Result whole = run_job(kFour, undisturbed.with_words());
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  EXPECT_EQ(read(lost.out).losses, read(whole.out).losses);
+  EXPECT_EQ(read(lost.out).ends, read(whole.out).ends);
+  EXPECT_THAT(read(whole.out).losses, SizeIs(18));
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoopLoss,
+                         ::testing::Values(Case{"accelerator", {}, 0}, Case{"trainer", {}, 0}),
+                         [](const auto& info) { return std::string(info.param.kind); });
+
+TEST(ElasticTrainer, AJobDoesNotStartOverCheckpointsOfAnEarlierOne) {
+  const Words two = {"-np", "2", "--min-np", "2"};
+  const Loop loop("trainer", {"plain", "epochs=1", "save=3", "batch=8"});
+  const Result first = run_job(two, loop.with_words());
+  ASSERT_EQ(first.code, 0) << first.err;
+  const Result second = run_job(two, loop.with_words());
+  EXPECT_NE(second.code, 0);
+  EXPECT_THAT(second.err, HasSubstr("has checkpoint-6 of an earlier job")) << second.out;
+  const Result third = run_job(two, loop.with_words({"resume", "epochs=2"}));
+  ASSERT_EQ(third.code, 0) << third.err;
+  EXPECT_EQ(read(third.out).losses.begin()->first, 7);
+  EXPECT_EQ(read(third.out).losses.rbegin()->first, 12);
+}
+
+}  // namespace
+}  // namespace hvd::launcher::test::loops
