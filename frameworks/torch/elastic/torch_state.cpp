@@ -14,6 +14,7 @@
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/elastic.h"
+#include "hvd/torch/local_sgd.h"
 #include "hvd/torch/operations.h"
 #include "hvd/torch/sharded_optimizer.h"
 #include "optimizer/live_optimizers.h"
@@ -195,22 +196,54 @@ TorchState& TorchState::track(std::string_view name, torch::optim::Optimizer& op
                           "'): a ShardedOptimizer cannot be tracked, because each rank has a part "
                           "of its state; expected a DistributedOptimizer or a plain optimizer"));
   }
-  torch::optim::Optimizer& inner = libtorch::unwrapped(optimizer);
-  if (!libtorch::is_elementwise(inner)) {
+  return add_optimizer(name, libtorch::unwrapped(optimizer), true);
+}
+
+TorchState& TorchState::add_optimizer(std::string_view name, torch::optim::Optimizer& optimizer,
+                                      bool equal_on_ranks) {
+  if (!libtorch::is_elementwise(optimizer)) {
     TrainingState one;
-    Part part = item_part(one.optimizer(inner, std::string(name)).entries().front());
+    Part part = item_part(one.optimizer(optimizer, std::string(name)).entries().front());
     part.equal_on_ranks = false;  // LibTorch's archive has addresses in it
     State::track(std::move(part));
     return *this;
   }
-  State::track(libtorch::options_part(text(name, ".options"), inner));
-  const bool copied = options_.copy == Copy::kAtCommit || inner.param_groups().empty() ||
-                      inner.param_groups().front().params().empty();
-  Part state = libtorch::state_part(std::string(name), inner, copied);
-  State::track(copied
-                   ? std::move(state)
-                   : not_copied(std::move(state), inner.param_groups().front().params().front()));
+  State::track(libtorch::options_part(text(name, ".options"), optimizer));
+  const auto& groups = optimizer.param_groups();
+  const bool copied =
+      options_.copy == Copy::kAtCommit || groups.empty() || groups.front().params().empty();
+  Part state = libtorch::state_part(std::string(name), optimizer, copied);
+  state.equal_on_ranks = equal_on_ranks;
+  State::track(copied ? std::move(state)
+                      : not_copied(std::move(state), groups.front().params().front()));
   return *this;
+}
+
+TorchState& TorchState::track(std::string_view name, LocalSgd& local_sgd) {
+  if (options_.copy != Copy::kAtCommit) {
+    throw UsageError(text("hvd::elastic::TorchState::track('", name,
+                          "'): a LocalSgd changes the parameters between commits; expected a "
+                          "TorchState with Copy::kAtCommit"));
+  }
+  State::track(Part{
+      .name = std::string(name),
+      .type = text("local SGD of ", local_sgd.parameters_.size(), " by ", local_sgd.sync_every()),
+      .view =
+          [&local_sgd] {
+            if (local_sgd.local_steps() == 0) return std::span<const std::byte>();
+            throw UsageError(text("hvd::elastic::State::commit: ", local_sgd.local_steps(),
+                                  " local steps since the last synchronization of a LocalSgd; "
+                                  "expected a commit when local_steps() is 0, where parameters "
+                                  "are equal on all ranks"));
+          },
+      .room =
+          [&local_sgd](std::size_t) {
+            local_sgd.local_steps_ = 0;
+            return std::span<std::byte>();
+          },
+      .committed = [&local_sgd](std::uint64_t) { local_sgd.take_parameters(); }});
+  add_optimizer(text(name, ".outer"), libtorch::unwrapped(local_sgd.outer_), true);
+  return add_optimizer(text(name, ".inner"), libtorch::unwrapped(local_sgd.inner_), false);
 }
 
 TorchState& TorchState::track(std::string_view name, const torch::Tensor& tensor) {

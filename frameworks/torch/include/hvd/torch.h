@@ -22,6 +22,7 @@
 #include "hvd/torch/gradient_synchronizer.h"
 #include "hvd/torch/handle.h"
 #include "hvd/torch/join.h"
+#include "hvd/torch/local_sgd.h"
 #include "hvd/torch/metric.h"
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"

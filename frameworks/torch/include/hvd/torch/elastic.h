@@ -19,6 +19,7 @@
 
 #include "hvd/elastic.h"
 #include "hvd/torch/data_loader.h"
+#include "hvd/torch/local_sgd.h"
 #include "hvd/torch/training_state.h"
 
 namespace hvd::libtorch {
@@ -152,6 +153,11 @@ class TorchState : public State {
   }
   /// State, and options of each group (learning rates).
   TorchState& track(std::string_view name, torch::optim::Optimizer& optimizer);
+  /// Both optimizers and the state of the object. Track its model too. Commit when its
+  /// local_steps() is 0; another commit of an elastic job throws UsageError. Each rank goes back to
+  /// its own inner state, and a rank that joins gets that of one rank. @throws UsageError also
+  /// without Copy::kAtCommit
+  TorchState& track(std::string_view name, LocalSgd& local_sgd);
   /// A tensor of a fixed shape, copied at each commit.
   TorchState& track(std::string_view name, const torch::Tensor& tensor);
   TorchState& track(std::string_view name, torch::optim::LRScheduler& scheduler);
@@ -185,6 +191,8 @@ class TorchState : public State {
 
  private:
   TorchState& add(const TrainingState& one);
+  TorchState& add_optimizer(std::string_view name, torch::optim::Optimizer& optimizer,
+                            bool equal_on_ranks);
   TorchState& add_tensor(std::string name, const torch::Tensor& tensor, bool equal_on_ranks,
                          bool copied);
 
