@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "data/reproducible.h"
+#include "elastic/elastic_shards.h"
 #include "elastic/optimizer_part.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
@@ -190,11 +191,12 @@ TorchState& TorchState::track(std::string_view name, const torch::nn::Module& mo
 }
 
 TorchState& TorchState::track(std::string_view name, torch::optim::Optimizer& optimizer) {
-  if (dynamic_cast<ShardedOptimizer*>(&optimizer) != nullptr ||
-      LiveOptimizers::instance().is_sharded(optimizer)) {
+  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer))
+    return add_sharded(name, *sharded);
+  if (LiveOptimizers::instance().is_sharded(optimizer)) {
     throw UsageError(text("hvd::elastic::TorchState::track('", name,
-                          "'): a ShardedOptimizer cannot be tracked, because each rank has a part "
-                          "of its state; expected a DistributedOptimizer or a plain optimizer"));
+                          "'): a ShardedOptimizer has the state of this optimizer; expected the "
+                          "ShardedOptimizer"));
   }
   return add_optimizer(name, libtorch::unwrapped(optimizer), true);
 }
@@ -216,6 +218,38 @@ TorchState& TorchState::add_optimizer(std::string_view name, torch::optim::Optim
   state.equal_on_ranks = equal_on_ranks;
   State::track(copied ? std::move(state)
                       : not_copied(std::move(state), groups.front().params().front()));
+  return *this;
+}
+
+TorchState& TorchState::add_sharded(std::string_view name, ShardedOptimizer& optimizer) {
+  const auto refuse = [&](const char* what) {
+    throw UsageError(text("hvd::elastic::TorchState::track('", name, "'): ", what));
+  };
+  if (options_.copy != Copy::kAtCommit) {
+    refuse(
+        "a step of a ShardedOptimizer that is interrupted has written some of the parameters; "
+        "expected a TorchState with Copy::kAtCommit");
+  }
+  if (optimizer.options_.process_set.id() != 0) {
+    refuse(
+        "the ShardedOptimizer belongs to a process set, which ends when the ranks change; expected "
+        "one over all ranks");
+  }
+  torch::optim::Optimizer& inner = optimizer.inner();
+  if (!libtorch::is_elementwise(inner)) {
+    refuse(
+        "the state of the ShardedOptimizer cannot be distributed anew; expected LibTorch's SGD, "
+        "Adam, AdamW, Adagrad or RMSprop");
+  }
+  const auto shards = std::make_shared<libtorch::ElasticShards>(std::string(name), optimizer);
+  State::track(libtorch::options_part(text(name, ".options"), inner));
+  Part part = shards->part();
+  // The part keeps the function alive.
+  part.committed = [earlier = std::move(part.committed),
+                    generations = at_each_generation([shards] { shards->begin_generation(); })](
+                       std::uint64_t commits) { earlier(commits); };
+  State::track(std::move(part));
+  optimizer.tracked_ = true;
   return *this;
 }
 
