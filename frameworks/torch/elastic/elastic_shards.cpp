@@ -6,12 +6,12 @@
 #include <utility>
 
 #include "base/text.h"
+#include "elastic/checked_bytes.h"
 #include "hvd/collectives.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"
-#include "reducer/fingerprint.h"
 #include "sharded/element_state.h"
 #include "sharded/parameter_shards.h"
 #include "state/optimizer_state.h"
@@ -27,30 +27,6 @@ torch::Tensor as_tensor(std::shared_ptr<const std::string> bytes) {
   auto* const data = const_cast<char*>(bytes->data());
   const auto size = static_cast<std::int64_t>(bytes->size());
   return torch::from_blob(data, {size}, [kept = std::move(bytes)](void*) {}, torch::kUInt8);
-}
-
-std::int64_t checksum_of(const char* bytes, std::size_t size) {
-  return fingerprint_of(
-      torch::from_blob(const_cast<char*>(bytes), {static_cast<std::int64_t>(size)}, torch::kUInt8),
-      Comparison::kExact);
-}
-
-void append_checksum(std::string& bytes) {
-  const std::int64_t checksum = checksum_of(bytes.data(), bytes.size());
-  bytes.append(reinterpret_cast<const char*>(&checksum), sizeof checksum);
-}
-
-/// Without the checksum.
-std::string_view content_of(const std::string& part) {
-  return {part.data(), part.size() - sizeof(std::int64_t)};
-}
-
-bool is_intact(const std::string& part) {
-  std::int64_t checksum = 0;
-  if (part.size() < sizeof checksum) return false;
-  const std::string_view content = content_of(part);
-  std::memcpy(&checksum, part.data() + content.size(), sizeof checksum);
-  return checksum == checksum_of(content.data(), content.size());
 }
 
 /// The description of a SavedPiece that a rank supplies.
@@ -292,7 +268,7 @@ std::vector<SavedPiece> ElasticShards::supplied_by(const Division& division) con
     if (one.commit != commit_ || one.generation != division.generation) continue;
     for (const auto& [part, bytes] : one.parts) {
       if (division.suppliers[static_cast<std::size_t>(part)] != rank()) continue;
-      for (SavedPiece& piece : decode_pieces(content_of(*bytes)))
+      for (SavedPiece& piece : decode_pieces(without_checksum(*bytes)))
         pieces.push_back(std::move(piece));
     }
   }

@@ -26,13 +26,16 @@ using Words = std::vector<std::string>;
 constexpr double kTimeout = 100;
 const Words kFour = {"-np", "4", "--min-np", "4"};
 
-Result run_job(Words options, const Words& program, const Words& more = {}) {
+/// @param hosts of the ranks, as HVD_TEST_HOSTS takes them; empty: this one
+Result run_job(Words options, const Words& program, const Words& more = {},
+               const std::string& hosts = "") {
   Start start;
   options.insert(options.end(), {"--bind", "none", HVD_TEST_SHARDS_PROGRAM});
   options.insert(options.end(), program.begin(), program.end());
   options.insert(options.end(), more.begin(), more.end());
   start.arguments = options;
   start.environment = {{"HVD_PEER_TIMEOUT", "6"}, {"OMP_NUM_THREADS", "1"}};
+  if (!hosts.empty()) start.environment.emplace_back("HVD_TEST_HOSTS", hosts);
   return HvdrunProcess(start).wait(kTimeout);
 }
 
@@ -145,6 +148,17 @@ TEST(ElasticShards, FewerAndMoreRanksGoOn) {
   EXPECT_THAT(printed.sizes, Contains(3)) << disturbed.out;
   EXPECT_EQ(printed.sizes.back(), 4) << disturbed.out;
   expect_near(printed, run_job({"-np", "1", "--min-np", "1"}, {"steps=150"}));
+}
+
+/// Ranks 0 and 1 are one of two hosts, so ranks of the other host have their copies.
+TEST(ElasticShards, TheLossOfAHostChangesNoBitOfACommittedStep) {
+  const Words program = {"steps=40", "sleep=2"};
+  const std::string hosts = "a,a,b,b";
+  const Words kills = {kill_of("rank0", 16, 0), kill_of("rank1", 16, 0)};
+  const Result disturbed = run_job(kFour, program, kills, hosts);
+  EXPECT_EQ(count(disturbed.err, " was lost in generation "), 2) << disturbed.err;
+  EXPECT_EQ(count(disturbed.err, "is lost: no rank has"), 0) << disturbed.err;
+  expect_equal(disturbed, run_job(kFour, program, {}, hosts));
 }
 
 class Checkpoint : public ::testing::Test {

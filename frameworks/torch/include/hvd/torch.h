@@ -5,9 +5,9 @@
 #endif
 
 /// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, broadcasts
-/// of state, init() with a c10d::Store, DistributedOptimizer, ShardedOptimizer, SyncBatchNorm,
-/// GradScaler, DistributedSampler, checkpoints, safetensors files and the state of elastic jobs.
-/// Link `hvd::torch`. docs/torch.md is the guide.
+/// of state, init() with a c10d::Store, DistributedOptimizer, ShardedOptimizer, LocalSgd,
+/// SyncBatchNorm, GradScaler, DistributedSampler, checkpoints, safetensors files and the state of
+/// elastic jobs. Link `hvd::torch`. docs/torch.md is the guide.
 
 #include <torch/torch.h>
 
