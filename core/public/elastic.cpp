@@ -372,6 +372,10 @@ void Worker::enter() {
     call_function();
   } catch (const GenerationOver&) {
     in_order_ = true;
+  } catch (const StateLostError& error) {
+    HVD_LOG(kError) << error.what();
+    state_.lose();
+    report(error);
   } catch (const std::exception& error) {
     if (!ended(error)) throw;
     report(error);

@@ -41,6 +41,12 @@ void State::Impl::reserve() {
   save(items, spare.own, is_own);
 }
 
+void State::Impl::lose() {
+  committed = {};
+  known_hash.reset();
+  has_state = false;
+}
+
 std::uint64_t State::Impl::committed_hash() const {
   if (!known_hash) known_hash = hash_of(committed.replicated);
   return *known_hash;
@@ -126,9 +132,13 @@ void State::commit() {
         "hvd::elastic::State::commit: called outside the function of hvd::elastic::run()");
   }
   const bool goes_on = impl_->link == nullptr || impl_->link->commit();
-  if (impl_->link != nullptr) reach(Stage::kCommitting);
   // Outside an elastic job nothing goes back to a commit.
-  if (impl_->link != nullptr) impl_->take();
+  if (impl_->link != nullptr) {
+    reach(Stage::kCommitting);
+    for (const Item& item : impl_->items)
+      if (item.prepare) item.prepare(impl_->commits + 1);
+    impl_->take();
+  }
   ++impl_->commits;
   impl_->confirm();
   if (!goes_on) throw GenerationOver("the members of the elastic job change");

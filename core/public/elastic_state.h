@@ -33,6 +33,8 @@ struct State::Impl {
   void reserve();
   /// Copies the present state as the last commit.
   void take();
+  /// Forgets the last commit, so that this rank has no state.
+  void lose();
   /// The hash of the last commit's replicated part, which is computed once.
   std::uint64_t committed_hash() const;
   /// Sets the copied items to the last commit.

@@ -26,6 +26,13 @@ class GenerationOver : public Error {
   using Error::Error;
 };
 
+/// A part of the state that not every rank has is lost. Thrown on all ranks by a function of
+/// at_each_generation(), it makes the job continue with RunOptions::load, or end without it.
+class StateLostError : public Error {
+ public:
+  using Error::Error;
+};
+
 /// The changes since the function of run() was entered last.
 struct Change {
   int old_size = 0;              ///< 0: this process was in no generation
@@ -53,6 +60,10 @@ struct Part {
   /// Whether the bytes are equal on all ranks at a commit. If not, a rank that has the last commit
   /// goes back to its own bytes, and the other ranks receive those of one rank.
   bool equal_on_ranks = true;
+  /// Called on all ranks when a commit of an elastic job begins, with its number. It may use the
+  /// collectives of hvd, which makes commit() collective. If it throws, the commit has not
+  /// happened. May be empty.
+  std::function<void(std::uint64_t commit)> prepare = {};
   /// Called after each commit, and when the state was loaded, with the number of commits. May be
   /// empty.
   std::function<void(std::uint64_t commits)> committed = {};
@@ -107,8 +118,8 @@ class State {
   /// @}
 
   /// Marks a point at which the state is complete and equal on all ranks, usually the end of a
-  /// step. Copies what is tracked. Communicates nothing. In a change of the members it leaves the
-  /// function of run() with GenerationOver.
+  /// step. Copies what is tracked. Communicates nothing, unless a Part has a function `prepare`. In
+  /// a change of the members it leaves the function of run() with GenerationOver.
   /// @throws UsageError outside run()
   void commit();
   /// The number of commits of the job so far.

@@ -11,10 +11,12 @@
 #include "base/text.h"
 #include "checkpoint/state_item.h"
 #include "data/reproducible.h"
+#include "elastic/elastic_shards.h"
 #include "elastic/optimizer_part.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/elastic.h"
+#include "hvd/torch/local_sgd.h"
 #include "hvd/torch/operations.h"
 #include "hvd/torch/sharded_optimizer.h"
 #include "optimizer/live_optimizers.h"
@@ -195,28 +197,93 @@ TorchState& TorchState::add_tensors(const std::string& name, const NamedParamete
 }
 
 TorchState& TorchState::track(std::string_view name, torch::optim::Optimizer& optimizer) {
-  if (dynamic_cast<ShardedOptimizer*>(&optimizer) != nullptr ||
-      LiveOptimizers::instance().is_sharded(optimizer)) {
+  if (auto* const sharded = dynamic_cast<ShardedOptimizer*>(&optimizer))
+    return add_sharded(name, *sharded);
+  if (LiveOptimizers::instance().is_sharded(optimizer)) {
     throw UsageError(text("hvd::elastic::TorchState::track('", name,
-                          "'): a ShardedOptimizer cannot be tracked, because each rank has a part "
-                          "of its state; expected a DistributedOptimizer or a plain optimizer"));
+                          "'): a ShardedOptimizer has the state of this optimizer; expected the "
+                          "ShardedOptimizer"));
   }
-  torch::optim::Optimizer& inner = libtorch::unwrapped(optimizer);
-  if (!libtorch::is_elementwise(inner)) {
+  return add_optimizer(name, libtorch::unwrapped(optimizer), true);
+}
+
+TorchState& TorchState::add_optimizer(std::string_view name, torch::optim::Optimizer& optimizer,
+                                      bool equal_on_ranks) {
+  if (!libtorch::is_elementwise(optimizer)) {
     TrainingState one;
-    Part part = item_part(one.optimizer(inner, std::string(name)).entries().front());
+    Part part = item_part(one.optimizer(optimizer, std::string(name)).entries().front());
     part.equal_on_ranks = false;  // LibTorch's archive has addresses in it
     State::track(std::move(part));
     return *this;
   }
-  State::track(libtorch::options_part(text(name, ".options"), inner));
-  const bool copied = options_.copy == Copy::kAtCommit || inner.param_groups().empty() ||
-                      inner.param_groups().front().params().empty();
-  Part state = libtorch::state_part(std::string(name), inner, copied);
-  State::track(copied
-                   ? std::move(state)
-                   : not_copied(std::move(state), inner.param_groups().front().params().front()));
+  State::track(libtorch::options_part(text(name, ".options"), optimizer));
+  const auto& groups = optimizer.param_groups();
+  const bool copied =
+      options_.copy == Copy::kAtCommit || groups.empty() || groups.front().params().empty();
+  Part state = libtorch::state_part(std::string(name), optimizer, copied);
+  state.equal_on_ranks = equal_on_ranks;
+  State::track(copied ? std::move(state)
+                      : not_copied(std::move(state), groups.front().params().front()));
   return *this;
+}
+
+TorchState& TorchState::add_sharded(std::string_view name, ShardedOptimizer& optimizer) {
+  const auto refuse = [&](const char* what) {
+    throw UsageError(text("hvd::elastic::TorchState::track('", name, "'): ", what));
+  };
+  if (options_.copy != Copy::kAtCommit) {
+    refuse(
+        "a step of a ShardedOptimizer that is interrupted has written some of the parameters; "
+        "expected a TorchState with Copy::kAtCommit");
+  }
+  if (optimizer.options_.process_set.id() != 0) {
+    refuse(
+        "the ShardedOptimizer belongs to a process set, which ends when the ranks change; expected "
+        "one over all ranks");
+  }
+  torch::optim::Optimizer& inner = optimizer.inner();
+  if (!libtorch::is_elementwise(inner)) {
+    refuse(
+        "the state of the ShardedOptimizer cannot be distributed anew; expected LibTorch's SGD, "
+        "Adam, AdamW, Adagrad or RMSprop");
+  }
+  const auto shards = std::make_shared<libtorch::ElasticShards>(std::string(name), optimizer);
+  State::track(libtorch::options_part(text(name, ".options"), inner));
+  Part part = shards->part();
+  // The part keeps the function alive.
+  part.committed = [earlier = std::move(part.committed),
+                    generations = at_each_generation([shards] { shards->begin_generation(); })](
+                       std::uint64_t commits) { earlier(commits); };
+  State::track(std::move(part));
+  optimizer.tracked_ = true;
+  return *this;
+}
+
+TorchState& TorchState::track(std::string_view name, LocalSgd& local_sgd) {
+  if (options_.copy != Copy::kAtCommit) {
+    throw UsageError(text("hvd::elastic::TorchState::track('", name,
+                          "'): a LocalSgd changes the parameters between commits; expected a "
+                          "TorchState with Copy::kAtCommit"));
+  }
+  State::track(Part{
+      .name = std::string(name),
+      .type = text("local SGD of ", local_sgd.parameters_.size(), " by ", local_sgd.sync_every()),
+      .view =
+          [&local_sgd] {
+            if (local_sgd.local_steps() == 0) return std::span<const std::byte>();
+            throw UsageError(text("hvd::elastic::State::commit: ", local_sgd.local_steps(),
+                                  " local steps since the last synchronization of a LocalSgd; "
+                                  "expected a commit when local_steps() is 0, where parameters "
+                                  "are equal on all ranks"));
+          },
+      .room =
+          [&local_sgd](std::size_t) {
+            local_sgd.local_steps_ = 0;
+            return std::span<std::byte>();
+          },
+      .committed = [&local_sgd](std::uint64_t) { local_sgd.take_parameters(); }});
+  add_optimizer(text(name, ".outer"), libtorch::unwrapped(local_sgd.outer_), true);
+  return add_optimizer(text(name, ".inner"), libtorch::unwrapped(local_sgd.inner_), false);
 }
 
 TorchState& TorchState::track(std::string_view name, const torch::Tensor& tensor) {

@@ -500,11 +500,66 @@ void ParameterShards::forget_state() {
   version_ = 0;
 }
 
-void ParameterShards::add_parameters() {
-  if (!shards_.empty()) optimizer_.state() = gather_state();
+void ParameterShards::drop_division() {
   shards_.clear();
   known_.clear();
   forget_state();
+}
+
+void ParameterShards::begin_generation(std::string scope) {
+  scope_ = std::move(scope);
+  drop_division();
+}
+
+std::vector<ShardUnit> ParameterShards::even_units() const {
+  std::vector<ShardUnit> units;
+  for (std::size_t p = 0; p < parameters_.size(); ++p) {
+    const bool cut =
+        is_supported(parameters_[p].scalar_type()) && parameters_[p].is_non_overlapping_and_dense();
+    const auto ranks = static_cast<std::size_t>(set_.size());
+    units.push_back({.members = {p},
+                     .first = {0},
+                     .elements = sizes_[p],
+                     .owner = cut ? -1 : static_cast<int>(p % ranks)});
+  }
+  return units;
+}
+
+void ParameterShards::restore(const std::vector<SavedPiece>& pieces) {
+  const torch::NoGradGuard no_grad;
+  drop_division();
+  optimizer_.state().clear();
+  for (ShardUnit& unit : even_units()) {
+    const bool frozen = !parameters_[unit.members.front()].requires_grad();
+    shards_.push_back({.plan = std::move(unit), .frozen = frozen});
+  }
+  make_pieces(shards_);
+  known_ = properties_of_parameters();
+  std::map<std::size_t, const SavedPiece*> saved;
+  for (const SavedPiece& piece : pieces) saved[piece.parameter] = &piece;
+  for (const Shard& shard : shards_) {
+    for (const OwnPiece& piece : shard.pieces) {
+      const auto found = saved.find(piece.plan.parameter);
+      if (found == saved.end()) continue;
+      const torch::Tensor& parameter = parameters_[piece.plan.parameter];
+      ElementState state{.step = found->second->state.step, .tensors = {}};
+      for (const torch::Tensor& row : found->second->state.tensors) {
+        torch::Tensor& tensor = state.tensors.emplace_back();
+        if (!row.defined()) continue;
+        tensor = row.to(parameter.device());
+        if (!piece.whole) continue;
+        tensor = torch::empty_strided(parameter.sizes(), found->second->strides, tensor.options());
+        flat(tensor).copy_(row);
+      }
+      states_[piece.tensor.unsafeGetTensorImpl()] = make_state(optimizer_, state);
+    }
+  }
+  add_first_states();
+}
+
+void ParameterShards::add_parameters() {
+  if (!shards_.empty()) optimizer_.state() = gather_state();
+  drop_division();
   parameters_.clear();
   for (const auto& group : optimizer_.param_groups())
     parameters_.insert(parameters_.end(), group.params().begin(), group.params().end());

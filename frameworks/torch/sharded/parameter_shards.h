@@ -20,6 +20,8 @@
 
 namespace hvd::libtorch {
 
+struct SavedPiece;
+
 /// The pieces of an optimizer's parameters that this rank updates, and their state. See
 /// docs/decisions/0029-optimizer-shards.md. Not thread-safe.
 ///
@@ -70,6 +72,16 @@ class ParameterShards {
   /// @throws the error of an operation or of the optimizer. Some pieces may already be updated.
   void step();
 
+  /// Whether the parameters are distributed, so that this rank has the state of its pieces only.
+  bool distributed() const noexcept { return !shards_.empty(); }
+  /// Forgets the division and the state of pieces, because the ranks have changed. State that the
+  /// optimizer has for whole parameters stays. @param scope of the names of operations from now on
+  void begin_generation(std::string scope);
+  /// The division of restore(), by parameter.
+  std::vector<ShardUnit> even_units() const;
+  /// Distributes the parameters by even_units(). @param pieces the state of this rank's part
+  void restore(const std::vector<SavedPiece>& pieces);
+
   /// Size of this rank's state in bytes. For types that are not elementwise, the size when saved.
   std::size_t state_bytes() const;
   /// Appends this rank's part of the state, for join_parts().
@@ -101,6 +113,7 @@ class ParameterShards {
     Operation operation = {};
   };
 
+  void drop_division();
   void index_parameters();
   bool laid_out_as(const std::vector<Shard>& wanted) const;
   bool activity_changed() const;
@@ -128,7 +141,7 @@ class ParameterShards {
 
   torch::optim::Optimizer& optimizer_;
   std::vector<torch::Tensor> parameters_;
-  const std::string scope_;
+  std::string scope_;
   const ProcessSet set_;
   std::vector<std::size_t> group_of_;  ///< by parameter
   std::vector<std::int64_t> sizes_;    ///< by parameter, in elements

@@ -13,10 +13,12 @@
 #include <utility>
 
 #include "base/text.h"
+#include "hvd/elastic.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
 #include "hvd/torch/operations.h"
 #include "operations/agreement.h"
+#include "operations/membership.h"
 #include "optimizer/live_optimizers.h"
 #include "optimizer/optimizer_wrapper.h"
 #include "optimizer/parameter_groups.h"
@@ -104,6 +106,25 @@ std::vector<libtorch::Fact> facts_of(const Optimizer& optimizer,
   return facts;
 }
 
+/// The ranks compare their optimizers. Collective, but in a worker of an elastic job that has no
+/// rank yet. @param complaint why this rank cannot take part; empty if it can
+void compare(const Optimizer& optimizer, std::span<const ReducedParameter> parameters,
+             const ProcessSet& process_set, const std::string& scope,
+             const std::string& complaint) {
+  if (process_set.id() == 0 && libtorch::waits_for_rank()) {
+    if (complaint.empty()) return;
+    throw UsageError(complaint);
+  }
+  libtorch::agree(
+      {.name = scope + ".shards",
+       .title = text(kSharded, " (", scope, ")"),
+       .process_set = process_set,
+       .failed = "cannot take part",
+       .expected = "expected the same model and the same optimizer on every rank"},
+      complaint,
+      complaint.empty() ? facts_of(optimizer, parameters) : std::vector<libtorch::Fact>());
+}
+
 /// Whether its elements can be distributed, given the layout of its gradients.
 bool is_divisible(const ReducedParameter& parameter) {
   const torch::Tensor& tensor = parameter.tensor();
@@ -176,8 +197,9 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
                                    const NamedParameters& parameters,
                                    ShardedOptimizerOptions options, bool numbered,
                                    const NamedParameters& buffers)
-    : OptimizerWrapper(kSharded, optimizer, parameters, numbered, all_options(std::move(options))) {
-  if (!options_.process_set.included()) libtorch::check_options(options_, kSharded);
+    : OptimizerWrapper(kSharded, optimizer, parameters, numbered, all_options(options)),
+      replicas_(options.replicas) {
+  libtorch::require_member(kSharded, options_.process_set);
   const std::string scope = LiveOptimizers::instance().next_scope(options_.process_set);
   std::vector<ReducedParameter> named;
   std::string complaint;
@@ -185,6 +207,8 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
     libtorch::check_options(options_, kSharded);
     if (options_.op == ReduceOp::kAdasum)
       throw UsageError("ShardedOptimizer: op: expected average or sum, got adasum");
+    if (replicas_ < 0 || replicas_ > 1)
+      throw UsageError(text(kSharded, ": replicas: expected 0 or 1, got ", replicas_));
     refuse_wrapper();
     refuse_unshardable(optimizer);
     named = libtorch::name_parameters(optimizer, parameters, options_.groups, kSharded);
@@ -192,13 +216,7 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
   } catch (const std::exception& error) {
     complaint = error.what();
   }
-  libtorch::agree({.name = scope + ".shards",
-                   .title = text(kSharded, " (", scope, ")"),
-                   .process_set = options_.process_set,
-                   .failed = "cannot take part",
-                   .expected = "expected the same model and the same optimizer on every rank"},
-                  complaint,
-                  complaint.empty() ? facts_of(optimizer, named) : std::vector<libtorch::Fact>());
+  compare(optimizer, named, options_.process_set, scope, complaint);
   std::vector<torch::Tensor> tensors;
   for (const ReducedParameter& parameter : named) tensors.push_back(parameter.tensor());
   shards_ =
@@ -210,6 +228,23 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
   how.options = [&optimizer] { return libtorch::group_lines(optimizer); };
   start_reducing(std::move(named), std::move(how));
   LiveOptimizers::instance().set_sharded(optimizer);
+  generations_ = elastic::at_each_generation([this] { begin_generation(); });
+}
+
+/// The reducer has been made anew for the ranks of this generation.
+void ShardedOptimizer::begin_generation() {
+  if (options_.process_set.id() != 0) return;  // its operations fail
+  if (!tracked_ && shards_->distributed()) {
+    throw UsageError(
+        "ShardedOptimizer: the ranks have changed, and with them the state is lost, because the "
+        "optimizer is not tracked; expected elastic::TorchState::track(), or a ShardedOptimizer "
+        "that is constructed in the function of run()");
+  }
+  const std::string scope = locked(*reducer_, &GradientReducer::scope);
+  shards_->begin_generation(scope);
+  locked(*reducer_, [&](const GradientReducer& reducer) {
+    compare(optimizer_, reducer.parameters(), options_.process_set, scope, "");
+  });
 }
 
 ShardedOptimizer::~ShardedOptimizer() = default;

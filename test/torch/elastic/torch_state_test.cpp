@@ -3,6 +3,7 @@
 #include <c10/util/Type.h>
 
 #include <map>
+#include <sstream>
 #include <string>
 #include <typeinfo>
 
@@ -131,8 +132,75 @@ TEST(TorchState, WrongObjectsAreUsageErrors) {
   EXPECT_THROW(state.track("empty", torch::nn::ReLU()), UsageError);
   ShardedOptimizer sharded(adam, model);
   TorchState other;
-  EXPECT_THROW(other.track("sharded", sharded), UsageError);
-  EXPECT_THROW(other.track("inner", adam), UsageError);
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { other.track("sharded", sharded); }),
+                       "expected a TorchState with Copy::kAtCommit"));
+  TorchState copying({.copy = Copy::kAtCommit});
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { copying.track("inner", adam); }),
+                       "a ShardedOptimizer has the state of this optimizer"));
+}
+
+/// Updates whole parameters only.
+struct OwnSgd : torch::optim::SGD {
+  using SGD::SGD;
+};
+
+TEST(TorchState, AShardedOptimizerThatCannotBeDistributedAnewIsAUsageError) {
+  Model model;
+  OwnSgd sgd(model->parameters(), torch::optim::SGDOptions(0.1));
+  ShardedOptimizer sharded(sgd, model);
+  TorchState state({.copy = Copy::kAtCommit});
+  EXPECT_TRUE(contains(message_of<UsageError>([&] { state.track("sharded", sharded); }),
+                       "cannot be distributed anew"));
+  Model other;
+  torch::optim::SGD none(other->parameters(), 0.1);
+  const auto make = [&] { ShardedOptimizer(none, other, {.replicas = 2}); };
+  EXPECT_TRUE(contains(message_of<UsageError>(make), "replicas: expected 0 or 1"));
+}
+
+/// The whole state of an optimizer, as it is saved. Collective for a ShardedOptimizer.
+std::vector<torch::Tensor> moments_of(torch::optim::Optimizer& optimizer, Model& model) {
+  std::stringstream bytes;
+  torch::save(optimizer, bytes);
+  Model same;
+  torch::optim::Adam whole(same->parameters(), 0.1);
+  torch::load(whole, bytes);
+  std::vector<torch::Tensor> all;
+  for (const torch::Tensor& parameter : same->parameters()) {
+    const auto found = whole.state().find(parameter.unsafeGetTensorImpl());
+    if (found == whole.state().end()) continue;
+    const auto& state = static_cast<const torch::optim::AdamParamState&>(*found->second);
+    all.insert(all.end(), {state.exp_avg(), state.exp_avg_sq()});
+  }
+  EXPECT_EQ(all.size(), 2 * model->parameters().size());
+  return all;
+}
+
+TEST(TorchState, AShardedOptimizerReceivesTheStateThatRank0Loads) {
+  torch::manual_seed(static_cast<std::uint64_t>(rank()));
+  Model trained, model;
+  torch::optim::Adam adam(trained->parameters(), 0.1), inner(model->parameters(), 0.1);
+  train(trained, adam, 3);
+  broadcast_parameters(model);
+  ShardedOptimizer sharded(inner, model);
+  TorchState state(model, sharded, {.copy = Copy::kAtCommit});
+  const auto load = [&] {
+    std::stringstream bytes;
+    torch::save(adam, bytes);
+    torch::load(static_cast<torch::optim::Optimizer&>(sharded), bytes);
+  };
+  const std::vector<torch::Tensor> expected = broadcast_object(moments_of(adam, trained), 0);
+  elastic::run(state,
+               [&] {
+                 const std::vector<torch::Tensor> loaded = moments_of(sharded, model);
+                 ASSERT_EQ(loaded.size(), expected.size());
+                 for (std::size_t i = 0; i < loaded.size(); ++i)
+                   EXPECT_TRUE(torch::equal(loaded[i], expected[i])) << i;
+                 train(model, sharded, 2);  // distributes it
+                 for (const torch::Tensor& parameter : model->parameters())
+                   EXPECT_TRUE(same_on_all_ranks(parameter.detach().contiguous()));
+                 state.commit();
+               },
+               {.load = load});
 }
 
 }  // namespace

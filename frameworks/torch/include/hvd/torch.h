@@ -5,9 +5,9 @@
 #endif
 
 /// The LibTorch interface of hvd: everything in `<hvd/hvd.h>`, collectives on tensors, broadcasts
-/// of state, init() with a c10d::Store, DistributedOptimizer, ShardedOptimizer, SyncBatchNorm,
-/// GradScaler, DistributedSampler, checkpoints, safetensors files and the state of elastic jobs.
-/// Link `hvd::torch`. docs/torch.md is the guide.
+/// of state, init() with a c10d::Store, DistributedOptimizer, ShardedOptimizer, LocalSgd,
+/// SyncBatchNorm, GradScaler, DistributedSampler, checkpoints, safetensors files and the state of
+/// elastic jobs. Link `hvd::torch`. docs/torch.md is the guide.
 
 #include <torch/torch.h>
 
@@ -22,6 +22,7 @@
 #include "hvd/torch/gradient_synchronizer.h"
 #include "hvd/torch/handle.h"
 #include "hvd/torch/join.h"
+#include "hvd/torch/local_sgd.h"
 #include "hvd/torch/metric.h"
 #include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"

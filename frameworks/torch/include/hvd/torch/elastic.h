@@ -19,6 +19,7 @@
 
 #include "hvd/elastic.h"
 #include "hvd/torch/data_loader.h"
+#include "hvd/torch/local_sgd.h"
 #include "hvd/torch/parameters.h"
 #include "hvd/torch/training_state.h"
 
@@ -125,7 +126,7 @@ class Sampler {
 /// check by a hash when a generation begins. Buffers may differ between ranks, as the statistics of
 /// BatchNorm do: a rank that has the last commit goes back to its own, and others receive one
 /// rank's. The state of an optimizer that is not SGD, Adam, AdamW, Adagrad or RMSprop is copied at
-/// each commit, and not compared. A ShardedOptimizer cannot be tracked. Not thread-safe.
+/// each commit, and not compared. Not thread-safe.
 class TorchState : public State {
  public:
   explicit TorchState(TorchStateOptions options = {}) : options_(options) {}
@@ -138,7 +139,7 @@ class TorchState : public State {
   }
 
   /// @name Tracking
-  /// As State::track(). @throws UsageError, as there, and for a ShardedOptimizer
+  /// As State::track(). @throws UsageError, as there
   /// @{
 
   /// The parameters and buffers that the module has now.
@@ -152,7 +153,18 @@ class TorchState : public State {
     return track(name, static_cast<const torch::nn::Module&>(*module));
   }
   /// State, and options of each group (learning rates).
+  ///
+  /// Of a ShardedOptimizer each rank's part of the state is also kept by another rank, which makes
+  /// commit() collective: it copies the part, sends the copy, and returns when all ranks have
+  /// theirs. @throws UsageError for the optimizer that a ShardedOptimizer wraps; for a
+  /// ShardedOptimizer without Copy::kAtCommit, over a process set, and of an optimizer that is not
+  /// SGD, Adam, AdamW, Adagrad or RMSprop
   TorchState& track(std::string_view name, torch::optim::Optimizer& optimizer);
+  /// Both optimizers and the state of the object. Track its model too. Commit when its
+  /// local_steps() is 0; another commit of an elastic job throws UsageError. Each rank goes back to
+  /// its own inner state, and a rank that joins gets that of one rank. @throws UsageError also
+  /// without Copy::kAtCommit
+  TorchState& track(std::string_view name, LocalSgd& local_sgd);
   /// A tensor of a fixed shape, copied at each commit.
   TorchState& track(std::string_view name, const torch::Tensor& tensor);
   TorchState& track(std::string_view name, torch::optim::LRScheduler& scheduler);
@@ -190,6 +202,9 @@ class TorchState : public State {
   TorchState& add(const TrainingState& one);
   TorchState& add_tensors(const std::string& name, const NamedParameters& parameters,
                           const NamedParameters& buffers, const std::string& module);
+  TorchState& add_sharded(std::string_view name, ShardedOptimizer& optimizer);
+  TorchState& add_optimizer(std::string_view name, torch::optim::Optimizer& optimizer,
+                            bool equal_on_ranks);
   TorchState& add_tensor(std::string name, const torch::Tensor& tensor, bool equal_on_ranks,
                          bool copied);
 

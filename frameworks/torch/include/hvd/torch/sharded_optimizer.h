@@ -22,7 +22,12 @@
 
 namespace hvd {
 
+namespace elastic {
+class TorchState;
+}
+
 namespace libtorch {
+class ElasticShards;
 class ObjectWriter;
 class ParameterShards;
 class ShardedOptimizerItem;
@@ -51,6 +56,10 @@ struct ShardedOptimizerOptions {
   /// A bucket is also the unit whose elements are distributed over the ranks.
   std::int64_t bucket_bytes = 0;
   bool error_if_nonfinite = false;
+  /// In an elastic job, the number of other ranks that keep a copy of this rank's part of the state
+  /// at each commit: 1, on another host where there is one, or 0. Without a copy the death of a
+  /// rank loses the state, and the job continues with RunOptions::load.
+  int replicas = 1;
 };
 
 /// A DistributedOptimizer whose state is distributed over the ranks (ZeRO, stage 1): each rank
@@ -75,15 +84,19 @@ struct ShardedOptimizerOptions {
 /// backward() throws UsageError, also under no_sync(). Between step() and backward() a parameter
 /// may be given other memory or other strides (a memory format), the same on every rank.
 ///
+/// In an elastic job it may be constructed before elastic::run(), over all ranks, and is tracked by
+/// an elastic::TorchState: the state is then distributed anew when the ranks change.
+///
 /// Does not support join(): a rank without data still has its part to update. The destructor warns
 /// like that of DistributedOptimizer. One thread at a time, apart from the hooks of gradients.
 class ShardedOptimizer : public OptimizerWrapper {
  public:
-  /// Collective. @throws UsageError on the rank where the optimizer is LBFGS, its parameters are on
-  /// several devices, a parameter occurs twice, has no name or belongs to another wrapper, or an
-  /// option is out of range. The other ranks then throw MismatchError. All ranks throw it for the
-  /// first difference in the optimizer's type, its groups and options, and its parameters. After an
-  /// error the optimizer is unchanged.
+  /// Collective; in a worker of an elastic job that has no rank yet local, and the ranks compare
+  /// when each generation begins. @throws UsageError on the rank where the optimizer is LBFGS, its
+  /// parameters are on several devices, a parameter occurs twice, has no name or belongs to another
+  /// wrapper, or an option is out of range. The other ranks then throw MismatchError. All ranks
+  /// throw it for the first difference in the optimizer's type, its groups and options, and its
+  /// parameters. After an error the optimizer is unchanged.
   template <class Parameters = NamedParameters>
     requires std::convertible_to<const Parameters&, NamedParameters>
   ShardedOptimizer(torch::optim::Optimizer& optimizer, const Parameters& parameters,
@@ -143,6 +156,8 @@ class ShardedOptimizer : public OptimizerWrapper {
 
  private:
   friend class GradScaler;
+  friend class elastic::TorchState;
+  friend class libtorch::ElasticShards;
   friend class libtorch::ShardedOptimizerItem;
 
   struct WithNames {};
@@ -165,8 +180,13 @@ class ShardedOptimizer : public OptimizerWrapper {
   void encode_part(libtorch::ObjectWriter& writer) const;
   /// Called after the whole state was loaded on every rank: each rank keeps its part.
   void share_out_anew();
+  /// Called in each generation of an elastic job: nothing is distributed.
+  void begin_generation();
 
+  const int replicas_;
+  bool tracked_ = false;  ///< by an elastic::TorchState
   std::unique_ptr<libtorch::ParameterShards> shards_;
+  std::shared_ptr<const void> generations_;
 };
 
 /// @}
