@@ -336,7 +336,7 @@ Workers make_workers(const std::string& interface, const std::string& library) {
   return workers;
 }
 
-/// Workers that were made in advance, and their interface. Of the system's library.
+/// Workers of the system's library that were made in advance, and their interface.
 struct Prepared {
   Mutex mutex;
   std::optional<std::string> interface HVD_GUARDED_BY(mutex);  ///< of the last open_workers()

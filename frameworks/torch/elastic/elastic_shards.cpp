@@ -115,8 +115,8 @@ class Assembly {
     std::vector<SavedPiece> all;
     for (auto& [parameter, piece] : pieces_) {
       if (filled_[parameter] != piece.elements.size()) {
-        throw Error(text("hvd::elastic: of parameter ", parameter, " the state of ",
-                         filled_[parameter], " elements has arrived, expected that of ",
+        throw Error(text("hvd::elastic: the state of ", filled_[parameter],
+                         " elements of parameter ", parameter, " has arrived, expected that of ",
                          piece.elements.size()));
       }
       all.push_back(std::move(piece));
