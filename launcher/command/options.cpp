@@ -168,7 +168,7 @@ void declare_elastic(CLI::App& app, RawOptions& raw) {
   add("--slots", raw.elastic.slots, "N", "Slots of a host that SCRIPT prints without a number (1)");
   app.add_option("--blacklist-cooldown-range", raw.elastic.cooldown,
                  "How long a host that fails is left out at first, and at most (10 3600)")
-      ->type_name("S S")
+      ->type_name("S")
       ->group(kElastic)
       ->expected(2)
       ->take_all()

@@ -97,6 +97,22 @@ TEST_F(ElasticNodes, TheOrderOfTheirStartDoesNotMatterAndTheJobWaitsForTheFewest
   EXPECT_EQ(ends, 3);
 }
 
+TEST_F(ElasticNodes, ANodeBeyondTheMostWaitsAndReplacesALostOne) {
+  const auto nodes = job("1:2", 1, {"steps=500"});
+  ASSERT_TRUE(begins(*nodes[0], 2, 2));
+  const auto waits = node("1:2", {"steps=500"}), leaves = node("1:2", {"steps=500"});
+  ASSERT_TRUE(nodes[0]->wait_for("joins the job with 1 slot\n", 3, kTimeout));
+  EXPECT_EQ(count(nodes[0]->out(), " pid "), 2) << "they have no workers";
+  leaves->signal(SIGTERM);
+  EXPECT_EQ(leaves->wait(kTimeout).code, 0) << "at once";
+  nodes[1]->signal(SIGKILL);
+  ASSERT_TRUE(begins(*nodes[0], 2, 4));
+  const Result result = nodes[0]->wait(kTimeout);
+  EXPECT_EQ(result.code, 0) << result.out << result.err;
+  EXPECT_THAT(result.out, HasSubstr("[w3] worker 3 ends at commit 500\n"));
+  EXPECT_EQ(waits->wait(kTimeout).code, 0);
+}
+
 TEST_F(ElasticNodes, AllNodesHaveTheExitCodeOfTheJob) {
   const auto nodes =
       job("2:3", 1,

@@ -45,6 +45,51 @@ TEST(LaunchOptions, RestartsAreForJobsWithAndWithoutTorchrunsOptions) {
   EXPECT_EQ(parse({"--nproc-per-node", "2", "--max_restarts=4", "./train"}).max_restarts, 4);
 }
 
+TEST(LaunchOptions, AScriptNamesTheHostsOfAnElasticJob) {
+  const LaunchOptions options =
+      parse({"--min-np", "2", "--max-np", "4", "--host-discovery-script", "./hosts --zone 'a b'",
+             "--slots", "3", "--blacklist-cooldown-range", "5", "50", "./train", "x"});
+  ASSERT_TRUE(options.elastic);
+  EXPECT_EQ(options.np, 2) << "the least number, as with Horovod";
+  EXPECT_EQ(options.elastic->most, 4);
+  EXPECT_EQ(options.elastic->discovery, (Words{"./hosts", "--zone", "a b"}));
+  EXPECT_EQ(options.elastic->slots, 3);
+  EXPECT_EQ(options.elastic->cooldown_s, std::pair(5.0, 50.0));
+  EXPECT_EQ(options.program, (Words{"./train", "x"}));
+  const LaunchOptions plain = parse({"-np", "2", "--host-discovery-script", "hosts", "./train"},
+                                    {{"OMPI_MCA_orte_default_hostfile", "/none"}});
+  ASSERT_TRUE(plain.elastic) << "it selects an elastic job";
+  EXPECT_EQ(plain.elastic->cooldown_s, std::pair(10.0, 3600.0));
+  EXPECT_TRUE(plain.hosts.empty()) << "mpirun's default hostfile is not read";
+}
+
+TEST(LaunchOptions, ARangeOfNodesIsAnElasticJob) {
+  const Words line = {"--nnodes",       "2:4",  "--nproc_per_node", "3",
+                      "--rdzv_backend", "c10d", "--rdzv_endpoint",  "h:7"};
+  const auto with = [&line](const Words& more) {
+    Words words = line;
+    words.insert(words.end(), more.begin(), more.end());
+    return words;
+  };
+  const LaunchOptions options = parse(with({"--reset-limit", "9", "./train"}));
+  ASSERT_TRUE(options.elastic);
+  EXPECT_EQ(options.np, 6);
+  EXPECT_EQ(options.elastic->least, 6);
+  EXPECT_EQ(options.elastic->most, 12);
+  EXPECT_EQ(options.elastic->most_resets, 9);
+  EXPECT_EQ(options.elastic->replacements, std::nullopt) << "without --max-restarts";
+  EXPECT_EQ(parse(with({"--max-restarts", "3", "./train"})).elastic->replacements, 3);
+  EXPECT_EQ(
+      parse({"./train"},
+            {{"PET_NNODES", "1:2"}, {"PET_RDZV_BACKEND", "c10d"}, {"PET_RDZV_ENDPOINT", "h:7"}})
+          .elastic->most,
+      2);
+  for (const char* const option : {"--min-np", "--max-np", "--spares", "--slots"}) {
+    EXPECT_THAT(error_of(with({option, "1", "./train"})).what(),
+                HasSubstr("the nodes join by themselves; leave out " + std::string(option)));
+  }
+}
+
 TEST(LaunchOptions, Defaults) {
   const LaunchOptions options = parse({"-np", "2", "./train"});
   EXPECT_EQ(options.action, Action::kRun);
@@ -284,6 +329,9 @@ TEST_F(ConfigFile, HasTheOptionsNames) {
   EXPECT_EQ(options.mpi_args, (Words{"--mca", "x", "y z"}));
   EXPECT_EQ(read("np: 1\nx: [A=1, C]\n").exports.size(), 2U);
   EXPECT_EQ(read("", {"-np", "1", "p"}).np, 1);
+  EXPECT_EQ(read("np: 1\nhost-discovery-script: h\nblacklist-cooldown-range: [5, 50]\n")
+                .elastic->cooldown_s,
+            std::pair(5.0, 50.0));
 }
 
 TEST_F(ConfigFile, YieldsToTheCommandLineAndNotToTheEnvironment) {
