@@ -22,6 +22,8 @@ namespace nn = torch::nn;
 
 /// Images of a step, on all ranks together: the training does not depend on their number.
 constexpr std::int64_t kGlobalBatch = 128;
+/// Steps from one printed loss to the next.
+constexpr std::uint64_t kStepsPerLine = 10;
 
 nn::Sequential make_model() {
   return nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 16, 3).stride(2)), nn::ReLU(),
@@ -37,6 +39,15 @@ double test_accuracy(nn::Sequential& model, const Images& images) {
       model->forward(all.data).argmax(1).eq(all.target).to(torch::kFloat64).mean().item<double>();
   model->train();
   return accuracy;
+}
+
+/// The mean loss of a step's images on all ranks. @param loss the mean over this rank's images
+double mean_on_all_ranks(const torch::Tensor& loss, std::int64_t images) {
+  const auto weight = static_cast<double>(images);
+  const torch::Tensor sums =
+      hvd::allreduce(torch::tensor({loss.item<double>() * weight, weight}, torch::kFloat64),
+                     {.name = "loss", .op = hvd::ReduceOp::kSum});
+  return (sums[0] / sums[1]).item<double>();
 }
 
 void train(const std::string& folder, std::size_t epochs) {
@@ -66,10 +77,18 @@ void train(const std::string& folder, std::size_t epochs) {
     while (loader->epoch() < epochs) {
       for (auto& batch : *loader) {
         optimizer.zero_grad();
-        optimizer.set_weight(batch.target.size(0));  // the ranks' batches may differ by an image
-        nn::functional::cross_entropy(model->forward(batch.data), batch.target).backward();
+        const std::int64_t images_here = batch.target.size(0);
+        optimizer.set_weight(images_here);  // the ranks' batches may differ by an image
+        const torch::Tensor loss =
+            nn::functional::cross_entropy(model->forward(batch.data), batch.target);
+        loss.backward();
         optimizer.step();
         state.commit();
+        if (state.commits() % kStepsPerLine != 0) continue;
+        const double all = mean_on_all_ranks(loss, images_here);
+        if (hvd::rank() == 0)
+          std::printf("step %llu: loss %.4f\n", static_cast<unsigned long long>(state.commits()),
+                      all);
       }
       if (hvd::rank() == 0)
         std::printf("epoch %zu: accuracy %.4f\n", loader->epoch(), test_accuracy(model, test));
