@@ -99,7 +99,7 @@ class Job {
   void arm();
   void note_victim();
   void check_progress();
-  void check_usage();
+  void sample_usage();
   void report() const;
   TimePoint now() const { return clock_.now(); }
 
@@ -127,11 +127,24 @@ class Job {
   Duration idle_ = {};  ///< since the last step, without the time in which this process was stopped
   TimePoint last_turn_ = {};
   std::int64_t last_step_ = 0;
-  std::int64_t resident_early_ = 0;
-  std::int64_t resident_late_ = 0;
-  std::int64_t descriptors_early_ = 0;
-  std::int64_t descriptors_late_ = 0;
+  /// Of worker 1, which survives: the last values before each disturbance.
+  std::vector<std::int64_t> resident_ = {};
+  std::vector<std::int64_t> descriptors_ = {};
 };
+
+/// The medians of the first and the last samples, without those of the first ten disturbances. A
+/// worker's memory varies while it leaves one generation and prepares the next.
+std::pair<std::int64_t, std::int64_t> first_and_last(std::vector<std::int64_t> samples) {
+  if (samples.size() < 20) return {0, 0};
+  samples.erase(samples.begin(), samples.begin() + 10);
+  const auto part = static_cast<std::ptrdiff_t>(std::max<std::size_t>(samples.size() / 5, 5));
+  const auto median = [part](auto first) {
+    std::nth_element(first, first + part / 2, first + part);
+    return *(first + part / 2);
+  };
+  const std::int64_t early = median(samples.begin());
+  return {early, median(samples.end() - part)};
+}
 
 member::CoordinatorOptions options_of(const Plan& plan) {
   member::TimeSettings times;
@@ -411,15 +424,13 @@ void Job::check_progress() {
             " of generation ", coordinator_.generation()));
 }
 
-void Job::check_usage() {
-  if (!plan_.protect) return;
+void Job::sample_usage() {
   const Board::Usage& usage = board_->usage[1];
-  if (disturbances_ < 10) return;
-  const bool early = disturbances_ <= std::max(12, plan_.kills / 50);
-  std::int64_t& resident = early ? resident_early_ : resident_late_;
-  std::int64_t& descriptors = early ? descriptors_early_ : descriptors_late_;
-  resident = early ? std::max(resident, usage.resident.load()) : usage.resident.load();
-  descriptors = early ? std::max(descriptors, usage.descriptors.load()) : usage.descriptors.load();
+  const auto samples = static_cast<std::size_t>(disturbances_) + 1;
+  resident_.resize(samples);
+  descriptors_.resize(samples);
+  resident_.back() = usage.resident.load();
+  descriptors_.back() = usage.descriptors.load();
 }
 
 void Job::run() {
@@ -437,7 +448,7 @@ void Job::run() {
     } else if (now() >= next_) {
       board_->finish.store(1);
     }
-    check_usage();
+    sample_usage();
     check_progress();
     if (bad_exit_) fail("a worker has ended by itself");
   }
@@ -451,9 +462,11 @@ void Job::run() {
   if (*coordinator_.outcome() != member::Outcome::kComplete) fail("the job has not completed");
   if (board_->wrong.load() != 0 || board_->undone.load() != 0) fail("see above");
   report();
-  if (!plan_.protect || resident_late_ == 0) return;
-  if (resident_late_ > resident_early_ + resident_early_ / 10) fail("memory grows");
-  if (descriptors_late_ > descriptors_early_ + 8) fail("descriptors are lost");
+  if (!plan_.protect) return;
+  const auto [resident_early, resident_late] = first_and_last(resident_);
+  const auto [descriptors_early, descriptors_late] = first_and_last(descriptors_);
+  if (resident_late > resident_early + resident_early / 10) fail("memory grows");
+  if (descriptors_late > descriptors_early + 8) fail("descriptors are lost");
 }
 
 void Job::report() const {
@@ -469,6 +482,8 @@ void Job::report() const {
   }
   std::sort(times.begin(), times.end());
   if (times.empty()) times.push_back(0);
+  const auto [resident_early, resident_late] = first_and_last(resident_);
+  const auto [descriptors_early, descriptors_late] = first_and_last(descriptors_);
   std::printf(
       "%d disturbances, %lld steps, %llu generations, %d resets; kill to next step: "
       "%zu times, median %.1f ms, p99 %.1f ms, longest %.1f ms; resident %lld -> %lld KiB, "
@@ -476,8 +491,8 @@ void Job::report() const {
       disturbances_, static_cast<long long>(board_->steps.load()),
       static_cast<unsigned long long>(coordinator_.generation()), coordinator_.resets(),
       times.size(), times[times.size() / 2], times[times.size() * 99 / 100], times.back(),
-      static_cast<long long>(resident_early_ >> 10), static_cast<long long>(resident_late_ >> 10),
-      static_cast<long long>(descriptors_early_), static_cast<long long>(descriptors_late_));
+      static_cast<long long>(resident_early >> 10), static_cast<long long>(resident_late >> 10),
+      static_cast<long long>(descriptors_early), static_cast<long long>(descriptors_late));
 }
 
 Plan plan_from(int argc, char** argv) {
