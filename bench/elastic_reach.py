@@ -4,7 +4,7 @@
     bench/elastic_reach.py --build build/bench --json elastic.json              all rows, 1,000 kills: about 15 minutes
     bench/elastic_reach.py --build build/dev --kills 10 --rows kill stopped     some rows, fewer kills
 
-Each row is a job of its own, of four ranks on this host. A repair lasts from the signal until the last survivor has completed a step of a
+Each row is a job of its own, of four ranks on this machine. A repair lasts from the signal until the last survivor has completed a step of a
 later generation. Run it on an idle machine.
 """
 
@@ -136,6 +136,30 @@ def measure_stopped(settings):
     return {"peer_timeout_s": timeout, **summary([time - timeout * 10**9 for time in times])}
 
 
+def agent_of(worker):
+    return int(pathlib.Path(f"/proc/{worker['pid']}/stat").read_text().rsplit(")", 1)[1].split()[1])
+
+
+def measure_host(settings):
+    """One of two pretended hosts ends with its two ranks and its agent at once. The ranks of both hosts share this machine's memory."""
+    hosts = ["-H", "here:2,there:2", "--rsh", pathlib.Path(__file__).resolve().parent.parent / "test/launcher/pretended_agent.sh"]
+    job = Job(settings.build, ELASTIC + hosts, [])
+    times, generation = [], 0
+    for _ in range(settings.few):
+        members = job.wait_for_generation(RANKS, generation)
+        time.sleep(settings.random.uniform(0.05, 0.4))
+        agent = agent_of(settings.random.choice(members))
+        lost = [line for line in members if agent_of(line) == agent]
+        generation = members[0]["generation"]
+        since = time.monotonic_ns()
+        for pid in [agent] + [line["pid"] for line in lost]:
+            os.kill(pid, signal.SIGKILL)
+        survivors = {line["worker"] for line in members} - {line["worker"] for line in lost}
+        times.append(job.wait_for_repair(generation, survivors, since))
+    job.end()
+    return summary(times)
+
+
 def measure_joiner(settings):
     """How long a step of the survivors takes in which a joiner is admitted, the copies of the commit included."""
     job = Job(settings.build, ELASTIC, [f"state={settings.state}"])
@@ -195,6 +219,7 @@ ROWS = {
     "kill": measure_kill,
     "large": measure_large,
     "stopped": measure_stopped,
+    "host": measure_host,
     "joiner": measure_joiner,
     "commit": measure_commit,
     "steady": measure_steady,
@@ -207,7 +232,7 @@ def main():
     parser.add_argument("--build", type=lambda path: pathlib.Path(path).resolve(), required=True, help="the build folder")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--kills", type=int, default=1000, help="of the rows kill and memory")
-    parser.add_argument("--few", type=int, default=10, help="repetitions of the rows large, stopped and joiner")
+    parser.add_argument("--few", type=int, default=10, help="repetitions of the rows large, stopped, host and joiner")
     parser.add_argument("--turns", type=int, default=5, help="of the row steady")
     parser.add_argument("--steps", type=int, default=50000, help="of a turn")
     parser.add_argument("--resident", type=int, default=4096, help="MiB of the rank that is killed in the row large")

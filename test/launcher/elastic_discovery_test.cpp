@@ -9,8 +9,8 @@
 #include <string>
 #include <vector>
 
-#include "command/controller.h"
 #include "hvdrun_process.h"
+#include "worker_job.h"
 
 namespace hvd::launcher::test {
 namespace {
@@ -20,16 +20,8 @@ using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::SizeIs;
 
-using Words = std::vector<std::string>;
-
-constexpr const char* kWorker = HVD_TEST_WORKER_PROGRAM;
-constexpr double kTimeout = 60;
-
-class ElasticDiscovery : public ::testing::Test {
+class ElasticDiscovery : public WorkerJob {
  protected:
-  void SetUp() override {
-    if (!finds_ucx()) GTEST_SKIP() << "needs UCX";
-  }
   /// What the script prints from now on.
   void list(const std::string& hosts) const {
     const std::string next = folder_.path() / "next";
@@ -46,10 +38,6 @@ class ElasticDiscovery : public ::testing::Test {
     start.environment = {{"HVD_PEER_TIMEOUT", "3"}};
     return start;
   }
-  /// The number of ranks that have begun a generation of this size.
-  static bool begins(HvdrunProcess& hvdrun, int size, int ranks) {
-    return hvdrun.wait_for(" of " + std::to_string(size) + " generation ", ranks, kTimeout);
-  }
   /// Expects that the job ends at the last commit, that no worker was lost, and that all ends.
   Result expect_end(HvdrunProcess& hvdrun) const {
     const Result result = hvdrun.wait(kTimeout);
@@ -60,7 +48,6 @@ class ElasticDiscovery : public ::testing::Test {
   }
 
   const TemporaryFolder folder_;
-  const std::string marker_ = unique_marker();
 };
 
 TEST_F(ElasticDiscovery, HostsThatAppearAreUsedAndHostsThatVanishLeaveInOrder) {

@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "command/controller.h"
 #include "hvdrun_process.h"
 #include "system/socket.h"
+#include "worker_job.h"
 
 namespace hvd::launcher::test {
 namespace {
@@ -20,16 +20,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-using Words = std::vector<std::string>;
-
-constexpr const char* kWorker = HVD_TEST_WORKER_PROGRAM;
-constexpr double kTimeout = 60;
-
-class ElasticNodes : public ::testing::Test {
+class ElasticNodes : public WorkerJob {
  protected:
-  void SetUp() override {
-    if (!finds_ucx()) GTEST_SKIP() << "needs UCX";
-  }
   /// A node of a job whose deadlines are a tenth of the default ones.
   std::unique_ptr<HvdrunProcess> node(const std::string& nodes, const Words& program,
                                       const Words& options = {}) const {
@@ -50,16 +42,12 @@ class ElasticNodes : public ::testing::Test {
     for (int i = 0; i < others; ++i) all.push_back(node(nodes, program));
     return all;
   }
-  static bool begins(HvdrunProcess& hvdrun, int size, int ranks) {
-    return hvdrun.wait_for(" of " + std::to_string(size) + " generation ", ranks, kTimeout);
-  }
   static std::string free_port() {
     asio::io_context io;
     return std::to_string(port_of(reserve_port(io)));
   }
 
   const std::string port_ = free_port();
-  const std::string marker_ = unique_marker();
 };
 
 TEST_F(ElasticNodes, NodesLeaveAndComeBackAndAreLost) {

@@ -27,22 +27,18 @@
 #include <thread>
 #include <vector>
 
+#include "worker_words.h"
+
 namespace {
 
 constexpr std::int64_t kSamples = 90;
 constexpr std::int64_t kFeatures = 6;
 constexpr std::int64_t kClasses = 3;
 
-struct Options {
-  std::map<std::string, std::string> words;
-  std::vector<std::string> kills;
-  std::string folder;
-  int worker = 0;
-  bool has(const std::string& word) const { return words.contains(word); }
-  std::int64_t number(const std::string& word, std::int64_t otherwise) const {
-    const auto found = words.find(word);
-    return found == words.end() ? otherwise : std::stol(found->second);
-  }
+struct Options : WorkerWords {
+  Options(int argc, char** argv) : WorkerWords(parse(argc, argv, 3)), folder(argv[2]) {}
+  const std::string folder;
+  const int worker = worker_number();
   void die_if_asked(std::int64_t step, const std::string& moment) const {
     const std::string when = "," + std::to_string(step) + "," + moment;
     for (const std::string& kill : kills) {
@@ -129,12 +125,13 @@ struct Unprinted {
 void run_accelerator(const Options& options) {
   hvd::Accelerator accelerator(
       {.mixed_precision = options.has("fp16") ? hvd::Precision::kFP16 : hvd::Precision::kNo,
-       .gradient_accumulation_steps = static_cast<int>(options.number("accumulate", 1))});
+       .gradient_accumulation_steps =
+           static_cast<int>(options.number<std::int64_t>("accumulate", 1))});
   hvd::DataLoaderOptions how{.workers = 1, .seed = 3};
   if (options.has("global"))
-    how.global_batch = options.number("global", 0);
+    how.global_batch = options.number<std::int64_t>("global", 0);
   else
-    how.batch_size = options.number("batch", 4);
+    how.batch_size = options.number<std::int64_t>("batch", 4);
   auto train = hvd::loader(Points(), how);
   Net net(options.has("plain"));
   torch::optim::AdamW adamw(net->parameters(), 0.01);
@@ -151,9 +148,11 @@ void run_accelerator(const Options& options) {
         unprinted.print(step);
         std::printf("ranks %lld %d\n", static_cast<long long>(step), hvd::size());
         double sum = 0, weight = 0;
-        while (train_loader->epoch() < static_cast<std::size_t>(options.number("epochs", 3))) {
+        while (train_loader->epoch() <
+               static_cast<std::size_t>(options.number<std::int64_t>("epochs", 3))) {
           for (auto& batch : *train_loader) {
-            std::this_thread::sleep_for(std::chrono::milliseconds(options.number("sleep", 0)));
+            std::this_thread::sleep_for(
+                std::chrono::milliseconds(options.number<std::int64_t>("sleep", 0)));
             auto pass = accelerator.accumulate();
             options.die_if_asked(step, "forward");
             torch::Tensor loss;
@@ -183,7 +182,7 @@ void run_accelerator(const Options& options) {
             if (!accelerator.sync_gradients()) continue;
             unprinted.print(step);
             options.die_if_asked(step - 1, "commit");
-            if (options.has("save") && step % options.number("save", 1) == 0)
+            if (options.has("save") && step % options.number<std::int64_t>("save", 1) == 0)
               accelerator.save_state(options.folder);
           }
         }
@@ -201,7 +200,8 @@ class PointTrainer : public hvd::Trainer<Net, Batch> {
   torch::Tensor compute_loss(Net& model, const Batch& inputs) override {
     const bool training = model->is_training();
     if (training) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(options_.number("sleep", 0)));
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(options_.number<std::int64_t>("sleep", 0)));
       options_.die_if_asked(state().global_step, "forward");
       unprinted.add(inputs.numbers);
     }
@@ -249,10 +249,11 @@ class Steps : public hvd::TrainerCallback {
 };
 
 void run_trainer(const Options& options) {
-  hvd::TrainingArguments arguments{.output_dir = options.folder,
-                                   .per_device_train_batch_size = options.number("batch", 4),
-                                   .gradient_accumulation_steps = options.number("accumulate", 1)};
-  arguments.num_train_epochs = static_cast<double>(options.number("epochs", 3));
+  hvd::TrainingArguments arguments{
+      .output_dir = options.folder,
+      .per_device_train_batch_size = options.number<std::int64_t>("batch", 4),
+      .gradient_accumulation_steps = options.number<std::int64_t>("accumulate", 1)};
+  arguments.num_train_epochs = static_cast<double>(options.number<std::int64_t>("epochs", 3));
   arguments.learning_rate = 0.01;
   arguments.warmup_steps = 3;
   arguments.fp16 = options.has("fp16");
@@ -260,7 +261,7 @@ void run_trainer(const Options& options) {
   arguments.logging_steps = 1;
   arguments.eval_strategy = hvd::Interval::kEpoch;
   arguments.save_strategy = options.has("save") ? hvd::Interval::kSteps : hvd::Interval::kNo;
-  arguments.save_steps = options.number("save", 1000);
+  arguments.save_steps = options.number<std::int64_t>("save", 1000);
   arguments.save_total_limit = 2;
   arguments.dataloader_num_workers = 1;
   arguments.disable_progress = true;
@@ -279,25 +280,10 @@ void run_trainer(const Options& options) {
 
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
-  Options options;
-  options.folder = argv[2];
-  for (int i = 3; i < argc; ++i) {
-    const std::string word = argv[i];
-    const std::size_t at = word.find('=');
-    const std::string name = word.substr(0, at);
-    const std::string value = at == std::string::npos ? "" : word.substr(at + 1);
-    if (name == "kill")
-      options.kills.push_back(value);
-    else
-      options.words[name] = value;
-  }
+  const Options options(argc, argv);
   try {
     torch::set_num_threads(1);
-    const char* const id = std::getenv("HVD_WORKER_ID");  // init() removes it
-    options.worker = id == nullptr ? 0 : std::stoi(id);
-    // The models of replacements differ, so that one that receives no state is found.
-    torch::manual_seed(static_cast<std::uint64_t>(::getpid()));
-    if (options.worker <= 4) torch::manual_seed(1);
+    seed_model(options.worker);
     std::string(argv[1]) == "trainer" ? run_trainer(options) : run_accelerator(options);
     return 0;
   } catch (const std::exception& error) {

@@ -32,6 +32,8 @@
 #include <thread>
 #include <vector>
 
+#include "worker_words.h"
+
 namespace {
 
 constexpr std::int64_t kSamples = 90;
@@ -39,19 +41,9 @@ constexpr std::int64_t kBatch = 12;
 constexpr std::int64_t kFeatures = 6;
 constexpr std::int64_t kClasses = 3;
 
-struct Options {
-  std::map<std::string, std::string> words;
-  std::vector<std::string> kills;
-  bool has(const std::string& word) const { return words.contains(word); }
-  int number(const std::string& word, int otherwise) const {
-    const auto found = words.find(word);
-    return found == words.end() ? otherwise : std::stoi(found->second);
-  }
-};
-
 class Program {
  public:
-  Program(Options options, int worker)
+  Program(WorkerWords options, int worker)
       : options_(std::move(options)),
         worker_(worker),
         model_(torch::nn::Linear(kFeatures, 16), torch::nn::Tanh(),
@@ -191,7 +183,7 @@ class Program {
     return sum;
   }
 
-  const Options options_;
+  const WorkerWords options_;
   const int worker_;
   torch::nn::Sequential model_;
   torch::Tensor inputs_, targets_;
@@ -206,25 +198,13 @@ class Program {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    const std::size_t at = word.find('=');
-    const std::string name = word.substr(0, at);
-    const std::string value = at == std::string::npos ? "" : word.substr(at + 1);
-    if (name == "kill")
-      options.kills.push_back(value);
-    else
-      options.words[name] = value;
-  }
+  const WorkerWords options = WorkerWords::parse(argc, argv);
   try {
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
     torch::set_num_threads(1);
-    const char* const id = std::getenv("HVD_WORKER_ID");  // init() removes it
-    const int worker = id == nullptr ? 0 : std::stoi(id);
+    const int worker = worker_number();
     hvd::init();
-    // The models of replacements differ, so that one that receives no state is found.
-    torch::manual_seed(worker <= 4 ? 1 : static_cast<std::uint64_t>(::getpid()));
+    seed_model(worker);
     Program(options, worker).run();
     hvd::shutdown();
     return 0;

@@ -36,25 +36,13 @@
 #include <thread>
 #include <vector>
 
+#include "worker_words.h"
+
 namespace {
 
 constexpr std::int64_t kSamples = 90;
 constexpr std::int64_t kFeatures = 6;
 constexpr std::int64_t kClasses = 3;
-
-struct Options {
-  std::map<std::string, std::string> words;
-  std::vector<std::string> kills;
-  bool has(const std::string& word) const { return words.contains(word); }
-  std::string text(const std::string& word) const {
-    const auto found = words.find(word);
-    return found == words.end() ? std::string("/dev/null") : found->second;
-  }
-  std::size_t number(const std::string& word, std::size_t otherwise) const {
-    const auto found = words.find(word);
-    return found == words.end() ? otherwise : std::stoul(found->second);
-  }
-};
 
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(bool plain) : plain_(plain) {
@@ -83,7 +71,7 @@ struct Numbers : torch::data::BatchDataset<Numbers, std::vector<std::size_t>> {
 
 class Program {
  public:
-  Program(Options options, int worker)
+  Program(WorkerWords options, int worker)
       : options_(std::move(options)),
         worker_(std::to_string(worker)),
         net_(options_.has("plain")),
@@ -100,9 +88,9 @@ class Program {
     if (options_.has("loader")) {
       hvd::DataLoaderOptions how{.workers = 2, .seed = 3};
       if (options_.has("global"))
-        how.global_batch = static_cast<std::int64_t>(options_.number("global", 0));
+        how.global_batch = options_.number<std::int64_t>("global", 0);
       else
-        how.batch_size = static_cast<std::int64_t>(options_.number("batch", 4));
+        how.batch_size = options_.number<std::int64_t>("batch", 4);
       loader_ = hvd::make_data_loader(Numbers(), how);
     }
   }
@@ -135,7 +123,7 @@ class Program {
     std::printf("ranks %llu %d\n", commits(), hvd::size());
     if (hvd::size() == 4 && fewest_ == 3) std::ofstream(options_.text("grow"));
     fewest_ = std::min(fewest_, hvd::size());
-    const std::size_t epochs = options_.number("epochs", 3);
+    const std::size_t epochs = options_.number<std::size_t>("epochs", 3);
     if (loader_) {
       while (loader_->epoch() < epochs)
         for (auto& samples : *loader_) step(samples);
@@ -211,7 +199,7 @@ class Program {
     return sum + inner_->param_groups().front().options().get_lr();
   }
 
-  const Options options_;
+  const WorkerWords options_;
   const std::string worker_;
   torch::Tensor inputs_, targets_;
   Net net_;
@@ -220,10 +208,11 @@ class Program {
   std::unique_ptr<hvd::DistributedOptimizer> optimizer_;
   std::unique_ptr<torch::optim::StepLR> scheduler_;
   std::unique_ptr<hvd::DataLoader<Numbers>> loader_;
-  hvd::elastic::Sampler sampler_{kSamples,
-                                 {.batch = options_.has("global") ? 0 : options_.number("batch", 4),
-                                  .global_batch = options_.number("global", 0),
-                                  .seed = 3}};
+  hvd::elastic::Sampler sampler_{
+      kSamples,
+      {.batch = options_.has("global") ? 0 : options_.number<std::size_t>("batch", 4),
+       .global_batch = options_.number<std::size_t>("global", 0),
+       .seed = 3}};
   std::unique_ptr<hvd::elastic::TorchState> state_;
   int fewest_ = 4;                    ///< the least number of ranks so far
   unsigned long long unprinted_ = 0;  ///< the commit of the following
@@ -234,28 +223,15 @@ class Program {
 }  // namespace
 
 int main(int argc, char** argv) {
-  Options options;
-  for (int i = 1; i < argc; ++i) {
-    const std::string word = argv[i];
-    const std::size_t at = word.find('=');
-    const std::string name = word.substr(0, at);
-    const std::string value = at == std::string::npos ? "" : word.substr(at + 1);
-    if (name == "kill")
-      options.kills.push_back(value);
-    else
-      options.words[name] = value;
-  }
+  const WorkerWords options = WorkerWords::parse(argc, argv);
   try {
     torch::set_num_threads(1);
-    const char* const id = std::getenv("HVD_WORKER_ID");  // init() removes it
-    const int worker = id == nullptr ? 0 : std::stoi(id);
+    const int worker = worker_number();
     while ((worker == 5 || worker == 6) && options.has("grow") &&
            !std::filesystem::exists(options.text("grow")))
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     hvd::init();
-    // The models of replacements differ, so that one that receives no state is found.
-    torch::manual_seed(static_cast<std::uint64_t>(::getpid()));
-    if (worker <= 4) torch::manual_seed(1);
+    seed_model(worker);
     Program(options, worker).run();
     hvd::shutdown();
     return 0;

@@ -1,0 +1,56 @@
+#pragma once
+
+#include <hvd/torch.h>
+#include <unistd.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <map>
+#include <string>
+#include <vector>
+
+/// The words of the command line of a worker: NAME, NAME=VALUE, and kill=... any number of times.
+struct WorkerWords {
+  std::map<std::string, std::string> words = {};
+  std::vector<std::string> kills = {};
+
+  /// @param first argument to read
+  static WorkerWords parse(int argc, char** argv, int first = 1) {
+    WorkerWords parsed;
+    for (int i = first; i < argc; ++i) {
+      const std::string word = argv[i];
+      const std::size_t at = word.find('=');
+      const std::string name = word.substr(0, at);
+      const std::string value = at == std::string::npos ? "" : word.substr(at + 1);
+      if (name == "kill")
+        parsed.kills.push_back(value);
+      else
+        parsed.words[name] = value;
+    }
+    return parsed;
+  }
+
+  bool has(const std::string& word) const { return words.contains(word); }
+  std::string text(const std::string& word) const {
+    const auto found = words.find(word);
+    return found == words.end() ? std::string("/dev/null") : found->second;
+  }
+  template <typename Number>
+  Number number(const std::string& word, Number otherwise) const {
+    const auto found = words.find(word);
+    return found == words.end() ? otherwise : static_cast<Number>(std::stol(found->second));
+  }
+};
+
+/// The number of this worker; 0 outside an elastic job. Call it before hvd::init(), which removes
+/// the variable.
+inline int worker_number() {
+  const char* const id = std::getenv("HVD_WORKER_ID");
+  return id == nullptr ? 0 : std::stoi(id);
+}
+
+/// Seeds the model of this worker. The models of replacements differ, so that one that receives no
+/// state is found.
+inline void seed_model(int worker) {
+  torch::manual_seed(worker <= 4 ? 1 : static_cast<std::uint64_t>(::getpid()));
+}
