@@ -188,7 +188,8 @@ constexpr Variable kVariables[] = {
                 "another job at the same place is refused"},
     {.name = "JOB_TOKEN",
      .use = VariableUse::kLauncher,
-     .meaning = "without MPI: the job's secret; a rank with another one is refused"},
+     .meaning = "without MPI: the job's secret; a rank with another one is refused, as is a node "
+                "that [joins an elastic job](elastic.md#nodes-that-join-by-themselves)"},
     {.name = "WORKER_ID",
      .use = VariableUse::kLauncher,
      .meaning = "in an [elastic job](elastic.md): the number of this process, which the job uses "

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace hvd {
@@ -33,12 +34,17 @@ enum class Kept : std::uint8_t {
 };
 void keep_until_exit(std::shared_ptr<const void> owner, Kept = Kept::kMemory);
 
-/// What keep_until_exit() has been given. A value that can only be moved.
+/// The objects that keep_until_exit() was given. They can be moved, not copied.
 class KeptObjects {
  public:
   KeptObjects() = default;
   KeptObjects(KeptObjects&&) = default;
-  KeptObjects& operator=(KeptObjects&&) = default;
+  KeptObjects& operator=(KeptObjects&& other) noexcept {
+    release();
+    memory_ = std::exchange(other.memory_, {});
+    transports_ = std::exchange(other.transports_, {});
+    return *this;
+  }
   ~KeptObjects() { release(); }
   /// Ends transports, then frees memory.
   void release() noexcept;

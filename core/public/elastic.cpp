@@ -268,7 +268,6 @@ void Worker::report(const std::exception& error) {
 void Worker::form(const member::Form& form) {
   // Every survivor has left the generations before, and no lost process runs.
   upkeep_.stop();
-  left_behind_.release();
   left_behind_ = take_kept();
   assign_ = form.assign;
   rank_ = static_cast<int>(form.rank);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/log.h"
 #include "base/text.h"
 #include "hvd/elastic.h"
 #include "hvd/error.h"
@@ -27,6 +28,20 @@ void add(State::Impl& state, Item item) {
 }
 
 }  // namespace
+
+void State::Impl::prepare(bool goes_on) const {
+  try {
+    for (const Item& item : items)
+      if (item.prepare) item.prepare(commits + 1);
+  } catch (const UsageError&) {
+    throw;
+  } catch (const Error& error) {
+    if (goes_on) throw;
+    HVD_LOG(kInfo) << "the commit at which the members change has not happened here: "
+                   << error.what();
+    throw GenerationOver("the members of the elastic job change");
+  }
+}
 
 void State::Impl::take() {
   save(items, spare.replicated, is_copied);
@@ -135,8 +150,7 @@ void State::commit() {
   // Outside an elastic job nothing goes back to a commit.
   if (impl_->link != nullptr) {
     reach(Stage::kCommitting);
-    for (const Item& item : impl_->items)
-      if (item.prepare) item.prepare(impl_->commits + 1);
+    impl_->prepare(goes_on);
     impl_->take();
   }
   ++impl_->commits;

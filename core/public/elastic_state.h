@@ -29,6 +29,10 @@ struct State::Impl {
   MemberLink* link = nullptr;                            ///< in an elastic job, in run()
   mutable std::optional<std::uint64_t> known_hash = {};  ///< of committed.replicated
 
+  /// Prepares the next commit. If that fails at the commit of a change of the members, this rank
+  /// leaves the generation with the commit before it, and does not report the generation as failed:
+  /// every member leaves it.
+  void prepare(bool goes_on) const;
   /// Makes memory for a commit resident, so that a state arrives without page faults.
   void reserve();
   /// Copies the present state as the last commit.

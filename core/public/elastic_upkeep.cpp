@@ -1,5 +1,7 @@
 #include "public/elastic_upkeep.h"
 
+#include <unistd.h>
+
 #include <chrono>
 #include <cstdlib>
 #include <exception>
@@ -24,16 +26,27 @@ Mutex& working() {
   return *instance;
 }
 
+/// The process in which threads work. A forked child has none.
+pid_t& owner() {
+  static pid_t process = 0;
+  return process;
+}
+
 /// UCX must not be used while the exit handlers of its libraries run. Nothing unlocks the mutex
 /// again.
-void wait_at_exit() HVD_NO_THREAD_SAFETY_ANALYSIS { working().lock(); }
+void wait_at_exit() HVD_NO_THREAD_SAFETY_ANALYSIS {
+  if (::getpid() == owner()) working().lock();
+}
 
 }  // namespace
 
 void Upkeep::start(KeptObjects left) {
   HVD_EXPECT(!thread_.joinable(), "no call of start() since the last stop()");
   static std::once_flag registered;
-  std::call_once(registered, [] { std::atexit(wait_at_exit); });
+  std::call_once(registered, [] {
+    owner() = ::getpid();
+    std::atexit(wait_at_exit);
+  });
   left_ = std::move(left);
   {
     const MutexLock lock(mutex_);

@@ -127,7 +127,7 @@ class Job {
   Duration idle_ = {};  ///< since the last step, without the time in which this process was stopped
   TimePoint last_turn_ = {};
   std::int64_t last_step_ = 0;
-  /// Of worker 1, which survives: the last values before each disturbance.
+  /// The last values of worker 1, which survives, before each disturbance.
   std::vector<std::int64_t> resident_ = {};
   std::vector<std::int64_t> descriptors_ = {};
 };

@@ -230,7 +230,7 @@ void MemberWorld::check_run(const Process& process) {
   if (last.first == process.model.history && last.second > state.commit)
     fail(text("commit ", last.second, " of worker ", process.id, " is undone"));
   const auto own = process.committed.find({process.model.history, state.commit});
-  // Also if a generation to which it was given was reset before it has run.
+  // This also holds if the generation that was given the state was reset before it ran.
   const bool touched = touched_.contains({process.model.history, state.commit});
   const bool differs = own != process.committed.end() && own->second != state.hash;
   if (differs && !touched && !damaged_)

@@ -26,7 +26,7 @@ class GenerationOver : public Error {
   using Error::Error;
 };
 
-/// A part of the state that not every rank has is lost. Thrown on all ranks by a function of
+/// A part of the state that only some ranks have is lost. Thrown on all ranks by a function of
 /// at_each_generation(), it makes the job continue with RunOptions::load, or end without it.
 class StateLostError : public Error {
  public:

@@ -353,6 +353,7 @@ Prepared& prepared() {
 Workers open_workers(const std::string& interface, const std::string& library) {
   if (library != kSystemLibrary) return make_workers(interface, library);
   Prepared& shared = prepared();
+  static_cast<void>(take_recorded_shortage(Failure::kOfCall));  // that of an earlier job
   std::optional<Workers> ready;
   {
     const MutexLock lock(shared.mutex);
@@ -361,7 +362,6 @@ Workers open_workers(const std::string& interface, const std::string& library) {
     shared.interface = interface;
     if (ready && fits) return std::move(*ready);
   }
-  static_cast<void>(take_recorded_shortage(Failure::kOfCall));  // that of an earlier job
   return make_workers(interface, library);
 }
 

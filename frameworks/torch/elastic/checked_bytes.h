@@ -5,7 +5,7 @@
 
 namespace hvd::libtorch {
 
-/// Bytes with a checksum behind them, which detects damage, and no attack.
+/// A checksum at the end of some bytes. It detects damage, but no attack.
 void append_checksum(std::string& bytes);
 /// @pre append_checksum() has made the bytes, or is_intact() is true
 std::string_view without_checksum(const std::string& bytes);

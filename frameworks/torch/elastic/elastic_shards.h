@@ -32,8 +32,8 @@ class ElasticShards : public std::enable_shared_from_this<ElasticShards> {
  private:
   using Bytes = std::shared_ptr<const std::string>;
 
-  /// What this rank has of a commit: its part, and copies of others, each with a checksum behind
-  /// it.
+  /// The parts of a commit that this rank has: its own and copies of others, each followed by a
+  /// checksum.
   struct Copies {
     std::uint64_t commit = 0;
     std::uint64_t generation = 0;

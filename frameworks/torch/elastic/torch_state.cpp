@@ -259,6 +259,13 @@ TorchState& TorchState::add_sharded(std::string_view name, ShardedOptimizer& opt
   return *this;
 }
 
+void TorchState::require_synchronized(const LocalSgd& local_sgd) {
+  if (local_sgd.local_steps() == 0) return;
+  throw UsageError(text("hvd::elastic::State::commit: ", local_sgd.local_steps(),
+                        " local steps since the last synchronization of a LocalSgd; expected a "
+                        "commit when local_steps() is 0, where parameters are equal on all ranks"));
+}
+
 TorchState& TorchState::track(std::string_view name, LocalSgd& local_sgd) {
   if (options_.copy != Copy::kAtCommit) {
     throw UsageError(text("hvd::elastic::TorchState::track('", name,
@@ -270,18 +277,19 @@ TorchState& TorchState::track(std::string_view name, LocalSgd& local_sgd) {
       .type = text("local SGD of ", local_sgd.parameters_.size(), " by ", local_sgd.sync_every()),
       .view =
           [&local_sgd] {
-            if (local_sgd.local_steps() == 0) return std::span<const std::byte>();
-            throw UsageError(text("hvd::elastic::State::commit: ", local_sgd.local_steps(),
-                                  " local steps since the last synchronization of a LocalSgd; "
-                                  "expected a commit when local_steps() is 0, where parameters "
-                                  "are equal on all ranks"));
+            require_synchronized(local_sgd);
+            return std::span<const std::byte>();
           },
       .room =
           [&local_sgd](std::size_t) {
             local_sgd.local_steps_ = 0;
             return std::span<std::byte>();
           },
-      .committed = [&local_sgd](std::uint64_t) { local_sgd.take_parameters(); }});
+      .committed =
+          [&local_sgd](std::uint64_t) {
+            require_synchronized(local_sgd);  // view() is not called outside an elastic job
+            local_sgd.take_parameters();
+          }});
   add_optimizer(text(name, ".outer"), libtorch::unwrapped(local_sgd.outer_), true);
   return add_optimizer(text(name, ".inner"), libtorch::unwrapped(local_sgd.inner_), false);
 }

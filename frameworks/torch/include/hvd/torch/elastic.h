@@ -154,14 +154,14 @@ class TorchState : public State {
   }
   /// State, and options of each group (learning rates).
   ///
-  /// Of a ShardedOptimizer each rank's part of the state is also kept by another rank, which makes
+  /// Another rank also keeps a copy of each rank's part of a ShardedOptimizer's state, which makes
   /// commit() collective: it copies the part, sends the copy, and returns when all ranks have
   /// theirs. @throws UsageError for the optimizer that a ShardedOptimizer wraps; for a
   /// ShardedOptimizer without Copy::kAtCommit, over a process set, and of an optimizer that is not
   /// SGD, Adam, AdamW, Adagrad or RMSprop
   TorchState& track(std::string_view name, torch::optim::Optimizer& optimizer);
   /// Both optimizers and the state of the object. Track its model too. Commit when its
-  /// local_steps() is 0; another commit of an elastic job throws UsageError. Each rank goes back to
+  /// local_steps() is 0; another commit throws UsageError. Each rank goes back to
   /// its own inner state, and a rank that joins gets that of one rank. @throws UsageError also
   /// without Copy::kAtCommit
   TorchState& track(std::string_view name, LocalSgd& local_sgd);
@@ -199,6 +199,7 @@ class TorchState : public State {
   TorchState& random(std::uint64_t seed);
 
  private:
+  static void require_synchronized(const LocalSgd& local_sgd);
   TorchState& add(const TrainingState& one);
   TorchState& add_tensors(const std::string& name, const NamedParameters& parameters,
                           const NamedParameters& buffers, const std::string& module);
