@@ -2,7 +2,9 @@
 // elastic::run() themselves. It prints the lines of elastic_training_program.cpp, with the numbers
 // of steps instead of commits.
 //
-//   elastic_loops_program accelerator|trainer FOLDER WORD...
+//   elastic_loops_program accelerator|trainer|inner FOLDER WORD...
+//
+// inner: each generation makes its own Accelerator in the function of elastic::run().
 //
 //   epochs=N             default 3
 //   batch=N              samples of a step on each of the first ranks; default 4
@@ -192,6 +194,40 @@ void run_accelerator(const Options& options) {
               checksum(*net, adamw.param_groups().front().options().get_lr()));
 }
 
+/// The nets of all ranks differ before prepare(). The step's checksum is printed as its loss.
+void run_inner(const Options& options) {
+  hvd::init();
+  std::int64_t step = 0;
+  hvd::elastic::State state;
+  state.track("step", step);
+  const Points points;
+  hvd::elastic::run(state, [&] {
+    try {
+      const hvd::Accelerator refused({.gradient_accumulation_steps = 1 + hvd::rank()});
+    } catch (const hvd::Error& error) {
+      std::printf("refused: %s\n", error.what());
+    }
+    hvd::Accelerator accelerator;
+    torch::manual_seed(static_cast<std::uint64_t>(::getpid()));
+    Net net(/*plain=*/true);
+    torch::optim::AdamW adamw(net->parameters(), 0.01);
+    auto prepared = accelerator.prepare(net, adamw);
+    auto& [model, optimizer] = prepared;
+    std::printf("ranks %lld %d\n", static_cast<long long>(step), hvd::size());
+    while (step < 8) {
+      auto pass = accelerator.accumulate();
+      options.die_if_asked(step, "forward");
+      accelerator.backward(model->forward(points.inputs).square().mean());
+      optimizer.step();
+      optimizer.zero_grad();
+      ++step;
+      state.commit();
+      std::printf("loss %lld %a\n", static_cast<long long>(step), checksum(*net, 0));
+    }
+  });
+  hvd::shutdown();
+}
+
 class PointTrainer : public hvd::Trainer<Net, Batch> {
  public:
   PointTrainer(const Options& options, hvd::TrainingArguments arguments)
@@ -284,7 +320,10 @@ int main(int argc, char** argv) {
   try {
     torch::set_num_threads(1);
     seed_model(options.worker);
-    std::string(argv[1]) == "trainer" ? run_trainer(options) : run_accelerator(options);
+    const std::string kind = argv[1];
+    if (kind == "trainer") run_trainer(options);
+    if (kind == "accelerator") run_accelerator(options);
+    if (kind == "inner") run_inner(options);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "elastic_loops_program: %s\n", error.what());

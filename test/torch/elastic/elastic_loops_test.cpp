@@ -100,6 +100,17 @@ INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoopLoss,
                          ::testing::Values(Case{"accelerator", {}, 0}, Case{"trainer", {}, 0}),
                          [](const auto& info) { return std::string(info.param.kind); });
 
+TEST(ElasticLoops, AnAcceleratorOfTheFunctionComparesAndBroadcasts) {
+  const Loop loop("inner", {"kill=2,4,forward"});
+  const Result job = run_job(kFour, loop.with_words());
+  ASSERT_EQ(job.code, 0) << job.err << job.out;
+  EXPECT_EQ(count(job.out, "ranks 4 4\n"), 4) << job.out;
+  EXPECT_EQ(count(job.out, "expected the same options on every rank"), 8) << job.out;
+  const Printed printed = read(job.out);
+  EXPECT_THAT(printed.losses, SizeIs(8));
+  for (const auto& [step, checksums] : printed.losses) EXPECT_THAT(checksums, SizeIs(1)) << step;
+}
+
 TEST(ElasticTrainer, AJobDoesNotStartOverCheckpointsOfAnEarlierOne) {
   const Words two = {"-np", "2", "--min-np", "2"};
   const Loop loop("trainer", {"plain", "epochs=1", "save=3", "batch=8"});
