@@ -71,6 +71,12 @@ bool is_own(const fs::path& folder) {
   return true;
 }
 
+/// Whether the folder has a complete checkpoint that this elastic job has written.
+bool is_of_this_job(const fs::path& folder) {
+  return GenerationRecord(folder).names_job_of({.job = elastic_job_name()}) &&
+         CheckpointFolder(folder).newest();
+}
+
 /// The Trainer removes old checkpoints, so it refuses folders that only have the name of one.
 /// @throws CheckpointError
 void refuse_foreign(const fs::path& output_dir) {
@@ -152,28 +158,37 @@ void TrainerCore::save_checkpoint() {
   if (state.best_global_step == step && state.best_metric)
     state.best_model_checkpoint = folder.string();
   std::optional<FolderLock> lock;  // of rank 0 in an elastic job
+  bool complete = false;           // in a step that is repeated after the save
   on_rank_0("trainer.save", "Trainer: save a checkpoint", [&] {
     if (elastic_job_) {
       lock.emplace(arguments.output_dir, kPatience);
       GenerationRecord(arguments.output_dir).claim(present_generation());
+      complete = is_of_this_job(folder);
     }
+    if (complete) return;
     if (fs::exists(folder)) remove_checkpoint(folder);
     fs::create_directories(folder);
     write_description(folder);
   });
-  const std::int64_t unlogged = step - loop_.logged_step;
-  if (elastic_job_ && unlogged > 0 && rank() == 0) {
-    loss_->update(elastic_.unlogged_loss / static_cast<double>(unlogged),
-                  static_cast<double>(unlogged * size()));
-  }
-  hvd::save_checkpoint(folder, training_state(), {.step = static_cast<std::uint64_t>(step)});
-  if (elastic_job_) loss_->reset();
+  if (elastic_job_) complete = broadcast_object(complete);
+  if (!complete) write_state(folder);
   saved_step_ = step;
   on_rank_0("trainer.remove", "Trainer: remove old checkpoints", [&] {
     if (lock) GenerationRecord(arguments.output_dir).check(present_generation());
     remove_old(step);
   });
   call(&TrainerCallback::on_save);
+}
+
+void TrainerCore::write_state(const fs::path& folder) {
+  const std::int64_t unlogged = state.global_step - loop_.logged_step;
+  if (elastic_job_ && unlogged > 0 && rank() == 0) {
+    loss_->update(elastic_.unlogged_loss / static_cast<double>(unlogged),
+                  static_cast<double>(unlogged * size()));
+  }
+  hvd::save_checkpoint(folder, training_state(),
+                       {.step = static_cast<std::uint64_t>(state.global_step)});
+  if (elastic_job_) loss_->reset();
 }
 
 void TrainerCore::remove_old(std::int64_t step) const {

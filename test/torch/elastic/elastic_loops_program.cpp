@@ -16,7 +16,9 @@
 //   resume               trainer: from the newest checkpoint
 //   sleep=MS             in each pass
 //   kill=WORKER,STEP,MOMENT   the worker kills itself in the step after this one, at the moment
-//                        forward, backward, step or commit. WORKER all: each of the first four
+//                        forward, backward, step or commit; a trainer's also at the moment save,
+//                        where a checkpoint is complete and not committed. WORKER all: each of the
+//                        first four
 #include <hvd/trainer.h>
 #include <unistd.h>
 
@@ -277,6 +279,10 @@ class Steps : public hvd::TrainerCallback {
     unprinted_.loss = logs.at("loss");
     unprinted_.print(state.global_step);
     options_.die_if_asked(state.global_step - 1, "commit");
+  }
+  void on_save(const hvd::TrainingArguments&, const hvd::TrainerState& state,
+               hvd::TrainerControl&) override {
+    options_.die_if_asked(state.global_step - 1, "save");
   }
 
  private:

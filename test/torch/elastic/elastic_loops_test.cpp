@@ -1,4 +1,6 @@
 // hvd::Accelerator and hvd::Trainer in elastic jobs under hvdrun (elastic_loops_program.cpp).
+#include <filesystem>
+
 #include "training_job.h"
 
 namespace hvd::launcher::test::loops {
@@ -109,6 +111,16 @@ TEST(ElasticLoops, AnAcceleratorOfTheFunctionComparesAndBroadcasts) {
   const Printed printed = read(job.out);
   EXPECT_THAT(printed.losses, SizeIs(8));
   for (const auto& [step, checksums] : printed.losses) EXPECT_THAT(checksums, SizeIs(1)) << step;
+}
+
+TEST(ElasticTrainer, ARepeatedStepKeepsItsCompleteCheckpoint) {
+  const Loop loop("trainer", {"plain", "epochs=1", "save=3", "kill=2,2,save"});
+  const Result job = run_job(kFour, loop.with_words());
+  ASSERT_EQ(job.code, 0) << job.err << job.out;
+  EXPECT_EQ(count(job.err, " was lost in generation "), 1) << job.err;
+  const std::filesystem::path saved = loop.folder();
+  EXPECT_TRUE(std::filesystem::exists(saved / "checkpoint-3/step-000000000003/common.g1"));
+  EXPECT_TRUE(std::filesystem::exists(saved / "checkpoint-6/step-000000000006/common.g2"));
 }
 
 TEST(ElasticTrainer, AJobDoesNotStartOverCheckpointsOfAnEarlierOne) {
