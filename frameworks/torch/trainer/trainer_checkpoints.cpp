@@ -224,8 +224,13 @@ std::string TrainerCore::choose_checkpoint(const ResumeFrom& from) const {
   fs::create_directories(output_dir);
   refuse_foreign(output_dir);
   const auto newest = get_last_checkpoint(output_dir);
-  if (elastic_job_ && GenerationRecord(output_dir).names_job_of({.job = elastic_job_name()}))
-    return newest ? newest->string() : std::string();  // all ranks were lost
+  if (elastic_job_) {  // all ranks were lost, if the job has a checkpoint
+    const auto steps = checkpoint_steps(output_dir, /*complete_only=*/true);
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+      const fs::path folder = folder_of(output_dir, *step);
+      if (is_of_this_job(folder)) return folder.string();
+    }
+  }
   if (from.folder()) {
     std::string chosen = from.folder()->string();
     if (CheckpointFolder(chosen).newest()) return chosen;

@@ -14,6 +14,7 @@
 //   plain                without dropout and BatchNorm
 //   save=N               a checkpoint every N steps; a loss of all ranks continues from it
 //   resume               trainer: from the newest checkpoint
+//   from=STEP            trainer: from the checkpoint of this step
 //   sleep=MS             in each pass
 //   kill=WORKER,STEP,MOMENT   the worker kills itself in the step after this one, at the moment
 //                        forward, backward, step or commit; a trainer's also at the moment save,
@@ -312,8 +313,9 @@ void run_trainer(const Options& options) {
   PointTrainer trainer(options, arguments);
   trainer.add_callback(std::static_pointer_cast<hvd::TrainerCallback>(
       std::make_shared<Steps>(options, trainer.unprinted)));
-  const hvd::TrainOutput output =
-      trainer.train(options.has("resume") ? hvd::ResumeFrom(true) : hvd::ResumeFrom());
+  hvd::ResumeFrom from(options.has("resume"));
+  if (options.has("from")) from = options.folder + "/checkpoint-" + options.text("from");
+  const hvd::TrainOutput output = trainer.train(from);
   std::printf("end %lld %a\n", static_cast<long long>(output.global_step),
               checksum(*trainer.model(), output.training_loss));
 }

@@ -123,6 +123,17 @@ TEST(ElasticTrainer, ARepeatedStepKeepsItsCompleteCheckpoint) {
   EXPECT_TRUE(std::filesystem::exists(saved / "checkpoint-6/step-000000000006/common.g2"));
 }
 
+TEST(ElasticTrainer, ALossOfAllRanksBeforeTheFirstCheckpointResumesAgain) {
+  const Loop loop("trainer", {"plain", "epochs=2"});
+  const Result earlier = run_job(kFour, loop.with_words({"save=3"}));
+  ASSERT_EQ(earlier.code, 0) << earlier.err;
+  const Result lost =
+      run_job(kFour, loop.with_words({"save=100", "from=9", "kill=all,10,forward"}));
+  ASSERT_EQ(lost.code, 0) << lost.err << lost.out;
+  EXPECT_EQ(count(lost.out, "ranks 9 4\n"), 8) << lost.out;
+  EXPECT_EQ(read(lost.out).ends, read(earlier.out).ends);
+}
+
 TEST(ElasticTrainer, AJobDoesNotStartOverCheckpointsOfAnEarlierOne) {
   const Words two = {"-np", "2", "--min-np", "2"};
   const Loop loop("trainer", {"plain", "epochs=1", "save=3", "batch=8"});
