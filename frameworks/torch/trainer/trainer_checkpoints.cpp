@@ -32,6 +32,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr const char* kArguments = "training_args.json";
+constexpr const char* kDescription = "trainer_state.json";
+constexpr const char* kGlobalBatch = "global_batch";
 /// The wait for a rank 0 that was cut off, and writes, until it is killed.
 constexpr std::chrono::seconds kPatience(60);
 
@@ -62,7 +64,7 @@ std::vector<std::int64_t> checkpoint_steps(const fs::path& output_dir, bool comp
 /// training_args.json is the first file of a checkpoint.
 bool is_own(const fs::path& folder) {
   if (fs::exists(folder / kArguments)) return true;
-  static const std::set<std::string> names{"model.safetensors", "trainer_state.json",
+  static const std::set<std::string> names{"model.safetensors", kDescription,
                                            GenerationRecord::kName, FolderLock::kName};
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
@@ -108,6 +110,15 @@ void write_text(const fs::path& file, const std::string& contents) {
 nlohmann::ordered_json read_json(const fs::path& file) {
   std::ifstream stream(file);
   return nlohmann::ordered_json::parse(stream, nullptr, /*allow_exceptions=*/false);
+}
+
+/// The samples of a batch on all ranks of the elastic job that has written the checkpoint; 0 if it
+/// does not name them.
+std::int64_t global_batch_of(const fs::path& checkpoint) {
+  const auto description = read_json(checkpoint / kDescription);
+  if (!description.is_object() || !description.contains(kGlobalBatch)) return 0;
+  const auto& value = description[kGlobalBatch];
+  return value.is_number_integer() ? std::max<std::int64_t>(value.get<std::int64_t>(), 0) : 0;
 }
 
 /// Describes the first argument that affects results and differs from that of the run that has
@@ -215,7 +226,8 @@ void TrainerCore::write_description(const fs::path& folder) const {
                                      {"log_history", state.log_history}};
   if (state.best_metric) description["best_metric"] = *state.best_metric;
   write_text(folder / kArguments, arguments.to_json());
-  write_text(folder / "trainer_state.json", description.dump(2));
+  if (elastic_job_) description[kGlobalBatch] = elastic_.global_batch;
+  write_text(folder / kDescription, description.dump(2));
   save_safetensors(*model, folder / "model.safetensors", {.durable = false});
 }
 
@@ -298,6 +310,8 @@ void TrainerCore::load_chosen(const std::string& chosen) {
 void TrainerCore::start_elastic(const ResumeFrom& from) {
   try {
     elastic_.checkpoint = choose_checkpoint(from);
+    if (!elastic_.checkpoint.empty() && is_of_this_job(elastic_.checkpoint))
+      elastic_.global_batch = global_batch_of(elastic_.checkpoint);
   } catch (const CheckpointError& refused) {
     throw UsageError(text("Trainer::train: ", refused.what()));
   }

@@ -16,6 +16,7 @@
 //   resume               trainer: from the newest checkpoint
 //   from=STEP            trainer: from the checkpoint of this step
 //   sleep=MS             in each pass
+//   late=MS              before workers after the fifth join
 //   kill=WORKER,STEP,MOMENT   the worker kills itself in the step after this one, at the moment
 //                        forward, backward, step or commit; a trainer's also at the moment save,
 //                        where a checkpoint is complete and not committed. WORKER all: each of the
@@ -327,6 +328,10 @@ int main(int argc, char** argv) {
   const Options options(argc, argv);
   try {
     torch::set_num_threads(1);
+    if (options.worker > 5) {
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(options.number<std::int64_t>("late", 0)));
+    }
     seed_model(options.worker);
     const std::string kind = argv[1];
     if (kind == "trainer") run_trainer(options);

@@ -134,6 +134,18 @@ TEST(ElasticTrainer, ALossOfAllRanksBeforeTheFirstCheckpointResumesAgain) {
   EXPECT_EQ(read(lost.out).ends, read(earlier.out).ends);
 }
 
+TEST(ElasticTrainer, ALossOfAllRanksKeepsTheSamplesOfAStep) {
+  const Words program = {"plain", "epochs=2", "save=3"};
+  const Loop disturbed("trainer", program), undisturbed("trainer", program);
+  const Result lost = run_job({"-np", "4", "--min-np", "1"},
+                              disturbed.with_words({"kill=all,4,forward", "late=3000"}));
+  ASSERT_EQ(lost.code, 0) << lost.err << lost.out;
+  EXPECT_EQ(count(lost.out, "ranks 3 1\n"), 1) << lost.out;
+  const Result whole = run_job(kFour, undisturbed.with_words());
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  expect_close_losses(read(lost.out), read(whole.out));
+}
+
 TEST(ElasticTrainer, AJobDoesNotStartOverCheckpointsOfAnEarlierOne) {
   const Words two = {"-np", "2", "--min-np", "2"};
   const Loop loop("trainer", {"plain", "epochs=1", "save=3", "batch=8"});
