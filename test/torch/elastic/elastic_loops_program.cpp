@@ -11,6 +11,7 @@
 //   global=N             accelerator: samples of a step on all ranks
 //   accumulate=N         passes of a step; default 1
 //   fp16                 with a loss scale
+//   sharded              with a sharded optimizer, and copies at each commit
 //   plain                without dropout and BatchNorm
 //   save=N               a checkpoint every N steps; a loss of all ranks continues from it
 //   resume               trainer: from the newest checkpoint
@@ -132,7 +133,8 @@ void run_accelerator(const Options& options) {
   hvd::Accelerator accelerator(
       {.mixed_precision = options.has("fp16") ? hvd::Precision::kFP16 : hvd::Precision::kNo,
        .gradient_accumulation_steps =
-           static_cast<int>(options.number<std::int64_t>("accumulate", 1))});
+           static_cast<int>(options.number<std::int64_t>("accumulate", 1)),
+       .sharded = options.has("sharded")});
   hvd::DataLoaderOptions how{.workers = 1, .seed = 3};
   if (options.has("global"))
     how.global_batch = options.number<std::int64_t>("global", 0);
@@ -146,6 +148,7 @@ void run_accelerator(const Options& options) {
   std::int64_t step = 0;
   accelerator.register_for_checkpointing(step);
   hvd::ElasticRunOptions run{.seed = 11};
+  if (options.has("sharded")) run.copy = hvd::elastic::Copy::kAtCommit;
   if (options.has("save")) run.resume_from = options.folder;
   Unprinted unprinted;
   accelerator.run(
@@ -301,6 +304,7 @@ void run_trainer(const Options& options) {
   arguments.learning_rate = 0.01;
   arguments.warmup_steps = 3;
   arguments.fp16 = options.has("fp16");
+  if (options.has("sharded")) arguments.optim = hvd::OptimizerType::kAdamWSharded;
   arguments.logging_strategy = hvd::Interval::kSteps;
   arguments.logging_steps = 1;
   arguments.eval_strategy = hvd::Interval::kEpoch;

@@ -49,14 +49,12 @@ TEST_P(ElasticLoops, KillsChangeNoBitOfACommittedStep) {
                       run_job(kFour, undisturbed.with_words()), kills);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoops,
-                         ::testing::Values(Case{"accelerator", {"fp16"}, 3},
-                                           Case{"accelerator", {"accumulate=2"}, 4},
-                                           Case{"trainer", {}, 5},
-                                           Case{"trainer", {"fp16", "save=2", "accumulate=2"}, 6}),
-                         [](const auto& info) {
-                           return std::string(info.param.kind) + std::to_string(info.index);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Cases, ElasticLoops,
+    ::testing::Values(Case{"accelerator", {"fp16"}, 3}, Case{"accelerator", {"accumulate=2"}, 4},
+                      Case{"accelerator", {"sharded"}, 7}, Case{"trainer", {}, 5},
+                      Case{"trainer", {"fp16", "save=2", "accumulate=2"}, 6}),
+    [](const auto& info) { return std::string(info.param.kind) + std::to_string(info.index); });
 
 class ElasticLoopSizes : public ::testing::TestWithParam<Case> {};
 
@@ -144,6 +142,13 @@ TEST(ElasticTrainer, ALossOfAllRanksKeepsTheSamplesOfAStep) {
   const Result whole = run_job(kFour, undisturbed.with_words());
   ASSERT_EQ(whole.code, 0) << whole.err;
   expect_close_losses(read(lost.out), read(whole.out));
+}
+
+TEST(ElasticTrainer, RefusesAShardedOptimizer) {
+  const Loop loop("trainer", {"sharded"});
+  const Result job = run_job({"-np", "2", "--min-np", "2"}, loop.with_words());
+  EXPECT_EQ(job.code, 1) << job.err;
+  EXPECT_THAT(job.err, HasSubstr("adamw_sharded is not supported in an elastic job; use adamw"));
 }
 
 TEST(ElasticTrainer, AJobDoesNotStartOverCheckpointsOfAnEarlierOne) {

@@ -281,6 +281,7 @@ class Accelerator {
   ///     });
   ///
   /// @throws UsageError as elastic::run(), and for a ShardedOptimizer (AcceleratorOptions::sharded)
+  /// unless ElasticRunOptions::copy is Copy::kAtCommit
   void run(const std::function<void()>& body, const ElasticRunOptions& options = {});
   /// Marks the end of a step. See elastic::State::commit(). Has no effect if no step is due.
   /// @throws UsageError outside run()
