@@ -151,6 +151,15 @@ TEST(ElasticTrainer, RefusesAShardedOptimizer) {
   EXPECT_THAT(job.err, HasSubstr("adamw_sharded is not supported in an elastic job; use adamw"));
 }
 
+TEST(ElasticTrainer, AProcessThatJoinsWithoutAShareOfABatchEnds) {
+  const Loop loop("trainer", {"plain", "epochs=1", "batch=2", "sleep=150"});
+  const Result job = run_job({"-np", "1", "--min-np", "1", "--max-np", "3"}, loop.with_words());
+  ASSERT_EQ(job.code, 0) << job.err << job.out;
+  EXPECT_THAT(job.err, HasSubstr("a batch has 2 samples on all ranks"));
+  EXPECT_THAT(job.err, HasSubstr("start it with --max-np 2 at most"));
+  EXPECT_THAT(read(job.out).losses, SizeIs(45)) << job.out;
+}
+
 TEST(ElasticTrainer, AJobDoesNotStartOverCheckpointsOfAnEarlierOne) {
   const Words two = {"-np", "2", "--min-np", "2"};
   const Loop loop("trainer", {"plain", "epochs=1", "save=3", "batch=8"});
