@@ -46,8 +46,8 @@ std::vector<libtorch::Fact> facts_of(const AcceleratorOptions& options, torch::D
           {"compression", text(static_cast<int>(options.compression))}};
 }
 
-/// Checks that all ranks have the same options, and returns the loss scaler. Collective, except in
-/// an elastic job. @throws as Accelerator()
+/// Checks that all ranks have the same options, and returns the loss scaler. Collective, unless the
+/// process waits for a rank. @throws as Accelerator()
 GradScaler agreed_scaler(const AcceleratorOptions& options, torch::Device device) {
   std::string error;
   if (options.gradient_accumulation_steps < 1) {
@@ -63,7 +63,7 @@ GradScaler agreed_scaler(const AcceleratorOptions& options, torch::Device device
   } catch (const UsageError& refused) {
     if (error.empty()) error = text("Accelerator: grad_scaler: ", refused.what());
   }
-  if (libtorch::is_elastic()) {
+  if (libtorch::waits_for_rank()) {
     if (!error.empty()) throw UsageError(error);
     return *scaler;
   }

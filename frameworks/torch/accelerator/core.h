@@ -34,8 +34,8 @@ class JobMembership {
   bool owned_ = false;
 };
 
-/// Whether this process is a worker of an elastic job. Its ranks compare their arguments, and get
-/// equal parameters, when they join in elastic::run().
+/// Whether this process is a worker of an elastic job. Before elastic::run() its ranks can compare
+/// nothing: they compare their arguments, and get equal parameters, when they join there.
 bool is_elastic();
 
 /// The state of an Accelerator, which prepared objects refer to. Not thread-safe.
@@ -47,7 +47,8 @@ struct AcceleratorCore {
   TrainingState prepared_state();
   /// Drops what an interrupted step has left.
   void forget_step();
-  /// Checks the arguments of prepare() on all ranks, and prepares them. Collective.
+  /// Checks the arguments of prepare() on all ranks, and prepares them. Collective, unless the
+  /// process waits for a rank, or an elastic job's function prepares nothing but loaders.
   void prepare(const std::vector<PrepareArgument>& arguments);
   /// Adjusts the loss scale after the steps of the last pass. Does nothing while an optimizer has
   /// unscaled gradients that it has not used yet, because it would divide them again.

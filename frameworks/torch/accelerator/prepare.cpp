@@ -1,5 +1,6 @@
 #include <c10/util/Type.h>
 
+#include <algorithm>
 #include <set>
 #include <string>
 #include <typeinfo>
@@ -270,7 +271,11 @@ void warn_of_uneven_batches(const LoaderProgress& loader) {
 void AcceleratorCore::prepare(const std::vector<PrepareArgument>& arguments) {
   forget_ended_loaders();
   ArgumentCheck check(*this, arguments);
-  if (is_elastic()) {
+  // A rank that has joined opens its loaders where the others go on with theirs.
+  const bool only_loaders = std::ranges::all_of(arguments, [](const PrepareArgument& argument) {
+    return std::holds_alternative<std::shared_ptr<LoaderProgress>>(argument);
+  });
+  if (waits_for_rank() || (is_elastic() && only_loaders)) {
     if (const std::string error = check.error(); !error.empty()) throw UsageError(error);
     return prepare_each(arguments);
   }
@@ -316,7 +321,7 @@ void AcceleratorCore::prepare_module(const PreparedModule& prepared) {
                           "the same tensors: move the module before the optimizer is constructed"));
   }
   modules.push_back(prepared);
-  if (is_elastic()) return;
+  if (waits_for_rank()) return;
   with_module(prepared, [](auto& module) {
     if (!StateDict(module).tensors().empty()) broadcast_parameters(module);
   });

@@ -18,13 +18,17 @@ namespace hvd {
 namespace libtorch {
 namespace {
 
-AcceleratorOptions accelerator_options(const TrainingArguments& arguments) {
+bool is_sharded(const TrainingArguments& arguments) {
   const auto* const optim = std::get_if<OptimizerType>(&arguments.optim);
+  return optim != nullptr && *optim == OptimizerType::kAdamWSharded;
+}
+
+AcceleratorOptions accelerator_options(const TrainingArguments& arguments) {
   return {.mixed_precision = arguments.fp16   ? Precision::kFP16
                              : arguments.bf16 ? Precision::kBF16
                                               : Precision::kNo,
           .gradient_accumulation_steps = static_cast<int>(arguments.gradient_accumulation_steps),
-          .sharded = optim != nullptr && *optim == OptimizerType::kAdamWSharded};
+          .sharded = is_sharded(arguments)};
 }
 
 /// Options of init(), if the trainer calls it.
@@ -119,6 +123,9 @@ void TrainerCore::check_arguments() const {
       error =
           "Trainer: replay_every: expected 0 in an elastic job, whose ranks change: set it to 0, "
           "or start the job without elastic options";
+    }
+    if (error.empty() && is_sharded(arguments)) {
+      error = "Trainer: optim: adamw_sharded is not supported in an elastic job; use adamw";
     }
     if (!error.empty()) throw UsageError(error);
     return;

@@ -32,6 +32,8 @@ namespace fs = std::filesystem;
 
 constexpr std::string_view kPrefix = "checkpoint-";
 constexpr const char* kArguments = "training_args.json";
+constexpr const char* kDescription = "trainer_state.json";
+constexpr const char* kGlobalBatch = "global_batch";
 /// The wait for a rank 0 that was cut off, and writes, until it is killed.
 constexpr std::chrono::seconds kPatience(60);
 
@@ -62,13 +64,19 @@ std::vector<std::int64_t> checkpoint_steps(const fs::path& output_dir, bool comp
 /// training_args.json is the first file of a checkpoint.
 bool is_own(const fs::path& folder) {
   if (fs::exists(folder / kArguments)) return true;
-  static const std::set<std::string> names{"model.safetensors", "trainer_state.json",
+  static const std::set<std::string> names{"model.safetensors", kDescription,
                                            GenerationRecord::kName, FolderLock::kName};
   for (const auto& entry : fs::directory_iterator(folder)) {
     const std::string name = entry.path().filename().string();
     if (!names.contains(name) && !name.starts_with("step-")) return false;
   }
   return true;
+}
+
+/// Whether the folder has a complete checkpoint that this elastic job has written.
+bool is_of_this_job(const fs::path& folder) {
+  return GenerationRecord(folder).names_job_of({.job = elastic_job_name()}) &&
+         CheckpointFolder(folder).newest();
 }
 
 /// The Trainer removes old checkpoints, so it refuses folders that only have the name of one.
@@ -102,6 +110,15 @@ void write_text(const fs::path& file, const std::string& contents) {
 nlohmann::ordered_json read_json(const fs::path& file) {
   std::ifstream stream(file);
   return nlohmann::ordered_json::parse(stream, nullptr, /*allow_exceptions=*/false);
+}
+
+/// The samples of a batch on all ranks of the elastic job that has written the checkpoint; 0 if it
+/// does not name them.
+std::int64_t global_batch_of(const fs::path& checkpoint) {
+  const auto description = read_json(checkpoint / kDescription);
+  if (!description.is_object() || !description.contains(kGlobalBatch)) return 0;
+  const auto& value = description[kGlobalBatch];
+  return value.is_number_integer() ? std::max<std::int64_t>(value.get<std::int64_t>(), 0) : 0;
 }
 
 /// Describes the first argument that affects results and differs from that of the run that has
@@ -152,28 +169,37 @@ void TrainerCore::save_checkpoint() {
   if (state.best_global_step == step && state.best_metric)
     state.best_model_checkpoint = folder.string();
   std::optional<FolderLock> lock;  // of rank 0 in an elastic job
+  bool complete = false;           // in a step that is repeated after the save
   on_rank_0("trainer.save", "Trainer: save a checkpoint", [&] {
     if (elastic_job_) {
       lock.emplace(arguments.output_dir, kPatience);
       GenerationRecord(arguments.output_dir).claim(present_generation());
+      complete = is_of_this_job(folder);
     }
+    if (complete) return;
     if (fs::exists(folder)) remove_checkpoint(folder);
     fs::create_directories(folder);
     write_description(folder);
   });
-  const std::int64_t unlogged = step - loop_.logged_step;
-  if (elastic_job_ && unlogged > 0 && rank() == 0) {
-    loss_->update(elastic_.unlogged_loss / static_cast<double>(unlogged),
-                  static_cast<double>(unlogged * size()));
-  }
-  hvd::save_checkpoint(folder, training_state(), {.step = static_cast<std::uint64_t>(step)});
-  if (elastic_job_) loss_->reset();
+  if (elastic_job_) complete = broadcast_object(complete);
+  if (!complete) write_state(folder);
   saved_step_ = step;
   on_rank_0("trainer.remove", "Trainer: remove old checkpoints", [&] {
     if (lock) GenerationRecord(arguments.output_dir).check(present_generation());
     remove_old(step);
   });
   call(&TrainerCallback::on_save);
+}
+
+void TrainerCore::write_state(const fs::path& folder) {
+  const std::int64_t unlogged = state.global_step - loop_.logged_step;
+  if (elastic_job_ && unlogged > 0 && rank() == 0) {
+    loss_->update(elastic_.unlogged_loss / static_cast<double>(unlogged),
+                  static_cast<double>(unlogged * size()));
+  }
+  hvd::save_checkpoint(folder, training_state(),
+                       {.step = static_cast<std::uint64_t>(state.global_step)});
+  if (elastic_job_) loss_->reset();
 }
 
 void TrainerCore::remove_old(std::int64_t step) const {
@@ -200,7 +226,8 @@ void TrainerCore::write_description(const fs::path& folder) const {
                                      {"log_history", state.log_history}};
   if (state.best_metric) description["best_metric"] = *state.best_metric;
   write_text(folder / kArguments, arguments.to_json());
-  write_text(folder / "trainer_state.json", description.dump(2));
+  if (elastic_job_) description[kGlobalBatch] = elastic_.global_batch;
+  write_text(folder / kDescription, description.dump(2));
   save_safetensors(*model, folder / "model.safetensors", {.durable = false});
 }
 
@@ -209,8 +236,13 @@ std::string TrainerCore::choose_checkpoint(const ResumeFrom& from) const {
   fs::create_directories(output_dir);
   refuse_foreign(output_dir);
   const auto newest = get_last_checkpoint(output_dir);
-  if (elastic_job_ && GenerationRecord(output_dir).names_job_of({.job = elastic_job_name()}))
-    return newest ? newest->string() : std::string();  // all ranks were lost
+  if (elastic_job_) {  // all ranks were lost, if the job has a checkpoint
+    const auto steps = checkpoint_steps(output_dir, /*complete_only=*/true);
+    for (auto step = steps.rbegin(); step != steps.rend(); ++step) {
+      const fs::path folder = folder_of(output_dir, *step);
+      if (is_of_this_job(folder)) return folder.string();
+    }
+  }
   if (from.folder()) {
     std::string chosen = from.folder()->string();
     if (CheckpointFolder(chosen).newest()) return chosen;
@@ -278,6 +310,8 @@ void TrainerCore::load_chosen(const std::string& chosen) {
 void TrainerCore::start_elastic(const ResumeFrom& from) {
   try {
     elastic_.checkpoint = choose_checkpoint(from);
+    if (!elastic_.checkpoint.empty() && is_of_this_job(elastic_.checkpoint))
+      elastic_.global_batch = global_batch_of(elastic_.checkpoint);
   } catch (const CheckpointError& refused) {
     throw UsageError(text("Trainer::train: ", refused.what()));
   }

@@ -145,6 +145,8 @@ class TrainerCore {
   // trainer_checkpoints.cpp
   TrainingState training_state();
   void save_checkpoint();
+  /// Writes the training state to the checkpoint's folder. Collective.
+  void write_state(const std::filesystem::path& folder);
   /// Removes the checkpoints of an earlier run after `step`, and those that save_total_limit does
   /// not keep.
   void remove_old(std::int64_t step) const;

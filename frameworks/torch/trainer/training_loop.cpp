@@ -291,6 +291,15 @@ void TrainerCore::open_training() {
                         : static_cast<std::int64_t>(std::ceil(arguments.num_train_epochs * steps));
   state.num_train_epochs = (state.max_steps + steps_per_epoch - 1) / steps_per_epoch;
   schedule_->set_steps(warmup_steps_of(arguments, state.max_steps), state.max_steps);
+  if (!train_open_ && elastic_job_ && elastic_.global_batch < size()) {
+    throw UsageError(text("Trainer: a batch has ", elastic_.global_batch,
+                          " samples on all ranks, as fixed when the training began, and the job "
+                          "has now ",
+                          size(),
+                          " ranks; expected at least one sample for each rank: "
+                          "start it with --max-np ",
+                          elastic_.global_batch, " at most"));
+  }
   if (!train_open_) train_set_->open(*accelerator, train_options(), /*train=*/true);
   train_open_ = true;
 }

@@ -2,19 +2,26 @@
 // elastic::run() themselves. It prints the lines of elastic_training_program.cpp, with the numbers
 // of steps instead of commits.
 //
-//   elastic_loops_program accelerator|trainer FOLDER WORD...
+//   elastic_loops_program accelerator|trainer|inner FOLDER WORD...
+//
+// inner: each generation makes its own Accelerator in the function of elastic::run().
 //
 //   epochs=N             default 3
 //   batch=N              samples of a step on each of the first ranks; default 4
 //   global=N             accelerator: samples of a step on all ranks
 //   accumulate=N         passes of a step; default 1
 //   fp16                 with a loss scale
+//   sharded              with a sharded optimizer, and copies at each commit
 //   plain                without dropout and BatchNorm
 //   save=N               a checkpoint every N steps; a loss of all ranks continues from it
 //   resume               trainer: from the newest checkpoint
+//   from=STEP            trainer: from the checkpoint of this step
 //   sleep=MS             in each pass
+//   late=MS              before workers after the fifth join
 //   kill=WORKER,STEP,MOMENT   the worker kills itself in the step after this one, at the moment
-//                        forward, backward, step or commit. WORKER all: each of the first four
+//                        forward, backward, step or commit; a trainer's also at the moment save,
+//                        where a checkpoint is complete and not committed. WORKER all: each of the
+//                        first four
 #include <hvd/trainer.h>
 #include <unistd.h>
 
@@ -126,7 +133,8 @@ void run_accelerator(const Options& options) {
   hvd::Accelerator accelerator(
       {.mixed_precision = options.has("fp16") ? hvd::Precision::kFP16 : hvd::Precision::kNo,
        .gradient_accumulation_steps =
-           static_cast<int>(options.number<std::int64_t>("accumulate", 1))});
+           static_cast<int>(options.number<std::int64_t>("accumulate", 1)),
+       .sharded = options.has("sharded")});
   hvd::DataLoaderOptions how{.workers = 1, .seed = 3};
   if (options.has("global"))
     how.global_batch = options.number<std::int64_t>("global", 0);
@@ -140,6 +148,7 @@ void run_accelerator(const Options& options) {
   std::int64_t step = 0;
   accelerator.register_for_checkpointing(step);
   hvd::ElasticRunOptions run{.seed = 11};
+  if (options.has("sharded")) run.copy = hvd::elastic::Copy::kAtCommit;
   if (options.has("save")) run.resume_from = options.folder;
   Unprinted unprinted;
   accelerator.run(
@@ -192,6 +201,40 @@ void run_accelerator(const Options& options) {
               checksum(*net, adamw.param_groups().front().options().get_lr()));
 }
 
+/// The nets of all ranks differ before prepare(). The step's checksum is printed as its loss.
+void run_inner(const Options& options) {
+  hvd::init();
+  std::int64_t step = 0;
+  hvd::elastic::State state;
+  state.track("step", step);
+  const Points points;
+  hvd::elastic::run(state, [&] {
+    try {
+      const hvd::Accelerator refused({.gradient_accumulation_steps = 1 + hvd::rank()});
+    } catch (const hvd::Error& error) {
+      std::printf("refused: %s\n", error.what());
+    }
+    hvd::Accelerator accelerator;
+    torch::manual_seed(static_cast<std::uint64_t>(::getpid()));
+    Net net(/*plain=*/true);
+    torch::optim::AdamW adamw(net->parameters(), 0.01);
+    auto prepared = accelerator.prepare(net, adamw);
+    auto& [model, optimizer] = prepared;
+    std::printf("ranks %lld %d\n", static_cast<long long>(step), hvd::size());
+    while (step < 8) {
+      auto pass = accelerator.accumulate();
+      options.die_if_asked(step, "forward");
+      accelerator.backward(model->forward(points.inputs).square().mean());
+      optimizer.step();
+      optimizer.zero_grad();
+      ++step;
+      state.commit();
+      std::printf("loss %lld %a\n", static_cast<long long>(step), checksum(*net, 0));
+    }
+  });
+  hvd::shutdown();
+}
+
 class PointTrainer : public hvd::Trainer<Net, Batch> {
  public:
   PointTrainer(const Options& options, hvd::TrainingArguments arguments)
@@ -242,6 +285,10 @@ class Steps : public hvd::TrainerCallback {
     unprinted_.print(state.global_step);
     options_.die_if_asked(state.global_step - 1, "commit");
   }
+  void on_save(const hvd::TrainingArguments&, const hvd::TrainerState& state,
+               hvd::TrainerControl&) override {
+    options_.die_if_asked(state.global_step - 1, "save");
+  }
 
  private:
   const Options& options_;
@@ -257,6 +304,7 @@ void run_trainer(const Options& options) {
   arguments.learning_rate = 0.01;
   arguments.warmup_steps = 3;
   arguments.fp16 = options.has("fp16");
+  if (options.has("sharded")) arguments.optim = hvd::OptimizerType::kAdamWSharded;
   arguments.logging_strategy = hvd::Interval::kSteps;
   arguments.logging_steps = 1;
   arguments.eval_strategy = hvd::Interval::kEpoch;
@@ -270,8 +318,9 @@ void run_trainer(const Options& options) {
   PointTrainer trainer(options, arguments);
   trainer.add_callback(std::static_pointer_cast<hvd::TrainerCallback>(
       std::make_shared<Steps>(options, trainer.unprinted)));
-  const hvd::TrainOutput output =
-      trainer.train(options.has("resume") ? hvd::ResumeFrom(true) : hvd::ResumeFrom());
+  hvd::ResumeFrom from(options.has("resume"));
+  if (options.has("from")) from = options.folder + "/checkpoint-" + options.text("from");
+  const hvd::TrainOutput output = trainer.train(from);
   std::printf("end %lld %a\n", static_cast<long long>(output.global_step),
               checksum(*trainer.model(), output.training_loss));
 }
@@ -283,8 +332,15 @@ int main(int argc, char** argv) {
   const Options options(argc, argv);
   try {
     torch::set_num_threads(1);
+    if (options.worker > 5) {
+      std::this_thread::sleep_for(
+          std::chrono::milliseconds(options.number<std::int64_t>("late", 0)));
+    }
     seed_model(options.worker);
-    std::string(argv[1]) == "trainer" ? run_trainer(options) : run_accelerator(options);
+    const std::string kind = argv[1];
+    if (kind == "trainer") run_trainer(options);
+    if (kind == "accelerator") run_accelerator(options);
+    if (kind == "inner") run_inner(options);
     return 0;
   } catch (const std::exception& error) {
     std::fprintf(stderr, "elastic_loops_program: %s\n", error.what());

@@ -1,4 +1,6 @@
 // hvd::Accelerator and hvd::Trainer in elastic jobs under hvdrun (elastic_loops_program.cpp).
+#include <filesystem>
+
 #include "training_job.h"
 
 namespace hvd::launcher::test::loops {
@@ -47,14 +49,12 @@ TEST_P(ElasticLoops, KillsChangeNoBitOfACommittedStep) {
                       run_job(kFour, undisturbed.with_words()), kills);
 }
 
-INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoops,
-                         ::testing::Values(Case{"accelerator", {"fp16"}, 3},
-                                           Case{"accelerator", {"accumulate=2"}, 4},
-                                           Case{"trainer", {}, 5},
-                                           Case{"trainer", {"fp16", "save=2", "accumulate=2"}, 6}),
-                         [](const auto& info) {
-                           return std::string(info.param.kind) + std::to_string(info.index);
-                         });
+INSTANTIATE_TEST_SUITE_P(
+    Cases, ElasticLoops,
+    ::testing::Values(Case{"accelerator", {"fp16"}, 3}, Case{"accelerator", {"accumulate=2"}, 4},
+                      Case{"accelerator", {"sharded"}, 7}, Case{"trainer", {}, 5},
+                      Case{"trainer", {"fp16", "save=2", "accumulate=2"}, 6}),
+    [](const auto& info) { return std::string(info.param.kind) + std::to_string(info.index); });
 
 class ElasticLoopSizes : public ::testing::TestWithParam<Case> {};
 
@@ -99,6 +99,66 @@ TEST_P(ElasticLoopLoss, ALossOfAllRanksContinuesFromTheNewestCheckpoint) {
 INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoopLoss,
                          ::testing::Values(Case{"accelerator", {}, 0}, Case{"trainer", {}, 0}),
                          [](const auto& info) { return std::string(info.param.kind); });
+
+TEST(ElasticLoops, AnAcceleratorOfTheFunctionComparesAndBroadcasts) {
+  const Loop loop("inner", {"kill=2,4,forward"});
+  const Result job = run_job(kFour, loop.with_words());
+  ASSERT_EQ(job.code, 0) << job.err << job.out;
+  EXPECT_EQ(count(job.out, "ranks 4 4\n"), 4) << job.out;
+  EXPECT_EQ(count(job.out, "expected the same options on every rank"), 8) << job.out;
+  const Printed printed = read(job.out);
+  EXPECT_THAT(printed.losses, SizeIs(8));
+  for (const auto& [step, checksums] : printed.losses) EXPECT_THAT(checksums, SizeIs(1)) << step;
+}
+
+TEST(ElasticTrainer, ARepeatedStepKeepsItsCompleteCheckpoint) {
+  const Loop loop("trainer", {"plain", "epochs=1", "save=3", "kill=2,2,save"});
+  const Result job = run_job(kFour, loop.with_words());
+  ASSERT_EQ(job.code, 0) << job.err << job.out;
+  EXPECT_EQ(count(job.err, " was lost in generation "), 1) << job.err;
+  const std::filesystem::path saved = loop.folder();
+  EXPECT_TRUE(std::filesystem::exists(saved / "checkpoint-3/step-000000000003/common.g1"));
+  EXPECT_TRUE(std::filesystem::exists(saved / "checkpoint-6/step-000000000006/common.g2"));
+}
+
+TEST(ElasticTrainer, ALossOfAllRanksBeforeTheFirstCheckpointResumesAgain) {
+  const Loop loop("trainer", {"plain", "epochs=2"});
+  const Result earlier = run_job(kFour, loop.with_words({"save=3"}));
+  ASSERT_EQ(earlier.code, 0) << earlier.err;
+  const Result lost =
+      run_job(kFour, loop.with_words({"save=100", "from=9", "kill=all,10,forward"}));
+  ASSERT_EQ(lost.code, 0) << lost.err << lost.out;
+  EXPECT_EQ(count(lost.out, "ranks 9 4\n"), 8) << lost.out;
+  EXPECT_EQ(read(lost.out).ends, read(earlier.out).ends);
+}
+
+TEST(ElasticTrainer, ALossOfAllRanksKeepsTheSamplesOfAStep) {
+  const Words program = {"plain", "epochs=2", "save=3"};
+  const Loop disturbed("trainer", program), undisturbed("trainer", program);
+  const Result lost = run_job({"-np", "4", "--min-np", "1"},
+                              disturbed.with_words({"kill=all,4,forward", "late=3000"}));
+  ASSERT_EQ(lost.code, 0) << lost.err << lost.out;
+  EXPECT_EQ(count(lost.out, "ranks 3 1\n"), 1) << lost.out;
+  const Result whole = run_job(kFour, undisturbed.with_words());
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  expect_close_losses(read(lost.out), read(whole.out));
+}
+
+TEST(ElasticTrainer, RefusesAShardedOptimizer) {
+  const Loop loop("trainer", {"sharded"});
+  const Result job = run_job({"-np", "2", "--min-np", "2"}, loop.with_words());
+  EXPECT_EQ(job.code, 1) << job.err;
+  EXPECT_THAT(job.err, HasSubstr("adamw_sharded is not supported in an elastic job; use adamw"));
+}
+
+TEST(ElasticTrainer, AProcessThatJoinsWithoutAShareOfABatchEnds) {
+  const Loop loop("trainer", {"plain", "epochs=1", "batch=2", "sleep=150"});
+  const Result job = run_job({"-np", "1", "--min-np", "1", "--max-np", "3"}, loop.with_words());
+  ASSERT_EQ(job.code, 0) << job.err << job.out;
+  EXPECT_THAT(job.err, HasSubstr("a batch has 2 samples on all ranks"));
+  EXPECT_THAT(job.err, HasSubstr("start it with --max-np 2 at most"));
+  EXPECT_THAT(read(job.out).losses, SizeIs(45)) << job.out;
+}
 
 TEST(ElasticTrainer, AJobDoesNotStartOverCheckpointsOfAnEarlierOne) {
   const Words two = {"-np", "2", "--min-np", "2"};

@@ -178,7 +178,7 @@ class [[nodiscard]] Profile {
 class Accelerator {
  public:
   /// Calls init(), unless the program has; the destructor then calls shutdown(). Collective, except
-  /// in an elastic job.
+  /// before the first rank of a worker of an elastic job.
   /// @throws UsageError for an option that is out of range; MismatchError on every rank when
   /// options differ; and as init()
   explicit Accelerator(AcceleratorOptions options = {});
@@ -271,8 +271,8 @@ class Accelerator {
 
   /// Runs the training loop on all ranks of an elastic job ('hvdrun --min-np'), and enters it again
   /// after each change of the ranks, as elastic::run() does. Prepare and register everything
-  /// before; in an elastic job constructor and prepare() communicate nothing, and there is no rank
-  /// before run(). Each entry finds all prepared and registered objects at the last commit(),
+  /// before; in an elastic job constructor and prepare() communicate nothing before run(), since
+  /// there is no rank. Each entry finds all prepared and registered objects at the last commit(),
   /// and gradients are zero. In any other job the function is called once.
   ///
   ///     accelerator.run([&] {
@@ -281,6 +281,7 @@ class Accelerator {
   ///     });
   ///
   /// @throws UsageError as elastic::run(), and for a ShardedOptimizer (AcceleratorOptions::sharded)
+  /// unless ElasticRunOptions::copy is Copy::kAtCommit
   void run(const std::function<void()>& body, const ElasticRunOptions& options = {});
   /// Marks the end of a step. See elastic::State::commit(). Has no effect if no step is due.
   /// @throws UsageError outside run()

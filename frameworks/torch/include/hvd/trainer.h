@@ -123,7 +123,8 @@ class TrainerBase {
   /// takes in new ones: docs/trainer.md. It can be called once there.
   ///
   /// If any rank receives SIGTERM, all ranks save a checkpoint, leave the job, and end their
-  /// processes with kTerminatedExitCode; the call does not return.
+  /// processes with kTerminatedExitCode; the call does not return. In an elastic job SIGTERM ends
+  /// the process that receives it, and the others go on.
   /// @throws UsageError or MismatchError, on every rank, without a training set, for a resume
   /// without a checkpoint, and when output_dir contains checkpoints of a run with other arguments;
   /// CorruptionError, on every rank, for a difference that replay_every has found; as
