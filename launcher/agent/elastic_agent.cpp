@@ -27,6 +27,7 @@
 #include "system/error.h"
 #include "system/event_loop.h"
 #include "system/process.h"
+#include "system/socket.h"
 #include "system/times.h"
 #include "transport/node/life_lock.h"
 
@@ -111,6 +112,7 @@ ElasticAgent::ElasticAgent(const HostOrder& order, const Endpoint* endpoint, int
       signals_(io_, block_agent_signals(), [this](int signal) { on_signal(signal); }) {
   hello_.host = own_hostname();
   hello_.slots = slots;
+  if (endpoint_ != nullptr) hello_.node = random_token();
   add_slots(order.ranks);
   for (const Slot& slot : slots_) {
     hello_.seats.push_back({.rank = slot.number,

@@ -152,7 +152,9 @@ struct Hello {
   std::string host = {};
   int master_port = 0;  ///< a port that the agent of rank 0 reserves; 0 for others
   std::vector<Seat> seats = {};
-  int slots = 0;  ///< of a node that joins by itself; then there are no seats
+  // Of a node that joins by itself, which has no seats:
+  int slots = 0;
+  std::string node = {};  ///< a random id, which all its connections have in common
 };
 
 struct Welcome {

@@ -155,6 +155,7 @@ bool ReportServer::admit(int id, const Frame& frame) {
   if (!same_secret(hello.proof, expected)) return false;
   Welcome welcome = welcome_;
   if (hello.seats.empty() && hello.slots > 0) {
+    if (has_joined(hello.node)) return false;
     welcome.ranks = observer_.on_join(hello);
     for (const int slot : welcome.ranks) hello.seats.push_back({.rank = slot});
   }
@@ -169,12 +170,20 @@ bool ReportServer::admit(int id, const Frame& frame) {
   }
   connection.proof_timer.reset();
   --unproved_;
+  connection.node = hello.node;
   connection.credit = std::max(kLeastCredit, kCredit / static_cast<int>(hello.seats.size()));
   welcome.time_ns = realtime_ns();
   welcome.credit = connection.credit;
   connection.frames->send(FrameType::kWelcome, 0, encode(welcome));
   observer_.on_hello(hello, peer_address(connection.frames->socket()));
   return true;
+}
+
+/// A node connects to all addresses of the endpoint at once, and must not get slots for each.
+bool ReportServer::has_joined(const std::string& node) const {
+  return std::any_of(connections_.begin(), connections_.end(), [&node](const auto& item) {
+    return !item.second.ranks.empty() && item.second.node == node;
+  });
 }
 
 void ReportServer::give_credit() {

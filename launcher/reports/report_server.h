@@ -106,6 +106,7 @@ class ReportServer {
     std::shared_ptr<FrameConnection> frames;
     std::unique_ptr<asio::steady_timer> proof_timer;  ///< null once admitted
     std::string agent_nonce, nonce;
+    std::string node = {};  ///< that has joined by itself: its id
     std::vector<int> ranks = {};
     int credit = 0;  ///< of each rank
   };
@@ -122,6 +123,7 @@ class ReportServer {
   bool handle(int id, const Frame& frame);
   bool challenge(Connection& connection, const Frame& frame);
   bool admit(int id, const Frame& frame);
+  bool has_joined(const std::string& node) const;
   bool on_output(int rank, Stream stream, const Frame& frame);
   void give_credit(int rank, int bytes);
   void write(int rank, FrameType type, std::string_view payload);

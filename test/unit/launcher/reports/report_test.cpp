@@ -81,9 +81,10 @@ TEST(Records, HaveTheirFieldsInJson) {
                     .host = "h",
                     .master_port = 8,
                     .seats = {{.rank = 3, .local_rank = 1, .omp_threads = 5, .bound_cpus = 2}},
-                    .slots = 4},
-              R"({"host":"h","master_port":8,"proof":"t","seats":[{"bound_cpus":2,"local_rank":1,)"
-              R"("omp_threads":5,"rank":3}],"slots":4})");
+                    .slots = 4,
+                    .node = "n"},
+              R"({"host":"h","master_port":8,"node":"n","proof":"t","seats":[{"bound_cpus":2,)"
+              R"("local_rank":1,"omp_threads":5,"rank":3}],"slots":4})");
   expect_json(Welcome{.columns = 80,
                       .rows = 24,
                       .time_ns = 5,
