@@ -421,6 +421,7 @@ StartOrder ElasticJob::order_for(std::size_t host, member::WorkerId id) const {
   StartOrder order{.node = static_cast<int>(host),
                    .nodes = static_cast<int>(hosts_.size()),
                    .worker = static_cast<long long>(id),
+                   .job = id_,
                    .restarts = placement_.replaced()};
   for (std::size_t other = 0; other < hosts_.size(); ++other) {
     const Host& peer = hosts_[other];

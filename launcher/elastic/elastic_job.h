@@ -26,6 +26,7 @@
 #include "reports/report_server.h"
 #include "system/event_loop.h"
 #include "system/process.h"
+#include "system/socket.h"
 #include "system/unique_fd.h"
 
 namespace hvd::launcher {
@@ -134,7 +135,8 @@ class ElasticJob final : private RankObserver {
   const LaunchOptions options_;
   LaunchPlan plan_;
   const member::Deadlines deadlines_;
-  int slots_;  ///< of all hosts
+  const std::string id_ = random_token();  ///< that no other start has
+  int slots_;                              ///< of all hosts
   asio::io_context io_{1};
   Alarm alarm_{io_};
   JobOutput output_;

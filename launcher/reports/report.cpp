@@ -117,7 +117,7 @@ HVD_RECORD(Hello, "hello", proof, host, master_port, seats, slots, node)
 HVD_RECORD(Welcome, "welcome", columns, rows, time_ns, credit, ranks, renewal, heartbeat, kill)
 HVD_RECORD(Finished, "finished", code)
 HVD_RECORD(StartOrder, "start", address, master_port, node, nodes, cross_rank, cross_size, peer,
-           worker, restarts)
+           job, worker, restarts)
 HVD_RECORD(LeaseRequest, "lease", number)
 HVD_RECORD(Credit, "credit", bytes)
 HVD_RECORD(MoreSlots, "slots", ranks)

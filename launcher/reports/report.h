@@ -180,6 +180,7 @@ struct StartOrder {
   int cross_rank = 0, cross_size = 1;  ///< position among the ranks with the same local rank
   std::string peer = {};               ///< an address of another host of the job; empty: unknown
   // In an elastic job:
+  std::string job = {};  ///< a random id of this start of the job
   long long worker = 0;  ///< the worker's id; 0: an ordinary job
   int restarts = 0;      ///< how many workers of the job have been replaced
 };

@@ -6,6 +6,7 @@
 
 #include <csignal>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 class ElasticNodes : public WorkerJob {
  protected:
@@ -171,6 +173,44 @@ TEST_F(ElasticNodes, WorkersHaveTheVariablesOfTorchelastic) {
   const Result result = HvdrunProcess(start).wait(kTimeout);
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("[w1] train7 3 default none==\n"));
+}
+
+TEST_F(ElasticNodes, EachStartOfALineIsAJobWithAnIdOfItsOwn) {
+  const auto ids = [this] {
+    const auto start = [this] {
+      Start start;
+      start.arguments = {"--nnodes",
+                         "2:3",
+                         "--rdzv-backend",
+                         "c10d",
+                         "--rdzv-endpoint",
+                         "localhost:" + port_,
+                         "-x",
+                         "HVD_JOB_NAME=mine",
+                         "sh",
+                         "-c",
+                         "echo $HVD_JOB_NAME id=${HVD_JOB_ID}=; exec \"$@\"",
+                         "sh",
+                         kWorker,
+                         "load"};
+      return std::make_unique<HvdrunProcess>(start);
+    };
+    const auto a = start(), b = start();
+    const Result first = a->wait(kTimeout), second = b->wait(kTimeout);
+    EXPECT_EQ(first.code, 0) << first.err;
+    EXPECT_EQ(second.code, 0) << second.err;
+    std::set<std::string> ids;
+    for (const std::string& line : lines_of(first.out + second.out)) {
+      const std::size_t id = line.find(" mine id=");
+      if (id != line.npos) ids.insert(line.substr(id));
+    }
+    return ids;
+  };
+  const std::set<std::string> one = ids(), other = ids();
+  EXPECT_THAT(one, SizeIs(1)) << "all workers have the same";
+  EXPECT_THAT(other, SizeIs(1));
+  EXPECT_NE(one, other);
+  EXPECT_EQ(one.count(" mine id=="), 0U);
 }
 
 TEST_F(ElasticNodes, BadInputIsRefusedWithOneLine) {
