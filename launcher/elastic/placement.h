@@ -35,8 +35,9 @@ struct Cooldown {
 class Placement {
  public:
   /// @param slots of each host; they are numbered through
+  /// @param discovered the hosts are those of a script, in no order to be kept
   Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoint now,
-            Cooldown cooldown = {});
+            Cooldown cooldown = {}, bool discovered = false);
 
   // Hosts. Their slots have the next numbers.
 
@@ -124,6 +125,7 @@ class Placement {
   };
 
   int usable_slots() const;
+  bool settled() const;
   int wanted() const;
   int living() const;
   bool usable(const Host& host, TimePoint now) const;
@@ -133,6 +135,7 @@ class Placement {
 
   const WorkerCounts counts_;
   const Cooldown cooldown_;
+  const bool discovered_;
   std::vector<Host> hosts_;
   std::vector<Slot> slots_;
   std::deque<Vacancy> vacancies_;
