@@ -71,6 +71,7 @@ class ElasticAgent final : public RankProcess::Link {
   bool has_room() const override { return !frames_ || frames_->unsent() < kMostUnsent; }
 
   void add_slots(const std::vector<int>& numbers);
+  void take_slots(const Frame& frame);
   bool connect();
   bool join(const LauncherHandlers& handlers);
   int code() const;
@@ -123,11 +124,13 @@ ElasticAgent::ElasticAgent(const HostOrder& order, const Endpoint* endpoint, int
 }
 
 /// Workers that run already keep their shares of the cores.
+/// @throws LaunchError when there are too few descriptors; then nothing has changed
 void ElasticAgent::add_slots(const std::vector<int>& numbers) {
+  const std::size_t all = slots_.size() + numbers.size();
+  raise_descriptor_limit(kBaseDescriptors + kDescriptorsOfASlot * all, " on " + own_hostname(),
+                         text("its ", all, " slots"));
   for (const int number : numbers)
     slots_.push_back({.number = number, .local_rank = static_cast<int>(slots_.size())});
-  raise_descriptor_limit(kBaseDescriptors + kDescriptorsOfASlot * slots_.size(),
-                         " on " + own_hostname(), text("its ", slots_.size(), " slots"));
   const auto count = static_cast<int>(slots_.size());
   std::vector<RankIdentity> identities;
   for (int i = 0; i < count; ++i)
@@ -238,7 +241,7 @@ bool ElasticAgent::on_frame(const Frame& frame) {
     return true;
   }
   if (frame.type == FrameType::kSlots) {
-    add_slots(decode<MoreSlots>(frame.payload).ranks);
+    take_slots(frame);
     return true;
   }
   if (frame.type == FrameType::kFinished) {
@@ -257,6 +260,18 @@ bool ElasticAgent::on_frame(const Frame& frame) {
       slot->killed = decode<SignalOrder>(frame.payload).signal == SIGKILL;
   }
   return true;
+}
+
+/// Answers with the slots that it can run, which are all or none.
+void ElasticAgent::take_slots(const Frame& frame) {
+  MoreSlots more = decode<MoreSlots>(frame.payload);
+  try {
+    add_slots(more.ranks);
+  } catch (const LaunchError& error) {
+    std::fprintf(stderr, "hvdrun: %s; the host keeps its %zu\n", error.what(), slots_.size());
+    more.ranks.clear();
+  }
+  send(FrameType::kSlotsReply, slots_.front().number, encode(more));
 }
 
 /// @throws ProtocolError when the slot has a worker

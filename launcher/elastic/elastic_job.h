@@ -60,6 +60,9 @@ class ElasticJob final : private RankObserver {
     pid_t agent = -1;
     std::optional<Deadline> connect_by = {};
     bool connected = false;
+    int taken = 0;             ///< slots that its agent has
+    int given = 0;             ///< slots that its agent has or was offered
+    bool refuses = false;      ///< its agent can have no more
     bool has_workers = false;  ///< the coordinator knows it
     std::string address = {};
   };
@@ -89,6 +92,7 @@ class ElasticJob final : private RankObserver {
   void on_ended(int slot, const Ended& ended) override;
   void on_drained(int slot) override;
   void on_lost(int) override {}
+  void on_slots(int slot, const std::vector<int>& taken) override;
   void on_disconnected(const std::vector<int>& slots) override;
 
   void describe_deadlines();
@@ -116,7 +120,8 @@ class ElasticJob final : private RankObserver {
   void take_hosts(const std::vector<launcher::Host>& found);
   std::size_t index_of(const launcher::Host& found);
   void set_slots(std::size_t host, int slots);
-  void forget_slots(std::size_t host);
+  void use_slots(std::size_t host);
+  void agent_gone(std::size_t host);
   void dismiss_agents();
   void start_worker(const Placement::Start& start);
   StartOrder order_for(std::size_t host, member::WorkerId id) const;

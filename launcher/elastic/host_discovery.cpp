@@ -59,11 +59,10 @@ std::vector<Host> parse_discovered_hosts(std::string_view printed, int slots) {
     const std::string_view line = trim(raw);
     if (line.empty()) continue;
     const auto host = parse_host(line, slots);
-    if (!host) {
+    if (!host || host->slots > kMostSlotsOfAHost) {
       throw DiscoveryError(text("line ", number,
-                                " of its output: expected HOST or HOST:SLOTS with at least one "
-                                "slot, got '",
-                                line, "'"));
+                                " of its output: expected HOST or HOST:SLOTS with 1 to ",
+                                kMostSlotsOfAHost, " slots, got '", line, "'"));
     }
     add_host(hosts, *host);
   }

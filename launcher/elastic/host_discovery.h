@@ -21,6 +21,9 @@ class DiscoveryError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// The most slots that a host of an elastic job may get while the job runs.
+inline constexpr int kMostSlotsOfAHost = 4096;
+
 /// Parses what a discovery script has printed: a line "host" or "host:slots" for each host, where a
 /// host is as in parse_host_list(). Empty lines are ignored. Pure.
 /// @param slots of a host without a number

@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 
 bool is_known(std::uint8_t type) {
   return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
-          type <= static_cast<std::uint8_t>(FrameType::kLeaving)) ||
+          type <= static_cast<std::uint8_t>(FrameType::kSlotsReply)) ||
          (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
           type <= static_cast<std::uint8_t>(FrameType::kFinished));
 }

@@ -36,6 +36,7 @@
 ///                                                program any more, so its end is certain
 ///   leaving {}                            ->     for each connection: the host is to leave the job
 ///                                         <-     slots {ranks}    the host has got more slots
+///   slots reply {ranks}                   ->     those that its agent can run: all or none
 ///                                         <-     finished {code}  the job has ended
 ///
 /// The agent of a node that joins by itself says in its hello how many slots it has, instead of
@@ -71,6 +72,7 @@ enum class FrameType : std::uint8_t {
   kGone = 11,
   kLease = 12,
   kLeaving = 13,
+  kSlotsReply = 14,
   kWelcome = 16,
   kSignal = 17,
   kRelease = 18,

@@ -111,6 +111,9 @@ bool ReportServer::handle(int id, const Frame& frame) {
     case FrameType::kLeaving:
       observer_.on_leaving(rank);
       return true;
+    case FrameType::kSlotsReply:
+      observer_.on_slots(rank, decode<MoreSlots>(frame.payload).ranks);
+      return true;
     case FrameType::kStdout:
       return on_output(rank, Stream::kStdout, frame);
     case FrameType::kStderr:

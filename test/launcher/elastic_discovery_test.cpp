@@ -110,6 +110,23 @@ TEST_F(ElasticDiscovery, TheNumberOfSlotsOfAHostMayChange) {
   EXPECT_EQ(count(result.out, " ends at commit 600\n"), 2) << result.out;
 }
 
+TEST_F(ElasticDiscovery, SlotsForWhichAHostHasNoDescriptorsAreRefused) {
+  list("few:1\n");
+  HvdrunProcess hvdrun(
+      job({"--min-np", "1", "--max-np", "9"}, {"steps=600", "program=" + marker_}));
+  ASSERT_TRUE(begins(hvdrun, 1, 1));
+  list("few:9\n");
+  ASSERT_TRUE(
+      hvdrun.wait_for("for its 9 slots, got a limit of 64; raise it (ulimit -Hn); the "
+                      "host keeps its 1\n",
+                      1, kTimeout));
+  list("few:1\nb:1\n");
+  ASSERT_TRUE(begins(hvdrun, 2, 2));
+  const Result result = expect_end(hvdrun);
+  EXPECT_EQ(count(result.out, " pid "), 2) << result.out;
+  EXPECT_EQ(count(result.out, " ends at commit 600\n"), 2) << result.out;
+}
+
 TEST_F(ElasticDiscovery, TheJobBeginsWhenThereAreEnoughSlots) {
   list("");
   HvdrunProcess hvdrun(job({"-np", "2", "--slots", "2"}, {"program=" + marker_}));

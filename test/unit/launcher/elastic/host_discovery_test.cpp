@@ -43,7 +43,8 @@ TEST(ParseDiscoveredHosts, ReadsLinesWithAndWithoutSlots) {
 }
 
 TEST(ParseDiscoveredHosts, NamesABadLineByItsNumber) {
-  for (const std::string bad : {"h2:0", "h2:x", "h2:2 h3:2", "-v", "h2:-1", ":2", "h 2", "[h]:2"}) {
+  for (const std::string bad :
+       {"h2:0", "h2:x", "h2:5000", "h2:2 h3:2", "-v", "h2:-1", ":2", "h 2", "[h]:2"}) {
     try {
       parse_discovered_hosts("h1:2\n\n" + bad + "\nh4:2\n", 1);
       ADD_FAILURE() << bad;
