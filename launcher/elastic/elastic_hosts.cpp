@@ -123,8 +123,9 @@ void ElasticJob::on_leaving(int slot) {
   if (ending_) return;
   const std::size_t host = host_of(slot);
   output_.print_line(text("host ", label(host), " leaves the job: its agent was asked to end"));
+  hosts_[host].leaving = hosts_[host].unused = true;
   placement_.refuse_host(host);
-  placement_.resize_host(host, 0);
+  use_slots(host);
   coordinator_.host_leaves(label(host), time_now());
   carry_out();
 }
@@ -216,28 +217,31 @@ void ElasticJob::set_slots(std::size_t index, int slots) {
                             before == 0 ? " joins the job with " : " has now ", slots,
                             slots == 1 ? " slot" : " slots"));
   }
-  if (before == 0) placement_.forget_failures(index, time_now());
+  if (before == 0) {
+    host.unused = false;
+    placement_.forget_failures(index, time_now());
+  }
   use_slots(index);
 }
 
 /// Lets workers be started in the host's slots. Those that its agent does not have yet are offered
-/// to it, and used after its answer.
+/// to it, and used after its answer. An agent that was asked to end starts no worker.
 void ElasticJob::use_slots(std::size_t index) {
   Host& host = hosts_[index];
   std::vector<int>& numbers = host.place.ranks;
-  const int added = placement_.resize_host(index, host.slots);
+  const int usable = host.leaving || host.unused ? 0 : host.slots;
+  const int added = placement_.resize_host(index, usable);
   for (int i = 0; i < added; ++i) {
     numbers.push_back(slots_++);
     host_of_slot_.push_back(index);
   }
   server_.add_slots(added);
   if (host.connected) {
-    if (host.slots > host.given && !host.refuses) {
-      server_.give_slots(numbers.front(),
-                         {numbers.begin() + host.given, numbers.begin() + host.slots});
-      host.given = host.slots;
+    if (usable > host.given && !host.refuses) {
+      server_.give_slots(numbers.front(), {numbers.begin() + host.given, numbers.begin() + usable});
+      host.given = usable;
     }
-    placement_.resize_host(index, std::min(host.slots, host.taken));
+    placement_.resize_host(index, std::min(usable, host.taken));
   }
   for (const auto& [slot, worker] : workers_)
     if (worker.host == index)
@@ -247,6 +251,7 @@ void ElasticJob::use_slots(std::size_t index) {
 /// A node that joins by itself has no slots until it comes back.
 void ElasticJob::agent_gone(std::size_t index) {
   Host& host = hosts_[index];
+  host.leaving = false;
   if (host.joins) host.slots = 0;
   use_slots(index);
 }
@@ -299,6 +304,8 @@ void ElasticJob::end_agents() {
   agents_output_end_.reset();
 }
 
+/// The agent of a node that has joined by itself is no child of this process, so its connection
+/// shows whether it knows of the end.
 bool ElasticJob::over() const {
   return closed_ && former_agents_.empty() &&
          std::none_of(hosts_.begin(), hosts_.end(),

@@ -54,9 +54,11 @@ class ElasticJob final : private RankObserver {
   static constexpr std::chrono::milliseconds kLastReports{3000};
 
   struct Host {
-    HostRanks place;     ///< its ranks are the numbers of its slots, also of those not used now
-    int slots = 0;       ///< that are to be used
-    bool joins = false;  ///< its agent is not started from here
+    HostRanks place;       ///< its ranks are the numbers of its slots, also of those not used now
+    int slots = 0;         ///< that are to be used
+    bool joins = false;    ///< its agent is not started from here
+    bool leaving = false;  ///< its agent was asked to end, and is still connected
+    bool unused = false;   ///< since then, until the host appears again
     pid_t agent = -1;
     std::optional<Deadline> connect_by = {};
     bool connected = false;

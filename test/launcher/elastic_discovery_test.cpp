@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -93,6 +94,27 @@ TEST_F(ElasticDiscovery, AHostThatReturnsIsUsedAgain) {
   list("b:1\n");
   ASSERT_TRUE(begins(hvdrun, 1, 2));
   EXPECT_THAT(expect_end(hvdrun).out, HasSubstr("[w3] worker 3 ends at commit 800\n"));
+}
+
+TEST_F(ElasticDiscovery, AHostThatReturnsBeforeItsAgentHasEndedIsUsedAfterIt) {
+  list("a:1\nb:1\n");
+  HvdrunProcess hvdrun(
+      job({"--min-np", "2", "--max-np", "3"}, {"steps=1200", "program=" + marker_}));
+  ASSERT_TRUE(begins(hvdrun, 2, 2));
+  const std::vector<pid_t> agents = agents_of(hvdrun.pid());
+  ASSERT_THAT(agents, SizeIs(2));
+  ::kill(agents.front(), SIGTERM);  // it waits for another worker, because two are the fewest
+  ASSERT_TRUE(hvdrun.wait_for("host a leaves the job: its agent was asked to end\n", 1, kTimeout));
+  list("b:1\n");
+  ASSERT_TRUE(hvdrun.wait_for("the script has removed it\n", 1, kTimeout));
+  list("a:2\nb:1\n");
+  ASSERT_TRUE(hvdrun.wait_for("host a joins the job with 2 slots\n", 1, kTimeout));
+  ::usleep(300'000);
+  list("a:2\nb:1\nc:1\n");
+  ASSERT_TRUE(begins(hvdrun, 3, 3));
+  const Result result = expect_end(hvdrun);
+  EXPECT_EQ(count(result.out, " pid "), 4) << result.out;
+  EXPECT_EQ(count(result.out, " ends at commit 1200\n"), 3) << result.out;
 }
 
 TEST_F(ElasticDiscovery, TheNumberOfSlotsOfAHostMayChange) {
