@@ -2,7 +2,9 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -32,13 +34,15 @@ std::vector<Host> parse_discovered_hosts(std::string_view printed, int slots);
 
 /// Runs the script of --host-discovery-script again and again, one process at a time. The script's
 /// output goes to memory, so nothing has to be read while it runs. Not thread-safe. Ends the script
-/// when it is destroyed.
+/// when it is destroyed, and waits for no process that it has ended.
 class HostDiscovery {
  public:
   /// From the end of a run to the next one.
   static constexpr std::chrono::milliseconds kPause{1000};
   /// A run that takes longer is ended.
   static constexpr std::chrono::milliseconds kLimit{10'000};
+  /// A run that prints more bytes is ended.
+  static constexpr std::size_t kMostOutput = std::size_t{1} << 20;
 
   /// @param command the script and its arguments, not empty
   /// @param slots of a host without a number
@@ -54,18 +58,21 @@ class HostDiscovery {
   /// Starts the script when it is due, and looks whether it has ended. Call it by next_deadline()
   /// and after SIGCHLD. Returns the answer of a run that has ended. @throws DiscoveryError
   std::optional<std::vector<Host>> step(Deadline now);
-  Deadline next_deadline() const { return pid_ > 0 ? ends_at_ : starts_at_; }
+  Deadline next_deadline() const { return pid_ > 0 ? std::min(ends_at_, looks_at_) : starts_at_; }
 
  private:
   void start(Deadline now);
   void end_run();
+  void reap();
+  bool prints_too_much() const;
 
   const std::vector<std::string> command_;
   const int slots_;
   const std::chrono::milliseconds limit_;
-  pid_t pid_ = -1;  ///< -1: it does not run
+  pid_t pid_ = -1;             ///< -1: it does not run
+  std::vector<pid_t> former_;  ///< that were ended, until they are reaped
   UniqueFd out_, err_;
-  Deadline starts_at_ = {}, ends_at_ = {};
+  Deadline starts_at_ = {}, ends_at_ = {}, looks_at_ = {};
 };
 
 }  // namespace hvd::launcher

@@ -89,6 +89,14 @@ TEST(HostDiscovery, AScriptThatHangsIsEndedWithAllItsProcesses) {
   EXPECT_NE(::kill(sleeper, 0), 0);
 }
 
+TEST(HostDiscovery, AScriptThatPrintsTooMuchIsEnded) {
+  const auto begin = steady_clock::now();
+  EXPECT_EQ(error_of({"yes"}), "it has printed more than 1 MiB");
+  EXPECT_EQ(error_of(shell("yes >&2")), "it has printed more than 1 MiB");
+  EXPECT_EQ(error_of(shell("head -c 2000000 /dev/zero")), "it has printed more than 1 MiB");
+  EXPECT_LT(steady_clock::now() - begin, HostDiscovery::kLimit);
+}
+
 TEST(HostDiscovery, AProcessThatAScriptLeavesDoesNotDelayItsAnswer) {
   const auto begin = steady_clock::now();
   EXPECT_THAT(HostDiscovery(shell("sleep 100 & echo h1"), 1).run(), SizeIs(1));
