@@ -307,7 +307,7 @@ void ElasticJob::end_agents() {
 /// The agent of a node that has joined by itself is no child of this process, so its connection
 /// shows whether it knows of the end.
 bool ElasticJob::over() const {
-  return closed_ && former_agents_.empty() &&
+  return closed_ && former_agents_.empty() && (!kill_at_ || server_.finished()) &&
          std::none_of(hosts_.begin(), hosts_.end(),
                       [](const Host& host) { return host.agent > 0; });
 }

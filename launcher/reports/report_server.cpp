@@ -251,13 +251,22 @@ void ReportServer::close_all() {
 
 void ReportServer::finish_all(int code) {
   for (const auto& [id, connection] : connections_) {
-    if (!connection.ranks.empty())
-      connection.frames->send(FrameType::kFinished, connection.ranks.front(),
-                              encode(Finished{.code = code}));
+    if (connection.ranks.empty()) {
+      connection.frames->close();
+      continue;
+    }
+    connection.frames->send(FrameType::kFinished, connection.ranks.front(),
+                            encode(Finished{.code = code}));
     connection.frames->close_when_sent();
+    finishing_.push_back(connection.frames);
   }
   connections_.clear();
   unproved_ = 0;
+}
+
+bool ReportServer::finished() const {
+  return std::all_of(finishing_.begin(), finishing_.end(),
+                     [](const auto& connection) { return connection->closed(); });
 }
 
 void ReportServer::drop(int id) {

@@ -98,8 +98,10 @@ class ReportServer {
   void release(int rank) { write(rank, FrameType::kRelease, "{}"); }
   /// Breaks every connection, so that the remaining agents stop their programs.
   void close_all();
-  /// In an elastic job: likewise, after all agents have been told how the job has ended.
+  /// Sends all agents the job's exit code, then closes every connection.
   void finish_all(int code);
+  /// Whether the connections that finish_all() has ended are closed, so that all agents know it.
+  bool finished() const;
   /// The admitted connections.
   std::size_t open_connections() const noexcept { return connections_.size() - unproved_; }
 
@@ -143,7 +145,8 @@ class ReportServer {
   int next_id_ = 0;
   std::size_t unproved_ = 0;
   std::map<int, Connection> connections_;
-  std::vector<RankLink> links_;  ///< by rank
+  std::vector<std::shared_ptr<FrameConnection>> finishing_;  ///< by finish_all()
+  std::vector<RankLink> links_;                              ///< by rank
 };
 
 }  // namespace hvd::launcher

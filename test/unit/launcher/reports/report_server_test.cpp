@@ -179,12 +179,17 @@ TEST_F(ReportServerTest, AgentsAreToldHowTheJobHasEnded) {
   AgentSide agent;
   ASSERT_TRUE(introduced(agent, "the token"));
   server_.release(1);  // is sent first
+  EXPECT_TRUE(server_.finished());
   server_.finish_all(76);
+  serve(50);
+  EXPECT_FALSE(server_.finished()) << "the agent has not read it";
   for (int i = 0; i < 2000 && !agent.ended; ++i) turn(agent);
   ASSERT_EQ(agent.received.size(), 2U);
   EXPECT_EQ(agent.received[1].type, FrameType::kFinished);
   EXPECT_EQ(decode<Finished>(agent.received[1].payload).code, 76);
   EXPECT_TRUE(agent.ended);
+  for (int i = 0; i < 2000 && !server_.finished(); ++i) turn(agent);
+  EXPECT_TRUE(server_.finished());
 }
 
 TEST_F(ReportServerTest, AdmitsAnAgentWithTheToken) {
