@@ -44,7 +44,7 @@ constexpr std::size_t kBaseDescriptors = 24, kDescriptorsOfASlot = 8;
 /// Between two looks at a killed worker, whose threads end long before its memory is free.
 constexpr milliseconds kLook{1};
 constexpr milliseconds kLongestOrphanGrace{500};
-/// Of an attempt to join a job, for a connection and for the answer.
+/// The limits of one attempt to join: for the connection, and for the answer.
 constexpr milliseconds kJoinPatience{5'000};
 constexpr milliseconds kPauseBetweenJoins{200};
 
@@ -222,9 +222,10 @@ void ElasticAgent::on_signal(int signal) {
   if (ends && frames_ && !std::exchange(ending_, true)) {
     leaves_ = true;
     if (endpoint_ != nullptr) {
-      std::fprintf(stderr,
-                   "hvdrun: this node leaves the job as soon as the others are enough; a second "
-                   "signal ends its ranks at once\n");
+      std::fprintf(
+          stderr,
+          "hvdrun: this node leaves the job as soon as the other nodes are enough; a second "
+          "signal ends its ranks at once\n");
     }
     return send(FrameType::kLeaving, slots_.front().number, "{}");
   }

@@ -45,7 +45,7 @@ class Placement {
   /// @param joins its agent is not started from here
   std::size_t add_host(int slots, TimePoint now, bool joins = false);
   /// Workers are started in this many slots of the host, and those in others do not count.
-  /// @return how many slots the host has got in addition
+  /// Returns the number of new slots.
   int resize_host(std::size_t host, int slots);
   /// The host can be used again, whatever has happened there.
   void forget_failures(std::size_t host, TimePoint now);

@@ -38,11 +38,11 @@
 ///                                         <-     slots {ranks}    the host has got more slots
 ///   slots reply {ranks}                   ->     those that its agent can run: all or none
 ///                                         <-     finished {code}  the job has ended
-///
-/// The agent of a node that joins by itself says in its hello how many slots it has, instead of
-/// their numbers, which it gets with the welcome.
 ///   lease {number}                        <->    for each connection: an agent whose request is
 ///                                                not answered in time ends its workers
+///
+/// A node that joins by itself sends the number of its slots in its hello. The welcome has their
+/// numbers.
 ///
 /// Output waits for credit, so that hvdrun can read all other frames at once, however slow the
 /// reader of its own output is. All times are in hvdrun's clock: an agent computes the offset of

@@ -23,7 +23,7 @@ using ::testing::SizeIs;
 
 class ElasticDiscovery : public WorkerJob {
  protected:
-  /// What the script prints from now on.
+  /// The lines that the script prints from now on.
   void list(const std::string& hosts) const {
     const std::string next = folder_.path() / "next";
     std::ofstream(next) << hosts;

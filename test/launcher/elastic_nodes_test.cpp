@@ -1,5 +1,6 @@
-// Elastic jobs in torchrun's way: the same line on every node, and nodes come and go. All nodes are
-// this machine, and the workers have no data plane (programs/worker_program.cpp).
+// Elastic jobs in torchrun's way: the same line on every node, and nodes join and leave while the
+// job runs. All nodes are this machine, and the workers have no data plane
+// (programs/worker_program.cpp).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -59,7 +60,8 @@ TEST_F(ElasticNodes, NodesLeaveAndComeBackAndAreLost) {
   nodes[1]->signal(SIGTERM);
   const Result left = nodes[1]->wait(kTimeout);
   EXPECT_EQ(left.code, 0) << left.err;
-  EXPECT_THAT(left.err, HasSubstr("this node leaves the job as soon as the others are enough"));
+  EXPECT_THAT(left.err,
+              HasSubstr("this node leaves the job as soon as the other nodes are enough"));
   ASSERT_TRUE(begins(first, 2, 2));
   EXPECT_TRUE(first.wait_for(" leaves the job: its agent was asked to end\n", 1, kTimeout));
   const auto again = node("1:3", {"steps=900"});
