@@ -146,8 +146,8 @@ int run_attempts(LaunchOptions options) {
   }
 }
 
-/// A job whose nodes come and go. The hvdrun that serves the endpoint's port coordinates, and the
-/// others join it.
+/// A job whose nodes join and leave while the job runs. The hvdrun that serves the endpoint's port
+/// coordinates, and the others join it.
 int run_elastic_nodes(const LaunchOptions& options) {
   const NodeOptions& node = *options.node;
   const LaunchPlan plan = make_launch_plan(options);

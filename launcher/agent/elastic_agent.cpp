@@ -27,6 +27,7 @@
 #include "system/error.h"
 #include "system/event_loop.h"
 #include "system/process.h"
+#include "system/socket.h"
 #include "system/times.h"
 #include "transport/node/life_lock.h"
 
@@ -43,7 +44,7 @@ constexpr std::size_t kBaseDescriptors = 24, kDescriptorsOfASlot = 8;
 /// Between two looks at a killed worker, whose threads end long before its memory is free.
 constexpr milliseconds kLook{1};
 constexpr milliseconds kLongestOrphanGrace{500};
-/// Of an attempt to join a job, for a connection and for the answer.
+/// The limits of one attempt to join: for the connection, and for the answer.
 constexpr milliseconds kJoinPatience{5'000};
 constexpr milliseconds kPauseBetweenJoins{200};
 
@@ -70,6 +71,7 @@ class ElasticAgent final : public RankProcess::Link {
   bool has_room() const override { return !frames_ || frames_->unsent() < kMostUnsent; }
 
   void add_slots(const std::vector<int>& numbers);
+  void take_slots(const Frame& frame);
   bool connect();
   bool join(const LauncherHandlers& handlers);
   int code() const;
@@ -111,6 +113,7 @@ ElasticAgent::ElasticAgent(const HostOrder& order, const Endpoint* endpoint, int
       signals_(io_, block_agent_signals(), [this](int signal) { on_signal(signal); }) {
   hello_.host = own_hostname();
   hello_.slots = slots;
+  if (endpoint_ != nullptr) hello_.node = random_token();
   add_slots(order.ranks);
   for (const Slot& slot : slots_) {
     hello_.seats.push_back({.rank = slot.number,
@@ -121,11 +124,13 @@ ElasticAgent::ElasticAgent(const HostOrder& order, const Endpoint* endpoint, int
 }
 
 /// Workers that run already keep their shares of the cores.
+/// @throws LaunchError when there are too few descriptors; then nothing has changed
 void ElasticAgent::add_slots(const std::vector<int>& numbers) {
+  const std::size_t all = slots_.size() + numbers.size();
+  raise_descriptor_limit(kBaseDescriptors + kDescriptorsOfASlot * all, " on " + own_hostname(),
+                         text("its ", all, " slots"));
   for (const int number : numbers)
     slots_.push_back({.number = number, .local_rank = static_cast<int>(slots_.size())});
-  raise_descriptor_limit(kBaseDescriptors + kDescriptorsOfASlot * slots_.size(),
-                         " on " + own_hostname(), text("its ", slots_.size(), " slots"));
   const auto count = static_cast<int>(slots_.size());
   std::vector<RankIdentity> identities;
   for (int i = 0; i < count; ++i)
@@ -217,9 +222,10 @@ void ElasticAgent::on_signal(int signal) {
   if (ends && frames_ && !std::exchange(ending_, true)) {
     leaves_ = true;
     if (endpoint_ != nullptr) {
-      std::fprintf(stderr,
-                   "hvdrun: this node leaves the job as soon as the others are enough; a second "
-                   "signal ends its ranks at once\n");
+      std::fprintf(
+          stderr,
+          "hvdrun: this node leaves the job as soon as the other nodes are enough; a second "
+          "signal ends its ranks at once\n");
     }
     return send(FrameType::kLeaving, slots_.front().number, "{}");
   }
@@ -236,7 +242,7 @@ bool ElasticAgent::on_frame(const Frame& frame) {
     return true;
   }
   if (frame.type == FrameType::kSlots) {
-    add_slots(decode<MoreSlots>(frame.payload).ranks);
+    take_slots(frame);
     return true;
   }
   if (frame.type == FrameType::kFinished) {
@@ -255,6 +261,18 @@ bool ElasticAgent::on_frame(const Frame& frame) {
       slot->killed = decode<SignalOrder>(frame.payload).signal == SIGKILL;
   }
   return true;
+}
+
+/// Answers with the slots that it can run, which are all or none.
+void ElasticAgent::take_slots(const Frame& frame) {
+  MoreSlots more = decode<MoreSlots>(frame.payload);
+  try {
+    add_slots(more.ranks);
+  } catch (const LaunchError& error) {
+    std::fprintf(stderr, "hvdrun: %s; the host keeps its %zu\n", error.what(), slots_.size());
+    more.ranks.clear();
+  }
+  send(FrameType::kSlotsReply, slots_.front().number, encode(more));
 }
 
 /// @throws ProtocolError when the slot has a worker

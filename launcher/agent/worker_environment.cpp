@@ -16,7 +16,8 @@ std::vector<std::string> worker_environment(std::vector<std::string> environment
                                             const std::vector<std::string>& kept) {
   environment =
       rank_environment(std::move(environment), {.local_rank = place.local_rank}, place.omp_threads);
-  add_job_variables(environment, order, "hvdrun", token, kept);
+  // Nodes that meet at an endpoint have the same token at each start of their line.
+  add_job_variables(environment, order, "hvdrun", text(token, order.job), kept);
   // They change while the worker runs.
   for (const char* const name :
        {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",
@@ -26,6 +27,7 @@ std::vector<std::string> worker_environment(std::vector<std::string> environment
         "MASTER_PORT"})
     set_variable(environment, name, std::nullopt);
   set_variable(environment, "TORCHELASTIC_RESTART_COUNT", text(order.restarts));
+  set_variable(environment, "HVD_JOB_ID", order.job);
   set_variable(environment, "HVD_WORKER_ID", text(order.worker));
   set_variable(environment, "HVD_MEMBER_SOCKET", text(place.member_socket));
   return environment;

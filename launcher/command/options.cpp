@@ -131,7 +131,7 @@ void declare_nodes(CLI::App& app, RawOptions& raw) {
     app.add_option(name, value, description)->type_name(type)->group(kNodes);
   };
   add("--nnodes", raw.node.nodes, "N|A:B",
-      "Number of nodes (1), or a range for an elastic job: nodes come and go");
+      "Number of nodes (1), or a range for an elastic job, whose nodes join and leave");
   add("--nproc-per-node", raw.node.processes, "N",
       "Ranks on each node: a number, auto, cpu or gpu");
   add("--node-rank", raw.node.rank, "K", "This node's rank, from 0");
@@ -164,7 +164,8 @@ void declare_elastic(CLI::App& app, RawOptions& raw) {
   add("--reset-limit", raw.elastic.most_resets, "N",
       "End the job instead of the change after N changes of the ranks");
   add("--host-discovery-script", raw.elastic.discovery, "SCRIPT",
-      "Run every second; prints lines 'HOST' or 'HOST:SLOTS', the hosts to use now");
+      "A program that hvdrun runs every second; it prints the hosts to use now, as 'HOST' or "
+      "'HOST:SLOTS'");
   add("--slots", raw.elastic.slots, "N", "Slots of a host that SCRIPT prints without a number (1)");
   app.add_option("--blacklist-cooldown-range", raw.elastic.cooldown,
                  "How long a host that fails is left out at first, and at most (10 3600)")

@@ -16,9 +16,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr int kMostSlots = 4096;
 /// The time that agents get to end after their connections were closed.
 constexpr milliseconds kAgentPatience{2000};
+
+std::vector<int> first_slots(const std::vector<int>& slots, int count) {
+  return {slots.begin(), slots.begin() + count};
+}
 
 }  // namespace
 
@@ -32,7 +35,7 @@ void ElasticJob::spawn_agents() {
     try {
       host.agent = spawner_.spawn(host.place,
                                   {.size = slots_,
-                                   .ranks = host.place.ranks,
+                                   .ranks = first_slots(host.place.ranks, host.slots),
                                    .renewal = nanoseconds(member::Limit::kRenewal),
                                    .heartbeat = nanoseconds(member::Limit::kHeartbeat),
                                    .kill = nanoseconds(member::Limit::kKill)},
@@ -76,7 +79,7 @@ void ElasticJob::agent_failed(Host& host, const ExitStatus& end) {
 }
 
 std::vector<int> ElasticJob::on_join(const Hello& hello) {
-  if (!options_.node || ending_ || hello.slots > kMostSlots) return {};
+  if (!options_.node || ending_ || hello.slots > kMostSlotsOfAHost) return {};
   // Several nodes may be one host. One that has left and comes back has its former place.
   const auto is_free = [this](const std::string& name) {
     return std::none_of(hosts_.begin(), hosts_.end(), [&](const Host& host) {
@@ -93,8 +96,7 @@ std::vector<int> ElasticJob::on_join(const Hello& hello) {
     placement_.add_host(0, time_now(), true);
   }
   set_slots(index, hello.slots);
-  const std::vector<int>& slots = hosts_[index].place.ranks;
-  return {slots.begin(), slots.begin() + hello.slots};
+  return first_slots(hosts_[index].place.ranks, hello.slots);
 }
 
 void ElasticJob::on_hello(const Hello& hello, const std::string& address) {
@@ -103,21 +105,27 @@ void ElasticJob::on_hello(const Hello& hello, const std::string& address) {
   host.connected = true;
   host.address = address;
   host.connect_by.reset();
+  host.taken = host.given = static_cast<int>(hello.seats.size());
+  host.refuses = false;
   placement_.host_connected(index);
-  // Those that it has got since its agent was started.
-  const std::vector<int>& slots = host.place.ranks;
-  if (!host.joins && hello.seats.size() < slots.size()) {
-    server_.give_slots(slots.front(),
-                       {slots.begin() + static_cast<long>(hello.seats.size()), slots.end()});
-  }
+  use_slots(index);  // it may have got more since its agent was started
+}
+
+void ElasticJob::on_slots(int slot, const std::vector<int>& taken) {
+  const std::size_t index = host_of(slot);
+  Host& host = hosts_[index];
+  host.refuses = taken.empty();
+  host.taken = std::min(host.given, host.taken + static_cast<int>(taken.size()));
+  use_slots(index);
 }
 
 void ElasticJob::on_leaving(int slot) {
   if (ending_) return;
   const std::size_t host = host_of(slot);
   output_.print_line(text("host ", label(host), " leaves the job: its agent was asked to end"));
+  hosts_[host].leaving = hosts_[host].unused = true;
   placement_.refuse_host(host);
-  placement_.resize_host(host, 0);
+  use_slots(host);
   coordinator_.host_leaves(label(host), time_now());
   carry_out();
 }
@@ -146,7 +154,7 @@ void ElasticJob::host_down(std::size_t index) {
     former_agents_.push_back(std::exchange(host.agent, -1));
   }
   placement_.host_lost(index, present);
-  if (host.joins) forget_slots(index);
+  agent_gone(index);
   if (ending_) return;
   coordinator_.host_lost(host.place.host, present);
   carry_out();
@@ -209,24 +217,43 @@ void ElasticJob::set_slots(std::size_t index, int slots) {
                             before == 0 ? " joins the job with " : " has now ", slots,
                             slots == 1 ? " slot" : " slots"));
   }
-  if (before == 0) placement_.forget_failures(index, time_now());
-  std::vector<int> added;
-  for (int more = placement_.resize_host(index, slots); more > 0; --more) {
-    added.push_back(slots_++);
+  if (before == 0) {
+    host.unused = false;
+    placement_.forget_failures(index, time_now());
+  }
+  use_slots(index);
+}
+
+/// Lets workers be started in the host's slots. Those that its agent does not have yet are offered
+/// to it, and used after its answer. An agent that was asked to end starts no worker.
+void ElasticJob::use_slots(std::size_t index) {
+  Host& host = hosts_[index];
+  std::vector<int>& numbers = host.place.ranks;
+  const int usable = host.leaving || host.unused ? 0 : host.slots;
+  const int added = placement_.resize_host(index, usable);
+  for (int i = 0; i < added; ++i) {
+    numbers.push_back(slots_++);
     host_of_slot_.push_back(index);
   }
-  host.place.ranks.insert(host.place.ranks.end(), added.begin(), added.end());
-  server_.add_slots(static_cast<int>(added.size()));
-  if (host.connected && !added.empty()) server_.give_slots(host.place.ranks.front(), added);
+  server_.add_slots(added);
+  if (host.connected) {
+    if (usable > host.given && !host.refuses) {
+      server_.give_slots(numbers.front(), {numbers.begin() + host.given, numbers.begin() + usable});
+      host.given = usable;
+    }
+    placement_.resize_host(index, std::min(usable, host.taken));
+  }
   for (const auto& [slot, worker] : workers_)
     if (worker.host == index)
       coordinator_.worker_leaves(worker.id, !placement_.has_place(slot), time_now());
 }
 
 /// A node that joins by itself has no slots until it comes back.
-void ElasticJob::forget_slots(std::size_t index) {
-  hosts_[index].slots = 0;
-  placement_.resize_host(index, 0);
+void ElasticJob::agent_gone(std::size_t index) {
+  Host& host = hosts_[index];
+  host.leaving = false;
+  if (host.joins) host.slots = 0;
+  use_slots(index);
 }
 
 /// Closes the connections to agents whose hosts have left the job. These agents then end.
@@ -246,7 +273,7 @@ void ElasticJob::dismiss_agents() {
     host.connect_by.reset();
     server_.readmit(host.place.ranks);
     placement_.host_lost(index, time_now());
-    if (host.joins) forget_slots(index);
+    agent_gone(index);
     coordinator_.host_lost(label(index), time_now());
   }
   carry_out();
@@ -277,8 +304,10 @@ void ElasticJob::end_agents() {
   agents_output_end_.reset();
 }
 
+/// The agent of a node that has joined by itself is no child of this process, so its connection
+/// shows whether it knows of the end.
 bool ElasticJob::over() const {
-  return closed_ && former_agents_.empty() &&
+  return closed_ && former_agents_.empty() && (!kill_at_ || server_.finished()) &&
          std::none_of(hosts_.begin(), hosts_.end(),
                       [](const Host& host) { return host.agent > 0; });
 }

@@ -129,7 +129,8 @@ ElasticJob::ElasticJob(const LaunchOptions& options, LaunchPlan plan)
                   .replacements = options.elastic->replacements},
                  time_now(),
                  {.first = to_duration(options.elastic->cooldown_s.first),
-                  .longest = to_duration(options.elastic->cooldown_s.second)}),
+                  .longest = to_duration(options.elastic->cooldown_s.second)},
+                 !options.elastic->discovery.empty()),
       coordinator_({.start_size = options.np,
                     .least = options.elastic->least,
                     .most = options.elastic->most,
@@ -420,6 +421,7 @@ void ElasticJob::start_worker(const Placement::Start& start) {
 StartOrder ElasticJob::order_for(std::size_t host, member::WorkerId id) const {
   StartOrder order{.node = static_cast<int>(host),
                    .nodes = static_cast<int>(hosts_.size()),
+                   .job = id_,
                    .worker = static_cast<long long>(id),
                    .restarts = placement_.replaced()};
   for (std::size_t other = 0; other < hosts_.size(); ++other) {

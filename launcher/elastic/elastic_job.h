@@ -26,6 +26,7 @@
 #include "reports/report_server.h"
 #include "system/event_loop.h"
 #include "system/process.h"
+#include "system/socket.h"
 #include "system/unique_fd.h"
 
 namespace hvd::launcher {
@@ -53,12 +54,17 @@ class ElasticJob final : private RankObserver {
   static constexpr std::chrono::milliseconds kLastReports{3000};
 
   struct Host {
-    HostRanks place;     ///< its ranks are the numbers of its slots, also of those not used now
-    int slots = 0;       ///< that are to be used
-    bool joins = false;  ///< its agent is not started from here
+    HostRanks place;       ///< its ranks are the numbers of its slots, also of those not used now
+    int slots = 0;         ///< that are to be used
+    bool joins = false;    ///< its agent is not started from here
+    bool leaving = false;  ///< its agent was asked to end, and is still connected
+    bool unused = false;   ///< since then, until the host appears again
     pid_t agent = -1;
     std::optional<Deadline> connect_by = {};
     bool connected = false;
+    int taken = 0;             ///< slots that its agent has
+    int given = 0;             ///< slots that its agent has or was offered
+    bool refuses = false;      ///< its agent can have no more
     bool has_workers = false;  ///< the coordinator knows it
     std::string address = {};
   };
@@ -88,6 +94,7 @@ class ElasticJob final : private RankObserver {
   void on_ended(int slot, const Ended& ended) override;
   void on_drained(int slot) override;
   void on_lost(int) override {}
+  void on_slots(int slot, const std::vector<int>& taken) override;
   void on_disconnected(const std::vector<int>& slots) override;
 
   void describe_deadlines();
@@ -115,7 +122,8 @@ class ElasticJob final : private RankObserver {
   void take_hosts(const std::vector<launcher::Host>& found);
   std::size_t index_of(const launcher::Host& found);
   void set_slots(std::size_t host, int slots);
-  void forget_slots(std::size_t host);
+  void use_slots(std::size_t host);
+  void agent_gone(std::size_t host);
   void dismiss_agents();
   void start_worker(const Placement::Start& start);
   StartOrder order_for(std::size_t host, member::WorkerId id) const;
@@ -134,7 +142,8 @@ class ElasticJob final : private RankObserver {
   const LaunchOptions options_;
   LaunchPlan plan_;
   const member::Deadlines deadlines_;
-  int slots_;  ///< of all hosts
+  const std::string id_ = random_token();  ///< that no other start has
+  int slots_;                              ///< of all hosts
   asio::io_context io_{1};
   Alarm alarm_{io_};
   JobOutput output_;

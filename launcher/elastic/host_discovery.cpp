@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -22,8 +23,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Between two looks at a script that the caller waits for.
+/// Between two looks at a script that the caller waits for, and at the size of its output.
 constexpr milliseconds kLook{5};
+constexpr milliseconds kLookAtSize{20};
 
 UniqueFd memory_file() {
   UniqueFd file(::memfd_create("hvdrun", MFD_CLOEXEC));
@@ -43,6 +45,11 @@ std::string content(const UniqueFd& file) {
   }
 }
 
+std::size_t size_of(const UniqueFd& file) {
+  struct stat status {};
+  return ::fstat(file.get(), &status) == 0 ? static_cast<std::size_t>(status.st_size) : 0;
+}
+
 std::string last_line(const std::string& lines) {
   const std::string_view all = trim(lines);
   const std::size_t newline = all.rfind('\n');
@@ -59,11 +66,10 @@ std::vector<Host> parse_discovered_hosts(std::string_view printed, int slots) {
     const std::string_view line = trim(raw);
     if (line.empty()) continue;
     const auto host = parse_host(line, slots);
-    if (!host) {
+    if (!host || host->slots > kMostSlotsOfAHost) {
       throw DiscoveryError(text("line ", number,
-                                " of its output: expected HOST or HOST:SLOTS with at least one "
-                                "slot, got '",
-                                line, "'"));
+                                " of its output: expected HOST or HOST:SLOTS with 1 to ",
+                                kMostSlotsOfAHost, " slots, got '", line, "'"));
     }
     add_host(hosts, *host);
   }
@@ -99,23 +105,38 @@ void HostDiscovery::start(Deadline now) {
   ends_at_ = now + limit_;
 }
 
-/// The processes of the script that are left end, too.
+/// Also ends the processes that the script has left behind.
 void HostDiscovery::end_run() {
   if (pid_ <= 0) return;
   ::kill(-pid_, SIGKILL);
-  wait_for(std::exchange(pid_, -1));
+  former_.push_back(std::exchange(pid_, -1));
+  reap();
+}
+
+/// A process in an uninterruptible sleep ends later.
+void HostDiscovery::reap() {
+  std::erase_if(former_, [](pid_t former) { return try_wait(former).has_value(); });
+}
+
+bool HostDiscovery::prints_too_much() const {
+  return size_of(out_) > kMostOutput || size_of(err_) > kMostOutput;
 }
 
 std::optional<std::vector<Host>> HostDiscovery::step(Deadline now) {
+  reap();
   if (pid_ <= 0) {
     if (now < starts_at_) return std::nullopt;
     starts_at_ = now + kPause;
+    if (!former_.empty()) return std::nullopt;
     start(now);
   }
   const auto end = peek_exit(pid_);
-  if (!end && now < ends_at_) return std::nullopt;
+  const bool too_much = prints_too_much();
+  looks_at_ = now + kLookAtSize;
+  if (!end && !too_much && now < ends_at_) return std::nullopt;
   starts_at_ = now + kPause;
   end_run();
+  if (too_much) throw DiscoveryError("it has printed more than 1 MiB");
   if (!end) throw DiscoveryError(text("it has not ended within ", limit_));
   if (end->code != 0) {
     const std::string reason = last_line(content(err_));

@@ -2,7 +2,9 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <chrono>
+#include <cstddef>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -21,6 +23,9 @@ class DiscoveryError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
+/// The most slots that a host of an elastic job may get while the job runs.
+inline constexpr int kMostSlotsOfAHost = 4096;
+
 /// Parses what a discovery script has printed: a line "host" or "host:slots" for each host, where a
 /// host is as in parse_host_list(). Empty lines are ignored. Pure.
 /// @param slots of a host without a number
@@ -29,13 +34,15 @@ std::vector<Host> parse_discovered_hosts(std::string_view printed, int slots);
 
 /// Runs the script of --host-discovery-script again and again, one process at a time. The script's
 /// output goes to memory, so nothing has to be read while it runs. Not thread-safe. Ends the script
-/// when it is destroyed.
+/// when it is destroyed, and waits for no process that it has ended.
 class HostDiscovery {
  public:
   /// From the end of a run to the next one.
   static constexpr std::chrono::milliseconds kPause{1000};
   /// A run that takes longer is ended.
   static constexpr std::chrono::milliseconds kLimit{10'000};
+  /// A run that prints more bytes is ended.
+  static constexpr std::size_t kMostOutput = std::size_t{1} << 20;
 
   /// @param command the script and its arguments, not empty
   /// @param slots of a host without a number
@@ -51,18 +58,21 @@ class HostDiscovery {
   /// Starts the script when it is due, and looks whether it has ended. Call it by next_deadline()
   /// and after SIGCHLD. Returns the answer of a run that has ended. @throws DiscoveryError
   std::optional<std::vector<Host>> step(Deadline now);
-  Deadline next_deadline() const { return pid_ > 0 ? ends_at_ : starts_at_; }
+  Deadline next_deadline() const { return pid_ > 0 ? std::min(ends_at_, looks_at_) : starts_at_; }
 
  private:
   void start(Deadline now);
   void end_run();
+  void reap();
+  bool prints_too_much() const;
 
   const std::vector<std::string> command_;
   const int slots_;
   const std::chrono::milliseconds limit_;
-  pid_t pid_ = -1;  ///< -1: it does not run
+  pid_t pid_ = -1;             ///< -1: it does not run
+  std::vector<pid_t> former_;  ///< that were ended, until they are reaped
   UniqueFd out_, err_;
-  Deadline starts_at_ = {}, ends_at_ = {};
+  Deadline starts_at_ = {}, ends_at_ = {}, looks_at_ = {};
 };
 
 }  // namespace hvd::launcher

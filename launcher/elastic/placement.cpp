@@ -22,8 +22,8 @@ Duration pause_after(int failures) {
 }  // namespace
 
 Placement::Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoint now,
-                     Cooldown cooldown)
-    : counts_(counts), cooldown_(cooldown) {
+                     Cooldown cooldown, bool discovered)
+    : counts_(counts), cooldown_(cooldown), discovered_(discovered) {
   for (const int of_host : slots) add_host(of_host, now);
 }
 
@@ -175,13 +175,24 @@ std::optional<int> Placement::free_slot(const Vacancy& vacancy, TimePoint now) c
   return std::nullopt;
 }
 
+/// Whether workers may be started. The first ones fill the hosts in order, so they wait for the
+/// first attempt to start each agent. With a script they wait only for as many slots as they need,
+/// because some of its hosts may be out of reach.
+bool Placement::settled() const {
+  if (ran_) return true;
+  int connected = 0;
+  for (const Host& host : hosts_)
+    if (host.agent == Host::Agent::kConnected && !host.refused)
+      connected += static_cast<int>(host.usable);
+  if (discovered_ && connected >= counts_.start) return true;
+  return std::none_of(hosts_.begin(), hosts_.end(), [](const Host& host) {
+    return host.agent == Host::Agent::kStarting && host.agent_failures == 0;
+  });
+}
+
 std::vector<Placement::Start> Placement::workers_due(TimePoint now) {
   std::vector<Start> starts;
-  // The first workers fill the hosts in order, so they wait for all agents.
-  const bool settled = ran_ || std::none_of(hosts_.begin(), hosts_.end(), [](const Host& host) {
-                         return host.agent == Host::Agent::kStarting;
-                       });
-  if (!settled) return starts;
+  if (!settled()) return starts;
   const int missing = wanted() - living();
   while (static_cast<int>(vacancies_.size()) < missing) vacancies_.push_back({.due = now});
   // The last ones have waited least.

@@ -35,8 +35,9 @@ struct Cooldown {
 class Placement {
  public:
   /// @param slots of each host; they are numbered through
+  /// @param discovered the hosts are those of a script, in no order to be kept
   Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoint now,
-            Cooldown cooldown = {});
+            Cooldown cooldown = {}, bool discovered = false);
 
   // Hosts. Their slots have the next numbers.
 
@@ -44,7 +45,7 @@ class Placement {
   /// @param joins its agent is not started from here
   std::size_t add_host(int slots, TimePoint now, bool joins = false);
   /// Workers are started in this many slots of the host, and those in others do not count.
-  /// @return how many slots the host has got in addition
+  /// Returns the number of new slots.
   int resize_host(std::size_t host, int slots);
   /// The host can be used again, whatever has happened there.
   void forget_failures(std::size_t host, TimePoint now);
@@ -124,6 +125,7 @@ class Placement {
   };
 
   int usable_slots() const;
+  bool settled() const;
   int wanted() const;
   int living() const;
   bool usable(const Host& host, TimePoint now) const;
@@ -133,6 +135,7 @@ class Placement {
 
   const WorkerCounts counts_;
   const Cooldown cooldown_;
+  const bool discovered_;
   std::vector<Host> hosts_;
   std::vector<Slot> slots_;
   std::deque<Vacancy> vacancies_;

@@ -66,7 +66,14 @@ void FrameConnection::close_when_sent() {
   closing_ = true;
   on_frame_ = [](const Frame&) { return true; };
   on_end_ = [] {};
-  if (unsent_ == 0) close();
+  if (unsent_ == 0) end_sending();
+}
+
+/// If it were closed with bytes of the peer unread, the last frames might be lost.
+void FrameConnection::end_sending() {
+  asio::error_code error;
+  socket_.shutdown(asio::ip::tcp::socket::shutdown_send, error);
+  if (error) close();
 }
 
 void FrameConnection::send(FrameType type, int rank, std::string_view payload) {
@@ -113,11 +120,12 @@ void FrameConnection::write() {
                       if (error || closed_) {
                         parts_.clear();
                         unsent_ = 0;
+                        if (closing_) close();
                         return;
                       }
                       parts_.erase(parts_.begin(), parts_.begin() + static_cast<long>(count));
                       unsent_ -= size;
-                      if (closing_ && parts_.empty()) return close();
+                      if (closing_ && parts_.empty()) return end_sending();
                       write();
                     });
 }

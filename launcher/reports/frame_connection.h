@@ -38,8 +38,10 @@ class FrameConnection : public std::enable_shared_from_this<FrameConnection> {
   std::size_t unsent() const noexcept { return unsent_; }
   /// Calls neither handler from then on.
   void close();
-  /// Likewise, but first sends what is queued. Call it in a loop that still runs.
+  /// Likewise, but first sends what is queued, and waits until the peer has closed the connection.
+  /// Call it in a loop that still runs.
   void close_when_sent();
+  bool closed() const noexcept { return closed_; }
   const asio::ip::tcp::socket& socket() const noexcept { return socket_; }
 
  private:
@@ -51,6 +53,7 @@ class FrameConnection : public std::enable_shared_from_this<FrameConnection> {
   void read();
   bool read_frames();
   void end();
+  void end_sending();
   void add(std::string bytes);
   void write();
 

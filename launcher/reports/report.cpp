@@ -12,7 +12,7 @@ using Json = nlohmann::json;
 
 bool is_known(std::uint8_t type) {
   return (type >= static_cast<std::uint8_t>(FrameType::kHello) &&
-          type <= static_cast<std::uint8_t>(FrameType::kLeaving)) ||
+          type <= static_cast<std::uint8_t>(FrameType::kSlotsReply)) ||
          (type >= static_cast<std::uint8_t>(FrameType::kWelcome) &&
           type <= static_cast<std::uint8_t>(FrameType::kFinished));
 }
@@ -113,11 +113,11 @@ Record decode(std::string_view payload) {
 NLOHMANN_DEFINE_TYPE_NON_INTRUSIVE(Seat, rank, local_rank, omp_threads, bound_cpus)
 HVD_RECORD(Greeting, "greeting", nonce)
 HVD_RECORD(Challenge, "challenge", nonce, proof)
-HVD_RECORD(Hello, "hello", proof, host, master_port, seats, slots)
+HVD_RECORD(Hello, "hello", proof, host, master_port, seats, slots, node)
 HVD_RECORD(Welcome, "welcome", columns, rows, time_ns, credit, ranks, renewal, heartbeat, kill)
 HVD_RECORD(Finished, "finished", code)
 HVD_RECORD(StartOrder, "start", address, master_port, node, nodes, cross_rank, cross_size, peer,
-           worker, restarts)
+           job, worker, restarts)
 HVD_RECORD(LeaseRequest, "lease", number)
 HVD_RECORD(Credit, "credit", bytes)
 HVD_RECORD(MoreSlots, "slots", ranks)

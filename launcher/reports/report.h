@@ -36,12 +36,13 @@
 ///                                                program any more, so its end is certain
 ///   leaving {}                            ->     for each connection: the host is to leave the job
 ///                                         <-     slots {ranks}    the host has got more slots
+///   slots reply {ranks}                   ->     those that its agent can run: all or none
 ///                                         <-     finished {code}  the job has ended
-///
-/// The agent of a node that joins by itself says in its hello how many slots it has, instead of
-/// their numbers, which it gets with the welcome.
 ///   lease {number}                        <->    for each connection: an agent whose request is
 ///                                                not answered in time ends its workers
+///
+/// A node that joins by itself sends the number of its slots in its hello. The welcome has their
+/// numbers.
 ///
 /// Output waits for credit, so that hvdrun can read all other frames at once, however slow the
 /// reader of its own output is. All times are in hvdrun's clock: an agent computes the offset of
@@ -71,6 +72,7 @@ enum class FrameType : std::uint8_t {
   kGone = 11,
   kLease = 12,
   kLeaving = 13,
+  kSlotsReply = 14,
   kWelcome = 16,
   kSignal = 17,
   kRelease = 18,
@@ -152,7 +154,9 @@ struct Hello {
   std::string host = {};
   int master_port = 0;  ///< a port that the agent of rank 0 reserves; 0 for others
   std::vector<Seat> seats = {};
-  int slots = 0;  ///< of a node that joins by itself; then there are no seats
+  // Of a node that joins by itself, which has no seats:
+  int slots = 0;
+  std::string node = {};  ///< a random id, which all its connections have in common
 };
 
 struct Welcome {
@@ -178,6 +182,7 @@ struct StartOrder {
   int cross_rank = 0, cross_size = 1;  ///< position among the ranks with the same local rank
   std::string peer = {};               ///< an address of another host of the job; empty: unknown
   // In an elastic job:
+  std::string job = {};  ///< a random id of this start of the job
   long long worker = 0;  ///< the worker's id; 0: an ordinary job
   int restarts = 0;      ///< how many workers of the job have been replaced
 };

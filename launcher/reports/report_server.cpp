@@ -111,6 +111,9 @@ bool ReportServer::handle(int id, const Frame& frame) {
     case FrameType::kLeaving:
       observer_.on_leaving(rank);
       return true;
+    case FrameType::kSlotsReply:
+      observer_.on_slots(rank, decode<MoreSlots>(frame.payload).ranks);
+      return true;
     case FrameType::kStdout:
       return on_output(rank, Stream::kStdout, frame);
     case FrameType::kStderr:
@@ -155,6 +158,7 @@ bool ReportServer::admit(int id, const Frame& frame) {
   if (!same_secret(hello.proof, expected)) return false;
   Welcome welcome = welcome_;
   if (hello.seats.empty() && hello.slots > 0) {
+    if (has_joined(hello.node)) return false;
     welcome.ranks = observer_.on_join(hello);
     for (const int slot : welcome.ranks) hello.seats.push_back({.rank = slot});
   }
@@ -169,12 +173,20 @@ bool ReportServer::admit(int id, const Frame& frame) {
   }
   connection.proof_timer.reset();
   --unproved_;
+  connection.node = hello.node;
   connection.credit = std::max(kLeastCredit, kCredit / static_cast<int>(hello.seats.size()));
   welcome.time_ns = realtime_ns();
   welcome.credit = connection.credit;
   connection.frames->send(FrameType::kWelcome, 0, encode(welcome));
   observer_.on_hello(hello, peer_address(connection.frames->socket()));
   return true;
+}
+
+/// A node connects to all addresses of the endpoint at once, and must not get slots for each.
+bool ReportServer::has_joined(const std::string& node) const {
+  return std::any_of(connections_.begin(), connections_.end(), [&node](const auto& item) {
+    return !item.second.ranks.empty() && item.second.node == node;
+  });
 }
 
 void ReportServer::give_credit() {
@@ -239,13 +251,22 @@ void ReportServer::close_all() {
 
 void ReportServer::finish_all(int code) {
   for (const auto& [id, connection] : connections_) {
-    if (!connection.ranks.empty())
-      connection.frames->send(FrameType::kFinished, connection.ranks.front(),
-                              encode(Finished{.code = code}));
+    if (connection.ranks.empty()) {
+      connection.frames->close();
+      continue;
+    }
+    connection.frames->send(FrameType::kFinished, connection.ranks.front(),
+                            encode(Finished{.code = code}));
     connection.frames->close_when_sent();
+    finishing_.push_back(connection.frames);
   }
   connections_.clear();
   unproved_ = 0;
+}
+
+bool ReportServer::finished() const {
+  return std::all_of(finishing_.begin(), finishing_.end(),
+                     [](const auto& connection) { return connection->closed(); });
 }
 
 void ReportServer::drop(int id) {

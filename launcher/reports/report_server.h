@@ -47,6 +47,8 @@ class RankObserver {
   virtual void on_lease(int /*slot*/) {}
   /// The host of an agent is to leave the job in order. @param slot one of its slots
   virtual void on_leaving(int /*slot*/) {}
+  /// An agent has taken these of the slots that it was given, or none.
+  virtual void on_slots(int /*slot*/, const std::vector<int>& /*taken*/) {}
   /// The connection to an agent has ended, after on_lost() of its ranks.
   virtual void on_disconnected(const std::vector<int>& /*ranks*/) {}
 };
@@ -96,8 +98,10 @@ class ReportServer {
   void release(int rank) { write(rank, FrameType::kRelease, "{}"); }
   /// Breaks every connection, so that the remaining agents stop their programs.
   void close_all();
-  /// In an elastic job: likewise, after all agents have been told how the job has ended.
+  /// Sends all agents the job's exit code, then closes every connection.
   void finish_all(int code);
+  /// Whether the connections that finish_all() has ended are closed, so that all agents know it.
+  bool finished() const;
   /// The admitted connections.
   std::size_t open_connections() const noexcept { return connections_.size() - unproved_; }
 
@@ -106,6 +110,7 @@ class ReportServer {
     std::shared_ptr<FrameConnection> frames;
     std::unique_ptr<asio::steady_timer> proof_timer;  ///< null once admitted
     std::string agent_nonce, nonce;
+    std::string node = {};  ///< that has joined by itself: its id
     std::vector<int> ranks = {};
     int credit = 0;  ///< of each rank
   };
@@ -122,6 +127,7 @@ class ReportServer {
   bool handle(int id, const Frame& frame);
   bool challenge(Connection& connection, const Frame& frame);
   bool admit(int id, const Frame& frame);
+  bool has_joined(const std::string& node) const;
   bool on_output(int rank, Stream stream, const Frame& frame);
   void give_credit(int rank, int bytes);
   void write(int rank, FrameType type, std::string_view payload);
@@ -139,7 +145,8 @@ class ReportServer {
   int next_id_ = 0;
   std::size_t unproved_ = 0;
   std::map<int, Connection> connections_;
-  std::vector<RankLink> links_;  ///< by rank
+  std::vector<std::shared_ptr<FrameConnection>> finishing_;  ///< by finish_all()
+  std::vector<RankLink> links_;                              ///< by rank
 };
 
 }  // namespace hvd::launcher

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <csignal>
 #include <filesystem>
 #include <fstream>
 #include <string>
@@ -22,7 +23,7 @@ using ::testing::SizeIs;
 
 class ElasticDiscovery : public WorkerJob {
  protected:
-  /// What the script prints from now on.
+  /// The lines that the script prints from now on.
   void list(const std::string& hosts) const {
     const std::string next = folder_.path() / "next";
     std::ofstream(next) << hosts;
@@ -95,6 +96,27 @@ TEST_F(ElasticDiscovery, AHostThatReturnsIsUsedAgain) {
   EXPECT_THAT(expect_end(hvdrun).out, HasSubstr("[w3] worker 3 ends at commit 800\n"));
 }
 
+TEST_F(ElasticDiscovery, AHostThatReturnsBeforeItsAgentHasEndedIsUsedAfterIt) {
+  list("a:1\nb:1\n");
+  HvdrunProcess hvdrun(
+      job({"--min-np", "2", "--max-np", "3"}, {"steps=1200", "program=" + marker_}));
+  ASSERT_TRUE(begins(hvdrun, 2, 2));
+  const std::vector<pid_t> agents = agents_of(hvdrun.pid());
+  ASSERT_THAT(agents, SizeIs(2));
+  ::kill(agents.front(), SIGTERM);  // it waits for another worker, because two are the fewest
+  ASSERT_TRUE(hvdrun.wait_for("host a leaves the job: its agent was asked to end\n", 1, kTimeout));
+  list("b:1\n");
+  ASSERT_TRUE(hvdrun.wait_for("the script has removed it\n", 1, kTimeout));
+  list("a:2\nb:1\n");
+  ASSERT_TRUE(hvdrun.wait_for("host a joins the job with 2 slots\n", 1, kTimeout));
+  ::usleep(300'000);
+  list("a:2\nb:1\nc:1\n");
+  ASSERT_TRUE(begins(hvdrun, 3, 3));
+  const Result result = expect_end(hvdrun);
+  EXPECT_EQ(count(result.out, " pid "), 4) << result.out;
+  EXPECT_EQ(count(result.out, " ends at commit 1200\n"), 3) << result.out;
+}
+
 TEST_F(ElasticDiscovery, TheNumberOfSlotsOfAHostMayChange) {
   list("localhost:1\n");
   HvdrunProcess hvdrun(
@@ -107,6 +129,23 @@ TEST_F(ElasticDiscovery, TheNumberOfSlotsOfAHostMayChange) {
   const Result result = expect_end(hvdrun);
   EXPECT_THAT(lines_of(result.err), SizeIs(2)) << result.err;
   EXPECT_THAT(result.err, HasSubstr("has now 3 slots\n"));
+  EXPECT_EQ(count(result.out, " ends at commit 600\n"), 2) << result.out;
+}
+
+TEST_F(ElasticDiscovery, SlotsForWhichAHostHasNoDescriptorsAreRefused) {
+  list("few:1\n");
+  HvdrunProcess hvdrun(
+      job({"--min-np", "1", "--max-np", "9"}, {"steps=600", "program=" + marker_}));
+  ASSERT_TRUE(begins(hvdrun, 1, 1));
+  list("few:9\n");
+  ASSERT_TRUE(
+      hvdrun.wait_for("for its 9 slots, got a limit of 64; raise it (ulimit -Hn); the "
+                      "host keeps its 1\n",
+                      1, kTimeout));
+  list("few:1\nb:1\n");
+  ASSERT_TRUE(begins(hvdrun, 2, 2));
+  const Result result = expect_end(hvdrun);
+  EXPECT_EQ(count(result.out, " pid "), 2) << result.out;
   EXPECT_EQ(count(result.out, " ends at commit 600\n"), 2) << result.out;
 }
 

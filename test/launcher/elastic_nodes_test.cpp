@@ -1,11 +1,13 @@
-// Elastic jobs in torchrun's way: the same line on every node, and nodes come and go. All nodes are
-// this machine, and the workers have no data plane (programs/worker_program.cpp).
+// Elastic jobs in torchrun's way: the same line on every node, and nodes join and leave while the
+// job runs. All nodes are this machine, and the workers have no data plane
+// (programs/worker_program.cpp).
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <csignal>
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,6 +21,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 class ElasticNodes : public WorkerJob {
  protected:
@@ -57,7 +60,8 @@ TEST_F(ElasticNodes, NodesLeaveAndComeBackAndAreLost) {
   nodes[1]->signal(SIGTERM);
   const Result left = nodes[1]->wait(kTimeout);
   EXPECT_EQ(left.code, 0) << left.err;
-  EXPECT_THAT(left.err, HasSubstr("this node leaves the job as soon as the others are enough"));
+  EXPECT_THAT(left.err,
+              HasSubstr("this node leaves the job as soon as the other nodes are enough"));
   ASSERT_TRUE(begins(first, 2, 2));
   EXPECT_TRUE(first.wait_for(" leaves the job: its agent was asked to end\n", 1, kTimeout));
   const auto again = node("1:3", {"steps=900"});
@@ -171,6 +175,44 @@ TEST_F(ElasticNodes, WorkersHaveTheVariablesOfTorchelastic) {
   const Result result = HvdrunProcess(start).wait(kTimeout);
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.out, HasSubstr("[w1] train7 3 default none==\n"));
+}
+
+TEST_F(ElasticNodes, EachStartOfALineIsAJobWithAnIdOfItsOwn) {
+  const auto ids = [this] {
+    const auto start = [this] {
+      Start start;
+      start.arguments = {"--nnodes",
+                         "2:3",
+                         "--rdzv-backend",
+                         "c10d",
+                         "--rdzv-endpoint",
+                         "localhost:" + port_,
+                         "-x",
+                         "HVD_JOB_NAME=mine",
+                         "sh",
+                         "-c",
+                         "echo $HVD_JOB_NAME id=${HVD_JOB_ID}=; exec \"$@\"",
+                         "sh",
+                         kWorker,
+                         "load"};
+      return std::make_unique<HvdrunProcess>(start);
+    };
+    const auto a = start(), b = start();
+    const Result first = a->wait(kTimeout), second = b->wait(kTimeout);
+    EXPECT_EQ(first.code, 0) << first.err;
+    EXPECT_EQ(second.code, 0) << second.err;
+    std::set<std::string> ids;
+    for (const std::string& line : lines_of(first.out + second.out)) {
+      const std::size_t id = line.find(" mine id=");
+      if (id != line.npos) ids.insert(line.substr(id));
+    }
+    return ids;
+  };
+  const std::set<std::string> one = ids(), other = ids();
+  EXPECT_THAT(one, SizeIs(1)) << "all workers have the same";
+  EXPECT_THAT(other, SizeIs(1));
+  EXPECT_NE(one, other);
+  EXPECT_EQ(one.count(" mine id=="), 0U);
 }
 
 TEST_F(ElasticNodes, BadInputIsRefusedWithOneLine) {

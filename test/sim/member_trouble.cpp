@@ -212,7 +212,7 @@ void MemberWorld::check_delivery(const Deliver& deliver) {
     if (deliver.to == assign->seats.back().worker) members_ = members;
   }
   if (const auto* const reset = std::get_if<Reset>(&deliver.message)) {
-    const bool late = reset->cause.find("--change-patience") != std::string::npos;
+    const bool late = reset->cause.find("a change was not reached") != std::string::npos;
     cover("a change takes too long", late);
     if (late && scenario_.troubles == 0) fail("a change takes too long without any trouble");
   }

@@ -7,7 +7,7 @@
 namespace hvd::libtorch {
 
 std::string elastic_job_name() {
-  const char* const job = std::getenv("HVD_JOB_NAME");  // NOLINT(concurrency-mt-unsafe)
+  const char* const job = std::getenv("HVD_JOB_ID");  // NOLINT(concurrency-mt-unsafe)
   return job == nullptr ? "" : job;
 }
 

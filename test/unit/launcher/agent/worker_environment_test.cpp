@@ -30,5 +30,21 @@ TEST(WorkerEnvironment, NamesTheWorkerAndNoRank) {
     EXPECT_THAT(environment, Each(Not(StartsWith(name))));
 }
 
+TEST(WorkerEnvironment, EachStartOfAJobHasAnIdANameAndATokenOfItsOwn) {
+  const auto environment = [](const std::string& job, const std::vector<std::string>& kept) {
+    return worker_environment({"HVD_JOB_NAME=mine", "HVD_JOB_ID=outer"}, {}, {.job = job}, "secret",
+                              kept);
+  };
+  const auto one = environment("1", {}), other = environment("2", {});
+  EXPECT_THAT(one, Contains("HVD_JOB_ID=1"));
+  EXPECT_THAT(other, Contains("HVD_JOB_ID=2"));
+  for (const std::string& variable : one) {
+    if (variable.starts_with("HVD_JOB_")) EXPECT_THAT(other, Not(Contains(variable)));
+  }
+  const auto named = environment("1", {"HVD_JOB_NAME", "HVD_JOB_ID"});
+  EXPECT_THAT(named, Contains("HVD_JOB_NAME=mine"));
+  EXPECT_THAT(named, Contains("HVD_JOB_ID=1"));
+}
+
 }  // namespace
 }  // namespace hvd::launcher

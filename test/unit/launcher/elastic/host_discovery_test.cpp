@@ -43,7 +43,8 @@ TEST(ParseDiscoveredHosts, ReadsLinesWithAndWithoutSlots) {
 }
 
 TEST(ParseDiscoveredHosts, NamesABadLineByItsNumber) {
-  for (const std::string bad : {"h2:0", "h2:x", "h2:2 h3:2", "-v", "h2:-1", ":2", "h 2", "[h]:2"}) {
+  for (const std::string bad :
+       {"h2:0", "h2:x", "h2:5000", "h2:2 h3:2", "-v", "h2:-1", ":2", "h 2", "[h]:2"}) {
     try {
       parse_discovered_hosts("h1:2\n\n" + bad + "\nh4:2\n", 1);
       ADD_FAILURE() << bad;
@@ -86,6 +87,14 @@ TEST(HostDiscovery, AScriptThatHangsIsEndedWithAllItsProcesses) {
   ASSERT_TRUE(std::ifstream(file) >> sleeper);
   for (int i = 0; i < 500 && ::kill(sleeper, 0) == 0; ++i) ::usleep(10'000);
   EXPECT_NE(::kill(sleeper, 0), 0);
+}
+
+TEST(HostDiscovery, AScriptThatPrintsTooMuchIsEnded) {
+  const auto begin = steady_clock::now();
+  EXPECT_EQ(error_of({"yes"}), "it has printed more than 1 MiB");
+  EXPECT_EQ(error_of(shell("yes >&2")), "it has printed more than 1 MiB");
+  EXPECT_EQ(error_of(shell("head -c 2000000 /dev/zero")), "it has printed more than 1 MiB");
+  EXPECT_LT(steady_clock::now() - begin, HostDiscovery::kLimit);
 }
 
 TEST(HostDiscovery, AProcessThatAScriptLeavesDoesNotDelayItsAnswer) {

@@ -69,6 +69,32 @@ TEST(Placement, FillsTheHostsInOrderOnceAllAgentsHaveConnected) {
   EXPECT_THAT(placement.workers_due(now), IsEmpty());
 }
 
+TEST(Placement, AHostOfAScriptThatIsOutOfReachDoesNotDelayTheStart) {
+  const TimePoint now = seconds(5);
+  Placement placement({1, 1, 1}, {.start = 2, .least = 1, .most = 3}, now, {}, true);
+  placement.agents_due(now);
+  placement.host_connected(1);
+  EXPECT_THAT(placement.workers_due(now), IsEmpty()) << "there are too few slots";
+  placement.host_connected(2);
+  const auto starts = placement.workers_due(now);
+  ASSERT_THAT(starts, SizeIs(2));
+  EXPECT_EQ(starts[0].slot, 1);
+  EXPECT_EQ(starts[1].slot, 2);
+}
+
+TEST(Placement, TheStartWaitsForOneAttemptToStartEachAgent) {
+  const TimePoint now = seconds(5);
+  for (const bool discovered : {false, true}) {
+    Placement placement({1, 1}, {.start = 2, .least = 1, .most = 2}, now, {}, discovered);
+    placement.agents_due(now);
+    placement.host_connected(1);
+    EXPECT_THAT(placement.workers_due(now), IsEmpty());
+    placement.host_lost(0, now);
+    EXPECT_THAT(placement.agents_due(now), ElementsAre(0)) << "again";
+    EXPECT_THAT(placement.workers_due(now), SizeIs(1));
+  }
+}
+
 TEST(Placement, StartsTheFirstSizeAndLaterTheLargest) {
   Cluster cluster({8}, {.start = 2, .least = 1, .most = 4, .spares = 1});
   EXPECT_THAT(cluster.start(), ElementsAre(0, 1, 2)) << "with the spare";

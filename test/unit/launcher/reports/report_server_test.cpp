@@ -31,6 +31,8 @@ using ::testing::IsEmpty;
 
 struct Observed final : RankObserver {
   std::vector<int> on_join(const Hello& from) override {
+    ++joins;
+    if (from.slots == 1) return {1};
     return from.slots == 2 ? std::vector<int>{0, 2} : std::vector<int>();
   }
   void on_hello(const Hello& from, const std::string& from_address) override {
@@ -50,6 +52,7 @@ struct Observed final : RankObserver {
 
   std::string output, meeting, address;
   std::vector<int> hello, lost;
+  int joins = 0;
   bool ended = false, drained = false;
 };
 
@@ -57,7 +60,7 @@ struct Observed final : RankObserver {
 struct AgentSide {
   bool introduce(std::uint16_t port, const std::vector<int>& ranks, const std::string& token,
                  bool same_clock) {
-    Hello hello{.host = "h", .slots = slots};
+    Hello hello{.host = "h", .slots = slots, .node = node};
     for (const int rank : ranks) hello.seats.push_back({.rank = rank});
     return connect_to_launcher(io, {{"127.0.0.1"}, port, same_clock}, hello, token, 30'000,
                                milliseconds(2000), milliseconds(2000),
@@ -78,6 +81,7 @@ struct AgentSide {
   }
 
   int slots = 0;  ///< of a node that joins by itself
+  std::string node;
   asio::io_context io;
   std::shared_ptr<FrameConnection> frames;
   Welcome welcome;
@@ -138,6 +142,25 @@ TEST_F(ReportServerTest, ANodeThatJoinsByItselfGetsTheNumbersOfItsSlots) {
   EXPECT_THAT(observed_.hello, ElementsAre(0, 2));
 }
 
+TEST_F(ReportServerTest, ANodeThatConnectsTwiceJoinsOnce) {
+  AgentSide agent, again, other, later;
+  agent.slots = 2;
+  again.slots = other.slots = later.slots = 1;
+  agent.node = again.node = later.node = "one";
+  other.node = "another";
+  ASSERT_TRUE(introduced(agent, "the token", {}));
+  EXPECT_FALSE(introduced(again, "the token", {}));
+  EXPECT_EQ(observed_.joins, 1);
+  EXPECT_THAT(observed_.hello, ElementsAre(0, 2));
+  ASSERT_TRUE(introduced(other, "the token", {}));
+  EXPECT_THAT(other.welcome.ranks, ElementsAre(1));
+  other.frames->close();
+  agent.frames->close();
+  for (int i = 0; i < 2000 && observed_.lost.size() < 3; ++i) turn(agent);
+  server_.readmit({0, 1, 2});
+  EXPECT_TRUE(introduced(later, "the token", {})) << "it has left";
+}
+
 TEST_F(ReportServerTest, AnAgentGetsMoreSlots) {
   AgentSide agent;
   ASSERT_TRUE(introduced(agent, "the token"));
@@ -156,12 +179,17 @@ TEST_F(ReportServerTest, AgentsAreToldHowTheJobHasEnded) {
   AgentSide agent;
   ASSERT_TRUE(introduced(agent, "the token"));
   server_.release(1);  // is sent first
+  EXPECT_TRUE(server_.finished());
   server_.finish_all(76);
+  serve(50);
+  EXPECT_FALSE(server_.finished()) << "the agent has not read it";
   for (int i = 0; i < 2000 && !agent.ended; ++i) turn(agent);
   ASSERT_EQ(agent.received.size(), 2U);
   EXPECT_EQ(agent.received[1].type, FrameType::kFinished);
   EXPECT_EQ(decode<Finished>(agent.received[1].payload).code, 76);
   EXPECT_TRUE(agent.ended);
+  for (int i = 0; i < 2000 && !server_.finished(); ++i) turn(agent);
+  EXPECT_TRUE(server_.finished());
 }
 
 TEST_F(ReportServerTest, AdmitsAnAgentWithTheToken) {

@@ -81,9 +81,10 @@ TEST(Records, HaveTheirFieldsInJson) {
                     .host = "h",
                     .master_port = 8,
                     .seats = {{.rank = 3, .local_rank = 1, .omp_threads = 5, .bound_cpus = 2}},
-                    .slots = 4},
-              R"({"host":"h","master_port":8,"proof":"t","seats":[{"bound_cpus":2,"local_rank":1,)"
-              R"("omp_threads":5,"rank":3}],"slots":4})");
+                    .slots = 4,
+                    .node = "n"},
+              R"({"host":"h","master_port":8,"node":"n","proof":"t","seats":[{"bound_cpus":2,)"
+              R"("local_rank":1,"omp_threads":5,"rank":3}],"slots":4})");
   expect_json(Welcome{.columns = 80,
                       .rows = 24,
                       .time_ns = 5,
@@ -96,17 +97,19 @@ TEST(Records, HaveTheirFieldsInJson) {
               R"("rows":24,"time_ns":5})");
   expect_json(Finished{.code = 76}, R"({"code":76})");
   expect_json(MoreSlots{.ranks = {4, 5}}, R"({"ranks":[4,5]})");
-  expect_json(StartOrder{.address = "10.0.0.1",
-                         .master_port = 2,
-                         .node = 3,
-                         .nodes = 4,
-                         .cross_rank = 5,
-                         .cross_size = 6,
-                         .peer = "10.0.0.2",
-                         .worker = 7,
-                         .restarts = 8},
-              R"({"address":"10.0.0.1","cross_rank":5,"cross_size":6,"master_port":2,"node":3,)"
-              R"("nodes":4,"peer":"10.0.0.2","restarts":8,"worker":7})");
+  expect_json(
+      StartOrder{.address = "10.0.0.1",
+                 .master_port = 2,
+                 .node = 3,
+                 .nodes = 4,
+                 .cross_rank = 5,
+                 .cross_size = 6,
+                 .peer = "10.0.0.2",
+                 .job = "j",
+                 .worker = 7,
+                 .restarts = 8},
+      R"({"address":"10.0.0.1","cross_rank":5,"cross_size":6,"job":"j","master_port":2,"node":3,)"
+      R"("nodes":4,"peer":"10.0.0.2","restarts":8,"worker":7})");
   expect_json(LeaseRequest{.number = 9}, R"({"number":9})");
   expect_json(Credit{.bytes = 7}, R"({"bytes":7})");
   expect_json(ProgramStarted{.pid = 3}, R"({"pid":3})");
