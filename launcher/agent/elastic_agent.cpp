@@ -263,7 +263,7 @@ bool ElasticAgent::on_frame(const Frame& frame) {
   return true;
 }
 
-/// Answers with the slots that it can run, which are all or none.
+/// Answers with all slots of the offer, or with an empty list.
 void ElasticAgent::take_slots(const Frame& frame) {
   MoreSlots more = decode<MoreSlots>(frame.payload);
   try {

@@ -36,7 +36,7 @@
 ///                                                program any more, so its end is certain
 ///   leaving {}                            ->     for each connection: the host is to leave the job
 ///                                         <-     slots {ranks}    the host has got more slots
-///   slots reply {ranks}                   ->     those that its agent can run: all or none
+///   slots reply {ranks}                   ->     all that it takes, or an empty list
 ///                                         <-     finished {code}  the job has ended
 ///   lease {number}                        <->    for each connection: an agent whose request is
 ///                                                not answered in time ends its workers

@@ -47,7 +47,7 @@ class RankObserver {
   virtual void on_lease(int /*slot*/) {}
   /// The host of an agent is to leave the job in order. @param slot one of its slots
   virtual void on_leaving(int /*slot*/) {}
-  /// An agent has taken these of the slots that it was given, or none.
+  /// An agent has taken these slots of an offer; empty: it has refused it.
   virtual void on_slots(int /*slot*/, const std::vector<int>& /*taken*/) {}
   /// The connection to an agent has ended, after on_lost() of its ranks.
   virtual void on_disconnected(const std::vector<int>& /*ranks*/) {}
