@@ -190,6 +190,9 @@ constexpr Variable kVariables[] = {
      .use = VariableUse::kLauncher,
      .meaning = "without MPI: the job's secret; a rank with another one is refused, as is a node "
                 "that [joins an elastic job](elastic.md#nodes-that-join-by-themselves)"},
+    {.name = "JOB_ID",
+     .use = VariableUse::kLauncher,
+     .meaning = "in an [elastic job](elastic.md): a random id of this start of the job"},
     {.name = "WORKER_ID",
      .use = VariableUse::kLauncher,
      .meaning = "in an [elastic job](elastic.md): the number of this process, which the job uses "
