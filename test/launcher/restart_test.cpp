@@ -28,25 +28,30 @@ Result run_restartable(const Words& arguments) {
   return HvdrunProcess(restartable(arguments)).wait();
 }
 
-/// Fails on rank 1 in the first `failing` attempts, which the other rank waits for.
-Words failing_attempts(const std::string& failing) {
+/// Fails on rank 1 in the first `failing` attempts, once rank 0 has printed its line and waits.
+/// @param marks the begin of the names of files that are not there yet
+Words failing_attempts(const std::string& failing, const std::string& marks) {
   return {"sh", "-c",
           "echo attempt $TORCHELASTIC_RESTART_COUNT of $TORCHELASTIC_MAX_RESTARTS in "
           "$TORCHELASTIC_RUN_ID; [ $TORCHELASTIC_RESTART_COUNT -lt " +
-              failing + " ] || exit 0; [ $RANK = 0 ] && exec sleep 60; exit 7"};
+              failing + " ] || exit 0; mark=" + marks +
+              "$TORCHELASTIC_RESTART_COUNT; [ $RANK = 0 ] && { : >$mark; exec sleep 60; }; "
+              "until [ -e $mark ]; do sleep 0.01; done; exit 7"};
 }
 
-Words with_restarts(const Words& options, const std::string& failing) {
+Result run_with_restarts(const Words& options, const std::string& failing) {
+  const TemporaryFolder folder;
   Words arguments = options;
-  for (const std::string& word : failing_attempts(failing)) arguments.push_back(word);
-  return arguments;
+  for (const std::string& word : failing_attempts(failing, folder.path() / "attempt"))
+    arguments.push_back(word);
+  return run_restartable(arguments);
 }
 
 TEST(Restarts, RanksAreRestartedTogetherAfterAFailure) {
   for (const Words& ranks : {Words{"-np", "2"}, Words{"--nproc-per-node", "2"}}) {
     Words options = ranks;
     options.insert(options.end(), {"--max-restarts", "3", "--fail-grace", "0.1"});
-    const Result result = run_restartable(with_restarts(options, "2"));
+    const Result result = run_with_restarts(options, "2");
     EXPECT_EQ(result.code, 0) << result.err;
     for (int attempt = 0; attempt < 3; ++attempt)
       for (int rank = 0; rank < 2; ++rank)
@@ -60,8 +65,8 @@ TEST(Restarts, RanksAreRestartedTogetherAfterAFailure) {
 }
 
 TEST(Restarts, TheLastFailureEndsTheJobWithTheRanksExitCode) {
-  const Result result = run_restartable(
-      with_restarts({"-np", "2", "--max-restarts", "1", "--fail-grace", "0.1"}, "9"));
+  const Result result =
+      run_with_restarts({"-np", "2", "--max-restarts", "1", "--fail-grace", "0.1"}, "9");
   EXPECT_EQ(result.code, 7) << result.err;
   EXPECT_EQ(count(result.err, "all ranks are started again"), 1) << result.err;
   EXPECT_EQ(count(result.out, "attempt"), 4);
