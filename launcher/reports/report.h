@@ -154,7 +154,7 @@ struct Hello {
   std::string host = {};
   int master_port = 0;  ///< a port that the agent of rank 0 reserves; 0 for others
   std::vector<Seat> seats = {};
-  // Of a node that joins by itself, which has no seats:
+  // The next two are for a node that joins by itself, which has no seats:
   int slots = 0;
   std::string node = {};  ///< a random id, which all its connections have in common
 };
