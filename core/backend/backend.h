@@ -109,6 +109,18 @@ class Work {
   virtual bool repeats() const noexcept { return false; }
   /// The event after which the output may be read. Null: the output is ready.
   virtual EventPtr output_ready() const { return nullptr; }
+
+  // --- in place of again() and progress(), for small collectives; see Note [Filled on arrival] ---
+  /// Whether fill_ahead() may be called. All members that have run the same collectives on the
+  /// channel get the same answer.
+  virtual bool fills_ahead() const noexcept { return false; }
+  /// Copies the input to memory that the members share. The output is not written, and the
+  /// collective may still be dropped: the channel then continues as if this call had not been made.
+  /// @pre fills_ahead() (unchecked: the default is never called)
+  virtual void fill_ahead(std::span<const std::byte> /*in*/, std::span<std::byte> /*out*/) {}
+  /// Completes the collective without waiting. @pre every member has returned from fill_ahead() for
+  /// it, and this thread has observed that (unchecked: the default is never called)
+  virtual void run_filled() {}
 };
 
 /// Launches the collectives of one process set on one device. Every member launches them in the

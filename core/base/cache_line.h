@@ -17,7 +17,8 @@ inline constexpr std::size_t kCacheLinePair = 2 * kCacheLine;
 struct alignas(kCacheLine) ArrivalFlags {
   std::atomic<std::uint64_t> arrived;  ///< position * 2, + 1 if the rank leaves the replay there
   std::atomic<std::uint64_t>
-      leave_requested;  ///< the position at which it requests the others to leave
+      leave_requested;                ///< the position at which it requests the others to leave
+  std::atomic<std::uint64_t> polled;  ///< the position whose flags it polls; it needs no ring
 };
 
 /// How many flags each rank has. Flag 0 is that of the set of all ranks, and a process set has the

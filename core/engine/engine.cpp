@@ -93,7 +93,7 @@ bool Engine::step(Callbacks callbacks, Extent extent) noexcept {
       return moved;
     }
     moved = begin_submissions(callbacks) || moved;
-    moved = run_steady() || moved;
+    moved = run_steady(extent == Extent::kReplays) || moved;
     if (extent == Extent::kReplays && steady_.repeating() && !steady_.excludes_negotiation() &&
         ++short_steps_ < kMostShortSteps)
       return executor_.progress() || moved;
@@ -172,12 +172,12 @@ bool Engine::negotiate(const OperationPtr& operation) {
   return !error;
 }
 
-bool Engine::run_steady() {
+bool Engine::run_steady(bool polls) {
   if (!steady_.repeating()) return false;
   if (submission_queue_.shutdown_requested()) steady_.leave_soon();
   bool moved = false;
   for (;;) {
-    const SteadySets::Advanced advanced = steady_.advance(time_.step());
+    const SteadySets::Advanced advanced = steady_.advance(time_.step(), polls);
     moved = moved || advanced.moved;
     if (!advanced.left) return moved;
     leave_steady(*advanced.left);

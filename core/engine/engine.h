@@ -74,7 +74,8 @@ class Engine {
   enum class Extent : std::uint8_t {
     kEverything,
     /// While schedules are replayed on one host, most steps advance only these and the batches, so
-    /// that a thread that spins sees a flag sooner. Not to be used before a thread sleeps.
+    /// that a thread that spins sees a flag sooner. The thread calls stop_polling() before it
+    /// sleeps or leaves.
     kReplays
   };
   /// Makes all the progress that is possible now. @return whether it made any. kNone: accepts no
@@ -87,6 +88,10 @@ class Engine {
     kForSomeTime,
     kForMessage  ///< a thread waits for a send or recv, so the ranks may get further without plans
   };
+  /// To be called before a thread that has called step() with Extent::kReplays sleeps or stops to
+  /// call it. @return whether the other ranks may have relied on these calls, so that step() has to
+  /// be called once more
+  bool stop_polling() noexcept HVD_REQUIRES(progress_) { return steady_.stop_polling(); }
   /// To be called before a thread that waits for an operation goes to sleep. @return whether step()
   /// now has work, so that the thread must not sleep. A wait with a time limit ends by itself, so
   /// it does not count as evidence of a deadlock; neither does the wait of a BackgroundThread.
@@ -129,7 +134,7 @@ class Engine {
   bool negotiate(const OperationPtr&) HVD_REQUIRES(progress_);
   /// Advances the replayed schedules, and applies the deferred plans once this rank has left that
   /// of all ranks.
-  bool run_steady() HVD_REQUIRES(progress_);
+  bool run_steady(bool polls = false) HVD_REQUIRES(progress_);
   void leave_steady(int process_set) HVD_REQUIRES(progress_);
   void begin_steady(int process_set, std::vector<control::AgreedBundle> schedule)
       HVD_REQUIRES(progress_);

@@ -49,6 +49,14 @@ bool staged(const Batch& batch) noexcept {
   return !batch.nothing_to_move() && !batch.exchanges_rows();
 }
 
+/// Whether the batch passes neither through a buffer nor through a device, and its output is there,
+/// so that no resource is taken before it runs. All ranks get the same answer.
+bool can_fill_ahead(const Batch& batch) noexcept {
+  return batch.in_place_kind() && batch.spec().device.type == DeviceType::kCpu &&
+         !batch.buffered() && !batch.nothing_to_move() && !batch.absent_here() &&
+         !batch.conversion().scales_early();
+}
+
 /// Bytes of the collective, a measure of how long it takes.
 std::size_t bytes_of(const Batch& batch) noexcept {
   return static_cast<std::size_t>(batch.collective().count) * size_of(batch.collective().dtype);
@@ -101,6 +109,31 @@ void Executor::start(const std::shared_ptr<Execution>& execution) {
   execution->launched_at_ = {};
   execution->state_ = ExecutionState::kQueued;
   ++in_flight_;
+}
+
+bool Executor::fill_ahead(Execution& execution) {
+  HVD_EXPECT(!execution.running(), "an execution is filled when it has ended");
+  const Batch& batch = execution.batch();
+  execution.filled_ = false;
+  if (execution.queue_ == nullptr || !execution.work_ || !can_fill_ahead(batch)) return true;
+  if (!execution.queue_->empty()) return false;
+  if (!execution.work_->fills_ahead()) return true;
+  const Submission& submission = batch.operations().front()->submission;
+  execution.work_->fill_ahead(
+      {submission.input.data, batch.reads_input() ? submission.input.bytes() : 0},
+      {submission.output.data, submission.output.bytes()});
+  execution.agreed_at_ = parts_.timeline.on() ? parts_.clock.now() : TimePoint{};
+  execution.launched_at_ = execution.agreed_at_;
+  execution.filled_ = true;
+  return true;
+}
+
+void Executor::run_filled(Execution& execution) {
+  HVD_EXPECT(execution.filled_, "the input of the batch is there");
+  parts_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+  execution.work_->run_filled();
+  execution.filled_ = false;
+  end(execution, nullptr);
 }
 
 void Executor::retire(int process_set) {
@@ -315,8 +348,13 @@ void Executor::complete(ChannelQueue& queue, Execution& execution) {
   if (output_ready) completions_.add(*queue.channel, batch, output_ready);
   if (queue.ordered) order_.end_turn();
   if (execution.work_ && !execution.work_->repeats()) execution.work_.reset();
-  if (parts_.timeline.on() && execution.launched_at_ != TimePoint{}) record(queue, execution);
-  finish_all(batch, {}, output_ready, false);
+  end(execution, output_ready);
+}
+
+void Executor::end(Execution& execution, const EventPtr& output_ready) {
+  if (parts_.timeline.on() && execution.launched_at_ != TimePoint{})
+    record(*execution.queue_, execution);
+  finish_all(execution.batch(), {}, output_ready, false);
   execution.state_ = ExecutionState::kIdle;
   execution.batch_.release_operations();
 }

@@ -89,6 +89,12 @@ class Executor {
   /// Queues the batch. A batch that moves no data (a barrier, a join, a change of process sets)
   /// ends at once. @pre all its operations are there, and it does not run
   void start(const std::shared_ptr<Execution>&);
+  /// Fills a small batch ahead, if its channel can: then run_filled() is called instead of start().
+  /// See Note [Filled on arrival] in pipeline.h. @return false if earlier batches of its channel
+  /// have to end first. @pre all its operations are there, and it does not run
+  bool fill_ahead(Execution&);
+  /// Runs the batch to its end. @pre it is filled, and all ranks have filled it
+  void run_filled(Execution&);
   /// The set was removed: its channels are closed once their batches have ended.
   void retire(int process_set);
   /// Advances each queue by about kBytesPerCall of its batches. @return whether there was any
@@ -129,6 +135,7 @@ class Executor {
   std::unique_ptr<Work> launch_alltoall(const ChannelQueue&, const Batch&);
   composite::Launch launcher(const ChannelQueue&);
   void complete(ChannelQueue&, Execution&);
+  void end(Execution&, const EventPtr& output_ready);
   void finish_all(const Batch&, const Status&, const EventPtr& output_ready, bool in_flight);
   void close_retired();
   void record(const ChannelQueue&, const Execution&);

@@ -42,6 +42,8 @@ class Execution {
   }
   /// It was started and has not ended.
   bool running() const noexcept { return state_ != ExecutionState::kIdle; }
+  /// Its input is where the other ranks can read it, and it has not run yet.
+  bool filled() const noexcept { return filled_; }
 
  private:
   friend class Executor;
@@ -56,6 +58,7 @@ class Execution {
   TimePoint agreed_at_ = {};
   TimePoint launched_at_ = {};
   std::uint64_t turn_ = 0;  // among the executions of ordered queues
+  bool filled_ = false;
 };
 
 /// A channel, its staging, and the executions that run on it one after the other, first in, first

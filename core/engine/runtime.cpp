@@ -264,7 +264,7 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
       pause = std::min(pause, std::max(*patience.until - clock_.now(), kShortestSleep));
     if (pause == Duration::zero()) {
       sched_yield();
-    } else if (!engine_.prepare_to_block(kind_of_waiting())) {
+    } else if (!engine_.stop_polling() && !engine_.prepare_to_block(kind_of_waiting())) {
       doorbell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }
@@ -274,6 +274,7 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
     ticket = doorbell.ticket();
     if (engine_.step()) notify_waiters(1);
   }
+  engine_.stop_polling();  // the engine thread, which is rung if work is left, looks again
   const bool work_left = engine_.busy() || engine_.needs_polling();
   release_progress(1);
   doorbell.remove_driver(ticket);

@@ -124,15 +124,21 @@ bool SteadySets::accept(const OperationPtr& operation, TimePoint now) {
   return true;
 }
 
-SteadySets::Advanced SteadySets::advance(TimePoint now) {
+SteadySets::Advanced SteadySets::advance(TimePoint now, bool polls) {
   Advanced advanced;
   for_each([&](int process_set, SteadyState& state) {
     if (advanced.left || !state.repeating()) return;
-    const SteadyState::Outcome outcome = state.advance(now);
+    const SteadyState::Outcome outcome = state.advance(now, polls);
     advanced.moved = advanced.moved || outcome != SteadyState::Outcome::kNothing;
     if (outcome == SteadyState::Outcome::kLeft) advanced.left = process_set;
   });
   return advanced;
+}
+
+bool SteadySets::stop_polling() noexcept {
+  bool stopped = false;
+  for_each([&stopped](int, SteadyState& state) { stopped = state.stop_polling() || stopped; });
+  return stopped;
 }
 
 std::vector<OperationPtr> SteadySets::release(int process_set) {

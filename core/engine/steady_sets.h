@@ -58,7 +58,9 @@ class SteadySets {
   };
   /// Starts each batch for which every rank has all operations. When a replay has been left, the
   /// caller calls release() and then this again.
-  Advanced advance(TimePoint now);
+  /// @param polls see control::ScheduleReplay::advance(), as for stop_polling()
+  Advanced advance(TimePoint now, bool polls);
+  bool stop_polling() noexcept;
   /// Removes and returns, in the order of their submission, the operations to negotiate now that
   /// the set's replay has been left.
   std::vector<OperationPtr> release(int process_set);

@@ -126,16 +126,20 @@ bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
   return true;
 }
 
-SteadyState::Outcome SteadyState::advance(TimePoint now) {
+SteadyState::Outcome SteadyState::advance(TimePoint now, bool polls) {
   Outcome outcome = Outcome::kNothing;
   while (schedule_.replaying()) {
-    const control::ScheduleReplay::NextBundle next = schedule_.advance();
+    if (!fill_ahead()) {
+      moved_at_ = now;  // the running batch has a time limit of its own
+      break;
+    }
+    const control::ScheduleReplay::NextBundle next = schedule_.advance(polls);
     if (next.outcome == Outcome::kNothing) {
       // All ranks of this host have arrived: its first rank informs the other hosts.
       if (next.ring && own_ != 0) control_.ring(host_.front());
       break;
     }
-    wake_next(next.ring);
+    wake_next(next.ring, next.outcome == Outcome::kLeft);
     moved_at_ = now;
     if (next.outcome == Outcome::kLeft) {
       HVD_LOG(kDebug) << "left the replay after " << batches_run() << " batches";
@@ -147,12 +151,19 @@ SteadyState::Outcome SteadyState::advance(TimePoint now) {
   return outcome;
 }
 
+// Between hosts the arrival of a rank does not show the memory that it has written.
+bool SteadyState::fill_ahead() {
+  if (schedule_.spans_hosts()) return true;
+  const auto batch = schedule_.arrives_with();
+  return !batch || executor_.fill_ahead(*executions_[*batch]);
+}
+
 void SteadyState::run(std::size_t batch) {
   const std::shared_ptr<Execution>& execution = executions_[batch];
   const std::size_t operations = execution->batch().agreed().size();
   counters_.locked_operations.fetch_add(operations, std::memory_order_relaxed);
-  executor_.start(execution);
   waiting_ -= operations;
+  execution->filled() ? executor_.run_filled(*execution) : executor_.start(execution);
 }
 
 std::vector<OperationPtr> SteadyState::waiting() const {
@@ -238,11 +249,15 @@ void SteadyState::ring_host() noexcept {
 // first rank and its own children in a tree, and each rank wakes its children when it finds that
 // all have arrived, or that one leaves. Every rank finds this out: the first rank is rung after the
 // last one has arrived, and a rank that has found it out rings its children. On a host of a few
-// ranks the tree has one level, and the last rank rings all others.
+// ranks the tree has one level, and the last rank rings the others, except those that poll the
+// flags: a ring would take the doorbell's cache line away from them.
 /// @param first whether this rank is the last to arrive, or one that leaves
-void SteadyState::wake_next(bool first) noexcept {
+void SteadyState::wake_next(bool first, bool left) noexcept {
   if (host_.size() <= kMostRings) {
-    if (first) ring_host();
+    if (!first) return;
+    for (std::size_t rank = 0; rank < host_.size(); ++rank) {
+      if (rank != own_ && (left || schedule_.has_to_be_woken(rank))) control_.ring(host_[rank]);
+    }
     return;
   }
   if (first && own_ != 0) control_.ring(host_.front());

@@ -58,7 +58,10 @@ class SteadyState {
   /// Starts each batch for which every rank has all operations. kLeft: this rank has left; the
   /// caller then calls release_waiting(), applies the plans of next_deferred_plan(), and calls this
   /// again.
-  Outcome advance(TimePoint now);
+  /// @param polls see ScheduleReplay::advance()
+  Outcome advance(TimePoint now, bool polls);
+  /// See ScheduleReplay::stop_polling().
+  bool stop_polling() noexcept { return schedule_.stop_polling(); }
   /// This rank leaves at the next position at which it has not arrived yet.
   void leave_soon() noexcept { schedule_.leave_soon(); }
   /// Removes and returns the operations of batches that have not started, and drops the executions.
@@ -100,10 +103,13 @@ class SteadyState {
   void accept(int source, const wire::ReplayUpdate&);
 
  private:
+  /// Fills the batch at whose position this rank arrives next, if it can be. @return false if it
+  /// has to wait for its channel, and this rank must not arrive
+  bool fill_ahead();
   void run(std::size_t batch);
   /// Rings every other rank that repeats the schedule here.
   void ring_host() noexcept;
-  void wake_next(bool first) noexcept;
+  void wake_next(bool first, bool left) noexcept;
 
   control::ControlPlane& control_;
   Executor& executor_;

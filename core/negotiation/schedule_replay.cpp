@@ -180,9 +180,18 @@ bool ScheduleReplay::offer(const wire::Request& request, SchedulePlace& known) {
   return true;
 }
 
-void ScheduleReplay::arrive(bool leaving) noexcept {
+void ScheduleReplay::arrive(bool leaving, bool polls) noexcept {
   arrived_ = true;
+  flags_[own_]->polled.store(polls ? position_ : 0, std::memory_order_relaxed);
   flags_[own_]->arrived.store(position_ * 2 + (leaving ? 1 : 0), std::memory_order_seq_cst);
+}
+
+// Sequentially consistent with arrive(): either the last rank to arrive sees that this one has
+// stopped, or the next advance() of this rank sees its arrival.
+bool ScheduleReplay::stop_polling() noexcept {
+  if (!arrived_ || flags_[own_]->polled.load(std::memory_order_relaxed) != position_) return false;
+  flags_[own_]->polled.store(0, std::memory_order_seq_cst);
+  return true;
 }
 
 bool ScheduleReplay::leave_requested() const noexcept {
@@ -193,12 +202,19 @@ bool ScheduleReplay::leave_requested() const noexcept {
          std::any_of(flags_.begin(), flags_.end(), requests);
 }
 
-ScheduleReplay::NextBundle ScheduleReplay::advance() {
+std::optional<std::size_t> ScheduleReplay::arrives_with() const noexcept {
+  if (!replaying_ || arrived_ || leaving_) return std::nullopt;
+  const Bundle& bundle = bundles_[head_];
+  if (bundle.missing > 0 || bundle.batches > 1) return std::nullopt;
+  return bundle.first;
+}
+
+ScheduleReplay::NextBundle ScheduleReplay::advance(bool polls) {
   if (!replaying_) return {};
   const bool arrives = !arrived_;
   if (!arrived_) {
     leaving_ = leaving_ || leave_requested();
-    if (leaving_ || bundles_[head_].missing == 0) arrive(leaving_);
+    if (leaving_ || bundles_[head_].missing == 0) arrive(leaving_, polls);
   }
   bool all_here = arrived_;
   bool a_rank_leaves = arrived_ && arrives && leaving_;

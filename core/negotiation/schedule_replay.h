@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -93,8 +94,21 @@ class ScheduleReplay {
   void leave_soon() noexcept { leaving_ = true; }
   /// This rank has not offered all operations of the current bundle.
   bool lacks_own() const noexcept { return replaying_ && !arrived_; }
+  /// The batch whose operations were all offered, and at whose position advance() arrives next; no
+  /// value if the bundle there has several batches, or if this rank leaves.
+  std::optional<std::size_t> arrives_with() const noexcept;
   /// Call it again until the outcome is kNothing.
-  NextBundle advance();
+  /// @param polls whether this thread calls it again and again, until it calls stop_polling(). The
+  /// other ranks then need not wake it
+  NextBundle advance(bool polls = false);
+  /// To be called before this rank stops to call advance() while operations wait. @return whether
+  /// the other ranks may have relied on these calls, so that advance() has to be called once more
+  bool stop_polling() noexcept;
+  /// Whether another rank of this host, at this place in `flags`, has to be woken to see that all
+  /// ranks have arrived at the position before the current one.
+  bool has_to_be_woken(std::size_t rank) const noexcept {
+    return flags_[rank]->polled.load(std::memory_order_seq_cst) + 1 < position_;
+  }
   /// Sends the other ranks a request to leave, because they have not arrived and this rank has. The
   /// caller must wake them.
   void request_leave() noexcept;
@@ -124,7 +138,7 @@ class ScheduleReplay {
   bool find_unnamed(const wire::Request&, SchedulePlace&) const;
   const wire::Request& planned(const SchedulePlace&) const noexcept;
   bool splits_unnamed_group(const wire::Request&, const SchedulePlace&) noexcept;
-  void arrive(bool leaving) noexcept;
+  void arrive(bool leaving, bool polls) noexcept;
   bool leave_requested() const noexcept;
 
   const std::vector<ArrivalFlags*> flags_;

@@ -120,6 +120,11 @@ class ChannelSegment {
     HVD_EXPECT(ready_, "all members have mapped it");
     (states_[member_].*counter).store(rounds, std::memory_order_seq_cst);
   }
+  /// The same for a counter that no member is waiting for.
+  void publish_unordered(Counter counter, std::uint64_t rounds) noexcept {
+    HVD_EXPECT(ready_, "all members have mapped it");
+    (states_[member_].*counter).store(rounds, std::memory_order_release);
+  }
   /// Whether the counter of every member, including this one, has reached `rounds`. Measures the
   /// distance of the other members now and then.
   bool all_reached(Counter, std::uint64_t rounds) noexcept;
@@ -136,7 +141,11 @@ class ChannelSegment {
   /// Keeps the segment mapped until the process ends, because a carrier may still write to it.
   void keep_mapped() noexcept;
 
-  std::uint64_t next_round = 0;  ///< number of the next collective's first round
+  std::uint64_t next_round = 0;   ///< number of the next collective's first round
+  std::uint64_t last_rounds = 0;  ///< how many rounds the last collective had
+  /// All members have released the rounds below this one. A lower bound that needs no look at their
+  /// counters; see Pipeline::end_filled().
+  std::uint64_t released_by_all = 0;
 
  private:
   struct alignas(kCacheLinePair) Header {

@@ -69,6 +69,11 @@ class Pipeline {
   /// Returns true once all rounds have completed their last phase. The next collective of the
   /// segment then begins after them.
   bool finish() noexcept;
+  /// To be called before the only round of a collective is filled ahead. See Note [Filled on
+  /// arrival].
+  void begin_filled() noexcept;
+  /// Ends the collective of begin_filled().
+  void end_filled() noexcept;
   /// Rings the other members if one of them may be waiting for a phase that has ended since the
   /// last call.
   void ring() noexcept {
@@ -83,7 +88,10 @@ class Pipeline {
   bool reached(ChannelSegment::Counter counter, std::uint64_t round,
                std::uint64_t behind = 0) const noexcept {
     const std::uint64_t rounds = number(round) + 1;
-    return rounds <= behind || segment_.all_reached(counter, rounds - behind);
+    if (rounds <= behind) return true;
+    const bool known = counter == &ChannelSegment::MemberState::released &&
+                       rounds - behind <= segment_.released_by_all;
+    return known || segment_.all_reached(counter, rounds - behind);
   }
   /// The number of a round of this collective among all rounds of the segment.
   std::uint64_t number(std::uint64_t round) const noexcept { return first_ + round; }
@@ -126,8 +134,38 @@ inline void Pipeline::begin(PhaseRules rules, std::uint64_t rounds) noexcept {
 
 inline bool Pipeline::finish() noexcept {
   const bool finished = done(rules_.back().phase) == rounds_;
-  if (finished) segment_.next_round = number(rounds_);
+  if (finished) {
+    segment_.next_round = number(rounds_);
+    segment_.last_rounds = rounds_;
+  }
   return finished;
+}
+
+// Note [Filled on arrival]
+//
+// The ranks that replay a schedule wait for each other before they start a batch, and a small
+// collective is one round that waits for all inputs. One wait serves both: a member copies its
+// input to its buffer before it arrives at the batch's position, so that the arrival of all members
+// shows that all inputs are there (control::ScheduleReplay). The last collective on the channel
+// must have had one round, r - 1. Then the buffer of round r is free without a look at a counter: a
+// member fills round r - 1 after it has completed all earlier collectives, so when this member has
+// completed round r - 1, all members have released round r - 2, which used the same buffer.
+//
+// `filled` is not published, because no member waits for it. If a rank leaves the schedule instead,
+// no member has read the buffers, and the next collective fills them again. `released` is published
+// without a look at the other members: a member that waits for round r to be released has filled
+// round r + 1, and the last member to fill round r + 1 rings, which it does after it has released
+// round r.
+inline void Pipeline::begin_filled() noexcept {
+  HVD_EXPECT(segment_.last_rounds == 1, "the input buffer is free");
+  begin({}, 1);
+}
+
+inline void Pipeline::end_filled() noexcept {
+  segment_.publish_unordered(&ChannelSegment::MemberState::released, number(1));
+  segment_.released_by_all = number(0);
+  segment_.next_round = number(1);
+  segment_.last_rounds = 1;
 }
 
 inline void Pipeline::complete(const PhaseRule& rule) noexcept {

@@ -49,9 +49,24 @@ bool PipelinedWork::again(std::span<const std::byte> in, std::span<std::byte> ou
 void PipelinedWork::start() {
   offers_ = false;
   const bool copies_out = prepare();
+  one_round_ = !copies_out && !offers_ && rounds_ == 1;
   // After an offer, choose_place() sets the number of rounds.
   pipeline_.begin(copies_out ? segment::PhaseRules(kForAll) : kEachForItself,
                   offers_ ? 1 : rounds_);
+}
+
+void PipelinedWork::fill_ahead(std::span<const std::byte> in, std::span<std::byte> out) {
+  HVD_EXPECT(fills_ahead(), "it has one round, as the collective before");
+  again(in, out);
+  pipeline_.begin_filled();
+  fill(0);
+}
+
+void PipelinedWork::run_filled() {
+  worked_ = 0;
+  reduce(0);
+  ++moves_;
+  pipeline_.end_filled();
 }
 
 // An empty span stands for a tensor that no other member accesses. It may be anywhere, so any valid

@@ -32,6 +32,11 @@ class PipelinedWork : public Work {
   std::optional<Headway> headway() const noexcept final { return Headway{moves_}; }
   bool repeats() const noexcept final { return true; }
   bool again(std::span<const std::byte> in, std::span<std::byte> out) final;
+  bool fills_ahead() const noexcept final {
+    return one_round_ && channel_->segment().last_rounds == 1;
+  }
+  void fill_ahead(std::span<const std::byte> in, std::span<std::byte> out) final;
+  void run_filled() final;
 
  protected:
   using Range = segment::Range;
@@ -126,7 +131,9 @@ class PipelinedWork : public Work {
   const std::shared_ptr<ShmChannelState> channel_;
   segment::Pipeline pipeline_;
   std::uint64_t rounds_ = 0;  ///< data rounds
-  bool offers_ = false;       ///< prepare() has called offer(), with tensors at these offsets
+  /// The last start() found one data round, of which no member works for another.
+  bool one_round_ = false;
+  bool offers_ = false;  ///< prepare() has called offer(), with tensors at these offsets
   std::int64_t offered_input_ = 0;
   std::int64_t offered_output_ = 0;
   bool started_ = false;

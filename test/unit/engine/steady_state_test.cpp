@@ -105,7 +105,7 @@ class SteadyStateTest : public ::testing::Test {
     return steady(rank).offer(make_operation(rank, asked), clock_.now());
   }
   bool offer(std::size_t rank, const std::string& name) { return offer(rank, request(name)); }
-  Outcome advance(std::size_t rank) { return steady(rank).advance(clock_.now()); }
+  Outcome advance(std::size_t rank) { return steady(rank).advance(clock_.now(), false); }
   void execute() {
     for (int round = 0; round < 4; ++round) {
       for (const auto& rank : ranks_) rank->executor.progress();

@@ -123,6 +123,60 @@ TEST(ScheduleReplay, RunsABatchOnceEveryRankHasAllOfIt) {
   EXPECT_TRUE(ranks[0].lacks_own());
 }
 
+TEST(ScheduleReplay, TheLastRankWakesThoseThatDoNotPoll) {
+  Ranks ranks(4);
+  ranks.enter({batch({"a"})});
+  for (std::size_t rank = 0; rank < 4; ++rank) offer(ranks[rank], request("a"));
+  ranks[0].advance(true);
+  ranks[1].advance(false);
+  ranks[2].advance(true);
+  EXPECT_TRUE(ranks[2].stop_polling()) << "it has to look once more";
+  EXPECT_FALSE(ranks[2].stop_polling());
+  EXPECT_FALSE(ranks[1].stop_polling()) << "it has not polled";
+  const auto last = ranks[3].advance(true);
+  EXPECT_EQ(last.outcome, Outcome::kRun);
+  EXPECT_TRUE(last.ring);
+  EXPECT_FALSE(ranks[3].has_to_be_woken(0));
+  EXPECT_TRUE(ranks[3].has_to_be_woken(1));
+  EXPECT_TRUE(ranks[3].has_to_be_woken(2));
+}
+
+TEST(ScheduleReplay, PollingEndsWithThePosition) {
+  Ranks ranks(2);
+  ranks.enter({batch({"a"}), batch({"b"})});
+  offer(ranks[0], request("a"));
+  offer(ranks[1], request("a"));
+  ranks[0].advance(true);
+  EXPECT_EQ(runs(ranks[1]), "a");
+  EXPECT_EQ(runs(ranks[0]), "a");
+  EXPECT_FALSE(ranks[0].stop_polling()) << "no other rank relies on it";
+  offer(ranks[0], request("b"));
+  offer(ranks[1], request("b"));
+  ranks[0].advance(false);
+  EXPECT_EQ(runs(ranks[1]), "b");
+  EXPECT_TRUE(ranks[1].has_to_be_woken(0));
+}
+
+TEST(ScheduleReplay, TellsTheBatchThatItArrivesWith) {
+  Ranks ranks(2);
+  ranks.enter_bundles({{batch({"a", "b"})}, {batch({"c"}), batch({"d"})}});
+  EXPECT_FALSE(ranks[0].arrives_with());
+  offer(ranks[0], request("a"));
+  EXPECT_FALSE(ranks[0].arrives_with()) << "'b' is missing";
+  offer(ranks[0], request("b"));
+  EXPECT_EQ(ranks[0].arrives_with(), 0U);
+  ranks[0].advance();
+  EXPECT_FALSE(ranks[0].arrives_with()) << "it has arrived";
+  offer(ranks[1], request("a"));
+  offer(ranks[1], request("b"));
+  EXPECT_EQ(runs(ranks[1]), "a");
+  offer(ranks[1], request("c"));
+  offer(ranks[1], request("d"));
+  EXPECT_FALSE(ranks[1].arrives_with()) << "the bundle has two batches";
+  ranks[1].leave_soon();
+  EXPECT_FALSE(ranks[1].arrives_with());
+}
+
 TEST(ScheduleReplay, GoesRoundAndRound) {
   Ranks ranks(3);
   ranks.enter({batch({"a"}), batch({"b"})});
