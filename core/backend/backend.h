@@ -114,13 +114,13 @@ class Work {
   /// Whether fill_ahead() may be called. All members that have run the same collectives on the
   /// channel get the same answer.
   virtual bool fills_ahead() const noexcept { return false; }
-  /// Copies the input to memory that the members share. The output is not written, and the
-  /// collective may still be dropped: the channel then continues as if this call had not been made.
-  /// @pre fills_ahead() (unchecked: the default is never called)
-  virtual void fill_ahead(std::span<const std::byte> /*in*/, std::span<std::byte> /*out*/) {}
+  /// Copies the input to memory that the members share. The collective may still be dropped: the
+  /// channel then continues as if this call had not been made. @pre fills_ahead() (unchecked: the
+  /// default is never called)
+  virtual void fill_ahead(std::span<const std::byte> /*in*/) {}
   /// Completes the collective without waiting. @pre every member has returned from fill_ahead() for
   /// it, and this thread has observed that (unchecked: the default is never called)
-  virtual void run_filled() {}
+  virtual void run_filled(std::span<std::byte> /*out*/) {}
 };
 
 /// Launches the collectives of one process set on one device. Every member launches them in the

@@ -204,6 +204,18 @@ std::vector<EventPtr> Batch::allocate_outputs() const {
   return all_writable;
 }
 
+std::span<const std::byte> Batch::input() const noexcept {
+  if (!reads_input()) return {};
+  const TensorView& input = operations_.front()->submission.input;
+  return {input.data, input.bytes()};
+}
+
+std::span<std::byte> Batch::output() const noexcept {
+  if (!has_output()) return {};
+  const TensorView& output = operations_.front()->submission.output;
+  return {output.data, output.bytes()};
+}
+
 void Batch::input_pieces(std::vector<std::span<const std::byte>>& pieces) const {
   pieces.clear();
   for (const auto& operation : operations_) {

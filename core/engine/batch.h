@@ -84,6 +84,9 @@ class Batch {
   /// outputs may be written; outputs that may be written at once have no event. @throws hvd::Error
   /// for an output of the wrong size
   std::vector<EventPtr> allocate_outputs() const;
+  /// This rank's tensors, of a batch that is not buffered. Empty if it has no such tensor.
+  std::span<const std::byte> input() const noexcept;
+  std::span<std::byte> output() const noexcept;
   /// This rank's tensors in their order in a buffer. @param pieces overwritten
   void input_pieces(std::vector<std::span<const std::byte>>& pieces) const;
   void output_pieces(std::vector<std::span<std::byte>>& pieces) const;

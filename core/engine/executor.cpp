@@ -49,12 +49,11 @@ bool staged(const Batch& batch) noexcept {
   return !batch.nothing_to_move() && !batch.exchanges_rows();
 }
 
-/// Whether the batch passes neither through a buffer nor through a device, and its output is there,
-/// so that no resource is taken before it runs. All ranks get the same answer.
+/// Whether the batch passes neither through a buffer nor through a device, so that no resource is
+/// taken before it runs. All ranks get the same answer.
 bool can_fill_ahead(const Batch& batch) noexcept {
-  return batch.in_place_kind() && batch.spec().device.type == DeviceType::kCpu &&
-         !batch.buffered() && !batch.nothing_to_move() && !batch.absent_here() &&
-         !batch.conversion().scales_early();
+  return staged(batch) && batch.spec().device.type == DeviceType::kCpu && !batch.buffered() &&
+         !batch.absent_here() && !batch.conversion().scales_early();
 }
 
 /// Bytes of the collective, a measure of how long it takes.
@@ -118,10 +117,7 @@ bool Executor::fill_ahead(Execution& execution) {
   if (execution.queue_ == nullptr || !execution.work_ || !can_fill_ahead(batch)) return true;
   if (!execution.queue_->empty()) return false;
   if (!execution.work_->fills_ahead()) return true;
-  const Submission& submission = batch.operations().front()->submission;
-  execution.work_->fill_ahead(
-      {submission.input.data, batch.reads_input() ? submission.input.bytes() : 0},
-      {submission.output.data, submission.output.bytes()});
+  execution.work_->fill_ahead(batch.input());
   execution.agreed_at_ = parts_.timeline.on() ? parts_.clock.now() : TimePoint{};
   execution.launched_at_ = execution.agreed_at_;
   execution.filled_ = true;
@@ -131,7 +127,12 @@ bool Executor::fill_ahead(Execution& execution) {
 void Executor::run_filled(Execution& execution) {
   HVD_EXPECT(execution.filled_, "the input of the batch is there");
   parts_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
-  execution.work_->run_filled();
+  try {
+    execution.batch().allocate_outputs();
+  } catch (const std::exception& error) {
+    throw Error(execution.batch().title() + ": " + error.what());
+  }
+  execution.work_->run_filled(execution.batch().output());
   execution.filled_ = false;
   end(execution, nullptr);
 }

@@ -81,9 +81,8 @@ const Staged& HostStaging::stage(const Batch& batch) {
     output_ = pool_.lease(batch.out_bytes());
     staged_.out = output_.bytes();
   } else {
-    const Submission& submission = batch.operations().front()->submission;
-    if (batch.reads_input()) staged_.in = {submission.input.data, submission.input.bytes()};
-    if (batch.has_output()) staged_.out = {submission.output.data, submission.output.bytes()};
+    staged_.in = batch.input();
+    staged_.out = batch.output();
     if (!batch.conversion().scales_early()) return staged_;
   }
   packed_ = staged_.out;

@@ -10,7 +10,7 @@ using namespace std::chrono_literals;
 // A shorter load has found the line in the cache of this core. It is no measurement.
 constexpr auto kOwnCache = 20ns;
 // A longer load has crossed to another chiplet or socket.
-constexpr auto kSharedCache = 80ns;
+constexpr auto kOneChip = 140ns;
 // After a longer load the thread was probably interrupted.
 constexpr auto kInterrupted = 2us;
 // The majority that changes the estimate.
@@ -37,7 +37,7 @@ std::uint64_t CacheDistance::load(const std::atomic<std::uint64_t>& counter) noe
 
 void CacheDistance::add(Nanoseconds load) noexcept {
   if (load < kOwnCache || load > kInterrupted) return;
-  balance_ = std::clamp(balance_ + (load > kSharedCache ? 1 : -1), -kDecisive, kDecisive);
+  balance_ = std::clamp(balance_ + (load > kOneChip ? 1 : -1), -kDecisive, kDecisive);
   if (balance_ == kDecisive) far_ = true;
   if (balance_ == -kDecisive) far_ = false;
 }

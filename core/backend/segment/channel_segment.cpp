@@ -77,6 +77,11 @@ bool ChannelSegment::all_reached(Counter counter, std::uint64_t rounds) noexcept
   return true;
 }
 
+void ChannelSegment::measure_distance() noexcept {
+  HVD_EXPECT(ready_, "all members have mapped it");
+  if (size() > 1) distance_.load(states_[(member_ + 1) % size()].released);
+}
+
 void ChannelSegment::write(std::byte* to, const std::byte* from, std::size_t bytes) noexcept {
   if (!streams(bytes)) return copy_bytes(to, from, bytes);
   kernels::copy_streaming(to, from, bytes);

@@ -128,6 +128,8 @@ class ChannelSegment {
   /// Whether the counter of every member, including this one, has reached `rounds`. Measures the
   /// distance of the other members now and then.
   bool all_reached(Counter, std::uint64_t rounds) noexcept;
+  /// Measures the distance of another member.
+  void measure_distance() noexcept;
   /// Whether the counter of at least one other member has reached `rounds`.
   bool other_reached(Counter, std::uint64_t rounds) const noexcept;
   /// Copies to a buffer of the segment that another member reads next.

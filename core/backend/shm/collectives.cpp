@@ -26,6 +26,9 @@ class ShmAllreduce final : public PipelinedWork {
     return sliced_;
   }
 
+  bool may_fill_ahead() const noexcept override { return true; }
+  void prepare_ahead() noexcept override { sliced_ = false; }
+
   std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
   Range part(std::uint64_t round) noexcept {
     return segment::round_part(in_.size(), round, step());
@@ -92,6 +95,7 @@ class ShmBroadcast final : public PipelinedWork {
     return false;
   }
   std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
+  bool may_fill_ahead() const noexcept override { return true; }
   std::size_t root() const noexcept { return static_cast<std::size_t>(collective_.root); }
   bool at_root() const noexcept { return rank() == root(); }
 
@@ -121,6 +125,7 @@ class ShmAllgather final : public PipelinedWork {
         blocks_(segment::blocks_of(collective.counts, element())) {}
 
  private:
+  bool may_fill_ahead() const noexcept override { return true; }
   bool prepare() override {
     set_rounds(segment::most_rounds(blocks_, step()));
     if (out_.size() > channel().tuning().small_bytes) offer(in_);
@@ -194,6 +199,7 @@ class ShmReducescatter final : public ShmExchange {
       : ShmExchange(std::move(channel), collective, in, out, collective.counts) {}
 
  private:
+  bool may_fill_ahead() const noexcept override { return true; }
   bool prepare() override {
     set_rounds(segment::most_rounds(sent_, step_));
     if (in_.size() > channel().tuning().small_bytes) offer(in_);

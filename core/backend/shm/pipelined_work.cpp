@@ -49,23 +49,34 @@ bool PipelinedWork::again(std::span<const std::byte> in, std::span<std::byte> ou
 void PipelinedWork::start() {
   offers_ = false;
   const bool copies_out = prepare();
-  one_round_ = !copies_out && !offers_ && rounds_ == 1;
   // After an offer, choose_place() sets the number of rounds.
   pipeline_.begin(copies_out ? segment::PhaseRules(kForAll) : kEachForItself,
                   offers_ ? 1 : rounds_);
 }
 
-void PipelinedWork::fill_ahead(std::span<const std::byte> in, std::span<std::byte> out) {
+// Work in place is faster. All members know from the last use whether they worked in place, and
+// only this member knows whether its new tensors are in its arena.
+bool PipelinedWork::fills_ahead() const noexcept {
+  return rounds_ == 1 && !in_place_ && channel_->segment().last_rounds == 1 && may_fill_ahead() &&
+         out_.size() * (members() - 1) <= channel_->tuning().ahead_bytes;
+}
+
+void PipelinedWork::fill_ahead(std::span<const std::byte> in) {
   HVD_EXPECT(fills_ahead(), "it has one round, as the collective before");
-  again(in, out);
+  again(in, out_);
+  prepare_ahead();
   pipeline_.begin_filled();
   fill(0);
 }
 
-void PipelinedWork::run_filled() {
+void PipelinedWork::run_filled(std::span<std::byte> out) {
+  HVD_EXPECT(out.size() == out_.size(), "it has the sizes of the last use");
+  out_ = out;
   worked_ = 0;
   reduce(0);
   ++moves_;
+  if (out_.size() >= segment::ChannelSegment::kLeastStreamed)
+    channel_->segment().measure_distance();
   pipeline_.end_filled();
 }
 

@@ -32,11 +32,9 @@ class PipelinedWork : public Work {
   std::optional<Headway> headway() const noexcept final { return Headway{moves_}; }
   bool repeats() const noexcept final { return true; }
   bool again(std::span<const std::byte> in, std::span<std::byte> out) final;
-  bool fills_ahead() const noexcept final {
-    return one_round_ && channel_->segment().last_rounds == 1;
-  }
-  void fill_ahead(std::span<const std::byte> in, std::span<std::byte> out) final;
-  void run_filled() final;
+  bool fills_ahead() const noexcept final;
+  void fill_ahead(std::span<const std::byte> in) final;
+  void run_filled(std::span<std::byte> out) final;
 
  protected:
   using Range = segment::Range;
@@ -45,6 +43,10 @@ class PipelinedWork : public Work {
   /// make the same calls on every member.
   /// @return whether the rounds have a copy_out() phase, because members reduce for each other
   virtual bool prepare() = 0;
+  /// Whether fill() and reduce() of a single round may run as fill_ahead() and run_filled().
+  virtual bool may_fill_ahead() const noexcept { return false; }
+  /// Makes each member reduce everything for itself, from now until prepare() is called again.
+  virtual void prepare_ahead() noexcept {}
   /// Copies this member's input of the round into its buffer.
   virtual void fill(std::uint64_t round) = 0;
   /// Reduces or copies the members' buffers. False: a later call continues.
@@ -131,9 +133,7 @@ class PipelinedWork : public Work {
   const std::shared_ptr<ShmChannelState> channel_;
   segment::Pipeline pipeline_;
   std::uint64_t rounds_ = 0;  ///< data rounds
-  /// The last start() found one data round, of which no member works for another.
-  bool one_round_ = false;
-  bool offers_ = false;  ///< prepare() has called offer(), with tensors at these offsets
+  bool offers_ = false;       ///< prepare() has called offer(), with tensors at these offsets
   std::int64_t offered_input_ = 0;
   std::int64_t offered_output_ = 0;
   bool started_ = false;

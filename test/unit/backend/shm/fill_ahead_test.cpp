@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <random>
 #include <span>
@@ -21,17 +22,32 @@ namespace {
 class FillAheadTest : public ::testing::Test {
  protected:
   static constexpr std::size_t kMembers = 3;
-  static constexpr std::int64_t kMost = 1024;  // elements of a tensor
+  static constexpr std::int64_t kMost = 4096;  // elements of a tensor
   /// One round, in which every member reduces everything.
   static constexpr std::int64_t kSmall = 16;
-  /// One round, in which each member reduces a slice.
-  static constexpr std::int64_t kOneRound = 64;
+  /// One round, in which each member reduces a slice, unless it is filled ahead.
+  static constexpr std::int64_t kSliced = 40;
+  /// One round, and too large to be filled ahead.
+  static constexpr std::int64_t kLarge = 64;
   static constexpr std::int64_t kManyRounds = 1000;
 
   /// One collective that all members repeat.
   struct Repeated {
-    std::int64_t count = 0;
+    std::int64_t count = 0;  ///< elements of each member's part
+    OpKind kind = OpKind::kAllreduce;
+    std::array<std::int64_t, kMembers> counts = {count, count, count};
     std::array<std::unique_ptr<Work>, kMembers> works = {};
+
+    std::int64_t in() const { return kind == OpKind::kReducescatter ? 3 * count : count; }
+    std::int64_t out() const { return kind == OpKind::kAllgather ? 3 * count : count; }
+    Collective collective() const {
+      Collective collective{.kind = kind, .dtype = DataType::kInt64, .count = count, .root = 1};
+      if (kind == OpKind::kReducescatter || kind == OpKind::kAllgather) {
+        collective.count = 3 * count;
+        collective.counts = counts;
+      }
+      return collective;
+    }
   };
 
   FillAheadTest() {
@@ -39,44 +55,62 @@ class FillAheadTest : public ::testing::Test {
     const std::string name =
         "/hvd-test-" + std::to_string(::getpid()) + "-ahead-" + std::to_string(++names);
     for (std::size_t rank = 0; rank < kMembers; ++rank) {
+      arenas_[rank] = SharedArena::create(std::size_t{1} << 20);
       backends_[rank] = std::make_unique<ShmBackend>(
-          name, nullptr, ShmTuning{.buffer_bytes = 512, .small_bytes = 128});
+          name, arenas_[rank],
+          ShmTuning{.buffer_bytes = 512, .small_bytes = 128, .ahead_bytes = 1000});
       channels_[rank] = backends_[rank]->open(
           {.ranks = {0, 1, 2}, .set_rank = static_cast<int>(rank)}, peers_[rank]);
     }
   }
 
-  static std::span<const std::byte> input(std::vector<std::int64_t>& tensor, std::int64_t count) {
-    return std::as_bytes(std::span(tensor).first(static_cast<std::size_t>(count)));
+  std::span<const std::byte> input(const Repeated& repeated, std::size_t rank) {
+    return std::as_bytes(std::span(in_[rank]).first(static_cast<std::size_t>(repeated.in())));
   }
-  std::span<std::byte> output(std::size_t rank, std::int64_t count) {
-    return std::as_writable_bytes(std::span(out_[rank]).first(static_cast<std::size_t>(count)));
+  std::span<std::byte> output(const Repeated& repeated, std::size_t rank) {
+    return std::as_writable_bytes(
+        std::span(out_[rank]).first(static_cast<std::size_t>(repeated.out())));
   }
 
-  /// Draws new inputs, so that a stale buffer gives a wrong sum.
+  /// Draws new inputs, so that a stale buffer gives a wrong result.
   void draw() {
     for (std::size_t rank = 0; rank < kMembers; ++rank)
       for (std::int64_t& element : in_[rank]) element = static_cast<std::int64_t>(random_() % 1000);
   }
 
-  void check(std::int64_t count) {
-    for (std::size_t i = 0; i < static_cast<std::size_t>(count); ++i) {
-      const std::int64_t expected = in_[0][i] + in_[1][i] + in_[2][i];
-      for (std::size_t rank = 0; rank < kMembers; ++rank)
-        ASSERT_EQ(out_[rank][i], expected) << "element " << i << " of rank " << rank;
+  std::int64_t sum(std::size_t element) const {
+    return in_[0][element] + in_[1][element] + in_[2][element];
+  }
+  std::int64_t expected(const Repeated& repeated, std::size_t rank, std::size_t element) const {
+    const auto count = static_cast<std::size_t>(repeated.count);
+    switch (repeated.kind) {
+      case OpKind::kBroadcast:
+        return in_[1][element];
+      case OpKind::kAllgather:
+        return in_[element / count][element % count];
+      case OpKind::kReducescatter:
+        return sum(rank * count + element);
+      default:
+        return sum(element);
+    }
+  }
+  void check(const Repeated& repeated) {
+    for (std::size_t rank = 0; rank < kMembers; ++rank) {
+      for (std::size_t i = 0; i < static_cast<std::size_t>(repeated.out()); ++i)
+        ASSERT_EQ(out_[rank][i], expected(repeated, rank, i))
+            << to_string(repeated.kind) << ", element " << i << " of rank " << rank;
     }
   }
 
   void run(Repeated& repeated) {
     draw();
-    const std::int64_t count = repeated.count;
     for (std::size_t rank = 0; rank < kMembers; ++rank) {
       std::unique_ptr<Work>& work = repeated.works[rank];
       if (work) {
-        ASSERT_TRUE(work->again(input(in_[rank], count), output(rank, count)));
+        ASSERT_TRUE(work->again(input(repeated, rank), output(repeated, rank)));
       } else {
-        work = channels_[rank]->launch({.dtype = DataType::kInt64, .count = count},
-                                       input(in_[rank], count), output(rank, count));
+        work = channels_[rank]->launch(repeated.collective(), input(repeated, rank),
+                                       output(repeated, rank));
       }
     }
     std::array<bool, kMembers> done = {};
@@ -84,7 +118,7 @@ class FillAheadTest : public ::testing::Test {
       const std::size_t rank = random_() % kMembers;
       done[rank] = done[rank] || repeated.works[rank]->progress();
     }
-    check(count);
+    check(repeated);
   }
 
   bool fills_ahead(const Repeated& repeated) {
@@ -92,10 +126,11 @@ class FillAheadTest : public ::testing::Test {
     for (const auto& work : repeated.works) EXPECT_EQ(work->fills_ahead(), first);
     return first;
   }
-
   void fill(Repeated& repeated, std::size_t rank) {
-    repeated.works[rank]->fill_ahead(input(in_[rank], repeated.count),
-                                     output(rank, repeated.count));
+    repeated.works[rank]->fill_ahead(input(repeated, rank));
+  }
+  void run_member(Repeated& repeated, std::size_t rank) {
+    repeated.works[rank]->run_filled(output(repeated, rank));
   }
 
   /// Runs it as the ranks of a replay do. @param members that fill before one leaves the replay
@@ -104,19 +139,20 @@ class FillAheadTest : public ::testing::Test {
     draw();
     for (std::size_t rank = 0; rank < members; ++rank) fill(repeated, rank);
     if (members < kMembers) return;
-    for (std::size_t rank = 0; rank < kMembers; ++rank) repeated.works[rank]->run_filled();
-    check(repeated.count);
+    for (std::size_t rank = 0; rank < kMembers; ++rank) run_member(repeated, rank);
+    check(repeated);
   }
 
   std::mt19937 random_{4};
   std::array<testing::FakePeers, kMembers> peers_;
+  std::array<std::shared_ptr<SharedArena>, kMembers> arenas_;
   std::array<std::unique_ptr<ShmBackend>, kMembers> backends_;
   std::array<std::unique_ptr<Channel>, kMembers> channels_;
-  std::array<std::vector<std::int64_t>, kMembers> in_ = filled_with_zeros();
-  std::array<std::vector<std::int64_t>, kMembers> out_ = filled_with_zeros();
+  std::array<std::vector<std::int64_t>, kMembers> in_ = zeros();
+  std::array<std::vector<std::int64_t>, kMembers> out_ = zeros();
 
  private:
-  static std::array<std::vector<std::int64_t>, kMembers> filled_with_zeros() {
+  static std::array<std::vector<std::int64_t>, kMembers> zeros() {
     std::array<std::vector<std::int64_t>, kMembers> tensors;
     tensors.fill(std::vector<std::int64_t>(kMost));
     return tensors;
@@ -124,28 +160,52 @@ class FillAheadTest : public ::testing::Test {
 };
 
 TEST_F(FillAheadTest, ASmallCollectiveIsFilledAheadOnceItHasRun) {
-  Repeated small{.count = kSmall};
-  run(small);
-  for (int step = 0; step < 5; ++step) {
-    ASSERT_TRUE(fills_ahead(small));
-    run_filled(small);
+  for (const OpKind kind :
+       {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kAllgather, OpKind::kReducescatter}) {
+    Repeated small{.count = kSmall, .kind = kind};
+    run(small);
+    for (int step = 0; step < 5; ++step) {
+      ASSERT_TRUE(fills_ahead(small)) << to_string(kind);
+      run_filled(small);
+    }
   }
 }
 
-TEST_F(FillAheadTest, ACollectiveInSlicesIsNot) {
-  Repeated sliced{.count = kOneRound};
+TEST_F(FillAheadTest, UpToABound) {
+  Repeated sliced{.count = kSliced};
   run(sliced);
-  EXPECT_FALSE(fills_ahead(sliced));
+  ASSERT_TRUE(fills_ahead(sliced));
+  run_filled(sliced);
+  Repeated large{.count = kLarge};
+  run(large);
+  EXPECT_FALSE(fills_ahead(large));
 }
 
 TEST_F(FillAheadTest, AfterSeveralRoundsOnlyTheSecondCollectiveIs) {
   Repeated small{.count = kSmall};
-  Repeated large{.count = kManyRounds};
+  Repeated many{.count = kManyRounds};
   run(small);
-  run(large);
+  run(many);
   EXPECT_FALSE(fills_ahead(small));
   run(small);
   EXPECT_TRUE(fills_ahead(small));
+}
+
+TEST_F(FillAheadTest, TensorsThatAllReachAreNot) {
+  std::array<std::unique_ptr<Work>, kMembers> works;
+  std::array<std::shared_ptr<std::byte>, kMembers> tensors;
+  constexpr std::size_t kTensorBytes = kSliced * 8;
+  for (std::size_t rank = 0; rank < kMembers; ++rank) {
+    tensors[rank] = allocate_shared(arenas_[rank], kTensorBytes, true);
+    works[rank] = channels_[rank]->launch({.dtype = DataType::kInt64, .count = kSliced},
+                                          {tensors[rank].get(), kTensorBytes},
+                                          {tensors[rank].get(), kTensorBytes});
+  }
+  std::array<bool, kMembers> done = {};
+  for (int calls = 0; !std::ranges::all_of(done, std::identity()) && calls < 10000; ++calls)
+    for (std::size_t rank = 0; rank < kMembers; ++rank)
+      done[rank] = done[rank] || works[rank]->progress();
+  for (const auto& work : works) EXPECT_FALSE(work->fills_ahead()) << "work in place is faster";
 }
 
 TEST_F(FillAheadTest, AMemberThatIsAheadDoesNotDisturbTheOthers) {
@@ -153,22 +213,27 @@ TEST_F(FillAheadTest, AMemberThatIsAheadDoesNotDisturbTheOthers) {
   run(small);
   run_filled(small);
   draw();
-  const auto first_inputs = in_;
+  const std::int64_t first_sum = sum(0);
   for (std::size_t rank = 0; rank < kMembers; ++rank) fill(small, rank);
-  small.works[0]->run_filled();
+  run_member(small, 0);
   for (std::int64_t& element : in_[0]) element = -1;
   fill(small, 0);  // the others have not read its first input yet
-  for (std::size_t rank = 1; rank < kMembers; ++rank) small.works[rank]->run_filled();
-  for (std::size_t rank = 0; rank < kMembers; ++rank)
-    EXPECT_EQ(out_[rank][0], first_inputs[0][0] + first_inputs[1][0] + first_inputs[2][0]);
+  for (std::size_t rank = 1; rank < kMembers; ++rank) run_member(small, rank);
+  for (std::size_t rank = 0; rank < kMembers; ++rank) EXPECT_EQ(out_[rank][0], first_sum);
   for (std::size_t rank = 1; rank < kMembers; ++rank) fill(small, rank);
-  for (std::size_t rank = 0; rank < kMembers; ++rank) small.works[rank]->run_filled();
-  check(kSmall);
+  for (std::size_t rank = 0; rank < kMembers; ++rank) run_member(small, rank);
+  check(small);
 }
 
 TEST_F(FillAheadTest, MixedWithOtherCollectivesAndDroppedFills) {
-  std::array<Repeated, 4> programs = {Repeated{kSmall}, Repeated{kSmall / 2}, Repeated{kOneRound},
-                                      Repeated{kManyRounds}};
+  std::array<Repeated, 8> programs = {Repeated{kSmall},
+                                      Repeated{kSmall / 2},
+                                      Repeated{kSliced},
+                                      Repeated{kLarge},
+                                      Repeated{kManyRounds},
+                                      Repeated{kSmall, OpKind::kBroadcast},
+                                      Repeated{kSmall, OpKind::kAllgather},
+                                      Repeated{kSmall, OpKind::kReducescatter}};
   for (Repeated& repeated : programs) run(repeated);
   int filled = 0;
   for (int step = 0; step < 3000 && !HasFatalFailure(); ++step) {
