@@ -20,7 +20,9 @@ class Gate(unittest.TestCase):
     def test_a_state_is_known_if_the_cores_did_not_move(self):
         self.assertEqual(gate.state_of(cores(107, 150)), "near")
         self.assertEqual(gate.state_of(cores(530, 610)), "far")
+        self.assertEqual(gate.state_of(cores(255, 310)), "middle")
         self.assertIsNone(gate.state_of(cores(107, 530)))
+        self.assertIsNone(gate.state_of(cores(300, 530)))
         self.assertIsNone(gate.state_of(cores(None, None)))
 
     def test_ratios_are_found_in_the_documents_of_hvd_bench(self):
