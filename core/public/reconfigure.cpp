@@ -10,6 +10,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,8 @@ namespace {
 /// Connections to this process's server that are not from ranks.
 constexpr int kMostStrangers = 1024;
 constexpr auto kTimeBetweenLooks = std::chrono::milliseconds(50);
+/// Time for members on other hosts to arrive and receive the reason of a failure.
+constexpr auto kTimeToInform = std::chrono::milliseconds(500);
 
 /// A server at which the ranks of the next job find each other if this process is its rank 0.
 class OwnServer {
@@ -46,6 +49,10 @@ class OwnServer {
                                  .process = rendezvous::this_process(),
                                  .id = rendezvous::random_id()})) {}
   const std::string& handle() const noexcept { return handle_; }
+  /// Tells the processes that have arrived why there will be no job.
+  void report_lost(int rank) {
+    server_.fail(rendezvous::Refusal::lost(rank, "its process has ended before all had arrived"));
+  }
 
  private:
   rendezvous::SocketServer server_;
@@ -79,7 +86,8 @@ std::string describe(const runtime::ReconfigureHandle& handle) {
   return rendezvous::to_string(handle.process);
 }
 
-/// Detects the end of members on this host before they have arrived.
+/// Detects the end of members on this host before they have arrived. On rank 0 it ends the call
+/// then. Others wait for rank 0's reason: to rank 0 their end would look like a loss of their own.
 class MemberWatch {
  public:
   MemberWatch(const std::vector<runtime::ReconfigureHandle>& members, int own,
@@ -89,18 +97,19 @@ class MemberWatch {
       if (static_cast<int>(rank) != own)
         watched_.emplace_back(static_cast<int>(rank), rendezvous::watch(members[rank].process));
     }
+    if (own != 0) return;
     look();
     thread_ = start_thread("hvd-members", [this](const std::stop_token& stop) { run(stop); });
   }
   MemberWatch(const MemberWatch&) = delete;
   MemberWatch& operator=(const MemberWatch&) = delete;
-  ~MemberWatch() {
-    thread_.request_stop();
-    changed_.notify_all();
-  }
-  /// The first member whose process has ended.
-  std::optional<int> lost() const {
-    const MutexLock lock(mutex_);
+  ~MemberWatch() { stop(); }
+  /// Ends the watch, and returns a member whose process has ended: the first one that was found,
+  /// but not rank 0 if another one has ended too, because it ends when it gives up.
+  std::optional<int> end() {
+    stop();
+    if (thread_.joinable()) thread_.join();
+    look();
     return lost_;
   }
 
@@ -108,12 +117,15 @@ class MemberWatch {
   bool look() {
     for (auto& [rank, process] : watched_) {
       if (!process.ended()) continue;
-      const MutexLock lock(mutex_);
-      lost_ = rank;
+      if (lost_.value_or(0) == 0) lost_ = rank;
       interruption_->interrupt();
-      return true;
     }
-    return false;
+    return lost_.has_value();
+  }
+  void stop() {
+    const MutexLock lock(mutex_);
+    if (thread_.joinable()) thread_.request_stop();
+    changed_.notify_all();
   }
   void run(const std::stop_token& stop) {
     while (!stop.stop_requested() && !look()) {
@@ -125,9 +137,9 @@ class MemberWatch {
 
   const std::shared_ptr<rendezvous::Interruption> interruption_;
   std::vector<std::pair<int, ProcessWatch>> watched_;  // the thread's once it runs
-  mutable Mutex mutex_;
+  std::optional<int> lost_;                            // likewise
+  Mutex mutex_;
   Condition changed_;
-  std::optional<int> lost_ HVD_GUARDED_BY(mutex_);
   std::jthread thread_;  // last: it uses everything above
 };
 
@@ -179,12 +191,21 @@ std::vector<runtime::ReconfigureHandle> members_of(const std::vector<std::string
 runtime::JobConnection join_members(std::int64_t uuid,
                                     const std::vector<runtime::ReconfigureHandle>& members,
                                     const std::string& instance, int own,
-                                    const runtime::RuntimeOptions& options,
+                                    const runtime::RuntimeOptions& options, OwnServer& server,
                                     std::function<void()> arrived) {
   std::vector<elastic::PeerAddress> addresses;
   for (const auto& member : members) addresses.push_back(member.address);
   const auto interruption = std::make_shared<rendezvous::Interruption>();
-  const MemberWatch watch(members, own, interruption);
+  MemberWatch watch(members, own, interruption);
+  const auto throw_if_ended = [&] {
+    const auto lost = watch.end();
+    if (!lost) return;
+    if (own == 0) server.report_lost(*lost);
+    const bool all_here = std::ranges::all_of(
+        members, [](const auto& member) { return member.process.boot == boot_id(); });
+    if (own == 0 && !all_here) std::this_thread::sleep_for(kTimeToInform);
+    throw_lost(uuid, members, *lost, "its process has ended");
+  };
   try {
     return runtime::join_generation(options, runtime::process_arena(),
                                     {.hosts = elastic::addresses_of_rank_0(addresses),
@@ -196,13 +217,13 @@ runtime::JobConnection join_members(std::int64_t uuid,
                                      .instance = instance,
                                      .arrived = std::move(arrived)});
   } catch (const PeerLostError& error) {
-    if (const auto lost = watch.lost()) throw_lost(uuid, members, *lost, "its process has ended");
+    throw_if_ended();
     if (error.rank() >= 0) throw_lost(uuid, members, error.rank(), error.what());
     throw PeerLostError(text("hvd::reconfigure ", uuid, ": ", error.what()), -1);
   } catch (const UsageError&) {
     throw;
   } catch (const std::exception& error) {
-    if (const auto lost = watch.lost()) throw_lost(uuid, members, *lost, "its process has ended");
+    throw_if_ended();
     throw Error(text("hvd::reconfigure ", uuid, ": ", error.what()));
   }
 }
@@ -238,7 +259,8 @@ void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
   std::exception_ptr failure;
   try {
     runtime::replace_job(options, [&](const runtime::RuntimeOptions& settings, const auto& leave) {
-      return join_members(uuid, members, instance, rank, settings, [&] { former = leave(); });
+      return join_members(uuid, members, instance, rank, settings, *server,
+                          [&] { former = leave(); });
     });
   } catch (const std::exception&) {
     failure = std::current_exception();

@@ -243,6 +243,7 @@ TEST(Reconfigure, AMemberThatDiesWhileTheOthersWaitIsNamed) {
     if (own == 1) ::pause();
     board.post(1, own);
     EXPECT_THAT(error_of(90, handles, kPatient, 1), HasSubstr("rank 1 of 3 (host "));
+    meet(board, 2, own, {0, 2});  // a process that ends would be found, too
   });
   board.read(1, 0);
   board.read(1, 2);
