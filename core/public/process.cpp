@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
@@ -14,6 +15,7 @@
 #include <new>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/config.h"
@@ -56,6 +58,7 @@ struct Context {
   std::shared_ptr<Runtime> runtime HVD_GUARDED_BY(mutex);
   std::shared_ptr<void> world HVD_GUARDED_BY(lifecycle);              // outlives the runtime
   std::vector<ProcessIdentity> neighbours HVD_GUARDED_BY(lifecycle);  // see JobConnection
+  std::optional<int> device HVD_GUARDED_BY(lifecycle);                // of the last job with a GPU
   std::string controller HVD_GUARDED_BY(mutex);
   std::string init_method HVD_GUARDED_BY(mutex);
   std::optional<DumpSignal> dump_signal HVD_GUARDED_BY(lifecycle);
@@ -279,6 +282,7 @@ std::shared_ptr<Runtime> make_runtime(Context& process, const RuntimeOptions& op
   set_log_identity(topology.rank, topology.host_name(topology.rank));
   process.world = std::move(job.world);
   process.neighbours = std::move(job.neighbours);
+  if (job.device) process.device = job.device->device();
   auto created = Runtime::create(options, std::move(job.control), std::move(job.backends),
                                  process.clock, process_arena(), std::move(job.device));
   if (!process.exit_handler_registered) {
@@ -353,7 +357,8 @@ void replace_job(const Options& options, const JoinOther& join_other) {
     throw UsageError(
         "hvd::reconfigure: the job uses MPI, which cannot do without a rank; start the ranks "
         "without MPI, for example by torch.distributed or with 'hvdrun --controller ucx'");
-  const RuntimeOptions resolved = prepare(process, options);
+  RuntimeOptions resolved = prepare(process, options);
+  resolved.device_slot = process.device;
   // Called below, with the lock.
   const auto leave_former = [&process, former]() HVD_NO_THREAD_SAFETY_ANALYSIS {
     if (former) {
@@ -563,6 +568,16 @@ void wait_for_event(void* stream, const EventPtr& event) {
   device::Context& context = usable_device(*runtime, "wait_for_event", stream);
   const device::DeviceGuard guard(context.api(), context.device());
   context.wait({stream}, event);
+}
+
+void wait_on_host(const EventPtr& event) {
+  if (event == nullptr) return;
+  const auto runtime = runtime::current_runtime();
+  // The engine checks the communicators meanwhile, on its own thread.
+  while (!runtime->failed() && !event->query())
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  // The engine records a failure before it ends the collectives on the device.
+  if (runtime->failed()) runtime->failure().raise_if_error();
 }
 
 bool mpi_built() noexcept { return built("MPI"); }
