@@ -82,7 +82,7 @@ std::shared_ptr<device::Context> find_device(const RuntimeOptions& options, int 
   if (count == 0) return nullptr;
   const auto helper = std::make_shared<device::HelperThread>(kHelperPatience);
   return std::make_shared<device::Context>(
-      api, options.device.value_or(local_rank % count),
+      api, options.device.value_or(options.device_slot.value_or(local_rank) % count),
       device::ContextDeps{.memory = registered_memory(),
                           .run_on_helper = [helper](std::function<void()> function) {
                             helper->run(std::move(function));

@@ -218,6 +218,7 @@ JobConnection connect(const RuntimeOptions& options, const InitMethod& method,
   }
   job.world = world;
   job.init_method = world->init_method();
+  job.neighbours = world->node()->control_segment().other_processes();
   try {
     job.control = message::make_control_plane(world->carrier(), world->node());
     if (over_mpi) agreement = agree_or_leave(job, *over_mpi, options, gpu);
@@ -264,18 +265,28 @@ JobConnection join_generation(const RuntimeOptions& options,
   HVD_EXPECT(!place.hosts.empty() && place.rank < place.size, "the rank is one of the generation");
   const InitMethod method{.controller = place.size > 1 ? Controller::kUcx : Controller::kLocal,
                           .place = text("tcp://", place.hosts.front(), ":", place.port),
-                          .source = "hvdrun",
+                          .source = place.source,
                           .rank = place.rank,
                           .size = place.size};
   check_backend_name(options, method);
-  if (place.size == 1) return job_of_one(options);
-  return connect(options, method, std::move(arena), [&](Deadline deadline) {
-    const rendezvous::RankInfo own = rank_info(place.rank, place.size);
-    const auto open = [&place, own, deadline] {
-      return rendezvous::open_served_store(place.hosts, place.port, own, deadline,
+  if (place.size == 1) {
+    if (place.arrived) place.arrived();
+    return job_of_one(options);
+  }
+  return connect(options, method, std::move(arena), [&](Deadline deadline) -> JoinRanks {
+    const rendezvous::RankInfo of_server = rank_info(place.rank, place.size);
+    rendezvous::RankInfo own = of_server;
+    own.job += place.instance;
+    const auto open = [&place, of_server, deadline] {
+      return rendezvous::open_served_store(place.hosts, place.port, of_server, deadline,
                                            place.interruption);
     };
-    return joining_in(open, own, options, deadline);
+    JoinRanks join = joining_in(open, own, options, deadline);
+    return [&place, join = std::move(join)](std::span<const std::byte> payload) {
+      auto rendezvous = join(payload);
+      if (place.arrived) place.arrived();
+      return rendezvous;
+    };
   });
 }
 

@@ -1,12 +1,14 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "backend/backend.h"
+#include "base/process_watch.h"
 #include "base/shared_arena.h"
 #include "bootstrap/socket_store.h"
 #include "bootstrap/store_server.h"
@@ -20,8 +22,10 @@ namespace hvd::runtime {
 /// Everything that a process needs to take part in its job. The members that are listed last are
 /// destroyed first.
 struct JobConnection {
-  std::string controller = "local";         ///< carries the messages: "mpi", "ucx", "local"
-  std::string init_method = "local://";     ///< how the ranks have found each other
+  std::string controller = "local";      ///< carries the messages: "mpi", "ucx", "local"
+  std::string init_method = "local://";  ///< how the ranks have found each other
+  /// The other ranks of this host, with which this process shares memory.
+  std::vector<ProcessIdentity> neighbours;
   std::shared_ptr<void> world;              ///< keeps objects of `control` and `backends` alive
   std::shared_ptr<device::Context> device;  ///< this rank's GPU, if it has one
   std::vector<std::shared_ptr<Backend>> backends;
@@ -44,14 +48,18 @@ struct ProgramStore {
 JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena,
                        std::optional<ProgramStore> store = {});
 
-/// Where the ranks of a generation of an elastic job find each other: a store that the worker which
-/// is rank 0 has served since before the generation began.
+/// Where the ranks of a generation find each other: a store that the process which is rank 0 has
+/// served since before the generation began.
 struct GenerationPlace {
   std::vector<std::string> hosts = {};  ///< addresses of rank 0's host, to be tried in turn
   std::uint16_t port = 0;
   int rank = 0;
   int size = 1;
   std::shared_ptr<rendezvous::Interruption> interruption = {};  ///< ends the call
+  std::string source = "hvdrun";  ///< the authority on the members, for error texts
+  std::string instance = {};      ///< ranks with different ones do not find each other
+  /// Called when all ranks have joined, before anything of the job is made. May be empty.
+  std::function<void()> arrived = {};
 };
 /// The settings of that store's server.
 /// @param most connections of processes that have not proved themselves

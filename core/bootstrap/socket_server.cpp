@@ -50,6 +50,9 @@ class SocketServer::Impl {
   Impl(std::uint16_t port, StoreServer::Options options, Deadline deadline);
   ~Impl();
   std::string remarks(std::span<const int> ranks);
+  void fail(const Refusal& reason) {
+    asio::post(io_, [this, reason] { server_.fail(reason); });
+  }
   std::uint16_t port() const noexcept { return port_; }
   bool in_child() const noexcept { return ::getpid() != process_; }
 
@@ -318,6 +321,8 @@ SocketServer::~SocketServer() {
   // A child made by fork() has no such thread, and shares the descriptors with its parent.
   if (impl_ && impl_->in_child()) static_cast<void>(impl_.release());
 }
+
+void SocketServer::fail(const Refusal& reason) { impl_->fail(reason); }
 
 std::uint16_t SocketServer::port() const noexcept { return impl_->port(); }
 

@@ -33,6 +33,8 @@ class SocketServer {
   ~SocketServer();
 
   std::uint16_t port() const noexcept;
+  /// See StoreServer::fail().
+  void fail(const Refusal&);
   /// See StoreServer::remarks().
   std::string remarks(std::span<const int> ranks) const;
 

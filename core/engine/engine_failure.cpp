@@ -172,6 +172,8 @@ void Engine::fail(const Status& cause, bool notify_others) noexcept {
     on_failure_(cause);
   } else if (submission_queue_.ending()) {
     HVD_LOG(kInfo) << "the runtime has failed while this process was ending: " << own.message;
+  } else if (cause.code == StatusCode::kShutdown && cause.rank >= 0) {
+    HVD_LOG(kInfo) << "the job has ended: " << own.message;  // that rank has left it in order
   } else {
     HVD_LOG(kError) << "the runtime has failed: " << own.message;
   }

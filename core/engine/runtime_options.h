@@ -35,6 +35,9 @@ struct RuntimeOptions {
   int control_radix = 32;
   /// The ordinal of the GPU in this process; unset: the local rank modulo the number of GPUs.
   std::optional<int> device = {};
+  /// The number whose remainder selects the GPU if `device` is unset; unset: the local rank, which
+  /// changes when the ranks of the host do, while a program's tensors stay where they are.
+  std::optional<int> device_slot = {};
   /// Whether fusion buffers are registered with NCCL, if its version can.
   NcclRegister nccl_register = NcclRegister::kOff;
   NcclLaunch nccl_launch = NcclLaunch::kThread;

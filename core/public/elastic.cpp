@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <atomic>
 #include <charconv>
+#include <chrono>
+#include <cstdio>
 #include <cstdlib>
 #include <exception>
 #include <optional>
@@ -20,6 +22,8 @@
 #include "bootstrap/build_identity.h"
 #include "bootstrap/join.h"
 #include "bootstrap/socket_server.h"
+#include "device/context.h"
+#include "device/probe.h"
 #include "elastic/member_link.h"
 #include "elastic/peer_address.h"
 #include "hvd/collectives.h"
@@ -37,6 +41,8 @@ namespace {
 constexpr int kMostStrangers = 1024;
 /// Attempts to form a generation that fail although hvdrun has not reset it.
 constexpr int kMostAttempts = 10;
+/// How long the calls may take that find out whether a GPU works.
+constexpr Duration kDevicePatience = std::chrono::seconds(10);
 
 std::atomic<std::uint64_t>& present_generation() {
   static std::atomic<std::uint64_t> generation{0};
@@ -176,6 +182,7 @@ class Worker {
 
  private:
   void leave(const std::string& cause);
+  void require_device(const std::shared_ptr<device::Context>&);
   [[noreturn]] void end_unfinished();
   void form(const member::Form&);
   void connect(const member::Form&);
@@ -241,13 +248,29 @@ void Worker::end_unfinished() {
 /// is assigned: Note [Memory after a failure].
 void Worker::leave(const std::string& cause) {
   at_end_ = false;
+  auto runtime = runtime::runtime_or_null();
+  const auto device = runtime ? runtime->device() : nullptr;
+  runtime.reset();  // it ends below, with the communicators
   runtime::leave_generation();
   link_->set_interrupt({});
+  require_device(device);
   change_.cause = cause;
   server_.reset();
   server_.emplace();
   link_->left(state_.summary(), static_cast<bool>(options_.load), server_->address());
   reach(Stage::kReady);
+}
+
+/// Ends the process if its GPU does not work any more: it would break each further generation.
+/// Exit handlers are skipped, because those of CUDA may wait for the GPU.
+void Worker::require_device(const std::shared_ptr<device::Context>& device) {
+  if (!device) return;
+  const std::string trouble = device::find_trouble(device, kDevicePatience);
+  if (trouble.empty()) return;
+  HVD_LOG(kError) << "this process ends and is replaced, because its GPU does not work any more: "
+                  << trouble;
+  std::fflush(nullptr);
+  ::_exit(EXIT_FAILURE);
 }
 
 /// Whether the end of the generation has caused the exception.
@@ -466,6 +489,9 @@ void run(State& state, const std::function<void()>& function, const RunOptions& 
     throw UsageError(
         "hvd::elastic::run: called a second time; an elastic job has one run(), and ends with it");
   }
+  // The slot of the worker on its host, which it keeps.
+  if (const char* const slot = std::getenv("LOCAL_RANK"))
+    settings->device_slot = parse_number<int>(slot);
   runtime::set_in_elastic_run(true);
   try {
     Worker(state.impl(), function, options, std::move(*settings), *identity).run();

@@ -8,6 +8,7 @@
 #include "hvd/elastic.h"
 #include "hvd/error.h"
 #include "public/elastic_stage.h"
+#include "public/process.h"
 
 namespace hvd::elastic {
 namespace {
@@ -46,6 +47,9 @@ void State::Impl::prepare(bool goes_on) const {
 void State::Impl::take() {
   save(items, spare.replicated, is_copied);
   save(items, spare.own, is_own);
+  // Copies of a GPU's memory have waited for it. A failure has ended its collectives with garbage.
+  const auto runtime = runtime::runtime_or_null();
+  if (runtime && runtime->device() && runtime->failed()) runtime->failure().raise_if_error();
   std::swap(committed, spare);
   known_hash.reset();
   has_state = true;

@@ -5,14 +5,17 @@
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <cstddef>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/config.h"
@@ -53,7 +56,9 @@ struct Context {
   Mutex lifecycle;  // held through init() and shutdown(), which are collective
   Mutex mutex;
   std::shared_ptr<Runtime> runtime HVD_GUARDED_BY(mutex);
-  std::shared_ptr<void> world HVD_GUARDED_BY(lifecycle);  // outlives the runtime
+  std::shared_ptr<void> world HVD_GUARDED_BY(lifecycle);              // outlives the runtime
+  std::vector<ProcessIdentity> neighbours HVD_GUARDED_BY(lifecycle);  // see JobConnection
+  std::optional<int> device HVD_GUARDED_BY(lifecycle);                // of the last job with a GPU
   std::string controller HVD_GUARDED_BY(mutex);
   std::string init_method HVD_GUARDED_BY(mutex);
   std::optional<DumpSignal> dump_signal HVD_GUARDED_BY(lifecycle);
@@ -180,6 +185,11 @@ void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(proc
   process.world.reset();
 }
 
+std::string controller_of(Context& process) {
+  const MutexLock lock(process.mutex);
+  return process.controller;
+}
+
 // A program that ends without shutdown() leaves as if it had called it: the other ranks get a
 // ShutdownError with that cause instead of hanging.
 void leave_at_exit() {
@@ -215,9 +225,9 @@ void report_exit(int status, void*) {
 // A start that fails for lack of descriptors is this rank's own error, even if the error blames a
 // rank that this one could not connect to. The text of the error proves nothing, because it may
 // quote another rank's.
-JobConnection join_within_limits(const RuntimeOptions& options, std::optional<ProgramStore> store) {
+JobConnection join_within_limits(const std::function<JobConnection()>& join_other) {
   try {
-    return join_job(options, process_arena(), std::move(store));
+    return join_other();
   } catch (const UsageError&) {
     throw;
   } catch (const std::exception& error) {
@@ -227,11 +237,29 @@ JobConnection join_within_limits(const RuntimeOptions& options, std::optional<Pr
   }
 }
 
+// Prepares the process for a job.
+RuntimeOptions prepare(Context& process, const Options& options) HVD_REQUIRES(process.lifecycle) {
+  if (process.job_inherited) {
+    throw UsageError(
+        "hvd::init: this process was made by fork() while its parent was in a job, whose "
+        "connections it cannot use; "
+        "fork before hvd::init(), or start another program");
+  }
+  hold_standard_streams();
+  raise_descriptor_limit();
+  reserve_descriptors();
+  configure_log_from_environment();
+  RuntimeOptions resolved = resolve(options);
+  register_fork_handlers();
+  if (!process.program_has_mpi) process.program_has_mpi = mpi_is_active();
+  return resolved;
+}
+
 // Joins the job, and notifies hvdrun if that fails because another rank is lost. This rank is then
 // not the first that failed, even if hvdrun sees its end first.
 JobConnection join_observed(const RuntimeOptions& options, std::optional<ProgramStore> store) {
   try {
-    return join_within_limits(options, std::move(store));
+    return join_within_limits([&] { return join_job(options, process_arena(), std::move(store)); });
   } catch (const PeerLostError& loss) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
                                observe::without_backtrace(loss.what()), loss.rank());
@@ -253,6 +281,8 @@ std::shared_ptr<Runtime> make_runtime(Context& process, const RuntimeOptions& op
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
   process.world = std::move(job.world);
+  process.neighbours = std::move(job.neighbours);
+  if (job.device) process.device = job.device->device();
   auto created = Runtime::create(options, std::move(job.control), std::move(job.backends),
                                  process.clock, process_arena(), std::move(job.device));
   if (!process.exit_handler_registered) {
@@ -315,6 +345,38 @@ void leave_generation() {
   leave(process, std::nullopt);
 }
 
+void replace_job(const Options& options, const JoinOther& join_other) {
+  Context& process = context();
+  const MutexLock lock(process.lifecycle);
+  if (elastic::worker_identity() || elastic_options())
+    throw UsageError(
+        "hvd::reconfigure: this process is a worker of an elastic job, whose members hvdrun "
+        "chooses; start it without --min-np and the like");
+  const auto former = runtime_or_null();
+  if (former && controller_of(process) == "mpi")
+    throw UsageError(
+        "hvd::reconfigure: the job uses MPI, which cannot do without a rank; start the ranks "
+        "without MPI, for example by torch.distributed or with 'hvdrun --controller ucx'");
+  RuntimeOptions resolved = prepare(process, options);
+  resolved.device_slot = process.device;
+  // Called below, with the lock.
+  const auto leave_former = [&process, former]() HVD_NO_THREAD_SAFETY_ANALYSIS {
+    if (former) {
+      former->fail_soon({StatusCode::kShutdown,
+                         text("rank ", former->topology().rank,
+                              " has left the job in hvd::reconfigure(), which forms another one"),
+                         former->topology().rank});
+    }
+    auto neighbours = std::exchange(process.neighbours, {});
+    leave(process, std::nullopt);
+    reserve_descriptors();
+    return neighbours;
+  };
+  auto job = join_within_limits([&] { return join_other(resolved, leave_former); });
+  report_settings(process, options, job.control->topology());
+  make_runtime(process, resolved, std::move(job));
+}
+
 }  // namespace runtime
 
 namespace {
@@ -326,19 +388,7 @@ void join(runtime::Context& process, const Options& options,
   if (runtime::runtime_or_null() || runtime::elastic_options())
     throw UsageError(
         "hvd::init: already initialised; call hvd::shutdown() before initialising again");
-  if (process.job_inherited) {
-    throw UsageError(
-        "hvd::init: this process was made by fork() while its parent was in a job, whose "
-        "connections it cannot use; "
-        "fork before hvd::init(), or start another program");
-  }
-  runtime::hold_standard_streams();
-  raise_descriptor_limit();
-  reserve_descriptors();
-  configure_log_from_environment();
-  const runtime::RuntimeOptions resolved = runtime::resolve(options);
-  runtime::register_fork_handlers();
-  if (!process.program_has_mpi) process.program_has_mpi = runtime::mpi_is_active();
+  const runtime::RuntimeOptions resolved = runtime::prepare(process, options);
   if (elastic::worker_identity()) {
     if (store)
       throw UsageError(
@@ -468,9 +518,7 @@ std::string init_method() {
 }
 std::string controller() {
   runtime::current_runtime();
-  runtime::Context& process = runtime::context();
-  const MutexLock lock(process.mutex);
-  return process.controller;
+  return runtime::controller_of(runtime::context());
 }
 bool is_homogeneous() { return runtime::current_runtime()->topology().homogeneous; }
 
@@ -520,6 +568,16 @@ void wait_for_event(void* stream, const EventPtr& event) {
   device::Context& context = usable_device(*runtime, "wait_for_event", stream);
   const device::DeviceGuard guard(context.api(), context.device());
   context.wait({stream}, event);
+}
+
+void wait_on_host(const EventPtr& event) {
+  if (event == nullptr) return;
+  const auto runtime = runtime::current_runtime();
+  // The engine checks the communicators meanwhile, on its own thread.
+  while (!runtime->failed() && !event->query())
+    std::this_thread::sleep_for(std::chrono::microseconds(20));
+  // The engine records a failure before it ends the collectives on the device.
+  if (runtime->failed()) runtime->failure().raise_if_error();
 }
 
 bool mpi_built() noexcept { return built("MPI"); }

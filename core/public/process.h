@@ -1,8 +1,11 @@
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <vector>
 
+#include "base/process_watch.h"
 #include "base/shared_arena.h"
 #include "bootstrap/join.h"
 #include "engine/runtime.h"
@@ -29,5 +32,16 @@ void set_in_elastic_run(bool) noexcept;
 std::shared_ptr<Runtime> adopt(const RuntimeOptions&, JobConnection);
 /// Leaves the job, as shutdown() does, and returns when all ranks have left or it has failed.
 void leave_generation();
+
+/// Joins a job. The argument `leave` ends the process's former job, if it is in one, on all ranks,
+/// leaves it, and returns the other processes of this host that were in it. Call it once all ranks
+/// of the new job have arrived.
+using JoinOther = std::function<JobConnection(
+    const RuntimeOptions&, const std::function<std::vector<ProcessIdentity>()>& leave)>;
+/// Replaces the process's job by the one that `join` joins, for hvd::reconfigure(). The process
+/// stays in its job if `join` throws before it calls `leave`.
+/// @throws UsageError in a worker of an elastic job, in a job over MPI, and in a child of a process
+/// that is in a job
+void replace_job(const Options&, const JoinOther& join);
 
 }  // namespace hvd::runtime

@@ -26,6 +26,8 @@ class ProgramDevice {
   /// Waits for the stream.
   static void copy_out(void* to, const std::byte* from, std::size_t bytes, void* stream);
   static void synchronize(void* stream);
+  /// Queues work that never ends. Only a simulated device has it.
+  static void hang(void* stream);
   static void begin_capture(void* stream, Capture);
   /// @return false if another call has invalidated the capture
   static bool end_capture(void* stream);

@@ -53,6 +53,8 @@ void ProgramDevice::synchronize(void* stream) {
   check(cudaStreamSynchronize(stream_of(stream)), "cudaStreamSynchronize");
 }
 
+void ProgramDevice::hang(void*) { throw std::runtime_error("a real GPU is not made to hang"); }
+
 void ProgramDevice::begin_capture(void* stream, Capture capture) {
   const auto mode = capture == Capture::kAllThreads ? cudaStreamCaptureModeGlobal
                                                     : cudaStreamCaptureModeThreadLocal;

@@ -67,6 +67,7 @@ device::Stream stream_of(void* stream) { return {stream}; }
 
 /// A folder whose name is equal in all processes of the job and different in other jobs.
 std::filesystem::path folder_of_job() {
+  if (const char* const folder = std::getenv("HVD_TEST_NCCL_FOLDER")) return folder;
   const char* const job = std::getenv("PMIX_NAMESPACE");
   const std::string name = job != nullptr ? job : std::to_string(::getpid());
   const char* const of_test = std::getenv("OMPI_MCA_orte_tmpdir_base");
@@ -140,6 +141,8 @@ void ProgramDevice::synchronize(void* stream) {
     std::this_thread::sleep_for(std::chrono::microseconds(50));
   simulated().api->destroy_event(event);
 }
+
+void ProgramDevice::hang(void* stream) { simulated().gpu.hang(stream_of(stream)); }
 
 void ProgramDevice::begin_capture(void* stream, Capture) {
   simulated().gpu.begin_capture(stream_of(stream), kRank);

@@ -102,3 +102,19 @@ def test_the_stub_declares_what_the_module_has():
         methods = [node for node in declared[name].body
                    if isinstance(node, ast.FunctionDef) and not node.decorator_list and node.name != "__init__"]
         assert signatures(methods) == built_signatures(value), name
+
+
+def test_a_group_whose_members_change_joins_no_job_before():
+    done = run("import datetime, types, torch, hvd\n"
+               "from hvd import _plugin\n"
+               "group = types.SimpleNamespace(store=None, group_rank=1, group_size=3, global_ranks_in_group=[0, 1, 2],\n"
+               "                              timeout=datetime.timedelta(seconds=5), enable_reconfigure=True)\n"
+               "backend = _plugin._make_backend(group, None)\n"
+               "assert (backend.rank(), backend.size(), hvd.is_initialized()) == (1, 3, False)\n"
+               "try:\n"
+               "    backend.allreduce([torch.ones(1)])\n"
+               "except Exception as error:\n"
+               "    assert 'made with enable_reconfigure' in str(error), error\n"
+               "else:\n"
+               "    raise AssertionError('no error')")
+    assert done.returncode == 0, done.stderr

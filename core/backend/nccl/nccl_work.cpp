@@ -2,6 +2,7 @@
 #include <bit>
 #include <cstdint>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -44,6 +45,10 @@ class NcclWork final : public Work {
   }
 
   EventPtr output_ready() const override { return ready_; }
+  /// A call of NCCL that does not return makes no progress, which the engine limits.
+  std::optional<Headway> headway() const noexcept override {
+    return begun_ ? std::optional(Headway{}) : std::nullopt;
+  }
 
  private:
   bool reduces() const {

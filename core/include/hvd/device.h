@@ -10,8 +10,9 @@
 /// Tensors on a GPU, for framework adapters and for programs that use CUDA directly. No header of
 /// CUDA is needed: a stream is a cudaStream_t, passed as a pointer.
 ///
-/// hvd never waits for the GPU on the caller's thread. A submission carries an event recorded
-/// after the work that fills its tensors, and completes with one after which the result is ready:
+/// hvd never waits for the GPU on the caller's thread, except in wait_on_host(). A submission
+/// carries an event recorded after the work that fills its tensors, and completes with one after
+/// which the result is ready:
 ///
 ///     submission.input_ready = hvd::record_event(stream);
 ///     const hvd::Operation operation = hvd::submit(std::move(submission));
@@ -37,6 +38,13 @@ EventPtr record_event(void* stream);
 /// Returns at once. No effect for a null event.
 /// @throws UsageError as record_event(); NotInitializedError.
 void wait_for_event(void* stream, const EventPtr& event);
+
+/// Waits until the device has reached the event, or the job has failed. A failure ends collectives
+/// that are queued on the device, whose results are garbage then, while later work goes on. So a
+/// program that wants to survive the loss of a rank calls this before work that cannot be undone,
+/// such as an optimizer's step. Returns at once for a null event.
+/// @throws the cause of failure, also if the event was reached; NotInitializedError.
+void wait_on_host(const EventPtr& event);
 
 /// Memory of a GPU from a framework's allocator.
 struct DeviceBlock {

@@ -23,7 +23,6 @@ def register() -> None:
 
 def _make_backend(group: typing.Any, options: typing.Any) -> typing.Any:
     """Makes the backend of a group. `group` is torch's DistributedBackendOptions. Collective over the group."""
-    del options  # of other backends
     import os
 
     import torch
@@ -34,5 +33,7 @@ def _make_backend(group: typing.Any, options: typing.Any) -> typing.Any:
     # left alone where torch has GPUs.
     if not torch.cuda.is_available():
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
+    # Torch 2.14 has groups that join no job before reconfigure().
+    enable_reconfigure = any(getattr(source, "enable_reconfigure", False) for source in (group, options))
     return _loader.native().make_backend(group.store, group.group_rank, group.group_size,
-                                         list(group.global_ranks_in_group), group.timeout)
+                                         list(group.global_ranks_in_group), group.timeout, enable_reconfigure)

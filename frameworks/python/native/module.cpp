@@ -52,7 +52,12 @@ void stop_threads() {
 c10::intrusive_ptr<c10d::Backend> make_backend(const c10::intrusive_ptr<c10d::Store>& store,
                                                int rank, int size,
                                                const std::vector<std::int64_t>& ranks,
-                                               std::chrono::milliseconds timeout) {
+                                               std::chrono::milliseconds timeout,
+                                               bool enable_reconfigure) {
+  if (enable_reconfigure) {
+    return c10::make_intrusive<hvd::C10dBackend>(hvd::C10dBackend::Unformed(), store, rank, size,
+                                                 timeout);
+  }
   return c10::make_intrusive<hvd::C10dBackend>(store, rank, size, ranks, timeout);
 }
 
@@ -77,7 +82,7 @@ PYBIND11_MODULE(_C, module) {
   hvd::set_return_check(stop_at_the_end);
   module.attr("__torch_version__") = HVD_TORCH_VERSION;
   module.def("make_backend", &make_backend, py::arg("store"), py::arg("rank"), py::arg("size"),
-             py::arg("ranks"), py::arg("timeout"), Unlocked());
+             py::arg("ranks"), py::arg("timeout"), py::arg("enable_reconfigure"), Unlocked());
   module.def("monitored_barrier", &monitored_barrier, py::arg("backend"), py::arg("timeout"),
              py::arg("wait_all_ranks"), Unlocked());
   module.def("flight_record", [] {

@@ -43,7 +43,7 @@ std::string joined(const std::vector<int>& ranks) {
 
 C10dBackend::C10dBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
                          const std::vector<std::int64_t>& ranks, std::chrono::milliseconds timeout)
-    : Backend(rank, size),
+    : ReconfigurableBackend(rank, size),
       store_(store),
       group_(libtorch::with_torch_errors(
           [&] { return std::make_shared<libtorch::Group>(store, rank, size, ranks, timeout); })),

@@ -3,6 +3,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <exception>
 #include <mutex>
@@ -13,6 +14,7 @@
 #include "hvd/collectives.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
+#include "hvd/reconfigure.h"
 #include "hvd/torch/store.h"
 
 namespace hvd::libtorch {
@@ -27,6 +29,8 @@ struct Membership {
   // Whether a group has used the process set of all ranks. Ranks destroy their groups at different
   // times, so the number of groups must not decide which one uses it.
   bool world_set_used = false;
+  // Counts the jobs that reconfigure() has formed, from 1.
+  std::atomic<std::uint64_t> job = 1;
 };
 
 Membership& membership() {
@@ -51,11 +55,10 @@ bool has_all_ranks(const std::vector<int>& members, int job_size) {
          members.back() == job_size - 1;
 }
 
-void join_job(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
-              std::chrono::milliseconds timeout) {
+Options options_of(std::chrono::milliseconds timeout, std::chrono::milliseconds stall_timeout) {
   Options options{.init_timeout = timeout};
-  if (std::getenv("HVD_STALL_SHUTDOWN") == nullptr) options.stall_shutdown = timeout;
-  init(store, rank, size, options);
+  if (std::getenv("HVD_STALL_SHUTDOWN") == nullptr) options.stall_shutdown = stall_timeout;
+  return options;
 }
 
 void check_job(const std::vector<int>& members, int rank) {
@@ -72,7 +75,7 @@ void check_job(const std::vector<int>& members, int rank) {
 
 Group::Group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
              const std::vector<std::int64_t>& ranks, std::chrono::milliseconds timeout)
-    : ranks_(members_of(ranks, size)) {
+    : ranks_(members_of(ranks, size)), rank_(rank), size_(size) {
   Membership& job = membership();
   const std::lock_guard lock(job.mutex);
   if (!is_initialized()) {
@@ -80,14 +83,52 @@ Group::Group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
       throw UsageError(text("C10dBackend: the first group has the ranks ", shape_to_string(ranks),
                             "; expected all ranks of the job, from 0 on; make the default group "
                             "with the backend hvd, or call hvd::init() before"));
-    join_job(store, rank, size, timeout);
+    init(store, rank, size, options_of(timeout, timeout));
     job.joined_by_group = true;
     job.world_set_used = false;
   }
   check_job(ranks_, rank);
+  job_ = job.job;
   if (!has_all_ranks(ranks_, hvd::size()) || std::exchange(job.world_set_used, true))
     set_ = add_process_set(ranks_, {.by_members = true});
   ++job.groups;
+}
+
+Group::Group(std::vector<int> ranks, int rank, std::uint64_t job)
+    : ranks_(std::move(ranks)), rank_(rank), size_(static_cast<int>(ranks_.size())), job_(job) {}
+
+std::shared_ptr<Group> Group::reconfigured(Group& former, std::int64_t uuid,
+                                           const std::vector<std::string>& handles,
+                                           std::chrono::milliseconds timeout,
+                                           std::chrono::milliseconds stall_timeout) {
+  Membership& job = membership();
+  const std::lock_guard lock(job.mutex);
+  if (former.is_current() && is_initialized() && !has_all_ranks(former.ranks_, hvd::size()))
+    throw UsageError(text("C10dBackend: reconfigure: the group has ", former.size_, " of the ",
+                          hvd::size(),
+                          " ranks of the job, which is formed anew as a whole; call "
+                          "it for the default group"));
+  hvd::reconfigure(uuid, handles, options_of(timeout, stall_timeout));
+  job.joined_by_group = true;
+  job.world_set_used = true;
+  ++job.job;
+  ++job.groups;
+  std::vector<int> ranks(handles.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return std::shared_ptr<Group>(new Group(std::move(ranks), hvd::rank(), job.job));
+}
+
+bool Group::is_current() const noexcept { return job_ == membership().job; }
+
+const ProcessSet& Group::set() const {
+  if (is_current()) return set_;
+  if (job_ == 0)
+    throw UsageError(
+        "C10dBackend: the group has no members before reconfigure(), because it was made with "
+        "enable_reconfigure; call reconfigure() first");
+  throw UsageError(
+      "C10dBackend: the job of the group has ended in reconfigure() of another group; make the "
+      "group again");
 }
 
 int Group::world_rank(std::int64_t group_rank) const {
@@ -107,12 +148,12 @@ bool Group::release() noexcept {
   if (left_.exchange(true)) return false;
   Membership& job = membership();
   const std::lock_guard lock(job.mutex);
-  --job.groups;
+  if (job_ != 0) --job.groups;
   return true;
 }
 
 void Group::remove_set() noexcept {
-  if (set_.id() == 0) return;
+  if (set_.id() == 0 || !is_current()) return;
   try {
     submit({.parameters = RemoveProcessSet{set_.id()}});
   } catch (const std::exception&) {  // the job has failed, or this process has left it

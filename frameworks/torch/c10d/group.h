@@ -3,6 +3,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <memory>
+#include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
@@ -21,13 +23,27 @@ class Group {
   /// Joins the job through the store unless this process has. @throws as C10dBackend's constructor
   Group(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
         const std::vector<std::int64_t>& ranks, std::chrono::milliseconds timeout);
+  /// A group without members.
+  Group(int rank, int size) : rank_(rank), size_(size) {}
+  /// The group of all ranks of a job that this call forms: hvd::reconfigure(). It replaces a former
+  /// group, which may have no members. Groups of a former job are not valid any more.
+  /// @param timeout of the call
+  /// @param stall_timeout of operations: hvd::Options::stall_shutdown
+  /// @throws UsageError when the former group has not all ranks of the job; as hvd::reconfigure()
+  static std::shared_ptr<Group> reconfigured(Group& former, std::int64_t uuid,
+                                             const std::vector<std::string>& handles,
+                                             std::chrono::milliseconds timeout,
+                                             std::chrono::milliseconds stall_timeout);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
   /// Does not leave the job: a rank that ends after an error destroys its groups while the others
   /// wait for it, and would wait for them. The end of the process leaves the job.
   ~Group() { release(); }
 
-  const ProcessSet& set() const noexcept { return set_; }
+  /// @throws UsageError without members, and after the end of the group's job in reconfigure()
+  const ProcessSet& set() const;
+  int rank() const noexcept { return rank_; }
+  int size() const noexcept { return size_; }
   /// The members, as ranks of the job, ascending.
   const std::vector<int>& ranks() const noexcept { return ranks_; }
   /// The job's rank of a member. @throws UsageError for a rank that the group does not have
@@ -44,7 +60,14 @@ class Group {
   /// Starts the removal of the process set.
   void remove_set() noexcept;
 
-  const std::vector<int> ranks_;  // of the job, ascending
+  Group(std::vector<int> ranks, int rank, std::uint64_t job);
+  /// Whether the group is one of the job in which the process is.
+  bool is_current() const noexcept;
+
+  std::vector<int> ranks_;  // of the job, ascending
+  const int rank_;
+  const int size_;
+  std::uint64_t job_ = 0;  // counts the jobs of the process; 0: the group has no members
   ProcessSet set_;
   std::atomic<bool> left_ = false;
 };

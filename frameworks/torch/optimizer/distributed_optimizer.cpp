@@ -22,20 +22,20 @@ using libtorch::locked;
 using libtorch::ReducedParameter;
 using torch::optim::Optimizer;
 
-constexpr const char* kWho = "DistributedOptimizer";
+constexpr const char* kClass = "DistributedOptimizer";
 
 }  // namespace
 
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const torch::nn::Module& module,
                                            DistributedOptimizerOptions options)
-    : DistributedOptimizer(WithNames(), optimizer, libtorch::named_parameters_of(module, kWho),
+    : DistributedOptimizer(WithNames(), optimizer, libtorch::named_parameters_of(module, kClass),
                            std::move(options), /*numbered=*/false, module.named_buffers()) {}
 
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer, const torch::jit::Module& module,
                                            DistributedOptimizerOptions options)
-    : DistributedOptimizer(WithNames(), optimizer, libtorch::named_parameters_of(module, kWho),
+    : DistributedOptimizer(WithNames(), optimizer, libtorch::named_parameters_of(module, kClass),
                            std::move(options), /*numbered=*/false,
-                           libtorch::script_buffers(module, kWho)) {}
+                           libtorch::script_buffers(module, kClass)) {}
 
 DistributedOptimizer::DistributedOptimizer(Optimizer& optimizer,
                                            DistributedOptimizerOptions options)
@@ -46,11 +46,11 @@ DistributedOptimizer::DistributedOptimizer(WithNames, Optimizer& optimizer,
                                            const NamedParameters& parameters,
                                            DistributedOptimizerOptions options, bool numbered,
                                            const NamedParameters& buffers)
-    : OptimizerWrapper(kWho, optimizer, parameters, numbered, std::move(options)) {
+    : OptimizerWrapper(kClass, optimizer, parameters, numbered, std::move(options)) {
   refuse_wrapper();
-  libtorch::check_options(options_, kWho);
+  libtorch::check_options(options_, kClass);
   std::vector<ReducedParameter> named =
-      libtorch::name_parameters(optimizer, parameters, options_.groups, kWho);
+      libtorch::name_parameters(optimizer, parameters, options_.groups, kClass);
   enroll(named);
   const std::string scope = LiveOptimizers::instance().next_scope(options_.process_set);
   libtorch::GradientReduction how = libtorch::reduction_of(options_, scope);

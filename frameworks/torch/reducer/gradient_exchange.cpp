@@ -7,6 +7,8 @@
 #include <utility>
 
 #include "base/text.h"
+#include "hvd/device.h"
+#include "hvd/elastic.h"
 #include "hvd/error.h"
 #include "hvd/torch/handle.h"
 #include "hvd/torch/operations.h"
@@ -179,6 +181,11 @@ void GradientExchange::read_flags() {
 
 void GradientExchange::wait_with_check() const {
   for (const Operation& operation : operations_) hvd::wait_with_check(operation);
+}
+
+void GradientExchange::wait_on_host() const {
+  if (elastic::generation() == 0) return;
+  for (const Operation& operation : operations_) hvd::wait_on_host(operation.output_ready());
 }
 
 void GradientExchange::wait() const {

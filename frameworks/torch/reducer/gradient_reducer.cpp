@@ -340,6 +340,7 @@ void GradientReducer::synchronize() {
     // may have.
     exchange_.explain_mismatch();
     exchange_.raise_if_error();
+    exchange_.wait_on_host();
     exchange_.check_parameters();
     weights_.raise_if_error();
     exchange_.raise_if_written();

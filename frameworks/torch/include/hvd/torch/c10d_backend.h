@@ -4,10 +4,15 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
+
+namespace c10d {
+struct ReconfigureOptions;  // complete from torch 2.14 on
+}  // namespace c10d
 
 namespace hvd {
 
@@ -15,6 +20,16 @@ namespace libtorch {
 class Completions;
 class Group;
 struct Launch;
+
+/// Declares the calls of a group whose members change. Torch 2.14 has them in c10d::Backend, and
+/// these override them without the word, which is an error before.
+class ReconfigurableBackend : public c10d::Backend {
+ public:
+  using Backend::Backend;
+  virtual bool supportsReconfigure() const = 0;
+  virtual std::string get_reconfigure_handle() const = 0;
+  virtual c10::intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& options) = 0;
+};
 }  // namespace libtorch
 
 /// @addtogroup start
@@ -30,7 +45,7 @@ struct Launch;
 /// cause of a job that has failed before.
 ///
 /// Thread-safe, as far as the order of calls allows. Blocking calls do not need Python's lock.
-class C10dBackend final : public c10d::Backend {
+class C10dBackend final : public libtorch::ReconfigurableBackend {
  public:
   /// The first group has all ranks and joins the job, unless this process has joined one. Each
   /// group has an order of calls of its own. Collective over the ranks of the group; ranks make the
@@ -45,8 +60,21 @@ class C10dBackend final : public c10d::Backend {
   C10dBackend(const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
               const std::vector<std::int64_t>& ranks = {},
               std::chrono::milliseconds timeout = kBackendDefaultTimeout);
+  /// A group without members, which joins no job before reconfigure(): torch's enable_reconfigure.
+  /// Until then its rank and size are these, and operations throw UsageError.
+  struct Unformed {};
+  C10dBackend(Unformed, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
+              std::chrono::milliseconds timeout = kBackendDefaultTimeout);
   /// Does not leave the job, which shutdown() and the end of the process do.
   ~C10dBackend() override;
+
+  /// @name The present members
+  /// Before torch 2.14 the functions of these names of c10d::Backend return those of the
+  /// constructor.
+  /// @{
+  int getRank() const noexcept;
+  int getSize() const noexcept;
+  /// @}
 
   const std::string getBackendName() const override { return "hvd"; }
   c10::intrusive_ptr<Options> getBackendOptions() override;
@@ -68,6 +96,22 @@ class C10dBackend final : public c10d::Backend {
   c10::intrusive_ptr<Backend> shrink(const std::vector<std::int64_t>& ranks_to_exclude,
                                      int shrink_flags = 0,
                                      const c10::intrusive_ptr<Options>& options = nullptr) override;
+  bool supportsReconfigure() const override { return true; }
+  /// hvd::reconfigure_handle().
+  std::string get_reconfigure_handle() const override;
+  /// Forms the group and its job of the processes behind the handles: hvd::reconfigure(). Ranks
+  /// follow the order of the handles. For the group of all ranks; other groups of the former job
+  /// are not valid any more. Not concurrent with other calls of this object.
+  /// @param timeout of the call; empty: the group's
+  /// @return a completed work
+  /// @throws UsageError as hvd::reconfigure(), and for a group that has not all ranks of the job;
+  /// c10::DistBackendError when a process is lost or missing
+  c10::intrusive_ptr<c10d::Work> reconfigure(std::int64_t uuid,
+                                             const std::vector<std::string>& handles,
+                                             std::optional<std::chrono::milliseconds> timeout = {});
+  /// The same with torch's options, whose handles are sorted as texts if they are a set. Ignores
+  /// hints.
+  c10::intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& options) override;
   /// Whether allocateTensor() has memory for tensors on the CPU, which have the index -1.
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
   /// A tensor of one dimension in memory where the ranks of this host reduce it without copies.
@@ -157,7 +201,7 @@ class C10dBackend final : public c10d::Backend {
                                                const c10d::ReduceScatterOptions& options);
 
   const c10::intrusive_ptr<c10d::Store> store_;
-  const std::shared_ptr<libtorch::Group> group_;
+  std::shared_ptr<libtorch::Group> group_;  // changed by reconfigure()
   const std::shared_ptr<libtorch::Completions> completions_;
   std::atomic<std::chrono::milliseconds> timeout_;
   std::atomic<std::uint64_t> sequence_ = 0;

@@ -1,0 +1,55 @@
+#include "device/probe.h"
+
+#include <exception>
+#include <string>
+
+#include "base/mutex.h"
+#include "base/text.h"
+#include "base/thread.h"
+
+namespace hvd::device {
+namespace {
+
+/// Shared with the thread, which may outlive the caller.
+struct Answer {
+  Mutex mutex;
+  Condition changed;
+  bool over HVD_GUARDED_BY(mutex) = false;
+  std::string trouble HVD_GUARDED_BY(mutex);
+
+  void give(std::string text) {
+    const MutexLock lock(mutex);
+    over = true;
+    trouble = std::move(text);
+    changed.notify_all();
+  }
+};
+
+/// A context that an error has broken refuses each of these calls.
+std::string try_calls(const std::shared_ptr<Context>& context) {
+  try {
+    const OwnedStream stream(*context);
+    const DeviceGuard guard(context->api(), context->device());
+    const EventPtr event = context->events()->record(stream.get());
+    event->query();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return {};
+}
+
+}  // namespace
+
+std::string find_trouble(const std::shared_ptr<Context>& context, Duration limit) {
+  const auto answer = std::make_shared<Answer>();
+  start_thread("hvd-probe", [context, answer] { answer->give(try_calls(context)); }).detach();
+  const TimePoint deadline = SteadyClock().now() + limit;
+  const MutexLock lock(answer->mutex);
+  while (!answer->over && SteadyClock().now() < deadline)
+    answer->changed.wait_until(answer->mutex, deadline);
+  if (answer->over) return answer->trouble;
+  context->api().give_up();
+  return text("device ", context->device(), " has not answered for ", limit);
+}
+
+}  // namespace hvd::device

@@ -1,0 +1,275 @@
+#include "hvd/reconfigure.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "base/clock.h"
+#include "base/mutex.h"
+#include "base/process_exit.h"
+#include "base/process_watch.h"
+#include "base/sha256.h"
+#include "base/text.h"
+#include "base/thread.h"
+#include "bootstrap/join.h"
+#include "bootstrap/messages.h"
+#include "bootstrap/socket_server.h"
+#include "elastic/peer_address.h"
+#include "hvd/error.h"
+#include "public/process.h"
+#include "public/reconfigure_handle.h"
+#include "transport/node/life_lock.h"
+
+namespace hvd {
+namespace {
+
+/// Connections to this process's server that are not from ranks.
+constexpr int kMostStrangers = 1024;
+constexpr auto kTimeBetweenLooks = std::chrono::milliseconds(50);
+/// Time for members on other hosts to arrive and receive the reason of a failure.
+constexpr auto kTimeToInform = std::chrono::milliseconds(500);
+
+/// A server at which the ranks of the next job find each other if this process is its rank 0.
+class OwnServer {
+ public:
+  OwnServer()
+      : server_(0, runtime::generation_server("hvd::reconfigure", kMostStrangers),
+                std::chrono::steady_clock::now() + std::chrono::seconds(10)),
+        handle_(runtime::encode({.address = elastic::own_address(server_.port()),
+                                 .process = rendezvous::this_process(),
+                                 .id = rendezvous::random_id()})) {}
+  const std::string& handle() const noexcept { return handle_; }
+  /// Tells the processes that have arrived why there will be no job.
+  void report_lost(int rank) {
+    server_.fail(rendezvous::Refusal::lost(rank, "its process has ended before all had arrived"));
+  }
+
+ private:
+  rendezvous::SocketServer server_;
+  const std::string handle_;
+};
+
+/// This process's part in the jobs that it forms. Never destroyed.
+struct Forming {
+  Mutex mutex;  // held through reconfigure()
+  std::unique_ptr<OwnServer> server HVD_GUARDED_BY(mutex);
+  pid_t owner HVD_GUARDED_BY(mutex) = 0;  // of the server
+  std::set<std::int64_t> used HVD_GUARDED_BY(mutex);
+  // The other processes of this host that were in a former job and may still use its memory.
+  std::vector<ProcessIdentity> unfenced HVD_GUARDED_BY(mutex);
+};
+
+Forming& forming() {
+  static Forming* const instance = new Forming;
+  return *instance;
+}
+
+const std::string& own_handle(Forming& own) HVD_REQUIRES(own.mutex) {
+  if (!own.server || own.owner != ::getpid()) {
+    own.server = std::make_unique<OwnServer>();
+    own.owner = ::getpid();
+  }
+  return own.server->handle();
+}
+
+std::string describe(const runtime::ReconfigureHandle& handle) {
+  return rendezvous::to_string(handle.process);
+}
+
+/// Detects the end of members on this host before they have arrived. On rank 0 it ends the call
+/// then. Others wait for rank 0's reason: to rank 0 their end would look like a loss of their own.
+class MemberWatch {
+ public:
+  MemberWatch(const std::vector<runtime::ReconfigureHandle>& members, int own,
+              std::shared_ptr<rendezvous::Interruption> interruption)
+      : interruption_(std::move(interruption)) {
+    for (std::size_t rank = 0; rank < members.size(); ++rank) {
+      if (static_cast<int>(rank) != own)
+        watched_.emplace_back(static_cast<int>(rank), rendezvous::watch(members[rank].process));
+    }
+    if (own != 0) return;
+    look();
+    thread_ = start_thread("hvd-members", [this](const std::stop_token& stop) { run(stop); });
+  }
+  MemberWatch(const MemberWatch&) = delete;
+  MemberWatch& operator=(const MemberWatch&) = delete;
+  ~MemberWatch() { stop(); }
+  /// Ends the watch, and returns a member whose process has ended: the first one that was found,
+  /// but not rank 0 if another one has ended too, because it ends when it gives up.
+  std::optional<int> end() {
+    stop();
+    if (thread_.joinable()) thread_.join();
+    look();
+    return lost_;
+  }
+
+ private:
+  bool look() {
+    for (auto& [rank, process] : watched_) {
+      if (!process.ended()) continue;
+      if (lost_.value_or(0) == 0) lost_ = rank;
+      interruption_->interrupt();
+    }
+    return lost_.has_value();
+  }
+  void stop() {
+    const MutexLock lock(mutex_);
+    if (thread_.joinable()) thread_.request_stop();
+    changed_.notify_all();
+  }
+  void run(const std::stop_token& stop) {
+    while (!stop.stop_requested() && !look()) {
+      const MutexLock lock(mutex_);
+      if (!stop.stop_requested())
+        changed_.wait_until(mutex_, SteadyClock().now() + kTimeBetweenLooks);
+    }
+  }
+
+  const std::shared_ptr<rendezvous::Interruption> interruption_;
+  std::vector<std::pair<int, ProcessWatch>> watched_;  // the thread's once it runs
+  std::optional<int> lost_;                            // likewise
+  Mutex mutex_;
+  Condition changed_;
+  std::jthread thread_;  // last: it uses everything above
+};
+
+bool same(const ProcessIdentity& process, const rendezvous::ProcessInfo& member) {
+  return process.pid == member.pid && process.start_time == member.start_time &&
+         process.pid_namespace == member.pid_namespace;
+}
+
+/// Whether a process that was in a former job may still use memory that it shared with this one.
+bool may_use_memory(const ProcessIdentity& process,
+                    const std::vector<runtime::ReconfigureHandle>& members) {
+  const bool arrived = std::ranges::any_of(members, [&](const auto& member) {
+    return member.process.boot == boot_id() && same(process, member.process);
+  });
+  return !arrived && !ProcessWatch(process).ended() && !host::runs_no_more(process);
+}
+
+/// Decodes and checks the arguments. @return the members by rank
+std::vector<runtime::ReconfigureHandle> members_of(const std::vector<std::string>& handles,
+                                                   const Options& options) {
+  if (options.init_method || options.rank || options.world_size)
+    throw UsageError(
+        "hvd::reconfigure: an option gives the init method, the rank or the size; expected none of "
+        "them, since they follow from the handles");
+  std::vector<runtime::ReconfigureHandle> members;
+  for (std::size_t rank = 0; rank < handles.size(); ++rank) {
+    auto member = runtime::decode_reconfigure_handle(handles[rank]);
+    if (!member)
+      throw UsageError(text("hvd::reconfigure: handle ", rank, " is '",
+                            rendezvous::printable(handles[rank]),
+                            "'; expected a text of reconfigure_handle()"));
+    members.push_back(std::move(*member));
+  }
+  std::set<std::string> distinct(handles.begin(), handles.end());
+  if (distinct.size() != handles.size())
+    throw UsageError("hvd::reconfigure: a handle is in the list twice; expected each process once");
+  return members;
+}
+
+[[noreturn]] void throw_lost(std::int64_t uuid,
+                             const std::vector<runtime::ReconfigureHandle>& members, int rank,
+                             const std::string& why) {
+  throw PeerLostError(text("hvd::reconfigure ", uuid, ": rank ", rank, " of ", members.size(), " (",
+                           describe(members[static_cast<std::size_t>(rank)]), ") is lost: ", why),
+                      rank);
+}
+
+/// Joins the other members. @return the job, which is not this process's yet
+runtime::JobConnection join_members(std::int64_t uuid,
+                                    const std::vector<runtime::ReconfigureHandle>& members,
+                                    const std::string& instance, int own,
+                                    const runtime::RuntimeOptions& options, OwnServer& server,
+                                    std::function<void()> arrived) {
+  std::vector<elastic::PeerAddress> addresses;
+  for (const auto& member : members) addresses.push_back(member.address);
+  const auto interruption = std::make_shared<rendezvous::Interruption>();
+  MemberWatch watch(members, own, interruption);
+  const auto throw_if_ended = [&] {
+    const auto lost = watch.end();
+    if (!lost) return;
+    if (own == 0) server.report_lost(*lost);
+    const bool all_here = std::ranges::all_of(
+        members, [](const auto& member) { return member.process.boot == boot_id(); });
+    if (own == 0 && !all_here) std::this_thread::sleep_for(kTimeToInform);
+    throw_lost(uuid, members, *lost, "its process has ended");
+  };
+  try {
+    return runtime::join_generation(options, runtime::process_arena(),
+                                    {.hosts = elastic::addresses_of_rank_0(addresses),
+                                     .port = addresses.front().port,
+                                     .rank = own,
+                                     .size = static_cast<int>(members.size()),
+                                     .interruption = interruption,
+                                     .source = "hvd::reconfigure",
+                                     .instance = instance,
+                                     .arrived = std::move(arrived)});
+  } catch (const PeerLostError& error) {
+    throw_if_ended();
+    if (error.rank() >= 0) throw_lost(uuid, members, error.rank(), error.what());
+    throw PeerLostError(text("hvd::reconfigure ", uuid, ": ", error.what()), -1);
+  } catch (const UsageError&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw_if_ended();
+    throw Error(text("hvd::reconfigure ", uuid, ": ", error.what()));
+  }
+}
+
+}  // namespace
+
+std::string reconfigure_handle() {
+  Forming& own = forming();
+  const MutexLock lock(own.mutex);
+  return own_handle(own);
+}
+
+void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
+                 const Options& options) {
+  Forming& own = forming();
+  const MutexLock lock(own.mutex);
+  const auto members = members_of(handles, options);
+  const auto found = std::ranges::find(handles, own_handle(own));
+  if (found == handles.end())
+    throw UsageError(text("hvd::reconfigure: this process is none of the ", handles.size(),
+                          " members; expected its present reconfigure_handle() in the list, which "
+                          "each call uses up"));
+  if (own.used.contains(uuid))
+    throw UsageError(text("hvd::reconfigure: the uuid ", uuid,
+                          " was already used; expected another one for each call"));
+  std::string list = text(uuid);
+  for (const auto& member : members) list += " " + member.id;
+  const std::string instance = " reconfigure " + hmac_hex("", list);
+  const int rank = static_cast<int>(found - handles.begin());
+  own.used.insert(uuid);
+  const std::unique_ptr<OwnServer> server = std::move(own.server);  // until all ranks have joined
+  std::vector<ProcessIdentity> former;
+  std::exception_ptr failure;
+  try {
+    runtime::replace_job(options, [&](const runtime::RuntimeOptions& settings, const auto& leave) {
+      return join_members(uuid, members, instance, rank, settings, *server,
+                          [&] { former = leave(); });
+    });
+  } catch (const std::exception&) {
+    failure = std::current_exception();
+  }
+  own.unfenced.insert(own.unfenced.end(), former.begin(), former.end());
+  if (failure) std::rethrow_exception(failure);
+  std::erase_if(own.unfenced,
+                [&](const ProcessIdentity& one) { return !may_use_memory(one, members); });
+  if (own.unfenced.empty()) take_kept().release();
+}
+
+}  // namespace hvd
