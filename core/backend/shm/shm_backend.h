@@ -10,14 +10,15 @@
 namespace hvd::shm {
 
 struct ShmTuning {
-  /// Size of an input or result buffer. A member has two input buffers. A multiple of 64.
-  std::size_t buffer_bytes = 128 << 10;
+  /// Size of an input or result buffer; half of it in a channel of many members. A member has two
+  /// input buffers. A multiple of 64.
+  std::size_t buffer_bytes = 256 << 10;
   /// In an allreduce of at most this many bytes every rank reduces the whole tensor, which saves
   /// one wait for the other ranks.
   std::size_t small_bytes = 4 << 10;
   /// The same for an allreduce or broadcast that is filled ahead (Work::fill_ahead()), multiplied
   /// by the number of the other ranks: each reads all of their inputs.
-  std::size_t ahead_bytes = 128 << 10;
+  std::size_t ahead_bytes = 256 << 10;
   /// Approximate number of bytes that one call of Work::progress() reads or copies. May differ by
   /// rank.
   std::size_t call_bytes = kBytesPerCall;
