@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -159,6 +160,8 @@ class Coordinator {
   bool enough(int ready, TimePoint now) const;
   bool fence_passed(TimePoint now) const;
   std::vector<Entrant> entrants() const;
+  bool divided() const;
+  bool may_leave(WorkerId, const Worker&) const;
   void dismiss_leavers();
   void assign(Regroup, TimePoint now);
   void try_go(TimePoint now);
@@ -170,6 +173,7 @@ class Coordinator {
   void dismiss_candidates();
   void begin_change(TimePoint now);
   void try_target(TimePoint now);
+  std::vector<WorkerId> named_to_leave() const;
 
   // Deadlines.
   /// Takes the time. Time in which hvdrun itself did not run counts for no deadline.
@@ -204,7 +208,7 @@ class Coordinator {
   std::optional<Change> change_ = {};
   std::uint64_t changes_ = 0;
   Assign assigned_ = {};
-  std::optional<WorkerId> giver_ = {};  ///< leaves after it has given the others its state
+  std::set<WorkerId> givers_ = {};  ///< leave after they have given the others what they have
   std::string program_ = {};
   std::uint64_t serials_ = 0;
   int resets_ = 0;

@@ -15,7 +15,7 @@ using wire::Reader;
 using wire::Writer;
 
 constexpr std::uint8_t kMagic = 0x6d;  // 'm'
-constexpr std::uint8_t kVersion = 1;
+constexpr std::uint8_t kVersion = 2;
 /// Kinds of messages to a worker begin here.
 constexpr std::uint8_t kFirstToWorker = 0x20;
 
@@ -45,6 +45,7 @@ struct Write {
     out.varint(ready.generation);
     put(out, ready.state);
     out.u8(ready.can_load ? 1 : 0);
+    out.u8(ready.divided ? 1 : 0);
     put_text(out, ready.address, kMaxAddressBytes);
   }
   void operator()(const Synced& synced) const {
@@ -89,6 +90,8 @@ struct Write {
     out.varint(target.change);
     out.varint(target.commit);
     out.varint(target.next);
+    out.varint(target.leaving.size());
+    for (const WorkerId worker : target.leaving) out.varint(worker);
   }
   void operator()(const End&) const {}
   void operator()(const Ping&) const {}
@@ -135,6 +138,7 @@ ToCoordinator read_to_coordinator(Reader& in, std::uint8_t kind) {
       Ready ready{.generation = number(in, "generation")};
       ready.state = read_state(in);
       ready.can_load = read_switch(in, "can load");
+      ready.divided = read_switch(in, "divided");
       ready.address = in.text("address", kMaxAddressBytes);
       return ready;
     }
@@ -179,6 +183,9 @@ ToWorker read_to_worker(Reader& in, std::uint8_t kind) {
       Target target{.change = number(in, "change")};
       target.commit = number(in, "commit");
       target.next = number(in, "next generation");
+      const std::size_t count = in.count("leaving", wire::kMaxRanks);
+      for (std::size_t i = 0; i < count; ++i)
+        target.leaving.push_back(number(in, "leaving worker"));
       return target;
     }
     case kFirstToWorker + 5:

@@ -49,6 +49,7 @@ struct Ready {
   Generation generation = 0;
   StateSummary state = {};
   bool can_load = false;     ///< its program can make a state where no worker has one
+  bool divided = false;      ///< each rank has a part of the state that the others do not have
   std::string address = {};  ///< where the others reach it; opaque here
   friend bool operator==(const Ready&, const Ready&) = default;
 };
@@ -121,6 +122,7 @@ struct Target {
   std::uint64_t change = 0;
   Commit commit = 0;
   Generation next = 0;
+  std::vector<WorkerId> leaving = {};  ///< members that are to leave the job after this commit
   friend bool operator==(const Target&, const Target&) = default;
 };
 /// All members are at their end.

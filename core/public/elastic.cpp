@@ -246,7 +246,8 @@ void Worker::leave(const std::string& cause) {
   change_.cause = cause;
   server_.reset();
   server_.emplace();
-  link_->left(state_.summary(), static_cast<bool>(options_.load), server_->address());
+  link_->left(state_.summary(), static_cast<bool>(options_.load), server_->address(),
+              state_.divided());
   reach(Stage::kReady);
 }
 

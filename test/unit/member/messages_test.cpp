@@ -17,7 +17,7 @@ const StateSummary kState{.commit = 300, .kind = StateKind::kTouched, .hash = ~0
 
 const ToCoordinator kToCoordinator[] = {
     Join{"program 1"},
-    Ready{.generation = 5, .state = kState, .can_load = true, .address = "a:1"},
+    Ready{.generation = 5, .state = kState, .can_load = true, .divided = true, .address = "a:1"},
     Synced{.generation = 5, .state = kState},
     Failed{.generation = 5, .accused = 7, .cause = "silent"},
     Failed{.generation = 5, .cause = "mismatch"},
@@ -35,7 +35,7 @@ const ToWorker kToWorker[] = {
            .seats = {{.worker = 1, .receives = true, .address = "a:1"}, {.worker = 1ULL << 40}}},
     Go{6},
     Prepare{.change = 2, .generation = 6},
-    Target{.change = 2, .commit = 301, .next = 7},
+    Target{.change = 2, .commit = 301, .next = 7, .leaving = {4, 300}},
     End{},
     Ping{},
     Refused{"another program"},
@@ -85,7 +85,7 @@ TEST(MemberMessages, OtherVersionsDirectionsAndRootsAreErrors) {
   wire::Bytes bytes = encode(kToWorker[0]);
   EXPECT_THROW(decode_to_coordinator(bytes), wire::WireError);
   EXPECT_THROW(decode_to_worker(encode(kToCoordinator[0])), wire::WireError);
-  bytes[1] = std::byte{2};
+  bytes[1] = std::byte{1};
   EXPECT_THROW(decode_to_worker(bytes), wire::WireError);
   Assign assign = std::get<Assign>(kToWorker[1]);
   assign.root = 2;
