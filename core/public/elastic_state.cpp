@@ -62,6 +62,8 @@ void State::Impl::lose() {
   committed = {};
   known_hash.reset();
   has_state = false;
+  for (const Item& item : items)
+    if (item.lost) item.lost();
 }
 
 std::uint64_t State::Impl::committed_hash() const {

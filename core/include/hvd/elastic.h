@@ -75,6 +75,9 @@ struct Part {
   /// Called after each commit, and when the state was loaded, with the number of commits. May be
   /// empty.
   std::function<void(std::uint64_t commits)> committed = {};
+  /// Called when the last commit is lost, so that this process has no state until it loads or
+  /// receives one. May be empty.
+  std::function<void()> lost = {};
   /// Not empty: commits do not copy this part, and the function tells whether it was written since
   /// committed(). A rank that has written it receives the part from another rank.
   std::function<bool()> touched = {};

@@ -161,7 +161,16 @@ elastic::Part ElasticShards::part() {
               [self, bytes](std::uint64_t commits) {
                 std::string().swap(*bytes);
                 self->committed(commits);
-              }};
+              },
+          .lost = [self] { self->forget(); }};
+}
+
+/// The next state is that of a first start, also where another optimizer's state is lost.
+void ElasticShards::forget() {
+  copies_.clear();
+  restores_ = false;
+  shards().drop_division();
+  unwrapped(optimizer_).state().clear();
 }
 
 void ElasticShards::save(std::string& bytes) const {
@@ -264,10 +273,6 @@ Division ElasticShards::find_division() {
   } catch (const std::exception&) {
     // A rank that has left the barrier has ended the generation.
   }
-  copies_.clear();
-  restores_ = false;
-  shards().forget_state();
-  unwrapped(optimizer_).state().clear();
   throw elastic::StateLostError(text("hvd::elastic: the state of '", name_, "' at commit ", commit_,
                                      " is lost: no rank has the part that was that of ",
                                      rank_list(missing), " or a copy of it"));

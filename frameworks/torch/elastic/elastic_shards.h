@@ -48,6 +48,7 @@ class ElasticShards : public std::enable_shared_from_this<ElasticShards> {
   void load(std::string_view bytes);
   void prepare(const elastic::Preparation&);
   void committed(std::uint64_t commits);
+  void forget();
   void keep_only(std::uint64_t commit, std::uint64_t generation);
   void exchange(std::uint64_t commit, std::span<const int> leaving = {});
   std::vector<HeldPart> held_parts() const;

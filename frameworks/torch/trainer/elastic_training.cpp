@@ -12,8 +12,10 @@ namespace hvd::libtorch {
 TrainOutput TrainerCore::train_elastic(const ResumeFrom& from) {
   prepare_training();
   TrainOutput output;
+  const bool sharded = accelerator->core_->options.sharded;
   accelerator->run(
-      elastic_state(), [&] { output = enter_generation(); }, {.seed = arguments.seed},
+      elastic_state(), [&] { output = enter_generation(); },
+      {.copy = sharded ? elastic::Copy::kAtCommit : elastic::Copy::kNone, .seed = arguments.seed},
       [&] { start_elastic(from); });
   return output;
 }

@@ -53,7 +53,8 @@ INSTANTIATE_TEST_SUITE_P(
     Cases, ElasticLoops,
     ::testing::Values(Case{"accelerator", {"fp16"}, 3}, Case{"accelerator", {"accumulate=2"}, 4},
                       Case{"accelerator", {"sharded"}, 7}, Case{"trainer", {}, 5},
-                      Case{"trainer", {"fp16", "save=2", "accumulate=2"}, 6}),
+                      Case{"trainer", {"fp16", "save=2", "accumulate=2"}, 6},
+                      Case{"trainer", {"sharded", "save=2"}, 8}),
     [](const auto& info) { return std::string(info.param.kind) + std::to_string(info.index); });
 
 class ElasticLoopSizes : public ::testing::TestWithParam<Case> {};
@@ -77,8 +78,12 @@ TEST_P(ElasticLoopSizes, EachSampleIsUsedOnceThroughFewerAndMoreRanks) {
 
 INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoopSizes,
                          ::testing::Values(Case{"accelerator", {"global=16"}, 0},
-                                           Case{"trainer", {}, 0}),
-                         [](const auto& info) { return std::string(info.param.kind); });
+                                           Case{"trainer", {}, 0},
+                                           Case{"accelerator", {"global=16", "sharded"}, 0},
+                                           Case{"trainer", {"sharded"}, 0}),
+                         [](const auto& info) {
+                           return std::string(info.param.kind) + std::to_string(info.index);
+                         });
 
 class ElasticLoopLoss : public ::testing::TestWithParam<Case> {};
 
@@ -97,8 +102,12 @@ TEST_P(ElasticLoopLoss, ALossOfAllRanksContinuesFromTheNewestCheckpoint) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoopLoss,
-                         ::testing::Values(Case{"accelerator", {}, 0}, Case{"trainer", {}, 0}),
-                         [](const auto& info) { return std::string(info.param.kind); });
+                         ::testing::Values(Case{"accelerator", {}, 0}, Case{"trainer", {}, 0},
+                                           Case{"accelerator", {"sharded"}, 0},
+                                           Case{"trainer", {"sharded"}, 0}),
+                         [](const auto& info) {
+                           return std::string(info.param.kind) + std::to_string(info.index);
+                         });
 
 TEST(ElasticLoops, AnAcceleratorOfTheFunctionComparesAndBroadcasts) {
   const Loop loop("inner", {"kill=2,4,forward"});
@@ -142,13 +151,6 @@ TEST(ElasticTrainer, ALossOfAllRanksKeepsTheSamplesOfAStep) {
   const Result whole = run_job(kFour, undisturbed.with_words());
   ASSERT_EQ(whole.code, 0) << whole.err;
   expect_close_losses(read(lost.out), read(whole.out));
-}
-
-TEST(ElasticTrainer, RefusesAShardedOptimizer) {
-  const Loop loop("trainer", {"sharded"});
-  const Result job = run_job({"-np", "2", "--min-np", "2"}, loop.with_words());
-  EXPECT_EQ(job.code, 1) << job.err;
-  EXPECT_THAT(job.err, HasSubstr("adamw_sharded is not supported in an elastic job; use adamw"));
 }
 
 TEST(ElasticTrainer, AProcessThatJoinsWithoutAShareOfABatchEnds) {

@@ -112,6 +112,8 @@ TEST(ElasticShards, KillsChangeNoBitOfACommittedStep) {
   for (const unsigned seed : {1U, 2U}) expect_kills_change_nothing({}, 1, seed);
 }
 
+TEST(ElasticShards, TwoOptimizersSurviveTogether) { expect_kills_change_nothing({"two"}, 1, 6); }
+
 /// Expects the losses of a run with other numbers of ranks, up to roundings.
 void expect_near(const Printed& disturbed, const Result& undisturbed) {
   ASSERT_EQ(undisturbed.code, 0) << undisturbed.err;
@@ -256,6 +258,16 @@ TEST_F(Checkpoint, AfterTheLossOfTwoNeighboursTheJobLoads) {
   EXPECT_THAT(disturbed.err, HasSubstr("is lost: no rank has the part that was that of"));
   EXPECT_THAT(read(disturbed.out).loads, Contains(10)) << disturbed.out;
   expect_equal(disturbed, run_job(kFour, program, {file("none")}));
+}
+
+/// The program has two optimizers, and loads neither before its first checkpoint.
+TEST_F(Checkpoint, AStateThatIsLostIsLostAsAWhole) {
+  const Words program = {"steps=9", "sleep=2", "two"};
+  const Result disturbed =
+      run_job(kFour, program, {file("two"), kill_of("rank1", 6, 0), kill_of("rank2", 6, 0)});
+  ASSERT_EQ(disturbed.code, 0) << disturbed.err << disturbed.out;
+  EXPECT_EQ(count(disturbed.err, "is lost: no rank has the part"), 4) << disturbed.err;
+  EXPECT_THAT(read(disturbed.out).ends, SizeIs(1));
 }
 
 TEST_F(Checkpoint, WithoutReplicasOneDeathIsEnough) {
