@@ -189,6 +189,12 @@ bool has_rank() noexcept;
 /// before State::on_change(). For objects that keep what belongs to a generation.
 /// @return the function is called as long as this object exists. It does not outlive the call.
 std::shared_ptr<const void> at_each_generation(std::function<void()> function);
+/// Calls a function when a generation of an elastic job ends in this process, before its runtime
+/// does. For objects whose threads communicate: they end here, so that they do not take part in a
+/// later generation. In a change in order they may complete first, as all ranks wait for them; in
+/// other cases their calls of hvd throw.
+/// @return the function is called as long as this object exists. It does not outlive the call.
+std::shared_ptr<const void> at_generation_end(std::function<void()> function);
 
 /// @}
 
