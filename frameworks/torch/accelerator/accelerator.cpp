@@ -316,8 +316,7 @@ void Accelerator::run(const std::function<void()>& body, const ElasticRunOptions
   all.value("accelerator.load_due", load_due);
   const auto load_and_train = [&] {
     if (std::exchange(load_due, false)) {
-      load_checkpoint(*options.resume_from, training_state());
-      commit();
+      if (load_checkpoint(*options.resume_from, training_state())) core_->tracked->commit_loaded();
     }
     body();
   };

@@ -89,7 +89,8 @@ class ElasticLoopLoss : public ::testing::TestWithParam<Case> {};
 
 TEST_P(ElasticLoopLoss, ALossOfAllRanksContinuesFromTheNewestCheckpoint) {
   const auto& [kind, words, seed] = GetParam();
-  const Words program = with(words, {"plain", "epochs=3", "save=3"});
+  // With dropout: a checkpoint contains the position of the random streams.
+  const Words program = with(words, {"epochs=3", "save=3"});
   const Loop disturbed(kind, program), undisturbed(kind, program);
   const Result lost = run_job(kFour, disturbed.with_words({"kill=all,7,forward"}));
   ASSERT_EQ(lost.code, 0) << lost.err << lost.out;
