@@ -218,6 +218,12 @@ void MemberLink::failed(member::Generation generation, std::optional<member::Wor
   carry_out();
 }
 
+void MemberLink::threw(member::Commit commit, std::string cause) {
+  const MutexLock lock(mutex_);
+  member_.threw(commit, std::move(cause));
+  carry_out();
+}
+
 void MemberLink::at_end() {
   const MutexLock lock(mutex_);
   if (member_.phase() == Member::Phase::kOver) return;

@@ -60,6 +60,8 @@ class MemberLink {
   void synced(member::Generation, member::StateSummary);
   /// Ignored unless this is the present generation.
   void failed(member::Generation, std::optional<member::WorkerId> accused, std::string cause);
+  /// An exception leaves the program.
+  void threw(member::Commit, std::string cause);
   void at_end();
   /// Begins a commit, and waits while a change is being prepared. Returns false if the program
   /// leaves its function after it.

@@ -102,6 +102,24 @@ void Coordinator::handle(WorkerId, Worker& worker, const Begun& begun, TimePoint
   try_target(now);
 }
 
+/// A process that replaces one whose program has thrown may throw again at the same commit, for
+/// ever. The commit of an exception counts and not those since the last one, because commits count
+/// from 0 again where all ranks have thrown and the program loads a state.
+void Coordinator::handle(WorkerId id, Worker& worker, const Threw& threw, TimePoint) {
+  const bool member = worker.standing == Standing::kMember;
+  if (threw.generation != present() || !member || failed_in_ == threw.generation) return;
+  const bool further = failed_in_ == 0 || threw.commit > failed_at_;
+  failures_ = further ? 1 : failures_ + 1;
+  failed_in_ = threw.generation;
+  failed_at_ = threw.commit;
+  if (options_.most_failures == 0 || failures_ < options_.most_failures) return;
+  std::size_t rank = 0;
+  while (assigned_.seats[rank].worker != id) ++rank;
+  failure_ = text("rank ", rank, " (worker ", id, " on ", worker.host, ") at commit ", threw.commit,
+                  ": ", threw.cause);
+  finish(Outcome::kFailsAgain);
+}
+
 Generation Coordinator::present() const {
   if (phase_ == Phase::kForming || phase_ == Phase::kRunning) return wanted_;
   return in_order_ ? running_ : 0;

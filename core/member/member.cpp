@@ -83,6 +83,10 @@ void Member::failed(std::optional<WorkerId> accused, std::string cause) {
   tell(Failed{generation_, accused, std::move(cause)});
 }
 
+void Member::threw(Commit commit, std::string cause) {
+  if (generation_ > 0 && phase_ != Phase::kOver) tell(Threw{generation_, commit, std::move(cause)});
+}
+
 void Member::at_end() {
   HVD_EXPECT(phase_ == Phase::kRunning || phase_ == Phase::kLeaving || phase_ == Phase::kFailed,
              "the program's function was entered");

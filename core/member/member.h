@@ -84,6 +84,8 @@ class Member {
   void synced(Generation, StateSummary);
   /// The generation has failed here. Ignored where it has been reset already.
   void failed(std::optional<WorkerId> accused, std::string cause);
+  /// An exception has left the program, whose last commit is this one. Ignored before a generation.
+  void threw(Commit commit, std::string cause);
   /// The program's function has returned. Ignored if the generation has failed meanwhile: the
   /// function is then entered again.
   /// @pre phase() is kRunning, kLeaving or kFailed

@@ -64,6 +64,11 @@ struct Write {
     out.varint(begun.commit);
   }
   void operator()(const Pong&) const {}
+  void operator()(const Threw& threw) const {
+    out.varint(threw.generation);
+    out.varint(threw.commit);
+    put_text(out, threw.cause);
+  }
 
   void operator()(const Reset& reset) const {
     out.varint(reset.generation);
@@ -160,6 +165,12 @@ ToCoordinator read_to_coordinator(Reader& in, std::uint8_t kind) {
     }
     case 6:
       return Pong{};
+    case 7: {
+      Threw threw{.generation = number(in, "generation")};
+      threw.commit = number(in, "commit");
+      threw.cause = in.text("cause", kMaxTextBytes);
+      return threw;
+    }
     default:
       in.fail("kind", text("unknown, got ", kind));
   }

@@ -82,6 +82,14 @@ struct Pong {
   friend bool operator==(const Pong&, const Pong&) = default;
 };
 
+/// An exception has left the program's function at this worker, and its process ends.
+struct Threw {
+  Generation generation = 0;
+  Commit commit = 0;  ///< the last one of the worker
+  std::string cause = {};
+  friend bool operator==(const Threw&, const Threw&) = default;
+};
+
 // Coordinator to worker.
 
 /// Leave all generations before this one, and report Ready.
@@ -139,7 +147,7 @@ struct Refused {
 };
 
 // The alternatives' positions travel on the wire: append only.
-using ToCoordinator = std::variant<Join, Ready, Synced, Failed, AtEnd, Begun, Pong>;
+using ToCoordinator = std::variant<Join, Ready, Synced, Failed, AtEnd, Begun, Pong, Threw>;
 using ToWorker = std::variant<Reset, Assign, Go, Prepare, Target, End, Ping, Refused>;
 
 inline constexpr std::size_t kMaxAddressBytes = 4096;

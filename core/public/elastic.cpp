@@ -298,7 +298,10 @@ void Worker::form(const member::Form& form) {
     link_->synced(form.assign.generation, state_.summary());
     reach(Stage::kSynced);
   } catch (const std::exception& error) {
-    if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) throw;
+    if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) {
+      link_->threw(state_.commits, error.what());
+      throw;
+    }
     report(error);
   }
 }
@@ -394,7 +397,10 @@ void Worker::enter() {
     state_.lose();
     report(error);
   } catch (const std::exception& error) {
-    if (!ended(error)) throw;
+    if (!ended(error)) {
+      link_->threw(state_.commits, error.what());
+      throw;
+    }
     report(error);
   }
 }

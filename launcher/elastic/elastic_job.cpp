@@ -135,6 +135,7 @@ ElasticJob::ElasticJob(const LaunchOptions& options, LaunchPlan plan)
                     .least = options.elastic->least,
                     .most = options.elastic->most,
                     .most_resets = options.elastic->most_resets,
+                    .most_failures = options.elastic->most_failures,
                     .deadlines = deadlines_},
                    time_now()) {
   for (HostRanks& place : slots_of(options, plan_)) {
@@ -368,8 +369,9 @@ void ElasticJob::on_outcome(member::Outcome outcome) {
   complete_ = outcome == member::Outcome::kComplete;
   if (complete_) return;
   give_up_at_ = Clock::now() + kLastReports;
-  record_.code = static_cast<int>(
-      outcome == member::Outcome::kTooManyResets ? ExitCode::kLimit : ExitCode::kTooFewRanks);
+  const bool limit =
+      outcome == member::Outcome::kTooManyResets || outcome == member::Outcome::kFailsAgain;
+  record_.code = static_cast<int>(limit ? ExitCode::kLimit : ExitCode::kTooFewRanks);
   if (outcome == member::Outcome::kTooFew) {
     record_.reason =
         text("the job has ended: it had fewer than ", elastic.least, " ranks (--min-np) for ",
@@ -377,6 +379,12 @@ void ElasticJob::on_outcome(member::Outcome outcome) {
   } else if (outcome == member::Outcome::kStateLost) {
     record_.reason =
         "the job has ended: no rank that had the state is left, and the program does not load one";
+  } else if (outcome == member::Outcome::kFailsAgain) {
+    record_.reason =
+        text("the job has ended: its program has thrown an exception ", elastic.most_failures,
+             " times in a row without a commit in between (--failure-limit), the last "
+             "time on ",
+             coordinator_.failure());
   } else {
     record_.reason = text("the job has ended: its ranks have changed ", *elastic.most_resets,
                           " times (--reset-limit)");

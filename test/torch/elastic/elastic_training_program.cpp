@@ -21,6 +21,7 @@
 //                        is made before run(), and loads after a loss of all ranks; needs `loader`
 //   grow=FILE            the workers 5 and 6 join when FILE exists, which rank 0 makes when three
 //                        ranks have become four
+//   throw=COMMIT         all ranks throw an exception in the step after this commit
 //   kill=WORKER,COMMIT,MOMENT   the worker kills itself in the step after this commit, at the
 //                        moment forward, backward, step or commit. WORKER all: each of the first
 //                        five
@@ -35,6 +36,7 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <utility>
@@ -156,6 +158,8 @@ class Program {
     const auto weight = static_cast<std::int64_t>(samples.size());
     optimizer_->zero_grad();
     die_if_asked("forward");
+    if (options_.has("throw") && commits() == options_.number<std::uint64_t>("throw", 0))
+      throw std::runtime_error("the loss is not finite");
     const torch::Tensor output = net_->forward(inputs_.index_select(0, rows));
     const torch::Tensor loss =
         torch::nn::functional::cross_entropy(output, targets_.index_select(0, rows));

@@ -541,6 +541,29 @@ TEST_F(CoordinatorTest, TheJobEndsWhenAllAreAtTheirEnd) {
   EXPECT_THAT(coordinator_->losses(), SizeIs(1));
 }
 
+TEST_F(CoordinatorTest, ExceptionsInARowWithoutACommitInBetweenEndTheJob) {
+  coordinator_.emplace(
+      CoordinatorOptions{.start_size = 2, .least = 1, .most = 2, .most_failures = 3}, now_);
+  WorkerId last_worker = 0;
+  /// A generation of two new workers that begins at commit 0, in which both throw.
+  const auto fail_at = [&](Commit commit) {
+    const WorkerId a = ++last_worker, b = ++last_worker;
+    for (const WorkerId id : {a, b}) join(id);
+    const Ready loads{.generation = coordinator_->generation(), .can_load = true};
+    for (const WorkerId id : {a, b}) coordinator_->receive(id, loads, now_);
+    for (const WorkerId id : {a, b}) synced(id, 0);
+    for (const WorkerId id : {b, a})
+      coordinator_->receive(id, Threw{coordinator_->generation(), commit, "no such file"}, now_);
+    if (coordinator_->outcome()) return;
+    for (const WorkerId id : {a, b}) coordinator_->worker_ended(id, "exit code 1", now_);
+  };
+  for (const Commit commit : {20, 5, 6, 6}) fail_at(commit);
+  EXPECT_FALSE(coordinator_->outcome()) << "6 is after 5";
+  fail_at(6);
+  EXPECT_EQ(coordinator_->outcome(), Outcome::kFailsAgain);
+  EXPECT_EQ(coordinator_->failure(), "rank 1 (worker 10 on a) at commit 6: no such file");
+}
+
 TEST_F(CoordinatorTest, AStateThatDiffersAfterTheHandOverIsNotRunWith) {
   run(3);
   coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);

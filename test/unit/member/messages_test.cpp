@@ -24,6 +24,7 @@ const ToCoordinator kToCoordinator[] = {
     AtEnd{5},
     Begun{.change = 2, .commit = 300},
     Pong{},
+    Threw{.generation = 5, .commit = 300, .cause = "no such file"},
 };
 
 const ToWorker kToWorker[] = {
@@ -59,11 +60,12 @@ TEST(MemberMessages, SurviveTheWire) {
 }
 
 TEST(MemberMessages, HaveThesePinnedBytes) {
-  EXPECT_EQ(hex(encode(kToCoordinator[0])), "6d01000970726f6772616d2031");
-  EXPECT_EQ(hex(encode(kToCoordinator[1])), "6d010105ac0201ffffffffffffffffff010103613a31");
-  EXPECT_EQ(hex(encode(kToCoordinator[6])), "6d010502ac02");
-  EXPECT_EQ(hex(encode(kToWorker[2])), "6d012206");
-  EXPECT_EQ(hex(encode(kToWorker[4])), "6d012402ad0207");
+  EXPECT_EQ(hex(encode(kToCoordinator[0])), "6d02000970726f6772616d2031");
+  EXPECT_EQ(hex(encode(kToCoordinator[1])), "6d020105ac0201ffffffffffffffffff01010103613a31");
+  EXPECT_EQ(hex(encode(kToCoordinator[6])), "6d020502ac02");
+  EXPECT_EQ(hex(encode(kToCoordinator[8])), "6d020705ac020c6e6f20737563682066696c65");
+  EXPECT_EQ(hex(encode(kToWorker[2])), "6d022206");
+  EXPECT_EQ(hex(encode(kToWorker[4])), "6d022402ad02070204ac02");
 }
 
 TEST(MemberMessages, AMessageThatEndsEarlyOrLateIsAnError) {
