@@ -89,7 +89,7 @@ void Coordinator::check_starts(TimePoint now) {
 void Coordinator::check_stalls(TimePoint now) {
   if (change_ && now - change_->since >= limit(Limit::kChange))
     return reset(
-        text("a change was not reached within ", limit(Limit::kChange), " (HVD_PEER_TIMEOUT)"),
+        text("a change was not reached within ", limit(Limit::kChange), " (--change-patience)"),
         now);
   if (in_order_ || phase_ == Phase::kRunning || now - since_ < limit(Limit::kStall)) return;
   std::vector<WorkerId> blamed;

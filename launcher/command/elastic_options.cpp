@@ -65,6 +65,8 @@ ElasticOptions make_elastic_options(const ElasticWords& words, int np) {
       parse_count("--failure-limit", words.most_failures, 0).value_or(options.most_failures);
   options.timeout_s = parse_seconds(words.timeout);
   options.heartbeat_s = parse_seconds(words.heartbeat);
+  options.window_s = parse_seconds(words.window);
+  options.change_s = parse_seconds(words.change);
   if (!words.cooldown.empty()) options.cooldown_s = parse_cooldown(words.cooldown);
   read_discovery(words, options);
   if (least && most && *least > *most) {

@@ -18,6 +18,8 @@ struct ElasticOptions {
   int most_failures = 10;             ///< --failure-limit; 0: no limit
   std::optional<double> timeout_s;    ///< --elastic-timeout
   std::optional<double> heartbeat_s;  ///< --heartbeat
+  std::optional<double> window_s;     ///< --join-window
+  std::optional<double> change_s;     ///< --change-patience
   std::optional<double> start_s;      ///< --start-timeout
   std::optional<int> replacements;    ///< --max-restarts
   /// --host-discovery-script: the script and its arguments; empty: the hosts are fixed

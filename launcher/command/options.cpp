@@ -184,6 +184,12 @@ void declare_elastic(CLI::App& app, RawOptions& raw) {
   add("--heartbeat", raw.elastic.heartbeat, "S",
       "Silence after which a host counts as lost, and ends its ranks (10)")
       ->check(seconds(false));
+  add("--join-window", raw.elastic.window, "S",
+      "Workers that join within S seconds become ranks together (1)")
+      ->check(seconds(false));
+  add("--change-patience", raw.elastic.change, "S",
+      "Ranks have S seconds to reach the commit at which workers join or leave (60)")
+      ->check(seconds(true));
 }
 
 void declare_output(CLI::App& app, LaunchOptions& options, RawOptions& raw) {

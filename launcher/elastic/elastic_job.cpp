@@ -100,6 +100,8 @@ member::Deadlines deadlines_of(const ElasticOptions& options, const LaunchPlan& 
   if (value_for_ranks(plan, "HVD_STALL_SHUTDOWN"))
     settings.stall = to_duration(std::clamp(seconds("HVD_STALL_SHUTDOWN"), 0.0, 1e9));
   settings.heartbeat = to_duration(options.heartbeat_s);
+  settings.join_window = to_duration(options.window_s);
+  settings.change = to_duration(options.change_s);
   settings.start = to_duration(options.start_s);
   settings.elastic = to_duration(options.timeout_s);
   return member::Deadlines(settings);

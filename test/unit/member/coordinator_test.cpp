@@ -296,7 +296,7 @@ TEST_F(CoordinatorTest, AChangeThatIsNotReachedIsMadeTheHardWay) {
   pass(seconds(55));
   EXPECT_EQ(last<Prepare>(2), prepare);
   pass(seconds(10));
-  EXPECT_THAT(last<Reset>(2).cause, HasSubstr("HVD_PEER_TIMEOUT"));
+  EXPECT_THAT(last<Reset>(2).cause, HasSubstr("--change-patience"));
   EXPECT_THAT(killed_, IsEmpty());
 }
 
