@@ -330,8 +330,7 @@ void run_trainer(const Options& options) {
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
   const Options options(argc, argv);
-  try {
-    torch::set_num_threads(1);
+  return run_worker("elastic_loops_program", [&] {
     if (options.worker > 5) {
       std::this_thread::sleep_for(
           std::chrono::milliseconds(options.number<std::int64_t>("late", 0)));
@@ -341,9 +340,5 @@ int main(int argc, char** argv) {
     if (kind == "trainer") run_trainer(options);
     if (kind == "accelerator") run_accelerator(options);
     if (kind == "inner") run_inner(options);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "elastic_loops_program: %s\n", error.what());
-    return 1;
-  }
+  });
 }

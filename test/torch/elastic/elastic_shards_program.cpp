@@ -216,7 +216,7 @@ class Program {
 
 int main(int argc, char** argv) {
   const WorkerWords options = WorkerWords::parse(argc, argv);
-  try {
+  return run_worker("elastic_shards_program", [&] {
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
     const int worker = worker_number();
     hvd::init();

@@ -254,8 +254,7 @@ class Program {
 
 int main(int argc, char** argv) {
   const WorkerWords options = WorkerWords::parse(argc, argv);
-  try {
-    torch::set_num_threads(1);
+  return run_worker("elastic_training_program", [&] {
     const int worker = worker_number();
     while ((worker == 5 || worker == 6) && options.has("grow") &&
            !std::filesystem::exists(options.text("grow")))
@@ -264,9 +263,5 @@ int main(int argc, char** argv) {
     seed_model(worker);
     Program(options, worker).run();
     hvd::shutdown();
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "elastic_training_program: %s\n", error.what());
-    return 1;
-  }
+  });
 }
