@@ -12,10 +12,8 @@ namespace hvd::libtorch {
 TrainOutput TrainerCore::train_elastic(const ResumeFrom& from) {
   prepare_training();
   TrainOutput output;
-  const bool sharded = accelerator->core_->options.sharded;
   accelerator->run(
-      elastic_state(), [&] { output = enter_generation(); },
-      {.copy = sharded ? elastic::Copy::kAtCommit : elastic::Copy::kNone, .seed = arguments.seed},
+      elastic_state(), [&] { output = enter_generation(); }, {.seed = arguments.seed},
       [&] { start_elastic(from); });
   return output;
 }
@@ -51,6 +49,7 @@ TrainOutput TrainerCore::enter_generation() {
     return train_loop();
   }
   schedule_->set_first_rates(*inner_optimizer_);
+  train_set_->go_to(*accelerator, 0, 0);  // a rank that was interrupted is in an epoch
   claim_output_dir();
   load_chosen(elastic_.checkpoint);
   if (const std::int64_t steps = state.global_step - loop_.logged_step; steps > 0)

@@ -148,7 +148,6 @@ void run_accelerator(const Options& options) {
   std::int64_t step = 0;
   accelerator.register_for_checkpointing(step);
   hvd::ElasticRunOptions run{.seed = 11};
-  if (options.has("sharded")) run.copy = hvd::elastic::Copy::kAtCommit;
   if (options.has("save")) run.resume_from = options.folder;
   Unprinted unprinted;
   accelerator.run(

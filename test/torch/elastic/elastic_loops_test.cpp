@@ -110,6 +110,28 @@ INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoopLoss,
                            return std::string(info.param.kind) + std::to_string(info.index);
                          });
 
+class ElasticLoopParts : public ::testing::TestWithParam<Case> {};
+
+/// Of four ranks that keep each other's parts, three are lost at once.
+TEST_P(ElasticLoopParts, ALossOfAPartContinuesFromTheNewestCheckpoint) {
+  const auto& [kind, words, seed] = GetParam();
+  const Words program = with(words, {"sharded", "epochs=3", "save=3"});
+  const Loop disturbed(kind, program), undisturbed(kind, program);
+  const Result lost = run_job(
+      kFour, disturbed.with_words({"kill=2,7,forward", "kill=3,7,forward", "kill=4,7,forward"}));
+  ASSERT_EQ(lost.code, 0) << lost.err << lost.out;
+  EXPECT_THAT(lost.err, HasSubstr("is lost: no rank has the part"));
+  EXPECT_EQ(count(lost.out, "ranks 6 4\n"), 4) << lost.out;
+  const Result whole = run_job(kFour, undisturbed.with_words());
+  ASSERT_EQ(whole.code, 0) << whole.err;
+  EXPECT_EQ(read(lost.out).losses, read(whole.out).losses);
+  EXPECT_EQ(read(lost.out).ends, read(whole.out).ends);
+}
+
+INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoopParts,
+                         ::testing::Values(Case{"accelerator", {}, 0}, Case{"trainer", {}, 0}),
+                         [](const auto& info) { return std::string(info.param.kind); });
+
 TEST(ElasticLoops, AnAcceleratorOfTheFunctionComparesAndBroadcasts) {
   const Loop loop("inner", {"kill=2,4,forward"});
   const Result job = run_job(kFour, loop.with_words());
