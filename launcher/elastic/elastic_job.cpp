@@ -369,7 +369,10 @@ void ElasticJob::on_outcome(member::Outcome outcome) {
   const ElasticOptions& elastic = *options_.elastic;
   ending_ = true;
   complete_ = outcome == member::Outcome::kComplete;
-  if (complete_) return;
+  if (complete_) {
+    record_.code = 0;  // not that of a worker that has failed before the first generation
+    return;
+  }
   give_up_at_ = Clock::now() + kLastReports;
   const bool limit =
       outcome == member::Outcome::kTooManyResets || outcome == member::Outcome::kFailsAgain;

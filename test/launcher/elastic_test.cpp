@@ -152,6 +152,13 @@ TEST_F(Elastic, LimitsEndTheJobWith76) {
   EXPECT_THAT(restarts.err, HasSubstr("worker 3 on"));
 }
 
+TEST_F(Elastic, AWorkerThatFailsBeforeTheFirstGenerationIsNotTheJobsFailure) {
+  const Result result =
+      run_elastic({"-np", "2", "--min-np", "2"}, workers({"load", "exit:1:0:5", "kill:2"}));
+  EXPECT_EQ(result.code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("was lost before it was a rank: exit code 5"));
+}
+
 TEST_F(Elastic, AProgramThatThrowsAgainAtTheSameCommitEndsWith76) {
   const Words limit = {"-np", "2", "--min-np", "1", "--failure-limit", "3"};
   const Result again = run_elastic(limit, workers({"load", "steps=500", "throw:0:5"}));
