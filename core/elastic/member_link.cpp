@@ -195,11 +195,12 @@ bool MemberLink::over() const {
   return phase == Member::Phase::kLeaving || phase == Member::Phase::kFailed || exit_ || finish_;
 }
 
-void MemberLink::left(member::StateSummary state, bool can_load, std::string address) {
+void MemberLink::left(member::StateSummary state, bool can_load, std::string address,
+                      bool divided) {
   const MutexLock lock(mutex_);
   leave_.reset();  // a reset since then needs no further leaving
   if (member_.phase() != Member::Phase::kLeaving) return;  // the connection has ended
-  member_.left(state, can_load, std::move(address));
+  member_.left(state, can_load, std::move(address), divided);
   carry_out();
 }
 
@@ -214,6 +215,12 @@ void MemberLink::failed(member::Generation generation, std::optional<member::Wor
   const MutexLock lock(mutex_);
   if (member_.generation() != generation) return;
   member_.failed(accused, std::move(cause));
+  carry_out();
+}
+
+void MemberLink::threw(member::Commit commit, std::string cause) {
+  const MutexLock lock(mutex_);
+  member_.threw(commit, std::move(cause));
   carry_out();
 }
 
@@ -236,6 +243,11 @@ bool MemberLink::commit() {
     carry_out();
   }
   return verdict == Member::Verdict::kGoOn;
+}
+
+std::vector<int> MemberLink::leaving() const {
+  const MutexLock lock(mutex_);
+  return member_.leaving();
 }
 
 }  // namespace hvd::elastic

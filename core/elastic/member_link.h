@@ -56,14 +56,18 @@ class MemberLink {
   /// Whether the generation has been reset, changes, or has failed here.
   bool over() const;
 
-  void left(member::StateSummary, bool can_load, std::string address);
+  void left(member::StateSummary, bool can_load, std::string address, bool divided = false);
   void synced(member::Generation, member::StateSummary);
   /// Ignored unless this is the present generation.
   void failed(member::Generation, std::optional<member::WorkerId> accused, std::string cause);
+  /// An exception leaves the program.
+  void threw(member::Commit, std::string cause);
   void at_end();
   /// Begins a commit, and waits while a change is being prepared. Returns false if the program
   /// leaves its function after it.
   bool commit();
+  /// After commit() has returned false: the ranks that leave the job, in order, at this commit.
+  std::vector<int> leaving() const;
 
  private:
   void run(const std::stop_token&);

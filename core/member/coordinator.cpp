@@ -102,6 +102,24 @@ void Coordinator::handle(WorkerId, Worker& worker, const Begun& begun, TimePoint
   try_target(now);
 }
 
+/// A process that replaces one whose program has thrown may throw again at the same commit, for
+/// ever. The commit of an exception counts and not those since the last one, because commits count
+/// from 0 again where all ranks have thrown and the program loads a state.
+void Coordinator::handle(WorkerId id, Worker& worker, const Threw& threw, TimePoint) {
+  const bool member = worker.standing == Standing::kMember;
+  if (threw.generation != present() || !member || failed_in_ == threw.generation) return;
+  const bool further = failed_in_ == 0 || threw.commit > failed_at_;
+  failures_ = further ? 1 : failures_ + 1;
+  failed_in_ = threw.generation;
+  failed_at_ = threw.commit;
+  if (options_.most_failures == 0 || failures_ < options_.most_failures) return;
+  std::size_t rank = 0;
+  while (assigned_.seats[rank].worker != id) ++rank;
+  failure_ = text("rank ", rank, " (worker ", id, " on ", worker.host, ") at commit ", threw.commit,
+                  ": ", threw.cause);
+  finish(Outcome::kFailsAgain);
+}
+
 Generation Coordinator::present() const {
   if (phase_ == Phase::kForming || phase_ == Phase::kRunning) return wanted_;
   return in_order_ ? running_ : 0;
@@ -232,34 +250,58 @@ bool Coordinator::may_form(TimePoint now) {
   return now - *complete_since_ >= limit(Limit::kGrace);
 }
 
+bool Coordinator::divided() const {
+  return std::any_of(workers_.begin(), workers_.end(), [](const auto& entry) {
+    return entry.second.ready && entry.second.ready->divided;
+  });
+}
+
+/// Note [Leaving with a part of the state]: a member that has a part of a divided state leaves only
+/// in a change in order, and only if Target has named it. All members then know at the commit of
+/// the change which ranks leave, and send copies of all parts to ranks that stay. After a reset,
+/// where the members may be at different commits, it stays for one more generation.
+bool Coordinator::may_leave(WorkerId id, const Worker& worker) const {
+  if (worker.standing != Standing::kMember || !divided()) return true;
+  if (!in_order_ || !change_ || !change_->target) return false;
+  const std::vector<WorkerId>& named = change_->target->leaving;
+  return std::find(named.begin(), named.end(), id) != named.end();
+}
+
 /// Lets those that leave go, if the others are enough. If none of these has the state, one of those
 /// that leave stays for one more generation, in which it gives the others its state.
 void Coordinator::dismiss_leavers() {
   int stay = 0;
   std::optional<Commit> kept;  // the highest commit whose whole state the others have
   std::vector<WorkerId> leavers;
+  givers_.clear();
   for (const auto& [id, worker] : workers_) {
     if (!worker.ready) continue;
-    if (is_leaving(worker)) {
+    const bool leaves = is_leaving(worker);
+    if (leaves && may_leave(id, worker)) {
       leavers.push_back(id);
       continue;
     }
-    ++stay;
+    if (leaves) givers_.insert(id);
+    stay += leaves ? 0 : 1;
     const StateSummary& state = worker.ready->state;
     if (state.kind == StateKind::kWhole) kept = std::max(kept.value_or(0), state.commit);
   }
-  giver_.reset();
-  if (stay < options_.least) return;
+  if (stay < options_.least) {
+    givers_.clear();
+    return;
+  }
+  std::optional<WorkerId> giver;
   const auto state_of = [this](WorkerId id) { return workers_.at(id).ready->state; };
   for (const WorkerId id : leavers) {
     const StateSummary state = state_of(id);
     if (state.kind == StateKind::kNone || (kept && *kept >= state.commit)) continue;
-    if (!giver_ || std::pair(state.commit, state.kind) >
-                       std::pair(state_of(*giver_).commit, state_of(*giver_).kind))
-      giver_ = id;
+    if (!giver || std::pair(state.commit, state.kind) >
+                      std::pair(state_of(*giver).commit, state_of(*giver).kind))
+      giver = id;
   }
+  if (giver) givers_.insert(*giver);
   for (const WorkerId id : leavers) {
-    if (giver_ == id) continue;
+    if (giver == id) continue;
     Worker& worker = workers_.at(id);
     worker.standing = Standing::kDismissed;
     worker.ready.reset();
@@ -278,8 +320,9 @@ std::vector<Entrant> Coordinator::entrants() const {
     return member ? a.second->serial < b.second->serial : a.second->since < b.second->since;
   });
   // A member keeps its place, and one that only gives its state takes none.
-  const auto most = static_cast<std::size_t>(std::max(options_.most, count(Standing::kMember)) +
-                                             (giver_ ? 1 : 0));
+  const int givers = static_cast<int>(givers_.size());
+  const auto most =
+      static_cast<std::size_t>(std::max(options_.most, count(Standing::kMember) - givers) + givers);
   if (ready.size() > most) ready.resize(most);
   std::vector<Entrant> entrants;
   for (const auto& [id, worker] : ready) {

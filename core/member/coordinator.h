@@ -5,6 +5,7 @@
 #include <functional>
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <variant>
@@ -22,6 +23,7 @@ struct CoordinatorOptions {
   int least = 1;                        ///< --min-np
   int most = 1 << 20;                   ///< --max-np; further workers wait as spares
   std::optional<int> most_resets = {};  ///< --reset-limit
+  int most_failures = 0;                ///< --failure-limit; 0: no limit
   Deadlines deadlines = Deadlines();
 };
 
@@ -44,6 +46,7 @@ enum class Outcome : std::uint8_t {
   kTooFew,     ///< below the least number of ranks for the deadline `elastic`
   kStateLost,  ///< no worker has a state, and rank 0 cannot load one
   kTooManyResets,
+  kFailsAgain,  ///< exceptions in a row without a commit in between
 };
 
 /// A worker that the job has lost.
@@ -97,6 +100,8 @@ class Coordinator {
   /// How many generations had begun to run and were then reset or changed.
   int resets() const noexcept { return resets_; }
   const std::vector<Loss>& losses() const noexcept { return losses_; }
+  /// The last exception of a job that has ended with kFailsAgain, and where it was.
+  const std::string& failure() const noexcept { return failure_; }
   /// Sentences for the user since the last call.
   std::vector<std::string> take_notes();
 
@@ -143,6 +148,7 @@ class Coordinator {
   void handle(WorkerId, Worker&, const AtEnd&, TimePoint);
   void handle(WorkerId, Worker&, const Begun&, TimePoint);
   void handle(WorkerId, Worker&, const Pong&, TimePoint) {}
+  void handle(WorkerId, Worker&, const Threw&, TimePoint);
 
   // Losses.
   void lose(WorkerId, const std::string& cause, TimePoint now);
@@ -159,6 +165,8 @@ class Coordinator {
   bool enough(int ready, TimePoint now) const;
   bool fence_passed(TimePoint now) const;
   std::vector<Entrant> entrants() const;
+  bool divided() const;
+  bool may_leave(WorkerId, const Worker&) const;
   void dismiss_leavers();
   void assign(Regroup, TimePoint now);
   void try_go(TimePoint now);
@@ -170,6 +178,7 @@ class Coordinator {
   void dismiss_candidates();
   void begin_change(TimePoint now);
   void try_target(TimePoint now);
+  std::vector<WorkerId> named_to_leave() const;
 
   // Deadlines.
   /// Takes the time. Time in which hvdrun itself did not run counts for no deadline.
@@ -204,10 +213,14 @@ class Coordinator {
   std::optional<Change> change_ = {};
   std::uint64_t changes_ = 0;
   Assign assigned_ = {};
-  std::optional<WorkerId> giver_ = {};  ///< leaves after it has given the others its state
+  std::set<WorkerId> givers_ = {};  ///< leave after they have given the others what they have
   std::string program_ = {};
   std::uint64_t serials_ = 0;
   int resets_ = 0;
+  int failures_ = 0;          ///< generations in a row in which the program has thrown
+  Generation failed_in_ = 0;  ///< the last one of them
+  Commit failed_at_ = 0;
+  std::string failure_ = {};
   Workers workers_;
   std::map<std::string, Host> hosts_;
   std::map<std::string, TimePoint> cut_off_;  ///< until when processes of lost hosts may run

@@ -89,7 +89,7 @@ void Coordinator::check_starts(TimePoint now) {
 void Coordinator::check_stalls(TimePoint now) {
   if (change_ && now - change_->since >= limit(Limit::kChange))
     return reset(
-        text("a change was not reached within ", limit(Limit::kChange), " (HVD_PEER_TIMEOUT)"),
+        text("a change was not reached within ", limit(Limit::kChange), " (--change-patience)"),
         now);
   if (in_order_ || phase_ == Phase::kRunning || now - since_ < limit(Limit::kStall)) return;
   std::vector<WorkerId> blamed;
@@ -164,7 +164,7 @@ void Coordinator::try_target(TimePoint now) {
     if (!worker.begun) return;
     highest = std::max(highest, *worker.begun);
   }
-  change_->target = Target{change_->number, highest + 1, ++wanted_};
+  change_->target = Target{change_->number, highest + 1, ++wanted_, named_to_leave()};
   phase_ = Phase::kCollecting;
   in_order_ = true;
   since_ = now;
@@ -174,6 +174,25 @@ void Coordinator::try_target(TimePoint now) {
     if (worker.standing == Standing::kMember) tell(id, *change_->target);
     if (worker.standing == Standing::kCandidate) ask(id, worker, "a change in order");
   }
+}
+
+/// The members that leave, if enough others keep what they have: two, or all there will be if that
+/// is one. Otherwise they give it to the workers that join first.
+std::vector<WorkerId> Coordinator::named_to_leave() const {
+  std::vector<WorkerId> leavers;
+  int stay = 0;
+  int join = 0;
+  for (const auto& [id, worker] : workers_) {
+    const bool leaving = is_leaving(worker);
+    if (worker.standing == Standing::kMember) {
+      leaving ? leavers.push_back(id) : void(++stay);
+    } else if (worker.standing == Standing::kCandidate && !worker.late && !leaving) {
+      ++join;
+    }
+  }
+  const int later = std::max(stay, std::min(stay + join, options_.most));
+  if (stay == 0 || stay < std::min(2, later)) leavers.clear();
+  return leavers;
 }
 
 TimePoint Coordinator::next_check(TimePoint now) const {

@@ -34,9 +34,10 @@ void Member::handle(const Reset& reset) {
   actions_.emplace_back(Leave{reset.cause});
 }
 
-void Member::left(StateSummary state, bool can_load, std::string address) {
+void Member::left(StateSummary state, bool can_load, std::string address, bool divided) {
   HVD_EXPECT(phase_ == Phase::kLeaving, "the coordinator has requested it");
-  ready_ = {.state = state, .can_load = can_load, .address = std::move(address)};
+  ready_ = {
+      .state = state, .can_load = can_load, .divided = divided, .address = std::move(address)};
   announce(wanted_);
 }
 
@@ -55,6 +56,7 @@ void Member::handle(const Assign& assign) {
   const auto rank = static_cast<std::uint32_t>(seat - assign.seats.begin());
   phase_ = Phase::kForming;
   generation_ = assign.generation;
+  seats_ = assign.seats;
   change_.reset();
   target_.reset();
   actions_.emplace_back(Form{assign, rank, seat->receives});
@@ -79,6 +81,10 @@ void Member::failed(std::optional<WorkerId> accused, std::string cause) {
     return;
   phase_ = Phase::kFailed;
   tell(Failed{generation_, accused, std::move(cause)});
+}
+
+void Member::threw(Commit commit, std::string cause) {
+  if (generation_ > 0 && phase_ != Phase::kOver) tell(Threw{generation_, commit, std::move(cause)});
 }
 
 void Member::at_end() {
@@ -118,6 +124,17 @@ Member::Verdict Member::may_commit() {
   wanted_ = target_->next;
   phase_ = Phase::kLeaving;
   return Verdict::kStop;
+}
+
+std::vector<int> Member::leaving() const {
+  std::vector<int> ranks;
+  if (!target_ || begun_ != target_->commit) return ranks;
+  const std::vector<WorkerId>& workers = target_->leaving;
+  for (std::size_t rank = 0; rank < seats_.size(); ++rank) {
+    if (std::find(workers.begin(), workers.end(), seats_[rank].worker) != workers.end())
+      ranks.push_back(static_cast<int>(rank));
+  }
+  return ranks;
 }
 
 void Member::handle(const End&) {

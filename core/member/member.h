@@ -76,14 +76,16 @@ class Member {
 
   /// The process has left its generation: the program's function has returned or thrown, no
   /// operation is in flight and the runtime of the generation is gone. Answers Leave.
-  /// @param state of the process
   /// @pre phase() is kLeaving
-  void left(StateSummary state, bool can_load, std::string address);
+  /// @param divided whether the ranks have different parts of the state
+  void left(StateSummary state, bool can_load, std::string address, bool divided = false);
   /// The process is connected and has the state of the generation. Answers Form. Ignored if the
   /// generation has been reset meanwhile.
   void synced(Generation, StateSummary);
   /// The generation has failed here. Ignored where it has been reset already.
   void failed(std::optional<WorkerId> accused, std::string cause);
+  /// An exception has left the program, whose last commit is this one. Ignored before a generation.
+  void threw(Commit commit, std::string cause);
   /// The program's function has returned. Ignored if the generation has failed meanwhile: the
   /// function is then entered again.
   /// @pre phase() is kRunning, kLeaving or kFailed
@@ -99,6 +101,10 @@ class Member {
   Verdict begin_commit();
   /// The verdict of the commit that was begun last. @pre begin_commit() has returned kWait
   Verdict may_commit();
+
+  /// The ranks that are to leave the job after the commit whose verdict was kStop; empty unless it
+  /// is the commit of a change in order.
+  std::vector<int> leaving() const;
 
   Phase phase() const noexcept { return phase_; }
   /// The generation that was assigned last.
@@ -121,6 +127,7 @@ class Member {
   const std::string program_;
   Phase phase_ = Phase::kOutside;
   Generation generation_ = 0;
+  std::vector<Seat> seats_ = {};              ///< of this generation, by rank
   Generation wanted_ = 0;                     ///< of the last reset or target
   Ready ready_ = {};                          ///< sent last
   Commit begun_ = 0;                          ///< the last commit that the program has begun

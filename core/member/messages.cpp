@@ -15,7 +15,7 @@ using wire::Reader;
 using wire::Writer;
 
 constexpr std::uint8_t kMagic = 0x6d;  // 'm'
-constexpr std::uint8_t kVersion = 1;
+constexpr std::uint8_t kVersion = 2;
 /// Kinds of messages to a worker begin here.
 constexpr std::uint8_t kFirstToWorker = 0x20;
 
@@ -45,6 +45,7 @@ struct Write {
     out.varint(ready.generation);
     put(out, ready.state);
     out.u8(ready.can_load ? 1 : 0);
+    out.u8(ready.divided ? 1 : 0);
     put_text(out, ready.address, kMaxAddressBytes);
   }
   void operator()(const Synced& synced) const {
@@ -63,6 +64,11 @@ struct Write {
     out.varint(begun.commit);
   }
   void operator()(const Pong&) const {}
+  void operator()(const Threw& threw) const {
+    out.varint(threw.generation);
+    out.varint(threw.commit);
+    put_text(out, threw.cause);
+  }
 
   void operator()(const Reset& reset) const {
     out.varint(reset.generation);
@@ -89,6 +95,8 @@ struct Write {
     out.varint(target.change);
     out.varint(target.commit);
     out.varint(target.next);
+    out.varint(target.leaving.size());
+    for (const WorkerId worker : target.leaving) out.varint(worker);
   }
   void operator()(const End&) const {}
   void operator()(const Ping&) const {}
@@ -135,6 +143,7 @@ ToCoordinator read_to_coordinator(Reader& in, std::uint8_t kind) {
       Ready ready{.generation = number(in, "generation")};
       ready.state = read_state(in);
       ready.can_load = read_switch(in, "can load");
+      ready.divided = read_switch(in, "divided");
       ready.address = in.text("address", kMaxAddressBytes);
       return ready;
     }
@@ -156,6 +165,12 @@ ToCoordinator read_to_coordinator(Reader& in, std::uint8_t kind) {
     }
     case 6:
       return Pong{};
+    case 7: {
+      Threw threw{.generation = number(in, "generation")};
+      threw.commit = number(in, "commit");
+      threw.cause = in.text("cause", kMaxTextBytes);
+      return threw;
+    }
     default:
       in.fail("kind", text("unknown, got ", kind));
   }
@@ -179,6 +194,9 @@ ToWorker read_to_worker(Reader& in, std::uint8_t kind) {
       Target target{.change = number(in, "change")};
       target.commit = number(in, "commit");
       target.next = number(in, "next generation");
+      const std::size_t count = in.count("leaving", wire::kMaxRanks);
+      for (std::size_t i = 0; i < count; ++i)
+        target.leaving.push_back(number(in, "leaving worker"));
       return target;
     }
     case kFirstToWorker + 5:

@@ -49,6 +49,7 @@ struct Ready {
   Generation generation = 0;
   StateSummary state = {};
   bool can_load = false;     ///< its program can make a state where no worker has one
+  bool divided = false;      ///< each rank has a part of the state that the others do not have
   std::string address = {};  ///< where the others reach it; opaque here
   friend bool operator==(const Ready&, const Ready&) = default;
 };
@@ -79,6 +80,14 @@ struct Begun {
 /// Answers Ping.
 struct Pong {
   friend bool operator==(const Pong&, const Pong&) = default;
+};
+
+/// An exception has left the program's function at this worker, and its process ends.
+struct Threw {
+  Generation generation = 0;
+  Commit commit = 0;  ///< the last one of the worker
+  std::string cause = {};
+  friend bool operator==(const Threw&, const Threw&) = default;
 };
 
 // Coordinator to worker.
@@ -121,6 +130,7 @@ struct Target {
   std::uint64_t change = 0;
   Commit commit = 0;
   Generation next = 0;
+  std::vector<WorkerId> leaving = {};  ///< members that are to leave the job after this commit
   friend bool operator==(const Target&, const Target&) = default;
 };
 /// All members are at their end.
@@ -137,7 +147,7 @@ struct Refused {
 };
 
 // The alternatives' positions travel on the wire: append only.
-using ToCoordinator = std::variant<Join, Ready, Synced, Failed, AtEnd, Begun, Pong>;
+using ToCoordinator = std::variant<Join, Ready, Synced, Failed, AtEnd, Begun, Pong, Threw>;
 using ToWorker = std::variant<Reset, Assign, Go, Prepare, Target, End, Ping, Refused>;
 
 inline constexpr std::size_t kMaxAddressBytes = 4096;

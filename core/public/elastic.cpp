@@ -107,26 +107,42 @@ bool hand_over(State::Impl& state, int root, const ProcessSet& set) {
   return true;
 }
 
-/// The functions of at_each_generation(), in their order.
-std::vector<std::weak_ptr<const std::function<void()>>>& generation_functions() {
-  static auto* const functions = new std::vector<std::weak_ptr<const std::function<void()>>>;
-  return *functions;
-}
-
-Mutex& generation_functions_mutex() {
-  static auto* const mutex = new Mutex;
-  return *mutex;
-}
-
-void enter_generation() {
-  std::vector<std::shared_ptr<const std::function<void()>>> live;
-  {
-    const MutexLock lock(generation_functions_mutex());
-    auto& all = generation_functions();
-    std::erase_if(all, [](const auto& function) { return function.expired(); });
-    for (const auto& function : all) live.push_back(function.lock());
+/// Functions that are called as long as their callers keep them. Thread-safe.
+class Hooks {
+ public:
+  std::shared_ptr<const void> add(std::function<void()> function) {
+    auto kept = std::make_shared<const std::function<void()>>(std::move(function));
+    const MutexLock lock(mutex_);
+    all_.push_back(kept);
+    return kept;
   }
-  for (const auto& function : live) (*function)();
+  /// Calls them, in their order.
+  void call() {
+    std::vector<std::shared_ptr<const std::function<void()>>> live;
+    {
+      const MutexLock lock(mutex_);
+      std::erase_if(all_, [](const auto& function) { return function.expired(); });
+      for (const auto& function : all_)
+        if (auto kept = function.lock()) live.push_back(std::move(kept));
+    }
+    for (const auto& function : live) (*function)();
+  }
+
+ private:
+  Mutex mutex_;
+  std::vector<std::weak_ptr<const std::function<void()>>> all_ HVD_GUARDED_BY(mutex_);
+};
+
+/// Of at_each_generation().
+Hooks& generation_begins() {
+  static auto* const hooks = new Hooks;
+  return *hooks;
+}
+
+/// Of at_generation_end().
+Hooks& generation_ends() {
+  static auto* const hooks = new Hooks;
+  return *hooks;
 }
 
 /// A server of this worker at which the ranks of the next generation find each other.
@@ -248,6 +264,7 @@ void Worker::end_unfinished() {
 /// is assigned: Note [Memory after a failure].
 void Worker::leave(const std::string& cause) {
   at_end_ = false;
+  generation_ends().call();
   auto runtime = runtime::runtime_or_null();
   const auto device = runtime ? runtime->device() : nullptr;
   runtime.reset();  // it ends below, with the communicators
@@ -257,7 +274,8 @@ void Worker::leave(const std::string& cause) {
   change_.cause = cause;
   server_.reset();
   server_.emplace();
-  link_->left(state_.summary(), static_cast<bool>(options_.load), server_->address());
+  link_->left(state_.summary(), static_cast<bool>(options_.load), server_->address(),
+              state_.divided());
   reach(Stage::kReady);
 }
 
@@ -303,7 +321,10 @@ void Worker::form(const member::Form& form) {
     link_->synced(form.assign.generation, state_.summary());
     reach(Stage::kSynced);
   } catch (const std::exception& error) {
-    if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) throw;
+    if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) {
+      link_->threw(state_.commits, error.what());
+      throw;
+    }
     report(error);
   }
 }
@@ -399,13 +420,16 @@ void Worker::enter() {
     state_.lose();
     report(error);
   } catch (const std::exception& error) {
-    if (!ended(error)) throw;
+    if (!ended(error)) {
+      link_->threw(state_.commits, error.what());
+      throw;
+    }
     report(error);
   }
 }
 
 void Worker::call_function() {
-  enter_generation();
+  generation_begins().call();
   for (const auto& callback : state_.callbacks) callback(change_);
   state_.running = true;
   try {
@@ -519,10 +543,12 @@ bool has_rank() noexcept { return runtime::runtime_or_null() != nullptr; }
 
 std::shared_ptr<const void> at_each_generation(std::function<void()> function) {
   if (!function) throw UsageError("hvd::elastic::at_each_generation: expected a function");
-  const auto kept = std::make_shared<const std::function<void()>>(std::move(function));
-  const MutexLock lock(generation_functions_mutex());
-  generation_functions().push_back(kept);
-  return kept;
+  return generation_begins().add(std::move(function));
+}
+
+std::shared_ptr<const void> at_generation_end(std::function<void()> function) {
+  if (!function) throw UsageError("hvd::elastic::at_generation_end: expected a function");
+  return generation_ends().add(std::move(function));
 }
 
 }  // namespace hvd::elastic

@@ -32,8 +32,10 @@ void add(State::Impl& state, Item item) {
 
 void State::Impl::prepare(bool goes_on) const {
   try {
+    Preparation next{.commit = commits + 1, .leaving = {}};
+    if (!goes_on) next.leaving = link->leaving();
     for (const Item& item : items)
-      if (item.prepare) item.prepare(commits + 1);
+      if (item.prepare) item.prepare(next);
   } catch (const UsageError&) {
     throw;
   } catch (const Error& error) {
@@ -64,6 +66,8 @@ void State::Impl::lose() {
   committed = {};
   known_hash.reset();
   has_state = false;
+  for (const Item& item : items)
+    if (item.lost) item.lost();
 }
 
 std::uint64_t State::Impl::committed_hash() const {
@@ -88,6 +92,11 @@ member::StateSummary State::Impl::summary() const {
   return {.commit = commits,
           .kind = touched ? member::StateKind::kTouched : member::StateKind::kWhole,
           .hash = committed_hash() ^ hash_of(items, is_live)};
+}
+
+bool State::Impl::divided() const {
+  return has_state && std::any_of(items.begin(), items.end(),
+                                  [](const Item& item) { return item.divided && item.divided(); });
 }
 
 State::State() : impl_(std::make_unique<Impl>()) {}

@@ -46,6 +46,8 @@ struct State::Impl {
   /// Tells all items that the present state is that of the last commit.
   void confirm() const;
   member::StateSummary summary() const;
+  /// Whether each rank has a part of the state that the others do not have.
+  bool divided() const;
 };
 
 }  // namespace hvd::elastic

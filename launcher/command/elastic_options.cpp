@@ -61,8 +61,12 @@ ElasticOptions make_elastic_options(const ElasticWords& words, int np) {
   options.most = most.value_or(np);
   options.spares = parse_count("--spares", words.spares, 0).value_or(0);
   options.most_resets = parse_count("--reset-limit", words.most_resets, 0);
+  options.most_failures =
+      parse_count("--failure-limit", words.most_failures, 0).value_or(options.most_failures);
   options.timeout_s = parse_seconds(words.timeout);
   options.heartbeat_s = parse_seconds(words.heartbeat);
+  options.window_s = parse_seconds(words.window);
+  options.change_s = parse_seconds(words.change);
   if (!words.cooldown.empty()) options.cooldown_s = parse_cooldown(words.cooldown);
   read_discovery(words, options);
   if (least && most && *least > *most) {
@@ -102,7 +106,9 @@ ElasticOptions make_elastic_options(const ElasticWords& words, const NodeOptions
 void refuse_elastic_settings(const ElasticWords& words) {
   const std::string cooldown = join_text(words.cooldown, " ");
   for (const auto& [option, value] :
-       {std::pair("--elastic-timeout", &words.timeout), std::pair("--heartbeat", &words.heartbeat),
+       {std::pair("--failure-limit", &words.most_failures),
+        std::pair("--elastic-timeout", &words.timeout), std::pair("--heartbeat", &words.heartbeat),
+        std::pair("--join-window", &words.window), std::pair("--change-patience", &words.change),
         std::pair("--slots", &words.slots), std::pair("--blacklist-cooldown-range", &cooldown)}) {
     if (value->empty()) continue;
     throw LaunchError(ExitCode::kUsage,

@@ -15,8 +15,11 @@ struct ElasticOptions {
   int most = 1;                       ///< --max-np
   int spares = 0;                     ///< --spares
   std::optional<int> most_resets;     ///< --reset-limit
+  int most_failures = 10;             ///< --failure-limit; 0: no limit
   std::optional<double> timeout_s;    ///< --elastic-timeout
   std::optional<double> heartbeat_s;  ///< --heartbeat
+  std::optional<double> window_s;     ///< --join-window
+  std::optional<double> change_s;     ///< --change-patience
   std::optional<double> start_s;      ///< --start-timeout
   std::optional<int> replacements;    ///< --max-restarts
   /// --host-discovery-script: the script and its arguments; empty: the hosts are fixed
@@ -29,8 +32,8 @@ struct ElasticOptions {
 
 /// The values of the options as text. Empty: not given.
 struct ElasticWords {
-  std::string least = {}, most = {}, spares = {}, most_resets = {}, timeout = {}, heartbeat = {},
-              discovery = {}, slots = {};
+  std::string least = {}, most = {}, spares = {}, most_resets = {}, most_failures = {},
+              timeout = {}, heartbeat = {}, window = {}, change = {}, discovery = {}, slots = {};
   std::vector<std::string> cooldown = {};
 };
 

@@ -163,6 +163,9 @@ void declare_elastic(CLI::App& app, RawOptions& raw) {
   add("--spares", raw.elastic.spares, "N", "Workers beyond that, which wait to replace a rank (0)");
   add("--reset-limit", raw.elastic.most_resets, "N",
       "End the job instead of the change after N changes of the ranks");
+  add("--failure-limit", raw.elastic.most_failures, "N",
+      "End the job when its program has thrown an exception N times in a row without a commit in "
+      "between (10; 0: no limit)");
   add("--host-discovery-script", raw.elastic.discovery, "SCRIPT",
       "A program that hvdrun runs every second; it prints the hosts to use now, as 'HOST' or "
       "'HOST:SLOTS'");
@@ -181,6 +184,12 @@ void declare_elastic(CLI::App& app, RawOptions& raw) {
   add("--heartbeat", raw.elastic.heartbeat, "S",
       "Silence after which a host counts as lost, and ends its ranks (10)")
       ->check(seconds(false));
+  add("--join-window", raw.elastic.window, "S",
+      "Workers that join within S seconds become ranks together (1)")
+      ->check(seconds(false));
+  add("--change-patience", raw.elastic.change, "S",
+      "Ranks have S seconds to reach the commit at which workers join or leave (60)")
+      ->check(seconds(true));
 }
 
 void declare_output(CLI::App& app, LaunchOptions& options, RawOptions& raw) {

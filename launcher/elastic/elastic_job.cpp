@@ -100,6 +100,8 @@ member::Deadlines deadlines_of(const ElasticOptions& options, const LaunchPlan& 
   if (value_for_ranks(plan, "HVD_STALL_SHUTDOWN"))
     settings.stall = to_duration(std::clamp(seconds("HVD_STALL_SHUTDOWN"), 0.0, 1e9));
   settings.heartbeat = to_duration(options.heartbeat_s);
+  settings.join_window = to_duration(options.window_s);
+  settings.change = to_duration(options.change_s);
   settings.start = to_duration(options.start_s);
   settings.elastic = to_duration(options.timeout_s);
   return member::Deadlines(settings);
@@ -135,6 +137,7 @@ ElasticJob::ElasticJob(const LaunchOptions& options, LaunchPlan plan)
                     .least = options.elastic->least,
                     .most = options.elastic->most,
                     .most_resets = options.elastic->most_resets,
+                    .most_failures = options.elastic->most_failures,
                     .deadlines = deadlines_},
                    time_now()) {
   for (HostRanks& place : slots_of(options, plan_)) {
@@ -366,10 +369,14 @@ void ElasticJob::on_outcome(member::Outcome outcome) {
   const ElasticOptions& elastic = *options_.elastic;
   ending_ = true;
   complete_ = outcome == member::Outcome::kComplete;
-  if (complete_) return;
+  if (complete_) {
+    record_.code = 0;  // not that of a worker that has failed before the first generation
+    return;
+  }
   give_up_at_ = Clock::now() + kLastReports;
-  record_.code = static_cast<int>(
-      outcome == member::Outcome::kTooManyResets ? ExitCode::kLimit : ExitCode::kTooFewRanks);
+  const bool limit =
+      outcome == member::Outcome::kTooManyResets || outcome == member::Outcome::kFailsAgain;
+  record_.code = static_cast<int>(limit ? ExitCode::kLimit : ExitCode::kTooFewRanks);
   if (outcome == member::Outcome::kTooFew) {
     record_.reason =
         text("the job has ended: it had fewer than ", elastic.least, " ranks (--min-np) for ",
@@ -377,6 +384,12 @@ void ElasticJob::on_outcome(member::Outcome outcome) {
   } else if (outcome == member::Outcome::kStateLost) {
     record_.reason =
         "the job has ended: no rank that had the state is left, and the program does not load one";
+  } else if (outcome == member::Outcome::kFailsAgain) {
+    record_.reason =
+        text("the job has ended: its program has thrown an exception ", elastic.most_failures,
+             " times in a row without a commit in between (--failure-limit), the last "
+             "time on ",
+             coordinator_.failure());
   } else {
     record_.reason = text("the job has ended: its ranks have changed ", *elastic.most_resets,
                           " times (--reset-limit)");

@@ -12,7 +12,7 @@ enum class ExitCode : int {
   kInternal = 70,
   kOutputLost = 74,   ///< the ranks succeeded, but not all their output could be written
   kTooFewRanks = 75,  ///< of an elastic job: too few ranks for too long, or all states are lost
-  kLimit = 76,        ///< of an elastic job: a limit of resets or restarts
+  kLimit = 76,        ///< of an elastic job: a limit of resets, restarts or failures
   kTimeout = 124,
   kCannotRun = 126,
   kNotFound = 127,

@@ -80,6 +80,7 @@ void feed_members(const member::ToWorker& message) {
     member.receive(message);
     member.take_actions();
     if (member.phase() == Member::Phase::kRunning) member.begin_commit();
+    member.leaving();
     member.receive(message);
     if (member.phase() == Member::Phase::kLeaving) member.left(kState, false, "a 1");
     member.disconnected();

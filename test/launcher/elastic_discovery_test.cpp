@@ -1,7 +1,5 @@
 // Elastic jobs whose hosts a script names: hvdrun --host-discovery-script. The hosts are pretended,
 // and the workers have no data plane (programs/worker_program.cpp).
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -10,7 +8,6 @@
 #include <string>
 #include <vector>
 
-#include "hvdrun_process.h"
 #include "worker_job.h"
 
 namespace hvd::launcher::test {
@@ -180,35 +177,26 @@ TEST_F(ElasticDiscovery, AHostThatIsOutOfReachDoesNotKeepTheOthersFromTheJob) {
 }
 
 TEST_F(ElasticDiscovery, BadInputIsRefusedWithOneLine) {
-  const std::vector<std::pair<Words, std::string>> inputs = {
-      {{"-np", "2", "--host-discovery-script", "./none.sh"},
-       "--host-discovery-script ./none.sh: expected lines HOST or HOST:SLOTS, but it cannot be "
-       "run: No such file or directory"},
-      {{"-np", "2", "--host-discovery-script", "sh -c 'echo no access >&2; exit 3'"},
-       "but it has ended with code 3: no access"},
-      {{"-np", "2", "--host-discovery-script", "echo 'a:2 b:2'"},
-       "but line 1 of its output: expected HOST or HOST:SLOTS"},
-      {{"-np", "2", "--host-discovery-script", "echo a:2", "-H", "a:2"},
-       "--host (command line) and --host-discovery-script both name the hosts"},
-      {{"-np", "2", "--host-discovery-script", "echo a:2", "--hostfile", "/dev/null"},
-       "expected at least one line"},
-      {{"-np", "2", "--host-discovery-script", "echo a:2", "--slots", "0"},
-       "--slots: expected a number, at least 1, got '0'"},
-      {{"-np", "2", "--slots", "2"}, "--slots is for elastic jobs"},
-      {{"-np", "2", "--min-np", "1", "--slots", "2"}, "--slots is for --host-discovery-script"},
-      {{"-np", "2", "--blacklist-cooldown-range", "1", "2"},
-       "--blacklist-cooldown-range is for elastic jobs"},
-      {{"-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "5", "2"},
-       "the first not above the second, as in 10 3600; got '5 2'"}};
-  for (const auto& [options, message] : inputs) {
-    Start start;
-    start.arguments = options;
-    start.arguments.emplace_back("true");
-    const Result result = HvdrunProcess(start).wait(kTimeout);
-    EXPECT_EQ(result.code, 2) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(message));
-    EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
-  }
+  expect_refused(
+      {{{"-np", "2", "--host-discovery-script", "./none.sh"},
+        "--host-discovery-script ./none.sh: expected lines HOST or HOST:SLOTS, but it cannot be "
+        "run: No such file or directory"},
+       {{"-np", "2", "--host-discovery-script", "sh -c 'echo no access >&2; exit 3'"},
+        "but it has ended with code 3: no access"},
+       {{"-np", "2", "--host-discovery-script", "echo 'a:2 b:2'"},
+        "but line 1 of its output: expected HOST or HOST:SLOTS"},
+       {{"-np", "2", "--host-discovery-script", "echo a:2", "-H", "a:2"},
+        "--host (command line) and --host-discovery-script both name the hosts"},
+       {{"-np", "2", "--host-discovery-script", "echo a:2", "--hostfile", "/dev/null"},
+        "expected at least one line"},
+       {{"-np", "2", "--host-discovery-script", "echo a:2", "--slots", "0"},
+        "--slots: expected a number, at least 1, got '0'"},
+       {{"-np", "2", "--slots", "2"}, "--slots is for elastic jobs"},
+       {{"-np", "2", "--min-np", "1", "--slots", "2"}, "--slots is for --host-discovery-script"},
+       {{"-np", "2", "--blacklist-cooldown-range", "1", "2"},
+        "--blacklist-cooldown-range is for elastic jobs"},
+       {{"-np", "2", "--min-np", "1", "--blacklist-cooldown-range", "5", "2"},
+        "the first not above the second, as in 10 3600; got '5 2'"}});
 }
 
 TEST_F(ElasticDiscovery, AHostThatFailsIsLeftOutForTheCooldown) {

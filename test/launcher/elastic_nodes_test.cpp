@@ -1,8 +1,6 @@
 // Elastic jobs in torchrun's way: the same line on every node, and nodes join and leave while the
 // job runs. All nodes are this machine, and the workers have no data plane
 // (programs/worker_program.cpp).
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -11,7 +9,6 @@
 #include <string>
 #include <vector>
 
-#include "hvdrun_process.h"
 #include "system/socket.h"
 #include "worker_job.h"
 
@@ -221,29 +218,20 @@ TEST_F(ElasticNodes, BadInputIsRefusedWithOneLine) {
     more.insert(more.begin(), c10d.begin(), c10d.end());
     return more;
   };
-  const std::vector<std::pair<Words, std::string>> inputs = {
-      {{"--nnodes", "1:2"}, "--nnodes 1:2 is an elastic job: expected --rdzv-backend c10d and "},
-      {{"--nnodes", "1:2", "--rdzv-backend", "etcd", "--rdzv-endpoint", "h:1"},
-       "--rdzv-backend: expected static or c10d, got 'etcd'; with c10d the node of "
-       "--rdzv-endpoint HOST:PORT serves, and no other server is needed"},
-      {{"--nnodes", "3:2", "--rdzv-backend", "c10d"},
-       "--nnodes: expected a whole number from 3 to"},
-      {{"--nnodes", "1:x", "--rdzv-backend", "c10d"},
-       "--nnodes: expected a whole number from 1 to"},
-      {c10d, "--rdzv-backend c10d: expected --rdzv-endpoint HOST:PORT"},
-      {with({"--rdzv-endpoint", "h:1", "--node-rank", "1"}), "leave out --node-rank"},
-      {with({"--rdzv-endpoint", "h:1", "--standalone"}), "leave out --standalone"},
-      {with({"--rdzv-endpoint", "h:1", "--min-np", "1"}), "leave out --min-np"},
-      {with({"--rdzv-endpoint", "h:1", "--log-dir", "x"}), "use --output-filename"}};
-  for (const auto& [options, message] : inputs) {
-    Start start;
-    start.arguments = options;
-    start.arguments.emplace_back("true");
-    const Result result = HvdrunProcess(start).wait(kTimeout);
-    EXPECT_EQ(result.code, 2) << result.err;
-    EXPECT_THAT(result.err, HasSubstr(message));
-    EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
-  }
+  expect_refused(
+      {{{"--nnodes", "1:2"}, "--nnodes 1:2 is an elastic job: expected --rdzv-backend c10d and "},
+       {{"--nnodes", "1:2", "--rdzv-backend", "etcd", "--rdzv-endpoint", "h:1"},
+        "--rdzv-backend: expected static or c10d, got 'etcd'; with c10d the node of "
+        "--rdzv-endpoint HOST:PORT serves, and no other server is needed"},
+       {{"--nnodes", "3:2", "--rdzv-backend", "c10d"},
+        "--nnodes: expected a whole number from 3 to"},
+       {{"--nnodes", "1:x", "--rdzv-backend", "c10d"},
+        "--nnodes: expected a whole number from 1 to"},
+       {c10d, "--rdzv-backend c10d: expected --rdzv-endpoint HOST:PORT"},
+       {with({"--rdzv-endpoint", "h:1", "--node-rank", "1"}), "leave out --node-rank"},
+       {with({"--rdzv-endpoint", "h:1", "--standalone"}), "leave out --standalone"},
+       {with({"--rdzv-endpoint", "h:1", "--min-np", "1"}), "leave out --min-np"},
+       {with({"--rdzv-endpoint", "h:1", "--log-dir", "x"}), "use --output-filename"}});
 }
 
 }  // namespace

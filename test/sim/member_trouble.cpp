@@ -180,42 +180,65 @@ void MemberWorld::trouble_program(Process& victim, int kind) {
 void MemberWorld::check_delivery(const Deliver& deliver) {
   if (const auto* const target = std::get_if<Target>(&deliver.message)) {
     in_order_ = target->next;
+    named_ = target->leaving;
     cover("a change in order has a target");
   }
-  if (const auto* const assign = std::get_if<Assign>(&deliver.message)) {
-    const auto size = static_cast<int>(assign->seats.size());
-    const WorkerId root_id = assign->seats[assign->root].worker;
-    const bool gives = leaving_.contains(root_id) || hosts_[processes_.at(root_id).host].leaves;
-    cover("a worker that leaves gives its state first", gives && size > 1);
-    // Beyond the largest size there may be one that leaves afterwards.
-    if (size < scenario_.least || size > scenario_.most + (gives ? 1 : 0))
-      fail(text("a generation of ", size));
-    std::set<WorkerId> members;
-    for (const Seat& seat : assign->seats) {
-      members.insert(seat.worker);
-      const bool stays = members_.contains(seat.worker);
-      const Process& process = processes_.at(seat.worker);
-      if (in_order_ == assign->generation && stays && seat.receives && !process.troubled)
-        fail(text("worker ", seat.worker, " loses a step in a change in order"));
-    }
-    if (members.size() != assign->seats.size()) fail("a worker has two ranks");
-    if (assign->state.kind == StateKind::kTouched) {
-      touched_.insert({processes_.at(root_id).model.history, assign->state.commit});
-    }
-    if (deliver.to == assign->seats.front().worker) {
-      cover("a change in order is carried out", in_order_ == assign->generation);
-      cover("all members have written parameters since the commit",
-            assign->state.kind == StateKind::kTouched);
-      cover("a generation is smaller", members.size() < members_.size());
-      cover("a generation is larger", !members_.empty() && members.size() > members_.size());
-    }
-    if (deliver.to == assign->seats.back().worker) members_ = members;
-  }
+  if (const auto* const assign = std::get_if<Assign>(&deliver.message))
+    check_assign(*assign, deliver.to);
+  if (std::holds_alternative<End>(deliver.message)) check_end_of(deliver.to);
   if (const auto* const reset = std::get_if<Reset>(&deliver.message)) {
     const bool late = reset->cause.find("a change was not reached") != std::string::npos;
     cover("a change takes too long", late);
     if (late && scenario_.troubles == 0) fail("a change takes too long without any trouble");
   }
+}
+
+/// A member with a part of the state has sent it to others at the commit of a change in order.
+void MemberWorld::check_end_of(WorkerId id) {
+  if (coordinator_->outcome() || !scenario_.divided || !members_.contains(id)) return;
+  cover("a worker leaves with a part of the state");
+  const bool named = std::find(named_.begin(), named_.end(), id) != named_.end();
+  if (!named || coordinator_->generation() != in_order_)
+    fail(text("worker ", id, " leaves with its part of the state"));
+}
+
+void MemberWorld::check_assign(const Assign& assign, WorkerId to) {
+  const auto size = static_cast<int>(assign.seats.size());
+  const WorkerId root_id = assign.seats[assign.root].worker;
+  const auto leaves = [this](WorkerId id) {
+    return leaving_.contains(id) || hosts_[processes_.at(id).host].leaves;
+  };
+  std::set<WorkerId> members;
+  int leavers = 0;
+  int parts = 0;  // of the state that ranks have which stay
+  for (const Seat& seat : assign.seats) {
+    members.insert(seat.worker);
+    leavers += leaves(seat.worker) ? 1 : 0;
+    const bool stays = members_.contains(seat.worker);
+    parts += stays ? 1 : 0;
+    const Process& process = processes_.at(seat.worker);
+    if (in_order_ == assign.generation && stays && seat.receives && !process.troubled)
+      fail(text("worker ", seat.worker, " loses a step in a change in order"));
+  }
+  if (in_order_ == assign.generation && parts == 0) fail("a change in order keeps no rank");
+  // Beyond the largest size there may be those that leave afterwards.
+  const int givers = scenario_.divided ? leavers : std::min(leavers, 1);
+  const int most = std::max(scenario_.most + givers, static_cast<int>(members_.size()));
+  if (size < scenario_.least || size > most) fail(text("a generation of ", size));
+  if (members.size() != assign.seats.size()) fail("a worker has two ranks");
+  if (assign.state.kind == StateKind::kTouched)
+    touched_.insert({processes_.at(root_id).model.history, assign.state.commit});
+  if (to == assign.seats.front().worker) {
+    cover("a worker that leaves gives its state first", leaves(root_id) && size > 1);
+    cover("several workers give their parts first",
+          scenario_.divided && leavers > 1 && size > leavers);
+    cover("a change in order is carried out", in_order_ == assign.generation);
+    cover("all members have written parameters since the commit",
+          assign.state.kind == StateKind::kTouched);
+    cover("a generation is smaller", members.size() < members_.size());
+    cover("a generation is larger", !members_.empty() && members.size() > members_.size());
+  }
+  if (to == assign.seats.back().worker) members_ = members;
 }
 
 void MemberWorld::check_run(const Process& process) {

@@ -25,6 +25,7 @@ MemberScenario draw(Random& random) {
   scenario.troubles = random.below(9);
   scenario.can_load = random.chance(80);
   scenario.replaces = random.chance(85);
+  scenario.divided = random.chance(50);
   return scenario;
 }
 
@@ -325,7 +326,8 @@ void MemberWorld::leave(Process& process, bool forced) {
     later.received.clear();
     StateSummary own = later.model.summary;
     if (later.partial) own.kind = StateKind::kNone;
-    later.member.left(own, scenario_.can_load, text("address of ", later.id));
+    later.member.left(own, scenario_.can_load, text("address of ", later.id),
+                      scenario_.divided && own.kind != StateKind::kNone);
   });
 }
 

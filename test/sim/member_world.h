@@ -37,6 +37,7 @@ struct MemberScenario {
   int troubles = 4;
   bool can_load = true;
   bool replaces = true;  ///< lost processes are started again
+  bool divided = false;  ///< each rank has a part of the state
 };
 
 /// How often each situation occurred, over all seeds.
@@ -154,6 +155,8 @@ class MemberWorld {
   // Checks.
   void fail(const std::string&);
   void check_delivery(const Deliver&);
+  void check_assign(const Assign&, WorkerId to);
+  void check_end_of(WorkerId);
   void check_run(const Process&);
   void check_store(const Process&, Generation);
   void check_loss(const Kill&);
@@ -173,8 +176,9 @@ class MemberWorld {
   WorkerId last_id_ = 0;
   std::uint64_t histories_ = 0;
   std::optional<Coordinator> coordinator_;
-  bool damaged_ = false;     ///< a process has another state than the others
-  Generation in_order_ = 0;  ///< the generation that a change in order leads to
+  bool damaged_ = false;         ///< a process has another state than the others
+  Generation in_order_ = 0;      ///< the generation that a change in order leads to
+  std::vector<WorkerId> named_;  ///< the members that leave it in order
   std::set<std::pair<std::size_t, std::size_t>> broken_;  ///< hosts that cannot reach each other
   std::set<WorkerId> members_;                            ///< of the generation assigned last
   std::set<WorkerId> leaving_;                            ///< in order

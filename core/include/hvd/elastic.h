@@ -43,6 +43,12 @@ struct Change {
   std::string cause = {};        ///< why the former generation has ended, for a log
 };
 
+/// A commit that begins.
+struct Preparation {
+  std::uint64_t commit = 0;       ///< its number
+  std::vector<int> leaving = {};  ///< the ranks that leave the job, in order, after it
+};
+
 /// A part of the state that converts itself to bytes, for types that State::track() does not take.
 ///
 /// All parts are saved by view() and loaded by room(), into whose memory the bytes are copied, and
@@ -60,13 +66,18 @@ struct Part {
   /// Whether the bytes are equal on all ranks at a commit. If not, a rank that has the last commit
   /// goes back to its own bytes, and the other ranks receive those of one rank.
   bool equal_on_ranks = true;
-  /// Called on all ranks when a commit of an elastic job begins, with its number. It may use the
-  /// collectives of hvd, which makes commit() collective. If it throws, the commit has not
-  /// happened. May be empty.
-  std::function<void(std::uint64_t commit)> prepare = {};
+  /// Called on all ranks when a commit of an elastic job begins. It may use the collectives of hvd,
+  /// which makes commit() collective. If it throws, the commit has not happened. May be empty.
+  std::function<void(const Preparation&)> prepare = {};
+  /// Whether each rank has something of the last commit that the others do not have. Ranks then
+  /// leave the job in order only after a commit whose Preparation names them. May be empty.
+  std::function<bool()> divided = {};
   /// Called after each commit, and when the state was loaded, with the number of commits. May be
   /// empty.
   std::function<void(std::uint64_t commits)> committed = {};
+  /// Called when the last commit is lost, so that this process has no state until it loads or
+  /// receives one. May be empty.
+  std::function<void()> lost = {};
   /// Not empty: commits do not copy this part, and the function tells whether it was written since
   /// committed(). A rank that has written it receives the part from another rank.
   std::function<bool()> touched = {};
@@ -178,6 +189,12 @@ bool has_rank() noexcept;
 /// before State::on_change(). For objects that keep what belongs to a generation.
 /// @return the function is called as long as this object exists. It does not outlive the call.
 std::shared_ptr<const void> at_each_generation(std::function<void()> function);
+/// Calls a function when a generation of an elastic job ends in this process, before its runtime
+/// does. For objects whose threads communicate: they end here, so that they do not take part in a
+/// later generation. In a change in order they may complete first, as all ranks wait for them; in
+/// other cases their calls of hvd throw.
+/// @return the function is called as long as this object exists. It does not outlive the call.
+std::shared_ptr<const void> at_generation_end(std::function<void()> function);
 
 /// @}
 

@@ -316,8 +316,7 @@ void Accelerator::run(const std::function<void()>& body, const ElasticRunOptions
   all.value("accelerator.load_due", load_due);
   const auto load_and_train = [&] {
     if (std::exchange(load_due, false)) {
-      load_checkpoint(*options.resume_from, training_state());
-      commit();
+      if (load_checkpoint(*options.resume_from, training_state())) core_->tracked->commit_loaded();
     }
     body();
   };
@@ -329,7 +328,8 @@ void Accelerator::run(const TrainingState& all, const std::function<void()>& bod
   libtorch::AcceleratorCore& core = *core_;
   if (core.tracked != nullptr)
     throw UsageError("Accelerator::run: called in the function of run(); expected one call");
-  elastic::TorchState state(elastic::TorchStateOptions{.copy = options.copy});
+  const elastic::Copy copy = core.options.sharded ? elastic::Copy::kAtCommit : options.copy;
+  elastic::TorchState state(elastic::TorchStateOptions{.copy = copy});
   state.track(all).random(options.seed);
   std::string agreed;
   for (const auto& [name, value] : facts_of(core.options, core.device))

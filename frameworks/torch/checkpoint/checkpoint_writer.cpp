@@ -10,6 +10,7 @@
 #include "base/text.h"
 #include "checkpoint/safetensors_save.h"
 #include "checkpoint/state_item.h"
+#include "hvd/elastic.h"
 #include "hvd/error.h"
 #include "hvd/torch/checkpoint_error.h"
 #include "hvd/torch/object.h"
@@ -80,7 +81,8 @@ void CheckpointWriter::take_snapshot(const TrainingState& state, std::optional<s
   const std::string description =
       description_of(state, /*with_contents=*/true) + " for " +
       (step ? "step " + std::to_string(*step) : "the step after the newest") +
-      (loaded ? ", replacing steps after " + std::to_string(*loaded) : std::string());
+      (loaded && elastic::generation() == 0 ? ", replacing steps after " + std::to_string(*loaded)
+                                            : std::string());
   std::vector<TensorText> common;
   const auto statements = vote_.run("state", [&] {
     common = encode_items(state, vote_.first() ? Items::kReplicated : Items::kReplicatedTensors);

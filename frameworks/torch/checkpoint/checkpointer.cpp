@@ -5,12 +5,15 @@
 #include <string>
 #include <utility>
 
+#include "checkpoint/checkpoint_folder.h"
 #include "checkpoint/checkpoint_reader.h"
 #include "checkpoint/checkpoint_writer.h"
 #include "checkpoint/termination_notice.h"
 #include "hvd/background.h"
+#include "hvd/elastic.h"
 #include "hvd/error.h"
 #include "hvd/torch/checkpoint.h"
+#include "hvd/torch/object.h"
 #include "hvd/torch/operations.h"
 #include "operations/agreement.h"
 
@@ -58,11 +61,14 @@ struct Checkpointer::Impl {
   std::optional<libtorch::TerminationNotice> notice;
   std::optional<std::uint64_t> saved;   ///< the last saved step
   std::optional<std::uint64_t> loaded;  ///< the loaded step; the next save replaces newer ones
+  std::shared_ptr<const void> ends;     ///< calls end_generation()
   Snapshot snapshot;                    ///< of a background save; the next one reuses its memory
   std::future<void>
       writing;  ///< last, since its destructor waits for the thread, which uses the other members
 
   void write_in_background();
+  void end_generation();
+  bool is_saved(std::uint64_t step) const;
 };
 
 /// The background threads of the ranks communicate. join() waits for their exchange to end, since a
@@ -74,6 +80,32 @@ void Checkpointer::Impl::write_in_background() {
     const std::shared_ptr<BackgroundExchange> until_written = std::move(exchange);
     writer.write(snapshot, options.keep);
   });
+}
+
+/// Waits for the save in the background, which the ranks that join take no part in. They have not
+/// loaded or saved what this object has, either; their first rank decides then, which has been a
+/// rank for longest.
+void Checkpointer::Impl::end_generation() {
+  saved.reset();
+  if (!writing.valid()) return;
+  try {
+    writing.get();
+    loaded.reset();
+  } catch (const std::exception& error) {
+    TORCH_WARN("hvd: a checkpoint was not written: ", error.what());
+  }
+}
+
+/// Whether the step was saved last. In an elastic job an earlier generation may have done so.
+/// Collective there.
+bool Checkpointer::Impl::is_saved(std::uint64_t step) const {
+  if (saved == step) return true;
+  if (elastic::generation() == 0) return false;
+  const auto newest = vote.run("newest", [&] {
+    return libtorch::encode_object(vote.first() ? libtorch::CheckpointFolder(folder).newest()
+                                                : std::nullopt);
+  });
+  return libtorch::decode_object<std::optional<std::uint64_t>>(newest.front()) == step;
 }
 
 namespace {
@@ -102,8 +134,10 @@ Checkpointer::Checkpointer(std::filesystem::path folder, TrainingState state,
                        .notice = {},
                        .saved = {},
                        .loaded = {},
+                       .ends = {},
                        .snapshot = {},
                        .writing = {}});
+  impl_->ends = elastic::at_generation_end([impl = impl_.get()] { impl->end_generation(); });
   if (impl_->options.save_on_sigterm) impl_->notice.emplace();
 }
 
@@ -175,7 +209,7 @@ bool Checkpointer::should_stop(std::uint64_t step) {
     // The error is the same on every rank. The next checkpoint replaces the failed one.
     TORCH_WARN("hvd: a checkpoint was not written: ", error.what());
   }
-  if (impl.saved != step) {
+  if (!impl.is_saved(step)) {
     save(step);
     wait();
   }

@@ -1,5 +1,6 @@
 #include "checkpoint/state_item.h"
 
+#include <ATen/CPUGeneratorImpl.h>
 #include <torch/serialize.h>
 
 #include <cstring>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "checkpoint/durable_file.h"
+#include "data/commit_seeds.h"
 #include "data/reproducible.h"
 #include "hvd/error.h"
 #include "hvd/hvd.h"
@@ -341,19 +343,41 @@ void GeneratorItem::encode(ObjectWriter& writer) const {
   const std::lock_guard lock(generator.mutex());
   const torch::Tensor state = generator.get_state().cpu().contiguous();
   writer.raw(state.const_data_ptr(), state.nbytes());
+  if (!is_default()) return;
+  if (const auto position = CommitSeeds::instance().position())
+    writer.raw(&*position, sizeof *position);
+}
+
+bool GeneratorItem::is_default() const {
+  return generator_ == at::detail::getDefaultCPUGenerator();
 }
 
 std::function<void()> GeneratorItem::decode(std::string_view bytes) {
+  const auto position = without_position(bytes);
   torch::Tensor state =
       torch::empty({static_cast<std::int64_t>(bytes.size())}, torch::TensorOptions(torch::kUInt8));
   if (!bytes.empty()) std::memcpy(state.mutable_data_ptr(), bytes.data(), bytes.size());
   // set_state() checks the state. The clone is used only for this check.
   at::Generator probe = generator_.clone();
   probe.set_state(state);
-  return [this, state] {
+  return [this, state, position] {
     const std::lock_guard lock(generator_.mutex());
     generator_.set_state(state);
+    if (position) CommitSeeds::instance().go_to(*position);
   };
+}
+
+std::optional<std::uint64_t> GeneratorItem::without_position(std::string_view& bytes) const {
+  std::uint64_t position = 0;
+  if (!is_default() || bytes.size() != state_size() + sizeof position) return std::nullopt;
+  std::memcpy(&position, bytes.data() + state_size(), sizeof position);
+  bytes.remove_suffix(sizeof position);
+  return position;
+}
+
+std::size_t GeneratorItem::state_size() const {
+  at::Generator probe = generator_.clone();
+  return probe.get_state().nbytes();
 }
 
 std::uint64_t GeneratorItem::seed_for(std::string_view bytes, int rank) {
@@ -363,9 +387,11 @@ std::uint64_t GeneratorItem::seed_for(std::string_view bytes, int rank) {
 }
 
 std::function<void()> GeneratorItem::decode_for_new_rank(std::string_view bytes, int rank) {
-  return [this, seed = seed_for(bytes, rank)] {
+  const auto position = without_position(bytes);
+  return [this, seed = seed_for(bytes, rank), position] {
     const std::lock_guard lock(generator_.mutex());
     generator_.set_current_seed(seed);
+    if (position) CommitSeeds::instance().go_to(*position);
   };
 }
 

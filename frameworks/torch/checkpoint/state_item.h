@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -162,7 +163,8 @@ class LoaderItem final : public StateItem {
   std::shared_ptr<LoaderProgress> progress_;
 };
 
-/// A random stream of each rank.
+/// A random stream of each rank; with LibTorch's default one on the CPU, the position of
+/// CommitSeeds.
 class GeneratorItem final : public StateItem {
  public:
   explicit GeneratorItem(at::Generator generator) : generator_(std::move(generator)) {}
@@ -176,6 +178,11 @@ class GeneratorItem final : public StateItem {
   static std::uint64_t seed_for(std::string_view bytes, int rank);
 
  private:
+  bool is_default() const;
+  std::size_t state_size() const;
+  /// Takes the position off the end, if there is one.
+  std::optional<std::uint64_t> without_position(std::string_view& bytes) const;
+
   at::Generator generator_;
 };
 

@@ -13,6 +13,7 @@
 #include "hvd/torch/join.h"
 #include "hvd/torch/parameters.h"
 #include "operations/agreement.h"
+#include "operations/membership.h"
 
 namespace hvd {
 
@@ -106,6 +107,7 @@ TrainingState& TrainingState::progress(std::shared_ptr<libtorch::LoaderProgress>
 
 TrainingState& TrainingState::random(const std::string& name) {
   random(at::detail::getDefaultCPUGenerator(), name);
+  if (libtorch::waits_for_rank()) return *this;  // it has no GPU yet
   if (const torch::Device gpu = device(); gpu.is_cuda())
     random(at::globalContext().defaultGenerator(gpu), name + ".cuda");
   return *this;

@@ -29,6 +29,13 @@ torch::Tensor as_tensor(std::shared_ptr<const std::string> bytes) {
   return torch::from_blob(data, {size}, [kept = std::move(bytes)](void*) {}, torch::kUInt8);
 }
 
+std::shared_ptr<const std::string> repeated(const std::string& bytes, std::size_t times) {
+  const auto all = std::make_shared<std::string>();
+  all->reserve(bytes.size() * times);
+  for (std::size_t i = 0; i < times; ++i) *all += bytes;
+  return all;
+}
+
 /// The description of a SavedPiece that a rank supplies.
 struct Header {
   std::uint64_t parameter = 0;
@@ -148,12 +155,22 @@ elastic::Part ElasticShards::part() {
                 return std::as_writable_bytes(std::span(*bytes));
               },
           .loaded = [self, bytes] { self->load(*bytes); },
-          .prepare = [self](std::uint64_t commit) { self->prepare(commit); },
+          .prepare = [self](const elastic::Preparation& next) { self->prepare(next); },
+          .divided = [self] { return self->restores_ || !self->copies_.empty(); },
           .committed =
               [self, bytes](std::uint64_t commits) {
                 std::string().swap(*bytes);
                 self->committed(commits);
-              }};
+              },
+          .lost = [self] { self->forget(); }};
+}
+
+/// The next state is that of a first start, also where another optimizer's state is lost.
+void ElasticShards::forget() {
+  copies_.clear();
+  restores_ = false;
+  shards().drop_division();
+  unwrapped(optimizer_).state().clear();
 }
 
 void ElasticShards::save(std::string& bytes) const {
@@ -179,11 +196,11 @@ void ElasticShards::load(std::string_view bytes) {
 
 /// After this all ranks have what they need to restore the commit, whichever of them completes it.
 /// So a rank that does complete it may drop what it had before.
-void ElasticShards::prepare(std::uint64_t commit) {
+void ElasticShards::prepare(const elastic::Preparation& next) {
   // No survivor has completed an earlier attempt at this commit.
-  std::erase_if(copies_, [&](const Copies& one) { return one.commit >= commit; });
+  std::erase_if(copies_, [&](const Copies& one) { return one.commit >= next.commit; });
   if (!shards().distributed()) return;
-  exchange(commit);
+  exchange(next.commit, next.leaving);
   barrier();
 }
 
@@ -200,20 +217,23 @@ void ElasticShards::keep_only(std::uint64_t commit, std::uint64_t generation) {
   });
 }
 
-/// Keeps this rank's part as it is now, and sends a copy to the rank that holds it. Collective.
-void ElasticShards::exchange(std::uint64_t commit) {
+/// Keeps this rank's part as it is now, and sends copies to the ranks that hold them. Collective.
+void ElasticShards::exchange(std::uint64_t commit, std::span<const int> leaving) {
   ObjectWriter writer;
   shards().encode(writer);
   std::string encoded = writer.take();
   append_checksum(encoded);
   const auto own = std::make_shared<const std::string>(std::move(encoded));
   Copies copies{.commit = commit, .generation = elastic::generation(), .ranks = size()};
-  if (!holders_.empty()) {
-    const auto own_rank = static_cast<std::size_t>(rank());
+  const bool replicas = optimizer_.replicas_ > 0;
+  if (size() > 1 && (replicas || !leaving.empty())) {
+    const auto holders =
+        holders_without(hosts_, leaving, replicas)[static_cast<std::size_t>(rank())];
     torch::Tensor splits = torch::zeros({size()}, torch::kInt64);
-    splits[holders_[own_rank]] = static_cast<std::int64_t>(own->size());
+    for (const int holder : holders) splits[holder] = static_cast<std::int64_t>(own->size());
+    const auto sent = holders.size() == 1 ? own : repeated(*own, holders.size());
     const AlltoallResult received =
-        alltoall(as_tensor(own), splits, {.name = operation(".replica")});
+        alltoall(as_tensor(sent), splits, {.name = operation(".replica")});
     std::int64_t begin = 0;
     for (int from = 0; from < size(); ++from) {
       const auto bytes = received.received_splits[from].item<std::int64_t>();
@@ -253,10 +273,6 @@ Division ElasticShards::find_division() {
   } catch (const std::exception&) {
     // A rank that has left the barrier has ended the generation.
   }
-  copies_.clear();
-  restores_ = false;
-  shards().forget_state();
-  unwrapped(optimizer_).state().clear();
   throw elastic::StateLostError(text("hvd::elastic: the state of '", name_, "' at commit ", commit_,
                                      " is lost: no rank has the part that was that of ",
                                      rank_list(missing), " or a copy of it"));
@@ -307,9 +323,7 @@ std::vector<SavedPiece> ElasticShards::redistribute(const std::vector<SavedPiece
 /// The former division is kept until all ranks have the new one and its copies, so that the death
 /// of a rank at any moment leaves one of the two complete.
 void ElasticShards::begin_generation() {
-  const std::vector<int> hosts =
-      allgather_object(rank() - local_rank(), {.name = operation(".hosts")});
-  holders_ = optimizer_.replicas_ > 0 ? replica_holders(hosts) : std::vector<int>();
+  hosts_ = allgather_object(rank() - local_rank(), {.name = operation(".hosts")});
   if (!restores_) return;
   const Division division = find_division();
   shards().restore(redistribute(supplied_by(division)));

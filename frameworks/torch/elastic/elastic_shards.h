@@ -3,6 +3,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -45,10 +46,11 @@ class ElasticShards : public std::enable_shared_from_this<ElasticShards> {
   std::string operation(const char* what) const { return "hvd.elastic." + name_ + what; }
   void save(std::string& bytes) const;
   void load(std::string_view bytes);
-  void prepare(std::uint64_t commit);
+  void prepare(const elastic::Preparation&);
   void committed(std::uint64_t commits);
+  void forget();
   void keep_only(std::uint64_t commit, std::uint64_t generation);
-  void exchange(std::uint64_t commit);
+  void exchange(std::uint64_t commit, std::span<const int> leaving = {});
   std::vector<HeldPart> held_parts() const;
   Division find_division();
   std::vector<SavedPiece> supplied_by(const Division& division) const;
@@ -60,7 +62,7 @@ class ElasticShards : public std::enable_shared_from_this<ElasticShards> {
   /// The last commit is in `copies_`, and not yet distributed over the present ranks.
   bool restores_ = false;
   std::vector<Copies> copies_;
-  std::vector<int> holders_;  ///< the rank that has the copy of each rank's part
+  std::vector<int> hosts_;  ///< the number of each rank's host
 };
 
 }  // namespace hvd::libtorch

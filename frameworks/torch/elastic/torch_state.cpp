@@ -10,6 +10,7 @@
 
 #include "base/text.h"
 #include "checkpoint/state_item.h"
+#include "data/commit_seeds.h"
 #include "data/reproducible.h"
 #include "elastic/elastic_shards.h"
 #include "elastic/optimizer_part.h"
@@ -361,17 +362,40 @@ TorchState& TorchState::track(std::string_view name, Sampler& sampler) {
 }
 
 TorchState& TorchState::random(std::uint64_t seed) {
-  State::track(Part{.name = "random",
-                    .type = text("seed ", seed),
-                    .view = [] { return std::span<const std::byte>(); },
-                    .room = [](std::size_t) { return std::span<std::byte>(); },
-                    .committed =
-                        [seed](std::uint64_t commits) {
-                          using libtorch::mix;
-                          const auto own = static_cast<std::uint64_t>(rank());
-                          torch::manual_seed(mix(mix(mix(seed) ^ own) ^ commits));
-                        }});
+  const auto base = std::make_shared<std::uint64_t>(0);
+  const auto seeds = [] { return &libtorch::CommitSeeds::instance(); };
+  seeds()->begin();
+  State::track(
+      Part{.name = "seeds of commits",
+           .type = text("seed ", seed),
+           .view =
+               [base, seeds] {
+                 *base = seeds()->base();
+                 return std::as_bytes(std::span(base.get(), 1));
+               },
+           .room =
+               [base](std::size_t size) {
+                 if (size == sizeof *base) return std::as_writable_bytes(std::span(base.get(), 1));
+                 throw Error(
+                     "hvd::elastic: the state that was handed over has no position of the random "
+                     "streams; start the same program everywhere");
+               },
+           .loaded = [base, seeds] { seeds()->load_base(*base); },
+           .committed =
+               [seed, seeds](std::uint64_t commits) {
+                 using libtorch::mix;
+                 const auto own = static_cast<std::uint64_t>(rank());
+                 torch::manual_seed(mix(mix(mix(seed) ^ own) ^ seeds()->committed(commits)));
+               }});
   return *this;
+}
+
+void TorchState::commit_loaded() {
+  libtorch::CommitSeeds::instance().hold();
+  at::Generator streams = at::detail::getDefaultCPUGenerator();
+  const torch::Tensor loaded = streams.get_state();
+  commit();
+  streams.set_state(loaded);
 }
 
 }  // namespace hvd::elastic

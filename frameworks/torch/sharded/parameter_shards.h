@@ -90,6 +90,8 @@ class ParameterShards {
   void with_whole_state(const std::function<void()>& use);
   /// Drops the state. Call it when another state was loaded into the optimizer.
   void forget_state();
+  /// Drops the state and its division, as before the first step.
+  void drop_division();
   /// Call it when parameters were appended to the optimizer's. Until the next lay_out() each rank
   /// has the whole state. Collective.
   void add_parameters();
@@ -113,7 +115,6 @@ class ParameterShards {
     Operation operation = {};
   };
 
-  void drop_division();
   void index_parameters();
   bool laid_out_as(const std::vector<Shard>& wanted) const;
   bool activity_changed() const;

@@ -43,6 +43,30 @@ std::vector<int> replica_holders(std::span<const int> hosts) {
   return holders;
 }
 
+std::vector<std::vector<int>> holders_without(std::span<const int> hosts,
+                                              std::span<const int> leaving, bool replicas) {
+  std::vector<int> staying;
+  std::vector<int> hosts_of_staying;
+  std::vector<std::vector<int>> holders(hosts.size());
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    if (std::binary_search(leaving.begin(), leaving.end(), static_cast<int>(rank))) continue;
+    staying.push_back(static_cast<int>(rank));
+    hosts_of_staying.push_back(hosts[rank]);
+  }
+  const std::vector<int> second = replicas ? replica_holders(hosts_of_staying) : std::vector<int>();
+  for (std::size_t i = 0; i < second.size(); ++i)
+    holders[static_cast<std::size_t>(staying[i])] = {staying[static_cast<std::size_t>(second[i])]};
+  std::size_t next = 0;
+  for (const int rank : leaving) {
+    if (staying.empty()) break;
+    const std::size_t i = next++ % staying.size();
+    std::vector<int>& own = holders[static_cast<std::size_t>(rank)];
+    own = {staying[i]};
+    if (!second.empty()) own.push_back(staying[static_cast<std::size_t>(second[i])]);
+  }
+  return holders;
+}
+
 std::optional<Division> complete_division(std::span<const std::vector<HeldPart>> held) {
   const auto divisions = suppliers_of(held);
   for (auto division = divisions.rbegin(); division != divisions.rend(); ++division) {

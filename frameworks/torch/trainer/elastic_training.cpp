@@ -49,6 +49,7 @@ TrainOutput TrainerCore::enter_generation() {
     return train_loop();
   }
   schedule_->set_first_rates(*inner_optimizer_);
+  train_set_->go_to(*accelerator, 0, 0);  // a rank that was interrupted is in an epoch
   claim_output_dir();
   load_chosen(elastic_.checkpoint);
   if (const std::int64_t steps = state.global_step - loop_.logged_step; steps > 0)

@@ -124,9 +124,6 @@ void TrainerCore::check_arguments() const {
           "Trainer: replay_every: expected 0 in an elastic job, whose ranks change: set it to 0, "
           "or start the job without elastic options";
     }
-    if (error.empty() && is_sharded(arguments)) {
-      error = "Trainer: optim: adamw_sharded is not supported in an elastic job; use adamw";
-    }
     if (!error.empty()) throw UsageError(error);
     return;
   }

@@ -305,11 +305,15 @@ void TrainerCore::load_chosen(const std::string& chosen) {
   reopen_log();
 }
 
-/// Called on rank 0, before the job's first generation or after the loss of all ranks. An error
-/// here ends a job that has not begun.
+/// Called on rank 0, before the job's first generation or after the loss of all ranks, or of a part
+/// of the optimizer's state. An error here ends a job that has not begun.
 void TrainerCore::start_elastic(const ResumeFrom& from) {
   try {
     elastic_.checkpoint = choose_checkpoint(from);
+    if (!elastic_.checkpoint.empty()) {  // the ranks may have trained since
+      elastic_.begun = elastic_.due = false;
+      control_ = {};
+    }
     if (!elastic_.checkpoint.empty() && is_of_this_job(elastic_.checkpoint))
       elastic_.global_batch = global_batch_of(elastic_.checkpoint);
   } catch (const CheckpointError& refused) {

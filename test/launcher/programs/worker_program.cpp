@@ -7,7 +7,8 @@
 //   load      can make a state where no worker has one
 //   program=X names its program (p)
 //   FAULT:W[:C[:V]]  worker W (0: every one) has a fault once it has begun commit C (0: before it
-//             joins): exit (with code V), segv, kill, stop, hang, garbage, accuse (worker V);
+//             joins): exit (with code V), segv, kill, stop, hang, garbage, throw, accuse (worker
+//             V);
 //             with C = end: after the end of the job
 #include <fcntl.h>
 #include <poll.h>
@@ -141,6 +142,11 @@ void Worker::have_faults(Commit commit) {
     if (fault.kind == "stop") ::raise(SIGSTOP);
     if (fault.kind == "hang") ::pause();
     if (fault.kind == "garbage") (void)!::write(fd_, "\5\0\0\0hello", 9);
+    if (fault.kind == "throw") {
+      member_.threw(commit - 1, "a test throws");
+      act();
+      std::_Exit(3);
+    }
     if (fault.kind == "accuse")
       member_.failed(static_cast<member::WorkerId>(fault.value), "a test accuses it");
   }

@@ -148,7 +148,6 @@ void run_accelerator(const Options& options) {
   std::int64_t step = 0;
   accelerator.register_for_checkpointing(step);
   hvd::ElasticRunOptions run{.seed = 11};
-  if (options.has("sharded")) run.copy = hvd::elastic::Copy::kAtCommit;
   if (options.has("save")) run.resume_from = options.folder;
   Unprinted unprinted;
   accelerator.run(
@@ -330,8 +329,7 @@ void run_trainer(const Options& options) {
 int main(int argc, char** argv) {
   if (argc < 3) return 2;
   const Options options(argc, argv);
-  try {
-    torch::set_num_threads(1);
+  return run_worker("elastic_loops_program", [&] {
     if (options.worker > 5) {
       std::this_thread::sleep_for(
           std::chrono::milliseconds(options.number<std::int64_t>("late", 0)));
@@ -341,9 +339,5 @@ int main(int argc, char** argv) {
     if (kind == "trainer") run_trainer(options);
     if (kind == "accelerator") run_accelerator(options);
     if (kind == "inner") run_inner(options);
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "elastic_loops_program: %s\n", error.what());
-    return 1;
-  }
+  });
 }

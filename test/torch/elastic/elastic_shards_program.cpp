@@ -13,6 +13,7 @@
 //   steps=N              default 40
 //   sleep=MS             in each step
 //   replicas=N           of the ShardedOptimizer
+//   two                  another model with a ShardedOptimizer of its own, in the same state
 //   load=FILE            a checkpoint, written every tenth step
 //   kill=WHO,STEP,MICROSECONDS   kills itself so long after this step; WHO is the number of a
 //                        worker, or rankN, the worker that is this rank in the first generation
@@ -67,6 +68,10 @@ class Program {
     how.replicas = options_.number("replicas", 1);
     sharded_ = std::make_unique<hvd::ShardedOptimizer>(*inner_, model_, how);
     state_.track("optimizer", *sharded_);
+    if (!options_.has("two")) return;
+    other_adam_ = std::make_unique<torch::optim::Adam>(other_->parameters(), 0.01);
+    other_sharded_ = std::make_unique<hvd::ShardedOptimizer>(*other_adam_, other_, how);
+    state_.track("other_model", other_).track("other_optimizer", *other_sharded_);
   }
 
   void run() {
@@ -92,6 +97,7 @@ class Program {
         sharded_->step();
       else
         local_sgd_->step();
+      if (other_sharded_) train_other();
       ++step_;
       if (!local_sgd_ || local_sgd_->local_steps() == 0)
         commit(loss.item<double>(), static_cast<double>(weight));
@@ -109,6 +115,12 @@ class Program {
     const torch::Tensor own = torch::tensor(rows, torch::kInt64);
     const torch::Tensor output = model_->forward(inputs_.index_select(0, own));
     return {torch::nn::functional::cross_entropy(output, targets_.index_select(0, own)), weight};
+  }
+
+  void train_other() {
+    other_sharded_->zero_grad();
+    other_->forward(inputs_.narrow(0, step_ + hvd::rank(), 2)).square().mean().backward();
+    other_sharded_->step();
   }
 
   void commit(double loss, double weight) {
@@ -178,7 +190,9 @@ class Program {
 
   double checksum() const {
     double sum = 0;
-    for (const torch::Tensor& parameter : model_->parameters())
+    std::vector<torch::Tensor> all = model_->parameters();
+    if (other_sharded_) all.push_back(other_->weight);
+    for (const torch::Tensor& parameter : all)
       sum += (parameter.detach().to(torch::kFloat64) * 1.25).square().sum().item<double>();
     return sum;
   }
@@ -189,6 +203,9 @@ class Program {
   torch::Tensor inputs_, targets_;
   std::unique_ptr<torch::optim::Optimizer> inner_, outer_;
   std::unique_ptr<hvd::ShardedOptimizer> sharded_;
+  torch::nn::Linear other_{kFeatures, 5};
+  std::unique_ptr<torch::optim::Optimizer> other_adam_;
+  std::unique_ptr<hvd::ShardedOptimizer> other_sharded_;
   std::unique_ptr<hvd::LocalSgd> local_sgd_;
   int step_ = 0;
   int entries_ = 0;
@@ -199,17 +216,12 @@ class Program {
 
 int main(int argc, char** argv) {
   const WorkerWords options = WorkerWords::parse(argc, argv);
-  try {
+  return run_worker("elastic_shards_program", [&] {
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
-    torch::set_num_threads(1);
     const int worker = worker_number();
     hvd::init();
     seed_model(worker);
     Program(options, worker).run();
     hvd::shutdown();
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "elastic_shards_program: %s\n", error.what());
-    return 1;
-  }
+  });
 }

@@ -5,6 +5,7 @@
 
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <random>
 #include <set>
@@ -111,6 +112,8 @@ TEST(ElasticShards, KillsChangeNoBitOfACommittedStep) {
   for (const unsigned seed : {1U, 2U}) expect_kills_change_nothing({}, 1, seed);
 }
 
+TEST(ElasticShards, TwoOptimizersSurviveTogether) { expect_kills_change_nothing({"two"}, 1, 6); }
+
 /// Expects the losses of a run with other numbers of ranks, up to roundings.
 void expect_near(const Printed& disturbed, const Result& undisturbed) {
   ASSERT_EQ(undisturbed.code, 0) << undisturbed.err;
@@ -161,6 +164,82 @@ TEST(ElasticShards, TheLossOfAHostChangesNoBitOfACommittedStep) {
   expect_equal(disturbed, run_job(kFour, program, {}, hosts));
 }
 
+/// Jobs whose pretended hosts a script names. Their ranks keep each other's parts as on one host.
+class ElasticShardsHosts : public ::testing::Test {
+ protected:
+  void list(const std::string& hosts) const {
+    const std::string next = folder_.path() / "next";
+    std::ofstream(next) << hosts;
+    std::filesystem::rename(next, folder_.path() / "hosts");
+  }
+  Start job(Words options, const Words& program) const {
+    Start start;
+    start.arguments = {"--host-discovery-script", "cat " + (folder_.path() / "hosts").string(),
+                       "--rsh", HVD_TEST_PRETENDED_AGENT};
+    options.insert(options.end(), {"--bind", "none", HVD_TEST_SHARDS_PROGRAM});
+    for (const Words& words : {options, program})
+      start.arguments.insert(start.arguments.end(), words.begin(), words.end());
+    start.environment = {{"HVD_PEER_TIMEOUT", "6"}, {"OMP_NUM_THREADS", "1"}};
+    return start;
+  }
+  /// Expects the losses of an undisturbed run, and that no rank was lost.
+  static void expect_in_order(HvdrunProcess& hvdrun, const Words& program) {
+    const Result result = hvdrun.wait(kTimeout);
+    ASSERT_EQ(result.code, 0) << result.err << result.out;
+    EXPECT_EQ(count(result.err, "lost"), 0) << result.err;
+    expect_near(read(result.out), run_job({"-np", "1", "--min-np", "1"}, program));
+  }
+
+  const TemporaryFolder folder_;
+};
+
+/// Both ranks that have a part leave in one change.
+TEST_F(ElasticShardsHosts, AHostThatLeavesHandsItsPartsOn) {
+  const Words program = {"steps=150", "sleep=20"};
+  for (const char* const replicas : {"replicas=1", "replicas=0"}) {
+    list("a:2\nb:2\n");
+    const Words words = {program[0], program[1], replicas};
+    HvdrunProcess hvdrun(job({"-np", "4", "--min-np", "2"}, words));
+    ASSERT_TRUE(hvdrun.wait_for("step 20 ", 1, kTimeout));
+    list("b:2\n");
+    ASSERT_TRUE(hvdrun.wait_for("host a leaves", 1, kTimeout));
+    ASSERT_TRUE(hvdrun.wait_for(" 2\n", 2, kTimeout)) << "two ranks go on";
+    expect_in_order(hvdrun, words);
+  }
+}
+
+TEST_F(ElasticShardsHosts, AllRanksLeaveAfterTheyHaveGivenTheirPartsToOthers) {
+  const Words program = {"steps=200", "sleep=20"};
+  list("a:2\n");
+  HvdrunProcess hvdrun(job({"-np", "2", "--min-np", "2"}, program));
+  ASSERT_TRUE(hvdrun.wait_for("step 20 ", 1, kTimeout));
+  list("b:2\n");
+  ASSERT_TRUE(hvdrun.wait_for("[w4] ranks ", 2, kTimeout)) << "with the first two, and without";
+  expect_in_order(hvdrun, program);
+}
+
+/// A rank is killed at a random moment about the change in which a host leaves.
+TEST_F(ElasticShardsHosts, ADeathWhileAHostLeavesIsRepaired) {
+  const Words program = {"steps=100", "sleep=10"};
+  const Result undisturbed = run_job({"-np", "1", "--min-np", "1"}, program);
+  std::mt19937 random(9);
+  for (int round = 0; round < (is_long() ? 40 : 3); ++round) {
+    list("a:2\nb:3\n");
+    // The script runs every second, a step takes some 12 ms.
+    const std::string who = std::to_string(1 + random() % 5);
+    const Words words = {program[0], program[1],
+                         kill_of(who, 20 + static_cast<int>(random() % 90), random() % 12000)};
+    SCOPED_TRACE(words.back());
+    HvdrunProcess hvdrun(job({"-np", "5", "--min-np", "2", "--max-np", "5"}, words));
+    ASSERT_TRUE(hvdrun.wait_for("step 15 ", 1, kTimeout));
+    list("b:3\n");
+    const Result result = hvdrun.wait(kTimeout);
+    ASSERT_EQ(result.code, 0) << result.err << result.out;
+    EXPECT_EQ(count(result.err, "is lost: no rank has"), 0) << result.err;
+    expect_near(read(result.out), undisturbed);
+  }
+}
+
 class Checkpoint : public ::testing::Test {
  protected:
   Checkpoint() { std::filesystem::create_directories(folder_); }
@@ -179,6 +258,16 @@ TEST_F(Checkpoint, AfterTheLossOfTwoNeighboursTheJobLoads) {
   EXPECT_THAT(disturbed.err, HasSubstr("is lost: no rank has the part that was that of"));
   EXPECT_THAT(read(disturbed.out).loads, Contains(10)) << disturbed.out;
   expect_equal(disturbed, run_job(kFour, program, {file("none")}));
+}
+
+/// The program has two optimizers, and loads neither before its first checkpoint.
+TEST_F(Checkpoint, AStateThatIsLostIsLostAsAWhole) {
+  const Words program = {"steps=9", "sleep=2", "two"};
+  const Result disturbed =
+      run_job(kFour, program, {file("two"), kill_of("rank1", 6, 0), kill_of("rank2", 6, 0)});
+  ASSERT_EQ(disturbed.code, 0) << disturbed.err << disturbed.out;
+  EXPECT_EQ(count(disturbed.err, "is lost: no rank has the part"), 4) << disturbed.err;
+  EXPECT_THAT(read(disturbed.out).ends, SizeIs(1));
 }
 
 TEST_F(Checkpoint, WithoutReplicasOneDeathIsEnough) {

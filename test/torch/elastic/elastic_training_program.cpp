@@ -17,10 +17,14 @@
 //   plain                without GradScaler, SyncBatchNorm and dropout, so that the result does not
 //                        depend on the number of ranks but for roundings
 //   sleep=MS             in each step
+//   checkpointer=FOLDER  saves each second step there in the background, with a Checkpointer that
+//                        is made before run(), and loads after a loss of all ranks; needs `loader`
 //   grow=FILE            the workers 5 and 6 join when FILE exists, which rank 0 makes when three
 //                        ranks have become four
+//   throw=COMMIT         all ranks throw an exception in the step after this commit
 //   kill=WORKER,COMMIT,MOMENT   the worker kills itself in the step after this commit, at the
-//                        moment forward, backward, step or commit
+//                        moment forward, backward, step or commit. WORKER all: each of the first
+//                        five
 #include <hvd/torch.h>
 #include <unistd.h>
 
@@ -32,8 +36,10 @@
 #include <filesystem>
 #include <fstream>
 #include <map>
+#include <stdexcept>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "worker_words.h"
@@ -93,6 +99,13 @@ class Program {
         how.batch_size = options_.number<std::int64_t>("batch", 4);
       loader_ = hvd::make_data_loader(Numbers(), how);
     }
+    if (!options_.has("checkpointer")) return;
+    hvd::TrainingState saved;
+    saved.model(net_).optimizer(*optimizer_).scheduler(*scheduler_).scaler(scaler_);
+    saved.loader(*loader_).random().value("step", step_);
+    checkpointer_ = std::make_unique<hvd::Checkpointer>(
+        options_.text("checkpointer"), saved,
+        hvd::CheckpointerOptions{.keep = 2, .background = true});
   }
 
   void run() {
@@ -105,12 +118,16 @@ class Program {
       state_->track("loader", *loader_);
     else
       state_->track("sampler", sampler_);
-    hvd::elastic::run(*state_, [this] { train(); });
+    state_->track("step", step_).track("load_due", load_due_);
+    hvd::elastic::RunOptions how;
+    if (checkpointer_) how.load = [this] { load_due_ = true; };
+    hvd::elastic::run(*state_, [this] { train(); }, how);
+    checkpointer_.reset();
     std::printf("end %llu %a\n", commits(), checksum());
   }
 
  private:
-  unsigned long long commits() const { return state_->commits(); }
+  unsigned long long commits() const { return step_; }
 
   void make_data() {
     torch::manual_seed(7);
@@ -119,6 +136,7 @@ class Program {
   }
 
   void train() {
+    if (std::exchange(load_due_, false)) checkpointer_->load();
     print();
     std::printf("ranks %llu %d\n", commits(), hvd::size());
     if (hvd::size() == 4 && fewest_ == 3) std::ofstream(options_.text("grow"));
@@ -140,6 +158,8 @@ class Program {
     const auto weight = static_cast<std::int64_t>(samples.size());
     optimizer_->zero_grad();
     die_if_asked("forward");
+    if (options_.has("throw") && commits() == options_.number<std::uint64_t>("throw", 0))
+      throw std::runtime_error("the loss is not finite");
     const torch::Tensor output = net_->forward(inputs_.index_select(0, rows));
     const torch::Tensor loss =
         torch::nn::functional::cross_entropy(output, targets_.index_select(0, rows));
@@ -169,8 +189,10 @@ class Program {
     unprinted_ = commits() + 1;
     loss_ = (sums[0] / sums[1]).item<double>();
     used_ = samples;
+    ++step_;
     state_->commit();
     print();
+    if (checkpointer_ && step_ % 2 == 0) checkpointer_->save(step_);
     die_if_asked("commit");
   }
 
@@ -184,9 +206,14 @@ class Program {
   }
 
   void die_if_asked(const std::string& moment) const {
-    const std::string wanted = worker_ + "," + std::to_string(commits()) + "," + moment;
+    const std::string when = "," + std::to_string(commits()) + "," + moment;
     for (const std::string& kill : options_.kills) {
-      if (kill != wanted) continue;
+      const bool all = std::stoi(worker_) <= 5 && kill == "all" + when;
+      if (all) {  // the death of one does not interrupt another
+        hvd::barrier();
+        std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      }
+      if (!all && kill != worker_ + when) continue;
       std::fflush(stdout);
       ::kill(::getpid(), SIGKILL);
     }
@@ -214,6 +241,9 @@ class Program {
        .global_batch = options_.number<std::size_t>("global", 0),
        .seed = 3}};
   std::unique_ptr<hvd::elastic::TorchState> state_;
+  std::unique_ptr<hvd::Checkpointer> checkpointer_;
+  std::uint64_t step_ = 0;  ///< the number of commits, also those of a checkpoint
+  bool load_due_ = false;
   int fewest_ = 4;                    ///< the least number of ranks so far
   unsigned long long unprinted_ = 0;  ///< the commit of the following
   double loss_ = 0;
@@ -224,8 +254,7 @@ class Program {
 
 int main(int argc, char** argv) {
   const WorkerWords options = WorkerWords::parse(argc, argv);
-  try {
-    torch::set_num_threads(1);
+  return run_worker("elastic_training_program", [&] {
     const int worker = worker_number();
     while ((worker == 5 || worker == 6) && options.has("grow") &&
            !std::filesystem::exists(options.text("grow")))
@@ -234,9 +263,5 @@ int main(int argc, char** argv) {
     seed_model(worker);
     Program(options, worker).run();
     hvd::shutdown();
-    return 0;
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "elastic_training_program: %s\n", error.what());
-    return 1;
-  }
+  });
 }

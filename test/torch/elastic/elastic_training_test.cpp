@@ -1,5 +1,7 @@
 // Training in elastic jobs under hvdrun (elastic_training_program.cpp): ranks are killed, and the
 // committed steps are compared with those of a run without kills.
+#include <filesystem>
+
 #include "training_job.h"
 
 namespace hvd::launcher::test {
@@ -42,6 +44,47 @@ TEST(ElasticTraining, WithoutCopiesAStepThatAllRanksHaveWrittenStays) {
   EXPECT_THAT(printed.losses, SizeIs(12));
   for (const auto& [commit, values] : printed.losses) EXPECT_THAT(values, SizeIs(1)) << commit;
   EXPECT_THAT(printed.ends, SizeIs(1));
+}
+
+/// Of a loss of all ranks, too: a checkpoint contains the position of the random streams.
+TEST(ElasticTraining, ACheckpointerThatOutlivesGenerationsSavesAndLoads) {
+  const TemporaryFolder folder;
+  const auto saved_in = [&](const std::string& name) {
+    return "checkpointer=" + (folder.path() / name).string();
+  };
+  const Words program = {"adam", "loader", "batch=4", "epochs=4"};
+  const Words kills = {"kill=2,3,backward", "kill=all,13,forward", "kill=7,18,commit",
+                       "kill=8,21,step"};
+  expect_same_commits(run_job(kFour, training(with(program, with({saved_in("disturbed")}, kills)))),
+                      run_job(kFour, training(with(program, {saved_in("undisturbed")}))), 7);
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "disturbed/step-000000000024/manifest"));
+}
+
+TEST(ElasticTraining, ACheckpointerSavesThroughFewerAndMoreRanks) {
+  const TemporaryFolder folder;
+  const Words program = {"plain", "global=10", "epochs=8", "loader"};
+  const Result disturbed =
+      run_job({"-np", "4", "--min-np", "3"},
+              training(with(program, {"sleep=60", "kill=2,5,backward",
+                                      "checkpointer=" + (folder.path() / "saved").string()})));
+  ASSERT_EQ(disturbed.code, 0) << disturbed.err;
+  const Printed printed = read(disturbed.out);
+  EXPECT_EQ(printed.sizes.back(), 4) << disturbed.out;
+  expect_each_sample_once(printed, 10, 8);
+  EXPECT_TRUE(std::filesystem::exists(folder.path() / "saved/step-000000000072/manifest"));
+}
+
+TEST(ElasticTraining, AnExceptionThatRecursEndsTheJob) {
+  const Words two = {"-np", "2", "--min-np", "1", "--failure-limit", "3"};
+  const TemporaryFolder folder;
+  for (const Words& loads : {Words{}, Words{"loader", "checkpointer=" + folder.path().string()}}) {
+    const Result result = run_job(two, training(with(loads, {"batch=4", "throw=4"})));
+    // Without `load` the state may be lost first.
+    EXPECT_TRUE(result.code == 76 || (loads.empty() && result.code == 75)) << result.err;
+    if (result.code != 76) continue;
+    EXPECT_THAT(result.err, HasSubstr("an exception 3 times in a row without a commit in between"));
+    EXPECT_THAT(result.err, HasSubstr(": the loss is not finite"));
+  }
 }
 
 class GlobalBatch : public ::testing::TestWithParam<const char*> {};

@@ -4,7 +4,9 @@
 #include <unistd.h>
 
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
+#include <exception>
 #include <map>
 #include <string>
 #include <vector>
@@ -53,4 +55,17 @@ inline int worker_number() {
 /// state is found.
 inline void seed_model(int worker) {
   torch::manual_seed(worker <= 4 ? 1 : static_cast<std::uint64_t>(::getpid()));
+}
+
+/// Runs the program of a worker with one thread of LibTorch's. Returns its exit code.
+template <class Function>
+int run_worker(const char* program, const Function& function) {
+  try {
+    torch::set_num_threads(1);
+    function();
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s: %s\n", program, error.what());
+    return 1;
+  }
 }

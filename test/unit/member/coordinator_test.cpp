@@ -35,10 +35,16 @@ class CoordinatorTest : public ::testing::Test {
              std::uint64_t hash = 1) {
     coordinator_->receive(id,
                           Ready{.generation = coordinator_->generation(),
-                                .state = {.commit = commit, .kind = kind, .hash = hash}},
+                                .state = {.commit = commit, .kind = kind, .hash = hash},
+                                .divided = divided_},
                           now_);
   }
   void whole(WorkerId id, Commit commit) { ready(id, commit, StateKind::kWhole); }
+  /// These workers answer Prepare, which the first of them has got.
+  void begun(const std::vector<WorkerId>& ids, Commit commit) {
+    const Prepare prepare = last<Prepare>(ids.front());
+    for (const WorkerId id : ids) coordinator_->receive(id, Begun{prepare.change, commit}, now_);
+  }
   void synced(WorkerId id, Commit commit, std::uint64_t hash = 1) {
     coordinator_->receive(id,
                           Synced{coordinator_->generation(),
@@ -105,6 +111,7 @@ class CoordinatorTest : public ::testing::Test {
 
   TimePoint now_{seconds(1000)};
   std::optional<Coordinator> coordinator_;
+  bool divided_ = false;  ///< in the messages Ready
   std::map<WorkerId, std::string> killed_;
   std::map<WorkerId, ToWorker> last_;
   std::set<WorkerId> pinged_;
@@ -289,7 +296,7 @@ TEST_F(CoordinatorTest, AChangeThatIsNotReachedIsMadeTheHardWay) {
   pass(seconds(55));
   EXPECT_EQ(last<Prepare>(2), prepare);
   pass(seconds(10));
-  EXPECT_THAT(last<Reset>(2).cause, HasSubstr("HVD_PEER_TIMEOUT"));
+  EXPECT_THAT(last<Reset>(2).cause, HasSubstr("--change-patience"));
   EXPECT_THAT(killed_, IsEmpty());
 }
 
@@ -297,8 +304,7 @@ TEST_F(CoordinatorTest, ADeathDuringAChangeStartsOver) {
   run(3);
   join(4);
   pass(seconds(2));
-  const Prepare prepare = last<Prepare>(1);
-  for (const WorkerId id : {1, 2, 3}) coordinator_->receive(id, Begun{prepare.change, 7}, now_);
+  begun({1, 2, 3}, 7);
   whole(1, 8);
   coordinator_->worker_ended(2, "signal 9", now_);
   EXPECT_EQ(last<Reset>(1).generation, 3u);
@@ -313,9 +319,7 @@ TEST_F(CoordinatorTest, ADeathDuringAChangeStartsOver) {
 TEST_F(CoordinatorTest, AHostLeavesInOrderUnlessItAloneHasTheState) {
   run_on({"a", "b"}, 1, 4);
   coordinator_->host_leaves("b", now_);
-  const Prepare prepare = last<Prepare>(1);
-  coordinator_->receive(1, Begun{prepare.change, 7}, now_);
-  coordinator_->receive(2, Begun{prepare.change, 7}, now_);
+  begun({1, 2}, 7);
   // A failure comes in between, after which only the leaving host has commit 8.
   coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);
   whole(1, 7);
@@ -324,9 +328,7 @@ TEST_F(CoordinatorTest, AHostLeavesInOrderUnlessItAloneHasTheState) {
   EXPECT_EQ(last<Assign>(1).root, 1u);
   synced(1, 8);
   synced(2, 8);
-  const Prepare again = last<Prepare>(1);
-  coordinator_->receive(1, Begun{again.change, 8}, now_);
-  coordinator_->receive(2, Begun{again.change, 8}, now_);
+  begun({1, 2}, 8);
   whole(1, 9);
   whole(2, 9);
   EXPECT_THAT(seats(1), ElementsAre(1));
@@ -343,9 +345,7 @@ TEST_F(CoordinatorTest, JoinersTakeThePlacesOfAHostThatLeaves) {
   EXPECT_EQ(last<Go>(1).generation, 1u) << "the job needs both";
   join(3, "c");
   pass(seconds(5));
-  const Prepare prepare = last<Prepare>(1);
-  coordinator_->receive(1, Begun{prepare.change, 7}, now_);
-  coordinator_->receive(2, Begun{prepare.change, 7}, now_);
+  begun({1, 2}, 7);
   whole(1, 8);
   whole(2, 8);
   ready(3);
@@ -360,9 +360,7 @@ TEST_F(CoordinatorTest, AHostThatAloneHasTheStateGivesItToTheJoinersFirst) {
   join(3, "b");
   join(4, "b");
   pass(seconds(5));
-  const Prepare prepare = last<Prepare>(1);
-  coordinator_->receive(1, Begun{prepare.change, 7}, now_);
-  coordinator_->receive(2, Begun{prepare.change, 7}, now_);
+  begun({1, 2}, 7);
   whole(1, 8);
   whole(2, 8);
   ready(3);
@@ -370,8 +368,7 @@ TEST_F(CoordinatorTest, AHostThatAloneHasTheStateGivesItToTheJoinersFirst) {
   EXPECT_THAT(seats(1), ElementsAre(1, 3, 4)) << "one beyond the largest size";
   last<End>(2);
   for (const WorkerId id : {1, 3, 4}) synced(id, 8);
-  const Prepare again = last<Prepare>(1);
-  for (const WorkerId id : {1, 3, 4}) coordinator_->receive(id, Begun{again.change, 8}, now_);
+  begun({1, 3, 4}, 8);
   for (const WorkerId id : {1, 3, 4}) whole(id, 9);
   EXPECT_THAT(seats(3), ElementsAre(3, 4));
   last<End>(1);
@@ -381,14 +378,67 @@ TEST_F(CoordinatorTest, AHostThatAloneHasTheStateGivesItToTheJoinersFirst) {
   EXPECT_EQ(coordinator_->resets(), 2);
 }
 
+TEST_F(CoordinatorTest, MembersWithPartsOfTheStateLeaveAtACommitThatNamesThem) {
+  divided_ = true;
+  run_on({"a", "a", "b", "b"});
+  coordinator_->host_leaves("b", now_);
+  const std::vector<WorkerId> all = {1, 2, 3, 4};
+  begun(all, 7);
+  EXPECT_THAT(last<Target>(1).leaving, ElementsAre(3, 4));
+  // A failure comes in between, so that not all ranks have sent their parts.
+  coordinator_->receive(1, Failed{.generation = 1, .cause = "mismatch"}, now_);
+  for (const WorkerId id : all) whole(id, 7);
+  EXPECT_THAT(seats(1), ElementsAre(1, 2, 3, 4));
+  for (const WorkerId id : all) synced(id, 7);
+  begun(all, 7);
+  EXPECT_THAT(last<Target>(1).leaving, ElementsAre(3, 4));
+  coordinator_->worker_leaves(2, true, now_);  // the others do not send their parts to it any more
+  for (const WorkerId id : all) whole(id, 8);
+  EXPECT_THAT(seats(1), ElementsAre(1, 2));
+  last<End>(3);
+  last<End>(4);
+}
+
+TEST_F(CoordinatorTest, AllMembersGiveTheirPartsOfTheStateToTheJoinersFirst) {
+  divided_ = true;
+  run_on({"a", "a"}, 2, 2);
+  coordinator_->host_leaves("a", now_);
+  join(3, "b");
+  join(4, "b");
+  pass(seconds(5));
+  begun({1, 2}, 7);
+  EXPECT_THAT(last<Target>(1).leaving, IsEmpty());
+  for (const WorkerId id : {1, 2}) whole(id, 8);
+  for (const WorkerId id : {3, 4}) ready(id);
+  const std::vector<WorkerId> all = {1, 2, 3, 4};
+  EXPECT_THAT(seats(1), ElementsAre(1, 2, 3, 4)) << "two beyond the largest size";
+  for (const WorkerId id : all) synced(id, 8);
+  begun(all, 8);
+  EXPECT_THAT(last<Target>(3).leaving, ElementsAre(1, 2));
+  for (const WorkerId id : all) whole(id, 9);
+  EXPECT_THAT(seats(3), ElementsAre(3, 4));
+  last<End>(1);
+  for (const WorkerId id : {3, 4}) synced(id, 9);
+  pass(seconds(20));
+  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
+  EXPECT_EQ(coordinator_->resets(), 2);
+}
+
+TEST_F(CoordinatorTest, TheLastMemberGoesOnAlone) {
+  divided_ = true;
+  run_on({"a", "b"});
+  coordinator_->host_leaves("b", now_);
+  begun({1, 2}, 7);
+  for (const WorkerId id : {1, 2}) whole(id, 8);
+  EXPECT_THAT(seats(1), ElementsAre(1));
+}
+
 TEST_F(CoordinatorTest, AJoinerThatIsLateDoesNotTakeAPlace) {
   run_on({"a", "b"}, 2, 2);
   coordinator_->host_leaves("b", now_);
   join(3, "c");
   pass(seconds(5));
-  const Prepare prepare = last<Prepare>(1);
-  coordinator_->receive(1, Begun{prepare.change, 7}, now_);
-  coordinator_->receive(2, Begun{prepare.change, 7}, now_);
+  begun({1, 2}, 7);
   whole(1, 8);
   whole(2, 8);
   pass(seconds(1));
@@ -405,8 +455,7 @@ TEST_F(CoordinatorTest, AWorkerLeavesInOrderUnlessItMayStayAgain) {
   EXPECT_THAT(seats(1), ElementsAre(1, 2, 3));
   for (const WorkerId id : {1, 2, 3}) synced(id, 5);
   coordinator_->worker_leaves(2, true, now_);
-  const Prepare again = last<Prepare>(1);
-  for (const WorkerId id : {1, 2, 3}) coordinator_->receive(id, Begun{again.change, 6}, now_);
+  begun({1, 2, 3}, 6);
   for (const WorkerId id : {1, 2, 3}) whole(id, 7);
   EXPECT_THAT(seats(1), ElementsAre(1, 3));
   last<End>(2);
@@ -490,6 +539,29 @@ TEST_F(CoordinatorTest, TheJobEndsWhenAllAreAtTheirEnd) {
   last<End>(3);
   coordinator_->worker_ended(2, "exit 0", now_);
   EXPECT_THAT(coordinator_->losses(), SizeIs(1));
+}
+
+TEST_F(CoordinatorTest, ExceptionsInARowWithoutACommitInBetweenEndTheJob) {
+  coordinator_.emplace(
+      CoordinatorOptions{.start_size = 2, .least = 1, .most = 2, .most_failures = 3}, now_);
+  WorkerId last_worker = 0;
+  /// A generation of two new workers that begins at commit 0, in which both throw.
+  const auto fail_at = [&](Commit commit) {
+    const WorkerId a = ++last_worker, b = ++last_worker;
+    for (const WorkerId id : {a, b}) join(id);
+    const Ready loads{.generation = coordinator_->generation(), .can_load = true};
+    for (const WorkerId id : {a, b}) coordinator_->receive(id, loads, now_);
+    for (const WorkerId id : {a, b}) synced(id, 0);
+    for (const WorkerId id : {b, a})
+      coordinator_->receive(id, Threw{coordinator_->generation(), commit, "no such file"}, now_);
+    if (coordinator_->outcome()) return;
+    for (const WorkerId id : {a, b}) coordinator_->worker_ended(id, "exit code 1", now_);
+  };
+  for (const Commit commit : {20, 5, 6, 6}) fail_at(commit);
+  EXPECT_FALSE(coordinator_->outcome()) << "6 is after 5";
+  fail_at(6);
+  EXPECT_EQ(coordinator_->outcome(), Outcome::kFailsAgain);
+  EXPECT_EQ(coordinator_->failure(), "rank 1 (worker 10 on a) at commit 6: no such file");
 }
 
 TEST_F(CoordinatorTest, AStateThatDiffersAfterTheHandOverIsNotRunWith) {

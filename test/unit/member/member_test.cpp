@@ -11,6 +11,7 @@ namespace hvd::member {
 namespace {
 
 using Verdict = Member::Verdict;
+using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
 constexpr StateSummary kWhole = {.commit = 4, .kind = StateKind::kWhole, .hash = 7};
@@ -149,10 +150,12 @@ TEST_F(MemberTest, AChangeStopsAtItsCommit) {
   EXPECT_EQ(take_message<Begun>(), (Begun{.change = 1, .commit = 5}));
   EXPECT_EQ(member_.begin_commit(), Verdict::kWait);  // 6
   EXPECT_EQ(member_.may_commit(), Verdict::kWait);
-  member_.receive(Target{.change = 1, .commit = 7, .next = 4});
+  member_.receive(Target{.change = 1, .commit = 7, .next = 4, .leaving = {2, 9}});
   take<Wake>();
   EXPECT_EQ(member_.may_commit(), Verdict::kGoOn);
+  EXPECT_THAT(member_.leaving(), IsEmpty());
   EXPECT_EQ(member_.begin_commit(), Verdict::kStop);  // 7
+  EXPECT_THAT(member_.leaving(), ElementsAre(1)) << "worker 9 is no rank";
   EXPECT_EQ(member_.phase(), Member::Phase::kLeaving);
   member_.left(kWhole, true, "a:1");
   EXPECT_EQ(take_message<Ready>().generation, 4u);

@@ -17,13 +17,14 @@ const StateSummary kState{.commit = 300, .kind = StateKind::kTouched, .hash = ~0
 
 const ToCoordinator kToCoordinator[] = {
     Join{"program 1"},
-    Ready{.generation = 5, .state = kState, .can_load = true, .address = "a:1"},
+    Ready{.generation = 5, .state = kState, .can_load = true, .divided = true, .address = "a:1"},
     Synced{.generation = 5, .state = kState},
     Failed{.generation = 5, .accused = 7, .cause = "silent"},
     Failed{.generation = 5, .cause = "mismatch"},
     AtEnd{5},
     Begun{.change = 2, .commit = 300},
     Pong{},
+    Threw{.generation = 5, .commit = 300, .cause = "no such file"},
 };
 
 const ToWorker kToWorker[] = {
@@ -35,7 +36,7 @@ const ToWorker kToWorker[] = {
            .seats = {{.worker = 1, .receives = true, .address = "a:1"}, {.worker = 1ULL << 40}}},
     Go{6},
     Prepare{.change = 2, .generation = 6},
-    Target{.change = 2, .commit = 301, .next = 7},
+    Target{.change = 2, .commit = 301, .next = 7, .leaving = {4, 300}},
     End{},
     Ping{},
     Refused{"another program"},
@@ -59,11 +60,12 @@ TEST(MemberMessages, SurviveTheWire) {
 }
 
 TEST(MemberMessages, HaveThesePinnedBytes) {
-  EXPECT_EQ(hex(encode(kToCoordinator[0])), "6d01000970726f6772616d2031");
-  EXPECT_EQ(hex(encode(kToCoordinator[1])), "6d010105ac0201ffffffffffffffffff010103613a31");
-  EXPECT_EQ(hex(encode(kToCoordinator[6])), "6d010502ac02");
-  EXPECT_EQ(hex(encode(kToWorker[2])), "6d012206");
-  EXPECT_EQ(hex(encode(kToWorker[4])), "6d012402ad0207");
+  EXPECT_EQ(hex(encode(kToCoordinator[0])), "6d02000970726f6772616d2031");
+  EXPECT_EQ(hex(encode(kToCoordinator[1])), "6d020105ac0201ffffffffffffffffff01010103613a31");
+  EXPECT_EQ(hex(encode(kToCoordinator[6])), "6d020502ac02");
+  EXPECT_EQ(hex(encode(kToCoordinator[8])), "6d020705ac020c6e6f20737563682066696c65");
+  EXPECT_EQ(hex(encode(kToWorker[2])), "6d022206");
+  EXPECT_EQ(hex(encode(kToWorker[4])), "6d022402ad02070204ac02");
 }
 
 TEST(MemberMessages, AMessageThatEndsEarlyOrLateIsAnError) {
@@ -85,7 +87,7 @@ TEST(MemberMessages, OtherVersionsDirectionsAndRootsAreErrors) {
   wire::Bytes bytes = encode(kToWorker[0]);
   EXPECT_THROW(decode_to_coordinator(bytes), wire::WireError);
   EXPECT_THROW(decode_to_worker(encode(kToCoordinator[0])), wire::WireError);
-  bytes[1] = std::byte{2};
+  bytes[1] = std::byte{1};
   EXPECT_THROW(decode_to_worker(bytes), wire::WireError);
   Assign assign = std::get<Assign>(kToWorker[1]);
   assign.root = 2;

@@ -83,7 +83,8 @@ struct ElasticRunOptions {
   std::optional<std::filesystem::path> resume_from = std::nullopt;
   /// Called before each entry into the function. See elastic::State::on_change().
   std::function<void(const elastic::Change&)> on_change = {};
-  /// Whether commits copy parameters and optimizer state.
+  /// Whether commits copy parameters and optimizer state. With a ShardedOptimizer
+  /// (AcceleratorOptions::sharded) they always do.
   elastic::Copy copy = elastic::Copy::kNone;
   /// LibTorch's default random streams are seeded from it at each commit. See
   /// elastic::TorchState::random().
@@ -280,8 +281,7 @@ class Accelerator {
   ///         for (auto& batch : *train_loader) { ...; optimizer.step(); accelerator.commit(); }
   ///     });
   ///
-  /// @throws UsageError as elastic::run(), and for a ShardedOptimizer (AcceleratorOptions::sharded)
-  /// unless ElasticRunOptions::copy is Copy::kAtCommit
+  /// @throws UsageError as elastic::run()
   void run(const std::function<void()>& body, const ElasticRunOptions& options = {});
   /// Marks the end of a step. See elastic::State::commit(). Has no effect if no step is due.
   /// @throws UsageError outside run()

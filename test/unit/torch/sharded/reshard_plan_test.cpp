@@ -7,11 +7,13 @@
 #include <map>
 #include <numeric>
 #include <random>
+#include <set>
 #include <vector>
 
 namespace hvd::libtorch {
 namespace {
 
+using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
@@ -84,6 +86,59 @@ TEST(CompleteDivision, SurvivesTheLossOfAHost) {
     held[first + 1].clear();
     EXPECT_TRUE(complete_division(held));
   }
+}
+
+/// The parts of a generation at a commit after which some ranks leave it.
+Held held_after(const std::vector<int>& hosts, const std::vector<int>& leaving, bool replicas) {
+  const int ranks = static_cast<int>(hosts.size());
+  Held held(hosts.size());
+  const auto holders = holders_without(hosts, leaving, replicas);
+  for (int part = 0; part < ranks; ++part) {
+    const HeldPart one{.generation = 1, .ranks = ranks, .part = part};
+    std::vector<int> all = holders[static_cast<std::size_t>(part)];
+    all.push_back(part);
+    for (const int rank : all) held[static_cast<std::size_t>(rank)].push_back(one);
+  }
+  for (const int rank : leaving) held[static_cast<std::size_t>(rank)].clear();
+  return held;
+}
+
+/// Any ranks leave in order, and then a rank or a host is lost.
+TEST(HoldersWithout, WhicheverRanksLeaveEachPartStaysTwiceAndOnTwoHosts) {
+  for (const std::vector<int>& hosts :
+       {std::vector<int>{0, 0}, std::vector<int>{0, 0, 0, 0, 0}, std::vector<int>{0, 0, 2, 2},
+        std::vector<int>{0, 0, 0, 3, 4, 4}}) {
+    const auto ranks = static_cast<int>(hosts.size());
+    for (unsigned who = 0; who + 1 < 1U << ranks; ++who) {
+      std::vector<int> leaving;
+      std::set<int> hosts_left;
+      for (int rank = 0; rank < ranks; ++rank)
+        if ((who >> rank & 1U) != 0)
+          leaving.push_back(rank);
+        else
+          hosts_left.insert(hosts[static_cast<std::size_t>(rank)]);
+      EXPECT_TRUE(complete_division(held_after(hosts, leaving, false)));
+      const Held held = held_after(hosts, leaving, true);
+      EXPECT_TRUE(complete_division(held));
+      if (ranks - static_cast<int>(leaving.size()) < 2) continue;
+      for (std::size_t lost = 0; lost < hosts.size(); ++lost) {
+        Held survivors = held;
+        survivors[lost].clear();
+        EXPECT_TRUE(complete_division(survivors)) << who << " without " << lost;
+        if (hosts_left.size() < 2) continue;
+        for (std::size_t rank = 0; rank < hosts.size(); ++rank)
+          if (hosts[rank] == hosts[lost]) survivors[rank].clear();
+        EXPECT_TRUE(complete_division(survivors)) << who << " without host " << hosts[lost];
+      }
+    }
+  }
+}
+
+TEST(HoldersWithout, WithoutLeaversTheCopiesAreThoseOfEveryCommit) {
+  const std::vector<int> hosts = {0, 0, 2, 2};
+  EXPECT_THAT(holders_without(hosts, {}, true),
+              ElementsAre(ElementsAre(2), ElementsAre(3), ElementsAre(0), ElementsAre(1)));
+  EXPECT_THAT(holders_without(hosts, {}, false), Each(IsEmpty()));
 }
 
 TEST(CompleteDivision, TwoNeighboursAtOnceAreNamed) {

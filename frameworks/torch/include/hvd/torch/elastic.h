@@ -195,8 +195,13 @@ class TorchState : public State {
 
   /// Seeds LibTorch's default random streams anew at each commit, from this seed, the rank and the
   /// number of commits, so that what a rank draws in a step (dropout) depends on nothing else. A
-  /// step that is repeated on as many ranks draws the same.
+  /// step that is repeated on as many ranks draws the same. TrainingState::random() saves the
+  /// number, so that a job which loads a checkpoint draws what the one that saved it would have
+  /// drawn.
   TorchState& random(std::uint64_t seed);
+  /// Commits a state that the function of run() has loaded from a checkpoint, and keeps its random
+  /// streams. @throws as commit()
+  void commit_loaded();
 
  private:
   static void require_synchronized(const LocalSgd& local_sgd);

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+namespace hvd::libtorch {
+
+/// The position of LibTorch's default random streams. Each commit of a state seeds them from a
+/// seed, the rank and this position, which counts commits. Checkpoints contain it, so that a job
+/// that loads one draws what the one that saved it would have drawn.
+///
+/// One run() of a process uses the one object. Not thread-safe.
+class CommitSeeds {
+ public:
+  static CommitSeeds& instance() {
+    static CommitSeeds seeds;
+    return seeds;
+  }
+
+  /// A state begins, whose commits count from 0.
+  void begin() { *this = {}; }
+  /// Returns the position of the step after this commit. @param commits of the job so far
+  std::uint64_t committed(std::uint64_t commits) {
+    if (loaded_base_) base_ = *loaded_base_;
+    loaded_base_.reset();
+    used_ = true;
+    commits_ = commits;
+    return base_ + commits_;
+  }
+  /// The commits before the first one of this job, for its state.
+  std::uint64_t base() const noexcept { return base_; }
+  /// The base of a commit that was loaded. Takes effect with committed().
+  void load_base(std::uint64_t base) { loaded_base_ = base; }
+
+  /// The position of the present streams; empty where commits do not seed them.
+  std::optional<std::uint64_t> position() const {
+    return used_ ? std::optional(base_ + commits_) : std::nullopt;
+  }
+  /// The streams are those of this position now, and the next commit has the one after it.
+  void go_to(std::uint64_t position) { base_ = position - commits_; }
+  /// The next commit keeps the present position.
+  void hold() { --base_; }
+
+ private:
+  bool used_ = false;
+  std::uint64_t base_ = 0;
+  std::uint64_t commits_ = 0;
+  std::optional<std::uint64_t> loaded_base_ = {};
+};
+
+}  // namespace hvd::libtorch
