@@ -111,8 +111,10 @@ class Work {
   virtual EventPtr output_ready() const { return nullptr; }
 
   // --- in place of again() and progress(), for small collectives; see Note [Filled on arrival] ---
-  /// Whether fill_ahead() may be called. All members that have run the same collectives on the
-  /// channel get the same answer.
+  /// Whether it is a collective for fill_ahead(), as its last use has shown. All members get the
+  /// same answer here and from fills_ahead().
+  virtual bool may_fill_ahead() const noexcept { return false; }
+  /// Whether fill_ahead() may be called now, after the last collective on the channel.
   virtual bool fills_ahead() const noexcept { return false; }
   /// Copies the input to memory that the members share. The collective may still be dropped: the
   /// channel then continues as if this call had not been made. @pre fills_ahead() (unchecked: the

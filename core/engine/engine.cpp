@@ -276,7 +276,7 @@ std::string Engine::activity() const {
 // the host of rank 0, run_steady() detects that here. On other hosts the update may still be on its
 // way, so the plan is deferred until then.
 void Engine::on_plan(const wire::Plan& plan) {
-  run_steady();
+  while (run_steady()) continue;
   steady_.excludes_negotiation() ? steady_.defer(plan) : apply(plan);
 }
 

@@ -88,9 +88,9 @@ class Engine {
     kForSomeTime,
     kForMessage  ///< a thread waits for a send or recv, so the ranks may get further without plans
   };
-  /// To be called before a thread that has called step() with Extent::kReplays sleeps or stops to
-  /// call it. @return whether the other ranks may have relied on these calls, so that step() has to
-  /// be called once more
+  /// To be called before a thread that has called step() with Extent::kReplays sleeps or stops
+  /// calling it. @return whether the other ranks may have relied on these calls, so that step() has
+  /// to be called once more
   bool stop_polling() noexcept HVD_REQUIRES(progress_) { return steady_.stop_polling(); }
   /// To be called before a thread that waits for an operation goes to sleep. @return whether step()
   /// now has work, so that the thread must not sleep. A wait with a time limit ends by itself, so

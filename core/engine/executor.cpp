@@ -115,17 +115,18 @@ bool Executor::fill_ahead(Execution& execution) {
   const Batch& batch = execution.batch();
   execution.filled_ = false;
   if (execution.queue_ == nullptr || !execution.work_ || !can_fill_ahead(batch)) return true;
+  if (!execution.work_->may_fill_ahead()) return true;
   if (!execution.queue_->empty()) return false;
   if (!execution.work_->fills_ahead()) return true;
   execution.work_->fill_ahead(batch.input());
-  execution.agreed_at_ = parts_.timeline.on() ? parts_.clock.now() : TimePoint{};
-  execution.launched_at_ = execution.agreed_at_;
   execution.filled_ = true;
   return true;
 }
 
-void Executor::run_filled(Execution& execution) {
+std::size_t Executor::run_filled(Execution& execution) {
   HVD_EXPECT(execution.filled_, "the input of the batch is there");
+  execution.agreed_at_ = parts_.timeline.on() ? parts_.clock.now() : TimePoint{};
+  execution.launched_at_ = execution.agreed_at_;
   parts_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
   try {
     execution.batch().allocate_outputs();
@@ -135,6 +136,7 @@ void Executor::run_filled(Execution& execution) {
   execution.work_->run_filled(execution.batch().output());
   execution.filled_ = false;
   end(execution, nullptr);
+  return bytes_of(execution.batch());
 }
 
 void Executor::retire(int process_set) {

@@ -93,8 +93,8 @@ class Executor {
   /// See Note [Filled on arrival] in pipeline.h. @return false if earlier batches of its channel
   /// have to end first. @pre all its operations are there, and it does not run
   bool fill_ahead(Execution&);
-  /// Runs the batch to its end. @pre it is filled, and all ranks have filled it
-  void run_filled(Execution&);
+  /// Runs the batch to its end. @return its bytes. @pre it is filled, and all ranks have filled it
+  std::size_t run_filled(Execution&);
   /// The set was removed: its channels are closed once their batches have ended.
   void retire(int process_set);
   /// Advances each queue by about kBytesPerCall of its batches. @return whether there was any

@@ -26,6 +26,7 @@ enum class ExecutionState : std::uint8_t { kIdle, kQueued, kPacking, kUnderWay, 
 ///
 ///   idle --start()--> queued --> packing --launched--> under way --> unpacking --completed--> idle
 ///
+/// A small batch may pass from filled() to idle at once: Note [Filled on arrival] in pipeline.h.
 /// A batch of a plan passes through these states once. A replayed batch passes through them once
 /// per step, and waits for its operations while it is idle. Used by the thread that drives the
 /// engine.

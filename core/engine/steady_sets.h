@@ -58,8 +58,9 @@ class SteadySets {
   };
   /// Starts each batch for which every rank has all operations. When a replay has been left, the
   /// caller calls release() and then this again.
-  /// @param polls see control::ScheduleReplay::advance(), as for stop_polling()
+  /// @param polls see control::ScheduleReplay::advance()
   Advanced advance(TimePoint now, bool polls);
+  /// See control::ScheduleReplay::stop_polling().
   bool stop_polling() noexcept;
   /// Removes and returns, in the order of their submission, the operations to negotiate now that
   /// the set's replay has been left.

@@ -128,7 +128,8 @@ bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
 
 SteadyState::Outcome SteadyState::advance(TimePoint now, bool polls) {
   Outcome outcome = Outcome::kNothing;
-  while (schedule_.replaying()) {
+  std::size_t bytes = 0;  // other work gets its turn after kBytesPerCall
+  while (schedule_.replaying() && bytes < kBytesPerCall) {
     if (!fill_ahead()) {
       moved_at_ = now;  // the running batch has a time limit of its own
       break;
@@ -145,7 +146,7 @@ SteadyState::Outcome SteadyState::advance(TimePoint now, bool polls) {
       HVD_LOG(kDebug) << "left the replay after " << batches_run() << " batches";
       return Outcome::kLeft;
     }
-    for (std::size_t i = 0; i < next.batches; ++i) run(next.batch + i);
+    for (std::size_t i = 0; i < next.batches; ++i) bytes += run(next.batch + i);
     outcome = Outcome::kRun;
   }
   return outcome;
@@ -158,12 +159,14 @@ bool SteadyState::fill_ahead() {
   return !batch || executor_.fill_ahead(*executions_[*batch]);
 }
 
-void SteadyState::run(std::size_t batch) {
+std::size_t SteadyState::run(std::size_t batch) {
   const std::shared_ptr<Execution>& execution = executions_[batch];
   const std::size_t operations = execution->batch().agreed().size();
   counters_.locked_operations.fetch_add(operations, std::memory_order_relaxed);
   waiting_ -= operations;
-  execution->filled() ? executor_.run_filled(*execution) : executor_.start(execution);
+  if (execution->filled()) return executor_.run_filled(*execution);
+  executor_.start(execution);
+  return 0;
 }
 
 std::vector<OperationPtr> SteadyState::waiting() const {
@@ -252,6 +255,7 @@ void SteadyState::ring_host() noexcept {
 // ranks the tree has one level, and the last rank rings the others, except those that poll the
 // flags: a ring would take the doorbell's cache line away from them.
 /// @param first whether this rank is the last to arrive, or one that leaves
+/// @param left whether a rank leaves: then ranks that have not arrived are rung, too
 void SteadyState::wake_next(bool first, bool left) noexcept {
   if (host_.size() <= kMostRings) {
     if (!first) return;

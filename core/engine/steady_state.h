@@ -55,7 +55,8 @@ class SteadyState {
   /// An operation was submitted. If the schedule has no free place for it, this rank leaves.
   /// @return whether it has a place in the schedule, and waits there. @pre repeating()
   bool offer(const OperationPtr&, TimePoint now);
-  /// Starts each batch for which every rank has all operations. kLeft: this rank has left; the
+  /// Starts each batch for which every rank has all operations, or runs it if it is filled ahead.
+  /// After kRun there may be more to do. kLeft: this rank has left; the
   /// caller then calls release_waiting(), applies the plans of next_deferred_plan(), and calls this
   /// again.
   /// @param polls see ScheduleReplay::advance()
@@ -106,7 +107,8 @@ class SteadyState {
   /// Fills the batch at whose position this rank arrives next, if it can be. @return false if it
   /// has to wait for its channel, and this rank must not arrive
   bool fill_ahead();
-  void run(std::size_t batch);
+  /// Runs or starts the batch. @return the bytes of a batch that has run
+  std::size_t run(std::size_t batch);
   /// Rings every other rank that repeats the schedule here.
   void ring_host() noexcept;
   void wake_next(bool first, bool left) noexcept;

@@ -101,7 +101,7 @@ class ScheduleReplay {
   /// @param polls whether this thread calls it again and again, until it calls stop_polling(). The
   /// other ranks then need not wake it
   NextBundle advance(bool polls = false);
-  /// To be called before this rank stops to call advance() while operations wait. @return whether
+  /// To be called before this rank stops calling advance() while operations wait. @return whether
   /// the other ranks may have relied on these calls, so that advance() has to be called once more
   bool stop_polling() noexcept;
   /// Whether another rank of this host, at this place in `flags`, has to be woken to see that all

@@ -133,13 +133,13 @@ class Hooks {
   std::vector<std::weak_ptr<const std::function<void()>>> all_ HVD_GUARDED_BY(mutex_);
 };
 
-/// Of at_each_generation().
+/// The functions that at_each_generation() has registered.
 Hooks& generation_begins() {
   static auto* const hooks = new Hooks;
   return *hooks;
 }
 
-/// Of at_generation_end().
+/// The functions that at_generation_end() has registered.
 Hooks& generation_ends() {
   static auto* const hooks = new Hooks;
   return *hooks;

@@ -44,7 +44,7 @@ bool claim(const Arguments& arguments, int loss) {
 
 enum class Moment { kBeforeSubmission, kAfterSubmission, kWhenQueued, kLater };
 
-/// The loss that is due in this step on this rank; -1: none.
+/// The loss that is due in this step on this rank; -1: no loss is due.
 int loss_of(const Arguments& arguments, int step) {
   const int interval = arguments.steps / (arguments.losses + 1);
   const int loss = step / interval - 1;

@@ -120,7 +120,7 @@ class ChannelSegment {
     HVD_EXPECT(ready_, "all members have mapped it");
     (states_[member_].*counter).store(rounds, std::memory_order_seq_cst);
   }
-  /// The same for a counter that no member is waiting for.
+  /// The same for a counter that no member can be waiting for yet.
   void publish_unordered(Counter counter, std::uint64_t rounds) noexcept {
     HVD_EXPECT(ready_, "all members have mapped it");
     (states_[member_].*counter).store(rounds, std::memory_order_release);

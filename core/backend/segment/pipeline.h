@@ -153,9 +153,9 @@ inline bool Pipeline::finish() noexcept {
 //
 // `filled` is not published, because no member waits for it. If a rank leaves the schedule instead,
 // no member has read the buffers, and the next collective fills them again. `released` is published
-// without a look at the other members: a member that waits for round r to be released has filled
-// round r + 1, and the last member to fill round r + 1 rings, which it does after it has released
-// round r.
+// without a look at the other members, because no member can wait for it yet: it begins the next
+// ordinary collective after all members have arrived at its position, or have reported that they
+// left, which they do after they have released round r.
 inline void Pipeline::begin_filled() noexcept {
   HVD_EXPECT(segment_.last_rounds == 1, "the input buffer is free");
   begin({}, 1);

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -26,7 +27,9 @@ class ShmAllreduce final : public PipelinedWork {
     return sliced_;
   }
 
-  bool may_fill_ahead() const noexcept override { return true; }
+  std::optional<std::size_t> bytes_ahead() const noexcept override {
+    return out_.size() * (members() - 1);
+  }
   void prepare_ahead() noexcept override { sliced_ = false; }
 
   std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
@@ -95,7 +98,7 @@ class ShmBroadcast final : public PipelinedWork {
     return false;
   }
   std::size_t step() noexcept { return channel().tuning().buffer_bytes; }
-  bool may_fill_ahead() const noexcept override { return true; }
+  std::optional<std::size_t> bytes_ahead() const noexcept override { return out_.size(); }
   std::size_t root() const noexcept { return static_cast<std::size_t>(collective_.root); }
   bool at_root() const noexcept { return rank() == root(); }
 
@@ -125,7 +128,7 @@ class ShmAllgather final : public PipelinedWork {
         blocks_(segment::blocks_of(collective.counts, element())) {}
 
  private:
-  bool may_fill_ahead() const noexcept override { return true; }
+  std::optional<std::size_t> bytes_ahead() const noexcept override { return out_.size(); }
   bool prepare() override {
     set_rounds(segment::most_rounds(blocks_, step()));
     if (out_.size() > channel().tuning().small_bytes) offer(in_);
@@ -199,7 +202,11 @@ class ShmReducescatter final : public ShmExchange {
       : ShmExchange(std::move(channel), collective, in, out, collective.counts) {}
 
  private:
-  bool may_fill_ahead() const noexcept override { return true; }
+  std::optional<std::size_t> bytes_ahead() const noexcept override {
+    std::size_t most = 0;
+    for (const Range& block : sent_) most = std::max(most, block.size());
+    return most * (members() - 1);
+  }
   bool prepare() override {
     set_rounds(segment::most_rounds(sent_, step_));
     if (in_.size() > channel().tuning().small_bytes) offer(in_);

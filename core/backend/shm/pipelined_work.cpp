@@ -56,9 +56,10 @@ void PipelinedWork::start() {
 
 // Work in place is faster. All members know from the last use whether they worked in place, and
 // only this member knows whether its new tensors are in its arena.
-bool PipelinedWork::fills_ahead() const noexcept {
-  return rounds_ == 1 && !in_place_ && channel_->segment().last_rounds == 1 && may_fill_ahead() &&
-         out_.size() * (members() - 1) <= channel_->tuning().ahead_bytes;
+bool PipelinedWork::may_fill_ahead() const noexcept {
+  if (rounds_ != 1 || in_place_) return false;
+  const auto bytes = bytes_ahead();
+  return bytes && *bytes <= channel_->tuning().ahead_bytes;
 }
 
 void PipelinedWork::fill_ahead(std::span<const std::byte> in) {

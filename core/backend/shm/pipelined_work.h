@@ -32,7 +32,10 @@ class PipelinedWork : public Work {
   std::optional<Headway> headway() const noexcept final { return Headway{moves_}; }
   bool repeats() const noexcept final { return true; }
   bool again(std::span<const std::byte> in, std::span<std::byte> out) final;
-  bool fills_ahead() const noexcept final;
+  bool may_fill_ahead() const noexcept final;
+  bool fills_ahead() const noexcept final {
+    return may_fill_ahead() && channel_->segment().last_rounds == 1;
+  }
   void fill_ahead(std::span<const std::byte> in) final;
   void run_filled(std::span<std::byte> out) final;
 
@@ -43,8 +46,9 @@ class PipelinedWork : public Work {
   /// make the same calls on every member.
   /// @return whether the rounds have a copy_out() phase, because members reduce for each other
   virtual bool prepare() = 0;
-  /// Whether fill() and reduce() of a single round may run as fill_ahead() and run_filled().
-  virtual bool may_fill_ahead() const noexcept { return false; }
+  /// If fill() and reduce() of a single round may run as fill_ahead() and run_filled(): the bytes
+  /// that a member then reads, the most of all members.
+  virtual std::optional<std::size_t> bytes_ahead() const noexcept { return std::nullopt; }
   /// Makes each member reduce everything for itself, from now until prepare() is called again.
   virtual void prepare_ahead() noexcept {}
   /// Copies this member's input of the round into its buffer.

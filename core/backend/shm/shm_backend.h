@@ -16,8 +16,8 @@ struct ShmTuning {
   /// In an allreduce of at most this many bytes every rank reduces the whole tensor, which saves
   /// one wait for the other ranks.
   std::size_t small_bytes = 4 << 10;
-  /// The same for an allreduce or broadcast that is filled ahead (Work::fill_ahead()), multiplied
-  /// by the number of the other ranks: each reads all of their inputs.
+  /// The most bytes that a rank reads in a collective that is filled ahead (Work::fill_ahead()). In
+  /// an allreduce these are the inputs of all other ranks.
   std::size_t ahead_bytes = 256 << 10;
   /// Approximate number of bytes that one call of Work::progress() reads or copies. May differ by
   /// rank.

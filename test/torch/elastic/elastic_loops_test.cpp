@@ -112,7 +112,7 @@ INSTANTIATE_TEST_SUITE_P(Cases, ElasticLoopLoss,
 
 class ElasticLoopParts : public ::testing::TestWithParam<Case> {};
 
-/// Of four ranks that keep each other's parts, three are lost at once.
+/// Three of four ranks, which keep each other's parts, are lost at once.
 TEST_P(ElasticLoopParts, ALossOfAPartContinuesFromTheNewestCheckpoint) {
   const auto& [kind, words, seed] = GetParam();
   const Words program = with(words, {"sharded", "epochs=3", "save=3"});

@@ -22,7 +22,7 @@ using ::testing::SizeIs;
 constexpr int kBatch = 10;         // samples of a step on all ranks
 constexpr int kStepsPerEpoch = 9;  // of 90 samples
 
-/// What the job's losses have to be, from the samples that its ranks have used.
+/// Returns the losses that follow from the samples that the job's ranks have used.
 Printed recompute(const Printed& printed, const std::filesystem::path& folder) {
   std::filesystem::create_directories(folder);
   {

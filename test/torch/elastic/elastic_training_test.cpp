@@ -46,7 +46,7 @@ TEST(ElasticTraining, WithoutCopiesAStepThatAllRanksHaveWrittenStays) {
   EXPECT_THAT(printed.ends, SizeIs(1));
 }
 
-/// Of a loss of all ranks, too: a checkpoint contains the position of the random streams.
+/// After a loss of all ranks the random streams continue, because a checkpoint has their position.
 TEST(ElasticTraining, ACheckpointerThatOutlivesGenerationsSavesAndLoads) {
   const TemporaryFolder folder;
   const auto saved_in = [&](const std::string& name) {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <span>
 #include <string>
@@ -26,7 +27,7 @@ class FillAheadTest : public ::testing::Test {
   /// One round, in which every member reduces everything.
   static constexpr std::int64_t kSmall = 16;
   /// One round, in which each member reduces a slice, unless it is filled ahead.
-  static constexpr std::int64_t kSliced = 40;
+  static constexpr std::int64_t kSliced = 24;
   /// One round, and too large to be filled ahead.
   static constexpr std::int64_t kLarge = 64;
   static constexpr std::int64_t kManyRounds = 1000;
@@ -39,7 +40,15 @@ class FillAheadTest : public ::testing::Test {
     std::array<std::unique_ptr<Work>, kMembers> works = {};
 
     std::int64_t in() const { return kind == OpKind::kReducescatter ? 3 * count : count; }
-    std::int64_t out() const { return kind == OpKind::kAllgather ? 3 * count : count; }
+    std::int64_t out(std::size_t rank) const {
+      if (kind == OpKind::kReducescatter) return counts[rank];
+      return kind == OpKind::kAllgather ? 3 * count : count;
+    }
+    /// The first element of this rank's share of a reducescatter.
+    std::size_t begin(std::size_t rank) const {
+      return static_cast<std::size_t>(std::accumulate(
+          counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank), std::int64_t{0}));
+    }
     Collective collective() const {
       Collective collective{.kind = kind, .dtype = DataType::kInt64, .count = count, .root = 1};
       if (kind == OpKind::kReducescatter || kind == OpKind::kAllgather) {
@@ -58,7 +67,7 @@ class FillAheadTest : public ::testing::Test {
       arenas_[rank] = SharedArena::create(std::size_t{1} << 20);
       backends_[rank] = std::make_unique<ShmBackend>(
           name, arenas_[rank],
-          ShmTuning{.buffer_bytes = 512, .small_bytes = 128, .ahead_bytes = 1000});
+          ShmTuning{.buffer_bytes = 512, .small_bytes = 128, .ahead_bytes = 400});
       channels_[rank] = backends_[rank]->open(
           {.ranks = {0, 1, 2}, .set_rank = static_cast<int>(rank)}, peers_[rank]);
     }
@@ -69,7 +78,7 @@ class FillAheadTest : public ::testing::Test {
   }
   std::span<std::byte> output(const Repeated& repeated, std::size_t rank) {
     return std::as_writable_bytes(
-        std::span(out_[rank]).first(static_cast<std::size_t>(repeated.out())));
+        std::span(out_[rank]).first(static_cast<std::size_t>(repeated.out(rank))));
   }
 
   /// Draws new inputs, so that a stale buffer gives a wrong result.
@@ -89,14 +98,14 @@ class FillAheadTest : public ::testing::Test {
       case OpKind::kAllgather:
         return in_[element / count][element % count];
       case OpKind::kReducescatter:
-        return sum(rank * count + element);
+        return sum(repeated.begin(rank) + element);
       default:
         return sum(element);
     }
   }
   void check(const Repeated& repeated) {
     for (std::size_t rank = 0; rank < kMembers; ++rank) {
-      for (std::size_t i = 0; i < static_cast<std::size_t>(repeated.out()); ++i)
+      for (std::size_t i = 0; i < static_cast<std::size_t>(repeated.out(rank)); ++i)
         ASSERT_EQ(out_[rank][i], expected(repeated, rank, i))
             << to_string(repeated.kind) << ", element " << i << " of rank " << rank;
     }
@@ -179,6 +188,16 @@ TEST_F(FillAheadTest, UpToABound) {
   Repeated large{.count = kLarge};
   run(large);
   EXPECT_FALSE(fills_ahead(large));
+}
+
+TEST_F(FillAheadTest, TheBoundCountsTheLargestShare) {
+  Repeated large{.count = 10, .kind = OpKind::kReducescatter, .counts = {2, 28, 0}};
+  run(large);
+  EXPECT_FALSE(fills_ahead(large)) << "28 elements of two other members have 448 bytes";
+  Repeated small{.count = 10, .kind = OpKind::kReducescatter, .counts = {2, 24, 4}};
+  run(small);
+  ASSERT_TRUE(fills_ahead(small));
+  run_filled(small);
 }
 
 TEST_F(FillAheadTest, AfterSeveralRoundsOnlyTheSecondCollectiveIs) {
