@@ -45,7 +45,7 @@ class DeviceTransfer {
   bool can_begin();
   /// Whether no copy is under way.
   bool idle() const;
-  /// After the last copy that has begun; null: none has.
+  /// After the last copy that has begun; null before the first one.
   const EventPtr& last_copy() const noexcept { return last_copy_; }
 
   // --- of a send ---
@@ -60,7 +60,7 @@ class DeviceTransfer {
   /// Copies the piece in the free slot to the tensor. @pre there is a free slot
   void copy_to_device(std::size_t bytes);
   /// The bytes of the first piece that the device has copied and this function has not returned
-  /// yet; 0: none.
+  /// yet; 0 without such a piece.
   std::size_t take_copied();
   std::size_t bytes_under_way() const noexcept;
 

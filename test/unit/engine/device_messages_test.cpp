@@ -53,7 +53,7 @@ class Messages : public DeviceJob {
 class DeviceMessagesTest
     : public ::testing::TestWithParam<std::tuple<Sides, std::size_t, std::uint64_t>> {};
 
-// None, one, the largest eager message, the next, one piece, and sizes around several rings.
+// Zero, one, the largest eager message, the next, one piece, and sizes around several rings.
 INSTANTIATE_TEST_SUITE_P(
     Sizes, DeviceMessagesTest,
     ::testing::Combine(::testing::Values(Sides::kGpuToGpu, Sides::kHostToGpu, Sides::kGpuToHost),
