@@ -67,9 +67,9 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts)
       router_(options, {*control_, counters_, time_, watch_, negotiator_}, steady_.available()),
       blocked_(options.deadlock_timeout),
       points_(options,
-              {*control_, counters_, negotiator_,
-               [this](const OperationPtr& operation, const Status& status)
-                   HVD_REQUIRES(progress_) { finish(operation, status, nullptr, false); },
+              {*control_, counters_, negotiator_, parts.device,
+               [this](const OperationPtr& operation, const Status& status, const EventPtr& ready)
+                   HVD_REQUIRES(progress_) { finish(operation, status, ready, false); },
                [this]() HVD_REQUIRES(progress_) { return activity(); },
                [this](std::uint64_t inquiry, int source, const std::string& activity)
                    HVD_REQUIRES(progress_) { on_message_answer(inquiry, source, activity); }}) {}

@@ -37,6 +37,7 @@ OperationState::OperationState(const Message& what, std::weak_ptr<Runtime> owner
       submitted(now),
       runtime_(std::move(owner)) {
   (message->sends() ? submission.input : submission.output) = what.tensor;
+  submission.input_ready = what.input_ready;
   submission.keep_alive = what.keep_alive;
   if (what.on_done)
     submission.on_done = [done = what.on_done](const Status& status, const EventPtr&) {
@@ -251,7 +252,7 @@ void OperationTable::submit(std::span<const Message> messages, std::span<Operati
   std::vector<OperationPtr> accepted;
   for (const Message& message : messages) {
     const OperationPtr& made = accepted.emplace_back(new OperationState(message, owner, now));
-    check_message(message, made->title(), *sets, rank_);
+    check_message(message, made->title(), *sets, rank_, gpu_);
     check_not_joined(made->title());
     made->in_flight = true;
   }

@@ -23,6 +23,8 @@ constexpr int kPiecesUnderWay = static_cast<int>(kBytesPerCall / wire::kPieceByt
 /// then, so that they cost no message.
 constexpr Duration kShortWait = std::chrono::milliseconds(250);
 constexpr std::size_t kMostShown = 3;
+/// Between two looks at the device.
+constexpr Duration kLookInterval = std::chrono::microseconds(20);
 /// From this size on, a tensor is written past the caches, which it would not fit into.
 constexpr std::size_t kStreamedBytes = std::size_t{8} << 20;
 /// Windows that a rank makes, of 1 MiB each. Further ranks of its host send without one.
@@ -47,9 +49,10 @@ void PointToPoint::begin(const OperationPtr& operation, TimePoint now) {
   HVD_EXPECT(operation->message != nullptr, "the operation is a send or recv");
   const int set = operation->message->key.process_set;
   if (!parts_.negotiator.process_sets().contains(set)) {
-    return parts_.finish(
-        operation, {StatusCode::kUsage, text(operation->title(), ": there is no process set ", set,
-                                             "; was it removed?")});
+    return parts_.finish(operation,
+                         {StatusCode::kUsage, text(operation->title(), ": there is no process set ",
+                                                   set, "; was it removed?")},
+                         nullptr);
   }
   operation->message->sends() ? begin_send(operation, now) : begin_recv(operation, now);
 }
@@ -61,11 +64,13 @@ void PointToPoint::begin_send(const OperationPtr& operation, TimePoint now) {
   const MessageSide& side = *operation->message;
   const std::size_t bytes = tensor.bytes();
   std::size_t& under_way = eager_under_way_[side.peer];
-  const bool eager = bytes <= wire::kEagerBytes && under_way + bytes <= kMostEagerBytes;
+  auto device = transfer_of(tensor, *operation);
+  const bool eager = !device && bytes <= wire::kEagerBytes && under_way + bytes <= kMostEagerBytes;
   if (eager) under_way += bytes;
   const std::uint64_t id = next_id_++;
   Send& started =
       sends_[id] = {.operation = operation, .begun = now, .bytes = bytes, .eager = eager};
+  started.device = std::move(device);
   wire::Offer offer{.send = id,
                     .key = side.key,
                     .dtype = tensor.dtype,
@@ -126,21 +131,26 @@ bool PointToPoint::send_pieces() {
 }
 
 bool PointToPoint::send_piece(int peer, Stream& stream) {
-  if (stream.sends.empty() || stream.pieces_under_way >= kPiecesUnderWay) return false;
-  const std::uint64_t id = stream.sends.front();
+  if (stream.pieces_under_way >= kPiecesUnderWay) return false;
+  // A message from the GPU may have to wait for work that later messages make possible.
+  std::span<const std::byte> piece;
+  const auto next = std::ranges::find_if(stream.sends, [&](std::uint64_t id) {
+    piece = next_piece(sends_.at(id));
+    return !piece.empty();
+  });
+  if (next == stream.sends.end()) return false;
+  const std::uint64_t id = *next;
   Send& current = sends_.at(id);
-  const TensorView& tensor = current.operation->submission.input;
-  const std::size_t bytes = std::min(wire::kPieceBytes, current.bytes - current.sent);
-  const std::span<const std::byte> piece(tensor.data + current.sent, bytes);
   if (stream.window) {
     stream.window->write(piece);
-    send(peer, wire::SharedPiece{id, current.sent, bytes});
+    send(peer, wire::SharedPiece{id, current.sent, piece.size()});
   } else {
     send(peer, wire::Piece{id, current.sent, piece});
   }
-  current.sent += bytes;
+  current.sent += piece.size();
+  if (current.device) current.device->release_piece();
   ++stream.pieces_under_way;
-  if (current.sent == current.bytes) stream.sends.pop_front();
+  if (current.sent == current.bytes) stream.sends.erase(next);
   return true;
 }
 
@@ -154,6 +164,7 @@ void PointToPoint::begin_recv(const OperationPtr& operation, TimePoint now) {
   const MessageSide& side = *operation->message;
   const std::uint64_t id = next_id_++;
   Recv& started = recvs_[id] = {.operation = operation, .begun = now};
+  started.device = transfer_of(operation->submission.output, *operation);
   auto delivery = mailboxes_.post(id, side.key, side.peer);
   if (const auto* const arrival = std::get_if<control::Arrival>(&delivery))
     return match(id, *arrival);
@@ -208,7 +219,7 @@ void PointToPoint::match(std::uint64_t id, const control::Arrival& arrival) {
     return finish(found, error);
   }
   recv.operation->set_result(arrival.source);
-  if (offer.eager) {
+  if (offer.eager && !recv.device) {
     if (!memory.empty()) std::memcpy(memory.data(), offer.payload.data(), memory.size());
     send(arrival.source, wire::Received{offer.send, memory.size()});
     return finish(found, {});
@@ -216,20 +227,27 @@ void PointToPoint::match(std::uint64_t id, const control::Arrival& arrival) {
   recv.matched = true;
   recv.source = arrival.source;
   recv.bytes = memory.size();
+  recv.send = offer.send;
   transfers_[{arrival.source, offer.send}] = id;
   update_wakeups();
+  if (recv.device) {
+    recv.payload.assign(offer.payload.begin(), offer.payload.end());
+    device_recvs_.insert(id);  // advance_device() accepts it
+    return;
+  }
   offer_window(arrival.source);
   send(arrival.source, wire::Received{offer.send, 0});
 }
 
-const PointToPoint::Recv& PointToPoint::expect_piece(int source, std::uint64_t send,
-                                                     std::uint64_t offset,
-                                                     std::uint64_t bytes) const {
+PointToPoint::Recv& PointToPoint::expect_piece(int source, std::uint64_t send, std::uint64_t offset,
+                                               std::uint64_t bytes) {
   const auto transfer = transfers_.find({source, send});
   if (transfer == transfers_.end()) refuse_message(source, "sends bytes that were not accepted");
-  const Recv& recv = recvs_.at(transfer->second);
-  if (offset != recv.received || bytes > recv.bytes - recv.received)
-    refuse_message(source, text("sends bytes from ", offset, " on, expected ", recv.received));
+  Recv& recv = recvs_.at(transfer->second);
+  const std::size_t expected =
+      recv.received + (recv.device ? recv.device->bytes_under_way() : std::size_t{0});
+  if (offset != expected || bytes > recv.bytes - expected)
+    refuse_message(source, text("sends bytes from ", offset, " on, expected ", expected));
   return recv;
 }
 
@@ -245,11 +263,14 @@ void PointToPoint::confirm_piece(int source, std::uint64_t send_id, std::size_t 
 }
 
 void PointToPoint::on(int source, const wire::Piece& piece) {
-  const Recv& recv = expect_piece(source, piece.send, piece.offset, piece.bytes.size());
-  std::memcpy(memory_of(*recv.operation).data() + piece.offset, piece.bytes.data(),
-              piece.bytes.size());
+  Recv& recv = expect_piece(source, piece.send, piece.offset, piece.bytes.size());
+  const std::span<std::byte> memory =
+      recv.device ? slot_of(source, recv, piece.bytes.size())
+                  : memory_of(*recv.operation).subspan(piece.offset, piece.bytes.size());
+  std::memcpy(memory.data(), piece.bytes.data(), piece.bytes.size());
   // The sender cannot open the window: it gets its name before it sends the first piece.
   if (const auto window = windows_.find(source); window != windows_.end()) window->second.reset();
+  if (recv.device) return recv.device->copy_to_device(piece.bytes.size());
   confirm_piece(source, piece.send, piece.bytes.size());
 }
 
@@ -257,7 +278,11 @@ void PointToPoint::on(int source, const wire::SharedPiece& piece) {
   const auto window = windows_.find(source);
   if (window == windows_.end() || !window->second)
     refuse_message(source, "sends bytes through memory that it does not share");
-  const Recv& recv = expect_piece(source, piece.send, piece.offset, piece.bytes);
+  Recv& recv = expect_piece(source, piece.send, piece.offset, piece.bytes);
+  if (recv.device) {
+    window->second->read(slot_of(source, recv, piece.bytes), /*streams=*/false);
+    return recv.device->copy_to_device(piece.bytes);
+  }
   window->second->read(memory_of(*recv.operation).subspan(piece.offset, piece.bytes),
                        /*streams=*/recv.bytes >= kStreamedBytes);
   confirm_piece(source, piece.send, piece.bytes);
@@ -446,8 +471,18 @@ void PointToPoint::handle(int source, const wire::PointMessage& message) {
 }
 
 bool PointToPoint::progress(TimePoint now) {
-  const bool moved = send_pieces();
+  awaits_device_ = false;
+  bool moved = send_pieces();
+  moved = advance_device() || moved;
+  next_look_ = awaits_device_ ? std::optional(now + kLookInterval) : std::nullopt;
+  check_device(moved, now);
   return check_waits(now) || moved;
+}
+
+std::optional<TimePoint> PointToPoint::deadline() const noexcept {
+  return next_look_ && deadline_ ? std::min(next_look_, deadline_)
+         : next_look_            ? next_look_
+                                 : deadline_;
 }
 
 bool PointToPoint::leave() {
@@ -492,20 +527,27 @@ void PointToPoint::remove_set(int process_set) {
 void PointToPoint::finish(Sends::iterator sent, const Status& status) {
   release_eager_bytes(sent->second);
   const OperationPtr operation = std::move(sent->second.operation);
+  const auto device = std::move(sent->second.device);
   sends_.erase(sent);
-  parts_.finish(operation, status);
+  finish(operation, device, status);
 }
 
 void PointToPoint::finish(Recvs::iterator recv, const Status& status) {
+  device_recvs_.erase(recv->first);
   const OperationPtr operation = std::move(recv->second.operation);
+  const auto device = std::move(recv->second.device);
   recvs_.erase(recv);
   update_wakeups();
-  parts_.finish(operation, status);
+  finish(operation, device, status);
 }
 
 std::vector<OperationPtr> PointToPoint::release_all() {
   std::vector<OperationPtr> all;
   for (const auto& [operation, state] : outstanding()) all.push_back(operation);
+  for (const auto& [id, sent] : sends_) keep_memory(sent.operation, sent.device);
+  for (const auto& [id, recv] : recvs_) keep_memory(recv.operation, recv.device);
+  device_recvs_.clear();
+  next_look_.reset();
   sends_.clear();
   recvs_.clear();
   transfers_.clear();

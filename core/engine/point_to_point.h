@@ -7,16 +7,20 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "base/clock.h"
 #include "base/rank_set.h"
+#include "engine/device_transfer.h"
 #include "engine/message_window.h"
 #include "engine/operations.h"
 #include "engine/peers.h"
 #include "engine/runtime_options.h"
+#include "hvd/status.h"
 #include "negotiation/mailboxes.h"
 #include "negotiation/negotiator.h"
 #include "negotiation/point_messages.h"
@@ -39,12 +43,14 @@ namespace hvd::runtime {
 /// process was stopped. Errors of the transport and impossible messages are thrown as hvd::Error.
 class PointToPoint {
  public:
-  using Finish = std::function<void(const OperationPtr&, const Status&)>;
+  using Finish =
+      std::function<void(const OperationPtr&, const Status&, const EventPtr& output_ready)>;
   /// References that outlive it.
   struct Parts {
     control::ControlPlane& control;
     observe::Counters& counters;
     const control::Negotiator& negotiator;
+    std::shared_ptr<device::Context> device;  ///< of this rank's GPU; null without one
     Finish finish;
     /// Describes the work of this rank besides sends and recvs, for texts. Empty without any.
     std::function<std::string()> activity;
@@ -69,7 +75,7 @@ class PointToPoint {
 
   bool active() const noexcept { return !sends_.empty() || !recvs_.empty(); }
   /// When progress() has work although no message arrives.
-  std::optional<TimePoint> deadline() const noexcept { return deadline_; }
+  std::optional<TimePoint> deadline() const noexcept;
   /// The ranks that may be the other side of an operation that has not been matched; empty if it
   /// has been matched.
   RankSet other_sides(const OperationState&) const;
@@ -93,6 +99,7 @@ class PointToPoint {
     bool accepted = false;
     std::size_t sent = 0;
     Wait wait = Wait::kShort;
+    std::unique_ptr<DeviceTransfer> device = nullptr;  ///< null: the tensor is not on a GPU
   };
   struct Recv {
     OperationPtr operation;
@@ -101,6 +108,10 @@ class PointToPoint {
     int source = 0;  ///< once matched
     std::size_t bytes = 0;
     std::size_t received = 0;
+    std::uint64_t send = 0;                            ///< the number of the send, once matched
+    std::unique_ptr<DeviceTransfer> device = nullptr;  ///< null: the tensor is not on a GPU
+    bool accepted = false;                             ///< with `device`: the first copy may begin
+    std::vector<std::byte> payload = {};               ///< with `device`: of an eager message
     Wait wait = Wait::kShort;
     RankSet unanswered = {};  ///< while kEnding: ranks whose Answer is missing
     std::vector<std::string> answers = {};
@@ -135,8 +146,7 @@ class PointToPoint {
 
   void match(std::uint64_t recv, const control::Arrival&);
   /// The recv that has accepted the send. Refuses bytes that are not its next ones.
-  const Recv& expect_piece(int source, std::uint64_t send, std::uint64_t offset,
-                           std::uint64_t bytes) const;
+  Recv& expect_piece(int source, std::uint64_t send, std::uint64_t offset, std::uint64_t bytes);
   /// Confirms a piece that has been copied into its tensor.
   void confirm_piece(int source, std::uint64_t send, std::size_t bytes);
   /// Makes the window for messages from a rank, unless it exists or cannot exist.
@@ -145,6 +155,23 @@ class PointToPoint {
   /// @return whether it sent any
   bool send_pieces();
   bool send_piece(int peer, Stream&);
+  /// The next bytes of an accepted send; empty: the device has not copied them yet.
+  std::span<const std::byte> next_piece(Send&);
+
+  // Tensors on the GPU.
+  std::unique_ptr<DeviceTransfer> transfer_of(const TensorView&, const OperationState&);
+  /// Host memory for the next piece of a recv. Refuses a piece too many.
+  std::span<std::byte> slot_of(int source, Recv&, std::size_t bytes);
+  /// Accepts matched recvs, and confirms the pieces that the device has copied.
+  /// @return whether it did any
+  bool advance_device();
+  bool advance_device(Recv&);
+  /// @throws PeerLostError when messages have waited for the device alone for too long
+  void check_device(bool moved, TimePoint now);
+  /// Ends an operation. Keeps the memory of a copy that the device may still make.
+  void finish(const OperationPtr&, const std::unique_ptr<DeviceTransfer>&, const Status&);
+  static void keep_memory(const OperationPtr&, const std::unique_ptr<DeviceTransfer>&);
+
   void release_eager_bytes(const Send&);
 
   bool check_waits(TimePoint now);
@@ -171,6 +198,7 @@ class PointToPoint {
   const ControlSender sender_;
   const int rank_;
 
+  std::unique_ptr<DeviceMessages> device_messages_;  ///< null before the first of a GPU
   control::Mailboxes mailboxes_;
   std::uint64_t next_id_ = 0;
   Sends sends_;
@@ -181,8 +209,12 @@ class PointToPoint {
   std::map<int, Stream> streams_;               ///< by rank
   /// For messages from each rank; null: there is no memory for it.
   std::map<int, std::unique_ptr<MessageWindow>> windows_;
-  int last_stream_ = -1;               ///< the rank that was last served
-  std::optional<TimePoint> deadline_;  ///< of the next step of a wait
+  std::set<std::uint64_t> device_recvs_;  ///< those that are matched
+  std::optional<TimePoint> next_look_;    ///< at the device, for which some wait
+  bool awaits_device_ = false;
+  std::optional<TimePoint> device_waits_since_;  ///< no message moves, and some wait for the device
+  int last_stream_ = -1;                         ///< the rank that was last served
+  std::optional<TimePoint> deadline_;            ///< of the next step of a wait
   bool leaving_ = false;
   bool awaits_offers_ = false;
   RankSet left_;        ///< ranks that start no more sends

@@ -427,7 +427,7 @@ void check_unnamed_groups(std::span<const Submission> submissions, int rank) {
 }
 
 void check_message(const Message& message, const std::string& title,
-                   const control::ProcessSetTable& sets, int rank) {
+                   const control::ProcessSetTable& sets, int rank, std::optional<int> gpu) {
   const std::string subject = text(title, " on rank ", rank, ": ");
   const auto fail = [&](const auto&... problem) { throw UsageError(text(subject, problem...)); };
   if (message.name.size() > wire::kMaxNameBytes)
@@ -441,9 +441,14 @@ void check_message(const Message& message, const std::string& title,
   if (any && sets.ranks(message.process_set).size() == 1) fail("the process set has no other rank");
   if (message.peer == rank) fail("a rank sends no message to itself; copy the tensor");
   const TensorView& tensor = message.tensor;
-  if (tensor.device.type != DeviceType::kCpu)
-    fail("expected a tensor in the host's memory, got one on ", tensor.device.type,
-         "; copy it to the host first");
+  if (tensor.device.type != DeviceType::kCpu && !gpu)
+    fail("the tensor is on ", tensor.device.type, ":", tensor.device.index,
+         ", but this rank has no GPU to use (see hvd::build_info()); expected a cpu tensor");
+  if (tensor.device.type != DeviceType::kCpu && tensor.device.index != *gpu)
+    fail("the tensor is on ", tensor.device.type, ":", tensor.device.index,
+         "; expected cuda:", *gpu,
+         ", the one GPU that this rank works with: its local rank modulo the GPUs it sees, or "
+         "HVD_DEVICE");
   if (tensor.count < 0) fail("the tensor has ", tensor.count, " elements");
   if (tensor.count > 0 && tensor.data == nullptr) fail("the tensor has no memory");
 }

@@ -26,8 +26,9 @@ void check_unnamed_groups(std::span<const Submission>, int rank);
 
 /// Checks one side of a message as far as one rank can.
 /// @param title describes it in the error text
+/// @param gpu the index of this rank's GPU in this process
 /// @throws UsageError
 void check_message(const Message&, const std::string& title, const control::ProcessSetTable&,
-                   int rank);
+                   int rank, std::optional<int> gpu = std::nullopt);
 
 }  // namespace hvd::runtime

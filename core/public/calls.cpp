@@ -80,7 +80,8 @@ Operation start(Direction direction, const TensorView& tensor, int peer,
                         .peer = peer,
                         .tag = options.tag,
                         .name = options.name,
-                        .process_set = options.process_set.id()};
+                        .process_set = options.process_set.id(),
+                        .input_ready = options.input_ready};
   return start_messages({&message, 1}, progress).front();
 }
 

@@ -1,5 +1,6 @@
 // Training with LibTorch on a real GPU, which several ranks may share. This program also contains
-// test/torch/cuda_operations_test.cpp, which tests the operations.
+// test/torch/cuda_operations_test.cpp and cuda_c10d_test.cpp, which test the operations and the
+// backend of torch.distributed.
 #include <cuda_runtime_api.h>
 #include <hvd/torch.h>
 

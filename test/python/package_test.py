@@ -9,7 +9,7 @@ import warnings
 
 import pytest
 
-from hvd import _loader, _plugin
+from hvd import _build, _loader, _plugin
 
 
 def run(code, **environment):
@@ -31,6 +31,21 @@ def test_import_torch_registers_the_backend_without_the_library():
     done = run("import sys, torch.distributed as dist; assert 'hvd' in dist.Backend.backend_list\n"
                "assert 'hvd._C' not in sys.modules")
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("of_hvd", [False, True])
+@pytest.mark.parametrize("of_torch", [False, True])
+def test_the_backend_is_registered_for_the_devices_of_both_builds(monkeypatch, of_hvd, of_torch):
+    import torch
+    import torch.distributed as dist
+
+    registered = {}
+    monkeypatch.setattr(dist.Backend, "backend_list", [])
+    monkeypatch.setattr(dist.Backend, "register_backend", lambda name, make, **options: registered.update({name: options["devices"]}))
+    monkeypatch.setattr(_build, "WITH_CUDA", of_hvd)
+    monkeypatch.setattr(torch.backends.cuda, "is_built", lambda: of_torch)
+    _plugin.register()
+    assert registered == {"hvd": ["cpu", "cuda"] if of_hvd and of_torch else ["cpu"]}
 
 
 def test_library_loads_neither_mpi_nor_ucx():

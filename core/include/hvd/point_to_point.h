@@ -28,9 +28,12 @@ struct MessageOptions {
   std::int64_t tag = 0;  ///< unused with a name
   std::string name = {};
   ProcessSet process_set = {};
+  /// For a tensor on a GPU: it is accessed after this event; null: at once. See record_event() in
+  /// `<hvd/device.h>`.
+  EventPtr input_ready = {};
 };
 
-/// Starts to send the tensor, which is in the host's memory, to a world rank of the process set.
+/// Starts to send the tensor to a world rank of the process set.
 /// Never blocks. Any number of sends and recvs may be outstanding, in any order; those of the same
 /// two ranks, process set and tag or name match in the order of the calls. The operation is done
 /// when the receiver has the message, so a send needs its recv: two ranks that both send to each
@@ -43,7 +46,11 @@ struct MessageOptions {
 ///
 /// Memory: a message of at most 8 KiB is sent at once and waits at the receiver, which holds at
 /// most 64 KiB from each other rank; a larger one waits in the sender's tensor.
-/// @throws UsageError for a rank outside the set, this rank itself, or a tensor on a GPU;
+///
+/// Each of the two tensors may be in the host's memory or on its rank's GPU. A message from or to a
+/// GPU passes through 1 MiB of pinned host memory. The device has copied the tensor when the
+/// operation is done, and Operation::output_ready() is after the copy.
+/// @throws UsageError for a rank outside the set, this rank itself, or another rank's GPU;
 /// NotInitializedError; ShutdownError; the cause of failure when the runtime has failed.
 /// Thread-safe.
 Operation isend(const TensorView& tensor, int destination, const MessageOptions& = {});
@@ -71,6 +78,7 @@ struct Message {
   std::int64_t tag = 0;  ///< unused with a name
   std::string name = {};
   int process_set = 0;
+  EventPtr input_ready = {};  ///< see MessageOptions
   /// Keeps the memory alive until the operation is done.
   std::shared_ptr<const void> keep_alive = {};
   /// Called once on the thread that drives the engine. Must not block, throw, or call into hvd.

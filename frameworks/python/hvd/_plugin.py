@@ -6,15 +6,19 @@ import typing
 
 
 def register() -> None:
-    """Registers the backend "hvd" for tensors on the CPU, unless that is done.
+    """Registers the backend "hvd" for the devices that hvd and torch were built for, unless that is done.
 
     torch calls it at the end of ``import torch``, where an exception would make the import fail, so it raises none.
     """
     try:
+        import torch
         import torch.distributed as dist
 
+        from . import _build
+
+        devices = ["cpu", "cuda"] if _build.WITH_CUDA and torch.backends.cuda.is_built() else ["cpu"]
         if dist.is_available() and "hvd" not in dist.Backend.backend_list:
-            dist.Backend.register_backend("hvd", _make_backend, extended_api=True, devices=["cpu"])
+            dist.Backend.register_backend("hvd", _make_backend, extended_api=True, devices=devices)
     except Exception as error:  # noqa: BLE001
         import warnings
 

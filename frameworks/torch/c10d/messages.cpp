@@ -7,6 +7,7 @@
 #include "c10d/work.h"
 #include "hvd/point_to_point.h"
 #include "hvd/torch/c10d_backend.h"
+#include "tensors/device_order.h"
 #include "tensors/tensor_adapter.h"
 
 // send and recv of C10dBackend.
@@ -35,6 +36,7 @@ c10::intrusive_ptr<c10d::Work> C10dBackend::send_or_receive(OpType type,
       .peer = type == OpType::RECVANYSOURCE ? kAnySource : group_->world_rank(peer),
       .tag = tag,
       .process_set = group_->set().id(),
+      .input_ready = pieces->whole().is_cuda() ? libtorch::record_current_stream() : nullptr,
       .keep_alive = libtorch::keep_alive(pieces->whole())};
   const std::vector<Operation> operations =
       libtorch::with_torch_errors([&] { return start_messages({&message, 1}); });
@@ -54,7 +56,9 @@ c10::intrusive_ptr<c10d::Work> C10dBackend::send_or_receive(OpType type,
        .peer = peer,
        .finish =
            [sends, pieces](const std::vector<at::Tensor>&) {
-             if (!sends) pieces->copy_back();
+             if (sends) return;
+             libtorch::used_by_current_stream(pieces->whole());
+             pieces->copy_back();
            }});
 }
 

@@ -35,12 +35,14 @@ std::shared_ptr<GatheredResult> gathered_into(torch::Tensor target) {
 void finish_with(OperationTask& task, const char* call, std::shared_ptr<GatheredResult> gathered,
                  Pieces outputs) {
   task.finish = [call, gathered, outputs = std::move(outputs), inner = std::move(task.finish)] {
-    inner();
+    const torch::Tensor received = inner();
     if (gathered->first_dims != outputs.counts())
       throw UsageError(text("C10dBackend: ", call, ": the ranks sent ",
                             shape_to_string(gathered->first_dims),
                             " elements, but the outputs of rank ", rank(), " have ",
                             shape_to_string(outputs.counts()), "; make them equal"));
+    if (received.numel() > 0 && !received.is_alias_of(outputs.whole()))
+      outputs.whole().copy_(received);
     outputs.copy_back();
     return outputs.whole();
   };

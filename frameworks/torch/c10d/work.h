@@ -12,6 +12,7 @@
 
 #include "c10d/completions.h"
 #include "c10d/flight_record.h"
+#include "hvd/status.h"
 #include "hvd/torch/handle.h"
 
 namespace hvd::libtorch {
@@ -54,15 +55,20 @@ struct Launch {
 };
 
 /// A c10d::Work over hvd's handle. Thread-safe.
+///
+/// With tensors on a GPU an operation is done when it is queued there. Each waiter's current stream
+/// then waits for the results, and the host does not.
 class PendingWork final : public c10d::Work {
  public:
   /// @param entry of the operation in the flight record
   PendingWork(int rank, Launch launch, std::uint64_t sequence, FlightRecord::Entry entry,
               std::shared_ptr<Completions> completions);
 
-  /// Does not wait. Copies the results if the operation is done.
+  /// Does not wait. Copies the results if the operation is done. On a GPU: whether the device has
+  /// the results.
   bool isCompleted() override;
-  /// @param timeout from now; zero: the operation's timeout, counted from its start
+  /// @param timeout from now, until the results are there, also on a GPU; zero: the operation's
+  /// timeout, counted from its start, until the operation is done
   /// @throws c10::DistBackendError for an error of the job or a timeout, after which the operation
   /// goes on; UsageError
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
@@ -70,8 +76,8 @@ class PendingWork final : public c10d::Work {
   std::vector<at::Tensor> result() override { return launch_.outputs; }
   /// The group's rank that has sent the message; for a send or recv that has succeeded.
   int sourceRank() const override { return launch_.source ? launch_.source() : Work::sourceRank(); }
-  /// The outputs, or the error that wait() throws. Callbacks run on a thread of the backend and may
-  /// start and wait for operations.
+  /// The outputs, or the error that wait() throws. Callbacks run on a thread of the backend, in
+  /// streams of LibTorch's pool, and may start and wait for operations.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override;
   std::uint64_t getSequencenumber() const override { return sequence_; }
 
@@ -84,19 +90,25 @@ class PendingWork final : public c10d::Work {
  private:
   using TimePoint = std::chrono::steady_clock::time_point;
   TimePoint deadline() const;
-  /// Copies the results, once. @pre the operation is done
+  /// Copies the results, once, in the current stream. @pre the operation is done
   void settle();
+  /// Makes the current stream wait for the results on the GPU. @return an event after them; null
+  /// before settle(), and without a GPU
+  EventPtr current_stream_follows();
   /// Asks the other ranks what the operation waits for. Also writes the flight record. Null: the
   /// operation is done by now.
   std::exception_ptr timeout_error(std::chrono::milliseconds timeout) const;
+  std::exception_ptr device_timeout_error(std::chrono::milliseconds timeout) const;
 
   Launch launch_;
+  const std::optional<c10::Device> gpu_;  // of the tensors
   const std::uint64_t sequence_;
   const FlightRecord::Entry entry_;
   const TimePoint started_ = std::chrono::steady_clock::now();
   const std::shared_ptr<Completions> completions_;
   std::mutex settle_mutex_;  // std::call_once would make a system call in each operation
   bool settled_ = false;     // guarded by settle_mutex_
+  EventPtr on_device_;       // after the results on the GPU; guarded by settle_mutex_
   std::mutex future_mutex_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;  // guarded by future_mutex_
 };

@@ -73,6 +73,18 @@ std::optional<c10::Stream> current_stream_of(const torch::Tensor& tensor) {
   return gpus().getStream(tensor.device());
 }
 
+std::optional<c10::Device> gpu_of(at::TensorList tensors) {
+  for (const torch::Tensor& tensor : tensors) {
+    if (tensor.defined() && tensor.is_cuda()) return tensor.device();
+  }
+  return std::nullopt;
+}
+
+std::optional<c10::Stream> pool_stream_of(const std::optional<c10::Device>& gpu) {
+  if (!gpu) return std::nullopt;
+  return gpus().getStreamFromGlobalPool(*gpu);
+}
+
 void StreamChain::follow(const torch::Tensor& tensor) {
   if (!tensor.is_cuda()) return;
   const std::optional<c10::Stream> last = std::exchange(last_, current_stream_of(tensor));

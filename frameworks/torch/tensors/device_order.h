@@ -49,4 +49,10 @@ class StreamChain {
 /// The calling thread's current stream on the tensor's device; nullopt for the CPU.
 std::optional<c10::Stream> current_stream_of(const torch::Tensor& tensor);
 
+/// The device of the first of these tensors that is on a GPU; nullopt without one.
+std::optional<c10::Device> gpu_of(at::TensorList tensors);
+
+/// A stream of LibTorch's pool, for work beside the program's streams; nullopt without a GPU.
+std::optional<c10::Stream> pool_stream_of(const std::optional<c10::Device>& gpu);
+
 }  // namespace hvd::libtorch

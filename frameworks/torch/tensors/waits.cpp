@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <thread>
 
 #include "hvd/background.h"
 
@@ -12,6 +13,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kSlice(100);
+constexpr std::chrono::microseconds kPoll(50);  // between two looks at an event
 std::atomic<void (*)()> wait_check = nullptr;
 
 void run_check() {
@@ -31,6 +33,20 @@ bool wait_in_slices(const Handle& handle, steady_clock::time_point deadline) {
     if (left <= milliseconds(0)) return false;
     run_check();
   }
+}
+
+bool wait_in_slices(const EventPtr& event, steady_clock::time_point deadline) {
+  auto next_check = steady_clock::now() + kSlice;
+  while (event != nullptr && !event->query()) {
+    const auto now = steady_clock::now();
+    if (now >= deadline) return false;
+    if (now >= next_check) {
+      run_check();
+      next_check = now + kSlice;
+    }
+    std::this_thread::sleep_for(std::min<steady_clock::duration>(deadline - now, kPoll));
+  }
+  return true;
 }
 
 }  // namespace libtorch

@@ -143,6 +143,20 @@ TEST(C10dBackend, MovesEveryDtype) {
   }
 }
 
+TEST(C10dBackend, GathersIntoTensorsOfWhichOneIsTheInput) {
+  const auto backend = make_backend();
+  const torch::Tensor memory = torch::zeros({size(), 3});
+  Lists outputs{memory.unbind()};
+  Tensors own{outputs[0][static_cast<std::size_t>(rank())]};
+  own[0].fill_(rank() + 1);
+  if (rank() != 0) outputs.clear();
+  backend->gather(outputs, own)->wait();
+  for (int i = 0; i < size(); ++i) {
+    const bool changed = rank() == 0 || i == rank();
+    EXPECT_TRUE(torch::equal(memory[i], torch::full({3}, changed ? i + 1.0 : 0.0))) << i;
+  }
+}
+
 TEST(C10dBackend, GathersUnevenTensorsAndSeveral) {
   const auto backend = make_backend();
   Lists lists{{}};
