@@ -193,8 +193,7 @@ void sum(const std::vector<const std::byte*>& sources, std::span<std::byte* cons
 class RawShared final : public Contender {
  public:
   RawShared(const Exercise& exercise, MPI_Comm communicator)
-      : exercise_(exercise),
-        page_(zeroed(0)),
+      : page_(zeroed(0)),
         pages_(communicator, page_.get(), kPage),
         tensors_(communicator, reinterpret_cast<std::byte*>(exercise.output().data()),
                  exercise.bytes()),
@@ -215,7 +214,6 @@ class RawShared final : public Contender {
   }
 
  private:
-  const Exercise& exercise_;
   const std::shared_ptr<std::byte> page_;
   const PeerMemory pages_;
   const PeerMemory tensors_;
