@@ -154,6 +154,7 @@ TEST(Reconfigure, GrowsShrinksMergesAndSplits) {
     // The process that was left out joins again, and every process alone after that.
     reconfigure(24, exchange_handles(board, 5, own, all), kPatient);
     expect_job_of(3, own);
+    meet(board, 6, own, all);  // a rank that leaves ends the operations of the others
     reconfigure(30 + own, {reconfigure_handle()}, kPatient);
     expect_job_of(1, 0);
     EXPECT_EQ(controller(), "local");
