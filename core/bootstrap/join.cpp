@@ -129,14 +129,23 @@ rendezvous::RankInfo rank_info(int rank, int size) {
           .size = size};
 }
 
+/// The program or hvdrun has named the ranks, which may be those of several runs of a launcher. So
+/// a run is no part of the name of their job.
+rendezvous::RankInfo generation_rank_info(int rank, int size) {
+  rendezvous::RankInfo info = rank_info(rank, size);
+  info.job = env_string("JOB_NAME").value_or("hvd");
+  return info;
+}
+
 using OpenStore = std::function<std::unique_ptr<rendezvous::Store>()>;
 
 /// Joins the ranks in the store that `open` opens.
+/// @param joined called when all ranks have joined; may be empty
 JoinRanks joining_in(OpenStore open, const rendezvous::RankInfo& own, const RuntimeOptions& options,
-                     Deadline deadline) {
-  return [open = std::move(open), own, deadline,
-          limit = options.start_timeout](std::span<const std::byte> payload) {
-    return rendezvous::Rendezvous::join(open(), own, payload, deadline, limit);
+                     Deadline deadline, std::function<void()> joined = {}) {
+  return [open = std::move(open), own, deadline, limit = options.start_timeout,
+          joined = std::move(joined)](std::span<const std::byte> payload) {
+    return rendezvous::Rendezvous::join(open(), own, payload, deadline, limit, joined);
   };
 }
 
@@ -196,9 +205,11 @@ JobConnection job_of_one(const RuntimeOptions& options) {
 
 /// Connects this rank with the others, over MPI or UCX.
 /// @param joining_by how the ranks find each other in a job over UCX
+/// @param grace time beyond the start's limit, once all ranks have joined
 JobConnection connect(const RuntimeOptions& options, const InitMethod& method,
                       std::shared_ptr<const SharedArena> arena,
-                      const std::function<JoinRanks(Deadline)>& joining_by) {
+                      const std::function<JoinRanks(Deadline)>& joining_by,
+                      std::chrono::seconds grace = std::chrono::seconds(0)) {
   JobConnection job;
   job.controller = name_of(method.controller);
   Gpu gpu;
@@ -214,7 +225,7 @@ JobConnection connect(const RuntimeOptions& options, const InitMethod& method,
         [&](RankStatement& own, const Topology& topology) {
           gpu = find_gpu(options, topology.local_rank, own);
         },
-        agreement, deadline);
+        agreement, deadline + grace);
   }
   job.world = world;
   job.init_method = world->init_method();
@@ -250,7 +261,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
 }
 
 rendezvous::StoreServer::Options generation_server(const std::string& place, int most) {
-  const rendezvous::RankInfo own = rank_info(0, 1);
+  const rendezvous::RankInfo own = generation_rank_info(0, 1);
   return {.place = place,
           .job = own.job,
           .token = own.token,
@@ -273,21 +284,17 @@ JobConnection join_generation(const RuntimeOptions& options,
     if (place.arrived) place.arrived();
     return job_of_one(options);
   }
-  return connect(options, method, std::move(arena), [&](Deadline deadline) -> JoinRanks {
-    const rendezvous::RankInfo of_server = rank_info(place.rank, place.size);
+  const auto joining_by = [&](Deadline deadline) -> JoinRanks {
+    const rendezvous::RankInfo of_server = generation_rank_info(place.rank, place.size);
     rendezvous::RankInfo own = of_server;
     own.job += place.instance;
     const auto open = [&place, of_server, deadline] {
       return rendezvous::open_served_store(place.hosts, place.port, of_server, deadline,
                                            place.interruption);
     };
-    JoinRanks join = joining_in(open, own, options, deadline);
-    return [&place, join = std::move(join)](std::span<const std::byte> payload) {
-      auto rendezvous = join(payload);
-      if (place.arrived) place.arrived();
-      return rendezvous;
-    };
-  });
+    return joining_in(open, own, options, deadline, place.arrived);
+  };
+  return connect(options, method, std::move(arena), joining_by, place.grace);
 }
 
 void open_agent_store_by(OpenAgentStore open) {

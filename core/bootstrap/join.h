@@ -1,5 +1,6 @@
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -60,6 +61,7 @@ struct GenerationPlace {
   std::string instance = {};      ///< ranks with different ones do not find each other
   /// Called when all ranks have joined, before anything of the job is made. May be empty.
   std::function<void()> arrived = {};
+  std::chrono::seconds grace{0};  ///< time beyond the start's limit, once all ranks have joined
 };
 /// The settings of that store's server.
 /// @param most connections of processes that have not proved themselves

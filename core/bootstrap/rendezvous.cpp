@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <thread>
 #include <utility>
 
@@ -334,10 +335,12 @@ std::unique_ptr<Rendezvous> Rendezvous::begin(std::unique_ptr<Store> store, cons
 
 std::unique_ptr<Rendezvous> Rendezvous::join(std::unique_ptr<Store> store, const RankInfo& own,
                                              std::span<const std::byte> payload, Deadline deadline,
-                                             Deadline::duration limit) {
+                                             Deadline::duration limit,
+                                             const std::function<void()>& joined) {
   auto rank = begin(std::move(store), own, payload, deadline, limit);
   try {
     rank->finish();
+    if (joined) joined();
   } catch (const std::exception& error) {
     rank->abandon(error);
     throw;

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -45,12 +46,15 @@ class Rendezvous {
   /// Joins the other ranks. The first exchange is part of it: parts() then has all payloads.
   /// @param payload this rank's part in the first exchange
   /// @param limit the whole time until the deadline, for error texts; 0: from now on
+  /// @param joined called when all have joined. If it throws, the others receive the reason. May be
+  /// empty.
   /// @throws UsageError when ranks contradict each other, or this one is refused
   /// @throws PeerLostError when ranks have not joined by the deadline, or have ended; the text
   /// names them
   static std::unique_ptr<Rendezvous> join(std::unique_ptr<Store>, const RankInfo&,
                                           std::span<const std::byte> payload, Deadline,
-                                          Deadline::duration limit = {});
+                                          Deadline::duration limit = {},
+                                          const std::function<void()>& joined = {});
   /// Begins to join. Call step() until it returns true.
   static std::unique_ptr<Rendezvous> begin(std::unique_ptr<Store>, const RankInfo&,
                                            std::span<const std::byte> payload, Deadline,

@@ -145,7 +145,8 @@ bool StoreServer::handle_proof(int id, Session& session, std::span<const std::by
     refuse(id, *objection);
     return true;
   }
-  if (const auto first = session_of_.find(hello.rank); first != session_of_.end()) {
+  const auto first = session_of_.find(hello.rank);
+  if (options_.one_session_per_rank && first != session_of_.end()) {
     refuse(id,
            Refusal::usage(text("hvd::init: rank ", hello.rank, " (", hello.process,
                                ") has joined at ", options_.place, " twice, first from ",
@@ -374,7 +375,8 @@ void StoreServer::erase(int id) {
   if (found == sessions_.end()) return;
   Session& session = found->second;
   end_wait(id, session, nullptr);
-  if (session.admitted) session_of_.erase(session.hello.rank);
+  const auto of_rank = session_of_.find(session.hello.rank);
+  if (of_rank != session_of_.end() && of_rank->second == id) session_of_.erase(of_rank);
   unadmitted_.erase(id);
   sessions_.erase(found);
 }

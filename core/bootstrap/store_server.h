@@ -91,6 +91,7 @@ class StoreServer {
     std::string token = {};
     /// Follows "rank 1 (...) has joined at PLACE twice, first from ...".
     std::string twice_advice = "; start each rank once";
+    bool one_session_per_rank = true;  ///< false: processes of several runs may use the store
     Admit admit = {};  ///< why a process that has the token is refused; empty: it is not
     std::size_t most_unadmitted = 128;  ///< sessions; the oldest is ended for a further one
   };
@@ -172,7 +173,7 @@ class StoreServer {
   const Send send_;
   std::map<int, Session> sessions_;
   std::set<int> unadmitted_;
-  std::map<int, int> session_of_;  ///< admitted sessions by rank
+  std::map<int, int> session_of_;  ///< admitted sessions by rank, the last of each
   std::set<std::pair<Deadline, int>> timers_;
   std::unordered_map<std::string, Value> values_;
   std::unordered_map<std::string, std::set<int>> waiting_;  ///< sessions by key

@@ -141,7 +141,9 @@ std::optional<Status> Engine::find_reported_loss(BrokenConnections connections) 
 }
 
 void Engine::on_abort(const wire::Abort& abort) {
-  if (!on_failure_ && abort.cause.rank != control_->rank()) {
+  // A rank that has left the job is not lost.
+  const bool left = abort.cause.code == StatusCode::kShutdown;
+  if (!on_failure_ && !left && abort.cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(StatusCode::kPeerLost),
                                abort.cause.message, abort.cause.rank);
   }

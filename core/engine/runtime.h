@@ -73,6 +73,8 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// This rank's GPU, or null.
   const std::shared_ptr<device::Context>& device() const noexcept { return device_; }
   const ProgressPolicy& progress_policy() const noexcept { return progress_policy_; }
+  /// Whether the calling thread drives the engine, as in a callback of an operation.
+  bool in_callback() const noexcept;
   bool failed() const noexcept { return engine_.submission_queue().failed(); }
   /// A thread waits for an operation, or in shutdown().
   bool has_waiters() const noexcept { return waiters_.load() > 0; }
@@ -115,7 +117,6 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   void acquire_progress() HVD_ACQUIRE(engine_.progress());
   void release_progress(int leaving = 0) HVD_RELEASE(engine_.progress());
   bool set_progress_owner() HVD_REQUIRES(progress_mutex_);
-  bool in_callback() const noexcept;
   [[noreturn]] void throw_in_callback(const std::string& call) const;
   void notify_waiters(int driving);
   void progress_after_submit();

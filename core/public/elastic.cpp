@@ -513,9 +513,7 @@ void run(State& state, const std::function<void()>& function, const RunOptions& 
     throw UsageError(
         "hvd::elastic::run: called a second time; an elastic job has one run(), and ends with it");
   }
-  // The slot of the worker on its host, which it keeps.
-  if (const char* const slot = std::getenv("LOCAL_RANK"))
-    settings->device_slot = parse_number<int>(slot);
+  settings->device_slot = device_slot();
   runtime::set_in_elastic_run(true);
   try {
     Worker(state.impl(), function, options, std::move(*settings), *identity).run();

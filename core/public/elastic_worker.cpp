@@ -52,4 +52,10 @@ bool claim_worker() noexcept {
   return !claimed.exchange(true);
 }
 
+std::optional<int> device_slot() {
+  const char* const slot = std::getenv("LOCAL_RANK");
+  const auto number = parse_number<int>(slot != nullptr ? slot : "");
+  return number && *number >= 0 ? number : std::nullopt;
+}
+
 }  // namespace hvd::elastic

@@ -18,5 +18,7 @@ struct WorkerIdentity {
 const std::optional<WorkerIdentity>& worker_identity() noexcept;
 /// Returns true to the first caller, which becomes the worker.
 bool claim_worker() noexcept;
+/// The slot of this process on its host, which it keeps: LOCAL_RANK, if that is a number.
+std::optional<int> device_slot();
 
 }  // namespace hvd::elastic

@@ -15,7 +15,6 @@
 #include <new>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "base/config.h"
@@ -29,6 +28,7 @@
 #include "bootstrap/gpu.h"
 #include "bootstrap/join.h"
 #include "bootstrap/mpi_module.h"
+#include "device/probe.h"
 #include "engine/runtime.h"
 #include "hvd/background.h"
 #include "hvd/collectives.h"
@@ -50,15 +50,20 @@ namespace {
 /// How long a process that ends without shutdown() waits for the others to leave the job, too. One
 /// that still computes leaves late, and then loses this process as a peer.
 constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
+/// How long the calls may take that find out whether a GPU works.
+constexpr Duration kDevicePatience = std::chrono::seconds(10);
 
 /// Never destroyed: the engine thread may outlive static objects otherwise.
 struct Context {
   Mutex lifecycle;  // held through init() and shutdown(), which are collective
   Mutex mutex;
   std::shared_ptr<Runtime> runtime HVD_GUARDED_BY(mutex);
-  std::shared_ptr<void> world HVD_GUARDED_BY(lifecycle);              // outlives the runtime
-  std::vector<ProcessIdentity> neighbours HVD_GUARDED_BY(lifecycle);  // see JobConnection
-  std::optional<int> device HVD_GUARDED_BY(lifecycle);                // of the last job with a GPU
+  std::shared_ptr<void> world HVD_GUARDED_BY(lifecycle);  // outlives the runtime
+  // The other processes of this host in all jobs since the last replace_job().
+  std::vector<ProcessIdentity> neighbours HVD_GUARDED_BY(lifecycle);
+  // A job over MPI has ended out of order: its transports may use memory for good.
+  bool memory_lost HVD_GUARDED_BY(lifecycle) = false;
+  std::optional<int> device HVD_GUARDED_BY(lifecycle);  // of the last job with a GPU
   std::string controller HVD_GUARDED_BY(mutex);
   std::string init_method HVD_GUARDED_BY(mutex);
   std::optional<DumpSignal> dump_signal HVD_GUARDED_BY(lifecycle);
@@ -74,6 +79,7 @@ struct Context {
   std::optional<bool> program_has_mpi HVD_GUARDED_BY(lifecycle);
   std::atomic<bool> full_reported{false};
   std::atomic<bool> was_initialized{false};
+  std::atomic<bool> reconfigure_failed{false};                  // after the end of the former job
   std::optional<RuntimeOptions> elastic HVD_GUARDED_BY(mutex);  // see elastic_options()
   std::atomic<bool> in_elastic_run{false};
   bool job_inherited = false;  // set in a child of fork(), before it has threads
@@ -164,6 +170,11 @@ void set_in_elastic_run(bool in_run) noexcept { context().in_elastic_run.store(i
 
 namespace {
 
+std::string controller_of(Context& process) {
+  const MutexLock lock(process.mutex);
+  return process.controller;
+}
+
 void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(process.lifecycle) {
   auto runtime = runtime_or_null();
   if (!runtime) return;
@@ -176,6 +187,7 @@ void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(proc
     observe::notify_supervisor(observe::NoticeKind::kOver, 0, "");
   } else {
     forget_job_peers();
+    if (controller_of(process) == "mpi") process.memory_lost = true;
   }
   {
     const MutexLock lock(process.mutex);
@@ -183,11 +195,6 @@ void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(proc
   }
   runtime.reset();
   process.world.reset();
-}
-
-std::string controller_of(Context& process) {
-  const MutexLock lock(process.mutex);
-  return process.controller;
 }
 
 // A program that ends without shutdown() leaves as if it had called it: the other ranks get a
@@ -281,7 +288,13 @@ std::shared_ptr<Runtime> make_runtime(Context& process, const RuntimeOptions& op
   const Topology topology = job.control->topology();
   set_log_identity(topology.rank, topology.host_name(topology.rank));
   process.world = std::move(job.world);
-  process.neighbours = std::move(job.neighbours);
+  for (const ProcessIdentity& one : job.neighbours) {
+    const bool known = std::ranges::any_of(process.neighbours, [&](const ProcessIdentity& other) {
+      return other.pid == one.pid && other.start_time == one.start_time &&
+             other.pid_namespace == one.pid_namespace;
+    });
+    if (!known) process.neighbours.push_back(one);
+  }
   if (job.device) process.device = job.device->device();
   auto created = Runtime::create(options, std::move(job.control), std::move(job.backends),
                                  process.clock, process_arena(), std::move(job.device));
@@ -303,6 +316,7 @@ std::shared_ptr<Runtime> make_runtime(Context& process, const RuntimeOptions& op
   process.init_method = std::move(job.init_method);
   process.runtime = created;
   process.was_initialized.store(true);
+  process.reconfigure_failed.store(false);
   return created;
 }
 
@@ -316,6 +330,11 @@ std::shared_ptr<Runtime> current_runtime() {
     throw UsageError(
         "this process is a worker of an elastic job, which has no rank and no size before "
         "hvd::elastic::run(); use them, and collectives, in the function of run()");
+  }
+  if (!runtime && context().reconfigure_failed.load() && !context().job_inherited) {
+    throw NotInitializedError(
+        "hvd is not initialised any more: the last hvd::reconfigure() failed after the former job "
+        "had ended; call it again, with new handles and a new uuid");
   }
   if (!runtime && context().was_initialized.load() && !context().job_inherited) {
     throw NotInitializedError(
@@ -343,6 +362,7 @@ void leave_generation() {
   Context& process = context();
   const MutexLock lock(process.lifecycle);
   leave(process, std::nullopt);
+  process.neighbours.clear();  // hvdrun knows when the memory of a generation is free
 }
 
 void replace_job(const Options& options, const JoinOther& join_other) {
@@ -352,25 +372,30 @@ void replace_job(const Options& options, const JoinOther& join_other) {
     throw UsageError(
         "hvd::reconfigure: this process is a worker of an elastic job, whose members hvdrun "
         "chooses; start it without --min-np and the like");
-  const auto former = runtime_or_null();
+  auto former = runtime_or_null();
   if (former && controller_of(process) == "mpi")
     throw UsageError(
         "hvd::reconfigure: the job uses MPI, which cannot do without a rank; start the ranks "
-        "without MPI, for example by torch.distributed or with 'hvdrun --controller ucx'");
+        "without MPI, for example by torch.distributed");
   RuntimeOptions resolved = prepare(process, options);
-  resolved.device_slot = process.device;
+  resolved.device_slot = process.device ? process.device : elastic::device_slot();
   // Called below, with the lock.
-  const auto leave_former = [&process, former]() HVD_NO_THREAD_SAFETY_ANALYSIS {
+  const auto leave_former = [&process, &former]() HVD_NO_THREAD_SAFETY_ANALYSIS {
+    const auto device = former ? former->device() : nullptr;
     if (former) {
       former->fail_soon({StatusCode::kShutdown,
                          text("rank ", former->topology().rank,
                               " has left the job in hvd::reconfigure(), which forms another one"),
                          former->topology().rank});
+      former.reset();  // it ends below, before anything of the new job is made
+      process.reconfigure_failed.store(true);
     }
-    auto neighbours = std::exchange(process.neighbours, {});
     leave(process, std::nullopt);
     reserve_descriptors();
-    return neighbours;
+    FormerPeers peers{.processes = std::exchange(process.neighbours, {}),
+                      .memory_lost = process.memory_lost};
+    if (device) peers.trouble = device::find_trouble(device, kDevicePatience);
+    return peers;
   };
   auto job = join_within_limits([&] { return join_other(resolved, leave_former); });
   report_settings(process, options, job.control->topology());
@@ -524,23 +549,6 @@ bool is_homogeneous() { return runtime::current_runtime()->topology().homogeneou
 
 namespace {
 
-device::Context& usable_device(const runtime::Runtime& runtime, const char* function,
-                               void* stream) {
-  if (!runtime.device())
-    throw UsageError(std::string("hvd::") + function +
-                     ": this rank has no GPU to use; see hvd::build_info()");
-  device::Context& context = *runtime.device();
-  const device::DeviceGuard guard(context.api(), context.device());
-  if (context.api().capturing({stream})) {
-    throw UsageError(std::string("hvd::") + function +
-                     ": the stream is being captured into a CUDA graph, and an operation of hvd "
-                     "cannot be part of one; expected a stream that "
-                     "works; capture forward and backward under no_sync(), and call operations, "
-                     "wait() and step() outside of the capture");
-  }
-  return context;
-}
-
 bool built(const char* component) noexcept {
   for (const auto& candidate : runtime::optional_components()) {
     if (std::strcmp(candidate.name, component) == 0) return candidate.built;
@@ -549,36 +557,6 @@ bool built(const char* component) noexcept {
 }
 
 }  // namespace
-
-std::optional<int> gpu_index() {
-  const auto runtime = runtime::current_runtime();
-  if (!runtime->device()) return std::nullopt;
-  return runtime->device()->device();
-}
-
-EventPtr record_event(void* stream) {
-  const auto runtime = runtime::current_runtime();
-  return usable_device(*runtime, "record_event", stream).events()->record({stream});
-}
-
-void use_device_memory(DeviceMemory memory) { runtime::use_device_memory(std::move(memory)); }
-
-void wait_for_event(void* stream, const EventPtr& event) {
-  const auto runtime = runtime::current_runtime();
-  device::Context& context = usable_device(*runtime, "wait_for_event", stream);
-  const device::DeviceGuard guard(context.api(), context.device());
-  context.wait({stream}, event);
-}
-
-void wait_on_host(const EventPtr& event) {
-  if (event == nullptr) return;
-  const auto runtime = runtime::current_runtime();
-  // The engine checks the communicators meanwhile, on its own thread.
-  while (!runtime->failed() && !event->query())
-    std::this_thread::sleep_for(std::chrono::microseconds(20));
-  // The engine records a failure before it ends the collectives on the device.
-  if (runtime->failed()) runtime->failure().raise_if_error();
-}
 
 bool mpi_built() noexcept { return built("MPI"); }
 bool cuda_built() noexcept { return built("CUDA"); }

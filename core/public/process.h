@@ -3,6 +3,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "base/process_watch.h"
@@ -33,11 +34,16 @@ std::shared_ptr<Runtime> adopt(const RuntimeOptions&, JobConnection);
 /// Leaves the job, as shutdown() does, and returns when all ranks have left or it has failed.
 void leave_generation();
 
+/// What is left of the jobs in which a process was.
+struct FormerPeers {
+  std::vector<ProcessIdentity> processes = {};  ///< the other ones of this host
+  bool memory_lost = false;  ///< memory of operations that were cut off can never be released
+  std::string trouble = {};  ///< why this process's GPU does not work any more; empty: it does
+};
 /// Joins a job. The argument `leave` ends the process's former job, if it is in one, on all ranks,
-/// leaves it, and returns the other processes of this host that were in it. Call it once all ranks
-/// of the new job have arrived.
-using JoinOther = std::function<JobConnection(
-    const RuntimeOptions&, const std::function<std::vector<ProcessIdentity>()>& leave)>;
+/// and leaves it. Call it once all ranks of the new job have arrived.
+using JoinOther =
+    std::function<JobConnection(const RuntimeOptions&, const std::function<FormerPeers()>& leave)>;
 /// Replaces the process's job by the one that `join` joins, for hvd::reconfigure(). The process
 /// stays in its job if `join` throws before it calls `leave`.
 /// @throws UsageError in a worker of an elastic job, in a job over MPI, and in a child of a process

@@ -3,13 +3,17 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <exception>
 #include <functional>
 #include <memory>
+#include <new>
 #include <optional>
 #include <set>
 #include <string>
+#include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -38,13 +42,17 @@ constexpr int kMostStrangers = 1024;
 constexpr auto kTimeBetweenLooks = std::chrono::milliseconds(50);
 /// Time for members on other hosts to arrive and receive the reason of a failure.
 constexpr auto kTimeToInform = std::chrono::milliseconds(500);
+/// The kernel closes the connections of a process before it reports its end.
+constexpr auto kTimeToEnd = std::chrono::seconds(1);
+/// Time after all members have arrived, in which they leave their former jobs, each of them with
+/// communicators and a GPU that may not reply, and connect.
+constexpr auto kGrace = std::chrono::seconds(30);
 
 /// A server at which the ranks of the next job find each other if this process is its rank 0.
 class OwnServer {
  public:
   OwnServer()
-      : server_(0, runtime::generation_server("hvd::reconfigure", kMostStrangers),
-                std::chrono::steady_clock::now() + std::chrono::seconds(10)),
+      : server_(0, settings(), std::chrono::steady_clock::now() + std::chrono::seconds(10)),
         handle_(runtime::encode({.address = elastic::own_address(server_.port()),
                                  .process = rendezvous::this_process(),
                                  .id = rendezvous::random_id()})) {}
@@ -55,6 +63,13 @@ class OwnServer {
   }
 
  private:
+  static rendezvous::StoreServer::Options settings() {
+    auto options = runtime::generation_server("hvd::reconfigure", kMostStrangers);
+    // Processes may wait here in calls that name other members.
+    options.one_session_per_rank = false;
+    return options;
+  }
+
   rendezvous::SocketServer server_;
   const std::string handle_;
 };
@@ -67,6 +82,8 @@ struct Forming {
   std::set<std::int64_t> used HVD_GUARDED_BY(mutex);
   // The other processes of this host that were in a former job and may still use its memory.
   std::vector<ProcessIdentity> unfenced HVD_GUARDED_BY(mutex);
+  bool memory_lost HVD_GUARDED_BY(mutex) = false;  // see runtime::FormerPeers
+  std::atomic<bool> formed{false};                 // a job
 };
 
 Forming& forming() {
@@ -111,6 +128,18 @@ class MemberWatch {
     if (thread_.joinable()) thread_.join();
     look();
     return lost_;
+  }
+  /// Whether the process of a rank is seen to run. A process that is ending does not count if it
+  /// ends soon. Call end() before.
+  bool runs(int rank) {
+    const auto found = std::ranges::find(watched_, rank, &std::pair<int, ProcessWatch>::first);
+    if (found == watched_.end() || !found->second.works()) return false;
+    const auto until = std::chrono::steady_clock::now() + kTimeToEnd;
+    while (!found->second.ended()) {
+      if (std::chrono::steady_clock::now() >= until) return true;
+      std::this_thread::sleep_for(kTimeBetweenLooks);
+    }
+    return false;
   }
 
  private:
@@ -187,6 +216,59 @@ std::vector<runtime::ReconfigureHandle> members_of(const std::vector<std::string
                       rank);
 }
 
+/// A text without the name of hvd::init() and the advice for it.
+std::string without_init(std::string text) {
+  for (const std::string_view part :
+       {"hvd::init: ", "; start each rank once",
+        "; start as many ranks as the world size, with the same place, and see whether one has "
+        "ended early",
+        "; give all ranks the same place, and see whether rank 0 has ended"}) {
+    for (auto at = text.find(part); at != std::string::npos; at = text.find(part))
+      text.erase(at, part.size());
+  }
+  return text;
+}
+
+/// The text of an error of a call, with its name.
+std::string named(std::int64_t uuid, const std::exception& error) {
+  const std::string found = error.what();
+  if (found.starts_with("hvd::reconfigure")) return found;
+  return text("hvd::reconfigure ", uuid, ": ", without_init(found));
+}
+
+/// Calls a function, whose errors become those of the call.
+template <class Function>
+void name_errors(std::int64_t uuid, const Function& function) {
+  try {
+    function();
+  } catch (const PeerLostError&) {
+    throw;
+  } catch (const std::bad_alloc&) {
+    throw;
+  } catch (const UsageError& error) {
+    throw UsageError(named(uuid, error));
+  } catch (const std::exception& error) {
+    throw Error(named(uuid, error));
+  }
+}
+
+/// Throws the loss of rank 0, to which this rank has lost the connection, or which has not arrived
+/// by the deadline.
+[[noreturn]] void throw_without_rank_0(std::int64_t uuid,
+                                       const std::vector<runtime::ReconfigureHandle>& members,
+                                       MemberWatch& watch, bool early, const std::string& why) {
+  const auto& rank_0 = members.front();
+  if (early && watch.runs(0))
+    throw PeerLostError(
+        text("hvd::reconfigure ", uuid, ": rank 0 of ", members.size(), " (", describe(rank_0),
+             ") has given up this call, or its handle is used up: ", why),
+        -1);
+  if (rendezvous::watch(rank_0.process).ended())
+    throw_lost(uuid, members, 0, "its process has ended");
+  throw_lost(uuid, members, 0,
+             early ? text(why, ", or it has given up this call, or its handle is used up") : why);
+}
+
 /// Joins the other members. @return the job, which is not this process's yet
 runtime::JobConnection join_members(std::int64_t uuid,
                                     const std::vector<runtime::ReconfigureHandle>& members,
@@ -196,13 +278,17 @@ runtime::JobConnection join_members(std::int64_t uuid,
   std::vector<elastic::PeerAddress> addresses;
   for (const auto& member : members) addresses.push_back(member.address);
   const auto interruption = std::make_shared<rendezvous::Interruption>();
+  const auto deadline = std::chrono::steady_clock::now() +
+                        std::chrono::duration_cast<std::chrono::nanoseconds>(options.start_timeout);
   MemberWatch watch(members, own, interruption);
   const auto throw_if_ended = [&] {
     const auto lost = watch.end();
     if (!lost) return;
     if (own == 0) server.report_lost(*lost);
-    const bool all_here = std::ranges::all_of(
-        members, [](const auto& member) { return member.process.boot == boot_id(); });
+    const auto here = rendezvous::this_process();
+    const bool all_here = std::ranges::all_of(members, [&](const auto& member) {
+      return member.process.boot == here.boot && member.process.pid_namespace == here.pid_namespace;
+    });
     if (own == 0 && !all_here) std::this_thread::sleep_for(kTimeToInform);
     throw_lost(uuid, members, *lost, "its process has ended");
   };
@@ -215,16 +301,20 @@ runtime::JobConnection join_members(std::int64_t uuid,
                                      .interruption = interruption,
                                      .source = "hvd::reconfigure",
                                      .instance = instance,
-                                     .arrived = std::move(arrived)});
+                                     .arrived = std::move(arrived),
+                                     .grace = kGrace});
   } catch (const PeerLostError& error) {
     throw_if_ended();
-    if (error.rank() >= 0) throw_lost(uuid, members, error.rank(), error.what());
-    throw PeerLostError(text("hvd::reconfigure ", uuid, ": ", error.what()), -1);
+    const std::string why = without_init(error.what());
+    const bool early = std::chrono::steady_clock::now() < deadline;
+    if (error.rank() == 0) throw_without_rank_0(uuid, members, watch, early, why);
+    if (error.rank() > 0) throw_lost(uuid, members, error.rank(), why);
+    throw PeerLostError(text("hvd::reconfigure ", uuid, ": ", why), -1);
   } catch (const UsageError&) {
     throw;
-  } catch (const std::exception& error) {
+  } catch (const std::exception&) {
     throw_if_ended();
-    throw Error(text("hvd::reconfigure ", uuid, ": ", error.what()));
+    throw;
   }
 }
 
@@ -233,11 +323,21 @@ runtime::JobConnection join_members(std::int64_t uuid,
 std::string reconfigure_handle() {
   Forming& own = forming();
   const MutexLock lock(own.mutex);
-  return own_handle(own);
+  try {
+    return own_handle(own);
+  } catch (const std::system_error& error) {
+    throw Error(text("hvd::reconfigure_handle: ", error.what()));
+  }
 }
+
+bool has_reconfigured() noexcept { return forming().formed.load(); }
 
 void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
                  const Options& options) {
+  if (const auto runtime = runtime::runtime_or_null(); runtime && runtime->in_callback())
+    throw UsageError(
+        "hvd::reconfigure: called in a callback of an operation, on the thread that drives the job "
+        "which the call ends; let the callback wake another thread, which makes the call");
   Forming& own = forming();
   const MutexLock lock(own.mutex);
   const auto members = members_of(handles, options);
@@ -255,21 +355,26 @@ void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
   const int rank = static_cast<int>(found - handles.begin());
   own.used.insert(uuid);
   const std::unique_ptr<OwnServer> server = std::move(own.server);  // until all ranks have joined
-  std::vector<ProcessIdentity> former;
-  std::exception_ptr failure;
-  try {
+  // With the lock, which is held above.
+  const auto arrived = [&, uuid, rank](const auto& leave) HVD_NO_THREAD_SAFETY_ANALYSIS {
+    const runtime::FormerPeers former = leave();
+    own.unfenced.insert(own.unfenced.end(), former.processes.begin(), former.processes.end());
+    own.memory_lost = own.memory_lost || former.memory_lost;
+    if (former.trouble.empty()) return;
+    throw Error(text("hvd::reconfigure ", uuid, ": the GPU of rank ", rank, " (",
+                     describe(members[static_cast<std::size_t>(rank)]),
+                     ") does not work any more: ", former.trouble, "; end that process"));
+  };
+  name_errors(uuid, [&] {
     runtime::replace_job(options, [&](const runtime::RuntimeOptions& settings, const auto& leave) {
       return join_members(uuid, members, instance, rank, settings, *server,
-                          [&] { former = leave(); });
+                          [&] { arrived(leave); });
     });
-  } catch (const std::exception&) {
-    failure = std::current_exception();
-  }
-  own.unfenced.insert(own.unfenced.end(), former.begin(), former.end());
-  if (failure) std::rethrow_exception(failure);
+  });
+  own.formed.store(true);
   std::erase_if(own.unfenced,
                 [&](const ProcessIdentity& one) { return !may_use_memory(one, members); });
-  if (own.unfenced.empty()) take_kept().release();
+  if (own.unfenced.empty() && !own.memory_lost) take_kept().release();
 }
 
 }  // namespace hvd

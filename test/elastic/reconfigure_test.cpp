@@ -25,6 +25,8 @@ using Handles = std::vector<std::string>;
 using Clock = std::chrono::steady_clock;
 
 constexpr Options kPatient{.init_timeout = milliseconds(20'000)};
+/// For calls that fail at their deadline. The other members arrive before it, also on a slow host.
+constexpr Options kImpatient{.init_timeout = milliseconds(4'000)};
 
 /// Exchanges the handles of these processes.
 Handles exchange_handles(Blackboard& board, int topic, int own, const std::vector<int>& processes) {
@@ -152,6 +154,7 @@ TEST(Reconfigure, GrowsShrinksMergesAndSplits) {
     // The process that was left out joins again, and every process alone after that.
     reconfigure(24, exchange_handles(board, 5, own, all), kPatient);
     expect_job_of(3, own);
+    meet(board, 6, own, all);  // a rank that leaves ends the operations of the others
     reconfigure(30 + own, {reconfigure_handle()}, kPatient);
     expect_job_of(1, 0);
     EXPECT_EQ(controller(), "local");
@@ -185,8 +188,7 @@ TEST(Reconfigure, AMissingMemberIsNamedAndTheJobGoesOn) {
     reconfigure(50, exchange_handles(board, 0, own, {0, 1, 2}), kPatient);
     const auto handles = exchange_handles(board, 1, own, {0, 1, 2});
     if (own != 2) {
-      const std::string error =
-          error_of(51, handles, {.init_timeout = milliseconds(700)}, /*expected_rank=*/2);
+      const std::string error = error_of(51, handles, kImpatient, /*expected_rank=*/2);
       const auto missing = runtime::decode_reconfigure_handle(handles[2]);
       EXPECT_THAT(error, HasSubstr("reconfigure 51: rank 2 of 3 (host "));
       EXPECT_THAT(error, HasSubstr("process " + std::to_string(missing.value().process.pid)));
@@ -195,9 +197,8 @@ TEST(Reconfigure, AMissingMemberIsNamedAndTheJobGoesOn) {
     expect_job_of(3, own);
     // Members with different uuids or lists do not find each other.
     const auto others = exchange_handles(board, 3, own, {0, 1, 2});
-    const Options impatient{.init_timeout = milliseconds(700)};
     if (own < 2)
-      EXPECT_THAT(error_of(60 + own, {others[0], others[1]}, impatient, 1 - own),
+      EXPECT_THAT(error_of(60 + own, {others[0], others[1]}, kImpatient, 1 - own),
                   HasSubstr("rank"));
     meet(board, 4, own, {0, 1, 2});
     expect_job_of(3, own);
@@ -258,14 +259,18 @@ TEST(Reconfigure, OperationsOfTheFormerJobEnd) {
   ForkedRanks ranks(2, [&](int own) {
     reconfigure(100, exchange_handles(board, 0, own, {0, 1}), kPatient);
     const ProcessSet set = add_process_set({0, 1});
+    std::vector<std::int64_t> values(1000);
     std::jthread waiter;
     if (own == 0) {
-      waiter = std::jthread([&] {
+      waiter = std::jthread([operation = start_sum(values)] {  // rank 1 does not take part
         try {
-          sum(1);  // rank 1 does not take part
+          operation.wait();
+          operation.status().raise_if_error();
           ADD_FAILURE() << "no error";
         } catch (const ShutdownError& error) {
           EXPECT_THAT(error.what(), HasSubstr("hvd::reconfigure()"));
+        } catch (const std::exception& error) {
+          ADD_FAILURE() << error.what();
         }
       });
     }
@@ -324,6 +329,115 @@ TEST(Reconfigure, AJobOfInitCanBeReplaced) {
     shutdown();
   });
   ranks.expect_all_succeed();
+}
+
+// Process 0 waits at process 1 as rank 1, and so does process 2 in another call.
+TEST(Reconfigure, AnotherCallAtTheSameServerGoesOn) {
+  Blackboard board;
+  ForkedRanks ranks(3, [&](int own) {
+    const auto handles = exchange_handles(board, 0, own, {0, 1, 2});
+    if (own == 0) {
+      board.post(1, own);
+      EXPECT_THAT(error_of(130, {handles[1], handles[0]}, kPatient, /*expected_rank=*/-1),
+                  HasSubstr("has given up this call, or its handle is used up"));
+    } else {
+      board.read(1, 0);
+      std::this_thread::sleep_for(milliseconds(300));
+      reconfigure(131, {handles[1], handles[2]}, kPatient);
+      expect_job_of(2, own - 1);
+    }
+    meet(board, 2, own, {0, 1, 2});
+    reconfigure(132, exchange_handles(board, 3, own, {0, 1, 2}), kPatient);
+    expect_job_of(3, own);
+    shutdown();
+  });
+  ranks.expect_all_succeed();
+}
+
+TEST(Reconfigure, ProcessesOfSeveralRunsOfALauncherFormAJob) {
+  Blackboard board;
+  ForkedRanks ranks(2, [&](int own) {
+    ::setenv("TORCHELASTIC_RUN_ID", own == 0 ? "first" : "second", 1);
+    EXPECT_FALSE(has_reconfigured());
+    reconfigure(140, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    EXPECT_TRUE(has_reconfigured());
+    expect_job_of(2, own);
+    shutdown();
+  });
+  ranks.expect_all_succeed();
+}
+
+TEST(Reconfigure, ACallbackMustNotCallIt) {
+  ForkedRanks ranks(1, [&](int) {
+    reconfigure(150, {reconfigure_handle()});
+    std::string error;
+    Operation operation = submit({.name = "callback",
+                                  .parameters = Barrier{},
+                                  .on_done =
+                                      [&](const Status&, const EventPtr&) {
+                                        try {
+                                          reconfigure(151, {""});
+                                        } catch (const UsageError& usage) {
+                                          error = usage.what();
+                                        }
+                                      }},
+                                 Progress::kCaller);
+    operation.wait();
+    EXPECT_THAT(error, HasSubstr("called in a callback of an operation"));
+    expect_job_of(1, 0);
+    shutdown();
+  });
+  ranks.expect_all_succeed();
+}
+
+TEST(Reconfigure, AFailureAfterTheArrivalsLeavesNoJob) {
+  Blackboard board;
+  ForkedRanks ranks(2, [&](int own) {
+    reconfigure(160, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    expect_job_of(2, own);
+    ::setenv("HVD_CACHE_CAPACITY", own == 0 ? "16" : "32", 1);
+    try {
+      reconfigure(161, exchange_handles(board, 1, own, {0, 1}), kPatient);
+      ADD_FAILURE() << "no error";
+    } catch (const UsageError& error) {
+      EXPECT_THAT(error.what(), ::testing::StartsWith("hvd::reconfigure 161: "));
+      EXPECT_THAT(error.what(), ::testing::Not(HasSubstr("hvd::init")));
+    }
+    EXPECT_FALSE(is_initialized());
+    try {
+      rank();
+      ADD_FAILURE() << "no error";
+    } catch (const NotInitializedError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("the last hvd::reconfigure() failed"));
+    }
+    ::unsetenv("HVD_CACHE_CAPACITY");
+    reconfigure(162, exchange_handles(board, 2, own, {0, 1}), kPatient);
+    expect_job_of(2, own);
+    shutdown();
+  });
+  ranks.expect_all_succeed();
+}
+
+// Members of a job that has failed may still use memory, also after init() has joined another one.
+TEST(Reconfigure, KeepsMemoryOfJobsBeforeTheLast) {
+  Blackboard board;
+  ForkedRanks ranks(2, [&](int own) {
+    reconfigure(170, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    meet(board, 1, own, {0, 1});
+    if (own == 1) ::pause();
+    const auto values = std::make_shared<std::vector<std::int64_t>>(1000);
+    const std::weak_ptr<std::vector<std::int64_t>> memory = values;
+    keep_until_exit(values);
+    fail("a test");
+    shutdown();
+    init();  // alone
+    reconfigure(171, {reconfigure_handle()}, kPatient);
+    EXPECT_GT(memory.use_count(), 1) << "rank 1 runs";
+    shutdown();
+  });
+  EXPECT_EQ(ranks.wait(0), 0);
+  ranks.kill(1);
+  EXPECT_EQ(ranks.wait(1), 128 + SIGKILL);
 }
 
 TEST(Reconfigure, EightProcessesFiftyTimesKeepNothing) {

@@ -66,7 +66,7 @@ c10d::ErrorType C10dBackend::getError() {
 }
 
 void C10dBackend::abort() {
-  if (is_initialized())
+  if (is_initialized() && group_->is_current())
     fail(text("rank ", rank(), " has called abort() of a group of torch.distributed"));
   shutdown();
 }
@@ -140,7 +140,8 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
     throw UsageError(
         "C10dBackend: monitored_barrier: the group has no store, in which ranks record their "
         "calls; pass one to the constructor");
-  const std::string call = "hvd/monitored_barrier/" + std::to_string(sequence_++) + "/";
+  const std::string call =
+      "hvd/monitored_barrier/" + group_->instance() + std::to_string(sequence_++) + "/";
   store_->set(call + std::to_string(getRank()), std::vector<std::uint8_t>{1});
   const auto timeout =
       options.timeout < std::chrono::milliseconds(0) ? timeout_.load() : options.timeout;

@@ -115,7 +115,9 @@ std::shared_ptr<Group> Group::reconfigured(Group& former, std::int64_t uuid,
   ++job.groups;
   std::vector<int> ranks(handles.size());
   std::iota(ranks.begin(), ranks.end(), 0);
-  return std::shared_ptr<Group>(new Group(std::move(ranks), hvd::rank(), job.job));
+  std::shared_ptr<Group> group(new Group(std::move(ranks), hvd::rank(), job.job));
+  group->instance_ = text(uuid, "/");
+  return group;
 }
 
 bool Group::is_current() const noexcept { return job_ == membership().job; }

@@ -46,6 +46,10 @@ class Group {
   int size() const noexcept { return size_; }
   /// The members, as ranks of the job, ascending.
   const std::vector<int>& ranks() const noexcept { return ranks_; }
+  /// Whether the group is one of the job in which the process is.
+  bool is_current() const noexcept;
+  /// Distinguishes the jobs of a group that reconfigure() has formed: equal on all members.
+  const std::string& instance() const noexcept { return instance_; }
   /// The job's rank of a member. @throws UsageError for a rank that the group does not have
   int world_rank(std::int64_t group_rank) const;
   /// The group's rank of a member. @pre it is a member
@@ -61,13 +65,12 @@ class Group {
   void remove_set() noexcept;
 
   Group(std::vector<int> ranks, int rank, std::uint64_t job);
-  /// Whether the group is one of the job in which the process is.
-  bool is_current() const noexcept;
 
   std::vector<int> ranks_;  // of the job, ascending
   const int rank_;
   const int size_;
   std::uint64_t job_ = 0;  // counts the jobs of the process; 0: the group has no members
+  std::string instance_;
   ProcessSet set_;
   std::atomic<bool> left_ = false;
 };

@@ -10,6 +10,7 @@
 #include "hvd/device.h"
 #include "hvd/elastic.h"
 #include "hvd/error.h"
+#include "hvd/reconfigure.h"
 #include "hvd/torch/handle.h"
 #include "hvd/torch/operations.h"
 #include "operations/agreement.h"
@@ -184,7 +185,7 @@ void GradientExchange::wait_with_check() const {
 }
 
 void GradientExchange::wait_on_host() const {
-  if (elastic::generation() == 0) return;
+  if (elastic::generation() == 0 && !has_reconfigured()) return;
   for (const Operation& operation : operations_) hvd::wait_on_host(operation.output_ready());
 }
 

@@ -3,7 +3,9 @@
 #include <gmock/gmock.h>
 
 #include <torch/torch.h>
+#include <unistd.h>
 #include <string>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include "c10d/reconfigure_options.h"
 #include "elastic/forked_ranks.h"
@@ -144,7 +146,8 @@ TEST(ReconfigureBackend, AbortAndOtherGroups) {
     EXPECT_THROW(other->reconfigure(21, {other->get_reconfigure_handle()}), UsageError);
     reconfigure(backend, 22, exchange_handles(board, 1, backend, own, {0, 1}));
     EXPECT_THROW(sum(other, 5), UsageError) << "its job has ended";
-    other->shutdown();
+    other->abort();
+    unformed(own, 2)->abort();
     expect_group_of(backend, 2, own);
     if (own == 0) backend->abort();
     if (own == 1) EXPECT_THROW(for (;;) sum(backend, 1), c10::DistBackendError);
@@ -157,6 +160,30 @@ TEST(ReconfigureBackend, AbortAndOtherGroups) {
     const auto work = backend->allreduce(tensors, {.asyncOp = true});
     work->getFuture()->wait();
     EXPECT_EQ(tensors[0][0].item<double>(), 2);
+    backend->shutdown();
+  });
+  ranks.expect_all_succeed();
+}
+
+TEST(ReconfigureBackend, MonitoredBarrierNamesMissingRanksOfThePresentJob) {
+  Blackboard board;
+  const std::string file = ::testing::TempDir() + "reconfigure_test." + std::to_string(::getpid());
+  ForkedRanks ranks(2, [&](int own) {
+    const auto backend = c10::make_intrusive<C10dBackend>(
+        C10dBackend::Unformed(), c10::make_intrusive<c10d::FileStore>(file, 2), own, 2, kTimeout);
+    reconfigure(backend, 30, exchange_handles(board, 0, backend, own, {0, 1}));
+    backend->monitoredBarrier({});
+    reconfigure(backend, 31, exchange_handles(board, 1, backend, own, {0, 1}));
+    if (own == 0) {
+      try {
+        backend->monitoredBarrier({.timeout = milliseconds(300)});
+        ADD_FAILURE() << "no error";
+      } catch (const c10::DistBackendError& error) {
+        EXPECT_THAT(error.what(), HasSubstr("have not made the call: 1"));
+      }
+    }
+    board.post(2, own);
+    board.read(2, 0);
     backend->shutdown();
   });
   ranks.expect_all_succeed();

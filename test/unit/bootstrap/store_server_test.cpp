@@ -235,6 +235,17 @@ TEST_F(StoreServerTest, ASecondSessionOfARankIsRefusedAlone) {
   EXPECT_EQ(send(first, {.verb = "get", .key = "k"}), "absent");
 }
 
+TEST_F(StoreServerTest, ARankMayHaveSeveralSessions) {
+  start({.one_session_per_rank = false});
+  const int first = admit(1), second = admit(1);
+  EXPECT_EQ(send(first, {.verb = "set", .key = "k", .value = "v"}), "done");
+  EXPECT_EQ(send(second, {.verb = "get", .key = "k"}), "value v");
+  server_->drop(first);
+  EXPECT_TRUE(server_->has_session(1)) << "the second one";
+  server_->drop(second);
+  EXPECT_FALSE(server_->has_session(1));
+}
+
 TEST_F(StoreServerTest, TheHookRefusesAProcessThatHasTheToken) {
   int asked = 0;
   start({.admit = [&](int id, const StoreHello& hello) -> std::optional<Refusal> {

@@ -84,7 +84,8 @@ class C10dBackend final : public libtorch::ReconfigurableBackend {
   std::uint64_t getSequenceNumberForGroup() override { return sequence_; }
   c10d::ErrorType getError() override;
   /// Ends all operations of the job, on all ranks, with an error that names this rank, and leaves
-  /// this group. hvd cannot end the operations of one group only.
+  /// this group. hvd cannot end the operations of one group only. A group without members, or of a
+  /// former job, ends nothing.
   void abort() override;
   bool supportsShrinking() const override { return true; }
   /// Makes a group of the members but `ranks_to_exclude`, which do not take part and have to be
@@ -101,7 +102,8 @@ class C10dBackend final : public libtorch::ReconfigurableBackend {
   std::string get_reconfigure_handle() const override;
   /// Forms the group and its job of the processes behind the handles: hvd::reconfigure(). Ranks
   /// follow the order of the handles. For the group of all ranks; other groups of the former job
-  /// are not valid any more. Not concurrent with other calls of this object.
+  /// are not valid any more, and objects of hvd::torch have to be made anew (hvd::reconfigure()).
+  /// Not concurrent with other calls of this object.
   /// @param timeout of the call; empty: the group's
   /// @return a completed work
   /// @throws UsageError as hvd::reconfigure(), and for a group that has not all ranks of the job;
