@@ -258,11 +258,17 @@ bool Coordinator::divided() const {
 
 /// Note [Leaving with a part of the state]: a member that has a part of a divided state leaves only
 /// in a change in order, and only if Target has named it. All members then know at the commit of
-/// the change which ranks leave, and send copies of all parts to ranks that stay. After a reset,
-/// where the members may be at different commits, it stays for one more generation.
+/// the change which ranks leave, and send copies of all parts to ranks that stay. If that fails,
+/// none of them gets to the commit. Then, and after a reset, where the members may be at different
+/// commits, it stays for one more generation.
 bool Coordinator::may_leave(WorkerId id, const Worker& worker) const {
   if (worker.standing != Standing::kMember || !divided()) return true;
   if (!in_order_ || !change_ || !change_->target) return false;
+  const Commit commit = change_->target->commit;
+  const auto handed_on = [commit](const Worker& w) {
+    return w.ready && w.ready->state.commit >= commit;
+  };
+  if (members_that(handed_on).empty()) return false;
   const std::vector<WorkerId>& named = change_->target->leaving;
   return std::find(named.begin(), named.end(), id) != named.end();
 }

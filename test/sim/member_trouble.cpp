@@ -179,6 +179,10 @@ void MemberWorld::trouble_program(Process& victim, int kind) {
 
 void MemberWorld::check_delivery(const Deliver& deliver) {
   if (const auto* const target = std::get_if<Target>(&deliver.message)) {
+    if (in_order_ != target->next) {
+      fails_.reset();
+      if (scenario_.divided && scenario_.troubles > 0 && random_.chance(15)) fails_ = *target;
+    }
     in_order_ = target->next;
     named_ = target->leaving;
     cover("a change in order has a target");
@@ -200,6 +204,8 @@ void MemberWorld::check_end_of(WorkerId id) {
   const bool named = std::find(named_.begin(), named_.end(), id) != named_.end();
   if (!named || coordinator_->generation() != in_order_)
     fail(text("worker ", id, " leaves with its part of the state"));
+  if (fails_ && fails_->next == in_order_)
+    fail(text("worker ", id, " leaves although it could not hand its part on"));
 }
 
 void MemberWorld::check_assign(const Assign& assign, WorkerId to) {
