@@ -104,14 +104,16 @@ void Coordinator::handle(WorkerId, Worker& worker, const Begun& begun, TimePoint
 
 /// A process that replaces one whose program has thrown may throw again at the same commit, for
 /// ever. The commit of an exception counts and not those since the last one, because commits count
-/// from 0 again where all ranks have thrown and the program loads a state.
+/// from 0 again where all ranks have thrown and the program loads a state. It is compared with the
+/// highest commit of the exceptions that were counted, so that a program that fails at two places
+/// in turn is found, too.
 void Coordinator::handle(WorkerId id, Worker& worker, const Threw& threw, TimePoint) {
   const bool member = worker.standing == Standing::kMember;
   if (threw.generation != present() || !member || failed_in_ == threw.generation) return;
   const bool further = failed_in_ == 0 || threw.commit > failed_at_;
   failures_ = further ? 1 : failures_ + 1;
   failed_in_ = threw.generation;
-  failed_at_ = threw.commit;
+  failed_at_ = std::max(failed_at_, threw.commit);
   if (options_.most_failures == 0 || failures_ < options_.most_failures) return;
   std::size_t rank = 0;
   while (assigned_.seats[rank].worker != id) ++rank;

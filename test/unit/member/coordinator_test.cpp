@@ -462,7 +462,7 @@ TEST_F(CoordinatorTest, TheJobEndsWhenAllAreAtTheirEnd) {
   EXPECT_THAT(coordinator_->losses(), SizeIs(1));
 }
 
-TEST_F(CoordinatorTest, ExceptionsInARowWithoutACommitInBetweenEndTheJob) {
+TEST_F(CoordinatorTest, ExceptionsInARowAtTheSameOrAnEarlierCommitEndTheJob) {
   coordinator_.emplace(
       CoordinatorOptions{.start_size = 2, .least = 1, .most = 2, .most_failures = 3}, now_);
   WorkerId last_worker = 0;
@@ -478,10 +478,10 @@ TEST_F(CoordinatorTest, ExceptionsInARowWithoutACommitInBetweenEndTheJob) {
     if (coordinator_->outcome()) return;
     for (const WorkerId id : {a, b}) coordinator_->worker_ended(id, "exit code 1", now_);
   };
-  for (const Commit commit : {20, 5, 6, 6}) fail_at(commit);
-  EXPECT_FALSE(coordinator_->outcome()) << "6 is after 5";
+  for (const Commit commit : {4, 5, 6, 3}) fail_at(commit);
+  EXPECT_FALSE(coordinator_->outcome()) << "5 is after 4, and 6 after 5";
   fail_at(6);
-  EXPECT_EQ(coordinator_->outcome(), Outcome::kFailsAgain);
+  EXPECT_EQ(coordinator_->outcome(), Outcome::kFailsAgain) << "6 is after 3, but not after 6";
   EXPECT_EQ(coordinator_->failure(), "rank 1 (worker 10 on a) at commit 6: no such file");
 }
 
