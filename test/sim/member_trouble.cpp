@@ -200,6 +200,8 @@ void MemberWorld::check_delivery(const Deliver& deliver) {
 /// A member with a part of the state has sent it to others at the commit of a change in order.
 void MemberWorld::check_end_of(WorkerId id) {
   if (coordinator_->outcome() || !scenario_.divided || !members_.contains(id)) return;
+  const Process& process = processes_.at(id);
+  if (process.partial || process.model.summary.kind == StateKind::kNone) return;  // it has no part
   cover("a worker leaves with a part of the state");
   const bool named = std::find(named_.begin(), named_.end(), id) != named_.end();
   if (!named || coordinator_->generation() != in_order_)
