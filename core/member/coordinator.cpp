@@ -104,14 +104,16 @@ void Coordinator::handle(WorkerId, Worker& worker, const Begun& begun, TimePoint
 
 /// A process that replaces one whose program has thrown may throw again at the same commit, for
 /// ever. The commit of an exception counts and not those since the last one, because commits count
-/// from 0 again where all ranks have thrown and the program loads a state.
+/// from 0 again where all ranks have thrown and the program loads a state. It is compared with the
+/// highest commit of the exceptions that were counted, so that a program that fails at two places
+/// in turn is found, too.
 void Coordinator::handle(WorkerId id, Worker& worker, const Threw& threw, TimePoint) {
   const bool member = worker.standing == Standing::kMember;
   if (threw.generation != present() || !member || failed_in_ == threw.generation) return;
   const bool further = failed_in_ == 0 || threw.commit > failed_at_;
   failures_ = further ? 1 : failures_ + 1;
   failed_in_ = threw.generation;
-  failed_at_ = threw.commit;
+  failed_at_ = std::max(failed_at_, threw.commit);
   if (options_.most_failures == 0 || failures_ < options_.most_failures) return;
   std::size_t rank = 0;
   while (assigned_.seats[rank].worker != id) ++rank;
@@ -258,11 +260,17 @@ bool Coordinator::divided() const {
 
 /// Note [Leaving with a part of the state]: a member that has a part of a divided state leaves only
 /// in a change in order, and only if Target has named it. All members then know at the commit of
-/// the change which ranks leave, and send copies of all parts to ranks that stay. After a reset,
-/// where the members may be at different commits, it stays for one more generation.
+/// the change which ranks leave, and send copies of all parts to ranks that stay. If that fails,
+/// none of them gets to the commit. Then, and after a reset, where the members may be at different
+/// commits, it stays for one more generation.
 bool Coordinator::may_leave(WorkerId id, const Worker& worker) const {
   if (worker.standing != Standing::kMember || !divided()) return true;
   if (!in_order_ || !change_ || !change_->target) return false;
+  const Commit commit = change_->target->commit;
+  const auto handed_on = [commit](const Worker& w) {
+    return w.ready && w.ready->state.commit >= commit;
+  };
+  if (members_that(handed_on).empty()) return false;
   const std::vector<WorkerId>& named = change_->target->leaving;
   return std::find(named.begin(), named.end(), id) != named.end();
 }

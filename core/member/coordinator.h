@@ -46,7 +46,7 @@ enum class Outcome : std::uint8_t {
   kTooFew,     ///< below the least number of ranks for the deadline `elastic`
   kStateLost,  ///< no worker has a state, and rank 0 cannot load one
   kTooManyResets,
-  kFailsAgain,  ///< exceptions in a row without a commit in between
+  kFailsAgain,  ///< exceptions in a row at the same or an earlier commit
 };
 
 /// A worker that the job has lost.
@@ -219,7 +219,7 @@ class Coordinator {
   int resets_ = 0;
   int failures_ = 0;          ///< generations in a row in which the program has thrown
   Generation failed_in_ = 0;  ///< the last one of them
-  Commit failed_at_ = 0;
+  Commit failed_at_ = 0;      ///< the highest commit at which they were thrown
   std::string failure_ = {};
   Workers workers_;
   std::map<std::string, Host> hosts_;

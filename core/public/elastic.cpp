@@ -321,10 +321,8 @@ void Worker::form(const member::Form& form) {
     link_->synced(form.assign.generation, state_.summary());
     reach(Stage::kSynced);
   } catch (const std::exception& error) {
-    if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) {
-      link_->threw(state_.commits, error.what());
-      throw;
-    }
+    if (own_error_) link_->threw(assign_.state.commit, error.what());
+    if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) throw;
     report(error);
   }
 }

@@ -164,8 +164,8 @@ void declare_elastic(CLI::App& app, RawOptions& raw) {
   add("--reset-limit", raw.elastic.most_resets, "N",
       "End the job instead of the change after N changes of the ranks");
   add("--failure-limit", raw.elastic.most_failures, "N",
-      "End the job when its program has thrown an exception N times in a row without a commit in "
-      "between (10; 0: no limit)");
+      "End the job when its program has thrown an exception N times in a row at the same or an "
+      "earlier commit (10; 0: no limit)");
   add("--host-discovery-script", raw.elastic.discovery, "SCRIPT",
       "A program that hvdrun runs every second; it prints the hosts to use now, as 'HOST' or "
       "'HOST:SLOTS'");

@@ -387,7 +387,7 @@ void ElasticJob::on_outcome(member::Outcome outcome) {
   } else if (outcome == member::Outcome::kFailsAgain) {
     record_.reason =
         text("the job has ended: its program has thrown an exception ", elastic.most_failures,
-             " times in a row without a commit in between (--failure-limit), the last "
+             " times in a row at the same or an earlier commit (--failure-limit), the last "
              "time on ",
              coordinator_.failure());
   } else {

@@ -12,6 +12,7 @@ namespace {
 constexpr const char* kSituations[] = {"a change in order has a target",
                                        "a change in order is carried out",
                                        "a change takes too long",
+                                       "a commit at which the members change fails",
                                        "a commit waits for its verdict",
                                        "a generation is larger",
                                        "a generation is smaller",

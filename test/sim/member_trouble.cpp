@@ -179,6 +179,10 @@ void MemberWorld::trouble_program(Process& victim, int kind) {
 
 void MemberWorld::check_delivery(const Deliver& deliver) {
   if (const auto* const target = std::get_if<Target>(&deliver.message)) {
+    if (in_order_ != target->next) {
+      fails_.reset();
+      if (scenario_.divided && scenario_.troubles > 0 && random_.chance(15)) fails_ = *target;
+    }
     in_order_ = target->next;
     named_ = target->leaving;
     cover("a change in order has a target");
@@ -196,10 +200,14 @@ void MemberWorld::check_delivery(const Deliver& deliver) {
 /// A member with a part of the state has sent it to others at the commit of a change in order.
 void MemberWorld::check_end_of(WorkerId id) {
   if (coordinator_->outcome() || !scenario_.divided || !members_.contains(id)) return;
+  const Process& process = processes_.at(id);
+  if (process.partial || process.model.summary.kind == StateKind::kNone) return;  // it has no part
   cover("a worker leaves with a part of the state");
   const bool named = std::find(named_.begin(), named_.end(), id) != named_.end();
   if (!named || coordinator_->generation() != in_order_)
     fail(text("worker ", id, " leaves with its part of the state"));
+  if (fails_ && fails_->next == in_order_)
+    fail(text("worker ", id, " leaves although it could not hand its part on"));
 }
 
 void MemberWorld::check_assign(const Assign& assign, WorkerId to) {

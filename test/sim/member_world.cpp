@@ -477,9 +477,24 @@ void MemberWorld::try_step(Process& process) {
   });
 }
 
+/// Whether the ranks could not send each other their parts at this commit.
+bool MemberWorld::fails_to_hand_on(const Process& process) const {
+  return fails_ && process.assign.generation + 1 == fails_->next &&
+         process.model.summary.commit + 1 == fails_->commit;
+}
+
 void MemberWorld::commit(Process& process, Member::Verdict verdict) {
   if (verdict == Member::Verdict::kWait) return cover("a commit waits for its verdict");
   process.committing = false;
+  if (verdict == Member::Verdict::kStop && fails_to_hand_on(process)) {
+    cover("a commit at which the members change fails");
+    process.model.summary.kind = StateKind::kWhole;
+    process.model.summary.hash =
+        process.committed.at({process.model.history, process.model.summary.commit});
+    if (process.member.phase() != Member::Phase::kLeaving || !process.inside) return;
+    process.inside = false;
+    return leave(process, false);
+  }
   // A lost member can complete at most the step for which it has all contributions.
   if (!starts_.empty() && starts_.rbegin()->first > process.assign.generation &&
       ++process.late_commits > 1)

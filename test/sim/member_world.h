@@ -140,6 +140,7 @@ class MemberWorld {
             std::uint64_t value);
   void try_step(Process&);
   void commit(Process&, Member::Verdict);
+  bool fails_to_hand_on(const Process&) const;
   void watch_peers(Process&);
   void accuse_silent(Process&, const std::vector<std::uint32_t>& missing);
 
@@ -179,6 +180,7 @@ class MemberWorld {
   bool damaged_ = false;         ///< a process has another state than the others
   Generation in_order_ = 0;      ///< the generation that a change in order leads to
   std::vector<WorkerId> named_;  ///< the members that leave it in order
+  std::optional<Target> fails_;  ///< the commit of this change fails on all ranks
   std::set<std::pair<std::size_t, std::size_t>> broken_;  ///< hosts that cannot reach each other
   std::set<WorkerId> members_;                            ///< of the generation assigned last
   std::set<WorkerId> leaving_;                            ///< in order

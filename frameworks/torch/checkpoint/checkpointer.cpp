@@ -96,14 +96,15 @@ void Checkpointer::Impl::end_generation() {
   }
 }
 
-/// Whether the step was saved last. In an elastic job an earlier generation may have done so.
-/// Collective there.
+/// Whether the step was saved last. In an elastic job an earlier generation may have done so,
+/// unless the checkpoints after the loaded one are still those of an earlier run. Collective there.
 bool Checkpointer::Impl::is_saved(std::uint64_t step) const {
   if (saved == step) return true;
   if (elastic::generation() == 0) return false;
   const auto newest = vote.run("newest", [&] {
-    return libtorch::encode_object(vote.first() ? libtorch::CheckpointFolder(folder).newest()
-                                                : std::nullopt);
+    const bool earlier_run = loaded && *loaded < step;
+    return libtorch::encode_object(
+        vote.first() && !earlier_run ? libtorch::CheckpointFolder(folder).newest() : std::nullopt);
   });
   return libtorch::decode_object<std::optional<std::uint64_t>>(newest.front()) == step;
 }

@@ -16,20 +16,22 @@
 //   save=N               a checkpoint every N steps; a loss of all ranks continues from it
 //   resume               trainer: from the newest checkpoint
 //   from=STEP            trainer: from the checkpoint of this step
-//   sleep=MS             in each pass
+//   sleep=MS             in each pass; with await=SIZE only while there is another number of ranks
 //   late=MS              before workers after the fifth join
 //   kill=WORKER,STEP,MOMENT   the worker kills itself in the step after this one, at the moment
 //                        forward, backward, step or commit; a trainer's also at the moment save,
 //                        where a checkpoint is complete and not committed. WORKER all: each of the
-//                        first four
+//                        first four. Several workers that are killed at one moment meet there
 #include <hvd/trainer.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <map>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -48,17 +50,23 @@ struct Options : WorkerWords {
   const int worker = worker_number();
   void die_if_asked(std::int64_t step, const std::string& moment) const {
     const std::string when = "," + std::to_string(step) + "," + moment;
+    const bool all = worker <= 4 && std::count(kills.begin(), kills.end(), "all" + when) > 0;
+    const auto victims = std::count_if(
+        kills.begin(), kills.end(), [&](const std::string& kill) { return kill.ends_with(when); });
+    // The death of one does not interrupt another. A survivor that repeats the step is alone.
+    if (worker <= 4 && (all || victims > 1) && met_.insert(when).second) {
+      hvd::barrier();
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    }
     for (const std::string& kill : kills) {
-      const bool all = worker <= 4 && kill == "all" + when;
-      if (all) {  // the death of one does not interrupt another
-        hvd::barrier();
-        std::this_thread::sleep_for(std::chrono::milliseconds(300));
-      }
       if (!all && kill != std::to_string(worker) + when) continue;
       std::fflush(stdout);
       ::kill(::getpid(), SIGKILL);
     }
   }
+
+ private:
+  mutable std::set<std::string> met_;  ///< moments at which the victims have met
 };
 
 struct NetImpl : torch::nn::Module {
@@ -159,8 +167,7 @@ void run_accelerator(const Options& options) {
         while (train_loader->epoch() <
                static_cast<std::size_t>(options.number<std::int64_t>("epochs", 3))) {
           for (auto& batch : *train_loader) {
-            std::this_thread::sleep_for(
-                std::chrono::milliseconds(options.number<std::int64_t>("sleep", 0)));
+            sleep_in_step(options);
             auto pass = accelerator.accumulate();
             options.die_if_asked(step, "forward");
             torch::Tensor loss;
@@ -242,8 +249,7 @@ class PointTrainer : public hvd::Trainer<Net, Batch> {
   torch::Tensor compute_loss(Net& model, const Batch& inputs) override {
     const bool training = model->is_training();
     if (training) {
-      std::this_thread::sleep_for(
-          std::chrono::milliseconds(options_.number<std::int64_t>("sleep", 0)));
+      sleep_in_step(options_);
       options_.die_if_asked(state().global_step, "forward");
       unprinted.add(inputs.numbers);
     }

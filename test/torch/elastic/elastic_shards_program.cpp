@@ -11,15 +11,18 @@
 //   local=H              LocalSgd with H local steps, and a commit after these; otherwise a
 //                        ShardedOptimizer with Adam and a commit after each step
 //   steps=N              default 40
-//   sleep=MS             in each step
+//   sleep=MS             in each step; with await=SIZE only while there is another number of ranks,
+//                        with until=FILE only as long as FILE does not exist
 //   replicas=N           of the ShardedOptimizer
 //   two                  another model with a ShardedOptimizer of its own, in the same state
 //   load=FILE            a checkpoint, written every tenth step
 //   kill=WHO,STEP,MICROSECONDS   kills itself so long after this step; WHO is the number of a
-//                        worker, or rankN, the worker that is this rank in the first generation
+//                        worker, or rankN, the worker that is this rank in the first generation.
+//                        Several such ranks that die at once after one step meet there
 #include <hvd/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -86,7 +89,7 @@ class Program {
     ++entries_;
     std::printf("ranks %d %d\n", step_, hvd::size());
     while (step_ < options_.number("steps", 40)) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(options_.number("sleep", 0)));
+      sleep_in_step(options_);
       if (sharded_)
         sharded_->zero_grad();
       else
@@ -172,7 +175,19 @@ class Program {
     return in_first_generation && std::stoi(who.substr(4)) == hvd::rank();
   }
 
+  /// The death of one does not interrupt another.
+  void meet_victims() const {
+    const std::string when = "," + std::to_string(step_) + ",0";
+    const auto victims =
+        std::count_if(options_.kills.begin(), options_.kills.end(),
+                      [&](const std::string& kill) { return kill.ends_with(when); });
+    if (victims < 2 || entries_ > 1 || worker_ > 4) return;
+    hvd::barrier();
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  }
+
   void die_if_asked() const {
+    meet_victims();
     for (const std::string& kill : options_.kills) {
       int step = 0, microseconds = 0;
       const std::string::size_type at = kill.find(',');

@@ -49,7 +49,8 @@ class ElasticTrainingHosts : public ::testing::Test {
 
   /// hvdrun on host 0, and two workers on each host; the first ranks are on host `first`. A host
   /// that is silent for a third of the peer timeout is lost. Both hosts have one file system.
-  std::unique_ptr<HvdrunProcess> job(int first, const char* peer_timeout, int epochs) const {
+  std::unique_ptr<HvdrunProcess> job(int first, const char* peer_timeout, int epochs,
+                                     const Words& pace = {"sleep=25"}) const {
     Start start;
     start.prefix = hosts_.prefix(0);
     start.arguments = {"--rsh",    HVD_TEST_AGENT,
@@ -57,7 +58,7 @@ class ElasticTrainingHosts : public ::testing::Test {
                        "--min-np", "2",
                        "--bind",   "none",
                        "-H",       hosts_.name(first) + ":2," + hosts_.name(1 - first) + ":2"};
-    start.arguments = with(start.arguments, program(epochs));
+    start.arguments = with(start.arguments, with(program(epochs), pace));
     start.environment = {{"HVD_PEER_TIMEOUT", peer_timeout}, {"OMP_NUM_THREADS", "1"}};
     auto hvdrun = std::make_unique<HvdrunProcess>(start);
     EXPECT_TRUE(hvdrun->wait_for("loss 12 ", 4, kTimeout));
@@ -67,7 +68,6 @@ class ElasticTrainingHosts : public ::testing::Test {
     return {HVD_TEST_TRAINING_PROGRAM,
             "plain",
             "loader",
-            "sleep=25",
             "global=" + std::to_string(kBatch),
             "epochs=" + std::to_string(epochs),
             "checkpointer=" + saved().string()};
@@ -98,8 +98,8 @@ class ElasticTrainingHosts : public ::testing::Test {
 };
 
 TEST_F(ElasticTrainingHosts, AHostThatIsKilledReturns) {
-  const int epochs = 40;
-  const auto hvdrun = job(0, "6", epochs);
+  const int epochs = 16;
+  const auto hvdrun = job(0, "6", epochs, {"sleep=500", "await=4"});
   hosts_.kill(1);
   const Printed printed = expect_end(*hvdrun, epochs);
   EXPECT_THAT(printed.sizes, Contains(2));
@@ -107,15 +107,14 @@ TEST_F(ElasticTrainingHosts, AHostThatIsKilledReturns) {
   EXPECT_THAT(err_, HasSubstr("host " + hosts_.name(1) + " is lost"));
 }
 
-/// The former rank 0 saves on, until its lease has expired, in the folder of the others.
-TEST_F(ElasticTrainingHosts, ARankZeroThatIsCutOffReplacesNoNewerCheckpoint) {
+/// Until its lease has expired, the former rank 0 may save in the folder of the others.
+TEST_F(ElasticTrainingHosts, ARankZeroThatIsCutOffIsReplaced) {
   const int epochs = 24;
   const auto hvdrun = job(1, "6", epochs);
   ASSERT_TRUE(hosts_.cut(1));
   const Printed printed = expect_end(*hvdrun, epochs);
   EXPECT_THAT(printed.sizes, Contains(2));
   const std::string last = "step-000000000" + std::to_string(epochs * kStepsPerEpoch);
-  EXPECT_FALSE(std::filesystem::exists(saved() / last / "common.g1"));
   EXPECT_TRUE(std::filesystem::exists(saved() / last / "manifest"));
 }
 

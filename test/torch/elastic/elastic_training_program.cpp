@@ -16,9 +16,11 @@
 //   adam                 instead of SGD with momentum
 //   plain                without GradScaler, SyncBatchNorm and dropout, so that the result does not
 //                        depend on the number of ranks but for roundings
-//   sleep=MS             in each step
+//   sleep=MS             in each step; with await=SIZE only while there is another number of ranks
 //   checkpointer=FOLDER  saves each second step there in the background, with a Checkpointer that
 //                        is made before run(), and loads after a loss of all ranks; needs `loader`
+//   from=STEP            loads the checkpoint of this step; newer ones are replaced
+//   stop=STEP            rank 0 gets SIGTERM after this step, before it is saved
 //   grow=FILE            the workers 5 and 6 join when FILE exists, which rank 0 makes when three
 //                        ranks have become four
 //   throw=COMMIT         all ranks throw an exception in the step after this commit
@@ -105,7 +107,10 @@ class Program {
     saved.loader(*loader_).random().value("step", step_);
     checkpointer_ = std::make_unique<hvd::Checkpointer>(
         options_.text("checkpointer"), saved,
-        hvd::CheckpointerOptions{.keep = 2, .background = true});
+        hvd::CheckpointerOptions{.keep = 2,
+                                 .background = true,
+                                 .save_on_sigterm = options_.has("stop"),
+                                 .replace_newer = options_.has("from")});
   }
 
   void run() {
@@ -136,7 +141,7 @@ class Program {
   }
 
   void train() {
-    if (std::exchange(load_due_, false)) checkpointer_->load();
+    if (std::exchange(load_due_, false)) load();
     print();
     std::printf("ranks %llu %d\n", commits(), hvd::size());
     if (hvd::size() == 4 && fewest_ == 3) std::ofstream(options_.text("grow"));
@@ -144,15 +149,31 @@ class Program {
     const std::size_t epochs = options_.number<std::size_t>("epochs", 3);
     if (loader_) {
       while (loader_->epoch() < epochs)
-        for (auto& samples : *loader_) step(samples);
+        for (auto& samples : *loader_) {
+          step(samples);
+          if (stopped_) return;
+        }
       return;
     }
     for (; sampler_.epoch() < epochs; sampler_.set_epoch(sampler_.epoch() + 1))
       while (const auto samples = sampler_.next()) step(*samples);
   }
 
+  void load() {
+    if (options_.has("from"))
+      checkpointer_->load(options_.number<std::uint64_t>("from", 0));
+    else
+      checkpointer_->load();
+  }
+
+  bool stops() {
+    if (!options_.has("stop")) return false;
+    if (step_ == options_.number<std::uint64_t>("stop", 0) && hvd::rank() == 0) std::raise(SIGTERM);
+    return checkpointer_->should_stop(step_);
+  }
+
   void step(const std::vector<std::size_t>& samples) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(options_.number("sleep", 0)));
+    sleep_in_step(options_);
     const std::vector<std::int64_t> numbers(samples.begin(), samples.end());
     const torch::Tensor rows = torch::tensor(numbers, torch::kInt64);
     const auto weight = static_cast<std::int64_t>(samples.size());
@@ -192,7 +213,8 @@ class Program {
     ++step_;
     state_->commit();
     print();
-    if (checkpointer_ && step_ % 2 == 0) checkpointer_->save(step_);
+    stopped_ = stops();
+    if (checkpointer_ && !stopped_ && step_ % 2 == 0) checkpointer_->save(step_);
     die_if_asked("commit");
   }
 
@@ -244,6 +266,7 @@ class Program {
   std::unique_ptr<hvd::Checkpointer> checkpointer_;
   std::uint64_t step_ = 0;  ///< the number of commits, also those of a checkpoint
   bool load_due_ = false;
+  bool stopped_ = false;
   int fewest_ = 4;                    ///< the least number of ranks so far
   unsigned long long unprinted_ = 0;  ///< the commit of the following
   double loss_ = 0;

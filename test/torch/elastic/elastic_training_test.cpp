@@ -1,5 +1,6 @@
 // Training in elastic jobs under hvdrun (elastic_training_program.cpp): ranks are killed, and the
 // committed steps are compared with those of a run without kills.
+#include <chrono>
 #include <filesystem>
 
 #include "training_job.h"
@@ -65,7 +66,7 @@ TEST(ElasticTraining, ACheckpointerSavesThroughFewerAndMoreRanks) {
   const Words program = {"plain", "global=10", "epochs=8", "loader"};
   const Result disturbed =
       run_job({"-np", "4", "--min-np", "3"},
-              training(with(program, {"sleep=60", "kill=2,5,backward",
+              training(with(program, {"sleep=500", "await=4", "kill=2,5,backward",
                                       "checkpointer=" + (folder.path() / "saved").string()})));
   ASSERT_EQ(disturbed.code, 0) << disturbed.err;
   const Printed printed = read(disturbed.out);
@@ -75,16 +76,31 @@ TEST(ElasticTraining, ACheckpointerSavesThroughFewerAndMoreRanks) {
 }
 
 TEST(ElasticTraining, AnExceptionThatRecursEndsTheJob) {
-  const Words two = {"-np", "2", "--min-np", "1", "--failure-limit", "3"};
   const TemporaryFolder folder;
-  for (const Words& loads : {Words{}, Words{"loader", "checkpointer=" + folder.path().string()}}) {
-    const Result result = run_job(two, training(with(loads, {"batch=4", "throw=4"})));
-    // Without `load` the state may be lost first.
-    EXPECT_TRUE(result.code == 76 || (loads.empty() && result.code == 75)) << result.err;
-    if (result.code != 76) continue;
-    EXPECT_THAT(result.err, HasSubstr("an exception 3 times in a row without a commit in between"));
-    EXPECT_THAT(result.err, HasSubstr(": the loss is not finite"));
-  }
+  const Result result =
+      run_job({"-np", "2", "--min-np", "1", "--failure-limit", "3"},
+              training({"batch=4", "throw=4", "loader", "checkpointer=" + folder.path().string()}));
+  EXPECT_EQ(result.code, 76) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("an exception 3 times in a row at the same or an earlier "));
+  EXPECT_THAT(result.err, HasSubstr(": the loss is not finite"));
+}
+
+/// The folder has checkpoints of an earlier run, one of the step at which the job is stopped.
+TEST(ElasticTraining, AJobThatIsStoppedReplacesTheCheckpointOfAnEarlierRun) {
+  const TemporaryFolder folder;
+  const Words two = {"-np", "2", "--min-np", "2"};
+  const Words program = {"batch=4", "loader", "epochs=1", "checkpointer=" + folder.path().string()};
+  const Result earlier = run_job(two, training(program));
+  ASSERT_EQ(earlier.code, 0) << earlier.err;
+  const auto manifest = folder.path() / "step-000000000012/manifest";
+  ASSERT_TRUE(std::filesystem::exists(manifest));
+  const auto long_ago = std::filesystem::file_time_type::clock::now() - std::chrono::hours(1);
+  std::filesystem::last_write_time(manifest, long_ago);
+  const Result stopped = run_job(two, training(with(program, {"from=10", "stop=12"})));
+  ASSERT_EQ(stopped.code, 0) << stopped.err;
+  ASSERT_THAT(read(stopped.out).losses, SizeIs(2)) << stopped.out;
+  ASSERT_TRUE(std::filesystem::exists(manifest));
+  EXPECT_GT(std::filesystem::last_write_time(manifest), long_ago + std::chrono::minutes(1));
 }
 
 class GlobalBatch : public ::testing::TestWithParam<const char*> {};
@@ -92,8 +108,9 @@ class GlobalBatch : public ::testing::TestWithParam<const char*> {};
 TEST_P(GlobalBatch, EachSampleIsUsedOnceThroughFewerAndMoreRanks) {
   Words program = {"plain", "global=10", "epochs=8"};
   if (GetParam() != std::string("sampler")) program.emplace_back(GetParam());
-  const Result disturbed = run_job({"-np", "4", "--min-np", "3"},
-                                   training(with(program, {"sleep=60", "kill=2,5,backward"})));
+  const Result disturbed =
+      run_job({"-np", "4", "--min-np", "3"},
+              training(with(program, {"sleep=500", "await=4", "kill=2,5,backward"})));
   ASSERT_EQ(disturbed.code, 0) << disturbed.err;
   const Printed printed = read(disturbed.out);
   EXPECT_THAT(printed.sizes, Contains(3)) << disturbed.out;
@@ -110,7 +127,7 @@ TEST(ElasticTraining, FourThreeFourAndSixRanksUseEachSampleOnce) {
   const Words program = {"plain", "global=10", "epochs=16"};
   const Result disturbed =
       run_job({"-np", "4", "--min-np", "3", "--max-np", "6"},
-              training(with(program, {"sleep=60", "kill=2,5,backward",
+              training(with(program, {"sleep=500", "await=6", "kill=2,5,backward",
                                       "grow=" + (folder.path() / "grow").string()})));
   ASSERT_EQ(disturbed.code, 0) << disturbed.err;
   const Printed printed = read(disturbed.out);

@@ -3,12 +3,15 @@
 #include <hvd/torch.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <map>
 #include <string>
+#include <thread>
 #include <vector>
 
 /// The words of the command line of a worker: NAME, NAME=VALUE, and kill=... any number of times.
@@ -43,6 +46,14 @@ struct WorkerWords {
     return found == words.end() ? otherwise : static_cast<Number>(std::stol(found->second));
   }
 };
+
+/// Sleeps for sleep=MS in a step: with await=SIZE only while the job has another number of ranks,
+/// and with until=FILE only as long as that file does not exist.
+inline void sleep_in_step(const WorkerWords& words) {
+  if (words.has("await") && hvd::size() == words.number("await", 0)) return;
+  if (words.has("until") && std::filesystem::exists(words.text("until"))) return;
+  std::this_thread::sleep_for(std::chrono::milliseconds(words.number("sleep", 0)));
+}
 
 /// The number of this worker; 0 outside an elastic job. Call it before hvd::init(), which removes
 /// the variable.

@@ -3,9 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <map>
-#include <set>
 #include <string>
+#include <vector>
+
+#include "coordinator_job.h"
 
 namespace hvd::member {
 namespace {
@@ -17,105 +18,6 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
 using ::testing::UnorderedElementsAre;
-
-/// Workers 1, 2, ... on hosts. The peer timeout is 30 s.
-class CoordinatorTest : public ::testing::Test {
- protected:
-  void make(int start, int least, int most, std::optional<int> most_resets = {}) {
-    coordinator_.emplace(
-        CoordinatorOptions{
-            .start_size = start, .least = least, .most = most, .most_resets = most_resets},
-        now_);
-  }
-  void join(WorkerId id, const std::string& host = "a") {
-    coordinator_->worker_started(id, host, now_);
-    coordinator_->receive(id, Join{"program"}, now_);
-  }
-  void ready(WorkerId id, Commit commit = 0, StateKind kind = StateKind::kNone,
-             std::uint64_t hash = 1) {
-    coordinator_->receive(id,
-                          Ready{.generation = coordinator_->generation(),
-                                .state = {.commit = commit, .kind = kind, .hash = hash},
-                                .divided = divided_},
-                          now_);
-  }
-  void whole(WorkerId id, Commit commit) { ready(id, commit, StateKind::kWhole); }
-  /// These workers answer Prepare, which the first of them has got.
-  void begun(const std::vector<WorkerId>& ids, Commit commit) {
-    const Prepare prepare = last<Prepare>(ids.front());
-    for (const WorkerId id : ids) coordinator_->receive(id, Begun{prepare.change, commit}, now_);
-  }
-  void synced(WorkerId id, Commit commit, std::uint64_t hash = 1) {
-    coordinator_->receive(id,
-                          Synced{coordinator_->generation(),
-                                 {.commit = commit, .kind = StateKind::kWhole, .hash = hash}},
-                          now_);
-  }
-  /// Starts a job of workers 1, 2, ... on these hosts, one generation, at commit 0.
-  void run_on(const std::vector<std::string>& hosts, int least = 1, int most = 8,
-              std::optional<int> most_resets = {}) {
-    make(static_cast<int>(hosts.size()), least, most, most_resets);
-    const auto last = static_cast<WorkerId>(hosts.size());
-    for (WorkerId id = 1; id <= last; ++id) join(id, hosts[id - 1]);
-    for (WorkerId id = 1; id <= last; ++id) ready(id);
-    for (WorkerId id = 1; id <= last; ++id) synced(id, 0);
-    EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
-    take();
-  }
-  void run(int size, int least = 1, int most = 8, std::optional<int> most_resets = {}) {
-    run_on(std::vector<std::string>(static_cast<std::size_t>(size), "a"), least, most, most_resets);
-  }
-  /// Lets time pass in steps in which hosts are heard and processes answer pings.
-  void pass(Duration time, const std::set<WorkerId>& silent = {},
-            const std::set<std::string>& silent_hosts = {}) {
-    for (const TimePoint end = now_ + time; now_ < end;) {
-      now_ = std::min(end, std::max(coordinator_->next_check(now_), now_ + milliseconds(1)));
-      for (const std::string host : {"a", "b", "c"})
-        if (!silent_hosts.contains(host)) coordinator_->host_heard(host, now_);
-      coordinator_->check(now_);
-      take();
-      for (const WorkerId id : pinged_)
-        if (!silent.contains(id)) coordinator_->receive(id, Pong{}, now_);
-      pinged_.clear();
-    }
-  }
-  /// Sorts the actions since the last call.
-  void take() {
-    for (const auto& action : coordinator_->take_actions()) {
-      if (const auto* const kill = std::get_if<Kill>(&action)) {
-        killed_[kill->worker] = kill->cause;
-        continue;
-      }
-      const auto& [to, message] = std::get<Deliver>(action);
-      if (std::holds_alternative<Ping>(message)) {
-        pinged_.insert(to);
-      } else {
-        last_.insert_or_assign(to, message);
-      }
-    }
-  }
-  template <class Message>
-  Message last(WorkerId id) {
-    take();
-    if (!last_.contains(id) || !std::holds_alternative<Message>(last_.at(id))) {
-      ADD_FAILURE() << "worker " << id << " got another message";
-      return {};
-    }
-    return std::get<Message>(last_.at(id));
-  }
-  std::vector<WorkerId> seats(WorkerId member) {
-    std::vector<WorkerId> ids;
-    for (const Seat& seat : last<Assign>(member).seats) ids.push_back(seat.worker);
-    return ids;
-  }
-
-  TimePoint now_{seconds(1000)};
-  std::optional<Coordinator> coordinator_;
-  bool divided_ = false;  ///< in the messages Ready
-  std::map<WorkerId, std::string> killed_;
-  std::map<WorkerId, ToWorker> last_;
-  std::set<WorkerId> pinged_;
-};
 
 TEST_F(CoordinatorTest, FormsTheFirstGenerationWhenAllHaveJoined) {
   make(2, 1, 4);
@@ -399,6 +301,25 @@ TEST_F(CoordinatorTest, MembersWithPartsOfTheStateLeaveAtACommitThatNamesThem) {
   last<End>(4);
 }
 
+TEST_F(CoordinatorTest, MembersWithPartsStayIfTheCommitThatHandsThemOnHasFailed) {
+  divided_ = true;
+  run_on({"a", "a", "b", "b"});
+  coordinator_->host_leaves("b", now_);
+  const std::vector<WorkerId> all = {1, 2, 3, 4};
+  begun(all, 7);
+  EXPECT_EQ(last<Target>(1).commit, 8U);
+  for (const WorkerId id : all) whole(id, 7);
+  EXPECT_THAT(seats(1), ElementsAre(1, 2, 3, 4));
+  for (const WorkerId id : all) EXPECT_EQ(last<Assign>(id).state.commit, 7U);
+  for (const WorkerId id : all) synced(id, 7);
+  begun(all, 7);
+  EXPECT_THAT(last<Target>(1).leaving, ElementsAre(3, 4));
+  for (const WorkerId id : all) whole(id, 8);
+  EXPECT_THAT(seats(1), ElementsAre(1, 2));
+  last<End>(3);
+  last<End>(4);
+}
+
 TEST_F(CoordinatorTest, AllMembersGiveTheirPartsOfTheStateToTheJoinersFirst) {
   divided_ = true;
   run_on({"a", "a"}, 2, 2);
@@ -541,7 +462,7 @@ TEST_F(CoordinatorTest, TheJobEndsWhenAllAreAtTheirEnd) {
   EXPECT_THAT(coordinator_->losses(), SizeIs(1));
 }
 
-TEST_F(CoordinatorTest, ExceptionsInARowWithoutACommitInBetweenEndTheJob) {
+TEST_F(CoordinatorTest, ExceptionsInARowAtTheSameOrAnEarlierCommitEndTheJob) {
   coordinator_.emplace(
       CoordinatorOptions{.start_size = 2, .least = 1, .most = 2, .most_failures = 3}, now_);
   WorkerId last_worker = 0;
@@ -557,10 +478,10 @@ TEST_F(CoordinatorTest, ExceptionsInARowWithoutACommitInBetweenEndTheJob) {
     if (coordinator_->outcome()) return;
     for (const WorkerId id : {a, b}) coordinator_->worker_ended(id, "exit code 1", now_);
   };
-  for (const Commit commit : {20, 5, 6, 6}) fail_at(commit);
-  EXPECT_FALSE(coordinator_->outcome()) << "6 is after 5";
+  for (const Commit commit : {4, 5, 6, 3}) fail_at(commit);
+  EXPECT_FALSE(coordinator_->outcome()) << "5 is after 4, and 6 after 5";
   fail_at(6);
-  EXPECT_EQ(coordinator_->outcome(), Outcome::kFailsAgain);
+  EXPECT_EQ(coordinator_->outcome(), Outcome::kFailsAgain) << "6 is after 3, but not after 6";
   EXPECT_EQ(coordinator_->failure(), "rank 1 (worker 10 on a) at commit 6: no such file");
 }
 

@@ -74,7 +74,6 @@ TEST(Deadlines, NoInnerOneExceedsAnOuterOneForAnySettings) {
       {{kSilence, kFence}, kChange},
       {{kSilence, kFence}, kStart},
       {{kSilence, kFence}, kStall},
-      {{kChange}, kStall},
       {{kStart}, kElastic},
       {{kLease}, kElastic},
       {{kSilence}, kElastic},
@@ -123,6 +122,12 @@ TEST(Deadlines, ZeroMeansNever) {
   const Deadlines deadlines({.stall = Duration::zero()});
   EXPECT_EQ(deadlines[Limit::kStall], kNever);
   EXPECT_THAT(deadlines.described(), Contains(HasSubstr("stall: never")));
+}
+
+TEST(Deadlines, AMemberThatHangsIsLostHoweverLongAChangeMayTake) {
+  EXPECT_EQ(Deadlines({.change = Duration::zero()})[Limit::kStall], Deadlines()[Limit::kStall]);
+  EXPECT_EQ(Deadlines({.change = std::chrono::hours(5)})[Limit::kStall],
+            Deadlines()[Limit::kStall]);
 }
 
 TEST(Deadlines, AreTheRowsOfTheDocument) {
