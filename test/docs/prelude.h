@@ -6,6 +6,7 @@
 #include <hvd/elastic.h>
 #include <hvd/launch.h>
 #include <hvd/point_to_point.h>
+#include <hvd/reconfigure.h>
 #include <hvd/torch.h>
 #include <hvd/trainer.h>
 #include <torch/script.h>
