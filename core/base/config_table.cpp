@@ -110,7 +110,8 @@ constexpr Variable kVariables[] = {
     {.name = "DEVICE",
      .kind = VariableKind::kWhole,
      .highest = kMostDevices,
-     .otherwise = "local rank modulo the GPUs that the process sees",
+     .otherwise = "local rank modulo the GPUs that the process sees; in [elastic "
+                  "jobs](elastic.md#on-a-gpu) `LOCAL_RANK` instead of the local rank",
      .meaning = "the GPU that this rank works with"},
     {.name = "NCCL_LIBRARY",
      .otherwise = "the one that is loaded, else the system's, else the one that hvd was built with",
@@ -216,6 +217,10 @@ constexpr Variable kVariables[] = {
     {.name = "TEST_HOSTID_PER_RANK",
      .use = VariableUse::kTest,
      .meaning = "`test/gpu`: NCCL takes each rank for one on a host of its own"},
+    {.name = "TEST_NCCL_FOLDER",
+     .use = VariableUse::kTest,
+     .meaning =
+         "`test/gpu`: the folder in which ranks of a simulated NCCL exchange their launches"},
     {.name = "TEST_SKIP_UNSHARED",
      .use = VariableUse::kTest,
      .meaning = "`test/gpu`: a job whose ranks this NCCL does not let share a GPU is skipped"},
