@@ -235,7 +235,7 @@ int main(int argc, char** argv) {
     std::setvbuf(stdout, nullptr, _IOLBF, 0);
     const int worker = worker_number();
     hvd::init();
-    seed_model(worker);
+    seed_model(worker, options.number("first", 4));
     Program(options, worker).run();
     hvd::shutdown();
   });

@@ -233,7 +233,7 @@ TEST_F(ElasticShardsHosts, ADeathWhileAHostLeavesIsRepaired) {
     const unsigned who = 1 + random() % 5;
     const unsigned step = 20 + random() % 60;
     const unsigned microseconds = 1 + random() % 12000;
-    const Words program = {"steps=150", "sleep=20",
+    const Words program = {"steps=150", "sleep=20", "first=5",
                            kill_of(std::to_string(who), static_cast<int>(step), microseconds)};
     SCOPED_TRACE(program.back());
     HvdrunProcess hvdrun(job({"-np", "5", "--min-np", "2", "--max-np", "5"}, program));

@@ -63,9 +63,10 @@ inline int worker_number() {
 }
 
 /// Seeds the model of this worker. The models of replacements differ, so that one that receives no
-/// state is found.
-inline void seed_model(int worker) {
-  torch::manual_seed(worker <= 4 ? 1 : static_cast<std::uint64_t>(::getpid()));
+/// state is found. @param first the number of workers that the job starts with, any of which may be
+/// the root of the first generation
+inline void seed_model(int worker, int first = 4) {
+  torch::manual_seed(worker <= first ? 1 : static_cast<std::uint64_t>(::getpid()));
 }
 
 /// Runs the program of a worker with one thread of LibTorch's. Returns its exit code.
