@@ -34,7 +34,7 @@ std::shared_ptr<Runtime> adopt(const RuntimeOptions&, JobConnection);
 /// Leaves the job, as shutdown() does, and returns when all ranks have left or it has failed.
 void leave_generation();
 
-/// What is left of the jobs in which a process was.
+/// Processes and memory of the former jobs of this process, which a new job has to take care of.
 struct FormerPeers {
   std::vector<ProcessIdentity> processes = {};  ///< the other ones of this host
   bool memory_lost = false;  ///< memory of operations that were cut off can never be released

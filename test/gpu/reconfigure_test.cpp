@@ -50,12 +50,17 @@ float sum_on_gpu(float own, void* stream, std::byte* memory) {
   return values.front();
 }
 
-// The GPU is that of LOCAL_RANK, works in every later job, and does not change with the local rank.
-TEST(ReconfigureOnGpu, TheGpuServesTheJobsOneAfterTheOther) {
-  const std::string folder =
-      ::testing::TempDir() + "reconfigure_nccl." + std::to_string(::getpid());
+/// Returns the folder in which the ranks that are forked later exchange their launches.
+std::string use_simulated_nccl(const std::string& name) {
+  const std::string folder = ::testing::TempDir() + name + "." + std::to_string(::getpid());
   ::setenv("HVD_TEST_NCCL_FOLDER", folder.c_str(), 1);
   ::setenv("HVD_BACKEND", "nccl", 1);
+  return folder;
+}
+
+// The GPU is that of LOCAL_RANK, works in every later job, and does not change with the local rank.
+TEST(ReconfigureOnGpu, TheGpuServesTheJobsOneAfterTheOther) {
+  const std::string folder = use_simulated_nccl("reconfigure_nccl");
   Blackboard board;
   ForkedRanks ranks(3, [&](int own) {
     ::setenv("LOCAL_RANK", std::to_string(kFirstSlot + own).c_str(), 1);
@@ -89,10 +94,7 @@ TEST(ReconfigureOnGpu, TheGpuServesTheJobsOneAfterTheOther) {
 
 // All members receive the reason at once, also the one whose GPU works.
 TEST(ReconfigureOnGpu, AGpuThatHangsIsReported) {
-  const std::string folder =
-      ::testing::TempDir() + "reconfigure_hang." + std::to_string(::getpid());
-  ::setenv("HVD_TEST_NCCL_FOLDER", folder.c_str(), 1);
-  ::setenv("HVD_BACKEND", "nccl", 1);
+  const std::string folder = use_simulated_nccl("reconfigure_hang");
   Blackboard board;
   ForkedRanks ranks(2, [&](int own) {
     ASSERT_TRUE(ProgramDevice::prepare(own));
