@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
 #include <map>
 #include <optional>
 #include <set>
@@ -102,6 +103,15 @@ class CoordinatorTest : public ::testing::Test {
     std::vector<WorkerId> ids;
     for (const Seat& seat : last<Assign>(member).seats) ids.push_back(seat.worker);
     return ids;
+  }
+  /// Workers 3 and 4 are assigned, worker 1 ends, and no further reset follows.
+  void expect_last_two_go_on(Commit commit) {
+    EXPECT_EQ(seats(3), (std::vector<WorkerId>{3, 4}));
+    last<End>(1);
+    for (const WorkerId id : {3, 4}) synced(id, commit);
+    pass(std::chrono::seconds(20));
+    EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
+    EXPECT_EQ(coordinator_->resets(), 2);
   }
 
   TimePoint now_{std::chrono::seconds(1000)};

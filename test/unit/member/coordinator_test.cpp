@@ -272,12 +272,7 @@ TEST_F(CoordinatorTest, AHostThatAloneHasTheStateGivesItToTheJoinersFirst) {
   for (const WorkerId id : {1, 3, 4}) synced(id, 8);
   begun({1, 3, 4}, 8);
   for (const WorkerId id : {1, 3, 4}) whole(id, 9);
-  EXPECT_THAT(seats(3), ElementsAre(3, 4));
-  last<End>(1);
-  for (const WorkerId id : {3, 4}) synced(id, 9);
-  pass(seconds(20));
-  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
-  EXPECT_EQ(coordinator_->resets(), 2);
+  expect_last_two_go_on(9);
 }
 
 TEST_F(CoordinatorTest, MembersWithPartsOfTheStateLeaveAtACommitThatNamesThem) {
@@ -337,12 +332,7 @@ TEST_F(CoordinatorTest, AllMembersGiveTheirPartsOfTheStateToTheJoinersFirst) {
   begun(all, 8);
   EXPECT_THAT(last<Target>(3).leaving, ElementsAre(1, 2));
   for (const WorkerId id : all) whole(id, 9);
-  EXPECT_THAT(seats(3), ElementsAre(3, 4));
-  last<End>(1);
-  for (const WorkerId id : {3, 4}) synced(id, 9);
-  pass(seconds(20));
-  EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
-  EXPECT_EQ(coordinator_->resets(), 2);
+  expect_last_two_go_on(9);
 }
 
 TEST_F(CoordinatorTest, TheLastMemberGoesOnAlone) {
