@@ -234,10 +234,11 @@ void Connections::receive_hello(Side side) {
 }
 
 bool Connections::run(Side side) {
-  if (!worker(side).progress()) return false;
-  handle_hellos(side);
-  if (side == Side::kControlIn) drop_primers();
-  return true;
+  const bool moved = worker(side).progress();
+  if (moved) handle_hellos(side);
+  if (moved && side == Side::kControlIn) drop_primers();
+  free_sent_hellos(side);
+  return moved;
 }
 
 void Connections::handle_hellos(Side side) {
@@ -259,6 +260,15 @@ void Connections::handle_hellos(Side side) {
       accept_connection(plane, hello.rank);
     }
   }
+}
+
+void Connections::free_sent_hellos(Side side) {
+  WorkerState& state = at(side);
+  std::erase_if(state.hello_sends, [&](void* request) {
+    if (state.worker->status_of_send(request) == kInProgress) return false;
+    state.worker->free(request);
+    return true;
+  });
 }
 
 bool Connections::proves_itself(const Hello& hello, Side own) {
@@ -336,7 +346,7 @@ void Connections::connect(Side own, Side of_peer, int peer, OneWayConnection& en
       sent_hellos_.emplace_back(make_hello(members_, members_.rank, peer, of_peer, false));
   const StartResult sent = from.send(end.endpoint, bytes_of(hello), hello_tag());
   if (sent.request != nullptr) {
-    from.free(sent.request);
+    at(own).hello_sends.push_back(sent.request);
   } else if (sent.status != kOk) {
     end.failure = sent.status;
   }
@@ -368,7 +378,12 @@ void Connections::drop_primers() {
   }
 }
 
+// A receiving worker sends its answer only while it makes progress, which stops when the start of
+// the job has ended. A rank that left then would let a peer wait for the answer until it receives
+// the first message from that peer.
 bool Connections::connecting() const noexcept {
+  if (std::ranges::any_of(kEverySide, [this](Side s) { return !at(s).hello_sends.empty(); }))
+    return true;
   return std::any_of(ahead_.begin(), ahead_.end(), [this](const auto& begun) {
     const Link& link = links_of(begun.first)[index(begun.second)];
     const bool complete = link.answered && link.in.endpoint.handle != nullptr;
@@ -494,6 +509,8 @@ void Connections::drop_side(Side side) noexcept {
   WorkerState& state = at(side);
   for (void* const request : state.closing) state.worker->free(request);
   state.closing.clear();
+  for (void* const request : state.hello_sends) state.worker->free(request);
+  state.hello_sends.clear();
   if (state.hello_receive != nullptr)
     state.worker->free(std::exchange(state.hello_receive, nullptr));
 }

@@ -82,7 +82,8 @@ class Connections : public std::enable_shared_from_this<Connections> {
   /// Connects before the first message. The peer calls it for this rank at about the same time, so
   /// that both connections are made.
   void connect_ahead(message::Plane, int peer);
-  /// Whether a connection begun by connect_ahead() is neither complete nor broken.
+  /// Whether a connection begun by connect_ahead() is neither complete nor broken, or a Hello that
+  /// a peer needs to complete its connection has not been sent.
   bool connecting() const noexcept;
   /// Updates a message that is not over.
   void advance(message::Plane, int peer, Outgoing&);
@@ -140,9 +141,10 @@ class Connections : public std::enable_shared_from_this<Connections> {
   }
   struct WorkerState {
     std::unique_ptr<Worker> worker = {};
-    std::vector<void*> closing = {};  ///< requests of endpoints that are being closed
-    Hello hello = {};                 ///< received from another rank
-    void* hello_receive = nullptr;    ///< request of the receive into `hello`
+    std::vector<void*> closing = {};      ///< requests of endpoints that are being closed
+    std::vector<void*> hello_sends = {};  ///< requests of Hellos that are being sent
+    Hello hello = {};                     ///< received from another rank
+    void* hello_receive = nullptr;        ///< request of the receive into `hello`
   };
 
   static std::size_t index(int peer) noexcept { return static_cast<std::size_t>(peer); }
@@ -162,6 +164,7 @@ class Connections : public std::enable_shared_from_this<Connections> {
   void require_resources(Status error) const;
   void receive_hello(Side);
   void handle_hellos(Side);
+  void free_sent_hellos(Side);
   bool proves_itself(const Hello&, Side own);
   void complete_connection(message::Plane, int peer);
   void accept_connection(message::Plane, int peer);

@@ -192,6 +192,22 @@ TEST_F(UcxCarrierTest, ConnectsAheadInBothDirections) {
   EXPECT_EQ(ucx->connections.size(), 2U);
 }
 
+// Otherwise the peer waits until this rank receives its first message.
+TEST_F(UcxCarrierTest, ConnectsUntilItsAnswerIsSent) {
+  ucx->hellos_complete_at_once = false;
+  carrier->connect(Plane::kData, 2);
+  ucx->receive_hello(Side::kDataIn, 2);
+  connect();
+  for (FakeUcx::Request& request : ucx->requests)
+    if (request.what == "hello to 2" && request.side == Side::kDataOut) end(request, kOk);
+  connect();
+  EXPECT_TRUE(carrier->connecting()) << "the answer is not sent";
+  end(ucx->last("hello to 2"), kOk);
+  connect();
+  EXPECT_FALSE(carrier->connecting());
+  EXPECT_TRUE(ucx->last("hello to 2").freed);
+}
+
 TEST_F(UcxCarrierTest, ABrokenConnectionIsNotWaitedFor) {
   ucx->peers_answer = false;
   carrier->connect(Plane::kControl, 3);

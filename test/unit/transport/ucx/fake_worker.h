@@ -17,7 +17,7 @@
 namespace hvd::testing {
 
 /// State of a rank's FakeWorkers that a test reads and sets; outlives them. Requests stay under way
-/// until the test ends them, except the Hellos of connections, which complete at once.
+/// until the test ends them, except the Hellos of connections: see hellos_complete_at_once.
 struct FakeUcx {
   struct Request {
     std::string what = {};  ///< "send to 2", "hello to 2", "primer to 2", "farewell to 2",
@@ -80,6 +80,7 @@ struct FakeUcx {
   ucx::JobMembers members = {.generation = 3, .key = "key"};  ///< with which peers prove themselves
   bool peers_answer = true;
   bool sends_complete_at_once = false;
+  bool hellos_complete_at_once = true;  ///< except those of ranks that leave
   ucx::Status connect_answer = ucx::kOk;
   ucx::Status hello_answer = ucx::kOk;
   ucx::Status receive_answer = ucx::kOk;
@@ -130,6 +131,7 @@ class FakeWorker final : public ucx::Worker {
       std::memcpy(&hello, bytes.data(), std::min(bytes.size(), sizeof hello));
       if (hello.leaves != 0) return start("farewell to " + std::to_string(connection.peer), tag);
       const ucx::StartResult started = start("hello to " + std::to_string(connection.peer), tag);
+      if (ucx_->hellos_complete_at_once) ucx_->requests.back().status = ucx::kOk;
       const bool connects = side_ == ucx::Side::kControlOut || side_ == ucx::Side::kDataOut;
       if (connects && ucx_->peers_answer) ucx_->receive_hello(side_, connection.peer);
       return started;
