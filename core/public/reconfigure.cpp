@@ -231,7 +231,7 @@ std::string without_init(std::string text) {
 
 /// The text of an error of a call, with its name.
 std::string named(std::int64_t uuid, const std::exception& error) {
-  const std::string found = error.what();
+  std::string found = error.what();
   if (found.starts_with("hvd::reconfigure")) return found;
   return text("hvd::reconfigure ", uuid, ": ", without_init(found));
 }
