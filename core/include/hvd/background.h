@@ -23,9 +23,9 @@ class BackgroundThread {
   static bool here() noexcept;
 };
 
-/// While an object exists in this process, join() waits before this rank joins. So an exchange that
-/// every rank has begun before it joins never meets ranks that have joined. The exchange must not
-/// depend on what this rank's program does after it has called join(). Thread-safe.
+/// While an object exists in this process, join() waits before this rank joins. An exchange that
+/// every rank begins before it joins therefore never involves a rank that has joined. The exchange
+/// must not depend on anything that this rank's program does after its call of join(). Thread-safe.
 class BackgroundExchange {
  public:
   BackgroundExchange();
@@ -33,7 +33,7 @@ class BackgroundExchange {
   BackgroundExchange& operator=(const BackgroundExchange&) = delete;
   ~BackgroundExchange();
 
-  /// Returns when no object of this class exists.
+  /// Blocks until no object of this class exists.
   static void wait_for_all();
 };
 

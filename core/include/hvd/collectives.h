@@ -76,7 +76,7 @@ struct Barrier {
 struct Join {
   friend bool operator==(const Join&, const Join&) = default;
 };
-/// As Allgather, but only the destination gets the rows.
+/// Like Allgather, but only the destination gets the rows.
 struct Gather {
   int destination = 0;
   friend bool operator==(const Gather&, const Gather&) = default;
@@ -154,18 +154,18 @@ struct Submission {
   std::string group = {};
   int group_size = 0;
   int group_index = 0;
-  /// Number the unnamed operation per set, together with those of other kinds. The ranks submit all
-  /// such operations of a set in one order, so ranks whose next ones are of different kinds get
-  /// MismatchError instead of waiting for each other. Unused with a name.
+  /// Numbers the unnamed operations of all kinds together, per set. The ranks must submit all such
+  /// operations of a set in one order; ranks whose next operations differ in kind get MismatchError
+  /// instead of waiting for each other. Ignored if the operation has a name.
   bool in_sequence = false;
-  /// Never fuse the operation: it is large, and its memory need not be copied (see
+  /// Never fuses the operation. For a large tensor whose memory need not be copied (see
   /// hvd::allocate_shared()).
   bool alone = false;
   /// Null: the input may be read, and the output written, at once. GPU tensors need an
   /// event (see hvd::record_event()).
   EventPtr input_ready = {};
-  /// Keeps the memory alive until the operation is done, and the device is done with it (longer
-  /// when it failed in flight).
+  /// Keeps the memory alive until the operation and the device are done with it, or longer if the
+  /// operation fails in flight.
   std::shared_ptr<const void> keep_alive = {};
   /// Called once on the thread that drives the engine. Must not block, throw, or call into hvd. On
   /// a GPU the result is ready once the device has reached `output_ready`; null: it is ready.
@@ -180,9 +180,9 @@ class Runtime;
 void retain(OperationState*, std::uint64_t unit) noexcept;
 void release(OperationState*, std::uint64_t unit) noexcept;
 
-/// Shares the state of an operation; the last holder destroys it. As std::shared_ptr, but the count
-/// is in the state, which can then be reused without an allocation. Handles of the program are
-/// counted apart from the runtime's.
+/// Shares the state of an operation; the last holder destroys it. Like std::shared_ptr, but the
+/// count is in the state, so that the state can be reused without an allocation. The program's
+/// handles and the runtime's are counted separately.
 template <std::uint64_t Unit>
 class OperationHolder {
  public:
@@ -231,8 +231,8 @@ class Operation {
   /// Blocks until done; the calling thread may drive the engine meanwhile. Does not throw the
   /// operation's error: see status(). Ends in bounded time when a peer is lost.
   void wait() const;
-  /// Like wait(), but calls `check` on this thread about every `interval`. An exception of `check`
-  /// ends the wait and not the operation, which the caller can wait for again.
+  /// Like wait(), but calls `check` on this thread about every `interval`. An exception from
+  /// `check` ends the wait but not the operation; the caller can wait for it again.
   void wait(std::chrono::nanoseconds interval, void (*check)()) const;
   /// Like wait(), but for at most `timeout`; if it is zero or less, makes the progress that is
   /// possible without blocking. Returns whether the operation is done. If not, it continues, and
@@ -266,9 +266,9 @@ enum class Progress {
 };
 
 /// Starts a collective. Never blocks on other ranks.
-/// @throws UsageError when it is wrong in a way that this rank can detect alone (a name in flight
-/// twice, a bad dtype, root or set), NotInitializedError before init(), or the cause when the
-/// runtime has failed. Thread-safe.
+/// @throws UsageError when the submission is wrong in a way that this rank can detect alone (a name
+/// in flight twice, a bad dtype, root or set), NotInitializedError before init(), or the cause of
+/// failure when the runtime has failed. Thread-safe.
 Operation submit(Submission, Progress = Progress::kBackground);
 
 /// Starts several at once, with one wake-up: they are negotiated in the same message. Either all

@@ -25,13 +25,14 @@ namespace hvd {
 /// @addtogroup adapters
 /// @{
 
-/// The GPU that this rank works with: its local rank modulo the GPUs that the process sees, or
-/// HVD_DEVICE. std::nullopt without a GPU. @throws NotInitializedError. Thread-safe, like all
-/// functions below.
+/// The index of this rank's GPU: HVD_DEVICE if it is set, otherwise the local rank modulo the
+/// number of GPUs that the process sees. std::nullopt without a GPU. @throws NotInitializedError.
+/// Thread-safe, like all functions below.
 std::optional<int> gpu_index();
 
-/// An event at the stream's position. @throws UsageError without a GPU, or when the stream is
-/// being captured into a CUDA graph: operations of hvd cannot be part of one. NotInitializedError.
+/// Records an event at the stream's current position. @throws UsageError without a GPU, or when the
+/// stream is being captured into a CUDA graph: operations of hvd cannot be part of one.
+/// NotInitializedError.
 EventPtr record_event(void* stream);
 
 /// Makes all work that is queued on the stream from now on wait for the event, on the device.
@@ -39,10 +40,10 @@ EventPtr record_event(void* stream);
 /// @throws UsageError as record_event(); NotInitializedError.
 void wait_for_event(void* stream, const EventPtr& event);
 
-/// Waits until the device has reached the event, or the job has failed. A failure ends collectives
-/// that are queued on the device, whose results are garbage then, while later work goes on. So a
-/// program that wants to survive the loss of a rank calls this before work that cannot be undone,
-/// such as an optimizer's step. Returns at once for a null event.
+/// Waits until the device has reached the event, or the job has failed. A failure ends the
+/// collectives that are queued on the device; their results are then undefined, but later work on
+/// the device still runs. So a program that wants to survive the loss of a rank calls this before
+/// work that cannot be undone, such as an optimizer's step. Returns at once for a null event.
 /// @throws the cause of failure, also if the event was reached; NotInitializedError.
 void wait_on_host(const EventPtr& event);
 

@@ -1,6 +1,7 @@
 #pragma once
 
-/// Elastic jobs: ranks die and join, and the others keep their memory and go on. Needs no LibTorch.
+/// Elastic jobs: ranks may be lost or join while the others keep their memory and continue. Needs
+/// no LibTorch.
 
 #include <cstddef>
 #include <cstdint>
@@ -19,15 +20,15 @@ namespace hvd::elastic {
 /// @addtogroup elastic
 /// @{
 
-/// Leaves the function of run(), when the members of the job change. Do not catch it there, nor the
-/// other exceptions of hvd.
+/// Thrown in the function of run() when the members of the job change. The function must not catch
+/// it or any other exception of hvd.
 class GenerationOver : public Error {
  public:
   using Error::Error;
 };
 
-/// A part of the state that only some ranks have is lost. Thrown on all ranks by a function of
-/// at_each_generation(), it makes the job continue with RunOptions::load, or end without it.
+/// A part of the state that only some ranks have is lost. If a function of at_each_generation()
+/// throws it on all ranks, the job continues from RunOptions::load, or ends if that is empty.
 class StateLostError : public Error {
  public:
   using Error::Error;
@@ -43,7 +44,7 @@ struct Change {
   std::string cause = {};        ///< why the former generation has ended, for a log
 };
 
-/// A commit that begins.
+/// The description of a commit that is about to be made.
 struct Preparation {
   std::uint64_t commit = 0;       ///< its number
   std::vector<int> leaving = {};  ///< the ranks that leave the job, in order, after it
@@ -51,13 +52,14 @@ struct Preparation {
 
 /// A part of the state that converts itself to bytes, for types that State::track() does not take.
 ///
-/// All parts are saved by view() and loaded by room(), into whose memory the bytes are copied, and
-/// then loaded(). The size may change between saves.
+/// hvd saves a part from the bytes of view(). To load it, hvd copies the bytes into the memory that
+/// room() returns, and then calls loaded(). The size may change between saves.
 struct Part {
   std::string name = {};
-  /// A text that must be equal on all ranks, with the size where that is fixed.
+  /// A description of the type that must be equal on all ranks. It includes the size if the size is
+  /// fixed.
   std::string type = {};
-  /// The present bytes, valid until the next call.
+  /// The current bytes, valid until the next call.
   std::function<std::span<const std::byte>()> view = {};
   /// Returns memory for this many bytes. @throws hvd::Error if the part has another size
   std::function<std::span<std::byte>(std::size_t bytes)> room = {};
@@ -69,8 +71,8 @@ struct Part {
   /// Called on all ranks when a commit of an elastic job begins. It may use the collectives of hvd,
   /// which makes commit() collective. If it throws, the commit has not happened. May be empty.
   std::function<void(const Preparation&)> prepare = {};
-  /// Whether each rank has something of the last commit that the others do not have. Ranks then
-  /// leave the job in order only after a commit whose Preparation names them. May be empty.
+  /// Whether each rank has data of the last commit that the other ranks do not have. If so, a rank
+  /// leaves the job in order only after a commit whose Preparation names it. May be empty.
   std::function<bool()> divided = {};
   /// Called after each commit, and when the state was loaded, with the number of commits. May be
   /// empty.
@@ -78,16 +80,16 @@ struct Part {
   /// Called when the last commit is lost, so that this process has no state until it loads or
   /// receives one. May be empty.
   std::function<void()> lost = {};
-  /// Not empty: commits do not copy this part, and the function tells whether it was written since
-  /// committed(). A rank that has written it receives the part from another rank.
+  /// If it is not empty, commits do not copy this part, and the function returns whether the part
+  /// was written since committed(). A rank that has written it receives the part from another rank.
   std::function<bool()> touched = {};
 };
 
 /// The replicated state of a program: equal on all ranks at each commit.
 ///
 /// When a generation ends, every rank goes back to the last commit that any of them has seen, and
-/// processes that join receive it. Track all that the function of run() changes and continues with.
-/// The variables must outlive the object. Not thread-safe.
+/// processes that join receive it. Track every variable that the function of run() changes and
+/// needs in order to continue. The variables must outlive the object. Not thread-safe.
 class State {
  public:
   State();
@@ -129,8 +131,9 @@ class State {
   /// @}
 
   /// Marks a point at which the state is complete and equal on all ranks, usually the end of a
-  /// step. Copies what is tracked. Communicates nothing, unless a Part has a function `prepare`. In
-  /// a change of the members it leaves the function of run() with GenerationOver.
+  /// step. Copies the tracked variables. Does not communicate, unless a Part has a function
+  /// `prepare`. When the members change, it throws GenerationOver, which leaves the function of
+  /// run().
   /// @throws UsageError outside run()
   void commit();
   /// The number of commits of the job so far.
@@ -154,9 +157,9 @@ class State {
 
 /// The options of run().
 struct RunOptions {
-  /// Makes a first state on rank 0, for example from a checkpoint, where no rank has one: in a job
-  /// that starts, and where all ranks were lost. Without it, what is tracked is that state as it
-  /// is, and a job whose ranks are all lost ends.
+  /// Makes the first state on rank 0, for example from a checkpoint, when no rank has a state: when
+  /// the job starts, and after all ranks were lost. If it is empty, the first state consists of the
+  /// tracked variables as they are, and a job ends when all its ranks are lost.
   std::function<void()> load = {};
 };
 
@@ -164,13 +167,13 @@ struct RunOptions {
 ///
 /// In an elastic job ('hvdrun --min-np N ...') the process becomes a rank here. When a rank is
 /// lost, blocked calls of hvd throw; run() catches that, goes back to the last commit, joins the
-/// others again and enters the function anew, so that the function continues from the tracked
-/// state. run() returns once all ranks are at their end. A process that the job no longer needs
-/// before that, for example a spare, ends in run() with exit(0). In any other job run() calls
-/// `load` on rank 0, sends its state to all ranks, and calls the function once.
+/// others again and calls the function again, so that the function continues from the tracked
+/// state. run() returns once the function has returned on all ranks. A process that the job no
+/// longer needs before that, for example a spare, ends in run() with exit(0). In any other job
+/// run() calls `load` on rank 0, sends its state to all ranks, and calls the function once.
 ///
 /// Objects of hvd that belong to one generation, such as process sets, are made in the function.
-/// Exceptions that no change has caused leave run(). One thread may be in run().
+/// run() passes on exceptions that no change has caused. Only one thread may be in run().
 /// @throws UsageError before init(), in run(), and for a second run() of an elastic job
 void run(State& state, const std::function<void()>& function, const RunOptions& options = {});
 
@@ -179,21 +182,21 @@ bool launched() noexcept;
 /// How often the launcher has replaced this process's place in the job, or restarted the job under
 /// torchrun: TORCHELASTIC_RESTART_COUNT. 0 if it is not set.
 int restart_count() noexcept;
-/// The number of the present generation, from 1. 0 outside an elastic job and before run().
+/// The number of the current generation, from 1. 0 outside an elastic job and before run().
 std::uint64_t generation() noexcept;
 /// Whether this process has a rank, so that rank(), size() and collectives work. A worker of an
 /// elastic job has no rank before run().
 bool has_rank() noexcept;
 
 /// Calls a function in each generation of an elastic job, when this process has its new rank and
-/// before State::on_change(). For objects that keep what belongs to a generation.
-/// @return the function is called as long as this object exists. It does not outlive the call.
+/// before State::on_change(). For objects that keep data of one generation. @return a registration:
+/// the function is called as long as it exists
 std::shared_ptr<const void> at_each_generation(std::function<void()> function);
-/// Calls a function when a generation of an elastic job ends in this process, before its runtime
-/// does. For objects whose threads communicate: they end here, so that they do not take part in a
-/// later generation. In a change in order they may complete first, as all ranks wait for them; in
-/// other cases their calls of hvd throw.
-/// @return the function is called as long as this object exists. It does not outlive the call.
+/// Calls a function when a generation of an elastic job ends in this process, before the
+/// generation's runtime ends. For objects whose threads communicate: the function ends their
+/// threads, so that they do not take part in a later generation. In an orderly change the threads
+/// may first complete their work, because all ranks wait for them; otherwise their calls of hvd
+/// throw. @return a registration: the function is called as long as it exists
 std::shared_ptr<const void> at_generation_end(std::function<void()> function);
 
 /// @}

@@ -15,7 +15,7 @@ namespace hvd {
 /// the system.
 ///
 /// If the system has no such memory (see `hvd::build_info()`), or it is used up, returns ordinary
-/// memory, with which everything works too. In a child made by fork() the memory behaves as
+/// memory, which all operations accept too. In a child made by fork() the memory behaves as
 /// ordinary memory: the child's writes are private to the child.
 /// @throws std::bad_alloc. Thread-safe; usable before init().
 std::shared_ptr<std::byte> allocate_shared(std::size_t bytes);
@@ -34,8 +34,8 @@ bool free_shared_block(void* block) noexcept;
 /// fork().
 void return_shared_pages() noexcept;
 
-/// The value of HVD_SHM_ALLOCATOR: whether a framework's tensors are to lie in such memory. Empty
-/// if it is not set; then only gradients are. An invalid value counts as unset here, and makes
+/// The value of HVD_SHM_ALLOCATOR: whether all of a framework's tensors lie in such memory. Empty
+/// if it is not set; then only gradients do. An invalid value counts as unset here, and makes
 /// init() fail.
 std::optional<bool> shared_allocator_setting() noexcept;
 /// Whether this process has such memory. Thread-safe.

@@ -49,8 +49,8 @@ struct Options {
   /// Chrome trace, one file per rank: "{rank}" is replaced, or ".rankN" is inserted. HVD_TIMELINE;
   /// by default no trace is written.
   std::optional<std::string> timeline_path = {};
-  /// How the ranks find each other: "tcp://HOST:PORT", which rank 0 serves; "file:///path",
-  /// beside which all ranks can write; "env://", as torchrun sets it; "mpi://". HVD_INIT_METHOD;
+  /// How the ranks find each other: "tcp://HOST:PORT", which rank 0 serves; "file:///path", in a
+  /// folder that all ranks can write to; "env://", as torchrun sets it; "mpi://". HVD_INIT_METHOD;
   /// default, also if it is empty: MPI if its launcher has started this process, "env://" if
   /// torchrun has, else a job of one rank. See docs/launching.md.
   std::optional<std::string> init_method = {};

@@ -1,6 +1,7 @@
 #pragma once
 
-/// Jobs whose members are named anew while they run, for framework adapters. Needs no LibTorch.
+/// Jobs whose set of processes is replaced while they run, for framework adapters. Needs no
+/// LibTorch.
 
 #include <cstdint>
 #include <string>
@@ -14,44 +15,46 @@ namespace hvd {
 /// @{
 
 /// The address at which other processes reach this one in their next reconfigure(). A text of at
-/// most 3,000 bytes, without control characters. Handles that are sorted as texts have the
-/// processes of a host one after the other. Each call of reconfigure() that has found no error in
-/// its arguments uses the handle up, also if it fails: the next call of this function returns
-/// another one. Thread-safe.
+/// most 3,000 bytes, without control characters. If handles are sorted as texts, the processes of
+/// each host are next to each other. Each call of reconfigure() that finds no error in its
+/// arguments uses up the handle, even if the call fails later: the next call of this function
+/// returns another one. Thread-safe.
 /// @throws hvd::Error when the process cannot listen at a port
 std::string reconfigure_handle();
 
-/// Forms a job of exactly the processes behind the handles, and makes it this process's. A handle's
-/// position is the rank of its process. All these processes call it, with equal arguments.
+/// Forms a job of exactly the processes that the handles belong to; it becomes the job of this
+/// process. A handle's position in the list is the rank of its process. All these processes must
+/// make the call, with equal arguments.
 ///
-/// Until all have arrived, a job in which this process is goes on, and stays its job if they do not
-/// arrive. Then that job ends on all its ranks: its operations throw ShutdownError, and its process
-/// sets are not valid any more. If the call fails after that, this process is in no job. Processes
-/// whose handles are missing are left out, whether they run or not. Memory of operations that have
-/// been cut off is kept until each process of former jobs on this host has either arrived here or
-/// ended, and for good after a job over MPI that did not end in order.
+/// Until all of them have arrived, the former job of this process continues, and it remains the job
+/// of this process if they do not arrive. Once they have arrived, the former job ends on all its
+/// ranks: its operations throw ShutdownError, and its process sets become invalid. If the call
+/// fails after that, this process is in no job. Processes whose handles are missing are left out,
+/// whether they run or not. Memory of operations that were cut off is kept until each process of
+/// former jobs on this host has either arrived here or ended, and for good after a job over MPI
+/// that did not end in order.
 ///
 /// Objects of hvd::torch (optimizers, SyncBatchNorm, loaders, checkpointers, Trainer) belong to the
-/// job in which they were made and do not follow the call: destroy them before it and make them
-/// anew after it. Their operations have numbers in their names that each process counts, so they
-/// serve a job only if all its members have made equally many of them. Programs that let processes
-/// join use collectives, or DistributedDataParallel over C10dBackend.
+/// job in which they were made and do not follow the call: destroy them before it and make new ones
+/// after it. The names of their operations contain numbers that each process counts, so these
+/// objects work in a job only if all its members have made the same number of them. Programs that
+/// let processes join must use collectives, or DistributedDataParallel over C10dBackend.
 ///
-/// The GPU stays that of the former job. In the first one it is that of LOCAL_RANK, if that is set,
-/// or of the local rank. A program that goes on after a loss calls wait_on_host() for operations on
-/// a GPU before it uses their results, because a loss may cut them off; hvd's optimizers do so once
-/// has_reconfigured().
+/// This process keeps the GPU of its former job. In its first job, LOCAL_RANK selects the GPU if it
+/// is set, otherwise the local rank. A program that continues after a loss calls wait_on_host() for
+/// operations on a GPU before it uses their results, because a loss may cut them off; hvd's
+/// optimizers do so once has_reconfigured().
 ///
-/// The messages go over UCX, so hvd has to be built with it, unless there is one handle.
+/// Messages use UCX, so hvd must be built with UCX, unless there is only one handle.
 /// @param uuid a number that this process has not used in an earlier call
-/// @param handles what reconfigure_handle() returns on each process now, this one included
+/// @param handles the current reconfigure_handle() of each process, including this one
 /// @param options those of init(), without `init_method`, `rank` and `world_size`. `init_timeout`
 /// limits the time until all have arrived; the rest takes 30 s more at most.
 /// @throws UsageError when an argument is wrong, in a worker of an elastic job, in a job over MPI,
 /// and where init() does; PeerLostError when a process has ended or does not arrive in time, whose
-/// rank() is its position if it is known. If the process of rank 0 runs and has ended the call, or
-/// had made another one with its handle, rank() is -1 on its host. On other hosts that looks like a
-/// loss of rank 0.
+/// rank() is its position if it is known. If the process of rank 0 is running but has given up this
+/// call, or has used up its handle in another call, rank() is -1 on the host of rank 0; on other
+/// hosts rank() is 0, because they cannot tell this from a loss.
 void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
                  const Options& options = {});
 

@@ -11,7 +11,7 @@
 
 #include "hvd/options.h"
 
-/// For framework adapters: a job whose ranks find each other through a store of the program.
+/// For framework adapters: jobs whose ranks find each other through a store of the program.
 namespace hvd {
 
 /// @addtogroup start

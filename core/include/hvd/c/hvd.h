@@ -49,7 +49,7 @@ typedef enum hvd_status {
 /// next call that fails on this thread; owned by the library.
 const char* hvd_last_error(void);
 /// The lost rank if that call returned HVD_ERROR_PEER_LOST, or the missing rank if it returned
-/// HVD_ERROR_STALLED, if it is known to be that one; otherwise -1.
+/// HVD_ERROR_STALLED; -1 if it is not known to be one rank, and after any other error.
 int hvd_last_error_rank(void);
 /// "ok", "usage", "mismatch", ...; "unknown" for any other number. A constant.
 const char* hvd_status_name(hvd_status_t status);
@@ -442,7 +442,7 @@ hvd_status_t hvd_join(int* last_rank);
 /// The replicated state of a program, as hvd::elastic::State.
 typedef struct hvd_elastic_state hvd_elastic_state_t;
 
-/// The changes when the function of hvd_elastic_run() is called.
+/// The changes since the function of hvd_elastic_run() was last called.
 typedef struct hvd_elastic_change {
   size_t struct_size;
   int32_t old_size;  ///< 0: this process was in no generation
@@ -453,7 +453,8 @@ typedef struct hvd_elastic_change {
   const char* cause;    ///< why the former generation has ended; valid during the call
 } hvd_elastic_change_t;
 
-/// Must not be left by a jump or an exception, as all functions that the program passes.
+/// Must not be left by a jump or an exception; this applies to all functions that the program
+/// passes.
 typedef void (*hvd_elastic_on_change_t)(const hvd_elastic_change_t* change, void* user_data);
 /// Returns HVD_OK at its end. If a call of hvd fails, it returns that call's status at once, before
 /// it calls another function of hvd; hvd_elastic_run() then decides whether it calls it again.
@@ -474,7 +475,7 @@ hvd_status_t hvd_elastic_on_change(hvd_elastic_state_t* state, hvd_elastic_on_ch
 /// when the ranks change: the function then returns it. HVD_ERROR_USAGE outside the function.
 hvd_status_t hvd_elastic_commit(hvd_elastic_state_t* state);
 
-/// Calls the function on all ranks of the job, again after each change of them:
+/// Calls the function on all ranks of the job, and again after each change of the ranks: see
 /// hvd::elastic::run(). `load` (may be NULL) makes a first state on rank 0. Both get `user_data`.
 /// @return the status of the function, if no change of the ranks has caused it
 hvd_status_t hvd_elastic_run(hvd_elastic_state_t* state, hvd_elastic_function_t function,
@@ -484,7 +485,7 @@ hvd_status_t hvd_elastic_run(hvd_elastic_state_t* state, hvd_elastic_function_t 
 int hvd_elastic_launched(void);
 /// How often the launcher has restarted the job or this process's place in it.
 int hvd_elastic_restart_count(void);
-/// The number of the present generation. 0 outside an elastic job.
+/// The number of the current generation. 0 outside an elastic job.
 uint64_t hvd_elastic_generation(void);
 
 // ---- Observation

@@ -78,8 +78,8 @@ struct BackwardOptions {
 
 /// Options of Accelerator::run().
 struct ElasticRunOptions {
-  /// The folder of save_state(). Its newest state, if there is one, is loaded when the job begins,
-  /// and where all ranks were lost. Not set: a job whose ranks are all lost ends.
+  /// The folder of save_state(). Its newest state, if there is one, is loaded when the job begins
+  /// and after all ranks were lost. Not set: the job ends when all its ranks are lost.
   std::optional<std::filesystem::path> resume_from = std::nullopt;
   /// Called before each entry into the function. See elastic::State::on_change().
   std::function<void(const elastic::Change&)> on_change = {};
@@ -174,12 +174,12 @@ class [[nodiscard]] Profile {
 ///       optimizer.zero_grad();
 ///     }
 ///
-/// N ranks with batches of b samples train as one rank with batches of N x b, up to rounding.
-/// Every rank makes the same calls. Functions that are collective say so. Not thread-safe.
+/// N ranks with batches of b samples train as one rank with batches of N x b, up to rounding. Every
+/// rank makes the same calls. Collective functions are marked as such. Not thread-safe.
 class Accelerator {
  public:
   /// Calls init(), unless the program has; the destructor then calls shutdown(). Collective, except
-  /// before the first rank of a worker of an elastic job.
+  /// in a worker of an elastic job that has no rank yet.
   /// @throws UsageError for an option that is out of range; MismatchError on every rank when
   /// options differ; and as init()
   explicit Accelerator(AcceleratorOptions options = {});
@@ -272,9 +272,10 @@ class Accelerator {
 
   /// Runs the training loop on all ranks of an elastic job ('hvdrun --min-np'), and enters it again
   /// after each change of the ranks, as elastic::run() does. Prepare and register everything
-  /// before; in an elastic job constructor and prepare() communicate nothing before run(), since
-  /// there is no rank. Each entry finds all prepared and registered objects at the last commit(),
-  /// and gradients are zero. In any other job the function is called once.
+  /// before; in an elastic job the constructor and prepare() do not communicate before run(),
+  /// because the process has no rank yet. At each entry, all prepared and registered objects are in
+  /// the state of the last commit(), and gradients are zero. In any other job the function is
+  /// called once.
   ///
   ///     accelerator.run([&] {
   ///       while (train_loader->epoch() < 10)

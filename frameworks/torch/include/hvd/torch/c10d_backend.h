@@ -21,8 +21,8 @@ class Completions;
 class Group;
 struct Launch;
 
-/// Declares the calls of a group whose members change. Torch 2.14 has them in c10d::Backend, and
-/// these override them without the word, which is an error before.
+/// Declares the calls of a group whose members change. In torch 2.14 they override functions of
+/// c10d::Backend; they are declared without `override`, which earlier versions would reject.
 class ReconfigurableBackend : public c10d::Backend {
  public:
   using Backend::Backend;
@@ -38,13 +38,14 @@ class ReconfigurableBackend : public c10d::Backend {
 /// The collectives of hvd as a backend of torch.distributed, for tensors on the CPU.
 ///
 /// Ranks are matched by the order of their calls: each rank makes the same calls in the same order,
-/// as for every c10d backend. Calls that only move data take every dtype that is not
-/// quantised; reductions take those of `<hvd/torch/operations.h>`. Sums of float16 and bfloat16 are
-/// computed in float32. hvd's errors are converted to c10::DistBackendError, but for UsageError.
-/// The wait() of the returned c10d::Work throws them; the call itself throws UsageError, and the
-/// cause of a job that has failed before.
+/// as for every c10d backend. Calls that only move data take every dtype that is not quantised;
+/// reductions take those of `<hvd/torch/operations.h>`. Sums of float16 and bfloat16 are computed
+/// in float32. hvd's errors other than UsageError are converted to c10::DistBackendError. The
+/// wait() of the returned c10d::Work throws them; the call itself throws UsageError, and the cause
+/// of failure if the job has already failed.
 ///
-/// Thread-safe, as far as the order of calls allows. Blocking calls do not need Python's lock.
+/// Thread-safe, but ranks must keep the same order of calls. Blocking calls do not need Python's
+/// lock.
 class C10dBackend final : public libtorch::ReconfigurableBackend {
  public:
   /// The first group has all ranks and joins the job, unless this process has joined one. Each
@@ -65,12 +66,12 @@ class C10dBackend final : public libtorch::ReconfigurableBackend {
   struct Unformed {};
   C10dBackend(Unformed, const c10::intrusive_ptr<c10d::Store>& store, int rank, int size,
               std::chrono::milliseconds timeout = kBackendDefaultTimeout);
-  /// Does not leave the job, which shutdown() and the end of the process do.
+  /// Does not leave the job; shutdown() and the end of the process do.
   ~C10dBackend() override;
 
-  /// @name The present members
-  /// Before torch 2.14 the functions of these names of c10d::Backend return those of the
-  /// constructor.
+  /// @name The current members
+  /// Before torch 2.14 the functions of c10d::Backend with these names return the constructor's
+  /// arguments.
   /// @{
   int getRank() const noexcept;
   int getSize() const noexcept;
@@ -88,8 +89,9 @@ class C10dBackend final : public libtorch::ReconfigurableBackend {
   /// former job, ends nothing.
   void abort() override;
   bool supportsShrinking() const override { return true; }
-  /// Makes a group of the members but `ranks_to_exclude`, which do not take part and have to be
-  /// alive: the loss of a rank ends the job. Collective over the members of the new group.
+  /// Makes a group of all members except `ranks_to_exclude`. The excluded ranks do not take part
+  /// but must be alive, because the loss of a rank ends the job. Collective over the members of the
+  /// new group.
   /// @param ranks_to_exclude ranks of this group
   /// @param shrink_flags only 0, torch's SHRINK_DEFAULT
   /// @param options its timeout is that of the new group; null: this group's timeout
@@ -100,24 +102,24 @@ class C10dBackend final : public libtorch::ReconfigurableBackend {
   bool supportsReconfigure() const override { return true; }
   /// hvd::reconfigure_handle().
   std::string get_reconfigure_handle() const override;
-  /// Forms the group and its job of the processes behind the handles: hvd::reconfigure(). Ranks
-  /// follow the order of the handles. For the group of all ranks; other groups of the former job
-  /// are not valid any more, and objects of hvd::torch have to be made anew (hvd::reconfigure()).
-  /// Not concurrent with other calls of this object.
+  /// Forms the group and its job of the processes that the handles belong to, in the order of the
+  /// handles: see hvd::reconfigure(). Only for the group of all ranks; other groups of the former
+  /// job become invalid, and objects of hvd::torch must be replaced. Not concurrent with other
+  /// calls of this object.
   /// @param timeout of the call; empty: the group's
   /// @return a completed work
-  /// @throws UsageError as hvd::reconfigure(), and for a group that has not all ranks of the job;
-  /// c10::DistBackendError when a process is lost or missing
+  /// @throws UsageError as hvd::reconfigure(), and for a group that does not have all ranks of the
+  /// job; c10::DistBackendError when a process is lost or missing
   c10::intrusive_ptr<c10d::Work> reconfigure(std::int64_t uuid,
                                              const std::vector<std::string>& handles,
                                              std::optional<std::chrono::milliseconds> timeout = {});
-  /// The same with torch's options, whose handles are sorted as texts if they are a set. Ignores
+  /// The same with torch's options. If the handles are a set, they are sorted as texts. Ignores
   /// hints.
   c10::intrusive_ptr<c10d::Work> reconfigure(const c10d::ReconfigureOptions& options) override;
-  /// Whether allocateTensor() has memory for tensors on the CPU, which have the index -1.
+  /// Whether allocateTensor() can allocate shared memory. False for an index of 0 or more, a GPU.
   bool supportsTensorAlloc(c10::DeviceIndex index) override;
   /// A tensor of one dimension in memory where the ranks of this host reduce it without copies.
-  /// DistributedDataParallel makes its buckets of such tensors where the environment has
+  /// DistributedDataParallel allocates its buckets with it if the environment has
   /// DDP_DISABLE_COMM_MEM=0, and FSDP2 does so on request. Its contents are arbitrary. Ordinary
   /// memory when the shared memory is used up.
   /// @param size in elements
@@ -173,8 +175,8 @@ class C10dBackend final : public libtorch::ReconfigurableBackend {
                                           std::vector<at::Tensor>& inputs,
                                           const c10d::AllToAllOptions& options = {}) override;
   c10::intrusive_ptr<c10d::Work> barrier(const c10d::BarrierOptions& options = {}) override;
-  /// A barrier whose error names the ranks that have not made the call in time: the first of them,
-  /// or with `wait_all_ranks` all. The ranks record their calls in the store.
+  /// A barrier whose error names the first rank that has not made the call in time; with
+  /// `wait_all_ranks` it names all such ranks. The ranks record their calls in the store.
   /// @throws UsageError without a store; c10::DistBackendError when a rank is missing
   void monitoredBarrier(const c10d::BarrierOptions& options, bool wait_all_ranks = false) override;
   /// Messages match by group, ranks and tag, in the order of the calls. The work is done when the
@@ -197,7 +199,7 @@ class C10dBackend final : public libtorch::ReconfigurableBackend {
   c10::intrusive_ptr<c10d::Work> send_or_receive(c10d::OpType type,
                                                  std::vector<at::Tensor>& tensors, int peer,
                                                  int tag);
-  /// An allreduce of all shares, of which this rank's is copied to `output`.
+  /// An allreduce of all shares; copies this rank's share to `output`.
   c10::intrusive_ptr<c10d::Work> reduce_shares(const at::Tensor& output,
                                                const std::vector<at::Tensor>& shares,
                                                const c10d::ReduceScatterOptions& options);
@@ -217,8 +219,8 @@ class C10dBackend final : public libtorch::ReconfigurableBackend {
 std::string flight_record();
 
 /// A function that a thread calls before it returns from a call of C10dBackend or from a wait of
-/// c10d::Work, and before it runs the callbacks of a future. It may block for ever: so Python's
-/// adapter stops threads when the interpreter ends, because they cannot take its lock any more.
+/// c10d::Work, and before it runs the callbacks of a future. It may block forever: Python's adapter
+/// uses this to stop threads when the interpreter ends, because they can no longer take its lock.
 /// Null: no function. Thread-safe.
 void set_return_check(void (*check)() noexcept) noexcept;
 

@@ -40,8 +40,8 @@ enum class Remainder {
 struct DataLoaderOptions {
   /// Samples per batch and rank, at least 1.
   std::int64_t batch_size = 1;
-  /// Samples per step on all ranks together, instead of batch_size: the step is the same whatever
-  /// the number of ranks, which may change in an elastic job. The ranks' batches differ by at most
+  /// Samples per step on all ranks together, instead of batch_size: the step has the same size for
+  /// any number of ranks, which may change in an elastic job. The ranks' batches differ by at most
   /// one sample, so the optimizer needs set_weight(). The last step of an epoch may be smaller; if
   /// it has fewer samples than there are ranks, kPad repeats some. kDrop leaves it out. 0: not
   /// used.
@@ -262,7 +262,7 @@ class UsedBatchIterator final : public torch::data::detail::ValidIterator<Batch>
 }  // namespace libtorch
 
 /// This rank's batches of a data set, epoch after epoch, loaded ahead by LibTorch's DataLoader. The
-/// loader counts the samples that the program has *used*, however far workers have loaded ahead,
+/// loader counts the samples that the program has *used*, not those that workers have loaded ahead,
 /// and save() saves that position: an interrupted program continues after the last batch that it
 /// used.
 ///
@@ -332,8 +332,8 @@ class DataLoader {
   /// Saves epoch and position, which are the same on every rank. One rank's archive can be loaded
   /// on all (with Remainder::kUneven that of the set's first rank).
   void save(torch::serialize::OutputArchive& archive) const { progress_->save(archive); }
-  /// Call it on every rank. batch_size, workers and the number of ranks may differ from those of
-  /// the saved state.
+  /// Loads a saved position. Call it on every rank. batch_size, workers and the number of ranks may
+  /// differ from those of the saved state.
   /// @throws UsageError, and changes nothing, for an archive without a loader's state, and for a
   /// data set of another size or order (seed, shuffle)
   void load(torch::serialize::InputArchive& archive) { progress_->load(archive); }

@@ -212,8 +212,8 @@ class OptimizerWrapper : public torch::optim::Optimizer {
 /// before step(), in which the ranks compare their parameters.
 ///
 /// In an elastic job it may be constructed before elastic::run(), and survives changes of the ranks
-/// if it reduces over all of them: gradients of a step that was interrupted are dropped, and what
-/// the ranks have learned is learned anew.
+/// if it reduces over all of them: gradients of an interrupted step are dropped, and the step after
+/// a change proceeds like the first one.
 ///
 /// One thread at a time, apart from the hooks, which run on the threads of backward(). The
 /// destructor removes the hooks, and does not communicate. It warns if gradients are being reduced.
@@ -274,8 +274,8 @@ class DistributedOptimizer : public OptimizerWrapper {
   /// backward().
   /// @throws MismatchError, DivergedError, NonFiniteError, StalledError, PeerLostError or
   /// ShutdownError, after which the parameters are unchanged. UsageError for gradients that were
-  /// written to while they were reduced, for parameters that were added to `optimizer` itself, and
-  /// for an option that was set to different values here and in `optimizer`.
+  /// written to while they were reduced, for parameters that were added to `optimizer` directly,
+  /// and for an option that was set to different values in the wrapper and in `optimizer`.
   torch::Tensor step(torch::optim::Optimizer::LossClosure closure = nullptr) override;
 
   /// Returns when every gradient is final. Clip or inspect gradients after this. Throws as step().

@@ -30,7 +30,7 @@ concept ModulePointer = requires(T& pointer) {
   requires std::derived_from<std::remove_cvref_t<decltype(*pointer)>, torch::nn::Module>;
 };
 
-/// Types that are no tensor, module, optimizer or scheduler.
+/// Types other than tensors, modules, optimizers and schedulers.
 template <class T>
 concept PlainObject =
     !std::is_const_v<T> && !ModulePointer<T> && !std::derived_from<T, torch::Tensor> &&
@@ -47,8 +47,8 @@ namespace hvd::elastic {
 /// Whether a commit copies parameters and optimizer state.
 enum class Copy {
   /// No. A rank whose parameters were written after its last commit receives those of another rank.
-  /// If that is so on all ranks, they continue with one rank's parameters, and the samples of one
-  /// step are used twice.
+  /// If all ranks have written theirs, they continue with one rank's parameters, and the samples of
+  /// one step are used twice.
   kNone,
   /// Yes, at the cost of their memory and of the copy. Every rank goes back to the last commit
   /// exactly.
@@ -121,12 +121,12 @@ class Sampler {
 ///     state.track("epoch", epoch).track("sampler", sampler).random(42);
 ///     hvd::elastic::run(state, [&] { ...; optimizer.step(); state.commit(); });
 ///
-/// Refers to its arguments, which must outlive it. Constructing it and tracking communicate
-/// nothing. Parameters, optimizers and values are equal on all ranks at a commit, which the ranks
-/// check by a hash when a generation begins. Buffers may differ between ranks, as the statistics of
-/// BatchNorm do: a rank that has the last commit goes back to its own, and others receive one
-/// rank's. The state of an optimizer that is not SGD, Adam, AdamW, Adagrad or RMSprop is copied at
-/// each commit, and not compared. Not thread-safe.
+/// Refers to its arguments, which must outlive it. The constructor and track() do not communicate.
+/// Parameters, optimizers and values are equal on all ranks at a commit, which the ranks check by a
+/// hash when a generation begins. Buffers may differ between ranks, as the statistics of BatchNorm
+/// do: a rank that has the last commit goes back to its own, and others receive one rank's. The
+/// state of an optimizer that is not SGD, Adam, AdamW, Adagrad or RMSprop is copied at each commit,
+/// and not compared. Not thread-safe.
 class TorchState : public State {
  public:
   explicit TorchState(TorchStateOptions options = {}) : options_(options) {}
@@ -138,8 +138,7 @@ class TorchState : public State {
     track("optimizer", optimizer);
   }
 
-  /// @name Tracking
-  /// As State::track(). @throws UsageError, as there
+  /// @name Tracking Like State::track(), including its errors.
   /// @{
 
   /// The parameters and buffers that the module has now.
@@ -193,11 +192,11 @@ class TorchState : public State {
   }
   /// @}
 
-  /// Seeds LibTorch's default random streams anew at each commit, from this seed, the rank and the
-  /// number of commits, so that what a rank draws in a step (dropout) depends on nothing else. A
-  /// step that is repeated on as many ranks draws the same. TrainingState::random() saves the
-  /// number, so that a job which loads a checkpoint draws what the one that saved it would have
-  /// drawn.
+  /// Reseeds LibTorch's default random streams at each commit from this seed, the rank and the
+  /// number of commits, so that the random numbers of a step (dropout) depend only on these. A step
+  /// that is repeated on the same number of ranks draws the same numbers. TrainingState::random()
+  /// saves the number of commits, so that a job that loads a checkpoint draws the same numbers as
+  /// the job that saved it would have drawn.
   TorchState& random(std::uint64_t seed);
   /// Commits a state that the function of run() has loaded from a checkpoint, and keeps its random
   /// streams. @throws as commit()

@@ -169,7 +169,7 @@ class GradientSynchronizer {
   GradientSynchronizer(std::vector<libtorch::ReducedParameter> parameters,
                        libtorch::GradientReduction how, int passes_per_step,
                        const NamedParameters& named);
-  /// Replaces `former` between steps, whose hooks are removed. Only the parameters differ.
+  /// Replaces `former` between steps, and removes its hooks. Only the parameters differ.
   GradientSynchronizer(std::vector<libtorch::ReducedParameter> parameters,
                        GradientSynchronizer& former, const NamedParameters& named);
   void begin_generation();

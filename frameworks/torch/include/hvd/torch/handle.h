@@ -53,13 +53,14 @@ class Handle {
   std::shared_ptr<libtorch::PendingResult> result_;
 };
 
-/// A function that waits for tensors call about ten times a second on the waiting thread, unless it
-/// is a BackgroundThread: Handle::wait(), calls that block, wait_with_check(), and waits of
-/// c10d::Work. It may throw, which ends the wait but not the operation; Python's adapter raises
-/// KeyboardInterrupt so. Null: no function. Thread-safe.
+/// Sets a function that every wait for tensors (Handle::wait(), calls that block,
+/// wait_with_check(), and waits of c10d::Work) calls about ten times a second on the waiting
+/// thread, unless that thread has a BackgroundThread. If the function throws, the wait ends but the
+/// operation does not; this is how Python's adapter raises KeyboardInterrupt. Null: no function.
+/// Thread-safe.
 void set_wait_check(void (*check)()) noexcept;
 
-/// Waits until the operation is done. @throws what the function of set_wait_check() throws
+/// Waits until the operation is done. @throws the exceptions of the function of set_wait_check()
 void wait_with_check(const Operation& operation);
 
 /// @}

@@ -37,8 +37,8 @@ struct LocalSgdOptions {
 
 /// Trains with local steps: each rank makes H steps of an inner optimizer by its own gradients,
 /// then the ranks average their pseudo-gradients, and an outer optimizer makes one step by the
-/// average. The pseudo-gradient of a parameter is the difference of its value at the last
-/// synchronization and its value now. So the ranks communicate once in H steps.
+/// average. The pseudo-gradient of a parameter is its value at the last synchronization minus its
+/// current value. The ranks therefore communicate once in H steps.
 ///
 ///     torch::optim::AdamW inner(model->parameters(), 4e-4);
 ///     torch::optim::SGD outer(model->parameters(),
@@ -84,8 +84,9 @@ class LocalSgd {
   /// are equal on all ranks. No effect without local steps since the last synchronization. Keeps
   /// `.grad`. Collective.
   /// @throws MismatchError, StalledError, PeerLostError or ShutdownError, after which parameters
-  /// are unchanged and it can be called again; as step() of the outer optimizer, after which
-  /// parameters are those of the last synchronization, as far as it has not changed them
+  /// are unchanged and the call can be repeated; as step() of the outer optimizer, after which
+  /// parameters have the values of the last synchronization, except those that the outer optimizer
+  /// has already changed
   void synchronize();
   /// Local steps since the last synchronization. At 0 parameters are equal on all ranks.
   std::int64_t local_steps() const noexcept { return local_steps_; }
@@ -102,7 +103,7 @@ class LocalSgd {
  private:
   friend class elastic::TorchState;
 
-  /// Takes the present parameters as those of the last synchronization.
+  /// Records the current parameters as those of the last synchronization.
   void take_parameters();
 
   torch::optim::Optimizer& inner_;

@@ -53,7 +53,7 @@ class RunningLoaders {
 /// The arguments of Accelerator::prepare(), in order.
 struct PreparedModule {
   torch::nn::Module* module = nullptr;            ///< null for a module that Python has exported
-  std::shared_ptr<torch::nn::Module> owner;       ///< null if the program owns the module otherwise
+  std::shared_ptr<torch::nn::Module> owner;       ///< null: the program owns the module
   std::optional<torch::jit::Module> script = {};  ///< a module that Python has exported
 };
 using PreparedScheduler =

@@ -36,7 +36,8 @@ class ShardedOptimizerItem;
 /// @addtogroup train
 /// @{
 
-/// The options mean the same as in DistributedOptimizerOptions, unless noted otherwise.
+/// Options of a ShardedOptimizer. They mean the same as in DistributedOptimizerOptions, unless
+/// noted otherwise.
 struct ShardedOptimizerOptions {
   /// kAverage or kSum.
   ReduceOp op = ReduceOp::kAverage;
@@ -85,18 +86,18 @@ struct ShardedOptimizerOptions {
 /// may be given other memory or other strides (a memory format), the same on every rank.
 ///
 /// In an elastic job it may be constructed before elastic::run(), over all ranks, and is tracked by
-/// an elastic::TorchState: the state is then distributed anew when the ranks change.
+/// an elastic::TorchState: the state is then redistributed when the ranks change.
 ///
 /// Does not support join(): a rank without data still has its part to update. The destructor warns
 /// like that of DistributedOptimizer. One thread at a time, apart from the hooks of gradients.
 class ShardedOptimizer : public OptimizerWrapper {
  public:
-  /// Collective; in a worker of an elastic job that has no rank yet local, and the ranks compare
-  /// when each generation begins. @throws UsageError on the rank where the optimizer is LBFGS, its
-  /// parameters are on several devices, a parameter occurs twice, has no name or belongs to another
-  /// wrapper, or an option is out of range. The other ranks then throw MismatchError. All ranks
-  /// throw it for the first difference in the optimizer's type, its groups and options, and its
-  /// parameters. After an error the optimizer is unchanged.
+  /// Collective. In a worker of an elastic job that has no rank yet it is local, and the ranks
+  /// compare their arguments when each generation begins. @throws UsageError on the rank where the
+  /// optimizer is LBFGS, its parameters are on several devices, a parameter occurs twice, has no
+  /// name or belongs to another wrapper, or an option is out of range. The other ranks then throw
+  /// MismatchError. All ranks throw it for the first difference in the optimizer's type, its groups
+  /// and options, and its parameters. After an error the optimizer is unchanged.
   template <class Parameters = NamedParameters>
     requires std::convertible_to<const Parameters&, NamedParameters>
   ShardedOptimizer(torch::optim::Optimizer& optimizer, const Parameters& parameters,

@@ -30,8 +30,8 @@ void check_layer_set(const ProcessSet& process_set, const std::string& who);
 class LayerExchange;
 
 /// A layer's exchanges with the other ranks of its set. They are numbered at their first use, so
-/// ranks may construct different layers that they do not use, in each generation of an elastic job.
-/// Not thread-safe.
+/// ranks may construct different layers as long as they do not use them, in each generation of an
+/// elastic job. Not thread-safe.
 class LayerExchangeHolder {
  public:
   LayerExchangeHolder() = default;

@@ -172,7 +172,7 @@ class TrainingState {
   /// belongs to the optimizer.
   TrainingState& scheduler(torch::optim::LRScheduler& scheduler,
                            const std::string& name = "scheduler");
-  /// The best value, and the numbers of steps, of bad steps and of remaining cooldown steps.
+  /// The scheduler's best value, and its numbers of steps, bad steps and remaining cooldown steps.
   TrainingState& scheduler(torch::optim::ReduceLROnPlateauScheduler& scheduler,
                            const std::string& name = "scheduler");
   TrainingState& scaler(GradScaler& scaler, const std::string& name = "scaler");
