@@ -20,8 +20,8 @@ std::int64_t row_elements(const std::vector<std::int64_t>& shape) {
 
 // A collective that scales would also scale an absent rank's neutral contribution (1 in a product).
 // So the prescale of a minimum, maximum or product is applied while packing if a rank is absent. If
-// elements are cast, the prescale is applied before they are rounded to 16 bits. A postscale that
-// makes them larger is applied after they are fp32 again, so that they do not overflow needlessly.
+// elements are cast, the prescale is applied before they are rounded to 16 bits. A postscale of
+// magnitude above 1 is applied after the cast back to fp32, so that 16-bit values do not overflow.
 Conversion conversion_of(const wire::Request& request, bool rank_absent) {
   Conversion conversion{request.dtype, request.travels_as()};
   const bool scales_early =

@@ -12,7 +12,7 @@
 
 namespace hvd::runtime {
 
-/// How elements are converted between a tensor and the collective.
+/// How elements are converted on the way from a tensor to the collective and back.
 struct Conversion {
   DataType tensor = DataType::kFloat32;
   DataType travels = DataType::kFloat32;

@@ -63,8 +63,8 @@ Duration longest_hold(const RuntimeOptions& options) {
 }
 
 // Returns two ranks of each other host, which then report the loss to the ranks of their host. The
-// coordinator sends it to all ranks, but it may hang for the same reason, as may any rank that had
-// a connection to the lost one.
+// coordinator sends the loss to all ranks too, but it may hang for the same reason as any rank that
+// had a connection to the lost rank.
 std::vector<int> ranks_to_notify(const Topology& topology) {
   std::vector<int> speakers;
   constexpr int kRanksPerHost = 2;
@@ -117,7 +117,7 @@ void ControlRouter::report(const wire::Report& report) {
   counters_.cached_operations.store(negotiator_.reported_by_bit(), std::memory_order_relaxed);
 }
 
-// A message that rank 0 hands to itself is sent and received at once.
+// A message from rank 0 to itself counts as sent and as received.
 void ControlRouter::count_local_message() noexcept {
   counters_.control_messages_sent.fetch_add(1, std::memory_order_relaxed);
   counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);

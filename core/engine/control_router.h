@@ -49,8 +49,8 @@ class ControlRouter {
         payload = {};
     int source = 0;
     std::vector<std::byte> bytes = {};  ///< that a PointMessage refers to
-    /// False for Blocked: it brings this rank no work, and a waiting thread must be able to go to
-    /// sleep, or this rank could not report itself as blocked.
+    /// Whether the message may bring this rank work. False for Blocked: a waiting thread must be
+    /// able to go to sleep after it, otherwise this rank could not report itself as blocked.
     bool moves = true;
   };
 
@@ -71,15 +71,16 @@ class ControlRouter {
   /// Asks the coordinator which ranks an operation of this rank waits for.
   void ask(const wire::WaitQuestion&);
   void reply(const wire::WaitReply&);
-  /// The members of the set have left its last replay. The first of them informs the coordinator.
+  /// To be called when the members of the set have left its last replay. The first member informs
+  /// the coordinator.
   void on_replay_left(int process_set, std::uint64_t batches_run);
 
   // --- downwards ---
-  /// Rank 0: decides and sends the next plan. It waits until receive() has returned the last plan.
+  /// Rank 0: decides and sends the next plan. Makes no plan until receive() has returned the last
+  /// one.
   /// @return whether there is a plan
   bool decide(const control::BatchesAhead&);
-  /// Sends the plan to the ranks below. To be called before this rank applies it: those ranks
-  /// report after it, and this one must understand their reports by then.
+  /// Sends the plan to the ranks below. To be called before this rank applies it.
   void pass_down(const wire::Plan&);
   /// To be called when the negotiator has applied the plan.
   void on_applied(const wire::Plan&);
@@ -106,17 +107,18 @@ class ControlRouter {
   /// other host, because rank 0 may hang for the same cause.
   void broadcast_failure(const wire::Abort&);
   /// Called by each rank that receives an Abort for a lost rank. Rank 1, or rank 2 if rank 1 is
-  /// lost, sends the Abort on to the lost rank. That rank may be alive and unable to receive
-  /// messages from the rank that reported it.
+  /// lost, forwards the Abort to the lost rank, which may be alive but unable to receive messages
+  /// from the rank that reported it.
   void notify_suspect(const wire::Abort&);
 
-  /// Rank 0: the rank has left, with or without a report of it.
+  /// Rank 0: records that the rank has left, whether or not it has reported that.
   void on_departed(int rank) { coordinator_->record_departure(rank); }
 
   // --- by the clock ---
   /// Rank 0: logs stalls and their ends.
   void log_stalls();
-  /// Other ranks depend on messages that this router holds, or it waits for theirs.
+  /// Whether other ranks depend on messages that this router holds, or it waits for messages of
+  /// other ranks.
   bool waiting() const noexcept;
   /// When forward_reports() or decide() may have work although no message arrives.
   std::optional<TimePoint> deadline() const;

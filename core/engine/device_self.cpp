@@ -22,7 +22,7 @@ double factor_of(const Collective& collective) noexcept {
   return scale.prescale * scale.postscale / static_cast<double>(scale.divisor);
 }
 
-/// A collective that was complete, or queued on the device, when it was launched.
+/// A collective that is complete, or queued on the device, as soon as it is launched.
 class QueuedWork final : public Work {
  public:
   explicit QueuedWork(EventPtr output_ready) : output_ready_(std::move(output_ready)) {}

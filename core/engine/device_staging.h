@@ -12,8 +12,8 @@
 namespace hvd::runtime {
 
 /// Staging in a device's memory: one launch packs the tensors (and scales and casts) after their
-/// input_ready events, the collective follows, and one launch unpacks. Packing and unpacking have
-/// streams of their own, so that the next batch is packed while this one is reduced. A batch of one
+/// input_ready events, the collective follows, and one launch unpacks. Packing and unpacking use
+/// separate streams, so that the next batch is packed while this one is reduced. A batch of one
 /// tensor that is not in parts, without a factor or a cast, is passed to the channel unchanged. No
 /// call blocks the host.
 class DeviceStaging final : public Staging {

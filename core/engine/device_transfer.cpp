@@ -25,7 +25,7 @@ bool DeviceTransfer::can_begin() {
   if (!device::reached(ready_)) return false;
   ready_.reset();
   const device::DeviceGuard guard(messages_.device_->api(), messages_.device_->device());
-  // One size, so that each message can use the memory of another one.
+  // All messages use one size, so that each can reuse the memory of another.
   if (auto buffer = messages_.pool_.acquire(kSlots * wire::kPieceBytes)) host_ = std::move(*buffer);
   return host_.memory != nullptr;
 }

@@ -13,7 +13,7 @@
 
 namespace hvd::runtime {
 
-/// The messages of a rank's GPU share a stream for their copies, and pinned host memory.
+/// The copy stream and the pinned host memory that all messages of a rank's GPU share.
 class DeviceMessages {
  public:
   explicit DeviceMessages(std::shared_ptr<device::Context> device);
@@ -28,7 +28,7 @@ class DeviceMessages {
 
 /// A send or recv whose tensor is on this rank's GPU. Its pieces pass through four slots of pinned
 /// host memory. No copy begins before the tensor is ready, so that a copy that waits for the
-/// program's stream delays no other one.
+/// program's stream does not delay other copies.
 ///
 /// Not thread-safe: used by the thread that drives the engine. The device's errors are thrown.
 class DeviceTransfer {

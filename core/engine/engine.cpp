@@ -118,7 +118,7 @@ bool Engine::step(Callbacks callbacks, Extent extent) noexcept {
       fail(explain(status_of(error)), true);
       return true;
     }
-    // A broken connection fails the messages to one rank; the others must still be notified.
+    // A broken connection affects the messages to one rank only; the others must still be notified.
     control_broken_ = control_broken_ || dynamic_cast<const BrokenConnection*>(&error) == nullptr;
     return false;
   }
@@ -198,7 +198,7 @@ void Engine::begin_steady(int process_set, std::vector<control::AgreedBundle> sc
 
 void Engine::leave_steady(int process_set) {
   router_.on_replay_left(process_set, steady_.batches_run(process_set));
-  // They are negotiated as if they had just been submitted.
+  // The released operations are negotiated as if they had just been submitted.
   const std::vector<OperationPtr> released = steady_.release(process_set);
   for (const OperationPtr& operation : released) outstanding_.emplace(operation->order, operation);
   for (const OperationPtr& operation : released) {
@@ -274,7 +274,7 @@ std::string Engine::activity() const {
 
 // The members of a set have left its replay before rank 0 makes a plan about an operation of it. On
 // the host of rank 0, run_steady() detects that here. On other hosts the update may still be on its
-// way, so the plan is deferred until then.
+// way, so the plan is deferred until it arrives.
 void Engine::on_plan(const wire::Plan& plan) {
   while (run_steady()) continue;
   steady_.excludes_negotiation() ? steady_.defer(plan) : apply(plan);
@@ -315,7 +315,7 @@ void Engine::start(control::AgreedBatch batch) {
     }
     executor_.start(executor_.prepare(std::move(batch), operations));
   } catch (...) {
-    // They must end with the cause of the failure, and no other part holds them.
+    // These operations must end with the cause of the failure, and no other part holds them.
     for (const OperationPtr& operation : operations)
       outstanding_.emplace(operation->order, operation);
     throw;

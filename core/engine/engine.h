@@ -32,7 +32,7 @@ class HVD_CAPABILITY("progress ownership") ProgressOwnership {
   void released() const noexcept HVD_RELEASE() {}
 };
 
-/// The parts of an engine. References outlive it.
+/// The parts of an engine. The references must outlive it.
 struct EngineParts {
   std::unique_ptr<control::ControlPlane> control;
   std::vector<std::shared_ptr<Backend>> backends;
@@ -73,9 +73,9 @@ class Engine {
   using Callbacks = SubmissionQueue::Callbacks;
   enum class Extent : std::uint8_t {
     kEverything,
-    /// While schedules are replayed on one host, most steps advance only these and the batches, so
-    /// that a thread that spins sees a flag sooner. The thread calls stop_polling() before it
-    /// sleeps or leaves.
+    /// Advances only the replays and the batches. Most steps use it while schedules are replayed on
+    /// one host, so that a spinning thread sees a flag sooner. The thread calls stop_polling()
+    /// before it sleeps or leaves.
     kReplays
   };
   /// Makes all the progress that is possible now. @return whether it made any. kNone: accepts no
@@ -86,7 +86,8 @@ class Engine {
   enum class Waiting : std::uint8_t {
     kWithoutLimit,
     kForSomeTime,
-    kForMessage  ///< a thread waits for a send or recv, so the ranks may get further without plans
+    kForMessage  ///< a thread waits for a send or recv, so the ranks may make progress without
+                 ///< plans
   };
   /// To be called before a thread that has called step() with Extent::kReplays sleeps or stops
   /// calling it. @return whether the other ranks may have relied on these calls, so that step() has
@@ -96,9 +97,9 @@ class Engine {
   /// now has work, so that the thread must not sleep. A wait with a time limit ends by itself, so
   /// it does not count as evidence of a deadlock; neither does the wait of a BackgroundThread.
   bool prepare_to_block(Waiting) noexcept HVD_REQUIRES(progress_);
-  /// Whether work is in flight that rings no doorbell when it ends.
+  /// Whether work is in flight whose end does not ring the doorbell.
   bool needs_polling() const noexcept HVD_REQUIRES(progress_);
-  /// Data or control messages are being moved.
+  /// Whether data or control messages are being moved.
   bool transferring() const noexcept HVD_REQUIRES(progress_) {
     return executor_.needs_polling() || control_->busy() || router_.has_own_plan();
   }
@@ -123,7 +124,7 @@ class Engine {
   /// A text for the log: one line per outstanding operation, on rank 0 with the ranks that it waits
   /// for.
   std::string state_text() const HVD_REQUIRES(progress_);
-  /// Announces an orderly exit, so that the other ranks do not take the silence that follows for a
+  /// Announces an orderly exit, so that the other ranks do not treat the silence that follows as a
   /// loss.
   void farewell() noexcept HVD_REQUIRES(progress_) { control_->farewell(); }
 
@@ -132,8 +133,8 @@ class Engine {
   void begin(const OperationPtr&) HVD_REQUIRES(progress_);
   /// @return whether the operation now waits for a plan; otherwise it has ended
   bool negotiate(const OperationPtr&) HVD_REQUIRES(progress_);
-  /// Advances the replayed schedules, and applies the deferred plans once this rank has left that
-  /// of all ranks.
+  /// Advances the replayed schedules, and applies the deferred plans once this rank has left the
+  /// replay of all ranks.
   bool run_steady(bool polls = false) HVD_REQUIRES(progress_);
   void leave_steady(int process_set) HVD_REQUIRES(progress_);
   void begin_steady(int process_set, std::vector<control::AgreedBundle> schedule)
@@ -173,9 +174,9 @@ class Engine {
   void on_wait_answer(const wire::WaitAnswer&) HVD_REQUIRES(progress_);
   bool waits_for_others(const OperationState&) const HVD_REQUIRES(progress_);
   bool has_submitted(const wire::WaitProbe&) const HVD_REQUIRES(progress_);
-  /// How far this rank has got with the operations of this process set.
+  /// This rank's position in the sequence of operations of this process set.
   wire::Moment moment(int process_set) const HVD_REQUIRES(progress_);
-  /// Continues "rank 0 ...": the last operation and those that this rank waits for.
+  /// Continues "rank 0 ...": the last operation, and the operations that this rank waits for.
   std::string own_activity() const HVD_REQUIRES(progress_);
   bool waiting() const noexcept HVD_REQUIRES(progress_) { return busy() || router_.waiting(); }
   Status explain(const Status& cause) HVD_REQUIRES(progress_);
@@ -204,7 +205,7 @@ class Engine {
   ControlRouter router_ HVD_GUARDED_BY(progress_);
   BlockedNotice blocked_ HVD_GUARDED_BY(progress_);
   PointToPoint points_ HVD_GUARDED_BY(progress_);
-  // Operations that wait for a plan, not those that wait for a replay, and no sends and recvs.
+  // Operations that wait for a plan. Excludes those that wait for a replay, and sends and recvs.
   OperationsInOrder outstanding_ HVD_GUARDED_BY(progress_);
   // Just popped from submission_queue_; empty between steps.
   std::vector<OperationPtr> popped_ HVD_GUARDED_BY(progress_);

@@ -53,8 +53,8 @@ bool Engine::do_housekeeping() {
 }
 
 /// Handles a rank that has left although its last message has not arrived. The last message of rank
-/// 0 is that all ranks have agreed to shut down; that of another rank reports to rank 0 that it
-/// ends.
+/// 0 announces that all ranks have agreed to shut down; the last message of another rank reports to
+/// rank 0 that the rank ends.
 void Engine::on_departed(int rank) {
   if (router_.coordinates()) return router_.on_departed(rank);
   if (rank != 0) return;  // rank 0 will report it
@@ -75,13 +75,12 @@ void Engine::throw_loss(const control::PeerLoss& loss) {
   throw PeerLostError(message, loss.rank);
 }
 
-/// Finds the cause behind an error. A broken connection is mostly the consequence of a process's
-/// death, which is visible on this host or reported by another rank. Otherwise the peer counts as
-/// lost.
+/// Finds the cause of an error. A broken connection is mostly the consequence of a process's death,
+/// which is visible on this host or reported by another rank. Otherwise the peer counts as lost.
 Status Engine::explain(const Status& cause) {
   if (cause.code == StatusCode::kPeerLost && cause.rank >= 0) return cause;
   try {
-    // NCCL reports that a connection has broken, but not to which rank.
+    // NCCL reports that a connection is broken, but not to which rank.
     if (cause.code == StatusCode::kPeerLost) {
       const auto reported = find_reported_loss(BrokenConnections::kNameLostRank);
       const bool explains_more =
@@ -105,8 +104,8 @@ Status Engine::explain(const Status& cause) {
   return cause;
 }
 
-/// Looks for a rank of this host that has ended, and for a loss that another rank reports: a rank
-/// that fails because of a loss reports it first.
+/// Looks for a rank of this host that has ended, and for a loss that another rank reports. A rank
+/// that fails because of a loss reports the loss first.
 /// @param connections whether the peer of a broken control connection counts as lost, if no other
 /// rank names a lost rank
 /// @throws PeerLostError for a loss that this rank has found itself
@@ -161,8 +160,8 @@ void Engine::fail(const Status& cause, bool notify_others) noexcept {
   const Status own = as_seen_by(control_->rank(), cause);
   submission_queue_.set_failed(own);
   release_descriptors();  // to notify ranks without a connection
-  // Notify the supervisor before the operations fail, and before other ranks may end because of
-  // this.
+  // Notify the supervisor before the operations fail, and before other ranks end because of the
+  // loss.
   if (!on_failure_ && cause.code == StatusCode::kPeerLost && cause.rank != control_->rank()) {
     observe::notify_supervisor(observe::NoticeKind::kLoss, static_cast<int>(cause.code),
                                cause.message, cause.rank);

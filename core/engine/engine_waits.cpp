@@ -17,15 +17,15 @@ constexpr std::size_t kMostAnswersShown = 8;
 }  // namespace
 
 // Note [Questions about waits]
-// The thread's wait has ended, and the operation goes on as if nothing had been asked. A collective
-// that waits for other ranks is explained by the coordinator, which probes the ranks that may be
-// missing (control::WaitInquiries); a send or recv by its other side. Neither changes the state of
-// the negotiation or of a replayed schedule.
+// A question does not affect the operation. For a collective that waits for other ranks, the
+// coordinator answers after it has probed the ranks that may be missing (control::WaitInquiries);
+// for a send or recv, the other side answers. Neither changes the state of the negotiation or of a
+// replayed schedule.
 //
-// The states of two ranks are compared at one point of the sequence in which the ranks of a set run
-// its operations: a probed rank replies when it has got as far as the rank that asks, and the
-// answer counts when this rank has got as far as the ranks that replied. Otherwise an operation
-// that has just run, or an earlier one of the same name, would be taken for one that is missing.
+// The states of two ranks are compared at the same position in the set's sequence of operations: a
+// probed rank replies when it has reached the position of the rank that asks, and the answer is
+// valid when this rank has reached the positions of the ranks that replied. Otherwise an operation
+// that has just run, or an earlier one of the same name, would be mistaken for a missing one.
 bool Engine::describe_waits() {
   const bool work = submission_queue_.has_description_requests() || !descriptions_.empty() ||
                     !probes_.empty() || router_.has_wait_inquiries();

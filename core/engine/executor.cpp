@@ -69,7 +69,7 @@ Executor::Executor(const Parts& parts, std::unique_ptr<QueueFactory> factory, Fi
       finish_(std::move(finish)),
       completions_(parts_.clock, parts_.limit) {}
 
-// Memory that a device may still use outlives the executor.
+// Keeps memory that a device may still use.
 Executor::~Executor() { completions_.abandon(); }
 
 std::shared_ptr<Execution> Executor::prepare(control::AgreedBatch batch,
@@ -186,7 +186,7 @@ bool Executor::progress() {
 
 bool Executor::progress(ChannelQueue& queue) {
   bool moved = false;
-  // Many small batches are as much work as a large one.
+  // Many small batches are as much work as one large batch, so bytes limit a call.
   std::size_t bytes = 0;
   while (!queue.empty() && bytes < kBytesPerCall) {
     Execution& execution = queue.front();

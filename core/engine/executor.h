@@ -87,15 +87,15 @@ class Executor {
   /// from now on.
   void keep_buffers_for(std::span<const std::shared_ptr<Execution>>);
   /// Queues the batch. A batch that moves no data (a barrier, a join, a change of process sets)
-  /// ends at once. @pre all its operations are there, and it does not run
+  /// ends at once. @pre all its operations have been put, and it is not running
   void start(const std::shared_ptr<Execution>&);
   /// Fills a small batch ahead, if its channel can: then run_filled() is called instead of start().
   /// See Note [Filled on arrival] in pipeline.h. @return false if earlier batches of its channel
-  /// have to end first. @pre all its operations are there, and it does not run
+  /// have to end first. @pre all its operations have been put, and it is not running
   bool fill_ahead(Execution&);
   /// Runs the batch to its end. @return its bytes. @pre it is filled, and all ranks have filled it
   std::size_t run_filled(Execution&);
-  /// The set was removed: its channels are closed once their batches have ended.
+  /// To be called when the set was removed: closes its channels once their batches have ended.
   void retire(int process_set);
   /// Advances each queue by about kBytesPerCall of its batches. @return whether there was any
   /// progress; there may be more to do. @throws hvd::Error when a backend fails
@@ -106,13 +106,13 @@ class Executor {
   /// @throws PeerLostError for a batch that has made no progress for too long
   void check_headway(TimePoint now);
   bool active() const noexcept { return in_flight_ > 0; }
-  /// Whether work is in flight that rings no doorbell when it ends.
+  /// Whether work is in flight whose end does not ring the doorbell.
   bool needs_polling() const noexcept;
   /// Batches that were started and have not ended.
   std::size_t in_flight() const noexcept { return in_flight_; }
-  /// The batches in flight that a batch of this process set and device would queue behind: those of
-  /// the same set, except small operations that use the urgent channel; on a GPU those of all sets,
-  /// because their channels run in one order.
+  /// The number of batches in flight that a batch of this process set and device would queue
+  /// behind: those of the same set, except small operations on the urgent channel; on a GPU those
+  /// of all sets, because their channels run in one order.
   std::size_t batches_ahead(int process_set, DeviceType) const noexcept;
   /// Batches that are complete for the host and still in a device's queue.
   const DeviceCompletions& device_completions() const noexcept { return completions_; }

@@ -10,9 +10,9 @@
 
 namespace hvd::runtime {
 
-/// Memory through which the pieces of messages go from one rank to another one of its host, as a
-/// ring of slots. Both sides use the slots in the same order. The receiver makes it, and the sender
-/// removes its name, so no file remains.
+/// A ring of slots in shared memory, through which the pieces of messages go from one rank to
+/// another rank of its host. Both sides use the slots in the same order. The receiver creates the
+/// window, and the sender removes its name, so that no file remains.
 ///
 /// The pieces' control messages order the accesses: the sender sends one after write(), and writes
 /// to a slot again only when the receiver has confirmed that it has read it.
@@ -29,7 +29,7 @@ class MessageWindow {
   /// Copies a piece into the next slot. @pre it has at most kPieceBytes
   void write(std::span<const std::byte> piece);
   /// Copies a piece out of the next slot. @pre it has at most kPieceBytes
-  /// @param streams past the caches, for a message that is larger than these
+  /// @param streams bypasses the caches, for a message that is larger than they are
   void read(std::span<std::byte> piece, bool streams);
 
  private:

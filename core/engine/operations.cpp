@@ -266,7 +266,7 @@ void OperationTable::hand_over(std::span<Operation> handles) {
     if (claimed_[i]->calls_back()) callbacks_.fetch_add(1, std::memory_order_relaxed);
     handles[i] = Operation(claimed_[i].get());
   }
-  // The lock is still held, so that operations enter the engine in the order of their numbers.
+  // Still under the lock, so that operations enter the engine in the order of their numbers.
   queue_.enqueue(claimed_);
   claimed_.clear();
 }
@@ -336,8 +336,7 @@ wire::Request OperationTable::number(const Submission& submission) {
   return request;
 }
 
-// No request was sent, so the names are free again, and the next unnamed operations get the
-// numbers.
+// No request was sent, so the names and the numbers of these operations are free again.
 void OperationTable::roll_back() {
   for (const OperationPtr& operation : claimed_) {
     const wire::Request& request = operation->request;
@@ -363,8 +362,8 @@ void OperationTable::release(OperationState& operation) {
   if (request.kind != OpKind::kJoin) return;
   joined_ = false;
   if (operation.result() < 0) return;
-  // The ranks have made different numbers of unnamed calls, and no such call is in flight, so all
-  // ranks restart their counts here.
+  // The ranks may have made different numbers of unnamed calls, and no such call is in flight, so
+  // all ranks restart their counts here.
   ++joins_;
   ordinals_.clear();
 }

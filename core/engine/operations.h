@@ -30,7 +30,7 @@ namespace hvd::runtime {
 class Runtime;
 class WaitDescription;
 
-/// One side of a message between two ranks, of an operation that is a send or recv.
+/// The message data of a send or recv.
 struct MessageSide {
   Direction direction = Direction::kSend;
   int peer = 0;  ///< world rank, or control::kAnyRank
@@ -65,7 +65,7 @@ class OperationState {
     return done() && holders_.load(std::memory_order_acquire) % kInternal == 0;
   }
 
-  /// The operation calls the program back when it ends. @pre !done()
+  /// Whether the operation calls the program back when it ends. @pre !done()
   bool calls_back() const noexcept {
     HVD_EXPECT(!done(), "the operation has not ended");
     return submission.on_done != nullptr || submission.allocate_output != nullptr;
@@ -92,7 +92,7 @@ class OperationState {
 
   /// Engine only, once per use. Calls the program back and releases the caller's memory.
   void finish(const Status& status, const EventPtr& output_ready);
-  /// As finish(), but keeps memory that the transport may still use until the process ends.
+  /// Like finish(), but memory that the transport may still use is kept until the process ends.
   void finish_in_flight(const Status& status);
 
   Submission submission;
@@ -124,7 +124,7 @@ class OperationState {
 bool parts_fit(const Submission&) noexcept;
 
 /// Whether `what` is the same operation as `before`, whose request is given, and make_request()
-/// would accept it. False for every process set except the set of all ranks.
+/// would accept `what`. False for every process set except the set of all ranks.
 bool is_same_operation(const Submission& what, const Submission& before,
                        const wire::Request&) noexcept;
 
@@ -145,8 +145,8 @@ class SubmissionQueue {
   std::vector<OperationPtr> queued() const;
   void request_shutdown() noexcept { shutdown_requested_.store(true); }
   bool shutdown_requested() const noexcept { return shutdown_requested_.load(); }
-  /// The process ends without having called shutdown(). In an orderly exit this is called before
-  /// request_shutdown().
+  /// Records that the process ends without having called shutdown(). In an orderly exit it is
+  /// called before request_shutdown().
   void mark_ending() noexcept { ending_.store(true); }
   bool ending() const noexcept { return ending_.load(); }
   /// Reports a failure that was found outside the engine. Only the first one counts.
@@ -157,8 +157,9 @@ class SubmissionQueue {
   void request_state_dump() noexcept { dump_requested_.store(true); }
 
   enum class Callbacks : std::uint8_t { kAll, kNone };
-  /// Driver. Moves all queued operations to `operations`, in their order. kNone: leaves them queued
-  /// while one of them calls the program back. @param operations empty; the queue reuses its memory
+  /// Driver. Moves all queued operations to `operations`, in their order. With kNone it leaves all
+  /// queued while one of them calls the program back. @param operations empty; the queue reuses its
+  /// memory
   void pop_all(std::vector<OperationPtr>& operations, Callbacks);
   /// Driver. The cause that fail_from_outside() was given.
   std::optional<Status> outside_failure() const;
@@ -225,10 +226,10 @@ class OperationTable {
   /// The same for sends and recvs, which have no names that could be in use.
   void submit(std::span<const Message>, std::span<Operation> handles,
               const std::weak_ptr<Runtime>& owner, TimePoint now);
-  /// The operation has ended: its name may be used again. Ignores an operation that was not made
-  /// here.
+  /// To be called when the operation has ended: its name may be used again. Ignores an operation
+  /// that this table did not make.
   void release(OperationState&);
-  /// An operation in flight calls the program back.
+  /// Whether an operation in flight calls the program back.
   bool calls_back() const noexcept { return callbacks_.load(std::memory_order_relaxed) != 0; }
   /// Returns when every submit() that has begun has ended.
   void wait_for_submissions() { const MutexLock lock(mutex_); }

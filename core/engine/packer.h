@@ -32,13 +32,13 @@ struct PackCast {
   DataType buffer_type = DataType::kFloat16;
   double factor = 1.0;
 };
-/// As pack(), for fp32 tensors and an fp16 or bf16 buffer: each element is multiplied by the factor
-/// and rounded, see hvd::narrow().
+/// Like pack(), for fp32 tensors and an fp16 or bf16 buffer: each element is multiplied by the
+/// factor and rounded, see hvd::narrow().
 /// @pre the buffer has room for as many elements as the pieces have
 PackPosition pack_narrowed(std::span<const std::span<const std::byte>> pieces,
                            std::span<std::byte> buffer, const PackCast&, PackPosition from = {},
                            std::size_t most = kAllBytes);
-/// The inverse; elements are multiplied afterwards, see hvd::widen().
+/// The inverse of pack_narrowed(): each element is widened and then multiplied, see hvd::widen().
 PackPosition unpack_widened(std::span<const std::byte> buffer,
                             std::span<const std::span<std::byte>> pieces, const PackCast&,
                             PackPosition from = {}, std::size_t most = kAllBytes);

@@ -16,8 +16,8 @@
 
 namespace hvd::runtime {
 
-/// Sends control messages and counts them. It holds references only: every part of an engine that
-/// sends has its own.
+/// Sends control messages and counts them. It holds references only, so every part of an engine
+/// that sends messages has its own copy.
 ///
 /// Not thread-safe: used by the thread that drives the engine. Errors of the control plane are
 /// passed on.
@@ -94,8 +94,8 @@ class PeerWatch {
 
   void on_message_from(int rank) { liveness_.record_message(rank, time_.awake()); }
   void on_message_from(RankSpan ranks) { liveness_.record_message(ranks, time_.awake()); }
-  /// The coordinator has received a ping. Ranks ping only while they wait, so the coordinator
-  /// checks the other ranks for them.
+  /// To be called when the coordinator has received a ping. Ranks ping only while they wait, so the
+  /// coordinator then checks the other ranks for them.
   void on_ping() noexcept { pinged_until_ = time_.now() + options_.peer_timeout / 2; }
   /// Whether a rank has pinged recently, as of this step.
   bool pinged() const noexcept { return time_.step() < pinged_until_; }
@@ -135,11 +135,12 @@ class BlockedNotice {
   /// @param deadlock_timeout zero: never
   explicit BlockedNotice(Duration deadlock_timeout) noexcept : interval_(deadlock_timeout / 5) {}
 
-  /// A thread waits for an operation that waits for a plan, and no batch runs.
+  /// To be called when a thread waits for an operation that waits for a plan, and no batch runs.
   void on_blocked_wait() noexcept { waits_ = true; }
-  /// The rank has submitted another operation: the time starts again.
+  /// To be called when the rank has submitted another operation: restarts the time.
   void on_submission() noexcept { reported_at_.reset(); }
-  /// A plan has arrived, or a schedule is replayed: the rank may not be blocked any more.
+  /// To be called when a plan has arrived or a schedule is replayed: the rank may not be blocked
+  /// any more.
   void on_plan() noexcept { waits_ = false; }
   /// Whether to report now. To be called regularly.
   bool due(TimePoint now) noexcept;

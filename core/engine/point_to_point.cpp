@@ -19,15 +19,16 @@ constexpr std::size_t kMostEagerBytes = std::size_t{64} << 10;
 /// Pieces that may be on their way to one rank, in total 1 MiB as in a call of a backend. Other
 /// messages to that rank queue behind them.
 constexpr int kPiecesUnderWay = static_cast<int>(kBytesPerCall / wire::kPieceBytes);
-/// How long a recv waits before it tells the possible senders about it. Most recvs are matched by
-/// then, so that they cost no message.
+/// How long a recv waits before this rank sends Awaiting to the possible senders. Most recvs are
+/// matched by then and cost no message.
 constexpr Duration kShortWait = std::chrono::milliseconds(250);
 constexpr std::size_t kMostShown = 3;
-/// Between two looks at the device.
+/// Time between two polls of the device.
 constexpr Duration kLookInterval = std::chrono::microseconds(20);
-/// From this size on, a tensor is written past the caches, which it would not fit into.
+/// From this size on, a tensor would not fit into the caches, so it is written past them.
 constexpr std::size_t kStreamedBytes = std::size_t{8} << 20;
-/// Windows that a rank makes, of 1 MiB each. Further ranks of its host send without one.
+/// Limit of the windows that a rank makes, of 1 MiB each. Further ranks of its host send without
+/// one.
 constexpr std::size_t kMostWindows = 32;
 static_assert(kPiecesUnderWay <= static_cast<int>(MessageWindow::kSlots),
               "a slot is free when its piece is confirmed");
@@ -120,7 +121,7 @@ std::string PointToPoint::window_name(int source, int destination) const {
 
 bool PointToPoint::send_pieces() {
   std::size_t sent = 0;
-  // Begins after the rank that was served last, so that no rank waits for another one's stream.
+  // Begins after the rank that was served last, so that all streams are served in turn.
   auto next = streams_.upper_bound(last_stream_);
   for (std::size_t looks = streams_.size(); looks > 0 && sent < kBytesPerCall; --looks, ++next) {
     if (next == streams_.end()) next = streams_.begin();
@@ -268,7 +269,8 @@ void PointToPoint::on(int source, const wire::Piece& piece) {
       recv.device ? slot_of(source, recv, piece.bytes.size())
                   : memory_of(*recv.operation).subspan(piece.offset, piece.bytes.size());
   std::memcpy(memory.data(), piece.bytes.data(), piece.bytes.size());
-  // The sender cannot open the window: it gets its name before it sends the first piece.
+  // A piece without the window means that the sender could not open it, because the sender gets the
+  // window's name before it sends the first piece.
   if (const auto window = windows_.find(source); window != windows_.end()) window->second.reset();
   if (recv.device) return recv.device->copy_to_device(piece.bytes.size());
   confirm_piece(source, piece.send, piece.bytes.size());

@@ -54,7 +54,7 @@ class PointToPoint {
     Finish finish;
     /// Describes the work of this rank besides sends and recvs, for texts. Empty without any.
     std::function<std::string()> activity;
-    /// Another rank has answered inquire().
+    /// Called when another rank has answered inquire().
     std::function<void(std::uint64_t inquiry, int source, const std::string& activity)> answered;
   };
   PointToPoint(const RuntimeOptions&, Parts);
@@ -74,14 +74,15 @@ class PointToPoint {
   std::vector<OperationPtr> release_all();
 
   bool active() const noexcept { return !sends_.empty() || !recvs_.empty(); }
-  /// When progress() has work although no message arrives.
+  /// When progress() has work even if no message arrives.
   std::optional<TimePoint> deadline() const noexcept;
   /// The ranks that may be the other side of an operation that has not been matched; empty if it
   /// has been matched.
   RankSet other_sides(const OperationState&) const;
   /// Ranks that have called shutdown(), as far as this rank knows.
   const RankSet& left() const noexcept { return left_; }
-  /// Asks these ranks for their activities. @return the number that the answers have
+  /// Asks these ranks for their activities. @return the number of this inquiry, which the answers
+  /// carry
   std::uint64_t inquire(RankSpan ranks);
   /// Continues "rank 0 ...": "waits for allreduce 'a'".
   std::string state_text() const;
@@ -89,7 +90,7 @@ class PointToPoint {
   std::vector<std::pair<OperationPtr, std::string>> outstanding() const;
 
  private:
-  /// The steps of an operation that no other one has matched, by the time that it has waited.
+  /// The stages of an operation that has not been matched, by the time that it has waited.
   enum class Wait : std::uint8_t { kShort, kAnnounced, kWarned, kEnding };
   struct Send {
     OperationPtr operation;
@@ -127,8 +128,8 @@ class PointToPoint {
 
   void begin_send(const OperationPtr&, TimePoint now);
   void begin_recv(const OperationPtr&, TimePoint now);
-  /// Lets offers wake this rank while a recv waits for one. Other offers can wait, so that a thread
-  /// that sends and receives in turn has the engine to itself.
+  /// Lets offers wake this rank only while a recv waits for one, so that a thread that sends and
+  /// receives in turn has the engine to itself.
   void update_wakeups() noexcept;
 
   void on(int source, const wire::Offer&);
@@ -145,7 +146,7 @@ class PointToPoint {
   void on(int source, const wire::Answer&);
 
   void match(std::uint64_t recv, const control::Arrival&);
-  /// The recv that has accepted the send. Refuses bytes that are not its next ones.
+  /// Returns the recv that has accepted the send. Refuses bytes that are not its next ones.
   Recv& expect_piece(int source, std::uint64_t send, std::uint64_t offset, std::uint64_t bytes);
   /// Confirms a piece that has been copied into its tensor.
   void confirm_piece(int source, std::uint64_t send, std::size_t bytes);
@@ -160,13 +161,13 @@ class PointToPoint {
 
   // Tensors on the GPU.
   std::unique_ptr<DeviceTransfer> transfer_of(const TensorView&, const OperationState&);
-  /// Host memory for the next piece of a recv. Refuses a piece too many.
+  /// Host memory for the next piece of a recv. Refuses a piece for which there is no free slot.
   std::span<std::byte> slot_of(int source, Recv&, std::size_t bytes);
   /// Accepts matched recvs, and confirms the pieces that the device has copied.
   /// @return whether it did any
   bool advance_device();
   bool advance_device(Recv&);
-  /// @throws PeerLostError when messages have waited for the device alone for too long
+  /// @throws PeerLostError when messages have waited only for the device for too long
   void check_device(bool moved, TimePoint now);
   /// Ends an operation. Keeps the memory of a copy that the device may still make.
   void finish(const OperationPtr&, const std::unique_ptr<DeviceTransfer>&, const Status&);
@@ -177,7 +178,7 @@ class PointToPoint {
   bool check_waits(TimePoint now);
   void check_wait(std::uint64_t id, Send&, TimePoint now);
   void check_wait(std::uint64_t id, Recv&, TimePoint now);
-  /// @return whether the wait now has this step, which it has from `after` on
+  /// Advances a wait to this stage once it has lasted for `after`. @return whether it did
   bool reaches(Wait&, Wait step, Duration after, TimePoint begun, TimePoint now);
   void warn(const OperationState&, Duration waited);
   void inquire(std::uint64_t id, Recv&);

@@ -26,7 +26,7 @@ ProgressPolicy choose_progress_policy(ProgressMode, int ranks,
 enum class PollFor : std::uint8_t {
   kReplayedLaunch,  ///< a batch on a GPU whose launch waits for ranks of other hosts
   kTransfer,        ///< messages in transfer: large ones need repeated progress on both sides
-  kMessages,        ///< messages of other hosts, which cannot wake this thread
+  kMessages,        ///< messages of other hosts, which cannot ring the doorbell
 };
 
 inline constexpr Duration kShortestSleep = std::chrono::microseconds(20);

@@ -22,7 +22,7 @@ class ChannelQueue;
 
 enum class ExecutionState : std::uint8_t { kIdle, kQueued, kPacking, kUnderWay, kUnpacking };
 
-/// A batch on its way through the Executor, which alone changes its state:
+/// A batch on its way through the Executor. Only the Executor changes its state:
 ///
 ///   idle --start()--> queued --> packing --launched--> under way --> unpacking --completed--> idle
 ///
@@ -41,9 +41,9 @@ class Execution {
     HVD_EXPECT(!running(), "a batch that runs keeps the operations that it runs for");
     batch_.put(index, std::move(operation));
   }
-  /// It was started and has not ended.
+  /// Whether it was started and has not ended.
   bool running() const noexcept { return state_ != ExecutionState::kIdle; }
-  /// Its input is where the other ranks can read it, and it has not run yet.
+  /// Whether its input is where the other ranks can read it, and it has not run yet.
   bool filled() const noexcept { return filled_; }
 
  private:
@@ -53,8 +53,7 @@ class Execution {
   ChannelQueue* queue_ = nullptr;  // where it runs; null: no data moves
   ExecutionState state_ = ExecutionState::kIdle;
   const Staged* staged_ = nullptr;  // while it is staged
-  /// The work that runs. While a replayed batch is idle, its last work, if that can be started
-  /// again.
+  /// The work that runs. For an idle replayed batch, the last work if it can be started again.
   std::unique_ptr<Work> work_;
   TimePoint agreed_at_ = {};
   TimePoint launched_at_ = {};

@@ -34,7 +34,7 @@ bool urgent(const Batch& batch) noexcept {
 }
 
 /// The collective that a backend must support for a batch. Adasum is a composite of alltoall,
-/// allreduce and allgather on one channel; a backend that has the first has the others.
+/// allreduce and allgather on one channel; a backend that supports alltoall supports the others.
 Collective needed_for(const Batch& batch) {
   Collective collective = batch.collective();
   if (collective.op == ReduceOp::kAdasum) {
@@ -77,7 +77,7 @@ class BackendQueues final : public QueueFactory {
       if (on_device(*batch) || !batch->buffered()) continue;
       largest = std::max({largest, batch->in_bytes(), batch->out_bytes()});
     }
-    // A buffer of the pool is at least as large as a cache line.
+    // At least 64, because no buffer of the pool is smaller than a cache line.
     buffers_.trim(std::max<std::size_t>(largest, 64));
   }
 

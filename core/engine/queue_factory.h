@@ -16,7 +16,7 @@
 
 namespace hvd::runtime {
 
-/// Decides where batches run, and opens the queues. No other part distinguishes the host's memory
+/// Decides where batches run, and opens the queues. Only this class distinguishes the host's memory
 /// from a device's. The choice depends only on facts that the ranks have agreed on, so they open
 /// the same channels at the same point of the plan. Used by the thread that drives the engine.
 class QueueFactory {
@@ -25,7 +25,7 @@ class QueueFactory {
   /// The name of the queue, within its process set, in which the batch runs. @throws hvd::Error
   /// when no backend can run it
   virtual std::string choose(const Batch&) const = 0;
-  /// Opens the queue that choose() has named. The factory outlives it.
+  /// Opens the queue that choose() has named. The factory must outlive it.
   virtual ChannelQueue open(const Batch&) = 0;
   /// Frees the buffers that these batches do not need. Called when no other batch will run from now
   /// on.

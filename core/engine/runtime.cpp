@@ -176,7 +176,7 @@ void Runtime::release_progress(int leaving) {
 
 /// @param driving 1 if this thread, which drives, counts as a waiter; else 0
 void Runtime::notify_waiters(int driving) {
-  // Adding 0 is a write, which is ordered with a waiter's increment: either this thread sees the
+  // Adding 0 is a write, so it is ordered with a waiter's increment: either this thread sees the
   // waiter, or the waiter sees the progress.
   if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= driving) return;
   // The empty critical section orders this after a waiter's check of its condition, so that it
@@ -187,14 +187,14 @@ void Runtime::notify_waiters(int driving) {
 
 // Note [Which thread a ring wakes]
 // The engine thread sleeps in two ways. After a step of its own it sleeps for as long as that step
-// allows, and any ring wakes it unless another thread drives. When it has yielded to another
-// thread, it sleeps for long, without having driven. Then that thread has to wake it, and when it
-// wakes it must not find a reason to yield again. Three rules follow. A waiter stops counting as a
-// waiter before it rings. The last waiter that leaves without having driven rings too, because
-// earlier rings were left to it. A thread that drove after its submission, which rings for
-// transfers only, rings if the engine thread has yielded. In addition, a thread that is about to
-// wait rings for the driver, because its submission may not have woken any thread. For each of
-// these rules, test/models/progress_ownership.pml has a mutant that breaks it.
+// allows, and any ring wakes it unless another thread drives. After it has yielded to another
+// thread, it sleeps for a long time without driving. The other thread then has to wake it, and when
+// it wakes it must not find a reason to yield again. Three rules follow. A waiter stops counting as
+// a waiter before it rings. The last waiter that leaves without having driven rings too, because
+// earlier rings relied on it. A thread that drove after its submission, which rings for transfers
+// only, rings if the engine thread has yielded. In addition, a thread that is about to wait rings
+// for the driver, because its submission may not have woken any thread. For each of these rules,
+// test/models/progress_ownership.pml has a mutant that breaks it.
 void Runtime::run(std::stop_token stop) {
   while (!stop.stop_requested()) {
     const std::uint32_t ticket = engine_.doorbell().ticket();
@@ -207,7 +207,7 @@ void Runtime::run(std::stop_token stop) {
 }
 
 /// Acquires progress for the engine thread, unless another thread owns it or waits for an
-/// operation: a waiter drives, or is about to.
+/// operation. A waiter drives or is about to drive.
 bool Runtime::acquire_progress_as_standby() {
   const MutexLock lock(progress_mutex_);
   standby_yielded_ = progress_owned_ || waiters_.load() > 0;
@@ -268,7 +268,7 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
       doorbell.sleep(ticket, Doorbell::Sleeper::kDriver, pause);
     }
   }
-  // Most rings since the last step were for work that is done by now. A few more steps cost less
+  // Most rings since the last step announced work that is already done. A few more steps cost less
   // than waking the engine thread.
   for (int looks = 0; looks < 4 && doorbell.ticket() != ticket; ++looks) {
     ticket = doorbell.ticket();
@@ -336,7 +336,7 @@ void Runtime::wait(const OperationState& operation) {
 
 void Runtime::wait(const OperationState& operation, Duration interval, void (*check)()) {
   if (in_callback()) throw_in_callback("waiting for " + operation.title());
-  // The engine counts this waiter between the parts of the wait, too. Otherwise it would not notice
+  // The engine also counts this waiter between the parts of the wait. Otherwise it would not detect
   // that every rank waits for another.
   struct Counted {
     std::atomic<int>& waiters;
@@ -453,13 +453,13 @@ void Runtime::stop_thread() {
 /// Ends the operations that are left, including those that other threads wait for.
 void Runtime::close() {
   acquire_progress();
-  // A submit() that found hvd running has queued its operations when this returns.
+  // When this returns, every submit() that began before has queued its operations.
   engine_.operations().wait_for_submissions();
   const Status cause{
       StatusCode::kShutdown,
       "hvd was shut down while this operation was outstanding; wait for it before shutdown()", -1};
-  // After an orderly shutdown no batch runs, and channels are closed so that peers that still work
-  // get what they need. Otherwise a peer may still use this rank's memory.
+  // After an orderly shutdown no batch runs, and the channels are closed in a way that lets peers
+  // finish. Otherwise a peer may still use this rank's memory.
   engine_.submission_queue().shut_down() ? engine_.end_outstanding(cause) : engine_.give_up(cause);
   if (!engine_.submission_queue().failed()) engine_.farewell();
   {
@@ -484,13 +484,13 @@ void Runtime::notify_before_exit(const Status& cause, Duration patience) noexcep
   try {
     const TimePoint limit = clock_.now() + patience;
     engine_.submission_queue().fail_from_outside(cause);
-    // This thread may own progress, or another thread may wait for it, so it leaves the driving to
-    // them.
+    // This thread may already own progress, or another thread may be waiting for it, so it does not
+    // drive the engine itself.
     while (!engine_.submission_queue().failed() && clock_.now() < limit) {
       engine_.doorbell().ring();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    // The message must arrive before the others find that the process has ended.
+    // The message must arrive before the other ranks detect the end of the process.
     std::this_thread::sleep_for(
         std::min(limit - clock_.now(), Duration(std::chrono::milliseconds(100))));
   } catch (const std::exception& error) {

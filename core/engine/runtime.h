@@ -42,14 +42,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// does.
   /// @throws UsageError in the callback of an operation, which runs on the thread that drives
   void wait(const OperationState&);
-  /// As wait(), and calls `check` about every `interval`.
+  /// Like wait(), and calls `check` about every `interval`.
   void wait(const OperationState&, Duration interval, void (*check)());
-  /// As wait(), but for `timeout` at most. @return whether the operation is done
+  /// Like wait(), but for at most `timeout`. @return whether the operation is done
   bool wait_for(const OperationState&, Duration timeout);
-  /// Requests a text about what the operation waits for. The engine writes it when the ranks that
-  /// matter have replied, after `limit` at the latest. @pre the handle is not empty
+  /// Requests a text about what the operation waits for. The engine writes it when all ranks that
+  /// it has asked have replied, or after `limit`. @pre the handle is not empty
   std::shared_ptr<const WaitDescription> request_description(const Operation&, Duration limit);
-  /// As request_description(), and waits for the text. Empty if the operation is done.
+  /// Like request_description(), and waits for the text. Empty if the operation is done.
   std::string describe_wait(const Operation&, Duration limit);
   /// Collective. Returns when every rank has called it, or the runtime has failed, or, with a
   /// warning, after `patience` (default: stall_shutdown; 0: no limit). Idempotent. @return whether
@@ -62,11 +62,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// as far as that is possible without waiting.
   void abort(const Status& cause);
 
-  /// As abort(), but returns at once.
+  /// Like abort(), but returns at once.
   void fail_soon(const Status& cause);
 
-  /// As abort(), for a process that is about to end. Takes no longer than `patience`, whatever the
-  /// process's threads do.
+  /// Like abort(), for a process that is about to end. Takes at most `patience`, even if the
+  /// process's other threads are blocked.
   void notify_before_exit(const Status& cause, Duration patience) noexcept;
 
   const Topology& topology() const noexcept { return engine_.topology(); }
@@ -76,7 +76,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   /// Whether the calling thread drives the engine, as in a callback of an operation.
   bool in_callback() const noexcept;
   bool failed() const noexcept { return engine_.submission_queue().failed(); }
-  /// A thread waits for an operation, or in shutdown().
+  /// Whether a thread waits for an operation or in shutdown().
   bool has_waiters() const noexcept { return waiters_.load() > 0; }
   Status failure() const { return engine_.submission_queue().failure(); }
   Metrics metrics() const { return counters_.snapshot(); }
@@ -136,14 +136,14 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool progress_owned_ HVD_GUARDED_BY(progress_mutex_) = false;
   std::atomic<std::thread::id> progress_owner_{};  // written under progress_mutex_
   std::atomic<int> waiters_{0};  // threads inside wait_until(); written under progress_mutex_
-  // Waiters without a time limit, except threads with a BackgroundThread object and waiters for a
-  // send or recv.
+  // Number of waiters without a time limit, except threads with a BackgroundThread object and
+  // waiters for a send or recv.
   std::atomic<int> program_waiters_{0};
   std::atomic<int> message_waiters_{0};  // for a send or recv
   // The engine thread has yielded to another thread and has not driven since; written under
   // progress_mutex_.
   std::atomic<bool> standby_yielded_{false};
-  // shutdown() is about to end the operations that are left: no other thread drives any more.
+  // shutdown() is about to end the remaining operations: no other thread drives any more.
   std::atomic<bool> closing_{false};
   bool closed_ HVD_GUARDED_BY(progress_mutex_) = false;  // it has ended them
 

@@ -13,8 +13,8 @@
 
 namespace hvd::runtime {
 
-/// How NCCL's calls are made: on a thread of hvd's with blocking communicators, or on threads that
-/// NCCL starts for each launch.
+/// How NCCL is called: on a thread of hvd with blocking communicators, or with nonblocking
+/// communicators, for which NCCL starts a thread per launch.
 enum class NcclLaunch : std::uint8_t { kThread, kNonblocking };
 enum class NcclRegister : std::uint8_t { kOff, kAuto };
 
@@ -35,8 +35,8 @@ struct RuntimeOptions {
   int control_radix = 32;
   /// The ordinal of the GPU in this process; unset: the local rank modulo the number of GPUs.
   std::optional<int> device = {};
-  /// The number whose remainder selects the GPU if `device` is unset; unset: the local rank, which
-  /// changes when the ranks of the host do, while a program's tensors stay where they are.
+  /// If `device` is unset, this number modulo the number of GPUs selects the GPU; unset: the local
+  /// rank. Set in jobs whose local ranks may change, because a program's tensors stay on their GPU.
   std::optional<int> device_slot = {};
   /// Whether fusion buffers are registered with NCCL, if its version can.
   NcclRegister nccl_register = NcclRegister::kOff;
@@ -54,7 +54,7 @@ struct RuntimeOptions {
   /// In an elastic job: called once with the cause of failure, on the thread that drives the
   /// engine. Must not call the runtime.
   std::function<void(const Status&)> on_failure = {};
-  /// In an elastic job: the worker that is each rank, for texts. Empty in other jobs.
+  /// In an elastic job: the worker number of each rank, for texts. Empty in other jobs.
   std::vector<std::uint64_t> worker_of_rank = {};
 };
 

@@ -17,8 +17,8 @@ struct Staged {
 
 /// Moves the bytes of a batch to the memory that its collective uses, and the result back to the
 /// callers' tensors. Each channel queue has one staging, which handles one batch at a time, because
-/// a channel has one Work at a time. So the staging keeps the state of the batch itself, and
-/// allocates no memory for it.
+/// a channel has one Work at a time. The staging therefore holds the state of the current batch,
+/// without allocating memory for it.
 ///
 ///   empty --stage()--> staged --pack_part(): true--> the Work runs --unpack_part(): true-->
 ///                        |                                             unstage()--> empty
@@ -54,7 +54,8 @@ class Staging {
   /// Keeps the buffers until the process ends, because other ranks or a device may still use them.
   /// No batch is staged here afterwards. See Note [Memory after a failure].
   virtual void abandon() noexcept = 0;
-  /// An event after both, either of which may be null, for collectives on the callers' memory.
+  /// Returns an event after both events, either of which may be null. For collectives on the
+  /// callers' memory.
   virtual EventPtr after_both(const EventPtr& one, const EventPtr& other) = 0;
 };
 

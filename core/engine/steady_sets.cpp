@@ -196,7 +196,7 @@ bool SteadySets::leave_if_own_missing() noexcept {
 bool SteadySets::watch(TimePoint now, bool waits) {
   bool leaves = false;
   for_each([&](int process_set, SteadyState& state) {
-    // In a job of several hosts every operation that waits is in the way of this replay.
+    // In a job of several hosts, any operation that waits blocks the replay of all ranks.
     const bool waits_here = state.anything_waits() || (process_set == 0 && spans_hosts_);
     if (state.watch(now, waits && waits_here)) leaves = true;
   });

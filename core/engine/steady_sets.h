@@ -11,8 +11,8 @@
 
 namespace hvd::runtime {
 
-/// The replays of one rank: that of all ranks and, in a job on one host, one for each process set
-/// that this rank is in. They begin and end independently of each other, see
+/// The replays of one rank: one for the set of all ranks and, in a job on one host, one for each
+/// process set of this rank. They begin and end independently of each other, see
 /// docs/decisions/0049-each-set-replays-by-itself.md.
 ///
 /// An operation waits in the replay of its set if it has a place there. An operation without a
@@ -49,8 +49,8 @@ class SteadySets {
   /// @throws hvd::Error when the set already repeats one, or its ranks are not all on this host
   void begin(int process_set, const std::vector<int>& members,
              std::vector<control::AgreedBundle> schedule, TimePoint now);
-  /// An operation was submitted. @return whether it waits for a replay. Otherwise the caller
-  /// negotiates it
+  /// To be called when an operation was submitted. @return whether it waits for a replay; otherwise
+  /// the caller negotiates it
   bool accept(const OperationPtr&, TimePoint now);
   struct Advanced {
     bool moved = false;
@@ -69,7 +69,7 @@ class SteadySets {
   void release_all();
   /// This rank leaves all replays.
   void leave_soon() noexcept;
-  /// The process set was removed. Its replay has been left.
+  /// To be called when the process set was removed. @pre its replay has been left
   void remove(int process_set);
   /// The operations that wait for replays.
   std::vector<OperationPtr> waiting() const;
@@ -79,7 +79,7 @@ class SteadySets {
   void defer(const wire::Plan& plan) { world_.defer(plan); }
   std::optional<wire::Plan> next_deferred_plan() { return world_.next_deferred_plan(); }
 
-  /// See SteadyState, for all replays in which operations wait.
+  /// See SteadyState; applies to all replays in which operations wait.
   bool leave_if_own_missing() noexcept;
   bool watch(TimePoint now, bool waits);
   std::optional<TimePoint> deadline() const noexcept;
@@ -106,7 +106,7 @@ class SteadySets {
   SteadyState world_;
   std::map<int, std::unique_ptr<SteadyState>> sets_;  // without the set of all ranks
   std::map<std::uint64_t, OperationPtr> held_;        // by OperationState::order
-  bool holds_all_ = false;                            // one of them is held while anything repeats
+  bool holds_all_ = false;  // a held operation waits until no schedule repeats
 };
 
 }  // namespace hvd::runtime

@@ -112,8 +112,8 @@ void SteadyState::begin(std::vector<control::AgreedBundle> schedule, TimePoint n
 bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
   HVD_EXPECT(repeating(), "a schedule is repeated");
   moved_at_ = now;
-  // A name is free again when its operation has ended. Unnamed operations of a kind share a place,
-  // where the last one may still run.
+  // A name is free again when its operation has ended. But unnamed operations of a kind share a
+  // place, and the last one there may still run.
   const wire::Request& request = operation->request;
   if (request.unnamed && schedule_.find(request, operation->place) &&
       executions_[operation->place.batch]->running()) {
@@ -152,7 +152,8 @@ SteadyState::Outcome SteadyState::advance(TimePoint now, bool polls) {
   return outcome;
 }
 
-// Between hosts the arrival of a rank does not show the memory that it has written.
+// Between hosts, the arrival of a rank does not make the memory that it has written visible, so a
+// schedule that spans hosts fills no batch ahead.
 bool SteadyState::fill_ahead() {
   if (schedule_.spans_hosts()) return true;
   const auto batch = schedule_.arrives_with();
@@ -248,14 +249,14 @@ void SteadyState::ring_host() noexcept {
 }
 
 // Note [Waking a host]
-// The last rank to arrive has work of its own to begin. So on a host of many ranks it wakes the
-// first rank and its own children in a tree, and each rank wakes its children when it finds that
-// all have arrived, or that one leaves. Every rank finds this out: the first rank is rung after the
-// last one has arrived, and a rank that has found it out rings its children. On a host of a few
-// ranks the tree has one level, and the last rank rings the others, except those that poll the
-// flags: a ring would take the doorbell's cache line away from them.
+// The last rank to arrive has work of its own to begin. On a host of many ranks it therefore wakes
+// only the first rank and its own children in a tree, and each rank wakes its children when it
+// detects that all ranks have arrived, or that one leaves. Every rank is reached: the first rank is
+// rung after the last one has arrived, and each rank that detects the arrival rings its children.
+// On a host of a few ranks the tree has one level, and the last rank rings the others, except those
+// that poll the flags: a ring would take the doorbell's cache line away from them.
 /// @param first whether this rank is the last to arrive, or one that leaves
-/// @param left whether a rank leaves: then ranks that have not arrived are rung, too
+/// @param left whether a rank leaves: then ranks that have not arrived are rung too
 void SteadyState::wake_next(bool first, bool left) noexcept {
   if (host_.size() <= kMostRings) {
     if (!first) return;

@@ -52,13 +52,12 @@ class SteadyState {
   /// Starts the replay of this schedule, which every rank repeats from now on. @pre !repeating(),
   /// and no operation of an earlier schedule waits
   void begin(std::vector<control::AgreedBundle> schedule, TimePoint now);
-  /// An operation was submitted. If the schedule has no free place for it, this rank leaves.
-  /// @return whether it has a place in the schedule, and waits there. @pre repeating()
+  /// To be called when an operation was submitted. If the schedule has no free place for it, this
+  /// rank leaves. @return whether it now waits at a place in the schedule. @pre repeating()
   bool offer(const OperationPtr&, TimePoint now);
   /// Starts each batch for which every rank has all operations, or runs it if it is filled ahead.
-  /// After kRun there may be more to do. kLeft: this rank has left; the
-  /// caller then calls release_waiting(), applies the plans of next_deferred_plan(), and calls this
-  /// again.
+  /// After kRun there may be more to do. After kLeft this rank has left: the caller calls
+  /// release_waiting(), applies the plans of next_deferred_plan(), and calls this again.
   /// @param polls see ScheduleReplay::advance()
   Outcome advance(TimePoint now, bool polls);
   /// See ScheduleReplay::stop_polling().
@@ -79,9 +78,9 @@ class SteadyState {
     return waiting_ > 0 && on_device_ && schedule_.spans_hosts();
   }
 
-  /// Keeps a plan that arrived during the replay: rank 0 has left, and its update about this is
-  /// still on its way. @throws hvd::Error on a single host, where the flags show that rank 0 has
-  /// left before the plan can arrive
+  /// Keeps a plan that arrived during the replay: rank 0 has left, and its update is still on its
+  /// way. @throws hvd::Error on a single host, where the flags show that rank 0 has left before its
+  /// plan can arrive
   void defer(const wire::Plan&);
   /// Removes and returns the next deferred plan; no value while a schedule is replayed.
   std::optional<wire::Plan> next_deferred_plan();

@@ -368,7 +368,7 @@ void write_parameters(wire::Request& request, const Submission& submission, int 
   std::visit(write, submission.parameters);
 }
 
-/// Makes it an operation of the members if they make or remove the set alone.
+/// Makes the request an operation of the members if they make or remove the set alone.
 void choose_process_set(wire::Request& request, const Submission& submission,
                         const control::ProcessSetTable& sets) {
   if (const auto* const add = std::get_if<AddProcessSet>(&submission.parameters)) {
@@ -476,8 +476,8 @@ wire::Request make_request(const Submission& submission, const control::ProcessS
   request.group_size = submission.group_size;
   request.group_index = submission.group_size > 0 ? submission.group_index : 0;
   request.in_sequence = request.unnamed && submission.in_sequence;
-  // All ranks must know that the tensor passes through a buffer, see Batch::in_parts(): it is sent
-  // as a group of one, which ranks agree on and which has no other meaning.
+  // All ranks must agree that the tensor passes through a buffer, see Batch::in_parts(). The
+  // request marks this by a group of one, which ranks compare and which has no other meaning.
   if (!submission.parts.empty()) {
     request.group = submission.name;
     request.group_size = 1;

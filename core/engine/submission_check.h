@@ -19,8 +19,8 @@ wire::Request make_request(const Submission&, const control::ProcessSetTable&, i
                            std::optional<int> gpu = std::nullopt);
 
 /// Checks the unnamed groups of one call. The ranks identify such a group by its kind and its first
-/// member's number, from which the other members' numbers follow. So its members must have one kind
-/// and one process set, and must all be in the call, in order.
+/// member's number, from which the other members' numbers follow. Its members must therefore have
+/// the same kind and process set, and must all be in the call, in order.
 /// @throws UsageError
 void check_unnamed_groups(std::span<const Submission>, int rank);
 

@@ -17,7 +17,7 @@ namespace hvd::runtime {
 /// Thread-safe: one thread writes, any thread reads.
 class WaitDescription {
  public:
-  /// @param until when the engine writes what it knows, if other ranks have not replied
+  /// @param until deadline at which the engine writes the text even if other ranks have not replied
   WaitDescription(OperationPtr operation, TimePoint until)
       : operation_(std::move(operation)), until_(until) {}
 
