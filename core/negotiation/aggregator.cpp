@@ -15,16 +15,16 @@ namespace hvd::control {
 // forwarded at once. When all ranks of the job have requested an operation, no rank holds it back,
 // so no plan is delayed.
 //
-// This works only if every member below requests the operation, and in the same way. In the
-// following cases that is in doubt. All held reports are then forwarded at once and later ones as
+// This works only if every member below requests the operation, and in the same way. That is not
+// certain in the following cases. All held reports are then forwarded at once, and later ones as
 // they arrive (PassThrough), until plans have ended each operation that was forwarded in parts:
 //   - a rank joins (it requests no more operations, and others do not wait for it) or leaves;
 //   - a cached name is requested in full, so that some ranks may hit and others send requests;
 //   - a report refers to the cache before the epoch, or an epoch begins while reports are held;
 //   - a report was held for longest_hold, because of a stall or a late rank. An overdue report of
 //     a child counts as held for as long here.
-// To the other ranks, a report that is held back looks like one that a slow network delays. It can
-// never lead to a wrong plan; the rules above only avoid useless waits.
+// To the other ranks, holding a report back looks like a delay in a slow network. It can never lead
+// to a wrong plan; the rules above only avoid useless waits.
 
 namespace {
 
@@ -83,7 +83,7 @@ RankSpan SubtreeMembers::of(int process_set) {
   if (process_set == 0) return subtree_;
   const auto known = of_set_.find(process_set);
   if (known != of_set_.end()) return known->second;
-  // Never wait for a removed set.
+  // A removed set has no members, so its operations are not held back.
   RankSet members =
       sets_.contains(process_set) ? intersection(sets_.rank_set(process_set), subtree_) : RankSet();
   return of_set_.emplace(process_set, std::move(members)).first->second;
@@ -279,8 +279,8 @@ void PassThrough::apply(const wire::Plan& plan) {
       if (remembers) forget(tensor, as_of);
     }
   }
-  // The coordinator ignores a request that crossed its error on the way, so no plan ends it. Such
-  // requests are forgotten after some plans.
+  // If a request and the plan with its error cross on the way, the coordinator ignores the request,
+  // so no plan ends it. Such requests are forgotten after some plans.
   if (plan.sequence < remembered_at_ + kPlansToRemember) return;
   slots_ = {};
   keys_.clear();

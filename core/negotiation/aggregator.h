@@ -27,7 +27,7 @@ class SubtreeMembers {
       : subtree_(std::move(subtree)), sets_(sets) {}
 
   RankSpan of(int process_set);
-  /// Whether `ranks` contain every member in the subtree.
+  /// Whether `ranks` contains every member of the process set in the subtree.
   bool complete(RankSpan ranks, int process_set) { return hvd::contains(ranks, of(process_set)); }
   /// Called when the process sets may have changed.
   void forget_sets() noexcept { of_set_.clear(); }
@@ -42,8 +42,8 @@ class SubtreeMembers {
 /// Equal requests are held once, with their ranks. Pure; not thread-safe.
 class HeldReports {
  public:
-  /// Ranks that have made the same request for a name: by a hit if unnamed and cached, else in
-  /// full.
+  /// Ranks that have made the same request for a name: as a hit if it is unnamed and cached,
+  /// otherwise in full.
   struct Variant {
     RankSet ranks = {};
     std::optional<wire::SlotUse> hit = {};
@@ -104,13 +104,13 @@ class PassThrough {
   bool active() const noexcept { return active_; }
   /// Passes reports through from now on, until stop_if_done().
   void start() noexcept { active_ = true; }
-  /// Stops unless there is a reason to go on. @pre no report is held back (unchecked: the
-  /// aggregator holds them)
+  /// Stops unless a reason remains. @pre no report is held back (unchecked: the aggregator holds
+  /// them)
   void stop_if_done() noexcept;
-  /// A rank leaves: passes reports through until the next replay.
+  /// To be called when a rank leaves: passes reports through until the next replay.
   void start_leave() noexcept { active_ = anyone_left_ = true; }
 
-  /// A rank has joined: passes reports through until a plan has ended the join.
+  /// To be called when a rank has joined: passes reports through until a plan has ended the join.
   /// @param name of the operation
   void start_join(const std::string& name);
   bool joining() const noexcept { return joining_; }
@@ -122,7 +122,8 @@ class PassThrough {
   void remember(const HeldReports::InParts&, std::uint64_t as_of, std::uint64_t last_applied);
   /// Forgets the operations that the plan ends. Called after the plan has changed the cache.
   void apply(const wire::Plan&);
-  /// Remembers operations by name if the plan has put other responses into their slots.
+  /// Remembers operations by name instead of by slot if the plan has put other responses into their
+  /// slots.
   void follow_displaced(std::uint64_t plan);
   void drop_removed(const ProcessSetTable&);
   /// Forgets all reasons: the ranks submit everything again.
@@ -144,8 +145,8 @@ class PassThrough {
   std::uint64_t remembered_at_ = 0;       ///< the last plan at the last remember()
 };
 
-/// The ranks that leave, except those that reported it before the replay began: a rank that applies
-/// the replay's plan withdraws all that it had reported.
+/// The ranks that leave, except those that reported this before the replay began: a rank that
+/// applies the replay's plan withdraws everything that it had reported.
 RankSet leaving_since(const wire::Report&, std::uint64_t replay_plan);
 
 /// Merges the reports that pass through an inner rank of the tree (its own and its children's) into
@@ -169,10 +170,10 @@ class Aggregator {
 
   /// The report to forward now, if any.
   std::optional<wire::Report> next_report(TimePoint now);
-  /// When next_report() will return a report even if no message arrives.
+  /// The time at which next_report() will return a report even if no message arrives.
   std::optional<TimePoint> deadline() const;
   bool holds_anything() const noexcept { return !held_.empty(); }
-  /// Whether it forwards every report at once, as it does while anything unusual is pending.
+  /// Whether it forwards every report at once. See PassThrough.
   bool passing_through() const noexcept { return pass_through_.active(); }
 
  private:

@@ -43,7 +43,7 @@ void Coordinator::accept(const wire::Report& report, TimePoint now) {
     }
     record_activity(section, now);
   }
-  // This comes last, because the ranks may have made these requests before they applied these
+  // This must follow the requests, because the ranks may have made them before they applied these
   // plans.
   for (const auto& applied : report.applied) record_applied(applied.ranks, applied.last_applied);
   if (table_.anyone_joined()) table_.restart_join_clock(now);
@@ -89,8 +89,8 @@ void Coordinator::accept_group(const wire::Report::Group& group, const Source& s
   }
 }
 
-// Records one operation of each rank for all that it requests in a section. If groups overlap, the
-// first of them in the message counts.
+// Records, for each rank, one of the operations that it requests in a section. If groups overlap,
+// the first one in the message counts.
 void Coordinator::record_activity(const wire::Report::Section& section, TimePoint now) {
   RankSet recorded;
   for (const auto& group : section.groups) {
@@ -116,7 +116,8 @@ void Coordinator::record_applied(RankSpan ranks, std::uint64_t sequence) {
   if (progress_.record(ranks, sequence)) cache_.forget_before(progress_.applied_by_all());
 }
 
-// The response that the slot holds now, or held for these ranks before it was displaced.
+// The response of the slot as of these ranks' last plan: the current one, or one that was displaced
+// since.
 const wire::Response& Coordinator::slot_as_seen(const Source& source, std::uint32_t slot) const {
   const wire::Response* const held = cache_.find(slot, source.as_of);
   if (held != nullptr) return *held;
@@ -177,8 +178,8 @@ void Coordinator::accept_request(const Source& source, Submitters submitters,
   const bool joins = request.kind == OpKind::kJoin;
   const PendingRef tensor = table_.add(submitters, std::move(request), source.now);
   if (tensor->request.by_members()) grown_sets_.push_back(tensor);
-  // A join that lacks a rank which has left fails in the next plan. Its ranks do not count as
-  // joined then, so other pending operations wait for them.
+  // A join fails in the next plan if a rank has left without joining. The ranks that joined then no
+  // longer count as joined, so other pending operations wait for them.
   if (!joins || !difference(departures_.ranks(), table_.joined()).empty()) return;
   table_.add_joined(submitters.ranks);
 }
@@ -210,7 +211,8 @@ void Coordinator::flush_shortcut(TimePoint now) {
   });
 }
 
-// Whether a batch of the repeated plan might be held back. The ready table decides whether it is.
+// Whether a batch of the repeated plan might be held back. If so, the ready table makes the
+// decision.
 bool Coordinator::may_hold_back_repeated(const BatchesAhead& ahead) const {
   return ahead && std::ranges::any_of(repeated_.plan().batches, [&](const wire::Batch& batch) {
            const wire::Request& request =
@@ -261,7 +263,7 @@ ReadyTable::GoesOnGathering Coordinator::gathering_while(const BatchesAhead& ahe
   };
 }
 
-// A rank that had not applied the last plan may no longer be blocked.
+// A rank that has not applied the last plan may no longer be blocked.
 void Coordinator::record_blocked(int rank, std::uint64_t last_applied) {
   if (rank < 0 || static_cast<std::size_t>(rank) >= ranks_) {
     throw Error(text("rank ", rank, " reports that it is blocked, but it does not exist"));
@@ -280,7 +282,8 @@ void Coordinator::replay_if_steady(wire::Plan& plan) {
   }
 }
 
-// A replay withdraws pending operations, and the ranks submit them again when they have entered it.
+// A replay withdraws pending operations, and the ranks submit them again once they have entered the
+// replay.
 bool Coordinator::may_replay_now(int process_set) const {
   if (table_.anyone_joined() || !departures_.none() || !may_replay(sets_, process_set))
     return false;
@@ -371,7 +374,7 @@ void Coordinator::fail_for_shutdown(wire::Plan& plan) {
   for (const auto& [tensor, status] : ended) fail(tensor, status, plan);
 }
 
-// A failed join undoes the joins of its ranks, so they cannot be absent from operations any more.
+// A failed join undoes the joins of its ranks, so operations can no longer do without these ranks.
 void Coordinator::fail_what_counts_on_joined(wire::Plan& plan) {
   const Status cause = *std::exchange(join_failure_, std::nullopt);
   std::vector<PendingRef> ended;
@@ -388,8 +391,8 @@ void Coordinator::fail_what_counts_on_joined(wire::Plan& plan) {
   }
 }
 
-// Why the operation can never be complete: it, or the rest of its group, lacks a rank that has
-// left.
+// The reason why the operation can never be complete, if any: a rank that has left did not submit
+// it or another member of its group.
 std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
   const bool group_lacks_member =
       tensor.held &&
@@ -464,8 +467,8 @@ void Coordinator::plan_ready(TimePoint now, const BatchesAhead& ahead, wire::Pla
 }
 
 void Coordinator::plan_removals(const std::vector<PendingRef>& removals, wire::Plan& plan) {
-  // A removal by the members is an operation of the set that it removes, so end_set() drops a
-  // second one.
+  // A removal by the members is an operation of the removed set itself, so end_set() drops a second
+  // removal.
   std::vector<PendingRef> rest = removals;
   while (!rest.empty()) {
     const PendingRef removal = rest.front();
@@ -505,7 +508,7 @@ void Coordinator::end_set(int process_set) {
   replays_.drop_set(process_set);
 }
 
-// The slot that holds exactly the response that the ranks have agreed on.
+// Returns the slot that holds exactly the response that the ranks have agreed on, if there is one.
 std::optional<std::uint32_t> Coordinator::agreed_slot(const PendingTensor& tensor) const {
   if (tensor.cached_slot) return tensor.cached_slot;  // all ranks hit it
   const auto slot = cache_.find(tensor.request);
@@ -554,7 +557,7 @@ wire::Plan RepeatedPlan::repeat(std::uint64_t sequence, ResponseCache& cache) {
   waiting_.reset();
   wire::Plan plan = known_->plan;
   plan.sequence = known_->repeated_as = sequence;
-  // The same plan twice in a row leaves the order of the cache as it is.
+  // Repeating the same plan does not change the order of the cache.
   if (std::exchange(known_->just_used, true)) return plan;
   for (const auto& batch : plan.batches) {
     for (const auto& tensor : batch.tensors) cache.touch(std::get<wire::SlotUse>(tensor).slot);

@@ -41,7 +41,7 @@
 
 namespace hvd::control {
 
-/// With this many batches ahead of it, a batch that is not full is held back.
+/// A batch that is not full is held back while this many batches are ahead of it.
 inline constexpr std::size_t kBusyBatches = 2;
 
 /// How many batches rank 0 has in flight on the channel where a tensor of this process set and on
@@ -53,7 +53,8 @@ struct CoordinatorOptions {
   std::int64_t fusion_threshold = 64 << 20;
   std::size_t cache_capacity = 1024;
   bool schedule_lock = false;
-  /// Process sets are replayed too, each by itself. Only where all ranks share one host.
+  /// Whether process sets are replayed too, independently of each other. Only if all ranks share
+  /// one host.
   bool replays_sets = false;
   StallLimits stall = {};
   std::vector<std::string> host_of_rank = {"localhost"};  ///< its size is the number of ranks
@@ -138,7 +139,8 @@ class Coordinator {
   /// @param last_applied the last plan that it had applied then
   void record_blocked(int rank, std::uint64_t last_applied);
 
-  /// A rank asks which ranks an operation waits for. wait_messages() then returns the messages.
+  /// Accepts a rank's question which ranks an operation waits for. wait_messages() then returns the
+  /// messages.
   /// @throws hvd::Error when the rank takes no part in the operation
   void ask(int rank, const wire::WaitQuestion&, TimePoint now);
   void accept(int source, const wire::WaitReply& reply) { waits_.accept(source, reply); }
@@ -146,9 +148,9 @@ class Coordinator {
   std::vector<WaitInquiries::Outgoing> wait_messages(TimePoint now);
   bool has_wait_inquiries() const noexcept { return !waits_.empty(); }
 
-  /// The next plan, if any. With kBusyBatches or more ahead of them, tensors that may share a batch
-  /// are held back until one of these batches completes or a full batch of their sort has gathered.
-  /// This gives fusion without a timer. Other tensors are never held back.
+  /// The next plan, if any. While kBusyBatches or more batches are ahead of them, tensors that may
+  /// share a batch are held back until one of these batches completes or the tensors of their sort
+  /// fill a batch. This gives fusion without a timer. Other tensors are never held back.
   std::optional<wire::Plan> decide(TimePoint now, const BatchesAhead&);
 
   /// The bytes of the last plan. Cheaper than wire::encode() for a repeated plan.
@@ -168,8 +170,8 @@ class Coordinator {
   std::vector<std::string> waiting_texts(TimePoint now, std::size_t most) const {
     return stalls_.waiting_texts(table_, now, most);
   }
-  /// When decide(), stall_warnings() or wait_messages() may return something even if no message
-  /// arrives.
+  /// The time at which decide(), stall_warnings() or wait_messages() may return something even if
+  /// no message arrives.
   std::optional<TimePoint> next_deadline() const;
   /// Whether an operation is pending.
   bool waiting() const noexcept { return !table_.pending().empty() || repeated_.waiting(); }
@@ -183,7 +185,7 @@ class Coordinator {
   const ResponseCache& cache() const noexcept { return cache_; }
 
  private:
-  /// Ranks that report the same, and the plan that their slots refer to.
+  /// Ranks with equal reports, and the plan that their slots refer to.
   struct Source {
     RankSpan ranks = {};
     std::uint64_t as_of = 0;
@@ -203,8 +205,8 @@ class Coordinator {
   void record_activity(const wire::Report::Section&, TimePoint now);
   void record_applied(RankSpan ranks, std::uint64_t sequence);
 
-  /// @param informed ranks that the status reaches through other operations: their next submission
-  /// of this one does not belong to the failed use
+  /// @param informed ranks that receive the status through other operations, so their next
+  /// submission of this operation does not belong to the failed use
   void fail(PendingRef, const Status&, wire::Plan&, RankSpan informed = {});
   void fail_disagreeing_sets(wire::Plan&);
   void fail_stalled(TimePoint now, wire::Plan&);

@@ -18,7 +18,7 @@ DisseminationBarrier::DisseminationBarrier(std::vector<ArrivalFlags*> local, Arr
       hosts_(hosts),
       rounds_(static_cast<int>(std::bit_width(static_cast<unsigned>(hosts - 1)))) {}
 
-// A rank whose flag is beyond this position was ready at it.
+// A rank whose flag is beyond this position was ready at this position.
 DisseminationBarrier::Local DisseminationBarrier::local() const noexcept {
   bool all_here = true;
   for (const ArrivalFlags* const flags : local_) {
@@ -80,8 +80,8 @@ bool DisseminationBarrier::accept(const wire::ReplayUpdate& update) {
                      rounds_, " rounds"));
   }
   if (update.requests_leave) {
-    // Updates of different hosts overtake each other. A host that requests this for the next
-    // position has passed this one, so no rank waits here any more.
+    // Updates of different hosts may overtake each other. A host that requests leaving at the next
+    // position has passed this one, so no rank waits at this position any more.
     if (remote_.leave_requested.load(std::memory_order_relaxed) >= update.position) return false;
     remote_.leave_requested.store(update.position, std::memory_order_release);
     return true;

@@ -14,17 +14,18 @@ namespace hvd::control {
 /// rank of each host.
 ///
 /// A ScheduleReplay treats all other hosts together as one more rank, the remote rank. This class
-/// writes the flags of the remote rank: it arrives ready when all ranks of all hosts have, and
-/// leaving as soon as this host learns of a rank that leaves. As ScheduleReplay requires, a flag is
-/// written once per position, so that every reader finds the same value.
+/// writes the flags of the remote rank, which arrives as ready when all ranks of all hosts have
+/// arrived ready, and as leaving as soon as this host receives the information that a rank leaves.
+/// As ScheduleReplay requires, a flag is written once per position, so that every reader finds the
+/// same value.
 ///
-/// Hosts exchange updates in ceil(log2(hosts)) rounds: in round r a host sends to the host 2^r
-/// further on, and starts the next round when it has received the update of the host 2^r before it.
-/// After the last round it has received, through others, the updates of all hosts. (The
-/// dissemination barrier: D. Hensgen, R. Finkel, U. Manber, "Two algorithms for barrier
-/// synchronization", Int. J. Parallel Programming 17(1), 1988.) A host begins when all its ranks
-/// have arrived ready. A host that learns of a rank that leaves sends this in all its remaining
-/// rounds at once.
+/// Hosts exchange updates in ceil(log2(hosts)) rounds: in round r, host h sends an update to host h
+/// + 2^r (modulo the number of hosts), and starts the next round when it has received the update of
+/// host h - 2^r. After the last round it has received the updates of all hosts, directly or
+/// indirectly. (The dissemination barrier: D. Hensgen, R. Finkel, U. Manber, "Two algorithms for
+/// barrier synchronization", Int. J. Parallel Programming 17(1), 1988.) A host begins when all its
+/// ranks have arrived ready. A host that is informed of a leaving rank sends the messages of all
+/// its remaining rounds at once.
 ///
 /// Not thread-safe: only the thread that drives the engine calls it.
 class DisseminationBarrier {
@@ -61,9 +62,9 @@ class DisseminationBarrier {
   const int rounds_;
   std::uint64_t position_ = 1;  ///< the position that is being exchanged
   int sent_ = 0;                ///< rounds in which this host has sent
-  /// The last position at which a rank of this host has requested the other hosts to leave.
+  /// The last position at which a rank of this host has requested that the other hosts leave.
   std::uint64_t leave_requested_ = 0;
-  /// For this position and the next, by parity, because another host may be one ahead.
+  /// For this position and the next, by parity, because another host may be one position ahead.
   std::array<Inbox, 2> inboxes_;
 };
 

@@ -10,9 +10,9 @@ namespace hvd::control {
 
 /// Finds peers on other hosts that have gone silent. While this rank waits, a peer that has sent no
 /// message for timeout/4 is pinged every timeout/4, and a peer that stays silent for `timeout` is
-/// lost. The silence counts from the peer's last message, or from the first ping if the peer was
-/// quiet before this rank began to wait. While this rank does not wait, no pings are sent and
-/// silence does not count. Pure; not thread-safe.
+/// lost. The silence begins at the peer's last message, or at the first ping if the peer was silent
+/// before this rank began to wait. While this rank does not wait, no pings are sent and silence
+/// does not count. Pure; not thread-safe.
 class Liveness {
  public:
   /// @param watched ascending

@@ -40,8 +40,8 @@ struct Arrival {
 /// receiver alone decides which message a recv gets, so that both sides agree on it.
 ///
 /// Offers of one source and key match in the order of the sends, and recvs in the order of the
-/// calls. A recv that has stalled still counts in that order, as does a recalled send: the next
-/// offer, or recv, that would have matched it ends with its error.
+/// calls. A stalled recv and a recalled send keep their places in these orders: the next offer or
+/// recv that would have matched one of them ends with its error.
 ///
 /// Pure, not thread-safe.
 class Mailboxes {
@@ -59,15 +59,15 @@ class Mailboxes {
 
   /// Removes a recv that waits. @return whether it waited
   bool remove(std::uint64_t recv, const wire::MessageKey&);
-  /// Removes a recv that waits, and has the next offer that would have matched it end with `error`.
+  /// Removes a recv that waits; the next offer that would have matched it ends with `error`.
   void stall(std::uint64_t recv, const wire::MessageKey&, const Status& error);
 
   /// The offer that waits, or null. Valid until the next call.
   const wire::Offer* find(int source, std::uint64_t send) const;
   /// Removes an offer that waits. @return whether it waited
   bool withdraw(int source, std::uint64_t send);
-  /// Removes an offer that waits, and has the next recv that would have matched it end with
-  /// `error`. @return whether it waited
+  /// Removes an offer that waits; the next recv that would have matched it ends with `error`.
+  /// @return whether it waited
   bool recall(int source, std::uint64_t send, const Status& error);
   /// Visits the offers that wait.
   void for_each_offer(const std::function<void(int source, const wire::Offer&)>&) const;
@@ -80,13 +80,13 @@ class Mailboxes {
   struct Recv {
     std::uint64_t id = 0;
     int source = kAnyRank;
-    std::optional<Status> stalled = {};  ///< it has ended with this, and its place remains
+    std::optional<Status> stalled = {};  ///< it has ended with this error and keeps its place
   };
   struct Sent {
     Arrival arrival;
     std::optional<Status> recalled = {};
   };
-  // The messages of a key: no recv matches an offer.
+  // The unmatched messages of a key.
   struct Box {
     std::deque<Recv> recvs;
     std::deque<Sent> offers;

@@ -10,8 +10,8 @@
 namespace hvd::wire {
 namespace {
 
-// Bits of a request's flag byte. A field that usually has its default is sent only when it does
-// not.
+// Bits of a request's flag byte. A field that usually has its default value is sent only if it
+// differs.
 enum RequestFlag : std::uint8_t {
   kHasScale = 1,
   kHasGroup = 2,
@@ -80,7 +80,7 @@ Compression read_compression(Reader& in, const Request& request) {
   return compression;
 }
 
-// Only an add_process_set of some ranks can be an operation of its own members.
+// Only an add_process_set with a list of ranks can be an operation of the new set's own members.
 void check_own_members(const Reader& in, const Request& request) {
   if (!request.by_members()) return;
   if (request.kind != OpKind::kAddProcessSet || request.unnamed || request.new_set.empty() ||
@@ -231,7 +231,7 @@ void write_error(Writer& out, const ErrorEntry& error) {
   write_ranks(out, error.missing);
 }
 
-// Reads the status of a failure. Refuses kOk, which would end an operation as a success.
+// Reads the status of a failure. Refuses kOk, which would end an operation successfully.
 StatusCode read_failure(Reader& in) {
   const auto code = read_enum<StatusCode>(in, "status", kStatusCodeCount);
   if (code == StatusCode::kOk) in.fail("status", "expected a failure, got 0 (ok)");

@@ -24,7 +24,8 @@ namespace hvd::wire {
 inline constexpr std::uint8_t kMagic = 0x68;  // 'h'
 inline constexpr std::uint8_t kVersion = 2;
 
-// Limits a decoder enforces, so that a corrupt message is an error and not an allocation.
+// Limits that the decoder enforces, so that a corrupt message causes an error and not a large
+// allocation.
 inline constexpr std::size_t kMaxNameBytes = 4096;
 inline constexpr std::size_t kMaxTextBytes = 1 << 16;
 inline constexpr std::size_t kMaxDims = 64;
@@ -238,8 +239,8 @@ struct Report {
     RankSet ranks = {};
     friend bool operator==(const Applied&, const Applied&) = default;
   };
-  /// The operations that all these ranks requested alike. Stamps and report numbers are those of
-  /// the lowest rank.
+  /// Operations that all these ranks requested in the same way. Stamps and report numbers are those
+  /// of the lowest rank.
   struct Group {
     RankSet ranks = {};
     std::vector<StampedHits> hits = {};
@@ -254,7 +255,8 @@ struct Report {
     std::vector<Group> groups = {};
     friend bool operator==(const Section&, const Section&) = default;
   };
-  /// A rank of the tree held this back for too long: the ranks above it forward it at once.
+  /// A rank of the tree has held the report back for too long: the ranks above that rank forward it
+  /// at once.
   bool overdue = false;
   std::vector<Applied> applied = {};  ///< each rank at most once
   RankSet leaving = {};
@@ -266,8 +268,8 @@ struct Report {
 /// One operation as the ranks have agreed on it. Plans carry it, the response cache keeps it, and
 /// the executor runs it.
 struct Response {
-  /// The request of one member: in plans and in the cache the set's first, in the executor this
-  /// rank.
+  /// The request of one member: in plans and in the cache that of the set's first member, in the
+  /// executor that of this rank.
   Request request = {};
   std::vector<std::int64_t> first_dims = {};  ///< if gathers(kind): per member
   friend bool operator==(const Response&, const Response&) = default;
@@ -279,14 +281,14 @@ using PlannedTensor = std::variant<SlotUse, Response>;
 /// Tensors that go through the backend in one call.
 struct Batch {
   std::vector<PlannedTensor> tensors = {};
-  /// Members, as world ranks, that have joined and did not submit it. They take part with a
-  /// contribution that does not change the result.
+  /// Members, as world ranks, that have joined and did not submit the operations. They take part
+  /// with a contribution that does not change the result.
   std::vector<int> absent = {};
   friend bool operator==(const Batch&, const Batch&) = default;
 };
 
-/// An operation that ends without running. Ranks in `missing` had not submitted it: their next
-/// submission of that name fails the same way.
+/// An operation that ends without running. The ranks in `missing` had not submitted it; their next
+/// submission of that name fails with the same error.
 struct ErrorEntry {
   int process_set = 0;
   std::string name = {};
@@ -307,7 +309,7 @@ struct Plan {
   std::vector<Batch> batches = {};
   std::vector<ErrorEntry> errors = {};
   /// Unless empty: from here on every rank repeats these bundles without further plans. The slots
-  /// are as of this plan.
+  /// refer to the cache after this plan.
   std::vector<SlotBundle> replay = {};
   friend bool operator==(const Plan&, const Plan&) = default;
 };
@@ -322,7 +324,7 @@ struct Abort {
 struct Ping {};
 struct Pong {};
 
-/// Rank to coordinator: a thread waits for other ranks only, and this rank has submitted no
+/// Rank to coordinator: all work of this rank waits for other ranks, and it has submitted no
 /// operation for a while.
 struct Blocked {
   std::uint64_t last_applied = 0;  ///< as in a Report
@@ -347,19 +349,19 @@ struct ReplayUpdate {
   friend bool operator==(const ReplayUpdate&, const ReplayUpdate&) = default;
 };
 
-/// How far a rank has got in the sequence of operations that the ranks of a process set run.
+/// A rank's position in the sequence of operations that the ranks of a process set run.
 struct Moment {
   std::uint64_t plan = 0;      ///< the last plan that it has applied
-  std::uint64_t position = 0;  ///< in the replays of the set, counted through all of them
+  std::uint64_t position = 0;  ///< in the replays of the set, counted across all replays
   bool reached(const Moment& other) const noexcept {
     return plan >= other.plan && position >= other.position;
   }
   friend bool operator==(const Moment&, const Moment&) = default;
 };
-/// The later of each.
+/// Takes the later value of each field.
 Moment latest(const Moment&, const Moment&) noexcept;
 
-/// Rank to coordinator: which ranks have not submitted this operation, for which this rank waits?
+/// Rank to coordinator: which ranks have not submitted this operation, which this rank waits for?
 struct WaitQuestion {
   std::uint64_t question = 0;
   std::uint64_t limit_ms = 0;  ///< for the coordinator's answer
@@ -379,7 +381,7 @@ struct WaitProbe {
 struct WaitReply {
   std::uint64_t probe = 0;
   Moment moment = {};         ///< of this rank
-  bool submitted = false;     ///< and it waits for other ranks
+  bool submitted = false;     ///< true: it has, and the operation waits for other ranks
   std::string activity = {};  ///< continues "rank 1 ..."; if not submitted
   friend bool operator==(const WaitReply&, const WaitReply&) = default;
 };
@@ -408,13 +410,13 @@ Bytes encode(const WaitQuestion&);
 Bytes encode(const WaitProbe&);
 Bytes encode(const WaitReply&);
 Bytes encode(const WaitAnswer&);
-/// A request as encoded within messages. Equal requests have equal bytes.
+/// Encodes a request as within messages. Equal requests have equal bytes.
 Bytes encode(const Request&);
 /// Returns the encoded plan with another sequence number. @param plan an encoded plan with the
 /// sequence 0
 Bytes renumber(std::span<const std::byte> plan, std::uint64_t sequence);
-/// A PointMessage refers to these bytes. @throws WireError. Never reads out of bounds, never
-/// allocates more than a small multiple of the message's size.
+/// Decodes a message. A PointMessage refers to the argument's bytes. Never reads out of bounds, and
+/// never allocates more than a small multiple of the message's size. @throws WireError
 AnyMessage decode(std::span<const std::byte>);
 
 }  // namespace hvd::wire

@@ -25,7 +25,8 @@ constexpr std::uint64_t kPlansToLookBack = 64;
 Negotiator::Negotiator(int rank, ProcessSetTable sets, std::size_t cache_capacity)
     : rank_(rank), sets_(std::move(sets)), cache_(cache_capacity) {}
 
-// Checks the limits here, because a peer refuses a message that exceeds them, and the job ends.
+// Checks the limits here, because a peer would refuse a message that exceeds them, which would end
+// the job.
 void Negotiator::check_submission(const wire::Request& request) const {
   if (!is_member(request)) {
     throw UsageError(
@@ -174,7 +175,8 @@ void Negotiator::apply_batch(const wire::Batch& batch, Applied& applied) {
       if (!response.request.by_members()) agreed.members = sets_.members(process_set);
       agree(response, cached != nullptr ? cached->ordinal : response.request.ordinal, agreed);
     }
-    // Ranks outside apply it too, because the numbers of all sets are equal on all ranks.
+    // Ranks outside the set apply the change too, because all ranks must have the same numbers of
+    // sets.
     apply_set_change(response.request, agreed, applied);
     if (member) {
       const wire::Request& operation = agreed.operations.back().request;
@@ -220,7 +222,7 @@ void Negotiator::apply_replay(const std::vector<wire::SlotBundle>& schedule, App
   withdraw(process_set);
 }
 
-// The process set whose operations the schedule has.
+// The process set of the schedule's operations.
 int Negotiator::set_of(const std::vector<wire::SlotBundle>& schedule) const {
   if (schedule.front().empty()) throw Error("a plan replays an empty bundle");
   if (schedule.front().front().empty()) throw Error("a plan replays an empty batch");
@@ -346,8 +348,9 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
       std::find(error.missing.begin(), error.missing.end(), rank_) != error.missing.end();
   const auto found = awaiting_.find(key);
   if (found == awaiting_.end()) {
-    // It concerns only members that have not joined. An error of a set that its members make does
-    // not list them: a rank that has not submitted it and is not missing is outside of the set.
+    // The error concerns only members that have not joined. The error of an add_process_set by its
+    // members does not list the members: a rank that has not submitted it and is not missing is
+    // outside of the set.
     if (!missing && (was_joined_ || by_members)) return;
     if (!missing)
       throw Error("a plan ends '" + error.name +
@@ -361,7 +364,7 @@ void Negotiator::apply_error(const wire::ErrorEntry& error, Applied& applied) {
                      "', but it has not: ", error.message));
   }
   // A submission that was not reported yet must not be reported any more. If it was reported, the
-  // coordinator knows that it belongs to the failed use.
+  // coordinator treats it as a part of the failed use.
   if (!sent) forget_unsent(error.process_set, error.name);
   if (join_ == key) join_.reset();
   awaiting_.erase(found);

@@ -86,7 +86,7 @@ class Negotiator {
   std::uint64_t last_applied() const noexcept { return last_applied_; }
   const ResponseCache& cache() const noexcept { return cache_; }
   const ProcessSetTable& process_sets() const noexcept { return sets_; }
-  /// How many operations were reported as one bit so far, and how many in full.
+  /// How many operations have been reported as one bit, and how many in full.
   std::uint64_t reported_by_bit() const noexcept { return by_bit_; }
   std::uint64_t reported_in_full() const noexcept { return in_full_; }
 
@@ -126,7 +126,7 @@ class Negotiator {
     bool ends_replays = false;  ///< see ends_all_replays()
   };
   std::unordered_map<std::string, Awaited> awaiting_;  // by set/name
-  /// set/name -> the errors that end the next uses, one for each: the other ranks may have given up
+  /// set/name -> the errors that end the next uses, one per use: the other ranks may have given up
   /// several uses before this rank submits the first.
   std::unordered_map<std::string, std::deque<wire::ErrorEntry>> failed_in_advance_;
   std::uint64_t by_bit_ = 0;

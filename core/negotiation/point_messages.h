@@ -10,7 +10,7 @@
 #include "hvd/types.h"
 #include "negotiation/codec.h"
 
-/// The control messages of send and recv, which go from rank to rank and not to the coordinator.
+/// The control messages of send and recv, which ranks exchange without the coordinator.
 /// docs/protocol.md has the grammar and the order.
 namespace hvd::wire {
 
@@ -31,7 +31,8 @@ struct MessageKey {
 /// For error texts: "tag 5", "'activations'", "tag 5 of process set 2".
 std::string describe(const MessageKey&);
 
-// From the sender. `send` counts its sends. Spans refer to the bytes that were decoded.
+// From the sender. `send` is the number of the send on that rank. Spans refer to the bytes that
+// were decoded.
 
 /// The rank wants to send. Small messages travel with it.
 struct Offer {
@@ -49,7 +50,7 @@ struct Piece {
   std::uint64_t offset = 0;
   std::span<const std::byte> bytes = {};
 };
-/// As a Piece, with its bytes in the next slot of the window between the two ranks.
+/// Like a Piece, but its bytes are in the next slot of the window between the two ranks.
 struct SharedPiece {
   std::uint64_t send = 0;
   std::uint64_t offset = 0;
@@ -67,7 +68,8 @@ struct Withdrawal {
 
 // From the receiver, about a send of the other rank.
 
-/// A recv matches the offer, and has this many of its bytes. The sender is done when it has all.
+/// A recv matches the offer and has received this many of its bytes. The send is done when it has
+/// received all.
 struct Received {
   std::uint64_t send = 0;
   std::uint64_t bytes = 0;
@@ -87,7 +89,7 @@ struct Refusal {
 struct Awaiting {};
 /// The rank starts no more sends.
 struct Leaving {};
-/// The recv has waited for too long: what does the other rank do?
+/// The recv has waited for too long: asks for the activity of the other rank.
 struct Inquiry {
   std::uint64_t recv = 0;
 };

@@ -19,9 +19,9 @@ inline std::string tensor_key(int process_set, const std::string& name) {
 /// followed by its digest, so that different lists have different texts. Has no spaces.
 std::string members_text(const std::vector<int>& ranks);
 
-/// The name on the wire of an add_process_set that only the members submit: members of sets with
-/// different ranks must not meet, although their sets may have the same name.
-/// @param name that the program gave to the set; may be empty
+/// The name on the wire of an add_process_set that only the members submit: it contains the ranks,
+/// so that sets with different ranks do not match even if they have the same name. @param name
+/// given by the program; may be empty
 std::string name_by_members(const std::string& name, const std::vector<int>& ranks);
 
 /// World ranks of a set, ascending; a rank's position is its rank in the set.

@@ -34,9 +34,9 @@ class PlanProgress {
   std::size_t ranks_at_lowest_;
 };
 
-/// Uses of operations that ended with an error before some ranks had submitted them. A request that
-/// such a rank makes before it has applied the plan with the error belongs to the failed use; a
-/// later request does not.
+/// Uses of operations that ended with an error before some ranks had submitted them. If such a rank
+/// made its request before it applied the plan with the error, the request belongs to the failed
+/// use; otherwise it does not.
 class FailedUses {
  public:
   /// @param plan with the error @param missing the ranks that had not submitted the operation
@@ -44,12 +44,12 @@ class FailedUses {
   /// The ranks among `ranks` whose request, made after they had applied plan `as_of`, belongs to a
   /// failed use.
   RankSet find(const wire::Request&, RankSpan ranks, std::uint64_t as_of) const;
-  /// Forgets the failed uses that these ranks can no longer mean, because they have applied this
-  /// plan.
+  /// Forgets the failed uses that requests of these ranks can no longer belong to, because the
+  /// ranks have applied this plan.
   void record_applied(RankSpan ranks, std::uint64_t plan);
   void drop_set(int process_set);
   bool empty() const noexcept { return uses_.empty(); }
-  /// The number of failed uses, each counted once for every rank that may still mean it.
+  /// The number of failed uses, each counted once per rank whose request may still belong to it.
   std::size_t size() const noexcept;
 
  private:
@@ -64,13 +64,15 @@ class FailedUses {
 /// for a while no report has arrived and no plan was decided.
 class BlockedRanks {
  public:
-  /// @param limit how long the job must have been quiet, as another thread of some rank might still
-  /// submit the missing operation; zero: no deadlock is ever found
+  /// @param limit how long the job must have been quiet before it counts as deadlocked, because
+  /// another thread of some rank might still submit the missing operation; zero: no deadlock is
+  /// ever found
   BlockedRanks(std::size_t ranks, Duration limit) noexcept : ranks_in_job_(ranks), limit_(limit) {}
 
-  /// A report has arrived or a plan was decided, so that no rank counts as blocked any more.
+  /// To be called when a report has arrived or a plan was decided: no rank counts as blocked any
+  /// more.
   void record_change(TimePoint now);
-  /// The rank is blocked, and has applied the last plan.
+  /// Records that the rank is blocked and has applied the last plan.
   void add(int rank) { blocked_.add(RankSet(rank)); }
   /// @param departed ranks that submit no more operations
   /// @return how long the job has been quiet, if that is a deadlock
@@ -83,8 +85,8 @@ class BlockedRanks {
   TimePoint changed_at_{};
 };
 
-/// The ranks that submit no more operations: they have called shutdown(), or end without calling
-/// it.
+/// The ranks that submit no more operations, because they have called shutdown() or end without
+/// calling it.
 class Departures {
  public:
   explicit Departures(std::size_t ranks) noexcept : ranks_in_job_(ranks) {}

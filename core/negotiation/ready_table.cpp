@@ -189,7 +189,7 @@ void ReadyTable::mark_absent(PendingRef tensor, const RankSet& ranks) {
   if (gone.empty()) return;
   tensor->absent.add(gone);
   if (!tensor->first_dims.empty()) {
-    // The response in the slot includes the parts of these members.
+    // The response in the slot includes the first dimensions of these members.
     if (tensor->cached_slot) forget_slot(*tensor->cached_slot);
     for_each_rank(gone, [&](int rank) { tensor->first_dims[position_of(*tensor, rank)] = 0; });
   }
@@ -283,8 +283,9 @@ void ReadyTable::forget_ready(PendingRef tensor) {
     gathering.bytes = saturating_sum(gathering.bytes, batch_bytes(*other));
 }
 
-// Whether these ranks submit another operation in the place of a group's member that they have not
-// submitted. A rank that has submitted that member begins the next use of the group instead.
+// Whether these ranks submit another operation in the place of a member of the group that they have
+// not submitted yet. (A rank that has already submitted the member begins the next use of the
+// group.)
 bool ReadyTable::replaces_member(const TensorGroup& group, const Submitters& submitters,
                                  const wire::Request& request) const {
   const auto member = group.seen.find(request.group_index);

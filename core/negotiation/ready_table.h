@@ -49,7 +49,7 @@ struct PendingTensor {
   bool ready = false;  ///< can be planned, and has not been extracted
   TimePoint first_seen{};
   /// The stamp of the lowest-ranked member that has reported. It counts that rank's own
-  /// submissions, so it is equal in every run, whatever the ranks' relative speed.
+  /// submissions, so it is the same in every run, independently of the ranks' relative speed.
   wire::Stamp order = 0;
   bool warned = false;
 };
@@ -70,10 +70,10 @@ struct Submitters {
 using PendingList = std::list<PendingTensor>;  // oldest first
 using PendingRef = PendingList::iterator;
 
-/// One use of a group. It ends when each of its members was submitted and has left the table; a
-/// member that is submitted a second time begins the next use. So a failure is remembered for
-/// members that no rank has submitted yet. (A correct program submits all members before it waits
-/// for one.)
+/// One use of a group. It ends when all its members have been submitted and have left the table, so
+/// a failure also applies to members that no rank has submitted yet. A member that is submitted a
+/// second time begins the next use. (A correct program submits all members before it waits for
+/// one.)
 struct TensorGroup {
   std::string key = {};
   int size = 0;
@@ -99,7 +99,7 @@ class ReadyTable {
   /// @pre the submitters have a slot
   bool add_hit(const Submitters&);
 
-  /// The slot holds another response from now on.
+  /// To be called when the slot gets another response.
   void forget_slot(std::uint32_t slot);
 
   /// These ranks have submitted a join. Operations that they have not submitted do not wait for
@@ -107,7 +107,7 @@ class ReadyTable {
   void add_joined(RankSpan ranks);
   /// Counts the join's waiting time from now, because other ranks are still at work.
   void restart_join_clock(TimePoint now);
-  /// The kJoin leaves the table, whether it succeeded or failed.
+  /// To be called when the kJoin leaves the table, after success or failure.
   void end_join() noexcept;
   bool anyone_joined() const noexcept { return !joined_.empty(); }
   const RankSet& joined() const noexcept { return joined_; }
@@ -118,20 +118,21 @@ class ReadyTable {
   /// Drops the pending operations of a process set that was removed.
   void drop_set(int process_set);
 
-  /// Whether ready tensors of this sort, with this many bytes in total, go on gathering.
+  /// Whether ready tensors of this sort, with this many bytes in total, continue to gather.
   using GoesOnGathering = std::function<bool(const FusionSort&, std::int64_t bytes)>;
   /// Tensors that can be planned now, in canonical order, mismatching ones included; they leave the
   /// "ready" state but stay in the table until erase(). A member of a group is held back until its
   /// whole group is complete or one of it has failed.
   ///
-  /// If a function is given, tensors that may share a batch may go on gathering. Groups of several
-  /// sorts do not, as their members are planned together. A ready join or removal of a process set
-  /// ends all gathering, since gathering tensors may count on joined ranks or belong to that set.
+  /// If a function is given, tensors that may share a batch continue to gather as long as it
+  /// returns true. Groups of several sorts do not, because their members are planned together. A
+  /// ready join or removal of a process set ends all gathering, because gathering tensors may
+  /// depend on joined ranks or belong to that set.
   std::vector<PendingRef> extract_ready(const GoesOnGathering& = {});
   bool anything_ready() const noexcept { return !at_once_.empty() || !gathering_.empty(); }
   /// The failure of a member of the same group, which makes this tensor fail too.
   std::optional<Status> group_failure(const PendingTensor&) const;
-  /// Every later or waiting member of this tensor's group fails too, for this reason.
+  /// Fails every later or waiting member of this tensor's group, for this reason.
   void fail_group(const PendingTensor&, const Status& reason);
   void erase(PendingRef);
 

@@ -39,7 +39,7 @@ bool Replays::Learner::observe(const wire::Plan& plan, const ResponseCache& cach
 }
 
 // Each learner observes the part of the plan that belongs to its set. Parts that belong to no
-// existing set, as a new set does, count for the set of all ranks.
+// existing set, such as the creation of a set, count for the set of all ranks.
 std::vector<int> Replays::observe(const wire::Plan& plan, const ResponseCache& cache,
                                   const ProcessSetTable& sets) {
   std::vector<int> due;
@@ -72,7 +72,7 @@ std::vector<int> Replays::observe(const wire::Plan& plan, const ResponseCache& c
   return due;
 }
 
-// The plan cannot be learnt, so every learner begins anew.
+// The plan cannot be learnt, so every learner starts from the beginning.
 void Replays::forget_steps(const wire::Plan& plan, const ResponseCache& cache) {
   for (auto& [process_set, learner] : learners_) learner.observe(plan, cache);
 }

@@ -13,15 +13,15 @@
 
 namespace hvd::control {
 
-/// The coordinator's view of replays: it learns the steps of each process set, and knows which
+/// The coordinator's view of replays: learns the steps of each process set, and records which
 /// reports are older than the replays that their ranks have entered. Pure; not thread-safe.
 class Replays {
  public:
-  /// @param each_set whether each process set is replayed by itself; otherwise only that of all
+  /// @param each_set whether each process set is replayed by itself; otherwise only the set of all
   /// ranks is, and an operation of another set ends its replay
   explicit Replays(bool each_set) noexcept : each_set_(each_set) {}
 
-  /// To be called with each plan, when the cache and the sets are as after it.
+  /// To be called with each plan, after the cache and the sets have been updated by it.
   /// @return the sets that have completed a step after which to start a replay, ascending
   std::vector<int> observe(const wire::Plan&, const ResponseCache&, const ProcessSetTable&);
   /// The schedule to repeat, by cache slot, of a set that observe() has returned.
@@ -29,34 +29,35 @@ class Replays {
     const Learner& learner = learners_.at(process_set);
     return learner.in_sequence ? learner.sequence.schedule() : learner.steps.schedule();
   }
-  /// Whether an operation outside the schedule may be pending when a replay of the set begins: not
-  /// if it would end the replay at once.
+  /// Whether an operation outside the schedule may be pending when a replay of the set begins.
+  /// False if it would end the replay at once.
   bool may_stay_pending(const wire::Request&, int replayed_set) const noexcept;
-  /// A replay of the set begins with this plan.
+  /// Records that a replay of the set begins with this plan.
   void begin(int process_set, std::uint64_t plan);
   /// The members of the set have left its last replay.
   void end(int process_set, std::uint64_t batches_run);
   void drop_set(int process_set);
 
-  /// The last plan with a replay of all ranks, and of any set; 0: none.
+  /// The last plan that began a replay of all ranks, and of any set; 0 if there was none.
   std::uint64_t last_of_all_ranks() const noexcept { return last_of_all_ranks_; }
   std::uint64_t last() const noexcept { return last_; }
-  /// Whether the ranks have withdrawn a request since that they made as of this plan, because they
-  /// have entered a replay of a set other than that of all ranks.
+  /// Whether the ranks have meanwhile withdrawn a request that they made after they had applied
+  /// this plan, because they have entered a replay of a process set other than the set of all
+  /// ranks.
   bool withdrawn(const wire::Request&, RankSpan ranks, std::uint64_t as_of,
                  const ProcessSetTable&) const;
-  /// The ranks of which the report says that they leave. A rank that has entered a replay since
-  /// reports it again.
+  /// The ranks that leave according to the report, except ranks that have entered a replay since:
+  /// these report it again.
   RankSet leaving(const wire::Report&, const ProcessSetTable&) const;
 
  private:
-  /// Learns the schedule of one set. A schedule whose operations are all in sequence has their
-  /// order, and is learnt from it; any other is a set of operations.
+  /// Learns the schedule of one set. If all operations of a schedule are in sequence, the schedule
+  /// has their order and is learnt from it; any other schedule is an unordered set of operations.
   struct Learner {
     explicit Learner(int process_set) noexcept : steps(process_set), sequence(process_set) {}
     StepLearner steps;
     SequenceLearner sequence;
-    bool in_sequence = false;  ///< the schedule that was due last is that of `sequence`
+    bool in_sequence = false;  ///< the last schedule that was due comes from `sequence`
     bool observe(const wire::Plan&, const ResponseCache&);
   };
   void forget_steps(const wire::Plan&, const ResponseCache&);

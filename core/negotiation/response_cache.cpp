@@ -12,8 +12,8 @@ bool ResponseCache::cacheable(const wire::Request& request) noexcept {
          request.kind != OpKind::kRemoveProcessSet;
 }
 
-// Named tensors are identified by name. Unnamed ones that are alike share a response: everything
-// that ranks must agree on is in the key, so a hit only has to add the ordinal.
+// Named tensors are identified by name. Equal unnamed tensors share a response: the key contains
+// everything that ranks must agree on, so a hit only has to add the ordinal.
 std::string ResponseCache::key_of(const wire::Request& request) {
   if (!request.unnamed) return tensor_key(request.process_set, request.name);
   wire::Request alike = request;

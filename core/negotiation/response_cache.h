@@ -21,15 +21,15 @@ namespace hvd::control {
 // Later plans may have put other responses into these slots. Therefore each report carries the
 // sequence number of that plan, and a cache keeps a displaced response until no report can refer to
 // it any more: the coordinator until every rank has applied the plan that displaced it, the other
-// ranks for a number of plans. A hit is always read as it was meant, without an acknowledgement or
-// a second round. A rank without a report still acknowledges plans now and then (Negotiator), which
-// bounds this memory.
+// ranks for a number of plans. A hit is therefore always interpreted correctly, without an
+// acknowledgement or a second round. A rank that has nothing to report still acknowledges plans
+// from time to time (Negotiator), which bounds this memory.
 
 /// The last response for each tensor, so that a rank requests it again with one bit.
 ///
-/// Every rank holds an identical copy: it changes only by put() and touch(), called in the order of
-/// the plan. Slots are numbers below the capacity; the least recently used entry gives up its slot.
-/// Not thread-safe.
+/// Every rank holds an identical copy, because it changes only by put() and touch(), called in the
+/// order of the plan. Slots are numbers below the capacity; a new entry replaces the least recently
+/// used one. Not thread-safe.
 class ResponseCache {
  public:
   /// Uses at most wire::kMaxSlots, since reports cannot name more slots.
@@ -38,7 +38,7 @@ class ResponseCache {
   /// Whether responses of this kind are kept. Joins and changes of process sets are rare and differ
   /// each time, so they are not kept.
   static bool cacheable(const wire::Request&) noexcept;
-  /// The slot of this tensor, whatever its parameters are now.
+  /// The slot of this tensor, even if its parameters have changed.
   std::optional<std::uint32_t> find(const wire::Request&) const;
   /// Whether the slot holds exactly this request of the rank at `position` in its set.
   bool matches(std::uint32_t slot, const wire::Request& request, int position) const;
@@ -65,8 +65,8 @@ class ResponseCache {
   /// Makes it the most recently used. @pre holds(slot)
   void touch(std::uint32_t slot);
 
-  /// The displaced response that the slot held after plan `as_of`. Null: it has held the same
-  /// since.
+  /// The displaced response that the slot held after plan `as_of`. Null: the slot has kept its
+  /// response since.
   const wire::Response* find_displaced(std::uint32_t slot, std::uint64_t as_of) const;
   /// The response that the slot held after plan `as_of`. Null: the slot is empty.
   const wire::Response* find(std::uint32_t slot, std::uint64_t as_of) const;
@@ -74,7 +74,7 @@ class ResponseCache {
   void forget_before(std::uint64_t plan);
   /// Number of displaced responses that are kept.
   std::size_t displaced() const noexcept { return displaced_count_; }
-  /// The slots that hold operations of other process sets than 0.
+  /// The slots that hold operations of process sets other than 0.
   const wire::SlotSet& slots_of_other_sets() const noexcept { return slots_of_other_sets_; }
 
   std::size_t size() const noexcept { return by_key_.size(); }

@@ -15,7 +15,7 @@ constexpr std::uint64_t kMostPatience = 1024;
 
 // Returns the batches of a plan in bundles. Batches that share a group are in one bundle; all
 // members of a group are ready in the same plan. A bundle has the position of its last batch,
-// because it waits for that one.
+// because it waits for that batch.
 std::vector<wire::SlotBundle> bundles_of(const wire::Plan& plan, const ResponseCache& cache) {
   std::vector<std::size_t> tied_to(plan.batches.size());  // an earlier batch, or itself
   const auto root = [&](std::size_t batch) {
@@ -132,8 +132,8 @@ const wire::Request& ScheduleReplay::planned(const SchedulePlace& place) const n
   return batches_[place.batch].agreed.operations[place.index].request;
 }
 
-// In a schedule in order the operation has the next place or none. In other schedules the
-// parameters are enough, as in the cache, because there no slot occurs twice.
+// In an ordered schedule the operation has the next place or none. In other schedules the
+// parameters identify the place, as in the cache, because no slot occurs twice there.
 bool ScheduleReplay::find_unnamed(const wire::Request& request, SchedulePlace& known) const {
   const auto fits = [&](const SchedulePlace& place) {
     return request.parameters() == planned(place).parameters();
@@ -157,8 +157,8 @@ bool ScheduleReplay::find(const wire::Request& request, SchedulePlace& known) co
 }
 
 // Whether members of an unnamed group are in different bundles. Unnamed members are identified by
-// their parameters only, so a program may group the same ones in another way. All members of a
-// group are offered one after the other.
+// their parameters only, so the program may group equal members differently than in the schedule.
+// All members of a group are offered one after the other.
 bool ScheduleReplay::splits_unnamed_group(const wire::Request& request,
                                           const SchedulePlace& place) noexcept {
   if (!request.unnamed || request.group_size < 2) return false;
@@ -249,8 +249,8 @@ void ScheduleReplay::request_leave() noexcept {
   flags_[own_]->leave_requested.store(position_, std::memory_order_release);
 }
 
-// Whether the bundle has a slot twice. Equal unnamed operations share a slot, and several that are
-// under way at once may be fused.
+// Whether a slot occurs twice in the bundle. Equal unnamed operations share a slot, and several of
+// them may be in flight at once and be fused.
 bool StepLearner::repeats_itself(const wire::SlotBundle& bundle) {
   const std::vector<std::uint32_t> slots = sorted(slots_of(bundle));
   return std::ranges::adjacent_find(slots) != slots.end();

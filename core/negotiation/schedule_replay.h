@@ -15,42 +15,42 @@
 
 namespace hvd::control {
 
-/// The position of an operation in a replayed schedule. Kept by its owner, so that it is found
-/// again without a search.
+/// The position of an operation in a replayed schedule. The operation's owner keeps it, so that it
+/// is found again without a search.
 struct SchedulePlace {
   std::uint64_t replay = 0;  ///< number of the replay, from 1; 0: in no replay
   std::uint32_t batch = 0;
   std::uint32_t index = 0;
 };
 
-/// Whether the operation changes what all ranks hold alike: a join, or a change of the process
-/// sets. A rank leaves all its replays before it reports one.
+/// Whether the operation is a join or a change of the process sets, which change state that all
+/// ranks share. A rank leaves all its replays before it reports such an operation.
 bool ends_all_replays(const wire::Request&) noexcept;
 
-/// Whether a rank withdraws this unplanned operation when it enters a replay of the set, and the
-/// coordinator ignores it in reports from before. A replay of all ranks withdraws every operation.
+/// Whether a rank withdraws this unplanned operation when it enters a replay of the set; the
+/// coordinator then ignores the operation in earlier reports. A replay of all ranks withdraws every
+/// operation.
 bool withdrawn_by_replay(const wire::Request&, int process_set) noexcept;
 
 /// Whether a schedule of the set may contain the operation. Batches of several sets on a GPU must
 /// run in one order on all ranks, so only the set of all ranks has replays there.
 bool can_be_replayed(const wire::Request&, int process_set) noexcept;
 
-/// Whether the set may be replayed: no other set that exists has the same flag. A set that was
-/// removed has no reader of its flags left, and its positions are lower.
+/// Whether the set may be replayed, because no other existing set uses the same flag. The flag of a
+/// removed set can be reused: no rank reads it any more, and its positions are lower.
 bool may_replay(const ProcessSetTable&, int process_set);
 
 /// One rank's side of the steady state, in which the members of a process set repeat batches that
-/// they have agreed on before, without negotiating again. "All ranks" are these members.
+/// they have agreed on before, without negotiating again. Below, "all ranks" means these members.
 ///
 /// A schedule is a sequence of bundles. A bundle is one batch, or several batches that hold the
 /// members of a group. Positions count bundles, from 1, across all replays of a job. At each
 /// position a rank arrives: ready, when all operations of the bundle were submitted; or leaving,
 /// when it has an operation outside the schedule, or another rank requests it. No rank touches the
 /// data of a position before every rank has arrived there ready. If one rank arrives leaving, all
-/// ranks leave at that position, which no rank can have passed. The operations that they had
-/// offered are then negotiated as usual. So every rank runs the same whole bundles, and no
-/// operation is lost or run twice.
-/// See docs/decisions/0010-schedule-replay.md.
+/// ranks leave at that position, which no rank can have passed, and negotiate the operations that
+/// they had offered as usual. Every rank therefore runs the same whole bundles, and no operation is
+/// lost or run twice. See docs/decisions/0010-schedule-replay.md.
 ///
 ///   open --enter()--> replaying --a rank arrives leaving--> open
 ///
@@ -83,23 +83,23 @@ class ScheduleReplay {
   /// Starts a replay of these bundles. If all operations are in sequence, they are offered in this
   /// order, and an operation may occur several times. @pre !replaying()
   void enter(std::vector<AgreedBundle> schedule);
-  /// An operation was submitted. If it is not in the schedule, or is there already, this rank
-  /// leaves.
+  /// To be called when an operation was submitted. If it is not in the schedule, or was already
+  /// offered, this rank leaves.
   /// @param known the place that an earlier call stored for an equal request; this call updates it
-  /// @return whether it has a place in the schedule, and waits there
+  /// @return whether it now waits at a place in the schedule
   bool offer(const wire::Request&, SchedulePlace& known);
   /// Whether the schedule contains the operation, offered or not. For `known`, see offer().
   bool find(const wire::Request&, SchedulePlace& known) const;
   /// This rank leaves at the next position at which it has not arrived.
   void leave_soon() noexcept { leaving_ = true; }
-  /// This rank has not offered all operations of the current bundle.
+  /// Whether this rank has not offered all operations of the current bundle.
   bool lacks_own() const noexcept { return replaying_ && !arrived_; }
   /// The batch whose operations were all offered, and at whose position advance() arrives next; no
   /// value if the bundle there has several batches, or if this rank leaves.
   std::optional<std::size_t> arrives_with() const noexcept;
-  /// Call it again until the outcome is kNothing.
-  /// @param polls whether this thread calls it again and again, until it calls stop_polling(). The
-  /// other ranks then need not wake it
+  /// Advances by at most one bundle; call it again until the outcome is kNothing. @param polls
+  /// whether this thread calls it repeatedly until it calls stop_polling(), so that the other ranks
+  /// need not wake it
   NextBundle advance(bool polls = false);
   /// To be called before this rank stops calling advance() while operations wait. @return whether
   /// the other ranks may have relied on these calls, so that advance() has to be called once more
@@ -109,7 +109,7 @@ class ScheduleReplay {
   bool has_to_be_woken(std::size_t rank) const noexcept {
     return flags_[rank]->polled.load(std::memory_order_seq_cst) + 1 < position_;
   }
-  /// Sends the other ranks a request to leave, because they have not arrived and this rank has. The
+  /// Requests that the other ranks leave, because this rank has arrived and they have not. The
   /// caller must wake them.
   void request_leave() noexcept;
   /// The number of batches run in this replay or, after it was left, in the last one.
@@ -166,21 +166,21 @@ class ScheduleReplay {
 /// A replay starts after two equal steps, or after four if they were fused into different numbers
 /// of batches, which depends on timing. It starts after one step that equals the schedule that was
 /// replayed last. The replay repeats the step with the fewest batches among the equal ones. When
-/// replays end early, each later one needs more equal steps, and it repeats the latest step,
-/// because the program may need the larger number of batches.
+/// replays end early, each later one needs more equal steps, and repeats the latest step, because
+/// the program may need the larger number of batches.
 ///
 /// Batches that share a group form a bundle. If a replay were left inside a bundle, the members
 /// that have run would have to wait for those that have not.
 class StepLearner {
  public:
-  /// @param process_set the set whose operations it learns. Those in sequence are left to the
-  /// SequenceLearner, except beside others of all ranks
+  /// @param process_set the set whose operations it learns. Operations in sequence are left to the
+  /// SequenceLearner, except in the set of all ranks if other operations occur too
   explicit StepLearner(int process_set = 0) noexcept : set_(process_set) {}
   /// @return whether the plan completes a step after which to start a replay
   bool observe(const wire::Plan&, const ResponseCache&);
   /// The schedule to repeat, by cache slot.
   const std::vector<wire::SlotBundle>& schedule() const noexcept { return schedule_.bundles; }
-  /// The replay has been left after so many batches.
+  /// To be called when the replay has been left after this many batches.
   void end_replay(std::uint64_t batches_run);
 
  private:
@@ -208,7 +208,7 @@ class StepLearner {
   bool vary_ = false;                         // those steps have different numbers of batches
   std::vector<std::uint32_t> last_schedule_;  // slots of the schedule replayed last, ascending
   Step schedule_;                             // that was replayed last
-  bool schedule_holds_ = false;               // its slots hold the same responses as then
+  bool schedule_holds_ = false;               // its slots still hold the same responses
   std::uint64_t equal_steps_ = 0;             // steps before the current one that equal `previous_`
   std::uint64_t backoff_ = 0;  // equal steps to wait for after replays that did not last
 };

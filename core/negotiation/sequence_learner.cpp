@@ -49,7 +49,7 @@ bool SequenceLearner::observe(const wire::Plan& plan, const ResponseCache& cache
     ++*next_;
   }
   if (!early_.empty()) {
-    // The sequence did not begin where it seemed to, or begins anew after a join.
+    // The sequence began earlier than assumed, or restarts after a join.
     if (early_.begin()->first < *next_) forget();
     return false;
   }
@@ -68,14 +68,15 @@ void SequenceLearner::append(const Entry& entry) {
     std::size_t& repeats = repeats_[distance];
     repeats = history_[last - distance].slot == entry.slot ? repeats + 1 : 0;
   }
-  // A program without longer periods is not kept from replays for ever.
+  // Lowers the requirement over time, so that a program with short periods can replay again.
   if (++since_end_ >= 4 * wanted_) {
     wanted_ /= 2;
     since_end_ = 0;
   }
 }
 
-// The shortest period for which the last two are equal, and which does not begin inside a group.
+// The shortest length for which the last two periods are equal and which does not begin inside a
+// group.
 std::optional<std::size_t> SequenceLearner::period() const {
   for (std::size_t length = 1; length < repeats_.size(); ++length) {
     if (repeats_[length] < length || repeats_[length] + length < wanted_) continue;
@@ -85,8 +86,8 @@ std::optional<std::size_t> SequenceLearner::period() const {
   return std::nullopt;
 }
 
-// Timing decides how operations are fused, so the period of the fewer batches is chosen. After a
-// replay that did not last it is the latest, because the program may need the larger number.
+// Fusion depends on timing, so of the last two periods the one with fewer batches is chosen; after
+// a replay that ended early the latest is chosen, because the program may need the larger number.
 void SequenceLearner::choose(std::size_t period) {
   const auto count = [](const std::vector<wire::SlotBundle>& bundles) {
     std::size_t batches = 0;
@@ -128,7 +129,7 @@ void SequenceLearner::end_replay(std::uint64_t batches_run) {
   const std::uint64_t lasted =
       std::min<std::uint64_t>(learnt_from_ + periods * schedule_period_, 2 * kLongestPeriod);
   const bool short_lived = periods < kFewPeriods || lasted < kShortRepetition;
-  // Where it breaks off inside a period is unknown here, so up to one more counts.
+  // The replay may have ended inside a period, so one more period is counted.
   const std::size_t at_least = short_lived
                                    ? 2 * (static_cast<std::size_t>(lasted) + schedule_period_)
                                    : 2 * schedule_period_;

@@ -12,12 +12,12 @@
 namespace hvd::control {
 
 /// Decides for the coordinator when to replay the unnamed operations that a process set runs in one
-/// sequence. A schedule is the shortest period of that sequence, in which an operation may occur
-/// several times; the ranks follow its order.
+/// sequence. A schedule is the shortest period of that sequence. An operation may occur several
+/// times in it, and the ranks follow its order.
 ///
-/// A replay starts after two equal periods. A sequence in which one operation occurs many times
-/// before the next looks periodic too early. So after a replay that has ended early, the next one
-/// must have been periodic for twice as long as that one lasted.
+/// A replay starts after two equal periods. A sequence that repeats one operation many times before
+/// the next operation looks periodic too early. Therefore, after a replay that has ended early, the
+/// sequence must be periodic for twice as long as that replay lasted before the next one starts.
 ///
 /// Pure; not thread-safe.
 class SequenceLearner {
@@ -27,7 +27,7 @@ class SequenceLearner {
   bool observe(const wire::Plan& plan, const ResponseCache&);
   /// The schedule to repeat, by cache slot, in the order of the sequence.
   const std::vector<wire::SlotBundle>& schedule() const noexcept { return schedule_; }
-  /// The replay has been left after so many batches.
+  /// To be called when the replay has been left after this many batches.
   void end_replay(std::uint64_t batches_run);
 
  private:
@@ -44,9 +44,9 @@ class SequenceLearner {
   void forget();
 
   int set_;
-  std::vector<Entry> history_;            // in the order of the sequence, the newest last
-  std::vector<std::size_t> repeats_;      // by period: how many of the last entries equal the one
-                                          // that many places before
+  std::vector<Entry> history_;  // in the order of the sequence, the newest last
+  std::vector<std::size_t>
+      repeats_;  // by period p: how many of the last entries equal the entry p places before
   std::map<std::uint64_t, Entry> early_;  // by ordinal: planned before an earlier operation
   std::optional<std::uint64_t> next_;     // the ordinal that follows the history
   std::uint64_t batches_seen_ = 0;

@@ -9,11 +9,11 @@
 namespace hvd::control {
 namespace {
 
-/// A set that is reached from another one, which waits for it.
+/// A set that the search has reached from another set, which waits for it.
 struct Reached {
   PendingRef set = {};
-  std::size_t from = 0;  ///< index of the other one
-  int rank = 0;          ///< lacks in the other one, because it makes this one
+  std::size_t from = 0;  ///< index of the other set
+  int rank = 0;          ///< missing from the other set, because it makes this one
 };
 
 // The name that the program gave to the set: name_by_members() adds a word.

@@ -8,10 +8,10 @@
 
 namespace hvd::control {
 
-/// Process sets that their members are making alone and that wait for each other for ever.
+/// Process sets that their members are making alone and that would wait for each other forever.
 struct SetDisagreement {
   std::vector<PendingRef> sets = {};
-  std::string text = {};  ///< which rank makes which set instead of which other
+  std::string text = {};  ///< which rank makes which set instead of which other set
 };
 
 // Note [Sets that wait for each other]

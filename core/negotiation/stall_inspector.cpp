@@ -24,8 +24,8 @@ std::string describe_all(const PendingTensor& tensor, std::size_t operations) {
               operations > 2 ? " more operations" : " more operation");
 }
 
-// Whether they wait for the same ranks or for the rest of the same group, so that one warning
-// covers both.
+// Whether the two operations wait for the same ranks or for the rest of the same group, so that one
+// warning covers both.
 bool wait_alike(const ReadyTable& table, const PendingTensor& a, const PendingTensor& b) {
   if (a.held || b.held) return a.held && b.held && a.groups.front() == b.groups.front();
   return table.missing(a) == table.missing(b);

@@ -51,9 +51,9 @@ class StallInspector {
   /// "group 'g', of whose 3 members 2 were submitted by some rank and 1 by every rank".
   /// @pre the operation is a member of a group
   static std::string group_text(const PendingTensor&);
-  /// Records that these operations run now. Some may have been warned of.
+  /// Records that these operations run now. There may have been warnings about some of them.
   void record_resumed(std::span<const PendingRef>, TimePoint now);
-  /// Returns, once, a sentence for each record_resumed() with operations that had been warned of.
+  /// Returns, once, a sentence for each record_resumed() whose operations had caused a warning.
   std::vector<std::string> release_resumptions() { return std::exchange(resumptions_, {}); }
   /// When one of the functions above may next return something.
   std::optional<TimePoint> next_deadline(const ReadyTable&) const;

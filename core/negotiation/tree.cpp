@@ -37,7 +37,8 @@ std::vector<int> tree_parents(const Topology& topology, int radix) {
   for (const auto& host : hosts) {
     const int leader = host.front();
     leaders.push_back(leader);
-    // At most half of a leader's children are of its own host, so that the other half are leaders.
+    // At most half of a leader's children are on its own host, so that the other half can be
+    // leaders.
     const int locals = std::min(radix / 2, static_cast<int>(host.size()) - 1);
     room[index(leader)] = locals;
     attach(host, room, parents);

@@ -25,7 +25,7 @@ bool reduces(OpKind kind) {
   return kind == OpKind::kAllreduce || kind == OpKind::kReducescatter || kind == OpKind::kReduce;
 }
 
-// All ranks may have agreed on NaN.
+// NaN equals NaN here, because all ranks may pass it.
 bool same_number(double a, double b) { return a == b || (std::isnan(a) && std::isnan(b)); }
 
 bool has_root(OpKind kind) {

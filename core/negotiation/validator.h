@@ -19,7 +19,7 @@ std::optional<std::string> find_mismatch(const wire::Request& reference, int ref
 
 /// The difference between a plan's request, as expanded for one rank, and the request that this
 /// rank submitted under that name, as a sentence that names the operation, the rank and both
-/// values; empty when it can run. Allocates only when there is a difference.
+/// values; empty when the operation can run. Allocates only when there is a difference.
 std::optional<std::string> find_misplanned(const wire::Request& planned,
                                            const wire::Request& submitted, int rank);
 
@@ -30,8 +30,8 @@ std::optional<std::string> find_misplanned(const wire::Request& planned,
 std::optional<std::string> find_fault(const wire::Request&, const std::vector<int>& members,
                                       const std::vector<int>& absent);
 
-// The sizes in a request come from a peer, so sums and products of byte counts stop at the largest
-// number instead of overflowing.
+// The sizes in a request come from a peer, so sums and products of byte counts saturate instead of
+// overflowing.
 
 inline constexpr std::int64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
 

@@ -8,7 +8,7 @@ namespace hvd::control {
 void WaitInquiries::ask(int rank, const wire::WaitQuestion& question, RankSet suspects,
                         const RankSet& departed, TimePoint now) {
   const wire::Request& request = question.request;
-  // At another moment a rank may ask about another use of the name.
+  // A question with another moment may be about another use of the name.
   const auto same = std::ranges::find_if(inquiries_, [&](const Inquiry& inquiry) {
     return inquiry.result.request.process_set == request.process_set &&
            inquiry.result.request.name == request.name && inquiry.after == question.moment;

@@ -20,7 +20,8 @@ namespace hvd::control {
 ///
 /// Each rank reports its own state, so the answer depends neither on reports that a rank of the
 /// tree holds back nor on a replayed schedule, of which the coordinator has no record. Ranks that
-/// ask about the same operation share the probes. Without all replies the answer is given in time.
+/// ask about the same operation share the probes. If replies are missing at the deadline, the
+/// answer is sent without them.
 ///
 /// Coordinator only; pure; not thread-safe.
 class WaitInquiries {
@@ -35,7 +36,7 @@ class WaitInquiries {
   /// A message to a rank.
   using Outgoing = std::pair<int, wire::AnyMessage>;
 
-  /// A rank asks.
+  /// Accepts a rank's question.
   /// @param suspects ranks that may not have submitted the operation
   /// @param departed missing ranks that have called shutdown(), which are not asked
   void ask(int rank, const wire::WaitQuestion&, RankSet suspects, const RankSet& departed,
@@ -59,7 +60,7 @@ class WaitInquiries {
     return messages;
   }
   bool empty() const noexcept { return inquiries_.empty() && probes_.empty(); }
-  /// When release() may return something although no reply arrives.
+  /// The time at which release() may return something even if no reply arrives.
   std::optional<TimePoint> deadline() const;
 
  private:
