@@ -23,7 +23,7 @@ namespace {
 
 using member::Member;
 
-/// A process that has lost hvdrun has this long to end by itself.
+/// Time for a process that has lost hvdrun to end by itself.
 constexpr auto kTimeToEnd = std::chrono::seconds(5);
 constexpr std::size_t kLengthBytes = 4;
 
@@ -124,7 +124,7 @@ void MemberLink::send(const member::ToCoordinator& message) {
   for (std::size_t sent = 0; sent < frame.size();) {
     const ssize_t some = ::send(socket_, frame.data() + sent, frame.size() - sent, MSG_NOSIGNAL);
     if (some < 0 && errno == EINTR) continue;
-    if (some < 0) return;  // the thread finds the end of the connection
+    if (some < 0) return;  // the thread detects the end of the connection
     sent += static_cast<std::size_t>(some);
   }
 }
@@ -151,7 +151,7 @@ void MemberLink::carry_out(const member::MemberAction& action) {
   }
 }
 
-/// Calls outside of the lock, which the callee's callers may hold.
+/// Calls the function of set_interrupt() without holding mutex_.
 void MemberLink::interrupt_if_requested() {
   std::optional<std::string> cause;
   {

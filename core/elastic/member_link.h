@@ -30,8 +30,8 @@ struct Next {
   member::Generation run = 0;  ///< of kRun
 };
 
-/// Carries the messages of a member::Member over the socket that its agent has given it, in a
-/// thread that answers while the program computes.
+/// Carries the messages of a member::Member over the socket from its agent, in a thread that
+/// answers while the program computes.
 ///
 /// Thread-safe. One thread, that of run(), calls next(), left(), synced(), at_end() and commit().
 class MemberLink {
@@ -45,22 +45,23 @@ class MemberLink {
   MemberLink(const MemberLink&) = delete;
   MemberLink& operator=(const MemberLink&) = delete;
   ~MemberLink();
-  /// Ends the thread, which answers no more.
+  /// Ends the thread. Messages are not answered any more.
   void stop();
 
   void join();
-  /// Waits until there is something to do.
+  /// Waits for the next task.
   Next next();
-  /// Replaces what the thread calls. An earlier one is not called any more when this returns.
+  /// Replaces the function that the thread calls. When this returns, the earlier function is not
+  /// called any more.
   void set_interrupt(Interrupt);
-  /// Whether the generation has been reset, changes, or has failed here.
+  /// Whether the generation has been reset, is being changed, or has failed in this process.
   bool over() const;
 
   void left(member::StateSummary, bool can_load, std::string address, bool divided = false);
   void synced(member::Generation, member::StateSummary);
-  /// Ignored unless this is the present generation.
+  /// Ignored unless this is the current generation.
   void failed(member::Generation, std::optional<member::WorkerId> accused, std::string cause);
-  /// An exception leaves the program.
+  /// Reports that an exception leaves the program.
   void threw(member::Commit, std::string cause);
   void at_end();
   /// Begins a commit, and waits while a change is being prepared. Returns false if the program

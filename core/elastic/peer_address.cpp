@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::size_t kMostBytes = 2000;
 
-/// The network namespace, in which loopback reaches.
+/// The network namespace, which limits the reach of loopback.
 std::string network_namespace() {
   char target[64] = {};
   const ssize_t bytes = ::readlink("/proc/self/ns/net", target, sizeof target);
@@ -30,7 +30,7 @@ PeerAddress own_address(std::uint16_t port) {
   return own;
 }
 
-// HOST PORT ADDRESS..., separated by spaces, which none of them has.
+// HOST PORT ADDRESS..., separated by spaces; none of them contains a space.
 std::string encode(const PeerAddress& address) {
   std::string encoded = text(address.host.empty() ? "?" : address.host, " ", address.port);
   for (const std::string& one : address.addresses)
@@ -59,7 +59,7 @@ std::vector<std::string> addresses_of_rank_0(std::span<const PeerAddress> ranks)
   const PeerAddress& first = ranks.front();
   const bool one_host = std::all_of(
       ranks.begin(), ranks.end(), [&](const PeerAddress& rank) { return rank.host == first.host; });
-  // A host without a network has one address, which no other host reaches.
+  // A host without a network has only loopback, which no other host reaches.
   if (one_host || first.addresses.empty()) return {"127.0.0.1"};
   return first.addresses;
 }

@@ -9,18 +9,18 @@
 
 namespace hvd::elastic {
 
-/// Where other workers reach a server of this process: `Ready.address`.
+/// The address at which other workers reach a server of this process: `Ready.address`.
 struct PeerAddress {
-  std::string host = {};  ///< equal on processes that reach each other by loopback
+  std::string host = {};  ///< equal for processes that reach each other by loopback
   std::uint16_t port = 0;
-  std::vector<std::string> addresses = {};  ///< of the network interfaces, in numbers
+  std::vector<std::string> addresses = {};  ///< numeric addresses of the network interfaces
 };
 
 /// The address of this process's server at a port.
 PeerAddress own_address(std::uint16_t port);
 /// A text of at most 2,000 bytes. Further addresses are left out.
 std::string encode(const PeerAddress&);
-/// Empty if it is not such a text.
+/// Empty if the text is not an address.
 std::optional<PeerAddress> decode_peer_address(const std::string&);
 
 /// The addresses at which all ranks reach rank 0: loopback if they share a host.

@@ -54,7 +54,7 @@ void save(std::span<const Item> items, std::vector<std::byte>& snapshot, Selecti
     const std::uint64_t size = content.size();
     const std::size_t next = end + sizeof size;
     end = next + size;
-    // The size of the last commit, which stays, is usually enough.
+    // The buffer keeps the size of the last commit, which is usually enough.
     if (snapshot.size() < end) snapshot.resize(end);
     std::memcpy(snapshot.data() + next - sizeof size, &size, sizeof size);
     if (size > 0) std::memcpy(snapshot.data() + next, content.data(), size);

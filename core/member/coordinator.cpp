@@ -102,11 +102,11 @@ void Coordinator::handle(WorkerId, Worker& worker, const Begun& begun, TimePoint
   try_target(now);
 }
 
-/// A process that replaces one whose program has thrown may throw again at the same commit, for
-/// ever. The commit of an exception counts and not those since the last one, because commits count
-/// from 0 again where all ranks have thrown and the program loads a state. It is compared with the
-/// highest commit of the exceptions that were counted, so that a program that fails at two places
-/// in turn is found, too.
+/// A replacement for a process whose program has thrown may throw again at the same commit,
+/// forever. Progress is measured by the commit of the exception, not by the commits since the last
+/// exception, because commits count from 0 again when all ranks have thrown and the program loads a
+/// state. The commit is compared with the highest commit of all exceptions, so that a program that
+/// fails at two places in turn is detected too.
 void Coordinator::handle(WorkerId id, Worker& worker, const Threw& threw, TimePoint) {
   const bool member = worker.standing == Standing::kMember;
   if (threw.generation != present() || !member || failed_in_ == threw.generation) return;
@@ -221,7 +221,7 @@ void Coordinator::reset(const std::string& cause, TimePoint now) {
 bool Coordinator::fence_passed(TimePoint now) const {
   if (count(Standing::kLost) > 0) return false;
   // The processes of a lost host share no memory with the survivors, and cannot complete a step
-  // without them. Where there are no survivors, they could.
+  // without them. Without survivors they could.
   if (count(Standing::kMember) > 0) return true;
   return std::all_of(cut_off_.begin(), cut_off_.end(),
                      [now](const auto& host) { return host.second <= now; });
@@ -259,10 +259,10 @@ bool Coordinator::divided() const {
 }
 
 /// Note [Leaving with a part of the state]: a member that has a part of a divided state leaves only
-/// in a change in order, and only if Target has named it. All members then know at the commit of
-/// the change which ranks leave, and send copies of all parts to ranks that stay. If that fails,
-/// none of them gets to the commit. Then, and after a reset, where the members may be at different
-/// commits, it stays for one more generation.
+/// in a change in order, and only if Target has named it. All members then have the list of leaving
+/// ranks at the commit of the change, and send copies of all parts to ranks that stay. If that
+/// fails, no member reaches the commit. In that case, and after a reset, when the members may be at
+/// different commits, the leaving member stays for one more generation.
 bool Coordinator::may_leave(WorkerId id, const Worker& worker) const {
   if (worker.standing != Standing::kMember || !divided()) return true;
   if (!in_order_ || !change_ || !change_->target) return false;
@@ -275,8 +275,9 @@ bool Coordinator::may_leave(WorkerId id, const Worker& worker) const {
   return std::find(named.begin(), named.end(), id) != named.end();
 }
 
-/// Lets those that leave go, if the others are enough. If none of these has the state, one of those
-/// that leave stays for one more generation, in which it gives the others its state.
+/// Dismisses the leaving workers, if enough others remain. If no remaining worker has the newest
+/// state, one of the leaving workers stays for one more generation, in which it sends its state to
+/// the others.
 void Coordinator::dismiss_leavers() {
   int stay = 0;
   std::optional<Commit> kept;  // the highest commit whose whole state the others have
@@ -321,13 +322,14 @@ std::vector<Entrant> Coordinator::entrants() const {
   std::vector<std::pair<WorkerId, const Worker*>> ready;
   for (const auto& [id, worker] : workers_)
     if (worker.ready) ready.emplace_back(id, &worker);
-  // Members first, then candidates by the time at which they joined.
+  // Members first, then candidates in the order in which they joined.
   std::stable_sort(ready.begin(), ready.end(), [](const auto& a, const auto& b) {
     const bool member = a.second->standing == Standing::kMember;
     if (member != (b.second->standing == Standing::kMember)) return member;
     return member ? a.second->serial < b.second->serial : a.second->since < b.second->since;
   });
-  // A member keeps its place, and one that only gives its state takes none.
+  // Members keep their places even above the limit, and a worker that stays only to send its state
+  // does not count.
   const int givers = static_cast<int>(givers_.size());
   const auto most =
       static_cast<std::size_t>(std::max(options_.most, count(Standing::kMember) - givers) + givers);

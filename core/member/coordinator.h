@@ -27,7 +27,7 @@ struct CoordinatorOptions {
   Deadlines deadlines = Deadlines();
 };
 
-// Actions that hvdrun carries out.
+// Actions for hvdrun to carry out.
 
 struct Deliver {
   WorkerId to = 0;
@@ -43,7 +43,7 @@ using CoordinatorAction = std::variant<Deliver, Kill>;
 /// How a job has ended.
 enum class Outcome : std::uint8_t {
   kComplete,   ///< all members were at their end
-  kTooFew,     ///< below the least number of ranks for the deadline `elastic`
+  kTooFew,     ///< fewer than `least` ranks for the deadline `elastic`
   kStateLost,  ///< no worker has a state, and rank 0 cannot load one
   kTooManyResets,
   kFailsAgain,  ///< exceptions in a row at the same or an earlier commit
@@ -56,12 +56,12 @@ struct Loss {
   std::string cause = {};
 };
 
-/// The one authority on the membership of a job, in hvdrun: decides which workers are the ranks of
-/// the next generation, and whose state they get. It neither starts processes nor chooses hosts.
+/// Decides the membership of a job, in hvdrun: which workers are the ranks of the next generation,
+/// and whose state they receive. It neither starts processes nor chooses hosts.
 ///
-/// Every entry takes the present time, which never decreases. The carrier hands over the messages
-/// that have arrived before it calls check(), and calls check() by next_check(). Then it carries
-/// out take_actions(), in order. Pure, not thread-safe.
+/// Every call takes the current time, which never decreases. The caller passes the messages that
+/// have arrived before it calls check(), and calls check() no later than next_check(). Then it
+/// carries out take_actions(), in order. Pure, not thread-safe.
 class Coordinator {
  public:
   enum class Phase : std::uint8_t {
@@ -73,18 +73,18 @@ class Coordinator {
 
   Coordinator(CoordinatorOptions, TimePoint now);
 
-  /// A process was started on a host.
+  /// Records that a process was started on a host.
   void worker_started(WorkerId, const std::string& host, TimePoint now);
-  /// The process is known not to run any more.
+  /// Records that the process does not run any more.
   void worker_ended(WorkerId, const std::string& cause, TimePoint now);
   void receive(WorkerId, const ToCoordinator&, TimePoint now);
-  /// The host's agent has requested a renewal of its lease.
+  /// Records that the host's agent has requested a renewal of its lease.
   void host_heard(const std::string& host, TimePoint now);
-  /// The connection to the host's agent has ended.
+  /// Records that the connection to the host's agent has ended.
   void host_lost(const std::string& host, TimePoint now);
-  /// The host is to leave the job in order.
+  /// Requests that the host leaves the job in order.
   void host_leaves(const std::string& host, TimePoint now);
-  /// The worker is to leave the job in order, or (`leaves` is false) need not leave it any more.
+  /// Requests that the worker leaves the job in order, or cancels the request (`leaves` is false).
   void worker_leaves(WorkerId, bool leaves, TimePoint now);
   /// Acts on deadlines that have passed.
   void check(TimePoint now);
@@ -93,14 +93,14 @@ class Coordinator {
   std::vector<CoordinatorAction> take_actions();
   std::optional<Outcome> outcome() const noexcept { return outcome_; }
   Phase phase() const noexcept { return phase_; }
-  /// Whether the host has workers or had some, and was not lost since.
+  /// Whether the host has or had workers and was not lost since then.
   bool has_host(const std::string& host) const { return hosts_.contains(host); }
-  /// The generation that is wanted, formed or running.
+  /// The generation that is to be formed, is being formed or runs.
   Generation generation() const noexcept { return wanted_; }
   /// How many generations had begun to run and were then reset or changed.
   int resets() const noexcept { return resets_; }
   const std::vector<Loss>& losses() const noexcept { return losses_; }
-  /// The last exception of a job that has ended with kFailsAgain, and where it was.
+  /// The last exception of a job that has ended with kFailsAgain, with its rank, worker and commit.
   const std::string& failure() const noexcept { return failure_; }
   /// Sentences for the user since the last call.
   std::vector<std::string> take_notes();
@@ -108,7 +108,7 @@ class Coordinator {
  private:
   enum class Standing : std::uint8_t {
     kStarting,   ///< has not joined
-    kCandidate,  ///< has joined, and is no member
+    kCandidate,  ///< has joined, but is not a member
     kMember,
     kLost,       ///< was a member, and may still run
     kDismissed,  ///< is to end by itself, or was lost without having been a member
@@ -118,9 +118,9 @@ class Coordinator {
     Standing standing = Standing::kStarting;
     std::uint64_t serial = 0;  ///< orders the members; 0: never was one
     TimePoint since = {};      ///< of its standing
-    TimePoint heard = {};      ///< or the first ping after a quiet time
+    TimePoint heard = {};      ///< last message, or the first ping after a quiet time
     TimePoint pinged = {};
-    bool watched = false;               ///< it is pinged now
+    bool watched = false;               ///< pings are being sent to it
     Generation asked = 0;               ///< the last reset that was sent to it
     std::optional<Ready> ready = {};    ///< for the wanted generation
     std::optional<Synced> synced = {};  ///< in the wanted generation
@@ -181,7 +181,8 @@ class Coordinator {
   std::vector<WorkerId> named_to_leave() const;
 
   // Deadlines.
-  /// Takes the time. Time in which hvdrun itself did not run counts for no deadline.
+  /// Takes the current time. Time in which hvdrun itself did not run does not count for any
+  /// deadline.
   void enter(TimePoint now);
   void check_silence(TimePoint now);
   void check_hosts(TimePoint now);
@@ -213,7 +214,7 @@ class Coordinator {
   std::optional<Change> change_ = {};
   std::uint64_t changes_ = 0;
   Assign assigned_ = {};
-  std::set<WorkerId> givers_ = {};  ///< leave after they have given the others what they have
+  std::set<WorkerId> givers_ = {};  ///< leave after they have sent their state to the others
   std::string program_ = {};
   std::uint64_t serials_ = 0;
   int resets_ = 0;

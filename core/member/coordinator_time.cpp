@@ -124,7 +124,7 @@ void Coordinator::consider_change(TimePoint now) {
   dismiss_candidates();
   bool joins = false;
   bool leaves = false;
-  int stay = 0;  // with the candidates that can take the places of those that leave
+  int stay = 0;  // including candidates that can replace leaving members
   for (const auto& [id, worker] : workers_) {
     const bool member = worker.standing == Standing::kMember;
     const bool leaving = is_leaving(worker);
@@ -139,7 +139,7 @@ void Coordinator::consider_change(TimePoint now) {
   if (joins || leaves) begin_change(now);
 }
 
-/// The generation runs without the candidates that are to leave.
+/// Dismisses the candidates that are to leave; the generation runs without them.
 void Coordinator::dismiss_candidates() {
   for (auto& [id, worker] : workers_) {
     if (worker.standing != Standing::kCandidate || !is_leaving(worker)) continue;
@@ -176,8 +176,8 @@ void Coordinator::try_target(TimePoint now) {
   }
 }
 
-/// The members that leave, if enough others keep what they have: two, or all there will be if that
-/// is one. Otherwise they give it to the workers that join first.
+/// The members that leave, if enough others stay to keep their state: two, or one if there will be
+/// no more. Otherwise returns none, and new workers must join first to take over the state.
 std::vector<WorkerId> Coordinator::named_to_leave() const {
   std::vector<WorkerId> leavers;
   int stay = 0;

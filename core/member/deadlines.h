@@ -32,10 +32,10 @@ enum class Limit : std::size_t {
 };
 inline constexpr std::size_t kLimitCount = static_cast<std::size_t>(Limit::kElastic) + 1;
 
-/// A duration that never passes.
+/// A duration that counts as infinite.
 inline constexpr Duration kNever = Duration::max() / 4;
 
-/// The settings of a user. An empty value is derived from `peer`; 0 means never.
+/// The user's settings. An empty value is derived from `peer`; 0 means never.
 struct TimeSettings {
   Duration peer = std::chrono::seconds(30);  ///< HVD_PEER_TIMEOUT
   std::optional<Duration> heartbeat = {};    ///< --heartbeat
@@ -53,7 +53,7 @@ struct LimitRow {
   int parts = 0;
   /// The setting that replaces it, if there is one.
   std::optional<Duration> TimeSettings::*setting = nullptr;
-  /// The deadlines that pass one after the other within this one.
+  /// Deadlines that must pass one after the other within this one.
   std::array<std::optional<Limit>, 3> holds = {};
   std::string_view meaning = {};
 };
@@ -65,8 +65,8 @@ std::span<const LimitRow> limit_rows() noexcept;
 class Deadlines {
  public:
   /// A setting that is too short for the deadlines within it is raised. Deadlines within the peer
-  /// timeout are lowered to fit into it, because the running engine uses that one too. Values
-  /// outside 1 ms to 1 year are moved to the nearer end.
+  /// timeout are lowered to fit into it, because the running engine also uses the peer timeout.
+  /// Values outside 1 ms to 1 year are moved to the nearer end.
   explicit Deadlines(const TimeSettings& = {});
 
   Duration operator[](Limit limit) const noexcept {

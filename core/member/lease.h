@@ -11,14 +11,14 @@ namespace hvd::member {
 /// The permission of an agent to run the ranks of its host, which hvdrun renews. When it expires
 /// the agent ends its ranks.
 ///
-/// The permission counts from the moment at which the agent sent the request that hvdrun has
-/// answered. hvdrun counts from the moment at which it received that request, which is later, so
-/// that the two need not compare their clocks: once hvdrun has received no request for the
-/// deadline `heartbeat`, and further for `kill`, no rank of the host runs. Pure, not thread-safe.
+/// The permission begins when the agent sends a request that hvdrun answers. For hvdrun it begins
+/// when hvdrun receives the request, which is later, so the two need not compare their clocks: when
+/// hvdrun has received no request for the deadlines `heartbeat` plus `kill`, no rank of the host
+/// runs any more. Pure, not thread-safe.
 class Lease {
  public:
-  /// @param renewal how often the agent asks
-  /// @param heartbeat how long an answer holds
+  /// @param renewal interval between the agent's requests @param heartbeat how long an answer is
+  /// valid
   Lease(Duration renewal, Duration heartbeat, TimePoint now)
       : renewal_(renewal), heartbeat_(heartbeat), asked_(now), since_(now) {}
 

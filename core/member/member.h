@@ -11,7 +11,7 @@
 
 namespace hvd::member {
 
-// Actions that the process of a worker carries out.
+// Actions for the process of a worker to carry out.
 
 /// Send the message to the coordinator.
 struct Tell {
@@ -22,7 +22,7 @@ struct Tell {
 struct Leave {
   std::string cause = {};
 };
-/// Connect to the seats and make the state equal. Then call synced().
+/// Connect to the other seats and make the state equal on all of them. Then call synced().
 struct Form {
   Assign assign = {};
   std::uint32_t rank = 0;
@@ -32,7 +32,7 @@ struct Form {
 struct Run {
   Generation generation = 0;
 };
-/// A commit that waits has a verdict: ask may_commit() again. Leave has the same effect.
+/// A waiting commit now has a verdict: call may_commit() again. Leave has the same effect.
 struct Wake {};
 /// Return from run().
 struct Finish {};
@@ -42,22 +42,23 @@ struct Exit {
 };
 using MemberAction = std::variant<Tell, Leave, Form, Run, Wake, Finish, Exit>;
 
-/// The side of a worker in membership. The carrier of its messages calls receive() and
-/// disconnected(), the process calls the rest, and both carry out take_actions() afterwards, in
-/// order. Pure, not thread-safe.
+/// The worker's side of membership. The carrier of its messages calls receive() and disconnected(),
+/// the process calls the other functions, and both carry out take_actions() afterwards, in order.
+/// Pure, not thread-safe.
 ///
-/// Note [A member leaves when it is told to]: a worker that has lost another one reports it and
-/// keeps its connections until the coordinator resets the generation. Otherwise a third worker
-/// could mistake the closed connections for a loss, accuse the reporter, and be the first to do so
-/// at the coordinator. After the reset an accusation in that generation counts no more.
+/// Note [A member leaves when it is told to]: a worker that has lost another worker reports the
+/// loss and keeps its connections until the coordinator resets the generation. Otherwise a third
+/// worker could mistake the closed connections for a loss and accuse the reporter, and its
+/// accusation could reach the coordinator first. After the reset, accusations from that generation
+/// are ignored.
 class Member {
  public:
   enum class Phase : std::uint8_t {
-    kOutside,    ///< has not asked to join
-    kCandidate,  ///< waits for a first reset
-    kLeaving,    ///< the program and the runtime are leaving a generation
+    kOutside,    ///< has not requested to join
+    kCandidate,  ///< waits for the first reset
+    kLeaving,    ///< the program and the runtime leave a generation
     kReady,      ///< waits for its seat
-    kForming,    ///< connects, and gives or receives the state
+    kForming,    ///< connects, and sends or receives the state
     kSynced,     ///< waits until all members have the state
     kRunning,
     kFailed,  ///< has reported a failure and waits for the reset
@@ -68,38 +69,40 @@ class Member {
   /// @param program identifies the program and its version
   Member(WorkerId own, std::string program) : own_(own), program_(std::move(program)) {}
 
-  /// The process has built its model. @pre no earlier call
+  /// To be called when the process has built its model. @pre no earlier call
   void join();
   void receive(const ToWorker&);
-  /// The connection to the coordinator has ended.
+  /// To be called when the connection to the coordinator has ended.
   void disconnected();
 
-  /// The process has left its generation: the program's function has returned or thrown, no
-  /// operation is in flight and the runtime of the generation is gone. Answers Leave.
+  /// To be called when the process has left its generation: the program's function has returned or
+  /// thrown, no operation is in flight and the runtime of the generation has ended. Answers Leave.
   /// @pre phase() is kLeaving
   /// @param divided whether the ranks have different parts of the state
   void left(StateSummary state, bool can_load, std::string address, bool divided = false);
-  /// The process is connected and has the state of the generation. Answers Form. Ignored if the
-  /// generation has been reset meanwhile.
+  /// To be called when the process is connected and has the state of the generation. Answers Form.
+  /// Ignored if the generation has been reset meanwhile.
   void synced(Generation, StateSummary);
-  /// The generation has failed here. Ignored where it has been reset already.
+  /// To be called when the generation has failed in this process. Ignored if it has been reset
+  /// already.
   void failed(std::optional<WorkerId> accused, std::string cause);
-  /// An exception has left the program, whose last commit is this one. Ignored before a generation.
+  /// To be called when an exception has left the program. Ignored before the first generation.
+  /// @param commit the last commit of the program
   void threw(Commit commit, std::string cause);
-  /// The program's function has returned. Ignored if the generation has failed meanwhile: the
-  /// function is then entered again.
+  /// To be called when the program's function has returned. Ignored if the generation has failed
+  /// meanwhile: the function is then called again.
   /// @pre phase() is kRunning, kLeaving or kFailed
   void at_end();
 
   enum class Verdict : std::uint8_t {
-    kGoOn,  ///< commit and go on
+    kGoOn,  ///< commit and continue
     kStop,  ///< commit and leave the program's function; then call left()
-    kWait,  ///< a change is being prepared: wait for Wake, and ask again
+    kWait,  ///< a change is being prepared: wait for Wake, then call may_commit()
   };
-  /// The program begins a commit. Sends no message.
+  /// To be called when the program begins a commit. Sends no message.
   /// @pre phase() is kRunning, kLeaving or kFailed
   Verdict begin_commit();
-  /// The verdict of the commit that was begun last. @pre begin_commit() has returned kWait
+  /// The verdict on the commit that was begun last. @pre begin_commit() has returned kWait
   Verdict may_commit();
 
   /// The ranks that are to leave the job after the commit whose verdict was kStop; empty unless it

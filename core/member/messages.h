@@ -14,7 +14,7 @@
 /// the grammar and their order.
 namespace hvd::member {
 
-/// Identifies a process that is, was or wants to be a rank. Ids are not reused within a job.
+/// Identifies a process that is, was or is to become a rank. Ids are not reused within a job.
 using WorkerId = std::uint64_t;
 /// Counts the generations of a job, from 1. A generation has fixed members.
 using Generation = std::uint64_t;
@@ -23,7 +23,7 @@ using Commit = std::uint64_t;
 
 /// How much of the replicated state a worker has.
 enum class StateKind : std::uint8_t {
-  kNone,     ///< a joiner, or interrupted while it received the state
+  kNone,     ///< a new worker, or one that was interrupted while it received the state
   kTouched,  ///< the program has written parameters since the commit
   kWhole,    ///< as of the commit
 };
@@ -44,11 +44,11 @@ struct Join {
   std::string program = {};  ///< equal on all workers of a job
   friend bool operator==(const Join&, const Join&) = default;
 };
-/// The worker has left the generations before this one.
+/// The worker has left all generations before this one.
 struct Ready {
   Generation generation = 0;
   StateSummary state = {};
-  bool can_load = false;     ///< its program can make a state where no worker has one
+  bool can_load = false;     ///< its program can make a state if no worker has one
   bool divided = false;      ///< each rank has a part of the state that the others do not have
   std::string address = {};  ///< where the others reach it; opaque here
   friend bool operator==(const Ready&, const Ready&) = default;
@@ -59,7 +59,7 @@ struct Synced {
   StateSummary state = {};
   friend bool operator==(const Synced&, const Synced&) = default;
 };
-/// The generation has failed at this worker.
+/// The generation has failed on this worker.
 struct Failed {
   Generation generation = 0;
   std::optional<WorkerId> accused = {};  ///< the worker that it has lost
@@ -82,7 +82,7 @@ struct Pong {
   friend bool operator==(const Pong&, const Pong&) = default;
 };
 
-/// An exception has left the program's function at this worker, and its process ends.
+/// An exception has left the program's function on this worker, and its process ends.
 struct Threw {
   Generation generation = 0;
   Commit commit = 0;  ///< the last one of the worker
@@ -105,10 +105,10 @@ struct Seat {
   std::string address = {};
   friend bool operator==(const Seat&, const Seat&) = default;
 };
-/// Connect to these workers and make the state equal.
+/// Connect to these workers and make the state equal on all of them.
 struct Assign {
   Generation generation = 0;
-  std::uint32_t root = 0;  ///< the rank whose state all others have, or receive
+  std::uint32_t root = 0;  ///< the rank whose state all others have or receive
   bool load = false;       ///< no worker has a state: the root makes one
   StateSummary state = {};
   std::vector<Seat> seats = {};  ///< by rank
@@ -119,7 +119,7 @@ struct Go {
   Generation generation = 0;
   friend bool operator==(const Go&, const Go&) = default;
 };
-/// A change in order begins: report the commits begun, and let later ones wait.
+/// A change in order begins: report the last commit begun, and let later commits wait.
 struct Prepare {
   std::uint64_t change = 0;
   Generation generation = 0;  ///< the one that runs
@@ -130,7 +130,7 @@ struct Target {
   std::uint64_t change = 0;
   Commit commit = 0;
   Generation next = 0;
-  std::vector<WorkerId> leaving = {};  ///< members that are to leave the job after this commit
+  std::vector<WorkerId> leaving = {};  ///< members that leave the job after this commit
   friend bool operator==(const Target&, const Target&) = default;
 };
 /// All members are at their end.

@@ -24,19 +24,20 @@ struct Entrant {
 /// The members of a generation by rank, the root and the receivers.
 struct Regroup {
   Assign assign = {};
-  bool touched = false;  ///< no worker has the whole state: the root's goes to all as it is
+  bool touched = false;  ///< no worker has a whole state: all receive the root's current state
   /// Workers whose whole state differed from that of most others with the same commit.
   std::vector<WorkerId> differed = {};
 };
 
-/// Decides who has which rank in a generation, and whose state all get.
+/// Decides which worker has which rank in a generation, and whose state all receive.
 ///
 /// The ranks of a host are contiguous and in the order of their admission, and the host of the
-/// longest-serving rank is first. The root has the highest commit, and of those the whole state if
-/// one has it, and of those the state that most have. So a commit that a survivor has seen is
-/// never undone, and a state that differs is replaced. Where no worker has a state, rank 0 makes
-/// one; empty if it can't, and the job is past its start.
-/// @param first whether this is the first generation, for which the program's initial state counts
+/// longest-serving rank is first. The root is a worker with the highest commit; among these,
+/// workers with a whole state come first, and among those the workers with the most common state. A
+/// commit that a survivor has made is therefore never undone, and a state that differs is replaced.
+/// If no worker has a state, rank 0 makes one. Returns no value if rank 0 cannot and the job is
+/// past its start.
+/// @param first whether this is the first generation, in which the program's initial state is valid
 /// @pre there is an entrant
 std::optional<Regroup> regroup(Generation, std::vector<Entrant>, bool first);
 

@@ -57,7 +57,7 @@ void wait_for_event(void* stream, const EventPtr& event) {
 void wait_on_host(const EventPtr& event) {
   if (event == nullptr) return;
   const auto runtime = runtime::current_runtime();
-  // The engine checks the communicators meanwhile, on its own thread.
+  // Meanwhile the engine checks the communicators, on its own thread.
   while (!runtime->failed() && !event->query())
     std::this_thread::sleep_for(std::chrono::microseconds(20));
   // The engine records a failure before it ends the collectives on the device.

@@ -37,11 +37,11 @@
 namespace hvd::elastic {
 namespace {
 
-/// Connections to a generation's server that are not from its ranks.
+/// Limit of the connections to a generation's server that are not from its ranks.
 constexpr int kMostStrangers = 1024;
-/// Attempts to form a generation that fail although hvdrun has not reset it.
+/// Limit of the failed attempts to form a generation that hvdrun has not reset.
 constexpr int kMostAttempts = 10;
-/// How long the calls may take that find out whether a GPU works.
+/// Time limit of the calls that check whether a GPU works.
 constexpr Duration kDevicePatience = std::chrono::seconds(10);
 
 std::atomic<std::uint64_t>& present_generation() {
@@ -66,7 +66,7 @@ void broadcast_bytes(const char* name, std::span<std::byte> bytes, int root,
   operation.status().raise_if_error();
 }
 
-/// Precedes a state that is handed over.
+/// Sent before a state.
 struct Header {
   std::uint64_t replicated = 0;  ///< bytes
   std::uint64_t own = 0;
@@ -75,9 +75,9 @@ struct Header {
   std::uint64_t hash = 0;  ///< of all bytes
 };
 
-/// Sends the root's last commit to the other ranks of the set; the items that are not copied are
-/// sent as they are. A commit arrives in memory of its own, so a rank that is interrupted keeps the
-/// one that it had. Returns false if it has arrived damaged.
+/// Sends the root's last commit to the other ranks of the set; items that commits do not copy are
+/// sent in their current state. A commit is received into separate memory, so a rank that is
+/// interrupted keeps its former commit. Returns false if the commit has arrived damaged.
 bool hand_over(State::Impl& state, int root, const ProcessSet& set) {
   const bool gives = rank() == root;
   std::vector<std::byte> live;
@@ -107,7 +107,7 @@ bool hand_over(State::Impl& state, int root, const ProcessSet& set) {
   return true;
 }
 
-/// Functions that are called as long as their callers keep them. Thread-safe.
+/// Functions that are called as long as their registrations exist. Thread-safe.
 class Hooks {
  public:
   std::shared_ptr<const void> add(std::function<void()> function) {
@@ -116,7 +116,7 @@ class Hooks {
     all_.push_back(kept);
     return kept;
   }
-  /// Calls them, in their order.
+  /// Calls the functions in the order of their registration.
   void call() {
     std::vector<std::shared_ptr<const std::function<void()>>> live;
     {
@@ -157,7 +157,7 @@ class OwnServer {
   rendezvous::SocketServer server_;
 };
 
-/// The worker that is a rank of the generation, unless that is this process.
+/// The worker with this rank in the generation, unless it is this process.
 std::optional<member::WorkerId> worker_of(const member::Assign& assign, int rank, int own_rank) {
   const bool known = rank >= 0 && static_cast<std::size_t>(rank) < assign.seats.size();
   if (!known || rank == own_rank) return std::nullopt;
@@ -220,8 +220,8 @@ class Worker {
   bool in_order_ = false;    ///< the program has left its function at the commit of a change
   bool own_error_ = false;   ///< the program's `load` has thrown
   bool at_end_ = false;      ///< the function has returned in the present generation
-  int attempts_ = 0;         ///< to form a generation, since one has run
-  KeptObjects left_behind_;  ///< by generations before the present one
+  int attempts_ = 0;         ///< to form a generation, since the last one that has run
+  KeptObjects left_behind_;  ///< by generations before the current one
   Upkeep upkeep_;
   /// The runtime of the last generation may outlive run(), and reports its failure to the link.
   const std::shared_ptr<MemberLink> link_;
@@ -252,16 +252,16 @@ void Worker::run() {
   }
 }
 
-/// The job needs this worker no more, which was a spare or leaves with its host. The program must
-/// not continue as if its function had reached its end.
+/// Ends a process that the job no longer needs: a spare, or a worker that leaves with its host. The
+/// program must not continue as if its function had returned.
 void Worker::end_unfinished() {
   HVD_LOG(kInfo) << "the elastic job has ended, or needs this process no more";
   upkeep_.stop();
   std::exit(EXIT_SUCCESS);
 }
 
-/// Leaves the generation. Nothing that another rank may still read is changed before the next one
-/// is assigned: Note [Memory after a failure].
+/// Leaves the generation. Memory that another rank may still read is not changed before the next
+/// generation is assigned: Note [Memory after a failure].
 void Worker::leave(const std::string& cause) {
   at_end_ = false;
   generation_ends().call();
@@ -279,8 +279,8 @@ void Worker::leave(const std::string& cause) {
   reach(Stage::kReady);
 }
 
-/// Ends the process if its GPU does not work any more: it would break each further generation.
-/// Exit handlers are skipped, because those of CUDA may wait for the GPU.
+/// Ends the process if its GPU does not work any more, because it would break every later
+/// generation. Exit handlers are skipped, because those of CUDA may wait for the GPU.
 void Worker::require_device(const std::shared_ptr<device::Context>& device) {
   if (!device) return;
   const std::string trouble = device::find_trouble(device, kDevicePatience);
@@ -305,9 +305,9 @@ void Worker::report(const std::exception& error) {
 }
 
 /// Forms a generation. If that fails, hvdrun resets it, and another attempt follows. This rank
-/// cannot know whether the fault is its own, so it ends after several.
+/// cannot detect whether the fault is its own, so its process ends after several failures.
 void Worker::form(const member::Form& form) {
-  // Every survivor has left the generations before, and no lost process runs.
+  // By now every survivor has left the earlier generations, and no lost process runs.
   upkeep_.stop();
   left_behind_ = take_kept();
   assign_ = form.assign;
@@ -362,7 +362,7 @@ void Worker::connect(const member::Form& form) {
   if (link_->over()) end(change_.cause);
 }
 
-/// Hands the root's state over to the ranks that receive it. The others do not take part.
+/// Sends the root's state to the ranks that receive it. Other ranks do not take part.
 void Worker::receive_state(const member::Assign& assign) {
   const int root = static_cast<int>(assign.root);
   std::vector<int> ranks;  // the root and the receivers
@@ -376,7 +376,7 @@ void Worker::receive_state(const member::Assign& assign) {
       all ? ProcessSet()
           : add_process_set(std::move(ranks), {.by_members = true, .name = "hvd.elastic.state"});
   if (!hand_over(state_, root, set)) {
-    // The coordinator finds that this rank's state is not that of the others, and replaces it.
+    // The coordinator will detect that this rank's state differs from the others', and replace it.
     HVD_LOG(kError) << "the state from rank " << root << " has arrived with another checksum";
   }
   if (!all) remove_process_set(set);
@@ -469,7 +469,7 @@ std::atomic<bool>& in_run() {
   return value;
 }
 
-/// One thread of the process is in run().
+/// Ensures that only one thread of the process is in run().
 class InRun {
  public:
   explicit InRun(State::Impl& state) : state_(state) {
@@ -487,8 +487,8 @@ class InRun {
   State::Impl& state_;
 };
 
-/// An exception has left run(): the other ranks form anew, and this one is lost once its process
-/// ends.
+/// To be called when an exception has left run(): the other ranks form a new generation, and this
+/// one is lost once its process ends.
 void end_generation(const std::exception& error) {
   if (const auto runtime = runtime::runtime_or_null()) {
     runtime->fail_soon({StatusCode::kInternal,

@@ -49,7 +49,8 @@ void State::Impl::prepare(bool goes_on) const {
 void State::Impl::take() {
   save(items, spare.replicated, is_copied);
   save(items, spare.own, is_own);
-  // Copies of a GPU's memory have waited for it. A failure has ended its collectives with garbage.
+  // Copies from a GPU have waited for its work. If the job has failed, aborted collectives may have
+  // left undefined results.
   const auto runtime = runtime::runtime_or_null();
   if (runtime && runtime->device() && runtime->failed()) runtime->failure().raise_if_error();
   std::swap(committed, spare);
@@ -160,7 +161,7 @@ void State::commit() {
         "hvd::elastic::State::commit: called outside the function of hvd::elastic::run()");
   }
   const bool goes_on = impl_->link == nullptr || impl_->link->commit();
-  // Outside an elastic job nothing goes back to a commit.
+  // Outside an elastic job the state is never restored from a commit.
   if (impl_->link != nullptr) {
     reach(Stage::kCommitting);
     impl_->prepare(goes_on);

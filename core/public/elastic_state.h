@@ -22,7 +22,7 @@ struct State::Impl {
   std::vector<Item> items = {};
   std::vector<std::function<void(const Change&)>> callbacks = {};
   Commit committed = {};  ///< the last commit
-  Commit spare = {};      ///< its memory takes the next commit
+  Commit spare = {};      ///< memory for the next commit
   std::uint64_t commits = 0;
   bool has_state = false;                                ///< `committed` is a whole commit
   bool running = false;                                  ///< run() is in its function
@@ -30,20 +30,20 @@ struct State::Impl {
   mutable std::optional<std::uint64_t> known_hash = {};  ///< of committed.replicated
 
   /// Prepares the next commit. If that fails at the commit of a change of the members, this rank
-  /// leaves the generation with the commit before it, and does not report the generation as failed:
-  /// every member leaves it.
+  /// leaves the generation with the previous commit, and does not report a failure, because every
+  /// member leaves the generation.
   void prepare(bool goes_on) const;
   /// Makes memory for a commit resident, so that a state arrives without page faults.
   void reserve();
-  /// Copies the present state as the last commit.
+  /// Copies the current state as the last commit.
   void take();
   /// Forgets the last commit, so that this rank has no state.
   void lose();
   /// The hash of the last commit's replicated part, which is computed once.
   std::uint64_t committed_hash() const;
-  /// Sets the copied items to the last commit.
+  /// Restores the copied items from the last commit.
   void go_back() const;
-  /// Tells all items that the present state is that of the last commit.
+  /// Notifies all items that the current state is that of the last commit.
   void confirm() const;
   member::StateSummary summary() const;
   /// Whether each rank has a part of the state that the others do not have.

@@ -20,20 +20,19 @@ namespace {
 /// Longer than the first steps of most programs, and shorter than the time between two losses.
 constexpr auto kDelay = std::chrono::milliseconds(100);
 
-/// Held by a thread that works.
+/// Held by a thread while it works.
 Mutex& working() {
   static Mutex* const instance = new Mutex;  // never destroyed
   return *instance;
 }
 
-/// The process in which threads work. A forked child has none.
+/// The process whose threads do the work. A forked child has no such threads.
 pid_t& owner() {
   static pid_t process = 0;
   return process;
 }
 
-/// UCX must not be used while the exit handlers of its libraries run. Nothing unlocks the mutex
-/// again.
+/// UCX must not be used while the exit handlers of its libraries run. Locks the mutex for good.
 void wait_at_exit() HVD_NO_THREAD_SAFETY_ANALYSIS {
   if (::getpid() == owner()) working().lock();
 }

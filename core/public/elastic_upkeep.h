@@ -9,8 +9,8 @@ namespace hvd::elastic {
 
 /// Does work of a few milliseconds between two generations while the program's function runs, so
 /// that no generation waits for it: releases the objects that failed generations have left, and
-/// prepares the connections of the next one. Both begin a moment after start(), so that they do not
-/// delay the first steps. Not thread-safe.
+/// prepares the connections of the next generation. Both begin a moment after start(), so that they
+/// do not delay the first steps. Not thread-safe.
 class Upkeep {
  public:
   Upkeep() = default;
@@ -20,8 +20,8 @@ class Upkeep {
 
   /// @pre no call of start() since the last stop()
   void start(KeptObjects left);
-  /// Returns when the work has been done, or has been skipped because it has not begun. Objects
-  /// that have not been released are then released here.
+  /// Returns when the work is done, or skips it if it has not begun; remaining objects are then
+  /// released by this call.
   void stop();
 
  private:
@@ -31,7 +31,7 @@ class Upkeep {
   Mutex mutex_;
   Condition changed_;
   bool stopped_ HVD_GUARDED_BY(mutex_) = false;
-  KeptObjects left_;  ///< the thread's, while there is one
+  KeptObjects left_;  ///< used by the thread while it runs
   std::jthread thread_;
 };
 

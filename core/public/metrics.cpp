@@ -24,7 +24,7 @@ constexpr std::array kFields = {
           &Metrics::negotiated_operations},
     Field{"cached_operations", "Negotiated operations that were a cache hit",
           &Metrics::cached_operations},
-    // One counter under two names: that of the member and of the C interface, and that of
+    // One counter under two names: the name of the member and in the C interface, and the name in
     // docs/glossary.md.
     Field{"locked_operations", "Operations run without the coordinator",
           &Metrics::locked_operations},

@@ -47,10 +47,10 @@ namespace hvd {
 namespace runtime {
 namespace {
 
-/// How long a process that ends without shutdown() waits for the others to leave the job, too. One
-/// that still computes leaves late, and then loses this process as a peer.
+/// How long a process that ends without shutdown() waits until the other ranks leave the job too. A
+/// rank that computes for longer than that loses this process as a peer.
 constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
-/// How long the calls may take that find out whether a GPU works.
+/// Time limit of the calls that check whether a GPU works.
 constexpr Duration kDevicePatience = std::chrono::seconds(10);
 
 /// Never destroyed: the engine thread may outlive static objects otherwise.
@@ -61,7 +61,7 @@ struct Context {
   std::shared_ptr<void> world HVD_GUARDED_BY(lifecycle);  // outlives the runtime
   // The other processes of this host in all jobs since the last replace_job().
   std::vector<ProcessIdentity> neighbours HVD_GUARDED_BY(lifecycle);
-  // A job over MPI has ended out of order: its transports may use memory for good.
+  // A job over MPI has failed: its transports may use memory until the process ends.
   bool memory_lost HVD_GUARDED_BY(lifecycle) = false;
   std::optional<int> device HVD_GUARDED_BY(lifecycle);  // of the last job with a GPU
   std::string controller HVD_GUARDED_BY(mutex);
@@ -107,8 +107,8 @@ void after_fork_in_parent() HVD_NO_THREAD_SAFETY_ANALYSIS {
   context().mutex.unlock();
 }
 
-/// Takes the child out of the job: its messages would mix with its parent's, and its end must not
-/// look like the parent's.
+/// Removes the child from the job: its messages would mix with its parent's, and its end must not
+/// be mistaken for the parent's.
 void after_fork_in_child() HVD_NO_THREAD_SAFETY_ANALYSIS {
   Context& process = context();
   if (process.arena) process.arena->after_fork_in_child();
@@ -132,7 +132,7 @@ void register_fork_handlers() {
 
 /// Opens /dev/null for each of the descriptors 0 to 2 that is closed. Otherwise a connection or
 /// shared memory would get that number, and printed text would be written into it. Programs that
-/// this process starts inherit them, as they do standard streams.
+/// this process starts inherit these descriptors, as they do standard streams.
 void hold_standard_streams() noexcept {
   // open() takes the lowest number that is free.
   for (int descriptor = STDIN_FILENO; descriptor <= STDERR_FILENO; ++descriptor)
@@ -180,7 +180,7 @@ void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(proc
   if (!runtime) return;
   process.terminate_handler.reset();
   release_descriptors();
-  // May take minutes, in which SIGUSR1 must still print this rank's state.
+  // This may take minutes, during which SIGUSR1 must still print this rank's state.
   const bool in_order = runtime->shutdown(patience);
   process.dump_signal.reset();
   if (in_order) {
@@ -221,8 +221,8 @@ void leave_at_exit() {
   if (std::getenv("HVD_OUTPUT_TTY") != nullptr) std::setvbuf(stdout, nullptr, _IOLBF, 0);
 }
 
-// Runs before leave_at_exit(), so that hvdrun receives the notice before the peers learn of the
-// exit and end.
+// Runs before leave_at_exit(), so that hvdrun receives the notice before the peers detect the exit
+// and end.
 void report_exit(int status, void*) {
   const auto runtime = runtime_or_null();
   if (runtime && !runtime->failed() && !context().in_elastic_run.load())
@@ -230,8 +230,8 @@ void report_exit(int status, void*) {
 }
 
 // A start that fails for lack of descriptors is this rank's own error, even if the error blames a
-// rank that this one could not connect to. The text of the error proves nothing, because it may
-// quote another rank's.
+// rank that this one could not connect to. The text of the error is no evidence, because it may
+// quote another rank's error.
 JobConnection join_within_limits(const std::function<JobConnection()>& join_other) {
   try {
     return join_other();
@@ -274,7 +274,8 @@ JobConnection join_observed(const RuntimeOptions& options, std::optional<Program
   }
 }
 
-// One rank per host warns, because its ranks mostly have the same environment.
+// One rank per host logs the warnings, because the ranks of a host mostly have the same
+// environment.
 void report_settings(Context& process, const Options& options, const Topology& topology)
     HVD_REQUIRES(process.lifecycle) {
   HVD_LOG(kInfo) << describe_settings(options);
@@ -362,7 +363,7 @@ void leave_generation() {
   Context& process = context();
   const MutexLock lock(process.lifecycle);
   leave(process, std::nullopt);
-  process.neighbours.clear();  // hvdrun knows when the memory of a generation is free
+  process.neighbours.clear();  // hvdrun tracks when the memory of a generation is free
 }
 
 void replace_job(const Options& options, const JoinOther& join_other) {
@@ -379,7 +380,7 @@ void replace_job(const Options& options, const JoinOther& join_other) {
         "without MPI, for example by torch.distributed");
   RuntimeOptions resolved = prepare(process, options);
   resolved.device_slot = process.device ? process.device : elastic::device_slot();
-  // Called below, with the lock.
+  // Called below, under the lock.
   const auto leave_former = [&process, &former]() HVD_NO_THREAD_SAFETY_ANALYSIS {
     const auto device = former ? former->device() : nullptr;
     if (former) {

@@ -28,24 +28,23 @@ std::optional<RuntimeOptions> elastic_options();
 /// its agent reports its end.
 void set_in_elastic_run(bool) noexcept;
 
-/// Makes the runtime of a job that this process has joined, and makes it the process's. @pre it has
-/// none
+/// Makes the runtime of a job that this process has joined. @pre the process has no runtime
 std::shared_ptr<Runtime> adopt(const RuntimeOptions&, JobConnection);
 /// Leaves the job, as shutdown() does, and returns when all ranks have left or it has failed.
 void leave_generation();
 
-/// Processes and memory of the former jobs of this process, which a new job has to take care of.
+/// Processes and memory of former jobs of this process that a new job must take into account.
 struct FormerPeers {
   std::vector<ProcessIdentity> processes = {};  ///< the other ones of this host
   bool memory_lost = false;  ///< memory of operations that were cut off can never be released
   std::string trouble = {};  ///< why this process's GPU does not work any more; empty: it does
 };
-/// Joins a job. The argument `leave` ends the process's former job, if it is in one, on all ranks,
-/// and leaves it. Call it once all ranks of the new job have arrived.
+/// Joins a job. The function calls its argument `leave` once all ranks of the new job have arrived;
+/// `leave` ends the former job of this process, if it is in one, on all ranks, and leaves it.
 using JoinOther =
     std::function<JobConnection(const RuntimeOptions&, const std::function<FormerPeers()>& leave)>;
-/// Replaces the process's job by the one that `join` joins, for hvd::reconfigure(). The process
-/// stays in its job if `join` throws before it calls `leave`.
+/// Replaces the job of this process by the job that `join` joins, for hvd::reconfigure(). The
+/// process stays in its job if `join` throws before it calls `leave`.
 /// @throws UsageError in a worker of an elastic job, in a job over MPI, and in a child of a process
 /// that is in a job
 void replace_job(const Options&, const JoinOther& join);

@@ -67,7 +67,8 @@ void notify_others(Runtime& runtime, const std::string& cause) {
   Runtime* const runtime = watched_runtime.exchange(nullptr);
   if (runtime != nullptr) {
     const End end = cause_of_end();
-    // Notify hvdrun first. A notified peer may end at once and would look like the cause.
+    // Notify hvdrun first. A peer that is notified may end at once and would then look like the
+    // cause.
     const bool follows_loss = end.loss != StatusCode::kOk;
     observe::notify_supervisor(
         follows_loss ? observe::NoticeKind::kLoss : observe::NoticeKind::kThrow,

@@ -37,15 +37,15 @@
 namespace hvd {
 namespace {
 
-/// Connections to this process's server that are not from ranks.
+/// Limit of the connections to this process's server that are not from ranks.
 constexpr int kMostStrangers = 1024;
 constexpr auto kTimeBetweenLooks = std::chrono::milliseconds(50);
 /// Time for members on other hosts to arrive and receive the reason of a failure.
 constexpr auto kTimeToInform = std::chrono::milliseconds(500);
 /// The kernel closes the connections of a process before it reports its end.
 constexpr auto kTimeToEnd = std::chrono::seconds(1);
-/// Time after all members have arrived, in which they leave their former jobs, each of them with
-/// communicators and a GPU that may not reply, and connect.
+/// Time for all members, after they have arrived, to leave their former jobs and connect. A former
+/// job may have communicators and a GPU that do not reply.
 constexpr auto kGrace = std::chrono::seconds(30);
 
 /// A server at which the ranks of the next job find each other if this process is its rank 0.
@@ -57,7 +57,7 @@ class OwnServer {
                                  .process = rendezvous::this_process(),
                                  .id = rendezvous::random_id()})) {}
   const std::string& handle() const noexcept { return handle_; }
-  /// Tells the processes that have arrived why there will be no job.
+  /// Reports to the processes that have arrived why there will be no job.
   void report_lost(int rank) {
     server_.fail(rendezvous::Refusal::lost(rank, "its process has ended before all had arrived"));
   }
@@ -103,8 +103,9 @@ std::string describe(const runtime::ReconfigureHandle& handle) {
   return rendezvous::to_string(handle.process);
 }
 
-/// Detects the end of members on this host before they have arrived. On rank 0 it ends the call
-/// then. Others wait for rank 0's reason: to rank 0 their end would look like a loss of their own.
+/// Detects the end of members on this host before they have arrived. On rank 0 this ends the call.
+/// The other ranks wait for the reason from rank 0, because rank 0 would mistake their own end for
+/// a loss.
 class MemberWatch {
  public:
   MemberWatch(const std::vector<runtime::ReconfigureHandle>& members, int own,
@@ -129,8 +130,8 @@ class MemberWatch {
     look();
     return lost_;
   }
-  /// Whether the process of a rank is seen to run. A process that is ending does not count if it
-  /// ends soon. Call end() before.
+  /// Whether the process of a rank is running, as far as this host can detect. Waits for a moment,
+  /// so that a process that is just ending does not count. Call end() before.
   bool runs(int rank) {
     const auto found = std::ranges::find(watched_, rank, &std::pair<int, ProcessWatch>::first);
     if (found == watched_.end() || !found->second.works()) return false;
@@ -165,7 +166,7 @@ class MemberWatch {
   }
 
   const std::shared_ptr<rendezvous::Interruption> interruption_;
-  std::vector<std::pair<int, ProcessWatch>> watched_;  // the thread's once it runs
+  std::vector<std::pair<int, ProcessWatch>> watched_;  // used by the thread once it runs
   std::optional<int> lost_;                            // likewise
   Mutex mutex_;
   Condition changed_;
@@ -177,7 +178,7 @@ bool same(const ProcessIdentity& process, const rendezvous::ProcessInfo& member)
          process.pid_namespace == member.pid_namespace;
 }
 
-/// Whether a process that was in a former job may still use memory that it shared with this one.
+/// Whether a process of a former job may still use memory that it shared with this process.
 bool may_use_memory(const ProcessIdentity& process,
                     const std::vector<runtime::ReconfigureHandle>& members) {
   const bool arrived = std::ranges::any_of(members, [&](const auto& member) {
@@ -216,7 +217,7 @@ std::vector<runtime::ReconfigureHandle> members_of(const std::vector<std::string
                       rank);
 }
 
-/// A text without the name of hvd::init() and the advice for it.
+/// Removes the name of hvd::init() and the advice for it from a text.
 std::string without_init(std::string text) {
   for (const std::string_view part :
        {"hvd::init: ", "; start each rank once",
@@ -229,14 +230,14 @@ std::string without_init(std::string text) {
   return text;
 }
 
-/// The text of an error of a call, with its name.
+/// The text of an error, with the name of the call.
 std::string named(std::int64_t uuid, const std::exception& error) {
   std::string found = error.what();
   if (found.starts_with("hvd::reconfigure")) return found;
   return text("hvd::reconfigure ", uuid, ": ", without_init(found));
 }
 
-/// Calls a function, whose errors become those of the call.
+/// Calls a function and converts its errors to those of the call.
 template <class Function>
 void name_errors(std::int64_t uuid, const Function& function) {
   try {
@@ -269,7 +270,7 @@ void name_errors(std::int64_t uuid, const Function& function) {
              early ? text(why, ", or it has given up this call, or its handle is used up") : why);
 }
 
-/// Joins the other members. @return the job, which is not this process's yet
+/// Joins the other members. @return the new job, which does not replace the current one yet
 runtime::JobConnection join_members(std::int64_t uuid,
                                     const std::vector<runtime::ReconfigureHandle>& members,
                                     const std::string& instance, int own,
@@ -355,7 +356,7 @@ void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
   const int rank = static_cast<int>(found - handles.begin());
   own.used.insert(uuid);
   const std::unique_ptr<OwnServer> server = std::move(own.server);  // until all ranks have joined
-  // With the lock, which is held above.
+  // Called with the lock held above.
   const auto arrived = [&, uuid, rank](const auto& leave) HVD_NO_THREAD_SAFETY_ANALYSIS {
     const runtime::FormerPeers former = leave();
     own.unfenced.insert(own.unfenced.end(), former.processes.begin(), former.processes.end());

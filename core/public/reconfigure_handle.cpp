@@ -16,7 +16,7 @@ bool is_word(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c > ' ' && c < '\x7f'; });
 }
 
-/// A word that is not empty, for a name of the system that may be.
+/// Replaces a name of the system that may be empty by a word that is not.
 std::string word(const std::string& text) { return is_word(text) ? text : "?"; }
 
 }  // namespace

@@ -15,9 +15,9 @@ struct ReconfigureHandle {
   std::string id = {};                   ///< random, of the server
 };
 
-/// Texts of one host that are sorted are neighbours.
+/// In a sorted list, the texts of one host are next to each other.
 std::string encode(const ReconfigureHandle&);
-/// Empty if it is not such a text.
+/// Empty if the text is not a handle.
 std::optional<ReconfigureHandle> decode_reconfigure_handle(const std::string&);
 
 }  // namespace hvd::runtime

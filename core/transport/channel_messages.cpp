@@ -108,8 +108,8 @@ bool ChannelMessages::settle() noexcept {
 }
 
 bool MessageWork::progress() {
-  // The limit gives other Works, and the engine, their turn. After a pass in which something moved
-  // there may be more to do.
+  // The limit lets other Works and the engine run. After a pass that made progress there may be
+  // more to do.
   constexpr int kPasses = 8;
   bool gives_way = false;
   moved_ = true;

@@ -52,7 +52,7 @@ class ChannelMessages {
   void send(std::size_t slot, std::span<const std::byte> bytes, int peer, int kind);
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, int kind);
   std::span<const int> test();
-  /// Requests another pass of step() at once, although no message has moved.
+  /// Requests another pass of step() at once, even if no message has moved.
   void keep_going() noexcept { moved_ = true; }
   /// Requests another call of progress() instead of another pass, because this one has moved as
   /// many bytes as a call may.

@@ -30,8 +30,8 @@ constexpr std::size_t kMostIncoming = 64;
 /// How long the destructor waits for messages that are still under way.
 constexpr auto kFlushTime = std::chrono::milliseconds(200);
 /// The same for a carrier that may still have to connect, when this rank leaves in order. The other
-/// rank has to poll for the connection and may not be scheduled for a while, and it learns the
-/// contents of the message in no other way.
+/// rank has to poll for the connection and may not be scheduled for a while, and it cannot get the
+/// contents of the message in another way.
 constexpr auto kConnectTime = std::chrono::seconds(10);
 
 class MessageControlPlane final : public control::ControlPlane {
@@ -155,9 +155,9 @@ void require_within_limit(std::size_t bytes, const char* what, int peer) {
 
 MessageControlPlane::~MessageControlPlane() {
   try {
-    // The message that reports a loss may go to ranks that this one has never exchanged messages
-    // with. A carrier such as MPI reports it as sent before the connection exists, and making the
-    // connection needs both sides.
+    // The report of a loss may go to ranks with which this rank has never exchanged messages. A
+    // carrier such as MPI reports a message as sent before the connection exists, and both sides
+    // are needed to make the connection.
     const bool lingers = accused_ && !rung_by_all();
     if (carrier_->active() && (lingers || (!carrier_->failed() && sends()))) {
       const bool waits_for_others = left_in_order_ && !lingers && !carrier_->hands_over_at_once();
@@ -231,7 +231,7 @@ void MessageControlPlane::send_lazily(int to, std::span<const std::byte> message
 }
 
 void MessageControlPlane::retire_sends() {
-  // A message that could not be handed over at once may have been sent just now, after the ring.
+  // A message that could not be sent at once may have been sent only now, after the ring.
   sends_.retire([&](std::span<const int> ranks) {
     for (const int other : ranks) ring(other);
   });
@@ -296,7 +296,8 @@ std::optional<control::Message> MessageControlPlane::deliver() {
 std::optional<control::Message> MessageControlPlane::poll() {
   try {
     if (sends()) retire_sends();
-  } catch (const std::exception&) {  // a received message may hold the cause, so it comes first
+  } catch (const std::exception&) {  // a received message may contain the cause, so handle messages
+                                     // first
     if (!send_failure_) send_failure_ = std::current_exception();
   }
   std::optional<control::Message> message = next_message();
@@ -321,8 +322,8 @@ std::optional<control::Message> MessageControlPlane::next_message() {
 }
 
 void MessageControlPlane::expect_messages(std::span<const int> ranks) {
-  // On one host connecting ahead saves no time over connecting in the first step, and all ranks
-  // would connect to rank 0 at once.
+  // On one host, connecting in advance is no faster than connecting in the first step, and all
+  // ranks would connect to rank 0 at the same time.
   if (rung_by_all()) return;
   for (const int rank : ranks) carrier_->connect(Plane::kControl, rank);
   poll_until(std::chrono::steady_clock::now() + time_to_connect_, [&] {
@@ -351,7 +352,7 @@ std::vector<control::ControlPlane::Departure> MessageControlPlane::departures() 
 std::optional<control::PeerLoss> MessageControlPlane::check_peers(TimePoint now, Duration timeout) {
   auto loss = node_->control_segment().check(now, timeout);
   if (!loss) return std::nullopt;
-  // No call may wait for that rank any more, not even the carrier's destructor.
+  // No call may wait for the lost rank any more, not even the carrier's destructor.
   carrier_->mark_failed();
   return control::PeerLoss{node_->lost_rank(*loss), std::move(loss->cause),
                            loss->accused.has_value()};

@@ -64,8 +64,8 @@ class ControlPlane : public Peers {
   /// Like send(), but the receiver is woken only while it awaits such messages. Otherwise it gets
   /// the message when it polls for another reason.
   virtual void send_lazily(int rank, std::span<const std::byte> message) { send(rank, message); }
-  /// Whether this rank awaits lazy messages from now on. Call poll() after
-  /// await_lazy_messages(true) and before a sleep. False at first.
+  /// Sets whether this rank awaits lazy messages from now on; initially it does not. Call poll()
+  /// after await_lazy_messages(true) and before a sleep.
   virtual void await_lazy_messages(bool /*awaits*/) noexcept {}
   /// Returns the next message that has arrived, if any.
   virtual std::optional<Message> poll() = 0;
@@ -101,8 +101,8 @@ class ControlPlane : public Peers {
   /// ranks of other hosts, and for all ranks when the ranks of some host do not share flags.
   /// @param flag below kArrivalFlags
   virtual ArrivalFlags* arrival_flags(int rank, int flag) noexcept = 0;
-  /// The flags of this host for all other hosts together, written by its first rank. Null when
-  /// there are no such flags.
+  /// The flags that represent all other hosts together, written by the first rank of this host.
+  /// Null when there are no such flags.
   virtual ArrivalFlags* remote_arrival_flags() noexcept = 0;
 
   /// Publishes this rank's heartbeat to the ranks of its host.
@@ -113,23 +113,23 @@ class ControlPlane : public Peers {
   /// Number of processes whose end any rank of this host has detected. A change rings this rank,
   /// and check_peers() then returns a loss.
   virtual std::uint32_t endings() const noexcept { return 0; }
-  /// A rank of this host that has sent a farewell. It sends no further messages.
+  /// A rank of this host that has sent a farewell and sends no further messages.
   struct Departure {
     int rank = 0;
     bool ended = false;  ///< its process has ended: its messages have arrived or are lost
   };
   virtual std::vector<Departure> departures() { return {}; }
   /// After an error of the transport, returns the loss of a rank of this host that may be its
-  /// cause. Waits up to `patience`, because the loss may be detectable only later; the job ends
-  /// anyway.
+  /// cause. Waits for up to `patience`, because the loss may become detectable only later. The job
+  /// ends in any case.
   virtual std::optional<PeerLoss> find_loss_behind_error(Duration /*patience*/) {
     return std::nullopt;
   }
   /// Reports that this rank fails because it has lost `rank`. The ranks of this host get the report
   /// and its text from check_peers(), and do not report the end of this process as the first loss.
   virtual void accuse(int rank, std::string_view cause) noexcept = 0;
-  /// Records that the other ranks learn of the failure in another way, so that the destructor does
-  /// not wait until messages have reached them.
+  /// Records that the other ranks are informed of the failure in another way, so that the
+  /// destructor does not wait until messages have reached them.
   virtual void give_up_messages() noexcept {}
   /// Records that this rank leaves in order, so that its silence from now on is no loss.
   virtual void farewell() noexcept = 0;

@@ -15,8 +15,8 @@
 namespace hvd::message {
 
 /// The control messages between the ranks of one host, in the rings of its control segment
-/// (decision 53). Messages that are too large for a ring go through the carrier. Each leaves a sign
-/// in the ring, so the messages of a rank keep their order.
+/// (decision 53). Messages that are too large for a ring go through the carrier. Each of them
+/// leaves a marker in the ring, so the messages of a rank keep their order.
 ///
 /// Not thread-safe: only the thread that drives the engine calls it.
 class LocalMail {
@@ -45,7 +45,7 @@ class LocalMail {
   std::optional<control::Message> pop();
   /// Whether a message from this rank, which the carrier has received, is the next one.
   bool may_deliver(int source) const noexcept;
-  /// The carrier's message from this rank has been delivered.
+  /// To be called when the carrier's message from this rank has been delivered.
   void on_delivered(int source) noexcept;
   /// Whether the carrier has, or will receive, a message of a rank that this class reaches.
   bool awaits_carrier() const noexcept { return awaited_ > 0; }

@@ -26,7 +26,7 @@ constexpr std::optional<Headway> headway_of(std::uint64_t launched,
 }
 
 /// An alltoall with splits. Exchanges the numbers of rows, allocates the output, then exchanges the
-/// rows. So no rank needs all splits, whose number is the square of the number of ranks.
+/// rows. This way no rank needs all splits, whose number is the square of the number of ranks.
 /// `submission` must stay valid until the Work is done.
 /// @pre its parameters are an Alltoall
 /// @param launch_sizes launches the exchange of the numbers of rows, which are in the host's memory
@@ -41,10 +41,10 @@ std::unique_ptr<Work> make_alltoall(Launch, const Launch& launch_sizes, Submissi
 /// S. Maleki et al., "Scaling Distributed Training with Adaptive Summation", MLSys 2021,
 /// arXiv:2006.02924.
 ///
-/// Each rank holds one slice of every rank's vector, and the levels exchange only inner products.
-/// So a rank sends twice the bytes of one vector in all, for any number of ranks. The computation
-/// is in double precision, in rank order, and rounds once, so the result is the same on every rank
-/// and in every run. `in` and `out` may be the same memory. Floating types only.
+/// Each rank holds one slice of every rank's vector, and the levels exchange only inner products. A
+/// rank therefore sends twice the bytes of one vector in total, for any number of ranks. The
+/// computation is in double precision, in rank order, and rounds once, so the result is the same on
+/// every rank and in every run. `in` and `out` may be the same memory. Floating types only.
 std::unique_ptr<Work> make_adasum(Launch, const Collective&, const ChannelSpec&,
                                   std::span<const std::byte> in, std::span<std::byte> out);
 

@@ -16,9 +16,9 @@ namespace {
 ///   last host      does the same, then scales and rounds the result     --result--> previous host
 ///   hosts between  put the result into their segment and send it on     --result--> previous host
 ///
-/// So each element is reduced once, in one order, and rounded once. Many rounds are under way at
-/// the same time, so both directions of a link are in use. Source: the pipelined chain in van de
-/// Geijn, "On global combine operations" (JPDC 22, 1994).
+/// Each element is therefore reduced once, in a fixed order, and rounded once. Many rounds are
+/// under way at the same time, so both directions of a link are in use. Source: the pipelined chain
+/// in van de Geijn, "On global combine operations" (JPDC 22, 1994).
 class ChainAllreduce final : public HostPipeline {
  public:
   ChainAllreduce(std::shared_ptr<HostChannelState> shared, const Collective& collective,

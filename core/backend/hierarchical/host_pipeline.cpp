@@ -10,8 +10,8 @@ using segment::PhaseRule;
 using segment::RoundPhase;
 using State = segment::ChannelSegment::MemberState;
 
-// If a rule has no counter to wait for, only the Work decides whether the phase may run. The
-// decision depends on messages, and on whether the member has a share in the round.
+// If a rule has no counter to wait for, only the Work decides whether the phase may run, depending
+// on messages and on whether the member has a share in the round.
 constexpr PhaseRule kRules[] = {
     {RoundPhase::kFill, &State::filled, &State::reduced, segment::ChannelSegment::kInputs},
     {RoundPhase::kReduce, &State::reduced},

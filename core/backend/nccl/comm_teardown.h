@@ -29,7 +29,7 @@ class CommTeardown {
   /// Calls wait().
   ~CommTeardown();
 
-  /// Adds a communicator to those that abort_all() ends.
+  /// Adds a communicator for abort_all() to end.
   void add(Comm);
   /// Begins to abort all communicators that were added and not ended.
   void abort_all() noexcept;
@@ -37,8 +37,8 @@ class CommTeardown {
   void abort(Comm) noexcept;
   /// Begins to free a communicator whose begin_finalize() is complete.
   void destroy(Comm) noexcept;
-  /// Waits until all calls that were begun have returned. @return false: the limit has passed, now
-  /// or earlier, and the device is given up
+  /// Waits until all calls that were begun have returned. @return false if the limit has passed,
+  /// now or earlier; the device is then given up
   bool wait() noexcept;
 
  private:

@@ -38,7 +38,7 @@ struct LaunchedComm {
   std::atomic<CommState> state = CommState::kSettled;
   Health failure = {};  // in kFailed
 
-  // Guarded by the thread's mutex. The caller may read them while the state is kSettled.
+  // Guarded by the thread's mutex. The caller may read these fields while the state is kSettled.
   Comm comm = {};
   bool ended = false;  // aborted or destroyed, or soon will be: begin no further task
 };

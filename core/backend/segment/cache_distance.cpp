@@ -7,7 +7,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-// A shorter load has found the line in the cache of this core. It is no measurement.
+// A shorter load has found the line in the cache of this core and measures nothing.
 constexpr auto kOwnCache = 20ns;
 // A longer load has crossed to another chiplet or socket.
 constexpr auto kOneChip = 140ns;

@@ -6,8 +6,8 @@
 
 namespace hvd::segment {
 
-/// Tells whether the core of another member is so far away that streaming stores are the faster way
-/// to send it data. If the two cores are on one chip, a load of a line that the other core has
+/// Estimates whether the core of another member is so far away that streaming stores are the faster
+/// way to send it data. If the two cores are on one chip, a load of a line that the other core has
 /// written takes 20 to 110 ns; if they are on different chiplets or sockets, 100 to 300 ns.
 /// Processes move between cores, so the estimate follows the newest measurements. See
 /// docs/decisions/0044-streaming-stores.md.

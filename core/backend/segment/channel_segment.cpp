@@ -13,7 +13,7 @@ static_assert(std::atomic<std::uint64_t>::is_always_lock_free, "processes share 
 
 namespace {
 
-/// A measurement takes two readings of the clock for each look at a counter.
+/// A measurement needs two clock reads per access to a counter, so not every round is measured.
 constexpr std::uint64_t kRoundsPerMeasurement = 4;
 
 }  // namespace

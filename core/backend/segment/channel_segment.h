@@ -59,7 +59,7 @@ class ChannelSegment {
   /// The number of input buffers of each member.
   static constexpr std::uint64_t kInputs = 2;
 
-  /// Fewer bytes arrive sooner if they stay in the cache.
+  /// Fewer bytes than this arrive sooner if they stay in the cache.
   static constexpr std::size_t kLeastStreamed = 4 << 10;
 
   using InfoBytes = std::array<std::byte, 96>;
@@ -125,8 +125,8 @@ class ChannelSegment {
     HVD_EXPECT(ready_, "all members have mapped it");
     (states_[member_].*counter).store(rounds, std::memory_order_release);
   }
-  /// Whether the counter of every member, including this one, has reached `rounds`. Measures the
-  /// distance of the other members now and then.
+  /// Whether the counter of every member, including this one, has reached `rounds`. Occasionally
+  /// measures the distance of the other members.
   bool all_reached(Counter, std::uint64_t rounds) noexcept;
   /// Measures the distance of another member.
   void measure_distance() noexcept;
@@ -145,8 +145,8 @@ class ChannelSegment {
 
   std::uint64_t next_round = 0;   ///< number of the next collective's first round
   std::uint64_t last_rounds = 0;  ///< how many rounds the last collective had
-  /// All members have released the rounds below this one. A lower bound that needs no look at their
-  /// counters; see Pipeline::end_filled().
+  /// All members have released the rounds below this one. A lower bound that is known without
+  /// reading their counters; see Pipeline::end_filled().
   std::uint64_t released_by_all = 0;
 
  private:

@@ -33,8 +33,8 @@ struct PhaseRule {
 /// In the order of the phases; the last one ends a round.
 using PhaseRules = std::span<const PhaseRule>;
 
-/// Counts the rounds of a collective that this member has brought through each phase, and selects
-/// the next phase to run. The Work implements the phases.
+/// Counts the rounds of a collective that have completed each phase on this member, and selects the
+/// next phase to run. The Work implements the phases.
 ///
 /// Several rounds are under way at the same time:
 ///
@@ -59,9 +59,9 @@ class Pipeline {
   void set_rounds(std::uint64_t rounds) noexcept { rounds_ = rounds; }
   std::uint64_t rounds() const noexcept { return rounds_; }
 
-  /// Brings one round through one phase. Tries the last phase first, because it frees buffers that
-  /// other members wait for. Rings before it runs a phase, so that they do not sleep while this
-  /// member works.
+  /// Runs one phase of one round. Tries the last phase first, because it frees buffers that other
+  /// members wait for. Rings before it runs a phase, so that they do not sleep while this member
+  /// works.
   /// @param run (phase, round) runs the phase; returns false if it cannot yet
   /// @return whether a phase was run
   template <class Run>
@@ -80,7 +80,7 @@ class Pipeline {
     if (std::exchange(awaited_, false)) segment_.ring_others();
   }
 
-  /// The number of rounds that this member has brought through a phase.
+  /// The number of rounds that have completed this phase on this member.
   std::uint64_t done(RoundPhase phase) const noexcept {
     return done_[static_cast<std::size_t>(phase)];
   }
@@ -147,15 +147,15 @@ inline bool Pipeline::finish() noexcept {
 // collective is one round that waits for all inputs. One wait serves both: a member copies its
 // input to its buffer before it arrives at the batch's position, so that the arrival of all members
 // shows that all inputs are there (control::ScheduleReplay). The last collective on the channel
-// must have had one round, r - 1. Then the buffer of round r is free without a look at a counter: a
+// must have had one round, r - 1. Then the buffer of round r is free without reading a counter: a
 // member fills round r - 1 after it has completed all earlier collectives, so when this member has
 // completed round r - 1, all members have released round r - 2, which used the same buffer.
 //
 // `filled` is not published, because no member waits for it. If a rank leaves the schedule instead,
 // no member has read the buffers, and the next collective fills them again. `released` is published
-// without a look at the other members, because no member can wait for it yet: it begins the next
-// ordinary collective after all members have arrived at its position, or have reported that they
-// left, which they do after they have released round r.
+// without checking the other members, because no member can wait for it yet: a member begins the
+// next ordinary collective after all members have arrived at its position, or have reported that
+// they left, and they do either after they have released round r.
 inline void Pipeline::begin_filled() noexcept {
   HVD_EXPECT(segment_.last_rounds == 1, "the input buffer is free");
   begin({}, 1);

@@ -8,7 +8,7 @@
 namespace hvd {
 
 /// Collectives of process sets that have one rank, on CPU memory: the input is scaled or copied to
-/// the output. Thread-safe where Backend is.
+/// the output. Threading: see hvd::Backend.
 class SelfBackend final : public Backend {
  public:
   std::string_view name() const noexcept override { return "self"; }

@@ -234,7 +234,7 @@ class ShmReducescatter final : public ShmExchange {
   }
 };
 
-/// A member has only the sizes of the blocks that it sends and receives. So each member publishes
+/// A member has only the sizes of the blocks that it sends and receives, so each member publishes
 /// the number of rounds that its own data needs.
 class ShmAlltoall final : public ShmExchange {
  public:

@@ -54,8 +54,8 @@ void PipelinedWork::start() {
                   offers_ ? 1 : rounds_);
 }
 
-// Work in place is faster. All members know from the last use whether they worked in place, and
-// only this member knows whether its new tensors are in its arena.
+// Working in place is faster. All members have recorded whether the last use worked in place, but
+// only this member has the information whether its new tensors are in its arena.
 bool PipelinedWork::may_fill_ahead() const noexcept {
   if (rounds_ != 1 || in_place_) return false;
   const auto bytes = bytes_ahead();

@@ -18,8 +18,8 @@ namespace hvd::shm {
 /// Before the first round is reduced, every member publishes the offsets of its tensors. If all
 /// tensors are in arenas that all members have mapped, the first round is the last:
 /// reduce_in_place() runs instead of reduce(), and no buffer is used. If only some members' tensors
-/// are, these members have not filled their buffers, and the data rounds begin after the first
-/// round. All members read the same offsets and so make the same decision.
+/// are in such arenas, these members have not filled their buffers, and the data rounds begin after
+/// the first round. All members read the same offsets and therefore make the same decision.
 ///
 /// A call of progress() moves a bounded number of bytes (ShmTuning::call_bytes). The next call
 /// continues an unfinished phase.
@@ -46,8 +46,8 @@ class PipelinedWork : public Work {
   /// make the same calls on every member.
   /// @return whether the rounds have a copy_out() phase, because members reduce for each other
   virtual bool prepare() = 0;
-  /// If fill() and reduce() of a single round may run as fill_ahead() and run_filled(): the bytes
-  /// that a member then reads, the most of all members.
+  /// If fill() and reduce() of a single round may run as fill_ahead() and run_filled(): the maximum
+  /// number of bytes that any member then reads.
   virtual std::optional<std::size_t> bytes_ahead() const noexcept { return std::nullopt; }
   /// Makes each member reduce everything for itself, from now until prepare() is called again.
   virtual void prepare_ahead() noexcept {}
@@ -75,8 +75,8 @@ class PipelinedWork : public Work {
     channel_->segment().write(to, from, bytes);
     worked_ += bytes;
   }
-  /// Reduces channel().sources to all `destinations`. Other members read next what it writes to
-  /// all of these but the first. May change channel().sources.
+  /// Reduces channel().sources to all `destinations`. Other members next read all of these except
+  /// the first. May change channel().sources.
   void reduce_to(std::span<std::byte* const> destinations, std::size_t bytes);
   /// Whether this call of progress() has moved as many bytes as it may.
   bool enough() const noexcept { return worked_ >= channel_->tuning().call_bytes; }

@@ -22,7 +22,7 @@ struct ShmTuning {
   /// Approximate number of bytes that one call of Work::progress() reads or copies. May differ by
   /// rank.
   std::size_t call_bytes = kBytesPerCall;
-  /// Streams all data to the other ranks, however near they are. For tests.
+  /// Streams all data to the other ranks, independently of their distance. For tests.
   bool always_streams = false;
 };
 

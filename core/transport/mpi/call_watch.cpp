@@ -72,7 +72,7 @@ void CallWatch::watch_calls(Duration limit, OnHang on_hang, LossIsKnown loss_is_
 
 void CallWatch::run(const std::stop_token& stop) {
   const std::stop_callback wake(stop, [this] {
-    { const MutexLock lock(mutex_); }  // the watch already waits, or will see the stop request
+    { const MutexLock lock(mutex_); }  // the watch already waits, or will detect the stop request
     changed_.notify_all();
   });
   std::optional<WatchSettings> settings;

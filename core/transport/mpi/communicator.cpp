@@ -12,10 +12,10 @@
 // Note [Freeing a communicator]
 // MPI_Comm_free is collective, and destructors here are not. Freeing at once would also be wrong:
 // MPI assigns the context id to the next communicator, and a late message of the old one would be
-// matched in the new one. So the destructor only stores the handle, and
-// free_retired_communicators() frees it on all ranks once they have joined the next job. They have
-// exchanged messages since, so no old message is under way. At the end of the process MPI_Finalize
-// frees the rest. After a failure they are never freed.
+// matched in the new one. The destructor therefore only stores the handle, and
+// free_retired_communicators() frees it on all ranks once they have joined the next job. The ranks
+// have exchanged messages since, so no old message is under way. At the end of the process
+// MPI_Finalize frees the rest. After a failure they are never freed.
 
 namespace hvd::mpi {
 namespace {
@@ -42,8 +42,8 @@ void retire(MPI_Comm handle) noexcept {
   }
 }
 
-/// While it exists, calls on the communicator return error codes. Then it restores the program's
-/// handler.
+/// While it exists, calls on the communicator return error codes. The destructor restores the
+/// program's handler.
 class ReturnErrors {
  public:
   explicit ReturnErrors(MPI_Comm handle) : handle_(handle) {

@@ -34,8 +34,8 @@ class Communicator {
 
   /// Gathers `bytes` bytes of each rank on all ranks, in rank order. Collective, and waits at most
   /// until the deadline, like duplicate().
-  /// @param check_ranks called again and again while this rank waits. An error that it throws ends
-  /// the wait, and the gathering stays incomplete
+  /// @param check_ranks called repeatedly while this rank waits. An error that it throws ends the
+  /// wait, and the operation stays incomplete
   void allgather(const void* mine, void* all, int bytes, Deadline deadline,
                  const std::function<void()>& check_ranks = {}) const;
 

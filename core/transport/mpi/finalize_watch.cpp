@@ -42,7 +42,7 @@ bool FinalizeWatch::stopped_within(const std::stop_token& stop, std::chrono::mil
 
 void FinalizeWatch::run(const std::stop_token& stop) {
   const std::stop_callback wake(stop, [this] {
-    { const MutexLock lock(mutex_); }  // the thread already waits, or will see the stop request
+    { const MutexLock lock(mutex_); }  // the thread already waits, or will detect the stop request
     changed_.notify_all();
   });
   const auto has_ended = [](ProcessWatch& process) { return process.ended(); };

@@ -10,18 +10,18 @@
 
 namespace hvd::mpi {
 
-/// How long MPI_Finalize may take once another rank of this host has ended. It returns within
-/// milliseconds if that rank has called it, too.
+/// How long MPI_Finalize may take once another rank of this host has ended. The call returns within
+/// milliseconds if that rank has called it too.
 inline constexpr auto kTimeToFinalize = std::chrono::seconds(5);
 
 /// A thread that ends this process if MPI_Finalize waits for a rank that has ended without it.
 ///
-/// Note [MPI_Finalize]: MPI_Finalize waits until every rank has called it. A rank that works on
-/// after hvd::shutdown() is waited for, however long that takes. With MPICH and Intel MPI the call
-/// never returns if a rank has ended without it, for example by _Exit(). A rank that ends in order
-/// has returned from it before, and then all ranks have called it and return soon. So once another
-/// rank of this host has ended, the call may take `limit` longer. After that this process ends with
-/// its exit code. The end of a rank of another host is not detected.
+/// Note [MPI_Finalize]: MPI_Finalize waits until every rank has called it, without a limit if a
+/// rank continues to work after hvd::shutdown(). With MPICH and Intel MPI the call never returns if
+/// a rank has ended without it, for example by _Exit(). A rank that ends in order has returned from
+/// MPI_Finalize before, which shows that all ranks have called it and will return soon. Therefore,
+/// once another rank of this host has ended, the call may take `limit` longer; after that this
+/// process ends with its exit code. The end of a rank on another host is not detected.
 class FinalizeWatch {
  public:
   /// @param neighbours the processes of the other ranks on this host

@@ -47,7 +47,7 @@ class MpiRequests final : public message::Requests {
   void receive(std::size_t slot, std::span<std::byte> bytes, int peer, Tag tag) override;
   void receive(std::size_t slot, std::span<std::byte> bytes, const ProbedMessage& arrival) override;
   std::span<const Completion> test() override;
-  // MPI has no call for it; see Note [Memory after a failure].
+  // MPI cannot cancel messages reliably; see Note [Memory after a failure].
   MemoryRelease cancel() noexcept override { return MemoryRelease::kNever; }
 
  private:

@@ -18,7 +18,7 @@ namespace {
 // Note [A call that does not return]
 // The calling thread owns progress, so neither the engine nor a handler of the program can act, and
 // an orderly exit would wait for MPI. The watch can still notify the ranks of this host through the
-// control segment, which needs no message, print a line on stderr and call _exit().
+// control segment, which requires no message, print a line on stderr, and call _exit().
 
 [[noreturn]] void end_process(const std::string& reason) noexcept {
   log_message(LogLevel::kFatal, text(reason, "; this process ends with code ", kHangExitCode));
@@ -105,7 +105,8 @@ void MpiWorld::allgather(const void* mine, void* all, int bytes,
     control_->allgather(mine, all, bytes, std::chrono::steady_clock::now() + timeout,
                         [this] { check_ranks_of_host(); });
   } catch (const PeerLostError& error) {
-    // This rank may end now. The others of its host then report the same loss instead of its end.
+    // This rank may end now. The other ranks of its host then report the same loss instead of the
+    // end of this rank.
     node_->control_segment().accuse(error.rank(), error.what());
     throw;
   }

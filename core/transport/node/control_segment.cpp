@@ -25,7 +25,7 @@ struct alignas(kCacheLine) ControlSegment::Header {
 
 struct alignas(kCacheLinePair) ControlSegment::Slot {
   alignas(kCacheLinePair) Doorbell doorbell;
-  // On the doorbell's line, since each message rings it.
+  // On the doorbell's cache line, because each message rings the doorbell.
   std::atomic<std::uint64_t> message_count;
   std::atomic<std::uint64_t> mail_count;
   alignas(kCacheLinePair) ArrivalFlags arrival_flags[kArrivalFlags];
@@ -54,7 +54,7 @@ static_assert(std::atomic<std::int64_t>::is_always_lock_free &&
               "heartbeats and flags are shared between processes");
 
 std::size_t ControlSegment::bytes_for(int slots) noexcept {
-  // The header takes the room of one slot, for the slots' alignment.
+  // The header occupies the space of one slot, so that the slots are aligned.
   static_assert(sizeof(Header) <= sizeof(Slot));
   const auto count = static_cast<std::size_t>(slots);
   const std::size_t capacity = ring_capacity_of(slots);
@@ -174,7 +174,8 @@ void ControlSegment::farewell() noexcept {
 
 void ControlSegment::accuse(int world_rank, std::string_view cause) noexcept {
   Slot& own = slot(own_);
-  if (own.accused.load(std::memory_order_relaxed) != 0) return;  // a rank may be reading the text
+  if (own.accused.load(std::memory_order_relaxed) != 0)
+    return;  // another rank may be reading the text
   const std::size_t length = std::min(cause.size(), sizeof(own.cause) - 1);
   std::memcpy(own.cause, cause.data(), length);
   own.cause[length] = '\0';

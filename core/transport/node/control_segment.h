@@ -28,7 +28,7 @@ namespace hvd::host {
 /// ranks leave no file behind.
 class ControlSegment {
  public:
-  /// For accuse(): a rank is lost, and the process cannot tell which.
+  /// For accuse(): a rank is lost, but it is unknown which.
   static constexpr int kUnknownRank = -1;
 
   struct Loss {
@@ -105,7 +105,7 @@ class ControlSegment {
   struct Header;
   struct Slot;
   /// The last observation of another slot. The age of a heartbeat is measured by this process's
-  /// clock since the first observation, so that clocks need not agree.
+  /// clock from its first observation, so that the clocks of processes need not agree.
   struct Watched {
     int slot = 0;
     ProcessWatch process = {};

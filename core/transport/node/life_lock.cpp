@@ -153,7 +153,7 @@ class LifeWatch::Thread {
     if (!lock_within(lock.mutex, limit)) return;
     const bool held_before = lock.held.load(std::memory_order_acquire) != 0;
     ::pthread_mutex_unlock(&lock.mutex);
-    // The process has not taken its lock yet, or never will.
+    // The process has not taken its lock yet, and may never do so.
     if (!held_before && lock.left.load(std::memory_order_seq_cst) == 0 &&
         !runs_no_more(members_[next].process))
       return sleep(not_begun_wait());
@@ -164,7 +164,8 @@ class LifeWatch::Thread {
 
   Duration suspects_wait() noexcept { return wait_of(looks_); }
   Duration not_begun_wait() noexcept { return wait_of(not_begun_++); }
-  /// Waits are short at first and longer later: a process starts or ends soon or not at all.
+  /// Waits are short at first and longer later, because a process starts or ends either soon or not
+  /// at all.
   static Duration wait_of(int times) noexcept {
     return times < kShortWaits ? kShortestWait
                                : std::min(kLongestWait, (times - kShortWaits + 1) * kShortestWait);

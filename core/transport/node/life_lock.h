@@ -37,7 +37,7 @@ bool runs_no_more(const ProcessIdentity&) noexcept;
 /// ended, and notifies all others. A free lock alone is no proof, because its thread may have ended
 /// by itself, and exec() releases it too. The thread therefore reads from /proc whether all threads
 /// of the process are exiting. After that the process writes to no shared memory. Processes in
-/// other pid namespaces are not in the ring; their missing heartbeats reveal their end.
+/// other pid namespaces are not in the ring; their end is detected by their missing heartbeats.
 ///
 /// Thread-safe.
 class LifeWatch {

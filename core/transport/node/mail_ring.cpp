@@ -14,7 +14,7 @@ constexpr std::size_t kLargest = std::size_t{32} << 10;
 constexpr std::size_t kSmallest = std::size_t{1} << 10;
 constexpr std::size_t kAllRings = std::size_t{4} << 20;
 
-/// Sizes are written at multiples of their own size, so none of them is split.
+/// Rounds up, so that sizes lie at multiples of their own size and are never split.
 std::uint64_t padded(std::uint64_t bytes) noexcept {
   constexpr std::uint64_t kUnit = sizeof(std::uint64_t);
   return (bytes + kUnit - 1) / kUnit * kUnit;

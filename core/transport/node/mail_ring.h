@@ -11,21 +11,21 @@
 
 namespace hvd::host {
 
-/// A queue of messages from one rank to another in memory that both share. The sender is the only
-/// one that writes, and the receiver the only one that reads. A message becomes visible as a whole,
-/// so a sender that is killed leaves no part of one.
+/// A queue of messages from one rank to another in memory that both share. Only the sender writes,
+/// and only the receiver reads. A message becomes visible as a whole, so a sender that is killed
+/// leaves no partial message.
 ///
 /// Only one thread of each of the two processes may use it at a time.
 class MailRing {
  public:
-  /// A message, or a sign that the sender's next message takes another way.
+  /// A message, or a marker that the sender's next message goes through the carrier.
   struct Entry {
     bool elsewhere = false;
     std::vector<std::byte> bytes = {};
   };
 
-  /// The capacity of the rings of a host with this many ranks, each of which has a ring from every
-  /// other one: so large that all rings fit into 4 MiB. 0: too many ranks for rings.
+  /// The capacity of each ring on a host with this many ranks, with one ring for each ordered pair
+  /// of ranks: the largest with which all rings fit into 4 MiB. 0: too many ranks for rings.
   static std::size_t capacity_for(int ranks) noexcept;
   /// The memory of a ring of this capacity, which is a multiple of kCacheLinePair.
   static std::size_t bytes_for(std::size_t capacity) noexcept { return sizeof(Ends) + capacity; }
@@ -36,11 +36,11 @@ class MailRing {
 
   /// The size of the largest message that travels through the ring. It leaves room for others.
   std::size_t largest_message() const noexcept { return capacity_ / 2; }
-  /// Returns false, and writes nothing, where the ring has no room. @pre the message is not larger
-  /// than largest_message()
+  /// Returns false, without writing, if the ring has no room. @pre the message is not larger than
+  /// largest_message()
   bool push(std::span<const std::byte> message) noexcept;
-  /// Appends the sign that the next message takes another way. Returns false where the ring has no
-  /// room.
+  /// Appends the marker that the next message goes through the carrier. Returns false if the ring
+  /// has no room.
   bool push_elsewhere() noexcept { return write(kElsewhere, {}); }
   /// Whether push_elsewhere() would return true.
   bool has_room() const noexcept { return room() >= sizeof(Size); }
@@ -50,7 +50,7 @@ class MailRing {
  private:
   using Size = std::uint64_t;  ///< precedes each message
   static constexpr Size kElsewhere = ~Size{0};
-  /// Counts of bytes since the start. Each has the cache lines of its only writer.
+  /// Counts of bytes since the start. Each is on its own cache lines, which have one writer.
   struct Ends {
     alignas(kCacheLinePair) std::atomic<std::uint64_t> written;
     alignas(kCacheLinePair) std::atomic<std::uint64_t> read;

@@ -81,7 +81,7 @@ NodeJoin::HostReport NodeJoin::own_host_report() {
   HostReport own = {};
   if (gethostname(own.host, sizeof own.host - 1) != 0) copy_text("unknown-host", own.host);
   copy_text(boot_id(), own.boot);
-  // Containers on one machine may have the same host name without sharing memory.
+  // Containers on one machine may have the same host name but no shared memory.
   struct stat info = {};
   if (stat("/dev/shm", &info) == 0) own.shm_device = static_cast<std::uint64_t>(info.st_dev);
   own.pid = static_cast<std::uint64_t>(getpid());
@@ -271,7 +271,7 @@ void Node::announce_mail(int world_rank) noexcept {
 
 // The sender announces a message and then reads this flag. The receiver sets the flag and then
 // reads the announcements. All four accesses are sequentially consistent, so at least one of the
-// two sees what the other has written, and no message is left behind.
+// two reads the other's value, and no message is missed.
 void Node::await_lazy_mail(bool awaits) noexcept {
   if (!control_segment_shared_) return;
   control_segment_->awaits_lazy_mail(topology_.local_rank).store(awaits, std::memory_order_seq_cst);

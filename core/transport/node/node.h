@@ -18,7 +18,7 @@ namespace hvd::host {
 /// An allgather: each rank contributes `bytes` bytes and receives the bytes of all ranks in rank
 /// order. Collective. Throws when a rank does not take part in time.
 using Exchange = std::function<void(const void* mine, void* all, std::size_t bytes)>;
-/// The reports of all ranks in one exchange, by rank. Plain bytes, since all ranks run the same
+/// The reports of all ranks in one exchange, by rank. Plain bytes, because all ranks run the same
 /// program on the same architecture.
 using Reports = std::function<std::span<const std::byte>(std::size_t rank)>;
 
