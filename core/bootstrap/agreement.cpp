@@ -51,7 +51,7 @@ bool may_share_gpu(const RankStatement& a, const RankStatement& b) {
   return a.nccl_host != 0 && b.nccl_host != 0 && a.nccl_host != b.nccl_host;
 }
 
-/// Why NCCL cannot be used; empty if it can.
+/// The reason why NCCL cannot be used; empty if it can.
 std::string obstacle_to_nccl(std::span<const RankStatement> statements, const Topology& topology) {
   std::map<std::pair<int, std::string>, std::vector<std::size_t>> owners;  // by host and GPU
   for (std::size_t rank = 0; rank < statements.size(); ++rank) {

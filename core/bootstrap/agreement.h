@@ -13,7 +13,8 @@
 namespace hvd::runtime {
 
 /// Sent by each rank to all others when the job begins: its settings that must be the same on all
-/// ranks, its GPU, or why it cannot begin. Plain bytes, since all ranks run the same build.
+/// ranks, its GPU, or the reason why it cannot begin. Plain bytes, because all ranks run the same
+/// build.
 struct RankStatement {
   char failure[512] = {};  ///< why the rank cannot begin; empty: it can
   char backend[32] = {};   ///< HVD_BACKEND; empty: unset
@@ -46,9 +47,9 @@ void record_failure(RankStatement&, const std::exception&);
 void require_agreement(std::span<const RankStatement> statements, const Topology&);
 
 /// Compares the statements of all ranks, and decides whether the job uses NCCL. Every rank must
-/// have a GPU of its own and the same version of NCCL. Versions before 2.30 refuse several ranks on
-/// one GPU, and later ones do so unless NCCL_MULTI_RANK_GPU_ENABLE=1. NCCL treats ranks with
-/// different values of NCCL_HOSTID as ranks of different hosts, so they may share a GPU.
+/// have its own GPU, and all must have the same version of NCCL. Versions before 2.30 refuse
+/// several ranks on one GPU, and later ones do so unless NCCL_MULTI_RANK_GPU_ENABLE=1. NCCL treats
+/// ranks with different values of NCCL_HOSTID as ranks of different hosts, so they may share a GPU.
 /// @throws as require_agreement()
 Agreement compare(std::span<const RankStatement> statements, const Topology&);
 

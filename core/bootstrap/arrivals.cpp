@@ -10,7 +10,7 @@
 namespace hvd::rendezvous {
 namespace {
 
-/// Versions of the values, so that another version of hvd gets a fitting error.
+/// Versions of the values, so that another version of hvd gets an appropriate error.
 constexpr const char* kNoticeFormat = "hvd run 1";
 constexpr const char* kArrivalFormat = "hvd arrival 1";
 
@@ -100,7 +100,7 @@ Arrivals::Arrivals(const RankInfo& own, std::string run, std::string place, std:
   arrived_.emplace(own.rank, Present{std::move(first), {}});
 }
 
-/// Why this process may not join; empty if it may.
+/// The reason why this process may not join; empty if it may.
 std::optional<Refusal> Arrivals::find_refusal(const std::optional<Arrival>& arrival) {
   constexpr std::size_t kMostStrangers = 1000;
   const auto remember = [this](int rank, const std::string& reason) {

@@ -17,7 +17,7 @@
 /// Decides which processes join a run as its ranks. It uses no store.
 namespace hvd::rendezvous {
 
-/// Published by rank 0: the run that now begins at a place, and rank 0's process.
+/// Published by rank 0: the run that begins at this place, and the process of rank 0.
 struct RunNotice {
   std::string run = {};
   ProcessInfo process = {};
@@ -25,13 +25,13 @@ struct RunNotice {
 Bytes encode(const RunNotice&);
 std::optional<RunNotice> decode_notice(std::span<const std::byte>);
 
-/// Sent by a process that wants to join a run as a rank.
+/// Sent by a process to join a run as a rank.
 struct Arrival {
   int rank = 0;
   int size = 1;
   std::string build = {};
   ProcessInfo process = {};
-  std::string nonce = {};             ///< drawn by the process; rank 0 proves the token with it
+  std::string nonce = {};  ///< random, from the process; rank 0's proof of the token contains it
   std::chrono::milliseconds left{0};  ///< from the arrival until the rank gives up; 0: not stated
   std::string payload = {};           ///< the rank's part in the first exchange
   std::string proof = {};             ///< of the token
@@ -39,7 +39,7 @@ struct Arrival {
 /// Encodes the arrival with its proof.
 Bytes encode(Arrival, const std::string& run, const std::string& token);
 std::optional<Arrival> decode_arrival(std::span<const std::byte>);
-/// Whether the process knows the token.
+/// Whether the proof shows that the process has the token.
 bool proven(const Arrival&, const std::string& run, const std::string& token);
 
 /// Rank 0's answer to an arrival.
@@ -47,7 +47,7 @@ struct Answer {
   int rank = -1;  ///< of the arrival; -1: it is invalid
   bool accepted = false;
   Refusal refusal = {};    ///< if not accepted
-  std::string proof = {};  ///< if accepted: of the token, for the nonce of the arrival
+  std::string proof = {};  ///< if accepted: of the token, with the nonce of the arrival
 };
 std::string proof_of_acceptance(const std::string& run, const std::string& nonce,
                                 const std::string& token);
@@ -64,9 +64,10 @@ Refusal ended_early(int rank, const ProcessInfo&, const std::string& place,
 
 /// The arrivals at rank 0 so far.
 ///
-/// A process that does not know the token, that has a rank outside the job, or that arrives as a
-/// rank that has arrived already, is refused alone. So is a process of another build or size; if
-/// every rank has then either arrived or been refused so, the job cannot begin (objection()).
+/// The refusal of a process without the token, with a rank outside the job, or with a rank that has
+/// already arrived does not affect the job. A process of another build or size is refused too, but
+/// once every rank has either arrived or been refused for this reason, the job cannot begin
+/// (objection()).
 class Arrivals {
  public:
   /// @param own describes rank 0
@@ -78,7 +79,7 @@ class Arrivals {
   Answer decide(std::span<const std::byte> arrival);
 
   bool complete() const noexcept { return arrived_.size() == static_cast<std::size_t>(own_.size); }
-  /// Why the job cannot begin, once that is certain.
+  /// The reason why the job cannot begin, once that is certain.
   std::optional<Refusal> objection() const;
   bool has_arrived(int rank) const { return arrived_.contains(rank); }
   /// Whether a process of the job was refused because it contradicts rank 0.
@@ -89,8 +90,8 @@ class Arrivals {
   std::string refused(const std::vector<int>& absent) const;
   /// The shortest time that an accepted rank has left; empty: not stated.
   std::optional<std::chrono::milliseconds> shortest_time() const noexcept { return shortest_; }
-  /// An accepted rank whose process has ended, if that can be observed, and that `counts`; else
-  /// null.
+  /// An accepted rank for which `counts` returns true and whose process is known to have ended;
+  /// otherwise null.
   const Arrival* find_ended(const std::function<bool(int rank)>& counts);
   /// Whether the process of a rank has ended.
   bool has_ended(int rank);
@@ -117,13 +118,13 @@ class Arrivals {
 /// The time at which rank 0 refuses the other ranks. It is before the deadline, because the others
 /// probably have the same deadline and must receive the reason before it.
 Deadline refusal_time(Deadline deadline, Deadline now = std::chrono::steady_clock::now());
-/// The time until which rank 0 stays after it has refused all ranks, so that late ranks receive the
-/// reason, too.
+/// The time until which rank 0 stays after it has refused all ranks, so that late ranks also
+/// receive the reason.
 Deadline late_joiner_deadline(Deadline deadline);
 /// "within 10.0 s (HVD_START_TIMEOUT)"
 std::string within(Deadline::duration limit);
 /// A refusal because ranks have not joined in time.
-/// @param limit how much time they had
+/// @param limit the time that the ranks had
 /// @param refused describes processes that were refused
 Refusal missing(const std::vector<int>& ranks, const std::string& place, Deadline::duration limit,
                 const std::string& refused);

@@ -17,8 +17,8 @@ namespace hvd::runtime {
 /// The values that HVD_BACKEND accepts. A job has either "mpi" or "ucx".
 std::vector<std::string_view> backend_names();
 
-/// Checks HVD_BACKEND. Call it before joining the job, because a rank that leaves right after
-/// joining would keep the others waiting.
+/// Checks HVD_BACKEND. Call it before joining the job, because a rank that left right after joining
+/// would keep the others waiting.
 /// @throws UsageError for an unknown name, and for a carrier that this job does not use
 void check_backend_name(const RuntimeOptions&, const InitMethod&);
 

@@ -25,9 +25,9 @@ namespace {
 
 using Trouble = Connection::Trouble;
 
-/// Pause before the next try if the queue of a listening socket is full.
+/// Pause before the next attempt if the queue of a listening socket is full.
 constexpr auto kPauseBetweenConnects = std::chrono::milliseconds(5);
-/// Time that an address has before the next one is tried, too.
+/// Delay between the attempts for two addresses.
 constexpr auto kHeadStart = std::chrono::milliseconds(250);
 
 [[noreturn]] void fail(int error) { throw Trouble{.reason = std::strerror(error)}; }
@@ -87,15 +87,15 @@ Resolved look_up(const std::string& host, const std::string& port) {
     std::memcpy(&same.emplace_back(), each->ai_addr, each->ai_addrlen);
   }
   ::freeaddrinfo(found);
-  // The versions of IP alternate, because often only one of them works.
+  // Alternates between the versions of IP, because often only one of them works.
   for (std::size_t i = 0; i < std::max(of_version[0].size(), of_version[1].size()); ++i)
     for (const auto& addresses : of_version)
       if (i < addresses.size()) resolved.addresses.push_back(addresses[i]);
   return resolved;
 }
 
-/// Whether the socket is connected to itself, which happens if no process listens at a port of the
-/// range from which the kernel takes the ports of clients.
+/// Whether the socket is connected to itself. This can happen if the port is in the range of
+/// ephemeral ports and no process listens there.
 bool is_connected_to_itself(int descriptor) {
   sockaddr_storage own{}, peer{};
   socklen_t own_length = sizeof own, peer_length = sizeof peer;
@@ -114,9 +114,9 @@ int state_of(int descriptor) {
 
 /// Starts to connect. Throws if that fails at once.
 ///
-/// The system gives the socket a port, which may be one that a later job serves. Without
-/// SO_REUSEADDR on this socket, too, rank 0 of that job could not bind its own socket until this
-/// connection has ended and its time in the state TIME_WAIT is over.
+/// The system assigns a local port, which may be the port that a later job serves. Without
+/// SO_REUSEADDR on this socket too, rank 0 of that job could not bind its socket until this
+/// connection has ended and has left the state TIME_WAIT.
 Connection begin_to_connect(const sockaddr_storage& address) {
   const int descriptor = make_socket(address.ss_family);
   Connection connection(descriptor);

@@ -24,14 +24,14 @@ struct Resolved {
 /// cannot be cancelled. "localhost" is 127.0.0.1 and ::1 without a look-up.
 std::future<Resolved> resolve(const std::string& host, std::uint16_t port);
 
-/// A connected stream socket whose calls wait until a deadline at most. It is closed on exec. Not
+/// A connected stream socket whose calls wait at most until a deadline. Closed on exec. Not
 /// thread-safe.
 ///
-/// It uses system calls and no Asio: an epoll descriptor would be shared with the children that a
-/// program makes by fork(), and one that closes its copy would end the notifications of its parent.
+/// Uses system calls instead of Asio: a child made by fork() would share Asio's epoll descriptor,
+/// and if it closed its copies of sockets it would end the notifications of its parent.
 class Connection {
  public:
-  /// The reason why a call has failed, as in "Connection refused". It is no hvd::Error.
+  /// The reason why a call has failed, such as "Connection refused". Not an hvd::Error.
   struct Trouble {
     std::string reason = {};
     bool unresolved = false;  ///< the host name does not resolve

@@ -21,14 +21,14 @@
 #include "hvd/error.h"
 
 // Note [Files of a store]
-// A value appears under its name by rename() or link(), so it is complete when it is visible. A
-// number is changed in place under the file's own lock. Other processes may remove files at any
-// time (remove_all_if()), so a writer that misses its draft or the folder makes them anew.
+// A value gets its name by rename() or link(), so it is complete when it is visible. A number is
+// changed in place under the file's lock. Other processes may remove files at any time
+// (remove_all_if()), so a writer creates its draft or the folder again if it is missing.
 //
-// remove_all_if() lists the folder first, and then removes the file of its key, which it identifies
-// by its value, under a name of its own. If that file had the value all the time, no later run has
-// begun here, and the listed files are those of this run and of earlier ones. If it had another
-// value, it is put back.
+// remove_all_if() first lists the folder, then renames the file of its key to a private name and
+// checks its value. If the value is unchanged, no later run has begun here, and the listed files
+// belong to this run and earlier ones, so they are removed. If it has another value, the file is
+// put back.
 
 namespace hvd::rendezvous {
 namespace {
@@ -43,7 +43,7 @@ constexpr int kSafely = O_NONBLOCK | O_NOFOLLOW | O_CLOEXEC;
                    "; init_method needs a file in a folder that every rank can write to"));
 }
 
-/// A descriptor that is closed at the end.
+/// Owns a descriptor.
 class File {
  public:
   explicit File(int descriptor) : descriptor_(descriptor) {}

@@ -26,7 +26,7 @@
 namespace hvd::runtime {
 namespace {
 
-/// How long the end of the process waits for a device that does not return from freeing memory.
+/// How long the exit of the process waits for a device that hangs while it frees memory.
 constexpr std::chrono::seconds kHelperPatience{10};
 
 std::shared_ptr<device::Api>& simulated_api() {
@@ -148,8 +148,8 @@ std::shared_ptr<Backend> make_nccl_backend(
     return nullptr;
   }
 #if HVD_HAVE_NCCL
-  // The id of a communicator, and later the splits of an alltoall, travel over a channel of the
-  // host backend that is best for an alltoall.
+  // The id of a communicator, and later the splits of an alltoall, are exchanged over a channel of
+  // the host backend that is best for an alltoall.
   const nccl::OpenHostChannel open_host = [host_backends, topology](const ChannelSpec& spec,
                                                                     Peers& peers) {
     Collective exchange;

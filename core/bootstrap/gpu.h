@@ -15,7 +15,7 @@ class Library;
 
 namespace hvd::runtime {
 
-/// This rank's GPU, and the NCCL that it uses if all ranks can.
+/// This rank's GPU, and the NCCL library that it uses if all ranks can.
 struct Gpu {
   std::shared_ptr<device::Context> device = {};  ///< null: this rank has no GPU
   std::shared_ptr<nccl::Library> nccl = {};      ///< null: NCCL cannot be used

@@ -15,7 +15,7 @@ const char* environment(const char* name) {
   return value != nullptr && *value != '\0' ? value : nullptr;
 }
 
-/// A rank or a number of ranks, and its text for errors.
+/// A rank or a number of ranks, with its text for errors.
 struct Number {
   int value = 0;
   std::string text = {};  ///< "RANK=1"
@@ -36,7 +36,7 @@ std::optional<Number> first_number(std::initializer_list<const char*> names) {
   return std::nullopt;
 }
 
-/// The rank and the size that one source gives this process.
+/// The rank and the size that one source assigns to this process.
 struct Claim {
   std::optional<Number> rank = {};
   std::optional<Number> size = {};
@@ -151,7 +151,7 @@ InitMethod master(const std::string& source, const Claim& claim) {
   return with_numbers(method, claim.rank, claim.size);
 }
 
-/// Refuses mpi:// if hvdrun has started several ranks without MPI: each would be a job of its own.
+/// Refuses mpi:// if hvdrun has started several ranks without MPI: each would form a separate job.
 void refuse_mpi_without_launcher(const std::string& source) {
   const Claim mpi = of_mpi_launcher();
   const std::optional<Number> several = of_hvdrun().size;
@@ -186,7 +186,7 @@ InitMethod explicit_method(const RuntimeOptions& options) {
   return with_numbers({.place = place, .source = source}, claim.rank, claim.size);
 }
 
-/// Refuses several ranks without a way to find each other: each would be a job of its own.
+/// Refuses several ranks without a way to find each other: each would form a separate job.
 void refuse_ranks_without_method(const RuntimeOptions& options) {
   std::optional<Number> several = of_program(options).size;
   for (const char* const name : {"WORLD_SIZE", "HVD_SIZE", "SLURM_STEP_NUM_TASKS"})
@@ -233,12 +233,13 @@ InitMethod choose_init_method(const RuntimeOptions& options, bool mpi_active) {
   return one_rank();
 }
 
-// torchrun's restart count is no part of the name, because the agents of a job count differently.
+// torchrun's restart count is not part of the name, because the agents of a job may have different
+// counts.
 std::string job_name() {
   if (const char* const name = environment("HVD_JOB_NAME")) return name;
   if (const char* const run = environment("TORCHELASTIC_RUN_ID")) return text("torchrun.", run);
   if (const char* const job = environment("SLURM_JOB_ID")) {
-    // A script may start each rank as a step of its own, with one task.
+    // A script may start each rank as a separate step with one task.
     const auto tasks = number("SLURM_STEP_NUM_TASKS");
     const char* const step = environment("SLURM_STEP_ID");
     const bool has_ranks = tasks && tasks->value > 1 && step != nullptr;
@@ -287,7 +288,7 @@ std::optional<std::string> contradiction_to_mpi(const RuntimeOptions& options, i
                                                 const std::string& library) {
   const Claim mpi = claim_of(rank, size);
   const Claim launcher = of_mpi_launcher();
-  // An MPI cannot reach the launcher of another MPI, and begins a job of one rank.
+  // An MPI library cannot reach the launcher of another MPI, and then begins a job of one rank.
   if (size == 1 && launcher.size && launcher.size->value > 1)
     return other_launcher_error(launcher.size->text, library + ", which found one rank");
   if (auto difference = contradiction(mpi, kMpi, of_program(options), kProgram)) return difference;

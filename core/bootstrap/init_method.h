@@ -25,7 +25,7 @@ struct InitMethod {
   std::string source = {};           ///< where it was set, for error texts: "HVD_INIT_METHOD"
   int rank = 0;                      ///< unused with MPI, which assigns the rank
   int size = 1;
-  /// The port belongs to torchrun's agent, and the ranks join in its store.
+  /// The port belongs to torchrun's agent, and the ranks find each other in its store.
   bool agent_store = false;
   std::string host = {};  ///< of the agent
   std::uint16_t port = 0;
@@ -48,18 +48,18 @@ InitMethod method_of_store(const RuntimeOptions&, const std::string& store, int 
 
 /// Compares the rank and the size that MPI has assigned with those of the launcher, the program and
 /// the environment. Returns the text of an error, or empty if they agree.
-/// @param library the MPI that has assigned them, such as "Open MPI v4.1.4"
+/// @param library the MPI library that has assigned them, such as "Open MPI v4.1.4"
 std::optional<std::string> contradiction_to_mpi(const RuntimeOptions&, int rank, int size,
                                                 const std::string& library);
 
-/// Returns the text of a warning if the program has started MPI without a launcher of MPI, so that
-/// its MPI_COMM_WORLD has one rank although the job has more; else empty.
+/// Returns the text of a warning if the program has started MPI without an MPI launcher, so that
+/// its MPI_COMM_WORLD has one rank although the job has more; otherwise empty.
 /// @param mpi_active the program has started MPI
 std::optional<std::string> warning_of_lone_mpi(const InitMethod&, bool mpi_active);
 
-/// Returns the text of an error if Open MPI's launcher has started this process and the MPI in it
-/// is MPICH or Intel MPI, which would end the process in MPI_Init; else empty.
-/// @param library the MPI in this process, such as "MPICH Version: 5.0.2"
+/// Returns the text of an error if Open MPI's launcher has started this process but its MPI library
+/// is MPICH or Intel MPI, which would end the process in MPI_Init; otherwise empty.
+/// @param library the MPI library in this process, such as "MPICH Version: 5.0.2"
 std::optional<std::string> contradiction_to_launcher(const std::string& library);
 
 }  // namespace hvd::runtime

@@ -45,7 +45,8 @@ AgentStore& agent_store() {
   return store;
 }
 
-/// Opens the store of torchrun's agent. The agent has the port, so rank 0 cannot serve it.
+/// Opens the store of torchrun's agent. The agent uses the port, so rank 0 cannot serve a store
+/// there.
 std::unique_ptr<rendezvous::Store> open_agent_store(const RuntimeOptions& options,
                                                     const InitMethod& method, Deadline deadline) {
   OpenAgentStore open;
@@ -93,8 +94,8 @@ std::shared_ptr<MpiJob> join_over_mpi(const RuntimeOptions& options, const InitM
 }
 
 /// Finds this rank's GPU, and compares it and the settings with those of the other ranks. If a rank
-/// cannot begin, all throw its reason and leave the job in order, so that no rank waits for another
-/// one or reports it as lost.
+/// cannot begin, all ranks throw its reason and leave the job in order, so that no rank waits for
+/// another or reports it as lost.
 Agreement agree_or_leave(JobConnection& job, MpiJob& world, const RuntimeOptions& options,
                          Gpu& gpu) {
   const Topology& topology = job.control->topology();
@@ -129,8 +130,8 @@ rendezvous::RankInfo rank_info(int rank, int size) {
           .size = size};
 }
 
-/// The program or hvdrun has named the ranks, which may be those of several runs of a launcher. So
-/// a run is no part of the name of their job.
+/// The program or hvdrun has selected the ranks, which may come from several runs of a launcher, so
+/// the job's name does not contain a run.
 rendezvous::RankInfo generation_rank_info(int rank, int size) {
   rendezvous::RankInfo info = rank_info(rank, size);
   info.job = env_string("JOB_NAME").value_or("hvd");
@@ -139,7 +140,7 @@ rendezvous::RankInfo generation_rank_info(int rank, int size) {
 
 using OpenStore = std::function<std::unique_ptr<rendezvous::Store>()>;
 
-/// Joins the ranks in the store that `open` opens.
+/// Joins the other ranks in the store that `open` opens.
 /// @param joined called when all ranks have joined; may be empty
 JoinRanks joining_in(OpenStore open, const rendezvous::RankInfo& own, const RuntimeOptions& options,
                      Deadline deadline, std::function<void()> joined = {}) {
@@ -149,7 +150,7 @@ JoinRanks joining_in(OpenStore open, const rendezvous::RankInfo& own, const Runt
   };
 }
 
-/// Opens the store in which the ranks find each other, and joins them there.
+/// Opens the store in which the ranks find each other, and joins the ranks there.
 JoinRanks joining(const RuntimeOptions& options, const InitMethod& method,
                   std::optional<ProgramStore> store, Deadline deadline) {
   const rendezvous::RankInfo own = rank_info(method.rank, method.size);

@@ -20,8 +20,8 @@
 
 namespace hvd::runtime {
 
-/// Everything that a process needs to take part in its job. The members that are listed last are
-/// destroyed first.
+/// Everything that a process needs to take part in its job. The members are destroyed in reverse
+/// order.
 struct JobConnection {
   std::string controller = "local";      ///< carries the messages: "mpi", "ucx", "local"
   std::string init_method = "local://";  ///< how the ranks have found each other
@@ -49,17 +49,17 @@ struct ProgramStore {
 JobConnection join_job(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena,
                        std::optional<ProgramStore> store = {});
 
-/// Where the ranks of a generation find each other: a store that the process which is rank 0 has
-/// served since before the generation began.
+/// The place where the ranks of a generation find each other: a store that the process of rank 0
+/// has served since before the generation began.
 struct GenerationPlace {
   std::vector<std::string> hosts = {};  ///< addresses of rank 0's host, to be tried in turn
   std::uint16_t port = 0;
   int rank = 0;
   int size = 1;
   std::shared_ptr<rendezvous::Interruption> interruption = {};  ///< ends the call
-  std::string source = "hvdrun";  ///< the authority on the members, for error texts
-  std::string instance = {};      ///< ranks with different ones do not find each other
-  /// Called when all ranks have joined, before anything of the job is made. May be empty.
+  std::string source = "hvdrun";  ///< selects the members; for error texts
+  std::string instance = {};      ///< ranks with different instances do not find each other
+  /// Called when all ranks have joined, before any part of the job is made. May be empty.
   std::function<void()> arrived = {};
   std::chrono::seconds grace{0};  ///< time beyond the start's limit, once all ranks have joined
 };
@@ -72,16 +72,16 @@ rendezvous::StoreServer::Options generation_server(const std::string& place, int
 JobConnection join_generation(const RuntimeOptions&, std::shared_ptr<const SharedArena> arena,
                               const GenerationPlace&);
 
-/// Makes in advance what the next join_generation() of this process takes. Thread-safe, also while
-/// the process is in a job. @throws hvd::Error when the system refuses it
+/// Prepares objects that the next join_generation() of this process will use. Thread-safe, also
+/// while the process is in a job. @throws hvd::Error when the system refuses it
 void prepare_generation();
 
 /// See hvd::use_agent_store(). Call it before join_job().
 void open_agent_store_by(OpenAgentStore);
 
 /// The ranks with which this rank will certainly exchange data: those with its local rank on the
-/// previous and the next host (decision 13). At most two. The relation is symmetric. A rank
-/// connects to any other rank when it first sends to it.
+/// previous and the next host (decision 13). At most two. The relation is symmetric. Connections to
+/// other ranks are made when a rank first sends to them.
 std::vector<int> data_neighbours(const Topology&);
 
 }  // namespace hvd::runtime

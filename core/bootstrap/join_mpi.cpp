@@ -18,13 +18,13 @@
 
 // Note [A rank that cannot begin]
 // All ranks call the same collectives of MPI in the same order. A rank that fails alone would leave
-// the others waiting in the next one. So every exchange of the start, and its end, begins with a
-// vote: each rank contributes one byte, which is 1 on a rank that has failed. A rank that fails
-// votes at once. Its vote matches the next vote of each other rank, whichever exchange that vote
-// belongs to, because a rank calls no other collective before its next vote. After a vote with a
-// failure all ranks gather the reasons, throw, and vote no more. So no rank takes part in more
-// collectives than the others, and all can leave in order: MPI is finalised, and may be used again.
-// A rank whose own exchange has failed, because another one was lost, does not vote.
+// the others waiting in the next one. Therefore every exchange of the start, and the end of the
+// start, begin with a vote: each rank contributes one byte, which is 1 on a rank that has failed. A
+// rank that fails votes at once. Its vote matches the next vote of every other rank, in any
+// exchange, because a rank calls no other collective before its next vote. After a vote with a
+// failure all ranks gather the reasons, throw, and do not vote again. This way all ranks take part
+// in the same number of collectives and can leave in order: MPI is finalised, and may be used
+// again. A rank whose exchange has failed because another rank was lost does not vote.
 
 namespace hvd::runtime {
 namespace {
@@ -77,7 +77,7 @@ std::size_t JobOverMpi::gather_votes(bool failed) {
   return static_cast<std::size_t>(std::find(votes.begin(), votes.end(), 1) - votes.begin());
 }
 
-/// Follows a vote with a failure. @return the reasons of all ranks
+/// Gathers the reasons after a vote with a failure. @return the reasons of all ranks
 std::vector<Reason> JobOverMpi::leave(std::string_view own_reason) {
   Reason own;
   own_reason.copy(own.text, sizeof own.text - 1);

@@ -36,7 +36,8 @@ constexpr auto kTimeToInform = std::chrono::milliseconds(500);
 /// begun.
 constexpr auto kTimeToLeave = std::chrono::seconds(10);
 
-/// Differs between the jobs of one process. All ranks use the number that rank 0 has drawn.
+/// Returns a number that differs between the jobs of one process. All ranks use the number that
+/// rank 0 has drawn.
 std::uint32_t draw_generation() {
   return std::random_device()() & ((std::uint32_t{1} << message::kGenerationBits) - 1);
 }
@@ -129,7 +130,8 @@ class JobOverUcx final : public World {
   std::shared_ptr<host::Node> node_;
 };
 
-/// Makes the workers and joins the other ranks, also without workers, so that they get the reason.
+/// Makes the workers and joins the other ranks. Joins even if making the workers has failed, so
+/// that the other ranks receive the reason.
 ucx::Workers JobOverUcx::introduce(const JoinRanks& join, Introduction own) {
   std::optional<ucx::Workers> workers;
   std::exception_ptr failure;

@@ -38,10 +38,10 @@ inline constexpr std::int64_t kMostMilliseconds = std::int64_t{1} << 40;
 /// @throws UsageError for a rank that is not below the size, and above the limits
 void check(const RankInfo&);
 
-/// A name of a job for keys and files, which are short: a long one is replaced by its hash.
+/// The name of a job for keys and files, which must be short: a long name is replaced by its hash.
 std::string short_name(const std::string& job);
 
-/// The beginning of a text of a process that may not be trusted, for an error text.
+/// The beginning of a text from an untrusted process, made printable for an error text.
 std::string printable(std::string_view text);
 
 /// A process of a rank, as other hosts see it.
@@ -49,7 +49,7 @@ struct ProcessInfo {
   std::string host = {};
   std::string boot = {};  ///< boot id of its host; empty: unknown
   std::int64_t pid = 0;
-  std::uint64_t start_time = 0;  ///< tells processes with one pid apart; 0: unknown
+  std::uint64_t start_time = 0;  ///< distinguishes processes with the same pid; 0: unknown
   std::uint64_t pid_namespace = 0;
 };
 ProcessInfo this_process();
@@ -74,16 +74,16 @@ struct Refusal {
 
   static Refusal usage(std::string text) { return {Kind::kUsage, -1, std::move(text)}; }
   static Refusal lost(int rank, std::string text) { return {Kind::kLost, rank, std::move(text)}; }
-  /// The reason for the other ranks when this one fails: the rank that it has lost, or else an
-  /// Error, because only this rank can mend its own mistakes.
+  /// The reason that the other ranks receive when this rank fails: the loss of a rank, or otherwise
+  /// an Error, because a UsageError concerns this rank only.
   static Refusal of(const std::exception&);
 
   [[noreturn]] void raise() const;
 };
 Bytes encode(const Refusal&);
 std::optional<Refusal> decode_refusal(std::span<const std::byte>);
-/// The same for the value of R/failed, which any process may have stored: other bytes become the
-/// text of an Error.
+/// Decodes the value of R/failed, which any process may have stored: invalid bytes become the text
+/// of an Error.
 Refusal decode_failure(std::span<const std::byte>);
 
 inline std::span<const std::byte> bytes_of(const std::string& text) {
@@ -98,12 +98,13 @@ Bytes join_fields(std::span<const std::string>);
 inline Bytes join_fields(std::initializer_list<std::string> fields) {
   return join_fields(std::span(fields.begin(), fields.size()));
 }
-/// Takes the first field off the bytes. Empty if they do not begin with a whole field.
+/// Removes the first field from the bytes and returns it. Empty if they do not begin with a whole
+/// field.
 std::optional<std::span<const std::byte>> take_field(std::span<const std::byte>& bytes);
 /// Empty if the bytes are not exactly `count` fields.
 std::optional<std::vector<std::string>> split_fields(std::span<const std::byte>, std::size_t count);
 
-/// Proves that the sender knows the token, and does not reveal it: HMAC-SHA-256 of the fields.
+/// Proves that the sender has the token without revealing it: an HMAC-SHA-256 of the fields.
 /// @param fields the first is a label, so that a proof for one purpose does not serve another
 std::string proof(const std::string& token, std::initializer_list<std::string> fields);
 /// 128 random bits as 32 hexadecimal digits.

@@ -28,8 +28,8 @@ std::optional<pid_t> parent_of(pid_t process) {
   std::ifstream file(text("/proc/", process, "/stat"));
   std::string line;
   std::getline(file, line);
-  // The program's name, in parentheses, may have any characters. Then come the state and the
-  // parent.
+  // The program's name, in parentheses, may contain any characters. The state and the parent
+  // follow.
   const std::size_t end = line.rfind(')');
   if (end == std::string::npos || end + 4 > line.size()) return std::nullopt;
   const std::string_view rest = std::string_view(line).substr(end + 4);

@@ -14,19 +14,19 @@
 
 // Note [MPI is loaded]
 // hvd itself does not need libmpi, so that one build runs with and without MPI. The code that calls
-// MPI is in modules beside the library that holds this file: libhvd_mpi.so for the MPI that hvd was
-// built with, and libhvd_mpi_abi.so for any MPI that has the ABI of MPI 5 (libmpi_abi.so.1). Both
-// are compiled from the same sources. One of them is loaded when the first job needs it, or when
-// the program has MPI already:
+// MPI is in modules beside the library that contains this file: libhvd_mpi.so for the MPI that hvd
+// was built with, and libhvd_mpi_abi.so for any MPI that has the ABI of MPI 5 (libmpi_abi.so.1).
+// Both are compiled from the same sources. One of them is loaded when the first job needs it, or
+// when the program has MPI already:
 //
-// - If the process has an MPI library, the module for that library. There must be only one: two MPI
-//   libraries in a process replace each other's functions, and have different handles.
+// - If the process has an MPI library, the module for that library. There must be only one MPI
+// library: two of them in a process replace each other's functions and have different handles.
 // - Else, if HVD_MPI_LIBRARY is set, the ABI module with that library.
 // - Else, if Hydra has started the process, the ABI module with the libmpi_abi.so.1 beside Hydra,
 //   which belongs to the same MPI and need not be in a search path.
 // - Else libhvd_mpi.so, and if it cannot be loaded, the ABI module.
 //
-// Programs that link a module's objects, as tests do, need not load one.
+// Programs that link the objects of a module, such as tests, do not load one.
 
 namespace hvd::runtime {
 namespace {
@@ -74,7 +74,7 @@ std::string loader_error() {
   return why != nullptr ? why : "dlopen failed";
 }
 
-/// For a process that has one MPI library.
+/// The modules for a process that has one MPI library.
 std::vector<ModuleChoice> module_for(const std::string& loaded, const std::string& native,
                                      std::string& reason) {
   if (is_loaded(kAbiLibrary)) return {{kAbiModule, loaded}};
@@ -172,7 +172,7 @@ MpiModule* mpi_module(std::string* reason) {
 }
 
 MpiModule* mpi_module_in_use() {
-  // A program that is linked with MPI statically has only its symbols.
+  // A program that is statically linked with MPI has no MPI library, only its symbols.
   const bool program_has_mpi =
       dlsym(RTLD_DEFAULT, "MPI_Initialized") != nullptr || !loaded_mpi_libraries().empty();
   ModuleState& state = module_state();

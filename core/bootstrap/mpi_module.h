@@ -12,12 +12,13 @@ namespace hvd::runtime {
 /// A job over MPI.
 class MpiJob : public World {
  public:
-  /// Every rank contributes `bytes` bytes, and receives those of all in rank order. Collective. Not
-  /// allowed after begun(). @throws PeerLostError when a rank does not contribute in time
+  /// Every rank contributes `bytes` bytes and receives the bytes of all ranks, in rank order.
+  /// Collective. Not allowed after begun(). @throws PeerLostError when a rank does not contribute
+  /// in time
   virtual void allgather(const void* mine, void* all, std::size_t bytes) = 0;
 };
 
-/// The interface to hvd's part for MPI, which is in a library of its own: Note [MPI is loaded].
+/// The interface to hvd's code for MPI, which is in a separate library: Note [MPI is loaded].
 ///
 /// Thread-safe, except join().
 class MpiModule {

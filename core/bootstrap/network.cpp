@@ -17,8 +17,8 @@ constexpr std::string_view kHvdrun = "hvdrun://";
 /// The interface is only a preference, so a slow name service must not delay the start for long.
 constexpr auto kPatience = std::chrono::seconds(2);
 
-/// A host that ranks of other hosts reach, or that is another one. Without brackets; empty if the
-/// place names none.
+/// The host that the place names: one that ranks of other hosts can reach, or another host of the
+/// job. Without brackets; empty if the place names no host.
 std::string host_in(std::string_view place) {
   if (place.starts_with(kHvdrun)) {
     // hvdrun's own host reaches rank 0 by loopback, so the agent names another host.

@@ -42,7 +42,8 @@ class ProgramStore final : public Store {
                 })
         .sum;
   }
-  /// A store cannot set a key only if it is new, so the first to count decides.
+  /// A program's store has no "set if absent", so the first caller of add() on a counter sets the
+  /// key.
   bool create(const std::string& key, std::span<const std::byte> value,
               Deadline deadline) override {
     if (add(key + "/claims", 1, deadline) != 1) return false;
@@ -52,7 +53,7 @@ class ProgramStore final : public Store {
   std::optional<Found> wait(std::span<const std::string> keys, Deadline deadline) override {
     return poll(keys, deadline, std::max(deadline, patience_));
   }
-  /// A store can neither list nor remove keys, so an empty value replaces this one.
+  /// A program's store can neither list nor remove keys, so the value is replaced by an empty one.
   void remove_all_if(const std::string& key, std::span<const std::byte> value,
                      Deadline deadline) override {
     const auto found = get(key, deadline);
@@ -65,7 +66,8 @@ class ProgramStore final : public Store {
     std::optional<Bytes> value = {};
     std::int64_t sum = 0;
   };
-  /// Runs a function on a thread of its own, which is left behind if it does not return in time.
+  /// Runs a function on a separate thread, which is left behind if the function does not return in
+  /// time.
   /// @param function owns everything that it uses
   Result call(const char* overdue, Deadline deadline, std::function<void(Result&)> function) {
     const auto begin = std::chrono::steady_clock::now();
@@ -105,7 +107,7 @@ class ProgramStore final : public Store {
   std::string place_;
   const Deadline patience_;
   bool opened_ = false;
-  bool stuck_ = false;  ///< a call has not returned; no other one may begin
+  bool stuck_ = false;  ///< a call has not returned, so no other call may begin
 };
 
 }  // namespace

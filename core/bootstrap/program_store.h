@@ -9,13 +9,13 @@
 
 namespace hvd::rendezvous {
 
-/// A store of the program, or of torchrun's agent. Each call of its functions runs on a thread of
-/// its own, because they may block for longer than any deadline. If one does not return in time,
-/// that thread and the store live on until it does, and every later call fails at once. The
+/// A store of the program, or of torchrun's agent. Each call of its functions runs on a separate
+/// thread, because they may block for longer than any deadline. If a call does not return in time,
+/// its thread and the store live on until it returns, and every later call fails at once. The
 /// exceptions of the functions become hvd::Error.
-/// @param open returns the functions; runs on the thread, too
+/// @param open returns the functions; also runs on a separate thread
 /// @param name for error texts until `open` has returned
-/// @param deadline of `open`, and for as long as a wait lasts, of each call that the wait makes
+/// @param deadline of `open`; the calls that a wait makes may also take until then
 /// @throws hvd::Error when `open` throws or does not return in time
 std::unique_ptr<Store> open_program_store(std::function<KeyValueStore()> open,
                                           const std::string& name, Deadline deadline);

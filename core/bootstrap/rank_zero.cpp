@@ -19,14 +19,14 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Keys of one kind for which rank 0 waits at the same time.
+/// Limit of the keys of one kind for which rank 0 waits at the same time.
 constexpr std::size_t kMostKeys = 16;
-/// A refused process has this long to read its answer before the values are removed.
+/// Time for a refused process to read its answer before the values are removed.
 constexpr auto kTimeToReadRefusal = std::chrono::seconds(1);
-/// Arrivals that were counted but not stored yet, and that rank 0 keeps in mind.
+/// Limit of the arrivals that were counted but not stored yet and that rank 0 remembers.
 constexpr std::size_t kMostOpenArrivals = 4096;
 
-/// Rank 0, which begins the run, decides who takes part, and collects the parts.
+/// Rank 0: begins the run, decides which processes take part, and collects the parts.
 class RankZero final : public Rendezvous {
  public:
   RankZero(std::unique_ptr<Store>, const RankInfo&, std::span<const std::byte> payload, Deadline,
@@ -61,7 +61,7 @@ class RankZero final : public Rendezvous {
   std::set<int> uninformed_;  ///< while the run fails: ranks that have not arrived
   struct Leaver {
     int rank = -1;        ///< -1: a process that was refused
-    Deadline until = {};  ///< rank 0 does not wait for it longer
+    Deadline until = {};  ///< rank 0 waits for the process until then
   };
   std::map<std::int64_t, Leaver> leavers_;  ///< by arrival: processes that have not left
   std::vector<std::string> collected_;
@@ -81,7 +81,8 @@ RankZero::RankZero(std::unique_ptr<Store> store, const RankInfo& own,
 std::optional<Store::Found> RankZero::serve(std::vector<std::string> keys, Deadline until) {
   const std::size_t own_keys = keys.size();
   std::vector<std::int64_t> numbers;
-  // Some may never be stored, so each wait without a result is for the next ones.
+  // Some arrivals may never be stored, so after a wait without a result the next wait is for later
+  // ones.
   auto open = open_.lower_bound(next_open_);
   while (numbers.size() < std::min(kMostKeys, open_.size())) {
     if (open == open_.end()) open = open_.begin();
@@ -100,8 +101,8 @@ std::optional<Store::Found> RankZero::serve(std::vector<std::string> keys, Deadl
   return found;
 }
 
-/// Finds numbers that a rank has counted. Its arrival may never be stored, so later ones must not
-/// wait for it.
+/// Finds arrivals that were counted but not stored. They may never be stored, so later arrivals
+/// must not wait for them.
 void RankZero::find_open_arrivals() {
   const std::int64_t count = store_->add(key("arrivals"), 0, patience());
   while (counted_ < count && open_.size() < kMostOpenArrivals) open_.insert(++counted_);
@@ -158,8 +159,8 @@ void RankZero::contribute(const std::string& what, std::span<const std::byte> mi
 
 bool RankZero::collect(Deadline until) {
   if (!awaited_.empty()) {
-    // If a rank has ended after its last part, the ranks that wait for the parts of all fail. The
-    // failure comes first, so that rank 0 does so, too, instead of beginning the job alone.
+    // If a rank has ended after its last part, the ranks that wait for the parts of all ranks fail.
+    // The failure is the first key, so that rank 0 fails too instead of beginning the job alone.
     std::vector<std::string> keys = {key("failed")};
     for (const int rank : awaited_)
       if (keys.size() <= kMostKeys) keys.push_back(key("part.", exchange_, ".", rank));
@@ -206,7 +207,7 @@ bool RankZero::replaced() {
   return now && !now->empty() && *now != notice_;
 }
 
-/// Looks now and then whether the run can still begin.
+/// Checks from time to time whether the run can still begin.
 void RankZero::look() {
   if (Clock::now() < next_look_) return;
   next_look_ = Clock::now() + kTimeBetweenLooks;
@@ -224,7 +225,7 @@ std::optional<Refusal> RankZero::find_obstacle() {
                                "name (HVD_JOB_NAME) of its own"));
   }
   const Arrival* const lost = arrivals_.find_ended([this](int rank) {
-    // It may have contributed before its end.
+    // The rank may have contributed before its end.
     return exchange_ == 1 || (awaited_.contains(rank) &&
                               !store_->get(key("part.", exchange_, ".", rank), patience()));
   });
@@ -244,7 +245,7 @@ void RankZero::fail_all(const Refusal& reason) {
     store_->create(key("failed"), encode(reason), patience());
     wait_until_left(late_joiner_deadline(deadline_));
   } catch (const std::exception&) {
-    // hvdrun may report the end of a missing rank meanwhile. The reason is known already.
+    // hvdrun may report the end of a missing rank meanwhile, but the reason is already known.
   }
   reason.raise();
 }
@@ -254,8 +255,8 @@ void RankZero::forget_leaver(int rank) {
   std::erase_if(leavers_, [rank](const auto& leaver) { return leaver.second.rank == rank; });
 }
 
-/// Waits until all processes have left or ended, and cleans up if that was in time. Ranks that have
-/// not arrived by then find nothing, and wait for another run.
+/// Waits until all processes have left or ended, and removes the values if that happens in time.
+/// Ranks that arrive later find no values and wait for another run.
 void RankZero::wait_until_left(Deadline deadline) {
   deadline_ = deadline;
   while (!leavers_.empty() || !uninformed_.empty()) {

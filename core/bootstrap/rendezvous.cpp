@@ -31,27 +31,30 @@
 // so it makes O(N) requests, and each other rank a constant number.
 //
 // Note [Interleavings]
-// Rank 0 may be killed before or after each of its writes, and other ranks may be left behind, also
-// of an earlier run.
+// Rank 0 may be killed before or after each of its writes, and ranks of this or an earlier run may
+// be left behind.
 // - A rank without an answer follows a newer `run`, because the run that it has found may have
 //   ended long ago. A rank with an answer never does: if it sees another `run`, or the end of
 //   rank 0's process or connection, it ends with PeerLostError.
-// - Rank 0 ends between an arrival and its answer. The rank has seen rank 0's process alive when it
-//   arrived, so it ends, too, unless the run had already begun or failed (R/all.1, R/failed): then
-//   the arrival was meant for the next run. On another host the rank cannot tell, and follows.
+// - Rank 0 ends between an arrival and its answer. The rank has found rank 0's process alive when
+// it arrived, so it ends too, unless the run had already begun or failed (R/all.1, R/failed): then
+// the arrival was meant for the next run. On another host the rank cannot check this, and follows
+// the next run.
 // - A notice whose process is dead at first sight is ignored.
-// - Rank 0 ends after R/all.E: the others have all parts, and learn of its end in the next exchange
-//   or, after the last one, from the job's own connections.
-// - A process ends between its arrival and the answer, where its connection is watched. Its will
-//   names it in R/failed once R/accepted.K is there, so a process that is refused ends alone.
-// - A rank ends between counting and storing its arrival. Rank 0 keeps K in mind, goes on to K + 1,
-//   and does not wait for K.
+// - Rank 0 ends after R/all.E: the others have all parts, and detect its end in the next exchange
+// or, after the last one, through the job's own connections.
+// - A process ends between its arrival and the answer, and its connection is watched. Its will
+// names it in R/failed once R/accepted.K is stored, so the end of a process that is refused does
+// not affect the run.
+// - A rank ends between counting and storing its arrival. Rank 0 remembers K, continues with K + 1,
+// and does not wait for K.
 // - A rank stores its part and ends. The exchange completes without it, and the next one fails.
-// - A value and R/failed are stored at nearly the same time. R/failed counts for rank 0 while it
-//   collects, and the value for the others. If R/failed is stored between the last part's look-up
+// - A value and R/failed are stored at nearly the same time. Rank 0 follows R/failed while it
+// collects, and the other ranks follow the value. If R/failed is stored between the last part's
+// look-up
 //   and R/all.E, rank 0 begins the job, another rank may fail, and rank 0 loses both of them.
-// - Two ranks 0: the later one replaces `run`. The earlier one finds that at its next look and
-//   ends, and its accepted ranks do so, too. Its other ranks follow the later one.
+// - Two ranks 0: the later one replaces `run`. The earlier one detects this at its next check and
+// ends, and so do its accepted ranks. Its other ranks follow the later one.
 // - A process arrives after the run has begun. In the later exchanges rank 0 refuses it, because
 //   its rank has arrived. While rank 0 leaves, the process gets no answer and follows the next run.
 //   If the run has failed, it gets the same reason as the others.
@@ -122,7 +125,7 @@ std::vector<std::string> OtherRank::awaited() const {
 void OtherRank::follow_newest_run(Deadline until) {
   std::optional<Bytes> now = store_->get(run_key(), patience());
   if (!now || now->empty()) {
-    if (number_ != 0) return;  // rank 0 may have cleaned up, or is about to begin
+    if (number_ != 0) return;  // rank 0 may have removed the values, or is about to begin
     const std::string keys[] = {run_key()};
     if (auto found = store_->wait(keys, until)) now = std::move(found->value);
   }
@@ -195,7 +198,7 @@ void OtherRank::take_answer(const Store::Found& found) {
 void OtherRank::take_parts(Bytes bytes) {
   const std::size_t begin = exchange_ == 1 ? kProofBytes : 0;
   bool proven = bytes.size() >= begin;
-  // Without a token the proof would prove nothing.
+  // Without a token there is no secret to prove.
   if (proven && exchange_ == 1 && !own_.token.empty()) {
     const auto whole = std::span(std::as_const(bytes));
     proven = same_secret(text_of(whole.first(begin)),
@@ -211,7 +214,7 @@ void OtherRank::take_parts(Bytes bytes) {
   parts_ = std::move(*parts);
 }
 
-/// Called when an awaited value is not there. Returns true if it has been stored meanwhile and
+/// Called when an awaited value is missing. Returns true if the value has been stored meanwhile and
 /// completes the exchange.
 bool OtherRank::look_at_rank_0() {
   if (store_->notices_loss()) return false;
@@ -226,7 +229,7 @@ bool OtherRank::look_at_rank_0() {
     }
   }
   if (!rank_0_.ended()) return false;
-  // It may have stored the value before its end.
+  // Rank 0 may have stored the value before its end.
   if (auto found = store_->wait(awaited(), Clock::now())) return take(std::move(*found));
   if (accepted_ ||
       (!store_->get(key("all.1"), patience()) && !store_->get(key("failed"), patience())))
@@ -235,7 +238,7 @@ bool OtherRank::look_at_rank_0() {
   return false;
 }
 
-/// An earlier process of this rank among the last arrivals.
+/// Returns an earlier process of this rank among the last arrivals, if there is one.
 std::optional<ProcessInfo> OtherRank::find_rival() {
   constexpr std::int64_t kMost = 64;
   try {
@@ -271,7 +274,7 @@ void OtherRank::give_up() {
       0);
 }
 
-/// A server that notices losses ends the waits of ranks itself, also when it removes a run's
+/// A server that detects losses ends the waits of ranks itself, also when it removes a run's
 /// values.
 Deadline::duration OtherRank::time_between_looks() const noexcept {
   if (!store_->notices_loss()) return kTimeBetweenLooks;

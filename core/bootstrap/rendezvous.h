@@ -16,8 +16,8 @@
 #include "bootstrap/messages.h"
 #include "bootstrap/store.h"
 
-/// Lets the ranks of a job find each other without MPI. It carries no messages; the ranks use it to
-/// exchange the addresses that messages need.
+/// Lets the ranks of a job find each other without MPI. The ranks use it only to exchange the
+/// addresses that messages need.
 namespace hvd::rendezvous {
 
 /// The parts of all ranks in one exchange, in rank order.
@@ -39,8 +39,8 @@ class Parts {
 /// One rank's part in the start of a job. The ranks join a run that rank 0 has begun, exchange
 /// values, and leave. See Note [The protocol] in rendezvous.cpp.
 ///
-/// Not thread-safe. The calls keep their deadlines as those of the Store do, and throw hvd::Error
-/// when the store fails.
+/// Not thread-safe. Calls meet their deadlines as precisely as those of the Store, and throw
+/// hvd::Error when the store fails.
 class Rendezvous {
  public:
   /// Joins the other ranks. The first exchange is part of it: parts() then has all payloads.
@@ -73,8 +73,8 @@ class Rendezvous {
   /// Begins the next exchange, in which each rank contributes a part. Collective.
   /// @param what names it in error texts
   virtual void contribute(const std::string& what, std::span<const std::byte> mine, Deadline) = 0;
-  /// Continues to join or to exchange until then. Returns true once all ranks have contributed.
-  /// Throws as join() and exchange() do.
+  /// Continues to join or to exchange until the deadline. Returns true once all ranks have
+  /// contributed. Throws as join() and exchange() do.
   virtual bool step(Deadline until) = 0;
   /// The parts of the last complete exchange.
   const Parts& parts() const noexcept { return parts_; }
@@ -83,8 +83,8 @@ class Rendezvous {
   /// with the reason when a rank has failed
   const Parts& exchange(const std::string& what, std::span<const std::byte> mine, Deadline);
 
-  /// Ends all current and later exchanges of all ranks with this reason. Only the first call
-  /// counts.
+  /// Ends all current and later exchanges of all ranks with this reason. Only the first call has an
+  /// effect.
   void fail(const Refusal&) noexcept;
   /// Ends this rank's part. Rank 0 waits for the other ranks and then cleans up.
   virtual void leave(Deadline) noexcept = 0;
@@ -95,13 +95,13 @@ class Rendezvous {
  protected:
   Rendezvous(std::unique_ptr<Store>, const RankInfo&, Deadline, Deadline::duration limit);
 
-  /// Time between two looks for the end of a process or for a newer run.
+  /// Time between two checks for the end of a process or for a newer run.
   static constexpr auto kTimeBetweenLooks = std::chrono::milliseconds(100);
 
   void finish();  ///< steps until the exchange is complete
-  /// How long a step may last before the rank looks for other evidence.
+  /// How long a step may last before the rank checks for the end of a process or a newer run.
   virtual Deadline::duration time_between_looks() const noexcept;
-  /// Tells the other ranks why this one has not joined.
+  /// Reports to the other ranks why this one has not joined.
   virtual void abandon(const std::exception&) noexcept;
   /// A key of the run.
   template <class... Part>
@@ -123,7 +123,7 @@ class Rendezvous {
   int exchange_ = 1;                ///< number of the current exchange
   std::string what_ = "address";    ///< its name
   Parts parts_;
-  bool failure_known_ = false;  ///< all ranks can read why the run fails
+  bool failure_known_ = false;  ///< the reason of the failure is stored for all ranks
 };
 
 }  // namespace hvd::rendezvous

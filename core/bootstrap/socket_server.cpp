@@ -31,9 +31,9 @@ using ErrorCode = asio::error_code;
 constexpr auto kTimeToLeave = std::chrono::seconds(1);
 /// Pause of accept() after an error such as EMFILE.
 constexpr auto kPause = std::chrono::milliseconds(20);
-/// Connections that are accepted before the server handles requests again.
+/// Limit of the connections that are accepted before the server handles requests again.
 constexpr int kMostAccepts = 64;
-/// Replies that a session may leave unread.
+/// Limit of the replies that a session may leave unread.
 constexpr std::size_t kMostReplies = 4;
 
 /// Connections that are not admitted may take a quarter of the descriptors.

@@ -11,12 +11,12 @@
 
 namespace hvd::rendezvous {
 
-/// How long rank 0 waits for a port in use, and the other ranks for the end of another job's server
-/// there: an earlier run may end soon.
+/// How long rank 0 waits for a port in use, and the other ranks for another job's server at the
+/// port to end: it may belong to an earlier run that ends soon.
 inline constexpr auto kTimeToBeFree = std::chrono::seconds(3);
 
-/// Serves a StoreServer at a TCP port of all addresses of this host, in a thread of its own. Any
-/// thread may call it. In a child made by fork(), only the destructor may be called.
+/// Serves a StoreServer at a TCP port of all addresses of this host, in its own thread. Any thread
+/// may call it. In a child made by fork(), only the destructor may be called.
 ///
 /// Connections that are not admitted are limited in number and time. If no descriptor is left for a
 /// connection, the server logs it once, ends the oldest connection that is not admitted, and pauses
@@ -24,7 +24,7 @@ inline constexpr auto kTimeToBeFree = std::chrono::seconds(3);
 class SocketServer {
  public:
   /// Waits for a port that is in use: kTimeToBeFree.
-  /// @param port 0: one that is free
+  /// @param port 0: any free port
   /// @throws UsageError when it cannot listen on the port
   SocketServer(std::uint16_t port, StoreServer::Options, Deadline);
   SocketServer(const SocketServer&) = delete;

@@ -22,12 +22,12 @@
 #include "hvd/error.h"
 
 // Note [The connection to hvdrun]
-// The connection uses a stream socket in the abstract namespace, like that of notices. It needs no
-// file. Its name is in an environment variable, which survives shells and Python programs that
-// close descriptors. The kernel identifies the connected process to the agent. The connection stays
-// until shutdown(), so that hvdrun can refuse a second process of the rank. A process made by
-// fork() holds the connection too, so the agent does not rely on its end alone to detect the end of
-// this process.
+// The connection uses a stream socket in the abstract namespace, as notices do. It needs no file.
+// Its name is in an environment variable, which survives shells and Python programs that close
+// descriptors. The kernel identifies the connected process to the agent. The connection stays until
+// shutdown(), so that hvdrun can refuse a second process of the rank. A process made by fork()
+// holds the connection too, so the agent does not rely on its end alone to detect the end of this
+// process.
 
 namespace hvd::rendezvous {
 namespace {
@@ -36,14 +36,14 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 /// A reply may arrive this long after the deadline of its call, because a caller that has waited
-/// until its deadline still has to read why it has waited in vain.
+/// until its deadline still has to read the reason of the failure.
 constexpr auto kTimeToReply = std::chrono::seconds(2);
-/// The same for a wait, which often is one of many short ones. A server of thousands of ranks on a
-/// busy host may be late, and must not count as lost then.
+/// The same for a wait, which is often one of many short waits. A server of thousands of ranks on a
+/// busy host may be late, and must not count as lost for that.
 constexpr auto kTimeToReplyToWait = std::chrono::seconds(10);
 constexpr auto kFirstPause = milliseconds(20);
 constexpr auto kLongestPause = milliseconds(250);
-/// Time for one attempt to connect. A later one may get other addresses from the name service.
+/// Time for one attempt to connect. A later attempt may get other addresses from the name service.
 constexpr auto kTimeToConnect = std::chrono::seconds(5);
 
 /// Why the server at the address does not serve this rank's job.
@@ -65,7 +65,7 @@ class SocketStore : public Store {
     if (::getpid() == pid_) connection_.shut_down();
   }
 
-  /// Proves to the server that this process has the token, after the server has proved it.
+  /// Proves to the server that this process has the token, after the server has proved the same.
   /// @throws ForeignServer; Connection::Trouble; hvd::Error when this process is refused
   void begin(Connection connection, Deadline deadline);
 
@@ -116,7 +116,7 @@ class SocketStore : public Store {
     try {
       request({.verb = "close"}, deadline);
     } catch (const std::exception&) {
-      // The server has ended, or notices the end of the connection.
+      // The server has ended, or detects the end of the connection.
     }
     connection_.close();
   }
@@ -145,7 +145,7 @@ void SocketStore::throw_lost(const std::string& reason) const {
   throw PeerLostError(text("hvd::init: rank 0 no longer answers: ", reason), 0);
 }
 
-/// @param other what the other job has
+/// @param other the property in which the other job differs
 ForeignServer SocketStore::foreign(const std::string& other) const {
   if (by_hvdrun_) {
     return {text("hvd::init: a process (", process_, ") has joined at ", place_,
@@ -283,7 +283,8 @@ void TcpStore::connect(const std::string& host, Deadline deadline) {
   bool warned = false;
   std::string trouble;
   const auto remember = [&](const std::string& latest) {
-    // An attempt that the deadline cuts off has a less useful error than the one before.
+    // The error of an attempt that the deadline interrupts is less useful than that of the attempt
+    // before.
     if (trouble.empty() || steady_clock::now() < deadline) trouble = latest;
   };
   for (Deadline::duration pause = kFirstPause;;
@@ -294,7 +295,7 @@ void TcpStore::connect(const std::string& host, Deadline deadline) {
           Connection::to_host(host, port_, std::min<Deadline>(deadline, now + kTimeToConnect)),
           std::min<Deadline>(deadline, now + kTimeToConnect + kTimeToBeAdmitted));
     } catch (const ForeignServer& foreign) {
-      // It may be the server of an earlier job, which ends soon.
+      // This may be the server of an earlier job, which ends soon.
       if (!foreign_until) foreign_until = now + kTimeToBeFree;
       if (now >= *foreign_until || now + pause >= deadline) throw UsageError(foreign.reason);
     } catch (const Connection::Trouble& failure) {

@@ -11,7 +11,7 @@
 
 namespace hvd::rendezvous {
 
-// Both functions also throw UsageError when the server has another job's name or token, and the
+// The functions also throw UsageError when the server has another job's name or token, and the
 // refusal when it refuses this process. Later calls of the store throw PeerLostError(0) (rank 0) or
 // Error (hvdrun) once the connection is broken. A call may end up to 2 s after its deadline if the
 // server does not reply, a wait up to 10 s.
@@ -33,7 +33,7 @@ class Interruption {
   ~Interruption();
   void interrupt() noexcept;
   bool interrupted() const;
-  /// Makes it end this connection, too.
+  /// Makes the interruption end this connection too.
   void watch(int descriptor);
 
  private:

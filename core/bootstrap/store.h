@@ -16,7 +16,7 @@ namespace hvd::rendezvous {
 /// Limits of a key and of a value.
 inline constexpr std::size_t kMostKeyBytes = 256;
 inline constexpr std::uint32_t kMostValueBytes = 64 << 20;
-/// A last look at a key is made at the deadline, and gets this much time.
+/// Time limit of the last check of a key, which is made at the deadline.
 inline constexpr auto kLeastPatience = std::chrono::milliseconds(250);
 
 /// Values by key, in a place that all ranks of a job reach while they find each other: a folder, a
@@ -46,26 +46,26 @@ class Store {
     Bytes value = {};
   };
   /// Waits until one of the keys has a value, and returns the first of them that has one. Empty
-  /// once the deadline has passed. The default polls with growing pauses; a server answers by
-  /// itself.
+  /// once the deadline has passed. The default implementation polls with growing pauses; a server
+  /// replies when a value is stored.
   virtual std::optional<Found> wait(std::span<const std::string> keys, Deadline deadline) {
     return poll(keys, deadline, deadline);
   }
 
-  /// Removes all values of the place if `key` still has this value. A place that cannot remove them
-  /// keeps them, and they do no harm.
+  /// Removes all values of the place if `key` still has this value. A place that cannot remove
+  /// values keeps them, which is harmless.
   virtual void remove_all_if(const std::string& /*key*/, std::span<const std::byte> /*value*/,
                              Deadline) {}
-  /// Asks the place to create() this value if the process loses its connection without close(), but
-  /// not before the key `once` has a value; an empty one does not count. Replaces an earlier
-  /// request. A place without connections ignores it.
+  /// Requests that the place calls create() with this value if this process loses its connection
+  /// without close(), but not before the key `once`, if it is not empty, has a value. Replaces an
+  /// earlier request. A place without connections ignores it.
   virtual void publish_on_loss(const std::string& /*key*/, std::span<const std::byte> /*value*/,
                                const std::string& /*once*/, Deadline) {}
-  /// Whether the place notices the end of this process, so that publish_on_loss() has an effect.
+  /// Whether the place detects the end of this process, so that publish_on_loss() has an effect.
   virtual bool notices_loss() const noexcept { return false; }
-  /// For the error text about ranks that have not joined: what the place knows about them, as in
-  /// "; a process (host node7, process 17) that joined as rank 1 was refused: it has another token
-  /// (HVD_JOB_TOKEN)". Empty if it knows nothing more.
+  /// Information of the place about ranks that have not joined, for the error text: "; a process
+  /// (host node7, process 17) that joined as rank 1 was refused: it has another token
+  /// (HVD_JOB_TOKEN)". Empty without such information.
   virtual std::string remarks(std::span<const int> /*absent*/) { return {}; }
   /// Whether the object has to exist for as long as the rank is in the job, so that the place can
   /// refuse a second process of the rank.
@@ -74,8 +74,8 @@ class Store {
   virtual void close(Deadline) noexcept {}
 
  protected:
-  /// Polls the keys until the deadline. The pauses grow for as long as no value is found, over
-  /// several calls. @param patience the deadline of each get(), not earlier than the other
+  /// Polls the keys until the deadline. The pauses grow, across calls, until a value is found.
+  /// @param patience the deadline of each get(), not earlier than that of the poll
   std::optional<Found> poll(std::span<const std::string> keys, Deadline, Deadline patience);
 
  private:

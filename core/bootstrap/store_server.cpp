@@ -9,7 +9,8 @@
 namespace hvd::rendezvous {
 namespace {
 
-/// Version of the protocol, so that a process with another version of hvd gets a fitting error.
+/// Version of the protocol, so that a process with another version of hvd gets an appropriate
+/// error.
 constexpr std::string_view kFormat = "hvd store 2";
 constexpr std::size_t kHelloFields = 6;
 constexpr std::size_t kRequestFields = 5;
@@ -18,7 +19,7 @@ constexpr std::size_t kReplyFields = 3;
 constexpr std::size_t kMostKeys = 64;
 constexpr std::size_t kMostProcessBytes = 512;
 constexpr std::size_t kMostNonceBytes = 64;
-/// Refused processes that remarks() can describe.
+/// Limit of the refused processes that remarks() can describe.
 constexpr std::size_t kMostForeign = 64;
 
 /// A whole frame of a reply, whose last bytes are the value.
@@ -209,7 +210,7 @@ bool StoreServer::handle_request(int id, Session& session, std::span<const std::
   return true;
 }
 
-/// Removes all values. Their readers wait in vain, so their waits end.
+/// Removes all values, and ends the waits of their readers.
 void StoreServer::remove_all() {
   static const Frame absent = reply_frame("absent");
   values_.clear();

@@ -29,7 +29,7 @@ struct StoreHello {
   std::string nonce = {};    ///< random
 };
 Bytes encode(const StoreHello&);
-/// Empty for a rank outside 0 to size - 1, too.
+/// Also empty for a rank outside 0 to size - 1.
 std::optional<StoreHello> decode_store_hello(std::span<const std::byte>);
 
 /// A request after the admission.
@@ -64,7 +64,7 @@ inline constexpr std::uint32_t kMostHelloBytes = 8 << 10;
 inline constexpr auto kTimeToBeAdmitted = std::chrono::seconds(10);
 
 /// Proofs of the token, which both sides send instead of the token. They cover fresh random numbers
-/// of both sides, so a recorded proof is useless.
+/// from both sides, so a recorded proof is useless.
 std::string server_proof(const std::string& token, const StoreHello&, const std::string& nonce);
 std::string client_proof(const std::string& token, const StoreHello&, const std::string& nonce);
 
@@ -81,7 +81,7 @@ std::string client_proof(const std::string& token, const StoreHello&, const std:
 ///   client  proof      {proof}                or distrust {}, after which the session ends
 ///   server  admitted   {}                     or refused {Refusal}
 ///
-/// Afterwards each request has one reply. An invalid frame ends its session alone.
+/// Afterwards each request has one reply. An invalid frame ends only its session.
 class StoreServer {
  public:
   using Admit = std::function<std::optional<Refusal>(int id, const StoreHello&)>;
@@ -92,7 +92,7 @@ class StoreServer {
     /// Follows "rank 1 (...) has joined at PLACE twice, first from ...".
     std::string twice_advice = "; start each rank once";
     bool one_session_per_rank = true;  ///< false: processes of several runs may use the store
-    Admit admit = {};  ///< why a process that has the token is refused; empty: it is not
+    Admit admit = {};  ///< returns why a process that has the token is refused; empty: it is not
     std::size_t most_unadmitted = 128;  ///< sessions; the oldest is ended for a further one
   };
   using Frame = std::shared_ptr<const Bytes>;
@@ -117,7 +117,7 @@ class StoreServer {
   /// From now on, a wait for keys without values ends with this refusal. Only the first call
   /// counts.
   void fail(const Refusal&);
-  /// The same for the sessions that are admitted now.
+  /// The same, but only for the sessions that are admitted now.
   void fail_sessions(const Refusal&);
   /// Ranks with an admitted session.
   bool has_session(int rank) const { return session_of_.contains(rank); }
@@ -146,7 +146,8 @@ class StoreServer {
     std::optional<Refusal> failed = {};
     std::optional<Will> will = {};
   };
-  /// A value within the last reply that carried it, so that many sessions share one frame.
+  /// A value, stored in the frame of the last reply that contained it, so that many sessions share
+  /// one frame.
   struct Value {
     Frame frame = {};
     std::size_t index = 0;

@@ -33,7 +33,7 @@ class World {
   virtual void abandon(const std::exception& cause) noexcept = 0;
 };
 
-/// Completes a statement with what depends on this rank's place among the ranks of its host.
+/// Adds the parts of a statement that depend on this rank's position among the ranks of its host.
 /// Exceptions become a part of the statement.
 using CompleteStatement = std::function<void(RankStatement&, const Topology&)>;
 /// Joins the other ranks. The payload is this rank's part in the first exchange.

@@ -65,7 +65,7 @@ static_assert(HVD_KIND_SCATTER + 1 == kOpKindCount,
 
 namespace {
 
-// A larger count of operations is an uninitialised variable.
+// A larger count of operations must be an uninitialised variable.
 constexpr std::size_t kLargestGroup = std::size_t{1} << 20;
 
 /// The result of an operation. Written by the thread that submits, then by the thread that drives
@@ -154,8 +154,8 @@ class Translator {
     }
   }
 
-  // The C struct has the fields of all kinds: those that do not apply to this one must be in range
-  // all the same.
+  // The C struct has the fields of all kinds. Fields that do not apply to this kind must be in
+  // range too.
   void check_fields_of_all_kinds() const {
     enumerator<ReduceOp>(given_.op, kReduceOpCount, "op");
     if (given_.prescale == 0 || given_.postscale == 0) {
@@ -253,7 +253,7 @@ class Translator {
           "library's memory");
     }
     TensorView view = submission_.input;
-    if (view.shape.empty()) return;  // the core refuses it, with a better text
+    if (view.shape.empty()) return;  // the core refuses it with a better text
     std::int64_t row = 1;
     for (std::size_t i = 1; i < view.shape.size(); ++i) {
       // With 0 rows the input's element count is 0, but the result has the rows of other ranks.

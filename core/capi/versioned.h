@@ -28,7 +28,7 @@ inline constexpr std::size_t kFirstSize<hvd_result_t> = 48;
 template <>
 inline constexpr std::size_t kFirstSize<hvd_metrics_t> = 104;
 
-// A larger size is uninitialised memory.
+// A larger size must be uninitialised memory.
 inline constexpr std::size_t kLargestStruct = 4096;
 
 /// @throws UsageError for a size that no version has. `name` is the struct's, as "hvd_options_t".

@@ -5,8 +5,8 @@
 namespace hvd::observe {
 
 /// A notice of a process under hvdrun to its supervisor, sent at most once per kind and life of the
-/// runtime. From these hvdrun finds the rank that failed first: seen from outside, the ranks that
-/// end because of a loss often end before the rank that caused it.
+/// runtime. hvdrun uses the notices to find the rank that failed first, because the ranks that end
+/// because of a loss often end before the rank that caused it.
 enum class NoticeKind {
   kInitialised,  ///< it has joined a job; code 1: the program had started MPI itself before
   kThrow,        ///< an uncaught exception ends it

@@ -11,7 +11,7 @@ namespace hvd::observe {
 namespace {
 
 constexpr std::size_t kMostBuffered = 1 << 16;
-// Unnamed operations have a new name each, so not all rows can be remembered.
+// Each unnamed operation has a new name, so not all rows can be remembered.
 constexpr std::size_t kMostRows = 1 << 14;
 constexpr auto kFlushInterval = std::chrono::milliseconds(500);
 // The end of the file, which the next event overwrites.
@@ -69,7 +69,7 @@ TimelineWriter::TimelineWriter(const std::string& path, int rank, const std::str
 }
 
 TimelineWriter::~TimelineWriter() =
-    default;  // the thread is asked to stop, writes the remaining events and is joined
+    default;  // the thread receives a stop request, writes the remaining events and is joined
 
 void TimelineWriter::span(const std::string& tensor, const char* phase, TimePoint begin,
                           TimePoint end, std::string detail) {
@@ -84,7 +84,7 @@ void TimelineWriter::span(const std::string& tensor, const char* phase, TimePoin
 void TimelineWriter::run(std::stop_token stop) {
   const SteadyClock clock;
   const std::stop_callback wake(stop, [this] {
-    { const MutexLock lock(mutex_); }  // the writer already waits, or will see the stop request
+    { const MutexLock lock(mutex_); }  // the writer already waits, or will detect the stop request
     changed_.notify_one();
   });
   for (bool last = false; !last;) {

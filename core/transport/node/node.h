@@ -109,7 +109,7 @@ class Node {
 };
 
 /// The steps of Node::join(), for a caller that exchanges the reports together with data of its
-/// own. Between two steps all ranks exchange the reports that the first one has returned.
+/// own. Between two steps all ranks exchange the reports that the first step has returned.
 class NodeJoin {
  public:
   NodeJoin(int rank, int size, bool share_memory = true);

@@ -17,33 +17,33 @@
 
 // Note [Connections go one way]
 // If two ranks connect to each other at the same time, UCX merges the two connections into one. If
-// one rank ends at that moment, an assertion in UCX 1.13 may end the other too. So no two workers
-// ever connect to each other, and no data is sent on an incomplete connection:
+// one rank ends at that moment, an assertion in UCX 1.13 may end the other too. Therefore no two
+// workers ever connect to each other, and no data is sent on an incomplete connection:
 //
 // - A rank has a sending and a receiving worker for each plane. The sender connects its sending
 //   worker to the receiver's receiving worker, and does not need the receiver to connect back.
 // - The first message of a connection is a Hello. The receiver then makes its own endpoint, for
 //   which UCX uses the existing connection. It needs the endpoint to detect the sender's end and to
 //   answer. Once the answer has arrived, both ends are complete, and waiting messages are sent.
-// - UCX tells the connections between two workers apart by counting them, so there is only one. A
-//   broken connection stays broken until a new generation has new workers.
+// - UCX distinguishes the connections between two workers by counting them, so there is only one. A
+// broken connection stays broken until a new generation has new workers.
 //
 // A receiving worker without a message to receive gets no progress calls, for example in repeated
 // steps.
 
 // Note [Proofs of Hellos]
-// UCX accepts connections from any process that reaches its port. So a Hello proves that its sender
-// has the key of the job: an HMAC of the generation, the ranks, the receiving worker and whether
-// the sender leaves. A Hello without it has no effect, so no stranger takes the place of a rank.
-// Other messages have no proof, and nothing is encrypted: the network must be private
-// (launching.md).
+// UCX accepts connections from any process that reaches its port. A Hello therefore contains a
+// proof that its sender has the key of the job: an HMAC of the generation, the ranks, the receiving
+// worker and whether the sender leaves. A Hello without a valid proof has no effect, so no other
+// process can take the place of a rank. Other messages have no proof, and messages are not
+// encrypted: the network must be private (launching.md).
 
 // Note [Primers]
 // UCX stores messages that arrive before their receive is posted in its own memory. All messages of
-// the control plane arrive like that. When the first message of a size class arrives, UCX allocates
+// the control plane arrive this way. When the first message of a size class arrives, UCX allocates
 // room for 128 messages and touches every page. The report and the plan of the first step (2 KiB
-// each for 161 tensors) each took 0.2 to 0.3 ms longer. So a rank that connects ahead of use sends
-// a message of each size after its Hello, and the receiver drops these messages.
+// each for 161 tensors) each took 0.2 to 0.3 ms longer. Therefore a rank that connects in advance
+// sends a message of each size class after its Hello, and the receiver drops these messages.
 
 // Note [Detecting the end of a rank]
 // UCX detects the end of a process at once, because the kernel closes its connections. Receives of
@@ -116,7 +116,7 @@ class StoppedWorker {
       : memory_(std::move(memory)), endpoints_(std::move(endpoints)), worker_(std::move(worker)) {}
   StoppedWorker(const StoppedWorker&) = delete;
   StoppedWorker& operator=(const StoppedWorker&) = delete;
-  /// Runs when no peer makes progress on these connections any more: Note [A worker that is not
+  /// Runs when no peer makes progress on these connections any more: see Note [A worker that is not
   /// ended].
   ~StoppedWorker() {
     for (const Endpoint endpoint : endpoints_) worker_->close(endpoint, CloseMode::kForce);
@@ -193,8 +193,8 @@ Worker& Connections::worker(Side side) {
   return *at(side).worker;
 }
 
-// UCX cannot accept a connection without a descriptor for it. No call returns an error then, and
-// the peer would wait for ever.
+// Without a free descriptor UCX cannot accept a connection. No call returns an error in that case,
+// and the peer would wait forever.
 void Connections::require_resources(Status error) const {
   for (const Side side : kEverySide) {
     if (ended(side)) continue;
@@ -378,9 +378,9 @@ void Connections::drop_primers() {
   }
 }
 
-// A receiving worker sends its answer only while it makes progress, which stops when the start of
-// the job has ended. A rank that left then would let a peer wait for the answer until it receives
-// the first message from that peer.
+// A receiving worker sends its answers only while it makes progress, and that stops after the start
+// of the job. If the rank stopped earlier, a peer would wait for the answer until this rank
+// receives its first message.
 bool Connections::connecting() const noexcept {
   if (std::ranges::any_of(kEverySide, [this](Side s) { return !at(s).hello_sends.empty(); }))
     return true;
@@ -520,7 +520,7 @@ void Connections::leave() noexcept {
   if (std::any_of(std::begin(kEverySide), std::end(kEverySide),
                   [this](Side s) { return ended(s); }))
     return stop();
-  // Other ranks that leave wait for this one too. Their messages to this rank are not awaited.
+  // Other ranks that leave wait for this rank too. Their messages to this rank are not awaited.
   const bool complete = close_sends();
   const bool flushed =
       poll_until(std::chrono::steady_clock::now() + kFlushTime, [this] { return all_closed(); });

@@ -11,9 +11,9 @@
 // Note [How a message is cancelled]
 // A send that waits for a connection has not begun, and an unmatched receive can be cancelled. UCX
 // can cancel other messages only by closing their connections by force, which may end live
-// processes: Note [A worker that is not ended]. So the message's worker makes no more progress.
-// This rank then sends, or receives, no more messages of the plane; the other plane continues.
-// Messages are only cancelled when the job ends.
+// processes: Note [A worker that is not ended]. Therefore the worker of a cancelled message stops
+// making progress. This rank then no longer sends, or no longer receives, messages of that plane;
+// the other plane continues. Messages are only cancelled when the job ends.
 
 namespace hvd::ucx {
 namespace {
@@ -25,7 +25,7 @@ using message::ProbedMessage;
 using message::SlotState;
 using message::Tag;
 
-/// Limit of progress calls per test() or probe(), so that the engine gets its turn.
+/// Limit of progress calls per test() or probe(), so that the engine can continue.
 constexpr int kMostProgressRounds = 100;
 
 class UcxRequests final : public message::Requests, private MessageOwner {

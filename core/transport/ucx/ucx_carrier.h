@@ -15,7 +15,7 @@ namespace hvd::ucx {
 struct JobMembers {
   int rank = 0;
   std::uint32_t generation = 0;                        ///< see transport/carrier.h
-  std::string key = {};                                ///< with which ranks prove who they are
+  std::string key = {};                                ///< proves the identity of ranks
   std::vector<std::vector<std::byte>> addresses = {};  ///< Workers::address() of each rank
 };
 

@@ -22,12 +22,12 @@
 
 // Note [UCX's descriptors]
 // UCX opens its sockets without SOCK_CLOEXEC, and has no setting for it. A program that a rank
-// starts would keep the rank's connections open, so that other hosts do not notice when the rank
-// ends. No later fcntl() helps: UCX's own thread accepts connections at any time, and another
-// thread may start a program between the two calls. So the calls of UCX's libraries to the
-// functions that open descriptors lead to those below: each library finds such a function through
-// an entry of its global offset table, which is changed here, as UCX does it in other libraries
-// for UCX_MEM_EVENTS. Calls of other libraries are not affected.
+// starts would keep the rank's connections open, so that other hosts would not detect the end of
+// the rank. A later fcntl() does not help: UCX's own thread accepts connections at any time, and
+// another thread may start a program between the two calls. Therefore the calls of UCX's libraries
+// to functions that open descriptors are redirected to the functions below, by changing entries of
+// the libraries' global offset tables. UCX itself uses this method on other libraries for
+// UCX_MEM_EVENTS. Calls of other libraries are not affected.
 
 namespace hvd::ucx {
 namespace {
@@ -70,7 +70,7 @@ std::FILE* open_stream(const char* path, const char* mode) {
 
 void* address_of(auto* function) noexcept { return reinterpret_cast<void*>(function); }
 
-/// The function that takes the place of the one with this name; null for all others.
+/// The replacement of the function with this name; null if it is not replaced.
 void* replacement_of(std::string_view name) noexcept {
   if (name == "socket") return address_of(open_socket);
   if (name == "accept") return address_of(accept_socket);
@@ -83,7 +83,7 @@ void* replacement_of(std::string_view name) noexcept {
   return nullptr;
 }
 
-/// A loaded library, read by the tables that the loader uses.
+/// A loaded library, as described by the loader's tables.
 class Library {
  public:
   explicit Library(const dl_phdr_info& info) noexcept : base_(info.dlpi_addr) {
@@ -152,7 +152,7 @@ class Library {
   const ElfW(Rela) * others_ = nullptr;  ///< the other relocations
   std::size_t calls_bytes_ = 0;
   std::size_t others_bytes_ = 0;
-  ElfW(Addr) protected_begin_ = 0;  ///< of what is read-only since the loader has finished
+  ElfW(Addr) protected_begin_ = 0;  ///< of the part that the loader has made read-only
   ElfW(Addr) protected_end_ = 0;
 };
 

@@ -23,8 +23,8 @@
 namespace hvd::ucx {
 namespace {
 
-/// Enough for four workers on a host with some interfaces. UCX 1.13 ends the process if it gets no
-/// descriptor at some places.
+/// Enough for four workers on a host with several interfaces. UCX 1.13 ends the process at some
+/// places if it cannot get a descriptor.
 constexpr std::size_t kDescriptors = 64;
 
 constexpr unsigned kOldestMajor = 1;
@@ -100,7 +100,8 @@ std::string version_text(unsigned major, unsigned minor, unsigned patch) {
   return text(major, ".", minor, ".", patch);
 }
 
-/// UCX often logs the end of a peer as an error. hvd reports that itself, so it is only kInfo here.
+/// UCX often logs the end of a peer as an error. hvd reports it itself, so it is logged as kInfo
+/// only.
 LogLevel level_of(ucs_log_level_t level) noexcept {
   if (level <= UCS_LOG_LEVEL_FATAL) return LogLevel::kError;
   if (level <= UCS_LOG_LEVEL_ERROR) return LogLevel::kInfo;
@@ -125,7 +126,7 @@ ucs_log_func_rc_t pass_on_log(const char* /*file*/, unsigned /*line*/, const cha
 struct LoadedLibrary {
   Functions functions = {};
   std::string version = {};
-  std::string problem = {};  ///< why it cannot be used; empty if it can
+  std::string problem = {};  ///< why the library cannot be used; empty if it can
 };
 
 LoadedLibrary load(const std::string& name) {

@@ -6,8 +6,8 @@
 #include <system_error>
 
 // Note [UCX's settings]
-// hvd changes a configuration that UCX has read from the environment, and never a setting that the
-// environment has. Processes that the program starts inherit nothing.
+// hvd changes the configuration that UCX has read from the environment, except settings that the
+// environment contains. Processes that the program starts do not inherit these changes.
 //
 //   UCX_TCP_CONN_NB=y           connect() does not block: an unreachable host blocked a rank for
 //                               more than 12 s
@@ -47,8 +47,8 @@ constexpr const char* kTransports = "^sm";
 constexpr std::pair<const char*, const char*> kReadWhileLoading[] = {{"UCX_ERROR_SIGNALS", ""},
                                                                      {"UCX_MEM_EVENTS", "n"}};
 
-/// A setting of one transport. UCX 1.13 knows it in a configuration by its name without the
-/// transport's prefix, newer versions by the whole name; each ignores the other one.
+/// A setting of one transport. In a configuration, UCX 1.13 uses the setting's name without the
+/// transport's prefix, and newer versions use the whole name; each ignores the other name.
 struct Setting {
   const char* prefix;
   const char* name;

@@ -24,11 +24,12 @@ class LoadVariables {
 bool only_tcp();
 
 /// Names, without "UCX_", and values of the settings that hvd changes in a configuration of UCX.
-/// Those that the user has set in the environment are not among them. Note [UCX's settings].
+/// Settings that the user has set in the environment are left out. Note [UCX's settings].
 /// @param interface see open_workers()
 std::vector<std::pair<std::string, std::string>> settings_to_change(const std::string& interface);
 
-/// The interface that UCX is restricted to, by hvd or by the user; empty if it is none.
+/// The interface that UCX is restricted to, by hvd or by the user; empty if it is not restricted to
+/// one.
 std::string interface_in_use(const std::string& interface);
 
 }  // namespace hvd::ucx

@@ -13,7 +13,7 @@
 namespace hvd::ucx {
 namespace {
 
-/// Memory may have been freed since, so an older record explains no error.
+/// Memory may be freed again, so a record older than this does not explain an error.
 constexpr Duration kMemoryExplains = std::chrono::seconds(1);
 
 struct Shortage {
@@ -30,7 +30,7 @@ Shortage& recorded() {
 
 bool of_descriptors(int error) noexcept { return error == EMFILE || error == ENFILE; }
 
-/// UCX replaces the system's text for some errors by advice that names the limit.
+/// For some errors UCX replaces the system's text by advice that names the limit.
 int shortage_logged_in(const char* text) noexcept {
   if (std::strstr(text, "ulimit -n") != nullptr) return EMFILE;
   if (std::strstr(text, "ulimit -l") != nullptr) return ENOMEM;

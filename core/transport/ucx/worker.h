@@ -26,7 +26,7 @@ struct Endpoint {
 
 /// The result of a call that starts an operation.
 struct StartResult {
-  /// Poll its status, and free it. Null: the operation is over, with `status`.
+  /// The caller polls its status and frees it. Null: the operation is over, with `status`.
   void* request = nullptr;
   Status status = kOk;
 };
@@ -82,11 +82,11 @@ class Worker {
   virtual bool progress() = 0;
   virtual std::string describe(Status) const = 0;
 
-  /// Text for users if UCX lacks something of this process since the last call that returned one,
-  /// for example a file descriptor. Errors have that cause then, and no peer is to blame. Empty if
-  /// UCX lacks nothing.
-  /// @param error of the call that has failed; kOk: report only what UCX fails to get in the
-  /// background, where no call returns an error
+  /// Text for users if UCX has run out of a resource of this process, for example file descriptors,
+  /// since the last call that returned a text. The shortage is then the cause of errors, and no
+  /// peer is to blame. Empty without a shortage.
+  /// @param error of the call that has failed; kOk: report only shortages of UCX's background work,
+  /// where no call returns an error
   virtual std::string take_shortage(Status /*error*/) { return {}; }
 };
 
@@ -114,10 +114,10 @@ inline constexpr const char* kSystemLibrary = "libucp.so.0";
 
 /// Makes a rank's workers. Loads UCX at the first call, and never unloads it. Thread-safe.
 ///
-/// Settings of UCX that the user's environment does not have are hvd's: Note [UCX's settings] in
-/// ucx_settings.cpp. UCX's log messages go into hvd's log.
-/// @param interface the network interface to use and to listen on, as "eth0", if TCP is the only
-/// transport and the user has not set UCX_NET_DEVICES. Empty: UCX chooses
+/// hvd changes settings of UCX that the user's environment does not contain: Note [UCX's settings]
+/// in ucx_settings.cpp. UCX's log messages go into hvd's log.
+/// @param interface the network interface to use and to listen on, such as "eth0", if TCP is the
+/// only transport and the user has not set UCX_NET_DEVICES. Empty: UCX chooses
 /// @throws hvd::Error when UCX is missing or too old; the text names the library to install
 Workers open_workers(const std::string& interface = {},
                      const std::string& library = kSystemLibrary);
