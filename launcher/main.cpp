@@ -103,8 +103,8 @@ bool is_here(const std::string& host) {
 }
 
 /// Gets this node's rank from the other nodes, if the command line does not give it. A separate
-/// program does that, so that hvdrun needs no part of the runtime. Also sets the master's port,
-/// which is `reserved_port` on node 0.
+/// program does this, so that hvdrun does not link the runtime. Also sets the master's port, which
+/// is `reserved_port` on node 0.
 void distribute_ranks(LaunchOptions& options, std::uint16_t reserved_port) {
   NodeOptions& node = *options.node;
   const std::string helper =
@@ -125,9 +125,8 @@ void distribute_ranks(LaunchOptions& options, std::uint16_t reserved_port) {
   node.master_port = *port;
 }
 
-/// Starts the ranks, and all of them again after one has failed, as often as --max-restarts
-/// permits.
-/// --timeout is for all attempts together.
+/// Starts the ranks, and restarts all of them after one has failed, as often as --max-restarts
+/// permits. --timeout covers all attempts together.
 int run_attempts(LaunchOptions options) {
   using Clock = std::chrono::steady_clock;
   const auto begin = Clock::now();
@@ -156,7 +155,7 @@ int run_elastic_nodes(const LaunchOptions& options) {
     try {
       return ElasticJob(options, plan).run();
     } catch (const PortTaken&) {
-      // Several nodes are this host, and another one was first.
+      // Several nodes run on this host, and another node was first.
     }
   }
   for (const auto& [name, value] : plan.variables) ::setenv(name.c_str(), value.c_str(), 1);
@@ -170,7 +169,7 @@ int run_elastic_nodes(const LaunchOptions& options) {
                         node.processes);
 }
 
-/// The first answer of the discovery script.
+/// The first output of the discovery script.
 std::vector<Host> discover_hosts(const ElasticOptions& options) {
   try {
     return HostDiscovery(options.discovery, options.slots).run();

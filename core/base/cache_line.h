@@ -6,7 +6,7 @@
 
 namespace hvd {
 
-/// Bytes of a cache line. Variables that two ranks write at the same time never share one.
+/// Bytes of a cache line. Variables that two ranks write at the same time never share a line.
 inline constexpr std::size_t kCacheLine = 64;
 /// Bytes that the processor may fetch at once (two lines). A variable that one rank writes is at
 /// least this far from one that another rank reads.
@@ -17,12 +17,12 @@ inline constexpr std::size_t kCacheLinePair = 2 * kCacheLine;
 struct alignas(kCacheLine) ArrivalFlags {
   std::atomic<std::uint64_t> arrived;  ///< position * 2, + 1 if the rank leaves the replay there
   std::atomic<std::uint64_t>
-      leave_requested;                ///< the position at which it requests the others to leave
+      leave_requested;                ///< the position at which it requests that the others leave
   std::atomic<std::uint64_t> polled;  ///< the position whose flags it polls; it needs no ring
 };
 
-/// How many flags each rank has. Flag 0 is that of the set of all ranks, and a process set has the
-/// flag of its number modulo this one (see control::may_replay()).
+/// How many flags each rank has. Flag 0 belongs to the set of all ranks; a process set uses the
+/// flag with its number modulo this constant (see control::may_replay()).
 inline constexpr int kArrivalFlags = 64;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free,

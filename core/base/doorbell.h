@@ -10,7 +10,7 @@ namespace hvd {
 /// Wakes a sleeping engine, from another thread or another process on the host.
 ///
 /// Thread-safe, and process-safe in shared memory: it holds no pointers and zero-filled memory is a
-/// valid doorbell. Two kinds of sleeper share a doorbell without waking each other: the coordinator
+/// valid doorbell. Two kinds of sleeper share a doorbell without waking each other: the engine
 /// thread (standby) and a thread inside wait() that drives the engine (driver). While a driver is
 /// active the standby sleeper is not woken: the driver handles rings and calls remove_driver() when
 /// it leaves. Any number of threads may sleep as either kind. A ring wakes all sleepers of each

@@ -15,7 +15,7 @@
 namespace hvd {
 namespace {
 
-/// Empty if it is no address of IPv4 or IPv6.
+/// The numeric text of an address; empty if it is not an IPv4 or IPv6 address.
 std::string in_numbers(const sockaddr* address) {
   if (address == nullptr) return {};
   const bool v4 = address->sa_family == AF_INET;
@@ -41,7 +41,7 @@ std::vector<InterfaceAddress> interface_addresses() {
     const bool usable = (entry->ifa_flags & (IFF_UP | IFF_LOOPBACK)) == IFF_UP;
     std::string address = usable ? in_numbers(entry->ifa_addr) : "";
     if (address.empty()) continue;
-    // An alias, as in "eth0:1", is no device of its own.
+    // An alias, such as "eth0:1", is not a separate device.
     const std::string_view name = entry->ifa_name;
     const auto* const six = reinterpret_cast<const sockaddr_in6*>(entry->ifa_addr);
     const bool link_local = six->sin6_family == AF_INET6 && IN6_IS_ADDR_LINKLOCAL(&six->sin6_addr);

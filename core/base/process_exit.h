@@ -21,20 +21,20 @@ void limit_exit(std::chrono::milliseconds limit, const std::string& why) noexcep
 /// When a failure cuts a collective off, the transport may still read its input and write its
 /// output. MPI has no call that ends a message at once: a cancelled receive completes only with
 /// MPI's progress, a send cannot be cancelled, and waiting for either may wait for a dead peer. The
-/// same holds for NCCL's kernels. So such memory (tensors, fusion buffers, receive buffers) is
-/// moved here and kept until the process ends, which is soon after the loss of a peer. The
-/// transport keeps its request objects.
+/// same holds for NCCL's kernels. Therefore such memory (tensors, fusion buffers, receive buffers)
+/// is kept here until the process ends, which is soon after the loss of a peer. The transport keeps
+/// its request objects.
 ///
-/// A worker of an elastic job outlives such failures. It takes all of that when the fence of the
-/// failed generation has passed, and releases it: the survivors have left the generation then, and
-/// the lost processes do not run.
+/// A worker of an elastic job outlives such failures. It takes and releases the kept objects when
+/// the fence of the failed generation has passed: the survivors have then left the generation, and
+/// the lost processes do not run any more.
 enum class Kept : std::uint8_t {
   kMemory,
-  kTransport,  ///< may itself use memory that is kept, so it is released first
+  kTransport,  ///< may itself use kept memory, so transports are released first
 };
 void keep_until_exit(std::shared_ptr<const void> owner, Kept = Kept::kMemory);
 
-/// The objects that keep_until_exit() was given. They can be moved, not copied.
+/// Objects that were passed to keep_until_exit(). Move-only.
 class KeptObjects {
  public:
   KeptObjects() = default;
@@ -56,9 +56,9 @@ class KeptObjects {
   std::vector<std::shared_ptr<const void>> memory_;
   std::vector<std::shared_ptr<const void>> transports_;
 };
-/// Takes everything that is kept, to be released by any thread at any time. Thread-safe. Only for
-/// processes whose transports touch memory in calls alone, after all processes have left the job
-/// that has failed.
+/// Takes everything that is kept; any thread may release it at any time. Thread-safe. Only for
+/// processes whose transports access memory inside their calls only, after all processes have left
+/// the failed job.
 KeptObjects take_kept() noexcept;
 
 }  // namespace hvd

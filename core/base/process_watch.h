@@ -34,8 +34,8 @@ class ProcessWatch {
   ProcessWatch& operator=(const ProcessWatch&) = delete;
   ~ProcessWatch();
 
-  /// False if the process cannot be observed (another pid namespace, an old kernel). Its heartbeats
-  /// are the only evidence then.
+  /// False if the process cannot be observed (another pid namespace, an old kernel). Heartbeats are
+  /// then the only evidence.
   bool works() const noexcept { return descriptor_ >= 0 || ended_; }
   bool ended() noexcept;
 

@@ -83,7 +83,8 @@ OwnedDescriptor make_locked(const std::string& name) {
   OwnedDescriptor file(can_name_it ? ::open("/dev/shm", O_TMPFILE | O_RDWR | O_CLOEXEC, 0600) : -1);
   if (file.get() < 0)
     file = OwnedDescriptor(::shm_open(name.c_str(), O_CREAT | O_EXCL | O_RDWR | O_CLOEXEC, 0600));
-  // Only a process that looks for abandoned files can hold the lock, and it releases it soon.
+  // Only a process that looks for abandoned files can hold the lock, and such a process releases it
+  // soon.
   while (file.get() >= 0 && ::flock(file.get(), LOCK_SH) != 0 && errno == EINTR) {
   }
   return file;
@@ -119,8 +120,8 @@ void remove_if_abandoned(const std::filesystem::path& path) {
 
 }  // namespace
 
-// Before Linux 6.11 a signal interrupts the call without any effect. So it is repeated, for pieces
-// small enough to complete between two ticks of a profiler's timer.
+// Before Linux 6.11 a signal interrupts the call without any effect. The call is therefore
+// repeated, for pieces small enough to complete between two ticks of a profiler's timer.
 int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept {
   constexpr std::size_t kPiece = std::size_t{1} << 20;
   for (std::size_t done = 0; done < size; done += kPiece) {
@@ -135,10 +136,10 @@ int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept 
 }
 
 // Note [Abandoned segment files]
-// A killed maker cannot remove the name. So it holds a lock (flock) on the file for as long as the
-// file has a name. The kernel releases the lock when the process ends, and a process that then
-// acquires it knows that the name is no longer needed. Process ids are not used, because they
-// differ between pid namespaces.
+// A killed maker cannot remove the name. The maker therefore holds a lock (flock) on the file for
+// as long as the file has a name. The kernel releases the lock when the process ends, and a process
+// that then acquires it knows that the name is no longer needed. Process ids are not used, because
+// they differ between pid namespaces.
 //
 // The file is made without a name and linked once its lock is held and its pages are allocated.
 // Where that is impossible (/dev/shm is not a tmpfs, or there is no /proc) the file has its name

@@ -10,7 +10,7 @@
 namespace hvd {
 
 /// Starts a thread with asynchronous signals blocked, so that the program's own threads handle
-/// them: BlockedSignals. The function may take a std::stop_token, as that of a std::jthread.
+/// them: BlockedSignals. The function may take a std::stop_token, like that of a std::jthread.
 /// @param name for the system's tools; at most 15 characters
 /// @throws std::system_error when the system has no thread left
 template <typename Function>

@@ -94,8 +94,8 @@ bool BufferPool::prepare(std::span<const std::size_t> sizes) {
   std::ranges::move(prepared_, std::inserter(free_, free_.begin()));
   prepared_.clear();
   if (!collect_allocated()) return false;
-  // Serve the largest request first. Each gets the buffer that was released first among those that
-  // fit, so that the buffers take turns.
+  // Serve the largest request first. Each request gets the buffer that was released first among
+  // those that fit, so that the buffers are used in turn.
   wanted_.assign(sizes.begin(), sizes.end());
   std::ranges::sort(wanted_, std::greater<>());
   std::vector<std::size_t> missing;

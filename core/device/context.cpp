@@ -111,9 +111,9 @@ void MemorySource::with_room(std::size_t bytes, const std::function<void()>& all
 
 // Note [When a buffer is usable]: a stream-ordered allocator may return memory that earlier work of
 // its stream still uses, because it expects the caller to use that stream too. hvd uses its own
-// streams, so these first wait for the work that the allocator's stream had at the allocation.
-// Freeing needs no such wait, because hvd frees memory only after the host has seen the device
-// finish with it.
+// streams, so these first wait for the work that was queued on the allocator's stream at the
+// allocation. Freeing needs no such wait, because hvd frees memory only after the host has observed
+// that the device is done with it.
 OwnedMemory MemorySource::allocate_once(std::size_t bytes) {
   if (framework_.allocate) {
     DeviceBlock block = framework_.allocate(device_, bytes);

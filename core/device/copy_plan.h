@@ -26,8 +26,8 @@ struct CopyForm {
 /// casts between fp32 and fp16 or bf16.
 bool supported(const CopyForm&) noexcept;
 
-/// A tensor and the position of its elements in the buffer. Both need the alignment of an element
-/// only.
+/// A tensor and the position of its elements in the buffer. Both need only the alignment of an
+/// element.
 struct Piece {
   std::byte* tensor = nullptr;
   std::uint64_t offset = 0;  ///< in the buffer, in bytes
@@ -47,8 +47,9 @@ struct Tile {
 inline constexpr std::size_t kTileBytes = 32 << 10;
 
 /// The work of one launch: pieces and their division into tiles. Tiles have equal size, so that one
-/// large tensor among many small ones is no bottleneck. The table is passed as a kernel parameter,
-/// for which every version of CUDA allows 4 KiB, so there is no upload and no lifetime to manage.
+/// large tensor among many small ones does not become a bottleneck. The table is passed as a kernel
+/// parameter, for which every version of CUDA allows 4 KiB, so there is no upload and no lifetime
+/// to manage.
 struct PieceTable {
   struct Entry {
     std::byte* tensor;

@@ -10,9 +10,9 @@ namespace hvd::device {
 /// Runs a function later on some thread. Runs every function that it receives.
 using RunOnHelper = std::function<void(std::function<void()>)>;
 
-/// A thread for calls that may block on the device, as cudaMalloc and cudaFree do, because the
-/// thread that drives the engine would miss heartbeats in them. Runs one function at a time, in the
-/// order of run(). The thread starts with the first call. Thread-safe.
+/// A thread for calls that may block on the device, such as cudaMalloc and cudaFree. The thread
+/// that drives the engine would miss heartbeats during such calls. Runs one function at a time, in
+/// the order of run(). The thread starts with the first call. Thread-safe.
 class HelperThread {
  public:
   /// @param patience for how long the destructor waits

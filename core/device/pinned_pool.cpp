@@ -39,8 +39,8 @@ class PinnedPool::Source {
   }
 
  private:
-  // Returns null if the arena has no room or cannot be pinned. Ranks need not agree on it: each
-  // collective determines which tensors its members can reduce in place.
+  // Returns null if the arena has no room or cannot be pinned. The result may differ between ranks:
+  // each collective determines which tensors its members can reduce in place.
   std::byte* allocate_in_arena(std::size_t bytes) {
     std::byte* memory = nullptr;
     try {

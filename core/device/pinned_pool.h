@@ -19,7 +19,7 @@ namespace hvd::device {
 /// are kept until the process ends, because the device or a peer may still use them.
 class PinnedPool {
  public:
-  /// If the device still uses this many released buffers, acquire() makes no further ones.
+  /// If the device still uses this many released buffers, acquire() makes no further buffers.
   static constexpr std::size_t kMostInUse = 3;
 
   /// @param arena may be null: all memory comes from the device's library

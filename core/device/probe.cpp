@@ -25,7 +25,7 @@ struct Answer {
   }
 };
 
-/// A context that an error has broken refuses each of these calls.
+/// Makes calls that fail if an earlier error has broken the context.
 std::string try_calls(const std::shared_ptr<Context>& context) {
   try {
     const OwnedStream stream(*context);

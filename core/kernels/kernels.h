@@ -36,9 +36,9 @@ constexpr bool is_floating(DataType type) noexcept {
 void reduce(std::span<const std::byte* const> sources, std::byte* destination, std::int64_t count,
             DataType, ReduceOp, const ReduceScale&);
 
-/// As reduce(), but writes the result to every destination, in one pass over memory. A destination
-/// may be one of the sources (sources[r] == destinations[r] is an allreduce in place on every
-/// rank). Otherwise it must not overlap a source or another destination.
+/// Like reduce(), but writes the result to every destination, in one pass over memory. A
+/// destination may be one of the sources (sources[r] == destinations[r] is an allreduce in place on
+/// every rank). Otherwise it must not overlap a source or another destination.
 /// @throws Error as reduce(), and when there is no destination.
 void reduce_to_all(std::span<const std::byte* const> sources,
                    std::span<std::byte* const> destinations, std::int64_t count, DataType, ReduceOp,

@@ -18,7 +18,7 @@ enum class InstructionSet { kBaseline, kAvx2, kAvx512 };
 
 /// Whether the processor and the operating system support it.
 bool supports(InstructionSet) noexcept;
-/// The best one that this processor supports.
+/// The best instruction set that this processor supports.
 InstructionSet best_instruction_set() noexcept;
 
 struct ReductionArgs {
@@ -46,10 +46,10 @@ void reduce_with(InstructionSet, const ReductionArgs&);
 
 // The code below is always inlined into its callers, each of which is compiled for one instruction
 // set. No copy of it is emitted on its own, so the linker cannot pick an AVX copy for a processor
-// without AVX, as it can with -mavx2 for single files. target_clones is no replacement: Clang 14
+// without AVX, as it can with -mavx2 for single files. target_clones cannot replace this: Clang 14
 // refuses it for templates, and GCC 12 refuses f16c and avx512bw in it.
 #define HVD_INLINE [[gnu::always_inline]] inline
-// Stands before a loop in which no iteration reads memory that another one writes.
+// Marks a loop in which no iteration reads memory that another iteration writes.
 #if defined(__clang__)
 #define HVD_INDEPENDENT_ITERATIONS _Pragma("clang loop vectorize(assume_safety)")
 #else

@@ -50,7 +50,7 @@ namespace hvd::launcher {
 namespace {
 
 constexpr int kOrderTimeoutMs = 60'000;
-/// If more bytes are queued for hvdrun, the programs' rendezvous waits.
+/// While more bytes than this are queued for hvdrun, the programs' rendezvous waits.
 constexpr std::size_t kMaxUnsent = 1 << 20;
 /// The descriptors of an agent: its own, and those of each rank (two pipes, two sockets, and two
 /// for each process that is in the rendezvous).
@@ -178,7 +178,7 @@ bool Agent::step() {
     }
     running_[i]->clean_up();
     if (code_ == 0) code_ = running_[i]->exit_code();
-    // Operations that are still pending refer to it.
+    // Pending operations still refer to the rank.
     done_.push_back(std::move(running_[i]));
     running_.erase(running_.begin() + static_cast<long>(i));
   }

@@ -26,15 +26,15 @@ struct AgentJob {
 sigset_t block_agent_signals();
 
 /// Connects to the hvdrun that the HVD_LAUNCHER_ variables name, runs the ranks' programs, sends
-/// their output and their ends to hvdrun, and passes signals on, until hvdrun has released all
-/// ranks. If the connection is lost, ends the programs. Returns the exit code of the first rank
-/// that failed, else 0; kUnavailable if hvdrun is out of reach.
+/// their output and reports of their ends to hvdrun, and forwards signals, until hvdrun has
+/// released all ranks. If the connection is lost, ends the programs. Returns the exit code of the
+/// first rank that failed, else 0; kUnavailable if hvdrun is out of reach.
 /// @throws LaunchError (kUnavailable, kInternal) when this host has too few descriptors.
 int run_ranks(const AgentJob& job);
 
 /// `hvdrun --agent`, which starts and watches the ranks of one host if there is no mpirun. hvdrun
-/// starts it itself on its own host, and through a remote shell on others. Reads a HostOrder from
-/// its standard input, then runs the ranks.
+/// starts it directly on its own host, and through a remote shell on other hosts. Reads a HostOrder
+/// from its standard input, then runs the ranks.
 int run_agent();
 
 }  // namespace hvd::launcher

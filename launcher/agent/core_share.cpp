@@ -14,8 +14,8 @@
 namespace hvd::launcher {
 namespace {
 
-/// Loads no plugins of hwloc, unless the user has named a folder for them. They find devices, bring
-/// libraries of X11 and OpenCL with them, and would take half of the time of a short job's start.
+/// Loads no plugins of hwloc, unless the user has named a folder for them. They detect devices,
+/// load libraries of X11 and OpenCL, and would take half of the start time of a short job.
 int init_without_plugins(hwloc_topology_t* topology) {
   constexpr const char* kPluginsPath = "HWLOC_PLUGINS_PATH";
   const bool named = environment_variable(kPluginsPath).has_value();

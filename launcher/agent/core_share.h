@@ -15,9 +15,9 @@ struct Core {
   bool operator==(const Core&) const = default;
 };
 
-/// The usable cores, neighbours next to each other. `allowed`: CPUs that may be used; empty: all.
-/// `synthetic`: hwloc's description of a machine to use instead of this one. If hwloc fails, each
-/// allowed CPU counts as a core.
+/// The usable cores, with neighbouring cores next to each other. `allowed`: CPUs that may be used;
+/// empty: all. `synthetic`: hwloc's description of a machine to use instead of this one. If hwloc
+/// fails, each allowed CPU counts as a core.
 std::vector<Core> usable_cores(const std::vector<int>& allowed,
                                const std::optional<std::string>& synthetic = std::nullopt);
 
@@ -42,7 +42,7 @@ CoreShare placed_share(Bind bind, const std::vector<Core>& cores, int local_rank
 /// The share of each rank, according to HVD_LAUNCHER_BIND. Under Bind::kNone it is only a number of
 /// threads. If OMP_NUM_THREADS is set, no share has a number of threads.
 /// @param ranks of this host
-/// @param under_mpirun the affinity mask already is the rank's share if mpirun binds the ranks
+/// @param under_mpirun the affinity mask is already the rank's share if mpirun binds the ranks
 std::vector<CoreShare> find_shares(const std::vector<RankIdentity>& ranks, bool under_mpirun);
 
 /// The affinity mask of this process.

@@ -37,11 +37,11 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-/// If more bytes are queued for hvdrun, the workers' member sockets wait.
+/// While more bytes than this are queued for hvdrun, the workers' member sockets wait.
 constexpr std::size_t kMostUnsent = 1 << 20;
 /// The descriptors of an agent: its own, and those of each slot (two pipes, three sockets).
 constexpr std::size_t kBaseDescriptors = 24, kDescriptorsOfASlot = 8;
-/// Between two looks at a killed worker, whose threads end long before its memory is free.
+/// Interval between checks of a killed worker, whose threads end long before its memory is free.
 constexpr milliseconds kLook{1};
 constexpr milliseconds kLongestOrphanGrace{500};
 /// The limits of one attempt to join: for the connection, and for the answer.
@@ -55,14 +55,14 @@ class ElasticAgent final : public RankProcess::Link {
   int run();
 
  private:
-  /// A place for one worker after the other.
+  /// A place that runs one worker after the other.
   struct Slot {
     int number = 0;
     int local_rank = 0;
     CoreShare share = {};
     std::unique_ptr<RankProcess> worker = {};
     std::shared_ptr<MemberSocket> member = {};
-    bool killed = false;  ///< until it is known to run no more
+    bool killed = false;  ///< until it is known to have ended
   };
 
   void send(FrameType type, int rank, std::string_view payload) override {
@@ -102,7 +102,7 @@ class ElasticAgent final : public RankProcess::Link {
   std::optional<member::Lease> lease_;
   std::vector<Slot> slots_;
   int early_signal_ = 0;         ///< a request to end that has arrived before the connection
-  bool leaves_ = false;          ///< a request to end has arrived later
+  bool leaves_ = false;          ///< a request to end has arrived after the connection
   std::optional<int> finished_;  ///< hvdrun's exit code
   bool ending_ = false;
 };
@@ -123,8 +123,8 @@ ElasticAgent::ElasticAgent(const HostOrder& order, const Endpoint* endpoint, int
   }
 }
 
-/// Workers that run already keep their shares of the cores.
-/// @throws LaunchError when there are too few descriptors; then nothing has changed
+/// Running workers keep their shares of the cores.
+/// @throws LaunchError when there are too few descriptors; nothing has changed then
 void ElasticAgent::add_slots(const std::vector<int>& numbers) {
   const std::size_t all = slots_.size() + numbers.size();
   raise_descriptor_limit(kBaseDescriptors + kDescriptorsOfASlot * all, " on " + own_hostname(),
@@ -218,7 +218,8 @@ int ElasticAgent::run() {
 void ElasticAgent::on_signal(int signal) {
   const bool ends = signal != SIGCHLD && signal != SIGUSR1 && signal != SIGUSR2;
   if (ends && !lease_) early_signal_ = signal;
-  // The first request lets the workers leave at a commit, the second one does not wait for that.
+  // The first request lets the workers leave at a commit; the second request does not wait for
+  // that.
   if (ends && frames_ && !std::exchange(ending_, true)) {
     leaves_ = true;
     if (endpoint_ != nullptr) {
@@ -324,7 +325,7 @@ void ElasticAgent::on_connection_lost() {
 void ElasticAgent::check_lease() {
   if (!frames_) return;
   if (lease_->expired(time_now())) {
-    // hvdrun counts this host as lost. Its workers must end before hvdrun's own time is over.
+    // hvdrun treats this host as lost. The workers must end before hvdrun's deadline.
     frames_->close();
     for (const Slot& slot : slots_)
       if (slot.worker && slot.worker->pid() > 0) ::kill(-slot.worker->pid(), SIGKILL);
@@ -345,8 +346,8 @@ void ElasticAgent::step() {
   }
 }
 
-/// The end of a process is reported after the kernel has freed its memory. The next generation
-/// waits only until none of its threads runs.
+/// The system reports the end of a process only after it has freed the memory. The next generation
+/// waits only until no thread of the process runs.
 void ElasticAgent::check_killed(Slot& slot) {
   const pid_t pid = slot.worker->pid();
   if (pid > 0 &&
@@ -362,7 +363,8 @@ void ElasticAgent::dispose(Slot& slot) {
   slot.member->close();
   slot.member.reset();
   slot.killed = false;
-  // Its operations have been cancelled, and their handlers, which refer to it, run before this one.
+  // The worker's operations have been cancelled. Their handlers, which refer to the worker, run
+  // before this one.
   asio::post(io_, [ended = std::shared_ptr<RankProcess>(std::move(slot.worker))] {});
 }
 

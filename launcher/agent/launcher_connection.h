@@ -32,8 +32,8 @@ struct LauncherHandlers {
 
 /// Connects to all addresses at the same time, and keeps the first connection over which both sides
 /// have proved that they have the token. Sends only a random number to a peer that has not proved
-/// it. Returns false if no hvdrun with the token answers in time, or the agent gives up. Runs the
-/// loop meanwhile.
+/// this. Returns false if no hvdrun with the token answers in time, or the agent gives up. Runs the
+/// event loop meanwhile.
 /// @param hello without its proof
 /// @param connect_patience how long to wait for a connection
 /// @param answer_patience how long to wait for an answer once there is a connection
@@ -42,8 +42,8 @@ bool connect_to_launcher(asio::io_context& io, const LauncherAddress& address, c
                          std::chrono::milliseconds connect_patience,
                          std::chrono::milliseconds answer_patience, LauncherHandlers handlers);
 
-/// Connects to the hvdrun that the HVD_LAUNCHER_ variables name, in several attempts. If it is out
-/// of reach, prints how, and returns false, as it does if the agent gives up.
+/// Connects to the hvdrun that the HVD_LAUNCHER_ variables name, in several attempts. If hvdrun is
+/// out of reach, prints the reasons and returns false; also returns false if the agent gives up.
 /// @param hello without its proof
 /// @param who for example "rank 3"
 bool reach_launcher(asio::io_context& io, const Hello& hello, const std::string& token,

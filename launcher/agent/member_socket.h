@@ -25,7 +25,7 @@ class MemberSocket : public std::enable_shared_from_this<MemberSocket> {
   static std::shared_ptr<MemberSocket> make(asio::io_context& io, Receive receive, MayRead may_read,
                                             UniqueFd& worker_end);
 
-  /// Queues what the worker does not read.
+  /// Sends bytes to the worker, and queues those that it has not read.
   void send(std::string_view bytes);
   /// Reads the bytes that have arrived. Does not wait.
   void read_all();

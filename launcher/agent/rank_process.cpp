@@ -28,7 +28,7 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kReadSize = 64 * 1024;
 /// The delay between a request to stop that hvdrun has not sent, and SIGTERM to the program. Under
 /// mpirun a program that called MPI_Abort is about to exit with its own code, which a SIGTERM would
-/// hide. hvdrun usually sends its own order sooner.
+/// hide. The order from hvdrun usually arrives sooner.
 constexpr milliseconds kStopDelay{100};
 /// How long to wait for output of processes that the program left behind and that hold its pipes
 /// open.

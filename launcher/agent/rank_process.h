@@ -24,7 +24,7 @@ namespace hvd::launcher {
 ///   waiting --order to start--> running --program ended--> reported --pipes at their end-->
 ///   drained --release, or connection lost--> done
 ///
-/// A rank that is stopped while it waits ends without a program.
+/// A rank that is stopped while it waits ends without starting a program.
 class RankProcess {
  public:
   /// The agent's connection to hvdrun.
@@ -33,7 +33,7 @@ class RankProcess {
     virtual ~Link() = default;
     /// Drops the frame if the connection is lost.
     virtual void send(FrameType type, int rank, std::string_view payload) = 0;
-    /// Whether so little is queued that the programs' rendezvous may be read.
+    /// Whether the queue is short enough to read from the programs' rendezvous.
     virtual bool has_room() const = 0;
   };
   struct Program {
@@ -43,7 +43,7 @@ class RankProcess {
     int inherited_fd = -1;       ///< stays open in the program; -1: none
     /// Reports the end of the program before its last output, which others need not wait for.
     bool reports_at_once = false;
-    /// Is called when the program has ended, before its end is reported.
+    /// Called when the program has ended, before its end is reported.
     std::function<void()> on_end = [] {};
     /// The time from SIGTERM to SIGKILL when the connection to hvdrun is lost.
     std::chrono::milliseconds orphan_grace{500};
@@ -69,9 +69,9 @@ class RankProcess {
   void on_frame(const Frame& frame);
   /// Stops the program, because hvdrun is out of reach.
   void on_connection_lost();
-  /// A child of the agent has ended.
+  /// To be called when a child of the agent has ended.
   void on_child_ended() { detect_end(); }
-  /// A signal to the agent.
+  /// To be called when the agent has received a signal.
   void on_signal(int signal);
   /// Handles what is due now. To be called after every event.
   void step();

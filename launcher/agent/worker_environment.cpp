@@ -16,9 +16,9 @@ std::vector<std::string> worker_environment(std::vector<std::string> environment
                                             const std::vector<std::string>& kept) {
   environment =
       rank_environment(std::move(environment), {.local_rank = place.local_rank}, place.omp_threads);
-  // Nodes that meet at an endpoint have the same token at each start of their line.
+  // Nodes that join at an endpoint derive the same token each time their command line is started.
   add_job_variables(environment, order, "hvdrun", text(token, order.job), kept);
-  // They change while the worker runs.
+  // These values change while the worker runs.
   for (const char* const name :
        {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE",
         "GROUP_WORLD_SIZE", "HVD_RANK", "HVD_SIZE", "HVD_LOCAL_RANK", "HVD_LOCAL_SIZE",

@@ -17,7 +17,7 @@ enum class Controller {
 std::string_view to_string(Controller controller);
 std::optional<Controller> parse_controller(std::string_view name);
 
-/// The facts on which the choice depends.
+/// The facts that the choice depends on.
 struct ControllerFacts {
   std::string batch_system = {};  ///< the variable that shows an allocation; empty: no allocation
   bool mpi_args = false;          ///< --mpi-args is given
@@ -39,11 +39,11 @@ ControllerChoice choose_controller(Controller asked, const ControllerFacts& fact
 
 /// Describes a program that is linked with MPI, such as "./solver needs libmpi.so.40"; empty if
 /// there is no such program. The program calls MPI itself, so without mpirun each of its ranks
-/// would be a job of its own. `command` is the program and its arguments; each argument may be a
+/// would form a separate job. `command` is the program and its arguments; each argument may be a
 /// program too (numactl ./solver).
 std::string program_that_needs_mpi(const std::vector<std::string>& command);
 
-/// Whether ucx_problem() finds none.
+/// Whether ucx_problem() finds no problem.
 bool finds_ucx();
 
 }  // namespace hvd::launcher

@@ -45,8 +45,8 @@ bool selects_elastic(const ElasticWords& words);
 /// @throws LaunchError (kUsage) that names the option
 ElasticOptions make_elastic_options(const ElasticWords& words, int np);
 
-/// The options of a job whose number of nodes is a range (--nnodes A:B). The number of its ranks
-/// follows from that. @throws LaunchError (kUsage) that names the option
+/// The options of a job whose number of nodes is a range (--nnodes A:B), which determines the
+/// numbers of ranks. @throws LaunchError (kUsage) that names the option
 ElasticOptions make_elastic_options(const ElasticWords& words, const NodeOptions& node);
 
 /// @throws LaunchError (kUsage) if an option is given that has an effect in an elastic job only, or

@@ -75,7 +75,7 @@ std::vector<std::string> addresses_of(const std::string& name) {
   return addresses;
 }
 
-/// Looks names up at the same time, and leaves out those without an answer after a second.
+/// Looks all names up at the same time, and leaves out those without a result after a second.
 std::map<std::string, std::vector<std::string>> resolve_names(
     const std::vector<std::string>& names) {
   const auto look_up = [&names](int fd) {

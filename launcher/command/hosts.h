@@ -17,7 +17,7 @@ struct Host {
   bool operator==(const Host&) const = default;
 };
 
-/// Parses "host" or "host:N". Empty if it is neither. @param slots of a host without a number
+/// Parses "host" or "host:N". Empty if the text is neither. @param slots of a host without a number
 std::optional<Host> parse_host(std::string_view text, int slots = 1);
 /// Adds a host. The slots of a host that is listed already are added up.
 void add_host(std::vector<Host>& hosts, const Host& host);
@@ -52,14 +52,14 @@ struct OwnNames {
   std::function<std::map<std::string, std::vector<std::string>>(const std::vector<std::string>&)>
       resolve = {};
 };
-/// Those of this machine. Names are looked up for at most a second altogether.
+/// The names of this machine. Name look-ups take at most a second in total.
 OwnNames own_names();
 
 /// Whether the name is this machine's. A fully qualified name and its first label are the same
 /// host.
 bool is_local_host(std::string_view name, std::string_view own_hostname);
 /// Marks the hosts that are this machine: by its name, by one of its addresses, or by a name that
-/// stands for one of these. A host with a user other than this process's is not marked.
+/// resolves to one of these. A host with a user other than this process's is not marked.
 void mark_local_hosts(std::vector<Host>& hosts, const OwnNames& own);
 bool all_local(const std::vector<Host>& hosts, std::string_view own_hostname);
 

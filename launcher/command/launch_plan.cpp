@@ -113,15 +113,15 @@ void check_hosts_for_mpirun(const LaunchPlan& plan) {
   }
 }
 
-/// Adds a variable that hvdrun would otherwise set itself, unless -x gives it.
+/// Adds a variable of hvdrun's, unless -x sets it.
 void add_own(LaunchPlan& plan, const std::string& name, const std::string& value) {
   if (std::find(plan.exports.begin(), plan.exports.end(), name) != plan.exports.end()) return;
   plan.exports.push_back(name);
   plan.variables.emplace_back(name, value);
 }
 
-/// The variables of a job with torchrun's options. The ranks of several nodes meet at the master's
-/// port, which rank 0 serves; those of one node meet through hvdrun.
+/// The variables of a job with torchrun's options. The ranks of several nodes find each other at
+/// the master's port, which rank 0 serves; those of one node find each other through hvdrun.
 void add_node(const NodeOptions& node, LaunchPlan& plan) {
   if (node.is_elastic()) {
     plan.variables.emplace_back(kRunIdVariable, node.run_id);
@@ -150,7 +150,7 @@ void add_node(const NodeOptions& node, LaunchPlan& plan) {
       text("tcp://", ipv6 ? "[" : "", node.master_address, ipv6 ? "]:" : ":", node.master_port));
   const std::string job = environment_variable("HVD_JOB_NAME").value_or("");
   add_own(plan, "HVD_JOB_NAME", job.empty() ? node.run_id : job);
-  // The nodes share no secret of hvdrun's, so the ranks keep the user's token.
+  // The nodes do not share a secret from hvdrun, so the ranks keep the user's token.
   plan.exports.emplace_back("HVD_JOB_TOKEN");
 }
 

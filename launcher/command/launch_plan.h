@@ -25,7 +25,7 @@ struct LaunchPlan {
   /// with torchrun's options, in which each node's hvdrun starts its own ranks.
   int first_rank = 0;
   int world_size = 1;
-  /// Empty: this machine, or the hosts that the batch system has allotted.
+  /// Empty: this machine, or the hosts that the batch system has allocated.
   std::vector<Host> hosts;
   std::string hostname;    ///< of this machine
   bool local_only = true;  ///< no rank runs on another machine
@@ -56,8 +56,8 @@ std::optional<std::string> value_for_ranks(const LaunchPlan& plan, const std::st
 /// HVD_MPIRUN, else "mpirun", or "mpiexec" if PATH has only that.
 std::string mpirun_name();
 
-/// Finds out which MPI an mpirun belongs to, by its file's name and the files beside it. It runs
-/// nothing. An unknown one counts as Open MPI's.
+/// Determines which MPI an mpirun belongs to, by its file name and the files beside it, without
+/// running it. An unknown mpirun counts as Open MPI's.
 MpirunKind kind_of_mpirun(const std::string& mpirun);
 
 }  // namespace hvd::launcher

@@ -62,7 +62,7 @@ void append_parameters(const LaunchPlan& plan, std::vector<std::string>& argv) {
   // Single-copy transfers (CMA) need a ptrace permission that containers lack, and are slower than
   // two copies here.
   if (!user_chose(plan, kSingleCopy)) append(argv, {"--mca", kSingleCopy, "none"});
-  // The other ways to send messages are for networks. To try them takes half of MPI_Init.
+  // Other transports are for networks, and trying them takes half of the time of MPI_Init.
   if (plan.local_only && !user_chose(plan, "pml") && !user_chose(plan, "mtl"))
     append(argv, {"--mca", "pml", "ob1"});
   if (!plan.remote_shell.empty() && !user_chose(plan, "plm_rsh_agent"))
@@ -74,8 +74,8 @@ void append_parameters(const LaunchPlan& plan, std::vector<std::string>& argv) {
            {"--mca", "oob_tcp_keepalive_time", text(third), "--mca", "oob_tcp_keepalive_intvl",
             text(third), "--mca", "oob_tcp_keepalive_probes", "2"});
   }
-  // mpiruns that start or end at the same time disturb each other in the folder that they share,
-  // /tmp/ompi.HOST.UID ("mkdir: File exists").
+  // Several mpiruns that start or end at the same time interfere with each other in their shared
+  // folder, /tmp/ompi.HOST.UID ("mkdir: File exists").
   const bool user_chose_folder =
       user_chose(plan, "orte_tmpdir_base") || user_chose(plan, "orte_local_tmpdir_base");
   if (!plan.session_folder.empty() && !user_chose_folder)
@@ -93,7 +93,7 @@ void add_default(const LaunchPlan& plan, MpirunCommand& command, const std::stri
 void bind_by_hydra(const LaunchPlan& plan, MpirunCommand& command) {
   const bool binds = plan.bind == Bind::kCore || plan.bind == Bind::kNuma;
   if (plan.mpirun_kind == MpirunKind::kMpich) {
-    // It binds only if it is told to.
+    // It binds ranks only on request.
     if (binds && !mentions(plan.mpi_args, {"-bind-to", "--bind-to"}))
       append(command.argv, {"-bind-to", to_string(plan.bind)});
     return;
@@ -136,8 +136,8 @@ void append_argument_sets(const LaunchPlan& plan, std::vector<std::string>& argv
   }
 }
 
-/// For Hydra, the launcher of MPICH and Intel MPI. It gives the ranks all variables of hvdrun, on
-/// other hosts too, through its own connections.
+/// For Hydra, the launcher of MPICH and Intel MPI. It passes all variables of hvdrun to the ranks,
+/// on other hosts too, through its own connections.
 MpirunCommand build_hydra_command(const LaunchPlan& plan) {
   MpirunCommand command;
   command.added_variables = plan.variables;

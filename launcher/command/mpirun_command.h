@@ -9,7 +9,7 @@
 
 namespace hvd::launcher {
 
-/// How the ranks are bound in the end: arguments for mpirun take precedence over --bind.
+/// How the ranks are actually bound: arguments for mpirun take precedence over --bind.
 Bind effective_bind(const LaunchPlan& plan);
 
 struct MpirunCommand {
@@ -18,14 +18,15 @@ struct MpirunCommand {
       added_variables;  ///< beyond hvdrun's own environment
 };
 
-/// Pure. Values of variables never appear in argv, where every user of the machine could read them.
+/// Makes the command. Values of variables never appear in argv, where every user of the machine
+/// could read them. Pure.
 MpirunCommand build_mpirun_command(const LaunchPlan& plan);
 
 /// The host on which mpirun will start a rank, if the hosts and their slots determine it; else
 /// empty.
 std::string planned_host(const LaunchPlan& plan, int rank);
 
-/// A line for a shell: the added variables, without those that only a running hvdrun can give, and
+/// A line for a shell: the added variables, except those that only a running hvdrun can set, and
 /// the command.
 std::string format_command(const MpirunCommand& command);
 

@@ -8,17 +8,17 @@
 
 namespace hvd::launcher {
 
-/// A job of which hvdrun starts the ranks of one node, as torchrun does: the same command line runs
-/// on every node, and no node starts ranks on another.
+/// A job in which each hvdrun starts the ranks of its own node, as torchrun does: the same command
+/// line runs on every node.
 struct NodeOptions {
   int nodes = 1;       ///< in an elastic job, the fewest
   int most_nodes = 0;  ///< --nnodes A:B selects an elastic job of at most B nodes; else 0
-  /// This node's rank; empty: the nodes distribute the ranks at the endpoint, which is then the
-  /// master's address and a port that is not the master's.
+  /// This node's rank; empty: the nodes distribute the ranks at the endpoint. The endpoint is then
+  /// the master's address with a port other than the master's.
   std::optional<int> rank = 0;
   int processes = 1;  ///< per node
-  /// Rank 0 of the job serves there, or, in an elastic job, the hvdrun of that node. Empty: hvdrun
-  /// chooses an address and a port, on one node only.
+  /// The address at which rank 0 of the job serves or, in an elastic job, the hvdrun of that node.
+  /// Empty: hvdrun chooses an address and a port (one node only).
   std::string master_address = {};
   int master_port = 0;
   std::string run_id = "none";
@@ -55,7 +55,7 @@ using Streams = std::array<bool, 2>;
 /// torchrun's options for the output of the ranks of one host.
 struct LogOptions {
   std::optional<std::string> folder;  ///< --log-dir
-  /// By local rank; -1: those that have no value of their own.
+  /// By local rank; -1: the default for all other local ranks.
   std::map<int, Streams> redirects, tee;
   std::set<int> shown_ranks;  ///< local ranks whose output is shown; empty: all
 
@@ -74,7 +74,7 @@ struct RankStreams {
   Streams shown = {true, true};     ///< to hvdrun's own stdout and stderr
   bool operator==(const RankStreams&) const = default;
 };
-/// A stream that is redirected is not shown, unless it is also teed. Pure.
+/// Combines the options: a redirected stream is not shown unless it is also teed. Pure.
 RankStreams streams_of(const LogOptions& options, int local_rank);
 
 }  // namespace hvd::launcher

@@ -69,7 +69,8 @@ constexpr std::array kTorchrunOptions = {
     "standalone",  "max-restarts",     "role",          "no-python",
     "log-dir",     "redirects",        "tee",           "local-ranks-filter",
     "rdzv-conf",   "monitor-interval", "start-method",  "module"};
-/// Those that make hvdrun start the ranks of one node.
+/// The number of these options, counted from the first, that make hvdrun start the ranks of one
+/// node.
 constexpr std::size_t kNodeOptions = 9;
 /// Options that are not settings of a job.
 constexpr std::array kActions = {"help",    "version",      "check-build",
@@ -391,7 +392,7 @@ void read_logs(const RawOptions& raw, LogOptions& logs) {
   if (!raw.local_ranks.empty()) logs.shown_ranks = parse_local_ranks(raw.local_ranks);
 }
 
-/// The values that are words of a list.
+/// Reads the options whose values are words from a list.
 void read_choices(const RawOptions& raw, LaunchOptions& options) {
   const auto bind = parse_bind(raw.bind);
   if (!bind)
@@ -405,7 +406,7 @@ void read_choices(const RawOptions& raw, LaunchOptions& options) {
   options.controller = *controller;
 }
 
-/// The number of ranks and where they run.
+/// Reads the number of ranks and their hosts.
 void read_ranks(const RawOptions& raw, const OptionSources& sources, LaunchOptions& options) {
   options.max_restarts = parse_max_restarts(raw.node);
   if (const auto node = node_option(sources, raw)) {
@@ -426,12 +427,12 @@ void read_ranks(const RawOptions& raw, const OptionSources& sources, LaunchOptio
   } else if (!raw.hostfile.empty()) {
     options.hosts = read_hostfile(raw.hostfile);
   }
-  // As in Horovod: the least number of ranks, if that alone is given.
+  // As in Horovod: the least number of ranks, if only that is given.
   options.np = parse_np(raw.np || raw.elastic.least.empty() ? raw.np : raw.elastic.least);
   check_slots(options);
 }
 
-/// Refuses what an elastic job cannot be combined with.
+/// Refuses options that cannot be combined with an elastic job.
 void check_elastic(const LaunchOptions& options) {
   if (options.controller == Controller::kMpi || !options.mpi_args.empty()) {
     throw LaunchError(ExitCode::kUsage,

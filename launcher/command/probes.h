@@ -5,8 +5,8 @@
 
 namespace hvd::launcher {
 
-/// Why hvd cannot use UCX on this machine, such as "UCX 1.12.0 is too old (hvd needs 1.13)"; empty
-/// if it can. Loads UCX in a child process.
+/// The reason why hvd cannot use UCX on this machine, such as "UCX 1.12.0 is too old (hvd needs
+/// 1.13)"; empty if it can. Loads UCX in a child process.
 std::string ucx_problem();
 /// The same for the version that a library reports; a library without one is too old. Pure.
 std::string problem_of_ucx_version(const std::optional<std::string>& version);

@@ -99,8 +99,8 @@ std::vector<std::string> rank_environment(std::vector<std::string> environment,
   const std::string max_restarts = text(number(kMaxRestartsVariable, 0));
   std::erase_if(environment,
                 [](const std::string& variable) { return variable.starts_with(kInternalPrefix); });
-  // hvdrun gives mpirun this folder. mpirun passes on the parameter and the path that it has
-  // derived from it, and MPI_Init reports the two as a contradiction.
+  // hvdrun passes this folder to mpirun. mpirun passes on both the parameter and the path that it
+  // derives from it, and MPI_Init reports these two as a contradiction.
   set_variable(environment, "OMPI_MCA_orte_local_tmpdir_base", std::nullopt);
   // hvdrun may itself run under torchrun, whose agent does not serve these ranks.
   std::erase_if(environment,

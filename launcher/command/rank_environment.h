@@ -30,12 +30,12 @@ inline constexpr const char* kFirstRankVariable = "HVD_LAUNCHER_FIRST_RANK";
 inline constexpr const char* kWorldSizeVariable = "HVD_LAUNCHER_WORLD_SIZE";
 inline constexpr const char* kRunIdVariable = "HVD_LAUNCHER_RUN_ID";
 inline constexpr const char* kRoleVariable = "HVD_LAUNCHER_ROLE";
-/// Set for a job that may be restarted: --max-restarts, and how often that has happened.
+/// Set for a job that may be restarted: --max-restarts, and the number of restarts so far.
 inline constexpr const char* kMaxRestartsVariable = "HVD_LAUNCHER_MAX_RESTARTS";
 inline constexpr const char* kRestartCountVariable = "HVD_LAUNCHER_RESTART_COUNT";
 /// Names that -x has set, which stay as they are.
 inline constexpr const char* kExportsVariable = "HVD_LAUNCHER_EXPORTS";
-/// Unlike the rest, for the program: the address at which its agent receives notices.
+/// For the program, unlike the variables above: the address at which its agent receives notices.
 inline constexpr const char* kNoticeVariable = "HVD_LAUNCHER_NOTICES";
 inline constexpr const char* kPeerVariable = "HVD_LAUNCHER_PEER";
 inline constexpr const char* kOutputTtyVariable = "HVD_OUTPUT_TTY";
@@ -62,7 +62,7 @@ bool is_set_by_hvdrun(std::string_view name);
 
 /// OpenMP threads per rank when mpirun binds: the host's cores, divided among its ranks.
 /// `allowed_cores` counts the cores in the affinity mask of this process; under Bind::kCore they
-/// already are its share.
+/// are already its share.
 int default_omp_threads(Bind bind, int allowed_cores, int online_cores, int local_size);
 
 /// Makes Open MPI put its shared-memory segments into `folder`, which is removed with the job,

@@ -70,8 +70,8 @@ Fact<std::uint64_t> available_memory() {
   return unknown<std::uint64_t>("/proc/meminfo has no MemAvailable");
 }
 
-/// Whether a child may read this process's memory. Ranks of a host open each other's shared memory
-/// under the same permission, and Open MPI copies that way.
+/// Whether a child may read this process's memory. Ranks of a host need the same permission to open
+/// each other's shared memory, and Open MPI needs it to copy directly.
 Fact<bool> cross_memory_attach() {
   int source = 1;
   const pid_t parent = ::getpid();
@@ -132,7 +132,8 @@ std::string virtual_kind(const std::filesystem::path& root, const std::string& n
   if (std::filesystem::exists(folder / "bridge", error)) return "bridge";
   if (std::filesystem::exists(folder / "tun_flags", error)) return "tun";
   const auto target = std::filesystem::read_symlink(folder, error).native();
-  // A container's own end of a virtual pair is its way out, so it counts as hardware.
+  // A container's own end of a virtual pair is its connection to the network, so it counts as
+  // hardware.
   if (!error && target.find("/devices/virtual/") != std::string::npos && name.starts_with("veth"))
     return "veth";
   return "";

@@ -9,7 +9,7 @@
 
 namespace hvd::launcher::doctor {
 
-/// A host that was asked for.
+/// A host that was examined.
 struct HostResult {
   std::string name;       ///< a name or an address
   int slots = 1;          ///< ranks that it may run
@@ -25,7 +25,7 @@ struct Carriage {
   std::string why;
 };
 
-/// The small job that measured.
+/// The result of the small job that measures.
 struct JobResult {
   bool succeeded = false;
   int np = 0;
@@ -64,7 +64,7 @@ struct Diagnosis {
 /// Diagnosis::findings.
 std::vector<Finding> find_problems(const Diagnosis& diagnosis);
 
-/// How allreduces of this job have travelled, and why. Pure.
+/// Which backends carried the allreduces of this job, and why. Pure.
 std::vector<Carriage> carriages_of(const Diagnosis& diagnosis);
 
 /// The whole diagnosis in JSON. docs/doctor.md describes it.

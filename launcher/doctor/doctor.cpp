@@ -115,7 +115,7 @@ std::vector<HostResult> chosen_hosts(const DoctorOptions& options) {
   return hosts;
 }
 
-/// Has each host collect its facts: this one in a child process, others by hvdrun.
+/// Collects the facts of each host: this host's in a child process, the others' through hvdrun.
 void collect_facts(const DoctorOptions& options, const std::string& program,
                    std::vector<HostResult>& hosts) {
   std::vector<ChildCommand> commands;

@@ -49,7 +49,7 @@ void from_json(const nlohmann::json& json, Fact<Value>& fact) {
 
 }  // namespace hvd::launcher::doctor
 
-/// No value is null in JSON. (nlohmann-json converts std::optional from version 3.12 on.)
+/// An empty optional is null in JSON. (nlohmann-json converts std::optional from version 3.12 on.)
 template <class Value>
 struct nlohmann::adl_serializer<std::optional<Value>> {
   static void to_json(nlohmann::json& json, const std::optional<Value>& value) {

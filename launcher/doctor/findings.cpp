@@ -124,7 +124,7 @@ void check_limits(const HostResult& host, Findings& findings) {
   }
 }
 
-/// Whether other processes take so much time that the times of this host mean little.
+/// Whether other processes use so much time that the measured times of this host are unreliable.
 bool is_busy(const CpuFacts& cpus) { return cpus.load && *cpus.load > cpus.online + 1; }
 
 void check_cpus(const HostResult& host, int ranks, Findings& findings) {
@@ -314,7 +314,7 @@ void check_job(const JobResult& job, Findings& findings) {
   }
 }
 
-/// Reports ranks of one host that exchange messages although they could share memory.
+/// Reports ranks of one host that use messages although they could use shared memory.
 void check_backends(const JobResult& job, Findings& findings) {
   for (const RankReport& rank : job.ranks) {
     for (const Measurement& measured : rank.measurements) {
@@ -350,7 +350,8 @@ std::string good_interface(const Diagnosis& diagnosis,
   return "INTERFACE";
 }
 
-/// Reports addresses that several hosts have: a rank that connects to one reaches itself.
+/// Reports addresses that several hosts have: a rank that connects to such an address may reach its
+/// own host.
 void check_addresses(const Diagnosis& diagnosis, Findings& findings) {
   std::map<std::string, std::vector<std::string>> owners;
   std::map<std::string, std::string> interface_of;

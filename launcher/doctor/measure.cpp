@@ -30,7 +30,8 @@ using Seconds = std::chrono::duration<double>;
 constexpr std::uint64_t kSizes[] = {8, 64 << 10, 8 << 20};
 constexpr std::uint64_t kLarge = 64 << 10;  // from here on the time grows with the size
 constexpr double kSeriesSeconds = 0.2;
-/// An operation that would take longer is not measured, and none is after this time of the job.
+/// Operations that would take longer than kMostSeconds are not measured, nor are any after
+/// kMostSecondsOfJob of the job.
 constexpr double kMostSeconds = 0.7, kMostSecondsOfJob = 5;
 constexpr int kFewestRepetitions = 3, kMostRepetitions = 500;
 /// Hosts whose connection with rank 0's host is measured, and tried at all addresses.
@@ -106,7 +107,7 @@ std::vector<std::vector<int>> ranks_by_host(const std::string& own) {
   return hosts;
 }
 
-/// Tries all addresses of the other hosts from the first host, and those of the first one from the
+/// Tries all addresses of the other hosts from the first host, and those of the first host from the
 /// others. Collective.
 std::vector<Reach> try_hosts(const std::vector<std::vector<int>>& hosts) {
   const auto greeting_of = [](int rank) { return text("hvd-doctor rank ", rank, " of ", size()); };
@@ -135,7 +136,7 @@ struct Exchange {
   std::int64_t sent = 0, returned = 0;    ///< the first rank's
   std::array<std::int64_t, 2> peer = {};  ///< received and replied, by the second rank
   std::int64_t round_trip() const { return (returned - sent) - (peer[1] - peer[0]); }
-  /// How far the second rank's clock is ahead, within half of the round trip.
+  /// How far the second rank's clock is ahead, with an error of at most half the round trip.
   double offset() const { return static_cast<double>((peer[0] - sent) + (peer[1] - returned)) / 2; }
 };
 
@@ -191,8 +192,8 @@ double largest_of(const Probe& probe, const char* what, double value) {
   return static_cast<double>(largest[0]);
 }
 
-/// Runs the probe as often as the time allows, equally often on all ranks of the set.
-/// @param expected_s the time that one probably takes; equal on all ranks
+/// Runs the probe as often as the time allows, equally often on all ranks of the set. @param
+/// expected_s the expected time of one operation; equal on all ranks
 /// @return the median time on the slowest rank
 double time_probe(Probe& probe, double expected_s, Clock::time_point job_began) {
   const auto leave_out = [&](const std::string& reason) {
@@ -253,7 +254,7 @@ std::vector<Probe> measure_allreduces(const ProcessSet& set, const char* scope,
   return probes;
 }
 
-/// Measures messages between the two ranks of a set: half of the time there and back.
+/// Measures messages between the two ranks of a set: half of the round-trip time.
 std::vector<Probe> measure_sends(const ProcessSet& pair, const char* scope,
                                  Clock::time_point job_began, RankReport& report) {
   std::vector<Exchange> exchanges;
@@ -285,7 +286,7 @@ std::vector<Probe> measure_sends(const ProcessSet& pair, const char* scope,
          .offset_s = best.offset() / 1e9,
          .error_s = static_cast<double>(std::max<std::int64_t>(best.round_trip(), 0)) / 2e9});
   }
-  // For find_backends(), which may run after `exchanges` has ended.
+  // For find_backends(), which may run when `exchanges` no longer exists.
   probes[0].once = [pair, name = probes[0].name()] { exchange_times(pair, name); };
   return probes;
 }

@@ -12,7 +12,7 @@
 /// hvd-doctor-rank: the program that `hvdrun doctor` runs, on each host for its facts and as the
 /// ranks of a job that measures. It prints a line with kRecordPrefix and JSON.
 ///
-/// It is a program of its own because hvdrun does not link hvd: hvdrun runs once per rank and must
+/// It is a separate program because hvdrun does not link hvd: hvdrun runs once per rank and must
 /// start in milliseconds.
 namespace {
 

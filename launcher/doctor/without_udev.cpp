@@ -1,5 +1,5 @@
-// The functions of libudev that a static hwloc needs. It reads disks with them, which hvdrun does
-// not examine, and goes on without udev if udev_new() returns a null pointer.
+// The functions of libudev that a static hwloc needs. hwloc uses them to examine disks, which
+// hvdrun does not need, and continues without udev if udev_new() returns a null pointer.
 
 extern "C" {
 

@@ -13,7 +13,7 @@ namespace hvd::launcher {
 struct LostWorker {
   std::uint64_t id = 0;
   std::string host = {};
-  std::uint64_t generation = 0;  ///< that it was a rank of; 0: it was no rank yet
+  std::uint64_t generation = 0;  ///< that it was a rank of; 0: it was not a rank yet
   std::string cause = {};
   std::uint64_t replacement = 0;  ///< 0: it was not replaced
 };
@@ -27,8 +27,8 @@ struct ElasticRecord {
   std::vector<std::string> stderr_tail = {};
 };
 
-/// How a worker's program has ended, as in "killed by signal 9 (SIGKILL)".
-/// @param death the program's own account of it
+/// How a worker's program has ended, as in "killed by signal 9 (SIGKILL)". @param death the
+/// program's own notice of its end
 std::string describe_end(const Ended& ended, const std::optional<Notice>& death);
 
 /// The last message, for stderr; empty when no worker was lost and the job is complete. Ends in a

@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The time that agents get to end after their connections were closed.
+/// Time for agents to end after their connections were closed.
 constexpr milliseconds kAgentPatience{2000};
 
 std::vector<int> first_slots(const std::vector<int>& slots, int count) {
@@ -56,7 +56,7 @@ void ElasticJob::reap_agents() {
     const auto end = try_wait(host.agent);
     if (!end) continue;
     host.agent = -1;
-    // Where it is connected, the connection decides; a remote shell may end earlier.
+    // If the agent is connected, only the connection counts; a remote shell may end earlier.
     if (!host.connected && !ending_) agent_failed(host, *end);
   }
 }
@@ -80,7 +80,7 @@ void ElasticJob::agent_failed(Host& host, const ExitStatus& end) {
 
 std::vector<int> ElasticJob::on_join(const Hello& hello) {
   if (!options_.node || ending_ || hello.slots > kMostSlotsOfAHost) return {};
-  // Several nodes may be one host. One that has left and comes back has its former place.
+  // Several nodes may be one host. A node that has left and joins again gets its former entry.
   const auto is_free = [this](const std::string& name) {
     return std::none_of(hosts_.begin(), hosts_.end(), [&](const Host& host) {
       return host.place.host == name && (!host.joins || host.connected);
@@ -108,7 +108,7 @@ void ElasticJob::on_hello(const Hello& hello, const std::string& address) {
   host.taken = host.given = static_cast<int>(hello.seats.size());
   host.refuses = false;
   placement_.host_connected(index);
-  use_slots(index);  // it may have got more since its agent was started
+  use_slots(index);  // its number of slots may have grown since its agent was started
 }
 
 void ElasticJob::on_slots(int slot, const std::vector<int>& taken) {
@@ -134,7 +134,8 @@ void ElasticJob::on_disconnected(const std::vector<int>& slots) {
   host_down(host_of(slots.front()));
 }
 
-/// The connection to a host's agent has ended, or the coordinator has given the host up.
+/// To be called when the connection to a host's agent has ended, or the coordinator has given up
+/// the host.
 void ElasticJob::host_down(std::size_t index) {
   Host& host = hosts_[index];
   const TimePoint present = time_now();
@@ -148,7 +149,7 @@ void ElasticJob::host_down(std::size_t index) {
   }
   host.connected = host.has_workers = false;
   server_.readmit(host.place.ranks);
-  // Its agent and with it the workers end, if they are on this host.
+  // Ends the agent and with it the workers, if they are on this host.
   if (host.agent > 0) {
     ::kill(host.agent, SIGKILL);
     former_agents_.push_back(std::exchange(host.agent, -1));
@@ -160,8 +161,8 @@ void ElasticJob::host_down(std::size_t index) {
   carry_out();
 }
 
-/// Takes the answer of the discovery script, if it has ended. While it fails, the last answer
-/// holds.
+/// Applies the output of the discovery script, if it has ended. While the script fails, the last
+/// output remains valid.
 void ElasticJob::discover() {
   if (!discovery_ || ending_) return;
   try {
@@ -224,8 +225,8 @@ void ElasticJob::set_slots(std::size_t index, int slots) {
   use_slots(index);
 }
 
-/// Lets workers be started in the host's slots. Those that its agent does not have yet are offered
-/// to it, and used after its answer. An agent that was asked to end starts no worker.
+/// Lets workers be started in the host's slots. Slots that its agent does not have yet are offered
+/// to the agent, and used after its reply. An agent that was asked to end starts no workers.
 void ElasticJob::use_slots(std::size_t index) {
   Host& host = hosts_[index];
   std::vector<int>& numbers = host.place.ranks;
@@ -248,7 +249,7 @@ void ElasticJob::use_slots(std::size_t index) {
       coordinator_.worker_leaves(worker.id, !placement_.has_place(slot), time_now());
 }
 
-/// A node that joins by itself has no slots until it comes back.
+/// A node that joins by itself has no slots until it joins again.
 void ElasticJob::agent_gone(std::size_t index) {
   Host& host = hosts_[index];
   host.leaving = false;
@@ -292,20 +293,20 @@ void ElasticJob::stop_workers(int signal, int kill_after_ms) {
     server_.send(slot, {.signal = signal, .stop = true, .kill_after_ms = kill_after_ms});
 }
 
-/// Ends the agents, which end what is left of their workers.
+/// Ends the agents, which end their remaining workers.
 void ElasticJob::end_agents() {
   closed_ = true;
   give_up_at_.reset();
   discovery_.reset();
   server_.finish_all(record_.code);
-  for (const Host& host : hosts_)  // those that have not connected
+  for (const Host& host : hosts_)  // agents that have not connected
     if (host.agent > 0 && !host.connected) ::kill(host.agent, SIGTERM);
   kill_at_ = Clock::now() + kAgentPatience;
   agents_output_end_.reset();
 }
 
-/// The agent of a node that has joined by itself is no child of this process, so its connection
-/// shows whether it knows of the end.
+/// The agent of a node that has joined by itself is not a child of this process, so its connection
+/// shows whether it has been informed of the end.
 bool ElasticJob::over() const {
   return closed_ && former_agents_.empty() && (!kill_at_ || server_.finished()) &&
          std::none_of(hosts_.begin(), hosts_.end(),

@@ -18,16 +18,16 @@
 
 // Note [An elastic job in hvdrun]
 //
-// The coordinator decides on membership, Placement on processes; neither does input or output.
-// ElasticJob connects the two: it tells the coordinator which workers were started and have ended,
-// and Placement which of them were lost. A worker that the coordinator gives up is killed by its
-// agent, which reports that none of its threads runs any more, mostly long before the kernel has
-// freed its memory; then the next generation may begin. Its slot is used again only after the end
-// of the process and of its output.
+// The coordinator decides on membership, and Placement on processes; neither does input or output.
+// ElasticJob connects the two: it reports to the coordinator which workers were started and have
+// ended, and to Placement which of them were lost. When the coordinator gives up a worker, its
+// agent kills it and reports when none of its threads runs any more, mostly long before the kernel
+// has freed its memory; the next generation may then begin. The slot is used again only after the
+// end of the process and of its output.
 //
 // If the coordinator gives up a host, hvdrun closes the connection to its agent and kills the
-// process that has started the agent. The agent then ends its workers, or, if it is cut off, when
-// its lease expires.
+// process that has started the agent. The agent then ends its workers; if it is cut off, it does so
+// when its lease expires.
 
 namespace hvd::launcher {
 namespace {
@@ -38,7 +38,7 @@ using std::chrono::milliseconds;
 constexpr int kMostEventsAtOnce = 64;
 constexpr milliseconds kSameRequest{200};
 constexpr std::chrono::seconds kProofPatience{10};
-/// Failures in a row after which a job without a generation ends.
+/// Number of consecutive failures after which a job without a generation ends.
 constexpr int kMostFailedStarts = 3;
 
 constexpr std::array kJobSignals = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
@@ -56,7 +56,7 @@ std::vector<HostRanks> slots_of(const LaunchOptions& options, const LaunchPlan& 
   if (options.node) return place_ranks(options.node->processes, {}, plan.hostname);
   const int slots = plan.hosts.empty() ? elastic.most + elastic.spares : total_slots(plan.hosts);
   std::vector<HostRanks> hosts = place_ranks(slots, plan.hosts, plan.hostname);
-  int next = 0;  // as in Placement, also if two names of one host do not stand side by side
+  int next = 0;  // numbered as in Placement, even if two names of one host are not adjacent
   for (HostRanks& host : hosts)
     for (int& slot : host.ranks) slot = next++;
   return hosts;
@@ -283,7 +283,7 @@ void ElasticJob::tend() {
   carry_out();
 }
 
-/// Carries out what the coordinator has decided since the last call.
+/// Carries out the coordinator's decisions since the last call.
 void ElasticJob::carry_out() {
   if (ending_) return;
   for (const member::CoordinatorAction& action : coordinator_.take_actions()) {
@@ -338,7 +338,7 @@ void ElasticJob::on_member(int slot, std::string_view bytes) {
       if (ending_) return;
     }
   } catch (const wire::WireError& error) {
-    worker->over = true;  // reads no more of it
+    worker->over = true;  // stops reading its messages
     const std::string cause = text("it has sent an invalid message: ", error.what());
     kill({.worker = id, .cause = cause});
     placement_.lost(slot, id, time_now());
@@ -370,7 +370,7 @@ void ElasticJob::on_outcome(member::Outcome outcome) {
   ending_ = true;
   complete_ = outcome == member::Outcome::kComplete;
   if (complete_) {
-    record_.code = 0;  // not that of a worker that has failed before the first generation
+    record_.code = 0;  // replaces the code of a worker that failed before the first generation
     return;
   }
   give_up_at_ = Clock::now() + kLastReports;

@@ -35,14 +35,14 @@ namespace hvd::launcher {
 member::Deadlines deadlines_of(const ElasticOptions& options, const LaunchPlan& plan);
 
 /// One elastic job, from start to the last message. Carries the messages between its workers and
-/// the coordinator (core/member), carries out what that decides, and starts workers where
-/// Placement says. Not thread-safe: one thread, one loop.
+/// the coordinator (core/member), carries out the coordinator's decisions, and starts workers in
+/// the slots that Placement selects. Not thread-safe: one thread, one loop.
 ///
-/// Each host has slots, and each slot runs one worker after the other. To the ReportServer a slot
-/// is what a rank is in an ordinary job.
+/// Each host has slots, and each slot runs one worker after the other. The ReportServer treats
+/// slots like the ranks of an ordinary job.
 class ElasticJob final : private RankObserver {
  public:
-  /// With --nnodes A:B this is the job of the endpoint's node, which the others join.
+  /// With --nnodes A:B this is the job on the endpoint's node, which the other nodes join.
   /// @throws PortTaken when the endpoint's port is served already, LaunchError.
   ElasticJob(const LaunchOptions& options, LaunchPlan plan);
   /// Returns hvdrun's exit code. @throws LaunchError when no agent can be started.
@@ -50,11 +50,11 @@ class ElasticJob final : private RankObserver {
 
  private:
   using Clock = std::chrono::steady_clock;
-  /// The time from the end of the workers' grace period until hvdrun waits no longer for reports.
+  /// The time after the workers' grace period for which hvdrun still waits for reports.
   static constexpr std::chrono::milliseconds kLastReports{3000};
 
   struct Host {
-    HostRanks place;       ///< its ranks are the numbers of its slots, also of those not used now
+    HostRanks place;       ///< its ranks are the numbers of its slots, including unused ones
     int slots = 0;         ///< that are to be used
     bool joins = false;    ///< its agent is not started from here
     bool leaving = false;  ///< its agent was asked to end, and is still connected
@@ -64,8 +64,8 @@ class ElasticJob final : private RankObserver {
     bool connected = false;
     int taken = 0;             ///< slots that its agent has
     int given = 0;             ///< slots that its agent has or was offered
-    bool refuses = false;      ///< its agent can have no more
-    bool has_workers = false;  ///< the coordinator knows it
+    bool refuses = false;      ///< its agent cannot get more slots
+    bool has_workers = false;  ///< a worker was reported to the coordinator
     std::string address = {};
   };
   /// A worker that runs or has output left.
@@ -74,8 +74,8 @@ class ElasticJob final : private RankObserver {
     std::size_t host = 0;
     std::unique_ptr<RankOutput> output = {};
     MemberStream incoming = {};
-    bool over = false;       ///< the coordinator knows that it runs no more
-    bool refused = false;    ///< its program is another one
+    bool over = false;       ///< its end was reported to the coordinator
+    bool refused = false;    ///< its program differs from the job's
     bool dismissed = false;  ///< the coordinator lets it end
     std::string cause = {};  ///< why hvdrun has killed it
     std::optional<Notice> death = {};
@@ -142,7 +142,7 @@ class ElasticJob final : private RankObserver {
   const LaunchOptions options_;
   LaunchPlan plan_;
   const member::Deadlines deadlines_;
-  const std::string id_ = random_token();  ///< that no other start has
+  const std::string id_ = random_token();  ///< unique to this start
   int slots_;                              ///< of all hosts
   asio::io_context io_{1};
   Alarm alarm_{io_};
@@ -167,7 +167,7 @@ class ElasticJob final : private RankObserver {
   ElasticRecord record_;
   bool ran_ = false;       ///< a generation has run
   bool complete_ = false;  ///< all members were at their end
-  bool ending_ = false;    ///< no worker is started any more
+  bool ending_ = false;    ///< no more workers are started
   bool closed_ = false;    ///< the agents are to end
   bool finishing_ = false, hurried_ = false, output_lost_ = false;
   int user_signal_ = 0;

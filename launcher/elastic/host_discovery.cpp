@@ -23,7 +23,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// Between two looks at a script that the caller waits for, and at the size of its output.
+/// Interval between checks of a script that the caller waits for, and of the size of its output.
 constexpr milliseconds kLook{5};
 constexpr milliseconds kLookAtSize{20};
 

@@ -23,18 +23,18 @@ class DiscoveryError : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-/// The most slots that a host of an elastic job may get while the job runs.
+/// Limit of the slots that a host of an elastic job may get while the job runs.
 inline constexpr int kMostSlotsOfAHost = 4096;
 
-/// Parses what a discovery script has printed: a line "host" or "host:slots" for each host, where a
+/// Parses the output of a discovery script: a line "host" or "host:slots" for each host, where a
 /// host is as in parse_host_list(). Empty lines are ignored. Pure.
 /// @param slots of a host without a number
 /// @throws DiscoveryError that names the line by its number
 std::vector<Host> parse_discovered_hosts(std::string_view printed, int slots);
 
-/// Runs the script of --host-discovery-script again and again, one process at a time. The script's
-/// output goes to memory, so nothing has to be read while it runs. Not thread-safe. Ends the script
-/// when it is destroyed, and waits for no process that it has ended.
+/// Runs the script of --host-discovery-script repeatedly, one process at a time. The script's
+/// output goes to memory, so it need not be read while the script runs. Not thread-safe. The
+/// destructor ends the script, and does not wait for processes that it has ended.
 class HostDiscovery {
  public:
   /// From the end of a run to the next one.
@@ -55,8 +55,9 @@ class HostDiscovery {
   /// Runs the script once, and waits for it. @throws DiscoveryError
   std::vector<Host> run();
 
-  /// Starts the script when it is due, and looks whether it has ended. Call it by next_deadline()
-  /// and after SIGCHLD. Returns the answer of a run that has ended. @throws DiscoveryError
+  /// Starts the script when it is due, and checks whether it has ended. Call it no later than
+  /// next_deadline(), and after SIGCHLD. Returns the hosts from a run that has ended. @throws
+  /// DiscoveryError
   std::optional<std::vector<Host>> step(Deadline now);
   Deadline next_deadline() const { return pid_ > 0 ? std::min(ends_at_, looks_at_) : starts_at_; }
 

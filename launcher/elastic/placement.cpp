@@ -164,7 +164,7 @@ std::optional<int> Placement::free_slot(std::size_t index) const {
   return std::nullopt;
 }
 
-/// A replacement stays on its host if that has room.
+/// A replacement is placed on the same host if the host has a free slot.
 std::optional<int> Placement::free_slot(const Vacancy& vacancy, TimePoint now) const {
   if (vacancy.host && usable(hosts_[*vacancy.host], now))
     if (const auto slot = free_slot(*vacancy.host)) return slot;
@@ -175,9 +175,9 @@ std::optional<int> Placement::free_slot(const Vacancy& vacancy, TimePoint now) c
   return std::nullopt;
 }
 
-/// Whether workers may be started. The first ones fill the hosts in order, so they wait for the
-/// first attempt to start each agent. With a script they wait only for as many slots as they need,
-/// because some of its hosts may be out of reach.
+/// Whether workers may be started. The first workers fill the hosts in order, so they wait for the
+/// first attempt to start each agent. With a discovery script they wait only for as many slots as
+/// they need, because some of its hosts may be out of reach.
 bool Placement::settled() const {
   if (ran_) return true;
   int connected = 0;
@@ -195,7 +195,7 @@ std::vector<Placement::Start> Placement::workers_due(TimePoint now) {
   if (!settled()) return starts;
   const int missing = wanted() - living();
   while (static_cast<int>(vacancies_.size()) < missing) vacancies_.push_back({.due = now});
-  // The last ones have waited least.
+  // The last vacancies are the most recent.
   while (static_cast<int>(vacancies_.size()) > std::max(0, missing)) vacancies_.pop_back();
   for (auto vacancy = vacancies_.begin(); vacancy != vacancies_.end();) {
     const bool permitted =

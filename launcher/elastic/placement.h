@@ -34,8 +34,8 @@ struct Cooldown {
 /// not thread-safe.
 class Placement {
  public:
-  /// @param slots of each host; they are numbered through
-  /// @param discovered the hosts are those of a script, in no order to be kept
+  /// @param number of slots of each host; slots are numbered consecutively across hosts
+  /// @param discovered the hosts come from a script, and their order does not matter
   Placement(const std::vector<int>& slots, WorkerCounts counts, TimePoint now,
             Cooldown cooldown = {}, bool discovered = false);
 
@@ -44,20 +44,20 @@ class Placement {
   /// Returns the index of the new host.
   /// @param joins its agent is not started from here
   std::size_t add_host(int slots, TimePoint now, bool joins = false);
-  /// Workers are started in this many slots of the host, and those in others do not count.
-  /// Returns the number of new slots.
+  /// Sets the number of the host's slots in which workers are started; workers in other slots do
+  /// not count. Returns the number of new slots.
   int resize_host(std::size_t host, int slots);
-  /// The host can be used again, whatever has happened there.
+  /// Makes the host usable again, regardless of earlier failures.
   void forget_failures(std::size_t host, TimePoint now);
-  /// Whether the slot is one of those in which workers are started.
+  /// Whether workers are started in the slot.
   bool has_place(int slot) const;
-  /// Whether the host has such a slot.
+  /// Whether workers are started in some slot of the host.
   bool has_place_on(std::size_t host) const { return hosts_[host].usable > 0; }
 
-  // Events. A host is the index of one, a slot the number of one.
+  // Events. A host is given by its index, a slot by its number.
 
   void host_connected(std::size_t host);
-  /// Its agent could not be started or its connection has ended: all its slots are free.
+  /// The host's agent could not be started, or its connection has ended: all its slots are free.
   void host_lost(std::size_t host, TimePoint now);
   /// No worker is started there any more.
   void refuse_host(std::size_t host);
@@ -67,7 +67,7 @@ class Placement {
   void lost(int slot, std::uint64_t id, TimePoint now);
   /// The slot's worker has left the job in order, or is about to end because it does so.
   void left(int slot);
-  /// The slot can have another worker.
+  /// The slot can be used for another worker.
   void freed(int slot);
 
   /// Hosts whose agents are to be started now. They count as starting from then on.
@@ -84,7 +84,8 @@ class Placement {
   int replaced() const noexcept { return replaced_; }
   /// Whether there are too few workers for the job, and no more replacements are permitted.
   bool exhausted() const;
-  /// The most failures in a row of workers that were no rank, while the job had no generation.
+  /// The largest number of consecutive failures of workers that were not ranks, while the job had
+  /// no generation.
   int failed_starts() const noexcept { return failed_starts_; }
   /// The slots of hosts that are connected or starting.
   int reachable_slots() const;

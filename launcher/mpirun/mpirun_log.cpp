@@ -37,7 +37,7 @@ constexpr std::array<std::string_view, 9> kAboutRanksLines = {
     "Please see the FAQ page for debugging suggestions",
     " has sent help message help-mpi-api.txt / mpi",
     "Set MCA parameter \"orte_base_help_aggregate\" to 0",
-    "/orte/util/show_help.c at line",  // mpirun 4.1 now and then cannot read its own report of an
+    "/orte/util/show_help.c at line",  // mpirun 4.1 sometimes cannot read its own report of an
                                        // MPI_Abort
     "mpirun: Forwarding signal",
     "mpirun: clean termination accomplished",

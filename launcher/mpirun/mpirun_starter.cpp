@@ -47,7 +47,7 @@ void MpirunStarter::start() {
 void MpirunStarter::on_output(std::string_view bytes) {
   const std::string useful = log_.feed(bytes);
   show_(verbose_ ? bytes : useful);
-  // Hydra lets the supervisors on the other hosts go on.
+  // Hydra lets the supervisors on the other hosts continue.
   if (log_.lacks_executable() && plan_.mpirun_kind != MpirunKind::kOpenMpi && !stopped_) kill();
 }
 

@@ -26,7 +26,7 @@
 // odls_base_sigkill_timeout is 0, SIGKILL right behind it. A supervisor killed this way could not
 // report how its program ended, and with a longer timeout mpirun would always sleep for the whole
 // timeout. Therefore mpirun starts a front process, which only waits. The actual supervisor is the
-// front's child, in a process group of its own. It outlives the front, treats the front's death as
+// front's child, in a separate process group. It outlives the front, treats the front's death as
 // mpirun's request to stop the rank, and still reports.
 //
 //   mpirun -- front -- supervisor (own group) -- program (own group)
@@ -72,7 +72,7 @@ int become_program(const AgentJob& job) {
   return static_cast<int>(error == ENOENT ? ExitCode::kNotFound : ExitCode::kCannotRun);
 }
 
-/// Lets this process and its children read end of file.
+/// Makes this process and its children read end of file.
 void close_input() {
   const UniqueFd empty(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (empty) ::dup2(empty.get(), STDIN_FILENO);

@@ -18,9 +18,9 @@
 //
 // With --rdzv-backend c10d the nodes of a job are equal, and their hvdruns distribute the ranks.
 // The hvdrun on the endpoint's host serves a store there and is node 0; each of the others takes a
-// free rank in it. All wait until the last node has come, and node 0 until all have read the port
-// at which rank 0 of the job will serve. The store then goes away. A node that is ended by a signal
-// or gives up before that returns its rank; a node whose host dies does not.
+// free rank in the store. All nodes wait until the last node has joined, and node 0 waits until all
+// have read the port at which rank 0 of the job will serve. The store then ends. A node that is
+// ended by a signal or gives up before that returns its rank; a node whose host dies does not.
 //
 //   next    add    the attempts to take a rank, which begin at different ranks
 //   rank.K  add    1 while a node has this rank
@@ -37,7 +37,7 @@ using hvd::text;
 using hvd::rendezvous::Store;
 
 constexpr auto kTimeToLeave = std::chrono::seconds(10);
-/// How often a node that waits looks whether a signal has arrived.
+/// Interval at which a waiting node checks whether a signal has arrived.
 constexpr auto kSlice = std::chrono::milliseconds(200);
 constexpr auto kPauseBetweenAttempts = std::chrono::milliseconds(50);
 
@@ -68,8 +68,8 @@ void set(Store& store, const std::string& key, const std::string& value, Deadlin
   store.set(key, hvd::rendezvous::bytes_of(value), deadline);
 }
 
-/// Opens the store. On the endpoint's host another hvdrun may serve it already, if several nodes
-/// are one host.
+/// Opens the store. On the endpoint's host another hvdrun may already serve it, if several nodes
+/// run on one host.
 std::unique_ptr<Store> open(const Arguments& arguments, bool& serves, Deadline deadline) {
   const char* const token = std::getenv("HVD_JOB_TOKEN");
   // The server admits one session per rank, but the nodes have no ranks yet.
@@ -106,7 +106,7 @@ int take_rank(Store& store, int last, Deadline deadline) {
       if (store.add(text("rank.", rank), 1, deadline) == 1) return rank;
       store.add(text("rank.", rank), -1, deadline);
     }
-    // While two nodes try a rank that a third returns, neither gets it.
+    // If two nodes try to take the same rank at the same time, neither may get it, so try again.
     if (store.add("nodes", 0, deadline) >= last)
       throw hvd::UsageError(text("expected ", last + 1, " nodes (--nnodes), and all have come to ",
                                  store.place(), " before this one"));
@@ -114,8 +114,8 @@ int take_rank(Store& store, int last, Deadline deadline) {
   }
 }
 
-/// The reason for which the job does not begin. Returns this node's rank, so that another node can
-/// take it.
+/// Gives back this node's rank, so that another node can take it. @return the reason why the job
+/// does not begin
 hvd::Error leave(Store& store, const Arguments& arguments, int rank) {
   const Deadline late = std::chrono::steady_clock::now() + kTimeToLeave;
   const std::int64_t others = rank > 0 ? -1 : 0;
@@ -156,8 +156,8 @@ void run(const Arguments& arguments) {
 
 }  // namespace
 
-/// hvd-node-rank HOST PORT JOB NODES SECONDS MASTER_PORT SERVES: a helper of hvdrun's. Prints this
-/// node's rank, and the port of node 0's host that rank 0 will serve.
+/// hvd-node-rank HOST PORT JOB NODES SECONDS MASTER_PORT SERVES: a helper of hvdrun. Prints this
+/// node's rank, and the port on node 0's host that rank 0 will serve.
 int main(int argc, char** argv) {
   if (argc != 8) return 2;
   for (const int signal : {SIGINT, SIGTERM, SIGHUP})

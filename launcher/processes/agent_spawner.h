@@ -22,11 +22,11 @@ class AgentSpawner {
   /// `plan` must outlive this.
   AgentSpawner(asio::io_context& io, const LaunchPlan& plan) : io_(io), plan_(plan) {}
 
-  /// hvdrun itself, or a remote shell that runs it on another host.
+  /// The command: hvdrun itself, or a remote shell that runs it on another host.
   std::vector<std::string> command(const HostRanks& host) const;
   /// @param order with its ranks; the folder, the variables and the program are added
   /// @param output for stdout and stderr
-  /// @param input_source what follows the order at its standard input; -1: nothing
+  /// @param input_source is copied to its standard input after the order; -1: no input
   /// @throws LaunchError when the process cannot be started
   pid_t spawn(const HostRanks& host, HostOrder order, int output, int input_source);
 

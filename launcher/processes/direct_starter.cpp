@@ -17,13 +17,13 @@
 //                                   +-- program
 //
 // hvdrun starts one agent per host, and the agent starts and watches the programs of that host's
-// ranks. An agent connects to hvdrun from any host, and from then on it does not matter how it was
-// started: its connection decides whether the host is alive, not the remote shell's process. An
-// agent reads its order, with the token, from its standard input, where `ps` does not show it. Rank
-// 0's input follows the order there.
+// ranks. Once an agent has connected to hvdrun, it does not matter how it was started: its
+// connection, not the remote shell's process, shows whether the host is alive. An agent reads its
+// order, with the token, from its standard input, where `ps` does not show it. Rank 0's input
+// follows the order there.
 //
-// No process outlives hvdrun: when it dies, the agents' connections end or cannot be made, and an
-// agent without an order reads the end of its input. When an agent dies, the kernel kills its
+// No process outlives hvdrun: when hvdrun dies, the agents' connections end or cannot be made, and
+// an agent without an order reads the end of its input. When an agent dies, the kernel kills its
 // programs.
 
 namespace hvd::launcher {

@@ -85,7 +85,7 @@ Job::Job(const LaunchOptions& options, LaunchPlan plan, const Attempt& attempt)
                          bool last) { server_.send_rendezvous(rank, session, bytes, last); }) {
   OutputOptions output{.tag = options_.tag, .tail_lines = options_.tail_lines};
   const std::string name = text("attempt_", attempt.number);
-  // The output of a failed attempt is kept.
+  // Later attempts use other folders, so the output of a failed attempt is kept.
   if (options_.output_folder && attempt.number == 0) output.folder = *options_.output_folder;
   if (options_.output_folder && attempt.number > 0)
     output.folder = std::filesystem::path(*options_.output_folder) / name;
@@ -100,7 +100,7 @@ Job::Job(const LaunchOptions& options, LaunchPlan plan, const Attempt& attempt)
                                                     output, output_.console(), output_.files()));
   }
   record_.first_rank = plan_.first_rank;
-  // torchrun's options start programs of LibTorch alone too.
+  // torchrun's options also start programs that use LibTorch without hvd.
   record_.expects_hvd = options_.controller == Controller::kAuto && !options_.node &&
                         plan_.controller.controller == Controller::kUcx;
   record_.ranks.resize(static_cast<std::size_t>(size()));
@@ -192,7 +192,7 @@ void Job::on_timers() {
 
 void Job::on_signal(int signal) {
   if (finishing_) {
-    // Cuts short the waiting for the reader of the output.
+    // Shortens the wait for the reader of the output.
     hurried_ = hurried_ || signal == SIGINT || signal == SIGTERM || signal == SIGQUIT;
   } else if (signal == SIGUSR1 || signal == SIGUSR2) {
     for (int rank = 0; rank < size(); ++rank)

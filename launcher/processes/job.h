@@ -55,8 +55,9 @@ struct Attempt {
 ///   running  --every rank ended well, starter ended-->         over
 ///
 /// A rank is settled when its agent has reported its program's end, or is lost. Failed ranks, and
-/// ranks that use hvd, are held until they are released. So mpirun sees no failure, and stops no
-/// rank, before hvdrun has stopped the ranks with the grace period that it promises.
+/// ranks that use hvd, are held until they are released. This way mpirun does not detect a failure,
+/// and does not stop ranks, before hvdrun has stopped the ranks with the grace period that it
+/// promises.
 ///
 /// A rank runs as long as the connection to its agent exists. The starter of the agents may end
 /// earlier: the ranks outlive a remote shell, but not mpirun.

@@ -13,26 +13,26 @@ namespace hvd::launcher {
 /// The size of hvdrun's terminal for the agents. @param prefix columns that a tag takes
 Welcome terminal_size(int prefix);
 
-/// hvdrun's own output and the files of the ranks' output, with what is done when they cannot be
-/// written. Not thread-safe.
+/// hvdrun's own output and the files of the ranks' output, including the handling of write errors.
+/// Not thread-safe.
 class JobOutput {
  public:
   struct Handlers {
-    /// The reader of a stream, "stdout" or "stderr", has closed it.
+    /// Called when the reader of a stream, "stdout" or "stderr", has closed it.
     std::function<void(const std::string& stream)> reader_gone;
-    /// Output could not be written, which was reported.
+    /// Called when output could not be written, after this was reported.
     std::function<void()> lost;
   };
   JobOutput(asio::io_context& io, Handlers handlers);
 
   Console& console() noexcept { return console_; }
   FileWriter& files() noexcept { return files_; }
-  /// Whether so little is queued that the ranks need not wait.
+  /// Whether the queue is short enough that the ranks need not wait.
   bool has_room() const;
-  /// Shows a line of hvdrun's own.
+  /// Shows a line from hvdrun itself.
   void print_line(const std::string& line);
-  /// Reports what could not be written since the last call. A closed pipe ends the job, as it does
-  /// under mpirun. A full disk may have room later, and must not end the training.
+  /// Reports write errors since the last call. A closed pipe ends the job, as it does under mpirun.
+  /// A full disk may have room later, and must not end the training.
   void report_failures();
   /// Writes the rest of the files. Runs before the last message, which reports lost output.
   /// @param hurried the user does not want to wait; may change meanwhile

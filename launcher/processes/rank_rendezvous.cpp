@@ -14,8 +14,8 @@ using rendezvous::Refusal;
 using rendezvous::StoreHello;
 using rendezvous::StoreServer;
 
-/// If a rank reports the loss of another rank and ends, the other ranks do not receive its end for
-/// this long, because the end of the lost rank may become known in the meantime.
+/// If a rank reports the loss of another rank and ends, the report of its end to the other ranks is
+/// delayed by this time, because the end of the lost rank may become known in the meantime.
 constexpr auto kTimeForTheCause = std::chrono::seconds(1);
 
 }  // namespace

@@ -21,8 +21,8 @@ namespace hvd::launcher {
 ///
 /// A process without the job's token is refused, and the other ranks are not affected. The same
 /// holds for a second process of a rank while the first one is in the job. If a process joins with
-/// another rank or size than hvdrun has given it, all ranks are refused. Each rank receives this
-/// contradiction once, even if it joins later.
+/// a rank or size other than hvdrun has assigned to it, all ranks are refused. Each rank receives
+/// this error once, even if it joins later.
 class RankRendezvous {
  public:
   using Bytes = rendezvous::StoreServer::Frame;
@@ -37,8 +37,8 @@ class RankRendezvous {
   void receive(int rank, const RendezvousBytes& received, Deadline now);
   /// Records that the rank's program has ended or is out of reach, so that it will not join again.
   /// Waiting ranks are refused, with the first rank that has ended as the reason. If the rank had
-  /// left the store in order, as one that was refused there does, this takes a second, so that rank
-  /// 0 can name the cause to the ranks.
+  /// left the store in order, as a refused rank does, this happens after a second, so that rank 0
+  /// can report the cause to the ranks first.
   /// @param how for example "exit code 3"
   /// @param after_loss whether the rank has reported the loss of another rank. That rank's end is
   /// then named instead, if it becomes known within a second
@@ -70,10 +70,10 @@ class RankRendezvous {
   int next_id_ = 0;
   std::vector<bool> requested_join_;
   std::optional<rendezvous::Refusal> contradiction_;
-  std::set<int> contradiction_unsent_;  ///< ranks that have not received it
-  std::vector<bool> left_;              ///< ranks of which a process has left the store in order
-  /// Names a rank whose end another one may have caused. The ranks are refused for this reason at
-  /// `blame_at_`, unless they learn of the cause first.
+  std::set<int> contradiction_unsent_;  ///< ranks that have not received the contradiction
+  std::vector<bool> left_;  ///< by rank: a process of the rank has left the store in order
+  /// Names a rank whose end another rank may have caused. The ranks are refused for this reason at
+  /// `blame_at_`, unless they receive the cause first.
   std::optional<rendezvous::Refusal> blamed_;
   std::optional<Deadline> blame_at_;
   bool failed_ = false;

@@ -13,10 +13,10 @@ namespace hvd::launcher {
 
 enum class Stream { kStdout = 0, kStderr = 1 };
 
-/// hvdrun's stdout and stderr, fed by many writers line by line. Queues the output that a slow
-/// reader has not read, so that signals and reports are still handled while a user pages through
-/// it. After an error output is dropped, and failure() returns the error. When both streams go to
-/// the same file or terminal, they share one queue and keep their order. Not thread-safe.
+/// hvdrun's stdout and stderr, fed by many writers line by line. Queues output for a slow reader,
+/// so that signals and reports are still handled while a user pages through the output. After an
+/// error output is dropped, and failure() returns the error. When both streams go to the same file
+/// or terminal, they share one queue and keep their order. Not thread-safe.
 class Console {
  public:
   static constexpr int kNoOwner = -1;

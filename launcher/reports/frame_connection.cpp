@@ -69,7 +69,8 @@ void FrameConnection::close_when_sent() {
   if (unsent_ == 0) end_sending();
 }
 
-/// If it were closed with bytes of the peer unread, the last frames might be lost.
+/// If the connection were closed while bytes from the peer are unread, the last frames might be
+/// lost.
 void FrameConnection::end_sending() {
   asio::error_code error;
   socket_.shutdown(asio::ip::tcp::socket::shutdown_send, error);

@@ -14,8 +14,8 @@
 
 namespace hvd::launcher {
 
-/// A TCP connection that carries frames in both directions. Queues what the peer does not read.
-/// Hold it by a shared_ptr: pending operations do so too. Not thread-safe.
+/// A TCP connection that carries frames in both directions. Queues frames that the peer has not
+/// read. Hold it by a shared_ptr: pending operations do so too. Not thread-safe.
 class FrameConnection : public std::enable_shared_from_this<FrameConnection> {
  public:
   using Shared = std::shared_ptr<const std::vector<std::byte>>;
@@ -36,10 +36,10 @@ class FrameConnection : public std::enable_shared_from_this<FrameConnection> {
   /// Whether all bytes have been given to the kernel.
   bool sent_all() const noexcept { return unsent_ == 0; }
   std::size_t unsent() const noexcept { return unsent_; }
-  /// Calls neither handler from then on.
+  /// Closes the connection; neither handler is called from then on.
   void close();
-  /// Likewise, but first sends what is queued, and waits until the peer has closed the connection.
-  /// Call it in a loop that still runs.
+  /// Likewise, but first sends the queued frames, and waits until the peer has closed the
+  /// connection. Call it in a loop that still runs.
   void close_when_sent();
   bool closed() const noexcept { return closed_; }
   const asio::ip::tcp::socket& socket() const noexcept { return socket_; }

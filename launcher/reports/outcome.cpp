@@ -29,7 +29,8 @@ bool has_lost(const RankRecord& rank, int other) {
   return rank.loss && rank.loss->about == other && rank.loss->code == kPeerLostStatus;
 }
 
-/// Whether each of the other ranks reported the loss of this one, which did not report another's.
+/// Whether each of the other ranks reported the loss of this rank, and this rank did not report a
+/// loss itself.
 bool lost_by_all(const std::vector<RankRecord>& ranks, int index) {
   const RankRecord& rank = ranks[static_cast<std::size_t>(index)];
   const bool over = rank.uses_hvd && !rank.in_job;

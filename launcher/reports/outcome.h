@@ -89,8 +89,8 @@ void apply_notice(RankRecord& rank, Notice notice);
 /// because the other ranks may then wait for the rank inside MPI, and only mpirun can end them.
 bool must_be_held(const RankRecord& rank);
 
-/// The rank that still runs although all others have ended, and have all reported that it is lost.
-/// It is stopped, hangs, or cannot be reached.
+/// The rank that still runs although all others have ended and have reported it as lost: it is
+/// stopped, hangs, or cannot be reached.
 std::optional<int> abandoned_rank(const std::vector<RankRecord>& ranks);
 
 /// Marks the ranks that all others have reported as lost. Call it once the record is complete.
@@ -108,7 +108,8 @@ std::optional<int> first_failure(const std::vector<RankRecord>& ranks);
 /// The rank that ended the job because it ended with code 0 while others were still running. Either
 /// it left without shutdown() or before init(), and another rank failed because of that; or it
 /// called MPI_Init and left without MPI_Finalize, so that mpirun ended the others. A rank that has
-/// called shutdown() has not left early: the rank that still needed it has then failed.
+/// called shutdown() does not count as an early leaver: a rank that still needed it has then
+/// failed.
 std::optional<int> early_leaver(const JobRecord& job);
 
 /// Whether the records explain how the job ended, so that the starter's output can be left out.

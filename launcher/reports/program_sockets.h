@@ -74,8 +74,8 @@ class RendezvousSocket {
     Client(Socket connected, UniqueFd process);
     void close();
     Socket socket;
-    /// Identifies the process. Its end is not the end of the connection, which a child that has
-    /// inherited it keeps open.
+    /// Identifies the process. The connection may outlive the process, because a child that has
+    /// inherited it keeps it open.
     asio::posix::stream_descriptor pidfd;
     pid_t pid = 0;
     bool other_user = false;

@@ -163,7 +163,7 @@ void RankOutput::finish() {
 
 void RankOutput::show(Stream stream, const std::string& segment) {
   if (segment.empty() || !shown_[static_cast<std::size_t>(stream)]) return;
-  // A progress bar that starts with '\r' has no line of its own to return to yet.
+  // A progress bar that starts with '\r' has not written a line that it could return to yet.
   const bool continued = console_.continues(stream, owner(stream));
   if (tag_ && !continued && segment == "\r") return;
   console_.write(stream, owner(stream), tag_ && !continued ? prefix_ + segment : segment);

@@ -27,8 +27,8 @@
 ///   drained {}                            ->     no output follows
 ///                                         <-     release {}    the agent ends with the last one
 ///
-/// In an elastic job the numbers of ranks are those of slots, each of which runs one worker after
-/// the other: the frames from start to release follow again for each. There are also:
+/// In an elastic job the numbers of ranks are those of slots. Each slot runs one worker after the
+/// other, and the frames from start to release are repeated for each worker. There are also:
 ///
 ///   member <bytes>                        <->    between the worker and hvdrun: a part of the
 ///                                                stream of its member socket
@@ -41,12 +41,12 @@
 ///   lease {number}                        <->    for each connection: an agent whose request is
 ///                                                not answered in time ends its workers
 ///
-/// A node that joins by itself sends the number of its slots in its hello. The welcome has their
-/// numbers.
+/// A node that joins by itself sends the count of its slots in its hello. The welcome contains
+/// their numbers.
 ///
-/// Output waits for credit, so that hvdrun can read all other frames at once, however slow the
-/// reader of its own output is. All times are in hvdrun's clock: an agent computes the offset of
-/// its own clock from the welcome.
+/// Output waits for credit, so that hvdrun can read all other frames at once, even if the reader of
+/// its own output is slow. All times are in hvdrun's clock: an agent computes the offset of its own
+/// clock from the welcome.
 
 #include <cstddef>
 #include <cstdint>
@@ -196,7 +196,7 @@ struct LeaseRequest {
   long long number = 0;
 };
 
-/// Slots that an agent gets in addition.
+/// Additional slots for an agent.
 struct MoreSlots {
   std::vector<int> ranks = {};
 };
@@ -245,7 +245,7 @@ Record decode(std::string_view payload);
 /// programs must not see, and which cannot be computed from these.
 std::string job_name(std::string_view token);
 std::string job_token(std::string_view token);
-/// The token of hvdruns that meet at an endpoint: of --rdzv-id, and of a secret of the user's,
+/// The token of hvdruns that join at an endpoint, derived from --rdzv-id and a secret of the user,
 /// which may be empty.
 std::string rendezvous_token(std::string_view run_id, std::string_view secret);
 

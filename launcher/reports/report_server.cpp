@@ -15,7 +15,7 @@ using asio::ip::tcp;
 /// The most connections at a time that have not proved that they have the token.
 constexpr std::size_t kMaxUnproved = 256;
 constexpr std::chrono::milliseconds kPauseAfterFailedAccept{100};
-/// The least credit of a rank, if a host has more than 192.
+/// The least credit of a rank, if a host has more than 192 ranks.
 constexpr int kLeastCredit = 256;
 
 }  // namespace
@@ -39,7 +39,7 @@ std::uint16_t ReportServer::port() const { return port_of(listener_); }
 void ReportServer::accept() {
   listener_.async_accept([this](const asio::error_code& error, tcp::socket socket) {
     if (error == asio::error::operation_aborted) return;
-    // Strangers must not keep the agents out: the one that has waited longest makes room.
+    // Unproved connections must not keep agents out, so the oldest of them is dropped.
     const bool made_room = (error || unproved_ >= kMaxUnproved) && drop_oldest_unproved();
     if (error && !made_room) return pause_accepting();
     if (!error) add(std::move(socket));
@@ -56,7 +56,7 @@ bool ReportServer::drop_oldest_unproved() {
   return true;
 }
 
-/// The connection request stays pending when no descriptor is left, and would be reported again at
+/// Without a free descriptor the connection request stays pending and would be reported again at
 /// once.
 void ReportServer::pause_accepting() {
   accept_again_.expires_after(kPauseAfterFailedAccept);

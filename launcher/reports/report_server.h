@@ -23,7 +23,8 @@ namespace hvd::launcher {
 class RankObserver {
  public:
   virtual ~RankObserver() = default;
-  /// A node joins an elastic job by itself. Returns the numbers of its slots; empty: it is refused.
+  /// A node joins an elastic job by itself. Returns the numbers of its slots; an empty list refuses
+  /// the node.
   virtual std::vector<int> on_join(const Hello& /*hello*/) { return {}; }
   /// @param address the numeric address from which the agent has connected
   virtual void on_hello(const Hello& hello, const std::string& address) = 0;
@@ -41,7 +42,7 @@ class RankObserver {
   // In an elastic job:
   /// Bytes of the member socket of the slot's worker.
   virtual void on_member(int /*slot*/, std::string_view /*bytes*/) {}
-  /// The slot's worker runs no more, though on_ended() may follow later.
+  /// The slot's worker does not run any more; on_ended() may follow later.
   virtual void on_gone(int /*slot*/) {}
   /// An agent has requested the renewal of its lease. @param slot one of its slots
   virtual void on_lease(int /*slot*/) {}
@@ -53,7 +54,7 @@ class RankObserver {
   virtual void on_disconnected(const std::vector<int>& /*ranks*/) {}
 };
 
-/// hvdrun's end of the connections to the agents. Admits one agent for each rank, if it proves in
+/// hvdrun's side of the connections to the agents. Admits one agent for each rank, if it proves in
 /// time that it has the job's token. Not thread-safe.
 class ReportServer {
  public:
@@ -100,7 +101,8 @@ class ReportServer {
   void close_all();
   /// Sends all agents the job's exit code, then closes every connection.
   void finish_all(int code);
-  /// Whether the connections that finish_all() has ended are closed, so that all agents know it.
+  /// Whether the connections that finish_all() has ended are closed, so that all agents have
+  /// received the exit code.
   bool finished() const;
   /// The admitted connections.
   std::size_t open_connections() const noexcept { return connections_.size() - unproved_; }

@@ -24,7 +24,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// How often a process that has closed its output is asked whether it has ended.
+/// Interval at which a process that has closed its output is checked for its end.
 constexpr milliseconds kEndStep{5};
 
 struct Child {

@@ -29,8 +29,8 @@ bool is_ready(int fd, short events) {
 }
 
 void Alarm::set(const std::optional<Deadline>& at) {
-  // A cancelled wait is an event of the loop. If each event set a later time, the loop would not
-  // rest, so an earlier time stays.
+  // A cancelled wait is an event of the loop. If each event set a later time, the loop would never
+  // be idle, so an earlier time is kept.
   if (at == at_ || (at && at_ && *at_ <= *at)) return;
   at_ = at;
   timer_.cancel();

@@ -70,7 +70,7 @@ std::optional<std::string> environment_variable(const char* name);
 void set_variable(std::vector<std::string>& environment, const std::string& name,
                   const std::optional<std::string>& value);
 
-/// The file that executing a program would run: the program itself if its name has a slash, else
+/// The file that is run for a program: the program itself if its name contains a slash, otherwise
 /// the first executable of that name in PATH.
 struct ProgramSearch {
   std::string path;

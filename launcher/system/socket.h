@@ -38,7 +38,7 @@ std::vector<std::string> reachable_addresses();
 
 /// Makes the socket non-blocking, lets no child inherit it, turns off the delay of small messages,
 /// and makes the connection break after `silence_limit_ms` without a sign of life from the peer,
-/// whether data is unacknowledged or not.
+/// even if no data is unacknowledged.
 void tune_connection(asio::ip::tcp::socket& socket, int silence_limit_ms);
 
 /// Closes the descriptor on exec. Asio does not do so.

@@ -10,7 +10,7 @@ namespace hvd::launcher {
 
 inline TimePoint time_now() { return SteadyClock().now(); }
 
-/// The same time as the timers of the event loop take it.
+/// Converts a time to the type that the timers of the event loop use.
 inline Deadline as_deadline(TimePoint time) {
   return Deadline(std::chrono::duration_cast<Deadline::duration>(time));
 }
