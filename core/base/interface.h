@@ -9,7 +9,7 @@ namespace hvd {
 
 /// An address of a network interface.
 struct InterfaceAddress {
-  std::string interface;  ///< as "eth0"
+  std::string interface;  ///< such as "eth0"
   std::string address;    ///< numeric IPv4 or IPv6: "10.0.0.1", "fd00::1" or "fe80::1%eth0"
   bool link_local = false;
 };

@@ -42,7 +42,7 @@ void translate(std::exception_ptr pending) {
   } catch (const Error& error) {
     set_error(classes->internal, error.what());
   } catch (const c10::DistError&) {
-    throw;  // torch has classes for it
+    throw;  // torch translates it
   } catch (const c10::Error& error) {
     PyErr_SetString(PyExc_RuntimeError, error.what_without_backtrace());
   }

@@ -15,7 +15,7 @@ namespace hvd::python {
 namespace {
 
 /// Replaces an exception of a hook by one that carries Python's, so that backward() raises its
-/// class. Runs on a thread of autograd, which may not have Python's lock.
+/// class. Runs on a thread of autograd, which may not hold Python's lock.
 void raise_in_backward() {
   const py::gil_scoped_acquire gil;
   if (!set_python_error(std::current_exception())) return;
@@ -24,7 +24,7 @@ void raise_in_backward() {
   throw error;
 }
 
-/// A synchronizer, with a guard that Python enters and leaves.
+/// A synchronizer with a context manager for Python.
 class Gradients {
  public:
   Gradients(const std::vector<std::pair<std::string, torch::Tensor>>& parameters,

@@ -24,7 +24,7 @@
 namespace hvd::python {
 namespace {
 
-/// Waits, but what a handler of Python's signals raises ends the wait.
+/// Waits; an exception from a Python signal handler ends the wait.
 template <class Result>
 void wait_with_signals(const std::shared_future<Result>& done) {
   constexpr std::chrono::milliseconds kSlice(50);
@@ -49,7 +49,7 @@ class JobThread {
     return *known;
   }
 
-  /// @throws what the task throws, or what a handler of a signal raises. The task then goes on.
+  /// @throws the task's exception, or that of a signal handler, in which case the task continues
   void run(std::function<void()> task) {
     const std::shared_future<void> done = start(std::move(task));
     wait_with_signals(done);
@@ -89,7 +89,7 @@ class JobThread {
   std::shared_future<void> last_;
 };
 
-/// As the calls of <hvd/hvd.h>, but Python's signals end the wait.
+/// Like the calls of <hvd/hvd.h>, but Python's signals end the wait.
 std::int64_t run(Submission submission) {
   const Operation operation = submit(std::move(submission), Progress::kCaller);
   wait_with_check(operation);
@@ -98,8 +98,9 @@ std::int64_t run(Submission submission) {
   return operation.result();
 }
 
-/// Changes of the process sets, on threads of their own. The other ranks also take part in a change
-/// whose wait a signal has ended, so that the same call waits for the same change. Thread-safe.
+/// Changes of the process sets, on separate threads. If a signal ends the wait for a change, the
+/// other ranks may still take part in it, so a repeated call waits for the same change.
+/// Thread-safe.
 class SetChanges {
  public:
   using Made = std::shared_future<ProcessSet>;

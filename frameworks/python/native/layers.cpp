@@ -11,7 +11,8 @@ namespace {
 
 using torch::Tensor;
 
-/// The exchange of one layer of Python, which keeps the parameters and the running statistics.
+/// The exchange of a Python layer. The layer itself holds the parameters and the running
+/// statistics.
 class BatchNormLayer {
  public:
   BatchNormLayer(std::int64_t features, double eps, bool tracks, const ProcessSet& process_set)

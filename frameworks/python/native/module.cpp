@@ -16,8 +16,8 @@
 #include "hvd/torch/c10d_backend.h"
 #include "hvd/torch/handle.h"
 
-// hvd._C: what the package hvd needs of hvd::torch. Every call drops Python's lock before it enters
-// hvd.
+// hvd._C: the part of hvd::torch that the package hvd needs. Every call releases Python's lock
+// before it enters hvd.
 
 namespace {
 
@@ -34,9 +34,9 @@ bool interpreter_ends() noexcept {
 }
 
 /// Python ends a thread that takes its lock while the interpreter ends, which C++ turns into
-/// std::terminate(). Such a thread stops here instead: hvd's own when the interpreter ends, for the
-/// program's exit handlers may wait for futures, and others before that. The main thread may take
-/// the lock.
+/// std::terminate(). Such a thread stops here instead: hvd's own threads when the interpreter ends,
+/// because the program's exit handlers may wait for futures, and other threads before that. The
+/// main thread may take the lock.
 void stop_at_the_end() noexcept {
   while ((interpreter_ends() || (exit_has_begun && !hvd::BackgroundThread::here())) &&
          ::gettid() != ::getpid())

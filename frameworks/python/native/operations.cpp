@@ -121,7 +121,7 @@ class NamesInUse {
 };
 NamesInUse names_in_use;
 
-/// Runs a call that waits for an operation. Its error ends the wait, too.
+/// Runs a call that waits for an operation. An error also counts as the end of the wait.
 template <class Call>
 auto waiting(const Call& call) {
   try {
@@ -136,7 +136,7 @@ auto waiting(const Call& call) {
   }
 }
 
-/// The arguments that hvd gets for a reduction with Horovod's results.
+/// The arguments for hvd that give a reduction Horovod's results.
 struct Prepared {
   AllreduceOptions options;
   std::vector<Tensor> inputs;
@@ -172,8 +172,8 @@ struct Reduction {
 
  private:
   /// Multiplies integers in float64 and truncates, on each rank before the sum, as Horovod does.
-  /// hvd would truncate only once, after the sum. Floating tensors of the same group are multiplied
-  /// here, too.
+  /// hvd would truncate only once, after the sum. Floating tensors of the same group are also
+  /// multiplied here.
   void scale(Prepared& result) const {
     const torch::NoGradGuard no_grad;
     for (Tensor& tensor : result.inputs) {
@@ -199,7 +199,7 @@ class Call {
     targets_ = std::move(targets);
     return *this;
   }
-  /// Gives the received splits the dtype and the device of the caller's.
+  /// Converts the received splits to the dtype and device of the caller's splits.
   Call& like(const std::optional<Tensor>& splits) {
     if (splits) splits_ = splits->options();
     return *this;
@@ -364,7 +364,7 @@ Call broadcast_async_in_place(const Tensor& tensor, int root_rank, const std::st
   });
 }
 
-/// Without splits Horovod returns the rows alone.
+/// Without splits, returns only the rows, as Horovod does.
 Call alltoall_async(const Tensor& tensor, const std::optional<Tensor>& splits,
                     const std::string& name, const ProcessSet& set) {
   const Tensor rows = splits ? splits->cpu() : Tensor();

@@ -34,7 +34,7 @@ const char* name_of(Precision precision) {
 
 const char* yes_or_no(bool value) { return value ? "true" : "false"; }
 
-/// The options that must be equal on all ranks, but those of the loss scale.
+/// The options that must be equal on all ranks, except those of the loss scale.
 std::vector<libtorch::Fact> facts_of(const AcceleratorOptions& options, torch::Device device) {
   return {{"mixed_precision", name_of(options.mixed_precision)},
           {"gradient_accumulation_steps", text(options.gradient_accumulation_steps)},
@@ -334,7 +334,7 @@ void Accelerator::run(const TrainingState& all, const std::function<void()>& bod
   std::string agreed;
   for (const auto& [name, value] : facts_of(core.options, core.device))
     agreed += text(agreed.empty() ? "" : ", ", name, " ", value);
-  // The ranks compare the types of what they track.
+  // The ranks compare the types of the items that they track.
   static_cast<elastic::State&>(state).track(
       elastic::Part{.name = "accelerator",
                     .type = std::move(agreed),

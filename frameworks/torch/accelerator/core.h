@@ -34,8 +34,8 @@ class JobMembership {
   bool owned_ = false;
 };
 
-/// Whether this process is a worker of an elastic job. Before elastic::run() its ranks can compare
-/// nothing: they compare their arguments, and get equal parameters, when they join there.
+/// Whether this process is a worker of an elastic job. Before elastic::run() the ranks cannot
+/// communicate: they compare their arguments, and get equal parameters, when they join in run().
 bool is_elastic();
 
 /// The state of an Accelerator, which prepared objects refer to. Not thread-safe.
@@ -43,12 +43,12 @@ struct AcceleratorCore {
   explicit AcceleratorCore(AcceleratorOptions options);
 
   bool half() const noexcept { return options.mixed_precision == Precision::kFP16; }
-  /// Modules, optimizers, schedulers, loaders, the loss scale, and what is registered.
+  /// Modules, optimizers, schedulers, loaders, the loss scale, and registered objects.
   TrainingState prepared_state();
-  /// Drops what an interrupted step has left.
+  /// Drops the remains of an interrupted step.
   void forget_step();
   /// Checks the arguments of prepare() on all ranks, and prepares them. Collective, unless the
-  /// process waits for a rank, or an elastic job's function prepares nothing but loaders.
+  /// process waits for a rank, or an elastic job's function prepares only loaders.
   void prepare(const std::vector<PrepareArgument>& arguments);
   /// Adjusts the loss scale after the steps of the last pass. Does nothing while an optimizer has
   /// unscaled gradients that it has not used yet, because it would divide them again.

@@ -188,7 +188,7 @@ std::string ArgumentCheck::error_in(const std::shared_ptr<LoaderProgress>& loade
   if (!error.empty()) return error;
   const LoaderProgress& progress = *loader;
   const std::string& name = progress.options().name;
-  // Before its first rank a worker cannot know how many there are.
+  // Before its first rank, a worker does not have the number of ranks.
   if (libtorch::waits_for_rank() && progress.options().process_set.id() == 0) return {};
   if (progress.options().process_set.size() != size()) {
     return text("the loader '", name, "' divides its samples among ",
@@ -255,7 +255,8 @@ const PreparedModule* only_module(const std::vector<PreparedModule>& modules,
   return nullptr;
 }
 
-/// Warns if ranks get batches of different sizes, since the means over these would count alike.
+/// Warns if ranks get batches of different sizes, because the mean over each batch would have the
+/// same weight.
 void warn_of_uneven_batches(const LoaderProgress& loader) {
   const bool uneven = loader.options().remainder == Remainder::kUneven;
   if (!uneven || libtorch::waits_for_rank() || size() == 1 || rank() != 0) return;
@@ -271,7 +272,8 @@ void warn_of_uneven_batches(const LoaderProgress& loader) {
 void AcceleratorCore::prepare(const std::vector<PrepareArgument>& arguments) {
   forget_ended_loaders();
   ArgumentCheck check(*this, arguments);
-  // A rank that has joined opens its loaders where the others go on with theirs.
+  // A worker that has just become a rank opens its loaders while the other ranks continue with
+  // theirs.
   const bool only_loaders = std::ranges::all_of(arguments, [](const PrepareArgument& argument) {
     return std::holds_alternative<std::shared_ptr<LoaderProgress>>(argument);
   });

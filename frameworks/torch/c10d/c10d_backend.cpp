@@ -18,8 +18,8 @@
 #include "tensors/tensor_adapter.h"
 #include "tensors/waits.h"
 
-// The life of a group, and the calls without tensors. The collectives are in reductions.cpp and
-// moves.cpp, send and recv in messages.cpp.
+// Construction and end of a group, and the calls without tensors. The collectives are in
+// reductions.cpp and moves.cpp, send and recv in messages.cpp.
 
 namespace hvd {
 namespace {
@@ -107,7 +107,7 @@ at::Tensor C10dBackend::allocateTensor(long size, at::TensorOptions options) {
 c10::intrusive_ptr<c10d::Work> C10dBackend::start(libtorch::Launch launch) {
   if (launch.timeout < std::chrono::milliseconds(0)) launch.timeout = timeout_;
   const bool completes_alone = launch.asynchronous && launch.copies;
-  // Ranks send and receive different numbers of messages, and compare the number of collectives.
+  // Only collectives are counted, because ranks may send and receive different numbers of messages.
   const std::uint64_t sequence = launch.source ? sequence_.load() : sequence_++;
   libtorch::FlightRecord::Entry entry;
   if (libtorch::FlightRecord* const record = libtorch::FlightRecord::get())
@@ -145,7 +145,7 @@ void C10dBackend::monitoredBarrier(const c10d::BarrierOptions& options, bool wai
   store_->set(call + std::to_string(getRank()), std::vector<std::uint8_t>{1});
   const auto timeout =
       options.timeout < std::chrono::milliseconds(0) ? timeout_.load() : options.timeout;
-  // Outside of the sequence, because it reports ranks that do something else in its own way.
+  // Not part of the sequence, because this call reports ranks that make other calls itself.
   const Handle handle = start_barrier(group_->set(), /*in_sequence=*/false, Progress::kBackground);
   const bool done = libtorch::wait_in_slices(handle, std::chrono::steady_clock::now() + timeout);
   libtorch::check_return();

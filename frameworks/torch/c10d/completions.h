@@ -11,9 +11,9 @@ namespace hvd::libtorch {
 
 class PendingWork;
 
-/// Completes the futures of works, on threads of its own. One thread waits for the operations, in
-/// the order in which they were added. Before it runs the callbacks of a future, it leaves the
-/// works behind to another thread, so that a callback may wait for the future of a later work.
+/// Completes the futures of works, on its own threads. One thread waits for the operations, in the
+/// order in which they were added. Before it runs the callbacks of a future, it hands the remaining
+/// works to another thread, so that a callback may wait for the future of a later work.
 ///
 /// The threads start with the first work, and end when the owner has called stop() and no work is
 /// left. They keep the object alive. Thread-safe.

@@ -29,7 +29,8 @@ struct GroupState {
   std::string description = {};
   std::vector<std::uint64_t> ranks = {};
   std::int64_t last_started = -1;
-  /// Per source and destination, because both ranks count the messages between them alike.
+  /// Per source and destination, because both ranks must count the messages between them in the
+  /// same way.
   std::map<std::pair<int, int>, std::size_t> messages = {};
 };
 
@@ -49,8 +50,8 @@ bool is_message(const Launch& launch) {
   return launch.type == OpType::SEND || launch.type == OpType::RECV;
 }
 
-/// The operation as torchfrtrace names it, which knows torch's own backends only. It expects one
-/// tensor with the parts of all ranks in an operation that is not named "_v".
+/// The operation's name in the form that torchfrtrace, which supports only torch's own backends,
+/// expects. Operations without the suffix "_v" must have one tensor with the parts of all ranks.
 std::string recorded_name(const Launch& launch, int rank) {
   const std::string name = std::string(launch.title).substr(sizeof("hvd:") - 1);
   if (launch.type == OpType::_ALLREDUCE_SPARSE) return "gloo:all_reduce";
@@ -72,7 +73,7 @@ FlightRecord* FlightRecord::get() {
 
 FlightRecord::Entry FlightRecord::add(const Launch& launch, const RecordedGroup& group,
                                       std::uint64_t sequence) {
-  // The format has no receive whose source is unknown.
+  // The format cannot express a receive from an unknown source.
   if (launch.type == OpType::RECVANYSOURCE) return {};
   std::size_t message = 0;
   {

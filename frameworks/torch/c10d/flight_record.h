@@ -10,7 +10,7 @@ namespace hvd::libtorch {
 
 struct Launch;
 
-/// The group of a recorded operation. The references outlive the call only.
+/// The group of a recorded operation. The references are valid during the call only.
 struct RecordedGroup {
   const std::string& name;  ///< as torch.distributed names it
   const std::string& description;
@@ -32,7 +32,8 @@ class FlightRecord {
 
   /// @param sequence the number of the operation in the group
   Entry add(const Launch& launch, const RecordedGroup& group, std::uint64_t sequence);
-  /// The operation has succeeded. An operation that fails remains as not completed.
+  /// Records that the operation has succeeded. An operation that fails stays recorded as not
+  /// completed.
   void complete(Entry entry);
   /// Writes the file after the first failure of an operation in this process.
   void write_after_failure();

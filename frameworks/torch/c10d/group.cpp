@@ -20,14 +20,14 @@
 namespace hvd::libtorch {
 namespace {
 
-/// The process's membership of the job, as far as groups are concerned. Never destroyed, because
+/// The groups' shared state about this process's membership in the job. Never destroyed, because
 /// groups may outlive static objects.
 struct Membership {
   std::mutex mutex;  // held while the process joins or leaves
   int groups = 0;
   bool joined_by_group = false;
   // Whether a group has used the process set of all ranks. Ranks destroy their groups at different
-  // times, so the number of groups must not decide which one uses it.
+  // times, so the current number of groups must not determine which group uses it.
   bool world_set_used = false;
   // Counts the jobs that reconfigure() has formed, from 1.
   std::atomic<std::uint64_t> job = 1;

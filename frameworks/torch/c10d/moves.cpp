@@ -215,7 +215,7 @@ c10::intrusive_ptr<c10d::Work> C10dBackend::gather(std::vector<std::vector<at::T
     list = libtorch::only_one(outputs, "gather");
     libtorch::expect_one_for_each_rank(list.size(), getSize(), "gather");
     pieces.emplace(list, /*packs=*/false, Label{"gather", {}});
-    // The input may be one of the outputs, which other ranks must not find changed.
+    // The input may be one of the outputs, and other ranks may still read it.
     gathered->target =
         pieces->whole().is_alias_of(input) ? torch::empty_like(pieces->whole()) : pieces->whole();
   }

@@ -9,7 +9,7 @@
 namespace hvd::libtorch {
 namespace {
 
-/// The memory of tensors that lie one after another, as a vector; undefined if they do not.
+/// The memory of tensors that are adjacent, as a vector; undefined if they are not.
 torch::Tensor common_memory(const std::vector<at::Tensor>& tensors) {
   std::int64_t total = 0;
   const at::Tensor& first = tensors.front();
@@ -35,7 +35,8 @@ torch::Tensor concatenated(const std::vector<at::Tensor>& tensors) {
 }  // namespace
 
 torch::Tensor elements_of(const torch::Tensor& contiguous) {
-  // view() could keep a stride of 0 of a single element, which no view of other dtype allows.
+  // view() could keep a stride of 0 for a single element, which views of another dtype do not
+  // allow.
   const torch::Tensor flat = contiguous.detach().as_strided({contiguous.numel()}, {1});
   return is_supported(flat.scalar_type()) ? flat : flat.view(torch::kUInt8);
 }

@@ -14,7 +14,7 @@ namespace hvd::libtorch {
 torch::Tensor elements_of(const torch::Tensor& contiguous);
 
 /// Tensors of one dtype and any shapes and strides, whose elements form one vector, one tensor
-/// after the other. If their memory lies that way, the vector is that memory.
+/// after the other. If the tensors are adjacent in memory, the vector is that memory.
 class Pieces {
  public:
   /// @param packs whether to copy the tensors' elements into new memory, for an input
@@ -27,7 +27,7 @@ class Pieces {
   bool equal_sizes() const noexcept;
   /// The elements of each tensor, in elements of whole().
   const std::vector<std::int64_t>& counts() const noexcept { return counts_; }
-  /// Whether the vector has memory of its own.
+  /// Whether the vector has separate memory.
   bool apart() const noexcept { return apart_; }
   /// Copies the vector to the tensors, unless it is their memory.
   void copy_back() const;

@@ -12,7 +12,7 @@
 
 #ifndef C10D_BACKEND_HAS_RECONFIGURE
 namespace c10d {
-/// As in torch 2.14, for tests with an earlier version.
+/// Defined as in torch 2.14, for tests with an earlier version.
 struct ReconfigureOptions {
   std::int64_t uuid = 0;
   std::variant<std::unordered_set<std::string>, std::vector<std::string>> handles = {};

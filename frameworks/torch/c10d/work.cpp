@@ -24,12 +24,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-/// How long a wait that has timed out asks other ranks what it waits for.
+/// How long a wait that has timed out waits for the replies of other ranks about the operation.
 constexpr milliseconds kReplyLimit(300);
 std::atomic<void (*)() noexcept> return_check = nullptr;
 
-/// After the timeout of an operation the error of the runtime may still arrive, which names the
-/// ranks that are missing. The coordinator counts from the time when it receives the first report
+/// Time after the timeout of an operation in which the runtime's error, which names the missing
+/// ranks, may still arrive. The coordinator counts from the time when it receives the first report
 /// of the operation. A rank delays its report by at most an eighth of the timeout and a second.
 milliseconds grace_of(milliseconds timeout) {
   return std::clamp(timeout / 5, milliseconds(300), milliseconds(2000));
@@ -90,7 +90,7 @@ void PendingWork::settle() {
   } catch (...) {
     error = torch_error(std::current_exception());
   }
-  launch_.finish = nullptr;  // releases the tensors that it holds
+  launch_.finish = nullptr;  // releases the tensors that the function holds
   if (FlightRecord* const record = FlightRecord::get()) {
     if (error) {
       record->write_after_failure();
@@ -173,7 +173,8 @@ c10::intrusive_ptr<c10::ivalue::Future> PendingWork::getFuture() {
 void PendingWork::await_for_future() {
   while (!launch_.handle.wait_for(std::chrono::seconds(1)))
     if (steady_clock::now() >= deadline()) return;
-  // The program's streams do not wait for the operation before the program does.
+  // Uses another stream, so that the program's streams wait for the operation only when the program
+  // does.
   const c10::OptionalStreamGuard apart(pool_stream_of(gpu_));
   settle();
 }

@@ -17,11 +17,11 @@
 
 namespace hvd::libtorch {
 
-/// Converts an error of the job to c10::DistBackendError, which torch.distributed's programs catch.
-/// Other exceptions remain as they are.
+/// Converts an error of the job to c10::DistBackendError, which programs with torch.distributed
+/// catch. Other exceptions are unchanged.
 std::exception_ptr torch_error(const std::exception_ptr& error);
 
-/// Calls `function`, and throws what torch_error() makes of its exception.
+/// Calls `function`, and converts its exception with torch_error().
 template <class Function>
 auto with_torch_errors(const Function& function) {
   try {
@@ -34,7 +34,7 @@ auto with_torch_errors(const Function& function) {
 /// Runs the function of set_return_check().
 void check_return() noexcept;
 
-/// One call of the backend: the started operation, and how its c10d::Work presents it.
+/// One call of the backend: the started operation, and the properties of its c10d::Work.
 struct Launch {
   c10d::OpType type = c10d::OpType::UNKNOWN;
   const char* title = nullptr;  ///< of the profiler's event: "hvd:all_reduce"
@@ -44,8 +44,8 @@ struct Launch {
   /// For the flight record. No value: the outputs. Valid during the start only.
   std::optional<at::TensorList> inputs = {};
   std::vector<at::Tensor> outputs = {};
-  /// Whether results are copied to the outputs after the operation. The work then completes
-  /// without a call of its caller, too.
+  /// Whether results are copied to the outputs after the operation. The work then completes even
+  /// without a further call of its caller.
   bool copies = false;
   /// For send and recv: returns the group's rank that has sent the message, once it has arrived.
   std::function<int()> source = {};
@@ -57,7 +57,7 @@ struct Launch {
 /// A c10d::Work over hvd's handle. Thread-safe.
 ///
 /// With tensors on a GPU an operation is done when it is queued there. Each waiter's current stream
-/// then waits for the results, and the host does not.
+/// then waits for the results; the host does not.
 class PendingWork final : public c10d::Work {
  public:
   /// @param entry of the operation in the flight record
@@ -67,10 +67,9 @@ class PendingWork final : public c10d::Work {
   /// Does not wait. Copies the results if the operation is done. On a GPU: whether the device has
   /// the results.
   bool isCompleted() override;
-  /// @param timeout from now, until the results are there, also on a GPU; zero: the operation's
-  /// timeout, counted from its start, until the operation is done
-  /// @throws c10::DistBackendError for an error of the job or a timeout, after which the operation
-  /// goes on; UsageError
+  /// @param timeout from now, until the results are available, also on a GPU; zero: the operation's
+  /// timeout, counted from its start, until the operation is done @throws c10::DistBackendError for
+  /// an error of the job or a timeout, after which the operation continues; UsageError
   bool wait(std::chrono::milliseconds timeout = kNoTimeout) override;
   void synchronize() override { wait(); }
   std::vector<at::Tensor> result() override { return launch_.outputs; }
@@ -95,8 +94,8 @@ class PendingWork final : public c10d::Work {
   /// Makes the current stream wait for the results on the GPU. @return an event after them; null
   /// before settle(), and without a GPU
   EventPtr current_stream_follows();
-  /// Asks the other ranks what the operation waits for. Also writes the flight record. Null: the
-  /// operation is done by now.
+  /// Makes the error of a timeout: asks the other ranks what the operation waits for, and writes
+  /// the flight record. Null: the operation is done by now.
   std::exception_ptr timeout_error(std::chrono::milliseconds timeout) const;
   std::exception_ptr device_timeout_error(std::chrono::milliseconds timeout) const;
 

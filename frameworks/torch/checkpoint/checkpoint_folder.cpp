@@ -45,14 +45,14 @@ std::optional<CheckpointFile> file_of(std::string_view line) {
   const auto bytes = parse_number<std::uint64_t>(words[1]);
   const auto checksum = parse_number<std::uint32_t>(words[2], 16);
   const auto share = words.size() == 4 ? parse_number<std::uint64_t>(words[3]) : 0;
-  // A name with a slash would lead out of the checkpoint's folder.
+  // A name with a slash would be outside the checkpoint's folder.
   if (!bytes || !checksum || !share || words[0].find('/') != std::string_view::npos)
     return std::nullopt;
   if (*share > *bytes) return std::nullopt;
   return CheckpointFile{std::string(words[0]), {*bytes, *checksum}, *share};
 }
 
-/// Checked before anything else, since other versions may differ in all that follows.
+/// Checked first, because other versions may differ in everything that follows.
 void check_version(const std::vector<std::string_view>& lines, const std::string& where) {
   const auto words = lines.empty() ? lines : values_of(lines.front(), kTitle, 1);
   const auto version = words.empty() ? std::nullopt : parse_number<int>(words.front());
@@ -119,7 +119,7 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "an unknown host";
 }
 
-/// The name that the launcher has given the job; empty if there is none.
+/// The job's name from the launcher; empty if there is none.
 std::string job_name() {
   for (const char* variable : {"HVD_JOB_NAME", "SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"}) {
     const char* value = std::getenv(variable);  // NOLINT(concurrency-mt-unsafe)
@@ -215,10 +215,10 @@ std::string with_generation(const std::string& name, std::uint64_t generation) {
 }
 
 /// The longest wait for the lock in an elastic job, in seconds. A process that was cut off is
-/// killed before that, unless HVD_PEER_TIMEOUT is long.
+/// killed before this time ends, unless HVD_PEER_TIMEOUT is long.
 constexpr int kPatience = 60;
 
-/// Whether hvd gives files this name. Other files are never removed.
+/// Whether hvd creates files with this name. Other files are never removed.
 bool is_ours(std::string name) {
   const std::string_view partial = kPartial;
   if (name.ends_with(partial)) name.resize(name.size() - partial.size());

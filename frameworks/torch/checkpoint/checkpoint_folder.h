@@ -106,8 +106,8 @@ class CheckpointFolder {
   std::optional<std::uint64_t> newest() const;
 
   /// Called on one rank before any file of the step is written. Locks the folder until commit() or
-  /// abandon(), creates the folders, and removes what an interrupted write of this step has left.
-  /// The created names are on the disk when commit() returns.
+  /// abandon(), creates the folders, and removes the files that an interrupted write of this step
+  /// has left. The created names are on the disk when commit() returns.
   /// @param loaded complete checkpoints of later steps than this are replaced: the one of `step`
   /// now, the others by commit()
   /// @param writer the generation that writes, if the job is elastic
@@ -120,14 +120,14 @@ class CheckpointFolder {
   CheckpointFile write(std::uint64_t step, const std::string& name, const ByteSource& source);
   /// Called on one rank when all files are written. When it returns, the checkpoint is complete and
   /// on the disk, and complete ones later than `loaded` are removed.
-  /// @return a warning that names what could not be removed; empty otherwise
-  /// @throws CheckpointError when this rank does not see all files
+  /// @return a warning that names the files that could not be removed; empty otherwise @throws
+  /// CheckpointError when this rank does not see all files
   std::string commit(const Manifest& manifest, std::optional<std::uint64_t> loaded = std::nullopt);
   /// Called on one rank: removes the files of a step that is not to be committed.
   void abandon(std::uint64_t step) noexcept;
-  /// Called on one rank: removes all complete checkpoints but the last `keep`, and the files that
-  /// interrupted writes of earlier steps have left.
-  /// @return a warning that names what could not be removed; empty otherwise
+  /// Called on one rank: removes all complete checkpoints except the last `keep`, and the files
+  /// that interrupted writes of earlier steps have left. @return a warning that names the files
+  /// that could not be removed; empty otherwise
   std::string remove_all_but(std::size_t keep) noexcept;
 
   /// The manifest of a complete checkpoint whose files all have their sizes.

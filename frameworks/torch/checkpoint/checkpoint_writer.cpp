@@ -53,8 +53,8 @@ void fill_models(const TrainingState& state, std::map<std::string, ModelFile>& f
   files = std::move(filled);
 }
 
-/// A thread that writes in the background may outlive its generation, and the ranks of the next one
-/// do not take part in its votes.
+/// A thread that writes in the background may outlive its generation, and the ranks of the next
+/// generation do not take part in its votes.
 void require_same_ranks(const Snapshot& snapshot) {
   if (present_generation() == snapshot.writer) return;
   throw CheckpointError(text("the checkpoint of step ", snapshot.step,

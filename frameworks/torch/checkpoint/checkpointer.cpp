@@ -82,9 +82,9 @@ void Checkpointer::Impl::write_in_background() {
   });
 }
 
-/// Waits for the save in the background, which the ranks that join take no part in. They have not
-/// loaded or saved what this object has, either; their first rank decides then, which has been a
-/// rank for longest.
+/// Waits for the save in the background, because ranks that join the job do not take part in it.
+/// Ranks that join also have not loaded or saved the checkpoints of this object, so afterwards the
+/// first rank, which is the longest-serving one, decides.
 void Checkpointer::Impl::end_generation() {
   saved.reset();
   if (!writing.valid()) return;
@@ -96,8 +96,9 @@ void Checkpointer::Impl::end_generation() {
   }
 }
 
-/// Whether the step was saved last. In an elastic job an earlier generation may have done so,
-/// unless the checkpoints after the loaded one are still those of an earlier run. Collective there.
+/// Whether the step was saved last. In an elastic job an earlier generation may have saved it,
+/// unless the checkpoints after the loaded one are still those of an earlier run. Collective in an
+/// elastic job.
 bool Checkpointer::Impl::is_saved(std::uint64_t step) const {
   if (saved == step) return true;
   if (elastic::generation() == 0) return false;

@@ -152,7 +152,7 @@ class OpenFile {
       fail("bring to the disk", path_);
   }
   /// Some file systems report a full disk only here. The call is not repeated after EINTR, because
-  /// the file is closed then, too.
+  /// the file is then closed too.
   void close() {
     if (calls_.close(std::exchange(file_, -1)) != 0 && errno != EINTR) fail("close", path_);
   }

@@ -9,24 +9,24 @@
 
 namespace hvd::libtorch {
 
-/// A generation of an elastic job, which has other ranks than those before and after it.
+/// Identifies a generation of an elastic job.
 struct JobGeneration {
-  std::string job = {};  ///< a name that no other job has; empty outside elastic jobs
+  std::string job = {};  ///< a unique name of the job; empty outside elastic jobs
   std::uint64_t generation = 0;
 
   bool elastic() const noexcept { return !job.empty(); }
   bool operator==(const JobGeneration&) const = default;
 };
 
-/// The name of this process's job, which no other job has; empty if hvdrun has not started it.
+/// The unique name of this process's job; empty if hvdrun has not started it.
 std::string elastic_job_name();
 /// The generation of this process.
 JobGeneration present_generation();
 
 /// Names the generation that was the last to write to a folder, in the file `generation` there. A
-/// process that is cut off from its job belongs to an earlier one, and may not know it. Use it
-/// while the folder is locked (FolderLock): then no other process writes there between claim() and
-/// the release of the lock.
+/// process that is cut off from its job belongs to an earlier generation and may not have detected
+/// that. Use this class while the folder is locked (FolderLock), so that no other process writes
+/// there between claim() and the release of the lock.
 class GenerationRecord {
  public:
   explicit GenerationRecord(const std::filesystem::path& folder,

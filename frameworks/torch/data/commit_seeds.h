@@ -7,9 +7,9 @@ namespace hvd::libtorch {
 
 /// The position of LibTorch's default random streams. Each commit of a state seeds them from a
 /// seed, the rank and this position, which counts commits. Checkpoints contain it, so that a job
-/// that loads one draws what the one that saved it would have drawn.
+/// that loads a checkpoint draws the same random numbers as the job that saved it would have drawn.
 ///
-/// One run() of a process uses the one object. Not thread-safe.
+/// A process has one object, which its run() uses. Not thread-safe.
 class CommitSeeds {
  public:
   static CommitSeeds& instance() {
@@ -17,7 +17,7 @@ class CommitSeeds {
     return seeds;
   }
 
-  /// A state begins, whose commits count from 0.
+  /// To be called when a state begins, whose commits count from 0.
   void begin() { *this = {}; }
   /// Returns the position of the step after this commit. @param commits of the job so far
   std::uint64_t committed(std::uint64_t commits) {
@@ -32,13 +32,13 @@ class CommitSeeds {
   /// The base of a commit that was loaded. Takes effect with committed().
   void load_base(std::uint64_t base) { loaded_base_ = base; }
 
-  /// The position of the present streams; empty where commits do not seed them.
+  /// The position of the current streams; empty if commits do not seed them.
   std::optional<std::uint64_t> position() const {
     return used_ ? std::optional(base_ + commits_) : std::nullopt;
   }
-  /// The streams are those of this position now, and the next commit has the one after it.
+  /// Sets the position of the current streams; the next commit has the position after it.
   void go_to(std::uint64_t position) { base_ = position - commits_; }
-  /// The next commit keeps the present position.
+  /// Makes the next commit keep the current position.
   void hold() { --base_; }
 
  private:

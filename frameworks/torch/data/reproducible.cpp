@@ -46,7 +46,7 @@ std::vector<std::size_t> epoch_order(std::size_t dataset_size, bool shuffle, std
 
 void settle_vector_functions() {
   using VectorFunction = at::Tensor (*)(const at::Tensor&);
-  // The functions that ATen/cpu/vml.h takes from MKL.
+  // The functions that ATen/cpu/vml.h uses from MKL.
   static constexpr VectorFunction kFunctions[] = {
       at::acos, at::asin, at::atan,  at::cos, at::erf,  at::erfc, at::erfinv, at::exp,
       at::log,  at::log2, at::log10, at::sin, at::sqrt, at::tan,  at::tanh,   at::trunc};

@@ -5,11 +5,12 @@
 
 namespace hvd::libtorch {
 
-/// A checksum at the end of some bytes. It detects damage, but no attack.
+/// Appends a checksum to the bytes. It detects damage, but not attacks.
 void append_checksum(std::string& bytes);
-/// @pre append_checksum() has made the bytes, or is_intact() is true
+/// The bytes without their checksum. @pre append_checksum() was applied to the bytes, or
+/// is_intact() is true
 std::string_view without_checksum(const std::string& bytes);
-/// Whether the bytes are those to which append_checksum() was applied.
+/// Whether the bytes match their checksum.
 bool is_intact(const std::string& bytes);
 
 }  // namespace hvd::libtorch

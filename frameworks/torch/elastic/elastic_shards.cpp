@@ -22,7 +22,8 @@ namespace {
 constexpr char kWhole = 'w';
 constexpr char kDistributed = 'd';
 
-/// Bytes as a tensor that keeps them. The network may read a tensor when its operation has failed.
+/// A tensor that keeps the bytes alive, because the network may still read a tensor after its
+/// operation has failed.
 torch::Tensor as_tensor(std::shared_ptr<const std::string> bytes) {
   auto* const data = const_cast<char*>(bytes->data());
   const auto size = static_cast<std::int64_t>(bytes->size());
@@ -165,7 +166,8 @@ elastic::Part ElasticShards::part() {
           .lost = [self] { self->forget(); }};
 }
 
-/// The next state is that of a first start, also where another optimizer's state is lost.
+/// Drops the state, so that the next state is that of a first start. Also called when another
+/// optimizer's state is lost.
 void ElasticShards::forget() {
   copies_.clear();
   restores_ = false;
@@ -194,8 +196,8 @@ void ElasticShards::load(std::string_view bytes) {
   optimizer.state().swap(states);
 }
 
-/// After this all ranks have what they need to restore the commit, whichever of them completes it.
-/// So a rank that does complete it may drop what it had before.
+/// After this all ranks together can restore the commit, even if only some of them complete it. A
+/// rank that completes the commit may therefore drop its earlier copies.
 void ElasticShards::prepare(const elastic::Preparation& next) {
   // No survivor has completed an earlier attempt at this commit.
   std::erase_if(copies_, [&](const Copies& one) { return one.commit >= next.commit; });
@@ -217,7 +219,7 @@ void ElasticShards::keep_only(std::uint64_t commit, std::uint64_t generation) {
   });
 }
 
-/// Keeps this rank's part as it is now, and sends copies to the ranks that hold them. Collective.
+/// Copies this rank's current part, and sends copies to the ranks that hold replicas. Collective.
 void ElasticShards::exchange(std::uint64_t commit, std::span<const int> leaving) {
   ObjectWriter writer;
   shards().encode(writer);
@@ -269,9 +271,9 @@ Division ElasticShards::find_division() {
   if (const auto division = complete_division(held)) return *division;
   const std::vector<int> missing = missing_parts(held);
   try {
-    barrier();  // all ranks have found it, so that all of them forget their state
+    barrier();  // all ranks have detected the loss, so all of them drop their state
   } catch (const std::exception&) {
-    // A rank that has left the barrier has ended the generation.
+    // Another rank that has passed the barrier has already ended the generation.
   }
   throw elastic::StateLostError(text("hvd::elastic: the state of '", name_, "' at commit ", commit_,
                                      " is lost: no rank has the part that was that of ",
@@ -291,7 +293,7 @@ std::vector<SavedPiece> ElasticShards::supplied_by(const Division& division) con
   return pieces;
 }
 
-/// Sends the supplied pieces to the ranks that have their elements from now on. Collective.
+/// Sends the supplied pieces to the ranks that own their elements from now on. Collective.
 std::vector<SavedPiece> ElasticShards::redistribute(const std::vector<SavedPiece>& supplied) const {
   std::vector<Header> own;
   for (const SavedPiece& piece : supplied) own.push_back(header_of(piece));

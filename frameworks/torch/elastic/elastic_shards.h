@@ -15,7 +15,7 @@
 namespace hvd::libtorch {
 
 /// The state of a ShardedOptimizer in an elastic job. At each commit every rank keeps its part, and
-/// another rank keeps a copy; when the ranks have changed the parts are distributed anew. See
+/// another rank keeps a copy; when the ranks change, the parts are redistributed. See
 /// docs/decisions/0055-shards-of-elastic-jobs.md. Not thread-safe.
 class ElasticShards : public std::enable_shared_from_this<ElasticShards> {
  public:
@@ -23,11 +23,11 @@ class ElasticShards : public std::enable_shared_from_this<ElasticShards> {
   ElasticShards(std::string name, ShardedOptimizer& optimizer)
       : name_(std::move(name)), optimizer_(optimizer) {}
 
-  /// Part of a State: the whole state before it is distributed, and nothing after that. Its
-  /// functions keep this object.
+  /// Part of a State: contains the whole state before it is distributed, and no bytes afterwards.
+  /// Its functions keep this object alive.
   elastic::Part part();
   /// Distributes the state of the last commit over the ranks of a generation. Collective.
-  /// @throws elastic::StateLostError on all ranks if no rank has some part of it
+  /// @throws elastic::StateLostError on all ranks if some part is on no rank
   void begin_generation();
 
  private:
@@ -59,7 +59,7 @@ class ElasticShards : public std::enable_shared_from_this<ElasticShards> {
   const std::string name_;
   ShardedOptimizer& optimizer_;
   std::uint64_t commit_ = 0;  ///< the last one of this rank
-  /// The last commit is in `copies_`, and not yet distributed over the present ranks.
+  /// The last commit is in `copies_` and not yet distributed over the current ranks.
   bool restores_ = false;
   std::vector<Copies> copies_;
   std::vector<int> hosts_;  ///< the number of each rank's host

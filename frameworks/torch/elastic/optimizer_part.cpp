@@ -24,7 +24,7 @@ namespace {
 
 using torch::optim::Optimizer;
 
-/// Bytes that a part has made, or that are loaded into it.
+/// Bytes that a part has produced, or that are loaded into it.
 using Bytes = std::shared_ptr<std::vector<std::byte>>;
 
 template <class T>
@@ -92,8 +92,8 @@ void reconcile(Optimizer& optimizer) {
     wrapper->inner();
 }
 
-/// The reference of the weights of the optimizer's gradients; 0 without one. It decides how they
-/// are rounded, so it belongs to the state.
+/// The reference of the weights of the optimizer's gradients; 0 without one. It affects the
+/// rounding of gradients, so it belongs to the state.
 double weight_reference(const Optimizer& optimizer) {
   const auto reducer = LiveOptimizers::instance().reducer_of(optimizer);
   if (!reducer) return 0;

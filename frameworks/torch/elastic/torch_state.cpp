@@ -31,7 +31,8 @@ namespace {
 using libtorch::LiveOptimizers;
 
 /// Detects that a tensor was written. LibTorch's SGD writes through data(), which no version
-/// counter records, so the first bytes count as well, and the steps of all wrappers.
+/// counter records, so the mark also contains the tensor's first bytes and the number of steps of
+/// all wrappers.
 class WriteMark {
  public:
   explicit WriteMark(torch::Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -67,8 +68,8 @@ std::string type_of(const torch::Tensor& tensor) {
   return text(c10::toString(tensor.scalar_type()), shape_to_string(tensor.sizes().vec()));
 }
 
-/// The memory of a tensor, if its elements lie in order in the host's memory; otherwise that of a
-/// copy, which load() copies back.
+/// The memory of a tensor if it is contiguous in the host's memory; otherwise the memory of a copy,
+/// which load() copies back.
 class TensorBytes {
  public:
   explicit TensorBytes(torch::Tensor tensor) : tensor_(std::move(tensor)) {}
@@ -150,7 +151,7 @@ Part item_part(const TrainingState::Entry& entry) {
           .equal_on_ranks = !item->per_rank()};
 }
 
-/// Commits do not copy the part.
+/// Makes a part that commits do not copy.
 Part not_copied(Part part, const torch::Tensor& written_with) {
   const auto mark = std::make_shared<WriteMark>(written_with);
   mark->set();
@@ -213,7 +214,7 @@ TorchState& TorchState::add_optimizer(std::string_view name, torch::optim::Optim
   if (!libtorch::is_elementwise(optimizer)) {
     TrainingState one;
     Part part = item_part(one.optimizer(optimizer, std::string(name)).entries().front());
-    part.equal_on_ranks = false;  // LibTorch's archive has addresses in it
+    part.equal_on_ranks = false;  // LibTorch's archive contains addresses
     State::track(std::move(part));
     return *this;
   }

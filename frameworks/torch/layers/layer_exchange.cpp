@@ -16,8 +16,8 @@
 namespace hvd::libtorch {
 namespace {
 
-/// Starts an operation and waits for it. The operation is not fused, because it would then end only
-/// with the gradients of its batch.
+/// Starts an operation and waits for it. The operation is not fused, because otherwise it would end
+/// only together with gradients in its batch.
 torch::Tensor run(OperationTask task) {
   task.submission.alone = true;
   return start(std::move(task), Progress::kCaller).wait();
@@ -130,8 +130,8 @@ torch::Tensor LayerExchange::summed(const torch::Tensor& sums) {
 
 std::shared_ptr<LayerExchange> make_layer_exchange(const ProcessSet& process_set) {
   // Layers are counted by the set's number and members, since set numbers are reused after
-  // shutdown() and init(), and in each generation of an elastic job, since a rank that joins has
-  // used none.
+  // shutdown() and init(), and in each generation of an elastic job, because a rank that joins has
+  // not used any layer.
   struct Counts {
     std::uint64_t generation = 0;
     std::map<std::pair<int, std::vector<int>>, std::uint64_t> of_set = {};

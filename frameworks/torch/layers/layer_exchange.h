@@ -50,7 +50,7 @@ class LayerExchange {
 };
 
 /// Makes the exchange of a layer and numbers it. Call it when the layer is first used, so that
-/// ranks may construct different layers that they do not use.
+/// ranks may construct different unused layers.
 std::shared_ptr<LayerExchange> make_layer_exchange(const ProcessSet& process_set);
 
 }  // namespace hvd::libtorch

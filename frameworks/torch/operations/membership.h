@@ -6,13 +6,13 @@
 
 namespace hvd::libtorch {
 
-/// Whether this process is a worker of an elastic job that has no rank yet. Objects of all ranks
-/// are then made for one rank, and made anew when the process has its rank
+/// Whether this process is a worker of an elastic job that has no rank yet. Objects that concern
+/// all ranks are then made for one rank, and made again when the process has its rank
 /// (elastic::at_each_generation()).
 bool waits_for_rank();
 
-/// The ranks of a set and this rank's position, and in a worker that waits for its rank one rank
-/// instead of all.
+/// The ranks of a set and this rank's position. In a worker that waits for its rank, one rank
+/// stands for all.
 struct Membership {
   std::vector<int> ranks;
   int position = 0;

@@ -84,7 +84,7 @@ torch::Tensor DistributedOptimizer::reduce_and_step(const Optimizer::LossClosure
       [&] { return skip ? loss_without_synchronizing(closure) : reduced_loss(closure); });
 }
 
-/// Reduces the parameters' changes as if they were gradients, so that the reducer checks the ranks
+/// Reduces the parameters' changes as if they were gradients, so that the reducer's checks apply
 /// here too.
 torch::Tensor DistributedOptimizer::step_and_combine(const Optimizer::LossClosure& closure) {
   struct Trained {

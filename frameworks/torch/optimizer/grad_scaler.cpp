@@ -120,7 +120,7 @@ bool GradScaler::step(torch::optim::Optimizer& optimizer) {
   return step_if_finite(plain);
 }
 
-/// Forgets the steps of a former generation, which are made anew.
+/// Forgets the steps of a former generation, which are repeated.
 void GradScaler::follow_generation() {
   if (std::exchange(generation_, elastic::generation()) == elastic::generation()) return;
   optimizers_.clear();

@@ -107,8 +107,8 @@ GradientSynchronizer::GradientSynchronizer(const NamedParameters& parameters,
   generations_ = std::move(made.generations_);
 }
 
-/// Makes the reducer anew, because the ranks of the job have changed. A process set has ended with
-/// its generation, so the reducer of one stays as it is, and its operations fail.
+/// Replaces the reducer, because the ranks of the job have changed. A process set ends with its
+/// generation, so the reducer of a process set is not replaced, and its operations fail.
 void GradientSynchronizer::begin_generation() {
   reducer_->withLock([this](std::unique_ptr<GradientReducer>& reducer) {
     if (!reducer->of_all_ranks()) return;

@@ -32,7 +32,7 @@ std::vector<torch::Tensor> parameters_of(const Optimizer& optimizer) {
   return all;
 }
 
-/// The shapes of some tensors that one optimizer has and the other has not.
+/// Throws UsageError for a parameter that the other optimizer does not have, or has more than once.
 void refuse_difference(const std::map<const c10::TensorImpl*, int>& uses,
                        const std::vector<torch::Tensor>& parameters, const char* here,
                        const char* there) {
@@ -83,7 +83,7 @@ void check(const Optimizer& inner, const Optimizer& outer, const LocalSgdOptions
   libtorch::require_member(kWho, options.process_set);
 }
 
-/// Puts other gradients into parameters, and the former ones back at its end.
+/// Replaces the gradients of parameters; the destructor restores the former ones.
 class GradientSwap {
  public:
   GradientSwap(std::vector<torch::Tensor>& parameters, std::vector<torch::Tensor> gradients)

@@ -220,7 +220,7 @@ OptimizerWrapper::~OptimizerWrapper() {
   if (enrolled_) LiveOptimizers::instance().remove(optimizer_, options_.op == ReduceOp::kAverage);
 }
 
-/// Does not warn because no gradient was reduced, since the program may only evaluate its model.
+/// Does not warn if no gradient was reduced, because the program may only evaluate its model.
 /// Watches the backward passes that follow.
 void OptimizerWrapper::warn_of_early_end() const {
   const bool in_job = elastic::has_rank() && options_.process_set.included();
@@ -247,7 +247,7 @@ void OptimizerWrapper::enroll(std::span<const ReducedParameter> parameters) {
   groups_ = std::make_unique<libtorch::GroupMirror>(optimizer_, *this, who_);
   LiveOptimizers::instance().add(optimizer_, parameters, options_.op == ReduceOp::kAverage, who_);
   enrolled_ = true;
-  // The wrapped optimizer may have gone back to a commit.
+  // The wrapped optimizer may have been restored from a commit.
   generations_ = elastic::at_each_generation([this] { groups_->copy_wrapped_groups(); });
 }
 

@@ -64,7 +64,7 @@ std::string text_of(const torch::optim::OptimizerOptions& options);
 /// The options of one of LibTorch's optimizer types as numbers, in a fixed order.
 /// @throws UsageError for another type
 std::vector<double> option_values(const torch::optim::OptimizerOptions& options);
-/// The reverse. @throws UsageError for another type, or another number of values
+/// The inverse of option_values(). @throws UsageError for another type, or another number of values
 void set_option_values(torch::optim::OptimizerOptions& options, const std::vector<double>& values);
 
 /// A line for each parameter group: "parameter group 0 with learning rate 0.1, ...".

@@ -106,8 +106,9 @@ class GradientExchange {
   /// Waits as hvd::wait_with_check().
   void wait_with_check() const;
   void wait() const;
-  /// In an elastic job waits, after wait(), on the host for results on a GPU, so that no step uses
-  /// those of operations that the loss of a rank has cut off. @throws the cause of failure
+  /// In an elastic job, call it after wait(): waits on the host for results on a GPU, so that no
+  /// step uses results of operations that the loss of a rank has cut off. @throws the cause of
+  /// failure
   void wait_on_host() const;
   /// @pre wait()
   bool succeeded() const;

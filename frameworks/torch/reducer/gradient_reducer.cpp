@@ -187,7 +187,7 @@ bool GradientReducer::before_accumulate(std::size_t index) {
     if (weights_.weighted()) parameter.begin_weighted_pass(weights_.current());
     return true;
   }
-  // The hook runs before the addition, so that the gradient that is being reduced stays intact.
+  // This hook runs before the addition, so the gradient that is being reduced is not modified.
   throw too_many_passes(how_.wrapper, parameter.name(), readiness_.passes_per_step());
 }
 
@@ -348,7 +348,7 @@ void GradientReducer::synchronize() {
     warn_without_gradients(exchange_.any_used());
     exchange_.complete();
   } catch (...) {
-    if (interruptible) throw;  // the operations go on, and another call waits for them
+    if (interruptible) throw;  // the operations continue, and another call waits for them
     exchange_.wait();
     exchange_.drop_results();
     end_cycle();
@@ -357,7 +357,7 @@ void GradientReducer::synchronize() {
   std::vector<std::size_t> order;
   if (units_.learning()) order = readiness_.order_of_arrival();
   end_cycle();
-  // Set before the buckets are learnt, which may throw: gradients must not be reduced twice.
+  // Set before buckets are made, which may throw, because gradients must not be reduced twice.
   readiness_.set_reduced(true);
   scattered_ = how_.sharded && how_.process_set.size() > 1;
   if (!order.empty() && units_.learn(std::move(order))) readiness_.set_units(units_.members());

@@ -37,15 +37,16 @@ using SharedReducer = c10::Synchronized<std::unique_ptr<GradientReducer>>;
 /// synchronize() or is discarded. synchronize() submits the remaining gradients, with zeros for
 /// parameters without a gradient, so that every rank submits the same set.
 ///
-/// Sparse gradients need other operations than dense ones, and a rank without a gradient does not
-/// know which kind the others have. In the first synchronize() the ranks therefore agree on each
-/// parameter's layout, before zeros and sparse gradients are submitted. They do so again as long as
-/// a layout is unknown and some gradient is sparse, or a rank was absent (see join()).
+/// Sparse gradients need other operations than dense ones, and a rank without a gradient has no
+/// information about the others' layout. In the first synchronize() the ranks therefore agree on
+/// each parameter's layout, before zeros and sparse gradients are submitted. They do so again as
+/// long as a layout is unknown and some gradient is sparse, or a rank was absent (see join()).
 ///
 /// In the first cycle no gradient is sent before synchronize() has found that all ranks have the
 /// same parameters: an operation that only one rank has would wait for the other ranks. Gradients
-/// are then reduced one by one, and the ranks learn in which order they became ready on the set's
-/// first rank. From then on `.grad` is a view into a bucket where possible (see GradientUnits).
+/// are then reduced one by one, and the ranks receive the order in which they became ready on the
+/// set's first rank. From then on `.grad` is a view into a bucket where possible (see
+/// GradientUnits).
 ///
 /// A backward pass may add to gradients that have been reduced. An average stays the same when it
 /// is averaged once more. A sum does not, so it is set aside and added to the next sum. A scattered
@@ -70,10 +71,10 @@ class GradientReducer {
   /// Replaces `former` between cycles. Only the parameters differ, of which there may be more.
   GradientReducer(std::vector<ReducedParameter> parameters, const GradientReducer& former);
 
-  /// Replaces `former` in a new generation of an elastic job, with nothing that was learned.
+  /// Replaces `former` in a new generation of an elastic job, without its agreements and buckets.
   GradientReducer(const GradientReducer& former, std::string scope);
 
-  /// Also compares the frozen ones of these parameters before the first update, even if the
+  /// Adds the frozen parameters among these to the comparison before the first update, even if the
   /// optimizer does not have them. @pre no cycle has ended (checked by
   /// ParameterCheck::add_frozen())
   void compare_frozen(const torch::OrderedDict<std::string, torch::Tensor>& parameters);
@@ -95,7 +96,7 @@ class GradientReducer {
   /// Whether all ranks of the job reduce the gradients.
   bool of_all_ranks() const noexcept { return how_.process_set.id() == 0; }
   const ProcessSet& process_set() const noexcept { return how_.process_set; }
-  /// Removes all gradients, because the step of which they are will be made anew.
+  /// Removes all gradients, because their step will be repeated.
   void drop_gradients();
 
   /// Ends the cycle: every `.grad` is final. Returns at once if no gradient has arrived since the

@@ -20,8 +20,7 @@
 namespace hvd::libtorch {
 namespace {
 
-/// Returns free memory to the system, because malloc keeps free memory that lies below memory in
-/// use.
+/// Returns free memory to the system, because malloc keeps free memory that is below memory in use.
 void return_free_memory() {
 #if defined(__GLIBC__)
   ::malloc_trim(0);
@@ -38,15 +37,15 @@ GradientUnits::GradientUnits(const GradientReduction& how, std::span<ReducedPara
   add_units_without_bucket();
 }
 
-/// Whether an operation of its own can reduce the gradient in shared memory. Decides by facts that
-/// all ranks of the set have in common.
+/// Whether the gradient can be reduced in shared memory by a separate operation. The decision uses
+/// only facts that are equal on all ranks of the set.
 bool GradientUnits::can_share(const ReducedParameter& parameter) const {
   return parameter.tensor().is_cpu() && parameter.tensor().nbytes() >= kSmallestShared &&
          how_.op != ReduceOp::kAdasum && how_.compression == Compression::kNone && !how_.sharded &&
          !how_.hook && !waits_for_rank() && how_.process_set.size() > 1 && local_size() == size();
 }
 
-/// Has large gradients made in shared memory from now on.
+/// Makes autograd allocate large gradients in shared memory from now on.
 void GradientUnits::share_gradients() {
   std::vector<std::size_t> sizes;
   for (const ReducedParameter& parameter : parameters_)
@@ -54,7 +53,7 @@ void GradientUnits::share_gradients() {
   shared_ = SharedGradients(std::move(sizes));
 }
 
-/// Adds a unit for each group of the user's, and one for each other gradient.
+/// Adds a unit for each of the user's groups, and one for each other gradient.
 void GradientUnits::add_units_without_bucket() {
   plan_.version = ++last_version_;
   std::map<int, std::size_t> unit_of_group;
@@ -77,16 +76,16 @@ std::vector<std::vector<std::size_t>> GradientUnits::members() const {
   return members;
 }
 
-/// A single rank has buckets on a GPU only, where a benchmark measures them; on the CPU they would
-/// cost a copy without a gain. Adasum works on each tensor by itself.
+/// With a single rank, buckets are used on a GPU only, for a benchmark; on the CPU they would cost
+/// a copy without a gain. Adasum handles each tensor separately.
 bool GradientUnits::wants_bucket(const ReducedParameter& parameter) const {
   return how_.bucket_views && how_.op != ReduceOp::kAdasum &&
          (how_.process_set.size() > 1 || parameter.tensor().is_cuda());
 }
 
 /// Groups and sparse gradients need other operations, and copies that LibTorch casts cannot be
-/// views. Decides by facts that all ranks of the set have agreed on, such as the types of active
-/// parameters, whose gradients have just been reduced.
+/// views. The decision uses only facts that all ranks of the set have agreed on, such as the types
+/// of active parameters, whose gradients have just been reduced.
 bool GradientUnits::fits_bucket(const ReducedParameter& parameter) const {
   if (!wants_bucket(parameter) || !parameter.active() || parameter.group() >= 0) return false;
   if (in_place_ && can_share(parameter)) return false;
@@ -143,7 +142,8 @@ std::shared_ptr<GradientBucket> GradientUnits::make_bucket(const std::vector<std
                                                            std::size_t number) const {
   std::vector<torch::Tensor> own;
   for (const std::size_t i : members) own.push_back(parameters_[i].tensor());
-  // Names differ between plans, so that a plan's operations are still known when it is used again.
+  // Names differ between plans, so that the runtime still has a plan's operations when the plan is
+  // used again.
   const std::string plan = learnings_ == 0 ? "" : ".plan" + std::to_string(learnings_);
   const std::string name = how_.scope + plan + ".bucket" + std::to_string(number) + "[" +
                            parameters_[members.front()].name() + " .. " +

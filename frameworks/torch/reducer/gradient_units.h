@@ -52,7 +52,7 @@ class GradientBucket {
   /// CPU: the part of flat() that this rank's reduction writes.
   torch::Tensor own_rows() const;
 
-  /// The same at each call, apart from the fields that the caller sets.
+  /// The submission that reduces the bucket; each call returns the same object.
   Submission& submission() noexcept { return submission_; }
 
  private:
@@ -84,10 +84,10 @@ struct GradientUnit {
 
 /// The units of one optimizer. At first gradients are sent as the user has grouped them. Once the
 /// ranks have agreed on an order, all gradients that fit are in buckets, except large ones that are
-/// made in shared memory on all ranks. When other parameters are
-/// trained, or a parameter has changed, the buckets are set aside and the ranks learn new ones. A
-/// few sets of buckets are kept, so that a program that freezes layers in every other step learns
-/// only twice. Not thread-safe.
+/// made in shared memory on all ranks. When other parameters are trained, or a parameter has
+/// changed, the buckets are set aside and the ranks learn new ones. A few sets of buckets are kept,
+/// so that a program that freezes layers in every other step makes new buckets only twice. Not
+/// thread-safe.
 class GradientUnits {
  public:
   GradientUnits(const GradientReduction& how, std::span<ReducedParameter> parameters,

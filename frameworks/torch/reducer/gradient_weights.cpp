@@ -10,8 +10,8 @@
 namespace hvd::libtorch {
 namespace {
 
-// Ranks are divided into blocks of this size, and each block has digits of its own. So a digit of a
-// 16-bit dtype has at least one bit, however many ranks there are.
+// Ranks are divided into blocks of this size, and each block has its own digits. A digit of a
+// 16-bit dtype therefore has at least one bit for any number of ranks.
 constexpr std::size_t kBlock = 32;
 // kMost has 41 bits.
 constexpr int kBits = 41;
@@ -107,7 +107,7 @@ void GradientWeights::close(int precision) {
   closed_ = true;
   precision_ = precision;
   if (weighted_ || plain_) return;
-  // No pass has reached the optimizer on this rank, which nevertheless may have samples.
+  // No pass has reached the optimizer on this rank, but the rank may still have samples.
   if (next_ == Next::kSet || next_ == Next::kOffered) {
     current_ = next_samples_;
     weighted_ = true;

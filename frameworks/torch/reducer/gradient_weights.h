@@ -58,7 +58,7 @@ class GradientWeights {
   /// Whether the ranks have agreed on the reference.
   bool agreed() const noexcept { return agreed_; }
   double reference() const noexcept { return reference_; }
-  /// Takes a reference on which all ranks have agreed before.
+  /// Uses a reference on which all ranks have agreed before.
   void adopt_reference(double reference) {
     reference_ = reference;
     agreed_ = true;

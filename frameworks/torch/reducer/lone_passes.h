@@ -31,8 +31,8 @@ class LonePasses {
   LonePasses(const char* wrapper, std::span<const ReducedParameter> parameters,
              std::shared_ptr<std::atomic<int>> no_sync_depth, int passes_per_step);
 
-  /// The hook before autograd adds to `.grad`. @throws UsageError for a pass too many, and with
-  /// create_graph
+  /// The hook before autograd adds to `.grad`. @throws UsageError for more passes than expected,
+  /// and with create_graph
   void begin_pass(std::size_t parameter);
   void set_passes_per_step(int passes) noexcept { passes_per_step_.store(passes); }
   /// Whether a pass has run since the last cycle, even under no_sync().

@@ -46,7 +46,7 @@ std::pair<torch::Tensor, torch::Tensor> without_values(std::int64_t count, torch
   }
 }
 
-/// "rank 2 from ranks 0 and 1": the largest group of ranks that agree counts as right.
+/// "rank 2 from ranks 0 and 1": the largest group of ranks that agree is treated as correct.
 std::string who_differs(const std::map<int, std::int64_t>& value_of_rank, Comparison comparison) {
   std::vector<int> most, others;
   for (const auto& [candidate_rank, candidate] : value_of_rank) {

@@ -20,10 +20,10 @@ namespace hvd::libtorch {
 /// docs/decisions/0018-parameters-are-compared.md. Not thread-safe.
 ///
 /// A rank that is due for a check requests it, and a check begins in every cycle in which a rank
-/// requests one. So ranks that have joined and returned, whose counts are behind, check in the same
-/// cycles as the others. A check is one allreduce of the fingerprints of all parameters, which
-/// gives the smallest and the largest of each. A joined rank does not contribute. A check before
-/// the first update compares all bits; later ones compare up to roundings.
+/// requests one. Ranks that have joined and returned, whose counts are behind, therefore check in
+/// the same cycles as the others. A check is one allreduce of the fingerprints of all parameters,
+/// which gives the smallest and the largest of each. A joined rank does not contribute. A check
+/// before the first update compares all bits; later ones compare up to roundings.
 ///
 /// A check of all bits, or of parameters in host memory, ends in the cycle in which it begins. A
 /// later check of parameters on a GPU copies its result to the host asynchronously, and reads it in

@@ -194,7 +194,7 @@ class ReducedParameter {
   void set_view(torch::Tensor view) { view_ = std::move(view); }
   const torch::Tensor& view() const noexcept { return view_; }
   /// Copies a `.grad` that is not in flight into the view, which becomes `.grad`. A `.grad` of
-  /// another dtype, layout or shape stays. @pre there is a view
+  /// another dtype, layout or shape is left unchanged. @pre there is a view
   void move_to_view();
   /// Instead of prepare(): copies the current `.grad`, or zeros, into the view, which becomes
   /// `.grad`.

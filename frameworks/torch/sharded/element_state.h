@@ -39,9 +39,10 @@ inline torch::Tensor flat(const torch::Tensor& tensor) {
   return flat_part(tensor, 0, tensor.numel());
 }
 
-/// `tensor`, if it is dense and has these strides, or else a copy with them.
+/// Returns `tensor` if it is dense and has these strides, otherwise a copy with these strides.
 torch::Tensor with_strides(at::IntArrayRef strides, const torch::Tensor& tensor);
-/// `tensor`, if it has the strides of strides_for(parameter), or else a copy with them.
+/// Returns `tensor` if it has the strides of strides_for(parameter), otherwise a copy with these
+/// strides.
 torch::Tensor lying_as(const torch::Tensor& parameter, const torch::Tensor& tensor);
 
 /// Copies `count` elements, counted in the order of memory. Neither tensor has gaps, and both have

@@ -69,8 +69,7 @@ void ParameterShards::make_pieces(std::vector<Shard>& shards) const {
   }
 }
 
-/// Updates the pieces of parameters to which the program has given other memory, as Module::to()
-/// does.
+/// Updates the pieces of parameters whose memory the program has replaced, as Module::to() does.
 void ParameterShards::follow_parameters() {
   for (Shard& shard : shards_) {
     for (OwnPiece& piece : shard.pieces) {
@@ -431,7 +430,7 @@ void ParameterShards::step() {
     try {
       if (!error) update(begin, end);
     } catch (...) {
-      error = std::current_exception();  // the other ranks wait for this rank's pieces nevertheless
+      error = std::current_exception();  // the other ranks still wait for this rank's pieces
     }
     // This thread waits after the last stage.
     const Progress progress = end == shards_.size() ? Progress::kCaller : Progress::kBackground;

@@ -44,7 +44,7 @@ class ParameterShards {
     /// Memory for plan.elements elements that is free during step(). Undefined: a unit of one
     /// parameter is gathered in place, and others get memory in each step.
     torch::Tensor memory = {};
-    /// Not trained at present: only the state is distributed.
+    /// Currently not trained: only the state is distributed.
     bool frozen = false;
     std::vector<OwnPiece> pieces = {};  ///< made by lay_out()
   };
@@ -90,7 +90,7 @@ class ParameterShards {
   void with_whole_state(const std::function<void()>& use);
   /// Drops the state. Call it when another state was loaded into the optimizer.
   void forget_state();
-  /// Drops the state and its division, as before the first step.
+  /// Drops the state and its division, to be as before the first step.
   void drop_division();
   /// Call it when parameters were appended to the optimizer's. Until the next lay_out() each rank
   /// has the whole state. Collective.

@@ -19,17 +19,17 @@ namespace hvd::libtorch {
 std::vector<int> replica_holders(std::span<const int> hosts);
 
 /// The ranks that keep copies of each rank's part at a commit after which the ranks `leaving` leave
-/// the job. No other rank leaves. A part is then on two of the ranks that stay, on two hosts where
-/// there are two; without replicas, and where one rank stays, it is on one.
+/// the job. No other rank leaves. Each part is then on two of the ranks that stay, on two hosts if
+/// there are two; without replicas, or if only one rank stays, it is on one rank.
 /// @param hosts as above @param leaving in ascending order
 std::vector<std::vector<int>> holders_without(std::span<const int> hosts,
                                               std::span<const int> leaving, bool replicas);
 
 /// A part of a state that a rank has at a commit: its own, or a copy.
 struct HeldPart {
-  std::uint64_t generation = 0;  ///< in which the state was divided so
+  std::uint64_t generation = 0;  ///< in which this division was made
   int ranks = 0;                 ///< over which it was divided
-  int part = 0;                  ///< the rank whose part it was then
+  int part = 0;                  ///< the rank that owned the part in that division
   friend bool operator==(const HeldPart&, const HeldPart&) = default;
 };
 

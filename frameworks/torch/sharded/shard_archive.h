@@ -49,7 +49,7 @@ void encode_owned(ObjectWriter& writer, torch::optim::Optimizer& optimizer,
 /// elementwise, otherwise from encode_owned(). The returned function gives the state by parameter.
 /// The state of an elementwise optimizer is already complete when join_parts() returns; the state
 /// of another optimizer is loaded only when the function is called, which may throw.
-/// @throws CheckpointError when elements of a parameter are missing, or are there twice
+/// @throws CheckpointError when elements of a parameter are missing or occur twice
 std::function<OptimizerStates()> join_parts(torch::optim::Optimizer& optimizer,
                                             const std::vector<std::string_view>& parts);
 

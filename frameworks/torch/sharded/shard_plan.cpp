@@ -7,7 +7,7 @@ namespace hvd::libtorch {
 
 ElementRange range_of(const ShardUnit& unit, int ranks, int position) {
   if (unit.owner < 0) return rows_at(unit.elements, ranks, position);
-  // Ranks before the owner have an empty range at the beginning, those behind it at the end.
+  // Ranks before the owner have an empty range at the beginning, ranks after it at the end.
   const std::int64_t begin = position <= unit.owner ? 0 : unit.elements;
   return {begin, position < unit.owner ? 0 : unit.elements};
 }

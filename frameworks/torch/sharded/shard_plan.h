@@ -9,7 +9,7 @@
 
 namespace hvd::libtorch {
 
-/// Parameters that are laid out one behind the other and distributed over the ranks together.
+/// Parameters that are laid out one after the other and distributed over the ranks together.
 struct ShardUnit {
   std::vector<std::size_t> members;  ///< numbers of parameters
   std::vector<std::int64_t> first;   ///< position of each member's first element

@@ -106,8 +106,8 @@ std::vector<libtorch::Fact> facts_of(const Optimizer& optimizer,
   return facts;
 }
 
-/// The ranks compare their optimizers. Collective, but in a worker of an elastic job that has no
-/// rank yet. @param complaint why this rank cannot take part; empty if it can
+/// Compares the optimizers of all ranks. Collective, except in a worker of an elastic job that has
+/// no rank yet. @param complaint why this rank cannot take part; empty if it can
 void compare(const Optimizer& optimizer, std::span<const ReducedParameter> parameters,
              const ProcessSet& process_set, const std::string& scope,
              const std::string& complaint) {
@@ -231,7 +231,7 @@ ShardedOptimizer::ShardedOptimizer(WithNames, Optimizer& optimizer,
   generations_ = elastic::at_each_generation([this] { begin_generation(); });
 }
 
-/// The reducer has been made anew for the ranks of this generation.
+/// Called after the reducer was replaced for the ranks of this generation.
 void ShardedOptimizer::begin_generation() {
   if (options_.process_set.id() != 0) return;  // its operations fail
   if (!tracked_ && shards_->distributed()) {

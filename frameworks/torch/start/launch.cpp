@@ -215,7 +215,7 @@ struct LaunchedRank {
   int pipe = -1;  ///< -1 at its end
   std::string message = {};
   std::optional<int> status = {};  ///< from waitpid(); empty if the program's own waitpid() got it
-  SteadyTime end = {};             ///< when the parent noticed it
+  SteadyTime end = {};             ///< when the parent detected it
   bool stopped = false;            ///< the parent has sent it a signal
 };
 
@@ -261,7 +261,7 @@ class LaunchedRanks {
 };
 
 void LaunchedRanks::start(const std::function<std::string()>& function) {
-  // Otherwise each rank would print the text that the parent has not printed yet.
+  // Flush, because otherwise each rank would also print the parent's buffered text.
   std::cout.flush();
   std::fflush(nullptr);
   const BlockedSignals until_started;
@@ -295,7 +295,7 @@ void LaunchedRanks::set_environment(int rank) const {
   for (const char* const name : {"HVD_SIZE", "HVD_LOCAL_SIZE", "WORLD_SIZE", "LOCAL_WORLD_SIZE"})
     ::setenv(name, size.c_str(), 1);
   ::setenv("HVD_INIT_METHOD", ("file://" + folder_.path() + "/ranks").c_str(), 1);
-  // A supervisor of hvdrun would take the rank's notices for those of the parent.
+  // A supervisor of hvdrun would mistake the rank's notices for those of the parent.
   ::unsetenv("HVD_LAUNCHER_NOTICES");
 }
 
@@ -332,8 +332,8 @@ void LaunchedRanks::run_rank(int rank, int pipe, const std::function<std::string
       at::set_num_threads(std::max(
           1, static_cast<int>(std::thread::hardware_concurrency()) / options_.num_processes));
     }
-    // set_num_threads() has started a pool, which LibTorch starts again after a fork. So a rank may
-    // call launch() itself.
+    // set_num_threads() has started a thread pool, which LibTorch restarts after a fork, so a rank
+    // may itself call launch().
     expected_threads = thread_names().size();
     write_message(pipe, kReturned + function());
     if (is_initialized()) shutdown();
@@ -391,7 +391,7 @@ void LaunchedRanks::poll_until(SteadyTime deadline) {
     if (rank.pipe >= 0) polled.push_back({.fd = rank.pipe, .events = POLLIN, .revents = 0});
   const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(
       deadline - std::chrono::steady_clock::now());
-  // The end of a process whose pipe is closed, or open elsewhere, is noticed at the next poll.
+  // The end of a process whose pipe is closed, or open elsewhere, is detected at the next poll.
   const bool closed = polled.size() <= static_cast<std::size_t>(options_.num_processes);
   const auto pause = std::clamp<std::int64_t>(left.count(), 0, closed ? 2 : 50);
   ::poll(polled.data(), polled.size(), static_cast<int>(pause));

@@ -21,7 +21,7 @@ constexpr const char* kDefaultsKey = "hvd_defaults";
 using torch::optim::Optimizer;
 
 /// Removes LBFGS's working memory from its state: undefined tensors that cannot be saved. The next
-/// step makes it again.
+/// step creates it again.
 void drop_scratch(torch::optim::Optimizer& optimizer) {
   for (auto& item : optimizer.state()) {
     if (auto* state = dynamic_cast<torch::optim::LBFGSParamState*>(item.second.get()))
@@ -29,7 +29,7 @@ void drop_scratch(torch::optim::Optimizer& optimizer) {
   }
 }
 
-/// State is loaded to the device of the parameters, whatever device it was saved from.
+/// State is loaded to the device of the parameters, independently of the device it was saved from.
 std::optional<torch::Device> device_of(const torch::optim::Optimizer& optimizer) {
   std::optional<torch::Device> device;
   for (const auto& group : optimizer.param_groups()) {
@@ -96,7 +96,7 @@ void load_optimizer(Optimizer& any, std::string_view bytes) {
   Optimizer& optimizer = unwrapped(any);
   torch::serialize::InputArchive archive;
   archive.load_from(bytes.data(), bytes.size(), device_of(optimizer));
-  // Loading only adds state, so the present state is removed first.
+  // Loading only adds state, so the current state is removed first.
   optimizer.state().clear();
   optimizer.load(archive);
   torch::serialize::InputArchive defaults;

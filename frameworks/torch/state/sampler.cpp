@@ -30,7 +30,7 @@ struct DistributedSampler::State {
   std::size_t dataset_size;
   std::size_t epoch = 0;
   /// Number of samples of the epoch's order that were drawn, by any number of ranks, before the
-  /// present enumeration began; greater than 0 after load().
+  /// current enumeration began; greater than 0 after load().
   std::size_t start = 0;
   std::size_t position = 0;  ///< samples that this rank has drawn in this enumeration
   bool resumed = false;      ///< load() was called, and reset() was not called after it

@@ -101,7 +101,7 @@ class ExpectedSizes {
   void add(std::span<const std::size_t> sizes) {
     change([sizes](Sizes& all) { all.insert(all.end(), sizes.begin(), sizes.end()); });
   }
-  /// @return whether none are left
+  /// @return whether no sizes are left
   bool remove(std::span<const std::size_t> sizes) {
     return change([sizes](Sizes& all) {
       for (const std::size_t size : sizes) all.erase(std::find(all.begin(), all.end(), size));
@@ -140,7 +140,7 @@ void release(void* data) {
 /// Allocates large tensors in shared memory, whose pages remain mapped when they are freed: all of
 /// them, or the gradients that are expected. Other tensors, and those that do not fit in shared
 /// memory, come from the former allocator, which also throws when there is no memory. As in
-/// LibTorch's own allocator, the context of a tensor's memory is its address. Thread-safe.
+/// LibTorch's allocator, the context of a tensor's memory is its address. Thread-safe.
 class SharedAllocator final : public c10::Allocator {
  public:
   explicit SharedAllocator(bool takes_all) : takes_all_(takes_all) {}
@@ -185,8 +185,8 @@ const SharedAllocator* const installed = []() -> const SharedAllocator* {
   ordinary();
   // Never destroyed, since tensors may be freed after all other objects.
   auto* const allocator = new SharedAllocator(all.value_or(false));
-  // With priority 0 the program may install an allocator of its own, which it does with priority 0
-  // unless it says otherwise.
+  // With priority 0 the program can still install its own allocator, for which 0 is the default
+  // priority.
   c10::SetCPUAllocator(allocator, all.value_or(false) ? 1 : 0);
   return allocator;
 }();

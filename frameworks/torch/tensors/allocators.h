@@ -12,14 +12,15 @@ namespace hvd::libtorch {
 /// LibTorch has no allocator for GPUs, the allocated blocks are empty.
 DeviceMemory device_memory();
 
-/// Tensors from this size on are worth memory of their own that ranks share. malloc maps and unmaps
-/// blocks of this size, and reducing them in place spares more than an operation of its own costs.
+/// Tensors of at least this size are allocated separately in memory that ranks share. malloc maps
+/// and unmaps blocks of this size, and reducing them in place saves more than a separate operation
+/// costs.
 inline constexpr std::size_t kSmallestShared = std::size_t{128} << 10;
 
-/// Has gradients made in memory that the ranks of this host share, so that they are reduced where
-/// autograd has put them. While it exists, LibTorch allocates there what backward() makes and what
-/// has one of the given sizes. HVD_SHM_ALLOCATOR=1 has that effect for all large tensors, and 0
-/// prevents it. See docs/decisions/0045-gradients-in-shared-memory.md.
+/// Places gradients in memory that the ranks of this host share, so that they are reduced where
+/// autograd has put them. While an object exists, LibTorch allocates tensors there that backward()
+/// makes and that have one of the given sizes. HVD_SHM_ALLOCATOR=1 has that effect for all large
+/// tensors, and 0 prevents it. See docs/decisions/0045-gradients-in-shared-memory.md.
 ///
 /// Any thread may run backward() meanwhile. The objects themselves are not thread-safe.
 class SharedGradients {
@@ -33,7 +34,7 @@ class SharedGradients {
   /// Returns the unused pages of the shared memory to the system with the last object.
   ~SharedGradients();
 
-  /// False if there are no such sizes, if the system has no such memory, or if the program has
+  /// False if there are no such sizes, if the system has no shared memory, or if the program has
   /// replaced the allocator.
   bool active() const noexcept { return active_; }
 

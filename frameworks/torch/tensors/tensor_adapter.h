@@ -48,7 +48,8 @@ void check_tensor(const torch::Tensor&, const Label&, Elements = Elements::kSupp
 void check_writable(const torch::Tensor&, const Label&, Elements = Elements::kSupported);
 
 /// The checked tensor, contiguous, outside of autograd's graph and without lazy negation or
-/// conjugation: the tensor itself if it is all that, else one that shares its memory if possible.
+/// conjugation: the tensor itself if it meets these conditions, otherwise one that shares its
+/// memory if possible.
 torch::Tensor packed(const torch::Tensor&);
 
 /// A view of a checked, contiguous tensor. A complex dtype becomes pairs of real numbers, and one

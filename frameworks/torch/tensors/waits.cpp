@@ -13,7 +13,7 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 constexpr milliseconds kSlice(100);
-constexpr std::chrono::microseconds kPoll(50);  // between two looks at an event
+constexpr std::chrono::microseconds kPoll(50);  // interval between two polls of an event
 std::atomic<void (*)()> wait_check = nullptr;
 
 void run_check() {

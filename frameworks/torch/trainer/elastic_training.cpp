@@ -7,8 +7,8 @@
 
 namespace hvd::libtorch {
 
-/// The ranks keep the samples of a batch on all ranks together, so that steps, epochs and the
-/// schedule do not depend on the number of ranks.
+/// The total number of samples per batch over all ranks stays the same, so that steps, epochs and
+/// the schedule do not depend on the number of ranks.
 TrainOutput TrainerCore::train_elastic(const ResumeFrom& from) {
   prepare_training();
   TrainOutput output;
@@ -49,7 +49,7 @@ TrainOutput TrainerCore::enter_generation() {
     return train_loop();
   }
   schedule_->set_first_rates(*inner_optimizer_);
-  train_set_->go_to(*accelerator, 0, 0);  // a rank that was interrupted is in an epoch
+  train_set_->go_to(*accelerator, 0, 0);  // a rank that was interrupted is within an epoch
   claim_output_dir();
   load_chosen(elastic_.checkpoint);
   if (const std::int64_t steps = state.global_step - loop_.logged_step; steps > 0)

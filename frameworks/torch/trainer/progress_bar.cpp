@@ -69,7 +69,7 @@ std::string progress_line(const ProgressNumbers& numbers, const std::string& lab
          rate_text(numbers.throughput) + " " + unit + "/s";
   if (!note.empty()) end += "  " + note;
   if (columns == 0) return begin + end;
-  // The last column stays free: some terminals begin a new line after it.
+  // Leaves the last column free, because some terminals begin a new line after it.
   const std::size_t other = begin.size() + end.size() + 4;
   std::string bar;
   if (other + kShortestBar <= columns) {

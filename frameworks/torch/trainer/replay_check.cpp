@@ -115,8 +115,8 @@ std::string host_name() {
   return gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
-/// The position of the first difference between lists of hashes, which a change of the model may
-/// make of different lengths.
+/// The position of the first difference between two lists of hashes, which may differ in length
+/// after a change of the model.
 std::size_t first_difference(const std::vector<std::int64_t>& a,
                              const std::vector<std::int64_t>& b) {
   const std::size_t length = std::min(a.size(), b.size());
@@ -319,7 +319,7 @@ torch::Tensor ReplayCheck::run(std::int64_t step, const ReplayedBatch& batch) {
       own.not_repeated = static_cast<std::int64_t>(i);
   }
   if (between_ranks_) {
-    // The first computation may have begun new streams. restore() puts them at their beginning.
+    // The first computation may have begun new streams. restore() resets them to their beginning.
     restore(task.state);
     task.state = state();
     const auto previous = decode_batch<Task>(pass_on(encode_batch(task)));

@@ -47,7 +47,7 @@ ReplayVerdict judge_replays(const std::vector<ReplayRecord>& records,
 struct ReplayedBatch {
   /// The loss of this rank's batch. A scalar that requires grad.
   std::function<torch::Tensor()> loss;
-  /// Adds the loss's gradients to `.grad`, scaled in any way, without reducing them. Calls
+  /// Adds the loss's gradients to `.grad`, with any scale, without reducing them. Calls
   /// torch::Tensor::backward() once.
   std::function<void(const torch::Tensor& loss)> backward;
   /// The batch as bytes (encode_batch()). Called before loss().
@@ -60,10 +60,9 @@ struct ReplayedBatch {
 /// twice, and that of the previous rank's batch once. The ranks compare these gradients, and their
 /// parameters, bit for bit. See docs/decisions/0042-replayed-steps.md. Not thread-safe.
 ///
-/// Random numbers repeat: LibTorch's default streams and those of `streams` are put back before
-/// each computation, and so are the model's buffers. Afterwards they are as after one computation,
-/// so that the training continues as without the check. Gradients of the replays are not added to
-/// `.grad`.
+/// Random numbers repeat: LibTorch's default streams, those of `streams` and the model's buffers
+/// are restored before each computation. Afterwards they are as after one computation, so that the
+/// training continues as without the check. Gradients of the replays are not added to `.grad`.
 ///
 /// In a model with SyncBatchNorm layers a gradient depends on the order of the ranks' batches. Each
 /// rank then repeats only its own gradient.

@@ -34,7 +34,7 @@ constexpr std::string_view kPrefix = "checkpoint-";
 constexpr const char* kArguments = "training_args.json";
 constexpr const char* kDescription = "trainer_state.json";
 constexpr const char* kGlobalBatch = "global_batch";
-/// The wait for a rank 0 that was cut off, and writes, until it is killed.
+/// How long to wait until a former rank 0 that was cut off while it writes is killed.
 constexpr std::chrono::seconds kPatience(60);
 
 fs::path folder_of(const fs::path& output_dir, std::int64_t step) {
@@ -79,7 +79,8 @@ bool is_of_this_job(const fs::path& folder) {
          CheckpointFolder(folder).newest();
 }
 
-/// The Trainer removes old checkpoints, so it refuses folders that only have the name of one.
+/// The Trainer removes old checkpoints, so it refuses folders that merely have the name of a
+/// checkpoint.
 /// @throws CheckpointError
 void refuse_foreign(const fs::path& output_dir) {
   for (const std::int64_t step : checkpoint_steps(output_dir, /*complete_only=*/false)) {
@@ -332,8 +333,8 @@ void TrainerCore::reopen_log() {
   on_rank_0("trainer.log", "Trainer::train", [&] { open_log(); });
 }
 
-/// The interrupted run may have logged more at the checkpoint's step than the checkpoint contains,
-/// such as the summary. So that step's values are written again.
+/// The interrupted run may have logged more values at the checkpoint's step than the checkpoint
+/// contains, such as the summary, so the values of that step are written again.
 void TrainerCore::open_log() {
   const std::int64_t step = state.global_step;
   log_ = std::make_unique<TrainingLog>(arguments.output_dir, arguments.report_to, step);

@@ -97,7 +97,7 @@ class TrainerCore {
 
   // training_loop.cpp
   void prepare_training();
-  /// Computes what depends on the number of ranks, and opens the training set.
+  /// Computes the values that depend on the number of ranks, and opens the training set.
   void open_training();
   TrainOutput train_loop();
   void print_header() const;
@@ -131,9 +131,9 @@ class TrainerCore {
   TrainOutput train_elastic(const ResumeFrom& from);
   TrainOutput enter_generation();
   TrainingState elastic_state();
-  /// In an elastic job: marks a step's end, or that of the work which follows it.
+  /// In an elastic job: marks the end of a step, or of the work that follows the step.
   void commit();
-  /// This rank's samples of the present batch, in an elastic job.
+  /// This rank's samples of the current batch, in an elastic job.
   std::int64_t own_samples() const;
   /// Adds the mean loss of a step to those that are logged next. Collective.
   void add_step_loss();
@@ -178,7 +178,7 @@ class TrainerCore {
   std::optional<ReplayCheck> replay_;
   std::optional<ProgressBar> progress_;
   std::int64_t batches_in_step_ = 0, batches_of_step_ = 1;  ///< so far, and in all
-  std::int64_t batch_samples_ = 0;                          ///< of the present batch, on all ranks
+  std::int64_t batch_samples_ = 0;                          ///< of the current batch, on all ranks
   const bool elastic_job_;                                  ///< train() enters elastic::run()
   ElasticState elastic_;
   bool train_open_ = false;          ///< train_set_ has a position

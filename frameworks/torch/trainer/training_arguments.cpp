@@ -15,8 +15,8 @@
 namespace hvd {
 namespace {
 
-/// Calls visit(name, value, help) for each argument. Everything that treats all arguments alike is
-/// made from this list.
+/// Calls visit(name, value, help) for each argument. All code that treats all arguments in the same
+/// way is derived from this list.
 template <class Arguments, class Visit>
 void for_each_argument(Arguments& a, const Visit& visit) {
   visit("output_dir", a.output_dir, "Folder of checkpoints and logs");

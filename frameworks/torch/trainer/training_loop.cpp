@@ -223,7 +223,8 @@ void TrainerCore::step_optimizer() {
 }
 
 void TrainerCore::log_evaluate_save() {
-  // A rank may be lost in the collectives that follow, so the step is committed with what is due.
+  // A rank may be lost in the collectives that follow, so the step is committed together with the
+  // work that is due.
   elastic_.due = true;
   commit();
   finish_step();
@@ -418,7 +419,8 @@ void TrainerCore::exchange_requests() {
   for (std::int64_t i = 0; i < 5; ++i) *requests[i] = all[i].item<std::int32_t>() != 0;
 }
 
-/// With several ranks the exchange of a step is read at the next one, so that no rank waits for it.
+/// With several ranks the exchange of one step is read in the next step, so that no rank waits for
+/// it.
 void TrainerCore::exchange_termination() {
   if (elastic_job_) return;
   const bool given = TerminationNotice::given();
