@@ -137,9 +137,9 @@ int reserve_pages(int descriptor, std::size_t begin, std::size_t size) noexcept 
 
 // Note [Abandoned segment files]
 // A killed maker cannot remove the name. The maker therefore holds a lock (flock) on the file for
-// as long as the file has a name. The kernel releases the lock when the process ends, and a process
-// that then acquires it knows that the name is no longer needed. Process ids are not used, because
-// they differ between pid namespaces.
+// as long as the file has a name. The kernel releases the lock when the process ends; if another
+// process can then acquire the lock, the name is no longer needed. Process ids are not used,
+// because they differ between pid namespaces.
 //
 // The file is made without a name and linked once its lock is held and its pages are allocated.
 // Where that is impossible (/dev/shm is not a tmpfs, or there is no /proc) the file has its name

@@ -19,7 +19,7 @@
 
 namespace hvd::rendezvous {
 
-/// The first frame of a session: the process that wants to use the store, and the job that it
+/// The first frame of a session: the process that requests to use the store, and the job that it
 /// expects there.
 struct StoreHello {
   std::string job = {};

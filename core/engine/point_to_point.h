@@ -79,7 +79,7 @@ class PointToPoint {
   /// The ranks that may be the other side of an operation that has not been matched; empty if it
   /// has been matched.
   RankSet other_sides(const OperationState&) const;
-  /// Ranks that have called shutdown(), as far as this rank knows.
+  /// Ranks that have called shutdown(), as far as this rank has been informed.
   const RankSet& left() const noexcept { return left_; }
   /// Asks these ranks for their activities. @return the number of this inquiry, which the answers
   /// carry

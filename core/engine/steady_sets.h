@@ -36,7 +36,7 @@ class SteadySets {
   /// Whether any schedule is repeated.
   bool repeating() const noexcept;
   bool repeating(int process_set) const noexcept;
-  /// Whether this rank negotiates nothing while it repeats the schedule of all ranks.
+  /// Whether this rank does not negotiate because it repeats the schedule of all ranks.
   bool excludes_negotiation() const noexcept { return spans_hosts_ && world_.repeating(); }
   /// The number of batches in all schedules that are repeated.
   std::size_t batches() const noexcept;

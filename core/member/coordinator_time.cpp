@@ -177,7 +177,7 @@ void Coordinator::try_target(TimePoint now) {
 }
 
 /// The members that leave, if enough others stay to keep their state: two, or one if there will be
-/// no more. Otherwise returns none, and new workers must join first to take over the state.
+/// no more. Otherwise the list is empty, and new workers must join first to take over the state.
 std::vector<WorkerId> Coordinator::named_to_leave() const {
   std::vector<WorkerId> leavers;
   int stay = 0;

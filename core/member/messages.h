@@ -39,7 +39,7 @@ struct StateSummary {
 
 // Worker to coordinator.
 
-/// The process has built its model and wants to become a rank.
+/// The process has built its model and requests to become a rank.
 struct Join {
   std::string program = {};  ///< equal on all workers of a job
   friend bool operator==(const Join&, const Join&) = default;

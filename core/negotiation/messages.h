@@ -83,7 +83,7 @@ struct Request {
   std::vector<std::int64_t> shape = {};
   std::vector<int> new_set = {};  ///< kAddProcessSet: its world ranks, ascending
 
-  /// Everything but the name and the ordinal, which tell two uses of the same parameters apart.
+  /// Everything except the name and the ordinal, which distinguish two uses of the same parameters.
   auto parameters() const noexcept {
     return std::tie(unnamed, in_sequence, kind, op, dtype, device, process_set, root, last_to_join,
                     removed_set, prescale, postscale, group, group_size, group_index, alone,

@@ -34,7 +34,7 @@ std::string describe(const MessageKey&);
 // From the sender. `send` is the number of the send on that rank. Spans refer to the bytes that
 // were decoded.
 
-/// The rank wants to send. Small messages travel with it.
+/// The rank offers a message. A small message is included.
 struct Offer {
   std::uint64_t send = 0;
   MessageKey key = {};

@@ -219,7 +219,7 @@ class Worker {
   int rank_ = -1;
   bool in_order_ = false;    ///< the program has left its function at the commit of a change
   bool own_error_ = false;   ///< the program's `load` has thrown
-  bool at_end_ = false;      ///< the function has returned in the present generation
+  bool at_end_ = false;      ///< the function has returned in the current generation
   int attempts_ = 0;         ///< to form a generation, since the last one that has run
   KeptObjects left_behind_;  ///< by generations before the current one
   Upkeep upkeep_;

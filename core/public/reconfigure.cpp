@@ -167,7 +167,7 @@ class MemberWatch {
 
   const std::shared_ptr<rendezvous::Interruption> interruption_;
   std::vector<std::pair<int, ProcessWatch>> watched_;  // used by the thread once it runs
-  std::optional<int> lost_;                            // likewise
+  std::optional<int> lost_;                            // used by the thread once it runs
   Mutex mutex_;
   Condition changed_;
   std::jthread thread_;  // last: it uses everything above

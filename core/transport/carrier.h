@@ -21,8 +21,8 @@ namespace hvd::message {
 ///
 /// The generation differs between jobs that one process joins one after the other, so that a
 /// message of an old job is never matched in a new one. The low 28 bits identify the channel and
-/// the purpose of the message in it. They are enough for a carrier that knows the source of each
-/// message and separates jobs by itself, as MPI does with a communicator per job and plane.
+/// the purpose of the message in it. These bits are enough for a carrier that provides the source
+/// of each message and separates jobs itself, as MPI does with a communicator per job and plane.
 using Tag = std::uint64_t;
 
 struct TagParts {

@@ -64,9 +64,9 @@ class ChannelMessages {
   void ring_touched() noexcept;
 
   /// Ends the channel because a Work was dropped before it completed: no Work can be launched any
-  /// more, and messages under way are cancelled. The result tells whether their memory may be
-  /// freed now, later (once settle() returns true) or never. The caller keeps the tensors in any
-  /// case (see Channel::launch()).
+  /// more, and messages under way are cancelled. The result shows whether their memory may be freed
+  /// now, later (once settle() returns true) or never. The caller keeps the tensors in any case
+  /// (see Channel::launch()).
   MemoryRelease abandon() noexcept;
   bool abandoned() const noexcept { return abandoned_; }
   /// Waits until the carrier has released the abandoned messages, at most until kCancelTime after

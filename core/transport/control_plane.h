@@ -19,7 +19,7 @@
 namespace hvd {
 
 /// The transport has lost its connection to a rank, mostly because the rank's process or host has
-/// ended. Other ranks may know the cause. The engine converts it to a PeerLostError.
+/// ended. Other ranks may report the cause. The engine converts it to a PeerLostError.
 class BrokenConnection : public Error {
  public:
   BrokenConnection(const std::string& message, int rank) : Error(message), rank_(rank) {}

@@ -76,7 +76,8 @@ class RankProcess {
   /// Handles what is due now. To be called after every event.
   void step();
   std::optional<Deadline> next_deadline() const;
-  /// Whether the rank has ended and hvdrun needs nothing more of it.
+  /// Whether the rank has ended, its output has been read, and hvdrun has released it or is out of
+  /// reach.
   bool done() const { return ended_ && drained_ && (released_ || !connected_); }
   /// The program's exit code, or 128 + signal. Valid once done() returns true.
   int exit_code() const { return ended_->code; }

@@ -319,9 +319,9 @@ std::vector<std::string> program_words(const CLI::App& app,
   return words;
 }
 
-/// The words for CLI11, last first, with the spellings that it does not know replaced: -np, which
-/// it would read as -n with the value "p", and torchrun's underscores. This also changes words of
-/// the program, but program_words() takes them from the original.
+/// The words for CLI11, in reverse order, with the spellings that it does not support replaced:
+/// -np, which it would read as -n with the value "p", and torchrun's underscores. This also changes
+/// words of the program, but program_words() takes them from the original.
 std::vector<std::string> words_for_parser(const std::vector<std::string>& arguments) {
   std::vector<std::string> words(arguments.rbegin(), arguments.rend());
   for (std::string& word : words) {

@@ -123,7 +123,7 @@ struct Reach {
 struct RankReport {
   int rank = 0;
   int local_rank = 0;
-  std::string host;  ///< as the rank knows it
+  std::string host;  ///< as the rank reports it
   std::string controller;
   std::string init_method;
   std::string error;  ///< empty: the rank has succeeded

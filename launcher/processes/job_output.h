@@ -35,7 +35,7 @@ class JobOutput {
   /// A full disk may have room later, and must not end the training.
   void report_failures();
   /// Writes the rest of the files. Runs before the last message, which reports lost output.
-  /// @param hurried the user does not want to wait; may change meanwhile
+  /// @param hurried whether to wait only briefly; may change meanwhile
   void write_files(const bool& hurried);
   /// Writes the rest of the output. Waits for its reader without a limit, as any program would, if
   /// the job succeeded. After a failure or a second signal, gives up if the reader does not read.

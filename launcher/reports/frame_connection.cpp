@@ -87,7 +87,7 @@ void FrameConnection::send(FrameType type, int rank, std::string_view payload) {
 void FrameConnection::send(FrameType type, int rank, std::uint32_t session, bool last,
                            const Shared& bytes) {
   std::size_t begin = 0;
-  do {  // also without bytes, because the end of the session is a frame, too
+  do {  // also without bytes, because the end of the session is a frame too
     const std::size_t size = std::min(bytes->size() - begin, kMostRendezvousBytes);
     const std::string_view part(reinterpret_cast<const char*>(bytes->data()) + begin, size);
     begin += size;

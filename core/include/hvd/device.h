@@ -42,8 +42,9 @@ void wait_for_event(void* stream, const EventPtr& event);
 
 /// Waits until the device has reached the event, or the job has failed. A failure ends the
 /// collectives that are queued on the device; their results are then undefined, but later work on
-/// the device still runs. So a program that wants to survive the loss of a rank calls this before
-/// work that cannot be undone, such as an optimizer's step. Returns at once for a null event.
+/// the device still runs. A program that is to survive the loss of a rank therefore calls this
+/// before work that cannot be undone, such as an optimizer's step. Returns at once for a null
+/// event.
 /// @throws the cause of failure, also if the event was reached; NotInitializedError.
 void wait_on_host(const EventPtr& event);
 

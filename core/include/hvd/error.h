@@ -27,14 +27,14 @@ class NotInitializedError : public UsageError {
 };
 
 /// Ranks disagree about one operation (shape, dtype, op, root, ...). Raised on every rank of the
-/// process set once the last one has submitted; the runtime goes on.
+/// process set once the last one has submitted; the runtime continues.
 class MismatchError : public Error {
  public:
   using Error::Error;
 };
 
 /// Some ranks did not submit an operation within `Options::stall_shutdown`. Raised on the ranks
-/// that wait, and on each missing rank at its next submission of that name; the runtime goes on.
+/// that wait, and on each missing rank at its next submission of that name; the runtime continues.
 class StalledError : public Error {
  public:
   explicit StalledError(const std::string& message, int rank = -1) : Error(message), rank_(rank) {}

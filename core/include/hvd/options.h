@@ -17,8 +17,8 @@ enum class ProgressMode {
   kBackground,  ///< the runtime's own thread, woken for it
 };
 
-/// The options of `init()`. A field left unset comes from the environment variable named beside
-/// it, then from the default. docs/configuration.md describes each.
+/// The options of `init()`. A field that is not set takes its value from the environment variable
+/// named beside it, or else the default. docs/configuration.md describes each.
 struct Options {
   /// Batches stop growing at this many bytes. HVD_FUSION_THRESHOLD; default 64 MiB; 0 turns
   /// fusion off.

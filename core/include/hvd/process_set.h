@@ -12,8 +12,8 @@ namespace hvd {
 
 /// How a process set is made.
 struct ProcessSetOptions {
-  /// Only the members call add_process_set(), and later remove_process_set(); the other ranks need
-  /// not know of the set.
+  /// Only the members call add_process_set(), and later remove_process_set(); the other ranks do
+  /// not take part.
   bool by_members = false;
   /// With `by_members`: at most 3,800 bytes. Sets that a rank makes at the same time, in several
   /// threads, need different names. Sets of different ranks may have the same name.

@@ -62,7 +62,7 @@
 // is closed: the worker makes no more progress and is kept until the process ends, see Note [Memory
 // after a failure]. Over TCP the workers of sender and receiver move all bytes of a message, so no
 // memory is read or written once they make no progress, and no peer receives later contents of that
-// memory as the message. Peers learn of a failure from the control plane.
+// memory as the message. Peers are informed of a failure through the control plane.
 //
 // In an elastic job the connections are closed when all ranks have left the generation
 // (take_kept()), so that no live peer makes progress on them. The memory of the messages may be

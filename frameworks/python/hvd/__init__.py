@@ -71,7 +71,7 @@ def init_method() -> str:
 
 
 def controller() -> str:
-    """What carries the job's messages: "mpi", "ucx" or "local"."""
+    """The carrier of the job's messages: "mpi", "ucx" or "local"."""
     return _loader.native().controller()
 
 

@@ -1,4 +1,4 @@
-"""Loads hvd._C, the native module, when it is needed first."""
+"""Loads hvd._C, the native module, at its first use."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_versions(torch_version: str, python_version: str) -> None:
 
 
 def _report_uncaught_exceptions(module: types.ModuleType) -> None:
-    """From here on an exception that ends the program is the cause that other ranks and hvdrun show."""
+    """Reports an exception that ends the program to hvdrun and the other ranks, which show it as the cause."""
     import multiprocessing.util  # torch has imported it
 
     previous = sys.excepthook
@@ -59,7 +59,7 @@ def _report_uncaught_exceptions(module: types.ModuleType) -> None:
 
 
 def _stop_threads_at_exit(module: types.ModuleType) -> None:
-    """Daemon threads that are in a call of torch.distributed at the end of the program would crash it."""
+    """Stops daemon threads that are in a call of torch.distributed at the end of the program; they would crash it."""
     def stop() -> None:
         if threading.active_count() > 1:
             module.stop_threads()

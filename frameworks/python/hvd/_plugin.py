@@ -8,7 +8,7 @@ import typing
 def register() -> None:
     """Registers the backend "hvd" for the devices that hvd and torch were built for, unless that is done.
 
-    torch calls it at the end of ``import torch``, where an exception would make the import fail, so it raises none.
+    torch calls it at the end of ``import torch``, where an exception would make the import fail, so it does not raise.
     """
     try:
         import torch
@@ -33,8 +33,8 @@ def _make_backend(group: typing.Any, options: typing.Any) -> typing.Any:
 
     from . import _loader
 
-    # DistributedDataParallel asks backends for the memory of its buckets where this is 0. The variable also concerns NCCL, so it is
-    # left alone where torch has GPUs.
+    # DistributedDataParallel allocates its buckets through the backend if this variable is 0. The variable also concerns NCCL,
+    # so it is not set where torch has GPUs.
     if not torch.cuda.is_available():
         os.environ.setdefault("DDP_DISABLE_COMM_MEM", "0")
     # Torch 2.14 has groups that join no job before reconfigure().

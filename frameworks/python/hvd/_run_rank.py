@@ -14,7 +14,7 @@ from ._run import dumps
 
 
 def _write(folder: pathlib.Path, record: typing.Any) -> None:
-    """Under its name only when complete."""
+    """Writes the record to a file that gets its name only when it is complete."""
     file = folder / f"rank{os.environ['RANK']}"
     part = file.with_suffix(".part")
     part.write_bytes(dumps(record))

@@ -19,11 +19,11 @@ class HorovodInternalError(RuntimeError):
 
 
 class MismatchError(HorovodInternalError):
-    """Ranks disagree about one operation. Raised on every rank of the process set; the runtime goes on."""
+    """Ranks disagree about one operation. Raised on every rank of the process set; the runtime continues."""
 
 
 class StalledError(HorovodInternalError):
-    """Some ranks did not submit an operation in time. The runtime goes on."""
+    """Some ranks did not submit an operation in time. The runtime continues."""
 
 
 class PeerLostError(HorovodInternalError):

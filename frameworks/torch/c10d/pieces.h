@@ -9,8 +9,8 @@
 
 namespace hvd::libtorch {
 
-/// The elements of a contiguous tensor as a vector, of a dtype that the core knows: the tensor's,
-/// or bytes. Shares its memory.
+/// The elements of a contiguous tensor as a vector, of a dtype that the core supports: the
+/// tensor's, or bytes. Shares its memory.
 torch::Tensor elements_of(const torch::Tensor& contiguous);
 
 /// Tensors of one dtype and any shapes and strides, whose elements form one vector, one tensor

@@ -37,7 +37,7 @@ struct Snapshot {
 /// may run in another thread. One checkpoint at a time.
 class CheckpointWriter {
  public:
-  /// @param safetensors writes each model to a file of its own, too
+  /// @param safetensors also writes each model to a separate file
   CheckpointWriter(const std::filesystem::path& folder, CheckpointVote vote, bool safetensors)
       : folder_(folder), vote_(std::move(vote)), safetensors_(safetensors) {}
 

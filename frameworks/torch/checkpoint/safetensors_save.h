@@ -35,7 +35,7 @@ void check_storable(const std::string& name, const torch::Tensor& tensor, const 
 /// The bytes of a safetensors file. Refers to the tensors. @throws UsageError as save_safetensors()
 TensorText safetensors_text(const StateDict& tensors, std::map<std::string, std::string> metadata);
 
-/// As save_safetensors(). @param calls the system calls, which tests replace
+/// Like save_safetensors(). @param calls the system calls, which tests replace
 void save_safetensors_to(const std::filesystem::path& file, const StateDict& tensors,
                          const SaveSafetensorsOptions& options, FileCalls& calls);
 

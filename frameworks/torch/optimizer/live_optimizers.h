@@ -69,7 +69,7 @@ class LiveOptimizers {
   int averaging() const;
   /// "opt0", "opt1", ...: a name for the next wrapper of a process set, the same on every rank of
   /// it. Wrappers are counted by the set's number and members, since set numbers are reused after
-  /// shutdown() and init(). Each generation of an elastic job counts anew.
+  /// shutdown() and init(). The counts restart in each generation of an elastic job.
   std::string next_scope(const ProcessSet& process_set);
 
  private:

@@ -85,7 +85,7 @@ struct GradientUnit {
 /// The units of one optimizer. At first gradients are sent as the user has grouped them. Once the
 /// ranks have agreed on an order, all gradients that fit are in buckets, except large ones that are
 /// made in shared memory on all ranks. When other parameters are trained, or a parameter has
-/// changed, the buckets are set aside and the ranks learn new ones. A few sets of buckets are kept,
+/// changed, the buckets are set aside and the ranks make new ones. A few sets of buckets are kept,
 /// so that a program that freezes layers in every other step makes new buckets only twice. Not
 /// thread-safe.
 class GradientUnits {

@@ -38,7 +38,7 @@ std::string difference(const OptimizerLayout& expected, const OptimizerLayout& g
 std::string save_optimizer(torch::optim::Optimizer& optimizer);
 /// Appends the same archive.
 void save_optimizer(torch::optim::Optimizer& optimizer, ObjectWriter& writer);
-/// An estimate of the archive's bytes, for optimizers whose state hvd knows; otherwise 0.
+/// An estimate of the archive's bytes, for optimizers whose state hvd supports; otherwise 0.
 std::size_t saved_bytes(torch::optim::Optimizer& optimizer);
 
 /// @throws UsageError when the optimizer's parameters are on several devices; c10::Error for

@@ -35,7 +35,7 @@ bool is_supported(torch::ScalarType) noexcept;
 
 /// The dtypes that an operation supports.
 enum class Elements {
-  kSupported,  ///< the dtypes that the core knows
+  kSupported,  ///< the dtypes that the core supports
   kAddable,    ///< also complex dtypes, whose real and imaginary parts are added separately
   kMovable,    ///< also all dtypes that are not quantised, which are moved as bytes
 };
@@ -53,7 +53,7 @@ void check_writable(const torch::Tensor&, const Label&, Elements = Elements::kSu
 torch::Tensor packed(const torch::Tensor&);
 
 /// A view of a checked, contiguous tensor. A complex dtype becomes pairs of real numbers, and one
-/// that the core does not know becomes bytes, in an additional last dimension. Does not keep the
+/// that the core does not support becomes bytes, in an additional last dimension. Does not keep the
 /// memory alive.
 TensorView view_of(const torch::Tensor&);
 

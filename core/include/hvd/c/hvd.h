@@ -34,8 +34,8 @@ typedef enum hvd_status {
   HVD_OK = 0,
   HVD_ERROR_USAGE = 1,     ///< the call was wrong; it sent no message and had no effect
   HVD_ERROR_MISMATCH = 2,  ///< ranks disagree about an operation; every rank of the set fails it,
-                           ///< and the runtime goes on
-  HVD_ERROR_STALLED = 3,   ///< some ranks never submitted the operation; the runtime goes on
+                           ///< and the runtime continues
+  HVD_ERROR_STALLED = 3,   ///< some ranks never submitted the operation; the runtime continues
   HVD_ERROR_PEER_LOST =
       4,  ///< a peer died, stopped or left: the runtime has failed; see hvd_last_error_rank()
   HVD_ERROR_SHUTDOWN = 5,         ///< the operation was cut off by a shutdown
@@ -162,8 +162,8 @@ typedef struct hvd_process_set hvd_process_set_t;
 /// HVD_ERROR_USAGE for an empty list, a repeated rank or one that does not exist;
 /// HVD_ERROR_MISMATCH when the ranks pass different sets.
 hvd_status_t hvd_process_set_add(const int* ranks, size_t count, hvd_process_set_t** process_set);
-/// As hvd_process_set_add(), but collective over the members only. Members match their calls by the
-/// ranks and `name`, which may be NULL. Sets that a rank makes at the same time, in several
+/// Like hvd_process_set_add(), but collective over the members only. Members match their calls by
+/// the ranks and `name`, which may be NULL. Sets that a rank makes at the same time, in several
 /// threads, need different names. HVD_ERROR_USAGE also outside of the list and while this rank
 /// makes another set of this name; HVD_ERROR_MISMATCH when members that pass different ranks, or
 /// make sets of one name in different orders, wait for each other.

@@ -1,4 +1,4 @@
-"""Calls beyond Horovod's, with the numbers of the C++ library."""
+"""Calls beyond Horovod's, with the results of the C++ library."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _native = _loader.native()
 
 
 def scale_loss(loss: torch.Tensor, process_set: ProcessSet = global_process_set) -> torch.Tensor:
-    """Returns loss / size of the set: the sum of the gradients over the ranks is then that of the average loss."""
+    """Returns loss / size of the set: the sum of the gradients over the ranks is then the gradient of the average loss."""
     return _native.scale_loss(loss, _native_of(process_set))
 
 
@@ -27,13 +27,13 @@ def all_reduce(parameters: collections.abc.Iterable[torch.Tensor], op: int = Sum
 
 def gather(tensor: torch.Tensor, dst_rank: int = 0, name: str | None = None,
            process_set: ProcessSet = global_process_set) -> torch.Tensor | None:
-    """As allgather(), but only the destination, a rank of the job, gets the result, and the others None. Not differentiable."""
+    """Like allgather(), but only the destination, a rank of the job, gets the result; the others get None. Not differentiable."""
     return _native.gather(tensor, dst_rank, name or "", _native_of(process_set))
 
 
 def all_gather_into_tensor(tensor: torch.Tensor, dim: int = 0, name: str | None = None,
                            process_set: ProcessSet = global_process_set) -> torch.Tensor:
-    """As allgather(), with its derivative, but along any dimension."""
+    """Like allgather(), with its derivative, but along any dimension."""
     dims = max(tensor.dim(), 1)
     if not -dims <= dim < dims:
         raise UsageError(f"all_gather_into_tensor: dim: expected {-dims} to {dims - 1} for a tensor of shape "

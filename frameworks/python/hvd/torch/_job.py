@@ -48,7 +48,7 @@ _VARIABLES = {"HOROVOD_STALL_CHECK_TIME_SECONDS": "HVD_STALL_WARNING", "HOROVOD_
 
 
 def _translate_environment() -> None:
-    """Sets hvd's variables for those of Horovod. A variable of hvd's that is set wins."""
+    """Sets hvd's variables from those of Horovod. A variable of hvd that is already set takes precedence."""
     given = os.environ
     if given.get("HOROVOD_STALL_CHECK_DISABLE", "0") not in ("", "0"):
         given.setdefault("HVD_STALL_WARNING", "0")
@@ -95,7 +95,7 @@ def shutdown() -> None:
 
 @atexit.register
 def _leave_at_exit() -> None:
-    """A program may end without shutdown()."""
+    """Leaves the job at exit, because a program may end without shutdown()."""
     if is_initialized():
         shutdown()
 
@@ -108,7 +108,7 @@ def start_timeline(file_path: str, mark_cycles: bool = False) -> None:
 
 
 def stop_timeline() -> None:
-    """Completes the trace. Has no effect when there is none."""
+    """Completes the trace. Has no effect without one."""
     _native.stop_timeline()
 
 

@@ -22,7 +22,7 @@ _Ctx = typing.Any
 
 
 def _set_of(number: int) -> typing.Any:
-    """The native set of that number."""
+    """The native set with that number."""
     known = _sets.global_process_set if number == 0 else _sets._added.get(number)
     if known is None:
         raise UsageError(f"process_set: expected a set of this job, got the number {number}, which a compiled function has kept; "
@@ -105,7 +105,7 @@ def _(tensor: torch.Tensor, *_: typing.Any) -> torch.Tensor:
 
 @custom_op("hvd::alltoall", mutates_args=())
 def alltoall(tensor: torch.Tensor, splits: torch.Tensor, name: str, process_set: int) -> list[torch.Tensor]:
-    """The received rows and splits. A list, because inductor does not find new sizes in a pair."""
+    """The received rows and splits. Returns a list, because inductor does not find new sizes in a pair."""
     return list(_native.alltoall_async(tensor, splits, name, _set_of(process_set)).wait())
 
 

@@ -10,16 +10,16 @@ __all__ = ["BF16Compressor", "Compression", "Compressor", "FP16Compressor", "Non
 
 
 class Compressor:
-    """The interface. A program may derive classes of its own."""
+    """The interface. Programs may derive their own classes."""
 
     @staticmethod
     def compress(tensor: torch.Tensor) -> tuple[torch.Tensor, typing.Any]:
-        """The tensor to send, and what decompress() needs to know."""
+        """Returns the tensor to send, and a context for decompress()."""
         raise NotImplementedError
 
     @staticmethod
     def decompress(tensor: torch.Tensor, ctx: typing.Any) -> torch.Tensor:
-        """The reduced tensor in its original form."""
+        """Returns the reduced tensor in its original form."""
         raise NotImplementedError
 
 
@@ -37,7 +37,7 @@ class NoneCompressor(Compressor):
 
 
 class _CastCompressor(Compressor):
-    """Sends floating-point tensors as another type, and restores theirs."""
+    """Sends floating-point tensors as another type, and restores their type."""
 
     dtype: torch.dtype
 

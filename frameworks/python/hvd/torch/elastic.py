@@ -45,7 +45,7 @@ class State:
         """Has no effect: hosts do not change."""
 
     def commit(self) -> None:
-        """Saves the state, to which restore() returns."""
+        """Saves the state for restore()."""
         self.save()
         self.check_host_updates()
 
@@ -126,7 +126,7 @@ class TorchState(ObjectState):
         super().__init__(broadcast_object, rank, **values)
 
     def __setattr__(self, name: str, value: typing.Any) -> None:
-        """A new model or optimizer takes the place of the former one."""
+        """A new model or optimizer replaces the former one."""
         handlers = self.__dict__.get("_handlers", {})
         if name in handlers and handlers[name].value is not value:
             handlers[name] = _Saved(value)
@@ -164,7 +164,7 @@ class ElasticSampler(torch.utils.data.Sampler):
         return len(self.processed_indices)
 
     def set_epoch(self, epoch: int) -> None:
-        """Begins an epoch, in which no sample has been processed."""
+        """Begins an epoch: no sample counts as processed."""
         self.epoch = epoch
         self.processed_indices = set()
         self.reset()

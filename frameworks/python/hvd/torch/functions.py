@@ -80,7 +80,7 @@ def _group_sizes(optimizer: torch.optim.Optimizer) -> list[int]:
 
 
 def _require_equal_groups(optimizer: torch.optim.Optimizer) -> None:
-    """Raises the same MismatchError on every rank, so that no rank is left in a collective."""
+    """Raises the same MismatchError on every rank if the groups differ, so that no rank is left waiting in a collective."""
     sizes = allgather_object(_group_sizes(optimizer), "broadcast_optimizer_state.groups")
     for rank, other in enumerate(sizes):
         if other != sizes[0]:

@@ -1,4 +1,4 @@
-"""GradScaler: torch.amp's, for distributed optimizers."""
+"""GradScaler: like torch.amp.GradScaler, for distributed optimizers."""
 
 from __future__ import annotations
 

@@ -65,7 +65,7 @@ def _list_of(tensors: typing.Any) -> list[torch.Tensor]:
 def allreduce_async(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
                     prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                     process_set: ProcessSet = global_process_set) -> Handle:
-    """As allreduce(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
+    """Like allreduce(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
     op = handle_average_backwards_compatibility(op, average)
     return _native.allreduce_async(tensor, name or "", op, prescale_factor, postscale_factor, _native_of(process_set))
 
@@ -89,7 +89,7 @@ def allreduce(tensor: torch.Tensor, average: bool | None = None, name: str | Non
 def allreduce_async_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
                      prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                      process_set: ProcessSet = global_process_set) -> Handle:
-    """As allreduce_(), but returns a handle for poll() and synchronize()."""
+    """Like allreduce_(), but returns a handle for poll() and synchronize()."""
     op = handle_average_backwards_compatibility(op, average)
     return _native.allreduce_async_(tensor, name or "", op, prescale_factor, postscale_factor, _native_of(process_set))
 
@@ -97,7 +97,7 @@ def allreduce_async_(tensor: torch.Tensor, average: bool | None = None, name: st
 def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | None = None, op: int | None = None,
                prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                process_set: ProcessSet = global_process_set) -> torch.Tensor:
-    """As allreduce(), but writes the result into the tensor, which it returns. Autograd does not record it."""
+    """Like allreduce(), but writes the result into the tensor, which it returns. Autograd does not record it."""
     if _compiling():
         with torch.no_grad():
             result = allreduce(tensor, average, name, Compression.none, op, prescale_factor, postscale_factor, process_set)
@@ -109,7 +109,7 @@ def allreduce_(tensor: torch.Tensor, average: bool | None = None, name: str | No
 def grouped_allreduce_async(tensors: Tensors, average: bool | None = None, name: str | None = None, op: int | None = None,
                             prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                             process_set: ProcessSet = global_process_set) -> Handle:
-    """As grouped_allreduce(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
+    """Like grouped_allreduce(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
     op = handle_average_backwards_compatibility(op, average)
     return _native.grouped_allreduce_async(_list_of(tensors), name or "", op, prescale_factor, postscale_factor,
                                            _native_of(process_set))
@@ -118,7 +118,7 @@ def grouped_allreduce_async(tensors: Tensors, average: bool | None = None, name:
 def grouped_allreduce(tensors: Tensors, average: bool | None = None, name: str | None = None,
                       compression: type[Compressor] = Compression.none, op: int | None = None, prescale_factor: float = 1.0,
                       postscale_factor: float = 1.0, process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
-    """As allreduce() for several tensors, which are reduced together: all succeed or all fail."""
+    """Like allreduce() for several tensors, which are reduced together: all succeed or all fail."""
     op = handle_average_backwards_compatibility(op, average)
     pairs = [compression.compress(tensor) for tensor in _list_of(tensors)]
     sent = [tensor for tensor, _ in pairs]
@@ -134,7 +134,7 @@ def grouped_allreduce(tensors: Tensors, average: bool | None = None, name: str |
 def grouped_allreduce_async_(tensors: Tensors, average: bool | None = None, name: str | None = None, op: int | None = None,
                              prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                              process_set: ProcessSet = global_process_set) -> Handle:
-    """As grouped_allreduce_(), but returns a handle for poll() and synchronize()."""
+    """Like grouped_allreduce_(), but returns a handle for poll() and synchronize()."""
     op = handle_average_backwards_compatibility(op, average)
     return _native.grouped_allreduce_async_(_list_of(tensors), name or "", op, prescale_factor, postscale_factor,
                                             _native_of(process_set))
@@ -143,7 +143,7 @@ def grouped_allreduce_async_(tensors: Tensors, average: bool | None = None, name
 def grouped_allreduce_(tensors: Tensors, average: bool | None = None, name: str | None = None, op: int | None = None,
                        prescale_factor: float = 1.0, postscale_factor: float = 1.0,
                        process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
-    """As grouped_allreduce(), but writes the results into the tensors, which it returns."""
+    """Like grouped_allreduce(), but writes the results into the tensors, which it returns."""
     op = handle_average_backwards_compatibility(op, average)
     if _compiling():
         with torch.no_grad():
@@ -158,7 +158,7 @@ def sparse_allreduce_async(tensor: torch.Tensor, name: str, op: int, process_set
 
 
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: ProcessSet = global_process_set) -> Handle:
-    """As allgather(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
+    """Like allgather(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
     return _native.allgather_async(tensor, name or "", _native_of(process_set))
 
 
@@ -176,13 +176,13 @@ def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Proces
 
 def grouped_allgather_async(tensors: Tensors, name: str | None = None,
                             process_set: ProcessSet = global_process_set) -> Handle:
-    """As grouped_allgather(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
+    """Like grouped_allgather(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
     return _native.grouped_allgather_async(_list_of(tensors), name or "", _native_of(process_set))
 
 
 def grouped_allgather(tensors: Tensors, name: str | None = None,
                       process_set: ProcessSet = global_process_set) -> list[torch.Tensor]:
-    """As allgather() for several tensors, which are gathered together: all succeed or all fail."""
+    """Like allgather() for several tensors, which are gathered together: all succeed or all fail."""
     tensors = _list_of(tensors)
     if _compiling():
         rows = [tensor if tensor.dim() else tensor.reshape(1) for tensor in tensors]
@@ -194,7 +194,7 @@ def grouped_allgather(tensors: Tensors, name: str | None = None,
 
 def broadcast_async(tensor: torch.Tensor, root_rank: int, name: str | None = None,
                     process_set: ProcessSet = global_process_set) -> Handle:
-    """As broadcast(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
+    """Like broadcast(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
     return _native.broadcast_async(tensor, root_rank, name or "", _native_of(process_set))
 
 
@@ -213,13 +213,13 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None,
 
 def broadcast_async_(tensor: torch.Tensor, root_rank: int, name: str | None = None,
                      process_set: ProcessSet = global_process_set) -> Handle:
-    """As broadcast_(), but returns a handle for poll() and synchronize()."""
+    """Like broadcast_(), but returns a handle for poll() and synchronize()."""
     return _native.broadcast_async_(tensor, root_rank, name or "", _native_of(process_set))
 
 
 def broadcast_(tensor: torch.Tensor, root_rank: int, name: str | None = None,
                process_set: ProcessSet = global_process_set) -> torch.Tensor:
-    """As broadcast(), but writes the result into the tensor, which it returns. Autograd does not record it."""
+    """Like broadcast(), but writes the result into the tensor, which it returns. Autograd does not record it."""
     if _compiling():
         with torch.no_grad():
             return tensor.copy_(broadcast(tensor, root_rank, name, process_set))
@@ -234,7 +234,7 @@ def _splits_of(splits: typing.Any) -> torch.Tensor | None:
 
 def alltoall_async(tensor: torch.Tensor, splits: torch.Tensor | None = None, name: str | None = None,
                    process_set: ProcessSet = global_process_set) -> Handle:
-    """As alltoall(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
+    """Like alltoall(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
     return _native.alltoall_async(tensor, _splits_of(splits), name or "", _native_of(process_set))
 
 
@@ -265,7 +265,7 @@ def alltoall(tensor: torch.Tensor, splits: torch.Tensor | None = None, name: str
 def reducescatter_async(tensor: torch.Tensor, name: str | None = None, op: int = Average,
                         process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                         postscale_factor: float = 1.0) -> Handle:
-    """As reducescatter(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
+    """Like reducescatter(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
     return _native.reducescatter_async(tensor, name or "", op, prescale_factor, postscale_factor, _native_of(process_set))
 
 
@@ -290,7 +290,7 @@ def reducescatter(tensor: torch.Tensor, name: str | None = None, compression: ty
 def grouped_reducescatter_async(tensors: Tensors, name: str | None = None, op: int = Average,
                                 process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                                 postscale_factor: float = 1.0) -> Handle:
-    """As grouped_reducescatter(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
+    """Like grouped_reducescatter(), but returns a handle for poll() and synchronize(). Autograd does not record it."""
     return _native.grouped_reducescatter_async(_list_of(tensors), name or "", op, prescale_factor, postscale_factor,
                                                _native_of(process_set))
 
@@ -298,7 +298,7 @@ def grouped_reducescatter_async(tensors: Tensors, name: str | None = None, op: i
 def grouped_reducescatter(tensors: Tensors, name: str | None = None, compression: type[Compressor] = Compression.none,
                           op: int = Average, process_set: ProcessSet = global_process_set, prescale_factor: float = 1.0,
                           postscale_factor: float = 1.0) -> list[torch.Tensor]:
-    """As reducescatter() for several tensors, which are reduced together: all succeed or all fail."""
+    """Like reducescatter() for several tensors, which are reduced together: all succeed or all fail."""
     pairs = [compression.compress(tensor) for tensor in _list_of(tensors)]
     sent = [tensor for tensor, _ in pairs]
     if _compiling():

@@ -27,7 +27,7 @@ _NATIVE_COMPRESSIONS = {NoneCompressor: 0, FP16Compressor: 1, BF16Compressor: 2}
 _adasum_names = itertools.count()
 _classes: dict[type, type] = {}
 _Named = list[tuple[str, torch.Tensor]]
-# Which optimizer reduces the gradient of a parameter, by weak references.
+# The optimizer that reduces the gradient of each parameter, by weak references.
 _owners: typing.Any = WeakIdKeyDictionary()
 
 
@@ -57,7 +57,7 @@ class _Distribution:
             self._make_sparse(optimizer)
 
     def _make_sparse(self, optimizer: torch.optim.Optimizer) -> None:
-        """A rank without a gradient in this step does not know its layout, but SparseAdam needs sparse ones."""
+        """Makes gradients sparse that are dense because this rank had none in this step; SparseAdam needs sparse ones."""
         always = isinstance(optimizer, torch.optim.SparseAdam)
         for parameter in _parameters_of(optimizer):
             dims = self.sparse_dims.get(parameter, 1 if always else None)
@@ -74,7 +74,7 @@ class _Distribution:
                       "are not reduced again; use the context to say so", stacklevel=3)
 
     def reduced_loss(self, optimizer: torch.optim.Optimizer, closure: typing.Callable[[], typing.Any]) -> typing.Any:
-        """Evaluates a closure, and reduces the gradients and the loss, so that all ranks decide alike."""
+        """Evaluates a closure, and reduces the gradients and the loss, so that all ranks make the same decisions."""
         self.gradients.end_step()
         loss = closure()
         self.synchronize(optimizer)
@@ -90,7 +90,7 @@ def _parameters_of(optimizer: torch.optim.Optimizer) -> collections.abc.Iterator
 class _Distributed:
     """The first base of the class of a distributed optimizer. The second one is the class of the wrapped optimizer."""
 
-    _hvd: _Distribution | None = None  # None: a copy, which reduces nothing
+    _hvd: _Distribution | None = None  # None: a copy, which does not reduce
     _parameter_names: dict[torch.Tensor, str] = {}
     backward_passes_per_step = 1
 
@@ -179,7 +179,7 @@ class _Distributed:
         return result
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Waits for gradients that are still being reduced, and drops all."""
+        """Waits for gradients that are still being reduced, and drops all gradients."""
         hvd = self._hvd
         if hvd is not None:
             hvd.synchronized = False
@@ -188,14 +188,14 @@ class _Distributed:
         super().zero_grad(set_to_none)
 
     def load_state_dict(self, state_dict: typing.Any) -> None:
-        """As the wrapped optimizer's. Drops gradients that are being reduced."""
+        """Like the wrapped optimizer's. Drops gradients that are being reduced."""
         hvd = self._hvd
         if hvd is not None and hvd.gradients is not None and hvd.gradients.in_flight():
             hvd.gradients.discard()
         super().load_state_dict(state_dict)
 
     def add_param_group(self, param_group: dict[str, typing.Any]) -> None:
-        """As the wrapped optimizer's. Every rank of the set calls it between the same steps, with the same parameters, which get
+        """Like the wrapped optimizer's. Every rank of the set calls it between the same steps, with the same parameters, which get
         the names that `named_parameters` has for them. Raises UsageError while gradients are being reduced."""
         hvd = self._hvd
         if hvd is None or hvd.make_gradients is None:

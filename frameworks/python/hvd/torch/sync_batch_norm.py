@@ -48,7 +48,7 @@ class SyncBatchNorm(_BatchNorm):
         return output.reshape(input.shape)
 
     def __getstate__(self) -> dict[str, typing.Any]:
-        """A copy has exchanges of its own."""
+        """The state for copies, without the exchange: a copy has its own."""
         return {key: value for key, value in self.__dict__.items() if key != "_layer"}
 
 

@@ -124,7 +124,7 @@ class TrainerBase {
   ///
   /// If any rank receives SIGTERM, all ranks save a checkpoint, leave the job, and end their
   /// processes with kTerminatedExitCode; the call does not return. In an elastic job SIGTERM ends
-  /// the process that receives it, and the others go on.
+  /// the process that receives it, and the others continue.
   /// @throws UsageError or MismatchError, on every rank, without a training set, for a resume
   /// without a checkpoint, and when output_dir contains checkpoints of a run with other arguments;
   /// CorruptionError, on every rank, for a difference that replay_every has found; as

@@ -1,4 +1,4 @@
-"""hvd.torch: `import horovod.torch` gives the same module, and its submodules are the same, too."""
+"""hvd.torch: `import horovod.torch` gives the same module, with the same submodules."""
 
 import importlib
 import pkgutil

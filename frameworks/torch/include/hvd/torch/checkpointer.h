@@ -47,13 +47,13 @@ class Checkpointer {
   /// otherwise that checkpoint is lost.
   ~Checkpointer();
 
-  /// As load_checkpoint(), after wait(). @return the step, nullopt if the folder has no complete
+  /// Like load_checkpoint(), after wait(). @return the step, nullopt if the folder has no complete
   /// checkpoint
   std::optional<std::uint64_t> load(std::optional<std::uint64_t> step = std::nullopt);
 
-  /// As save_checkpoint(). In the background it waits for the previous save, copies the bytes that
-  /// this rank writes to the host's memory, and returns. The memory of the copy is kept for the
-  /// next one, until load() or the destructor, since fresh memory costs more than the copy.
+  /// Like save_checkpoint(). In the background it waits for the previous save, copies the bytes
+  /// that this rank writes to the host's memory, and returns. The memory of the copy is kept for
+  /// the next one, until load() or the destructor, since fresh memory costs more than the copy.
   /// @return the step
   /// @throws as save_checkpoint(); and the error of the previous save in the background, in which
   /// case nothing is saved

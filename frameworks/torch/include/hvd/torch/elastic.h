@@ -64,7 +64,7 @@ struct TorchStateOptions {
 struct SamplerOptions {
   std::size_t batch = 0;  ///< samples of a step on each rank
   /// Samples of a step on all ranks together, whose shares differ by at most one sample. A step
-  /// then uses the same samples whatever the number of ranks.
+  /// then uses the same samples for any number of ranks.
   std::size_t global_batch = 0;
   bool shuffle = true;     ///< by seed + epoch, as PyTorch does
   std::uint64_t seed = 0;  ///< of the order

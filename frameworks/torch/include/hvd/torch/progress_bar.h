@@ -84,7 +84,7 @@ class ProgressBar {
   std::int64_t printed_;  ///< done_ when the last line was printed
   Clock::time_point printed_at_;
   std::string note_;
-  bool visible_ = false;  ///< a bar stands in the current line of the terminal
+  bool visible_ = false;  ///< a bar is on the current line of the terminal
 };
 
 /// @}

@@ -181,7 +181,7 @@ class ShardedOptimizer : public OptimizerWrapper {
   void encode_part(libtorch::ObjectWriter& writer) const;
   /// Called after the whole state was loaded on every rank: each rank keeps its part.
   void share_out_anew();
-  /// Called in each generation of an elastic job: nothing is distributed.
+  /// Called in each generation of an elastic job: resets the distribution.
   void begin_generation();
 
   const int replicas_;
