@@ -20,7 +20,7 @@
 // when the program has MPI already:
 //
 // - If the process has an MPI library, the module for that library. There must be only one MPI
-// library: two of them in a process replace each other's functions and have different handles.
+//   library: two of them in a process replace each other's functions and have different handles.
 // - Else, if HVD_MPI_LIBRARY is set, the ABI module with that library.
 // - Else, if Hydra has started the process, the ABI module with the libmpi_abi.so.1 beside Hydra,
 //   which belongs to the same MPI and need not be in a search path.

@@ -34,33 +34,33 @@
 // Rank 0 may be killed before or after each of its writes, and ranks of this or an earlier run may
 // be left behind.
 // - A rank without an answer follows a newer `run`, because the run that it has found may have
-//   ended long ago. A rank with an answer never does: if it sees another `run`, or the end of
-//   rank 0's process or connection, it ends with PeerLostError.
+//   ended long ago. A rank with an answer never does: if it sees another `run`, or the end of rank
+//   0's process or connection, it ends with PeerLostError.
 // - Rank 0 ends between an arrival and its answer. The rank has found rank 0's process alive when
-// it arrived, so it ends too, unless the run had already begun or failed (R/all.1, R/failed): then
-// the arrival was meant for the next run. On another host the rank cannot check this, and follows
-// the next run.
+//   it arrived, so it ends too, unless the run had already begun or failed (R/all.1, R/failed):
+//   then the arrival was meant for the next run. On another host the rank cannot check this, and
+//   follows the next run.
 // - A notice whose process is dead at first sight is ignored.
 // - Rank 0 ends after R/all.E: the others have all parts, and detect its end in the next exchange
-// or, after the last one, through the job's own connections.
+//   or, after the last one, through the job's own connections.
 // - A process ends between its arrival and the answer, and its connection is watched. Its will
-// names it in R/failed once R/accepted.K is stored, so the end of a process that is refused does
-// not affect the run.
+//   names it in R/failed once R/accepted.K is stored, so the end of a process that is refused does
+//   not affect the run.
 // - A rank ends between counting and storing its arrival. Rank 0 remembers K, continues with K + 1,
-// and does not wait for K.
+//   and does not wait for K.
 // - A rank stores its part and ends. The exchange completes without it, and the next one fails.
 // - A value and R/failed are stored at nearly the same time. Rank 0 follows R/failed while it
-// collects, and the other ranks follow the value. If R/failed is stored between the last part's
-// look-up
-//   and R/all.E, rank 0 begins the job, another rank may fail, and rank 0 loses both of them.
+//   collects, and the other ranks follow the value. If R/failed is stored between the last part's
+//   look-up and R/all.E, rank 0 begins the job, another rank may fail, and rank 0 loses both of
+//   them.
 // - Two ranks 0: the later one replaces `run`. The earlier one detects this at its next check and
-// ends, and so do its accepted ranks. Its other ranks follow the later one.
+//   ends, and so do its accepted ranks. Its other ranks follow the later one.
 // - A process arrives after the run has begun. In the later exchanges rank 0 refuses it, because
 //   its rank has arrived. While rank 0 leaves, the process gets no answer and follows the next run.
 //   If the run has failed, it gets the same reason as the others.
 // - A copied arrival is refused: its proof is for another R, or its rank has arrived.
-// - Rank 0 leaves once all others have left, and refused processes have read their answers. It
-//   then removes the values, but only if `run` is still its own.
+// - Rank 0 leaves once all others have left, and refused processes have read their answers. It then
+//   removes the values, but only if `run` is still its own.
 
 namespace hvd::rendezvous {
 namespace {

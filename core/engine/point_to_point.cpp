@@ -27,8 +27,7 @@ constexpr std::size_t kMostShown = 3;
 constexpr Duration kLookInterval = std::chrono::microseconds(20);
 /// From this size on, a tensor would not fit into the caches, so it is written past them.
 constexpr std::size_t kStreamedBytes = std::size_t{8} << 20;
-/// Limit of the windows that a rank makes, of 1 MiB each. Further ranks of its host send without
-/// one.
+/// Limit of a rank's windows, of 1 MiB each. Further ranks of its host send without one.
 constexpr std::size_t kMostWindows = 32;
 static_assert(kPiecesUnderWay <= static_cast<int>(MessageWindow::kSlots),
               "a slot is free when its piece is confirmed");
@@ -269,8 +268,7 @@ void PointToPoint::on(int source, const wire::Piece& piece) {
       recv.device ? slot_of(source, recv, piece.bytes.size())
                   : memory_of(*recv.operation).subspan(piece.offset, piece.bytes.size());
   std::memcpy(memory.data(), piece.bytes.data(), piece.bytes.size());
-  // A piece without the window means that the sender could not open it, because the sender gets the
-  // window's name before it sends the first piece.
+  // The sender could not open the window, whose name it gets before it sends the first piece.
   if (const auto window = windows_.find(source); window != windows_.end()) window->second.reset();
   if (recv.device) return recv.device->copy_to_device(piece.bytes.size());
   confirm_piece(source, piece.send, piece.bytes.size());

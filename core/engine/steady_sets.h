@@ -69,7 +69,7 @@ class SteadySets {
   void release_all();
   /// This rank leaves all replays.
   void leave_soon() noexcept;
-  /// To be called when the process set was removed. @pre its replay has been left
+  /// To be called when the process set was removed, after its replay has been left.
   void remove(int process_set);
   /// The operations that wait for replays.
   std::vector<OperationPtr> waiting() const;

@@ -17,8 +17,8 @@ namespace hvd::member {
 /// runs any more. Pure, not thread-safe.
 class Lease {
  public:
-  /// @param renewal interval between the agent's requests @param heartbeat how long an answer is
-  /// valid
+  /// @param renewal interval between the agent's requests
+  /// @param heartbeat how long an answer is valid
   Lease(Duration renewal, Duration heartbeat, TimePoint now)
       : renewal_(renewal), heartbeat_(heartbeat), asked_(now), since_(now) {}
 

@@ -26,7 +26,7 @@
 //   which UCX uses the existing connection. It needs the endpoint to detect the sender's end and to
 //   answer. Once the answer has arrived, both ends are complete, and waiting messages are sent.
 // - UCX distinguishes the connections between two workers by counting them, so there is only one. A
-// broken connection stays broken until a new generation has new workers.
+//   broken connection stays broken until a new generation has new workers.
 //
 // A receiving worker without a message to receive gets no progress calls, for example in repeated
 // steps.

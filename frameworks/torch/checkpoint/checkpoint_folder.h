@@ -120,8 +120,8 @@ class CheckpointFolder {
   CheckpointFile write(std::uint64_t step, const std::string& name, const ByteSource& source);
   /// Called on one rank when all files are written. When it returns, the checkpoint is complete and
   /// on the disk, and complete ones later than `loaded` are removed.
-  /// @return a warning that names the files that could not be removed; empty otherwise @throws
-  /// CheckpointError when this rank does not see all files
+  /// @return a warning that names the files that could not be removed; empty otherwise
+  /// @throws CheckpointError when this rank does not see all files
   std::string commit(const Manifest& manifest, std::optional<std::uint64_t> loaded = std::nullopt);
   /// Called on one rank: removes the files of a step that is not to be committed.
   void abandon(std::uint64_t step) noexcept;
