@@ -46,11 +46,11 @@ using MemberAction = std::variant<Tell, Leave, Form, Run, Wake, Finish, Exit>;
 /// the process calls the other functions, and both carry out take_actions() afterwards, in order.
 /// Pure, not thread-safe.
 ///
-/// Note [A member leaves when it is told to]: a worker that has lost another worker reports the
-/// loss and keeps its connections until the coordinator resets the generation. Otherwise a third
-/// worker could mistake the closed connections for a loss and accuse the reporter, and its
-/// accusation could reach the coordinator first. After the reset, accusations from that generation
-/// are ignored.
+/// Note [A member leaves on request]: a worker that has lost another worker reports the loss and
+/// keeps its connections until the coordinator resets the generation. Otherwise a third worker
+/// could mistake the closed connections for a loss and accuse the reporter, and its accusation
+/// could reach the coordinator first. After the reset, accusations from that generation are
+/// ignored.
 class Member {
  public:
   enum class Phase : std::uint8_t {

@@ -13,8 +13,8 @@
 
 namespace hvd::control {
 
-/// The coordinator's view of replays: learns the steps of each process set, and records which
-/// reports are older than the replays that their ranks have entered. Pure; not thread-safe.
+/// The coordinator's view of replays: detects the repeated steps of each process set, and records
+/// which reports are older than the replays that their ranks have entered. Pure; not thread-safe.
 class Replays {
  public:
   /// @param each_set whether each process set is replayed by itself; otherwise only the set of all

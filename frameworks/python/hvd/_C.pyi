@@ -1,4 +1,4 @@
-"""The native module: hvd's calls for the package, which releases Python's lock in each of them. Import it through _loader."""
+"""The native module, with the calls of hvd that the package uses. Calls release the GIL. Import it through _loader."""
 
 import collections.abc
 import datetime
@@ -50,7 +50,7 @@ def barrier(process_set: ProcessSet) -> None: ...
 def join() -> int: ...
 
 class Handle:
-    """An operation that runs. wait() returns a tensor, a list of tensors, or the rows and the received splits of an alltoall."""
+    """A submitted operation. wait() returns a tensor, a list of tensors, or the rows and the received splits of an alltoall."""
 
     def poll(self) -> bool: ...
     def wait(self) -> object: ...

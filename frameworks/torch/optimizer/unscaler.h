@@ -9,7 +9,7 @@
 
 namespace hvd::libtorch {
 
-/// Multiplies gradients, and finds out whether one contained inf or nan. On a GPU, gradients of a
+/// Multiplies gradients, and checks whether one contained inf or nan. On a GPU, gradients of a
 /// dtype that LibTorch supports take one launch together, and the host does not wait.
 ///
 /// Not thread-safe. For one step: uses() and add() for each parameter, then run().
