@@ -57,7 +57,7 @@ class KeptObjects {
   std::vector<std::shared_ptr<const void>> transports_;
 };
 /// Takes everything that is kept; any thread may release it at any time. Thread-safe. Only for
-/// processes whose transports access memory inside their calls only, after all processes have left
+/// processes whose transports access memory only inside their calls, after all processes have left
 /// the failed job.
 KeptObjects take_kept() noexcept;
 

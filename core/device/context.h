@@ -147,7 +147,7 @@ class Context {
   const RunOnHelper run_on_helper_;
 };
 
-/// A stream that is destroyed with its owner. Makes the device current by itself.
+/// A stream that is destroyed with its owner. The device need not be current.
 class OwnedStream {
  public:
   explicit OwnedStream(Context&);

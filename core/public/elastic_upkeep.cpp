@@ -32,7 +32,7 @@ pid_t& owner() {
   return process;
 }
 
-/// UCX must not be used while the exit handlers of its libraries run. Locks the mutex for good.
+/// UCX must not be used while the exit handlers of its libraries run. Locks the mutex permanently.
 void wait_at_exit() HVD_NO_THREAD_SAFETY_ANALYSIS {
   if (::getpid() == owner()) working().lock();
 }

@@ -123,7 +123,7 @@ class MemberWatch {
   MemberWatch& operator=(const MemberWatch&) = delete;
   ~MemberWatch() { stop(); }
   /// Ends the watch, and returns a member whose process has ended: the first one that was found,
-  /// but not rank 0 if another one has ended too, because it ends when it gives up.
+  /// but not rank 0 if another one has ended too, because rank 0 also ends when it gives up.
   std::optional<int> end() {
     stop();
     if (thread_.joinable()) thread_.join();

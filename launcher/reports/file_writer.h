@@ -29,7 +29,7 @@ class FileWriter {
   ~FileWriter();
 
   /// Makes an empty file and returns its number.
-  /// @param option asks for the file, for the error text
+  /// @param option the option that requests the file, for the error text
   /// @throws LaunchError (kUsage).
   std::size_t create(const std::filesystem::path& path, const std::string& option);
   /// Queues bytes for a file; drops them after its failure.

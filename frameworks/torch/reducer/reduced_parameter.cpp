@@ -178,7 +178,8 @@ SparseDims ReducedParameter::own_layout() const {
   return gradient.layout() == torch::kSparse ? gradient.sparse_dim() : 0;
 }
 
-/// Converts `.grad` to the layout that the ranks have agreed on or the user wants.
+/// Converts `.grad` to the layout that the ranks have agreed on or that the options require.
+/// @throws UsageError for a layout that the options refuse
 void ReducedParameter::choose_layout(const GradientReduction& how) {
   torch::Tensor& gradient = parameter_.mutable_grad();
   const std::int64_t agreed = agreed_.value_or(0);

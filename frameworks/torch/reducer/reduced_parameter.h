@@ -65,7 +65,7 @@ inline constexpr std::size_t kWorthACallOfItsOwn = std::size_t{128} << 10;
 /// Tensors from this size on, in bytes, are not fused within one host.
 inline constexpr std::size_t kLargeOnOneHost = std::size_t{256} << 10;
 
-/// An allreduce in place. The core compresses real numbers if `how` wants compression. The caller
+/// An allreduce in place. The core compresses real numbers if `how` requests it. The caller
 /// sets keep_alive.
 Submission reduction_in_place(std::string name, const GradientReduction& how, TensorView memory);
 /// A reducescatter in place: this rank's rows stay where they are. Not compressed.
