@@ -324,8 +324,8 @@ struct Abort {
 struct Ping {};
 struct Pong {};
 
-/// Rank to coordinator: all work of this rank waits for other ranks, and it has submitted no
-/// operation for a while.
+/// Rank to coordinator: a thread of this rank waits for a plan, no batch runs, and the rank has
+/// submitted no operation for a while.
 struct Blocked {
   std::uint64_t last_applied = 0;  ///< as in a Report
   friend bool operator==(const Blocked&, const Blocked&) = default;

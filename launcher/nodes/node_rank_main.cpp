@@ -106,7 +106,7 @@ int take_rank(Store& store, int last, Deadline deadline) {
       if (store.add(text("rank.", rank), 1, deadline) == 1) return rank;
       store.add(text("rank.", rank), -1, deadline);
     }
-    // If two nodes try to take the same rank at the same time, neither may get it, so try again.
+    // Nodes that try a rank while another node returns it may all fail, so try again.
     if (store.add("nodes", 0, deadline) >= last)
       throw hvd::UsageError(text("expected ", last + 1, " nodes (--nnodes), and all have come to ",
                                  store.place(), " before this one"));
