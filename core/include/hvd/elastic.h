@@ -179,8 +179,8 @@ void run(State& state, const std::function<void()>& function, const RunOptions& 
 
 /// Whether a launcher of elastic jobs has started this process: 'hvdrun --min-np', or torchrun.
 bool launched() noexcept;
-/// How often the launcher has replaced this process's place in the job, or restarted the job under
-/// torchrun: TORCHELASTIC_RESTART_COUNT. 0 if it is not set.
+/// How many workers of the job hvdrun had replaced when it started this process, or how often
+/// torchrun has restarted the job: TORCHELASTIC_RESTART_COUNT. 0 if it is not set.
 int restart_count() noexcept;
 /// The number of the current generation, from 1. 0 outside an elastic job and before run().
 std::uint64_t generation() noexcept;

@@ -483,7 +483,8 @@ hvd_status_t hvd_elastic_run(hvd_elastic_state_t* state, hvd_elastic_function_t 
 
 /// 1 if a launcher of elastic jobs has started this process, otherwise 0.
 int hvd_elastic_launched(void);
-/// How often the launcher has restarted the job or this process's place in it.
+/// How many workers hvdrun had replaced when it started this process, or how often torchrun has
+/// restarted the job. 0 if TORCHELASTIC_RESTART_COUNT is not set.
 int hvd_elastic_restart_count(void);
 /// The number of the current generation. 0 outside an elastic job.
 uint64_t hvd_elastic_generation(void);
