@@ -62,9 +62,8 @@ constexpr Variable kVariables[] = {
      .option = "deadlock_timeout",
      .fallback = "10",
      .meaning = "seconds after which operations end with `StalledError` when a thread of every "
-                "rank waits for other ranks and none has "
-                "submitted anything meanwhile; longer where another thread of a waiting program "
-                "submits at long intervals; 0: never"},
+                "rank waits for other ranks and no rank submits an operation; longer if another "
+                "thread of a waiting program submits at long intervals; 0: never"},
     {.name = "PEER_TIMEOUT",
      .kind = VariableKind::kSeconds,
      .option = "peer_timeout",
@@ -120,9 +119,10 @@ constexpr Variable kVariables[] = {
      .kind = VariableKind::kChoice,
      .choices = "thread|nonblocking",
      .fallback = "thread",
-     .meaning = "`thread`: one thread of hvd's makes NCCL's calls, with communicators that block; "
-                "`nonblocking`: hvd's engine makes them, and NCCL starts a thread for each launch "
-                "([decision 25](decisions/0025-nccl-launches-on-a-thread.md))"},
+     .meaning =
+         "`thread`: a separate thread makes NCCL's calls, with communicators that block; "
+         "`nonblocking`: the engine's thread makes them, and NCCL starts a thread for each launch "
+         "([decision 25](decisions/0025-nccl-launches-on-a-thread.md))"},
     {.name = "NCCL_REGISTER",
      .kind = VariableKind::kChoice,
      .choices = "auto|off",
@@ -131,7 +131,7 @@ constexpr Variable kVariables[] = {
      .fallback = "off",
      .meaning =
          "`auto`: fusion buffers are registered with NCCL 2.19 and newer. They then take twice the "
-         "fusion threshold and a bit (136 MiB) of the GPU's memory per process set ([decision "
+         "fusion threshold plus 8 MiB (136 MiB) of the GPU's memory per process set ([decision "
          "14](decisions/0014-nccl-behind-a-seam.md)). `off`: they are not registered. Where ranks "
          "differ, off for all. `auto` is experimental: it has not been measured"},
     {.name = "SHM_ALLOCATOR",
@@ -172,9 +172,8 @@ constexpr Variable kVariables[] = {
 
     {.name = "MPIRUN",
      .use = VariableUse::kLauncher,
-     .meaning =
-         "the `mpirun` to use instead of the first on `PATH`; where it is set, `hvdrun` uses "
-         "one unless told otherwise"},
+     .meaning = "the `mpirun` to use instead of the first on `PATH`; if it is set, `hvdrun` "
+                "starts ranks with it unless `--controller` says otherwise"},
     {.name = "RANK", .use = VariableUse::kLauncher, .meaning = "the rank"},
     {.name = "SIZE", .use = VariableUse::kLauncher, .meaning = "the number of ranks"},
     {.name = "LOCAL_RANK",
@@ -205,7 +204,7 @@ constexpr Variable kVariables[] = {
     {.name = "OUTPUT_TTY",
      .use = VariableUse::kLauncher,
      .meaning =
-         "1 when the rank's output ends on a terminal, which the rank cannot see for itself"},
+         "1 when the rank's output ends on a terminal, which the rank cannot find out itself"},
 
     {.name = "TEST_HOSTS",
      .use = VariableUse::kTest,
@@ -216,7 +215,7 @@ constexpr Variable kVariables[] = {
      .meaning = "how long a test may take before it prints the state of its ranks"},
     {.name = "TEST_HOSTID_PER_RANK",
      .use = VariableUse::kTest,
-     .meaning = "`test/gpu`: NCCL takes each rank for one on a host of its own"},
+     .meaning = "`test/gpu`: NCCL treats each rank as the only one on its host"},
     {.name = "TEST_NCCL_FOLDER",
      .use = VariableUse::kTest,
      .meaning =
