@@ -13,7 +13,7 @@ constexpr Duration kLongest = std::chrono::hours(24 * 365);
 
 using Settings = TimeSettings;
 
-// docs/elastic.md has the same rows; deadlines_test compares the two.
+// docs/elastic_design.md has the same rows; deadlines_test compares the two.
 constexpr std::array<LimitRow, kLimitCount> kRows = {{
     {.name = "grace",
      .parts = 1,

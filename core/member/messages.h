@@ -10,8 +10,8 @@
 
 #include "negotiation/codec.h"
 
-/// The messages of membership, between a worker and the coordinator in hvdrun. docs/elastic.md has
-/// the grammar and their order.
+/// The messages of membership, between a worker and the coordinator in hvdrun.
+/// docs/elastic_design.md has the grammar and their order.
 namespace hvd::member {
 
 /// Identifies a process that is, was or is to become a rank. Ids are not reused within a job.
