@@ -32,7 +32,7 @@ Status as_seen_by(int rank, const Status& cause) {
   const std::string theirs = text("lost rank ", rank, " ");
   Status own = cause;
   if (own.message.starts_with(theirs)) own.message.erase(0, theirs.size());
-  own.message = text("the other ranks have lost this one, rank ", rank, " ", own.message);
+  own.message = text("the other ranks report this rank as lost: rank ", rank, " ", own.message);
   return own;
 }
 

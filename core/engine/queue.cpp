@@ -72,7 +72,7 @@ void DeviceCompletions::look() {
     throw PeerLostError(
         text(completion.what, " has been in the device's queue for ",
              std::chrono::duration_cast<std::chrono::seconds>(now - completion.since).count(),
-             " s; expected every rank's GPU to get to it in ",
+             " s; expected every rank's GPU to complete it within ",
              std::chrono::duration_cast<std::chrono::seconds>(limit_).count(),
              " s (HVD_STALL_SHUTDOWN); a rank's GPU hangs, or its program computes for longer than "
              "that"),
