@@ -92,8 +92,8 @@ ElasticOptions make_elastic_options(const ElasticWords& words, const NodeOptions
     if (value->empty()) continue;
     throw LaunchError(ExitCode::kUsage,
                       text("--nnodes ", node.nodes, ":", node.most_nodes,
-                           " gives the numbers of ranks, and the nodes join by themselves; leave "
-                           "out ",
+                           " gives the numbers of ranks, and the nodes join by themselves; "
+                           "remove ",
                            option));
   }
   const int ranks = node.nodes * node.processes;
@@ -114,7 +114,7 @@ void refuse_elastic_settings(const ElasticWords& words) {
     throw LaunchError(ExitCode::kUsage,
                       text(option,
                            " is for elastic jobs; add --min-np N, the least number of "
-                           "ranks, or leave it out"));
+                           "ranks, or remove it"));
   }
 }
 

@@ -128,11 +128,11 @@ void check_elastic_nodes(const NodeWords& words) {
     throw LaunchError(ExitCode::kUsage,
                       text("--nnodes ", words.nodes, " is an elastic job: ", advice));
   };
-  if (words.standalone) refuse_with("it has several nodes; leave out --standalone");
+  if (words.standalone) refuse_with("it has several nodes; remove --standalone");
   if (words.backend != "c10d")
     refuse_with(
         "expected --rdzv-backend c10d and --rdzv-endpoint HOST:PORT, the same on every node");
-  if (!words.rank.empty()) refuse_with("its ranks change; leave out --node-rank");
+  if (!words.rank.empty()) refuse_with("its ranks change; remove --node-rank");
 }
 
 }  // namespace
@@ -173,7 +173,7 @@ NodeOptions make_node_options(const NodeWords& words, const Machine& machine) {
   if (node.nodes > 1 || node.is_elastic()) {
     if (words.standalone) {
       throw LaunchError(ExitCode::kUsage, text("--standalone is for one node, but --nnodes is ",
-                                               node.nodes, "; leave one of them out"));
+                                               node.nodes, "; remove one of them"));
     }
     place_node(words, is_static, node);
     return node;

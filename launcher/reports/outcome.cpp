@@ -256,8 +256,8 @@ std::string stopped_line(const JobRecord& job, int blamed) {
   std::string line = "hvdrun: ";
   if (!followed.empty()) line += counted(job, followed) + " ended after it; ";
   if (!others.empty()) {
-    line += text("stopped the other ", counted(job, others), ", gone ", format_duration(took),
-                 " later; ");
+    line += text("stopped the other ", counted(job, others), ", which ended ",
+                 format_duration(took), " later; ");
   }
   if (!absent.empty()) line += counted(job, absent) + " had not started; ";
   return text(line, "exit code ", exit_code(job), "\n");

@@ -112,7 +112,7 @@ TEST(NodeOptions, ARangeOfNodesIsAnElasticJob) {
   EXPECT_THAT(node_error({.nodes = "1:4", .backend = "static", .endpoint = "n0:7"}),
               HasSubstr("--rdzv-backend c10d and --rdzv-endpoint"));
   EXPECT_THAT(node_error({.nodes = "1:4", .rank = "1", .backend = "c10d", .endpoint = "n0:7"}),
-              HasSubstr("leave out --node-rank"));
+              HasSubstr("remove --node-rank"));
   EXPECT_THAT(
       node_error({.nodes = "1:1000000", .processes = "2", .backend = "c10d", .endpoint = "n0:7"}),
       HasSubstr("at most 1000000 ranks, got 1000000 times 2"));
