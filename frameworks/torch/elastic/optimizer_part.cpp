@@ -158,7 +158,7 @@ void load_state(Optimizer& optimizer, Reader& reader) {
                            " bytes, expected ", row.nbytes()));
         }
         reader.copy(row.mutable_data_ptr(), size);
-        tensor = lying_as(parameter, row.to(parameter.device()));
+        tensor = with_strides_of(parameter, row.to(parameter.device()));
       }
       optimizer.state()[key] = make_state(optimizer, state);
     }

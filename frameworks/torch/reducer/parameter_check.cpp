@@ -47,7 +47,8 @@ std::pair<torch::Tensor, torch::Tensor> without_values(std::int64_t count, torch
 }
 
 /// "rank 2 from ranks 0 and 1": the largest group of ranks that agree is treated as correct.
-std::string who_differs(const std::map<int, std::int64_t>& value_of_rank, Comparison comparison) {
+std::string differing_ranks(const std::map<int, std::int64_t>& value_of_rank,
+                            Comparison comparison) {
   std::vector<int> most, others;
   for (const auto& [candidate_rank, candidate] : value_of_rank) {
     std::vector<int> with, without;
@@ -237,7 +238,7 @@ std::string ParameterCheck::difference_at(std::size_t index) {
     for (const auto& [rank, value] : allgather_object(
              std::pair(rank(), own), {.name = scope_ + ".checksums", .process_set = set_}))
       if (value != kNoValue) value_of_rank[rank] = value;
-    return text("'", name, "' differs on ", who_differs(value_of_rank, comparison_));
+    return text("'", name, "' differs on ", differing_ranks(value_of_rank, comparison_));
   } catch (const Error& error) {
     return text("'", name, "' differs; on which ranks could not be found out: ", error.what());
   }

@@ -355,7 +355,7 @@ void ShardedOptimizer::encode_part(libtorch::ObjectWriter& writer) const {
   shards_->encode(writer);
 }
 
-void ShardedOptimizer::share_out_anew() {
+void ShardedOptimizer::redistribute() {
   shards_->forget_state();
   lay_out();
 }
