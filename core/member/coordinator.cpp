@@ -107,18 +107,18 @@ void Coordinator::handle(WorkerId, Worker& worker, const Begun& begun, TimePoint
 /// exception, because commits count from 0 again when all ranks have thrown and the program loads a
 /// state. The commit is compared with the highest commit of all exceptions, so that a program that
 /// fails at two places in turn is detected too.
-void Coordinator::handle(WorkerId id, Worker& worker, const Threw& threw, TimePoint) {
+void Coordinator::handle(WorkerId id, Worker& worker, const ProgramFailed& failed, TimePoint) {
   const bool member = worker.standing == Standing::kMember;
-  if (threw.generation != present() || !member || failed_in_ == threw.generation) return;
-  const bool further = failed_in_ == 0 || threw.commit > failed_at_;
+  if (failed.generation != present() || !member || failed_in_ == failed.generation) return;
+  const bool further = failed_in_ == 0 || failed.commit > failed_at_;
   failures_ = further ? 1 : failures_ + 1;
-  failed_in_ = threw.generation;
-  failed_at_ = std::max(failed_at_, threw.commit);
+  failed_in_ = failed.generation;
+  failed_at_ = std::max(failed_at_, failed.commit);
   if (options_.most_failures == 0 || failures_ < options_.most_failures) return;
   std::size_t rank = 0;
   while (assigned_.seats[rank].worker != id) ++rank;
-  failure_ = text("rank ", rank, " (worker ", id, " on ", worker.host, ") at commit ", threw.commit,
-                  ": ", threw.cause);
+  failure_ = text("rank ", rank, " (worker ", id, " on ", worker.host, ") at commit ",
+                  failed.commit, ": ", failed.cause);
   finish(Outcome::kFailsAgain);
 }
 
@@ -282,7 +282,7 @@ void Coordinator::dismiss_leavers() {
   int stay = 0;
   std::optional<Commit> kept;  // the highest commit whose whole state the others have
   std::vector<WorkerId> leavers;
-  givers_.clear();
+  departing_state_sources_.clear();
   for (const auto& [id, worker] : workers_) {
     if (!worker.ready) continue;
     const bool leaves = is_leaving(worker);
@@ -290,27 +290,27 @@ void Coordinator::dismiss_leavers() {
       leavers.push_back(id);
       continue;
     }
-    if (leaves) givers_.insert(id);
+    if (leaves) departing_state_sources_.insert(id);
     stay += leaves ? 0 : 1;
     const StateSummary& state = worker.ready->state;
     if (state.kind == StateKind::kWhole) kept = std::max(kept.value_or(0), state.commit);
   }
   if (stay < options_.least) {
-    givers_.clear();
+    departing_state_sources_.clear();
     return;
   }
-  std::optional<WorkerId> giver;
+  std::optional<WorkerId> source;
   const auto state_of = [this](WorkerId id) { return workers_.at(id).ready->state; };
   for (const WorkerId id : leavers) {
     const StateSummary state = state_of(id);
     if (state.kind == StateKind::kNone || (kept && *kept >= state.commit)) continue;
-    if (!giver || std::pair(state.commit, state.kind) >
-                      std::pair(state_of(*giver).commit, state_of(*giver).kind))
-      giver = id;
+    if (!source || std::pair(state.commit, state.kind) >
+                       std::pair(state_of(*source).commit, state_of(*source).kind))
+      source = id;
   }
-  if (giver) givers_.insert(*giver);
+  if (source) departing_state_sources_.insert(*source);
   for (const WorkerId id : leavers) {
-    if (giver == id) continue;
+    if (source == id) continue;
     Worker& worker = workers_.at(id);
     worker.standing = Standing::kDismissed;
     worker.ready.reset();
@@ -330,9 +330,9 @@ std::vector<Entrant> Coordinator::entrants() const {
   });
   // Members keep their places even above the limit, and a worker that stays only to send its state
   // does not count.
-  const int givers = static_cast<int>(givers_.size());
-  const auto most =
-      static_cast<std::size_t>(std::max(options_.most, count(Standing::kMember) - givers) + givers);
+  const int sources = static_cast<int>(departing_state_sources_.size());
+  const auto most = static_cast<std::size_t>(
+      std::max(options_.most, count(Standing::kMember) - sources) + sources);
   if (ready.size() > most) ready.resize(most);
   std::vector<Entrant> entrants;
   for (const auto& [id, worker] : ready) {

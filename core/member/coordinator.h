@@ -148,7 +148,7 @@ class Coordinator {
   void handle(WorkerId, Worker&, const AtEnd&, TimePoint);
   void handle(WorkerId, Worker&, const Begun&, TimePoint);
   void handle(WorkerId, Worker&, const Pong&, TimePoint) {}
-  void handle(WorkerId, Worker&, const Threw&, TimePoint);
+  void handle(WorkerId, Worker&, const ProgramFailed&, TimePoint);
 
   // Losses.
   void lose(WorkerId, const std::string& cause, TimePoint now);
@@ -214,7 +214,8 @@ class Coordinator {
   std::optional<Change> change_ = {};
   std::uint64_t changes_ = 0;
   Assign assigned_ = {};
-  std::set<WorkerId> givers_ = {};  ///< leave after they have sent their state to the others
+  /// They leave after they have sent their state to the others.
+  std::set<WorkerId> departing_state_sources_ = {};
   std::string program_ = {};
   std::uint64_t serials_ = 0;
   int resets_ = 0;

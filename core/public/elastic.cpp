@@ -321,7 +321,7 @@ void Worker::form(const member::Form& form) {
     link_->synced(form.assign.generation, state_.summary());
     reach(Stage::kSynced);
   } catch (const std::exception& error) {
-    if (own_error_) link_->threw(assign_.state.commit, error.what());
+    if (own_error_) link_->report_exception(assign_.state.commit, error.what());
     if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) throw;
     report(error);
   }
@@ -420,7 +420,7 @@ void Worker::enter() {
     report(error);
   } catch (const std::exception& error) {
     if (!ended(error)) {
-      link_->threw(state_.commits, error.what());
+      link_->report_exception(state_.commits, error.what());
       throw;
     }
     report(error);
