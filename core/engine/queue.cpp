@@ -26,8 +26,10 @@ std::shared_ptr<Execution> ChannelQueue::pop() noexcept {
   return std::move(executions_[next_++]);
 }
 
-Duration ChannelQueue::standstill(TimePoint now, const std::optional<Headway>& headway) noexcept {
-  const auto seen = headway ? std::optional(std::pair(taken_, headway->moves)) : std::nullopt;
+Duration ChannelQueue::stalled_for(TimePoint now,
+                                   const std::optional<ProgressCount>& progress_count) noexcept {
+  const auto seen =
+      progress_count ? std::optional(std::pair(taken_, progress_count->moves)) : std::nullopt;
   if (!seen || seen != seen_) moved_at_ = now;
   seen_ = seen;
   return now - moved_at_;
