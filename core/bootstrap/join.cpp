@@ -253,7 +253,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
             : choose_init_method(options, mpi_is_active());
   check_backend_name(options, method);
   if (method.controller == Controller::kLocal) return job_of_one(options);
-  const auto warning = warning_of_lone_mpi(method, mpi_is_active());
+  const auto warning = warning_for_single_rank_mpi(method, mpi_is_active());
   if (warning && method.rank == 0) {
     HVD_LOG(kWarning) << *warning;
   }
