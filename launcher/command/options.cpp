@@ -46,8 +46,8 @@ struct RawOptions {
                                    timeline, config_file;
   std::vector<std::string> exports;
   bool no_tag = false, dry_run = false, check_build = false, version = false, print_config = false;
-  NodeWords node;
-  ElasticWords elastic;
+  NodeOptionTexts node;
+  ElasticOptionTexts elastic;
   std::string log_dir, redirects, tee, local_ranks;
   std::string ignored;
   bool module = false, no_python = false;

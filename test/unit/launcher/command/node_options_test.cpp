@@ -13,13 +13,13 @@ using ::testing::HasSubstr;
 constexpr Machine kWithGpus = {.cpus = [] { return 6; }, .gpus = [] { return 4; }};
 constexpr Machine kWithoutGpus = {.cpus = [] { return 6; }, .gpus = [] { return 0; }};
 
-NodeOptions make(const NodeWords& words, const Machine& machine = kWithoutGpus) {
-  return make_node_options(words, machine);
+NodeOptions make(const NodeOptionTexts& texts, const Machine& machine = kWithoutGpus) {
+  return make_node_options(texts, machine);
 }
 
-std::string node_error(const NodeWords& words) {
+std::string node_error(const NodeOptionTexts& texts) {
   try {
-    make(words);
+    make(texts);
   } catch (const LaunchError& error) {
     EXPECT_EQ(error.exit_code(), 2);
     return error.what();
