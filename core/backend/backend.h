@@ -76,7 +76,7 @@ class Peers {
 };
 
 /// The progress of a launched collective.
-struct Headway {
+struct ProgressCount {
   /// Changes whenever progress() makes progress.
   std::uint64_t moves = 0;
   /// World rank of the peer that the collective waits for; -1: unknown.
@@ -99,7 +99,7 @@ class Work {
   /// Called while the Work is not complete. The job fails when `moves` does not change for longer
   /// than HVD_STALL_SHUTDOWN, although every rank has submitted the operation. nullopt: unknown, or
   /// the Work waits for this rank's own device, for which there is no time limit.
-  virtual std::optional<Headway> headway() const noexcept { return std::nullopt; }
+  virtual std::optional<ProgressCount> progress_count() const noexcept { return std::nullopt; }
   /// Restarts a completed collective on other buffers of the same sizes, instead of launch().
   /// False: not supported, launch a new Work.
   virtual bool again(std::span<const std::byte> /*in*/, std::span<std::byte> /*out*/) {

@@ -115,8 +115,9 @@ std::optional<Refusal> Arrivals::find_refusal(const std::optional<Arrival>& arri
   if (!proven(*arrival, run_, own_.token)) {
     remember(rank, text("; a process (", to_string(arrival->process), ") that joined as rank ",
                         rank, " was refused: it has another token (HVD_JOB_TOKEN)"));
-    return usage(text(described(*arrival), " has joined at ", place_, " for job '", own_.job,
-                      "' with another token than rank 0's; give each job a place of its own"));
+    return usage(
+        text(described(*arrival), " has joined at ", place_, " for job '", own_.job,
+             "' with another token than rank 0's; give each job its own rendezvous address"));
   }
   std::string contradiction;
   if (arrival->build != own_.build) {

@@ -72,8 +72,8 @@ std::string kind_of(const struct stat& info) {
 [[noreturn]] void refuse(const std::string& path, const std::string& expected,
                          const std::string& found) {
   throw UsageError(text("hvd::init: ", path, ": expected ", expected, ", got ", found,
-                        "; give the job a path of its own that no other user and no other "
-                        "program uses"));
+                        "; give the job its own path, which no other user and no other program "
+                        "uses"));
 }
 
 bool is_own_file(const struct stat& info) {

@@ -267,7 +267,7 @@ std::string other_launcher_error(const std::string& launched, const std::string&
 
 }  // namespace
 
-std::optional<std::string> warning_of_lone_mpi(const InitMethod& method, bool mpi_active) {
+std::optional<std::string> warning_for_single_rank_mpi(const InitMethod& method, bool mpi_active) {
   const Claim launcher = of_mpi_launcher();
   if (!mpi_active || method.controller != Controller::kUcx || launcher.rank || launcher.size)
     return std::nullopt;

@@ -55,7 +55,7 @@ std::optional<std::string> contradiction_to_mpi(const RuntimeOptions&, int rank,
 /// Returns the text of a warning if the program has started MPI without an MPI launcher, so that
 /// its MPI_COMM_WORLD has one rank although the job has more; otherwise empty.
 /// @param mpi_active the program has started MPI
-std::optional<std::string> warning_of_lone_mpi(const InitMethod&, bool mpi_active);
+std::optional<std::string> warning_for_single_rank_mpi(const InitMethod&, bool mpi_active);
 
 /// Returns the text of an error if Open MPI's launcher has started this process but its MPI library
 /// is MPICH or Intel MPI, which would end the process in MPI_Init; otherwise empty.

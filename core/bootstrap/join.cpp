@@ -56,11 +56,12 @@ std::unique_ptr<rendezvous::Store> open_agent_store(const RuntimeOptions& option
     open = store.open;
   }
   if (!open) {
-    throw UsageError(text("hvd::init: torchrun's agent serves ", method.host, ":", method.port,
-                          " (TORCHELASTIC_USE_AGENT_STORE=True), whose protocol a program without "
-                          "hvd::torch does not speak; link hvd::torch, or set HVD_INIT_METHOD to "
-                          "tcp://HOST:PORT with another port on the host of rank 0, or to "
-                          "file:///path"));
+    throw UsageError(
+        text("hvd::init: torchrun's agent serves ", method.host, ":", method.port,
+             " (TORCHELASTIC_USE_AGENT_STORE=True) in PyTorch's protocol, which only "
+             "programs with hvd::torch support; link hvd::torch, or set HVD_INIT_METHOD to "
+             "tcp://HOST:PORT with another port on the host of rank 0, or to "
+             "file:///path"));
   }
   const auto timeout = std::chrono::duration_cast<std::chrono::milliseconds>(options.start_timeout);
   return rendezvous::open_program_store(
@@ -73,7 +74,7 @@ MpiModule& require_mpi(const InitMethod& method) {
   if (MpiModule* const module = mpi_module(&reason)) return *module;
   throw UsageError(
       text("hvd::init: ", method.source,
-           method.place == method.source ? "" : text(" asks for MPI (", method.place, ")"),
+           method.place == method.source ? "" : text(" selects MPI (", method.place, ")"),
            ", but hvd's part for MPI cannot be loaded: ", reason,
            "; install the MPI that hvd was built with (HVD_WITH_MPI), or one that has "
            "libmpi_abi.so.1 and name that library with HVD_MPI_LIBRARY if it is not found, or "
@@ -252,7 +253,7 @@ JobConnection join_job(const RuntimeOptions& options, std::shared_ptr<const Shar
             : choose_init_method(options, mpi_is_active());
   check_backend_name(options, method);
   if (method.controller == Controller::kLocal) return job_of_one(options);
-  const auto warning = warning_of_lone_mpi(method, mpi_is_active());
+  const auto warning = warning_for_single_rank_mpi(method, mpi_is_active());
   if (warning && method.rank == 0) {
     HVD_LOG(kWarning) << *warning;
   }

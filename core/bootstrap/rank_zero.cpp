@@ -221,8 +221,8 @@ void RankZero::look() {
 std::optional<Refusal> RankZero::find_obstacle() {
   if (replaced()) {
     return Refusal::usage(text("hvd::init: another process has started at ", place_,
-                               " as rank 0; start rank 0 once, and give each job a place or a "
-                               "name (HVD_JOB_NAME) of its own"));
+                               " as rank 0; start rank 0 once, and give each job its own "
+                               "rendezvous address or name (HVD_JOB_NAME)"));
   }
   const Arrival* const lost = arrivals_.find_ended([this](int rank) {
     // The rank may have contributed before its end.

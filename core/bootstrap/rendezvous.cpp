@@ -208,8 +208,8 @@ void OtherRank::take_parts(Bytes bytes) {
                       : std::nullopt;
   if (!parts) {
     throw Error(text("hvd::init: the ", what_, " of the ranks at ", place_,
-                     " was changed by another program than rank 0; give each job a place and a "
-                     "token (HVD_JOB_TOKEN) of its own"));
+                     " was changed by another program than rank 0; give each job its own "
+                     "rendezvous address and token (HVD_JOB_TOKEN)"));
   }
   parts_ = std::move(*parts);
 }
@@ -223,8 +223,8 @@ bool OtherRank::look_at_rank_0() {
     if (now && !now->empty() && *now != notice_) {
       throw PeerLostError(
           text("hvd::init: rank 0 (", to_string(of_rank_0_), ") has begun a run at ", place_,
-               " that another rank 0 has replaced; give each job a place of its own, and start all "
-               "ranks again"),
+               " that another rank 0 has replaced; give each job its own rendezvous address, and "
+               "start all ranks again"),
           0);
     }
   }

@@ -129,7 +129,7 @@ void SocketServer::Impl::listen(std::uint16_t port, Deadline deadline) {
   if (!error) port_ = acceptor_.local_endpoint(error).port();
   if (!error) return;
   throw UsageError(text("hvd::init: rank 0 cannot serve ", place_, ": ", error.message(),
-                        "; give each job a port of its own that no other program uses"));
+                        "; give each job its own port, which no other program uses"));
 }
 
 ErrorCode SocketServer::Impl::try_to_listen(std::uint16_t port) {

@@ -154,7 +154,7 @@ ForeignServer SocketStore::foreign(const std::string& other) const {
                  "hvdrun does")};
   }
   return {text("hvd::init: rank ", own_.rank, " (", process_, ") has joined at ", place_,
-               " for job '", own_.job, "', ", other, "; give each job a place of its own")};
+               " for job '", own_.job, "', ", other, "; give each job its own rendezvous address")};
 }
 
 void SocketStore::begin(Connection connection, Deadline deadline) {

@@ -99,7 +99,7 @@ struct hvd_operation {
     operation.status().raise_if_error();
     if (outcome->caller_had_no_memory) {
       throw hvd::UsageError(
-          hvd::text("allocate() gave no memory for a result of ", outcome->bytes, " bytes"));
+          hvd::text("allocate() returned NULL for a result of ", outcome->bytes, " bytes"));
     }
   }
 };

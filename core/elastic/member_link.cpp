@@ -218,9 +218,9 @@ void MemberLink::failed(member::Generation generation, std::optional<member::Wor
   carry_out();
 }
 
-void MemberLink::threw(member::Commit commit, std::string cause) {
+void MemberLink::report_exception(member::Commit commit, std::string cause) {
   const MutexLock lock(mutex_);
-  member_.threw(commit, std::move(cause));
+  member_.report_exception(commit, std::move(cause));
   carry_out();
 }
 

@@ -62,7 +62,7 @@ class MemberLink {
   /// Ignored unless this is the current generation.
   void failed(member::Generation, std::optional<member::WorkerId> accused, std::string cause);
   /// Reports that an exception leaves the program.
-  void threw(member::Commit, std::string cause);
+  void report_exception(member::Commit, std::string cause);
   void at_end();
   /// Begins a commit, and waits while a change is being prepared. Returns false if the program
   /// leaves its function after it.

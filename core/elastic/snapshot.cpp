@@ -69,7 +69,7 @@ void load(std::span<const Item> items, std::span<const std::byte> snapshot, Sele
     const bool begins = snapshot.size() >= sizeof size;
     if (begins) std::memcpy(&size, snapshot.data(), sizeof size);
     if (!begins || size > snapshot.size() - sizeof size) {
-      throw Error(text("hvd::elastic: the state that was handed over ends at '", item.name,
+      throw Error(text("hvd::elastic: the received state ends at '", item.name,
                        "'; start the same program everywhere"));
     }
     const std::span<std::byte> room = item.room(size);
@@ -78,7 +78,7 @@ void load(std::span<const Item> items, std::span<const std::byte> snapshot, Sele
     snapshot = snapshot.subspan(sizeof size + size);
   }
   if (!snapshot.empty()) {
-    throw Error(text("hvd::elastic: the state that was handed over has ", snapshot.size(),
+    throw Error(text("hvd::elastic: the received state has ", snapshot.size(),
                      " bytes more than this program tracks; start the same program everywhere"));
   }
 }

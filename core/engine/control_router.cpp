@@ -256,7 +256,7 @@ void ControlRouter::on_report(int source, const wire::Report& report) {
   for (const auto& applied : report.applied) {
     if (contains(sender, applied.ranks)) continue;
     refuse(source, "sent merged reports",
-           ", which has no ranks below it; set HVD_CONTROL_RADIX alike on every rank");
+           ", which has no ranks below it; set HVD_CONTROL_RADIX to the same value on every rank");
   }
   coordinator_->accept(report, time_.awake());
 }

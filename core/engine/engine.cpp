@@ -298,7 +298,7 @@ void Engine::apply(const wire::Plan& plan) {
   shutdown_agreed_ = shutdown_agreed_ || applied.shutdown;
   if (!applied.replay.empty() && !steady_.available()) {
     throw Error(text("rank 0 repeats a schedule, which is switched off on rank ", control_->rank(),
-                     "; set schedule replay (HVD_SCHEDULE_LOCK) alike on every rank"));
+                     "; set schedule replay (HVD_SCHEDULE_LOCK) to the same value on every rank"));
   }
   if (!applied.replay.empty()) begin_steady(applied.replayed_set, std::move(applied.replay));
 }

@@ -175,7 +175,7 @@ class Engine {
   bool waits_for_others(const OperationState&) const HVD_REQUIRES(progress_);
   bool has_submitted(const wire::WaitProbe&) const HVD_REQUIRES(progress_);
   /// This rank's position in the sequence of operations of this process set.
-  wire::Moment moment(int process_set) const HVD_REQUIRES(progress_);
+  wire::SequencePosition sequence_position(int process_set) const HVD_REQUIRES(progress_);
   /// Continues "rank 0 ...": the last operation, and the operations that this rank waits for.
   std::string own_activity() const HVD_REQUIRES(progress_);
   bool waiting() const noexcept HVD_REQUIRES(progress_) { return busy() || router_.waiting(); }

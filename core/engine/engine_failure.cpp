@@ -32,7 +32,7 @@ Status as_seen_by(int rank, const Status& cause) {
   const std::string theirs = text("lost rank ", rank, " ");
   Status own = cause;
   if (own.message.starts_with(theirs)) own.message.erase(0, theirs.size());
-  own.message = text("the other ranks have lost this one, rank ", rank, " ", own.message);
+  own.message = text("the other ranks report this rank as lost: rank ", rank, " ", own.message);
   return own;
 }
 
@@ -43,7 +43,7 @@ bool Engine::do_housekeeping() {
   const bool is_waiting = waiting();
   if (!watch_.due(is_waiting)) return leaves;
   if (const auto loss = watch_.look(is_waiting)) throw_loss(*loss);
-  executor_.check_headway(time_.awake(time_.step()));
+  executor_.check_progress(time_.awake(time_.step()));
   if (is_waiting)
     for (const int rank : watch_.departed()) on_departed(rank);
   if (steady_.anything_waits()) blocked_.on_plan();

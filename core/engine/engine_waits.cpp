@@ -55,7 +55,7 @@ bool Engine::describe_waits() {
 
 bool Engine::answer_probes() {
   return std::erase_if(probes_, [&](const wire::WaitProbe& probe) HVD_REQUIRES(progress_) {
-           const wire::Moment reached = moment(probe.process_set);
+           const wire::SequencePosition reached = sequence_position(probe.process_set);
            if (!reached.reached(probe.after)) return false;
            const bool submitted = has_submitted(probe);
            router_.reply({probe.probe, reached, submitted, submitted ? "" : own_activity()});
@@ -63,7 +63,7 @@ bool Engine::answer_probes() {
          }) > 0;
 }
 
-wire::Moment Engine::moment(int process_set) const {
+wire::SequencePosition Engine::sequence_position(int process_set) const {
   return {negotiator_.last_applied(), steady_.position(process_set)};
 }
 
@@ -122,11 +122,12 @@ std::string Engine::describe_unfinished(RequestedDescription& open) {
     const auto limit = std::chrono::duration_cast<std::chrono::milliseconds>(left * 2 / 3);
     router_.ask({.question = open.inquiry,
                  .limit_ms = static_cast<std::uint64_t>(limit.count()),
-                 .moment = moment(operation.request.process_set),
+                 .sequence_position = sequence_position(operation.request.process_set),
                  .request = operation.request});
   }
   const bool answered =
-      open.answer && (late || moment(operation.request.process_set).reached(open.answer->after));
+      open.answer &&
+      (late || sequence_position(operation.request.process_set).reached(open.answer->after));
   if (answered) return open.answer->text;
   if (!late) return "";
   return text(

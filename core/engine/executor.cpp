@@ -239,18 +239,18 @@ bool Executor::advance(ChannelQueue& queue, Execution& execution, bool& moved) {
   return true;
 }
 
-void Executor::check_headway(TimePoint now) {
+void Executor::check_progress(TimePoint now) {
   if (in_flight_ == 0 || parts_.limit == Duration::zero()) return;
   for (auto& [key, queue] : queues_) {
     const bool under_way =
         !queue.empty() && queue.front().state_ == ExecutionState::kUnderWay && queue.front().work_;
-    const auto headway = under_way ? queue.front().work_->headway() : std::nullopt;
-    const Duration standstill = queue.standstill(now, headway);
-    if (standstill >= parts_.limit) fail_stalled(queue, standstill, headway->waits_for);
+    const auto progress_count = under_way ? queue.front().work_->progress_count() : std::nullopt;
+    const Duration stalled_for = queue.stalled_for(now, progress_count);
+    if (stalled_for >= parts_.limit) fail_stalled(queue, stalled_for, progress_count->waits_for);
   }
 }
 
-void Executor::fail_stalled(const ChannelQueue& queue, Duration standstill, int waits_for) const {
+void Executor::fail_stalled(const ChannelQueue& queue, Duration stalled_for, int waits_for) const {
   const Topology& topology = parts_.topology;
   const auto rank_text = [&topology](int rank) {
     return text("rank ", rank, " (host ", topology.host_name(rank), ")");
@@ -260,7 +260,7 @@ void Executor::fail_stalled(const ChannelQueue& queue, Duration standstill, int 
   };
   throw PeerLostError(
       text(queue.front().batch().title(), " has made no progress on ", rank_text(topology.rank),
-           " for ", seconds(standstill), " s on ", queue.backend,
+           " for ", seconds(stalled_for), " s on ", queue.backend,
            ", although every rank has submitted it; it waits for ",
            waits_for < 0 ? "another rank" : rank_text(waits_for), "; expected progress within ",
            seconds(parts_.limit),

@@ -104,7 +104,7 @@ class Executor {
   /// submitted these batches, so no rank has a reason to delay them. @param now excludes the time
   /// for which this process was stopped
   /// @throws PeerLostError for a batch that has made no progress for too long
-  void check_headway(TimePoint now);
+  void check_progress(TimePoint now);
   bool active() const noexcept { return in_flight_ > 0; }
   /// Whether work is in flight whose end does not ring the doorbell.
   bool needs_polling() const noexcept;
@@ -126,7 +126,7 @@ class Executor {
  private:
   ChannelQueue& queue_for(const Batch&);
   bool progress(ChannelQueue&);
-  [[noreturn]] void fail_stalled(const ChannelQueue&, Duration standstill, int waits_for) const;
+  [[noreturn]] void fail_stalled(const ChannelQueue&, Duration stalled_for, int waits_for) const;
   bool advance(ChannelQueue&, Execution&, bool& moved);
   bool may_begin(const ChannelQueue&, const Execution&) const;
   void begin(ChannelQueue&, Execution&);

@@ -77,7 +77,8 @@ void PointToPoint::check_device(bool moved, TimePoint now) {
   const Duration limit = options_.stall_shutdown;
   if (limit == Duration::zero() || now - *device_waits_since_ < limit) return;
   throw PeerLostError(
-      text("rank ", rank_, " ", state_text(), "; expected its GPU to get to that in ", text(limit),
+      text("rank ", rank_, " ", state_text(), "; expected its GPU to complete that within ",
+           text(limit),
            " (HVD_STALL_SHUTDOWN); the GPU hangs, or the program computes for longer than that"),
       -1);
 }

@@ -26,8 +26,10 @@ std::shared_ptr<Execution> ChannelQueue::pop() noexcept {
   return std::move(executions_[next_++]);
 }
 
-Duration ChannelQueue::standstill(TimePoint now, const std::optional<Headway>& headway) noexcept {
-  const auto seen = headway ? std::optional(std::pair(taken_, headway->moves)) : std::nullopt;
+Duration ChannelQueue::stalled_for(TimePoint now,
+                                   const std::optional<ProgressCount>& progress_count) noexcept {
+  const auto seen =
+      progress_count ? std::optional(std::pair(taken_, progress_count->moves)) : std::nullopt;
   if (!seen || seen != seen_) moved_at_ = now;
   seen_ = seen;
   return now - moved_at_;
@@ -72,7 +74,7 @@ void DeviceCompletions::look() {
     throw PeerLostError(
         text(completion.what, " has been in the device's queue for ",
              std::chrono::duration_cast<std::chrono::seconds>(now - completion.since).count(),
-             " s; expected every rank's GPU to get to it in ",
+             " s; expected every rank's GPU to complete it within ",
              std::chrono::duration_cast<std::chrono::seconds>(limit_).count(),
              " s (HVD_STALL_SHUTDOWN); a rank's GPU hangs, or its program computes for longer than "
              "that"),

@@ -87,8 +87,8 @@ class ChannelQueue {
   }
   /// Returns for how long the front has made no progress, as observed by the calls of this
   /// function.
-  /// @param headway of the front; nullopt: no progress is expected of it now
-  Duration standstill(TimePoint now, const std::optional<Headway>& headway) noexcept;
+  /// @param progress_count of the front; nullopt: no progress is expected of it now
+  Duration stalled_for(TimePoint now, const std::optional<ProgressCount>& progress_count) noexcept;
 
   std::string backend;  ///< for messages
   std::unique_ptr<Channel> channel;
@@ -103,7 +103,7 @@ class ChannelQueue {
   std::vector<std::shared_ptr<Execution>> executions_;  // its memory is kept
   std::size_t next_ = 0;                                // the first of the queue
   std::uint64_t taken_ = 0;                             // popped so far
-  /// At the last standstill(): executions popped, and the progress count of the front.
+  /// At the last stalled_for(): executions popped, and the progress count of the front.
   std::optional<std::pair<std::uint64_t, std::uint64_t>> seen_ = {};
   TimePoint moved_at_{};
 };

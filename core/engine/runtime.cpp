@@ -151,7 +151,7 @@ void Runtime::throw_in_callback(const std::string& call) const {
   throw UsageError(text(
       call, " on rank ", topology().rank,
       ": called in a callback of an operation, on the thread that drives all operations, so it "
-      "would wait for itself; a callback must not wait for hvd: let it wake another thread that "
+      "would wait forever; a callback must not wait for hvd: let it wake another thread that "
       "does"));
 }
 

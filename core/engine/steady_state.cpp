@@ -237,7 +237,7 @@ void SteadyState::accept(int source, const wire::ReplayUpdate& update) {
     throw Error(
         text("rank ", source, " sent a replay update to rank ", control_.rank(),
              ", which is not the first rank of its host; set schedule replay (HVD_SCHEDULE_LOCK) "
-             "alike on every rank"));
+             "to the same value on every rank"));
   }
   if (barrier_->accept(update)) ring_host();
 }

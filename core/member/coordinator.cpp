@@ -42,23 +42,23 @@ void Coordinator::receive(WorkerId from, const ToCoordinator& message, TimePoint
   }
   Worker& worker = found->second;
   worker.heard = now;
-  if (phase_ == Phase::kEnded || worker.standing == Standing::kLost ||
-      worker.standing == Standing::kDismissed)
+  if (phase_ == Phase::kEnded || worker.status == WorkerState::kLost ||
+      worker.status == WorkerState::kDismissed)
     return;
   std::visit([&](const auto& received) { handle(from, worker, received, now); }, message);
 }
 
 void Coordinator::handle(WorkerId id, Worker& worker, const Join& join, TimePoint now) {
-  if (worker.standing != Standing::kStarting) return;
+  if (worker.status != WorkerState::kStarting) return;
   if (program_.empty()) program_ = join.program;
   if (program_ != join.program) {
     const std::string reason = text("the job's program is '", program_, "', this one is '",
                                     join.program, "'; start the same program everywhere");
-    worker.standing = Standing::kDismissed;
+    worker.status = WorkerState::kDismissed;
     notes_.push_back(text("worker ", id, " on ", worker.host, " was refused: ", reason));
     return tell(id, Refused{reason});
   }
-  worker.standing = Standing::kCandidate;
+  worker.status = WorkerState::kCandidate;
   worker.since = now;
   if (!window_) window_ = now;
   if (phase_ == Phase::kCollecting) ask(id, worker, "the job has room");
@@ -72,25 +72,25 @@ void Coordinator::handle(WorkerId, Worker& worker, const Ready& ready, TimePoint
 }
 
 void Coordinator::handle(WorkerId, Worker& worker, const Synced& synced, TimePoint now) {
-  const bool member = worker.standing == Standing::kMember;
+  const bool member = worker.status == WorkerState::kMember;
   if (phase_ != Phase::kForming || synced.generation != wanted_ || !member) return;
   worker.synced = synced;
   try_go(now);
 }
 
 void Coordinator::handle(WorkerId id, Worker& worker, const Failed& failed, TimePoint now) {
-  const bool member = worker.standing == Standing::kMember;
+  const bool member = worker.status == WorkerState::kMember;
   if (failed.generation != present() || !member) return;
   const std::string cause = text("worker ", id, " reports: ", failed.cause);
   const auto accused = failed.accused ? workers_.find(*failed.accused) : workers_.end();
-  if (accused != workers_.end() && accused->second.standing == Standing::kMember)
+  if (accused != workers_.end() && accused->second.status == WorkerState::kMember)
     return lose(accused->first, cause, now);
   reset(cause, now);
 }
 
 void Coordinator::handle(WorkerId, Worker& worker, const AtEnd& end, TimePoint) {
   const bool runs = phase_ == Phase::kRunning || in_order_;
-  const bool member = worker.standing == Standing::kMember;
+  const bool member = worker.status == WorkerState::kMember;
   if (!runs || end.generation != present() || !member) return;
   worker.at_end = true;
   try_complete();
@@ -107,18 +107,18 @@ void Coordinator::handle(WorkerId, Worker& worker, const Begun& begun, TimePoint
 /// exception, because commits count from 0 again when all ranks have thrown and the program loads a
 /// state. The commit is compared with the highest commit of all exceptions, so that a program that
 /// fails at two places in turn is detected too.
-void Coordinator::handle(WorkerId id, Worker& worker, const Threw& threw, TimePoint) {
-  const bool member = worker.standing == Standing::kMember;
-  if (threw.generation != present() || !member || failed_in_ == threw.generation) return;
-  const bool further = failed_in_ == 0 || threw.commit > failed_at_;
+void Coordinator::handle(WorkerId id, Worker& worker, const ProgramFailed& failed, TimePoint) {
+  const bool member = worker.status == WorkerState::kMember;
+  if (failed.generation != present() || !member || failed_in_ == failed.generation) return;
+  const bool further = failed_in_ == 0 || failed.commit > failed_at_;
   failures_ = further ? 1 : failures_ + 1;
-  failed_in_ = threw.generation;
-  failed_at_ = std::max(failed_at_, threw.commit);
+  failed_in_ = failed.generation;
+  failed_at_ = std::max(failed_at_, failed.commit);
   if (options_.most_failures == 0 || failures_ < options_.most_failures) return;
   std::size_t rank = 0;
   while (assigned_.seats[rank].worker != id) ++rank;
-  failure_ = text("rank ", rank, " (worker ", id, " on ", worker.host, ") at commit ", threw.commit,
-                  ": ", threw.cause);
+  failure_ = text("rank ", rank, " (worker ", id, " on ", worker.host, ") at commit ",
+                  failed.commit, ": ", failed.cause);
   finish(Outcome::kFailsAgain);
 }
 
@@ -128,8 +128,9 @@ Generation Coordinator::present() const {
 }
 
 bool Coordinator::record_loss(WorkerId id, Worker& worker, const std::string& cause) {
-  const bool member = worker.standing == Standing::kMember;
-  const bool known = worker.standing == Standing::kLost || worker.standing == Standing::kDismissed;
+  const bool member = worker.status == WorkerState::kMember;
+  const bool known =
+      worker.status == WorkerState::kLost || worker.status == WorkerState::kDismissed;
   if (!known && phase_ != Phase::kEnded) {
     losses_.push_back({id, member ? wanted_ : 0, cause});
     notes_.push_back(text("worker ", id, " on ", worker.host, " is lost: ", cause));
@@ -140,7 +141,7 @@ bool Coordinator::record_loss(WorkerId id, Worker& worker, const std::string& ca
 void Coordinator::lose(WorkerId id, const std::string& cause, TimePoint now) {
   Worker& worker = workers_.at(id);
   const bool member = record_loss(id, worker, cause);
-  worker.standing = member ? Standing::kLost : Standing::kDismissed;
+  worker.status = member ? WorkerState::kLost : WorkerState::kDismissed;
   worker.since = now;
   actions_.emplace_back(Kill{id, cause});
   member ? reset(cause, now) : try_assign(now);
@@ -212,24 +213,24 @@ void Coordinator::reset(const std::string& cause, TimePoint now) {
   clear_answers();
   for (auto& [id, worker] : workers_) {
     worker.at_end = false;
-    if (worker.standing == Standing::kMember || worker.standing == Standing::kCandidate)
+    if (worker.status == WorkerState::kMember || worker.status == WorkerState::kCandidate)
       ask(id, worker, cause);
   }
   try_assign(now);
 }
 
 bool Coordinator::fence_passed(TimePoint now) const {
-  if (count(Standing::kLost) > 0) return false;
+  if (count(WorkerState::kLost) > 0) return false;
   // The processes of a lost host share no memory with the survivors, and cannot complete a step
   // without them. Without survivors they could.
-  if (count(Standing::kMember) > 0) return true;
+  if (count(WorkerState::kMember) > 0) return true;
   return std::all_of(cut_off_.begin(), cut_off_.end(),
                      [now](const auto& host) { return host.second <= now; });
 }
 
 bool Coordinator::enough(int ready, TimePoint now) const {
   if (ready < options_.least) return false;
-  const bool starts = running_ == 0 && count(Standing::kMember) == 0;
+  const bool starts = running_ == 0 && count(WorkerState::kMember) == 0;
   return !starts || ready >= options_.start_size || now - since_ >= limit(Limit::kStart);
 }
 
@@ -239,8 +240,8 @@ bool Coordinator::may_form(TimePoint now) {
   int staying = 0;
   int late = 0;
   for (const auto& [id, worker] : workers_) {
-    const bool member = worker.standing == Standing::kMember;
-    if (!member && worker.standing != Standing::kCandidate) continue;
+    const bool member = worker.status == WorkerState::kMember;
+    if (!member && worker.status != WorkerState::kCandidate) continue;
     if (member && !worker.ready) return false;
     ready += worker.ready ? 1 : 0;
     staying += worker.ready && !is_leaving(worker) ? 1 : 0;
@@ -264,7 +265,7 @@ bool Coordinator::divided() const {
 /// fails, no member reaches the commit. In that case, and after a reset, when the members may be at
 /// different commits, the leaving member stays for one more generation.
 bool Coordinator::may_leave(WorkerId id, const Worker& worker) const {
-  if (worker.standing != Standing::kMember || !divided()) return true;
+  if (worker.status != WorkerState::kMember || !divided()) return true;
   if (!in_order_ || !change_ || !change_->target) return false;
   const Commit commit = change_->target->commit;
   const auto handed_on = [commit](const Worker& w) {
@@ -282,7 +283,7 @@ void Coordinator::dismiss_leavers() {
   int stay = 0;
   std::optional<Commit> kept;  // the highest commit whose whole state the others have
   std::vector<WorkerId> leavers;
-  givers_.clear();
+  departing_state_sources_.clear();
   for (const auto& [id, worker] : workers_) {
     if (!worker.ready) continue;
     const bool leaves = is_leaving(worker);
@@ -290,29 +291,29 @@ void Coordinator::dismiss_leavers() {
       leavers.push_back(id);
       continue;
     }
-    if (leaves) givers_.insert(id);
+    if (leaves) departing_state_sources_.insert(id);
     stay += leaves ? 0 : 1;
     const StateSummary& state = worker.ready->state;
     if (state.kind == StateKind::kWhole) kept = std::max(kept.value_or(0), state.commit);
   }
   if (stay < options_.least) {
-    givers_.clear();
+    departing_state_sources_.clear();
     return;
   }
-  std::optional<WorkerId> giver;
+  std::optional<WorkerId> source;
   const auto state_of = [this](WorkerId id) { return workers_.at(id).ready->state; };
   for (const WorkerId id : leavers) {
     const StateSummary state = state_of(id);
     if (state.kind == StateKind::kNone || (kept && *kept >= state.commit)) continue;
-    if (!giver || std::pair(state.commit, state.kind) >
-                      std::pair(state_of(*giver).commit, state_of(*giver).kind))
-      giver = id;
+    if (!source || std::pair(state.commit, state.kind) >
+                       std::pair(state_of(*source).commit, state_of(*source).kind))
+      source = id;
   }
-  if (giver) givers_.insert(*giver);
+  if (source) departing_state_sources_.insert(*source);
   for (const WorkerId id : leavers) {
-    if (giver == id) continue;
+    if (source == id) continue;
     Worker& worker = workers_.at(id);
-    worker.standing = Standing::kDismissed;
+    worker.status = WorkerState::kDismissed;
     worker.ready.reset();
     tell(id, End{});
   }
@@ -324,15 +325,15 @@ std::vector<Entrant> Coordinator::entrants() const {
     if (worker.ready) ready.emplace_back(id, &worker);
   // Members first, then candidates in the order in which they joined.
   std::stable_sort(ready.begin(), ready.end(), [](const auto& a, const auto& b) {
-    const bool member = a.second->standing == Standing::kMember;
-    if (member != (b.second->standing == Standing::kMember)) return member;
+    const bool member = a.second->status == WorkerState::kMember;
+    if (member != (b.second->status == WorkerState::kMember)) return member;
     return member ? a.second->serial < b.second->serial : a.second->since < b.second->since;
   });
   // Members keep their places even above the limit, and a worker that stays only to send its state
   // does not count.
-  const int givers = static_cast<int>(givers_.size());
-  const auto most =
-      static_cast<std::size_t>(std::max(options_.most, count(Standing::kMember) - givers) + givers);
+  const int sources = static_cast<int>(departing_state_sources_.size());
+  const auto most = static_cast<std::size_t>(
+      std::max(options_.most, count(WorkerState::kMember) - sources) + sources);
   if (ready.size() > most) ready.resize(most);
   std::vector<Entrant> entrants;
   for (const auto& [id, worker] : ready) {
@@ -366,13 +367,13 @@ void Coordinator::assign(Regroup next, TimePoint now) {
   assigned_ = std::move(next.assign);
   for (const Seat& seat : assigned_.seats) {
     Worker& worker = workers_.at(seat.worker);
-    worker.standing = Standing::kMember;
+    worker.status = WorkerState::kMember;
     if (worker.serial == 0) worker.serial = ++serials_;
     worker.at_end = false;
     tell(seat.worker, assigned_);
   }
   for (auto& [id, worker] : workers_)
-    if (worker.standing == Standing::kCandidate) worker.late = !worker.ready;
+    if (worker.status == WorkerState::kCandidate) worker.late = !worker.ready;
   if (next.touched) {
     notes_.push_back(text("no rank has the whole state of commit ", assigned_.state.commit,
                           ": all continue with the parameters of rank ", assigned_.root,
@@ -399,7 +400,7 @@ void Coordinator::try_go(TimePoint now) {
   running_ = wanted_;
   for (const Seat& seat : assigned_.seats) tell(seat.worker, Go{wanted_});
   window_.reset();
-  if (count(Standing::kCandidate) > 0) window_ = now;
+  if (count(WorkerState::kCandidate) > 0) window_ = now;
   consider_change(now);
 }
 
@@ -413,7 +414,7 @@ void Coordinator::finish(Outcome outcome) {
   change_.reset();
   for (auto& [id, worker] : workers_) {
     const bool connected =
-        worker.standing == Standing::kMember || worker.standing == Standing::kCandidate;
+        worker.status == WorkerState::kMember || worker.status == WorkerState::kCandidate;
     if (outcome == Outcome::kComplete && connected) {
       tell(id, End{});
     } else {
@@ -422,9 +423,9 @@ void Coordinator::finish(Outcome outcome) {
   }
 }
 
-int Coordinator::count(Standing standing) const {
+int Coordinator::count(WorkerState status) const {
   return static_cast<int>(std::count_if(workers_.begin(), workers_.end(), [&](const auto& entry) {
-    return entry.second.standing == standing;
+    return entry.second.status == status;
   }));
 }
 
@@ -437,7 +438,7 @@ std::vector<WorkerId> Coordinator::members_that(
     const std::function<bool(const Worker&)>& hold) const {
   std::vector<WorkerId> ids;
   for (const auto& [id, worker] : workers_)
-    if (worker.standing == Standing::kMember && hold(worker)) ids.push_back(id);
+    if (worker.status == WorkerState::kMember && hold(worker)) ids.push_back(id);
   return ids;
 }
 

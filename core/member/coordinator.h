@@ -106,7 +106,7 @@ class Coordinator {
   std::vector<std::string> take_notes();
 
  private:
-  enum class Standing : std::uint8_t {
+  enum class WorkerState : std::uint8_t {
     kStarting,   ///< has not joined
     kCandidate,  ///< has joined, but is not a member
     kMember,
@@ -115,9 +115,9 @@ class Coordinator {
   };
   struct Worker {
     std::string host = {};
-    Standing standing = Standing::kStarting;
+    WorkerState status = WorkerState::kStarting;
     std::uint64_t serial = 0;  ///< orders the members; 0: never was one
-    TimePoint since = {};      ///< of its standing
+    TimePoint since = {};      ///< of its status
     TimePoint heard = {};      ///< last message, or the first ping after a quiet time
     TimePoint pinged = {};
     bool watched = false;               ///< pings are being sent to it
@@ -148,7 +148,7 @@ class Coordinator {
   void handle(WorkerId, Worker&, const AtEnd&, TimePoint);
   void handle(WorkerId, Worker&, const Begun&, TimePoint);
   void handle(WorkerId, Worker&, const Pong&, TimePoint) {}
-  void handle(WorkerId, Worker&, const Threw&, TimePoint);
+  void handle(WorkerId, Worker&, const ProgramFailed&, TimePoint);
 
   // Losses.
   void lose(WorkerId, const std::string& cause, TimePoint now);
@@ -195,7 +195,7 @@ class Coordinator {
   void tell(WorkerId to, ToWorker message) {
     actions_.emplace_back(Deliver{to, std::move(message)});
   }
-  int count(Standing) const;
+  int count(WorkerState) const;
   bool is_leaving(const Worker&) const;
   std::vector<WorkerId> members_that(const std::function<bool(const Worker&)>&) const;
   /// The generation that the members are in while no reset is under way, else 0.
@@ -214,7 +214,8 @@ class Coordinator {
   std::optional<Change> change_ = {};
   std::uint64_t changes_ = 0;
   Assign assigned_ = {};
-  std::set<WorkerId> givers_ = {};  ///< leave after they have sent their state to the others
+  /// They leave after they have sent their state to the others.
+  std::set<WorkerId> departing_state_sources_ = {};
   std::string program_ = {};
   std::uint64_t serials_ = 0;
   int resets_ = 0;

@@ -35,8 +35,8 @@ void Coordinator::check(TimePoint now) {
 }
 
 bool Coordinator::needs_answer(const Worker& worker) const {
-  if (worker.standing == Standing::kCandidate) return true;
-  return worker.standing == Standing::kMember && (phase_ != Phase::kRunning || change_);
+  if (worker.status == WorkerState::kCandidate) return true;
+  return worker.status == WorkerState::kMember && (phase_ != Phase::kRunning || change_);
 }
 
 void Coordinator::check_silence(TimePoint now) {
@@ -70,7 +70,7 @@ void Coordinator::check_hosts(TimePoint now) {
 void Coordinator::check_fences(TimePoint now) {
   std::vector<std::string> stuck;
   for (const auto& [id, worker] : workers_)
-    if (worker.standing == Standing::kLost && now - worker.since >= limit(Limit::kFence))
+    if (worker.status == WorkerState::kLost && now - worker.since >= limit(Limit::kFence))
       stuck.push_back(worker.host);
   for (const std::string& host : stuck)
     if (hosts_.contains(host))
@@ -80,7 +80,7 @@ void Coordinator::check_fences(TimePoint now) {
 void Coordinator::check_starts(TimePoint now) {
   std::vector<WorkerId> late;
   for (const auto& [id, worker] : workers_)
-    if (worker.standing == Standing::kStarting && now - worker.since >= limit(Limit::kStart))
+    if (worker.status == WorkerState::kStarting && now - worker.since >= limit(Limit::kStart))
       late.push_back(id);
   for (const WorkerId id : late)
     lose(id, text("it has not joined within ", limit(Limit::kStart), " (--start-timeout)"), now);
@@ -113,7 +113,7 @@ void Coordinator::check_stalls(TimePoint now) {
 
 void Coordinator::check_collecting(TimePoint now) {
   if (phase_ != Phase::kCollecting) return;
-  const int present = count(Standing::kMember) + count(Standing::kCandidate);
+  const int present = count(WorkerState::kMember) + count(WorkerState::kCandidate);
   if (present < options_.least && now - since_ >= limit(Limit::kElastic))
     return finish(Outcome::kTooFew);
   try_assign(now);
@@ -126,15 +126,15 @@ void Coordinator::consider_change(TimePoint now) {
   bool leaves = false;
   int stay = 0;  // including candidates that can replace leaving members
   for (const auto& [id, worker] : workers_) {
-    const bool member = worker.standing == Standing::kMember;
+    const bool member = worker.status == WorkerState::kMember;
     const bool leaving = is_leaving(worker);
-    const bool joining = worker.standing == Standing::kCandidate && !worker.late && !leaving;
+    const bool joining = worker.status == WorkerState::kCandidate && !worker.late && !leaving;
     joins = joins || joining;
     leaves = leaves || (member && leaving);
     stay += (member && !leaving) || joining ? 1 : 0;
   }
   const bool open = window_ && now - *window_ >= limit(Limit::kJoinWindow);
-  joins = joins && open && count(Standing::kMember) < options_.most;
+  joins = joins && open && count(WorkerState::kMember) < options_.most;
   leaves = leaves && stay >= options_.least;
   if (joins || leaves) begin_change(now);
 }
@@ -142,8 +142,8 @@ void Coordinator::consider_change(TimePoint now) {
 /// Dismisses the candidates that are to leave; the generation runs without them.
 void Coordinator::dismiss_candidates() {
   for (auto& [id, worker] : workers_) {
-    if (worker.standing != Standing::kCandidate || !is_leaving(worker)) continue;
-    worker.standing = Standing::kDismissed;
+    if (worker.status != WorkerState::kCandidate || !is_leaving(worker)) continue;
+    worker.status = WorkerState::kDismissed;
     tell(id, End{});
   }
 }
@@ -151,7 +151,7 @@ void Coordinator::dismiss_candidates() {
 void Coordinator::begin_change(TimePoint now) {
   change_ = Change{.number = ++changes_, .since = now};
   for (auto& [id, worker] : workers_) {
-    if (worker.standing != Standing::kMember) continue;
+    if (worker.status != WorkerState::kMember) continue;
     worker.begun.reset();
     tell(id, Prepare{changes_, wanted_});
   }
@@ -160,7 +160,7 @@ void Coordinator::begin_change(TimePoint now) {
 void Coordinator::try_target(TimePoint now) {
   Commit highest = 0;
   for (const auto& [id, worker] : workers_) {
-    if (worker.standing != Standing::kMember) continue;
+    if (worker.status != WorkerState::kMember) continue;
     if (!worker.begun) return;
     highest = std::max(highest, *worker.begun);
   }
@@ -171,8 +171,8 @@ void Coordinator::try_target(TimePoint now) {
   complete_since_.reset();
   clear_answers();
   for (auto& [id, worker] : workers_) {
-    if (worker.standing == Standing::kMember) tell(id, *change_->target);
-    if (worker.standing == Standing::kCandidate) ask(id, worker, "a change in order");
+    if (worker.status == WorkerState::kMember) tell(id, *change_->target);
+    if (worker.status == WorkerState::kCandidate) ask(id, worker, "a change in order");
   }
 }
 
@@ -184,9 +184,9 @@ std::vector<WorkerId> Coordinator::named_to_leave() const {
   int join = 0;
   for (const auto& [id, worker] : workers_) {
     const bool leaving = is_leaving(worker);
-    if (worker.standing == Standing::kMember) {
+    if (worker.status == WorkerState::kMember) {
       leaving ? leavers.push_back(id) : void(++stay);
-    } else if (worker.standing == Standing::kCandidate && !worker.late && !leaving) {
+    } else if (worker.status == WorkerState::kCandidate && !worker.late && !leaving) {
       ++join;
     }
   }
@@ -203,8 +203,8 @@ TimePoint Coordinator::next_check(TimePoint now) const {
     if (deadline > now) next = std::min(next, deadline);
   };
   for (const auto& [id, worker] : workers_) {
-    if (worker.standing == Standing::kStarting) consider(worker.since, Limit::kStart);
-    if (worker.standing == Standing::kLost) consider(worker.since, Limit::kFence);
+    if (worker.status == WorkerState::kStarting) consider(worker.since, Limit::kStart);
+    if (worker.status == WorkerState::kLost) consider(worker.since, Limit::kFence);
     if (!needs_answer(worker)) continue;
     if (!worker.watched) return now;  // its silence counts from the first ping
     consider(worker.heard, Limit::kSilence);

@@ -83,8 +83,9 @@ void Member::failed(std::optional<WorkerId> accused, std::string cause) {
   tell(Failed{generation_, accused, std::move(cause)});
 }
 
-void Member::threw(Commit commit, std::string cause) {
-  if (generation_ > 0 && phase_ != Phase::kOver) tell(Threw{generation_, commit, std::move(cause)});
+void Member::report_exception(Commit commit, std::string cause) {
+  if (generation_ > 0 && phase_ != Phase::kOver)
+    tell(ProgramFailed{generation_, commit, std::move(cause)});
 }
 
 void Member::at_end() {

@@ -88,7 +88,7 @@ class Member {
   void failed(std::optional<WorkerId> accused, std::string cause);
   /// To be called when an exception has left the program. Ignored before the first generation.
   /// @param commit the last commit of the program
-  void threw(Commit commit, std::string cause);
+  void report_exception(Commit commit, std::string cause);
   /// To be called when the program's function has returned. Ignored if the generation has failed
   /// meanwhile: the function is then called again.
   /// @pre phase() is kRunning, kLeaving or kFailed

@@ -64,10 +64,10 @@ struct Write {
     out.varint(begun.commit);
   }
   void operator()(const Pong&) const {}
-  void operator()(const Threw& threw) const {
-    out.varint(threw.generation);
-    out.varint(threw.commit);
-    put_text(out, threw.cause);
+  void operator()(const ProgramFailed& failed) const {
+    out.varint(failed.generation);
+    out.varint(failed.commit);
+    put_text(out, failed.cause);
   }
 
   void operator()(const Reset& reset) const {
@@ -166,10 +166,10 @@ ToCoordinator read_to_coordinator(Reader& in, std::uint8_t kind) {
     case 6:
       return Pong{};
     case 7: {
-      Threw threw{.generation = number(in, "generation")};
-      threw.commit = number(in, "commit");
-      threw.cause = in.text("cause", kMaxTextBytes);
-      return threw;
+      ProgramFailed failed{.generation = number(in, "generation")};
+      failed.commit = number(in, "commit");
+      failed.cause = in.text("cause", kMaxTextBytes);
+      return failed;
     }
     default:
       in.fail("kind", text("unknown, got ", kind));

@@ -83,11 +83,11 @@ struct Pong {
 };
 
 /// An exception has left the program's function on this worker, and its process ends.
-struct Threw {
+struct ProgramFailed {
   Generation generation = 0;
   Commit commit = 0;  ///< the last one of the worker
   std::string cause = {};
-  friend bool operator==(const Threw&, const Threw&) = default;
+  friend bool operator==(const ProgramFailed&, const ProgramFailed&) = default;
 };
 
 // Coordinator to worker.
@@ -147,7 +147,7 @@ struct Refused {
 };
 
 // The alternatives' positions travel on the wire: append only.
-using ToCoordinator = std::variant<Join, Ready, Synced, Failed, AtEnd, Begun, Pong, Threw>;
+using ToCoordinator = std::variant<Join, Ready, Synced, Failed, AtEnd, Begun, Pong, ProgramFailed>;
 using ToWorker = std::variant<Reset, Assign, Go, Prepare, Target, End, Ping, Refused>;
 
 inline constexpr std::size_t kMaxAddressBytes = 4096;

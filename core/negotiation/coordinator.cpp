@@ -244,7 +244,7 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, const BatchesAhead&
   fail_stalled(now, plan);
   fail_deadlocked(now, plan);
   if (!departures_.none()) fail_for_shutdown(plan);
-  if (join_failure_) fail_what_counts_on_joined(plan);
+  if (join_failure_) fail_operations_without_joined_ranks(plan);
   if (table_.anything_ready()) plan_ready(now, ahead, plan);
   if (repeated_.learning()) repeated_.learn(plan, table_.pending().empty());
   if (!table_.anything_ready()) plan.shutdown = departures_.announce_end();
@@ -255,7 +255,7 @@ std::optional<wire::Plan> Coordinator::decide(TimePoint now, const BatchesAhead&
   return plan;
 }
 
-ReadyTable::GoesOnGathering Coordinator::gathering_while(const BatchesAhead& ahead) const {
+ReadyTable::KeepGathering Coordinator::keep_gathering_while(const BatchesAhead& ahead) const {
   if (!ahead) return {};
   return [this, &ahead](const FusionSort& sort, std::int64_t bytes) {
     return bytes < options_.fusion_threshold &&
@@ -369,13 +369,13 @@ void Coordinator::fail_deadlocked(TimePoint now, wire::Plan& plan) {
 void Coordinator::fail_for_shutdown(wire::Plan& plan) {
   std::vector<std::pair<PendingRef, Status>> ended;
   for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor) {
-    if (auto status = hopeless(*tensor)) ended.emplace_back(tensor, std::move(*status));
+    if (auto status = why_never_complete(*tensor)) ended.emplace_back(tensor, std::move(*status));
   }
   for (const auto& [tensor, status] : ended) fail(tensor, status, plan);
 }
 
 // A failed join undoes the joins of its ranks, so operations can no longer do without these ranks.
-void Coordinator::fail_what_counts_on_joined(wire::Plan& plan) {
+void Coordinator::fail_operations_without_joined_ranks(wire::Plan& plan) {
   const Status cause = *std::exchange(join_failure_, std::nullopt);
   std::vector<PendingRef> ended;
   for (PendingRef tensor = table_.pending().begin(); tensor != table_.pending().end(); ++tensor) {
@@ -393,7 +393,7 @@ void Coordinator::fail_what_counts_on_joined(wire::Plan& plan) {
 
 // The reason why the operation can never be complete, if any: a rank that has left did not submit
 // it or another member of its group.
-std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
+std::optional<Status> Coordinator::why_never_complete(const PendingTensor& tensor) const {
   const bool group_lacks_member =
       tensor.held &&
       tensor.groups.front()->seen.size() < static_cast<std::size_t>(tensor.groups.front()->size);
@@ -422,10 +422,10 @@ std::optional<Status> Coordinator::hopeless(const PendingTensor& tensor) const {
 // Returns the ready tensors that can run, in canonical order. Fails the others.
 std::vector<PendingRef> Coordinator::extract_valid(const BatchesAhead& ahead, wire::Plan& plan) {
   std::vector<PendingRef> valid;
-  const ReadyTable::GoesOnGathering goes_on = gathering_while(ahead);
+  const ReadyTable::KeepGathering keep_gathering = keep_gathering_while(ahead);
   // A failed tensor may make held members of its group ready, so extract until no tensor is ready.
   for (;;) {
-    const std::vector<PendingRef> taken = table_.extract_ready(goes_on);
+    const std::vector<PendingRef> taken = table_.extract_ready(keep_gathering);
     if (taken.empty()) break;
     for (const PendingRef tensor : taken) {
       if (const auto fault = fault_of(*tensor)) {

@@ -196,7 +196,7 @@ class Coordinator {
   bool accept_by_shortcut(const wire::Report&);
   void flush_shortcut(TimePoint now);
   std::optional<wire::Plan> repeat_plan(TimePoint now, const BatchesAhead&);
-  ReadyTable::GoesOnGathering gathering_while(const BatchesAhead&) const;
+  ReadyTable::KeepGathering keep_gathering_while(const BatchesAhead&) const;
   bool may_hold_back_repeated(const BatchesAhead&) const;
   void accept_hit(const Source&, std::uint32_t slot, std::uint64_t ordinal, wire::Stamp);
   void accept_request(const Source&, Submitters, wire::Request);
@@ -212,8 +212,8 @@ class Coordinator {
   void fail_stalled(TimePoint now, wire::Plan&);
   void fail_deadlocked(TimePoint now, wire::Plan&);
   void fail_for_shutdown(wire::Plan&);
-  void fail_what_counts_on_joined(wire::Plan&);
-  std::optional<Status> hopeless(const PendingTensor&) const;
+  void fail_operations_without_joined_ranks(wire::Plan&);
+  std::optional<Status> why_never_complete(const PendingTensor&) const;
   void plan_ready(TimePoint now, const BatchesAhead&, wire::Plan&);
   std::vector<PendingRef> extract_valid(const BatchesAhead&, wire::Plan&);
   void plan_batches(const std::vector<PendingRef>&, wire::Plan&);

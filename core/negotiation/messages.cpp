@@ -305,12 +305,12 @@ ReplayUpdate read_replay_update(Reader& in) {
   return update;
 }
 
-void write_moment(Writer& out, const Moment& moment) {
-  out.varint(moment.plan);
-  out.varint(moment.position);
+void write_sequence_position(Writer& out, const SequencePosition& sequence_position) {
+  out.varint(sequence_position.plan);
+  out.varint(sequence_position.position);
 }
 
-Moment read_moment(Reader& in) {
+SequencePosition read_sequence_position(Reader& in) {
   const std::uint64_t plan = in.varint("plan", kAnyNumber);
   return {plan, in.varint("position", kMaxSize)};
 }
@@ -319,7 +319,7 @@ WaitQuestion read_wait_question(Reader& in) {
   WaitQuestion question;
   question.question = in.varint("question", kAnyNumber);
   question.limit_ms = in.varint("limit", kMaxInt);
-  question.moment = read_moment(in);
+  question.sequence_position = read_sequence_position(in);
   question.request = read_request(in);
   return question;
 }
@@ -327,7 +327,7 @@ WaitQuestion read_wait_question(Reader& in) {
 WaitProbe read_wait_probe(Reader& in) {
   WaitProbe probe;
   probe.probe = in.varint("probe", kAnyNumber);
-  probe.after = read_moment(in);
+  probe.after = read_sequence_position(in);
   probe.process_set = read_int(in, "process set");
   probe.name = in.text("name", kMaxNameBytes);
   return probe;
@@ -336,7 +336,7 @@ WaitProbe read_wait_probe(Reader& in) {
 WaitReply read_wait_reply(Reader& in) {
   WaitReply reply;
   reply.probe = in.varint("probe", kAnyNumber);
-  reply.moment = read_moment(in);
+  reply.sequence_position = read_sequence_position(in);
   reply.submitted = read_enum<std::uint8_t>(in, "submitted", 2) != 0;
   reply.activity = in.text("activity", kMaxTextBytes);
   return reply;
@@ -345,7 +345,7 @@ WaitReply read_wait_reply(Reader& in) {
 WaitAnswer read_wait_answer(Reader& in) {
   WaitAnswer answer;
   answer.question = in.varint("question", kAnyNumber);
-  answer.after = read_moment(in);
+  answer.after = read_sequence_position(in);
   answer.text = in.text("text", kMaxTextBytes);
   return answer;
 }
@@ -386,7 +386,7 @@ AnyMessage read_body(Reader& in, std::uint8_t kind) {
 
 }  // namespace
 
-Moment latest(const Moment& a, const Moment& b) noexcept {
+SequencePosition latest(const SequencePosition& a, const SequencePosition& b) noexcept {
   return {std::max(a.plan, b.plan), std::max(a.position, b.position)};
 }
 
@@ -490,7 +490,7 @@ Bytes encode(const WaitQuestion& question) {
   Writer out = start(MessageKind::kWaitQuestion);
   out.varint(question.question);
   out.varint(question.limit_ms);
-  write_moment(out, question.moment);
+  write_sequence_position(out, question.sequence_position);
   write_request(out, question.request);
   return std::move(out).take();
 }
@@ -498,7 +498,7 @@ Bytes encode(const WaitQuestion& question) {
 Bytes encode(const WaitProbe& probe) {
   Writer out = start(MessageKind::kWaitProbe);
   out.varint(probe.probe);
-  write_moment(out, probe.after);
+  write_sequence_position(out, probe.after);
   out.varint(static_cast<std::uint64_t>(probe.process_set));
   out.text(probe.name);
   return std::move(out).take();
@@ -507,7 +507,7 @@ Bytes encode(const WaitProbe& probe) {
 Bytes encode(const WaitReply& reply) {
   Writer out = start(MessageKind::kWaitReply);
   out.varint(reply.probe);
-  write_moment(out, reply.moment);
+  write_sequence_position(out, reply.sequence_position);
   out.u8(reply.submitted ? 1 : 0);
   out.text(std::string_view(reply.activity).substr(0, kMaxTextBytes));
   return std::move(out).take();
@@ -516,7 +516,7 @@ Bytes encode(const WaitReply& reply) {
 Bytes encode(const WaitAnswer& answer) {
   Writer out = start(MessageKind::kWaitAnswer);
   out.varint(answer.question);
-  write_moment(out, answer.after);
+  write_sequence_position(out, answer.after);
   out.text(std::string_view(answer.text).substr(0, kMaxTextBytes));
   return std::move(out).take();
 }

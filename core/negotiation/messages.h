@@ -350,22 +350,22 @@ struct ReplayUpdate {
 };
 
 /// A rank's position in the sequence of operations that the ranks of a process set run.
-struct Moment {
+struct SequencePosition {
   std::uint64_t plan = 0;      ///< the last plan that it has applied
   std::uint64_t position = 0;  ///< in the replays of the set, counted across all replays
-  bool reached(const Moment& other) const noexcept {
+  bool reached(const SequencePosition& other) const noexcept {
     return plan >= other.plan && position >= other.position;
   }
-  friend bool operator==(const Moment&, const Moment&) = default;
+  friend bool operator==(const SequencePosition&, const SequencePosition&) = default;
 };
 /// Takes the later value of each field.
-Moment latest(const Moment&, const Moment&) noexcept;
+SequencePosition latest(const SequencePosition&, const SequencePosition&) noexcept;
 
 /// Rank to coordinator: which ranks have not submitted this operation, which this rank waits for?
 struct WaitQuestion {
   std::uint64_t question = 0;
-  std::uint64_t limit_ms = 0;  ///< for the coordinator's answer
-  Moment moment = {};          ///< of this rank
+  std::uint64_t limit_ms = 0;               ///< for the coordinator's answer
+  SequencePosition sequence_position = {};  ///< of this rank
   Request request = {};
   friend bool operator==(const WaitQuestion&, const WaitQuestion&) = default;
 };
@@ -373,14 +373,14 @@ struct WaitQuestion {
 /// so that the operation is not mistaken for an earlier one of that name.
 struct WaitProbe {
   std::uint64_t probe = 0;
-  Moment after = {};
+  SequencePosition after = {};
   int process_set = 0;
   std::string name = {};
   friend bool operator==(const WaitProbe&, const WaitProbe&) = default;
 };
 struct WaitReply {
   std::uint64_t probe = 0;
-  Moment moment = {};         ///< of this rank
+  SequencePosition sequence_position = {};  ///< of this rank
   bool submitted = false;     ///< true: it has, and the operation waits for other ranks
   std::string activity = {};  ///< continues "rank 1 ..."; if not submitted
   friend bool operator==(const WaitReply&, const WaitReply&) = default;
@@ -389,7 +389,7 @@ struct WaitReply {
 /// reached `after`.
 struct WaitAnswer {
   std::uint64_t question = 0;
-  Moment after = {};
+  SequencePosition after = {};
   std::string text = {};  ///< continues "the operation has waited ..."
   friend bool operator==(const WaitAnswer&, const WaitAnswer&) = default;
 };

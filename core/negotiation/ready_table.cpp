@@ -324,14 +324,14 @@ void ReadyTable::join_group(PendingRef tensor, const Submitters& submitters,
   }
 }
 
-std::vector<PendingRef> ReadyTable::extract_ready(const GoesOnGathering& goes_on) {
+std::vector<PendingRef> ReadyTable::extract_ready(const KeepGathering& keep_gathering) {
   std::vector<PendingRef> taken = std::exchange(at_once_, {});
   const bool leaves_nothing = std::ranges::any_of(taken, [](PendingRef tensor) {
     return tensor->request.kind == OpKind::kJoin ||
            tensor->request.kind == OpKind::kRemoveProcessSet;
   });
   for (auto sort = gathering_.begin(); sort != gathering_.end();) {
-    if (!leaves_nothing && goes_on && goes_on(sort->first, sort->second.bytes)) {
+    if (!leaves_nothing && keep_gathering && keep_gathering(sort->first, sort->second.bytes)) {
       ++sort;
       continue;
     }

@@ -119,7 +119,7 @@ class ReadyTable {
   void drop_set(int process_set);
 
   /// Whether ready tensors of this sort, with this many bytes in total, continue to gather.
-  using GoesOnGathering = std::function<bool(const FusionSort&, std::int64_t bytes)>;
+  using KeepGathering = std::function<bool(const FusionSort&, std::int64_t bytes)>;
   /// Tensors that can be planned now, in canonical order, mismatching ones included; they leave the
   /// "ready" state but stay in the table until erase(). A member of a group is held back until its
   /// whole group is complete or one of it has failed.
@@ -128,7 +128,7 @@ class ReadyTable {
   /// returns true. Groups of several sorts do not, because their members are planned together. A
   /// ready join or removal of a process set ends all gathering, because gathering tensors may
   /// depend on joined ranks or belong to that set.
-  std::vector<PendingRef> extract_ready(const GoesOnGathering& = {});
+  std::vector<PendingRef> extract_ready(const KeepGathering& = {});
   bool anything_ready() const noexcept { return !at_once_.empty() || !gathering_.empty(); }
   /// The failure of a member of the same group, which makes this tensor fail too.
   std::optional<Status> group_failure(const PendingTensor&) const;

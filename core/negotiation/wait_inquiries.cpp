@@ -8,10 +8,11 @@ namespace hvd::control {
 void WaitInquiries::ask(int rank, const wire::WaitQuestion& question, RankSet suspects,
                         const RankSet& departed, TimePoint now) {
   const wire::Request& request = question.request;
-  // A question with another moment may be about another use of the name.
+  // A question with another position may be about another use of the name.
   const auto same = std::ranges::find_if(inquiries_, [&](const Inquiry& inquiry) {
     return inquiry.result.request.process_set == request.process_set &&
-           inquiry.result.request.name == request.name && inquiry.after == question.moment;
+           inquiry.result.request.name == request.name &&
+           inquiry.after == question.sequence_position;
   });
   if (same != inquiries_.end()) {
     same->askers.emplace_back(rank, question.question);
@@ -23,7 +24,7 @@ void WaitInquiries::ask(int rank, const wire::WaitQuestion& question, RankSet su
   inquiry.probe = ++last_probe_;
   inquiry.since = now;
   inquiry.until = now + std::chrono::milliseconds(question.limit_ms);
-  inquiry.after = inquiry.reached = question.moment;
+  inquiry.after = inquiry.reached = question.sequence_position;
   inquiry.askers = {{rank, question.question}};
   inquiry.result.request = request;
   suspects.remove(RankSet(rank));
@@ -41,7 +42,7 @@ void WaitInquiries::accept(int source, const wire::WaitReply& reply) {
   const auto found = std::ranges::find(inquiries_, reply.probe, &Inquiry::probe);
   if (found == inquiries_.end() || !contains(found->result.unanswered, source)) return;
   found->result.unanswered.remove(RankSet(source));
-  found->reached = latest(found->reached, reply.moment);
+  found->reached = latest(found->reached, reply.sequence_position);
   if (!reply.submitted) found->result.missing[source] = reply.activity;
 }
 

@@ -68,8 +68,8 @@ class WaitInquiries {
     std::uint64_t probe = 0;
     TimePoint since{};
     TimePoint until{};
-    wire::Moment after = {};    ///< of the first rank that asked
-    wire::Moment reached = {};  ///< the latest of the ranks that replied
+    wire::SequencePosition after = {};    ///< of the first rank that asked
+    wire::SequencePosition reached = {};  ///< the latest of the ranks that replied
     std::vector<std::pair<int, std::uint64_t>> askers = {};  ///< ranks and their questions
     Result result = {};
   };

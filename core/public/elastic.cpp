@@ -255,7 +255,7 @@ void Worker::run() {
 /// Ends a process that the job no longer needs: a spare, or a worker that leaves with its host. The
 /// program must not continue as if its function had returned.
 void Worker::end_unfinished() {
-  HVD_LOG(kInfo) << "the elastic job has ended, or needs this process no more";
+  HVD_LOG(kInfo) << "the elastic job has ended or no longer needs this process";
   upkeep_.stop();
   std::exit(EXIT_SUCCESS);
 }
@@ -321,7 +321,7 @@ void Worker::form(const member::Form& form) {
     link_->synced(form.assign.generation, state_.summary());
     reach(Stage::kSynced);
   } catch (const std::exception& error) {
-    if (own_error_) link_->threw(assign_.state.commit, error.what());
+    if (own_error_) link_->report_exception(assign_.state.commit, error.what());
     if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) throw;
     report(error);
   }
@@ -356,7 +356,8 @@ void Worker::connect(const member::Form& form) {
                                                          .size = static_cast<int>(ranks.size()),
                                                          .interruption = interruption}));
   const auto end = [runtime](const std::string& cause) {
-    runtime->fail_soon({StatusCode::kPeerLost, "the elastic job forms anew: " + cause, -1});
+    runtime->fail_soon(
+        {StatusCode::kPeerLost, "the elastic job is forming a new generation: " + cause, -1});
   };
   link_->set_interrupt(end);
   if (link_->over()) end(change_.cause);
@@ -377,7 +378,7 @@ void Worker::receive_state(const member::Assign& assign) {
           : add_process_set(std::move(ranks), {.by_members = true, .name = "hvd.elastic.state"});
   if (!hand_over(state_, root, set)) {
     // The coordinator will detect that this rank's state differs from the others', and replace it.
-    HVD_LOG(kError) << "the state from rank " << root << " has arrived with another checksum";
+    HVD_LOG(kError) << "the state received from rank " << root << " has a wrong checksum";
   }
   if (!all) remove_process_set(set);
 }
@@ -419,7 +420,7 @@ void Worker::enter() {
     report(error);
   } catch (const std::exception& error) {
     if (!ended(error)) {
-      link_->threw(state_.commits, error.what());
+      link_->report_exception(state_.commits, error.what());
       throw;
     }
     report(error);
@@ -451,7 +452,7 @@ void run_once(State::Impl& state, const std::function<void()>& function,
     state.take();
     if (!hand_over(state, 0, ProcessSet())) {
       throw Error(
-          "hvd::elastic::run: the state from rank 0 has arrived with another checksum; test the "
+          "hvd::elastic::run: the state received from rank 0 has a wrong checksum; test the "
           "memory and the network of the host");
     }
     state.go_back();

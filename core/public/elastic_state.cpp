@@ -40,7 +40,7 @@ void State::Impl::prepare(bool goes_on) const {
     throw;
   } catch (const Error& error) {
     if (goes_on) throw;
-    HVD_LOG(kInfo) << "the commit at which the members change has not happened here: "
+    HVD_LOG(kInfo) << "this rank has not committed, because the members of the elastic job change: "
                    << error.what();
     throw GenerationOver("the members of the elastic job change");
   }
@@ -123,7 +123,7 @@ State& State::track_memory(std::string_view name, std::string_view kind,
                      if (bytes == memory.size()) return memory;
                      throw Error(text("hvd::elastic: '", title, "' has ", memory.size(),
                                       " bytes here, and ", bytes,
-                                      " in the state that was handed over; start the same program "
+                                      " in the received state; start the same program "
                                       "everywhere"));
                    }});
   return *this;
@@ -140,7 +140,7 @@ State& State::track_resizable(std::string_view name, std::size_t element,
                  if (bytes % element == 0) return resize(bytes / element);
                  throw Error(text("hvd::elastic: '", title, "' has elements of ", element,
                                   " bytes here, and ", bytes,
-                                  " bytes in the state that was handed over; start the same "
+                                  " bytes in the received state; start the same "
                                   "program everywhere"));
                }});
   return *this;

@@ -29,8 +29,8 @@ std::optional<WorkerIdentity> take_identity() {
   const bool valid = descriptor && worker && *worker > 0 && is_stream_socket(*descriptor);
   if (!valid) {
     HVD_LOG(kWarning) << "HVD_MEMBER_SOCKET=" << socket << ", HVD_WORKER_ID=" << id
-                      << " are not those of hvdrun's agent, so this process is no worker of an "
-                         "elastic job; only a process that hvdrun starts can be one";
+                      << " are not those of hvdrun's agent, so this process is not a worker of "
+                         "an elastic job; only a process that hvdrun starts can be one";
   } else {
     ::fcntl(*descriptor, F_SETFD, FD_CLOEXEC);
   }

@@ -306,7 +306,7 @@ std::shared_ptr<Runtime> make_runtime(Context& process, const RuntimeOptions& op
   }
   HVD_LOG(kInfo) << "initialised: rank " << topology.rank << " of " << topology.size
                  << ", local rank " << topology.local_rank << " of " << topology.local_size
-                 << ", met at " << job.init_method << ", controller " << job.controller << ", "
+                 << ", rendezvous " << job.init_method << ", controller " << job.controller << ", "
                  << describe(created->progress_policy(), topology.local_size);
   process.dump_signal.emplace(*created);
   // hvdrun detects the end of a worker of an elastic job and finds its cause.
@@ -327,7 +327,8 @@ std::shared_ptr<Runtime> current_runtime() {
   auto runtime = runtime_or_null();
   if (!runtime && elastic_options()) {
     if (context().in_elastic_run.load())
-      throw PeerLostError("the elastic job forms anew: the last generation has ended", -1);
+      throw PeerLostError("the elastic job is forming a new generation: the last one has ended",
+                          -1);
     throw UsageError(
         "this process is a worker of an elastic job, which has no rank and no size before "
         "hvd::elastic::run(); use them, and collectives, in the function of run()");

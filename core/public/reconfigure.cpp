@@ -184,7 +184,7 @@ bool may_use_memory(const ProcessIdentity& process,
   const bool arrived = std::ranges::any_of(members, [&](const auto& member) {
     return member.process.boot == boot_id() && same(process, member.process);
   });
-  return !arrived && !ProcessWatch(process).ended() && !host::runs_no_more(process);
+  return !arrived && !ProcessWatch(process).ended() && !host::has_exited(process);
 }
 
 /// Decodes and checks the arguments. @return the members by rank

@@ -104,8 +104,8 @@ class MessageWork : public Work {
   }
   bool progress() final;
   bool moved() const noexcept final { return moved_; }
-  std::optional<Headway> headway() const noexcept final {
-    return Headway{moves_, messages_->requests().awaited()};
+  std::optional<ProgressCount> progress_count() const noexcept final {
+    return ProgressCount{moves_, messages_->requests().awaited()};
   }
 
  protected:

@@ -247,8 +247,8 @@ int run_agent() {
   const auto order = read_host_order(STDIN_FILENO, kOrderTimeoutMs);
   if (!order) {
     throw LaunchError(ExitCode::kUsage,
-                      "--agent is for hvdrun's own use: expected its order at standard input, got "
-                      "something else or no bytes; is the hvdrun on this host of another version?");
+                      "--agent is for hvdrun's own use: expected an order on standard input, got "
+                      "other data or none; install the same version of hvdrun on every host");
   }
   for (const auto& [name, value] : order->variables) ::setenv(name.c_str(), value.c_str(), 1);
   if (!order->folder.empty()) {

@@ -350,8 +350,7 @@ void ElasticAgent::step() {
 /// waits only until no thread of the process runs.
 void ElasticAgent::check_killed(Slot& slot) {
   const pid_t pid = slot.worker->pid();
-  if (pid > 0 &&
-      !host::runs_no_more({.pid = pid, .pid_namespace = current_process().pid_namespace}))
+  if (pid > 0 && !host::has_exited({.pid = pid, .pid_namespace = current_process().pid_namespace}))
     return;
   slot.killed = false;
   slot.member->read_all();

@@ -35,9 +35,9 @@ std::pair<double, double> parse_cooldown(const std::vector<std::string>& given) 
                          join_text(given, " "), "'"));
 }
 
-void read_discovery(const ElasticWords& words, ElasticOptions& options) {
-  options.discovery = shell_split(words.discovery);
-  const auto slots = parse_count("--slots", words.slots, 1);
+void read_discovery(const ElasticOptionTexts& texts, ElasticOptions& options) {
+  options.discovery = shell_split(texts.discovery);
+  const auto slots = parse_count("--slots", texts.slots, 1);
   if (slots && options.discovery.empty()) {
     throw LaunchError(ExitCode::kUsage,
                       "--slots is for --host-discovery-script; with -H and --hostfile give each "
@@ -48,27 +48,27 @@ void read_discovery(const ElasticWords& words, ElasticOptions& options) {
 
 }  // namespace
 
-bool selects_elastic(const ElasticWords& words) {
-  return !words.least.empty() || !words.most.empty() || !words.spares.empty() ||
-         !words.most_resets.empty() || !words.discovery.empty();
+bool selects_elastic(const ElasticOptionTexts& texts) {
+  return !texts.least.empty() || !texts.most.empty() || !texts.spares.empty() ||
+         !texts.most_resets.empty() || !texts.discovery.empty();
 }
 
-ElasticOptions make_elastic_options(const ElasticWords& words, int np) {
+ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, int np) {
   ElasticOptions options;
-  const auto least = parse_count("--min-np", words.least, 1);
-  const auto most = parse_count("--max-np", words.most, 1);
+  const auto least = parse_count("--min-np", texts.least, 1);
+  const auto most = parse_count("--max-np", texts.most, 1);
   options.least = least.value_or(np);
   options.most = most.value_or(np);
-  options.spares = parse_count("--spares", words.spares, 0).value_or(0);
-  options.most_resets = parse_count("--reset-limit", words.most_resets, 0);
+  options.spares = parse_count("--spares", texts.spares, 0).value_or(0);
+  options.most_resets = parse_count("--reset-limit", texts.most_resets, 0);
   options.most_failures =
-      parse_count("--failure-limit", words.most_failures, 0).value_or(options.most_failures);
-  options.timeout_s = parse_seconds(words.timeout);
-  options.heartbeat_s = parse_seconds(words.heartbeat);
-  options.window_s = parse_seconds(words.window);
-  options.change_s = parse_seconds(words.change);
-  if (!words.cooldown.empty()) options.cooldown_s = parse_cooldown(words.cooldown);
-  read_discovery(words, options);
+      parse_count("--failure-limit", texts.most_failures, 0).value_or(options.most_failures);
+  options.timeout_s = parse_seconds(texts.timeout);
+  options.heartbeat_s = parse_seconds(texts.heartbeat);
+  options.window_s = parse_seconds(texts.window);
+  options.change_s = parse_seconds(texts.change);
+  if (!texts.cooldown.empty()) options.cooldown_s = parse_cooldown(texts.cooldown);
+  read_discovery(texts, options);
   if (least && most && *least > *most) {
     throw LaunchError(ExitCode::kUsage, text("--min-np ", *least, " is above --max-np ", *most,
                                              "; lower --min-np or raise --max-np"));
@@ -83,38 +83,38 @@ ElasticOptions make_elastic_options(const ElasticWords& words, int np) {
   return options;
 }
 
-ElasticOptions make_elastic_options(const ElasticWords& words, const NodeOptions& node) {
+ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, const NodeOptions& node) {
   for (const auto& [option, value] :
-       {std::pair("--min-np", &words.least), std::pair("--max-np", &words.most),
-        std::pair("--spares", &words.spares),
-        std::pair("--host-discovery-script", &words.discovery),
-        std::pair("--slots", &words.slots)}) {
+       {std::pair("--min-np", &texts.least), std::pair("--max-np", &texts.most),
+        std::pair("--spares", &texts.spares),
+        std::pair("--host-discovery-script", &texts.discovery),
+        std::pair("--slots", &texts.slots)}) {
     if (value->empty()) continue;
     throw LaunchError(ExitCode::kUsage,
                       text("--nnodes ", node.nodes, ":", node.most_nodes,
-                           " gives the numbers of ranks, and the nodes join by themselves; leave "
-                           "out ",
+                           " gives the numbers of ranks, and the nodes join by themselves; "
+                           "remove ",
                            option));
   }
   const int ranks = node.nodes * node.processes;
-  ElasticWords numbers = words;
+  ElasticOptionTexts numbers = texts;
   numbers.least = text(ranks);
   numbers.most = text(node.most_nodes * node.processes);
   return make_elastic_options(numbers, ranks);
 }
 
-void refuse_elastic_settings(const ElasticWords& words) {
-  const std::string cooldown = join_text(words.cooldown, " ");
+void refuse_elastic_settings(const ElasticOptionTexts& texts) {
+  const std::string cooldown = join_text(texts.cooldown, " ");
   for (const auto& [option, value] :
-       {std::pair("--failure-limit", &words.most_failures),
-        std::pair("--elastic-timeout", &words.timeout), std::pair("--heartbeat", &words.heartbeat),
-        std::pair("--join-window", &words.window), std::pair("--change-patience", &words.change),
-        std::pair("--slots", &words.slots), std::pair("--blacklist-cooldown-range", &cooldown)}) {
+       {std::pair("--failure-limit", &texts.most_failures),
+        std::pair("--elastic-timeout", &texts.timeout), std::pair("--heartbeat", &texts.heartbeat),
+        std::pair("--join-window", &texts.window), std::pair("--change-patience", &texts.change),
+        std::pair("--slots", &texts.slots), std::pair("--blacklist-cooldown-range", &cooldown)}) {
     if (value->empty()) continue;
     throw LaunchError(ExitCode::kUsage,
                       text(option,
                            " is for elastic jobs; add --min-np N, the least number of "
-                           "ranks, or leave it out"));
+                           "ranks, or remove it"));
   }
 }
 

@@ -31,26 +31,26 @@ struct ElasticOptions {
 };
 
 /// The values of the options as text. Empty: not given.
-struct ElasticWords {
+struct ElasticOptionTexts {
   std::string least = {}, most = {}, spares = {}, most_resets = {}, most_failures = {},
               timeout = {}, heartbeat = {}, window = {}, change = {}, discovery = {}, slots = {};
   std::vector<std::string> cooldown = {};
 };
 
 /// Whether one of the options that select an elastic job is given.
-bool selects_elastic(const ElasticWords& words);
+bool selects_elastic(const ElasticOptionTexts& texts);
 
 /// Without --min-np and --max-np, each is -np.
 /// @param np the ranks to start with
 /// @throws LaunchError (kUsage) that names the option
-ElasticOptions make_elastic_options(const ElasticWords& words, int np);
+ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, int np);
 
 /// The options of a job whose number of nodes is a range (--nnodes A:B), which determines the
 /// numbers of ranks. @throws LaunchError (kUsage) that names the option
-ElasticOptions make_elastic_options(const ElasticWords& words, const NodeOptions& node);
+ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, const NodeOptions& node);
 
 /// @throws LaunchError (kUsage) if an option is given that has an effect in an elastic job only, or
 /// with --host-discovery-script only
-void refuse_elastic_settings(const ElasticWords& words);
+void refuse_elastic_settings(const ElasticOptionTexts& texts);
 
 }  // namespace hvd::launcher

@@ -38,13 +38,13 @@ std::string named_mpirun() { return environment_variable("HVD_MPIRUN").value_or(
 ControllerChoice controller_of_elastic(const std::string& needs_mpi) {
   if (!needs_mpi.empty()) {
     throw LaunchError(ExitCode::kUsage, text("an elastic job runs without MPI, but ", needs_mpi,
-                                             "; leave out --min-np, --max-np, --spares and "
+                                             "; remove --min-np, --max-np, --spares and "
                                              "--reset-limit"));
   }
   if (const std::string problem = ucx_problem(); !problem.empty()) {
     throw LaunchError(ExitCode::kUsage,
                       text("an elastic job needs UCX, but ", problem,
-                           "; install it (libucx0), or leave out --min-np, --max-np, --spares and "
+                           "; install it (libucx0), or remove --min-np, --max-np, --spares and "
                            "--reset-limit"));
   }
   return {Controller::kUcx, "the job is elastic"};
@@ -226,7 +226,7 @@ LaunchPlan make_launch_plan(const LaunchOptions& options) {
         ExitCode::kUsage,
         text("--max-restarts is for ranks that hvdrun starts itself, but mpirun starts "
              "these: ",
-             plan.controller.reason, "; leave it out, or use --controller ucx"));
+             plan.controller.reason, "; remove it, or use --controller ucx"));
   }
   require_hosts(plan);
   check_hosts_for_mpirun(plan);

@@ -83,35 +83,35 @@ Endpoint parse_endpoint(const std::string& value, int default_port) {
 }
 
 /// The address at which rank 0 serves, and this node's rank, in a job of several nodes.
-void place_node(const NodeWords& words, bool is_static, NodeOptions& node) {
+void place_node(const NodeOptionTexts& texts, bool is_static, NodeOptions& node) {
   Endpoint master;
-  if (!words.endpoint.empty()) {
-    master = parse_endpoint(words.endpoint, is_static ? 0 : kC10dPort);
+  if (!texts.endpoint.empty()) {
+    master = parse_endpoint(texts.endpoint, is_static ? 0 : kC10dPort);
   } else if (!is_static) {
     throw LaunchError(ExitCode::kUsage,
                       "--rdzv-backend c10d: expected --rdzv-endpoint HOST:PORT, the same on every "
                       "node, got none");
-  } else if (words.master_address.empty()) {
+  } else if (texts.master_address.empty()) {
     throw LaunchError(ExitCode::kUsage,
                       text("--nnodes ", node.nodes,
                            ": expected --master-addr HOST (the host of node 0) or --rdzv-endpoint "
                            "HOST:PORT, the same on every node, got neither"));
   } else {
-    if (words.master_port == "0") {
+    if (texts.master_port == "0") {
       throw LaunchError(ExitCode::kUsage,
                         text("--nnodes ", node.nodes,
                              ": expected a --master-port that is the same on every node, got '0'; "
                              "with --rdzv-backend c10d node 0 chooses a free port"));
     }
-    master.host = without_brackets(words.master_address);
-    master.port = words.master_port.empty()
+    master.host = without_brackets(texts.master_address);
+    master.port = texts.master_port.empty()
                       ? kStaticPort
-                      : parse_count("--master-port", words.master_port, 1, 65535);
+                      : parse_count("--master-port", texts.master_port, 1, 65535);
     if (!is_host(master.host)) refuse("--master-addr", "a host name or an address", master.host);
   }
   node.master_address = master.host;
   node.master_port = master.port;
-  if (words.rank.empty()) {
+  if (texts.rank.empty()) {
     node.rank.reset();
     if (!is_static) return;
     throw LaunchError(
@@ -120,45 +120,45 @@ void place_node(const NodeWords& words, bool is_static, NodeOptions& node) {
              " and different on every node, got none; with --rdzv-backend c10d the "
              "nodes distribute the ranks themselves"));
   }
-  node.rank = parse_count("--node-rank", words.rank, 0, node.nodes - 1);
+  node.rank = parse_count("--node-rank", texts.rank, 0, node.nodes - 1);
 }
 
-void check_elastic_nodes(const NodeWords& words) {
+void check_elastic_nodes(const NodeOptionTexts& texts) {
   const auto refuse_with = [&](const char* advice) {
     throw LaunchError(ExitCode::kUsage,
-                      text("--nnodes ", words.nodes, " is an elastic job: ", advice));
+                      text("--nnodes ", texts.nodes, " is an elastic job: ", advice));
   };
-  if (words.standalone) refuse_with("it has several nodes; leave out --standalone");
-  if (words.backend != "c10d")
+  if (texts.standalone) refuse_with("it has several nodes; remove --standalone");
+  if (texts.backend != "c10d")
     refuse_with(
         "expected --rdzv-backend c10d and --rdzv-endpoint HOST:PORT, the same on every node");
-  if (!words.rank.empty()) refuse_with("its ranks change; leave out --node-rank");
+  if (!texts.rank.empty()) refuse_with("its ranks change; remove --node-rank");
 }
 
 }  // namespace
 
-int parse_max_restarts(const NodeWords& words) {
-  if (words.max_restarts.empty()) return 0;
-  return parse_count("--max-restarts", words.max_restarts, 0, 1000);
+int parse_max_restarts(const NodeOptionTexts& texts) {
+  if (texts.max_restarts.empty()) return 0;
+  return parse_count("--max-restarts", texts.max_restarts, 0, 1000);
 }
 
-NodeOptions make_node_options(const NodeWords& words, const Machine& machine) {
+NodeOptions make_node_options(const NodeOptionTexts& texts, const Machine& machine) {
   NodeOptions node;
-  if (!words.nodes.empty()) parse_nodes(words.nodes, node);
-  node.processes = parse_processes(words.processes.empty() ? "1" : words.processes, machine);
-  if (!words.run_id.empty()) node.run_id = words.run_id;
-  if (!words.role.empty()) node.role = words.role;
-  if (node.nodes > 1 && !node.is_elastic() && parse_max_restarts(words) > 0) {
+  if (!texts.nodes.empty()) parse_nodes(texts.nodes, node);
+  node.processes = parse_processes(texts.processes.empty() ? "1" : texts.processes, machine);
+  if (!texts.run_id.empty()) node.run_id = texts.run_id;
+  if (!texts.role.empty()) node.role = texts.role;
+  if (node.nodes > 1 && !node.is_elastic() && parse_max_restarts(texts) > 0) {
     throw LaunchError(ExitCode::kUsage,
                       text("--max-restarts: expected 0 with --nnodes ", node.nodes,
                            ", because each hvdrun could restart the ranks of its own node only, "
                            "got '",
-                           words.max_restarts, "'"));
+                           texts.max_restarts, "'"));
   }
-  if (!words.backend.empty() && words.backend != "static" && words.backend != "c10d") {
+  if (!texts.backend.empty() && texts.backend != "static" && texts.backend != "c10d") {
     throw LaunchError(
         ExitCode::kUsage,
-        text("--rdzv-backend: expected static or c10d, got '", words.backend,
+        text("--rdzv-backend: expected static or c10d, got '", texts.backend,
              "'; with c10d the node of --rdzv-endpoint HOST:PORT serves, and no other "
              "server is needed"));
   }
@@ -168,22 +168,22 @@ NodeOptions make_node_options(const NodeWords& words, const Machine& machine) {
                       text("--nnodes and --nproc-per-node: expected at most ", kMostRanks,
                            " ranks, got ", most_nodes, " times ", node.processes));
   }
-  if (node.is_elastic()) check_elastic_nodes(words);
-  const bool is_static = words.backend != "c10d";
+  if (node.is_elastic()) check_elastic_nodes(texts);
+  const bool is_static = texts.backend != "c10d";
   if (node.nodes > 1 || node.is_elastic()) {
-    if (words.standalone) {
+    if (texts.standalone) {
       throw LaunchError(ExitCode::kUsage, text("--standalone is for one node, but --nnodes is ",
-                                               node.nodes, "; leave one of them out"));
+                                               node.nodes, "; remove one of them"));
     }
-    place_node(words, is_static, node);
+    place_node(texts, is_static, node);
     return node;
   }
-  if (!words.rank.empty()) parse_count("--node-rank", words.rank, 0, 0);
+  if (!texts.rank.empty()) parse_count("--node-rank", texts.rank, 0, 0);
   // Port 0 stands for a free one, which hvdrun chooses.
-  if (!words.standalone && is_static && !words.master_port.empty() && words.master_port != "0") {
-    node.master_address = without_brackets(words.master_address.empty() ? std::string("127.0.0.1")
-                                                                        : words.master_address);
-    node.master_port = parse_count("--master-port", words.master_port, 1, 65535);
+  if (!texts.standalone && is_static && !texts.master_port.empty() && texts.master_port != "0") {
+    node.master_address = without_brackets(texts.master_address.empty() ? std::string("127.0.0.1")
+                                                                        : texts.master_address);
+    node.master_port = parse_count("--master-port", texts.master_port, 1, 65535);
   }
   return node;
 }

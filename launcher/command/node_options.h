@@ -31,7 +31,7 @@ struct NodeOptions {
 };
 
 /// The values of torchrun's options as text. Empty: not given.
-struct NodeWords {
+struct NodeOptionTexts {
   std::string nodes = {}, processes = {}, rank = {}, master_address = {}, master_port = {},
               backend = {}, endpoint = {}, run_id = {}, role = {}, max_restarts = {};
   bool standalone = false;
@@ -44,10 +44,10 @@ struct Machine {
 };
 
 /// The value of --max-restarts; 0 if it is not given. @throws LaunchError (kUsage)
-int parse_max_restarts(const NodeWords& words);
+int parse_max_restarts(const NodeOptionTexts& texts);
 
 /// @throws LaunchError (kUsage) that names the option
-NodeOptions make_node_options(const NodeWords& words, const Machine& machine);
+NodeOptions make_node_options(const NodeOptionTexts& texts, const Machine& machine);
 
 /// Which streams of a process an option concerns: stdout, stderr.
 using Streams = std::array<bool, 2>;

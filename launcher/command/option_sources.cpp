@@ -110,7 +110,7 @@ void OptionSources::read_file(const std::string& path) {
       const std::string& given = name_of(**other);
       if (source_of(given) == kCommandLine) continue;  // it takes precedence
       refuse(source, text("'", key, "' excludes '", given, "' (", source_of(given),
-                          "); leave one of them out"));
+                          "); remove one of them"));
     }
     apply(*option, words_of(*option, entry.second, source, key), source);
     given_.insert(name_of(*option));

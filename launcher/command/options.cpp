@@ -46,8 +46,8 @@ struct RawOptions {
                                    timeline, config_file;
   std::vector<std::string> exports;
   bool no_tag = false, dry_run = false, check_build = false, version = false, print_config = false;
-  NodeWords node;
-  ElasticWords elastic;
+  NodeOptionTexts node;
+  ElasticOptionTexts elastic;
   std::string log_dir, redirects, tee, local_ranks;
   std::string ignored;
   bool module = false, no_python = false;
@@ -267,7 +267,7 @@ std::pair<std::string, std::optional<std::string>> parse_export(const std::strin
   if (is_set_by_hvdrun(name)) {
     throw LaunchError(ExitCode::kUsage,
                       text("-x ", given, ": hvdrun sets ", name,
-                           " for each rank; leave it out (-np N is the number of ranks, -H and "
+                           " for each rank; remove it (-np N is the number of ranks, -H and "
                            "--hostfile give the number for each host)"));
   }
   if (equals == std::string::npos) return {std::move(name), std::nullopt};
@@ -279,7 +279,7 @@ int parse_np(const std::optional<std::string>& given) {
   if (!given) {
     throw LaunchError(ExitCode::kUsage,
                       "expected the number of ranks, as in: hvdrun -np 2 ./train; got no -np "
-                      "(options stand before PROGRAM; what follows it is its own)");
+                      "(options go before PROGRAM; the words after it are the program's)");
   }
   const auto np = parse_number<int>(*given);
   if (!np || *np < 1 || *np > kMost) {
@@ -373,8 +373,7 @@ void read_sources(OptionSources& sources, const RawOptions& raw, const Lookup& v
 /// PYTHON_EXEC names the interpreter, as `python -m hvd` sets it.
 void add_interpreter(const RawOptions& raw, const Lookup& variable, LaunchOptions& options) {
   if (raw.module && raw.no_python) {
-    throw LaunchError(ExitCode::kUsage,
-                      "-m runs a module with Python; leave out --no-python or -m");
+    throw LaunchError(ExitCode::kUsage, "-m runs a module with Python; remove --no-python or -m");
   }
   if (options.program.empty()) return;
   const std::optional<std::string> named = variable("PYTHON_EXEC");
@@ -414,7 +413,7 @@ void read_ranks(const RawOptions& raw, const OptionSources& sources, LaunchOptio
       throw LaunchError(
           ExitCode::kUsage,
           text("-np, -H and --hostfile start ranks on several hosts, and --nproc-per-node and "
-               "torchrun's other options start those of one node; leave one of them out: --",
+               "torchrun's other options start those of one node; remove one of them: --",
                *host, " (", sources.source_of(*host), ") or --", *node, " (",
                sources.source_of(*node), ")"));
     }
@@ -437,7 +436,7 @@ void check_elastic(const LaunchOptions& options) {
   if (options.controller == Controller::kMpi || !options.mpi_args.empty()) {
     throw LaunchError(ExitCode::kUsage,
                       text("an elastic job (--min-np, --max-np, --spares, --reset-limit) runs "
-                           "without MPI, which does not survive the death of a rank; leave out ",
+                           "without MPI, which does not survive the death of a rank; remove ",
                            options.mpi_args.empty() ? "--controller mpi" : "--mpi-args"));
   }
   if (options.logs.any()) {
@@ -469,9 +468,10 @@ void read_elastic(const RawOptions& raw, const OptionSources& sources, LaunchOpt
   }
   for (const char* const hosts : {"host", "hostfile"}) {
     if (raw.elastic.discovery.empty() || !sources.is_set(hosts)) continue;
-    throw LaunchError(ExitCode::kUsage,
-                      text("--", hosts, " (", sources.source_of(hosts),
-                           ") and --host-discovery-script both name the hosts; leave out one"));
+    throw LaunchError(
+        ExitCode::kUsage,
+        text("--", hosts, " (", sources.source_of(hosts),
+             ") and --host-discovery-script both name the hosts; remove one of them"));
   }
   options.elastic = nodes ? make_elastic_options(raw.elastic, *options.node)
                           : make_elastic_options(raw.elastic, options.np);
@@ -484,13 +484,13 @@ void read_elastic(const RawOptions& raw, const OptionSources& sources, LaunchOpt
 void check_combinations(const LaunchOptions& options) {
   if (options.controller == Controller::kUcx && !options.mpi_args.empty()) {
     throw LaunchError(ExitCode::kUsage,
-                      "--mpi-args is for mpirun, which --controller ucx does not run; leave one of "
-                      "them out");
+                      "--mpi-args is for mpirun, which --controller ucx does not run; remove one "
+                      "of them");
   }
   if (options.node && options.node->nodes > 1 &&
       (options.controller == Controller::kMpi || !options.mpi_args.empty())) {
     throw LaunchError(ExitCode::kUsage,
-                      "--nnodes starts the ranks without mpirun; leave out --controller mpi and "
+                      "--nnodes starts the ranks without mpirun; remove --controller mpi and "
                       "--mpi-args, or use -np N -H h1:2,h2:2");
   }
   if (options.logs.any() && !options.hosts.empty()) {

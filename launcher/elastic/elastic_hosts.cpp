@@ -172,8 +172,8 @@ void ElasticJob::discover() {
     take_hosts(*found);
   } catch (const DiscoveryError& error) {
     if (std::exchange(discovery_problem_, error.what()) == error.what()) return;
-    output_.print_line(
-        text("--host-discovery-script: ", error.what(), "; the hosts of its last answer stay"));
+    output_.print_line(text("--host-discovery-script: ", error.what(),
+                            "; hvdrun keeps the hosts of the script's last valid output"));
   }
 }
 

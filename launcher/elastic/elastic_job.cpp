@@ -162,7 +162,7 @@ int ElasticJob::run() {
     output_.console().write(Stream::kStderr, Console::kNoOwner, bytes);
   });
   describe_deadlines();
-  tend();
+  run_coordinator();
   while (!over()) {
     alarm_.set(next_deadline());
     io_.run_one();
@@ -184,7 +184,7 @@ void ElasticJob::after_events() {
   if (output_.has_room()) server_.give_credit();
   output_.report_failures();
   reap_agents();
-  tend();
+  run_coordinator();
   on_timers();
   if (ending_ && !closed_ && workers_.empty()) end_agents();
 }
@@ -264,7 +264,7 @@ void ElasticJob::on_user_signal(int signal) {
 
 // The coordinator.
 
-void ElasticJob::tend() {
+void ElasticJob::run_coordinator() {
   if (ending_) return;
   coordinator_.check(time_now());
   carry_out();

@@ -105,7 +105,7 @@ class ElasticJob final : private RankObserver {
   std::optional<Deadline> next_deadline();
 
   // The coordinator.
-  void tend();
+  void run_coordinator();
   void carry_out();
   void deliver(const member::Deliver& deliver);
   void kill(const member::Kill& kill);

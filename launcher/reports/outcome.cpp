@@ -256,8 +256,8 @@ std::string stopped_line(const JobRecord& job, int blamed) {
   std::string line = "hvdrun: ";
   if (!followed.empty()) line += counted(job, followed) + " ended after it; ";
   if (!others.empty()) {
-    line += text("stopped the other ", counted(job, others), ", gone ", format_duration(took),
-                 " later; ");
+    line += text("stopped the other ", counted(job, others), ", which ended ",
+                 format_duration(took), " later; ");
   }
   if (!absent.empty()) line += counted(job, absent) + " had not started; ";
   return text(line, "exit code ", exit_code(job), "\n");
@@ -475,7 +475,7 @@ bool mpirun_was_killed(const JobRecord& job) {
   return job.cause == StopCause::kStarterEnded && job.starter_signal != 0;
 }
 
-std::string warning_of_lone_ranks(const JobRecord& job) {
+std::string warning_for_single_rank_jobs(const JobRecord& job) {
   const bool used = std::any_of(job.ranks.begin(), job.ranks.end(),
                                 [](const RankRecord& rank) { return rank.uses_hvd; });
   if (used || job.ranks.size() < 2) return "";
@@ -549,7 +549,7 @@ std::string final_message(const JobRecord& job) {
                                   job.starter_signal, "), not by hvdrun"));
   }
   if (all_ended_well(job)) {
-    if (!job.output_lost) return job.expects_hvd ? warning_of_lone_ranks(job) : "";
+    if (!job.output_lost) return job.expects_hvd ? warning_for_single_rank_jobs(job) : "";
     return text("hvdrun: the ranks ended well, but part of what they printed was lost; exit code ",
                 exit_code(job), "\n");
   }

@@ -159,7 +159,8 @@ TEST_F(ElasticDiscovery, AFailureIsPrintedOnceAndTheLastAnswerStands) {
   HvdrunProcess hvdrun(job({"-np", "2", "--min-np", "1"}, {"steps=600", "program=" + marker_}));
   ASSERT_TRUE(begins(hvdrun, 2, 2));
   std::filesystem::remove(folder_.path() / "hosts");
-  ASSERT_TRUE(hvdrun.wait_for("; the hosts of its last answer stay\n", 1, kTimeout));
+  ASSERT_TRUE(
+      hvdrun.wait_for("; hvdrun keeps the hosts of the script's last valid output\n", 1, kTimeout));
   ::usleep(2'300'000);
   list("a:1\nb:none\n");
   ASSERT_TRUE(hvdrun.wait_for("line 2 of its output: expected HOST", 1, kTimeout));

@@ -228,9 +228,9 @@ TEST_F(ElasticNodes, BadInputIsRefusedWithOneLine) {
        {{"--nnodes", "1:x", "--rdzv-backend", "c10d"},
         "--nnodes: expected a whole number from 1 to"},
        {c10d, "--rdzv-backend c10d: expected --rdzv-endpoint HOST:PORT"},
-       {with({"--rdzv-endpoint", "h:1", "--node-rank", "1"}), "leave out --node-rank"},
-       {with({"--rdzv-endpoint", "h:1", "--standalone"}), "leave out --standalone"},
-       {with({"--rdzv-endpoint", "h:1", "--min-np", "1"}), "leave out --min-np"},
+       {with({"--rdzv-endpoint", "h:1", "--node-rank", "1"}), "remove --node-rank"},
+       {with({"--rdzv-endpoint", "h:1", "--standalone"}), "remove --standalone"},
+       {with({"--rdzv-endpoint", "h:1", "--min-np", "1"}), "remove --min-np"},
        {with({"--rdzv-endpoint", "h:1", "--log-dir", "x"}), "use --output-filename"}});
 }
 

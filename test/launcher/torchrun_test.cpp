@@ -282,7 +282,7 @@ TEST_F(Nodes, DistributeTheirRanks) {
   const Result alone = c10d({"--start-timeout", "1"})->wait();
   EXPECT_EQ(alone.code, 69);
   EXPECT_THAT(alone.err, HasSubstr("expected 3 nodes at tcp://127.0.0.1:" + port_ +
-                                   ", and 1 have come within 1 s"));
+                                   ", but 1 joined within 1 s"));
 }
 
 /// Whether a process listens at the port.

@@ -184,8 +184,8 @@ class LocalWork final : public Work {
     return false;
   }
 
-  std::optional<Headway> headway() const noexcept override {
-    return Headway{(collective_ != nullptr ? 1U : 0U) + (share_done_ ? 1U : 0U)};
+  std::optional<ProgressCount> progress_count() const noexcept override {
+    return ProgressCount{(collective_ != nullptr ? 1U : 0U) + (share_done_ ? 1U : 0U)};
   }
 
  private:

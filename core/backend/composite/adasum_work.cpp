@@ -109,10 +109,10 @@ class AdasumWork final : public Work {
     return false;
   }
   bool moved() const noexcept override { return computed_ > 0 || (work_ && work_->moved()); }
-  std::optional<Headway> headway() const noexcept override {
+  std::optional<ProgressCount> progress_count() const noexcept override {
     // A computation does not wait for a peer.
     if (!work_) return std::nullopt;
-    return headway_of(launched_, work_->headway());
+    return progress_count_of(launched_, work_->progress_count());
   }
 
  private:

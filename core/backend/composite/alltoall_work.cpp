@@ -36,8 +36,8 @@ class SplitAlltoall final : public Work {
 
   EventPtr output_ready() const override { return work_->output_ready(); }
   bool moved() const noexcept override { return work_->moved(); }
-  std::optional<Headway> headway() const noexcept override {
-    return headway_of(exchanging_rows_ ? 2 : 1, work_->headway());
+  std::optional<ProgressCount> progress_count() const noexcept override {
+    return progress_count_of(exchanging_rows_ ? 2 : 1, work_->progress_count());
   }
 
   bool progress() override {

@@ -17,12 +17,12 @@ namespace hvd::composite {
 using Launch = std::function<std::unique_ptr<Work>(const Collective&, std::span<const std::byte> in,
                                                    std::span<std::byte> out)>;
 
-/// Returns the headway of an operation that has launched `launched` collectives, from the headway
+/// Returns the progress of an operation that has launched `launched` collectives, from the progress
 /// of the last one.
-constexpr std::optional<Headway> headway_of(std::uint64_t launched,
-                                            const std::optional<Headway>& last) noexcept {
+constexpr std::optional<ProgressCount> progress_count_of(
+    std::uint64_t launched, const std::optional<ProgressCount>& last) noexcept {
   if (!last) return std::nullopt;
-  return Headway{(launched << 32) + last->moves, last->waits_for};
+  return ProgressCount{(launched << 32) + last->moves, last->waits_for};
 }
 
 /// An alltoall with splits. Exchanges the numbers of rows, allocates the output, then exchanges the

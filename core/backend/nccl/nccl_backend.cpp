@@ -52,10 +52,10 @@ NcclChannel::~NcclChannel() {
     // A runtime that ends without shutdown() may leave a launch under way. Until it is complete,
     // NCCL allows no other call on the communicator.
     const TimePoint limit = clock_.now() + options_.finalize_timeout;
-    bool finalized = settles_before(limit);
+    bool finalized = wait_until_settled(limit);
     if (finalized) {
       library_->begin_finalize(comm_);
-      finalized = settles_before(limit);
+      finalized = wait_until_settled(limit);
     }
     finalized ? teardown_->destroy(comm_) : teardown_->abort(comm_);
   } catch (const std::exception& error) {
@@ -66,7 +66,7 @@ NcclChannel::~NcclChannel() {
 
 /// Waits for the end of the last call on the communicator. @return false: it failed or took too
 /// long
-bool NcclChannel::settles_before(TimePoint limit) {
+bool NcclChannel::wait_until_settled(TimePoint limit) {
   Health health = library_->health(comm_);
   while (health.state == CommState::kBusy && clock_.now() < limit) {
     std::this_thread::sleep_for(std::chrono::milliseconds(1));

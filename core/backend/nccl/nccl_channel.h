@@ -70,7 +70,7 @@ class NcclChannel final : public Channel {
   /// Registers this rank's fusion buffers and begins the vote.
   void begin_vote();
   void finish_vote();
-  bool settles_before(TimePoint limit);
+  bool wait_until_settled(TimePoint limit);
   bool register_buffers();
   void deregister_buffers() noexcept;
   [[noreturn]] void fail(const Health&) const;

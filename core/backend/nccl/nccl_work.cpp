@@ -46,8 +46,8 @@ class NcclWork final : public Work {
 
   EventPtr output_ready() const override { return ready_; }
   /// A call of NCCL that does not return makes no progress, which the engine limits.
-  std::optional<Headway> headway() const noexcept override {
-    return begun_ ? std::optional(Headway{}) : std::nullopt;
+  std::optional<ProgressCount> progress_count() const noexcept override {
+    return begun_ ? std::optional(ProgressCount{}) : std::nullopt;
   }
 
  private:

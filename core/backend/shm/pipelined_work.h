@@ -29,7 +29,9 @@ class PipelinedWork : public Work {
                 std::span<const std::byte> in, std::span<std::byte> out);
   bool progress() final;
   bool moved() const noexcept final { return moved_; }
-  std::optional<Headway> headway() const noexcept final { return Headway{moves_}; }
+  std::optional<ProgressCount> progress_count() const noexcept final {
+    return ProgressCount{moves_};
+  }
   bool repeats() const noexcept final { return true; }
   bool again(std::span<const std::byte> in, std::span<std::byte> out) final;
   bool may_fill_ahead() const noexcept final;

@@ -77,9 +77,9 @@ class HostStagedWork final : public Work {
     return true;
   }
   bool moved() const noexcept override { return moved_; }
-  std::optional<Headway> headway() const noexcept override {
+  std::optional<ProgressCount> progress_count() const noexcept override {
     if (done_ == pieces_.size() || !pieces_[done_].work) return std::nullopt;
-    return composite::headway_of(done_ + next_down_, pieces_[done_].work->headway());
+    return composite::progress_count_of(done_ + next_down_, pieces_[done_].work->progress_count());
   }
   EventPtr output_ready() const override { return ready_; }
 

@@ -40,7 +40,7 @@ void check(int code, std::string_view call, int peer) {
   if (code == MPI_SUCCESS) return;
   throw Error(text(call, peer != kNoPeer ? text(" with rank ", peer) : "",
                    " failed: ", error_text(code),
-                   "; the job cannot go on, look for the first error among the ranks' logs"));
+                   "; the job cannot continue; look for the first error in the ranks' logs"));
 }
 
 void CallTimer::sample(TimePoint now, std::uint64_t moves) noexcept {

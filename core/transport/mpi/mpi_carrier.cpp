@@ -130,7 +130,7 @@ std::span<const Completion> MpiRequests::test() {
     }
     check(code, "MPI_Testsome");
     if (count == MPI_UNDEFINED)
-      throw Error("mpi: messages are under way, yet MPI has no active request");
+      throw Error("mpi: messages are in progress, but MPI has no active request");
   }
   for (std::size_t index = 0; index < static_cast<std::size_t>(count); ++index) {
     const Slot& slot = slots_[static_cast<std::size_t>(done_[index])];
@@ -185,7 +185,7 @@ void MpiCarrier::require_tags_of(int process_set) const {
                    " has no message tags: with this MPI they go up to ", highest, ", enough for ",
                    (highest + 1) / kTagsPerSet,
                    " sets over its life, as numbers of removed sets are not used again; keep sets "
-                   "instead of adding them anew"));
+                   "instead of removing them and adding them again"));
 }
 
 std::optional<ProbedMessage> MpiCarrier::probe(Tag tag) {

@@ -76,7 +76,7 @@ void LifeLock::initialize() noexcept {
   ::pthread_mutexattr_destroy(&how);
 }
 
-bool runs_no_more(const ProcessIdentity& process) noexcept {
+bool has_exited(const ProcessIdentity& process) noexcept {
   try {
     if (!same_pid_namespace(process)) return false;
     const std::string folder = text("/proc/", process.pid, "/task");
@@ -155,7 +155,7 @@ class LifeWatch::Thread {
     ::pthread_mutex_unlock(&lock.mutex);
     // The process has not taken its lock yet, and may never do so.
     if (!held_before && lock.left.load(std::memory_order_seq_cst) == 0 &&
-        !runs_no_more(members_[next].process))
+        !has_exited(members_[next].process))
       return sleep(not_begun_wait());
     done_with_[next] = true;
     suspects_.push_back(next);
@@ -178,7 +178,7 @@ class LifeWatch::Thread {
       if (member.lock->left.load(std::memory_order_seq_cst) != 0 ||
           member.lock->ended.load(std::memory_order_acquire) != 0)
         return true;
-      if (!runs_no_more(member.process)) return false;
+      if (!has_exited(member.process)) return false;
       member.lock->ended.store(1, std::memory_order_seq_cst);
       notify_all_();
       return true;

@@ -27,7 +27,7 @@ struct LifeLock {
 
 /// True if every thread of the process is exiting, so that the program's code no longer runs. False
 /// where that cannot be determined.
-bool runs_no_more(const ProcessIdentity&) noexcept;
+bool has_exited(const ProcessIdentity&) noexcept;
 
 /// A thread that holds this process's lock and detects the end of another process.
 ///

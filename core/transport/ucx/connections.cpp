@@ -198,7 +198,7 @@ Worker& Connections::worker(Side side) {
 void Connections::require_resources(Status error) const {
   for (const Side side : kEverySide) {
     if (ended(side)) continue;
-    const std::string shortage = at(side).worker->take_shortage(error);
+    const std::string shortage = at(side).worker->take_resource_exhaustion(error);
     if (!shortage.empty())
       throw Error(text("ucx: rank ", members_.rank, " has reached a limit: ", shortage));
     return;

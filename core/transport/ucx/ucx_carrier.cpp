@@ -283,7 +283,7 @@ void UcxCarrier::require_tags_of(int process_set) const {
   throw Error(text("ucx: process set ", process_set, " has no message tags: there are enough for ",
                    message::kMostProcessSets,
                    " sets in a job, as numbers of removed sets are not used again; keep sets "
-                   "instead of adding them anew"));
+                   "instead of removing them and adding them again"));
 }
 
 std::optional<ProbedMessage> UcxCarrier::probe(Tag tag) {

@@ -172,7 +172,7 @@ Failure failure_of(ucs_status_t status) noexcept {
 
 void check(const Functions& f, ucs_status_t status, const char* call) {
   if (status == UCS_OK) return;
-  const std::string shortage = take_recorded_shortage(failure_of(status));
+  const std::string shortage = take_recorded_resource_exhaustion(failure_of(status));
   throw Error(text("ucx: ", call, " failed: ", f.status_string(status),
                    shortage.empty() ? "" : "; " + shortage));
 }
@@ -256,8 +256,8 @@ class UcxWorker final : public Worker {
   std::string describe(Status status) const override {
     return f_.status_string(static_cast<ucs_status_t>(status));
   }
-  std::string take_shortage(Status error) override {
-    return take_recorded_shortage(failure_of(static_cast<ucs_status_t>(error)));
+  std::string take_resource_exhaustion(Status error) override {
+    return take_recorded_resource_exhaustion(failure_of(static_cast<ucs_status_t>(error)));
   }
 
  private:
@@ -354,7 +354,7 @@ Prepared& prepared() {
 Workers open_workers(const std::string& interface, const std::string& library) {
   if (library != kSystemLibrary) return make_workers(interface, library);
   Prepared& shared = prepared();
-  static_cast<void>(take_recorded_shortage(Failure::kOfCall));  // that of an earlier job
+  static_cast<void>(take_recorded_resource_exhaustion(Failure::kOfCall));  // that of an earlier job
   std::optional<Workers> ready;
   {
     const MutexLock lock(shared.mutex);

@@ -57,7 +57,7 @@ void record_logged_error(const char* text) {
   shortage.error.store(error);
 }
 
-std::string take_recorded_shortage(Failure failure) {
+std::string take_recorded_resource_exhaustion(Failure failure) {
   Shortage& shortage = recorded();
   int error = shortage.error.load(std::memory_order_relaxed);
   if (error == 0 && failure != Failure::kOfMemory) return {};

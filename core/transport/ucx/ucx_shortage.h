@@ -20,6 +20,6 @@ enum class Failure { kInBackground, kOfCall, kOfMemory };
 /// Text for users about a recorded shortage that explains the failure, with UCX's own text; empty
 /// without one. Removes the record. kInBackground: only descriptors count. kOfMemory: UCX has
 /// returned that it has no memory, so no record is needed.
-std::string take_recorded_shortage(Failure failure);
+std::string take_recorded_resource_exhaustion(Failure failure);
 
 }  // namespace hvd::ucx

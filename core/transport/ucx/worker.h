@@ -87,7 +87,7 @@ class Worker {
   /// peer is to blame. Empty without a shortage.
   /// @param error of the call that has failed; kOk: report only shortages of UCX's background work,
   /// where no call returns an error
-  virtual std::string take_shortage(Status /*error*/) { return {}; }
+  virtual std::string take_resource_exhaustion(Status /*error*/) { return {}; }
 };
 
 /// Identifies one of a rank's workers: one for each plane and direction. See Note [Connections go

@@ -244,8 +244,8 @@ class Call {
   void check() const {
     if (job_ == jobs_left) return;
     throw UsageError(
-        "the handle is of a job that this process has left; expected one of an operation since "
-        "the last init()");
+        "the handle belongs to a job that this process has left; expected a handle that was "
+        "returned since the last init()");
   }
 
   Handle handle_;
@@ -262,8 +262,8 @@ void refuse_transform(const Tensor& tensor) {
       {c10::DispatchKey::FuncTorchBatched, c10::DispatchKey::FuncTorchGradWrapper});
   if (!tensor.defined() || !tensor.key_set().has_any(kTransforms)) return;
   throw UsageError(
-      "the tensor is one of a transform of torch.func, whose derivatives hvd does not know; "
-      "expected a plain tensor: call hvd outside of the transform");
+      "the tensor belongs to a transform of torch.func, and hvd does not support its "
+      "derivatives; expected a plain tensor: call hvd outside of the transform");
 }
 
 /// The tensors of a call that autograd does not record.

@@ -263,8 +263,8 @@ void warn_of_uneven_batches(const LoaderProgress& loader) {
   TORCH_WARN(
       "hvd: Accelerator::prepare: the loader '", loader.options().name,
       "' gives the ranks batches of different sizes (Remainder::kUneven). For training, pass "
-      "the number of samples, backward(loss, {.weight = n}), so that each sample counts "
-      "alike; otherwise each rank's mean counts alike");
+      "the number of samples, backward(loss, {.weight = n}), so that all samples have "
+      "the same weight; otherwise the means of all ranks have the same weight");
 }
 
 }  // namespace

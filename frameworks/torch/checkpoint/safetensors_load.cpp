@@ -218,8 +218,9 @@ class Loading {
     const std::string all =
         text(kLoads, ": ", file_->path(), " does not fit the tensors: ", join_text(parts, "; "));
     if (options_.strict) {
-      throw SafetensorsError(all +
-                             "; load the file of this model, or what fits with .strict = false");
+      throw SafetensorsError(
+          all +
+          "; load the file of this model, or set .strict = false to load the tensors that fit");
     }
     if (!any_) throw SafetensorsError(all + "; no tensor fits");
   }

@@ -513,7 +513,7 @@ std::function<void()> ShardedOptimizerItem::decode(std::string_view bytes) {
   const std::function<void()> change = item->decode(bytes);
   return [this, item, change] {
     change();
-    optimizer_.share_out_anew();
+    optimizer_.redistribute();
   };
 }
 
@@ -522,7 +522,7 @@ std::function<void()> ShardedOptimizerItem::decode_shards(
   const std::function<void()> change = decode_shards_into(optimizer_, shards);
   return [this, change] {
     change();
-    optimizer_.share_out_anew();
+    optimizer_.redistribute();
   };
 }
 

@@ -24,7 +24,7 @@ TrainingState& TrainingState::add(const std::string& name,
                                  [&](const Entry& entry) { return entry.name == name; });
   if (taken) {
     throw UsageError("TrainingState: the name '" + name +
-                     "' is taken; give each thing a name of its own, as in model(net, \"net2\")");
+                     "' is taken; give each item its own name, as in model(net, \"net2\")");
   }
   entries_.push_back({name, std::move(item)});
   return *this;

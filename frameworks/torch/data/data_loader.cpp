@@ -369,7 +369,8 @@ std::optional<LoaderProgress::BatchRequest> LoaderSampler::next(std::size_t batc
 }
 
 void LoaderSampler::load(torch::serialize::InputArchive& /*archive*/) {
-  throw UsageError(progress_->options().name + ": expected load() of the loader, not its sampler");
+  throw UsageError(progress_->options().name +
+                   ": expected load() to be called on the loader, got a call on its sampler");
 }
 
 void throw_stale_iterator(const std::string& loader) {

@@ -184,8 +184,8 @@ void ElasticShards::save(std::string& bytes) const {
 void ElasticShards::load(std::string_view bytes) {
   const char kind = bytes.empty() ? '\0' : bytes.front();
   if (kind != kWhole && kind != kDistributed) {
-    throw Error(text("hvd::elastic: the state of '", name_,
-                     "' that was handed over is not that of a ShardedOptimizer; start the same "
+    throw Error(text("hvd::elastic: the received state of '", name_,
+                     "' is not that of a ShardedOptimizer; start the same "
                      "program everywhere"));
   }
   restores_ = kind == kDistributed;
@@ -245,7 +245,7 @@ void ElasticShards::exchange(std::uint64_t commit, std::span<const int> leaving)
       if (!is_intact(copy)) {
         throw Error(text("hvd::elastic: the copy of rank ", from, "'s part of the state of '",
                          name_,
-                         "' has arrived with another checksum; test the memory and the "
+                         "' has a wrong checksum; test the memory and the "
                          "network of the host"));
       }
       copies.parts.emplace(from, std::make_shared<const std::string>(std::move(copy)));
@@ -276,7 +276,7 @@ Division ElasticShards::find_division() {
     // Another rank that has passed the barrier has already ended the generation.
   }
   throw elastic::StateLostError(text("hvd::elastic: the state of '", name_, "' at commit ", commit_,
-                                     " is lost: no rank has the part that was that of ",
+                                     " is lost: no rank has the part that belonged to ",
                                      rank_list(missing), " or a copy of it"));
 }
 

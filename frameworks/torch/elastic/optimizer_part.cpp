@@ -46,8 +46,8 @@ class Reader {
   }
   void copy(void* to, std::size_t size) {
     if (size > bytes_.size()) {
-      throw Error(text("hvd::elastic: the state of '", name_,
-                       "' that was handed over ends early; start the same program everywhere"));
+      throw Error(text("hvd::elastic: the received state of '", name_,
+                       "' ends early; start the same program everywhere"));
     }
     if (size > 0) std::memcpy(to, bytes_.data(), size);
     bytes_ = bytes_.subspan(size);
@@ -158,7 +158,7 @@ void load_state(Optimizer& optimizer, Reader& reader) {
                            " bytes, expected ", row.nbytes()));
         }
         reader.copy(row.mutable_data_ptr(), size);
-        tensor = lying_as(parameter, row.to(parameter.device()));
+        tensor = with_strides_of(parameter, row.to(parameter.device()));
       }
       optimizer.state()[key] = make_state(optimizer, state);
     }

@@ -119,7 +119,7 @@ Part tensor_part(const std::string& name, const torch::Tensor& tensor, bool copi
                 if (size == bytes->size()) return bytes->room();
                 throw Error(text("hvd::elastic: the tensor '", name, "' has ", bytes->size(),
                                  " bytes here, and ", size,
-                                 " in the state that was handed over; start the same program "
+                                 " in the received state; start the same program "
                                  "everywhere"));
               },
           .loaded = [bytes] { bytes->loaded(); },
@@ -356,8 +356,8 @@ TorchState& TorchState::track(std::string_view name, Sampler& sampler) {
                  if (size == sizeof *position)
                    return std::as_writable_bytes(std::span(position, 1));
                  throw Error(
-                     "hvd::elastic: the state that was handed over has no position "
-                     "of a sampler; start the same program everywhere");
+                     "hvd::elastic: the received state has no position of a sampler; start the "
+                     "same program everywhere");
                }});
   return *this;
 }
@@ -366,28 +366,29 @@ TorchState& TorchState::random(std::uint64_t seed) {
   const auto base = std::make_shared<std::uint64_t>(0);
   const auto seeds = [] { return &libtorch::CommitSeeds::instance(); };
   seeds()->begin();
-  State::track(
-      Part{.name = "seeds of commits",
-           .type = text("seed ", seed),
-           .view =
-               [base, seeds] {
-                 *base = seeds()->base();
-                 return std::as_bytes(std::span(base.get(), 1));
-               },
-           .room =
-               [base](std::size_t size) {
-                 if (size == sizeof *base) return std::as_writable_bytes(std::span(base.get(), 1));
-                 throw Error(
-                     "hvd::elastic: the state that was handed over has no position of the random "
-                     "streams; start the same program everywhere");
-               },
-           .loaded = [base, seeds] { seeds()->load_base(*base); },
-           .committed =
-               [seed, seeds](std::uint64_t commits) {
-                 using libtorch::mix;
-                 const auto own = static_cast<std::uint64_t>(rank());
-                 torch::manual_seed(mix(mix(mix(seed) ^ own) ^ seeds()->committed(commits)));
-               }});
+  State::track(Part{.name = "seeds of commits",
+                    .type = text("seed ", seed),
+                    .view =
+                        [base, seeds] {
+                          *base = seeds()->base();
+                          return std::as_bytes(std::span(base.get(), 1));
+                        },
+                    .room =
+                        [base](std::size_t size) {
+                          if (size == sizeof *base)
+                            return std::as_writable_bytes(std::span(base.get(), 1));
+                          throw Error(
+                              "hvd::elastic: the received state has no position of the random "
+                              "streams; start the same program everywhere");
+                        },
+                    .loaded = [base, seeds] { seeds()->load_base(*base); },
+                    .committed =
+                        [seed, seeds](std::uint64_t commits) {
+                          using libtorch::mix;
+                          const auto own = static_cast<std::uint64_t>(rank());
+                          torch::manual_seed(
+                              mix(mix(mix(seed) ^ own) ^ seeds()->committed(commits)));
+                        }});
   return *this;
 }
 

@@ -68,7 +68,8 @@ torch::Tensor compressed(const torch::Tensor& gradient, Compression compression)
 torch::Tensor require_rows(torch::Tensor gathered, std::int64_t rows, const Label& label) {
   if (gathered.size(0) == rows) return gathered;
   throw Error(label.str() + ": expected the gradients of " + std::to_string(rows) + " rows, got " +
-              std::to_string(gathered.size(0)) + "; a rank has called join() since");
+              std::to_string(gathered.size(0)) +
+              "; a rank has called join() since the forward pass");
 }
 
 }  // namespace

@@ -99,7 +99,7 @@ GradientSynchronizer::GradientSynchronizer(const NamedParameters& parameters,
   how.scope = libtorch::LiveOptimizers::instance().next_scope(options.process_set);
   GradientSynchronizer made(std::move(reduced), std::move(how), options.backward_passes_per_step,
                             parameters);
-  locked(*made.reducer_, &GradientReducer::leave_alone, made.reducer_);
+  locked(*made.reducer_, &GradientReducer::skip_reduction, made.reducer_);
   reducer_ = std::exchange(made.reducer_, nullptr);
   named_ = parameters;
   self_ = made.self_;

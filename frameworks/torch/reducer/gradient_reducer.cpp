@@ -95,10 +95,10 @@ GradientReducer::GradientReducer(Parameters parameters, GradientReduction how, i
   readiness_.set_units(units_.members());
 }
 
-void GradientReducer::leave_alone(const std::weak_ptr<SharedReducer>& self) {
-  if (!LonePasses::suffice(how_)) return;
-  lone_ = std::make_shared<LonePasses>(how_.wrapper, parameters_, no_sync_depth_,
-                                       readiness_.passes_per_step());
+void GradientReducer::skip_reduction(const std::weak_ptr<SharedReducer>& self) {
+  if (!SingleRankPasses::suffice(how_)) return;
+  single_rank_passes_ = std::make_shared<SingleRankPasses>(
+      how_.wrapper, parameters_, no_sync_depth_, readiness_.passes_per_step());
   hooks_.remove();
   install_hooks(self);
 }
@@ -132,9 +132,9 @@ void GradientReducer::open_device_queue() {
 }
 
 void GradientReducer::install_hooks(const std::weak_ptr<SharedReducer>& self) {
-  if (lone_) {
+  if (single_rank_passes_) {
     if (hooks_.complete_so_far()) return;
-    const auto count = [passes = lone_](std::size_t parameter) {
+    const auto count = [passes = single_rank_passes_](std::size_t parameter) {
       passes->begin_pass(parameter);
       return true;
     };
@@ -319,14 +319,14 @@ bool GradientReducer::finish_alone() {
   warn_without_gradients(any_gradient);
   check_.end_cycle(false, false, false);
   readiness_.end_cycle();
-  lone_->end_cycle();
+  single_rank_passes_->end_cycle();
   readiness_.set_reduced(true);
   return true;
 }
 
 void GradientReducer::synchronize() {
   if (reduced()) return;
-  if (lone_ && finish_alone()) return;
+  if (single_rank_passes_ && finish_alone()) return;
   dropped_in_a_row_ = 0;
   bool interruptible = false;
   try {
@@ -429,9 +429,9 @@ void GradientReducer::warn_without_gradients(bool any_gradient) {
 }
 
 void GradientReducer::discard() {
-  if (lone_ && !readiness_.in_cycle()) {
+  if (single_rank_passes_ && !readiness_.in_cycle()) {
     readiness_.end_cycle();
-    return lone_->end_cycle();
+    return single_rank_passes_->end_cycle();
   }
   if (readiness_.in_cycle()) abandon();
   end_cycle();
@@ -446,7 +446,7 @@ void GradientReducer::end_cycle() {
   readiness_.end_cycle();
   weights_.end_cycle();
   finite_.end_cycle();
-  if (lone_) lone_->end_cycle();
+  if (single_rank_passes_) single_rank_passes_->end_cycle();
   witness_.reset();
   reached_ = false;
 }
@@ -454,7 +454,7 @@ void GradientReducer::end_cycle() {
 std::uint64_t GradientReducer::gradients_version() const { return readiness_.cycles(); }
 
 bool GradientReducer::in_flight() const {
-  return readiness_.in_cycle() || (lone_ && lone_->complete());
+  return readiness_.in_cycle() || (single_rank_passes_ && single_rank_passes_->complete());
 }
 
 void GradientReducer::refuse_weight() const {
@@ -476,7 +476,7 @@ void GradientReducer::begin_pass(std::optional<std::int64_t> samples) {
 
 void GradientReducer::set_passes_per_step(int passes) {
   readiness_.set_passes_per_step(passes);
-  if (lone_) lone_->set_passes_per_step(passes);
+  if (single_rank_passes_) single_rank_passes_->set_passes_per_step(passes);
 }
 
 }  // namespace hvd::libtorch

@@ -20,10 +20,10 @@
 #include "reducer/gradient_readiness.h"
 #include "reducer/gradient_units.h"
 #include "reducer/gradient_weights.h"
-#include "reducer/lone_passes.h"
 #include "reducer/parameter_check.h"
 #include "reducer/rank_agreement.h"
 #include "reducer/reduced_parameter.h"
+#include "reducer/single_rank_passes.h"
 
 namespace hvd::libtorch {
 
@@ -87,7 +87,7 @@ class GradientReducer {
   /// If the set has one rank and the options do not change its gradients: dense gradients are final
   /// as backward leaves them, nothing is submitted, and writes to them are not detected. The hooks
   /// only count passes, which must have no weights. @param self as for install_hooks()
-  void leave_alone(const std::weak_ptr<SharedReducer>& self);
+  void skip_reduction(const std::weak_ptr<SharedReducer>& self);
   /// Hooks parameters that require grad and have no (live) hook. Call again after requires_grad or
   /// a dtype may have changed. @param self this object, which hooks lock; they do nothing after it
   /// was destroyed
@@ -109,7 +109,9 @@ class GradientReducer {
 
   bool in_flight() const;
   /// Whether every gradient is final, and synchronize() would return at once.
-  bool reduced() const { return readiness_.reduced() && !(lone_ && lone_->reached()); }
+  bool reduced() const {
+    return readiness_.reduced() && !(single_rank_passes_ && single_rank_passes_->reached());
+  }
   /// Valid between cycles, until the next one.
   const GradientUnits& units() const noexcept { return units_; }
   const std::vector<ReducedParameter>& parameters() const noexcept { return parameters_; }
@@ -169,8 +171,8 @@ class GradientReducer {
   ParameterCheck check_;
   FiniteCheck finite_;
   GradientExchange exchange_;
-  /// Not null: see leave_alone().
-  std::shared_ptr<LonePasses> lone_;
+  /// Not null: see skip_reduction().
+  std::shared_ptr<SingleRankPasses> single_rank_passes_;
   std::optional<std::size_t> witness_;  ///< first parameter of this cycle that had a gradient
   bool reached_ = false;    ///< a backward pass has run since the last cycle, even under no_sync()
   bool scattered_ = false;  ///< gradients are reduced only where this rank updates

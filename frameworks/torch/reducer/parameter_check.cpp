@@ -47,7 +47,8 @@ std::pair<torch::Tensor, torch::Tensor> without_values(std::int64_t count, torch
 }
 
 /// "rank 2 from ranks 0 and 1": the largest group of ranks that agree is treated as correct.
-std::string who_differs(const std::map<int, std::int64_t>& value_of_rank, Comparison comparison) {
+std::string differing_ranks(const std::map<int, std::int64_t>& value_of_rank,
+                            Comparison comparison) {
   std::vector<int> most, others;
   for (const auto& [candidate_rank, candidate] : value_of_rank) {
     std::vector<int> with, without;
@@ -237,7 +238,7 @@ std::string ParameterCheck::difference_at(std::size_t index) {
     for (const auto& [rank, value] : allgather_object(
              std::pair(rank(), own), {.name = scope_ + ".checksums", .process_set = set_}))
       if (value != kNoValue) value_of_rank[rank] = value;
-    return text("'", name, "' differs on ", who_differs(value_of_rank, comparison_));
+    return text("'", name, "' differs on ", differing_ranks(value_of_rank, comparison_));
   } catch (const Error& error) {
     return text("'", name, "' differs; on which ranks could not be found out: ", error.what());
   }
@@ -250,23 +251,22 @@ void ParameterCheck::throw_diverged(const std::string& difference) const {
   const std::string usual =
       cycle == 0
           ? text(
-                "broadcast_parameters() before training, or after a checkpoint was loaded on one "
-                "rank; step() of the ",
+                "a missing broadcast_parameters() before training, or after a checkpoint was "
+                "loaded on one rank; a step() of the wrapped optimizer instead of the ",
                 wrapper_,
-                ", instead of that of the optimizer it wraps. Parameters that each rank is to "
-                "have of its own belong into another optimizer, and if they are frozen, not among "
-                "the parameters that the ",
-                wrapper_, " is constructed with")
+                "'s. If parameters are to differ between ranks, give them to another optimizer; if "
+                "those are frozen, do not construct the ",
+                wrapper_, " with them")
           : text(
-                "broadcast_optimizer_state() after a checkpoint was loaded on one rank; step() of "
-                "the ",
+                "a missing broadcast_optimizer_state() after a checkpoint was loaded on one rank; "
+                "a step() of the wrapped optimizer instead of the ",
                 wrapper_,
-                ", instead of that of the optimizer it wraps; a step() or a change of the "
-                "learning rate that one rank skips; broadcast_parameters() and "
-                "broadcast_optimizer_state() from the rank that join() returns, after it");
+                "'s; a step() or a change of the learning rate that one rank skips; after join(), "
+                "a missing broadcast_parameters() and broadcast_optimizer_state() from the rank "
+                "that it returns");
   throw DivergedError(text(wrapper_, " (", scope_, "): ", after,
                            " the parameters of the ranks are not the same: ", difference,
-                           "; expected equal parameters on every rank. Often forgotten: ", usual,
+                           "; expected equal parameters on every rank. Frequent causes: ", usual,
                            ". (check_every, HVD_CHECK_EVERY)"));
 }
 

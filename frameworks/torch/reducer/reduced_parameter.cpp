@@ -555,10 +555,9 @@ void GuardedGradient::refuse_while_guarded() const {
   // writes to it increase the version.
   if (c10::impl::tls_is_dispatch_key_excluded(c10::DispatchKey::ADInplaceOrView)) return;
   throw UsageError(
-      std::string(parameter->wrapper()) + ": the gradient of '" + parameter->name() +
-      "' was asked for its data() between backward() and step(), while it is being reduced over "
-      "the ranks "
-      "(clip_grad_norm_() and clip_grad_value_() do so, and the step() of a wrapped optimizer); " +
+      std::string(parameter->wrapper()) + ": data() of the gradient of '" + parameter->name() +
+      "' was called between backward() and step(), while the ranks reduce it "
+      "(clip_grad_norm_(), clip_grad_value_() and the step() of a wrapped optimizer call it); " +
       right_order(parameter->wrapper()));
 }
 

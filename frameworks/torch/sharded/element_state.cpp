@@ -132,7 +132,7 @@ torch::Tensor with_strides(at::IntArrayRef strides, const torch::Tensor& tensor)
       .copy_(tensor.layout() == torch::kStrided ? tensor : tensor.to_dense());
 }
 
-torch::Tensor lying_as(const torch::Tensor& parameter, const torch::Tensor& tensor) {
+torch::Tensor with_strides_of(const torch::Tensor& parameter, const torch::Tensor& tensor) {
   return with_strides(strides_for(parameter), tensor);
 }
 

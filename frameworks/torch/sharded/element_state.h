@@ -43,7 +43,7 @@ inline torch::Tensor flat(const torch::Tensor& tensor) {
 torch::Tensor with_strides(at::IntArrayRef strides, const torch::Tensor& tensor);
 /// Returns `tensor` if it has the strides of strides_for(parameter), otherwise a copy with these
 /// strides.
-torch::Tensor lying_as(const torch::Tensor& parameter, const torch::Tensor& tensor);
+torch::Tensor with_strides_of(const torch::Tensor& parameter, const torch::Tensor& tensor);
 
 /// Copies `count` elements, counted in the order of memory. Neither tensor has gaps, and both have
 /// the same dtype and device. A few elements on the CPU are copied without a call of LibTorch.

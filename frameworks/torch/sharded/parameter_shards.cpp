@@ -174,9 +174,10 @@ ParameterShards::StatePtr ParameterShards::cut(const OwnPiece& piece,
   for (const torch::Tensor& tensor : whole.tensors) {
     torch::Tensor& part = own.tensors.emplace_back();
     if (!tensor.defined()) continue;
-    const torch::Tensor lying = with_strides(known_[piece.plan.parameter].elements, tensor);
+    const torch::Tensor strided = with_strides(known_[piece.plan.parameter].elements, tensor);
     const ElementRange elements = piece.plan.elements;
-    part = piece.whole ? lying.clone() : flat_part(lying, elements.begin, elements.size()).clone();
+    part =
+        piece.whole ? strided.clone() : flat_part(strided, elements.begin, elements.size()).clone();
   }
   return make_state(optimizer_, own);
 }
@@ -257,8 +258,8 @@ void ParameterShards::attach_gradients() {
       }
       part = torch::Tensor();
       if (!gradient.defined()) continue;
-      const torch::Tensor lying = lying_as(parameter, gradient);
-      if (!lying.is_same(gradient)) gradient = lying;
+      const torch::Tensor strided = with_strides_of(parameter, gradient);
+      if (!strided.is_same(gradient)) gradient = strided;
       part = flat_part(gradient, piece.plan.elements.begin, piece.plan.elements.size());
       // Only the shard's memory may outlive the gradient, so remember no other memory.
       const torch::Tensor& memory = shard.memory;

@@ -79,10 +79,10 @@ ElementState joined(const torch::Tensor& parameter, const PiecesOfOne& pieces) {
     const torch::Tensor row = torch::cat(rows);
     if (row.numel() != parameter.numel())
       throw CheckpointError("a tensor of the state exists for some elements only");
-    const torch::Tensor lying =
+    const torch::Tensor strided =
         torch::empty_strided(parameter.sizes(), pieces.front()->strides, row.options());
-    flat(lying).copy_(row);
-    tensor = lying_as(parameter, lying).to(parameter.device());
+    flat(strided).copy_(row);
+    tensor = with_strides_of(parameter, strided).to(parameter.device());
   }
   return whole;
 }

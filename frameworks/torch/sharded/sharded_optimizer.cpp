@@ -80,8 +80,7 @@ void refuse_unshardable(const Optimizer& optimizer) {
     }
   }
   if (seen.empty())
-    throw UsageError(
-        "ShardedOptimizer: the optimizer has no parameters; expected some to share out");
+    throw UsageError("ShardedOptimizer: the optimizer has no parameters; expected at least one");
 }
 
 /// The optimizer's type, its parameters and the options of its groups.
@@ -356,7 +355,7 @@ void ShardedOptimizer::encode_part(libtorch::ObjectWriter& writer) const {
   shards_->encode(writer);
 }
 
-void ShardedOptimizer::share_out_anew() {
+void ShardedOptimizer::redistribute() {
   shards_->forget_state();
   lay_out();
 }

@@ -270,7 +270,7 @@ void TrainingArguments::read_file(const std::filesystem::path& file) {
   }
   if (!root.IsMap()) {
     throw UsageError(text("TrainingArguments: ", file.native(),
-                          " holds no map; expected lines such as 'learning_rate: 0.001'"));
+                          " is not a YAML mapping; expected lines such as 'learning_rate: 0.001'"));
   }
   TrainingArguments changed = *this;
   for (const auto& line : root) {

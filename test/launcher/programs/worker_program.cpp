@@ -143,7 +143,7 @@ void Worker::have_faults(Commit commit) {
     if (fault.kind == "hang") ::pause();
     if (fault.kind == "garbage") (void)!::write(fd_, "\5\0\0\0hello", 9);
     if (fault.kind == "throw") {
-      member_.threw(commit - 1, "a test throws");
+      member_.report_exception(commit - 1, "a test throws");
       act();
       std::_Exit(3);
     }

@@ -264,7 +264,7 @@ TEST_F(Checkpoint, AfterTheLossOfTwoNeighboursTheJobLoads) {
   const Words program = {"steps=30", "sleep=2"};
   const Result disturbed =
       run_job(kFour, program, {file("two"), kill_of("rank1", 16, 0), kill_of("rank2", 16, 0)});
-  EXPECT_THAT(disturbed.err, HasSubstr("is lost: no rank has the part that was that of"));
+  EXPECT_THAT(disturbed.err, HasSubstr("is lost: no rank has the part that belonged to"));
   EXPECT_THAT(read(disturbed.out).loads, Contains(10)) << disturbed.out;
   expect_equal(disturbed, run_job(kFour, program, {file("none")}));
 }
@@ -282,7 +282,7 @@ TEST_F(Checkpoint, AStateThatIsLostIsLostAsAWhole) {
 TEST_F(Checkpoint, WithoutReplicasOneDeathIsEnough) {
   const Words program = {"steps=30", "sleep=2", "replicas=0"};
   const Result disturbed = run_job(kFour, program, {file("one"), kill_of("rank1", 16, 0)});
-  EXPECT_THAT(disturbed.err, HasSubstr("is lost: no rank has the part that was that of"));
+  EXPECT_THAT(disturbed.err, HasSubstr("is lost: no rank has the part that belonged to"));
   EXPECT_THAT(read(disturbed.out).loads, Contains(10)) << disturbed.out;
   expect_equal(disturbed, run_job(kFour, program, {file("none")}));
 }
@@ -292,7 +292,7 @@ TEST(ElasticShards, WithoutLoadTheLossOfTwoNeighboursEndsTheJob) {
       run_job({"-np", "4", "--min-np", "2"},
               {"steps=60", "sleep=2", kill_of("rank1", 16, 0), kill_of("rank2", 16, 0)});
   EXPECT_EQ(result.code, 75) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("is lost: no rank has the part that was that of"));
+  EXPECT_THAT(result.err, HasSubstr("is lost: no rank has the part that belonged to"));
   EXPECT_THAT(result.err, HasSubstr("no rank that had the state is left"));
 }
 

@@ -60,12 +60,12 @@ class InitMethodTest : public ::testing::Test {
 TEST_F(InitMethodTest, AnMpiOfOneRankInALargerJobIsWarnedOf) {
   set({{"HVD_RANK", "1"}, {"HVD_SIZE", "4"}});
   const RuntimeOptions options = with("hvdrun://abc");
-  EXPECT_EQ(warning_of_lone_mpi(choose(options), false), std::nullopt);
-  const auto warning = warning_of_lone_mpi(choose(options, true), true);
+  EXPECT_EQ(warning_for_single_rank_mpi(choose(options), false), std::nullopt);
+  const auto warning = warning_for_single_rank_mpi(choose(options, true), true);
   ASSERT_TRUE(warning);
   EXPECT_THAT(*warning, HasSubstr("MPI_COMM_WORLD has one rank, and hvd's job has 4"));
   set({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "4"}});
-  EXPECT_EQ(warning_of_lone_mpi(choose(options, true), true), std::nullopt)
+  EXPECT_EQ(warning_for_single_rank_mpi(choose(options, true), true), std::nullopt)
       << "mpirun has started the program";
 }
 

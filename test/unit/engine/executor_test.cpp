@@ -45,7 +45,7 @@ struct ChannelScript {
   bool launch_fails = false;
   bool work_fails = false;
   std::shared_ptr<FakeEvent> reduced = {};
-  std::optional<Headway> headway = {};
+  std::optional<ProgressCount> progress_count = {};
   bool has_host = false;
 };
 
@@ -66,7 +66,9 @@ class FakeWork final : public Work {
     return true;
   }
   bool repeats() const noexcept override { return script_.repeats; }
-  std::optional<Headway> headway() const noexcept override { return script_.headway; }
+  std::optional<ProgressCount> progress_count() const noexcept override {
+    return script_.progress_count;
+  }
   EventPtr output_ready() const override { return script_.reduced; }
 
  private:
@@ -470,19 +472,19 @@ TEST_F(ExecutorTest, AnAlltoallAgreesOnItsSizesInTheHostsMemoryAndIsNotStaged) {
 
 TEST_F(ExecutorTest, ABatchThatGetsNoFurtherForTooLongIsAnError) {
   queues_[0].channel.ends = false;
-  queues_[0].channel.headway = Headway{3, 1};
+  queues_[0].channel.progress_count = ProgressCount{3, 1};
   start(request("x"));
   executor_.progress();
-  executor_.check_headway(clock_.now());
+  executor_.check_progress(clock_.now());
   clock_.advance(seconds(9));
-  executor_.check_headway(clock_.now());
-  queues_[0].channel.headway = Headway{4, 1};  // slow, and not at a standstill
-  executor_.check_headway(clock_.now());
+  executor_.check_progress(clock_.now());
+  queues_[0].channel.progress_count = ProgressCount{4, 1};  // slow, and not at a standstill
+  executor_.check_progress(clock_.now());
   clock_.advance(seconds(9));
-  executor_.check_headway(clock_.now());
+  executor_.check_progress(clock_.now());
   clock_.advance(seconds(2));
   try {
-    executor_.check_headway(clock_.now());
+    executor_.check_progress(clock_.now());
     FAIL() << "no error";
   } catch (const PeerLostError& error) {
     EXPECT_EQ(error.rank(), -1) << "either end of the connection may be the cause";
@@ -495,36 +497,36 @@ TEST_F(ExecutorTest, ABatchThatGetsNoFurtherForTooLongIsAnError) {
 }
 
 TEST_F(ExecutorTest, NoLimitHoldsForABatchThatIsNotUnderWay) {
-  queues_[0].channel.headway = Headway{3, 1};
+  queues_[0].channel.progress_count = ProgressCount{3, 1};
   queues_[0].channel.ready = false;
   start(request("x"));
   for (int look = 0; look < 3; ++look) {
     executor_.progress();
-    executor_.check_headway(clock_.now());
+    executor_.check_progress(clock_.now());
     clock_.advance(seconds(100));
   }
   queues_[0].channel.ends = false;
   queues_[0].channel.ready = true;
   executor_.progress();
-  executor_.check_headway(clock_.now());  // the time begins here
+  executor_.check_progress(clock_.now());  // the time begins here
   clock_.advance(seconds(9));
-  executor_.check_headway(clock_.now());
-  queues_[0].channel.headway.reset();  // it waits for this rank's device
+  executor_.check_progress(clock_.now());
+  queues_[0].channel.progress_count.reset();  // it waits for this rank's device
   clock_.advance(seconds(100));
-  executor_.check_headway(clock_.now());
+  executor_.check_progress(clock_.now());
 }
 
 TEST_F(ExecutorTest, EachUseOfAReplayedBatchHasItsOwnTime) {
-  queues_[0].channel.headway = Headway{3, 1};
+  queues_[0].channel.progress_count = ProgressCount{3, 1};
   queues_[0].channel.repeats = true;
   const auto execution = prepare(request("x"));
   for (int use = 0; use < 5; ++use) {
     queues_[0].channel.ends = false;
     start_again(execution);
     executor_.progress();
-    executor_.check_headway(clock_.now());
+    executor_.check_progress(clock_.now());
     clock_.advance(seconds(6));
-    executor_.check_headway(clock_.now());
+    executor_.check_progress(clock_.now());
     queues_[0].channel.ends = true;
     executor_.progress();
   }

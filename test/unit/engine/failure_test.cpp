@@ -395,9 +395,10 @@ TEST_F(FailureTest, NoRankReportsThatItHasLostItself) {
   ASSERT_TRUE(run(operations, seconds(1)));
   EXPECT_EQ(operations[0].status().message,
             "lost rank 1 (host localhost): no sign of life; noticed by rank 2");
-  EXPECT_EQ(operations[1].status().message,
-            "the other ranks have lost this one, rank 1 (host localhost): no sign of life; noticed "
-            "by rank 2");
+  EXPECT_EQ(
+      operations[1].status().message,
+      "the other ranks report this rank as lost: rank 1 (host localhost): no sign of life; noticed "
+      "by rank 2");
   EXPECT_EQ(operations[1].status().rank, 1);
 }
 

@@ -57,7 +57,7 @@ TEST(Shutdown, AnEndingProcessDoesNotBlameTheOthers) {
        "lost rank 0 (host localhost): it ended with an uncaught exception: rank 1 ended", 0});
   leaving.join();
   const std::string text = ::testing::internal::GetCapturedStderr();
-  EXPECT_THAT(text, HasSubstr("the other ranks have lost this one, rank 0"));
+  EXPECT_THAT(text, HasSubstr("the other ranks report this rank as lost: rank 0"));
   EXPECT_THAT(text, ::testing::Not(HasSubstr("lost rank 0"))) << "of rank 1";
 }
 

@@ -464,7 +464,8 @@ TEST_F(CoordinatorTest, ExceptionsInARowAtTheSameOrAnEarlierCommitEndTheJob) {
     for (const WorkerId id : {a, b}) coordinator_->receive(id, loads, now_);
     for (const WorkerId id : {a, b}) synced(id, 0);
     for (const WorkerId id : {b, a})
-      coordinator_->receive(id, Threw{coordinator_->generation(), commit, "no such file"}, now_);
+      coordinator_->receive(id, ProgramFailed{coordinator_->generation(), commit, "no such file"},
+                            now_);
     if (coordinator_->outcome()) return;
     for (const WorkerId id : {a, b}) coordinator_->worker_ended(id, "exit code 1", now_);
   };

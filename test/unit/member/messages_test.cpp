@@ -24,7 +24,7 @@ const ToCoordinator kToCoordinator[] = {
     AtEnd{5},
     Begun{.change = 2, .commit = 300},
     Pong{},
-    Threw{.generation = 5, .commit = 300, .cause = "no such file"},
+    ProgramFailed{.generation = 5, .commit = 300, .cause = "no such file"},
 };
 
 const ToWorker kToWorker[] = {

@@ -18,8 +18,12 @@ using ::testing::IsEmpty;
 
 TimePoint at_ms(int millisecond) { return TimePoint(milliseconds(millisecond)); }
 
-wire::WaitQuestion question(std::uint64_t number, const std::string& name, wire::Moment moment) {
-  return {.question = number, .limit_ms = 100, .moment = moment, .request = allreduce(name)};
+wire::WaitQuestion question(std::uint64_t number, const std::string& name,
+                            wire::SequencePosition sequence_position) {
+  return {.question = number,
+          .limit_ms = 100,
+          .sequence_position = sequence_position,
+          .request = allreduce(name)};
 }
 
 /// "rank: probe 1 of 'a'" or "rank: answer 5 (3, 7): text".

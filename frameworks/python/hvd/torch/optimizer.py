@@ -71,7 +71,7 @@ class _Distribution:
             return
         self.warned = True
         warnings.warn("optimizer.step() called without optimizer.skip_synchronize() after optimizer.synchronize(). The gradients "
-                      "are not reduced again; use the context to say so", stacklevel=3)
+                      "are not reduced again; if this is intended, call step() in the context of skip_synchronize()", stacklevel=3)
 
     def reduced_loss(self, optimizer: torch.optim.Optimizer, closure: typing.Callable[[], typing.Any]) -> typing.Any:
         """Evaluates a closure, and reduces the gradients and the loss, so that all ranks make the same decisions."""

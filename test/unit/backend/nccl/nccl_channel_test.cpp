@@ -112,8 +112,8 @@ TEST_F(NcclChannelTest, WaitsForTheInputAndRecordsTheOutputOnTheDevice) {
   EXPECT_EQ(nccl_->counts(0).launches, 30);
 }
 
-// The engine fails a Work that makes no progress for HVD_STALL_SHUTDOWN, if it knows its headway.
-TEST_F(NcclChannelTest, ALaunchThatDoesNotReturnMakesNoHeadway) {
+// The engine fails a Work that makes no progress for HVD_STALL_SHUTDOWN, if the Work counts it.
+TEST_F(NcclChannelTest, ALaunchThatDoesNotReturnMakesNoProgress) {
   if (nccl_launches_on_thread()) GTEST_SKIP() << "the launch may return at any moment";
   start(2, {.busy_answers = 5});
   ASSERT_TRUE(connect(2));
@@ -123,8 +123,8 @@ TEST_F(NcclChannelTest, ALaunchThatDoesNotReturnMakesNoHeadway) {
     works.push_back(rank->channel->launch(sum(2), memory, memory));
     for (int look = 0; look < 3; ++look) {
       EXPECT_FALSE(works.back()->progress());
-      ASSERT_TRUE(works.back()->headway().has_value());
-      EXPECT_EQ(works.back()->headway().value().moves, 0U);
+      ASSERT_TRUE(works.back()->progress_count().has_value());
+      EXPECT_EQ(works.back()->progress_count().value().moves, 0U);
     }
   }
   complete(works);

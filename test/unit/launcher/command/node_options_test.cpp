@@ -13,13 +13,13 @@ using ::testing::HasSubstr;
 constexpr Machine kWithGpus = {.cpus = [] { return 6; }, .gpus = [] { return 4; }};
 constexpr Machine kWithoutGpus = {.cpus = [] { return 6; }, .gpus = [] { return 0; }};
 
-NodeOptions make(const NodeWords& words, const Machine& machine = kWithoutGpus) {
-  return make_node_options(words, machine);
+NodeOptions make(const NodeOptionTexts& texts, const Machine& machine = kWithoutGpus) {
+  return make_node_options(texts, machine);
 }
 
-std::string node_error(const NodeWords& words) {
+std::string node_error(const NodeOptionTexts& texts) {
   try {
-    make(words);
+    make(texts);
   } catch (const LaunchError& error) {
     EXPECT_EQ(error.exit_code(), 2);
     return error.what();
@@ -112,7 +112,7 @@ TEST(NodeOptions, ARangeOfNodesIsAnElasticJob) {
   EXPECT_THAT(node_error({.nodes = "1:4", .backend = "static", .endpoint = "n0:7"}),
               HasSubstr("--rdzv-backend c10d and --rdzv-endpoint"));
   EXPECT_THAT(node_error({.nodes = "1:4", .rank = "1", .backend = "c10d", .endpoint = "n0:7"}),
-              HasSubstr("leave out --node-rank"));
+              HasSubstr("remove --node-rank"));
   EXPECT_THAT(
       node_error({.nodes = "1:1000000", .processes = "2", .backend = "c10d", .endpoint = "n0:7"}),
       HasSubstr("at most 1000000 ranks, got 1000000 times 2"));

@@ -92,7 +92,7 @@ TEST(LaunchOptions, ARangeOfNodesIsAnElasticJob) {
       2);
   for (const char* const option : {"--min-np", "--max-np", "--spares", "--slots"}) {
     EXPECT_THAT(error_of(with({option, "1", "./train"})).what(),
-                HasSubstr("the nodes join by themselves; leave out " + std::string(option)));
+                HasSubstr("the nodes join by themselves; remove " + std::string(option)));
   }
 }
 
@@ -251,7 +251,7 @@ TEST(TorchrunOptions, AreNotMixedWithHvdrunsOwn) {
     Words words = {"--nproc-per-node", "2"};
     words.insert(words.end(), own.begin(), own.end());
     words.emplace_back("p");
-    EXPECT_THAT(error_of(words).what(), HasSubstr("leave one of them out"));
+    EXPECT_THAT(error_of(words).what(), HasSubstr("remove one of them"));
   }
   EXPECT_THAT(error_of({"--nnodes", "2", "--node-rank", "0", "--master-addr", "h", "--controller",
                         "mpi", "p"})

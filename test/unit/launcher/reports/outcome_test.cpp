@@ -323,7 +323,7 @@ TEST(FinalMessage, QuotesTheRanksNotice) {
   EXPECT_THAT(final_message(job), HasSubstr("        uncaught: no\n        memory\n"));
   EXPECT_THAT(final_message(job),
               HasSubstr("hvdrun: 1 rank (1) ended after it; stopped the other 1 "
-                        "rank (2), gone "));
+                        "rank (2), which ended "));
 }
 
 TEST(FinalMessage, DoesNotRepeatTheLastLines) {
@@ -419,7 +419,7 @@ TEST(FinalMessage, OfAKilledRank) {
       "        last stderr lines of rank 2:\n"
       "        | terminate called\n"
       "        |   what():  CUDA out of memory\n"
-      "hvdrun: stopped the other 3 ranks (0, 1 and 3), gone 0.09 s later; exit code 137\n");
+      "hvdrun: stopped the other 3 ranks (0, 1 and 3), which ended 0.09 s later; exit code 137\n");
 }
 
 TEST(FinalMessage, OfASingleRank) {
@@ -467,7 +467,7 @@ TEST(FinalMessage, OfALinkThatWasCut) {
 
 TEST(FinalMessage, ARankThatHadNotStartedIsNotCountedAsStopped) {
   const JobRecord job = job_of({ended(3, 1), ended(143, 2, true), RankRecord{}});
-  EXPECT_THAT(final_message(job), HasSubstr("stopped the other 1 rank (1), gone "));
+  EXPECT_THAT(final_message(job), HasSubstr("stopped the other 1 rank (1), which ended "));
   EXPECT_THAT(final_message(job), HasSubstr("later; 1 rank (2) had not started; exit code 3\n"));
 }
 

@@ -211,7 +211,7 @@ TEST_F(ArgumentsFile, BadContentIsRefused) {
   EXPECT_THAT(error("seed: [1, 2]\n"), HasSubstr("seed is '1', expected one value"));
   EXPECT_THAT(error("seed: {a: 1}\n"), HasSubstr("expected a value, not a map"));
   EXPECT_THAT(error("fp16:\n"), HasSubstr("fp16 is '', expected"));
-  EXPECT_THAT(error("- seed\n"), HasSubstr("holds no map"));
+  EXPECT_THAT(error("- seed\n"), HasSubstr("is not a YAML mapping"));
   EXPECT_THAT(error("seed: [1\n"), HasSubstr("cannot read"));
   TrainingArguments arguments;
   EXPECT_THROW(arguments.read_file(folder_.path() / "missing.yaml"), UsageError);

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <functional>
 #include <new>
 #include <optional>
@@ -253,12 +254,12 @@ TEST(LifeLock, TheEndIsSeenBeforeTheMemoryIsFree) {
 
 TEST(RunsNoMore, IsTrueOfEndedProcessesOnly) {
   ProcessIdentity own = current_process();
-  EXPECT_FALSE(runs_no_more(own));
+  EXPECT_FALSE(has_exited(own));
   own.start_time += 1;
-  EXPECT_TRUE(runs_no_more(own)) << "another process has the pid now";
+  EXPECT_TRUE(has_exited(own)) << "another process has the pid now";
   own = current_process();
   own.pid_namespace += 1;
-  EXPECT_FALSE(runs_no_more(own)) << "its end cannot be determined";
+  EXPECT_FALSE(has_exited(own)) << "its end cannot be determined";
   int pipe[2];
   ASSERT_EQ(::pipe(pipe), 0);
   const pid_t child = ::fork();
@@ -268,9 +269,9 @@ TEST(RunsNoMore, IsTrueOfEndedProcessesOnly) {
   }
   ProcessIdentity other;
   ASSERT_EQ(::read(pipe[0], &other, sizeof other), static_cast<ssize_t>(sizeof other));
-  EXPECT_TRUE(soon([&] { return runs_no_more(other); })) << "a zombie";
+  EXPECT_TRUE(soon([&] { return has_exited(other); })) << "a zombie";
   ::waitpid(child, nullptr, 0);
-  EXPECT_TRUE(runs_no_more(other));
+  EXPECT_TRUE(has_exited(other));
   ::close(pipe[0]);
   ::close(pipe[1]);
 }

@@ -84,7 +84,7 @@ struct FakeUcx {
   ucx::Status connect_answer = ucx::kOk;
   ucx::Status hello_answer = ucx::kOk;
   ucx::Status receive_answer = ucx::kOk;
-  std::string shortage = {};  ///< for the next take_shortage()
+  std::string shortage = {};  ///< for the next take_resource_exhaustion()
   /// Whether a cancelled receive ends at once.
   bool cancel_ends_receives = true;
   bool closes_complete = false;
@@ -187,7 +187,9 @@ class FakeWorker final : public ucx::Worker {
   std::string describe(ucx::Status status) const override {
     return "trouble " + std::to_string(-status);
   }
-  std::string take_shortage(ucx::Status) override { return std::exchange(ucx_->shortage, {}); }
+  std::string take_resource_exhaustion(ucx::Status) override {
+    return std::exchange(ucx_->shortage, {});
+  }
 
  private:
   static FakeUcx::Connection& of(ucx::Endpoint endpoint) {

@@ -172,21 +172,22 @@ TEST(UcxLibrary, ChangesSettingsThatTheUserHasNotSet) {
 TEST(UcxShortage, IsRecordedWithUcxsOwnText) {
   record_failed_call(ECONNRESET);
   record_logged_error("send failed: Connection reset by peer");
-  EXPECT_EQ(take_recorded_shortage(Failure::kOfCall), "") << "the peer's fault";
+  EXPECT_EQ(take_recorded_resource_exhaustion(Failure::kOfCall), "") << "the peer's fault";
   record_failed_call(EMFILE);
   record_logged_error("socket create failed: too many; see ulimit -n");
-  const std::string text = take_recorded_shortage(Failure::kInBackground);
+  const std::string text = take_recorded_resource_exhaustion(Failure::kInBackground);
   EXPECT_THAT(text, ::testing::StartsWith("this process has no file descriptor left"));
   EXPECT_THAT(text, HasSubstr("; UCX: socket create failed: too many; see ulimit -n"));
-  EXPECT_EQ(take_recorded_shortage(Failure::kOfCall), "") << "it was taken";
+  EXPECT_EQ(take_recorded_resource_exhaustion(Failure::kOfCall), "") << "it was taken";
 }
 
 TEST(UcxShortage, OfMemoryExplainsOnlyAFailedCall) {
   record_logged_error("ibv_reg_mr() failed: Cannot allocate memory");
-  EXPECT_EQ(take_recorded_shortage(Failure::kInBackground), "");
-  EXPECT_THAT(take_recorded_shortage(Failure::kOfCall),
+  EXPECT_EQ(take_recorded_resource_exhaustion(Failure::kInBackground), "");
+  EXPECT_THAT(take_recorded_resource_exhaustion(Failure::kOfCall),
               ::testing::AllOf(HasSubstr("ulimit -l"), HasSubstr("UCX: ibv_reg_mr() failed")));
-  EXPECT_THAT(take_recorded_shortage(Failure::kOfMemory), HasSubstr("gets no more memory"));
+  EXPECT_THAT(take_recorded_resource_exhaustion(Failure::kOfMemory),
+              HasSubstr("gets no more memory"));
 }
 
 TEST(UcxLibrary, ItsDescriptorsCloseOnExec) {

@@ -180,7 +180,7 @@ class ShardedOptimizer : public OptimizerWrapper {
   /// Appends this rank's part of the state to a checkpoint.
   void encode_part(libtorch::ObjectWriter& writer) const;
   /// Called after the whole state was loaded on every rank: each rank keeps its part.
-  void share_out_anew();
+  void redistribute();
   /// Called in each generation of an elastic job: resets the distribution.
   void begin_generation();
 

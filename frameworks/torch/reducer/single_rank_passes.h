@@ -23,13 +23,13 @@ UsageError graph_would_be_lost(const std::string& wrapper, const std::string& na
 /// final as backward leaves them, so that its hook only counts, without a lock.
 ///
 /// Thread-safe, but end_cycle() must not run beside a backward pass.
-class LonePasses {
+class SingleRankPasses {
  public:
   /// Whether the reduction by one rank leaves dense gradients as they are.
   static bool suffice(const GradientReduction& how);
 
-  LonePasses(const char* wrapper, std::span<const ReducedParameter> parameters,
-             std::shared_ptr<std::atomic<int>> no_sync_depth, int passes_per_step);
+  SingleRankPasses(const char* wrapper, std::span<const ReducedParameter> parameters,
+                   std::shared_ptr<std::atomic<int>> no_sync_depth, int passes_per_step);
 
   /// The hook before autograd adds to `.grad`. @throws UsageError for more passes than expected,
   /// and with create_graph

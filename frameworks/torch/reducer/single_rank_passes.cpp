@@ -1,4 +1,4 @@
-#include "reducer/lone_passes.h"
+#include "reducer/single_rank_passes.h"
 
 #include <utility>
 
@@ -22,15 +22,17 @@ UsageError graph_would_be_lost(const std::string& wrapper, const std::string& na
            "no_sync() and detach_() the gradients before step()"));
 }
 
-bool LonePasses::suffice(const GradientReduction& how) {
+bool SingleRankPasses::suffice(const GradientReduction& how) {
   const bool same_values =
       how.prescale == 1 && how.postscale == 1 && how.compression == Compression::kNone;
   const bool plain = !how.sharded && !how.reduces_changes && !how.error_if_nonfinite && !how.hook;
   return same_values && plain && how.process_set.size() == 1;
 }
 
-LonePasses::LonePasses(const char* wrapper, std::span<const ReducedParameter> parameters,
-                       std::shared_ptr<std::atomic<int>> no_sync_depth, int passes_per_step)
+SingleRankPasses::SingleRankPasses(const char* wrapper,
+                                   std::span<const ReducedParameter> parameters,
+                                   std::shared_ptr<std::atomic<int>> no_sync_depth,
+                                   int passes_per_step)
     : wrapper_(wrapper),
       no_sync_depth_(std::move(no_sync_depth)),
       passes_per_step_(passes_per_step) {
@@ -41,7 +43,7 @@ LonePasses::LonePasses(const char* wrapper, std::span<const ReducedParameter> pa
   }
 }
 
-void LonePasses::begin_pass(std::size_t parameter) {
+void SingleRankPasses::begin_pass(std::size_t parameter) {
   Counted& counted = parameters_[parameter];
   const bool counts = no_sync_depth_->load(std::memory_order_relaxed) == 0;
   if (counts && torch::GradMode::is_enabled()) throw graph_would_be_lost(wrapper_, counted.name);
@@ -55,7 +57,7 @@ void LonePasses::begin_pass(std::size_t parameter) {
   counted.passes.store(passes, std::memory_order_relaxed);
 }
 
-void LonePasses::end_cycle() noexcept {
+void SingleRankPasses::end_cycle() noexcept {
   reached_.store(false, std::memory_order_relaxed);
   complete_.store(false, std::memory_order_relaxed);
   for (Counted& counted : parameters_) counted.passes.store(0, std::memory_order_relaxed);
