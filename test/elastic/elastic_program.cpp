@@ -8,6 +8,7 @@
 // TEST_REPLACEMENT_DELAY, in seconds, makes workers that replace others join that much later. The
 // worker TEST_STUCK does not return from its sixth step.
 #include <dirent.h>
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -104,6 +105,10 @@ void record_usage(std::uint64_t generation) {
   }
   Board::Usage& own = board->usage[worker_id % Board::kMostWorkers];
   own.resident.store(resident * ::sysconf(_SC_PAGESIZE));
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+  const struct mallinfo2 heap = ::mallinfo2();
+  own.allocated.store(static_cast<std::int64_t>(heap.uordblks + heap.hblkhd));
+#endif
   own.descriptors.store(open_descriptors());
   board->rank[worker_id % Board::kMostWorkers].store(last_rank);
   own.generation.store(static_cast<std::int64_t>(generation));
