@@ -28,6 +28,7 @@ constexpr std::size_t kMaxText = 1500;
 constexpr std::array kNames = {"init", "throw", "exit", "loss", "left", "over"};
 
 std::array<std::atomic<bool>, kNames.size()> sent{};
+std::atomic<bool> ranks_of_supervisor{true};
 
 int connect_to_supervisor() {
   const char* const name = std::getenv(kAddressVariable);
@@ -67,6 +68,7 @@ void notify_supervisor(NoticeKind kind, int code, std::string_view text, int abo
   if (sent[index].exchange(true)) return;
   const int socket = connection();
   if (socket < 0) return;
+  if (!ranks_of_supervisor.load()) about = -1;
   timespec now{};
   ::clock_gettime(CLOCK_REALTIME, &now);
   std::array<char, kMaxText + 128> message{};
@@ -78,6 +80,8 @@ void notify_supervisor(NoticeKind kind, int code, std::string_view text, int abo
     ::send(socket, message.data(), std::min(static_cast<std::size_t>(length), message.size() - 1),
            MSG_NOSIGNAL);
 }
+
+void set_ranks_of_supervisor(bool known) noexcept { ranks_of_supervisor.store(known); }
 
 std::string_view without_backtrace(std::string_view what) {
   for (const std::string_view start :

@@ -14,12 +14,16 @@ enum class NoticeKind {
   kLoss,         ///< another rank is lost (the code is the status): a later end of this rank is a
                  ///< consequence
   kLeft,         ///< it has called shutdown(), perhaps while other ranks still need its operations
-  kOver,         ///< shutdown() has ended in order: the process has left the job
+  kOver,         ///< the process has left the job, in order or in reconfigure()
 };
 
 /// Sends a notice. No effect without a supervisor. Waits for at most 0.1 s. Thread-safe.
 /// @param about the rank that is lost or has left; -1: unknown, or no other rank is concerned
 void notify_supervisor(NoticeKind, int code, std::string_view text, int about = -1) noexcept;
+
+/// Whether ranks have the numbers that the supervisor gave them, as they have at first. Otherwise
+/// notices name no rank. Thread-safe.
+void set_ranks_of_supervisor(bool) noexcept;
 
 /// The text of an exception without the backtrace that LibTorch appends, cut to the size of a
 /// notice.

@@ -380,10 +380,12 @@ void replace_job(const Options& options, const JoinOther& join_other) {
         "hvd::reconfigure: the job uses MPI, which cannot do without a rank; start the ranks "
         "without MPI, for example by torch.distributed");
   RuntimeOptions resolved = prepare(process, options);
+  observe::set_ranks_of_supervisor(false);
   resolved.device_slot = process.device ? process.device : elastic::device_slot();
   // Called below, under the lock.
   const auto leave_former = [&process, &former]() HVD_NO_THREAD_SAFETY_ANALYSIS {
     const auto device = former ? former->device() : nullptr;
+    const bool in_job = former != nullptr;
     if (former) {
       former->fail_soon({StatusCode::kShutdown,
                          text("rank ", former->topology().rank,
@@ -393,6 +395,7 @@ void replace_job(const Options& options, const JoinOther& join_other) {
       process.reconfigure_failed.store(true);
     }
     leave(process, std::nullopt);
+    if (in_job) observe::notify_supervisor(observe::NoticeKind::kOver, 0, "");
     reserve_descriptors();
     FormerPeers peers{.processes = std::exchange(process.neighbours, {}),
                       .memory_lost = process.memory_lost};
@@ -426,6 +429,7 @@ void join(runtime::Context& process, const Options& options,
     process.was_initialized.store(true);
     return;
   }
+  observe::set_ranks_of_supervisor(true);
   runtime::JobConnection job = runtime::join_observed(resolved, std::move(store));
   runtime::report_settings(process, options, job.control->topology());
   runtime::make_runtime(process, resolved, std::move(job));

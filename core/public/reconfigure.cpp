@@ -115,7 +115,12 @@ class MemberWatch {
       if (static_cast<int>(rank) != own)
         watched_.emplace_back(static_cast<int>(rank), rendezvous::watch(members[rank].process));
     }
-    if (own != 0) return;
+    if (own != 0) {
+      const auto ended = [](auto& process) { return process.second.ended(); };
+      const auto found = std::ranges::find_if(watched_, ended);
+      if (found != watched_.end()) lost_before_ = found->first;
+      return;
+    }
     look();
     thread_ = start_thread("hvd-members", [this](const std::stop_token& stop) { run(stop); });
   }
@@ -129,6 +134,13 @@ class MemberWatch {
     if (thread_.joinable()) thread_.join();
     look();
     return lost_;
+  }
+  /// A member whose process had ended before the call of a rank that is not rank 0.
+  std::optional<int> lost_before() const { return lost_before_; }
+  /// Whether the process of a rank can be observed from here.
+  bool observes(int rank) const {
+    const auto found = std::ranges::find(watched_, rank, &std::pair<int, ProcessWatch>::first);
+    return found != watched_.end() && found->second.works();
   }
   /// Whether the process of a rank is running, as far as this host can detect. Waits for a moment,
   /// so that a process that is just ending does not count. Call end() before.
@@ -168,6 +180,7 @@ class MemberWatch {
   const std::shared_ptr<rendezvous::Interruption> interruption_;
   std::vector<std::pair<int, ProcessWatch>> watched_;  // used by the thread once it runs
   std::optional<int> lost_;                            // used by the thread once it runs
+  std::optional<int> lost_before_;
   Mutex mutex_;
   Condition changed_;
   std::jthread thread_;  // last: it uses everything above
@@ -282,8 +295,7 @@ runtime::JobConnection join_members(std::int64_t uuid,
   const auto deadline = std::chrono::steady_clock::now() +
                         std::chrono::duration_cast<std::chrono::nanoseconds>(options.start_timeout);
   MemberWatch watch(members, own, interruption);
-  const auto throw_if_ended = [&] {
-    const auto lost = watch.end();
+  const auto throw_if_ended = [&](const std::optional<int>& lost) {
     if (!lost) return;
     if (own == 0) server.report_lost(*lost);
     const auto here = rendezvous::this_process();
@@ -305,16 +317,19 @@ runtime::JobConnection join_members(std::int64_t uuid,
                                      .arrived = std::move(arrived),
                                      .grace = kGrace});
   } catch (const PeerLostError& error) {
-    throw_if_ended();
-    const std::string why = without_init(error.what());
     const bool early = std::chrono::steady_clock::now() < deadline;
+    // Members here that have lost rank 0, too, may end before this one looks.
+    const bool rank_0_alone = own != 0 && early && error.rank() == 0 && !watch.observes(0);
+    const auto ended = watch.end();
+    throw_if_ended(rank_0_alone ? watch.lost_before() : ended);
+    const std::string why = without_init(error.what());
     if (error.rank() == 0) throw_without_rank_0(uuid, members, watch, early, why);
     if (error.rank() > 0) throw_lost(uuid, members, error.rank(), why);
     throw PeerLostError(text("hvd::reconfigure ", uuid, ": ", why), -1);
   } catch (const UsageError&) {
     throw;
   } catch (const std::exception&) {
-    throw_if_ended();
+    throw_if_ended(watch.end());
     throw;
   }
 }

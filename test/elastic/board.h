@@ -22,7 +22,8 @@ struct Board {
   /// When the first step of a generation was completed; 0: not yet.
   std::atomic<std::int64_t> first_step[kMostGenerations];
   struct Usage {
-    std::atomic<std::int64_t> resident;  ///< bytes
+    std::atomic<std::int64_t> resident;   ///< bytes
+    std::atomic<std::int64_t> allocated;  ///< bytes of the heap in use; 0: unknown
     std::atomic<std::int64_t> descriptors;
     std::atomic<std::int64_t> generation;
   };

@@ -6,8 +6,10 @@
 //   elastic_program ELEMENTS MICROSECONDS -STEPS    prints what it does
 //
 // TEST_REPLACEMENT_DELAY, in seconds, makes workers that replace others join that much later. The
-// worker TEST_STUCK does not return from its sixth step.
+// worker TEST_STUCK does not return from its sixth step. With TEST_UNTIL further steps follow until
+// that file exists.
 #include <dirent.h>
+#include <malloc.h>
 #include <signal.h>
 #include <unistd.h>
 
@@ -104,6 +106,10 @@ void record_usage(std::uint64_t generation) {
   }
   Board::Usage& own = board->usage[worker_id % Board::kMostWorkers];
   own.resident.store(resident * ::sysconf(_SC_PAGESIZE));
+#if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
+  const struct mallinfo2 heap = ::mallinfo2();
+  own.allocated.store(static_cast<std::int64_t>(heap.uordblks + heap.hblkhd));
+#endif
   own.descriptors.store(open_descriptors());
   board->rank[worker_id % Board::kMostWorkers].store(last_rank);
   own.generation.store(static_cast<std::int64_t>(generation));
@@ -132,6 +138,11 @@ void delay_replacement() {
 void get_stuck(std::int64_t step) {
   static const char* const worker = std::getenv("TEST_STUCK");
   while (step == 5 && worker != nullptr && std::stoull(worker) == worker_id) ::pause();
+}
+
+bool may_end() {
+  static const char* const file = std::getenv("TEST_UNTIL");
+  return file == nullptr || ::access(file, F_OK) == 0;
 }
 
 bool has_no_rank() {
@@ -194,7 +205,7 @@ int main(int argc, char** argv) {
         while (!finished) {
           for (std::size_t i = 1; i < sums.size(); ++i)
             sums[i] = element(step, static_cast<std::int64_t>(i), hvd::rank());
-          sums[0] = steps > 0 ? (step + 1 >= steps ? 1 : 0) : board->finish.load();
+          sums[0] = steps > 0 ? (step + 1 >= steps && may_end() ? 1 : 0) : board->finish.load();
           get_stuck(step);
           allreduce(sums);
           require_sums(sums, step);

@@ -1,12 +1,16 @@
 #pragma once
 
+#include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cerrno>
 #include <chrono>
 #include <cstdio>
 #include <cstring>
@@ -14,7 +18,9 @@
 #include <new>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace hvd::testing {
@@ -67,8 +73,20 @@ class Blackboard {
 class ForkedRanks {
  public:
   /// @param run with the number of the process; it may use the expectations of gtest
-  ForkedRanks(int processes, const std::function<void(int)>& run) {
-    for (int process = 0; process < processes; ++process) add([&] { run(process); });
+  /// @param apart these processes have a pid namespace of their own, so that the others cannot
+  /// watch them; that needs root
+  ForkedRanks(int processes, const std::function<void(int)>& run,
+              const std::vector<int>& apart = {}) {
+    for (int process = 0; process < processes; ++process) {
+      const bool alone = std::ranges::count(apart, process) > 0;
+      const int own_namespace = alone ? ::open("/proc/self/ns/pid", O_RDONLY | O_CLOEXEC) : -1;
+      if (alone && ::unshare(CLONE_NEWPID) != 0)
+        throw std::system_error(errno, std::generic_category(), "unshare");
+      add([&] { run(process); });
+      if (!alone) continue;
+      ::setns(own_namespace, CLONE_NEWPID);
+      ::close(own_namespace);
+    }
   }
   ForkedRanks(const ForkedRanks&) = delete;
   ForkedRanks& operator=(const ForkedRanks&) = delete;

@@ -12,6 +12,7 @@
 
 #include "base/process_exit.h"
 #include "elastic/forked_ranks.h"
+#include "elastic/handles.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
 #include "public/reconfigure_handle.h"
@@ -23,23 +24,6 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 using Handles = std::vector<std::string>;
 using Clock = std::chrono::steady_clock;
-
-constexpr Options kPatient{.init_timeout = milliseconds(20'000)};
-/// For calls that fail at their deadline. The other members arrive before it, also on a slow host.
-constexpr Options kImpatient{.init_timeout = milliseconds(4'000)};
-
-/// Exchanges the handles of these processes.
-Handles exchange_handles(Blackboard& board, int topic, int own, const std::vector<int>& processes) {
-  board.post(topic, own, reconfigure_handle());
-  Handles handles;
-  for (const int process : processes) handles.push_back(board.read(topic, process));
-  return handles;
-}
-
-void meet(Blackboard& board, int topic, int own, const std::vector<int>& processes) {
-  board.post(topic, own);
-  for (const int process : processes) board.read(topic, process);
-}
 
 Operation start_sum(std::vector<std::int64_t>& values) {
   const auto count = static_cast<std::int64_t>(values.size());

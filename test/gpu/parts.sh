@@ -16,6 +16,7 @@ job-bench 180 host time of a batch at one rank and at two ranks on NCCL, and the
 step-bench 90 how much longer a training step takes, beside DistributedDataParallel's engine
 mnist 300 an example, in bf16 and fp16 through the host, and in bf16 on NCCL
 fault 400 a rank of three is killed, exits or throws while NCCL's kernels wait for it
+elastic 340 workers of an elastic job of three ranks on one GPU are killed, 50 times
 memcheck 150 the kernels under compute-sanitizer
 racecheck 150 the kernels under compute-sanitizer's race detector
 simulated 400 the data plane and whole jobs on simulated devices, for a host without one too"
@@ -24,6 +25,7 @@ core_targets=(gpu_kernels_test gpu_pack_bench hvd-build-info device_test nccl_ch
 job_targets=(gpu_job_test gpu_job_bench simulated_gpu_job_test)
 nccl_targets=(gpu_nccl_conformance_test)  # and with MPI:
 nccl_job_targets=(gpu_fault_test gpu_fault_program simulated_gpu_fault_test simulated_gpu_fault_program)
+elastic_targets=(gpu_elastic_program simulated_gpu_elastic_program simulated_gpu_reconfigure_test hvdrun)  # with UCX, too
 simulated='^(device_test|nccl_channel_test|runtime_device_test|cuda_api_test|kernels_test)$|^simulated_gpu_'
 torch_build=$build/torch
 torch_job=
@@ -53,6 +55,7 @@ part_build() {
   if grep -q 'hvd: NCCL' "$output"; then
     targets+=("${nccl_targets[@]}")
     ((mpi == 0)) || targets+=("${nccl_job_targets[@]}")
+    ((mpi == 0)) || ! grep -q 'hvd: UCX' "$output" || targets+=("${elastic_targets[@]}")
   fi
   # Build as much as possible, even if a target fails.
   run cmake --build "$build" -j "$(nproc)" -- -k 0 "${targets[@]}" || echo "its build failed" >"$build/failed"
@@ -149,6 +152,10 @@ part_nccl() {
 
 part_fault() {
   needs_gpu && needs "$build/test/gpu/gpu_fault_test" && tests '^gpu_fault_test$'
+}
+
+part_elastic() {
+  needs_gpu && needs "$build/test/gpu/gpu_elastic_program" "$build/launcher/hvdrun" && tests '^gpu_elastic_test$'
 }
 
 part_job_bench() {

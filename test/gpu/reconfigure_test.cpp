@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "elastic/forked_ranks.h"
+#include "elastic/handles.h"
 #include "gpu/program_device.h"
 #include "hvd/collectives.h"
 #include "hvd/device.h"
@@ -21,14 +22,6 @@ namespace {
 
 constexpr std::size_t kFloats = 1000;
 constexpr int kFirstSlot = 3;
-
-std::vector<std::string> exchange_handles(Blackboard& board, int topic, int own,
-                                          const std::vector<int>& processes) {
-  board.post(topic, own, reconfigure_handle());
-  std::vector<std::string> handles;
-  for (const int process : processes) handles.push_back(board.read(topic, process));
-  return handles;
-}
 
 float sum_on_gpu(float own, void* stream, std::byte* memory) {
   std::vector<float> values(kFloats, own);

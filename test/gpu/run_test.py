@@ -21,6 +21,8 @@ set_tests_properties(gpu_job_test.staged.np2 PROPERTIES SKIP_REGULAR_EXPRESSION 
 add_test(gpu_job_test.hostid.np2 true)
 add_test(gpu_job_test.shared.np2 echo "skipped: no way (NCCL lets ranks share a GPU from 2.30 on)")
 set_tests_properties(gpu_job_test.shared.np2 PROPERTIES SKIP_REGULAR_EXPRESSION skipped)
+add_test(gpu_elastic_test sh -c "echo 'skipped: no GPU'; exit 77")
+set_tests_properties(gpu_elastic_test PROPERTIES SKIP_RETURN_CODE 77)
 add_test(device_test true)
 """
 
@@ -36,8 +38,9 @@ class RunTest(unittest.TestCase):
         (self.build / "CTestTestfile.cmake").write_text(TESTS)
         (self.build / "launcher").mkdir()
         self.program(self.build / "launcher/hvd-build-info", "echo what it is")
-        for name in ("gpu_kernels_test", "gpu_nccl_conformance_test", "gpu_job_test"):
-            self.program(self.build / "test/gpu" / name, "exit 0")
+        for name in ("test/gpu/gpu_kernels_test", "test/gpu/gpu_nccl_conformance_test", "test/gpu/gpu_job_test",
+                     "test/gpu/gpu_elastic_program", "launcher/hvdrun"):
+            self.program(self.build / name, "exit 0")
         self.tools = self.root / "tools"
         self.tools.mkdir()
 
@@ -78,7 +81,7 @@ class RunTest(unittest.TestCase):
         return found
 
     def test_no_part_ends_another(self):
-        code, parts, results = self.run_parts("--only", "machine,kernels,pack,conformance,one,staged,simulated")
+        code, parts, results = self.run_parts("--only", "machine,kernels,pack,conformance,one,staged,elastic,simulated")
         self.assertEqual(code, 1)
         self.assertEqual(parts["machine"], "ok")
         self.assertEqual(parts["kernels"], "ok")
@@ -86,11 +89,12 @@ class RunTest(unittest.TestCase):
         self.assertRegex(parts["conformance"], "failed: code 8")
         self.assertRegex(parts["one"], "failed: code 8")
         self.assertRegex(parts["staged"], "failed: skipped tests")
+        self.assertEqual(parts["elastic"], "failed: skipped tests: ^gpu_elastic_test$")
         self.assertEqual(parts["simulated"], "ok")
         self.assertIn("commit abcdef, binaries built elsewhere", results)
         self.assertIn("stand-in, driver 1.2", results)
         self.assertIn("skipped: why not", results)
-        self.assertIn("\nfailed (3 of 7): conformance one staged\nnot run (1 of 7): pack\n", results)
+        self.assertIn("\nfailed (4 of 8): conformance one staged elastic\nnot run (1 of 8): pack\n", results)
 
     def test_what_hangs_is_stopped_and_the_rest_is_named(self):
         self.program(self.build / "test/gpu/gpu_pack_bench", "echo before; sleep 100")
@@ -178,6 +182,13 @@ class RunTest(unittest.TestCase):
         self.assertEqual({verdict for name, verdict in parts.items() if name not in can}, {"not run: no GPU"})
         listed = subprocess.run(["bash", str(HERE / "run.sh"), "--list"], capture_output=True, text=True, check=True).stdout
         self.assertEqual(list(parts), [line.split()[0] for line in listed.splitlines()[1:]])
+
+    def test_each_test_that_needs_a_gpu_is_in_a_part(self):
+        lists = (HERE / "CMakeLists.txt").read_text()
+        named = set(re.findall(r"\b(?!gpu_add_|gpu_run_)gpu_\w+_test\b", lists))
+        self.assertIn("gpu_elastic_test", named)
+        run = " ".join(re.findall(r"\btests '(.*?)'", (HERE / "parts.sh").read_text()))
+        self.assertEqual({name for name in named if name not in run}, set())
 
     def test_an_unknown_part_is_refused_with_those_there_are(self):
         ended = subprocess.run(["bash", str(HERE / "run.sh"), "--only", "kernel"], capture_output=True, text=True)

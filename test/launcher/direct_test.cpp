@@ -95,7 +95,7 @@ TEST(Direct, ASecretIsOnNoCommandLine) {
   HvdrunProcess process(direct({"-np", "2", "sh", "-c", "echo token=$HVD_JOB_TOKEN=; exec \"$@\"",
                                 "sh", rank_program(), "wait", marker},
                                "a:1,b:1"));
-  ASSERT_TRUE(process.wait_for("ready", 2, 20));
+  ASSERT_TRUE(process.wait_for("ready", 2));
   const std::size_t begin = process.out().find("token=") + 6;
   const std::string token = process.out().substr(begin, process.out().find('=', begin) - begin);
   EXPECT_EQ(token.size(), 64U);
@@ -127,7 +127,7 @@ TEST(Direct, BindsAsMpirunDoes) {
 TEST(Direct, AKilledAgentTakesItsRanksAlong) {
   const std::string marker = unique_marker();
   HvdrunProcess process(direct({"-np", "2", rank_program(), "stubborn", marker}));
-  ASSERT_TRUE(process.wait_for("ready", 2, 20));
+  ASSERT_TRUE(process.wait_for("ready", 2));
   EXPECT_EQ(processes_with(marker).size(), 3U) << "hvdrun and a program for each rank";
   const std::vector<pid_t> agents = agents_of(process.pid());
   ASSERT_EQ(agents.size(), 1U);
@@ -135,7 +135,7 @@ TEST(Direct, AKilledAgentTakesItsRanksAlong) {
   const Result result = process.wait();
   EXPECT_EQ(result.code, 69) << result.err;
   EXPECT_THAT(result.err, HasSubstr("failed first: lost: its agent's connection broke"));
-  EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty());
+  EXPECT_THAT(wait_until_gone(marker), IsEmpty());
 }
 
 TEST(Direct, AnAgentThatIsKilledDuringTheStartEndsTheJob) {
@@ -157,7 +157,7 @@ TEST(Direct, AnAgentThatIsKilledDuringTheStartEndsTheJob) {
     EXPECT_THAT(result.err, HasSubstr(before ? "hvdrun: the agent of this host ended with code 137"
                                              : "failed first: lost"))
         << "after " << delay_us << " us";
-    EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty()) << "after " << delay_us << " us";
+    EXPECT_THAT(wait_until_gone(marker), IsEmpty()) << "after " << delay_us << " us";
   }
 }
 
@@ -221,7 +221,7 @@ struct TightJob {
           start.prefix = {"sh", "-c", "ulimit -n " + limit + "; exec \"$@\"", "sh"};
           return start;
         }()) {
-    ready = process.wait_for("ready", 2, 20);
+    ready = process.wait_for("ready", 2);
   }
   void expect_good_end() {
     std::ofstream(go).close();
@@ -435,7 +435,7 @@ TEST(RemoteShell, AHostOutOfReachIsNamed) {
       HasSubstr("hvdrun: host dead.example (ranks 1 and 2) could not be reached or was lost "
                 "(pretended_agent.sh's message is above); exit code 69\n"));
   EXPECT_EQ(result.out, "") << "no program starts before all agents are there";
-  EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty());
+  EXPECT_THAT(wait_until_gone(marker), IsEmpty());
 }
 
 TEST(RemoteShell, AHostWithoutHvdrunIsNamed) {
@@ -452,7 +452,7 @@ TEST(RemoteShell, ASilentHostEndsTheStart) {
   EXPECT_EQ(result.code, 69) << result.err;
   // On a busy machine rank 0's agent may not have started by then either.
   EXPECT_THAT(result.err, HasSubstr("1) did not start within 1.00 s"));
-  EXPECT_THAT(wait_until_gone(marker, 3), IsEmpty());
+  EXPECT_THAT(wait_until_gone(marker), IsEmpty());
 }
 
 // The agent that the remote shell has started has its own connection to hvdrun.
@@ -463,13 +463,13 @@ TEST(RemoteShell, OneThatIsKilledInMidRunLeavesItsRanksAlone) {
   const std::string script =
       "echo ready; until [ -e $0.$HVD_RANK ]; do sleep 0.05; done; echo saved";
   HvdrunProcess process(direct({"-np", "2", "sh", "-c", script, go}, "localhost:1," + host + ":1"));
-  ASSERT_TRUE(process.wait_for("ready", 2, 20));
+  ASSERT_TRUE(process.wait_for("ready", 2));
   std::vector<pid_t> agents = processes_with(host);
   std::erase(agents, process.pid());
   ASSERT_EQ(agents.size(), 1U);
   ::kill(agents[0], SIGKILL);
   std::ofstream(go + ".0").close();
-  ASSERT_TRUE(process.wait_for("[0] saved", 1, 20));
+  ASSERT_TRUE(process.wait_for("[0] saved", 1));
   EXPECT_FALSE(process.wait_for("hvdrun: ", 1, 1)) << "nothing that hvdrun has started is left";
   std::ofstream(go + ".1").close();
   const Result result = process.wait();
@@ -486,7 +486,7 @@ TEST(RemoteShell, OneThatIsKilledInMidRunLeavesFailuresToBeSeen) {
       "echo ready; [ $HVD_RANK = 0 ] || until [ -e $0 ]; do sleep 0.05; done; exit $((HVD_RANK * "
       "7))";
   HvdrunProcess process(direct({"-np", "2", "sh", "-c", script, go}, "localhost:1," + host + ":1"));
-  ASSERT_TRUE(process.wait_for("ready", 2, 20));
+  ASSERT_TRUE(process.wait_for("ready", 2));
   std::vector<pid_t> agents = processes_with(host);
   std::erase(agents, process.pid());
   ASSERT_EQ(agents.size(), 1U);
@@ -511,10 +511,10 @@ TEST(RemoteShell, InterruptAndKillLeaveNothing) {
   for (const int signal : {SIGINT, SIGKILL}) {
     const std::string marker = unique_marker();
     HvdrunProcess process(direct({"-np", "4", rank_program(), "wait", marker}, "localhost:2,b:2"));
-    ASSERT_TRUE(process.wait_for("ready", 4, 20));
+    ASSERT_TRUE(process.wait_for("ready", 4));
     process.signal(signal);
     EXPECT_EQ(process.wait().code, 128 + signal);
-    EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty()) << signal;
+    EXPECT_THAT(wait_until_gone(marker), IsEmpty()) << signal;
   }
 }
 
@@ -526,7 +526,7 @@ TEST(RemoteShell, AnHvdrunThatIsKilledDuringTheStartLeavesNoProcess) {
     ::usleep(static_cast<useconds_t>(delay_us));
     process.signal(SIGKILL);
     process.wait();
-    EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty()) << "after " << delay_us << " us";
+    EXPECT_THAT(wait_until_gone(marker), IsEmpty()) << "after " << delay_us << " us";
   }
 }
 

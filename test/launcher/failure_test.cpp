@@ -111,7 +111,7 @@ TEST(Failure, MpirunKilled) {
       {.arguments = {"-np", "2", "sh", "-c",
                      "echo folder $OMPI_MCA_btl_vader_backing_directory; exec \"$@\"", "sh",
                      mpi_program(), "stay", marker}});
-  ASSERT_TRUE(process.wait_for("sum 5", 2, 20));
+  ASSERT_TRUE(process.wait_for("sum 5", 2));
   const std::size_t begin = process.out().find("folder ") + 7;
   const std::filesystem::path segments =
       process.out().substr(begin, process.out().find('\n', begin) - begin);
@@ -124,7 +124,7 @@ TEST(Failure, MpirunKilled) {
   const Result result = process.wait();
   EXPECT_EQ(result.code, 70) << result.err;
   EXPECT_THAT(result.err, HasSubstr("hvdrun: mpirun was killed by SIGKILL (9), not by hvdrun"));
-  EXPECT_EQ(wait_until_gone(marker, 3).size(), 0U);
+  EXPECT_EQ(wait_until_gone(marker).size(), 0U);
   EXPECT_FALSE(std::filesystem::exists(segments)) << "Open MPI's shared memory";
 }
 

@@ -198,6 +198,27 @@ std::vector<pid_t> agents_of(pid_t hvdrun) {
   return agents;
 }
 
+pid_t pid_of_worker(int worker, const std::string& out) {
+  const std::string line = "worker " + std::to_string(worker) + " pid ";
+  const std::size_t at = out.find(line);
+  return at == std::string::npos ? -1 : std::atoi(out.c_str() + at + line.size());
+}
+
+pid_t agent_of_host(int host, const HvdrunProcess& hvdrun) {
+  const std::vector<pid_t> agents = agents_of(hvdrun.pid());
+  for (const std::string& line : lines_of(hvdrun.out())) {
+    const std::size_t at = line.find(" pid ");
+    if (at == std::string::npos ||
+        line.find(" host " + std::to_string(host) + " slot ") == std::string::npos)
+      continue;
+    pid_t process = std::atoi(line.c_str() + at + 5);
+    while (process > 1 && std::ranges::find(agents, process) == agents.end())
+      process = parent_of(process);
+    if (process > 1) return process;
+  }
+  return -1;
+}
+
 std::vector<pid_t> wait_until_gone(std::vector<pid_t> processes, double timeout_s) {
   const long long start = realtime_ns();
   while (true) {

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <fstream>
 #include <optional>
 #include <string>
 #include <utility>
@@ -43,7 +44,7 @@ class HvdrunProcess {
   /// Signals the whole process group, as a terminal's Ctrl-C does.
   void signal_group(int number) const;
   /// Reads until stdout and stderr together contain `text` `count` times.
-  bool wait_for(const std::string& text, int count, double timeout_s);
+  bool wait_for(const std::string& text, int count, double timeout_s = 60);
   Result wait(double timeout_s = 30);
   const std::string& out() const noexcept { return out_; }
 
@@ -55,6 +56,17 @@ class HvdrunProcess {
   long long started_ns_ = 0;
   UniqueFd stdout_, stderr_;
   std::string out_, err_;
+};
+
+/// A file without which the workers of an elastic job do not end: a test lets them end when it has
+/// seen what it waits for, however long that takes.
+class Gate {
+ public:
+  std::string path() const { return folder_.path() / "end"; }
+  void open() const { std::ofstream(path()).close(); }
+
+ private:
+  const TemporaryFolder folder_;
 };
 
 /// Runs hvdrun to its end.
@@ -70,10 +82,15 @@ std::string unique_marker();
 std::vector<pid_t> processes_with(const std::string& marker);
 /// The agents that an hvdrun has started, also through a remote shell that is simulated here.
 std::vector<pid_t> agents_of(pid_t hvdrun);
+/// The process of a worker of programs/worker_program.cpp that has printed this; -1: it has printed
+/// nothing.
+pid_t pid_of_worker(int worker, const std::string& out);
+/// The agent of a host on which such a worker has printed that it runs; -1: none has.
+pid_t agent_of_host(int host, const HvdrunProcess& hvdrun);
 /// Waits until none of the processes exists. Returns those that are left after the time.
-std::vector<pid_t> wait_until_gone(std::vector<pid_t> processes, double timeout_s);
+std::vector<pid_t> wait_until_gone(std::vector<pid_t> processes, double timeout_s = 10);
 /// Waits until no process is left, and returns the remaining ones after a time limit.
-std::vector<pid_t> wait_until_gone(const std::string& marker, double timeout_s);
+std::vector<pid_t> wait_until_gone(const std::string& marker, double timeout_s = 10);
 int count(const std::string& text, const std::string& part);
 /// The complete lines of `text`.
 std::vector<std::string> lines_of(const std::string& text);

@@ -210,11 +210,11 @@ TEST_F(HvdrunMeeting, NoRankOutlivesHvdrunWhileItWaitsForOthers) {
   HvdrunProcess process(
       with({"-np", "3", "sh", "-c", "[ $HVD_RANK = 0 ] && echo ready; exec \"$@\"", "sh", program_,
             "absent", marker}));
-  ASSERT_TRUE(process.wait_for("ready", 1, 20));
+  ASSERT_TRUE(process.wait_for("ready", 1));
   ::usleep(100'000);
   process.signal(SIGKILL);
   process.wait();
-  EXPECT_THAT(wait_until_gone(marker, 10), IsEmpty());
+  EXPECT_THAT(wait_until_gone(marker), IsEmpty());
 }
 
 TEST_F(HvdrunMeeting, WithoutItsHvdrunTheErrorGivesAdvice) {

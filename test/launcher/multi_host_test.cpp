@@ -76,7 +76,7 @@ class EachController : public MultiHost, public ::testing::WithParamInterface<co
     return mpi() ? start({mpi_program(), "stay", marker}) : start({rank_program(), "wait", marker});
   }
   bool all_stay(HvdrunProcess& process) const {
-    return process.wait_for(mpi() ? "sum 30" : "ready", 4, 20);
+    return process.wait_for(mpi() ? "sum 30" : "ready", 4);
   }
   /// Disconnects the second host. hvdrun must report the loss of that host and end, and no process
   /// may outlive it on either side.
@@ -87,7 +87,7 @@ class EachController : public MultiHost, public ::testing::WithParamInterface<co
     EXPECT_THAT(result.err, HasSubstr("failed first: lost"));
     EXPECT_THAT(result.err, HasSubstr("host " + hosts_.name(1)));
     EXPECT_THAT(result.err, Not(HasSubstr("Process received signal")));
-    EXPECT_THAT(wait_until_gone(marker, 10), IsEmpty());
+    EXPECT_THAT(wait_until_gone(marker), IsEmpty());
   }
 };
 
@@ -150,7 +150,7 @@ TEST_P(EachController, HostDeathNamesTheHost) {
   EXPECT_TRUE(result.code == 137 || result.code == 69) << result.code << result.err;
   EXPECT_THAT(result.err, HasSubstr("failed first: "));
   EXPECT_THAT(result.err, HasSubstr("host " + hosts_.name(1)));
-  EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty());
+  EXPECT_THAT(wait_until_gone(marker), IsEmpty());
 }
 
 TEST_P(EachController, KillingHvdrunLeavesNothingOnTheOtherHost) {
@@ -158,7 +158,7 @@ TEST_P(EachController, KillingHvdrunLeavesNothingOnTheOtherHost) {
   HvdrunProcess process(mpi() ? staying(marker) : start({rank_program(), "stubborn", marker}));
   ASSERT_TRUE(all_stay(process));
   process.signal(SIGKILL);
-  EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty());
+  EXPECT_THAT(wait_until_gone(marker), IsEmpty());
 }
 
 TEST_P(EachController, ACutLinkEndsBothSides) {
@@ -183,7 +183,7 @@ TEST_P(EachController, InterruptReachesTheOtherHost) {
   ASSERT_TRUE(all_stay(process));
   process.signal(SIGINT);
   EXPECT_EQ(process.wait().code, 130);
-  EXPECT_THAT(wait_until_gone(marker, 5), IsEmpty());
+  EXPECT_THAT(wait_until_gone(marker), IsEmpty());
 }
 
 TEST_F(MultiHost, AnMpiProgramRunsOnBothHosts) {
@@ -273,7 +273,7 @@ TEST_F(MultiHost, WithoutMpirunALinkThatIsAwayForAMomentOnlyTakesTime) {
   Start job = direct(0, {program, "loop", "seconds=9"});
   job.environment.push_back({"HVD_PEER_TIMEOUT", "6"});
   HvdrunProcess process(job);
-  ASSERT_TRUE(process.wait_for("RUNNING ", 4, 20));
+  ASSERT_TRUE(process.wait_for("RUNNING ", 4));
   ASSERT_TRUE(hosts_.cut(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   ASSERT_TRUE(hosts_.mend(1));

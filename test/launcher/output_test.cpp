@@ -108,7 +108,7 @@ TEST(Output, FilesThatCannotBeMade) {
 
 TEST(Output, ATerminalIsPassedOnToTheRanks) {
   HvdrunProcess process({.arguments = {"-np", "2", rank_program(), "unflushed"}, .terminal = true});
-  EXPECT_TRUE(process.wait_for("isatty 1 HVD_OUTPUT_TTY 1", 2, 10)) << process.out();
+  EXPECT_TRUE(process.wait_for("isatty 1 HVD_OUTPUT_TTY 1", 2)) << process.out();
   process.signal(SIGTERM);
   EXPECT_EQ(process.wait().code, 143);
 }
@@ -120,7 +120,7 @@ TEST(Output, APipeIsNoTerminal) {
 
 TEST(Output, AReaderThatStopsDoesNotHoldTheSignals) {
   HvdrunProcess process({.arguments = {"-np", "2", rank_program(), "lines", "500000"}});
-  ASSERT_TRUE(process.wait_for("[0] 0 10 ", 1, 10));
+  ASSERT_TRUE(process.wait_for("[0] 0 10 ", 1));
   ::usleep(500'000);  // no process reads, so every buffer on the way is full
   process.signal(SIGINT);
   ::usleep(300'000);
@@ -175,7 +175,7 @@ TEST(LostOutput, AFileSystemThatHangsDoesNotDelayTheJob) {
   HvdrunProcess process(
       {.arguments = {"-np", "2", "--output-filename", folder.path().string(), "sh", "-c",
                      "seq 1 50000; [ $HVD_RANK = 0 ] && sleep 1 && exit 3; sleep 60"}});
-  ASSERT_TRUE(process.wait_for("[1] 50000\n", 1, 20));
+  ASSERT_TRUE(process.wait_for("[1] 50000\n", 1));
   ::usleep(2'500'000);  // hvdrun waits for the file, and gets another signal
   process.signal(SIGTERM);
   const Result result = process.wait(10);
@@ -198,7 +198,7 @@ TEST(LostOutput, AFailureIsReportedWithoutAReader) {
   HvdrunProcess process(
       {.arguments = {"-np", "2", "sh", "-c",
                      "[ $HVD_RANK = 0 ] && exec yes \"$0\"; sleep 1; exit 3", marker}});
-  ASSERT_TRUE(process.wait_for("[0] ", 1, 20));
+  ASSERT_TRUE(process.wait_for("[0] ", 1));
   std::vector<pid_t> left;
   for (int i = 0; i < 100; ++i) {
     left = processes_with(marker);
@@ -226,7 +226,7 @@ TEST(Output, AGreatLineIsOneLine) {
 // The program of the campaign of last screens links hvd, which makes its stdout line-buffered.
 TEST(Output, LinesAppearAsTheyArePrintedInAPipeToo) {
   HvdrunProcess process({.arguments = {"-np", "2", HVD_TEST_LAST_SCREEN_PROGRAM, "unflushed"}});
-  EXPECT_TRUE(process.wait_for("a line\n", 2, 15)) << process.out();
+  EXPECT_TRUE(process.wait_for("a line\n", 2)) << process.out();
 }
 
 TEST(Descriptors, TooFewAreNamedAtTheStart) {

@@ -77,7 +77,7 @@ TEST(Restarts, TheLastFailureEndsTheJobWithTheRanksExitCode) {
 TEST(Restarts, AnInterruptedJobAndATimeoutAreNotRestarted) {
   HvdrunProcess process(
       restartable({"-np", "2", "--max-restarts", "3", "sh", "-c", "echo ready; exec sleep 60"}));
-  ASSERT_TRUE(process.wait_for("ready", 2, 20));
+  ASSERT_TRUE(process.wait_for("ready", 2));
   process.signal(SIGTERM);
   const Result interrupted = process.wait();
   EXPECT_EQ(interrupted.code, 143) << interrupted.err;

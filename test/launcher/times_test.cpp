@@ -81,7 +81,7 @@ double seconds_to_end(Start start, const std::string& ready) {
   const std::string marker = unique_marker();
   start.arguments.push_back(marker);
   HvdrunProcess process(start);
-  EXPECT_TRUE(process.wait_for(ready, 3, 20));
+  EXPECT_TRUE(process.wait_for(ready, 3));
   // Each program starts after the processes that start it, so the youngest process is a program.
   pid_t victim = -1;
   for (const pid_t pid : processes_with(marker)) victim = std::max(victim, pid);

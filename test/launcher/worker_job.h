@@ -41,7 +41,11 @@ class WorkerJob : public ::testing::Test {
     }
   }
 
+  /// An argument of workers that do not end before the gate is open.
+  std::string until_gate() const { return "until=" + gate_.path(); }
+
   const std::string marker_ = unique_marker();
+  const Gate gate_{};
 };
 
 }  // namespace hvd::launcher::test

@@ -71,7 +71,7 @@ def disagree(rank, size):
                 dist.all_reduce(torch.ones(10), group=groups[1])
             else:
                 dist.broadcast(torch.ones(300), 1, group=groups[1])
-    assert time.monotonic() - begin < 1
+    assert time.monotonic() - begin < 5  # 10 s if it were found as a deadlock
     for _ in range(STEADY):
         step(rank, groups)
 
@@ -90,7 +90,7 @@ def die(rank, size):
     with pytest.raises(RuntimeError, match="rank 2"):
         while True:
             step(rank, groups)
-    assert time.monotonic() - begin < 5
+    assert time.monotonic() - begin < 15  # 30 s without a heartbeat
     os._exit(7)
 
 

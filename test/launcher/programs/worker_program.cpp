@@ -3,6 +3,7 @@
 // the number of the last commit.
 //
 //   steps=N   ends after N commits (20)
+//   until=F   but not before the file F exists
 //   ms=N      a commit takes N milliseconds (10)
 //   load      can make a state where no worker has one
 //   program=X names its program (p)
@@ -48,6 +49,7 @@ struct Fault {
 
 struct Settings {
   Commit steps = 20;
+  std::string until;
   milliseconds step{10};
   bool load = false;
   std::string program = "p";
@@ -61,6 +63,8 @@ Settings parse(int argc, char** argv) {
     const auto number = [&] { return std::atoi(word.substr(word.find('=') + 1).c_str()); };
     if (word.starts_with("steps=")) {
       settings.steps = static_cast<Commit>(number());
+    } else if (word.starts_with("until=")) {
+      settings.until = word.substr(6);
     } else if (word.starts_with("ms=")) {
       settings.step = milliseconds(number());
     } else if (word.starts_with("program=")) {
@@ -119,6 +123,7 @@ class Worker {
   void begin_commit();
   void obey(Member::Verdict verdict);
   void step();
+  bool may_end() const;
   void receive(int timeout_ms);
 
   const Settings settings_;
@@ -153,8 +158,8 @@ void Worker::have_faults(Commit commit) {
 }
 
 int Worker::run() {
-  say(text("worker ", id_, " pid ", ::getpid(), " slot ", std::getenv("LOCAL_RANK"), " restarts ",
-           std::getenv("TORCHELASTIC_RESTART_COUNT")));
+  say(text("worker ", id_, " pid ", ::getpid(), " host ", std::getenv("GROUP_RANK"), " slot ",
+           std::getenv("LOCAL_RANK"), " restarts ", std::getenv("TORCHELASTIC_RESTART_COUNT")));
   have_faults(0);
   member_.join();
   act();
@@ -228,8 +233,13 @@ void Worker::act(const member::Run& run) {
   step();
 }
 
+bool Worker::may_end() const {
+  return state_.commit >= settings_.steps &&
+         (settings_.until.empty() || ::access(settings_.until.c_str(), F_OK) == 0);
+}
+
 void Worker::step() {
-  if (state_.commit >= settings_.steps) return member_.at_end();
+  if (may_end()) return member_.at_end();
   commit_at_ = steady_clock::now() + settings_.step;
 }
 
