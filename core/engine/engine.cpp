@@ -72,7 +72,8 @@ Engine::Engine(const RuntimeOptions& options, EngineParts parts)
                    HVD_REQUIRES(progress_) { finish(operation, status, ready, false); },
                [this]() HVD_REQUIRES(progress_) { return activity(); },
                [this](std::uint64_t inquiry, int source, const std::string& activity)
-                   HVD_REQUIRES(progress_) { on_message_answer(inquiry, source, activity); }}) {}
+                   HVD_REQUIRES(progress_) { on_message_answer(inquiry, source, activity); }}),
+      quick_(*control_) {}
 
 Engine::~Engine() = default;
 
@@ -148,6 +149,7 @@ void Engine::begin(const OperationPtr& operation) {
   operation->order = begun_++;
   last_begun_ = operation;
   last_begun_at_ = time_.step();
+  last_quick_.reset();
   if (operation->message) {
     blocked_.on_submission();
     return points_.begin(operation, time_.awake(time_.step()));

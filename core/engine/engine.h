@@ -16,6 +16,7 @@
 #include "engine/peers.h"
 #include "engine/point_to_point.h"
 #include "engine/progress_policy.h"
+#include "engine/quick_messages.h"
 #include "engine/runtime_options.h"
 #include "engine/steady_sets.h"
 #include "engine/wait_description.h"
@@ -83,6 +84,12 @@ class Engine {
   /// run.
   bool step(Callbacks = Callbacks::kAll, Extent = Extent::kEverything) noexcept
       HVD_REQUIRES(progress_);
+  /// Passes a message if the thread of the other rank waits for it at the same time: see
+  /// QuickMessages. Takes some microseconds at most, except while the other rank reads the message.
+  /// @param wanted whether another thread wants to drive
+  /// @return the other rank; empty: the message has not been passed
+  std::optional<int> pass_quickly(const Message&, const std::function<bool()>& wanted) noexcept
+      HVD_REQUIRES(progress_);
   enum class Waiting : std::uint8_t {
     kWithoutLimit,
     kForSomeTime,
@@ -110,7 +117,7 @@ class Engine {
   }
   /// Whether this rank waits for other ranks or has work in progress.
   bool busy() const noexcept HVD_REQUIRES(progress_) {
-    return waits_for_others() || points_.active() || executor_.active() ||
+    return waits_for_others() || points_.active() || quick_.hands_over() || executor_.active() ||
            !executor_.device_completions().empty() ||
            (submission_queue_.shutdown_requested() && !submission_queue_.shut_down());
   }
@@ -205,6 +212,10 @@ class Engine {
   ControlRouter router_ HVD_GUARDED_BY(progress_);
   BlockedNotice blocked_ HVD_GUARDED_BY(progress_);
   PointToPoint points_ HVD_GUARDED_BY(progress_);
+  QuickMessages quick_ HVD_GUARDED_BY(progress_);
+  int quick_calls_ HVD_GUARDED_BY(progress_) = 0;  // since the last step for them
+  // The last operation was this one, which had no state.
+  std::optional<MessageSide> last_quick_ HVD_GUARDED_BY(progress_);
   // Operations that wait for a plan. Excludes those that wait for a replay, and sends and recvs.
   OperationsInOrder outstanding_ HVD_GUARDED_BY(progress_);
   // Just popped from submission_queue_; empty between steps.

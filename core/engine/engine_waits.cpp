@@ -78,9 +78,10 @@ bool Engine::has_submitted(const wire::WaitProbe& probe) const {
 }
 
 std::string Engine::own_activity() const {
-  const std::string last = last_begun_ ? text("last submitted ", last_begun_->title(), " ",
-                                              time_.step() - last_begun_at_, " ago")
-                                       : "has submitted no operation yet";
+  const std::string last = last_quick_   ? text("last ended ", runtime::describe(*last_quick_))
+                           : last_begun_ ? text("last submitted ", last_begun_->title(), " ",
+                                                time_.step() - last_begun_at_, " ago")
+                                         : "has submitted no operation yet";
   return text(last, " and ", points_.state_text());
 }
 

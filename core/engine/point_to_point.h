@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "base/clock.h"
+#include "base/expect.h"
 #include "base/rank_set.h"
 #include "engine/device_transfer.h"
 #include "engine/message_window.h"
@@ -73,6 +74,12 @@ class PointToPoint {
   /// Removes and returns all operations, for the end of the job.
   std::vector<OperationPtr> release_all();
 
+  /// Whether nothing of earlier calls would come before a new message of this key.
+  /// @pre !active()
+  bool awaits_nothing(int process_set, std::int64_t tag) const {
+    HVD_EXPECT(!active(), "no operation is outstanding");
+    return mailboxes_.empty() || !mailboxes_.has({process_set, {}, tag});
+  }
   bool active() const noexcept { return !sends_.empty() || !recvs_.empty(); }
   /// When progress() has work even if no message arrives.
   std::optional<TimePoint> deadline() const noexcept;

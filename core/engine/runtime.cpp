@@ -7,6 +7,7 @@
 
 #include "base/expect.h"
 #include "base/log.h"
+#include "base/spin.h"
 #include "base/text.h"
 #include "base/thread.h"
 #include "hvd/background.h"
@@ -26,14 +27,6 @@ constexpr int kYieldsBeforeSleep = 64;
 constexpr Duration kLongestTimeout = std::chrono::hours(24 * 365);
 /// How much later than agreed the engine may write a description.
 constexpr Duration kDescriptionSlack = std::chrono::milliseconds(100);
-
-void relax() noexcept {
-#if defined(__x86_64__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
 
 /// How long to sleep after this many idle rounds, not counting spins. Zero: yield the core instead.
 Duration pause_after(int idle_rounds, const Engine& engine) HVD_REQUIRES(engine.progress()) {
@@ -128,6 +121,20 @@ std::vector<Operation> Runtime::submit(std::span<const Message> messages, Progre
   engine_.operations().submit(messages, handles, weak_from_this(), clock_.now());
   if (progress == Progress::kBackground) progress_after_submit();
   return handles;
+}
+
+std::optional<int> Runtime::pass_quickly(const Message& message) {
+  if (!progress_policy_.spins || !options_.background_thread || waiters_.load() > 0 ||
+      !try_acquire_progress())
+    return std::nullopt;
+  const std::optional<int> peer =
+      engine_.pass_quickly(message, [this] { return waiters_.load() > 0 || closing_.load(); });
+  const bool transferring = engine_.transferring();
+  release_progress();
+  // This thread has not counted as a driver, so the rings of this time have woken the engine
+  // thread. It has yielded.
+  if (transferring || standby_yielded_.load()) engine_.doorbell().ring();
+  return peer;
 }
 
 bool Runtime::try_acquire_progress() {

@@ -38,6 +38,10 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   std::vector<Operation> submit(const std::vector<Submission>&, Progress);
   /// The same for sends and recvs.
   std::vector<Operation> submit(std::span<const Message>, Progress);
+  /// Passes a small message between ranks of one host, if the other rank's thread waits for it now
+  /// or within some microseconds, and no other work is under way on this rank. @return the other
+  /// rank; empty: nothing has happened, and submit() has to do it
+  std::optional<int> pass_quickly(const Message&);
   /// Returns when the operation is done. The calling thread drives the engine when no other thread
   /// does.
   /// @throws UsageError in the callback of an operation, which runs on the thread that drives

@@ -73,6 +73,8 @@ class Mailboxes {
   void for_each_offer(const std::function<void(int source, const wire::Offer&)>&) const;
 
   bool empty() const noexcept { return boxes_.empty(); }
+  /// Whether a recv or offer of this key waits, or the place of one that has ended remains.
+  bool has(const wire::MessageKey& key) const { return boxes_.contains(key); }
   /// Bytes of payload that wait for a recv.
   std::size_t buffered_bytes() const noexcept { return buffered_; }
 

@@ -73,42 +73,47 @@ std::vector<Operation> start_messages(std::span<const Message> messages, Progres
 
 namespace {
 
-Operation start(Direction direction, const TensorView& tensor, int peer,
-                const MessageOptions& options, Progress progress) {
-  const Message message{.direction = direction,
-                        .tensor = tensor,
-                        .peer = peer,
-                        .tag = options.tag,
-                        .name = options.name,
-                        .process_set = options.process_set.id(),
-                        .input_ready = options.input_ready};
-  return start_messages({&message, 1}, progress).front();
+Message message_of(Direction direction, const TensorView& tensor, int peer,
+                   const MessageOptions& options) {
+  return {.direction = direction,
+          .tensor = tensor,
+          .peer = peer,
+          .tag = options.tag,
+          .name = options.name,
+          .process_set = options.process_set.id(),
+          .input_ready = options.input_ready};
 }
 
-Operation run(Direction direction, const TensorView& tensor, int peer,
-              const MessageOptions& options) {
-  Operation operation = start(direction, tensor, peer, options, Progress::kCaller);
+Operation start(const Message& message) {
+  return start_messages({&message, 1}, Progress::kBackground).front();
+}
+
+/// @return the other rank
+int run(const Message& message) {
+  const auto runtime = runtime::current_runtime();
+  if (const auto peer = runtime->pass_quickly(message)) return *peer;
+  const Operation operation = runtime->submit({&message, 1}, Progress::kCaller).front();
   operation.wait();
   operation.status().raise_if_error();
-  return operation;
+  return static_cast<int>(operation.result());
 }
 
 }  // namespace
 
 Operation isend(const TensorView& tensor, int destination, const MessageOptions& options) {
-  return start(Direction::kSend, tensor, destination, options, Progress::kBackground);
+  return start(message_of(Direction::kSend, tensor, destination, options));
 }
 
 Operation irecv(const TensorView& tensor, int source, const MessageOptions& options) {
-  return start(Direction::kReceive, tensor, source, options, Progress::kBackground);
+  return start(message_of(Direction::kReceive, tensor, source, options));
 }
 
 void send(const TensorView& tensor, int destination, const MessageOptions& options) {
-  run(Direction::kSend, tensor, destination, options);
+  run(message_of(Direction::kSend, tensor, destination, options));
 }
 
 int recv(const TensorView& tensor, int source, const MessageOptions& options) {
-  return static_cast<int>(run(Direction::kReceive, tensor, source, options).result());
+  return run(message_of(Direction::kReceive, tensor, source, options));
 }
 
 void barrier(const ProcessSet& process_set) {

@@ -69,6 +69,13 @@ class MessageControlPlane final : public control::ControlPlane {
   void send(std::span<const int> ranks, std::span<const std::byte> message) override;
   void send_lazily(int rank, std::span<const std::byte> message) override;
   void await_lazy_messages(bool awaits) noexcept override { node_->await_lazy_mail(awaits); }
+  bool awaits_lazy_messages(int rank) noexcept override {
+    return mail_.reaches(rank) && node_->awaits_lazy_mail(rank);
+  }
+  std::optional<MessageBoxes> message_boxes(int rank) noexcept override {
+    return mail_.reaches(rank) ? node_->message_boxes(rank) : std::nullopt;
+  }
+  bool has_local_message() noexcept override { return mail_.has_message(); }
   std::optional<control::Message> poll() override;
   void expect_messages(std::span<const int> ranks) override;
   void check_connections() override {

@@ -13,6 +13,7 @@
 #include "base/cache_line.h"
 #include "base/clock.h"
 #include "base/doorbell.h"
+#include "base/message_box.h"
 #include "base/topology.h"
 #include "hvd/error.h"
 
@@ -67,6 +68,13 @@ class ControlPlane : public Peers {
   /// Sets whether this rank awaits lazy messages from now on; initially it does not. Call poll()
   /// after await_lazy_messages(true) and before a sleep.
   virtual void await_lazy_messages(bool /*awaits*/) noexcept {}
+  /// Whether that rank awaits lazy messages now. False for ranks of other hosts.
+  virtual bool awaits_lazy_messages(int /*rank*/) noexcept { return false; }
+  /// The boxes of this rank and another rank of its host. Empty if it has no boxes.
+  virtual std::optional<MessageBoxes> message_boxes(int /*rank*/) noexcept { return std::nullopt; }
+  /// Whether a rank of this host has sent a message that poll() has not returned yet, as far as one
+  /// look at memory shows.
+  virtual bool has_local_message() noexcept { return false; }
   /// Returns the next message that has arrived, if any.
   virtual std::optional<Message> poll() = 0;
   /// Call it when poll() returns no message: see message::Carrier::check_connections().

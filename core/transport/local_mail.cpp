@@ -71,7 +71,7 @@ void LocalMail::flush() {
 }
 
 std::optional<control::Message> LocalMail::pop() {
-  if (peers_.empty() || node_.own_mail_count() == taken_) return std::nullopt;
+  if (!has_message()) return std::nullopt;
   for (std::size_t looks = 0; looks < peers_.size(); ++looks) {
     Peer& peer = peers_[next_];
     next_ = (next_ + 1) % peers_.size();

@@ -8,7 +8,8 @@
 // uncaught exception), throw-all (the same on every rank), fail (fail(), then _Exit(3)), leave
 // (shutdown() while the others go on), leave-well (and then returns 0), absent (stops submitting),
 // late (submits late, within all deadlines), mismatch (one wrong shape, then goes on), none. The
-// prefix "messages-" makes each step a ring of sends and recvs instead. The prefix "second-" runs a
+// prefix "messages-" makes each step a ring of sends and recvs instead, and the prefix "calls-" a
+// message of 8 bytes that goes around all ranks by send() and recv(). The prefix "second-" runs a
 // successful job first, in the same processes, with its own init() and shutdown(). With the prefix
 // "saves-" a rank that gets an error returns 0, and does not end a stopped rank. Every rank that
 // lives prints "RANK r CLASS seconds message" when an operation fails, "DONE r" when the loop ends
@@ -176,6 +177,27 @@ void run_ring(int step, const std::string& mode, bool bad_step, bool goes_wrong)
       throw std::runtime_error("wrong data");
 }
 
+/// A message that goes around all ranks again and again, one rank at a time.
+void run_calls(int step, const std::string& mode, bool bad_step, bool goes_wrong) {
+  constexpr int kRounds = 200;
+  const int rounds = mode == "kill-during" && bad_step ? 100'000'000 : kRounds;
+  const int next = (hvd::rank() + 1) % hvd::size();
+  const int previous = (hvd::rank() + hvd::size() - 1) % hvd::size();
+  std::vector<float> number(2);
+  if (goes_wrong && mode == "kill-during") die_soon();
+  for (int round = 0; round < rounds; ++round) {
+    const auto expected = static_cast<float>(step * kRounds + round);
+    if (goes_wrong && round == kRounds / 2) misbehave(mode, 0);
+    if (hvd::rank() == 0) {
+      number.assign(2, expected);
+      hvd::send(view(number), next);
+    }
+    hvd::recv(view(number), previous);
+    if (number.back() != expected) throw std::runtime_error("wrong number");
+    if (hvd::rank() != 0) hvd::send(view(number), next);
+  }
+}
+
 void live_well_once() {
   hvd::init();
   for (int step = 0; step < kSteps; ++step) run_step(step, "none", false, false);
@@ -194,7 +216,8 @@ int main(int argc, char** argv) {
     live_well_once();
   }
   const bool ring = mode.starts_with("messages-");
-  if (ring) mode.erase(0, mode.find('-') + 1);
+  const bool calls = mode.starts_with("calls-");
+  if (ring || calls) mode.erase(0, mode.find('-') + 1);
   const bool saves = mode.starts_with("saves-");
   if (saves) mode.erase(0, mode.find('-') + 1);
   if (mode == "skip" && std::getenv("HVD_RANK") == std::to_string(victim)) return 0;
@@ -208,8 +231,13 @@ int main(int argc, char** argv) {
     try {
       begin = Clock::now();
       const bool goes_wrong = rank == victim && step == bad_step;
-      ring ? run_ring(step, mode, step == bad_step, goes_wrong)
-           : run_step(step, mode, step == bad_step, goes_wrong, next);
+      if (ring) {
+        run_ring(step, mode, step == bad_step, goes_wrong);
+      } else if (calls) {
+        run_calls(step, mode, step == bad_step, goes_wrong);
+      } else {
+        run_step(step, mode, step == bad_step, goes_wrong, next);
+      }
     } catch (const hvd::Error& error) {
       ++failures;
       std::printf("RANK %d %s %.3f %s\n", rank, class_name(error), seconds_since(begin),

@@ -92,8 +92,9 @@ Outcome run_unsupervised(Start start, const std::string& mode, int victim,
                         HVD_FAULT_PROGRAM " " + mode + " " + std::to_string(victim) + " 20"));
 }
 
-void expect_peer_lost_on_survivors(const Outcome& outcome, int victim, double limit) {
-  for (int rank = 0; rank < 3; ++rank) {
+void expect_peer_lost_on_survivors(const Outcome& outcome, int victim, double limit,
+                                   int ranks = 3) {
+  for (int rank = 0; rank < ranks; ++rank) {
     if (rank == victim) continue;
     const auto found = outcome.failed.find(rank);
     ASSERT_NE(found, outcome.failed.end()) << "rank " << rank << " got no error\n"
@@ -245,6 +246,17 @@ TEST_P(EveryVictim, AKilledRankEndsTheMessagesOfEverySurvivorAtOnce) {
 
 TEST_P(EveryVictim, AStoppedRankEndsTheMessagesOfEverySurvivorInsideThePeerTimeout) {
   expect_peer_lost_on_survivors(run_unsupervised("messages-stop"), victim(), 4.0);
+}
+
+// Two ranks pass messages while both wait for them. The moment of the kill is random.
+TEST_P(EveryVictim, ARankThatIsLostBetweenCallsEndsThoseOfTheOther) {
+  constexpr int kRanks = 2;
+  expect_peer_lost_on_survivors(run_unsupervised("calls-kill", "", kRanks), victim(), 2.0, kRanks);
+  expect_peer_lost_on_survivors(run_unsupervised("calls-stop", "", kRanks), victim(), 4.0, kRanks);
+  for (int kill = 0; kill < 5; ++kill) {
+    expect_peer_lost_on_survivors(run_unsupervised("calls-kill-during", "", kRanks), victim(), 2.0,
+                                  kRanks);
+  }
 }
 
 TEST_P(EveryVictim, ARankKilledOnAnotherHostEndsTheMessagesOfEverySurvivor) {

@@ -47,6 +47,23 @@ std::size_t ring_capacity_of(int slots) noexcept {
   return slots > 1 ? MailRing::capacity_for(slots) : 0;
 }
 
+std::size_t box_capacity_of(int slots) noexcept {
+  return slots > 1 ? MessageBox::capacity_for(slots) : 0;
+}
+
+/// The memory of all rings, and of all boxes. Each pair of slots has one of each.
+std::size_t ring_bytes_of(int slots) noexcept {
+  const auto count = static_cast<std::size_t>(slots);
+  const std::size_t capacity = ring_capacity_of(slots);
+  return capacity > 0 ? count * count * MailRing::bytes_for(capacity) : 0;
+}
+
+std::size_t box_bytes_of(int slots) noexcept {
+  const auto count = static_cast<std::size_t>(slots);
+  const std::size_t capacity = box_capacity_of(slots);
+  return capacity > 0 ? count * count * MessageBox::bytes_for(capacity) : 0;
+}
+
 }  // namespace
 
 static_assert(std::atomic<std::int64_t>::is_always_lock_free &&
@@ -56,10 +73,8 @@ static_assert(std::atomic<std::int64_t>::is_always_lock_free &&
 std::size_t ControlSegment::bytes_for(int slots) noexcept {
   // The header occupies the space of one slot, so that the slots are aligned.
   static_assert(sizeof(Header) <= sizeof(Slot));
-  const auto count = static_cast<std::size_t>(slots);
-  const std::size_t capacity = ring_capacity_of(slots);
-  const std::size_t rings = capacity > 0 ? count * count * MailRing::bytes_for(capacity) : 0;
-  return (count + 1) * sizeof(Slot) + rings;
+  return (static_cast<std::size_t>(slots) + 1) * sizeof(Slot) + ring_bytes_of(slots) +
+         box_bytes_of(slots);
 }
 
 ControlSegment::Slot& ControlSegment::slot(int index) noexcept {
@@ -67,7 +82,10 @@ ControlSegment::Slot& ControlSegment::slot(int index) noexcept {
 }
 
 ControlSegment::ControlSegment(std::unique_ptr<SharedSegment> segment, int slots) noexcept
-    : segment_(std::move(segment)), slots_(slots), ring_capacity_(ring_capacity_of(slots)) {}
+    : segment_(std::move(segment)),
+      slots_(slots),
+      ring_capacity_(ring_capacity_of(slots)),
+      box_capacity_(box_capacity_of(slots)) {}
 
 ControlSegment::~ControlSegment() = default;
 ControlSegment::ControlSegment(ControlSegment&&) noexcept = default;
@@ -118,6 +136,14 @@ MailRing ControlSegment::mail_ring(int from_slot, int to_slot) noexcept {
                      static_cast<std::size_t>(from_slot);
   std::byte* const rings = reinterpret_cast<std::byte*>(&slot(slots_));
   return {rings + index * MailRing::bytes_for(ring_capacity_), ring_capacity_};
+}
+
+MessageBox ControlSegment::message_box(int from_slot, int to_slot) noexcept {
+  HVD_EXPECT(has_message_boxes(), "the segment has boxes");
+  const auto index = static_cast<std::size_t>(to_slot) * static_cast<std::size_t>(slots_) +
+                     static_cast<std::size_t>(from_slot);
+  std::byte* const boxes = reinterpret_cast<std::byte*>(&slot(slots_)) + ring_bytes_of(slots_);
+  return {boxes + index * MessageBox::bytes_for(box_capacity_), box_capacity_};
 }
 
 ArrivalFlags& ControlSegment::remote_arrival_flags() noexcept {

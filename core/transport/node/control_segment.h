@@ -13,6 +13,7 @@
 #include "base/cache_line.h"
 #include "base/clock.h"
 #include "base/doorbell.h"
+#include "base/message_box.h"
 #include "base/process_watch.h"
 #include "base/shared_segment.h"
 #include "transport/node/life_lock.h"
@@ -21,7 +22,8 @@
 namespace hvd::host {
 
 /// A segment of shared memory per host, with a doorbell, a heartbeat, arrival flags, a farewell
-/// flag and a failure report for each of its ranks, and a queue of messages for each pair of them.
+/// flag and a failure report for each of its ranks, and a queue of messages and a box for one
+/// message for each pair of them.
 ///
 /// Any thread may call doorbell() and find_loss(); only the thread that drives the engine calls the
 /// rest. The segment has a name only until all ranks have mapped it (unlink()), so that killed
@@ -78,6 +80,10 @@ class ControlSegment {
   bool has_mail_rings() const noexcept { return ring_capacity_ > 0; }
   /// @pre has_mail_rings()
   MailRing mail_ring(int from_slot, int to_slot) noexcept;
+  /// Whether each pair of slots has boxes. Very many slots have no room for them.
+  bool has_message_boxes() const noexcept { return box_capacity_ > 0; }
+  /// @pre has_message_boxes()
+  MessageBox message_box(int from_slot, int to_slot) noexcept;
   /// Number of processes whose end any process of the host has detected. A change rings all
   /// doorbells, and check() then returns a loss.
   std::uint32_t endings() const noexcept;
@@ -120,6 +126,7 @@ class ControlSegment {
   std::shared_ptr<SharedSegment> segment_;
   int slots_ = 0;
   std::size_t ring_capacity_ = 0;
+  std::size_t box_capacity_ = 0;
   int own_ = 0;
   std::vector<Watched> watched_;
   std::unique_ptr<LifeWatch> life_watch_;  // uses the segment

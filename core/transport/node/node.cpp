@@ -263,6 +263,14 @@ void Node::announce(int world_rank) noexcept {
         .fetch_add(1, std::memory_order_release);
 }
 
+std::optional<MessageBoxes> Node::message_boxes(int world_rank) noexcept {
+  const int slot = slot_of_rank_[static_cast<std::size_t>(world_rank)];
+  const bool shared = control_segment_shared_ && control_segment_->has_message_boxes();
+  if (!shared || slot < 0 || slot == topology_.local_rank) return std::nullopt;
+  return MessageBoxes{control_segment_->message_box(topology_.local_rank, slot),
+                      control_segment_->message_box(slot, topology_.local_rank)};
+}
+
 void Node::announce_mail(int world_rank) noexcept {
   HVD_EXPECT(control_segment_shared_, "the ranks of this host share the control segment");
   control_segment_->mail_count(slot_of_rank_[static_cast<std::size_t>(world_rank)])

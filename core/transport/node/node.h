@@ -4,12 +4,14 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "base/cache_line.h"
 #include "base/expect.h"
+#include "base/message_box.h"
 #include "base/topology.h"
 #include "transport/node/control_segment.h"
 
@@ -23,7 +25,7 @@ using Exchange = std::function<void(const void* mine, void* all, std::size_t byt
 using Reports = std::function<std::span<const std::byte>(std::size_t rank)>;
 
 /// This rank's host and the state that it shares with the other ranks there: the control segment,
-/// the doorbells, the counts of messages and the rings for small ones.
+/// the doorbells, the counts of messages, and the rings and boxes for small ones.
 ///
 /// Only the thread that drives the engine calls it, except topology() and ring(), which any thread
 /// may call.
@@ -81,6 +83,8 @@ class Node {
   /// Whether that rank of this host is to be rung for a lazy message. Call it after
   /// announce_mail().
   bool awaits_lazy_mail(int world_rank) noexcept;
+  /// The boxes of this rank and another one; empty if they share no boxes.
+  std::optional<MessageBoxes> message_boxes(int world_rank) noexcept;
   /// The entries that have been announced to this rank.
   std::uint64_t own_mail_count() noexcept {
     return control_segment_->mail_count(topology_.local_rank).load(std::memory_order_seq_cst);

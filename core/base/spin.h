@@ -1,0 +1,14 @@
+#pragma once
+
+namespace hvd {
+
+/// To be called between two looks of a loop that waits for another core.
+inline void relax() noexcept {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+}  // namespace hvd

@@ -1,0 +1,52 @@
+// Passes a small message to a thread of another rank that waits for it: see QuickMessages.
+#include <sched.h>
+
+#include <functional>
+#include <optional>
+
+#include "engine/engine.h"
+
+namespace hvd::runtime {
+namespace {
+
+/// A thread that passes messages in a loop drives the engine this seldom, so that heartbeats and
+/// control messages go on although the engine thread may not get its turn.
+constexpr int kCallsPerStep = 64;
+
+}  // namespace
+
+std::optional<int> Engine::pass_quickly(const Message& message,
+                                        const std::function<bool()>& wanted) noexcept {
+  if (++quick_calls_ >= kCallsPerStep) {
+    quick_calls_ = 0;
+    step();
+  }
+  const auto other_work = [this]() HVD_REQUIRES(progress_) {
+    return submission_queue_.has_submissions() || control_->has_local_message();
+  };
+  const auto& sets = negotiator_.process_sets();
+  if (busy() || other_work() || submission_queue_.failed() ||
+      submission_queue_.shutdown_requested() || !quick_.accepts(message, sets))
+    return std::nullopt;
+  std::optional<int> peer;
+  if (message.direction == Direction::kSend) {
+    const auto drive = [this]() HVD_REQUIRES(progress_) {
+      step();
+      sched_yield();
+      return !submission_queue_.failed();
+    };
+    if (quick_.send(message, drive)) peer = message.peer;
+  } else if (points_.awaits_nothing(message.process_set, message.tag)) {
+    const auto interrupted = [&]() HVD_REQUIRES(progress_) { return other_work() || wanted(); };
+    peer = quick_.receive(message, sets, interrupted);
+  }
+  if (!peer) return std::nullopt;
+  if (message.direction == Direction::kSend)
+    counters_.bytes.fetch_add(message.tensor.bytes(), std::memory_order_relaxed);
+  counters_.completed_operations.fetch_add(1, std::memory_order_relaxed);
+  last_quick_ =
+      MessageSide{message.direction, message.peer, {message.process_set, {}, message.tag}};
+  return peer;
+}
+
+}  // namespace hvd::runtime
