@@ -16,6 +16,8 @@ class Clock {
  public:
   virtual ~Clock() = default;
   virtual TimePoint now() const noexcept = 0;
+  /// now(), or up to 10 ms before it, in a quarter of the time.
+  virtual TimePoint about_now() const noexcept { return now(); }
 };
 
 /// CLOCK_MONOTONIC: comparable between the processes of one host.
@@ -24,6 +26,11 @@ class SteadyClock final : public Clock {
   TimePoint now() const noexcept override {
     return std::chrono::duration_cast<TimePoint>(
         std::chrono::steady_clock::now().time_since_epoch());
+  }
+  TimePoint about_now() const noexcept override {
+    timespec time{};
+    ::clock_gettime(CLOCK_MONOTONIC_COARSE, &time);
+    return std::chrono::seconds(time.tv_sec) + std::chrono::nanoseconds(time.tv_nsec);
   }
 };
 

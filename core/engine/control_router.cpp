@@ -112,15 +112,15 @@ void ControlRouter::report(const wire::Report& report) {
   } else {
     sender_.send(std::max(place_.parent, 0), wire::encode(report));
   }
-  counters_.negotiated_operations.store(
-      negotiator_.reported_in_full() + negotiator_.reported_by_bit(), std::memory_order_relaxed);
-  counters_.cached_operations.store(negotiator_.reported_by_bit(), std::memory_order_relaxed);
+  counters_.negotiated_operations.store(negotiator_.reported_in_full() +
+                                        negotiator_.reported_by_bit());
+  counters_.cached_operations.store(negotiator_.reported_by_bit());
 }
 
 // A message from rank 0 to itself counts as sent and as received.
 void ControlRouter::count_local_message() noexcept {
-  counters_.control_messages_sent.fetch_add(1, std::memory_order_relaxed);
-  counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
+  counters_.control_messages_sent.add(1);
+  counters_.control_messages_received.add(1);
 }
 
 bool ControlRouter::forward_reports() {
@@ -197,14 +197,14 @@ void ControlRouter::on_applied(const wire::Plan& plan) {
   last_plan_at_ = time_.now();
   watch_.on_message_from(0);  // also when another rank has passed the plan on
   if (aggregator_) aggregator_->apply(plan);
-  counters_.plans_applied.fetch_add(1, std::memory_order_relaxed);
+  counters_.plans_applied.add(1);
 }
 
 std::optional<ControlRouter::Received> ControlRouter::receive() {
   if (own_plan_) return Received{*std::exchange(own_plan_, std::nullopt), control_.rank()};
   auto message = control_.poll();
   if (!message) return std::nullopt;
-  counters_.control_messages_received.fetch_add(1, std::memory_order_relaxed);
+  counters_.control_messages_received.add(1);
   auto decoded = [&] {
     try {
       return wire::decode(message->bytes);
@@ -289,7 +289,7 @@ void ControlRouter::log_stalls() {
   if (!coordinator_) return;
   for (const auto& text : coordinator_->resumptions()) HVD_LOG(kWarning) << text;
   for (const auto& text : coordinator_->stall_warnings(time_.awake(time_.step()))) {
-    counters_.stalls.fetch_add(1, std::memory_order_relaxed);
+    counters_.stalls.add(1);
     HVD_LOG(kWarning) << text;
   }
 }

@@ -79,7 +79,10 @@ Engine::~Engine() = default;
 
 bool Engine::step(Callbacks callbacks, Extent extent) noexcept {
   bool moved = false;
-  time_.begin_step();
+  // A short step does nothing that depends on the exact time.
+  const bool stays_short =
+      extent == Extent::kReplays && short_steps_ > 0 && short_steps_ + 1 < kMostShortSteps;
+  time_.begin_step(stays_short ? StepTime::Precision::kAbout : StepTime::Precision::kExact);
   try {
     if (const auto cause =
             submission_queue_.failed() ? std::nullopt : submission_queue_.outside_failure())
@@ -131,7 +134,7 @@ bool Engine::begin_submissions(Callbacks callbacks) {
   submission_queue_.pop_all(popped_, callbacks);
   for (std::size_t next = 0; next < popped_.size(); ++next) {
     try {
-      begin(popped_[next]);
+      begin(std::move(popped_[next]));
     } catch (...) {
       submission_queue_.enqueue(
           std::span(popped_).subspan(next));  // they end with the cause of failure
@@ -144,10 +147,10 @@ bool Engine::begin_submissions(Callbacks callbacks) {
   return moved;
 }
 
-void Engine::begin(const OperationPtr& operation) {
-  counters_.bytes.fetch_add(operation->submission.input.bytes(), std::memory_order_relaxed);
+void Engine::begin(OperationPtr&& operation) {
+  counters_.bytes.add(operation->submission.input.bytes());
   operation->order = begun_++;
-  last_begun_ = operation;
+  if (last_begun_.get() != operation.get()) last_begun_ = operation;
   last_begun_at_ = time_.step();
   last_quick_.reset();
   if (operation->message) {
@@ -157,8 +160,8 @@ void Engine::begin(const OperationPtr& operation) {
   if (const auto error = negotiator_.consume_failure(operation->request))
     return end_with(operation, *error);
   blocked_.on_submission();
-  if (steady_.accept(operation, time_.step()) || !negotiate(operation)) return;
-  outstanding_.emplace(operation->order, operation);
+  if (steady_.accept(std::move(operation), time_.step()) || !negotiate(operation)) return;
+  outstanding_.emplace(operation->order, std::move(operation));
 }
 
 bool Engine::negotiate(const OperationPtr& operation) {
@@ -192,9 +195,9 @@ void Engine::begin_steady(int process_set, std::vector<control::AgreedBundle> sc
                 time_.step());
   // The negotiator has withdrawn them.
   std::erase_if(outstanding_, [&](const auto& entry) HVD_REQUIRES(progress_) {
-    const OperationPtr& operation = entry.second;
+    OperationPtr operation = entry.second;
     return control::withdrawn_by_replay(operation->request, process_set) &&
-           (steady_.accept(operation, time_.step()) || !negotiate(operation));
+           (steady_.accept(std::move(operation), time_.step()) || !negotiate(operation));
   });
 }
 
@@ -360,7 +363,7 @@ void Engine::end_with(const OperationPtr& operation, const wire::ErrorEntry& err
 void Engine::finish(const OperationPtr& operation, const Status& status, const EventPtr& ready,
                     bool in_flight) {
   auto& counter = status.ok() ? counters_.completed_operations : counters_.failed_operations;
-  counter.fetch_add(1, std::memory_order_relaxed);
+  counter.add(1);
   operations_.release(*operation);
   if (in_flight) {
     operation->finish_in_flight(status);

@@ -137,7 +137,8 @@ class Engine {
 
  private:
   bool begin_submissions(Callbacks) HVD_REQUIRES(progress_);
-  void begin(const OperationPtr&) HVD_REQUIRES(progress_);
+  /// Moves the operation to where it waits.
+  void begin(OperationPtr&&) HVD_REQUIRES(progress_);
   /// @return whether the operation now waits for a plan; otherwise it has ended
   bool negotiate(const OperationPtr&) HVD_REQUIRES(progress_);
   /// Advances the replayed schedules, and applies the deferred plans once this rank has left the

@@ -42,8 +42,8 @@ std::optional<int> Engine::pass_quickly(const Message& message,
   }
   if (!peer) return std::nullopt;
   if (message.direction == Direction::kSend)
-    counters_.bytes.fetch_add(message.tensor.bytes(), std::memory_order_relaxed);
-  counters_.completed_operations.fetch_add(1, std::memory_order_relaxed);
+    counters_.bytes.add(message.tensor.bytes());
+  counters_.completed_operations.add(1);
   last_quick_ =
       MessageSide{message.direction, message.peer, {message.process_set, {}, message.tag}};
   return peer;

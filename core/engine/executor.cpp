@@ -127,7 +127,7 @@ std::size_t Executor::run_filled(Execution& execution) {
   HVD_EXPECT(execution.filled_, "the input of the batch is there");
   execution.agreed_at_ = parts_.timeline.on() ? parts_.clock.now() : TimePoint{};
   execution.launched_at_ = execution.agreed_at_;
-  parts_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+  parts_.counters.backend_calls.add(1);
   try {
     execution.batch().allocate_outputs();
   } catch (const std::exception& error) {
@@ -297,7 +297,7 @@ void Executor::launch(ChannelQueue& queue, Execution& execution) {
   } else if (staged(batch)) {
     const Staged& staged = *execution.staged_;
     if (execution.work_ && execution.work_->again(staged.in, staged.out)) {
-      parts_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+      parts_.counters.backend_calls.add(1);
     } else {
       execution.work_ = launch_staged(queue, batch, staged);
     }
@@ -312,14 +312,14 @@ std::unique_ptr<Work> Executor::launch_staged(const ChannelQueue& queue, const B
     return composite::make_adasum(launcher(queue), staged.collective, batch.spec(), staged.in,
                                   staged.out);
   }
-  parts_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+  parts_.counters.backend_calls.add(1);
   return queue.channel->launch(staged.collective, staged.in, staged.out);
 }
 
 composite::Launch Executor::launcher(const ChannelQueue& queue) {
   return [this, &queue](const Collective& collective, std::span<const std::byte> in,
                         std::span<std::byte> out) {
-    parts_.counters.backend_calls.fetch_add(1, std::memory_order_relaxed);
+    parts_.counters.backend_calls.add(1);
     return queue.channel->launch(collective, in, out);
   };
 }

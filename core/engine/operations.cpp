@@ -1,5 +1,6 @@
 #include "engine/operations.h"
 
+#include <algorithm>
 #include <exception>
 #include <string>
 #include <utility>
@@ -49,8 +50,8 @@ std::string OperationState::title() const {
   return message ? runtime::describe(*message) : control::describe(request);
 }
 
-void OperationState::begin_again(const Submission& what, TimePoint now) {
-  HVD_EXPECT(over(), "no handle refers to the last use");
+void OperationState::begin_again(const Submission& what, TimePoint now, std::uint64_t kept) {
+  HVD_EXPECT(over(kept), "no other handle refers to the last use");
   submission.input.data = what.input.data;
   submission.output.data = what.output.data;
   submission.parts = what.parts;
@@ -111,6 +112,7 @@ bool is_same_operation(const Submission& what, const Submission& before,
 }
 
 void OperationState::call_back(const Status& status, const EventPtr& output_ready) {
+  if (!calls_back()) return;
   const auto on_done = std::exchange(submission.on_done, nullptr);
   submission.allocate_output = nullptr;
   if (!on_done) return;
@@ -139,25 +141,51 @@ void OperationState::finish_in_flight(const Status& status) {
   finish(status, nullptr);
 }
 
-void SubmissionQueue::enqueue(std::span<const OperationPtr> operations) {
-  const MutexLock lock(mutex_);
-  submitted_.insert(submitted_.end(), operations.begin(), operations.end());
-  for (const OperationPtr& operation : operations)
-    callbacks_submitted_ = callbacks_submitted_ || operation->calls_back();
-  has_submissions_.store(true, std::memory_order_release);
+SubmissionQueue::~SubmissionQueue() {
+  for (OperationState* last = newest_.load(); last != nullptr;)
+    last = OperationPtr::adopt(last)->queued_before;
+}
+
+void SubmissionQueue::enqueue(std::span<OperationPtr> operations) noexcept {
+  OperationState* first = nullptr;
+  OperationState* last = nullptr;
+  for (OperationPtr& operation : operations) {
+    if (!operation) continue;
+    operation->queued_before = last;
+    last = operation.detach();
+    if (first == nullptr) first = last;
+  }
+  if (first == nullptr) return;
+  OperationState* before = newest_.load(std::memory_order_relaxed);
+  do {
+    first->queued_before = before;
+  } while (!newest_.compare_exchange_weak(before, last, std::memory_order_acq_rel));
 }
 
 std::vector<OperationPtr> SubmissionQueue::queued() const {
-  const MutexLock lock(mutex_);
-  return submitted_;
+  std::vector<OperationPtr> operations;
+  for (OperationState* one = newest_.load(std::memory_order_acquire); one != nullptr;
+       one = one->queued_before)
+    operations.emplace_back(one);
+  std::ranges::reverse(operations);
+  return operations;
 }
 
+// Other threads only add operations, so the list is as it was looked at as long as its newest
+// operation is the same.
 void SubmissionQueue::pop_all(std::vector<OperationPtr>& operations, Callbacks callbacks) {
-  const MutexLock lock(mutex_);
-  if (callbacks_submitted_ && callbacks == Callbacks::kNone) return;
-  callbacks_submitted_ = false;
-  operations.swap(submitted_);
-  has_submissions_.store(false, std::memory_order_relaxed);
+  OperationState* newest = newest_.load(std::memory_order_acquire);
+  do {
+    std::size_t queued = 0;
+    for (const OperationState* one = newest; one != nullptr; one = one->queued_before) {
+      if (callbacks == Callbacks::kNone && one->calls_back()) return;
+      ++queued;
+    }
+    operations.reserve(queued);
+  } while (!newest_.compare_exchange_weak(newest, nullptr, std::memory_order_acq_rel));
+  for (OperationState* one = newest; one != nullptr; one = one->queued_before)
+    operations.push_back(OperationPtr::adopt(one));
+  std::ranges::reverse(operations);
 }
 
 void SubmissionQueue::request_description(std::shared_ptr<WaitDescription> description) {
@@ -216,6 +244,10 @@ namespace {
 /// recently used names are forgotten.
 constexpr std::size_t kMostRemembered = 1 << 14;
 
+bool may_come_again(const wire::Request& request) noexcept {
+  return !request.unnamed && request.process_set == 0;
+}
+
 // After each join the numbers of unnamed operations start at a multiple of this, so that no number
 // is in use twice.
 constexpr std::uint64_t kOrdinalsPerJoin = 1'000'000'000;
@@ -230,15 +262,23 @@ void OperationTable::check_running() const {
 
 void OperationTable::submit(std::span<const Submission> submissions, std::span<Operation> handles,
                             const std::weak_ptr<Runtime>& owner, TimePoint now) {
+  const auto is_last_use = [](const Operation& handle, const Submission& submission) {
+    return handle.valid() && !submission.name.empty() &&
+           handle.state_->request.name == submission.name;
+  };
+  for (std::size_t i = 0; i < handles.size(); ++i) {
+    if (!is_last_use(handles[i], submissions[i])) handles[i] = {};
+  }
   const MutexLock lock(mutex_);
-  check_running();
-  claimed_.clear();
   try {
-    for (const Submission& submission : submissions)
-      claimed_.push_back(claim(submission, owner, now));
+    check_running();
+    claimed_.clear();
+    for (std::size_t i = 0; i < submissions.size(); ++i)
+      claimed_.push_back(claim(submissions[i], handles[i], owner, now));
     check_unnamed_groups(submissions, rank_);
   } catch (...) {
     roll_back();
+    std::ranges::fill(handles, Operation());
     throw;
   }
   hand_over(handles);
@@ -254,9 +294,9 @@ void OperationTable::submit(std::span<const Message> messages, std::span<Operati
     const OperationPtr& made = accepted.emplace_back(new OperationState(message, owner, now));
     check_message(message, made->title(), *sets, rank_, gpu_);
     check_not_joined(made->title());
-    made->in_flight = true;
+    made->in_flight.store(true, std::memory_order_relaxed);
   }
-  claimed_.assign(accepted.begin(), accepted.end());
+  claimed_ = std::move(accepted);
   hand_over(handles);
 }
 
@@ -264,7 +304,7 @@ void OperationTable::submit(std::span<const Message> messages, std::span<Operati
 void OperationTable::hand_over(std::span<Operation> handles) {
   for (std::size_t i = 0; i < claimed_.size(); ++i) {
     if (claimed_[i]->calls_back()) callbacks_.fetch_add(1, std::memory_order_relaxed);
-    handles[i] = Operation(claimed_[i].get());
+    if (handles[i].state_.get() != claimed_[i].get()) handles[i] = Operation(claimed_[i].get());
   }
   // Still under the lock, so that operations enter the engine in the order of their numbers.
   queue_.enqueue(claimed_);
@@ -278,10 +318,10 @@ void OperationTable::check_not_joined(const std::string& title) const {
            ": this rank has called join(), so it has no more data until join() returns"));
 }
 
-OperationPtr OperationTable::claim(const Submission& submission,
+OperationPtr OperationTable::claim(const Submission& submission, const Operation& handle,
                                    const std::weak_ptr<Runtime>& owner, TimePoint now) {
   if (joined_) check_not_joined(text(submission.kind(), " '", submission.name, "'"));
-  if (OperationPtr again = claim_again(submission, now)) return again;
+  if (OperationPtr again = claim_again(submission, handle, now)) return again;
   OperationPtr made(new OperationState(submission, number(submission), owner, now));
   const wire::Request& request = made->request;
   if (request.by_members() && sets_being_made_.contains(submission.name)) {
@@ -289,10 +329,11 @@ OperationPtr OperationTable::claim(const Submission& submission,
                           ": this rank is making another process set of the same name; wait for "
                           "it, or give sets that are made at the same time different names"));
   }
+  if (may_come_again(request)) forget_unused();
   const Key key{request.process_set, request.name};
   const auto [known, is_new] = operations_.try_emplace(key, made);
   if (!is_new) {
-    if (known->second->in_flight) {
+    if (known->second->in_flight.load(std::memory_order_acquire)) {
       if (request.unnamed) --next_ordinal(request);
       throw UsageError(text(control::describe(request), " on rank ", rank_,
                             ": this name is already in flight; wait for its last use, or give each "
@@ -302,23 +343,30 @@ OperationPtr OperationTable::claim(const Submission& submission,
     operations_.erase(known);
     operations_.emplace(key, made);
   }
+  if (may_come_again(request)) link(*made);
   if (request.by_members()) sets_being_made_.insert(submission.name);
-  made->in_flight = true;
+  made->in_flight.store(true, std::memory_order_relaxed);
   joined_ = request.kind == OpKind::kJoin;
   return made;
 }
 
 // An operation that was submitted before with the same parameters needs neither checks nor memory.
-OperationPtr OperationTable::claim_again(const Submission& submission, TimePoint now) {
+// A handle of the caller to its last use counts as released.
+OperationPtr OperationTable::claim_again(const Submission& submission, const Operation& handle,
+                                         TimePoint now) {
   if (submission.process_set != 0 || submission.name.empty()) return {};
   const auto known = operations_.find(Key{0, submission.name});
   if (known == operations_.end()) return {};
   OperationState& last = *known->second;
-  if (last.in_flight || !last.over()) return {};
+  const std::uint64_t kept = handle.state_.get() == &last ? kHandle : 0;
+  if (last.in_flight.load(std::memory_order_acquire) || !last.over(kept)) return {};
   if (!is_same_operation(submission, last.submission, last.request)) return {};
-  unlink(last);
-  last.in_flight = true;
-  last.begin_again(submission, now);
+  if (last_used_ != &last) {
+    unlink(last);
+    link(last);
+  }
+  last.in_flight.store(true, std::memory_order_relaxed);
+  last.begin_again(submission, now, kept);
   return known->second;
 }
 
@@ -343,22 +391,26 @@ void OperationTable::roll_back() {
     if (request.unnamed) --next_ordinal(request);
     if (request.kind == OpKind::kJoin) joined_ = false;
     if (request.by_members()) sets_being_made_.erase(operation->submission.name);
-    operation->in_flight = false;
+    operation->in_flight.store(false, std::memory_order_relaxed);
+    if (may_come_again(request)) unlink(*operation);
     forget(request);
   }
   claimed_.clear();
 }
 
+// An ordinary operation is left to the next submit() of its name, which takes the lock anyway.
 void OperationTable::release(OperationState& operation) {
-  const MutexLock lock(mutex_);
-  if (!operation.in_flight) return;
+  if (!operation.in_flight.load(std::memory_order_relaxed)) return;
   const wire::Request& request = operation.request;
   if (operation.calls_back()) callbacks_.fetch_sub(1, std::memory_order_relaxed);
-  operation.in_flight = false;
+  const bool ordinary = !operation.message && may_come_again(request);
+  if (ordinary && request.kind != OpKind::kJoin)
+    return operation.in_flight.store(false, std::memory_order_release);
+  const MutexLock lock(mutex_);
+  operation.in_flight.store(false, std::memory_order_release);
   if (request.by_members()) sets_being_made_.erase(operation.submission.name);
   if (operation.message) return;
-  const bool may_come_again = !request.unnamed && request.process_set == 0;
-  may_come_again ? remember(operation) : forget(request);
+  if (!ordinary) forget(request);
   if (request.kind != OpKind::kJoin) return;
   joined_ = false;
   if (operation.result() < 0) return;
@@ -372,21 +424,30 @@ void OperationTable::forget(const wire::Request& request) {
   operations_.erase(Key{request.process_set, request.name});
 }
 
-void OperationTable::remember(OperationState& operation) {
-  operation.released_before = last_released_;
-  (last_released_ != nullptr ? last_released_->released_after : first_released_) = &operation;
-  last_released_ = &operation;
-  if (operations_.size() <= kMostRemembered) return;
-  OperationState& oldest = *first_released_;
-  unlink(oldest);
-  forget(oldest.request);
+// Looks at few operations, because all may be in flight.
+void OperationTable::forget_unused() {
+  constexpr int kLooks = 2;
+  OperationState* oldest = first_used_;
+  for (int look = 0; look < kLooks && operations_.size() >= kMostRemembered; ++look) {
+    if (oldest == nullptr) return;
+    OperationState& one = *oldest;
+    oldest = one.used_after;
+    unlink(one);
+    one.in_flight.load(std::memory_order_acquire) ? link(one) : forget(one.request);
+  }
+}
+
+void OperationTable::link(OperationState& operation) {
+  operation.used_before = last_used_;
+  (last_used_ != nullptr ? last_used_->used_after : first_used_) = &operation;
+  last_used_ = &operation;
 }
 
 void OperationTable::unlink(OperationState& operation) {
-  OperationState* const before = std::exchange(operation.released_before, nullptr);
-  OperationState* const after = std::exchange(operation.released_after, nullptr);
-  (before != nullptr ? before->released_after : first_released_) = after;
-  (after != nullptr ? after->released_before : last_released_) = before;
+  OperationState* const before = std::exchange(operation.used_before, nullptr);
+  OperationState* const after = std::exchange(operation.used_after, nullptr);
+  (before != nullptr ? before->used_after : first_used_) = after;
+  (after != nullptr ? after->used_before : last_used_) = before;
 }
 
 }  // namespace hvd::runtime

@@ -57,12 +57,12 @@ class OperationState {
   OperationState(const OperationState&) = delete;
   OperationState& operator=(const OperationState&) = delete;
 
-  /// Reuses the state for the same operation. @pre over(), and is_same_operation() for `what`
-  void begin_again(const Submission& what, TimePoint now);
-  /// Whether it is done and the program holds no handle to it. (The engine may still hold a
-  /// reference.)
-  bool over() const noexcept {
-    return done() && holders_.load(std::memory_order_acquire) % kInternal == 0;
+  /// Reuses the state for the same operation. @pre over(kept), and is_same_operation() for `what`
+  void begin_again(const Submission& what, TimePoint now, std::uint64_t kept);
+  /// Whether it is done and the program holds no handle to it besides `kept` ones. (The engine may
+  /// still hold a reference.)
+  bool over(std::uint64_t kept = 0) const noexcept {
+    return done() && holders_.load(std::memory_order_acquire) % kInternal <= kept;
   }
 
   /// Whether the operation calls the program back when it ends. @pre !done()
@@ -99,12 +99,13 @@ class OperationState {
   const wire::Request request;
   const std::unique_ptr<const MessageSide> message;  ///< null: a collective
   TimePoint submitted;
-  std::uint64_t order = 0;            ///< engine only: the order in which operations were begun
-  control::SchedulePlace place = {};  ///< engine only: in the current or last schedule
-  bool in_flight = false;             ///< OperationTable only: its name is in use
-  /// OperationTable only: links of the list of ended operations.
-  OperationState* released_before = nullptr;
-  OperationState* released_after = nullptr;
+  std::uint64_t order = 0;             ///< engine only: the order in which operations were begun
+  control::SchedulePlace place = {};   ///< engine only: in the current or last schedule
+  std::atomic<bool> in_flight{false};  ///< OperationTable only: its name is in use
+  /// OperationTable only: links of the list of known operations.
+  OperationState* used_before = nullptr;
+  OperationState* used_after = nullptr;
+  OperationState* queued_before = nullptr;  ///< SubmissionQueue only: link of its list
 
  private:
   friend void retain(OperationState*, std::uint64_t unit) noexcept;
@@ -137,12 +138,17 @@ class SubmissionQueue {
  public:
   explicit SubmissionQueue(control::ProcessSetTable sets)
       : sets_(std::make_shared<const control::ProcessSetTable>(std::move(sets))) {}
+  SubmissionQueue(const SubmissionQueue&) = delete;
+  SubmissionQueue& operator=(const SubmissionQueue&) = delete;
+  ~SubmissionQueue();
 
   // --- requests of the program ---
-  void enqueue(std::span<const OperationPtr>);
+  /// Moves the operations to the queue. Ignores empty places.
+  void enqueue(std::span<OperationPtr>) noexcept;
   /// Whether operations are queued that pop_all() has not returned yet.
-  bool has_submissions() const noexcept { return has_submissions_.load(std::memory_order_acquire); }
-  std::vector<OperationPtr> queued() const;
+  bool has_submissions() const noexcept {
+    return newest_.load(std::memory_order_acquire) != nullptr;
+  }
   void request_shutdown() noexcept { shutdown_requested_.store(true); }
   bool shutdown_requested() const noexcept { return shutdown_requested_.load(); }
   /// Records that the process ends without having called shutdown(). In an orderly exit it is
@@ -158,9 +164,10 @@ class SubmissionQueue {
 
   enum class Callbacks : std::uint8_t { kAll, kNone };
   /// Driver. Moves all queued operations to `operations`, in their order. With kNone it leaves all
-  /// queued while one of them calls the program back. @param operations empty; the queue reuses its
-  /// memory
+  /// queued while one of them calls the program back. @param operations empty
   void pop_all(std::vector<OperationPtr>& operations, Callbacks);
+  /// Driver. Copies of all queued operations, in their order.
+  std::vector<OperationPtr> queued() const;
   /// Driver. The cause that fail_from_outside() was given.
   std::optional<Status> outside_failure() const;
   bool has_description_requests() const noexcept {
@@ -187,14 +194,14 @@ class SubmissionQueue {
   std::shared_ptr<const control::ProcessSetTable> process_sets() const;
 
  private:
+  // The queued operations, linked from the newest to the oldest. Any thread adds, and the driver
+  // takes all of them, so no operation is in the list twice.
+  std::atomic<OperationState*> newest_{nullptr};
   mutable Mutex mutex_;
-  std::vector<OperationPtr> submitted_ HVD_GUARDED_BY(mutex_);
-  bool callbacks_submitted_ HVD_GUARDED_BY(mutex_) = false;  // one of them calls back
   std::shared_ptr<const control::ProcessSetTable> sets_ HVD_GUARDED_BY(mutex_);
   Status failure_ HVD_GUARDED_BY(mutex_);
   std::optional<Status> outside_failure_ HVD_GUARDED_BY(mutex_);
   std::vector<std::shared_ptr<WaitDescription>> descriptions_ HVD_GUARDED_BY(mutex_);
-  std::atomic<bool> has_submissions_{false};
   std::atomic<bool> has_outside_failure_{false};
   std::atomic<bool> has_description_requests_{false};
   std::atomic<bool> shutdown_requested_{false};
@@ -204,7 +211,7 @@ class SubmissionQueue {
   std::atomic<bool> shut_down_{false};
 };
 
-/// The operations of a rank by process set and name: those in flight, and ended ones whose states
+/// The operations of a rank by process set and name: those in flight, and ended ones, whose states
 /// are reused when the same operation is submitted again. Numbers the unnamed operations.
 ///
 /// Thread-safe.
@@ -217,7 +224,8 @@ class OperationTable {
       : queue_(queue), rank_(rank), gpu_(gpu) {}
 
   /// Makes operations and queues them for the engine. If it throws, no operation is queued.
-  /// @param handles one empty handle per submission
+  /// @param handles one per submission; those that they held are released first, except the handle
+  /// to the last use of the same name, which then refers to the new use
   /// @param owner the runtime that the operations' waiters drive
   /// @throws UsageError; the cause of failure when the engine has failed; ShutdownError once
   /// shutdown was requested
@@ -246,14 +254,16 @@ class OperationTable {
   void check_running() const;
   void check_not_joined(const std::string& title) const HVD_REQUIRES(mutex_);
   void hand_over(std::span<Operation> handles) HVD_REQUIRES(mutex_);
-  OperationPtr claim(const Submission&, const std::weak_ptr<Runtime>&, TimePoint now)
+  OperationPtr claim(const Submission&, const Operation& handle,
+                     const std::weak_ptr<Runtime>& owner, TimePoint now) HVD_REQUIRES(mutex_);
+  OperationPtr claim_again(const Submission&, const Operation& handle, TimePoint now)
       HVD_REQUIRES(mutex_);
-  OperationPtr claim_again(const Submission&, TimePoint now) HVD_REQUIRES(mutex_);
   std::uint64_t& next_ordinal(const wire::Request&) HVD_REQUIRES(mutex_);
   wire::Request number(const Submission&) HVD_REQUIRES(mutex_);
   void roll_back() HVD_REQUIRES(mutex_);
   void forget(const wire::Request&) HVD_REQUIRES(mutex_);
-  void remember(OperationState&) HVD_REQUIRES(mutex_);
+  void forget_unused() HVD_REQUIRES(mutex_);
+  void link(OperationState&) HVD_REQUIRES(mutex_);
   void unlink(OperationState&) HVD_REQUIRES(mutex_);
 
   SubmissionQueue& queue_;
@@ -263,9 +273,9 @@ class OperationTable {
 
   Mutex mutex_;
   std::unordered_map<Key, OperationPtr, Hash> operations_ HVD_GUARDED_BY(mutex_);
-  // The ended ones of operations_, in the order in which they ended.
-  OperationState* first_released_ HVD_GUARDED_BY(mutex_) = nullptr;
-  OperationState* last_released_ HVD_GUARDED_BY(mutex_) = nullptr;
+  // Those of operations_ that may come again, in the order in which they were submitted last.
+  OperationState* first_used_ HVD_GUARDED_BY(mutex_) = nullptr;
+  OperationState* last_used_ HVD_GUARDED_BY(mutex_) = nullptr;
   std::vector<OperationPtr> claimed_ HVD_GUARDED_BY(mutex_);  // of the submit() under way
   // By process set and kind; without a kind: of operations in sequence.
   std::map<std::pair<int, std::optional<OpKind>>, std::uint64_t> ordinals_

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -43,8 +44,8 @@ class ControlSender {
 
  private:
   void count(std::size_t messages, std::size_t bytes) const noexcept {
-    counters_.control_messages_sent.fetch_add(messages, std::memory_order_relaxed);
-    counters_.control_bytes_sent.fetch_add(messages * bytes, std::memory_order_relaxed);
+    counters_.control_messages_sent.add(messages);
+    counters_.control_bytes_sent.add(messages * bytes);
   }
 
   control::ControlPlane& control_;
@@ -61,8 +62,11 @@ class StepTime {
   StepTime(const Clock& clock, Duration longest_sleep) noexcept
       : clock_(clock), longest_sleep_(longest_sleep), step_(clock.now()) {}
 
-  void begin_step() noexcept {
-    const TimePoint now = clock_.now();
+  enum class Precision : std::uint8_t { kExact, kAbout };
+  /// @param precision kAbout: see Clock::about_now()
+  void begin_step(Precision precision = Precision::kExact) noexcept {
+    const TimePoint now =
+        precision == Precision::kExact ? clock_.now() : std::max(step_, clock_.about_now());
     if (now - step_ > 2 * longest_sleep_) paused_ += now - step_ - longest_sleep_;
     step_ = now;
   }

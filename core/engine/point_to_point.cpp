@@ -444,7 +444,7 @@ void PointToPoint::check_wait(std::uint64_t id, Recv& recv, TimePoint now) {
 }
 
 void PointToPoint::warn(const OperationState& operation, Duration waited) {
-  parts_.counters.stalls.fetch_add(1, std::memory_order_relaxed);
+  parts_.counters.stalls.add(1);
   HVD_LOG(kWarning) << operation.title() << " on rank " << rank_ << " has waited " << text(waited)
                     << ": the other side has not called "
                     << (operation.message->sends() ? "recv" : "send") << " for it";

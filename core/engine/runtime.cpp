@@ -46,6 +46,7 @@ std::shared_ptr<Runtime> Runtime::create(const RuntimeOptions& options,
                                          std::shared_ptr<device::Context> device) {
   std::shared_ptr<Runtime> runtime(new Runtime(options, std::move(control), std::move(backends),
                                                clock, std::move(arena), std::move(device)));
+  runtime->self_ = runtime;
   if (options.background_thread) {
     runtime->thread_ = start_thread(
         "hvd-engine", [self = runtime.get()](std::stop_token stop) { self->run(stop); });
@@ -75,9 +76,8 @@ Runtime::~Runtime() {
 
 void Runtime::submit(std::span<const Submission> submissions, std::span<Operation> handles,
                      Progress progress) {
-  const TimePoint now = clock_.now();
-  for (Operation& handle : handles) handle = Operation();
-  engine_.operations().submit(submissions, handles, weak_from_this(), now);
+  const TimePoint now = timeline_.on() ? clock_.now() : clock_.about_now();
+  engine_.operations().submit(submissions, handles, self_, now);
   if (progress == Progress::kBackground) progress_after_submit();
 }
 
@@ -118,17 +118,17 @@ std::vector<Operation> Runtime::submit(const std::vector<Submission>& submission
 
 std::vector<Operation> Runtime::submit(std::span<const Message> messages, Progress progress) {
   std::vector<Operation> handles(messages.size());
-  engine_.operations().submit(messages, handles, weak_from_this(), clock_.now());
+  engine_.operations().submit(messages, handles, self_, clock_.now());
   if (progress == Progress::kBackground) progress_after_submit();
   return handles;
 }
 
 std::optional<int> Runtime::pass_quickly(const Message& message) {
-  if (!progress_policy_.spins || !options_.background_thread || waiters_.load() > 0 ||
+  if (!progress_policy_.spins || !options_.background_thread || has_waiters() ||
       !try_acquire_progress())
     return std::nullopt;
   const std::optional<int> peer =
-      engine_.pass_quickly(message, [this] { return waiters_.load() > 0 || closing_.load(); });
+      engine_.pass_quickly(message, [this] { return has_waiters() || closing_.load(); });
   const bool transferring = engine_.transferring();
   release_progress();
   // This thread has not counted as a driver, so the rings of this time have woken the engine
@@ -137,16 +137,28 @@ std::optional<int> Runtime::pass_quickly(const Message& message) {
   return peer;
 }
 
-bool Runtime::try_acquire_progress() {
-  const MutexLock lock(progress_mutex_);
-  if (progress_owned_) return false;
-  return set_progress_owner();
+// Note [Progress without a lock]
+// Progress mostly changes hands while no other thread waits for it. Then one write to claims_ does
+// it. A thread that finds it owned locks progress_mutex_, counts itself as a waiter, reads claims_
+// again, and sleeps. A thread that releases progress while another is counted also takes the lock
+// before it notifies. So either it sees the waiter, or the waiter finds progress free.
+//
+// The engine thread sets standby_yielded_ before it looks at claims_, and a thread that releases
+// progress looks at standby_yielded_ afterwards. All of these accesses are sequentially consistent,
+// so either the engine thread finds progress free, or the other thread finds that it has yielded
+// (MUT_YIELD in test/models/progress_ownership.pml).
+
+/// Takes progress ownership, and makes the claim `own`, unless one of `in_the_way` is made.
+bool Runtime::own_progress(Claims in_the_way, Claims own) noexcept {
+  Claims claims = claims_.load();
+  do {
+    if ((claims & in_the_way) != 0) return false;
+  } while (!claims_.compare_exchange_weak(claims, claims + kOwned + own));
+  progress_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  return true;
 }
 
-bool Runtime::set_progress_owner() {
-  progress_owner_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  return progress_owned_ = true;
-}
+bool Runtime::try_acquire_progress() { return own_progress(kOwned, 0); }
 
 // Callbacks run on the thread that drives. A thread's id is stored and cleared only by that thread,
 // so a relaxed load is enough.
@@ -164,28 +176,32 @@ void Runtime::throw_in_callback(const std::string& call) const {
 
 void Runtime::acquire_progress() {
   const MutexLock lock(progress_mutex_);
-  while (progress_owned_) progress_changed_.wait(progress_mutex_);
-  set_progress_owner();
+  claims_.fetch_add(kWaiter);
+  while (!own_progress(kOwned, 0)) progress_changed_.wait(progress_mutex_);
+  claims_.fetch_sub(kWaiter);
   engine_.progress().acquired();
 }
 
-/// @param leaving the waiters that stop waiting with this call
-void Runtime::release_progress(int leaving) {
+/// @param leaving the claim of this thread, which stops waiting with this call
+void Runtime::release_progress(Claims leaving) {
   engine_.progress().released();
+  progress_owner_.store({}, std::memory_order_relaxed);
+  Claims claims = claims_.load();
+  while (waiters_in(claims) == waiters_in(leaving)) {
+    if (claims_.compare_exchange_weak(claims, claims - kOwned - leaving)) return;
+  }
   {
     const MutexLock lock(progress_mutex_);
-    progress_owner_.store({}, std::memory_order_relaxed);
-    progress_owned_ = false;
-    waiters_.fetch_sub(leaving);
+    claims_.fetch_sub(kOwned + leaving);
   }
   progress_changed_.notify_all();
 }
 
-/// @param driving 1 if this thread, which drives, counts as a waiter; else 0
-void Runtime::notify_waiters(int driving) {
+/// @param driving kWaiter if this thread, which drives, counts as a waiter; else 0
+void Runtime::notify_waiters(Claims driving) {
   // Adding 0 is a write, so it is ordered with a waiter's increment: either this thread sees the
   // waiter, or the waiter sees the progress.
-  if (waiters_.fetch_add(0, std::memory_order_acq_rel) <= driving) return;
+  if (waiters_in(claims_.fetch_add(0)) <= driving) return;
   // The empty critical section orders this after a waiter's check of its condition, so that it
   // cannot miss the notification.
   { const MutexLock lock(progress_mutex_); }
@@ -216,10 +232,10 @@ void Runtime::run(std::stop_token stop) {
 /// Acquires progress for the engine thread, unless another thread owns it or waits for an
 /// operation. A waiter drives or is about to drive.
 bool Runtime::acquire_progress_as_standby() {
-  const MutexLock lock(progress_mutex_);
-  standby_yielded_ = progress_owned_ || waiters_.load() > 0;
-  if (standby_yielded_) return false;
-  return set_progress_owner();
+  standby_yielded_.store(true);
+  if (!own_progress(kOwned | kWaiters, 0)) return false;
+  standby_yielded_.store(false);
+  return true;
 }
 
 void Runtime::drive_standby(const std::stop_token& stop) {
@@ -230,7 +246,7 @@ void Runtime::drive_standby(const std::stop_token& stop) {
     if (moved) notify_waiters(0);
     idle_rounds = moved ? 0 : idle_rounds + 1;
     const Duration pause = moved ? Duration::zero() : pause_after(idle_rounds, engine_);
-    const bool leave = waiters_.load() > 0 || stop.stop_requested();
+    const bool leave = has_waiters() || stop.stop_requested();
     if (!leave && moved) continue;
     if (!leave && pause == Duration::zero()) {
       sched_yield();
@@ -244,7 +260,7 @@ void Runtime::drive_standby(const std::stop_token& stop) {
 }
 
 template <class Done>
-void Runtime::drive_until(const Done& done, const Patience& patience) {
+void Runtime::drive_until(const Done& done, const Patience& patience, Claims claim) {
   Doorbell& doorbell = engine_.doorbell();
   doorbell.add_driver();
   std::uint32_t ticket = doorbell.ticket();
@@ -258,7 +274,7 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
     ticket = doorbell.ticket();
     if (engine_.step(Engine::Callbacks::kAll, extent_after(idle_rounds))) {
       idle_rounds = 0;
-      notify_waiters(1);
+      if (!done()) notify_waiters(kWaiter);  // otherwise release_progress() does
       continue;
     }
     if (done()) break;
@@ -279,28 +295,36 @@ void Runtime::drive_until(const Done& done, const Patience& patience) {
   // than waking the engine thread.
   for (int looks = 0; looks < 4 && doorbell.ticket() != ticket; ++looks) {
     ticket = doorbell.ticket();
-    if (engine_.step()) notify_waiters(1);
+    if (engine_.step()) notify_waiters(kWaiter);
   }
   engine_.stop_polling();  // the engine thread, which is rung if work is left, looks again
   const bool work_left = engine_.busy() || engine_.needs_polling();
-  release_progress(1);
+  release_progress(claim);
   doorbell.remove_driver(ticket);
   if (work_left || closing_.load())
     doorbell.ring();  // the engine thread sleeps as long as an idle rank does
 }
 
 /// @param until deadline, checked by the waiter itself
+/// @param claim of this thread while it waits
 /// @return whether this thread owns progress, and counts as a waiter until it releases it;
 /// otherwise it need not wait any more
 template <class Done>
-bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until) {
+bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until,
+                                         Claims claim) {
+  if (!closing_.load() && own_progress(kOwned | kWaiters, claim)) {
+    // close() may have ended between the two looks at closing_.
+    if (!closing_.load()) return true;
+    engine_.progress().acquired();
+    release_progress(claim);
+  }
   Doorbell& doorbell = engine_.doorbell();
   {
     const MutexLock lock(progress_mutex_);
-    waiters_.fetch_add(1);
     // This thread's submission may not have rung, and the driver may be asleep.
-    if (progress_owned_) doorbell.ring();
-    while (!(closed_ || done()) && (progress_owned_ || closing_.load())) {
+    if ((claims_.fetch_add(claim) & kOwned) != 0) doorbell.ring();
+    while (!(closed_ || done())) {
+      if (!closing_.load() && own_progress(kOwned, 0)) return true;
       if (until) {
         progress_changed_.wait_for(progress_mutex_,
                                    std::max(*until - clock_.now(), kShortestSleep));
@@ -308,8 +332,7 @@ bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoi
         progress_changed_.wait(progress_mutex_);
       }
     }
-    if (!closed_ && !done()) return set_progress_owner();
-    if (waiters_.fetch_sub(1) > 1) return false;
+    if (waiters_in(claims_.fetch_sub(claim)) > kWaiter) return false;
   }
   doorbell.ring();
   return false;
@@ -321,17 +344,15 @@ void Runtime::wait_until(const Done& done, const Patience& patience) {
   const bool for_message = patience.waiting == Engine::Waiting::kForMessage;
   const bool counts =
       patience.waiting == Engine::Waiting::kWithoutLimit && !BackgroundThread::here();
-  if (counts) program_waiters_.fetch_add(1);
-  if (for_message) message_waiters_.fetch_add(1);
-  while (!done() && acquire_progress_as_waiter(done, patience.until)) drive_until(done, patience);
-  if (counts) program_waiters_.fetch_sub(1);
-  if (for_message) message_waiters_.fetch_sub(1);
+  const Claims claim = kWaiter + (counts ? kProgramWaiter : 0) + (for_message ? kMessageWaiter : 0);
+  while (!done() && acquire_progress_as_waiter(done, patience.until, claim))
+    drive_until(done, patience, claim);
 }
 
 Engine::Waiting Runtime::kind_of_waiting() const noexcept {
-  if (message_waiters_.load() > 0) return Engine::Waiting::kForMessage;
-  return program_waiters_.load() > 0 ? Engine::Waiting::kWithoutLimit
-                                     : Engine::Waiting::kForSomeTime;
+  const Claims claims = claims_.load();
+  if (claims >= kMessageWaiter) return Engine::Waiting::kForMessage;
+  return claims >= kProgramWaiter ? Engine::Waiting::kWithoutLimit : Engine::Waiting::kForSomeTime;
 }
 
 void Runtime::wait(const OperationState& operation) {
@@ -346,16 +367,17 @@ void Runtime::wait(const OperationState& operation, Duration interval, void (*ch
   // The engine also counts this waiter between the parts of the wait. Otherwise it would not detect
   // that every rank waits for another.
   struct Counted {
-    std::atomic<int>& waiters;
-    const int count;
-    Counted(std::atomic<int>& counter, bool counts) : waiters(counter), count(counts ? 1 : 0) {
-      waiters.fetch_add(count);
+    std::atomic<Claims>& claims;
+    const Claims claim;
+    Counted(std::atomic<Claims>& all, bool counts)
+        : claims(all), claim(counts ? kProgramWaiter : 0) {
+      claims.fetch_add(claim);
     }
     Counted(const Counted&) = delete;
     Counted& operator=(const Counted&) = delete;
-    ~Counted() { waiters.fetch_sub(count); }
+    ~Counted() { claims.fetch_sub(claim); }
   };
-  const Counted counted(program_waiters_, !operation.message && !BackgroundThread::here());
+  const Counted counted(claims_, !operation.message && !BackgroundThread::here());
   const auto part_of_wait =
       operation.message ? Engine::Waiting::kForMessage : Engine::Waiting::kForSomeTime;
   for (;;) {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -18,7 +19,7 @@ namespace hvd::runtime {
 ///
 /// Thread-safe. A process normally has one (see process.h); tests have many. See docs/threading.md
 /// for progress ownership.
-class Runtime : public std::enable_shared_from_this<Runtime> {
+class Runtime {
  public:
   static std::shared_ptr<Runtime> create(const RuntimeOptions&,
                                          std::unique_ptr<control::ControlPlane>,
@@ -81,7 +82,7 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   bool in_callback() const noexcept;
   bool failed() const noexcept { return engine_.submission_queue().failed(); }
   /// Whether a thread waits for an operation or in shutdown().
-  bool has_waiters() const noexcept { return waiters_.load() > 0; }
+  bool has_waiters() const noexcept { return waiters_in(claims_.load()) > 0; }
   Status failure() const { return engine_.submission_queue().failure(); }
   Metrics metrics() const { return counters_.snapshot(); }
   /// Prints the state of this rank to stderr, soon. Async-signal-safe.
@@ -100,6 +101,17 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   Runtime(const RuntimeOptions&, std::unique_ptr<control::ControlPlane>,
           std::vector<std::shared_ptr<Backend>>, const Clock&, std::shared_ptr<SharedArena>,
           std::shared_ptr<device::Context>);
+  /// A bit for progress ownership, and counts of waiters in 21 bits each.
+  using Claims = std::uint64_t;
+  static constexpr Claims kOwned = 1;
+  static constexpr Claims kWaiter = 1 << 1;
+  /// Waiters without a time limit, except threads with a BackgroundThread object and waiters for a
+  /// send or recv.
+  static constexpr Claims kProgramWaiter = kWaiter << 21;
+  static constexpr Claims kMessageWaiter = kProgramWaiter << 21;  ///< for a send or recv
+  static constexpr Claims kWaiters = kProgramWaiter - kWaiter;
+  static constexpr Claims waiters_in(Claims claims) noexcept { return claims & kWaiters; }
+
   void run(std::stop_token);
   /// Drives as the engine thread until there is no more work, a waiter wants to own progress, or
   /// stop is requested.
@@ -112,22 +124,23 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
   template <class Done>
   void wait_until(const Done& done, const Patience& patience);
   template <class Done>
-  void drive_until(const Done& done, const Patience&) HVD_RELEASE(engine_.progress());
+  void drive_until(const Done& done, const Patience&, Claims) HVD_RELEASE(engine_.progress());
   template <class Done>
-  bool acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until)
+  bool acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until, Claims)
       HVD_TRY_ACQUIRE(true, engine_.progress());
   bool acquire_progress_as_standby() HVD_TRY_ACQUIRE(true, engine_.progress());
   bool try_acquire_progress() HVD_TRY_ACQUIRE(true, engine_.progress());
   void acquire_progress() HVD_ACQUIRE(engine_.progress());
-  void release_progress(int leaving = 0) HVD_RELEASE(engine_.progress());
-  bool set_progress_owner() HVD_REQUIRES(progress_mutex_);
+  void release_progress(Claims leaving = 0) HVD_RELEASE(engine_.progress());
+  bool own_progress(Claims in_the_way, Claims own) noexcept;
   [[noreturn]] void throw_in_callback(const std::string& call) const;
-  void notify_waiters(int driving);
+  void notify_waiters(Claims driving);
   void progress_after_submit();
   Engine::Waiting kind_of_waiting() const noexcept;
   void stop_thread();
   void close();
 
+  std::weak_ptr<Runtime> self_;  // written once, in create()
   const RuntimeOptions options_;
   const ProgressPolicy progress_policy_;
   const Clock& clock_;
@@ -137,15 +150,11 @@ class Runtime : public std::enable_shared_from_this<Runtime> {
 
   Mutex progress_mutex_;
   Condition progress_changed_;  // progress is free, or an operation has ended
-  bool progress_owned_ HVD_GUARDED_BY(progress_mutex_) = false;
-  std::atomic<std::thread::id> progress_owner_{};  // written under progress_mutex_
-  std::atomic<int> waiters_{0};  // threads inside wait_until(); written under progress_mutex_
-  // Number of waiters without a time limit, except threads with a BackgroundThread object and
-  // waiters for a send or recv.
-  std::atomic<int> program_waiters_{0};
-  std::atomic<int> message_waiters_{0};  // for a send or recv
-  // The engine thread has yielded to another thread and has not driven since; written under
-  // progress_mutex_.
+  // Whether progress is owned, and the threads inside wait_until(). A thread sleeps on
+  // progress_changed_ only while it is counted here. See Note [Progress without a lock].
+  std::atomic<Claims> claims_{0};
+  std::atomic<std::thread::id> progress_owner_{};  // written by this thread
+  // The engine thread has yielded to another thread and has not driven since.
   std::atomic<bool> standby_yielded_{false};
   // shutdown() is about to end the remaining operations: no other thread drives any more.
   std::atomic<bool> closing_{false};

@@ -49,9 +49,9 @@ class SteadySets {
   /// @throws hvd::Error when the set already repeats one, or its ranks are not all on this host
   void begin(int process_set, const std::vector<int>& members,
              std::vector<control::AgreedBundle> schedule, TimePoint now);
-  /// To be called when an operation was submitted. @return whether it waits for a replay; otherwise
-  /// the caller negotiates it
-  bool accept(const OperationPtr&, TimePoint now);
+  /// To be called when an operation was submitted. @return whether it waits for a replay, which then
+  /// has taken it; otherwise the caller negotiates it
+  bool accept(OperationPtr&&, TimePoint now);
   struct Advanced {
     bool moved = false;
     std::optional<int> left = {};  ///< this set's replay, if one has been left

@@ -109,7 +109,7 @@ void SteadyState::begin(std::vector<control::AgreedBundle> schedule, TimePoint n
   moved_at_ = now;
 }
 
-bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
+bool SteadyState::offer(OperationPtr&& operation, TimePoint now) {
   HVD_EXPECT(repeating(), "a schedule is repeated");
   moved_at_ = now;
   // A name is free again when its operation has ended. But unnamed operations of a kind share a
@@ -121,7 +121,8 @@ bool SteadyState::offer(const OperationPtr& operation, TimePoint now) {
     return false;
   }
   if (!schedule_.offer(request, operation->place)) return false;
-  executions_[operation->place.batch]->put(operation->place.index, operation);
+  const control::SchedulePlace place = operation->place;
+  executions_[place.batch]->put(place.index, std::move(operation));
   ++waiting_;
   return true;
 }
@@ -163,7 +164,7 @@ bool SteadyState::fill_ahead() {
 std::size_t SteadyState::run(std::size_t batch) {
   const std::shared_ptr<Execution>& execution = executions_[batch];
   const std::size_t operations = execution->batch().agreed().size();
-  counters_.locked_operations.fetch_add(operations, std::memory_order_relaxed);
+  counters_.locked_operations.add(operations);
   waiting_ -= operations;
   if (execution->filled()) return executor_.run_filled(*execution);
   executor_.start(execution);

@@ -16,6 +16,7 @@
  *   MUT_COUNT   a waiter that drove counts itself out after it has rung
  *   MUT_SILENT  a waiter that did not drive leaves without ringing
  *   MUT_UNHEARD a thread that is to wait does not ring for the one that drives
+ *   MUT_YIELD   the engine thread notes that it has yielded only after it has looked at who has the token
  *   MUT_INLINE  a thread that drove after its submission does not ring for an engine thread that has yielded
  */
 #ifndef WAITERS
@@ -107,19 +108,35 @@ inline step() {
   receive_all()
 }
 
+/* The engine thread takes the token unless another thread has it or waits: leave. */
+inline take() {
+#ifndef MUT_YIELD
+  stood_back = true;
+#endif
+  d_step {
+    leave = taken || waiters > 0;
+    if
+    :: leave
+    :: else -> taken = true
+    fi
+  }
+#ifndef MUT_YIELD
+  if
+  :: leave
+  :: else -> stood_back = false
+  fi
+#else
+  stood_back = leave
+#endif
+}
+
 proctype standby() {
   byte ticket, k;
   bool moved, leave;
 
 look:
   ticket = rings;
-  d_step {
-    stood_back = taken || waiters > 0;
-    if
-    :: stood_back -> leave = true
-    :: else -> taken = true; leave = false
-    fi
-  }
+  take();
   if
   :: leave ->
      d_step {
@@ -159,13 +176,7 @@ end_polls:
 end_sleeps:
   !standby_asleep;
 #endif
-  d_step {
-    stood_back = taken || waiters > 0;
-    if
-    :: stood_back -> leave = true
-    :: else -> taken = true; leave = false
-    fi
-  }
+  take();
   if
   :: leave -> goto look
   :: else -> goto drive

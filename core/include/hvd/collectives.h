@@ -176,6 +176,7 @@ struct Submission {
 
 namespace runtime {
 class OperationState;
+class OperationTable;
 class Runtime;
 void retain(OperationState*, std::uint64_t unit) noexcept;
 void release(OperationState*, std::uint64_t unit) noexcept;
@@ -199,6 +200,14 @@ class OperationHolder {
   }
   ~OperationHolder() {
     if (state_ != nullptr) release(state_, Unit);
+  }
+
+  /// Gives the state away without releasing it. adopt() takes it over.
+  OperationState* detach() noexcept { return std::exchange(state_, nullptr); }
+  static OperationHolder adopt(OperationState* state) noexcept {
+    OperationHolder holder;
+    holder.state_ = state;
+    return holder;
   }
 
   OperationState* get() const noexcept { return state_; }
@@ -254,6 +263,7 @@ class Operation {
   std::int64_t result() const;
 
  private:
+  friend class runtime::OperationTable;
   friend class runtime::Runtime;
   runtime::OperationHolder<runtime::kHandle> state_;
 };

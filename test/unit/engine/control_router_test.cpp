@@ -157,7 +157,7 @@ TEST_F(ControlRouterTest, WithoutATreeEachRankReportsToRankZeroAndReceivesItsPla
       EXPECT_TRUE(route(rank).quiet());
       EXPECT_FALSE(route(rank).forward_reports());
       EXPECT_EQ(route(rank).last_plan_at(), clock_.now());
-      EXPECT_EQ(node(rank).counters.plans_applied, round);
+      EXPECT_EQ(node(rank).counters.plans_applied.load(), round);
     }
     EXPECT_FALSE(route(1).decide({}));
     // A rank's message to itself counts.
@@ -165,8 +165,8 @@ TEST_F(ControlRouterTest, WithoutATreeEachRankReportsToRankZeroAndReceivesItsPla
     EXPECT_EQ(node(0).received(), round * (3 + 1));
     EXPECT_EQ(node(1).sent(), round);
     EXPECT_EQ(node(1).received(), round);
-    EXPECT_EQ(node(2).counters.negotiated_operations, round);
-    EXPECT_EQ(node(2).counters.cached_operations, round - 1);
+    EXPECT_EQ(node(2).counters.negotiated_operations.load(), round);
+    EXPECT_EQ(node(2).counters.cached_operations.load(), round - 1);
   }
   EXPECT_FALSE(route(0).waiting());
 }
@@ -174,7 +174,7 @@ TEST_F(ControlRouterTest, WithoutATreeEachRankReportsToRankZeroAndReceivesItsPla
 TEST_F(ControlRouterTest, RankZerosOwnReportAndPlanAreNoMessages) {
   make({"a", "a"});
   node(0).submit("x");
-  EXPECT_EQ(node(0).counters.control_bytes_sent, 0U);
+  EXPECT_EQ(node(0).counters.control_bytes_sent.load(), 0U);
   EXPECT_TRUE(mail(0).empty());
   node(1).submit("x");
   node(0).receive();
@@ -183,7 +183,7 @@ TEST_F(ControlRouterTest, RankZerosOwnReportAndPlanAreNoMessages) {
   EXPECT_TRUE(mail(0).empty());
   EXPECT_TRUE(route(0).has_own_plan());
   EXPECT_FALSE(route(0).quiet());
-  const std::uint64_t bytes = node(0).counters.control_bytes_sent;
+  const std::uint64_t bytes = node(0).counters.control_bytes_sent.load();
   const auto sent = mail(1);
   ASSERT_EQ(sent.size(), 1U);
   EXPECT_EQ(bytes, wire::encode(std::get<wire::Plan>(sent[0])).size()) << "to one other rank";
@@ -204,7 +204,7 @@ TEST_F(ControlRouterTest, ARankAloneSendsNoMessage) {
   node(0).submit("x");
   EXPECT_TRUE(route(0).decide({}));
   EXPECT_FALSE(route(0).decide({})) << "and the plan is still there";
-  EXPECT_EQ(node(0).counters.control_bytes_sent, 0U);
+  EXPECT_EQ(node(0).counters.control_bytes_sent.load(), 0U);
   EXPECT_EQ(node(0).sent(), 2U) << "its messages to itself count";
   EXPECT_THAT(node(0).receive(), ElementsAre(1U));
   EXPECT_FALSE(route(0).decide({}));
@@ -328,13 +328,13 @@ TEST_F(ControlRouterTest, StallsAreReportedOnce) {
   EXPECT_THAT(route(1).waiting_texts(9), IsEmpty());
   for (int i = 0; i < 8; ++i) {  // with pauses that no process was stopped for
     route(0).log_stalls();
-    EXPECT_EQ(node(0).counters.stalls, 0U);
+    EXPECT_EQ(node(0).counters.stalls.load(), 0U);
     clock_.advance(options_.stall_warning / 8);
     begin_step();
   }
   for (int i = 0; i < 2; ++i) route(0).log_stalls();
   route(1).log_stalls();
-  EXPECT_EQ(node(0).counters.stalls, 1U);
+  EXPECT_EQ(node(0).counters.stalls.load(), 1U);
 }
 
 TEST_F(ControlRouterTest, AFailureIsSentToAllOrToRankZeroAndTwoOfEachOtherHost) {

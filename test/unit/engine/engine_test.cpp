@@ -41,13 +41,16 @@ class EngineTest : public ::testing::Test {
     request.shape = {4};
     return enqueue(engine, request);
   }
+  static void enqueue(Engine& engine, OperationPtr operation) {
+    engine.submission_queue().enqueue({&operation, 1});
+  }
   OperationPtr enqueue(Engine& engine, const wire::Request& request) {
     Submission submission;
     submission.name = request.name;
     submission.input = {reinterpret_cast<std::byte*>(data_), 4, DataType::kFloat32, {}, {4}};
     submission.output = submission.input;
     const OperationPtr operation(new OperationState(submission, request, {}, clock_.now()));
-    engine.submission_queue().enqueue({&operation, 1});
+    enqueue(engine, operation);
     return operation;
   }
   bool step(Engine& engine) {
@@ -88,9 +91,9 @@ TEST_F(EngineTest, RankZerosOwnPlanIsWorkLeftUntilTheNextStep) {
   EXPECT_TRUE(operation->done());
   EXPECT_FALSE(alone->transferring());
   EXPECT_FALSE(step(*alone));
-  EXPECT_EQ(counters_.control_messages_sent, 2U);
-  EXPECT_EQ(counters_.control_messages_received, 2U);
-  EXPECT_EQ(counters_.control_bytes_sent, 0U) << "there is no other rank";
+  EXPECT_EQ(counters_.control_messages_sent.load(), 2U);
+  EXPECT_EQ(counters_.control_messages_received.load(), 2U);
+  EXPECT_EQ(counters_.control_bytes_sent.load(), 0U) << "there is no other rank";
 }
 
 // Packing and unpacking a large batch must not delay a decision.
@@ -109,7 +112,7 @@ TEST_F(EngineTest, RankZeroDecidesWhileALargeBatchMoves) {
       reinterpret_cast<std::byte*>(values.data()), kCount, DataType::kFloat32, {}, {kCount}};
   submission.output = submission.input;
   const OperationPtr moved(new OperationState(submission, large, {}, clock_.now()));
-  alone->submission_queue().enqueue({&moved, 1});
+  enqueue(*alone, moved);
   for (int steps = 0; steps < 3; ++steps) step(*alone);
   wire::Request small;
   small.name = "small";
@@ -117,7 +120,7 @@ TEST_F(EngineTest, RankZeroDecidesWhileALargeBatchMoves) {
   Submission nothing;
   nothing.name = small.name;
   const OperationPtr decided(new OperationState(nothing, small, {}, clock_.now()));
-  alone->submission_queue().enqueue({&decided, 1});
+  enqueue(*alone, decided);
   int steps = 0;
   for (; !decided->done() && steps < 1000; ++steps)
     EXPECT_TRUE(step(*alone)) << "sleeps in between";
@@ -318,7 +321,7 @@ TEST_F(PlayedCoordinator, AShutdownWaitsForRunningBatches) {
   for (int round = 0; round < 3; ++round) step(*engine_);
   ASSERT_FALSE(engine_->submission_queue().failed())
       << engine_->submission_queue().failure().message;
-  EXPECT_EQ(counters_.plans_applied, 2U);
+  EXPECT_EQ(counters_.plans_applied.load(), 2U);
   EXPECT_FALSE(operation->done());
   EXPECT_FALSE(engine_->submission_queue().shut_down())
       << "memory of an operation under way would be freed";
@@ -404,15 +407,15 @@ TEST_F(PlayedCoordinator, EarlyPlansAreAppliedAfterTheUpdate) {
   for (const std::uint64_t sequence : {2, 3}) send(wire::encode(plan(sequence)));
   step(*engine_);
   step(*engine_);
-  EXPECT_EQ(counters_.plans_applied, 1U);
+  EXPECT_EQ(counters_.plans_applied.load(), 1U);
   send(wire::encode(wire::ReplayUpdate{.position = 1, .round = 0, .leaves = true}));
   for (int i = 0; i < 3; ++i) step(*engine_);
   ASSERT_FALSE(engine_->submission_queue().failed())
       << engine_->submission_queue().failure().message;
-  EXPECT_EQ(counters_.plans_applied, 3U);
+  EXPECT_EQ(counters_.plans_applied.load(), 3U);
   send(wire::encode(plan(4)));
   step(*engine_);
-  EXPECT_EQ(counters_.plans_applied, 4U) << "at once";
+  EXPECT_EQ(counters_.plans_applied.load(), 4U) << "at once";
 }
 
 }  // namespace

@@ -222,7 +222,7 @@ TEST_F(ExecutorTest, ABatchIsStagedLaunchedUnstagedAndThenEnds) {
   EXPECT_TRUE(executor_.progress());
   EXPECT_THAT(take_log(), ElementsAre("0 unstage x", "0 work destroyed", "x ended"));
   EXPECT_FALSE(executor_.active());
-  EXPECT_EQ(counters_.backend_calls, 1U);
+  EXPECT_EQ(counters_.backend_calls.load(), 1U);
 }
 
 TEST_F(ExecutorTest, PackingAndUnpackingTakeSeveralCallsOfWhichEachHasMovedSomething) {
@@ -324,7 +324,7 @@ TEST_F(ExecutorTest, ABatchWithoutDataIsNeitherStagedNorLaunched) {
   start(asked);
   executor_.progress();
   EXPECT_THAT(take_log(), ElementsAre("x ended"));
-  EXPECT_EQ(counters_.backend_calls, 0U);
+  EXPECT_EQ(counters_.backend_calls.load(), 0U);
 }
 
 TEST_F(ExecutorTest, AReplayedBatchStartsItsLastWorkAgain) {
@@ -341,7 +341,7 @@ TEST_F(ExecutorTest, AReplayedBatchStartsItsLastWorkAgain) {
   start_again(execution);
   executor_.progress();
   EXPECT_THAT(take_log(), ElementsAre("0 stage x", "0 again 16", "0 unstage x", "x ended"));
-  EXPECT_EQ(counters_.backend_calls, 2U);
+  EXPECT_EQ(counters_.backend_calls.load(), 2U);
 }
 
 TEST_F(ExecutorTest, AReplayedBatchOfAnotherChannelIsLaunchedEachTime) {
@@ -467,7 +467,7 @@ TEST_F(ExecutorTest, AnAlltoallAgreesOnItsSizesInTheHostsMemoryAndIsNotStaged) {
                           "0 work destroyed", "0 work destroyed", "x ended",
                           "1's host launch alltoall 16", "1 launch alltoall 16 after an event",
                           "1's host work destroyed", "1 work destroyed", "x ended"));
-  EXPECT_EQ(counters_.backend_calls, 3U) << "not those of the channel beside";
+  EXPECT_EQ(counters_.backend_calls.load(), 3U) << "not those of the channel beside";
 }
 
 TEST_F(ExecutorTest, ABatchThatGetsNoFurtherForTooLongIsAnError) {

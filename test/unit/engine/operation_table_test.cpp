@@ -104,6 +104,53 @@ TEST_F(OperationTableTest, TheStateOfAnOperationIsUsedAgain) {
   EXPECT_NE(refused({named("a")}), "accepted");
 }
 
+TEST_F(OperationTableTest, AHandleThatIsPassedAgainKeepsItsStateAndOtherHandlesTheirs) {
+  const Submission submission = named("a");
+  std::vector<Operation> handle(1);
+  std::vector<OperationPtr> taken;
+  const auto submit_again = [&] {
+    table_.submit({&submission, 1}, handle, {}, {});
+    taken.clear();
+    queue_.pop_all(taken, SubmissionQueue::Callbacks::kAll);
+    return taken.at(0);
+  };
+  const OperationPtr first = submit_again();
+  EXPECT_THROW(submit_again(), UsageError) << "it is in flight";
+  EXPECT_FALSE(handle[0].valid()) << "a handle is released if the call fails";
+  end(first);
+  EXPECT_EQ(submit_again().get(), first.get());
+  end(first, {StatusCode::kMismatch, "the first use", -1});
+  EXPECT_EQ(handle[0].status().message, "the first use");
+  EXPECT_EQ(submit_again().get(), first.get()) << "the only handle is the one passed";
+  EXPECT_FALSE(handle[0].done());
+  end(first, {StatusCode::kMismatch, "the second use", -1});
+  const Operation copy = handle[0];
+  const OperationPtr other = submit_again();
+  EXPECT_NE(other.get(), first.get()) << "another handle reads the state";
+  EXPECT_EQ(copy.status().message, "the second use");
+  EXPECT_FALSE(handle[0].done());
+  end(other);
+  const Submission renamed = named("b");
+  table_.submit({&renamed, 1}, handle, {}, {});
+  EXPECT_FALSE(handle[0].done());
+  EXPECT_EQ(submit(std::vector{named("a")}).back().get(), other.get()) << "no handle is left";
+}
+
+TEST_F(OperationTableTest, NamesAreForgottenAlthoughTheOldestAreInFlight) {
+  constexpr int kMany = 3 << 14;
+  std::vector<OperationPtr> in_flight;
+  for (int i = 0; i < 8; ++i) in_flight.push_back(submit(named("pending " + std::to_string(i))));
+  const OperationPtr first = submit(named("0"));
+  end(first);
+  for (int name = 1; name < kMany; ++name) end(submit(named(std::to_string(name))));
+  EXPECT_NE(submit(named("0")).get(), first.get()) << "the table would grow without limit";
+  for (const OperationPtr& pending : in_flight) {
+    EXPECT_NE(refused({named(pending->request.name)}), "accepted");
+    end(pending);
+    EXPECT_EQ(submit(named(pending->request.name)).get(), pending.get());
+  }
+}
+
 // A program that invents new names in addition to those that it uses in each step.
 TEST_F(OperationTableTest, OfTooManyNamesTheLeastRecentlyUsedAreForgotten) {
   constexpr int kMany = 3 << 14;

@@ -165,7 +165,7 @@ TEST_F(SteadyStateTest, ABatchRunsWhenEveryRankHasAllOfIt) {
     EXPECT_THAT(ranks_[1]->ended, ElementsAre("x", "y", "z"));
     for (const char* const name : {"x", "y", "z"})
       EXPECT_THAT(data_[1][name], ElementsAre(3, 3, 3, 3)) << name;
-    EXPECT_EQ(ranks_[0]->counters.locked_operations, static_cast<std::uint64_t>(3 * step));
+    EXPECT_EQ(ranks_[0]->counters.locked_operations.load(), static_cast<std::uint64_t>(3 * step));
     ranks_[0]->ended.clear();
     ranks_[1]->ended.clear();
   }

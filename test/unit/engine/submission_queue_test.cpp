@@ -4,6 +4,12 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cstddef>
+#include <string>
+#include <thread>
+#include <vector>
+
 #include "hvd/error.h"
 #include "support/contracts.h"
 #include "support/local_job.h"
@@ -27,6 +33,10 @@ OperationPtr operation(const std::string& name, int process_set = 0, bool calls_
   return OperationPtr(new OperationState(submission, request, {}, {}));
 }
 
+void enqueue(SubmissionQueue& queue, std::vector<OperationPtr> operations) {
+  queue.enqueue(operations);
+}
+
 std::vector<std::string> names(const std::vector<OperationPtr>& operations) {
   std::vector<std::string> result;
   for (const OperationPtr& one : operations) result.push_back(one->request.name);
@@ -37,8 +47,8 @@ TEST(SubmissionQueue, OperationsArePoppedOnceInTheirOrder) {
   SubmissionQueue queue{control::ProcessSetTable(2)};
   EXPECT_FALSE(queue.has_submissions());
   const std::vector<OperationPtr> first{operation("a"), operation("b")}, second{operation("c")};
-  queue.enqueue(first);
-  queue.enqueue(second);
+  enqueue(queue, first);
+  enqueue(queue, second);
   EXPECT_TRUE(queue.has_submissions());
   EXPECT_THAT(names(queue.queued()), ElementsAre("a", "b", "c"));
   std::vector<OperationPtr> taken;
@@ -54,22 +64,60 @@ TEST(SubmissionQueue, WithoutCallbacksNoOperationIsPoppedWhileOneHasACallback) {
   SubmissionQueue queue{control::ProcessSetTable(2)};
   const std::vector<OperationPtr> quiet{operation("a")}, calling{operation("b", 0, true)};
   std::vector<OperationPtr> taken;
-  queue.enqueue(quiet);
+  enqueue(queue, quiet);
   queue.pop_all(taken, SubmissionQueue::Callbacks::kNone);
   EXPECT_THAT(names(taken), ElementsAre("a"));
   taken.clear();
-  queue.enqueue(calling);
-  queue.enqueue(quiet);
+  enqueue(queue, calling);
+  enqueue(queue, quiet);
   queue.pop_all(taken, SubmissionQueue::Callbacks::kNone);
   EXPECT_THAT(names(taken), IsEmpty());
   EXPECT_TRUE(queue.has_submissions()) << "another driver must pop them";
   queue.pop_all(taken, SubmissionQueue::Callbacks::kAll);
   EXPECT_THAT(names(taken), ElementsAre("b", "a"));
   taken.clear();
-  queue.enqueue(quiet);
+  enqueue(queue, quiet);
   queue.pop_all(taken, SubmissionQueue::Callbacks::kNone);
   EXPECT_THAT(names(taken), ElementsAre("a"))
       << "the operation with a callback is no longer queued";
+}
+
+TEST(SubmissionQueue, EmptyPlacesAreIgnoredAndWhatIsLeftIsReleased) {
+  const OperationPtr left = operation("left");
+  left->finish({}, nullptr);
+  {
+    SubmissionQueue queue{control::ProcessSetTable(2)};
+    enqueue(queue, {OperationPtr()});
+    EXPECT_FALSE(queue.has_submissions());
+    enqueue(queue, {OperationPtr(), operation("a"), OperationPtr(), left});
+    EXPECT_THAT(names(queue.queued()), ElementsAre("a", "left"));
+  }
+  EXPECT_EQ(left->request.name, "left");
+}
+
+TEST(SubmissionQueue, ThreadsEnqueueWhileOnePops) {
+  constexpr int kThreads = 3, kEach = 2000;
+  SubmissionQueue queue{control::ProcessSetTable(2)};
+  std::vector<std::jthread> threads;
+  for (int thread = 0; thread < kThreads; ++thread) {
+    threads.emplace_back([&queue, thread] {
+      for (int i = 0; i < kEach; i += 2) {
+        enqueue(queue,
+                {operation(std::to_string(thread), i), operation(std::to_string(thread), i + 1)});
+      }
+    });
+  }
+  std::array<int, kThreads> next = {};
+  for (int popped = 0; popped < kThreads * kEach;) {
+    std::vector<OperationPtr> taken;
+    queue.pop_all(taken, SubmissionQueue::Callbacks::kNone);
+    for (const OperationPtr& one : taken) {
+      const auto thread = static_cast<std::size_t>(std::stoi(one->request.name));
+      ASSERT_EQ(one->request.process_set, next[thread]++) << "of thread " << thread;
+    }
+    popped += static_cast<int>(taken.size());
+    if (taken.empty()) std::this_thread::yield();
+  }
 }
 
 TEST(SubmissionQueue, OfSeveralFailuresFromOutsideTheFirstCounts) {

@@ -12,9 +12,9 @@ using ::testing::HasSubstr;
 
 TEST(Metrics, JsonHoldsEveryCounter) {
   observe::Counters counters;
-  counters.bytes = 7;
-  counters.backend_calls = 3;
-  counters.locked_operations = 5;
+  counters.bytes.store(7);
+  counters.backend_calls.store(3);
+  counters.locked_operations.store(5);
   const auto json = nlohmann::json::parse(counters.snapshot().to_json());
   EXPECT_EQ(json.at("bytes"), 7);
   EXPECT_EQ(json.at("backend_calls"), 3);
@@ -26,7 +26,7 @@ TEST(Metrics, JsonHoldsEveryCounter) {
 
 TEST(Metrics, PrometheusTextHasHelpTypeAndValue) {
   observe::Counters counters;
-  counters.stalls = 2;
+  counters.stalls.store(2);
   EXPECT_THAT(counters.snapshot().to_prometheus(),
               HasSubstr("# TYPE hvd_stalls_total counter\nhvd_stalls_total 2\n"));
 }
