@@ -41,8 +41,7 @@ std::optional<int> Engine::pass_quickly(const Message& message,
     peer = quick_.receive(message, sets, interrupted);
   }
   if (!peer) return std::nullopt;
-  if (message.direction == Direction::kSend)
-    counters_.bytes.add(message.tensor.bytes());
+  if (message.direction == Direction::kSend) counters_.bytes.add(message.tensor.bytes());
   counters_.completed_operations.add(1);
   last_quick_ =
       MessageSide{message.direction, message.peer, {message.process_set, {}, message.tag}};

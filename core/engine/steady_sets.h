@@ -49,8 +49,8 @@ class SteadySets {
   /// @throws hvd::Error when the set already repeats one, or its ranks are not all on this host
   void begin(int process_set, const std::vector<int>& members,
              std::vector<control::AgreedBundle> schedule, TimePoint now);
-  /// To be called when an operation was submitted. @return whether it waits for a replay, which then
-  /// has taken it; otherwise the caller negotiates it
+  /// To be called when an operation was submitted. @return whether it waits for a replay, which
+  /// then has taken it; otherwise the caller negotiates it
   bool accept(OperationPtr&&, TimePoint now);
   struct Advanced {
     bool moved = false;
