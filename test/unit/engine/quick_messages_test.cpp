@@ -44,14 +44,13 @@ Bytes filled(int number, std::size_t size = 8) {
 class Job {
  public:
   explicit Job(int size, const runtime::RuntimeOptions& options = {})
-      : network_(FakeNetwork::create(size, 7)) {
-    auto nodes = join_nodes(size);
+      : network_(FakeNetwork::create(size, 7)), nodes_(join_nodes(size)) {
     for (int rank = 0; rank < size; ++rank) {
-      ranks_.push_back(Runtime::create(
-          options,
-          message::make_control_plane(network_->carrier(rank),
-                                      std::move(nodes[static_cast<std::size_t>(rank)])),
-          {}, clock_));
+      ranks_.push_back(
+          Runtime::create(options,
+                          message::make_control_plane(network_->carrier(rank),
+                                                      nodes_[static_cast<std::size_t>(rank)]),
+                          {}, clock_));
     }
   }
   Job(const Job&) = delete;
@@ -85,6 +84,10 @@ class Job {
     return pass(rank,
                 {.direction = Direction::kReceive, .tensor = view(data), .peer = from, .tag = tag});
   }
+  /// The box that a rank uses in send().
+  MessageBox box(int from, int to) {
+    return nodes_[static_cast<std::size_t>(from)]->message_boxes(to)->outgoing;
+  }
   Operation start(int rank, const Message& message) {
     return (*this)[rank].submit(std::span(&message, 1), Progress::kBackground).front();
   }
@@ -93,6 +96,7 @@ class Job {
  private:
   const SteadyClock clock_;
   std::shared_ptr<FakeNetwork> network_;
+  std::vector<std::shared_ptr<host::Node>> nodes_;
   std::vector<std::shared_ptr<Runtime>> ranks_;
   std::atomic<int> passed_{0};
 };
@@ -227,6 +231,60 @@ TEST(QuickMessages, TheSendOfAStalledRecvDoesNotReachALaterRecv) {
   });
   job.recv(0, data, 1);
   EXPECT_EQ(data, filled(2));
+}
+
+/// Whether a recv of rank 0 takes a message out of the box of rank 1.
+bool takes_once(Job& job) {
+  MessageBox box = job.box(1, 0);
+  const Bytes sent = filled(9);
+  box.post({.elements = 8, .dtype = static_cast<std::uint32_t>(DataType::kUInt8)}, sent);
+  Bytes data(8);
+  const Message recv{.direction = Direction::kReceive, .tensor = view(data), .peer = 1};
+  const bool takes = job[0].pass_quickly(recv).has_value();
+  EXPECT_EQ(data, filled(takes ? 9 : 0));
+  EXPECT_EQ(box.retract(), !takes);
+  return takes;
+}
+
+/// The same, in one of several tries: the engine thread may drive during some of them.
+bool takes_from_box(Job& job) {
+  for (int tries = 0; tries < 50; ++tries) {
+    if (takes_once(job)) return true;
+    if (tries % 10 == 9) std::this_thread::sleep_for(milliseconds(1));
+  }
+  return false;
+}
+
+TEST(QuickMessages, ARecvTakesNoMessageOutOfTheBoxBeforeAnEarlierOne) {
+  runtime::RuntimeOptions options;
+  options.stall_warning = milliseconds(100);
+  options.stall_shutdown = milliseconds(1500);
+  Job job(2, options);
+  if (!job.quick()) GTEST_SKIP() << "the ranks have no cores to wait on";
+  EXPECT_TRUE(takes_from_box(job));
+
+  Bytes offered = filled(1), data(8);
+  const auto received = [&] { return job[0].metrics().control_messages_received; };
+  const auto before = received();
+  const Operation send =
+      job.start(1, {.direction = Direction::kSend, .tensor = view(offered), .peer = 0});
+  while (received() == before) job[0].step();
+  EXPECT_FALSE(takes_from_box(job)) << "an offer waits";
+  job.recv(0, data, 1);
+  EXPECT_EQ(data, filled(1));
+  send.wait();
+
+  const Message early{.direction = Direction::kReceive, .tensor = view(data), .peer = 1};
+  const Operation recv = job[0].submit(std::span(&early, 1), Progress::kCaller).front();
+  EXPECT_FALSE(takes_from_box(job)) << "a recv is queued";
+  {
+    std::jthread other([&] { job.send(1, filled(2), 0); });
+    recv.wait();
+  }
+  EXPECT_EQ(data, filled(2));
+
+  EXPECT_THROW(job.recv(0, data, 1), StalledError);
+  EXPECT_FALSE(takes_from_box(job)) << "the place of a recv remains";
 }
 
 TEST(QuickMessages, ARecvFromAnyRankReturnsTheSource) {
