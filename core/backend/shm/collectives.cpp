@@ -235,7 +235,7 @@ class ShmReducescatter final : public ShmExchange {
 };
 
 /// A member has only the sizes of the blocks that it sends and receives, so each member publishes
-/// the number of rounds that its own data needs.
+/// the number of rounds that its own data needs, and whether it is too large to be filled ahead.
 class ShmAlltoall final : public ShmExchange {
  public:
   ShmAlltoall(std::shared_ptr<ShmChannelState> channel, const Collective& collective,
@@ -247,21 +247,38 @@ class ShmAlltoall final : public ShmExchange {
   bool prepare() override {
     set_rounds(1);  // reduce(0) adds the other rounds
     kept_copied_ = 0;
+    ahead_ = suits_ahead_ = false;
     offer(in_);
     return false;
   }
+  // The sizes are those of the last use.
+  void prepare_ahead() noexcept override {
+    kept_copied_ = 0;
+    ahead_ = true;
+  }
+  // Every member has found that each of them reads at most ShmTuning::ahead_bytes.
+  std::optional<std::size_t> bytes_ahead() const noexcept override {
+    return suits_ahead_ ? std::optional(out_.size()) : std::nullopt;
+  }
 
   void fill(std::uint64_t round) override {
-    if (round == 0) wanted_by(rank()) = own_rounds();
+    if (round == 0 && !ahead_) {
+      const bool too_large = out_.size() > channel().tuning().ahead_bytes;
+      wanted_by(rank()) = own_rounds() | (too_large ? kTooLarge : 0);
+    }
     ShmExchange::fill(round);
   }
   bool reduce(std::uint64_t round) override {
     if (round == 0 && !copy_kept()) return false;
-    if (round == 0) {
+    if (round == 0 && !ahead_) {
       std::uint64_t most = 1;
-      for (std::size_t member = 0; member < members(); ++member)
-        most = std::max(most, wanted_by(member));
+      bool too_large = false;
+      for (std::size_t member = 0; member < members(); ++member) {
+        most = std::max(most, wanted_by(member) & ~kTooLarge);
+        too_large = too_large || (wanted_by(member) & kTooLarge) != 0;
+      }
       add_rounds(most - 1);
+      suits_ahead_ = most == 1 && !too_large;
     }
     for (std::size_t member = 0; member < members(); ++member) {
       if (member == rank()) continue;
@@ -272,7 +289,8 @@ class ShmAlltoall final : public ShmExchange {
   }
   /// @return whether the whole block has been copied
   bool copy_kept() {
-    const std::size_t bytes = std::min(kept().size() - kept_copied_, channel().tuning().call_bytes);
+    const std::size_t left = kept().size() - kept_copied_;
+    const std::size_t bytes = ahead_ ? left : std::min(left, channel().tuning().call_bytes);
     copy(out_.data() + received_[rank()].begin + kept_copied_,
          in_.data() + kept().begin + kept_copied_, bytes);
     kept_copied_ += bytes;
@@ -312,8 +330,12 @@ class ShmAlltoall final : public ShmExchange {
     return reinterpret_cast<std::uint64_t*>(input_buffer(0, member));
   }
 
+  static constexpr std::uint64_t kTooLarge = std::uint64_t{1} << 63;
+
   const std::vector<Range> received_;  ///< of the output, by sender
   std::size_t kept_copied_ = 0;        ///< bytes of kept() copied so far
+  bool ahead_ = false;                 ///< this use was filled ahead
+  bool suits_ahead_ = false;           ///< the next use may be, as all members know
 };
 
 }  // namespace

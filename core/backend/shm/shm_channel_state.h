@@ -58,8 +58,10 @@ class ShmChannelState {
     /// round, because others may still read while the owner begins the next collective.
     std::int64_t input_at[2] = {};
     std::int64_t output_at[2] = {};
-    std::uint64_t rounds_wanted[2] = {};  ///< alltoall: rounds that this member's data needs
-    ArenaAddress arena = {};              ///< valid once the member has attached
+    /// Alltoall: rounds that this member's data needs, and whether it is too large to be filled
+    /// ahead.
+    std::uint64_t rounds_wanted[2] = {};
+    ArenaAddress arena = {};  ///< valid once the member has attached
     /// Whether the member has mapped the arena of every other member. Written before its first
     /// round.
     bool reaches_all = false;

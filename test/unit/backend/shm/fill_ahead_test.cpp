@@ -38,10 +38,19 @@ class FillAheadTest : public ::testing::Test {
     OpKind kind = OpKind::kAllreduce;
     std::array<std::int64_t, kMembers> counts = {count, count, count};
     std::array<std::unique_ptr<Work>, kMembers> works = {};
+    /// Gather, to rank 1, and alltoall: the elements of rank i for rank j, and those of rank j that
+    /// rank i gets.
+    std::array<std::array<std::int64_t, kMembers>, kMembers> sent = {}, received = {};
 
-    std::int64_t in() const { return kind == OpKind::kReducescatter ? 3 * count : count; }
+    bool exchanges() const { return kind == OpKind::kGather || kind == OpKind::kAlltoall; }
+    std::int64_t in() const {
+      return kind == OpKind::kReducescatter || kind == OpKind::kAlltoall ? 3 * count : count;
+    }
     std::int64_t out(std::size_t rank) const {
       if (kind == OpKind::kReducescatter) return counts[rank];
+      if (kind == OpKind::kAlltoall) return 3 * count;
+      if (kind == OpKind::kGather)
+        return rank == 1 ? std::accumulate(counts.begin(), counts.end(), std::int64_t{0}) : 0;
       return kind == OpKind::kAllgather ? 3 * count : count;
     }
     /// The first element of this rank's share of a reducescatter.
@@ -49,7 +58,18 @@ class FillAheadTest : public ::testing::Test {
       return static_cast<std::size_t>(std::accumulate(
           counts.begin(), counts.begin() + static_cast<std::ptrdiff_t>(rank), std::int64_t{0}));
     }
-    Collective collective() const {
+    Collective collective(std::size_t rank) {
+      if (exchanges()) {
+        for (std::size_t other = 0; other < kMembers; ++other) {
+          const bool all = kind == OpKind::kAlltoall;
+          sent[rank][other] = all ? count : (other == 1 ? counts[rank] : 0);
+          received[rank][other] = all ? count : (rank == 1 ? counts[other] : 0);
+        }
+        return {.kind = OpKind::kAlltoall,
+                .dtype = DataType::kInt64,
+                .counts = received[rank],
+                .send_counts = sent[rank]};
+      }
       Collective collective{.kind = kind, .dtype = DataType::kInt64, .count = count, .root = 1};
       if (kind == OpKind::kReducescatter || kind == OpKind::kAllgather) {
         collective.count = 3 * count;
@@ -74,7 +94,9 @@ class FillAheadTest : public ::testing::Test {
   }
 
   std::span<const std::byte> input(const Repeated& repeated, std::size_t rank) {
-    return std::as_bytes(std::span(in_[rank]).first(static_cast<std::size_t>(repeated.in())));
+    const std::int64_t elements =
+        repeated.kind == OpKind::kGather ? repeated.counts[rank] : repeated.in();
+    return std::as_bytes(std::span(in_[rank]).first(static_cast<std::size_t>(elements)));
   }
   std::span<std::byte> output(const Repeated& repeated, std::size_t rank) {
     return std::as_writable_bytes(
@@ -99,6 +121,13 @@ class FillAheadTest : public ::testing::Test {
         return in_[element / count][element % count];
       case OpKind::kReducescatter:
         return sum(repeated.begin(rank) + element);
+      case OpKind::kAlltoall:
+        return in_[element / count][rank * count + element % count];
+      case OpKind::kGather: {
+        std::size_t from = kMembers - 1;
+        while (element < repeated.begin(from)) --from;
+        return in_[from][element - repeated.begin(from)];
+      }
       default:
         return sum(element);
     }
@@ -118,7 +147,7 @@ class FillAheadTest : public ::testing::Test {
       if (work) {
         ASSERT_TRUE(work->again(input(repeated, rank), output(repeated, rank)));
       } else {
-        work = channels_[rank]->launch(repeated.collective(), input(repeated, rank),
+        work = channels_[rank]->launch(repeated.collective(rank), input(repeated, rank),
                                        output(repeated, rank));
       }
     }
@@ -169,8 +198,8 @@ class FillAheadTest : public ::testing::Test {
 };
 
 TEST_F(FillAheadTest, ASmallCollectiveIsFilledAheadOnceItHasRun) {
-  for (const OpKind kind :
-       {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kAllgather, OpKind::kReducescatter}) {
+  for (const OpKind kind : {OpKind::kAllreduce, OpKind::kBroadcast, OpKind::kAllgather,
+                            OpKind::kReducescatter, OpKind::kAlltoall, OpKind::kGather}) {
     Repeated small{.count = kSmall, .kind = kind};
     run(small);
     for (int step = 0; step < 5; ++step) {
@@ -198,6 +227,19 @@ TEST_F(FillAheadTest, TheBoundCountsTheLargestShare) {
   run(small);
   ASSERT_TRUE(fills_ahead(small));
   run_filled(small);
+}
+
+TEST_F(FillAheadTest, AnExchangeIsIfNoMemberReadsTooMuch) {
+  Repeated own_block{.count = 51, .kind = OpKind::kGather, .counts = {0, 51, 0}};
+  run(own_block);
+  EXPECT_FALSE(fills_ahead(own_block)) << "rank 1, which alone knows it, has 408 bytes";
+  Repeated fits{.count = 50, .kind = OpKind::kGather, .counts = {8, 34, 8}};
+  run(fits);
+  ASSERT_TRUE(fills_ahead(fits));
+  run_filled(fits);
+  Repeated rounds{.count = 40, .kind = OpKind::kGather, .counts = {40, 1, 2}};
+  run(rounds);
+  EXPECT_FALSE(fills_ahead(rounds)) << "rank 0 sends 320 bytes in two rounds";
 }
 
 TEST_F(FillAheadTest, AfterSeveralRoundsOnlyTheSecondCollectiveIs) {
@@ -245,14 +287,17 @@ TEST_F(FillAheadTest, AMemberThatIsAheadDoesNotDisturbTheOthers) {
 }
 
 TEST_F(FillAheadTest, MixedWithOtherCollectivesAndDroppedFills) {
-  std::array<Repeated, 8> programs = {Repeated{kSmall},
-                                      Repeated{kSmall / 2},
-                                      Repeated{kSliced},
-                                      Repeated{kLarge},
-                                      Repeated{kManyRounds},
-                                      Repeated{kSmall, OpKind::kBroadcast},
-                                      Repeated{kSmall, OpKind::kAllgather},
-                                      Repeated{kSmall, OpKind::kReducescatter}};
+  std::array<Repeated, 11> programs = {Repeated{kSmall},
+                                       Repeated{kSmall / 2},
+                                       Repeated{kSliced},
+                                       Repeated{kLarge},
+                                       Repeated{kManyRounds},
+                                       Repeated{kSmall, OpKind::kBroadcast},
+                                       Repeated{kSmall, OpKind::kAllgather},
+                                       Repeated{kSmall, OpKind::kReducescatter},
+                                       Repeated{kSmall, OpKind::kAlltoall},
+                                       Repeated{kSmall, OpKind::kGather, {3, 0, 7}},
+                                       Repeated{kManyRounds, OpKind::kAlltoall}};
   for (Repeated& repeated : programs) run(repeated);
   int filled = 0;
   for (int step = 0; step < 3000 && !HasFatalFailure(); ++step) {
