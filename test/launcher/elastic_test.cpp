@@ -74,8 +74,14 @@ TEST_F(Elastic, AnUndisturbedJobEndsWithoutAWord) {
 }
 
 TEST_F(Elastic, ALostWorkerIsReplacedAndTheOthersStay) {
+  const Gate replacement{};
   HvdrunProcess process(
-      elastic({"-np", "3", "--min-np", "2"}, workers({"load", until_gate(), "kill:2:5"})));
+      elastic({"-np", "3", "--min-np", "2"},
+              {"sh", "-c",
+               "[ $HVD_WORKER_ID -le 3 ] || until [ -e \"$0\" ]; do sleep 0.05; done; exec \"$@\"",
+               replacement.path(), kWorker, "load", until_gate(), "kill:2:5"}));
+  EXPECT_TRUE(process.wait_for("of 2 generation 2 commit ", 2, kTimeout));
+  replacement.open();
   const Result result = end_after(process, {"[w4] rank 2 of 3 generation 3"});
   EXPECT_EQ(result.code, 0) << result.err;
   EXPECT_EQ(count(result.out, "of 2 generation 2 commit "), 2) << result.out;
