@@ -350,7 +350,10 @@ void Engine::end_outstanding(const Status& status) noexcept {
   for (const OperationPtr& operation : points_.release_all()) taken.push_back(operation);
   descriptions_.clear();
   probes_.clear();
-  for (const auto& operation : taken) finish(operation, status, nullptr, false);
+  // An operation whose begin() has thrown may be in the queue and in a part of the engine.
+  for (const auto& operation : taken) {
+    if (!operation->done()) finish(operation, status, nullptr, false);
+  }
 }
 
 void Engine::end_with(const OperationPtr& operation, const wire::ErrorEntry& error) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <utility>
 
+#include "hvd/error.h"
+
 namespace hvd::testing {
 
 /// One rank's end of a LocalNetwork.
@@ -144,11 +146,18 @@ void LocalNetwork::corrupt_next_message_to(int rank) {
   mailbox.corrupt_next = true;
 }
 
+void LocalNetwork::refuse_next_message_to(int rank) {
+  Mailbox& mailbox = *mailboxes_[static_cast<std::size_t>(rank)];
+  const MutexLock lock(mailbox.mutex);
+  mailbox.refuse_next = true;
+}
+
 void LocalNetwork::deliver(int from, int to, std::span<const std::byte> bytes) {
   if (mailboxes_[static_cast<std::size_t>(from)]->dead.load()) return;
   Mailbox& mailbox = *mailboxes_[static_cast<std::size_t>(to)];
   {
     const MutexLock lock(mailbox.mutex);
+    if (std::exchange(mailbox.refuse_next, false)) throw Error("the message was refused");
     Envelope envelope{{from, {bytes.begin(), bytes.end()}}, clock_.now()};
     if (options_.longest_delay > Duration::zero()) {
       envelope.arrives += Duration(static_cast<Duration::rep>(

@@ -42,6 +42,8 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
   void kill(int rank);
   /// Overwrites one byte of the next message to `rank`.
   void corrupt_next_message_to(int rank);
+  /// Lets the next call that sends a message to `rank` throw hvd::Error.
+  void refuse_next_message_to(int rank);
 
  private:
   friend class LocalControlPlane;
@@ -55,6 +57,7 @@ class LocalNetwork : public std::enable_shared_from_this<LocalNetwork> {
     std::vector<TimePoint> last_from HVD_GUARDED_BY(mutex);  // per sender
     std::mt19937_64 random HVD_GUARDED_BY(mutex);
     bool corrupt_next HVD_GUARDED_BY(mutex) = false;
+    bool refuse_next HVD_GUARDED_BY(mutex) = false;
     std::atomic<bool> dead{false};
     std::atomic<bool> left{false};
     std::atomic<TimePoint::rep> heartbeat{0};  // 0: no heartbeat yet

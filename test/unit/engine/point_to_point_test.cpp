@@ -401,6 +401,21 @@ TEST(PointToPoint, ALostRankEndsTheMessagesOfAllOthers) {
   }
 }
 
+// The offer fails when the operation is a send of the engine already.
+TEST(PointToPoint, ASendWhoseOfferCannotBeSentEndsOnce) {
+  Messages messages(2);
+  Floats data(10);
+  int calls = 0;
+  messages.job().network().refuse_next_message_to(1);
+  const Operation sends = messages.start(0, {.direction = Direction::kSend,
+                                             .tensor = view(data),
+                                             .peer = 1,
+                                             .on_done = [&](const Status&) { ++calls; }});
+  ASSERT_TRUE(messages.run({sends}));
+  EXPECT_THAT(sends.status().message, HasSubstr("the message was refused"));
+  EXPECT_EQ(calls, 1);
+}
+
 // In real time, because shutdown() waits for the other rank.
 TEST(PointToPoint, ARankThatLeavesEndsTheMessagesThatItWillNotMatch) {
   const SteadyClock clock;
