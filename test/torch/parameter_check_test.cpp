@@ -208,8 +208,7 @@ TEST_F(ParameterCheckTest, TheStepOfAWrappedAdam) {
       backward(net, i);
       inner.step();
     });
-    EXPECT_TRUE(contains(message, "a step() of the wrapped optimizer instead of the"))
-        << message;
+    EXPECT_TRUE(contains(message, "a step() of the wrapped optimizer instead of the")) << message;
   }
   optimizer.zero_grad();
 }
