@@ -168,7 +168,7 @@ TEST(LaunchOptions, ErrorsStateTheExpectation) {
   }
   EXPECT_THAT(error_of({"-np", "two", "p"}).what(), HasSubstr("got 'two'"));
   EXPECT_THAT(error_of({"-np", "2", "--typo", "p"}).what(), HasSubstr("got '--typo'"));
-  EXPECT_THAT(error_of({"p", "-np", "2"}).what(), HasSubstr("options stand before PROGRAM"));
+  EXPECT_THAT(error_of({"p", "-np", "2"}).what(), HasSubstr("options go before PROGRAM"));
   for (const char* seconds : {"soon", "0", "-1", "1e300", "nan", ""}) {
     const std::string text = error_of({"-np", "2", "--timeout", seconds, "p"}).what();
     EXPECT_THAT(text, HasSubstr("expected a number of seconds above 0, got '" +
