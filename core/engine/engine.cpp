@@ -160,7 +160,7 @@ void Engine::begin(OperationPtr&& operation) {
   if (const auto error = negotiator_.consume_failure(operation->request))
     return end_with(operation, *error);
   blocked_.on_submission();
-  if (steady_.accept(std::move(operation), time_.step()) || !negotiate(operation)) return;
+  if (steady_.accept(operation, time_.step()) || !negotiate(operation)) return;
   outstanding_.emplace(operation->order, std::move(operation));
 }
 
@@ -197,7 +197,7 @@ void Engine::begin_steady(int process_set, std::vector<control::AgreedBundle> sc
   std::erase_if(outstanding_, [&](const auto& entry) HVD_REQUIRES(progress_) {
     OperationPtr operation = entry.second;
     return control::withdrawn_by_replay(operation->request, process_set) &&
-           (steady_.accept(std::move(operation), time_.step()) || !negotiate(operation));
+           (steady_.accept(operation, time_.step()) || !negotiate(operation));
   });
 }
 

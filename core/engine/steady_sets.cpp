@@ -104,10 +104,10 @@ bool SteadySets::is_held(const wire::Request& request) const noexcept {
   return false;
 }
 
-bool SteadySets::accept(OperationPtr&& operation, TimePoint now) {
+bool SteadySets::accept(OperationPtr& operation, TimePoint now) {
   const wire::Request& request = operation->request;
   SteadyState* const own = find(request.process_set);
-  if (own != nullptr && own->repeating() && own->offer(std::move(operation), now)) return true;
+  if (own != nullptr && own->repeating() && own->offer(operation, now)) return true;
   if (!is_held(request)) return false;
   const OperationPtr& held = held_.emplace(operation->order, std::move(operation)).first->second;
   switch (holds(held->request)) {

@@ -50,8 +50,8 @@ class SteadySets {
   void begin(int process_set, const std::vector<int>& members,
              std::vector<control::AgreedBundle> schedule, TimePoint now);
   /// To be called when an operation was submitted. @return whether it waits for a replay, which
-  /// then has taken it; otherwise the caller negotiates it
-  bool accept(OperationPtr&&, TimePoint now);
+  /// then has moved it; otherwise the caller negotiates it
+  bool accept(OperationPtr&, TimePoint now);
   struct Advanced {
     bool moved = false;
     std::optional<int> left = {};  ///< this set's replay, if one has been left

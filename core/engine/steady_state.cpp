@@ -109,7 +109,7 @@ void SteadyState::begin(std::vector<control::AgreedBundle> schedule, TimePoint n
   moved_at_ = now;
 }
 
-bool SteadyState::offer(OperationPtr&& operation, TimePoint now) {
+bool SteadyState::offer(OperationPtr& operation, TimePoint now) {
   HVD_EXPECT(repeating(), "a schedule is repeated");
   moved_at_ = now;
   // A name is free again when its operation has ended. But unnamed operations of a kind share a

@@ -53,9 +53,9 @@ class SteadyState {
   /// and no operation of an earlier schedule waits
   void begin(std::vector<control::AgreedBundle> schedule, TimePoint now);
   /// To be called when an operation was submitted. If the schedule has no free place for it, this
-  /// rank leaves. @return whether it now waits at a place in the schedule, which then has taken it.
+  /// rank leaves. @return whether it now waits at a place in the schedule, which then has moved it.
   /// @pre repeating()
-  bool offer(OperationPtr&&, TimePoint now);
+  bool offer(OperationPtr&, TimePoint now);
   /// Starts each batch for which every rank has all operations, or runs it if it is filled ahead.
   /// After kRun there may be more to do. After kLeft this rank has left: the caller calls
   /// release_waiting(), applies the plans of next_deferred_plan(), and calls this again.

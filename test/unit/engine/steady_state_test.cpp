@@ -102,7 +102,8 @@ class SteadyStateTest : public ::testing::Test {
     return OperationPtr(new OperationState(submission, asked, {}, clock_.now()));
   }
   bool offer(std::size_t rank, const wire::Request& asked) {
-    return steady(rank).offer(make_operation(rank, asked), clock_.now());
+    OperationPtr operation = make_operation(rank, asked);
+    return steady(rank).offer(operation, clock_.now());
   }
   bool offer(std::size_t rank, const std::string& name) { return offer(rank, request(name)); }
   Outcome advance(std::size_t rank) { return steady(rank).advance(clock_.now(), false); }
