@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <string>
+#include <utility>
 
 #include "base/mutex.h"
 #include "base/text.h"
@@ -42,7 +43,11 @@ std::string try_calls(const std::shared_ptr<Context>& context) {
 
 std::string find_trouble(const std::shared_ptr<Context>& context, Duration limit) {
   const auto answer = std::make_shared<Answer>();
-  start_thread("hvd-probe", [context, answer] { answer->give(try_calls(context)); }).detach();
+  start_thread("hvd-probe", [held = context, answer]() mutable {
+    std::string trouble = try_calls(held);
+    held.reset();  // before the caller continues, which may end the use of the device
+    answer->give(std::move(trouble));
+  }).detach();
   const TimePoint deadline = SteadyClock().now() + limit;
   const MutexLock lock(answer->mutex);
   while (!answer->over && SteadyClock().now() < deadline)
