@@ -20,7 +20,7 @@ namespace hvd {
 /// receiving process.
 class MessageBox {
  public:
-  /// What a message and the call that receives it must agree on.
+  /// Identifies a message. A call receives only a message with an equal label.
   struct Label {
     std::int64_t tag = 0;
     std::uint64_t elements = 0;

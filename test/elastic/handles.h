@@ -1,10 +1,14 @@
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <chrono>
+#include <cstdint>
 #include <string>
 #include <vector>
 
 #include "elastic/forked_ranks.h"
+#include "hvd/error.h"
 #include "hvd/reconfigure.h"
 
 namespace hvd::testing {
@@ -26,6 +30,18 @@ inline std::vector<std::string> exchange_handles(Blackboard& board, int topic, i
 inline void meet(Blackboard& board, int topic, int own, const std::vector<int>& processes) {
   board.post(topic, own);
   for (const int process : processes) board.read(topic, process);
+}
+
+/// The text of the PeerLostError of a call, whose rank() is checked.
+inline std::string error_of(std::int64_t uuid, const std::vector<std::string>& handles,
+                            const Options& options, int expected_rank) {
+  try {
+    reconfigure(uuid, handles, options);
+  } catch (const PeerLostError& error) {
+    EXPECT_EQ(error.rank(), expected_rank) << error.what();
+    return error.what();
+  }
+  return "no PeerLostError";
 }
 
 }  // namespace hvd::testing

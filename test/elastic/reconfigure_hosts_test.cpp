@@ -51,15 +51,9 @@ class ReconfigureHosts : public ::testing::Test {
     ranks.expect_all_succeed();
   }
 
-  static std::string error_of(std::int64_t uuid, const std::vector<std::string>& handles,
-                              const Options& options, int expected_rank) {
-    try {
-      reconfigure(uuid, handles, options);
-    } catch (const PeerLostError& error) {
-      EXPECT_EQ(error.rank(), expected_rank) << error.what();
-      return error.what();
-    }
-    return "no PeerLostError";
+  static void kill(ForkedRanks& ranks, int process) {
+    ranks.kill(process);
+    EXPECT_EQ(ranks.wait(process), 128 + SIGKILL);
   }
 
   const TwoHosts hosts_;
@@ -94,8 +88,7 @@ TEST_F(ReconfigureHosts, ARankZeroThatHasEndedIsNamed) {
       },
       [&](ForkedRanks& ranks) {
         board.read(1, 0);
-        ranks.kill(0);
-        EXPECT_EQ(ranks.wait(0), 128 + SIGKILL);
+        kill(ranks, 0);
         board.post(2, 0);
       });
 }
@@ -115,8 +108,7 @@ TEST_F(ReconfigureHosts, ARankZeroThatEndsWhileTheOthersWaitIsNamed) {
         board.read(1, 1);
         board.read(1, 2);
         std::this_thread::sleep_for(std::chrono::milliseconds(300));
-        ranks.kill(0);
-        EXPECT_EQ(ranks.wait(0), 128 + SIGKILL);
+        kill(ranks, 0);
       });
 }
 
@@ -147,10 +139,7 @@ TEST_F(ReconfigureHosts, AMemberHereThatHadEndedBeforeIsNamedWithoutRankZero) {
       },
       [&](ForkedRanks& ranks) {
         for (const int process : all_) board.read(1, process);
-        for (const int ended : {0, 1}) {
-          ranks.kill(ended);
-          EXPECT_EQ(ranks.wait(ended), 128 + SIGKILL);
-        }
+        for (const int ended : {0, 1}) kill(ranks, ended);
         board.post(2, 2);
       });
 }
@@ -185,8 +174,7 @@ TEST_F(ReconfigureHosts, MembersOnTheOtherHostAreNamedByRankZero) {
       [&](ForkedRanks& ranks) {
         board.read(1, 0);
         board.read(1, 2);
-        ranks.kill(1);
-        EXPECT_EQ(ranks.wait(1), 128 + SIGKILL);
+        kill(ranks, 1);
       });
 }
 

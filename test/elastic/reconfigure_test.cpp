@@ -66,17 +66,6 @@ double seconds_of(const std::function<void()>& call) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
 }
 
-std::string error_of(std::int64_t uuid, const Handles& handles, const Options& options,
-                     int expected_rank) {
-  try {
-    reconfigure(uuid, handles, options);
-  } catch (const PeerLostError& error) {
-    EXPECT_EQ(error.rank(), expected_rank) << error.what();
-    return error.what();
-  }
-  return "no PeerLostError";
-}
-
 TEST(Reconfigure, RanksFollowTheOrderOfTheHandles) {
   Blackboard board;
   ForkedRanks ranks(4, [&](int own) {

@@ -396,7 +396,7 @@ TEST_F(Steady, RepeatedStepsMakeNoCalls) {
   }
   const std::uint64_t expected = local_rank() == 0 ? kStepsOfWindow * rounds_among_hosts() : 0;
   EXPECT_EQ(*std::ranges::min_element(of_control), expected)
-      << "now and then there is a sign of life, too";
+      << "some windows contain a heartbeat as well";
   EXPECT_EQ(*std::ranges::min_element(of_ucx), controller() == "ucx" ? expected : 0U);
   for (const std::uint64_t messages : of_data) {
     EXPECT_EQ(messages, of_data.front());
