@@ -192,7 +192,8 @@ Agreement JobOverUcx::connect(const JoinRanks& join, RankStatement statement,
   Agreement agreement = compare(statements, joining.topology());
   const auto mapped = joining.map_segment(
       [&segments](std::size_t rank) { return rendezvous::bytes_of(segments[rank]); });
-  const rendezvous::Parts& parts = rendezvous_->exchange("mapped segment", mapped, deadline_);
+  const rendezvous::Parts& parts =
+      rendezvous_->exchange("mapped segment", mapped, deadline_, Rendezvous::Turn::kLast);
   node_ = joining.finish([&parts](std::size_t rank) { return parts[rank]; });
   return agreement;
 }

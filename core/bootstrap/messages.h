@@ -82,8 +82,8 @@ struct Refusal {
 };
 Bytes encode(const Refusal&);
 std::optional<Refusal> decode_refusal(std::span<const std::byte>);
-/// Decodes the value of R/failed, which any process may have stored: invalid bytes become the text
-/// of an Error.
+/// Decodes the value of R/outcome of a run that has failed, which any process may have stored:
+/// invalid bytes become the text of an Error.
 Refusal decode_failure(std::span<const std::byte>);
 
 inline std::span<const std::byte> bytes_of(const std::string& text) {

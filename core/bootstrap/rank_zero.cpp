@@ -32,7 +32,8 @@ class RankZero final : public Rendezvous {
   RankZero(std::unique_ptr<Store>, const RankInfo&, std::span<const std::byte> payload, Deadline,
            Deadline::duration limit);
 
-  void contribute(const std::string& what, std::span<const std::byte> mine, Deadline) override;
+  void contribute(const std::string& what, std::span<const std::byte> mine, Deadline,
+                  Turn) override;
   bool step(Deadline until) override;
   void leave(Deadline) noexcept override;
 
@@ -45,6 +46,7 @@ class RankZero final : public Rendezvous {
   void look();
   std::optional<Refusal> find_obstacle();
   bool replaced();
+  [[noreturn]] void raise_failure(std::span<const std::byte> failure);
   [[noreturn]] void fail_all(const Refusal& reason);
   void forget_leaver(int rank);
   void wait_until_left(Deadline);
@@ -73,7 +75,8 @@ RankZero::RankZero(std::unique_ptr<Store> store, const RankInfo& own,
       arrivals_(own, run_ = random_id(), place_, text_of(payload), !store_->notices_loss()),
       give_up_(refusal_time(deadline)) {
   notice_ = encode(RunNotice{.run = run_, .process = process_});
-  store_->publish_on_loss(key("failed"), encode(ended_early(0, process_, place_)), "", deadline);
+  store_->publish_on_loss(key("outcome"), encode(ended_early(0, process_, place_)), "", "",
+                          deadline);
   store_->set(run_key(), notice_, deadline);
 }
 
@@ -133,7 +136,7 @@ void RankZero::handle_arrival(std::int64_t number, const Bytes& bytes) {
 bool RankZero::step(Deadline until) {
   if (exchange_ > 1) return collect(std::min(until, deadline_));
   if (!arrivals_.complete()) {
-    if (const auto failed = serve({key("failed")}, std::min(until, give_up_)))
+    if (const auto failed = serve({key("outcome")}, std::min(until, give_up_)))
       fail_all(decode_failure(failed->value));
     if (const auto objection = arrivals_.objection()) fail_all(*objection);
     look();
@@ -148,8 +151,9 @@ bool RankZero::step(Deadline until) {
 }
 
 void RankZero::contribute(const std::string& what, std::span<const std::byte> mine,
-                          Deadline deadline) {
+                          Deadline deadline, Turn turn) {
   ++exchange_;
+  last_ = turn == Turn::kLast;
   what_ = what;
   deadline_ = deadline;
   collected_.assign(static_cast<std::size_t>(size()), {});
@@ -159,16 +163,12 @@ void RankZero::contribute(const std::string& what, std::span<const std::byte> mi
 
 bool RankZero::collect(Deadline until) {
   if (!awaited_.empty()) {
-    // If a rank has ended after its last part, the ranks that wait for the parts of all ranks fail.
-    // The failure is the first key, so that rank 0 fails too instead of beginning the job alone.
-    std::vector<std::string> keys = {key("failed")};
+    // The failure is the first key, so that rank 0 fails as soon as the others do.
+    std::vector<std::string> keys = {key("outcome")};
     for (const int rank : awaited_)
       if (keys.size() <= kMostKeys) keys.push_back(key("part.", exchange_, ".", rank));
     if (auto found = serve(std::move(keys), until)) {
-      if (found->index == 0) {
-        failure_known_ = true;
-        decode_failure(found->value).raise();
-      }
+      if (found->index == 0) raise_failure(found->value);
       const auto rank = std::next(awaited_.begin(), static_cast<std::ptrdiff_t>(found->index - 1));
       collected_[static_cast<std::size_t>(*rank)] = text_of(found->value);
       awaited_.erase(rank);
@@ -191,15 +191,24 @@ bool RankZero::collect(Deadline until) {
 
 void RankZero::publish(const std::vector<std::string>& parts) {
   Bytes value = join_fields(parts);
-  const std::size_t begin = exchange_ == 1 ? kProofBytes : 0;
-  if (begin > 0) {
-    const std::string proven =
-        own_.token.empty() ? std::string(begin, '0') : proof_of_parts(run_, value, own_.token);
-    const auto head = bytes_of(proven);
-    value.insert(value.begin(), head.begin(), head.end());
+  std::string proof;
+  if (exchange_ == 1)
+    proof = own_.token.empty() ? std::string(kProofBytes, '0')
+                               : proof_of_parts(run_, value, own_.token);
+  const auto head = last_ ? success_mark() : bytes_of(proof);
+  value.insert(value.begin(), head.begin(), head.end());
+  if (!last_) {
+    store_->set(parts_key(), value, patience());
+  } else if (!store_->create(parts_key(), value, patience())) {
+    raise_failure(store_->get(parts_key(), patience()).value_or(Bytes()));
   }
-  store_->set(key("all.", exchange_), value, patience());
-  parts_ = *Parts::decode(std::move(value), begin, parts.size());
+  parts_ = *Parts::decode(std::move(value), head.size(), parts.size());
+}
+
+/// @param failure the outcome of the run
+void RankZero::raise_failure(std::span<const std::byte> failure) {
+  failure_known_ = true;
+  decode_failure(failure).raise();
 }
 
 bool RankZero::replaced() {
@@ -242,7 +251,7 @@ void RankZero::fail_all(const Refusal& reason) {
   forget_leaver(reason.rank);  // it has ended
   failure_known_ = true;
   try {
-    store_->create(key("failed"), encode(reason), patience());
+    store_->create(key("outcome"), encode(reason), patience());
     wait_until_left(late_joiner_deadline(deadline_));
   } catch (const std::exception&) {
     // hvdrun may report the end of a missing rank meanwhile, but the reason is already known.
@@ -270,14 +279,10 @@ void RankZero::wait_until_left(Deadline deadline) {
       numbers.push_back(number);
       keys.push_back(key("left.", number));
     }
-    if (!failure_known_) keys.push_back(key("failed"));
     const Deadline until = std::min<Deadline>(deadline, now + kTimeBetweenLooks);
     const auto found = refusal_ ? serve(std::move(keys), until) : store_->wait(keys, until);
-    if (found && found->index < numbers.size()) {
+    if (found) {
       leavers_.erase(numbers[found->index]);
-    } else if (found) {  // a rank has failed, and may have ended without leaving
-      failure_known_ = true;
-      if (const auto lost = decode_refusal(found->value)) forget_leaver(lost->rank);
     } else {
       std::erase_if(leavers_, [&](const auto& each) {
         return each.second.until <= now || arrivals_.has_ended(each.second.rank);

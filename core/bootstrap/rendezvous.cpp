@@ -22,9 +22,10 @@
 //   R/accepted.K         rank 0's answer to it, with a proof of the token; or
 //   R/refused.K          the Refusal
 //   R/part.E.r           part of rank r in exchange E = 2, 3
-//   R/all.E              the parts of all ranks in exchange E. The parts of exchange 1 are in the
-//                        arrivals, and R/all.1 begins with a proof of the token
-//   R/failed             why the run fails (Refusal); ends all waits
+//   R/all.E              the parts of all ranks in exchange E = 1, 2. The parts of exchange 1 are in
+//                        the arrivals, and R/all.1 begins with a proof of the token
+//   R/outcome            created once: why the run fails (Refusal), which ends all waits; or a mark
+//                        of success and the parts of all ranks in the last exchange
 //   R/left.K             the process of the K-th arrival has read its last value
 //
 // A rank reads `run`, arrives there and waits for its answer. Only rank 0 waits for several ranks,
@@ -37,22 +38,23 @@
 //   ended long ago. A rank with an answer never does: if it sees another `run`, or the end of rank
 //   0's process or connection, it ends with PeerLostError.
 // - Rank 0 ends between an arrival and its answer. The rank has found rank 0's process alive when
-//   it arrived, so it ends too, unless the run had already begun or failed (R/all.1, R/failed):
+//   it arrived, so it ends too, unless the run had already begun or failed (R/all.1, R/outcome):
 //   then the arrival was meant for the next run. On another host the rank cannot check this, and
 //   follows the next run.
 // - A notice whose process is dead at first sight is ignored.
 // - Rank 0 ends after R/all.E: the others have all parts, and detect its end in the next exchange
 //   or, after the last one, through the job's own connections.
 // - A process ends between its arrival and the answer, and its connection is watched. Its will
-//   names it in R/failed once R/accepted.K is stored, so the end of a process that is refused does
-//   not affect the run.
+//   names it in R/outcome once R/accepted.K is stored, so the end of a process that is refused does
+//   not affect the run. The will also stores R/left.K, for which rank 0 waits.
 // - A rank ends between counting and storing its arrival. Rank 0 remembers K, continues with K + 1,
 //   and does not wait for K.
 // - A rank stores its part and ends. The exchange completes without it, and the next one fails.
-// - A value and R/failed are stored at nearly the same time. Rank 0 follows R/failed while it
-//   collects, and the other ranks follow the value. If R/failed is stored between the last part's
-//   look-up and R/all.E, rank 0 begins the job, another rank may fail, and rank 0 loses both of
-//   them.
+// - R/all.E and a failure are stored at nearly the same time. Some ranks go on to the next exchange
+//   and fail there with the same reason.
+// - A rank ends in the last exchange. Only one value of R/outcome can be created, so either all
+//   ranks fail with the reason, or all begin the job, in which they detect the loss themselves. If
+//   some of them failed, the others could take the end of those for the first loss.
 // - Two ranks 0: the later one replaces `run`. The earlier one detects this at its next check and
 //   ends, and so do its accepted ranks. Its other ranks follow the later one.
 // - A process arrives after the run has begun. In the later exchanges rank 0 refuses it, because
@@ -74,9 +76,10 @@ class OtherRank final : public Rendezvous {
             Deadline deadline, Deadline::duration limit)
       : Rendezvous(std::move(store), own, deadline, limit), payload_(text_of(payload)) {}
 
-  void contribute(const std::string& what, std::span<const std::byte> mine,
-                  Deadline deadline) override {
+  void contribute(const std::string& what, std::span<const std::byte> mine, Deadline deadline,
+                  Turn turn) override {
     ++exchange_;
+    last_ = turn == Turn::kLast;
     what_ = what;
     deadline_ = deadline;
     store_->set(key("part.", exchange_, ".", rank()), mine, deadline);
@@ -119,7 +122,8 @@ bool OtherRank::step(Deadline until) {
 
 std::vector<std::string> OtherRank::awaited() const {
   if (!accepted_) return {key("accepted.", number_), key("refused.", number_)};
-  return {key("all.", exchange_), key("failed")};
+  if (last_) return {parts_key()};
+  return {parts_key(), key("outcome")};
 }
 
 void OtherRank::follow_newest_run(Deadline until) {
@@ -158,8 +162,8 @@ void OtherRank::arrive(const RunNotice& notice) {
                         .left = std::chrono::ceil<std::chrono::milliseconds>(left),
                         .payload = payload_};
   number_ = store_->add(key("arrivals"), 1, patience());
-  store_->publish_on_loss(key("failed"), encode(ended_early(rank(), process_, place_)),
-                          key("accepted.", number_), patience());
+  store_->publish_on_loss(key("outcome"), encode(ended_early(rank(), process_, place_)),
+                          key("accepted.", number_), key("left.", number_), patience());
   store_->set(key("arrival.", number_), encode(arrival, run_, own_.token), patience());
 }
 
@@ -174,7 +178,7 @@ bool OtherRank::take(Store::Found found) {
     take_answer(found);
     return false;
   }
-  if (found.index == 1) {
+  if (found.index == 1 || (last_ && !is_success(found.value))) {
     failure_known_ = true;
     decode_failure(found.value).raise();
   }
@@ -196,7 +200,7 @@ void OtherRank::take_answer(const Store::Found& found) {
 }
 
 void OtherRank::take_parts(Bytes bytes) {
-  const std::size_t begin = exchange_ == 1 ? kProofBytes : 0;
+  const std::size_t begin = exchange_ == 1 ? kProofBytes : last_ ? success_mark().size() : 0;
   bool proven = bytes.size() >= begin;
   // Without a token there is no secret to prove.
   if (proven && exchange_ == 1 && !own_.token.empty()) {
@@ -232,7 +236,7 @@ bool OtherRank::look_at_rank_0() {
   // Rank 0 may have stored the value before its end.
   if (auto found = store_->wait(awaited(), Clock::now())) return take(std::move(*found));
   if (accepted_ ||
-      (!store_->get(key("all.1"), patience()) && !store_->get(key("failed"), patience())))
+      (!store_->get(key("all.1"), patience()) && !store_->get(key("outcome"), patience())))
     ended_early(0, of_rank_0_, place_).raise();
   ignore_run();
   return false;
@@ -358,9 +362,19 @@ void Rendezvous::finish() {
   }
 }
 
+std::span<const std::byte> Rendezvous::success_mark() {
+  static const std::string mark = "hvd begun 1\n";
+  return bytes_of(mark);
+}
+
+bool Rendezvous::is_success(std::span<const std::byte> outcome) {
+  const auto mark = success_mark();
+  return outcome.size() >= mark.size() && std::equal(mark.begin(), mark.end(), outcome.begin());
+}
+
 const Parts& Rendezvous::exchange(const std::string& what, std::span<const std::byte> mine,
-                                  Deadline deadline) {
-  contribute(what, mine, deadline);
+                                  Deadline deadline, Turn turn) {
+  contribute(what, mine, deadline, turn);
   finish();
   return parts_;
 }
@@ -370,7 +384,7 @@ void Rendezvous::abandon(const std::exception& cause) noexcept { fail(Refusal::o
 void Rendezvous::fail(const Refusal& reason) noexcept {
   if (run_.empty() || std::exchange(failure_known_, true)) return;
   try {
-    store_->create(key("failed"), encode(reason), Clock::now() + std::chrono::seconds(1));
+    store_->create(key("outcome"), encode(reason), Clock::now() + std::chrono::seconds(1));
   } catch (const std::exception&) {
     // The other ranks wait until their deadlines.
   }

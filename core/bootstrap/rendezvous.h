@@ -70,9 +70,14 @@ class Rendezvous {
   /// The id that rank 0 has drawn for this start of the job, equal on every rank that has joined.
   const std::string& run() const noexcept { return run_; }
 
+  /// Whether a further exchange follows. The last one either succeeds on all ranks or fails on all
+  /// of them with the same reason, unless rank 0 or the store is lost.
+  enum class Turn : bool { kInner, kLast };
+
   /// Begins the next exchange, in which each rank contributes a part. Collective.
   /// @param what names it in error texts
-  virtual void contribute(const std::string& what, std::span<const std::byte> mine, Deadline) = 0;
+  virtual void contribute(const std::string& what, std::span<const std::byte> mine, Deadline,
+                          Turn = Turn::kInner) = 0;
   /// Continues to join or to exchange until the deadline. Returns true once all ranks have
   /// contributed. Throws as join() and exchange() do.
   virtual bool step(Deadline until) = 0;
@@ -81,7 +86,8 @@ class Rendezvous {
   /// Contributes, and waits for the parts of all ranks. Collective.
   /// @throws PeerLostError when a rank has ended or has not contributed by the deadline; hvd::Error
   /// with the reason when a rank has failed
-  const Parts& exchange(const std::string& what, std::span<const std::byte> mine, Deadline);
+  const Parts& exchange(const std::string& what, std::span<const std::byte> mine, Deadline,
+                        Turn = Turn::kInner);
 
   /// Ends all current and later exchanges of all ranks with this reason. Only the first call has an
   /// effect.
@@ -111,6 +117,11 @@ class Rendezvous {
   /// The deadline of a call of the store that waits for no other rank.
   Deadline patience() const;
   std::string run_key() const { return jobs_keys_ + "run"; }
+  /// The key of the parts of all ranks in the current exchange.
+  std::string parts_key() const { return last_ ? key("outcome") : key("all.", exchange_); }
+  /// Precedes the parts if they are the outcome of the run.
+  static std::span<const std::byte> success_mark();
+  static bool is_success(std::span<const std::byte> outcome);
 
   const std::unique_ptr<Store> store_;
   const RankInfo own_;
@@ -121,6 +132,7 @@ class Rendezvous {
   Deadline deadline_;               ///< of the current exchange
   const Deadline::duration limit_;  ///< from the call to the deadline of the join
   int exchange_ = 1;                ///< number of the current exchange
+  bool last_ = false;               ///< it is the last one
   std::string what_ = "address";    ///< its name
   Parts parts_;
   bool failure_known_ = false;  ///< the reason of the failure is stored for all ranks

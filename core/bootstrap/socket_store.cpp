@@ -102,9 +102,12 @@ class SocketStore : public Store {
                     keys.size());
   }
   void publish_on_loss(const std::string& key, std::span<const std::byte> value,
-                       const std::string& once, Deadline deadline) override {
-    expect("done",
-           request({.verb = "will", .key = key, .value = text_of(value), .once = once}, deadline));
+                       const std::string& once, const std::string& also,
+                       Deadline deadline) override {
+    expect(
+        "done",
+        request({.verb = "will", .key = key, .value = text_of(value), .once = once, .also = also},
+                deadline));
   }
   void remove_all_if(const std::string& key, std::span<const std::byte> value,
                      Deadline deadline) override {

@@ -57,10 +57,12 @@ class Store {
   virtual void remove_all_if(const std::string& /*key*/, std::span<const std::byte> /*value*/,
                              Deadline) {}
   /// Requests that the place calls create() with this value if this process loses its connection
-  /// without close(), but not before the key `once`, if it is not empty, has a value. Replaces an
-  /// earlier request. A place without connections ignores it.
+  /// without close(), but not before the key `once`, if it is not empty, has a value. The place
+  /// then also sets the key `also`, if it is not empty, to an empty value. Replaces an earlier
+  /// request. A place without connections ignores it.
   virtual void publish_on_loss(const std::string& /*key*/, std::span<const std::byte> /*value*/,
-                               const std::string& /*once*/, Deadline) {}
+                               const std::string& /*once*/, const std::string& /*also*/, Deadline) {
+  }
   /// Whether the place detects the end of this process, so that publish_on_loss() has an effect.
   virtual bool notices_loss() const noexcept { return false; }
   /// Information of the place about ranks that have not joined, for the error text: "; a process

@@ -11,9 +11,9 @@ namespace {
 
 /// Version of the protocol, so that a process with another version of hvd gets an appropriate
 /// error.
-constexpr std::string_view kFormat = "hvd store 2";
+constexpr std::string_view kFormat = "hvd store 3";
 constexpr std::size_t kHelloFields = 6;
-constexpr std::size_t kRequestFields = 5;
+constexpr std::size_t kRequestFields = 6;
 constexpr std::size_t kReplyFields = 3;
 
 constexpr std::size_t kMostKeys = 64;
@@ -63,8 +63,8 @@ std::optional<StoreHello> decode_store_hello(std::span<const std::byte> bytes) {
 }
 
 Bytes encode(const StoreRequest& request) {
-  return join_fields(
-      {request.verb, request.key, request.value, request.once, text(request.left.count())});
+  return join_fields({request.verb, request.key, request.value, request.once, request.also,
+                      text(request.left.count())});
 }
 
 std::optional<StoreReply> decode_store_reply(std::span<const std::byte> bytes) {
@@ -172,8 +172,11 @@ bool StoreServer::handle_request(int id, Session& session, std::span<const std::
       .key = std::move((*fields)[1]),
       .value = std::move((*fields)[2]),
       .once = std::move((*fields)[3]),
+      .also = std::move((*fields)[4]),
       .left = std::chrono::milliseconds(std::clamp<std::int64_t>(*left, 0, kMostMilliseconds))};
-  if (request.key.size() > kMostKeyBytes || request.once.size() > kMostKeyBytes) return false;
+  const auto is_too_long = [](const std::string& key) { return key.size() > kMostKeyBytes; };
+  if (is_too_long(request.key) || is_too_long(request.once) || is_too_long(request.also))
+    return false;
   const auto reply = [&](const Frame& sent) {
     send_(id, sent, false);
     return true;
@@ -196,7 +199,7 @@ bool StoreServer::handle_request(int id, Session& session, std::span<const std::
   }
   if (request.verb == "will") {
     const auto value = bytes_of(request.value);
-    session.will = Will{request.key, {value.begin(), value.end()}, request.once};
+    session.will = Will{request.key, {value.begin(), value.end()}, request.once, request.also};
     return reply(done);
   }
   if (request.verb == "remove_all_if") {
@@ -276,9 +279,10 @@ void StoreServer::store(const std::string& key, std::span<const std::byte> value
 void StoreServer::publish(const Will& will) {
   if (!will.once.empty() && !values_.contains(will.once)) {
     dormant_[will.once] = will;
-  } else if (!values_.contains(will.key)) {
-    store(will.key, will.value);
+    return;
   }
+  if (!values_.contains(will.key)) store(will.key, will.value);
+  if (!will.also.empty()) store(will.also, {});
 }
 
 /// The reply with the value to a wait in which the key has this index.

@@ -40,12 +40,13 @@ std::optional<StoreHello> decode_store_hello(std::span<const std::byte>);
 ///   add             key, amount           done (sum); malformed if the value is no number
 ///   create          key, value            done, exists
 ///   wait            number of keys, keys  value (index, value), absent, refused (0, Refusal)
-///   will            key, value, once      done; see Store::publish_on_loss()
+///   will            key, value, once, also  done; see Store::publish_on_loss()
 ///   remove_all_if   key, value            done; ends all waits with `absent` if it removes values
 ///   close                                 done
 struct StoreRequest {
   std::string verb = {}, key = {}, value = {};
   std::string once = {};              ///< of `will`: a key; empty: none
+  std::string also = {};              ///< of `will`: a key; empty: none
   std::chrono::milliseconds left{0};  ///< timeout of `wait`
 };
 struct StoreReply {
@@ -131,11 +132,13 @@ class StoreServer {
   void on_time(Deadline now);
 
  private:
-  /// A value that is published once the session is lost and the key `once` has a value.
+  /// A value that is published once the session is lost and the key `once` has a value. The key
+  /// `also` gets an empty value at the same time.
   struct Will {
     std::string key = {};
     Bytes value = {};
     std::string once = {};  ///< empty: at the loss
+    std::string also = {};  ///< empty: none
   };
   struct Session {
     StoreHello hello = {};

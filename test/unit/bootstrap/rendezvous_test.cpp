@@ -37,6 +37,8 @@ INSTANTIATE_TEST_SUITE_P(Memory, AnyStore, ::testing::Values(&in_new_memory));
 
 Deadline now() { return std::chrono::steady_clock::now(); }
 
+using Turn = Rendezvous::Turn;
+
 /// Thrown in place of an access to the store: the rank has been killed there.
 struct Killed : std::runtime_error {
   Killed() : std::runtime_error("killed") {}
@@ -313,8 +315,9 @@ TEST_F(RendezvousTest, AnExchangeDoesNotWaitForAnOldPart) {
   const auto one = begin(1, 2);
   EXPECT_TRUE(all_join({zero.get(), one.get()}));
   for (const std::string what : {"segment", "mapped"}) {
-    zero->contribute(what, bytes_of("0" + what), soon());
-    one->contribute(what, bytes_of("1" + what), soon());
+    const auto turn = what == "mapped" ? Turn::kLast : Turn::kInner;
+    zero->contribute(what, bytes_of("0" + what), soon(), turn);
+    one->contribute(what, bytes_of("1" + what), soon(), turn);
     EXPECT_TRUE(all_join({zero.get(), one.get()}));
     EXPECT_EQ(text_of(one->parts()[0]), "0" + what);
     EXPECT_EQ(text_of(zero->parts()[1]), "1" + what);
@@ -327,15 +330,58 @@ TEST_F(RendezvousTest, AnExchangeDoesNotWaitForAnOldPart) {
 // A rank ends after its last part, and a server reports that before rank 0 has read the part. The
 // ranks that wait for the parts of all fail, so rank 0 must not begin the job.
 TEST_F(RendezvousTest, Rank0DoesNotBeginAJobThatHasFailed) {
-  const auto zero = begin(0, 2);
+  for (const Turn turn : {Turn::kInner, Turn::kLast}) {
+    const auto zero = begin(0, 2);
+    const auto one = begin(1, 2);
+    EXPECT_TRUE(all_join({zero.get(), one.get()}));
+    zero->contribute("mapped", bytes_of("0"), soon(), turn);
+    one->contribute("mapped", bytes_of("1"), soon(), turn);
+    place_->values["hvd/train/" + current_run() + "/outcome"] =
+        encode(Refusal::lost(1, "rank 1 has ended"));
+    EXPECT_EQ(outcome_of_steps(*zero), "lost 1: rank 1 has ended");
+    EXPECT_EQ(outcome_of_steps(*one), "lost 1: rank 1 has ended");
+  }
+}
+
+/// Stores a failure immediately before rank 0 creates the outcome of the run.
+class LateFailureStore final : public MemoryStore {
+ public:
+  explicit LateFailureStore(std::shared_ptr<MemoryPlace> place)
+      : MemoryStore(place), place_(std::move(place)) {}
+  bool create(const std::string& key, std::span<const std::byte> value,
+              Deadline deadline) override {
+    place_->values.try_emplace(key, encode(Refusal::lost(1, "rank 1 has ended")));
+    return MemoryStore::create(key, value, deadline);
+  }
+
+ private:
+  const std::shared_ptr<MemoryPlace> place_;
+};
+
+// Another rank may already have read the failure.
+TEST_F(RendezvousTest, AFailureBeforeTheOutcomeEndsRank0Too) {
+  const auto zero = Rendezvous::begin(std::make_unique<LateFailureStore>(place_), info(0, 2),
+                                      bytes_of("0"), soon());
   const auto one = begin(1, 2);
   EXPECT_TRUE(all_join({zero.get(), one.get()}));
-  zero->contribute("mapped", bytes_of("0"), soon());
-  one->contribute("mapped", bytes_of("1"), soon());
-  place_->values["hvd/train/" + current_run() + "/failed"] =
-      encode(Refusal::lost(1, "rank 1 has ended"));
+  zero->contribute("mapped", bytes_of("0"), soon(), Turn::kLast);
+  one->contribute("mapped", bytes_of("1"), soon(), Turn::kLast);
   EXPECT_EQ(outcome_of_steps(*zero), "lost 1: rank 1 has ended");
   EXPECT_EQ(outcome_of_steps(*one), "lost 1: rank 1 has ended");
+}
+
+TEST_F(RendezvousTest, AFailureAfterTheOutcomeChangesNothing) {
+  const auto zero = begin(0, 3);
+  const auto one = begin(1, 3);
+  const auto two = begin(2, 3);
+  EXPECT_TRUE(all_join({zero.get(), one.get(), two.get()}));
+  zero->contribute("mapped", bytes_of("0"), soon(), Turn::kLast);
+  one->contribute("mapped", bytes_of("1"), soon(), Turn::kLast);
+  two->contribute("mapped", bytes_of("2"), soon(), Turn::kLast);
+  EXPECT_EQ(outcome_of_steps(*zero), "fine");
+  two->fail(Refusal::lost(2, "rank 2 has ended"));
+  EXPECT_EQ(outcome_of_steps(*one), "fine");
+  EXPECT_EQ(text_of(one->parts()[2]), "2");
 }
 
 /// A store whose place notices the end of processes, as a server does.

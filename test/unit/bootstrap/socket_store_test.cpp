@@ -361,10 +361,11 @@ TEST_F(SocketStoreTest, ALostConnectionPublishesItsWillAtOnce) {
   const pid_t child = ::fork();
   if (child == 0) {
     const auto store = open(1, 3);
-    store->publish_on_loss("failed", copy_of("rank 1 is lost"), "", soon());
+    store->publish_on_loss("failed", copy_of("rank 1 is lost"), "", "left.1", soon());
     ::kill(::getpid(), SIGKILL);
   }
   EXPECT_EQ(wait(*first, {"all", "failed"}), "1 rank 1 is lost");
+  EXPECT_EQ(wait(*first, {"left.1"}), "0 ");
   ::waitpid(child, nullptr, 0);
 }
 
@@ -437,7 +438,7 @@ TEST_F(SocketStoreTest, AChildDoesNotEndItsParentsConnection) {
 TEST_F(SocketStoreTest, ALostConnectionIsNoticedThoughAChildHoldsIt) {
   const auto first = open(0);
   auto second = open(1);
-  second->publish_on_loss("failed", copy_of("rank 1"), "", soon());
+  second->publish_on_loss("failed", copy_of("rank 1"), "", "", soon());
   const pid_t child = ::fork();
   if (child == 0) {
     for (;;) ::pause();

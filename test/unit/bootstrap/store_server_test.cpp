@@ -192,6 +192,20 @@ TEST_F(StoreServerTest, AWillMayWaitForAKey) {
   EXPECT_EQ(send(a, {.verb = "get", .key = "lost"}), "value rank 1");
 }
 
+TEST_F(StoreServerTest, AWillAlsoSetsAKey) {
+  const int a = admit(0), b = admit(1), c = admit(2);
+  send(b, {.verb = "will", .key = "outcome", .value = "1", .once = "accepted", .also = "left.1"});
+  send(c, {.verb = "will", .key = "outcome", .value = "2", .also = "left.2"});
+  send(a, {.verb = "set", .key = "outcome", .value = "begun"});
+  server_->drop(b);
+  server_->drop(c);
+  EXPECT_EQ(send(a, {.verb = "get", .key = "left.1"}), "absent");
+  EXPECT_EQ(send(a, {.verb = "get", .key = "left.2"}), "value ");
+  send(a, {.verb = "set", .key = "accepted", .value = "x"});
+  EXPECT_EQ(send(a, {.verb = "get", .key = "left.1"}), "value ");
+  EXPECT_EQ(send(a, {.verb = "get", .key = "outcome"}), "value begun");
+}
+
 TEST_F(StoreServerTest, AClosedSessionPublishesNothing) {
   const int a = admit(0), b = admit(1);
   send(b, {.verb = "will", .key = "failed", .value = "rank 1"});
@@ -318,10 +332,10 @@ TEST_F(StoreServerTest, RanksOutsideTheJobAreRefused) {
 TEST_F(StoreServerTest, AnotherVersionIsNamed) {
   server_->open(0, now_);
   EXPECT_TRUE(handle(0, join_fields({"hvd store 99", "job", "0", "1", "p", "n"})));
-  EXPECT_EQ(reply(0), "version hvd store 2 (last)");
+  EXPECT_EQ(reply(0), "version hvd store 3 (last)");
   server_->open(1, now_);
   EXPECT_TRUE(handle(1, join_fields({"hvd store 100", "with", "other fields"})));
-  EXPECT_EQ(reply(1), "version hvd store 2 (last)");
+  EXPECT_EQ(reply(1), "version hvd store 3 (last)");
 }
 
 TEST_F(StoreServerTest, AnIdleSessionEndsAfterTenSeconds) {
