@@ -110,6 +110,7 @@ class Job {
   int board_file_ = -1;
   Board* board_ = nullptr;
   std::map<WorkerId, Child> children_;
+  std::set<pid_t> processes_;  ///< of all workers so far
   WorkerId last_id_ = 0;
   int disturbances_ = 0;
   TimePoint next_ = {};
@@ -206,6 +207,7 @@ void Job::start_worker() {
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   const int ended = static_cast<int>(::syscall(SYS_pidfd_open, pid, 0));
   children_[id] = {.pid = pid, .socket = ends[0], .ended = ended};
+  processes_.insert(pid);
   coordinator_.worker_started(id, host_of(id), now());
 }
 
@@ -464,6 +466,7 @@ void Job::run() {
   if (!children_.empty()) fail("a worker has not ended");
   if (*coordinator_.outcome() != member::Outcome::kComplete) fail("the job has not completed");
   if (board_->wrong.load() != 0 || board_->undone.load() != 0) fail("see above");
+  for (const std::string& name : abandoned_memory(processes_)) fail("left in /dev/shm: " + name);
   report();
   if (!plan_.protect) return;
   // Messages between hosts take tens of MiB of the heap at some moments of a generation. The heap
@@ -552,10 +555,7 @@ int main(int argc, char** argv) {
       std::puts("skipped: only root may give processes a host name");
       return 77;
     }
-    const auto before = abandoned_memory();
     Job(plan).run();
-    for (const std::string& name : abandoned_memory_since(before))
-      throw std::runtime_error("left in /dev/shm: " + name);
     return 0;
   } catch (const std::exception& error) {
     std::printf("FAILED: %s\n", error.what());

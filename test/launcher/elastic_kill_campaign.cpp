@@ -77,7 +77,7 @@ class Job {
   const Plan plan_;
   const int file_ = ::memfd_create("board", 0);  // hvdrun, its agents and the workers inherit it
   const std::string marker_ = unique_marker();
-  const std::set<std::string> memory_before_ = testing::abandoned_memory();
+  std::set<pid_t> workers_;  ///< all that were alive at some kill
   std::mt19937 random_;
   Board* board_ = nullptr;
   std::unique_ptr<HvdrunProcess> hvdrun_;
@@ -113,7 +113,9 @@ Start Job::start() const {
 
 void Job::kill_one() {
   const bool agent = static_cast<int>(random_() % 100) < plan_.agents;
-  const std::vector<pid_t> victims = agent ? agents_of(hvdrun_->pid()) : processes_with(marker_);
+  const std::vector<pid_t> workers = processes_with(marker_);
+  workers_.insert(workers.begin(), workers.end());
+  const std::vector<pid_t> victims = agent ? agents_of(hvdrun_->pid()) : workers;
   std::vector<pid_t> own;
   for (const pid_t pid : victims)
     if (::getpgid(pid) != ::getpgid(hvdrun_->pid())) own.push_back(pid);
@@ -158,7 +160,7 @@ void Job::run() {
   require(board_->wrong.load() == 0, "a sum was wrong");
   require(board_->undone.load() == 0, "a commit was undone");
   require(wait_until_gone(marker_, 10).empty(), "processes are left");
-  for (const std::string& name : testing::abandoned_memory_since(memory_before_))
+  for (const std::string& name : testing::abandoned_memory(workers_))
     require(false, "left in /dev/shm: " + name);
   print_repairs();
 }

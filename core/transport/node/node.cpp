@@ -250,6 +250,10 @@ std::shared_ptr<Node> NodeJoin::finish(const Reports& mapped) {
   return node_;
 }
 
+Node::~Node() {
+  if (topology_.local_rank == 0) SharedSegment::remove_abandoned();
+}
+
 void Node::ring(int world_rank) noexcept {
   if (world_rank == topology_.rank) return control_segment_->own_doorbell().ring();
   if (!control_segment_shared_ || world_rank < 0 || world_rank >= topology_.size) return;

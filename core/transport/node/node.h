@@ -40,6 +40,9 @@ class Node {
   static std::shared_ptr<Node> join(int rank, int size, const Exchange&, bool share_memory = true);
   Node(const Node&) = delete;
   Node& operator=(const Node&) = delete;
+  /// Removes abandoned segment files of this host: a rank that was killed while the ranks joined
+  /// may have ended only after NodeJoin had looked for them.
+  ~Node();
 
   const Topology& topology() const noexcept { return topology_; }
 

@@ -2,7 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <unistd.h>
+
 #include <filesystem>
+#include <fstream>
 #include <string>
 #include <vector>
 
@@ -78,6 +81,16 @@ TEST(Node, OneRankWithoutSharedMemoryMakesItsHostPoll) {
     EXPECT_NE(node->control_segment().own_doorbell().ticket(), before)
         << "a rank can always ring itself";
   }
+}
+
+TEST(Node, RemovesAbandonedSegmentFilesAtItsEnd) {
+  auto nodes = join_nodes(2);
+  const auto file = "/dev/shm/hvd-segment-node-test-" + std::to_string(::getpid());
+  std::ofstream(file) << "no process holds its lock";
+  nodes[1].reset();
+  EXPECT_TRUE(std::filesystem::exists(file)) << "the first rank of the host removes it";
+  nodes[0].reset();
+  EXPECT_FALSE(std::filesystem::exists(file));
 }
 
 TEST(Node, RefusesAMalformedHostList) {
