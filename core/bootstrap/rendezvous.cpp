@@ -22,8 +22,8 @@
 //   R/accepted.K         rank 0's answer to it, with a proof of the token; or
 //   R/refused.K          the Refusal
 //   R/part.E.r           part of rank r in exchange E = 2, 3
-//   R/all.E              the parts of all ranks in exchange E = 1, 2. The parts of exchange 1 are in
-//                        the arrivals, and R/all.1 begins with a proof of the token
+//   R/all.E              the parts of all ranks in exchange E = 1, 2. The parts of exchange 1 are
+//                        in the arrivals, and R/all.1 begins with a proof of the token
 //   R/outcome            created once: why the run fails (Refusal), which ends all waits; or a mark
 //                        of success and the parts of all ranks in the last exchange
 //   R/left.K             the process of the K-th arrival has read its last value
