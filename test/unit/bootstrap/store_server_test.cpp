@@ -200,9 +200,9 @@ TEST_F(StoreServerTest, AWillAlsoSetsAKey) {
   server_->drop(b);
   server_->drop(c);
   EXPECT_EQ(send(a, {.verb = "get", .key = "left.1"}), "absent");
-  EXPECT_EQ(send(a, {.verb = "get", .key = "left.2"}), "value ");
+  EXPECT_EQ(send(a, {.verb = "get", .key = "left.2"}), "value");
   send(a, {.verb = "set", .key = "accepted", .value = "x"});
-  EXPECT_EQ(send(a, {.verb = "get", .key = "left.1"}), "value ");
+  EXPECT_EQ(send(a, {.verb = "get", .key = "left.1"}), "value");
   EXPECT_EQ(send(a, {.verb = "get", .key = "outcome"}), "value begun");
 }
 
