@@ -31,12 +31,16 @@ static void test_allreduce(void) {
   EXPECT_OK(hvd_run(&extreme, NULL));
   EXPECT_EQ(whole[0], 0);
   EXPECT_EQ(whole[2], size - 1);
+}
 
-  /* Out of place: the input stays. Unnamed, and an average. */
+/* The input stays. */
+static void test_allreduce_out_of_place(void) {
+  float data[5];
   float out[5] = {0};
+  const int64_t five = 5;
+  hvd_submission_t sum =
+      submission(NULL, HVD_KIND_ALLREDUCE, HVD_DTYPE_FLOAT32, data, &five, sizeof data);
   for (int i = 0; i < 5; ++i) data[i] = (float)(2 * rank + i);
-  sum.name = NULL;
-  sum.prescale = 1;
   sum.op = HVD_OP_AVERAGE;
   sum.output = out;
   EXPECT_OK(hvd_run(&sum, NULL));
@@ -567,6 +571,7 @@ static void test_null_arguments(void) {
 
 void test_operations(void) {
   test_allreduce();
+  test_allreduce_out_of_place();
   test_broadcast();
   test_allgather_and_gather();
   test_reducescatter();

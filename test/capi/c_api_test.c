@@ -83,16 +83,7 @@ static void test_build(void) {
   free(text);
 }
 
-static void test_start(void) {
-  int value = -1;
-  int local = 0, cross = 0;
-  size_t needed = 0;
-  char variable[16];
-  int has_mpi_launcher;
-  struct {
-    hvd_options_t known;
-    int64_t newer;
-  } newer = {HVD_OPTIONS_INIT, 0};
+static void test_wrong_options(void) {
   hvd_options_t options = HVD_OPTIONS_INIT;
 
   options.struct_size = 0;
@@ -122,6 +113,19 @@ static void test_start(void) {
   options.init_timeout_ms = 0;
   options.init_method = "smoke://x";
   EXPECT_USAGE(hvd_init(&options), "smoke://x");
+}
+
+static void test_start(void) {
+  int value = -1;
+  int local = 0, cross = 0;
+  size_t needed = 0;
+  char variable[16];
+  int has_mpi_launcher;
+  struct {
+    hvd_options_t known;
+    int64_t newer;
+  } newer = {HVD_OPTIONS_INIT, 0};
+
   newer.known.struct_size = sizeof newer;
   newer.newer = 1;
   EXPECT_USAGE(hvd_init(&newer.known), "newer hvd");
@@ -304,6 +308,7 @@ static void test_shutdown(void) {
 int main(void) {
   alarm(100); /* below ctest's limit, so that mpirun reports which rank hangs */
   test_not_initialised();
+  test_wrong_options();
   test_start();
   test_build();
   test_operations();

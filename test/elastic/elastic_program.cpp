@@ -154,6 +154,35 @@ bool has_no_rank() {
   return false;
 }
 
+/// The values of the state beside the weights.
+struct Progress {
+  std::int64_t step = 0;
+  bool finished = false;
+  std::uint64_t trace = 1;
+  std::string text = "start";
+};
+
+/// Ends this process if the state is not that of one commit, or of an earlier one than the last.
+void require_committed(const Progress& progress, std::int64_t committed) {
+  std::uint64_t expected = 1;
+  for (std::int64_t done = 0; done < progress.step; ++done) expected = next_trace(expected, done);
+  const bool torn =
+      expected != progress.trace || progress.text != "step " + std::to_string(progress.step);
+  if (progress.step >= committed && (progress.step == 0 || !torn)) return;
+  board->undone.fetch_add(1);
+  std::fprintf(stderr, "worker %llu: step %lld after commit %lld\n",
+               static_cast<unsigned long long>(worker_id), static_cast<long long>(progress.step),
+               static_cast<long long>(committed));
+  std::_Exit(8);
+}
+
+void print_generation(std::uint64_t generation, std::int64_t step) {
+  std::printf("worker %llu pid %d: generation %llu, rank %d of %d, step %lld\n",
+              static_cast<unsigned long long>(worker_id), ::getpid(),
+              static_cast<unsigned long long>(generation), hvd::rank(), hvd::size(),
+              static_cast<long long>(step));
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -168,10 +197,11 @@ int main(int argc, char** argv) {
   delay_replacement();
   hvd::init();
   if (worker_id != 0 && !has_no_rank()) return 7;
-  std::int64_t step = 0;
-  bool finished = false;
-  std::uint64_t trace = 1;
-  std::string text = "start";
+  Progress progress;
+  std::int64_t& step = progress.step;
+  bool& finished = progress.finished;
+  std::uint64_t& trace = progress.trace;
+  std::string& text = progress.text;
   std::vector<std::int64_t> weights(elements, 0);
   std::vector<std::int64_t> sums(elements);
   hvd::elastic::State state;
@@ -179,48 +209,34 @@ int main(int argc, char** argv) {
   state.track("text", text).track("weights", std::span(weights));
   std::int64_t committed = 0;
   hvd::elastic::observe_stages(die_at);
-  hvd::elastic::run(
-      state,
-      [&] {
-        const std::uint64_t generation = hvd::elastic::generation();
-        ++generations;
-        last_rank = hvd::rank();
-        record_usage(generation);
-        if (steps > 0) {
-          std::printf("worker %llu pid %d: generation %llu, rank %d of %d, step %lld\n",
-                      static_cast<unsigned long long>(worker_id), ::getpid(),
-                      static_cast<unsigned long long>(generation), hvd::rank(), hvd::size(),
-                      static_cast<long long>(step));
-        }
-        std::uint64_t expected = 1;
-        for (std::int64_t done = 0; done < step; ++done) expected = next_trace(expected, done);
-        const bool torn = expected != trace || text != "step " + std::to_string(step);
-        if (step < committed || (step > 0 && torn)) {
-          board->undone.fetch_add(1);
-          std::fprintf(stderr, "worker %llu: step %lld after commit %lld\n",
-                       static_cast<unsigned long long>(worker_id), static_cast<long long>(step),
-                       static_cast<long long>(committed));
-          std::_Exit(8);
-        }
-        while (!finished) {
-          for (std::size_t i = 1; i < sums.size(); ++i)
-            sums[i] = element(step, static_cast<std::int64_t>(i), hvd::rank());
-          sums[0] = steps > 0 ? (step + 1 >= steps && may_end() ? 1 : 0) : board->finish.load();
-          get_stuck(step);
-          allreduce(sums);
-          require_sums(sums, step);
-          if (computing.count() > 0) std::this_thread::sleep_for(computing);
-          finished = sums[0] > 0;
-          trace = next_trace(trace, step);
-          for (std::size_t i = 0; i < weights.size(); ++i) weights[i] += step;
-          ++step;
-          text = "step " + std::to_string(step);
-          state.commit();
-          committed = step;
-          record_step(generation);
-        }
-      },
-      {.load = [&] { text = "step 0"; }});
+  hvd::elastic::run(state,
+                    [&] {
+                      const std::uint64_t generation = hvd::elastic::generation();
+                      ++generations;
+                      last_rank = hvd::rank();
+                      record_usage(generation);
+                      if (steps > 0) print_generation(generation, step);
+                      require_committed(progress, committed);
+                      while (!finished) {
+                        for (std::size_t i = 1; i < sums.size(); ++i)
+                          sums[i] = element(step, static_cast<std::int64_t>(i), hvd::rank());
+                        sums[0] = steps > 0 ? (step + 1 >= steps && may_end() ? 1 : 0)
+                                            : board->finish.load();
+                        get_stuck(step);
+                        allreduce(sums);
+                        require_sums(sums, step);
+                        if (computing.count() > 0) std::this_thread::sleep_for(computing);
+                        finished = sums[0] > 0;
+                        trace = next_trace(trace, step);
+                        for (std::size_t i = 0; i < weights.size(); ++i) weights[i] += step;
+                        ++step;
+                        text = "step " + std::to_string(step);
+                        state.commit();
+                        committed = step;
+                        record_step(generation);
+                      }
+                    },
+                    {.load = [&] { text = "step 0"; }});
   if (steps > 0) {
     std::printf("worker %llu: end at step %lld with trace %llu\n",
                 static_cast<unsigned long long>(worker_id), static_cast<long long>(step),

@@ -13,7 +13,7 @@ FOLDERS = ("core", "frameworks", "launcher", "examples", "bench", "test")
 CODE = {".h", ".c", ".cpp", ".cu", ".cuh"}
 TEXT = CODE | {".py", ".sh", ".cmake"}
 MAX_FILE_LINES = 600
-MAX_FUNCTION_LINES = 80
+MAX_FUNCTION_LINES = 60
 
 # Libraries that only some folders may include: (pattern of the <include>, allowed prefixes of the path, name).
 LIBRARIES = (

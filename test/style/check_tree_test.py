@@ -81,8 +81,8 @@ class CheckTree(WrittenTreeTest):
         for opening in ("int f() {\n", "A::A(int x) : a_{x}, b_(x) {\n", "auto f() const noexcept -> int {\n",
                         "TEST(A, b) {\n", "class A {\n  void f(std::function<void()> g = {}) {\n"):
             closing = "}\n}" if "class" in opening else "}\n"
-            self.assert_one({"core/base/a.cpp": opening + statement * 80 + closing}, "a function of 82 lines")
-            self.assert_clean({"core/base/a.cpp": opening + statement * 78 + closing})
+            self.assert_one({"core/base/a.cpp": opening + statement * 60 + closing}, "a function of 62 lines")
+            self.assert_clean({"core/base/a.cpp": opening + statement * 58 + closing})
         self.assert_clean({"core/base/a.cpp": "namespace a {\nint f() {\n}\n" + "\n" * 90 + "int g() {\n}\n}\n"})
         self.assert_clean({"core/base/a.h": "struct A {\n" + "  int x = 0;\n" * 100 + "};\n"})
         self.assert_one({"core/base/a.cpp": "int x;\n" * 601}, "has 601 lines")

@@ -71,19 +71,9 @@ void Snapshot::free_memory() {
   for (std::string* const memory : {&common_memory, &own_memory}) std::string().swap(*memory);
 }
 
-void CheckpointWriter::take_snapshot(const TrainingState& state, std::optional<std::uint64_t> step,
-                                     std::optional<std::uint64_t> loaded, bool copy,
-                                     Snapshot& snapshot) {
-  snapshot.common = {};
-  snapshot.own = {};
-  snapshot.loaded = loaded;
-  snapshot.writer = present_generation();
-  const std::string description =
-      description_of(state, /*with_contents=*/true) + " for " +
-      (step ? "step " + std::to_string(*step) : "the step after the newest") +
-      (loaded && elastic::generation() == 0 ? ", replacing steps after " + std::to_string(*loaded)
-                                            : std::string());
-  std::vector<TensorText> common;
+std::size_t CheckpointWriter::encode_common(const TrainingState& state,
+                                            const std::string& description,
+                                            std::vector<TensorText>& common) {
   const auto statements = vote_.run("state", [&] {
     common = encode_items(state, vote_.first() ? Items::kReplicated : Items::kReplicatedTensors);
     const auto replicated = ReplicatedTensors::in(common, /*remove=*/false);
@@ -99,11 +89,25 @@ void CheckpointWriter::take_snapshot(const TrainingState& state, std::optional<s
     tensors.emplace(bytes, hash);
   }
   vote_.require_equal_descriptions(descriptions);
+  if (tensors.size() > 1) return 0;
+  return count_writers(ReplicatedTensors::in(common, /*remove=*/false).bytes(), vote_.ranks());
+}
 
-  // If the tensors differ between ranks, the first rank's are saved, and it writes all of them.
+void CheckpointWriter::take_snapshot(const TrainingState& state, std::optional<std::uint64_t> step,
+                                     std::optional<std::uint64_t> loaded, bool copy,
+                                     Snapshot& snapshot) {
+  snapshot.common = {};
+  snapshot.own = {};
+  snapshot.loaded = loaded;
+  snapshot.writer = present_generation();
+  const std::string description =
+      description_of(state, /*with_contents=*/true) + " for " +
+      (step ? "step " + std::to_string(*step) : "the step after the newest") +
+      (loaded && elastic::generation() == 0 ? ", replacing steps after " + std::to_string(*loaded)
+                                            : std::string());
+  std::vector<TensorText> common;
+  const std::size_t writers = encode_common(state, description, common);
   const ReplicatedTensors replicated = ReplicatedTensors::in(common, /*remove=*/false);
-  const std::size_t writers =
-      tensors.size() == 1 ? count_writers(replicated.bytes(), vote_.ranks()) : 0;
   bool begun = false;
   try {
     const auto results = vote_.run("begin", [&] {

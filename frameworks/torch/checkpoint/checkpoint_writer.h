@@ -52,6 +52,11 @@ class CheckpointWriter {
   void write(const Snapshot& snapshot, int keep);
 
  private:
+  /// Encodes what the ranks have in common and compares it. Collective.
+  /// @return the number of ranks that each write a part of the replicated tensors; 0: they differ
+  /// between ranks or are small, and the first rank writes all of its own
+  std::size_t encode_common(const TrainingState& state, const std::string& description,
+                            std::vector<TensorText>& common);
   std::string write_own(const Snapshot& snapshot);
   void commit(const Snapshot& snapshot, const std::vector<std::string>& written, int keep);
 

@@ -87,6 +87,14 @@ Values with_prefix(const Values& values, const std::string& prefix) {
   return named;
 }
 
+/// The time of an evaluation and its speed.
+Values speed_of(const Stopwatch& watch, std::size_t samples, std::size_t batches) {
+  const double seconds = watch.seconds();
+  return {{"runtime", seconds},
+          {"samples_per_second", static_cast<double>(samples) / seconds},
+          {"steps_per_second", static_cast<double>(batches) / seconds}};
+}
+
 }  // namespace
 
 EvaluationOutput TrainerCore::run_evaluation(BatchSource& set, const std::string& prefix,
@@ -143,11 +151,8 @@ EvaluationOutput TrainerCore::run_evaluation(BatchSource& set, const std::string
   if (trainer.compute_metrics && !predictions.empty() && !labels.empty())
     metrics = trainer.compute_metrics(output.gathered);
   if (has_loss) metrics["loss"] = loss.compute();
-  const double seconds = watch.seconds();
   const std::size_t batches = ((samples + ranks - 1) / ranks + batch_size - 1) / batch_size;
-  metrics["runtime"] = seconds;
-  metrics["samples_per_second"] = static_cast<double>(samples) / seconds;
-  metrics["steps_per_second"] = static_cast<double>(batches) / seconds;
+  for (const auto& [name, value] : speed_of(watch, samples, batches)) metrics[name] = value;
   output.metrics = broadcast_object(with_prefix(metrics, prefix + "_"));
   return output;
 }

@@ -137,18 +137,26 @@ struct Unprinted {
   }
 };
 
-void run_accelerator(const Options& options) {
-  hvd::Accelerator accelerator(
-      {.mixed_precision = options.has("fp16") ? hvd::Precision::kFP16 : hvd::Precision::kNo,
-       .gradient_accumulation_steps =
-           static_cast<int>(options.number<std::int64_t>("accumulate", 1)),
-       .sharded = options.has("sharded")});
+hvd::DataLoaderOptions loader_options(const Options& options) {
   hvd::DataLoaderOptions how{.workers = 1, .seed = 3};
   if (options.has("global"))
     how.global_batch = options.number<std::int64_t>("global", 0);
   else
     how.batch_size = options.number<std::int64_t>("batch", 4);
-  auto train = hvd::loader(Points(), how);
+  return how;
+}
+
+double mean_over_ranks(hvd::Accelerator& accelerator, double sum, double weight) {
+  const torch::Tensor sums = accelerator.reduce(torch::tensor({sum, weight}, torch::kFloat64));
+  return (sums[0] / sums[1]).item<double>();
+}
+
+void run_accelerator(const Options& options) {
+  hvd::Accelerator accelerator(
+      {.mixed_precision = options.has("fp16") ? hvd::Precision::kFP16 : hvd::Precision::kNo,
+       .gradient_accumulation_steps = options.number<int>("accumulate", 1),
+       .sharded = options.has("sharded")});
+  auto train = hvd::loader(Points(), loader_options(options));
   Net net(options.has("plain"));
   torch::optim::AdamW adamw(net->parameters(), 0.01);
   torch::optim::StepLR schedule(adamw, 4, 0.8);
@@ -164,8 +172,7 @@ void run_accelerator(const Options& options) {
         unprinted.print(step);
         std::printf("ranks %lld %d\n", static_cast<long long>(step), hvd::size());
         double sum = 0, weight = 0;
-        while (train_loader->epoch() <
-               static_cast<std::size_t>(options.number<std::int64_t>("epochs", 3))) {
+        while (train_loader->epoch() < options.number<std::size_t>("epochs", 3)) {
           for (auto& batch : *train_loader) {
             sleep_in_step(options);
             auto pass = accelerator.accumulate();
@@ -182,9 +189,7 @@ void run_accelerator(const Options& options) {
             weight += static_cast<double>(own);
             unprinted.add(batch.numbers);
             if (accelerator.sync_gradients()) {
-              const torch::Tensor sums =
-                  accelerator.reduce(torch::tensor({sum, weight}, torch::kFloat64));
-              unprinted.loss = (sums[0] / sums[1]).item<double>();
+              unprinted.loss = mean_over_ranks(accelerator, sum, weight);
               sum = weight = 0;
               unprinted.step = ++step;
             }

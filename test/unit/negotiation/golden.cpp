@@ -179,7 +179,7 @@ RankReport rank_report(const Report& report) {
   return made;
 }
 
-std::vector<Golden> messages() {
+static std::vector<Golden> reports_and_plans() {
   const auto leaving = [](int rank) {
     return make_report({.rank = rank, .last_applied = 2, .shutdown = true});
   };
@@ -222,6 +222,11 @@ std::vector<Golden> messages() {
        "02"
        "00 0a6663312e776569676874 03 046c617465 01 02 01 03"
        "02 0178 05 046c656674 0a 00"},
+  };
+}
+
+static std::vector<Golden> other_messages() {
+  return {
       {"abort", Abort{3, {StatusCode::kPeerLost, "lost rank 2", 2}},
        "680203 03 04 0b6c6f73742072616e6b2032 04"},
       {"merged_report_cached", cached_merged_report(),
@@ -252,6 +257,12 @@ std::vector<Golden> messages() {
       {"replay_update_asks", ReplayUpdate{.position = 1, .requests_leave = true},
        "680207 01 00 02"},
   };
+}
+
+std::vector<Golden> messages() {
+  std::vector<Golden> all = reports_and_plans();
+  for (Golden& other : other_messages()) all.push_back(std::move(other));
+  return all;
 }
 
 Bytes encode(const AnyMessage& message) {
