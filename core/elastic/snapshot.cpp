@@ -26,6 +26,19 @@ std::uint64_t word_at(const std::byte* bytes) noexcept {
   return word;
 }
 
+// std::vector would double the memory of a large state that has grown by a byte.
+void reserve(std::vector<std::byte>& buffer, std::size_t bytes) {
+  if (buffer.capacity() < bytes) buffer.reserve(bytes + bytes / 8);
+}
+
+/// The size of a snapshot of the selected items.
+std::size_t size_of(std::span<const Item> items, Selection selected) {
+  std::size_t bytes = 0;
+  for (const Item& item : items)
+    if (selected(item)) bytes += sizeof(std::uint64_t) + item.view().size();
+  return bytes;
+}
+
 }  // namespace
 
 // Four lanes, so that the multiplications of one word do not wait for those of the word before.
@@ -46,7 +59,13 @@ std::uint64_t hash_of(std::span<const std::byte> bytes) noexcept {
   return hash ^ hash >> 29;
 }
 
+void resize(std::vector<std::byte>& buffer, std::size_t bytes) {
+  reserve(buffer, bytes);
+  buffer.resize(bytes);
+}
+
 void save(std::span<const Item> items, std::vector<std::byte>& snapshot, Selection selected) {
+  if (snapshot.empty()) reserve(snapshot, size_of(items, selected));
   std::size_t end = 0;
   for (const Item& item : items) {
     if (!selected(item)) continue;
@@ -55,7 +74,7 @@ void save(std::span<const Item> items, std::vector<std::byte>& snapshot, Selecti
     const std::size_t next = end + sizeof size;
     end = next + size;
     // The buffer keeps the size of the last commit, which is usually enough.
-    if (snapshot.size() < end) snapshot.resize(end);
+    if (snapshot.size() < end) resize(snapshot, end);
     std::memcpy(snapshot.data() + next - sizeof size, &size, sizeof size);
     if (size > 0) std::memcpy(snapshot.data() + next, content.data(), size);
   }

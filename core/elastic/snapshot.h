@@ -24,6 +24,9 @@ inline bool is_own(const Item& item) { return !item.touched && !item.equal_on_ra
 /// The items that commits do not copy.
 inline bool is_live(const Item& item) { return static_cast<bool>(item.touched); }
 
+/// Resizes a buffer. If it needs more memory, it gets room for an eighth more, so that a state that
+/// grows a little is copied into the same memory.
+void resize(std::vector<std::byte>& buffer, std::size_t bytes);
 /// Copies the selected items into the buffer, whose memory it reuses.
 void save(std::span<const Item>, std::vector<std::byte>& snapshot, Selection = is_copied);
 /// The inverse of save(). @throws hvd::Error if the snapshot does not fit these items

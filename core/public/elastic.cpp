@@ -89,8 +89,8 @@ bool hand_over(State::Impl& state, int root, const ProcessSet& set) {
   Header header{commit.replicated.size(), commit.own.size(), live.size(), state.commits,
                 gives ? hash(state.committed_hash()) : 0};
   broadcast_bytes("hvd.elastic.header", std::as_writable_bytes(std::span(&header, 1)), root, set);
-  commit.replicated.resize(header.replicated);
-  commit.own.resize(header.own);
+  resize(commit.replicated, header.replicated);
+  resize(commit.own, header.own);
   live.resize(header.live);
   reach(gives ? Stage::kGiving : Stage::kReceiving);
   broadcast_bytes("hvd.elastic.state", commit.replicated, root, set);

@@ -6,6 +6,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "hvd/error.h"
@@ -109,6 +110,31 @@ TEST(Snapshot, ASaveReusesItsMemory) {
   const std::byte* const memory = snapshot.data();
   save(std::vector{item("a", a)}, snapshot);
   EXPECT_EQ(snapshot.data(), memory);
+}
+
+TEST(Snapshot, AStateThatGrowsHasRoomForAnEighthMore) {
+  std::vector<std::byte> a = bytes_of(10, 1);
+  std::vector<std::byte> b = bytes_of(80'000, 2);
+  const std::vector<Item> items = {item("a", a), item("b", b)};
+  std::vector<std::byte> snapshot;
+  save(items, snapshot);
+  EXPECT_LE(snapshot.capacity(), snapshot.size() + snapshot.size() / 8);
+  const std::byte* memory = snapshot.data();
+  int moves = 0;
+  while (a.size() < 20'000) {
+    a.push_back(std::byte{1});
+    save(items, snapshot);
+    if (std::exchange(memory, snapshot.data()) != memory) ++moves;
+    ASSERT_LE(snapshot.capacity(), snapshot.size() + snapshot.size() / 8);
+  }
+  EXPECT_EQ(moves, 1);
+}
+
+TEST(Snapshot, AReceivedStateHasRoomForAnEighthMore) {
+  std::vector<std::byte> buffer = bytes_of(80'000, 2);
+  resize(buffer, 80'001);
+  EXPECT_EQ(buffer.size(), 80'001U);
+  EXPECT_LE(buffer.capacity(), 80'001U + 80'001U / 8);
 }
 
 TEST(Hash, EachBitOfTheBytesAndTheirNumberCount) {
