@@ -12,7 +12,7 @@
 //   epochs=N             default 3
 //   loader               with a data loader and two workers, instead of the sampler
 //   copy                 copies at commits
-//   barrier              between the optimizer's step and the commit
+//   barrier              two of them between the optimizer's step and the commit
 //   adam                 instead of SGD with momentum
 //   plain                without GradScaler, SyncBatchNorm and dropout, so that the result does not
 //                        depend on the number of ranks but for roundings
@@ -25,8 +25,8 @@
 //                        ranks have become four
 //   throw=COMMIT         all ranks throw an exception in the step after this commit
 //   kill=WORKER,COMMIT,MOMENT   the worker kills itself in the step after this commit, at the
-//                        moment forward, backward, step or commit. WORKER all: each of the first
-//                        five
+//                        moment forward, backward, step, written (between the barriers, when all
+//                        ranks have stepped) or commit. WORKER all: each of the first five
 #include <hvd/torch.h>
 #include <unistd.h>
 
@@ -203,8 +203,11 @@ class Program {
     }
     scheduler_->step();
     die_if_asked("step");
-    // Ranks that wait here for a lost one have written their parameters.
-    if (options_.has("barrier")) hvd::barrier();
+    if (options_.has("barrier")) {
+      hvd::barrier();
+      die_if_asked("written");  // by all ranks
+      hvd::barrier();
+    }
     // A commit at which the ranks change leaves the function, so its lines are printed at the next
     // entry.
     unprinted_ = commits() + 1;

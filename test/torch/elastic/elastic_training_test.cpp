@@ -38,7 +38,7 @@ TEST(ElasticTraining, KillsChangeNoBitOfACommittedStepWithoutCopies) {
 
 TEST(ElasticTraining, WithoutCopiesAStepThatAllRanksHaveWrittenStays) {
   const Result result =
-      run_job(kFour, training({"barrier", "batch=4", "epochs=2", "kill=3,4,step"}));
+      run_job(kFour, training({"barrier", "batch=4", "epochs=2", "kill=3,4,written"}));
   ASSERT_EQ(result.code, 0) << result.err;
   EXPECT_THAT(result.err, HasSubstr("the samples of one step are used twice"));
   const Printed printed = read(result.out);
