@@ -39,7 +39,7 @@ struct WorldCost {
   /// Messages that rank 0 receives from other ranks in one round.
   int messages_received = 0;
   /// Messages received by the rank that receives the most, including its own report.
-  int most_received = 0;
+  int max_received = 0;
   RoundCost first = {};
   RoundCost cached = {};
 };
@@ -113,7 +113,7 @@ WorldCost measure_world(int ranks, int tensors, bool tree) {
           tensors,
           round.depth,
           static_cast<int>(round.root_received) - 1,
-          static_cast<int>(round.most_received),
+          static_cast<int>(round.max_received),
           summarize_rounds(first),
           summarize_rounds(cached)};
 }
@@ -297,20 +297,20 @@ Json json_of(const RoundCost& cost) {
           {"rounds", cost.rounds}};
 }
 
-constexpr int kMostWithoutTree = 33;
+constexpr int kMaxRanksWithoutTree = 33;
 
 Json measure_worlds(const ControlOptions& options) {
   Json worlds = Json::array();
   for (const int ranks : options.worlds) {
     std::vector<WorldCost> costs = {measure_world(ranks, options.tensors, /*tree=*/false)};
-    if (ranks > kMostWithoutTree)
+    if (ranks > kMaxRanksWithoutTree)
       costs.push_back(measure_world(ranks, options.tensors, /*tree=*/true));
     for (const WorldCost& cost : costs) {
       worlds.push_back({{"ranks", cost.ranks},
                         {"tensors", cost.tensors},
                         {"tree_depth", cost.depth},
                         {"messages_received_per_round", cost.messages_received},
-                        {"most_received_per_rank_and_round", cost.most_received},
+                        {"most_received_per_rank_and_round", cost.max_received},
                         {"first", json_of(cost.first)},
                         {"cached", json_of(cost.cached)}});
     }

@@ -133,15 +133,15 @@ def draw(lines):
     kills = [kill for kill in kills if first <= kill[0] <= last]
     sizes = [size for size in sizes if size[0] <= last]
     picture = Picture(first, last, f"examples/mnist_elastic: {len(kills)} kills, {len(sizes) - 1} changes of the ranks")
-    most_loss = max(value for _, value in losses)
+    max_loss = max(value for _, value in losses)
 
     def loss_y(value):
-        return LOSS_TOP + LOSS_HEIGHT * (1 - value / most_loss)
+        return LOSS_TOP + LOSS_HEIGHT * (1 - value / max_loss)
 
     def ranks_y(value):
         return RANKS_TOP + RANKS_HEIGHT * (1 - value / RANKS)
 
-    picture.axis(LOSS_TOP, LOSS_HEIGHT, [i / 2 for i in range(int(most_loss * 2) + 1)], loss_y, "loss of a step, on all ranks")
+    picture.axis(LOSS_TOP, LOSS_HEIGHT, [i / 2 for i in range(int(max_loss * 2) + 1)], loss_y, "loss of a step, on all ranks")
     picture.axis(RANKS_TOP, RANKS_HEIGHT, range(RANKS + 1), ranks_y, "ranks")
     for seconds, _ in kills:
         picture.line([(picture.x(seconds), LOSS_TOP), (picture.x(seconds), RANKS_TOP + RANKS_HEIGHT)], RED, 0.8, "3 3")

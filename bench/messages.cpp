@@ -71,8 +71,8 @@ class PingPong {
 };
 
 Json measure(const Session& session, const MessagesOptions& options, std::size_t bytes) {
-  constexpr std::size_t kMostInLoops = std::size_t{256} << 10;
-  const int loop = bytes <= kMostInLoops ? options.loop : 1;
+  constexpr std::size_t kMaxLoopedBytes = std::size_t{256} << 10;
+  const int loop = bytes <= kMaxLoopedBytes ? options.loop : 1;
   PingPong messages(session, bytes);
   const bool correct = messages.correct(&PingPong::hvd, std::byte{42}) &&
                        messages.correct(&PingPong::mpi, std::byte{43});

@@ -25,7 +25,7 @@ inline constexpr std::size_t kBytesPerCall = std::size_t{1} << 20;
 inline constexpr int kUrgentInstance = 4;
 /// The largest collective on that channel, in bytes. A larger one takes as long as the operations
 /// that it would overtake.
-inline constexpr std::size_t kMostUrgentBytes = std::size_t{256} << 10;
+inline constexpr std::size_t kMaxUrgentBytes = std::size_t{256} << 10;
 
 /// The factors of a reduction. Floating types: result = (op over ranks of prescale * x) * postscale
 /// / divisor, rounded once (fp16 and bf16 are accumulated in fp32). Integers: the same formula in
@@ -174,7 +174,7 @@ struct ChannelSpec {
   /// belong to device channels or carry small operations.
   int instance = 0;
 };
-inline constexpr int kMostInstances = 5;
+inline constexpr int kMaxInstances = 5;
 
 class Backend {
  public:

@@ -16,7 +16,7 @@ namespace hvd {
 namespace {
 
 // The largest number of seconds. In nanoseconds it fits into 63 bits.
-constexpr double kMostSeconds = 1e9;
+constexpr double kMaxSeconds = 1e9;
 
 struct SetVariable {
   const Variable& variable;
@@ -62,7 +62,7 @@ std::int64_t whole(const SetVariable& setting) {
 
 std::chrono::milliseconds seconds(const SetVariable& setting) {
   const auto value = parse_number<double>(setting.value);
-  if (!value || !std::isfinite(*value) || *value < 0 || *value > kMostSeconds) reject(setting);
+  if (!value || !std::isfinite(*value) || *value < 0 || *value > kMaxSeconds) reject(setting);
   const std::chrono::milliseconds result(std::llround(*value * 1000));
   if (result.count() < setting.variable.lowest) reject(setting);
   return result;

@@ -5,23 +5,23 @@
 namespace hvd {
 namespace {
 
-constexpr std::int64_t kMostFusionBytes = std::int64_t{1} << 40;
-constexpr std::int64_t kMostCacheEntries = 1 << 20;  // wire::kMaxSlots
-constexpr std::int64_t kMostControlRadix = 1 << 20;  // wire::kMaxRanks
-constexpr std::int64_t kMostDevices = 1 << 10;
+constexpr std::int64_t kMaxFusionBytes = std::int64_t{1} << 40;
+constexpr std::int64_t kMaxCacheEntries = 1 << 20;  // wire::kMaxSlots
+constexpr std::int64_t kMaxControlRadix = 1 << 20;  // wire::kMaxRanks
+constexpr std::int64_t kMaxDevices = 1 << 10;
 
 constexpr Variable kVariables[] = {
     {.name = "FUSION_THRESHOLD",
      .kind = VariableKind::kWhole,
      .option = "fusion_threshold_bytes",
-     .highest = kMostFusionBytes,
+     .highest = kMaxFusionBytes,
      .fallback = "67108864",
      .meaning = "tensors that are ready together are reduced in one call, until the call would "
                 "exceed this many bytes; 0 turns fusion off"},
     {.name = "CACHE_CAPACITY",
      .kind = VariableKind::kWhole,
      .option = "cache_capacity",
-     .highest = kMostCacheEntries,
+     .highest = kMaxCacheEntries,
      .fallback = "1024",
      .meaning = "tensors whose negotiation is remembered, so that the next one costs a bit instead "
                 "of a request; 0 turns it off"},
@@ -87,7 +87,7 @@ constexpr Variable kVariables[] = {
                 "`RANK` and `WORLD_SIZE`"},
     {.name = "CONTROL_RADIX",
      .kind = VariableKind::kWhole,
-     .highest = kMostControlRadix,
+     .highest = kMaxControlRadix,
      .fallback = "32",
      .meaning = "jobs of several hosts and more ranks than this and one merge their reports on a "
                 "tree, in which no rank receives from more ranks than this; less than 2: never. "
@@ -108,7 +108,7 @@ constexpr Variable kVariables[] = {
                 "memory over that one"},
     {.name = "DEVICE",
      .kind = VariableKind::kWhole,
-     .highest = kMostDevices,
+     .highest = kMaxDevices,
      .otherwise = "local rank modulo the GPUs that the process sees; in [elastic "
                   "jobs](elastic.md#on-a-gpu) `LOCAL_RANK` instead of the local rank",
      .meaning = "the GPU that this rank works with"},

@@ -19,7 +19,7 @@
 namespace hvd {
 namespace {
 
-constexpr rlim_t kMostDescriptors = rlim_t{1} << 20;
+constexpr rlim_t kMaxDescriptors = rlim_t{1} << 20;
 /// Enough for UCX to end its connections, and for messages to ranks without a connection.
 constexpr std::size_t kReserved = 16;
 
@@ -42,7 +42,7 @@ Reserve& reserve() {
 void raise_descriptor_limit() noexcept {
   rlimit limit = {};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
-  const rlim_t wanted = std::min(limit.rlim_max, kMostDescriptors);
+  const rlim_t wanted = std::min(limit.rlim_max, kMaxDescriptors);
   if (limit.rlim_cur >= wanted) return;
   limit.rlim_cur = wanted;
   if (::setrlimit(RLIMIT_NOFILE, &limit) != 0) {

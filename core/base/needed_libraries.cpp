@@ -22,9 +22,9 @@ constexpr unsigned char kOrder =
     std::endian::native == std::endian::little ? ELFDATA2LSB : ELFDATA2MSB;
 /// Limits against malformed files. A program has about ten segments and at most some hundred
 /// entries.
-constexpr std::size_t kMostSegments = 256;
-constexpr std::size_t kMostEntries = 16'384;
-constexpr std::size_t kMostLetters = 256;
+constexpr std::size_t kMaxSegments = 256;
+constexpr std::size_t kMaxEntries = 16'384;
+constexpr std::size_t kMaxNameBytes = 256;
 
 class ReadOnlyFile {
  public:
@@ -55,7 +55,7 @@ std::vector<Segment> read_segments(int file) {
   if (!read_at(file, 0, std::as_writable_bytes(std::span(&header, std::size_t{1})))) return {};
   const bool ours = std::memcmp(header.e_ident, ELFMAG, SELFMAG) == 0 &&
                     header.e_ident[EI_CLASS] == kClass && header.e_ident[EI_DATA] == kOrder;
-  if (!ours || header.e_phentsize != sizeof(Segment) || header.e_phnum > kMostSegments) return {};
+  if (!ours || header.e_phentsize != sizeof(Segment) || header.e_phnum > kMaxSegments) return {};
   std::vector<Segment> segments(header.e_phnum);
   if (!read_at(file, header.e_phoff, std::as_writable_bytes(std::span(segments)))) return {};
   return segments;
@@ -63,7 +63,7 @@ std::vector<Segment> read_segments(int file) {
 
 std::vector<DynamicEntry> read_entries(int file, const Segment& dynamic) {
   std::vector<DynamicEntry> entries(
-      std::min<std::size_t>(dynamic.p_filesz / sizeof(DynamicEntry), kMostEntries));
+      std::min<std::size_t>(dynamic.p_filesz / sizeof(DynamicEntry), kMaxEntries));
   if (!read_at(file, dynamic.p_offset, std::as_writable_bytes(std::span(entries)))) return {};
   entries.erase(std::find_if(entries.begin(), entries.end(),
                              [](const DynamicEntry& entry) { return entry.d_tag == DT_NULL; }),
@@ -81,9 +81,9 @@ std::optional<std::uint64_t> offset_of(std::uint64_t address, std::span<const Se
   return std::nullopt;
 }
 
-/// Reads up to a zero byte, to the end of the file, or kMostLetters - 1 bytes.
+/// Reads up to a zero byte, to the end of the file, or kMaxNameBytes - 1 bytes.
 std::string read_name(int file, std::uint64_t offset) {
-  std::array<char, kMostLetters> room{};
+  std::array<char, kMaxNameBytes> room{};
   const ssize_t got = ::pread(file, room.data(), room.size() - 1, static_cast<off_t>(offset));
   return got > 0 ? room.data() : "";
 }

@@ -24,7 +24,7 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 // Every rank maps all arenas of its host, so address space limits the size.
-constexpr std::size_t kMostCapacity = std::size_t{256} << 30;
+constexpr std::size_t kMaxCapacity = std::size_t{256} << 30;
 
 /// The beginning of the arena's file.
 struct ArenaHeader {
@@ -47,16 +47,16 @@ std::size_t limit_of(int resource) {
   rlimit limit = {};
   const bool limited = ::getrlimit(static_cast<__rlimit_resource_t>(resource), &limit) == 0 &&
                        limit.rlim_cur != RLIM_INFINITY;
-  return limited ? static_cast<std::size_t>(limit.rlim_cur) : kMostCapacity;
+  return limited ? static_cast<std::size_t>(limit.rlim_cur) : kMaxCapacity;
 }
 
 /// A file above RLIMIT_FSIZE ends the process with SIGXFSZ, and the arenas of all ranks must leave
 /// most of the address space free.
-std::size_t most_capacity() {
+std::size_t max_capacity() {
   const long pages = ::sysconf(_SC_PHYS_PAGES);
   const std::size_t memory = static_cast<std::size_t>(std::max(pages, 1L)) * kPage;
   const std::size_t room = limit_of(RLIMIT_AS);
-  return std::min({memory, limit_of(RLIMIT_FSIZE), room == kMostCapacity ? room : room / 8});
+  return std::min({memory, limit_of(RLIMIT_FSIZE), room == kMaxCapacity ? room : room / 8});
 }
 
 /// Without overcommit a page that is not available at its first write would raise SIGBUS.
@@ -74,7 +74,7 @@ std::shared_ptr<SharedArena> refuse(const char* call, int error) {
 }  // namespace
 
 std::shared_ptr<SharedArena> SharedArena::create() {
-  return create(most_capacity() / kPage * kPage, pages_of_this_system());
+  return create(max_capacity() / kPage * kPage, pages_of_this_system());
 }
 
 std::shared_ptr<SharedArena> SharedArena::create(std::size_t capacity, Pages pages) {

@@ -119,11 +119,11 @@ std::string join_text(const Range& parts, std::string_view separator,
 /// ranks form a range. Lists at most 16 ranks and ranges, and counts the remaining ranks, as in
 /// "0, 2, 4 and 96 more". Empty if there are no ranks.
 inline std::string rank_numbers(RankSpan ranks) {
-  constexpr std::size_t kMostShown = 16;
+  constexpr std::size_t kMaxShown = 16;
   std::vector<std::string> shown;
   std::size_t hidden = 0;
   const auto add = [&](int first, int last) {
-    if (shown.size() < kMostShown) {
+    if (shown.size() < kMaxShown) {
       shown.push_back(first == last ? text(first) : text(first, " to ", last));
     } else {
       hidden += static_cast<std::size_t>(last - first) + 1;

@@ -64,7 +64,7 @@ std::optional<Arrival> decode_arrival(std::span<const std::byte> bytes) {
       .build = std::move((*fields)[3]),
       .process = *process,
       .nonce = std::move((*fields)[5]),
-      .left = std::chrono::milliseconds(std::clamp<std::int64_t>(*left, 0, kMostMilliseconds)),
+      .left = std::chrono::milliseconds(std::clamp<std::int64_t>(*left, 0, kMaxMilliseconds)),
       .payload = std::move((*fields)[7]),
       .proof = std::move((*fields)[8])};
 }
@@ -102,9 +102,9 @@ Arrivals::Arrivals(const RankInfo& own, std::string run, std::string place, std:
 
 /// The reason why this process may not join; empty if it may.
 std::optional<Refusal> Arrivals::find_refusal(const std::optional<Arrival>& arrival) {
-  constexpr std::size_t kMostStrangers = 1000;
+  constexpr std::size_t kMaxStrangers = 1000;
   const auto remember = [this](int rank, const std::string& reason) {
-    if (strangers_.size() < kMostStrangers) strangers_[rank] = reason;
+    if (strangers_.size() < kMaxStrangers) strangers_[rank] = reason;
   };
   if (!arrival) {
     remember(-1, "; a process was refused: it has another version of hvd");
@@ -178,13 +178,13 @@ std::vector<int> Arrivals::absent() const {
 }
 
 std::string Arrivals::refused(const std::vector<int>& absent) const {
-  constexpr int kMost = 3;
+  constexpr int kMaxShown = 3;
   std::string listed;
   int count = 0;
   for (const auto& [rank, reason] : strangers_) {
     const bool concerns =
         rank < 0 || rank >= own_.size || std::binary_search(absent.begin(), absent.end(), rank);
-    if (concerns && count++ < kMost) listed += reason;
+    if (concerns && count++ < kMaxShown) listed += reason;
   }
   return listed;
 }

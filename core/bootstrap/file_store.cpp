@@ -84,8 +84,8 @@ void check_file(int file, const std::string& path) {
   struct stat info = {};
   if (::fstat(file, &info) != 0) fail_with("read", path, errno);
   if (!is_own_file(info)) refuse(path, "a regular file of this user", kind_of(info));
-  if (static_cast<std::size_t>(info.st_size) > kMostValueBytes)
-    refuse(path, text("a file of at most ", kMostValueBytes, " bytes"),
+  if (static_cast<std::size_t>(info.st_size) > kMaxValueBytes)
+    refuse(path, text("a file of at most ", kMaxValueBytes, " bytes"),
            text(info.st_size, " bytes"));
 }
 
@@ -98,7 +98,7 @@ std::optional<Bytes> read_all(const std::string& path) {
   if (!file.opened()) fail_with("read", path, errno);
   check_file(*file, path);
   Bytes bytes;
-  while (bytes.size() <= kMostValueBytes) {
+  while (bytes.size() <= kMaxValueBytes) {
     std::byte part[16384];
     const ssize_t got = ::read(*file, part, sizeof part);
     if (got < 0 && errno == EINTR) continue;
@@ -107,7 +107,7 @@ std::optional<Bytes> read_all(const std::string& path) {
     if (got == 0) return bytes;
     bytes.insert(bytes.end(), part, part + got);
   }
-  refuse(path, text("a file of at most ", kMostValueBytes, " bytes"), "more");
+  refuse(path, text("a file of at most ", kMaxValueBytes, " bytes"), "more");
 }
 
 /// The name of a file for a key. Reversible, so that different keys have different names.

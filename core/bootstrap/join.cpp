@@ -267,7 +267,7 @@ rendezvous::StoreServer::Options generation_server(const std::string& place, int
   return {.place = place,
           .job = own.job,
           .token = own.token,
-          .most_unadmitted = static_cast<std::size_t>(most)};
+          .max_unadmitted = static_cast<std::size_t>(most)};
 }
 
 void prepare_generation() { ucx::prepare_workers(); }

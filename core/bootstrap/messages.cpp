@@ -16,15 +16,15 @@
 namespace hvd::rendezvous {
 
 void check(const RankInfo& own) {
-  if (own.size > kMostRanks) {
-    throw UsageError(text("hvd::init: expected a world size of at most ", kMostRanks, ", got ",
+  if (own.size > kMaxRanks) {
+    throw UsageError(text("hvd::init: expected a world size of at most ", kMaxRanks, ", got ",
                           own.size, " on rank ", own.rank));
   }
   for (const auto& [name, value] : {std::pair("HVD_JOB_NAME", std::string_view(own.job)),
                                     std::pair("HVD_JOB_TOKEN", std::string_view(own.token))}) {
-    if (value.size() <= kMostNameBytes) continue;
-    throw UsageError(text("hvd::init: ", name, ": expected at most ", kMostNameBytes,
-                          " bytes, got ", value.size(), " on rank ", own.rank));
+    if (value.size() <= kMaxNameBytes) continue;
+    throw UsageError(text("hvd::init: ", name, ": expected at most ", kMaxNameBytes, " bytes, got ",
+                          value.size(), " on rank ", own.rank));
   }
   if (own.size >= 1 && own.rank >= 0 && own.rank < own.size) return;
   throw UsageError(text("hvd::init: expected a rank from 0 to ", own.size - 1,
@@ -61,8 +61,8 @@ ProcessInfo this_process() {
 }
 
 std::string printable(std::string_view text) {
-  constexpr std::size_t kMost = 256;
-  std::string shown(text.substr(0, kMost));
+  constexpr std::size_t kMaxShown = 256;
+  std::string shown(text.substr(0, kMaxShown));
   for (char& c : shown)
     if (static_cast<unsigned char>(c) < ' ' || c == '\x7f') c = '?';
   return shown;

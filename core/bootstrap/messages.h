@@ -28,12 +28,12 @@ struct RankInfo {
   int size = 1;
 };
 
-inline constexpr int kMostRanks = 1'000'000;
+inline constexpr int kMaxRanks = 1'000'000;
 /// Limit of a job's name, and of its token.
-inline constexpr std::size_t kMostNameBytes = 4096;
+inline constexpr std::size_t kMaxNameBytes = 4096;
 /// Limit of a time in a message. It is longer than any timeout, and short enough that adding it to
 /// the time does not overflow.
-inline constexpr std::int64_t kMostMilliseconds = std::int64_t{1} << 40;
+inline constexpr std::int64_t kMaxMilliseconds = std::int64_t{1} << 40;
 
 /// @throws UsageError for a rank that is not below the size, and above the limits
 void check(const RankInfo&);

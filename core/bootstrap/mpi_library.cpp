@@ -72,9 +72,9 @@ bool started_by_hydra() {
 }
 
 std::string abi_library_of_launcher() {
-  constexpr int kMostAncestors = 16;  // shells and hvdrun's supervisor may be in between
+  constexpr int kMaxAncestors = 16;  // shells and hvdrun's supervisor may be in between
   std::optional<pid_t> process = ::getppid();
-  for (int i = 0; i < kMostAncestors && process; ++i, process = parent_of(*process)) {
+  for (int i = 0; i < kMaxAncestors && process; ++i, process = parent_of(*process)) {
     std::error_code error;
     const auto program = std::filesystem::read_symlink(text("/proc/", *process, "/exe"), error);
     if (error || !is_hydra(program.filename().native())) continue;

@@ -85,7 +85,7 @@ class ProgramStore final : public Store {
             promise.set_exception(std::current_exception());
           }
         });
-        const auto until = std::max<Deadline>(deadline, begin + kLeastPatience);
+        const auto until = std::max<Deadline>(deadline, begin + kMinCallTimeout);
         stuck_ = coming.wait_until(until) != std::future_status::ready;
         if (!stuck_) return coming.get();
         thread.detach();

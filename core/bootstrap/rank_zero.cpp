@@ -20,11 +20,11 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 /// Limit of the keys of one kind for which rank 0 waits at the same time.
-constexpr std::size_t kMostKeys = 16;
+constexpr std::size_t kMaxKeys = 16;
 /// Time for a refused process to read its answer before the values are removed.
 constexpr auto kTimeToReadRefusal = std::chrono::seconds(1);
 /// Limit of the arrivals that were counted but not stored yet and that rank 0 remembers.
-constexpr std::size_t kMostOpenArrivals = 4096;
+constexpr std::size_t kMaxOpenArrivals = 4096;
 
 /// Rank 0: begins the run, decides which processes take part, and collects the parts.
 class RankZero final : public Rendezvous {
@@ -87,12 +87,12 @@ std::optional<Store::Found> RankZero::serve(std::vector<std::string> keys, Deadl
   // Some arrivals may never be stored, so after a wait without a result the next wait is for later
   // ones.
   auto open = open_.lower_bound(next_open_);
-  while (numbers.size() < std::min(kMostKeys, open_.size())) {
+  while (numbers.size() < std::min(kMaxKeys, open_.size())) {
     if (open == open_.end()) open = open_.begin();
     numbers.push_back(*open++);
   }
   if (!numbers.empty()) next_open_ = numbers.back() + 1;
-  if (open_.size() < kMostOpenArrivals) numbers.push_back(counted_ + 1);
+  if (open_.size() < kMaxOpenArrivals) numbers.push_back(counted_ + 1);
   for (const std::int64_t number : numbers) keys.push_back(key("arrival.", number));
   auto found = store_->wait(keys, until);
   if (!found) {
@@ -108,7 +108,7 @@ std::optional<Store::Found> RankZero::serve(std::vector<std::string> keys, Deadl
 /// must not wait for them.
 void RankZero::find_open_arrivals() {
   const std::int64_t count = store_->add(key("arrivals"), 0, patience());
-  while (counted_ < count && open_.size() < kMostOpenArrivals) open_.insert(++counted_);
+  while (counted_ < count && open_.size() < kMaxOpenArrivals) open_.insert(++counted_);
 }
 
 void RankZero::handle_arrival(std::int64_t number, const Bytes& bytes) {
@@ -166,7 +166,7 @@ bool RankZero::collect(Deadline until) {
     // The failure is the first key, so that rank 0 fails as soon as the others do.
     std::vector<std::string> keys = {key("outcome")};
     for (const int rank : awaited_)
-      if (keys.size() <= kMostKeys) keys.push_back(key("part.", exchange_, ".", rank));
+      if (keys.size() <= kMaxKeys) keys.push_back(key("part.", exchange_, ".", rank));
     if (auto found = serve(std::move(keys), until)) {
       if (found->index == 0) raise_failure(found->value);
       const auto rank = std::next(awaited_.begin(), static_cast<std::ptrdiff_t>(found->index - 1));
@@ -275,7 +275,7 @@ void RankZero::wait_until_left(Deadline deadline) {
     std::vector<std::string> keys;
     std::vector<std::int64_t> numbers;
     for (const auto& [number, leaver] : leavers_) {
-      if (numbers.size() == kMostKeys) break;
+      if (numbers.size() == kMaxKeys) break;
       numbers.push_back(number);
       keys.push_back(key("left.", number));
     }

@@ -244,10 +244,10 @@ bool OtherRank::look_at_rank_0() {
 
 /// Returns an earlier process of this rank among the last arrivals, if there is one.
 std::optional<ProcessInfo> OtherRank::find_rival() {
-  constexpr std::int64_t kMost = 64;
+  constexpr std::int64_t kMaxArrivals = 64;
   try {
-    for (std::int64_t number = number_ - 1; number > std::max<std::int64_t>(0, number_ - kMost);
-         --number) {
+    for (std::int64_t number = number_ - 1;
+         number > std::max<std::int64_t>(0, number_ - kMaxArrivals); --number) {
       const auto other =
           decode_arrival(store_->get(key("arrival.", number), patience()).value_or(Bytes()));
       if (other && other->rank == rank()) return other->process;
@@ -295,7 +295,7 @@ void OtherRank::leave(Deadline deadline) noexcept {
   try {
     if (number_ != 0)
       store_->set(key("left.", number_), {},
-                  std::max<Deadline>(deadline, Clock::now() + kLeastPatience));
+                  std::max<Deadline>(deadline, Clock::now() + kMinCallTimeout));
   } catch (const std::exception&) {
     // Rank 0 stops waiting at its deadline.
   }
@@ -327,7 +327,7 @@ Rendezvous::Rendezvous(std::unique_ptr<Store> store, const RankInfo& own, Deadli
       limit_(limit > limit.zero() ? limit : deadline - Clock::now()) {}
 
 Deadline Rendezvous::patience() const {
-  return std::max<Deadline>(deadline_, Clock::now() + kLeastPatience);
+  return std::max<Deadline>(deadline_, Clock::now() + kMinCallTimeout);
 }
 
 Rendezvous::~Rendezvous() { store_->close(Clock::now() + std::chrono::seconds(1)); }

@@ -32,12 +32,12 @@ constexpr auto kTimeToLeave = std::chrono::seconds(1);
 /// Pause of accept() after an error such as EMFILE.
 constexpr auto kPause = std::chrono::milliseconds(20);
 /// Limit of the connections that are accepted before the server handles requests again.
-constexpr int kMostAccepts = 64;
+constexpr int kMaxAccepts = 64;
 /// Limit of the replies that a session may leave unread.
-constexpr std::size_t kMostReplies = 4;
+constexpr std::size_t kMaxReplies = 4;
 
 /// Connections that are not admitted may take a quarter of the descriptors.
-std::size_t most_unadmitted(std::size_t wanted) {
+std::size_t max_unadmitted(std::size_t wanted) {
   rlimit limit{};
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return wanted;
   return std::min(wanted, std::max<std::size_t>(8, limit.rlim_cur / 4));
@@ -164,7 +164,7 @@ void SocketServer::Impl::accept() {
 }
 
 void SocketServer::Impl::accept_all() {
-  for (int count = 0; count < kMostAccepts; ++count) {
+  for (int count = 0; count < kMaxAccepts; ++count) {
     const int accepted =
         ::accept4(acceptor_.native_handle(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (accepted >= 0) {
@@ -240,7 +240,7 @@ void SocketServer::Impl::reply(int id, const StoreServer::Frame& frame, bool las
   const SessionPtr session = found->second;
   session->ends = session->ends || last;
   if (frame) session->outgoing.push_back(frame);
-  if (session->outgoing.size() > kMostReplies) {
+  if (session->outgoing.size() > kMaxReplies) {
     ErrorCode ignored;
     session->socket.close(ignored);  // its read fails, which drops the session
   } else if (frame && session->outgoing.size() == 1) {
@@ -309,7 +309,7 @@ std::string SocketServer::Impl::remarks(std::span<const int> ranks) {
 }
 
 SocketServer::SocketServer(std::uint16_t port, StoreServer::Options options, Deadline deadline) {
-  options.most_unadmitted = most_unadmitted(options.most_unadmitted);
+  options.max_unadmitted = max_unadmitted(options.max_unadmitted);
   try {
     impl_ = std::make_unique<Impl>(port, std::move(options), deadline);
   } catch (const std::system_error& error) {

@@ -167,7 +167,7 @@ void SocketStore::begin(Connection connection, Deadline deadline) {
                          .process = process_,
                          .nonce = random_id()};
   const auto next = [&] {
-    auto reply = decode_store_reply(connection.receive(kMostHelloBytes, deadline));
+    auto reply = decode_store_reply(connection.receive(kMaxHelloBytes, deadline));
     if (!reply) throw not_hvd();
     return std::move(*reply);
   };
@@ -197,13 +197,13 @@ void SocketStore::begin(Connection connection, Deadline deadline) {
 StoreReply SocketStore::request(const StoreRequest& request, Deadline deadline) {
   if (!connection_.is_open()) throw_lost("the connection is closed");
   const Bytes body = encode(request);
-  if (body.size() > kMostFrameBytes)
-    throw Error(text("hvd::init: a value is larger than ", kMostFrameBytes >> 20, " MiB"));
+  if (body.size() > kMaxFrameBytes)
+    throw Error(text("hvd::init: a value is larger than ", kMaxFrameBytes >> 20, " MiB"));
   deadline = std::max<Deadline>(deadline, steady_clock::now()) +
              (request.verb == "wait" ? kTimeToReplyToWait : kTimeToReply);
   try {
     connection_.send(body, deadline);
-    if (auto reply = decode_store_reply(connection_.receive(kMostFrameBytes, deadline)))
+    if (auto reply = decode_store_reply(connection_.receive(kMaxFrameBytes, deadline)))
       return std::move(*reply);
   } catch (const Connection::Trouble& failure) {
     // A late reply would be mistaken for the reply to the next request.
@@ -254,7 +254,7 @@ class TcpStore final : public SocketStore {
         StoreServer::Options{.place = place(),
                              .job = own.job,
                              .token = own.token,
-                             .most_unadmitted = static_cast<std::size_t>(own.size) + 128},
+                             .max_unadmitted = static_cast<std::size_t>(own.size) + 128},
         deadline);
     connect("localhost", deadline);
   }

@@ -14,10 +14,10 @@
 namespace hvd::rendezvous {
 
 /// Limits of a key and of a value.
-inline constexpr std::size_t kMostKeyBytes = 256;
-inline constexpr std::uint32_t kMostValueBytes = 64 << 20;
+inline constexpr std::size_t kMaxKeyBytes = 256;
+inline constexpr std::uint32_t kMaxValueBytes = 64 << 20;
 /// Time limit of the last check of a key, which is made at the deadline.
-inline constexpr auto kLeastPatience = std::chrono::milliseconds(250);
+inline constexpr auto kMinCallTimeout = std::chrono::milliseconds(250);
 
 /// Values by key, in a place that all ranks of a job reach while they find each other: a folder, a
 /// server, or a store of the program.

@@ -16,11 +16,11 @@ constexpr std::size_t kHelloFields = 6;
 constexpr std::size_t kRequestFields = 6;
 constexpr std::size_t kReplyFields = 3;
 
-constexpr std::size_t kMostKeys = 64;
-constexpr std::size_t kMostProcessBytes = 512;
-constexpr std::size_t kMostNonceBytes = 64;
+constexpr std::size_t kMaxKeys = 64;
+constexpr std::size_t kMaxProcessBytes = 512;
+constexpr std::size_t kMaxNonceBytes = 64;
 /// Limit of the refused processes that remarks() can describe.
-constexpr std::size_t kMostForeign = 64;
+constexpr std::size_t kMaxForeign = 64;
 
 /// A whole frame of a reply, whose last bytes are the value.
 StoreServer::Frame reply_frame(std::string_view verdict, std::int64_t number = 0,
@@ -50,14 +50,14 @@ std::optional<StoreHello> decode_store_hello(std::span<const std::byte> bytes) {
   if (!fields || (*fields)[0] != kFormat) return std::nullopt;
   const auto rank = parse_number<int>((*fields)[2]);
   const auto size = parse_number<int>((*fields)[3]);
-  if (!rank || !size || *rank < 0 || *rank >= *size || *size > kMostRanks) return std::nullopt;
+  if (!rank || !size || *rank < 0 || *rank >= *size || *size > kMaxRanks) return std::nullopt;
   StoreHello hello{.job = (*fields)[1],
                    .rank = *rank,
                    .size = *size,
                    .process = (*fields)[4],
                    .nonce = (*fields)[5]};
-  if (hello.job.size() > kMostNameBytes || hello.process.size() > kMostProcessBytes ||
-      hello.nonce.size() > kMostNonceBytes)
+  if (hello.job.size() > kMaxNameBytes || hello.process.size() > kMaxProcessBytes ||
+      hello.nonce.size() > kMaxNonceBytes)
     return std::nullopt;
   return hello;
 }
@@ -89,13 +89,13 @@ void StoreServer::open(int id, Deadline now) {
   Session& session = sessions_[id];
   set_timer(id, session, now + kTimeToBeAdmitted);
   unadmitted_.insert(id);
-  if (unadmitted_.size() > options_.most_unadmitted) end_oldest_unadmitted();
+  if (unadmitted_.size() > options_.max_unadmitted) end_oldest_unadmitted();
 }
 
 std::uint32_t StoreServer::frame_limit(int id) const {
   const auto found = sessions_.find(id);
   const bool admitted = found != sessions_.end() && found->second.admitted;
-  return admitted ? kMostFrameBytes : kMostHelloBytes;
+  return admitted ? kMaxFrameBytes : kMaxHelloBytes;
 }
 
 bool StoreServer::handle(int id, std::span<const std::byte> frame, Deadline now) {
@@ -134,7 +134,7 @@ bool StoreServer::handle_proof(int id, Session& session, std::span<const std::by
   const bool same_job = hello.job == options_.job;
   if (fields->front() == "distrust" || !same_job ||
       !same_secret((*fields)[1], session.expected_proof)) {
-    if (foreign_.size() < kMostForeign || foreign_.contains(hello.rank)) {
+    if (foreign_.size() < kMaxForeign || foreign_.contains(hello.rank)) {
       foreign_[hello.rank] =
           text("a process (", printable(hello.process), ") that joined as rank ", hello.rank,
                " was refused: it has ",
@@ -173,8 +173,8 @@ bool StoreServer::handle_request(int id, Session& session, std::span<const std::
       .value = std::move((*fields)[2]),
       .once = std::move((*fields)[3]),
       .also = std::move((*fields)[4]),
-      .left = std::chrono::milliseconds(std::clamp<std::int64_t>(*left, 0, kMostMilliseconds))};
-  const auto is_too_long = [](const std::string& key) { return key.size() > kMostKeyBytes; };
+      .left = std::chrono::milliseconds(std::clamp<std::int64_t>(*left, 0, kMaxMilliseconds))};
+  const auto is_too_long = [](const std::string& key) { return key.size() > kMaxKeyBytes; };
   if (is_too_long(request.key) || is_too_long(request.once) || is_too_long(request.also))
     return false;
   const auto reply = [&](const Frame& sent) {
@@ -240,7 +240,7 @@ bool StoreServer::add(int id, const std::string& key, const std::string& amount)
 
 bool StoreServer::wait(int id, Session& session, const StoreRequest& request, Deadline now) {
   const auto count = parse_number<std::size_t>(request.key);
-  auto keys = count && *count > 0 && *count <= kMostKeys
+  auto keys = count && *count > 0 && *count <= kMaxKeys
                   ? split_fields(bytes_of(request.value), *count)
                   : std::nullopt;
   if (!keys) return false;
@@ -335,12 +335,12 @@ bool StoreServer::end_oldest_unadmitted() {
 }
 
 std::string StoreServer::remarks(std::span<const int> ranks) const {
-  constexpr int kMost = 3;
+  constexpr int kMaxShown = 3;
   std::string listed;
   int count = 0;
   for (const int rank : ranks) {
     const auto found = foreign_.find(rank);
-    if (found != foreign_.end() && count++ < kMost) listed += "; " + found->second;
+    if (found != foreign_.end() && count++ < kMaxShown) listed += "; " + found->second;
   }
   return listed;
 }

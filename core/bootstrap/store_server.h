@@ -58,9 +58,9 @@ Bytes encode(const StoreRequest&);
 std::optional<StoreReply> decode_store_reply(std::span<const std::byte>);
 
 /// Limit of a frame, without its length.
-inline constexpr std::uint32_t kMostFrameBytes = kMostValueBytes;
+inline constexpr std::uint32_t kMaxFrameBytes = kMaxValueBytes;
 /// The same before the admission.
-inline constexpr std::uint32_t kMostHelloBytes = 8 << 10;
+inline constexpr std::uint32_t kMaxHelloBytes = 8 << 10;
 /// Time from the connection to the admission.
 inline constexpr auto kTimeToBeAdmitted = std::chrono::seconds(10);
 
@@ -94,7 +94,7 @@ class StoreServer {
     std::string twice_advice = "; start each rank once";
     bool one_session_per_rank = true;  ///< false: processes of several runs may use the store
     Admit admit = {};  ///< returns why a process that has the token is refused; empty: it is not
-    std::size_t most_unadmitted = 128;  ///< sessions; the oldest is ended for a further one
+    std::size_t max_unadmitted = 128;  ///< sessions; the oldest is ended for a further one
   };
   using Frame = std::shared_ptr<const Bytes>;
   /// Sends a frame to a session, which ends after it if `last`; a null frame only ends it. Must not

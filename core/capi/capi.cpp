@@ -17,7 +17,7 @@ namespace {
 
 // A larger number of ranks probably comes from an uninitialised variable. It is refused before
 // memory for it is allocated.
-constexpr std::size_t kMostRanks = std::size_t{1} << 20;
+constexpr std::size_t kMaxRanks = std::size_t{1} << 20;
 // The runtime counts nanoseconds in 64 bits, which overflow after 292 years.
 constexpr std::int64_t kLongestTime = 1'000'000'000'000;
 
@@ -45,9 +45,9 @@ std::optional<std::string> optional_text(const char* value) {
 
 std::optional<int> count_of_ranks(std::int64_t value, const char* field) {
   const auto count = number(value, field);
-  if (count && *count > static_cast<std::int64_t>(kMostRanks)) {
+  if (count && *count > static_cast<std::int64_t>(kMaxRanks)) {
     throw UsageError(
-        text("hvd_options_t: ", field, ": expected at most ", kMostRanks, ", got ", value));
+        text("hvd_options_t: ", field, ": expected at most ", kMaxRanks, ", got ", value));
   }
   return count ? std::optional(static_cast<int>(*count)) : std::nullopt;
 }
@@ -193,9 +193,9 @@ hvd_status_t add_process_set(const std::string& function, const int* ranks, size
     hvd_process_set_t*& handle = required(process_set, (function + ": process_set").c_str());
     handle = nullptr;
     if (count > 0) required(ranks, (function + ": ranks").c_str());
-    if (count > hvd::capi::kMostRanks)
+    if (count > hvd::capi::kMaxRanks)
       throw hvd::UsageError(
-          hvd::text(function, ": expected at most ", hvd::capi::kMostRanks, " ranks, got ", count));
+          hvd::text(function, ": expected at most ", hvd::capi::kMaxRanks, " ranks, got ", count));
     auto created = std::make_unique<hvd_process_set_t>();  // before the set exists on every rank
     created->set = hvd::add_process_set(std::vector<int>(ranks, ranks + count), options);
     handle = created.release();

@@ -111,7 +111,7 @@ class Context {
   const std::shared_ptr<EventPool>& events() noexcept { return events_; }
 
   /// Queues launches that copy all pieces to the buffer or from it: one launch per
-  /// PieceTable::kMostEntries pieces. The device must be current.
+  /// PieceTable::kMaxEntries pieces. The device must be current.
   /// @throws Error for a form that is not supported()
   void copy_pieces(std::span<const Piece>, const CopyForm&, std::byte* buffer, bool to_buffer,
                    double factor, Stream);

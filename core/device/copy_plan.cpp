@@ -46,7 +46,7 @@ bool PieceCutter::next(PieceTable& table) {
   table.tile_elements = tile_elements_;
   table.tensor_element = tensor_element_;
   table.buffer_element = buffer_element_;
-  while (!pieces_.empty() && table.entries < PieceTable::kMostEntries) {
+  while (!pieces_.empty() && table.entries < PieceTable::kMaxEntries) {
     const Piece& piece = pieces_.front();
     const std::uint64_t count = std::min(most, piece.count - done_);
     if (count > 0) {

@@ -57,14 +57,14 @@ struct PieceTable {
     std::uint32_t count;       ///< elements
     std::uint32_t first_tile;  ///< in the order of the entries
   };
-  static constexpr std::uint32_t kMostEntries = 168;
+  static constexpr std::uint32_t kMaxEntries = 168;
 
   std::uint32_t entries = 0;
   std::uint32_t tiles = 0;
   std::uint32_t tile_elements = 0;   ///< of every tile except the last of an entry
   std::uint16_t tensor_element = 0;  ///< bytes
   std::uint16_t buffer_element = 0;
-  Entry entry[kMostEntries];
+  Entry entry[kMaxEntries];
 };
 static_assert(sizeof(PieceTable) <= (4 << 10) - 32, "leaves room for the other parameters");
 

@@ -99,7 +99,7 @@ std::optional<PinnedPool::Buffer> PinnedPool::acquire(std::size_t bytes) {
   if (auto found = find(bytes)) return found;
   if (!allocation_) {
     const auto fits = [bytes](const Buffer& buffer) { return buffer.capacity >= bytes; };
-    if (std::ranges::count_if(free_, fits) >= static_cast<std::ptrdiff_t>(kMostInUse))
+    if (std::ranges::count_if(free_, fits) >= static_cast<std::ptrdiff_t>(kMaxInUse))
       return std::nullopt;
     begin_allocation(1, bytes, true);
   }

@@ -20,7 +20,7 @@ namespace hvd::device {
 class PinnedPool {
  public:
   /// If the device still uses this many released buffers, acquire() makes no further buffers.
-  static constexpr std::size_t kMostInUse = 3;
+  static constexpr std::size_t kMaxInUse = 3;
 
   /// @param arena may be null: all memory comes from the device's library
   PinnedPool(Context&, std::shared_ptr<SharedArena> arena);
@@ -38,7 +38,7 @@ class PinnedPool {
   /// @pre no buffer was requested yet
   void reserve(std::size_t count, std::size_t bytes);
   /// Returns a buffer, or an empty value while one is being made or the device still uses
-  /// kMostInUse: call again.
+  /// kMaxInUse: call again.
   /// @throws Error when there is no memory
   std::optional<Buffer> acquire(std::size_t bytes);
   void release(Buffer buffer) { free_.push_back(std::move(buffer)); }

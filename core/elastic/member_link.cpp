@@ -79,7 +79,7 @@ bool MemberLink::read_frame(const std::stop_token& stop) {
   std::uint32_t bytes = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i)
     bytes |= static_cast<std::uint32_t>(length[i]) << (8 * i);
-  if (bytes == 0 || bytes > kMostFrameBytes) {
+  if (bytes == 0 || bytes > kMaxFrameBytes) {
     HVD_LOG(kError) << "hvdrun sent a frame of " << bytes << " bytes";
     return false;
   }

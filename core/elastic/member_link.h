@@ -13,7 +13,7 @@
 namespace hvd::elastic {
 
 /// A frame on the socket is a length of four bytes, little-endian, and a message of membership.
-inline constexpr std::uint32_t kMostFrameBytes = 16 << 20;
+inline constexpr std::uint32_t kMaxFrameBytes = 16 << 20;
 
 /// The next task of the thread in run().
 struct Next {

@@ -12,7 +12,7 @@
 namespace hvd::elastic {
 namespace {
 
-constexpr std::size_t kMostBytes = 2000;
+constexpr std::size_t kMaxBytes = 2000;
 
 /// The network namespace, which limits the reach of loopback.
 std::string network_namespace() {
@@ -34,7 +34,7 @@ PeerAddress own_address(std::uint16_t port) {
 std::string encode(const PeerAddress& address) {
   std::string encoded = text(address.host.empty() ? "?" : address.host, " ", address.port);
   for (const std::string& one : address.addresses)
-    if (encoded.size() + 1 + one.size() <= kMostBytes) encoded += " " + one;
+    if (encoded.size() + 1 + one.size() <= kMaxBytes) encoded += " " + one;
   return encoded;
 }
 

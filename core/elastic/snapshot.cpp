@@ -9,7 +9,7 @@
 namespace hvd::elastic {
 namespace {
 
-constexpr std::size_t kMostLayoutBytes = 200;
+constexpr std::size_t kMaxLayoutBytes = 200;
 /// One stream of reads does not use a core's bandwidth: with this distance 100 MiB take half the
 /// time.
 constexpr std::size_t kPrefetchedAhead = 4096;
@@ -113,9 +113,9 @@ std::uint64_t hash_of(std::span<const Item> items, Selection selected) {
 std::string layout(std::span<const Item> items) {
   std::string all;
   for (const Item& item : items) all += text(all.empty() ? "" : ", ", item.name, " ", item.type);
-  if (all.size() <= kMostLayoutBytes) return all;
+  if (all.size() <= kMaxLayoutBytes) return all;
   const std::uint64_t hash = hash_of(std::as_bytes(std::span(all)));
-  return text(all.substr(0, kMostLayoutBytes), "... (", items.size(), " items, hash ", hash, ")");
+  return text(all.substr(0, kMaxLayoutBytes), "... (", items.size(), " items, hash ", hash, ")");
 }
 
 }  // namespace hvd::elastic

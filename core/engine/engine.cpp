@@ -24,9 +24,9 @@ Status status_of(const std::exception& error) {
   return {StatusCode::kInternal, error.what(), broken != nullptr ? broken->rank() : -1};
 }
 
-constexpr std::size_t kMostOperationsShown = 50;
+constexpr std::size_t kMaxOperationsShown = 50;
 /// Control messages wait for at most this many steps of Extent::kReplays.
-constexpr int kMostShortSteps = 8;
+constexpr int kMaxShortSteps = 8;
 
 std::string line_of(const OperationState& operation, const std::string& state, TimePoint now) {
   if (operation.message) {
@@ -81,7 +81,7 @@ bool Engine::step(Callbacks callbacks, Extent extent) noexcept {
   bool moved = false;
   // A short step does nothing that depends on the exact time.
   const bool stays_short =
-      extent == Extent::kReplays && short_steps_ > 0 && short_steps_ + 1 < kMostShortSteps;
+      extent == Extent::kReplays && short_steps_ > 0 && short_steps_ + 1 < kMaxShortSteps;
   time_.begin_step(stays_short ? StepTime::Precision::kAbout : StepTime::Precision::kExact);
   try {
     if (const auto cause =
@@ -99,7 +99,7 @@ bool Engine::step(Callbacks callbacks, Extent extent) noexcept {
     moved = begin_submissions(callbacks) || moved;
     moved = run_steady(extent == Extent::kReplays) || moved;
     if (extent == Extent::kReplays && steady_.repeating() && !steady_.excludes_negotiation() &&
-        ++short_steps_ < kMostShortSteps)
+        ++short_steps_ < kMaxShortSteps)
       return executor_.progress() || moved;
     short_steps_ = 0;
     // Must precede send_report(), which may report that this rank has left the replay. After that
@@ -415,13 +415,13 @@ std::string Engine::state_text() const {
   if (negotiator_.last_applied() > 0) whole += text(", ", now - router_.last_plan_at(), " ago");
   whole += "\n";
   for (std::size_t i = 0; i < lines.size(); ++i) {
-    if (i == kMostOperationsShown) {
+    if (i == kMaxOperationsShown) {
       whole += text("  and ", lines.size() - i, " more\n");
       break;
     }
     whole += line_of(*lines[i].first, lines[i].second, now);
   }
-  const std::vector<std::string> waiting = router_.waiting_texts(kMostOperationsShown);
+  const std::vector<std::string> waiting = router_.waiting_texts(kMaxOperationsShown);
   if (!waiting.empty()) whole += "  as the coordinator sees it:\n";
   for (const std::string& line : waiting) whole += text("    ", line, "\n");
   return whole;

@@ -12,7 +12,7 @@
 namespace hvd::runtime {
 namespace {
 
-constexpr std::size_t kMostAnswersShown = 8;
+constexpr std::size_t kMaxAnswersShown = 8;
 
 }  // namespace
 
@@ -159,9 +159,9 @@ std::string Engine::describe_message(RequestedDescription& open) {
   for_each_rank(open.unanswered, [&](int rank) {
     ranks.push_back(text("rank ", rank, " has not replied for ", now - open.asked_at));
   });
-  if (ranks.size() > kMostAnswersShown) {
-    const std::size_t more = ranks.size() - kMostAnswersShown;
-    ranks.resize(kMostAnswersShown);
+  if (ranks.size() > kMaxAnswersShown) {
+    const std::size_t more = ranks.size() - kMaxAnswersShown;
+    ranks.resize(kMaxAnswersShown);
     ranks.push_back(text("and ", more, more == 1 ? " more rank" : " more ranks"));
   }
   return text(operation.message->sends() ? "for its recv" : "for its send", ": rank ",

@@ -15,7 +15,7 @@ namespace hvd::runtime {
 
 namespace {
 
-constexpr std::size_t kMostFree = 2;
+constexpr std::size_t kMaxFree = 2;
 
 }  // namespace
 
@@ -49,7 +49,7 @@ FusionLease FusionBufferPool::lease(std::size_t size) {
     std::tie(lease.memory_, lease.capacity_) = std::move(*best);
     free_.erase(best);
   } else {
-    if (free_.size() == kMostFree) free_.pop_back();
+    if (free_.size() == kMaxFree) free_.pop_back();
     lease.capacity_ = std::max<std::size_t>(size, 64);
     lease.memory_ = allocate_shared(arena_, lease.capacity_, true);
   }
@@ -65,7 +65,7 @@ void FusionBufferPool::reclaim(FusionBuffer buffer) noexcept {
   const auto place = std::ranges::find_if(
       free_, [&](const FusionBuffer& other) { return other.second < buffer.second; });
   free_.insert(place, std::move(buffer));
-  if (free_.size() > kMostFree) free_.pop_back();
+  if (free_.size() > kMaxFree) free_.pop_back();
 }
 
 const Staged& HostStaging::stage(const Batch& batch) {

@@ -242,7 +242,7 @@ namespace {
 /// Limit of the names that are kept, above the number of a model's parameters. A program that uses
 /// a new name for every operation would otherwise fill the memory, so beyond this limit the least
 /// recently used names are forgotten.
-constexpr std::size_t kMostRemembered = 1 << 14;
+constexpr std::size_t kMaxRemembered = 1 << 14;
 
 bool may_come_again(const wire::Request& request) noexcept {
   return !request.unnamed && request.process_set == 0;
@@ -428,7 +428,7 @@ void OperationTable::forget(const wire::Request& request) {
 void OperationTable::forget_unused() {
   constexpr int kLooks = 2;
   OperationState* oldest = first_used_;
-  for (int look = 0; look < kLooks && operations_.size() >= kMostRemembered; ++look) {
+  for (int look = 0; look < kLooks && operations_.size() >= kMaxRemembered; ++look) {
     if (oldest == nullptr) return;
     OperationState& one = *oldest;
     oldest = one.used_after;

@@ -15,20 +15,20 @@ namespace {
 
 /// Limit of the eager bytes that may wait at one rank for their recvs. Messages beyond it wait in
 /// the sender's memory.
-constexpr std::size_t kMostEagerBytes = std::size_t{64} << 10;
+constexpr std::size_t kMaxEagerBytes = std::size_t{64} << 10;
 /// Pieces that may be on their way to one rank, in total 1 MiB as in a call of a backend. Other
 /// messages to that rank queue behind them.
 constexpr int kPiecesUnderWay = static_cast<int>(kBytesPerCall / wire::kPieceBytes);
 /// How long a recv waits before this rank sends Awaiting to the possible senders. Most recvs are
 /// matched by then and cost no message.
 constexpr Duration kShortWait = std::chrono::milliseconds(250);
-constexpr std::size_t kMostShown = 3;
+constexpr std::size_t kMaxShown = 3;
 /// Time between two polls of the device.
 constexpr Duration kLookInterval = std::chrono::microseconds(20);
 /// From this size on, a tensor would not fit into the caches, so it is written past them.
 constexpr std::size_t kStreamedBytes = std::size_t{8} << 20;
 /// Limit of a rank's windows, of 1 MiB each. Further ranks of its host send without one.
-constexpr std::size_t kMostWindows = 32;
+constexpr std::size_t kMaxWindows = 32;
 static_assert(kPiecesUnderWay <= static_cast<int>(MessageWindow::kSlots),
               "a slot is free when its piece is confirmed");
 
@@ -65,7 +65,7 @@ void PointToPoint::begin_send(const OperationPtr& operation, TimePoint now) {
   const std::size_t bytes = tensor.bytes();
   std::size_t& under_way = eager_under_way_[side.peer];
   auto device = transfer_of(tensor, *operation);
-  const bool eager = !device && bytes <= wire::kEagerBytes && under_way + bytes <= kMostEagerBytes;
+  const bool eager = !device && bytes <= wire::kEagerBytes && under_way + bytes <= kMaxEagerBytes;
   if (eager) under_way += bytes;
   const std::uint64_t id = next_id_++;
   Send& started =
@@ -289,7 +289,7 @@ void PointToPoint::on(int source, const wire::SharedPiece& piece) {
 }
 
 void PointToPoint::offer_window(int source) {
-  if (windows_.size() >= kMostWindows) return;
+  if (windows_.size() >= kMaxWindows) return;
   const std::string name = window_name(source, rank_);
   if (name.empty()) return;
   const auto [made, added] = windows_.try_emplace(source);
@@ -364,7 +364,7 @@ void PointToPoint::on(int source, const wire::Answer& answer) {
   Recv& recv = found->second;
   if (!contains(recv.unanswered, source)) return;
   recv.unanswered.remove(RankSet(source));
-  if (recv.answers.size() < kMostShown)
+  if (recv.answers.size() < kMaxShown)
     recv.answers.push_back(text("rank ", source, " ", answer.activity));
   end_if_answered(answer.recv);
 }
@@ -585,7 +585,7 @@ std::string PointToPoint::state_text() const {
   if (const std::string activity = parts_.activity(); !activity.empty()) titles.push_back(activity);
   std::size_t hidden = 0;
   for (const auto& [operation, state] : outstanding())
-    titles.size() < kMostShown ? titles.push_back(operation->title()) : void(++hidden);
+    titles.size() < kMaxShown ? titles.push_back(operation->title()) : void(++hidden);
   if (hidden > 0) titles.push_back(text(hidden, " more operations"));
   if (!titles.empty()) return text("waits for ", join_text(titles, ", ", " and "));
   return leaving_ ? "has called shutdown()" : "has no operation outstanding";

@@ -19,7 +19,7 @@ constexpr std::string_view kDeviceBackend = "nccl";
 constexpr std::string_view kDeviceSelf = "self, on a GPU";  // queue of a set of one rank
 /// Instance of the host-memory channel that a staged channel owns.
 constexpr int kStagingInstance = 2;
-static_assert(kUrgentInstance < kMostInstances);
+static_assert(kUrgentInstance < kMaxInstances);
 
 bool on_device(const Batch& batch) noexcept { return batch.spec().device.type != DeviceType::kCpu; }
 
@@ -28,7 +28,7 @@ bool on_device(const Batch& batch) noexcept { return batch.spec().device.type !=
 bool urgent(const Batch& batch) noexcept {
   const Collective& collective = batch.collective();
   const bool small =
-      static_cast<std::size_t>(collective.count) * size_of(collective.dtype) <= kMostUrgentBytes;
+      static_cast<std::size_t>(collective.count) * size_of(collective.dtype) <= kMaxUrgentBytes;
   return small && batch.request().alone && batch.spec().ranks.size() > 1 &&
          (collective.kind == OpKind::kAllreduce || collective.kind == OpKind::kAllgather);
 }

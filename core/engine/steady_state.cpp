@@ -14,7 +14,7 @@ namespace {
 
 /// Fan-out of the tree that wakes a host's ranks.
 constexpr std::size_t kChildren = 8;
-constexpr std::size_t kMostRings = kChildren + 1;
+constexpr std::size_t kMaxRings = kChildren + 1;
 
 std::vector<int> ranks_of_host(const control::ControlPlane& control) {
   const Topology& topology = control.topology();
@@ -259,7 +259,7 @@ void SteadyState::ring_host() noexcept {
 /// @param first whether this rank is the last to arrive, or one that leaves
 /// @param left whether a rank leaves: then ranks that have not arrived are rung too
 void SteadyState::wake_next(bool first, bool left) noexcept {
-  if (host_.size() <= kMostRings) {
+  if (host_.size() <= kMaxRings) {
     if (!first) return;
     for (std::size_t rank = 0; rank < host_.size(); ++rank) {
       if (rank != own_ && (left || schedule_.has_to_be_woken(rank))) control_.ring(host_[rank]);

@@ -32,8 +32,8 @@ static_assert(belong_together<Allreduce, OpKind::kAllreduce> &&
               belong_together<Scatter, OpKind::kScatter>);
 
 // Leaves room for the list of ranks in the operation's name, see name_by_members().
-constexpr std::size_t kMostSetNameBytes = 3800;
-static_assert(kMostSetNameBytes + 256 < wire::kMaxNameBytes);
+constexpr std::size_t kMaxSetNameBytes = 3800;
+static_assert(kMaxSetNameBytes + 256 < wire::kMaxNameBytes);
 
 class Checker {
  public:
@@ -146,8 +146,8 @@ class Checker {
            "; only the members make a set with by_members");
     }
     if (submission_.group_size > 0) fail("a set that its members make cannot be in a group");
-    if (submission_.name.size() > kMostSetNameBytes)
-      fail("expected a name of at most ", kMostSetNameBytes, " bytes, got ",
+    if (submission_.name.size() > kMaxSetNameBytes)
+      fail("expected a name of at most ", kMaxSetNameBytes, " bytes, got ",
            submission_.name.size());
   }
 

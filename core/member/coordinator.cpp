@@ -114,7 +114,7 @@ void Coordinator::handle(WorkerId id, Worker& worker, const ProgramFailed& faile
   failures_ = further ? 1 : failures_ + 1;
   failed_in_ = failed.generation;
   failed_at_ = std::max(failed_at_, failed.commit);
-  if (options_.most_failures == 0 || failures_ < options_.most_failures) return;
+  if (options_.max_failures == 0 || failures_ < options_.max_failures) return;
   std::size_t rank = 0;
   while (assigned_.seats[rank].worker != id) ++rank;
   failure_ = text("rank ", rank, " (worker ", id, " on ", worker.host, ") at commit ",
@@ -201,7 +201,7 @@ void Coordinator::clear_answers() {
 void Coordinator::reset(const std::string& cause, TimePoint now) {
   if (phase_ == Phase::kEnded) return;
   const bool ran = phase_ == Phase::kRunning || in_order_;
-  if (ran && options_.most_resets && resets_ >= *options_.most_resets)
+  if (ran && options_.max_resets && resets_ >= *options_.max_resets)
     return finish(Outcome::kTooManyResets);
   resets_ += ran ? 1 : 0;
   ++wanted_;

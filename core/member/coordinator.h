@@ -19,11 +19,11 @@
 namespace hvd::member {
 
 struct CoordinatorOptions {
-  int start_size = 1;                   ///< ranks of the first generation (-np)
-  int least = 1;                        ///< --min-np
-  int most = 1 << 20;                   ///< --max-np; further workers wait as spares
-  std::optional<int> most_resets = {};  ///< --reset-limit
-  int most_failures = 0;                ///< --failure-limit; 0: no limit
+  int start_size = 1;                  ///< ranks of the first generation (-np)
+  int least = 1;                       ///< --min-np
+  int most = 1 << 20;                  ///< --max-np; further workers wait as spares
+  std::optional<int> max_resets = {};  ///< --reset-limit
+  int max_failures = 0;                ///< --failure-limit; 0: no limit
   Deadlines deadlines = Deadlines();
 };
 

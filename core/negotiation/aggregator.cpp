@@ -67,8 +67,8 @@ bool same_request(const wire::Request& a, const wire::Request& b) {
 }
 
 wire::Report::Group& group_of(wire::Report::Section& section, const RankSet& ranks) {
-  constexpr std::size_t kMostCompared = 16;
-  const std::size_t compared = std::min(kMostCompared, section.groups.size());
+  constexpr std::size_t kMaxCompared = 16;
+  const std::size_t compared = std::min(kMaxCompared, section.groups.size());
   const auto found = std::find_if(section.groups.rbegin(),
                                   section.groups.rbegin() + static_cast<std::ptrdiff_t>(compared),
                                   [&](const auto& group) { return group.ranks == ranks; });

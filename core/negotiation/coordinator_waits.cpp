@@ -11,7 +11,7 @@
 namespace hvd::control {
 namespace {
 
-constexpr std::size_t kMostRanksShown = 8;
+constexpr std::size_t kMaxRanksShown = 8;
 
 }  // namespace
 
@@ -69,9 +69,9 @@ std::string Coordinator::wait_text(const WaitInquiries::Result& result, TimePoin
                          ", and as far as rank 0 knows it ",
                          stalls_.activity_text(table_, rank, now)));
   });
-  if (ranks.size() > kMostRanksShown) {
-    const std::size_t more = ranks.size() - kMostRanksShown;
-    ranks.resize(kMostRanksShown);
+  if (ranks.size() > kMaxRanksShown) {
+    const std::size_t more = ranks.size() - kMaxRanksShown;
+    ranks.resize(kMaxRanksShown);
     ranks.push_back(text("and ", more, more == 1 ? " more rank" : " more ranks"));
   }
   return text("for ", missing, " of ", members, " ranks: ", join_text(ranks, "; "));

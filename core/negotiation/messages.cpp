@@ -34,7 +34,7 @@ enum PlanFlag : std::uint8_t {
 // Bits of the flag byte of a replay update.
 enum ReplayUpdateFlag : std::uint8_t { kLeaves = 1, kRequestsLeave = 2, kAllUpdateFlags = 3 };
 
-constexpr int kMostReplayRounds = 64;
+constexpr int kMaxReplayRounds = 64;
 
 constexpr std::uint64_t kMaxSize = std::numeric_limits<std::int64_t>::max();
 
@@ -296,8 +296,8 @@ ReplayUpdate read_replay_update(Reader& in) {
   ReplayUpdate update;
   update.position = in.varint("position", kMaxSize);
   update.round = in.u8("round");
-  if (update.round >= kMostReplayRounds)
-    in.fail("round", text("expected less than ", kMostReplayRounds, ", got ", update.round));
+  if (update.round >= kMaxReplayRounds)
+    in.fail("round", text("expected less than ", kMaxReplayRounds, ", got ", update.round));
   const std::uint8_t flags = in.u8("flags");
   if (flags > kAllUpdateFlags) in.fail("flags", text("unknown flag, got ", flags));
   update.leaves = (flags & kLeaves) != 0;

@@ -147,7 +147,7 @@ void Negotiator::check_planned(const wire::Response& response,
     throw Error(text("a plan gives ", first_dims.size(), " sizes for ", describe(request),
                      ", expected ", members.size()));
   }
-  if (gathered_bytes(request, first_dims) == kMostBytes) {
+  if (gathered_bytes(request, first_dims) == kMaxBytes) {
     throw Error("a plan gives " + describe(request) + " more than 2^63 bytes");
   }
 }

@@ -10,7 +10,7 @@
 namespace hvd::wire {
 namespace {
 
-constexpr std::uint64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
+constexpr std::uint64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
 enum OfferFlag : std::uint8_t { kNamed = 1, kEager = 2, kAllOfferFlags = 3 };
 
@@ -99,7 +99,7 @@ Offer read_offer(Reader& in) {
   if (dtype >= kDataTypeCount)
     in.fail("dtype", text("expected less than ", kDataTypeCount, ", got ", dtype));
   offer.dtype = static_cast<DataType>(dtype);
-  offer.elements = in.varint("elements", kMostBytes / size_of(offer.dtype));
+  offer.elements = in.varint("elements", kMaxBytes / size_of(offer.dtype));
   offer.eager = (flags & kEager) != 0;
   if (!offer.eager) return offer;
   if (offer.bytes() > kEagerBytes)
@@ -113,7 +113,7 @@ PointMessage read_step(Reader& in, std::uint8_t step) {
     case 0:
       return read_offer(in);
     case 1: {
-      Piece piece{.send = read_number(in, "send"), .offset = in.varint("offset", kMostBytes)};
+      Piece piece{.send = read_number(in, "send"), .offset = in.varint("offset", kMaxBytes)};
       piece.bytes = read_bytes(in, "piece", kPieceBytes);
       return piece;
     }
@@ -125,7 +125,7 @@ PointMessage read_step(Reader& in, std::uint8_t step) {
     }
     case 4: {
       const std::uint64_t send = read_number(in, "send");
-      return Received{send, in.varint("bytes", kMostBytes)};
+      return Received{send, in.varint("bytes", kMaxBytes)};
     }
     case 5: {
       const std::uint64_t send = read_number(in, "send");
@@ -142,7 +142,7 @@ PointMessage read_step(Reader& in, std::uint8_t step) {
       return Answer{recv, in.text("activity", kMaxTextBytes)};
     }
     case 10: {
-      SharedPiece piece{.send = read_number(in, "send"), .offset = in.varint("offset", kMostBytes)};
+      SharedPiece piece{.send = read_number(in, "send"), .offset = in.varint("offset", kMaxBytes)};
       piece.bytes = in.varint("piece", kPieceBytes);
       return piece;
     }

@@ -11,12 +11,12 @@
 namespace hvd::control {
 
 std::string members_text(const std::vector<int>& ranks) {
-  constexpr std::size_t kMostShown = 32;
+  constexpr std::size_t kMaxShown = 32;
   const auto list_text = [](std::vector<int>::const_iterator begin,
                             std::vector<int>::const_iterator end) {
     return shape_to_string(std::vector<std::int64_t>(begin, end));
   };
-  if (ranks.size() <= kMostShown) return list_text(ranks.begin(), ranks.end());
+  if (ranks.size() <= kMaxShown) return list_text(ranks.begin(), ranks.end());
   const std::string all = list_text(ranks.begin(), ranks.end());
   std::string digits;
   for (const char byte : sha256(all)) {

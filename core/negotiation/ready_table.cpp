@@ -245,7 +245,7 @@ void ReadyTable::complete(PendingRef tensor) {
     // A plan carries the request of the set's first member.
     if (!tensor->first_dims.empty()) request.shape[0] = tensor->first_dims[0];
   }
-  if (!tensor->mismatch && batch_bytes(*tensor) == kMostBytes) {
+  if (!tensor->mismatch && batch_bytes(*tensor) == kMaxBytes) {
     tensor->mismatch = describe(request) + ": the result has more than 2^63 bytes";
   }
   if (request.group_size == 0) return make_ready(tensor, !tensor->mismatch);

@@ -186,7 +186,7 @@ class ReadyTable {
   std::optional<PendingRef> join_;
 };
 
-/// Bytes that a tensor adds to a batch, with the contributions of all members; at most kMostBytes.
+/// Bytes that a tensor adds to a batch, with the contributions of all members; at most kMaxBytes.
 std::int64_t batch_bytes(const PendingTensor&);
 
 }  // namespace hvd::control

@@ -11,7 +11,7 @@ namespace {
 constexpr std::uint64_t kStepsToLearn = 2;
 constexpr std::uint64_t kStepsToCompare = 4;
 constexpr std::uint64_t kShortReplay = 4;  // steps
-constexpr std::uint64_t kMostPatience = 1024;
+constexpr std::uint64_t kMaxBackoff = 1024;
 
 // Returns the batches of a plan in bundles. Batches that share a group are in one bundle; all
 // members of a group are ready in the same plan. A bundle has the position of its last batch,
@@ -64,7 +64,7 @@ bool all_in_sequence(const std::vector<AgreedBundle>& schedule) {
 }
 
 /// Sets with higher numbers are not replayed: their positions would overflow.
-constexpr int kMostReplayedSet = 1 << 22;
+constexpr int kMaxReplayedSet = 1 << 22;
 
 }  // namespace
 
@@ -83,7 +83,7 @@ bool can_be_replayed(const wire::Request& request, int process_set) noexcept {
 }
 
 bool may_replay(const ProcessSetTable& sets, int process_set) {
-  if (process_set > kMostReplayedSet || !sets.contains(process_set)) return false;
+  if (process_set > kMaxReplayedSet || !sets.contains(process_set)) return false;
   for (int other = process_set - kArrivalFlags; other >= 0; other -= kArrivalFlags) {
     if (sets.contains(other)) return false;
   }
@@ -354,7 +354,7 @@ void StepLearner::choose(bool known, bool again) {
 
 void StepLearner::end_replay(std::uint64_t batches_run) {
   const bool short_lived = batches_run < kShortReplay * schedule_.batches;
-  backoff_ = short_lived ? std::min(std::max<std::uint64_t>(2 * backoff_, 1), kMostPatience) : 0;
+  backoff_ = short_lived ? std::min(std::max<std::uint64_t>(2 * backoff_, 1), kMaxBackoff) : 0;
   forget();
 }
 

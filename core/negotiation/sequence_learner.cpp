@@ -10,8 +10,8 @@ namespace hvd::control {
 namespace {
 
 constexpr std::size_t kLongestPeriod = 2048;
-constexpr std::size_t kMostHistory = 3 * kLongestPeriod;
-constexpr std::size_t kMostEarly = 1024;
+constexpr std::size_t kMaxHistory = 3 * kLongestPeriod;
+constexpr std::size_t kMaxEarly = 1024;
 constexpr std::uint64_t kFewPeriods = 4;       // periods
 constexpr std::size_t kShortRepetition = 256;  // operations, which may be one operation repeated
 
@@ -38,7 +38,7 @@ bool SequenceLearner::take(const wire::Plan& plan, const ResponseCache& cache) {
 }
 
 bool SequenceLearner::observe(const wire::Plan& plan, const ResponseCache& cache) {
-  if (!take(plan, cache) || early_.empty() || early_.size() > kMostEarly) {
+  if (!take(plan, cache) || early_.empty() || early_.size() > kMaxEarly) {
     forget();
     return false;
   }
@@ -60,7 +60,7 @@ bool SequenceLearner::observe(const wire::Plan& plan, const ResponseCache& cache
 
 void SequenceLearner::append(const Entry& entry) {
   history_.push_back(entry);
-  if (history_.size() > kMostHistory)
+  if (history_.size() > kMaxHistory)
     history_.erase(history_.begin(), history_.begin() + kLongestPeriod);
   const std::size_t last = history_.size() - 1;
   repeats_.resize(std::max(repeats_.size(), std::min(last, kLongestPeriod) + 1));

@@ -10,8 +10,8 @@
 namespace hvd::control {
 namespace {
 
-constexpr std::size_t kMostRanksShown = 8;
-constexpr std::size_t kMostNamesShown = 3;
+constexpr std::size_t kMaxRanksShown = 8;
+constexpr std::size_t kMaxNamesShown = 3;
 
 // Whether it waits for a rank or for the rest of its group. Ready tensors do not count: they are
 // held back only while batches are under way.
@@ -36,7 +36,7 @@ std::string waits_for(const ReadyTable& table, int rank) {
   std::vector<std::string> names;
   for (const PendingTensor& tensor : table.pending()) {
     if (!table.has_reported(tensor, rank)) continue;
-    if (names.size() == kMostNamesShown) {
+    if (names.size() == kMaxNamesShown) {
       names.push_back("...");
       break;
     }
@@ -61,7 +61,7 @@ std::string StallInspector::missing_text(const ReadyTable& table, const PendingT
   const std::vector<int> missing = table.missing(tensor).to_vector();
   std::vector<std::string> ranks;
   for (const int rank : missing) {
-    if (ranks.size() == kMostRanksShown) {
+    if (ranks.size() == kMaxRanksShown) {
       const std::size_t more = missing.size() - ranks.size();
       ranks.push_back(text("and ", more, more == 1 ? " more rank" : " more ranks"));
       break;
@@ -146,7 +146,7 @@ std::string StallInspector::deadlock_text(const ReadyTable& table, const RankSet
   }
   std::vector<std::string> lines;
   for (const auto& [waits, ranks] : alike) {
-    if (lines.size() == kMostRanksShown) {
+    if (lines.size() == kMaxRanksShown) {
       lines.push_back("and so on");
       break;
     }

@@ -33,20 +33,20 @@ std::optional<std::string> find_fault(const wire::Request&, const std::vector<in
 // The sizes in a request come from a peer, so sums and products of byte counts saturate instead of
 // overflowing.
 
-inline constexpr std::int64_t kMostBytes = std::numeric_limits<std::int64_t>::max();
+inline constexpr std::int64_t kMaxBytes = std::numeric_limits<std::int64_t>::max();
 
 /// @pre a >= 0 and b >= 0, as below.
 inline std::int64_t saturating_sum(std::int64_t a, std::int64_t b) noexcept {
   HVD_EXPECT(a >= 0 && b >= 0, "counts are not negative");
-  return a > kMostBytes - b ? kMostBytes : a + b;
+  return a > kMaxBytes - b ? kMaxBytes : a + b;
 }
 
 inline std::int64_t saturating_product(std::int64_t a, std::int64_t b) noexcept {
   HVD_EXPECT(a >= 0 && b >= 0, "counts are not negative");
-  return a != 0 && b > kMostBytes / a ? kMostBytes : a * b;
+  return a != 0 && b > kMaxBytes / a ? kMaxBytes : a * b;
 }
 
-/// Size of an allgather's result in bytes, at most kMostBytes. @pre the shape is not empty
+/// Size of an allgather's result in bytes, at most kMaxBytes. @pre the shape is not empty
 std::int64_t gathered_bytes(const wire::Request&,
                             const std::vector<std::int64_t>& first_dims) noexcept;
 

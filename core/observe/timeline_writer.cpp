@@ -10,9 +10,9 @@
 namespace hvd::observe {
 namespace {
 
-constexpr std::size_t kMostBuffered = 1 << 16;
+constexpr std::size_t kMaxBuffered = 1 << 16;
 // Each unnamed operation has a new name, so not all rows can be remembered.
-constexpr std::size_t kMostRows = 1 << 14;
+constexpr std::size_t kMaxRows = 1 << 14;
 constexpr auto kFlushInterval = std::chrono::milliseconds(500);
 // The end of the file, which the next event overwrites.
 constexpr char kEnd[] = "\n]\n";
@@ -74,7 +74,7 @@ TimelineWriter::~TimelineWriter() =
 void TimelineWriter::span(const std::string& tensor, const char* phase, TimePoint begin,
                           TimePoint end, std::string detail) {
   const MutexLock lock(mutex_);
-  if (events_.size() >= kMostBuffered) {
+  if (events_.size() >= kMaxBuffered) {
     ++dropped_;
     return;
   }
@@ -111,7 +111,7 @@ void TimelineWriter::write(const std::vector<Event>& events, std::uint64_t dropp
   std::fseek(file_.get(), -kEndSize, SEEK_END);
   const std::string pid = text(", \"pid\": ", rank_);
   for (const Event& event : events) {
-    if (rows_.size() >= kMostRows && !rows_.contains(event.tensor)) rows_.clear();
+    if (rows_.size() >= kMaxRows && !rows_.contains(event.tensor)) rows_.clear();
     const auto [row, is_new] = rows_.try_emplace(event.tensor, last_row_ + 1);
     if (is_new) ++last_row_;
     const std::string place = text(pid, ", \"tid\": ", row->second);

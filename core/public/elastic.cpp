@@ -38,9 +38,9 @@ namespace hvd::elastic {
 namespace {
 
 /// Limit of the connections to a generation's server that are not from its ranks.
-constexpr int kMostStrangers = 1024;
+constexpr int kMaxStrangers = 1024;
 /// Limit of the failed attempts to form a generation that hvdrun has not reset.
-constexpr int kMostAttempts = 10;
+constexpr int kMaxAttempts = 10;
 /// Time limit of the calls that check whether a GPU works.
 constexpr Duration kDevicePatience = std::chrono::seconds(10);
 
@@ -149,7 +149,7 @@ Hooks& generation_ends() {
 class OwnServer {
  public:
   OwnServer()
-      : server_(0, runtime::generation_server("the elastic job", kMostStrangers),
+      : server_(0, runtime::generation_server("the elastic job", kMaxStrangers),
                 std::chrono::steady_clock::now() + std::chrono::seconds(10)) {}
   std::string address() const { return encode(own_address(server_.port())); }
 
@@ -322,7 +322,7 @@ void Worker::form(const member::Form& form) {
     reach(Stage::kSynced);
   } catch (const std::exception& error) {
     if (own_error_) link_->report_exception(assign_.state.commit, error.what());
-    if (own_error_ || (!link_->over() && ++attempts_ >= kMostAttempts)) throw;
+    if (own_error_ || (!link_->over() && ++attempts_ >= kMaxAttempts)) throw;
     report(error);
   }
 }

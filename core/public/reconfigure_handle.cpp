@@ -10,7 +10,7 @@ namespace hvd::runtime {
 namespace {
 
 constexpr std::string_view kVersion = "hvd1";
-constexpr std::size_t kMostBytes = 3000;
+constexpr std::size_t kMaxBytes = 3000;
 
 bool is_word(std::string_view text) {
   return !text.empty() && std::ranges::all_of(text, [](char c) { return c > ' ' && c < '\x7f'; });
@@ -30,7 +30,7 @@ std::string encode(const ReconfigureHandle& handle) {
 }
 
 std::optional<ReconfigureHandle> decode_reconfigure_handle(const std::string& encoded) {
-  if (encoded.size() > kMostBytes) return std::nullopt;
+  if (encoded.size() > kMaxBytes) return std::nullopt;
   constexpr std::size_t kWords = 7;
   std::vector<std::string> words;
   std::size_t begin = 0;

@@ -43,8 +43,8 @@ inline constexpr int kChannelBits = kProcessSetBits + kInstanceBits + kKindBits;
 static_assert(kChannelBits + kSourceBits + kGenerationBits == 64);
 
 /// Capacity of the fields. A carrier refuses jobs and process sets beyond it.
-inline constexpr int kMostRanks = 1 << kSourceBits;
-inline constexpr int kMostProcessSets = 1 << kProcessSetBits;
+inline constexpr int kMaxRanks = 1 << kSourceBits;
+inline constexpr int kMaxProcessSets = 1 << kProcessSetBits;
 
 inline constexpr Tag kChannelMask = (Tag{1} << kChannelBits) - 1;
 inline constexpr Tag kSourceMask = ((Tag{1} << kSourceBits) - 1) << kChannelBits;

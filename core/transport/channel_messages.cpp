@@ -24,7 +24,7 @@ Tag tag_of_channel(const Carrier& carrier, const ChannelSpec& spec) {
                    .instance = spec.instance});
 }
 
-static_assert(kMostInstances <= 1 << kInstanceBits);
+static_assert(kMaxInstances <= 1 << kInstanceBits);
 
 }  // namespace
 

@@ -26,7 +26,7 @@ constexpr std::size_t kMessageLimit = std::size_t{256} << 20;
 /// may never be complete, and the report of its death comes from another rank. A rank sends few
 /// messages that do not arrive at once: four pieces of a message (kPiecesUnderWay in
 /// engine/point_to_point.cpp) and large reports.
-constexpr std::size_t kMostIncoming = 64;
+constexpr std::size_t kMaxIncoming = 64;
 /// How long the destructor waits for messages that are still under way.
 constexpr auto kFlushTime = std::chrono::milliseconds(200);
 /// The same for a carrier that may still have to connect, when this rank leaves in order. The other
@@ -321,7 +321,7 @@ std::optional<control::Message> MessageControlPlane::next_message() {
   if (mail_.reaches_all() && incoming_.empty() && !mail_.awaits_carrier()) return std::nullopt;
   test_incoming();
   if (auto message = deliver()) return message;
-  while (incoming_.size() < kMostIncoming && start_receive()) {
+  while (incoming_.size() < kMaxIncoming && start_receive()) {
     test_incoming();
     if (auto message = deliver()) return message;
   }

@@ -38,7 +38,7 @@ using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
 /// While more bytes than this are queued for hvdrun, the workers' member sockets wait.
-constexpr std::size_t kMostUnsent = 1 << 20;
+constexpr std::size_t kMaxQueuedBytes = 1 << 20;
 /// The descriptors of an agent: its own, and those of each slot (two pipes, three sockets).
 constexpr std::size_t kBaseDescriptors = 24, kDescriptorsOfASlot = 8;
 /// Interval between checks of a killed worker, whose threads end long before its memory is free.
@@ -68,7 +68,7 @@ class ElasticAgent final : public RankProcess::Link {
   void send(FrameType type, int rank, std::string_view payload) override {
     if (frames_) frames_->send(type, rank, payload);
   }
-  bool has_room() const override { return !frames_ || frames_->unsent() < kMostUnsent; }
+  bool has_room() const override { return !frames_ || frames_->unsent() < kMaxQueuedBytes; }
 
   void add_slots(const std::vector<int>& numbers);
   void take_slots(const Frame& frame);

@@ -16,8 +16,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr std::size_t kMostBytes = 256 << 20;
-constexpr std::size_t kMostDigits = 12;
+constexpr std::size_t kMaxBytes = 256 << 20;
+constexpr std::size_t kMaxDigits = 12;
 
 /// Reads `size` bytes; fewer at the end of the file, or if no byte arrives for `timeout_ms`.
 std::string read_bytes(int fd, std::size_t size, int timeout_ms) {
@@ -51,12 +51,12 @@ std::optional<HostOrder> read_host_order(int fd, int timeout_ms) {
   std::string digits;
   while (digits.empty() || digits.back() != '\n') {
     const std::string next = read_bytes(fd, 1, timeout_ms);
-    if (next.empty() || digits.size() >= kMostDigits) return std::nullopt;
+    if (next.empty() || digits.size() >= kMaxDigits) return std::nullopt;
     digits += next;
   }
   digits.pop_back();
   const auto size = parse_number<std::size_t>(digits);
-  if (!size || *size > kMostBytes) return std::nullopt;
+  if (!size || *size > kMaxBytes) return std::nullopt;
   try {
     auto order = Json::from_msgpack(read_bytes(fd, *size, timeout_ms)).get<HostOrder>();
     if (order.program.empty() || order.ranks.empty()) return std::nullopt;

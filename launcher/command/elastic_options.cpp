@@ -10,12 +10,12 @@
 namespace hvd::launcher {
 namespace {
 
-constexpr int kMostRanks = 1'000'000;
+constexpr int kMaxRanks = 1'000'000;
 
 std::optional<int> parse_count(const char* option, const std::string& given, int least) {
   if (given.empty()) return std::nullopt;
   const auto number = parse_number<int>(given);
-  if (number && *number >= least && *number <= kMostRanks) return number;
+  if (number && *number >= least && *number <= kMaxRanks) return number;
   throw LaunchError(ExitCode::kUsage,
                     text(option, ": expected a number, at least ", least, ", got '", given, "'"));
 }
@@ -50,7 +50,7 @@ void read_discovery(const ElasticOptionTexts& texts, ElasticOptions& options) {
 
 bool selects_elastic(const ElasticOptionTexts& texts) {
   return !texts.least.empty() || !texts.most.empty() || !texts.spares.empty() ||
-         !texts.most_resets.empty() || !texts.discovery.empty();
+         !texts.max_resets.empty() || !texts.discovery.empty();
 }
 
 ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, int np) {
@@ -60,9 +60,9 @@ ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, int np) {
   options.least = least.value_or(np);
   options.most = most.value_or(np);
   options.spares = parse_count("--spares", texts.spares, 0).value_or(0);
-  options.most_resets = parse_count("--reset-limit", texts.most_resets, 0);
-  options.most_failures =
-      parse_count("--failure-limit", texts.most_failures, 0).value_or(options.most_failures);
+  options.max_resets = parse_count("--reset-limit", texts.max_resets, 0);
+  options.max_failures =
+      parse_count("--failure-limit", texts.max_failures, 0).value_or(options.max_failures);
   options.timeout_s = parse_seconds(texts.timeout);
   options.heartbeat_s = parse_seconds(texts.heartbeat);
   options.window_s = parse_seconds(texts.window);
@@ -91,7 +91,7 @@ ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, const NodeO
         std::pair("--slots", &texts.slots)}) {
     if (value->empty()) continue;
     throw LaunchError(ExitCode::kUsage,
-                      text("--nnodes ", node.nodes, ":", node.most_nodes,
+                      text("--nnodes ", node.nodes, ":", node.max_nodes,
                            " gives the numbers of ranks, and the nodes join by themselves; "
                            "remove ",
                            option));
@@ -99,14 +99,14 @@ ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, const NodeO
   const int ranks = node.nodes * node.processes;
   ElasticOptionTexts numbers = texts;
   numbers.least = text(ranks);
-  numbers.most = text(node.most_nodes * node.processes);
+  numbers.most = text(node.max_nodes * node.processes);
   return make_elastic_options(numbers, ranks);
 }
 
 void refuse_elastic_settings(const ElasticOptionTexts& texts) {
   const std::string cooldown = join_text(texts.cooldown, " ");
   for (const auto& [option, value] :
-       {std::pair("--failure-limit", &texts.most_failures),
+       {std::pair("--failure-limit", &texts.max_failures),
         std::pair("--elastic-timeout", &texts.timeout), std::pair("--heartbeat", &texts.heartbeat),
         std::pair("--join-window", &texts.window), std::pair("--change-patience", &texts.change),
         std::pair("--slots", &texts.slots), std::pair("--blacklist-cooldown-range", &cooldown)}) {

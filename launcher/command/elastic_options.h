@@ -14,8 +14,8 @@ struct ElasticOptions {
   int least = 1;                      ///< --min-np
   int most = 1;                       ///< --max-np
   int spares = 0;                     ///< --spares
-  std::optional<int> most_resets;     ///< --reset-limit
-  int most_failures = 10;             ///< --failure-limit; 0: no limit
+  std::optional<int> max_resets;      ///< --reset-limit
+  int max_failures = 10;              ///< --failure-limit; 0: no limit
   std::optional<double> timeout_s;    ///< --elastic-timeout
   std::optional<double> heartbeat_s;  ///< --heartbeat
   std::optional<double> window_s;     ///< --join-window
@@ -32,8 +32,8 @@ struct ElasticOptions {
 
 /// The values of the options as text. Empty: not given.
 struct ElasticOptionTexts {
-  std::string least = {}, most = {}, spares = {}, most_resets = {}, most_failures = {},
-              timeout = {}, heartbeat = {}, window = {}, change = {}, discovery = {}, slots = {};
+  std::string least = {}, most = {}, spares = {}, max_resets = {}, max_failures = {}, timeout = {},
+              heartbeat = {}, window = {}, change = {}, discovery = {}, slots = {};
   std::vector<std::string> cooldown = {};
 };
 

@@ -29,7 +29,7 @@ namespace hvd::launcher {
 namespace {
 
 constexpr int kMaxSlots = 1'000'000;
-constexpr std::size_t kMostLookups = 64;  ///< at the same time
+constexpr std::size_t kMaxLookups = 64;  ///< at the same time
 
 std::optional<int> parse_slots(std::string_view text) {
   const auto slots = parse_number<int>(text);
@@ -81,7 +81,7 @@ std::map<std::string, std::vector<std::string>> resolve_names(
   const auto look_up = [&names](int fd) {
     std::atomic<std::size_t> next{0};
     std::vector<std::jthread> threads;
-    for (std::size_t i = 0; i < std::min(names.size(), kMostLookups); ++i) {
+    for (std::size_t i = 0; i < std::min(names.size(), kMaxLookups); ++i) {
       threads.emplace_back([fd, &names, &next] {
         for (std::size_t at = next++; at < names.size(); at = next++) {
           for (const std::string& address : addresses_of(names[at])) {

@@ -10,7 +10,7 @@
 namespace hvd::launcher {
 namespace {
 
-constexpr int kMostRanks = 1'000'000;
+constexpr int kMaxRanks = 1'000'000;
 constexpr int kStaticPort = 29500;  // torchrun's default ports
 constexpr int kC10dPort = 29400;
 
@@ -29,10 +29,10 @@ int parse_count(std::string_view option, const std::string& value, int least, in
 /// Parses a number of nodes, or a range, which selects an elastic job.
 void parse_nodes(const std::string& value, NodeOptions& node) {
   const std::size_t colon = value.find(':');
-  node.nodes = parse_count("--nnodes", value.substr(0, colon), 1, kMostRanks);
+  node.nodes = parse_count("--nnodes", value.substr(0, colon), 1, kMaxRanks);
   if (colon == std::string::npos) return;
-  const int most = parse_count("--nnodes", value.substr(colon + 1), node.nodes, kMostRanks);
-  if (most > node.nodes) node.most_nodes = most;
+  const int most = parse_count("--nnodes", value.substr(colon + 1), node.nodes, kMaxRanks);
+  if (most > node.nodes) node.max_nodes = most;
 }
 
 int parse_processes(const std::string& value, const Machine& machine) {
@@ -46,7 +46,7 @@ int parse_processes(const std::string& value, const Machine& machine) {
                       "see 'hvdrun --check-build'");
   }
   const auto count = parse_number<int>(value);
-  if (!count || *count < 1 || *count > kMostRanks)
+  if (!count || *count < 1 || *count > kMaxRanks)
     refuse("--nproc-per-node", "a number of ranks, auto, cpu or gpu", value);
   return *count;
 }
@@ -162,11 +162,11 @@ NodeOptions make_node_options(const NodeOptionTexts& texts, const Machine& machi
              "'; with c10d the node of --rdzv-endpoint HOST:PORT serves, and no other "
              "server is needed"));
   }
-  const int most_nodes = std::max(node.nodes, node.most_nodes);
-  if (static_cast<long long>(most_nodes) * node.processes > kMostRanks) {
+  const int max_nodes = std::max(node.nodes, node.max_nodes);
+  if (static_cast<long long>(max_nodes) * node.processes > kMaxRanks) {
     throw LaunchError(ExitCode::kUsage,
-                      text("--nnodes and --nproc-per-node: expected at most ", kMostRanks,
-                           " ranks, got ", most_nodes, " times ", node.processes));
+                      text("--nnodes and --nproc-per-node: expected at most ", kMaxRanks,
+                           " ranks, got ", max_nodes, " times ", node.processes));
   }
   if (node.is_elastic()) check_elastic_nodes(texts);
   const bool is_static = texts.backend != "c10d";

@@ -11,8 +11,8 @@ namespace hvd::launcher {
 /// A job in which each hvdrun starts the ranks of its own node, as torchrun does: the same command
 /// line runs on every node.
 struct NodeOptions {
-  int nodes = 1;       ///< in an elastic job, the fewest
-  int most_nodes = 0;  ///< --nnodes A:B selects an elastic job of at most B nodes; else 0
+  int nodes = 1;      ///< in an elastic job, the minimum
+  int max_nodes = 0;  ///< --nnodes A:B selects an elastic job of at most B nodes; else 0
   /// This node's rank; empty: the nodes distribute the ranks at the endpoint. The endpoint is then
   /// the master's address with a port other than the master's.
   std::optional<int> rank = 0;
@@ -24,7 +24,7 @@ struct NodeOptions {
   std::string run_id = "none";
   std::string role = "default";
 
-  bool is_elastic() const { return most_nodes > 0; }
+  bool is_elastic() const { return max_nodes > 0; }
   int first_rank() const { return rank.value_or(0) * processes; }
   int world_size() const { return nodes * processes; }
   bool operator==(const NodeOptions&) const = default;

@@ -80,11 +80,12 @@ constexpr std::array kActions = {"help",    "version",      "check-build",
 CLI::Validator seconds(bool zero_is_allowed) {
   return CLI::Validator(
       [zero_is_allowed](std::string& given) -> std::string {
-        constexpr double kMost = 1e9;
+        constexpr double kMaxSeconds = 1e9;
         char* end = nullptr;
         const double value = std::strtod(given.c_str(), &end);
         const bool number = !given.empty() && *end == '\0';
-        if (number && (value > 0 || (zero_is_allowed && value == 0)) && value <= kMost) return "";
+        if (number && (value > 0 || (zero_is_allowed && value == 0)) && value <= kMaxSeconds)
+          return "";
         return text("expected a number of seconds", zero_is_allowed ? ", 0 or more" : " above 0",
                     ", got '", given, "'");
       },
@@ -162,9 +163,9 @@ void declare_elastic(CLI::App& app, RawOptions& raw) {
   add("--min-np", raw.elastic.least, "N", "Fewest ranks with which the job goes on (-np)");
   add("--max-np", raw.elastic.most, "N", "Most ranks, which the job grows to (-np)");
   add("--spares", raw.elastic.spares, "N", "Workers beyond that, which wait to replace a rank (0)");
-  add("--reset-limit", raw.elastic.most_resets, "N",
+  add("--reset-limit", raw.elastic.max_resets, "N",
       "End the job instead of the change after N changes of the ranks");
-  add("--failure-limit", raw.elastic.most_failures, "N",
+  add("--failure-limit", raw.elastic.max_failures, "N",
       "End the job when its program has thrown an exception N times in a row at the same or an "
       "earlier commit (10; 0: no limit)");
   add("--host-discovery-script", raw.elastic.discovery, "SCRIPT",
@@ -275,14 +276,14 @@ std::pair<std::string, std::optional<std::string>> parse_export(const std::strin
 }
 
 int parse_np(const std::optional<std::string>& given) {
-  constexpr int kMost = 1'000'000;
+  constexpr int kMaxNp = 1'000'000;
   if (!given) {
     throw LaunchError(ExitCode::kUsage,
                       "expected the number of ranks, as in: hvdrun -np 2 ./train; got no -np "
                       "(options go before PROGRAM; the words after it are the program's)");
   }
   const auto np = parse_number<int>(*given);
-  if (!np || *np < 1 || *np > kMost) {
+  if (!np || *np < 1 || *np > kMaxNp) {
     throw LaunchError(ExitCode::kUsage,
                       text("-np: expected a number of ranks, at least 1, as in: hvdrun -np 2 "
                            "./train; got '",

@@ -45,9 +45,9 @@ std::optional<Bind> parse_bind(std::string_view name) {
 }
 
 int silence_limit_ms(const std::optional<std::string>& peer_timeout) {
-  constexpr double kDefault = 30, kMost = 1e6;
+  constexpr double kDefault = 30, kMaxSeconds = 1e6;
   const double seconds = peer_timeout ? std::strtod(peer_timeout->c_str(), nullptr) : kDefault;
-  return static_cast<int>(1000 * (seconds > 0 ? std::clamp(seconds, 1.0, kMost) : kDefault));
+  return static_cast<int>(1000 * (seconds > 0 ? std::clamp(seconds, 1.0, kMaxSeconds) : kDefault));
 }
 
 RankIdentity identify_rank(const Lookup& variable) {

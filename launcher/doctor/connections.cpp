@@ -26,7 +26,7 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPatience{1000};
-constexpr std::size_t kMostGreeting = 100;
+constexpr std::size_t kMaxGreetingBytes = 100;
 
 /// The numeric text of an IPv4 or IPv6 address; an IPv4 address inside an IPv6 one as IPv4.
 std::string numeric(const sockaddr_storage& address) {
@@ -83,7 +83,7 @@ std::optional<std::string> problem_of(int fd, const std::string& greeting) {
   socklen_t length = sizeof error;
   ::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length);
   if (error != 0) return std::strerror(error);
-  std::array<char, kMostGreeting> buffer{};
+  std::array<char, kMaxGreetingBytes> buffer{};
   const ssize_t count = ::recv(fd, buffer.data(), buffer.size(), 0);
   if (count < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
   if (count < 0) return std::strerror(errno);

@@ -30,12 +30,12 @@ using Seconds = std::chrono::duration<double>;
 constexpr std::uint64_t kSizes[] = {8, 64 << 10, 8 << 20};
 constexpr std::uint64_t kLarge = 64 << 10;  // from here on the time grows with the size
 constexpr double kSeriesSeconds = 0.2;
-/// Operations that would take longer than kMostSeconds are not measured, nor are any after
-/// kMostSecondsOfJob of the job.
-constexpr double kMostSeconds = 0.7, kMostSecondsOfJob = 5;
-constexpr int kFewestRepetitions = 3, kMostRepetitions = 500;
+/// Operations that would take longer than kMaxSeconds are not measured, nor are any after
+/// kMaxJobSeconds of the job.
+constexpr double kMaxSeconds = 0.7, kMaxJobSeconds = 5;
+constexpr int kMinRepetitions = 3, kMaxRepetitions = 500;
 /// Hosts whose connection with rank 0's host is measured, and tried at all addresses.
-constexpr std::size_t kMostPairs = 6, kMostTried = 16;
+constexpr std::size_t kMaxPairs = 6, kMaxTriedHosts = 16;
 
 void run(Submission submission) {
   const Operation operation = submit(std::move(submission), Progress::kCaller);
@@ -115,7 +115,7 @@ std::vector<Reach> try_hosts(const std::vector<std::vector<int>>& hosts) {
   const nlohmann::json own = {{"port", greeter.port()}, {"interfaces", network_interfaces()}};
   const std::vector<std::string> places = gather_texts("hvd-doctor.addresses", own.dump());
   std::vector<Reach> results;
-  for (std::size_t host = 1; host < std::min(hosts.size(), kMostTried); ++host) {
+  for (std::size_t host = 1; host < std::min(hosts.size(), kMaxTriedHosts); ++host) {
     const std::array ends = {hosts[0].front(), hosts[host].front()};
     if (rank() != ends[0] && rank() != ends[1]) continue;
     const int peer = rank() == ends[0] ? ends[1] : ends[0];
@@ -200,10 +200,10 @@ double time_probe(Probe& probe, double expected_s, Clock::time_point job_began) 
     probe.result.median_us = unknown<double>("not measured, because " + reason);
     return expected_s;
   };
-  if (expected_s > kMostSeconds)
+  if (expected_s > kMaxSeconds)
     return leave_out(text("one would take about ", static_cast<int>(expected_s + 1), " s"));
-  if (largest_of(probe, "elapsed", seconds_since(job_began)) > kMostSecondsOfJob)
-    return leave_out(text("the job has taken ", kMostSecondsOfJob, " s"));
+  if (largest_of(probe, "elapsed", seconds_since(job_began)) > kMaxJobSeconds)
+    return leave_out(text("the job has taken ", kMaxJobSeconds, " s"));
   const auto seconds = [&] {
     const auto begin = Clock::now();
     probe.once();
@@ -213,9 +213,9 @@ double time_probe(Probe& probe, double expected_s, Clock::time_point job_began) 
   const double slowest = largest_of(probe, "slowest", seconds());
   const double fitting = kSeriesSeconds / std::max(slowest, 1e-7);
   const auto wanted = static_cast<std::size_t>(std::clamp(
-      fitting, static_cast<double>(kFewestRepetitions), static_cast<double>(kMostRepetitions)));
+      fitting, static_cast<double>(kMinRepetitions), static_cast<double>(kMaxRepetitions)));
   // On a busy host most repetitions may take far longer than the first.
-  const std::size_t chunk = std::max<std::size_t>(kFewestRepetitions, wanted / 8);
+  const std::size_t chunk = std::max<std::size_t>(kMinRepetitions, wanted / 8);
   const auto began = Clock::now();
   do {
     for (std::size_t i = 0; i < chunk; ++i) probe.times_s.push_back(seconds());
@@ -352,7 +352,7 @@ void measure_job(RankReport& report) {
   if (hosts.size() > 1) add(measure_allreduces(ProcessSet(), "hosts", began));
   std::vector<std::pair<std::vector<int>, const char*>> pairs;
   if (hosts[0].size() > 1) pairs.push_back({{hosts[0][0], hosts[0][1]}, "host"});
-  for (std::size_t host = 1; host < std::min(hosts.size(), kMostPairs + 1); ++host)
+  for (std::size_t host = 1; host < std::min(hosts.size(), kMaxPairs + 1); ++host)
     pairs.push_back({{hosts[0].front(), hosts[host].front()}, "hosts"});
   for (const auto& [ranks, scope] : pairs) {
     const ProcessSet pair = add_process_set(ranks);

@@ -79,7 +79,7 @@ void ElasticJob::agent_failed(Host& host, const ExitStatus& end) {
 }
 
 std::vector<int> ElasticJob::on_join(const Hello& hello) {
-  if (!options_.node || ending_ || hello.slots > kMostSlotsOfAHost) return {};
+  if (!options_.node || ending_ || hello.slots > kMaxSlotsPerHost) return {};
   // Several nodes may be one host. A node that has left and joins again gets its former entry.
   const auto is_free = [this](const std::string& name) {
     return std::none_of(hosts_.begin(), hosts_.end(), [&](const Host& host) {

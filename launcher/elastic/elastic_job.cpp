@@ -34,12 +34,12 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// The most events that are handled before the timers.
-constexpr int kMostEventsAtOnce = 64;
+/// Limit of the events that are handled before the timers.
+constexpr int kMaxEventsAtOnce = 64;
 constexpr milliseconds kSameRequest{200};
 constexpr std::chrono::seconds kProofPatience{10};
 /// Number of consecutive failures after which a job without a generation ends.
-constexpr int kMostFailedStarts = 3;
+constexpr int kMaxFailedStarts = 3;
 
 constexpr std::array kJobSignals = {SIGCHLD, SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
@@ -136,8 +136,8 @@ ElasticJob::ElasticJob(const LaunchOptions& options, LaunchPlan plan)
       coordinator_({.start_size = options.np,
                     .least = options.elastic->least,
                     .most = options.elastic->most,
-                    .most_resets = options.elastic->most_resets,
-                    .most_failures = options.elastic->most_failures,
+                    .max_resets = options.elastic->max_resets,
+                    .max_failures = options.elastic->max_failures,
                     .deadlines = deadlines_},
                    time_now()) {
   for (HostRanks& place : slots_of(options, plan_)) {
@@ -166,7 +166,7 @@ int ElasticJob::run() {
   while (!over()) {
     alarm_.set(next_deadline());
     io_.run_one();
-    for (int more = 0; more < kMostEventsAtOnce && io_.poll_one() > 0; ++more) {
+    for (int more = 0; more < kMaxEventsAtOnce && io_.poll_one() > 0; ++more) {
     }
     after_events();
   }
@@ -386,12 +386,12 @@ void ElasticJob::on_outcome(member::Outcome outcome) {
         "the job has ended: no rank that had the state is left, and the program does not load one";
   } else if (outcome == member::Outcome::kFailsAgain) {
     record_.reason =
-        text("the job has ended: its program has thrown an exception ", elastic.most_failures,
+        text("the job has ended: its program has thrown an exception ", elastic.max_failures,
              " times in a row at the same or an earlier commit (--failure-limit), the last "
              "time on ",
              coordinator_.failure());
   } else {
-    record_.reason = text("the job has ended: its ranks have changed ", *elastic.most_resets,
+    record_.reason = text("the job has ended: its ranks have changed ", *elastic.max_resets,
                           " times (--reset-limit)");
   }
 }
@@ -403,11 +403,11 @@ void ElasticJob::check_limits() {
                            " workers were replaced (--max-restarts), and fewer than ",
                            options_.elastic->least, " are left (--min-np)"));
   }
-  const bool could_start = placement_.failed_starts() < kMostFailedStarts;
+  const bool could_start = placement_.failed_starts() < kMaxFailedStarts;
   if (ran_ || could_start || record_.lost.empty()) return;
   const LostWorker& last = record_.lost.back();
   begin_stop(record_.code != 0 ? record_.code : 1, SIGTERM, options_.fail_grace_s,
-             text("the job has not begun: ", kMostFailedStarts,
+             text("the job has not begun: ", kMaxFailedStarts,
                   " workers have failed one after the other, the last one (worker ", last.id,
                   " on ", last.host, ") with: ", last.cause));
 }

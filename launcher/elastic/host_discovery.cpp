@@ -66,10 +66,10 @@ std::vector<Host> parse_discovered_hosts(std::string_view printed, int slots) {
     const std::string_view line = trim(raw);
     if (line.empty()) continue;
     const auto host = parse_host(line, slots);
-    if (!host || host->slots > kMostSlotsOfAHost) {
+    if (!host || host->slots > kMaxSlotsPerHost) {
       throw DiscoveryError(text("line ", number,
                                 " of its output: expected HOST or HOST:SLOTS with 1 to ",
-                                kMostSlotsOfAHost, " slots, got '", line, "'"));
+                                kMaxSlotsPerHost, " slots, got '", line, "'"));
     }
     add_host(hosts, *host);
   }
@@ -119,7 +119,7 @@ void HostDiscovery::reap() {
 }
 
 bool HostDiscovery::prints_too_much() const {
-  return size_of(out_) > kMostOutput || size_of(err_) > kMostOutput;
+  return size_of(out_) > kMaxOutputBytes || size_of(err_) > kMaxOutputBytes;
 }
 
 std::optional<std::vector<Host>> HostDiscovery::step(Deadline now) {

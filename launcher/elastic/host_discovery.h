@@ -24,7 +24,7 @@ class DiscoveryError : public std::runtime_error {
 };
 
 /// Limit of the slots that a host of an elastic job may get while the job runs.
-inline constexpr int kMostSlotsOfAHost = 4096;
+inline constexpr int kMaxSlotsPerHost = 4096;
 
 /// Parses the output of a discovery script: a line "host" or "host:slots" for each host, where a
 /// host is as in parse_host_list(). Empty lines are ignored. Pure.
@@ -42,7 +42,7 @@ class HostDiscovery {
   /// A run that takes longer is ended.
   static constexpr std::chrono::milliseconds kLimit{10'000};
   /// A run that prints more bytes is ended.
-  static constexpr std::size_t kMostOutput = std::size_t{1} << 20;
+  static constexpr std::size_t kMaxOutputBytes = std::size_t{1} << 20;
 
   /// @param command the script and its arguments, not empty
   /// @param slots of a host without a number

@@ -25,9 +25,9 @@ std::optional<std::span<const std::byte>> MemberStream::next() {
   std::size_t length = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i)
     length |= static_cast<std::size_t>(static_cast<std::uint8_t>(buffer_[i])) << (8 * i);
-  if (length == 0 || length > kMostMemberBytes) {
+  if (length == 0 || length > kMaxMemberBytes) {
     throw wire::WireError(
-        text("expected a message of 1 to ", kMostMemberBytes, " bytes, got ", length));
+        text("expected a message of 1 to ", kMaxMemberBytes, " bytes, got ", length));
   }
   if (buffer_.size() < kLengthBytes + length) return std::nullopt;
   consumed_ = kLengthBytes + length;

@@ -11,7 +11,7 @@
 namespace hvd::launcher {
 
 /// The largest message on a worker's member socket.
-inline constexpr std::size_t kMostMemberBytes = std::size_t{16} << 20;
+inline constexpr std::size_t kMaxMemberBytes = std::size_t{16} << 20;
 
 /// A message with its length before it: 4 bytes, little-endian.
 std::string frame_member_message(std::span<const std::byte> message);
@@ -21,7 +21,7 @@ class MemberStream {
  public:
   void feed(std::string_view bytes) { buffer_ += bytes; }
   /// The next whole message; valid until the next call of any function.
-  /// @throws wire::WireError for a length of 0 or above kMostMemberBytes
+  /// @throws wire::WireError for a length of 0 or above kMaxMemberBytes
   std::optional<std::span<const std::byte>> next();
 
  private:

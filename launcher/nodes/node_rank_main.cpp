@@ -74,11 +74,11 @@ std::unique_ptr<Store> open(const Arguments& arguments, bool& serves, Deadline d
   const char* const token = std::getenv("HVD_JOB_TOKEN");
   // The server admits one session per rank, but the nodes have no ranks yet.
   std::random_device random;
-  std::uniform_int_distribution<int> any(1, hvd::rendezvous::kMostRanks - 1);
+  std::uniform_int_distribution<int> any(1, hvd::rendezvous::kMaxRanks - 1);
   hvd::rendezvous::RankInfo own{.job = arguments.job,
                                 .token = token != nullptr ? token : "",
                                 .rank = 0,
-                                .size = hvd::rendezvous::kMostRanks};
+                                .size = hvd::rendezvous::kMaxRanks};
   const auto port = static_cast<std::uint16_t>(arguments.port);
   std::string not_served;
   if (serves) {

@@ -30,8 +30,8 @@ constexpr milliseconds kKillDelay{500};
 constexpr milliseconds kStarterPatience{1000};
 /// How long to wait for the agents' last reports after the starter has ended.
 constexpr milliseconds kReportPatience{1500};
-/// The most events that are handled before the timers, which cost time for each rank.
-constexpr int kMostEventsAtOnce = 64;
+/// Limit of the events that are handled before the timers, which cost time for each rank.
+constexpr int kMaxEventsAtOnce = 64;
 /// A repetition of a signal within this time belongs to the same request: timeout(1) sends its
 /// signal to hvdrun and then to hvdrun's process group.
 constexpr milliseconds kSameRequest{200};
@@ -120,7 +120,7 @@ int Job::run() {
   while (!over()) {
     alarm_.set(next_deadline());
     io_.run_one();
-    for (int more = 0; more < kMostEventsAtOnce && io_.poll_one() > 0; ++more) {
+    for (int more = 0; more < kMaxEventsAtOnce && io_.poll_one() > 0; ++more) {
     }
     after_events();
   }

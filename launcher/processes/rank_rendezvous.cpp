@@ -31,7 +31,7 @@ RankRendezvous::RankRendezvous(int size, std::string job, std::string token, Sen
                .twice_advice = ", which has not called hvd::shutdown() since; one process of each "
                                "rank calls hvd::init()",
                .admit = [this](int id, const StoreHello& hello) { return objection(id, hello); },
-               .most_unadmitted = static_cast<std::size_t>(size) + 1024},
+               .max_unadmitted = static_cast<std::size_t>(size) + 1024},
               [this](int id, const Bytes& frame, bool last) { this->send(id, frame, last); }) {}
 
 void RankRendezvous::receive(int rank, const RendezvousBytes& received, Deadline now) {

@@ -8,8 +8,8 @@
 namespace hvd::launcher {
 namespace {
 
-/// The most parts that one system call sends.
-constexpr std::size_t kMostParts = 64;
+/// Limit of the parts that one system call sends.
+constexpr std::size_t kMaxParts = 64;
 
 }  // namespace
 
@@ -88,7 +88,7 @@ void FrameConnection::send(FrameType type, int rank, std::uint32_t session, bool
                            const Shared& bytes) {
   std::size_t begin = 0;
   do {  // also without bytes, because the end of the session is a frame too
-    const std::size_t size = std::min(bytes->size() - begin, kMostRendezvousBytes);
+    const std::size_t size = std::min(bytes->size() - begin, kMaxRendezvousBytes);
     const std::string_view part(reinterpret_cast<const char*>(bytes->data()) + begin, size);
     begin += size;
     std::string head;
@@ -110,7 +110,7 @@ void FrameConnection::add(std::string bytes) {
 void FrameConnection::write() {
   if (writing_ || closed_ || parts_.empty()) return;
   std::vector<asio::const_buffer> buffers;
-  for (std::size_t i = 0; i < std::min(parts_.size(), kMostParts); ++i)
+  for (std::size_t i = 0; i < std::min(parts_.size(), kMaxParts); ++i)
     buffers.push_back(parts_[i].bytes);
   writing_ = true;
   asio::async_write(socket_, buffers,

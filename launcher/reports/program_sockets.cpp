@@ -25,11 +25,11 @@
 namespace hvd::launcher {
 namespace {
 
-/// The most connections of other users, so that these cannot keep the rank out.
-constexpr std::ptrdiff_t kMostOtherUsers = 8;
-/// The most reads of one connection in a row, so that a process that sends without a pause does not
-/// delay the others. Together they read more than a socket's buffer holds.
-constexpr int kMostReads = 16;
+/// Limit of the connections of other users, so that these cannot keep the rank out.
+constexpr std::ptrdiff_t kMaxOtherUsers = 8;
+/// Limit of the reads of one connection in a row, so that a process that sends without a pause does
+/// not delay the others. Together they read more than a socket's buffer holds.
+constexpr int kMaxReads = 16;
 /// The pause after a failed accept(), when no descriptor is left.
 constexpr std::chrono::milliseconds kAcceptPause{100};
 
@@ -114,7 +114,7 @@ void RendezvousSocket::add(Socket socket) {
   const auto other_users = std::count_if(clients_.begin(), clients_.end(),
                                          [](const auto& item) { return item.second->other_user; });
   const bool other_user = is_other_user(peer);
-  if (other_user && other_users >= kMostOtherUsers) return;
+  if (other_user && other_users >= kMaxOtherUsers) return;
   // A child of the process may keep open a connection that the process has closed.
   std::vector<std::uint32_t> closed;
   for (const auto& [id, client] : clients_)
@@ -167,7 +167,7 @@ void RendezvousSocket::read_all() {
 
 void RendezvousSocket::read(std::uint32_t id) {
   static std::array<char, 64 * 1024> buffer;
-  for (int reads = 0; reads < kMostReads; ++reads) {
+  for (int reads = 0; reads < kMaxReads; ++reads) {
     const auto found = clients_.find(id);
     if (found == clients_.end()) return;
     asio::error_code error;

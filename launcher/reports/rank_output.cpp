@@ -87,8 +87,8 @@ std::string padded(int rank, int size, char fill) {
 
 /// The longest line that is shown in one piece. It is shorter in a job of many ranks.
 std::size_t longest_segment(int size) {
-  constexpr std::size_t kLeast = 64 * 1024, kMost = 16 << 20, kTogether = 256 << 20;
-  return std::clamp(kTogether / (2 * static_cast<std::size_t>(size)), kLeast, kMost);
+  constexpr std::size_t kMin = 64 * 1024, kMax = 16 << 20, kTogether = 256 << 20;
+  return std::clamp(kTogether / (2 * static_cast<std::size_t>(size)), kMin, kMax);
 }
 
 }  // namespace

@@ -110,7 +110,7 @@ struct RendezvousBytes {
   std::string_view bytes = {};
 };
 inline constexpr std::size_t kRendezvousHeadSize = 5;
-inline constexpr std::size_t kMostRendezvousBytes = kMaxPayload - kRendezvousHeadSize;
+inline constexpr std::size_t kMaxRendezvousBytes = kMaxPayload - kRendezvousHeadSize;
 /// The payload that decode_rendezvous() reads.
 std::string encode(const RendezvousBytes&);
 /// Appends the frame without its bytes, which the caller sends after it.

@@ -15,8 +15,8 @@ using asio::ip::tcp;
 /// The most connections at a time that have not proved that they have the token.
 constexpr std::size_t kMaxUnproved = 256;
 constexpr std::chrono::milliseconds kPauseAfterFailedAccept{100};
-/// The least credit of a rank, if a host has more than 192 ranks.
-constexpr int kLeastCredit = 256;
+/// Minimum credit of a rank, if a host has more than 192 ranks.
+constexpr int kMinCredit = 256;
 
 }  // namespace
 
@@ -174,7 +174,7 @@ bool ReportServer::admit(int id, const Frame& frame) {
   connection.proof_timer.reset();
   --unproved_;
   connection.node = hello.node;
-  connection.credit = std::max(kLeastCredit, kCredit / static_cast<int>(hello.seats.size()));
+  connection.credit = std::max(kMinCredit, kCredit / static_cast<int>(hello.seats.size()));
   welcome.time_ns = realtime_ns();
   welcome.credit = connection.credit;
   connection.frames->send(FrameType::kWelcome, 0, encode(welcome));

@@ -86,11 +86,11 @@ std::optional<ExitStatus> wait_with(pid_t pid, int options) {
 void bind_to(const std::vector<int>& cpus) {
   // Also called between fork and exec, so it must not allocate memory. The set has room for all
   // CPUs of any Linux kernel.
-  constexpr int kMostCpus = 8192;
-  std::array<unsigned long, kMostCpus / (8 * sizeof(unsigned long))> mask{};
+  constexpr int kMaxCpus = 8192;
+  std::array<unsigned long, kMaxCpus / (8 * sizeof(unsigned long))> mask{};
   auto* const set = reinterpret_cast<cpu_set_t*>(mask.data());
   for (const int cpu : cpus) {
-    if (cpu >= 0 && cpu < kMostCpus) CPU_SET_S(static_cast<std::size_t>(cpu), sizeof mask, set);
+    if (cpu >= 0 && cpu < kMaxCpus) CPU_SET_S(static_cast<std::size_t>(cpu), sizeof mask, set);
   }
   if (!cpus.empty()) ::sched_setaffinity(0, sizeof mask, set);
 }

@@ -95,7 +95,7 @@ static void fill_rows(int32_t* rows, int count, int of) {
 }
 
 static void expect_rows(const hvd_result_t* result) {
-  int32_t expected[2 * kMostRanks];
+  int32_t expected[2 * kMaxRanks];
   const int32_t* next = result->data;
   EXPECT_EQ(result->first_dims_count, size);
   EXPECT_EQ(result->bytes, (size_t)(size * (size + 1) / 2) * 2 * sizeof(int32_t));
@@ -127,7 +127,7 @@ static void* allocate(size_t bytes, const int64_t* first_dims, int32_t count, vo
 }
 
 static void test_allgather_and_gather(void) {
-  int32_t rows[2 * kMostRanks];
+  int32_t rows[2 * kMaxRanks];
   const int64_t shape[2] = {rank + 1, 2};
   const int destination = size / 2;
   struct Memory memory = {0};
@@ -181,7 +181,7 @@ static void test_allgather_and_gather(void) {
 }
 
 static void test_reducescatter(void) {
-  int16_t in[2 * (2 * kMostRanks + 1)];
+  int16_t in[2 * (2 * kMaxRanks + 1)];
   int16_t out[6] = {0};
   const int64_t shape[2] = {2 * size + 1, 2};
   const int own = rank == 0 ? 3 : 2;
@@ -206,8 +206,8 @@ static void test_reducescatter(void) {
 
 /* Rank r sends d + 1 rows that say 10 r + d to rank d. */
 static void test_alltoall(void) {
-  uint8_t in[kMostRanks * (kMostRanks + 1) / 2];
-  int64_t splits[kMostRanks];
+  uint8_t in[kMaxRanks * (kMaxRanks + 1) / 2];
+  int64_t splits[kMaxRanks];
   int64_t rows = 0;
   hvd_result_t result = HVD_RESULT_INIT;
   hvd_operation_t* operation = NULL;
@@ -335,7 +335,7 @@ static void test_reduce(void) {
 }
 
 static void test_scatter(void) {
-  int32_t rows[2 * (2 * kMostRanks + 1)];
+  int32_t rows[2 * (2 * kMaxRanks + 1)];
   const int root = size / 2;
   const int count = rank == root ? 2 * size + 1 : 0;
   const int own = rank == 0 ? 3 : 2;
@@ -419,7 +419,7 @@ static void test_wait_for(void) {
 }
 
 static void test_mismatch(void) {
-  float data[kMostRanks] = {0};
+  float data[kMaxRanks] = {0};
   const int64_t count = rank == 0 ? 2 : 3;
   hvd_operation_t* operation = NULL;
   hvd_result_t result = HVD_RESULT_INIT;

@@ -138,7 +138,7 @@ static void test_start(void) {
   EXPECT_USAGE(hvd_init(NULL), "already initialised");
   EXPECT_OK(hvd_rank(&rank));
   EXPECT_OK(hvd_size(&size));
-  EXPECT(rank >= 0 && rank < size && size <= kMostRanks);
+  EXPECT(rank >= 0 && rank < size && size <= kMaxRanks);
   EXPECT_OK(hvd_local_size(&local));
   EXPECT_OK(hvd_cross_size(&cross));
   EXPECT_EQ(local * cross, size);
@@ -169,13 +169,13 @@ static void test_process_sets(void) {
   const size_t members = size == 1 ? 1 : 2;
   const int included = rank == 0 || rank == size - 1;
   int value = -7;
-  int ranks[kMostRanks] = {0};
+  int ranks[kMaxRanks] = {0};
   float data = (float)(rank + 1);
   const int64_t count = 1;
   hvd_process_set_t* set = NULL;
   EXPECT_OK(hvd_process_set_size(NULL, &value));
   EXPECT_EQ(value, size);
-  EXPECT_OK(hvd_process_set_ranks(NULL, ranks, kMostRanks));
+  EXPECT_OK(hvd_process_set_ranks(NULL, ranks, kMaxRanks));
   EXPECT_EQ(ranks[size - 1], size - 1);
   EXPECT_USAGE(hvd_process_set_add(twice, 2, &set), "twice");
   EXPECT_USAGE(hvd_process_set_add(NULL, 2, &set), "NULL");

@@ -2,7 +2,7 @@
 
 #include "hvd/c/hvd.h"
 
-enum { kMostRanks = 8 };
+enum { kMaxRanks = 8 };
 
 /* The rank of this process and the job's size, valid from test_start() on. */
 extern int rank;

@@ -11,8 +11,8 @@ namespace hvd::testing {
 
 /// Memory that the campaign shares with its workers.
 struct Board {
-  static constexpr int kMostGenerations = 1 << 16;
-  static constexpr int kMostWorkers = 1 << 14;
+  static constexpr int kMaxGenerations = 1 << 16;
+  static constexpr int kMaxWorkers = 1 << 14;
 
   std::atomic<std::int64_t> finish;     ///< 1: the workers end after their next step
   std::atomic<std::int64_t> steps;      ///< completed, by any worker
@@ -20,15 +20,15 @@ struct Board {
   std::atomic<std::int64_t> wrong;      ///< workers that have found a wrong sum
   std::atomic<std::int64_t> last_step;  ///< nanoseconds of the steady clock
   /// When the first step of a generation was completed; 0: not yet.
-  std::atomic<std::int64_t> first_step[kMostGenerations];
+  std::atomic<std::int64_t> first_step[kMaxGenerations];
   struct Usage {
     std::atomic<std::int64_t> resident;   ///< bytes
     std::atomic<std::int64_t> allocated;  ///< bytes of the heap in use; 0: unknown
     std::atomic<std::int64_t> descriptors;
     std::atomic<std::int64_t> generation;
   };
-  Usage usage[kMostWorkers];
-  std::atomic<std::int64_t> rank[kMostWorkers];  ///< in the last generation of the worker
+  Usage usage[kMaxWorkers];
+  std::atomic<std::int64_t> rank[kMaxWorkers];  ///< in the last generation of the worker
   /// The place at which the next worker that gets there kills itself (kill_point.h); 0: none.
   std::atomic<std::int64_t> point;
   std::atomic<std::int64_t> delay;   ///< microseconds until it does

@@ -12,7 +12,7 @@
 
 /* The layout of Board (board.h). */
 enum { kFinish, kSteps, kUndone, kWrong, kLastStep, kFirstStep };
-enum { kMostGenerations = 1 << 16, kMostWorkers = 1 << 14, kUsageFields = 3 };
+enum { kMaxGenerations = 1 << 16, kMaxWorkers = 1 << 14, kUsageFields = 3 };
 
 struct program {
   _Atomic int64_t* board;
@@ -46,7 +46,7 @@ static uint64_t next_trace(uint64_t trace, int64_t step) {
 static void record_step(struct program* own, uint64_t generation) {
   const int64_t time = now();
   int64_t none = 0;
-  atomic_compare_exchange_strong(&own->board[kFirstStep + generation % kMostGenerations], &none,
+  atomic_compare_exchange_strong(&own->board[kFirstStep + generation % kMaxGenerations], &none,
                                  time);
   atomic_store(&own->board[kLastStep], time);
   atomic_fetch_add(&own->board[kSteps], 1);
@@ -89,7 +89,7 @@ static hvd_status_t do_step(struct program* own, uint64_t generation) {
 static hvd_status_t function(void* user_data) {
   struct program* own = user_data;
   const uint64_t generation = hvd_elastic_generation();
-  atomic_store(&own->board[kFirstStep + kMostGenerations + kUsageFields * (own->id % kMostWorkers) +
+  atomic_store(&own->board[kFirstStep + kMaxGenerations + kUsageFields * (own->id % kMaxWorkers) +
                            kUsageFields - 1],
                (int64_t)generation);
   uint64_t expected = 1;
@@ -123,7 +123,7 @@ int main(int argc, char** argv) {
   own.computing_us = atol(argv[2]);
   own.id = getenv("HVD_WORKER_ID") != NULL ? atol(getenv("HVD_WORKER_ID")) : 0;
   own.sums = calloc(own.elements, sizeof *own.sums);
-  const size_t fields = kFirstStep + kMostGenerations + kUsageFields * kMostWorkers;
+  const size_t fields = kFirstStep + kMaxGenerations + kUsageFields * kMaxWorkers;
   own.board =
       mmap(NULL, fields * sizeof *own.board, PROT_READ | PROT_WRITE, MAP_SHARED, atoi(argv[3]), 0);
   if (own.sums == NULL || own.board == MAP_FAILED) return 2;

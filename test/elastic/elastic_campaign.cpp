@@ -46,8 +46,8 @@ struct Plan {
   int kills = 30;
   int stops = 0;  ///< of the kills, those by SIGSTOP
   int seed = 1;
-  int least_gap = 50;  ///< milliseconds
-  int most_gap = 400;
+  int min_gap = 50;  ///< milliseconds
+  int max_gap = 400;
   long elements = 1000;
   long computing = 1000;  ///< microseconds of a step
   bool protect = false;   ///< the first worker is not killed, and its memory is checked
@@ -311,7 +311,7 @@ void Job::replace_lost() {
 
 void Job::disturb() {
   if (now() < next_ || board_->finish.load() != 0) return;
-  const int gap = std::uniform_int_distribution(plan_.least_gap, plan_.most_gap)(random_);
+  const int gap = std::uniform_int_distribution(plan_.min_gap, plan_.max_gap)(random_);
   next_ = now() + milliseconds(gap);
   // A job without any completed step yet has no state to lose.
   if (board_->steps.load() == 0) return;
@@ -319,14 +319,14 @@ void Job::disturb() {
   int whole = 0;
   for (const auto& [id, child] : children_) {
     const bool has_stepped =
-        board_->usage[id % Board::kMostWorkers].generation.load() != 0 && !child.killed;
+        board_->usage[id % Board::kMaxWorkers].generation.load() != 0 && !child.killed;
     whole += has_stepped ? 1 : 0;
     if (!child.killed && !(plan_.protect && id == 1)) candidates.push_back(id);
   }
   if (candidates.empty()) return;
   std::shuffle(candidates.begin(), candidates.end(), random_);
   const WorkerId victim = candidates.front();
-  const bool stepped = board_->usage[victim % Board::kMostWorkers].generation.load() != 0;
+  const bool stepped = board_->usage[victim % Board::kMaxWorkers].generation.load() != 0;
   if (stepped && whole < 2) return;  // it may be the only one with the state
   Child& child = children_.at(victim);
   const bool stop = disturbances_ % 4 == 3 && disturbances_ / 4 < plan_.stops;
@@ -354,11 +354,11 @@ std::vector<KillPoint> round_of_points(std::mt19937& random) {
 bool Job::is_whole() const {
   if (coordinator_.phase() != Coordinator::Phase::kRunning) return false;
   const auto generation = static_cast<std::int64_t>(coordinator_.generation());
-  const bool stepped = board_->first_step[coordinator_.generation() % Board::kMostGenerations] != 0;
+  const bool stepped = board_->first_step[coordinator_.generation() % Board::kMaxGenerations] != 0;
   return stepped && children_.size() == static_cast<std::size_t>(plan_.ranks) &&
          std::all_of(children_.begin(), children_.end(), [&](const auto& entry) {
            return !entry.second.killed &&
-                  board_->usage[entry.first % Board::kMostWorkers].generation == generation;
+                  board_->usage[entry.first % Board::kMaxWorkers].generation == generation;
          });
 }
 
@@ -374,8 +374,8 @@ void Job::arm() {
   armed_at_ = now();
   const auto last =
       std::max_element(children_.begin(), children_.end(), [this](const auto& a, const auto& b) {
-        return board_->rank[a.first % Board::kMostWorkers] <
-               board_->rank[b.first % Board::kMostWorkers];
+        return board_->rank[a.first % Board::kMaxWorkers] <
+               board_->rank[b.first % Board::kMaxWorkers];
       });
   done_.push_back({Board::now(), coordinator_.generation(), false});
   ++disturbances_;
@@ -482,7 +482,7 @@ void Job::report() const {
   for (const Kill& kill : done_) {
     if (kill.stop) continue;
     for (auto g = kill.generation + 1; g < kill.generation + 4; ++g) {
-      const std::int64_t first = board_->first_step[g % Board::kMostGenerations].load();
+      const std::int64_t first = board_->first_step[g % Board::kMaxGenerations].load();
       if (first < kill.at) continue;
       times.push_back(static_cast<double>(first - kill.at) / 1e6);
       break;
@@ -519,8 +519,8 @@ Plan plan_from(int argc, char** argv) {
     } else if (word == "--seed") {
       plan.seed = static_cast<int>(number());
     } else if (word == "--gap") {
-      plan.least_gap = static_cast<int>(number());
-      plan.most_gap = static_cast<int>(number());
+      plan.min_gap = static_cast<int>(number());
+      plan.max_gap = static_cast<int>(number());
     } else if (word == "--elements") {
       plan.elements = number();
     } else if (word == "--computing") {

@@ -104,21 +104,21 @@ void record_usage(std::uint64_t generation) {
     if (std::fscanf(file, "%ld %ld", &pages, &resident) != 2) resident = 0;
     std::fclose(file);
   }
-  Board::Usage& own = board->usage[worker_id % Board::kMostWorkers];
+  Board::Usage& own = board->usage[worker_id % Board::kMaxWorkers];
   own.resident.store(resident * ::sysconf(_SC_PAGESIZE));
 #if defined(__GLIBC__) && __GLIBC_PREREQ(2, 33)
   const struct mallinfo2 heap = ::mallinfo2();
   own.allocated.store(static_cast<std::int64_t>(heap.uordblks + heap.hblkhd));
 #endif
   own.descriptors.store(open_descriptors());
-  board->rank[worker_id % Board::kMostWorkers].store(last_rank);
+  board->rank[worker_id % Board::kMaxWorkers].store(last_rank);
   own.generation.store(static_cast<std::int64_t>(generation));
 }
 
 void record_step(std::uint64_t generation) {
   const std::int64_t now = Board::now();
   std::int64_t none = 0;
-  board->first_step[generation % Board::kMostGenerations].compare_exchange_strong(none, now);
+  board->first_step[generation % Board::kMaxGenerations].compare_exchange_strong(none, now);
   board->last_step.store(now);
   board->steps.fetch_add(1);
 }

@@ -28,8 +28,8 @@ namespace hvd::testing {
 /// Texts that forked processes exchange, in memory that they share.
 class Blackboard {
  public:
-  static constexpr int kMostProcesses = 16;
-  static constexpr int kMostTopics = 256;
+  static constexpr int kMaxProcesses = 16;
+  static constexpr int kMaxTopics = 256;
 
   Blackboard() {
     void* const memory =
@@ -64,7 +64,7 @@ class Blackboard {
     char text[1000] = {};
   };
   struct Topics {
-    Note notes[kMostTopics][kMostProcesses];
+    Note notes[kMaxTopics][kMaxProcesses];
   };
   Topics* topics_ = nullptr;
 };

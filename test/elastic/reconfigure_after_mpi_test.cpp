@@ -24,10 +24,10 @@ constexpr Options kPatient{.init_timeout = std::chrono::milliseconds(20'000)};
 
 /// The handles of all ranks of the present job.
 std::vector<std::string> gather_handles() {
-  constexpr std::size_t kMostBytes = 3000;
-  std::vector<std::int64_t> bytes(kMostBytes * static_cast<std::size_t>(size()));
+  constexpr std::size_t kMaxBytes = 3000;
+  std::vector<std::int64_t> bytes(kMaxBytes * static_cast<std::size_t>(size()));
   const std::string own = reconfigure_handle();
-  std::ranges::copy(own, bytes.begin() + static_cast<std::ptrdiff_t>(kMostBytes) * rank());
+  std::ranges::copy(own, bytes.begin() + static_cast<std::ptrdiff_t>(kMaxBytes) * rank());
   const auto count = static_cast<std::int64_t>(bytes.size());
   const TensorView view{.data = reinterpret_cast<std::byte*>(bytes.data()),
                         .count = count,
@@ -39,8 +39,8 @@ std::vector<std::string> gather_handles() {
   operation.wait();
   operation.status().raise_if_error();
   std::vector<std::string> handles;
-  for (auto begin = bytes.begin(); begin != bytes.end(); begin += kMostBytes)
-    handles.emplace_back(begin, std::find(begin, begin + kMostBytes, 0));
+  for (auto begin = bytes.begin(); begin != bytes.end(); begin += kMaxBytes)
+    handles.emplace_back(begin, std::find(begin, begin + kMaxBytes, 0));
   return handles;
 }
 

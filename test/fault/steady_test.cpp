@@ -119,10 +119,10 @@ TEST_F(Steady, RepeatedStepsAreNotNegotiated) {
     EXPECT_EQ(sent, 0U);
     EXPECT_EQ(after.control_messages_received, before.control_messages_received);
   } else {
-    constexpr std::uint64_t kPositions = 50 * 3, kMostRounds = 2;  // hosts: up to four
+    constexpr std::uint64_t kPositions = 50 * 3, kMaxRounds = 2;  // hosts: up to four
     constexpr std::uint64_t kSignsOfLife =
         20;  // sent when ranks of other hosts have waited for long
-    EXPECT_LE(sent, (local_rank() == 0 ? kPositions * kMostRounds : 0) + kSignsOfLife)
+    EXPECT_LE(sent, (local_rank() == 0 ? kPositions * kMaxRounds : 0) + kSignsOfLife)
         << "the first rank of a host speaks for it";
   }
 }

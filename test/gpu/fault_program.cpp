@@ -29,7 +29,7 @@ class Tensor {
       : name_(std::move(name)),
         process_set_(process_set),
         stream_(stream),
-        floats_(std::min<std::size_t>(1 << 16, ProgramDevice::most_floats())),
+        floats_(std::min<std::size_t>(1 << 16, ProgramDevice::max_floats())),
         memory_(ProgramDevice::allocate(floats_ * sizeof(float))) {
     const std::vector<float> ones(floats_, 1.0F);
     ProgramDevice::copy_in(memory_, ones.data(), floats_ * sizeof(float), stream_);

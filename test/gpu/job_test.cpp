@@ -125,7 +125,7 @@ class GpuJobTest : public ::testing::Test {
 };
 
 TEST_F(GpuJobTest, FusedAveragesOfManySizes) {
-  const std::size_t most = ProgramDevice::most_floats();
+  const std::size_t most = ProgramDevice::max_floats();
   std::size_t sizes[] = {1, 7, 1000, 65539, 1 << 20, 3 << 20};
   for (std::size_t& floats : sizes) floats = std::min(floats, most);
   std::vector<std::unique_ptr<GpuMemory>> tensors;
@@ -325,7 +325,7 @@ TEST_F(GpuJobTest, AStreamUnderCaptureIsRefused) {
 
 // A capture in the default mode forbids calls that hvd's engine makes on other threads.
 TEST_F(GpuJobTest, WorkUnderWayKeepsCapturesValid) {
-  const std::size_t floats = std::min<std::size_t>(1 << 20, ProgramDevice::most_floats());
+  const std::size_t floats = std::min<std::size_t>(1 << 20, ProgramDevice::max_floats());
   GpuMemory tensor(floats);
   void* const captured = ProgramDevice::create_stream();
   for (int round = 0; round < 10; ++round) {  // the first round creates the resources

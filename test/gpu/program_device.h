@@ -34,7 +34,7 @@ class ProgramDevice {
   /// Faults that the simulated device has found since the last call.
   static std::vector<std::string> drain_faults();
   /// Limit of elements per tensor, because a simulation is slow.
-  static std::size_t most_floats();
+  static std::size_t max_floats();
   /// Limit for tests that repeat steps.
   static std::chrono::seconds patience();
 };

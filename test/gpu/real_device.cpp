@@ -70,7 +70,7 @@ bool ProgramDevice::end_capture(void* stream) {
 
 std::vector<std::string> ProgramDevice::drain_faults() { return {}; }
 
-std::size_t ProgramDevice::most_floats() { return std::size_t{1} << 24; }
+std::size_t ProgramDevice::max_floats() { return std::size_t{1} << 24; }
 
 std::chrono::seconds ProgramDevice::patience() { return std::chrono::seconds(15); }
 

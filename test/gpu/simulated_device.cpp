@@ -155,7 +155,7 @@ bool ProgramDevice::end_capture(void* stream) {
 
 std::vector<std::string> ProgramDevice::drain_faults() { return simulated().gpu.drain_faults(); }
 
-std::size_t ProgramDevice::most_floats() { return std::size_t{1} << 13; }
+std::size_t ProgramDevice::max_floats() { return std::size_t{1} << 13; }
 
 std::chrono::seconds ProgramDevice::patience() { return std::chrono::seconds(2); }
 

@@ -32,10 +32,10 @@ using testing::Board;
 struct Plan {
   int seed = 1, kills = 30;
   int ranks = 4, least = 1, spares = 0, hosts = 1;
-  int least_gap = 50, most_gap = 400;  ///< milliseconds
-  int agents = 0;                      ///< percent of the kills that hit an agent
-  int jobs = 1;                        ///< one after the other, with the next seeds
-  int kill_hvdrun = 0;                 ///< percent of the jobs whose hvdrun is killed at last
+  int min_gap = 50, max_gap = 400;  ///< milliseconds
+  int agents = 0;                   ///< percent of the kills that hit an agent
+  int jobs = 1;                     ///< one after the other, with the next seeds
+  int kill_hvdrun = 0;              ///< percent of the jobs whose hvdrun is killed at last
 };
 
 Plan parse(int argc, char** argv) {
@@ -53,8 +53,8 @@ Plan parse(int argc, char** argv) {
     if (option == "--jobs") plan.jobs = value;
     if (option == "--kill-hvdrun") plan.kill_hvdrun = value;
     if (option == "--gap") {
-      plan.least_gap = value;
-      plan.most_gap = std::atoi(argv[++i + 1]);
+      plan.min_gap = value;
+      plan.max_gap = std::atoi(argv[++i + 1]);
     }
   }
   return plan;
@@ -134,8 +134,8 @@ void Job::run() {
   require(board_->steps.load() > 0, "the job did not begin");
   while (static_cast<int>(killed_at_.size()) < plan_.kills) {
     const int gap =
-        plan_.least_gap +
-        static_cast<int>(random_() % static_cast<unsigned>(plan_.most_gap - plan_.least_gap + 1));
+        plan_.min_gap +
+        static_cast<int>(random_() % static_cast<unsigned>(plan_.max_gap - plan_.min_gap + 1));
     ::usleep(static_cast<useconds_t>(gap) * 1000);
     if (std::exchange(last_step_, board_->last_step.load()) == last_step_) {
       idle_ += gap;  // no time in which this process was stopped

@@ -58,7 +58,7 @@ MemberWorld::MemberWorld(std::uint64_t seed, Coverage& coverage)
 }
 
 std::vector<std::string> MemberWorld::run() {
-  constexpr std::uint64_t kMostEvents = 2'000'000;
+  constexpr std::uint64_t kMaxEvents = 2'000'000;
   const TimePoint limit = now_ + std::chrono::minutes(10);
   const auto over = [this] {
     return coordinator_->outcome() &&
@@ -67,7 +67,7 @@ std::vector<std::string> MemberWorld::run() {
   };
   std::uint64_t handled = 0;
   while (!over() && faults_.empty()) {
-    if (queue_.empty() || queue_.top().time > limit || ++handled > kMostEvents) {
+    if (queue_.empty() || queue_.top().time > limit || ++handled > kMaxEvents) {
       fail("the job does not end");
       break;
     }

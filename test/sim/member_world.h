@@ -104,8 +104,8 @@ class MemberWorld {
   void in(WorkerId, std::function<void(Process&)>);
   /// The same after a time, unless the process has gone on to other work meanwhile.
   void work(Process&, Duration, std::function<void(Process&)>);
-  Duration between(int least_us, int most_us) {
-    return std::chrono::microseconds(least_us + random_.below(most_us - least_us + 1));
+  Duration between(int min_us, int max_us) {
+    return std::chrono::microseconds(min_us + random_.below(max_us - min_us + 1));
   }
   void up(std::size_t host, std::function<void()>);
   void down(std::size_t host, std::function<void()>);

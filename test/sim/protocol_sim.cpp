@@ -260,8 +260,8 @@ void ProtocolSim::coordinate() {
     for (const auto& batch : plan->batches) outcome_.fused += batch.tensors.size() > 1 ? 1 : 0;
     publish(wire::encode(*plan));
   }
-  outcome_.most_displaced =
-      std::max(outcome_.most_displaced, world_.coordinator().displaced_entries());
+  outcome_.max_displaced =
+      std::max(outcome_.max_displaced, world_.coordinator().displaced_entries());
   watch_deadline();
 }
 

@@ -62,7 +62,7 @@ struct Outcome {
   std::uint64_t warnings = 0;
   std::uint64_t stale_reports = 0;  ///< reports that a plan overtook
   std::uint64_t fused = 0;          ///< batches of more than one operation
-  std::size_t most_displaced = 0;
+  std::size_t max_displaced = 0;
   std::uint64_t merged = 0;   ///< merged reports of several ranks
   std::uint64_t overdue = 0;  ///< merged reports that were held for too long
   std::size_t displaced_at_end = 0;

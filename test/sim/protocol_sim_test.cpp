@@ -126,7 +126,7 @@ void judge(const Scenario& scenario, const Outcome& outcome, Totals& totals) {
   }
   // A rank that is behind delays the others, so the number of displaced responses is bounded by its
   // own submissions.
-  EXPECT_LE(outcome.most_displaced, 2 * scenario.most_operations_per_step());
+  EXPECT_LE(outcome.max_displaced, 2 * scenario.max_operations_per_step());
   totals.plans += outcome.plans;
   totals.messages += outcome.messages;
   totals.by_bit += outcome.by_bit;
@@ -134,7 +134,7 @@ void judge(const Scenario& scenario, const Outcome& outcome, Totals& totals) {
   totals.warnings += outcome.warnings;
   totals.stale_reports += outcome.stale_reports;
   totals.fused += outcome.fused;
-  totals.displaced += outcome.most_displaced;
+  totals.displaced += outcome.max_displaced;
   totals.merged += outcome.merged;
   totals.overdue += outcome.overdue;
 }

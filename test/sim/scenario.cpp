@@ -203,7 +203,7 @@ bool Scenario::anyone_waits_in_vain() const {
   return false;
 }
 
-std::size_t Scenario::most_operations_per_step() const {
+std::size_t Scenario::max_operations_per_step() const {
   std::size_t most = 0;
   for (const Step& step : steps) {
     std::size_t operations = 0;

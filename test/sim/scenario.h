@@ -46,7 +46,7 @@ struct Scenario {
   std::map<int, std::size_t> leaves_after = {};  ///< rank -> the number of steps it takes part in
 
   bool anyone_waits_in_vain() const;  ///< some rank skips, is late or leaves early
-  std::size_t most_operations_per_step() const;
+  std::size_t max_operations_per_step() const;
 };
 
 inline constexpr Duration kStallWarning = std::chrono::milliseconds(400);

@@ -11,9 +11,9 @@ constexpr int kRadix = 32;
 constexpr std::size_t kTensors = 161;
 
 void expect_cheap(const testing::UniformWorld::Round& round) {
-  EXPECT_LE(round.most_received, 33u);
+  EXPECT_LE(round.max_received, 33u);
   EXPECT_LE(round.root_received, 33u);
-  EXPECT_LE(round.most_sent_down, 32u);
+  EXPECT_LE(round.max_sent_down, 32u);
   EXPECT_EQ(round.items_accepted, kTensors);
   EXPECT_LE(round.ranges_accepted, 2u);
 }

@@ -158,7 +158,7 @@ class FakeCarrier final : public message::Carrier {
   int rank() const noexcept override { return rank_; }
   std::uint32_t generation() const noexcept override { return network_->generation_; }
   void require_tags_of(int process_set) const override {
-    if (process_set < 0 || process_set >= network_->most_process_sets)
+    if (process_set < 0 || process_set >= network_->max_process_sets)
       throw Error("fake: process set " + std::to_string(process_set) + " has no message tags");
   }
   std::unique_ptr<message::Requests> make_requests(message::Plane) override {

@@ -44,7 +44,7 @@ class FakeNetwork : public std::enable_shared_from_this<FakeNetwork> {
   bool stalled = false;
   bool hands_over_at_once = true;
   bool may_send_to_lost = true;
-  int most_process_sets = message::kMostProcessSets;
+  int max_process_sets = message::kMaxProcessSets;
 
   // --- counters ---
   /// Messages that all ranks have sent.

@@ -15,8 +15,8 @@ namespace {
 constexpr int kGarbage = 0xcd;
 /// Only this much of a block is filled with garbage, so that its other pages are not allocated
 /// until they are used.
-constexpr std::size_t kMostGarbage = 1 << 20;
-constexpr std::size_t kMostFaults = 20;
+constexpr std::size_t kMaxGarbage = 1 << 20;
+constexpr std::size_t kMaxFaults = 20;
 
 void* handle_of(int index) {
   return reinterpret_cast<void*>(static_cast<std::uintptr_t>(index + 1));
@@ -265,7 +265,7 @@ FakeGpu::EventState& FakeGpu::state_of(device::EventHandle event) {
 std::byte* FakeGpu::allocate_locked(std::size_t bytes, bool pinned) {
   constexpr std::size_t kAlignment = 256;
   auto memory = std::make_unique_for_overwrite<std::byte[]>(bytes + 2 * kAlignment);
-  std::memset(memory.get(), kGarbage, std::min(bytes + 2 * kAlignment, kMostGarbage));
+  std::memset(memory.get(), kGarbage, std::min(bytes + 2 * kAlignment, kMaxGarbage));
   const auto address = reinterpret_cast<std::uintptr_t>(memory.get());
   std::byte* const aligned = memory.get() + (kAlignment - address % kAlignment) % kAlignment;
   blocks_[aligned] = {std::move(memory), bytes, pinned, false};
@@ -312,7 +312,7 @@ void FakeGpu::release_locked(std::byte* memory, bool pinned) {
 }
 
 void FakeGpu::fault(const std::string& text) {
-  if (faults_.size() < kMostFaults) faults_.push_back(text);
+  if (faults_.size() < kMaxFaults) faults_.push_back(text);
 }
 
 void FakeGpu::enqueue(device::Stream stream, Item item) {

@@ -82,8 +82,8 @@ UniformWorld::Round UniformWorld::round(const Watch& watch) {
   for (const int rank : order_) {
     const bool inner = world_.aggregator(rank).has_value();
     const std::size_t received = inboxes_[rank_index(rank)].size() + (inner || rank != 0 ? 1 : 0);
-    round.most_received = std::max(round.most_received, received);
-    round.most_sent_down = std::max(round.most_sent_down, world_.place(rank).children.size());
+    round.max_received = std::max(round.max_received, received);
+    round.max_sent_down = std::max(round.max_sent_down, world_.place(rank).children.size());
     if (rank == 0) {
       round.root_received = received;
       decide(*report, round, watch);

@@ -13,10 +13,10 @@ namespace hvd::testing {
 class UniformWorld {
  public:
   struct Round {
-    std::size_t root_received = 0;   ///< messages, this rank's own report included
-    std::size_t most_received = 0;   ///< by any rank
-    std::size_t most_sent_down = 0;  ///< by any rank: a plan to each child
-    std::size_t report_bytes = 0;    ///< of the last message to the root
+    std::size_t root_received = 0;  ///< messages, this rank's own report included
+    std::size_t max_received = 0;   ///< by any rank
+    std::size_t max_sent_down = 0;  ///< by any rank: a plan to each child
+    std::size_t report_bytes = 0;   ///< of the last message to the root
     std::size_t plan_bytes = 0;
     /// By the coordinator, over a tree: slots and requests.
     std::size_t items_accepted = 0;

@@ -140,7 +140,7 @@ class WindowedAllreduce final : public FlatWork {
   const int own_;
   std::int64_t slice_elements_ = 0;
   std::byte* received_ = nullptr;
-  std::array<Window, kMostWindows> windows_ = {};
+  std::array<Window, kMaxWindows> windows_ = {};
   int windows_used_ = 0;           ///< how many entries of windows_ are used
   std::int64_t window_count_ = 0;  ///< windows of the tensor
   int open_ = 0;                   ///< windows under way

@@ -47,7 +47,7 @@ FlatBackend::FlatBackend(std::shared_ptr<message::Carrier> carrier, const FlatTu
   const bool valid = tuning.chunk_bytes >= kCacheLine && tuning.chunk_bytes <= kLargestChunk &&
                      tuning.chunk_bytes % kCacheLine == 0 && tuning.direct_bytes <= kLargestChunk &&
                      tuning.direct_pair_bytes <= kLargestChunk && tuning.windows >= 1 &&
-                     tuning.windows <= kMostWindows && tuning.outstanding_chunks >= 1;
+                     tuning.windows <= kMaxWindows && tuning.outstanding_chunks >= 1;
   if (!valid)
     throw UsageError(
         "FlatTuning: expected chunk_bytes a multiple of 64 up to 1 GiB, 1 to 4 windows and at "

@@ -13,10 +13,10 @@ namespace hvd::flat {
 
 // The kinds of messages in a channel, taken from the range that transport/carrier.h reserves for
 // this backend.
-inline constexpr int kMostWindows = 4;
+inline constexpr int kMaxWindows = 4;
 inline constexpr int kScatterKind = message::kFlatBackendKinds;  ///< + the place of the window
-inline constexpr int kGatherKind = kScatterKind + kMostWindows;  ///< + the place of the window
-inline constexpr int kDirectKind = kGatherKind + kMostWindows;
+inline constexpr int kGatherKind = kScatterKind + kMaxWindows;   ///< + the place of the window
+inline constexpr int kDirectKind = kGatherKind + kMaxWindows;
 inline constexpr int kChunkKind = kDirectKind + 1;
 static_assert(kChunkKind < message::kHierarchicalBackendKind);
 

@@ -23,9 +23,9 @@ class DirectExchange : public HostPipeline {
                  std::vector<std::size_t> sizes)
       : HostPipeline(std::move(shared), collective, in, out),
         sizes_(std::move(sizes)),
-        most_(*std::max_element(sizes_.begin(), sizes_.end())),
+        max_bytes_(*std::max_element(sizes_.begin(), sizes_.end())),
         step_(host().tuning.buffer_bytes / sizes_.size() / kCacheLine * kCacheLine) {
-    rounds_ = rounds_of(most_, step_);
+    rounds_ = rounds_of(max_bytes_, step_);
     for (const auto& members : plan().hosts)
       order_.insert(order_.end(), members.begin(), members.end());
   }
@@ -127,7 +127,7 @@ class DirectExchange : public HostPipeline {
                          static_cast<int>(round % static_cast<std::uint64_t>(plan().drivers)));
   }
 
-  const std::size_t most_;
+  const std::size_t max_bytes_;
   const std::size_t step_;
   std::vector<int> order_;  ///< members, host by host
   std::uint64_t posted_ = 0;

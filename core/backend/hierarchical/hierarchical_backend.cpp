@@ -94,9 +94,9 @@ std::unique_ptr<Channel> HierarchicalBackend::open(const ChannelSpec& spec, Peer
   tuning.buffer_bytes = segment::buffer_bytes_for(
       spec.instance, tuning_.buffer_bytes,
       std::max(2 * tuning_.small_bytes / kCacheLine * kCacheLine, spec.ranks.size() * kCacheLine));
-  const int most_drivers =
+  const int max_drivers =
       static_cast<int>(std::max<std::size_t>(1, tuning.buffer_bytes / tuning.smallest_slice));
-  HostPlan plan = make_plan(node_->topology(), spec.ranks, spec.set_rank, most_drivers);
+  HostPlan plan = make_plan(node_->topology(), spec.ranks, spec.set_rank, max_drivers);
   segment::SegmentMembers here{
       .name = node_->name_prefix() + "-hosts" + segment::ChannelSegment::suffix(spec),
       .member = static_cast<std::size_t>(plan.index)};

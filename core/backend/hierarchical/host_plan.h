@@ -34,10 +34,10 @@ struct HostPlan {
 };
 
 /// @param ranks world ranks of the set, ascending
-/// @param most_drivers at least 1; there are also at most as many drivers as the smallest host has
+/// @param max_drivers at least 1; there are also at most as many drivers as the smallest host has
 /// members
 inline HostPlan make_plan(const Topology& topology, const std::vector<int>& ranks, int set_rank,
-                          int most_drivers) {
+                          int max_drivers) {
   HostPlan plan;
   std::vector<int> place_of_host(topology.host_names.size(), -1);
   for (int member = 0; member < static_cast<int>(ranks.size()); ++member) {
@@ -55,7 +55,7 @@ inline HostPlan make_plan(const Topology& topology, const std::vector<int>& rank
     }
     members.push_back(member);
   }
-  plan.drivers = most_drivers;
+  plan.drivers = max_drivers;
   for (const auto& members : plan.hosts)
     plan.drivers = std::min(plan.drivers, static_cast<int>(members.size()));
   return plan;

@@ -29,12 +29,12 @@ struct BufferLayout {
 /// buffers, because the thread that drives the engine reserves their pages. The largest operation
 /// of that channel takes a few rounds.
 /// @param buffer_bytes of the set's main channel
-/// @param least_bytes lower limit; a multiple of kCacheLine
+/// @param min_bytes lower limit; a multiple of kCacheLine
 constexpr std::size_t buffer_bytes_for(int instance, std::size_t buffer_bytes,
-                                       std::size_t least_bytes) noexcept {
+                                       std::size_t min_bytes) noexcept {
   constexpr std::size_t kRounds = 8;
   if (instance != kUrgentInstance) return buffer_bytes;
-  return std::min(buffer_bytes, std::max(kMostUrgentBytes / kRounds, least_bytes));
+  return std::min(buffer_bytes, std::max(kMaxUrgentBytes / kRounds, min_bytes));
 }
 
 /// The members of a channel that share a host, and this rank's position.
@@ -60,7 +60,7 @@ class ChannelSegment {
   static constexpr std::uint64_t kInputs = 2;
 
   /// Fewer bytes than this arrive sooner if they stay in the cache.
-  static constexpr std::size_t kLeastStreamed = 4 << 10;
+  static constexpr std::size_t kMinStreamedBytes = 4 << 10;
 
   using InfoBytes = std::array<std::byte, 96>;
   /// The state of one member. The member writes it, and all members read it. Zero-filled memory is
@@ -136,7 +136,7 @@ class ChannelSegment {
   void write(std::byte* to, const std::byte* from, std::size_t bytes) noexcept;
   /// Whether bytes that another member reads next are streamed.
   bool streams(std::size_t bytes) const noexcept {
-    return (bytes >= kLeastStreamed && distance_.far()) || always_streams_;
+    return (bytes >= kMinStreamedBytes && distance_.far()) || always_streams_;
   }
   void always_stream() noexcept { always_streams_ = true; }
   void ring_others() noexcept;

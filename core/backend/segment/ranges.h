@@ -62,7 +62,7 @@ inline std::vector<Range> blocks_of(std::span<const std::int64_t> counts, std::s
   return blocks;
 }
 /// The number of rounds that the largest block needs.
-inline std::uint64_t most_rounds(std::span<const Range> blocks, std::size_t step) noexcept {
+inline std::uint64_t max_rounds(std::span<const Range> blocks, std::size_t step) noexcept {
   std::uint64_t most = 0;
   for (const Range& block : blocks) most = std::max(most, rounds_of(block.size(), step));
   return most;

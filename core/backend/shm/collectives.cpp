@@ -130,7 +130,7 @@ class ShmAllgather final : public PipelinedWork {
  private:
   std::optional<std::size_t> bytes_ahead() const noexcept override { return out_.size(); }
   bool prepare() override {
-    set_rounds(segment::most_rounds(blocks_, step()));
+    set_rounds(segment::max_rounds(blocks_, step()));
     if (out_.size() > channel().tuning().small_bytes) offer(in_);
     return false;
   }
@@ -208,7 +208,7 @@ class ShmReducescatter final : public ShmExchange {
     return most * (members() - 1);
   }
   bool prepare() override {
-    set_rounds(segment::most_rounds(sent_, step_));
+    set_rounds(segment::max_rounds(sent_, step_));
     if (in_.size() > channel().tuning().small_bytes) offer(in_);
     return false;
   }

@@ -76,7 +76,7 @@ void PipelinedWork::run_filled(std::span<std::byte> out) {
   worked_ = 0;
   reduce(0);
   ++moves_;
-  if (out_.size() >= segment::ChannelSegment::kLeastStreamed)
+  if (out_.size() >= segment::ChannelSegment::kMinStreamedBytes)
     channel_->segment().measure_distance();
   pipeline_.end_filled();
 }

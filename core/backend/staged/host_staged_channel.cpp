@@ -29,7 +29,7 @@ struct Resources {
         up(*device),
         pinned(*device, std::move(arena)) {
     if (options.allocates_in_advance)
-      pinned.reserve(kPiecesUnderWay + device::PinnedPool::kMostInUse, options.chunk_bytes);
+      pinned.reserve(kPiecesUnderWay + device::PinnedPool::kMaxInUse, options.chunk_bytes);
   }
 
   const std::unique_ptr<Channel> host;

@@ -78,7 +78,7 @@ constexpr auto kFlushTime = std::chrono::milliseconds(500);
 constexpr auto kForceTime = std::chrono::milliseconds(100);
 
 /// Limit of consecutive progress calls to a worker that always has work to do.
-constexpr int kMostRounds = 100;
+constexpr int kMaxRounds = 100;
 
 /// While no message is being sent, only one of this many calls makes progress on the sending
 /// worker.
@@ -97,9 +97,9 @@ constexpr message::Plane plane_of(Side side) noexcept {
 
 JobMembers checked(JobMembers members) {
   const std::size_t size = members.addresses.size();
-  if (size > static_cast<std::size_t>(message::kMostRanks)) {
+  if (size > static_cast<std::size_t>(message::kMaxRanks)) {
     throw Error(
-        text("ucx: a job of ", size, " ranks; message tags have room for ", message::kMostRanks));
+        text("ucx: a job of ", size, " ranks; message tags have room for ", message::kMaxRanks));
   }
   if (members.generation >> message::kGenerationBits != 0) {
     throw Error(text("ucx: generation ", members.generation, " has no room in message tags"));
@@ -305,7 +305,7 @@ void Connections::require_all_connected(const std::function<bool(int)>& concerns
     if (!lost(link) || !concerns(peer)) continue;
     // A farewell may have arrived on one connection after the last progress call, and before the
     // break of the other connection was detected.
-    for (int round = 0; round < kMostRounds && run(Side::kControlIn); ++round) {
+    for (int round = 0; round < kMaxRounds && run(Side::kControlIn); ++round) {
     }
     if (lost(link)) {
       raise("the connection with", peer,

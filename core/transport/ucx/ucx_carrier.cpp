@@ -26,7 +26,7 @@ using message::SlotState;
 using message::Tag;
 
 /// Limit of progress calls per test() or probe(), so that the engine can continue.
-constexpr int kMostProgressRounds = 100;
+constexpr int kMaxProgressRounds = 100;
 
 class UcxRequests final : public message::Requests, private MessageOwner {
  public:
@@ -185,7 +185,7 @@ std::span<const Completion> UcxRequests::test() {
   HVD_EXPECT(under_way_ > 0, "a message is under way");
   completions_.clear();
   failed_ = -1;
-  for (int round = 0; round < kMostProgressRounds; ++round) {
+  for (int round = 0; round < kMaxProgressRounds; ++round) {
     const bool moved = connections_->progress(plane_, receiving_ > 0);
     collect();
     if (!completions_.empty() || !moved) break;
@@ -279,16 +279,16 @@ class UcxCarrier final : public message::Carrier {
 };
 
 void UcxCarrier::require_tags_of(int process_set) const {
-  if (process_set >= 0 && process_set < message::kMostProcessSets) return;
+  if (process_set >= 0 && process_set < message::kMaxProcessSets) return;
   throw Error(text("ucx: process set ", process_set, " has no message tags: there are enough for ",
-                   message::kMostProcessSets,
+                   message::kMaxProcessSets,
                    " sets in a job, as numbers of removed sets are not used again; keep sets "
                    "instead of removing them and adding them again"));
 }
 
 std::optional<ProbedMessage> UcxCarrier::probe(Tag tag) {
   Worker& worker = connections_->worker(Side::kControlIn);
-  for (int round = 0; round < kMostProgressRounds; ++round) {
+  for (int round = 0; round < kMaxProgressRounds; ++round) {
     if (const auto found = worker.probe(tag, ~message::kSourceMask)) {
       return ProbedMessage{.source = message::parts_of(found->tag).source,
                            .bytes = found->bytes,

@@ -90,8 +90,8 @@ Manifest Manifest::decode(std::string_view text, const std::string& where) {
   if (lines.back().empty()) lines.pop_back();
   check_version(lines, where);
   const CheckpointError damaged(where + " is damaged; load an older checkpoint");
-  constexpr std::size_t kFewest = 5;  // version, step, common, one rank, checksum
-  if (lines.size() < kFewest || text.back() != '\n') throw damaged;
+  constexpr std::size_t kMinLines = 5;  // version, step, common, one rank, checksum
+  if (lines.size() < kMinLines || text.back() != '\n') throw damaged;
   const auto last = values_of(lines.back(), "checksum", 1);
   const auto checksum = last.empty() ? std::nullopt : parse_number<std::uint32_t>(last.front(), 16);
   const auto body = text.substr(0, static_cast<std::size_t>(lines.back().data() - text.data()));

@@ -32,20 +32,20 @@ constexpr std::string_view kMetadataName = "__metadata__";
 
 /// The bytes of a tensor; empty if they are not a whole number or do not fit in 63 bits.
 std::optional<std::uint64_t> bytes_of(const SafetensorsEntry& entry) {
-  constexpr std::uint64_t kMost = std::uint64_t{1} << 62;
+  constexpr std::uint64_t kMaxSize = std::uint64_t{1} << 62;
   std::uint64_t elements = 1;
   bool empty = false;
   for (const std::uint64_t dim : entry.shape) {
     empty = empty || dim == 0;
     if (dim == 0) continue;
-    if (dim > kMost / elements) return std::nullopt;  // also refused if the tensor is empty
+    if (dim > kMaxSize / elements) return std::nullopt;  // also refused if the tensor is empty
     elements *= dim;
   }
   if (empty) return 0;
   const unsigned bits = kTypes[static_cast<std::size_t>(entry.type)].bits;
   if (bits < 8)
     return elements % (8 / bits) == 0 ? std::optional(elements * bits / 8) : std::nullopt;
-  if (elements > kMost / (bits / 8)) return std::nullopt;
+  if (elements > kMaxSize / (bits / 8)) return std::nullopt;
   return elements * (bits / 8);
 }
 
@@ -69,15 +69,15 @@ class HeaderEvents {
   bool boolean(bool /*value*/) { return scalar("a truth value"); }
   bool number_integer(std::int64_t value) { return scalar(text("the number ", value)); }
   bool number_float(double /*value*/, const std::string& digits) {
-    return scalar(text("the number ", digits.substr(0, kMostDigits)));
+    return scalar(text("the number ", digits.substr(0, kMaxDigits)));
   }
   bool binary(json::binary_t& /*value*/) { return scalar("bytes"); }
 
   bool number_unsigned(std::uint64_t value) {
     if (level_ == Level::kShape) {
-      if (entry_.shape.size() == SafetensorsHeader::kMostDims) {
+      if (entry_.shape.size() == SafetensorsHeader::kMaxDims) {
         return refuse(text("tensor ", printable(entry_.name), " has more than ",
-                           SafetensorsHeader::kMostDims, " dimensions"));
+                           SafetensorsHeader::kMaxDims, " dimensions"));
       }
       entry_.shape.push_back(value);
       return true;
@@ -148,7 +148,7 @@ class HeaderEvents {
   }
 
  private:
-  static constexpr std::size_t kMostDigits = 40;
+  static constexpr std::size_t kMaxDigits = 40;
   enum class Level { kFile, kHeader, kMetadata, kTensor, kShape, kOffsets };
 
   bool enter(Level level) {
@@ -240,8 +240,8 @@ std::string_view to_string(SafetensorsType type) noexcept {
 }
 
 std::string printable(std::string_view name) {
-  constexpr std::size_t kMost = 120;
-  std::size_t shown = std::min(name.size(), kMost);
+  constexpr std::size_t kMaxShown = 120;
+  std::size_t shown = std::min(name.size(), kMaxShown);
   const auto continues = [&](std::size_t at) {
     return at < name.size() && (static_cast<unsigned char>(name[at]) & 0xC0U) == 0x80;
   };
@@ -289,9 +289,9 @@ std::string SafetensorsHeader::encode() {
   }
   header += header.empty() ? "{}" : "}";
   header.resize((header.size() + kLengthBytes - 1) / kLengthBytes * kLengthBytes, ' ');
-  if (header.size() > kMostBytes) {
+  if (header.size() > kMaxBytes) {
     throw UsageError(text("save_safetensors: the header has ", header.size(),
-                          " bytes; the format allows ", kMostBytes,
+                          " bytes; the format allows ", kMaxBytes,
                           ": save fewer tensors per file"));
   }
   bytes = kLengthBytes + header.size();
@@ -310,9 +310,9 @@ SafetensorsHeader SafetensorsHeader::decode(std::string_view file, const std::st
   std::uint64_t length = 0;
   for (std::size_t i = 0; i < kLengthBytes; ++i)
     length |= std::uint64_t{static_cast<unsigned char>(file[i])} << (8 * i);
-  if (length > kMostBytes || length > file.size() - kLengthBytes) {
+  if (length > kMaxBytes || length > file.size() - kLengthBytes) {
     refuse(text("its header has ", length, " bytes, but the file has ", file.size() - kLengthBytes,
-                " behind the length, and the format allows ", kMostBytes));
+                " behind the length, and the format allows ", kMaxBytes));
   }
   const std::string_view body = file.substr(kLengthBytes, length);
   if (!body.starts_with('{')) refuse("the header does not begin with '{'");

@@ -57,20 +57,20 @@ struct SafetensorsHeader {
   /// then by name), gives them their offsets, and returns the bytes of the header, padded with
   /// blanks to a multiple of 8. The same tensors give the same bytes as with that package.
   /// @throws UsageError for a name or metadata that is not UTF-8, for a name that occurs twice or
-  /// is "__metadata__", and for a header that is longer than kMostBytes
+  /// is "__metadata__", and for a header that is longer than kMaxBytes
   std::string encode();
 
   /// Reads the header at the beginning of a complete file, and checks it against the file's size.
   /// Touches no other bytes of the file.
   /// @param where the file's name in error texts
   /// @throws SafetensorsError for every header that the format does not allow: a length beyond the
-  /// file or kMostBytes, text that is not JSON or not UTF-8, a member that is missing or of a wrong
+  /// file or kMaxBytes, text that is not JSON or not UTF-8, a member that is missing or of a wrong
   /// type, a name that occurs twice, an unknown dtype, a size that does not fit shape and dtype,
   /// tensors that overlap, and bytes of the file that belong to no tensor
   static SafetensorsHeader decode(std::string_view file, const std::string& where);
 
-  static constexpr std::uint64_t kMostBytes = 100'000'000;  ///< of the JSON, as in the format
-  static constexpr std::size_t kMostDims = 64;              ///< of a tensor, as in LibTorch
+  static constexpr std::uint64_t kMaxBytes = 100'000'000;  ///< of the JSON, as in the format
+  static constexpr std::size_t kMaxDims = 64;              ///< of a tensor, as in LibTorch
 };
 
 /// A name from a file for an error text: quoted, without control characters, and cut if it is long.

@@ -117,11 +117,11 @@ bool converts(torch::ScalarType from, torch::ScalarType to) {
 }
 
 std::string list_of(const std::vector<std::string>& names) {
-  constexpr std::size_t kMost = 20;
+  constexpr std::size_t kMaxShown = 20;
   std::vector<std::string> shown;
   for (const std::string& name : names) {
-    if (shown.size() == kMost) {
-      shown.push_back(text("and ", names.size() - kMost, " more"));
+    if (shown.size() == kMaxShown) {
+      shown.push_back(text("and ", names.size() - kMaxShown, " more"));
       break;
     }
     shown.push_back(printable(name));
@@ -226,8 +226,8 @@ class Loading {
   }
 
   std::string differences_text() const {
-    constexpr std::size_t kMost = 20;
-    const std::size_t shown = std::min(differences_.size(), kMost);
+    constexpr std::size_t kMaxShown = 20;
+    const std::size_t shown = std::min(differences_.size(), kMaxShown);
     const std::vector<std::string> first(differences_.begin(),
                                          differences_.begin() + static_cast<std::ptrdiff_t>(shown));
     return join_text(first, ", ") + (shown < differences_.size()

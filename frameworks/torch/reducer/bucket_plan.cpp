@@ -11,14 +11,14 @@ namespace {
 
 // The buckets of two ranks fit into half of a common L3 cache (16 to 32 MiB), where a reduction is
 // four times as fast as in memory.
-constexpr std::size_t kMostOnHost = std::size_t{8} << 20;
+constexpr std::size_t kMaxBucketOnHost = std::size_t{8} << 20;
 // Even a small model has several buckets, so that the first are reduced during backward.
-constexpr std::size_t kFewestOnHost = 8;
+constexpr std::size_t kMinBucketsOnHost = 8;
 
 // An allreduce between GPUs has a latency of tens of microseconds, in which NVLink moves 10 MB and
 // more. Smaller buckets would leave it idle; see docs/benchmarks.md.
-constexpr std::size_t kMostOnGpu = std::size_t{25} << 20;
-constexpr std::size_t kFewestOnGpu = 4;
+constexpr std::size_t kMaxBucketOnGpu = std::size_t{25} << 20;
+constexpr std::size_t kMinBucketsOnGpu = 4;
 // The reduction of a last bucket of this size takes little longer than the latency.
 constexpr std::size_t kLastOnGpu = std::size_t{1} << 20;
 
@@ -60,12 +60,13 @@ std::size_t room_in_bucket(std::size_t bytes) {
 
 BucketLimits host_bucket_limits(std::size_t total, std::size_t asked) {
   if (asked > 0) return {.most = asked};
-  return {.most = std::min(kMostOnHost, total / kFewestOnHost)};
+  return {.most = std::min(kMaxBucketOnHost, total / kMinBucketsOnHost)};
 }
 
 BucketLimits gpu_bucket_limits(std::size_t total, std::size_t asked) {
   if (asked > 0) return {.most = asked, .last = std::min(asked, kLastOnGpu)};
-  return {.most = std::clamp(total / kFewestOnGpu, kLastOnGpu, kMostOnGpu), .last = kLastOnGpu};
+  return {.most = std::clamp(total / kMinBucketsOnGpu, kLastOnGpu, kMaxBucketOnGpu),
+          .last = kLastOnGpu};
 }
 
 std::vector<std::vector<std::size_t>> plan_buckets(std::span<const std::size_t> order,

@@ -203,8 +203,8 @@ bool GradientUnits::use_buckets(const std::vector<std::size_t>& order) {
     return false;
   }
   // Every rank has taken part in each learning, and so removes the same plan.
-  constexpr std::size_t kMostAside = 3;
-  if (aside_.size() > kMostAside)
+  constexpr std::size_t kMaxSetAside = 3;
+  if (aside_.size() > kMaxSetAside)
     aside_.erase(std::min_element(aside_.begin(), aside_.end(), [](const Plan& a, const Plan& b) {
       return a.number < b.number;
     }));

@@ -13,7 +13,7 @@ namespace {
 // Ranks are divided into blocks of this size, and each block has its own digits. A digit of a
 // 16-bit dtype therefore has at least one bit for any number of ranks.
 constexpr std::size_t kBlock = 32;
-// kMost has 41 bits.
+// kMaxSamples has 41 bits.
 constexpr int kBits = 41;
 
 // The codes of the ranks' own flags.
@@ -35,7 +35,7 @@ GradientWeights::GradientWeights(std::string wrapper, std::string scope, std::ve
 std::string GradientWeights::title() const { return text(wrapper_, " (", scope_, "): "); }
 
 void GradientWeights::check_range(std::int64_t samples) const {
-  if (samples >= 0 && samples <= kMost) return;
+  if (samples >= 0 && samples <= kMaxSamples) return;
   throw UsageError(text(title(), "weight: expected a number of samples from 0 to 2^40, got ",
                         samples, " on rank ", ranks_[position_]));
 }

@@ -24,7 +24,7 @@ namespace hvd::libtorch {
 class GradientWeights {
  public:
   /// The largest sum of the weights of one rank in a cycle.
-  static constexpr std::int64_t kMost = std::int64_t{1} << 40;
+  static constexpr std::int64_t kMaxSamples = std::int64_t{1} << 40;
 
   /// @param wrapper name of the user's class, which begins messages
   /// @param ranks the process set, in its order  @param position of this rank in it

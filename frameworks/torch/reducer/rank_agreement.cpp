@@ -210,17 +210,17 @@ std::string FiniteCheck::difference(std::span<const ReducedParameter> parameters
       own, {.name = how_.scope + ".finite", .op = ReduceOp::kMax, .process_set = how_.process_set});
   const auto* const codes = all.const_data_ptr<std::int64_t>();
   const std::vector<int> ranks = how_.process_set.ranks();
-  constexpr std::size_t kMost = 8;
+  constexpr std::size_t kMaxShown = 8;
   std::string text;
   std::size_t found = 0;
   for (std::size_t r = 0; r < ranks.size(); ++r) {
-    if (codes[r] == 0 || ++found > kMost) continue;
+    if (codes[r] == 0 || ++found > kMaxShown) continue;
     const auto parameter = static_cast<std::size_t>((codes[r] - 1) / 2);
     text += (text.empty() ? "rank " : ", rank ") + std::to_string(ranks[r]) +
             (codes[r] % 2 == 0 ? " nan" : " inf") + " in the gradient of '" +
             parameters[parameter].name() + "'";
   }
-  if (found > kMost) text += ", and " + std::to_string(found - kMost) + " more ranks";
+  if (found > kMaxShown) text += ", and " + std::to_string(found - kMaxShown) + " more ranks";
   return text;
 }
 

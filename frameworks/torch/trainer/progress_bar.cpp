@@ -15,7 +15,7 @@ namespace hvd {
 namespace {
 
 constexpr std::chrono::milliseconds kRedraw{100};
-constexpr std::chrono::minutes kLineAtLeast{1};
+constexpr std::chrono::minutes kMaxLineInterval{1};
 
 bool ends_on_terminal(std::FILE* file) {
   // Under hvdrun standard output is a pipe or a pseudo-terminal; the launcher sets a variable if it
@@ -106,7 +106,7 @@ void ProgressBar::update(std::int64_t done, const std::function<std::string()>& 
 bool ProgressBar::is_due(Clock::time_point now) const {
   if (terminal_) return now - printed_at_ >= kRedraw || done_ >= total_;
   const auto tenth = [this](std::int64_t done) { return total_ > 0 ? 10 * done / total_ : 0; };
-  return tenth(done_) != tenth(printed_) || now - printed_at_ >= kLineAtLeast;
+  return tenth(done_) != tenth(printed_) || now - printed_at_ >= kMaxLineInterval;
 }
 
 void ProgressBar::draw() {

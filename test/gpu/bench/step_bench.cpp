@@ -39,7 +39,7 @@ struct Settings {
 };
 
 constexpr int kVerifiedSteps = 5;
-constexpr double kLeastChange = 0.1;
+constexpr double kMinChange = 0.1;
 constexpr double kWorstParameter = 0.8;
 constexpr double kSampleSeconds = 0.3;
 constexpr double kTargetPercent = 0.3;
@@ -118,7 +118,7 @@ bool verify(const Contenders& contenders) {
     const double allowed = (rounded ? 0.2 : 0.05) * change;
     const double worst = worst_parameter(start, expected, contender->values());
     // Without a change of the loss there is no scale for the comparison.
-    const bool same = change >= kLeastChange && std::abs(last - expected_loss) <= allowed &&
+    const bool same = change >= kMinChange && std::abs(last - expected_loss) <= allowed &&
                       (rounded || worst <= kWorstParameter);
     all_same = all_same && same;
     print({{"part", "verify"},

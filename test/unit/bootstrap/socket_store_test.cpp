@@ -251,7 +251,7 @@ TEST_F(SocketStoreTest, AServerWithoutTheTokenLearnsNothing) {
     for (int accepted; (accepted = ::accept(listener, nullptr, nullptr)) >= 0;) {
       Connection connection(accepted);
       try {
-        const Bytes hello = connection.receive(kMostHelloBytes, soon());
+        const Bytes hello = connection.receive(kMaxHelloBytes, soon());
         received += text_of(hello);
         const auto decoded = *decode_store_hello(hello);
         const std::string nonce = random_id();
@@ -260,7 +260,7 @@ TEST_F(SocketStoreTest, AServerWithoutTheTokenLearnsNothing) {
                 {"challenge", "0",
                  text_of(join_fields({"train", nonce, server_proof("guess", decoded, nonce)}))}),
             soon());
-        for (;;) received += text_of(connection.receive(kMostFrameBytes, soon()));
+        for (;;) received += text_of(connection.receive(kMaxFrameBytes, soon()));
       } catch (const Connection::Trouble&) {
       }
     }
@@ -324,11 +324,11 @@ TEST_F(SocketStoreTest, ForgedAndReplayedProofsAreRefused) {
   const auto try_with = [&](const std::function<std::string(const std::string& nonce)>& proof) {
     Connection connection = Connection::to_host("localhost", port_, soon());
     connection.send(encode(hello), soon());
-    const auto challenge = *decode_store_reply(connection.receive(kMostHelloBytes, soon()));
+    const auto challenge = *decode_store_reply(connection.receive(kMaxHelloBytes, soon()));
     const auto fields = *split_fields(bytes_of(challenge.value), 3);
     connection.send(join_fields({"proof", proof(fields[1])}), soon());
     try {
-      return decode_store_reply(connection.receive(kMostHelloBytes, soon()))->verdict;
+      return decode_store_reply(connection.receive(kMaxHelloBytes, soon()))->verdict;
     } catch (const Connection::Trouble& trouble) {
       return trouble.reason;
     }

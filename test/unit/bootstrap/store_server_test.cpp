@@ -354,7 +354,7 @@ TEST_F(StoreServerTest, AnIdleSessionEndsAfterTenSeconds) {
 }
 
 TEST_F(StoreServerTest, TheOldestSessionsMakeRoom) {
-  start({.most_unadmitted = 4});
+  start({.max_unadmitted = 4});
   next_id_ = 100;
   const int first = admit(0);
   for (int id = 1000; id < 2000; ++id) server_->open(id, now_);
@@ -382,8 +382,8 @@ TEST_F(StoreServerTest, TruncatedFramesEndTheirSessionAlone) {
     EXPECT_FALSE(handle(id, std::span(request).first(size))) << size;
   }
   EXPECT_EQ(send(other, {.verb = "get", .key = "k"}), "absent");
-  EXPECT_EQ(server_->frame_limit(other), kMostFrameBytes);
-  EXPECT_EQ(server_->frame_limit(12345), kMostHelloBytes);
+  EXPECT_EQ(server_->frame_limit(other), kMaxFrameBytes);
+  EXPECT_EQ(server_->frame_limit(12345), kMaxHelloBytes);
   EXPECT_FALSE(server_->next_deadline());
 }
 

@@ -31,7 +31,7 @@ class ContextTest : public ContextFixture {
 };
 
 TEST_F(ContextTest, CopiesToABufferAndBackWithOneLaunchEach) {
-  const auto pieces = make_pieces(device::PieceTable::kMostEntries);
+  const auto pieces = make_pieces(device::PieceTable::kMaxEntries);
   std::byte* const buffer = gpu_.allocate(bytes_);
   const int allocated = gpu_.counts(0).allocate;
   const device::CopyForm form{DataType::kFloat32, DataType::kFloat32, true};
@@ -56,7 +56,7 @@ TEST_F(ContextTest, CopiesToABufferAndBackWithOneLaunchEach) {
 }
 
 TEST_F(ContextTest, MorePiecesThanATableHoldsTakeSeveralLaunches) {
-  const auto pieces = make_pieces(2 * device::PieceTable::kMostEntries + 1);
+  const auto pieces = make_pieces(2 * device::PieceTable::kMaxEntries + 1);
   std::byte* const buffer = gpu_.allocate(bytes_);
   context_.copy_pieces(pieces, {}, buffer, true, 1.0, in_.get());
   EXPECT_EQ(gpu_.counts(0).launches, 3);

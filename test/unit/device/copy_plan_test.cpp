@@ -222,7 +222,7 @@ TEST(CopyPlanTest, TenThousandTensors) {
   for (const PieceTable& table : copying.tables()) {
     entries += table.entries;
     if (&table != &copying.tables().back()) {
-      EXPECT_EQ(table.entries, PieceTable::kMostEntries);
+      EXPECT_EQ(table.entries, PieceTable::kMaxEntries);
     }
   }
   EXPECT_EQ(entries, 10000 - empty);

@@ -126,7 +126,7 @@ TEST_F(PinnedPoolTest, AllocatesAndFreesOnTheHelper) {
 TEST_F(PinnedPoolTest, ReservedBuffersSufficeForPiecesUnderWayAndInUse) {
   device::PinnedPool pool(context_, arena_);
   constexpr std::size_t kUnderWay = 2;
-  pool.reserve(kUnderWay + device::PinnedPool::kMostInUse, 4096);
+  pool.reserve(kUnderWay + device::PinnedPool::kMaxInUse, 4096);
   EXPECT_EQ(gpu_.counts(0).pinned_made, 5);
   for (int round = 0; round < 20; ++round) {
     std::vector<device::PinnedPool::Buffer> acquired;
@@ -149,7 +149,7 @@ TEST_F(PinnedPoolTest, WaitsForALateDeviceWithoutFurtherAllocations) {
   gpu_.enqueue(stream_.get(), std::move(late));
   device::PinnedPool pool(context_, arena_);
   std::vector<device::PinnedPool::Buffer> acquired;
-  for (std::size_t i = 0; i < device::PinnedPool::kMostInUse; ++i)
+  for (std::size_t i = 0; i < device::PinnedPool::kMaxInUse; ++i)
     acquired.push_back(acquire(pool, 100));
   for (auto& buffer : acquired) release_in_use(pool, std::move(buffer));
   for (int asked = 0; asked < 5; ++asked) EXPECT_FALSE(pool.acquire(100));

@@ -81,11 +81,11 @@ TEST_F(QueueFactoryTest, ASmallOperationThatIsAloneGetsTheUrgentQueue) {
 }
 
 TEST_F(QueueFactoryTest, TheBytesOfAllRanksDecideWhetherAnOperationIsSmall) {
-  constexpr std::int64_t kMost = 64 << 10;  // elements of 4 bytes
-  EXPECT_EQ(queue_of(alone(kMost)), "host, urgent");
-  EXPECT_EQ(queue_of(alone(kMost + 1)), "host");
-  EXPECT_EQ(queue_of(alone(kMost / 2, OpKind::kAllgather)), "host, urgent");
-  EXPECT_EQ(queue_of(alone(kMost / 2 + 1, OpKind::kAllgather)), "host");
+  constexpr std::int64_t kMaxUrgent = 64 << 10;  // elements of 4 bytes
+  EXPECT_EQ(queue_of(alone(kMaxUrgent)), "host, urgent");
+  EXPECT_EQ(queue_of(alone(kMaxUrgent + 1)), "host");
+  EXPECT_EQ(queue_of(alone(kMaxUrgent / 2, OpKind::kAllgather)), "host, urgent");
+  EXPECT_EQ(queue_of(alone(kMaxUrgent / 2 + 1, OpKind::kAllgather)), "host");
 }
 
 TEST_F(QueueFactoryTest, OtherKindsAndSetsOfOneRankHaveNoUrgentQueue) {

@@ -104,7 +104,7 @@ class Job {
 TEST(QuickMessages, APingPongNeedsNoControlMessages) {
   Job job(2);
   if (!job.quick()) GTEST_SKIP() << "the ranks have no cores to wait on";
-  constexpr int kLeast = 100;
+  constexpr int kMinPassed = 100;
   const auto limit = std::chrono::steady_clock::now() + seconds(60);
   int rounds = 0;
   std::atomic<bool> enough{false};
@@ -116,7 +116,7 @@ TEST(QuickMessages, APingPongNeedsNoControlMessages) {
   });
   while (!enough.load()) {
     Bytes back(8);
-    enough.store(job.passed() >= kLeast || std::chrono::steady_clock::now() >= limit);
+    enough.store(job.passed() >= kMinPassed || std::chrono::steady_clock::now() >= limit);
     const int number = enough.load() ? 255 : rounds % 255;
     job.send(0, filled(number), 1);
     EXPECT_EQ(job.recv(0, back, 1), 1);
@@ -124,7 +124,7 @@ TEST(QuickMessages, APingPongNeedsNoControlMessages) {
     ++rounds;
   }
   other.join();
-  EXPECT_GE(job.passed(), kLeast) << "of " << rounds << " rounds";
+  EXPECT_GE(job.passed(), kMinPassed) << "of " << rounds << " rounds";
   const Metrics metrics = job[0].metrics();
   EXPECT_EQ(metrics.completed_operations, static_cast<std::uint64_t>(2 * rounds));
   EXPECT_EQ(metrics.bytes, static_cast<std::uint64_t>(8 * rounds));

@@ -157,9 +157,10 @@ TEST(FusionPlanner, TwoGroupsShareABatchOnlyWhenBothFit) {
 }
 
 TEST(FusionPlanner, HugeSizesDoNotOverflow) {
-  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
-  EXPECT_EQ(Tensors().add(allreduce("a"), kMost).add(allreduce("b"), kMost).plan(kMost - 1),
-            (Batches{{0}, {1}}));
+  constexpr auto kMaxInt64 = std::numeric_limits<std::int64_t>::max();
+  EXPECT_EQ(
+      Tensors().add(allreduce("a"), kMaxInt64).add(allreduce("b"), kMaxInt64).plan(kMaxInt64 - 1),
+      (Batches{{0}, {1}}));
 }
 
 TEST(FusionPlanner, NothingInNothingOut) { EXPECT_TRUE(Tensors().plan(100).empty()); }

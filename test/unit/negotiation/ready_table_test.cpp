@@ -124,8 +124,8 @@ TEST_F(ReadyTableTest, ARequestThatNoRankMayMakeIsAMismatch) {
   request.kind = OpKind::kBroadcast;
   request.root = 3;
   ask_all(request);
-  constexpr auto kMost = std::numeric_limits<std::int64_t>::max() / 8;
-  ask_all(allgather("c", {kMost}));
+  constexpr auto kMaxDim = std::numeric_limits<std::int64_t>::max() / 8;
+  ask_all(allgather("c", {kMaxDim}));
   std::vector<std::string> texts;
   for (const auto& tensor : table_.extract_ready())
     texts.push_back(tensor->mismatch.value_or("(none)"));

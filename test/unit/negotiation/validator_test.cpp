@@ -150,10 +150,10 @@ TEST(Validator, FindsRequestsThatNoRankMayMake) {
 }
 
 TEST(Validator, BytesOfAnAllgatherStopAtTheLargestNumber) {
-  constexpr auto kMost = std::numeric_limits<std::int64_t>::max();
+  constexpr auto kMaxInt64 = std::numeric_limits<std::int64_t>::max();
   EXPECT_EQ(gathered_bytes(allgather("a", {2, 3}), {2, 5}), 7 * 3 * 4);
-  EXPECT_EQ(gathered_bytes(allgather("a", {1}), {kMost, kMost}), kMost);
-  EXPECT_EQ(gathered_bytes(allgather("a", {0, std::int64_t{1} << 62, 4}), {0, 1}), kMost);
+  EXPECT_EQ(gathered_bytes(allgather("a", {1}), {kMaxInt64, kMaxInt64}), kMaxInt64);
+  EXPECT_EQ(gathered_bytes(allgather("a", {0, std::int64_t{1} << 62, 4}), {0, 1}), kMaxInt64);
   EXPECT_EQ(gathered_bytes(allgather("a", {0, std::int64_t{1} << 62, 4}), {0, 0}), 0);
 }
 

@@ -6,8 +6,8 @@ namespace hvd::message {
 namespace {
 
 constexpr TagParts kLargest = {.generation = (1U << kGenerationBits) - 1,
-                               .source = kMostRanks - 1,
-                               .process_set = kMostProcessSets - 1,
+                               .source = kMaxRanks - 1,
+                               .process_set = kMaxProcessSets - 1,
                                .instance = (1 << kInstanceBits) - 1,
                                .kind = (1 << kKindBits) - 1};
 

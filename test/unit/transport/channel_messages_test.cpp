@@ -81,7 +81,7 @@ TEST_F(ChannelMessagesTest, KeepsChannelsAndKindsApart) {
 }
 
 TEST_F(ChannelMessagesTest, NeedsACarrierWithTagsForTheSet) {
-  network->most_process_sets = 6;
+  network->max_process_sets = 6;
   EXPECT_NO_THROW(open(1, 5));
   EXPECT_THROW(open(1, 6), Error);
 }

@@ -60,8 +60,8 @@ TEST(Blocks, AreContiguousAndTheLargestDeterminesTheRounds) {
   EXPECT_TRUE(blocks[1].empty());
   EXPECT_EQ(blocks[2].begin, 20U);
   EXPECT_EQ(blocks[2].end, 180U);
-  EXPECT_EQ(most_rounds(blocks, 64), 3U);
-  EXPECT_EQ(most_rounds({}, 64), 0U);
+  EXPECT_EQ(max_rounds(blocks, 64), 3U);
+  EXPECT_EQ(max_rounds({}, 64), 0U);
 }
 
 TEST(CopyAround, LeavesTheExceptedBytesAlone) {

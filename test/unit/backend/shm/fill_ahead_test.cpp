@@ -23,7 +23,7 @@ namespace {
 class FillAheadTest : public ::testing::Test {
  protected:
   static constexpr std::size_t kMembers = 3;
-  static constexpr std::int64_t kMost = 4096;  // elements of a tensor
+  static constexpr std::int64_t kMaxElements = 4096;  // elements of a tensor
   /// One round, in which every member reduces everything.
   static constexpr std::int64_t kSmall = 16;
   /// One round, in which each member reduces a slice, unless it is filled ahead.
@@ -192,7 +192,7 @@ class FillAheadTest : public ::testing::Test {
  private:
   static std::array<std::vector<std::int64_t>, kMembers> zeros() {
     std::array<std::vector<std::int64_t>, kMembers> tensors;
-    tensors.fill(std::vector<std::int64_t>(kMost));
+    tensors.fill(std::vector<std::int64_t>(kMaxElements));
     return tensors;
   }
 };

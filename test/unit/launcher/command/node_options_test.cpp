@@ -104,7 +104,7 @@ TEST(NodeOptions, ARangeOfNodesIsAnElasticJob) {
                                  .max_restarts = "3"});
   EXPECT_TRUE(node.is_elastic());
   EXPECT_EQ(node.nodes, 2);
-  EXPECT_EQ(node.most_nodes, 5);
+  EXPECT_EQ(node.max_nodes, 5);
   EXPECT_EQ(node.master_address, "n0");
   EXPECT_EQ(node.master_port, 7);
   EXPECT_FALSE(make({.nodes = "2:2", .backend = "c10d", .endpoint = "n0:7"}).is_elastic());

@@ -54,7 +54,7 @@ TEST(LaunchOptions, AScriptNamesTheHostsOfAnElasticJob) {
   EXPECT_EQ(options.elastic->most, 4);
   EXPECT_EQ(options.elastic->discovery, (Words{"./hosts", "--zone", "a b"}));
   EXPECT_EQ(options.elastic->slots, 3);
-  EXPECT_EQ(options.elastic->most_failures, 10);
+  EXPECT_EQ(options.elastic->max_failures, 10);
   EXPECT_EQ(options.elastic->cooldown_s, std::pair(5.0, 50.0));
   EXPECT_EQ(options.program, (Words{"./train", "x"}));
   const LaunchOptions plain = parse({"-np", "2", "--host-discovery-script", "hosts", "./train"},
@@ -79,8 +79,8 @@ TEST(LaunchOptions, ARangeOfNodesIsAnElasticJob) {
   EXPECT_EQ(options.np, 6);
   EXPECT_EQ(options.elastic->least, 6);
   EXPECT_EQ(options.elastic->most, 12);
-  EXPECT_EQ(options.elastic->most_resets, 9);
-  EXPECT_EQ(options.elastic->most_failures, 4);
+  EXPECT_EQ(options.elastic->max_resets, 9);
+  EXPECT_EQ(options.elastic->max_failures, 4);
   EXPECT_EQ(options.elastic->window_s, 2.5);
   EXPECT_EQ(options.elastic->change_s, 0);
   EXPECT_EQ(options.elastic->replacements, std::nullopt) << "without --max-restarts";

@@ -197,7 +197,7 @@ TEST(SafetensorsHeader, RefusesALengthBeyondTheFileOrTheFormat) {
   for (const std::uint64_t length :
        {std::uint64_t{3}, std::uint64_t{1} << 40, ~std::uint64_t{0}, ~std::uint64_t{0} - 7})
     EXPECT_THAT(refusal_of(length_of(length) + "{}"), HasSubstr("its header has "));
-  const std::string long_header = "{}" + std::string(SafetensorsHeader::kMostBytes - 1, ' ');
+  const std::string long_header = "{}" + std::string(SafetensorsHeader::kMaxBytes - 1, ' ');
   EXPECT_THAT(refusal_of(file_of(long_header, 0)), HasSubstr("the format allows 100000000"));
 }
 

@@ -87,8 +87,8 @@ TEST(GradientWeightsTest, TheSumIsExactInEveryTypeAtAnyNumberOfRanks) {
         for (int r = 0; r < count; ++r) {
           // Every digit of the first ranks is the largest; the others have all kinds.
           const std::int64_t own =
-              r < 2 ? GradientWeights::kMost - r
-                    : (std::int64_t{0x9e3779b97f} * (r + 7)) % GradientWeights::kMost;
+              r < 2 ? GradientWeights::kMaxSamples - r
+                    : (std::int64_t{0x9e3779b97f} * (r + 7)) % GradientWeights::kMaxSamples;
           job.pass(static_cast<std::size_t>(r), own);
           expected += own;
         }
@@ -252,8 +252,8 @@ TEST(GradientWeightsTest, WrongWeightsAreRefused) {
   GradientWeights& weights = job.weights[1];
   EXPECT_TRUE(contains(message_of<UsageError>([&] { weights.set(-3); }),
                        "from 0 to 2^40, got -3 on rank 1"));
-  EXPECT_THROW(weights.set(GradientWeights::kMost + 1), UsageError);
-  job.pass(1, GradientWeights::kMost);
+  EXPECT_THROW(weights.set(GradientWeights::kMaxSamples + 1), UsageError);
+  job.pass(1, GradientWeights::kMaxSamples);
   weights.set(1);
   EXPECT_THROW(weights.count_pass(), UsageError) << "the sum is too large";
   job = Job(2);

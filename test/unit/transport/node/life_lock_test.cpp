@@ -34,10 +34,10 @@ bool soon(const Done& done) {
 }
 
 struct Shared {
-  static constexpr std::size_t kMost = 4;
-  LifeLock locks[kMost];
-  ProcessIdentity processes[kMost];
-  std::atomic<std::uint32_t> entered[kMost];
+  static constexpr std::size_t kMaxRanks = 4;
+  LifeLock locks[kMaxRanks];
+  ProcessIdentity processes[kMaxRanks];
+  std::atomic<std::uint32_t> entered[kMaxRanks];
   std::atomic<std::uint32_t> told;
   std::atomic<std::uint32_t> all_here;
 };

@@ -35,11 +35,11 @@ TEST_F(UcxCarrierTest, ReportsItsNameRankAndGeneration) {
 }
 
 TEST_F(UcxCarrierTest, RefusesSetsThatExceedTheTags) {
-  EXPECT_NO_THROW(carrier->require_tags_of(message::kMostProcessSets - 1));
-  EXPECT_THROW(carrier->require_tags_of(message::kMostProcessSets), Error);
+  EXPECT_NO_THROW(carrier->require_tags_of(message::kMaxProcessSets - 1));
+  EXPECT_THROW(carrier->require_tags_of(message::kMaxProcessSets), Error);
   EXPECT_THROW(make_ucx_carrier(testing::fake_workers(ucx, 0), members(0, 1, 1 << 16)), Error);
   JobMembers many;
-  many.addresses.resize(message::kMostRanks + 1);
+  many.addresses.resize(message::kMaxRanks + 1);
   EXPECT_THAT(error_of([&] { make_ucx_carrier(testing::fake_workers(ucx, 0), many); }),
               HasSubstr("a job of 1048577 ranks"));
 }
