@@ -11,9 +11,9 @@ namespace hvd::member {
 
 Coordinator::Coordinator(CoordinatorOptions options, TimePoint now)
     : options_(std::move(options)), since_(now), last_(now) {
-  HVD_EXPECT(options_.least >= 1 && options_.least <= options_.start_size &&
-                 options_.start_size <= options_.most,
-             "least <= start_size <= most");
+  HVD_EXPECT(options_.min_np >= 1 && options_.min_np <= options_.start_size &&
+                 options_.start_size <= options_.max_np,
+             "min_np <= start_size <= max_np");
 }
 
 void Coordinator::worker_started(WorkerId id, const std::string& host, TimePoint now) {
@@ -229,7 +229,7 @@ bool Coordinator::fence_passed(TimePoint now) const {
 }
 
 bool Coordinator::enough(int ready, TimePoint now) const {
-  if (ready < options_.least) return false;
+  if (ready < options_.min_np) return false;
   const bool starts = running_ == 0 && count(WorkerState::kMember) == 0;
   return !starts || ready >= options_.start_size || now - since_ >= limit(Limit::kStart);
 }
@@ -248,7 +248,7 @@ bool Coordinator::may_form(TimePoint now) {
     late += worker.ready ? 0 : 1;
   }
   if (!enough(ready, now)) return false;
-  if (late == 0 || staying >= options_.most) return true;
+  if (late == 0 || staying >= options_.max_np) return true;
   if (!complete_since_) complete_since_ = now;
   return now - *complete_since_ >= limit(Limit::kGrace);
 }
@@ -296,7 +296,7 @@ void Coordinator::dismiss_leavers() {
     const StateSummary& state = worker.ready->state;
     if (state.kind == StateKind::kWhole) kept = std::max(kept.value_or(0), state.commit);
   }
-  if (stay < options_.least) {
+  if (stay < options_.min_np) {
     departing_state_sources_.clear();
     return;
   }
@@ -332,9 +332,9 @@ std::vector<Entrant> Coordinator::entrants() const {
   // Members keep their places even above the limit, and a worker that stays only to send its state
   // does not count.
   const int sources = static_cast<int>(departing_state_sources_.size());
-  const auto most = static_cast<std::size_t>(
-      std::max(options_.most, count(WorkerState::kMember) - sources) + sources);
-  if (ready.size() > most) ready.resize(most);
+  const auto max_members = static_cast<std::size_t>(
+      std::max(options_.max_np, count(WorkerState::kMember) - sources) + sources);
+  if (ready.size() > max_members) ready.resize(max_members);
   std::vector<Entrant> entrants;
   for (const auto& [id, worker] : ready) {
     const std::uint64_t serial =

@@ -20,8 +20,8 @@ namespace hvd::member {
 
 struct CoordinatorOptions {
   int start_size = 1;                  ///< ranks of the first generation (-np)
-  int least = 1;                       ///< --min-np
-  int most = 1 << 20;                  ///< --max-np; further workers wait as spares
+  int min_np = 1;                      ///< --min-np
+  int max_np = 1 << 20;                ///< --max-np; further workers wait as spares
   std::optional<int> max_resets = {};  ///< --reset-limit
   int max_failures = 0;                ///< --failure-limit; 0: no limit
   Deadlines deadlines = Deadlines();
@@ -43,7 +43,7 @@ using CoordinatorAction = std::variant<Deliver, Kill>;
 /// How a job has ended.
 enum class Outcome : std::uint8_t {
   kComplete,   ///< all members were at their end
-  kTooFew,     ///< fewer than `least` ranks for the deadline `elastic`
+  kTooFew,     ///< fewer than `min_np` ranks for the deadline `elastic`
   kStateLost,  ///< no worker has a state, and rank 0 cannot load one
   kTooManyResets,
   kFailsAgain,  ///< exceptions in a row at the same or an earlier commit

@@ -114,7 +114,7 @@ void Coordinator::check_stalls(TimePoint now) {
 void Coordinator::check_collecting(TimePoint now) {
   if (phase_ != Phase::kCollecting) return;
   const int present = count(WorkerState::kMember) + count(WorkerState::kCandidate);
-  if (present < options_.least && now - since_ >= limit(Limit::kElastic))
+  if (present < options_.min_np && now - since_ >= limit(Limit::kElastic))
     return finish(Outcome::kTooFew);
   try_assign(now);
 }
@@ -134,8 +134,8 @@ void Coordinator::consider_change(TimePoint now) {
     stay += (member && !leaving) || joining ? 1 : 0;
   }
   const bool open = window_ && now - *window_ >= limit(Limit::kJoinWindow);
-  joins = joins && open && count(WorkerState::kMember) < options_.most;
-  leaves = leaves && stay >= options_.least;
+  joins = joins && open && count(WorkerState::kMember) < options_.max_np;
+  leaves = leaves && stay >= options_.min_np;
   if (joins || leaves) begin_change(now);
 }
 
@@ -190,7 +190,7 @@ std::vector<WorkerId> Coordinator::named_to_leave() const {
       ++join;
     }
   }
-  const int later = std::max(stay, std::min(stay + join, options_.most));
+  const int later = std::max(stay, std::min(stay + join, options_.max_np));
   if (stay == 0 || stay < std::min(2, later)) leavers.clear();
   return leavers;
 }

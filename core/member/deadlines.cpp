@@ -88,7 +88,7 @@ Duration setting_of(const LimitRow& row, const TimeSettings& settings, Duration 
 }
 
 /// The longest heartbeat whose lease ends within the peer timeout.
-Duration most(Limit limit, Duration peer) {
+Duration longest(Limit limit, Duration peer) {
   return limit == Limit::kHeartbeat ? peer - peer / 12 : kNever;
 }
 
@@ -105,10 +105,10 @@ void Deadlines::set(Limit limit, const TimeSettings& settings) {
   const Duration peer = bounded(settings.peer);
   const Duration derived = share(peer, row.parts);
   const Duration wanted = setting_of(row, settings, derived);
-  Duration least = Duration::zero();
+  Duration shortest = Duration::zero();
   for (const auto& inner : row.holds)
-    if (inner) least = std::min(kNever, least + (*this)[*inner]);
-  const Duration value = std::max(least, std::min(wanted, most(limit, peer)));
+    if (inner) shortest = std::min(kNever, shortest + (*this)[*inner]);
+  const Duration value = std::max(shortest, std::min(wanted, longest(limit, peer)));
   values_[static_cast<std::size_t>(limit)] = value;
   if (wanted != derived && value != wanted) {
     adjustments_.push_back(text("the deadline '", row.name, "' was changed from ", shown(wanted),

@@ -27,8 +27,8 @@ Writer start(std::size_t kind) {
   return out;
 }
 
-void put_text(Writer& out, const std::string& value, std::size_t most = kMaxTextBytes) {
-  out.text(std::string_view(value).substr(0, most));
+void put_text(Writer& out, const std::string& value, std::size_t max_bytes = kMaxTextBytes) {
+  out.text(std::string_view(value).substr(0, max_bytes));
 }
 
 void put(Writer& out, const StateSummary& state) {

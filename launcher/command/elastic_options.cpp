@@ -12,12 +12,12 @@ namespace {
 
 constexpr int kMaxRanks = 1'000'000;
 
-std::optional<int> parse_count(const char* option, const std::string& given, int least) {
+std::optional<int> parse_count(const char* option, const std::string& given, int minimum) {
   if (given.empty()) return std::nullopt;
   const auto number = parse_number<int>(given);
-  if (number && *number >= least && *number <= kMaxRanks) return number;
+  if (number && *number >= minimum && *number <= kMaxRanks) return number;
   throw LaunchError(ExitCode::kUsage,
-                    text(option, ": expected a number, at least ", least, ", got '", given, "'"));
+                    text(option, ": expected a number, at least ", minimum, ", got '", given, "'"));
 }
 
 std::optional<double> parse_seconds(const std::string& given) {
@@ -49,16 +49,16 @@ void read_discovery(const ElasticOptionTexts& texts, ElasticOptions& options) {
 }  // namespace
 
 bool selects_elastic(const ElasticOptionTexts& texts) {
-  return !texts.least.empty() || !texts.most.empty() || !texts.spares.empty() ||
+  return !texts.min_np.empty() || !texts.max_np.empty() || !texts.spares.empty() ||
          !texts.max_resets.empty() || !texts.discovery.empty();
 }
 
 ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, int np) {
   ElasticOptions options;
-  const auto least = parse_count("--min-np", texts.least, 1);
-  const auto most = parse_count("--max-np", texts.most, 1);
-  options.least = least.value_or(np);
-  options.most = most.value_or(np);
+  const auto min_np = parse_count("--min-np", texts.min_np, 1);
+  const auto max_np = parse_count("--max-np", texts.max_np, 1);
+  options.min_np = min_np.value_or(np);
+  options.max_np = max_np.value_or(np);
   options.spares = parse_count("--spares", texts.spares, 0).value_or(0);
   options.max_resets = parse_count("--reset-limit", texts.max_resets, 0);
   options.max_failures =
@@ -69,15 +69,15 @@ ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, int np) {
   options.change_s = parse_seconds(texts.change);
   if (!texts.cooldown.empty()) options.cooldown_s = parse_cooldown(texts.cooldown);
   read_discovery(texts, options);
-  if (least && most && *least > *most) {
-    throw LaunchError(ExitCode::kUsage, text("--min-np ", *least, " is above --max-np ", *most,
+  if (min_np && max_np && *min_np > *max_np) {
+    throw LaunchError(ExitCode::kUsage, text("--min-np ", *min_np, " is above --max-np ", *max_np,
                                              "; lower --min-np or raise --max-np"));
   }
-  if (np < options.least || np > options.most) {
+  if (np < options.min_np || np > options.max_np) {
     throw LaunchError(ExitCode::kUsage,
                       text("-np ", np, ", the ranks to start with, is ",
-                           np < options.least ? text("below --min-np ", options.least)
-                                              : text("above --max-np ", options.most),
+                           np < options.min_np ? text("below --min-np ", options.min_np)
+                                               : text("above --max-np ", options.max_np),
                            "; expected a number from --min-np to --max-np"));
   }
   return options;
@@ -85,7 +85,7 @@ ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, int np) {
 
 ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, const NodeOptions& node) {
   for (const auto& [option, value] :
-       {std::pair("--min-np", &texts.least), std::pair("--max-np", &texts.most),
+       {std::pair("--min-np", &texts.min_np), std::pair("--max-np", &texts.max_np),
         std::pair("--spares", &texts.spares),
         std::pair("--host-discovery-script", &texts.discovery),
         std::pair("--slots", &texts.slots)}) {
@@ -98,8 +98,8 @@ ElasticOptions make_elastic_options(const ElasticOptionTexts& texts, const NodeO
   }
   const int ranks = node.nodes * node.processes;
   ElasticOptionTexts numbers = texts;
-  numbers.least = text(ranks);
-  numbers.most = text(node.max_nodes * node.processes);
+  numbers.min_np = text(ranks);
+  numbers.max_np = text(node.max_nodes * node.processes);
   return make_elastic_options(numbers, ranks);
 }
 

@@ -11,8 +11,8 @@ namespace hvd::launcher {
 
 /// The settings of an elastic job, whose number of ranks may change.
 struct ElasticOptions {
-  int least = 1;                      ///< --min-np
-  int most = 1;                       ///< --max-np
+  int min_np = 1;                     ///< --min-np
+  int max_np = 1;                     ///< --max-np
   int spares = 0;                     ///< --spares
   std::optional<int> max_resets;      ///< --reset-limit
   int max_failures = 10;              ///< --failure-limit; 0: no limit
@@ -32,8 +32,8 @@ struct ElasticOptions {
 
 /// The values of the options as text. Empty: not given.
 struct ElasticOptionTexts {
-  std::string least = {}, most = {}, spares = {}, max_resets = {}, max_failures = {}, timeout = {},
-              heartbeat = {}, window = {}, change = {}, discovery = {}, slots = {};
+  std::string min_np = {}, max_np = {}, spares = {}, max_resets = {}, max_failures = {},
+              timeout = {}, heartbeat = {}, window = {}, change = {}, discovery = {}, slots = {};
   std::vector<std::string> cooldown = {};
 };
 

@@ -19,10 +19,10 @@ constexpr int kC10dPort = 29400;
   throw LaunchError(ExitCode::kUsage, text(option, ": expected ", expected, ", got '", given, "'"));
 }
 
-int parse_count(std::string_view option, const std::string& value, int least, int most) {
+int parse_count(std::string_view option, const std::string& value, int minimum, int maximum) {
   const auto count = parse_number<int>(value);
-  if (!count || *count < least || *count > most)
-    refuse(option, text("a whole number from ", least, " to ", most), value);
+  if (!count || *count < minimum || *count > maximum)
+    refuse(option, text("a whole number from ", minimum, " to ", maximum), value);
   return *count;
 }
 
@@ -31,8 +31,8 @@ void parse_nodes(const std::string& value, NodeOptions& node) {
   const std::size_t colon = value.find(':');
   node.nodes = parse_count("--nnodes", value.substr(0, colon), 1, kMaxRanks);
   if (colon == std::string::npos) return;
-  const int most = parse_count("--nnodes", value.substr(colon + 1), node.nodes, kMaxRanks);
-  if (most > node.nodes) node.max_nodes = most;
+  const int max_nodes = parse_count("--nnodes", value.substr(colon + 1), node.nodes, kMaxRanks);
+  if (max_nodes > node.nodes) node.max_nodes = max_nodes;
 }
 
 int parse_processes(const std::string& value, const Machine& machine) {

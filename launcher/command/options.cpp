@@ -160,8 +160,8 @@ void declare_elastic(CLI::App& app, RawOptions& raw) {
                        const char* description) {
     return app.add_option(name, value, description)->type_name(type)->group(kElastic);
   };
-  add("--min-np", raw.elastic.least, "N", "Fewest ranks with which the job goes on (-np)");
-  add("--max-np", raw.elastic.most, "N", "Most ranks, which the job grows to (-np)");
+  add("--min-np", raw.elastic.min_np, "N", "Fewest ranks with which the job goes on (-np)");
+  add("--max-np", raw.elastic.max_np, "N", "Most ranks, which the job grows to (-np)");
   add("--spares", raw.elastic.spares, "N", "Workers beyond that, which wait to replace a rank (0)");
   add("--reset-limit", raw.elastic.max_resets, "N",
       "End the job instead of the change after N changes of the ranks");
@@ -428,7 +428,7 @@ void read_ranks(const RawOptions& raw, const OptionSources& sources, LaunchOptio
     options.hosts = read_hostfile(raw.hostfile);
   }
   // As in Horovod: the least number of ranks, if only that is given.
-  options.np = parse_np(raw.np || raw.elastic.least.empty() ? raw.np : raw.elastic.least);
+  options.np = parse_np(raw.np || raw.elastic.min_np.empty() ? raw.np : raw.elastic.min_np);
   check_slots(options);
 }
 
@@ -476,7 +476,7 @@ void read_elastic(const RawOptions& raw, const OptionSources& sources, LaunchOpt
   }
   options.elastic = nodes ? make_elastic_options(raw.elastic, *options.node)
                           : make_elastic_options(raw.elastic, options.np);
-  if (nodes) options.np = options.elastic->least;
+  if (nodes) options.np = options.elastic->min_np;
   if (sources.is_set("start-timeout")) options.elastic->start_s = options.start_timeout_s;
   if (sources.is_set("max-restarts")) options.elastic->replacements = options.max_restarts;
   check_elastic(options);

@@ -54,7 +54,7 @@ std::vector<HostRanks> slots_of(const LaunchOptions& options, const LaunchPlan& 
   const ElasticOptions& elastic = *options.elastic;
   if (plan.hosts.empty() && !elastic.discovery.empty()) return {};
   if (options.node) return place_ranks(options.node->processes, {}, plan.hostname);
-  const int slots = plan.hosts.empty() ? elastic.most + elastic.spares : total_slots(plan.hosts);
+  const int slots = plan.hosts.empty() ? elastic.max_np + elastic.spares : total_slots(plan.hosts);
   std::vector<HostRanks> hosts = place_ranks(slots, plan.hosts, plan.hostname);
   int next = 0;  // numbered as in Placement, even if two names of one host are not adjacent
   for (HostRanks& host : hosts)
@@ -125,8 +125,8 @@ ElasticJob::ElasticJob(const LaunchOptions& options, LaunchPlan plan)
       spawner_(io_, plan_),
       placement_(sizes(slots_of(options, plan_)),
                  {.start = options.np,
-                  .least = options.elastic->least,
-                  .most = options.elastic->most,
+                  .min_np = options.elastic->min_np,
+                  .max_np = options.elastic->max_np,
                   .spares = options.elastic->spares,
                   .replacements = options.elastic->replacements},
                  time_now(),
@@ -134,8 +134,8 @@ ElasticJob::ElasticJob(const LaunchOptions& options, LaunchPlan plan)
                   .longest = to_duration(options.elastic->cooldown_s.second)},
                  !options.elastic->discovery.empty()),
       coordinator_({.start_size = options.np,
-                    .least = options.elastic->least,
-                    .most = options.elastic->most,
+                    .min_np = options.elastic->min_np,
+                    .max_np = options.elastic->max_np,
                     .max_resets = options.elastic->max_resets,
                     .max_failures = options.elastic->max_failures,
                     .deadlines = deadlines_},
@@ -379,7 +379,7 @@ void ElasticJob::on_outcome(member::Outcome outcome) {
   record_.code = static_cast<int>(limit ? ExitCode::kLimit : ExitCode::kTooFewRanks);
   if (outcome == member::Outcome::kTooFew) {
     record_.reason =
-        text("the job has ended: it had fewer than ", elastic.least, " ranks (--min-np) for ",
+        text("the job has ended: it had fewer than ", elastic.min_np, " ranks (--min-np) for ",
              deadlines_[member::Limit::kElastic], " (--elastic-timeout)");
   } else if (outcome == member::Outcome::kStateLost) {
     record_.reason =
@@ -401,7 +401,7 @@ void ElasticJob::check_limits() {
     return begin_stop(static_cast<int>(ExitCode::kLimit), SIGTERM, options_.fail_grace_s,
                       text("the job has ended: ", placement_.replaced(),
                            " workers were replaced (--max-restarts), and fewer than ",
-                           options_.elastic->least, " are left (--min-np)"));
+                           options_.elastic->min_np, " are left (--min-np)"));
   }
   const bool could_start = placement_.failed_starts() < kMaxFailedStarts;
   if (ran_ || could_start || record_.lost.empty()) return;

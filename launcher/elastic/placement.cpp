@@ -100,7 +100,7 @@ void Placement::record_failure(std::size_t index, TimePoint now) {
   int others = 0;
   for (const Host& other : hosts_)
     if (&other != &host && usable(other, now)) others += static_cast<int>(other.usable);
-  if (others < counts_.least) return;
+  if (others < counts_.min_np) return;
   host.out_until = now + host.cooldown;
   left_out_.push_back({.host = index, .cooldown = host.cooldown});
   host.cooldown = std::min(cooldown_.longest, 2 * host.cooldown);
@@ -118,8 +118,8 @@ int Placement::usable_slots() const {
 }
 
 int Placement::wanted() const {
-  const int most = ran_ ? std::max(counts_.start, counts_.most) : counts_.start;
-  return std::min(most + counts_.spares, usable_slots());
+  const int max_np = ran_ ? std::max(counts_.start, counts_.max_np) : counts_.start;
+  return std::min(max_np + counts_.spares, usable_slots());
 }
 
 int Placement::living() const {
@@ -133,7 +133,7 @@ bool Placement::exhausted() const {
   const auto unfilled = std::count_if(vacancies_.begin(), vacancies_.end(),
                                       [](const Vacancy& vacancy) { return vacancy.replaces != 0; });
   const auto others = static_cast<int>(vacancies_.size()) - static_cast<int>(unfilled);
-  return unfilled > 0 && living() + others < counts_.least;
+  return unfilled > 0 && living() + others < counts_.min_np;
 }
 
 int Placement::reachable_slots() const {

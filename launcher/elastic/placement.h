@@ -13,8 +13,8 @@ namespace hvd::launcher {
 /// How many workers an elastic job has.
 struct WorkerCounts {
   int start = 1;                         ///< -np
-  int least = 1;                         ///< --min-np
-  int most = 1;                          ///< --max-np
+  int min_np = 1;                        ///< --min-np
+  int max_np = 1;                        ///< --max-np
   int spares = 0;                        ///< --spares
   std::optional<int> replacements = {};  ///< --max-restarts
 };

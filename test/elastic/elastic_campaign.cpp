@@ -154,8 +154,8 @@ member::CoordinatorOptions options_of(const Plan& plan) {
       std::chrono::duration_cast<Duration>(std::chrono::duration<double>(plan.peer_timeout));
   times.join_window = milliseconds(20);
   return {.start_size = plan.ranks,
-          .least = 1,
-          .most = plan.ranks,
+          .min_np = 1,
+          .max_np = plan.ranks,
           .deadlines = member::Deadlines(times)};
 }
 

@@ -25,8 +25,8 @@ class ElasticJob {
  public:
   ElasticJob()
       : coordinator_({.start_size = 3,
-                      .least = 1,
-                      .most = 3,
+                      .min_np = 1,
+                      .max_np = 3,
                       .deadlines = member::Deadlines(member::TimeSettings{})},
                      now_) {
     for (member::WorkerId id = 1; id <= 3; ++id) coordinator_.worker_started(id, "host", now_);

@@ -24,7 +24,7 @@ namespace {
 constexpr double kLimit = 120;
 
 struct Plan {
-  int ranks = 2, least = 1, spares = 0, hosts = 1;
+  int ranks = 2, min_np = 1, spares = 0, hosts = 1;
   int kills = 1;
   int steps = 100;
 };
@@ -32,7 +32,7 @@ struct Plan {
 Plan make_plan(testing::Random& random, int kills) {
   Plan plan;
   plan.ranks = 1 + random.below(6);
-  plan.least = 1 + random.below(plan.ranks);
+  plan.min_np = 1 + random.below(plan.ranks);
   plan.spares = random.chance(30) ? 1 + random.below(2) : 0;
   plan.hosts = random.chance(50) ? 1 : 2 + random.below(2);
   plan.kills = kills > 0 ? kills : 1 + random.below(12);
@@ -41,7 +41,7 @@ Plan make_plan(testing::Random& random, int kills) {
 }
 
 std::string describe(const Plan& plan) {
-  return std::to_string(plan.ranks) + " ranks, least " + std::to_string(plan.least) + ", " +
+  return std::to_string(plan.ranks) + " ranks, least " + std::to_string(plan.min_np) + ", " +
          std::to_string(plan.spares) + " spares, " + std::to_string(plan.hosts) + " hosts, " +
          std::to_string(plan.kills) + " kills, " + std::to_string(plan.steps) + " steps";
 }
@@ -51,7 +51,7 @@ Start start_of(const Plan& plan, const std::string& marker) {
   Start start;
   start.arguments = {"--bind",   "none",
                      "-np",      number(plan.ranks),
-                     "--min-np", number(plan.least),
+                     "--min-np", number(plan.min_np),
                      "--spares", number(plan.spares)};
   if (plan.hosts > 1) {
     const int slots = plan.ranks + plan.spares;

@@ -31,7 +31,7 @@ using testing::Board;
 
 struct Plan {
   int seed = 1, kills = 30;
-  int ranks = 4, least = 1, spares = 0, hosts = 1;
+  int ranks = 4, min_np = 1, spares = 0, hosts = 1;
   int min_gap = 50, max_gap = 400;  ///< milliseconds
   int agents = 0;                   ///< percent of the kills that hit an agent
   int jobs = 1;                     ///< one after the other, with the next seeds
@@ -46,7 +46,7 @@ Plan parse(int argc, char** argv) {
     if (option == "--seed") plan.seed = value;
     if (option == "--kills") plan.kills = value;
     if (option == "--ranks") plan.ranks = value;
-    if (option == "--least") plan.least = value;
+    if (option == "--least") plan.min_np = value;
     if (option == "--spares") plan.spares = value;
     if (option == "--hosts") plan.hosts = value;
     if (option == "--agents") plan.agents = value;
@@ -97,7 +97,7 @@ Start Job::start() const {
   Start start;
   start.arguments = {"--bind",   "none",
                      "-np",      text(plan_.ranks),
-                     "--min-np", text(plan_.least),
+                     "--min-np", text(plan_.min_np),
                      "--spares", text(plan_.spares)};
   if (plan_.hosts > 1) {
     const int slots = (plan_.ranks + plan_.spares + plan_.hosts - 1) / plan_.hosts;

@@ -231,8 +231,8 @@ void MemberWorld::check_assign(const Assign& assign, WorkerId to) {
   if (in_order_ == assign.generation && parts == 0) fail("a change in order keeps no rank");
   // Beyond the largest size there may be those that leave afterwards.
   const int givers = scenario_.divided ? leavers : std::min(leavers, 1);
-  const int most = std::max(scenario_.most + givers, static_cast<int>(members_.size()));
-  if (size < scenario_.least || size > most) fail(text("a generation of ", size));
+  const int max_size = std::max(scenario_.max_np + givers, static_cast<int>(members_.size()));
+  if (size < scenario_.min_np || size > max_size) fail(text("a generation of ", size));
   if (members.size() != assign.seats.size()) fail("a worker has two ranks");
   if (assign.state.kind == StateKind::kTouched)
     touched_.insert({processes_.at(root_id).model.history, assign.state.commit});

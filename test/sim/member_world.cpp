@@ -19,8 +19,8 @@ MemberScenario draw(Random& random) {
   scenario.per_host = 1 + random.below(3);
   const int size = scenario.hosts * scenario.per_host;
   scenario.start = random.chance(75) ? size : 1;
-  scenario.least = random.chance(70) ? 1 : 1 + random.below(scenario.start);
-  scenario.most = size + random.below(3);
+  scenario.min_np = random.chance(70) ? 1 : 1 + random.below(scenario.start);
+  scenario.max_np = size + random.below(3);
   scenario.steps = 5 + random.below(60);
   scenario.troubles = random.below(9);
   scenario.can_load = random.chance(80);
@@ -39,8 +39,8 @@ MemberWorld::MemberWorld(std::uint64_t seed, Coverage& coverage)
       deadlines_(TimeSettings{.peer = seconds(1)}) {
   CoordinatorOptions options;
   options.start_size = scenario_.start;
-  options.least = scenario_.least;
-  options.most = scenario_.most;
+  options.min_np = scenario_.min_np;
+  options.max_np = scenario_.max_np;
   options.deadlines = deadlines_;
   coordinator_.emplace(options, now_);
   for (int host = 0; host < scenario_.hosts; ++host) {

@@ -31,8 +31,8 @@ struct MemberScenario {
   int hosts = 1;
   int per_host = 3;
   int start = 3;
-  int least = 1;
-  int most = 8;
+  int min_np = 1;
+  int max_np = 8;
   int steps = 10;
   int troubles = 4;
   bool can_load = true;

@@ -16,10 +16,10 @@ namespace hvd::member {
 /// Workers 1, 2, ... on hosts. The peer timeout is 30 s.
 class CoordinatorTest : public ::testing::Test {
  protected:
-  void make(int start, int least, int most, std::optional<int> max_resets = {}) {
+  void make(int start, int min_np, int max_np, std::optional<int> max_resets = {}) {
     coordinator_.emplace(
         CoordinatorOptions{
-            .start_size = start, .least = least, .most = most, .max_resets = max_resets},
+            .start_size = start, .min_np = min_np, .max_np = max_np, .max_resets = max_resets},
         now_);
   }
   void join(WorkerId id, const std::string& host = "a") {
@@ -47,9 +47,9 @@ class CoordinatorTest : public ::testing::Test {
                           now_);
   }
   /// Starts a job of workers 1, 2, ... on these hosts, one generation, at commit 0.
-  void run_on(const std::vector<std::string>& hosts, int least = 1, int most = 8,
+  void run_on(const std::vector<std::string>& hosts, int min_np = 1, int max_np = 8,
               std::optional<int> max_resets = {}) {
-    make(static_cast<int>(hosts.size()), least, most, max_resets);
+    make(static_cast<int>(hosts.size()), min_np, max_np, max_resets);
     const auto last = static_cast<WorkerId>(hosts.size());
     for (WorkerId id = 1; id <= last; ++id) join(id, hosts[id - 1]);
     for (WorkerId id = 1; id <= last; ++id) ready(id);
@@ -57,8 +57,9 @@ class CoordinatorTest : public ::testing::Test {
     EXPECT_EQ(coordinator_->phase(), Coordinator::Phase::kRunning);
     take();
   }
-  void run(int size, int least = 1, int most = 8, std::optional<int> max_resets = {}) {
-    run_on(std::vector<std::string>(static_cast<std::size_t>(size), "a"), least, most, max_resets);
+  void run(int size, int min_np = 1, int max_np = 8, std::optional<int> max_resets = {}) {
+    run_on(std::vector<std::string>(static_cast<std::size_t>(size), "a"), min_np, max_np,
+           max_resets);
   }
   /// Lets time pass in steps in which hosts are heard and processes answer pings.
   void pass(Duration time, const std::set<WorkerId>& silent = {},

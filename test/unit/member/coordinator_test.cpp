@@ -454,7 +454,7 @@ TEST_F(CoordinatorTest, TheJobEndsWhenAllAreAtTheirEnd) {
 
 TEST_F(CoordinatorTest, ExceptionsInARowAtTheSameOrAnEarlierCommitEndTheJob) {
   coordinator_.emplace(
-      CoordinatorOptions{.start_size = 2, .least = 1, .most = 2, .max_failures = 3}, now_);
+      CoordinatorOptions{.start_size = 2, .min_np = 1, .max_np = 2, .max_failures = 3}, now_);
   WorkerId last_worker = 0;
   /// A generation of two new workers that begins at commit 0, in which both throw.
   const auto fail_at = [&](Commit commit) {

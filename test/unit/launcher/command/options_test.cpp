@@ -51,7 +51,7 @@ TEST(LaunchOptions, AScriptNamesTheHostsOfAnElasticJob) {
              "--slots", "3", "--blacklist-cooldown-range", "5", "50", "./train", "x"});
   ASSERT_TRUE(options.elastic);
   EXPECT_EQ(options.np, 2) << "the least number, as with Horovod";
-  EXPECT_EQ(options.elastic->most, 4);
+  EXPECT_EQ(options.elastic->max_np, 4);
   EXPECT_EQ(options.elastic->discovery, (Words{"./hosts", "--zone", "a b"}));
   EXPECT_EQ(options.elastic->slots, 3);
   EXPECT_EQ(options.elastic->max_failures, 10);
@@ -77,8 +77,8 @@ TEST(LaunchOptions, ARangeOfNodesIsAnElasticJob) {
                   "--change-patience", "0", "./train"}));
   ASSERT_TRUE(options.elastic);
   EXPECT_EQ(options.np, 6);
-  EXPECT_EQ(options.elastic->least, 6);
-  EXPECT_EQ(options.elastic->most, 12);
+  EXPECT_EQ(options.elastic->min_np, 6);
+  EXPECT_EQ(options.elastic->max_np, 12);
   EXPECT_EQ(options.elastic->max_resets, 9);
   EXPECT_EQ(options.elastic->max_failures, 4);
   EXPECT_EQ(options.elastic->window_s, 2.5);
@@ -88,7 +88,7 @@ TEST(LaunchOptions, ARangeOfNodesIsAnElasticJob) {
   EXPECT_EQ(
       parse({"./train"},
             {{"PET_NNODES", "1:2"}, {"PET_RDZV_BACKEND", "c10d"}, {"PET_RDZV_ENDPOINT", "h:7"}})
-          .elastic->most,
+          .elastic->max_np,
       2);
   for (const char* const option : {"--min-np", "--max-np", "--spares", "--slots"}) {
     EXPECT_THAT(error_of(with({option, "1", "./train"})).what(),

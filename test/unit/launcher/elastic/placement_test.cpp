@@ -54,7 +54,7 @@ class Cluster {
 
 TEST(Placement, FillsTheHostsInOrderOnceAllAgentsHaveConnected) {
   TimePoint now = seconds(5);
-  Placement placement({2, 2, 1}, {.start = 3, .least = 1, .most = 3}, now);
+  Placement placement({2, 2, 1}, {.start = 3, .min_np = 1, .max_np = 3}, now);
   EXPECT_THAT(placement.agents_due(now), ElementsAre(0, 1, 2));
   EXPECT_THAT(placement.agents_due(now), IsEmpty());
   placement.host_connected(1);
@@ -71,7 +71,7 @@ TEST(Placement, FillsTheHostsInOrderOnceAllAgentsHaveConnected) {
 
 TEST(Placement, AHostOfAScriptThatIsOutOfReachDoesNotDelayTheStart) {
   const TimePoint now = seconds(5);
-  Placement placement({1, 1, 1}, {.start = 2, .least = 1, .most = 3}, now, {}, true);
+  Placement placement({1, 1, 1}, {.start = 2, .min_np = 1, .max_np = 3}, now, {}, true);
   placement.agents_due(now);
   placement.host_connected(1);
   EXPECT_THAT(placement.workers_due(now), IsEmpty()) << "there are too few slots";
@@ -85,7 +85,7 @@ TEST(Placement, AHostOfAScriptThatIsOutOfReachDoesNotDelayTheStart) {
 TEST(Placement, TheStartWaitsForOneAttemptToStartEachAgent) {
   const TimePoint now = seconds(5);
   for (const bool discovered : {false, true}) {
-    Placement placement({1, 1}, {.start = 2, .least = 1, .most = 2}, now, {}, discovered);
+    Placement placement({1, 1}, {.start = 2, .min_np = 1, .max_np = 2}, now, {}, discovered);
     placement.agents_due(now);
     placement.host_connected(1);
     EXPECT_THAT(placement.workers_due(now), IsEmpty());
@@ -96,11 +96,11 @@ TEST(Placement, TheStartWaitsForOneAttemptToStartEachAgent) {
 }
 
 TEST(Placement, StartsTheFirstSizeAndLaterTheLargest) {
-  Cluster cluster({8}, {.start = 2, .least = 1, .most = 4, .spares = 1});
+  Cluster cluster({8}, {.start = 2, .min_np = 1, .max_np = 4, .spares = 1});
   EXPECT_THAT(cluster.start(), ElementsAre(0, 1, 2)) << "with the spare";
   cluster.placement.runs(0);
   EXPECT_THAT(cluster.start(), ElementsAre(3, 4));
-  Cluster small({3}, {.start = 2, .least = 1, .most = 4, .spares = 1});
+  Cluster small({3}, {.start = 2, .min_np = 1, .max_np = 4, .spares = 1});
   EXPECT_THAT(small.start(), ElementsAre(0, 1, 2));
   small.placement.runs(0);
   EXPECT_THAT(small.start(), IsEmpty()) << "there are no more slots";
@@ -132,7 +132,7 @@ TEST(Placement, ASlotIsUsedAgainOnlyWhenItIsFree) {
 }
 
 TEST(Placement, AReplacementStaysOnItsHostIfThatHasASlot) {
-  Cluster cluster({2, 2}, {.start = 2, .least = 1, .most = 2});
+  Cluster cluster({2, 2}, {.start = 2, .min_np = 1, .max_np = 2});
   EXPECT_THAT(cluster.start(), ElementsAre(0, 1));
   cluster.placement.runs(0);
   cluster.placement.lost(1, 1, cluster.now);
@@ -144,7 +144,7 @@ TEST(Placement, AReplacementStaysOnItsHostIfThatHasASlot) {
 }
 
 TEST(Placement, AHostIsLeftOutAfterThreeFailuresInAMinuteForTwiceAsLongEachTime) {
-  Cluster cluster({1, 1}, {.start = 1, .least = 1, .most = 1});
+  Cluster cluster({1, 1}, {.start = 1, .min_np = 1, .max_np = 1});
   EXPECT_THAT(cluster.start(), ElementsAre(0));
   for (const double cooldown : {10, 20, 40}) {
     for (int failure = 0; failure < 3; ++failure) {
@@ -167,7 +167,7 @@ TEST(Placement, AHostIsLeftOutAfterThreeFailuresInAMinuteForTwiceAsLongEachTime)
 }
 
 TEST(Placement, FailuresOverMoreThanAMinuteLeaveNoHostOut) {
-  Cluster cluster({1, 1}, {.start = 1, .least = 1, .most = 1});
+  Cluster cluster({1, 1}, {.start = 1, .min_np = 1, .max_np = 1});
   cluster.start();
   for (int failure = 0; failure < 20; ++failure) {
     cluster.placement.runs(0);
@@ -180,7 +180,7 @@ TEST(Placement, FailuresOverMoreThanAMinuteLeaveNoHostOut) {
 
 TEST(Placement, NoHostIsLeftOutWithoutWhichTheOthersAreTooFew) {
   for (const auto& slots : {std::vector<int>{4}, std::vector<int>{2, 2}}) {
-    Cluster cluster(slots, {.start = 4, .least = 3, .most = 4});
+    Cluster cluster(slots, {.start = 4, .min_np = 3, .max_np = 4});
     cluster.start();
     for (int failure = 0; failure < 30; ++failure) {
       cluster.placement.runs(0);
@@ -192,7 +192,7 @@ TEST(Placement, NoHostIsLeftOutWithoutWhichTheOthersAreTooFew) {
 }
 
 TEST(Placement, ALostHostIsReplacedByOthersAndItsAgentStartedAgain) {
-  Cluster cluster({2, 2}, {.start = 2, .least = 1, .most = 2});
+  Cluster cluster({2, 2}, {.start = 2, .min_np = 1, .max_np = 2});
   EXPECT_THAT(cluster.start(), ElementsAre(0, 1));
   cluster.placement.runs(0);
   cluster.placement.runs(1);
@@ -208,7 +208,7 @@ TEST(Placement, ALostHostIsReplacedByOthersAndItsAgentStartedAgain) {
 }
 
 TEST(Placement, ARefusedHostGetsNoMoreWorkers) {
-  Cluster cluster({1, 1}, {.start = 1, .least = 1, .most = 1});
+  Cluster cluster({1, 1}, {.start = 1, .min_np = 1, .max_np = 1});
   cluster.start();
   cluster.placement.refuse_host(0);
   cluster.fail(0);
@@ -216,7 +216,7 @@ TEST(Placement, ARefusedHostGetsNoMoreWorkers) {
 }
 
 TEST(Placement, IsExhaustedWhenTooFewAreLeftAndNoMoreAreReplaced) {
-  Cluster cluster({3}, {.start = 3, .least = 2, .most = 3, .spares = 0, .replacements = 1});
+  Cluster cluster({3}, {.start = 3, .min_np = 2, .max_np = 3, .spares = 0, .replacements = 1});
   EXPECT_FALSE(cluster.placement.exhausted());
   cluster.start();
   for (int slot = 0; slot < 3; ++slot) cluster.placement.runs(slot);
@@ -231,7 +231,7 @@ TEST(Placement, IsExhaustedWhenTooFewAreLeftAndNoMoreAreReplaced) {
 }
 
 TEST(Placement, CountsFailuresBeforeTheFirstGeneration) {
-  Cluster cluster({2}, {.start = 2, .least = 1, .most = 2});
+  Cluster cluster({2}, {.start = 2, .min_np = 1, .max_np = 2});
   cluster.start();
   cluster.fail(0);
   cluster.fail(1);
@@ -246,7 +246,7 @@ TEST(Placement, CountsFailuresBeforeTheFirstGeneration) {
 }
 
 TEST(Placement, HostsAreAddedAndHaveOtherNumbersOfSlots) {
-  Cluster cluster({1}, {.start = 1, .least = 1, .most = 4});
+  Cluster cluster({1}, {.start = 1, .min_np = 1, .max_np = 4});
   EXPECT_THAT(cluster.start(), ElementsAre(0));
   cluster.placement.runs(0);
   EXPECT_THAT(cluster.start(), IsEmpty());
@@ -264,7 +264,7 @@ TEST(Placement, HostsAreAddedAndHaveOtherNumbersOfSlots) {
 }
 
 TEST(Placement, WorkersWithoutAPlaceAreReplacedWhileTheyLeave) {
-  Cluster cluster({2, 2}, {.start = 2, .least = 2, .most = 2});
+  Cluster cluster({2, 2}, {.start = 2, .min_np = 2, .max_np = 2});
   EXPECT_THAT(cluster.start(), ElementsAre(0, 1));
   cluster.placement.runs(0);
   cluster.placement.resize_host(0, 0);
@@ -281,7 +281,7 @@ TEST(Placement, WorkersWithoutAPlaceAreReplacedWhileTheyLeave) {
 }
 
 TEST(Placement, AHostThatReturnsIsNotRefusedAnyMore) {
-  Cluster cluster({1}, {.start = 1, .least = 1, .most = 1});
+  Cluster cluster({1}, {.start = 1, .min_np = 1, .max_np = 1});
   cluster.placement.refuse_host(0);
   EXPECT_THAT(cluster.start(), IsEmpty());
   cluster.placement.forget_failures(0, cluster.now);
