@@ -43,7 +43,7 @@ class RankZero final : public Rendezvous {
   void handle_arrival(std::int64_t number, const Bytes&);
   bool collect(Deadline until);
   void publish(const std::vector<std::string>& parts);
-  void look();
+  void check_obstacles();
   std::optional<Refusal> find_obstacle();
   bool replaced();
   [[noreturn]] void raise_failure(std::span<const std::byte> failure);
@@ -58,7 +58,7 @@ class RankZero final : public Rendezvous {
   std::int64_t next_open_ = 0;      ///< serve() waits for this one and later ones first
   std::optional<Refusal> refusal_;  ///< the answer to all arrivals from now on
   Deadline give_up_;                ///< when ranks that have not arrived are missing
-  Deadline next_look_ = {};
+  Deadline next_check_ = {};
   std::set<int> awaited_;     ///< ranks whose part is missing
   std::set<int> uninformed_;  ///< while the run fails: ranks that have not arrived
   struct Leaver {
@@ -139,7 +139,7 @@ bool RankZero::step(Deadline until) {
     if (const auto failed = serve({key("outcome")}, std::min(until, give_up_)))
       fail_all(decode_failure(failed->value));
     if (const auto objection = arrivals_.objection()) fail_all(*objection);
-    look();
+    check_obstacles();
   }
   if (!arrivals_.complete()) {
     if (Clock::now() < give_up_) return false;
@@ -173,7 +173,7 @@ bool RankZero::collect(Deadline until) {
       collected_[static_cast<std::size_t>(*rank)] = text_of(found->value);
       awaited_.erase(rank);
     } else {
-      look();
+      check_obstacles();
     }
   }
   if (!awaited_.empty()) {
@@ -217,9 +217,9 @@ bool RankZero::replaced() {
 }
 
 /// Checks from time to time whether the run can still begin.
-void RankZero::look() {
-  if (Clock::now() < next_look_) return;
-  next_look_ = Clock::now() + kTimeBetweenLooks;
+void RankZero::check_obstacles() {
+  if (Clock::now() < next_check_) return;
+  next_check_ = Clock::now() + kCheckInterval;
   const auto obstacle = find_obstacle();
   if (!obstacle) return;
   if (exchange_ == 1) fail_all(*obstacle);
@@ -279,7 +279,7 @@ void RankZero::wait_until_left(Deadline deadline) {
       numbers.push_back(number);
       keys.push_back(key("left.", number));
     }
-    const Deadline until = std::min<Deadline>(deadline, now + kTimeBetweenLooks);
+    const Deadline until = std::min<Deadline>(deadline, now + kCheckInterval);
     const auto found = refusal_ ? serve(std::move(keys), until) : store_->wait(keys, until);
     if (found) {
       leavers_.erase(numbers[found->index]);

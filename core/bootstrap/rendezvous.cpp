@@ -95,10 +95,10 @@ class OtherRank final : public Rendezvous {
   void take_answer(const Store::Found&);
   void take_parts(Bytes);
   std::vector<std::string> awaited() const;
-  bool look_at_rank_0();
+  bool check_rank_0();
   std::optional<ProcessInfo> find_rival();
   [[noreturn]] void give_up();
-  Deadline::duration time_between_looks() const noexcept override;
+  Deadline::duration check_interval() const noexcept override;
   void abandon(const std::exception&) noexcept override;
 
   std::string payload_;
@@ -117,7 +117,7 @@ bool OtherRank::step(Deadline until) {
   if (!accepted_) follow_newest_run(until);
   if (number_ == 0) return false;
   if (auto found = store_->wait(awaited(), until)) return take(std::move(*found));
-  return look_at_rank_0();
+  return check_rank_0();
 }
 
 std::vector<std::string> OtherRank::awaited() const {
@@ -136,7 +136,7 @@ void OtherRank::follow_newest_run(Deadline until) {
   if (!now || now->empty() || *now == notice_) {
     const auto left = until - Clock::now();
     if (number_ == 0 && left > left.zero() && now)  // wait for another run
-      std::this_thread::sleep_for(std::min<Deadline::duration>(left, kTimeBetweenLooks / 4));
+      std::this_thread::sleep_for(std::min<Deadline::duration>(left, kCheckInterval / 4));
     return;
   }
   const auto notice = decode_notice(*now);
@@ -220,7 +220,7 @@ void OtherRank::take_parts(Bytes bytes) {
 
 /// Called when an awaited value is missing. Returns true if the value has been stored meanwhile and
 /// completes the exchange.
-bool OtherRank::look_at_rank_0() {
+bool OtherRank::check_rank_0() {
   if (store_->notices_loss()) return false;
   if (accepted_) {
     const auto now = store_->get(run_key(), patience());
@@ -280,8 +280,8 @@ void OtherRank::give_up() {
 
 /// A server that detects losses ends the waits of ranks itself, also when it removes a run's
 /// values.
-Deadline::duration OtherRank::time_between_looks() const noexcept {
-  if (!store_->notices_loss()) return kTimeBetweenLooks;
+Deadline::duration OtherRank::check_interval() const noexcept {
+  if (!store_->notices_loss()) return kCheckInterval;
   return accepted_ ? Deadline::duration(std::chrono::hours(1)) : std::chrono::seconds(1);
 }
 
@@ -355,10 +355,10 @@ std::unique_ptr<Rendezvous> Rendezvous::join(std::unique_ptr<Store> store, const
   return rank;
 }
 
-Deadline::duration Rendezvous::time_between_looks() const noexcept { return kTimeBetweenLooks; }
+Deadline::duration Rendezvous::check_interval() const noexcept { return kCheckInterval; }
 
 void Rendezvous::finish() {
-  while (!step(std::min<Deadline>(deadline_, Clock::now() + time_between_looks()))) {
+  while (!step(std::min<Deadline>(deadline_, Clock::now() + check_interval()))) {
   }
 }
 

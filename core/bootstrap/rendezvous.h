@@ -102,11 +102,11 @@ class Rendezvous {
   Rendezvous(std::unique_ptr<Store>, const RankInfo&, Deadline, Deadline::duration limit);
 
   /// Time between two checks for the end of a process or for a newer run.
-  static constexpr auto kTimeBetweenLooks = std::chrono::milliseconds(100);
+  static constexpr auto kCheckInterval = std::chrono::milliseconds(100);
 
   void finish();  ///< steps until the exchange is complete
   /// How long a step may last before the rank checks for the end of a process or a newer run.
-  virtual Deadline::duration time_between_looks() const noexcept;
+  virtual Deadline::duration check_interval() const noexcept;
   /// Reports to the other ranks why this one has not joined.
   virtual void abandon(const std::exception&) noexcept;
   /// A key of the run.

@@ -384,7 +384,7 @@ Duration Engine::time_to_deadline() const noexcept {
     if (limit) next = std::min(next, *limit);
   };
   if (waits_for_others()) at_most(steady_.deadline());
-  at_most(executor_.device_completions().next_look());
+  at_most(executor_.device_completions().next_check());
   at_most(router_.deadline());
   if (const auto messages = points_.deadline()) at_most(time_.on_the_clock(*messages));
   for (const RequestedDescription& open : descriptions_) at_most(open.description->until());

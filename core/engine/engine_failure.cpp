@@ -42,7 +42,7 @@ bool Engine::do_housekeeping() {
   const bool leaves = steady_.watch(time_.step(), waits_for_others());
   const bool is_waiting = waiting();
   if (!watch_.due(is_waiting)) return leaves;
-  if (const auto loss = watch_.look(is_waiting)) throw_loss(*loss);
+  if (const auto loss = watch_.check(is_waiting)) throw_loss(*loss);
   executor_.check_progress(time_.awake(time_.step()));
   if (is_waiting)
     for (const int rank : watch_.departed()) on_departed(rank);

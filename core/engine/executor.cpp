@@ -171,7 +171,7 @@ std::size_t Executor::batches_ahead(int process_set, DeviceType device) const no
 bool Executor::progress() {
   bool moved = false;
   if (!completions_.empty()) {
-    completions_.look();
+    completions_.check();
     close_retired();
   }
   if (in_flight_ == 0) return moved;

@@ -424,11 +424,11 @@ void OperationTable::forget(const wire::Request& request) {
   operations_.erase(Key{request.process_set, request.name});
 }
 
-// Looks at few operations, because all may be in flight.
+// Checks few operations, because all may be in flight.
 void OperationTable::forget_unused() {
-  constexpr int kLooks = 2;
+  constexpr int kChecks = 2;
   OperationState* oldest = first_used_;
-  for (int look = 0; look < kLooks && operations_.size() >= kMaxRemembered; ++look) {
+  for (int check = 0; check < kChecks && operations_.size() >= kMaxRemembered; ++check) {
     if (oldest == nullptr) return;
     OperationState& one = *oldest;
     oldest = one.used_after;

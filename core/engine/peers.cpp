@@ -51,7 +51,7 @@ bool PeerWatch::due(bool waiting) noexcept {
   return true;
 }
 
-std::optional<control::PeerLoss> PeerWatch::look(bool waiting) {
+std::optional<control::PeerLoss> PeerWatch::check(bool waiting) {
   const TimePoint now = time_.step();
   control_.heartbeat(now);
   if (waiting) {

@@ -104,14 +104,14 @@ class PeerWatch {
   /// Whether a rank has pinged recently, as of this step.
   bool pinged() const noexcept { return time_.step() < pinged_until_; }
 
-  /// Whether it is time for look() and other periodic work.
+  /// Whether it is time for check() and other periodic work.
   bool due(bool waiting) noexcept;
   TimePoint next() const noexcept { return next_; }
   /// Publishes a heartbeat and looks for a lost rank.
   /// @param waiting whether this rank depends on others now @return a lost rank
-  std::optional<control::PeerLoss> look(bool waiting);
+  std::optional<control::PeerLoss> check(bool waiting);
   /// Ranks of this host that left the job so long ago that all their messages have arrived. Called
-  /// together with look() while this rank waits.
+  /// together with check() while this rank waits.
   std::vector<int> departed();
 
  private:

@@ -24,7 +24,7 @@ constexpr int kPiecesUnderWay = static_cast<int>(kBytesPerCall / wire::kPieceByt
 constexpr Duration kShortWait = std::chrono::milliseconds(250);
 constexpr std::size_t kMaxShown = 3;
 /// Time between two polls of the device.
-constexpr Duration kLookInterval = std::chrono::microseconds(20);
+constexpr Duration kDeviceCheckInterval = std::chrono::microseconds(20);
 /// From this size on, a tensor would not fit into the caches, so it is written past them.
 constexpr std::size_t kStreamedBytes = std::size_t{8} << 20;
 /// Limit of a rank's windows, of 1 MiB each. Further ranks of its host send without one.
@@ -122,7 +122,7 @@ bool PointToPoint::send_pieces() {
   std::size_t sent = 0;
   // Begins after the rank that was served last, so that all streams are served in turn.
   auto next = streams_.upper_bound(last_stream_);
-  for (std::size_t looks = streams_.size(); looks > 0 && sent < kBytesPerCall; --looks, ++next) {
+  for (std::size_t polls = streams_.size(); polls > 0 && sent < kBytesPerCall; --polls, ++next) {
     if (next == streams_.end()) next = streams_.begin();
     last_stream_ = next->first;
     while (sent < kBytesPerCall && send_piece(next->first, next->second)) sent += wire::kPieceBytes;
@@ -474,15 +474,15 @@ bool PointToPoint::progress(TimePoint now) {
   awaits_device_ = false;
   bool moved = send_pieces();
   moved = advance_device() || moved;
-  next_look_ = awaits_device_ ? std::optional(now + kLookInterval) : std::nullopt;
+  next_device_check_ = awaits_device_ ? std::optional(now + kDeviceCheckInterval) : std::nullopt;
   check_device(moved, now);
   return check_waits(now) || moved;
 }
 
 std::optional<TimePoint> PointToPoint::deadline() const noexcept {
-  return next_look_ && deadline_ ? std::min(next_look_, deadline_)
-         : next_look_            ? next_look_
-                                 : deadline_;
+  return next_device_check_ && deadline_ ? std::min(next_device_check_, deadline_)
+         : next_device_check_            ? next_device_check_
+                                         : deadline_;
 }
 
 bool PointToPoint::leave() {
@@ -547,7 +547,7 @@ std::vector<OperationPtr> PointToPoint::release_all() {
   for (const auto& [id, sent] : sends_) keep_memory(sent.operation, sent.device);
   for (const auto& [id, recv] : recvs_) keep_memory(recv.operation, recv.device);
   device_recvs_.clear();
-  next_look_.reset();
+  next_device_check_.reset();
   sends_.clear();
   recvs_.clear();
   transfers_.clear();

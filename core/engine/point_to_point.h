@@ -217,8 +217,8 @@ class PointToPoint {
   std::map<int, Stream> streams_;               ///< by rank
   /// For messages from each rank; null: there is no memory for it.
   std::map<int, std::unique_ptr<MessageWindow>> windows_;
-  std::set<std::uint64_t> device_recvs_;  ///< those that are matched
-  std::optional<TimePoint> next_look_;    ///< at the device, for which some wait
+  std::set<std::uint64_t> device_recvs_;        ///< those that are matched
+  std::optional<TimePoint> next_device_check_;  ///< of the device, for which operations wait
   bool awaits_device_ = false;
   std::optional<TimePoint> device_waits_since_;  ///< no message moves, and some wait for the device
   int last_stream_ = -1;                         ///< the rank that was last served

@@ -38,7 +38,7 @@ Duration ChannelQueue::stalled_for(TimePoint now,
 namespace {
 
 /// Short enough to free memory and detect errors in time, long enough to cost little in a step.
-constexpr Duration kBetweenLooks = std::chrono::milliseconds(2);
+constexpr Duration kCheckInterval = std::chrono::milliseconds(2);
 
 }  // namespace
 
@@ -49,7 +49,7 @@ void DeviceCompletions::add(Channel& channel, const Batch& batch, EventPtr outpu
     const Submission& submission = operation->submission;
     if (submission.keep_alive) completion.keep_alive.push_back(submission.keep_alive);
   }
-  if (completions_.empty()) next_look_ = completion.since + kBetweenLooks;
+  if (completions_.empty()) next_check_ = completion.since + kCheckInterval;
   completions_.push_back(std::move(completion));
 }
 
@@ -58,11 +58,11 @@ bool DeviceCompletions::has(const Channel& channel) const noexcept {
                      [&](const Completion& completion) { return completion.channel == &channel; });
 }
 
-void DeviceCompletions::look() {
+void DeviceCompletions::check() {
   if (completions_.empty()) return;
   const TimePoint now = clock_.now();
-  if (now < next_look_) return;
-  next_look_ = now + kBetweenLooks;
+  if (now < next_check_) return;
+  next_check_ = now + kCheckInterval;
   // Batches of one pipeline end in order; those of several pipelines end in any order.
   std::erase_if(completions_,
                 [](const Completion& completion) { return completion.output_ready->query(); });
@@ -82,9 +82,9 @@ void DeviceCompletions::look() {
   }
 }
 
-std::optional<TimePoint> DeviceCompletions::next_look() const noexcept {
+std::optional<TimePoint> DeviceCompletions::next_check() const noexcept {
   if (completions_.empty()) return std::nullopt;
-  return next_look_;
+  return next_check_;
 }
 
 void DeviceCompletions::abandon() noexcept {

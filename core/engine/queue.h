@@ -135,9 +135,9 @@ class DeviceCompletions {
   bool has(const Channel&) const noexcept;
   /// Drops the batches that have ended, at most every 2 ms. @throws PeerLostError, Error when one
   /// has failed or takes too long
-  void look();
-  /// When look() has work next; no value when the queue is empty.
-  std::optional<TimePoint> next_look() const noexcept;
+  void check();
+  /// When check() has work next; no value when the queue is empty.
+  std::optional<TimePoint> next_check() const noexcept;
   /// Keeps the memory until the process ends. See Note [Memory after a failure].
   void abandon() noexcept;
 
@@ -152,7 +152,7 @@ class DeviceCompletions {
   const Clock& clock_;
   const Duration limit_;
   std::deque<Completion> completions_;
-  TimePoint next_look_{};
+  TimePoint next_check_{};
 };
 
 }  // namespace hvd::runtime

@@ -6,13 +6,13 @@
 namespace hvd::runtime {
 namespace {
 
-/// Looks of a sender, which take about 2 us: a receiver that is about to call recv() has called it
+/// Polls of a sender, which take about 2 us: a receiver that is about to call recv() has called it
 /// by then.
-constexpr int kLooksOfSender = 40;
-/// Looks of a receiver, about 10 us, as long as a thread in wait() spins.
-constexpr int kLooksOfReceiver = 150;
-/// Looks of a sender whose message is being read, until it lets the engine work.
-constexpr int kLooksAtReader = 100;
+constexpr int kSenderPolls = 40;
+/// Polls of a receiver, about 10 us, as long as a thread in wait() spins.
+constexpr int kReceiverPolls = 150;
+/// Polls of a sender whose message is being read, until it lets the engine work.
+constexpr int kReaderPolls = 100;
 
 MessageBox::Label label_of(const Message& message) noexcept {
   return {message.tag, static_cast<std::uint64_t>(message.tensor.count),
@@ -83,7 +83,7 @@ bool QuickMessages::send(const Message& message, const std::function<bool()>& st
   if (control_.awaits_lazy_messages(message.peer)) return false;
   MessageBox& box = find(message.peer)->outgoing;
   box.post(label_of(message), {message.tensor.data, message.tensor.bytes()});
-  for (int looks = 0; looks < kLooksOfSender; ++looks) {
+  for (int polls = 0; polls < kSenderPolls; ++polls) {
     if (box.received()) return true;
     relax();
   }
@@ -92,9 +92,9 @@ bool QuickMessages::send(const Message& message, const std::function<bool()>& st
 
 /// @return whether the receiver has the message
 bool QuickMessages::end(MessageBox& box, const std::function<bool()>& step) {
-  for (int looks = 0; !box.retract(); ++looks) {
+  for (int polls = 0; !box.retract(); ++polls) {
     if (box.received()) return true;
-    if (looks < kLooksAtReader) {
+    if (polls < kReaderPolls) {
       relax();
       continue;
     }
@@ -116,7 +116,7 @@ std::optional<int> QuickMessages::receive(const Message& message,
   Peer* const first = any ? peers_.data() : find(message.peer);
   HVD_EXPECT(first != nullptr, "the ranks share a box");
   Peer* const last = any ? first + peers_.size() : first + 1;
-  for (int looks = 0; looks < kLooksOfReceiver; ++looks) {
+  for (int polls = 0; polls < kReceiverPolls; ++polls) {
     for (Peer* peer = first; peer != last; ++peer) {
       if (!peer->incoming.full()) continue;
       if (any && sets.position(message.process_set, peer->rank) < 0) continue;

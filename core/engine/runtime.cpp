@@ -293,7 +293,7 @@ void Runtime::drive_until(const Done& done, const Patience& patience, Claims cla
   }
   // Most rings since the last step announced work that is already done. A few more steps cost less
   // than waking the engine thread.
-  for (int looks = 0; looks < 4 && doorbell.ticket() != ticket; ++looks) {
+  for (int polls = 0; polls < 4 && doorbell.ticket() != ticket; ++polls) {
     ticket = doorbell.ticket();
     if (engine_.step()) notify_waiters(kWaiter);
   }

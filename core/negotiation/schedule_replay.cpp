@@ -218,17 +218,17 @@ ScheduleReplay::NextBundle ScheduleReplay::advance(bool polls) {
   }
   bool all_here = arrived_;
   bool a_rank_leaves = arrived_ && arrives && leaving_;
-  const auto look_at = [&](const ArrivalFlags& flags) {
+  const auto check = [&](const ArrivalFlags& flags) {
     // Sequentially consistent with arrive(): if the last two ranks arrive at the same time, at
     // least one of them sees both arrivals, and rings.
     const std::uint64_t flag = flags.arrived.load(std::memory_order_seq_cst);
     if (flag / 2 < position_) all_here = false;
     if (flag == position_ * 2 + 1) a_rank_leaves = true;
   };
-  for (const ArrivalFlags* const flags : flags_) look_at(*flags);
+  for (const ArrivalFlags* const flags : flags_) check(*flags);
   // Only the flags of this host count for ringing, because its first rank informs the other hosts.
   const bool ring = arrives && arrived_ && (all_here || a_rank_leaves);
-  if (remote_ != nullptr) look_at(*remote_);
+  if (remote_ != nullptr) check(*remote_);
   if (a_rank_leaves) {
     replaying_ = false;
     return {Outcome::kLeft, 0, 0, ring};

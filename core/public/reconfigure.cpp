@@ -39,7 +39,7 @@ namespace {
 
 /// Limit of the connections to this process's server that are not from ranks.
 constexpr int kMaxStrangers = 1024;
-constexpr auto kTimeBetweenLooks = std::chrono::milliseconds(50);
+constexpr auto kCheckInterval = std::chrono::milliseconds(50);
 /// Time for members on other hosts to arrive and receive the reason of a failure.
 constexpr auto kTimeToInform = std::chrono::milliseconds(500);
 /// The kernel closes the connections of a process before it reports its end.
@@ -121,7 +121,7 @@ class MemberWatch {
       if (found != watched_.end()) lost_before_ = found->first;
       return;
     }
-    look();
+    find_ended();
     thread_ = start_thread("hvd-members", [this](const std::stop_token& stop) { run(stop); });
   }
   MemberWatch(const MemberWatch&) = delete;
@@ -132,7 +132,7 @@ class MemberWatch {
   std::optional<int> end() {
     stop();
     if (thread_.joinable()) thread_.join();
-    look();
+    find_ended();
     return lost_;
   }
   /// A member whose process had ended before the call of a rank that is not rank 0.
@@ -150,13 +150,13 @@ class MemberWatch {
     const auto until = std::chrono::steady_clock::now() + kTimeToEnd;
     while (!found->second.ended()) {
       if (std::chrono::steady_clock::now() >= until) return true;
-      std::this_thread::sleep_for(kTimeBetweenLooks);
+      std::this_thread::sleep_for(kCheckInterval);
     }
     return false;
   }
 
  private:
-  bool look() {
+  bool find_ended() {
     for (auto& [rank, process] : watched_) {
       if (!process.ended()) continue;
       if (lost_.value_or(0) == 0) lost_ = rank;
@@ -170,10 +170,9 @@ class MemberWatch {
     changed_.notify_all();
   }
   void run(const std::stop_token& stop) {
-    while (!stop.stop_requested() && !look()) {
+    while (!stop.stop_requested() && !find_ended()) {
       const MutexLock lock(mutex_);
-      if (!stop.stop_requested())
-        changed_.wait_until(mutex_, SteadyClock().now() + kTimeBetweenLooks);
+      if (!stop.stop_requested()) changed_.wait_until(mutex_, SteadyClock().now() + kCheckInterval);
     }
   }
 
@@ -318,7 +317,7 @@ runtime::JobConnection join_members(std::int64_t uuid,
                                      .grace = kGrace});
   } catch (const PeerLostError& error) {
     const bool early = std::chrono::steady_clock::now() < deadline;
-    // Members here that have lost rank 0, too, may end before this one looks.
+    // Members here that have lost rank 0, too, may end before this one checks.
     const bool rank_0_alone = own != 0 && early && error.rank() == 0 && !watch.observes(0);
     const auto ended = watch.end();
     throw_if_ended(rank_0_alone ? watch.lost_before() : ended);

@@ -72,7 +72,7 @@ void LocalMail::flush() {
 
 std::optional<control::Message> LocalMail::pop() {
   if (!has_message()) return std::nullopt;
-  for (std::size_t looks = 0; looks < peers_.size(); ++looks) {
+  for (std::size_t polls = 0; polls < peers_.size(); ++polls) {
     Peer& peer = peers_[next_];
     next_ = (next_ + 1) % peers_.size();
     if (peer.awaits_carrier) continue;

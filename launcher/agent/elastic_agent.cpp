@@ -42,7 +42,7 @@ constexpr std::size_t kMaxQueuedBytes = 1 << 20;
 /// The descriptors of an agent: its own, and those of each slot (two pipes, three sockets).
 constexpr std::size_t kBaseDescriptors = 24, kDescriptorsOfASlot = 8;
 /// Interval between checks of a killed worker, whose threads end long before its memory is free.
-constexpr milliseconds kLook{1};
+constexpr milliseconds kPollInterval{1};
 constexpr milliseconds kLongestOrphanGrace{500};
 /// The limits of one attempt to join: for the connection, and for the answer.
 constexpr milliseconds kJoinPatience{5'000};
@@ -375,7 +375,7 @@ void ElasticAgent::set_alarm() {
   }
   for (const Slot& slot : slots_) {
     if (slot.worker) keep_earlier(next, slot.worker->next_deadline());
-    if (slot.killed) keep_earlier(next, std::chrono::steady_clock::now() + kLook);
+    if (slot.killed) keep_earlier(next, std::chrono::steady_clock::now() + kPollInterval);
   }
   alarm_.set(next);
 }

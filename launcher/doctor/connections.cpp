@@ -140,10 +140,10 @@ Greeter::Greeter(std::string greeting) : greeting_(std::move(greeting)) {
 }
 
 void Greeter::serve(const std::stop_token& stop) const {
-  constexpr int kLookEvery_ms = 20;
+  constexpr int kPollInterval_ms = 20;
   while (!stop.stop_requested()) {
     pollfd listening{socket_.get(), POLLIN, 0};
-    if (::poll(&listening, 1, kLookEvery_ms) <= 0) continue;
+    if (::poll(&listening, 1, kPollInterval_ms) <= 0) continue;
     const UniqueFd visitor(::accept4(socket_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (visitor) ::send(visitor.get(), greeting_.data(), greeting_.size(), MSG_NOSIGNAL);
   }

@@ -24,8 +24,8 @@ using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
 /// Interval between checks of a script that the caller waits for, and of the size of its output.
-constexpr milliseconds kLook{5};
-constexpr milliseconds kLookAtSize{20};
+constexpr milliseconds kPollInterval{5};
+constexpr milliseconds kSizeCheckInterval{20};
 
 UniqueFd memory_file() {
   UniqueFd file(::memfd_create("hvdrun", MFD_CLOEXEC));
@@ -132,7 +132,7 @@ std::optional<std::vector<Host>> HostDiscovery::step(Deadline now) {
   }
   const auto end = peek_exit(pid_);
   const bool too_much = prints_too_much();
-  looks_at_ = now + kLookAtSize;
+  size_check_at_ = now + kSizeCheckInterval;
   if (!end && !too_much && now < ends_at_) return std::nullopt;
   starts_at_ = now + kPause;
   end_run();
@@ -150,7 +150,7 @@ std::optional<std::vector<Host>> HostDiscovery::step(Deadline now) {
 std::vector<Host> HostDiscovery::run() {
   for (;;) {
     if (auto hosts = step(steady_clock::now())) return *std::move(hosts);
-    std::this_thread::sleep_for(kLook);
+    std::this_thread::sleep_for(kPollInterval);
   }
 }
 

@@ -59,7 +59,9 @@ class HostDiscovery {
   /// next_deadline(), and after SIGCHLD. Returns the hosts from a run that has ended. @throws
   /// DiscoveryError
   std::optional<std::vector<Host>> step(Deadline now);
-  Deadline next_deadline() const { return pid_ > 0 ? std::min(ends_at_, looks_at_) : starts_at_; }
+  Deadline next_deadline() const {
+    return pid_ > 0 ? std::min(ends_at_, size_check_at_) : starts_at_;
+  }
 
  private:
   void start(Deadline now);
@@ -73,7 +75,7 @@ class HostDiscovery {
   pid_t pid_ = -1;             ///< -1: it does not run
   std::vector<pid_t> former_;  ///< that were ended, until they are reaped
   UniqueFd out_, err_;
-  Deadline starts_at_ = {}, ends_at_ = {}, looks_at_ = {};
+  Deadline starts_at_ = {}, ends_at_ = {}, size_check_at_ = {};
 };
 
 }  // namespace hvd::launcher

@@ -329,9 +329,9 @@ void expect_nothing(const Counted& before, const Counted& after) {
     EXPECT_EQ(after.allocated - before.allocated, 0U);
   }
   EXPECT_EQ(after.mpi, before.mpi);
-  const std::uint64_t looks = after.ucx.looks - before.ucx.looks;
-  EXPECT_EQ(after.ucx.all - before.ucx.all, looks);
-  EXPECT_LE(looks, 4 * signs_of_life) << "there are four workers";
+  const std::uint64_t polls = after.ucx.polls - before.ucx.polls;
+  EXPECT_EQ(after.ucx.all - before.ucx.all, polls);
+  EXPECT_LE(polls, 4 * signs_of_life) << "there are four workers";
   EXPECT_EQ(after.runtime.control_messages_sent, before.runtime.control_messages_sent);
   EXPECT_EQ(after.runtime.control_messages_received, before.runtime.control_messages_received);
   SystemCalls system = added(before.system, after.system);

@@ -288,7 +288,7 @@ TEST_F(GpuJobTest, CpuAndGpuTensorsUnderOneNameDisagree) {
 TEST_F(GpuJobTest, ThousandsOfStepsThatRepeat) {
   constexpr int kTensors = 5;
   constexpr int kSteps = 10'000;
-  constexpr int kBetweenLooks = 100;
+  constexpr int kStepsBetweenChecks = 100;
   const auto begin = std::chrono::steady_clock::now();
   std::vector<std::unique_ptr<GpuMemory>> tensors;
   for (int i = 0; i < kTensors; ++i) {
@@ -300,7 +300,7 @@ TEST_F(GpuJobTest, ThousandsOfStepsThatRepeat) {
   for (; step < kSteps; ++step) {
     // Ranks that share a GPU alternate, so a step may take milliseconds. The query also deviates
     // from the schedule.
-    if (step % kBetweenLooks == 0 &&
+    if (step % kStepsBetweenChecks == 0 &&
         !rank_0_says(std::chrono::steady_clock::now() - begin < ProgramDevice::patience()))
       break;
     std::vector<Submission> submissions;
@@ -313,7 +313,7 @@ TEST_F(GpuJobTest, ThousandsOfStepsThatRepeat) {
     finish(submit_all(std::move(submissions), Progress::kCaller), ready);
   }
   if (rank() == 0) std::printf("%d of %d steps\n", step, kSteps);
-  EXPECT_GE(step, kBetweenLooks);
+  EXPECT_GE(step, kStepsBetweenChecks);
   for (const auto& tensor : tensors) EXPECT_EQ(tensor->read(stream_)[999], 1.0F);
 }
 

@@ -314,13 +314,13 @@ def abandoned(name):
 
 
 def abandoned_since(before):
-    """New names of hvd in /dev/shm that no process holds. A second look spares those that had no lock yet."""
-    def look():
+    """New names of hvd in /dev/shm that no process holds. A second check spares those that had no lock yet."""
+    def find():
         return [name for name in os.listdir("/dev/shm") if name.startswith("hvd") and name not in before and abandoned(name)]
 
-    if look():
+    if find():
         time.sleep(0.5)
-    return look()
+    return find()
 
 
 def judge_remains(job, before):

@@ -16,7 +16,7 @@
 namespace {
 
 std::atomic<std::uint64_t> calls{0};
-std::atomic<std::uint64_t> looks{0};
+std::atomic<std::uint64_t> polls{0};
 std::atomic<std::uint64_t> control_messages{0};
 std::atomic<std::uint64_t> data_messages{0};
 
@@ -39,10 +39,10 @@ struct Counted<kNumber, Result(Arguments...)> {
   }
 };
 
-decltype(&ucp_worker_progress) real_look = nullptr;
-unsigned look(ucp_worker_h worker) {
-  looks.fetch_add(1);
-  return real_look(worker);
+decltype(&ucp_worker_progress) real_progress = nullptr;
+unsigned progress(ucp_worker_h worker) {
+  polls.fetch_add(1);
+  return real_progress(worker);
 }
 
 decltype(&ucp_tag_send_nbx) real_send = nullptr;
@@ -81,8 +81,8 @@ constexpr Replacement kReplacements[] = {
 
 void* replaced(std::string_view name, void* function) {
   if (name == "ucp_worker_progress") {
-    real_look = reinterpret_cast<decltype(real_look)>(function);
-    function = reinterpret_cast<void*>(&look);
+    real_progress = reinterpret_cast<decltype(real_progress)>(function);
+    function = reinterpret_cast<void*>(&progress);
   }
   if (name == "ucp_tag_send_nbx") {
     real_send = reinterpret_cast<decltype(real_send)>(function);
@@ -98,7 +98,7 @@ void* replaced(std::string_view name, void* function) {
 }  // namespace
 
 hvd::testing::UcxCalls hvd::testing::ucx_calls() noexcept {
-  return {calls.load(), looks.load(), control_messages.load(), data_messages.load()};
+  return {calls.load(), polls.load(), control_messages.load(), data_messages.load()};
 }
 
 #if HVD_HAVE_UCX

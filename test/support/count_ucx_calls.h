@@ -9,7 +9,7 @@ namespace hvd::testing {
 /// only grow; any thread may read them.
 struct UcxCalls {
   std::uint64_t all = 0;
-  std::uint64_t looks = 0;  ///< ucp_worker_progress
+  std::uint64_t polls = 0;  ///< ucp_worker_progress
   /// Messages that were sent, by the last bits of their tags (transport/carrier.h).
   std::uint64_t control_messages = 0;
   std::uint64_t data_messages = 0;

@@ -453,8 +453,8 @@ bool Connections::progress(message::Plane plane, bool receives) {
   const auto number = static_cast<std::size_t>(plane);
   // A message that UCX reports as sent may still wait for room in a socket, for which an occasional
   // progress call is enough.
-  const bool looks = sending_[number] > 0 || ++idle_calls_[number] % kIdleCallsPerProgress == 0;
-  const bool moved = looks && run(out_of(plane));
+  const bool due = sending_[number] > 0 || ++idle_calls_[number] % kIdleCallsPerProgress == 0;
+  const bool moved = due && run(out_of(plane));
   return (receives && run(in_of(plane))) || moved;
 }
 

@@ -119,7 +119,7 @@ TEST(MessageBox, AMessageOfAnotherLabelStays) {
   EXPECT_EQ(received, filled(1));
 }
 
-// The sender takes back every message that is not received at once, while the receiver also looks
+// The sender takes back every message that is not received at once, while the receiver also polls
 // for another label. Each message is either taken back or received once, as a whole and in order.
 TEST(MessageBox, TwoThreadsAgreeOnEachMessage) {
   constexpr std::uint64_t kMessages = 20'000;
@@ -130,8 +130,8 @@ TEST(MessageBox, TwoThreadsAgreeOnEachMessage) {
     MessageBox box(memory.bytes.data(), kCapacity);
     std::array<std::uint64_t, 20> words = {};
     const std::span bytes = std::as_writable_bytes(std::span(words));
-    for (int looks = 0; !ended.load(); ++looks) {
-      if (looks % 3 == 0 && box.full()) EXPECT_NE(take(box, {.tag = 9}, bytes), Found::kMessage);
+    for (int polls = 0; !ended.load(); ++polls) {
+      if (polls % 3 == 0 && box.full()) EXPECT_NE(take(box, {.tag = 9}, bytes), Found::kMessage);
       if (!box.full() || take(box, {.tag = 5}, bytes) != Found::kMessage) continue;
       for (const std::uint64_t word : words) EXPECT_EQ(word, words[0]);
       received.push_back(words[0]);
@@ -142,7 +142,7 @@ TEST(MessageBox, TwoThreadsAgreeOnEachMessage) {
     std::array<std::uint64_t, 20> words;
     words.fill(number);
     box.post({.tag = 5}, std::as_bytes(std::span(words)));
-    for (std::uint64_t looks = 0; looks < number % 50 && !box.received(); ++looks) continue;
+    for (std::uint64_t polls = 0; polls < number % 50 && !box.received(); ++polls) continue;
     if (number % 100 == 0) std::this_thread::yield();
     bool retracted = false;
     while (!box.received() && !retracted) retracted = box.retract();

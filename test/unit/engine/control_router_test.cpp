@@ -389,7 +389,7 @@ TEST_F(CarriedControlRouter, ASuspectIsNotifiedOnlyIfTheCarrierAllowsIt) {
   }
 }
 
-TEST_F(ControlRouterTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
+TEST_F(ControlRouterTest, TheWatchChecksOftenOnlyWhileSomethingDepends) {
   options_.peer_timeout = seconds(8);
   make({"a", "a"});
   PeerWatch& watch = node(0).watch;
@@ -404,8 +404,8 @@ TEST_F(ControlRouterTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
   begin_step();
   EXPECT_TRUE(watch.due(true));
   network_->kill(1);
-  EXPECT_FALSE(watch.look(false).has_value()) << "nothing depends on it";
-  const auto loss = watch.look(true);
+  EXPECT_FALSE(watch.check(false).has_value()) << "nothing depends on it";
+  const auto loss = watch.check(true);
   ASSERT_TRUE(loss.has_value());
   EXPECT_EQ(loss->rank, 1);
   EXPECT_EQ(loss->cause, "it was killed");
@@ -414,24 +414,24 @@ TEST_F(ControlRouterTest, TheWatchLooksOftenOnlyWhileSomethingDepends) {
 TEST_F(ControlRouterTest, ARankOfAnotherHostIsPingedAndLostWithoutAnAnswer) {
   options_.peer_timeout = seconds(8);
   make({"a", "b", "c"}, false);
-  const auto look = [&](std::size_t rank) {
+  const auto check = [&](std::size_t rank) {
     for (const auto& one : nodes_) one->control->heartbeat(clock_.now());
-    return node(rank).watch.look(true);
+    return node(rank).watch.check(true);
   };
-  EXPECT_FALSE(look(0).has_value());
-  EXPECT_FALSE(look(1).has_value());
+  EXPECT_FALSE(check(0).has_value());
+  EXPECT_FALSE(check(1).has_value());
   EXPECT_EQ(node(0).sent(), 2U) << "it pings both";
   EXPECT_EQ(node(1).sent(), 1U) << "it pings rank 0";
   for (int i = 0; i < 3; ++i) {
     clock_.advance(seconds(3));
     begin_step();
     if (i < 2) {
-      EXPECT_FALSE(look(0).has_value()) << i;
+      EXPECT_FALSE(check(0).has_value()) << i;
     }
     give(1, 0, wire::encode(wire::Pong{}));
     node(0).receive();
   }
-  const auto loss = look(0);
+  const auto loss = check(0);
   ASSERT_TRUE(loss.has_value());
   EXPECT_EQ(loss->rank, 2);
   EXPECT_FALSE(loss->known);
@@ -445,8 +445,8 @@ TEST_F(ControlRouterTest, AForwardedReportIsASignOfLifeOfItsSource) {
   for (int i = 0; i < 4; ++i) {
     begin_step();
     for (const auto& one : nodes_) one->control->heartbeat(clock_.now());
-    EXPECT_FALSE(node(0).watch.look(true).has_value()) << "rank 3 is in rank 1's merged report";
-    EXPECT_FALSE(node(1).watch.look(true).has_value()) << "the plan was made by rank 0";
+    EXPECT_FALSE(node(0).watch.check(true).has_value()) << "rank 3 is in rank 1's merged report";
+    EXPECT_FALSE(node(1).watch.check(true).has_value()) << "the plan was made by rank 0";
     clock_.advance(seconds(3));
     for (const std::size_t rank : {1, 2, 4, 5, 6, 7}) give(rank, 0, wire::encode(wire::Pong{}));
     wire::Report merged;

@@ -289,8 +289,8 @@ class ConnectingCarrier final : public Carrier {
     EXPECT_EQ(plane, Plane::kControl);
     connected.push_back(rank);
   }
-  bool connecting() const noexcept override { return looks < looks_needed; }
-  void progress() override { ++looks; }
+  bool connecting() const noexcept override { return polls < polls_needed; }
+  void progress() override { ++polls; }
   bool hands_over_at_once() const noexcept override { return carrier_->hands_over_at_once(); }
   bool may_send_to_lost() const noexcept override { return carrier_->may_send_to_lost(); }
   bool active() const noexcept override { return carrier_->active(); }
@@ -299,8 +299,8 @@ class ConnectingCarrier final : public Carrier {
   bool failed() const noexcept override { return carrier_->failed(); }
 
   std::vector<int> connected;
-  int looks = 0;
-  int looks_needed = 5;
+  int polls = 0;
+  int polls_needed = 5;
 
  private:
   const std::shared_ptr<Carrier> carrier_;
@@ -315,8 +315,8 @@ TEST(MessageControlPlane, WaitsForConnectionsWithOtherHostsThoughNotForEver) {
   const std::vector<int> ranks = {0, 2};
   plane->expect_messages(ranks);
   EXPECT_EQ(carrier->connected, ranks);
-  EXPECT_EQ(carrier->looks, 5);
-  carrier->looks_needed = std::numeric_limits<int>::max();
+  EXPECT_EQ(carrier->polls, 5);
+  carrier->polls_needed = std::numeric_limits<int>::max();
   plane->expect_messages(ranks);
 }
 

@@ -240,25 +240,25 @@ TEST_F(UcxCarrierTest, LeavingInOrderSendsMessagesUnderWay) {
 }
 
 TEST_F(UcxCarrierTest, AConnectionThatBreaksWithoutAFarewellIsALoss) {
-  const auto look = [&] {
+  const auto check_peers = [&] {
     EXPECT_FALSE(carrier->probe(kTag).has_value());
     return error_of([&] { check(); });
   };
   for (const int peer : {0, 2, 3}) ucx->receive_hello(Side::kControlIn, peer);
   ucx->receive_hello(Side::kDataIn, 2);
-  EXPECT_EQ(look(), "no error");
+  EXPECT_EQ(check_peers(), "no error");
   ucx->receive_hello(Side::kControlIn, 0, true);
-  EXPECT_EQ(look(), "no error");
+  EXPECT_EQ(check_peers(), "no error");
   ucx->break_connections(0, -80);
-  EXPECT_EQ(look(), "no error") << "it has left in order";
+  EXPECT_EQ(check_peers(), "no error") << "it has left in order";
   ucx->break_connections(3, -80);
   ucx->receive_hello(Side::kControlIn, 3, true);
   EXPECT_EQ(error_of([&] { check(); }), "no error")
       << "it sent a farewell before its connection broke";
   ucx->break_connections(2, -80);
-  EXPECT_EQ(look(), "ucx: the connection with rank 2 failed: trouble 80");
+  EXPECT_EQ(check_peers(), "ucx: the connection with rank 2 failed: trouble 80");
   ignored = 2;
-  EXPECT_EQ(look(), "no error");
+  EXPECT_EQ(check_peers(), "no error");
   ignored = -1;
   try {
     check();

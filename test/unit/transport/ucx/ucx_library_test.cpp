@@ -46,7 +46,7 @@ std::string error_of(const auto& call) {
 /// Rank 1 of two; rank 0 is another process.
 class Pair {
  public:
-  Pair(const std::string& ending, std::size_t bytes, int looks, Plane plane = Plane::kData) {
+  Pair(const std::string& ending, std::size_t bytes, int polls, Plane plane = Plane::kData) {
     int ends[2];
     if (::socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
       throw std::runtime_error("socketpair");
@@ -54,7 +54,7 @@ class Pair {
     if (pid_ == 0) {
       ::dup2(ends[1], 0);
       ::execl(HVD_UCX_PEER_PROGRAM, HVD_UCX_PEER_PROGRAM, ending.c_str(),
-              std::to_string(bytes).c_str(), std::to_string(looks).c_str(),
+              std::to_string(bytes).c_str(), std::to_string(polls).c_str(),
               plane == Plane::kData ? "data" : "control", nullptr);
       ::_exit(127);
     }

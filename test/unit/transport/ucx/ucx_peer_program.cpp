@@ -21,7 +21,7 @@
 
 namespace {
 
-int run(const std::string& ending, std::size_t bytes, int looks, hvd::message::Plane plane) {
+int run(const std::string& ending, std::size_t bytes, int polls, hvd::message::Plane plane) {
   using namespace hvd;
   auto workers = ucx::open_workers();
   const auto own = workers.address();
@@ -33,7 +33,7 @@ int run(const std::string& ending, std::size_t bytes, int looks, hvd::message::P
   const std::vector<std::byte> message(bytes, testing::kByte);
   table.reset(1);
   table.send(0, message, 1, testing::kTag);
-  for (int look = 0; look < looks; ++look) {
+  for (int poll = 0; poll < polls; ++poll) {
     carrier->progress();
     ::usleep(100);
   }
