@@ -165,7 +165,7 @@ int run_elastic_nodes(const LaunchOptions& options) {
                         {.host = node.master_address,
                          .port = node.master_port,
                          .here = here,
-                         .patience_s = options.start_timeout_s},
+                         .start_timeout_s = options.start_timeout_s},
                         node.processes);
 }
 

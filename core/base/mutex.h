@@ -71,8 +71,8 @@ class Condition {
     condition_.wait(adopted.lock);
   }
   /// Waits for at most this time, by CLOCK_MONOTONIC.
-  void wait_for(Mutex& mutex, Duration patience) HVD_REQUIRES(mutex) {
-    wait_until(mutex, SteadyClock().now() + patience);
+  void wait_for(Mutex& mutex, Duration timeout) HVD_REQUIRES(mutex) {
+    wait_until(mutex, SteadyClock().now() + timeout);
   }
   /// @param deadline in the time of SteadyClock
   void wait_until(Mutex& mutex, TimePoint deadline) HVD_REQUIRES(mutex) {

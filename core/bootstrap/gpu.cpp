@@ -27,7 +27,7 @@ namespace hvd::runtime {
 namespace {
 
 /// How long the exit of the process waits for a device that hangs while it frees memory.
-constexpr std::chrono::seconds kHelperPatience{10};
+constexpr std::chrono::seconds kHelperTimeout{10};
 
 std::shared_ptr<device::Api>& simulated_api() {
   static std::shared_ptr<device::Api> api;
@@ -80,7 +80,7 @@ std::shared_ptr<device::Context> find_device(const RuntimeOptions& options, int 
                           ", the number that this process sees, got ", *options.device));
   }
   if (count == 0) return nullptr;
-  const auto helper = std::make_shared<device::HelperThread>(kHelperPatience);
+  const auto helper = std::make_shared<device::HelperThread>(kHelperTimeout);
   return std::make_shared<device::Context>(
       api, options.device.value_or(options.device_slot.value_or(local_rank) % count),
       device::ContextDeps{.memory = registered_memory(),

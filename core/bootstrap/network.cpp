@@ -15,7 +15,7 @@ namespace {
 constexpr std::string_view kTcp = "tcp://";
 constexpr std::string_view kHvdrun = "hvdrun://";
 /// The interface is only a preference, so a slow name service must not delay the start for long.
-constexpr auto kPatience = std::chrono::seconds(2);
+constexpr auto kResolveTimeout = std::chrono::seconds(2);
 
 /// The host that the place names: one that ranks of other hosts can reach, or another host of the
 /// job. Without brackets; empty if the place names no host.
@@ -39,7 +39,8 @@ std::string interface_to(const std::string& place, Deadline deadline) {
   const std::string host = host_in(place);
   if (host.empty()) return {};
   auto resolved = resolve(host, 9);  // any port, because nothing is sent
-  const auto until = std::min<Deadline>(deadline, std::chrono::steady_clock::now() + kPatience);
+  const auto until =
+      std::min<Deadline>(deadline, std::chrono::steady_clock::now() + kResolveTimeout);
   if (resolved.wait_until(until) != std::future_status::ready) return {};
   for (const sockaddr_storage& address : resolved.get().addresses) {
     std::string interface = interface_of(local_address_towards(address));

@@ -17,7 +17,7 @@ class ProgramStore final : public Store {
  public:
   ProgramStore(const std::function<KeyValueStore()>& open, const std::string& name,
                Deadline deadline)
-      : place_(name), patience_(deadline) {
+      : place_(name), call_deadline_(deadline) {
     call("has not been opened", deadline, [open, store = store_](auto&) { *store = open(); });
     opened_ = true;
     if (!store_->name.empty()) place_ = store_->name;
@@ -51,7 +51,7 @@ class ProgramStore final : public Store {
     return true;
   }
   std::optional<Found> wait(std::span<const std::string> keys, Deadline deadline) override {
-    return poll(keys, deadline, std::max(deadline, patience_));
+    return poll(keys, deadline, std::max(deadline, call_deadline_));
   }
   /// A program's store can neither list nor remove keys, so the value is replaced by an empty one.
   void remove_all_if(const std::string& key, std::span<const std::byte> value,
@@ -105,7 +105,7 @@ class ProgramStore final : public Store {
 
   const std::shared_ptr<KeyValueStore> store_ = std::make_shared<KeyValueStore>();
   std::string place_;
-  const Deadline patience_;
+  const Deadline call_deadline_;
   bool opened_ = false;
   bool stuck_ = false;  ///< a call has not returned, so no other call may begin
 };

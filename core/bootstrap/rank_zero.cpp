@@ -107,7 +107,7 @@ std::optional<Store::Found> RankZero::serve(std::vector<std::string> keys, Deadl
 /// Finds arrivals that were counted but not stored. They may never be stored, so later arrivals
 /// must not wait for them.
 void RankZero::find_open_arrivals() {
-  const std::int64_t count = store_->add(key("arrivals"), 0, patience());
+  const std::int64_t count = store_->add(key("arrivals"), 0, call_deadline());
   while (counted_ < count && open_.size() < kMaxOpenArrivals) open_.insert(++counted_);
 }
 
@@ -126,10 +126,10 @@ void RankZero::handle_arrival(std::int64_t number, const Bytes& bytes) {
   }
   if (answer.accepted) {
     leavers_[number] = {answer.rank, Deadline::max()};
-    store_->set(key("accepted.", number), bytes_of(answer.proof), patience());
+    store_->set(key("accepted.", number), bytes_of(answer.proof), call_deadline());
   } else {
     leavers_[number] = {-1, now + kTimeToReadRefusal};
-    store_->set(key("refused.", number), encode(answer.refusal), patience());
+    store_->set(key("refused.", number), encode(answer.refusal), call_deadline());
   }
 }
 
@@ -198,9 +198,9 @@ void RankZero::publish(const std::vector<std::string>& parts) {
   const auto head = last_ ? success_mark() : bytes_of(proof);
   value.insert(value.begin(), head.begin(), head.end());
   if (!last_) {
-    store_->set(parts_key(), value, patience());
-  } else if (!store_->create(parts_key(), value, patience())) {
-    raise_failure(store_->get(parts_key(), patience()).value_or(Bytes()));
+    store_->set(parts_key(), value, call_deadline());
+  } else if (!store_->create(parts_key(), value, call_deadline())) {
+    raise_failure(store_->get(parts_key(), call_deadline()).value_or(Bytes()));
   }
   parts_ = *Parts::decode(std::move(value), head.size(), parts.size());
 }
@@ -212,7 +212,7 @@ void RankZero::raise_failure(std::span<const std::byte> failure) {
 }
 
 bool RankZero::replaced() {
-  const auto now = store_->get(run_key(), patience());
+  const auto now = store_->get(run_key(), call_deadline());
   return now && !now->empty() && *now != notice_;
 }
 
@@ -236,7 +236,7 @@ std::optional<Refusal> RankZero::find_obstacle() {
   const Arrival* const lost = arrivals_.find_ended([this](int rank) {
     // The rank may have contributed before its end.
     return exchange_ == 1 || (awaited_.contains(rank) &&
-                              !store_->get(key("part.", exchange_, ".", rank), patience()));
+                              !store_->get(key("part.", exchange_, ".", rank), call_deadline()));
   });
   if (lost == nullptr) return std::nullopt;
   return ended_early(lost->rank, lost->process, place_, arrivals_.absent());
@@ -251,7 +251,7 @@ void RankZero::fail_all(const Refusal& reason) {
   forget_leaver(reason.rank);  // it has ended
   failure_known_ = true;
   try {
-    store_->create(key("outcome"), encode(reason), patience());
+    store_->create(key("outcome"), encode(reason), call_deadline());
     wait_until_left(late_joiner_deadline(deadline_));
   } catch (const std::exception&) {
     // hvdrun may report the end of a missing rank meanwhile, but the reason is already known.
@@ -289,7 +289,7 @@ void RankZero::wait_until_left(Deadline deadline) {
       });
     }
   }
-  store_->remove_all_if(run_key(), notice_, patience());
+  store_->remove_all_if(run_key(), notice_, call_deadline());
 }
 
 void RankZero::leave(Deadline deadline) noexcept {

@@ -127,7 +127,7 @@ std::vector<std::string> OtherRank::awaited() const {
 }
 
 void OtherRank::follow_newest_run(Deadline until) {
-  std::optional<Bytes> now = store_->get(run_key(), patience());
+  std::optional<Bytes> now = store_->get(run_key(), call_deadline());
   if (!now || now->empty()) {
     if (number_ != 0) return;  // rank 0 may have removed the values, or is about to begin
     const std::string keys[] = {run_key()};
@@ -161,10 +161,10 @@ void OtherRank::arrive(const RunNotice& notice) {
                         .nonce = nonce_,
                         .left = std::chrono::ceil<std::chrono::milliseconds>(left),
                         .payload = payload_};
-  number_ = store_->add(key("arrivals"), 1, patience());
+  number_ = store_->add(key("arrivals"), 1, call_deadline());
   store_->publish_on_loss(key("outcome"), encode(ended_early(rank(), process_, place_)),
-                          key("accepted.", number_), key("left.", number_), patience());
-  store_->set(key("arrival.", number_), encode(arrival, run_, own_.token), patience());
+                          key("accepted.", number_), key("left.", number_), call_deadline());
+  store_->set(key("arrival.", number_), encode(arrival, run_, own_.token), call_deadline());
 }
 
 /// Waits for a newer run instead.
@@ -223,7 +223,7 @@ void OtherRank::take_parts(Bytes bytes) {
 bool OtherRank::check_rank_0() {
   if (store_->notices_loss()) return false;
   if (accepted_) {
-    const auto now = store_->get(run_key(), patience());
+    const auto now = store_->get(run_key(), call_deadline());
     if (now && !now->empty() && *now != notice_) {
       throw PeerLostError(
           text("hvd::init: rank 0 (", to_string(of_rank_0_), ") has begun a run at ", place_,
@@ -235,8 +235,8 @@ bool OtherRank::check_rank_0() {
   if (!rank_0_.ended()) return false;
   // Rank 0 may have stored the value before its end.
   if (auto found = store_->wait(awaited(), Clock::now())) return take(std::move(*found));
-  if (accepted_ ||
-      (!store_->get(key("all.1"), patience()) && !store_->get(key("outcome"), patience())))
+  if (accepted_ || (!store_->get(key("all.1"), call_deadline()) &&
+                    !store_->get(key("outcome"), call_deadline())))
     ended_early(0, of_rank_0_, place_).raise();
   ignore_run();
   return false;
@@ -249,7 +249,7 @@ std::optional<ProcessInfo> OtherRank::find_rival() {
     for (std::int64_t number = number_ - 1;
          number > std::max<std::int64_t>(0, number_ - kMaxArrivals); --number) {
       const auto other =
-          decode_arrival(store_->get(key("arrival.", number), patience()).value_or(Bytes()));
+          decode_arrival(store_->get(key("arrival.", number), call_deadline()).value_or(Bytes()));
       if (other && other->rank == rank()) return other->process;
     }
   } catch (const Error&) {
@@ -326,7 +326,7 @@ Rendezvous::Rendezvous(std::unique_ptr<Store> store, const RankInfo& own, Deadli
       deadline_(deadline),
       limit_(limit > limit.zero() ? limit : deadline - Clock::now()) {}
 
-Deadline Rendezvous::patience() const {
+Deadline Rendezvous::call_deadline() const {
   return std::max<Deadline>(deadline_, Clock::now() + kMinCallTimeout);
 }
 

@@ -115,7 +115,7 @@ class Rendezvous {
     return text(jobs_keys_, run_, "/", parts...);
   }
   /// The deadline of a call of the store that waits for no other rank.
-  Deadline patience() const;
+  Deadline call_deadline() const;
   std::string run_key() const { return jobs_keys_ + "run"; }
   /// The key of the parts of all ranks in the current exchange.
   std::string parts_key() const { return last_ ? key("outcome") : key("all.", exchange_); }

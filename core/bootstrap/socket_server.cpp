@@ -117,11 +117,11 @@ SocketServer::Impl::~Impl() {
 
 void SocketServer::Impl::listen(std::uint16_t port, Deadline deadline) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto patience = std::min<Deadline::duration>(kTimeToBeFree, (deadline - begin) / 2);
+  const auto timeout = std::min<Deadline::duration>(kTimeToBeFree, (deadline - begin) / 2);
   ErrorCode error = try_to_listen(port);
   if (error == asio::error::address_in_use) {
     HVD_LOG(kInfo) << "rank 0 waits for " << place_ << ", which is in use";
-    poll_until(begin + patience, [&] {
+    poll_until(begin + timeout, [&] {
       error = try_to_listen(port);
       return error != asio::error::address_in_use;
     });

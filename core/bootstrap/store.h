@@ -77,8 +77,8 @@ class Store {
 
  protected:
   /// Polls the keys until the deadline. The pauses grow, across calls, until a value is found.
-  /// @param patience the deadline of each get(), not earlier than that of the poll
-  std::optional<Found> poll(std::span<const std::string> keys, Deadline, Deadline patience);
+  /// @param call_deadline the deadline of each get(), not earlier than that of the poll
+  std::optional<Found> poll(std::span<const std::string> keys, Deadline, Deadline call_deadline);
 
  private:
   std::optional<Deadline> idle_since_ = {};

@@ -34,11 +34,11 @@ struct HelperThread::Queue {
   }
 };
 
-HelperThread::HelperThread(Duration patience)
-    : queue_(std::make_shared<Queue>()), patience_(patience) {}
+HelperThread::HelperThread(Duration timeout)
+    : queue_(std::make_shared<Queue>()), timeout_(timeout) {}
 
 HelperThread::~HelperThread() {
-  const TimePoint deadline = SteadyClock().now() + patience_;
+  const TimePoint deadline = SteadyClock().now() + timeout_;
   const MutexLock lock(queue_->mutex);
   queue_->closed = true;
   queue_->changed.notify_all();

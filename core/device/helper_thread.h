@@ -15,11 +15,11 @@ using RunOnHelper = std::function<void(std::function<void()>)>;
 /// the order of run(). The thread starts with the first call. Thread-safe.
 class HelperThread {
  public:
-  /// @param patience for how long the destructor waits
-  explicit HelperThread(Duration patience);
+  /// @param timeout for how long the destructor waits
+  explicit HelperThread(Duration timeout);
   HelperThread(const HelperThread&) = delete;
   HelperThread& operator=(const HelperThread&) = delete;
-  /// Waits until all functions have run. If the device hangs, detaches the thread after `patience`.
+  /// Waits until all functions have run. If the device hangs, detaches the thread after `timeout`.
   ~HelperThread();
 
   /// @param function must not throw; owns all its data, since it may outlive every other object
@@ -28,7 +28,7 @@ class HelperThread {
  private:
   struct Queue;
   const std::shared_ptr<Queue> queue_;
-  const Duration patience_;
+  const Duration timeout_;
 };
 
 }  // namespace hvd::device

@@ -260,13 +260,13 @@ void Runtime::drive_standby(const std::stop_token& stop) {
 }
 
 template <class Done>
-void Runtime::drive_until(const Done& done, const Patience& patience, Claims claim) {
+void Runtime::drive_until(const Done& done, const WaitLimit& limit, Claims claim) {
   Doorbell& doorbell = engine_.doorbell();
   doorbell.add_driver();
   std::uint32_t ticket = doorbell.ticket();
   const int spins = progress_policy_.spins ? kSpinsBeforeYield : 0;
   const auto extent_after = [&](int idle_rounds) {
-    return idle_rounds < spins && patience.waiting != Engine::Waiting::kForMessage
+    return idle_rounds < spins && limit.waiting != Engine::Waiting::kForMessage
                ? Engine::Extent::kReplays
                : Engine::Extent::kEverything;
   };
@@ -283,8 +283,7 @@ void Runtime::drive_until(const Done& done, const Patience& patience, Claims cla
       continue;
     }
     Duration pause = pause_after(idle_rounds - spins, engine_);
-    if (patience.until)
-      pause = std::min(pause, std::max(*patience.until - clock_.now(), kShortestSleep));
+    if (limit.until) pause = std::min(pause, std::max(*limit.until - clock_.now(), kShortestSleep));
     if (pause == Duration::zero()) {
       sched_yield();
     } else if (!engine_.stop_polling() && !engine_.prepare_to_block(kind_of_waiting())) {
@@ -339,14 +338,13 @@ bool Runtime::acquire_progress_as_waiter(const Done& done, std::optional<TimePoi
 }
 
 template <class Done>
-void Runtime::wait_until(const Done& done, const Patience& patience) {
+void Runtime::wait_until(const Done& done, const WaitLimit& limit) {
   if (done()) return;
-  const bool for_message = patience.waiting == Engine::Waiting::kForMessage;
-  const bool counts =
-      patience.waiting == Engine::Waiting::kWithoutLimit && !BackgroundThread::here();
+  const bool for_message = limit.waiting == Engine::Waiting::kForMessage;
+  const bool counts = limit.waiting == Engine::Waiting::kWithoutLimit && !BackgroundThread::here();
   const Claims claim = kWaiter + (counts ? kProgramWaiter : 0) + (for_message ? kMessageWaiter : 0);
-  while (!done() && acquire_progress_as_waiter(done, patience.until, claim))
-    drive_until(done, patience, claim);
+  while (!done() && acquire_progress_as_waiter(done, limit.until, claim))
+    drive_until(done, limit, claim);
 }
 
 Engine::Waiting Runtime::kind_of_waiting() const noexcept {
@@ -450,10 +448,10 @@ bool Runtime::step() {
   return moved;
 }
 
-bool Runtime::shutdown(std::optional<Duration> patience) {
+bool Runtime::shutdown(std::optional<Duration> timeout) {
   if (in_callback()) throw_in_callback("shutdown()");
   engine_.submission_queue().request_shutdown();
-  const Duration limit = patience.value_or(options_.stall_shutdown);
+  const Duration limit = timeout.value_or(options_.stall_shutdown);
   const auto until = limit != Duration::zero() ? std::optional(clock_.now() + limit) : std::nullopt;
   wait_until(
       [&] {
@@ -509,9 +507,9 @@ void Runtime::fail_soon(const Status& cause) {
   engine_.doorbell().ring();
 }
 
-void Runtime::notify_before_exit(const Status& cause, Duration patience) noexcept {
+void Runtime::notify_before_exit(const Status& cause, Duration timeout) noexcept {
   try {
-    const TimePoint limit = clock_.now() + patience;
+    const TimePoint limit = clock_.now() + timeout;
     engine_.submission_queue().fail_from_outside(cause);
     // This thread may already own progress, or another thread may be waiting for it, so it does not
     // drive the engine itself.

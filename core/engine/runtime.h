@@ -57,9 +57,9 @@ class Runtime {
   /// Like request_description(), and waits for the text. Empty if the operation is done.
   std::string describe_wait(const Operation&, Duration limit);
   /// Collective. Returns when every rank has called it, or the runtime has failed, or, with a
-  /// warning, after `patience` (default: stall_shutdown; 0: no limit). Idempotent. @return whether
+  /// warning, after `timeout` (default: stall_shutdown; 0: no limit). Idempotent. @return whether
   /// every rank has called it
-  bool shutdown(std::optional<Duration> patience = std::nullopt);
+  bool shutdown(std::optional<Duration> timeout = std::nullopt);
   /// To be called before shutdown() by a process that ends without having called it. The other
   /// ranks are notified.
   void mark_ending() noexcept { engine_.submission_queue().mark_ending(); }
@@ -70,9 +70,9 @@ class Runtime {
   /// Like abort(), but returns at once.
   void fail_soon(const Status& cause);
 
-  /// Like abort(), for a process that is about to end. Takes at most `patience`, even if the
+  /// Like abort(), for a process that is about to end. Takes at most `timeout`, even if the
   /// process's other threads are blocked.
-  void notify_before_exit(const Status& cause, Duration patience) noexcept;
+  void notify_before_exit(const Status& cause, Duration timeout) noexcept;
 
   const Topology& topology() const noexcept { return engine_.topology(); }
   /// This rank's GPU, or null.
@@ -117,14 +117,14 @@ class Runtime {
   /// stop is requested.
   void drive_standby(const std::stop_token&) HVD_RELEASE(engine_.progress());
   /// The time limit of a waiting thread, and its role in the detection of deadlocks.
-  struct Patience {
+  struct WaitLimit {
     std::optional<TimePoint> until = {};  ///< the waiter wakes by itself at this time
     Engine::Waiting waiting = Engine::Waiting::kWithoutLimit;
   };
   template <class Done>
-  void wait_until(const Done& done, const Patience& patience);
+  void wait_until(const Done& done, const WaitLimit& limit);
   template <class Done>
-  void drive_until(const Done& done, const Patience&, Claims) HVD_RELEASE(engine_.progress());
+  void drive_until(const Done& done, const WaitLimit&, Claims) HVD_RELEASE(engine_.progress());
   template <class Done>
   bool acquire_progress_as_waiter(const Done& done, std::optional<TimePoint> until, Claims)
       HVD_TRY_ACQUIRE(true, engine_.progress());

@@ -58,12 +58,12 @@ std::optional<control::DisseminationBarrier> make_dissemination_barrier(
 
 // How long watch() waits for a batch to run: short compared with the times after which stalls are
 // reported.
-Duration patience_of(const RuntimeOptions& options) {
-  Duration patience = std::chrono::seconds(1);
+Duration idle_timeout(const RuntimeOptions& options) {
+  Duration timeout = std::chrono::seconds(1);
   for (const Duration limit : {options.stall_warning, options.stall_shutdown}) {
-    if (limit > Duration::zero()) patience = std::min(patience, limit / 10);
+    if (limit > Duration::zero()) timeout = std::min(timeout, limit / 10);
   }
-  return patience;
+  return timeout;
 }
 
 }  // namespace
@@ -74,7 +74,7 @@ SteadyState::SteadyState(const RuntimeOptions& options, control::ControlPlane& c
       executor_(executor),
       counters_(counters),
       sender_(control, counters),
-      patience_(patience_of(options)),
+      idle_timeout_(idle_timeout(options)),
       host_(ranks_of_host(control)),
       own_(static_cast<std::size_t>(control.topology().local_rank)),
       schedule_(make_schedule(options, control)),
@@ -87,7 +87,7 @@ SteadyState::SteadyState(const RuntimeOptions& options, control::ControlPlane& c
       executor_(executor),
       counters_(counters),
       sender_(control, counters),
-      patience_(patience_of(options)),
+      idle_timeout_(idle_timeout(options)),
       host_(std::move(members)),
       own_(position_in(host_, control.rank())),
       schedule_(flags_of(control, host_, process_set), own_, nullptr, process_set) {}
@@ -211,7 +211,7 @@ bool SteadyState::leave_if_own_missing() noexcept {
 }
 
 bool SteadyState::watch(TimePoint now, bool waits) {
-  if (!schedule_.replaying() || !waits || now - moved_at_ < patience_) return false;
+  if (!schedule_.replaying() || !waits || now - moved_at_ < idle_timeout_) return false;
   moved_at_ = now;
   if (leave_if_own_missing()) return true;
   schedule_.request_leave();
@@ -220,7 +220,7 @@ bool SteadyState::watch(TimePoint now, bool waits) {
 }
 
 std::optional<TimePoint> SteadyState::deadline() const noexcept {
-  return schedule_.replaying() ? std::optional(moved_at_ + patience_) : std::nullopt;
+  return schedule_.replaying() ? std::optional(moved_at_ + idle_timeout_) : std::nullopt;
 }
 
 bool SteadyState::exchange_updates() {

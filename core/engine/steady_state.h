@@ -117,7 +117,7 @@ class SteadyState {
   Executor& executor_;
   observe::Counters& counters_;
   const ControlSender sender_;
-  const Duration patience_;
+  const Duration idle_timeout_;
   /// The ranks of this host that repeat the schedule, ascending.
   const std::vector<int> host_;
   const std::size_t own_;  ///< this rank's position among them

@@ -42,7 +42,7 @@ constexpr int kMaxStrangers = 1024;
 /// Limit of the failed attempts to form a generation that hvdrun has not reset.
 constexpr int kMaxAttempts = 10;
 /// Time limit of the calls that check whether a GPU works.
-constexpr Duration kDevicePatience = std::chrono::seconds(10);
+constexpr Duration kDeviceTimeout = std::chrono::seconds(10);
 
 std::atomic<std::uint64_t>& present_generation() {
   static std::atomic<std::uint64_t> generation{0};
@@ -283,7 +283,7 @@ void Worker::leave(const std::string& cause) {
 /// generation. Exit handlers are skipped, because those of CUDA may wait for the GPU.
 void Worker::require_device(const std::shared_ptr<device::Context>& device) {
   if (!device) return;
-  const std::string trouble = device::find_trouble(device, kDevicePatience);
+  const std::string trouble = device::find_trouble(device, kDeviceTimeout);
   if (trouble.empty()) return;
   HVD_LOG(kError) << "this process ends and is replaced, because its GPU does not work any more: "
                   << trouble;

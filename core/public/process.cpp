@@ -49,9 +49,9 @@ namespace {
 
 /// How long a process that ends without shutdown() waits until the other ranks leave the job too. A
 /// rank that computes for longer than that loses this process as a peer.
-constexpr Duration kPatienceAtExit = std::chrono::seconds(5);
+constexpr Duration kExitTimeout = std::chrono::seconds(5);
 /// Time limit of the calls that check whether a GPU works.
-constexpr Duration kDevicePatience = std::chrono::seconds(10);
+constexpr Duration kDeviceTimeout = std::chrono::seconds(10);
 
 /// Never destroyed: the engine thread may outlive static objects otherwise.
 struct Context {
@@ -175,13 +175,13 @@ std::string controller_of(Context& process) {
   return process.controller;
 }
 
-void leave(Context& process, std::optional<Duration> patience) HVD_REQUIRES(process.lifecycle) {
+void leave(Context& process, std::optional<Duration> timeout) HVD_REQUIRES(process.lifecycle) {
   auto runtime = runtime_or_null();
   if (!runtime) return;
   process.terminate_handler.reset();
   release_descriptors();
   // This may take minutes, during which SIGUSR1 must still print this rank's state.
-  const bool in_order = runtime->shutdown(patience);
+  const bool in_order = runtime->shutdown(timeout);
   process.dump_signal.reset();
   if (in_order) {
     observe::notify_supervisor(observe::NoticeKind::kOver, 0, "");
@@ -208,7 +208,7 @@ void leave_at_exit() {
     runtime->mark_ending();
   }
   try {
-    leave(process, kPatienceAtExit);
+    leave(process, kExitTimeout);
   } catch (const UsageError& error) {  // exit() was called in a callback of an operation
     HVD_LOG(kWarning) << error.what();
   }
@@ -399,7 +399,7 @@ void replace_job(const Options& options, const JoinOther& join_other) {
     reserve_descriptors();
     FormerPeers peers{.processes = std::exchange(process.neighbours, {}),
                       .memory_lost = process.memory_lost};
-    if (device) peers.trouble = device::find_trouble(device, kDevicePatience);
+    if (device) peers.trouble = device::find_trouble(device, kDeviceTimeout);
     return peers;
   };
   auto job = join_within_limits([&] { return join_other(resolved, leave_former); });

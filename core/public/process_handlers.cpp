@@ -21,7 +21,7 @@ namespace hvd::runtime {
 namespace {
 
 // The time to notify the other ranks before the process ends; a healthy job needs a few ms.
-constexpr Duration kPatience = std::chrono::milliseconds(500);
+constexpr Duration kNotifyTimeout = std::chrono::milliseconds(500);
 
 std::atomic<Runtime*> watched_runtime{nullptr};
 std::terminate_handler previous = nullptr;  // written before watched_runtime is set
@@ -60,7 +60,7 @@ void notify_others(Runtime& runtime, const std::string& cause) {
                               text("lost rank ", topology.rank, " (host ",
                                    topology.host_name(topology.rank), "): ", cause),
                               topology.rank},
-                             kPatience);
+                             kNotifyTimeout);
 }
 
 [[noreturn]] void report_and_abort() {

@@ -104,7 +104,7 @@ class MessageControlPlane final : public control::ControlPlane {
   std::optional<control::PeerLoss> check_peers(TimePoint now, Duration timeout) override;
   std::uint32_t endings() const noexcept override { return node_->control_segment().endings(); }
   std::vector<Departure> departures() override;
-  std::optional<control::PeerLoss> find_loss_behind_error(Duration patience) override;
+  std::optional<control::PeerLoss> find_loss_behind_error(Duration timeout) override;
   void accuse(int rank, std::string_view cause) noexcept override {
     accused_ = true;
     node_->control_segment().accuse(rank, cause);
@@ -339,9 +339,9 @@ void MessageControlPlane::expect_messages(std::span<const int> ranks) {
   });
 }
 
-std::optional<control::PeerLoss> MessageControlPlane::find_loss_behind_error(Duration patience) {
+std::optional<control::PeerLoss> MessageControlPlane::find_loss_behind_error(Duration timeout) {
   std::optional<control::PeerLoss> loss;
-  poll_until(std::chrono::steady_clock::now() + patience, [&] {
+  poll_until(std::chrono::steady_clock::now() + timeout, [&] {
     loss =
         check_peers(SteadyClock().now(), std::chrono::hours(24));  // heartbeats would take too long
     return loss.has_value();

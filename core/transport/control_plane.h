@@ -128,9 +128,9 @@ class ControlPlane : public Peers {
   };
   virtual std::vector<Departure> departures() { return {}; }
   /// After an error of the transport, returns the loss of a rank of this host that may be its
-  /// cause. Waits for up to `patience`, because the loss may become detectable only later. The job
+  /// cause. Waits for up to `timeout`, because the loss may become detectable only later. The job
   /// ends in any case.
-  virtual std::optional<PeerLoss> find_loss_behind_error(Duration /*patience*/) {
+  virtual std::optional<PeerLoss> find_loss_behind_error(Duration /*timeout*/) {
     return std::nullopt;
   }
   /// Reports that this rank fails because it has lost `rank`. The ranks of this host get the report

@@ -45,7 +45,7 @@ constexpr std::size_t kBaseDescriptors = 24, kDescriptorsOfASlot = 8;
 constexpr milliseconds kPollInterval{1};
 constexpr milliseconds kLongestOrphanGrace{500};
 /// The limits of one attempt to join: for the connection, and for the answer.
-constexpr milliseconds kJoinPatience{5'000};
+constexpr milliseconds kJoinTimeout{5'000};
 constexpr milliseconds kPauseBetweenJoins{200};
 
 class ElasticAgent final : public RankProcess::Link {
@@ -165,7 +165,7 @@ bool ElasticAgent::connect() {
 /// Tries until the endpoint's node has started, or for the start timeout.
 bool ElasticAgent::join(const LauncherHandlers& handlers) {
   const auto begin = std::chrono::steady_clock::now();
-  const auto end = begin + milliseconds(whole_ms(endpoint_->patience_s));
+  const auto end = begin + milliseconds(whole_ms(endpoint_->start_timeout_s));
   const std::string port = text(endpoint_->port);
   while (early_signal_ == 0) {
     asio::error_code error;
@@ -178,7 +178,7 @@ bool ElasticAgent::join(const LauncherHandlers& handlers) {
                              .same_clock = endpoint_->here},
                             hello_, token_,
                             silence_limit_ms(environment_variable(kPeerTimeoutVariable)),
-                            kJoinPatience, kJoinPatience, handlers))
+                            kJoinTimeout, kJoinTimeout, handlers))
       return true;
     if (early_signal_ != 0 || std::chrono::steady_clock::now() >= end) break;
     io_.run_for(kPauseBetweenJoins);
@@ -188,7 +188,7 @@ bool ElasticAgent::join(const LauncherHandlers& handlers) {
                "hvdrun: --rdzv-endpoint %s:%s: this node has not joined the job within %g s "
                "(--start-timeout): start the same line with the same --rdzv-id on the endpoint's "
                "node, and see whether its port can be reached\n",
-               endpoint_->host.c_str(), port.c_str(), endpoint_->patience_s);
+               endpoint_->host.c_str(), port.c_str(), endpoint_->start_timeout_s);
   return false;
 }
 

@@ -17,7 +17,7 @@ struct Endpoint {
   std::string host = {};
   int port = 0;
   bool here = false;  ///< an address of this machine
-  double patience_s = 120;
+  double start_timeout_s = 120;
 };
 
 /// The agent of a node that joins the elastic job at an endpoint by itself, with `slots` slots.

@@ -18,9 +18,9 @@ namespace {
 using asio::ip::tcp;
 using std::chrono::milliseconds;
 
-constexpr milliseconds kConnectPatience{5'000};
+constexpr milliseconds kConnectTimeout{5'000};
 /// hvdrun replies after it has started all agents.
-constexpr milliseconds kAnswerPatience{30'000};
+constexpr milliseconds kAnswerTimeout{30'000};
 constexpr milliseconds kPauseBetweenAttempts{200};
 constexpr int kConnectAttempts = 3;
 
@@ -130,8 +130,8 @@ void Attempt::close() {
 
 bool connect_to_launcher(asio::io_context& io, const LauncherAddress& address, const Hello& hello,
                          const std::string& token, int silence_limit_ms,
-                         std::chrono::milliseconds connect_patience,
-                         std::chrono::milliseconds answer_patience, LauncherHandlers handlers) {
+                         std::chrono::milliseconds connect_timeout,
+                         std::chrono::milliseconds answer_timeout, LauncherHandlers handlers) {
   const auto all = std::make_shared<Attempts>(
       Attempts{hello, token, silence_limit_ms, address.same_clock, std::move(handlers)});
   std::vector<std::shared_ptr<Attempt>> attempts;
@@ -145,7 +145,7 @@ bool connect_to_launcher(asio::io_context& io, const LauncherAddress& address, c
   const Deadline begin = std::chrono::steady_clock::now();
   while (!all->winner && all->pending > 0 && !all->handlers.gives_up()) {
     const Deadline end =
-        begin + (all->connected > 0 ? connect_patience + answer_patience : connect_patience);
+        begin + (all->connected > 0 ? connect_timeout + answer_timeout : connect_timeout);
     if (std::chrono::steady_clock::now() >= end) break;
     io.run_one_until(end);
   }
@@ -169,7 +169,7 @@ bool reach_launcher(asio::io_context& io, const Hello& hello, const std::string&
                                 .same_clock = same_host},
                                hello, token,
                                silence_limit_ms(environment_variable(kPeerTimeoutVariable)),
-                               kConnectPatience, kAnswerPatience, handlers);
+                               kConnectTimeout, kAnswerTimeout, handlers);
   };
   for (int attempt = 0; attempt < kConnectAttempts && !handlers.gives_up(); ++attempt) {
     if ((same_host && connect("127.0.0.1")) || connect(addresses)) return true;

@@ -35,12 +35,12 @@ struct LauncherHandlers {
 /// this. Returns false if no hvdrun with the token answers in time, or the agent gives up. Runs the
 /// event loop meanwhile.
 /// @param hello without its proof
-/// @param connect_patience how long to wait for a connection
-/// @param answer_patience how long to wait for an answer once there is a connection
+/// @param connect_timeout how long to wait for a connection
+/// @param answer_timeout how long to wait for an answer once there is a connection
 bool connect_to_launcher(asio::io_context& io, const LauncherAddress& address, const Hello& hello,
                          const std::string& token, int silence_limit_ms,
-                         std::chrono::milliseconds connect_patience,
-                         std::chrono::milliseconds answer_patience, LauncherHandlers handlers);
+                         std::chrono::milliseconds connect_timeout,
+                         std::chrono::milliseconds answer_timeout, LauncherHandlers handlers);
 
 /// Connects to the hvdrun that the HVD_LAUNCHER_ variables name, in several attempts. If hvdrun is
 /// out of reach, prints the reasons and returns false; also returns false if the agent gives up.

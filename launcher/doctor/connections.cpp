@@ -25,7 +25,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kPatience{1000};
+constexpr std::chrono::milliseconds kTimeout{1000};
 constexpr std::size_t kMaxGreetingBytes = 100;
 
 /// The numeric text of an IPv4 or IPv6 address; an IPv4 address inside an IPv6 one as IPv4.
@@ -163,7 +163,7 @@ std::vector<Reach> try_addresses(const GreeterPlace& place) {
            .problem = sockets.back() ? "no answer within a second" : std::strerror(errno)});
     }
   }
-  const auto deadline = Clock::now() + kPatience;
+  const auto deadline = Clock::now() + kTimeout;
   while (true) {
     std::vector<pollfd> polls;
     for (const UniqueFd& socket : sockets) polls.push_back({socket.get(), POLLIN, 0});

@@ -17,7 +17,7 @@ namespace {
 using std::chrono::milliseconds;
 
 /// Time for agents to end after their connections were closed.
-constexpr milliseconds kAgentPatience{2000};
+constexpr milliseconds kAgentGrace{2000};
 
 std::vector<int> first_slots(const std::vector<int>& slots, int count) {
   return {slots.begin(), slots.begin() + count};
@@ -301,7 +301,7 @@ void ElasticJob::end_agents() {
   server_.finish_all(record_.code);
   for (const Host& host : hosts_)  // agents that have not connected
     if (host.agent > 0 && !host.connected) ::kill(host.agent, SIGTERM);
-  kill_at_ = Clock::now() + kAgentPatience;
+  kill_at_ = Clock::now() + kAgentGrace;
   agents_output_end_.reset();
 }
 

@@ -37,7 +37,7 @@ using std::chrono::milliseconds;
 /// Limit of the events that are handled before the timers.
 constexpr int kMaxEventsAtOnce = 64;
 constexpr milliseconds kSameRequest{200};
-constexpr std::chrono::seconds kProofPatience{10};
+constexpr std::chrono::seconds kProofTimeout{10};
 /// Number of consecutive failures after which a job without a generation ends.
 constexpr int kMaxFailedStarts = 3;
 
@@ -120,7 +120,7 @@ ElasticJob::ElasticJob(const LaunchOptions& options, LaunchPlan plan)
                         },
                     .lost = [this] { output_lost_ = true; }}),
       server_(io_, slots_, token_of(options), welcome_of(options, deadlines_), plan_.local_only,
-              silence_limit_ms(value_for_ranks(plan_, kPeerTimeoutVariable)), *this, kProofPatience,
+              silence_limit_ms(value_for_ranks(plan_, kPeerTimeoutVariable)), *this, kProofTimeout,
               static_cast<std::uint16_t>(options.node ? options.node->master_port : 0)),
       spawner_(io_, plan_),
       placement_(sizes(slots_of(options, plan_)),

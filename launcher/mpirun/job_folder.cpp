@@ -23,9 +23,9 @@ namespace hvd::launcher {
 namespace {
 
 /// A folder younger than this may not be locked yet.
-constexpr int kLockPatienceSeconds = 10;
+constexpr int kLockGraceSeconds = 10;
 /// Longer than any start takes: twice the default of HVD_START_TIMEOUT.
-constexpr int kStartPatienceSeconds = 600;
+constexpr int kStartGraceSeconds = 600;
 
 /// The file's status; nullopt if it does not exist or belongs to another user.
 std::optional<struct stat> own_status(const std::filesystem::path& path) {
@@ -99,7 +99,7 @@ JobFolder::~JobFolder() {
 void remove_abandoned(const std::filesystem::path& parent, std::string_view prefix) {
   for (const auto& path : entries_of(parent, prefix)) {
     const auto info = own_status(path);
-    if (!info || !S_ISDIR(info->st_mode) || age_of(*info) < kLockPatienceSeconds) continue;
+    if (!info || !S_ISDIR(info->st_mode) || age_of(*info) < kLockGraceSeconds) continue;
     const UniqueFd fd = open_folder(path);
     if (fd) remove_if_free(path, fd);
   }
@@ -108,7 +108,7 @@ void remove_abandoned(const std::filesystem::path& parent, std::string_view pref
 void remove_stale_segments(const std::filesystem::path& shm) {
   const auto is_old = [](const std::filesystem::path& path) {
     const auto info = own_status(path);
-    return info && !S_ISDIR(info->st_mode) && age_of(*info) >= kStartPatienceSeconds;
+    return info && !S_ISDIR(info->st_mode) && age_of(*info) >= kStartGraceSeconds;
   };
   std::optional<std::string> maps;
   for (const std::string_view prefix : kSegmentPrefixes) {

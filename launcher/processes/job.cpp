@@ -27,9 +27,9 @@ using std::chrono::milliseconds;
 /// The time from the end of a survivor's grace period to SIGKILL.
 constexpr milliseconds kKillDelay{500};
 /// The time from the starter's SIGTERM, which follows the ranks' grace period, to its SIGKILL.
-constexpr milliseconds kStarterPatience{1000};
+constexpr milliseconds kStarterGrace{1000};
 /// How long to wait for the agents' last reports after the starter has ended.
-constexpr milliseconds kReportPatience{1500};
+constexpr milliseconds kReportTimeout{1500};
 /// Limit of the events that are handled before the timers, which cost time for each rank.
 constexpr int kMaxEventsAtOnce = 64;
 /// A repetition of a signal within this time belongs to the same request: timeout(1) sends its
@@ -178,7 +178,7 @@ void Job::on_timers() {
   }
   if (due(end_starter_at_) && !starter_ended_) {
     starter_->terminate();
-    kill_starter_at_ = now + kStarterPatience;
+    kill_starter_at_ = now + kStarterGrace;
   }
   if (due(kill_starter_at_) && !starter_ended_) {
     starter_->kill();
@@ -231,8 +231,8 @@ void Job::begin_stop(StopCause cause, int signal, double grace_s) {
   // Only the starter can stop ranks that have not connected yet.
   const bool reached_all = all_connected() || cause == StopCause::kRankFailed;
   end_starter_at_ =
-      Clock::now() + (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kStarterPatience
-                                  : milliseconds(0));
+      Clock::now() +
+      (reached_all ? milliseconds(stop_grace_ms_) + kKillDelay + kStarterGrace : milliseconds(0));
   if (starter_ended_) await_last_reports();
   release_if_settled();
 }
@@ -353,7 +353,7 @@ void Job::release_if_settled() {
   // The starter waits a long time for a lost host.
   const bool lost = std::any_of(record_.ranks.begin(), record_.ranks.end(),
                                 [](const RankRecord& rank) { return rank.lost_ns.has_value(); });
-  const TimePoint soon = Clock::now() + kStarterPatience;
+  const TimePoint soon = Clock::now() + kStarterGrace;
   if (lost && end_starter_at_ && soon < *end_starter_at_) end_starter_at_ = soon;
   if (starter_ended_) await_last_reports();
 }
@@ -380,7 +380,7 @@ void Job::on_last_starter_end() {
 void Job::await_last_reports() {
   give_up_at_ = Clock::now() +
                 (all_settled() ? milliseconds(0) : milliseconds(stop_grace_ms_) + kKillDelay) +
-                kReportPatience;
+                kReportTimeout;
 }
 
 bool Job::all_settled() const {

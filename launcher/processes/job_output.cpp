@@ -22,8 +22,8 @@ using Clock = std::chrono::steady_clock;
 constexpr std::size_t kMaxPending = 4 << 20;
 constexpr std::size_t kMaxPendingInFiles = 64 << 20;
 /// How long to wait for a reader that does not read: after a failure, and after a second signal.
-constexpr milliseconds kReaderPatience{10'000};
-constexpr milliseconds kHurriedPatience{1000};
+constexpr milliseconds kReaderTimeout{10'000};
+constexpr milliseconds kHurriedTimeout{1000};
 constexpr milliseconds kEndStep{100};
 
 }  // namespace
@@ -73,8 +73,8 @@ void JobOutput::report_lost(const std::string& message) {
 void JobOutput::write_files(const bool& hurried) {
   while (files_.pending() > 0) {
     io_.run_one_for(kEndStep);
-    const milliseconds patience = hurried ? kHurriedPatience : kReaderPatience;
-    for (const std::string& failure : files_.collect_failures(patience)) report_lost(failure);
+    const milliseconds timeout = hurried ? kHurriedTimeout : kReaderTimeout;
+    for (const std::string& failure : files_.collect_failures(timeout)) report_lost(failure);
   }
   report_failures();
 }
@@ -84,8 +84,8 @@ void JobOutput::write_out(bool failed, const bool& hurried) {
   Clock::time_point last = Clock::now();
   bool leaving = failed;
   while (console_.pending() > 0) {
-    const milliseconds patience = hurried ? kHurriedPatience : kReaderPatience;
-    if (leaving && Clock::now() - last >= patience) break;
+    const milliseconds timeout = hurried ? kHurriedTimeout : kReaderTimeout;
+    if (leaving && Clock::now() - last >= timeout) break;
     io_.run_one_for(kEndStep);
     if (hurried && !leaving) {
       leaving = true;
@@ -101,7 +101,7 @@ void JobOutput::write_out(bool failed, const bool& hurried) {
     return;
   print_line(text("stdout has no active reader: ", console_.drop(Stream::kStdout),
                   " bytes of the ranks' output were dropped"));
-  const auto end = Clock::now() + kHurriedPatience;
+  const auto end = Clock::now() + kHurriedTimeout;
   while (console_.pending() > 0 && io_.run_one_until(end) > 0) {
   }
 }

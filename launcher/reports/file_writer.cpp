@@ -89,15 +89,15 @@ std::size_t FileWriter::pending() const {
 std::optional<FileWriter::Clock::time_point> FileWriter::next_deadline() const {
   const MutexLock lock(state_->mutex);
   if (state_->pending == 0) return std::nullopt;
-  return state_->last_progress + kPatience;
+  return state_->last_progress + kTimeout;
 }
 
-std::vector<std::string> FileWriter::collect_failures(std::chrono::milliseconds patience) {
+std::vector<std::string> FileWriter::collect_failures(std::chrono::milliseconds timeout) {
   const MutexLock lock(state_->mutex);
-  if (state_->pending > 0 && Clock::now() - state_->last_progress >= patience) {
+  if (state_->pending > 0 && Clock::now() - state_->last_progress >= timeout) {
     const auto folder = std::filesystem::path(state_->files[0].path).parent_path().parent_path();
     state_->failures.push_back(text("cannot write the files in ", folder,
-                                    ": no data was accepted for ", patience.count() / 1000,
+                                    ": no data was accepted for ", timeout.count() / 1000,
                                     " s; the ranks' output is not kept there any more"));
     for (State::OutputFile& file : state_->files) {
       file.over = true;

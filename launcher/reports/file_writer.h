@@ -19,7 +19,7 @@ class FileWriter {
  public:
   using Clock = std::chrono::steady_clock;
   /// A file system that accepts no data for this long counts as failed.
-  static constexpr std::chrono::seconds kPatience{30};
+  static constexpr std::chrono::seconds kTimeout{30};
 
   /// @param io its loop returns from run_one() when a write has succeeded or failed
   explicit FileWriter(asio::io_context& io);
@@ -39,11 +39,11 @@ class FileWriter {
 
   /// Bytes that are queued.
   std::size_t pending() const;
-  /// When to call collect_failures() even without an event: at the end of kPatience.
+  /// When to call collect_failures() even without an event: at the end of kTimeout.
   std::optional<Clock::time_point> next_deadline() const;
   /// The failures since the last call, each as a sentence. Gives up all files if no file has
-  /// accepted data for `patience`.
-  std::vector<std::string> collect_failures(std::chrono::milliseconds patience = kPatience);
+  /// accepted data for `timeout`.
+  std::vector<std::string> collect_failures(std::chrono::milliseconds timeout = kTimeout);
 
  private:
   struct State;

@@ -22,12 +22,12 @@ constexpr int kMinCredit = 256;
 
 ReportServer::ReportServer(asio::io_context& io, int size, std::string token, Welcome welcome,
                            bool loopback_only, int silence_limit_ms, RankObserver& observer,
-                           std::chrono::milliseconds proof_patience, std::uint16_t port)
+                           std::chrono::milliseconds proof_timeout, std::uint16_t port)
     : token_(std::move(token)),
       welcome_(welcome),
       observer_(observer),
       silence_limit_ms_(silence_limit_ms),
-      proof_patience_(proof_patience),
+      proof_timeout_(proof_timeout),
       listener_(port == 0 ? listen_anywhere(io, loopback_only) : listen_at(io, port)),
       accept_again_(io),
       links_(static_cast<std::size_t>(size)) {
@@ -70,7 +70,7 @@ void ReportServer::add(tcp::socket socket) {
   const int id = next_id_++;
   Connection& connection = connections_[id];
   connection.proof_timer = std::make_unique<asio::steady_timer>(listener_.get_executor());
-  connection.proof_timer->expires_after(proof_patience_);
+  connection.proof_timer->expires_after(proof_timeout_);
   connection.proof_timer->async_wait([this, id](const asio::error_code& error) {
     const auto found = connections_.find(id);
     if (!error && found != connections_.end() && found->second.proof_timer) drop(id);

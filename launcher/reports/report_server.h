@@ -68,7 +68,7 @@ class ReportServer {
   /// this.
   ReportServer(asio::io_context& io, int size, std::string token, Welcome welcome,
                bool loopback_only, int silence_limit_ms, RankObserver& observer,
-               std::chrono::milliseconds proof_patience = std::chrono::seconds(10),
+               std::chrono::milliseconds proof_timeout = std::chrono::seconds(10),
                std::uint16_t port = 0);
 
   std::uint16_t port() const;
@@ -141,7 +141,7 @@ class ReportServer {
   const Welcome welcome_;
   RankObserver& observer_;
   const int silence_limit_ms_;
-  const std::chrono::milliseconds proof_patience_;  ///< time limit for the proof
+  const std::chrono::milliseconds proof_timeout_;  ///< time limit for the proof
   asio::ip::tcp::acceptor listener_;
   asio::steady_timer accept_again_;
   int next_id_ = 0;

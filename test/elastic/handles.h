@@ -13,9 +13,9 @@
 
 namespace hvd::testing {
 
-inline constexpr Options kPatient{.init_timeout = std::chrono::milliseconds(20'000)};
+inline constexpr Options kLongTimeout{.init_timeout = std::chrono::milliseconds(20'000)};
 /// For calls that fail at their deadline. The other members arrive before it, also on a slow host.
-inline constexpr Options kImpatient{.init_timeout = std::chrono::milliseconds(4'000)};
+inline constexpr Options kShortTimeout{.init_timeout = std::chrono::milliseconds(4'000)};
 
 /// Exchanges the handles of these processes for hvd::reconfigure().
 inline std::vector<std::string> exchange_handles(Blackboard& board, int topic, int own,

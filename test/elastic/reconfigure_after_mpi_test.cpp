@@ -20,7 +20,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-constexpr Options kPatient{.init_timeout = std::chrono::milliseconds(20'000)};
+constexpr Options kLongTimeout{.init_timeout = std::chrono::milliseconds(20'000)};
 
 /// The handles of all ranks of the present job.
 std::vector<std::string> gather_handles() {
@@ -57,7 +57,7 @@ TEST(ReconfigureAfterMpi, MemoryIsReleasedUnlessTheJobHasFailed) {
   ASSERT_EQ(controller(), "mpi");
   auto handles = gather_handles();
   try {
-    reconfigure(1, handles, kPatient);
+    reconfigure(1, handles, kLongTimeout);
     ADD_FAILURE() << "no error";
   } catch (const UsageError& error) {
     EXPECT_THAT(error.what(), HasSubstr("the job uses MPI"));
@@ -65,7 +65,7 @@ TEST(ReconfigureAfterMpi, MemoryIsReleasedUnlessTheJobHasFailed) {
   handles = gather_handles();  // the call has used up the others
   shutdown();
   auto memory = keep_memory();
-  reconfigure(2, handles, kPatient);
+  reconfigure(2, handles, kLongTimeout);
   EXPECT_EQ(controller(), "ucx");
   EXPECT_TRUE(memory.expired()) << "the job over MPI has ended in order";
   shutdown();
@@ -78,7 +78,7 @@ TEST(ReconfigureAfterMpi, MemoryIsReleasedUnlessTheJobHasFailed) {
   if (rank() == 0) fail("a test");
   EXPECT_THROW(for (;;) barrier(), PeerLostError);
   shutdown();
-  reconfigure(3, handles, kPatient);
+  reconfigure(3, handles, kLongTimeout);
   EXPECT_FALSE(memory.expired()) << "MPI may still use it";
   barrier();
   shutdown();

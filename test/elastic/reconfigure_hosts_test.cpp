@@ -63,7 +63,7 @@ class ReconfigureHosts : public ::testing::Test {
 TEST_F(ReconfigureHosts, RanksOfTwoHostsFormAJob) {
   Blackboard board;
   run([&](int own) {
-    reconfigure(1, exchange_handles(board, 0, own, all_), kPatient);
+    reconfigure(1, exchange_handles(board, 0, own, all_), kLongTimeout);
     EXPECT_EQ(size(), 3);
     EXPECT_EQ(rank(), own);
     barrier();
@@ -79,10 +79,10 @@ TEST_F(ReconfigureHosts, ARankZeroThatHasEndedIsNamed) {
         meet(board, 1, own, all_);
         if (own == 0) ::pause();
         board.read(2, 0);
-        const std::string error = error_of(2, handles, kImpatient, 0);
+        const std::string error = error_of(2, handles, kShortTimeout, 0);
         EXPECT_THAT(error, AllOf(HasSubstr("rank 0 of 3 (host " + hosts_.name(0)),
                                  HasSubstr("Connection refused")));
-        reconfigure(3, exchange_handles(board, 3, own, {1, 2}), kPatient);
+        reconfigure(3, exchange_handles(board, 3, own, {1, 2}), kLongTimeout);
         barrier();
         shutdown();
       },
@@ -101,7 +101,7 @@ TEST_F(ReconfigureHosts, ARankZeroThatEndsWhileTheOthersWaitIsNamed) {
         if (own == 0) ::pause();
         board.post(1, own);
         // The member that ends at once is not the cause.
-        const std::string error = error_of(4, handles, kPatient, 0);
+        const std::string error = error_of(4, handles, kLongTimeout, 0);
         EXPECT_THAT(error, HasSubstr("rank 0 of 3 (host " + hosts_.name(0)));
       },
       [&](ForkedRanks& ranks) {
@@ -117,7 +117,7 @@ TEST_F(ReconfigureHosts, ARankZeroThatDoesNotCallIsNamedAtTheDeadline) {
   run([&](int own) {
     const auto handles = exchange_handles(board, 0, own, all_);
     if (own != 0) {
-      const std::string error = error_of(5, handles, kImpatient, 0);
+      const std::string error = error_of(5, handles, kShortTimeout, 0);
       EXPECT_THAT(error, AllOf(HasSubstr("rank 0 of 3 (host " + hosts_.name(0)),
                                HasSubstr("has not joined at tcp://" + TwoHosts::address(0))));
     }
@@ -134,7 +134,7 @@ TEST_F(ReconfigureHosts, AMemberHereThatHadEndedBeforeIsNamedWithoutRankZero) {
         meet(board, 1, own, all_);
         if (own != 2) ::pause();
         board.read(2, 2);
-        EXPECT_THAT(error_of(10, handles, kPatient, 1),
+        EXPECT_THAT(error_of(10, handles, kLongTimeout, 1),
                     HasSubstr("rank 1 of 3 (host " + hosts_.name(1)));
       },
       [&](ForkedRanks& ranks) {
@@ -148,10 +148,10 @@ TEST_F(ReconfigureHosts, ARankZeroWhoseHandleIsUsedUpIsNamed) {
   Blackboard board;
   run([&](int own) {
     const auto handles = exchange_handles(board, 0, own, all_);
-    if (own == 0) reconfigure(6, {handles[0]}, kPatient);
+    if (own == 0) reconfigure(6, {handles[0]}, kLongTimeout);
     meet(board, 1, own, all_);
     if (own != 0) {
-      EXPECT_THAT(error_of(7, handles, kPatient, 0),
+      EXPECT_THAT(error_of(7, handles, kLongTimeout, 0),
                   AllOf(HasSubstr("rank 0 of 3 (host " + hosts_.name(0)),
                         HasSubstr("or it has given up this call, or its handle is used up")));
     }
@@ -167,7 +167,7 @@ TEST_F(ReconfigureHosts, MembersOnTheOtherHostAreNamedByRankZero) {
         const auto handles = exchange_handles(board, 0, own, all_);
         if (own == 1) ::pause();
         board.post(1, own);
-        EXPECT_THAT(error_of(8, handles, kImpatient, 1),
+        EXPECT_THAT(error_of(8, handles, kShortTimeout, 1),
                     HasSubstr("rank 1 of 3 (host " + hosts_.name(1)));
         meet(board, 2, own, {0, 2});
       },
@@ -185,7 +185,7 @@ TEST_F(ReconfigureHosts, AHostThatIsCutOffIsNamed) {
     meet(board, 1, own, all_);
     if (own == 0) EXPECT_TRUE(hosts_.cut(0));
     meet(board, 2, own, all_);
-    const std::string error = error_of(9, handles, kImpatient, own == 0 ? -1 : 0);
+    const std::string error = error_of(9, handles, kShortTimeout, own == 0 ? -1 : 0);
     EXPECT_THAT(error, HasSubstr(own == 0 ? "ranks 1 and 2 have not joined"
                                           : "rank 0 of 3 (host " + hosts_.name(0)));
     meet(board, 3, own, all_);

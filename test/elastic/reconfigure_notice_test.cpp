@@ -24,13 +24,13 @@ TEST(ReconfigureNotice, AJobThatIsFormedAnewNamesNoRankOfHvdrun) {
   Blackboard board;
   ForkedRanks ranks(3, [&](int own) {
     FakeSupervisor supervisor;
-    reconfigure(1, exchange_handles(board, 0, own, {2, 1, 0}), kPatient);
+    reconfigure(1, exchange_handles(board, 0, own, {2, 1, 0}), kLongTimeout);
     EXPECT_EQ(supervisor.next(), "init 0 -1\n");
     meet(board, 1, own, {0, 1, 2});
     if (own == 0) ::pause();
     EXPECT_THROW(for (;;) barrier(), PeerLostError);
     EXPECT_THAT(supervisor.next(), AllOf(StartsWith("loss 4 -1\n"), HasSubstr("rank 2")));
-    reconfigure(2, exchange_handles(board, 2, own, {1, 2}), kPatient);
+    reconfigure(2, exchange_handles(board, 2, own, {1, 2}), kLongTimeout);
     EXPECT_EQ(supervisor.next(), "over 0 -1\n") << "of the first job";
     EXPECT_EQ(supervisor.next(), "init 0 -1\n");
     shutdown();
@@ -50,7 +50,7 @@ TEST(ReconfigureNotice, AJobOfInitNamesRanksAgain) {
   Blackboard board;
   ForkedRanks ranks(2, [&](int own) {
     FakeSupervisor supervisor;
-    reconfigure(10, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    reconfigure(10, exchange_handles(board, 0, own, {0, 1}), kLongTimeout);
     shutdown();
     for (const char* const notice : {"init 0 -1\n", "left 0 -1\n", "over 0 -1\n"})
       EXPECT_EQ(supervisor.next(), notice);
@@ -73,10 +73,11 @@ TEST(ReconfigureNotice, ACallThatFailsAfterTheArrivalsLeavesTheJob) {
   Blackboard board;
   ForkedRanks ranks(2, [&](int own) {
     FakeSupervisor supervisor;
-    reconfigure(20, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    reconfigure(20, exchange_handles(board, 0, own, {0, 1}), kLongTimeout);
     EXPECT_EQ(supervisor.next(), "init 0 -1\n");
     ::setenv("HVD_CACHE_CAPACITY", own == 0 ? "16" : "32", 1);
-    EXPECT_THROW(reconfigure(21, exchange_handles(board, 1, own, {0, 1}), kPatient), UsageError);
+    EXPECT_THROW(reconfigure(21, exchange_handles(board, 1, own, {0, 1}), kLongTimeout),
+                 UsageError);
     EXPECT_EQ(supervisor.next(), "over 0 -1\n");
     EXPECT_EQ(supervisor.next(), "");
   });

@@ -70,14 +70,14 @@ TEST(Reconfigure, RanksFollowTheOrderOfTheHandles) {
   Blackboard board;
   ForkedRanks ranks(4, [&](int own) {
     Handles handles = exchange_handles(board, 0, own, {3, 1, 0, 2});
-    reconfigure(1, handles, kPatient);
+    reconfigure(1, handles, kLongTimeout);
     const int places[] = {2, 1, 3, 0};
     expect_job_of(4, places[own]);
     EXPECT_EQ(controller(), "ucx");
     handles = exchange_handles(board, 1, own, {0, 1, 2, 3});
     const auto mine = handles[static_cast<std::size_t>(own)];
     std::ranges::sort(handles);
-    reconfigure(2, handles, kPatient);
+    reconfigure(2, handles, kLongTimeout);
     expect_job_of(4, static_cast<int>(std::ranges::find(handles, mine) - handles.begin()));
     shutdown();
   });
@@ -87,7 +87,7 @@ TEST(Reconfigure, RanksFollowTheOrderOfTheHandles) {
 TEST(Reconfigure, SurvivorsOfAKillGoOn) {
   Blackboard board;
   ForkedRanks ranks(4, [&](int own) {
-    reconfigure(10, exchange_handles(board, 0, own, {0, 1, 2, 3}), kPatient);
+    reconfigure(10, exchange_handles(board, 0, own, {0, 1, 2, 3}), kLongTimeout);
     expect_job_of(4, own);
     if (own == 2) {
       board.post(1, own);
@@ -95,7 +95,7 @@ TEST(Reconfigure, SurvivorsOfAKillGoOn) {
     }
     EXPECT_THROW(for (;;) sum(1), PeerLostError);
     EXPECT_THROW(sum(1), PeerLostError);
-    reconfigure(11, exchange_handles(board, 2, own, {0, 1, 3}), kPatient);
+    reconfigure(11, exchange_handles(board, 2, own, {0, 1, 3}), kLongTimeout);
     expect_job_of(3, own == 3 ? 2 : own);
     shutdown();
   });
@@ -111,24 +111,24 @@ TEST(Reconfigure, GrowsShrinksMergesAndSplits) {
   ForkedRanks ranks(3, [&](int own) {
     // Two jobs side by side, then one, then one without the live rank 1, then jobs of one.
     const auto handles = exchange_handles(board, 0, own, all);
-    if (own == 0) reconfigure(20, {handles[0]}, kPatient);
-    if (own > 0) reconfigure(21, {handles[1], handles[2]}, kPatient);
+    if (own == 0) reconfigure(20, {handles[0]}, kLongTimeout);
+    if (own > 0) reconfigure(21, {handles[1], handles[2]}, kLongTimeout);
     expect_job_of(own == 0 ? 1 : 2, own == 2 ? 1 : 0);
-    reconfigure(22, exchange_handles(board, 1, own, all), kPatient);
+    reconfigure(22, exchange_handles(board, 1, own, all), kLongTimeout);
     expect_job_of(3, own);
     meet(board, 2, own, all);
     if (own != 1) {
-      reconfigure(23, exchange_handles(board, 3, own, {0, 2}), kPatient);
+      reconfigure(23, exchange_handles(board, 3, own, {0, 2}), kLongTimeout);
       expect_job_of(2, own / 2);
     } else {
       EXPECT_THROW(for (;;) sum(1), ShutdownError);
     }
     meet(board, 4, own, all);
     // The process that was left out joins again, and every process alone after that.
-    reconfigure(24, exchange_handles(board, 5, own, all), kPatient);
+    reconfigure(24, exchange_handles(board, 5, own, all), kLongTimeout);
     expect_job_of(3, own);
     meet(board, 6, own, all);  // a rank that leaves ends the operations of the others
-    reconfigure(30 + own, {reconfigure_handle()}, kPatient);
+    reconfigure(30 + own, {reconfigure_handle()}, kLongTimeout);
     expect_job_of(1, 0);
     EXPECT_EQ(controller(), "local");
     shutdown();
@@ -139,16 +139,16 @@ TEST(Reconfigure, GrowsShrinksMergesAndSplits) {
 TEST(Reconfigure, AUuidServesOnce) {
   Blackboard board;
   ForkedRanks ranks(2, [&](int own) {
-    reconfigure(40, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    reconfigure(40, exchange_handles(board, 0, own, {0, 1}), kLongTimeout);
     const auto handles = exchange_handles(board, 1, own, {0, 1});
     try {
-      reconfigure(40, handles, kPatient);
+      reconfigure(40, handles, kLongTimeout);
       ADD_FAILURE() << "no error";
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(), HasSubstr("already used"));
     }
     expect_job_of(2, own);  // the job goes on
-    reconfigure(41, handles, kPatient);
+    reconfigure(41, handles, kLongTimeout);
     expect_job_of(2, own);
     shutdown();
   });
@@ -158,10 +158,10 @@ TEST(Reconfigure, AUuidServesOnce) {
 TEST(Reconfigure, AMissingMemberIsNamedAndTheJobGoesOn) {
   Blackboard board;
   ForkedRanks ranks(3, [&](int own) {
-    reconfigure(50, exchange_handles(board, 0, own, {0, 1, 2}), kPatient);
+    reconfigure(50, exchange_handles(board, 0, own, {0, 1, 2}), kLongTimeout);
     const auto handles = exchange_handles(board, 1, own, {0, 1, 2});
     if (own != 2) {
-      const std::string error = error_of(51, handles, kImpatient, /*expected_rank=*/2);
+      const std::string error = error_of(51, handles, kShortTimeout, /*expected_rank=*/2);
       const auto missing = runtime::decode_reconfigure_handle(handles[2]);
       EXPECT_THAT(error, HasSubstr("reconfigure 51: rank 2 of 3 (host "));
       EXPECT_THAT(error, HasSubstr("process " + std::to_string(missing.value().process.pid)));
@@ -171,11 +171,11 @@ TEST(Reconfigure, AMissingMemberIsNamedAndTheJobGoesOn) {
     // Members with different uuids or lists do not find each other.
     const auto others = exchange_handles(board, 3, own, {0, 1, 2});
     if (own < 2)
-      EXPECT_THAT(error_of(60 + own, {others[0], others[1]}, kImpatient, 1 - own),
+      EXPECT_THAT(error_of(60 + own, {others[0], others[1]}, kShortTimeout, 1 - own),
                   HasSubstr("rank"));
     meet(board, 4, own, {0, 1, 2});
     expect_job_of(3, own);
-    reconfigure(70, exchange_handles(board, 5, own, {0, 1, 2}), kPatient);
+    reconfigure(70, exchange_handles(board, 5, own, {0, 1, 2}), kLongTimeout);
     expect_job_of(3, own);
     shutdown();
   });
@@ -192,13 +192,13 @@ TEST(Reconfigure, ADeadMemberIsNamedAtOnce) {
       if (own == dead) ::pause();
       board.read(2, dead);
       std::string error;
-      const double lasted = seconds_of([&] { error = error_of(80, handles, kPatient, dead); });
+      const double lasted = seconds_of([&] { error = error_of(80, handles, kLongTimeout, dead); });
       EXPECT_LT(lasted, 10);
       EXPECT_THAT(error, HasSubstr("rank " + std::to_string(dead) + " of 3 (host "));
       EXPECT_FALSE(is_initialized());
       std::vector<int> left{0, 1, 2};
       std::erase(left, dead);
-      reconfigure(81, exchange_handles(board, 3, own, left), kPatient);
+      reconfigure(81, exchange_handles(board, 3, own, left), kLongTimeout);
       expect_job_of(2, own == left[0] ? 0 : 1);
       shutdown();
     });
@@ -216,7 +216,7 @@ TEST(Reconfigure, AMemberThatDiesWhileTheOthersWaitIsNamed) {
     const auto handles = exchange_handles(board, 0, own, {0, 1, 2});
     if (own == 1) ::pause();
     board.post(1, own);
-    EXPECT_THAT(error_of(90, handles, kPatient, 1), HasSubstr("rank 1 of 3 (host "));
+    EXPECT_THAT(error_of(90, handles, kLongTimeout, 1), HasSubstr("rank 1 of 3 (host "));
     meet(board, 2, own, {0, 2});  // a process that ends would be found, too
   });
   board.read(1, 0);
@@ -230,7 +230,7 @@ TEST(Reconfigure, AMemberThatDiesWhileTheOthersWaitIsNamed) {
 TEST(Reconfigure, OperationsOfTheFormerJobEnd) {
   Blackboard board;
   ForkedRanks ranks(2, [&](int own) {
-    reconfigure(100, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    reconfigure(100, exchange_handles(board, 0, own, {0, 1}), kLongTimeout);
     const ProcessSet set = add_process_set({0, 1});
     std::vector<std::int64_t> values(1000);
     std::jthread waiter;
@@ -247,7 +247,7 @@ TEST(Reconfigure, OperationsOfTheFormerJobEnd) {
         }
       });
     }
-    reconfigure(101, exchange_handles(board, 1, own, {0, 1}), kPatient);
+    reconfigure(101, exchange_handles(board, 1, own, {0, 1}), kLongTimeout);
     if (waiter.joinable()) waiter.join();
     EXPECT_THROW(barrier(set), UsageError);
     expect_job_of(2, own);
@@ -260,7 +260,7 @@ TEST(Reconfigure, OperationsOfTheFormerJobEnd) {
 TEST(Reconfigure, KeepsMemoryUntilTheOthersHaveLeftOrEnded) {
   Blackboard board;
   ForkedRanks ranks(3, [&](int own) {
-    reconfigure(110, exchange_handles(board, 0, own, {0, 1, 2}), kPatient);
+    reconfigure(110, exchange_handles(board, 0, own, {0, 1, 2}), kLongTimeout);
     std::weak_ptr<std::vector<std::int64_t>> memory;
     if (own != 2) {
       const auto values = std::make_shared<std::vector<std::int64_t>>(1000);
@@ -269,11 +269,11 @@ TEST(Reconfigure, KeepsMemoryUntilTheOthersHaveLeftOrEnded) {
     }
     meet(board, 1, own, {0, 1, 2});
     if (own == 2) ::pause();
-    reconfigure(111, exchange_handles(board, 2, own, {0, 1}), kPatient);
+    reconfigure(111, exchange_handles(board, 2, own, {0, 1}), kLongTimeout);
     EXPECT_FALSE(memory.expired()) << "rank 2 runs";
     board.post(3, own);
     board.read(4, 2);
-    reconfigure(112, exchange_handles(board, 5, own, {0, 1}), kPatient);
+    reconfigure(112, exchange_handles(board, 5, own, {0, 1}), kLongTimeout);
     EXPECT_TRUE(memory.expired()) << "rank 2 has ended";
     expect_job_of(2, own);
     shutdown();
@@ -292,12 +292,12 @@ TEST(Reconfigure, AJobOfInitCanBeReplaced) {
     init();  // each process alone
     expect_job_of(1, 0);
     EXPECT_THROW(reconfigure(120, {reconfigure_handle()}, {.world_size = 1}), UsageError);
-    reconfigure(120, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    reconfigure(120, exchange_handles(board, 0, own, {0, 1}), kLongTimeout);
     expect_job_of(2, own);
     EXPECT_THROW(init(), UsageError);
     shutdown();
     EXPECT_FALSE(is_initialized());
-    reconfigure(121, exchange_handles(board, 1, own, {1, 0}), kPatient);
+    reconfigure(121, exchange_handles(board, 1, own, {1, 0}), kLongTimeout);
     expect_job_of(2, 1 - own);
     shutdown();
   });
@@ -311,16 +311,16 @@ TEST(Reconfigure, AnotherCallAtTheSameServerGoesOn) {
     const auto handles = exchange_handles(board, 0, own, {0, 1, 2});
     if (own == 0) {
       board.post(1, own);
-      EXPECT_THAT(error_of(130, {handles[1], handles[0]}, kPatient, /*expected_rank=*/-1),
+      EXPECT_THAT(error_of(130, {handles[1], handles[0]}, kLongTimeout, /*expected_rank=*/-1),
                   HasSubstr("has given up this call, or its handle is used up"));
     } else {
       board.read(1, 0);
       std::this_thread::sleep_for(milliseconds(300));
-      reconfigure(131, {handles[1], handles[2]}, kPatient);
+      reconfigure(131, {handles[1], handles[2]}, kLongTimeout);
       expect_job_of(2, own - 1);
     }
     meet(board, 2, own, {0, 1, 2});
-    reconfigure(132, exchange_handles(board, 3, own, {0, 1, 2}), kPatient);
+    reconfigure(132, exchange_handles(board, 3, own, {0, 1, 2}), kLongTimeout);
     expect_job_of(3, own);
     shutdown();
   });
@@ -332,7 +332,7 @@ TEST(Reconfigure, ProcessesOfSeveralRunsOfALauncherFormAJob) {
   ForkedRanks ranks(2, [&](int own) {
     ::setenv("TORCHELASTIC_RUN_ID", own == 0 ? "first" : "second", 1);
     EXPECT_FALSE(has_reconfigured());
-    reconfigure(140, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    reconfigure(140, exchange_handles(board, 0, own, {0, 1}), kLongTimeout);
     EXPECT_TRUE(has_reconfigured());
     expect_job_of(2, own);
     shutdown();
@@ -366,11 +366,11 @@ TEST(Reconfigure, ACallbackMustNotCallIt) {
 TEST(Reconfigure, AFailureAfterTheArrivalsLeavesNoJob) {
   Blackboard board;
   ForkedRanks ranks(2, [&](int own) {
-    reconfigure(160, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    reconfigure(160, exchange_handles(board, 0, own, {0, 1}), kLongTimeout);
     expect_job_of(2, own);
     ::setenv("HVD_CACHE_CAPACITY", own == 0 ? "16" : "32", 1);
     try {
-      reconfigure(161, exchange_handles(board, 1, own, {0, 1}), kPatient);
+      reconfigure(161, exchange_handles(board, 1, own, {0, 1}), kLongTimeout);
       ADD_FAILURE() << "no error";
     } catch (const UsageError& error) {
       EXPECT_THAT(error.what(), ::testing::StartsWith("hvd::reconfigure 161: "));
@@ -384,7 +384,7 @@ TEST(Reconfigure, AFailureAfterTheArrivalsLeavesNoJob) {
       EXPECT_THAT(error.what(), HasSubstr("the last hvd::reconfigure() failed"));
     }
     ::unsetenv("HVD_CACHE_CAPACITY");
-    reconfigure(162, exchange_handles(board, 2, own, {0, 1}), kPatient);
+    reconfigure(162, exchange_handles(board, 2, own, {0, 1}), kLongTimeout);
     expect_job_of(2, own);
     shutdown();
   });
@@ -395,7 +395,7 @@ TEST(Reconfigure, AFailureAfterTheArrivalsLeavesNoJob) {
 TEST(Reconfigure, KeepsMemoryOfJobsBeforeTheLast) {
   Blackboard board;
   ForkedRanks ranks(2, [&](int own) {
-    reconfigure(170, exchange_handles(board, 0, own, {0, 1}), kPatient);
+    reconfigure(170, exchange_handles(board, 0, own, {0, 1}), kLongTimeout);
     meet(board, 1, own, {0, 1});
     if (own == 1) ::pause();
     const auto values = std::make_shared<std::vector<std::int64_t>>(1000);
@@ -404,7 +404,7 @@ TEST(Reconfigure, KeepsMemoryOfJobsBeforeTheLast) {
     fail("a test");
     shutdown();
     init();  // alone
-    reconfigure(171, {reconfigure_handle()}, kPatient);
+    reconfigure(171, {reconfigure_handle()}, kLongTimeout);
     EXPECT_GT(memory.use_count(), 1) << "rank 1 runs";
     shutdown();
   });
@@ -420,7 +420,7 @@ TEST(Reconfigure, EightProcessesFiftyTimesKeepNothing) {
   ForkedRanks ranks(8, [&](int own) {
     int settled = 0;
     for (int time = 0; time < kTimes; ++time) {
-      reconfigure(200 + time, exchange_handles(board, time, own, all), kPatient);
+      reconfigure(200 + time, exchange_handles(board, time, own, all), kLongTimeout);
       expect_job_of(8, own);
       if (time == 4) settled = open_descriptors();
     }

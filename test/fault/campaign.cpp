@@ -30,7 +30,7 @@ using testing::Process;
 
 constexpr auto kHardLimit = std::chrono::seconds(40);
 // How long a rank may take to end after its last output.
-constexpr auto kPatienceAtEnd = std::chrono::seconds(6);
+constexpr auto kEndTimeout = std::chrono::seconds(6);
 
 /// Starts the ranks under an mpirun that does not end them by itself, or in a shell.
 Process start_ranks(const Plan& plan, const std::string& meeting) {
@@ -105,12 +105,12 @@ void Job::end_all(const std::string& why) {
 Run Job::watch() {
   std::optional<Clock::time_point> reported;  // when the last survivor printed its end
   bool victim_ended = plan_.fault != Fault::kStop;
-  const auto last_limit = begin_ + kHardLimit + 2 * kPatienceAtEnd;
+  const auto last_limit = begin_ + kHardLimit + 2 * kEndTimeout;
   while (process_.read_some(Clock::now() + std::chrono::milliseconds(50)) != Process::Read::kEnd) {
     read_lines();
     const auto now = Clock::now();
     if (!reported && survivors_have_reported()) reported = now;
-    const bool late = reported && now - *reported > kPatienceAtEnd;
+    const bool late = reported && now - *reported > kEndTimeout;
     if (!victim_ended && reported && (late || !survivors_live())) {
       const Witness& victim = run_.ranks[plan_.victim];
       victim_ended = true;

@@ -32,7 +32,7 @@ constexpr std::size_t kSmall = 64;
 constexpr std::size_t kLarge = 4 << 20;
 constexpr std::byte kReleased{0xEE};
 constexpr std::byte kAfterLoss{0xB1};
-constexpr auto kPatience = std::chrono::seconds(10);
+constexpr auto kTimeout = std::chrono::seconds(10);
 constexpr std::uint32_t kGeneration = 5;
 
 /// Thrown to end the rank with this code.
@@ -206,7 +206,7 @@ void Rank::cancel_messages() {
 
 /// A rank that has lost a peer must be able to notify all others, connected or not.
 void Rank::message_survivors() {
-  const auto limit = Clock::now() + kPatience;
+  const auto limit = Clock::now() + kTimeout;
   while (killed_ < 0) {
     static_cast<void>(receive_order());
     progress_control();

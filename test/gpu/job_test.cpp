@@ -301,7 +301,7 @@ TEST_F(GpuJobTest, ThousandsOfStepsThatRepeat) {
     // Ranks that share a GPU alternate, so a step may take milliseconds. The query also deviates
     // from the schedule.
     if (step % kStepsBetweenChecks == 0 &&
-        !rank_0_says(std::chrono::steady_clock::now() - begin < ProgramDevice::patience()))
+        !rank_0_says(std::chrono::steady_clock::now() - begin < ProgramDevice::time_limit()))
       break;
     std::vector<Submission> submissions;
     std::vector<std::shared_ptr<EventPtr>> ready;

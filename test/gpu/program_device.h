@@ -36,7 +36,7 @@ class ProgramDevice {
   /// Limit of elements per tensor, because a simulation is slow.
   static std::size_t max_floats();
   /// Limit for tests that repeat steps.
-  static std::chrono::seconds patience();
+  static std::chrono::seconds time_limit();
 };
 
 }  // namespace hvd::testing

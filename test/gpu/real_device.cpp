@@ -72,6 +72,6 @@ std::vector<std::string> ProgramDevice::drain_faults() { return {}; }
 
 std::size_t ProgramDevice::max_floats() { return std::size_t{1} << 24; }
 
-std::chrono::seconds ProgramDevice::patience() { return std::chrono::seconds(15); }
+std::chrono::seconds ProgramDevice::time_limit() { return std::chrono::seconds(15); }
 
 }  // namespace hvd::testing

@@ -157,6 +157,6 @@ std::vector<std::string> ProgramDevice::drain_faults() { return simulated().gpu.
 
 std::size_t ProgramDevice::max_floats() { return std::size_t{1} << 13; }
 
-std::chrono::seconds ProgramDevice::patience() { return std::chrono::seconds(2); }
+std::chrono::seconds ProgramDevice::time_limit() { return std::chrono::seconds(2); }
 
 }  // namespace hvd::testing

@@ -30,7 +30,7 @@ using ::testing::StartsWith;
 using Words = std::vector<std::string>;
 namespace fs = std::filesystem;
 
-constexpr double kPatience = 100;
+constexpr double kTimeout = 100;
 
 std::string torchrun() { return HVD_TEST_TORCHRUN; }
 
@@ -107,7 +107,7 @@ std::vector<std::pair<std::string, std::string>> logs_of(const std::string& laun
     launchers.push_back(start(launcher, logs + nodes[i]));
   }
   for (const auto& running : launchers) {
-    const Result result = running->wait(kPatience);
+    const Result result = running->wait(kTimeout);
     EXPECT_EQ(result.code, 0) << launcher << result.err;
     EXPECT_THAT(result.out, IsEmpty());
   }
@@ -169,7 +169,7 @@ TEST_F(BesideTorchrun, StreamsGoToTheSameFiles) {
                         "sh",
                         "-c",
                         "echo out $RANK; echo err $RANK >&2"};
-    const Result result = start(launcher, line)->wait(kPatience);
+    const Result result = start(launcher, line)->wait(kTimeout);
     EXPECT_EQ(result.code, 0) << result.err;
     for (const char* const hidden : {"out 0", "err 1"}) {
       EXPECT_THAT(result.out, Not(HasSubstr(hidden))) << launcher;
@@ -189,7 +189,7 @@ TEST_F(BesideTorchrun, OnlySomeRanksAreShown) {
     const Result result =
         start(launcher, {"--no-python", "--standalone", "--nproc-per-node", "3",
                          "--local-ranks-filter", "0,2", "sh", "-c", "echo rank=$RANK"})
-            ->wait(kPatience);
+            ->wait(kTimeout);
     EXPECT_EQ(result.code, 0) << result.err;
     EXPECT_THAT(result.out, HasSubstr("rank=0"));
     EXPECT_THAT(result.out, Not(HasSubstr("rank=1")));
@@ -209,7 +209,7 @@ TEST_F(BesideTorchrun, PythonScriptsAndModules) {
       start.program = launcher;
       start.arguments = Words{"--standalone", "--nproc-per-node", "2"} + program;
       start.environment = {{"PYTHONPATH", folder.path().string()}, {"OMP_NUM_THREADS", "1"}};
-      const Result result = HvdrunProcess(start).wait(kPatience);
+      const Result result = HvdrunProcess(start).wait(kTimeout);
       EXPECT_EQ(result.code, 0) << result.err;
       const std::string arguments = program.front() == "-m" ? "['a']" : "['--nnodes', '7']";
       for (const char* const rank : {" 0 ", " 1 "})
@@ -255,7 +255,7 @@ TEST_F(Nodes, RanksOfAllNodesJoinOneJob) {
   const auto first = node(0, program), second = node(1, program);
   int rank = 0;
   for (const auto& running : {first.get(), second.get()}) {
-    const Result result = running->wait(kPatience);
+    const Result result = running->wait(kTimeout);
     EXPECT_EQ(result.code, 0) << result.out << result.err;
     for (int i = 0; i < 2; ++i, ++rank)
       EXPECT_THAT(result.out, HasSubstr("OK " + std::to_string(rank) + " 4 "));
@@ -272,7 +272,7 @@ TEST_F(Nodes, DistributeTheirRanks) {
   for (int i = 0; i < 3; ++i) nodes.push_back(c10d({}));
   std::string out;
   for (const auto& running : nodes) {
-    const Result result = running->wait(kPatience);
+    const Result result = running->wait(kTimeout);
     EXPECT_EQ(result.code, 0) << result.out << result.err;
     out += result.out;
   }
@@ -319,7 +319,7 @@ TEST_F(Nodes, ANodeThatLeavesReturnsItsRank) {
 TEST_F(Nodes, EachNodeReportsItsOwnRanks) {
   const Words program = {HVD_TEST_START_PROGRAM, "kill"};  // kills the last rank
   const auto first = node(0, program), second = node(1, program);
-  const Result survivors = first->wait(kPatience), result = second->wait(kPatience);
+  const Result survivors = first->wait(kTimeout), result = second->wait(kTimeout);
   EXPECT_EQ(survivors.code, 3) << survivors.err;
   EXPECT_THAT(survivors.out, HasSubstr("PeerLostError 3 "));
   EXPECT_EQ(result.code, 137);

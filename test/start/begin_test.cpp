@@ -20,7 +20,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kWaitLimit = std::chrono::seconds(60);
 /// The start timeout: much longer than the tests.
 constexpr const char* kTimeout = "init_timeout=600";
 
@@ -55,7 +55,7 @@ class BeginTest : public ::testing::TestWithParam<const char*> {
   }
   /// Waits for the file of a key of the store.
   void wait_for(const std::string& end_of_name) const {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kWaitLimit;
     while (!there_is(end_of_name) && std::chrono::steady_clock::now() < deadline)
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     EXPECT_TRUE(there_is(end_of_name)) << end_of_name;
@@ -72,7 +72,7 @@ class BeginTest : public ::testing::TestWithParam<const char*> {
     wait_for("part.2.2");
   }
   static void expect_loss_of(int rank, Process& seen_by) {
-    const auto end = seen_by.wait(std::chrono::steady_clock::now() + kPatience);
+    const auto end = seen_by.wait(std::chrono::steady_clock::now() + kWaitLimit);
     EXPECT_EQ(end.code, 3);
     EXPECT_THAT(end.output, AllOf(HasSubstr("PeerLostError " + std::to_string(rank) + " "),
                                   HasSubstr("ended before the job began")));
@@ -88,7 +88,7 @@ TEST_P(BeginTest, ARankThatEndsBeforeAllHaveJoinedIsNamed) {
   Process rank_1 = start(1);
   wait_for("arrival.1");
   rank_1.signal(SIGKILL);
-  const auto end = rank_0.wait(std::chrono::steady_clock::now() + kPatience);
+  const auto end = rank_0.wait(std::chrono::steady_clock::now() + kWaitLimit);
   EXPECT_THAT(end.output,
               AllOf(HasSubstr("PeerLostError 1 "), HasSubstr("while rank 2 had not joined")));
 }
@@ -118,7 +118,7 @@ TEST_P(BeginTest, AnAcceptedRankEndsWithRank0AndTheNextRunBegins) {
   expect_loss_of(0, left_behind);
   Process rank_0 = start(0), rank_1 = start(1), rank_2 = start(2);
   for (Process* const rank : {&rank_0, &rank_1, &rank_2}) {
-    const auto end = rank->wait(std::chrono::steady_clock::now() + kPatience);
+    const auto end = rank->wait(std::chrono::steady_clock::now() + kWaitLimit);
     EXPECT_EQ(end.code, 0) << end.output;
   }
 }
@@ -128,14 +128,14 @@ TEST_P(BeginTest, AnAcceptedRankEndsWithRank0AndTheNextRunBegins) {
 TEST_P(BeginTest, ARankOfAnotherPidNamespaceIsWaitedFor) {
   const std::vector<std::string> apart = {"unshare", "--pid", "--fork", "--kill-child"};
   Process probe({"unshare", "--pid", "--fork", "true"}, {});
-  if (probe.wait(std::chrono::steady_clock::now() + kPatience).code != 0)
+  if (probe.wait(std::chrono::steady_clock::now() + kWaitLimit).code != 0)
     GTEST_SKIP() << "needs root for a pid namespace";
   Process rank_0 = start(0, {}, "init_timeout=3");
   wait_for_rank_0();
   Process rank_1 = start(1, apart);
   wait_for("arrival.1");
   rank_1.signal(SIGKILL);
-  const auto end = rank_0.wait(std::chrono::steady_clock::now() + kPatience);
+  const auto end = rank_0.wait(std::chrono::steady_clock::now() + kWaitLimit);
   EXPECT_THAT(end.output, AllOf(HasSubstr("PeerLostError 2 "), HasSubstr("rank 2 has not joined"),
                                 Not(HasSubstr("ended before the job"))));
 }

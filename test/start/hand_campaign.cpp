@@ -34,7 +34,7 @@ using Clock = std::chrono::steady_clock;
 /// Start timeout of the ranks. A rank that is killed before it has arrived is named after it.
 constexpr int kStartTimeout = 5;
 /// Time until a rank counts as hanging.
-constexpr auto kPatience = std::chrono::seconds(30);
+constexpr auto kTimeout = std::chrono::seconds(30);
 
 struct Plan {
   std::string way = {};
@@ -115,7 +115,7 @@ class Job {
   }
   void wait() {
     ends_.resize(ranks_.size());
-    const auto deadline = Clock::now() + kPatience;
+    const auto deadline = Clock::now() + kTimeout;
     for (auto& [rank, process] : ranks_)
       ends_[static_cast<std::size_t>(rank)] = process.wait(deadline);
   }

@@ -23,7 +23,7 @@ using ::testing::Contains;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kTimeout = std::chrono::seconds(60);
 
 /// Starts `size` ranks, each on a pretended host of its own, and returns how they have ended.
 std::vector<Process::End> run_ranks(int size, const std::vector<std::string>& arguments,
@@ -42,7 +42,7 @@ std::vector<Process::End> run_ranks(int size, const std::vector<std::string>& ar
     environment["HVD_RANK"] = std::to_string(rank);
     ranks.emplace_back(command, environment);
   }
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kTimeout;
   std::vector<Process::End> ends;
   for (Process& rank : ranks) ends.push_back(rank.wait(deadline));
   return ends;

@@ -21,7 +21,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-constexpr auto kPatience = std::chrono::seconds(60);
+constexpr auto kTimeout = std::chrono::seconds(60);
 
 std::string at_port() { return "tcp://127.0.0.1:" + std::to_string(free_port()); }
 
@@ -56,7 +56,7 @@ class StartTest : public ::testing::Test {
   Process& process(int number) { return processes_.at(static_cast<std::size_t>(number)); }
   /// Returns how the ranks have ended, in the order of their start.
   std::vector<Process::End> wait_for_all() {
-    const auto deadline = std::chrono::steady_clock::now() + kPatience;
+    const auto deadline = std::chrono::steady_clock::now() + kTimeout;
     std::vector<Process::End> ends;
     for (Process& process : processes_) ends.push_back(process.wait(deadline));
     processes_.clear();
@@ -193,7 +193,7 @@ std::vector<std::string> segments_of(pid_t first_rank) {
 
 TEST_F(StartTest, TheNextJobRemovesSharedMemoryOfKilledRanks) {
   // Kills both ranks once the first has made the segment, usually before the second has mapped it.
-  const auto deadline = std::chrono::steady_clock::now() + kPatience;
+  const auto deadline = std::chrono::steady_clock::now() + kTimeout;
   std::vector<pid_t> first_ranks;
   int left = 0;
   while (left < 3 && std::chrono::steady_clock::now() < deadline) {

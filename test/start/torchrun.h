@@ -12,17 +12,17 @@ namespace hvd::testing {
 /// namespace, if possible, where no other program can take either port.
 inline Process::End run_torchrun(const std::vector<std::string>& program,
                                  Environment environment = {}) {
-  const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(100);
+  const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(100);
   const std::vector<std::string> apart = {"unshare", "--net", "sh", "-c",
                                           "ip link set lo up && exec \"$0\" \"$@\""};
   std::vector<std::string> probe = apart;
   probe.emplace_back("true");
   std::vector<std::string> command;
-  if (Process(probe, {}).wait(patience).code == 0) command = apart;
+  if (Process(probe, {}).wait(deadline).code == 0) command = apart;
   command.insert(command.end(), {HVD_TORCHRUN, "--no-python", "--nproc-per-node", "2"});
   command.insert(command.end(), program.begin(), program.end());
   environment.insert({{"OMP_NUM_THREADS", "1"}, {"HVD_START_TIMEOUT", "40"}});
-  return Process(command, environment).wait(patience);
+  return Process(command, environment).wait(deadline);
 }
 
 }  // namespace hvd::testing

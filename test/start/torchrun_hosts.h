@@ -18,7 +18,7 @@ namespace hvd::testing {
 class TorchrunHosts : public ::testing::Test {
  protected:
   static constexpr int kPort = 29400;  ///< of the first host, which no other program uses
-  static constexpr auto kPatience = std::chrono::seconds(80);
+  static constexpr auto kTimeout = std::chrono::seconds(80);
 
   void SetUp() override {
     if (!hosts_.missing().empty()) GTEST_SKIP() << hosts_.missing();
@@ -87,7 +87,7 @@ class TorchrunHosts : public ::testing::Test {
 
   const TwoHosts hosts_;
   const std::chrono::steady_clock::time_point deadline_ =
-      std::chrono::steady_clock::now() + kPatience;
+      std::chrono::steady_clock::now() + kTimeout;
 
  private:
   /// Reads a host's ranks from its output, because c10d gives the first ranks to the host that

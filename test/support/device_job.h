@@ -130,8 +130,8 @@ class DeviceJob {
   }
 
   template <class Done>
-  bool run_until(const Done& done, Duration patience = std::chrono::seconds(20)) {
-    return job_->run_until(clock_, patience, [&] {
+  bool run_until(const Done& done, Duration timeout = std::chrono::seconds(20)) {
+    return job_->run_until(clock_, timeout, [&] {
       if (done()) return true;
       if (nccl_launches_on_thread()) std::this_thread::sleep_for(std::chrono::microseconds(20));
       return false;

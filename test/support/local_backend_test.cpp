@@ -207,9 +207,9 @@ TEST_F(LocalBackendTest, MemoryOfAMemberThatDiesIsNotTouchedAfterwards) {
                             channel = std::move(channels[static_cast<std::size_t>(rank)])] {
         const auto memory = std::make_unique<std::vector<std::int32_t>>(kCount, rank);
         const auto work = channel->launch(allreduce(kCount), bytes_of(*memory), writable(*memory));
-        int patience = rank == 1 ? round % 7 : 1 << 30;
+        int polls = rank == 1 ? round % 7 : 1 << 30;
         try {
-          while (patience-- > 0 && !work->progress()) {
+          while (polls-- > 0 && !work->progress()) {
             std::this_thread::yield();
           }
         } catch (const PeerLostError& error) {

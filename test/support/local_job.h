@@ -70,10 +70,10 @@ class LocalJob {
   /// Runs one round of every living rank. @return whether any rank made progress
   bool step_all();
   /// Steps all ranks and advances the clock until `done` returns true. @return false when
-  /// `patience` of virtual time has passed first
+  /// `timeout` of virtual time has passed first
   template <class Done>
-  bool run_until(VirtualClock& clock, Duration patience, const Done& done) {
-    const TimePoint limit = clock.now() + patience;
+  bool run_until(VirtualClock& clock, Duration timeout, const Done& done) {
+    const TimePoint limit = clock.now() + timeout;
     while (!done()) {
       if (clock.now() > limit) return false;
       const bool moved = step_all();

@@ -93,7 +93,7 @@ class LocalControlPlane final : public control::ControlPlane {
     return found;
   }
 
-  std::optional<control::PeerLoss> find_loss_behind_error(Duration /*patience*/) override {
+  std::optional<control::PeerLoss> find_loss_behind_error(Duration /*timeout*/) override {
     return check_peers({}, Duration::max());
   }
 

@@ -345,8 +345,8 @@ Operations operations_of_a_step(bool with_tables, std::uint64_t wait_for) {
     if (with_tables) x = x + last->forward(rows);
     x.square().sum().backward();
     if (step == 3) {
-      const auto patience = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-      while (so_far() < wait_for && std::chrono::steady_clock::now() < patience)
+      const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+      while (so_far() < wait_for && std::chrono::steady_clock::now() < deadline)
         std::this_thread::sleep_for(std::chrono::milliseconds(1));
       operations.during_backward = so_far();
     }

@@ -16,11 +16,11 @@ namespace hvd::nccl {
 namespace {
 
 /// Limit of the destructor's wait for the thread.
-constexpr Duration kThreadPatience = std::chrono::seconds(1);
+constexpr Duration kThreadTimeout = std::chrono::seconds(1);
 /// Limit of an abort's wait for the running call. Many times as long as a launch takes.
-constexpr Duration kCallPatience = std::chrono::milliseconds(100);
+constexpr Duration kCallTimeout = std::chrono::milliseconds(100);
 /// Limit of a further wait after the call's communicator has been revoked.
-constexpr Duration kRevokedCallPatience = std::chrono::seconds(2);
+constexpr Duration kRevokedCallTimeout = std::chrono::seconds(2);
 
 /// A communicator and its current task. The caller fills in a task and hands it to the thread,
 /// which owns these fields until `state` is no longer kBusy.
@@ -71,17 +71,17 @@ class Thread {
   /// communicators that will be aborted. See Note [Aborting during a call]. The wait is bounded
   /// unless revoke() blocks.
   void finish_ended_call() {
-    if (wait_for_ended_call(kCallPatience)) return;
+    if (wait_for_ended_call(kCallTimeout)) return;
     const Comm revoked = [this] {
       const MutexLock lock(mutex_);
       return running_ && running_->ended ? running_->comm : Comm{};
     }();
     if (revoked.handle == nullptr || !library_->revoke(revoked)) return;
-    wait_for_ended_call(kRevokedCallPatience);
+    wait_for_ended_call(kRevokedCallTimeout);
   }
 
   void stop() {
-    const TimePoint deadline = SteadyClock().now() + kThreadPatience;
+    const TimePoint deadline = SteadyClock().now() + kThreadTimeout;
     const MutexLock lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
@@ -90,8 +90,8 @@ class Thread {
 
  private:
   /// @return false: the call is still running
-  bool wait_for_ended_call(Duration patience) {
-    const TimePoint deadline = SteadyClock().now() + patience;
+  bool wait_for_ended_call(Duration timeout) {
+    const TimePoint deadline = SteadyClock().now() + timeout;
     const MutexLock lock(mutex_);
     while (running_ && running_->ended) {
       if (SteadyClock().now() >= deadline) return false;

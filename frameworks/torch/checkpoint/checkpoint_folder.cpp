@@ -144,9 +144,9 @@ bool is_same_file(int file, const std::filesystem::path& path) {
 
 }  // namespace
 
-FolderLock::FolderLock(const std::filesystem::path& folder, std::chrono::milliseconds patience)
+FolderLock::FolderLock(const std::filesystem::path& folder, std::chrono::milliseconds timeout)
     : path_(folder / kName) {
-  const auto end = std::chrono::steady_clock::now() + patience;
+  const auto end = std::chrono::steady_clock::now() + timeout;
   for (;;) {
     const Attempt attempt = try_lock();
     if (attempt == Attempt::kLocked) break;
@@ -216,7 +216,7 @@ std::string with_generation(const std::string& name, std::uint64_t generation) {
 
 /// The longest wait for the lock in an elastic job, in seconds. A process that was cut off is
 /// killed before this time ends, unless HVD_PEER_TIMEOUT is long.
-constexpr int kPatience = 60;
+constexpr int kLockTimeout = 60;
 
 /// Whether hvd creates files with this name. Other files are never removed.
 bool is_ours(std::string name) {
@@ -302,8 +302,8 @@ void CheckpointFolder::begin(std::uint64_t step, std::optional<std::uint64_t> lo
   make_folder_durably(path_, calls_);
   writer_ = writer;
   // A rank that was cut off may hold the lock until it is killed.
-  const std::chrono::seconds patience(writer.elastic() ? kPatience : 0);
-  if (!lock_) lock_ = std::make_shared<FolderLock>(path_, patience);
+  const std::chrono::seconds timeout(writer.elastic() ? kLockTimeout : 0);
+  if (!lock_) lock_ = std::make_shared<FolderLock>(path_, timeout);
   try {
     GenerationRecord(path_, calls_).claim(writer);
     require_newest(step, loaded);

@@ -55,12 +55,12 @@ struct Manifest {
 /// file systems without locks every process succeeds. Not thread-safe.
 class FolderLock {
  public:
-  /// @param patience how long to wait for the holder, which in an elastic job may be a process that
+  /// @param timeout how long to wait for the holder, which in an elastic job may be a process that
   /// was cut off and will be killed
   /// @throws CheckpointError with host, process and job of the holder, or when the folder does not
   /// exist
   explicit FolderLock(const std::filesystem::path& folder,
-                      std::chrono::milliseconds patience = std::chrono::milliseconds(0));
+                      std::chrono::milliseconds timeout = std::chrono::milliseconds(0));
   FolderLock(const FolderLock&) = delete;
   FolderLock& operator=(const FolderLock&) = delete;
   /// Removes the file.

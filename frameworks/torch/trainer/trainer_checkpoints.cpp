@@ -35,7 +35,7 @@ constexpr const char* kArguments = "training_args.json";
 constexpr const char* kDescription = "trainer_state.json";
 constexpr const char* kGlobalBatch = "global_batch";
 /// How long to wait until a former rank 0 that was cut off while it writes is killed.
-constexpr std::chrono::seconds kPatience(60);
+constexpr std::chrono::seconds kLockTimeout(60);
 
 fs::path folder_of(const fs::path& output_dir, std::int64_t step) {
   return output_dir / text(kPrefix, step);
@@ -173,7 +173,7 @@ void TrainerCore::save_checkpoint() {
   bool complete = false;           // in a step that is repeated after the save
   on_rank_0("trainer.save", "Trainer: save a checkpoint", [&] {
     if (elastic_job_) {
-      lock.emplace(arguments.output_dir, kPatience);
+      lock.emplace(arguments.output_dir, kLockTimeout);
       GenerationRecord(arguments.output_dir).claim(present_generation());
       complete = is_of_this_job(folder);
     }
@@ -324,7 +324,7 @@ void TrainerCore::start_elastic(const ResumeFrom& from) {
 
 void TrainerCore::claim_output_dir() {
   on_rank_0("trainer.resume", "Trainer::train", [&] {
-    const FolderLock lock(arguments.output_dir, kPatience);
+    const FolderLock lock(arguments.output_dir, kLockTimeout);
     GenerationRecord(arguments.output_dir).claim(present_generation());
   });
 }

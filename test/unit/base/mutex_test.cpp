@@ -71,16 +71,16 @@ TEST(ConditionTest, WaitsUntilItIsNotified) {
 }
 
 TEST(ConditionTest, WaitsUntilItsDeadlineAndHoldsTheMutexAfterwards) {
-  constexpr Duration kPatience = std::chrono::milliseconds(20);
+  constexpr Duration kTimeout = std::chrono::milliseconds(20);
   const SteadyClock clock;
   Mutex mutex;
   Condition never;
-  const TimePoint deadline = clock.now() + kPatience;
+  const TimePoint deadline = clock.now() + kTimeout;
   {
     const MutexLock lock(mutex);
     while (clock.now() < deadline) never.wait_until(mutex, deadline);
     EXPECT_GE(clock.now(), deadline);
-    const TimePoint second = clock.now() + kPatience;
+    const TimePoint second = clock.now() + kTimeout;
     while (clock.now() < second) never.wait_for(mutex, second - clock.now());
     bool free = true;
     std::jthread([&] {

@@ -41,8 +41,8 @@ class FailureTest : public ::testing::Test {
   Operation allreduce(int rank, const std::string& name) {
     return submit_one(job_->rank(rank), float_operation(data(rank), name));
   }
-  bool run(const std::vector<Operation>& operations, Duration patience = seconds(60)) {
-    return job_->run_until(clock_, patience, [&] {
+  bool run(const std::vector<Operation>& operations, Duration timeout = seconds(60)) {
+    return job_->run_until(clock_, timeout, [&] {
       return std::all_of(operations.begin(), operations.end(),
                          [](const Operation& o) { return o.done(); });
     });

@@ -94,8 +94,8 @@ class Messages {
                         .tag = tag,
                         .process_set = set});
   }
-  bool run(const std::vector<Operation>& operations, Duration patience = milliseconds(900)) {
-    return job_.run_until(clock_, patience, [&] {
+  bool run(const std::vector<Operation>& operations, Duration timeout = milliseconds(900)) {
+    return job_.run_until(clock_, timeout, [&] {
       return std::all_of(operations.begin(), operations.end(),
                          [](const Operation& operation) { return operation.done(); });
     });

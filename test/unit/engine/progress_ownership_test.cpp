@@ -46,8 +46,8 @@ Duration time_of(const std::function<void()>& act) {
   return std::chrono::steady_clock::now() - begin;
 }
 
-bool done_within(const Operation& operation, Duration patience) {
-  const auto limit = std::chrono::steady_clock::now() + patience;
+bool done_within(const Operation& operation, Duration timeout) {
+  const auto limit = std::chrono::steady_clock::now() + timeout;
   while (!operation.done() && std::chrono::steady_clock::now() < limit)
     std::this_thread::sleep_for(milliseconds(1));
   return operation.done();

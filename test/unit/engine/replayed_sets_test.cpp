@@ -40,8 +40,8 @@ class ReplayedSets : public ::testing::Test {
     options.runtime.stall_shutdown = seconds(20);
     return options;
   }
-  bool run(const std::vector<Operation>& operations, Duration patience = seconds(5)) {
-    return job_.run_until(clock_, patience, [&] {
+  bool run(const std::vector<Operation>& operations, Duration timeout = seconds(5)) {
+    return job_.run_until(clock_, timeout, [&] {
       return std::ranges::all_of(operations, [](const Operation& one) { return one.done(); });
     });
   }

@@ -16,8 +16,8 @@ using ::testing::HasSubstr;
 
 class SetsByMembers : public ::testing::Test {
  protected:
-  bool run(const std::vector<Operation>& operations, Duration patience = seconds(5)) {
-    return job_.run_until(clock_, patience, [&] {
+  bool run(const std::vector<Operation>& operations, Duration timeout = seconds(5)) {
+    return job_.run_until(clock_, timeout, [&] {
       return std::ranges::all_of(operations, [](const Operation& one) { return one.done(); });
     });
   }

@@ -77,7 +77,7 @@ TEST(Shutdown, OperationsInFlightAreFinishedFirst) {
   EXPECT_EQ(data[1][12345], 4.0F);
 }
 
-TEST(Shutdown, WithoutTheOthersEndsAfterThePatienceIsOver) {
+TEST(Shutdown, WithoutTheOthersEndsAfterTheTimeout) {
   const SteadyClock clock;
   LocalJob job({.size = 2}, clock);
   EXPECT_FALSE(job.rank(0).shutdown(std::chrono::milliseconds(100)));
@@ -99,11 +99,11 @@ class LostFarewell : public ::testing::TestWithParam<int> {
   LocalJob job_;
 };
 
-constexpr Duration kLongPatience = std::chrono::minutes(10);
+constexpr Duration kLongTimeout = std::chrono::minutes(10);
 
 TEST_P(LostFarewell, DoesNotHoldUpShutdown) {
   leave();
-  EXPECT_TRUE(other().shutdown(kLongPatience));
+  EXPECT_TRUE(other().shutdown(kLongTimeout));
 }
 
 TEST_P(LostFarewell, EndsTheOperationsThatNeedTheRank) {
@@ -118,7 +118,7 @@ TEST_P(LostFarewell, EndsTheOperationsThatNeedTheRank) {
     EXPECT_EQ(operation.status().code, StatusCode::kShutdown);
     EXPECT_THAT(operation.status().message, HasSubstr("rank 1 (localhost)"));
   }
-  other().shutdown(kLongPatience);
+  other().shutdown(kLongTimeout);
 }
 
 INSTANTIATE_TEST_SUITE_P(Gone, LostFarewell, ::testing::Values(0, 1));

@@ -48,8 +48,8 @@ class RuntimeTreeTest : public ::testing::Test {
     }
     return operations;
   }
-  bool run(const std::vector<Operation>& operations, Duration patience = seconds(60)) {
-    return job_->run_until(clock_, patience, [&] {
+  bool run(const std::vector<Operation>& operations, Duration timeout = seconds(60)) {
+    return job_->run_until(clock_, timeout, [&] {
       return std::all_of(operations.begin(), operations.end(),
                          [](const Operation& o) { return o.done(); });
     });

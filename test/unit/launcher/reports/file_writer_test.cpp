@@ -86,7 +86,7 @@ TEST(FileWriter, AFileThatHangsIsGivenUp) {
   std::this_thread::sleep_for(milliseconds(100));
   EXPECT_GT(files.pending(), 0U);
   EXPECT_NE(files.next_deadline(), std::nullopt);
-  EXPECT_THAT(files.collect_failures(), IsEmpty()) << "it has some patience";
+  EXPECT_THAT(files.collect_failures(), IsEmpty()) << "its timeout has not passed";
   EXPECT_THAT(files.collect_failures(milliseconds(50)),
               ElementsAre(HasSubstr("the files in " + folder.path().string())));
   files.write(file, "dropped");
