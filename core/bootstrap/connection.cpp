@@ -23,14 +23,14 @@
 namespace hvd::rendezvous {
 namespace {
 
-using Trouble = Connection::Trouble;
+using Failure = Connection::Failure;
 
 /// Pause before the next attempt if the queue of a listening socket is full.
 constexpr auto kPauseBetweenConnects = std::chrono::milliseconds(5);
 /// Delay between the attempts for two addresses.
 constexpr auto kHeadStart = std::chrono::milliseconds(250);
 
-[[noreturn]] void fail(int error) { throw Trouble{.reason = std::strerror(error)}; }
+[[noreturn]] void fail(int error) { throw Failure{.reason = std::strerror(error)}; }
 
 /// Milliseconds for poll(), rounded up; 0 once the deadline has passed.
 int left_until(Deadline deadline) {
@@ -65,7 +65,7 @@ Resolved loopback(std::uint16_t port) {
   version6.sin6_family = AF_INET6;
   version6.sin6_port = htons(port);
   version6.sin6_addr = IN6ADDR_LOOPBACK_INIT;
-  return {.addresses = {stored(version4), stored(version6)}, .trouble = {}};
+  return {.addresses = {stored(version4), stored(version6)}, .problem = {}};
 }
 
 Resolved look_up(const std::string& host, const std::string& port) {
@@ -76,7 +76,7 @@ Resolved look_up(const std::string& host, const std::string& port) {
   const int error = ::getaddrinfo(host.c_str(), port.c_str(), &hints, &found);
   Resolved resolved;
   if (error != 0) {
-    resolved.trouble = text("host name '", host, "' does not resolve: ",
+    resolved.problem = text("host name '", host, "' does not resolve: ",
                             error == EAI_SYSTEM ? std::strerror(errno) : ::gai_strerror(error));
     return resolved;
   }
@@ -142,7 +142,7 @@ std::future<Resolved> resolve(const std::string& host, std::uint16_t port) {
       answer->set_value(look_up(host, text(port)));
     }).detach();
   } catch (const std::system_error& error) {
-    answer->set_value({.addresses = {}, .trouble = text("cannot start a thread: ", error.what())});
+    answer->set_value({.addresses = {}, .problem = text("cannot start a thread: ", error.what())});
   }
   return coming;
 }
@@ -167,7 +167,7 @@ Connection Connection::to_abstract_socket(const std::string& name, Deadline dead
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (name.empty() || name.size() + 1 > sizeof address.sun_path)
-    throw Trouble{.reason = text("'", name, "' is not a valid name")};
+    throw Failure{.reason = text("'", name, "' is not a valid name")};
   std::memcpy(address.sun_path + 1, name.data(), name.size());
   const auto length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
   for (;;) {
@@ -184,10 +184,10 @@ Connection Connection::to_abstract_socket(const std::string& name, Deadline dead
 Connection Connection::to_host(const std::string& host, std::uint16_t port, Deadline deadline) {
   auto coming = resolve(host, port);
   if (coming.wait_until(deadline) != std::future_status::ready)
-    throw Trouble{.reason = text("the look-up of host name '", host, "' takes too long")};
+    throw Failure{.reason = text("the look-up of host name '", host, "' takes too long")};
   const Resolved resolved = coming.get();
-  if (!resolved.trouble.empty()) throw Trouble{.reason = resolved.trouble, .unresolved = true};
-  std::string trouble = "it has no address";
+  if (!resolved.problem.empty()) throw Failure{.reason = resolved.problem, .unresolved = true};
+  std::string problem = "it has no address";
   std::vector<Connection> tried;
   auto next = resolved.addresses.begin();
   Deadline next_at = std::chrono::steady_clock::now();
@@ -196,14 +196,14 @@ Connection Connection::to_host(const std::string& host, std::uint16_t port, Dead
     if (next != resolved.addresses.end() && (tried.empty() || now >= next_at)) {
       try {
         tried.push_back(begin_to_connect(*next));
-      } catch (const Trouble& failure) {
-        trouble = failure.reason;
+      } catch (const Failure& failure) {
+        problem = failure.reason;
       }
       ++next;
       next_at = now + kHeadStart;
       continue;
     }
-    if (tried.empty()) throw Trouble{.reason = trouble};
+    if (tried.empty()) throw Failure{.reason = problem};
     if (now >= deadline) fail(ETIMEDOUT);
     std::vector<pollfd> polls;
     for (const Connection& each : tried) polls.push_back({each.descriptor_, POLLOUT, 0});
@@ -217,7 +217,7 @@ Connection Connection::to_host(const std::string& host, std::uint16_t port, Dead
         ::setsockopt(polls[i].fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
         return std::move(tried[i]);
       }
-      trouble = std::strerror(error);
+      problem = std::strerror(error);
       tried.erase(tried.begin() + static_cast<std::ptrdiff_t>(i));
     }
   }
@@ -232,7 +232,7 @@ void Connection::send(std::span<const std::byte> body, Deadline deadline) const 
 Bytes Connection::receive(std::uint32_t limit, Deadline deadline) const {
   std::uint32_t size = 0;
   receive_all(std::as_writable_bytes(std::span(&size, 1)), deadline);
-  if (size > limit) throw Trouble{.reason = "its reply is too large"};
+  if (size > limit) throw Failure{.reason = "its reply is too large"};
   Bytes body(size);
   receive_all(body, deadline);
   return body;
@@ -241,7 +241,7 @@ Bytes Connection::receive(std::uint32_t limit, Deadline deadline) const {
 void Connection::wait_for(short event, Deadline deadline) const {
   for (;;) {
     const int left = left_until(deadline);
-    if (left == 0) throw Trouble{.reason = "it has not replied in time"};
+    if (left == 0) throw Failure{.reason = "it has not replied in time"};
     pollfd look{.fd = descriptor_, .events = event, .revents = 0};
     const int ready = ::poll(&look, 1, left);
     if (ready > 0) return;
@@ -268,7 +268,7 @@ void Connection::receive_all(std::span<std::byte> bytes, Deadline deadline) cons
     if (got > 0) {
       bytes = bytes.subspan(static_cast<std::size_t>(got));
     } else if (got == 0) {
-      throw Trouble{.reason = "the connection is closed"};
+      throw Failure{.reason = "the connection is closed"};
     } else if (errno == EAGAIN || errno == EWOULDBLOCK) {
       wait_for(POLLIN, deadline);
     } else if (errno != EINTR) {

@@ -18,7 +18,7 @@ namespace hvd::rendezvous {
 /// The addresses of a host, or the reason why its name does not resolve.
 struct Resolved {
   std::vector<sockaddr_storage> addresses = {};  ///< IPv4 or IPv6
-  std::string trouble = {};
+  std::string problem = {};
 };
 /// Resolves a name in a detached thread, because a look-up may take longer than any deadline and
 /// cannot be cancelled. "localhost" is 127.0.0.1 and ::1 without a look-up.
@@ -32,7 +32,7 @@ std::future<Resolved> resolve(const std::string& host, std::uint16_t port);
 class Connection {
  public:
   /// The reason why a call has failed, such as "Connection refused". Not an hvd::Error.
-  struct Trouble {
+  struct Failure {
     std::string reason = {};
     bool unresolved = false;  ///< the host name does not resolve
   };
@@ -44,12 +44,12 @@ class Connection {
   ~Connection() { close(); }
 
   /// Connects to a socket in the abstract namespace. The result is not open if the queue of the
-  /// socket was full until the deadline. @throws Trouble
+  /// socket was full until the deadline. @throws Failure
   static Connection to_abstract_socket(const std::string& name, Deadline);
   /// Resolves a host name, and tries its addresses side by side, each a quarter of a second after
   /// the one before (RFC 8305).
   /// @param host without brackets
-  /// @throws Trouble
+  /// @throws Failure
   static Connection to_host(const std::string& host, std::uint16_t port, Deadline);
 
   bool is_open() const noexcept { return descriptor_ >= 0; }
@@ -58,9 +58,9 @@ class Connection {
   /// Ends the connection for all processes that hold it.
   void shut_down() noexcept;
 
-  /// Sends a frame: the length of the body in four bytes, and the body. @throws Trouble
+  /// Sends a frame: the length of the body in four bytes, and the body. @throws Failure
   void send(std::span<const std::byte> body, Deadline) const;
-  /// Receives the body of a frame. @throws Trouble, also for a body above the limit
+  /// Receives the body of a frame. @throws Failure, also for a body above the limit
   Bytes receive(std::uint32_t limit, Deadline) const;
 
  private:

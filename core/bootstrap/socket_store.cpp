@@ -66,7 +66,7 @@ class SocketStore : public Store {
   }
 
   /// Proves to the server that this process has the token, after the server has proved the same.
-  /// @throws ForeignServer; Connection::Trouble; hvd::Error when this process is refused
+  /// @throws ForeignServer; Connection::Failure; hvd::Error when this process is refused
   void begin(Connection connection, Deadline deadline);
 
   const std::string& place() const noexcept override { return place_; }
@@ -130,7 +130,7 @@ class SocketStore : public Store {
   std::optional<Found> value_of(const StoreReply& reply, std::size_t keys) const;
   [[noreturn]] void throw_lost(const std::string& reason) const;
   ForeignServer foreign(const std::string& other) const;
-  Connection::Trouble not_hvd() const {
+  Connection::Failure not_hvd() const {
     return {.reason = by_hvdrun_ ? "the process at hvdrun:// is not hvdrun; is it another version?"
                                  : "the server there is not rank 0 of hvd"};
   }
@@ -205,7 +205,7 @@ StoreReply SocketStore::request(const StoreRequest& request, Deadline deadline) 
     connection_.send(body, deadline);
     if (auto reply = decode_store_reply(connection_.receive(kMaxFrameBytes, deadline)))
       return std::move(*reply);
-  } catch (const Connection::Trouble& failure) {
+  } catch (const Connection::Failure& failure) {
     // A late reply would be mistaken for the reply to the next request.
     connection_.close();
     throw_lost(failure.reason);
@@ -266,9 +266,9 @@ class TcpStore final : public SocketStore {
     std::string text = server_->remarks(absent);
     if (own_name_.valid() &&
         own_name_.wait_for(std::chrono::seconds(0)) == std::future_status::ready)
-      trouble_ = own_name_.get().trouble;
-    if (trouble_.empty()) return text;
-    return text + "; " + trouble_ + " on the host of rank 0, so others may not find it either";
+      problem_ = own_name_.get().problem;
+    if (problem_.empty()) return text;
+    return text + "; " + problem_ + " on the host of rank 0, so others may not find it either";
   }
 
  private:
@@ -276,7 +276,7 @@ class TcpStore final : public SocketStore {
   const std::uint16_t port_;
   const int rank_;
   std::future<Resolved> own_name_;
-  std::string trouble_;
+  std::string problem_;
   std::unique_ptr<SocketServer> server_;  ///< on rank 0
 };
 
@@ -284,11 +284,11 @@ void TcpStore::connect(const std::string& host, Deadline deadline) {
   const Deadline::duration limit = deadline - steady_clock::now();
   std::optional<Deadline> foreign_until;
   bool warned = false;
-  std::string trouble;
+  std::string problem;
   const auto remember = [&](const std::string& latest) {
     // The error of an attempt that the deadline interrupts is less useful than that of the attempt
     // before.
-    if (trouble.empty() || steady_clock::now() < deadline) trouble = latest;
+    if (problem.empty() || steady_clock::now() < deadline) problem = latest;
   };
   for (Deadline::duration pause = kFirstPause;;
        pause = std::min<Deadline::duration>(pause * 2, kLongestPause)) {
@@ -301,7 +301,7 @@ void TcpStore::connect(const std::string& host, Deadline deadline) {
       // This may be the server of an earlier job, which ends soon.
       if (!foreign_until) foreign_until = now + kTimeToBeFree;
       if (now >= *foreign_until || now + pause >= deadline) throw UsageError(foreign.reason);
-    } catch (const Connection::Trouble& failure) {
+    } catch (const Connection::Failure& failure) {
       remember(failure.reason);
       if (failure.unresolved && !std::exchange(warned, true)) {
         HVD_LOG(kWarning) << "hvd::init: rank " << rank_ << " cannot reach " << place() << ": "
@@ -312,7 +312,7 @@ void TcpStore::connect(const std::string& host, Deadline deadline) {
     std::this_thread::sleep_for(pause);
   }
   throw PeerLostError(
-      text("hvd::init: rank 0 could not be reached at ", place(), " ", within(limit), ": ", trouble,
+      text("hvd::init: rank 0 could not be reached at ", place(), " ", within(limit), ": ", problem,
            "; start rank 0 on that host, with the same host and port"),
       0);
 }
@@ -324,7 +324,7 @@ class ServedStore final : public SocketStore {
 
   /// Connects to one of the host's addresses. The server is known to listen.
   void connect(const std::vector<std::string>& hosts, std::uint16_t port, Deadline deadline) {
-    std::string trouble;
+    std::string problem;
     for (const std::string& host : hosts) {
       if (interruption_->interrupted()) break;
       const Deadline until = std::min<Deadline>(deadline, steady_clock::now() + kTimeToConnect);
@@ -334,11 +334,11 @@ class ServedStore final : public SocketStore {
         return begin(std::move(made), std::min<Deadline>(deadline, until + kTimeToBeAdmitted));
       } catch (const ForeignServer& foreign) {
         throw UsageError(foreign.reason);
-      } catch (const Connection::Trouble& failure) {
-        trouble = failure.reason;
+      } catch (const Connection::Failure& failure) {
+        problem = failure.reason;
       }
     }
-    throw PeerLostError(text("rank 0 could not be reached at ", place(), ": ", trouble), 0);
+    throw PeerLostError(text("rank 0 could not be reached at ", place(), ": ", problem), 0);
   }
 
  private:
@@ -402,7 +402,7 @@ std::unique_ptr<Store> open_hvdrun_store(const std::string& socket, const RankIn
   Connection connection;
   try {
     connection = Connection::to_abstract_socket(socket, deadline);
-  } catch (const Connection::Trouble& failure) {
+  } catch (const Connection::Failure& failure) {
     throw_unreachable(failure.reason);
   }
   if (!connection.is_open())
@@ -411,7 +411,7 @@ std::unique_ptr<Store> open_hvdrun_store(const std::string& socket, const RankIn
     store->begin(std::move(connection), deadline);
   } catch (const ForeignServer& foreign) {
     throw UsageError(foreign.reason);
-  } catch (const Connection::Trouble& failure) {
+  } catch (const Connection::Failure& failure) {
     throw Error(text("hvd::init: hvdrun no longer answers: ", failure.reason));
   }
   return store;

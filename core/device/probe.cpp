@@ -16,12 +16,12 @@ struct Answer {
   Mutex mutex;
   Condition changed;
   bool over HVD_GUARDED_BY(mutex) = false;
-  std::string trouble HVD_GUARDED_BY(mutex);
+  std::string failure HVD_GUARDED_BY(mutex);
 
   void give(std::string text) {
     const MutexLock lock(mutex);
     over = true;
-    trouble = std::move(text);
+    failure = std::move(text);
     changed.notify_all();
   }
 };
@@ -41,18 +41,18 @@ std::string try_calls(const std::shared_ptr<Context>& context) {
 
 }  // namespace
 
-std::string find_trouble(const std::shared_ptr<Context>& context, Duration limit) {
+std::string find_failure(const std::shared_ptr<Context>& context, Duration limit) {
   const auto answer = std::make_shared<Answer>();
   start_thread("hvd-probe", [held = context, answer]() mutable {
-    std::string trouble = try_calls(held);
+    std::string failure = try_calls(held);
     held.reset();  // before the caller continues, which may end the use of the device
-    answer->give(std::move(trouble));
+    answer->give(std::move(failure));
   }).detach();
   const TimePoint deadline = SteadyClock().now() + limit;
   const MutexLock lock(answer->mutex);
   while (!answer->over && SteadyClock().now() < deadline)
     answer->changed.wait_until(answer->mutex, deadline);
-  if (answer->over) return answer->trouble;
+  if (answer->over) return answer->failure;
   context->api().give_up();
   return text("device ", context->device(), " has not answered for ", limit);
 }

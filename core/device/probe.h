@@ -12,6 +12,6 @@ namespace hvd::device {
 /// has broken its context, or calls do not return within the limit, after which the device is given
 /// up. Empty if the device works. The calls are made on a separate thread, which may be left
 /// behind.
-std::string find_trouble(const std::shared_ptr<Context>&, Duration limit);
+std::string find_failure(const std::shared_ptr<Context>&, Duration limit);
 
 }  // namespace hvd::device

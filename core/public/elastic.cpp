@@ -283,10 +283,10 @@ void Worker::leave(const std::string& cause) {
 /// generation. Exit handlers are skipped, because those of CUDA may wait for the GPU.
 void Worker::require_device(const std::shared_ptr<device::Context>& device) {
   if (!device) return;
-  const std::string trouble = device::find_trouble(device, kDeviceTimeout);
-  if (trouble.empty()) return;
+  const std::string failure = device::find_failure(device, kDeviceTimeout);
+  if (failure.empty()) return;
   HVD_LOG(kError) << "this process ends and is replaced, because its GPU does not work any more: "
-                  << trouble;
+                  << failure;
   std::fflush(nullptr);
   ::_exit(EXIT_FAILURE);
 }

@@ -399,7 +399,7 @@ void replace_job(const Options& options, const JoinOther& join_other) {
     reserve_descriptors();
     FormerPeers peers{.processes = std::exchange(process.neighbours, {}),
                       .memory_lost = process.memory_lost};
-    if (device) peers.trouble = device::find_trouble(device, kDeviceTimeout);
+    if (device) peers.device_failure = device::find_failure(device, kDeviceTimeout);
     return peers;
   };
   auto job = join_within_limits([&] { return join_other(resolved, leave_former); });

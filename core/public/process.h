@@ -37,7 +37,8 @@ void leave_generation();
 struct FormerPeers {
   std::vector<ProcessIdentity> processes = {};  ///< the other ones of this host
   bool memory_lost = false;  ///< memory of operations that were cut off can never be released
-  std::string trouble = {};  ///< why this process's GPU does not work any more; empty: it does
+  std::string device_failure =
+      {};  ///< why this process's GPU does not work any more; empty: it does
 };
 /// Joins a job. The function calls its argument `leave` once all ranks of the new job have arrived;
 /// `leave` ends the former job of this process, if it is in one, on all ranks, and leaves it.

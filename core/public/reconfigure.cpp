@@ -375,10 +375,10 @@ void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
     const runtime::FormerPeers former = leave();
     own.unfenced.insert(own.unfenced.end(), former.processes.begin(), former.processes.end());
     own.memory_lost = own.memory_lost || former.memory_lost;
-    if (former.trouble.empty()) return;
+    if (former.device_failure.empty()) return;
     throw Error(text("hvd::reconfigure ", uuid, ": the GPU of rank ", rank, " (",
                      describe(members[static_cast<std::size_t>(rank)]),
-                     ") does not work any more: ", former.trouble, "; end that process"));
+                     ") does not work any more: ", former.device_failure, "; end that process"));
   };
   name_errors(uuid, [&] {
     runtime::replace_job(options, [&](const runtime::RuntimeOptions& settings, const auto& leave) {

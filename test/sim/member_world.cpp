@@ -22,7 +22,7 @@ MemberScenario draw(Random& random) {
   scenario.min_np = random.chance(70) ? 1 : 1 + random.below(scenario.start);
   scenario.max_np = size + random.below(3);
   scenario.steps = 5 + random.below(60);
-  scenario.troubles = random.below(9);
+  scenario.faults = random.below(9);
   scenario.can_load = random.chance(80);
   scenario.replaces = random.chance(85);
   scenario.divided = random.chance(50);
@@ -53,7 +53,7 @@ MemberWorld::MemberWorld(std::uint64_t seed, Coverage& coverage)
     agent_beats(host);
   }
   if (random_.chance(40)) start(static_cast<std::size_t>(random_.below(scenario_.hosts)), true);
-  plan_trouble();
+  plan_faults();
   tick();
 }
 
@@ -187,12 +187,12 @@ void MemberWorld::start(std::size_t host, bool spare) {
   const bool dies = random_.chance(6);
   const bool hangs = !dies && random_.chance(2);
   if (dies) {
-    process.troubled = true;
+    process.disturbed = true;
     cover("a joiner dies");
     after(between(0, 40'000), [this, id] { kill(id); });
   }
   if (hangs) {
-    process.troubled = true;
+    process.disturbed = true;
     cover("a joiner never joins");
     return;
   }
@@ -221,9 +221,9 @@ void MemberWorld::replace(std::size_t host) {
   after(between(500, 60'000), [this, host] {
     if (coordinator_->outcome()) return;
     std::size_t place = host;
-    if (!hosts_[place].alive || hosts_[place].troubled)
+    if (!hosts_[place].alive || hosts_[place].disturbed)
       place = static_cast<std::size_t>(random_.below(scenario_.hosts));
-    if (hosts_[place].alive && !hosts_[place].troubled) start(place, false);
+    if (hosts_[place].alive && !hosts_[place].disturbed) start(place, false);
   });
 }
 
@@ -252,7 +252,7 @@ void MemberWorld::agent_beats(std::size_t index) {
 void MemberWorld::stop(Process& process, Duration duration) {
   if (process.stopped || !process.alive) return;
   process.stopped = true;
-  if (duration > deadlines_[Limit::kSilence] / 2) process.troubled = true;
+  if (duration > deadlines_[Limit::kSilence] / 2) process.disturbed = true;
   after(duration, [this, id = process.id] {
     Process& again = processes_.at(id);
     again.stopped = false;
@@ -264,9 +264,9 @@ void MemberWorld::cut(Host& host, Duration duration, bool isolates) {
   if (host.cut || !host.alive) return;
   host.cut = true;
   host.isolated = isolates;
-  if (duration > deadlines_[Limit::kHeartbeat] / 4 || isolates) host.troubled = true;
+  if (duration > deadlines_[Limit::kHeartbeat] / 4 || isolates) host.disturbed = true;
   const auto index = static_cast<std::size_t>(&host - hosts_.data());
-  if (host.troubled && random_.chance(40)) {
+  if (host.disturbed && random_.chance(40)) {
     cover("the connection of a host breaks");
     host.disconnected = true;
     after(between(100, 20'000), [this, name = host.name] { coordinator_->host_lost(name, now_); });

@@ -16,7 +16,7 @@
 #include "support/seeds.h"
 
 /// An elastic job in virtual time: hvdrun's coordinator, hosts with an agent each, processes that
-/// step together over a network with generations, and trouble drawn from a seed.
+/// step together over a network with generations, and faults drawn from a seed.
 namespace hvd::member::testing {
 
 using hvd::testing::Random;
@@ -34,7 +34,7 @@ struct MemberScenario {
   int min_np = 1;
   int max_np = 8;
   int steps = 10;
-  int troubles = 4;
+  int faults = 4;
   bool can_load = true;
   bool replaces = true;  ///< lost processes are started again
   bool divided = false;  ///< each rank has a part of the state
@@ -58,7 +58,7 @@ class MemberWorld {
     bool disconnected = false;  ///< hvdrun has lost the connection to its agent
     bool isolated = false;      ///< also from the other hosts
     bool leaves = false;
-    bool troubled = false;  ///< for so long that its processes may be lost
+    bool disturbed = false;  ///< for so long that its processes may be lost
     Lease lease;
     std::vector<std::function<void()>> held = {};  ///< messages while it is cut
     TimePoint last_up = {}, last_down = {};        ///< messages arrive in order
@@ -70,7 +70,7 @@ class MemberWorld {
     Model model = {};
     bool alive = true;
     bool stopped = false;
-    bool troubled = false;
+    bool disturbed = false;
     bool slow = false;     ///< leaves slowly
     Duration rest = {};    ///< how much longer its next step takes
     bool over = false;     ///< has returned from run()
@@ -144,13 +144,13 @@ class MemberWorld {
   void watch_peers(Process&);
   void accuse_silent(Process&, const std::vector<std::uint32_t>& missing);
 
-  // Trouble.
-  void plan_trouble();
-  void cause_trouble();
+  // Faults.
+  void plan_faults();
+  void inject_fault();
   Process* pick_process(bool members_only);
-  void trouble_at_a_phase(int which);
-  void trouble_hosts(Host&, int kind);
-  void trouble_program(Process&, int kind);
+  void inject_fault_at_a_phase(int which);
+  void inject_host_fault(Host&, int kind);
+  void inject_program_fault(Process&, int kind);
   void leave_in_order(std::size_t host);
 
   // Checks.

@@ -126,7 +126,7 @@ TEST_F(SocketStoreTest, LocalhostIsLiteral) {
   EXPECT_EQ(resolved.addresses[0].ss_family, AF_INET);
   EXPECT_EQ(resolved.addresses[1].ss_family, AF_INET6);
   EXPECT_EQ(resolve("127.0.0.1", 7).get().addresses.size(), 1U);
-  EXPECT_THAT(resolve(std::string(300, 'x'), 7).get().trouble, HasSubstr("does not resolve"));
+  EXPECT_THAT(resolve(std::string(300, 'x'), 7).get().problem, HasSubstr("does not resolve"));
 }
 
 TEST_F(SocketStoreTest, RanksWaitForRank0) {
@@ -176,8 +176,8 @@ TEST_F(SocketStoreTest, AConnectionToItselfIsNone) {
     try {
       Connection::to_host("127.0.0.1", port_, in(5s));
       ::_exit(1);
-    } catch (const Connection::Trouble& trouble) {
-      ::_exit(trouble.reason == "Connection refused" ? 0 : 2);
+    } catch (const Connection::Failure& failure) {
+      ::_exit(failure.reason == "Connection refused" ? 0 : 2);
     }
   }
   int status = -1;
@@ -220,7 +220,7 @@ TEST_F(SocketStoreTest, AnEarlierConnectionDoesNotHoldItsPort) {
     const Connection accepted(::accept(listener, reinterpret_cast<sockaddr*>(&client), &length));
     if (ended) {  // by the client first, so its socket enters the state TIME_WAIT
       earlier.close();
-      EXPECT_THROW(accepted.receive(1, soon()), Connection::Trouble);
+      EXPECT_THROW(accepted.receive(1, soon()), Connection::Failure);
     }
     ::close(listener);
     EXPECT_EQ(outcome_of(
@@ -261,7 +261,7 @@ TEST_F(SocketStoreTest, AServerWithoutTheTokenLearnsNothing) {
                  text_of(join_fields({"train", nonce, server_proof("guess", decoded, nonce)}))}),
             soon());
         for (;;) received += text_of(connection.receive(kMaxFrameBytes, soon()));
-      } catch (const Connection::Trouble&) {
+      } catch (const Connection::Failure&) {
       }
     }
   });
@@ -329,8 +329,8 @@ TEST_F(SocketStoreTest, ForgedAndReplayedProofsAreRefused) {
     connection.send(join_fields({"proof", proof(fields[1])}), soon());
     try {
       return decode_store_reply(connection.receive(kMaxHelloBytes, soon()))->verdict;
-    } catch (const Connection::Trouble& trouble) {
-      return trouble.reason;
+    } catch (const Connection::Failure& failure) {
+      return failure.reason;
     }
   };
   std::string recorded;

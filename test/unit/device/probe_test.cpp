@@ -55,17 +55,17 @@ class BadApi final : public device::Api {
   std::atomic<bool> end_ = false;
 };
 
-TEST(Probe, ADeviceThatWorksHasNoTrouble) {
+TEST(Probe, ADeviceThatWorksHasNoFailure) {
   FakeGpu gpu;
   const auto context = std::make_shared<device::Context>(gpu.api(0), 0);
-  EXPECT_THAT(device::find_trouble(context, std::chrono::seconds(10)), IsEmpty());
-  EXPECT_THAT(device::find_trouble(context, std::chrono::seconds(10)), IsEmpty());
+  EXPECT_THAT(device::find_failure(context, std::chrono::seconds(10)), IsEmpty());
+  EXPECT_THAT(device::find_failure(context, std::chrono::seconds(10)), IsEmpty());
   EXPECT_THAT(gpu.faults(), IsEmpty());
 }
 
 TEST(Probe, ABrokenContextIsFound) {
   const auto context = std::make_shared<device::Context>(std::make_shared<BadApi>(false), 0);
-  EXPECT_THAT(device::find_trouble(context, std::chrono::seconds(10)),
+  EXPECT_THAT(device::find_failure(context, std::chrono::seconds(10)),
               HasSubstr("illegal memory access"));
   EXPECT_FALSE(context->api().given_up());
 }
@@ -74,10 +74,10 @@ TEST(Probe, ADeviceThatDoesNotAnswerIsGivenUp) {
   const auto api = std::make_shared<BadApi>(true);
   const auto context = std::make_shared<device::Context>(api, 3);
   const auto begin = std::chrono::steady_clock::now();
-  EXPECT_THAT(device::find_trouble(context, milliseconds(50)), HasSubstr("device 3"));
+  EXPECT_THAT(device::find_failure(context, milliseconds(50)), HasSubstr("device 3"));
   EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
   EXPECT_TRUE(api->given_up());
-  EXPECT_THAT(device::find_trouble(context, std::chrono::seconds(10)), HasSubstr("given up"));
+  EXPECT_THAT(device::find_failure(context, std::chrono::seconds(10)), HasSubstr("given up"));
   api->end();
 }
 

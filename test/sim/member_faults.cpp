@@ -1,4 +1,4 @@
-// The trouble in a MemberWorld, and its checks.
+// The faults in a MemberWorld, and its checks.
 #include <algorithm>
 #include <utility>
 
@@ -9,11 +9,10 @@ namespace hvd::member::testing {
 
 using std::chrono::milliseconds;
 
-constexpr int kPhases = 8;  // in which trouble_at_a_phase() interrupts a process
+constexpr int kPhases = 8;  // in which inject_fault_at_a_phase() interrupts a process
 
-void MemberWorld::plan_trouble() {
-  for (int i = 0; i < scenario_.troubles; ++i)
-    after(between(0, 400'000), [this] { cause_trouble(); });
+void MemberWorld::plan_faults() {
+  for (int i = 0; i < scenario_.faults; ++i) after(between(0, 400'000), [this] { inject_fault(); });
 }
 
 MemberWorld::Process* MemberWorld::pick_process(bool members_only) {
@@ -27,7 +26,7 @@ MemberWorld::Process* MemberWorld::pick_process(bool members_only) {
 }
 
 /// Waits until a process is in a certain phase, and kills or stops it, or lets an operation fail.
-void MemberWorld::trouble_at_a_phase(int which) {
+void MemberWorld::inject_fault_at_a_phase(int which) {
   if (coordinator_->outcome()) return;
   std::vector<Process*> victims;
   const bool all_touched =
@@ -51,7 +50,7 @@ void MemberWorld::trouble_at_a_phase(int which) {
       victims.push_back(&process);
   }
   if (victims.empty())
-    return after(between(20, 1'000), [this, which] { trouble_at_a_phase(which); });
+    return after(between(20, 1'000), [this, which] { inject_fault_at_a_phase(which); });
   Process& victim =
       *victims[static_cast<std::size_t>(random_.below(static_cast<int>(victims.size())))];
   if (which == 7 || (which == 6 && random_.chance(70))) {
@@ -75,25 +74,25 @@ void MemberWorld::trouble_at_a_phase(int which) {
                                               ""};
   const bool stops = random_.chance(30);
   cover(text("a ", kNames[which], stops ? " is stopped" : " is killed"));
-  victim.troubled = true;
+  victim.disturbed = true;
   stops ? stop(victim, milliseconds(random_.chance(50) ? 3'000 : 990 + random_.below(80)))
         : kill(victim.id);
 }
 
-void MemberWorld::cause_trouble() {
+void MemberWorld::inject_fault() {
   if (coordinator_->outcome()) return;
   const int kind = random_.below(100);
-  if (kind < 35) return trouble_at_a_phase(random_.below(kPhases));
+  if (kind < 35) return inject_fault_at_a_phase(random_.below(kPhases));
   if (kind >= 72 && kind < 90) {
     auto host = static_cast<std::size_t>(random_.below(scenario_.hosts));
     // If possible the one that holds a whole generation.
     if (members_.size() == 1) host = processes_.at(*members_.begin()).host;
-    return trouble_hosts(hosts_[host], kind);
+    return inject_host_fault(hosts_[host], kind);
   }
   Process* const victim = pick_process(kind >= 90);
   if (victim == nullptr) return;
   if (kind < 60) {
-    victim->troubled = true;
+    victim->disturbed = true;
     cover("a process is killed");
     kill(victim->id);
   } else if (kind < 72) {
@@ -102,11 +101,11 @@ void MemberWorld::cause_trouble() {
     stop(*victim, milliseconds(brief ? 50 + random_.below(400)
                                      : 900 + random_.below(random_.chance(50) ? 300 : 3'000)));
   } else {
-    trouble_program(*victim, kind);
+    inject_program_fault(*victim, kind);
   }
 }
 
-void MemberWorld::trouble_hosts(Host& host, int kind) {
+void MemberWorld::inject_host_fault(Host& host, int kind) {
   const auto index = static_cast<std::size_t>(&host - hosts_.data());
   if (kind < 78) {
     const bool brief = random_.chance(40);
@@ -115,7 +114,7 @@ void MemberWorld::trouble_hosts(Host& host, int kind) {
     cut(host, brief ? milliseconds(1 + random_.below(80)) : longer, !brief && random_.chance(50));
   } else if (kind < 82 && hosts_.size() > 1 && host.alive) {
     cover("a host dies");
-    host.troubled = true;
+    host.disturbed = true;
     for (auto& [id, process] : processes_)
       if (process.host == index) process.alive = false;
     host.alive = false;
@@ -124,13 +123,13 @@ void MemberWorld::trouble_hosts(Host& host, int kind) {
     const std::size_t other = (index + 1) % hosts_.size();
     cover("two hosts lose each other");
     broken_.insert(std::minmax(index, other));
-    host.troubled = true;
-    hosts_[other].troubled = true;
+    host.disturbed = true;
+    hosts_[other].disturbed = true;
     after(milliseconds(1 + random_.below(3'000)),
           [this, index, other] { broken_.erase(std::minmax(index, other)); });
   } else if (kind < 88) {
     cover("a host leaves in order");
-    host.troubled = true;
+    host.disturbed = true;
     host.leaves = true;
     coordinator_->host_leaves(host.name, now_);
   } else {
@@ -160,7 +159,7 @@ void MemberWorld::leave_in_order(std::size_t host) {
   }
 }
 
-void MemberWorld::trouble_program(Process& victim, int kind) {
+void MemberWorld::inject_program_fault(Process& victim, int kind) {
   if (kind < 95) {
     cover("a step takes long");
     victim.rest = milliseconds(2'500);
@@ -168,7 +167,7 @@ void MemberWorld::trouble_program(Process& victim, int kind) {
              victim.member.phase() == Member::Phase::kRunning) {
     // The process computes on with another state than the others.
     cover("a state is damaged");
-    victim.troubled = true;
+    victim.disturbed = true;
     damaged_ = true;
     victim.model.summary.hash ^= 1;
     after(between(0, 200), [this, id = victim.id] {
@@ -181,7 +180,7 @@ void MemberWorld::check_delivery(const Deliver& deliver) {
   if (const auto* const target = std::get_if<Target>(&deliver.message)) {
     if (in_order_ != target->next) {
       fails_.reset();
-      if (scenario_.divided && scenario_.troubles > 0 && random_.chance(15)) fails_ = *target;
+      if (scenario_.divided && scenario_.faults > 0 && random_.chance(15)) fails_ = *target;
     }
     in_order_ = target->next;
     named_ = target->leaving;
@@ -193,7 +192,7 @@ void MemberWorld::check_delivery(const Deliver& deliver) {
   if (const auto* const reset = std::get_if<Reset>(&deliver.message)) {
     const bool late = reset->cause.find("a change was not reached") != std::string::npos;
     cover("a change takes too long", late);
-    if (late && scenario_.troubles == 0) fail("a change takes too long without any trouble");
+    if (late && scenario_.faults == 0) fail("a change takes too long without any fault");
   }
 }
 
@@ -225,7 +224,7 @@ void MemberWorld::check_assign(const Assign& assign, WorkerId to) {
     const bool stays = members_.contains(seat.worker);
     parts += stays ? 1 : 0;
     const Process& process = processes_.at(seat.worker);
-    if (in_order_ == assign.generation && stays && seat.receives && !process.troubled)
+    if (in_order_ == assign.generation && stays && seat.receives && !process.disturbed)
       fail(text("worker ", seat.worker, " loses a step in a change in order"));
   }
   if (in_order_ == assign.generation && parts == 0) fail("a change in order keeps no rank");
@@ -256,7 +255,7 @@ void MemberWorld::check_run(const Process& process) {
   const auto [start, first] = starts_.try_emplace(generation, process.model);
   if (!first && (start->second.summary != state || start->second.history != process.model.history))
     fail(text("worker ", process.id, " begins generation ", generation, " with another state"));
-  if (process.committed.empty() || process.troubled) return;
+  if (process.committed.empty() || process.disturbed) return;
   const auto& [last, hash] = *process.committed.rbegin();
   if (last.first == process.model.history && last.second > state.commit)
     fail(text("commit ", last.second, " of worker ", process.id, " is undone"));
@@ -280,7 +279,7 @@ void MemberWorld::check_store(const Process& process, Generation generation) {
 void MemberWorld::check_loss(const Kill& kill_it) {
   if (coordinator_->outcome()) return;
   const Process& process = processes_.at(kill_it.worker);
-  const bool excused = process.troubled || hosts_[process.host].troubled || !process.alive;
+  const bool excused = process.disturbed || hosts_[process.host].disturbed || !process.alive;
   if (kill_it.cause.find("has not entered generation") != std::string::npos)
     fail(text("worker ", kill_it.worker, " is found late: ", kill_it.cause));
   if (!excused) fail(text("a healthy worker, ", process.id, ", is lost: ", kill_it.cause));
@@ -299,14 +298,14 @@ void MemberWorld::check_end() {
   }
   std::optional<Model> end;
   for (const auto& [id, process] : processes_) {
-    if (!process.over || !members_.contains(id) || hosts_[process.host].troubled) continue;
+    if (!process.over || !members_.contains(id) || hosts_[process.host].disturbed) continue;
     const StateSummary& state = process.model.summary;
     if (state.commit != static_cast<Commit>(scenario_.steps))
       fail(text("worker ", id, " ends at commit ", state.commit));
     if (!end) end = process.model;
     if (end->summary != state) fail(text("worker ", id, " ends with another state"));
   }
-  cover("a job without trouble", scenario_.troubles == 0);
+  cover("a job without faults", scenario_.faults == 0);
 }
 
 }  // namespace hvd::member::testing
