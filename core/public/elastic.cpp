@@ -28,9 +28,9 @@
 #include "elastic/peer_address.h"
 #include "hvd/collectives.h"
 #include "hvd/hvd.h"
+#include "public/elastic_maintenance.h"
 #include "public/elastic_stage.h"
 #include "public/elastic_state.h"
-#include "public/elastic_upkeep.h"
 #include "public/elastic_worker.h"
 #include "public/process.h"
 
@@ -222,7 +222,7 @@ class Worker {
   bool at_end_ = false;      ///< the function has returned in the current generation
   int attempts_ = 0;         ///< to form a generation, since the last one that has run
   KeptObjects left_behind_;  ///< by generations before the current one
-  Upkeep upkeep_;
+  Maintenance maintenance_;
   /// The runtime of the last generation may outlive run(), and reports its failure to the link.
   const std::shared_ptr<MemberLink> link_;
 };
@@ -256,7 +256,7 @@ void Worker::run() {
 /// program must not continue as if its function had returned.
 void Worker::end_unfinished() {
   HVD_LOG(kInfo) << "the elastic job has ended or no longer needs this process";
-  upkeep_.stop();
+  maintenance_.stop();
   std::exit(EXIT_SUCCESS);
 }
 
@@ -308,7 +308,7 @@ void Worker::report(const std::exception& error) {
 /// cannot detect whether the fault is its own, so its process ends after several failures.
 void Worker::form(const member::Form& form) {
   // By now every survivor has left the earlier generations, and no lost process runs.
-  upkeep_.stop();
+  maintenance_.stop();
   left_behind_ = take_kept();
   assign_ = form.assign;
   rank_ = static_cast<int>(form.rank);
@@ -409,7 +409,7 @@ void Worker::enter() {
   }
   change_.generation = assign_.generation;
   attempts_ = 0;
-  upkeep_.start(std::move(left_behind_));
+  maintenance_.start(std::move(left_behind_));
   try {
     call_function();
   } catch (const GenerationOver&) {

@@ -1,4 +1,4 @@
-#include "public/elastic_upkeep.h"
+#include "public/elastic_maintenance.h"
 
 #include <unistd.h>
 
@@ -39,7 +39,7 @@ void wait_at_exit() HVD_NO_THREAD_SAFETY_ANALYSIS {
 
 }  // namespace
 
-void Upkeep::start(KeptObjects left) {
+void Maintenance::start(KeptObjects left) {
   HVD_EXPECT(!thread_.joinable(), "no call of start() since the last stop()");
   static std::once_flag registered;
   std::call_once(registered, [] {
@@ -52,13 +52,13 @@ void Upkeep::start(KeptObjects left) {
     stopped_ = false;
   }
   try {
-    thread_ = start_thread("hvd-upkeep", [this] { work(); });
+    thread_ = start_thread("hvd-maintenance", [this] { work(); });
   } catch (const std::exception& error) {
     HVD_LOG(kDebug) << "the next generation is not prepared: " << error.what();
   }
 }
 
-void Upkeep::stop() {
+void Maintenance::stop() {
   {
     const MutexLock lock(mutex_);
     stopped_ = true;
@@ -68,14 +68,14 @@ void Upkeep::stop() {
   left_.release();
 }
 
-bool Upkeep::stopped_within_delay() {
+bool Maintenance::stopped_within_delay() {
   const TimePoint end = SteadyClock().now() + kDelay;
   const MutexLock lock(mutex_);
   while (!stopped_ && SteadyClock().now() < end) changed_.wait_until(mutex_, end);
   return stopped_;
 }
 
-void Upkeep::work() {
+void Maintenance::work() {
   if (stopped_within_delay()) return;
   const MutexLock lock(working());
   left_.release();

@@ -11,12 +11,12 @@ namespace hvd::elastic {
 /// that no generation waits for it: releases the objects that failed generations have left, and
 /// prepares the connections of the next generation. Both begin a moment after start(), so that they
 /// do not delay the first steps. Not thread-safe.
-class Upkeep {
+class Maintenance {
  public:
-  Upkeep() = default;
-  Upkeep(const Upkeep&) = delete;
-  Upkeep& operator=(const Upkeep&) = delete;
-  ~Upkeep() { stop(); }
+  Maintenance() = default;
+  Maintenance(const Maintenance&) = delete;
+  Maintenance& operator=(const Maintenance&) = delete;
+  ~Maintenance() { stop(); }
 
   /// @pre no call of start() since the last stop()
   void start(KeptObjects left);
