@@ -146,9 +146,9 @@ Hooks& generation_ends() {
 }
 
 /// A server of this worker at which the ranks of the next generation find each other.
-class OwnServer {
+class RendezvousServer {
  public:
-  OwnServer()
+  RendezvousServer()
       : server_(0, runtime::generation_server("the elastic job", kMaxStrangers),
                 std::chrono::steady_clock::now() + std::chrono::seconds(10)) {}
   std::string address() const { return encode(own_address(server_.port())); }
@@ -213,7 +213,7 @@ class Worker {
   const std::function<void()>& function_;
   const RunOptions& options_;
   const runtime::RuntimeOptions settings_;
-  std::optional<OwnServer> server_;
+  std::optional<RendezvousServer> server_;
   member::Assign assign_ = {};
   Change change_ = {};
   int rank_ = -1;

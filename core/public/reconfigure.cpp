@@ -49,9 +49,9 @@ constexpr auto kTimeToEnd = std::chrono::seconds(1);
 constexpr auto kGrace = std::chrono::seconds(30);
 
 /// A server at which the ranks of the next job find each other if this process is its rank 0.
-class OwnServer {
+class RendezvousServer {
  public:
-  OwnServer()
+  RendezvousServer()
       : server_(0, settings(), std::chrono::steady_clock::now() + std::chrono::seconds(10)),
         handle_(runtime::encode({.address = elastic::own_address(server_.port()),
                                  .process = rendezvous::this_process(),
@@ -74,10 +74,10 @@ class OwnServer {
   const std::string handle_;
 };
 
-/// This process's part in the jobs that it forms. Never destroyed.
-struct Forming {
+/// The state of this process between calls of reconfigure(). Never destroyed.
+struct ReconfigureState {
   Mutex mutex;  // held through reconfigure()
-  std::unique_ptr<OwnServer> server HVD_GUARDED_BY(mutex);
+  std::unique_ptr<RendezvousServer> server HVD_GUARDED_BY(mutex);
   pid_t owner HVD_GUARDED_BY(mutex) = 0;  // of the server
   std::set<std::int64_t> used HVD_GUARDED_BY(mutex);
   // The other processes of this host that were in a former job and may still use its memory.
@@ -86,14 +86,14 @@ struct Forming {
   std::atomic<bool> formed{false};                 // a job
 };
 
-Forming& forming() {
-  static Forming* const instance = new Forming;
+ReconfigureState& reconfigure_state() {
+  static ReconfigureState* const instance = new ReconfigureState;
   return *instance;
 }
 
-const std::string& own_handle(Forming& own) HVD_REQUIRES(own.mutex) {
+const std::string& own_handle(ReconfigureState& own) HVD_REQUIRES(own.mutex) {
   if (!own.server || own.owner != ::getpid()) {
-    own.server = std::make_unique<OwnServer>();
+    own.server = std::make_unique<RendezvousServer>();
     own.owner = ::getpid();
   }
   return own.server->handle();
@@ -286,8 +286,8 @@ void name_errors(std::int64_t uuid, const Function& function) {
 runtime::JobConnection join_members(std::int64_t uuid,
                                     const std::vector<runtime::ReconfigureHandle>& members,
                                     const std::string& instance, int own,
-                                    const runtime::RuntimeOptions& options, OwnServer& server,
-                                    std::function<void()> arrived) {
+                                    const runtime::RuntimeOptions& options,
+                                    RendezvousServer& server, std::function<void()> arrived) {
   std::vector<elastic::PeerAddress> addresses;
   for (const auto& member : members) addresses.push_back(member.address);
   const auto interruption = std::make_shared<rendezvous::Interruption>();
@@ -336,7 +336,7 @@ runtime::JobConnection join_members(std::int64_t uuid,
 }  // namespace
 
 std::string reconfigure_handle() {
-  Forming& own = forming();
+  ReconfigureState& own = reconfigure_state();
   const MutexLock lock(own.mutex);
   try {
     return own_handle(own);
@@ -345,7 +345,7 @@ std::string reconfigure_handle() {
   }
 }
 
-bool has_reconfigured() noexcept { return forming().formed.load(); }
+bool has_reconfigured() noexcept { return reconfigure_state().formed.load(); }
 
 void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
                  const Options& options) {
@@ -353,7 +353,7 @@ void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
     throw UsageError(
         "hvd::reconfigure: called in a callback of an operation, on the thread that drives the job "
         "which the call ends; let the callback wake another thread, which makes the call");
-  Forming& own = forming();
+  ReconfigureState& own = reconfigure_state();
   const MutexLock lock(own.mutex);
   const auto members = members_of(handles, options);
   const auto found = std::ranges::find(handles, own_handle(own));
@@ -369,7 +369,8 @@ void reconfigure(std::int64_t uuid, const std::vector<std::string>& handles,
   const std::string instance = " reconfigure " + hmac_hex("", list);
   const int rank = static_cast<int>(found - handles.begin());
   own.used.insert(uuid);
-  const std::unique_ptr<OwnServer> server = std::move(own.server);  // until all ranks have joined
+  const std::unique_ptr<RendezvousServer> server =
+      std::move(own.server);  // until all ranks have joined
   // Called with the lock held above.
   const auto arrived = [&, uuid, rank](const auto& leave) HVD_NO_THREAD_SAFETY_ANALYSIS {
     const runtime::FormerPeers former = leave();
