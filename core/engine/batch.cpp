@@ -23,7 +23,7 @@ std::int64_t row_elements(const std::vector<std::int64_t>& shape) {
 // elements are cast, the prescale is applied before they are rounded to 16 bits. A postscale of
 // magnitude above 1 is applied after the cast back to fp32, so that 16-bit values do not overflow.
 Conversion conversion_of(const wire::Request& request, bool rank_absent) {
-  Conversion conversion{request.dtype, request.travels_as()};
+  Conversion conversion{request.dtype, request.wire_dtype()};
   const bool scales_early =
       rank_absent && (request.op == ReduceOp::kMin || request.op == ReduceOp::kMax ||
                       request.op == ReduceOp::kProduct);

@@ -404,7 +404,7 @@ std::int64_t Request::elements() const noexcept {
   return elements;
 }
 
-DataType Request::travels_as() const noexcept {
+DataType Request::wire_dtype() const noexcept {
   if (compression == Compression::kNone) return dtype;
   return compression == Compression::kFloat16 ? DataType::kFloat16 : DataType::kBFloat16;
 }

@@ -16,7 +16,7 @@ std::int64_t batch_bytes(const PendingTensor& tensor) {
   const wire::Request& request = tensor.request;
   if (!wire::gathers(request.kind) || request.shape.empty()) {
     return saturating_product(request.elements(),
-                              static_cast<std::int64_t>(size_of(request.travels_as())));
+                              static_cast<std::int64_t>(size_of(request.wire_dtype())));
   }
   return gathered_bytes(request, tensor.first_dims);
 }

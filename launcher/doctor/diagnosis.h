@@ -18,8 +18,8 @@ struct HostResult {
   Fact<HostFacts> facts;  ///< unknown: why the host could not collect them
 };
 
-/// How tensors travel between ranks of one host ("host") or of several ("hosts").
-struct Carriage {
+/// The backend for tensors of the ranks of one host (scope "host") or of several ("hosts").
+struct ChosenBackend {
   std::string scope;
   std::string backend;  ///< "shm", "hierarchical", "ucx", "mpi"
   std::string why;
@@ -64,8 +64,8 @@ struct Diagnosis {
 /// Diagnosis::findings.
 std::vector<Finding> find_problems(const Diagnosis& diagnosis);
 
-/// Which backends carried the allreduces of this job, and why. Pure.
-std::vector<Carriage> carriages_of(const Diagnosis& diagnosis);
+/// The backends that ran the allreduces of this job, and why they were chosen. Pure.
+std::vector<ChosenBackend> chosen_backends(const Diagnosis& diagnosis);
 
 /// The whole diagnosis in JSON. docs/doctor.md describes it.
 nlohmann::json to_json(const Diagnosis& diagnosis);

@@ -142,9 +142,9 @@ void add_job(const Diagnosis& diagnosis, Lines& lines) {
   lines.add("UCX uses", or_unknown(job.transports, [](const std::vector<std::string>& used) {
               return used.empty() ? std::string("no transport") : join_text(used, ", ");
             }));
-  for (const Carriage& carriage : carriages_of(diagnosis)) {
-    lines.add(carriage.scope == "host" ? "on one host" : "between hosts",
-              text(carriage.backend, ": ", carriage.why));
+  for (const ChosenBackend& choice : chosen_backends(diagnosis)) {
+    lines.add(choice.scope == "host" ? "on one host" : "between hosts",
+              text(choice.backend, ": ", choice.why));
   }
   for (const RankReport& rank : job.ranks) {
     if (!rank.error.empty()) lines.add(text("rank ", rank.rank), rank.error);
@@ -182,15 +182,15 @@ std::string why_no_shared_memory(const Diagnosis& diagnosis, const std::string& 
 
 }  // namespace
 
-std::vector<Carriage> carriages_of(const Diagnosis& diagnosis) {
-  std::vector<Carriage> carriages;
+std::vector<ChosenBackend> chosen_backends(const Diagnosis& diagnosis) {
+  std::vector<ChosenBackend> chosen;
   for (const RankReport& rank : diagnosis.job.ranks) {
     for (const Measurement& measured : rank.measurements) {
-      const bool known = std::any_of(carriages.begin(), carriages.end(), [&](const Carriage& c) {
+      const bool known = std::any_of(chosen.begin(), chosen.end(), [&](const ChosenBackend& c) {
         return c.scope == measured.scope && c.backend == measured.backend;
       });
       if (known || measured.operation != "allreduce" || measured.backend.empty()) continue;
-      Carriage found{.scope = measured.scope, .backend = measured.backend, .why = ""};
+      ChosenBackend found{.scope = measured.scope, .backend = measured.backend, .why = ""};
       const bool one_host = measured.scope == "host";
       if (measured.backend == "shm") {
         found.why = "/dev/shm is usable";
@@ -201,10 +201,10 @@ std::vector<Carriage> carriages_of(const Diagnosis& diagnosis) {
       } else {
         found.why = text("started by ", diagnosis.job.controller);
       }
-      carriages.push_back(std::move(found));
+      chosen.push_back(std::move(found));
     }
   }
-  return carriages;
+  return chosen;
 }
 
 nlohmann::json to_json(const Diagnosis& diagnosis) {
@@ -221,10 +221,9 @@ nlohmann::json to_json(const Diagnosis& diagnosis) {
                         {"what", finding.what},
                         {"advice", finding.advice}});
   }
-  json carriages = json::array();
-  for (const Carriage& carriage : carriages_of(diagnosis))
-    carriages.push_back(
-        {{"scope", carriage.scope}, {"backend", carriage.backend}, {"why", carriage.why}});
+  json chosen = json::array();
+  for (const ChosenBackend& choice : chosen_backends(diagnosis))
+    chosen.push_back({{"scope", choice.scope}, {"backend", choice.backend}, {"why", choice.why}});
   const JobResult& job = diagnosis.job;
   return {{"schema", kSchema},
           {"hvdrun", diagnosis.hvdrun_version},
@@ -236,7 +235,7 @@ nlohmann::json to_json(const Diagnosis& diagnosis) {
             {"command", job.command},
             {"error", job.error},
             {"controller", job.controller},
-            {"carriages", carriages},
+            {"carriages", chosen},
             {"transports", job.transports},
             {"warnings", job.warnings},
             {"ranks", job.ranks}}},

@@ -184,16 +184,16 @@ TEST(Messages, AReportShowsWhetherARankHasCalledShutdownOrEndsWithout) {
 TEST(Messages, CompressionIsOfAnAllreduceOfFloat32) {
   Request request;
   request.name = "a";
-  EXPECT_EQ(request.travels_as(), DataType::kFloat32);
+  EXPECT_EQ(request.wire_dtype(), DataType::kFloat32);
   request.compression = Compression::kFloat16;
   request.group = "g";
   request.group_size = 2;
   request.new_set = {1};
   const Request back = round_trip(request);
   EXPECT_EQ(back, request);
-  EXPECT_EQ(back.travels_as(), DataType::kFloat16);
+  EXPECT_EQ(back.wire_dtype(), DataType::kFloat16);
   request.compression = Compression::kBFloat16;
-  EXPECT_EQ(round_trip(request).travels_as(), DataType::kBFloat16);
+  EXPECT_EQ(round_trip(request).wire_dtype(), DataType::kBFloat16);
   for (const std::uint8_t number : {0, 3}) {
     Bytes bytes = encode(with(request));
     bytes.back() = std::byte{number};

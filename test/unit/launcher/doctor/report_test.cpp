@@ -83,9 +83,9 @@ TEST(Report, SaysWhyRanksOfAHostExchangeMessages) {
   Diagnosis diagnosis = good_diagnosis();
   diagnosis.job.ranks[0].measurements[0].scope = "host";
   diagnosis.hosts[0].facts.value->shared_memory.usable = unknown<bool>("read-only");
-  const auto carriages = carriages_of(diagnosis);
-  ASSERT_EQ(carriages.size(), 1U);
-  EXPECT_EQ(carriages[0].why, "/dev/shm is not usable: read-only");
+  const auto chosen = chosen_backends(diagnosis);
+  ASSERT_EQ(chosen.size(), 1U);
+  EXPECT_EQ(chosen[0].why, "/dev/shm is not usable: read-only");
 }
 
 }  // namespace
